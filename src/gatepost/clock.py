@@ -1,0 +1,23 @@
+"""The one place that reads time and randomness; everything else is handed a Clock."""
+
+import secrets
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Wall time in epoch milliseconds, and random bytes."""
+
+    def now(self) -> int: ...
+
+    def random(self, size: int) -> bytes: ...
+
+
+class SystemClock:
+    """The machine's clock and its cryptographic random source."""
+
+    def now(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def random(self, size: int) -> bytes:
+        return secrets.token_bytes(size)

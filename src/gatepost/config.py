@@ -1,0 +1,404 @@
+"""One typed settings tree, read from a TOML file and GATEPOST_* environment variables.
+
+The environment wins over the file, the file over the defaults below.
+`GATEPOST_MAILBOX__MAX_RETRIES=5` sets `max_retries` in section `[mailbox]`.
+Limits and descriptions stand beside each field and nowhere else: loading checks against them,
+and `default_toml` writes them out.
+"""
+
+import difflib
+import ipaddress
+import json
+import re
+import socket
+import textwrap
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from gatepost.errors import ConfigError
+
+FILE_NAME = "gatepost.toml"
+
+_PREFIX = "GATEPOST_"
+_TEN_YEARS_SECS = 10 * 365 * 86_400
+_MIB = 1024 * 1024
+_GIB = 1024 * _MIB
+
+Tree = dict[str, dict[str, Any]]
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What all parts of the tree share: immutable, and closed to unknown keys."""
+
+
+def _host_name() -> str:
+    """The machine's name, reduced to what a node id may contain."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", socket.gethostname())[:64].strip("-._") or "node"
+
+
+def _home_state_dir() -> Path:
+    return Path.home() / ".gatepost"
+
+
+class Node(Section, frozen=True, kw_only=True):
+    """Who this gateway is and where it keeps what it must not forget."""
+
+    id: Annotated[
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*\Z",
+            max_length=64,
+            description="Name in the mesh: letters, digits, `_`, `.`, `-`. Default: the host name.",
+        ),
+    ] = msgspec.field(default_factory=_host_name)
+    state_dir: Annotated[
+        Path,
+        Meta(
+            description="Folder for journal, blobs, keys, token and socket."
+            " Default: $GATEPOST_HOME, else ~/.gatepost."
+        ),
+    ] = msgspec.field(default_factory=_home_state_dir)
+
+
+class Listen(Section, frozen=True, kw_only=True):
+    """Where agents on this machine reach the gateway."""
+
+    host: Annotated[
+        str,
+        Meta(min_length=1, max_length=255, description="Address to bind for HTTP and WebSocket."),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, Meta(ge=0, le=65_535, description="Port to bind; 0 takes any free one.")
+    ] = 7433
+    allow_public: Annotated[
+        bool, Meta(description="Permit a host that other machines can reach.")
+    ] = False
+    unix_socket: Annotated[bool, Meta(description="Also serve a Unix socket inside state_dir.")] = (
+        True
+    )
+    drop_folder: Annotated[
+        bool, Meta(description="Also take messages from files in a drop folder inside state_dir.")
+    ] = True
+
+    def __post_init__(self) -> None:
+        if not self.allow_public and not _is_loopback(self.host):
+            raise ConfigError(
+                f"listen.host is {self.host!r}, which other machines may reach: keep 127.0.0.1, "
+                "or set listen.allow_public = true if they are meant to"
+            )
+
+
+class Mailbox(Section, frozen=True, kw_only=True):
+    """How an agent's queue treats its messages."""
+
+    max_retries: Annotated[
+        int,
+        Meta(
+            ge=0, le=100, description="Redeliveries after the first delivery; then a dead letter."
+        ),
+    ] = 3
+    base_backoff_secs: Annotated[
+        float,
+        Meta(ge=0, le=86_400, description="Wait before the first redelivery; doubles each time."),
+    ] = 5.0
+    inflight_timeout_secs: Annotated[
+        float,
+        Meta(gt=0, le=86_400, description="Lease an agent gets on a message it has taken."),
+    ] = 30.0
+    ttl_secs: Annotated[
+        float,
+        Meta(gt=0, le=_TEN_YEARS_SECS, description="Age at which an untaken message expires."),
+    ] = 86_400.0
+    max_pending: Annotated[
+        int,
+        Meta(ge=1, le=1_000_000_000, description="Messages one mailbox holds before it is full."),
+    ] = 1_000_000
+
+    @property
+    def retry_horizon_secs(self) -> float:
+        """How long past its TTL a message can still be delivered again, at the very most.
+
+        Backing off never outlasts the TTL, but every delivery may run to the end of its lease.
+        """
+        backoffs = self.base_backoff_secs * (2.0**self.max_retries - 1)
+        leases = self.inflight_timeout_secs * (self.max_retries + 1)
+        return min(backoffs, self.ttl_secs) + leases
+
+
+class Journal(Section, frozen=True, kw_only=True):
+    """How the gateway's memory is written, checked and pruned."""
+
+    retain_acked_secs: Annotated[
+        float,
+        Meta(ge=0, le=_TEN_YEARS_SECS, description="Keep the payload of acked mail this long."),
+    ] = 3600.0
+    tombstone_secs: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=2 * _TEN_YEARS_SECS,
+            description="Remember the id of finished mail this long, so that it is never taken"
+            " twice. At least mailbox.ttl_secs plus the time all retries can take.",
+        ),
+    ] = 172_800.0
+    sweep_batch: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="Rows one pruning transaction may touch.")
+    ] = 5000
+    group_max: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="Operations that share one fsync at most.")
+    ] = 4096
+    group_window_ms: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1000,
+            description="Wait for more operations before an fsync; 0 takes only those that queued"
+            " during the last one.",
+        ),
+    ] = 0.0
+    integrity_check: Annotated[
+        Literal["quick", "full", "off"],
+        Meta(description="Check of the journal file at start: quick, full or off."),
+    ] = "quick"
+
+
+class Limits(Section, frozen=True, kw_only=True):
+    """What one client may ask for."""
+
+    max_body_bytes: Annotated[
+        int, Meta(ge=1024, le=_GIB, description="Largest request body or WebSocket frame.")
+    ] = _MIB
+    max_payload_inline: Annotated[
+        int, Meta(ge=0, le=_GIB, description="Larger payloads (in bytes) are stored as blobs.")
+    ] = 65_536
+    max_blob_bytes: Annotated[
+        int, Meta(ge=0, le=1024 * _GIB, description="Largest payload stored as a blob.")
+    ] = 64 * _MIB
+    rate_per_sec: Annotated[
+        float, Meta(gt=0, le=1e9, description="Operations per second one token may sustain.")
+    ] = 50_000.0
+    burst: Annotated[
+        int, Meta(ge=1, le=1_000_000_000, description="Operations one token may make at once.")
+    ] = 100_000
+    max_connections: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="Connections open at the same time.")
+    ] = 1024
+    request_timeout_secs: Annotated[
+        float, Meta(gt=0, le=86_400, description="Deadline of a request that does not wait.")
+    ] = 30.0
+    long_poll_max_secs: Annotated[
+        float, Meta(ge=0, le=86_400, description="Longest wait a dequeue may ask for.")
+    ] = 60.0
+
+    def __post_init__(self) -> None:
+        for larger in ("max_body_bytes", "max_blob_bytes"):
+            if getattr(self, larger) < self.max_payload_inline:
+                raise ConfigError(
+                    f"limits.{larger} must be at least limits.max_payload_inline"
+                    f" ({self.max_payload_inline}): raise the one or lower the other"
+                )
+
+
+class Log(Section, frozen=True, kw_only=True):
+    """What the gateway says while it runs."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="Least important level shown: debug, info, warning or error."),
+    ] = "info"
+    format: Annotated[
+        Literal["json", "text"], Meta(description="json for machines, text for people.")
+    ] = "json"
+
+
+class Settings(Section, frozen=True, kw_only=True):
+    """The whole tree. `load` checks each value, construction how the values agree."""
+
+    node: Node = msgspec.field(default_factory=Node)
+    listen: Listen = msgspec.field(default_factory=Listen)
+    mailbox: Mailbox = msgspec.field(default_factory=Mailbox)
+    journal: Journal = msgspec.field(default_factory=Journal)
+    limits: Limits = msgspec.field(default_factory=Limits)
+    log: Log = msgspec.field(default_factory=Log)
+
+    def __post_init__(self) -> None:
+        least = self.mailbox.ttl_secs + self.mailbox.retry_horizon_secs
+        if self.journal.tombstone_secs < least:
+            raise ConfigError(
+                f"journal.tombstone_secs is {_toml_value(self.journal.tombstone_secs)}, but with "
+                f"these mailbox settings a message can be delivered for {_toml_value(least)} s: "
+                "set it to at least that, or lower mailbox.ttl_secs"
+            )
+
+    @classmethod
+    def load(cls, path: Path | None, env: Mapping[str, str]) -> Self:
+        """Settings from the file (None: no file) and the environment, or a ConfigError."""
+        file = {} if path is None else _read(path)
+        base = Path.cwd() if path is None else path.absolute().parent
+        tree = _merged(_env_defaults(env), file, _from_env(env))
+        try:
+            return msgspec.convert(tree, cls, dec_hook=_path_reader(base, env))
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{path or 'settings'}: {_sentence(error)}") from None
+
+
+def default_path(env: Mapping[str, str]) -> Path:
+    """Where the settings file is looked for when nobody names one."""
+    return _default_state_dir(env) / FILE_NAME
+
+
+def default_toml() -> str:
+    """A settings file that lists every setting, its meaning and its default, commented out."""
+    header = (
+        "# Settings of this Gatepost gateway. Remove the leading # to change one.\n"
+        f"# An environment variable wins over this file: {_PREFIX}MAILBOX__MAX_RETRIES=5\n"
+        "# sets max_retries in section [mailbox].\n"
+    )
+    sections = (_section_toml(name, section) for name, section in _sections().items())
+    return "\n".join([header, *sections])
+
+
+def _sections() -> dict[str, type[Section]]:
+    return get_type_hints(Settings)
+
+
+def _section_toml(name: str, section: type[Section]) -> str:
+    lines = [f"# {section.__doc__}", f"[{name}]"]
+    hints = get_type_hints(section, include_extras=True)
+    defaults = section()
+    for key in section.__struct_fields__:
+        (meta,) = hints[key].__metadata__
+        lines += textwrap.wrap(meta.description, 90, initial_indent="# ", subsequent_indent="# ")
+        lines.append(f"#{key} = {_toml_value(getattr(defaults, key))}")
+    return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, Path):
+        home = Path.home()
+        value = f"~/{value.relative_to(home)}" if value.is_relative_to(home) else str(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value)
+
+
+def _read(path: Path) -> Tree:
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist: `gatepost init` writes one") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    _refuse_unknown_keys(tree, str(path))
+    return tree
+
+
+def _default_state_dir(env: Mapping[str, str]) -> Path:
+    return _path_reader(Path.cwd(), env)(Path, env.get(_PREFIX + "HOME") or "~/.gatepost")
+
+
+def _env_defaults(env: Mapping[str, str]) -> Tree:
+    return {"node": {"state_dir": str(_default_state_dir(env))}}
+
+
+def _from_env(env: Mapping[str, str]) -> Tree:
+    """The tree that GATEPOST_SECTION__KEY variables spell; each value already has its type."""
+    tree: Tree = {}
+    for variable in sorted(env):
+        if (place := _place_of(variable)) is not None:
+            section, key = place
+            tree.setdefault(section, {})[key] = _from_text(variable, env, section, key)
+    return tree
+
+
+def _place_of(variable: str) -> tuple[str, str] | None:
+    """Section and key a variable sets; None if it is not a setting."""
+    if not variable.startswith(_PREFIX):
+        return None
+    name = variable.removeprefix(_PREFIX).lower()
+    section, nested, key = name.partition("__")
+    if not nested:
+        _refuse_single_underscore(variable, name)
+        return None
+    _refuse_unknown_keys({section: {key: None}}, variable)
+    return section, key
+
+
+def _refuse_single_underscore(variable: str, name: str) -> None:
+    for section, struct in _sections().items():
+        key = name.removeprefix(section + "_")
+        if key != name and key in struct.__struct_fields__:
+            meant = f"{_PREFIX}{section}__{key}".upper()
+            raise ConfigError(f"{variable} sets nothing: write {meant}, with two underscores")
+
+
+def _from_text(variable: str, env: Mapping[str, str], section: str, key: str) -> object:
+    hint = get_type_hints(_sections()[section], include_extras=True)[key]
+    reader = _path_reader(Path.cwd(), env)
+    try:
+        return msgspec.convert(env[variable], hint, strict=False, dec_hook=reader)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{variable}={env[variable]}: {_sentence(error)}") from None
+
+
+def _path_reader(base: Path, env: Mapping[str, str]) -> Callable[[type, Any], Path]:
+    """Reads paths as people write them: `~` is the home folder, the rest is relative to base."""
+    home = env.get("HOME") or str(Path.home())
+
+    def read(kind: type, value: Any) -> Path:
+        if kind is not Path or not isinstance(value, str | Path) or not str(value):
+            raise ValueError("Expected a path")
+        return base / re.sub(r"^~(?=/|\Z)", lambda _: home, str(value))
+
+    return read
+
+
+def _merged(*trees: Tree) -> Tree:
+    """The trees laid over each other, later ones winning key by key."""
+    result: Tree = {}
+    for tree in trees:
+        for name, section in tree.items():
+            result[name] = result.get(name, {}) | section
+    return result
+
+
+def _sentence(error: msgspec.ValidationError) -> str:
+    """msgspec's message with the key first: `mailbox.max_retries: expected ...`."""
+    problem, _, path = str(error).partition(" - at `$.")
+    problem = problem[0].lower() + problem[1:]
+    return f"{path.rstrip('`')}: {problem}" if path else problem
+
+
+def _refuse_unknown_keys(tree: Mapping[str, Any], source: str) -> None:
+    sections = _sections()
+    for name, content in tree.items():
+        _refuse_unknown(name, tuple(sections), source, "section")
+        if not isinstance(content, dict):
+            raise ConfigError(f"{source}: {name} is a section, write [{name}] on a line of its own")
+        for key in content:
+            _refuse_unknown(key, sections[name].__struct_fields__, source, f"[{name}] setting")
+
+
+def _refuse_unknown(name: str, valid: tuple[str, ...], source: str, what: str) -> None:
+    if name in valid:
+        return
+    nearest = difflib.get_close_matches(name, valid, n=1, cutoff=0)[0]
+    raise ConfigError(
+        f"{source}: unknown {what} {name!r}, did you mean {nearest!r}? Known: {', '.join(valid)}"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,86 @@
+"""The hash chain over an outbox, and the signed heads that let anyone serve it.
+
+chain(n) = sha256(chain(n-1) || sha256(event n)), starting from the genesis of one journal
+incarnation. A head vouches for all events up to `last`; `first` says where its group starts.
+"""
+
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from gatepost.errors import ChainError
+from gatepost.events.envelope import MAX_INT, Seq
+from gatepost.events.framing import frame
+from gatepost.events.ids import NodeId
+from gatepost.events.sealing import NodeKey, verify
+
+Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
+Incarnation = Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class Head(Struct, frozen=True):
+    """A node's word that the events `first` to `last` of its outbox end in `chain`."""
+
+    node: NodeId
+    incarnation: Incarnation
+    first: Seq
+    last: Seq
+    chain: Hash
+    signature: Signature
+
+
+def genesis(node: str, incarnation: str) -> bytes:
+    """The chain before the first event; no two outboxes share one."""
+    return sha256(frame("gatepost/genesis/1", node.encode(), incarnation.encode())).digest()
+
+
+def event_digest(encoded: bytes) -> bytes:
+    """The digest of an event as it travelled."""
+    return sha256(encoded).digest()
+
+
+def extend(previous: bytes, digests: Iterable[bytes]) -> bytes:
+    """The chain after the events with these digests."""
+    for digest in digests:
+        previous = sha256(previous + digest).digest()
+    return previous
+
+
+def sign_head(
+    key: NodeKey, *, node: str, incarnation: str, first: int, last: int, chain: bytes
+) -> Head:
+    signature = key.sign(_statement(node, incarnation, first, last, chain))
+    return Head(node, incarnation, first, last, chain, signature)
+
+
+def verify_head(head: Head, public_key: bytes) -> None:
+    """Raise ChainError unless the node with this key signed exactly this head."""
+    if not 1 <= head.first <= head.last <= MAX_INT:
+        raise _broken(head, "the head's range is impossible")
+    statement = _statement(head.node, head.incarnation, head.first, head.last, head.chain)
+    if not verify(public_key, statement, head.signature):
+        raise _broken(head, "the head is not signed by this node's key")
+
+
+def verify_group(
+    previous_chain: bytes, digests: Sequence[bytes], head: Head, public_key: bytes
+) -> bytes:
+    """The chain after a commit group, or ChainError if it is not the one the head vouches for."""
+    verify_head(head, public_key)
+    if len(digests) != head.last - head.first + 1:
+        raise _broken(head, f"{len(digests)} digests do not cover the group")
+    if extend(previous_chain, digests) != head.chain:
+        raise _broken(head, "the events are not those the head was signed for")
+    return head.chain
+
+
+def _statement(node: str, incarnation: str, first: int, last: int, chain: bytes) -> bytes:
+    span = first.to_bytes(8, "big") + last.to_bytes(8, "big")
+    return frame("gatepost/head/1", node.encode(), incarnation.encode(), span, chain)
+
+
+def _broken(head: Head, why: str) -> ChainError:
+    return ChainError(f"outbox of {head.node}, seq {head.first} to {head.last}: {why}")

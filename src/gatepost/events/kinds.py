@@ -1,0 +1,31 @@
+"""The kinds of event, which of them are tracked, and which travel in the clear."""
+
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """The kinds this version knows; an envelope may carry others, which are kept and forwarded."""
+
+    MESSAGE = "message"
+    ACK = "ack"
+    REPLY = "reply"
+    TASK_CREATE = "task_create"
+    TASK_ACCEPT = "task_accept"
+    TASK_UPDATE = "task_update"
+    TASK_COMPLETE = "task_complete"
+    TASK_FAILED = "task_failed"
+    TASK_CANCEL = "task_cancel"
+    SIGNAL = "signal"
+    DEAD_LETTER = "dead_letter"
+
+
+KNOWN: frozenset[str] = frozenset(Kind)
+
+# A tracked event opens a delivery and waits for receipts; receipts are never acked themselves.
+TRACKED: frozenset[str] = frozenset({Kind.MESSAGE, Kind.REPLY, Kind.TASK_CREATE, Kind.TASK_CANCEL})
+
+# Receipts, dead letters and signals say how delivery goes, to every reader of the outbox.
+# All other payloads are sealed.
+CLEAR: frozenset[str] = frozenset({Kind.ACK, Kind.SIGNAL, Kind.DEAD_LETTER})
+
+LEGACY: dict[str, Kind] = {"task": Kind.TASK_CREATE, "task_result": Kind.TASK_COMPLETE}

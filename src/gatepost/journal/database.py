@@ -1,0 +1,118 @@
+"""Opening one gateway's SQLite file: lock, pragmas, check, migrations."""
+
+import fcntl
+import os
+from importlib import resources
+from pathlib import Path
+from typing import IO, Literal
+
+import apsw
+
+from gatepost.errors import JournalCorrupt, JournalLocked, JournalTooNew
+
+Check = Literal["quick", "full", "off"]
+
+_PRAGMAS = (
+    "PRAGMA journal_mode = WAL",
+    # FULL makes every COMMIT wait for the disk; it is what a positive answer rests on.
+    "PRAGMA synchronous = FULL",
+    "PRAGMA cache_size = -65536",
+    "PRAGMA wal_autocheckpoint = 4000",
+    "PRAGMA temp_store = MEMORY",
+)
+_CHECKS = {"quick": "PRAGMA quick_check(1)", "full": "PRAGMA integrity_check(1)"}
+
+
+class Database:
+    """An open journal file. One per path at a time; `writer` belongs to one thread."""
+
+    def __init__(self, path: Path, writer: apsw.Connection, lock: IO[bytes]) -> None:
+        self.path = path
+        self.writer = writer
+        self._lock = lock
+
+    @classmethod
+    def open(cls, path: Path, check: Check = "quick") -> "Database":
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = _lock(path)
+        try:
+            connection = _connect(path)
+            _verify(connection, path, check)
+            migrate(connection, path)
+        except BaseException:
+            lock.close()
+            raise
+        return cls(path, connection, lock)
+
+    def reader(self) -> apsw.Connection:
+        """A read-only connection that sees what was committed when each statement began."""
+        connection = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READONLY)
+        connection.set_busy_timeout(5_000)
+        return connection
+
+    def close(self) -> None:
+        self.writer.close()
+        self._lock.close()
+
+
+def memory() -> apsw.Connection:
+    """A migrated journal that lives and dies with this process, for simulations and tests."""
+    connection = apsw.Connection(":memory:")
+    migrate(connection, Path(":memory:"))
+    return connection
+
+
+def _lock(path: Path) -> IO[bytes]:
+    lock = os.fdopen(os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600), "rb+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise JournalLocked(
+            f"{path} is in use by another gateway; stop it first, or choose another state_dir"
+        ) from None
+    return lock
+
+
+def _connect(path: Path) -> apsw.Connection:
+    # The file is made by us, not by SQLite, so that it is never readable by others.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    connection = apsw.Connection(str(path))
+    try:
+        for pragma in _PRAGMAS:
+            connection.execute(pragma)
+    except apsw.NotADBError as error:
+        raise JournalCorrupt(f"{path} is not a Gatepost journal: {error}") from error
+    return connection
+
+
+def _verify(connection: apsw.Connection, path: Path, check: Check) -> None:
+    if check == "off":
+        return
+    try:
+        verdict = connection.execute(_CHECKS[check]).fetchall()[0][0]
+    except apsw.CorruptError as error:
+        verdict = str(error)
+    if verdict != "ok":
+        raise JournalCorrupt(f"{path} is damaged ({verdict}); restore it from a backup")
+
+
+def migrations() -> list[tuple[int, str]]:
+    """(version, SQL) of every migration, oldest first."""
+    folder = resources.files("gatepost.journal") / "schema"
+    files = [f for f in folder.iterdir() if f.name.endswith(".sql")]
+    return [(int(f.name.split("_")[0]), f.read_text()) for f in sorted(files, key=lambda f: f.name)]
+
+
+def migrate(connection: apsw.Connection, path: Path) -> None:
+    current = connection.pragma("user_version")
+    known = migrations()
+    if current > known[-1][0]:
+        raise JournalTooNew(
+            f"{path} has schema {current}, this Gatepost knows up to {known[-1][0]}; upgrade it"
+        )
+    for version, sql in known:
+        if version > current:
+            with connection:
+                connection.execute(sql)
+                connection.pragma("user_version", version)

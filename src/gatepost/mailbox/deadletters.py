@@ -1,0 +1,158 @@
+"""Dead letters: kept for ever, looked at, replayed or discarded, each act audited."""
+
+from collections.abc import Callable
+
+from msgspec import Raw, Struct
+
+from gatepost.errors import UnknownMessage
+from gatepost.journal.tx import Row, Tx
+from gatepost.mailbox.enqueue import NUMBER_BITS, Mail, enqueue
+from gatepost.mailbox.lease import count, find_head, pair_end
+from gatepost.mailbox.policy import Policy
+from gatepost.mailbox.settle import Closed
+from gatepost.mailbox.states import Input, move
+from gatepost.wire import DeadLetter, EnqueueAck
+
+_SET_DEAD, _IF_WAITING = move(Input.PURGE)
+
+_LIST = f"""
+SELECT m.msg_id, p.sender, b.name, m.created_at / 1000, m.attempt, d.reason, d.failed_at / 1000,
+       d.attempts, body.payload, d.replayed_as, m.id, body.meta
+FROM dead_letter d JOIN mail m ON m.id = d.id JOIN mailbox b ON b.id = m.mailbox
+     JOIN pair p ON p.id = m.id >> {NUMBER_BITS} JOIN body ON body.id = d.id
+"""
+_PAYLOAD, _ID, _META = 8, 10, 11
+_WAITING_PAIRS = """
+SELECT p.id, coalesce(l.last + 1, p.head), l.id IS NOT NULL
+FROM pair p LEFT JOIN lease l ON l.pair = p.id
+WHERE p.mailbox = ? AND coalesce(l.last + 1, p.head) IS NOT NULL
+"""
+_WAITING_MAIL = f"""
+SELECT id, attempt, msg_id, tracked FROM mail
+WHERE id BETWEEN ? AND ? AND {_IF_WAITING} ORDER BY id LIMIT ?
+"""
+_PURGE = f"""
+UPDATE mail SET {_SET_DEAD}, settled_at = ? WHERE id BETWEEN ? AND ? AND {_IF_WAITING}
+"""
+_BURY = "INSERT INTO dead_letter (id, mailbox, reason, failed_at, attempts) VALUES (?, ?, ?, ?, ?)"
+
+
+class Filter(Struct, forbid_unknown_fields=True):
+    """Which dead letters: all given conditions must hold; none given means every one."""
+
+    msg_ids: list[str] | None = None
+    sender: str | None = None
+    reason_contains: str | None = None
+    failed_after: int | None = None
+    failed_before: int | None = None
+    replayed: bool | None = None
+
+    def where(self) -> tuple[str, list[object]]:
+        marks = ", ".join("?" * len(self.msg_ids or ()))
+        conditions: list[tuple[str, list[object] | None]] = [
+            (f"m.msg_id IN ({marks})", None if self.msg_ids is None else list(self.msg_ids)),
+            ("p.sender = ?", None if self.sender is None else [self.sender]),
+            ("instr(d.reason, ?)", _some(self.reason_contains)),
+            ("d.failed_at > ?", _millis(self.failed_after)),
+            ("d.failed_at < ?", _millis(self.failed_before)),
+            ("(d.replayed_as IS NOT NULL) = ?", _some(self.replayed)),
+        ]
+        used = [(sql, values) for sql, values in conditions if values is not None]
+        sql = "".join(f" AND {condition}" for condition, _ in used)
+        return sql, [value for _, values in used for value in values]
+
+
+def _some(value: object | None) -> list[object] | None:
+    return None if value is None else [value]
+
+
+def _millis(secs: int | None) -> list[object] | None:
+    return None if secs is None else [secs * 1000]
+
+
+def find(tx: Tx, mailbox: int, wanted: Filter, limit: int, after: str = "") -> list[DeadLetter]:
+    """Oldest first; `after` is the msg_id the previous page ended with."""
+    return [_letter(row) for row in _select(tx, mailbox, wanted, limit, after)]
+
+
+def _select(tx: Tx, mailbox: int, wanted: Filter, limit: int, after: str = "") -> list[Row]:
+    sql, values = wanted.where()
+    start = _position(tx, mailbox, after) if after else 0
+    query = f"{_LIST} WHERE d.mailbox = ? AND d.id > ?{sql} ORDER BY d.id LIMIT ?"
+    return tx.rows(query, (mailbox, start, *values, limit))
+
+
+def _position(tx: Tx, mailbox: int, msg_id: str) -> int:
+    row = tx.one("SELECT id FROM mail WHERE mailbox = ? AND msg_id = ?", (mailbox, msg_id))
+    if row is None:
+        raise UnknownMessage(f"no message {msg_id} in this mailbox")
+    return int(row[0])
+
+
+def _letter(row: Row) -> DeadLetter:
+    letter = DeadLetter(*row[:_PAYLOAD])
+    letter.payload, letter.replayed_as = Raw(row[_PAYLOAD]), row[_PAYLOAD + 1]
+    return letter
+
+
+def replay(
+    tx: Tx,
+    mailbox: int,
+    wanted: Filter,
+    limit: int,
+    policy: Policy,
+    new_id: Callable[[], str],
+    actor: str,
+) -> list[EnqueueAck]:
+    """Send up to `limit` matching dead letters again, as new messages with new ids.
+
+    The dead letter stays, and remembers what it was replayed as.
+    """
+    acks: list[EnqueueAck] = []
+    for row in _select(tx, mailbox, wanted, limit):
+        mail = Mail(new_id(), row[_PAYLOAD], created_at=None, meta=row[_META])
+        (ack,) = enqueue(tx, mailbox, row[1], [mail], policy)
+        acks.append(ack)
+        if ack.error is None:
+            tx.run("UPDATE dead_letter SET replayed_as = ? WHERE id = ?", (ack.msg_id, row[_ID]))
+            audit(tx, actor, "dead_letter.replay", row[0], f"as {ack.msg_id}")
+    return acks
+
+
+def discard(tx: Tx, mailbox: int, wanted: Filter, limit: int, actor: str) -> int:
+    """Give up dead letters for good: their payload is dropped, their id is still remembered."""
+    rows = _select(tx, mailbox, wanted, limit)
+    for row in rows:
+        tx.run("DELETE FROM dead_letter WHERE id = ?", (row[_ID],))
+        tx.run("DELETE FROM body WHERE id = ?", (row[_ID],))
+        audit(tx, actor, "dead_letter.discard", row[0], row[5])
+    return len(rows)
+
+
+def purge(tx: Tx, mailbox: int, limit: int, actor: str) -> tuple[int, list[Closed]]:
+    """Turn up to `limit` waiting messages into dead letters. What is leased is left alone."""
+    purged: list[Row] = []
+    for pair, first, leased in tx.rows(_WAITING_PAIRS, (mailbox,)):
+        purged += _purge_pair(tx, mailbox, pair, first, limit - len(purged), actor)
+        if not leased:
+            find_head(tx, pair, first)
+    count(tx, mailbox, -len(purged), 0)
+    audit(tx, actor, "mailbox.purge", str(mailbox), f"{len(purged)} messages")
+    closed = [Closed(msg_id, "dead_letter", "purged") for *_, msg_id, tracked in purged if tracked]
+    return len(purged), closed
+
+
+def _purge_pair(tx: Tx, mailbox: int, pair: int, first: int, limit: int, actor: str) -> list[Row]:
+    rows = tx.rows(_WAITING_MAIL, (first, pair_end(pair), limit))
+    if rows:
+        tx.run(_PURGE, (tx.now, first, rows[-1][0]))
+    reason = f"purged by {actor}"
+    tx.many(_BURY, [(id, mailbox, reason, tx.now, attempt) for id, attempt, _, _ in rows])
+    return rows
+
+
+def audit(tx: Tx, actor: str, action: str, subject: str, detail: str) -> None:
+    tx.run(
+        "INSERT INTO audit (at, actor, action, subject, detail) VALUES (?, ?, ?, ?, ?)",
+        (tx.now, actor, action, subject, detail),
+    )

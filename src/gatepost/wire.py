@@ -1,0 +1,326 @@
+"""What a mailbox speaks: messages, and the frames that carry operations over any transport.
+
+A frame is one JSON object with an `op`, or an array of them. The same frames travel over
+WebSocket, Unix socket and the drop folder; the HTTP routes answer with the same structs.
+An answer carries the `id` of the operation it answers, as `re`.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType, field
+
+from gatepost.errors import GatepostError, InvalidRequest, from_code
+from gatepost.events.ids import AgentId, MsgId
+
+PROTOCOL_VERSION = "1.0"
+
+Seconds = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Limit = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+Credit = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+Wait = Annotated[float, msgspec.Meta(ge=0, le=3600)]
+Ttl = Annotated[float, msgspec.Meta(gt=0, le=10 * 365 * 86_400)]
+Receipt = Annotated[str, msgspec.Meta(max_length=64)]
+Reason = Annotated[str, msgspec.Meta(max_length=2000)]
+Consumer = Annotated[str, msgspec.Meta(max_length=128)]
+
+
+class NewMessage(Struct, rename={"from_": "from"}):
+    """A message as a sender writes it. Both spellings of every name are accepted."""
+
+    from_: AgentId
+    to: AgentId
+    payload: Raw
+    msg_id: MsgId | UnsetType = UNSET
+    msgId: MsgId | UnsetType = UNSET
+    created_at: Seconds | UnsetType = UNSET
+    createdAt: Seconds | UnsetType = UNSET
+    attempt: Seconds = 0
+    ttl_secs: Ttl | UnsetType = UNSET
+    ttlSecs: Ttl | UnsetType = UNSET
+
+    def id(self) -> str:
+        found = self.msgId if self.msg_id is UNSET else self.msg_id
+        if isinstance(found, UnsetType):
+            raise InvalidRequest("a message needs a `msg_id`")
+        return found
+
+    def created(self) -> int | None:
+        found = self.createdAt if self.created_at is UNSET else self.created_at
+        return None if isinstance(found, UnsetType) else found * 1000
+
+    def ttl(self) -> int | None:
+        found = self.ttlSecs if self.ttl_secs is UNSET else self.ttl_secs
+        return None if isinstance(found, UnsetType) else int(found * 1000)
+
+
+class Message(Struct, rename={"from_": "from"}, omit_defaults=True):
+    """A message as a consumer gets it. `event` is there when it came through `send`."""
+
+    msg_id: str
+    from_: str
+    to: str
+    payload: Raw
+    created_at: int
+    attempt: int
+    receipt: str
+    lease_secs: float = 0.0
+    event: Raw | UnsetType = UNSET
+
+
+class Summary(Struct, rename={"from_": "from"}, omit_defaults=True):
+    msg_id: str
+    from_: str
+    created_at: int
+    attempt: int
+    state: str
+    size: int
+    not_before: int | None = None
+
+
+class DeadLetter(Struct, rename={"from_": "from"}, omit_defaults=True):
+    msg_id: str
+    from_: str
+    to: str
+    created_at: int
+    attempt: int
+    reason: str
+    failed_at: int
+    attempts: int
+    payload: Raw | UnsetType = UNSET
+    replayed_as: str | None = None
+
+
+class Failure(Struct, omit_defaults=True):
+    """What went wrong, about `subject` (a msg_id or receipt) where a batch had several."""
+
+    code: str
+    message: str
+    subject: str = ""
+    retry_after: float | None = None
+
+    @classmethod
+    def of(cls, error: GatepostError, subject: str = "") -> "Failure":
+        return cls(error.code, error.message, subject, error.retry_after)
+
+    def error(self) -> GatepostError:
+        return from_code(self.code, self.message)
+
+
+class EnqueueAck(Struct, omit_defaults=True):
+    """`queued` is false for a msg_id seen before, and for a message refused with `error`."""
+
+    msg_id: str
+    queued: bool
+    pending: int
+    error: Failure | None = None
+
+
+# -- operations, client to gateway
+
+
+class Op(Struct, tag_field="op", tag=str.lower, kw_only=True):
+    id: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
+
+
+class Enqueue(Op):
+    messages: Annotated[list[NewMessage], msgspec.Meta(min_length=1, max_length=1000)]
+
+
+class Dequeue(Op):
+    mailbox: AgentId
+    limit: Limit = 1
+    wait_secs: Wait = 0.0
+    consumer: Consumer = ""
+
+
+class Subscribe(Op):
+    """Push me mail as it comes, never more than `credit` messages unsettled at a time."""
+
+    mailbox: AgentId
+    credit: Credit = 64
+    consumer: Consumer = ""
+
+
+class Unsubscribe(Op):
+    """Stop pushing, and take back what I have not settled."""
+
+    mailbox: AgentId
+
+
+class Ack(Op):
+    """`replies` maps a receipt to the answer its sender gets."""
+
+    mailbox: AgentId
+    receipts: Annotated[list[Receipt], msgspec.Meta(max_length=1000)] = field(default_factory=list)
+    msg_ids: Annotated[list[MsgId], msgspec.Meta(max_length=1000)] = field(default_factory=list)
+    replies: dict[Receipt, Raw] = field(default_factory=dict)
+
+
+class Nack(Op):
+    mailbox: AgentId
+    receipts: Annotated[list[Receipt], msgspec.Meta(max_length=1000)] = field(default_factory=list)
+    msg_ids: Annotated[list[MsgId], msgspec.Meta(max_length=1000)] = field(default_factory=list)
+    reason: Reason = ""
+
+
+class Extend(Op):
+    """A consumer's sign of life for the leases these receipts belong to."""
+
+    mailbox: AgentId
+    receipts: Annotated[list[Receipt], msgspec.Meta(min_length=1, max_length=1000)]
+
+
+class Peek(Op):
+    mailbox: AgentId
+    limit: Limit = 100
+    after: str = ""
+
+
+class Purge(Op):
+    mailbox: AgentId
+
+
+class PeekDeadLetter(Op, tag="peek_dead_letter"):
+    mailbox: AgentId
+    limit: Limit = 100
+    after: str = ""
+
+
+class PurgeDeadLetter(Op, tag="purge_dead_letter"):
+    mailbox: AgentId
+
+
+class NewSend(Struct, omit_defaults=True):
+    """A message for another agent, tracked until its turn has ended.
+
+    `replies` says where an answer goes: to the sender's `mailbox`, or to the `caller` who waits.
+    """
+
+    from_agent: AgentId
+    to_agent: AgentId
+    payload: Raw | UnsetType = UNSET
+    payload_ref: str | UnsetType = UNSET
+    event_id: str | UnsetType = UNSET
+    corr_id: MsgId | UnsetType = UNSET
+    idempotency_key: MsgId | UnsetType = UNSET
+    ttl_secs: Ttl | UnsetType = UNSET
+    traceparent: Annotated[str, msgspec.Meta(max_length=64)] | UnsetType = UNSET
+    replies: Literal["mailbox", "caller"] = "mailbox"
+
+
+class Send(Op):
+    messages: Annotated[list[NewSend], msgspec.Meta(min_length=1, max_length=1000)]
+
+
+class Await(Op):
+    """Answer when the message is settled, or when `wait_secs` are over, whichever comes first."""
+
+    event_id: Annotated[str, msgspec.Meta(max_length=36)]
+    wait_secs: Wait = 30.0
+
+
+class Register(Op):
+    agent: AgentId
+
+
+Operation = (
+    Enqueue
+    | Dequeue
+    | Subscribe
+    | Unsubscribe
+    | Ack
+    | Nack
+    | Extend
+    | Peek
+    | Purge
+    | PeekDeadLetter
+    | PurgeDeadLetter
+    | Send
+    | Await
+    | Register
+)
+
+
+# -- answers, gateway to client
+
+
+class Answer(Struct, tag_field="op", tag=str.lower, kw_only=True, omit_defaults=True):
+    re: int = 0
+
+
+class Enqueued(Answer):
+    results: list[EnqueueAck]
+
+
+class Messages(Answer):
+    messages: list[Message]
+
+
+class Deliver(Answer):
+    """Unasked-for: mail for a subscriber."""
+
+    mailbox: str
+    messages: list[Message]
+
+
+class Settled(Answer):
+    settled: int
+    failures: list[Failure] = field(default_factory=list)
+
+
+class Summaries(Answer):
+    messages: list[Summary]
+
+
+class DeadLetters(Answer):
+    messages: list[DeadLetter]
+
+
+class Count(Answer):
+    count: int
+
+
+class Sent(Struct, omit_defaults=True):
+    """What the sender's gateway knows of one message; `error` when it was not sent."""
+
+    event_id: str
+    corr_id: str = ""
+    state: str = ""
+    outcome: str | None = None
+    reason: str | None = None
+    accepted_at: int | None = None
+    processed_at: int | None = None
+    reply: Raw | UnsetType = UNSET
+    error: Failure | None = None
+
+
+class SendResults(Answer, tag="sent"):
+    results: list[Sent]
+
+
+class Awaited(Answer):
+    result: Sent
+
+
+class Done(Answer):
+    pass
+
+
+class Failed(Answer):
+    error: Failure
+
+
+Reply = (
+    Enqueued
+    | Messages
+    | Deliver
+    | Settled
+    | Summaries
+    | DeadLetters
+    | Count
+    | SendResults
+    | Awaited
+    | Done
+    | Failed
+)

@@ -1,0 +1,19 @@
+"""No two lists of parts share an encoding."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gatepost.events.framing import frame
+
+parts = st.lists(st.binary(max_size=6), max_size=4)
+
+
+@given(st.text(max_size=3), parts, st.text(max_size=3), parts)
+def test_different_inputs_frame_differently(
+    domain: str, one: list[bytes], other: str, two: list[bytes]
+) -> None:
+    assert (frame(domain, *one) == frame(other, *two)) == ((domain, one) == (other, two))
+
+
+def test_moving_a_boundary_changes_the_frame() -> None:
+    assert len({frame("d", b"ab", b"c"), frame("d", b"a", b"bc"), frame("d", b"abc")}) == 3

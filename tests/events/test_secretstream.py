@@ -1,0 +1,74 @@
+"""A sealed stream reads back whole, or says that it does not."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nacl import bindings as sodium
+
+from gatepost.errors import SealError
+from gatepost.events.secretstream import CHUNK, HEADER, open_stream, seal_stream, sealed_size
+
+KEY = bytes(range(32))
+START = bytes(range(HEADER))
+EDGES = [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1]
+
+
+def sealed(payload: bytes) -> list[bytes]:
+    return list(seal_stream([payload], KEY, START))
+
+
+def opened(stream: list[bytes], key: bytes = KEY) -> bytes:
+    return b"".join(open_stream(stream[0], stream[1:], key))
+
+
+@pytest.mark.parametrize("size", EDGES)
+def test_sizes_at_the_edges_of_chunks_round_trip(size: int) -> None:
+    payload = bytes(size)
+    stream = sealed(payload)
+    assert opened(stream) == payload
+    assert len(b"".join(stream)) == sealed_size(size)
+
+
+@given(st.lists(st.integers(0, 3 * CHUNK), max_size=4))
+def test_how_the_payload_arrives_does_not_matter(sizes: list[int]) -> None:
+    pieces = [bytes([n % 251]) * size for n, size in enumerate(sizes)]
+    assert b"".join(seal_stream(pieces, KEY, START)) == b"".join(sealed(b"".join(pieces)))
+
+
+def test_libsodium_reads_it_without_our_help() -> None:
+    state = sodium.crypto_secretstream_xchacha20poly1305_state()
+    header, frame = sealed(b"hello")
+    sodium.crypto_secretstream_xchacha20poly1305_init_pull(state, header, KEY)
+    assert sodium.crypto_secretstream_xchacha20poly1305_pull(state, frame) == (b"hello", 3)
+
+
+def test_we_read_what_libsodium_writes() -> None:
+    state = sodium.crypto_secretstream_xchacha20poly1305_state()
+    header = sodium.crypto_secretstream_xchacha20poly1305_init_push(state, KEY)
+    frame = sodium.crypto_secretstream_xchacha20poly1305_push(state, b"hello", None, 3)
+    assert opened([header, frame]) == b"hello"
+
+
+def test_missing_swapped_or_added_frames_are_noticed() -> None:
+    header, one, two, three = sealed(bytes(2 * CHUNK + 5))
+    for frames in ([one, two], [one], [], [one, three], [two, one, three], [one, one, two, three]):
+        with pytest.raises(SealError):
+            opened([header, *frames])
+    with pytest.raises(SealError, match="goes on after its end"):
+        opened([header, one, two, three, three])
+
+
+def test_a_stream_cut_between_frames_is_noticed() -> None:
+    with pytest.raises(SealError, match="cut off"):
+        opened(sealed(bytes(2 * CHUNK + 5))[:-1])
+
+
+@pytest.mark.parametrize("key", [b"", b"short", bytes(32)])
+def test_the_wrong_key_opens_nothing(key: bytes) -> None:
+    with pytest.raises(SealError):
+        opened(sealed(b"hello"), key)
+
+
+def test_a_missing_header_is_noticed() -> None:
+    with pytest.raises(SealError, match="not a sealed stream"):
+        opened([b"", b""])
