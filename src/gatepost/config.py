@@ -181,10 +181,10 @@ class Limits(Section, frozen=True, kw_only=True):
     ] = 64 * _MIB
     rate_per_sec: Annotated[
         float, Meta(gt=0, le=1e9, description="Operations per second one token may sustain.")
-    ] = 50_000.0
+    ] = 200_000.0
     burst: Annotated[
         int, Meta(ge=1, le=1_000_000_000, description="Operations one token may make at once.")
-    ] = 100_000
+    ] = 200_000
     max_connections: Annotated[
         int, Meta(ge=1, le=1_000_000, description="Connections open at the same time.")
     ] = 1024

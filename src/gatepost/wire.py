@@ -23,6 +23,9 @@ Ttl = Annotated[float, msgspec.Meta(gt=0, le=10 * 365 * 86_400)]
 Receipt = Annotated[str, msgspec.Meta(max_length=64)]
 Reason = Annotated[str, msgspec.Meta(max_length=2000)]
 Consumer = Annotated[str, msgspec.Meta(max_length=128)]
+Receipts = Annotated[list[Receipt], msgspec.Meta(max_length=1000)]
+MsgIds = Annotated[list[MsgId], msgspec.Meta(max_length=1000)]
+Replies = dict[Receipt, Raw]
 
 
 class NewMessage(Struct, rename={"from_": "from"}):
@@ -152,15 +155,15 @@ class Ack(Op):
     """`replies` maps a receipt to the answer its sender gets."""
 
     mailbox: AgentId
-    receipts: Annotated[list[Receipt], msgspec.Meta(max_length=1000)] = field(default_factory=list)
-    msg_ids: Annotated[list[MsgId], msgspec.Meta(max_length=1000)] = field(default_factory=list)
-    replies: dict[Receipt, Raw] = field(default_factory=dict)
+    receipts: Receipts = field(default_factory=list)
+    msg_ids: MsgIds = field(default_factory=list)
+    replies: Replies = field(default_factory=dict)
 
 
 class Nack(Op):
     mailbox: AgentId
-    receipts: Annotated[list[Receipt], msgspec.Meta(max_length=1000)] = field(default_factory=list)
-    msg_ids: Annotated[list[MsgId], msgspec.Meta(max_length=1000)] = field(default_factory=list)
+    receipts: Receipts = field(default_factory=list)
+    msg_ids: MsgIds = field(default_factory=list)
     reason: Reason = ""
 
 
@@ -168,7 +171,7 @@ class Extend(Op):
     """A consumer's sign of life for the leases these receipts belong to."""
 
     mailbox: AgentId
-    receipts: Annotated[list[Receipt], msgspec.Meta(min_length=1, max_length=1000)]
+    receipts: Receipts
 
 
 class Peek(Op):

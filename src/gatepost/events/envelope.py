@@ -25,18 +25,30 @@ class PayloadRef(Struct, frozen=True, rename="camel"):
     keys: dict[str, bytes]
 
 
-class Trace(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True,
-            forbid_unknown_fields=True):  # fmt: skip
+class Trace(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    rename="camel",
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+):
     """Why the event went where it went."""
 
     attempt: Count = 1
     route_decision: Label | None = None
-    policy_version: int | Label | None = None
+    policy_version: Count | Label | None = None
     traceparent: Label | None = None
 
 
-class Envelope(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True,
-               forbid_unknown_fields=True):  # fmt: skip
+class Envelope(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    rename="camel",
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+):
     """One event of an outbox; `(source_node_id, event_id)` is its identity everywhere.
 
     `pair_seq` 0 means outside any pair's order, `prev_seq_to` 0 that nothing earlier in this

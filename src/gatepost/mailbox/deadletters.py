@@ -6,9 +6,8 @@ from msgspec import Raw, Struct
 
 from gatepost.errors import UnknownMessage
 from gatepost.journal.tx import Row, Tx
-from gatepost.mailbox.enqueue import NUMBER_BITS, Mail, enqueue
+from gatepost.mailbox.enqueue import NUMBER_BITS
 from gatepost.mailbox.lease import count, find_head, pair_end
-from gatepost.mailbox.policy import Policy
 from gatepost.mailbox.settle import Closed
 from gatepost.mailbox.states import Input, move
 from gatepost.wire import DeadLetter, EnqueueAck
@@ -35,6 +34,10 @@ _PURGE = f"""
 UPDATE mail SET {_SET_DEAD}, settled_at = ? WHERE id BETWEEN ? AND ? AND {_IF_WAITING}
 """
 _BURY = "INSERT INTO dead_letter (id, mailbox, reason, failed_at, attempts) VALUES (?, ?, ?, ?, ?)"
+
+
+# Enqueues a dead letter's content anew; the last argument is its event's meta, if it has one.
+Resend = Callable[[Tx, DeadLetter, bytes | None], EnqueueAck]
 
 
 class Filter(Struct, forbid_unknown_fields=True):
@@ -96,13 +99,7 @@ def _letter(row: Row) -> DeadLetter:
 
 
 def replay(
-    tx: Tx,
-    mailbox: int,
-    wanted: Filter,
-    limit: int,
-    policy: Policy,
-    new_id: Callable[[], str],
-    actor: str,
+    tx: Tx, mailbox: int, wanted: Filter, limit: int, resend: Resend, actor: str
 ) -> list[EnqueueAck]:
     """Send up to `limit` matching dead letters again, as new messages with new ids.
 
@@ -110,8 +107,7 @@ def replay(
     """
     acks: list[EnqueueAck] = []
     for row in _select(tx, mailbox, wanted, limit):
-        mail = Mail(new_id(), row[_PAYLOAD], created_at=None, meta=row[_META])
-        (ack,) = enqueue(tx, mailbox, row[1], [mail], policy)
+        ack = resend(tx, _letter(row), row[_META])
         acks.append(ack)
         if ack.error is None:
             tx.run("UPDATE dead_letter SET replayed_as = ? WHERE id = ?", (ack.msg_id, row[_ID]))

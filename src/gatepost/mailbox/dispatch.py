@@ -38,7 +38,10 @@ class Waiter(Struct, eq=False):
 
 
 class Dispatcher:
-    """The mailboxes' part in every commit group."""
+    """The mailboxes' part in every commit group.
+
+    `ack` and `nack` return what they closed; `on_closed` hears of what time alone closed.
+    """
 
     def __init__(
         self, clock: Clock, policy: Policy, on_closed: Callable[[Tx, list[Closed]], None]
@@ -91,18 +94,18 @@ class Dispatcher:
         }
         return [text for text in receipts if parse_receipt(text)[1] not in found]
 
-    def leave(self, tx: Tx, waiter: Waiter, keep_leases: bool) -> None:
-        """A consumer stops listening; what it holds goes back unless it may come again."""
+    def leave(self, tx: Tx, waiter: Waiter) -> None:
+        """A consumer stops listening. It keeps its leases, for it may come again."""
         waiter.gone = True
         tx.effect(partial(self._part, waiter))
-        if not keep_leases:
-            self.release_all(tx, waiter.box.id, waiter.consumer)
 
-    def release_all(self, tx: Tx, mailbox: int, consumer: str) -> None:
+    def give_up(self, tx: Tx, waiter: Waiter) -> None:
+        """A consumer stops listening for good: what it holds goes back, unharmed."""
+        self.leave(tx, waiter)
         query = "SELECT * FROM lease WHERE mailbox = ? AND consumer = ?"
-        for row in tx.rows(query, (mailbox, consumer)):
+        for row in tx.rows(query, (waiter.box.id, waiter.consumer)):
             release(tx, Lease(*row))
-        tx.effect(partial(self._touched.add, mailbox))
+        tx.effect(partial(self._touched.add, waiter.box.id))
 
     def box(self, tx: Tx, name: str) -> Box:
         return Box(mailbox_id(tx, name), name)
@@ -139,8 +142,6 @@ class Dispatcher:
         return taken.messages
 
     def _settled(self, tx: Tx, mailbox: int, result: Settlement) -> Settlement:
-        if result.closed:
-            self._on_closed(tx, result.closed)
         tx.effect(partial(self._free, mailbox, result.freed))
         return result
 

@@ -6,6 +6,7 @@ from operator import itemgetter
 from msgspec import Struct, field
 
 from gatepost.errors import GatepostError, OutOfOrder, StaleReceipt, UnknownMessage, WrongState
+from gatepost.events.envelope import Outcome
 from gatepost.journal.tx import Tx
 from gatepost.mailbox import lease as leases
 from gatepost.mailbox.lease import Lease, parse_receipt, receipt
@@ -36,7 +37,7 @@ class Closed(Struct, frozen=True):
     """A tracked message came to its end; its sender is to be told."""
 
     msg_id: str
-    outcome: str
+    outcome: Outcome
     reason: str = ""
     receipt: str = ""
 
@@ -166,7 +167,7 @@ def fail_head(tx: Tx, lease: Lease, reason: str, policy: Policy, result: Settlem
     retry_at = tx.now + policy.backoff(attempt)
     tx.run(_NACK, (attempt + 1, retry_at, head))
     leases.count(tx, lease.mailbox, 1, -1)
-    outcome = ""
+    outcome: Outcome | None = None
     if policy.exhausted(attempt):
         bury(tx, lease.mailbox, head, f"max_retries exhausted: {reason}", attempt + 1)
         outcome = "dead_letter"

@@ -157,7 +157,7 @@ CREATE TABLE delivery (
     reply        BLOB
 ) WITHOUT ROWID;
 CREATE INDEX delivery_corr ON delivery (corr_id);
-CREATE INDEX delivery_age ON delivery (emitted_at);
+CREATE INDEX delivery_age ON delivery (processed_at) WHERE processed_at IS NOT NULL;
 
 CREATE TABLE pair_seq (
     from_agent TEXT NOT NULL,
@@ -176,11 +176,17 @@ CREATE TABLE idempotency (
 ) WITHOUT ROWID;
 CREATE INDEX idempotency_age ON idempotency (at);
 
--- Blobs on disk, the key that opens each, and how many events and mails refer to it.
+-- Blobs on disk, and the key that opens each.
 CREATE TABLE blob (
     digest     TEXT PRIMARY KEY,
     key        BLOB NOT NULL,
     size       INTEGER NOT NULL,
-    created_at INTEGER NOT NULL,
-    used_at    INTEGER
+    created_at INTEGER NOT NULL
+) WITHOUT ROWID;
+
+-- Which mail needs which blob; a blob goes when the last of them has lost its body.
+CREATE TABLE blob_use (
+    digest TEXT NOT NULL REFERENCES blob,
+    mail   INTEGER NOT NULL,
+    PRIMARY KEY (digest, mail)
 ) WITHOUT ROWID;

@@ -1,0 +1,157 @@
+"""The ASGI application: routes, the WebSocket, health, and how errors leave."""
+
+import logging
+from typing import Any
+
+from litestar import Litestar, MediaType, Request, Response, WebSocket, get
+from litestar import websocket as websocket_route
+from litestar.connection import ASGIConnection
+from litestar.exceptions import HTTPException, WebSocketException
+from litestar.handlers.base import BaseRouteHandler
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme
+
+from gatepost import __version__
+from gatepost.errors import (
+    GatepostError,
+    Internal,
+    StorageFailed,
+    Unauthorized,
+    Unavailable,
+)
+from gatepost.gateway import http
+from gatepost.gateway.door import Door
+from gatepost.gateway.limits import Bucket
+from gatepost.gateway.metrics import Metrics
+from gatepost.gateway.operations import Operations
+from gatepost.gateway.request import TypedRequest
+from gatepost.gateway.session import Session
+from gatepost.gateway.status import Status, status
+from gatepost.gateway.websocket import WebSocketDoor
+from gatepost.wire import Failure
+
+log = logging.getLogger(__name__)
+
+Connection = ASGIConnection[Any, Any, Any, Any]
+
+_CODES = {
+    400: "invalid_request",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "payload_too_large",
+    429: "rate_limited",
+}
+_OPEN = ("/healthz", "/readyz")
+
+
+def create_app(operations: Operations, door: Door, metrics: Metrics) -> Litestar:
+    settings = operations.core.settings
+    bucket = Bucket(settings.limits.rate_per_sec, settings.limits.burst)
+
+    def guard(connection: Connection, _: BaseRouteHandler) -> None:
+        if connection.scope["path"] not in _OPEN:
+            door.check(connection.headers.get("authorization"))
+            bucket.take(1)
+
+    return Litestar(
+        [
+            http.routes(operations),
+            *_health_routes(operations, metrics),
+            _websocket(operations, metrics),
+        ],
+        guards=[guard],
+        exception_handlers={Exception: _answer_error},
+        request_class=TypedRequest,
+        request_max_body_size=settings.limits.max_body_bytes,
+        openapi_config=_openapi(),
+        logging_config=None,
+        debug=False,
+    )
+
+
+def _openapi() -> OpenAPIConfig:
+    return OpenAPIConfig(
+        title="Gatepost",
+        version=__version__,
+        path="/openapi",
+        render_plugins=[JsonRenderPlugin(path="/openapi.json")],
+        components=Components(
+            security_schemes={"local": SecurityScheme(type="http", scheme="bearer")}
+        ),
+        security=[{"local": []}],
+    )
+
+
+def _health_routes(operations: Operations, metrics: Metrics) -> list[Any]:
+    core = operations.core
+
+    @get("/healthz", media_type=MediaType.TEXT, summary="The process lives", security=[])
+    async def healthz() -> str:
+        return "ok\n"
+
+    @get("/readyz", media_type=MediaType.TEXT, summary="Messages are accepted", security=[])
+    async def readyz() -> str:
+        if core.writer.failure is not None:
+            raise StorageFailed(core.writer.failure)
+        return "ok\n"
+
+    @get("/metrics", media_type=MediaType.TEXT, summary="Prometheus metrics")
+    async def prometheus() -> Response[bytes]:
+        content, kind = await metrics.render()
+        return Response(content, media_type=kind)
+
+    @get("/v1/status", summary="This gateway at a glance")
+    async def glance() -> Status:
+        return await status(operations)
+
+    return [healthz, readyz, prometheus, glance]
+
+
+def _websocket(operations: Operations, metrics: Metrics) -> Any:
+    limits = operations.core.settings.limits
+
+    @websocket_route("/v1/ws")
+    async def frames(socket: WebSocket[Any, Any, Any]) -> None:
+        if metrics.sessions >= limits.max_connections:
+            raise Unavailable("too many connections")
+        await socket.accept()
+        carrier = WebSocketDoor(socket)
+        bucket = Bucket(limits.rate_per_sec, limits.burst)
+        with metrics.session():
+            await carrier.run(Session(operations, bucket, carrier.wake))
+
+    return frames
+
+
+def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[Failure]:
+    """Every error has a code and a sentence; what nobody expected is logged, not shown."""
+    if isinstance(error, GatepostError):
+        status_code, failure = error.status, Failure.of(error)
+    elif isinstance(error, HTTPException | WebSocketException):
+        status_code, failure = _from_litestar(error)
+    else:
+        log.error("a request failed unexpectedly", exc_info=error)
+        status_code, failure = 500, Failure.of(Internal("an internal error; see the log"))
+    headers = {}
+    if failure.retry_after is not None:
+        headers["retry-after"] = str(max(1, round(failure.retry_after)))
+    if status_code == Unauthorized.status:
+        headers["www-authenticate"] = "Bearer"
+    return Response(failure, status_code=status_code, headers=headers, media_type=MediaType.JSON)
+
+
+def _from_litestar(error: HTTPException | WebSocketException) -> tuple[int, Failure]:
+    status_code = getattr(error, "status_code", 500)
+    code = _CODES.get(status_code, "error")
+    problems = getattr(error, "extra", None) or []
+    details = "; ".join(_problem(p) for p in problems) if isinstance(problems, list) else ""
+    return status_code, Failure(code, ": ".join(filter(None, (error.detail, details))))
+
+
+def _problem(problem: Any) -> str:
+    if not isinstance(problem, dict):
+        return str(problem)
+    return " ".join(str(problem[k]) for k in ("key", "message") if problem.get(k))

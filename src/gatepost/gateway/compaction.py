@@ -1,0 +1,41 @@
+"""Forgetting, in small steps beside the traffic."""
+
+from gatepost.gateway.core import Core
+from gatepost.journal import Tx
+from gatepost.mailbox import sweep
+
+_UNUSED_BLOB_MS = 3_600_000
+
+_BLOBS = """
+DELETE FROM blob WHERE created_at <= ? AND NOT EXISTS (
+    SELECT 1 FROM blob_use u JOIN body b ON b.id = u.mail WHERE u.digest = blob.digest
+) RETURNING digest
+"""
+
+
+async def compact(core: Core) -> int:
+    """Forget what is old enough: bodies, tombstones, keys, blobs. Returns how much."""
+    total = 0
+    while gone := await core.commit(lambda tx: _forget(core, tx)):
+        total += gone
+    for digest in await core.commit(_unused_blobs):
+        core.blobs.delete(digest)
+        total += 1
+    return total
+
+
+def _forget(core: Core, tx: Tx) -> int:
+    journal = core.settings.journal
+    bodies_before = tx.now - int(journal.retain_acked_secs * 1000)
+    rows_before = tx.now - int(journal.tombstone_secs * 1000)
+    gone = sweep.forget(tx, bodies_before, rows_before, journal.sweep_batch)
+    for table, column in (("idempotency", "at"), ("delivery", "processed_at")):
+        tx.run(f"DELETE FROM {table} WHERE {column} <= ?", (rows_before,))
+        gone += tx.changes()
+    return gone
+
+
+def _unused_blobs(tx: Tx) -> list[str]:
+    digests = [row[0] for row in tx.rows(_BLOBS, (tx.now - _UNUSED_BLOB_MS,))]
+    tx.many("DELETE FROM blob_use WHERE digest = ?", [(digest,) for digest in digests])
+    return digests

@@ -1,0 +1,143 @@
+"""One gateway without its doors: journal, mailboxes, messages, blobs, and the way into them."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+import apsw
+
+from gatepost.clock import Clock, SystemClock
+from gatepost.config import Settings
+from gatepost.delivery import Agents, Messages, Node
+from gatepost.errors import ConfigError, GatepostError
+from gatepost.events import BlobStore
+from gatepost.gateway.state import StateDir
+from gatepost.journal import Database, Outcome, Tx, Writer
+from gatepost.journal.outbox import Outbox
+from gatepost.mailbox import Dispatcher, Policy
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Core:
+    """Opened once per process. `commit` and `read` are how everything else reaches storage."""
+
+    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
+        self.settings = settings
+        self.clock = clock or SystemClock()
+        self.state = StateDir(settings.node.state_dir)
+        self.state.prepare()
+        self.database = Database.open(self.state.journal, settings.journal.integrity_check)
+        self.node = self._identify()
+        self.agents = Agents()
+        self.messages = Messages(self.node, self.agents, policy_of(settings).ttl)
+        self.dispatcher = Dispatcher(self.clock, policy_of(settings), self.messages.close)
+        self.messages.dispatcher = self.dispatcher
+        self.blobs = BlobStore(self.state.blobs, self.clock, settings.limits.max_blob_bytes)
+        self.writer = Writer(
+            self.database.writer,
+            self.clock,
+            self._deliver,
+            participants=(
+                self.dispatcher,
+                self.messages,
+                Outbox(self.node.id, self.node.incarnation, self.node.key),
+            ),
+            group_max=settings.journal.group_max,
+        )
+        self._loop: asyncio.AbstractEventLoop
+        self._readers = ThreadPoolExecutor(2, "journal-reader")
+        self._local = threading.local()
+
+    def _identify(self) -> Node:
+        rows: Any = self.database.writer.execute("SELECT name, value FROM fact").fetchall()
+        facts = dict(rows)
+        id = self.settings.node.id
+        if (known := facts.get("node_id", id)) != id:
+            raise ConfigError(
+                f"this state directory belongs to node {known!r}, not {id!r};"
+                " set node.id back or choose another state_dir"
+            )
+        incarnation = facts.get("incarnation") or self.clock.random(8).hex()
+        self.database.writer.execute(
+            "INSERT OR IGNORE INTO fact VALUES ('node_id', ?), ('incarnation', ?)",
+            (id, incarnation),
+        )
+        return Node(id, incarnation, self.state.node_key(self.clock), self.clock)
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.writer.start()
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self.writer.stop)
+        self._readers.shutdown()
+        self.database.close()
+
+    async def commit(self, operation: Callable[[Tx], T]) -> T:
+        """Run `operation` in the next commit group; returns once it is on disk."""
+        future: asyncio.Future[T] = self._loop.create_future()
+        self.writer.submit(operation, partial(_resolve, future))
+        return await future
+
+    def submit(self, operation: Callable[[Tx], object]) -> None:
+        """Run `operation` though nobody waits for it; a failure is logged."""
+        self.writer.submit(operation, _log_failure)
+
+    async def read(self, query: Callable[[Tx], T]) -> T:
+        """Run `query` beside the writer, on what is committed."""
+        return await self._loop.run_in_executor(self._readers, self._read, query)
+
+    def _read(self, query: Callable[[Tx], T]) -> T:
+        connection: apsw.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._local.connection = self.database.reader()
+        # A savepoint holds one snapshot for all the statements of a query.
+        connection.execute("SAVEPOINT reading")
+        try:
+            return query(Tx(connection, self.clock.now()))
+        finally:
+            connection.execute("RELEASE reading")
+
+    def _deliver(self, outcomes: list[Outcome]) -> None:
+        if outcomes:
+            self._loop.call_soon_threadsafe(_tell, outcomes)
+
+
+def policy_of(settings: Settings) -> Policy:
+    mailbox = settings.mailbox
+    return Policy(
+        mailbox.max_retries,
+        int(mailbox.base_backoff_secs * 1000),
+        int(mailbox.inflight_timeout_secs * 1000),
+        int(mailbox.ttl_secs * 1000),
+        mailbox.max_pending,
+    )
+
+
+def _tell(outcomes: list[Outcome]) -> None:
+    for done, value, error in outcomes:
+        try:
+            done(value, error)
+        except Exception:
+            log.exception("an outcome could not be delivered")
+
+
+def _log_failure(value: Any, error: GatepostError | None) -> None:
+    if error is not None:
+        log.warning("an operation nobody waited for failed: %s", error.message)
+
+
+def _resolve(future: asyncio.Future[Any], value: Any, error: GatepostError | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,24 @@
+"""Who may use the local API: whoever holds the token file's secret."""
+
+import hashlib
+import hmac
+
+from gatepost.errors import Unauthorized
+
+
+class Door:
+    """Knows the token's hash, never the token."""
+
+    def __init__(self, token: str) -> None:
+        self._hash = _hash(token)
+
+    def check(self, authorization: str | None) -> None:
+        """Raise Unauthorized unless the header carries the token."""
+        scheme, _, token = (authorization or "").partition(" ")
+        right = hmac.compare_digest(_hash(token), self._hash)
+        if scheme.lower() != "bearer" or not right:
+            raise Unauthorized("send `Authorization: Bearer` with the token in the state directory")
+
+
+def _hash(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,332 @@
+"""The HTTP surface: the mailbox protocol, messages, agents and blobs, as Litestar routes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Annotated, Any, TypeVar
+
+from litestar import Request, Router, delete, get, post, put
+from litestar.params import Parameter
+from litestar.response import Stream
+from msgspec import Struct, field
+
+from gatepost.delivery.agents import Agent
+from gatepost.errors import UnknownBlob, UnknownMessage
+from gatepost.events import Envelope, check_agent_id, check_digest, check_msg_id
+from gatepost.gateway.operations import Operations
+from gatepost.gateway.upload import store_stream
+from gatepost.journal.outbox import journey
+from gatepost.mailbox import browse
+from gatepost.mailbox.deadletters import Filter
+from gatepost.wire import (
+    Ack,
+    Await,
+    Awaited,
+    Consumer,
+    Count,
+    DeadLetter,
+    DeadLetters,
+    Dequeue,
+    Enqueue,
+    EnqueueAck,
+    Enqueued,
+    Extend,
+    Limit,
+    Messages,
+    MsgIds,
+    Nack,
+    NewMessage,
+    NewSend,
+    Peek,
+    Reason,
+    Receipts,
+    Register,
+    Replies,
+    Send,
+    SendResults,
+    Sent,
+    Settled,
+    Summaries,
+    Wait,
+)
+
+T = TypeVar("T")
+PageSize = Annotated[int, Parameter(ge=1, le=1000)]
+WaitSecs = Annotated[float, Parameter(ge=0, le=3600)]
+AnyRequest = Request[Any, Any, Any]
+
+
+class Batch(Struct):
+    messages: list[NewMessage]
+
+
+class SendBatch(Struct):
+    messages: list[NewSend]
+
+
+class DequeueBody(Struct):
+    limit: Limit = 1
+    wait_secs: Wait = 0.0
+    consumer: Consumer = ""
+
+
+class AckBody(Struct):
+    receipts: Receipts = field(default_factory=list)
+    msg_ids: MsgIds = field(default_factory=list)
+    replies: Replies = field(default_factory=dict)
+
+
+class NackBody(Struct):
+    receipts: Receipts = field(default_factory=list)
+    msg_ids: MsgIds = field(default_factory=list)
+    reason: Reason = ""
+
+
+class ExtendBody(Struct):
+    receipts: Receipts
+
+
+class ReplayBody(Filter):
+    limit: int = 1000
+    rate_per_sec: float | None = None
+
+
+class MailboxCounts(Struct):
+    name: str
+    waiting: int
+    in_flight: int
+    dead_letters: int
+
+
+class AuditEntry(Struct):
+    at: int
+    actor: str
+    action: str
+    subject: str
+    detail: str
+
+
+class Stored(Struct):
+    digest: str
+    size: int
+
+
+def routes(operations: Operations) -> Router:
+    """Everything under /v1 but the WebSocket."""
+    handlers = [
+        *_mailbox_routes(operations),
+        *_dead_letter_routes(operations),
+        *_message_routes(operations),
+        *_agent_routes(operations),
+        *_blob_routes(operations),
+    ]
+    return Router("/v1", route_handlers=handlers)
+
+
+def _mailbox_routes(operations: Operations) -> list[Any]:
+    @post("/enqueue", status_code=200, summary="Put one message into a mailbox")
+    async def enqueue(data: NewMessage) -> EnqueueAck:
+        reply: Enqueued = await operations.perform(Enqueue(messages=[data]))
+        (ack,) = reply.results
+        if ack.error is not None:
+            raise ack.error.error()
+        return ack
+
+    @post("/enqueue/batch", status_code=200, summary="Put messages into mailboxes")
+    async def enqueue_batch(data: Batch) -> Enqueued:
+        reply: Enqueued = await operations.perform(Enqueue(messages=data.messages))
+        return reply
+
+    @post("/mailboxes/{mailbox:str}/dequeue", status_code=200, summary="Lease mail")
+    async def dequeue(mailbox: str, data: DequeueBody, request: AnyRequest) -> Messages:
+        op = Dequeue(mailbox=check_agent_id(mailbox), limit=data.limit)
+        op.wait_secs, op.consumer = data.wait_secs, data.consumer
+        reply: Messages = await _while_connected(request, operations.perform(op))
+        return reply
+
+    @post("/mailboxes/{mailbox:str}/ack", status_code=200, summary="End turns")
+    async def ack(mailbox: str, data: AckBody) -> Settled:
+        op = Ack(mailbox=check_agent_id(mailbox), receipts=data.receipts)
+        op.msg_ids, op.replies = data.msg_ids, data.replies
+        return _single(await operations.perform(op))
+
+    @post("/mailboxes/{mailbox:str}/nack", status_code=200, summary="Fail turns")
+    async def nack(mailbox: str, data: NackBody) -> Settled:
+        op = Nack(mailbox=check_agent_id(mailbox), receipts=data.receipts)
+        op.msg_ids, op.reason = data.msg_ids, data.reason
+        return _single(await operations.perform(op))
+
+    @post("/mailboxes/{mailbox:str}/extend", status_code=200, summary="Keep leases alive")
+    async def extend(mailbox: str, data: ExtendBody) -> Settled:
+        op = Extend(mailbox=check_agent_id(mailbox), receipts=data.receipts)
+        return _single(await operations.perform(op))
+
+    @get("/mailboxes", summary="Every mailbox and what it holds")
+    async def mailboxes() -> list[MailboxCounts]:
+        rows = await operations.core.read(browse.counts)
+        return [MailboxCounts(*row) for row in rows]
+
+    @get("/mailboxes/{mailbox:str}", summary="Look at a mailbox's unsettled mail")
+    async def peek(mailbox: str, limit: PageSize = 100, after: str = "") -> Summaries:
+        op = Peek(mailbox=check_agent_id(mailbox), limit=limit, after=after)
+        reply: Summaries = await operations.perform(op)
+        return reply
+
+    @delete(
+        "/mailboxes/{mailbox:str}", status_code=200, summary="Turn waiting mail to dead letters"
+    )
+    async def purge(mailbox: str) -> Count:
+        return Count(count=await operations.purge(check_agent_id(mailbox), "operator"))
+
+    return [enqueue, enqueue_batch, dequeue, ack, nack, extend, mailboxes, peek, purge]
+
+
+def _dead_letter_routes(operations: Operations) -> list[Any]:
+    folder = "/mailboxes/{mailbox:str}/dead-letters"
+
+    @get(folder, summary="List dead letters")
+    async def letters(
+        mailbox: str,
+        limit: PageSize = 100,
+        after: str = "",
+        sender: str | None = None,
+        reason_contains: str | None = None,
+        replayed: bool | None = None,
+    ) -> DeadLetters:
+        wanted = Filter(sender=sender, reason_contains=reason_contains, replayed=replayed)
+        found = await operations.dead_letters(check_agent_id(mailbox), wanted, limit, after)
+        return DeadLetters(messages=found)
+
+    @get(folder + "/{msg_id:str}", summary="Show one dead letter")
+    async def letter(mailbox: str, msg_id: str) -> DeadLetter:
+        wanted = Filter(msg_ids=[check_msg_id(msg_id)])
+        found = await operations.dead_letters(check_agent_id(mailbox), wanted, 1)
+        if not found:
+            raise UnknownMessage(f"no dead letter {msg_id} in {mailbox}")
+        return found[0]
+
+    @post(folder + "/replay", status_code=200, summary="Send dead letters again")
+    async def replay(mailbox: str, data: ReplayBody) -> Enqueued:
+        wanted = _filter(data)
+        name, rate = check_agent_id(mailbox), data.rate_per_sec
+        acks = await operations.replay(name, wanted, data.limit, rate, "operator")
+        return Enqueued(results=acks)
+
+    @post(folder + "/discard", status_code=200, summary="Give up dead letters for good")
+    async def discard(mailbox: str, data: Filter) -> Count:
+        return Count(count=await operations.discard(check_agent_id(mailbox), data, "operator"))
+
+    @delete(folder, status_code=200, summary="Give up all dead letters of a mailbox")
+    async def purge_dead_letters(mailbox: str) -> Count:
+        return Count(count=await operations.discard(check_agent_id(mailbox), Filter(), "operator"))
+
+    @get("/audit", summary="What was done by hand, newest first")
+    async def audit(limit: PageSize = 100) -> list[AuditEntry]:
+        query = "SELECT at, actor, action, subject, detail FROM audit ORDER BY id DESC LIMIT ?"
+        rows = await operations.core.read(lambda tx: tx.rows(query, (limit,)))
+        return [AuditEntry(*row) for row in rows]
+
+    return [letters, letter, replay, discard, purge_dead_letters, audit]
+
+
+def _message_routes(operations: Operations) -> list[Any]:
+    @post("/messages", status_code=200, summary="Send a message to an agent")
+    async def send(data: NewSend) -> Sent:
+        reply: SendResults = await operations.perform(Send(messages=[data]))
+        (sent,) = reply.results
+        if sent.error is not None:
+            raise sent.error.error()
+        return sent
+
+    @post("/messages/batch", status_code=200, summary="Send messages to agents")
+    async def send_batch(data: SendBatch) -> SendResults:
+        reply: SendResults = await operations.perform(Send(messages=data.messages))
+        return reply
+
+    @get("/messages/{event_id:str}", summary="What became of a message; may wait for it")
+    async def message(event_id: str, request: AnyRequest, wait_secs: WaitSecs = 0.0) -> Sent:
+        op = Await(event_id=event_id, wait_secs=wait_secs)
+        reply: Awaited = await _while_connected(request, operations.perform(op))
+        return reply.result
+
+    @get("/messages/{event_id:str}/trace", summary="The events of a message's journey")
+    async def trace(event_id: str) -> list[Envelope]:
+        found = await operations.core.read(lambda tx: journey(tx, event_id))
+        if not found:
+            raise UnknownMessage(f"no event {event_id} in this gateway's outbox")
+        return found
+
+    return [send, send_batch, message, trace]
+
+
+def _agent_routes(operations: Operations) -> list[Any]:
+    core = operations.core
+
+    @get("/agents", summary="Agents this gateway answers for")
+    async def agents() -> list[Agent]:
+        return await core.read(core.agents.list)
+
+    @put("/agents/{agent:str}", summary="Register an agent")
+    async def register(agent: str) -> Agent:
+        name = check_agent_id(agent)
+        await operations.perform(Register(agent=name))
+        return await core.read(lambda tx: core.agents.get(tx, name))
+
+    @delete("/agents/{agent:str}", status_code=200, summary="Remove an agent; its mail is kept")
+    async def remove(agent: str) -> Count:
+        name = check_agent_id(agent)
+        await core.commit(lambda tx: core.agents.remove(tx, name, "operator"))
+        return Count(count=await operations.purge(name, "agent removal"))
+
+    return [agents, register, remove]
+
+
+def _blob_routes(operations: Operations) -> list[Any]:
+    core = operations.core
+
+    @post("/blobs", status_code=201, request_max_body_size=None, summary="Store a large payload")
+    async def upload(request: AnyRequest) -> Stored:
+        digest, size = await store_stream(request.stream(), operations)
+        return Stored(digest, size)
+
+    @get("/blobs/{digest:str}", media_type="application/octet-stream", summary="Fetch a payload")
+    async def download(digest: str) -> Stream:
+        query = "SELECT key FROM blob WHERE digest = ?"
+        row = await core.read(lambda tx: tx.one(query, (check_digest(digest),)))
+        if row is None:
+            raise UnknownBlob(f"no blob {digest} on this gateway")
+        chunks: Iterator[bytes] = core.blobs.read(digest, row[0])
+        return Stream(chunks, media_type="application/octet-stream")
+
+    return [upload, download]
+
+
+def _single(reply: Settled) -> Settled:
+    """A single failure is an error of the request; in a batch each is told apart."""
+    if not reply.settled and len(reply.failures) == 1:
+        raise reply.failures[0].error()
+    return reply
+
+
+def _filter(body: ReplayBody) -> Filter:
+    return Filter(**{name: getattr(body, name) for name in Filter.__struct_fields__})
+
+
+async def _while_connected(request: AnyRequest, work: Awaitable[T]) -> T:
+    """Stop working for a client that hung up, so that it is not given mail it will never see."""
+    task: asyncio.Future[T] = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request.receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else await _abandon(task)
+    finally:
+        gone.cancel()
+
+
+async def _abandon(task: "asyncio.Future[T]") -> T:
+    task.cancel()
+    return await task
+
+
+async def _disconnected(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

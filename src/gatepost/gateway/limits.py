@@ -1,0 +1,24 @@
+"""How much one client may ask for."""
+
+import time
+
+from gatepost.errors import RateLimited
+
+
+class Bucket:
+    """A token bucket: `rate` operations a second, `burst` at once."""
+
+    def __init__(self, rate: float, burst: int) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._tokens = float(burst)
+        self._at = time.monotonic()
+
+    def take(self, count: int) -> None:
+        now = time.monotonic()
+        self._tokens = min(self._tokens + (now - self._at) * self._rate, self._burst)
+        self._at = now
+        if self._tokens < count:
+            wait = (count - self._tokens) / self._rate
+            raise RateLimited("too many operations; slow down", retry_after=round(wait, 3))
+        self._tokens -= count

@@ -1,0 +1,84 @@
+"""What a gateway counts, in Prometheus' words."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from gatepost.gateway.core import Core
+from gatepost.journal.tx import Row
+from gatepost.mailbox import browse
+
+
+class Metrics:
+    """Counts that live in the journal are read when asked for; the rest is kept here."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._registry = CollectorRegistry()
+        self._mail = _Mail()
+        self._registry.register(self._mail)
+        self._registry.register(_Journal(core))
+        self._sessions = Gauge(
+            "gatepost_sessions", "Clients connected by WebSocket.", registry=self._registry
+        )
+        self.sessions = 0
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[None]:
+        self.sessions += 1
+        self._sessions.inc()
+        try:
+            yield
+        finally:
+            self.sessions -= 1
+            self._sessions.dec()
+
+    async def render(self) -> tuple[bytes, str]:
+        self._mail.rows = await self._core.read(browse.counts)
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+
+
+class _Mail(Collector):
+    """Mailboxes by name. Their number is the number of agents, so the label stays small."""
+
+    rows: Sequence[Row] = ()
+
+    def collect(self) -> Iterator[Metric]:
+        names = ("waiting", "in_flight", "dead_letters")
+        texts = ("Messages waiting.", "Messages leased.", "Dead letters kept.")
+        for column, (name, text) in enumerate(zip(names, texts, strict=True), 1):
+            family = GaugeMetricFamily(f"gatepost_mailbox_{name}", text, labels=["mailbox"])
+            for row in self.rows:
+                family.add_metric([row[0]], row[column])
+            yield family
+
+
+class _Journal(Collector):
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def collect(self) -> Iterator[Metric]:
+        writer = self._core.writer
+        yield CounterMetricFamily(
+            "gatepost_journal_commits", "Commit groups, one fsync each.", value=writer.groups
+        )
+        yield CounterMetricFamily(
+            "gatepost_journal_operations", "Operations committed.", value=writer.operations
+        )
+        yield GaugeMetricFamily(
+            "gatepost_journal_waiting", "Operations waiting for a group.", value=writer.waiting()
+        )
+        yield GaugeMetricFamily(
+            "gatepost_journal_accepting",
+            "1 while the disk takes writes.",
+            value=float(writer.failure is None),
+        )
+        yield GaugeMetricFamily(
+            "gatepost_journal_bytes",
+            "Size of the journal file.",
+            value=self._core.state.journal.stat().st_size,
+        )

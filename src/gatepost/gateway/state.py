@@ -1,0 +1,73 @@
+"""The state directory: one gateway's journal, key, token, blobs, socket and address."""
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from gatepost.clock import Clock
+from gatepost.errors import ConfigError
+from gatepost.events import NodeKey
+
+
+class Endpoint(msgspec.Struct):
+    """Where a running gateway listens; clients on this machine read it."""
+
+    url: str
+    socket: str | None
+    pid: int
+    node_id: str
+
+
+class StateDir:
+    """Everything in it is readable by its owner only."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.journal = path / "journal.db"
+        self.blobs = path / "blobs"
+        self.drop = path / "drop"
+        self.socket = path / "gateway.sock"
+        self.token = path / "token"
+        self.key = path / "node.key"
+        self.endpoint = path / "endpoint.json"
+
+    def prepare(self) -> None:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = self.path.stat().st_mode & 0o777
+        if mode & 0o077:
+            raise ConfigError(
+                f"{self.path} can be read by others (mode {mode:o}); run `chmod 700 {self.path}`"
+            )
+
+    def node_key(self, clock: Clock) -> NodeKey:
+        return NodeKey(read_or_create(self.key, clock.random(32)))
+
+    def local_token(self, clock: Clock) -> str:
+        """The secret with which this machine's user reaches the gateway."""
+        return read_or_create(self.token, clock.random(32).hex().encode()).decode().strip()
+
+    def announce(self, endpoint: Endpoint) -> None:
+        write_private(self.endpoint, msgspec.json.encode(endpoint))
+
+    def withdraw(self) -> None:
+        self.endpoint.unlink(missing_ok=True)
+
+
+def read_or_create(path: Path, content: bytes) -> bytes:
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_bytes()
+    write_private(path, content)
+    return content
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Whole or not at all, and never readable by others."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,52 @@
+"""Frames over WebSocket."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+from litestar import WebSocket
+
+from gatepost.gateway.session import Session
+
+
+class WebSocketDoor:
+    """Carries one session: one task reads frames, one sends what the session has to say."""
+
+    def __init__(self, socket: "WebSocket[Any, Any, Any]") -> None:
+        self._socket = socket
+        self._pending = asyncio.Event()
+        self._binary = True
+        self.wake = self._pending.set
+
+    async def run(self, session: Session) -> None:
+        sender = asyncio.create_task(self._send(session))
+        try:
+            await self._receive(session)
+        finally:
+            session.close()
+            sender.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await sender
+
+    async def _receive(self, session: Session) -> None:
+        while True:
+            message: dict[str, Any] = dict(await self._socket.receive())
+            if message["type"] == "websocket.disconnect":
+                return
+            data = message.get("bytes")
+            self._binary = data is not None
+            session.receive(message.get("text") or "" if data is None else data)
+            await session.room()
+
+    async def _send(self, session: Session) -> None:
+        """Frames are answered in the kind the client speaks: text for text, bytes for bytes."""
+        send = self._socket.send
+        while True:
+            await self._pending.wait()
+            self._pending.clear()
+            for frame in session.take_output():
+                if self._binary:
+                    await send({"type": "websocket.send", "bytes": frame, "text": None})
+                else:
+                    text = frame.decode()
+                    await send({"type": "websocket.send", "bytes": None, "text": text})
