@@ -5,8 +5,21 @@ GatepostError
 │   ├── InvalidId             400 invalid_id
 │   └── MalformedEvent        400 malformed_event
 ├── Unauthorized              401 unauthorized
+│   ├── InvalidToken          401 invalid_token
+│   ├── ExpiredToken          401 expired_token
+│   ├── TokenReused           401 token_reused
+│   ├── InvalidTicket         401 invalid_ticket
+│   ├── ExpiredTicket         401 expired_ticket
+│   ├── ProofRequired         401 proof_required
+│   └── InvalidProof          401 invalid_proof
 ├── Forbidden                 403 forbidden
+│   ├── NodeMismatch          403 node_mismatch
+│   ├── Revoked               403 revoked
+│   ├── InsufficientScope     403 insufficient_scope
+│   └── RoomViolation         403 room_violation
 ├── NotFound                  404 not_found
+│   ├── UnknownNode           404 unknown_node
+│   ├── UnknownInvite         404 unknown_invite
 │   ├── UnknownAgent          404 unknown_agent
 │   ├── UnknownMessage        404 unknown_message
 │   └── UnknownBlob           404 unknown_blob
@@ -14,11 +27,16 @@ GatepostError
 │   ├── IdempotencyConflict   409 idempotency_conflict
 │   ├── WrongState            409 wrong_state
 │   ├── StaleReceipt          409 stale_receipt
-│   └── OutOfOrder            409 out_of_order
+│   ├── OutOfOrder            409 out_of_order
+│   ├── TokenAlreadyUsed      409 token_already_used
+│   ├── TicketAlreadyUsed     409 ticket_already_used
+│   └── ReplayDetected        409 replay_detected
 ├── PayloadTooLarge           413 payload_too_large
 ├── MailboxFull               429 mailbox_full
+├── RoomFull                  429 room_full
 ├── RateLimited               429 rate_limited
 ├── Internal                  500 internal
+├── TurnFailed                502 turn_failed
 ├── Unavailable               503 unavailable
 │   └── StorageFailed         503 storage_failed
 ├── DeadlineExceeded          504 deadline_exceeded
@@ -64,12 +82,70 @@ class Unauthorized(GatepostError):
     code, status = "unauthorized", 401
 
 
+class InvalidToken(Unauthorized):
+    code = "invalid_token"
+
+
+class ExpiredToken(Unauthorized):
+    code = "expired_token"
+
+
+class TokenReused(Unauthorized):
+    code = "token_reused"
+
+
+class InvalidTicket(Unauthorized):
+    code = "invalid_ticket"
+
+
+class ExpiredTicket(Unauthorized):
+    code = "expired_ticket"
+
+
+class ProofRequired(Unauthorized):
+    code = "proof_required"
+
+
+class InvalidProof(Unauthorized):
+    code = "invalid_proof"
+
+
 class Forbidden(GatepostError):
     code, status = "forbidden", 403
 
 
+class NodeMismatch(Forbidden):
+    code = "node_mismatch"
+
+
+class Revoked(Forbidden):
+    code = "revoked"
+
+
+class InsufficientScope(Forbidden):
+    code = "insufficient_scope"
+
+
+class RoomViolation(Forbidden):
+    """What a peer sent to the room breaks a rule: all of it is dropped, and the connection ends."""
+
+    code = "room_violation"
+
+    def __init__(self, message: str, *, rule: str = "unknown") -> None:
+        super().__init__(message)
+        self.rule = rule
+
+
 class NotFound(GatepostError):
     code, status = "not_found", 404
+
+
+class UnknownNode(NotFound):
+    code = "unknown_node"
+
+
+class UnknownInvite(NotFound):
+    code = "unknown_invite"
 
 
 class UnknownAgent(NotFound):
@@ -104,6 +180,18 @@ class OutOfOrder(Conflict):
     code = "out_of_order"
 
 
+class TokenAlreadyUsed(Conflict):
+    code = "token_already_used"
+
+
+class TicketAlreadyUsed(Conflict):
+    code = "ticket_already_used"
+
+
+class ReplayDetected(Conflict):
+    code = "replay_detected"
+
+
 class PayloadTooLarge(GatepostError):
     code, status = "payload_too_large", 413
 
@@ -112,12 +200,28 @@ class MailboxFull(GatepostError):
     code, status = "mailbox_full", 429
 
 
+class RoomFull(GatepostError):
+    code, status = "room_full", 429
+
+
 class RateLimited(GatepostError):
     code, status = "rate_limited", 429
 
 
 class Internal(GatepostError):
     code, status = "internal", 500
+
+
+class TurnFailed(GatepostError):
+    """`outcome`: failed, dead_letter or expired."""
+
+    code, status = "turn_failed", 502
+
+    def __init__(
+        self, message: str, *, retry_after: float | None = None, outcome: str | None = None
+    ) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.outcome = outcome or "failed"
 
 
 class Unavailable(GatepostError):

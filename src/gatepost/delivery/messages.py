@@ -28,6 +28,7 @@ from gatepost.events import (
     PayloadRef,
     Receipt,
     Trace,
+    check_digest,
     encode_payload,
     format_event_id,
     parse_event_id,
@@ -37,7 +38,8 @@ from gatepost.journal.tx import Tx
 from gatepost.journal.writer import Outcome
 from gatepost.mailbox import Closed, Dispatcher, Mail, Settlement
 from gatepost.mailbox.deadletters import Filter, replay
-from gatepost.wire import DeadLetter, EnqueueAck, NewSend, Sent
+from gatepost.mailbox.enqueue import find_mailbox
+from gatepost.wire import DeadLetter, EnqueueAck, Failure, NewSend, Sent
 
 _PAIR_SEQ = """
 INSERT INTO pair_seq VALUES (?, ?, 1)
@@ -57,6 +59,10 @@ FROM delivery WHERE event_id = ?
 """
 _MAIL_OF = """
 SELECT m.id FROM mail m JOIN mailbox b ON b.id = m.mailbox WHERE b.name = ? AND m.msg_id = ?
+"""
+_PAYLOAD_OF = """
+SELECT body.payload FROM mail m JOIN mailbox b ON b.id = m.mailbox JOIN body ON body.id = m.id
+WHERE b.name = ? AND m.msg_id = ?
 """
 _NOTHING = b"null"
 
@@ -107,9 +113,8 @@ class Messages:
 
     # -- operations
 
-    def send(self, tx: Tx, new: NewSend) -> Sent:
+    def send(self, tx: Tx, new: NewSend, fingerprint: bytes) -> Sent:
         """Send one message, or return what became of it if it was sent before."""
-        fingerprint = _fingerprint(new)
         known = self._known(tx, new, fingerprint)
         if known is not None:
             return self.status(tx, known)
@@ -134,7 +139,7 @@ class Messages:
         """The status now; if the message is not settled yet, `woken` gets it when it is."""
         sent = self.status(tx, event_id)
         if sent.processed_at is None:
-            tx.effect(partial(self._park, sent.event_id, woken))
+            tx.effect(partial(self._park, sent.event_id, [woken]))
         return sent
 
     def stop_waiting(self, tx: Tx, event_id: str, woken: Woken) -> None:
@@ -162,8 +167,8 @@ class Messages:
         self, tx: Tx, mailbox: str, wanted: Filter, limit: int, actor: str
     ) -> list[EnqueueAck]:
         """Send dead letters again: an event as a new event caused by the old one."""
-        box = self.dispatcher.box(tx, mailbox)
-        return replay(tx, box.id, wanted, limit, self._resend, actor)
+        id = find_mailbox(tx, mailbox)
+        return replay(tx, id, wanted, limit, self._resend, actor) if id else []
 
     def close(self, tx: Tx, closed: list[Closed], replies: Replies = MappingProxyType({})) -> None:
         """Tell the senders of settled mail what became of it."""
@@ -194,14 +199,18 @@ class Messages:
             row = tx.one(query, (new.from_agent, new.idempotency_key))
             if row is not None and row[0] != fingerprint:
                 raise IdempotencyConflict("this idempotency key was used with another message")
-            return None if row is None else format_event_id(row[1])
+            if row is not None:
+                return format_event_id(row[1])
         if isinstance(new.event_id, UnsetType):
             return None
         query = "SELECT from_agent, to_agent FROM delivery WHERE event_id = ?"
         row = tx.one(query, (parse_event_id(new.event_id),))
-        if row is not None and row != (new.from_agent, new.to_agent):
+        if row is None:
+            return None
+        kept = tx.one(_PAYLOAD_OF, (new.to_agent, new.event_id))
+        if row != (new.from_agent, new.to_agent) or kept not in (None, (_inline(new),)):
             raise IdempotencyConflict(f"event {new.event_id} was another message")
-        return None if row is None else new.event_id
+        return new.event_id
 
     def _outgoing(self, new: NewSend) -> Outgoing:
         event_id = self._node.event_ids.next() if new.event_id is UNSET else str(new.event_id)
@@ -212,23 +221,24 @@ class Messages:
             new.from_agent,
             new.to_agent,
             event_id if isinstance(new.corr_id, UnsetType) else new.corr_id,
-            _NOTHING if isinstance(new.payload, UnsetType) else bytes(new.payload),
+            _inline(new),
             digest=_given(new.payload_ref),
             ttl=None if isinstance(new.ttl_secs, UnsetType) else int(new.ttl_secs * 1000),
             traceparent=_given(new.traceparent),
             replies_to=new.replies,
         )
 
-    def _emit(self, tx: Tx, out: Outgoing) -> None:
+    def _emit(self, tx: Tx, out: Outgoing) -> int:
         """Event, mail, delivery record and first receipt: all or nothing."""
         blob = _blob(tx, out.digest) if out.digest else None
-        self._deliver(tx, out, blob)
+        pending = self._deliver(tx, out, blob)
         tx.append(self._event(tx, out, blob))
         row = (parse_event_id(out.event_id), out.from_agent, out.to_agent, out.corr_id)
         tx.run(_OPEN, (*row, tx.now, tx.now, out.replies_to))
         self._receipt(tx, out.to_agent, out.event_id, out.corr_id, Receipt(status="accepted"))
+        return pending
 
-    def _deliver(self, tx: Tx, out: Outgoing, blob: tuple[bytes, int] | None) -> None:
+    def _deliver(self, tx: Tx, out: Outgoing, blob: tuple[bytes, int] | None) -> int:
         info = EventInfo(
             out.event_id,
             out.kind,
@@ -247,6 +257,7 @@ class Messages:
         if out.digest:
             (mail_id,) = tx.rows(_MAIL_OF, (out.to_agent, out.event_id))[0]
             tx.run("INSERT OR IGNORE INTO blob_use VALUES (?, ?)", (out.digest, mail_id))
+        return ack.pending
 
     def _event(self, tx: Tx, out: Outgoing, blob: tuple[bytes, int] | None) -> Draft:
         return Draft(
@@ -302,7 +313,7 @@ class Messages:
         receipt = Receipt(status="processed", outcome=mail.outcome, reason=mail.reason or None)
         self._receipt(tx, to_agent, mail.msg_id, corr_id, receipt)
         sent = self.status(tx, mail.msg_id)
-        tx.effect(partial(self._wake, sent))
+        tx.effect(partial(self._wake, tx, sent))
 
     def _resend(self, tx: Tx, letter: DeadLetter, meta: bytes | None) -> EnqueueAck:
         id = self._node.event_ids.next()
@@ -314,8 +325,15 @@ class Messages:
         out = Outgoing(id, info.kind, letter.from_, letter.to, info.corr_id, payload)
         out.digest, out.traceparent = info.payload_ref, info.traceparent
         out.ref_event_id, out.causation_id = info.ref_event_id, info.event_id
-        self._emit(tx, out)
-        return EnqueueAck(id, True, 0)
+        mark = tx.mark()
+        try:
+            self._agents.get(tx, letter.to)
+            pending = self._emit(tx, out)
+        except GatepostError as error:
+            tx.undo(mark)
+            return EnqueueAck(id, False, 0, Failure.of(error, letter.msg_id))
+        tx.keep()
+        return EnqueueAck(id, True, pending)
 
     def _reply(
         self, tx: Tx, ref: str, ends: tuple[str, str, str], answer: bytes, mail: bool
@@ -331,19 +349,26 @@ class Messages:
         self._receipt(tx, to_agent, id, corr_id, Receipt(status="accepted"))
         self._receipt(tx, to_agent, id, corr_id, Receipt(status="processed", outcome="ok"))
 
-    def _park(self, event_id: str, woken: Woken) -> None:
-        self._waiting.setdefault(event_id, []).append(woken)
+    def _park(self, event_id: str, woken: list[Woken]) -> None:
+        self._waiting.setdefault(event_id, []).extend(woken)
 
-    def _wake(self, sent: Sent) -> None:
-        self._woken += [(woken, sent, None) for woken in self._waiting.pop(sent.event_id, ())]
+    def _wake(self, tx: Tx, sent: Sent) -> None:
+        if waiting := self._waiting.pop(sent.event_id, None):
+            self._woken += [(woken, sent, None) for woken in waiting]
+            tx.on_rollback(partial(self._park, sent.event_id, waiting))
 
 
-def _fingerprint(new: NewSend) -> bytes:
+def fingerprint(new: NewSend) -> bytes:
+    """What tells a repeated call from another one under the same idempotency key."""
     mark = blake2b(digest_size=16)
     for part in (new.to_agent.encode(), bytes(_given(new.payload) or b""), _given(new.payload_ref)):
         data = part.encode() if isinstance(part, str) else part or b""
         mark.update(len(data).to_bytes(8) + data)
     return mark.digest()
+
+
+def _inline(new: NewSend) -> bytes:
+    return _NOTHING if isinstance(new.payload, UnsetType) else bytes(new.payload)
 
 
 def _given(value: T | UnsetType) -> T | None:
@@ -362,3 +387,5 @@ def check(new: NewSend) -> None:
     """What a decoder cannot see: a message has a payload or refers to one."""
     if isinstance(new.payload, UnsetType) == isinstance(new.payload_ref, UnsetType):
         raise InvalidRequest("a message needs either `payload` or `payload_ref`")
+    if not isinstance(new.payload_ref, UnsetType):
+        check_digest(new.payload_ref)

@@ -1,11 +1,14 @@
 """The ASGI application: routes, the WebSocket, health, and how errors leave."""
 
 import logging
+import math
 from typing import Any
 
-from litestar import Litestar, MediaType, Request, Response, WebSocket, get
+import msgspec
+from litestar import Litestar, MediaType, Request, Response, WebSocket
 from litestar import websocket as websocket_route
 from litestar.connection import ASGIConnection
+from litestar.enums import ScopeType
 from litestar.exceptions import HTTPException, WebSocketException
 from litestar.handlers.base import BaseRouteHandler
 from litestar.openapi.config import OpenAPIConfig
@@ -22,10 +25,10 @@ from gatepost.errors import (
 )
 from gatepost.gateway import http
 from gatepost.gateway.door import Door
-from gatepost.gateway.limits import Bucket
 from gatepost.gateway.metrics import Metrics
 from gatepost.gateway.operations import Operations
 from gatepost.gateway.request import TypedRequest
+from gatepost.gateway.route import get
 from gatepost.gateway.session import Session
 from gatepost.gateway.status import Status, status
 from gatepost.gateway.websocket import WebSocketDoor
@@ -49,18 +52,18 @@ _OPEN = ("/healthz", "/readyz")
 
 def create_app(operations: Operations, door: Door, metrics: Metrics) -> Litestar:
     settings = operations.core.settings
-    bucket = Bucket(settings.limits.rate_per_sec, settings.limits.burst)
 
     def guard(connection: Connection, _: BaseRouteHandler) -> None:
-        if connection.scope["path"] not in _OPEN:
+        # A WebSocket checks for itself, for it has to refuse in a way of its own.
+        if connection.scope["path"] not in _OPEN and connection.scope["type"] == ScopeType.HTTP:
             door.check(connection.headers.get("authorization"))
-            bucket.take(1)
+            operations.bucket.take(1)
 
     return Litestar(
         [
             http.routes(operations),
             *_health_routes(operations, metrics),
-            _websocket(operations, metrics),
+            _websocket(operations, door, metrics),
         ],
         guards=[guard],
         exception_handlers={Exception: _answer_error},
@@ -110,20 +113,34 @@ def _health_routes(operations: Operations, metrics: Metrics) -> list[Any]:
     return [healthz, readyz, prometheus, glance]
 
 
-def _websocket(operations: Operations, metrics: Metrics) -> Any:
+def _websocket(operations: Operations, door: Door, metrics: Metrics) -> Any:
     limits = operations.core.settings.limits
 
     @websocket_route("/v1/ws")
     async def frames(socket: WebSocket[Any, Any, Any]) -> None:
-        if metrics.sessions >= limits.max_connections:
-            raise Unavailable("too many connections")
+        try:
+            door.check(socket.headers.get("authorization"))
+            if metrics.sessions >= limits.max_connections:
+                raise Unavailable("too many connections", retry_after=1.0)
+        except GatepostError as error:
+            await _refuse_handshake(socket, error)
+            return
         await socket.accept()
         carrier = WebSocketDoor(socket)
-        bucket = Bucket(limits.rate_per_sec, limits.burst)
         with metrics.session():
-            await carrier.run(Session(operations, bucket, carrier.wake))
+            await carrier.run(Session(operations, carrier.wake))
 
     return frames
+
+
+async def _refuse_handshake(socket: WebSocket[Any, Any, Any], error: GatepostError) -> None:
+    """The same status and body an HTTP request would get, instead of a bare 403."""
+    send: Any = socket.send
+    headers = [(b"content-type", b"application/json")]
+    start = {"type": "websocket.http.response.start", "status": error.status, "headers": headers}
+    await send(start)
+    body = msgspec.json.encode(Failure.of(error))
+    await send({"type": "websocket.http.response.body", "body": body})
 
 
 def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[Failure]:
@@ -137,7 +154,7 @@ def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response
         status_code, failure = 500, Failure.of(Internal("an internal error; see the log"))
     headers = {}
     if failure.retry_after is not None:
-        headers["retry-after"] = str(max(1, round(failure.retry_after)))
+        headers["retry-after"] = str(max(1, math.ceil(failure.retry_after)))
     if status_code == Unauthorized.status:
         headers["www-authenticate"] = "Bearer"
     return Response(failure, status_code=status_code, headers=headers, media_type=MediaType.JSON)

@@ -6,6 +6,18 @@ from gatepost.mailbox import sweep
 
 _UNUSED_BLOB_MS = 3_600_000
 
+_DELIVERIES = """
+DELETE FROM delivery WHERE event_id IN (
+    SELECT event_id FROM delivery WHERE processed_at <= ? LIMIT ?
+)
+"""
+# A key is needed as long as its message, which may live longer than most.
+_KEYS = """
+DELETE FROM idempotency WHERE (agent, key) IN (
+    SELECT agent, key FROM idempotency i WHERE at <= ?
+    AND NOT EXISTS (SELECT 1 FROM delivery d WHERE d.event_id = i.event_id) LIMIT ?
+)
+"""
 _BLOBS = """
 DELETE FROM blob WHERE created_at <= ? AND NOT EXISTS (
     SELECT 1 FROM blob_use u JOIN body b ON b.id = u.mail WHERE u.digest = blob.digest
@@ -29,10 +41,19 @@ def _forget(core: Core, tx: Tx) -> int:
     bodies_before = tx.now - int(journal.retain_acked_secs * 1000)
     rows_before = tx.now - int(journal.tombstone_secs * 1000)
     gone = sweep.forget(tx, bodies_before, rows_before, journal.sweep_batch)
-    for table, column in (("idempotency", "at"), ("delivery", "processed_at")):
-        tx.run(f"DELETE FROM {table} WHERE {column} <= ?", (rows_before,))
+    for sql in (_DELIVERIES, _KEYS):
+        tx.run(sql, (rows_before, journal.sweep_batch))
         gone += tx.changes()
     return gone
+
+
+async def remove_orphans(core: Core) -> int:
+    """Remove blobs that a crash kept from ever being known. Only before anything is uploaded."""
+    known = {row[0] for row in await core.read(lambda tx: tx.rows("SELECT digest FROM blob"))}
+    orphans = {f"sha256:{path.name}" for path in core.state.blobs.iterdir()} - known
+    for digest in orphans:
+        core.blobs.delete(digest)
+    return len(orphans)
 
 
 def _unused_blobs(tx: Tx) -> list[str]:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from gatepost.clock import Clock, SystemClock
 from gatepost.config import Settings
 from gatepost.delivery import Agents, Messages, Node
 from gatepost.errors import ConfigError, GatepostError
-from gatepost.events import BlobStore
+from gatepost.events import Blob, BlobStore
 from gatepost.gateway.state import StateDir
 from gatepost.journal import Database, Outcome, Tx, Writer
 from gatepost.journal.outbox import Outbox
@@ -53,6 +53,7 @@ class Core:
         )
         self._loop: asyncio.AbstractEventLoop
         self._readers = ThreadPoolExecutor(2, "journal-reader")
+        self._storers = ThreadPoolExecutor(16, "blob-writer")
         self._local = threading.local()
 
     def _identify(self) -> Node:
@@ -78,6 +79,7 @@ class Core:
     async def stop(self) -> None:
         await asyncio.to_thread(self.writer.stop)
         self._readers.shutdown()
+        self._storers.shutdown()
         self.database.close()
 
     async def commit(self, operation: Callable[[Tx], T]) -> T:
@@ -88,7 +90,14 @@ class Core:
 
     def submit(self, operation: Callable[[Tx], object]) -> None:
         """Run `operation` though nobody waits for it; a failure is logged."""
-        self.writer.submit(operation, _log_failure)
+        try:
+            self.writer.submit(operation, _log_failure)
+        except GatepostError as error:
+            _log_failure(None, error)
+
+    async def store(self, pieces: Iterable[bytes]) -> tuple[Blob, bytes]:
+        """Write a blob, in a thread of its own for as long as its pieces take to come."""
+        return await self._loop.run_in_executor(self._storers, self.blobs.write, pieces)
 
     async def read(self, query: Callable[[Tx], T]) -> T:
         """Run `query` beside the writer, on what is committed."""

@@ -4,16 +4,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Annotated, Any, TypeVar
 
-from litestar import Request, Router, delete, get, post, put
+import msgspec
+from litestar import Request, Router
 from litestar.params import Parameter
 from litestar.response import Stream
 from msgspec import Struct, field
 
 from gatepost.delivery.agents import Agent
-from gatepost.errors import UnknownBlob, UnknownMessage
-from gatepost.events import Envelope, check_agent_id, check_digest, check_msg_id
+from gatepost.errors import GatepostError, UnknownBlob, UnknownMessage
+from gatepost.events import AgentId, Envelope, check_agent_id, check_digest, check_msg_id
 from gatepost.gateway.operations import Operations
-from gatepost.gateway.upload import store_stream
+from gatepost.gateway.route import delete, get, post, put
+from gatepost.gateway.upload import Uploads
 from gatepost.journal.outbox import journey
 from gatepost.mailbox import browse
 from gatepost.mailbox.deadletters import Filter
@@ -30,6 +32,7 @@ from gatepost.wire import (
     EnqueueAck,
     Enqueued,
     Extend,
+    Failure,
     Limit,
     Messages,
     MsgIds,
@@ -41,6 +44,7 @@ from gatepost.wire import (
     Receipts,
     Register,
     Replies,
+    Seconds,
     Send,
     SendResults,
     Sent,
@@ -54,13 +58,15 @@ PageSize = Annotated[int, Parameter(ge=1, le=1000)]
 WaitSecs = Annotated[float, Parameter(ge=0, le=3600)]
 AnyRequest = Request[Any, Any, Any]
 
+_BATCH = msgspec.Meta(min_length=1, max_length=1000)
+
 
 class Batch(Struct):
-    messages: list[NewMessage]
+    messages: Annotated[list[NewMessage], _BATCH]
 
 
 class SendBatch(Struct):
-    messages: list[NewSend]
+    messages: Annotated[list[NewSend], _BATCH]
 
 
 class DequeueBody(Struct):
@@ -85,9 +91,23 @@ class ExtendBody(Struct):
     receipts: Receipts
 
 
-class ReplayBody(Filter):
-    limit: int = 1000
-    rate_per_sec: float | None = None
+class FilterBody(Struct, forbid_unknown_fields=True):
+    """Which dead letters: all given conditions must hold; none given means every one."""
+
+    msg_ids: MsgIds | None = None
+    sender: AgentId | None = None
+    reason_contains: Reason | None = None
+    failed_after: Seconds | None = None
+    failed_before: Seconds | None = None
+    replayed: bool | None = None
+
+    def filter(self) -> Filter:
+        return Filter(**{name: getattr(self, name) for name in Filter.__struct_fields__})
+
+
+class ReplayBody(FilterBody):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1000
+    rate_per_sec: Annotated[float, msgspec.Meta(ge=0.01, le=1e6)] | None = None
 
 
 class MailboxCounts(Struct):
@@ -128,11 +148,12 @@ def _mailbox_routes(operations: Operations) -> list[Any]:
         reply: Enqueued = await operations.perform(Enqueue(messages=[data]))
         (ack,) = reply.results
         if ack.error is not None:
-            raise ack.error.error()
+            raise _error(ack.error)
         return ack
 
     @post("/enqueue/batch", status_code=200, summary="Put messages into mailboxes")
     async def enqueue_batch(data: Batch) -> Enqueued:
+        operations.bucket.take(len(data.messages))
         reply: Enqueued = await operations.perform(Enqueue(messages=data.messages))
         return reply
 
@@ -205,15 +226,15 @@ def _dead_letter_routes(operations: Operations) -> list[Any]:
         return found[0]
 
     @post(folder + "/replay", status_code=200, summary="Send dead letters again")
-    async def replay(mailbox: str, data: ReplayBody) -> Enqueued:
-        wanted = _filter(data)
+    async def replay(mailbox: str, data: ReplayBody, request: AnyRequest) -> Enqueued:
         name, rate = check_agent_id(mailbox), data.rate_per_sec
-        acks = await operations.replay(name, wanted, data.limit, rate, "operator")
-        return Enqueued(results=acks)
+        work = operations.replay(name, data.filter(), data.limit, rate, "operator")
+        return Enqueued(results=await _while_connected(request, work))
 
     @post(folder + "/discard", status_code=200, summary="Give up dead letters for good")
-    async def discard(mailbox: str, data: Filter) -> Count:
-        return Count(count=await operations.discard(check_agent_id(mailbox), data, "operator"))
+    async def discard(mailbox: str, data: FilterBody) -> Count:
+        name = check_agent_id(mailbox)
+        return Count(count=await operations.discard(name, data.filter(), "operator"))
 
     @delete(folder, status_code=200, summary="Give up all dead letters of a mailbox")
     async def purge_dead_letters(mailbox: str) -> Count:
@@ -234,11 +255,12 @@ def _message_routes(operations: Operations) -> list[Any]:
         reply: SendResults = await operations.perform(Send(messages=[data]))
         (sent,) = reply.results
         if sent.error is not None:
-            raise sent.error.error()
+            raise _error(sent.error)
         return sent
 
     @post("/messages/batch", status_code=200, summary="Send messages to agents")
     async def send_batch(data: SendBatch) -> SendResults:
+        operations.bucket.take(len(data.messages))
         reply: SendResults = await operations.perform(Send(messages=data.messages))
         return reply
 
@@ -282,10 +304,11 @@ def _agent_routes(operations: Operations) -> list[Any]:
 
 def _blob_routes(operations: Operations) -> list[Any]:
     core = operations.core
+    uploads = Uploads(operations)
 
     @post("/blobs", status_code=201, request_max_body_size=None, summary="Store a large payload")
     async def upload(request: AnyRequest) -> Stored:
-        digest, size = await store_stream(request.stream(), operations)
+        digest, size = await uploads.store(request.stream())
         return Stored(digest, size)
 
     @get("/blobs/{digest:str}", media_type="application/octet-stream", summary="Fetch a payload")
@@ -303,12 +326,14 @@ def _blob_routes(operations: Operations) -> list[Any]:
 def _single(reply: Settled) -> Settled:
     """A single failure is an error of the request; in a batch each is told apart."""
     if not reply.settled and len(reply.failures) == 1:
-        raise reply.failures[0].error()
+        raise _error(reply.failures[0])
     return reply
 
 
-def _filter(body: ReplayBody) -> Filter:
-    return Filter(**{name: getattr(body, name) for name in Filter.__struct_fields__})
+def _error(failure: Failure) -> GatepostError:
+    error = failure.error()
+    error.retry_after = failure.retry_after
+    return error
 
 
 async def _while_connected(request: AnyRequest, work: Awaitable[T]) -> T:

@@ -1,4 +1,4 @@
-"""How much one client may ask for."""
+"""How much those who hold the token may ask for."""
 
 import time
 
@@ -15,6 +15,8 @@ class Bucket:
         self._at = time.monotonic()
 
     def take(self, count: int) -> None:
+        """Raise RateLimited unless `count` are to be had; a full bucket is enough for anything."""
+        count = min(count, self._burst)
         now = time.monotonic()
         self._tokens = min(self._tokens + (now - self._at) * self._rate, self._burst)
         self._at = now

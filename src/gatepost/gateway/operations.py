@@ -1,6 +1,7 @@
 """What each operation on the wire does, whichever door it came through."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from itertools import groupby
@@ -8,13 +9,14 @@ from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from gatepost.delivery.messages import check
-from gatepost.errors import GatepostError, InvalidRequest, PayloadTooLarge
+from gatepost.delivery.messages import check, fingerprint
+from gatepost.errors import GatepostError, Internal, InvalidRequest, PayloadTooLarge
 from gatepost.gateway.core import Core
+from gatepost.gateway.limits import Bucket
 from gatepost.journal import Tx
 from gatepost.mailbox import Mail, Settlement, Waiter, browse, deadletters
 from gatepost.mailbox.deadletters import Filter
-from gatepost.mailbox.enqueue import check_payload
+from gatepost.mailbox.enqueue import check_payload, find_mailbox
 from gatepost.wire import (
     Ack,
     Await,
@@ -28,6 +30,7 @@ from gatepost.wire import (
     EnqueueAck,
     Enqueued,
     Extend,
+    Failed,
     Failure,
     Message,
     Messages,
@@ -48,6 +51,8 @@ from gatepost.wire import (
     Summaries,
 )
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 Plan = Callable[[Tx], Reply]
 
@@ -57,9 +62,11 @@ class Operations:
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self._inline = core.settings.limits.max_payload_inline
+        limits = core.settings.limits
+        self.bucket = Bucket(limits.rate_per_sec, limits.burst)
+        self._inline = limits.max_payload_inline
         self._batch = core.settings.journal.sweep_batch
-        self._longest_poll = core.settings.limits.long_poll_max_secs
+        self._longest_poll = limits.long_poll_max_secs
         self._plans: dict[type[Op], Callable[[Any], Plan]] = {
             Enqueue: self._enqueue,
             Ack: self._ack,
@@ -88,6 +95,21 @@ class Operations:
             return await self.core.commit(plan)
         return await self._slow[type(op)](op)
 
+    async def answer(self, op: Op) -> Reply:
+        """The answer `op` has on the wire, whatever happens."""
+        try:
+            reply: Reply = await self.perform(op)
+            return reply
+        except GatepostError as error:
+            return Failed(re=op.id, error=Failure.of(error))
+        except Exception:
+            log.exception("an operation failed unexpectedly")
+            return Failed(re=op.id, error=Failure.of(Internal("an internal error; see the log")))
+
+    def admit(self, op: Op) -> None:
+        """Raise RateLimited if the clients ask for too much at once."""
+        self.bucket.take(len(op.messages) if isinstance(op, Enqueue | Send) else 1)
+
     # -- one transaction each
 
     def _enqueue(self, op: Enqueue) -> Plan:
@@ -105,18 +127,21 @@ class Operations:
 
     def _mail(self, new: NewMessage) -> Mail:
         payload = bytes(new.payload)
+        self._check_inline(payload)
+        return Mail(new.id(), payload, new.created(), new.ttl())
+
+    def _check_inline(self, payload: bytes) -> None:
         if len(payload) > self._inline:
             raise PayloadTooLarge(
                 f"a payload may have {self._inline} bytes here, this has {len(payload)};"
-                " use `send`, which stores large payloads as blobs"
+                " `send` stores a larger one as a blob, and anything may name an uploaded blob"
             )
         check_payload(payload)
-        return Mail(new.id(), payload, new.created(), new.ttl())
 
     def _ack(self, op: Ack) -> Plan:
         _some(op.receipts, op.msg_ids)
         for reply in op.replies.values():
-            check_payload(bytes(reply))
+            self._check_inline(bytes(reply))
         ack = self.core.messages.ack
         return lambda tx: _settled(op.id, ack(tx, op.mailbox, op.receipts, op.msg_ids, op.replies))
 
@@ -143,65 +168,47 @@ class Operations:
     # -- those that read, wait, or take several transactions
 
     async def _dequeue(self, op: Dequeue) -> Reply:
-        if op.wait_secs:
-            return Messages(re=op.id, messages=await self._long_poll(op))
-        dequeue = self.core.dispatcher.dequeue
-        messages = await self.core.commit(lambda tx: dequeue(tx, op.mailbox, op.consumer, op.limit))
+        """Whoever hangs up before the answer gives back what was leased for it meanwhile."""
+        consumer = op.consumer or f"poll:{self.core.clock.random(8).hex()}"
+        poll = _Poll(self.core, op, consumer)
+        try:
+            messages = await (poll.wait(self._longest_poll) if op.wait_secs else poll.take())
+        except BaseException:
+            poll.give_back()
+            raise
         return Messages(re=op.id, messages=messages)
 
-    async def _long_poll(self, op: Dequeue) -> list[Message]:
-        """Wait for mail. Whoever stops waiting gives back what was leased for it meanwhile."""
-        dispatcher, taken = self.core.dispatcher, asyncio.get_running_loop().create_future()
-
-        def push(messages: list[Message]) -> None:
-            if not taken.done():
-                taken.set_result(messages)
-
-        def wait(tx: Tx) -> tuple[Waiter, list[Message]]:
-            consumer = op.consumer or f"poll:{self.core.clock.random(8).hex()}"
-            box = dispatcher.box(tx, op.mailbox)
-            waiter = Waiter(box, consumer, op.limit, push, once=True)
-            return waiter, dispatcher.wait(tx, waiter)
-
-        waiter, again = await self.core.commit(wait)
-        if again:
-            push(again)
-        try:
-            await asyncio.wait([taken], timeout=min(op.wait_secs, self._longest_poll))
-            await self.core.commit(lambda tx: dispatcher.leave(tx, waiter))
-        except BaseException:
-            self.core.submit(lambda tx: dispatcher.give_up(tx, waiter))
-            raise
-        return taken.result() if taken.done() else []
-
     async def _send(self, op: Send) -> Reply:
-        news = [await self._inlined(new) for new in op.messages]
-        results = await self.core.commit(lambda tx: [self._send_one(tx, new) for new in news])
+        for new in op.messages:
+            check(new)
+        # Taken before a payload moves into a blob, whose digest is another each time.
+        marks = [fingerprint(new) for new in op.messages]
+        for new in op.messages:
+            await self._move_large(new)
+        sends = list(zip(op.messages, marks, strict=True))
+        results = await self.core.commit(lambda tx: [self._send_one(tx, *each) for each in sends])
         return SendResults(re=op.id, results=results)
 
-    async def _inlined(self, new: NewSend) -> NewSend:
-        """The same message, with a payload too large to travel inline stored as a blob."""
-        check(new)
+    async def _move_large(self, new: NewSend) -> None:
+        """A payload too large to travel inline is stored as a blob."""
         if isinstance(new.payload, UnsetType):
-            return new
+            return
         payload = bytes(new.payload)
         check_payload(payload)
-        if len(payload) <= self._inline:
-            return new
-        new.payload, new.payload_ref = UNSET, await self.upload([payload])
-        return new
+        if len(payload) > self._inline:
+            new.payload, new.payload_ref = UNSET, await self.upload([payload])
 
     async def upload(self, pieces: Iterable[bytes]) -> str:
         """Store a payload as a blob; returns its digest."""
-        blob, key = await asyncio.to_thread(self.core.blobs.write, pieces)
+        blob, key = await self.core.store(pieces)
         insert = "INSERT OR IGNORE INTO blob VALUES (?, ?, ?, ?)"
         await self.core.commit(lambda tx: tx.run(insert, (blob.digest, key, blob.size, tx.now)))
         return blob.digest
 
-    def _send_one(self, tx: Tx, new: NewSend) -> Sent:
+    def _send_one(self, tx: Tx, new: NewSend, fingerprint: bytes) -> Sent:
         mark = tx.mark()
         try:
-            sent = self.core.messages.send(tx, new)
+            sent = self.core.messages.send(tx, new, fingerprint)
         except GatepostError as error:
             tx.undo(mark)
             id = "" if isinstance(new.event_id, UnsetType) else new.event_id
@@ -210,20 +217,27 @@ class Operations:
         return sent
 
     async def _await(self, op: Await) -> Reply:
-        settled = asyncio.get_running_loop().create_future()
+        messages, id = self.core.messages, op.event_id
+        sent = await self.core.read(lambda tx: messages.status(tx, id))
+        if sent.processed_at is None and op.wait_secs:
+            sent = await self._settled_within(id, min(op.wait_secs, self._longest_poll))
+        return Awaited(re=op.id, result=sent)
+
+    async def _settled_within(self, id: str, secs: float) -> Sent:
+        messages, settled = self.core.messages, asyncio.get_running_loop().create_future()
 
         def woken(sent: Sent, error: GatepostError | None) -> None:
             if not settled.done():
                 settled.set_result(sent)
 
-        messages, id = self.core.messages, op.event_id
-        sent = await self.core.commit(lambda tx: messages.wait(tx, id, woken))
-        if sent.processed_at is None and op.wait_secs:
-            try:
-                await asyncio.wait([settled], timeout=min(op.wait_secs, self._longest_poll))
-            finally:
-                self.core.submit(lambda tx: messages.stop_waiting(tx, sent.event_id, woken))
-        return Awaited(re=op.id, result=settled.result() if settled.done() else sent)
+        try:
+            sent = await self.core.commit(lambda tx: messages.wait(tx, id, woken))
+            if sent.processed_at is None:
+                await asyncio.wait([settled], timeout=secs)
+        finally:
+            if not settled.done():
+                self.core.submit(lambda tx: messages.stop_waiting(tx, id, woken))
+        return settled.result() if settled.done() else sent
 
     async def _peek(self, op: Peek) -> Reply:
         found = await self._look(op.mailbox, lambda tx, id: browse.peek(tx, id, op.limit, op.after))
@@ -242,8 +256,8 @@ class Operations:
 
     async def _look(self, mailbox: str, query: Callable[[Tx, int], list[T]]) -> list[T] | None:
         def look(tx: Tx) -> list[T] | None:
-            row = tx.one("SELECT id FROM mailbox WHERE name = ?", (mailbox,))
-            return None if row is None else query(tx, row[0])
+            id = find_mailbox(tx, mailbox)
+            return query(tx, id) if id else None
 
         return await self.core.read(look)
 
@@ -254,10 +268,9 @@ class Operations:
         """Turn all waiting mail into dead letters, a batch a transaction."""
 
         def batch(tx: Tx) -> int:
-            box = self.core.dispatcher.box(tx, mailbox)
-            count, closed = deadletters.purge(tx, box.id, self._batch, actor)
-            self.core.messages.close(tx, closed)
-            return count
+            if not find_mailbox(tx, mailbox):
+                return 0
+            return self.core.dispatcher.purge(tx, mailbox, self._batch, actor)
 
         return await self._until_none(batch)
 
@@ -266,8 +279,8 @@ class Operations:
 
     async def discard(self, mailbox: str, wanted: Filter, actor: str) -> int:
         def batch(tx: Tx) -> int:
-            box = self.core.dispatcher.box(tx, mailbox)
-            return deadletters.discard(tx, box.id, wanted, self._batch, actor)
+            id = find_mailbox(tx, mailbox)
+            return deadletters.discard(tx, id, wanted, self._batch, actor) if id else 0
 
         return await self._until_none(batch)
 
@@ -292,6 +305,63 @@ class Operations:
                 break
             await asyncio.sleep(0 if rate is None else size / rate)
         return acks
+
+
+class _Poll:
+    """One dequeue, which may wait, and may be broken off at any moment."""
+
+    def __init__(self, core: Core, op: Dequeue, consumer: str) -> None:
+        self._core = core
+        self._op = op
+        self._consumer = consumer
+        self._pushed: asyncio.Future[list[Message]] = asyncio.get_running_loop().create_future()
+        self._waiter: Waiter | None = None
+
+    async def take(self) -> list[Message]:
+        return await self._core.commit(self._take)
+
+    async def wait(self, longest: float) -> list[Message]:
+        if again := await self._core.commit(self._join):
+            return again
+        await asyncio.wait([self._pushed], timeout=min(self._op.wait_secs, longest))
+        await self._core.commit(self._leave)
+        return self._pushed.result() if self._pushed.done() else []
+
+    def give_back(self) -> None:
+        """Undo what was or still will be leased, unless its consumer has a name to come back by."""
+        if not self._op.wait_secs and not self._op.consumer:
+            self._core.submit(self._rejoin)
+        self._core.submit(self._give_up)
+
+    def _take(self, tx: Tx) -> list[Message]:
+        op = self._op
+        if not find_mailbox(tx, op.mailbox):
+            return []
+        return self._core.dispatcher.dequeue(tx, op.mailbox, self._consumer, op.limit)
+
+    def _join(self, tx: Tx) -> list[Message]:
+        box = self._core.dispatcher.box(tx, self._op.mailbox)
+        waiter = Waiter(box, self._consumer, self._op.limit, self._push, once=True)
+        again = self._core.dispatcher.wait(tx, waiter)
+        self._waiter = waiter
+        return again
+
+    def _rejoin(self, tx: Tx) -> None:
+        """Become the holder of what was taken, for only a holder can give back."""
+        if find_mailbox(tx, self._op.mailbox):
+            self._join(tx)
+
+    def _leave(self, tx: Tx) -> None:
+        if self._waiter is not None:
+            self._core.dispatcher.leave(tx, self._waiter)
+
+    def _give_up(self, tx: Tx) -> None:
+        if self._waiter is not None:
+            self._core.dispatcher.give_up(tx, self._waiter)
+
+    def _push(self, messages: list[Message]) -> None:
+        if not self._pushed.done():
+            self._pushed.set_result(messages)
 
 
 def _some(*lists: list[str]) -> None:

@@ -5,18 +5,21 @@ import contextlib
 import gc
 import logging
 import os
+import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import uvicorn
 import uvloop
 
+from gatepost.clock import Clock
 from gatepost.config import Settings
 from gatepost.errors import ConfigError
 from gatepost.gateway.app import create_app
-from gatepost.gateway.compaction import compact
+from gatepost.gateway.compaction import compact, remove_orphans
 from gatepost.gateway.core import Core
 from gatepost.gateway.door import Door
+from gatepost.gateway.drop import DropDoor
 from gatepost.gateway.metrics import Metrics
 from gatepost.gateway.operations import Operations
 from gatepost.gateway.state import Endpoint
@@ -25,6 +28,8 @@ from gatepost.gateway.unix import UnixDoor
 log = logging.getLogger(__name__)
 
 _COMPACT_EVERY = 60.0
+_SWEEP_DROP_EVERY = 600.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(settings: Settings) -> None:
@@ -38,18 +43,21 @@ async def serve(settings: Settings) -> None:
         core = operations.core
         door = Door(core.state.local_token(core.clock))
         server = _server(settings, operations, door)
-        async with _doors(operations), _background(operations):
+        await remove_orphans(core)
+        async with _doors(operations), _background(operations), _stopped_by_signals(server):
             core.state.announce(_endpoint(core, listener))
             log.info("node %s listens on %s", core.node.id, _url(listener))
             # What exists now lives as long as the process; the collector need not look at it.
             gc.freeze()
-            await server.serve(sockets=[listener])
-            core.state.withdraw()
+            try:
+                await server.serve(sockets=[listener])
+            finally:
+                core.state.withdraw()
 
 
 @contextlib.asynccontextmanager
-async def open_core(settings: Settings) -> AsyncIterator[Operations]:
-    core = Core(settings)
+async def open_core(settings: Settings, clock: Clock | None = None) -> AsyncIterator[Operations]:
+    core = Core(settings, clock)
     core.start()
     try:
         yield Operations(core)
@@ -59,25 +67,54 @@ async def open_core(settings: Settings) -> AsyncIterator[Operations]:
 
 @contextlib.asynccontextmanager
 async def _doors(operations: Operations) -> AsyncIterator[None]:
-    core = operations.core
-    unix = UnixDoor(operations, core.state.socket)
-    if core.settings.listen.unix_socket:
-        await unix.start()
-    try:
+    core, listen = operations.core, operations.core.settings.listen
+    async with contextlib.AsyncExitStack() as open_doors:
+        if listen.unix_socket:
+            unix = UnixDoor(operations, core.state.socket)
+            await unix.start()
+            open_doors.push_async_callback(unix.stop)
+        if listen.drop_folder:
+            drop = DropDoor(operations, core.state.drop)
+            await drop.start()
+            open_doors.push_async_callback(drop.stop)
+            await open_doors.enter_async_context(repeated(_SWEEP_DROP_EVERY, drop.sweep))
         yield
-    finally:
-        await unix.stop()
+
+
+def _background(operations: Operations) -> contextlib.AbstractAsyncContextManager[None]:
+    return repeated(_COMPACT_EVERY, lambda: compact(operations.core))
 
 
 @contextlib.asynccontextmanager
-async def _background(operations: Operations) -> AsyncIterator[None]:
-    loop = asyncio.create_task(_every(_COMPACT_EVERY, lambda: compact(operations.core)))
+async def repeated(seconds: float, work: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+    """While this lasts, `work` is done every so many seconds."""
+    loop = asyncio.create_task(_every(seconds, work))
     try:
         yield
     finally:
         loop.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await loop
+
+
+@contextlib.asynccontextmanager
+async def _stopped_by_signals(server: uvicorn.Server) -> AsyncIterator[None]:
+    """SIGTERM and SIGINT end the server, and then everything else in its order."""
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, server.handle_exit, number, None)
+    try:
+        yield
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing: uvicorn would raise the signal anew and end the process before we are done."""
+        yield
 
 
 async def _every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
@@ -92,7 +129,7 @@ async def _every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
 
 def _server(settings: Settings, operations: Operations, door: Door) -> uvicorn.Server:
     app = create_app(operations, door, Metrics(operations.core))
-    return uvicorn.Server(
+    return _Server(
         uvicorn.Config(
             app,
             http="httptools",
@@ -104,7 +141,7 @@ def _server(settings: Settings, operations: Operations, door: Door) -> uvicorn.S
             lifespan="off",
             server_header=False,
             limit_concurrency=settings.limits.max_connections,
-            timeout_graceful_shutdown=5,
+            timeout_graceful_shutdown=2,
         )
     )
 

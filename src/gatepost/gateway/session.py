@@ -6,27 +6,28 @@ called. Answers to operations that share a commit group leave together, in one f
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Struct
 
-from gatepost.errors import GatepostError, Internal, InvalidRequest
-from gatepost.gateway.limits import Bucket
+from gatepost.errors import GatepostError, InvalidRequest
 from gatepost.gateway.operations import Operations
 from gatepost.journal import Tx
 from gatepost.mailbox import Waiter
 from gatepost.wire import (
     Deliver,
     Done,
-    Enqueue,
     Failed,
     Failure,
     Message,
     Op,
     Operation,
+    Peek,
+    PeekDeadLetter,
     Reply,
-    Send,
     Subscribe,
     Unsubscribe,
 )
@@ -34,37 +35,60 @@ from gatepost.wire import (
 log = logging.getLogger(__name__)
 
 _MAX_UNANSWERED = 1024
+_MAX_UNSENT = 256
 _FRAME_BYTES = 512 * 1024
+_LOOKS = (Peek, PeekDeadLetter)
 
-_decoder = msgspec.json.Decoder(Operation | list[Operation])
+Frame = Annotated[list[Operation], msgspec.Meta(max_length=4096)]
+
+_decoder = msgspec.json.Decoder(Operation | Frame)
 _encoder = msgspec.json.Encoder()
+
+
+def read_frame(frame: bytes | str) -> Op | list[Op]:
+    try:
+        ops: Op | list[Op] = _decoder.decode(frame)
+        return ops
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"bad frame: {error}") from None
+
+
+class Subscription(Struct, eq=False):
+    """`waiter` is set by the transaction that subscribes, before any that comes after it."""
+
+    waiter: Waiter | None = None
 
 
 class Session:
     """Not thread-safe: everything happens on the event loop."""
 
-    def __init__(self, operations: Operations, bucket: Bucket, wake: Callable[[], None]) -> None:
+    def __init__(self, operations: Operations, wake: Callable[[], None]) -> None:
         self._operations = operations
         self._core = operations.core
-        self._bucket = bucket
         self._wake = wake
         self._out: list[Reply] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._waiters: dict[str, Waiter] = {}
+        self._subscriptions: dict[str, Subscription] = {}
         self._unanswered = 0
         self._closed = False
-        self._room = asyncio.Event()
-        self._room.set()
+        self._room = _set_event()
+        self._taken = _set_event()
+        self._looking = asyncio.Lock()
 
     async def room(self) -> None:
-        """Wait until the client has few enough operations under way to take another frame."""
+        """Wait until the client may send more: few operations are under way, and it listens."""
         await self._room.wait()
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether something is still to be answered, or an answer still to be taken."""
+        return bool(self._unanswered or self._out)
 
     def receive(self, frame: bytes | str) -> None:
         try:
-            ops = _decoder.decode(frame)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self.refuse(InvalidRequest(f"bad frame: {error}"))
+            ops = read_frame(frame)
+        except InvalidRequest as error:
+            self.refuse(error)
             return
         for op in ops if isinstance(ops, list) else (ops,):
             self._begin(op)
@@ -76,6 +100,8 @@ class Session:
     def take_output(self) -> list[bytes]:
         """Everything to send, as few frames as their size allows."""
         out, self._out = self._out, []
+        self._taken.set()
+        self._make_room()
         return [_encoder.encode(part[0] if len(part) == 1 else part) for part in _parts(out)]
 
     def close(self) -> None:
@@ -83,10 +109,11 @@ class Session:
         self._closed = True
         for task in self._tasks:
             task.cancel()
-        for waiter in self._waiters.values():
-            waiter.gone = True
-            self._core.submit(partial(self._core.dispatcher.leave, waiter=waiter))
-        self._waiters.clear()
+        for subscription in self._subscriptions.values():
+            if subscription.waiter is not None:
+                subscription.waiter.gone = True
+            self._core.submit(partial(self._leave, subscription))
+        self._subscriptions.clear()
 
     # -- inside
 
@@ -95,7 +122,7 @@ class Session:
         if self._unanswered >= _MAX_UNANSWERED:
             self._room.clear()
         try:
-            self._bucket.take(len(op.messages) if isinstance(op, Enqueue | Send) else 1)
+            self._operations.admit(op)
             self._start(op)
         except GatepostError as error:
             self._finish(Failed(re=op.id, error=Failure.of(error)))
@@ -114,70 +141,102 @@ class Session:
             task.add_done_callback(self._tasks.discard)
 
     async def _perform(self, op: Op) -> None:
-        try:
-            reply = await self._operations.perform(op)
-        except GatepostError as error:
-            reply = Failed(re=op.id, error=Failure.of(error))
-        except Exception:
-            log.exception("an operation failed unexpectedly")
-            reply = Failed(re=op.id, error=Failure.of(Internal("an internal error")))
-        self._finish(reply)
+        if isinstance(op, _LOOKS):
+            # Answers that can be large are made one at a time, and not for a client that is deaf.
+            async with self._looking:
+                await self._taken.wait()
+                self._finish(await self._operations.answer(op))
+        else:
+            self._finish(await self._operations.answer(op))
 
     def _done(self, re: int, reply: Reply, error: GatepostError | None) -> None:
         self._finish(reply if error is None else Failed(re=re, error=Failure.of(error)))
 
     def _finish(self, reply: Reply) -> None:
         self._unanswered -= 1
-        if self._unanswered < _MAX_UNANSWERED:
-            self._room.set()
+        self._make_room()
         self._answer(reply)
 
     def _answer(self, reply: Reply) -> None:
+        if self._closed:
+            return
         self._out.append(reply)
         if len(self._out) == 1:
+            self._taken.clear()
             self._wake()
+        elif len(self._out) >= _MAX_UNSENT:
+            self._room.clear()
+
+    def _make_room(self) -> None:
+        if self._unanswered < _MAX_UNANSWERED and len(self._out) < _MAX_UNSENT:
+            self._room.set()
 
     def _subscribe(self, op: Subscribe) -> None:
-        if op.mailbox in self._waiters:
+        if op.mailbox in self._subscriptions:
             raise InvalidRequest(f"this connection already listens to {op.mailbox}")
         consumer = op.consumer or f"session:{self._core.clock.random(8).hex()}"
         push = partial(self._push, op.mailbox)
+        subscription = Subscription()
 
-        def subscribe(tx: Tx) -> tuple[Waiter, list[Message]]:
+        def subscribe(tx: Tx) -> list[Message]:
             box = self._core.dispatcher.box(tx, op.mailbox)
             waiter = Waiter(box, consumer, op.credit, push)
-            return waiter, self._core.dispatcher.wait(tx, waiter)
+            again = self._core.dispatcher.wait(tx, waiter)
+            subscription.waiter = waiter
+            return again
 
         self._core.writer.submit(subscribe, partial(self._subscribed, op))
+        self._subscriptions[op.mailbox] = subscription
 
-    def _subscribed(
-        self, op: Subscribe, value: tuple[Waiter, list[Message]], error: GatepostError | None
-    ) -> None:
+    def _subscribed(self, op: Subscribe, again: list[Message], error: GatepostError | None) -> None:
         if error is not None:
-            self._done(op.id, Done(), error)
-            return
-        waiter, again = value
-        if self._closed:
-            self._core.submit(partial(self._core.dispatcher.leave, waiter=waiter))
-            return
-        self._waiters[op.mailbox] = waiter
-        self._finish(Done(re=op.id))
+            self._subscriptions.pop(op.mailbox, None)
+        self._done(op.id, Done(re=op.id), error)
         if again:
             self._push(op.mailbox, again)
 
     def _unsubscribe(self, op: Unsubscribe) -> None:
-        waiter = self._waiters.pop(op.mailbox, None)
-        if waiter is None:
+        subscription = self._subscriptions.get(op.mailbox)
+        if subscription is None:
             raise InvalidRequest(f"this connection does not listen to {op.mailbox}")
 
         def give_up(tx: Tx) -> Reply:
-            self._core.dispatcher.give_up(tx, waiter)
+            if subscription.waiter is not None:
+                self._core.dispatcher.give_up(tx, subscription.waiter)
             return Done(re=op.id)
 
         self._core.writer.submit(give_up, partial(self._done, op.id))
+        del self._subscriptions[op.mailbox]
+
+    def _leave(self, subscription: Subscription, tx: Tx) -> None:
+        if subscription.waiter is not None:
+            self._core.dispatcher.leave(tx, subscription.waiter)
 
     def _push(self, mailbox: str, messages: list[Message]) -> None:
         self._answer(Deliver(mailbox=mailbox, messages=messages))
+
+
+async def carry(
+    session: Session, receive: Coroutine[Any, Any, None], send: Coroutine[Any, Any, None]
+) -> None:
+    """A conversation lasts until its reading or its sending ends, whichever is first."""
+    tasks = (asyncio.ensure_future(receive), asyncio.ensure_future(send))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        session.close()
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            # A lost connection is the usual end, and no news.
+            if isinstance(result, Exception) and not isinstance(result, OSError):
+                log.error("a session failed unexpectedly", exc_info=result)
+
+
+def _set_event() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
 
 
 def _parts(replies: list[Reply]) -> list[list[Reply]]:

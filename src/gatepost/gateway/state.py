@@ -46,7 +46,10 @@ class StateDir:
 
     def local_token(self, clock: Clock) -> str:
         """The secret with which this machine's user reaches the gateway."""
-        return read_or_create(self.token, clock.random(32).hex().encode()).decode().strip()
+        token = read_or_create(self.token, clock.random(32).hex().encode()).decode().strip()
+        if len(token) < 32:
+            raise ConfigError(f"{self.token} holds no token; remove it to have a new one made")
+        return token
 
     def announce(self, endpoint: Endpoint) -> None:
         write_private(self.endpoint, msgspec.json.encode(endpoint))
@@ -71,3 +74,8 @@ def write_private(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

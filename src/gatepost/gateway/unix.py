@@ -1,19 +1,22 @@
 """Frames over a Unix socket, one a line. Only this machine's user can open it."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
 import struct
+import time
 from pathlib import Path
 
-from gatepost.errors import Forbidden, InvalidRequest
-from gatepost.gateway.limits import Bucket
+from gatepost.errors import ConfigError, Forbidden, GatepostError, InvalidRequest, Unavailable
 from gatepost.gateway.operations import Operations
-from gatepost.gateway.session import Session
+from gatepost.gateway.session import Session, carry
 
 log = logging.getLogger(__name__)
+
+# How long a client that will send no more may still wait for its answers.
+_LAST_ANSWERS_SECS = 1.0
+_ROOT = 0
 
 
 class UnixDoor:
@@ -31,15 +34,21 @@ class UnixDoor:
             self._server = await asyncio.start_unix_server(
                 self._connected, self._path, limit=self._limits.max_body_bytes
             )
+        except OSError as error:
+            raise ConfigError(
+                f"cannot make the socket {self._path} ({error}); choose a state_dir with a shorter"
+                " path, or set listen.unix_socket = false"
+            ) from None
         finally:
             os.umask(mask)
 
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
-        for task in list(self._open):
+            self._path.unlink(missing_ok=True)
+        for task in self._open:
             task.cancel()
-        self._path.unlink(missing_ok=True)
+        await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -48,11 +57,11 @@ class UnixDoor:
         try:
             _check_peer(writer)
             if len(self._open) > self._limits.max_connections:
-                raise InvalidRequest("too many connections")
+                raise Unavailable("too many connections")
             await self._converse(reader, writer)
-        except (Forbidden, InvalidRequest) as error:
+        except GatepostError as error:
             log.warning("unix socket: %s", error.message)
-        except (ConnectionError, asyncio.CancelledError):
+        except (OSError, asyncio.CancelledError):
             pass
         finally:
             self._open.discard(task)
@@ -60,27 +69,21 @@ class UnixDoor:
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         pending = asyncio.Event()
-        bucket = Bucket(self._limits.rate_per_sec, self._limits.burst)
-        session = Session(self._operations, bucket, pending.set)
-        sender = asyncio.create_task(_send(session, pending, writer))
-        try:
-            while line := await _line(reader, session):
-                session.receive(line)
-                await session.room()
-        finally:
-            session.close()
-            sender.cancel()
-            with contextlib.suppress(asyncio.CancelledError, ConnectionError):
-                await sender
+        session = Session(self._operations, pending.set)
+        await carry(session, _receive(session, reader), _send(session, pending, writer))
 
 
-async def _line(reader: asyncio.StreamReader, session: Session) -> bytes:
+async def _receive(session: Session, reader: asyncio.StreamReader) -> None:
     try:
-        return await reader.readline()
+        while line := await reader.readline():
+            session.receive(line)
+            await session.room()
     except ValueError:
         session.refuse(InvalidRequest("the line is longer than limits.max_body_bytes"))
-        await asyncio.sleep(0)
-        return b""
+    # A client may close its side and still read: `printf … | nc -N -U gateway.sock`.
+    deadline = time.monotonic() + _LAST_ANSWERS_SECS
+    while session.unsettled and time.monotonic() < deadline:
+        await asyncio.sleep(0.005)
 
 
 async def _send(session: Session, pending: asyncio.Event, writer: asyncio.StreamWriter) -> None:
@@ -99,5 +102,5 @@ def _check_peer(writer: asyncio.StreamWriter) -> None:
         return
     data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, uid, _ = struct.unpack("3i", data)
-    if uid not in (os.getuid(), 0):
+    if uid not in (os.getuid(), _ROOT):
         raise Forbidden(f"user {uid} is not this gateway's user")

@@ -4,37 +4,73 @@ import asyncio
 import queue
 from collections.abc import AsyncIterator, Iterator
 
+from gatepost.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from gatepost.gateway.operations import Operations
 
 _AHEAD = 8
+# Fewer than there are threads to store blobs, so that a large message finds one free.
+_AT_ONCE = 12
+
+Piece = bytes | None | Exception
+Pieces = queue.Queue[Piece]
 
 
-async def store_stream(body: AsyncIterator[bytes], operations: Operations) -> tuple[str, int]:
-    """(digest, size) of the blob that holds `body`."""
-    pieces: queue.Queue[bytes | None] = queue.Queue(_AHEAD)
-    size = 0
-    storing = asyncio.create_task(operations.upload(_until_none(pieces)))
-    try:
-        async for piece in body:
-            size += len(piece)
-            await _put(pieces, piece, storing)
-    finally:
+class Uploads:
+    """Each upload keeps a thread busy, so there are only so many, and none may stall for long."""
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+        self._patience = operations.core.settings.limits.request_timeout_secs
+        self._open = 0
+
+    async def store(self, body: AsyncIterator[bytes]) -> tuple[str, int]:
+        """(digest, size) of the blob that holds `body`."""
+        if self._open >= _AT_ONCE:
+            raise Unavailable("too many uploads at once; try again shortly", retry_after=1.0)
+        self._open += 1
+        try:
+            return await self._store(body)
+        finally:
+            self._open -= 1
+
+    async def _store(self, body: AsyncIterator[bytes]) -> tuple[str, int]:
+        pieces: Pieces = queue.Queue(_AHEAD)
+        storing = asyncio.create_task(self._operations.upload(_arriving(pieces)))
+        size = 0
+        try:
+            while piece := await self._next(body):
+                size += len(piece)
+                if not await _put(pieces, piece, storing):
+                    break
+        except BaseException:
+            # Half a payload must not become a blob.
+            await _put(pieces, InvalidRequest("the upload was cut off"), storing)
+            await asyncio.wait([storing])
+            raise
         await _put(pieces, None, storing)
-    return await storing, size
+        return await storing, size
+
+    async def _next(self, body: AsyncIterator[bytes]) -> bytes:
+        try:
+            async with asyncio.timeout(self._patience):
+                return await anext(body, b"")
+        except TimeoutError:
+            raise DeadlineExceeded("the upload stalled; send it again") from None
 
 
-def _until_none(pieces: "queue.Queue[bytes | None]") -> Iterator[bytes]:
+def _arriving(pieces: Pieces) -> Iterator[bytes]:
     while (piece := pieces.get()) is not None:
+        if isinstance(piece, Exception):
+            raise piece
         yield piece
 
 
-async def _put(
-    pieces: "queue.Queue[bytes | None]", piece: bytes | None, storing: "asyncio.Task[str]"
-) -> None:
-    """Hand a piece to the storing thread, waiting while it is behind."""
+async def _put(pieces: Pieces, piece: Piece, storing: "asyncio.Task[str]") -> bool:
+    """Hand a piece to the storing thread, waiting while it is behind; false if it has ended."""
     while not storing.done():
         try:
             pieces.put_nowait(piece)
-            return
+            return True
         except queue.Full:
             await asyncio.sleep(0.001)
+    return False

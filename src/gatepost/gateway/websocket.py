@@ -1,12 +1,11 @@
 """Frames over WebSocket."""
 
 import asyncio
-import contextlib
 from typing import Any
 
 from litestar import WebSocket
 
-from gatepost.gateway.session import Session
+from gatepost.gateway.session import Session, carry
 
 
 class WebSocketDoor:
@@ -19,14 +18,7 @@ class WebSocketDoor:
         self.wake = self._pending.set
 
     async def run(self, session: Session) -> None:
-        sender = asyncio.create_task(self._send(session))
-        try:
-            await self._receive(session)
-        finally:
-            session.close()
-            sender.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await sender
+        await carry(session, self._receive(session), self._send(session))
 
     async def _receive(self, session: Session) -> None:
         while True:
@@ -44,6 +36,7 @@ class WebSocketDoor:
         while True:
             await self._pending.wait()
             self._pending.clear()
+            # Each send waits while the client's buffers are full; meanwhile nothing more is read.
             for frame in session.take_output():
                 if self._binary:
                     await send({"type": "websocket.send", "bytes": frame, "text": None})

@@ -14,18 +14,20 @@ Row = tuple[Any, ...]
 class Tx:
     """One commit group. Each operation runs between `mark` and `keep` or `undo`.
 
-    What an operation wants to happen outside SQLite it hands over as an effect; effects of an
-    operation that is undone never happen, and neither do the events it appended.
+    What an operation wants to happen outside SQLite it hands over as an effect, which happens as
+    soon as the operation is kept; effects of an operation that is undone never happen, and
+    neither do the events it appended. The group can still fail as a whole, so whatever changes
+    memory before the commit also says, with `on_rollback`, how to change it back.
     """
 
-    __slots__ = ("_connection", "_effects", "_ticks", "appended", "now")
+    __slots__ = ("_connection", "_effects", "_undos", "appended", "now")
 
     def __init__(self, connection: apsw.Connection, now: int) -> None:
         self._connection = connection
         self._effects: list[Callable[[], None]] = []
+        self._undos: list[Callable[[], None]] = []
         self.appended: list[Draft] = []
         self.now = now
-        self._ticks = now << 20
 
     def run(self, sql: str, params: Row = ()) -> None:
         self._connection.execute(sql, params)
@@ -45,13 +47,11 @@ class Tx:
     def changes(self) -> int:
         return self._connection.changes()
 
-    def tick(self) -> int:
-        """A number that grows from call to call and from group to group."""
-        self._ticks += 1
-        return self._ticks
-
     def effect(self, happen: Callable[[], None]) -> None:
         self._effects.append(happen)
+
+    def on_rollback(self, undo: Callable[[], None]) -> None:
+        self._undos.append(undo)
 
     def append(self, draft: "Draft") -> None:
         """Add an event to the outbox; its seq is given when the group ends."""
@@ -74,14 +74,18 @@ class Tx:
         del self.appended[mark[1] :]
 
     def settle(self) -> None:
-        """Let the effects of everything kept happen."""
-        for happen in self._effects:
-            happen()
-        self._effects.clear()
+        """Let the effects of everything kept happen, and those that they bring about."""
+        while self._effects:
+            effects, self._effects = self._effects, []
+            for happen in effects:
+                happen()
 
     def commit(self) -> None:
         self._connection.execute("COMMIT")
 
     def rollback(self) -> None:
+        """Leave storage and memory as they were before the group."""
+        while self._undos:
+            self._undos.pop()()
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")

@@ -2,14 +2,14 @@
 
 Whatever waits when a group begins goes into it. Each operation runs in its own savepoint, so one
 that fails undoes only itself; then one COMMIT, one fsync, and only after it does anyone hear
-of the outcome. A group whose COMMIT fails is heard of as failed, whole.
+of the outcome. A group that fails as a whole is heard of as failed, whole.
 """
 
 import logging
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import apsw
 
@@ -18,6 +18,8 @@ from gatepost.errors import GatepostError, Internal, StorageFailed, Unavailable
 from gatepost.journal.tx import Tx
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Operation = Callable[[Tx], Any]
 # Exactly one of value and error means something: the error, when it is not None.
@@ -28,6 +30,10 @@ Job = tuple[Operation, Done]
 _PROBE_EVERY = 2.0
 _PROBE = "INSERT OR REPLACE INTO fact VALUES ('probe', zeroblob(65536))"
 _IDLE_MAX = 3600.0
+_RETRY_MS = 1000
+_STOPPING = "the gateway is stopping; try again shortly"
+# What the disk does to us, as opposed to what we did wrong.
+_STORAGE = (apsw.FullError, apsw.IOError, apsw.CorruptError, apsw.NotADBError, apsw.ReadOnlyError)
 
 
 class Participant(Protocol):
@@ -65,11 +71,12 @@ class Writer:
         self._participants = participants
         self._group_max = group_max
         self._queue_max = queue_max
-        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Job, int] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name="journal-writer", daemon=True)
         self._due: int | None = 0
         self.failure: str | None = None
         self._final = False
+        self._stopped = False
         self.groups = 0
         self.operations = 0
 
@@ -78,22 +85,29 @@ class Writer:
 
     def stop(self) -> None:
         """Commit what waits, then end the thread."""
+        self._stopped = True
         self._queue.put(None)
         self._thread.join()
+        # Whoever submitted while we stopped must not wait for ever.
+        late = [item[0] for item in _drain(self._queue) if item is not None]
+        self._deliver(_refuse(late, Unavailable(_STOPPING)))
 
     def waiting(self) -> int:
         return self._queue.qsize()
 
-    def submit(self, operation: Operation, done: Done) -> None:
+    def submit(self, operation: Operation, done: Done, weight: int = 1) -> None:
+        """Run `operation` in one of the next groups. A heavy one leaves less room for others."""
         if self.failure is not None:
             raise StorageFailed(self.failure)
+        if self._stopped:
+            raise Unavailable(_STOPPING)
         if self._queue.qsize() >= self._queue_max:
             raise Unavailable("the journal is behind; try again shortly", retry_after=1.0)
-        self._queue.put((operation, done))
+        self._queue.put(((operation, done), weight))
 
     def wake(self) -> None:
         """Run a group even if nothing waits, so that participants look at the clock."""
-        self._queue.put((lambda tx: None, _ignore))
+        self._queue.put(((lambda tx: None, _ignore), 0))
 
     def _loop(self) -> None:
         running = True
@@ -102,17 +116,19 @@ class Writer:
             try:
                 self._deliver(self.run_group(jobs))
             except Exception:
-                log.exception("the journal's writer met an error and goes on")
+                log.exception("the outcomes of a commit group could not be delivered")
 
     def _collect(self) -> tuple[list[Job], bool]:
         jobs: list[Job] = []
+        room = self._group_max
         try:
-            job = self._queue.get(timeout=self._patience())
-            while job is not None:
-                jobs.append(job)
-                if len(jobs) >= self._group_max:
+            item = self._queue.get(timeout=self._patience())
+            while item is not None:
+                jobs.append(item[0])
+                room -= item[1]
+                if room <= 0:
                     return jobs, True
-                job = self._queue.get_nowait()
+                item = self._queue.get_nowait()
         except queue.Empty:
             return jobs, True
         return jobs, False
@@ -126,19 +142,20 @@ class Writer:
 
     def run_group(self, jobs: list[Job]) -> list[Outcome]:
         """One transaction. Public so that a simulation can drive it without a thread."""
-        tx = Tx(self._connection, self._clock.now())
         if self._final:
-            return _refuse(jobs, self.failure or "")
+            return _refuse(jobs, StorageFailed(self.failure or ""))
+        tx = Tx(self._connection, self._clock.now())
         try:
             outcomes = self._transact(tx, jobs)
-        except apsw.Error as error:
-            self._fail(tx, error)
-            return _refuse(jobs, self.failure or "")
+        except Exception as error:
+            return _refuse(jobs, self._failed(tx, error))
         if self.failure is not None:
             log.warning("the journal accepts again")
             self.failure = None
         self.groups += 1
         self.operations += len(jobs)
+        for participant in self._participants:
+            outcomes += participant.after_commit()
         return outcomes
 
     def _transact(self, tx: Tx, jobs: list[Job]) -> list[Outcome]:
@@ -146,36 +163,55 @@ class Writer:
         if self.failure is not None:
             tx.run(_PROBE)
         outcomes = [_attempt(tx, operation, done) for operation, done in jobs]
-        tx.settle()
         for participant in self._participants:
             participant.before_commit(tx)
+            tx.settle()
         due = [participant.next_due(tx) for participant in self._participants]
         tx.commit()
         self._due = min((d for d in due if d is not None), default=None)
-        for participant in self._participants:
-            outcomes += participant.after_commit()
         return outcomes
 
-    def _fail(self, tx: Tx, error: apsw.Error) -> None:
+    def _failed(self, tx: Tx, error: Exception) -> GatepostError:
+        """The group is undone, and this is what everyone in it hears."""
+        self._due = tx.now + _RETRY_MS
+        undone = self._undo(tx)
+        if isinstance(error, _STORAGE) or not undone:
+            self._stop_accepting(error, undone)
+            return StorageFailed(self.failure or "")
+        log.error("a commit group failed unexpectedly", exc_info=error)
+        return Internal("an internal error; the gateway's log has the details")
+
+    def _undo(self, tx: Tx) -> bool:
+        try:
+            tx.rollback()
+        except apsw.Error:
+            log.exception("rollback failed")
+            return False
+        finally:
+            for participant in self._participants:
+                participant.rolled_back()
+        return True
+
+    def _stop_accepting(self, error: Exception, undone: bool) -> None:
         """The disk refused the group. Nobody was told it succeeded, and nobody will be.
 
         A full disk may be freed, so it is tried again; after a failed fsync the kernel may have
         dropped pages it will not mention again, so only a restart, which re-reads the file, helps.
         """
-        try:
-            tx.rollback()
-        except apsw.Error:
-            log.exception("rollback failed")
-        for participant in self._participants:
-            participant.rolled_back()
-        self._final = not isinstance(error, apsw.FullError)
+        self._final = not (undone and isinstance(error, apsw.FullError))
         advice = "restart the gateway" if self._final else "free some space"
+        if self.failure is None:
+            log.error("the journal stops accepting: %s", error)
         self.failure = f"the journal cannot write ({error}); {advice}"
-        log.error("the journal stops accepting: %s", error)
 
 
-def _refuse(jobs: list[Job], why: str) -> list[Outcome]:
-    return [(done, None, StorageFailed(why)) for _, done in jobs]
+def _drain(items: "queue.SimpleQueue[T]") -> list[T]:
+    return [items.get_nowait() for _ in range(items.qsize())]
+
+
+def _refuse(jobs: list[Job], error: GatepostError) -> list[Outcome]:
+    # An exception of its own for each, for each may be raised in a task of its own.
+    return [(done, None, type(error)(error.message)) for _, done in jobs]
 
 
 def _attempt(tx: Tx, operation: Operation, done: Done) -> Outcome:
@@ -185,20 +221,15 @@ def _attempt(tx: Tx, operation: Operation, done: Done) -> Outcome:
     except GatepostError as error:
         tx.undo(mark)
         return done, None, error
-    except apsw.Error as error:
-        if isinstance(error, apsw.FullError | apsw.IOError | apsw.CorruptError):
-            raise
-        return _internal(tx, mark, done, error)
+    except _STORAGE:
+        raise
     except Exception as error:
-        return _internal(tx, mark, done, error)
+        log.error("an operation failed unexpectedly", exc_info=error)
+        tx.undo(mark)
+        return done, None, Internal("an internal error; the gateway's log has the details")
     tx.keep()
+    tx.settle()
     return done, value, None
-
-
-def _internal(tx: Tx, mark: tuple[int, int], done: Done, error: Exception) -> Outcome:
-    log.error("an operation failed unexpectedly", exc_info=error)
-    tx.undo(mark)
-    return done, None, Internal("an internal error; the gateway's log has the details")
 
 
 def _ignore(value: Any, error: GatepostError | None) -> None:

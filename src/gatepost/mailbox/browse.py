@@ -1,45 +1,79 @@
 """Looking at a mailbox without changing it."""
 
+from bisect import insort
 from collections.abc import Iterator
-from heapq import merge
-from itertools import islice
 from operator import itemgetter
 
 from gatepost.errors import UnknownMessage
 from gatepost.journal.tx import Row, Tx
-from gatepost.mailbox.lease import pair_end
+from gatepost.mailbox.enqueue import pair_end
 from gatepost.mailbox.states import State
 from gatepost.wire import Summary
 
-# A pair's unsettled mail begins at its lease, or else at its head.
-LIVE_PAIRS = """
-SELECT p.id, p.sender, coalesce(l.next, p.head) FROM pair p LEFT JOIN lease l ON l.pair = p.id
-WHERE p.mailbox = ? AND coalesce(l.next, p.head) IS NOT NULL
+# Each gives pairs with a span of their unsettled mail: (sender, first, last or NULL, pair).
+_LEASED = """
+SELECT p.sender, l.next, l.last, p.id, l.behind
+FROM lease l JOIN pair p ON p.id = l.pair WHERE l.mailbox = ?
+"""
+_BACKING_OFF = "SELECT sender, head, id FROM pair WHERE mailbox = ? AND ready_at > 0"
+_QUEUED = """
+SELECT sender, head, id, head_rank, head_arrival FROM pair WHERE mailbox = ? AND ready_at = 0
+ORDER BY head_rank, head_arrival
 """
 _LIVE = f"""
-SELECT m.rank, m.arrival, m.id, m.msg_id, m.created_at, m.attempt, m.state, length(b.payload),
+SELECT m.rank, m.arrival, m.msg_id, m.created_at, m.attempt, m.state, length(b.payload),
        m.not_before
 FROM mail m JOIN body b ON b.id = m.id
-WHERE m.id BETWEEN ? AND ? AND m.state < {State.ACKED:d} ORDER BY m.id
+WHERE m.id BETWEEN ? AND ? AND m.state < {State.ACKED:d} AND (m.rank, m.arrival) > (?, ?)
+ORDER BY m.id
 """
 _PLACE = "SELECT rank, arrival FROM mail WHERE mailbox = ? AND msg_id = ?"
+_IN_TURN = itemgetter(0, 1)
+
+Span = tuple[str, int, int]  # sender, first and last mail id
+
+
+class Page:
+    """The first `limit` messages behind `after`, of all that are offered."""
+
+    def __init__(self, tx: Tx, limit: int, after: Row) -> None:
+        self._tx = tx
+        self._limit = limit
+        self._after = after
+        self.rows: list[Row] = []
+
+    def offer(self, span: Span) -> None:
+        """A pair's mail is in order, so the first that is too late for the page ends it."""
+        sender, first, last = span
+        for row in self._tx.each(_LIVE, (first, last, *self._after)):
+            if not self.has_room_for(row[:2]):
+                return
+            insort(self.rows, (*row, sender), key=_IN_TURN)
+            del self.rows[self._limit :]
+
+    def has_room_for(self, place: Row) -> bool:
+        return len(self.rows) < self._limit or place < self.rows[-1][:2]
 
 
 def peek(tx: Tx, mailbox: int, limit: int, after: str = "") -> list[Summary]:
     """Unsettled mail in the order it is handed out; `after` continues a page."""
-    rows = _live(tx, mailbox)
-    if after:
-        place = _place(tx, mailbox, after)
-        rows = (row for row in rows if row[:2] > place)
-    return [_summary(row) for row in islice(rows, limit)]
+    page = Page(tx, limit, _place(tx, mailbox, after) if after else (-1, -1))
+    for span in _out_of_line(tx, mailbox):
+        page.offer(span)
+    for sender, head, pair, *place in tx.each(_QUEUED, (mailbox,)):
+        if not page.has_room_for(tuple(place)):
+            break
+        page.offer((sender, head, pair_end(pair)))
+    return [_summary(row) for row in page.rows]
 
 
-def _live(tx: Tx, mailbox: int) -> Iterator[Row]:
-    def of_pair(pair: int, sender: str, first: int) -> Iterator[Row]:
-        return ((*row, sender) for row in tx.each(_LIVE, (first, pair_end(pair))))
-
-    pairs = tx.rows(LIVE_PAIRS, (mailbox,))
-    return merge(*(of_pair(*pair) for pair in pairs), key=itemgetter(0, 1))
+def _out_of_line(tx: Tx, mailbox: int) -> Iterator[Span]:
+    """Mail of pairs that do not queue: those with a lease and those backing off."""
+    for sender, first, last, pair, behind in tx.each(_LEASED, (mailbox,)):
+        yield sender, first, last
+        yield sender, behind, pair_end(pair)
+    for sender, head, pair in tx.each(_BACKING_OFF, (mailbox,)):
+        yield sender, head, pair_end(pair)
 
 
 def _place(tx: Tx, mailbox: int, msg_id: str) -> Row:
@@ -50,15 +84,11 @@ def _place(tx: Tx, mailbox: int, msg_id: str) -> Row:
 
 
 def _summary(row: Row) -> Summary:
-    _, _, _, msg_id, created_at, attempt, state, size, not_before, sender = row
+    _, _, msg_id, created_at, attempt, state, size, not_before, sender = row
     retry_at = not_before // 1000 if state == State.NACKED else None
     return Summary(msg_id, sender, created_at // 1000, attempt, State(state).wire, size, retry_at)
 
 
 def counts(tx: Tx) -> list[Row]:
     """(name, waiting, in flight, dead letters) of every mailbox."""
-    return tx.rows(
-        """SELECT b.name, b.waiting, b.in_flight,
-                  (SELECT count(*) FROM dead_letter d WHERE d.mailbox = b.id)
-           FROM mailbox b ORDER BY b.name"""
-    )
+    return tx.rows("SELECT name, waiting, in_flight, dead FROM mailbox ORDER BY name")

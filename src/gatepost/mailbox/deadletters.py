@@ -1,13 +1,13 @@
 """Dead letters: kept for ever, looked at, replayed or discarded, each act audited."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from msgspec import Raw, Struct
 
 from gatepost.errors import UnknownMessage
 from gatepost.journal.tx import Row, Tx
-from gatepost.mailbox.enqueue import NUMBER_BITS
-from gatepost.mailbox.lease import count, find_head, pair_end
+from gatepost.mailbox.enqueue import NUMBER_BITS, pair_end
+from gatepost.mailbox.lease import count, find_head
 from gatepost.mailbox.settle import Closed
 from gatepost.mailbox.states import Input, move
 from gatepost.wire import DeadLetter, EnqueueAck
@@ -20,12 +20,10 @@ SELECT m.msg_id, p.sender, b.name, m.created_at / 1000, m.attempt, d.reason, d.f
 FROM dead_letter d JOIN mail m ON m.id = d.id JOIN mailbox b ON b.id = m.mailbox
      JOIN pair p ON p.id = m.id >> {NUMBER_BITS} JOIN body ON body.id = d.id
 """
-_PAYLOAD, _ID, _META = 8, 10, 11
-_WAITING_PAIRS = """
-SELECT p.id, coalesce(l.last + 1, p.head), l.id IS NOT NULL
-FROM pair p LEFT JOIN lease l ON l.pair = p.id
-WHERE p.mailbox = ? AND coalesce(l.last + 1, p.head) IS NOT NULL
-"""
+_PAYLOAD, _REPLAYED_AS, _ID, _META = range(8, 12)
+# Each gives pairs and where their waiting mail begins.
+_HEADED_PAIRS = "SELECT id, head FROM pair WHERE mailbox = ? AND ready_at IS NOT NULL LIMIT ?"
+_LEASED_PAIRS = "SELECT pair, behind FROM lease WHERE mailbox = ?"
 _WAITING_MAIL = f"""
 SELECT id, attempt, msg_id, tracked FROM mail
 WHERE id BETWEEN ? AND ? AND {_IF_WAITING} ORDER BY id LIMIT ?
@@ -34,7 +32,6 @@ _PURGE = f"""
 UPDATE mail SET {_SET_DEAD}, settled_at = ? WHERE id BETWEEN ? AND ? AND {_IF_WAITING}
 """
 _BURY = "INSERT INTO dead_letter (id, mailbox, reason, failed_at, attempts) VALUES (?, ?, ?, ?, ?)"
-
 
 # Enqueues a dead letter's content anew; the last argument is its event's meta, if it has one.
 Resend = Callable[[Tx, DeadLetter, bytes | None], EnqueueAck]
@@ -80,21 +77,24 @@ def find(tx: Tx, mailbox: int, wanted: Filter, limit: int, after: str = "") -> l
 
 def _select(tx: Tx, mailbox: int, wanted: Filter, limit: int, after: str = "") -> list[Row]:
     sql, values = wanted.where()
-    start = _position(tx, mailbox, after) if after else 0
-    query = f"{_LIST} WHERE d.mailbox = ? AND d.id > ?{sql} ORDER BY d.id LIMIT ?"
-    return tx.rows(query, (mailbox, start, *values, limit))
+    start = _position(tx, mailbox, after) if after else (-1, -1)
+    query = f"""{_LIST} WHERE d.mailbox = ? AND (d.failed_at, d.id) > (?, ?){sql}
+                ORDER BY d.failed_at, d.id LIMIT ?"""
+    return tx.rows(query, (mailbox, *start, *values, limit))
 
 
-def _position(tx: Tx, mailbox: int, msg_id: str) -> int:
-    row = tx.one("SELECT id FROM mail WHERE mailbox = ? AND msg_id = ?", (mailbox, msg_id))
-    if row is None:
-        raise UnknownMessage(f"no message {msg_id} in this mailbox")
-    return int(row[0])
+def _position(tx: Tx, mailbox: int, msg_id: str) -> Row:
+    """Where a dead letter stands, even if it was discarded since."""
+    query = "SELECT settled_at, id FROM mail WHERE mailbox = ? AND msg_id = ?"
+    row = tx.one(query, (mailbox, msg_id))
+    if row is None or row[0] is None:
+        raise UnknownMessage(f"no dead letter {msg_id} in this mailbox")
+    return row
 
 
 def _letter(row: Row) -> DeadLetter:
     letter = DeadLetter(*row[:_PAYLOAD])
-    letter.payload, letter.replayed_as = Raw(row[_PAYLOAD]), row[_PAYLOAD + 1]
+    letter.payload, letter.replayed_as = Raw(row[_PAYLOAD]), row[_REPLAYED_AS]
     return letter
 
 
@@ -121,21 +121,37 @@ def discard(tx: Tx, mailbox: int, wanted: Filter, limit: int, actor: str) -> int
     for row in rows:
         tx.run("DELETE FROM dead_letter WHERE id = ?", (row[_ID],))
         tx.run("DELETE FROM body WHERE id = ?", (row[_ID],))
+        tx.run("INSERT INTO discarded VALUES (?, ?)", (row[_ID], tx.now))
         audit(tx, actor, "dead_letter.discard", row[0], row[5])
+    count(tx, mailbox, 0, 0, -len(rows))
     return len(rows)
 
 
 def purge(tx: Tx, mailbox: int, limit: int, actor: str) -> tuple[int, list[Closed]]:
     """Turn up to `limit` waiting messages into dead letters. What is leased is left alone."""
+    ((name, waiting),) = tx.rows("SELECT name, waiting FROM mailbox WHERE id = ?", (mailbox,))
+    limit = min(limit, waiting)
     purged: list[Row] = []
-    for pair, first, leased in tx.rows(_WAITING_PAIRS, (mailbox,)):
-        purged += _purge_pair(tx, mailbox, pair, first, limit - len(purged), actor)
-        if not leased:
-            find_head(tx, pair, first)
-    count(tx, mailbox, -len(purged), 0)
-    audit(tx, actor, "mailbox.purge", str(mailbox), f"{len(purged)} messages")
+    for pair, first, leased in _waiting_pairs(tx, mailbox, limit):
+        if len(purged) == limit:
+            break
+        rows = _purge_pair(tx, mailbox, pair, first, limit - len(purged), actor)
+        if rows:
+            _move_on(tx, pair, rows[-1][0] + 1, leased)
+        purged += rows
+    if purged:
+        count(tx, mailbox, -len(purged), 0, len(purged))
+        audit(tx, actor, "mailbox.purge", name, f"{len(purged)} messages")
     closed = [Closed(msg_id, "dead_letter", "purged") for *_, msg_id, tracked in purged if tracked]
     return len(purged), closed
+
+
+def _waiting_pairs(tx: Tx, mailbox: int, limit: int) -> Iterator[tuple[int, int, bool]]:
+    """(pair, where its waiting mail begins, whether that is behind a lease)"""
+    for pair, head in tx.rows(_HEADED_PAIRS, (mailbox, limit)):
+        yield pair, head, False
+    for pair, behind in tx.rows(_LEASED_PAIRS, (mailbox,)):
+        yield pair, behind, True
 
 
 def _purge_pair(tx: Tx, mailbox: int, pair: int, first: int, limit: int, actor: str) -> list[Row]:
@@ -145,6 +161,13 @@ def _purge_pair(tx: Tx, mailbox: int, pair: int, first: int, limit: int, actor: 
     reason = f"purged by {actor}"
     tx.many(_BURY, [(id, mailbox, reason, tx.now, attempt) for id, attempt, _, _ in rows])
     return rows
+
+
+def _move_on(tx: Tx, pair: int, first: int, leased: bool) -> None:
+    if leased:
+        tx.run("UPDATE lease SET behind = ? WHERE pair = ?", (first, pair))
+    else:
+        find_head(tx, pair, first)
 
 
 def audit(tx: Tx, actor: str, action: str, subject: str, detail: str) -> None:

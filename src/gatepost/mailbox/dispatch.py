@@ -5,42 +5,32 @@ a message that finds a waiting consumer costs one commit from enqueue to lease, 
 one commit together with the lease of what comes next. All of it runs in the writer's thread.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from msgspec import Struct
-
 from gatepost.clock import Clock
+from gatepost.errors import GatepostError
 from gatepost.journal.tx import Tx
 from gatepost.journal.writer import Outcome
-from gatepost.mailbox import sweep
-from gatepost.mailbox.enqueue import Mail, enqueue, mailbox_id
-from gatepost.mailbox.lease import Box, Lease, extend, held, parse_receipt, release, take
+from gatepost.mailbox import deadletters, sweep
+from gatepost.mailbox.enqueue import Mail, enqueue, find_mailbox, mailbox_id
+from gatepost.mailbox.lease import Box, Taken, again, extend, held_by, parse_receipt, release, take
+from gatepost.mailbox.line import Line, Waiter
 from gatepost.mailbox.policy import Policy
-from gatepost.mailbox.settle import Closed, Settlement, ack, nack, refs_of
+from gatepost.mailbox.settle import Closed, Freed, Settlement, ack, nack, refs_of
 from gatepost.wire import EnqueueAck, Message
 
+__all__ = ["Dispatcher", "Waiter"]
 
-class Waiter(Struct, eq=False):
-    """A consumer with room for `credit` more messages. `once`: it wants one handful only.
-
-    `push` is called, after the commit, with what was leased for it. `gone` may be set from any
-    thread; a waiter that is gone is never served again.
-    """
-
-    box: Box
-    consumer: str
-    credit: int
-    push: Callable[[list[Message]], None]
-    once: bool = False
-    gone: bool = False
+# How many messages one commit group hands to waiters; the next group goes on with the rest.
+_SERVING = 2000
 
 
 class Dispatcher:
     """The mailboxes' part in every commit group.
 
-    `ack` and `nack` return what they closed; `on_closed` hears of what time alone closed.
+    `ack` and `nack` return what they closed; `on_closed` hears of what nobody asked for: what
+    time closed, and what a purge did.
     """
 
     def __init__(
@@ -49,63 +39,89 @@ class Dispatcher:
         self.policy = policy
         self._lease_ids = _random_ids(clock)
         self._on_closed = on_closed
-        self._waiters: dict[int, list[Waiter]] = defaultdict(list)
+        self._line = Line()
+        # Mailboxes in which a message may have become ready, or a waiter have got credit.
         self._touched: set[int] = set()
         self._served: list[tuple[Waiter, list[Message]]] = []
-        self._swept_at = 0
+        # Time is looked at once in a group, at the latest when it ends.
         self._due: int | None = 0
 
     # -- operations
 
     def enqueue(self, tx: Tx, to: str, sender: str, mails: list[Mail]) -> list[EnqueueAck]:
         id = mailbox_id(tx, to)
-        tx.effect(partial(self._touched.add, id))
+        tx.effect(partial(self._touch, {id}))
         return enqueue(tx, id, sender, mails, self.policy)
 
     def dequeue(self, tx: Tx, mailbox: str, consumer: str, limit: int) -> list[Message]:
         """What `consumer` holds already, or else a fresh lease."""
+        self._sweep(tx)
         box = self.box(tx, mailbox)
-        if consumer and (again := held(tx, box, consumer, self.policy)):
-            return again
-        return self._take(tx, box, consumer, limit)
+        held = held_by(tx, box.id, consumer) if consumer else []
+        if held:
+            return again(tx, box, held, limit, self.policy)
+        return self._take(tx, box, consumer, limit).messages
 
     def wait(self, tx: Tx, waiter: Waiter) -> list[Message]:
         """Serve `waiter` as mail comes. Returns what its consumer held already."""
-        again = held(tx, waiter.box, waiter.consumer, self.policy) if waiter.consumer else []
-        waiter.credit -= len(again)
-        tx.effect(partial(self._join, waiter))
-        return again
+        box, credit = waiter.box, waiter.credit
+        held = held_by(tx, box.id, waiter.consumer) if waiter.consumer else []
+        limit = credit if waiter.once else sum(lease.size for lease in held)
+        for lease in held:
+            tx.effect(partial(self._line.hand, tx, waiter, lease))
+        if not (waiter.once and held):
+            tx.effect(partial(self._line.join, tx, waiter))
+            tx.effect(partial(self._touch, {box.id}))
+        return again(tx, box, held, limit, self.policy)
 
     def ack(self, tx: Tx, mailbox: str, receipts: list[str], msg_ids: list[str]) -> Settlement:
-        id = mailbox_id(tx, mailbox)
-        return self._settled(tx, id, ack(tx, id, refs_of(tx, id, receipts, msg_ids)))
+        id = find_mailbox(tx, mailbox)
+        refs, failures = refs_of(tx, id, receipts, msg_ids)
+        result = ack(tx, id, refs)
+        result.failures += failures
+        return self._settled(tx, id, result)
 
     def nack(
         self, tx: Tx, mailbox: str, receipts: list[str], msg_ids: list[str], reason: str
     ) -> Settlement:
-        id = mailbox_id(tx, mailbox)
-        refs = refs_of(tx, id, receipts, msg_ids)
-        return self._settled(tx, id, nack(tx, id, refs, reason, self.policy))
+        id = find_mailbox(tx, mailbox)
+        refs, failures = refs_of(tx, id, receipts, msg_ids)
+        result = nack(tx, id, refs, reason, self.policy)
+        result.failures += failures
+        tx.effect(self._look_at_the_clock)
+        return self._settled(tx, id, result)
 
     def extend(self, tx: Tx, mailbox: str, receipts: list[str]) -> list[str]:
         """Keep these leases alive; returns the receipts whose lease is no more."""
-        found = {
-            lease for _, lease in map(parse_receipt, receipts) if extend(tx, lease, self.policy)
-        }
-        return [text for text in receipts if parse_receipt(text)[1] not in found]
+        id = find_mailbox(tx, mailbox)
+        return [text for text in receipts if not self._extend(tx, id, text)]
 
     def leave(self, tx: Tx, waiter: Waiter) -> None:
         """A consumer stops listening. It keeps its leases, for it may come again."""
         waiter.gone = True
-        tx.effect(partial(self._part, waiter))
+        tx.effect(partial(self._line.part, tx, waiter))
 
     def give_up(self, tx: Tx, waiter: Waiter) -> None:
-        """A consumer stops listening for good: what it holds goes back, unharmed."""
+        """A consumer stops listening for good: what was handed to it goes back, unharmed."""
         self.leave(tx, waiter)
-        query = "SELECT * FROM lease WHERE mailbox = ? AND consumer = ?"
-        for row in tx.rows(query, (waiter.box.id, waiter.consumer)):
-            release(tx, Lease(*row))
-        tx.effect(partial(self._touched.add, waiter.box.id))
+        mine = [
+            lease
+            for lease in held_by(tx, waiter.box.id, waiter.consumer)
+            if self._line.holds(waiter, lease)
+        ]
+        for lease in mine:
+            release(tx, lease)
+        freed = [Freed(lease.id, lease.size, 0) for lease in mine]
+        tx.effect(self._look_at_the_clock)
+        tx.effect(partial(self._free, tx, waiter.box.id, freed))
+
+    def purge(self, tx: Tx, mailbox: str, limit: int, actor: str) -> int:
+        """Turn up to `limit` waiting messages into dead letters; repeat it until it returns 0."""
+        box = self.box(tx, mailbox)
+        size, closed = deadletters.purge(tx, box.id, limit, actor)
+        self._close(tx, closed)
+        tx.effect(partial(self._touch, {box.id}))
+        return size
 
     def box(self, tx: Tx, name: str) -> Box:
         return Box(mailbox_id(tx, name), name)
@@ -113,88 +129,91 @@ class Dispatcher:
     # -- the commit group
 
     def before_commit(self, tx: Tx) -> None:
-        if self._due is not None and tx.now >= self._due:
-            self._sweep(tx)
-        for id in self._touched:
-            self._serve(tx, id)
-        self._touched.clear()
+        self._sweep(tx)
+        tx.settle()
+        room = _SERVING
+        touched, self._touched = self._touched, set()
+        for id in touched:
+            room = self._serve(tx, id, room)
 
     def after_commit(self) -> list[Outcome]:
         served, self._served = self._served, []
         return [(_push(waiter), messages, None) for waiter, messages in served]
 
     def rolled_back(self) -> None:
-        for waiter, messages in self._served:
-            waiter.credit += len(messages)
-            self._join(waiter)
         self._served.clear()
+        self._touched |= self._line.mailboxes()
+        self._due = 0
 
     def next_due(self, tx: Tx) -> int | None:
-        self._due = sweep.next_due(tx)
+        self._due = tx.now if self._touched else sweep.next_due(tx)
         return self._due
 
     # -- inside
 
-    def _take(self, tx: Tx, box: Box, consumer: str, limit: int) -> list[Message]:
-        taken = take(tx, box, consumer, limit, self.policy, self._lease_ids)
-        if taken.expired:
-            self._on_closed(tx, [Closed(id, "expired", "too late") for id in taken.expired])
-        return taken.messages
+    def _take(self, tx: Tx, box: Box, consumer: str, limit: int) -> Taken:
+        return take(tx, box, consumer, limit, self.policy, self._lease_ids)
 
     def _settled(self, tx: Tx, mailbox: int, result: Settlement) -> Settlement:
-        tx.effect(partial(self._free, mailbox, result.freed))
+        tx.effect(partial(self._free, tx, mailbox, result.freed))
         return result
 
-    def _free(self, mailbox: int, freed: list[tuple[str, int]]) -> None:
+    def _extend(self, tx: Tx, mailbox: int, text: str) -> bool:
+        try:
+            return extend(tx, mailbox, parse_receipt(text), self.policy)
+        except GatepostError:
+            return False
+
+    def _touch(self, mailboxes: set[int]) -> None:
+        self._touched |= mailboxes
+
+    def _free(self, tx: Tx, mailbox: int, freed: list[Freed]) -> None:
         self._touched.add(mailbox)
-        for consumer, size in freed:
-            for waiter in self._waiters.get(mailbox, ()):
-                if waiter.consumer == consumer and not waiter.once:
-                    waiter.credit += size
+        for each in freed:
+            self._line.free(tx, each)
 
-    def _join(self, waiter: Waiter) -> None:
-        if waiter not in self._waiters[waiter.box.id]:
-            self._waiters[waiter.box.id].append(waiter)
-        self._touched.add(waiter.box.id)
-
-    def _part(self, waiter: Waiter) -> None:
-        waiters = self._waiters.get(waiter.box.id, [])
-        if waiter in waiters:
-            waiters.remove(waiter)
-        if not waiters:
-            self._waiters.pop(waiter.box.id, None)
-
-    def _serve(self, tx: Tx, mailbox: int) -> None:
-        for waiter in list(self._waiters.get(mailbox, ())):
+    def _serve(self, tx: Tx, mailbox: int, room: int) -> int:
+        """Hand out what is ready, in turn. Returns how much more this group may hand out."""
+        while waiter := self._line.first(mailbox):
             if waiter.gone:
-                self._part(waiter)
-            elif waiter.credit > 0:
-                messages = self._take(tx, waiter.box, waiter.consumer, waiter.credit)
-                if not messages:
-                    return
-                self._hand(waiter, messages)
+                self._line.part(tx, waiter)
+                continue
+            if room <= 0:
+                self._touched.add(mailbox)
+                return room
+            taken = self._take(tx, waiter.box, waiter.consumer, min(waiter.credit, room))
+            if not taken.messages:
+                return room
+            self._hand(tx, waiter, taken)
+            room -= len(taken.messages)
+        return room
 
-    def _hand(self, waiter: Waiter, messages: list[Message]) -> None:
-        waiter.credit -= len(messages)
-        self._served.append((waiter, messages))
+    def _hand(self, tx: Tx, waiter: Waiter, taken: Taken) -> None:
+        self._served.append((waiter, taken.messages))
+        for lease in taken.leases:
+            self._line.hand(tx, waiter, lease)
         if waiter.once:
-            self._part(waiter)
-        else:
-            # Whoever was served goes to the end of the line, so that consumers take turns.
-            waiters = self._waiters[waiter.box.id]
-            waiters.remove(waiter)
-            waiters.append(waiter)
+            self._line.part(tx, waiter)
+
+    def _look_at_the_clock(self) -> None:
+        """What was given back may have outlived its time while it was out."""
+        self._due = 0
 
     def _sweep(self, tx: Tx) -> None:
+        """What time did since the last look: leases ran out, mail expired, backoffs ended."""
+        if self._due is None or tx.now < self._due:
+            return
+        self._due = None
         for mailbox, result in sweep.time_out(tx, self.policy):
-            if result.closed:
-                self._on_closed(tx, result.closed)
-            self._free(mailbox, result.freed)
-        closed = sweep.expire(tx, 5_000)
+            self._close(tx, result.closed)
+            self._settled(tx, mailbox, result)
+        expired, closed = sweep.expire(tx)
+        self._close(tx, closed)
+        tx.effect(partial(self._touch, expired | sweep.promote(tx)))
+
+    def _close(self, tx: Tx, closed: list[Closed]) -> None:
         if closed:
             self._on_closed(tx, closed)
-        self._touched |= sweep.ready_since(tx, self._swept_at)
-        self._swept_at = tx.now
 
 
 def _push(waiter: Waiter) -> Callable[[list[Message], object], None]:

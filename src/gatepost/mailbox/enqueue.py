@@ -5,20 +5,35 @@ from hashlib import blake2b
 import apsw
 import msgspec
 
-from gatepost.errors import GatepostError, IdempotencyConflict, InvalidRequest, MailboxFull
+from gatepost.errors import (
+    GatepostError,
+    IdempotencyConflict,
+    InvalidRequest,
+    MailboxFull,
+    Unavailable,
+)
 from gatepost.journal.tx import Tx
 from gatepost.mailbox.policy import Policy
 from gatepost.mailbox.states import State
 from gatepost.wire import EnqueueAck, Failure
 
-NUMBER_BITS = 32
+# A mail id is 63 bits: 25 for the pair, 38 for the number within it. A pair that gets a thousand
+# messages a second lasts eight years, and there is room for 33 million pairs.
+NUMBER_BITS = 38
+LAST_NUMBER = (1 << NUMBER_BITS) - 1
+_LAST_PAIR = (1 << 63 - NUMBER_BITS) - 1
 
+_MAILBOX = "SELECT arrivals, waiting FROM mailbox WHERE id = ?"
+_ARRIVED = "UPDATE mailbox SET arrivals = arrivals + ?, waiting = waiting + ? WHERE id = ?"
 _PAIR = """
-SELECT p.id, p.next_number, p.last_rank, p.head IS NULL AND l.id IS NULL
+SELECT p.id, p.next_number, p.last_rank, p.head IS NULL AND l.pair IS NULL
 FROM pair p LEFT JOIN lease l ON l.pair = p.id WHERE p.mailbox = ? AND p.sender = ?
 """
 _ADVANCE = "UPDATE pair SET next_number = ?, last_rank = ? WHERE id = ?"
-_LEAD = "UPDATE pair SET head = ?, head_rank = ?, head_arrival = ?, ready_at = 0 WHERE id = ?"
+_LEAD = """
+UPDATE pair SET next_number = ?, last_rank = ?, head = ?, head_rank = ?, head_arrival = ?,
+                ready_at = 0 WHERE id = ?
+"""
 _MAIL = f"""
 INSERT INTO mail (id, mailbox, msg_id, state, attempt, arrival, rank, created_at, expires_at,
                   not_before, tracked, fingerprint)
@@ -50,23 +65,37 @@ class Pair(msgspec.Struct):
 
 def mailbox_id(tx: Tx, name: str) -> int:
     """The mailbox of that name, which comes into being when it is first addressed."""
+    if found := find_mailbox(tx, name):
+        return found
+    ((id,),) = tx.rows("INSERT INTO mailbox (name) VALUES (?) RETURNING id", (name,))
+    return int(id)
+
+
+def find_mailbox(tx: Tx, name: str) -> int:
+    """The mailbox of that name, or 0, which is no mailbox."""
     row = tx.one("SELECT id FROM mailbox WHERE name = ?", (name,))
-    if row is None:
-        row = tx.one("INSERT INTO mailbox (name) VALUES (?) RETURNING id", (name,))
-        assert row is not None
-    return int(row[0])
+    return int(row[0]) if row else 0
+
+
+def pair_of(mail: int) -> int:
+    return mail >> NUMBER_BITS
+
+
+def pair_end(pair: int) -> int:
+    """The highest id a message of this pair can have."""
+    return (pair << NUMBER_BITS) | LAST_NUMBER
 
 
 def enqueue(
     tx: Tx, mailbox: int, sender: str, mails: list[Mail], policy: Policy
 ) -> list[EnqueueAck]:
     """One sender's messages for one mailbox, in order. Each is queued, known already or refused."""
-    waiting = _waiting(tx, mailbox)
-    if waiting + len(mails) > policy.max_pending:
+    arrivals, waiting = _mailbox(tx, mailbox)
+    if len(mails) == 1 or waiting + len(mails) > policy.max_pending:
         return [_one_by_one(tx, mailbox, sender, mail, policy) for mail in mails]
     tx.run("SAVEPOINT enqueue")
     try:
-        _insert(tx, mailbox, sender, mails, policy)
+        _insert(tx, mailbox, sender, mails, arrivals, policy)
     except apsw.ConstraintError:
         # At least one msg_id is not new. That is rare, so only then is each looked up.
         tx.run("ROLLBACK TO enqueue")
@@ -77,7 +106,7 @@ def enqueue(
 
 
 def _one_by_one(tx: Tx, mailbox: int, sender: str, mail: Mail, policy: Policy) -> EnqueueAck:
-    waiting = _waiting(tx, mailbox)
+    arrivals, waiting = _mailbox(tx, mailbox)
     try:
         if _known(tx, mailbox, sender, mail):
             return EnqueueAck(mail.msg_id, False, waiting)
@@ -85,7 +114,7 @@ def _one_by_one(tx: Tx, mailbox: int, sender: str, mail: Mail, policy: Policy) -
             raise MailboxFull(f"the mailbox holds {waiting} messages already", retry_after=5.0)
     except GatepostError as error:
         return EnqueueAck(mail.msg_id, False, waiting, Failure.of(error, mail.msg_id))
-    _insert(tx, mailbox, sender, [mail], policy)
+    _insert(tx, mailbox, sender, [mail], arrivals, policy)
     return EnqueueAck(mail.msg_id, True, waiting + 1)
 
 
@@ -98,43 +127,50 @@ def _known(tx: Tx, mailbox: int, sender: str, mail: Mail) -> bool:
     return True
 
 
-def _waiting(tx: Tx, mailbox: int) -> int:
-    row = tx.one("SELECT waiting FROM mailbox WHERE id = ?", (mailbox,))
-    return int(row[0]) if row else 0
+def _mailbox(tx: Tx, mailbox: int) -> tuple[int, int]:
+    """(how many messages ever came, how many wait)"""
+    ((arrivals, waiting),) = tx.rows(_MAILBOX, (mailbox,))
+    return arrivals, waiting
 
 
 def _fingerprint(payload: bytes) -> bytes:
     return blake2b(payload, digest_size=8).digest()
 
 
-def _insert(tx: Tx, mailbox: int, sender: str, mails: list[Mail], policy: Policy) -> None:
-    pair = _pair(tx, mailbox, sender)
+def _insert(
+    tx: Tx, mailbox: int, sender: str, mails: list[Mail], arrivals: int, policy: Policy
+) -> None:
+    pair = _pair(tx, mailbox, sender, len(mails))
     base = (pair.id << NUMBER_BITS) + pair.next_number
-    rank = pair.last_rank
+    rank, default_expiry = pair.last_rank, tx.now + policy.ttl
     rows, bodies = [], []
-    for id, mail in enumerate(mails, base):
+    for n, mail in enumerate(mails):
         created = tx.now if mail.created_at is None else mail.created_at
-        expires = tx.now + (policy.ttl if mail.ttl is None else mail.ttl)
+        expires = default_expiry if mail.ttl is None else tx.now + mail.ttl
         rank = max(rank, created)
-        mark = _fingerprint(mail.payload)
-        tracked = mail.meta is not None
-        rows.append((id, mailbox, mail.msg_id, tx.tick(), rank, created, expires, tracked, mark))
-        bodies.append((id, mail.payload, mail.meta))
+        place = (base + n, mailbox, mail.msg_id, arrivals + n, rank, created, expires)
+        rows.append((*place, mail.meta is not None, _fingerprint(mail.payload)))
+        bodies.append((base + n, mail.payload, mail.meta))
     tx.many(_MAIL, rows)
     tx.many(_BODY, bodies)
-    tx.run(_ADVANCE, (pair.next_number + len(mails), rank, pair.id))
+    advance = (pair.next_number + len(mails), rank)
     if pair.idle:
-        tx.run(_LEAD, (base, rows[0][4], rows[0][3], pair.id))
-    tx.run("UPDATE mailbox SET waiting = waiting + ? WHERE id = ?", (len(mails), mailbox))
+        tx.run(_LEAD, (*advance, base, rows[0][4], arrivals, pair.id))
+    else:
+        tx.run(_ADVANCE, (*advance, pair.id))
+    tx.run(_ARRIVED, (len(mails), len(mails), mailbox))
 
 
-def _pair(tx: Tx, mailbox: int, sender: str) -> Pair:
+def _pair(tx: Tx, mailbox: int, sender: str, more: int) -> Pair:
     row = tx.one(_PAIR, (mailbox, sender))
     if row is None:
         tx.run("INSERT INTO pair (mailbox, sender) VALUES (?, ?)", (mailbox, sender))
         row = tx.one(_PAIR, (mailbox, sender))
         assert row is not None
-    return Pair(*row)
+    pair = Pair(*row)
+    if pair.next_number + more > LAST_NUMBER or pair.id > _LAST_PAIR:
+        raise Unavailable(f"this journal has no number left for mail from {sender}")
+    return pair
 
 
 def check_payload(payload: bytes) -> None:

@@ -4,6 +4,7 @@ A pair has at most one lease, and its next message waits until that lease is set
 makes delivery FIFO per pair. Between pairs the oldest head goes first.
 """
 
+import re
 from collections.abc import Iterator
 from heapq import merge
 from itertools import islice
@@ -14,56 +15,72 @@ from msgspec.structs import astuple
 
 from gatepost.errors import StaleReceipt
 from gatepost.journal.tx import Row, Tx
-from gatepost.mailbox.enqueue import NUMBER_BITS
+from gatepost.mailbox.enqueue import pair_end, pair_of
 from gatepost.mailbox.policy import Policy
-from gatepost.mailbox.states import Input, move
+from gatepost.mailbox.states import Input, State, move
 from gatepost.wire import Message
 
-_LAST_NUMBER = (1 << NUMBER_BITS) - 1
+# What one take may load: enough for any consumer, little enough for everyone else's patience.
+_MOST_MESSAGES = 1000
+_MOST_BYTES = 4 << 20
+
 _SET_IN_FLIGHT, _IF_PENDING = move(Input.DEQUEUE)
 _SET_PENDING_AGAIN, _IF_NACKED = move(Input.RETRY)
-_SET_EXPIRED, _IF_WAITING = move(Input.EXPIRE)
 _SET_RELEASED, _IF_IN_FLIGHT = move(Input.RELEASE)
+_, _IF_WAITING = move(Input.EXPIRE)
 
 _READY = """
-SELECT id, sender, head FROM pair WHERE mailbox = ? AND ready_at <= ?
+SELECT id, sender, head FROM pair WHERE mailbox = ? AND ready_at = 0
 ORDER BY head_rank, head_arrival LIMIT ?
 """
 _COLUMNS = """
-m.rank, m.arrival, m.id, m.msg_id, m.created_at, m.attempt, m.expires_at, m.tracked,
+m.rank, m.arrival, m.id, m.msg_id, m.created_at, m.attempt, m.state, m.expires_at, m.tracked,
 b.payload, b.meta
 """
+# A window of ids rather than a LIMIT, so that ids settled long ago are never waded through.
 _QUEUE = f"""
 SELECT {_COLUMNS} FROM mail m JOIN body b ON b.id = m.id
-WHERE m.id BETWEEN ? AND ? AND m.{_IF_WAITING} ORDER BY m.id LIMIT ?
+WHERE m.id BETWEEN ? AND ? AND m.{_IF_WAITING} ORDER BY m.id
 """
 _HELD = f"""
 SELECT {_COLUMNS} FROM mail m JOIN body b ON b.id = m.id
-WHERE m.id BETWEEN ? AND ? AND m.{_IF_IN_FLIGHT} ORDER BY m.id
+WHERE m.id BETWEEN ? AND ? AND m.{_IF_IN_FLIGHT} ORDER BY m.id LIMIT ?
 """
 _OLDEST = itemgetter(0, 1)
-_ID, _MSG_ID, _CREATED, _ATTEMPT, _EXPIRES, _TRACKED, _PAYLOAD, _META = range(2, 10)
+_ID, _MSG_ID, _CREATED, _ATTEMPT, _STATE, _EXPIRES, _TRACKED, _PAYLOAD, _META = range(2, 11)
 
-_HELD_BY = """
-SELECT l.*, p.sender FROM lease l JOIN pair p ON p.id = l.pair
-WHERE l.mailbox = ? AND l.consumer = ?
+_RETRY = f"UPDATE mail SET {_SET_PENDING_AGAIN} WHERE id = ? AND {_IF_NACKED}"
+_DEQUEUE = f"""
+UPDATE mail SET {_SET_IN_FLIGHT}, lease = ? WHERE id BETWEEN ? AND ? AND {_IF_PENDING}
 """
-_LEASE = "INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_RELEASE = f"UPDATE mail SET {_SET_RELEASED} WHERE id BETWEEN ? AND ? AND {_IF_IN_FLIGHT}"
+_LEASE = "INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_HELD_BY = "SELECT * FROM lease WHERE mailbox = ? AND consumer = ? ORDER BY pair"
+_EXTEND = """
+UPDATE lease SET expires_at = max(expires_at, ?) WHERE pair = ? AND id = ? AND mailbox = ?
+"""
 _NEXT_HEAD = f"""
 SELECT id, rank, arrival, not_before FROM mail
 WHERE id BETWEEN ? AND ? AND {_IF_WAITING} ORDER BY id LIMIT 1
 """
 _SET_HEAD = "UPDATE pair SET head = ?, head_rank = ?, head_arrival = ?, ready_at = ? WHERE id = ?"
-_COUNTS = "UPDATE mailbox SET waiting = waiting + ?, in_flight = in_flight + ? WHERE id = ?"
+_NO_HEAD = (None, None, None, None)
+_COUNTS = """
+UPDATE mailbox SET waiting = waiting + ?, in_flight = in_flight + ?, dead = dead + ? WHERE id = ?
+"""
+
+_is_receipt = re.compile(r"([0-9a-f]{1,16})\.([0-9a-f]{1,16})").fullmatch
+_LARGEST = (1 << 63) - 1
 
 
 class Lease(Struct):
-    id: int
     pair: int
+    id: int
     mailbox: int
     consumer: str
     next: int
     last: int
+    behind: int
     size: int
     tracked: int
     expires_at: int
@@ -77,10 +94,10 @@ class Box(Struct, frozen=True):
 
 
 class Taken(Struct):
-    """What a consumer got, and the tracked mail found expired on the way."""
+    """What a consumer got, and the leases it got it under."""
 
     messages: list[Message]
-    expired: list[str]
+    leases: list[Lease]
 
 
 def receipt(mail: int, lease: int) -> str:
@@ -88,83 +105,78 @@ def receipt(mail: int, lease: int) -> str:
 
 
 def parse_receipt(text: str) -> tuple[int, int]:
-    try:
-        mail, lease = text.split(".")
-        return int(mail, 16), int(lease, 16)
-    except ValueError:
-        raise StaleReceipt(f"{text!r} is not a receipt of this mailbox") from None
-
-
-def pair_end(pair: int) -> int:
-    return (pair << NUMBER_BITS) | _LAST_NUMBER
+    """(mail id, lease id)"""
+    found = _is_receipt(text)
+    mail, lease = (int(part, 16) for part in found.groups()) if found else (-1, -1)
+    if not (0 <= mail <= _LARGEST and 0 <= lease <= _LARGEST):
+        raise StaleReceipt(f"{text!r} is not a receipt of this mailbox")
+    return mail, lease
 
 
 def take(
     tx: Tx, box: Box, consumer: str, limit: int, policy: Policy, lease_ids: Iterator[int]
 ) -> Taken:
     """Lease up to `limit` messages: the oldest heads first, each pair's mail in order."""
-    pairs = tx.rows(_READY, (box.id, tx.now, limit))
-    if not pairs:
-        return Taken([], [])
-    queues = [tx.each(_QUEUE, (head, pair_end(pair), limit)) for pair, _, head in pairs]
-    oldest_first = queues[0] if len(queues) == 1 else merge(*queues, key=_OLDEST)
-    rows = list(islice(oldest_first, limit))
-    live = [row for row in rows if row[_EXPIRES] > tx.now]
-    late = [row for row in rows if row[_EXPIRES] <= tx.now]
-    if late:
-        _drop(tx, box, late)
-    leases = _lease_runs(tx, box, consumer, live, policy, lease_ids)
+    limit = min(limit, _MOST_MESSAGES)
+    pairs = tx.rows(_READY, (box.id, limit))
+    runs = [_waiting_run(tx, pair, head, limit) for pair, _, head in pairs]
+    oldest_first = runs[0] if len(runs) == 1 else merge(*runs, key=_OLDEST)
+    rows = list(islice(_portion(oldest_first), limit))
+    leases = _lease_runs(tx, box, consumer, rows, policy, lease_ids)
     senders = {pair: sender for pair, sender, _ in pairs}
-    messages = [_message(row, leases, senders, box.name, policy) for row in live]
-    return Taken(messages, [row[_MSG_ID] for row in late if row[_TRACKED]])
+    ids = {lease.pair: lease.id for lease in leases}
+    return Taken([_message(row, ids, senders, box.name, policy) for row in rows], leases)
 
 
-def _drop(tx: Tx, box: Box, late: list[Row]) -> None:
-    expire(tx, box.id, [row[_ID] for row in late])
-    # A pair that also has live mail in this batch is leased next, which sets its head anew.
-    for pair, last in {row[_ID] >> NUMBER_BITS: row[_ID] for row in late}.items():
-        find_head(tx, pair, last + 1)
+def _waiting_run(tx: Tx, pair: int, head: int, limit: int) -> Iterator[Row]:
+    """A pair's mail from its head, up to one that is too late and waits to be expired."""
+    for row in tx.each(_QUEUE, (head, min(head + limit - 1, pair_end(pair)))):
+        if row[_EXPIRES] <= tx.now:
+            return
+        yield row
+
+
+def _portion(rows: Iterator[Row]) -> Iterator[Row]:
+    """`rows` up to the one with which they grow too large."""
+    size = 0
+    for row in rows:
+        yield row
+        size += len(row[_PAYLOAD])
+        if size >= _MOST_BYTES:
+            return
 
 
 def _lease_runs(
     tx: Tx, box: Box, consumer: str, rows: list[Row], policy: Policy, lease_ids: Iterator[int]
-) -> dict[int, int]:
+) -> list[Lease]:
     runs: dict[int, list[Row]] = {}
     for row in rows:
-        runs.setdefault(row[_ID] >> NUMBER_BITS, []).append(row)
+        runs.setdefault(pair_of(row[_ID]), []).append(row)
     until = tx.now + policy.inflight_timeout
-    leases = {}
+    leases = []
     for pair, run in runs.items():
-        tracked = sum(row[_TRACKED] for row in run)
         first, last = run[0][_ID], run[-1][_ID]
-        id = leases[pair] = next(lease_ids)
-        _open(tx, Lease(id, pair, box.id, consumer, first, last, len(run), tracked, until))
+        span = (first, last, last + 1, len(run), sum(row[_TRACKED] for row in run))
+        leases.append(Lease(pair, next(lease_ids), box.id, consumer, *span, until))
+        _open(tx, leases[-1], run[0][_STATE])
+    if rows:
+        count(tx, box.id, -len(rows), len(rows))
     return leases
 
 
-def expire(tx: Tx, mailbox: int, ids: list[int]) -> None:
-    """Ids of mail that waits."""
-    sql = f"UPDATE mail SET {_SET_EXPIRED}, settled_at = ? WHERE id = ? AND {_IF_WAITING}"
-    tx.many(sql, [(tx.now, id) for id in ids])
-    count(tx, mailbox, -len(ids), 0)
-
-
-def _open(tx: Tx, lease: Lease) -> None:
-    # Only a pair's head can have been nacked; its backoff is over, so it is pending again.
-    tx.run(f"UPDATE mail SET {_SET_PENDING_AGAIN} WHERE id = ? AND {_IF_NACKED}", (lease.next,))
-    tx.run(
-        f"UPDATE mail SET {_SET_IN_FLIGHT}, lease = ? WHERE id BETWEEN ? AND ? AND {_IF_PENDING}",
-        (lease.id, lease.next, lease.last),
-    )
+def _open(tx: Tx, lease: Lease, state: State) -> None:
+    if state == State.NACKED:
+        # Only a pair's head can have been nacked, and its backoff is over.
+        tx.run(_RETRY, (lease.next,))
+    tx.run(_DEQUEUE, (lease.id, lease.next, lease.last))
     tx.run(_LEASE, astuple(lease))
-    tx.run(_SET_HEAD, (None, None, None, None, lease.pair))
-    count(tx, lease.mailbox, -lease.size, lease.size)
+    tx.run(_SET_HEAD, (*_NO_HEAD, lease.pair))
 
 
 def _message(
     row: Row, leases: dict[int, int], senders: dict[int, str], name: str, policy: Policy
 ) -> Message:
-    pair = row[_ID] >> NUMBER_BITS
+    pair = pair_of(row[_ID])
     return Message(
         row[_MSG_ID],
         senders[pair],
@@ -178,22 +190,31 @@ def _message(
     )
 
 
-def held(tx: Tx, box: Box, consumer: str, policy: Policy) -> list[Message]:
-    """What this consumer has leased and not settled, for one that lost its connection."""
+def held_by(tx: Tx, mailbox: int, consumer: str) -> list[Lease]:
+    return [Lease(*row) for row in tx.rows(_HELD_BY, (mailbox, consumer))]
+
+
+def again(tx: Tx, box: Box, leases: list[Lease], limit: int, policy: Policy) -> list[Message]:
+    """The unsettled messages of these leases, which start anew, for one who lost them."""
     found: list[Message] = []
-    for row in tx.rows(_HELD_BY, (box.id, consumer)):
-        lease, sender = Lease(*row[:-1]), row[-1]
-        extend(tx, lease.id, policy)
-        run = tx.rows(_HELD, (lease.next, lease.last))
-        leases, senders = {lease.pair: lease.id}, {lease.pair: sender}
-        found += [_message(each, leases, senders, box.name, policy) for each in run]
+    for lease in leases:
+        if len(found) < limit:
+            found += _reread(tx, box, lease, limit - len(found), policy)
     return found
 
 
-def extend(tx: Tx, lease: int, policy: Policy) -> bool:
+def _reread(tx: Tx, box: Box, lease: Lease, limit: int, policy: Policy) -> list[Message]:
+    extend(tx, box.id, (lease.next, lease.id), policy)
+    ((sender,),) = tx.rows("SELECT sender FROM pair WHERE id = ?", (lease.pair,))
+    rows = tx.rows(_HELD, (lease.next, lease.last, limit))
+    leases, senders = {lease.pair: lease.id}, {lease.pair: sender}
+    return [_message(row, leases, senders, box.name, policy) for row in rows]
+
+
+def extend(tx: Tx, mailbox: int, ref: tuple[int, int], policy: Policy) -> bool:
     """Push a lease's end back to a full timeout from now; false if there is no such lease."""
-    until = tx.now + policy.inflight_timeout
-    tx.run("UPDATE lease SET expires_at = max(expires_at, ?) WHERE id = ?", (until, lease))
+    mail, lease = ref
+    tx.run(_EXTEND, (tx.now + policy.inflight_timeout, pair_of(mail), lease, mailbox))
     return tx.changes() == 1
 
 
@@ -204,24 +225,31 @@ def release(tx: Tx, lease: Lease) -> None:
 
 
 def free(tx: Tx, lease: Lease) -> None:
-    tx.run(
-        f"UPDATE mail SET {_SET_RELEASED} WHERE id BETWEEN ? AND ? AND {_IF_IN_FLIGHT}",
-        (lease.next, lease.last),
-    )
+    tx.run(_RELEASE, (lease.next, lease.last))
     count(tx, lease.mailbox, lease.size, -lease.size)
 
 
 def end(tx: Tx, lease: Lease, first: int) -> None:
-    """Drop the lease; the pair's next head is at `first` or behind it."""
-    tx.run("DELETE FROM lease WHERE id = ?", (lease.id,))
-    find_head(tx, lease.pair, first)
+    """Drop the lease; the pair's next head is in it, at `first` or later, or else behind it."""
+    tx.run("DELETE FROM lease WHERE pair = ?", (lease.pair,))
+    row = tx.one(_NEXT_HEAD, (first, lease.last)) if first <= lease.last else None
+    _set_head(tx, lease.pair, row or _next_head(tx, lease.pair, lease.behind))
 
 
 def find_head(tx: Tx, pair: int, first: int) -> None:
-    row = tx.one(_NEXT_HEAD, (first, pair_end(pair)))
-    head = row if row is not None else (None, None, None, None)
-    tx.run(_SET_HEAD, (*head, pair))
+    """Set the head of a pair without a lease, of which nothing waits before `first`."""
+    _set_head(tx, pair, _next_head(tx, pair, first))
 
 
-def count(tx: Tx, mailbox: int, waiting: int, in_flight: int) -> None:
-    tx.run(_COUNTS, (waiting, in_flight, mailbox))
+def _next_head(tx: Tx, pair: int, first: int) -> Row | None:
+    return tx.one(_NEXT_HEAD, (first, pair_end(pair)))
+
+
+def _set_head(tx: Tx, pair: int, row: Row | None) -> None:
+    id, rank, arrival, not_before = row or _NO_HEAD
+    ready_at = 0 if row and not_before <= tx.now else not_before
+    tx.run(_SET_HEAD, (id, rank, arrival, ready_at, pair))
+
+
+def count(tx: Tx, mailbox: int, waiting: int, in_flight: int, dead: int = 0) -> None:
+    tx.run(_COUNTS, (waiting, in_flight, dead, mailbox))

@@ -1,23 +1,38 @@
 """What time does to mail: leases run out, waiting mail expires, old mail is forgotten."""
 
-from gatepost.journal.tx import Tx
+from collections import Counter
+
+from gatepost.journal.tx import Row, Tx
 from gatepost.mailbox import lease as leases
-from gatepost.mailbox.enqueue import NUMBER_BITS
+from gatepost.mailbox.enqueue import NUMBER_BITS, pair_end, pair_of
 from gatepost.mailbox.lease import Lease
 from gatepost.mailbox.policy import Policy
 from gatepost.mailbox.settle import Closed, Settlement, fail_head
 from gatepost.mailbox.states import Input, State, move
 
-_, _IF_WAITING = move(Input.EXPIRE)
+# How much of each a single commit group does; what is left is due at once in the next one.
+BATCH = 1000
 
+_SET_EXPIRED, _IF_WAITING = move(Input.EXPIRE)
+
+_TIMED_OUT = "SELECT * FROM lease WHERE expires_at <= ? ORDER BY expires_at, pair LIMIT ?"
 _LATE = f"""
 SELECT id, mailbox, msg_id, tracked FROM mail
-WHERE expires_at <= ? AND {_IF_WAITING} ORDER BY expires_at LIMIT ?
+WHERE expires_at <= ? AND {_IF_WAITING} ORDER BY expires_at, id LIMIT ?
 """
-_HEAD_OF = "SELECT id FROM pair WHERE head = ? AND id = ?"
+_EXPIRE = f"UPDATE mail SET {_SET_EXPIRED}, settled_at = ? WHERE id = ? AND {_IF_WAITING}"
+_START = """
+SELECT p.head, l.behind FROM pair p LEFT JOIN lease l ON l.pair = p.id WHERE p.id = ?
+"""
+_PROMOTE = """
+UPDATE pair SET ready_at = 0
+WHERE id IN (SELECT id FROM pair WHERE ready_at > 0 AND ready_at <= ? ORDER BY ready_at LIMIT ?)
+RETURNING mailbox
+"""
 _NEXT_EXPIRY = f"SELECT expires_at FROM mail WHERE {_IF_WAITING} ORDER BY expires_at LIMIT 1"
 _NEXT_TIMEOUT = "SELECT min(expires_at) FROM lease"
-_NEXT_RETRY = "SELECT min(ready_at) FROM pair WHERE ready_at > ?"
+_NEXT_RETRY = "SELECT min(ready_at) FROM pair WHERE ready_at > 0"
+_NEXT = f"SELECT ({_NEXT_EXPIRY}), ({_NEXT_TIMEOUT}), ({_NEXT_RETRY})"
 
 _FORGETTABLE = f"state IN ({State.ACKED:d}, {State.EXPIRED:d})"
 _BATCH_END = f"""
@@ -25,39 +40,56 @@ SELECT settled_at FROM mail WHERE settled_at > ? AND settled_at <= ? AND {_FORGE
 ORDER BY settled_at LIMIT 1 OFFSET ?
 """
 _SETTLED = f"SELECT id FROM mail WHERE settled_at > ? AND settled_at <= ? AND {_FORGETTABLE}"
+_DISCARDED = "SELECT id FROM discarded WHERE at <= ? ORDER BY at LIMIT ?"
+_DROP_PAIR = """
+DELETE FROM pair WHERE id = ?1 AND head IS NULL
+AND NOT EXISTS (SELECT 1 FROM mail WHERE id BETWEEN ?2 AND ?3)
+"""
 
 
 def next_due(tx: Tx) -> int | None:
     """The next moment at which time alone changes something."""
-    found = (tx.one(_NEXT_EXPIRY), tx.one(_NEXT_TIMEOUT), tx.one(_NEXT_RETRY, (tx.now,)))
-    return min((row[0] for row in found if row and row[0] is not None), default=None)
-
-
-def ready_since(tx: Tx, since: int) -> set[int]:
-    """Mailboxes with a pair whose backoff ended after `since`."""
-    query = "SELECT DISTINCT mailbox FROM pair WHERE ready_at > ? AND ready_at <= ?"
-    return {row[0] for row in tx.rows(query, (since, tx.now))}
+    ((*found,),) = tx.rows(_NEXT)
+    return min((moment for moment in found if moment is not None), default=None)
 
 
 def time_out(tx: Tx, policy: Policy) -> list[tuple[int, Settlement]]:
     """Nack what stayed in flight too long. (mailbox, what it did) for each lease."""
-    query = "SELECT * FROM lease WHERE expires_at <= ? ORDER BY expires_at LIMIT 1000"
     results = []
-    for row in tx.rows(query, (tx.now,)):
+    for row in tx.rows(_TIMED_OUT, (tx.now, BATCH)):
         lease, result = Lease(*row), Settlement()
         fail_head(tx, lease, "not acked in time", policy, result)
         results.append((lease.mailbox, result))
     return results
 
 
-def expire(tx: Tx, batch: int) -> list[Closed]:
-    """Expire waiting mail past its time, at most `batch` messages at once."""
-    rows = tx.rows(_LATE, (tx.now, batch))
-    for id, mailbox, _, _ in rows:
-        leases.expire(tx, mailbox, [id])
-        if tx.one(_HEAD_OF, (id, id >> NUMBER_BITS)):
-            leases.find_head(tx, id >> NUMBER_BITS, id + 1)
-    return [Closed(msg_id, "expired", "nobody took it in time") for *_, msg_id, t in rows if t]
+def expire(tx: Tx) -> tuple[set[int], list[Closed]]:
+    """Expire waiting mail past its time. The mailboxes it happened in, and what closed."""
+    rows = tx.rows(_LATE, (tx.now, BATCH))
+    tx.many(_EXPIRE, [(tx.now, row[0]) for row in rows])
+    for mailbox, size in Counter(row[1] for row in rows).items():
+        leases.count(tx, mailbox, -size, 0)
+    _close_ranks(tx, {row[0] for row in rows})
+    why = "nobody took it in time"
+    closed = [Closed(msg_id, "expired", why) for *_, msg_id, tracked in rows if tracked]
+    return {row[1] for row in rows}, closed
+
+
+def _close_ranks(tx: Tx, gone: set[int]) -> None:
+    """Move on what pointed to one of these messages: a pair's head, or what is behind a lease."""
+    for pair in {pair_of(id) for id in gone}:
+        ((head, behind),) = tx.rows(_START, (pair,))
+        if head in gone:
+            leases.find_head(tx, pair, head)
+        elif behind in gone:
+            while behind in gone:
+                behind += 1
+            tx.run("UPDATE lease SET behind = ? WHERE pair = ?", (behind, pair))
+
+
+def promote(tx: Tx) -> set[int]:
+    """Let pairs whose backoff is over queue again. The mailboxes that have some."""
+    return {row[0] for row in tx.rows(_PROMOTE, (tx.now, BATCH))}
 
 
 def forget(tx: Tx, bodies_before: int, rows_before: int, batch: int) -> int:
@@ -69,17 +101,31 @@ def forget(tx: Tx, bodies_before: int, rows_before: int, batch: int) -> int:
     start = _bodies_forgotten(tx)
     end = _batch_end(tx, start, bodies_before, batch)
     tx.run(f"DELETE FROM body WHERE id IN ({_SETTLED})", (start, end))
-    gone = tx.changes()
-    tx.run("INSERT OR REPLACE INTO fact VALUES ('bodies_forgotten', ?)", (end,))
-    span = (0, _batch_end(tx, 0, rows_before, batch))
-    tx.run(f"DELETE FROM body WHERE id IN ({_SETTLED})", span)
-    tx.run(f"DELETE FROM mail WHERE id IN ({_SETTLED})", span)
-    return gone + tx.changes()
+    bodies = tx.changes()
+    if end > start:
+        tx.run("INSERT OR REPLACE INTO fact VALUES ('bodies_forgotten', ?)", (end,))
+    return bodies + _forget_rows(tx, rows_before, batch)
+
+
+def _forget_rows(tx: Tx, before: int, batch: int) -> int:
+    ids = tx.rows(_SETTLED, (-1, _batch_end(tx, -1, before, batch)))
+    ids += tx.rows(_DISCARDED, (before, batch))
+    tx.many("DELETE FROM body WHERE id = ?", ids)
+    tx.many("DELETE FROM discarded WHERE id = ?", ids)
+    tx.many("DELETE FROM mail WHERE id = ?", ids)
+    _drop_pairs(tx, {pair_of(id) for (id,) in ids})
+    return len(ids)
+
+
+def _drop_pairs(tx: Tx, pairs: set[int]) -> None:
+    """A pair of which nothing is left begins anew when its sender comes back."""
+    spans = ((pair, pair << NUMBER_BITS, pair_end(pair)) for pair in pairs)
+    tx.many(_DROP_PAIR, spans)
 
 
 def _bodies_forgotten(tx: Tx) -> int:
-    row = tx.one("SELECT value FROM fact WHERE name = 'bodies_forgotten'")
-    return int(row[0]) if row else 0
+    row: Row | None = tx.one("SELECT value FROM fact WHERE name = 'bodies_forgotten'")
+    return int(row[0]) if row else -1
 
 
 def _batch_end(tx: Tx, start: int, end: int, batch: int) -> int:

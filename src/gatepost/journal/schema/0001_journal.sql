@@ -54,17 +54,19 @@ CREATE TABLE agent (
     seen_at    INTEGER NOT NULL
 ) WITHOUT ROWID;
 
--- Mailboxes, with the counts an answer needs.
+-- Mailboxes, with the counts an answer needs. `arrivals` numbers all mail that ever came.
 CREATE TABLE mailbox (
     id        INTEGER PRIMARY KEY,
     name      TEXT NOT NULL UNIQUE,
+    arrivals  INTEGER NOT NULL DEFAULT 0,
     waiting   INTEGER NOT NULL DEFAULT 0 CHECK (waiting >= 0),
-    in_flight INTEGER NOT NULL DEFAULT 0 CHECK (in_flight >= 0)
+    in_flight INTEGER NOT NULL DEFAULT 0 CHECK (in_flight >= 0),
+    dead      INTEGER NOT NULL DEFAULT 0 CHECK (dead >= 0)
 );
 
 -- One sender to one mailbox: the unit of order.
--- `head` is the first message waiting, and `ready_at` the moment it may be leased;
--- both are NULL while nothing waits or while a lease on the pair is out.
+-- `head` is the first message waiting; `ready_at` is 0 if it may be leased, or else the moment
+-- its backoff ends. Both are NULL while nothing waits or while a lease on the pair is out.
 CREATE TABLE pair (
     id           INTEGER PRIMARY KEY,
     mailbox      INTEGER NOT NULL REFERENCES mailbox,
@@ -77,10 +79,12 @@ CREATE TABLE pair (
     ready_at     INTEGER,
     UNIQUE (mailbox, sender)
 );
-CREATE INDEX pair_queue ON pair (mailbox, head_rank, head_arrival) WHERE ready_at IS NOT NULL;
-CREATE INDEX pair_ready ON pair (ready_at) WHERE ready_at IS NOT NULL;
+-- A pair that backs off stands behind all that are ready, so that nobody has to step over it.
+CREATE INDEX pair_queue ON pair (mailbox, ready_at, head_rank, head_arrival)
+WHERE ready_at IS NOT NULL;
+CREATE INDEX pair_retry ON pair (ready_at) WHERE ready_at > 0;
 
--- One message in one mailbox. id = pair << 32 | number, so that a pair's mail lies together,
+-- One message in one mailbox. id = pair << 38 | number, so that a pair's mail lies together,
 -- in order, and a run is one range. `rank` is created_at made monotonic within the pair.
 CREATE TABLE mail (
     id          INTEGER PRIMARY KEY,
@@ -103,9 +107,11 @@ CREATE UNIQUE INDEX mail_msg_id ON mail (mailbox, msg_id);
 CREATE INDEX mail_expiry ON mail (expires_at) WHERE state IN (0, 2);
 CREATE INDEX mail_settled ON mail (settled_at) WHERE state IN (3, 5);
 
-CREATE TRIGGER mail_terminal_is_immutable BEFORE UPDATE OF state, attempt ON mail
-WHEN OLD.state >= 3
+CREATE TRIGGER mail_terminal_is_immutable BEFORE UPDATE ON mail WHEN OLD.state >= 3
 BEGIN SELECT RAISE(ABORT, 'a settled message never changes'); END;
+
+CREATE TRIGGER mail_is_itself BEFORE UPDATE OF id, mailbox, msg_id, arrival, created_at ON mail
+BEGIN SELECT RAISE(ABORT, 'who, whence and when of a message never change'); END;
 
 -- Payloads apart from states, so that a change of state does not rewrite them.
 CREATE TABLE body (
@@ -114,15 +120,17 @@ CREATE TABLE body (
     meta    BLOB
 );
 
--- A run of consecutive messages of one pair, out with one consumer.
--- `next` is the first not settled yet, `last` the end of the run (both mail ids).
+-- A run of consecutive messages of one pair, out with one consumer. `id` is its secret.
+-- `next` is the first not settled yet, `last` the end of the run, `behind` where to look for
+-- what waits behind it (all three are mail ids).
 CREATE TABLE lease (
-    id         INTEGER PRIMARY KEY,
-    pair       INTEGER NOT NULL UNIQUE REFERENCES pair,
+    pair       INTEGER PRIMARY KEY REFERENCES pair,
+    id         INTEGER NOT NULL,
     mailbox    INTEGER NOT NULL,
     consumer   TEXT NOT NULL,
     next       INTEGER NOT NULL,
     last       INTEGER NOT NULL,
+    behind     INTEGER NOT NULL,
     size       INTEGER NOT NULL,
     tracked    INTEGER NOT NULL,
     expires_at INTEGER NOT NULL
@@ -139,7 +147,14 @@ CREATE TABLE dead_letter (
     attempts    INTEGER NOT NULL,
     replayed_as TEXT
 );
-CREATE INDEX dead_letter_mailbox ON dead_letter (mailbox, id);
+CREATE INDEX dead_letter_age ON dead_letter (mailbox, failed_at, id);
+
+-- Dead letters given up; their mail row goes once its msg_id cannot come again.
+CREATE TABLE discarded (
+    id INTEGER PRIMARY KEY REFERENCES mail,
+    at INTEGER NOT NULL
+);
+CREATE INDEX discarded_age ON discarded (at);
 
 -- What a sender knows of each message it sent.
 CREATE TABLE delivery (

@@ -1,0 +1,54 @@
+"""Writes the diagrams and tables of docs/ from the tables in the code."""
+
+import re
+import sys
+from pathlib import Path
+
+from gatepost.errors import BY_CODE, ChainError, ConfigError, GatepostError, JournalError, SealError
+from gatepost.mailbox.states import TERMINAL, TRANSITIONS
+
+# Errors that end a program or a check rather than answer a request.
+LOCAL = (ConfigError, SealError, ChainError, JournalError)
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def mailbox_states() -> str:
+    lines = ["```mermaid", "stateDiagram-v2", "    [*] --> pending: enqueue"]
+    for (source, event), target in TRANSITIONS.items():
+        lines.append(f"    {source.wire} --> {target.wire}: {event.value}")
+    lines += [f"    {state.wire} --> [*]" for state in TERMINAL]
+    return "\n".join([*lines, "```"])
+
+
+def errors() -> str:
+    wire = [cls for cls in BY_CODE.values() if not issubclass(cls, LOCAL)]
+    rows = sorted((cls.status, cls.code) for cls in wire if cls is not GatepostError)
+    return "\n".join(["| status | code |", "|---|---|", *(f"| {s} | `{c}` |" for s, c in rows)])
+
+
+PARTS = {"diagram: mailbox.states": mailbox_states, "table: errors": errors}
+
+
+def filled(text: str) -> str:
+    for name, make in PARTS.items():
+        pattern = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)"
+        text = re.sub(pattern, lambda m, make=make: f"{m[1]}{make()}\n{m[2]}", text, flags=re.S)
+    return text
+
+
+def main(check: bool) -> int:
+    stale = []
+    for page in sorted(DOCS.glob("*.md")):
+        old = page.read_text()
+        new = filled(old)
+        if new != old:
+            stale.append(page.name)
+            if not check:
+                page.write_text(new)
+    verb = "stale" if check else "written"
+    print(f"{verb}: {', '.join(stale)}" if stale else "docs are up to date")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv))

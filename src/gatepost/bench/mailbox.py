@@ -1,0 +1,224 @@
+"""Durable enqueue → push → ack through the WebSocket, as any client would do it.
+
+The gateway runs in its own process. A message counts once the gateway has confirmed its ack,
+and the run counts only if every message came exactly once and each sender's in order.
+"""
+
+import asyncio
+import os
+import platform
+import sqlite3
+import tempfile
+import time
+from pathlib import Path
+
+import uvloop
+from msgspec import Struct
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from gatepost.bench.fsync import Fsync, measure_fsync, percentile
+from gatepost.bench.own_gateway import own_gateway
+from gatepost.client import Client, Message
+from gatepost.errors import GatepostError
+
+_MAILBOX = "bench"
+_DURABILITY = {
+    "enqueue": "fsync before the answer",
+    "lease": "fsync before the push",
+    "ack": "fsync before the confirmation",
+}
+
+
+class Options(Struct, frozen=True):
+    messages: int = 100_000
+    outstanding: int = 256
+    size: int = 512
+    senders: int = 1
+    singles: int = 2000
+
+
+class Machine(Struct, frozen=True):
+    cores: int
+    python: str
+    sqlite: str
+    system: str
+
+
+class Throughput(Struct, frozen=True):
+    messages: int
+    seconds: float
+    per_sec: float
+    frames: int
+
+
+class Single(Struct, frozen=True):
+    """One message at a time: `p50_ms` and `p99_ms` from the send to its arrival."""
+
+    messages: int
+    p50_ms: float
+    p99_ms: float
+    per_sec: float
+
+
+class Result(Struct, frozen=True):
+    machine: Machine
+    options: Options
+    durability: dict[str, str]
+    throughput: Throughput
+    single: Single
+    fsync: Fsync
+
+
+class BenchFailed(GatepostError):
+    """What was measured is worth nothing: a message was lost, doubled or overtaken."""
+
+    code = "bench_failed"
+
+
+def bench(state_dir: Path, options: Options) -> Result:
+    """Everything, on a gateway of its own beside `state_dir`, on the same disk."""
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-", dir=state_dir) as folder,
+        own_gateway(Path(folder) / "gateway") as (url, token),
+    ):
+        return run(url, token, Path(folder), options)
+
+
+def run(url: str, token: str, folder: Path, options: Options) -> Result:
+    """Measure the gateway at `url`; `folder` is on the disk whose fsync is measured beside it."""
+    throughput, single = uvloop.run(_measure(url, token, options))
+    fsync = measure_fsync(folder, size=options.size)
+    return Result(machine(), options, _DURABILITY, throughput, single, fsync)
+
+
+def machine() -> Machine:
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    cores = len(os.sched_getaffinity(0))
+    return Machine(cores, platform.python_version(), sqlite3.sqlite_version, system)
+
+
+def render(result: Result) -> RenderableType:
+    """The figures as a person reads them."""
+    single, throughput, fsync = result.single, result.throughput, result.fsync
+    table = Table(title=f"Mailbox, {result.options.size} B messages: enqueue → push → ack")
+    for heading in ("", "msg/s", "p50 ms", "p99 ms"):
+        table.add_column(heading, justify="right" if heading else "left")
+    senders = result.options.senders
+    outstanding = f"{result.options.outstanding} outstanding, {senders} sender" + "s" * (
+        senders > 1
+    )
+    table.add_row(outstanding, f"{throughput.per_sec:,.0f}", "", "")
+    latency = (f"{single.p50_ms:.2f}", f"{single.p99_ms:.2f}")
+    table.add_row("one at a time", f"{single.per_sec:,.0f}", *latency)
+    disk = (f"{fsync.p50_ms:.2f}", f"{fsync.p99_ms:.2f}")
+    table.add_row("the disk: append + fdatasync", f"{fsync.per_sec:,.0f}", *disk)
+    durability = "; ".join(f"{step}: {how}" for step, how in result.durability.items())
+    about = result.machine
+    return Group(
+        table,
+        f"Durability: {durability}",
+        f"Every one of {throughput.messages + single.messages:,} messages came once, in order.",
+        f"Machine: {about.cores} cores, Python {about.python}, SQLite {about.sqlite},"
+        f" {about.system}",
+    )
+
+
+async def _measure(url: str, token: str, options: Options) -> tuple[Throughput, Single]:
+    async with Client(url=url, token=token) as client:
+        await _many(client, options, options.messages // 10)  # warm-up
+        throughput = await _many(client, options, options.messages)
+        await _one_by_one(client, options, options.singles // 10)
+        return throughput, await _one_by_one(client, options, options.singles)
+
+
+async def _many(client: Client, options: Options, total: int) -> Throughput:
+    """`outstanding` senders' calls under way at any time, each awaited on its own."""
+    consumer = Consumer(client, total)
+    await client.subscribe(_MAILBOX, consumer.take, credit=4 * options.outstanding)
+    pad = "x" * (options.size - 2 - len(_payload(0, "")))
+    numbers = iter(range(total))
+
+    async def slot() -> None:
+        for number in numbers:
+            sender = f"sender-{number % options.senders}"
+            await client.enqueue(_MAILBOX, _payload(number, pad), from_=sender)
+
+    frames, began = client.frames_sent, time.perf_counter()
+    await asyncio.gather(*(slot() for _ in range(options.outstanding)))
+    await consumer.finished
+    seconds = time.perf_counter() - began
+    frames = client.frames_sent - frames
+    await client.unsubscribe(_MAILBOX)
+    return Throughput(total, seconds, total / seconds, frames)
+
+
+async def _one_by_one(client: Client, options: Options, total: int) -> Single:
+    """The next message leaves when the ack of the one before is confirmed."""
+    pad = "x" * (options.size - 2 - len(_payload(0, "")))
+    times: list[float] = []
+    began = time.perf_counter()
+    consumer = Consumer(client, total)
+    await client.subscribe(_MAILBOX, consumer.take)
+    for number in range(total):
+        confirmed = consumer.next_confirmed()
+        sent = time.perf_counter()
+        await client.enqueue(_MAILBOX, _payload(number, pad), from_="sender-0")
+        await confirmed
+        times.append(consumer.arrived_at - sent)
+    per_sec = total / (time.perf_counter() - began)
+    await client.unsubscribe(_MAILBOX)
+    times.sort()
+    return Single(total, percentile(times, 50) * 1e3, percentile(times, 99) * 1e3, per_sec)
+
+
+class Consumer:
+    """Acks each message by itself and checks that none is missing, doubled or out of order."""
+
+    def __init__(self, client: Client, total: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.finished: asyncio.Future[None] = loop.create_future()
+        self.arrived_at = 0.0
+        self._client = client
+        self._missing = total
+        self._unseen = bytearray(total)
+        self._latest: dict[str, int] = {}
+        self._confirmed: asyncio.Future[None] = loop.create_future()
+
+    def next_confirmed(self) -> "asyncio.Future[None]":
+        """Done when the next ack is confirmed."""
+        self._confirmed = asyncio.get_running_loop().create_future()
+        return self._confirmed
+
+    def take(self, messages: list[Message]) -> None:
+        self.arrived_at = time.perf_counter()
+        for message in messages:
+            self._check(message.from_, int(message.payload[:12]))
+            self._client.ack(_MAILBOX, message.receipt).add_done_callback(self._acked)
+
+    def _check(self, sender: str, number: int) -> None:
+        if self._unseen[number]:
+            self._fail(f"message {number} came twice")
+        if number <= self._latest.get(sender, -1):
+            self._fail(f"message {number} of {sender} was overtaken")
+        self._unseen[number] = 1
+        self._latest[sender] = number
+
+    def _acked(self, ack: "asyncio.Future[None]") -> None:
+        if (error := ack.exception()) is not None:
+            self._fail(f"an ack failed: {error}")
+        self._missing -= 1
+        if not self._confirmed.done():
+            self._confirmed.set_result(None)
+        if not self._missing and not self.finished.done():
+            self.finished.set_result(None)
+
+    def _fail(self, why: str) -> None:
+        for waiting in (self.finished, self._confirmed):
+            if not waiting.done():
+                waiting.set_exception(BenchFailed(why))
+
+
+def _payload(number: int, pad: str) -> str:
+    return f"{number:012d}{pad}"

@@ -1,0 +1,5 @@
+"""`python -m gatepost.cli` is `gatepost`."""
+
+from gatepost.cli import main
+
+main()

@@ -1,0 +1,62 @@
+"""`gatepost bench`: how fast a gateway is on this machine."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from gatepost import config
+from gatepost.cli import output
+from gatepost.cli.options import OUTPUT, Output
+
+if TYPE_CHECKING:
+    from gatepost.bench import Result
+
+Some = Annotated[int, Parameter(validator=Number(gte=1))]
+
+
+def mailbox(
+    *,
+    messages: Some = 100_000,
+    outstanding: Annotated[int, Parameter(validator=Number(gte=1, lte=2500))] = 256,
+    size: Annotated[int, Parameter(validator=Number(gte=32, lte=65_536))] = 512,
+    senders: Some = 8,
+    singles: Some = 2000,
+    state_dir: Path | None = None,
+    options: Output = OUTPUT,
+) -> None:
+    """Measure durable enqueue, push and ack.
+
+    Parameters
+    ----------
+    messages
+        How many, with many outstanding.
+    outstanding
+        How many are under way at a time.
+    size
+        Bytes of each payload.
+    senders
+        How many agents they are from.
+    singles
+        How many, one at a time.
+    state_dir
+        Where to make the gateway that is measured, and with that on which disk.
+        Default: $GATEPOST_HOME, else ~/.gatepost.
+    """
+    from gatepost import bench
+
+    home = config.default_path(os.environ).parent if state_dir is None else state_dir.absolute()
+    output.hint("Measuring; this takes a while and leaves running gateways alone.")
+    wanted = bench.Options(messages, outstanding, size, senders, singles)
+    result = bench.bench(home, wanted)
+    output.show(options, result, lambda: _print(result))
+
+
+def _print(result: "Result") -> None:
+    from rich.console import Console
+
+    from gatepost.bench import render
+
+    Console(highlight=False).print(render(result))

@@ -1,0 +1,64 @@
+"""`gatepost fetch`: the payload of a message that was too large to travel in it."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+from cyclopts import Parameter
+
+from gatepost.cli import output
+from gatepost.cli.options import OPTIONS, Options
+from gatepost.cli.problems import usage
+from gatepost.cli.progress import Progress
+from gatepost.events import check_digest
+
+
+def fetch(
+    digest: str,
+    /,
+    *,
+    output_file: Annotated[Path | None, Parameter(name="--output", alias="-o")] = None,
+    options: Options = OPTIONS,
+) -> None:
+    """Fetch a large payload.
+
+    Parameters
+    ----------
+    digest
+        What `gatepost inbox --take` printed.
+    output_file
+        Where to write it; without, to standard output.
+    """
+    path = f"/v1/blobs/{check_digest(digest)}"
+    if output_file is None and (options.json or sys.stdout.isatty()):
+        raise usage("name a file with --output, or send standard output elsewhere")
+    with options.gateway() as gateway, gateway.download(path) as pieces:
+        size = _save(pieces, output_file, options)
+    if output_file is not None:
+        document = {"file": str(output_file), "size": size}
+        said = f"{output.size(size)} written to {output_file}"
+        output.show(options, document, lambda: output.say(said))
+
+
+def _save(pieces: Iterator[bytes], file: Path | None, options: Options) -> int:
+    size = 0
+    with _opened(file) as target, Progress("fetching", None, options, unit="bytes") as progress:
+        for piece in progress.over(pieces):
+            size += target.write(piece)
+        target.flush()
+    return size
+
+
+def _opened(file: Path | None) -> AbstractContextManager[BinaryIO]:
+    return nullcontext(sys.stdout.buffer) if file is None else _created(file)
+
+
+def _created(path: Path) -> BinaryIO:
+    try:
+        return path.open("xb")
+    except FileExistsError:
+        raise usage(f"{path} is there already: choose another name") from None
+    except OSError as error:
+        raise usage(f"{path} cannot be written: {error.strerror}") from None

@@ -1,0 +1,69 @@
+"""`gatepost init`: a settings file to begin with."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from gatepost import config
+from gatepost.cli import output
+from gatepost.cli.options import OUTPUT, Flag, Output
+from gatepost.cli.problems import Problem, usage
+from gatepost.gateway.state import StateDir, write_private
+
+
+def init(
+    *,
+    state_dir: Path | None = None,
+    node_id: str | None = None,
+    force: Flag = False,
+    options: Output = OUTPUT,
+) -> None:
+    """Write a settings file that explains every setting.
+
+    Parameters
+    ----------
+    state_dir
+        Where the gateway will keep everything. Default: $GATEPOST_HOME, else ~/.gatepost.
+    node_id
+        The gateway's name. Default: the host name.
+    force
+        Replace a settings file that is there already.
+    """
+    home = config.default_path(os.environ).parent if state_dir is None else state_dir.absolute()
+    file = home / config.FILE_NAME
+    text = _settings_text(node_id)
+    if file.exists() and not force:
+        raise Problem("conflict", f"{file} is there already: edit it, or replace it with --force")
+    _write(home, file, text)
+    document = {"config": str(file), "state_dir": str(home)}
+    output.show(options, document, lambda: _next(file, up_command(state_dir)))
+
+
+def up_command(state_dir: Path | None) -> str:
+    return "gatepost up" if state_dir is None else f"gatepost up --state-dir {state_dir}"
+
+
+def _settings_text(node_id: str | None) -> str:
+    text = config.default_toml()
+    if node_id is None:
+        return text
+    try:
+        msgspec.convert({"id": node_id}, config.Node)
+    except msgspec.ValidationError as error:
+        raise usage(f"node id {node_id!r} cannot be used: {error}") from None
+    (default,) = [line for line in text.splitlines() if line.startswith("#id = ")]
+    return text.replace(default, f'id = "{node_id}"', 1)
+
+
+def _write(home: Path, file: Path, text: str) -> None:
+    try:
+        StateDir(home).prepare()
+        write_private(file, text.encode())
+    except OSError as error:
+        raise Problem("storage_failed", f"{file} cannot be written: {error.strerror}") from None
+
+
+def _next(file: Path, start: str) -> None:
+    output.say(f"wrote {file}")
+    output.say(f"next: look it over, then start the gateway with `{start}`")

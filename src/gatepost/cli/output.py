@@ -1,0 +1,160 @@
+"""What a command prints: JSON for machines, tables on a terminal, plain columns in a pipe."""
+
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from gatepost.cli.options import Output
+from gatepost.cli.problems import usage
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_GAP = 2
+_SENTENCE = 12
+_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def show(options: Output, document: object, human: Callable[[], None]) -> None:
+    """The result, as JSON if that was asked for."""
+    if not options.json:
+        human()
+        return
+    data = msgspec.json.encode(document)
+    if sys.stdout.isatty():
+        data = msgspec.json.format(data)
+    print(data.decode())
+
+
+def say(text: str, style: str = "") -> None:
+    """One line on standard output."""
+    if not style or not sys.stdout.isatty():
+        print(printable(text))
+        return
+    from rich.console import Console
+
+    Console(highlight=False, markup=False, emoji=False).print(
+        printable(text), style=style, soft_wrap=True
+    )
+
+
+def hint(text: str) -> None:
+    """Advice for a person, where one is looking."""
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Aligned on a terminal. In a pipe: one line a row, tabs between, nothing cut."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    if not sys.stdout.isatty():
+        print("\n".join("\t".join(line) for line in (columns, *cells)))
+    elif widths := _widths([columns, *cells], shutil.get_terminal_size().columns):
+        numbers = [isinstance(value, int) for value in rows[0]]
+        _draw(columns, cells, widths, numbers)
+    else:
+        _list(columns, cells)
+
+
+def _widths(lines: Sequence[Sequence[str]], room: int) -> list[int] | None:
+    """How wide each column is to be; None if ids would not stay whole, to be copied."""
+    columns = list(zip(*lines, strict=True))
+    widths = [_least_width(column) for column in columns]
+    spare = room - sum(widths) - _GAP * (len(widths) - 1)
+    if spare < 0:
+        return None
+    for place, column in enumerate(columns):
+        more = min(spare, max(map(len, column)) - widths[place])
+        widths[place] += more
+        spare -= more
+    return widths
+
+
+def _least_width(column: Sequence[str]) -> int:
+    """Sentences may be broken between words; everything else is kept whole."""
+    longest = max(map(len, column))
+    words = max((len(word) for cell in column for word in cell.split()), default=0)
+    return max(words, min(longest, _SENTENCE))
+
+
+def _draw(
+    columns: Sequence[str], cells: list[list[str]], widths: list[int], numbers: list[bool]
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for name, width, number in zip(columns, widths, numbers, strict=True):
+        drawn.add_column(name, justify="right" if number else "left", width=width)
+    for row in cells:
+        drawn.add_row(*map(Text, row))
+    Console(highlight=False).print(drawn)
+
+
+def _list(columns: Sequence[str], cells: list[list[str]]) -> None:
+    """Where a row does not fit on a line: each value on its own."""
+    for row in cells:
+        say(row[0], "bold")
+        for name, cell in zip(columns[1:], row[1:], strict=True):
+            if cell:
+                say(f"  {name.lower()}: {cell}")
+
+
+def _cell(value: object) -> str:
+    return printable(str(value)).replace("\t", " ").replace("\n", " ")
+
+
+def printable(text: str) -> str:
+    """`text` without what would make a terminal do something."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def payload_text(raw: msgspec.Raw | msgspec.UnsetType) -> str:
+    """A payload as a person reads it: text as text, anything else as JSON."""
+    value = None if isinstance(raw, msgspec.UnsetType) else msgspec.json.decode(raw)
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def size(count: int) -> str:
+    amount, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Two figures are enough: `340 ms`, `12 s`, `3 min`, `5 h`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    secs, unit = next((s, unit) for s, unit in _UNITS if seconds >= s)
+    amount = seconds / secs
+    exact = seconds % secs == 0 or amount >= 9.95
+    return f"{amount:.0f} {unit}" if exact else f"{amount:.1f} {unit}"
+
+
+def age(at: float) -> str:
+    """How long ago an epoch second was."""
+    seconds = int(time.time() - at)
+    return duration(seconds) if seconds > 0 else "0 s"
+
+
+def confirm(question: str, yes: bool, options: Output) -> bool:
+    """Whether a person agrees; where nobody can be asked, `--yes` must have been given."""
+    if yes:
+        return True
+    if options.json or not sys.stdin.isatty():
+        raise usage(f"{question} Add --yes to do it without being asked.")
+    print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
+    if not agreed:
+        hint("nothing was done")
+    return agreed

@@ -1,0 +1,61 @@
+"""A progress bar on standard error, where a person is looking."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Literal, Self
+
+from gatepost.cli.options import Output
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+
+
+class Progress:
+    """`advance` as work gets done; without a terminal nothing is drawn."""
+
+    def __init__(
+        self, label: str, total: int | None, options: Output, unit: Literal["bytes", "messages"]
+    ) -> None:
+        self._label = label
+        self._total = total
+        self._unit = unit
+        self._drawn = sys.stderr.isatty() and not options.json
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        if self._drawn:
+            self._draw()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def advance(self, amount: int) -> None:
+        if self._drawn:
+            self._bar.advance(self._task, amount)
+
+    def over(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """The same pieces, counted as they are taken."""
+        for piece in pieces:
+            yield piece
+            self.advance(len(piece))
+
+    def _draw(self) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        columns = progress.TextColumn("{task.description}"), progress.BarColumn()
+        self._bar = self._stack.enter_context(
+            progress.Progress(
+                *columns, *self._figures(), console=Console(stderr=True), transient=True
+            )
+        )
+        self._task = self._bar.add_task(self._label, total=self._total)
+
+    def _figures(self) -> "tuple[ProgressColumn, ...]":
+        from rich import progress
+
+        if self._unit == "bytes":
+            return progress.DownloadColumn(), progress.TransferSpeedColumn()
+        return progress.MofNCompleteColumn(), progress.TimeRemainingColumn()

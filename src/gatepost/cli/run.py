@@ -1,0 +1,77 @@
+"""From an argument list to an exit code, with every error told in one way."""
+
+import json
+import os
+import sys
+
+from cyclopts import CycloptsError
+
+from gatepost.cli.app import app
+from gatepost.cli.problems import Exit, Problem, usage
+from gatepost.errors import GatepostError, InvalidRequest
+
+_VALUED = ("--state-dir", "--url", "--token-file")
+
+
+def run(arguments: list[str]) -> int:
+    tokens = leading_options_last(arguments)
+    try:
+        return _call(tokens)
+    except Problem as problem:
+        _tell(problem, as_json=wants_json(tokens))
+        return problem.exit
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has left; nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.FAILED
+
+
+def leading_options_last(tokens: list[str]) -> list[str]:
+    """Common options belong to each command; people also write them before it."""
+    rest, leading = list(tokens), []
+    while rest and (name := rest[0].partition("=")[0]) in (*_VALUED, "--json"):
+        size = 1 if name == "--json" or "=" in rest[0] else 2
+        leading += rest[:size]
+        del rest[:size]
+    if wants_json(rest):
+        leading = [token for token in leading if token != "--json"]
+    end = _end_of_options(rest)
+    return [*rest[:end], *leading, *rest[end:]]
+
+
+def wants_json(tokens: list[str]) -> bool:
+    return "--json" in tokens[: _end_of_options(tokens)]
+
+
+def _end_of_options(tokens: list[str]) -> int:
+    return tokens.index("--") if "--" in tokens else len(tokens)
+
+
+def _call(tokens: list[str]) -> int:
+    try:
+        code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
+        return code if isinstance(code, int) else Exit.OK
+    except CycloptsError as error:
+        raise _misused(error) from None
+    except GatepostError as error:
+        exit = Exit.USAGE if isinstance(error, InvalidRequest) else Exit.FAILED
+        raise Problem(error.code, error.message, exit) from None
+
+
+def _misused(error: CycloptsError) -> Problem:
+    error.verbose = False
+    command = " ".join(("gatepost", *(error.command_chain or ())))
+    return usage(f"{str(error).strip()} Try `{command} --help`.")
+
+
+def _tell(problem: Problem, *, as_json: bool) -> None:
+    if as_json:
+        text = json.dumps({"code": problem.code, "message": problem.message}, ensure_ascii=False)
+    elif sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+        text = f"\x1b[31mgatepost:\x1b[0m {problem.message}"
+    else:
+        text = f"gatepost: {problem.message}"
+    print(text, file=sys.stderr)

@@ -1,0 +1,131 @@
+"""`gatepost up`: run the gateway in the foreground."""
+
+import os
+import sys
+import threading
+import time
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from gatepost import __version__, config
+from gatepost.cli.options import OUTPUT, Output
+from gatepost.cli.problems import Exit, Problem
+from gatepost.errors import ConfigError, GatepostError
+from gatepost.gateway.state import Endpoint, StateDir
+
+LogFormat = Literal["json", "text"]
+
+
+def up(
+    *,
+    config_file: Annotated[Path | None, Parameter(name="--config")] = None,
+    state_dir: Path | None = None,
+    port: Annotated[int | None, Parameter(validator=Number(gte=0, lte=65_535))] = None,
+    log_format: LogFormat | None = None,
+    options: Output = OUTPUT,
+) -> int:
+    """Run the gateway until Ctrl-C.
+
+    Parameters
+    ----------
+    config_file
+        Settings file. Default: gatepost.toml in the state directory, if there is one.
+    state_dir
+        Where the gateway keeps everything. Default: $GATEPOST_HOME, else ~/.gatepost.
+    port
+        Port to listen on; 0 takes any free one.
+    log_format
+        Default: text on a terminal, json elsewhere.
+    """
+    watched = sys.stderr.isatty() and not options.json
+    env = _environment(state_dir, port, "json" if options.json else log_format)
+    settings = _settings(env, config_file, watched=watched)
+    if watched:
+        threading.Thread(target=_greet, args=(settings, state_dir), daemon=True).start()
+    _run(settings)
+    if watched:
+        print("stopped", file=sys.stderr)
+    return Exit.OK
+
+
+def _environment(
+    state_dir: Path | None, port: int | None, log_format: LogFormat | None
+) -> dict[str, str]:
+    """The environment with the options on top, for the environment wins over the file."""
+    home = None if state_dir is None else str(state_dir.absolute())
+    given = {
+        "GATEPOST_HOME": home,
+        "GATEPOST_NODE__STATE_DIR": home,
+        "GATEPOST_LISTEN__PORT": None if port is None else str(port),
+        "GATEPOST_LOG__FORMAT": log_format,
+    }
+    return dict(os.environ) | {key: value for key, value in given.items() if value is not None}
+
+
+def _settings(env: dict[str, str], file: Path | None, *, watched: bool) -> config.Settings:
+    file = file or config.default_path(env)
+    try:
+        settings = config.Settings.load(file if _expected(file, env) else None, env)
+        if watched and "GATEPOST_LOG__FORMAT" not in env and not _names_format(file):
+            env = env | {"GATEPOST_LOG__FORMAT": "text"}
+            settings = config.Settings.load(file if file.exists() else None, env)
+    except ConfigError as error:
+        raise Problem(error.code, error.message, Exit.USAGE) from None
+    return settings
+
+
+def _expected(file: Path, env: dict[str, str]) -> bool:
+    """A file somebody named must be there; the one nobody named may be missing."""
+    return file.exists() or file != config.default_path(env)
+
+
+def _names_format(file: Path) -> bool:
+    """Whether the (valid) settings file chooses a log format itself."""
+    return file.exists() and "format" in tomllib.loads(file.read_text()).get("log", {})
+
+
+def _run(settings: config.Settings) -> None:
+    from gatepost.gateway import logs, serve
+
+    logs.configure(settings.log.level, settings.log.format)
+    try:
+        serve.run(settings)
+    except KeyboardInterrupt:
+        pass
+    except GatepostError as error:
+        raise Problem(error.code, error.message) from None
+    except OSError as error:
+        place = settings.node.state_dir
+        raise Problem("storage_failed", f"the gateway cannot run on {place}: {error}") from None
+
+
+def _greet(settings: config.Settings, chosen: Path | None) -> None:
+    """Once the gateway listens, say where, and what to do with it."""
+    began, home = time.time(), settings.node.state_dir
+    while (endpoint := _announced(StateDir(home).endpoint, began)) is None:
+        time.sleep(0.02)
+    where = "" if chosen is None else f" --state-dir {chosen}"
+    lines = (
+        f"Gatepost {__version__}, node {endpoint.node_id}, Ctrl-C stops it",
+        f"  address  {endpoint.url}",
+        f"  state    {home}",
+        f"  try      gatepost agent add bob{where}",
+        f"           gatepost send bob hello{where}",
+        f"           gatepost inbox bob --take{where}",
+    )
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _announced(file: Path, began: float) -> Endpoint | None:
+    """What this very process announced, not what an earlier one left behind."""
+    try:
+        endpoint = msgspec.json.decode(file.read_bytes(), type=Endpoint)
+        mine = endpoint.pid == os.getpid() and file.stat().st_mtime >= began - 1
+        return endpoint if mine else None
+    except (OSError, msgspec.MsgspecError):
+        return None

@@ -1,0 +1,35 @@
+"""What an agent's author imports.
+
+from gatepost.client import Agent
+
+agent = Agent("bob")
+
+@agent.on_message
+async def handle(message):
+    return f"hello {message.from_}, you said {message.payload}"
+
+agent.run()
+"""
+
+from gatepost.client._agent import Agent
+from gatepost.client._client import Client
+from gatepost.client._discover import Target, locator
+from gatepost.client._http import Status
+from gatepost.client._message import EventInfo, Message
+from gatepost.client._sync import SyncClient
+from gatepost.wire import DeadLetter, EnqueueAck, Sent, Summary
+
+__all__ = [
+    "Agent",
+    "Client",
+    "DeadLetter",
+    "EnqueueAck",
+    "EventInfo",
+    "Message",
+    "Sent",
+    "Status",
+    "Summary",
+    "SyncClient",
+    "Target",
+    "locator",
+]

@@ -1,0 +1,424 @@
+"""One WebSocket to a gateway, kept open: operations in, answers out, whatever happens between.
+
+All that is asked for in one tick of the event loop leaves in one frame. What is not answered
+when the connection breaks is sent again, in its order, on the next one; that is safe because
+every operation is idempotent.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from gatepost.client._batches import (
+    Acks,
+    Enqueues,
+    Future,
+    Pending,
+    Sends,
+    Settling,
+    Single,
+    Verdict,
+    error_of,
+)
+from gatepost.client._discover import Locate
+from gatepost.client._listening import Listening
+from gatepost.client._packing import Packer
+from gatepost.client._places import Places
+from gatepost.client._socket import FrameSocket
+from gatepost.clock import Clock
+from gatepost.errors import (
+    DeadlineExceeded,
+    GatepostError,
+    InvalidRequest,
+    PayloadTooLarge,
+    Unavailable,
+)
+from gatepost.wire import (
+    Ack,
+    Deliver,
+    Extend,
+    Failed,
+    Message,
+    Nack,
+    NewMessage,
+    NewSend,
+    Op,
+    Operation,
+    Reply,
+)
+
+log = logging.getLogger("gatepost.client")
+
+_BATCH_MAX = 1000
+# A tick that asks for more than this leaves in pieces, so that the gateway is at work on the
+# first while the rest is still being asked for.
+_FULL_ENOUGH = 128
+_MESSAGE_OVERHEAD = 256
+# Calls of one tick whose deadlines are this close share an operation and the later deadline.
+_SAME_DEADLINE = 0.05
+_PING_EVERY = 15.0
+_CONNECT_WITHIN = 10.0
+_FIRST_DELAY, _LONGEST_DELAY = 0.05, 5.0
+_LASTING = 2.0
+# Refusals of a whole operation that may be the fault of one of the calls in it.
+_ONE_MAY_BE_BAD = range(400, 429)
+
+_decoder = msgspec.json.Decoder(Reply | list[Reply])
+_checker = msgspec.json.Decoder(Operation)
+_encoder = msgspec.json.Encoder()
+
+
+class Connection:
+    """Not thread-safe: everything happens on the event loop it was opened on."""
+
+    def __init__(self, locate: Locate, clock: Clock, *, max_outstanding: int = 10_000) -> None:
+        self._locate = locate
+        self._clock = clock
+        self._loop: asyncio.AbstractEventLoop
+        self._socket: FrameSocket | None = None
+        self._unanswered: dict[int, Pending] = {}
+        self._queue: list[Pending] = []
+        self._scheduled = False
+        self._filling: Enqueues | Sends | None = None
+        self._acking: dict[str, Acks] = {}
+        self._next_id = 0
+        self.places = Places(max_outstanding)
+        self._packer = Packer()
+        self._listening: dict[str, Listening] = {}
+        self._repair: asyncio.Task[None] | None = None
+        self._opened_at = 0.0
+        self._delay = _FIRST_DELAY
+        self._pinger: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._problem = ""
+        self.frames_sent = 0
+
+    # -- life
+
+    async def open(self) -> None:
+        """Connect, or say why not: only a connection that once stood is repaired."""
+        self._loop = asyncio.get_running_loop()
+        await self._connect()
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._repair is not None:
+            self._repair.cancel()
+            await asyncio.wait([self._repair])
+        if self._pinger is not None:
+            self._pinger.cancel()
+        if self._socket is not None:
+            await self._socket.close()
+        for pending in list(self._unanswered.values()):
+            self._give_up(pending, Unavailable("the client was closed; the outcome is unknown"))
+
+    # -- operations. Each returns a future; the caller of a counted one has a place.
+
+    def enqueue(self, new: NewMessage, size: int, deadline: float) -> Future:
+        batch = self._filling
+        if type(batch) is not Enqueues or not self._fits(batch, size, deadline):
+            batch = self._filling = Enqueues(deadline)
+            self._submit(batch)
+        future = self._loop.create_future()
+        batch.add(new, size + _MESSAGE_OVERHEAD, future)
+        if len(batch.items) == _FULL_ENOUGH:
+            self._flush()
+        return future
+
+    def send(self, new: NewSend, size: int, deadline: float) -> Future:
+        batch = self._filling
+        if type(batch) is not Sends or not self._fits(batch, size, deadline):
+            batch = self._filling = Sends(deadline)
+            self._submit(batch)
+        future = self._loop.create_future()
+        batch.add(new, size + _MESSAGE_OVERHEAD, future)
+        return future
+
+    def ack(self, mailbox: str, receipt: str, reply: Raw | None, deadline: float) -> Future:
+        batch = self._acking.get(mailbox)
+        size = 64 if reply is None else memoryview(reply).nbytes + 128
+        if batch is None or not self._fits(batch, size, deadline):
+            batch = self._acking[mailbox] = Acks(deadline, mailbox)
+            self._submit(batch)
+        future = self._loop.create_future()
+        batch.add((receipt, reply), size, future)
+        return future
+
+    def settle(self, op: Ack | Nack, deadline: float) -> Future:
+        """End one turn, behind the acks that were asked for before it."""
+        return self._single(Verdict, op, deadline)
+
+    def extend(self, op: Extend, deadline: float) -> Future:
+        return self._single(Settling, op, deadline)
+
+    def ask(self, op: Op, deadline: float) -> Future:
+        """Any other operation; the future holds its answer."""
+        return self._single(Single, op, deadline)
+
+    # -- listening
+
+    async def subscribe(
+        self,
+        mailbox: str,
+        deliver: Callable[[list[Message]], None],
+        *,
+        credit: int,
+        consumer: str,
+        deadline: float,
+        resumed: Callable[[], None] | None = None,
+    ) -> None:
+        """`deliver` gets mail as it comes, `resumed` hears of every new connection."""
+        if mailbox in self._listening:
+            raise InvalidRequest(f"this client already listens to {mailbox}")
+        listening = Listening(mailbox, credit, consumer, deliver, resumed)
+        self._listening[mailbox] = listening
+        try:
+            joining = self._single(Settling, listening.subscribe(), deadline)
+            listening.joining = self._queue[-1]
+            await joining
+        except BaseException:
+            self._listening.pop(mailbox, None)
+            raise
+
+    async def unsubscribe(self, mailbox: str, deadline: float) -> None:
+        """Stop listening; the gateway takes back, unharmed, what was not settled."""
+        listening = self._listening.get(mailbox)
+        if listening is None:
+            return
+        leaving = self._single(Settling, listening.unsubscribe(), deadline)
+        listening.leaving = self._queue[-1]
+        try:
+            await leaving
+        finally:
+            self._listening.pop(mailbox, None)
+
+    # -- out
+
+    def _single(self, kind: type[Single], op: Op, deadline: float) -> Future:
+        _check(op)
+        self._filling = None
+        self._acking.clear()
+        future = self._loop.create_future()
+        self._submit(kind(op, future, deadline))
+        return future
+
+    def _fits(self, batch: Any, size: int, deadline: float) -> bool:
+        if (
+            len(batch.items) >= _BATCH_MAX
+            or batch.weight + size > self._packer.limit
+            or abs(deadline - batch.since) > _SAME_DEADLINE
+        ):
+            return False
+        batch.deadline = max(batch.deadline, deadline)
+        return True
+
+    def _submit(self, pending: Pending) -> None:
+        if self._closed:
+            raise Unavailable("the client is closed")
+        self._next_id += 1
+        pending.id = self._next_id
+        self._unanswered[pending.id] = pending
+        self._queue.append(pending)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """The tick is over: what was asked for in it leaves."""
+        self._scheduled = False
+        self._filling = None
+        self._acking.clear()
+        for pending in self._queue:
+            if pending.timer is None:
+                pending.timer = self._loop.call_at(pending.deadline, self._expire, pending)
+        if self._socket is None:
+            # All of it is unanswered, so it leaves when there is a connection again.
+            self._queue.clear()
+        elif not self._socket.paused:
+            queue, self._queue = self._queue, []
+            self._write(queue, self._socket)
+
+    def _write(self, queue: list[Pending], socket: FrameSocket) -> None:
+        for frame in self._packer.frames(queue):
+            self.frames_sent += 1
+            socket.send(frame)
+
+    # -- in
+
+    def _received(self, frame: bytes) -> None:
+        try:
+            answers = _decoder.decode(frame)
+        except msgspec.DecodeError as error:
+            self._drop(f"the gateway sent what this client cannot read: {error}")
+            return
+        for answer in answers if isinstance(answers, list) else (answers,):
+            if type(answer) is Deliver:
+                self._deliver(answer)
+            else:
+                self._answer(answer)
+
+    def _answer(self, answer: Any) -> None:
+        pending = self._unanswered.pop(answer.re, None)
+        if pending is None:
+            if answer.re == 0:
+                log.error("the gateway refused a frame: %s", answer)
+            return
+        if pending.timer is not None:
+            pending.timer.cancel()
+        if type(answer) is not Failed:
+            pending.resolve(answer)
+        elif len(pending.futures) > 1 and error_of(answer.error).status in _ONE_MAY_BE_BAD:
+            self._one_by_one(pending)
+            return
+        else:
+            pending.fail(error_of(answer.error))
+        if pending.counted:
+            self.places.release(len(pending.futures))
+
+    def _one_by_one(self, pending: Pending) -> None:
+        """Callers that shared an operation must not share one caller's mistake."""
+        for part in pending.parts():
+            self._submit(part)
+
+    def _deliver(self, delivery: Deliver) -> None:
+        listening = self._listening.get(delivery.mailbox)
+        if listening is None:
+            return
+        try:
+            listening.deliver(delivery.messages)
+        except Exception:
+            log.exception("mail for %s could not be taken", delivery.mailbox)
+
+    def _expire(self, pending: Pending) -> None:
+        why = f"; {self._problem}" if self._socket is None and self._problem else ""
+        self._give_up(
+            pending, DeadlineExceeded(f"no answer in time, so the outcome is unknown{why}")
+        )
+
+    def _give_up(self, pending: Pending, error: GatepostError) -> None:
+        if self._unanswered.pop(pending.id, None) is None:
+            return
+        if pending.timer is not None:
+            pending.timer.cancel()
+        pending.fail(error)
+        if pending.counted:
+            self.places.release(len(pending.futures))
+
+    # -- connecting
+
+    async def _connect(self) -> None:
+        target = self._locate()
+        try:
+            async with asyncio.timeout(_CONNECT_WITHIN):
+                self._socket = await FrameSocket.open(
+                    target, self._received, self._lost, self._flush
+                )
+        except TimeoutError:
+            raise Unavailable(f"the gateway at {target.url} does not answer") from None
+        self._opened_at = self._loop.time()
+        self._packer.fresh()
+        self._pinger = self._loop.call_later(_PING_EVERY, self._ping, self._socket)
+        self._resume()
+
+    def _resume(self) -> None:
+        """Send again what was not answered, then listen again: so the gateway has heard of
+        every settled message before it looks which ones this consumer still holds."""
+        waiting, self._unanswered = list(self._unanswered.values()), {}
+        places = [each for place in self._listening.values() for each in place.pending()]
+        self._queue.clear()
+        for pending in waiting:
+            if pending not in places and pending.wanted():
+                self._submit(pending)
+            elif pending not in places and pending.counted:
+                self.places.release(len(pending.futures))
+        for listening in self._listening.values():
+            self._listen_again(listening)
+
+    def _listen_again(self, listening: Listening) -> None:
+        if listening.joining is not None and listening.joining.wanted():
+            self._submit(listening.joining)
+        else:
+            op, future = listening.subscribe(), self._loop.create_future()
+            listening.joining = Settling(op, future, self._loop.time() + _CONNECT_WITHIN)
+            self._submit(listening.joining)
+            future.add_done_callback(partial(self._listens_again, listening))
+        if listening.leaving is not None:
+            self._submit(listening.leaving)
+
+    def _listens_again(self, listening: Listening, future: Future) -> None:
+        error = future.exception()
+        if error is not None and not self._closed:
+            self._drop(f"cannot listen again to {listening.mailbox}: {error}")
+        elif error is None and listening.resumed is not None:
+            listening.resumed()
+
+    def _lost(self, why: str) -> None:
+        socket, self._socket = self._socket, None
+        if self._pinger is not None:
+            self._pinger.cancel()
+        if self._closed:
+            return
+        self._problem = why
+        log.warning("%s; connecting again", why)
+        # A frame that is cut off while it is sent can end in a reset before its refusal is read.
+        young = self._loop.time() - self._opened_at < _LASTING
+        if socket is not None and (socket.refused_as_too_big or (socket.reset and young)):
+            self._smaller_frames()
+        self._repair = self._loop.create_task(self._reconnect())
+
+    def _smaller_frames(self) -> None:
+        """The gateway takes smaller frames than it was sent."""
+        too_large = self._packer.shrink()
+        if too_large is not None:
+            message = "the message is larger than the gateway's limits.max_body_bytes allows"
+            self._give_up(too_large, PayloadTooLarge(message))
+        waiting, self._unanswered = list(self._unanswered.values()), {}
+        for pending in self._packer.divided(waiting):
+            self._submit(pending)
+
+    async def _reconnect(self) -> None:
+        # A connection that does not last is no success, so the delay goes on growing.
+        if self._loop.time() - self._opened_at > _LASTING:
+            self._delay = _FIRST_DELAY
+        while True:
+            jitter = 0.5 + self._clock.random(1)[0] / 256
+            await asyncio.sleep(self._delay * jitter)
+            self._delay = min(self._delay * 2, _LONGEST_DELAY)
+            try:
+                await self._connect()
+            except GatepostError as error:
+                self._problem = error.message
+                log.warning("not connected yet: %s", error.message)
+            except Exception as error:
+                self._problem = str(error)
+                log.exception("connecting failed unexpectedly and will be tried again")
+            else:
+                log.info("connected again")
+                return
+
+    def _ping(self, socket: FrameSocket) -> None:
+        """A peer that says nothing, not even to a ping, is gone without a word."""
+        if socket is not self._socket:
+            return
+        if not socket.heard:
+            self._drop("the gateway has gone silent")
+            return
+        socket.ping()
+        self._pinger = self._loop.call_later(_PING_EVERY, self._ping, socket)
+
+    def _drop(self, why: str) -> None:
+        if self._socket is not None:
+            self._socket.abort(why)
+
+
+def _check(op: Op) -> None:
+    """A frame that does not decode is refused whole, so what is in it is checked before."""
+    try:
+        _checker.decode(_encoder.encode(op))
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error)) from None

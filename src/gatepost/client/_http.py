@@ -1,0 +1,121 @@
+"""What does not fit into frames: large payloads, and the gateway at a glance."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from gatepost.client._discover import Locate
+from gatepost.errors import DeadlineExceeded, GatepostError, Unavailable
+from gatepost.wire import Failure
+
+if TYPE_CHECKING:
+    import httpx
+
+T = TypeVar("T")
+_PIECE = 256 * 1024
+
+
+class Status(msgspec.Struct, frozen=True):
+    """A gateway at a glance. `problem` says why it is not `accepting`."""
+
+    node_id: str
+    version: str
+    pid: int
+    accepting: bool
+    problem: str | None
+    agents: int
+    waiting: int
+    in_flight: int
+    dead_letters: int
+    outbox_seq: int
+    journal_bytes: int
+
+
+class _Stored(msgspec.Struct):
+    digest: str
+
+
+class Http:
+    """Plain requests to the gateway, made when first needed."""
+
+    def __init__(self, locate: Locate) -> None:
+        self._locate = locate
+        self._client: httpx.AsyncClient | None = None
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def get(self, path: str, kind: type[T], timeout: float) -> T:
+        async with self._answer("GET", path, timeout) as response:
+            return msgspec.json.decode(await response.aread(), type=kind)
+
+    async def upload(self, pieces: AsyncIterator[bytes], timeout: float) -> str:
+        """Store a payload; returns its digest."""
+        async with self._answer("POST", "/v1/blobs", timeout, pieces) as response:
+            return msgspec.json.decode(await response.aread(), type=_Stored).digest
+
+    async def download(self, digest: str) -> AsyncIterator[bytes]:
+        async with self._answer("GET", f"/v1/blobs/{digest}", 30.0) as response:
+            async for piece in response.aiter_bytes(_PIECE):
+                yield piece
+
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, timeout: float, content: AsyncIterator[bytes] | None = None
+    ) -> "AsyncIterator[httpx.Response]":
+        import httpx
+
+        if self._client is None:
+            # The gateway is on this machine or named explicitly: proxies have no part in it.
+            self._client = httpx.AsyncClient(trust_env=False)
+        target = self._locate()
+        headers = {"authorization": f"Bearer {target.token}"}
+        try:
+            async with self._client.stream(
+                method, target.url + path, headers=headers, content=content, timeout=timeout
+            ) as response:
+                await _check(response)
+                yield response
+        except httpx.TimeoutException:
+            raise DeadlineExceeded(
+                f"no answer from {target.url} in time, so the outcome is unknown"
+            ) from None
+        except httpx.TransportError as error:
+            raise Unavailable(f"the gateway at {target.url} cannot be reached: {error}") from None
+
+
+async def _check(response: "httpx.Response") -> None:
+    if response.is_success:
+        return
+    try:
+        failure = msgspec.json.decode(await response.aread(), type=Failure)
+    except msgspec.DecodeError:
+        raise Unavailable(f"the gateway answers with status {response.status_code}") from None
+    error: GatepostError = failure.error()
+    error.retry_after = failure.retry_after
+    raise error
+
+
+async def pieces_of(content: bytes | Path | str | IO[bytes]) -> AsyncIterator[bytes]:
+    """The bytes of a payload, a file's read a piece at a time."""
+    if isinstance(content, bytes):
+        for start in range(0, len(content), _PIECE):
+            yield content[start : start + _PIECE]
+        return
+    with _opened(content) as file:
+        while piece := await asyncio.to_thread(file.read, _PIECE):
+            yield piece
+
+
+@contextlib.contextmanager
+def _opened(content: Path | str | IO[bytes]) -> Iterator[IO[bytes]]:
+    if not isinstance(content, Path | str):
+        yield content
+        return
+    with Path(content).expanduser().open("rb") as file:
+        yield file

@@ -1,0 +1,120 @@
+"""A message as its receiver sees it."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+from msgspec import Struct, UnsetType
+
+from gatepost import wire
+from gatepost.errors import InvalidRequest
+
+Fetch = Callable[[str], AsyncIterator[bytes]]
+
+_NOT_LOADED = object()
+
+
+class EventInfo(Struct, frozen=True):
+    """The event behind mail that came through `send`."""
+
+    event_id: str
+    kind: str
+    corr_id: str
+    ref_event_id: str | None = None
+    traceparent: str | None = None
+    payload_ref: str | None = None
+    size: int | None = None
+
+
+_event_decoder = msgspec.json.Decoder(EventInfo)
+
+
+class Message:
+    """`payload` is what was sent. One too large to travel with its message is fetched first,
+    with `load`, or piece by piece with `stream`."""
+
+    __slots__ = ("_fetch", "_payload", "_wire", "event")
+
+    def __init__(self, message: wire.Message, fetch: Fetch) -> None:
+        event = message.event
+        self._wire = message
+        self._fetch = fetch
+        self._payload: Any = _NOT_LOADED
+        self.event = None if isinstance(event, UnsetType) else _event_decoder.decode(event)
+
+    def __repr__(self) -> str:
+        return f"<Message {self.msg_id} from {self.from_} to {self.to}>"
+
+    @property
+    def msg_id(self) -> str:
+        return self._wire.msg_id
+
+    @property
+    def from_(self) -> str:
+        return self._wire.from_
+
+    @property
+    def to(self) -> str:
+        return self._wire.to
+
+    @property
+    def created_at(self) -> int:
+        """When it was written, in epoch seconds."""
+        return self._wire.created_at
+
+    @property
+    def attempt(self) -> int:
+        """How often its turn failed before."""
+        return self._wire.attempt
+
+    @property
+    def receipt(self) -> str:
+        """The handle with which this delivery is settled."""
+        return self._wire.receipt
+
+    @property
+    def lease_secs(self) -> float:
+        return self._wire.lease_secs
+
+    @property
+    def kind(self) -> str:
+        """`message`, or `reply` for an answer to something this agent sent."""
+        return "message" if self.event is None else self.event.kind
+
+    @property
+    def blob_size(self) -> int:
+        """Bytes of a payload that is kept apart from its message; 0 if it is not."""
+        return 0 if self._digest is None or self.event is None else self.event.size or 0
+
+    @property
+    def payload(self) -> Any:
+        if self._payload is _NOT_LOADED:
+            if self._digest is not None:
+                raise InvalidRequest("this payload is kept apart; `await message.load()` first")
+            self._payload = msgspec.json.decode(self._wire.payload)
+        return self._payload
+
+    async def load(self) -> Any:
+        """The payload, fetched if it has to be."""
+        if self._payload is _NOT_LOADED and self._digest is not None:
+            try:
+                self._payload = msgspec.json.decode(await self.read())
+            except msgspec.DecodeError:
+                raise InvalidRequest("this payload is not JSON; use `message.stream()`") from None
+        return self.payload
+
+    async def read(self) -> bytes:
+        """The payload's bytes, all at once."""
+        return b"".join([piece async for piece in self.stream()])
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """The payload's bytes, piece by piece, never whole in memory."""
+        if self._digest is None:
+            yield bytes(self._wire.payload)
+            return
+        async for piece in self._fetch(self._digest):
+            yield piece
+
+    @property
+    def _digest(self) -> str | None:
+        return None if self.event is None else self.event.payload_ref

@@ -1,0 +1,60 @@
+"""From operations to frames of a size that the gateway takes."""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from gatepost.client._batches import Pending
+
+_FRAME_BYTES = 512 * 1024
+_LEAST = 1024
+
+_encoder = msgspec.json.Encoder()
+
+
+class Packer:
+    """Learns how large a frame may be: a gateway says only after the fact that one was not."""
+
+    def __init__(self) -> None:
+        self.limit = _FRAME_BYTES
+        self._largest = 0
+        self._alone: Pending | None = None
+
+    def fresh(self) -> None:
+        """A new connection has carried nothing yet."""
+        self._largest, self._alone = 0, None
+
+    def frames(self, queue: Iterable[Pending]) -> Iterator[bytes]:
+        group: list[Pending] = []
+        weight = 0
+        for pending in queue:
+            if group and weight + pending.weight > self.limit:
+                yield self._frame(group)
+                group, weight = [], 0
+            group.append(pending)
+            weight += pending.weight
+        if group:
+            yield self._frame(group)
+
+    def shrink(self) -> Pending | None:
+        """The largest frame was too large. Returns what was alone in it and is so for good."""
+        if self._alone is None:
+            self.limit = max(self._largest // 2, _LEAST)
+        return self._alone
+
+    def divided(self, unanswered: Iterable[Pending]) -> Iterator[Pending]:
+        """The same calls in operations that fit."""
+        for pending in unanswered:
+            if pending.weight > self.limit:
+                yield from pending.parts()
+            else:
+                yield pending
+
+    def _frame(self, group: list[Pending]) -> bytes:
+        ops = [pending.op() for pending in group]
+        frame = _encoder.encode(ops[0] if len(ops) == 1 else ops)
+        if len(frame) > self._largest:
+            self._largest = len(frame)
+            lone = len(group) == 1 and len(group[0].futures) == 1
+            self._alone = group[0] if lone else None
+        return frame

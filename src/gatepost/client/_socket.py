@@ -1,0 +1,189 @@
+"""One WebSocket without tasks: frames go out and come in by plain calls.
+
+What a frame costs decides how fast a client is, so the sans-I/O half of `websockets` sits
+directly on the transport.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Self, cast
+from urllib.parse import urlsplit
+
+import msgspec
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidStatus
+from websockets.frames import Frame, Opcode
+from websockets.uri import parse_uri
+
+from gatepost.client._discover import Target
+from gatepost.errors import GatepostError, InvalidRequest, Unavailable
+from gatepost.wire import Failure
+
+# The gateway keeps its frames near 512 KiB, but a page of dead letters may be larger.
+_LARGEST_FRAME = 128 * 1024 * 1024
+_TOO_BIG = 1009
+
+
+class FrameSocket(asyncio.Protocol):
+    """`on_frame` gets each frame, `on_lost` hears once, and why, when the connection is over."""
+
+    def __init__(
+        self,
+        target: Target,
+        on_frame: Callable[[bytes], None],
+        on_lost: Callable[[str], None],
+        on_room: Callable[[], None],
+    ) -> None:
+        address = target.url.replace("http", "ws", 1) + "/v1/ws"
+        self._ws = ClientProtocol(parse_uri(address), max_size=_LARGEST_FRAME)
+        self._target = target
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._on_room = on_room
+        self._transport: asyncio.Transport
+        self._parts: list[bytes] = []
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._why = "the gateway closed the connection"
+        self.paused = False
+        self.heard = False
+        self.reset = False
+
+    @classmethod
+    async def open(
+        cls,
+        target: Target,
+        on_frame: Callable[[bytes], None],
+        on_lost: Callable[[str], None],
+        on_room: Callable[[], None],
+    ) -> Self:
+        """A connection that is ready for frames, or the error that says why there is none."""
+        parts = urlsplit(target.url)
+        secure = parts.scheme == "https"
+        port = parts.port or (443 if secure else 80)
+        loop = asyncio.get_running_loop()
+        try:
+            _, socket = await loop.create_connection(
+                lambda: cls(target, on_frame, on_lost, on_room),
+                parts.hostname or "localhost",
+                port,
+                ssl=True if secure else None,
+            )
+        except OSError as error:
+            raise Unavailable(
+                f"no gateway answers at {target.url} ({error.strerror or error});"
+                " start one with `gatepost up`"
+            ) from None
+        await socket._shake_hands()
+        return socket
+
+    @property
+    def refused_as_too_big(self) -> bool:
+        return self._ws.close_rcvd is not None and self._ws.close_rcvd.code == _TOO_BIG
+
+    def send(self, frame: bytes) -> None:
+        self._ws.send_binary(frame)
+        self._write()
+
+    def ping(self) -> None:
+        self.heard = False
+        self._ws.send_ping(b"")
+        self._write()
+
+    def abort(self, why: str) -> None:
+        self._why = why
+        self._transport.abort()
+
+    async def close(self) -> None:
+        if self._opened.done() and not self._transport.is_closing():
+            self._ws.send_close(1000)
+            self._write()
+        self._transport.close()
+        await asyncio.wait([self._ended], timeout=1.0)
+
+    # -- what asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        request = self._ws.connect()
+        request.headers["Authorization"] = f"Bearer {self._target.token}"
+        self._ws.send_request(request)
+        self._write()
+
+    def data_received(self, data: bytes) -> None:
+        self.heard = True
+        self._ws.receive_data(data)
+        for event in self._ws.events_received():
+            if isinstance(event, Frame):
+                self._frame(event)
+            elif not self._opened.done():
+                self._answered()
+        self._write()
+        if self._ws.close_expected():
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended.set_result(None)
+        self.reset = isinstance(exc, ConnectionResetError | BrokenPipeError)
+        if exc is not None:
+            self._why = f"the connection broke ({exc})"
+        elif self._ws.close_rcvd is not None:
+            self._why += f" ({self._ws.close_rcvd})"
+        if not self._opened.done():
+            self._opened.set_exception(Unavailable(self._why))
+        elif not self._opened.cancelled() and self._opened.exception() is None:
+            self._on_lost(self._why)
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        self._on_room()
+
+    # -- inside
+
+    async def _shake_hands(self) -> None:
+        try:
+            await self._opened
+        except BaseException:
+            self._transport.abort()
+            await asyncio.wait([self._ended], timeout=1.0)
+            raise
+
+    def _answered(self) -> None:
+        if self._ws.handshake_exc is None:
+            self._opened.set_result(None)
+        else:
+            self._opened.set_exception(_refusal(self._ws.handshake_exc, self._target.url))
+
+    def _frame(self, frame: Frame) -> None:
+        if frame.opcode in (Opcode.BINARY, Opcode.TEXT, Opcode.CONT):
+            data = bytes(frame.data)
+            if frame.fin and not self._parts:
+                self._on_frame(data)
+                return
+            self._parts.append(data)
+            if frame.fin:
+                whole, self._parts = b"".join(self._parts), []
+                self._on_frame(whole)
+
+    def _write(self) -> None:
+        for data in self._ws.data_to_send():
+            if data:
+                self._transport.write(data)
+            elif self._transport.can_write_eof():
+                self._transport.write_eof()
+
+
+def _refusal(error: Exception, url: str) -> GatepostError:
+    """Why the gateway did not let us in, in its own words if it has any."""
+    if not isinstance(error, InvalidStatus):
+        return Unavailable(f"{url} is not a gateway: {error}")
+    status = error.response.status_code
+    try:
+        return msgspec.json.decode(error.response.body or b"", type=Failure).error()
+    except msgspec.DecodeError:
+        if status >= 500:
+            return Unavailable(f"the gateway at {url} answers with status {status}")
+        return InvalidRequest(f"{url} is not a gateway: it answers with status {status}")

@@ -1,0 +1,298 @@
+r"""Frames in files: a maildir-like folder for programs that can write files and nothing else.
+
+    cd "$GATEPOST_HOME/drop"
+    printf '%s' '{"op":"enqueue","messages":[
+        {"msg_id":"a:1","from":"a","to":"b","payload":"hi"}]}' > tmp/x1.json && mv tmp/x1.json new/
+    until [ -e out/x1.json ]; do sleep 0.1; done; cat out/x1.json
+
+A client writes a request to `tmp/` and renames it to `new/NAME.json`. It holds one frame: an
+operation or an array of them, which are run in order. The answer appears, whole, as
+`out/NAME.json`: one answer, or an array of them. Answers are removed after a day. Whatever in
+`new/` is not a regular file with a proper name ends in `bad/`, with the reason beside it.
+
+A request is removed only once its answer is on disk. After a crash it is run again, which does
+no harm: mail is enqueued once per msg_id, a message sent without a key or id of its own gets a
+key that follows from its file, and what a request has dequeued is held by the consumer
+`drop:NAME`, who is handed the same lease again. So give every request a name of its own.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import re
+import stat
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from msgspec import UNSET, Struct
+
+from gatepost.errors import (
+    BY_CODE,
+    ConfigError,
+    GatepostError,
+    InvalidId,
+    InvalidRequest,
+    PayloadTooLarge,
+    RateLimited,
+    Unavailable,
+)
+from gatepost.gateway.operations import Operations
+from gatepost.gateway.session import read_frame
+from gatepost.gateway.watch import watched
+from gatepost.wire import Dequeue, Failed, Failure, Op, Reply, Send, Subscribe, Unsubscribe
+
+log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"\A([A-Za-z0-9][A-Za-z0-9._-]{0,99})\.json\Z")
+_AT_ONCE = 16
+_RETRY_SECS = 1.0
+# A symbolic link, a socket, somebody else's file; anything else may pass.
+_UNREADABLE = (errno.ELOOP, errno.ENXIO, errno.EACCES)
+_KEEP_ANSWERS_SECS = 86_400
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Request(Struct, frozen=True):
+    """A file as it was found. `mark` tells it from a later file of the same name."""
+
+    name: str
+    content: bytes
+    mark: str
+
+
+class DropDoor:
+    """Takes requests in the order of their names, a few at once."""
+
+    def __init__(self, operations: Operations, path: Path) -> None:
+        self._operations = operations
+        self._clock = operations.core.clock
+        self._path = path
+        self._limit = operations.core.settings.limits.max_body_bytes
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._changed = asyncio.Event()
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._open = contextlib.AsyncExitStack()
+
+    async def start(self) -> None:
+        self._files = Files(self._path)
+        self._open.callback(self._files.close)
+        self._files.remove_answers(lambda name, _: name.startswith("."))
+        await self._open.enter_async_context(watched(self._path / "new", self._changed.set))
+        self._pump = asyncio.create_task(self._take_all())
+
+    async def stop(self) -> None:
+        """Break off what is under way; its requests are still there at the next start."""
+        tasks = [self._pump, *self._under_way.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._open.aclose()
+
+    async def sweep(self) -> int:
+        """Remove the answers that nobody fetched in a day; returns how many."""
+        before = self._clock.now() / 1000 - _KEEP_ANSWERS_SECS
+        return await asyncio.to_thread(self._files.remove_answers, lambda _, at: at < before)
+
+    async def _take_all(self) -> None:
+        while True:
+            self._changed.clear()
+            for name in await asyncio.to_thread(self._files.requests):
+                if name not in self._under_way:
+                    await self._slots.acquire()
+                    await self._take(name)
+            await self._changed.wait()
+
+    async def _take(self, name: str) -> None:
+        # Read one after the other and begun at once, so that files are run in their order.
+        try:
+            request = await asyncio.to_thread(self._files.read, name, self._limit + 1)
+        except (OSError, InvalidRequest) as error:
+            self._slots.release()
+            await self._set_aside(name, error)
+            return
+        task = self._under_way[name] = asyncio.create_task(self._serve(request))
+        task.add_done_callback(partial(self._ended, name))
+
+    async def _set_aside(self, name: str, error: OSError | InvalidRequest) -> None:
+        if isinstance(error, OSError):
+            if error.errno not in _UNREADABLE:
+                self._retry(name, error)
+                return
+            error = InvalidRequest(f"the file cannot be read: {error.strerror}")
+        log.warning("drop folder: %r is moved to bad/: %s", name, error.message)
+        answer = msgspec.json.encode(Failed(error=Failure.of(error)))
+        try:
+            await asyncio.to_thread(self._files.set_aside, name, answer)
+        except OSError as problem:
+            self._retry(name, problem)
+
+    def _ended(self, name: str, task: "asyncio.Task[None]") -> None:
+        del self._under_way[name]
+        self._slots.release()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("drop folder: %s failed unexpectedly", name, exc_info=error)
+
+    async def _serve(self, request: Request) -> None:
+        try:
+            answer = msgspec.json.encode(await self._answer(request))
+            done = await asyncio.to_thread(self._files.answer, request, answer)
+        except (Unavailable, OSError) as error:
+            self._retry(request.name, error)
+        else:
+            if not done:
+                self._changed.set()
+
+    def _retry(self, name: str, error: Exception) -> None:
+        log.warning("drop folder: %r waits, for %s", name, error)
+        loop = asyncio.get_running_loop()
+        if self._timer is None or self._timer.when() <= loop.time():
+            self._timer = loop.call_later(_RETRY_SECS, self._changed.set)
+
+    async def _answer(self, request: Request) -> Reply | list[Reply]:
+        if len(request.content) > self._limit:
+            error = PayloadTooLarge(f"a request may have {self._limit} bytes")
+            return Failed(error=Failure.of(error))
+        try:
+            frame = read_frame(request.content)
+        except InvalidRequest as error:
+            return Failed(error=Failure.of(error))
+        if not isinstance(frame, list):
+            return await self._run(frame, request, 0)
+        return [await self._run(op, request, place) for place, op in enumerate(frame)]
+
+    async def _run(self, op: Op, request: Request, place: int) -> Reply:
+        if isinstance(op, Subscribe | Unsubscribe):
+            refusal = InvalidRequest("a file cannot subscribe; dequeue instead")
+            return Failed(re=op.id, error=Failure.of(refusal))
+        _make_repeatable(op, request, place)
+        await self._admitted(op)
+        reply = await self._operations.answer(op)
+        if isinstance(reply, Failed):
+            _raise_if_passing(reply.error)
+        return reply
+
+    async def _admitted(self, op: Op) -> None:
+        """A client that writes files cannot be told to slow down; it is made to."""
+        while True:
+            try:
+                return self._operations.admit(op)
+            except RateLimited as error:
+                await asyncio.sleep(error.retry_after or _RETRY_SECS)
+
+
+def _make_repeatable(op: Op, request: Request, place: int) -> None:
+    stem = request.name.removesuffix(".json")
+    if isinstance(op, Dequeue):
+        op.consumer = op.consumer or f"drop:{stem}"
+    elif isinstance(op, Send):
+        for number, new in enumerate(op.messages):
+            if new.event_id is UNSET and new.idempotency_key is UNSET:
+                new.idempotency_key = f"drop:{stem}:{request.mark}:{place}.{number}"
+
+
+def _raise_if_passing(failure: Failure) -> None:
+    """An answer is for ever; what the gateway cannot do just now is tried again instead."""
+    if issubclass(BY_CODE.get(failure.code, GatepostError), Unavailable):
+        raise failure.error()
+
+
+class Files:
+    """The folders, reached only through their own descriptors: no name leads out of them."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(mode=0o700, exist_ok=True)
+        self._all = {name: _folder(path / name) for name in ("tmp", "new", "out", "bad")}
+        self._new, self._out, self._bad = (self._all[name] for name in ("new", "out", "bad"))
+
+    def close(self) -> None:
+        for descriptor in self._all.values():
+            os.close(descriptor)
+
+    def requests(self) -> list[str]:
+        with os.scandir(self._new) as entries:
+            return sorted(entry.name for entry in entries)
+
+    def read(self, name: str, most: int) -> Request:
+        """Up to `most` bytes of a request; InvalidRequest if it is none."""
+        if not _NAME.match(name):
+            raise InvalidId("a request is named NAME.json: letters, digits, '.', '_' and '-'")
+        descriptor = os.open(name, _READ, dir_fd=self._new)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise InvalidRequest("not a regular file")
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                return Request(name, file.read(most), _mark(status))
+        finally:
+            os.close(descriptor)
+
+    def answer(self, request: Request, answer: bytes) -> bool:
+        """Put the answer on disk, then remove the request; false if another took its place."""
+        self._write(self._out, request.name, answer)
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(request.name, dir_fd=self._new, follow_symlinks=False)
+            if _mark(status) != request.mark:
+                return False
+            os.unlink(request.name, dir_fd=self._new)
+            os.fsync(self._new)
+        return True
+
+    def set_aside(self, name: str, answer: bytes) -> None:
+        place = self._free_place(name)
+        os.rename(name, place, src_dir_fd=self._new, dst_dir_fd=self._bad)
+        self._write(self._bad, f"{place}.error.json", answer)
+
+    def remove_answers(self, unwanted: Callable[[str, float], bool]) -> int:
+        removed = 0
+        with os.scandir(self._out) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                    if unwanted(entry.name, entry.stat(follow_symlinks=False).st_mtime):
+                        os.unlink(entry.name, dir_fd=self._out)
+                        removed += 1
+        return removed
+
+    def _write(self, folder: int, name: str, content: bytes) -> None:
+        temporary = f".{name}"
+        with os.fdopen(os.open(temporary, _WRITE, 0o600, dir_fd=folder), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.fsync(folder)
+
+    def _free_place(self, name: str) -> str:
+        # Shortened, for a name may be as long as the system allows and gets a suffix here.
+        place = short = os.fsdecode(os.fsencode(name)[:200])
+        number = 0
+        while _exists(place, self._bad):
+            number += 1
+            place = f"{short}.{number}"
+        return place
+
+
+def _folder(path: Path) -> int:
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        return os.open(path, _FOLDER)
+    except OSError as error:
+        raise ConfigError(f"{path} must be a folder ({error.strerror}); remove it") from None
+
+
+def _mark(status: os.stat_result) -> str:
+    return f"{status.st_ino:x}-{status.st_mtime_ns:x}"
+
+
+def _exists(name: str, folder: int) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,28 @@
+"""Route decorators that document what every route can answer when it fails."""
+
+from functools import partial
+
+import litestar
+from litestar.openapi.datastructures import ResponseSpec
+
+from gatepost.wire import Failure
+
+_MEANINGS = {
+    400: "The request cannot be understood.",
+    401: "The token is missing or wrong.",
+    404: "There is no such thing here.",
+    405: "Not a method of this path.",
+    409: "The request contradicts what happened before.",
+    413: "The body or the payload is too large.",
+    429: "Too much at once; `retry-after` says when to come again.",
+    503: "The gateway cannot write at the moment.",
+}
+_ERRORS = {
+    status: ResponseSpec(Failure, description=meaning, generate_examples=False)
+    for status, meaning in _MEANINGS.items()
+}
+
+delete = partial(litestar.delete, responses=_ERRORS)
+get = partial(litestar.get, responses=_ERRORS)
+post = partial(litestar.post, responses=_ERRORS)
+put = partial(litestar.put, responses=_ERRORS)

@@ -1,0 +1,63 @@
+"""Being told that something was put into a folder: by inotify, or else by looking every second."""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+_CLOSE_WRITE, _MOVED_TO = 0x8, 0x80
+_LOOK_EVERY = 1.0
+
+
+@contextlib.asynccontextmanager
+async def watched(folder: Path, changed: Callable[[], None]) -> AsyncIterator[None]:
+    """While this lasts, `changed` is called after a file came into the folder."""
+    descriptor = _inotify(folder)
+    if descriptor is None:
+        with contextlib.closing(_Ticker(changed)):
+            yield
+        return
+    loop = asyncio.get_running_loop()
+    loop.add_reader(descriptor, _drain, descriptor, changed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+def _inotify(folder: Path) -> int | None:
+    """A descriptor that becomes readable, or None where the system has none to give."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "inotify_init1"):
+        return None
+    descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if descriptor < 0:
+        return None
+    if libc.inotify_add_watch(descriptor, os.fsencode(folder), _CLOSE_WRITE | _MOVED_TO) < 0:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _drain(descriptor: int, changed: Callable[[], None]) -> None:
+    # What the events say does not matter, and some may be lost: the folder itself is the truth.
+    with contextlib.suppress(BlockingIOError):
+        while os.read(descriptor, 65_536):
+            pass
+    changed()
+
+
+class _Ticker:
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._tick()
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_EVERY, self._tick)
+        self._changed()
+
+    def close(self) -> None:
+        self._timer.cancel()

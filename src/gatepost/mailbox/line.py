@@ -1,0 +1,112 @@
+"""The consumers that wait for mail, in turn, and how much more each of them can take.
+
+All of this is memory only and changes together with a transaction, so every change says how it
+is undone should the transaction fail.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from msgspec import Struct
+
+from gatepost.journal.tx import Tx
+from gatepost.mailbox.lease import Box, Lease
+from gatepost.mailbox.settle import Freed
+from gatepost.wire import Message
+
+
+class Waiter(Struct, eq=False):
+    """A consumer with room for `credit` more messages. `once`: it wants one handful only.
+
+    `push` is called, after the commit, with what was leased for it. `gone` may be set from any
+    thread; a waiter that is gone is never served again. A consumer that comes back with more in
+    hand than it asked for has a credit below zero until it has settled the surplus.
+    """
+
+    box: Box
+    consumer: str
+    credit: int
+    push: Callable[[list[Message]], None]
+    once: bool = False
+    gone: bool = False
+
+
+class Line:
+    """Who waits for which mailbox, and which waiter each lease was handed to."""
+
+    def __init__(self) -> None:
+        self._members: set[Waiter] = set()
+        # Members with credit only, the one who waits longest first; a dict for its order.
+        self._waiting: dict[int, dict[Waiter, None]] = {}
+        self._holders: dict[int, Waiter] = {}
+
+    def first(self, mailbox: int) -> Waiter | None:
+        """Whose turn it is."""
+        return next(iter(self._waiting.get(mailbox, ())), None)
+
+    def mailboxes(self) -> set[int]:
+        return set(self._waiting)
+
+    def holds(self, waiter: Waiter, lease: Lease) -> bool:
+        return self._holders.get(lease.id) is waiter
+
+    def join(self, tx: Tx, waiter: Waiter) -> None:
+        self._enter(waiter)
+        tx.on_rollback(partial(self._exit, waiter))
+
+    def part(self, tx: Tx, waiter: Waiter) -> None:
+        """`waiter` stops waiting. What it holds is still known to be its own."""
+        if waiter in self._members:
+            self._exit(waiter)
+            tx.on_rollback(partial(self._enter, waiter))
+
+    def hand(self, tx: Tx, waiter: Waiter, lease: Lease) -> None:
+        """What is left of `lease` is with `waiter` now, and with nobody else."""
+        before = self._holders.get(lease.id)
+        if before is not None:
+            self._credit(tx, before, lease.size)
+        self._credit(tx, waiter, -lease.size)
+        self._hold(lease.id, waiter)
+        tx.on_rollback(partial(self._hold, lease.id, before))
+
+    def free(self, tx: Tx, freed: Freed) -> None:
+        """Messages are settled or given back: whoever held them has room again."""
+        waiter = self._holders.get(freed.lease)
+        if waiter is None:
+            return
+        self._credit(tx, waiter, freed.size)
+        if not freed.left:
+            self._hold(freed.lease, None)
+            tx.on_rollback(partial(self._hold, freed.lease, waiter))
+
+    def _credit(self, tx: Tx, waiter: Waiter, size: int) -> None:
+        self._change(waiter, size)
+        tx.on_rollback(partial(self._change, waiter, -size))
+
+    def _change(self, waiter: Waiter, size: int) -> None:
+        """Whoever gets mail goes to the end of the line, so that consumers take turns."""
+        waiter.credit += size
+        if size < 0 or waiter.credit - size <= 0:
+            self._place(waiter)
+
+    def _hold(self, lease: int, waiter: Waiter | None) -> None:
+        if waiter is None:
+            self._holders.pop(lease, None)
+        else:
+            self._holders[lease] = waiter
+
+    def _enter(self, waiter: Waiter) -> None:
+        self._members.add(waiter)
+        self._place(waiter)
+
+    def _exit(self, waiter: Waiter) -> None:
+        self._members.discard(waiter)
+        self._place(waiter)
+
+    def _place(self, waiter: Waiter) -> None:
+        line = self._waiting.setdefault(waiter.box.id, {})
+        line.pop(waiter, None)
+        if waiter.credit > 0 and waiter in self._members:
+            line[waiter] = None
+        if not line:
+            del self._waiting[waiter.box.id]

@@ -1,0 +1,99 @@
+"""What holds for every command."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gatepost import __version__
+from gatepost.cli.run import leading_options_last, run
+from tests.cli.conftest import Cli, environment
+
+COMMANDS = [
+    *("up", "init", "status", "send", "inbox", "ack", "nack", "fetch", "trace", "purge", "audit"),
+    *("agent add", "agent list", "agent remove", "completion", "bench mailbox"),
+    *("dlq list", "dlq show", "dlq replay", "dlq discard"),
+]
+
+
+def output_of(code: str) -> str:
+    return subprocess.check_output([sys.executable, "-c", code], env=environment(), text=True)
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path) -> Cli:
+    return Cli(tmp_path / "none")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example_and_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command.split(), "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"\n  gatepost {command}" in shown
+    assert "--json" in shown
+
+
+def test_help_lists_every_command(nowhere: Cli) -> None:
+    shown = nowhere.ok("--help")
+    for command in COMMANDS:
+        assert f"│ {command.split()[0]} " in shown
+    assert nowhere.ok() == shown
+
+
+def test_version(nowhere: Cli) -> None:
+    assert nowhere.ok("--version") == f"{__version__}\n"
+
+
+def test_a_mistyped_command_is_guessed(nowhere: Cli) -> None:
+    result = nowhere("snd", "bob", "hi")
+    assert (result.code, 'Did you mean "send"?' in result.err) == (2, True)
+    assert nowhere("snd", "--json").error["code"] == "usage"
+
+
+def test_help_loads_nothing_it_does_not_need() -> None:
+    heavy = ("litestar", "uvicorn", "httpx", "msgspec", "apsw", "nacl", "pydantic")
+    code = f"import sys, gatepost.cli.run; print([m for m in {heavy} if m in sys.modules])"
+    assert output_of(code) == "[]\n"
+
+
+def test_commands_load_no_server() -> None:
+    heavy = ("litestar", "uvicorn", "apsw", "rich", "pydantic")
+    code = (
+        "import sys, gatepost.cli.send, gatepost.cli.inbox, gatepost.cli.dlq, gatepost.cli.up;"
+        f"print([m for m in {heavy} if m in sys.modules])"
+    )
+    assert output_of(code) == "[]\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_the_commands(nowhere: Cli, shell: str) -> None:
+    script = nowhere.ok("completion", shell)
+    assert all(word in script for word in ("inbox", "replay", "idempotency-key"))
+    assert nowhere.json("completion", shell)["script"] == script
+
+
+def test_bash_loads_its_completion(nowhere: Cli) -> None:
+    script = nowhere.ok("completion", "bash")
+    for check in (["bash", "-n"], ["bash", "--norc", "-e"]):
+        subprocess.run(check, input=script.encode(), check=True, timeout=10)
+
+
+def test_completion_installs_itself(tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "none", SHELL="/bin/bash")
+    said = cli.json("completion", "bash", "--install")
+    assert Path(said["file"]).is_relative_to(tmp_path)
+    assert "gatepost" in Path(said["file"]).read_text()
+
+
+def test_completion_offers_agents(cli: Cli, agent: str) -> None:
+    offered = cli("__complete", "send", agent[:5])
+    assert agent in offered.out
+
+
+def test_leading_options_move_behind_the_command() -> None:
+    assert leading_options_last(["--json", "--url", "u", "send", "a", "--", "b"]) == [
+        *("send", "a", "--json", "--url", "u", "--", "b"),
+    ]
+    assert leading_options_last(["--url=u", "status"]) == ["status", "--url=u"]
+    assert leading_options_last(["send", "--json"]) == ["send", "--json"]

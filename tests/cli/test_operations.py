@@ -1,0 +1,112 @@
+import re
+from pathlib import Path
+
+from tests.cli.conftest import Cli
+
+
+def test_agents_are_added_listed_and_removed(cli: Cli) -> None:
+    assert cli.ok("agent", "add", "bert", "ernie") == "mail can be sent to bert, ernie\n"
+    rows = [line.split("\t") for line in cli.ok("agent", "list").splitlines()]
+    assert rows[0] == ["Agent", "Type", "Registered", "Seen"]
+    assert {"bert", "ernie"} <= {row[0] for row in rows}
+    assert "bert removed" in cli.ok("agent", "remove", "bert")
+    assert "bert" not in {agent["id"] for agent in cli.json("agent", "list")}
+
+
+def test_removing_an_agent_with_mail_wants_to_be_sure(cli: Cli, agent: str) -> None:
+    cli.message_to(agent)
+    refused = cli("agent", "remove", agent)
+    assert (refused.code, "1 waiting message" in refused.err) == (2, True)
+    assert cli.json("agent", "remove", agent, "--yes") == {"count": 1}
+
+
+def test_removing_an_unknown_agent_fails(cli: Cli) -> None:
+    result = cli("agent", "remove", "nobody", "--json")
+    assert (result.code, result.error["code"]) == (1, "unknown_agent")
+
+
+def test_status_counts_each_mailbox(cli: Cli, agent: str) -> None:
+    cli.message_to(agent)
+    text = cli.ok("status")
+    assert "accepting messages" in text
+    assert f"{agent}\t1\t0\t0" in text.splitlines()
+    status = cli.json("status")
+    assert status["gateway"]["accepting"] is True
+    (counts,) = [box for box in status["mailboxes"] if box["name"] == agent]
+    assert counts == {"name": agent, "waiting": 1, "in_flight": 0, "dead_letters": 0}
+
+
+def test_trace_tells_a_journey_with_its_times(cli: Cli, agent: str) -> None:
+    id = cli.message_to(agent)
+    assert "turn has not ended yet" in cli.ok("trace", id)
+    cli.ok("ack", agent, cli.take(agent)[0]["receipt"], "--reply", "thanks")
+    first, _, *rows = cli.ok("trace", id).splitlines()
+    assert first == f"{id} cli → {agent}"
+    assert [row.split("\t")[2] for row in rows] == [
+        f"sent by cli to {agent}",
+        f"accepted by {agent}",
+        f"reply by {agent} to cli",
+        f"processed by {agent}: ok",
+    ]
+    assert re.fullmatch(r"\+[\d.]+ (ms|s)", rows[2].split("\t")[1])
+    events = cli.json("trace", id)
+    assert [event["kind"] for event in events] == ["message", "ack", "reply", "ack"]
+    assert f"reply by {agent} to cli" in cli.ok("trace", events[2]["eventId"])
+    assert "accepted" in cli.ok("trace", events[1]["eventId"])
+
+
+def test_trace_of_a_dead_letter_leads_to_it_and_to_its_replay(cli: Cli, agent: str) -> None:
+    id = cli.dead_letter(agent, reason="fire")
+    traced = cli.ok("trace", id)
+    assert f"processed by {agent}: dead_letter (" in traced
+    assert f"gatepost dlq show {agent} {id}" in traced
+    (replayed,) = cli.json("dlq", "replay", agent, id)["replayed_as"]
+    assert f"a replay of {id}" in cli.ok("trace", replayed)
+
+
+def test_trace_of_nothing_fails(cli: Cli) -> None:
+    unknown = "01900000-0000-7000-8000-000000000000"
+    assert cli("trace", unknown, "--json").error["code"] == "unknown_message"
+    assert cli("trace", "nonsense", "--json").error["code"] == "invalid_id"
+
+
+def test_audit_lists_what_was_done_by_hand(cli: Cli, agent: str) -> None:
+    id = cli.dead_letter(agent)
+    cli.ok("dlq", "discard", agent, id, "--yes")
+    (entry,) = cli.json("audit", "--limit", "1")
+    assert (entry["action"], entry["subject"]) == ("dead_letter.discard", id)
+    header, row = cli.ok("audit", "--limit", "1").splitlines()
+    assert header.split("\t") == ["When", "Who", "What", "To", "Detail"]
+    assert row.split("\t")[3] == id
+
+
+def test_ids_stay_whole_on_any_terminal(cli: Cli, agent: str) -> None:
+    cli.ok("agent", "add", "al")
+    id = cli.message_to("al")
+    seen = {columns: cli.seen("inbox", "al", columns=columns) for columns in (40, 80, 120)}
+    assert all(id in text for text in seen.values())
+    for columns in (80, 120):
+        header, row = re.sub(r"\x1b\[[\d;]*m", "", seen[columns]).splitlines()
+        assert header.split() == ["Message", "From", "Age", "Attempt", "State", "Size"]
+        assert len(row) <= columns
+
+
+def test_colour_only_where_it_is_wanted(cli: Cli) -> None:
+    assert "\x1b[" in cli.seen("status")
+    assert "\x1b[" not in cli.ok("status")
+    assert "\x1b[3" not in Cli(cli.home, NO_COLOR="1").seen("status")
+
+
+def test_a_reader_that_leaves_early_is_no_error(cli: Cli) -> None:
+    with cli.running("--help") as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_bench_measures_a_gateway_of_its_own(tmp_path: Path) -> None:
+    small = ("--messages", "300", "--outstanding", "32", "--singles", "10")
+    result = Cli(tmp_path / "state").json("bench", "mailbox", *small)
+    assert result["throughput"]["messages"] == 300
+    assert not list((tmp_path / "state").glob("bench-*"))

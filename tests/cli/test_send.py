@@ -1,0 +1,135 @@
+import json
+import time
+from pathlib import Path
+
+from tests.cli.conftest import Cli
+
+
+def test_prints_the_event_id_and_its_state(cli: Cli, agent: str) -> None:
+    id, state = cli.ok("send", agent, "hello").split()
+    assert state == "accepted"
+    assert cli.json("inbox", agent)["messages"][0]["msg_id"] == id
+
+
+def test_json_is_what_the_gateway_knows_of_the_message(cli: Cli, agent: str) -> None:
+    sent = cli.json("send", agent, "hello", "--from", "alice")
+    assert sent["state"] == "accepted"
+    assert cli.json("inbox", agent)["messages"][0]["from"] == "alice"
+
+
+def test_a_payload_is_text_unless_called_json(cli: Cli, agent: str) -> None:
+    cli.ok("send", agent, "[1]")
+    cli.ok("send", agent, "[1]", "--json-payload")
+    assert [m["payload"] for m in cli.take(agent)] == ["[1]", [1]]
+
+
+def test_a_payload_that_is_not_json_is_wrong_usage(cli: Cli, agent: str) -> None:
+    result = cli("send", agent, "{a", "--json-payload")
+    assert result.code == 2
+    assert "not JSON" in result.err
+
+
+def test_a_dash_reads_standard_input(cli: Cli, agent: str) -> None:
+    cli.ok("send", agent, "-", stdin="grüße\n".encode())
+    assert cli.take(agent)[0]["payload"] == "grüße\n"
+
+
+def test_a_mistyped_option_is_not_sent_as_a_payload(cli: Cli, agent: str) -> None:
+    result = cli("send", agent, "--wiat")
+    assert result.code == 2
+    assert "No such option" in result.err
+    assert cli.take(agent) == []
+
+
+def test_what_follows_two_dashes_is_a_payload(cli: Cli, agent: str) -> None:
+    cli.ok("send", agent, "--", "--json")
+    assert cli.take(agent)[0]["payload"] == "--json"
+
+
+def test_nothing_to_send_is_wrong_usage(cli: Cli, agent: str) -> None:
+    assert cli("send", agent).code == 2
+    assert cli("send", agent, "x", "--file", "/etc/hostname").code == 2
+
+
+def test_a_file_arrives_byte_by_byte(cli: Cli, agent: str, tmp_path: Path) -> None:
+    content = bytes(range(256)) * 8192
+    (tmp_path / "sent").write_bytes(content)
+    cli.ok("send", agent, "--file", str(tmp_path / "sent"))
+    event = cli.take(agent)[0]["event"]
+    said = cli.ok("fetch", event["payload_ref"], "--output", str(tmp_path / "fetched"))
+    assert "2.0 MiB" in said
+    assert (tmp_path / "fetched").read_bytes() == content
+
+
+def test_a_fetched_file_replaces_nothing(cli: Cli, agent: str, tmp_path: Path) -> None:
+    cli.ok("send", agent, "--file", "-", stdin=b"bytes")
+    digest = cli.take(agent)[0]["event"]["payload_ref"]
+    (tmp_path / "here").write_text("mine")
+    assert cli("fetch", digest, "--output", str(tmp_path / "here")).code == 2
+    assert (tmp_path / "here").read_text() == "mine"
+    assert cli.ok("fetch", digest) == "bytes"
+
+
+def test_a_file_that_cannot_be_read_is_wrong_usage(cli: Cli, agent: str) -> None:
+    result = cli("send", agent, "--file", "/does/not/exist")
+    assert (result.code, "No such file" in result.err) == (2, True)
+
+
+def test_text_too_large_for_a_request_is_sent_all_the_same(cli: Cli, agent: str) -> None:
+    text = "x" * 2_000_000
+    cli.ok("send", agent, "-", stdin=text.encode())
+    digest = cli.take(agent)[0]["event"]["payload_ref"]
+    assert json.loads(cli.ok("fetch", digest)) == text
+
+
+def test_the_same_idempotency_key_sends_once(cli: Cli, agent: str) -> None:
+    first = cli.json("send", agent, "once", "--idempotency-key", f"{agent}-1")
+    again = cli.json("send", agent, "once", "--idempotency-key", f"{agent}-1")
+    other = cli("send", agent, "other", "--idempotency-key", f"{agent}-1", "--json")
+    assert first["event_id"] == again["event_id"]
+    assert (other.code, other.error["code"]) == (1, "idempotency_conflict")
+    assert len(cli.take(agent)) == 1
+
+
+def test_waiting_for_processed_shows_outcome_and_reply(cli: Cli, agent: str) -> None:
+    with cli.running("send", agent, "hi", "--wait", "processed", "--timeout", "20") as sending:
+        (message,) = cli.json("inbox", agent, "--take", "--wait", "10")["messages"]
+        cli.ok("ack", agent, message["receipt"], "--reply", "hi yourself")
+        out, _ = sending.communicate(timeout=20)
+    first, second = out.splitlines()
+    assert first.startswith(f"{message['msg_id']} processed ok after ")
+    assert second == "hi yourself"
+    assert sending.returncode == 0
+
+
+def test_a_turn_that_ends_badly_was_not_reached(cli: Cli, agent: str) -> None:
+    waiting = ("send", agent, "hi", "--wait", "processed", "--timeout", "20", "--json")
+    with cli.running(*waiting) as sending:
+        (message,) = cli.json("inbox", agent, "--take", "--wait", "10")["messages"]
+        cli.ok("nack", agent, message["receipt"], "--reason", "no such order")
+        out, err = sending.communicate(timeout=20)
+    assert sending.returncode == 1
+    assert json.loads(out)["outcome"] == "dead_letter"
+    assert json.loads(err)["code"] == "outcome_dead_letter"
+    assert "no such order" in err
+
+
+def test_what_is_not_processed_in_time_was_not_reached(cli: Cli, agent: str) -> None:
+    began = time.monotonic()
+    result = cli("send", agent, "hi", "--wait", "processed", "--timeout", "0.3")
+    assert time.monotonic() - began < 5
+    assert (result.code, result.out.split()[1]) == (1, "accepted")
+    assert f"gatepost trace {result.out.split()[0]}" in result.err
+
+
+def test_an_unknown_agent_is_told_how_to_become_known(cli: Cli) -> None:
+    result = cli("send", "nobody", "hi")
+    assert (result.code, result.out) == (1, "")
+    assert "gatepost agent add nobody" in result.err
+    assert cli("send", "nobody", "hi", "--json").error["code"] == "unknown_agent"
+
+
+def test_an_id_with_a_path_in_it_is_wrong_usage(cli: Cli) -> None:
+    for command in (("send", "../x", "hi"), ("inbox", "../x"), ("dlq", "list", "a/b")):
+        result = cli(*command, "--json")
+        assert (result.code, result.error["code"]) == (2, "invalid_id")

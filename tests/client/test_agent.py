@@ -1,0 +1,348 @@
+"""Agents: turns, order, leases, and gateways that die under them."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from gatepost.client import Agent, Client, Message
+from gatepost.errors import InvalidRequest
+from tests.support.gateway import GatewayProcess
+
+pytestmark = pytest.mark.anyio
+
+StartGateway = Callable[..., GatewayProcess]
+Unique = Callable[[str], str]
+
+
+async def until(condition: Callable[[], object], patience: float = 4.0) -> None:
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    gateway: GatewayProcess, name: str, handler: Callable[[Message], object], **options: float
+) -> AsyncIterator[Agent]:
+    agent = Agent(name, state_dir=gateway.state_dir, **options)  # type: ignore[arg-type]
+    agent.on_message(handler)
+    async with agent:
+        yield agent
+
+
+async def test_an_agent_needs_a_handler(gateway: GatewayProcess) -> None:
+    with pytest.raises(InvalidRequest, match="on_message"):
+        async with Agent("bob", state_dir=gateway.state_dir):
+            pass
+
+
+async def test_a_plain_function_is_run_in_a_thread(
+    client: Client, gateway: GatewayProcess, unique: Unique
+) -> None:
+    def handle(message: Message) -> str:
+        return threading.current_thread().name
+
+    bob = unique("bob")
+    async with running(gateway, bob, handle):
+        assert (await client.request(bob, 1)).startswith(f"agent-{bob}")
+
+
+async def test_a_plain_function_can_send_too(
+    client: Client, gateway: GatewayProcess, unique: Unique
+) -> None:
+    bob, carol = unique("bob"), unique("carol")
+    agent = Agent(bob, state_dir=gateway.state_dir)
+
+    @agent.on_message
+    def handle(message: Message) -> object:
+        return agent.blocking.request(carol, message.payload)
+
+    async def answer(message: Message) -> object:
+        return [message.from_, message.payload]
+
+    async with agent, running(gateway, carol, answer):
+        assert await client.request(bob, 1) == [bob, 1]
+
+
+async def test_agents_ask_each_other_under_their_own_names(
+    client: Client, gateway: GatewayProcess, unique: Unique
+) -> None:
+    bob, carol = unique("bob"), unique("carol")
+    agent = Agent(bob, state_dir=gateway.state_dir)
+
+    @agent.on_message
+    async def handle(message: Message) -> object:
+        return await agent.request(carol, message.payload)
+
+    async def answer(message: Message) -> object:
+        return [message.from_, message.payload]
+
+    async with agent, running(gateway, carol, answer):
+        assert await client.request(bob, 1) == [bob, 1]
+
+
+async def test_a_reply_comes_to_the_senders_mailbox(
+    gateway: GatewayProcess, unique: Unique
+) -> None:
+    bob, carol = unique("bob"), unique("carol")
+    replies: list[tuple[str, object]] = []
+
+    async def answer(message: Message) -> str:
+        return "fine"
+
+    async def collect(message: Message) -> str:
+        replies.append((message.kind, message.payload))
+        return "this goes nowhere"
+
+    async with running(gateway, bob, collect) as agent, running(gateway, carol, answer):
+        await agent.send(carol, "how are you")
+        await until(lambda: replies)
+    assert replies == [("reply", "fine")]
+
+
+async def test_mail_of_one_sender_is_handled_in_order_and_of_many_at_once(
+    client: Client, gateway: GatewayProcess, unique: Unique
+) -> None:
+    bob = unique("bob")
+    seen: dict[str, list[int]] = {}
+    busy: set[str] = set()
+    most = 0
+
+    async def handle(message: Message) -> None:
+        nonlocal most
+        assert message.from_ not in busy
+        busy.add(message.from_)
+        most = max(most, len(busy))
+        await asyncio.sleep(0.001)
+        seen.setdefault(message.from_, []).append(message.payload)
+        busy.discard(message.from_)
+
+    async with running(gateway, bob, handle, concurrency=4):
+        await asyncio.gather(
+            *(client.enqueue(bob, n, from_=f"s{s}") for n in range(30) for s in range(8))
+        )
+        await until(lambda: sum(map(len, seen.values())) == 240)
+    assert all(numbers == list(range(30)) for numbers in seen.values())
+    assert most == 4
+
+
+async def test_a_failed_turn_is_retried_before_what_is_behind_it(
+    client: Client, gateway: GatewayProcess, unique: Unique
+) -> None:
+    bob = unique("bob")
+    seen: list[tuple[int, int]] = []
+
+    async def handle(message: Message) -> None:
+        seen.append((message.payload, message.attempt))
+        if message.payload == 1 and message.attempt == 0:
+            raise RuntimeError("not yet")
+
+    async with running(gateway, bob, handle):
+        await client.enqueue_many(bob, range(4))
+        await until(lambda: len(seen) == 5)
+    assert seen == [(0, 0), (1, 0), (1, 1), (2, 0), (3, 0)]
+
+
+async def test_a_handler_that_never_waits_does_not_hold_up_its_acks(
+    client: Client, gateway: GatewayProcess, unique: Unique
+) -> None:
+    bob = unique("bob")
+
+    async def handle(message: Message) -> int:
+        time.sleep(0.002)
+        return int(message.payload)
+
+    async with running(gateway, bob, handle):
+        replies = await asyncio.gather(*(client.request(bob, n) for n in range(40)))
+    assert replies == list(range(40))
+
+
+async def test_a_reply_that_is_not_json_fails_the_turn(
+    client: Client, gateway: GatewayProcess, unique: Unique
+) -> None:
+    bob = unique("bob")
+
+    async def handle(message: Message) -> object:
+        return object()
+
+    async with running(gateway, bob, handle):
+        sent = await client.send(bob, 1, wait="processed")
+    assert sent.outcome == "dead_letter"
+    assert "JSON" in str(sent.reason)
+
+
+async def test_a_large_payload_is_there_when_the_turn_begins(
+    client: Client, gateway: GatewayProcess, unique: Unique
+) -> None:
+    bob = unique("bob")
+
+    async def handle(message: Message) -> int:
+        return len(message.payload)
+
+    async with running(gateway, bob, handle):
+        assert await client.request(bob, "x" * 200_000) == 200_000
+
+
+async def test_heartbeats_keep_a_slow_turn_and_what_waits_behind_it(
+    start_gateway: StartGateway,
+) -> None:
+    gateway = start_gateway(mailbox__inflight_timeout_secs=1)
+    seen: list[tuple[int, int]] = []
+
+    async def handle(message: Message) -> None:
+        seen.append((message.payload, message.attempt))
+        if message.payload == 0:
+            await asyncio.sleep(2.2)
+
+    async with Client("alice", state_dir=gateway.state_dir) as client:
+        async with running(gateway, "bob", handle):
+            await client.enqueue_many("bob", range(3))
+            await until(lambda: len(seen) == 3)
+        assert await client.peek("bob") == []
+    assert seen == [(0, 0), (1, 0), (2, 0)]
+
+
+async def test_a_turn_survives_a_killed_gateway_and_is_not_taken_twice(
+    start_gateway: StartGateway,
+) -> None:
+    gateway = start_gateway()
+    started: list[int] = []
+    go_on = asyncio.Event()
+
+    async def handle(message: Message) -> int:
+        started.append(message.payload)
+        await go_on.wait()
+        return int(message.payload) * 10
+
+    async with Client("alice", state_dir=gateway.state_dir) as client:
+        async with running(gateway, "bob", handle):
+            requests = [asyncio.create_task(client.request("bob", n)) for n in range(3)]
+            await until(lambda: started)
+            await asyncio.to_thread(gateway.restart)
+            go_on.set()
+            assert await asyncio.gather(*requests) == [0, 10, 20]
+        assert await client.peek("bob") == []
+    assert started == [0, 1, 2]
+
+
+async def test_acks_lost_with_the_gateway_are_repeated_without_a_second_turn(
+    start_gateway: StartGateway,
+) -> None:
+    gateway = start_gateway()
+    seen: list[tuple[str, int]] = []
+
+    async def handle(message: Message) -> None:
+        seen.append((message.from_, message.payload))
+
+    async with Client("alice", state_dir=gateway.state_dir) as client:
+        async with running(gateway, "bob", handle, credit=200):
+            numbers = iter(range(3000))
+
+            async def slot(sender: str) -> None:
+                for number in numbers:
+                    await client.enqueue("bob", number, from_=sender)
+
+            slots = [asyncio.create_task(slot(f"s{n % 4}")) for n in range(32)]
+            for _ in range(2):
+                await asyncio.sleep(0.2)
+                await asyncio.to_thread(gateway.restart)
+            await asyncio.gather(*slots)
+            await until(lambda: len(seen) >= 3000)
+        assert await client.peek("bob") == []
+    assert sorted(number for _, number in seen) == list(range(3000))
+
+
+async def test_a_graceful_stop_ends_the_turn_and_gives_the_rest_back_unharmed(
+    client: Client, gateway: GatewayProcess, unique: Unique
+) -> None:
+    bob = unique("bob")
+    seen: list[int] = []
+
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(0.1)
+        seen.append(message.payload)
+
+    async with running(gateway, bob, handle):
+        await client.enqueue_many(bob, range(4))
+        await asyncio.sleep(0.05)
+    assert seen == [0]
+    left = await client.peek(bob)
+    assert [(summary.state, summary.attempt) for summary in left] == [("pending", 0)] * 3
+
+
+async def test_a_turn_that_does_not_end_in_time_goes_back_unharmed(
+    client: Client, gateway: GatewayProcess, unique: Unique
+) -> None:
+    bob = unique("bob")
+    started = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    async with running(gateway, bob, handle, stop_timeout=0.05):
+        await client.enqueue(bob, 1)
+        await started.wait()
+    (left,) = await client.peek(bob)
+    assert (left.state, left.attempt) == ("pending", 0)
+
+
+async def test_a_turn_that_comes_too_late_is_reported(
+    start_gateway: StartGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway = start_gateway(mailbox__inflight_timeout_secs=0.3, mailbox__base_backoff_secs=60)
+
+    def handle(message: Message) -> None:
+        pass
+
+    async with Client("alice", state_dir=gateway.state_dir) as client:
+        agent = Agent("bob", state_dir=gateway.state_dir)
+
+        @agent.on_message
+        async def block(message: Message) -> None:
+            time.sleep(0.8)  # the whole loop stands still, heartbeats too
+
+        async with agent:
+            await client.enqueue("bob", 1)
+            await until(lambda: "does not count" in caplog.text)
+
+
+TEN_LINES = """
+import sys
+from gatepost.client import Agent
+
+agent = Agent("bob", state_dir=sys.argv[1])
+
+@agent.on_message
+async def handle(message):
+    return f"hello {message.from_}"
+
+agent.run()
+"""
+
+
+async def test_ten_lines_make_an_agent_which_a_signal_ends(
+    client: Client, gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    script = tmp_path / "bob.py"
+    script.write_text(TEN_LINES)
+    await client.register("bob")
+    command = [sys.executable, str(script), str(gateway.state_dir)]
+    process = subprocess.Popen(command, env=dict(os.environ))
+    try:
+        assert await client.request("bob", 1) == "hello alice"
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 5) == 0
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,146 @@
+"""Forgetting: what goes, what stays, and in which order."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from gatepost.gateway import serve
+from gatepost.gateway.compaction import compact, remove_orphans
+from gatepost.gateway.operations import Operations
+from gatepost.wire import Ack, Dequeue, Enqueue, NewMessage, NewSend, Register, Send
+from tests.gateway.tools import ManualClock, dump, opened
+
+pytestmark = pytest.mark.anyio
+
+HOUR, DAY = 3600, 86_400
+LARGE = Raw(b'"' + b"x" * 70_000 + b'"')
+
+
+async def _send(operations: Operations, payload: Raw = LARGE, **fields: Any) -> str:
+    await operations.perform(Register(agent="bob"))
+    new = NewSend("al", "bob", payload, **fields)
+    (sent,) = (await operations.perform(Send(messages=[new]))).results
+    assert sent.error is None
+    return str(sent.event_id)
+
+
+async def _work(operations: Operations) -> None:
+    while messages := (await operations.perform(Dequeue(mailbox="bob", limit=100))).messages:
+        receipts = [message.receipt for message in messages]
+        await operations.perform(Ack(mailbox="bob", receipts=receipts))
+
+
+def _sizes(operations: Operations, *tables: str) -> list[int]:
+    rows = dump(operations.core)
+    return [len(rows[table]) for table in tables]
+
+
+def _blobs(operations: Operations) -> int:
+    return len(list(operations.core.state.blobs.iterdir()))
+
+
+async def test_bodies_go_before_ids_and_ids_before_nothing(state: Path, clock: ManualClock) -> None:
+    async with opened(state, clock) as operations:
+        new = NewMessage("al", "bob", Raw(b"1"), msg_id="m:1")
+        await operations.perform(Enqueue(messages=[new]))
+        await _send(operations, Raw(b"2"), idempotency_key="k")
+        await _work(operations)
+        tables = ("body", "mail", "delivery", "idempotency")
+        assert await compact(operations.core) == 0
+        assert _sizes(operations, *tables) == [2, 2, 1, 1]
+        clock.advance(2 * HOUR)
+        await compact(operations.core)
+        assert _sizes(operations, *tables) == [0, 2, 1, 1]
+        (ack,) = (await operations.perform(Enqueue(messages=[new]))).results
+        assert not ack.queued, "its id is remembered"
+        clock.advance(3 * DAY)
+        await compact(operations.core)
+        assert _sizes(operations, *tables) == [0, 0, 0, 0]
+
+
+async def test_a_key_is_remembered_as_long_as_its_message_lives(
+    state: Path, clock: ManualClock
+) -> None:
+    async with opened(state, clock) as operations:
+        id = await _send(operations, Raw(b"1"), idempotency_key="k", ttl_secs=30 * DAY)
+        clock.advance(10 * DAY)
+        await compact(operations.core)
+        assert await _send(operations, Raw(b"1"), idempotency_key="k") == id
+
+
+async def test_compaction_goes_in_batches_and_ends(state: Path, clock: ManualClock) -> None:
+    async with opened(state, clock, journal__sweep_batch=3) as operations:
+        for n in range(10):
+            await _send(operations, Raw(b"1"), idempotency_key=f"k{n}")
+        await _work(operations)
+        clock.advance(3 * DAY)
+        before = operations.core.writer.groups
+        await compact(operations.core)
+        assert operations.core.writer.groups - before > 3
+        assert _sizes(operations, "mail", "body", "delivery", "idempotency") == [0, 0, 0, 0]
+
+
+async def test_a_blob_lives_as_long_as_mail_that_needs_it(state: Path, clock: ManualClock) -> None:
+    async with opened(state, clock) as operations:
+        await _send(operations)
+        clock.advance(2 * HOUR)
+        await compact(operations.core)
+        assert _blobs(operations) == 1, "its mail waits"
+        await _work(operations)
+        await compact(operations.core)
+        assert _blobs(operations) == 1, "its mail was settled just now"
+        clock.advance(2 * HOUR)
+        assert await compact(operations.core) > 0
+        assert _blobs(operations) == 0
+        assert _sizes(operations, "blob", "blob_use") == [0, 0]
+
+
+async def test_a_dead_letters_blob_stays(state: Path, clock: ManualClock) -> None:
+    async with opened(state, clock) as operations:
+        await _send(operations)
+        await operations.purge("bob", "operator")
+        clock.advance(30 * DAY)
+        await compact(operations.core)
+        assert _blobs(operations) == 1
+
+
+async def test_a_blob_nobody_used_goes_after_an_hour(state: Path, clock: ManualClock) -> None:
+    async with opened(state, clock) as operations:
+        await operations.upload([b"x"])
+        clock.advance(HOUR / 2)
+        await compact(operations.core)
+        assert _blobs(operations) == 1
+        clock.advance(HOUR)
+        await compact(operations.core)
+        assert _blobs(operations) == 0
+
+
+async def test_a_blob_that_a_crash_left_unknown_is_removed_at_the_start(
+    state: Path, clock: ManualClock
+) -> None:
+    async with opened(state, clock) as operations:
+        known = await operations.upload([b"known"])
+        operations.core.blobs.write([b"orphan"])
+        assert _blobs(operations) == 2
+        assert await remove_orphans(operations.core) == 1
+        assert known in operations.core.blobs
+
+
+async def test_background_work_survives_its_errors(caplog: pytest.LogCaptureFixture) -> None:
+    calls = 0
+
+    async def fail() -> None:
+        nonlocal calls
+        calls += 1
+        raise OSError("no such luck")
+
+    async with serve.repeated(0.01, fail):
+        while calls < 3:
+            await asyncio.sleep(0.01)
+    assert "no such luck" in caplog.text
+    ended = calls
+    await asyncio.sleep(0.05)
+    assert calls == ended

@@ -1,0 +1,439 @@
+"""Every HTTP route: what it does, and how it says no."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.gateway.tools import client, eventually, mail
+from tests.support.gateway import GatewayProcess
+
+Body = dict[str, Any]
+
+
+def _ok(answer: httpx.Response) -> Any:
+    assert answer.is_success, answer.text
+    return answer.json()
+
+
+def _refused(answer: httpx.Response, status: int, code: str) -> str:
+    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+    assert answer.json()["message"]
+    return str(answer.json()["message"])
+
+
+def _enqueue(http: httpx.Client, *messages: Body) -> None:
+    _ok(http.post("/v1/enqueue/batch", json={"messages": messages}))
+
+
+def _dequeue(http: httpx.Client, box: str, **body: object) -> list[Any]:
+    found: list[Any] = _ok(http.post(f"/v1/mailboxes/{box}/dequeue", json=body))["messages"]
+    return found
+
+
+def _receipts(messages: list[Any]) -> list[str]:
+    return [message["receipt"] for message in messages]
+
+
+def _bury(http: httpx.Client, box: str, *ids: str) -> None:
+    _enqueue(http, *(mail(id, box) for id in ids))
+    _ok(http.delete(f"/v1/mailboxes/{box}"))
+
+
+def test_enqueue_answers_with_the_count_and_is_idempotent(http: httpx.Client, box: str) -> None:
+    first = _ok(http.post("/v1/enqueue", json=mail("m:1", box)))
+    again = _ok(http.post("/v1/enqueue", json=mail("m:1", box)))
+    assert first == {"msg_id": "m:1", "queued": True, "pending": 1}
+    assert again == {"msg_id": "m:1", "queued": False, "pending": 1}
+
+
+def test_enqueue_refuses_another_message_under_a_known_id(http: httpx.Client, box: str) -> None:
+    _enqueue(http, mail("m:1", box))
+    answer = http.post("/v1/enqueue", json=mail("m:1", box, payload="other"))
+    _refused(answer, 409, "idempotency_conflict")
+
+
+def test_enqueue_takes_camel_case(http: httpx.Client, box: str) -> None:
+    body = {"msgId": "m:1", "from": "a", "to": box, "payload": "x", "createdAt": 5, "ttlSecs": 60}
+    _ok(http.post("/v1/enqueue", json=body))
+    assert _dequeue(http, box)[0]["created_at"] == 5
+
+
+def test_a_batch_tells_each_message_apart(http: httpx.Client, box: str) -> None:
+    _enqueue(http, mail("m:1", box))
+    batch = [mail("m:1", box, payload="other"), mail("m:2", box)]
+    results = _ok(http.post("/v1/enqueue/batch", json={"messages": batch}))["results"]
+    assert results[0]["error"]["code"] == "idempotency_conflict"
+    assert results[1]["queued"]
+
+
+def test_a_batch_has_a_size_limit(http: httpx.Client, box: str) -> None:
+    many = [mail(f"m:{n}", box) for n in range(1001)]
+    _refused(http.post("/v1/enqueue/batch", json={"messages": many}), 400, "invalid_request")
+    _refused(http.post("/v1/enqueue/batch", json={"messages": []}), 400, "invalid_request")
+    assert _dequeue(http, box) == []
+
+
+def test_dequeue_leases_in_order_up_to_its_limit(http: httpx.Client, box: str) -> None:
+    _enqueue(http, *(mail(f"m:{n}", box) for n in range(3)))
+    first = _dequeue(http, box, limit=2)
+    assert [m["msg_id"] for m in first] == ["m:0", "m:1"]
+    assert first[0]["payload"] == "payload of m:0"
+    assert _dequeue(http, box) == [], "the pair waits for its head"
+
+
+def test_dequeue_hands_a_named_consumer_the_same_lease_again(http: httpx.Client, box: str) -> None:
+    _enqueue(http, mail("m:1", box))
+    first = _dequeue(http, box, consumer="worker")
+    assert _dequeue(http, box, consumer="worker") == first
+    assert _dequeue(http, box, consumer="other") == []
+
+
+@pytest.mark.parametrize("body", [{"limit": 0}, {"limit": 1001}, {"wait_secs": -1}, {"limit": "1"}])
+def test_dequeue_refuses_impossible_wishes(http: httpx.Client, box: str, body: Body) -> None:
+    answer = http.post(f"/v1/mailboxes/{box}/dequeue", json=body)
+    _refused(answer, 400, "invalid_request")
+
+
+def test_a_long_poll_wakes_as_soon_as_mail_comes(
+    gateway: GatewayProcess, http: httpx.Client, box: str
+) -> None:
+    def deliver() -> None:
+        time.sleep(0.3)
+        with client(gateway) as other:
+            _enqueue(other, mail("m:1", box))
+
+    threading.Thread(target=deliver).start()
+    start = time.monotonic()
+    (message,) = _dequeue(http, box, wait_secs=20)
+    assert message["msg_id"] == "m:1"
+    assert 0.25 < time.monotonic() - start < 2
+
+
+def test_a_long_poll_ends_empty_when_its_time_is_over(http: httpx.Client, box: str) -> None:
+    start = time.monotonic()
+    assert _dequeue(http, box, wait_secs=0.2) == []
+    assert 0.15 < time.monotonic() - start < 2
+
+
+def test_who_hangs_up_in_a_long_poll_is_given_no_mail(
+    gateway: GatewayProcess, http: httpx.Client, box: str
+) -> None:
+    for _ in range(3):
+        with client(gateway) as impatient, pytest.raises(httpx.ReadTimeout):
+            impatient.post(f"/v1/mailboxes/{box}/dequeue", json={"wait_secs": 20}, timeout=0.1)
+    time.sleep(0.1)
+    _enqueue(http, mail("m:1", box))
+    (message,) = _dequeue(http, box)
+    assert (message["msg_id"], message["attempt"]) == ("m:1", 0)
+
+
+def test_ack_ends_turns_and_repeats_harmlessly(http: httpx.Client, box: str) -> None:
+    _enqueue(http, mail("m:1", box), mail("m:2", box))
+    receipts = _receipts(_dequeue(http, box, limit=2))
+    first = _ok(http.post(f"/v1/mailboxes/{box}/ack", json={"receipts": receipts}))
+    again = _ok(http.post(f"/v1/mailboxes/{box}/ack", json={"receipts": receipts}))
+    assert first == {"op": "settled", "settled": 2}
+    assert "failures" not in again
+    assert _ok(http.get(f"/v1/mailboxes/{box}"))["messages"] == []
+
+
+def test_ack_by_msg_id(http: httpx.Client, box: str) -> None:
+    _enqueue(http, mail("m:1", box))
+    _dequeue(http, box)
+    assert _ok(http.post(f"/v1/mailboxes/{box}/ack", json={"msg_ids": ["m:1"]}))["settled"] == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({}, 400, "invalid_request"),
+        ({"msg_ids": ["m:9"]}, 404, "unknown_message"),
+        ({"msg_ids": ["m:1"]}, 409, "wrong_state"),
+        ({"receipts": ["nonsense"]}, 409, "stale_receipt"),
+        ({"receipts": ["1.1"]}, 404, "unknown_message"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["ack", "nack"])
+def test_settling_refuses_what_is_not_leased(
+    http: httpx.Client, box: str, verb: str, body: Body, status: int, code: str
+) -> None:
+    _enqueue(http, mail("m:1", box))
+    _refused(http.post(f"/v1/mailboxes/{box}/{verb}", json=body), status, code)
+
+
+def test_acks_must_come_in_order(http: httpx.Client, box: str) -> None:
+    _enqueue(http, mail("m:1", box), mail("m:2", box))
+    second = _receipts(_dequeue(http, box, limit=2))[1:]
+    answer = http.post(f"/v1/mailboxes/{box}/ack", json={"receipts": second})
+    _refused(answer, 409, "out_of_order")
+
+
+def test_nack_sends_a_message_back_to_wait(http: httpx.Client, box: str) -> None:
+    _enqueue(http, mail("m:1", box))
+    receipts = _receipts(_dequeue(http, box))
+    _ok(http.post(f"/v1/mailboxes/{box}/nack", json={"receipts": receipts, "reason": "no"}))
+    (summary,) = _ok(http.get(f"/v1/mailboxes/{box}"))["messages"]
+    assert (summary["state"], summary["attempt"]) == ("nacked", 1)
+    assert summary["not_before"] > time.time()
+
+
+def test_extend_keeps_a_lease_and_names_those_that_are_gone(http: httpx.Client, box: str) -> None:
+    _enqueue(http, mail("m:1", box))
+    (receipt,) = _receipts(_dequeue(http, box))
+    path = f"/v1/mailboxes/{box}/extend"
+    assert _ok(http.post(path, json={"receipts": [receipt]}))["settled"] == 1
+    both = _ok(http.post(path, json={"receipts": [receipt, "1.1"]}))
+    assert [f["subject"] for f in both["failures"]] == ["1.1"]
+    _refused(http.post(path, json={"receipts": ["1.1"]}), 409, "stale_receipt")
+
+
+def test_peek_pages_through_unsettled_mail(http: httpx.Client, box: str) -> None:
+    _enqueue(http, *(mail(f"m:{n}", box) for n in range(5)))
+    first = _ok(http.get(f"/v1/mailboxes/{box}", params={"limit": 3}))["messages"]
+    rest = _ok(http.get(f"/v1/mailboxes/{box}", params={"after": "m:2"}))["messages"]
+    assert [m["msg_id"] for m in first + rest] == [f"m:{n}" for n in range(5)]
+    _refused(http.get(f"/v1/mailboxes/{box}", params={"after": "m:9"}), 404, "unknown_message")
+    _refused(http.get(f"/v1/mailboxes/{box}", params={"limit": 0}), 400, "invalid_request")
+    _refused(http.get(f"/v1/mailboxes/{box}", params={"limit": "x"}), 400, "invalid_request")
+
+
+def test_mailboxes_lists_counts(http: httpx.Client, box: str) -> None:
+    _enqueue(http, mail("m:1", box), mail("m:2", box, "other"))
+    _dequeue(http, box)
+    counts = {entry.pop("name"): entry for entry in _ok(http.get("/v1/mailboxes"))}
+    assert counts[box] == {"waiting": 1, "in_flight": 1, "dead_letters": 0}
+
+
+def test_purge_turns_mail_into_dead_letters(http: httpx.Client, box: str) -> None:
+    _enqueue(http, mail("m:1", box), mail("m:2", box))
+    assert _ok(http.delete(f"/v1/mailboxes/{box}"))["count"] == 2
+    letters = _ok(http.get(f"/v1/mailboxes/{box}/dead-letters"))["messages"]
+    assert [letter["msg_id"] for letter in letters] == ["m:1", "m:2"]
+    assert letters[0]["payload"] == "payload of m:1"
+
+
+def test_dead_letters_can_be_filtered_and_paged(http: httpx.Client, box: str) -> None:
+    _bury(http, box, "m:1", "m:2", "m:3")
+    path = f"/v1/mailboxes/{box}/dead-letters"
+
+    def ids(**params: str | int) -> list[str]:
+        return [m["msg_id"] for m in _ok(http.get(path, params=params))["messages"]]
+
+    assert ids(limit=2) == ["m:1", "m:2"]
+    assert ids(after="m:2") == ["m:3"]
+    assert ids(sender="nobody") == []
+    assert ids(reason_contains="purged") == ["m:1", "m:2", "m:3"]
+    assert ids(replayed="true") == []
+    _refused(http.get(path, params={"after": "m:9"}), 404, "unknown_message")
+
+
+def test_one_dead_letter_can_be_shown(http: httpx.Client, box: str) -> None:
+    _bury(http, box, "m:1")
+    assert _ok(http.get(f"/v1/mailboxes/{box}/dead-letters/m:1"))["reason"] == "purged by operator"
+    _refused(http.get(f"/v1/mailboxes/{box}/dead-letters/m:2"), 404, "unknown_message")
+
+
+def test_replay_sends_dead_letters_again(http: httpx.Client, box: str) -> None:
+    _bury(http, box, "m:1", "m:2", "m:3")
+    path = f"/v1/mailboxes/{box}/dead-letters/replay"
+    one = _ok(http.post(path, json={"msg_ids": ["m:2"]}))["results"]
+    rest = _ok(http.post(path, json={"rate_per_sec": 1000}))["results"]
+    assert [len(one), len(rest)] == [1, 2], "what was replayed is not replayed again"
+    taken = _dequeue(http, box, limit=5)
+    assert [m["payload"] for m in taken] == [f"payload of m:{n}" for n in (2, 1, 3)]
+    assert [m["msg_id"] for m in taken] == [ack["msg_id"] for ack in one + rest]
+
+
+def test_replay_keeps_to_its_rate(http: httpx.Client, box: str) -> None:
+    _bury(http, box, "m:1", "m:2", "m:3")
+    start = time.monotonic()
+    path = f"/v1/mailboxes/{box}/dead-letters/replay"
+    _ok(http.post(path, json={"rate_per_sec": 10}))
+    assert 0.2 < time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"limit": 0},
+        {"limit": -5},
+        {"limit": 2**70},
+        {"rate_per_sec": 0},
+        {"rate_per_sec": -1},
+        {"failed_after": 2**70},
+        {"failed_before": -1},
+        {"msg_ids": ["../x"]},
+        {"msg_ids": ["m"] * 1001},
+        {"colour": "red"},
+    ],
+)
+def test_replay_refuses_impossible_wishes(http: httpx.Client, box: str, body: Body) -> None:
+    _bury(http, box, "m:1")
+    answer = http.post(f"/v1/mailboxes/{box}/dead-letters/replay", json=body)
+    _refused(answer, 400, "invalid_request")
+
+
+def test_discard_gives_dead_letters_up_and_is_audited(http: httpx.Client, box: str) -> None:
+    _bury(http, box, "m:1", "m:2")
+    path = f"/v1/mailboxes/{box}/dead-letters"
+    assert _ok(http.post(f"{path}/discard", json={"msg_ids": ["m:1"]}))["count"] == 1
+    assert _ok(http.delete(path))["count"] == 1
+    assert _ok(http.get(path))["messages"] == []
+    audit = _ok(http.get("/v1/audit", params={"limit": 3}))
+    assert [entry["action"] for entry in audit] == [
+        "dead_letter.discard",
+        "dead_letter.discard",
+        "mailbox.purge",
+    ]
+    _refused(http.post(f"{path}/discard", json={"failed_after": 2**70}), 400, "invalid_request")
+
+
+def test_send_is_receipted_and_traced(http: httpx.Client, box: str) -> None:
+    _ok(http.put(f"/v1/agents/{box}"))
+    new = {"from_agent": "al", "to_agent": box, "payload": {"n": 1}}
+    sent = _ok(http.post("/v1/messages", json=new))
+    assert sent["state"] == "accepted"
+    (message,) = _dequeue(http, box)
+    assert message["event"]["event_id"] == message["msg_id"] == sent["event_id"]
+    receipt = message["receipt"]
+    body = {"receipts": [receipt], "replies": {receipt: {"done": True}}}
+    _ok(http.post(f"/v1/mailboxes/{box}/ack", json=body))
+    status = _ok(http.get(f"/v1/messages/{sent['event_id']}"))
+    assert (status["state"], status["outcome"], status["reply"]) == (
+        "processed",
+        "ok",
+        {"done": True},
+    )
+    trace = _ok(http.get(f"/v1/messages/{sent['event_id']}/trace"))
+    assert [event["kind"] for event in trace] == ["message", "ack", "reply", "ack"]
+
+
+def test_a_status_can_be_waited_for(gateway: GatewayProcess, http: httpx.Client, box: str) -> None:
+    _ok(http.put(f"/v1/agents/{box}"))
+    new = {"from_agent": "al", "to_agent": box, "payload": 1}
+    id = _ok(http.post("/v1/messages", json=new))["event_id"]
+
+    def work() -> None:
+        time.sleep(0.2)
+        with client(gateway) as agent:
+            receipts = _receipts(_dequeue(agent, box))
+            _ok(agent.post(f"/v1/mailboxes/{box}/ack", json={"receipts": receipts}))
+
+    early = _ok(http.get(f"/v1/messages/{id}", params={"wait_secs": 0.05}))
+    assert early["state"] == "accepted"
+    threading.Thread(target=work).start()
+    start = time.monotonic()
+    assert _ok(http.get(f"/v1/messages/{id}", params={"wait_secs": 20}))["state"] == "processed"
+    assert time.monotonic() - start < 5
+
+
+def test_send_refuses_what_it_cannot_deliver(http: httpx.Client, box: str) -> None:
+    new = {"from_agent": "al", "to_agent": box, "payload": 1}
+    assert box in _refused(http.post("/v1/messages", json=new), 404, "unknown_agent")
+    _ok(http.put(f"/v1/agents/{box}"))
+    neither = {"from_agent": "al", "to_agent": box}
+    _refused(http.post("/v1/messages", json=neither), 400, "invalid_request")
+    lost = neither | {"payload_ref": "sha256:" + "0" * 64}
+    _refused(http.post("/v1/messages", json=lost), 404, "unknown_blob")
+    _refused(http.post("/v1/messages", json=neither | {"payload_ref": "x"}), 400, "invalid_id")
+    _refused(http.post("/v1/messages", json=new | {"event_id": "x"}), 400, "invalid_id")
+
+
+def test_a_send_batch_tells_each_message_apart(http: httpx.Client, box: str) -> None:
+    _ok(http.put(f"/v1/agents/{box}"))
+    news = [{"from_agent": "al", "to_agent": to, "payload": 1} for to in (box, "nobody", box)]
+    results = _ok(http.post("/v1/messages/batch", json={"messages": news}))["results"]
+    assert [result.get("error", {}).get("code") for result in results] == [
+        None,
+        "unknown_agent",
+        None,
+    ]
+    assert len(_dequeue(http, box, limit=5)) == 2
+
+
+@pytest.mark.parametrize("tail", ["", "/trace"])
+def test_unknown_messages_are_not_found(http: httpx.Client, tail: str) -> None:
+    unknown = "01890000-0000-7000-8000-000000000000"
+    _refused(http.get(f"/v1/messages/{unknown}{tail}"), 404, "unknown_message")
+    _refused(http.get(f"/v1/messages/nonsense{tail}"), 400, "invalid_id")
+
+
+@pytest.mark.parametrize("wait", ["nan", "inf", "-1", "4000", "x"])
+def test_a_wait_must_be_a_sane_number(http: httpx.Client, wait: str) -> None:
+    unknown = "01890000-0000-7000-8000-000000000000"
+    answer = http.get(f"/v1/messages/{unknown}", params={"wait_secs": wait})
+    _refused(answer, 400, "invalid_request")
+
+
+def test_agents_are_registered_listed_and_removed(http: httpx.Client, box: str) -> None:
+    assert _ok(http.put(f"/v1/agents/{box}"))["id"] == box
+    assert box in [agent["id"] for agent in _ok(http.get("/v1/agents"))]
+    _ok(http.delete(f"/v1/agents/{box}"))
+    assert box not in [agent["id"] for agent in _ok(http.get("/v1/agents"))]
+    _refused(http.delete(f"/v1/agents/{box}"), 404, "unknown_agent")
+
+
+def test_a_removed_agents_mail_is_kept_as_dead_letters(http: httpx.Client, box: str) -> None:
+    _ok(http.put(f"/v1/agents/{box}"))
+    new = {"from_agent": "al", "to_agent": box, "payload": "keep me"}
+    id = _ok(http.post("/v1/messages", json=new))["event_id"]
+    assert _ok(http.delete(f"/v1/agents/{box}"))["count"] == 1
+    (letter,) = _ok(http.get(f"/v1/mailboxes/{box}/dead-letters"))["messages"]
+    assert (letter["payload"], letter["reason"]) == ("keep me", "purged by agent removal")
+    status = _ok(http.get(f"/v1/messages/{id}"))
+    assert (status["state"], status["outcome"]) == ("processed", "dead_letter")
+
+
+def test_reading_an_unknown_mailbox_finds_it_empty_and_leaves_no_trace(
+    http: httpx.Client, box: str
+) -> None:
+    path = f"/v1/mailboxes/{box}"
+    assert _ok(http.get(path))["messages"] == []
+    assert _ok(http.get(f"{path}/dead-letters"))["messages"] == []
+    assert _dequeue(http, box) == []
+    assert _dequeue(http, box, consumer="worker") == []
+    for verb in ("ack", "nack"):
+        _refused(http.post(f"{path}/{verb}", json={"msg_ids": ["m"]}), 404, "unknown_message")
+        _refused(http.post(f"{path}/{verb}", json={"receipts": ["1.1"]}), 404, "unknown_message")
+    assert _ok(http.post(f"{path}/dead-letters/replay", json={}))["results"] == []
+    assert _ok(http.delete(f"{path}/dead-letters"))["count"] == 0
+    assert _ok(http.delete(path))["count"] == 0
+    assert box not in [entry["name"] for entry in _ok(http.get("/v1/mailboxes"))]
+
+
+def test_unknown_paths_and_methods_have_codes_too(http: httpx.Client) -> None:
+    _refused(http.get("/v1/nothing"), 404, "not_found")
+    _refused(http.patch("/v1/agents"), 405, "method_not_allowed")
+
+
+def test_a_full_mailbox_says_when_to_come_again(
+    start: Callable[..., GatewayProcess], box: str
+) -> None:
+    with client(start(mailbox__max_pending=2)) as http:
+        _enqueue(http, mail("m:1", box), mail("m:2", box))
+        answer = http.post("/v1/enqueue", json=mail("m:3", box))
+        _refused(answer, 429, "mailbox_full")
+        assert int(answer.headers["retry-after"]) >= 1
+        _ok(http.put(f"/v1/agents/{box}"))
+        new = {"from_agent": "al", "to_agent": box, "payload": 1}
+        _refused(http.post("/v1/messages", json=new), 429, "mailbox_full")
+        assert len(_dequeue(http, box, limit=5)) == 2
+
+
+def test_a_dequeue_that_was_broken_off_gives_its_mail_back(
+    gateway: GatewayProcess, http: httpx.Client, box: str
+) -> None:
+    """The client is gone before the frozen gateway reads its request."""
+    _enqueue(http, mail("m:1", box))
+    with gateway.frozen(), client(gateway) as impatient, pytest.raises(httpx.ReadTimeout):
+        impatient.post(f"/v1/mailboxes/{box}/dequeue", json={}, timeout=0.1)
+
+    def free() -> bool:
+        (summary,) = _ok(http.get(f"/v1/mailboxes/{box}"))["messages"]
+        return bool(summary["state"] == "pending" and summary["attempt"] == 0)
+
+    eventually(free)

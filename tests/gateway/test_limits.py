@@ -1,0 +1,44 @@
+"""The token bucket."""
+
+import pytest
+
+from gatepost.errors import RateLimited
+from gatepost.gateway import limits
+from gatepost.gateway.limits import Bucket
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    time = [100.0]
+    monkeypatch.setattr(limits.time, "monotonic", lambda: time[0])
+    return time
+
+
+def test_a_burst_is_allowed_and_then_the_rate(now: list[float]) -> None:
+    bucket = Bucket(10, 5)
+    for _ in range(5):
+        bucket.take(1)
+    with pytest.raises(RateLimited) as refused:
+        bucket.take(2)
+    assert refused.value.retry_after == pytest.approx(0.2)
+    now[0] += 0.2
+    bucket.take(2)
+    with pytest.raises(RateLimited):
+        bucket.take(1)
+
+
+def test_waiting_never_saves_up_more_than_a_burst(now: list[float]) -> None:
+    bucket = Bucket(10, 5)
+    now[0] += 1000
+    bucket.take(5)
+    with pytest.raises(RateLimited):
+        bucket.take(1)
+
+
+def test_more_than_a_burst_takes_all_of_it_and_is_not_refused_for_ever(now: list[float]) -> None:
+    bucket = Bucket(10, 5)
+    bucket.take(1000)
+    with pytest.raises(RateLimited):
+        bucket.take(1)
+    now[0] += 0.5
+    bucket.take(1000)

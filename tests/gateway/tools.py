@@ -1,0 +1,152 @@
+"""What the gateway's tests share: a core on a clock of its own, and clients for each door."""
+
+import contextlib
+import json
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from websockets.sync.client import ClientConnection, connect
+
+from gatepost.config import Settings
+from gatepost.gateway.core import Core
+from gatepost.gateway.operations import Operations
+from gatepost.gateway.serve import open_core
+from tests.support.gateway import GatewayProcess
+
+START = 1_800_000_000_000
+
+
+class ManualClock:
+    """Time passes when a test says so."""
+
+    def __init__(self) -> None:
+        self._now = START
+
+    def now(self) -> int:
+        return self._now
+
+    def random(self, size: int) -> bytes:
+        return secrets.token_bytes(size)
+
+    def advance(self, secs: float) -> None:
+        self._now += int(secs * 1000)
+
+
+def settings(state_dir: Path, **values: object) -> Settings:
+    env = {f"GATEPOST_{name.upper()}": str(value) for name, value in values.items()}
+    return Settings.load(None, {"GATEPOST_HOME": str(state_dir), **env})
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    state_dir: Path, clock: ManualClock | None = None, **values: object
+) -> AsyncIterator[Operations]:
+    """A gateway without its doors, in this process."""
+    async with open_core(settings(state_dir, **values), clock) as operations:
+        yield operations
+
+
+def dump(core: Core | Path) -> dict[str, list[Any]]:
+    """Every row of the journal. `agent` is left out, for being seen changes it."""
+    import apsw
+
+    path = core if isinstance(core, Path) else core.state.journal
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        tables = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
+        names = [str(row[0]) for row in tables]
+        return {name: list(connection.execute(f"SELECT * FROM {name}")) for name in names}
+    finally:
+        connection.close()
+
+
+def client(gateway: GatewayProcess) -> httpx.Client:
+    headers = {"authorization": f"Bearer {gateway.token}"}
+    return httpx.Client(base_url=gateway.url, headers=headers, timeout=30)
+
+
+class Frames:
+    """A conversation in frames over anything that sends and receives bytes."""
+
+    def __init__(self, send: Callable[[Any], None], receive: Callable[[float], Any]) -> None:
+        self._send = send
+        self._receive = receive
+        self._waiting: list[Any] = []
+
+    def send(self, frame: object) -> None:
+        self._send(json.dumps(frame).encode() if not isinstance(frame, str | bytes) else frame)
+
+    def next(self, timeout: float = 10) -> Any:
+        """The next answer, in whatever frame it comes."""
+        while not self._waiting:
+            answer = json.loads(self._receive(timeout))
+            self._waiting += answer if isinstance(answer, list) else [answer]
+        return self._waiting.pop(0)
+
+    def ask(self, op: str, **fields: object) -> Any:
+        self.send({"op": op, **fields})
+        return self.next()
+
+    def silent(self, secs: float = 0.15) -> bool:
+        with contextlib.suppress(TimeoutError):
+            self._waiting.append(self.next(secs))
+        return not self._waiting
+
+
+@contextlib.contextmanager
+def websocket(gateway: GatewayProcess, **options: Any) -> Iterator[Frames]:
+    with raw_websocket(gateway, **options) as connection:
+        yield Frames(connection.send, connection.recv)
+
+
+def raw_websocket(gateway: GatewayProcess, **options: Any) -> ClientConnection:
+    url = gateway.url.replace("http", "ws") + "/v1/ws"
+    headers = {"authorization": f"Bearer {gateway.token}"}
+    return connect(url, additional_headers=headers, compression=None, **options)
+
+
+@contextlib.contextmanager
+def unix_socket(gateway: GatewayProcess) -> Iterator[Frames]:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(gateway.state_dir / "gateway.sock"))
+        lines = connection.makefile("rb")
+
+        def receive(timeout: float) -> bytes:
+            connection.settimeout(timeout)
+            line = lines.readline()
+            if not line:
+                raise EOFError("the gateway closed the connection")
+            return line
+
+        yield Frames(lambda frame: connection.sendall(frame + b"\n"), receive)
+
+
+def drop(gateway: GatewayProcess, name: str, content: object) -> Path:
+    """Hand in a request; returns where its answer will be."""
+    folder = gateway.state_dir / "drop"
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    (folder / "tmp" / f"{name}.json").write_bytes(body)
+    (folder / "tmp" / f"{name}.json").rename(folder / "new" / f"{name}.json")
+    return folder / "out" / f"{name}.json"
+
+
+def drop_and_wait(gateway: GatewayProcess, name: str, content: object) -> Any:
+    answer = drop(gateway, name, content)
+    eventually(answer.exists)
+    return json.loads(answer.read_bytes())
+
+
+def eventually(holds: Callable[[], object], secs: float = 10) -> None:
+    deadline = time.monotonic() + secs
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.005)
+
+
+def mail(msg_id: str, to: str, sender: str = "sender", **fields: object) -> dict[str, object]:
+    return {"msg_id": msg_id, "from": sender, "to": to, "payload": f"payload of {msg_id}", **fields}

@@ -1,0 +1,391 @@
+"""What a mailbox should do, in the plainest Python: lists, no SQL, no indexes, no shortcuts."""
+
+from dataclasses import dataclass, field
+
+from gatepost.mailbox import Policy
+
+WAITING = ("pending", "nacked")
+
+
+@dataclass
+class Letter:
+    mailbox: str
+    sender: str
+    msg_id: str
+    payload: bytes
+    place: tuple[int, int]  # created_at made monotonic in the pair, arrival
+    number: int  # in the pair
+    expires_at: int
+    tracked: bool
+    state: str = "pending"
+    attempt: int = 0
+    not_before: int = 0
+    token: str = ""  # of its latest lease
+    settled_at: int = 0
+    deliveries: int = 0
+
+
+@dataclass
+class Loan:
+    """A lease: what is still unsettled of it, in order."""
+
+    token: str
+    consumer: str
+    expires_at: int
+    letters: list[Letter]
+    holder: "Guest | None" = None
+
+
+@dataclass
+class Guest:
+    """A waiter."""
+
+    mailbox: str
+    consumer: str
+    credit: int
+    once: bool
+    gone: bool = False
+    got: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Couple:
+    """A pair."""
+
+    letters: list[Letter] = field(default_factory=list)
+    numbers: int = 0
+    last_rank: int = 0
+    loan: Loan | None = None
+
+    def waiting(self) -> list[Letter]:
+        return [letter for letter in self.letters if letter.state in WAITING]
+
+
+@dataclass
+class Grave:
+    letter: Letter
+    reason: str
+    failed_at: int
+    attempts: int
+    replayed_as: str | None = None
+
+
+@dataclass
+class Model:
+    policy: Policy
+    now: int
+    pairs: dict[tuple[str, str], Couple] = field(default_factory=dict)
+    arrivals: dict[str, int] = field(default_factory=dict)
+    graves: dict[tuple[str, str], Grave] = field(default_factory=dict)
+    discarded: dict[tuple[str, str], int] = field(default_factory=dict)
+    line: list[Guest] = field(default_factory=list)
+    members: list[Guest] = field(default_factory=list)
+    closed: list[tuple[str, str]] = field(default_factory=list)
+
+    # -- looking
+
+    def letters(self, mailbox: str) -> list[Letter]:
+        return [
+            letter
+            for (to, _), couple in self.pairs.items()
+            for letter in couple.letters
+            if to == mailbox
+        ]
+
+    def find(self, mailbox: str, msg_id: str) -> Letter | None:
+        found = [letter for letter in self.letters(mailbox) if letter.msg_id == msg_id]
+        return found[0] if found else None
+
+    def count(self, mailbox: str, *states: str) -> int:
+        return sum(letter.state in states for letter in self.letters(mailbox))
+
+    def unsettled(self, mailbox: str) -> list[Letter]:
+        live = [x for x in self.letters(mailbox) if x.state in (*WAITING, "in_flight")]
+        return sorted(live, key=lambda letter: letter.place)
+
+    def ready(self, mailbox: str) -> list[Couple]:
+        """Pairs one may take from, the oldest head first."""
+        found = [
+            couple
+            for (to, _), couple in self.pairs.items()
+            if to == mailbox and couple.loan is None and couple.waiting()
+            if couple.waiting()[0].not_before <= self.now
+        ]
+        return sorted(found, key=lambda couple: couple.waiting()[0].place)
+
+    def loans(self, mailbox: str, consumer: str) -> list[Loan]:
+        """In the order their pairs came into being."""
+        return [
+            couple.loan
+            for (to, _), couple in self.pairs.items()
+            if to == mailbox and couple.loan and couple.loan.consumer == consumer
+        ]
+
+    # -- operations
+
+    def enqueue(
+        self, mailbox: str, sender: str, mails: list[tuple[str, bytes, int | None, int | None, bool]]
+    ) -> list[tuple[bool, int, str | None]]:
+        return [self._enqueue(mailbox, sender, *mail) for mail in mails]
+
+    def _enqueue(
+        self, to: str, sender: str, msg_id: str, payload: bytes, at: int | None, ttl: int | None,
+        tracked: bool,
+    ) -> tuple[bool, int, str | None]:  # fmt: skip
+        waiting = self.count(to, *WAITING)
+        known = self.find(to, msg_id)
+        if known is not None:
+            same = (known.sender, known.payload) == (sender, payload)
+            return False, waiting, None if same else "idempotency_conflict"
+        if waiting >= self.policy.max_pending:
+            return False, waiting, "mailbox_full"
+        couple = self.pairs.setdefault((to, sender), Couple())
+        couple.numbers += 1
+        couple.last_rank = max(couple.last_rank, self.now if at is None else at)
+        self.arrivals[to] = self.arrivals.get(to, 0) + 1
+        place = (couple.last_rank, self.arrivals[to])
+        expires = self.now + (self.policy.ttl if ttl is None else ttl)
+        couple.letters.append(
+            Letter(to, sender, msg_id, payload, place, couple.numbers, expires, tracked)
+        )
+        return True, waiting + 1, None
+
+    def dequeue(self, mailbox: str, consumer: str, limit: int) -> list[Letter]:
+        self.sweep()
+        loans = self.loans(mailbox, consumer) if consumer else []
+        if loans:
+            return self.again(loans, limit)
+        return self.take(mailbox, consumer, limit)
+
+    def again(self, loans: list[Loan], limit: int) -> list[Letter]:
+        found: list[Letter] = []
+        for loan in loans:
+            if len(found) < limit:
+                self._extend(loan)
+                found += loan.letters[: limit - len(found)]
+        return found
+
+    def take(
+        self, mailbox: str, consumer: str, limit: int, holder: Guest | None = None
+    ) -> list[Letter]:
+        candidates: list[Letter] = []
+        for couple in self.ready(mailbox)[:limit]:
+            head = couple.waiting()[0].number
+            candidates += [x for x in couple.waiting() if x.number < head + limit]
+        taken = sorted(candidates, key=lambda letter: letter.place)[:limit]
+        for letter in taken:
+            couple = self.pairs[letter.mailbox, letter.sender]
+            if couple.loan is None:
+                until = self.now + self.policy.inflight_timeout
+                couple.loan = Loan("", consumer, until, [], holder)
+            couple.loan.letters.append(letter)
+            letter.state, letter.deliveries = "in_flight", letter.deliveries + 1
+        return taken
+
+    def learn(self, letter: Letter, token: str) -> None:
+        """The real core chose this token for the lease of `letter`."""
+        loan = self.pairs[letter.mailbox, letter.sender].loan
+        assert loan is not None
+        assert loan.token in ("", token)
+        loan.token = letter.token = token
+
+    def ack(self, mailbox: str, refs: list[tuple[str, str]]) -> tuple[int, list[str]]:
+        """refs are (msg_id, token). Returns how many turns ended, and the codes of failures."""
+        settled, failures = 0, []
+        for run in self._by_loan(mailbox, refs):
+            letters, token = run
+            couple = self.pairs[letters[0].mailbox, letters[0].sender]
+            loan = couple.loan
+            if loan is None or loan.token != token:
+                failures += [f for x in letters if (f := self._repeat(x, token, ("acked",)))]
+                continue
+            first = loan.letters[0].number
+            past = [x for x in letters if x.number < first]
+            now = [x for x in letters if x.number >= first]
+            while now and loan.letters and now[0] is loan.letters[0]:
+                self._end(now.pop(0), "acked", "ok")
+                self._credit(loan, 1)
+                loan.letters.pop(0)
+                settled += 1
+            if not loan.letters:
+                couple.loan = None
+            failures += ["out_of_order"] * len(now)
+            failures += [f for x in past if (f := self._repeat(x, token, ("acked",)))]
+        return settled, sorted(failures)
+
+    def nack(self, mailbox: str, refs: list[tuple[str, str]]) -> tuple[int, list[str]]:
+        settled, failures = 0, []
+        fine = ("pending", "in_flight", "nacked", "dead_letter", "expired")
+        for letters, token in self._by_loan(mailbox, refs):
+            couple = self.pairs[letters[0].mailbox, letters[0].sender]
+            loan = couple.loan
+            if loan is None or loan.token != token:
+                failures += [f for x in letters if (f := self._repeat(x, token, fine))]
+                continue
+            first = loan.letters[0].number
+            now = [x for x in letters if x.number >= first]
+            past = [x for x in letters if x.number < first]
+            if now and now[0] is loan.letters[0]:
+                self._fail(couple)
+                settled += 1
+            else:
+                failures += ["out_of_order"] * len(now)
+            failures += [f for x in past if (f := self._repeat(x, token, fine))]
+        return settled, sorted(failures)
+
+    def _by_loan(
+        self, mailbox: str, refs: list[tuple[str, str]]
+    ) -> list[tuple[list[Letter], str]]:
+        groups: dict[tuple[str, str], list[Letter]] = {}
+        for msg_id, token in dict.fromkeys(refs):
+            letter = self.find(mailbox, msg_id)
+            assert letter is not None
+            groups.setdefault((letter.sender, token), []).append(letter)
+        return [(letters, token) for (_, token), letters in groups.items()]
+
+    def _repeat(self, letter: Letter, token: str, fine: tuple[str, ...]) -> str | None:
+        if letter.state == "pending" and not letter.token:
+            return "wrong_state"
+        return None if letter.state in fine and letter.token == token else "stale_receipt"
+
+    def extend(self, mailbox: str, token: str) -> bool:
+        for (to, _), couple in self.pairs.items():
+            if to == mailbox and couple.loan and couple.loan.token == token:
+                self._extend(couple.loan)
+                return True
+        return False
+
+    def _extend(self, loan: Loan) -> None:
+        loan.expires_at = max(loan.expires_at, self.now + self.policy.inflight_timeout)
+
+    def purge(self, mailbox: str) -> int:
+        waiting = [x for x in self.letters(mailbox) if x.state in WAITING]
+        for letter in waiting:
+            self._bury(letter, "purged by operator", letter.attempt)
+        return len(waiting)
+
+    def replay(self, mailbox: str, msg_id: str, new_id: str) -> tuple[bool, int, str | None]:
+        grave = self.graves[mailbox, msg_id]
+        old = grave.letter
+        ack = self._enqueue(mailbox, old.sender, new_id, old.payload, None, None, False)
+        if ack[2] is None:
+            grave.replayed_as = new_id
+        return ack
+
+    def discard(self, mailbox: str, msg_id: str) -> int:
+        self.discarded[mailbox, msg_id] = self.now
+        return 0 if self.graves.pop((mailbox, msg_id), None) is None else 1
+
+    def forget(self, before: int) -> None:
+        for key, couple in list(self.pairs.items()):
+            couple.letters = [x for x in couple.letters if not self._forgettable(x, before)]
+            if not couple.letters:
+                del self.pairs[key]
+
+    def _forgettable(self, letter: Letter, before: int) -> bool:
+        if letter.state in ("acked", "expired"):
+            return letter.settled_at <= before
+        return self.discarded.get((letter.mailbox, letter.msg_id), before + 1) <= before
+
+    # -- waiters
+
+    def wait(self, guest: Guest) -> list[Letter]:
+        loans = self.loans(guest.mailbox, guest.consumer) if guest.consumer else []
+        limit = guest.credit if guest.once else 1_000_000
+        for loan in loans:
+            self._credit(loan, len(loan.letters))
+            loan.holder = guest
+            guest.credit -= len(loan.letters)
+        if not (guest.once and loans):
+            self.members.append(guest)
+            if guest.credit > 0:
+                self.line.append(guest)
+        return self.again(loans, limit)
+
+    def leave(self, guest: Guest) -> None:
+        guest.gone = True
+        self.members = [other for other in self.members if other is not guest]
+        self.line = [other for other in self.line if other is not guest]
+
+    def give_up(self, guest: Guest) -> None:
+        self.leave(guest)
+        for couple in self.pairs.values():
+            if couple.loan and couple.loan.holder is guest:
+                self._release(couple)
+
+    def serve(self) -> list[tuple[Guest, list[Letter]]]:
+        """The end of a group: whoever waits is served, in turn, while anything is ready."""
+        self.sweep()
+        self.line = [guest for guest in self.line if not guest.gone]
+        served = []
+        while turn := [guest for guest in self.line if self.ready(guest.mailbox)]:
+            guest = turn[0]
+            letters = self.take(guest.mailbox, guest.consumer, guest.credit, guest)
+            served.append((guest, letters))
+            guest.got += [letter.msg_id for letter in letters]
+            guest.credit -= len(letters)
+            self.line = [other for other in self.line if other is not guest]
+            if guest.once:
+                self.members = [other for other in self.members if other is not guest]
+            elif guest.credit > 0:
+                self.line.append(guest)
+        return served
+
+    def restart(self) -> None:
+        self.line, self.members = [], []
+        for couple in self.pairs.values():
+            if couple.loan:
+                couple.loan.holder = None
+
+    def _credit(self, loan: Loan, size: int) -> None:
+        guest = loan.holder
+        if guest is None:
+            return
+        guest.credit += size
+        idle = not any(guest is other for other in self.line)
+        if idle and guest.credit > 0 and any(guest is other for other in self.members):
+            self.line.append(guest)
+
+    # -- time
+
+    def sweep(self) -> None:
+        timed_out = [c for c in self.pairs.values() if c.loan and c.loan.expires_at <= self.now]
+        for couple in sorted(timed_out, key=lambda c: c.loan.expires_at if c.loan else 0):
+            self._fail(couple)
+        for couple in self.pairs.values():
+            for letter in couple.waiting():
+                if letter.expires_at <= self.now:
+                    self._end(letter, "expired", "expired")
+
+    def _fail(self, couple: Couple) -> None:
+        loan = couple.loan
+        assert loan is not None
+        letter = loan.letters[0]
+        delay = self.policy.base_backoff * [1, 2, 4, 8, 16][min(letter.attempt, 4)]
+        self._credit(loan, 1)
+        loan.letters.pop(0)
+        self._release(couple)
+        letter.state, letter.not_before = "nacked", self.now + delay
+        if letter.attempt == self.policy.max_retries:
+            self._bury(letter, "max_retries exhausted", letter.attempt + 1)
+            return
+        letter.attempt += 1
+        if letter.expires_at <= self.now:
+            self._end(letter, "expired", "expired")
+
+    def _release(self, couple: Couple) -> None:
+        assert couple.loan is not None
+        for letter in couple.loan.letters:
+            letter.state = "pending"
+        self._credit(couple.loan, len(couple.loan.letters))
+        couple.loan = None
+
+    def _bury(self, letter: Letter, reason: str, attempts: int) -> None:
+        key = (letter.mailbox, letter.msg_id)
+        self.graves[key] = Grave(letter, reason, self.now, attempts)
+        self._end(letter, "dead_letter", "dead_letter")
+
+    def _end(self, letter: Letter, state: str, outcome: str) -> None:
+        letter.state, letter.settled_at = state, self.now
+        if letter.tracked:
+            self.closed.append((letter.msg_id, outcome))

@@ -1,0 +1,154 @@
+"""A post office for tests: the real core on a journal in memory, driven one commit at a time."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import apsw
+
+from gatepost.journal import Tx, Writer, memory
+from gatepost.mailbox import Closed, Dispatcher, Mail, Policy, Settlement, Waiter, browse
+from gatepost.mailbox.deadletters import Filter, find
+from gatepost.testing import ManualClock
+from gatepost.wire import DeadLetter, EnqueueAck, Message, Summary
+
+T = TypeVar("T")
+
+SECOND = 1000
+START = 1_700_000_000 * SECOND
+
+
+class Post:
+    """Each call is one operation in a commit group of its own, unless `group` takes several."""
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        clock: ManualClock | None = None,
+        connection: apsw.Connection | None = None,
+    ) -> None:
+        self.policy = policy or Policy()
+        self.clock = clock or ManualClock(START)
+        self.connection = memory() if connection is None else connection
+        self.closed: list[Closed] = []
+        self.dispatcher = Dispatcher(self.clock, self.policy, self._on_closed)
+        self.writer = Writer(
+            self.connection, self.clock, lambda outcomes: None, participants=(self.dispatcher,)
+        )
+
+    def _on_closed(self, tx: Tx, closed: list[Closed]) -> None:
+        self.closed += closed
+        tx.on_rollback(lambda: self.closed.__delitem__(slice(-len(closed), None)))
+
+    def group(self, *operations: Callable[[Tx], Any]) -> list[Any]:
+        """All in one commit group; an operation that fails gives its error."""
+        outcomes = self.writer.run_group([(operation, _hear) for operation in operations])
+        for done, value, error in outcomes[len(operations) :]:
+            done(value, error)
+        return [value if error is None else error for _, value, error in outcomes][
+            : len(operations)
+        ]
+
+    def do(self, operation: Callable[[Tx], T]) -> T:
+        (value,) = self.group(operation)
+        if isinstance(value, Exception):
+            raise value
+        return value  # type: ignore[no-any-return]
+
+    def tick(self, ms: int = 0) -> None:
+        """Let time pass, and a commit group look at it."""
+        self.clock.advance(ms)
+        self.group()
+
+    def send(self, *msg_ids: str, to: str = "bob", by: str = "alice", **more: Any) -> list[bool]:
+        """Enqueue messages; whether each was queued."""
+        return [ack.queued for ack in self.enqueue(*msg_ids, to=to, by=by, **more)]
+
+    def enqueue(
+        self, *msg_ids: str, to: str = "bob", by: str = "alice", **more: Any
+    ) -> list[EnqueueAck]:
+        mails = [mail(msg_id, **more) for msg_id in msg_ids]
+        return self.do(lambda tx: self.dispatcher.enqueue(tx, to, by, mails))
+
+    def dequeue(self, limit: int = 1, mailbox: str = "bob", consumer: str = "") -> list[Message]:
+        return self.do(lambda tx: self.dispatcher.dequeue(tx, mailbox, consumer, limit))
+
+    def take(self, limit: int = 1, mailbox: str = "bob") -> list[str]:
+        return ids(self.dequeue(limit, mailbox))
+
+    def ack(self, *messages: Message, mailbox: str = "bob") -> Settlement:
+        receipts = [message.receipt for message in messages]
+        return self.do(lambda tx: self.dispatcher.ack(tx, mailbox, receipts, []))
+
+    def ack_id(self, *msg_ids: str, mailbox: str = "bob") -> Settlement:
+        return self.do(lambda tx: self.dispatcher.ack(tx, mailbox, [], list(msg_ids)))
+
+    def nack(self, *messages: Message, reason: str = "", mailbox: str = "bob") -> Settlement:
+        receipts = [message.receipt for message in messages]
+        return self.do(lambda tx: self.dispatcher.nack(tx, mailbox, receipts, [], reason))
+
+    def nack_id(self, *msg_ids: str, mailbox: str = "bob") -> Settlement:
+        return self.do(lambda tx: self.dispatcher.nack(tx, mailbox, [], list(msg_ids), ""))
+
+    def extend(self, *messages: Message, mailbox: str = "bob") -> list[str]:
+        receipts = [message.receipt for message in messages]
+        return self.do(lambda tx: self.dispatcher.extend(tx, mailbox, receipts))
+
+    def purge(self, limit: int = 1000, mailbox: str = "bob") -> int:
+        return self.do(lambda tx: self.dispatcher.purge(tx, mailbox, limit, "operator"))
+
+    def waiter(
+        self, credit: int = 10, consumer: str = "", once: bool = False, mailbox: str = "bob"
+    ) -> tuple[Waiter, list[Message]]:
+        """A waiter and the list its mail goes to, which begins with what it held already."""
+        got: list[Message] = []
+        box = self.do(lambda tx: self.dispatcher.box(tx, mailbox))
+        waiter = Waiter(box, consumer, credit, got.extend, once)
+        got[:0] = self.do(lambda tx: self.dispatcher.wait(tx, waiter))
+        return waiter, got
+
+    def read(self, query: Callable[[Tx, int], T], mailbox: str) -> T:
+        """Look without committing anything."""
+        ((id,),) = self.sql("SELECT id FROM mailbox WHERE name = ?", (mailbox,)) or [(0,)]
+        return query(Tx(self.connection, self.clock.now()), id)
+
+    def peek(self, limit: int = 100, after: str = "", mailbox: str = "bob") -> list[Summary]:
+        return self.read(lambda tx, id: browse.peek(tx, id, limit, after), mailbox)
+
+    def dead(
+        self, wanted: Filter | None = None, limit: int = 100, after: str = "", mailbox: str = "bob"
+    ) -> list[DeadLetter]:
+        wanted = wanted or Filter()
+        return self.read(lambda tx, id: find(tx, id, wanted, limit, after), mailbox)
+
+    def states(self) -> dict[str, str]:
+        """The state of every message, by msg_id."""
+        names = ["pending", "in_flight", "nacked", "acked", "dead_letter", "expired"]
+        rows = self.sql("SELECT msg_id, state FROM mail")
+        return {msg_id: names[state] for msg_id, state in rows}
+
+    def counts(self, mailbox: str = "bob") -> tuple[int, int, int]:
+        """(waiting, in flight, dead) as the mailbox knows them."""
+        query = "SELECT waiting, in_flight, dead FROM mailbox WHERE name = ?"
+        return self.sql(query, (mailbox,))[0]  # type: ignore[return-value]
+
+    def sql(self, query: str, params: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        return self.connection.execute(query, params).fetchall()
+
+
+def mail(
+    msg_id: str, payload: bytes = b'"hello"', at: int | None = None, ttl: int | None = None,
+    meta: bytes | None = None,
+) -> Mail:  # fmt: skip
+    return Mail(msg_id, payload, at, ttl, meta)
+
+
+def ids(messages: list[Message]) -> list[str]:
+    return [message.msg_id for message in messages]
+
+
+def codes(result: Settlement) -> list[str]:
+    return [failure.code for failure in result.failures]
+
+
+def _hear(value: Any, error: Exception | None) -> None:
+    """Outcomes are read from what run_group returns."""
