@@ -41,6 +41,7 @@ GatepostError
 │   └── StorageFailed         503 storage_failed
 ├── DeadlineExceeded          504 deadline_exceeded
 ├── ConfigError               a settings file or variable that cannot be used
+├── BenchFailed               a benchmark whose messages were lost, doubled or overtaken
 ├── SealError                 a sealed payload that does not open
 ├── ChainError                a hash chain or signed head that does not verify
 └── JournalError              a journal that cannot be opened
@@ -238,6 +239,10 @@ class DeadlineExceeded(GatepostError):
 
 class ConfigError(GatepostError):
     code = "config_error"
+
+
+class BenchFailed(GatepostError):
+    code = "bench_failed"
 
 
 class SealError(GatepostError):

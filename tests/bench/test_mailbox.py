@@ -11,12 +11,13 @@ from rich.console import Console
 
 from gatepost.bench import Options, Result, bench, render
 from gatepost.bench.fsync import percentile
-from gatepost.bench.mailbox import BenchFailed, Consumer
+from gatepost.bench.mailbox import Consumer
+from gatepost.errors import BenchFailed
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    options = Options(messages=2000, outstanding=64, senders=3, singles=50)
+    options = Options(messages=2000, outstanding=64, senders=3, singles=50, fsyncs=50)
     return bench(tmp_path_factory.mktemp("bench"), options)
 
 
@@ -42,7 +43,7 @@ def test_it_reads_as_a_table_and_as_json(result: Result) -> None:
 
 
 def test_the_gateways_state_is_gone_afterwards(tmp_path: Path) -> None:
-    bench(tmp_path, Options(messages=50, outstanding=8, singles=10))
+    bench(tmp_path, Options(messages=50, outstanding=8, singles=10, fsyncs=10))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -53,7 +53,7 @@ class Cli:
     def __call__(self, *arguments: str, stdin: bytes = b"") -> Result:
         done = subprocess.run(
             [*COMMAND, *arguments],
-            env=self.env | {"PYTHONWARNINGS": "error"},
+            env={"PYTHONWARNINGS": "error"} | self.env,
             input=stdin,
             capture_output=True,
             timeout=60,

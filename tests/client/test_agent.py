@@ -302,9 +302,6 @@ async def test_a_turn_that_comes_too_late_is_reported(
 ) -> None:
     gateway = start_gateway(mailbox__inflight_timeout_secs=0.3, mailbox__base_backoff_secs=60)
 
-    def handle(message: Message) -> None:
-        pass
-
     async with Client("alice", state_dir=gateway.state_dir) as client:
         agent = Agent("bob", state_dir=gateway.state_dir)
 

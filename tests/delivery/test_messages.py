@@ -16,6 +16,7 @@ from gatepost.events import EventIds, decode, genesis, verify_group
 from gatepost.gateway.operations import Operations
 from gatepost.journal.outbox import heads
 from gatepost.mailbox.deadletters import Filter
+from gatepost.testing import ManualClock
 from gatepost.wire import (
     Ack,
     Await,
@@ -29,14 +30,14 @@ from gatepost.wire import (
     Send,
     Sent,
 )
-from tests.gateway.tools import ManualClock, opened
+from tests.gateway.tools import opened
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
 def clock() -> ManualClock:
-    return ManualClock()
+    return ManualClock(1_800_000_000_000)
 
 
 @pytest.fixture
@@ -233,7 +234,7 @@ async def test_expiry_is_told_to_the_sender(post: Post, clock: ManualClock) -> N
     sent = await post.send(ttl_secs=10)
     waiting = asyncio.create_task(post.status(sent.event_id, 10))
     await asyncio.sleep(0.05)
-    clock.advance(11)
+    clock.advance(11_000)
     post.core.writer.wake()
     status = await waiting
     assert (status.state, status.outcome) == ("processed", "expired")
@@ -244,7 +245,7 @@ async def _kill(post: Post, clock: ManualClock) -> Sent:
     for delay in (5, 10, 20, 0):
         (mail,) = await post.take()
         await post.nack(mail)
-        clock.advance(delay)
+        clock.advance(delay * 1000)
     status = await post.status(sent.event_id)
     assert status.outcome == "dead_letter"
     return sent

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.gateway.tools import ManualClock, client
-from tests.support.gateway import GatewayProcess
+from gatepost.testing import GatewayProcess, ManualClock
+from tests.gateway.tools import client
 
 _numbers = itertools.count(1)
 
@@ -34,7 +34,7 @@ def box() -> str:
 
 @pytest.fixture
 def clock() -> ManualClock:
-    return ManualClock()
+    return ManualClock(1_800_000_000_000)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import apsw
 import httpx
@@ -13,8 +14,8 @@ from gatepost.gateway.app import create_app
 from gatepost.gateway.door import Door
 from gatepost.gateway.metrics import Metrics
 from gatepost.gateway.operations import Operations
+from gatepost.testing import GatewayProcess
 from tests.gateway.tools import client, mail, opened, websocket
-from tests.support.gateway import GatewayProcess
 
 
 def _samples(http: httpx.Client) -> dict[tuple[str, str], float]:
@@ -78,7 +79,7 @@ def test_each_message_of_a_batch_counts(start: Callable[..., GatewayProcess], bo
 
 
 def _asgi(operations: Operations) -> httpx.AsyncClient:
-    app = create_app(operations, Door("t" * 32), Metrics(operations.core))
+    app: Any = create_app(operations, Door("t" * 32), Metrics(operations.core))
     transport = httpx.ASGITransport(app=app)
     headers = {"authorization": "Bearer " + "t" * 32}
     return httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers)

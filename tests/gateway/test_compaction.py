@@ -10,12 +10,13 @@ from msgspec import Raw
 from gatepost.gateway import serve
 from gatepost.gateway.compaction import compact, remove_orphans
 from gatepost.gateway.operations import Operations
+from gatepost.testing import ManualClock
 from gatepost.wire import Ack, Dequeue, Enqueue, NewMessage, NewSend, Register, Send
-from tests.gateway.tools import ManualClock, dump, opened
+from tests.gateway.tools import dump, opened
 
 pytestmark = pytest.mark.anyio
 
-HOUR, DAY = 3600, 86_400
+HOUR, DAY = 3_600_000, 86_400_000
 LARGE = Raw(b'"' + b"x" * 70_000 + b'"')
 
 
@@ -65,7 +66,7 @@ async def test_a_key_is_remembered_as_long_as_its_message_lives(
     state: Path, clock: ManualClock
 ) -> None:
     async with opened(state, clock) as operations:
-        id = await _send(operations, Raw(b"1"), idempotency_key="k", ttl_secs=30 * DAY)
+        id = await _send(operations, Raw(b"1"), idempotency_key="k", ttl_secs=30 * 86_400)
         clock.advance(10 * DAY)
         await compact(operations.core)
         assert await _send(operations, Raw(b"1"), idempotency_key="k") == id
@@ -110,7 +111,7 @@ async def test_a_dead_letters_blob_stays(state: Path, clock: ManualClock) -> Non
 async def test_a_blob_nobody_used_goes_after_an_hour(state: Path, clock: ManualClock) -> None:
     async with opened(state, clock) as operations:
         await operations.upload([b"x"])
-        clock.advance(HOUR / 2)
+        clock.advance(HOUR // 2)
         await compact(operations.core)
         assert _blobs(operations) == 1
         clock.advance(HOUR)

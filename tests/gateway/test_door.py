@@ -6,9 +6,8 @@ import httpx
 import pytest
 
 from gatepost.errors import Unauthorized
-from gatepost.gateway import door
 from gatepost.gateway.door import Door
-from tests.support.gateway import GatewayProcess
+from gatepost.testing import GatewayProcess
 
 PROTECTED = ["/v1/mailboxes", "/v1/status", "/v1/agents", "/metrics", "/openapi/openapi.json"]
 
@@ -29,12 +28,13 @@ def test_nothing_else_does(header: str | None) -> None:
 
 def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[int, int]] = []
+    original = hmac.compare_digest
 
     def compare(a: bytes, b: bytes) -> bool:
         compared.append((len(a), len(b)))
-        return hmac.compare_digest(a, b)
+        return original(a, b)
 
-    monkeypatch.setattr(door.hmac, "compare_digest", compare)
+    monkeypatch.setattr(hmac, "compare_digest", compare)
     for wrong in ("", "s", "secre", "x" * 1000):
         with pytest.raises(Unauthorized):
             Door("secret").check(f"Bearer {wrong}")

@@ -19,8 +19,8 @@ from gatepost.gateway import drop as drop_module
 from gatepost.gateway import watch
 from gatepost.gateway.drop import DropDoor
 from gatepost.gateway.operations import Operations
+from gatepost.testing import GatewayProcess, ManualClock
 from tests.gateway.tools import (
-    ManualClock,
     drop,
     drop_and_wait,
     dump,
@@ -28,7 +28,6 @@ from tests.gateway.tools import (
     mail,
     opened,
 )
-from tests.support.gateway import GatewayProcess
 
 
 def _enqueue(*messages: dict[str, object]) -> dict[str, object]:

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 
-import psutil
 import pytest
 
-from tests.gateway.tools import client, mail, websocket
-from tests.support.gateway import GatewayProcess
+from gatepost.testing import GatewayProcess
+from tests.gateway.tools import client, mail, memory, websocket
 
 
 @pytest.mark.parametrize("created_at", [0, 1, 2**53])
@@ -33,9 +32,8 @@ def test_a_million_pending_messages_cost_no_memory_and_little_time(
 ) -> None:
     total = count(100_000, 1_000_000)
     gateway = start(mailbox__max_pending=total)
-    process = psutil.Process(gateway.pid)
     with websocket(gateway, max_size=None) as frames, client(gateway) as http:
-        before = process.memory_info().rss
+        before = memory(gateway)
         for first in range(0, total, 1000):
             batch = [mail(f"m:{first + n}", "big", f"s{n % 10}") for n in range(1000)]
             answer = frames.ask("enqueue", messages=batch)
@@ -47,6 +45,6 @@ def test_a_million_pending_messages_cost_no_memory_and_little_time(
         page = http.get("/v1/mailboxes/big", params={"limit": 10}, timeout=2).json()["messages"]
         assert len(page) == 10
         assert http.get("/metrics", timeout=2).is_success
-        grown = process.memory_info().rss - before
+        grown = memory(gateway) - before
     # The journal's page cache may fill up to its 64 MiB; the messages themselves may not stay.
     assert grown < 160_000_000, f"{grown:,} bytes"

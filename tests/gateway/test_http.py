@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from gatepost.testing import GatewayProcess
 from tests.gateway.tools import client, eventually, mail
-from tests.support.gateway import GatewayProcess
 
 Body = dict[str, Any]
 

@@ -1,17 +1,18 @@
 """The token bucket."""
 
+import time
+
 import pytest
 
 from gatepost.errors import RateLimited
-from gatepost.gateway import limits
 from gatepost.gateway.limits import Bucket
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    time = [100.0]
-    monkeypatch.setattr(limits.time, "monotonic", lambda: time[0])
-    return time
+    moment = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: moment[0])
+    return moment
 
 
 def test_a_burst_is_allowed_and_then_the_rate(now: list[float]) -> None:

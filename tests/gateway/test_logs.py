@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from gatepost.gateway.logs import JsonFormatter, TextFormatter, redact
+from gatepost.testing import GatewayProcess
 from tests.gateway.tools import client, mail, raw_websocket, websocket
-from tests.support.gateway import GatewayProcess
 
 SECRET = "3f9c2b7e51d84a60b1c2d3e4f5a69788"
 

@@ -8,8 +8,8 @@ import pytest
 from gatepost.errors import ConfigError
 from gatepost.gateway.core import Core
 from gatepost.gateway.state import Endpoint, StateDir, write_private
-from tests.gateway.tools import ManualClock, settings
-from tests.support.gateway import GatewayProcess
+from gatepost.testing import GatewayProcess, ManualClock
+from tests.gateway.tools import settings
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o750, 0o701, 0o777])
@@ -75,3 +75,4 @@ def test_a_directory_belongs_to_one_node(state: Path) -> None:
     Core(settings(state, node__id="one")).database.close()
     with pytest.raises(ConfigError, match="belongs to node 'one'"):
         Core(settings(state, node__id="two"))
+    Core(settings(state, node__id="one")).database.close()

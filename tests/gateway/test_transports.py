@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from gatepost.testing import GatewayProcess
 from tests.gateway.tools import client, drop_and_wait, mail, unix_socket, websocket
-from tests.support.gateway import GatewayProcess
 
 Ask = Callable[..., Any]
 _requests = itertools.count()

@@ -13,8 +13,8 @@ import pytest
 from gatepost.errors import ConfigError
 from gatepost.gateway import unix
 from gatepost.gateway.unix import UnixDoor
+from gatepost.testing import GatewayProcess
 from tests.gateway.tools import mail, opened, unix_socket
-from tests.support.gateway import GatewayProcess
 
 
 def test_only_its_user_can_open_the_socket(gateway: GatewayProcess) -> None:
@@ -30,7 +30,7 @@ async def test_another_users_connection_is_closed_unanswered(
     async with opened(state) as operations:
         door = UnixDoor(operations, operations.core.state.socket)
         await door.start()
-        monkeypatch.setattr(unix.os, "getuid", lambda: 4711)
+        monkeypatch.setattr(os, "getuid", lambda: 4711)
         monkeypatch.setattr(unix, "_ROOT", 4712)
         reader, writer = await asyncio.open_unix_connection(operations.core.state.socket)
         writer.write(b'{"op":"register","agent":"spy"}\n')

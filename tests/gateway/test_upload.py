@@ -7,14 +7,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from gatepost.errors import DeadlineExceeded, InvalidRequest, PayloadTooLarge, Unavailable
 from gatepost.gateway import upload
 from gatepost.gateway.upload import Uploads
-from tests.gateway.tools import client, dump, eventually, opened
-from tests.support.gateway import GatewayProcess
+from gatepost.testing import GatewayProcess
+from tests.gateway.tools import client, dump, eventually, memory, opened
 
 MIB = 1024 * 1024
 LIMIT = 64 * MIB
@@ -58,14 +57,13 @@ def test_the_largest_blob_fits_and_a_byte_more_does_not_with_memory_flat(
     start: Callable[..., GatewayProcess],
 ) -> None:
     gateway = start()
-    process = psutil.Process(gateway.pid)
     with client(gateway) as http:
         http.post("/v1/blobs", content=_pieces(MIB))
-        before = process.memory_info().rss
+        before = memory(gateway)
         stored = http.post("/v1/blobs", content=_pieces(LIMIT))
         assert stored.status_code == 201
         assert _download(http, stored.json()["digest"]) == _sha(_pieces(LIMIT))
-        grown = process.memory_info().rss - before
+        grown = memory(gateway) - before
         assert grown < 25 * MIB, f"{grown:,} bytes"
         refused = http.post("/v1/blobs", content=_pieces(LIMIT + 1))
         assert (refused.status_code, refused.json()["code"]) == (413, "payload_too_large")

@@ -2,39 +2,22 @@
 
 import contextlib
 import json
-import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import apsw
 import httpx
-from websockets.sync.client import ClientConnection, connect
+import psutil  # type: ignore[import-untyped]
+from websockets.sync.client import connect
 
 from gatepost.config import Settings
 from gatepost.gateway.core import Core
 from gatepost.gateway.operations import Operations
 from gatepost.gateway.serve import open_core
-from tests.support.gateway import GatewayProcess
-
-START = 1_800_000_000_000
-
-
-class ManualClock:
-    """Time passes when a test says so."""
-
-    def __init__(self) -> None:
-        self._now = START
-
-    def now(self) -> int:
-        return self._now
-
-    def random(self, size: int) -> bytes:
-        return secrets.token_bytes(size)
-
-    def advance(self, secs: float) -> None:
-        self._now += int(secs * 1000)
+from gatepost.testing import GatewayProcess, ManualClock
 
 
 def settings(state_dir: Path, **values: object) -> Settings:
@@ -52,9 +35,7 @@ async def opened(
 
 
 def dump(core: Core | Path) -> dict[str, list[Any]]:
-    """Every row of the journal. `agent` is left out, for being seen changes it."""
-    import apsw
-
+    """Every row of the journal."""
     path = core if isinstance(core, Path) else core.state.journal
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     try:
@@ -104,7 +85,7 @@ def websocket(gateway: GatewayProcess, **options: Any) -> Iterator[Frames]:
         yield Frames(connection.send, connection.recv)
 
 
-def raw_websocket(gateway: GatewayProcess, **options: Any) -> ClientConnection:
+def raw_websocket(gateway: GatewayProcess, **options: Any) -> Any:
     url = gateway.url.replace("http", "ws") + "/v1/ws"
     headers = {"authorization": f"Bearer {gateway.token}"}
     return connect(url, additional_headers=headers, compression=None, **options)
@@ -112,9 +93,10 @@ def raw_websocket(gateway: GatewayProcess, **options: Any) -> ClientConnection:
 
 @contextlib.contextmanager
 def unix_socket(gateway: GatewayProcess) -> Iterator[Frames]:
-    with socket.socket(socket.AF_UNIX) as connection:
+    with contextlib.ExitStack() as opened_files:
+        connection = opened_files.enter_context(socket.socket(socket.AF_UNIX))
         connection.connect(str(gateway.state_dir / "gateway.sock"))
-        lines = connection.makefile("rb")
+        lines = opened_files.enter_context(connection.makefile("rb"))
 
         def receive(timeout: float) -> bytes:
             connection.settimeout(timeout)
@@ -139,6 +121,11 @@ def drop_and_wait(gateway: GatewayProcess, name: str, content: object) -> Any:
     answer = drop(gateway, name, content)
     eventually(answer.exists)
     return json.loads(answer.read_bytes())
+
+
+def memory(gateway: GatewayProcess) -> int:
+    """What the gateway's process has in memory, in bytes."""
+    return int(psutil.Process(gateway.pid).memory_info().rss)
 
 
 def eventually(holds: Callable[[], object], secs: float = 10) -> None:

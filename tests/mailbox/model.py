@@ -124,7 +124,10 @@ class Model:
     # -- operations
 
     def enqueue(
-        self, mailbox: str, sender: str, mails: list[tuple[str, bytes, int | None, int | None, bool]]
+        self,
+        mailbox: str,
+        sender: str,
+        mails: list[tuple[str, bytes, int | None, int | None, bool]],
     ) -> list[tuple[bool, int, str | None]]:
         return [self._enqueue(mailbox, sender, *mail) for mail in mails]
 
@@ -233,9 +236,7 @@ class Model:
             failures += [f for x in past if (f := self._repeat(x, token, fine))]
         return settled, sorted(failures)
 
-    def _by_loan(
-        self, mailbox: str, refs: list[tuple[str, str]]
-    ) -> list[tuple[list[Letter], str]]:
+    def _by_loan(self, mailbox: str, refs: list[tuple[str, str]]) -> list[tuple[list[Letter], str]]:
         groups: dict[tuple[str, str], list[Letter]] = {}
         for msg_id, token in dict.fromkeys(refs):
             letter = self.find(mailbox, msg_id)
@@ -273,14 +274,17 @@ class Model:
         return ack
 
     def discard(self, mailbox: str, msg_id: str) -> int:
+        if self.graves.pop((mailbox, msg_id), None) is None:
+            return 0
         self.discarded[mailbox, msg_id] = self.now
-        return 0 if self.graves.pop((mailbox, msg_id), None) is None else 1
+        return 1
 
     def forget(self, before: int) -> None:
         for key, couple in list(self.pairs.items()):
             couple.letters = [x for x in couple.letters if not self._forgettable(x, before)]
             if not couple.letters:
                 del self.pairs[key]
+        self.discarded = {key: at for key, at in self.discarded.items() if at > before}
 
     def _forgettable(self, letter: Letter, before: int) -> bool:
         if letter.state in ("acked", "expired"):

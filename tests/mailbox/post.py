@@ -129,7 +129,7 @@ class Post:
     def counts(self, mailbox: str = "bob") -> tuple[int, int, int]:
         """(waiting, in flight, dead) as the mailbox knows them."""
         query = "SELECT waiting, in_flight, dead FROM mailbox WHERE name = ?"
-        return self.sql(query, (mailbox,))[0]  # type: ignore[return-value]
+        return self.sql(query, (mailbox,))[0]
 
     def sql(self, query: str, params: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         return self.connection.execute(query, params).fetchall()

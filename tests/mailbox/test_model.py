@@ -7,7 +7,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import apsw
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -68,7 +68,7 @@ class MailboxMachine(RuleBasedStateMachine):
         self.model = Model(POLICY, START)
         self.post = self._open()
         self.jobs: list[tuple[Callable[[Tx], Any], Callable[[Any], None]]] = []
-        self.receipts: list[tuple[str, str, str]] = []  # mailbox, msg_id, receipt
+        self.receipts: list[tuple[str, Letter, str]] = []  # mailbox, message, receipt
         self.guests: list[tuple[Waiter, Guest, list[Message]]] = []
         self.replays = self.steps = 0
         self.gather, self.fail = 1, False
@@ -108,6 +108,7 @@ class MailboxMachine(RuleBasedStateMachine):
         values = self.post.group(*(operation for operation, _ in jobs))
         if fail:
             assert all(isinstance(value, StorageFailed) for value in values)
+            self._line_up()
             return
         self.model.now = self.clock.now()
         for value, (_, check) in zip(values, jobs, strict=True):
@@ -116,6 +117,14 @@ class MailboxMachine(RuleBasedStateMachine):
             self._learn(letters)
         for _, guest, got in self.guests:
             assert [message.msg_id for message in got] == guest.got
+
+    def _line_up(self) -> None:
+        """A failed group may leave the waiters in another order, though never in another number."""
+        order = [w for line in self.post.dispatcher._line._waiting.values() for w in line]
+        guests = {waiter: guest for waiter, guest, _ in self.guests}
+        before = [guest for guest in self.model.line if not guest.gone]
+        self.model.line = [guests[waiter] for waiter in order if not waiter.gone]
+        assert sorted(map(id, before)) == sorted(map(id, self.model.line))
 
     def _learn(self, letters: list[Letter]) -> None:
         """Find out which receipts the core gave for what the model handed out too."""
@@ -126,7 +135,7 @@ class MailboxMachine(RuleBasedStateMachine):
                 (letter.mailbox, letter.msg_id),
             )[0]
             self.model.learn(letter, f"{lease:x}")
-            self.receipts.append((letter.mailbox, letter.msg_id, f"{id:x}.{lease:x}"))
+            self.receipts.append((letter.mailbox, letter, f"{id:x}.{lease:x}"))
 
     def rarely(self) -> bool:
         """What clears the table is allowed only every so often, or nothing would ever be on it."""
@@ -155,7 +164,7 @@ class MailboxMachine(RuleBasedStateMachine):
             ]
             for letter, message in zip(letters, messages, strict=True):
                 self.model.learn(letter, message.receipt.split(".")[1])
-                self.receipts.append((mailbox, letter.msg_id, message.receipt))
+                self.receipts.append((mailbox, letter, message.receipt))
 
         self.queue(lambda tx: self.post.dispatcher.dequeue(tx, mailbox, consumer, limit), check)
 
@@ -179,11 +188,11 @@ class MailboxMachine(RuleBasedStateMachine):
         loans = [c.loan for c in self.model.pairs.values() if c.loan]
         letters = data.draw(st.sampled_from(loans)).letters
         some = letters[: data.draw(st.integers(1, len(letters)))]
-        by_id = {(mailbox, msg_id): receipt for mailbox, msg_id, receipt in self.receipts}
-        chosen = [(x.mailbox, x.msg_id, by_id[x.mailbox, x.msg_id]) for x in some]
+        latest = {id(letter): receipt for _, letter, receipt in self.receipts}
+        chosen = [(x.mailbox, x, latest[id(x)]) for x in some]
         self._settle(good, chosen[0][0], chosen)
 
-    def _settle(self, how: str, mailbox: str, chosen: list[tuple[str, str, str]]) -> None:
+    def _settle(self, how: str, mailbox: str, chosen: list[tuple[str, Letter, str]]) -> None:
         receipts = [receipt for _, _, receipt in chosen]
 
         def operation(tx: Tx) -> Settlement:
@@ -192,9 +201,9 @@ class MailboxMachine(RuleBasedStateMachine):
             return self.post.dispatcher.nack(tx, mailbox, receipts, [], "")
 
         def check(result: Settlement) -> None:
-            known = {m for _, m, _ in chosen if self.model.find(mailbox, m) is not None}
-            refs = [(m, r.split(".")[1]) for _, m, r in chosen if m in known]
-            lost = len({r for _, m, r in chosen if m not in known})
+            known = [c for c in chosen if self.model.find(mailbox, c[1].msg_id) is c[1]]
+            refs = [(letter.msg_id, r.split(".")[1]) for _, letter, r in known]
+            lost = len({r for _, _, r in chosen} - {r for _, _, r in known})
             model = self.model.ack if how == "ack" else self.model.nack
             start = len(self.model.closed)
             settled, failures = model(mailbox, refs)
@@ -256,7 +265,6 @@ class MailboxMachine(RuleBasedStateMachine):
         new_id, dispatcher = f"r{self.replays}", self.post.dispatcher
 
         def resend(tx: Tx, letter: DeadLetter, meta: bytes | None) -> EnqueueAck:
-            assert not isinstance(letter.payload, type(None))
             mail = Mail(new_id, bytes(letter.payload))  # type: ignore[arg-type]
             return dispatcher.enqueue(tx, mailbox, letter.from_, [mail])[0]
 
@@ -375,7 +383,9 @@ class MailboxMachine(RuleBasedStateMachine):
         query = """SELECT b.name, m.msg_id, m.state, m.attempt, m.created_at >= 0
                    FROM mail m JOIN mailbox b ON b.id = m.mailbox"""
         names = ["pending", "in_flight", "nacked", "acked", "dead_letter", "expired"]
-        found = {(b, m): (names[state], attempt) for b, m, state, attempt, _ in self.post.sql(query)}
+        found = {
+            (b, m): (names[state], attempt) for b, m, state, attempt, _ in self.post.sql(query)
+        }
         expected = {
             (x.mailbox, x.msg_id): (x.state, x.attempt)
             for mailbox in MAILBOXES
@@ -444,7 +454,9 @@ class MailboxMachine(RuleBasedStateMachine):
 
 
 MailboxMachine.TestCase.settings = settings(
-    max_examples=choose(60, 300), stateful_step_count=choose(60, 120), deadline=None,
+    max_examples=choose(60, 300),
+    stateful_step_count=choose(60, 120),
+    deadline=None,
     report_multiple_bugs=False,
 )
 TestMailboxes = MailboxMachine.TestCase

@@ -7,11 +7,11 @@ and the run counts only if every message came exactly once and each sender's in 
 import asyncio
 import os
 import platform
-import sqlite3
 import tempfile
 import time
 from pathlib import Path
 
+import apsw
 import uvloop
 from msgspec import Struct
 from rich.console import Group, RenderableType
@@ -20,7 +20,7 @@ from rich.table import Table
 from gatepost.bench.fsync import Fsync, measure_fsync, percentile
 from gatepost.bench.own_gateway import own_gateway
 from gatepost.client import Client, Message
-from gatepost.errors import GatepostError
+from gatepost.errors import BenchFailed
 
 _MAILBOX = "bench"
 _DURABILITY = {
@@ -36,6 +36,7 @@ class Options(Struct, frozen=True):
     size: int = 512
     senders: int = 1
     singles: int = 2000
+    fsyncs: int = 2000
 
 
 class Machine(Struct, frozen=True):
@@ -70,12 +71,6 @@ class Result(Struct, frozen=True):
     fsync: Fsync
 
 
-class BenchFailed(GatepostError):
-    """What was measured is worth nothing: a message was lost, doubled or overtaken."""
-
-    code = "bench_failed"
-
-
 def bench(state_dir: Path, options: Options) -> Result:
     """Everything, on a gateway of its own beside `state_dir`, on the same disk."""
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,14 +84,14 @@ def bench(state_dir: Path, options: Options) -> Result:
 def run(url: str, token: str, folder: Path, options: Options) -> Result:
     """Measure the gateway at `url`; `folder` is on the disk whose fsync is measured beside it."""
     throughput, single = uvloop.run(_measure(url, token, options))
-    fsync = measure_fsync(folder, size=options.size)
+    fsync = measure_fsync(folder, size=options.size, count=options.fsyncs)
     return Result(machine(), options, _DURABILITY, throughput, single, fsync)
 
 
 def machine() -> Machine:
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     cores = len(os.sched_getaffinity(0))
-    return Machine(cores, platform.python_version(), sqlite3.sqlite_version, system)
+    return Machine(cores, platform.python_version(), apsw.sqlite_lib_version(), system)
 
 
 def render(result: Result) -> RenderableType:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -34,25 +34,39 @@ def fetch(
     path = f"/v1/blobs/{check_digest(digest)}"
     if output_file is None and (options.json or sys.stdout.isatty()):
         raise usage("name a file with --output, or send standard output elsewhere")
-    with options.gateway() as gateway, gateway.download(path) as pieces:
-        size = _save(pieces, output_file, options)
+    with (
+        options.gateway() as gateway,
+        gateway.download(path) as pieces,
+        _opened(output_file) as target,
+    ):
+        size = _save(pieces, target, options)
     if output_file is not None:
         document = {"file": str(output_file), "size": size}
         said = f"{output.size(size)} written to {output_file}"
         output.show(options, document, lambda: output.say(said))
 
 
-def _save(pieces: Iterator[bytes], file: Path | None, options: Options) -> int:
+def _save(pieces: Iterator[bytes], target: BinaryIO, options: Options) -> int:
     size = 0
-    with _opened(file) as target, Progress("fetching", None, options, unit="bytes") as progress:
+    with Progress("fetching", None, options, unit="bytes") as progress:
         for piece in progress.over(pieces):
             size += target.write(piece)
         target.flush()
     return size
 
 
-def _opened(file: Path | None) -> AbstractContextManager[BinaryIO]:
-    return nullcontext(sys.stdout.buffer) if file is None else _created(file)
+@contextmanager
+def _opened(path: Path | None) -> Iterator[BinaryIO]:
+    """Standard output, or a new file that stays only if all went well."""
+    if path is None:
+        yield sys.stdout.buffer
+        return
+    with _created(path) as file:
+        try:
+            yield file
+        except BaseException:
+            path.unlink()
+            raise
 
 
 def _created(path: Path) -> BinaryIO:

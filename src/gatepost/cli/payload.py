@@ -8,8 +8,8 @@ from cyclopts import Parameter
 
 from gatepost.cli.problems import usage
 
-# What the gateway carries inside an event by default; more goes as a blob.
-LARGE = 64 * 1024
+# What surely fits into one request; more is uploaded first.
+LARGE = 512 * 1024
 _MOST = 64 * 1024 * 1024
 
 

@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from gatepost.client._client import TIMEOUT, Client, Wait
+from gatepost.client._client import Client, Wait
 from gatepost.client._desk import Desk, State, Turn
 from gatepost.client._encoding import encode_reply
+from gatepost.client._mailbox import TIMEOUT
 from gatepost.client._message import Message
 from gatepost.client._reason import reason_of
 from gatepost.client._sync import Blocking

@@ -26,6 +26,7 @@ from gatepost.client._batches import (
     error_of,
 )
 from gatepost.client._discover import Locate
+from gatepost.client._link import Link
 from gatepost.client._listening import Listening
 from gatepost.client._packing import Packer
 from gatepost.client._places import Places
@@ -61,10 +62,7 @@ _FULL_ENOUGH = 128
 _MESSAGE_OVERHEAD = 256
 # Calls of one tick whose deadlines are this close share an operation and the later deadline.
 _SAME_DEADLINE = 0.05
-_PING_EVERY = 15.0
-_CONNECT_WITHIN = 10.0
-_FIRST_DELAY, _LONGEST_DELAY = 0.05, 5.0
-_LASTING = 2.0
+_LISTEN_WITHIN = 10.0
 # Refusals of a whole operation that may be the fault of one of the calls in it.
 _ONE_MAY_BE_BAD = range(400, 429)
 
@@ -77,10 +75,15 @@ class Connection:
     """Not thread-safe: everything happens on the event loop it was opened on."""
 
     def __init__(self, locate: Locate, clock: Clock, *, max_outstanding: int = 10_000) -> None:
-        self._locate = locate
-        self._clock = clock
+        self._link = Link(
+            locate,
+            clock,
+            on_open=self._resume,
+            on_frame=self._received,
+            on_lost=self._lost,
+            on_room=self._flush,
+        )
         self._loop: asyncio.AbstractEventLoop
-        self._socket: FrameSocket | None = None
         self._unanswered: dict[int, Pending] = {}
         self._queue: list[Pending] = []
         self._scheduled = False
@@ -90,30 +93,18 @@ class Connection:
         self.places = Places(max_outstanding)
         self._packer = Packer()
         self._listening: dict[str, Listening] = {}
-        self._repair: asyncio.Task[None] | None = None
-        self._opened_at = 0.0
-        self._delay = _FIRST_DELAY
-        self._pinger: asyncio.TimerHandle | None = None
         self._closed = False
-        self._problem = ""
         self.frames_sent = 0
 
     # -- life
 
     async def open(self) -> None:
-        """Connect, or say why not: only a connection that once stood is repaired."""
         self._loop = asyncio.get_running_loop()
-        await self._connect()
+        await self._link.open()
 
     async def close(self) -> None:
         self._closed = True
-        if self._repair is not None:
-            self._repair.cancel()
-            await asyncio.wait([self._repair])
-        if self._pinger is not None:
-            self._pinger.cancel()
-        if self._socket is not None:
-            await self._socket.close()
+        await self._link.close()
         for pending in list(self._unanswered.values()):
             self._give_up(pending, Unavailable("the client was closed; the outcome is unknown"))
 
@@ -236,12 +227,13 @@ class Connection:
         for pending in self._queue:
             if pending.timer is None:
                 pending.timer = self._loop.call_at(pending.deadline, self._expire, pending)
-        if self._socket is None:
+        socket = self._link.socket
+        if socket is None:
             # All of it is unanswered, so it leaves when there is a connection again.
             self._queue.clear()
-        elif not self._socket.paused:
+        elif not socket.paused:
             queue, self._queue = self._queue, []
-            self._write(queue, self._socket)
+            self._write(queue, socket)
 
     def _write(self, queue: list[Pending], socket: FrameSocket) -> None:
         for frame in self._packer.frames(queue):
@@ -254,7 +246,7 @@ class Connection:
         try:
             answers = _decoder.decode(frame)
         except msgspec.DecodeError as error:
-            self._drop(f"the gateway sent what this client cannot read: {error}")
+            self._link.drop(f"the gateway sent what this client cannot read: {error}")
             return
         for answer in answers if isinstance(answers, list) else (answers,):
             if type(answer) is Deliver:
@@ -295,7 +287,7 @@ class Connection:
             log.exception("mail for %s could not be taken", delivery.mailbox)
 
     def _expire(self, pending: Pending) -> None:
-        why = f"; {self._problem}" if self._socket is None and self._problem else ""
+        why = f"; {self._link.problem}" if self._link.socket is None else ""
         self._give_up(
             pending, DeadlineExceeded(f"no answer in time, so the outcome is unknown{why}")
         )
@@ -309,32 +301,21 @@ class Connection:
         if pending.counted:
             self.places.release(len(pending.futures))
 
-    # -- connecting
-
-    async def _connect(self) -> None:
-        target = self._locate()
-        try:
-            async with asyncio.timeout(_CONNECT_WITHIN):
-                self._socket = await FrameSocket.open(
-                    target, self._received, self._lost, self._flush
-                )
-        except TimeoutError:
-            raise Unavailable(f"the gateway at {target.url} does not answer") from None
-        self._opened_at = self._loop.time()
-        self._packer.fresh()
-        self._pinger = self._loop.call_later(_PING_EVERY, self._ping, self._socket)
-        self._resume()
+    # -- connections that come and go
 
     def _resume(self) -> None:
         """Send again what was not answered, then listen again: so the gateway has heard of
         every settled message before it looks which ones this consumer still holds."""
         waiting, self._unanswered = list(self._unanswered.values()), {}
-        places = [each for place in self._listening.values() for each in place.pending()]
+        of_a_connection = [each for one in self._listening.values() for each in one.pending()]
+        self._packer.fresh()
         self._queue.clear()
         for pending in waiting:
-            if pending not in places and pending.wanted():
+            if pending in of_a_connection:
+                continue
+            if pending.wanted():
                 self._submit(pending)
-            elif pending not in places and pending.counted:
+            elif pending.counted:
                 self.places.release(len(pending.futures))
         for listening in self._listening.values():
             self._listen_again(listening)
@@ -344,7 +325,7 @@ class Connection:
             self._submit(listening.joining)
         else:
             op, future = listening.subscribe(), self._loop.create_future()
-            listening.joining = Settling(op, future, self._loop.time() + _CONNECT_WITHIN)
+            listening.joining = Settling(op, future, self._loop.time() + _LISTEN_WITHIN)
             self._submit(listening.joining)
             future.add_done_callback(partial(self._listens_again, listening))
         if listening.leaving is not None:
@@ -353,23 +334,17 @@ class Connection:
     def _listens_again(self, listening: Listening, future: Future) -> None:
         error = future.exception()
         if error is not None and not self._closed:
-            self._drop(f"cannot listen again to {listening.mailbox}: {error}")
+            self._link.drop(f"cannot listen again to {listening.mailbox}: {error}")
         elif error is None and listening.resumed is not None:
             listening.resumed()
 
-    def _lost(self, why: str) -> None:
-        socket, self._socket = self._socket, None
-        if self._pinger is not None:
-            self._pinger.cancel()
-        if self._closed:
-            return
-        self._problem = why
-        log.warning("%s; connecting again", why)
-        # A frame that is cut off while it is sent can end in a reset before its refusal is read.
-        young = self._loop.time() - self._opened_at < _LASTING
-        if socket is not None and (socket.refused_as_too_big or (socket.reset and young)):
+    def _lost(self, socket: FrameSocket) -> None:
+        if socket.refused_as_too_big:
             self._smaller_frames()
-        self._repair = self._loop.create_task(self._reconnect())
+        elif socket.reset:
+            # A frame that is cut off while it is sent can end in a reset before its refusal
+            # is read; so can a gateway that dies, and then smaller frames do no harm.
+            self._packer.shrink_a_little()
 
     def _smaller_frames(self) -> None:
         """The gateway takes smaller frames than it was sent."""
@@ -380,40 +355,6 @@ class Connection:
         waiting, self._unanswered = list(self._unanswered.values()), {}
         for pending in self._packer.divided(waiting):
             self._submit(pending)
-
-    async def _reconnect(self) -> None:
-        # A connection that does not last is no success, so the delay goes on growing.
-        if self._loop.time() - self._opened_at > _LASTING:
-            self._delay = _FIRST_DELAY
-        while True:
-            jitter = 0.5 + self._clock.random(1)[0] / 256
-            await asyncio.sleep(self._delay * jitter)
-            self._delay = min(self._delay * 2, _LONGEST_DELAY)
-            try:
-                await self._connect()
-            except GatepostError as error:
-                self._problem = error.message
-                log.warning("not connected yet: %s", error.message)
-            except Exception as error:
-                self._problem = str(error)
-                log.exception("connecting failed unexpectedly and will be tried again")
-            else:
-                log.info("connected again")
-                return
-
-    def _ping(self, socket: FrameSocket) -> None:
-        """A peer that says nothing, not even to a ping, is gone without a word."""
-        if socket is not self._socket:
-            return
-        if not socket.heard:
-            self._drop("the gateway has gone silent")
-            return
-        socket.ping()
-        self._pinger = self._loop.call_later(_PING_EVERY, self._ping, socket)
-
-    def _drop(self, why: str) -> None:
-        if self._socket is not None:
-            self._socket.abort(why)
 
 
 def _check(op: Op) -> None:

@@ -8,6 +8,7 @@ from gatepost.client._batches import Pending
 
 _FRAME_BYTES = 512 * 1024
 _LEAST = 1024
+_SAFE = 128 * 1024
 
 _encoder = msgspec.json.Encoder()
 
@@ -41,6 +42,11 @@ class Packer:
         if self._alone is None:
             self.limit = max(self._largest // 2, _LEAST)
         return self._alone
+
+    def shrink_a_little(self) -> None:
+        """The largest frame may have been too large."""
+        if self._largest > _SAFE:
+            self.limit = max(self._largest // 2, _SAFE)
 
     def divided(self, unanswered: Iterable[Pending]) -> Iterator[Pending]:
         """The same calls in operations that fit."""

@@ -11,11 +11,7 @@ from litestar.connection import ASGIConnection
 from litestar.enums import ScopeType
 from litestar.exceptions import HTTPException, WebSocketException
 from litestar.handlers.base import BaseRouteHandler
-from litestar.openapi.config import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
-from litestar.openapi.spec import Components, SecurityScheme
 
-from gatepost import __version__
 from gatepost.errors import (
     GatepostError,
     Internal,
@@ -23,7 +19,7 @@ from gatepost.errors import (
     Unauthorized,
     Unavailable,
 )
-from gatepost.gateway import http
+from gatepost.gateway import http, openapi
 from gatepost.gateway.door import Door
 from gatepost.gateway.metrics import Metrics
 from gatepost.gateway.operations import Operations
@@ -69,22 +65,9 @@ def create_app(operations: Operations, door: Door, metrics: Metrics) -> Litestar
         exception_handlers={Exception: _answer_error},
         request_class=TypedRequest,
         request_max_body_size=settings.limits.max_body_bytes,
-        openapi_config=_openapi(),
+        openapi_config=openapi.config(),
         logging_config=None,
         debug=False,
-    )
-
-
-def _openapi() -> OpenAPIConfig:
-    return OpenAPIConfig(
-        title="Gatepost",
-        version=__version__,
-        path="/openapi",
-        render_plugins=[JsonRenderPlugin(path="/openapi.json")],
-        components=Components(
-            security_schemes={"local": SecurityScheme(type="http", scheme="bearer")}
-        ),
-        security=[{"local": []}],
     )
 
 

@@ -34,7 +34,11 @@ class Core:
         self.state = StateDir(settings.node.state_dir)
         self.state.prepare()
         self.database = Database.open(self.state.journal, settings.journal.integrity_check)
-        self.node = self._identify()
+        try:
+            self.node = self._identify()
+        except BaseException:
+            self.database.close()
+            raise
         self.agents = Agents()
         self.messages = Messages(self.node, self.agents, policy_of(settings).ttl)
         self.dispatcher = Dispatcher(self.clock, policy_of(settings), self.messages.close)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 from litestar import Request, Router
-from litestar.params import Parameter
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.response import Stream
 from msgspec import Struct, field
 
@@ -54,8 +54,11 @@ from gatepost.wire import (
 )
 
 T = TypeVar("T")
-PageSize = Annotated[int, Parameter(ge=1, le=1000)]
-WaitSecs = Annotated[float, Parameter(ge=0, le=3600)]
+Name = FromPath[str]
+Text = FromQuery[str]
+Maybe = FromQuery[str | None]
+PageSize = Annotated[int, QueryParameter(ge=1, le=1000)]
+WaitSecs = Annotated[float, QueryParameter(ge=0, le=3600)]
 AnyRequest = Request[Any, Any, Any]
 
 _BATCH = msgspec.Meta(min_length=1, max_length=1000)
@@ -144,7 +147,7 @@ def routes(operations: Operations) -> Router:
 
 def _mailbox_routes(operations: Operations) -> list[Any]:
     @post("/enqueue", status_code=200, summary="Put one message into a mailbox")
-    async def enqueue(data: NewMessage) -> EnqueueAck:
+    async def enqueue(data: JSONBody[NewMessage]) -> EnqueueAck:
         reply: Enqueued = await operations.perform(Enqueue(messages=[data]))
         (ack,) = reply.results
         if ack.error is not None:
@@ -152,32 +155,32 @@ def _mailbox_routes(operations: Operations) -> list[Any]:
         return ack
 
     @post("/enqueue/batch", status_code=200, summary="Put messages into mailboxes")
-    async def enqueue_batch(data: Batch) -> Enqueued:
+    async def enqueue_batch(data: JSONBody[Batch]) -> Enqueued:
         operations.bucket.take(len(data.messages))
         reply: Enqueued = await operations.perform(Enqueue(messages=data.messages))
         return reply
 
     @post("/mailboxes/{mailbox:str}/dequeue", status_code=200, summary="Lease mail")
-    async def dequeue(mailbox: str, data: DequeueBody, request: AnyRequest) -> Messages:
+    async def dequeue(mailbox: Name, data: JSONBody[DequeueBody], request: AnyRequest) -> Messages:
         op = Dequeue(mailbox=check_agent_id(mailbox), limit=data.limit)
         op.wait_secs, op.consumer = data.wait_secs, data.consumer
         reply: Messages = await _while_connected(request, operations.perform(op))
         return reply
 
     @post("/mailboxes/{mailbox:str}/ack", status_code=200, summary="End turns")
-    async def ack(mailbox: str, data: AckBody) -> Settled:
+    async def ack(mailbox: Name, data: JSONBody[AckBody]) -> Settled:
         op = Ack(mailbox=check_agent_id(mailbox), receipts=data.receipts)
         op.msg_ids, op.replies = data.msg_ids, data.replies
         return _single(await operations.perform(op))
 
     @post("/mailboxes/{mailbox:str}/nack", status_code=200, summary="Fail turns")
-    async def nack(mailbox: str, data: NackBody) -> Settled:
+    async def nack(mailbox: Name, data: JSONBody[NackBody]) -> Settled:
         op = Nack(mailbox=check_agent_id(mailbox), receipts=data.receipts)
         op.msg_ids, op.reason = data.msg_ids, data.reason
         return _single(await operations.perform(op))
 
     @post("/mailboxes/{mailbox:str}/extend", status_code=200, summary="Keep leases alive")
-    async def extend(mailbox: str, data: ExtendBody) -> Settled:
+    async def extend(mailbox: Name, data: JSONBody[ExtendBody]) -> Settled:
         op = Extend(mailbox=check_agent_id(mailbox), receipts=data.receipts)
         return _single(await operations.perform(op))
 
@@ -187,7 +190,7 @@ def _mailbox_routes(operations: Operations) -> list[Any]:
         return [MailboxCounts(*row) for row in rows]
 
     @get("/mailboxes/{mailbox:str}", summary="Look at a mailbox's unsettled mail")
-    async def peek(mailbox: str, limit: PageSize = 100, after: str = "") -> Summaries:
+    async def peek(mailbox: Name, limit: PageSize = 100, after: Text = "") -> Summaries:
         op = Peek(mailbox=check_agent_id(mailbox), limit=limit, after=after)
         reply: Summaries = await operations.perform(op)
         return reply
@@ -195,7 +198,7 @@ def _mailbox_routes(operations: Operations) -> list[Any]:
     @delete(
         "/mailboxes/{mailbox:str}", status_code=200, summary="Turn waiting mail to dead letters"
     )
-    async def purge(mailbox: str) -> Count:
+    async def purge(mailbox: Name) -> Count:
         return Count(count=await operations.purge(check_agent_id(mailbox), "operator"))
 
     return [enqueue, enqueue_batch, dequeue, ack, nack, extend, mailboxes, peek, purge]
@@ -206,19 +209,19 @@ def _dead_letter_routes(operations: Operations) -> list[Any]:
 
     @get(folder, summary="List dead letters")
     async def letters(
-        mailbox: str,
+        mailbox: Name,
         limit: PageSize = 100,
-        after: str = "",
-        sender: str | None = None,
-        reason_contains: str | None = None,
-        replayed: bool | None = None,
+        after: Text = "",
+        sender: Maybe = None,
+        reason_contains: Maybe = None,
+        replayed: FromQuery[bool | None] = None,
     ) -> DeadLetters:
         wanted = Filter(sender=sender, reason_contains=reason_contains, replayed=replayed)
         found = await operations.dead_letters(check_agent_id(mailbox), wanted, limit, after)
         return DeadLetters(messages=found)
 
     @get(folder + "/{msg_id:str}", summary="Show one dead letter")
-    async def letter(mailbox: str, msg_id: str) -> DeadLetter:
+    async def letter(mailbox: Name, msg_id: Name) -> DeadLetter:
         wanted = Filter(msg_ids=[check_msg_id(msg_id)])
         found = await operations.dead_letters(check_agent_id(mailbox), wanted, 1)
         if not found:
@@ -226,18 +229,18 @@ def _dead_letter_routes(operations: Operations) -> list[Any]:
         return found[0]
 
     @post(folder + "/replay", status_code=200, summary="Send dead letters again")
-    async def replay(mailbox: str, data: ReplayBody, request: AnyRequest) -> Enqueued:
+    async def replay(mailbox: Name, data: JSONBody[ReplayBody], request: AnyRequest) -> Enqueued:
         name, rate = check_agent_id(mailbox), data.rate_per_sec
         work = operations.replay(name, data.filter(), data.limit, rate, "operator")
         return Enqueued(results=await _while_connected(request, work))
 
     @post(folder + "/discard", status_code=200, summary="Give up dead letters for good")
-    async def discard(mailbox: str, data: FilterBody) -> Count:
+    async def discard(mailbox: Name, data: JSONBody[FilterBody]) -> Count:
         name = check_agent_id(mailbox)
         return Count(count=await operations.discard(name, data.filter(), "operator"))
 
     @delete(folder, status_code=200, summary="Give up all dead letters of a mailbox")
-    async def purge_dead_letters(mailbox: str) -> Count:
+    async def purge_dead_letters(mailbox: Name) -> Count:
         return Count(count=await operations.discard(check_agent_id(mailbox), Filter(), "operator"))
 
     @get("/audit", summary="What was done by hand, newest first")
@@ -251,7 +254,7 @@ def _dead_letter_routes(operations: Operations) -> list[Any]:
 
 def _message_routes(operations: Operations) -> list[Any]:
     @post("/messages", status_code=200, summary="Send a message to an agent")
-    async def send(data: NewSend) -> Sent:
+    async def send(data: JSONBody[NewSend]) -> Sent:
         reply: SendResults = await operations.perform(Send(messages=[data]))
         (sent,) = reply.results
         if sent.error is not None:
@@ -259,19 +262,19 @@ def _message_routes(operations: Operations) -> list[Any]:
         return sent
 
     @post("/messages/batch", status_code=200, summary="Send messages to agents")
-    async def send_batch(data: SendBatch) -> SendResults:
+    async def send_batch(data: JSONBody[SendBatch]) -> SendResults:
         operations.bucket.take(len(data.messages))
         reply: SendResults = await operations.perform(Send(messages=data.messages))
         return reply
 
     @get("/messages/{event_id:str}", summary="What became of a message; may wait for it")
-    async def message(event_id: str, request: AnyRequest, wait_secs: WaitSecs = 0.0) -> Sent:
+    async def message(event_id: Name, request: AnyRequest, wait_secs: WaitSecs = 0.0) -> Sent:
         op = Await(event_id=event_id, wait_secs=wait_secs)
         reply: Awaited = await _while_connected(request, operations.perform(op))
         return reply.result
 
     @get("/messages/{event_id:str}/trace", summary="The events of a message's journey")
-    async def trace(event_id: str) -> list[Envelope]:
+    async def trace(event_id: Name) -> list[Envelope]:
         found = await operations.core.read(lambda tx: journey(tx, event_id))
         if not found:
             raise UnknownMessage(f"no event {event_id} in this gateway's outbox")
@@ -288,13 +291,13 @@ def _agent_routes(operations: Operations) -> list[Any]:
         return await core.read(core.agents.list)
 
     @put("/agents/{agent:str}", summary="Register an agent")
-    async def register(agent: str) -> Agent:
+    async def register(agent: Name) -> Agent:
         name = check_agent_id(agent)
         await operations.perform(Register(agent=name))
         return await core.read(lambda tx: core.agents.get(tx, name))
 
     @delete("/agents/{agent:str}", status_code=200, summary="Remove an agent; its mail is kept")
-    async def remove(agent: str) -> Count:
+    async def remove(agent: Name) -> Count:
         name = check_agent_id(agent)
         await core.commit(lambda tx: core.agents.remove(tx, name, "operator"))
         return Count(count=await operations.purge(name, "agent removal"))
@@ -312,7 +315,7 @@ def _blob_routes(operations: Operations) -> list[Any]:
         return Stored(digest, size)
 
     @get("/blobs/{digest:str}", media_type="application/octet-stream", summary="Fetch a payload")
-    async def download(digest: str) -> Stream:
+    async def download(digest: Name) -> Stream:
         query = "SELECT key FROM blob WHERE digest = ?"
         row = await core.read(lambda tx: tx.one(query, (check_digest(digest),)))
         if row is None:

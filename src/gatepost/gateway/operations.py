@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from itertools import groupby
 from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType
@@ -55,6 +54,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Plan = Callable[[Tx], Reply]
+# Messages of one sender for one mailbox, each with its place in the operation.
+Runs = dict[tuple[str, str], list[tuple[int, Mail]]]
+Until = Callable[["asyncio.Future[list[Message]]", float], Awaitable[bool]]
 
 
 class Operations:
@@ -67,8 +69,11 @@ class Operations:
         self._inline = limits.max_payload_inline
         self._batch = core.settings.journal.sweep_batch
         self._longest_poll = limits.long_poll_max_secs
-        self._plans: dict[type[Op], Callable[[Any], Plan]] = {
+        self._waits: set[asyncio.Future[Any]] = set()
+        self._ending = False
+        self._plans: dict[type[Op], Callable[[Any], Plan | None]] = {
             Enqueue: self._enqueue,
+            Send: self._plan_send,
             Ack: self._ack,
             Nack: self._nack,
             Extend: self._extend,
@@ -113,17 +118,19 @@ class Operations:
     # -- one transaction each
 
     def _enqueue(self, op: Enqueue) -> Plan:
-        runs = [
-            (to, sender, [self._mail(m) for m in run])
-            for (to, sender), run in groupby(op.messages, key=lambda m: (m.to, m.from_))
-        ]
+        """Messages go in by pair, however they are mixed; each is answered in its place."""
+        runs: Runs = {}
+        for place, new in enumerate(op.messages):
+            mail = self._mail(new)
+            runs.setdefault((new.to, new.from_), []).append((place, mail))
         return partial(self._enqueue_runs, op.id, runs)
 
-    def _enqueue_runs(self, re: int, runs: list[tuple[str, str, list[Mail]]], tx: Tx) -> Reply:
-        acks: list[EnqueueAck] = []
-        for to, sender, mails in runs:
-            acks += self.core.dispatcher.enqueue(tx, to, sender, mails)
-        return Enqueued(re=re, results=acks)
+    def _enqueue_runs(self, re: int, runs: Runs, tx: Tx) -> Reply:
+        answers: dict[int, EnqueueAck] = {}
+        for (to, sender), run in runs.items():
+            acks = self.core.dispatcher.enqueue(tx, to, sender, [mail for _, mail in run])
+            answers.update(zip((place for place, _ in run), acks, strict=True))
+        return Enqueued(re=re, results=[answers[place] for place in sorted(answers)])
 
     def _mail(self, new: NewMessage) -> Mail:
         payload = bytes(new.payload)
@@ -172,31 +179,41 @@ class Operations:
         consumer = op.consumer or f"poll:{self.core.clock.random(8).hex()}"
         poll = _Poll(self.core, op, consumer)
         try:
-            messages = await (poll.wait(self._longest_poll) if op.wait_secs else poll.take())
+            messages = await (poll.wait(self._wait) if op.wait_secs else poll.take())
         except BaseException:
             poll.give_back()
             raise
         return Messages(re=op.id, messages=messages)
 
     async def _send(self, op: Send) -> Reply:
-        for new in op.messages:
-            check(new)
+        """Payloads too large to travel inline are stored as blobs first."""
         # Taken before a payload moves into a blob, whose digest is another each time.
         marks = [fingerprint(new) for new in op.messages]
         for new in op.messages:
-            await self._move_large(new)
-        sends = list(zip(op.messages, marks, strict=True))
-        results = await self.core.commit(lambda tx: [self._send_one(tx, *each) for each in sends])
-        return SendResults(re=op.id, results=results)
+            if self._is_large(new):
+                payload, new.payload = bytes(new.payload), UNSET  # type: ignore[arg-type]
+                new.payload_ref = await self.upload([payload])
+        return await self.core.commit(self._send_all(op, marks))
 
-    async def _move_large(self, new: NewSend) -> None:
-        """A payload too large to travel inline is stored as a blob."""
+    def _plan_send(self, op: Send) -> Plan | None:
+        for new in op.messages:
+            check(new)
+            if not isinstance(new.payload, UnsetType):
+                check_payload(bytes(new.payload))
+        if any(self._is_large(new) for new in op.messages):
+            return None
+        return self._send_all(op, [fingerprint(new) for new in op.messages])
+
+    def _is_large(self, new: NewSend) -> bool:
         if isinstance(new.payload, UnsetType):
-            return
-        payload = bytes(new.payload)
-        check_payload(payload)
-        if len(payload) > self._inline:
-            new.payload, new.payload_ref = UNSET, await self.upload([payload])
+            return False
+        return memoryview(new.payload).nbytes > self._inline
+
+    def _send_all(self, op: Send, marks: list[bytes]) -> Plan:
+        sends = list(zip(op.messages, marks, strict=True))
+        return lambda tx: SendResults(
+            re=op.id, results=[self._send_one(tx, *each) for each in sends]
+        )
 
     async def upload(self, pieces: Iterable[bytes]) -> str:
         """Store a payload as a blob; returns its digest."""
@@ -220,11 +237,12 @@ class Operations:
         messages, id = self.core.messages, op.event_id
         sent = await self.core.read(lambda tx: messages.status(tx, id))
         if sent.processed_at is None and op.wait_secs:
-            sent = await self._settled_within(id, min(op.wait_secs, self._longest_poll))
+            sent = await self._settled(id, op.wait_secs)
         return Awaited(re=op.id, result=sent)
 
-    async def _settled_within(self, id: str, secs: float) -> Sent:
-        messages, settled = self.core.messages, asyncio.get_running_loop().create_future()
+    async def _settled(self, id: str, secs: float) -> Sent:
+        messages = self.core.messages
+        settled: asyncio.Future[Sent] = asyncio.get_running_loop().create_future()
 
         def woken(sent: Sent, error: GatepostError | None) -> None:
             if not settled.done():
@@ -232,12 +250,29 @@ class Operations:
 
         try:
             sent = await self.core.commit(lambda tx: messages.wait(tx, id, woken))
-            if sent.processed_at is None:
-                await asyncio.wait([settled], timeout=secs)
+            if sent.processed_at is None and await self._wait(settled, secs):
+                return settled.result()
         finally:
-            if not settled.done():
+            if not _came(settled):
                 self.core.submit(lambda tx: messages.stop_waiting(tx, id, woken))
-        return settled.result() if settled.done() else sent
+        return sent
+
+    async def _wait(self, future: "asyncio.Future[T]", secs: float) -> bool:
+        """Whether `future` came true in time; the end of the gateway is the end of its time."""
+        if self._ending:
+            return False
+        self._waits.add(future)
+        try:
+            await asyncio.wait([future], timeout=min(secs, self._longest_poll))
+        finally:
+            self._waits.discard(future)
+        return _came(future)
+
+    def end_waits(self) -> None:
+        """The gateway stops: whoever waits for something is told that it did not happen."""
+        self._ending = True
+        for future in self._waits:
+            future.cancel()
 
     async def _peek(self, op: Peek) -> Reply:
         found = await self._look(op.mailbox, lambda tx, id: browse.peek(tx, id, op.limit, op.after))
@@ -301,7 +336,7 @@ class Operations:
             replay = partial(self.core.messages.replay, mailbox=mailbox, wanted=wanted)
             more = await self.core.commit(partial(replay, limit=size, actor=actor))
             acks += more
-            if not more or any(ack.error for ack in more):
+            if len(more) < size or any(ack.error for ack in more):
                 break
             await asyncio.sleep(0 if rate is None else size / rate)
         return acks
@@ -320,12 +355,12 @@ class _Poll:
     async def take(self) -> list[Message]:
         return await self._core.commit(self._take)
 
-    async def wait(self, longest: float) -> list[Message]:
+    async def wait(self, until: Until) -> list[Message]:
         if again := await self._core.commit(self._join):
             return again
-        await asyncio.wait([self._pushed], timeout=min(self._op.wait_secs, longest))
-        await self._core.commit(self._leave)
-        return self._pushed.result() if self._pushed.done() else []
+        if not await until(self._pushed, self._op.wait_secs):
+            await self._core.commit(self._leave)
+        return self._pushed.result() if _came(self._pushed) else []
 
     def give_back(self) -> None:
         """Undo what was or still will be leased, unless its consumer has a name to come back by."""
@@ -360,8 +395,14 @@ class _Poll:
             self._core.dispatcher.give_up(tx, self._waiter)
 
     def _push(self, messages: list[Message]) -> None:
-        if not self._pushed.done():
+        if self._pushed.cancelled():
+            self.give_back()
+        elif not self._pushed.done():
             self._pushed.set_result(messages)
+
+
+def _came(future: "asyncio.Future[Any]") -> bool:
+    return future.done() and not future.cancelled()
 
 
 def _some(*lists: list[str]) -> None:

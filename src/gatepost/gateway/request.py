@@ -14,10 +14,9 @@ class TypedRequest(Request[Any, Any, Any]):
 
     async def json(self) -> Any:
         body = await self.body()
+        wanted = self.route_handler.parsed_fn_signature.parameters["data"].annotation
         try:
-            return _decoder(self.route_handler.parsed_fn_signature.parameters["data"].raw).decode(
-                body
-            )
+            return _decoder(wanted).decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(str(error)) from None
 

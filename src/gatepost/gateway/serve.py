@@ -22,6 +22,7 @@ from gatepost.gateway.door import Door
 from gatepost.gateway.drop import DropDoor
 from gatepost.gateway.metrics import Metrics
 from gatepost.gateway.operations import Operations
+from gatepost.gateway.protocol import BoundedHttp
 from gatepost.gateway.state import Endpoint
 from gatepost.gateway.unix import UnixDoor
 
@@ -44,7 +45,7 @@ async def serve(settings: Settings) -> None:
         door = Door(core.state.local_token(core.clock))
         server = _server(settings, operations, door)
         await remove_orphans(core)
-        async with _doors(operations), _background(operations), _stopped_by_signals(server):
+        async with _doors(operations), _background(operations), _stopping(server, operations):
             core.state.announce(_endpoint(core, listener))
             log.info("node %s listens on %s", core.node.id, _url(listener))
             # What exists now lives as long as the process; the collector need not look at it.
@@ -98,11 +99,16 @@ async def repeated(seconds: float, work: Callable[[], Awaitable[object]]) -> Asy
 
 
 @contextlib.asynccontextmanager
-async def _stopped_by_signals(server: uvicorn.Server) -> AsyncIterator[None]:
+async def _stopping(server: uvicorn.Server, operations: Operations) -> AsyncIterator[None]:
     """SIGTERM and SIGINT end the server, and then everything else in its order."""
     loop = asyncio.get_running_loop()
+
+    def stop(number: int) -> None:
+        server.handle_exit(number, None)
+        operations.end_waits()
+
     for number in _SIGNALS:
-        loop.add_signal_handler(number, server.handle_exit, number, None)
+        loop.add_signal_handler(number, stop, number)
     try:
         yield
     finally:
@@ -113,7 +119,7 @@ async def _stopped_by_signals(server: uvicorn.Server) -> AsyncIterator[None]:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Nothing: uvicorn would raise the signal anew and end the process before we are done."""
+        """Nothing: signals are ours, and uvicorn would raise them anew before we are done."""
         yield
 
 
@@ -132,7 +138,7 @@ def _server(settings: Settings, operations: Operations, door: Door) -> uvicorn.S
     return _Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=BoundedHttp,
             ws="websockets-sansio",
             ws_max_size=settings.limits.max_body_bytes,
             ws_per_message_deflate=False,
@@ -153,6 +159,8 @@ def _bind(settings: Settings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        # Whoever reads the announcement may connect at once.
+        listener.listen(1024)
     except OSError as error:
         listener.close()
         raise ConfigError(

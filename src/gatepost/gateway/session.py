@@ -13,12 +13,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Struct
 
-from gatepost.errors import GatepostError, InvalidRequest
+from gatepost.errors import GatepostError, InvalidRequest, Unavailable
 from gatepost.gateway.operations import Operations
 from gatepost.journal import Tx
 from gatepost.mailbox import Waiter
 from gatepost.wire import (
+    Await,
     Deliver,
+    Dequeue,
     Done,
     Failed,
     Failure,
@@ -28,6 +30,7 @@ from gatepost.wire import (
     Peek,
     PeekDeadLetter,
     Reply,
+    Send,
     Subscribe,
     Unsubscribe,
 )
@@ -36,6 +39,7 @@ log = logging.getLogger(__name__)
 
 _MAX_UNANSWERED = 1024
 _MAX_UNSENT = 256
+_MAX_WAITS = 4096
 _FRAME_BYTES = 512 * 1024
 _LOOKS = (Peek, PeekDeadLetter)
 
@@ -74,6 +78,7 @@ class Session:
         self._room = _set_event()
         self._taken = _set_event()
         self._looking = asyncio.Lock()
+        self._sending: asyncio.Task[None] | None = None
 
     async def room(self) -> None:
         """Wait until the client may send more: few operations are under way, and it listens."""
@@ -82,7 +87,7 @@ class Session:
     @property
     def unsettled(self) -> bool:
         """Whether something is still to be answered, or an answer still to be taken."""
-        return bool(self._unanswered or self._out)
+        return bool(self._unanswered or self._tasks or self._out)
 
     def receive(self, frame: bytes | str) -> None:
         try:
@@ -128,19 +133,46 @@ class Session:
             self._finish(Failed(re=op.id, error=Failure.of(error)))
 
     def _start(self, op: Op) -> None:
-        plan = self._operations.plan(op)
+        behind = self._sending if isinstance(op, Send) else None
+        plan = self._operations.plan(op) if behind is None else None
         if plan is not None:
             self._core.writer.submit(plan, partial(self._done, op.id))
         elif isinstance(op, Subscribe):
             self._subscribe(op)
         elif isinstance(op, Unsubscribe):
             self._unsubscribe(op)
+        elif _waits(op):
+            self._wait(op)
         else:
-            task = asyncio.create_task(self._perform(op))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task = self._spawn(self._perform(op, behind))
+            if isinstance(op, Send):
+                self._sending = task
 
-    async def _perform(self, op: Op) -> None:
+    def _wait(self, op: Op) -> None:
+        """Whoever waits does not keep the same client's other operations from being taken."""
+        if len(self._tasks) >= _MAX_WAITS:
+            raise Unavailable("too many operations wait on this connection", retry_after=1.0)
+        self._spawn(self._perform_waiting(op))
+        self._unanswered -= 1
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if self._sending is task:
+            self._sending = None
+
+    async def _perform_waiting(self, op: Op) -> None:
+        self._answer(await self._operations.answer(op))
+
+    async def _perform(self, op: Op, behind: "asyncio.Task[None] | None") -> None:
+        if behind is not None:
+            # A message must not overtake an earlier one whose payload takes long to store.
+            await asyncio.wait([behind])
         if isinstance(op, _LOOKS):
             # Answers that can be large are made one at a time, and not for a client that is deaf.
             async with self._looking:
@@ -168,7 +200,7 @@ class Session:
             self._room.clear()
 
     def _make_room(self) -> None:
-        if self._unanswered < _MAX_UNANSWERED and len(self._out) < _MAX_UNSENT:
+        if self._unanswered < _MAX_UNANSWERED:
             self._room.set()
 
     def _subscribe(self, op: Subscribe) -> None:
@@ -231,6 +263,10 @@ async def carry(
             # A lost connection is the usual end, and no news.
             if isinstance(result, Exception) and not isinstance(result, OSError):
                 log.error("a session failed unexpectedly", exc_info=result)
+
+
+def _waits(op: Op) -> bool:
+    return isinstance(op, Await) or (isinstance(op, Dequeue) and op.wait_secs > 0)
 
 
 def _set_event() -> asyncio.Event:

@@ -45,7 +45,7 @@ class Uploads:
         except BaseException:
             # Half a payload must not become a blob.
             await _put(pieces, InvalidRequest("the upload was cut off"), storing)
-            await asyncio.wait([storing])
+            await asyncio.gather(storing, return_exceptions=True)
             raise
         await _put(pieces, None, storing)
         return await storing, size

@@ -36,9 +36,7 @@ class Database:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = _lock(path)
         try:
-            connection = _connect(path)
-            _verify(connection, path, check)
-            migrate(connection, path)
+            connection = _connect(path, check)
         except BaseException:
             lock.close()
             raise
@@ -74,27 +72,35 @@ def _lock(path: Path) -> IO[bytes]:
     return lock
 
 
-def _connect(path: Path) -> apsw.Connection:
+def _connect(path: Path, check: Check) -> apsw.Connection:
     # The file is made by us, not by SQLite, so that it is never readable by others.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     connection = apsw.Connection(str(path))
     try:
-        for pragma in _PRAGMAS:
-            connection.execute(pragma)
-    except apsw.NotADBError as error:
-        raise JournalCorrupt(f"{path} is not a Gatepost journal: {error}") from error
+        _prepare(connection, path, check)
+    except (apsw.CorruptError, apsw.NotADBError) as error:
+        connection.close()
+        raise _damaged(path, str(error)) from error
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
-def _verify(connection: apsw.Connection, path: Path, check: Check) -> None:
-    if check == "off":
-        return
-    try:
-        verdict = connection.execute(_CHECKS[check]).fetchall()[0][0]
-    except apsw.CorruptError as error:
-        verdict = str(error)
-    if verdict != "ok":
-        raise JournalCorrupt(f"{path} is damaged ({verdict}); restore it from a backup")
+def _prepare(connection: apsw.Connection, path: Path, check: Check) -> None:
+    # Nobody else writes, but somebody may look at the file with SQLite's own tools.
+    connection.set_busy_timeout(5_000)
+    for pragma in _PRAGMAS:
+        connection.execute(pragma)
+    if check != "off":
+        ((verdict,),) = connection.execute(_CHECKS[check]).fetchall()
+        if verdict != "ok":
+            raise _damaged(path, str(verdict))
+    migrate(connection, path)
+
+
+def _damaged(path: Path, why: str) -> JournalCorrupt:
+    return JournalCorrupt(f"{path} is damaged or no journal ({why}); restore it from a backup")
 
 
 def migrations() -> list[tuple[int, str]]:

@@ -1,21 +1,21 @@
 """Looking at a mailbox without changing it."""
 
 from bisect import insort
-from collections.abc import Iterator
 from operator import itemgetter
 
 from gatepost.errors import UnknownMessage
 from gatepost.journal.tx import Row, Tx
-from gatepost.mailbox.enqueue import pair_end
+from gatepost.mailbox.enqueue import pair_end, pair_of
 from gatepost.mailbox.states import State
 from gatepost.wire import Summary
 
-# Each gives pairs with a span of their unsettled mail: (sender, first, last or NULL, pair).
 _LEASED = """
 SELECT p.sender, l.next, l.last, p.id, l.behind
 FROM lease l JOIN pair p ON p.id = l.pair WHERE l.mailbox = ?
 """
-_BACKING_OFF = "SELECT sender, head, id FROM pair WHERE mailbox = ? AND ready_at > 0"
+_BACKING_OFF = """
+SELECT sender, head, id, head_rank, head_arrival FROM pair WHERE mailbox = ? AND ready_at > 0
+"""
 _QUEUED = """
 SELECT sender, head, id, head_rank, head_arrival FROM pair WHERE mailbox = ? AND ready_at = 0
 ORDER BY head_rank, head_arrival
@@ -27,7 +27,8 @@ FROM mail m JOIN body b ON b.id = m.id
 WHERE m.id BETWEEN ? AND ? AND m.state < {State.ACKED:d} AND (m.rank, m.arrival) > (?, ?)
 ORDER BY m.id
 """
-_PLACE = "SELECT rank, arrival FROM mail WHERE mailbox = ? AND msg_id = ?"
+_PLACE = "SELECT rank, arrival, id FROM mail WHERE mailbox = ? AND msg_id = ?"
+_START = (-1, -1, -1)
 _IN_TURN = itemgetter(0, 1)
 
 Span = tuple[str, int, int]  # sender, first and last mail id
@@ -45,7 +46,10 @@ class Page:
     def offer(self, span: Span) -> None:
         """A pair's mail is in order, so the first that is too late for the page ends it."""
         sender, first, last = span
-        for row in self._tx.each(_LIVE, (first, last, *self._after)):
+        *place, id = self._after
+        if pair_of(id) == pair_of(first):
+            first = max(first, id + 1)
+        for row in self._tx.each(_LIVE, (first, last, *place)):
             if not self.has_room_for(row[:2]):
                 return
             insort(self.rows, (*row, sender), key=_IN_TURN)
@@ -57,23 +61,18 @@ class Page:
 
 def peek(tx: Tx, mailbox: int, limit: int, after: str = "") -> list[Summary]:
     """Unsettled mail in the order it is handed out; `after` continues a page."""
-    page = Page(tx, limit, _place(tx, mailbox, after) if after else (-1, -1))
-    for span in _out_of_line(tx, mailbox):
-        page.offer(span)
+    page = Page(tx, limit, _place(tx, mailbox, after) if after else _START)
+    for sender, first, last, pair, behind in tx.each(_LEASED, (mailbox,)):
+        page.offer((sender, first, last))
+        page.offer((sender, behind, pair_end(pair)))
     for sender, head, pair, *place in tx.each(_QUEUED, (mailbox,)):
         if not page.has_room_for(tuple(place)):
             break
         page.offer((sender, head, pair_end(pair)))
+    for sender, head, pair, *place in tx.each(_BACKING_OFF, (mailbox,)):
+        if page.has_room_for(tuple(place)):
+            page.offer((sender, head, pair_end(pair)))
     return [_summary(row) for row in page.rows]
-
-
-def _out_of_line(tx: Tx, mailbox: int) -> Iterator[Span]:
-    """Mail of pairs that do not queue: those with a lease and those backing off."""
-    for sender, first, last, pair, behind in tx.each(_LEASED, (mailbox,)):
-        yield sender, first, last
-        yield sender, behind, pair_end(pair)
-    for sender, head, pair in tx.each(_BACKING_OFF, (mailbox,)):
-        yield sender, head, pair_end(pair)
 
 
 def _place(tx: Tx, mailbox: int, msg_id: str) -> Row:

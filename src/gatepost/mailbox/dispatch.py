@@ -71,7 +71,7 @@ class Dispatcher:
             tx.effect(partial(self._line.hand, tx, waiter, lease))
         if not (waiter.once and held):
             tx.effect(partial(self._line.join, tx, waiter))
-            tx.effect(partial(self._touch, {box.id}))
+        tx.effect(partial(self._touch, {box.id}))
         return again(tx, box, held, limit, self.policy)
 
     def ack(self, tx: Tx, mailbox: str, receipts: list[str], msg_ids: list[str]) -> Settlement:
@@ -118,7 +118,7 @@ class Dispatcher:
     def purge(self, tx: Tx, mailbox: str, limit: int, actor: str) -> int:
         """Turn up to `limit` waiting messages into dead letters; repeat it until it returns 0."""
         box = self.box(tx, mailbox)
-        size, closed = deadletters.purge(tx, box.id, limit, actor)
+        size, closed = deadletters.purge(tx, box.id, min(limit, sweep.BATCH), actor)
         self._close(tx, closed)
         tx.effect(partial(self._touch, {box.id}))
         return size

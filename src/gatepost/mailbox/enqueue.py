@@ -148,9 +148,10 @@ def _insert(
         created = tx.now if mail.created_at is None else mail.created_at
         expires = default_expiry if mail.ttl is None else tx.now + mail.ttl
         rank = max(rank, created)
-        place = (base + n, mailbox, mail.msg_id, arrivals + n, rank, created, expires)
-        rows.append((*place, mail.meta is not None, _fingerprint(mail.payload)))
-        bodies.append((base + n, mail.payload, mail.meta))
+        id, arrival, tracked = base + n, arrivals + n, mail.meta is not None
+        mark = _fingerprint(mail.payload)
+        rows.append((id, mailbox, mail.msg_id, arrival, rank, created, expires, tracked, mark))
+        bodies.append((id, mail.payload, mail.meta))
     tx.many(_MAIL, rows)
     tx.many(_BODY, bodies)
     advance = (pair.next_number + len(mails), rank)

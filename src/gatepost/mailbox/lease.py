@@ -7,7 +7,6 @@ makes delivery FIFO per pair. Between pairs the oldest head goes first.
 import re
 from collections.abc import Iterator
 from heapq import merge
-from itertools import islice
 from operator import itemgetter
 
 from msgspec import UNSET, Raw, Struct
@@ -15,7 +14,7 @@ from msgspec.structs import astuple
 
 from gatepost.errors import StaleReceipt
 from gatepost.journal.tx import Row, Tx
-from gatepost.mailbox.enqueue import pair_end, pair_of
+from gatepost.mailbox.enqueue import NUMBER_BITS, pair_end, pair_of
 from gatepost.mailbox.policy import Policy
 from gatepost.mailbox.states import Input, State, move
 from gatepost.wire import Message
@@ -23,6 +22,7 @@ from gatepost.wire import Message
 # What one take may load: enough for any consumer, little enough for everyone else's patience.
 _MOST_MESSAGES = 1000
 _MOST_BYTES = 4 << 20
+_PORTION = 16, 64  # of one pair at a time, at least and at most
 
 _SET_IN_FLIGHT, _IF_PENDING = move(Input.DEQUEUE)
 _SET_PENDING_AGAIN, _IF_NACKED = move(Input.RETRY)
@@ -30,7 +30,7 @@ _SET_RELEASED, _IF_IN_FLIGHT = move(Input.RELEASE)
 _, _IF_WAITING = move(Input.EXPIRE)
 
 _READY = """
-SELECT id, sender, head FROM pair WHERE mailbox = ? AND ready_at = 0
+SELECT id, sender, head, next_number FROM pair WHERE mailbox = ? AND ready_at = 0
 ORDER BY head_rank, head_arrival LIMIT ?
 """
 _COLUMNS = """
@@ -69,8 +69,8 @@ _COUNTS = """
 UPDATE mailbox SET waiting = waiting + ?, in_flight = in_flight + ?, dead = dead + ? WHERE id = ?
 """
 
-_is_receipt = re.compile(r"([0-9a-f]{1,16})\.([0-9a-f]{1,16})").fullmatch
-_LARGEST = (1 << 63) - 1
+# Two numbers of at most 63 bits.
+_is_receipt = re.compile(r"([0-7]?[0-9a-f]{1,15})\.([0-7]?[0-9a-f]{1,15})").fullmatch
 
 
 class Lease(Struct):
@@ -107,10 +107,9 @@ def receipt(mail: int, lease: int) -> str:
 def parse_receipt(text: str) -> tuple[int, int]:
     """(mail id, lease id)"""
     found = _is_receipt(text)
-    mail, lease = (int(part, 16) for part in found.groups()) if found else (-1, -1)
-    if not (0 <= mail <= _LARGEST and 0 <= lease <= _LARGEST):
+    if found is None:
         raise StaleReceipt(f"{text!r} is not a receipt of this mailbox")
-    return mail, lease
+    return int(found[1], 16), int(found[2], 16)
 
 
 def take(
@@ -119,31 +118,40 @@ def take(
     """Lease up to `limit` messages: the oldest heads first, each pair's mail in order."""
     limit = min(limit, _MOST_MESSAGES)
     pairs = tx.rows(_READY, (box.id, limit))
-    runs = [_waiting_run(tx, pair, head, limit) for pair, _, head in pairs]
-    oldest_first = runs[0] if len(runs) == 1 else merge(*runs, key=_OLDEST)
-    rows = list(islice(_portion(oldest_first), limit))
+    portion = min(max(limit // max(len(pairs), 1), _PORTION[0]), _PORTION[1])
+    runs = [_waiting_run(tx, *pair, limit, portion) for pair in pairs]
+    rows = _first(runs[0] if len(runs) == 1 else merge(*runs, key=_OLDEST), limit)
     leases = _lease_runs(tx, box, consumer, rows, policy, lease_ids)
-    senders = {pair: sender for pair, sender, _ in pairs}
+    senders = {pair: sender for pair, sender, _, _ in pairs}
     ids = {lease.pair: lease.id for lease in leases}
     return Taken([_message(row, ids, senders, box.name, policy) for row in rows], leases)
 
 
-def _waiting_run(tx: Tx, pair: int, head: int, limit: int) -> Iterator[Row]:
-    """A pair's mail from its head, up to one that is too late and waits to be expired."""
-    for row in tx.each(_QUEUE, (head, min(head + limit - 1, pair_end(pair)))):
-        if row[_EXPIRES] <= tx.now:
-            return
-        yield row
+def _waiting_run(
+    tx: Tx, pair: int, sender: str, head: int, next_number: int, limit: int, portion: int
+) -> Iterator[Row]:
+    """A pair's mail from its head, up to one that is too late and waits to be expired.
+
+    It is read in portions: of many pairs little each, for few of them will give much.
+    """
+    end = min(head + limit, (pair << NUMBER_BITS) + next_number)
+    for first in range(head, end, portion):
+        for row in tx.rows(_QUEUE, (first, min(first + portion, end) - 1)):
+            if row[_EXPIRES] <= tx.now:
+                return
+            yield row
 
 
-def _portion(rows: Iterator[Row]) -> Iterator[Row]:
-    """`rows` up to the one with which they grow too large."""
+def _first(rows: Iterator[Row], limit: int) -> list[Row]:
+    """Up to `limit` rows, and none behind the one with which they grow too large."""
+    first: list[Row] = []
     size = 0
     for row in rows:
-        yield row
+        first.append(row)
         size += len(row[_PAYLOAD])
-        if size >= _MOST_BYTES:
-            return
+        if len(first) == limit or size >= _MOST_BYTES:
+            break
+    return first
 
 
 def _lease_runs(

@@ -73,19 +73,20 @@ def refs_of(
     """What is meant, each once, and what cannot be: a bare msg_id means its latest lease."""
     refs: dict[Ref, None] = {}
     failures = []
-    for text, find in [(t, _by_receipt) for t in receipts] + [(t, _by_msg_id) for t in msg_ids]:
+    for text in receipts:
         try:
-            refs[find(tx, mailbox, text)] = None
+            refs[parse_receipt(text)] = None
         except GatepostError as error:
             failures.append(Failure.of(error, text))
+    for msg_id in msg_ids:
+        try:
+            refs[_latest(tx, mailbox, msg_id)] = None
+        except GatepostError as error:
+            failures.append(Failure.of(error, msg_id))
     return list(refs), failures
 
 
-def _by_receipt(tx: Tx, mailbox: int, text: str) -> Ref:
-    return parse_receipt(text)
-
-
-def _by_msg_id(tx: Tx, mailbox: int, msg_id: str) -> Ref:
+def _latest(tx: Tx, mailbox: int, msg_id: str) -> Ref:
     row = tx.one("SELECT id, lease FROM mail WHERE mailbox = ? AND msg_id = ?", (mailbox, msg_id))
     if row is None:
         raise UnknownMessage(f"no message {msg_id} in this mailbox")
@@ -94,7 +95,7 @@ def _by_msg_id(tx: Tx, mailbox: int, msg_id: str) -> Ref:
 
 def _by_lease(refs: list[Ref]) -> list[list[Ref]]:
     """Refs of one lease together, in the order given."""
-    groups: dict[tuple[int, int], list[Ref]] = {}
+    groups: dict[Ref, list[Ref]] = {}
     for ref in refs:
         groups.setdefault((pair_of(ref[0]), ref[1]), []).append(ref)
     return list(groups.values())

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from gatepost.journal.tx import Row, Tx
+from gatepost.journal.tx import Tx
 from gatepost.mailbox import lease as leases
 from gatepost.mailbox.enqueue import NUMBER_BITS, pair_end, pair_of
 from gatepost.mailbox.lease import Lease
@@ -35,11 +35,11 @@ _NEXT_RETRY = "SELECT min(ready_at) FROM pair WHERE ready_at > 0"
 _NEXT = f"SELECT ({_NEXT_EXPIRY}), ({_NEXT_TIMEOUT}), ({_NEXT_RETRY})"
 
 _FORGETTABLE = f"state IN ({State.ACKED:d}, {State.EXPIRED:d})"
-_BATCH_END = f"""
-SELECT settled_at FROM mail WHERE settled_at > ? AND settled_at <= ? AND {_FORGETTABLE}
-ORDER BY settled_at LIMIT 1 OFFSET ?
+_SETTLED = f"""
+SELECT settled_at, id FROM mail
+WHERE settled_at >= ? AND (settled_at > ? OR id > ?) AND settled_at <= ? AND {_FORGETTABLE}
+ORDER BY settled_at, id LIMIT ?
 """
-_SETTLED = f"SELECT id FROM mail WHERE settled_at > ? AND settled_at <= ? AND {_FORGETTABLE}"
 _DISCARDED = "SELECT id FROM discarded WHERE at <= ? ORDER BY at LIMIT ?"
 _DROP_PAIR = """
 DELETE FROM pair WHERE id = ?1 AND head IS NULL
@@ -98,17 +98,22 @@ def forget(tx: Tx, bodies_before: int, rows_before: int, batch: int) -> int:
     A row outlives every retry of its sender, so its msg_id is refused as long as it can come
     again. Dead letters keep both until somebody discards them.
     """
-    start = _bodies_forgotten(tx)
-    end = _batch_end(tx, start, bodies_before, batch)
-    tx.run(f"DELETE FROM body WHERE id IN ({_SETTLED})", (start, end))
-    bodies = tx.changes()
-    if end > start:
-        tx.run("INSERT OR REPLACE INTO fact VALUES ('bodies_forgotten', ?)", (end,))
-    return bodies + _forget_rows(tx, rows_before, batch)
+    return _forget_bodies(tx, bodies_before, batch) + _forget_rows(tx, rows_before, batch)
+
+
+def _forget_bodies(tx: Tx, before: int, batch: int) -> int:
+    row = tx.one("SELECT value FROM fact WHERE name = 'bodies_forgotten'")
+    at, id = map(int, row[0].split()) if row else (-1, -1)
+    rows = tx.rows(_SETTLED, (at, at, id, before, batch))
+    tx.many("DELETE FROM body WHERE id = ?", [(id,) for _, id in rows])
+    if rows:
+        place = f"{rows[-1][0]} {rows[-1][1]}"
+        tx.run("INSERT OR REPLACE INTO fact VALUES ('bodies_forgotten', ?)", (place,))
+    return len(rows)
 
 
 def _forget_rows(tx: Tx, before: int, batch: int) -> int:
-    ids = tx.rows(_SETTLED, (-1, _batch_end(tx, -1, before, batch)))
+    ids = [(id,) for _, id in tx.rows(_SETTLED, (-1, -1, -1, before, batch))]
     ids += tx.rows(_DISCARDED, (before, batch))
     tx.many("DELETE FROM body WHERE id = ?", ids)
     tx.many("DELETE FROM discarded WHERE id = ?", ids)
@@ -121,14 +126,3 @@ def _drop_pairs(tx: Tx, pairs: set[int]) -> None:
     """A pair of which nothing is left begins anew when its sender comes back."""
     spans = ((pair, pair << NUMBER_BITS, pair_end(pair)) for pair in pairs)
     tx.many(_DROP_PAIR, spans)
-
-
-def _bodies_forgotten(tx: Tx) -> int:
-    row: Row | None = tx.one("SELECT value FROM fact WHERE name = 'bodies_forgotten'")
-    return int(row[0]) if row else -1
-
-
-def _batch_end(tx: Tx, start: int, end: int, batch: int) -> int:
-    """The moment up to which about `batch` messages were settled after `start`."""
-    row = tx.one(_BATCH_END, (start, end, batch - 1))
-    return int(row[0]) if row else max(start, end)

@@ -67,8 +67,9 @@ CREATE TABLE mailbox (
 -- One sender to one mailbox: the unit of order.
 -- `head` is the first message waiting; `ready_at` is 0 if it may be leased, or else the moment
 -- its backoff ends. Both are NULL while nothing waits or while a lease on the pair is out.
+-- A pair of which nothing is left is dropped; its id never comes back, nor do its messages'.
 CREATE TABLE pair (
-    id           INTEGER PRIMARY KEY,
+    id           INTEGER PRIMARY KEY AUTOINCREMENT,
     mailbox      INTEGER NOT NULL REFERENCES mailbox,
     sender       TEXT NOT NULL,
     next_number  INTEGER NOT NULL DEFAULT 1,

@@ -1,0 +1,333 @@
+"""The mailbox protocol, asynchronously."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from msgspec import Raw
+
+from gatepost import wire
+from gatepost.client._connection import Connection
+from gatepost.client._discover import Locate, locator
+from gatepost.client._encoding import (
+    MAX_FRAME_BYTES,
+    check_receipt,
+    checked,
+    encode_payload,
+    encode_reply,
+    given,
+)
+from gatepost.client._http import Http, Status
+from gatepost.client._message import Message
+from gatepost.clock import Clock, SystemClock
+from gatepost.errors import (
+    DeadlineExceeded,
+    GatepostError,
+    InvalidRequest,
+    PayloadTooLarge,
+    Unavailable,
+)
+from gatepost.events import EventIds, check_agent_id, check_msg_id
+from gatepost.wire import (
+    DeadLetter,
+    EnqueueAck,
+    Failure,
+    NewMessage,
+    Op,
+    Settled,
+    Summary,
+)
+
+TIMEOUT = 30.0
+# The gateway reads no further frames from a client that has about a thousand operations
+# unanswered, so those that may wait for long take only some of them.
+_LONG_WAITS = 256
+
+
+class MailboxClient:
+    """What a client needs to speak with mailboxes; `Client` adds messages between agents."""
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        state_dir: Path | str | None = None,
+        url: str | None = None,
+        token: str | None = None,
+        max_outstanding: int = 10_000,
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = None if name is None else check_agent_id(name)
+        self._clock = clock or SystemClock()
+        self._locate: Locate = locator(state_dir, url, token)
+        self._ids = EventIds(self._clock)
+        self._http = Http(self._locate)
+        self._connection = Connection(self._locate, self._clock, max_outstanding=max_outstanding)
+        self._names: set[str] = set()
+        self._long_waits = asyncio.Semaphore(_LONG_WAITS)
+        self._loop: asyncio.AbstractEventLoop
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        await self._connection.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._connection.close()
+        await self._http.close()
+
+    @property
+    def frames_sent(self) -> int:
+        """Frames that left so far; calls made in one tick of the event loop share one."""
+        return self._connection.frames_sent
+
+    # -- the mailbox protocol
+
+    async def enqueue(
+        self,
+        to: str,
+        payload: Any,
+        *,
+        from_: str | None = None,
+        msg_id: str | None = None,
+        created_at: int | None = None,
+        ttl_secs: float | None = None,
+        timeout: float = TIMEOUT,
+    ) -> EnqueueAck:
+        """Put a message into a mailbox; returns once it is on the gateway's disk."""
+        raw = encode_payload(payload)
+        new = self._new_message(to, from_, raw, msg_id, created_at, ttl_secs)
+        size = len(memoryview(raw))
+        if size > MAX_FRAME_BYTES:
+            raise PayloadTooLarge("use `send`, which stores large payloads as blobs")
+        connection, deadline = self._connection, self._loop.time() + timeout
+        if connection.places.full:
+            await connection.places.wait(deadline)
+        else:
+            connection.places.take()
+        ack: EnqueueAck = await connection.enqueue(new, size, deadline)
+        return ack
+
+    async def enqueue_many(
+        self,
+        to: str,
+        payloads: Iterable[Any],
+        *,
+        from_: str | None = None,
+        ttl_secs: float | None = None,
+        timeout: float = TIMEOUT,
+    ) -> list[EnqueueAck]:
+        """Many messages at once. One that is refused has its `error` in its place."""
+        calls = []
+        for payload in payloads:
+            id = self._ids.next()
+            call = self.enqueue(
+                to, payload, from_=from_, msg_id=id, ttl_secs=ttl_secs, timeout=timeout
+            )
+            calls.append(_refused_in_place(id, call))
+        return await asyncio.gather(*calls)
+
+    async def dequeue(
+        self,
+        mailbox: str,
+        *,
+        limit: int = 1,
+        wait_secs: float = 0.0,
+        consumer: str | None = None,
+        timeout: float = TIMEOUT,
+    ) -> list[Message]:
+        """Lease up to `limit` messages, waiting for the first up to `wait_secs`.
+
+        A `consumer` that asks again before it has settled them gets the same messages again.
+        """
+        op = wire.Dequeue(mailbox=mailbox, limit=limit, wait_secs=wait_secs)
+        # A name of its own lets a dequeue that is sent again find what it was given before.
+        op.consumer = self.new_consumer() if consumer is None else consumer
+        deadline = self._loop.time() + wait_secs + timeout
+        async with self._long_wait(deadline):
+            answer: wire.Messages = await self._ask(op, deadline)
+        return [Message(message, self._http.download) for message in answer.messages]
+
+    def ack(
+        self, mailbox: str, receipt: str, *, reply: Any = None, timeout: float = TIMEOUT
+    ) -> "asyncio.Future[None]":
+        """End a turn. `reply`, if there is one, goes to the sender.
+
+        Nothing more is needed for the ack to leave; await it to know that it counts.
+        """
+        self._check_name(mailbox)
+        check_receipt(receipt)
+        raw = None if reply is None else encode_reply(reply)
+        return self._connection.ack(mailbox, receipt, raw, self._loop.time() + timeout)
+
+    async def ack_by_id(self, mailbox: str, msg_id: str, *, timeout: float = TIMEOUT) -> None:
+        """End the turn of whoever holds this message."""
+        op = wire.Ack(mailbox=mailbox, msg_ids=[msg_id])
+        await self._connection.settle(op, self._loop.time() + timeout)
+
+    def nack(
+        self, mailbox: str, receipt: str, *, reason: str = "", timeout: float = TIMEOUT
+    ) -> "asyncio.Future[None]":
+        """Fail a turn: the message comes again later, or becomes a dead letter.
+
+        Nothing more is needed for the nack to leave; await it to know that it counts.
+        """
+        op = wire.Nack(mailbox=mailbox, receipts=[receipt], reason=reason[:2000])
+        return self._connection.settle(op, self._loop.time() + timeout)
+
+    async def nack_by_id(
+        self, mailbox: str, msg_id: str, *, reason: str = "", timeout: float = TIMEOUT
+    ) -> None:
+        """Fail the turn of whoever holds this message."""
+        op = wire.Nack(mailbox=mailbox, msg_ids=[msg_id], reason=reason[:2000])
+        await self._connection.settle(op, self._loop.time() + timeout)
+
+    async def extend(
+        self, mailbox: str, receipts: Sequence[str], *, timeout: float = TIMEOUT
+    ) -> list[str]:
+        """Keep leases alive; returns the receipts whose lease is no more."""
+        stale: list[str] = []
+        deadline = self._loop.time() + timeout
+        for start in range(0, len(receipts), 1000):
+            op = wire.Extend(mailbox=mailbox, receipts=list(receipts[start : start + 1000]))
+            answer: Settled = await self._connection.extend(op, deadline)
+            stale += [failure.subject for failure in answer.failures]
+        return stale
+
+    async def peek(
+        self, mailbox: str, *, limit: int = 100, after: str = "", timeout: float = TIMEOUT
+    ) -> list[Summary]:
+        """Look at unsettled mail without taking it."""
+        op = wire.Peek(mailbox=mailbox, limit=limit, after=after)
+        answer: wire.Summaries = await self._ask(op, self._loop.time() + timeout)
+        return answer.messages
+
+    async def purge(self, mailbox: str, *, timeout: float = TIMEOUT) -> int:
+        """Turn all waiting mail into dead letters; returns how many there were."""
+        op = wire.Purge(mailbox=mailbox)
+        answer: wire.Count = await self._ask(op, self._loop.time() + timeout)
+        return answer.count
+
+    async def peek_dead_letter(
+        self, mailbox: str, *, limit: int = 100, after: str = "", timeout: float = TIMEOUT
+    ) -> list[DeadLetter]:
+        op = wire.PeekDeadLetter(mailbox=mailbox, limit=limit, after=after)
+        answer: wire.DeadLetters = await self._ask(op, self._loop.time() + timeout)
+        return answer.messages
+
+    async def purge_dead_letter(self, mailbox: str, *, timeout: float = TIMEOUT) -> int:
+        """Give up all dead letters for good; returns how many there were."""
+        op = wire.PurgeDeadLetter(mailbox=mailbox)
+        answer: wire.Count = await self._ask(op, self._loop.time() + timeout)
+        return answer.count
+
+    async def subscribe(
+        self,
+        mailbox: str,
+        deliver: Callable[[list[Message]], None],
+        *,
+        credit: int = 64,
+        consumer: str | None = None,
+        resumed: Callable[[], None] | None = None,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        """Call `deliver` with mail as it comes, at most `credit` messages unsettled at a time.
+
+        After a lost connection the gateway delivers again what this consumer still holds, and
+        then `resumed` is called. Settling is the caller's business, in the order of delivery.
+        """
+
+        def wrap(messages: list[wire.Message]) -> None:
+            fetch = self._http.download
+            deliver([Message(message, fetch) for message in messages])
+
+        await self._connection.subscribe(
+            mailbox,
+            wrap,
+            credit=credit,
+            consumer=consumer or self.new_consumer(),
+            deadline=self._loop.time() + timeout,
+            resumed=resumed,
+        )
+
+    async def unsubscribe(self, mailbox: str, *, timeout: float = TIMEOUT) -> None:
+        """Stop listening; what was not settled goes back unharmed."""
+        await self._connection.unsubscribe(mailbox, self._loop.time() + timeout)
+
+    async def register(self, agent: str, *, timeout: float = TIMEOUT) -> None:
+        """Make `agent` known, so that messages can be sent to it."""
+        await self._ask(wire.Register(agent=agent), self._loop.time() + timeout)
+
+    async def status(self, *, timeout: float = TIMEOUT) -> Status:
+        return await self._http.get("/v1/status", Status, timeout)
+
+    def new_consumer(self) -> str:
+        """A name nobody else has, under which leases are held."""
+        return self._clock.random(8).hex()
+
+    # -- inside
+
+    def _new_message(
+        self,
+        to: str,
+        from_: str | None,
+        payload: Raw,
+        msg_id: str | None,
+        created_at: int | None,
+        ttl_secs: float | None,
+    ) -> NewMessage:
+        self._check_name(to)
+        id = self._ids.next() if msg_id is None else check_msg_id(msg_id)
+        new = NewMessage(self._sender(from_), to, payload, id)
+        if created_at is not None or ttl_secs is not None:
+            new.created_at, new.ttl_secs = given(created_at), given(ttl_secs)
+            checked(new)
+        return new
+
+    def _sender(self, from_: str | None) -> str:
+        sender = from_ or self.name
+        if sender is None:
+            raise InvalidRequest("say who sends: `from_=`, or `Client(name)` for all calls")
+        self._check_name(sender)
+        return sender
+
+    def _check_name(self, name: str) -> None:
+        if name not in self._names:
+            self._names.add(check_agent_id(name))
+
+    async def _ask(self, op: Op, deadline: float) -> Any:
+        await self._place(deadline)
+        return await self._connection.ask(op, deadline)
+
+    async def _place(self, deadline: float) -> None:
+        if self._connection.places.full:
+            await self._connection.places.wait(deadline)
+        else:
+            self._connection.places.take()
+
+    @asynccontextmanager
+    async def _long_wait(self, deadline: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._long_waits.acquire()
+        except TimeoutError:
+            raise DeadlineExceeded("too many calls wait already; this one was not sent") from None
+        try:
+            yield
+        finally:
+            self._long_waits.release()
+
+
+async def _refused_in_place(id: str, call: Any) -> EnqueueAck:
+    try:
+        ack: EnqueueAck = await call
+    except (DeadlineExceeded, Unavailable):
+        raise
+    except GatepostError as error:
+        return EnqueueAck(id, False, 0, Failure.of(error, id))
+    return ack

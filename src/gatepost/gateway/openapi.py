@@ -1,0 +1,80 @@
+"""The OpenAPI document. Its schemas come from msgspec, so they say what is really decoded."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from litestar import Request
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme
+from msgspec import Struct
+
+from gatepost import __version__
+from gatepost.events import AgentId, Digest, EventId, MsgId
+from gatepost.gateway import http
+from gatepost.gateway.status import Status
+
+# What ids look like; each is checked where it is used, so that its error can say what is wrong.
+_IDS = {"mailbox": AgentId, "agent": AgentId, "msg_id": MsgId, "event_id": EventId}
+_IDS |= {"digest": Digest, "payload_ref": Digest}
+# Rules between fields, which a type cannot express.
+_RULES = {
+    "NewMessage": {"anyOf": [{"required": ["msg_id"]}, {"required": ["msgId"]}]},
+    "NewSend": {"oneOf": [{"required": ["payload"]}, {"required": ["payload_ref"]}]},
+}
+_BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+
+
+def config() -> OpenAPIConfig:
+    return OpenAPIConfig(
+        title="Gatepost",
+        version=__version__,
+        path="/openapi",
+        render_plugins=[_Render(path="/openapi.json")],
+        components=Components(
+            security_schemes={"local": SecurityScheme(type="http", scheme="bearer")}
+        ),
+        security=[{"local": []}],
+    )
+
+
+class _Render(JsonRenderPlugin):
+    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
+        openapi_schema["components"]["schemas"].update(_schemas())
+        for methods in openapi_schema["paths"].values():
+            for operation in methods.values():
+                _describe_ids(operation.get("parameters", ()))
+        openapi_schema["paths"]["/v1/blobs"]["post"]["requestBody"] = {"content": _BINARY}
+        return msgspec.json.encode(_portable(openapi_schema))
+
+
+def _describe_ids(parameters: Iterable[dict[str, Any]]) -> None:
+    for parameter in parameters:
+        if parameter["in"] == "path":
+            parameter["schema"] = msgspec.json.schema(_IDS[parameter["name"]])
+
+
+def _schemas() -> dict[str, Any]:
+    found = [each for each in vars(http).values() if isinstance(each, type)]
+    structs = [each for each in found if issubclass(each, Struct) and each is not Struct]
+    _, schemas = msgspec.json.schema_components(
+        [*structs, Status], ref_template="#/components/schemas/{name}"
+    )
+    for name, rule in _RULES.items():
+        schemas[name] |= rule
+    for name in ("event_id", "payload_ref"):
+        schemas["NewSend"]["properties"][name] = msgspec.json.schema(_IDS[name])
+    return schemas
+
+
+def _portable(schema: Any) -> Any:
+    r"""Patterns as JSON Schema writes them: there `^` and `$` mean what `\A` and `\Z` do here."""
+    if isinstance(schema, list):
+        return [_portable(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    portable = {key: _portable(value) for key, value in schema.items()}
+    if isinstance(pattern := portable.get("pattern"), str):
+        portable["pattern"] = pattern.replace(r"\A", "^").replace(r"\Z", "$")
+    return portable

@@ -1,0 +1,90 @@
+"""The OpenAPI document is true: generated requests get documented answers and never a 5xx."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from gatepost.testing import GatewayProcess
+from tests.conftest import choose
+from tests.gateway.tools import client, mail
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    path = tmp_path_factory.mktemp("openapi") / "state"
+    with GatewayProcess(path, limits__long_poll_max_secs=0.01) as gateway:
+        with client(gateway) as http:
+            http.put("/v1/agents/bob")
+            http.post("/v1/enqueue", json=mail("m:1", "bob"))
+            http.post("/v1/messages", json={"from_agent": "al", "to_agent": "bob", "payload": 1})
+        yield gateway
+
+
+def _operations(gateway: GatewayProcess) -> list[Any]:
+    headers = {"authorization": f"Bearer {gateway.token}"}
+    url = f"{gateway.url}/openapi/openapi.json"
+    found: Any = schemathesis.openapi.from_url(url, headers=headers)
+    return [result.ok() for result in found.get_all_operations()]
+
+
+def _answers_as_documented(operation: Any, headers: dict[str, str]) -> None:
+    @settings(max_examples=choose(12, 200), suppress_health_check=list(HealthCheck))
+    @given(case=operation.as_strategy())
+    def ask(case: Any) -> None:
+        case.call_and_validate(headers=headers, checks=CHECKS)
+
+    ask()
+
+
+def test_generated_requests_are_answered_as_documented(target: GatewayProcess) -> None:
+    """Not by schemathesis' own parametrisation, which does not know this pytest yet."""
+    headers = {"authorization": f"Bearer {target.token}"}
+    operations = _operations(target)
+    assert len(operations) > 25
+    for operation in operations:
+        _answers_as_documented(operation, headers)
+
+
+def test_the_document_says_what_is_required_and_in_which_form(http: httpx.Client) -> None:
+    document = http.get("/openapi/openapi.json").json()
+    new = document["components"]["schemas"]["NewMessage"]
+    assert sorted(new["required"]) == ["from", "payload", "to"]
+    assert new["properties"]["to"]["pattern"] == "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            failure = operation["responses"]["401"]["content"]["application/json"]["schema"]
+            assert failure == {"$ref": "#/components/schemas/Failure"}, (method, path)
+
+
+def test_every_reference_leads_somewhere(http: httpx.Client) -> None:
+    document = http.get("/openapi/openapi.json").json()
+
+    def walk(node: Any, found: Callable[[str], None]) -> None:
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            if key == "$ref":
+                found(value)
+            elif isinstance(value, dict | list):
+                walk(value, found)
+
+    references: set[str] = set()
+    walk(document, references.add)
+    known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+    assert references
+    assert references <= known

@@ -1,0 +1,161 @@
+"""The process as a whole: how it starts, and how it ends."""
+
+import contextlib
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gatepost.errors import ConfigError
+from gatepost.gateway import serve
+from gatepost.testing import GatewayProcess
+from tests.gateway.tools import (
+    client,
+    drop,
+    mail,
+    raw_websocket,
+    settings,
+    unix_socket,
+    websocket,
+)
+
+
+@contextlib.contextmanager
+def _within(secs: float) -> Iterator[None]:
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < secs
+
+
+def test_a_stopped_gateway_leaves_no_socket_and_no_address(
+    start: Callable[..., GatewayProcess],
+) -> None:
+    gateway = start()
+    assert (gateway.state_dir / "endpoint.json").exists()
+    assert gateway.stop() == 0
+    for name in ("endpoint.json", "gateway.sock", "journal.db-wal"):
+        assert not (gateway.state_dir / name).exists()
+
+
+def test_it_stops_soon_with_clients_of_every_kind_connected(
+    start: Callable[..., GatewayProcess], box: str
+) -> None:
+    gateway = start()
+    polls: list[object] = []
+
+    def poll() -> None:
+        with client(gateway) as http:
+            try:
+                polls.append(
+                    http.post(f"/v1/mailboxes/{box}/dequeue", json={"wait_secs": 30}).status_code
+                )
+            except httpx.TransportError as error:
+                polls.append(error)
+
+    waiting = threading.Thread(target=poll)
+    waiting.start()
+    with (
+        websocket(gateway) as subscribed,
+        websocket(gateway) as polling,
+        unix_socket(gateway) as line,
+        raw_websocket(gateway),
+    ):
+        subscribed.ask("subscribe", mailbox=box)
+        polling.send({"op": "dequeue", "mailbox": box, "wait_secs": 30})
+        line.send({"op": "dequeue", "mailbox": box, "wait_secs": 30})
+        drop(gateway, "waiting", {"op": "dequeue", "mailbox": box, "wait_secs": 30})
+        time.sleep(0.3)
+        with _within(5):
+            assert gateway.stop() == 0
+    waiting.join(5)
+    assert len(polls) == 1, "who waited is told, or sees the connection end"
+    assert (gateway.state_dir / "drop/out/waiting.json").exists()
+    assert "Traceback" not in gateway.log.read_text()
+
+
+def test_what_was_answered_before_a_stop_is_there_after_it(
+    start: Callable[..., GatewayProcess], box: str
+) -> None:
+    gateway = start()
+    acked: list[str] = []
+
+    def send() -> None:
+        with websocket(gateway) as frames, contextlib.suppress(Exception):
+            for n in range(100_000):
+                answer = frames.ask("enqueue", messages=[mail(f"m:{n}", box)])
+                if "results" in answer:
+                    acked.append(answer["results"][0]["msg_id"])
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    time.sleep(0.3)
+    assert gateway.stop() == 0
+    sending.join(5)
+    gateway.start()
+    found: list[str] = []
+    with client(gateway) as http:
+        while page := http.get(
+            f"/v1/mailboxes/{box}", params={"limit": 1000, "after": found[-1] if found else ""}
+        ).json()["messages"]:
+            found += [m["msg_id"] for m in page]
+    assert acked
+    assert found[: len(acked)] == acked
+    assert len(found) - len(acked) <= 1, "at most the one whose answer was on its way"
+
+
+def test_a_long_poll_broken_off_by_a_stop_costs_its_mail_nothing(
+    start: Callable[..., GatewayProcess], box: str
+) -> None:
+    gateway = start()
+    with websocket(gateway) as frames:
+        frames.send({"op": "dequeue", "mailbox": box, "wait_secs": 30})
+        time.sleep(0.1)
+        gateway.stop()
+    gateway.start()
+    with client(gateway) as http:
+        http.post("/v1/enqueue", json=mail("m:1", box))
+        (message,) = http.post(f"/v1/mailboxes/{box}/dequeue", json={}).json()["messages"]
+    assert message["attempt"] == 0
+
+
+def test_interrupting_it_ends_it_cleanly_too(start: Callable[..., GatewayProcess]) -> None:
+    import os
+
+    gateway = start()
+    os.kill(gateway.pid, signal.SIGINT)
+    assert gateway._reap() == 0
+    assert not (gateway.state_dir / "endpoint.json").exists()
+
+
+def test_a_port_in_use_is_explained_before_anything_is_opened(state: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=r"listen\.port"):
+            serve.run(settings(state, listen__port=port))
+    assert not state.exists()
+
+
+def test_two_gateways_cannot_share_a_directory(start: Callable[..., GatewayProcess]) -> None:
+    gateway = start()
+    other = GatewayProcess(gateway.state_dir)
+    other.spawn()
+    assert other._reap() != 0
+    assert "in use by another gateway" in other.log.read_text()
+    assert gateway.get("/v1/status")["accepting"], "the first is not disturbed"
+    assert (gateway.state_dir / "gateway.sock").exists()
+
+
+def test_doors_can_be_left_shut(start: Callable[..., GatewayProcess]) -> None:
+    gateway = start(listen__unix_socket="false", listen__drop_folder="false")
+    assert not (gateway.state_dir / "gateway.sock").exists()
+    assert not (gateway.state_dir / "drop").exists()
+    endpoint = json.loads((gateway.state_dir / "endpoint.json").read_bytes())
+    assert endpoint["socket"] is None

@@ -1,0 +1,163 @@
+"""The outbox: gapless, chained, signed, append-only."""
+
+from functools import partial
+
+import apsw
+import pytest
+
+from gatepost.errors import ChainError, UnknownMessage
+from gatepost.events import EventIds, NodeKey, event_digest, genesis, verify_group
+from gatepost.journal import Tx, Writer, memory
+from gatepost.journal.outbox import Draft, Outbox, heads, journey, read
+from gatepost.journal.writer import Job
+from gatepost.testing import ManualClock
+
+NODE, INCARNATION = "node-1", "abc"
+
+
+class Desk:
+    """An outbox and the means to append to it."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(1_700_000_000_000)
+        self.key = NodeKey.create(self.clock)
+        self.connection = memory()
+        self.ids = EventIds(self.clock)
+        outbox = Outbox(NODE, INCARNATION, self.key)
+        self.writer = Writer(
+            self.connection, self.clock, lambda outcomes: None, participants=(outbox,)
+        )
+
+    def append(self, *drafts: Draft) -> None:
+        """All of them in one group, each as an operation."""
+        jobs: list[Job] = [(partial(_append, draft), lambda *_: None) for draft in drafts]
+        assert not [error for _, _, error in self.writer.run_group(jobs) if error]
+
+    def draft(self, to: str | None = None, ref: str | None = None) -> Draft:
+        return Draft(
+            event_id=self.ids.next(), kind="message", source_agent_id="alice", to_node_id=to,
+            ref_event_id=ref,
+        )  # fmt: skip
+
+    def tx(self) -> Tx:
+        return Tx(self.connection, self.clock.now())
+
+    def verify(self) -> int:
+        """Check the chain group by group; returns how many groups there are."""
+        chain, groups = genesis(NODE, INCARNATION), 0
+        for head, digests in heads(self.tx(), NODE, INCARNATION):
+            chain = verify_group(chain, digests, head, self.key.public)
+            groups += 1
+        return groups
+
+
+def _append(draft: Draft, tx: Tx) -> None:
+    tx.append(draft)
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_seq_is_gapless_across_groups_and_failed_operations(desk: Desk) -> None:
+    desk.append(desk.draft(), desk.draft())
+
+    def fails(tx: Tx) -> None:
+        tx.append(desk.draft())
+        raise UnknownMessage("undone")
+
+    desk.writer.run_group([(fails, lambda *_: None)])
+    desk.append(desk.draft())
+    assert [event.seq for event in read(desk.tx(), 0, 10)] == [1, 2, 3]
+
+
+def test_group_that_fails_leaves_no_gap(desk: Desk) -> None:
+    desk.append(desk.draft())
+    bad = Draft(event_id="not an id", kind="message", source_agent_id="alice")
+    outcomes = desk.writer.run_group([(lambda tx: tx.append(bad), lambda *_: None)])
+    assert [error.code for _, _, error in outcomes if error] == ["internal"]
+    desk.append(desk.draft())
+    assert [event.seq for event in read(desk.tx(), 0, 10)] == [1, 2]
+    assert desk.verify() == 2
+
+
+def test_one_signed_head_for_each_group_that_appended(desk: Desk) -> None:
+    desk.append(desk.draft(), desk.draft())
+    desk.append()
+    desk.append(desk.draft())
+    spans = [(head.first, head.last) for head, _ in heads(desk.tx(), NODE, INCARNATION)]
+    assert spans == [(1, 2), (3, 3)]
+
+
+def test_chain_verifies_group_by_group(desk: Desk) -> None:
+    for size in (1, 3, 2):
+        desk.append(*(desk.draft() for _ in range(size)))
+    assert desk.verify() == 3
+
+
+@pytest.mark.parametrize(
+    "tampering",
+    [
+        "UPDATE outbox SET digest = zeroblob(32) WHERE seq = 2",
+        "DELETE FROM outbox WHERE seq = 3",
+        "UPDATE head SET chain = zeroblob(32) WHERE last_seq = 4",
+        "UPDATE head SET signature = zeroblob(64) WHERE last_seq = 2",
+        "DELETE FROM head WHERE last_seq = 2",
+    ],
+)
+def test_tampering_is_detected(desk: Desk, tampering: str) -> None:
+    for _ in range(3):
+        desk.append(desk.draft(), desk.draft())
+    desk.connection.execute("DROP TRIGGER outbox_is_append_only")
+    desk.connection.execute(tampering)
+    with pytest.raises(ChainError):
+        desk.verify()
+
+
+def test_digest_is_of_the_event_as_stored(desk: Desk) -> None:
+    desk.append(desk.draft())
+    ((body, digest),) = desk.connection.execute("SELECT body, digest FROM outbox").fetchall()
+    assert isinstance(body, bytes)
+    assert event_digest(body) == digest
+
+
+def test_outbox_is_append_only(desk: Desk) -> None:
+    desk.append(desk.draft())
+    for change in ("seq = 7", "body = x'00'", "digest = x'00'", "kind = 'ack'"):
+        with pytest.raises(apsw.ConstraintError, match="append-only"):
+            desk.connection.execute(f"UPDATE outbox SET {change}")
+
+
+def test_each_event_names_the_one_before_it_for_the_same_node(desk: Desk) -> None:
+    desk.append(desk.draft("n1"), desk.draft("n2"), desk.draft("n1"), desk.draft(None))
+    desk.append(desk.draft("n2"), desk.draft("n1"))
+    assert [event.prev_seq_to for event in read(desk.tx(), 0, 10)] == [0, 0, 1, 0, 2, 3]
+
+
+def test_read_goes_on_behind_a_seq(desk: Desk) -> None:
+    desk.append(*(desk.draft() for _ in range(5)))
+    assert [event.seq for event in read(desk.tx(), 2, 2)] == [3, 4]
+
+
+def test_journey_is_an_event_and_what_refers_to_it(desk: Desk) -> None:
+    first = desk.draft()
+    desk.append(first, desk.draft())
+    desk.append(desk.draft(ref=first.event_id))
+    assert [event.seq for event in journey(desk.tx(), first.event_id)] == [1, 3]
+
+
+def test_events_are_stamped_with_the_time_of_their_group(desk: Desk) -> None:
+    desk.append(desk.draft())
+    desk.clock.advance(5)
+    desk.append(desk.draft())
+    times = [event.created_at for event in read(desk.tx(), 0, 10)]
+    assert times == [1_700_000_000_000, 1_700_000_000_005]
+
+
+def test_chain_goes_on_after_a_restart(desk: Desk) -> None:
+    desk.append(desk.draft())
+    outbox = Outbox(NODE, INCARNATION, desk.key)
+    desk.writer = Writer(desk.connection, desk.clock, lambda outcomes: None, participants=(outbox,))
+    desk.append(desk.draft())
+    assert desk.verify() == 2
