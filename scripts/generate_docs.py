@@ -1,6 +1,5 @@
 """Writes the diagrams and tables of docs/ from the tables in the code."""
 
-import re
 import sys
 from pathlib import Path
 
@@ -31,8 +30,10 @@ PARTS = {"diagram: mailbox.states": mailbox_states, "table: errors": errors}
 
 def filled(text: str) -> str:
     for name, make in PARTS.items():
-        pattern = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)"
-        text = re.sub(pattern, lambda m, make=make: f"{m[1]}{make()}\n{m[2]}", text, flags=re.S)
+        start, end = f"<!-- {name} -->\n", "<!-- end -->"
+        before, found, rest = text.partition(start)
+        if found:
+            text = before + start + make() + "\n" + end + rest.partition(end)[2]
     return text
 
 

@@ -15,7 +15,7 @@ import textwrap
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -28,6 +28,7 @@ _PREFIX = "GATEPOST_"
 _TEN_YEARS_SECS = 10 * 365 * 86_400
 _MIB = 1024 * 1024
 _GIB = 1024 * _MIB
+_ORIGIN = r"https?://[A-Za-z0-9._\[\]:-]{1,260}"
 
 Tree = dict[str, dict[str, Any]]
 
@@ -85,12 +86,22 @@ class Listen(Section, frozen=True, kw_only=True):
         bool, Meta(description="Also take messages from files in a drop folder inside state_dir.")
     ] = True
 
+    tls_cert: Annotated[
+        str,
+        Meta(max_length=4096, description="File with the certificate chain; empty: plain HTTP."),
+    ] = ""
+    tls_key: Annotated[
+        str, Meta(max_length=4096, description="File with the certificate's private key.")
+    ] = ""
+
     def __post_init__(self) -> None:
-        if not self.allow_public and not _is_loopback(self.host):
+        if not self.allow_public and not is_loopback(self.host):
             raise ConfigError(
                 f"listen.host is {self.host!r}, which other machines may reach: keep 127.0.0.1, "
                 "or set listen.allow_public = true if they are meant to"
             )
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError("listen.tls_cert and listen.tls_key go together: set both or none")
 
 
 class Mailbox(Section, frozen=True, kw_only=True):
@@ -204,6 +215,66 @@ class Limits(Section, frozen=True, kw_only=True):
                 )
 
 
+class Room(Section, frozen=True, kw_only=True):
+    """How this gateway meets other gateways."""
+
+    profile: Annotated[
+        Literal["production", "development"],
+        Meta(description="How strict the door is: production or development."),
+    ] = "production"
+    require_proof: Annotated[
+        bool, Meta(description="Nodes prove their key to get in; production insists on it.")
+    ] = True
+    public_url: Annotated[
+        str,
+        Meta(
+            pattern=rf"^({_ORIGIN})?\Z",
+            max_length=300,
+            description="What other gateways dial, as https://HOST:PORT. Default: the listener's"
+            " own address, unless that is one nobody can dial.",
+        ),
+    ] = ""
+    seeds: Annotated[
+        tuple[Annotated[str, Meta(pattern=rf"^{_ORIGIN}\Z", max_length=300)], ...],
+        Meta(
+            max_length=64,
+            description="Gateways to dial besides those the room names, as https://HOST:PORT.",
+        ),
+    ] = ()
+    allow_plain: Annotated[
+        bool,
+        Meta(description="Permit HTTP without TLS between gateways on different machines."),
+    ] = False
+    tls_ca: Annotated[
+        str,
+        Meta(
+            max_length=4096,
+            description="File with certificates to trust in other gateways, besides the system's.",
+        ),
+    ] = ""
+    allowed_origins: Annotated[
+        tuple[Annotated[str, Meta(pattern=rf"^{_ORIGIN}\Z", max_length=300)], ...],
+        Meta(
+            max_length=64,
+            description="Web pages that may open a WebSocket here, besides those served from here.",
+        ),
+    ] = ()
+    knocks_per_sec: Annotated[
+        float, Meta(gt=0, le=1e6, description="Attempts to get in one address may sustain.")
+    ] = 10.0
+    knock_burst: Annotated[
+        int,
+        Meta(ge=1, le=1_000_000, description="Attempts to get in one address may make at once."),
+    ] = 100
+
+    def __post_init__(self) -> None:
+        if self.profile == "production" and not self.require_proof:
+            raise ConfigError(
+                'room.require_proof is false, which room.profile = "production" does not permit:'
+                " leave it true, or choose the development profile"
+            )
+
+
 class Log(Section, frozen=True, kw_only=True):
     """What the gateway says while it runs."""
 
@@ -224,6 +295,7 @@ class Settings(Section, frozen=True, kw_only=True):
     mailbox: Mailbox = msgspec.field(default_factory=Mailbox)
     journal: Journal = msgspec.field(default_factory=Journal)
     limits: Limits = msgspec.field(default_factory=Limits)
+    room: Room = msgspec.field(default_factory=Room)
     log: Log = msgspec.field(default_factory=Log)
 
     def __post_init__(self) -> None:
@@ -342,8 +414,10 @@ def _refuse_single_underscore(variable: str, name: str) -> None:
 def _from_text(variable: str, env: Mapping[str, str], section: str, key: str) -> object:
     hint = get_type_hints(_sections()[section], include_extras=True)[key]
     reader = _path_reader(Path.cwd(), env)
+    # Several values are written with spaces between.
+    value = env[variable].split() if get_origin(hint.__origin__) is tuple else env[variable]
     try:
-        return msgspec.convert(env[variable], hint, strict=False, dec_hook=reader)
+        return msgspec.convert(value, hint, strict=False, dec_hook=reader)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{variable}={env[variable]}: {_sentence(error)}") from None
 
@@ -395,7 +469,8 @@ def _refuse_unknown(name: str, valid: tuple[str, ...], source: str, what: str) -
     )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can be meant."""
     if host == "localhost":
         return True
     try:

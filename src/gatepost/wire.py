@@ -327,3 +327,63 @@ Reply = (
     | Done
     | Failed
 )
+
+
+# -- what HTTP answers beyond that
+
+
+class EventInfo(Struct, frozen=True, omit_defaults=True):
+    """The event behind mail that came through `send`."""
+
+    event_id: str
+    kind: str
+    corr_id: str
+    ref_event_id: str | None = None
+    traceparent: str | None = None
+    payload_ref: str | None = None
+    size: int | None = None
+
+
+class Agent(Struct, frozen=True):
+    id: str
+    type: str
+    created_at: int
+    seen_at: int
+
+
+class MailboxCounts(Struct, frozen=True):
+    name: str
+    waiting: int
+    in_flight: int
+    dead_letters: int
+
+
+class AuditEntry(Struct, frozen=True):
+    at: int
+    actor: str
+    action: str
+    subject: str
+    detail: str
+
+
+class Stored(Struct, frozen=True):
+    """A payload kept as a blob."""
+
+    digest: str
+    size: int
+
+
+class Status(Struct, frozen=True):
+    """A gateway at a glance. `problem` says why it is not `accepting`."""
+
+    node_id: str
+    version: str
+    pid: int
+    accepting: bool
+    problem: str | None
+    agents: int
+    waiting: int
+    in_flight: int
+    dead_letters: int
+    outbox_seq: int
+    journal_bytes: int

@@ -14,6 +14,8 @@ COMMANDS = [
     *("up", "init", "status", "send", "inbox", "ack", "nack", "fetch", "trace", "purge", "audit"),
     *("agent add", "agent list", "agent remove", "completion", "bench mailbox"),
     *("dlq list", "dlq show", "dlq replay", "dlq discard"),
+    *("invite", "invites", "withdraw", "join", "nodes", "revoke"),
+    *("room show", "room watch", "room verify"),
 ]
 
 

@@ -57,7 +57,9 @@ class Post:
     def tick(self, ms: int = 0) -> None:
         """Let time pass, and a commit group look at it."""
         self.clock.advance(ms)
+        before = self.writer.groups
         self.group()
+        assert self.writer.groups == before + 1, "the group failed"
 
     def send(self, *msg_ids: str, to: str = "bob", by: str = "alice", **more: Any) -> list[bool]:
         """Enqueue messages; whether each was queued."""

@@ -38,6 +38,14 @@ def test_peek_shows_everything_unsettled_in_the_order_it_is_handed_out() -> None
     ]
 
 
+def test_peek_keeps_the_order_of_a_pair_whatever_created_at_says() -> None:
+    post = Post()
+    post.send("late", by="alice", at=START + 60_000)
+    post.send("early", by="alice", at=0)
+    post.send("between", by="carol", at=START + 30_000)
+    assert [row.msg_id for row in post.peek()] == ["between", "late", "early"]
+
+
 def test_peek_says_when_a_nacked_message_is_retried() -> None:
     post = Post()
     post.send("a")

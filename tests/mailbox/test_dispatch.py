@@ -303,9 +303,11 @@ def test_failed_group_serves_nobody_and_the_next_one_does(frail: Post, disk: Ful
 
 
 def test_waiter_of_a_failed_group_was_never_there(frail: Post, disk: FullDisk) -> None:
+    box = frail.do(lambda tx: frail.dispatcher.box(tx, "bob"))
+    waiter = Waiter(box, "", 5, lambda messages: None)
     disk.full = True
     with pytest.raises(StorageFailed):
-        frail.waiter()
+        frail.do(lambda tx: frail.dispatcher.wait(tx, waiter))
     disk.full = False
     assert frail.dispatcher._line._members == set()
 

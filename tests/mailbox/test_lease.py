@@ -163,6 +163,17 @@ def test_extend_keeps_a_lease_alive() -> None:
     assert post.states() == {"a": "in_flight"}
 
 
+def test_extend_never_shortens_a_lease_though_the_clock_went_back() -> None:
+    post = Post()
+    post.send("a")
+    (message,) = post.dequeue()
+    post.clock.set(START - 60_000)
+    post.extend(message)
+    post.clock.set(START)
+    post.tick()
+    assert post.states() == {"a": "in_flight"}
+
+
 def test_extend_of_a_lease_that_is_no_more_says_so() -> None:
     post = Post()
     post.send("a")

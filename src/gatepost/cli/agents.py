@@ -4,9 +4,8 @@ from gatepost.cli import output
 from gatepost.cli.connect import Gateway
 from gatepost.cli.options import OPTIONS, AgentName, Options, Yes
 from gatepost.cli.problems import Exit
-from gatepost.cli.views import Agent, MailboxCounts
 from gatepost.events import check_agent_id
-from gatepost.wire import Count
+from gatepost.wire import Agent, Count, MailboxCounts
 
 
 def add(*names: str, options: Options = OPTIONS) -> None:

@@ -8,8 +8,9 @@ from gatepost import __version__
 
 _RUN = Group("Gateway", sort_key=1)
 _MAIL = Group("Messages", sort_key=2)
-_CARE = Group("Operations", sort_key=3)
-_SHELL = Group("Shell", sort_key=4)
+_MESH = Group("Other gateways", sort_key=3)
+_CARE = Group("Operations", sort_key=4)
+_SHELL = Group("Shell", sort_key=5)
 
 app = App(
     name="gatepost",
@@ -40,8 +41,8 @@ def _add(to: App, name: str, where: str, *, help: str, group: Group | None = Non
     to.command(path, name=name, help=help, group=group, sort_key=next(_places))
 
 
-def _add_family(name: str, *, help: str) -> App:
-    family = App(name=name, help=help, group=_CARE, sort_key=next(_places))
+def _add_family(name: str, *, help: str, group: Group = _CARE) -> App:
+    family = App(name=name, help=help, group=group, sort_key=next(_places))
     app.command(family)
     return family
 
@@ -178,6 +179,135 @@ _add(
 For example:
 
   gatepost trace ID
+""",
+)
+
+_add(
+    app,
+    "invite",
+    "room:invite",
+    group=_MESH,
+    help="""Invite another gateway into this one's room.
+
+Prints the invite, which is a secret and good once, and how to use it. On a
+terminal it is also drawn as a QR code. The first invite founds the room.
+
+For example:
+
+  gatepost invite --tier edge --node mbp-jane
+  gatepost invite --node mbp-jane > invite.txt
+""",
+)
+_add(
+    app,
+    "invites",
+    "room:invites",
+    group=_MESH,
+    help="""List the invites this gateway issued.
+
+For example:
+
+  gatepost invites
+""",
+)
+_add(
+    app,
+    "withdraw",
+    "room:withdraw",
+    group=_MESH,
+    help="""Take back an invite that was not used yet.
+
+For example:
+
+  gatepost withdraw 3618f0c1d4f9b164
+""",
+)
+_add(
+    app,
+    "join",
+    "room:join",
+    group=_MESH,
+    help="""Join the room of the gateway that issued an invite.
+
+The invite is read from a file or from standard input, never from the command
+line, where other users of the machine could see it.
+
+For example:
+
+  gatepost join https://vps-jane:7433 --token -
+  gatepost join https://vps-jane:7433 --token-file invite.txt
+""",
+)
+_add(
+    app,
+    "nodes",
+    "room:nodes",
+    group=_MESH,
+    help="""List the nodes of the room.
+
+For example:
+
+  gatepost nodes
+""",
+)
+_add(
+    app,
+    "revoke",
+    "room:revoke",
+    group=_MESH,
+    help="""Shut a node out of the room, for ever and at once.
+
+For example:
+
+  gatepost revoke mbp-jane --reason "laptop lost"
+""",
+)
+
+_room = _add_family(
+    "room",
+    help="""Look at the room all gateways share.
+
+For example:
+
+  gatepost room show
+""",
+    group=_MESH,
+)
+_add(
+    _room,
+    "show",
+    "room:show",
+    help="""Show every record of the room.
+
+For example:
+
+  gatepost room show
+  gatepost room show --json | jq .records
+""",
+)
+_add(
+    _room,
+    "watch",
+    "room:watch",
+    help="""Print every record as it changes, until Ctrl-C.
+
+For example:
+
+  gatepost room watch
+  gatepost room watch --json
+""",
+)
+_add(
+    _room,
+    "verify",
+    "room:verify",
+    help="""Check the signature of every record this gateway keeps.
+
+Exits with 1 if one is wrong.
+
+For example:
+
+  gatepost room verify
 """,
 )
 

@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import ssl
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +35,18 @@ class Target(msgspec.Struct, frozen=True):
 
     url: str
     token_file: Path
+    tls_cert: str | None = None
+
+    def trust(self) -> ssl.SSLContext | bool:
+        """By what to know a gateway that speaks TLS: on this machine by its very certificate."""
+        if not self.url.startswith("https:"):
+            # Loading the machine's certificates takes longer than a whole call without TLS.
+            return False
+        if self.tls_cert is None:
+            return True
+        context = ssl.create_default_context(cafile=self.tls_cert)
+        context.check_hostname = False
+        return context
 
 
 class Gateway:
@@ -45,8 +58,7 @@ class Gateway:
             base_url=target.url,
             headers={"authorization": f"Bearer {_token(target.token_file)}"},
             timeout=httpx.Timeout(_ANSWER_SECS, connect=5.0),
-            # Loading the machine's certificates takes longer than a whole call without TLS.
-            verify=target.url.startswith("https:"),
+            verify=target.trust(),
             # The token is for the gateway alone, never for a proxy.
             trust_env=False,
         )
@@ -157,7 +169,7 @@ def locate(options: Options, env: Mapping[str, str]) -> Target:
     token_file = options.token_file or _token_file_of(options, env)
     if url is None:
         endpoint, state = _endpoint(state, settings_decide=chosen is None)
-        return Target(endpoint.url, token_file or state.token)
+        return Target(endpoint.url, token_file or state.token, endpoint.tls_cert)
     if not url.startswith(("http://", "https://")):
         raise usage(f"{url!r} is not an address; {_ADDRESS}")
     if token_file is None and not chosen and not _is_local(url):

@@ -13,8 +13,7 @@ from gatepost.cli.connect import Gateway, mailbox, segment
 from gatepost.cli.options import OPTIONS, AgentName, Flag, Options, Yes
 from gatepost.cli.problems import Exit, Problem, usage
 from gatepost.cli.progress import Progress
-from gatepost.cli.views import MailboxCounts
-from gatepost.wire import Count, DeadLetter, DeadLetters, EnqueueAck, Enqueued
+from gatepost.wire import Count, DeadLetter, DeadLetters, EnqueueAck, Enqueued, MailboxCounts
 
 Sender = Annotated[str | None, Parameter(help="Only those from this agent.")]
 ReasonContains = Annotated[str | None, Parameter(help="Only those whose reason has this in it.")]

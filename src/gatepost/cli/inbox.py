@@ -12,8 +12,7 @@ from gatepost.cli import output
 from gatepost.cli.connect import Gateway, mailbox
 from gatepost.cli.options import OPTIONS, AgentName, Flag, Options, Yes
 from gatepost.cli.problems import Exit, usage
-from gatepost.cli.views import Agent, MailboxCounts
-from gatepost.wire import Count, Message, Messages, Summaries, Summary
+from gatepost.wire import Agent, Count, MailboxCounts, Message, Messages, Summaries, Summary
 
 _COLUMNS = ("Message", "From", "Age", "Attempt", "State", "Size")
 

@@ -54,7 +54,7 @@ OPTIONS = Options()
 
 def agent_names(_: "CompletionContext") -> list[str]:
     """What a shell offers where an agent is named; nothing if no gateway runs."""
-    from gatepost.cli.views import Agent
+    from gatepost.wire import Agent
 
     with OPTIONS.gateway() as gateway:
         return [agent.id for agent in gateway.get("/v1/agents", list[Agent])]

@@ -15,10 +15,9 @@ from gatepost.cli.options import OPTIONS, AgentName, Flag, Options
 from gatepost.cli.payload import LARGE, PayloadText, json_payload_of
 from gatepost.cli.problems import LOST_ANSWER, Exit, Problem, usage
 from gatepost.cli.progress import Progress
-from gatepost.cli.views import Stored
 from gatepost.clock import SystemClock
 from gatepost.events import check_agent_id, new_event_id
-from gatepost.wire import NewSend, Sent
+from gatepost.wire import NewSend, Sent, Stored
 
 Goal = Literal["accepted", "processed"]
 

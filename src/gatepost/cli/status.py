@@ -10,7 +10,7 @@ from msgspec import Struct
 from gatepost.cli import output
 from gatepost.cli.options import OPTIONS, Options
 from gatepost.cli.problems import Exit
-from gatepost.cli.views import AuditEntry, MailboxCounts, Status
+from gatepost.wire import AuditEntry, MailboxCounts, Status
 
 
 class Glance(Struct):

@@ -14,10 +14,9 @@ agent.run()
 from gatepost.client._agent import Agent
 from gatepost.client._client import Client
 from gatepost.client._discover import Target, locator
-from gatepost.client._http import Status
-from gatepost.client._message import EventInfo, Message
+from gatepost.client._message import Message
 from gatepost.client._sync import SyncClient
-from gatepost.wire import DeadLetter, EnqueueAck, Sent, Summary
+from gatepost.wire import DeadLetter, EnqueueAck, EventInfo, Sent, Status, Summary
 
 __all__ = [
     "Agent",

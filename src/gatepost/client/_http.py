@@ -10,33 +10,13 @@ import msgspec
 
 from gatepost.client._discover import Locate
 from gatepost.errors import DeadlineExceeded, GatepostError, Unavailable
-from gatepost.wire import Failure
+from gatepost.wire import Failure, Stored
 
 if TYPE_CHECKING:
     import httpx
 
 T = TypeVar("T")
 _PIECE = 256 * 1024
-
-
-class Status(msgspec.Struct, frozen=True):
-    """A gateway at a glance. `problem` says why it is not `accepting`."""
-
-    node_id: str
-    version: str
-    pid: int
-    accepting: bool
-    problem: str | None
-    agents: int
-    waiting: int
-    in_flight: int
-    dead_letters: int
-    outbox_seq: int
-    journal_bytes: int
-
-
-class _Stored(msgspec.Struct):
-    digest: str
 
 
 class Http:
@@ -57,7 +37,7 @@ class Http:
     async def upload(self, pieces: AsyncIterator[bytes], timeout: float) -> str:
         """Store a payload; returns its digest."""
         async with self._answer("POST", "/v1/blobs", timeout, pieces) as response:
-            return msgspec.json.decode(await response.aread(), type=_Stored).digest
+            return msgspec.json.decode(await response.aread(), type=Stored).digest
 
     async def download(self, digest: str) -> AsyncIterator[bytes]:
         async with self._answer("GET", f"/v1/blobs/{digest}", 30.0) as response:

@@ -19,7 +19,7 @@ from gatepost.client._encoding import (
     encode_reply,
     given,
 )
-from gatepost.client._http import Http, Status
+from gatepost.client._http import Http
 from gatepost.client._message import Message
 from gatepost.clock import Clock, SystemClock
 from gatepost.errors import (
@@ -37,6 +37,7 @@ from gatepost.wire import (
     NewMessage,
     Op,
     Settled,
+    Status,
     Summary,
 )
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
-from msgspec import Struct, UnsetType
+from msgspec import UnsetType
 
 from gatepost import wire
 from gatepost.errors import InvalidRequest
@@ -14,19 +14,7 @@ Fetch = Callable[[str], AsyncIterator[bytes]]
 _NOT_LOADED = object()
 
 
-class EventInfo(Struct, frozen=True):
-    """The event behind mail that came through `send`."""
-
-    event_id: str
-    kind: str
-    corr_id: str
-    ref_event_id: str | None = None
-    traceparent: str | None = None
-    payload_ref: str | None = None
-    size: int | None = None
-
-
-_event_decoder = msgspec.json.Decoder(EventInfo)
+_event_decoder = msgspec.json.Decoder(wire.EventInfo)
 
 
 class Message:

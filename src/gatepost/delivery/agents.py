@@ -1,17 +1,9 @@
 """The agents this gateway answers for."""
 
-from msgspec import Struct
-
 from gatepost.errors import UnknownAgent
 from gatepost.journal.tx import Tx
 from gatepost.mailbox.deadletters import audit
-
-
-class Agent(Struct):
-    id: str
-    type: str
-    created_at: int
-    seen_at: int
+from gatepost.wire import Agent
 
 
 class Agents:

@@ -39,7 +39,7 @@ from gatepost.journal.writer import Outcome
 from gatepost.mailbox import Closed, Dispatcher, Mail, Settlement
 from gatepost.mailbox.deadletters import Filter, replay
 from gatepost.mailbox.enqueue import find_mailbox
-from gatepost.wire import DeadLetter, EnqueueAck, Failure, NewSend, Sent
+from gatepost.wire import DeadLetter, EnqueueAck, EventInfo, Failure, NewSend, Sent
 
 _PAIR_SEQ = """
 INSERT INTO pair_seq VALUES (?, ?, 1)
@@ -69,18 +69,6 @@ _NOTHING = b"null"
 T = TypeVar("T")
 Woken = Callable[[Any, GatepostError | None], None]
 Replies = Mapping[str, Raw]
-
-
-class EventInfo(Struct, omit_defaults=True):
-    """What a consumer is told about the event behind its mail."""
-
-    event_id: str
-    kind: str
-    corr_id: str
-    ref_event_id: str | None = None
-    traceparent: str | None = None
-    payload_ref: str | None = None
-    size: int | None = None
 
 
 class Outgoing(Struct):

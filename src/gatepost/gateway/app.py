@@ -2,9 +2,9 @@
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from litestar import Litestar, MediaType, Request, Response, WebSocket
 from litestar import websocket as websocket_route
 from litestar.connection import ASGIConnection
@@ -21,14 +21,15 @@ from gatepost.errors import (
 )
 from gatepost.gateway import http, openapi
 from gatepost.gateway.door import Door
+from gatepost.gateway.handshake import check_origin, refuse
 from gatepost.gateway.metrics import Metrics
 from gatepost.gateway.operations import Operations
 from gatepost.gateway.request import TypedRequest
 from gatepost.gateway.route import get
 from gatepost.gateway.session import Session
-from gatepost.gateway.status import Status, status
+from gatepost.gateway.status import status
 from gatepost.gateway.websocket import WebSocketDoor
-from gatepost.wire import Failure
+from gatepost.wire import Failure, Status
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +47,16 @@ _CODES = {
 _OPEN = ("/healthz", "/readyz")
 
 
-def create_app(operations: Operations, door: Door, metrics: Metrics) -> Litestar:
+def create_app(
+    operations: Operations, door: Door, metrics: Metrics, more: Sequence[Any] = ()
+) -> Litestar:
+    """`more` are routes besides the local API's; those with the option `open` need no token."""
     settings = operations.core.settings
 
-    def guard(connection: Connection, _: BaseRouteHandler) -> None:
+    def guard(connection: Connection, handler: BaseRouteHandler) -> None:
+        is_open = connection.scope["path"] in _OPEN or "open" in handler.opt
         # A WebSocket checks for itself, for it has to refuse in a way of its own.
-        if connection.scope["path"] not in _OPEN and connection.scope["type"] == ScopeType.HTTP:
+        if not is_open and connection.scope["type"] == ScopeType.HTTP:
             door.check(connection.headers.get("authorization"))
             operations.bucket.take(1)
 
@@ -60,6 +65,7 @@ def create_app(operations: Operations, door: Door, metrics: Metrics) -> Litestar
             http.routes(operations),
             *_health_routes(operations, metrics),
             _websocket(operations, door, metrics),
+            *more,
         ],
         guards=[guard],
         exception_handlers={Exception: _answer_error},
@@ -102,11 +108,12 @@ def _websocket(operations: Operations, door: Door, metrics: Metrics) -> Any:
     @websocket_route("/v1/ws")
     async def frames(socket: WebSocket[Any, Any, Any]) -> None:
         try:
+            check_origin(socket, operations.core.settings.room.allowed_origins)
             door.check(socket.headers.get("authorization"))
             if metrics.sessions >= limits.max_connections:
                 raise Unavailable("too many connections", retry_after=1.0)
         except GatepostError as error:
-            await _refuse_handshake(socket, error)
+            await refuse(socket, error)
             return
         await socket.accept()
         carrier = WebSocketDoor(socket)
@@ -114,16 +121,6 @@ def _websocket(operations: Operations, door: Door, metrics: Metrics) -> Any:
             await carrier.run(Session(operations, carrier.wake))
 
     return frames
-
-
-async def _refuse_handshake(socket: WebSocket[Any, Any, Any], error: GatepostError) -> None:
-    """The same status and body an HTTP request would get, instead of a bare 403."""
-    send: Any = socket.send
-    headers = [(b"content-type", b"application/json")]
-    start = {"type": "websocket.http.response.start", "status": error.status, "headers": headers}
-    await send(start)
-    body = msgspec.json.encode(Failure.of(error))
-    await send({"type": "websocket.http.response.body", "body": body})
 
 
 def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[Failure]:

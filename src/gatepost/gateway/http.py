@@ -10,7 +10,6 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.response import Stream
 from msgspec import Struct, field
 
-from gatepost.delivery.agents import Agent
 from gatepost.errors import GatepostError, UnknownBlob, UnknownMessage
 from gatepost.events import AgentId, Envelope, check_agent_id, check_digest, check_msg_id
 from gatepost.gateway.operations import Operations
@@ -21,6 +20,8 @@ from gatepost.mailbox import browse
 from gatepost.mailbox.deadletters import Filter
 from gatepost.wire import (
     Ack,
+    Agent,
+    AuditEntry,
     Await,
     Awaited,
     Consumer,
@@ -34,6 +35,7 @@ from gatepost.wire import (
     Extend,
     Failure,
     Limit,
+    MailboxCounts,
     Messages,
     MsgIds,
     Nack,
@@ -49,6 +51,7 @@ from gatepost.wire import (
     SendResults,
     Sent,
     Settled,
+    Stored,
     Summaries,
     Wait,
 )
@@ -111,26 +114,6 @@ class FilterBody(Struct, forbid_unknown_fields=True):
 class ReplayBody(FilterBody):
     limit: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1000
     rate_per_sec: Annotated[float, msgspec.Meta(ge=0.01, le=1e6)] | None = None
-
-
-class MailboxCounts(Struct):
-    name: str
-    waiting: int
-    in_flight: int
-    dead_letters: int
-
-
-class AuditEntry(Struct):
-    at: int
-    actor: str
-    action: str
-    subject: str
-    detail: str
-
-
-class Stored(Struct):
-    digest: str
-    size: int
 
 
 def routes(operations: Operations) -> Router:

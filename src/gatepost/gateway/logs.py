@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 _SECRETS = re.compile(
-    r"(?i)(bearer\s+|authorization[\"']?\s*[:=]\s*[\"']?|token[\"']?\s*[:=]\s*[\"']?|gp1\.[^.\s]+\.)"
+    r"(?i)(bearer\s+|authorization[\"']?\s*[:=]\s*[\"']?|token[\"']?\s*[:=]\s*[\"']?|gp[a-z]?1\.[^.\s]+\.|ticket\.)"
     r"(?!bearer)[A-Za-z0-9._~+/=-]{8,}"
 )
 
@@ -45,5 +45,5 @@ def configure(level: str, style: Literal["json", "text"]) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for noisy in ("uvicorn.access", "uvicorn.error", "websockets"):
+    for noisy in ("uvicorn.access", "uvicorn.error", "websockets", "httpx"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))

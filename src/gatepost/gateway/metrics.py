@@ -1,7 +1,8 @@
 """What a gateway counts, in Prometheus' words."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -26,6 +27,20 @@ class Metrics:
             "gatepost_sessions", "Clients connected by WebSocket.", registry=self._registry
         )
         self.sessions = 0
+        self._nodes = Gauge(
+            "gatepost_room_guests", "Nodes connected to the room here.", registry=self._registry
+        )
+        self._incidents = _Incidents()
+        self._registry.register(self._incidents)
+
+    def count(self, incidents: Mapping[str, int]) -> None:
+        """Show these from now on: incidents by the rule that was broken."""
+        self._incidents.counts = incidents
+
+    @contextlib.contextmanager
+    def node(self) -> Iterator[None]:
+        with self._nodes.track_inprogress():
+            yield
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
@@ -55,6 +70,17 @@ class _Mail(Collector):
             for row in self.rows:
                 family.add_metric([row[0]], row[column])
             yield family
+
+
+class _Incidents(Collector):
+    counts: Mapping[str, int] = MappingProxyType({})
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Peers that broke a rule of the room and were cut off."
+        family = CounterMetricFamily("gatepost_room_incidents", text, labels=["rule"])
+        for rule, count in sorted(self.counts.items()):
+            family.add_metric([rule], count)
+        yield family
 
 
 class _Journal(Collector):

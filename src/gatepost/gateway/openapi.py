@@ -1,23 +1,25 @@
 """The OpenAPI document. Its schemas come from msgspec, so they say what is really decoded."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from litestar import Request
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gatepost import __version__
-from gatepost.events import AgentId, Digest, EventId, MsgId
-from gatepost.gateway import http
-from gatepost.gateway.status import Status
+from gatepost.access import forms
+from gatepost.events import AgentId, Digest, EventId, MsgId, NodeId
+from gatepost.gateway import http, room_api
+from gatepost.wire import Status
 
 # What ids look like; each is checked where it is used, so that its error can say what is wrong.
-_IDS = {"mailbox": AgentId, "agent": AgentId, "msg_id": MsgId, "event_id": EventId}
+_IDS: dict[str, Any] = {"mailbox": AgentId, "agent": AgentId, "msg_id": MsgId, "event_id": EventId}
 _IDS |= {"digest": Digest, "payload_ref": Digest}
+_IDS |= {"node": NodeId, "invite_id": Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]}
 # Rules between fields, which a type cannot express.
 _RULES = {
     "NewMessage": {"anyOf": [{"required": ["msg_id"]}, {"required": ["msgId"]}]},
@@ -56,8 +58,9 @@ def _describe_ids(parameters: Iterable[dict[str, Any]]) -> None:
 
 
 def _schemas() -> dict[str, Any]:
-    found = [each for each in vars(http).values() if isinstance(each, type)]
-    structs = [each for each in found if issubclass(each, Struct) and each is not Struct]
+    own = [each for module in (room_api, forms) for each in vars(module).values()]
+    found = [each for each in (*vars(http).values(), *own) if isinstance(each, type)]
+    structs = {each for each in found if issubclass(each, Struct) and each is not Struct}
     _, schemas = msgspec.json.schema_components(
         [*structs, Status], ref_template="#/components/schemas/{name}"
     )

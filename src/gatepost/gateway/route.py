@@ -10,6 +10,7 @@ from gatepost.wire import Failure
 _MEANINGS = {
     400: "The request cannot be understood.",
     401: "The token is missing or wrong.",
+    403: "Whoever asks may not do this.",
     404: "There is no such thing here.",
     405: "Not a method of this path.",
     409: "The request contradicts what happened before.",

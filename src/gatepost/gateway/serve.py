@@ -7,13 +7,16 @@ import logging
 import os
 import signal
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 
 import uvicorn
 import uvloop
+from litestar import Litestar
 
 from gatepost.clock import Clock
-from gatepost.config import Settings
+from gatepost.config import Listen, Settings
 from gatepost.errors import ConfigError
 from gatepost.gateway.app import create_app
 from gatepost.gateway.compaction import compact, remove_orphans
@@ -21,6 +24,7 @@ from gatepost.gateway.core import Core
 from gatepost.gateway.door import Door
 from gatepost.gateway.drop import DropDoor
 from gatepost.gateway.metrics import Metrics
+from gatepost.gateway.neighbours import Neighbours
 from gatepost.gateway.operations import Operations
 from gatepost.gateway.protocol import BoundedHttp
 from gatepost.gateway.state import Endpoint
@@ -30,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _COMPACT_EVERY = 60.0
 _SWEEP_DROP_EVERY = 600.0
+_ANY_HOST = ("0.0.0.0", "::")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -43,11 +48,19 @@ async def serve(settings: Settings) -> None:
     async with open_core(settings) as operations:
         core = operations.core
         door = Door(core.state.local_token(core.clock))
-        server = _server(settings, operations, door)
+        metrics = Metrics(core)
+        neighbours = Neighbours(core, metrics)
+        app = create_app(operations, door, metrics, neighbours.routes())
+        server = _server(settings, app)
         await remove_orphans(core)
-        async with _doors(operations), _background(operations), _stopping(server, operations):
+        async with (
+            _doors(operations),
+            _background(operations),
+            neighbours.running(_public_url(settings, listener)),
+            _stopping(server, operations, neighbours),
+        ):
             core.state.announce(_endpoint(core, listener))
-            log.info("node %s listens on %s", core.node.id, _url(listener))
+            log.info("node %s listens on %s", core.node.id, _url(settings, listener))
             # What exists now lives as long as the process; the collector need not look at it.
             gc.freeze()
             try:
@@ -99,13 +112,22 @@ async def repeated(seconds: float, work: Callable[[], Awaitable[object]]) -> Asy
 
 
 @contextlib.asynccontextmanager
-async def _stopping(server: uvicorn.Server, operations: Operations) -> AsyncIterator[None]:
+async def _stopping(
+    server: uvicorn.Server, operations: Operations, neighbours: Neighbours
+) -> AsyncIterator[None]:
     """SIGTERM and SIGINT end the server, and then everything else in its order."""
     loop = asyncio.get_running_loop()
+    leaving: set[asyncio.Task[None]] = set()
+
+    async def leave(number: int) -> None:
+        try:
+            await neighbours.retire()
+        finally:
+            server.handle_exit(number, None)
 
     def stop(number: int) -> None:
-        server.handle_exit(number, None)
         operations.end_waits()
+        leaving.add(asyncio.create_task(leave(number)))
 
     for number in _SIGNALS:
         loop.add_signal_handler(number, stop, number)
@@ -133,8 +155,9 @@ async def _every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
             log.exception("background work failed and will be tried again")
 
 
-def _server(settings: Settings, operations: Operations, door: Door) -> uvicorn.Server:
-    app = create_app(operations, door, Metrics(operations.core))
+def _server(settings: Settings, app: Litestar) -> uvicorn.Server:
+    listen = settings.listen
+    _check_tls(listen)
     return _Server(
         uvicorn.Config(
             app,
@@ -148,6 +171,8 @@ def _server(settings: Settings, operations: Operations, door: Door) -> uvicorn.S
             server_header=False,
             limit_concurrency=settings.limits.max_connections,
             timeout_graceful_shutdown=2,
+            ssl_certfile=_file(listen.tls_cert),
+            ssl_keyfile=_file(listen.tls_key),
         )
     )
 
@@ -170,11 +195,36 @@ def _bind(settings: Settings) -> socket.socket:
     return listener
 
 
-def _url(listener: socket.socket) -> str:
+def _check_tls(listen: Listen) -> None:
+    """Say what is wrong with the certificate while there is somebody to read it."""
+    if listen.tls_cert:
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(_file(listen.tls_cert) or "", _file(listen.tls_key))
+        except OSError as error:
+            raise ConfigError(
+                f"listen.tls_cert and listen.tls_key cannot be used: {error}"
+            ) from None
+
+
+def _file(path: str) -> str | None:
+    return str(Path(path).expanduser()) if path else None
+
+
+def _url(settings: Settings, listener: socket.socket) -> str:
+    scheme = "https" if settings.listen.tls_cert else "http"
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _public_url(settings: Settings, listener: socket.socket) -> str | None:
+    """What others dial; None if only the operator could know and has not said."""
+    if settings.room.public_url:
+        return settings.room.public_url
+    return _url(settings, listener) if settings.listen.host not in _ANY_HOST else None
 
 
 def _endpoint(core: Core, listener: socket.socket) -> Endpoint:
     unix = str(core.state.socket) if core.settings.listen.unix_socket else None
-    return Endpoint(_url(listener), unix, os.getpid(), core.node.id)
+    url, cert = _url(core.settings, listener), _file(core.settings.listen.tls_cert)
+    return Endpoint(url, unix, os.getpid(), core.node.id, cert)

@@ -18,6 +18,8 @@ class Endpoint(msgspec.Struct):
     socket: str | None
     pid: int
     node_id: str
+    # The certificate by which they tell it, where it speaks TLS.
+    tls_cert: str | None = None
 
 
 class StateDir:

@@ -2,25 +2,10 @@
 
 import os
 
-from msgspec import Struct
-
 from gatepost import __version__
 from gatepost.gateway.operations import Operations
 from gatepost.journal import Tx
-
-
-class Status(Struct):
-    node_id: str
-    version: str
-    pid: int
-    accepting: bool
-    problem: str | None
-    agents: int
-    waiting: int
-    in_flight: int
-    dead_letters: int
-    outbox_seq: int
-    journal_bytes: int
+from gatepost.wire import Status
 
 
 async def status(operations: Operations) -> Status:

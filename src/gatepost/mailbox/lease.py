@@ -22,25 +22,25 @@ from gatepost.wire import Message
 # What one take may load: enough for any consumer, little enough for everyone else's patience.
 _MOST_MESSAGES = 1000
 _MOST_BYTES = 4 << 20
-_PORTION = 16, 64  # of one pair at a time, at least and at most
+_MOST_ROWS = 64  # of one pair at a time
 
 _SET_IN_FLIGHT, _IF_PENDING = move(Input.DEQUEUE)
 _SET_PENDING_AGAIN, _IF_NACKED = move(Input.RETRY)
 _SET_RELEASED, _IF_IN_FLIGHT = move(Input.RELEASE)
 _, _IF_WAITING = move(Input.EXPIRE)
 
-_READY = """
-SELECT id, sender, head, next_number FROM pair WHERE mailbox = ? AND ready_at = 0
+_READY = f"""
+SELECT id, sender, head, (id << {NUMBER_BITS}) + next_number
+FROM pair WHERE mailbox = ? AND ready_at = 0
 ORDER BY head_rank, head_arrival LIMIT ?
 """
 _COLUMNS = """
 m.rank, m.arrival, m.id, m.msg_id, m.created_at, m.attempt, m.state, m.expires_at, m.tracked,
 b.payload, b.meta
 """
-# A window of ids rather than a LIMIT, so that ids settled long ago are never waded through.
 _QUEUE = f"""
 SELECT {_COLUMNS} FROM mail m JOIN body b ON b.id = m.id
-WHERE m.id BETWEEN ? AND ? AND m.{_IF_WAITING} ORDER BY m.id
+WHERE m.id >= ? AND m.id < ? AND m.{_IF_WAITING} ORDER BY m.id LIMIT ?
 """
 _HELD = f"""
 SELECT {_COLUMNS} FROM mail m JOIN body b ON b.id = m.id
@@ -118,8 +118,9 @@ def take(
     """Lease up to `limit` messages: the oldest heads first, each pair's mail in order."""
     limit = min(limit, _MOST_MESSAGES)
     pairs = tx.rows(_READY, (box.id, limit))
-    portion = min(max(limit // max(len(pairs), 1), _PORTION[0]), _PORTION[1])
-    runs = [_waiting_run(tx, *pair, limit, portion) for pair in pairs]
+    portion = min(max(limit // max(len(pairs), 1), 1), _MOST_ROWS)
+    # A window of ids, so that no more of them than that are ever waded through in vain.
+    runs = [_run(tx, head, min(head + limit, end), portion) for _, _, head, end in pairs]
     rows = _first(runs[0] if len(runs) == 1 else merge(*runs, key=_OLDEST), limit)
     leases = _lease_runs(tx, box, consumer, rows, policy, lease_ids)
     senders = {pair: sender for pair, sender, _, _ in pairs}
@@ -127,19 +128,19 @@ def take(
     return Taken([_message(row, ids, senders, box.name, policy) for row in rows], leases)
 
 
-def _waiting_run(
-    tx: Tx, pair: int, sender: str, head: int, next_number: int, limit: int, portion: int
-) -> Iterator[Row]:
+def _run(tx: Tx, first: int, end: int, portion: int) -> Iterator[Row]:
     """A pair's mail from its head, up to one that is too late and waits to be expired.
 
     It is read in portions: of many pairs little each, for few of them will give much.
     """
-    end = min(head + limit, (pair << NUMBER_BITS) + next_number)
-    for first in range(head, end, portion):
-        for row in tx.rows(_QUEUE, (first, min(first + portion, end) - 1)):
+    while rows := tx.rows(_QUEUE, (first, end, portion)):
+        for row in rows:
             if row[_EXPIRES] <= tx.now:
                 return
             yield row
+        first = rows[-1][_ID] + 1
+        if first >= end or len(rows) < portion:
+            return
 
 
 def _first(rows: Iterator[Row], limit: int) -> list[Row]:

@@ -1,0 +1,121 @@
+"""Invites for external agents: for one agent, with its scopes, good once."""
+
+import msgspec
+from msgspec import Struct
+
+from gatepost.access.audit import audit
+from gatepost.access.forms import AgentInviteRequest
+from gatepost.access.scopes import Holder, check_grantable
+from gatepost.access.tokens import Guarded, Kind, matches, mint, parse
+from gatepost.clock import Clock
+from gatepost.errors import (
+    ExpiredToken,
+    InvalidToken,
+    Revoked,
+    TokenAlreadyUsed,
+    UnknownInvite,
+    WrongState,
+)
+from gatepost.events import check_agent_id
+from gatepost.journal.tx import Row, Tx
+
+_COLUMNS = "id, agent_id, scopes, created_by, created_at, expires_at, used_at, revoked_at"
+_INSERT = f"""
+INSERT INTO agent_invite ({_COLUMNS}, secret_hash) VALUES (?, ?, ?, ?, ?, ?, NULL, NULL, ?)
+"""
+_FIND = f"SELECT {_COLUMNS}, secret_hash FROM agent_invite WHERE id = ?"
+_LIST = f"SELECT {_COLUMNS} FROM agent_invite ORDER BY created_at, id"
+_REVOKE_OPEN = """
+UPDATE agent_invite SET revoked_at = ?
+WHERE agent_id = ? AND used_at IS NULL AND revoked_at IS NULL
+"""
+
+
+class AgentInvite(Struct, frozen=True):
+    id: str
+    agent_id: str
+    scopes: tuple[str, ...]
+    created_by: str
+    created_at: int
+    expires_at: int
+    used_at: int | None
+    revoked_at: int | None
+
+
+class IssuedAgentInvite(Guarded, frozen=True):
+    """The only time the token itself is seen."""
+
+    invite: AgentInvite
+    token: str
+
+
+def issue(
+    tx: Tx, clock: Clock, request: AgentInviteRequest, actor: str, grantor: Holder | None = None
+) -> IssuedAgentInvite:
+    """Without a `grantor` the operator issues it; a session can hand on only what it has."""
+    agent_id = check_agent_id(request.agent_id)
+    scopes = check_grantable(request.scopes, None if grantor is None else grantor.scopes)
+    token = mint(clock, Kind.AGENT_INVITE)
+    times = (tx.now, tx.now + request.ttl_secs * 1000)
+    tx.run(_INSERT, (token.id, agent_id, pack(scopes), actor, *times, token.hash))
+    audit(tx, actor, "agent.invite", agent_id, " ".join(scopes))
+    return IssuedAgentInvite(get(tx, token.id), token.text)
+
+
+def listed(tx: Tx) -> list[AgentInvite]:
+    return [_load(row) for row in tx.rows(_LIST)]
+
+
+def get(tx: Tx, id: str) -> AgentInvite:
+    row = tx.one(_FIND, (id,))
+    if row is None:
+        raise UnknownInvite(f"this gateway has no agent invite {id!r}")
+    return _load(row[:-1])
+
+
+def revoke(tx: Tx, id: str, actor: str) -> AgentInvite:
+    invite = get(tx, id)
+    if invite.used_at is not None:
+        raise WrongState(f"invite {id} was used; revoke agent {invite.agent_id} instead")
+    if invite.revoked_at is None:
+        tx.run("UPDATE agent_invite SET revoked_at = ? WHERE id = ?", (tx.now, id))
+        audit(tx, actor, "agent.invite.revoke", id)
+    return get(tx, id)
+
+
+def revoke_open(tx: Tx, agent_id: str) -> None:
+    tx.run(_REVOKE_OPEN, (tx.now, agent_id))
+
+
+def redeem(tx: Tx, text: str) -> AgentInvite:
+    """Use an invite up."""
+    token = parse(text, Kind.AGENT_INVITE)
+    row = tx.one(_FIND, (token.id,))
+    if not matches(token, None if row is None else row[-1]) or row is None:
+        raise InvalidToken("this gateway did not issue this invite; check where it came from")
+    invite = _load(row[:-1])
+    _check_open(invite, tx.now)
+    tx.run("UPDATE agent_invite SET used_at = ? WHERE id = ?", (tx.now, invite.id))
+    return invite
+
+
+def pack(scopes: tuple[str, ...]) -> str:
+    return msgspec.json.encode(scopes).decode()
+
+
+def unpack(text: str) -> tuple[str, ...]:
+    return msgspec.json.decode(text, type=tuple[str, ...])
+
+
+def _check_open(invite: AgentInvite, now: int) -> None:
+    if invite.used_at is not None:
+        raise TokenAlreadyUsed("this invite was used; it is good once, ask for a new one")
+    if invite.revoked_at is not None:
+        raise Revoked("this invite was revoked; ask for a new one")
+    if now >= invite.expires_at:
+        raise ExpiredToken("this invite has expired; ask for a new one")
+
+
+def _load(row: Row) -> AgentInvite:
+    id, agent_id, scopes, *rest = row
+    return AgentInvite(id, agent_id, unpack(scopes), *rest)

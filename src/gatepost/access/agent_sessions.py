@@ -1,0 +1,200 @@
+"""Sessions of external agents: access tokens, rotating refresh tokens, context tokens.
+
+A session is the family of all tokens that descend from one invite. Each refresh uses up one
+refresh token; one that comes again was copied, nobody can tell by whom, and the family ends.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from gatepost.access import agent_invites
+from gatepost.access.agent_invites import pack, unpack
+from gatepost.access.audit import audit
+from gatepost.access.forms import AgentTokens, ContextToken, ContextTokenRequest
+from gatepost.access.policy import Policy
+from gatepost.access.scopes import check_grantable
+from gatepost.access.tokens import Kind, Token, matches, mint, new_id, parse
+from gatepost.clock import Clock
+from gatepost.errors import ExpiredToken, Forbidden, InvalidToken, Revoked, TokenReused
+from gatepost.journal.tx import Tx
+
+_NAMES = {Kind.ACCESS: "access", Kind.REFRESH: "refresh", Kind.CONTEXT: "context"}
+_FIND = """
+SELECT t.session, s.agent_id, t.scopes, t.label, t.expires_at, t.used_at, s.revoked_at, s.seen_at,
+       t.secret_hash
+FROM agent_token t JOIN agent_session s ON s.id = t.session WHERE t.id = ? AND t.kind = ?
+"""
+_INSERT_SESSION = "INSERT INTO agent_session VALUES (?, ?, ?, ?, ?, NULL, NULL)"
+_INSERT_TOKEN = "INSERT INTO agent_token VALUES (?, ?, ?, ?, ?, ?, NULL, ?)"
+_LIST = """
+SELECT s.id, s.agent_id, s.scopes, s.created_at, s.seen_at,
+       (SELECT max(expires_at) FROM agent_token WHERE session = s.id AND used_at IS NULL),
+       s.revoked_at, s.revoked_by
+FROM agent_session s ORDER BY s.created_at, s.id
+"""
+_REVOKE = """
+UPDATE agent_session SET revoked_at = ?, revoked_by = ? WHERE id = ? AND revoked_at IS NULL
+"""
+_LIVE = "SELECT id FROM agent_session WHERE agent_id = ? AND revoked_at IS NULL ORDER BY id"
+_TOUCH = "UPDATE agent_session SET seen_at = ? WHERE id = ? AND revoked_at IS NULL AND seen_at < ?"
+
+
+class AgentSession(Struct, frozen=True):
+    """What a token stands for. A session acts only as its own agent."""
+
+    id: str
+    agent_id: str
+    scopes: tuple[str, ...]
+    kind: Literal["access", "context"]
+    label: str
+    expires_at: int
+    seen_at: int
+
+
+class SessionInfo(Struct, frozen=True):
+    """A session as it is listed."""
+
+    id: str
+    agent_id: str
+    scopes: tuple[str, ...]
+    created_at: int
+    seen_at: int
+    expires_at: int | None
+    revoked_at: int | None
+    revoked_by: str | None
+
+
+class Reused(Struct, frozen=True):
+    """A refresh token came again, and its family has ended.
+
+    Returned and not raised, because what is raised is undone: commit this, then raise `error`.
+    """
+
+    session_id: str
+    agent_id: str
+
+    def error(self) -> TokenReused:
+        return TokenReused(
+            "this refresh token was used before, so its session has ended;"
+            " if that was not you, a copy is in other hands: ask for a new invite"
+        )
+
+
+class _Found(Struct, frozen=True):
+    session: str
+    agent_id: str
+    scopes: tuple[str, ...]
+    label: str
+    expires_at: int
+    used_at: int | None
+    revoked_at: int | None
+    seen_at: int
+
+
+class AgentSessions:
+    def __init__(self, clock: Clock, policy: Policy) -> None:
+        self._clock = clock
+        self._policy = policy
+
+    def exchange(self, tx: Tx, invite_token: str) -> AgentTokens:
+        """A new session, for an invite."""
+        invite = agent_invites.redeem(tx, invite_token)
+        id = new_id(self._clock)
+        row = (id, invite.agent_id, pack(invite.scopes), tx.now, tx.now)
+        tx.run(_INSERT_SESSION, row)
+        return self._hand_out(tx, id, invite.agent_id, invite.scopes)
+
+    def refresh(self, tx: Tx, refresh_token: str) -> AgentTokens | Reused:
+        """New tokens for a refresh token, which is thereby used up."""
+        token = parse(refresh_token, Kind.REFRESH)
+        found = _recognise(tx, token)
+        if found.used_at is not None:
+            _end(tx, found.session, "token reuse")
+            audit(tx, found.agent_id, "agent.session.reuse", found.session)
+            return Reused(found.session, found.agent_id)
+        _check_expiry(found, tx.now)
+        tx.run("UPDATE agent_token SET used_at = ? WHERE id = ?", (tx.now, token.id))
+        self.touch(tx, found.session)
+        return self._hand_out(tx, found.session, found.agent_id, found.scopes)
+
+    def authenticate(self, tx: Tx, bearer: str) -> AgentSession:
+        """Whom an access or context token speaks for. Reads only; see `touch`."""
+        token = parse(bearer, Kind.ACCESS, Kind.CONTEXT)
+        found = _recognise(tx, token)
+        _check_expiry(found, tx.now)
+        kind: Literal["access", "context"] = "access" if token.kind is Kind.ACCESS else "context"
+        who = (found.session, found.agent_id, found.scopes)
+        return AgentSession(*who, kind, found.label, found.expires_at, found.seen_at)
+
+    def touch(self, tx: Tx, session_id: str) -> None:
+        """Note that a session is in use. Once a minute is enough, for it costs a write."""
+        tx.run(_TOUCH, (tx.now, session_id, tx.now))
+
+    def context_token(
+        self, tx: Tx, session: AgentSession, request: ContextTokenRequest
+    ) -> ContextToken:
+        """A token for less: fewer scopes, no longer than its parent, and no refresh."""
+        if session.kind != "access":
+            raise Forbidden("a context token cannot beget another; use the access token")
+        scopes = check_grantable(request.scopes, session.scopes)
+        expires_at = min(tx.now + request.ttl_secs * 1000, session.expires_at)
+        token = self._keep(tx, Kind.CONTEXT, session.id, scopes, expires_at, request.label)
+        return ContextToken(token.text, expires_at, scopes)
+
+    def revoke(self, tx: Tx, agent_id: str, actor: str) -> list[str]:
+        """End all sessions and open invites of an agent; the ids of the sessions ended."""
+        ended = [row[0] for row in tx.rows(_LIVE, (agent_id,))]
+        for id in ended:
+            _end(tx, id, actor)
+        agent_invites.revoke_open(tx, agent_id)
+        audit(tx, actor, "agent.revoke", agent_id, f"{len(ended)} sessions")
+        return ended
+
+    def listed(self, tx: Tx) -> list[SessionInfo]:
+        return [
+            SessionInfo(id, agent_id, unpack(scopes), *rest)
+            for id, agent_id, scopes, *rest in tx.rows(_LIST)
+        ]
+
+    def _hand_out(
+        self, tx: Tx, session: str, agent_id: str, scopes: tuple[str, ...]
+    ) -> AgentTokens:
+        ends, last = tx.now + self._policy.access_life, tx.now + self._policy.refresh_life
+        access = self._keep(tx, Kind.ACCESS, session, scopes, ends)
+        refresh = self._keep(tx, Kind.REFRESH, session, scopes, last)
+        return AgentTokens(access.text, ends, refresh.text, last, session, agent_id, scopes)
+
+    def _keep(
+        self,
+        tx: Tx,
+        kind: Kind,
+        session: str,
+        scopes: tuple[str, ...],
+        expires_at: int,
+        label: str = "",
+    ) -> Token:
+        token = mint(self._clock, kind)
+        what = (_NAMES[kind], pack(scopes), label)
+        tx.run(_INSERT_TOKEN, (token.id, session, *what, expires_at, token.hash))
+        return token
+
+
+def _recognise(tx: Tx, token: Token) -> _Found:
+    row = tx.one(_FIND, (token.id, _NAMES[token.kind]))
+    if not matches(token, None if row is None else row[-1]) or row is None:
+        raise InvalidToken("this gateway does not know this token; exchange an invite for one")
+    session, agent_id, scopes, *rest = row[:-1]
+    found = _Found(session, agent_id, unpack(scopes), *rest)
+    if found.revoked_at is not None:
+        raise Revoked("this session was ended; ask for a new invite")
+    return found
+
+
+def _check_expiry(found: _Found, now: int) -> None:
+    if now >= found.expires_at:
+        raise ExpiredToken("this token has expired; refresh it, or ask for a new invite")
+
+
+def _end(tx: Tx, session: str, by: str) -> None:
+    tx.run(_REVOKE, (tx.now, by, session))

@@ -1,0 +1,96 @@
+"""What is said at the door: requests and answers, as they travel (JSON, camelCase).
+
+Bytes are base64 on the wire. Whatever carries a secret prints as its type's name only.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from gatepost.access.tokens import Guarded
+from gatepost.events.ids import AgentId, NodeId
+
+CONTROL_ROOM = "ansible-control"
+
+Tier = Literal["backbone", "edge"]
+PublicKey = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
+Nonce = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{16,128}\Z")]
+TokenText = Annotated[str, Meta(max_length=256)]
+RoomId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._:-]{0,127}\Z")]
+ScopeName = Annotated[str, Meta(max_length=64)]
+Scopes = Annotated[tuple[ScopeName, ...], Meta(min_length=1, max_length=32)]
+
+
+class Challenge(Guarded, frozen=True, rename="camel"):
+    """A question a known node answers with its signature instead of an invite."""
+
+    challenge: str
+    expires_at: int
+    issuer_id: str
+    issuer_key: bytes
+
+
+class ExchangeRequest(Guarded, frozen=True, rename="camel", kw_only=True):
+    """A node asks for a ticket: with an invite, or with a challenge it has signed."""
+
+    node_id: NodeId
+    node_key: PublicKey
+    nonce: Nonce
+    invite_token: TokenText | None = None
+    challenge: TokenText | None = None
+    node_proof: Signature | None = None
+    requested_rooms: Annotated[tuple[RoomId, ...], Meta(min_length=1, max_length=16)] = (
+        CONTROL_ROOM,
+    )
+
+
+class ExchangeAnswer(Guarded, frozen=True, rename="camel"):
+    """`expires_at` is the ticket's, in epoch milliseconds."""
+
+    ws_ticket: str
+    expires_at: int
+    rooms: tuple[str, ...]
+    session_id: str
+    issuer_id: str
+    issuer_key: bytes
+
+
+class AgentInviteRequest(Guarded, frozen=True, rename="camel"):
+    agent_id: AgentId
+    scopes: Scopes
+    ttl_secs: Annotated[int, Meta(ge=1, le=30 * 86_400)] = 86_400
+
+
+class AgentExchangeRequest(Guarded, frozen=True, rename="camel"):
+    invite_token: TokenText
+
+
+class AgentRefreshRequest(Guarded, frozen=True, rename="camel"):
+    refresh_token: TokenText
+
+
+class AgentTokens(Guarded, frozen=True, rename="camel"):
+    """Times are epoch milliseconds."""
+
+    access_token: str
+    access_expires_at: int
+    refresh_token: str
+    refresh_expires_at: int
+    session_id: str
+    agent_id: str
+    scopes: tuple[str, ...]
+
+
+class ContextTokenRequest(Guarded, frozen=True, rename="camel"):
+    """`label` says what the token is for: a conversation, a task."""
+
+    scopes: Scopes
+    ttl_secs: Annotated[int, Meta(ge=1, le=900)] = 300
+    label: Annotated[str, Meta(max_length=256)] = ""
+
+
+class ContextToken(Guarded, frozen=True, rename="camel"):
+    context_token: str
+    expires_at: int
+    scopes: tuple[str, ...]

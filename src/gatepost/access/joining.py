@@ -1,0 +1,64 @@
+"""The other side of the door: what a node says to get in, and how it tells whom it talks to."""
+
+from hmac import compare_digest
+
+from gatepost.access import tickets
+from gatepost.access.forms import CONTROL_ROOM, Challenge, ExchangeAnswer, ExchangeRequest
+from gatepost.access.invites import issuer_fingerprint
+from gatepost.access.proof import Statement, by_challenge, by_invite
+from gatepost.access.tokens import Kind, b64, parse
+from gatepost.clock import Clock
+from gatepost.errors import InvalidTicket
+from gatepost.events import NodeKey, fingerprint
+
+_ROOMS = (CONTROL_ROOM,)
+
+
+class Joiner:
+    """One node, about to knock."""
+
+    def __init__(self, node_id: str, key: NodeKey, clock: Clock) -> None:
+        self._node_id = node_id
+        self._key = key
+        self._clock = clock
+
+    def with_invite(self, token: str, rooms: tuple[str, ...] = _ROOMS) -> ExchangeRequest:
+        nonce, ground = self._nonce(), by_invite(parse(token, Kind.INVITE).id)
+        return ExchangeRequest(
+            node_id=self._node_id,
+            node_key=self._key.public,
+            nonce=nonce,
+            invite_token=token,
+            node_proof=self._prove(ground, nonce, issuer_fingerprint(token)),
+            requested_rooms=rooms,
+        )
+
+    def with_proof(
+        self, challenge: Challenge, issuer: str, rooms: tuple[str, ...] = _ROOMS
+    ) -> ExchangeRequest:
+        """`issuer` is the fingerprint by which we know the gateway, not one it has just told."""
+        nonce, ground = self._nonce(), by_challenge(challenge.challenge)
+        return ExchangeRequest(
+            node_id=self._node_id,
+            node_key=self._key.public,
+            nonce=nonce,
+            challenge=challenge.challenge,
+            node_proof=self._prove(ground, nonce, issuer),
+            requested_rooms=rooms,
+        )
+
+    def _nonce(self) -> str:
+        return b64(self._clock.random(24))
+
+    def _prove(self, ground: str, nonce: str, issuer: str) -> bytes:
+        return Statement(ground, nonce, issuer, self._node_id, self._key.public).sign(self._key)
+
+
+def check_answer(request: ExchangeRequest, answer: ExchangeAnswer, issuer: str) -> None:
+    """Raise unless the gateway with this fingerprint gave this answer to this very request."""
+    if not compare_digest(fingerprint(answer.issuer_key), issuer):
+        raise InvalidTicket("another gateway answered than the one that was asked; do not go on")
+    claims = tickets.read(answer.ws_ticket, answer.issuer_id, answer.issuer_key)
+    given = (claims.sub, claims.node_key, claims.nonce)
+    if given != (request.node_id, request.node_key, request.nonce):
+        raise InvalidTicket("the ticket answers another request; do not go on")

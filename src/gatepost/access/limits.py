@@ -1,0 +1,81 @@
+"""How often one source may knock."""
+
+from collections import OrderedDict
+from ipaddress import IPv6Address, IPv6Network, ip_address
+
+from msgspec import Struct
+
+from gatepost.errors import RateLimited
+
+
+class Bucket(Struct):
+    tokens: float
+    at: int
+
+
+class RateLimiter:
+    """A token bucket per source: `rate` knocks a second, `burst` at once. Time is passed in.
+
+    At most `most` sources are known at a time. A bucket that is full again says nothing, so the
+    one idle longest is dropped for a newcomer once it is full; until then all newcomers share
+    one bucket. Forgetting a busy source instead would let a crowd wash away its own traces.
+    """
+
+    def __init__(self, rate: float, burst: int, most: int = 10_000) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._most = most
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self._newcomers = Bucket(float(burst), 0)
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def take(self, source: str, now: int) -> None:
+        """Count one knock at `now` (ms); RateLimited says when to try again."""
+        bucket = self._bucket(source, now)
+        self._refill(bucket, now)
+        if bucket.tokens < 1:
+            wait = (1 - bucket.tokens) / self._rate
+            raise RateLimited("too many attempts; wait a little", retry_after=round(wait, 3))
+        bucket.tokens -= 1
+
+    def _bucket(self, source: str, now: int) -> Bucket:
+        bucket = self._buckets.get(source)
+        if bucket is None:
+            bucket = self._new(source, now)
+        else:
+            self._buckets.move_to_end(source)
+        return bucket
+
+    def _new(self, source: str, now: int) -> Bucket:
+        if len(self._buckets) >= self._most and not self._drop_oldest(now):
+            return self._newcomers
+        return self._buckets.setdefault(source, Bucket(float(self._burst), now))
+
+    def _drop_oldest(self, now: int) -> bool:
+        source, bucket = next(iter(self._buckets.items()))
+        self._refill(bucket, now)
+        if bucket.tokens < self._burst:
+            return False
+        del self._buckets[source]
+        return True
+
+    def _refill(self, bucket: Bucket, now: int) -> None:
+        # A clock set back must not take away what was there.
+        gained = max(now - bucket.at, 0) / 1000 * self._rate
+        bucket.tokens = min(bucket.tokens + gained, float(self._burst))
+        bucket.at = now
+
+
+def source_of(host: str) -> str:
+    """What counts as one source: an IPv4 address, or the /64 that one IPv6 user has to himself."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    if not isinstance(address, IPv6Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(IPv6Network((int(address), 64), strict=False))

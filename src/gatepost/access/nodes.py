@@ -1,0 +1,145 @@
+"""Which nodes belong to the mesh: admissions, and how the rest of the door asks about them."""
+
+from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from gatepost.access.forms import Tier
+from gatepost.access.issuer import Issuer
+from gatepost.errors import NodeMismatch, Revoked
+from gatepost.events import fingerprint, frame, verify
+from gatepost.journal.tx import Tx
+
+_INSERT = """
+INSERT INTO admission VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (node_id) DO UPDATE
+SET tier = excluded.tier, issuer = excluded.issuer,
+    issued_at = excluded.issued_at, signature = excluded.signature
+"""
+
+
+class Admission(Struct, frozen=True):
+    """The issuer's word that a node with this key belongs to the mesh."""
+
+    node_id: str
+    public_key: bytes
+    tier: Tier
+    issuer: str
+    issued_at: int
+    signature: bytes = b""
+
+    def statement(self) -> bytes:
+        words = (self.node_id, self.tier, self.issuer)
+        issued_at = self.issued_at.to_bytes(8, "big")
+        encoded = (w.encode() for w in words)
+        return frame("gatepost/admission/1", *encoded, self.public_key, issued_at)
+
+    def signed_by(self, issuer_key: bytes) -> bool:
+        return verify(issuer_key, self.statement(), self.signature)
+
+
+class Standing(Struct, frozen=True):
+    node_id: str
+    public_key: bytes
+    tier: Tier
+    revoked: bool
+
+
+class Directory(Protocol):
+    """Who is known, whoever admitted it. An id has one key for ever, and a key one id."""
+
+    def by_id(self, tx: Tx, node_id: str) -> Standing | None: ...
+
+    def by_key(self, tx: Tx, public_key: bytes) -> Standing | None: ...
+
+    def admitted_by(self, tx: Tx, node_id: str) -> list[Standing]:
+        """The nodes which that node let in."""
+
+
+class JournalDirectory:
+    """What this gateway itself decided."""
+
+    def by_id(self, tx: Tx, node_id: str) -> Standing | None:
+        return _standing(tx, "node_id", node_id)
+
+    def by_key(self, tx: Tx, public_key: bytes) -> Standing | None:
+        return _standing(tx, "public_key", public_key)
+
+    def admitted_by(self, tx: Tx, node_id: str) -> list[Standing]:
+        sql = "SELECT node_id FROM admission WHERE issuer = ? ORDER BY node_id"
+        found = [self.by_id(tx, row[0]) for row in tx.rows(sql, (node_id,))]
+        return [standing for standing in found if standing is not None]
+
+
+class Directories:
+    """Several as one: a node is revoked if any says so, and known as the first knows it."""
+
+    def __init__(self, *members: Directory) -> None:
+        self._members = members
+
+    def by_id(self, tx: Tx, node_id: str) -> Standing | None:
+        return _worst([member.by_id(tx, node_id) for member in self._members])
+
+    def by_key(self, tx: Tx, public_key: bytes) -> Standing | None:
+        return _worst([member.by_key(tx, public_key) for member in self._members])
+
+    def admitted_by(self, tx: Tx, node_id: str) -> list[Standing]:
+        found = [s for member in self._members for s in member.admitted_by(tx, node_id)]
+        return list({standing.public_key: standing for standing in found}.values())
+
+
+def admit(tx: Tx, issuer: Issuer, node_id: str, public_key: bytes, tier: Tier) -> Admission:
+    """Let a node in, or let one in again as another tier."""
+    unsigned = Admission(node_id, public_key, tier, issuer.id, tx.now)
+    signature = issuer.key.sign(unsigned.statement())
+    admission = Admission(node_id, public_key, tier, issuer.id, tx.now, signature)
+    tx.run(_INSERT, astuple(admission))
+    return admission
+
+
+def admission_of(tx: Tx, node_id: str) -> Admission | None:
+    row = tx.one("SELECT * FROM admission WHERE node_id = ?", (node_id,))
+    return None if row is None else Admission(*row)
+
+
+def admissions(tx: Tx) -> list[Admission]:
+    """All made here, also those of nodes revoked since."""
+    return [Admission(*row) for row in tx.rows("SELECT * FROM admission ORDER BY node_id")]
+
+
+def check_identity(
+    tx: Tx, directory: Directory, issuer: Issuer, node_id: str, public_key: bytes
+) -> Standing | None:
+    """What is known of the node; refuses a revoked one, and one that takes another's id or key."""
+    if node_id == issuer.id or public_key == issuer.key.public:
+        raise NodeMismatch(f"{issuer.id} is this gateway itself; give the new node its own id")
+    by_id, by_key = directory.by_id(tx, node_id), directory.by_key(tx, public_key)
+    for known in (by_id, by_key):
+        if known is not None and known.revoked:
+            raise shut_out(known)
+    for known in (by_id, by_key):
+        if known is not None and (known.node_id, known.public_key) != (node_id, public_key):
+            raise NodeMismatch(
+                f"node {known.node_id} is known by key {fingerprint(known.public_key)};"
+                " an id has one key for ever, and a key one id"
+            )
+    return by_id
+
+
+def shut_out(known: Standing) -> Revoked:
+    return Revoked(f"node {known.node_id} was revoked; join with a new id and a new key")
+
+
+def _standing(tx: Tx, column: str, value: str | bytes) -> Standing | None:
+    for table, revoked in (("revocation", True), ("admission", False)):
+        sql = f"SELECT node_id, public_key, tier FROM {table} WHERE {column} = ?"
+        if (row := tx.one(sql, (value,))) is not None:
+            node_id, public_key, tier = row
+            return Standing(node_id, public_key, tier, revoked)
+    return None
+
+
+def _worst(found: list[Standing | None]) -> Standing | None:
+    known = [standing for standing in found if standing is not None]
+    return next((s for s in known if s.revoked), known[0] if known else None)

@@ -1,0 +1,34 @@
+"""How strict the door is, and how long what it hands out lasts."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from gatepost.access.forms import CONTROL_ROOM
+from gatepost.errors import ConfigError
+
+Profile = Literal["development", "production"]
+_DAY = 86_400_000
+
+
+class Policy(Struct, frozen=True, kw_only=True):
+    """Times are milliseconds."""
+
+    profile: Profile = "production"
+    require_proof: bool = True
+    rooms: frozenset[str] = frozenset({CONTROL_ROOM})
+    ticket_life: int = 45_000
+    challenge_life: int = 60_000
+    access_life: int = 900_000
+    refresh_life: int = 7 * _DAY
+    # How long what has ended is still listed, and still named for what it was.
+    remember: int = 30 * _DAY
+
+    def __post_init__(self) -> None:
+        if self.profile == "production" and not self.require_proof:
+            raise ConfigError(
+                "a production gateway requires node proofs: leave them on,"
+                " or choose the development profile"
+            )
+        if not 30_000 <= self.ticket_life <= 60_000:
+            raise ConfigError(f"a ticket lives 30 to 60 s, not {self.ticket_life / 1000:g} s")

@@ -1,0 +1,29 @@
+"""Forgetting what can no longer matter, a batch a transaction."""
+
+from gatepost.access.policy import Policy
+from gatepost.journal.tx import Tx
+
+# A row goes once it can no longer be presented; what people look at stays `remember` longer.
+_SPENT_TICKETS = """
+DELETE FROM ticket WHERE jti IN (SELECT jti FROM ticket WHERE keep_until <= ? LIMIT ?)
+"""
+_OLD = (
+    """DELETE FROM invite WHERE id IN (SELECT id FROM invite WHERE expires_at <= ? LIMIT ?)""",
+    """DELETE FROM agent_invite
+       WHERE id IN (SELECT id FROM agent_invite WHERE expires_at <= ? LIMIT ?)""",
+    """DELETE FROM agent_token
+       WHERE id IN (SELECT id FROM agent_token WHERE expires_at <= ? LIMIT ?)""",
+    """DELETE FROM agent_session WHERE id IN (
+           SELECT id FROM agent_session s WHERE seen_at <= ?
+           AND NOT EXISTS (SELECT 1 FROM agent_token WHERE session = s.id) LIMIT ?)""",
+)
+
+
+def prune(tx: Tx, policy: Policy, limit: int) -> int:
+    """Delete up to `limit` rows of each kind; how many went."""
+    tx.run(_SPENT_TICKETS, (tx.now, limit))
+    gone = tx.changes()
+    for sql in _OLD:
+        tx.run(sql, (tx.now - policy.remember, limit))
+        gone += tx.changes()
+    return gone

@@ -1,0 +1,135 @@
+"""Shutting a node out, for ever and at once."""
+
+from collections.abc import Collection
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gatepost.access import sessions
+from gatepost.access.audit import audit
+from gatepost.access.forms import Tier
+from gatepost.access.issuer import Issuer
+from gatepost.access.mesh_secrets import MeshSecrets, SecretStore
+from gatepost.access.nodes import Directory, Standing
+from gatepost.access.tokens import Guarded
+from gatepost.errors import Forbidden, InvalidRequest, UnknownNode
+from gatepost.events import fingerprint, frame, verify
+from gatepost.journal.tx import Tx
+
+_INSERT = "INSERT INTO revocation VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class Revocation(Struct, frozen=True):
+    """The issuer's word that a node is out.
+
+    What it wrote up to `last_seq` is honoured still, and the nodes it admitted whose keys'
+    fingerprints are in `standing` stay. They are named, by what they cannot change, and not
+    dated, for a node that is out can date things back.
+    """
+
+    node_id: str
+    public_key: bytes
+    tier: Tier
+    issuer: str
+    revoked_at: int
+    last_seq: int
+    standing: tuple[str, ...]
+    reason: str
+    signature: bytes = b""
+
+    def statement(self) -> bytes:
+        words = (self.node_id, self.issuer, self.reason, *self.standing)
+        numbers = self.revoked_at.to_bytes(8, "big") + self.last_seq.to_bytes(8, "big")
+        encoded = (w.encode() for w in words)
+        return frame("gatepost/revocation/1", self.public_key, numbers, *encoded)
+
+    def signed_by(self, issuer_key: bytes) -> bool:
+        return verify(issuer_key, self.statement(), self.signature)
+
+
+class ShutOut(Guarded, frozen=True):
+    """What a revocation brings about: connections to end, and secrets to hand to the others."""
+
+    revocation: Revocation
+    sessions: list[str]
+    secrets: MeshSecrets
+
+
+class Revoker:
+    def __init__(self, issuer: Issuer, directory: Directory, secrets: SecretStore) -> None:
+        self._issuer = issuer
+        self._directory = directory
+        self._secrets = secrets
+
+    def revoke(
+        self,
+        tx: Tx,
+        node_id: str,
+        *,
+        actor: str,
+        last_seq: int,
+        standing: Collection[str] | None = None,
+        reason: str = "",
+    ) -> ShutOut:
+        """Revoke a node. Of those it admitted, the node ids in `standing` stay; without, all do.
+
+        Doing it again changes nothing; the first revocation counts.
+        """
+        known = self._subject(tx, node_id)
+        before = revocation_of(tx, node_id)
+        if before is not None:
+            return ShutOut(before, sessions.end(tx, node_id), self._current(tx))
+        kept = self._standing(tx, node_id, standing)
+        revocation = self._sign(known, tx.now, last_seq, kept, reason)
+        _store(tx, revocation)
+        audit(tx, actor, "node.revoke", node_id, reason)
+        return ShutOut(revocation, sessions.end(tx, node_id), self._secrets.rotate(tx))
+
+    def _subject(self, tx: Tx, node_id: str) -> Standing:
+        if self._issuer.tier != "backbone":
+            raise Forbidden(f"{self._issuer.id} is an edge node; revoke from a backbone node")
+        if node_id == self._issuer.id:
+            raise InvalidRequest("a node cannot revoke itself; do it from another one")
+        known = self._directory.by_id(tx, node_id)
+        if known is None:
+            raise UnknownNode(f"no node {node_id!r} is known here; `gatepost nodes` shows all")
+        return known
+
+    def _standing(self, tx: Tx, node_id: str, chosen: Collection[str] | None) -> tuple[str, ...]:
+        admitted = self._directory.admitted_by(tx, node_id)
+        if others := sorted(set(chosen or ()) - {each.node_id for each in admitted}):
+            raise InvalidRequest(f"{node_id} did not admit {', '.join(others)}")
+        kept = [each for each in admitted if chosen is None or each.node_id in chosen]
+        return tuple(sorted(fingerprint(each.public_key) for each in kept))
+
+    def _sign(
+        self, known: Standing, now: int, last_seq: int, standing: tuple[str, ...], reason: str
+    ) -> Revocation:
+        who = (known.node_id, known.public_key, known.tier, self._issuer.id)
+        unsigned = Revocation(*who, now, last_seq, standing, reason)
+        return replace(unsigned, signature=self._issuer.key.sign(unsigned.statement()))
+
+    def _current(self, tx: Tx) -> MeshSecrets:
+        return self._secrets.current(tx) or self._secrets.rotate(tx)
+
+
+def revocation_of(tx: Tx, node_id: str) -> Revocation | None:
+    row = tx.one("SELECT * FROM revocation WHERE node_id = ?", (node_id,))
+    return None if row is None else _load(row)
+
+
+def revocations(tx: Tx) -> list[Revocation]:
+    return [_load(row) for row in tx.rows("SELECT * FROM revocation ORDER BY node_id")]
+
+
+def _store(tx: Tx, revocation: Revocation) -> None:
+    fields = msgspec.structs.asdict(revocation)
+    fields["standing"] = msgspec.json.encode(revocation.standing).decode()
+    tx.run(_INSERT, tuple(fields.values()))
+
+
+def _load(row: tuple[object, ...]) -> Revocation:
+    fields = dict(zip(Revocation.__struct_fields__, row, strict=True))
+    fields["standing"] = msgspec.json.decode(str(fields["standing"]))
+    return msgspec.convert(fields, Revocation)

@@ -1,0 +1,165 @@
+"""What an external agent's session may do: operation -> scope, and nothing that is not listed."""
+
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from typing import Any, Protocol
+
+from gatepost.errors import Forbidden, InsufficientScope, InvalidRequest
+from gatepost.wire import (
+    Ack,
+    Await,
+    Dequeue,
+    Enqueue,
+    Extend,
+    Nack,
+    Op,
+    Peek,
+    PeekDeadLetter,
+    Purge,
+    PurgeDeadLetter,
+    Register,
+    Send,
+    Subscribe,
+    Unsubscribe,
+)
+
+
+class Scope(StrEnum):
+    MESSAGE_READ = "ansible.message.read"
+    MESSAGE_SEND = "ansible.message.send"
+    TASK_READ = "ansible.task.read"
+    TASK_CLAIM = "ansible.task.claim"
+    TASK_UPDATE = "ansible.task.update"
+    TASK_COMPLETE = "ansible.task.complete"
+    STATUS_READ = "ansible.status.read"
+    ADMIN_ACCESS = "ansible.admin.access"
+    ADMIN_MAILBOX = "ansible.admin.mailbox"
+    ADMIN_ALL = "ansible.admin.*"
+
+
+class Endpoint(StrEnum):
+    """Where external agents knock, below /ansible/agent."""
+
+    INVITES = "invites"
+    EXCHANGE = "auth/exchange"
+    REFRESH = "auth/refresh"
+    INVOKE = "invoke"
+    CONTEXT_TOKEN = "context-token"
+
+
+class Gate(StrEnum):
+    """What stands where a scope would, at endpoints that need another authority."""
+
+    OWN_TOKEN = "the token in the body is the authority"
+    ANY_SESSION = "any live session"
+    ITS_OPERATION = "a session with the scope of the operation invoked"
+
+
+ENDPOINTS: Mapping[Endpoint, Scope | Gate] = {
+    Endpoint.INVITES: Scope.ADMIN_ACCESS,
+    Endpoint.EXCHANGE: Gate.OWN_TOKEN,
+    Endpoint.REFRESH: Gate.OWN_TOKEN,
+    Endpoint.INVOKE: Gate.ITS_OPERATION,
+    Endpoint.CONTEXT_TOKEN: Gate.ANY_SESSION,
+}
+
+# By the name an operation has on the wire.
+OPERATIONS: Mapping[str, Scope] = {
+    "enqueue": Scope.MESSAGE_SEND,
+    "send": Scope.MESSAGE_SEND,
+    "dequeue": Scope.MESSAGE_READ,
+    "subscribe": Scope.MESSAGE_READ,
+    "unsubscribe": Scope.MESSAGE_READ,
+    "ack": Scope.MESSAGE_READ,
+    "nack": Scope.MESSAGE_READ,
+    "extend": Scope.MESSAGE_READ,
+    "peek": Scope.MESSAGE_READ,
+    "peek_dead_letter": Scope.MESSAGE_READ,
+    "await": Scope.MESSAGE_READ,
+    "register": Scope.MESSAGE_READ,
+    "purge": Scope.ADMIN_MAILBOX,
+    "purge_dead_letter": Scope.ADMIN_MAILBOX,
+    "status": Scope.STATUS_READ,
+    "task_read": Scope.TASK_READ,
+    "task_claim": Scope.TASK_CLAIM,
+    "task_update": Scope.TASK_UPDATE,
+    "task_complete": Scope.TASK_COMPLETE,
+}
+
+_ON_A_MAILBOX: tuple[type[Op], ...] = (
+    Dequeue,
+    Subscribe,
+    Unsubscribe,
+    Ack,
+    Nack,
+    Extend,
+    Peek,
+    PeekDeadLetter,
+    Purge,
+    PurgeDeadLetter,
+)
+# As whom an operation acts. `await` names an event; whose it is, only the journal knows.
+_ACTS_AS: Mapping[type[Op], Callable[[Any], Iterable[str]]] = {
+    Enqueue: lambda op: (message.from_ for message in op.messages),
+    Send: lambda op: (message.from_agent for message in op.messages),
+    Register: lambda op: (op.agent,),
+    Await: lambda op: (),
+    **dict.fromkeys(_ON_A_MAILBOX, lambda op: (op.mailbox,)),
+}
+
+
+class Holder(Protocol):
+    """Whoever acts under scopes."""
+
+    @property
+    def agent_id(self) -> str: ...
+
+    @property
+    def scopes(self) -> tuple[str, ...]: ...
+
+
+def covers(granted: Iterable[str], wanted: str) -> bool:
+    """Whether these scopes include that one; only `ansible.admin.*` stands for others."""
+    held = set(granted)
+    is_admin = wanted.startswith("ansible.admin.")
+    return wanted in held or (is_admin and Scope.ADMIN_ALL in held)
+
+
+def check_grantable(scopes: Iterable[str], granted: Iterable[str] | None) -> tuple[str, ...]:
+    """The scopes in order, if all exist and whoever grants has them all (None: the operator)."""
+    wanted = sorted(set(scopes))
+    if unknown := [scope for scope in wanted if scope not in set(Scope)]:
+        raise InvalidRequest(f"unknown scopes {', '.join(unknown)}; known: {', '.join(Scope)}")
+    if granted is not None and (beyond := [s for s in wanted if not covers(granted, s)]):
+        raise InsufficientScope(f"a session cannot grant what it lacks: {', '.join(beyond)}")
+    return tuple(wanted)
+
+
+def require(holder: Holder, scope: str) -> None:
+    if not covers(holder.scopes, scope):
+        raise InsufficientScope(f"this needs the scope {scope}; ask for an invite that has it")
+
+
+def authorize(holder: Holder, op: Op) -> None:
+    """Raise unless this session may do `op`, and does it as the agent it belongs to."""
+    for scope in scopes_of(op):
+        require(holder, scope)
+    if any(actor != holder.agent_id for actor in _ACTS_AS[type(op)](op)):
+        raise Forbidden(f"this session acts as {holder.agent_id}, and as nobody else")
+
+
+def authorize_name(holder: Holder, operation: str) -> None:
+    """The same for an operation known only by its name; one that is not listed is refused."""
+    scope = OPERATIONS.get(operation)
+    if scope is None:
+        raise Forbidden("no session may do this; see the list of operations")
+    require(holder, scope)
+
+
+def scopes_of(op: Op) -> list[Scope]:
+    """An ack that carries replies also sends."""
+    tag = op.__struct_config__.tag
+    needed = [OPERATIONS[str(tag)]]
+    if isinstance(op, Ack) and op.replies:
+        needed.append(Scope.MESSAGE_SEND)
+    return needed

@@ -1,0 +1,39 @@
+"""Which nodes are connected, so that a revocation can name the connections to end.
+
+Kept in the journal because there everything has an order: a connection was admitted either
+before a revocation, and is named by it, or after it, and is refused.
+"""
+
+from msgspec import Struct
+
+from gatepost.journal.tx import Tx
+
+
+class NodeSession(Struct, frozen=True):
+    id: str
+    node_id: str
+    opened_at: int
+
+
+def open(tx: Tx, id: str, node_id: str) -> None:
+    tx.run("INSERT INTO node_session VALUES (?, ?, ?)", (id, node_id, tx.now))
+
+
+def close(tx: Tx, id: str) -> None:
+    tx.run("DELETE FROM node_session WHERE id = ?", (id,))
+
+
+def close_all(tx: Tx) -> None:
+    """At start: whatever was connected is not any more."""
+    tx.run("DELETE FROM node_session")
+
+
+def end(tx: Tx, node_id: str) -> list[str]:
+    """Forget the sessions of a node; their ids, for whoever holds the sockets."""
+    ended = tx.rows("SELECT id FROM node_session WHERE node_id = ? ORDER BY id", (node_id,))
+    tx.run("DELETE FROM node_session WHERE node_id = ?", (node_id,))
+    return [row[0] for row in ended]
+
+
+def listed(tx: Tx) -> list[NodeSession]:
+    return [NodeSession(*row) for row in tx.rows("SELECT * FROM node_session ORDER BY opened_at")]

@@ -1,0 +1,320 @@
+"""`gatepost invite`, `join`, `nodes`, `revoke` and `room`: this gateway among others."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from cyclopts import Parameter
+from msgspec import Raw, Struct
+
+from gatepost.cli import output
+from gatepost.cli.connect import Gateway, segment
+from gatepost.cli.options import COMMON, OPTIONS, Flag, Options, Output, Yes
+from gatepost.cli.problems import Exit, Problem, usage
+
+_WATCH_SECS = 30.0
+_JOIN_SECS = 30.0
+_MAX_TOKEN = 1024
+Tier = Literal["backbone", "edge"]
+
+
+@Parameter(name="*", group=COMMON)
+@dataclass(frozen=True, kw_only=True)
+class JoinOptions(Output):
+    """The common options but for `--token-file`, which here is the invite's."""
+
+    state_dir: Path | None = None
+    "State directory of the gateway. Default: $GATEPOST_HOME, else ~/.gatepost."
+    url: str | None = None
+    "Address of the gateway. Default: $GATEPOST_URL, else the one running on the state directory."
+
+    def gateway(self) -> Gateway:
+        return Options(json=self.json, state_dir=self.state_dir, url=self.url).gateway()
+
+
+_JOIN_OPTIONS = JoinOptions()
+
+
+class Invite(Struct):
+    id: str
+    tier: str
+    node: str | None
+    state: str
+    created_at: int
+    expires_at: int
+    used_by: str | None
+
+
+class Invited(Struct):
+    token: str
+    seed: str | None
+    invite: Invite
+
+
+class Joined(Struct):
+    host: str
+    genesis: str
+    tier: str
+
+
+class Node(Struct):
+    id: str
+    tier: str
+    status: str
+    fingerprint: str
+    endpoint: str | None
+    added_by: str
+    last_heartbeat_at: int
+    connected: int
+    is_self: bool
+
+
+class RevokedNode(Struct):
+    id: str
+    fingerprint: str
+
+
+class Nodes(Struct):
+    nodes: list[Node]
+    revoked: list[RevokedNode]
+    problems: dict[str, str]
+
+
+class Revocation(Struct):
+    node: str
+    revoked_at: int
+    connections_ended: int
+
+
+class Record(Struct):
+    map: str
+    key: str
+    version: int
+    writer: str
+    state: str
+    record: Raw
+
+
+class Room(Struct):
+    room: str
+    genesis: str
+    epoch: int
+    changes: int
+    records: list[Record]
+    incidents: dict[str, int]
+
+
+class Verified(Struct):
+    records: int
+    problems: list[str]
+
+
+def invite(
+    *,
+    tier: Tier = "edge",
+    node: str | None = None,
+    ttl: Annotated[int, Parameter(name="--ttl")] = 3600,
+    qr: Flag = False,
+    options: Options = OPTIONS,
+) -> None:
+    """Invite a node.
+
+    Parameters
+    ----------
+    tier
+        What it will be: a backbone node, which may invite others, or an edge node.
+    node
+        Its id, so that nobody else can use the invite.
+    ttl
+        Seconds until the invite ends.
+    qr
+        Also draw it as a QR code where the output is not a terminal.
+    """
+    with options.gateway() as gateway:
+        body = {"tier": tier, "node": node, "ttl_secs": ttl}
+        invited = gateway.post("/v1/room/invites", body, Invited)
+    output.show(options, invited, lambda: _say_invited(invited, qr=qr))
+
+
+def _say_invited(invited: Invited, *, qr: bool) -> None:
+    output.say(invited.token)
+    if qr or sys.stdout.isatty():
+        from gatepost.access.qr import render
+
+        print(render(invited.token))
+    whom = invited.invite.node or "the new node"
+    seed = invited.seed or "https://THIS-GATEWAY"
+    output.hint(f"on {whom}, paste the line above into\n  gatepost join {seed} --token -")
+
+
+def invites(*, options: Options = OPTIONS) -> None:
+    """List the invites this gateway issued."""
+    with options.gateway() as gateway:
+        found = gateway.get("/v1/room/invites", list[Invite])
+    rows = [(i.id, i.tier, i.node or "any", i.state, i.used_by or "") for i in found]
+    columns = ("Invite", "Tier", "For", "State", "Used by")
+    output.show(options, found, lambda: _table(columns, rows, "no invites yet"))
+
+
+def withdraw(invite_id: str, /, *, options: Options = OPTIONS) -> None:
+    """Take back an invite that was not used yet.
+
+    Parameters
+    ----------
+    invite_id
+        Which one; `gatepost invites` shows all.
+    """
+    with options.gateway() as gateway:
+        taken = gateway.delete(f"/v1/room/invites/{segment(invite_id)}", Invite)
+    output.show(options, taken, lambda: output.say(f"invite {taken.id} is {taken.state}"))
+
+
+def join(
+    seed: str,
+    /,
+    *,
+    invite_file: Annotated[Path | None, Parameter(name="--token-file")] = None,
+    token: Annotated[str | None, Parameter(name="--token")] = None,
+    options: JoinOptions = _JOIN_OPTIONS,
+) -> None:
+    """Join the room of another gateway.
+
+    Parameters
+    ----------
+    seed
+        The gateway that issued the invite, as https://HOST:PORT.
+    invite_file
+        File that holds the invite.
+    token
+        `-` reads the invite from standard input. It is never given on the command line itself,
+        where other users could see it.
+    """
+    body = {"seed": seed.rstrip("/"), "token": _token(invite_file, token)}
+    with options.gateway() as gateway:
+        joined = gateway.post("/v1/room/join", body, Joined, wait=_JOIN_SECS)
+    said = f"joined the room of {joined.genesis} through {joined.host}, as {joined.tier} node"
+    output.show(options, joined, lambda: output.say(said))
+
+
+def _token(file: Path | None, token: str | None) -> str:
+    if (file is None) == (token is None):
+        raise usage("give the invite with --token-file FILE, or with --token - on standard input")
+    if token is not None and token != "-":
+        raise usage("an invite on the command line can be seen by others: use --token - instead")
+    if file is None:
+        output.hint("paste the invite, then press Enter")
+        return sys.stdin.readline(_MAX_TOKEN).strip()
+    try:
+        return file.read_text(encoding="utf-8")[:_MAX_TOKEN].strip()
+    except (OSError, UnicodeDecodeError):
+        raise Problem("usage", f"{file} cannot be read", Exit.USAGE) from None
+
+
+def nodes(*, options: Options = OPTIONS) -> None:
+    """List the nodes of the room."""
+    with options.gateway() as gateway:
+        found = gateway.get("/v1/room/nodes", Nodes)
+    output.show(options, found, lambda: _say_nodes(found))
+
+
+def _say_nodes(found: Nodes) -> None:
+    rows = [
+        (n.id, n.tier, n.status, _link(n), f"{output.age(n.last_heartbeat_at / 1000)} ago")
+        for n in found.nodes
+    ]
+    rows += [(node.id, "", "revoked", "", "") for node in found.revoked]
+    _table(("Node", "Tier", "Status", "Connected", "Heard"), rows, "no nodes yet")
+    for url, problem in found.problems.items():
+        output.hint(f"not connected to {url}: {problem}")
+
+
+def _link(node: Node) -> str:
+    return "this one" if node.is_self else "yes" if node.connected else "no"
+
+
+def revoke(node: str, /, *, reason: str = "", yes: Yes = False, options: Options = OPTIONS) -> int:
+    """Shut a node out of the room, for ever and at once.
+
+    Parameters
+    ----------
+    node
+        Which node; `gatepost nodes` shows all.
+    reason
+        Why, for the audit log.
+    """
+    question = f"Shut {node} out? Its id and its key will never be let in again."
+    if not output.confirm(question, yes, options):
+        return Exit.FAILED
+    with options.gateway() as gateway:
+        path = f"/v1/room/nodes/{segment(node)}/revoke"
+        done = gateway.post(path, {"reason": reason}, Revocation)
+    ended = output.plural(done.connections_ended, "connection")
+    output.show(options, done, lambda: output.say(f"{done.node} is shut out; {ended} ended"))
+    return Exit.OK
+
+
+def show(*, options: Options = OPTIONS) -> None:
+    """Show every record of the room."""
+    with options.gateway() as gateway:
+        room = gateway.get("/v1/room", Room)
+    output.show(options, room, lambda: _say_room(room))
+
+
+def _say_room(room: Room) -> None:
+    output.say(f"{room.room}, founded by {room.genesis}", "bold")
+    rows = [(r.map, r.key, r.version, r.state, _data(r)) for r in room.records]
+    _table(("Map", "Key", "Version", "State", "Data"), rows, "no records")
+
+
+def _data(record: Record) -> str:
+    parsed = msgspec.json.decode(record.record)
+    return msgspec.json.encode(parsed.get("data")).decode() if "data" in parsed else ""
+
+
+def watch(*, options: Options = OPTIONS) -> None:
+    """Print every record as it changes, until Ctrl-C."""
+    with options.gateway() as gateway:
+        seen = gateway.get("/v1/room", Room)
+        while True:
+            seen = _next(gateway, seen, options)
+
+
+def _next(gateway: Gateway, before: Room, options: Options) -> Room:
+    wait = {"seen": before.changes, "wait_secs": _WATCH_SECS}
+    room = gateway.get("/v1/room", Room, _WATCH_SECS, **wait)
+    known = {bytes(record.record) for record in before.records}
+    for record in room.records:
+        if bytes(record.record) not in known:
+            _say_record(record, options)
+    return room
+
+
+def _say_record(record: Record, options: Options) -> None:
+    said = f"{record.map} {record.key} v{record.version} {record.state} {_data(record)}"
+    output.show(options, record, lambda: output.say(said))
+    sys.stdout.flush()
+
+
+def verify(*, options: Options = OPTIONS) -> int:
+    """Check the signature of every record kept."""
+    with options.gateway() as gateway:
+        found = gateway.get("/v1/room/verify", Verified)
+    output.show(options, found, lambda: _say_verified(found))
+    return Exit.FAILED if found.problems else Exit.OK
+
+
+def _say_verified(found: Verified) -> None:
+    for problem in found.problems:
+        output.say(problem, "red")
+    count = output.plural(found.records, "record")
+    output.say(f"{count}, {len(found.problems) or 'none'} of them wrong")
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> None:
+    if rows:
+        output.table(columns, rows)
+    else:
+        output.say(empty)

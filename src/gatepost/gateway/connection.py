@@ -1,0 +1,111 @@
+"""One live connection between two gateways: the Yjs sync protocol over some socket.
+
+One task reads, one writes. What has to be sent is asked of the peer when the socket can take it,
+so a slow peer costs no memory; what it asks for while it takes nothing is bounded.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from gatepost.errors import DeadlineExceeded, GatepostError, RateLimited
+from gatepost.room import Awareness, Peer, Room
+from gatepost.room.sync import Role
+
+_SEND_SECS = 30.0
+_MAX_ANSWERS = 8
+
+
+class Wire(Protocol):
+    """A socket that carries whole messages."""
+
+    async def receive(self) -> bytes | None:
+        """The next message; None when the other side has hung up."""
+
+    async def send(self, message: bytes) -> None: ...
+
+
+class Connection:
+    """`run` it once. `node` and `public_key` are who the other side has proved to be."""
+
+    def __init__(
+        self, room: Room, awareness: Awareness, wire: Wire, node: str, public_key: bytes, role: Role
+    ) -> None:
+        self.node = node
+        self.public_key = public_key
+        self.role = role
+        self.session = ""
+        self.synced = asyncio.Event()
+        self.idle = asyncio.Event()
+        self._wire = wire
+        self._peer = Peer(room, awareness, node, role)
+        self._answers: deque[list[bytes]] = deque([self._peer.connected()])
+        self._wake = asyncio.Event()
+        self._wake.set()
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._listening = (
+            room.on_change(lambda _: self._stir()),
+            awareness.on_change(lambda *_: self._stir()),
+        )
+
+    def end(self, error: GatepostError) -> None:
+        """Make `run` raise this."""
+        if not self._ended.done():
+            self._ended.set_exception(error)
+
+    async def run(self) -> None:
+        """Until the other side hangs up, or an error says why this side has to."""
+        work = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._write())]
+        try:
+            done, _ = await asyncio.wait((*work, self._ended), return_when="FIRST_COMPLETED")
+            for ended in done:
+                ended.result()
+        finally:
+            self._close(work)
+            await asyncio.gather(*work, return_exceptions=True)
+
+    async def _read(self) -> None:
+        while (message := await self._wire.receive()) is not None:
+            answer = self._peer.receive(message)
+            if self._peer.synced:
+                self.synced.set()
+            if answer:
+                self._keep(answer)
+
+    def _keep(self, answer: list[bytes]) -> None:
+        # Reading must go on while the other side does not, or two could wait for each other.
+        if len(self._answers) >= _MAX_ANSWERS:
+            raise RateLimited("this peer asks for more than it takes")
+        self._answers.append(answer)
+        self._stir()
+
+    async def _write(self) -> None:
+        while True:
+            if not self._wake.is_set():
+                self.idle.set()
+            await self._wake.wait()
+            self._wake.clear()
+            while self._answers:
+                await self._send(self._answers.popleft())
+            await self._send(self._peer.outgoing())
+
+    async def _send(self, messages: list[bytes]) -> None:
+        for message in messages:
+            try:
+                async with asyncio.timeout(_SEND_SECS):
+                    await self._wire.send(message)
+            except TimeoutError:
+                raise DeadlineExceeded(f"{self.node} takes nothing any more") from None
+
+    def _stir(self) -> None:
+        self.idle.clear()
+        self._wake.set()
+
+    def _close(self, work: "Sequence[asyncio.Future[None]]") -> None:
+        for task in work:
+            task.cancel()
+        self._ended.cancel()
+        for end in self._listening:
+            end()
+        self._peer.close()

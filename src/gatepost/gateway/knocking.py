@@ -1,0 +1,209 @@
+"""How this gateway gets into another's room: exchange over HTTP, then the WebSocket."""
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+import websockets
+from msgspec import Struct
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Subprotocol
+
+from gatepost.access import Joiner, check_answer
+from gatepost.access.forms import CONTROL_ROOM, Challenge, ExchangeAnswer, ExchangeRequest
+from gatepost.access.invites import issuer_fingerprint
+from gatepost.config import Room as Settings
+from gatepost.config import is_loopback
+from gatepost.errors import (
+    Forbidden,
+    GatepostError,
+    InvalidProof,
+    InvalidRequest,
+    TokenAlreadyUsed,
+    Unavailable,
+)
+from gatepost.events import fingerprint
+from gatepost.gateway import welcome
+from gatepost.gateway.core import Core
+from gatepost.gateway.members import RoomDirectory
+from gatepost.gateway.nodes import CHALLENGE_PATH, EXCHANGE_PATH, ROOM_PATH
+from gatepost.gateway.welcome import HEADER, SUBPROTOCOL, Welcome
+from gatepost.room import MAX_MESSAGE
+from gatepost.wire import Failure
+
+T = TypeVar("T")
+
+_SECS = 10.0
+# What can go wrong on a network, and on a socket that was fine a moment ago.
+BROKEN = (OSError, TimeoutError, httpx.HTTPError, websockets.WebSocketException)
+
+
+class Host(Struct, frozen=True):
+    """A gateway that let us in."""
+
+    id: str
+    public_key: bytes
+    welcome: Welcome
+
+
+class OurselvesError(Exception):
+    """Whoever answered is this very gateway."""
+
+
+class Knocker:
+    """Every refusal is a GatepostError with the code the host gave."""
+
+    def __init__(self, core: Core, known: RoomDirectory) -> None:
+        self._node = core.node
+        self._settings = core.settings.room
+        self._known = known
+        self._joiner = Joiner(core.node.id, core.node.key, core.clock)
+        self._clients: dict[str, httpx.AsyncClient] = {}
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.aclose()
+
+    # Loading the machine's certificates takes a while, so it waits until they are needed.
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return _tls(self._settings)
+
+    def _http(self, url: str) -> httpx.AsyncClient:
+        scheme = urlsplit(url).scheme
+        if scheme not in self._clients:
+            verify = self._tls if scheme == "https" else False
+            # Neither ticket nor invite is for a proxy.
+            client = httpx.AsyncClient(timeout=_SECS, verify=verify, trust_env=False)
+            self._clients[scheme] = client
+        return self._clients[scheme]
+
+    async def with_invite(self, url: str, token: str) -> ExchangeAnswer:
+        """A ticket for an invite; by proof, if this node was let in by it before."""
+        issuer = issuer_fingerprint(token)
+        try:
+            return await self._exchange(url, self._joiner.with_invite(token), issuer)
+        except TokenAlreadyUsed as used:
+            try:
+                return await self.with_proof(url, issuer)
+            except InvalidProof:
+                raise used from None
+
+    async def with_proof(self, url: str, issuer: str | None) -> ExchangeAnswer:
+        """A ticket for our signature. `issuer`: the host's fingerprint, if only one will do."""
+        challenge = await self._ask("GET", url + CHALLENGE_PATH, Challenge)
+        if challenge.issuer_key == self._node.key.public:
+            raise OurselvesError
+        issuer = issuer or self._recognise(challenge)
+        return await self._exchange(url, self._joiner.with_proof(challenge, issuer), issuer)
+
+    @asynccontextmanager
+    async def opened(
+        self, url: str, answer: ExchangeAnswer
+    ) -> AsyncIterator[tuple[ClientConnection, Host]]:
+        """The WebSocket, and who is at its other end."""
+        ticket = {"authorization": f"Bearer {answer.ws_ticket}"}
+        address = f"{websocket_url(url)}{ROOM_PATH}/{CONTROL_ROOM}"
+        try:
+            socket = await connect(
+                address,
+                additional_headers=ticket,
+                subprotocols=[Subprotocol(SUBPROTOCOL)],
+                max_size=MAX_MESSAGE,
+                open_timeout=_SECS,
+                close_timeout=1,
+                compression=None,
+                proxy=None,
+                ssl=self._tls if address.startswith("wss:") else None,
+            )
+        except InvalidStatus as refusal:
+            raise _refusal(
+                refusal.response.status_code, bytes(refusal.response.body or b"")
+            ) from None
+        async with socket:
+            yield socket, _host(socket, answer)
+
+    async def _exchange(self, url: str, request: ExchangeRequest, issuer: str) -> ExchangeAnswer:
+        body = msgspec.json.encode(request)
+        answer = await self._ask("POST", url + EXCHANGE_PATH, ExchangeAnswer, content=body)
+        check_answer(request, answer, issuer)
+        return answer
+
+    def _recognise(self, challenge: Challenge) -> str:
+        known = self._known.by_key(None, challenge.issuer_key)
+        if known is None or known.revoked or known.node_id != challenge.issuer_id:
+            raise Forbidden(f"{challenge.issuer_id} answered, which is no member of our room")
+        return fingerprint(known.public_key)
+
+    async def _ask(self, method: str, url: str, answer: type[T], **request: Any) -> T:
+        self._check(url)
+        response = await self._http(url).request(method, url, **request)
+        if not response.is_success:
+            raise _refusal(response.status_code, response.content)
+        try:
+            return msgspec.json.decode(response.content, type=answer)
+        except msgspec.MsgspecError:
+            raise Unavailable(f"{url} answers, but is no gateway") from None
+
+    def _check(self, url: str) -> None:
+        parts = urlsplit(url)
+        plain = parts.scheme != "https" and not self._settings.allow_plain
+        if plain and not is_loopback(parts.hostname or ""):
+            raise InvalidRequest(
+                f"{parts.scheme}://{parts.netloc} is another machine without TLS: use https,"
+                " or set room.allow_plain = true where the network itself is trusted"
+            )
+
+
+class ClientWire:
+    """A WebSocket we opened, as a connection uses it."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+
+    async def receive(self) -> bytes | None:
+        try:
+            message = await self._socket.recv()
+        except ConnectionClosed as closed:
+            if closed.rcvd is not None and closed.rcvd.code >= 4000:
+                raise Forbidden(f"the host ended the connection: {closed.rcvd.reason}") from None
+            return None
+        return message if isinstance(message, bytes) else message.encode()
+
+    async def send(self, message: bytes) -> None:
+        await self._socket.send(message)
+
+
+def websocket_url(url: str) -> str:
+    return "ws" + url.removeprefix("http")
+
+
+def http_url(endpoint: str) -> str:
+    return "http" + endpoint.removeprefix("ws")
+
+
+def _host(socket: ClientConnection, answer: ExchangeAnswer) -> Host:
+    headers = {} if socket.response is None else socket.response.headers
+    said = welcome.read(headers.get(HEADER, ""), answer.session_id, answer.issuer_key)
+    return Host(answer.issuer_id, answer.issuer_key, said)
+
+
+def _refusal(status: int, body: bytes) -> GatepostError:
+    try:
+        return msgspec.json.decode(body, type=Failure).error()
+    except msgspec.MsgspecError:
+        return Unavailable(f"the host answered HTTP {status} with something no gateway says")
+
+
+def _tls(settings: Settings) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if settings.tls_ca:
+        context.load_verify_locations(Path(settings.tls_ca).expanduser())
+    return context

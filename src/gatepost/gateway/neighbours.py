@@ -1,0 +1,77 @@
+"""Other gateways, as one part of the process: the room, its doors, the dialling."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from gatepost.errors import GatepostError
+from gatepost.gateway import nodes, room_api
+from gatepost.gateway.core import Core
+from gatepost.gateway.dial import Dialer
+from gatepost.gateway.metrics import Metrics
+from gatepost.gateway.nodes import NodeDoor
+from gatepost.gateway.room import RoomKeeper
+from gatepost.gateway.room_api import RoomApi
+
+log = logging.getLogger(__name__)
+
+_REFRESH_SECS = 0.5
+# How long a gateway that knows others waits to hear from them before it speaks.
+_HEAR_FIRST_SECS = 2.0
+_FAREWELL_SECS = 2.0
+
+
+class Neighbours:
+    def __init__(self, core: Core, metrics: Metrics) -> None:
+        self.keeper = RoomKeeper(core)
+        self._dialer = Dialer(self.keeper)
+        self._door = NodeDoor(self.keeper, metrics)
+        metrics.count(self.keeper.incidents)
+
+    def routes(self) -> list[Any]:
+        api = RoomApi(self.keeper, self._dialer)
+        return [*nodes.routes(self._door), *room_api.routes(api)]
+
+    @contextlib.asynccontextmanager
+    async def running(self, url: str | None) -> AsyncIterator[None]:
+        """`url` is where others reach this gateway."""
+        self.keeper.endpoint = None if url is None else "ws" + url.removeprefix("http")
+        await self.keeper.load()
+        work = [
+            asyncio.create_task(self.keeper.keep_saving()),
+            asyncio.create_task(self._dialer.run()),
+            asyncio.create_task(self._speak()),
+        ]
+        try:
+            yield
+        finally:
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+
+    async def retire(self) -> None:
+        """Before the doors close. Never raises, and never takes long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL_SECS):
+                await self.keeper.retire()
+
+    async def _speak(self) -> None:
+        if await self._dialer.has_seeds():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_HEAR_FIRST_SECS):
+                    await self.keeper.may_speak.wait()
+        self.keeper.may_speak.set()
+        await _again_and_again(self.keeper.refresh)
+
+
+async def _again_and_again(work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            await work()
+        except GatepostError as error:
+            log.warning("the room was not told what is new here: %s", error.message)
+        except Exception:
+            log.exception("the room was not told what is new here")
+        await asyncio.sleep(_REFRESH_SECS)

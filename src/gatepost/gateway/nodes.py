@@ -1,0 +1,223 @@
+"""The door for other gateways: challenge, exchange, and the room itself over WebSocket."""
+
+import asyncio
+import logging
+from typing import Any
+
+from litestar import Request
+from litestar import websocket as websocket_route
+from litestar.params import FromPath, JSONBody
+
+from gatepost.access import Admission, Admitted, Door, RateLimiter, source_of
+from gatepost.access import sessions as node_sessions
+from gatepost.access.forms import CONTROL_ROOM, Challenge, ExchangeAnswer, ExchangeRequest
+from gatepost.config import is_loopback
+from gatepost.errors import (
+    Forbidden,
+    GatepostError,
+    InvalidTicket,
+    NotFound,
+    RoomViolation,
+    Unavailable,
+)
+from gatepost.gateway import welcome
+from gatepost.gateway.connection import Connection
+from gatepost.gateway.handshake import Socket, check_origin, refuse
+from gatepost.gateway.metrics import Metrics
+from gatepost.gateway.room import RoomKeeper
+from gatepost.gateway.route import get, post
+from gatepost.gateway.welcome import SUBPROTOCOL, TICKET_PREFIX, Welcome
+from gatepost.room import Invite, Link, claim_key
+
+log = logging.getLogger(__name__)
+
+AnyRequest = Request[Any, Any, Any]
+
+CHALLENGE_PATH = "/ansible/auth/challenge"
+EXCHANGE_PATH = "/ansible/auth/exchange"
+ROOM_PATH = "/ansible/room"
+_MAX_BODY = 16 * 1024
+_TOO_LARGE = 1009
+# Application close codes: the HTTP status that would have been, plus 4000.
+_CLOSE = 4000
+_OPEN = {"open": True}
+
+
+class NodeDoor:
+    """Knows no more than how to knock; who may enter is decided by access.Door."""
+
+    def __init__(self, keeper: RoomKeeper, metrics: Metrics) -> None:
+        self._keeper = keeper
+        self._metrics = metrics
+        self._core = keeper.core
+        self._settings = keeper.core.settings
+        room = self._settings.room
+        self._limiter = RateLimiter(room.knocks_per_sec, room.knock_burst)
+        self._door = Door(keeper.issuer(), keeper.policy, keeper.directory)
+
+    def knock(self, connection: Any) -> None:
+        """Count an attempt, and refuse one that comes over the network in the clear."""
+        host = connection.client.host if connection.client else ""
+        self._limiter.take(source_of(host), self._core.clock.now())
+        plain = connection.scope["scheme"] in {"http", "ws"}
+        if plain and not is_loopback(host) and not self._settings.room.allow_plain:
+            raise Forbidden("come over TLS; this gateway does not let nodes in over plain HTTP")
+
+    def challenge(self) -> Challenge:
+        return self._door.challenge(self._core.clock.now())
+
+    async def exchange(self, request: ExchangeRequest) -> ExchangeAnswer:
+        return await self._core.commit(lambda tx: self._door.exchange(tx, request))
+
+    async def receive(self, socket: Socket, room: str) -> None:
+        """Refused before it is accepted, or connected until either side ends it."""
+        try:
+            admitted = await self._admit(socket, room)
+        except GatepostError as error:
+            await refuse(socket, error)
+            return
+        try:
+            await self._host(socket, admitted)
+        finally:
+            self._core.submit(lambda tx: node_sessions.close(tx, admitted.session_id))
+
+    async def _admit(self, socket: Socket, room: str) -> Admitted:
+        self.knock(socket)
+        check_origin(socket, self._settings.room.allowed_origins)
+        ticket = _ticket(socket)
+        if room != CONTROL_ROOM:
+            raise NotFound(f"there is no room of this name; the one there is is {CONTROL_ROOM}")
+        if len(self._keeper.connections) >= self._settings.limits.max_connections:
+            raise Unavailable("too many connections", retry_after=1.0)
+        return await self._core.commit(lambda tx: self._door.admit(tx, ticket))
+
+    async def _host(self, socket: Socket, admitted: Admitted) -> None:
+        room, awareness = self._keeper.current, self._keeper.awareness
+        who = (admitted.node_id, admitted.public_key)
+        connection = Connection(room, awareness, _SocketWire(socket), *who, "guest")
+        connection.session = admitted.session_id
+        # Registered before anything is awaited, so a revocation after the admission finds it.
+        with self._keeper.connected(connection), self._metrics.node():
+            await socket.accept(subprotocols=_chosen(socket), headers=self._welcome(admitted))
+            await self._run(socket, connection, admitted)
+
+    async def _run(self, socket: Socket, connection: Connection, admitted: Admitted) -> None:
+        noting = asyncio.ensure_future(self._note_entry(admitted))
+        try:
+            await connection.run()
+        except RoomViolation as violation:
+            self._keeper.count_incident(admitted.node_id, violation)
+            await _close(socket, violation)
+        except GatepostError as error:
+            await _close(socket, error)
+        finally:
+            await noting
+
+    def _welcome(self, admitted: Admitted) -> dict[str, Any]:
+        room = self._keeper.current
+        chain = () if admitted.admission is None else self._chain(admitted.admission)
+        said = Welcome(room.genesis, room.epoch, chain)
+        written = welcome.write(said, admitted.session_id, self._core.node.key)
+        return {welcome.HEADER: written}
+
+    def _chain(self, admission: Admission) -> tuple[Link, ...]:
+        return self._keeper.chain_for(
+            Link(
+                admission.node_id,
+                admission.tier,
+                admission.issued_at,
+                admission.public_key,
+                admission.signature,
+            )
+        )
+
+    async def _note_entry(self, admitted: Admitted) -> None:
+        """Tell the room which of its invites are used."""
+        sql = "SELECT id, tier, expected_node_id, expires_at, used_at FROM invite WHERE used_by = ?"
+        rows = await self._core.read(lambda tx: tx.rows(sql, (admitted.node_id,)))
+        words = {}
+        for id, tier, expected, expires_at, used_at in rows:
+            place = ("invites", claim_key(id, self._core.node.id))
+            words[place] = Invite(
+                tier=tier,
+                expected_node_id=expected,
+                expires_at=expires_at,
+                created_by=self._core.node.id,
+                used_at=used_at,
+            )
+        try:
+            await self._keeper.publish(words)
+        except GatepostError as error:
+            log.warning("the use of an invite is not in the room yet: %s", error.message)
+
+
+class _SocketWire:
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+
+    async def receive(self) -> bytes | None:
+        message: dict[str, Any] = dict(await self._socket.receive())
+        if message["type"] == "websocket.disconnect":
+            if message.get("code") == _TOO_LARGE:
+                raise RoomViolation("a message is larger than any may be", rule="too_large")
+            return None
+        data = message.get("bytes")
+        if data is None:
+            raise RoomViolation("the room speaks in bytes, not in text", rule="message")
+        return bytes(data)
+
+    async def send(self, message: bytes) -> None:
+        await self._socket.send({"type": "websocket.send", "bytes": message, "text": None})
+
+
+def routes(door: NodeDoor) -> list[Any]:
+    @get(CHALLENGE_PATH, summary="A question a known node answers with its key", opt=_OPEN)
+    async def challenge(request: AnyRequest) -> Challenge:
+        door.knock(request)
+        return door.challenge()
+
+    @post(
+        EXCHANGE_PATH,
+        status_code=200,
+        request_max_body_size=_MAX_BODY,
+        summary="Exchange an invite or a proof for a ticket",
+        opt=_OPEN,
+    )
+    async def exchange(data: JSONBody[ExchangeRequest], request: AnyRequest) -> ExchangeAnswer:
+        door.knock(request)
+        return await door.exchange(data)
+
+    @websocket_route(ROOM_PATH + "/{room:str}")
+    async def room_socket(socket: Socket, room: FromPath[str]) -> None:
+        await door.receive(socket, room)
+
+    return [challenge, exchange, room_socket]
+
+
+def _ticket(socket: Socket) -> str:
+    """From the header, or for clients that cannot set one from the list of subprotocols."""
+    scheme, _, value = (socket.headers.get("authorization") or "").partition(" ")
+    if scheme.lower() == "bearer" and value:
+        return value.strip()
+    for each in _offered(socket):
+        if each.startswith(TICKET_PREFIX):
+            return each.removeprefix(TICKET_PREFIX)
+    raise InvalidTicket(
+        "show a ticket: in the header `Authorization: Bearer`, or as a second subprotocol"
+        f" `{TICKET_PREFIX}<ticket>` beside `{SUBPROTOCOL}`"
+    )
+
+
+def _offered(socket: Socket) -> list[str]:
+    return list(socket.scope.get("subprotocols") or ())
+
+
+def _chosen(socket: Socket) -> str | None:
+    return SUBPROTOCOL if SUBPROTOCOL in _offered(socket) else None
+
+
+async def _close(socket: Socket, error: GatepostError) -> None:
+    try:
+        await socket.close(_CLOSE + error.status, error.code)
+    except Exception:
+        log.debug("a socket was gone before it could be closed")

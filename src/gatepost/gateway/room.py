@@ -1,0 +1,375 @@
+"""This gateway's place in the room: its replica, what it says there, and who is connected.
+
+A record of our own is on disk before anybody hears of it, so that no version is ever signed twice.
+What others wrote is passed on at once and saved soon after: its writer has it on disk, so should
+we forget it, the next sync brings it back.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Literal, TypeVar
+
+from gatepost.access import Directories, Issuer, JournalDirectory, Policy
+from gatepost.access import sessions as node_sessions
+from gatepost.access.audit import audit
+from gatepost.errors import Conflict, Forbidden, GatepostError, Revoked, RoomViolation
+from gatepost.gateway.connection import Connection
+from gatepost.gateway.core import Core
+from gatepost.gateway.members import RoomDirectory
+from gatepost.gateway.welcome import Welcome
+from gatepost.journal import Tx
+from gatepost.room import (
+    Agent,
+    Applied,
+    Author,
+    Awareness,
+    Chains,
+    Genesis,
+    Link,
+    Node,
+    Presence,
+    Record,
+    Room,
+    Signed,
+    claim_key,
+    extend,
+    found,
+    store,
+)
+from gatepost.room.admission import issuer_of
+from gatepost.room.document import Place
+from gatepost.wire import PROTOCOL_VERSION
+from gatepost.wire import Agent as LocalAgent
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Status = Literal["online", "offline"]
+Words = Mapping[tuple[str, str], Record | None]
+
+_FAREWELL_SECS = 0.5
+_RETRY_SECS = 1.0
+_ANNOUNCE_MS = 15_000
+
+
+class RoomKeeper:
+    """`room` is None until this gateway founds one, at its first invite, or joins one."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        settings = core.settings.room
+        self.policy = Policy(profile=settings.profile, require_proof=settings.require_proof)
+        self.room: Room | None = None
+        self.endpoint: str | None = None
+        self.known = RoomDirectory()
+        self.directory = Directories(JournalDirectory(), self.known)
+        client = int.from_bytes(core.clock.random(4), "big")
+        self.awareness = Awareness(core.node.id, client)
+        self.connections: set[Connection] = set()
+        self.incidents: Counter[str] = Counter()
+        self.changes = 0
+        self._changed = asyncio.Event()
+        self._outstanding: dict[Place, Signed] = {}
+        self._unsaved: dict[Place, Signed] = {}
+        self._dirty = asyncio.Event()
+        self._entering = asyncio.Lock()
+        self._announced_at = 0
+        self.may_speak = asyncio.Event()
+
+    # -- which room
+
+    async def load(self) -> None:
+        """Take up where the journal left off."""
+        await self.core.commit(node_sessions.close_all)
+        loaded = await self.core.read(_load)
+        if loaded is None:
+            return
+        genesis, epoch, records = loaded
+        own = next(s for s in records if (s.map, s.key, s.public_key) == self._own_place())
+        author = Author(self.core.node.key, own.chain)
+        self._open(Room(genesis, author=author, epoch=epoch, records=records))
+
+    async def found(self, also: Callable[[Tx], T]) -> T:
+        """Do `also` in our room; if there is none yet, in one that is founded with it."""
+        async with self._entering:
+            if self.room is not None:
+                return await self.core.commit(also)
+            now = self.core.clock.now()
+            genesis, chain = found(self.core.node.key, self.core.node.id, now)
+            room = Room(genesis, author=Author(self.core.node.key, chain))
+            result = await self._settle_in(room, also)
+            log.info("founded a room; this node is its genesis")
+            return result
+
+    async def enter(self, room: Room, welcome: Welcome, also: Callable[[Tx], None]) -> None:
+        """Make this replica of another's room ours. The welcome was checked."""
+        async with self._entering:
+            await self.check_may_join()
+            room.enter(Author(self.core.node.key, welcome.chain))
+            await self._settle_in(room, also)
+            log.info("joined the room of %s", welcome.genesis.node)
+
+    async def check_may_join(self) -> None:
+        """Raise unless this gateway is in no room, or alone in its own."""
+        if self.room is None:
+            return
+        admitted = await self.core.read(lambda tx: tx.one("SELECT 1 FROM admission"))
+        if admitted is not None or len(self.room.view.nodes) > 1 or not self._is_genesis():
+            raise Conflict(
+                "this gateway is in a room already, with others; a gateway is in one room for ever"
+            )
+
+    async def _settle_in(self, room: Room, also: Callable[[Tx], T]) -> T:
+        first = room.draft("nodes", self.core.node.id, self._node(room, "online"), self._now())
+        records = [*room.document, *([first] if first else [])]
+
+        def settle(tx: Tx) -> T:
+            # Nobody has ever seen what stood in a room that had no other member.
+            tx.run("DELETE FROM room_record")
+            tx.run("DELETE FROM room")
+            store.create(tx, room.genesis, room.epoch)
+            store.save(tx, records)
+            return also(tx)
+
+        result = await self.core.commit(settle)
+        room.accept([first] if first else [])
+        self._open(room)
+        return result
+
+    def _open(self, room: Room) -> None:
+        self.room = room
+        self._outstanding.clear()
+        self.known.refresh(room)
+        room.on_change(self._on_change)
+        self._announce_change()
+
+    # -- who we are
+
+    def issuer(self) -> Issuer:
+        node = self.core.node
+        tier = "backbone" if self.room is None else self.author.chain[-1].tier
+        return Issuer(node.id, node.key, self.core.clock, tier)
+
+    @property
+    def author(self) -> Author:
+        return self.current.publisher.author
+
+    @property
+    def current(self) -> Room:
+        if self.room is None:
+            raise Conflict("this gateway is in no room yet; `gatepost invite` or `gatepost join`")
+        return self.room
+
+    def check_welcome(self, welcome: Welcome, issuer_key: bytes) -> None:
+        """Raise unless the one who gave it admits this very node by it, or we are in already."""
+        if self.room is not None and self.room.genesis == welcome.genesis:
+            return
+        chain = welcome.chain
+        own = (self.core.node.id, self.core.node.key.public)
+        if not chain or (chain[-1].node, chain[-1].key) != own:
+            raise Forbidden("the host did not say by what right this node is in its room")
+        Chains(welcome.genesis).verify(chain)
+        issuer = chain[-2].key if len(chain) > 1 else welcome.genesis.key
+        if issuer != issuer_key:
+            raise Forbidden("the host is not the one who admitted this node")
+
+    def adopt(self, welcome: Welcome) -> None:
+        """We were admitted anew, perhaps as another tier."""
+        chain, room = welcome.chain, self.current
+        if chain and chain[-1].issued_at > self.author.chain[-1].issued_at:
+            Chains(room.genesis).verify(chain)
+            room.enter(Author(self.core.node.key, chain))
+
+    def chain_for(self, link: Link) -> tuple[Link, ...]:
+        """The chain of a node which we admitted."""
+        return extend(self.current.genesis, self.author.chain, link)
+
+    def _is_genesis(self) -> bool:
+        return self.current.genesis.key == self.core.node.key.public
+
+    def _own_place(self) -> Place:
+        return ("nodes", self.core.node.id, self.core.node.key.public)
+
+    # -- what we say
+
+    async def publish(self, words: Words) -> None:
+        """Say these things, once they are on disk."""
+        now = self._now()
+        for (map, key), data in words.items():
+            draft = self.current.draft(map, key, data, now)
+            if draft is not None:
+                self._outstanding[draft.place] = draft
+        await self._flush()
+
+    async def commit_with(self, map: str, key: str, data: Record, also: Callable[[Tx], T]) -> T:
+        """Say something if and only if `also` succeeds."""
+        draft = self.current.draft(map, key, data, self._now())
+        drafts = [draft] if draft else []
+
+        def both(tx: Tx) -> T:
+            result = also(tx)
+            store.save(tx, drafts)
+            return result
+
+        result = await self.core.commit(both)
+        self.current.accept(drafts)
+        return result
+
+    async def _flush(self) -> None:
+        """A draft that could not be saved stays outstanding, for it is never drafted again."""
+        drafts = list(self._outstanding.values())
+        if drafts:
+            await self.core.commit(lambda tx: store.save(tx, drafts))
+            for draft in drafts:
+                if self._outstanding.get(draft.place) is draft:
+                    del self._outstanding[draft.place]
+            self.current.accept(drafts)
+
+    async def refresh(self) -> None:
+        """Say what is new about this node and its agents, and that it is alive."""
+        if self.room is None or not self.may_speak.is_set():
+            return
+        agents = await self.core.read(self.core.agents.list)
+        words: dict[tuple[str, str], Record | None] = {
+            ("nodes", self.core.node.id): self._node(self.room, "online"),
+            **{("agents", self._claim(agent.id)): self._agent(agent) for agent in agents},
+        }
+        gone: Words = {place: None for place in self._own_agents() if place not in words}
+        await self.publish({**words, **gone})
+        self._announce()
+
+    def _announce(self) -> None:
+        now = self._now()
+        if now >= self._announced_at + _ANNOUNCE_MS:
+            self._announced_at = now
+            presence = Presence(node_id=self.core.node.id, status="online", seen_at=now)
+            self.awareness.announce(presence)
+
+    def _own_agents(self) -> list[tuple[str, str]]:
+        own = self.core.node.key.public
+        return [
+            (s.map, s.key)
+            for s in self.current.document
+            if s.map == "agents" and s.public_key == own and s.data is not None
+        ]
+
+    def _claim(self, id: str) -> str:
+        return claim_key(id, self.core.node.id)
+
+    def _agent(self, agent: LocalAgent) -> Agent:
+        kind: Literal["internal", "external"] = (
+            "internal" if agent.type == "internal" else "external"
+        )
+        return Agent(gateway=self.core.node.id, type=kind, last_seen_at=agent.seen_at)
+
+    def _node(self, room: Room, status: Status) -> Node:
+        chain = room.publisher.author.chain
+        return Node(
+            tier=chain[-1].tier,
+            endpoint_ws=self.endpoint,
+            status=status,
+            last_heartbeat_at=self._now(),
+            protocol_version=PROTOCOL_VERSION,
+            added_by=issuer_of(room.genesis, chain),
+            added_at=chain[-1].issued_at,
+        )
+
+    async def retire(self) -> None:
+        """Say goodbye, and give those who are connected a moment to hear it."""
+        if self.room is not None:
+            own = ("nodes", self.core.node.id)
+            with suppress(GatepostError):
+                self.may_speak.clear()
+                await self.publish({own: self._node(self.room, "offline")})
+                await self._save()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FAREWELL_SECS):
+                    await asyncio.gather(*(each.idle.wait() for each in self.connections))
+
+    # -- what others say
+
+    def _on_change(self, applied: Applied) -> None:
+        if applied.origin is not None:
+            self._unsaved |= {signed.place: signed for signed in applied.changed}
+            self._dirty.set()
+        if any(self.known.is_out_of_date(signed) for signed in applied.changed):
+            self.known.refresh(self.current)
+            self._end_revoked()
+        self._announce_change()
+
+    def _announce_change(self) -> None:
+        self.changes += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def changed_since(self, count: int, secs: float) -> None:
+        """Return once there was another change than those counted, or time is up."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(secs):
+                while self.changes == count:
+                    await self._changed.wait()
+
+    async def keep_saving(self) -> None:
+        """For as long as the gateway runs."""
+        while True:
+            await self._dirty.wait()
+            try:
+                await self._save()
+            except GatepostError as error:
+                log.warning("the room cannot be saved and will be later: %s", error.message)
+                await asyncio.sleep(_RETRY_SECS)
+
+    async def _save(self) -> None:
+        records = dict(self._unsaved)
+        await self.core.commit(lambda tx: store.save(tx, records.values()))
+        for place, signed in records.items():
+            if self._unsaved.get(place) is signed:
+                del self._unsaved[place]
+        if not self._unsaved:
+            self._dirty.clear()
+
+    # -- who is connected
+
+    @contextmanager
+    def connected(self, connection: Connection) -> Iterator[None]:
+        self.connections.add(connection)
+        self._end_revoked()
+        try:
+            yield
+        finally:
+            self.connections.discard(connection)
+
+    def end_sessions(self, ids: Iterable[str], node: str) -> int:
+        """End the connections of these sessions, and those we opened to that node ourselves."""
+        sessions = set(ids)
+        ended = [c for c in self.connections if c.session in sessions or c.node == node]
+        for connection in ended:
+            connection.end(_shut_out(connection.node))
+        return len(ended)
+
+    def _end_revoked(self) -> None:
+        for connection in self.connections:
+            known = self.known.by_key(None, connection.public_key)
+            if known is not None and known.revoked:
+                connection.end(_shut_out(connection.node))
+
+    def count_incident(self, node: str, violation: RoomViolation) -> None:
+        self.incidents[violation.rule] += 1
+        log.warning("%s broke a rule of the room: %s", node, violation.message)
+        why = f"{violation.rule}: {violation.message}"[:500]
+        self.core.submit(lambda tx: audit(tx, node, "room.violation", node, why))
+
+    def _now(self) -> int:
+        return self.core.clock.now()
+
+
+def _load(tx: Tx) -> tuple[Genesis, int, list[Signed]] | None:
+    which = store.which(tx)
+    return None if which is None else (*which, store.load(tx, which[0]))
+
+
+def _shut_out(node: str) -> Revoked:
+    return Revoked(f"node {node} was revoked")

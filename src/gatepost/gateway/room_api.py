@@ -1,0 +1,298 @@
+"""The room as this machine's user manages it: /v1/room."""
+
+from typing import Annotated, Any, Literal
+
+from litestar.params import FromPath, JSONBody, QueryParameter
+from msgspec import Meta, Raw, Struct
+
+from gatepost.access import Revoker, SecretStore, invites
+from gatepost.access.forms import Tier
+from gatepost.access.invites import Invite, IssuedInvite
+from gatepost.access.nodes import Standing
+from gatepost.errors import Conflict, Forbidden, UnknownNode
+from gatepost.events import NodeId, check_node_id, fingerprint
+from gatepost.gateway.dial import Dialer
+from gatepost.gateway.room import RoomKeeper
+from gatepost.gateway.route import delete, get, post
+from gatepost.journal import Tx
+from gatepost.room import Invite as InviteRecord
+from gatepost.room import Member, Revocation, claim_key, store
+from gatepost.wire import Reason, Seconds
+
+Name = FromPath[str]
+WaitSecs = Annotated[float, QueryParameter(ge=0, le=60)]
+Seen = Annotated[int, QueryParameter(ge=-1)]
+
+_SECOND = 1000
+_URL = r"\Ahttps?://[A-Za-z0-9._\[\]:-]{1,260}\Z"
+
+
+class NewInvite(Struct, forbid_unknown_fields=True):
+    tier: Tier = "edge"
+    node: NodeId | None = None
+    ttl_secs: Annotated[int, Meta(ge=1, le=30 * 86_400)] = 3600
+
+
+class InviteView(Struct):
+    id: str
+    tier: str
+    node: str | None
+    state: str
+    created_at: int
+    expires_at: int
+    used_by: str | None
+
+
+class Invited(Struct):
+    """`token` is shown this once."""
+
+    token: str
+    seed: str | None
+    invite: InviteView
+
+
+class Joining(Struct, forbid_unknown_fields=True):
+    seed: Annotated[str, Meta(pattern=_URL, max_length=300)]
+    token: Annotated[str, Meta(max_length=256)]
+
+
+class Joined(Struct):
+    host: str
+    genesis: str
+    tier: str
+
+
+class NodeView(Struct):
+    """`connected`: over how many sockets, right now and from here."""
+
+    id: str
+    tier: str
+    status: str
+    fingerprint: str
+    endpoint: str | None
+    added_by: str
+    last_heartbeat_at: int
+    connected: int
+    is_self: bool
+
+
+class RevokedView(Struct):
+    id: str
+    fingerprint: str
+
+
+class Nodes(Struct):
+    nodes: list[NodeView]
+    revoked: list[RevokedView]
+    problems: dict[str, str]
+
+
+class Revoking(Struct, forbid_unknown_fields=True):
+    reason: Reason = ""
+    last_seq: Seconds = 0
+
+
+class RevocationView(Struct):
+    node: str
+    revoked_at: int
+    connections_ended: int
+
+
+class RecordView(Struct):
+    """`record` is the very text its writer signed."""
+
+    map: str
+    key: str
+    version: int
+    writer: str
+    state: Literal["live", "tombstone"]
+    record: Raw
+
+
+class RoomView(Struct):
+    room: str
+    genesis: str
+    epoch: int
+    changes: int
+    records: list[RecordView]
+    incidents: dict[str, int]
+
+
+class Verified(Struct):
+    records: int
+    problems: list[str]
+
+
+class RoomApi:
+    def __init__(self, keeper: RoomKeeper, dialer: Dialer) -> None:
+        self._keeper = keeper
+        self._core = keeper.core
+        self._dialer = dialer
+
+    async def invite(self, wanted: NewInvite) -> Invited:
+        issued: IssuedInvite = await self._keeper.found(lambda tx: self._issue(tx, wanted))
+        await self._publish(issued.invite)
+        return Invited(issued.token, self._seed(), self._view(issued.invite))
+
+    def _issue(self, tx: Tx, wanted: NewInvite) -> IssuedInvite:
+        return invites.issue(
+            tx,
+            self._keeper.issuer(),
+            tier=wanted.tier,
+            ttl=wanted.ttl_secs * _SECOND,
+            actor="operator",
+            expected_node_id=wanted.node,
+        )
+
+    async def invites(self) -> list[InviteView]:
+        return [self._view(invite) for invite in await self._core.read(invites.listed)]
+
+    async def withdraw(self, id: str) -> InviteView:
+        invite = await self._core.commit(lambda tx: invites.revoke(tx, id, "operator"))
+        await self._publish(invite)
+        return self._view(invite)
+
+    async def join(self, wanted: Joining) -> Joined:
+        host = await self._dialer.join(wanted.seed, wanted.token)
+        tier = self._keeper.author.chain[-1].tier
+        return Joined(host.id, host.welcome.genesis.node, tier)
+
+    def nodes(self) -> Nodes:
+        room = self._keeper.current
+        members = sorted(room.view.nodes.values(), key=lambda member: member.rank)
+        revoked = [RevokedView(node, fingerprint(key)) for node, key in room.view.standing.revoked]
+        return Nodes([self._node(m) for m in members], revoked, dict(self._dialer.problems))
+
+    async def revoke(self, node: str, wanted: Revoking) -> RevocationView:
+        known = await self._core.read(lambda tx: self._keeper.directory.by_id(tx, node))
+        self._check_revocable(node, known)
+        assert known is not None
+        said = self._revocation(known, wanted)
+        revoker = self._revoker()
+        key = claim_key(node, self._core.node.id)
+
+        def revoke(tx: Tx) -> list[str]:
+            options: Any = {"last_seq": wanted.last_seq, "reason": wanted.reason}
+            return revoker.revoke(tx, node, actor="operator", **options).sessions
+
+        sessions = await self._keeper.commit_with("nodes", key, said, revoke)
+        ended = self._keeper.end_sessions(sessions, node)
+        return RevocationView(node, said.revoked_at, ended)
+
+    def _check_revocable(self, node: str, known: Standing | None) -> None:
+        """What the room would not honour is refused here, with the reason."""
+        if known is None:
+            raise UnknownNode(f"no node {node!r} is known here; `gatepost nodes` shows all")
+        if known.revoked:
+            raise Conflict(f"node {node} was revoked before; a revocation is for ever")
+        members = self._keeper.current.view.nodes
+        own, other = members[self._core.node.id], members.get(node)
+        if not own.is_backbone or (other is not None and other.rank <= own.rank):
+            raise Forbidden(f"{node} is senior to this node; revoke it from a node senior to it")
+
+    def _revocation(self, known: Standing, wanted: Revoking) -> Revocation:
+        kept = self._keeper.known.admitted_by(None, known.node_id)
+        return Revocation(
+            key=fingerprint(known.public_key),
+            standing=tuple(sorted(fingerprint(each.public_key) for each in kept)),
+            last_seq=wanted.last_seq,
+            revoked_at=self._core.clock.now(),
+        )
+
+    def _revoker(self) -> Revoker:
+        issuer = self._keeper.issuer()
+        return Revoker(issuer, self._keeper.directory, SecretStore(issuer))
+
+    async def show(self, seen: int, wait_secs: float) -> RoomView:
+        await self._keeper.changed_since(seen, wait_secs)
+        room = self._keeper.current
+        records = [
+            RecordView(s.map, s.key, s.version, s.writer, _state(s.data), Raw(s.text.encode()))
+            for s in sorted(room.document, key=lambda s: s.place)
+        ]
+        incidents = dict(self._keeper.incidents)
+        changes = self._keeper.changes
+        return RoomView(room.id, room.genesis.node, room.epoch, changes, records, incidents)
+
+    async def verify(self) -> Verified:
+        """Check every signature of what is on disk."""
+        genesis = self._keeper.current.genesis
+        found = await self._core.read(lambda tx: [e.message for e in store.verify(tx, genesis)])
+        count = await self._core.read(lambda tx: tx.rows("SELECT count(*) FROM room_record")[0][0])
+        return Verified(count, found)
+
+    async def _publish(self, invite: Invite) -> None:
+        record = InviteRecord(
+            tier=invite.tier,
+            expected_node_id=invite.expected_node_id,
+            expires_at=invite.expires_at,
+            created_by=self._core.node.id,
+            used_at=invite.used_at,
+            revoked_at=invite.revoked_at,
+        )
+        await self._keeper.publish({("invites", claim_key(invite.id, self._core.node.id)): record})
+
+    def _seed(self) -> str | None:
+        endpoint = self._keeper.endpoint
+        return None if endpoint is None else "http" + endpoint.removeprefix("ws")
+
+    def _view(self, invite: Invite) -> InviteView:
+        state = invite.state(self._core.clock.now())
+        times = (invite.created_at, invite.expires_at)
+        who = (invite.id, invite.tier, invite.expected_node_id)
+        return InviteView(*who, state, *times, invite.used_by)
+
+    def _node(self, member: Member) -> NodeView:
+        connected = sum(c.public_key == member.public_key for c in self._keeper.connections)
+        record = member.record
+        return NodeView(
+            member.id,
+            member.tier,
+            record.status,
+            fingerprint(member.public_key),
+            record.endpoint_ws,
+            record.added_by,
+            record.last_heartbeat_at,
+            connected,
+            member.public_key == self._core.node.key.public,
+        )
+
+
+def routes(api: RoomApi) -> list[Any]:
+    @post("/v1/room/invites", status_code=201, summary="Invite a node")
+    async def invite(data: JSONBody[NewInvite]) -> Invited:
+        return await api.invite(data)
+
+    @get("/v1/room/invites", summary="Invites this gateway issued")
+    async def invites() -> list[InviteView]:
+        return await api.invites()
+
+    @delete("/v1/room/invites/{invite_id:str}", status_code=200, summary="Take an invite back")
+    async def withdraw(invite_id: Name) -> InviteView:
+        return await api.withdraw(invite_id)
+
+    @post("/v1/room/join", status_code=200, summary="Join the room of another gateway")
+    async def join(data: JSONBody[Joining]) -> Joined:
+        return await api.join(data)
+
+    @get("/v1/room/nodes", summary="Every node of the room")
+    async def nodes() -> Nodes:
+        return api.nodes()
+
+    @post("/v1/room/nodes/{node:str}/revoke", status_code=200, summary="Shut a node out for ever")
+    async def revoke(node: Name, data: JSONBody[Revoking]) -> RevocationView:
+        return await api.revoke(check_node_id(node), data)
+
+    @get("/v1/room", summary="Every record of the room; may wait for a change")
+    async def show(seen: Seen = -1, wait_secs: WaitSecs = 0.0) -> RoomView:
+        return await api.show(seen, wait_secs)
+
+    @get("/v1/room/verify", summary="Check the signature of every record kept")
+    async def verify() -> Verified:
+        return await api.verify()
+
+    return [invite, invites, withdraw, join, nodes, revoke, show, verify]
+
+
+def _state(data: object) -> Literal["live", "tombstone"]:
+    return "tombstone" if data is None else "live"

@@ -1,0 +1,92 @@
+"""Numbers, strings and byte strings as Yjs writes them, read with bounds on everything.
+
+Whatever cannot be read raises RoomViolation and nothing else: these bytes come from outside.
+"""
+
+from gatepost.errors import RoomViolation
+
+# JavaScript holds integers up to here exactly, and so Yjs writes none beyond.
+MAX_UINT = 2**53 - 1
+
+
+def malformed(why: str) -> RoomViolation:
+    return RoomViolation(f"these are not the bytes of a Yjs message: {why}", rule="malformed")
+
+
+def too_large(what: str, size: int, limit: int) -> RoomViolation:
+    return RoomViolation(f"{what} has {size} bytes, at most {limit} are allowed", rule="too_large")
+
+
+class Reader:
+    """A place in a byte string; every read moves it on."""
+
+    __slots__ = ("_at", "_data")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def byte(self) -> int:
+        if self._at >= len(self._data):
+            raise malformed("they end too early")
+        self._at += 1
+        return self._data[self._at - 1]
+
+    def uint(self) -> int:
+        result = shift = 0
+        while (byte := self.byte()) >= 0x80:
+            result |= (byte & 0x7F) << shift
+            shift += 7
+            if shift > 49:
+                raise malformed("a number is too long")
+        result |= byte << shift
+        if result > MAX_UINT:
+            raise malformed("a number is too large")
+        return result
+
+    def count(self, limit: int) -> int:
+        """How many things follow, if that is a number anyone honest would write."""
+        number = self.uint()
+        if number > limit:
+            raise malformed(f"{number} entries where at most {limit} are allowed")
+        return number
+
+    def data(self, limit: int) -> bytes:
+        size = self.uint()
+        if size > limit:
+            raise too_large("a value", size, limit)
+        end = self._at + size
+        if end > len(self._data):
+            raise malformed("they end too early")
+        found = self._data[self._at : end]
+        self._at = end
+        return found
+
+    def text(self, limit: int) -> str:
+        try:
+            return str(self.data(limit), "utf-8")
+        except UnicodeDecodeError:
+            raise malformed("a string is not UTF-8") from None
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise malformed(f"{len(self._data) - self._at} bytes too many")
+
+
+def uint(number: int) -> bytes:
+    if number < 0x80:
+        return bytes((number,))
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def data(value: bytes) -> bytes:
+    return uint(len(value)) + value
+
+
+def text(value: str) -> bytes:
+    return data(value.encode())

@@ -1,0 +1,250 @@
+"""What the room may hold: one strict type per map, and nothing a payload would fit into.
+
+A key is `<nodeId>` where a node speaks of itself, or `<id>@<nodeId>` where a node speaks of
+something that others may speak of too; such a record is that node's claim, and the view (view.py)
+picks among claims. Either way the key names its one writer.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from gatepost.events import AgentId, EventId, MsgId, NodeId
+from gatepost.events.envelope import MAX_INT, Count, EpochMs
+
+MAX_KEY = 257
+MAX_RECORD = 16 * 1024
+_RECORD = 4 * 1024
+
+_FINGERPRINT = r"\A[0-9a-f]{32}\Z"
+_VERSION = r"\A[0-9A-Za-z][0-9A-Za-z.+-]{0,31}\Z"
+_REFERENCE = r"\A[A-Za-z0-9][A-Za-z0-9._:/@#+-]{0,199}\Z"
+_TITLE = r"\A[A-Za-z0-9][A-Za-z0-9 ._:/()&+-]{0,63}\Z"
+_URL = r"\Awss?://[A-Za-z0-9.\[\]:_-]{1,253}(/[A-Za-z0-9._~/-]{0,100})?\Z"
+
+Fingerprint = Annotated[str, Meta(pattern=_FINGERPRINT, max_length=32)]
+ProtocolVersion = Annotated[str, Meta(pattern=_VERSION, max_length=32)]
+SkillVersion = ProtocolVersion
+CapabilityId = AgentId
+Reference = Annotated[str, Meta(pattern=_REFERENCE, max_length=200)]
+Title = Annotated[str, Meta(pattern=_TITLE, max_length=64)]
+Endpoint = Annotated[str, Meta(pattern=_URL, max_length=360)]
+Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
+Seconds = Annotated[int, Meta(ge=1, le=10 * 365 * 86_400)]
+Millis = Annotated[int, Meta(ge=1, le=10 * 365 * 86_400_000)]
+Epoch = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+# A takeover names the highest counter seen plus one, so there has to be room above any of them.
+Counter = Annotated[int, Meta(ge=1, le=MAX_INT // 4096)]
+Priority = Annotated[int, Meta(ge=0, le=1000)]
+
+CapabilityIds = Annotated[tuple[CapabilityId, ...], Meta(max_length=64)]
+NodeIds = Annotated[tuple[NodeId, ...], Meta(max_length=16)]
+Fingerprints = Annotated[tuple[Fingerprint, ...], Meta(max_length=100)]
+
+Tier = Literal["backbone", "edge"]
+
+
+class Record(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    rename="camel",
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+):
+    """What all of them share: immutable, camelCase, closed to unknown fields."""
+
+
+class Node(Record, frozen=True, kw_only=True):
+    """`nodes.<nodeId>`: a gateway. Tier, addedBy and addedAt repeat what its admission says."""
+
+    tier: Tier
+    endpoint_ws: Endpoint | None = None
+    capabilities: CapabilityIds = ()
+    status: Literal["online", "degraded", "offline"]
+    last_heartbeat_at: EpochMs
+    protocol_version: ProtocolVersion
+    added_by: NodeId
+    added_at: EpochMs
+
+
+class Revocation(Record, frozen=True, kw_only=True):
+    """`nodes.<nodeId>@<revoker>`: this node is out, by whichever of its admissions.
+
+    `standing` names the keys it admitted which stay admitted; they are named, not dated, for a
+    node that is out can date things back. Its outbox counts up to and with `last_seq`.
+    """
+
+    key: Fingerprint
+    standing: Fingerprints = ()
+    last_seq: Count = 0
+    revoked_at: EpochMs
+
+
+class Transfer(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Signed by `giver`: from `epoch` on the agent lives behind the gateway `taker`."""
+
+    giver: NodeId
+    taker: NodeId
+    epoch: Epoch
+    signature: Signature
+
+
+Transfers = Annotated[tuple[Transfer, ...], Meta(max_length=8)]
+
+
+class Agent(Record, frozen=True, kw_only=True):
+    """`agents.<agentId>@<nodeId>`: where an agent lives, as one node says; see ownership.py.
+
+    `gateway` None is an agent that has left. A standby hosts the agent but does not own it.
+    """
+
+    gateway: NodeId | None
+    type: Literal["internal", "external"]
+    role: Literal["coordinator", "maintenance", "worker"] | None = None
+    last_seen_at: EpochMs
+    standby: bool = False
+    epoch: Epoch = 1
+    transfers: Transfers = ()
+
+
+class Routing(Record, frozen=True, kw_only=True):
+    """`routing.<agentId or nodeId>@<nodeId>`: how to reach a target."""
+
+    owner_node_id: NodeId
+    fallback_node_ids: NodeIds = ()
+    requires_capabilities: CapabilityIds = ()
+    priority_default: Priority = 0
+    epoch: Epoch = 1
+
+
+class Skill(Record, frozen=True, kw_only=True):
+    """A skill by id or path, and its version."""
+
+    ref: Reference
+    version: SkillVersion
+
+
+class Capability(Record, frozen=True, kw_only=True):
+    """`capabilities.catalog.<capabilityId>@<nodeId>`: what an agent can do for others."""
+
+    name: Title
+    version: SkillVersion
+    owner_agent_id: AgentId
+    delegation_skill_ref: Skill
+    executor_skill_ref: Skill
+    default_eta_seconds: Seconds
+    contract_schema_ref: Reference
+    status: Literal["active", "deprecated", "disabled"]
+    epoch: Epoch = 1
+
+
+class Eligibility(Record, frozen=True, kw_only=True):
+    """`capabilities.index.<capabilityId>@<nodeId>`: who can be asked for it now."""
+
+    eligible_agent_ids: Annotated[tuple[AgentId, ...], Meta(max_length=1000)]
+    updated_at: EpochMs
+    policy_version: Count
+    epoch: Epoch = 1
+
+
+class Invite(Record, frozen=True, kw_only=True):
+    """`invites.<inviteId>@<nodeId>`: that somebody was invited; the secret is never here."""
+
+    tier: Tier
+    expected_node_id: NodeId | None = None
+    expires_at: EpochMs
+    created_by: NodeId
+    used_at: EpochMs | None = None
+    revoked_at: EpochMs | None = None
+
+
+class Delivery(Record, frozen=True, kw_only=True):
+    """`delivery.<nodeId>`: how far a gateway has come, all its sources taken together."""
+
+    inbox_cursor_acked: Count
+    inbox_cursor_seen: Count | None = None
+    dead_letter_count: Count = 0
+    last_ack_at: EpochMs | None = None
+
+
+class Term(Record, frozen=True, kw_only=True, order=True):
+    """Two nodes never share a term: the node id is part of it."""
+
+    counter: Counter
+    node: NodeId
+
+
+class Retention(Record, frozen=True, kw_only=True):
+    """How long control records are kept once they mean nothing any more."""
+
+    tombstone_ms: Millis = 30 * 86_400_000
+    invite_ms: Millis = 7 * 86_400_000
+    review_ms: Millis = 30 * 86_400_000
+
+
+class Coordination(Record, frozen=True, kw_only=True):
+    """`coordination.coordinator@<nodeId>`: a node's claim to coordinate, and its settings."""
+
+    coordinator: NodeId
+    term: Term
+    sweep_every_seconds: Seconds
+    retention: Retention = Retention()
+    room_epoch: Epoch = 1
+
+
+class Review(Record, frozen=True, kw_only=True):
+    """`reviews.<reviewId>@<nodeId>`: a misfire somebody has to look at."""
+
+    capability_id: CapabilityId
+    delegation_skill_version: SkillVersion
+    executor_skill_version: SkillVersion
+    failure_class: Literal[
+        "eta_breach", "sla_breach", "terminal_error", "contract_mismatch", "routing_miss"
+    ]
+    corr_ids: Annotated[tuple[MsgId, ...], Meta(max_length=8)] = ()
+    event_ids: Annotated[tuple[EventId, ...], Meta(max_length=8)] = ()
+    raised_at: EpochMs
+    status: Literal["open", "resolved", "dismissed"] = "open"
+    settled_at: EpochMs | None = None
+
+
+class Kind(Struct, frozen=True):
+    """What a map holds under `<nodeId>` and under `<id>@<nodeId>`, and how long it may be."""
+
+    own: type[Record] | None = None
+    claim: type[Record] | None = None
+    limit: int = _RECORD
+
+
+MAPS: dict[str, Kind] = {
+    "nodes": Kind(Node, Revocation),
+    "agents": Kind(claim=Agent),
+    "routing": Kind(claim=Routing),
+    "capabilities.catalog": Kind(claim=Capability),
+    "capabilities.index": Kind(claim=Eligibility, limit=MAX_RECORD),
+    "invites": Kind(claim=Invite),
+    "delivery": Kind(own=Delivery),
+    "coordination": Kind(claim=Coordination),
+    "reviews": Kind(claim=Review),
+}
+
+
+def claim_key(id: str, node_id: str) -> str:
+    """The key under which a node speaks of something others may speak of too."""
+    return f"{id}@{node_id}"
+
+
+def subject(key: str) -> str:
+    """What a key is about."""
+    return key.partition("@")[0]
+
+
+def writer(key: str) -> str:
+    """The only node that may write a key."""
+    return key.rpartition("@")[2]
+
+
+def type_of(map: str, key: str) -> type[Record] | None:
+    """The type a key of a map holds; None if there is no such key."""
+    return MAPS[map].claim if "@" in key else MAPS[map].own

@@ -1,0 +1,133 @@
+"""The room: what everyone knows, as one replica of it.
+
+Bytes from peers go in through `apply`, this node's own records through `put` (or `draft`, make it
+durable, `accept`), and what changed comes out through `on_change`. It reads no clock and does no
+I/O; one thread at a time.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from msgspec import Struct
+
+from gatepost.errors import Forbidden
+from gatepost.room.admission import Genesis
+from gatepost.room.document import Document
+from gatepost.room.guard import Guard
+from gatepost.room.publishing import Publisher
+from gatepost.room.records import Record
+from gatepost.room.signing import Author, Signed
+from gatepost.room.update import decode_state_vector, encode_state_vector
+from gatepost.room.view import View
+
+NAME = "ansible-control"
+
+Listener = Callable[["Applied"], None]
+
+
+class Applied(Struct, frozen=True):
+    """What changed, and whoever brought it."""
+
+    changed: tuple[Signed, ...]
+    origin: object = None
+
+
+def room_id(epoch: int) -> str:
+    """The name of the document. An epoch is a document of its own; see retention.py."""
+    return NAME if epoch == 1 else f"{NAME}.{epoch}"
+
+
+class Room:
+    """One replica. `view` is what it means; the rest is how it changes."""
+
+    def __init__(
+        self,
+        genesis: Genesis,
+        *,
+        author: Author | None = None,
+        epoch: int = 1,
+        records: Iterable[Signed] = (),
+        leap: int = 0,
+    ) -> None:
+        self.genesis = genesis
+        self.epoch = epoch
+        self.document = Document(room_id(epoch))
+        self.view = View(genesis)
+        self._guard = Guard(genesis)
+        self._listeners: list[Listener] = []
+        self._publisher: Publisher | None = None
+        # Records dropped because their writer has more keys than a node may have.
+        self.ignored = 0
+        self._merge(records)
+        if author is not None:
+            self.enter(author, leap)
+
+    @property
+    def id(self) -> str:
+        return self.document.room_id
+
+    @property
+    def publisher(self) -> Publisher:
+        if self._publisher is None:
+            raise Forbidden("this node was not admitted to the room yet")
+        return self._publisher
+
+    def enter(self, author: Author, leap: int = 0) -> None:
+        """This node was admitted, or admitted anew, and writes with this chain from now on."""
+        if self._publisher is None:
+            self._publisher = Publisher(self.document, self.genesis, author, leap)
+        self._publisher.author = author
+
+    def apply(self, update: bytes, origin: object = None) -> Applied:
+        """Take in an update, all of it or, raising RoomViolation, nothing."""
+        return self._take(self._guard.inspect(update, self.document), origin)
+
+    def draft(self, map: str, key: str, data: Record | None, now: int) -> Signed | None:
+        """An own record, to be made durable and then accepted; None if there is nothing to say."""
+        return self.publisher.draft(map, key, data, now)
+
+    def accept(self, drafts: Iterable[Signed]) -> Applied:
+        """Own records take effect."""
+        return self._take(list(drafts), None)
+
+    def put(self, map: str, key: str, data: Record, now: int) -> Applied:
+        """`draft` and `accept` in one, where nothing has to be durable."""
+        draft = self.draft(map, key, data, now)
+        return self.accept([draft] if draft else [])
+
+    def tombstone(self, map: str, key: str, now: int) -> Applied:
+        """Take an own record back."""
+        draft = self.draft(map, key, None, now)
+        return self.accept([draft] if draft else [])
+
+    def on_change(self, listener: Listener) -> Callable[[], None]:
+        """Call back after every change; the result ends it."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def state_vector(self) -> bytes:
+        return encode_state_vector(self.document.clocks())
+
+    def missing(self, state_vector: bytes) -> Iterator[bytes]:
+        """Updates that bring a document with this state vector up to date; at least one."""
+        newer = self.document.newer_than(decode_state_vector(state_vector))
+        return self.document.chunks(newer)
+
+    def _take(self, records: list[Signed], origin: object) -> Applied:
+        applied = Applied(self._merge(records), origin)
+        if applied.changed:
+            for listener in list(self._listeners):
+                listener(applied)
+        return applied
+
+    def _merge(self, records: Iterable[Signed]) -> tuple[Signed, ...]:
+        changed = {}
+        for signed in records:
+            if not self.document.is_news(signed):
+                continue
+            if self.document.has_room_for(signed):
+                self.document.put(signed)
+                changed[signed.place] = signed
+            else:
+                self.ignored += 1
+        self.view.update(changed.values())
+        return tuple(changed.values())

@@ -1,0 +1,221 @@
+"""Records with their writer's signature: what a key of the room holds, and why it is believed.
+
+A key holds `{"record": <canonical JSON text>, "signature": <base64>}`. The text, not the value,
+is signed, so nothing depends on how Yjs represents numbers, and a JavaScript reader needs only
+`JSON.parse(value.record)`. Map, key, writer and version are inside it, so a record cannot be moved
+or passed off as another. The text must be exactly what we would have written: there is no room
+between the lines.
+"""
+
+import binascii
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from gatepost.errors import RoomViolation
+from gatepost.events import NodeId, NodeKey, frame, verify
+from gatepost.events.envelope import EpochMs
+from gatepost.room import records
+from gatepost.room.admission import Chain, Chains, Genesis, Link, issuer_of
+from gatepost.room.records import MAPS, MAX_KEY, Coordination, Invite, Node, Record, Revocation
+
+# Versions are Yjs clocks as well (document.py), and yrs keeps those in 32 bits.
+MAX_VERSION = 2**31 - 1
+
+Version = Annotated[int, Meta(ge=1, le=MAX_VERSION)]
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+_is_key = re.compile(rf"{_NAME}(@{_NAME})?").fullmatch
+
+
+class Statement(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What is signed. It has `data`, or else it is a tombstone."""
+
+    map: Annotated[str, Meta(max_length=32)]
+    key: Annotated[str, Meta(max_length=MAX_KEY)]
+    writer: NodeId
+    version: Version
+    at: EpochMs
+    chain: Chain
+    data: Raw | UnsetType = UNSET
+    tombstone: bool = False
+
+
+class Author(Struct, frozen=True):
+    """A node that may write: its key, and its chain, which says who it is."""
+
+    key: NodeKey
+    chain: tuple[Link, ...]
+
+    @property
+    def node(self) -> str:
+        return self.chain[-1].node
+
+
+class Signed(Struct, frozen=True):
+    """A record that was checked, and the very text that was signed. `data` None: a tombstone."""
+
+    map: str
+    key: str
+    version: int
+    at: int
+    chain: tuple[Link, ...]
+    data: Record | None
+    text: str
+    signature: str
+
+    @property
+    def writer(self) -> str:
+        return self.chain[-1].node
+
+    @property
+    def public_key(self) -> bytes:
+        return self.chain[-1].key
+
+    @property
+    def place(self) -> tuple[str, str, bytes]:
+        """Where it stands. Two keys that claim one node id do not stand in each other's way."""
+        return self.map, self.key, self.chain[-1].key
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """The greater supersedes the lesser in one place.
+
+        A writer that signs one version twice is broken or hostile; the text only makes every
+        replica that sees both choose the same.
+        """
+        return self.version, self.text
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Statement).decode
+_decoders: dict[type[Record], Callable[[Raw], Record]] = {
+    type: msgspec.json.Decoder(type).decode
+    for kind in MAPS.values()
+    for type in (kind.own, kind.claim)
+    if type is not None
+}
+# ValueError covers msgspec's own errors and invalid UTF-8; RecursionError is deep nesting.
+_UNREADABLE = (ValueError, RecursionError)
+
+
+def sign(author: Author, map: str, key: str, version: int, at: int, data: Record | None) -> Signed:
+    """A record, or a tombstone if there is no data, in its writer's hand."""
+    statement = Statement(
+        map=map,
+        key=key,
+        writer=author.node,
+        version=version,
+        at=at,
+        chain=author.chain,
+        data=UNSET if data is None else Raw(_encode(data)),
+        tombstone=data is None,
+    )
+    text = _encode(statement)
+    signature = b64encode(author.key.sign(_message(text))).decode()
+    return Signed(map, key, version, at, author.chain, data, text.decode(), signature)
+
+
+def open_signed(text: str, signature: str, chains: Chains) -> Signed:
+    """The record, if its text is well formed and its writer signed it; else RoomViolation."""
+    signed = read(text, signature, chains.genesis)
+    chains.verify(signed.chain)
+    if not verify(signed.public_key, _message(text.encode()), _signature(signature)):
+        raise RoomViolation(f"{_name(signed)} is not signed by {signed.writer}", rule="signature")
+    return signed
+
+
+def read(text: str, signature: str, genesis: Genesis) -> Signed:
+    """The record without its signatures checked, for what was checked before it was stored."""
+    statement = _statement(text)
+    place = _check_place(statement, len(text))
+    data = _data(statement, place)
+    said = (statement.map, statement.key, statement.version, statement.at, statement.chain)
+    signed = Signed(*said, data, text, signature)
+    if data is not None and (wrong := _inconsistent(signed, data, genesis)):
+        raise RoomViolation(f"{_name(signed)}: {wrong}", rule="inconsistent")
+    return signed
+
+
+def _statement(text: str) -> Statement:
+    try:
+        statement = _decode(text)
+    except _UNREADABLE as error:
+        raise RoomViolation(f"not a record: {error}", rule="record") from None
+    if _encode(statement) != text.encode():
+        raise RoomViolation("a record that is not in canonical form", rule="record")
+    return statement
+
+
+def _check_place(statement: Statement, size: int) -> type[Record]:
+    map, key = statement.map, statement.key
+    if map not in MAPS:
+        raise RoomViolation(f"{map!r} is not a map of this room", rule="unknown_map")
+    type = records.type_of(map, key) if _is_key(key) else None
+    if type is None:
+        raise RoomViolation(f"{map} has no such key", rule="unknown_key")
+    if not records.writer(key) == statement.writer == statement.chain[-1].node:
+        raise RoomViolation(
+            f"{map} {key} is for {records.writer(key)} to write, not {statement.chain[-1].node}",
+            rule="not_writer",
+        )
+    if size > MAPS[map].limit:
+        raise RoomViolation(
+            f"{map} {key} has {size} bytes, at most {MAPS[map].limit} are allowed", rule="too_large"
+        )
+    return type
+
+
+def _data(statement: Statement, type: type[Record]) -> Record | None:
+    if isinstance(statement.data, UnsetType) != statement.tombstone:
+        raise RoomViolation("a record has data, or is a tombstone", rule="record")
+    if isinstance(statement.data, UnsetType):
+        return None
+    try:
+        data = _decoders[type](statement.data)
+    except _UNREADABLE as error:
+        raise RoomViolation(f"{statement.map} {statement.key}: {error}", rule="type") from None
+    if _encode(data) != bytes(statement.data):
+        raise RoomViolation(f"{statement.key} is not in canonical form", rule="type")
+    return data
+
+
+def _inconsistent(signed: Signed, data: Record, genesis: Genesis) -> str | None:
+    """What a record says of its writer must be what its key and its chain say."""
+    link = signed.chain[-1]
+    expected: tuple[object, ...] = ()
+    found: tuple[object, ...] = ()
+    if isinstance(data, Node):
+        expected = (link.tier, issuer_of(genesis, signed.chain), link.issued_at)
+        found = (data.tier, data.added_by, data.added_at)
+    elif isinstance(data, Invite):
+        expected, found = (link.node, "backbone"), (data.created_by, link.tier)
+    elif isinstance(data, Coordination):
+        expected = ("coordinator", link.node, link.node)
+        found = (records.subject(signed.key), data.coordinator, data.term.node)
+    elif isinstance(data, Revocation):
+        untouchable = records.subject(signed.key) in (link.node, genesis.node)
+        expected, found = ("backbone", False), (link.tier, untouchable)
+    return None if expected == found else f"it says {found} where {expected} is true"
+
+
+def _signature(text: str) -> bytes:
+    try:
+        signature = b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        signature = b""
+    if len(signature) != 64 or b64encode(signature).decode() != text:
+        raise RoomViolation("a signature is 64 bytes in base64", rule="signature")
+    return signature
+
+
+def _message(text: bytes) -> bytes:
+    return frame("gatepost/record/1", text)
+
+
+def _name(signed: Signed) -> str:
+    return f"{signed.map} {signed.key}"

@@ -1,0 +1,60 @@
+"""The room in the journal: the latest version of each record, and which room it is.
+
+A record that is replaced costs nothing afterwards, so there is no log to squash.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from gatepost.errors import JournalCorrupt, RoomViolation
+from gatepost.journal.tx import Tx
+from gatepost.room.admission import Chains, Genesis
+from gatepost.room.signing import Signed, open_signed, read
+
+_SAVE = """
+INSERT INTO room_record VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE
+SET version = excluded.version, record = excluded.record, signature = excluded.signature
+WHERE (excluded.version, excluded.record) > (version, record)
+"""
+_ALL = "SELECT record, signature FROM room_record ORDER BY map, key, public_key"
+
+
+def create(tx: Tx, genesis: Genesis, epoch: int = 1) -> None:
+    """Remember which room this gateway is in; it is in one room for ever."""
+    tx.run("INSERT INTO room VALUES (1, ?, ?, ?)", (genesis.node, genesis.key, epoch))
+
+
+def which(tx: Tx) -> tuple[Genesis, int] | None:
+    """The room's genesis and epoch; None if this gateway is in no room yet."""
+    row = tx.one("SELECT genesis_node, genesis_key, epoch FROM room")
+    return None if row is None else (Genesis(row[0], row[1]), row[2])
+
+
+def save(tx: Tx, records: Iterable[Signed]) -> None:
+    """Keep these records; where a newer version is kept already, that stays."""
+    tx.many(_SAVE, [(*s.place, s.version, s.text, s.signature) for s in records])
+
+
+def load(tx: Tx, genesis: Genesis) -> list[Signed]:
+    """Every record. Their signatures were checked before they were saved."""
+    try:
+        return [read(text, signature, genesis) for text, signature in tx.each(_ALL)]
+    except RoomViolation as error:
+        raise JournalCorrupt(f"the room in the journal is damaged: {error.message}") from None
+
+
+def rotate(tx: Tx, epoch: int, records: Iterable[Signed]) -> None:
+    """Replace the document by the one of a later epoch."""
+    tx.run("UPDATE room SET epoch = ?", (epoch,))
+    tx.run("DELETE FROM room_record")
+    save(tx, records)
+
+
+def verify(tx: Tx, genesis: Genesis) -> Iterator[RoomViolation]:
+    """What is wrong with the records kept, signatures included; nothing, one hopes."""
+    chains = Chains(genesis)
+    for text, signature in tx.each(_ALL):
+        try:
+            open_signed(text, signature, chains)
+        except RoomViolation as error:
+            yield error

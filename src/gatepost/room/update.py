@@ -1,0 +1,198 @@
+"""Yjs updates (version 1): read strictly, and written in the one form this room knows.
+
+An update is, per client, a run of structs with rising clocks, and then a delete set. A struct is
+an item with content, or the mark of something that is gone. Reading keeps the items that hold a
+signed record, and the delete set; what is gone says nothing that anyone has to believe. Content
+of any other kind, a nested type or an unknown root map raises RoomViolation.
+
+Writing, a slot (see document.py) is always two structs: everything before its latest version as
+deleted, then that version. So each slot in an update stands alone: it fits every document,
+whatever that has seen, and never waits for structs that are missing.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+
+from msgspec import Struct
+
+from gatepost.errors import RoomViolation
+from gatepost.room import lib0
+from gatepost.room.lib0 import Reader
+from gatepost.room.records import MAPS, MAX_KEY, MAX_RECORD
+
+MAX_UPDATE = 4 << 20
+MAX_STRUCTS = 100_000
+MAX_DELETES = 200_000
+MAX_STATE_VECTOR = 200_000
+_MAX_SIGNATURE = 128
+_MAX_NAME = 64
+
+_GC, _DELETED, _ANY, _SKIP = 0, 1, 8, 10
+_KIND, _HAS_KEY, _HAS_RIGHT, _HAS_LEFT = 0x1F, 0x20, 0x40, 0x80
+_OBJECT, _STRING = 118, 119
+
+Delete = tuple[int, int, int]  # client, first clock, length
+
+
+class Item(Struct, frozen=True):
+    """A signed record as it stands in a Yjs document; `place` is there if the bytes name it."""
+
+    client: int
+    clock: int
+    place: tuple[str, str] | None
+    record: str
+    signature: str
+
+
+class Update(Struct, frozen=True):
+    items: list[Item]
+    deletes: list[Delete]
+
+
+class Slot(Struct, frozen=True):
+    """What goes into an update: one signed record, at the client and clock that are its own."""
+
+    client: int
+    version: int
+    map: str
+    key: str
+    record: str
+    signature: str
+
+
+def decode(data: bytes) -> Update:
+    """What an update holds, or RoomViolation."""
+    if len(data) > MAX_UPDATE:
+        raise lib0.too_large("an update", len(data), MAX_UPDATE)
+    reader, items = Reader(data), list[Item]()
+    left = MAX_STRUCTS
+    for _ in range(reader.count(MAX_STRUCTS)):
+        left -= _read_client(reader, left, items)
+    deletes = _read_deletes(reader)
+    reader.end()
+    return Update(items, deletes)
+
+
+def encode(slots: Iterable[Slot]) -> bytes:
+    """An update with these slots and an empty delete set."""
+    return _joined([_block(slot) for slot in slots])
+
+
+def encode_in_chunks(slots: Iterable[Slot], size: int) -> Iterator[bytes]:
+    """Updates of about this size with all these slots; at least one."""
+    blocks: list[bytes] = []
+    left = size
+    for slot in slots:
+        blocks.append(_block(slot))
+        left -= len(blocks[-1])
+        if left <= 0:
+            yield _joined(blocks)
+            blocks, left = [], size
+    yield _joined(blocks)
+
+
+def decode_state_vector(data: bytes) -> dict[int, int]:
+    if len(data) > MAX_UPDATE:
+        raise lib0.too_large("a state vector", len(data), MAX_UPDATE)
+    reader = Reader(data)
+    pairs = [(reader.uint(), reader.uint()) for _ in range(reader.count(MAX_STATE_VECTOR))]
+    reader.end()
+    return dict(pairs)
+
+
+def encode_state_vector(clocks: Collection[tuple[int, int]]) -> bytes:
+    pairs = (lib0.uint(client) + lib0.uint(clock) for client, clock in clocks)
+    return lib0.uint(len(clocks)) + b"".join(pairs)
+
+
+def _read_client(reader: Reader, limit: int, items: list[Item]) -> int:
+    count, client, clock = reader.count(limit), reader.uint(), reader.uint()
+    for _ in range(count):
+        clock += _read_struct(reader, client, clock, items)
+    return count
+
+
+def _read_struct(reader: Reader, client: int, clock: int, items: list[Item]) -> int:
+    """Read one struct and say how many clocks it takes."""
+    info = reader.byte()
+    kind = info & _KIND
+    if kind in (_GC, _SKIP):
+        return reader.uint()
+    place = _read_place(reader, info)
+    if kind == _DELETED:
+        return reader.uint()
+    if kind != _ANY:
+        raise RoomViolation(
+            f"content of kind {kind}: a key of this room holds one plain value", rule="content"
+        )
+    count = reader.count(MAX_STRUCTS)
+    items += [Item(client, clock + i, place, *_read_signed(reader)) for i in range(count)]
+    return count
+
+
+def _read_place(reader: Reader, info: int) -> tuple[str, str] | None:
+    """Root map and key, unless they follow from a neighbour, which is then named instead."""
+    neighbours = (info & _HAS_LEFT > 0) + (info & _HAS_RIGHT > 0)
+    for _ in range(neighbours):
+        reader.uint(), reader.uint()
+    if neighbours:
+        return None
+    if reader.uint() != 1:
+        raise RoomViolation("a type nested in another has no place in this room", rule="nested")
+    name = reader.text(_MAX_NAME)
+    if name not in MAPS:
+        raise RoomViolation(f"{name!r} is not a map of this room", rule="unknown_map")
+    if not info & _HAS_KEY:
+        raise RoomViolation(f"{name} is a map, and this is a value without a key", rule="content")
+    return name, reader.text(MAX_KEY)
+
+
+def _read_signed(reader: Reader) -> tuple[str, str]:
+    """Exactly `{"record": text, "signature": text}`, in either order."""
+    if reader.byte() != _OBJECT or reader.uint() != 2:
+        raise _unsigned()
+    fields = dict(_read_field(reader) for _ in range(2))
+    if fields.keys() != {"record", "signature"} or len(fields["signature"]) > _MAX_SIGNATURE:
+        raise _unsigned()
+    return fields["record"], fields["signature"]
+
+
+def _read_field(reader: Reader) -> tuple[str, str]:
+    name = reader.text(_MAX_NAME)
+    if reader.byte() != _STRING:
+        raise _unsigned()
+    return name, reader.text(MAX_RECORD)
+
+
+def _unsigned() -> RoomViolation:
+    return RoomViolation("a value that is not a signed record", rule="unsigned")
+
+
+def _read_deletes(reader: Reader) -> list[Delete]:
+    deletes: list[Delete] = []
+    for _ in range(reader.count(MAX_DELETES)):
+        client = reader.uint()
+        count = reader.count(MAX_DELETES - len(deletes))
+        deletes += [(client, reader.uint(), reader.uint()) for _ in range(count)]
+    return deletes
+
+
+def _joined(blocks: list[bytes]) -> bytes:
+    return lib0.uint(len(blocks)) + b"".join(blocks) + b"\x00"
+
+
+def _block(slot: Slot) -> bytes:
+    place = b"\x01" + lib0.text(slot.map) + lib0.text(slot.key)
+    content = _content(slot)
+    client = lib0.uint(slot.client)
+    if slot.version == 1:
+        return b"\x01" + client + b"\x00" + bytes((_ANY | _HAS_KEY,)) + place + content
+    gone = bytes((_DELETED | _HAS_KEY,)) + place + lib0.uint(slot.version - 1)
+    left = client + lib0.uint(slot.version - 2)
+    latest = bytes((_ANY | _HAS_KEY | _HAS_LEFT,)) + left + content
+    return b"\x02" + client + b"\x00" + gone + latest
+
+
+def _content(slot: Slot) -> bytes:
+    fields = (("record", slot.record), ("signature", slot.signature))
+    written = (lib0.text(name) + bytes((_STRING,)) + lib0.text(value) for name, value in fields)
+    return b"\x01" + bytes((_OBJECT, 2)) + b"".join(written)

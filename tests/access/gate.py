@@ -1,0 +1,198 @@
+"""A door on a real journal, for tests: every act is one commit group of the real writer."""
+
+import tempfile
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+import apsw
+import pytest
+
+from gatepost.access import (
+    Admitted,
+    AgentSessions,
+    Door,
+    Issuer,
+    Joiner,
+    JournalDirectory,
+    Policy,
+    Revoker,
+    SecretStore,
+    agent_invites,
+    invites,
+)
+from gatepost.access.agent_invites import IssuedAgentInvite
+from gatepost.access.agent_sessions import AgentSession, Reused
+from gatepost.access.forms import (
+    AgentInviteRequest,
+    AgentTokens,
+    Challenge,
+    ExchangeAnswer,
+    ExchangeRequest,
+    Tier,
+)
+from gatepost.access.invites import IssuedInvite
+from gatepost.access.revocation import ShutOut
+from gatepost.errors import GatepostError
+from gatepost.events import NodeKey
+from gatepost.journal import Database, Tx, Writer, memory
+from gatepost.testing import ManualClock
+
+T = TypeVar("T")
+
+START = 1_700_000_000_000
+SECOND = 1000
+HOUR = 3600 * SECOND
+DAY = 24 * HOUR
+
+
+def key(name: str) -> NodeKey:
+    """The same key for the same name."""
+    return NodeKey(name.encode().ljust(32, b"."))
+
+
+@lru_cache
+def empty_journal() -> bytes:
+    """What a journal's file holds when it is new; making it anew takes long."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.db"
+        Database.open(path, "off").close()
+        return path.read_bytes()
+
+
+class Gate:
+    """`path` makes it outlive `reopen`; without one it lives in memory."""
+
+    def __init__(
+        self, path: Path | None = None, policy: Policy | None = None, tier: Tier = "backbone"
+    ) -> None:
+        self.clock = ManualClock(START)
+        self.policy = policy or Policy()
+        self.issuer = Issuer("vps-jane", key("vps-jane"), self.clock, tier)
+        self.path = path
+        self.database: Database | None = None
+        self.open()
+
+    def open(self) -> None:
+        if self.path is not None:
+            if not self.path.exists():
+                self.path.write_bytes(empty_journal())
+            self.database = Database.open(self.path, "off")
+            # A crash here ends a process, not a machine; nothing needs to wait for the disk.
+            self.database.writer.execute("PRAGMA synchronous = OFF")
+        self.connection: apsw.Connection = self.database.writer if self.database else memory()
+        self.writer = Writer(self.connection, self.clock, lambda outcomes: None)
+        # All that the process keeps in memory is made anew, as after a restart.
+        self.directory = JournalDirectory()
+        self.door = Door(self.issuer, self.policy, self.directory)
+        self.secrets = SecretStore(self.issuer)
+        self.revoker = Revoker(self.issuer, self.directory, self.secrets)
+        self.agents = AgentSessions(self.clock, self.policy)
+
+    def close(self) -> None:
+        if self.database is not None:
+            self.database.close()
+            self.database = None
+
+    def reopen(self) -> None:
+        assert self.path is not None
+        self.close()
+        self.open()
+
+    def run(self, operation: Callable[[Tx], T]) -> T:
+        ((_, value, error),) = self.writer.run_group([(operation, lambda *_: None)])
+        if error is not None:
+            raise error
+        result: T = value
+        return result
+
+    def crash_during(self, operation: Callable[[Tx], object]) -> None:
+        """Run all of `operation`, then end before the commit."""
+        tx = Tx(self.connection, self.clock.now())
+        tx.begin()
+        try:
+            operation(tx)
+        finally:
+            tx.rollback()
+
+    # -- what tests do most
+
+    def joiner(self, name: str, node_id: str | None = None) -> Joiner:
+        return Joiner(node_id or name, key(name), self.clock)
+
+    def invite(
+        self,
+        expected_node_id: str | None = None,
+        *,
+        tier: Tier = "edge",
+        ttl: int = HOUR,
+        expected_key: bytes | None = None,
+    ) -> IssuedInvite:
+        expected = {"expected_node_id": expected_node_id, "expected_key": expected_key}
+        return self.run(
+            lambda tx: invites.issue(
+                tx,
+                self.issuer,
+                tier=tier,
+                ttl=ttl,
+                actor="operator",
+                **expected,  # type: ignore[arg-type]
+            )
+        )
+
+    def challenge(self) -> Challenge:
+        return self.door.challenge(self.clock.now())
+
+    def exchange(self, request: ExchangeRequest) -> ExchangeAnswer:
+        return self.run(lambda tx: self.door.exchange(tx, request))
+
+    def admit(self, ticket: str, node_id: str | None = None) -> Admitted:
+        return self.run(lambda tx: self.door.admit(tx, ticket, node_id))
+
+    def join(self, name: str, **invited: object) -> Admitted:
+        token = self.invite(name, **invited).token  # type: ignore[arg-type]
+        return self.admit(self.exchange(self.joiner(name).with_invite(token)).ws_ticket)
+
+    def come_back(self, name: str) -> ExchangeRequest:
+        return self.joiner(name).with_proof(self.challenge(), self.issuer.key.fingerprint)
+
+    def revoke(self, node_id: str, **details: object) -> ShutOut:
+        chosen: dict[str, object] = {"actor": "operator", "last_seq": 7} | details
+        return self.run(lambda tx: self.revoker.revoke(tx, node_id, **chosen))  # type: ignore[arg-type]
+
+    def agent_invite(
+        self, agent: str = "codex", *scopes: str, ttl_secs: int = 3600
+    ) -> IssuedAgentInvite:
+        request = AgentInviteRequest(agent, scopes or ("ansible.message.read",), ttl_secs)
+        return self.run(lambda tx: agent_invites.issue(tx, self.clock, request, "operator"))
+
+    def agent(self, agent: str = "codex", *scopes: str) -> AgentTokens:
+        token = self.agent_invite(agent, *scopes).token
+        return self.run(lambda tx: self.agents.exchange(tx, token))
+
+    def refresh(self, token: str) -> AgentTokens | Reused:
+        return self.run(lambda tx: self.agents.refresh(tx, token))
+
+    def authenticate(self, token: str) -> AgentSession:
+        return self.run(lambda tx: self.agents.authenticate(tx, token))
+
+
+class Refused:
+    """`with refused("invalid_token"): ...`"""
+
+    def __init__(self, code: str) -> None:
+        self._code = code
+        self._raises = pytest.raises(GatepostError)
+
+    def __enter__(self) -> None:
+        self._found = self._raises.__enter__()
+
+    def __exit__(self, *details: object) -> bool:
+        handled = self._raises.__exit__(*details)  # type: ignore[arg-type]
+        if handled:
+            assert self._found.value.code == self._code
+        return bool(handled)
+
+
+refused = Refused

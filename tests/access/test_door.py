@@ -1,0 +1,469 @@
+"""Every refusal, in the one order there is; and how a node gets in."""
+
+import hmac
+from collections.abc import Callable, Iterable
+from itertools import combinations
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from gatepost.access import Policy, invites, nodes, sessions, tokens
+from gatepost.access.forms import Challenge, ExchangeAnswer, ExchangeRequest
+from gatepost.errors import GatepostError
+from gatepost.journal.tx import Row, Tx
+from tests.access.gate import HOUR, START, Gate, key, refused
+
+OPEN_POLICY = Policy(profile="development", require_proof=False)
+
+
+class Attempt:
+    """One exchange with an invite, right in every way until a fault is put into it."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.issued = self.gate.invite("mbp-jane")
+        self.node_id, self.proof = "mbp-jane", "right"
+        self.rooms: tuple[str, ...] = ("ansible-control",)
+        self.token = self.issued.token
+        self.nonce = "n" * 16
+
+    def request(self) -> ExchangeRequest:
+        joiner = self.gate.joiner("mbp-jane", node_id=self.node_id)
+        joiner._nonce = lambda: self.nonce  # type: ignore[method-assign]
+        request = joiner.with_invite(self.token, self.rooms)
+        if self.proof == "right":
+            return request
+        return replace(request, node_proof=None if self.proof == "missing" else bytes(64))
+
+    def unknown_token(self) -> None:
+        self.token = self.token[:-43] + "A" * 43
+
+    def used(self) -> None:
+        request = self.gate.joiner("mbp-jane").with_invite(self.issued.token)
+        self.gate.admit(self.gate.exchange(request).ws_ticket)
+
+    def withdrawn(self) -> None:
+        self.gate.run(lambda tx: invites.revoke(tx, self.issued.invite.id, "operator"))
+
+    def expired(self) -> None:
+        self.gate.clock.advance(HOUR)
+
+    def other_node(self) -> None:
+        self.node_id = "lab-jane"
+
+    def node_revoked(self) -> None:
+        self.gate.join("mbp-jane")
+        self.gate.revoke("mbp-jane")
+
+    def no_proof(self) -> None:
+        self.proof = "missing"
+
+    def wrong_proof(self) -> None:
+        self.proof = "wrong"
+
+    def replay(self) -> None:
+        self.gate.exchange(self.request())
+
+    def closed_room(self) -> None:
+        self.rooms = ("ansible-control", "ansible-secret")
+
+
+# In the order in which they must be found.
+INVITED_FAULTS: dict[Callable[[Attempt], None], str] = {
+    Attempt.unknown_token: "invalid_token",
+    Attempt.used: "token_already_used",
+    Attempt.withdrawn: "revoked",
+    Attempt.expired: "expired_token",
+    Attempt.other_node: "node_mismatch",
+    Attempt.node_revoked: "revoked",
+    Attempt.no_proof: "proof_required",
+    Attempt.wrong_proof: "invalid_proof",
+    Attempt.replay: "replay_detected",
+    Attempt.closed_room: "forbidden",
+}
+# Faults are committed in another order than they are found: what needs a good invite first.
+COMMITTED_FIRST = (Attempt.replay, Attempt.used, Attempt.node_revoked)
+EXCLUSIVE = (
+    {Attempt.used, Attempt.withdrawn},
+    {Attempt.no_proof, Attempt.wrong_proof},
+)
+
+
+def some_faults(
+    faults: Iterable[Callable[..., None]], exclusive: Iterable[set[Callable[..., None]]] = ()
+) -> list[tuple[Callable[..., None], ...]]:
+    """All ways of being wrong in one, two or three ways at once."""
+    every = [chosen for n in (1, 2, 3) for chosen in combinations(faults, n)]
+    return [chosen for chosen in every if not any(both <= set(chosen) for both in exclusive)]
+
+
+def names(chosen: tuple[Callable[..., None], ...]) -> str:
+    return "+".join(fault.__name__ for fault in chosen)
+
+
+def test_an_exchange_without_fault_earns_a_ticket() -> None:
+    attempt = Attempt()
+    assert attempt.gate.exchange(attempt.request()).rooms == ("ansible-control",)
+
+
+@pytest.mark.parametrize("chosen", some_faults(INVITED_FAULTS, EXCLUSIVE), ids=names)
+def test_with_an_invite_the_first_fault_is_the_answer(
+    chosen: tuple[Callable[[Attempt], None], ...],
+) -> None:
+    attempt = Attempt()
+    early = [fault for fault in COMMITTED_FIRST if fault in chosen]
+    for fault in early + [fault for fault in chosen if fault not in early]:
+        fault(attempt)
+    with refused(INVITED_FAULTS[chosen[0]]):
+        attempt.gate.exchange(attempt.request())
+
+
+class Return:
+    """One exchange by proof, right in every way until a fault is put into it."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.gate.join("mbp-jane")
+        self.issuer = self.gate.issuer.key.fingerprint
+        self.name, self.node_id, self.rooms = "mbp-jane", "mbp-jane", ("ansible-control",)
+        self.challenge: Challenge = self.gate.challenge()
+        self.missing: set[str] = set()
+
+    def request(self) -> ExchangeRequest:
+        joiner = self.gate.joiner(self.name, node_id=self.node_id)
+        request = joiner.with_proof(self.challenge, self.issuer, self.rooms)
+        return replace(request, **dict.fromkeys(self.missing))
+
+    def no_proof(self) -> None:
+        self.missing.add("node_proof")
+
+    def no_challenge(self) -> None:
+        self.missing.add("challenge")
+
+    def late(self) -> None:
+        self.gate.clock.advance(60_000)
+
+    def unknown_node(self) -> None:
+        self.node_id = "lab-jane"
+
+    def wrong_key(self) -> None:
+        self.name = "eve"
+
+    def other_gateway(self) -> None:
+        self.issuer = key("lab-jane").fingerprint
+
+    def forged_challenge(self) -> None:
+        self.challenge = replace(self.challenge, challenge="A" * 75)
+
+    def node_revoked(self) -> None:
+        self.gate.revoke("mbp-jane")
+
+    def replay(self) -> None:
+        self.gate.exchange(self.request())
+
+    def closed_room(self) -> None:
+        self.rooms = ("ansible-secret",)
+
+
+RETURN_FAULTS: dict[Callable[[Return], None], str] = {
+    Return.no_proof: "proof_required",
+    Return.no_challenge: "proof_required",
+    Return.late: "invalid_proof",
+    Return.unknown_node: "invalid_proof",
+    Return.wrong_key: "invalid_proof",
+    Return.other_gateway: "invalid_proof",
+    Return.forged_challenge: "invalid_proof",
+    Return.node_revoked: "revoked",
+    Return.replay: "replay_detected",
+    Return.closed_room: "forbidden",
+}
+
+
+def test_a_node_that_was_admitted_comes_back_by_proof(gate: Gate) -> None:
+    first = gate.join("mbp-jane", tier="backbone")
+    gate.clock.advance(90 * 24 * HOUR)
+    again = gate.admit(gate.exchange(gate.come_back("mbp-jane")).ws_ticket)
+    assert again == replace(first, session_id=again.session_id)
+    assert again.session_id != first.session_id
+
+
+@pytest.mark.parametrize("chosen", some_faults(RETURN_FAULTS), ids=names)
+def test_by_proof_the_first_fault_is_the_answer(
+    chosen: tuple[Callable[[Return], None], ...],
+) -> None:
+    attempt = Return()
+    for fault in sorted(chosen, key=lambda fault: fault is not Return.replay):
+        fault(attempt)
+    with refused(RETURN_FAULTS[chosen[0]]):
+        attempt.gate.exchange(attempt.request())
+
+
+class Entry:
+    """One ticket presented, right in every way until a fault is put into it."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.issued = self.gate.invite()
+        self.ticket = self.mint("mbp-jane").ws_ticket
+        self.claimed: str | None = None
+
+    def mint(self, name: str) -> ExchangeAnswer:
+        return self.gate.exchange(self.gate.joiner(name).with_invite(self.issued.token))
+
+    def forged(self) -> None:
+        head, _, _ = self.ticket.rpartition(".")
+        self.ticket = f"{head}.{'A' * 86}"
+
+    def late(self) -> None:
+        self.gate.clock.advance(45_000)
+
+    def used(self) -> None:
+        self.gate.admit(self.ticket)
+
+    def other_claim(self) -> None:
+        self.claimed = "lab-jane"
+
+    def node_revoked(self) -> None:
+        self.gate.join("mbp-jane")
+        self.gate.revoke("mbp-jane")
+
+    def other_was_first(self) -> None:
+        self.gate.admit(self.mint("lab-jane").ws_ticket)
+
+    def withdrawn(self) -> None:
+        self.gate.run(lambda tx: invites.revoke(tx, self.issued.invite.id, "operator"))
+
+
+ENTRY_FAULTS: dict[Callable[[Entry], None], str] = {
+    Entry.forged: "invalid_ticket",
+    Entry.late: "expired_ticket",
+    Entry.used: "ticket_already_used",
+    Entry.other_claim: "node_mismatch",
+    Entry.node_revoked: "revoked",
+    Entry.other_was_first: "token_already_used",
+    Entry.withdrawn: "revoked",
+}
+ENTRY_EXCLUSIVE = (
+    {Entry.used, Entry.other_was_first},
+    {Entry.used, Entry.withdrawn},
+    {Entry.other_was_first, Entry.withdrawn},
+)
+ENTRY_FIRST = (Entry.used, Entry.other_was_first, Entry.node_revoked)
+
+
+@pytest.mark.parametrize("chosen", some_faults(ENTRY_FAULTS, ENTRY_EXCLUSIVE), ids=names)
+def test_at_entry_the_first_fault_is_the_answer(
+    chosen: tuple[Callable[[Entry], None], ...],
+) -> None:
+    entry = Entry()
+    early = [fault for fault in ENTRY_FIRST if fault in chosen]
+    for fault in early + [fault for fault in chosen if fault not in early]:
+        fault(entry)
+    with refused(ENTRY_FAULTS[chosen[0]]):
+        entry.gate.admit(entry.ticket, entry.claimed)
+
+
+# -- getting in
+
+
+def test_whoever_claims_the_node_of_the_ticket_enters() -> None:
+    entry = Entry()
+    assert entry.gate.admit(entry.ticket, "mbp-jane").node_id == "mbp-jane"
+
+
+def test_entry_consumes_the_invite_binds_the_key_and_admits_in_one_transaction() -> None:
+    entry = Entry()
+    gate = entry.gate
+    before = gate.run(_everything)
+    gate.crash_during(lambda tx: gate.door.admit(tx, entry.ticket))
+    assert gate.run(_everything) == before
+    admitted = gate.admit(entry.ticket)
+    (invite,) = gate.run(invites.listed)
+    assert (invite.used_at, invite.used_by, invite.used_key) == (
+        START,
+        "mbp-jane",
+        key("mbp-jane").public,
+    )
+    assert gate.run(nodes.admissions) == [admitted.admission]
+    assert [s.id for s in gate.run(sessions.listed)] == [admitted.session_id]
+
+
+def _everything(tx: Tx) -> list[list[Row]]:
+    tables = ("invite", "ticket", "admission", "node_session")
+    return [tx.rows(f"SELECT * FROM {table}") for table in tables]
+
+
+def test_an_exchange_alone_consumes_nothing(gate: Gate) -> None:
+    token = gate.invite("mbp-jane").token
+    gate.exchange(gate.joiner("mbp-jane").with_invite(token))
+    (invite,) = gate.run(invites.listed)
+    assert invite.state(START) == "open"
+    assert gate.run(nodes.admissions) == []
+
+
+def test_an_invite_earns_another_ticket_when_the_first_expired_unused(gate: Gate) -> None:
+    token = gate.invite("mbp-jane").token
+    gate.exchange(gate.joiner("mbp-jane").with_invite(token))
+    gate.clock.advance(45_000)
+    second = gate.exchange(gate.joiner("mbp-jane").with_invite(token))
+    assert gate.admit(second.ws_ticket).node_id == "mbp-jane"
+
+
+def test_two_live_tickets_of_one_invite_admit_one_node() -> None:
+    entry = Entry()
+    rival = entry.mint("lab-jane").ws_ticket
+    entry.gate.admit(entry.ticket)
+    with refused("token_already_used"):
+        entry.gate.admit(rival)
+    assert [a.node_id for a in entry.gate.run(nodes.admissions)] == ["mbp-jane"]
+
+
+def test_two_live_tickets_of_the_same_node_both_open_a_connection() -> None:
+    entry = Entry()
+    second = entry.mint("mbp-jane").ws_ticket
+    first = entry.gate.admit(entry.ticket)
+    entry.gate.clock.advance(1000)
+    assert entry.gate.admit(second).admission == first.admission
+
+
+def test_two_invites_and_one_name_admit_the_first_key_only(gate: Gate) -> None:
+    mine, theirs = (
+        gate.exchange(gate.joiner(name, "mbp-jane").with_invite(gate.invite("mbp-jane").token))
+        for name in ("jane", "eve")
+    )
+    gate.admit(mine.ws_ticket)
+    with refused("node_mismatch"):
+        gate.admit(theirs.ws_ticket)
+
+
+def test_a_joiner_that_lost_the_answer_to_its_entry_comes_back_by_proof() -> None:
+    entry = Entry()
+    entry.gate.admit(entry.ticket)
+    with refused("token_already_used"):
+        entry.mint("mbp-jane")
+    again = entry.gate.admit(entry.gate.exchange(entry.gate.come_back("mbp-jane")).ws_ticket)
+    assert again.admission is not None
+
+
+def test_a_node_this_gateway_has_forgotten_cannot_enter_with_an_old_ticket(gate: Gate) -> None:
+    gate.join("mbp-jane")
+    ticket = gate.exchange(gate.come_back("mbp-jane")).ws_ticket
+    gate.connection.execute("DELETE FROM admission")
+    with refused("invalid_ticket"):
+        gate.admit(ticket)
+
+
+# -- proof
+
+
+def test_only_the_expected_key_may_use_an_invite_bound_to_a_key(gate: Gate) -> None:
+    token = gate.invite("mbp-jane", expected_key=key("mbp-jane").public).token
+    with refused("invalid_proof"):
+        gate.exchange(gate.joiner("eve", node_id="mbp-jane").with_invite(token))
+    gate.exchange(gate.joiner("mbp-jane").with_invite(token))
+
+
+def test_without_required_proof_a_key_is_bound_unproven_but_a_wrong_proof_stays_wrong() -> None:
+    gate = Gate(policy=OPEN_POLICY)
+    request = gate.joiner("mbp-jane").with_invite(gate.invite("mbp-jane").token)
+    with refused("invalid_proof"):
+        gate.exchange(replace(request, node_proof=bytes(64)))
+    ticket = gate.exchange(replace(request, node_proof=None)).ws_ticket
+    assert gate.admit(ticket).public_key == key("mbp-jane").public
+
+
+def test_without_required_proof_an_expected_key_is_still_expected() -> None:
+    gate = Gate(policy=OPEN_POLICY)
+    token = gate.invite(expected_key=key("mbp-jane").public).token
+    request = gate.joiner("eve").with_invite(token)
+    with refused("invalid_proof"):
+        gate.exchange(replace(request, node_proof=None))
+
+
+def test_coming_back_needs_a_proof_whatever_the_policy() -> None:
+    gate = Gate(policy=OPEN_POLICY)
+    gate.join("mbp-jane")
+    with refused("proof_required"):
+        gate.exchange(replace(gate.come_back("mbp-jane"), node_proof=None))
+
+
+def test_a_proof_made_for_an_invite_is_no_answer_to_a_challenge(gate: Gate) -> None:
+    invited = gate.joiner("mbp-jane").with_invite(gate.invite("mbp-jane").token)
+    gate.admit(gate.exchange(invited).ws_ticket)
+    challenge = gate.challenge().challenge
+    with refused("invalid_proof"):
+        gate.exchange(replace(invited, invite_token=None, challenge=challenge))
+
+
+# -- no oracle
+
+
+def test_an_unknown_id_a_wrong_secret_and_a_foreign_invite_are_one_answer_at_one_cost(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = gate.invite("mbp-jane").token
+    prefix, public, secret = token.split(".")
+    foreign = f"{public[:16]}{key('eve').fingerprint}"
+    wrong = [
+        f"{prefix}.{'0' * 16}{public[16:]}.{secret}",
+        f"{prefix}.{public}.{'A' * 43}",
+        f"{prefix}.{foreign}.{secret}",
+        "gibberish",
+        "",
+    ]
+    request = gate.joiner("mbp-jane").with_invite(token)
+    answers, work = set(), []
+
+    def compare(a: bytes, b: bytes) -> bool:
+        work.append((len(a), len(b)))
+        return hmac.compare_digest(a, b)
+
+    monkeypatch.setattr(tokens, "compare_digest", compare)
+    for text in wrong:
+        with pytest.raises(GatepostError) as found:
+            gate.exchange(replace(request, invite_token=text))
+        answers.add((found.value.code, found.value.message))
+    assert len(answers) == 1
+    assert work == [(32, 32)] * len(wrong)
+
+
+def test_an_unknown_node_a_wrong_key_and_an_old_challenge_are_one_answer() -> None:
+    answers = set()
+    for fault in (Return.late, Return.unknown_node, Return.wrong_key, Return.forged_challenge):
+        attempt = Return()
+        fault(attempt)
+        with pytest.raises(GatepostError) as found:
+            attempt.gate.exchange(attempt.request())
+        answers.add((found.value.code, found.value.message))
+    assert len(answers) == 1
+
+
+# -- as it travels
+
+
+def test_a_request_travels_with_the_names_of_the_protocol(gate: Gate) -> None:
+    request = gate.joiner("mbp-jane").with_invite(gate.invite("mbp-jane").token)
+    encoded = msgspec.json.encode(request)
+    assert set(msgspec.json.decode(encoded)) == {
+        "inviteToken",
+        "nodeId",
+        "nodeKey",
+        "nodeProof",
+        "nonce",
+        "challenge",
+        "requestedRooms",
+    }
+    assert msgspec.json.decode(encoded, type=ExchangeRequest) == request
+
+
+def test_the_control_room_is_asked_for_unless_others_are() -> None:
+    least = {"nodeId": "a", "nodeKey": "A" * 43 + "=", "nonce": "n" * 16, "inviteToken": "x"}
+    request = msgspec.convert(least, ExchangeRequest, builtin_types=())
+    assert request.requested_rooms == ("ansible-control",)
+
+
+def test_an_answer_travels_with_the_names_of_the_protocol(gate: Gate) -> None:
+    answer = gate.exchange(gate.joiner("mbp-jane").with_invite(gate.invite("mbp-jane").token))
+    names = {"wsTicket", "expiresAt", "rooms", "sessionId", "issuerId", "issuerKey"}
+    assert set(msgspec.json.decode(msgspec.json.encode(answer))) == names

@@ -1,0 +1,86 @@
+import apsw
+import pytest
+
+from gatepost.access import Policy, invites
+from gatepost.errors import WrongState
+from tests.access.gate import DAY, HOUR, START, Gate, key, refused
+
+
+def test_an_invite_names_its_issuer_by_fingerprint(gate: Gate) -> None:
+    token = gate.invite("mbp-jane").token
+    assert token.startswith("gp1.")
+    assert invites.issuer_fingerprint(token) == gate.issuer.key.fingerprint
+
+
+def test_what_is_no_invite_names_no_issuer() -> None:
+    with refused("invalid_token"):
+        invites.issuer_fingerprint("gp1.what.ever")
+
+
+def test_an_issued_invite_is_listed_with_all_but_its_secret(gate: Gate) -> None:
+    issued = gate.invite("mbp-jane", tier="backbone", expected_key=key("mbp-jane").public)
+    (listed,) = gate.run(invites.listed)
+    assert listed == issued.invite
+    assert (listed.tier, listed.expected_node_id) == ("backbone", "mbp-jane")
+    assert listed.expected_key == key("mbp-jane").public
+    assert (listed.created_by, listed.created_at, listed.expires_at) == (
+        "operator",
+        START,
+        START + HOUR,
+    )
+    assert listed.state(START) == "open"
+    assert listed.state(START + HOUR) == "expired"
+
+
+def test_an_edge_node_cannot_invite() -> None:
+    with refused("forbidden"):
+        Gate(tier="edge").invite()
+
+
+@pytest.mark.parametrize("ttl", [0, -1, 30 * DAY + 1])
+def test_an_invite_lasts_some_time_and_not_for_ever(gate: Gate, ttl: int) -> None:
+    with refused("invalid_request"):
+        gate.invite(ttl=ttl)
+
+
+def test_an_invite_for_an_impossible_name_is_refused(gate: Gate) -> None:
+    with refused("invalid_id"):
+        gate.invite("../etc")
+
+
+def test_a_revoked_invite_says_so_and_revoking_again_changes_nothing(gate: Gate) -> None:
+    id = gate.invite().invite.id
+    first = gate.run(lambda tx: invites.revoke(tx, id, "operator"))
+    gate.clock.advance(HOUR)
+    assert gate.run(lambda tx: invites.revoke(tx, id, "operator")) == first
+    assert first.state(START) == "revoked"
+
+
+def test_a_used_invite_cannot_be_revoked(gate: Gate) -> None:
+    gate.join("mbp-jane")
+    (invite,) = gate.run(invites.listed)
+    assert (invite.state(START), invite.used_by) == ("used", "mbp-jane")
+    with pytest.raises(WrongState, match="mbp-jane"):
+        gate.run(lambda tx: invites.revoke(tx, invite.id, "operator"))
+
+
+def test_an_unknown_invite_cannot_be_revoked(gate: Gate) -> None:
+    with refused("unknown_invite"):
+        gate.run(lambda tx: invites.revoke(tx, "0" * 16, "operator"))
+
+
+def test_storage_itself_keeps_a_used_invite_used(gate: Gate) -> None:
+    gate.join("mbp-jane")
+    with pytest.raises(apsw.ConstraintError, match="never changes"):
+        gate.connection.execute("UPDATE invite SET used_at = NULL")
+
+
+def test_issuing_and_revoking_are_audited(gate: Gate) -> None:
+    id = gate.invite("mbp-jane").invite.id
+    gate.run(lambda tx: invites.revoke(tx, id, "jane"))
+    rows = gate.run(lambda tx: tx.rows("SELECT actor, action, subject FROM audit"))
+    assert rows == [("operator", "invite.issue", id), ("jane", "invite.revoke", id)]
+
+
+def test_default_policy_is_the_strict_one() -> None:
+    assert Gate().policy == Policy(profile="production", require_proof=True)

@@ -1,0 +1,101 @@
+import apsw
+import pytest
+from msgspec.structs import replace
+
+from gatepost.access import Directories, Standing, nodes
+from gatepost.journal import Tx
+from gatepost.room.admission import Chains, Genesis, Link
+from tests.access.gate import START, Gate, key, refused
+
+
+class Told:
+    """A directory that knows what it was told, as the room's view will."""
+
+    def __init__(self, *known: Standing, admitted: tuple[Standing, ...] = ()) -> None:
+        self._known = known
+        self._admitted = admitted
+
+    def by_id(self, tx: Tx, node_id: str) -> Standing | None:
+        return next((s for s in self._known if s.node_id == node_id), None)
+
+    def by_key(self, tx: Tx, public_key: bytes) -> Standing | None:
+        return next((s for s in self._known if s.public_key == public_key), None)
+
+    def admitted_by(self, tx: Tx, node_id: str) -> list[Standing]:
+        return list(self._admitted)
+
+
+def test_an_admission_is_signed_by_its_issuer_over_every_field(gate: Gate) -> None:
+    admission = gate.join("mbp-jane", tier="backbone").admission
+    assert admission is not None
+    assert (admission.node_id, admission.public_key) == ("mbp-jane", key("mbp-jane").public)
+    assert (admission.tier, admission.issuer, admission.issued_at) == (
+        "backbone",
+        "vps-jane",
+        START,
+    )
+    assert admission.signed_by(gate.issuer.key.public)
+    assert not admission.signed_by(key("eve").public)
+    for change in (
+        {"node_id": "x"},
+        {"public_key": key("eve").public},
+        {"tier": "edge"},
+        {"issuer": "x"},
+        {"issued_at": 0},
+    ):
+        assert not replace(admission, **change).signed_by(gate.issuer.key.public)
+
+
+def test_an_admission_is_the_link_by_which_the_room_traces_a_node(gate: Gate) -> None:
+    made = gate.join("mbp-jane").admission
+    assert made is not None
+    link = Link(made.node_id, made.tier, made.issued_at, made.public_key, made.signature)
+    Chains(Genesis("vps-jane", gate.issuer.key.public)).verify((link,))
+
+
+def test_the_journal_knows_whom_it_admitted_by_id_and_by_key(gate: Gate) -> None:
+    gate.join("mbp-jane")
+    public = key("mbp-jane").public
+    expected = Standing("mbp-jane", public, "edge", False)
+    assert gate.run(lambda tx: gate.directory.by_id(tx, "mbp-jane")) == expected
+    assert gate.run(lambda tx: gate.directory.by_key(tx, public)) == expected
+    assert gate.run(lambda tx: gate.directory.by_id(tx, "lab-jane")) is None
+    assert gate.run(lambda tx: gate.directory.admitted_by(tx, "vps-jane")) == [expected]
+
+
+def test_admissions_are_listed_for_whoever_publishes_them(gate: Gate) -> None:
+    made = [gate.join("lab-jane").admission, gate.join("mbp-jane").admission]
+    assert gate.run(nodes.admissions) == made
+
+
+def test_a_node_invited_again_changes_its_tier_and_keeps_its_key(gate: Gate) -> None:
+    gate.join("mbp-jane", tier="edge")
+    again = gate.join("mbp-jane", tier="backbone").admission
+    assert gate.run(nodes.admissions) == [again]
+    assert again is not None
+    assert again.tier == "backbone"
+
+
+def test_storage_itself_binds_an_id_to_its_key(gate: Gate) -> None:
+    gate.join("mbp-jane")
+    with pytest.raises(apsw.ConstraintError, match="never changes"):
+        gate.connection.execute("UPDATE admission SET public_key = x'00'")
+
+
+def test_of_several_directories_the_one_that_says_revoked_is_right(gate: Gate) -> None:
+    fine = Standing("a", b"1", "edge", False)
+    out = Standing("a", b"1", "edge", True)
+    tx = Tx(gate.connection, START)
+    x, y, z = (Standing(name, name.encode(), "edge", False) for name in "xyz")
+    both = Directories(Told(fine, admitted=(x, y)), Told(out, admitted=(y, z)))
+    assert both.by_id(tx, "a") == both.by_key(tx, b"1") == out
+    assert both.admitted_by(tx, "a") == [x, y, z]
+    assert both.by_id(tx, "b") is None
+    assert Directories(Told(), Told(fine)).by_id(tx, "a") == fine
+
+
+@pytest.mark.parametrize(("id", "name"), [("vps-jane", "eve"), ("eve", "vps-jane")])
+def test_nobody_joins_as_the_gateway_itself(gate: Gate, id: str, name: str) -> None:
+    request = gate.joiner(name, node_id=id).with_invite(gate.invite().token)
+    with refused("node_mismatch"):
+        gate.exchange(request)

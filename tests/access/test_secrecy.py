@@ -1,0 +1,115 @@
+"""No secret that was handed out is found anywhere but in the hands it was handed to."""
+
+import base64
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from gatepost.access import Scope, agent_invites, invites, nodes, revocation
+from gatepost.access.forms import AgentTokens, ContextTokenRequest, ExchangeRequest
+from gatepost.access.tokens import unb64
+from gatepost.errors import GatepostError
+from tests.access.gate import Gate
+
+
+def spellings(token: str) -> set[bytes]:
+    """A token's secret, however it might have been written down."""
+    secret = token.rpartition(".")[2]
+    raw = unb64(secret)
+    printed = repr(raw)[2:-1].encode()
+    return {secret.encode(), raw, raw.hex().encode(), base64.b64encode(raw).rstrip(b"="), printed}
+
+
+def handed_out(gate: Gate) -> tuple[list[object], set[bytes]]:
+    """Go through every door once; everything the caller saw, and the secrets in it."""
+    issued = gate.invite("mbp-jane")
+    request = gate.joiner("mbp-jane").with_invite(issued.token)
+    answer = gate.exchange(request)
+    admitted = gate.admit(answer.ws_ticket)
+    secrets = gate.run(gate.secrets.rotate)
+    out = gate.revoke("mbp-jane")
+    agent_invite = gate.agent_invite("codex", Scope.MESSAGE_READ)
+    first = gate.run(lambda tx: gate.agents.exchange(tx, agent_invite.token))
+    second = gate.refresh(first.refresh_token)
+    assert isinstance(second, AgentTokens)
+    session = gate.authenticate(second.access_token)
+    wanted = ContextTokenRequest((Scope.MESSAGE_READ,))
+    narrow = gate.run(lambda tx: gate.agents.context_token(tx, session, wanted))
+    seen: list[object] = [
+        issued,
+        request,
+        answer,
+        admitted,
+        secrets,
+        out,
+        agent_invite,
+        first,
+        second,
+        narrow,
+    ]
+    seen += [session, gate.challenge(), gate.issuer]
+    bearers = [issued.token, agent_invite.token, narrow.context_token]
+    bearers += [t for pair in (first, second) for t in (pair.access_token, pair.refresh_token)]
+    bearers += [answer.ws_ticket]
+    shared = [secrets, out.secrets]
+    words = {w.encode() for s in shared for w in (s.cluster_token, s.join_secret)}
+    return seen, words.union(*map(spellings, bearers))
+
+
+def test_there_is_something_to_find(gate: Gate) -> None:
+    seen, secrets = handed_out(gate)
+    shown = b"".join(msgspec.json.encode(value) for value in seen[:-1])
+    assert sum(secret in shown for secret in secrets) >= 12
+
+
+def test_the_journals_files_hold_no_secret(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "journal.db")
+    _, secrets = handed_out(gate)
+    files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    gate.close()
+    files += (tmp_path / "journal.db").read_bytes()
+    assert b"mbp-jane" in files
+    assert [secret for secret in secrets if secret in files] == []
+
+
+def test_no_value_prints_a_secret(gate: Gate) -> None:
+    seen, secrets = handed_out(gate)
+    printed = "".join(f"{value!r} {value!s} {value}" for value in seen).encode()
+    assert [secret for secret in secrets if secret in printed] == []
+
+
+def test_lists_hold_no_secret(gate: Gate) -> None:
+    _, secrets = handed_out(gate)
+    lists = (invites.listed, agent_invites.listed, gate.agents.listed)
+    more = (nodes.admissions, revocation.revocations)
+    shown = b"".join(msgspec.json.encode(gate.run(list)) for list in (*lists, *more))
+    assert [secret for secret in secrets if secret in shown] == []
+
+
+def test_no_refusal_repeats_what_was_presented(gate: Gate) -> None:
+    token, agent = gate.invite("lab-jane").token, gate.agent_invite().token
+    request = gate.joiner("mbp-jane").with_invite(token)
+    refusals = []
+    for act in (
+        lambda: gate.exchange(request),
+        lambda: gate.exchange(replace(request, invite_token=f"{token}x")),
+        lambda: gate.exchange(replace(request, invite_token=None, challenge=token)),
+        lambda: gate.admit(token),
+        lambda: gate.refresh(agent),
+        lambda: gate.authenticate(agent),
+        lambda: invites.issuer_fingerprint(f"{token}x"),
+    ):
+        with pytest.raises(GatepostError) as found:
+            act()
+        refusals.append(f"{found.value!r} {found.value.message} {found.value.__cause__!r}")
+    said = "".join(refusals).encode()
+    assert [s for s in spellings(token) | spellings(agent) if s in said] == []
+
+
+def test_a_request_that_does_not_decode_is_refused_without_repeating_it() -> None:
+    secret = "gp1." + "s" * 300
+    with pytest.raises(msgspec.ValidationError) as found:
+        msgspec.convert({"nodeId": "a", "nodeKey": "", "inviteToken": secret}, ExchangeRequest)
+    assert secret not in str(found.value)

@@ -1,0 +1,166 @@
+"""A hostile node with a valid ticket: nothing changes anywhere, it is cut off and counted."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from msgspec.structs import replace
+from pycrdt import Doc, Map
+from websockets.exceptions import ConnectionClosed
+
+from gatepost.room import Author, Genesis, lib0
+from gatepost.room.document import Document
+from gatepost.room.room import room_id
+from gatepost.room.signing import sign
+from tests.gateway.tools import client, eventually
+from tests.mesh.conftest import running
+from tests.mesh.tools import Gateway, Guest, close_code, converge
+from tests.room.cast import agent, node, placed, update
+
+AWARENESS = 1
+
+
+class Scene(NamedTuple):
+    """Ann and bob share a room, into which mallory was let by ann."""
+
+    ann: Gateway
+    bob: Gateway
+    mallory: Guest
+    author: Author
+    genesis: Genesis
+
+    def entry(self, version: int, **changes: object) -> Any:
+        said = replace(node(self.author, self.genesis), endpoint_ws=None)
+        return self.sign("nodes", "mallory", version, replace(said, **changes))
+
+    def sign(self, map: str, key: str, version: int, data: Any) -> Any:
+        at = self.author.chain[-1].issued_at
+        return sign(self.author, map, key, version, at, data)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with running(tmp_path_factory.mktemp("hostile"), "ann", "bob") as (ann, bob):
+        bob.join(ann)
+        mallory = Guest(ann, "mallory")
+        genesis, author = mallory.enter(ann.invite("mallory"))
+        scene = Scene(ann, bob, mallory, author, genesis)
+        with mallory.open(mallory.ticket()) as socket:
+            socket.send(message(update(scene.entry(3))))
+            eventually(lambda: "nodes mallory" in bob.records())
+        converge(ann, bob)
+        yield scene
+
+
+def message(update: bytes) -> bytes:
+    return b"\x00\x02" + lib0.data(update)
+
+
+def awareness(client: int, state: str) -> bytes:
+    entry = lib0.uint(1) + lib0.uint(client) + lib0.uint(1) + lib0.text(state)
+    return bytes((AWARENESS,)) + lib0.data(entry)
+
+
+def by_yjs(map: str, key: str, value: object) -> bytes:
+    """What an ordinary Yjs client sends that writes as it likes."""
+    doc: Doc[Any] = Doc()
+    doc.get(map, type=Map)[key] = value
+    return message(doc.get_update())
+
+
+def _client(signed: Any) -> int:
+    return Document(room_id(1)).client_of(signed.place)
+
+
+def _delete(signed: Any) -> bytes:
+    return b"\x00\x01" + lib0.uint(_client(signed)) + b"\x01\x00\x7f"
+
+
+ATTACKS: dict[str, tuple[str, Callable[[Scene], bytes]]] = {
+    "an unsigned record": (
+        "signature",
+        lambda s: message(placed(replace(s.entry(4), signature=""))),
+    ),
+    "a plain value": ("unsigned", lambda s: by_yjs("nodes", "mallory", {"status": "online"})),
+    "another node's record": (
+        "not_writer",
+        lambda s: message(update(s.sign("nodes", "ann", 99, node(s.author, s.genesis)))),
+    ),
+    "another node's agent": (
+        "not_writer",
+        lambda s: message(update(s.sign("agents", "builder@bob", 9, agent("mallory")))),
+    ),
+    "a rollback": ("rollback", lambda s: message(placed(s.entry(2), version=4))),
+    "a delete": ("deleted", lambda s: message(_delete(s.entry(3)))),
+    "an extra root map": ("unknown_map", lambda s: by_yjs("payloads", "x", {"record": "{}"})),
+    "a value of 1 MB": (
+        "too_large",
+        lambda s: by_yjs("nodes", "mallory", {"record": "x" * 10**6, "signature": "s"}),
+    ),
+    "a payload in a field": (
+        "type",
+        lambda s: message(update(s.entry(4, protocol_version="aGVsbG8gd29ybGQ=" * 9))),
+    ),
+    "malformed bytes": ("malformed", lambda s: message(b"\x01\x02\x03")),
+    "a message of no type": ("message", lambda s: b"\x63\x00"),
+    "awareness in another's name": ("awareness", lambda s: awareness(77, '{"nodeId":"bob"}')),
+    "a payload in awareness": ("awareness", lambda s: awareness(78, '{"text":"hello"}')),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_changes_no_replica_ends_the_connection_and_is_counted(
+    scene: Scene, name: str
+) -> None:
+    rule, attack = ATTACKS[name]
+    before = scene.ann.records()
+    counted = scene.ann.incidents().get(rule, 0)
+    with scene.mallory.open(scene.mallory.ticket()) as socket:
+        socket.send(attack(scene))
+        assert close_code(socket) == 4403
+    eventually(lambda: scene.ann.incidents().get(rule, 0) == counted + 1)
+    assert scene.ann.records() == before
+    converge(scene.ann, scene.bob)
+
+
+def test_a_message_beyond_all_bounds_is_an_incident_too(scene: Scene) -> None:
+    counted = sum(scene.ann.incidents().values())
+    with scene.mallory.open(scene.mallory.ticket()) as socket, pytest.raises(ConnectionClosed):
+        socket.send(message(b"x" * (5 << 20)))
+        socket.recv(timeout=5)
+        socket.recv(timeout=5)
+        socket.recv(timeout=5)
+    eventually(lambda: sum(scene.ann.incidents().values()) == counted + 1)
+
+
+def test_incidents_are_audited_and_measured(scene: Scene) -> None:
+    with scene.mallory.open(scene.mallory.ticket()) as socket:
+        socket.send(message(b"\x01\x02\x03"))
+        close_code(socket)
+    eventually(lambda: _audited(scene))
+    with client(scene.ann) as http:
+        assert 'gatepost_room_incidents_total{rule="malformed"}' in http.get("/metrics").text
+
+
+def _audited(scene: Scene) -> bool:
+    found = scene.ann.call("GET", "/audit")
+    return any((e["action"], e["actor"]) == ("room.violation", "mallory") for e in found)
+
+
+def test_text_is_not_what_the_room_speaks(scene: Scene) -> None:
+    with scene.mallory.open(scene.mallory.ticket()) as socket:
+        socket.send("hello")
+        assert close_code(socket) == 4403
+
+
+def test_honest_words_are_taken_after_all_of_that(scene: Scene) -> None:
+    with scene.mallory.open(scene.mallory.ticket()) as socket:
+        socket.send(message(update(scene.entry(9, status="degraded"))))
+        eventually(lambda: scene.bob.nodes()["mallory"]["status"] == "degraded")
+
+
+def test_a_revocation_ends_a_live_socket_at_once(scene: Scene) -> None:
+    with scene.mallory.open(scene.mallory.ticket()) as socket:
+        scene.ann.call("POST", "/room/nodes/mallory/revoke", {})
+        assert close_code(socket, secs=1) == 4403
+    assert "mallory" not in scene.ann.nodes()

@@ -1,0 +1,159 @@
+"""A real Yjs client in Node.js, with the provider everybody uses, in the room."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from tests.gateway.tools import eventually
+from tests.mesh.tools import Gateway, Guest
+
+HERE = Path(__file__).parent
+CACHE = HERE.parent.parent / ".cache" / "js"
+Start = Callable[[str], AbstractContextManager["Script"]]
+
+
+@pytest.fixture(scope="module")
+def installed() -> Path:
+    """The client beside its packages, which are fetched once."""
+    if not shutil.which("node") or not shutil.which("npm"):
+        pytest.skip("node and npm are not installed, so no JavaScript client was tried")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    wanted = (HERE / "package.json").read_bytes()
+    shutil.copy(HERE / "client.mjs", CACHE)
+    done = CACHE / "installed.json"
+    if not done.exists() or done.read_bytes() != wanted:
+        (CACHE / "package.json").write_bytes(wanted)
+        _install()
+        done.write_bytes(wanted)
+    return CACHE
+
+
+def _install() -> None:
+    command = ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund", "--omit=optional"]
+    result = subprocess.run(command, cwd=CACHE, capture_output=True, timeout=110, check=False)
+    if result.returncode:
+        pytest.skip(f"the packages cannot be fetched: {result.stderr.decode()[-300:]}")
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with Gateway(tmp_path_factory.mktemp("js"), "host") as running:
+        running.invite()
+        yield running
+
+
+class Script:
+    """The client as a process, and what it said so far."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self.said: list[Any] = []
+        Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        self.said.extend(json.loads(line) for line in self.process.stdout)
+
+    def hears(self, event: str, **fields: object) -> Any:
+        """Wait for an event."""
+        eventually(lambda: self._found(event, fields))
+        return self._found(event, fields)[0]
+
+    def _found(self, event: str, fields: dict[str, object]) -> list[Any]:
+        wanted = {"event": event, **fields}
+        return [s for s in self.said if all(s.get(k) == v for k, v in wanted.items())]
+
+    def does(self, command: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+
+
+@pytest.fixture
+def client(installed: Path, host: Gateway) -> Start:
+    @contextmanager
+    def start(ticket: str) -> Iterator[Script]:
+        url = host.url.replace("http", "ws") + "/ansible/room"
+        with subprocess.Popen(
+            ["node", "client.mjs", url, "ansible-control"],
+            cwd=installed,
+            env=os.environ | {"TICKET": ticket},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                yield Script(process)
+            finally:
+                process.kill()
+
+    return start
+
+
+def _refusal(client: Start, ticket: str) -> tuple[int, str]:
+    with client(ticket) as script:
+        refused = script.hears("refused")
+    assert refused["bytes"] == 0, "not a byte of the room went out"
+    assert refused["body"]["message"]
+    return refused["status"], refused["body"]["code"]
+
+
+def test_it_joins_with_a_ticket_reads_and_sees_live_changes(client: Start, host: Gateway) -> None:
+    ticket = Guest(host, "browser").ticket(host.invite("browser"))
+    with client(ticket) as script:
+        synced = script.hears("synced")
+        assert synced["protocol"] == "gatepost"
+        record = synced["nodes"]["host"]
+        assert (record["writer"], record["data"]["status"]) == ("host", "online")
+        host.call("PUT", "/agents/builder")
+        change = script.hears("change", map="agents")["record"]
+        assert change["key"] == "builder@host"
+        assert change["data"]["gateway"] == "host"
+        eventually(
+            lambda: any("host" in s["nodes"] for s in script.said if "present" in s.values())
+        )
+
+
+def test_what_it_writes_unsigned_changes_nothing_and_ends_its_connection(
+    client: Start, host: Gateway
+) -> None:
+    before = host.records()["nodes host"]
+    ticket = Guest(host, "vandal").ticket(host.invite("vandal"))
+    with client(ticket) as script:
+        script.hears("synced")
+        script.does("forge")
+        script.hears("closed", code=4403)
+    assert host.records()["nodes host"] == before
+    assert host.incidents()
+
+
+def test_without_a_ticket(client: Start) -> None:
+    assert _refusal(client, "") == (401, "invalid_ticket")
+
+
+def test_with_an_expired_ticket(client: Start, host: Gateway) -> None:
+    ticket = Guest(host, "late").ticket(host.invite(ttl_secs=2))
+    time.sleep(2.1)
+    assert _refusal(client, ticket) == (401, "expired_ticket")
+
+
+def test_with_a_used_ticket(client: Start, host: Gateway) -> None:
+    guest = Guest(host, "twice")
+    ticket = guest.ticket(host.invite())
+    guest.visit(ticket)
+    assert _refusal(client, ticket) == (409, "ticket_already_used")
+
+
+def test_with_a_ticket_of_another_gateway(client: Start, tmp_path: Path) -> None:
+    with Gateway(tmp_path, "other") as other:
+        ticket = Guest(other, "stranger").ticket(other.invite())
+    assert _refusal(client, ticket) == (401, "invalid_ticket")

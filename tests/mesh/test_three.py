@@ -1,0 +1,176 @@
+"""Three gateways in processes of their own: they meet, lose each other, and meet again."""
+
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from tests.gateway.tools import client, eventually
+from tests.mesh.tools import Gateway, converge, within
+
+ALL = {"ann", "bob", "cat"}
+
+
+def _meet(gateways: list[Gateway]) -> None:
+    eventually(lambda: all(g.connected_to(*ALL - {g.name}) for g in gateways))
+
+
+def test_create_invite_join_and_converge_in_two_seconds(
+    start: Callable[..., list[Gateway]],
+) -> None:
+    ann, bob, cat = start("ann", "bob", "cat")
+    began = time.monotonic()
+    bob.join(ann)
+    cat.join(ann, tier="edge")
+    within(2, lambda: all(g.nodes().keys() == ALL for g in (ann, bob, cat)))
+    converge(ann, bob, cat, secs=2)
+    took = time.monotonic() - began
+    assert took < 2, f"it took {took:.2f} s"
+    tiers = {name: node["tier"] for name, node in bob.nodes().items()}
+    assert tiers == {"ann": "backbone", "bob": "backbone", "cat": "edge"}
+    assert cat.nodes()["cat"]["added_by"] == "ann"
+
+
+def test_each_may_be_killed_and_comes_back_with_everything(three: list[Gateway]) -> None:
+    _meet(three)
+    for gateway in three:
+        before = set(gateway.records())
+        gateway.restart()
+        assert before <= set(gateway.records()), "the replica is reopened, not fetched"
+        _meet(three)
+        converge(*three)
+    assert all(gateway.nodes()["bob"]["status"] == "online" for gateway in three)
+
+
+def test_losing_one_seed_loses_nothing(three: list[Gateway]) -> None:
+    ann, bob, cat = three
+    _meet(three)
+    ann.kill9()
+    bob.call("PUT", "/agents/keeper")
+    eventually(lambda: "agents keeper@bob" in cat.records())
+    ann.start()
+    eventually(lambda: "agents keeper@bob" in ann.records())
+    _meet(three)
+    converge(*three)
+
+
+def test_a_partition_heals(three: list[Gateway]) -> None:
+    ann, bob, cat = three
+    _meet(three)
+    with cat.frozen():
+        ann.call("PUT", "/agents/planner")
+        bob.call("PUT", "/agents/builder")
+        eventually(lambda: "agents builder@bob" in ann.records())
+    cat.call("PUT", "/agents/tester")
+    agents = {"agents planner@ann", "agents builder@bob", "agents tester@cat"}
+    eventually(lambda: all(agents <= set(gateway.records()) for gateway in three))
+    converge(*three)
+
+
+def test_an_agent_that_is_removed_leaves_the_room(three: list[Gateway]) -> None:
+    ann, bob, _ = three
+    bob.call("PUT", "/agents/guest")
+    eventually(lambda: "agents guest@bob" in ann.records())
+    bob.call("DELETE", "/agents/guest")
+    eventually(lambda: "data" not in ann.records()["agents guest@bob"])
+
+
+def test_who_stops_in_good_order_is_seen_to_be_offline(three: list[Gateway]) -> None:
+    ann, bob, cat = three
+    _meet(three)
+    assert cat.stop() == 0
+    within(1, lambda: all(g.nodes()["cat"]["status"] == "offline" for g in (ann, bob)))
+    cat.start()
+    eventually(lambda: all(g.nodes()["cat"]["status"] == "online" for g in three))
+
+
+def test_a_revoked_node_is_shut_out_everywhere_within_a_second(
+    start: Callable[..., list[Gateway]],
+) -> None:
+    ann, bob, cat = three = start("ann", "bob", "cat")
+    bob.join(ann)
+    cat.join(ann)
+    _meet(three)
+    seen = len(cat.records())
+    ann.call("POST", "/room/nodes/cat/revoke", {"reason": "lost"})
+    within(1, lambda: all("cat" not in g.nodes() for g in (ann, bob)))
+    ann.call("PUT", "/agents/secret")
+    eventually(lambda: "agents secret@ann" in bob.records())
+    eventually(lambda: "revoked" in str(cat.call("GET", "/room/nodes")["problems"]))
+    assert "agents secret@ann" not in cat.records()
+    assert len(cat.records()) <= seen + 1, "no more than the revocation itself"
+    ann.restart()
+    time.sleep(0.3)
+    assert "agents secret@ann" not in cat.records(), "it sticks across a restart"
+
+
+def test_who_was_admitted_by_a_revoked_node_stays(start: Callable[..., list[Gateway]]) -> None:
+    ann, bob, cat = start("ann", "bob", "cat")
+    bob.join(ann)
+    cat.join(bob)
+    eventually(lambda: ann.nodes().keys() == ALL)
+    ann.call("POST", "/room/nodes/bob/revoke", {})
+    eventually(lambda: cat.connected_to("ann"))
+    assert cat.nodes().keys() == ann.nodes().keys() == {"ann", "cat"}
+
+
+@pytest.mark.parametrize("senior", ["ann", "bob"])
+def test_a_node_cannot_shut_out_its_seniors(three: list[Gateway], senior: str) -> None:
+    _meet(three)
+    with client(three[2]) as http:
+        answer = http.post(f"/v1/room/nodes/{senior}/revoke", json={})
+    assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+
+
+def test_an_edge_node_invites_nobody(start: Callable[..., list[Gateway]]) -> None:
+    ann, bob = start("ann", "bob")
+    bob.join(ann, tier="edge")
+    with client(bob) as http:
+        answer = http.post("/v1/room/invites", json={})
+    assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+
+
+def test_a_gateway_with_company_joins_no_other_room(three: list[Gateway]) -> None:
+    _, bob, cat = three
+    token = cat.invite()
+    with client(bob) as http:
+        answer = http.post("/v1/room/join", json={"seed": cat.url, "token": token})
+    assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
+
+
+def test_a_gateway_alone_in_its_own_room_may_join_another(
+    start: Callable[..., list[Gateway]],
+) -> None:
+    ann, bob = start("ann", "bob")
+    bob.invite()
+    bob.join(ann)
+    converge(ann, bob)
+    assert bob.call("GET", "/room")["genesis"] == "ann"
+
+
+def test_the_wrong_host_is_found_out(start: Callable[..., list[Gateway]]) -> None:
+    ann, bob, eve = start("ann", "bob", "eve")
+    eve.invite()
+    token = ann.invite("bob")
+    with client(bob) as http:
+        answer = http.post("/v1/room/join", json={"seed": eve.url, "token": token})
+    assert answer.json()["code"] == "invalid_token"
+    with client(bob) as http:
+        assert http.get("/v1/room").json()["code"] == "conflict", "it is in no room"
+
+
+def test_a_seed_is_not_dialled_in_the_clear(start: Callable[..., list[Gateway]]) -> None:
+    (bob,) = start("bob")
+    token = f"gp1.{'0' * 48}.{'A' * 43}"
+    with client(bob) as http:
+        answer = http.post("/v1/room/join", json={"seed": "http://192.0.2.1:7433", "token": token})
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+    assert "TLS" in answer.json()["message"]
+
+
+def test_metrics_count_the_guests(three: list[Gateway]) -> None:
+    _meet(three)
+    headers = {"authorization": f"Bearer {three[0].token}"}
+    text = httpx.get(f"{three[0].url}/metrics", headers=headers).text
+    assert "gatepost_room_guests 2.0" in text, "each of the others dials"

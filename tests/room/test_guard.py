@@ -1,0 +1,223 @@
+"""A hostile peer changes nothing, and an honest one is never taken for hostile."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from pycrdt import Doc, Map
+
+from gatepost.errors import RoomViolation
+from gatepost.room import Author, Room, admit, lib0
+from gatepost.room.document import MAX_KEYS_PER_WRITER, Document
+from gatepost.room.room import room_id
+from gatepost.room.signing import sign
+from gatepost.room.update import Slot, encode
+from tests.room.cast import (
+    GENESIS,
+    NOW,
+    ROOT,
+    agent,
+    author,
+    claim,
+    contents,
+    delivery,
+    entry,
+    key,
+    node,
+    placed,
+    revocation,
+    room,
+    shown,
+    update,
+)
+
+ALICE = author("alice")
+MALLORY = author("mallory")
+OLD, CURRENT = entry(ALICE, 3), entry(ALICE, 9, status="degraded")
+CLIENT = Document(room_id(1)).client_of(CURRENT.place)
+
+
+def victim() -> Room:
+    return room(entry(ROOT), CURRENT, entry(MALLORY), of=ROOT)
+
+
+def yjs(of: Room) -> "Doc[Any]":
+    """The same document in the hands of an ordinary Yjs client."""
+    doc: Doc[Any] = Doc()
+    for chunk in of.missing(b"\x00"):
+        doc.apply_update(chunk)
+    return doc
+
+
+def value(signed: Any) -> dict[str, str]:
+    return {"record": signed.text, "signature": signed.signature}
+
+
+def by_client(write: Callable[["Map[Any]"], object], map: str = "nodes") -> bytes:
+    """What a synced Yjs client sends after it wrote something."""
+    doc = yjs(victim())
+    before = doc.get_state()
+    write(doc.get(map, type=Map))
+    return doc.get_update(before)
+
+
+def forged(record: Any, by: Author) -> Any:
+    """Somebody's record, signed by somebody else."""
+    return replace(record, signature=sign(by, "nodes", by.node, 1, NOW, node(by)).signature)
+
+
+NEXT = entry(ALICE, 10)
+ATTACKS: dict[str, tuple[str, bytes]] = {
+    "plain value": ("unsigned", by_client(lambda m: m.update({"alice": {"status": "offline"}}))),
+    "unsigned record": ("signature", placed(replace(NEXT, signature=""))),
+    "signed by another node": ("signature", placed(forged(NEXT, MALLORY))),
+    "own record under another's key": (
+        "misplaced",
+        by_client(lambda m: m.update({"alice": value(entry(MALLORY, 2))})),
+    ),
+    "another's key in own name": (
+        "not_writer",
+        update(sign(MALLORY, "nodes", "alice", 10, NOW, node(MALLORY))),
+    ),
+    "another's claim in own name": (
+        "not_writer",
+        update(sign(MALLORY, "agents", "builder@alice", 1, NOW, agent("mallory"))),
+    ),
+    "a chain nobody signed": (
+        "not_admitted",
+        update(entry(Author(MALLORY.key, (replace(ALICE.chain[0], key=MALLORY.key.public),)), 10)),
+    ),
+    "rollback by a Yjs client": ("rollback", by_client(lambda m: m.update({"alice": value(OLD)}))),
+    "rollback as the next write": ("rollback", placed(OLD, version=10)),
+    "rollback from a fresh client": ("rollback", placed(OLD, client=77)),
+    "somebody's next clock": ("misplaced", placed(entry(MALLORY, 10), client=CLIENT)),
+    "a record moved to another map": ("misplaced", placed(entry(MALLORY), map="delivery")),
+    "delete by a Yjs client": ("deleted", by_client(lambda m: m.pop("alice"))),
+    "delete in a delete set": ("deleted", b"\x00\x01" + lib0.uint(CLIENT) + b"\x01\x08\x01"),
+    "delete of everything": ("deleted", b"\x00\x01" + lib0.uint(CLIENT) + b"\x01\x00\x7f"),
+    "an extra root map": (
+        "unknown_map",
+        by_client(lambda m: m.update({"a": value(NEXT)}), "payloads"),
+    ),
+    "a nested type": ("content", by_client(lambda m: m.update({"alice": Map({"x": "y"})}))),
+    "a value of 1 MB": (
+        "too_large",
+        by_client(lambda m: m.update({"mallory": {"record": "x" * 10**6, "signature": "s"}})),
+    ),
+    "a payload in a field": (
+        "type",
+        update(entry(MALLORY, 2, protocol_version="aGVsbG8gd29ybGQ=" * 100)),
+    ),
+    "a payload in a field of its own": (
+        "unsigned",
+        by_client(lambda m: m.update({"mallory": value(entry(MALLORY, 2)) | {"payload": "x"}})),
+    ),
+    "malformed bytes": ("malformed", b"\x01\x02\x03"),
+    "bytes after the end": ("malformed", update(entry(MALLORY, 2)) + b"payload"),
+    "a good record and then a bad one": (
+        "type",
+        update(entry(MALLORY, 2), entry(MALLORY, 3, status="lost")),
+    ),
+}
+
+
+@pytest.mark.parametrize(("rule", "attack"), ATTACKS.values(), ids=ATTACKS.keys())
+def test_an_attack_changes_nothing_and_is_a_violation(rule: str, attack: bytes) -> None:
+    attacked, heard = victim(), list[object]()
+    attacked.on_change(heard.append)
+    before = contents(attacked), shown(attacked), attacked.state_vector()
+    with pytest.raises(RoomViolation) as caught:
+        attacked.apply(attack)
+    assert caught.value.rule == rule
+    assert (contents(attacked), shown(attacked), attacked.state_vector()) == before
+    assert heard == []
+    assert attacked.apply(update(NEXT)).changed == (NEXT,)
+
+
+@pytest.mark.parametrize("kind", [b"\x00", b"\x0a", b"\x21\x01\x05nodes\x05alice"])
+def test_nobodys_clocks_are_taken_by_structs_that_hold_nothing(kind: bytes) -> None:
+    squat = b"\x01\x01" + lib0.uint(CLIENT) + b"\x09" + kind + b"\x7f" + b"\x00"
+    attacked = victim()
+    assert attacked.apply(squat).changed == ()
+    assert attacked.apply(update(NEXT)).changed == (NEXT,)
+
+
+def test_nothing_waits_for_structs_that_are_missing() -> None:
+    """Yjs would keep this pending, and show it once the gap is filled."""
+    hidden = encode([Slot(77, 5, "nodes", "mallory", "payload", "s")])
+    pending = hidden.replace(b"\x02\x4d\x00", b"\x01\x4d\x03").replace(
+        b"\x21\x01\x05nodes\x07mallory\x04", b""
+    )
+    with pytest.raises(RoomViolation):
+        victim().apply(pending)
+    honest = yjs(room(entry(ALICE, 9), NEXT))
+    ahead = honest.get_update(bytes([1]) + lib0.uint(CLIENT) + b"\x08")
+    attacked = victim()
+    attacked.apply(ahead)
+    assert shown(attacked) == shown(room(entry(ROOT), NEXT, entry(MALLORY)))
+
+
+def test_the_update_of_an_ordinary_yjs_client_that_relays_is_taken() -> None:
+    source = room(entry(ROOT), NEXT, entry(MALLORY), claim(ALICE, "agents", "a", agent("alice")))
+    relayed = yjs(source).get_update()
+    for target in (victim(), room(), room(OLD)):
+        target.apply(relayed)
+        assert contents(target) == contents(source)
+
+
+def test_what_one_replica_took_every_other_takes() -> None:
+    revoked = revocation(ROOT, MALLORY)
+    lost = claim(MALLORY, "agents", "a", agent("mallory"))
+    records = [entry(ROOT), entry(MALLORY), revoked, lost, CURRENT]
+    relay = room()
+    for record in records:
+        relay.apply(update(record))
+    for target in (victim(), room(revoked), room(NEXT)):
+        for chunk in relay.missing(target.state_vector()):
+            target.apply(chunk)
+        assert {r.text for r in records} - {CURRENT.text} <= contents(target)
+
+
+def test_the_same_update_again_is_nothing_new() -> None:
+    target = victim()
+    assert target.apply(update(NEXT)).changed == (NEXT,)
+    assert target.apply(update(NEXT)).changed == ()
+    assert target.apply(update(OLD)).changed == ()
+
+
+def test_a_writer_may_write_with_an_ordinary_yjs_client() -> None:
+    doc: Doc[Any] = Doc(client_id=CLIENT)
+    for chunk in victim().missing(b"\x00"):
+        doc.apply_update(chunk)
+    doc.get("nodes", type=Map)["alice"] = value(NEXT)
+    target = victim()
+    assert target.apply(doc.get_update()).changed == (NEXT,)
+
+
+def test_two_keys_of_one_node_id_stand_side_by_side_through_any_relay() -> None:
+    """Yjs shows only one of them, and lists the other as deleted."""
+    link = admit(ROOT.key, "root", "alice", key("twin").public, "edge", NOW + 1)
+    twin = Author(key("twin"), (link,))
+    rival = sign(twin, "nodes", "alice", 4, NOW, node(twin))
+    relayed = yjs(room(CURRENT, rival)).get_update()
+    for target in (room(CURRENT, rival), room(rival, CURRENT), room(entry(ALICE, 8), rival)):
+        target.apply(relayed)
+        assert target.view.nodes["alice"].public_key == ALICE.key.public
+
+
+def test_a_writer_cannot_fill_the_room() -> None:
+    crowd = [
+        claim(MALLORY, "agents", f"a{i}", agent("mallory")) for i in range(MAX_KEYS_PER_WRITER)
+    ]
+    full = Room(GENESIS, records=crowd)
+    more = claim(MALLORY, "agents", "more", agent("mallory"))
+    assert full.apply(update(more, entry(ALICE), delivery_of(ALICE))).changed == (
+        entry(ALICE),
+        delivery_of(ALICE),
+    )
+    assert (len(full.document), full.ignored) == (MAX_KEYS_PER_WRITER + 2, 1)
+
+
+def delivery_of(who: Author) -> Any:
+    return sign(who, "delivery", who.node, 1, NOW, delivery(1))

@@ -1,0 +1,142 @@
+"""Whose an agent is: handed on, overridden, contested, in any order."""
+
+from msgspec.structs import replace
+
+from gatepost.room import Agent, Author, Signed, handed_over, transfer
+from tests.room.cast import NOW, ROOT, agent, author, claim, entry, revocation, room
+
+VPS = author("vps", "backbone", at=NOW + 1)
+ANN = author("ann", at=NOW + 2)
+BEN = author("ben", at=NOW + 3)
+CAT = author("cat", at=NOW + 4)
+EVERYONE = [entry(who) for who in (ROOT, VPS, ANN, BEN, CAT)]
+
+
+def gateway(*claims: Signed) -> str | None:
+    found = room(*EVERYONE, *claims).view.agents.get("job")
+    return found.gateway if found else None
+
+
+def says(who: Author, data: Agent | None, version: int = 1) -> Signed:
+    return claim(who, "agents", "job", data, version)
+
+
+def handed(claim: Agent, giver: Author, taker: Author) -> Agent:
+    step = transfer(giver.key, giver.node, taker.node, "job", claim.epoch + 1)
+    return handed_over(claim, step)
+
+
+def overridden(by: Author, taker: Author, epoch: int) -> Agent:
+    step = transfer(by.key, by.node, taker.node, "job", epoch)
+    return handed_over(agent("ben"), step, by_backbone=True)
+
+
+BENS = agent("ben")
+CATS = handed(BENS, BEN, CAT)
+
+
+def test_an_agent_is_where_it_was_registered() -> None:
+    assert gateway(says(BEN, BENS)) == "ben"
+
+
+def test_nobody_registers_an_agent_at_another_node() -> None:
+    assert gateway(says(ANN, agent("ben"))) is None
+
+
+def test_the_taker_owns_it_as_soon_as_the_giver_says_so() -> None:
+    assert gateway(says(BEN, CATS, 2)) == "cat"
+
+
+def test_the_takers_word_is_enough_for_it_carries_the_givers() -> None:
+    assert gateway(says(BEN, BENS), says(CAT, CATS)) == "cat"
+
+
+def test_a_higher_epoch_without_a_transfer_is_nothing() -> None:
+    assert gateway(says(BEN, BENS), says(ANN, replace(agent("ann"), epoch=99))) == "ben"
+
+
+def test_a_higher_version_is_nothing() -> None:
+    assert gateway(says(ANN, agent("ann")), says(BEN, BENS, 1000)) == "ann"
+
+
+def test_a_transfer_by_somebody_who_never_owned_it_does_not_beat_the_senior_line() -> None:
+    stolen = handed(agent("cat"), CAT, BEN)
+    assert gateway(says(ANN, agent("ann")), says(BEN, stolen)) == "ann"
+
+
+def test_a_transfer_of_another_agent_is_nothing() -> None:
+    step = transfer(BEN.key, "ben", "cat", "other", 2)
+    assert gateway(says(BEN, BENS), says(CAT, handed_over(BENS, step))) == "ben"
+
+
+def test_a_transfer_with_a_signature_of_another_is_nothing() -> None:
+    step = transfer(CAT.key, "ben", "cat", "job", 2)
+    assert gateway(says(BEN, BENS), says(CAT, handed_over(BENS, step))) == "ben"
+
+
+def test_an_agent_goes_round_and_comes_back() -> None:
+    anns = handed(CATS, CAT, ANN)
+    bens_again = handed(anns, ANN, BEN)
+    stale = (says(CAT, CATS), says(ANN, anns))
+    assert gateway(*stale, says(BEN, bens_again, 9)) == "ben"
+    assert gateway(*stale, says(BEN, BENS)) == "ann"
+
+
+def test_an_agent_that_left_has_no_gateway_but_is_known() -> None:
+    found = room(*EVERYONE, says(BEN, agent(None))).view.agents["job"]
+    assert found.gateway is None
+
+
+def test_a_claim_taken_back_is_gone() -> None:
+    assert gateway(says(BEN, BENS), says(BEN, None, 2)) is None
+
+
+def test_a_backbone_node_overrides_a_dead_owner() -> None:
+    assert gateway(says(BEN, BENS), says(VPS, overridden(VPS, ANN, 2))) == "ann"
+    assert gateway(says(CAT, CATS), says(VPS, overridden(VPS, ANN, 3))) == "ann"
+
+
+def test_the_owner_a_backbone_named_hands_it_on() -> None:
+    anns = overridden(VPS, ANN, 2)
+    cats = handed(anns, ANN, CAT)
+    assert gateway(says(BEN, BENS), says(VPS, anns), says(ANN, anns), says(CAT, cats)) == "cat"
+
+
+def test_the_dead_owner_comes_back_and_does_not_take_it_back() -> None:
+    anns = overridden(VPS, ANN, 2)
+    assert gateway(says(VPS, anns), says(BEN, BENS, 50)) == "ann"
+    assert gateway(says(VPS, anns), says(CAT, CATS), says(BEN, CATS, 51)) == "ann"
+
+
+def test_an_edge_node_overrides_nobody() -> None:
+    assert gateway(says(BEN, BENS), says(CAT, overridden(CAT, ANN, 5))) == "ben"
+
+
+def test_an_override_ends_with_the_node_that_made_it() -> None:
+    anns = overridden(VPS, ANN, 2)
+    assert gateway(says(BEN, BENS), says(ANN, anns), revocation(ROOT, VPS)) == "ben"
+
+
+def test_what_a_node_handed_on_stays_handed_on_when_it_is_revoked() -> None:
+    assert gateway(says(BEN, CATS, 2), says(CAT, CATS), revocation(VPS, BEN)) == "cat"
+
+
+def test_an_agent_handed_to_a_node_that_was_revoked_is_nobodys() -> None:
+    assert gateway(says(BEN, CATS, 2), says(CAT, CATS), revocation(VPS, CAT)) is None
+
+
+def test_standbys_are_listed_and_own_nothing() -> None:
+    standby = replace(agent("ann"), standby=True)
+    found = room(*EVERYONE, says(BEN, BENS), says(ANN, standby)).view.agents["job"]
+    assert (found.gateway, found.standbys, found.rivals) == ("ben", ("ann",), ())
+
+
+def test_rivals_are_named() -> None:
+    found = room(*EVERYONE, says(BEN, BENS), says(ANN, agent("ann"))).view.agents["job"]
+    assert (found.gateway, found.rivals) == ("ann", ("ben",))
+
+
+def test_the_owners_own_signs_of_life_are_shown() -> None:
+    alive = replace(CATS, last_seen_at=NOW + 500)
+    found = room(*EVERYONE, says(BEN, CATS, 2), says(CAT, alive)).view.agents["job"]
+    assert found.record.last_seen_at == NOW + 500

@@ -1,0 +1,145 @@
+"""Who counts, whatever order the records came in."""
+
+from itertools import permutations
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gatepost.room import Author, Signed, admit
+from gatepost.room.signing import sign
+from tests.room.cast import GENESIS, NOW, ROOT, author, claim, entry, key, node, revocation, room
+
+VPS = author("vps", "backbone", at=NOW + 1)
+LAB = author("lab", "backbone", at=NOW + 2)
+LAPTOP = author("laptop", "edge", VPS)
+DEEP = author("deep", "backbone", VPS)
+PHONE = author("phone", "edge", DEEP)
+EVERYONE = [entry(who) for who in (ROOT, VPS, LAB, LAPTOP, DEEP, PHONE)]
+
+
+def counted(*records: Signed) -> set[str]:
+    return set(room(*records).view.nodes)
+
+
+def after(*more: Signed) -> set[str]:
+    return counted(*EVERYONE, *more)
+
+
+def test_everyone_admitted_counts() -> None:
+    assert after() == {"root", "vps", "lab", "laptop", "deep", "phone"}
+
+
+def test_a_node_counts_without_its_issuers_record() -> None:
+    assert counted(entry(PHONE)) == {"phone"}
+
+
+def test_a_node_that_left_does_not_count_but_those_it_admitted_do() -> None:
+    left = sign(VPS, "nodes", "vps", 2, NOW, None)
+    assert after(left) == {"root", "lab", "laptop", "deep", "phone"}
+
+
+def test_a_revoked_edge_node_is_out() -> None:
+    assert after(revocation(LAB, LAPTOP)) == {"root", "vps", "lab", "deep", "phone"}
+
+
+def test_with_a_revoked_issuer_go_those_it_admitted_and_those_they_admitted() -> None:
+    assert after(revocation(ROOT, VPS)) == {"root", "lab"}
+
+
+def test_whom_the_revocation_names_stays() -> None:
+    assert after(revocation(ROOT, VPS, DEEP)) == {"root", "lab", "deep", "phone"}
+    assert after(revocation(ROOT, VPS, LAPTOP)) == {"root", "lab", "laptop"}
+
+
+def test_each_of_two_revocations_has_to_spare_a_node() -> None:
+    both = (revocation(ROOT, LAB), revocation(VPS, LAB))
+    guest = author("guest", "edge", LAB)
+    assert "guest" in after(entry(guest), revocation(ROOT, LAB, guest))
+    assert "guest" in after(entry(guest), *(revocation(r, LAB, guest) for r in (ROOT, VPS)))
+    assert "guest" not in after(entry(guest), both[0], revocation(VPS, LAB, guest))
+
+
+def test_of_two_that_revoke_each_other_the_senior_stays() -> None:
+    assert after(revocation(VPS, LAB), revocation(LAB, VPS)) == after() - {"lab"}
+
+
+def test_a_junior_does_not_revoke_its_senior() -> None:
+    assert after(revocation(LAB, VPS)) == after()
+    assert after(revocation(DEEP, VPS)) == after()
+
+
+def test_what_a_revoked_node_revokes_does_not_count() -> None:
+    assert after(revocation(ROOT, VPS, LAPTOP), revocation(VPS, LAPTOP)) == {
+        "root",
+        "lab",
+        "laptop",
+    }
+
+
+def test_a_revocation_taken_back_leaves_the_node_in() -> None:
+    back = claim(LAB, "nodes", "laptop", None, 2)
+    assert after(revocation(LAB, LAPTOP), back) == after()
+
+
+def test_a_revocation_is_of_a_key_not_of_a_name() -> None:
+    other = Author(key("other"), author("x").chain)
+    assert after(sign(LAB, "nodes", "laptop@lab", 1, NOW, revocation(LAB, other).data)) == after()
+
+
+def test_a_node_admitted_again_by_another_outlives_its_first_issuer() -> None:
+    again = Author(LAPTOP.key, author("laptop", "edge", LAB, NOW + 9).chain)
+    saved = sign(again, "nodes", "laptop", 2, NOW, node(again))
+    assert after(revocation(ROOT, VPS), saved) == {"root", "lab", "laptop"}
+
+
+def test_admitted_again_an_issuer_keeps_those_it_admitted_before() -> None:
+    again = Author(DEEP.key, author("deep", "backbone", LAB, NOW + 9).chain)
+    saved = sign(again, "nodes", "deep", 2, NOW, node(again))
+    assert after(revocation(ROOT, VPS), saved) == {"root", "lab", "deep", "phone"}
+
+
+def test_of_two_keys_for_one_name_the_senior_counts() -> None:
+    link = admit(DEEP.key, "deep", "laptop", key("thief").public, "edge", 0)
+    thief = Author(key("thief"), (*DEEP.chain, link))
+    both = room(*EVERYONE, sign(thief, "nodes", "laptop", 99, NOW, node(thief)))
+    assert both.view.nodes["laptop"].public_key == LAPTOP.key.public
+
+
+def test_a_revoked_node_is_known_to_be_revoked_and_by_whom() -> None:
+    word = revocation(LAB, LAPTOP)
+    standing = room(*EVERYONE, word).view.standing
+    assert standing.revoked == {("laptop", LAPTOP.key.public): (word,)}
+
+
+CASES = [
+    revocation(ROOT, VPS, LAPTOP),
+    revocation(VPS, LAB),
+    revocation(LAB, VPS),
+    revocation(LAB, DEEP, PHONE),
+    revocation(VPS, PHONE),
+]
+
+
+@given(st.sets(st.sampled_from(range(len(CASES)))), st.randoms(use_true_random=False))
+def test_the_order_of_arrival_does_not_matter(chosen: set[int], random: Random) -> None:
+    records = [*EVERYONE, *(CASES[i] for i in chosen)]
+    expected = counted(*records)
+    random.shuffle(records)
+    late = room()
+    for record in records:
+        late.accept([record])
+        assert len(late.view.nodes) <= len(EVERYONE)
+    assert set(late.view.nodes) == expected
+
+
+def test_two_in_a_circle_come_out_the_same_in_every_order() -> None:
+    outcomes = {frozenset(counted(*EVERYONE, *order)) for order in permutations(CASES[1:4])}
+    assert len(outcomes) == 1
+
+
+def test_genesis_is_first_in_seniority() -> None:
+    members = room(*EVERYONE).view.nodes
+    ranked = sorted(members.values(), key=lambda m: m.rank)
+    assert [m.id for m in ranked] == ["root", "vps", "lab", "deep", "laptop", "phone"]
+    assert members["root"].public_key == GENESIS.key

@@ -1,0 +1,118 @@
+"""The room in the journal comes back as it was, also after the power went."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import apsw
+import pytest
+
+from gatepost.errors import JournalCorrupt
+from gatepost.journal import Database, Tx, memory
+from gatepost.room import Room, store
+from gatepost.room.signing import Signed
+from tests.room.cast import GENESIS, NOW, ROOT, agent, author, claim, contents, entry, room, shown
+
+BEN = author("ben")
+RECORDS = [entry(ROOT), entry(BEN, 5), claim(BEN, "agents", "job", agent("ben"), 3)]
+
+
+def saved(*records: Signed) -> Tx:
+    tx = Tx(memory(), NOW)
+    store.create(tx, GENESIS)
+    store.save(tx, records)
+    return tx
+
+
+def test_what_was_saved_is_loaded() -> None:
+    assert set(store.load(saved(*RECORDS), GENESIS)) == set(RECORDS)
+
+
+def test_a_gateway_in_no_room_knows_that() -> None:
+    tx = Tx(memory(), NOW)
+    assert store.which(tx) is None
+    store.create(tx, GENESIS)
+    assert store.which(tx) == (GENESIS, 1)
+
+
+def test_a_gateway_is_in_one_room_for_ever() -> None:
+    with pytest.raises(apsw.ConstraintError):
+        store.create(saved(), GENESIS)
+
+
+def test_only_the_latest_version_is_kept_in_whatever_order() -> None:
+    tx = saved(entry(BEN, 2), entry(BEN, 9), entry(BEN, 4))
+    assert store.load(tx, GENESIS) == [entry(BEN, 9)]
+
+
+def test_storage_itself_refuses_to_go_back() -> None:
+    with pytest.raises(apsw.ConstraintError, match="newer version"):
+        saved(entry(BEN, 9)).run("UPDATE room_record SET version = 3")
+
+
+def test_rotation_replaces_everything_at_once() -> None:
+    tx = saved(*RECORDS)
+    store.rotate(tx, 2, RECORDS[:1])
+    assert store.which(tx) == (GENESIS, 2)
+    assert store.load(tx, GENESIS) == RECORDS[:1]
+
+
+def test_verify_finds_what_was_tampered_with() -> None:
+    tx = saved(*RECORDS)
+    assert list(store.verify(tx, GENESIS)) == []
+    tx.run("UPDATE room_record SET record = replace(record, '\"online\"', '\"offline\"')")
+    assert [violation.rule for violation in store.verify(tx, GENESIS)] == ["signature"] * 2
+
+
+def test_a_damaged_record_is_noticed_when_loading() -> None:
+    tx = saved(*RECORDS)
+    tx.run("UPDATE room_record SET record = 'nonsense'")
+    with pytest.raises(JournalCorrupt, match="damaged"):
+        store.load(tx, GENESIS)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from gatepost.journal import Database, Tx
+from gatepost.room import store
+from tests.room.cast import GENESIS, NOW, author, entry
+database = Database.open(Path(sys.argv[1]))
+for version in range(1, 1_000_000):
+    tx = Tx(database.writer, NOW)
+    tx.begin()
+    if version == 1:
+        store.create(tx, GENESIS)
+    store.save(tx, [entry(author("ben"), version)])
+    tx.commit()
+    print(version, flush=True)
+"""
+
+
+def test_what_was_heard_of_before_a_kill_is_there_after_it(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    command = [sys.executable, "-c", WRITER, str(path)]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as writer:
+        assert writer.stdout is not None
+        heard = [int(writer.stdout.readline()) for _ in range(20)][-1]
+        os.kill(writer.pid, signal.SIGKILL)
+    database = Database.open(path)
+    reopened = store.load(Tx(database.writer, NOW), GENESIS)
+    database.close()
+    assert [signed.key for signed in reopened] == ["ben"]
+    assert reopened[0].version >= heard
+
+
+def test_a_reopened_room_is_the_same_room_and_goes_on() -> None:
+    before = room(*RECORDS, of=BEN)
+    tx = saved(*before.document)
+    found = store.which(tx)
+    assert found is not None
+    after = Room(found[0], author=BEN, epoch=found[1], records=store.load(tx, found[0]))
+    assert (contents(after), shown(after)) == (contents(before), shown(before))
+    assert sorted(after.document.clocks()) == sorted(before.document.clocks())
+    (gone,) = after.tombstone("agents", "job@ben", NOW).changed
+    assert gone.version == 4
