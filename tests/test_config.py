@@ -150,6 +150,10 @@ REFUSED = [
     ("[journal]\ntombstone_secs = 86400", "a message can be delivered for 86555 s"),
     ("[mailbox]\nttl_secs = 604800", "set it to at least that, or lower mailbox.ttl_secs"),
     ("[mailbox\n", "is not valid TOML"),
+    ("[listen]\ntls_cert = '/cert'", "listen.tls_cert and listen.tls_key go together"),
+    ("[room]\nrequire_proof = false", "choose the development profile"),
+    ("[room]\nseeds = ['vps-jane']", "room.seeds[0]: expected `str` matching"),
+    ("[room]\npublic_url = 'https://a/b'", "room.public_url: expected `str` matching"),
 ]
 
 
@@ -158,6 +162,11 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, answer: str) 
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, text)
     assert answer in caught.value.message
+
+
+def test_several_values_in_a_variable_have_spaces_between(tmp_path: Path) -> None:
+    env = {"GATEPOST_HOME": str(tmp_path), "GATEPOST_ROOM__SEEDS": "https://a:1 http://[::1]:2"}
+    assert Settings.load(None, env).room.seeds == ("https://a:1", "http://[::1]:2")
 
 
 def test_a_mistake_in_the_file_names_the_file(tmp_path: Path) -> None:

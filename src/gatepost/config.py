@@ -159,7 +159,7 @@ class Journal(Section, frozen=True, kw_only=True):
     ] = 172_800.0
     sweep_batch: Annotated[
         int, Meta(ge=1, le=1_000_000, description="Rows one pruning transaction may touch.")
-    ] = 5000
+    ] = 1000
     group_max: Annotated[
         int, Meta(ge=1, le=1_000_000, description="Operations that share one fsync at most.")
     ] = 4096

@@ -15,7 +15,7 @@ COMMANDS = [
     *("agent add", "agent list", "agent remove", "completion", "bench mailbox"),
     *("dlq list", "dlq show", "dlq replay", "dlq discard"),
     *("invite", "invites", "withdraw", "join", "nodes", "revoke"),
-    *("room show", "room watch", "room verify"),
+    *("room show", "room watch", "room verify", "agent invite", "agent revoke"),
 ]
 
 

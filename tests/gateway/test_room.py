@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from pycrdt import Doc, Map
 from websockets.exceptions import ConnectionClosed
 
-from gatepost.room import Author, Genesis, lib0
+from gatepost.room import Author, Coordination, Genesis, Term, lib0
 from gatepost.room.document import Document
 from gatepost.room.room import room_id
 from gatepost.room.signing import sign
@@ -157,6 +157,34 @@ def test_honest_words_are_taken_after_all_of_that(scene: Scene) -> None:
     with scene.mallory.open(scene.mallory.ticket()) as socket:
         socket.send(message(update(scene.entry(9, status="degraded"))))
         eventually(lambda: scene.bob.nodes()["mallory"]["status"] == "degraded")
+
+
+def test_all_follow_the_coordinator_to_a_new_document(scene: Scene) -> None:
+    """Also one who was away meanwhile."""
+    eve = Guest(scene.ann, "eve")
+    _, author = eve.enter(scene.ann.invite("eve", "backbone"))
+    said = Coordination(
+        coordinator="eve",
+        term=Term(counter=1, node="eve"),
+        sweep_every_seconds=60,
+        room_epoch=2,
+    )
+    at = author.chain[-1].issued_at
+    own = sign(author, "nodes", "eve", 1, at, replace(node(author, scene.genesis)))
+    claim = sign(author, "coordination", "coordinator@eve", 1, at, said)
+    scene.bob.kill9()
+    with eve.open(eve.ticket()) as socket:
+        socket.send(message(update(own, claim)))
+        assert close_code(socket) == 4503
+    eventually(lambda: scene.ann.call("GET", "/room")["epoch"] == 2)
+    scene.bob.start()
+    eventually(lambda: scene.bob.call("GET", "/room")["epoch"] == 2)
+    converge(scene.ann, scene.bob)
+    assert scene.ann.records().keys() >= {"nodes ann", "nodes bob", "coordination coordinator@eve"}
+    for gateway in (scene.ann, scene.bob):
+        gateway.restart()
+        assert gateway.call("GET", "/room")["epoch"] == 2
+    assert scene.ann.call("GET", "/room/verify")["problems"] == []
 
 
 def test_a_revocation_ends_a_live_socket_at_once(scene: Scene) -> None:

@@ -300,11 +300,20 @@ class Model:
             self._credit(loan, len(loan.letters))
             loan.holder = guest
             guest.credit -= len(loan.letters)
+        if guest.consumer and not guest.once:
+            self._replace(guest)
         if not (guest.once and loans):
             self.members.append(guest)
             if guest.credit > 0:
                 self.line.append(guest)
         return self.again(loans, limit)
+
+    def _replace(self, guest: Guest) -> None:
+        """Who subscribes again under the same name takes the place of its former self."""
+        name = (guest.mailbox, guest.consumer)
+        former = {id(g) for g in self.members if (g.mailbox, g.consumer) == name and not g.once}
+        self.members = [other for other in self.members if id(other) not in former]
+        self.line = [other for other in self.line if id(other) not in former]
 
     def leave(self, guest: Guest) -> None:
         guest.gone = True

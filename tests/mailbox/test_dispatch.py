@@ -196,6 +196,16 @@ def test_consumer_that_comes_back_with_less_credit_is_not_overfilled() -> None:
     assert ids(got) == ["a", "b", "c", "d"]
 
 
+def test_second_connection_of_a_consumer_takes_over_what_the_first_held() -> None:
+    post = Post()
+    first, _ = post.waiter(2, consumer="c1")
+    post.send("a", "b")
+    second, got = post.waiter(5, consumer="c1")
+    assert (ids(got), first.credit, second.credit) == (["a", "b"], 2, 3)
+    post.ack(*got)
+    assert (first.credit, second.credit) == (2, 5)
+
+
 def test_once_waiter_that_holds_mail_gets_that_and_nothing_fresh() -> None:
     post = Post()
     post.send("a", by="s1")
@@ -369,3 +379,23 @@ def test_only_waiters_with_credit_stand_in_line() -> None:
     assert line.mailboxes() == set()
     post.ack(got[0])
     assert line.first(waiter.box.id) is waiter
+
+
+def test_consumer_that_subscribes_again_takes_its_own_place() -> None:
+    post = Post()
+    _, old = post.waiter(2, consumer="c")
+    _, new = post.waiter(2, consumer="c")
+    post.send("a", by="x")
+    post.send("b", by="y")
+    assert (ids(old), ids(new)) == ([], ["a", "b"])
+
+
+def test_failed_group_leaves_the_old_connection_in_its_place(frail: Post, disk: FullDisk) -> None:
+    _, old = frail.waiter(2, consumer="c")
+    disk.full = True
+    with pytest.raises(StorageFailed):
+        frail.waiter(2, consumer="c")
+    disk.full = False
+    frail.tick()
+    frail.send("a")
+    assert ids(old) == ["a"]

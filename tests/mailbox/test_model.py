@@ -7,6 +7,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import apsw
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -393,14 +394,12 @@ class MailboxMachine(RuleBasedStateMachine):
         self.senders_hear_of_every_end()
 
     def states_are_the_models(self) -> None:
-        query = """SELECT b.name, m.msg_id, m.state, m.attempt, m.created_at >= 0
+        query = """SELECT b.name, m.msg_id, m.state, m.attempt, m.not_before
                    FROM mail m JOIN mailbox b ON b.id = m.mailbox"""
         names = ["pending", "in_flight", "nacked", "acked", "dead_letter", "expired"]
-        found = {
-            (b, m): (names[state], attempt) for b, m, state, attempt, _ in self.post.sql(query)
-        }
+        found = {(b, m): (names[state], *rest) for b, m, state, *rest in self.post.sql(query)}
         expected = {
-            (x.mailbox, x.msg_id): (x.state, x.attempt)
+            (x.mailbox, x.msg_id): (x.state, x.attempt, x.not_before)
             for mailbox in MAILBOXES
             for x in self.model.letters(mailbox)
         }
@@ -472,4 +471,4 @@ MailboxMachine.TestCase.settings = settings(
     deadline=None,
     report_multiple_bugs=False,
 )
-TestMailboxes = MailboxMachine.TestCase
+TestMailboxes = pytest.mark.timeout(choose(120, 3600))(MailboxMachine.TestCase)

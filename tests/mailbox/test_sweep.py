@@ -61,8 +61,9 @@ def test_expiry_never_strikes_a_live_lease() -> None:
     post = Post()
     post.send("a", ttl=1_000)
     (message,) = post.dequeue()
+    post.send("b", ttl=1_000, by="carol")
     post.tick(20_000)
-    assert post.states() == {"a": "in_flight"}
+    assert post.states() == {"a": "in_flight", "b": "expired"}
     assert post.ack(message).settled == 1
 
 

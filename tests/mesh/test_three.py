@@ -6,8 +6,9 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from gatepost.events import NodeKey
 from tests.gateway.tools import client, eventually
-from tests.mesh.tools import Gateway, converge, within
+from tests.mesh.tools import Gateway, Guest, converge, within
 
 ALL = {"ann", "bob", "cat"}
 
@@ -131,12 +132,27 @@ def test_an_edge_node_invites_nobody(start: Callable[..., list[Gateway]]) -> Non
     assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
 
 
-def test_a_gateway_with_company_joins_no_other_room(three: list[Gateway]) -> None:
-    _, bob, cat = three
-    token = cat.invite()
-    with client(bob) as http:
-        answer = http.post("/v1/room/join", json={"seed": cat.url, "token": token})
+def test_a_gateway_with_company_joins_no_other_room(
+    three: list[Gateway], start: Callable[..., list[Gateway]]
+) -> None:
+    (other,) = start("other")
+    token = other.invite()
+    with client(three[1]) as http:
+        answer = http.post("/v1/room/join", json={"seed": other.url, "token": token})
     assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
+    assert other.call("GET", "/room/invites")[0]["state"] == "open"
+
+
+def test_a_member_that_is_invited_again_changes_its_tier(
+    start: Callable[..., list[Gateway]],
+) -> None:
+    ann, bob = start("ann", "bob")
+    bob.join(ann, tier="edge")
+    bob.join(ann, tier="backbone")
+    eventually(lambda: ann.nodes()["bob"]["tier"] == "backbone")
+    assert bob.invite("cat")
+    bob.restart()
+    assert bob.nodes()["bob"]["tier"] == "backbone"
 
 
 def test_a_gateway_alone_in_its_own_room_may_join_another(
@@ -147,6 +163,28 @@ def test_a_gateway_alone_in_its_own_room_may_join_another(
     bob.join(ann)
     converge(ann, bob)
     assert bob.call("GET", "/room")["genesis"] == "ann"
+
+
+def test_who_crashed_after_its_invite_was_used_gets_in_with_the_same_invite(
+    start: Callable[..., list[Gateway]],
+) -> None:
+    ann, bob = start("ann", "bob")
+    token = ann.invite("bob")
+    before_the_crash = Guest(ann, "bob")
+    before_the_crash.key = NodeKey((bob.state_dir / "node.key").read_bytes())
+    before_the_crash.visit(before_the_crash.ticket(token))
+    bob.call("POST", "/room/join", {"seed": ann.url, "token": token})
+    converge(ann, bob)
+    assert bob.nodes().keys() == {"ann", "bob"}
+
+
+def test_an_invite_somebody_else_used_is_used(start: Callable[..., list[Gateway]]) -> None:
+    ann, bob = start("ann", "bob")
+    token = ann.invite()
+    Guest(ann, "mallory").enter(token)
+    with client(bob) as http:
+        answer = http.post("/v1/room/join", json={"seed": ann.url, "token": token})
+    assert (answer.status_code, answer.json()["code"]) == (409, "token_already_used")
 
 
 def test_the_wrong_host_is_found_out(start: Callable[..., list[Gateway]]) -> None:
@@ -174,3 +212,7 @@ def test_metrics_count_the_guests(three: list[Gateway]) -> None:
     headers = {"authorization": f"Bearer {three[0].token}"}
     text = httpx.get(f"{three[0].url}/metrics", headers=headers).text
     assert "gatepost_room_guests 2.0" in text, "each of the others dials"
+
+
+def test_nobody_was_taken_for_hostile_in_all_of_this(three: list[Gateway]) -> None:
+    assert [gateway.incidents() for gateway in three] == [{}, {}, {}]

@@ -1,11 +1,22 @@
 """`gatepost agent`: who can be sent mail."""
 
+import time
+
 from gatepost.cli import output
 from gatepost.cli.connect import Gateway
-from gatepost.cli.options import OPTIONS, AgentName, Options, Yes
+from gatepost.cli.options import OPTIONS, AgentName, Flag, Options, Yes
 from gatepost.cli.problems import Exit
 from gatepost.events import check_agent_id
+from gatepost.gateway.views import (
+    AgentAccess,
+    AgentInviteView,
+    AgentSessionView,
+    EndedSessions,
+    InvitedAgent,
+)
 from gatepost.wire import Agent, Count, MailboxCounts
+
+_SCOPES = ("ansible.message.read", "ansible.message.send", "ansible.status.read")
 
 
 def add(*names: str, options: Options = OPTIONS) -> None:
@@ -22,8 +33,17 @@ def add(*names: str, options: Options = OPTIONS) -> None:
     output.show(options, added, lambda: output.say(f"mail can be sent to {said}"))
 
 
-def list_(*, options: Options = OPTIONS) -> None:
-    """List the agents of the gateway."""
+def list_(*, external: Flag = False, options: Options = OPTIONS) -> None:
+    """List the agents of the gateway.
+
+    Parameters
+    ----------
+    external
+        List the invites and sessions of external agents instead.
+    """
+    if external:
+        _list_external(options)
+        return
     with options.gateway() as gateway:
         agents = gateway.get("/v1/agents", list[Agent])
     output.show(options, agents, lambda: _list(agents))
@@ -37,6 +57,70 @@ def _list(agents: list[Agent]) -> None:
         ("Agent", "Type", "Registered", "Seen"),
         [(a.id, a.type, _ago(a.created_at), _ago(a.seen_at)) for a in agents],
     )
+
+
+def _list_external(options: Options) -> None:
+    with options.gateway() as gateway:
+        access = gateway.get("/v1/external-agents", AgentAccess)
+    output.show(options, access, lambda: _say_external(access))
+
+
+def _say_external(access: AgentAccess) -> None:
+    rows = [(i.agent_id, "invite", _state(i), " ".join(i.scopes)) for i in access.invites]
+    rows += [(s.agent_id, "session", _state(s), " ".join(s.scopes)) for s in access.sessions]
+    if rows:
+        output.table(("Agent", "What", "State", "Scopes"), rows)
+    else:
+        output.say("no external agents yet: run `gatepost agent invite NAME`")
+
+
+def _state(of: AgentInviteView | AgentSessionView) -> str:
+    if of.revoked_at is not None:
+        return "revoked"
+    if isinstance(of, AgentInviteView) and of.used_at is not None:
+        return "used"
+    return "expired" if (of.expires_at or 0) <= time.time() * 1000 else "open"
+
+
+def invite(
+    name: str,
+    /,
+    *,
+    scope: tuple[str, ...] = _SCOPES,
+    ttl: int = 86_400,
+    options: Options = OPTIONS,
+) -> None:
+    """Invite an external agent.
+
+    Parameters
+    ----------
+    name
+        What it is called. It can act as nobody else.
+    scope
+        What it may do; give it several times for several.
+    ttl
+        Seconds until the invite ends.
+    """
+    body = {"agentId": check_agent_id(name), "scopes": scope, "ttlSecs": ttl}
+    with options.gateway() as gateway:
+        invited = gateway.post("/ansible/agent/invites", body, InvitedAgent)
+    output.show(options, invited, lambda: output.say(invited.invite_token))
+    output.hint("the agent exchanges it, once, at POST /ansible/agent/auth/exchange")
+
+
+def revoke(name: AgentName, /, *, options: Options = OPTIONS) -> None:
+    """End an external agent's sessions, and its open invites.
+
+    Parameters
+    ----------
+    name
+        Which agent.
+    """
+    with options.gateway() as gateway:
+        path = f"/v1/external-agents/{check_agent_id(name)}/revoke"
+        ended = gateway.post(path, {}, EndedSessions)
+    said = f"{output.plural(ended.sessions, 'session')} of {ended.agent} ended"
+    output.show(options, ended, lambda: output.say(said))
 
 
 def _ago(millis: int) -> str:

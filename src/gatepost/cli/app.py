@@ -313,7 +313,7 @@ For example:
 
 _agent = _add_family(
     "agent",
-    help="""Add, list and remove agents.
+    help="""Add, list, remove and invite agents.
 
 For example:
 
@@ -343,6 +343,7 @@ _add(
 For example:
 
   gatepost agent list
+  gatepost agent list --external
 """,
 )
 _add(
@@ -354,6 +355,33 @@ _add(
 For example:
 
   gatepost agent remove bob
+""",
+)
+
+_add(
+    _agent,
+    "invite",
+    "agents:invite",
+    help="""Invite an external agent, one that reaches this gateway over the network.
+
+Prints the invite, which is a secret and good once. Without --scope it may send
+messages, take its own, and see the gateway's status.
+
+For example:
+
+  gatepost agent invite ci-bot
+  gatepost agent invite ci-bot --scope ansible.message.send --ttl 600
+""",
+)
+_add(
+    _agent,
+    "revoke",
+    "agents:revoke",
+    help="""End an external agent's sessions, and its open invites.
+
+For example:
+
+  gatepost agent revoke ci-bot
 """,
 )
 

@@ -4,21 +4,31 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
-from msgspec import Raw, Struct
 
 from gatepost.cli import output
 from gatepost.cli.connect import Gateway, segment
 from gatepost.cli.options import COMMON, OPTIONS, Flag, Options, Output, Yes
 from gatepost.cli.problems import Exit, Problem, usage
+from gatepost.gateway.views import (
+    Invited,
+    InviteView,
+    Joined,
+    Nodes,
+    NodeView,
+    RecordView,
+    RevocationView,
+    RoomView,
+    Tier,
+    Verified,
+)
 
 _WATCH_SECS = 30.0
 _JOIN_SECS = 30.0
 _MAX_TOKEN = 1024
-Tier = Literal["backbone", "edge"]
 
 
 @Parameter(name="*", group=COMMON)
@@ -36,80 +46,6 @@ class JoinOptions(Output):
 
 
 _JOIN_OPTIONS = JoinOptions()
-
-
-class Invite(Struct):
-    id: str
-    tier: str
-    node: str | None
-    state: str
-    created_at: int
-    expires_at: int
-    used_by: str | None
-
-
-class Invited(Struct):
-    token: str
-    seed: str | None
-    invite: Invite
-
-
-class Joined(Struct):
-    host: str
-    genesis: str
-    tier: str
-
-
-class Node(Struct):
-    id: str
-    tier: str
-    status: str
-    fingerprint: str
-    endpoint: str | None
-    added_by: str
-    last_heartbeat_at: int
-    connected: int
-    is_self: bool
-
-
-class RevokedNode(Struct):
-    id: str
-    fingerprint: str
-
-
-class Nodes(Struct):
-    nodes: list[Node]
-    revoked: list[RevokedNode]
-    problems: dict[str, str]
-
-
-class Revocation(Struct):
-    node: str
-    revoked_at: int
-    connections_ended: int
-
-
-class Record(Struct):
-    map: str
-    key: str
-    version: int
-    writer: str
-    state: str
-    record: Raw
-
-
-class Room(Struct):
-    room: str
-    genesis: str
-    epoch: int
-    changes: int
-    records: list[Record]
-    incidents: dict[str, int]
-
-
-class Verified(Struct):
-    records: int
-    problems: list[str]
 
 
 def invite(
@@ -153,7 +89,7 @@ def _say_invited(invited: Invited, *, qr: bool) -> None:
 def invites(*, options: Options = OPTIONS) -> None:
     """List the invites this gateway issued."""
     with options.gateway() as gateway:
-        found = gateway.get("/v1/room/invites", list[Invite])
+        found = gateway.get("/v1/room/invites", list[InviteView])
     rows = [(i.id, i.tier, i.node or "any", i.state, i.used_by or "") for i in found]
     columns = ("Invite", "Tier", "For", "State", "Used by")
     output.show(options, found, lambda: _table(columns, rows, "no invites yet"))
@@ -168,7 +104,7 @@ def withdraw(invite_id: str, /, *, options: Options = OPTIONS) -> None:
         Which one; `gatepost invites` shows all.
     """
     with options.gateway() as gateway:
-        taken = gateway.delete(f"/v1/room/invites/{segment(invite_id)}", Invite)
+        taken = gateway.delete(f"/v1/room/invites/{segment(invite_id)}", InviteView)
     output.show(options, taken, lambda: output.say(f"invite {taken.id} is {taken.state}"))
 
 
@@ -177,7 +113,7 @@ def join(
     /,
     *,
     invite_file: Annotated[Path | None, Parameter(name="--token-file")] = None,
-    token: Annotated[str | None, Parameter(name="--token")] = None,
+    token: Annotated[str | None, Parameter(name="--token", allow_leading_hyphen=True)] = None,
     options: JoinOptions = _JOIN_OPTIONS,
 ) -> None:
     """Join the room of another gateway.
@@ -231,7 +167,7 @@ def _say_nodes(found: Nodes) -> None:
         output.hint(f"not connected to {url}: {problem}")
 
 
-def _link(node: Node) -> str:
+def _link(node: NodeView) -> str:
     return "this one" if node.is_self else "yes" if node.connected else "no"
 
 
@@ -250,7 +186,7 @@ def revoke(node: str, /, *, reason: str = "", yes: Yes = False, options: Options
         return Exit.FAILED
     with options.gateway() as gateway:
         path = f"/v1/room/nodes/{segment(node)}/revoke"
-        done = gateway.post(path, {"reason": reason}, Revocation)
+        done = gateway.post(path, {"reason": reason}, RevocationView)
     ended = output.plural(done.connections_ended, "connection")
     output.show(options, done, lambda: output.say(f"{done.node} is shut out; {ended} ended"))
     return Exit.OK
@@ -259,17 +195,17 @@ def revoke(node: str, /, *, reason: str = "", yes: Yes = False, options: Options
 def show(*, options: Options = OPTIONS) -> None:
     """Show every record of the room."""
     with options.gateway() as gateway:
-        room = gateway.get("/v1/room", Room)
+        room = gateway.get("/v1/room", RoomView)
     output.show(options, room, lambda: _say_room(room))
 
 
-def _say_room(room: Room) -> None:
+def _say_room(room: RoomView) -> None:
     output.say(f"{room.room}, founded by {room.genesis}", "bold")
     rows = [(r.map, r.key, r.version, r.state, _data(r)) for r in room.records]
     _table(("Map", "Key", "Version", "State", "Data"), rows, "no records")
 
 
-def _data(record: Record) -> str:
+def _data(record: RecordView) -> str:
     parsed = msgspec.json.decode(record.record)
     return msgspec.json.encode(parsed.get("data")).decode() if "data" in parsed else ""
 
@@ -277,14 +213,15 @@ def _data(record: Record) -> str:
 def watch(*, options: Options = OPTIONS) -> None:
     """Print every record as it changes, until Ctrl-C."""
     with options.gateway() as gateway:
-        seen = gateway.get("/v1/room", Room)
+        seen = gateway.get("/v1/room", RoomView)
+        print(f"watching {seen.room}; Ctrl-C ends it", file=sys.stderr, flush=True)
         while True:
             seen = _next(gateway, seen, options)
 
 
-def _next(gateway: Gateway, before: Room, options: Options) -> Room:
+def _next(gateway: Gateway, before: RoomView, options: Options) -> RoomView:
     wait = {"seen": before.changes, "wait_secs": _WATCH_SECS}
-    room = gateway.get("/v1/room", Room, _WATCH_SECS, **wait)
+    room = gateway.get("/v1/room", RoomView, _WATCH_SECS, **wait)
     known = {bytes(record.record) for record in before.records}
     for record in room.records:
         if bytes(record.record) not in known:
@@ -292,7 +229,7 @@ def _next(gateway: Gateway, before: Room, options: Options) -> Room:
     return room
 
 
-def _say_record(record: Record, options: Options) -> None:
+def _say_record(record: RecordView, options: Options) -> None:
     said = f"{record.map} {record.key} v{record.version} {record.state} {_data(record)}"
     output.show(options, record, lambda: output.say(said))
     sys.stdout.flush()

@@ -116,7 +116,7 @@ def _websocket(operations: Operations, door: Door, metrics: Metrics) -> Any:
             await refuse(socket, error)
             return
         await socket.accept()
-        carrier = WebSocketDoor(socket)
+        carrier = WebSocketDoor(socket, limits.max_body_bytes)
         with metrics.session():
             await carrier.run(Session(operations, carrier.wake))
 

@@ -67,9 +67,13 @@ class Dialer:
         return self._keeper.room is not None and bool(await self._seeds())
 
     async def join(self, url: str, token: str) -> Host:
-        """Get in with an invite; the connection stays."""
-        await self._keeper.check_may_join()
+        """Get in with an invite; the connection stays.
+
+        A member may be invited again by another, and then is of the tier that invite says.
+        """
         expected = issuer_fingerprint(token)
+        if not self._keeper.known.has_member(expected):
+            await self._keeper.check_may_join()
         joined: Joined = asyncio.get_running_loop().create_future()
         call = asyncio.create_task(self._join(Seed(url, expected), token, joined))
         if (before := self._calls.get(url)) is not None:
@@ -140,8 +144,7 @@ class Dialer:
     ) -> None:
         async with self._knocker.opened(seed.url, answer) as (socket, host):
             self._keeper.check_welcome(host.welcome, host.public_key)
-            room = self._keeper.room if joined is None else self._replica(host)
-            assert room is not None, "only who joins has no room yet"
+            room = await self._replica(host)
             who = (host.id, host.public_key)
             wire = ClientWire(socket)
             connection = Connection(room, self._keeper.awareness, wire, *who, "host")
@@ -169,11 +172,15 @@ class Dialer:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
 
-    def _replica(self, host: Host) -> Room:
-        ours = self._keeper.room
-        if ours is not None and ours.genesis == host.welcome.genesis:
-            return ours
-        return Room(host.welcome.genesis, epoch=host.welcome.epoch)
+    async def _replica(self, host: Host) -> Room:
+        """Ours, in the same document as the host's; or a fresh one for who joins."""
+        ours, theirs = self._keeper.room, host.welcome
+        if ours is None or ours.genesis != theirs.genesis:
+            return Room(theirs.genesis, epoch=theirs.epoch)
+        if theirs.epoch < ours.epoch:
+            raise Unavailable(f"{host.id} is in an earlier document of the room still")
+        await self._keeper.catch_up(theirs.epoch)
+        return self._keeper.current
 
     async def _enter(self, seed: Seed, host: Host, room: Room) -> None:
         if room is not self._keeper.room:

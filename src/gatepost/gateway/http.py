@@ -147,7 +147,7 @@ def _mailbox_routes(operations: Operations) -> list[Any]:
     async def dequeue(mailbox: Name, data: JSONBody[DequeueBody], request: AnyRequest) -> Messages:
         op = Dequeue(mailbox=check_agent_id(mailbox), limit=data.limit)
         op.wait_secs, op.consumer = data.wait_secs, data.consumer
-        reply: Messages = await _while_connected(request, operations.perform(op))
+        reply: Messages = await while_connected(request, operations.perform(op))
         return reply
 
     @post("/mailboxes/{mailbox:str}/ack", status_code=200, summary="End turns")
@@ -215,7 +215,7 @@ def _dead_letter_routes(operations: Operations) -> list[Any]:
     async def replay(mailbox: Name, data: JSONBody[ReplayBody], request: AnyRequest) -> Enqueued:
         name, rate = check_agent_id(mailbox), data.rate_per_sec
         work = operations.replay(name, data.filter(), data.limit, rate, "operator")
-        return Enqueued(results=await _while_connected(request, work))
+        return Enqueued(results=await while_connected(request, work))
 
     @post(folder + "/discard", status_code=200, summary="Give up dead letters for good")
     async def discard(mailbox: Name, data: JSONBody[FilterBody]) -> Count:
@@ -253,7 +253,7 @@ def _message_routes(operations: Operations) -> list[Any]:
     @get("/messages/{event_id:str}", summary="What became of a message; may wait for it")
     async def message(event_id: Name, request: AnyRequest, wait_secs: WaitSecs = 0.0) -> Sent:
         op = Await(event_id=event_id, wait_secs=wait_secs)
-        reply: Awaited = await _while_connected(request, operations.perform(op))
+        reply: Awaited = await while_connected(request, operations.perform(op))
         return reply.result
 
     @get("/messages/{event_id:str}/trace", summary="The events of a message's journey")
@@ -322,7 +322,7 @@ def _error(failure: Failure) -> GatepostError:
     return error
 
 
-async def _while_connected(request: AnyRequest, work: Awaitable[T]) -> T:
+async def while_connected(request: AnyRequest, work: Awaitable[T]) -> T:
     """Stop working for a client that hung up, so that it is not given mail it will never see."""
     task: asyncio.Future[T] = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request.receive))

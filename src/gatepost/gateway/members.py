@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from gatepost.access import Standing
+from gatepost.events import fingerprint
 from gatepost.journal import Tx
 from gatepost.room import Genesis, Node, Room, Signed
 from gatepost.room.admission import issuer_of
@@ -25,6 +26,10 @@ class RoomDirectory:
 
     def by_key(self, tx: Tx | None, public_key: bytes) -> Standing | None:
         return self._picture.by_key.get(public_key)
+
+    def has_member(self, key_fingerprint: str) -> bool:
+        members = (s for s in self._picture.by_key.values() if not s.revoked)
+        return any(fingerprint(member.public_key) == key_fingerprint for member in members)
 
     def admitted_by(self, tx: Tx | None, node_id: str) -> list[Standing]:
         return self._picture.issued.get(node_id, [])

@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from gatepost.access.retention import prune
 from gatepost.errors import GatepostError
 from gatepost.gateway import nodes, room_api
 from gatepost.gateway.core import Core
@@ -14,20 +15,22 @@ from gatepost.gateway.metrics import Metrics
 from gatepost.gateway.nodes import NodeDoor
 from gatepost.gateway.room import RoomKeeper
 from gatepost.gateway.room_api import RoomApi
+from gatepost.gateway.threshold import Threshold
 
 log = logging.getLogger(__name__)
 
 _REFRESH_SECS = 0.5
+_FORGET_SECS = 60.0
 # How long a gateway that knows others waits to hear from them before it speaks.
 _HEAR_FIRST_SECS = 2.0
 _FAREWELL_SECS = 2.0
 
 
 class Neighbours:
-    def __init__(self, core: Core, metrics: Metrics) -> None:
+    def __init__(self, core: Core, metrics: Metrics, threshold: Threshold) -> None:
         self.keeper = RoomKeeper(core)
         self._dialer = Dialer(self.keeper)
-        self._door = NodeDoor(self.keeper, metrics)
+        self._door = NodeDoor(self.keeper, metrics, threshold)
         metrics.count(self.keeper.incidents)
 
     def routes(self) -> list[Any]:
@@ -43,6 +46,7 @@ class Neighbours:
             asyncio.create_task(self.keeper.keep_saving()),
             asyncio.create_task(self._dialer.run()),
             asyncio.create_task(self._speak()),
+            asyncio.create_task(_again_and_again(self._forget, _FORGET_SECS)),
         ]
         try:
             yield
@@ -63,15 +67,23 @@ class Neighbours:
                 async with asyncio.timeout(_HEAR_FIRST_SECS):
                     await self.keeper.may_speak.wait()
         self.keeper.may_speak.set()
-        await _again_and_again(self.keeper.refresh)
+        await _again_and_again(self.keeper.refresh, _REFRESH_SECS)
+
+    async def _forget(self) -> None:
+        """What can no longer matter goes: spent tickets, old invites, records that are over."""
+        core = self.keeper.core
+        batch, policy = core.settings.journal.sweep_batch, self.keeper.policy
+        while await core.commit(lambda tx: prune(tx, policy, batch)):
+            pass
+        await self.keeper.tidy()
 
 
-async def _again_and_again(work: Callable[[], Awaitable[None]]) -> None:
+async def _again_and_again(work: Callable[[], Awaitable[None]], secs: float) -> None:
     while True:
         try:
             await work()
         except GatepostError as error:
-            log.warning("the room was not told what is new here: %s", error.message)
+            log.warning("the room was not kept up to date: %s", error.message)
         except Exception:
-            log.exception("the room was not told what is new here")
-        await asyncio.sleep(_REFRESH_SECS)
+            log.exception("the room was not kept up to date")
+        await asyncio.sleep(secs)

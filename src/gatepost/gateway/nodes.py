@@ -7,13 +7,12 @@ from typing import Any
 from litestar import Request
 from litestar import websocket as websocket_route
 from litestar.params import FromPath, JSONBody
+from msgspec.structs import replace
 
-from gatepost.access import Admission, Admitted, Door, RateLimiter, source_of
+from gatepost.access import Admission, Admitted, Door
 from gatepost.access import sessions as node_sessions
 from gatepost.access.forms import CONTROL_ROOM, Challenge, ExchangeAnswer, ExchangeRequest
-from gatepost.config import is_loopback
 from gatepost.errors import (
-    Forbidden,
     GatepostError,
     InvalidTicket,
     NotFound,
@@ -26,6 +25,8 @@ from gatepost.gateway.handshake import Socket, check_origin, refuse
 from gatepost.gateway.metrics import Metrics
 from gatepost.gateway.room import RoomKeeper
 from gatepost.gateway.route import get, post
+from gatepost.gateway.threshold import Threshold
+from gatepost.gateway.websocket import TOO_LARGE
 from gatepost.gateway.welcome import SUBPROTOCOL, TICKET_PREFIX, Welcome
 from gatepost.room import Invite, Link, claim_key
 
@@ -37,7 +38,6 @@ CHALLENGE_PATH = "/ansible/auth/challenge"
 EXCHANGE_PATH = "/ansible/auth/exchange"
 ROOM_PATH = "/ansible/room"
 _MAX_BODY = 16 * 1024
-_TOO_LARGE = 1009
 # Application close codes: the HTTP status that would have been, plus 4000.
 _CLOSE = 4000
 _OPEN = {"open": True}
@@ -46,22 +46,13 @@ _OPEN = {"open": True}
 class NodeDoor:
     """Knows no more than how to knock; who may enter is decided by access.Door."""
 
-    def __init__(self, keeper: RoomKeeper, metrics: Metrics) -> None:
+    def __init__(self, keeper: RoomKeeper, metrics: Metrics, threshold: Threshold) -> None:
         self._keeper = keeper
         self._metrics = metrics
+        self.threshold = threshold
         self._core = keeper.core
         self._settings = keeper.core.settings
-        room = self._settings.room
-        self._limiter = RateLimiter(room.knocks_per_sec, room.knock_burst)
         self._door = Door(keeper.issuer(), keeper.policy, keeper.directory)
-
-    def knock(self, connection: Any) -> None:
-        """Count an attempt, and refuse one that comes over the network in the clear."""
-        host = connection.client.host if connection.client else ""
-        self._limiter.take(source_of(host), self._core.clock.now())
-        plain = connection.scope["scheme"] in {"http", "ws"}
-        if plain and not is_loopback(host) and not self._settings.room.allow_plain:
-            raise Forbidden("come over TLS; this gateway does not let nodes in over plain HTTP")
 
     def challenge(self) -> Challenge:
         return self._door.challenge(self._core.clock.now())
@@ -82,7 +73,7 @@ class NodeDoor:
             self._core.submit(lambda tx: node_sessions.close(tx, admitted.session_id))
 
     async def _admit(self, socket: Socket, room: str) -> Admitted:
-        self.knock(socket)
+        self.threshold.cross(socket)
         check_origin(socket, self._settings.room.allowed_origins)
         ticket = _ticket(socket)
         if room != CONTROL_ROOM:
@@ -132,19 +123,15 @@ class NodeDoor:
         )
 
     async def _note_entry(self, admitted: Admitted) -> None:
-        """Tell the room which of its invites are used."""
-        sql = "SELECT id, tier, expected_node_id, expires_at, used_at FROM invite WHERE used_by = ?"
+        """Tell the room which of its invites was used."""
+        sql = "SELECT id, used_at FROM invite WHERE used_by = ?"
         rows = await self._core.read(lambda tx: tx.rows(sql, (admitted.node_id,)))
         words = {}
-        for id, tier, expected, expires_at, used_at in rows:
+        for id, used_at in rows:
             place = ("invites", claim_key(id, self._core.node.id))
-            words[place] = Invite(
-                tier=tier,
-                expected_node_id=expected,
-                expires_at=expires_at,
-                created_by=self._core.node.id,
-                used_at=used_at,
-            )
+            said = self._keeper.current.document.get((*place, self._core.node.key.public))
+            if said is not None and isinstance(said.data, Invite) and said.data.used_at is None:
+                words[place] = replace(said.data, used_at=used_at)
         try:
             await self._keeper.publish(words)
         except GatepostError as error:
@@ -158,7 +145,7 @@ class _SocketWire:
     async def receive(self) -> bytes | None:
         message: dict[str, Any] = dict(await self._socket.receive())
         if message["type"] == "websocket.disconnect":
-            if message.get("code") == _TOO_LARGE:
+            if message.get("code") == TOO_LARGE:
                 raise RoomViolation("a message is larger than any may be", rule="too_large")
             return None
         data = message.get("bytes")
@@ -173,7 +160,7 @@ class _SocketWire:
 def routes(door: NodeDoor) -> list[Any]:
     @get(CHALLENGE_PATH, summary="A question a known node answers with its key", opt=_OPEN)
     async def challenge(request: AnyRequest) -> Challenge:
-        door.knock(request)
+        door.threshold.cross(request)
         return door.challenge()
 
     @post(
@@ -184,7 +171,7 @@ def routes(door: NodeDoor) -> list[Any]:
         opt=_OPEN,
     )
     async def exchange(data: JSONBody[ExchangeRequest], request: AnyRequest) -> ExchangeAnswer:
-        door.knock(request)
+        door.threshold.cross(request)
         return await door.exchange(data)
 
     @websocket_route(ROOM_PATH + "/{room:str}")

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from gatepost import __version__
 from gatepost.access import forms
 from gatepost.events import AgentId, Digest, EventId, MsgId, NodeId
-from gatepost.gateway import http, room_api
+from gatepost.gateway import external_agents, http, views
 from gatepost.wire import Status
 
 # What ids look like; each is checked where it is used, so that its error can say what is wrong.
@@ -26,6 +26,9 @@ _RULES = {
     "NewSend": {"oneOf": [{"required": ["payload"]}, {"required": ["payload_ref"]}]},
 }
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+# Any operation of the WebSocket, or one known by its name only.
+_OPERATION = {"type": "object", "properties": {"op": {"type": "string"}}, "required": ["op"]}
+_INVOCATION = {"application/json": {"schema": _OPERATION}}
 
 
 def config() -> OpenAPIConfig:
@@ -48,6 +51,9 @@ class _Render(JsonRenderPlugin):
             for operation in methods.values():
                 _describe_ids(operation.get("parameters", ()))
         openapi_schema["paths"]["/v1/blobs"]["post"]["requestBody"] = {"content": _BINARY}
+        invoke = openapi_schema["paths"].get(external_agents.INVOKE_PATH)
+        if invoke is not None:
+            invoke["post"]["requestBody"] = {"content": _INVOCATION}
         return msgspec.json.encode(_portable(openapi_schema))
 
 
@@ -58,7 +64,7 @@ def _describe_ids(parameters: Iterable[dict[str, Any]]) -> None:
 
 
 def _schemas() -> dict[str, Any]:
-    own = [each for module in (room_api, forms) for each in vars(module).values()]
+    own = [each for module in (views, forms) for each in vars(module).values()]
     found = [each for each in (*vars(http).values(), *own) if isinstance(each, type)]
     structs = {each for each in found if issubclass(each, Struct) and each is not Struct}
     _, schemas = msgspec.json.schema_components(

@@ -113,7 +113,7 @@ class Operations:
 
     def admit(self, op: Op) -> None:
         """Raise RateLimited if the clients ask for too much at once."""
-        self.bucket.take(len(op.messages) if isinstance(op, Enqueue | Send) else 1)
+        self.bucket.take(weight(op))
 
     # -- one transaction each
 
@@ -403,6 +403,11 @@ class _Poll:
 
 def _came(future: "asyncio.Future[Any]") -> bool:
     return future.done() and not future.cancelled()
+
+
+def weight(op: Op) -> int:
+    """How much work an operation is."""
+    return len(op.messages) if isinstance(op, Enqueue | Send) else 1
 
 
 def _some(*lists: list[str]) -> None:

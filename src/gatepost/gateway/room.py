@@ -10,19 +10,29 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Literal, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from gatepost.access import Directories, Issuer, JournalDirectory, Policy
 from gatepost.access import sessions as node_sessions
 from gatepost.access.audit import audit
-from gatepost.errors import Conflict, Forbidden, GatepostError, Revoked, RoomViolation
+from gatepost.errors import (
+    Conflict,
+    Forbidden,
+    GatepostError,
+    JournalCorrupt,
+    Revoked,
+    RoomViolation,
+    Unavailable,
+)
+from gatepost.gateway import own_records
 from gatepost.gateway.connection import Connection
 from gatepost.gateway.core import Core
 from gatepost.gateway.members import RoomDirectory
+from gatepost.gateway.own_records import Status
 from gatepost.gateway.welcome import Welcome
 from gatepost.journal import Tx
 from gatepost.room import (
-    Agent,
     Applied,
     Author,
     Awareness,
@@ -32,22 +42,19 @@ from gatepost.room import (
     Node,
     Presence,
     Record,
+    Retention,
     Room,
     Signed,
-    claim_key,
     extend,
     found,
     store,
 )
-from gatepost.room.admission import issuer_of
 from gatepost.room.document import Place
-from gatepost.wire import PROTOCOL_VERSION
-from gatepost.wire import Agent as LocalAgent
+from gatepost.room.retention import finished, rejoined, rotated
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Status = Literal["online", "offline"]
 Words = Mapping[tuple[str, str], Record | None]
 
 _FAREWELL_SECS = 0.5
@@ -77,6 +84,7 @@ class RoomKeeper:
         self._dirty = asyncio.Event()
         self._entering = asyncio.Lock()
         self._announced_at = 0
+        self._retired = False
         self.may_speak = asyncio.Event()
 
     # -- which room
@@ -88,7 +96,9 @@ class RoomKeeper:
         if loaded is None:
             return
         genesis, epoch, records = loaded
-        own = next(s for s in records if (s.map, s.key, s.public_key) == self._own_place())
+        own = next((s for s in records if s.place == self._own_place()), None)
+        if own is None:
+            raise JournalCorrupt("the room in the journal lacks this node's own record")
         author = Author(self.core.node.key, own.chain)
         self._open(Room(genesis, author=author, epoch=epoch, records=records))
 
@@ -145,6 +155,34 @@ class RoomKeeper:
         self.known.refresh(room)
         room.on_change(self._on_change)
         self._announce_change()
+
+    # -- which document of it
+
+    async def follow_epoch(self) -> None:
+        """Move to the document the coordinator names, if that is a later one."""
+        coordination = self.current.view.coordination
+        if coordination is not None and coordination.room_epoch > self.current.epoch:
+            epoch, kept = coordination.room_epoch, coordination.retention
+            await self._move(lambda room: rotated(room, epoch, self._now(), kept))
+
+    async def catch_up(self, epoch: int) -> None:
+        """Move to the document a member is in, having been away when it was named."""
+        if epoch > self.current.epoch:
+            await self._move(lambda room: rejoined(room, epoch))
+
+    async def _move(self, moved: Callable[[Room], Room]) -> None:
+        async with self._entering:
+            while True:
+                count, room = self.changes, moved(self.current)
+                records = list(room.document)
+                await self.core.commit(partial(_rotate, room.epoch, records))
+                # What was said meanwhile must not be left behind.
+                if self.changes == count:
+                    break
+            self._open(room)
+        log.info("the room moved to its document %s", room.id)
+        for connection in self.connections:
+            connection.end(Unavailable("the room moved to another document"))
 
     # -- who we are
 
@@ -230,16 +268,25 @@ class RoomKeeper:
 
     async def refresh(self) -> None:
         """Say what is new about this node and its agents, and that it is alive."""
-        if self.room is None or not self.may_speak.is_set():
+        if self.room is None or self._retired or not self.may_speak.is_set():
             return
+        await self.follow_epoch()
         agents = await self.core.read(self.core.agents.list)
         words: dict[tuple[str, str], Record | None] = {
             ("nodes", self.core.node.id): self._node(self.room, "online"),
-            **{("agents", self._claim(agent.id)): self._agent(agent) for agent in agents},
+            **own_records.agents(agents, self.core.node.id),
         }
-        gone: Words = {place: None for place in self._own_agents() if place not in words}
+        gone: Words = {p: None for p in own_records.agents_said(self.room) if p not in words}
         await self.publish({**words, **gone})
         self._announce()
+
+    async def tidy(self) -> None:
+        """Take back own records that are over; how long they stay is the coordinator's word."""
+        if self.room is None or not self.may_speak.is_set():
+            return
+        coordination = self.room.view.coordination
+        kept = Retention() if coordination is None else coordination.retention
+        await self.publish(dict.fromkeys(finished(self.room, self._now(), kept)))
 
     def _announce(self) -> None:
         now = self._now()
@@ -248,41 +295,15 @@ class RoomKeeper:
             presence = Presence(node_id=self.core.node.id, status="online", seen_at=now)
             self.awareness.announce(presence)
 
-    def _own_agents(self) -> list[tuple[str, str]]:
-        own = self.core.node.key.public
-        return [
-            (s.map, s.key)
-            for s in self.current.document
-            if s.map == "agents" and s.public_key == own and s.data is not None
-        ]
-
-    def _claim(self, id: str) -> str:
-        return claim_key(id, self.core.node.id)
-
-    def _agent(self, agent: LocalAgent) -> Agent:
-        kind: Literal["internal", "external"] = (
-            "internal" if agent.type == "internal" else "external"
-        )
-        return Agent(gateway=self.core.node.id, type=kind, last_seen_at=agent.seen_at)
-
     def _node(self, room: Room, status: Status) -> Node:
-        chain = room.publisher.author.chain
-        return Node(
-            tier=chain[-1].tier,
-            endpoint_ws=self.endpoint,
-            status=status,
-            last_heartbeat_at=self._now(),
-            protocol_version=PROTOCOL_VERSION,
-            added_by=issuer_of(room.genesis, chain),
-            added_at=chain[-1].issued_at,
-        )
+        return own_records.node(room, self.endpoint, status, self._now())
 
     async def retire(self) -> None:
         """Say goodbye, and give those who are connected a moment to hear it."""
         if self.room is not None:
             own = ("nodes", self.core.node.id)
+            self._retired = True
             with suppress(GatepostError):
-                self.may_speak.clear()
                 await self.publish({own: self._node(self.room, "offline")})
                 await self._save()
             with suppress(TimeoutError):
@@ -369,6 +390,10 @@ class RoomKeeper:
 def _load(tx: Tx) -> tuple[Genesis, int, list[Signed]] | None:
     which = store.which(tx)
     return None if which is None else (*which, store.load(tx, which[0]))
+
+
+def _rotate(epoch: int, records: list[Signed], tx: Tx) -> None:
+    store.rotate(tx, epoch, records)
 
 
 def _shut_out(node: str) -> Revoked:

@@ -3,124 +3,40 @@
 from typing import Annotated, Any, Literal
 
 from litestar.params import FromPath, JSONBody, QueryParameter
-from msgspec import Meta, Raw, Struct
+from msgspec import Raw
 
 from gatepost.access import Revoker, SecretStore, invites
-from gatepost.access.forms import Tier
 from gatepost.access.invites import Invite, IssuedInvite
 from gatepost.access.nodes import Standing
 from gatepost.errors import Conflict, Forbidden, UnknownNode
-from gatepost.events import NodeId, check_node_id, fingerprint
+from gatepost.events import check_node_id, fingerprint
 from gatepost.gateway.dial import Dialer
 from gatepost.gateway.room import RoomKeeper
 from gatepost.gateway.route import delete, get, post
+from gatepost.gateway.views import (
+    Invited,
+    InviteView,
+    Joined,
+    Joining,
+    NewInvite,
+    Nodes,
+    NodeView,
+    RecordView,
+    RevocationView,
+    RevokedView,
+    Revoking,
+    RoomView,
+    Verified,
+)
 from gatepost.journal import Tx
 from gatepost.room import Invite as InviteRecord
 from gatepost.room import Member, Revocation, claim_key, store
-from gatepost.wire import Reason, Seconds
 
 Name = FromPath[str]
 WaitSecs = Annotated[float, QueryParameter(ge=0, le=60)]
 Seen = Annotated[int, QueryParameter(ge=-1)]
 
 _SECOND = 1000
-_URL = r"\Ahttps?://[A-Za-z0-9._\[\]:-]{1,260}\Z"
-
-
-class NewInvite(Struct, forbid_unknown_fields=True):
-    tier: Tier = "edge"
-    node: NodeId | None = None
-    ttl_secs: Annotated[int, Meta(ge=1, le=30 * 86_400)] = 3600
-
-
-class InviteView(Struct):
-    id: str
-    tier: str
-    node: str | None
-    state: str
-    created_at: int
-    expires_at: int
-    used_by: str | None
-
-
-class Invited(Struct):
-    """`token` is shown this once."""
-
-    token: str
-    seed: str | None
-    invite: InviteView
-
-
-class Joining(Struct, forbid_unknown_fields=True):
-    seed: Annotated[str, Meta(pattern=_URL, max_length=300)]
-    token: Annotated[str, Meta(max_length=256)]
-
-
-class Joined(Struct):
-    host: str
-    genesis: str
-    tier: str
-
-
-class NodeView(Struct):
-    """`connected`: over how many sockets, right now and from here."""
-
-    id: str
-    tier: str
-    status: str
-    fingerprint: str
-    endpoint: str | None
-    added_by: str
-    last_heartbeat_at: int
-    connected: int
-    is_self: bool
-
-
-class RevokedView(Struct):
-    id: str
-    fingerprint: str
-
-
-class Nodes(Struct):
-    nodes: list[NodeView]
-    revoked: list[RevokedView]
-    problems: dict[str, str]
-
-
-class Revoking(Struct, forbid_unknown_fields=True):
-    reason: Reason = ""
-    last_seq: Seconds = 0
-
-
-class RevocationView(Struct):
-    node: str
-    revoked_at: int
-    connections_ended: int
-
-
-class RecordView(Struct):
-    """`record` is the very text its writer signed."""
-
-    map: str
-    key: str
-    version: int
-    writer: str
-    state: Literal["live", "tombstone"]
-    record: Raw
-
-
-class RoomView(Struct):
-    room: str
-    genesis: str
-    epoch: int
-    changes: int
-    records: list[RecordView]
-    incidents: dict[str, int]
-
-
-class Verified(Struct):
-    records: int
-    problems: list[str]
 
 
 class RoomApi:
@@ -186,8 +102,10 @@ class RoomApi:
         if known.revoked:
             raise Conflict(f"node {node} was revoked before; a revocation is for ever")
         members = self._keeper.current.view.nodes
-        own, other = members[self._core.node.id], members.get(node)
-        if not own.is_backbone or (other is not None and other.rank <= own.rank):
+        own, other = members.get(self._core.node.id), members.get(node)
+        if own is None or not own.is_backbone:
+            raise Forbidden("only a backbone node of the room shuts others out")
+        if other is not None and other.rank <= own.rank:
             raise Forbidden(f"{node} is senior to this node; revoke it from a node senior to it")
 
     def _revocation(self, known: Standing, wanted: Revoking) -> Revocation:

@@ -18,17 +18,21 @@ from litestar import Litestar
 from gatepost.clock import Clock
 from gatepost.config import Listen, Settings
 from gatepost.errors import ConfigError
+from gatepost.gateway import external_agents
 from gatepost.gateway.app import create_app
 from gatepost.gateway.compaction import compact, remove_orphans
 from gatepost.gateway.core import Core
 from gatepost.gateway.door import Door
 from gatepost.gateway.drop import DropDoor
+from gatepost.gateway.external_agents import ExternalAgents
 from gatepost.gateway.metrics import Metrics
 from gatepost.gateway.neighbours import Neighbours
 from gatepost.gateway.operations import Operations
 from gatepost.gateway.protocol import BoundedHttp
 from gatepost.gateway.state import Endpoint
+from gatepost.gateway.threshold import Threshold
 from gatepost.gateway.unix import UnixDoor
+from gatepost.room import MAX_MESSAGE
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +53,11 @@ async def serve(settings: Settings) -> None:
         core = operations.core
         door = Door(core.state.local_token(core.clock))
         metrics = Metrics(core)
-        neighbours = Neighbours(core, metrics)
-        app = create_app(operations, door, metrics, neighbours.routes())
+        threshold = Threshold(settings.room, core.clock)
+        neighbours = Neighbours(core, metrics, threshold)
+        external = ExternalAgents(operations, door, threshold, neighbours.keeper.policy)
+        routes = [*neighbours.routes(), *external_agents.routes(external)]
+        app = create_app(operations, door, metrics, routes)
         server = _server(settings, app)
         await remove_orphans(core)
         async with (
@@ -163,7 +170,7 @@ def _server(settings: Settings, app: Litestar) -> uvicorn.Server:
             app,
             http=BoundedHttp,
             ws="websockets-sansio",
-            ws_max_size=settings.limits.max_body_bytes,
+            ws_max_size=max(settings.limits.max_body_bytes, MAX_MESSAGE),
             ws_per_message_deflate=False,
             log_config=None,
             access_log=False,

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from gatepost.errors import GatepostError, InvalidRequest, Unavailable
-from gatepost.gateway.operations import Operations
+from gatepost.gateway.operations import Operations, weight
 from gatepost.journal import Tx
 from gatepost.mailbox import Waiter
 from gatepost.wire import (
@@ -136,7 +136,7 @@ class Session:
         behind = self._sending if isinstance(op, Send) else None
         plan = self._operations.plan(op) if behind is None else None
         if plan is not None:
-            self._core.writer.submit(plan, partial(self._done, op.id))
+            self._core.writer.submit(plan, partial(self._done, op.id), weight(op))
         elif isinstance(op, Subscribe):
             self._subscribe(op)
         elif isinstance(op, Unsubscribe):

@@ -7,12 +7,15 @@ from litestar import WebSocket
 
 from gatepost.gateway.session import Session, carry
 
+TOO_LARGE = 1009
+
 
 class WebSocketDoor:
     """Carries one session: one task reads frames, one sends what the session has to say."""
 
-    def __init__(self, socket: "WebSocket[Any, Any, Any]") -> None:
+    def __init__(self, socket: "WebSocket[Any, Any, Any]", max_frame: int) -> None:
         self._socket = socket
+        self._max_frame = max_frame
         self._pending = asyncio.Event()
         self._binary = True
         self.wake = self._pending.set
@@ -27,7 +30,12 @@ class WebSocketDoor:
                 return
             data = message.get("bytes")
             self._binary = data is not None
-            session.receive(message.get("text") or "" if data is None else data)
+            frame = message.get("text") or "" if data is None else data
+            # The server itself lets more through, because the room's messages may be larger.
+            if len(frame) > self._max_frame:
+                await self._socket.close(TOO_LARGE, "limits.max_body_bytes")
+                return
+            session.receive(frame)
             await session.room()
 
     async def _send(self, session: Session) -> None:

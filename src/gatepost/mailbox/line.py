@@ -39,6 +39,7 @@ class Line:
         # Members with credit only, the one who waits longest first; a dict for its order.
         self._waiting: dict[int, dict[Waiter, None]] = {}
         self._holders: dict[int, Waiter] = {}
+        self._named: dict[tuple[int, str], Waiter] = {}
 
     def first(self, mailbox: int) -> Waiter | None:
         """Whose turn it is."""
@@ -51,6 +52,10 @@ class Line:
         return self._holders.get(lease.id) is waiter
 
     def join(self, tx: Tx, waiter: Waiter) -> None:
+        """A consumer that subscribes again takes its own place: its old connection is dead."""
+        before = None if waiter.once else self._named.get(_name(waiter))
+        if before is not None:
+            self.part(tx, before)
         self._enter(waiter)
         tx.on_rollback(partial(self._exit, waiter))
 
@@ -97,10 +102,14 @@ class Line:
 
     def _enter(self, waiter: Waiter) -> None:
         self._members.add(waiter)
+        if waiter.consumer and not waiter.once:
+            self._named[_name(waiter)] = waiter
         self._place(waiter)
 
     def _exit(self, waiter: Waiter) -> None:
         self._members.discard(waiter)
+        if self._named.get(_name(waiter)) is waiter:
+            del self._named[_name(waiter)]
         self._place(waiter)
 
     def _place(self, waiter: Waiter) -> None:
@@ -110,3 +119,7 @@ class Line:
             line[waiter] = None
         if not line:
             del self._waiting[waiter.box.id]
+
+
+def _name(waiter: Waiter) -> tuple[int, str]:
+    return waiter.box.id, waiter.consumer

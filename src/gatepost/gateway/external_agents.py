@@ -1,0 +1,279 @@
+"""The door for external agents: invites, sessions, and what a session may do. Never the room."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+from litestar import Request, Response
+from litestar.params import FromPath, JSONBody
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from gatepost.access import (
+    AgentSession,
+    AgentSessions,
+    Policy,
+    RateLimiter,
+    Reused,
+    Scope,
+    agent_invites,
+    authorize,
+    authorize_name,
+    require,
+)
+from gatepost.access.agent_invites import IssuedAgentInvite
+from gatepost.access.forms import (
+    AgentExchangeRequest,
+    AgentInviteRequest,
+    AgentRefreshRequest,
+    AgentTokens,
+    ContextToken,
+    ContextTokenRequest,
+)
+from gatepost.access.scopes import ENDPOINTS, Endpoint
+from gatepost.errors import Forbidden, InvalidRequest, NotFound, Revoked, Unauthorized
+from gatepost.events import check_agent_id, parse_event_id
+from gatepost.gateway.door import Door
+from gatepost.gateway.http import while_connected
+from gatepost.gateway.operations import Operations
+from gatepost.gateway.route import get, post
+from gatepost.gateway.status import status
+from gatepost.gateway.threshold import Threshold
+from gatepost.gateway.views import (
+    AgentAccess,
+    AgentInviteView,
+    AgentSessionView,
+    EndedSessions,
+    InvitedAgent,
+)
+from gatepost.journal import Tx
+from gatepost.wire import Await, Op, Operation, Subscribe, Unsubscribe
+
+T = TypeVar("T")
+AnyRequest = Request[Any, Any, Any]
+
+INVOKE_PATH = "/ansible/agent/invoke"
+_BASE = "/ansible/agent"
+_OPEN = {"open": True}
+_MAX_BODY = 16 * 1024
+_TOUCH_MS = 60_000
+_SENDER = "SELECT from_agent FROM delivery WHERE event_id = ?"
+_CALLS_PER_SEC, _CALL_BURST = 200.0, 1000
+
+_decode = msgspec.json.Decoder(Operation).decode
+
+
+class _Named(Struct):
+    op: str
+
+
+class ExternalAgents:
+    def __init__(
+        self, operations: Operations, door: Door, threshold: Threshold, policy: Policy
+    ) -> None:
+        self.threshold = threshold
+        self._operations = operations
+        self._core = operations.core
+        self._door = door
+        self._sessions = AgentSessions(self._core.clock, policy)
+        self._limiter = RateLimiter(_CALLS_PER_SEC, _CALL_BURST)
+        self._calls: dict[str, set[asyncio.Future[None]]] = {}
+
+    # -- getting in
+
+    async def invite(self, request: AnyRequest, wanted: AgentInviteRequest) -> InvitedAgent:
+        """By the operator, or by a session that may grant what it grants."""
+        grantor = await self._grantor(request)
+        actor = "operator" if grantor is None else grantor.agent_id
+        clock = self._core.clock
+        issued: IssuedAgentInvite = await self._core.commit(
+            lambda tx: agent_invites.issue(tx, clock, wanted, actor, grantor)
+        )
+        kept = issued.invite
+        return InvitedAgent(issued.token, kept.id, kept.agent_id, kept.scopes, kept.expires_at)
+
+    async def _grantor(self, request: AnyRequest) -> AgentSession | None:
+        authorization = request.headers.get("authorization")
+        with contextlib.suppress(Unauthorized):
+            self._door.check(authorization)
+            return None
+        session = await self.authenticate(request)
+        scope = ENDPOINTS[Endpoint.INVITES]
+        assert isinstance(scope, Scope), "whoever invites needs a scope"
+        require(session, scope)
+        return session
+
+    async def exchange(self, token: str) -> AgentTokens:
+        return await self._core.commit(lambda tx: self._sessions.exchange(tx, token))
+
+    async def refresh(self, token: str) -> AgentTokens:
+        found = await self._core.commit(lambda tx: self._sessions.refresh(tx, token))
+        if isinstance(found, Reused):
+            self._end_calls([found.session_id])
+            raise found.error()
+        return found
+
+    async def authenticate(self, request: AnyRequest) -> AgentSession:
+        scheme, _, token = (request.headers.get("authorization") or "").partition(" ")
+        if scheme.lower() != "bearer":
+            raise Unauthorized("send `Authorization: Bearer` with an access or context token")
+        session = await self._core.read(lambda tx: self._sessions.authenticate(tx, token.strip()))
+        now = self._core.clock.now()
+        self._limiter.take(session.id, now)
+        if now >= session.seen_at + _TOUCH_MS:
+            self._core.submit(lambda tx: self._sessions.touch(tx, session.id))
+        return session
+
+    async def context_token(self, request: AnyRequest, wanted: ContextTokenRequest) -> ContextToken:
+        session = await self.authenticate(request)
+        return await self._core.commit(lambda tx: self._sessions.context_token(tx, session, wanted))
+
+    # -- doing something
+
+    async def invoke(self, request: AnyRequest) -> Any:
+        """Whatever is not listed as an operation of some scope is refused."""
+        session = await self.authenticate(request)
+        body = await request.body()
+        name = _read(msgspec.json.Decoder(_Named).decode, body).op
+        authorize_name(session, name)
+        if name == "status":
+            return await status(self._operations)
+        if name.startswith("task_"):
+            raise NotFound("this gateway has no tasks yet; they come with the hub")
+        op = _read(_decode, body)
+        authorize(session, op)
+        self._operations.admit(op)
+        return await self._while_allowed(session, while_connected(request, self._do(session, op)))
+
+    async def _do(self, session: AgentSession, op: Op) -> Any:
+        if isinstance(op, Subscribe | Unsubscribe):
+            raise InvalidRequest("nothing is pushed over HTTP: use `dequeue` with `wait_secs`")
+        if isinstance(op, Await):
+            await self._check_sender(session, op)
+        return await self._operations.perform(op)
+
+    async def _check_sender(self, session: AgentSession, op: Await) -> None:
+        id = parse_event_id(op.event_id)
+        row = await self._core.read(lambda tx: tx.one(_SENDER, (id,)))
+        if row is not None and row[0] != session.agent_id:
+            raise Forbidden(f"this message was not sent by {session.agent_id}")
+
+    async def _while_allowed(self, session: AgentSession, work: Awaitable[T]) -> T:
+        """A session that ends takes with it what it still waits for."""
+        task: asyncio.Future[T] = asyncio.ensure_future(work)
+        with self._call(session.id) as ended:
+            try:
+                await asyncio.wait((task, ended), return_when="FIRST_COMPLETED")
+                if not task.done():
+                    raise Revoked("this session was ended; ask for a new invite")
+                return await task
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    @contextlib.contextmanager
+    def _call(self, session: str) -> "Iterator[asyncio.Future[None]]":
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._calls.setdefault(session, set()).add(ended)
+        try:
+            yield ended
+        finally:
+            calls = self._calls[session]
+            calls.discard(ended)
+            if not calls:
+                del self._calls[session]
+
+    # -- the operator's
+
+    async def listed(self) -> AgentAccess:
+        def read(tx: Tx) -> AgentAccess:
+            invites = [AgentInviteView(*astuple(each)) for each in agent_invites.listed(tx)]
+            sessions = [AgentSessionView(*astuple(each)) for each in self._sessions.listed(tx)]
+            return AgentAccess(invites, sessions)
+
+        return await self._core.read(read)
+
+    async def revoke(self, agent: str) -> EndedSessions:
+        """End an agent's sessions and open invites."""
+        ended = await self._core.commit(lambda tx: self._sessions.revoke(tx, agent, "operator"))
+        self._end_calls(ended)
+        return EndedSessions(agent, len(ended))
+
+    def _end_calls(self, sessions: list[str]) -> None:
+        for session in sessions:
+            for ended in self._calls.get(session, ()):
+                if not ended.done():
+                    ended.set_result(None)
+
+
+def routes(agents: ExternalAgents) -> list[Any]:
+    return [*_entry_routes(agents), *_session_routes(agents), *_operator_routes(agents)]
+
+
+def _entry_routes(agents: ExternalAgents) -> list[Any]:
+    limited: dict[str, Any] = {"status_code": 200, "request_max_body_size": _MAX_BODY, "opt": _OPEN}
+
+    @post(f"{_BASE}/{Endpoint.INVITES}", summary="Invite an external agent", **limited)
+    async def invite(data: JSONBody[AgentInviteRequest], request: AnyRequest) -> InvitedAgent:
+        agents.threshold.check_plain(request)
+        return await agents.invite(request, data)
+
+    @post(f"{_BASE}/{Endpoint.EXCHANGE}", summary="Exchange an invite for a session", **limited)
+    async def exchange(data: JSONBody[AgentExchangeRequest], request: AnyRequest) -> AgentTokens:
+        agents.threshold.cross(request)
+        return await agents.exchange(data.invite_token)
+
+    @post(f"{_BASE}/{Endpoint.REFRESH}", summary="Exchange a refresh token for new ones", **limited)
+    async def refresh(data: JSONBody[AgentRefreshRequest], request: AnyRequest) -> AgentTokens:
+        agents.threshold.cross(request)
+        return await agents.refresh(data.refresh_token)
+
+    return [invite, exchange, refresh]
+
+
+def _session_routes(agents: ExternalAgents) -> list[Any]:
+    @post(INVOKE_PATH, status_code=200, summary="Do an operation as this agent", opt=_OPEN)
+    async def invoke(request: AnyRequest) -> Response[bytes]:
+        agents.threshold.check_plain(request)
+        answer = await agents.invoke(request)
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    @post(
+        f"{_BASE}/{Endpoint.CONTEXT_TOKEN}",
+        status_code=200,
+        request_max_body_size=_MAX_BODY,
+        summary="A token for less, to hand on",
+        opt=_OPEN,
+    )
+    async def context_token(
+        data: JSONBody[ContextTokenRequest], request: AnyRequest
+    ) -> ContextToken:
+        agents.threshold.check_plain(request)
+        return await agents.context_token(request, data)
+
+    return [invoke, context_token]
+
+
+def _operator_routes(agents: ExternalAgents) -> list[Any]:
+    @get("/v1/external-agents", summary="Invites and sessions of external agents")
+    async def listed() -> AgentAccess:
+        return await agents.listed()
+
+    @post(
+        "/v1/external-agents/{agent:str}/revoke",
+        status_code=200,
+        summary="End an external agent's sessions",
+    )
+    async def revoke(agent: FromPath[str]) -> EndedSessions:
+        return await agents.revoke(check_agent_id(agent))
+
+    return [listed, revoke]
+
+
+def _read(decode: Any, body: bytes) -> Any:
+    try:
+        return decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(str(error)) from None

@@ -1,0 +1,33 @@
+"""What whoever knocks has to pass before anything else: not too often, and not in the clear."""
+
+from typing import Any
+
+from litestar.connection import ASGIConnection
+
+from gatepost.access import RateLimiter, source_of
+from gatepost.clock import Clock
+from gatepost.config import Room, is_loopback
+from gatepost.errors import Forbidden
+
+Connection = ASGIConnection[Any, Any, Any, Any]
+
+
+class Threshold:
+    def __init__(self, settings: Room, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._limiter = RateLimiter(settings.knocks_per_sec, settings.knock_burst)
+
+    def cross(self, connection: Connection) -> None:
+        """Count an attempt of this address."""
+        self._limiter.take(source_of(_host(connection)), self._clock.now())
+        self.check_plain(connection)
+
+    def check_plain(self, connection: Connection) -> None:
+        plain = connection.scope["scheme"] in {"http", "ws"}
+        if plain and not is_loopback(_host(connection)) and not self._settings.allow_plain:
+            raise Forbidden("come over TLS; from other machines plain HTTP is refused here")
+
+
+def _host(connection: Connection) -> str:
+    return connection.client.host if connection.client else ""

@@ -1,0 +1,157 @@
+"""What the local API says of the room and of external agents; the command line reads the same."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Raw, Struct
+
+from gatepost.events import NodeId
+from gatepost.wire import Reason, Seconds
+
+_URL = r"\Ahttps?://[A-Za-z0-9._\[\]:-]{1,260}\Z"
+_LONGEST_SECS = 30 * 86_400
+
+Tier = Literal["backbone", "edge"]
+
+
+class NewInvite(Struct, forbid_unknown_fields=True):
+    tier: Tier = "edge"
+    node: NodeId | None = None
+    ttl_secs: Annotated[int, Meta(ge=1, le=_LONGEST_SECS)] = 3600
+
+
+class InviteView(Struct):
+    id: str
+    tier: str
+    node: str | None
+    state: str
+    created_at: int
+    expires_at: int
+    used_by: str | None
+
+
+class Invited(Struct):
+    """`token` is shown this once."""
+
+    token: str
+    seed: str | None
+    invite: InviteView
+
+
+class Joining(Struct, forbid_unknown_fields=True):
+    seed: Annotated[str, Meta(pattern=_URL, max_length=300)]
+    token: Annotated[str, Meta(max_length=256)]
+
+
+class Joined(Struct):
+    host: str
+    genesis: str
+    tier: str
+
+
+class NodeView(Struct):
+    """`connected`: over how many sockets, right now and from here."""
+
+    id: str
+    tier: str
+    status: str
+    fingerprint: str
+    endpoint: str | None
+    added_by: str
+    last_heartbeat_at: int
+    connected: int
+    is_self: bool
+
+
+class RevokedView(Struct):
+    id: str
+    fingerprint: str
+
+
+class Nodes(Struct):
+    """`problems` says for each address why it is not connected."""
+
+    nodes: list[NodeView]
+    revoked: list[RevokedView]
+    problems: dict[str, str]
+
+
+class Revoking(Struct, forbid_unknown_fields=True):
+    reason: Reason = ""
+    last_seq: Seconds = 0
+
+
+class RevocationView(Struct):
+    node: str
+    revoked_at: int
+    connections_ended: int
+
+
+class RecordView(Struct):
+    """`record` is the very text its writer signed."""
+
+    map: str
+    key: str
+    version: int
+    writer: str
+    state: Literal["live", "tombstone"]
+    record: Raw
+
+
+class RoomView(Struct):
+    """`changes` counts; asking with `seen` waits for the next."""
+
+    room: str
+    genesis: str
+    epoch: int
+    changes: int
+    records: list[RecordView]
+    incidents: dict[str, int]
+
+
+class Verified(Struct):
+    records: int
+    problems: list[str]
+
+
+class AgentInviteView(Struct):
+    id: str
+    agent_id: str
+    scopes: tuple[str, ...]
+    created_by: str
+    created_at: int
+    expires_at: int
+    used_at: int | None
+    revoked_at: int | None
+
+
+class AgentSessionView(Struct):
+    id: str
+    agent_id: str
+    scopes: tuple[str, ...]
+    created_at: int
+    seen_at: int
+    expires_at: int | None
+    revoked_at: int | None
+    revoked_by: str | None
+
+
+class AgentAccess(Struct):
+    """Who outside may act here: invites, and sessions live or ended."""
+
+    invites: list[AgentInviteView]
+    sessions: list[AgentSessionView]
+
+
+class InvitedAgent(Struct, rename="camel"):
+    """`inviteToken` is shown this once."""
+
+    invite_token: str
+    invite_id: str
+    agent_id: str
+    scopes: tuple[str, ...]
+    expires_at: int
+
+
+class EndedSessions(Struct):
+    agent: str
+    sessions: int

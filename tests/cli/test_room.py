@@ -1,0 +1,157 @@
+"""Inviting, joining, looking and revoking from the command line, with two real gateways."""
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli, gateway
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, Cli]]:
+    """Ann's gateway and jane's, which join in the first test and stay so."""
+    with ExitStack() as running:
+        clis = []
+        for name in ("ann", "jane"):
+            home = tmp_path_factory.mktemp(name) / "state"
+            home.mkdir(mode=0o700)
+            clis.append(running.enter_context(gateway(home, GATEPOST_NODE__ID=name)))
+        yield clis[0], clis[1]
+
+
+@contextmanager
+def _started(home: Path, **env: str) -> Iterator[Cli]:
+    """A gateway that may speak TLS, so only the command line itself can tell that it runs."""
+    cli = Cli(home, **env)
+    with cli.running("up", "--port", "0") as process:
+        deadline = time.monotonic() + 20
+        while not (home / "endpoint.json").exists() or cli("status").code:
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            assert time.monotonic() < deadline
+        yield cli
+
+
+def _url(cli: Cli) -> str:
+    return str(json.loads((cli.home / "endpoint.json").read_bytes())["url"])
+
+
+def test_before_the_first_invite_there_is_no_room(pair: tuple[Cli, Cli]) -> None:
+    result = pair[1]("nodes", "--json")
+    assert (result.code, result.error["code"]) == (1, "conflict")
+    assert "gatepost invite" in result.error["message"]
+
+
+def test_invite_here_and_join_there(pair: tuple[Cli, Cli]) -> None:
+    ann, jane = pair
+    token = ann.ok("invite", "--tier", "edge", "--node", "jane")
+    said = jane.ok("join", _url(ann), "--token", "-", stdin=token.encode())
+    assert said == "joined the room of ann through ann, as edge node\n"
+    nodes = {node["id"]: node for node in ann.json("nodes")["nodes"]}
+    assert (nodes["jane"]["tier"], nodes["jane"]["added_by"]) == ("edge", "ann")
+    assert "ann\tbackbone\tonline\tthis one" in ann.ok("nodes")
+    assert "\tused\tjane" in ann.ok("invites")
+
+
+def test_on_a_terminal_an_invite_is_drawn_too(pair: tuple[Cli, Cli]) -> None:
+    seen = pair[0].seen("invite", "--node", "phone")
+    token = next(line for line in seen.splitlines() if line.startswith("gp1."))
+    assert "▄" in seen or "▀" in seen
+    assert f"gatepost join {_url(pair[0])} --token -" in seen
+    assert "▄" not in pair[0].ok("invite")
+    assert "▄" in pair[0].ok("invite", "--qr")
+    assert token not in pair[0].ok("invites")
+
+
+def test_an_invite_on_the_command_line_is_refused(pair: tuple[Cli, Cli]) -> None:
+    token = pair[0].ok("invite").strip()
+    result = pair[1]("join", _url(pair[0]), "--token", token)
+    assert (result.code, "can be seen by others" in result.err) == (2, True)
+    assert token not in result.err
+    assert pair[1]("join", _url(pair[0])).code == 2
+
+
+def test_joining_says_what_was_wrong(pair: tuple[Cli, Cli], tmp_path: Path) -> None:
+    file = tmp_path / "invite"
+    file.write_text("nonsense\n")
+    result = pair[1]("join", _url(pair[0]), "--token-file", str(file), "--json")
+    assert (result.code, result.error["code"]) == (1, "conflict"), "it is in a room already"
+    missing = pair[1]("join", _url(pair[0]), "--token-file", str(tmp_path / "none"))
+    assert (missing.code, "cannot be read" in missing.err) == (2, True)
+
+
+def test_an_invite_is_withdrawn(pair: tuple[Cli, Cli]) -> None:
+    invited = pair[0].json("invite")
+    id = invited["invite"]["id"]
+    assert pair[0].ok("withdraw", id) == f"invite {id} is revoked\n"
+    assert pair[0]("withdraw", "0" * 16).code == 1
+
+
+def test_the_room_is_shown_and_verified(pair: tuple[Cli, Cli]) -> None:
+    ann, jane = pair
+    shown = jane.json("room", "show")
+    assert (shown["room"], shown["genesis"]) == ("ansible-control", "ann")
+    assert {"nodes", "invites"} <= {record["map"] for record in shown["records"]}
+    assert "nodes\tjane\t" in ann.ok("room", "show")
+    assert ann.ok("room", "verify").endswith("none of them wrong\n")
+    assert jane.json("room", "verify")["problems"] == []
+
+
+def test_changes_are_watched(pair: tuple[Cli, Cli]) -> None:
+    ann, jane = pair
+    with jane.running("room", "watch", "--json") as watching:
+        # It says when it has begun to look, so nothing need be waited for.
+        assert watching.stderr is not None and watching.stdout is not None
+        assert "watching" in watching.stderr.readline()
+        ann.call("PUT", "/agents/newcomer")
+        record = json.loads(watching.stdout.readline())
+    assert (record["map"], record["key"]) == ("agents", "newcomer@ann")
+
+
+def test_revoking_asks_first_and_is_seen_at_once(pair: tuple[Cli, Cli]) -> None:
+    ann, _ = pair
+    refused = ann("revoke", "jane")
+    assert (refused.code, "--yes" in refused.err) == (2, True)
+    assert ann.ok("revoke", "jane", "--yes").startswith("jane is shut out")
+    assert [node["id"] for node in ann.json("nodes")["nodes"]] == ["ann"]
+    assert "jane\t\trevoked" in ann.ok("nodes")
+    assert ann("revoke", "jane", "--yes", "--json").error["code"] == "conflict"
+    assert ann("revoke", "nobody", "--yes", "--json").error["code"] == "unknown_node"
+
+
+def test_external_agents_are_invited_listed_and_revoked(pair: tuple[Cli, Cli]) -> None:
+    ann, _ = pair
+    token = ann.ok("agent", "invite", "ci-bot").strip()
+    assert token.startswith("gpa1.")
+    assert "ci-bot\tinvite\topen\tansible.message.read" in ann.ok("agent", "list", "--external")
+    assert ann.ok("agent", "revoke", "ci-bot") == "0 sessions of ci-bot ended\n"
+    assert "ci-bot\tinvite\trevoked" in ann.ok("agent", "list", "--external")
+    wrong = ann("agent", "invite", "ci-bot", "--scope", "everything", "--json")
+    assert wrong.error["code"] == "invalid_request"
+
+
+def test_a_gateway_that_speaks_tls_is_known_by_its_certificate(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-keyout", str(key), "-out", str(cert), "-days", "2"),
+            *("-subj", "/CN=vps", "-addext", "subjectAltName=IP:127.0.0.1"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    homes = [tmp_path / name for name in ("vps", "mbp")]
+    tls = {"GATEPOST_LISTEN__TLS_CERT": str(cert), "GATEPOST_LISTEN__TLS_KEY": str(key)}
+    with ExitStack() as running:
+        vps = running.enter_context(_started(homes[0], GATEPOST_NODE__ID="vps", **tls))
+        trusting = {"GATEPOST_ROOM__TLS_CA": str(cert)}
+        mbp = running.enter_context(_started(homes[1], GATEPOST_NODE__ID="mbp", **trusting))
+        assert _url(vps).startswith("https://")
+        token = vps.ok("invite", "--node", "mbp")
+        assert "joined" in mbp.ok("join", _url(vps), "--token", "-", stdin=token.encode())
+        assert {node["id"] for node in vps.json("nodes")["nodes"]} == {"vps", "mbp"}

@@ -1,0 +1,128 @@
+"""What a gateway says in the room, and what is on disk when it does."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gatepost.errors import Forbidden, StorageFailed
+from gatepost.gateway.room import RoomKeeper
+from gatepost.gateway.welcome import Welcome
+from gatepost.room import Applied, Author, Node, Review, admit
+from gatepost.room.signing import sign
+from gatepost.testing import ManualClock
+from tests.gateway.tools import dump, opened
+from tests.room.cast import GENESIS, author, key, node, update
+
+pytestmark = pytest.mark.anyio
+PLACE = ("reviews", "r1@ann")
+
+
+@pytest.fixture
+async def keeper(state: Path, clock: ManualClock) -> AsyncIterator[RoomKeeper]:
+    async with opened(state, clock, node__id="ann") as operations:
+        keeper = RoomKeeper(operations.core)
+        await keeper.load()
+        await keeper.found(lambda tx: None)
+        keeper.may_speak.set()
+        yield keeper
+
+
+def _review(status: Any = "open") -> Review:
+    return Review(
+        capability_id="c",
+        delegation_skill_version="1",
+        executor_skill_version="1",
+        failure_class="eta_breach",
+        raised_at=1,
+        status=status,
+    )
+
+
+def _on_disk(keeper: RoomKeeper) -> set[str]:
+    return {row[4] for row in dump(keeper.core)["room_record"]}
+
+
+async def test_an_own_record_is_on_disk_before_anybody_hears_of_it(keeper: RoomKeeper) -> None:
+    heard: list[bool] = []
+
+    def hear(applied: Applied) -> None:
+        heard.append({signed.text for signed in applied.changed} <= _on_disk(keeper))
+
+    keeper.current.on_change(hear)
+    await keeper.publish({PLACE: _review()})
+    assert heard == [True]
+
+
+async def test_what_could_not_be_saved_is_said_later(
+    keeper: RoomKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(operation: Any) -> None:
+        raise StorageFailed("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(keeper.core, "commit", full)
+        with pytest.raises(StorageFailed):
+            await keeper.publish({PLACE: _review()})
+        assert "r1" not in keeper.current.view.reviews
+    await keeper.refresh()
+    assert "r1" in keeper.current.view.reviews
+
+
+async def test_nothing_is_said_if_what_it_depends_on_fails(keeper: RoomKeeper) -> None:
+    def refuse(_: object) -> None:
+        raise Forbidden("no")
+
+    with pytest.raises(Forbidden):
+        await keeper.commit_with(*PLACE, _review(), refuse)
+    await keeper.refresh()
+    assert "r1" not in keeper.current.view.reviews
+
+
+async def test_a_sign_of_life_is_given_once_a_minute(
+    keeper: RoomKeeper, clock: ManualClock
+) -> None:
+    def beat() -> int:
+        record = keeper.current.view.nodes["ann"].record
+        assert isinstance(record, Node)
+        return record.last_heartbeat_at
+
+    first = beat()
+    clock.advance(59_000)
+    await keeper.refresh()
+    assert beat() == first
+    clock.advance(2_000)
+    await keeper.refresh()
+    assert beat() == first + 61_000
+
+
+async def test_it_is_the_same_after_it_was_loaded_again(keeper: RoomKeeper) -> None:
+    await keeper.publish({PLACE: _review()})
+    again = RoomKeeper(keeper.core)
+    await again.load()
+    assert {s.text for s in again.current.document} == {s.text for s in keeper.current.document}
+    await again.publish({PLACE: _review("resolved")})
+    assert again.current.view.reviews["r1"].status == "resolved"
+
+
+async def test_what_others_say_is_saved_soon(keeper: RoomKeeper) -> None:
+    genesis, own = keeper.current.genesis, keeper.author
+    link = admit(own.key, "ann", "ben", key("ben").public, "edge", 1)
+    ben = Author(key("ben"), (link,))
+    signed = sign(ben, "nodes", "ben", 1, 1, node(ben, genesis))
+    keeper.current.apply(update(signed), "somebody")
+    await keeper._save()
+    assert signed.text in _on_disk(keeper)
+    known = keeper.known.by_key(None, key("ben").public)
+    assert known is not None and known.node_id == "ben"
+
+
+async def test_a_welcome_into_a_room_nobody_let_us_into_is_refused(
+    state: Path, clock: ManualClock
+) -> None:
+    async with opened(state, clock, node__id="ben") as operations:
+        keeper = RoomKeeper(operations.core)
+        for said in (Welcome(GENESIS, 1), Welcome(GENESIS, 1, author("ben").chain)):
+            with pytest.raises(Forbidden):
+                keeper.check_welcome(said, GENESIS.key)

@@ -1,0 +1,51 @@
+"""A large room reaches a newcomer soon, through real processes."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gatepost.events import NodeKey
+from gatepost.room import Author, Genesis, admit, lib0
+from gatepost.room.document import Document
+from gatepost.room.room import room_id
+from gatepost.room.signing import sign
+from tests.conftest import choose
+from tests.gateway.tools import eventually
+from tests.mesh.tools import Gateway, Guest
+from tests.room.cast import agent, node
+
+NODES, AGENTS = choose(300, 1000), 5
+
+
+def _crowd(genesis: Genesis, key: NodeKey, now: int) -> list[Any]:
+    """Nodes which the genesis admitted, each with its agents."""
+    records = []
+    for number in range(NODES):
+        own, name = NodeKey(number.to_bytes(32, "big")), f"node-{number}"
+        who = Author(own, (admit(key, genesis.node, name, own.public, "edge", now),))
+        records.append(sign(who, "nodes", name, 1, now, node(who, genesis)))
+        for each in range(AGENTS):
+            claim = f"agent-{number}-{each}@{name}"
+            records.append(sign(who, "agents", claim, 1, now, agent(name)))
+    return records
+
+
+def test_a_newcomer_has_a_room_of_many_nodes_in_two_seconds(
+    start: Callable[..., list[Gateway]],
+) -> None:
+    ann, newcomer = start("ann", "newcomer")
+    loader = Guest(ann, "loader")
+    genesis, _ = loader.enter(ann.invite())
+    key = NodeKey((ann.state_dir / "node.key").read_bytes())
+    records = _crowd(genesis, key, int(time.time() * 1000))
+    with loader.open(loader.ticket()) as socket:
+        for update in Document(room_id(1)).chunks(records):
+            socket.send(b"\x00\x02" + lib0.data(update))
+        eventually(lambda: len(ann.nodes()) > NODES, 30)
+    token = ann.invite()
+    began = time.monotonic()
+    newcomer.call("POST", "/room/join", {"seed": ann.url, "token": token})
+    took = time.monotonic() - began
+    assert len(newcomer.nodes()) == NODES + 2
+    assert took < 2, f"joining took {took:.2f} s"
+    assert ann.incidents() == newcomer.incidents() == {}
