@@ -19,6 +19,7 @@ from rich.table import Table
 
 from gatepost.bench.fsync import Fsync, measure_fsync, percentile
 from gatepost.bench.own_gateway import own_gateway
+from gatepost.bench.redis import Peer, installed, measure_redis
 from gatepost.client import Client, Message
 from gatepost.errors import BenchFailed
 
@@ -69,6 +70,7 @@ class Result(Struct, frozen=True):
     throughput: Throughput
     single: Single
     fsync: Fsync
+    redis: Peer | None = None
 
 
 def bench(state_dir: Path, options: Options) -> Result:
@@ -85,7 +87,18 @@ def run(url: str, token: str, folder: Path, options: Options) -> Result:
     """Measure the gateway at `url`; `folder` is on the disk whose fsync is measured beside it."""
     throughput, single = uvloop.run(_measure(url, token, options))
     fsync = measure_fsync(folder, size=options.size, count=options.fsyncs)
-    return Result(machine(), options, _DURABILITY, throughput, single, fsync)
+    redis = _measure_redis(folder, options) if installed() else None
+    return Result(machine(), options, _DURABILITY, throughput, single, fsync, redis)
+
+
+def _measure_redis(folder: Path, options: Options) -> Peer:
+    return measure_redis(
+        folder,
+        messages=options.messages,
+        outstanding=options.outstanding,
+        size=options.size,
+        singles=options.singles,
+    )
 
 
 def machine() -> Machine:
@@ -109,11 +122,18 @@ def render(result: Result) -> RenderableType:
     table.add_row("one at a time", f"{single.per_sec:,.0f}", *latency)
     disk = (f"{fsync.p50_ms:.2f}", f"{fsync.p99_ms:.2f}")
     table.add_row("the disk: append + fdatasync", f"{fsync.per_sec:,.0f}", *disk)
+    peer = "For a peer's figures beside these, install redis-server and run this again."
+    if result.redis is not None:
+        name = f"Redis Streams {result.redis.version}"
+        laps = (f"{result.redis.p50_ms:.2f}", f"{result.redis.p99_ms:.2f}")
+        table.add_row(name, f"{result.redis.per_sec:,.0f}", *laps)
+        peer = f"{name}: fsync before every answer, pipelines of {result.options.outstanding}"
     durability = "; ".join(f"{step}: {how}" for step, how in result.durability.items())
     about = result.machine
     return Group(
         table,
         f"Durability: {durability}",
+        peer,
         f"Every one of {throughput.messages + single.messages:,} messages came once, in order.",
         f"Machine: {about.cores} cores, Python {about.python}, SQLite {about.sqlite},"
         f" {about.system}",

@@ -22,7 +22,7 @@ def mailbox(
     messages: Some = 100_000,
     outstanding: Annotated[int, Parameter(validator=Number(gte=1, lte=2500))] = 256,
     size: Annotated[int, Parameter(validator=Number(gte=32, lte=65_536))] = 512,
-    senders: Some = 8,
+    senders: Some = 1,
     singles: Some = 2000,
     state_dir: Path | None = None,
     options: Output = OUTPUT,

@@ -1,0 +1,138 @@
+"""Redis Streams doing the same work on the same disk, to read our own figures by.
+
+The server fsyncs before it answers (`appendfsync always`). Messages are added, read by a consumer
+group and acked, from one process, in pipelines as deep as the outstanding messages: the client's
+cost per message is as small as it can be, smaller than that of a client that awaits each.
+"""
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+
+from msgspec import Struct
+
+from gatepost.bench.fsync import percentile
+from gatepost.errors import BenchFailed
+
+_PATIENCE = 10.0
+_KEY, _GROUP = b"bench", b"group"
+
+Reply = bytes | int | None | list["Reply"]
+
+
+class Peer(Struct, frozen=True):
+    """What Redis Streams did; p50 and p99 from the add to the read, one at a time."""
+
+    version: str
+    per_sec: float
+    p50_ms: float
+    p99_ms: float
+
+
+def installed() -> bool:
+    return shutil.which("redis-server") is not None
+
+
+def measure_redis(
+    folder: Path, *, messages: int, outstanding: int, size: int, singles: int
+) -> Peer:
+    """Start a server in `folder`, measure it, and end it."""
+    with _server(folder) as path, _Connection(path) as redis:
+        redis.run([[b"XGROUP", b"CREATE", _KEY, _GROUP, b"0", b"MKSTREAM"]])
+        payload = b"x" * size
+        started = time.perf_counter()
+        for _ in range(messages // outstanding):
+            _round(redis, payload, outstanding)
+        per_sec = messages // outstanding * outstanding / (time.perf_counter() - started)
+        laps = sorted(_round(redis, payload, 1) * 1000 for _ in range(singles))
+        return Peer(redis.version(), per_sec, percentile(laps, 50), percentile(laps, 99))
+
+
+def _round(redis: "_Connection", payload: bytes, count: int) -> float:
+    """Add, read and ack `count` messages; returns how long the first two took."""
+    started = time.perf_counter()
+    redis.run([[b"XADD", _KEY, b"*", b"m", payload]] * count)
+    read = [b"XREADGROUP", b"GROUP", _GROUP, b"me", b"COUNT", b"%d" % count]
+    (streams,) = redis.run([[*read, b"STREAMS", _KEY, b">"]])
+    took = time.perf_counter() - started
+    entries = streams[0][1] if isinstance(streams, list) else []  # type: ignore[index]
+    ids = [entry[0] for entry in entries]  # type: ignore[index,union-attr]
+    if len(ids) != count:
+        raise BenchFailed(f"redis gave {len(ids)} of {count} messages")
+    redis.run([[b"XACK", _KEY, _GROUP, *ids], [b"XDEL", _KEY, *ids]])  # type: ignore[list-item]
+    return took
+
+
+@contextlib.contextmanager
+def _server(folder: Path) -> Iterator[Path]:
+    data = folder / "redis"
+    data.mkdir(mode=0o700)
+    path = data / "s"
+    options = ["--port", "0", "--unixsocket", str(path), "--dir", str(data), "--save", ""]
+    options += ["--appendonly", "yes", "--appendfsync", "always"]
+    process = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)
+    try:
+        _wait(path)
+        yield path
+    finally:
+        process.terminate()
+        process.wait(timeout=_PATIENCE)
+
+
+def _wait(path: Path) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise BenchFailed("redis-server did not start")
+        time.sleep(0.02)
+
+
+class _Connection:
+    """Just enough of Redis' protocol for pipelines."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(_PATIENCE)
+        self._socket.connect(str(path))
+        self._file: BufferedReader = self._socket.makefile("rb")
+
+    def __enter__(self) -> "_Connection":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._socket.close()
+
+    def run(self, commands: list[list[bytes]]) -> list[Reply]:
+        self._socket.sendall(b"".join(map(_encode, commands)))
+        return [self._read() for _ in commands]
+
+    def version(self) -> str:
+        (info,) = self.run([[b"INFO", b"server"]])
+        assert isinstance(info, bytes)
+        return info.decode().partition("redis_version:")[2].split()[0]
+
+    def _read(self) -> Reply:
+        kind, rest = (line := self._file.readline())[:1], line[1:-2]
+        if kind == b"-" or not line:
+            raise BenchFailed(f"redis: {rest.decode() or 'connection lost'}")
+        if kind == b"+":
+            return rest
+        if kind == b":":
+            return int(rest)
+        length = int(rest)
+        if length < 0:
+            return None
+        if kind == b"$":
+            return self._file.read(length + 2)[:-2]
+        return [self._read() for _ in range(length)]
+
+
+def _encode(command: list[bytes]) -> bytes:
+    parts = (b"$%d\r\n%s\r\n" % (len(part), part) for part in command)
+    return b"*%d\r\n%s" % (len(command), b"".join(parts))
