@@ -79,7 +79,8 @@ def test_joining_says_what_was_wrong(pair: tuple[Cli, Cli], tmp_path: Path) -> N
     file = tmp_path / "invite"
     file.write_text("nonsense\n")
     result = pair[1]("join", _url(pair[0]), "--token-file", str(file), "--json")
-    assert (result.code, result.error["code"]) == (1, "conflict"), "it is in a room already"
+    assert (result.code, result.error["code"]) == (1, "invalid_token")
+    assert "not an invite" in result.error["message"]
     missing = pair[1]("join", _url(pair[0]), "--token-file", str(tmp_path / "none"))
     assert (missing.code, "cannot be read" in missing.err) == (2, True)
 

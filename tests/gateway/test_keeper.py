@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gatepost.errors import Forbidden, StorageFailed
 from gatepost.gateway.room import RoomKeeper
@@ -126,3 +127,35 @@ async def test_a_welcome_into_a_room_nobody_let_us_into_is_refused(
         for said in (Welcome(GENESIS, 1), Welcome(GENESIS, 1, author("ben").chain)):
             with pytest.raises(Forbidden):
                 keeper.check_welcome(said, GENESIS.key)
+
+
+async def test_a_chain_is_believed_only_if_the_host_signed_it(
+    state: Path, clock: ManualClock
+) -> None:
+    async with opened(state, clock, node__id="ben") as operations:
+        keeper, host = RoomKeeper(operations.core), key("root")
+        link = admit(host, "root", "ben", operations.core.node.key.public, "edge", 1)
+        keeper.check_welcome(Welcome(GENESIS, 1, (link,)), GENESIS.key)
+        forged = replace(link, signature=bytes(64))
+        with pytest.raises(Forbidden):
+            keeper.check_welcome(Welcome(GENESIS, 1, (forged,)), GENESIS.key)
+        with pytest.raises(Forbidden, match="not the one who admitted"):
+            keeper.check_welcome(Welcome(GENESIS, 1, (link,)), key("eve").public)
+
+
+async def test_what_is_said_while_the_room_moves_is_not_left_behind(
+    keeper: RoomKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, late = keeper.core.commit, [_review()]
+
+    async def slow(operation: Any) -> Any:
+        result = await commit(operation)
+        if late:
+            keeper.current.put(*PLACE, late.pop(), 1)
+        return result
+
+    monkeypatch.setattr(keeper.core, "commit", slow)
+    await keeper.catch_up(2)
+    assert (keeper.current.epoch, keeper.current.id) == (2, "ansible-control.2")
+    assert "r1" in keeper.current.view.reviews
+    assert {signed.text for signed in keeper.current.document} == _on_disk(keeper)

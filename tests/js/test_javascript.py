@@ -57,11 +57,20 @@ class Script:
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process
         self.said: list[Any] = []
-        Thread(target=self._listen, daemon=True).start()
+        self._listener = Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
-        self.said.extend(json.loads(line) for line in self.process.stdout)
+        for line in self.process.stdout:
+            # A process that is killed may leave half a line behind.
+            if line.endswith("\n"):
+                self.said.append(json.loads(line))
+
+    def end(self) -> None:
+        """Before its output is closed, whoever reads it has to be done."""
+        self.process.kill()
+        self._listener.join()
 
     def hears(self, event: str, **fields: object) -> Any:
         """Wait for an event."""
@@ -91,10 +100,11 @@ def client(installed: Path, host: Gateway) -> Start:
             stdout=subprocess.PIPE,
             text=True,
         ) as process:
+            script = Script(process)
             try:
-                yield Script(process)
+                yield script
             finally:
-                process.kill()
+                script.end()
 
     return start
 

@@ -15,6 +15,7 @@ import msgspec
 from gatepost.cli.options import Options
 from gatepost.cli.problems import Problem, lost_answer, unreachable, usage
 from gatepost.config import Settings, default_path
+from gatepost.errors import Unauthorized
 from gatepost.events import check_agent_id
 from gatepost.gateway.state import Endpoint, StateDir
 from gatepost.wire import Failure
@@ -134,7 +135,8 @@ class Gateway:
             failure = msgspec.json.decode(response.content, type=Failure)
         except msgspec.MsgspecError:
             return self._stranger(response)
-        if response.status_code == httpx.codes.UNAUTHORIZED:
+        # Other codes with this status are about a token the command was given.
+        if failure.code == Unauthorized.code:
             return Problem(failure.code, self._locked_out())
         return Problem(failure.code, failure.message)
 

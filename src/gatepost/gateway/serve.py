@@ -7,8 +7,8 @@ import logging
 import os
 import signal
 import socket
-import sys
 import ssl
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
