@@ -163,15 +163,6 @@ class Journal(Section, frozen=True, kw_only=True):
     group_max: Annotated[
         int, Meta(ge=1, le=1_000_000, description="Operations that share one fsync at most.")
     ] = 4096
-    group_window_ms: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=1000,
-            description="Wait for more operations before an fsync; 0 takes only those that queued"
-            " during the last one.",
-        ),
-    ] = 0.0
     integrity_check: Annotated[
         Literal["quick", "full", "off"],
         Meta(description="Check of the journal file at start: quick, full or off."),
