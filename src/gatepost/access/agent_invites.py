@@ -3,7 +3,6 @@
 import msgspec
 from msgspec import Struct
 
-from gatepost.access.audit import audit
 from gatepost.access.forms import AgentInviteRequest
 from gatepost.access.scopes import Holder, check_grantable
 from gatepost.access.tokens import Guarded, Kind, matches, mint, parse
@@ -17,6 +16,7 @@ from gatepost.errors import (
     WrongState,
 )
 from gatepost.events import check_agent_id
+from gatepost.journal.audit import audit
 from gatepost.journal.tx import Row, Tx
 
 _COLUMNS = "id, agent_id, scopes, created_by, created_at, expires_at, used_at, revoked_at"

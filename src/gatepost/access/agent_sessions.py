@@ -10,13 +10,13 @@ from msgspec import Struct
 
 from gatepost.access import agent_invites
 from gatepost.access.agent_invites import pack, unpack
-from gatepost.access.audit import audit
 from gatepost.access.forms import AgentTokens, ContextToken, ContextTokenRequest
 from gatepost.access.policy import Policy
 from gatepost.access.scopes import check_grantable
 from gatepost.access.tokens import Kind, Token, matches, mint, new_id, parse
 from gatepost.clock import Clock
 from gatepost.errors import ExpiredToken, Forbidden, InvalidToken, Revoked, TokenReused
+from gatepost.journal.audit import audit
 from gatepost.journal.tx import Tx
 
 _NAMES = {Kind.ACCESS: "access", Kind.REFRESH: "refresh", Kind.CONTEXT: "context"}

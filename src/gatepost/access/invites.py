@@ -8,7 +8,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gatepost.access.audit import audit
 from gatepost.access.forms import Tier
 from gatepost.access.issuer import Issuer
 from gatepost.access.tokens import Guarded, Kind, Token, matches, mint, parse
@@ -23,6 +22,7 @@ from gatepost.errors import (
     WrongState,
 )
 from gatepost.events import check_node_id, fingerprint
+from gatepost.journal.audit import audit
 from gatepost.journal.tx import Tx
 
 _COLUMNS = """

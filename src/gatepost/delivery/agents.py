@@ -1,8 +1,8 @@
 """The agents this gateway answers for."""
 
 from gatepost.errors import UnknownAgent
+from gatepost.journal.audit import audit
 from gatepost.journal.tx import Tx
-from gatepost.mailbox.deadletters import audit
 from gatepost.wire import Agent
 
 

@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from gatepost.access import Directories, Issuer, JournalDirectory, Policy
 from gatepost.access import sessions as node_sessions
-from gatepost.access.audit import audit
 from gatepost.errors import (
     Conflict,
     Forbidden,
@@ -32,6 +31,7 @@ from gatepost.gateway.members import RoomDirectory
 from gatepost.gateway.own_records import Status
 from gatepost.gateway.welcome import Welcome
 from gatepost.journal import Tx
+from gatepost.journal.audit import audit
 from gatepost.room import (
     Applied,
     Author,

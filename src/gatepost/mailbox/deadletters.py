@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from msgspec import Raw, Struct
 
 from gatepost.errors import UnknownMessage
+from gatepost.journal.audit import audit
 from gatepost.journal.tx import Row, Tx
 from gatepost.mailbox.enqueue import NUMBER_BITS, pair_end
 from gatepost.mailbox.lease import count, find_head
@@ -174,10 +175,3 @@ def _move_on(tx: Tx, pair: int, first: int, leased: bool) -> None:
         tx.run("UPDATE lease SET behind = ? WHERE pair = ?", (first, pair))
     else:
         find_head(tx, pair, first)
-
-
-def audit(tx: Tx, actor: str, action: str, subject: str, detail: str) -> None:
-    tx.run(
-        "INSERT INTO audit (at, actor, action, subject, detail) VALUES (?, ?, ?, ?, ?)",
-        (tx.now, actor, action, subject, detail),
-    )

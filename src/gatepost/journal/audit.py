@@ -1,4 +1,4 @@
-"""Who changed who may enter."""
+"""The record of what was done by hand."""
 
 from gatepost.journal.tx import Tx
 
