@@ -216,3 +216,21 @@ def test_metrics_count_the_guests(three: list[Gateway]) -> None:
 
 def test_nobody_was_taken_for_hostile_in_all_of_this(three: list[Gateway]) -> None:
     assert [gateway.incidents() for gateway in three] == [{}, {}, {}]
+
+
+def test_the_room_moves_to_a_fresh_document_and_everyone_follows(
+    start: Callable[..., list[Gateway]],
+) -> None:
+    ann, bob, cat = start("ann", "bob", "cat")
+    bob.join(ann)
+    cat.join(ann, "edge")
+    _meet([ann, bob])
+    cat.stop()
+    assert ann.call("POST", "/room/rotate", {})["epoch"] == 2
+    eventually(lambda: bob.call("GET", "/room")["epoch"] == 2)
+    cat.start()
+    eventually(lambda: cat.call("GET", "/room")["epoch"] == 2, 20)
+    converge(ann, bob, cat, secs=20)
+    assert cat.nodes().keys() == {"ann", "bob", "cat"}
+    with client(cat) as http:
+        assert http.post("/v1/room/rotate", json={}).json()["code"] == "forbidden"

@@ -311,6 +311,20 @@ For example:
 """,
 )
 
+_add(
+    _room,
+    "rotate",
+    "room:rotate",
+    help="""Move the room to a fresh document, in which what is over is forgotten.
+
+All gateways follow; one that is away follows when it is back.
+
+For example:
+
+  gatepost room rotate
+""",
+)
+
 _agent = _add_family(
     "agent",
     help="""Add, list, remove and invite agents.

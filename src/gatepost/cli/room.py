@@ -22,6 +22,7 @@ from gatepost.gateway.views import (
     RecordView,
     RevocationView,
     RoomView,
+    Rotated,
     Tier,
     Verified,
 )
@@ -241,6 +242,14 @@ def verify(*, options: Options = OPTIONS) -> int:
         found = gateway.get("/v1/room/verify", Verified)
     output.show(options, found, lambda: _say_verified(found))
     return Exit.FAILED if found.problems else Exit.OK
+
+
+def rotate(*, options: Options = OPTIONS) -> None:
+    """Move the room to a fresh document."""
+    with options.gateway() as gateway:
+        moved = gateway.post("/v1/room/rotate", {}, Rotated)
+    count = output.plural(moved.records, "record")
+    output.show(options, moved, lambda: output.say(f"the room is {moved.room} now, with {count}"))
 
 
 def _say_verified(found: Verified) -> None:

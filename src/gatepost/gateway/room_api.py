@@ -26,17 +26,28 @@ from gatepost.gateway.views import (
     RevokedView,
     Revoking,
     RoomView,
+    Rotated,
     Verified,
 )
 from gatepost.journal import Tx
+from gatepost.room import (
+    Coordination,
+    Member,
+    Retention,
+    Revocation,
+    Room,
+    Term,
+    claim_key,
+    store,
+)
 from gatepost.room import Invite as InviteRecord
-from gatepost.room import Member, Revocation, claim_key, store
 
 Name = FromPath[str]
 WaitSecs = Annotated[float, QueryParameter(ge=0, le=60)]
 Seen = Annotated[int, QueryParameter(ge=-1)]
 
 _SECOND = 1000
+_SWEEP_SECS = 600
 
 
 class RoomApi:
@@ -139,6 +150,27 @@ class RoomApi:
         count = await self._core.read(lambda tx: tx.rows("SELECT count(*) FROM room_record")[0][0])
         return Verified(count, found)
 
+    async def rotate(self) -> Rotated:
+        """Call a new document, in which what is over is forgotten; every gateway follows."""
+        room = self._keeper.current
+        if self._keeper.issuer().tier != "backbone":
+            raise Forbidden("an edge node does not move the room; do it on a backbone node")
+        place = ("coordination", claim_key("coordinator", self._core.node.id))
+        await self._keeper.publish({place: self._next_term(room)})
+        await self._keeper.follow_epoch()
+        moved = self._keeper.current
+        return Rotated(moved.id, moved.epoch, len(moved.document))
+
+    def _next_term(self, room: Room) -> Coordination:
+        known, node = room.view.coordination, self._core.node.id
+        return Coordination(
+            coordinator=node,
+            term=Term(counter=1 if known is None else known.term.counter + 1, node=node),
+            sweep_every_seconds=_SWEEP_SECS if known is None else known.sweep_every_seconds,
+            retention=Retention() if known is None else known.retention,
+            room_epoch=room.epoch + 1,
+        )
+
     async def _publish(self, invite: Invite) -> None:
         record = InviteRecord(
             tier=invite.tier,
@@ -205,11 +237,15 @@ def routes(api: RoomApi) -> list[Any]:
     async def show(seen: Seen = -1, wait_secs: WaitSecs = 0.0) -> RoomView:
         return await api.show(seen, wait_secs)
 
+    @post("/v1/room/rotate", status_code=200, summary="Move the room to a fresh document")
+    async def rotate() -> Rotated:
+        return await api.rotate()
+
     @get("/v1/room/verify", summary="Check the signature of every record kept")
     async def verify() -> Verified:
         return await api.verify()
 
-    return [invite, invites, withdraw, join, nodes, revoke, show, verify]
+    return [invite, invites, withdraw, join, nodes, revoke, show, rotate, verify]
 
 
 def _state(data: object) -> Literal["live", "tombstone"]:

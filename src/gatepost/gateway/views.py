@@ -113,6 +113,14 @@ class Verified(Struct):
     problems: list[str]
 
 
+class Rotated(Struct):
+    """The document the room is in now, and how many records came along."""
+
+    room: str
+    epoch: int
+    records: int
+
+
 class AgentInviteView(Struct):
     id: str
     agent_id: str
