@@ -15,6 +15,9 @@ from gatepost.events.ids import AgentId, MsgId
 
 PROTOCOL_VERSION = "1.0"
 
+# What a node is to the others: a backbone node may invite and revoke.
+Tier = Literal["backbone", "edge"]
+
 Seconds = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Limit = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Credit = Annotated[int, msgspec.Meta(ge=1, le=10_000)]

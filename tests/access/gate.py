@@ -30,7 +30,6 @@ from gatepost.access.forms import (
     Challenge,
     ExchangeAnswer,
     ExchangeRequest,
-    Tier,
 )
 from gatepost.access.invites import IssuedInvite
 from gatepost.access.revocation import ShutOut
@@ -38,6 +37,7 @@ from gatepost.errors import GatepostError
 from gatepost.events import NodeKey
 from gatepost.journal import Database, Tx, Writer, memory
 from gatepost.testing import ManualClock
+from gatepost.wire import Tier
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gatepost.client import Client
-from tests.support.gateway import GatewayProcess
+from gatepost.testing import GatewayProcess
 
 _numbers = count(1)
 

@@ -15,7 +15,7 @@ import pytest
 
 from gatepost.client import Agent, Client, Message
 from gatepost.errors import InvalidRequest
-from tests.support.gateway import GatewayProcess
+from gatepost.testing import GatewayProcess
 
 pytestmark = pytest.mark.anyio
 

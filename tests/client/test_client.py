@@ -20,7 +20,7 @@ from gatepost.errors import (
     UnknownAgent,
     UnknownMessage,
 )
-from tests.support.gateway import GatewayProcess
+from gatepost.testing import GatewayProcess
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ from gatepost.errors import (
     Unauthorized,
     Unavailable,
 )
-from tests.support.gateway import GatewayProcess
+from gatepost.testing import GatewayProcess
 
 pytestmark = pytest.mark.anyio
 

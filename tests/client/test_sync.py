@@ -6,7 +6,7 @@ import pytest
 
 from gatepost.client import SyncClient
 from gatepost.errors import StaleReceipt, Unavailable
-from tests.support.gateway import GatewayProcess
+from gatepost.testing import GatewayProcess
 
 Unique = Callable[[str], str]
 

@@ -23,10 +23,10 @@ from gatepost.room import (
 )
 from gatepost.room.admission import issuer_of
 from gatepost.room.document import Document
-from gatepost.room.records import Tier
 from gatepost.room.room import room_id
 from gatepost.room.signing import sign
 from gatepost.room.update import Slot, encode
+from gatepost.wire import Tier
 
 NOW = 1_700_000_000_000
 

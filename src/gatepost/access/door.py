@@ -23,7 +23,7 @@ then that its invite is good for this node still (409 token_already_used, 403 re
 from msgspec import Struct
 
 from gatepost.access import invites, nodes, sessions, tickets
-from gatepost.access.forms import Challenge, ExchangeAnswer, ExchangeRequest, Tier
+from gatepost.access.forms import Challenge, ExchangeAnswer, ExchangeRequest
 from gatepost.access.invites import Invite
 from gatepost.access.issuer import Issuer
 from gatepost.access.nodes import Admission, Directory, Standing, shut_out
@@ -40,6 +40,7 @@ from gatepost.errors import (
 )
 from gatepost.events import NodeKey
 from gatepost.journal.tx import Tx
+from gatepost.wire import Tier
 
 
 class Ground(Struct, frozen=True):

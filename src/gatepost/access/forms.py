@@ -3,7 +3,7 @@
 Bytes are base64 on the wire. Whatever carries a secret prints as its type's name only.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -12,7 +12,6 @@ from gatepost.events.ids import AgentId, NodeId
 
 CONTROL_ROOM = "ansible-control"
 
-Tier = Literal["backbone", "edge"]
 PublicKey = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 Nonce = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{16,128}\Z")]

@@ -8,7 +8,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gatepost.access.forms import Tier
 from gatepost.access.issuer import Issuer
 from gatepost.access.tokens import Guarded, Kind, Token, matches, mint, parse
 from gatepost.errors import (
@@ -24,6 +23,7 @@ from gatepost.errors import (
 from gatepost.events import check_node_id, fingerprint
 from gatepost.journal.audit import audit
 from gatepost.journal.tx import Tx
+from gatepost.wire import Tier
 
 _COLUMNS = """
 id, tier, expected_node_id, expected_key, created_by, created_at, expires_at,

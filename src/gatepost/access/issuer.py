@@ -4,9 +4,9 @@ from hashlib import blake2b
 
 from msgspec import Struct
 
-from gatepost.access.forms import Tier
 from gatepost.clock import Clock
 from gatepost.events import NodeKey, frame
+from gatepost.wire import Tier
 
 
 class Issuer(Struct, frozen=True):

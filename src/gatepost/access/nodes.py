@@ -5,11 +5,11 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from gatepost.access.forms import Tier
 from gatepost.access.issuer import Issuer
 from gatepost.errors import NodeMismatch, Revoked
 from gatepost.events import fingerprint, frame, verify
 from gatepost.journal.tx import Tx
+from gatepost.wire import Tier
 
 _INSERT = """
 INSERT INTO admission VALUES (?, ?, ?, ?, ?, ?)

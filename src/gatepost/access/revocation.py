@@ -7,7 +7,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gatepost.access import sessions
-from gatepost.access.forms import Tier
 from gatepost.access.issuer import Issuer
 from gatepost.access.mesh_secrets import MeshSecrets, SecretStore
 from gatepost.access.nodes import Directory, Standing
@@ -16,6 +15,7 @@ from gatepost.errors import Forbidden, InvalidRequest, UnknownNode
 from gatepost.events import fingerprint, frame, verify
 from gatepost.journal.audit import audit
 from gatepost.journal.tx import Tx
+from gatepost.wire import Tier
 
 _INSERT = "INSERT INTO revocation VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 

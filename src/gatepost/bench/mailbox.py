@@ -18,10 +18,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from gatepost.bench.fsync import Fsync, measure_fsync, percentile
-from gatepost.bench.own_gateway import own_gateway
 from gatepost.bench.redis import Peer, installed, measure_redis
 from gatepost.client import Client, Message
 from gatepost.errors import BenchFailed
+from gatepost.testing import GatewayProcess
 
 _MAILBOX = "bench"
 _DURABILITY = {
@@ -78,9 +78,9 @@ def bench(state_dir: Path, options: Options) -> Result:
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="bench-", dir=state_dir) as folder,
-        own_gateway(Path(folder) / "gateway") as (url, token),
+        GatewayProcess(Path(folder) / "gateway", log__level="error") as gateway,
     ):
-        return run(url, token, Path(folder), options)
+        return run(gateway.url, gateway.token, Path(folder), options)
 
 
 def run(url: str, token: str, folder: Path, options: Options) -> Result:

@@ -23,9 +23,9 @@ from gatepost.gateway.views import (
     RevocationView,
     RoomView,
     Rotated,
-    Tier,
     Verified,
 )
+from gatepost.wire import Tier
 
 _WATCH_SECS = 30.0
 _JOIN_SECS = 30.0

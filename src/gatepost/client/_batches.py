@@ -1,6 +1,7 @@
 """Calls that wait for an answer, coalesced: many callers, one operation on the wire."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from typing import Any, Generic, Self, TypeVar
 
 from msgspec import Raw
@@ -25,7 +26,7 @@ T = TypeVar("T")
 Future = asyncio.Future[Any]
 
 
-class Pending:
+class Pending(ABC):
     """One operation and those who wait for it. `deadline` is in the event loop's time."""
 
     __slots__ = ("deadline", "futures", "id", "since", "timer", "weight")
@@ -40,12 +41,12 @@ class Pending:
         self.since = self.deadline = deadline
         self.timer: asyncio.TimerHandle | None = None
 
-    def op(self) -> Op:
-        raise NotImplementedError
+    @abstractmethod
+    def op(self) -> Op: ...
 
+    @abstractmethod
     def resolve(self, answer: Any) -> None:
         """Tell each caller its part of the answer."""
-        raise NotImplementedError
 
     def parts(self) -> "list[Pending]":
         """The same calls, each as an operation of its own."""

@@ -279,21 +279,21 @@ def _parts(replies: list[Reply]) -> list[list[Reply]]:
     """Replies in groups of bounded size; a large delivery is divided too."""
     parts: list[list[Reply]] = [[]]
     size = 0
-    for reply in (piece for whole in replies for piece in _pieces(whole)):
+    for reply, bytes_ in (piece for whole in replies for piece in _pieces(whole)):
         if size > _FRAME_BYTES:
             parts.append([])
             size = 0
         parts[-1].append(reply)
-        size += _weight(reply)
+        size += bytes_
     return parts if parts[0] else []
 
 
-def _pieces(reply: Reply) -> list[Reply]:
-    if not isinstance(reply, Deliver) or _weight(reply) <= _FRAME_BYTES:
-        return [reply]
+def _pieces(reply: Reply) -> list[tuple[Reply, int]]:
+    """A reply with its weight, or a delivery too large for a frame as several."""
+    weight = _weight(reply)
+    if weight <= _FRAME_BYTES or not isinstance(reply, Deliver) or len(reply.messages) == 1:
+        return [(reply, weight)]
     half = len(reply.messages) // 2
-    if not half:
-        return [reply]
     first = Deliver(mailbox=reply.mailbox, messages=reply.messages[:half])
     second = Deliver(mailbox=reply.mailbox, messages=reply.messages[half:])
     return _pieces(first) + _pieces(second)

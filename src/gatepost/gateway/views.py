@@ -5,12 +5,10 @@ from typing import Annotated, Literal
 from msgspec import Meta, Raw, Struct
 
 from gatepost.events import NodeId
-from gatepost.wire import Reason, Seconds
+from gatepost.wire import Reason, Seconds, Tier
 
 _URL = r"\Ahttps?://[A-Za-z0-9._\[\]:-]{1,260}\Z"
 _LONGEST_SECS = 30 * 86_400
-
-Tier = Literal["backbone", "edge"]
 
 
 class NewInvite(Struct, forbid_unknown_fields=True):

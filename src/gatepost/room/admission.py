@@ -13,7 +13,8 @@ from msgspec import Meta, Struct
 from gatepost.errors import RoomViolation
 from gatepost.events import NodeId, NodeKey, fingerprint, frame, verify
 from gatepost.events.envelope import EpochMs
-from gatepost.room.records import Signature, Tier
+from gatepost.room.records import Signature
+from gatepost.wire import Tier
 
 MAX_DEPTH = 6
 _CACHED = 10_000

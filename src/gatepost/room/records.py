@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from gatepost.events import AgentId, EventId, MsgId, NodeId
 from gatepost.events.envelope import MAX_INT, Count, EpochMs
+from gatepost.wire import Tier
 
 MAX_KEY = 257
 MAX_RECORD = 16 * 1024
@@ -40,8 +41,6 @@ Priority = Annotated[int, Meta(ge=0, le=1000)]
 CapabilityIds = Annotated[tuple[CapabilityId, ...], Meta(max_length=64)]
 NodeIds = Annotated[tuple[NodeId, ...], Meta(max_length=16)]
 Fingerprints = Annotated[tuple[Fingerprint, ...], Meta(max_length=100)]
-
-Tier = Literal["backbone", "edge"]
 
 
 class Record(

@@ -17,8 +17,9 @@ from heapq import heappop, heappush
 from msgspec import Struct
 
 from gatepost.room.admission import Genesis, Link
-from gatepost.room.records import Node, Revocation, Tier, subject
+from gatepost.room.records import Node, Revocation, subject
 from gatepost.room.signing import Signed
+from gatepost.wire import Tier
 
 Rank = tuple[bool, int, int, str, bytes]
 # Junior to everyone: the rank of a node that does not count.

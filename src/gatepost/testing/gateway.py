@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Self
 
+from gatepost.errors import Unavailable
+
 _PATIENCE = 20.0
 
 
@@ -69,9 +71,9 @@ class GatewayProcess:
         deadline = time.monotonic() + _PATIENCE
         while not self._ready():
             if self._running().poll() is not None:
-                raise RuntimeError(f"the gateway ended at its start:\n{self.log.read_text()}")
+                raise Unavailable(f"the gateway ended at its start:\n{self.log.read_text()}")
             if time.monotonic() > deadline:
-                raise RuntimeError(f"the gateway does not answer:\n{self.log.read_text()}")
+                raise Unavailable(f"the gateway does not answer:\n{self.log.read_text()}")
             time.sleep(0.01)
 
     def stop(self) -> int:
