@@ -11,7 +11,15 @@ from gatepost.events.chain import (
     verify_head,
 )
 from gatepost.events.codec import decode, decode_payload, encode, encode_payload
-from gatepost.events.envelope import DeadLetter, Envelope, PayloadRef, Receipt, Trace
+from gatepost.events.envelope import (
+    DeadLetter,
+    Envelope,
+    PayloadRef,
+    Receipt,
+    Signal,
+    TaskInfo,
+    Trace,
+)
 from gatepost.events.framing import frame
 from gatepost.events.ids import (
     AgentId,
@@ -54,6 +62,8 @@ __all__ = [
     "Receipt",
     "Sealed",
     "Sealer",
+    "Signal",
+    "TaskInfo",
     "Trace",
     "check_agent_id",
     "check_digest",

@@ -14,6 +14,7 @@ Seq = Annotated[int, Meta(ge=1, le=MAX_INT)]
 Count = Annotated[int, Meta(ge=0, le=MAX_INT)]
 KindName = Annotated[str, Meta(min_length=1, max_length=64)]
 Reason = Annotated[str, Meta(min_length=1, max_length=1024)]
+Priority = Annotated[int, Meta(ge=0, le=1000)]
 Label = Annotated[str, Meta(max_length=256)]
 
 
@@ -41,6 +42,20 @@ class Trace(
     traceparent: Label | None = None
 
 
+class TaskInfo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What everyone may know of a task: which capability it asks for and how it goes, not what."""
+
+    capability_id: AgentId | None = None
+    capability_version: Label | None = None
+    delegation_skill_version: Label | None = None
+    executor_skill_version: Label | None = None
+    task_type: Label | None = None
+    eta_at: EpochMs | None = None
+    eta_seconds: Count | None = None
+    progress: Annotated[float, Meta(ge=0, le=1)] | None = None
+    failure_class: Label | None = None
+
+
 class Envelope(
     Struct,
     frozen=True,
@@ -51,14 +66,17 @@ class Envelope(
 ):
     """One event of an outbox; `(source_node_id, event_id)` is its identity everywhere.
 
-    `pair_seq` 0 means outside any pair's order, `prev_seq_to` 0 that nothing earlier in this
-    outbox was meant for the same recipient. Forbidding unknown fields is what lets the codec
-    notice older spellings; `codec.decode` still ignores fields nobody knows.
+    `pair_seq` 0 means outside any pair's order; everything before `pair_base` is settled, so nobody
+    has to wait for it. `prev_seq_to` 0 says that nothing earlier in this outbox was meant for the
+    same recipient. To an `offer`, `accepted` is an answer the sender has to confirm. Forbidding
+    unknown fields is what lets the codec notice older spellings; `codec.decode` still ignores
+    fields nobody knows.
     """
 
     event_id: EventId
     seq: Seq
     pair_seq: Count = 0
+    pair_base: Seq = 1
     prev_seq_to: Count = 0
     source_node_id: NodeId
     source_agent_id: AgentId
@@ -71,8 +89,11 @@ class Envelope(
     created_at: EpochMs
     expires_at: EpochMs | None = None
     attempt: Count = 1
+    priority: Priority = 0
+    offer: bool = False
     payload: Raw | UnsetType = UNSET
     payload_ref: PayloadRef | None = None
+    task: TaskInfo | None = None
     trace: Trace | None = None
 
 
@@ -108,3 +129,23 @@ class DeadLetter(Struct, frozen=True, kw_only=True, rename="camel", omit_default
     detail: str | None = None
     attempts: Count = 0
     pair_seq: Count = 0
+
+
+SignalName = Literal["confirm", "withdraw", "settled", "status_request", "incident", "notice"]
+
+
+class Signal(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """The payload of a `signal`: what two gateways tell each other about a delivery.
+
+    `confirm` makes an accepted offer the receiver's to engage, and `withdraw` takes an offer back;
+    both refer to the event. `settled` says that of the pair `from_agent` to `to_agent` everything
+    up to and with `through` is settled, wherever. `status_request` asks for the receipts again.
+    """
+
+    signal: SignalName | Label
+    reason: Reason | None = None
+    pair_seq: Count = 0
+    from_agent: AgentId | None = None
+    to_agent: AgentId | None = None
+    through: Count = 0
+    text: Label | None = None
