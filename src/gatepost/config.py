@@ -278,12 +278,60 @@ class Log(Section, frozen=True, kw_only=True):
     ] = "json"
 
 
+class Delivery(Section, frozen=True, kw_only=True):
+    """How patient a sender is with other gateways."""
+
+    accept_timeout_secs: Annotated[
+        float,
+        Meta(gt=0, le=86_400, description="Wait for `accepted` before a message is sent again."),
+    ] = 20.0
+    base_backoff_secs: Annotated[
+        float, Meta(ge=0, le=86_400, description="Wait before the first retry; doubles each time.")
+    ] = 2.0
+    max_backoff_secs: Annotated[
+        float, Meta(gt=0, le=86_400, description="The longest wait between two retries.")
+    ] = 300.0
+    max_attempts: Annotated[
+        int,
+        Meta(ge=1, le=1000, description="Attempts at an owner that is there; then a dead letter."),
+    ] = 15
+    sla_secs: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=_TEN_YEARS_SECS,
+            description="Time from `accepted` to the end of the turn before it is an incident.",
+        ),
+    ] = 600.0
+    offline_secs: Annotated[
+        float,
+        Meta(gt=0, le=86_400, description="Silence after which a gateway is believed to be away."),
+    ] = 45.0
+    cut_off_secs: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=_TEN_YEARS_SECS,
+            description="Absence after which the outbox no longer waits for a reader.",
+        ),
+    ] = 30 * 86_400.0
+    window_bytes: Annotated[
+        int,
+        Meta(
+            ge=1024,
+            le=_GIB,
+            description="How much of an outbox may be on its way to one reader at a time.",
+        ),
+    ] = 4 * _MIB
+
+
 class Settings(Section, frozen=True, kw_only=True):
     """The whole tree. `load` checks each value, construction how the values agree."""
 
     node: Node = msgspec.field(default_factory=Node)
     listen: Listen = msgspec.field(default_factory=Listen)
     mailbox: Mailbox = msgspec.field(default_factory=Mailbox)
+    delivery: Delivery = msgspec.field(default_factory=Delivery)
     journal: Journal = msgspec.field(default_factory=Journal)
     limits: Limits = msgspec.field(default_factory=Limits)
     room: Room = msgspec.field(default_factory=Room)

@@ -3,6 +3,7 @@
 GatepostError
 ├── InvalidRequest            400 invalid_request
 │   ├── InvalidId             400 invalid_id
+│   ├── NoRoute               400 no_route
 │   └── MalformedEvent        400 malformed_event
 ├── Unauthorized              401 unauthorized
 │   ├── InvalidToken          401 invalid_token
@@ -42,8 +43,12 @@ GatepostError
 ├── DeadlineExceeded          504 deadline_exceeded
 ├── ConfigError               a settings file or variable that cannot be used
 ├── BenchFailed               a benchmark whose messages were lost, doubled or overtaken
+├── LinkError                 a gateway that broke the rules of a link
 ├── SealError                 a sealed payload that does not open
 ├── ChainError                a hash chain or signed head that does not verify
+├── ArchiveError              an archive that cannot be read or continued
+├── PipelineError             a pipeline job that cannot go on
+│   └── PipelineMissing       a part it needs is not installed: PySpark or a Java to run it
 └── JournalError              a journal that cannot be opened
     ├── JournalLocked         another gateway holds it
     ├── JournalTooNew         written by a newer Gatepost
@@ -73,6 +78,10 @@ class InvalidRequest(GatepostError):
 
 class InvalidId(InvalidRequest):
     code = "invalid_id"
+
+
+class NoRoute(InvalidRequest):
+    code = "no_route"
 
 
 class MalformedEvent(InvalidRequest):
@@ -245,12 +254,28 @@ class BenchFailed(GatepostError):
     code = "bench_failed"
 
 
+class LinkError(GatepostError):
+    code = "link_error"
+
+
 class SealError(GatepostError):
     code = "seal_error"
 
 
 class ChainError(GatepostError):
     code = "chain_error"
+
+
+class ArchiveError(GatepostError):
+    code = "archive_error"
+
+
+class PipelineError(GatepostError):
+    code = "pipeline_error"
+
+
+class PipelineMissing(PipelineError):
+    code = "pipeline_missing"
 
 
 class JournalError(GatepostError):

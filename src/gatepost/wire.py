@@ -213,6 +213,7 @@ class NewSend(Struct, omit_defaults=True):
     ttl_secs: Ttl | UnsetType = UNSET
     traceparent: Annotated[str, msgspec.Meta(max_length=64)] | UnsetType = UNSET
     replies: Literal["mailbox", "caller"] = "mailbox"
+    priority: Annotated[int, msgspec.Meta(ge=0, le=1000)] | UnsetType = UNSET
 
 
 class Send(Op):
@@ -220,10 +221,11 @@ class Send(Op):
 
 
 class Await(Op):
-    """Answer when the message is settled, or when `wait_secs` are over, whichever comes first."""
+    """Answer when the message is accepted or settled, or when `wait_secs` are over, whichever comes first."""
 
     event_id: Annotated[str, msgspec.Meta(max_length=36)]
     wait_secs: Wait = 30.0
+    until: Literal["accepted", "processed"] = "processed"
 
 
 class Register(Op):
@@ -293,6 +295,7 @@ class Sent(Struct, omit_defaults=True):
     event_id: str
     corr_id: str = ""
     state: str = ""
+    node: str | None = None
     outcome: str | None = None
     reason: str | None = None
     accepted_at: int | None = None
@@ -345,13 +348,17 @@ class EventInfo(Struct, frozen=True, omit_defaults=True):
     traceparent: str | None = None
     payload_ref: str | None = None
     size: int | None = None
+    source_node: str | None = None
 
 
 class Agent(Struct, frozen=True):
+    """`standby`: it lives behind another gateway, and this one can stand in for it."""
+
     id: str
     type: str
     created_at: int
     seen_at: int
+    standby: bool = False
 
 
 class MailboxCounts(Struct, frozen=True):

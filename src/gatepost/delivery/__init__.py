@@ -3,5 +3,6 @@
 from gatepost.delivery.agents import Agents
 from gatepost.delivery.messages import Messages
 from gatepost.delivery.node import Node
+from gatepost.delivery.patience import Patience
 
-__all__ = ["Agents", "Messages", "Node"]
+__all__ = ["Agents", "Messages", "Node", "Patience"]

@@ -1,8 +1,9 @@
-"""Messages between agents of one gateway: sent once, receipted twice.
+"""Messages between agents, wherever they live: sent once, receipted twice.
 
-`send` is one transaction: the event in the outbox, the mail in the mailbox, the delivery record,
-and the `accepted` receipt, for owner and sender are the same gateway. When the turn ends, the
-`reply` and the `processed` receipt are appended in the transaction that settles the mail.
+To an agent of this gateway, `send` is one transaction: event, mail, delivery, and the `accepted`
+receipt, for owner and sender are the same. To any other, the event and the delivery are one
+transaction here, and the rest is the other gateway's. When a turn ends, the `reply` and the
+`processed` receipt are appended in the transaction that settles the mail.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,15 +13,19 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from gatepost.delivery.agents import Agents
+from gatepost.delivery.incidents import Incidents
 from gatepost.delivery.node import Node
+from gatepost.delivery.patience import Patience
+from gatepost.delivery.receiver import ACCEPTED, PROCESSED, Receiver
+from gatepost.delivery.sender import Ended, Outgoing, Sender, blob
 from gatepost.errors import (
     GatepostError,
     IdempotencyConflict,
     InvalidRequest,
-    UnknownBlob,
+    NoRoute,
     UnknownMessage,
 )
 from gatepost.events import (
@@ -38,31 +43,21 @@ from gatepost.journal.tx import Tx
 from gatepost.journal.writer import Outcome
 from gatepost.mailbox import Closed, Dispatcher, Mail, Settlement
 from gatepost.mailbox.deadletters import Filter, replay
-from gatepost.mailbox.enqueue import find_mailbox
+from gatepost.mailbox.enqueue import NUMBER_BITS, find_mailbox
+from gatepost.routing import Directory, Route, route
 from gatepost.wire import DeadLetter, EnqueueAck, EventInfo, Failure, NewSend, Sent
 
-_PAIR_SEQ = """
-INSERT INTO pair_seq VALUES (?, ?, 1)
-ON CONFLICT (from_agent, to_agent) DO UPDATE SET last = last + 1 RETURNING last
-"""
-_OPEN = """
-INSERT INTO delivery (event_id, from_agent, to_agent, corr_id, state, emitted_at, accepted_at,
-                      replies_to) VALUES (?, ?, ?, ?, 'accepted', ?, ?, ?)
-"""
-_CLOSE = """
-UPDATE delivery SET state = 'processed', outcome = ?, reason = ?, processed_at = ?, reply = ?
-WHERE event_id = ? AND processed_at IS NULL RETURNING from_agent, to_agent, corr_id, replies_to
-"""
 _SENT = """
-SELECT event_id, corr_id, state, outcome, reason, accepted_at, processed_at, reply
+SELECT event_id, corr_id, state, node, outcome, reason, accepted_at, processed_at, reply
 FROM delivery WHERE event_id = ?
 """
 _MAIL_OF = """
 SELECT m.id FROM mail m JOIN mailbox b ON b.id = m.mailbox WHERE b.name = ? AND m.msg_id = ?
 """
-_PAYLOAD_OF = """
-SELECT body.payload FROM mail m JOIN mailbox b ON b.id = m.mailbox JOIN body ON body.id = m.id
-WHERE b.name = ? AND m.msg_id = ?
+_KNOWN = "SELECT from_agent, to_agent, fingerprint FROM delivery WHERE event_id = ?"
+_SETTLED_MAIL = f"""
+SELECT b.meta, p.sender, x.name FROM body b JOIN pair p ON p.id = b.id >> {NUMBER_BITS}
+JOIN mailbox x ON x.id = p.mailbox WHERE b.id = ?
 """
 _NOTHING = b"null"
 
@@ -70,34 +65,35 @@ T = TypeVar("T")
 Woken = Callable[[Any, GatepostError | None], None]
 Replies = Mapping[str, Raw]
 
-
-class Outgoing(Struct):
-    """One event for one agent, whoever asked for it."""
-
-    event_id: str
-    kind: str
-    from_agent: str
-    to_agent: str
-    corr_id: str
-    payload: bytes
-    digest: str | None = None
-    ref_event_id: str | None = None
-    ttl: int | None = None
-    traceparent: str | None = None
-    replies_to: str = "caller"
-    causation_id: str | None = None
+_decode_info = msgspec.json.Decoder(EventInfo).decode
 
 
 class Messages:
     """All of it runs in the writer's thread."""
 
-    def __init__(self, node: Node, agents: Agents, ttl: int) -> None:
+    def __init__(
+        self,
+        node: Node,
+        agents: Agents,
+        patience: Patience,
+        want_blob: Callable[[str, str], None] = lambda digest, source: None,
+    ) -> None:
         self._node = node
         self._agents = agents
-        self._ttl = ttl
-        self.dispatcher: Dispatcher
-        self._waiting: dict[str, list[Woken]] = {}
+        self._ttl = patience.ttl
+        self.incidents = Incidents(node.id)
+        self.sender = Sender(node, patience, self.incidents, self._route, self._ended, self._own)
+        self.receiver = Receiver(node, agents, self.sender, self.incidents, want_blob)
+        self._waiting: dict[str, list[tuple[str, Woken]]] = {}
         self._woken: list[Outcome] = []
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        return self.receiver.dispatcher
+
+    @dispatcher.setter
+    def dispatcher(self, dispatcher: Dispatcher) -> None:
+        self.receiver.dispatcher = dispatcher
 
     # -- operations
 
@@ -106,14 +102,16 @@ class Messages:
         known = self._known(tx, new, fingerprint)
         if known is not None:
             return self.status(tx, known)
-        self._agents.get(tx, new.to_agent)
-        outgoing = self._outgoing(new)
-        self._emit(tx, outgoing)
+        outgoing = self._outgoing(new, fingerprint)
+        way = self._route(tx, outgoing.to_agent, frozenset())
+        self._emit(tx, outgoing, way)
         if not isinstance(new.idempotency_key, UnsetType):
             id = parse_event_id(outgoing.event_id)
             row = (new.from_agent, new.idempotency_key, fingerprint, id, tx.now)
             tx.run("INSERT INTO idempotency VALUES (?, ?, ?, ?, ?)", row)
-        return Sent(outgoing.event_id, outgoing.corr_id, "accepted", accepted_at=tx.now)
+        if way.node != self._node.id:
+            return Sent(outgoing.event_id, outgoing.corr_id, "emitted", way.node)
+        return self.status(tx, outgoing.event_id)
 
     def status(self, tx: Tx, event_id: str) -> Sent:
         row = tx.one(_SENT, (parse_event_id(event_id),))
@@ -123,19 +121,17 @@ class Messages:
         sent.reply = UNSET if row[-1] is None else Raw(row[-1])
         return sent
 
-    def wait(self, tx: Tx, event_id: str, woken: Woken) -> Sent:
-        """The status now; if the message is not settled yet, `woken` gets it when it is."""
+    def wait(self, tx: Tx, event_id: str, woken: Woken, until: str = "processed") -> Sent:
+        """The status now; if the message is not that far yet, `woken` gets it when it is."""
         sent = self.status(tx, event_id)
-        if sent.processed_at is None:
-            tx.effect(partial(self._park, sent.event_id, [woken]))
+        if not is_reached(sent, until):
+            tx.effect(partial(self._park, sent.event_id, [(until, woken)]))
         return sent
 
     def stop_waiting(self, tx: Tx, event_id: str, woken: Woken) -> None:
-        waiting = self._waiting.get(event_id, [])
-        if woken in waiting:
-            waiting.remove(woken)
-        if not waiting:
-            self._waiting.pop(event_id, None)
+        waiting = [each for each in self._waiting.pop(event_id, []) if each[1] is not woken]
+        if waiting:
+            self._waiting[event_id] = waiting
 
     def ack(
         self, tx: Tx, mailbox: str, receipts: list[str], msg_ids: list[str], replies: Replies
@@ -163,10 +159,14 @@ class Messages:
         for mail in closed:
             self._close(tx, mail, replies.get(mail.receipt))
 
+    def room_changed(self, tx: Tx, directory: Directory) -> None:
+        self.sender.room_changed(tx, directory)
+
     # -- the commit group
 
     def before_commit(self, tx: Tx) -> None:
-        """Everything was appended by the operations themselves."""
+        self.sender.tick(tx)
+        self.receiver.before_commit(tx)
 
     def after_commit(self) -> list[Outcome]:
         woken, self._woken = self._woken, []
@@ -174,9 +174,11 @@ class Messages:
 
     def rolled_back(self) -> None:
         self._woken.clear()
+        self.sender.look_at_the_clock()
+        self.receiver.rolled_back()
 
     def next_due(self, tx: Tx) -> int | None:
-        return None
+        return self.sender.next_due()
 
     # -- inside
 
@@ -191,16 +193,14 @@ class Messages:
                 return format_event_id(row[1])
         if isinstance(new.event_id, UnsetType):
             return None
-        query = "SELECT from_agent, to_agent FROM delivery WHERE event_id = ?"
-        row = tx.one(query, (parse_event_id(new.event_id),))
+        row = tx.one(_KNOWN, (parse_event_id(new.event_id),))
         if row is None:
             return None
-        kept = tx.one(_PAYLOAD_OF, (new.to_agent, new.event_id))
-        if row != (new.from_agent, new.to_agent) or kept not in (None, (_inline(new),)):
+        if row[:2] != (new.from_agent, new.to_agent) or row[2] not in (None, fingerprint):
             raise IdempotencyConflict(f"event {new.event_id} was another message")
         return new.event_id
 
-    def _outgoing(self, new: NewSend) -> Outgoing:
+    def _outgoing(self, new: NewSend, fingerprint: bytes) -> Outgoing:
         event_id = self._node.event_ids.next() if new.event_id is UNSET else str(new.event_id)
         parse_event_id(event_id)
         return Outgoing(
@@ -214,19 +214,36 @@ class Messages:
             ttl=None if isinstance(new.ttl_secs, UnsetType) else int(new.ttl_secs * 1000),
             traceparent=_given(new.traceparent),
             replies_to=new.replies,
+            fingerprint=fingerprint,
+            priority=_given(new.priority),
         )
 
-    def _emit(self, tx: Tx, out: Outgoing) -> int:
+    def _route(self, tx: Tx, agent: str, refused: frozenset[str]) -> Route:
+        me, directory = self._node.id, self.sender.directory
+        hosted = self._agents.known(tx, agent)
+        return route(directory, me, agent, hosted=hosted, refused=refused)
+
+    def _emit(self, tx: Tx, out: Outgoing, way: Route) -> int:
+        """Returns how much waits in the mailbox, if it is one of ours."""
+        pair = (out.from_agent, out.to_agent)
+        if way.node == self._node.id and self.sender.pairs.is_home(tx, pair, way.node):
+            return self._emit_here(tx, out, way)
+        self.sender.emit(tx, out, way)
+        return 0
+
+    def _emit_here(self, tx: Tx, out: Outgoing, way: Route) -> int:
         """Event, mail, delivery record and first receipt: all or nothing."""
-        blob = _blob(tx, out.digest) if out.digest else None
-        pending = self._deliver(tx, out, blob)
-        tx.append(self._event(tx, out, blob))
-        row = (parse_event_id(out.event_id), out.from_agent, out.to_agent, out.corr_id)
-        tx.run(_OPEN, (*row, tx.now, tx.now, out.replies_to))
-        self._receipt(tx, out.to_agent, out.event_id, out.corr_id, Receipt(status="accepted"))
+        kept = blob(tx, out.digest) if out.digest else None
+        pending = self._deliver(tx, out, way, kept)
+        place = self.sender.pairs.next(tx, (out.from_agent, out.to_agent), way.node)
+        expires = tx.now + (self._ttl if out.ttl is None else out.ttl)
+        tx.append(self._event(out, kept, place.number, place.base, expires))
+        due = self.sender.breach_at(tx)
+        self.sender.open(tx, out, "accepted", way, place.number, expires, due, None)
+        self._receipt(tx, out.to_agent, out.event_id, out.corr_id, ACCEPTED)
         return pending
 
-    def _deliver(self, tx: Tx, out: Outgoing, blob: tuple[bytes, int] | None) -> int:
+    def _deliver(self, tx: Tx, out: Outgoing, way: Route, kept: tuple[bytes, int] | None) -> int:
         info = EventInfo(
             out.event_id,
             out.kind,
@@ -234,9 +251,16 @@ class Messages:
             out.ref_event_id,
             out.traceparent,
             out.digest,
-            blob and blob[1],
+            kept and kept[1],
         )
-        mail = Mail(out.event_id, out.payload, ttl=out.ttl, meta=msgspec.json.encode(info))
+        priority = way.priority if out.priority is None else out.priority
+        mail = Mail(
+            out.event_id,
+            out.payload,
+            ttl=out.ttl,
+            meta=msgspec.json.encode(info),
+            priority=priority,
+        )
         (ack,) = self.dispatcher.enqueue(tx, out.to_agent, out.from_agent, [mail])
         if ack.error is not None:
             raise ack.error.error()
@@ -247,20 +271,23 @@ class Messages:
             tx.run("INSERT OR IGNORE INTO blob_use VALUES (?, ?)", (out.digest, mail_id))
         return ack.pending
 
-    def _event(self, tx: Tx, out: Outgoing, blob: tuple[bytes, int] | None) -> Draft:
+    def _event(
+        self, out: Outgoing, kept: tuple[bytes, int] | None, number: int, base: int, expires: int
+    ) -> Draft:
         return Draft(
             event_id=out.event_id,
             kind=out.kind,
             source_agent_id=out.from_agent,
             to_node_id=self._node.id,
             to_agent_id=out.to_agent,
-            pair_seq=tx.rows(_PAIR_SEQ, (out.from_agent, out.to_agent))[0][0],
+            pair_seq=number,
+            pair_base=base,
             corr_id=out.corr_id,
             ref_event_id=out.ref_event_id,
             causation_id=out.causation_id,
-            expires_at=tx.now + (self._ttl if out.ttl is None else out.ttl),
-            payload=UNSET if blob else self._seal(out.payload, out.event_id),
-            payload_ref=self._ref(out.digest, blob) if blob else None,
+            expires_at=expires,
+            payload=UNSET if kept else self._seal(out.payload, out.event_id),
+            payload_ref=self._ref(out.digest, kept) if kept else None,
             trace=Trace(route_decision="local", traceparent=out.traceparent),
         )
 
@@ -271,11 +298,12 @@ class Messages:
         )
         return encode_payload(sealed)
 
-    def _ref(self, digest: str | None, blob: tuple[bytes, int]) -> PayloadRef:
-        keys = self._node.sealer.wrap(blob[0], [self._node.key.public])
-        return PayloadRef(digest or "", blob[1], keys)
+    def _ref(self, digest: str | None, kept: tuple[bytes, int]) -> PayloadRef:
+        keys = self._node.sealer.wrap(kept[0], [self._node.key.public])
+        return PayloadRef(digest or "", kept[1], keys)
 
     def _receipt(self, tx: Tx, by: str, ref: str, corr_id: str, receipt: Receipt) -> None:
+        """One that is for ourselves and changes nothing we do not know."""
         tx.append(
             Draft(
                 event_id=self._node.event_ids.next(),
@@ -288,20 +316,57 @@ class Messages:
             )
         )
 
+    def _own(self, tx: Tx, draft: Draft) -> None:
+        self.receiver.own(tx, draft)
+
     def _close(self, tx: Tx, mail: Closed, reply: Raw | None) -> None:
-        answer = None if reply is None else bytes(reply)
-        id = parse_event_id(mail.msg_id)
-        row = tx.one(_CLOSE, (mail.outcome, mail.reason or None, tx.now, answer, id))
-        if row is None:
+        row = tx.one(_SETTLED_MAIL, (mail.mail,))
+        if row is None or row[0] is None:
             return
-        from_agent, to_agent, corr_id, replies_to = row
-        if answer is not None:
-            to_mailbox = replies_to == "mailbox" and self._agents.known(tx, from_agent)
-            self._reply(tx, mail.msg_id, (to_agent, from_agent, corr_id), answer, to_mailbox)
-        receipt = Receipt(status="processed", outcome=mail.outcome, reason=mail.reason or None)
-        self._receipt(tx, to_agent, mail.msg_id, corr_id, receipt)
-        sent = self.status(tx, mail.msg_id)
-        tx.effect(partial(self._wake, tx, sent))
+        meta, from_agent, to_agent = row
+        info = _decode_info(meta)
+        source = info.source_node or self._node.id
+        if reply is not None:
+            self._reply(tx, info, source, (to_agent, from_agent), bytes(reply))
+        said = PROCESSED
+        if mail.outcome != "ok" or mail.reason:
+            said = Receipt(status="processed", outcome=mail.outcome, reason=mail.reason or None)
+        self.receiver.receipt(tx, to_agent, source, info.event_id, info.corr_id, said)
+
+    def _reply(
+        self, tx: Tx, info: EventInfo, source: str, ends: tuple[str, str], answer: bytes
+    ) -> None:
+        """The answer as an event of its own: mail for the sender, or settled at once."""
+        from_agent, to_agent = ends
+        out = Outgoing(
+            self._node.event_ids.next(),
+            Kind.REPLY,
+            from_agent,
+            to_agent,
+            info.corr_id,
+            answer,
+            ref_event_id=info.event_id,
+            traceparent=info.traceparent,
+        )
+        if source != self._node.id:
+            self._reply_to(tx, out, source)
+            return
+        ended = self.sender.replied(tx, source, info.event_id, answer)
+        wanted = ended is not None and ended.replies_to == "mailbox"
+        way = Route(source, "local")
+        if wanted and self._agents.known(tx, to_agent):
+            self._emit(tx, out, way)
+            return
+        place = self.sender.pairs.next(tx, (from_agent, to_agent), source)
+        tx.append(self._event(out, None, place.number, place.base, tx.now + self._ttl))
+        self._receipt(tx, to_agent, out.event_id, info.corr_id, ACCEPTED)
+        self._receipt(tx, to_agent, out.event_id, info.corr_id, PROCESSED)
+
+    def _reply_to(self, tx: Tx, out: Outgoing, node: str) -> None:
+        try:
+            self.sender.emit(tx, out, Route(node, "reply"))
+        except NoRoute as error:
+            self.incidents.raise_(tx, "reply_lost", out.event_id, error.message)
 
     def _resend(self, tx: Tx, letter: DeadLetter, meta: bytes | None) -> EnqueueAck:
         id = self._node.event_ids.next()
@@ -309,41 +374,41 @@ class Messages:
         if meta is None:
             (ack,) = self.dispatcher.enqueue(tx, letter.to, letter.from_, [Mail(id, payload)])
             return ack
-        info = msgspec.json.decode(meta, type=EventInfo)
+        info = _decode_info(meta)
         out = Outgoing(id, info.kind, letter.from_, letter.to, info.corr_id, payload)
         out.digest, out.traceparent = info.payload_ref, info.traceparent
         out.ref_event_id, out.causation_id = info.ref_event_id, info.event_id
         mark = tx.mark()
         try:
-            self._agents.get(tx, letter.to)
-            pending = self._emit(tx, out)
+            pending = self._emit(tx, out, self._route(tx, out.to_agent, frozenset()))
         except GatepostError as error:
             tx.undo(mark)
             return EnqueueAck(id, False, 0, Failure.of(error, letter.msg_id))
         tx.keep()
         return EnqueueAck(id, True, pending)
 
-    def _reply(
-        self, tx: Tx, ref: str, ends: tuple[str, str, str], answer: bytes, mail: bool
-    ) -> None:
-        """The answer as an event of its own: mail for the sender, or settled at once."""
-        from_agent, to_agent, corr_id = ends
-        id = self._node.event_ids.next()
-        out = Outgoing(id, Kind.REPLY, from_agent, to_agent, corr_id, answer, ref_event_id=ref)
-        if mail:
-            self._emit(tx, out)
-            return
-        tx.append(self._event(tx, out, None))
-        self._receipt(tx, to_agent, id, corr_id, Receipt(status="accepted"))
-        self._receipt(tx, to_agent, id, corr_id, Receipt(status="processed", outcome="ok"))
+    # -- who waits
 
-    def _park(self, event_id: str, woken: list[Woken]) -> None:
-        self._waiting.setdefault(event_id, []).extend(woken)
+    def _ended(self, tx: Tx, ended: Ended) -> None:
+        """A receipt counted: tell whoever waits for it."""
+        if ended.event_id in self._waiting:
+            tx.effect(partial(self._wake, tx, self.status(tx, ended.event_id)))
+
+    def _park(self, event_id: str, waiting: list[tuple[str, Woken]]) -> None:
+        self._waiting.setdefault(event_id, []).extend(waiting)
 
     def _wake(self, tx: Tx, sent: Sent) -> None:
-        if waiting := self._waiting.pop(sent.event_id, None):
-            self._woken += [(woken, sent, None) for woken in waiting]
-            tx.on_rollback(partial(self._park, sent.event_id, waiting))
+        waiting = self._waiting.pop(sent.event_id, [])
+        ready = [each for each in waiting if is_reached(sent, each[0])]
+        if still := [each for each in waiting if each not in ready]:
+            self._waiting[sent.event_id] = still
+        self._woken += [(woken, sent, None) for _, woken in ready]
+        tx.on_rollback(partial(self._park, sent.event_id, ready))
+
+
+def is_reached(sent: Sent, until: str) -> bool:
+    """Whether a message is as far as somebody waits for, or will never get further."""
+    return sent.processed_at is not None or (until == "accepted" and sent.accepted_at is not None)
 
 
 def fingerprint(new: NewSend) -> bytes:
@@ -361,14 +426,6 @@ def _inline(new: NewSend) -> bytes:
 
 def _given(value: T | UnsetType) -> T | None:
     return None if isinstance(value, UnsetType) else value
-
-
-def _blob(tx: Tx, digest: str) -> tuple[bytes, int]:
-    """(content key, size) of an uploaded blob."""
-    row = tx.one("SELECT key, size FROM blob WHERE digest = ?", (digest,))
-    if row is None:
-        raise UnknownBlob(f"no blob {digest} on this gateway; upload it first")
-    return row[0], row[1]
 
 
 def check(new: NewSend) -> None:

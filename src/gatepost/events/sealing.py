@@ -93,6 +93,12 @@ class Sealer:
     ) -> bytes:
         """The payload; `sealed_by` is the public key of the node that sealed or resealed it."""
         content_key = self.unwrap(sealed.keys, sealed_by)
+        return self.open_with(sealed, content_key, event_id=event_id, source_node_id=source_node_id)
+
+    def open_with(
+        self, sealed: Sealed, content_key: bytes, *, event_id: str, source_node_id: str
+    ) -> bytes:
+        """The payload, for who has kept its content key."""
         try:
             bound = _associated(event_id, source_node_id)
             return Aead(content_key).decrypt(sealed.data, bound)

@@ -12,7 +12,7 @@ import apsw
 
 from gatepost.clock import Clock, SystemClock
 from gatepost.config import Settings
-from gatepost.delivery import Agents, Messages, Node
+from gatepost.delivery import Agents, Messages, Node, Patience
 from gatepost.errors import ConfigError, GatepostError
 from gatepost.events import Blob, BlobStore
 from gatepost.gateway.state import StateDir
@@ -40,19 +40,17 @@ class Core:
             self.database.close()
             raise
         self.agents = Agents()
-        self.messages = Messages(self.node, self.agents, policy_of(settings).ttl)
+        self.messages = Messages(self.node, self.agents, patience_of(settings), self._want_blob)
         self.dispatcher = Dispatcher(self.clock, policy_of(settings), self.messages.close)
         self.messages.dispatcher = self.dispatcher
         self.blobs = BlobStore(self.state.blobs, self.clock, settings.limits.max_blob_bytes)
+        self.outbox = Outbox(self.node.id, self.node.incarnation, self.node.key)
+        self.on_blob_wanted: Callable[[str, str], None] = _nobody_fetches
         self.writer = Writer(
             self.database.writer,
             self.clock,
             self._deliver,
-            participants=(
-                self.dispatcher,
-                self.messages,
-                Outbox(self.node.id, self.node.incarnation, self.node.key),
-            ),
+            participants=(self.dispatcher, self.messages, self.outbox),
             group_max=settings.journal.group_max,
         )
         self._loop: asyncio.AbstractEventLoop
@@ -74,7 +72,14 @@ class Core:
             "INSERT OR IGNORE INTO fact VALUES ('node_id', ?), ('incarnation', ?)",
             (id, incarnation),
         )
+        self.database.writer.execute(
+            "INSERT OR IGNORE INTO incarnation VALUES (?, 1)", (incarnation,)
+        )
         return Node(id, incarnation, self.state.node_key(self.clock), self.clock)
+
+    def _want_blob(self, digest: str, source: str) -> None:
+        """Called in the writer's thread."""
+        self._loop.call_soon_threadsafe(self.on_blob_wanted, digest, source)
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -132,6 +137,22 @@ def policy_of(settings: Settings) -> Policy:
         int(mailbox.ttl_secs * 1000),
         mailbox.max_pending,
     )
+
+
+def patience_of(settings: Settings) -> Patience:
+    delivery = settings.delivery
+    return Patience(
+        int(delivery.accept_timeout_secs * 1000),
+        int(delivery.base_backoff_secs * 1000),
+        int(delivery.max_backoff_secs * 1000),
+        delivery.max_attempts,
+        int(delivery.sla_secs * 1000),
+        int(settings.mailbox.ttl_secs * 1000),
+    )
+
+
+def _nobody_fetches(digest: str, source: str) -> None:
+    """Until the gateway has links, nothing can be fetched; what waits for it is held."""
 
 
 def _tell(outcomes: list[Outcome]) -> None:

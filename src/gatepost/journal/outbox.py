@@ -1,10 +1,11 @@
 """The outbox: what this gateway alone writes and every subscriber may read.
 
 Events are appended to the transaction and get their seq when the commit group ends, where the
-whole group is linked into the hash chain and its head signed, once.
+whole group is linked into the hash chain and its head signed, once. What others are to hear of it
+is handed to `published`, as soon as it is on disk.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -13,6 +14,7 @@ from gatepost.events import (
     Head,
     NodeKey,
     PayloadRef,
+    TaskInfo,
     Trace,
     decode,
     encode,
@@ -25,11 +27,17 @@ from gatepost.events import (
 from gatepost.journal.tx import Tx
 from gatepost.journal.writer import Outcome
 
+EVERYBODY = "*"
+
 _LAST_HEAD = "SELECT last_seq, chain FROM head ORDER BY last_seq DESC LIMIT 1"
-_APPEND = "INSERT INTO outbox (seq, event_id, ref_id, kind, body, digest) VALUES (?, ?, ?, ?, ?, ?)"
+_APPEND = """
+INSERT INTO outbox (seq, event_id, ref_id, kind, body, digest, to_node) VALUES (?, ?, ?, ?, ?, ?, ?)
+"""
 _HEAD = "INSERT INTO head VALUES (?, ?, ?, ?, ?)"
-_PREVIOUS = "SELECT last_seq FROM recipient WHERE node_id = ?"
-_RECIPIENT = "INSERT OR REPLACE INTO recipient VALUES (?, ?)"
+_RECIPIENT = """
+INSERT INTO recipient (node_id, last_seq, sent_seq) VALUES (?1, ?2, ?3)
+ON CONFLICT (node_id) DO UPDATE SET last_seq = ?2, sent_seq = max(sent_seq, ?3)
+"""
 
 
 class Draft(Struct, frozen=True, kw_only=True):
@@ -41,29 +49,61 @@ class Draft(Struct, frozen=True, kw_only=True):
     to_node_id: str | None = None
     to_agent_id: str | None = None
     pair_seq: int = 0
+    pair_base: int = 1
     corr_id: str | None = None
     ref_event_id: str | None = None
     causation_id: str | None = None
     expires_at: int | None = None
     attempt: int = 1
+    priority: int = 0
+    offer: bool = False
     payload: Raw | UnsetType = UNSET
     payload_ref: PayloadRef | None = None
+    task: TaskInfo | None = None
     trace: Trace | None = None
+    everybody: bool = False
+
+
+# seq, event id, what it refers to, kind, the event as it travels, its digest, for whom
+Row = tuple[int, bytes, bytes | None, str, bytes, bytes, str | None]
+
+
+class Appended(Struct, frozen=True):
+    """One commit group's part of the outbox: its head, and its rows."""
+
+    head: Head
+    previous: bytes
+    rows: list[Row]
+
+
+Published = Callable[[Appended], None]
 
 
 class Outbox:
-    """Takes part in every commit group: numbers, links and signs what was appended."""
+    """Takes part in every commit group: numbers, links and signs what was appended.
+
+    `live` are the nodes that will be told of it as soon as it is on disk.
+    """
 
     def __init__(self, node_id: str, incarnation: str, key: NodeKey) -> None:
         self.node_id = node_id
         self.incarnation = incarnation
         self._key = key
+        self.live: frozenset[str] = frozenset()
+        self.published: Published | None = None
+        self._appended: Appended | None = None
+        # The last seq meant for each node; and the tail of the chain. Read again after a rollback.
+        self._last_to: dict[str, int] = {}
+        self._tail: tuple[int, bytes] | None = None
 
     def before_commit(self, tx: Tx) -> None:
         if not tx.appended:
             return
-        last, chain = self._tail(tx)
-        rows = [self._row(tx, seq, draft) for seq, draft in enumerate(tx.appended, last + 1)]
+        last, chain = self._tail or self._read_tail(tx)
+        touched: dict[str, int] = {}
+        rows = [
+            self._row(tx, seq, draft, touched) for seq, draft in enumerate(tx.appended, last + 1)
+        ]
         tx.many(_APPEND, rows)
         head = sign_head(
             self._key,
@@ -71,43 +111,65 @@ class Outbox:
             incarnation=self.incarnation,
             first=last + 1,
             last=last + len(rows),
-            chain=extend(chain, (row[-1] for row in rows)),
+            chain=extend(chain, (row[5] for row in rows)),
         )
         tx.run(_HEAD, (head.last, head.first, head.chain, head.signature, tx.now))
+        live = self.live
+        tx.many(_RECIPIENT, [(to, seq, seq if to in live else 0) for to, seq in touched.items()])
+        self._tail = (head.last, head.chain)
+        self._appended = Appended(head, chain, rows)
 
     def after_commit(self) -> list[Outcome]:
-        return []
+        appended, self._appended = self._appended, None
+        if appended is None or self.published is None:
+            return []
+        published = self.published
+        return [(lambda value, _: published(value), appended, None)]
 
     def rolled_back(self) -> None:
-        """Nothing is kept in memory."""
+        self._appended = None
+        self._tail = None
+        self._last_to.clear()
 
     def next_due(self, tx: Tx) -> int | None:
         return None
 
-    def _tail(self, tx: Tx) -> tuple[int, bytes]:
-        row = tx.one(_LAST_HEAD)
-        return (row[0], row[1]) if row else (0, genesis(self.node_id, self.incarnation))
+    def _read_tail(self, tx: Tx) -> tuple[int, bytes]:
+        query = "SELECT first_seq FROM incarnation WHERE id = ?"
+        row = tx.one(query, (self.incarnation,))
+        first = int(row[0]) if row else 1
+        head = tx.one(_LAST_HEAD)
+        if head is None or head[0] < first:
+            return first - 1, genesis(self.node_id, self.incarnation)
+        return head[0], head[1]
 
-    def _row(
-        self, tx: Tx, seq: int, draft: Draft
-    ) -> tuple[int, bytes, bytes | None, str, bytes, bytes]:
-        body = encode(self._envelope(tx, seq, draft))
+    def _row(self, tx: Tx, seq: int, draft: Draft, touched: dict[str, int]) -> Row:
+        to = EVERYBODY if draft.everybody else draft.to_node_id
+        to = None if to == self.node_id else to
+        body = encode(self._envelope(tx, seq, draft, self._previous_to(tx, to)))
+        if to is not None:
+            self._last_to[to] = touched[to] = seq
         ref = draft.ref_event_id and parse_event_id(draft.ref_event_id)
-        return (
-            seq,
-            parse_event_id(draft.event_id),
-            ref or None,
-            draft.kind,
-            body,
-            event_digest(body),
-        )
+        id = parse_event_id(draft.event_id)
+        return seq, id, ref or None, draft.kind, body, event_digest(body), to
 
-    def _envelope(self, tx: Tx, seq: int, draft: Draft) -> Envelope:
+    def _previous_to(self, tx: Tx, to: str | None) -> int:
+        """The last seq meant for that node."""
+        if to is None:
+            return 0
+        if (known := self._last_to.get(to)) is None:
+            query = "SELECT last_seq FROM recipient WHERE node_id = ?"
+            row = tx.one(query, (to,))
+            known = self._last_to[to] = int(row[0]) if row else 0
+        return known
+
+    def _envelope(self, tx: Tx, seq: int, draft: Draft, previous: int) -> Envelope:
         return Envelope(
             event_id=draft.event_id,
             seq=seq,
             pair_seq=draft.pair_seq,
-            prev_seq_to=_previous_to(tx, draft.to_node_id, seq),
+            pair_base=draft.pair_base,
+            prev_seq_to=previous,
             source_node_id=self.node_id,
             source_agent_id=draft.source_agent_id,
             to_node_id=draft.to_node_id,
@@ -119,19 +181,13 @@ class Outbox:
             created_at=tx.now,
             expires_at=draft.expires_at,
             attempt=draft.attempt,
+            priority=draft.priority,
+            offer=draft.offer,
             payload=draft.payload,
             payload_ref=draft.payload_ref,
+            task=draft.task,
             trace=draft.trace,
         )
-
-
-def _previous_to(tx: Tx, node_id: str | None, seq: int) -> int:
-    """The last seq meant for that node, which from now on is `seq`."""
-    if node_id is None:
-        return 0
-    row = tx.one(_PREVIOUS, (node_id,))
-    tx.run(_RECIPIENT, (node_id, seq))
-    return int(row[0]) if row else 0
 
 
 def read(tx: Tx, after: int, limit: int) -> Iterator[Envelope]:

@@ -149,7 +149,7 @@ def purge(tx: Tx, mailbox: int, limit: int, actor: str) -> tuple[int, list[Close
     if purged:
         count(tx, mailbox, -len(purged), 0, len(purged))
         audit(tx, actor, "mailbox.purge", name, f"{len(purged)} messages")
-    closed = [Closed(msg_id, "dead_letter", "purged") for *_, msg_id, tracked in purged if tracked]
+    closed = [Closed(row[-2], "dead_letter", row[0], "purged") for row in purged if row[-1]]
     return len(purged), closed
 
 

@@ -48,10 +48,13 @@ class Dispatcher:
 
     # -- operations
 
-    def enqueue(self, tx: Tx, to: str, sender: str, mails: list[Mail]) -> list[EnqueueAck]:
+    def enqueue(
+        self, tx: Tx, to: str, sender: str, mails: list[Mail], over: bool = False
+    ) -> list[EnqueueAck]:
+        """`over`: what was promised is let in though the mailbox is full."""
         id = mailbox_id(tx, to)
         tx.effect(partial(self._touch, {id}))
-        return enqueue(tx, id, sender, mails, self.policy)
+        return enqueue(tx, id, sender, mails, self.policy, over)
 
     def dequeue(self, tx: Tx, mailbox: str, consumer: str, limit: int) -> list[Message]:
         """What `consumer` holds already, or else a fresh lease."""

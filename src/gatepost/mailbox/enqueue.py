@@ -54,6 +54,7 @@ class Mail(msgspec.Struct):
     created_at: int | None = None
     ttl: int | None = None
     meta: bytes | None = None
+    priority: int = 0
 
 
 class Pair(msgspec.Struct):
@@ -87,10 +88,12 @@ def pair_end(pair: int) -> int:
 
 
 def enqueue(
-    tx: Tx, mailbox: int, sender: str, mails: list[Mail], policy: Policy
+    tx: Tx, mailbox: int, sender: str, mails: list[Mail], policy: Policy, over: bool = False
 ) -> list[EnqueueAck]:
     """One sender's messages for one mailbox, in order. Each is queued, known already or refused."""
     arrivals, waiting = _mailbox(tx, mailbox)
+    if over:
+        policy = msgspec.structs.replace(policy, max_pending=waiting + len(mails))
     if len(mails) == 1 or waiting + len(mails) > policy.max_pending:
         return [_one_by_one(tx, mailbox, sender, mail, policy) for mail in mails]
     tx.run("SAVEPOINT enqueue")
@@ -147,7 +150,8 @@ def _insert(
     for n, mail in enumerate(mails):
         created = tx.now if mail.created_at is None else mail.created_at
         expires = default_expiry if mail.ttl is None else tx.now + mail.ttl
-        rank = max(rank, created)
+        # A priority of n goes before what came up to n seconds earlier, in other pairs.
+        rank = max(rank, created - mail.priority * 1000)
         id, arrival, tracked = base + n, arrivals + n, mail.meta is not None
         mark = _fingerprint(mail.payload)
         rows.append((id, mailbox, mail.msg_id, arrival, rank, created, expires, tracked, mark))

@@ -43,6 +43,7 @@ class Closed(Struct, frozen=True):
 
     msg_id: str
     outcome: Outcome
+    mail: int
     reason: str = ""
     receipt: str = ""
 
@@ -143,7 +144,7 @@ def _end_turns(tx: Tx, lease: Lease, last: int, size: int, result: Settlement) -
     leases.count(tx, lease.mailbox, 0, -size)
     if lease.tracked:
         rows = tx.rows(_TRACKED, (lease.next, last, lease.id))
-        result.closed += [Closed(m, "ok", receipt=receipt(id, lease.id)) for m, id in rows]
+        result.closed += [Closed(m, "ok", id, receipt=receipt(id, lease.id)) for m, id in rows]
     result.settled += size
     result.freed.append(Freed(lease.id, size, lease.size - size))
     if size == lease.size:
@@ -229,7 +230,7 @@ def _fail(tx: Tx, mailbox: int, id: int, reason: str, policy: Policy) -> list[Cl
         leases.count(tx, mailbox, -1, 0)
     else:
         return []
-    return [Closed(msg_id, outcome, reason)] if tracked else []
+    return [Closed(msg_id, outcome, id, reason)] if tracked else []
 
 
 def _bury(tx: Tx, mailbox: int, id: int, reason: str, attempts: int) -> None:

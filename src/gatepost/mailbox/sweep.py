@@ -71,7 +71,7 @@ def expire(tx: Tx) -> tuple[set[int], list[Closed]]:
         leases.count(tx, mailbox, -size, 0)
     _close_ranks(tx, {row[0] for row in rows})
     why = "nobody took it in time"
-    closed = [Closed(msg_id, "expired", why) for *_, msg_id, tracked in rows if tracked]
+    closed = [Closed(row[-2], "expired", row[0], why) for row in rows if row[-1]]
     return {row[1] for row in rows}, closed
 
 

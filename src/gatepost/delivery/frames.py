@@ -1,0 +1,143 @@
+"""What two gateways say to each other over a link.
+
+Either side reads the other's outbox: it subscribes from where it is, gets events as long as it has
+given credit for them, and says how far it has taken them, which gives new credit. Everything is
+MessagePack; events travel as the very bytes their digests were taken of.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from gatepost.errors import LinkError
+
+VERSION = 1
+# No frame is larger than this, but for one event or one group's proof.
+FRAME_BYTES = 256 * 1024
+FRAME_EVENTS = 1024
+PIECE_BYTES = 256 * 1024
+
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+Number = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+Life = tuple[Name, Number]  # an incarnation and its first seq
+Position = tuple[Name, Name, Number]  # source, incarnation, how far it is read
+
+
+class Frame(Struct, frozen=True, array_like=True, tag=True):
+    """One message of a link."""
+
+
+class Hello(Frame, frozen=True, tag="hello"):
+    """Who is there, through which lives its outbox went, and its clock."""
+
+    node: Name
+    lives: Annotated[list[Life], Meta(min_length=1, max_length=1000)]
+    head: Number
+    now: Number
+    version: int = VERSION
+
+
+class Subscribe(Frame, frozen=True, tag="subscribe"):
+    """Send me what is in your outbox for me. `life` is who I am, `positions` where I am."""
+
+    life: Name
+    positions: list[Position]
+    window: Number
+
+
+class Follow(Frame, frozen=True, tag="follow"):
+    """Send me all of your outbox, with its heads, for I keep it for others."""
+
+    positions: list[Position]
+    window: Number
+
+
+class Relay(Frame, frozen=True, tag="relay"):
+    """Send me what you keep for me of other outboxes, with proof; `wants` are those I miss."""
+
+    positions: list[Position]
+    wants: list[Name]
+    window: Number
+
+
+class Group(Frame, frozen=True, tag="group"):
+    """A commit group's signed head, the chain before it, and the digests of its events."""
+
+    first: Number
+    last: Number
+    previous: bytes
+    chain: bytes
+    signature: bytes
+    digests: bytes = b""
+
+
+class Events(Frame, frozen=True, tag="events"):
+    """What there is for the reader of one life of one outbox, up to and with `upto`."""
+
+    source: Name
+    life: Name
+    first_seq: Number
+    upto: Number
+    now: Number
+    events: list[bytes]
+    groups: list[Group] = []
+    stream: str = "own"
+
+
+class Taken(Frame, frozen=True, tag="taken"):
+    """The reader has this on disk, and takes as many more bytes."""
+
+    source: Name
+    life: Name
+    upto: Number
+    size: Number
+    stream: str = "own"
+
+
+class Skip(Frame, frozen=True, tag="skip"):
+    """There is nothing up to `upto` for the reader any more, and here is why."""
+
+    source: Name
+    life: Name
+    first_seq: Number
+    upto: Number
+    why: str
+
+
+class BlobAsk(Frame, frozen=True, tag="blob_ask"):
+    """A range of a blob of `source`."""
+
+    source: Name
+    digest: str
+    offset: Number
+    length: Number
+
+
+class BlobPiece(Frame, frozen=True, tag="blob_piece"):
+    """`total` is the whole blob's size as it is stored; 0 if it is not there."""
+
+    source: Name
+    digest: str
+    offset: Number
+    total: Number
+    data: bytes
+
+
+AnyFrame = Hello | Subscribe | Follow | Relay | Events | Taken | Skip | BlobAsk | BlobPiece
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(AnyFrame)
+
+
+def pack(frame: Frame) -> bytes:
+    return _encoder.encode(frame)
+
+
+def unpack(data: bytes) -> AnyFrame:
+    """A frame, or LinkError and nothing else."""
+    try:
+        frame: AnyFrame = _decoder.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise LinkError(f"not a frame of a link: {error}") from None
+    return frame

@@ -1,0 +1,171 @@
+"""A link between two gateways, without its socket: each reads the other's outbox.
+
+Both sides do the same. All that is asked of the world goes through a Port, so that the same code
+runs over WebSockets in a gateway and over a faulty network in a simulation.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from gatepost.delivery.feed import Feed, Port
+from gatepost.delivery.frames import (
+    AnyFrame,
+    Events,
+    Hello,
+    Life,
+    Position,
+    Skip,
+    Subscribe,
+    Taken,
+)
+from gatepost.delivery.messages import Messages
+from gatepost.delivery.node import Node
+from gatepost.delivery.receiver import Batch
+from gatepost.errors import LinkError
+from gatepost.journal.outbox import Appended
+from gatepost.journal.tx import Tx
+
+_LIVES = "SELECT id, first_seq FROM incarnation ORDER BY first_seq"
+_POSITIONS = "SELECT source, incarnation, seq FROM cursor WHERE source = ?"
+_READER = "SELECT incarnation, sent_seq, cut_seq FROM recipient WHERE node_id = ?"
+_IS_READER = """
+INSERT INTO recipient (node_id, last_seq, incarnation, seen_at) VALUES (?1, 0, ?2, ?3)
+ON CONFLICT (node_id) DO UPDATE SET incarnation = ?2, seen_at = ?3
+"""
+_ACKED = "UPDATE recipient SET acked_seq = max(acked_seq, ?), seen_at = ? WHERE node_id = ?"
+# How long what a reader has taken may stay in memory only. It delays pruning, nothing else.
+_NOTE_MS = 1_000
+
+
+class Link:
+    """`peer` is who the other side has proved to be. `open` it, then feed it what comes."""
+
+    def __init__(self, port: Port, node: Node, messages: Messages, peer: str, window: int) -> None:
+        self._port = port
+        self._node = node
+        self._messages = messages
+        self.peer = peer
+        self._window = window
+        self.feed: Feed | None = None
+        self._lives: list[Life] = []
+        self.greeted = False
+        self._acked = 0
+        self._noted_at = 0
+        self.on_live: Callable[[], None] = lambda: None
+
+    def open(self) -> None:
+        self._port.commit(self._introduce, self._port.send)
+
+    def receive(self, frame: AnyFrame) -> None:
+        """What the other side said. Raises LinkError if it may not say that."""
+        match frame:
+            case Hello():
+                self._hello(frame)
+            case Subscribe():
+                self._subscribed(frame)
+            case Events(stream="own"):
+                self._events(frame)
+            case Taken(stream="own"):
+                self._taken(frame)
+            case Skip():
+                self._skip(frame)
+            case _:
+                raise LinkError(f"{self.peer} said something this link has no use for")
+
+    def appended(self, group: Appended) -> None:
+        """Our outbox grew."""
+        if self.feed is not None:
+            self.feed.appended(group)
+
+    # -- reading theirs
+
+    def _introduce(self, tx: Tx) -> Hello:
+        self._lives = [(row[0], row[1]) for row in tx.rows(_LIVES)]
+        ((head,),) = tx.rows("SELECT coalesce(max(last_seq), 0) FROM head")
+        return Hello(self._node.id, self._lives, head, tx.now)
+
+    def _hello(self, frame: Hello) -> None:
+        if frame.node != self.peer or self.greeted:
+            raise LinkError(f"{self.peer} introduces itself as {frame.node}")
+        self.greeted = True
+        self._port.commit(self._positions, self._subscribe)
+
+    def _positions(self, tx: Tx) -> list[Position]:
+        return [(row[0], row[1], row[2]) for row in tx.rows(_POSITIONS, (self.peer,))]
+
+    def _subscribe(self, positions: list[Position]) -> None:
+        self._port.send(Subscribe(self._node.incarnation, positions, self._window))
+
+    def _events(self, frame: Events) -> None:
+        if frame.source != self.peer:
+            raise LinkError(f"{self.peer} sent the outbox of {frame.source} as its own")
+        batch = Batch(
+            frame.source, frame.life, frame.first_seq, frame.upto, frame.now, frame.events
+        )
+        size = sum(map(len, frame.events))
+        self._port.commit(
+            lambda tx: self._messages.receiver.take(tx, batch),
+            lambda upto: self._port.send(Taken(frame.source, frame.life, upto, size)),
+        )
+
+    def _skip(self, frame: Skip) -> None:
+        if frame.source != self.peer:
+            raise LinkError(f"{self.peer} speaks of the outbox of {frame.source}")
+        self._port.commit(lambda tx: self._messages.receiver.skip(tx, frame), _nothing)
+
+    # -- feeding them ours
+
+    def _subscribed(self, frame: Subscribe) -> None:
+        if self.feed is not None:
+            raise LinkError(f"{self.peer} subscribes twice")
+        self._port.commit(lambda tx: self._start(tx, frame), lambda found: self._feed(frame, found))
+
+    def _start(self, tx: Tx, frame: Subscribe) -> tuple[int, Skip | None]:
+        """Where to start; and what to tell a reader that cannot have everything."""
+        after = _after(self._lives, frame.positions, self._node.id)
+        known, sent, cut = tx.one(_READER, (self.peer,)) or (None, 0, 0)
+        tx.run(_IS_READER, (self.peer, frame.life, tx.now))
+        skip = None
+        if known is not None and known != frame.life and sent > after:
+            why = f"{self.peer} has another journal than it had"
+            self._messages.sender.give_up_at(tx, self.peer, sent, why)
+            skip, after = "restored", sent
+        elif cut > after:
+            skip, after = "cut off", cut
+        if skip is None:
+            return after, None
+        life = max((life for life in self._lives if life[1] <= after + 1), key=lambda each: each[1])
+        return after, Skip(self._node.id, life[0], life[1], after, skip)
+
+    def _feed(self, frame: Subscribe, found: tuple[int, Skip | None]) -> None:
+        after, skip = found
+        if skip is not None:
+            self._port.send(skip)
+        window = min(frame.window, self._window)
+        self.feed = Feed(self._port, self._node.id, self.peer, self._lives, after, window)
+        self.on_live()
+        self.feed.pump()
+
+    def _taken(self, frame: Taken) -> None:
+        if self.feed is None or frame.upto > self.feed.position:
+            raise LinkError(f"{self.peer} has taken what it was not sent")
+        self._acked = max(self._acked, frame.upto)
+        self.feed.add_credit(frame.size)
+        if self._port.now() >= self._noted_at + _NOTE_MS:
+            self._noted_at = self._port.now()
+            acked = self._acked
+            self._port.commit(lambda tx: tx.run(_ACKED, (acked, tx.now, self.peer)), _nothing)
+
+
+def _after(lives: list[Life], positions: list[Position], node: str) -> int:
+    """How far a reader at these positions has read what is still one line of events with ours."""
+    known = {life: seq for source, life, seq in positions if source == node}
+    ends = [first - 1 for _, first in lives[1:]] + [2**53]
+    for (life, first), end in zip(reversed(lives), reversed(ends), strict=True):
+        if life in known:
+            return min(max(known[life], first - 1), end)
+    return lives[0][1] - 1
+
+
+def _nothing(value: Any) -> None:
+    """There is nothing to do with it."""

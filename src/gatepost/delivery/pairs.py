@@ -1,0 +1,93 @@
+"""The order of a pair, as its sender keeps it: numbers, the route they take, and what is settled.
+
+A pair keeps its route as long as it has one. When the route changes while earlier numbers are still
+open elsewhere, the pair is *moving*: who takes it over holds what comes until the sender tells it
+that everything before is settled.
+"""
+
+from typing import NamedTuple
+
+from gatepost.journal.tx import Tx
+
+_NEXT = """
+INSERT INTO pair_seq (from_agent, to_agent, last, node) VALUES (?, ?, 1, ?)
+ON CONFLICT (from_agent, to_agent) DO UPDATE SET last = last + 1 RETURNING last, node, base
+"""
+_FIND = "SELECT last, node, base, moving FROM pair_seq WHERE from_agent = ? AND to_agent = ?"
+_PIN = "UPDATE pair_seq SET node = ?, base = ?, moving = ? WHERE from_agent = ? AND to_agent = ?"
+_LOWEST = """
+SELECT min(pair_seq) FROM delivery
+WHERE from_agent = ? AND to_agent = ? AND processed_at IS NULL AND pair_seq > 0
+"""
+_LOWEST_ELSEWHERE = _LOWEST + " AND node IS NOT ?"
+_MOVING = "SELECT from_agent, to_agent FROM pair_seq WHERE moving > 0"
+
+Pair = tuple[str, str]
+
+
+class Place(NamedTuple):
+    """Where an event stands in its pair, and what its receiver need not wait for."""
+
+    number: int
+    base: int
+
+
+class Pairs:
+    """`moving` is kept in memory so that closing a delivery costs nothing for all other pairs."""
+
+    def __init__(self) -> None:
+        self._moving: set[Pair] | None = None
+
+    def next(self, tx: Tx, pair: Pair, node: str) -> Place:
+        """The next number of a pair, for an event that goes to `node`."""
+        ((last, pinned, base),) = tx.rows(_NEXT, (*pair, node))
+        if pinned == node:
+            return Place(last, base)
+        return Place(last, self.pin(tx, pair, node, last))
+
+    def is_home(self, tx: Tx, pair: Pair, node: str) -> bool:
+        """Whether nothing of the pair is on its way to another node than this."""
+        row = tx.one(_FIND, pair)
+        if row is None or (row[1] == node and not row[3]):
+            return True
+        return self._lowest(tx, _LOWEST_ELSEWHERE, (*pair, node)) is None
+
+    def pin(self, tx: Tx, pair: Pair, node: str, first: int) -> int:
+        """From number `first` on, the pair goes to `node`; returns what it need not wait for."""
+        elsewhere = self._lowest(tx, _LOWEST_ELSEWHERE, (*pair, node), below=first)
+        base = self._lowest(tx, _LOWEST, pair, below=first) or first
+        tx.run(_PIN, (node, base, elsewhere or 0, *pair))
+        if elsewhere:
+            self._pairs(tx).add(pair)
+        return base
+
+    def settled(self, tx: Tx, pair: Pair) -> tuple[str, int] | None:
+        """After a number of a pair was settled: whom to tell, and up to where it is true now."""
+        if pair not in self._pairs(tx):
+            return None
+        row = tx.one(_FIND, pair)
+        if row is None:
+            return None
+        last, node, base, moving = row
+        open_elsewhere = self._lowest(tx, _LOWEST_ELSEWHERE, (*pair, node))
+        if (open_elsewhere or 0) == moving:
+            return None
+        tx.run(_PIN, (node, base, open_elsewhere or 0, *pair))
+        if not open_elsewhere:
+            self._pairs(tx).discard(pair)
+            tx.on_rollback(self.forget)
+        return node, open_elsewhere - 1 if open_elsewhere else last
+
+    def forget(self) -> None:
+        """Read again what is moving, for memory and journal may differ."""
+        self._moving = None
+
+    def _pairs(self, tx: Tx) -> set[Pair]:
+        if self._moving is None:
+            self._moving = {(row[0], row[1]) for row in tx.rows(_MOVING)}
+        return self._moving
+
+    def _lowest(self, tx: Tx, query: str, params: tuple[str, ...], below: int = 0) -> int | None:
+        row = tx.one(query, params)
+        lowest = row[0] if row else None
+        return None if lowest is None or (below and lowest >= below) else int(lowest)

@@ -1,0 +1,6 @@
+"""Where a message goes: its owner, a fallback, or nowhere."""
+
+from gatepost.routing.decide import Route, route
+from gatepost.routing.directory import Directory, Gateway, Home, Rule, directory_of
+
+__all__ = ["Directory", "Gateway", "Home", "Route", "Rule", "directory_of", "route"]
