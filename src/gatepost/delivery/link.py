@@ -49,6 +49,8 @@ class Link:
         self.feed: Feed | None = None
         self._lives: list[Life] = []
         self.greeted = False
+        self.reading = False
+        self.may_read: Callable[[], bool] = lambda: True
         self._acked = 0
         self._noted_at = 0
         self.on_live: Callable[[], None] = lambda: None
@@ -88,6 +90,12 @@ class Link:
         if frame.node != self.peer or self.greeted:
             raise LinkError(f"{self.peer} introduces itself as {frame.node}")
         self.greeted = True
+        if self.may_read():
+            self.read()
+
+    def read(self) -> None:
+        """Start to read their outbox over this link."""
+        self.reading = True
         self._port.commit(self._positions, self._subscribe)
 
     def _positions(self, tx: Tx) -> list[Position]:

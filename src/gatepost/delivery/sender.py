@@ -105,6 +105,7 @@ _WAITING_ROUTES = f"""
 SELECT DISTINCT node, to_agent FROM delivery
 WHERE processed_at IS NULL AND node IS NOT NULL AND state IN ({_UNACCEPTED})
 """
+_NODES = "SELECT DISTINCT node FROM delivery WHERE processed_at IS NULL AND node IS NOT NULL"
 _PAIRS_WAITING = f"""
 SELECT DISTINCT from_agent FROM delivery WHERE processed_at IS NULL AND node = ? AND to_agent = ?
     AND state IN ({_UNACCEPTED}) AND offer
@@ -200,6 +201,8 @@ class Sender:
         self._on_own = on_own
         self.pairs = Pairs()
         self.directory = Directory()
+        # Where something was sent to, so that somebody may want to dial it.
+        self.nodes: set[str] = set()
         self.ignored = 0
         self.retries = 0
         self._due: int | None = 0
@@ -209,6 +212,7 @@ class Sender:
     def emit(self, tx: Tx, out: Outgoing, route: Route) -> None:
         """Append the event for another gateway and open its delivery."""
         pair = self.pairs.next(tx, (out.from_agent, out.to_agent), route.node)
+        self.nodes.add(route.node)
         payload, ref, key = self._seal(tx, out, route.node)
         expires = tx.now + (self._patience.ttl if out.ttl is None else out.ttl)
         draft = Draft(
@@ -457,6 +461,7 @@ class Sender:
     def room_changed(self, tx: Tx, directory: Directory) -> None:
         """Somebody came, went or moved: who waits for them may have to wait no longer."""
         before, self.directory = self.directory, directory
+        self.nodes |= {row[0] for row in tx.rows(_NODES)}
         for node, agent in tx.rows(_WAITING_ROUTES):
             if directory.online(node):
                 if not before.online(node):

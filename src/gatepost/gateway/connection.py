@@ -6,13 +6,15 @@ so a slow peer costs no memory; what it asks for while it takes nothing is bound
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gatepost.errors import DeadlineExceeded, GatepostError, RateLimited
 from gatepost.room import Awareness, Peer, Room
 from gatepost.room.sync import Role
 
+# The first byte of a message that belongs to the link, not to the room. No Yjs message has it.
+PIPE = b"\x70"
 _SEND_SECS = 30.0
 _MAX_ANSWERS = 8
 
@@ -40,6 +42,8 @@ class Connection:
         self.idle = asyncio.Event()
         self._wire = wire
         self._peer = Peer(room, awareness, node, role)
+        self.on_frame: Callable[[bytes], None] | None = None
+        self._frames: deque[bytes] = deque()
         self._answers: deque[list[bytes]] = deque([self._peer.connected()])
         self._wake = asyncio.Event()
         self._wake.set()
@@ -48,6 +52,11 @@ class Connection:
             room.on_change(lambda _: self._stir()),
             awareness.on_change(lambda *_: self._stir()),
         )
+
+    def send_frame(self, data: bytes) -> None:
+        """Something for the link at the other side. How much there is, its credit bounds."""
+        self._frames.append(PIPE + data)
+        self._stir()
 
     def end(self, error: GatepostError) -> None:
         """Make `run` raise this."""
@@ -67,6 +76,9 @@ class Connection:
 
     async def _read(self) -> None:
         while (message := await self._wire.receive()) is not None:
+            if message[:1] == PIPE and self.on_frame is not None:
+                self.on_frame(message[1:])
+                continue
             answer = self._peer.receive(message)
             if self._peer.synced:
                 self.synced.set()
@@ -88,6 +100,8 @@ class Connection:
             self._wake.clear()
             while self._answers:
                 await self._send(self._answers.popleft())
+            while self._frames:
+                await self._send([self._frames.popleft()])
             await self._send(self._peer.outgoing())
 
     async def _send(self, messages: list[bytes]) -> None:

@@ -15,6 +15,7 @@ from gatepost.errors import DeadlineExceeded, GatepostError, Revoked, RoomViolat
 from gatepost.events import fingerprint
 from gatepost.gateway.connection import Connection
 from gatepost.gateway.knocking import BROKEN, ClientWire, Host, Knocker, OurselvesError, http_url
+from gatepost.gateway.pipes import Pipes
 from gatepost.gateway.room import RoomKeeper
 from gatepost.journal import Tx
 from gatepost.room import Room
@@ -22,6 +23,7 @@ from gatepost.room import Room
 log = logging.getLogger(__name__)
 
 _MOST = 8
+_MOST_OTHERS = 256
 _FIRST_SECS = 0.1
 _LONGEST_SECS = 15.0
 _SETTLED_SECS = 10.0
@@ -43,8 +45,9 @@ Joined = asyncio.Future[Host]
 class Dialer:
     """`problems` says for each address why it is not connected."""
 
-    def __init__(self, keeper: RoomKeeper) -> None:
+    def __init__(self, keeper: RoomKeeper, pipes: Pipes) -> None:
         self._keeper = keeper
+        self._pipes = pipes
         self._core = keeper.core
         self._knocker = Knocker(keeper.core, keeper.known)
         self._calls: dict[str, asyncio.Task[None]] = {}
@@ -89,15 +92,19 @@ class Dialer:
         return {seed.url: seed for seed in (*named, *self._members(), *stored)}
 
     def _members(self) -> list[Seed]:
-        """Backbone nodes, each gateway another choice of them should there be many."""
-        own = self._core.node.key.public
-        found = [
-            Seed(http_url(member.record.endpoint_ws), fingerprint(member.public_key))
-            for member in self._keeper.current.view.nodes.values()
-            if member.is_backbone and member.public_key != own and member.record.endpoint_ws
-        ]
+        """Backbone nodes, each gateway another choice of them; and those we have mail for."""
+        own, mail_for = self._core.node.key.public, self._core.messages.sender.nodes
+        backbone, others = [], []
+        for member in self._keeper.current.view.nodes.values():
+            if member.public_key == own or not member.record.endpoint_ws:
+                continue
+            seed = Seed(http_url(member.record.endpoint_ws), fingerprint(member.public_key))
+            if member.is_backbone:
+                backbone.append(seed)
+            elif member.id in mail_for:
+                others.append(seed)
         taste = random.Random(self._core.node.id)
-        return sorted(found, key=lambda seed: taste.random())[:_MOST]
+        return sorted(backbone, key=lambda seed: taste.random())[:_MOST] + others[:_MOST_OTHERS]
 
     def _call(self, seeds: dict[str, Seed]) -> None:
         for url in self._calls.keys() - seeds.keys():
@@ -162,6 +169,7 @@ class Dialer:
                     joined.set_result(host)
                 self._keeper.adopt(host.welcome)
                 self._keeper.may_speak.set()
+                self._pipes.dialled(connection)
                 self.problems.pop(seed.url, None)
                 log.info("connected to %s at %s", host.id, seed.url)
                 await running
@@ -169,6 +177,7 @@ class Dialer:
                 self._keeper.count_incident(host.id, violation)
                 raise
             finally:
+                self._pipes.left(connection)
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
 

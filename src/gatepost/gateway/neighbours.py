@@ -13,6 +13,7 @@ from gatepost.gateway.core import Core
 from gatepost.gateway.dial import Dialer
 from gatepost.gateway.metrics import Metrics
 from gatepost.gateway.nodes import NodeDoor
+from gatepost.gateway.pipes import Pipes
 from gatepost.gateway.room import RoomKeeper
 from gatepost.gateway.room_api import RoomApi
 from gatepost.gateway.threshold import Threshold
@@ -29,8 +30,9 @@ _FAREWELL_SECS = 2.0
 class Neighbours:
     def __init__(self, core: Core, metrics: Metrics, threshold: Threshold) -> None:
         self.keeper = RoomKeeper(core)
-        self._dialer = Dialer(self.keeper)
-        self._door = NodeDoor(self.keeper, metrics, threshold)
+        self.pipes = Pipes(self.keeper)
+        self._dialer = Dialer(self.keeper, self.pipes)
+        self._door = NodeDoor(self.keeper, self.pipes, metrics, threshold)
         metrics.count(self.keeper.incidents)
 
     def routes(self) -> list[Any]:
@@ -45,6 +47,7 @@ class Neighbours:
         work = [
             asyncio.create_task(self.keeper.keep_saving()),
             asyncio.create_task(self._dialer.run()),
+            asyncio.create_task(self.pipes.run()),
             asyncio.create_task(self._speak()),
             asyncio.create_task(_again_and_again(self._forget, _FORGET_SECS)),
         ]

@@ -23,6 +23,7 @@ from gatepost.gateway import welcome
 from gatepost.gateway.connection import Connection
 from gatepost.gateway.handshake import Socket, check_origin, refuse
 from gatepost.gateway.metrics import Metrics
+from gatepost.gateway.pipes import Pipes
 from gatepost.gateway.room import RoomKeeper
 from gatepost.gateway.route import get, post
 from gatepost.gateway.threshold import Threshold
@@ -46,8 +47,11 @@ _OPEN = {"open": True}
 class NodeDoor:
     """Knows no more than how to knock; who may enter is decided by access.Door."""
 
-    def __init__(self, keeper: RoomKeeper, metrics: Metrics, threshold: Threshold) -> None:
+    def __init__(
+        self, keeper: RoomKeeper, pipes: Pipes, metrics: Metrics, threshold: Threshold
+    ) -> None:
         self._keeper = keeper
+        self._pipes = pipes
         self._metrics = metrics
         self.threshold = threshold
         self._core = keeper.core
@@ -89,8 +93,12 @@ class NodeDoor:
         connection.session = admitted.session_id
         # Registered before anything is awaited, so a revocation after the admission finds it.
         with self._keeper.connected(connection), self._metrics.node():
-            await socket.accept(subprotocols=_chosen(socket), headers=self._welcome(admitted))
-            await self._run(socket, connection, admitted)
+            self._pipes.joined(connection)
+            try:
+                await socket.accept(subprotocols=_chosen(socket), headers=self._welcome(admitted))
+                await self._run(socket, connection, admitted)
+            finally:
+                self._pipes.left(connection)
 
     async def _run(self, socket: Socket, connection: Connection, admitted: Admitted) -> None:
         noting = asyncio.ensure_future(self._note_entry(admitted))

@@ -31,7 +31,7 @@ def agents(local: Iterable[LocalAgent], gateway: str) -> dict[tuple[str, str], A
 
 def _agent(local: LocalAgent, gateway: str) -> Agent:
     kind: Literal["internal", "external"] = "internal" if local.type == "internal" else "external"
-    return Agent(gateway=gateway, type=kind, last_seen_at=local.seen_at)
+    return Agent(gateway=gateway, type=kind, last_seen_at=local.seen_at, standby=local.standby)
 
 
 def agents_said(room: Room) -> list[tuple[str, str]]:

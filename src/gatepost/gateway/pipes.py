@@ -1,0 +1,209 @@
+"""Links over the connections gateways have: one WebSocket carries the room and both outboxes."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gatepost.delivery.frames import Frame, pack, unpack
+from gatepost.delivery.link import Link
+from gatepost.errors import GatepostError, Internal, LinkError
+from gatepost.gateway.connection import Connection
+from gatepost.gateway.room import RoomKeeper
+from gatepost.journal import Tx
+from gatepost.journal.outbox import Appended
+from gatepost.routing import Directory, directory_of
+
+log = logging.getLogger(__name__)
+
+# The room is looked at again this often at most, and at least.
+_SOONEST_SECS = 0.05
+_LATEST_SECS = 1.0
+# A gateway we have no connection to shows signs of life in the room once a minute.
+_HEARTBEAT_SECS = 90.0
+
+
+class Pipes:
+    """Every connection to another gateway gets a link; each outbox is read over one of them."""
+
+    def __init__(self, keeper: RoomKeeper) -> None:
+        self._keeper = keeper
+        self._core = keeper.core
+        self._links: dict[Connection, LinkEnd] = {}
+        self._presence = Presence(keeper)
+        self._core.outbox.published = self._published
+        self.directory = Directory()
+
+    # -- connections come and go
+
+    def dialled(self, connection: Connection) -> None:
+        """We opened it, so we speak first: nobody else can tell a gateway from a mere reader."""
+        self._end_of(connection).link.open()
+
+    def joined(self, connection: Connection) -> None:
+        """They opened it; a link starts when they say so."""
+        connection.on_frame = partial(self._first, connection)
+
+    def left(self, connection: Connection) -> None:
+        end = self._links.pop(connection, None)
+        if end is not None:
+            end.ended = True
+            self.go_live()
+            self._read_elsewhere(end.link.peer)
+        self._presence.saw(connection.node)
+
+    def links_to(self, node: str) -> "list[LinkEnd]":
+        return [end for end in self._links.values() if end.link.peer == node]
+
+    def linked(self) -> set[str]:
+        return {end.link.peer for end in self._links.values() if end.link.greeted}
+
+    def _first(self, connection: Connection, data: bytes) -> None:
+        end = self._end_of(connection)
+        end.link.open()
+        end.receive(data)
+
+    def _end_of(self, connection: Connection) -> "LinkEnd":
+        end = LinkEnd(self, connection)
+        self._links[connection] = end
+        connection.on_frame = end.receive
+        return end
+
+    def may_read(self, end: "LinkEnd") -> bool:
+        """One link to a gateway is enough to read its outbox."""
+        others = (other for other in self.links_to(end.link.peer) if other is not end)
+        return not any(other.link.reading for other in others)
+
+    def _read_elsewhere(self, node: str) -> None:
+        for end in self.links_to(node):
+            if end.link.greeted and not end.link.reading and self.may_read(end):
+                end.link.read()
+
+    # -- our outbox
+
+    def _published(self, group: Appended) -> None:
+        for end in list(self._links.values()):
+            end.link.appended(group)
+
+    def go_live(self) -> None:
+        """The writer marks as sent what these nodes are about to hear."""
+        feeds = (end.link for end in self._links.values() if end.link.feed is not None)
+        self._core.outbox.live = frozenset(link.peer for link in feeds)
+
+    # -- what routing knows
+
+    async def run(self) -> None:
+        """For as long as the gateway runs: keep the picture of the room that routing has."""
+        while True:
+            changes = self._keeper.changes
+            try:
+                await self._look()
+            except GatepostError as error:
+                log.warning("routing goes by an old picture of the room: %s", error.message)
+            except Exception:
+                log.exception("routing goes by an old picture of the room")
+            await asyncio.sleep(_SOONEST_SECS)
+            await self._keeper.changed_since(changes, _LATEST_SECS)
+
+    async def _look(self) -> None:
+        if self._keeper.room is None:
+            return
+        directory = directory_of(self._keeper.room.view, self._presence.is_online)
+        if directory != self.directory:
+            room_changed = self._core.messages.room_changed
+            await self._core.commit(lambda tx: room_changed(tx, directory))
+            self.directory = directory
+
+
+class LinkEnd:
+    """One link's port: the connection it runs over, and this gateway's journal."""
+
+    def __init__(self, pipes: Pipes, connection: Connection) -> None:
+        self._pipes = pipes
+        self._connection = connection
+        self._core = pipes._core
+        self.ended = False
+        window = self._core.settings.delivery.window_bytes
+        self.link = Link(self, self._core.node, self._core.messages, connection.node, window)
+        self.link.may_read = lambda: pipes.may_read(self)
+        self.link.on_live = pipes.go_live
+
+    def receive(self, data: bytes) -> None:
+        try:
+            self.link.receive(unpack(data))
+        except GatepostError as error:
+            self.end(error)
+
+    def send(self, frame: Frame) -> None:
+        if not self.ended:
+            self._connection.send_frame(pack(frame))
+
+    def commit(self, operation: Callable[[Tx], Any], done: Callable[[Any], None]) -> None:
+        try:
+            self._core.writer.submit(operation, partial(self._done, done))
+        except GatepostError as error:
+            self.end(error)
+
+    def _done(self, done: Callable[[Any], None], value: Any, error: GatepostError | None) -> None:
+        if self.ended:
+            return
+        if error is not None:
+            self.end(error)
+            return
+        try:
+            done(value)
+        except GatepostError as mistake:
+            self.end(mistake)
+        except Exception:
+            log.exception("a link failed unexpectedly")
+            self.end(Internal("an internal error; see the log"))
+
+    def now(self) -> int:
+        return self._core.clock.now()
+
+    def end(self, error: GatepostError) -> None:
+        """The connection goes, and is opened again by whoever dialled."""
+        if self.ended:
+            return
+        self.ended = True
+        peer = self.link.peer
+        log.warning("the link to %s ends: %s", peer, error.message)
+        if isinstance(error, LinkError):
+            incidents, why = self._core.messages.incidents, error.message
+            subject = f"{peer}@{self.now()}"
+            self._core.submit(lambda tx: incidents.raise_(tx, "link_error", subject, why))
+        self._connection.end(error)
+
+
+class Presence:
+    """Whether a gateway is believed to be there: connected, or heard of not long ago."""
+
+    def __init__(self, keeper: RoomKeeper) -> None:
+        self._keeper = keeper
+        self._clock = keeper.core.clock
+        self._patience = keeper.core.settings.delivery.offline_secs * 1000
+        self._seen: dict[str, int] = {}
+        self._heartbeats: dict[str, int] = {}
+
+    def saw(self, node: str) -> None:
+        self._seen[node] = self._clock.now()
+
+    def is_online(self, node: str) -> bool:
+        keeper = self._keeper
+        if node == keeper.core.node.id or any(c.node == node for c in keeper.connections):
+            return True
+        member = keeper.current.view.nodes.get(node)
+        if member is None or member.record.status == "offline":
+            return False
+        self._listen(node, member.record.last_heartbeat_at)
+        return self._clock.now() < self._seen.get(node, 0) + self._patience
+
+    def _listen(self, node: str, heartbeat: int) -> None:
+        """A heartbeat is worth as much as a meeting, until the next one should have come."""
+        if self._heartbeats.get(node) != heartbeat:
+            # What stood in the room when we came says nothing of now.
+            fresh = node in self._heartbeats
+            self._heartbeats[node] = heartbeat
+            if fresh:
+                self._seen[node] = self._clock.now() + int(_HEARTBEAT_SECS * 1000)
