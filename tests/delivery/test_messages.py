@@ -326,7 +326,8 @@ async def test_a_group_that_fails_wakes_nobody_and_forgets_no_one(
     sent = await post.send()
     (mail,) = await post.take()
     waiting = asyncio.create_task(post.status(sent.event_id, 10))
-    await asyncio.sleep(0.05)
+    while sent.event_id not in post.core.messages._waiting:
+        await asyncio.sleep(0.01)
 
     def fail(tx: object) -> None:
         monkeypatch.undo()

@@ -181,15 +181,15 @@ def test_participants_are_called_around_the_commit() -> None:
 def test_next_due_is_the_earliest_of_all_participants() -> None:
     writer = make(None, Watcher(None), Watcher(NOW + 500), Watcher(NOW + 900))
     run(writer)
-    assert writer._patience() == 0.5
+    assert writer.patience() == 0.5
     writer._clock.advance(700)  # type: ignore[attr-defined]
-    assert writer._patience() == 0.0
+    assert writer.patience() == 0.0
 
 
 def test_nothing_due_means_patience() -> None:
     writer = make(None, Watcher(None))
     run(writer)
-    assert writer._patience() == 3600.0
+    assert writer.patience() == 3600.0
 
 
 # -- groups that fail as a whole
@@ -211,7 +211,7 @@ def test_bug_in_a_participant_fails_the_group_and_not_the_next() -> None:
     assert (writer.failure, facts(connection)) == (None, [])
     assert undone == ["second", "first"]
     assert watcher.calls == ["before", "rolled back"]
-    assert writer._patience() == 1.0
+    assert writer.patience() == 1.0
     watcher.error = None
     assert run(writer, put("b"))[0] == "b"
     assert facts(connection) == ["b"]

@@ -14,11 +14,17 @@ ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, standby = coalesce(?5
 class Agents:
     """Mail can be sent to an agent once it is registered; a client does that as it connects."""
 
+    def __init__(self) -> None:
+        # Who is registered, once the writer asked for it; read again after any change.
+        self._known: set[str] | None = None
+        self._changing: Tx | None = None
+
     def register(
         self, tx: Tx, id: str, type: str = "external", standby: bool | None = None
     ) -> Agent:
         """`standby` hosts an agent that lives elsewhere; who comes again stays what it was."""
         tx.run(_REGISTER, (id, type, tx.now, bool(standby), standby))
+        self.changed(tx)
         return self.get(tx, id)
 
     def get(self, tx: Tx, id: str) -> Agent:
@@ -30,7 +36,16 @@ class Agents:
         return _agent(row)
 
     def known(self, tx: Tx, id: str) -> bool:
-        return tx.one("SELECT 1 FROM agent WHERE id = ?", (id,)) is not None
+        """For the writer's thread only."""
+        if tx is self._changing:
+            return tx.one("SELECT 1 FROM agent WHERE id = ?", (id,)) is not None
+        if self._known is None:
+            self._known = {row[0] for row in tx.rows("SELECT id FROM agent")}
+        return id in self._known
+
+    def changed(self, tx: Tx | None = None) -> None:
+        """Somebody came or went; what `tx` did may still be undone."""
+        self._known, self._changing = None, tx
 
     def list(self, tx: Tx) -> list[Agent]:
         return [_agent(row) for row in tx.rows("SELECT * FROM agent ORDER BY id")]
@@ -39,6 +54,7 @@ class Agents:
         """Nothing can be sent to it from now on. Its mail is the caller's to purge first."""
         self.get(tx, id)
         tx.run("DELETE FROM agent WHERE id = ?", (id,))
+        self.changed(tx)
         audit(tx, actor, "agent.remove", id, "")
 
 

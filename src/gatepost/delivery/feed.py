@@ -6,7 +6,7 @@ send is written down first, as sent: should the reader come back with another jo
 that is how far it may have heard.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from gatepost.delivery.frames import FRAME_BYTES, FRAME_EVENTS, Events, Frame, Life
@@ -72,10 +72,11 @@ class Feed:
     def appended(self, group: Appended) -> None:
         """A commit group is on disk. Pass it on, unless others have to go first."""
         if self.caught_up and self._credit > 0 and self.position == group.head.first - 1:
-            mine = [row[4] for row in group.rows if row[6] in (self._reader, EVERYBODY)]
+            mine = group.rows_for(self._reader)
             self.position = group.head.last
-            if mine:
-                self._send(self._life_of(group.head.last), group.head.last, mine)
+            life = self._life_of(group.head.last)
+            for upto, events in _frames(mine, group.head.last):
+                self._send(life, upto, events)
         elif self.position < group.head.last:
             self.caught_up = False
             self.pump()
@@ -85,18 +86,11 @@ class Feed:
         life, end = self._stretch(self.position)
         ((head,),) = tx.rows(_HEAD)
         rows = tx.rows(_FOR, (self._reader, self.position, end))
-        kept: list[tuple[int, bytes]] = []
-        size = 0
-        for seq, body in rows:
-            if kept and size + len(body) > FRAME_BYTES:
-                break
-            kept.append((seq, body))
-            size += len(body)
-        whole = len(kept) == len(rows) and len(rows) < FRAME_EVENTS
-        upto = min(head, end) if whole else kept[-1][0]
-        if kept:
+        limit = min(head, end) if len(rows) < FRAME_EVENTS else rows[-1][0]
+        upto, events = next(_frames(rows, limit), (limit, []))
+        if events:
             tx.run(_SENT, (self._reader, upto))
-        return life, upto, whole and upto == head, [body for _, body in kept]
+        return life, upto, upto == head, events
 
     def _was_read(self, found: tuple[Life, int, bool, list[bytes]]) -> None:
         life, upto, complete, events = found
@@ -120,3 +114,18 @@ class Feed:
         life = self._life_of(max(after + 1, self._lives[0][1]))
         later = [first - 1 for _, first in self._lives if first > life[1]]
         return life, min(later, default=2**53)
+
+
+def _frames(rows: Sequence[tuple[int, bytes]], upto: int) -> Iterator[tuple[int, list[bytes]]]:
+    """(up to where, events) of each frame these events take; the last one reaches `upto`."""
+    events: list[bytes] = []
+    size = last = 0
+    for seq, body in rows:
+        if events and (size + len(body) > FRAME_BYTES or len(events) == FRAME_EVENTS):
+            yield last, events
+            events, size = [], 0
+        events.append(body)
+        size += len(body)
+        last = seq
+    if events:
+        yield upto, events

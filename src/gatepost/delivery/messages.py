@@ -43,7 +43,7 @@ from gatepost.journal.tx import Tx
 from gatepost.journal.writer import Outcome
 from gatepost.mailbox import Closed, Dispatcher, Mail, Settlement
 from gatepost.mailbox.deadletters import Filter, replay
-from gatepost.mailbox.enqueue import NUMBER_BITS, find_mailbox
+from gatepost.mailbox.enqueue import find_mailbox, pair_of
 from gatepost.routing import Directory, Route, route
 from gatepost.wire import DeadLetter, EnqueueAck, EventInfo, Failure, NewSend, Sent
 
@@ -55,10 +55,9 @@ _MAIL_OF = """
 SELECT m.id FROM mail m JOIN mailbox b ON b.id = m.mailbox WHERE b.name = ? AND m.msg_id = ?
 """
 _KNOWN = "SELECT from_agent, to_agent, fingerprint FROM delivery WHERE event_id = ?"
-_SETTLED_MAIL = f"""
-SELECT b.meta, p.sender, x.name FROM body b JOIN pair p ON p.id = b.id >> {NUMBER_BITS}
-JOIN mailbox x ON x.id = p.mailbox WHERE b.id = ?
-"""
+_META = "SELECT meta FROM body WHERE id = ?"
+_PAIR = "SELECT p.sender, b.name FROM pair p JOIN mailbox b ON b.id = p.mailbox WHERE p.id = ?"
+_PAIRS_CACHED = 10_000
 _NOTHING = b"null"
 
 T = TypeVar("T")
@@ -85,6 +84,7 @@ class Messages:
         self.sender = Sender(node, patience, self.incidents, self._route, self._ended, self._own)
         self.receiver = Receiver(node, agents, self.sender, self.incidents, want_blob)
         self._waiting: dict[str, list[tuple[str, Woken]]] = {}
+        self._pairs: dict[int, tuple[str, str]] = {}
         self._woken: list[Outcome] = []
 
     @property
@@ -174,6 +174,8 @@ class Messages:
 
     def rolled_back(self) -> None:
         self._woken.clear()
+        self._pairs.clear()
+        self._agents.changed()
         self.sender.look_at_the_clock()
         self.receiver.rolled_back()
 
@@ -320,10 +322,10 @@ class Messages:
         self.receiver.own(tx, draft)
 
     def _close(self, tx: Tx, mail: Closed, reply: Raw | None) -> None:
-        row = tx.one(_SETTLED_MAIL, (mail.mail,))
-        if row is None or row[0] is None:
+        meta = mail.meta or (tx.one(_META, (mail.mail,)) or (None,))[0]
+        if meta is None:
             return
-        meta, from_agent, to_agent = row
+        from_agent, to_agent = self._pair_of(tx, pair_of(mail.mail))
         info = _decode_info(meta)
         source = info.source_node or self._node.id
         if reply is not None:
@@ -332,6 +334,16 @@ class Messages:
         if mail.outcome != "ok" or mail.reason:
             said = Receipt(status="processed", outcome=mail.outcome, reason=mail.reason or None)
         self.receiver.receipt(tx, to_agent, source, info.event_id, info.corr_id, said)
+
+    def _pair_of(self, tx: Tx, pair: int) -> tuple[str, str]:
+        """(sender, mailbox) of a pair, whose id never comes back for another."""
+        found = self._pairs.get(pair)
+        if found is None:
+            ((sender, mailbox),) = tx.rows(_PAIR, (pair,))
+            if len(self._pairs) >= _PAIRS_CACHED:
+                self._pairs.clear()
+            found = self._pairs[pair] = (sender, mailbox)
+        return found
 
     def _reply(
         self, tx: Tx, info: EventInfo, source: str, ends: tuple[str, str], answer: bytes

@@ -64,6 +64,7 @@ _MAIL_STATE = """
 SELECT m.state, d.reason, m.id FROM mail m JOIN mailbox b ON b.id = m.mailbox
 LEFT JOIN dead_letter d ON d.id = m.id WHERE b.name = ? AND m.msg_id = ?
 """
+_LOOK_UP = 200
 _ROOM_IN = "SELECT waiting FROM mailbox WHERE name = ?"
 _OUTCOMES = {3: "ok", 4: "dead_letter", 5: "expired"}
 
@@ -119,10 +120,11 @@ class Receiver:
         """Take a batch in; returns how far this outbox is read now. All of it or nothing."""
         cursor = Cursor.of(tx, batch.source, batch.incarnation, batch.first_seq)
         taking = _Taking(self, tx, batch.source, batch.incarnation, batch.now)
-        for body in batch.events:
-            envelope = decode(body)
-            if self._belongs(envelope, batch, cursor):
-                taking.handle(envelope, body)
+        events = [(decode(body), body) for body in batch.events]
+        new = [each for each in events if self._belongs(each[0], batch, cursor)]
+        taking.look_up([envelope for envelope, _ in new if envelope.kind in TRACKED])
+        for envelope, body in new:
+            taking.handle(envelope, body)
         taking.end()
         cursor.seq = max(cursor.seq, batch.upto)
         cursor.save(tx)
@@ -290,7 +292,21 @@ class _Taking:
         self._pairs: dict[PairKey, Pair] = {}
         self._runs: dict[tuple[str, str], list[tuple[Envelope, Mail]]] = {}
         self._hosts: dict[str, bool] = {}
+        self._unseen: set[bytes] = set()
         self._room: dict[str, int] = {}
+
+    def look_up(self, envelopes: list[Envelope]) -> None:
+        """Find out, for many at once, which of these events were never seen before."""
+        ids = [parse_event_id(envelope.event_id) for envelope in envelopes]
+        for start in range(0, len(ids), _LOOK_UP):
+            some = ids[start : start + _LOOK_UP]
+            marks = ", ".join("?" * len(some))
+            query = f"SELECT event_id FROM inbox WHERE source = ? AND event_id IN ({marks})"
+            seen = {row[0] for row in self._tx.rows(query, (self._source, *some))}
+            self._unseen |= set(some) - seen
+        if len(set(ids)) < len(ids):
+            # One that comes twice in a batch is not new the second time.
+            self._unseen -= {id for id in ids if ids.count(id) > 1}
 
     # -- by kind
 
@@ -331,7 +347,7 @@ class _Taking:
 
     def _tracked(self, envelope: Envelope, body: bytes) -> None:
         id = parse_event_id(envelope.event_id)
-        seen = self._tx.one(_SEEN, (self._source, id))
+        seen = None if id in self._unseen else self._tx.one(_SEEN, (self._source, id))
         if seen is not None and seen[0] not in ("refused", "withdrawn"):
             self._r.duplicates += 1
             self.flush()
@@ -680,13 +696,15 @@ class _Taking:
         for (mailbox, sender), run in runs.items():
             mails = [mail for _, mail in run]
             acks = self._r.dispatcher.enqueue(self._tx, mailbox, sender, mails, over=True)
+            taken = []
             for (envelope, _), ack in zip(run, acks, strict=True):
                 if ack.queued:
-                    self._note(envelope, "accepted")
+                    taken.append(self._inbox_row(envelope, "accepted", None))
                     self._use_blob(envelope)
                     self._receipt(envelope, ACCEPTED)
                 else:
                     self._refuse(envelope, "its id was used for another message")
+            self._tx.many(_INBOX, taken)
 
     def _use_blob(self, envelope: Envelope) -> None:
         if envelope.payload_ref is not None:

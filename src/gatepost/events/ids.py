@@ -1,6 +1,7 @@
 """Event ids that sort by time, and the checks that keep every other id safe to store and show."""
 
 import re
+from functools import lru_cache
 from threading import Lock
 from typing import Annotated
 
@@ -60,6 +61,8 @@ def new_event_id(clock: Clock) -> str:
     return EventIds(clock).next()
 
 
+# The same id is asked for again and again while its message is on its way.
+@lru_cache(maxsize=16_384)
 def parse_event_id(text: str) -> bytes:
     """The 16 bytes of an event id."""
     if not _is_uuid7(text):

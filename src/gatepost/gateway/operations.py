@@ -211,9 +211,18 @@ class Operations:
 
     def _send_all(self, op: Send, marks: list[bytes]) -> Plan:
         sends = list(zip(op.messages, marks, strict=True))
-        return lambda tx: SendResults(
-            re=op.id, results=[self._send_one(tx, *each) for each in sends]
-        )
+        return lambda tx: SendResults(re=op.id, results=self._send_in(tx, sends))
+
+    def _send_in(self, tx: Tx, sends: list[tuple[NewSend, bytes]]) -> list[Sent]:
+        """All at once, as they mostly can be; if one cannot, each for itself."""
+        mark = tx.mark()
+        try:
+            sent = [self.core.messages.send(tx, *each) for each in sends]
+        except GatepostError:
+            tx.undo(mark)
+            return [self._send_one(tx, *each) for each in sends]
+        tx.keep()
+        return sent
 
     async def upload(self, pieces: Iterable[bytes]) -> str:
         """Store a payload as a blob; returns its digest."""

@@ -69,11 +69,21 @@ Row = tuple[int, bytes, bytes | None, str, bytes, bytes, str | None]
 
 
 class Appended(Struct, frozen=True):
-    """One commit group's part of the outbox: its head, and its rows."""
+    """One commit group's part of the outbox: its head, the chain before it, its rows.
+
+    `to` has the place among the rows of those which are for others, by node.
+    """
 
     head: Head
     previous: bytes
     rows: list[Row]
+    to: dict[str, list[int]]
+
+    def rows_for(self, node: str) -> list[tuple[int, bytes]]:
+        """(seq, event) of what is for a node, in order."""
+        mine, all = self.to.get(node, []), self.to.get(EVERYBODY, [])
+        places = sorted(mine + all) if mine and all else mine or all
+        return [(self.rows[place][0], self.rows[place][4]) for place in places]
 
 
 Published = Callable[[Appended], None]
@@ -117,7 +127,11 @@ class Outbox:
         live = self.live
         tx.many(_RECIPIENT, [(to, seq, seq if to in live else 0) for to, seq in touched.items()])
         self._tail = (head.last, head.chain)
-        self._appended = Appended(head, chain, rows)
+        to: dict[str, list[int]] = {}
+        for place, row in enumerate(rows):
+            if row[6] is not None:
+                to.setdefault(row[6], []).append(place)
+        self._appended = Appended(head, chain, rows, to)
 
     def after_commit(self) -> list[Outcome]:
         appended, self._appended = self._appended, None

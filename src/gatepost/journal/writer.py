@@ -122,7 +122,7 @@ class Writer:
         jobs: list[Job] = []
         room = self._group_max
         try:
-            item = self._queue.get(timeout=self._patience())
+            item = self._queue.get(timeout=self.patience())
             while item is not None:
                 jobs.append(item[0])
                 room -= item[1]
@@ -133,7 +133,8 @@ class Writer:
             return jobs, True
         return jobs, False
 
-    def _patience(self) -> float:
+    def patience(self) -> float:
+        """How many seconds to wait for work before a group is run without any."""
         if self.failure is not None:
             return _PROBE_EVERY
         if self._due is None:

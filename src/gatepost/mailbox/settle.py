@@ -31,21 +31,22 @@ _IN_FLIGHT = f"""
 SELECT id FROM mail WHERE id BETWEEN ? AND ? AND {_IF_IN_FLIGHT} ORDER BY id LIMIT ?
 """
 _TRACKED = f"""
-SELECT msg_id, id FROM mail
-WHERE id BETWEEN ? AND ? AND tracked AND lease = ? AND state = {State.ACKED:d} ORDER BY id
+SELECT m.msg_id, m.id, b.meta FROM mail m JOIN body b ON b.id = m.id
+WHERE m.id BETWEEN ? AND ? AND m.tracked AND m.lease = ? AND m.state = {State.ACKED:d} ORDER BY m.id
 """
 
 Ref = tuple[int, int]  # mail id, lease id
 
 
 class Closed(Struct, frozen=True):
-    """A tracked message came to its end; its sender is to be told."""
+    """A tracked message came to its end; its sender is to be told. `meta` if it was at hand."""
 
     msg_id: str
     outcome: Outcome
     mail: int
     reason: str = ""
     receipt: str = ""
+    meta: bytes | None = None
 
 
 class Freed(Struct, frozen=True):
@@ -144,7 +145,10 @@ def _end_turns(tx: Tx, lease: Lease, last: int, size: int, result: Settlement) -
     leases.count(tx, lease.mailbox, 0, -size)
     if lease.tracked:
         rows = tx.rows(_TRACKED, (lease.next, last, lease.id))
-        result.closed += [Closed(m, "ok", id, receipt=receipt(id, lease.id)) for m, id in rows]
+        result.closed += [
+            Closed(msg_id, "ok", id, receipt=receipt(id, lease.id), meta=meta)
+            for msg_id, id, meta in rows
+        ]
     result.settled += size
     result.freed.append(Freed(lease.id, size, lease.size - size))
     if size == lease.size:

@@ -1,0 +1,140 @@
+"""Sealing the outbox into the archive, beside the traffic, and forgetting what is sealed."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import apsw
+
+from gatepost.config import Settings
+from gatepost.errors import ConfigError, GatepostError
+from gatepost.gateway.core import Core
+from gatepost.journal import Tx
+
+if TYPE_CHECKING:
+    from gatepost.archive.seal import Archive
+
+log = logging.getLogger(__name__)
+
+# The highest seq that may go as far as somebody is concerned; None if they do not mind.
+Bound = Callable[[Tx], int | None]
+
+
+class Sealing:
+    """Seals in a thread of its own, on its own reader: nobody who sends ever waits for it.
+
+    `read` says what every active subscriber has taken, `settled` what lies before the first open
+    delivery; without the word of both nothing is pruned.
+    """
+
+    def __init__(self, core: Core, *, read: Bound, settled: Bound) -> None:
+        self._core = core
+        self._read = read
+        self._settled = settled
+        self._opened: tuple[apsw.Connection, Archive] | None = None
+        self._stopping = False
+        self.sealed_through = 0
+        # What went wrong last; None while all is well.
+        self.problem: str | None = None
+        check(core.settings)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """While this lasts, whatever is due gets sealed. Without an archive nothing happens."""
+        if not self._core.settings.archive.uri:
+            yield
+            return
+        thread = ThreadPoolExecutor(1, "sealing")
+        work = asyncio.create_task(self._again_and_again(thread))
+        try:
+            yield
+        finally:
+            self._stopping = True
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+            # A segment that was begun is finished; the event loop does not wait for it.
+            thread.submit(self._close)
+            await asyncio.to_thread(thread.shutdown)
+
+    async def _again_and_again(self, thread: ThreadPoolExecutor) -> None:
+        while True:
+            await self._once(thread)
+            await asyncio.sleep(self._core.settings.archive.every_secs)
+
+    async def _once(self, thread: ThreadPoolExecutor) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(thread, self._seal)
+            await self._prune()
+        except GatepostError as error:
+            self._fail(error.message)
+        except Exception as error:
+            log.exception("sealing failed and will be tried again")
+            self.problem = str(error)
+        else:
+            self.problem = None
+
+    def _fail(self, problem: str) -> None:
+        if problem != self.problem:
+            log.warning("sealing failed and will be tried again: %s", problem)
+        self.problem = problem
+
+    # -- in the thread
+
+    def _seal(self) -> None:
+        """All that is due, a segment at a time."""
+        connection, archive = self._opened or self._open()
+        while not self._stopping:
+            tx = Tx(connection, self._core.clock.now())
+            segment = archive.seal(tx)
+            self.sealed_through = archive.sealed_through(tx)
+            if segment is None:
+                return
+            log.info("sealed seq %d to %d", segment.first, segment.last)
+
+    def _open(self) -> "tuple[apsw.Connection, Archive]":
+        from gatepost.archive.seal import Archive, Policy
+        from gatepost.archive.store import Store
+
+        settings, node = self._core.settings.archive, self._core.node
+        policy = Policy(
+            settings.max_rows, int(settings.max_age_secs * 1000), settings.payloads == "sealed"
+        )
+        store = Store.open(settings.uri)
+        archive = Archive(store, node.id, node.incarnation, node.key, policy)
+        self._opened = (self._core.database.reader(), archive)
+        return self._opened
+
+    def _close(self) -> None:
+        if self._opened is not None:
+            self._opened[0].close()
+
+    # -- on the event loop
+
+    async def _prune(self) -> None:
+        from gatepost.archive.seal import prune
+
+        through, limit = self.sealed_through, self._core.settings.journal.sweep_batch
+        while await self._core.commit(
+            lambda tx: prune(tx, through, read=self._read, settled=self._settled, limit=limit)
+        ):
+            pass
+
+
+def check(settings: Settings) -> None:
+    """Say at the start, while there is somebody to read it, that an archive cannot be kept."""
+    if not settings.archive.uri:
+        return
+    try:
+        import pyarrow  # noqa: F401
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "archive.uri is set, but pyarrow is not installed:"
+            " install gatepost[archive], or set archive.uri back to empty"
+        ) from None
+    from gatepost.archive.store import Store
+
+    Store.open(settings.archive.uri)
