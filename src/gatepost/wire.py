@@ -397,3 +397,6 @@ class Status(Struct, frozen=True):
     dead_letters: int
     outbox_seq: int
     journal_bytes: int
+    deliveries_open: int = 0
+    undelivered: int = 0
+    links: list[str] = field(default_factory=list)

@@ -191,11 +191,12 @@ async def _one_by_one(client: Client, options: Options, total: int) -> Single:
 class Consumer:
     """Acks each message by itself and checks that none is missing, doubled or out of order."""
 
-    def __init__(self, client: Client, total: int) -> None:
+    def __init__(self, client: Client, total: int, mailbox: str = _MAILBOX) -> None:
         loop = asyncio.get_running_loop()
         self.finished: asyncio.Future[None] = loop.create_future()
         self.arrived_at = 0.0
         self._client = client
+        self._mailbox = mailbox
         self._missing = total
         self._unseen = bytearray(total)
         self._latest: dict[str, int] = {}
@@ -210,7 +211,7 @@ class Consumer:
         self.arrived_at = time.perf_counter()
         for message in messages:
             self._check(message.from_, int(message.payload[:12]))
-            self._client.ack(_MAILBOX, message.receipt).add_done_callback(self._acked)
+            self._client.ack(self._mailbox, message.receipt).add_done_callback(self._acked)
 
     def _check(self, sender: str, number: int) -> None:
         if self._unseen[number]:

@@ -18,6 +18,7 @@ class Agents:
         # Who is registered, once the writer asked for it; read again after any change.
         self._known: set[str] | None = None
         self._changing: Tx | None = None
+        self.news = False
 
     def register(
         self, tx: Tx, id: str, type: str = "external", standby: bool | None = None
@@ -45,7 +46,7 @@ class Agents:
 
     def changed(self, tx: Tx | None = None) -> None:
         """Somebody came or went; what `tx` did may still be undone."""
-        self._known, self._changing = None, tx
+        self._known, self._changing, self.news = None, tx, True
 
     def list(self, tx: Tx) -> list[Agent]:
         return [_agent(row) for row in tx.rows("SELECT * FROM agent ORDER BY id")]

@@ -11,17 +11,23 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gatepost.errors import LinkError
+from gatepost.events.chain import Hash, Signature
+from gatepost.events.ids import Digest
 
 VERSION = 1
 # No frame is larger than this, but for one event or one group's proof.
 FRAME_BYTES = 256 * 1024
 FRAME_EVENTS = 1024
 PIECE_BYTES = 256 * 1024
+_GROUP_BYTES = 160
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Number = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Life = tuple[Name, Number]  # an incarnation and its first seq
 Position = tuple[Name, Name, Number]  # source, incarnation, how far it is read
+Lifetime = Annotated[list[Life], Meta(min_length=1, max_length=1000)]
+Positions = Annotated[list[Position], Meta(max_length=100_000)]
+Names = Annotated[list[Name], Meta(max_length=10_000)]
 
 
 class Frame(Struct, frozen=True, array_like=True, tag=True):
@@ -32,7 +38,7 @@ class Hello(Frame, frozen=True, tag="hello"):
     """Who is there, through which lives its outbox went, and its clock."""
 
     node: Name
-    lives: Annotated[list[Life], Meta(min_length=1, max_length=1000)]
+    lives: Lifetime
     head: Number
     now: Number
     version: int = VERSION
@@ -42,23 +48,37 @@ class Subscribe(Frame, frozen=True, tag="subscribe"):
     """Send me what is in your outbox for me. `life` is who I am, `positions` where I am."""
 
     life: Name
-    positions: list[Position]
+    positions: Positions
     window: Number
 
 
 class Follow(Frame, frozen=True, tag="follow"):
-    """Send me all of your outbox, with its heads, for I keep it for others."""
+    """Send me all of your outbox, with its heads, for I keep it for others.
 
-    positions: list[Position]
+    Said again, it starts again from these positions; a window of 0 ends it.
+    """
+
+    positions: Positions
     window: Number
 
 
 class Relay(Frame, frozen=True, tag="relay"):
-    """Send me what you keep for me of other outboxes, with proof; `wants` are those I miss."""
+    """Send me what you keep for me of other outboxes, with proof; `wants` are those I miss.
 
-    positions: list[Position]
-    wants: list[Name]
+    Said again, it says what I miss now. The window is what it was the first time.
+    """
+
+    positions: Positions
+    wants: Names
     window: Number
+
+
+class Lives(Frame, frozen=True, tag="lives"):
+    """The lives of an outbox, signed by its node: the answer to Follow, and passed on by relays."""
+
+    source: Name
+    lives: Lifetime
+    signature: Signature
 
 
 class Group(Frame, frozen=True, tag="group"):
@@ -66,14 +86,18 @@ class Group(Frame, frozen=True, tag="group"):
 
     first: Number
     last: Number
-    previous: bytes
-    chain: bytes
-    signature: bytes
+    previous: Hash
+    chain: Hash
+    signature: Signature
     digests: bytes = b""
 
 
 class Events(Frame, frozen=True, tag="events"):
-    """What there is for the reader of one life of one outbox, up to and with `upto`."""
+    """What there is for the reader of one life of one outbox, up to and with `upto`.
+
+    To who follows, `everyone` names the events that are for everybody: an envelope does not tell
+    them from those that are for nobody else.
+    """
 
     source: Name
     life: Name
@@ -83,6 +107,7 @@ class Events(Frame, frozen=True, tag="events"):
     events: list[bytes]
     groups: list[Group] = []
     stream: str = "own"
+    everyone: list[Number] = []
 
 
 class Taken(Frame, frozen=True, tag="taken"):
@@ -106,28 +131,35 @@ class Skip(Frame, frozen=True, tag="skip"):
 
 
 class BlobAsk(Frame, frozen=True, tag="blob_ask"):
-    """A range of a blob of `source`."""
+    """A range of a blob of `source`, for `reader` if that is not who asks."""
 
     source: Name
-    digest: str
+    digest: Digest
     offset: Number
     length: Number
+    reader: Name | None = None
 
 
 class BlobPiece(Frame, frozen=True, tag="blob_piece"):
     """`total` is the whole blob's size as it is stored; 0 if it is not there."""
 
     source: Name
-    digest: str
+    digest: Digest
     offset: Number
     total: Number
     data: bytes
 
 
-AnyFrame = Hello | Subscribe | Follow | Relay | Events | Taken | Skip | BlobAsk | BlobPiece
+AnyFrame = Hello | Subscribe | Follow | Relay | Lives | Events | Taken | Skip | BlobAsk | BlobPiece
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyFrame)
+
+
+def weight(frame: Events) -> int:
+    """What a frame costs of its reader's credit."""
+    proof = sum(len(group.digests) + _GROUP_BYTES for group in frame.groups)
+    return sum(map(len, frame.events)) + proof
 
 
 def pack(frame: Frame) -> bytes:

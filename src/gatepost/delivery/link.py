@@ -5,7 +5,7 @@ runs over WebSockets in a gateway and over a faulty network in a simulation.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from gatepost.delivery.feed import Feed, Port
 from gatepost.delivery.frames import (
@@ -17,7 +17,10 @@ from gatepost.delivery.frames import (
     Skip,
     Subscribe,
     Taken,
+    weight,
 )
+from gatepost.delivery.lives import after as position_after
+from gatepost.delivery.lives import life_of
 from gatepost.delivery.messages import Messages
 from gatepost.delivery.node import Node
 from gatepost.delivery.receiver import Batch
@@ -26,6 +29,7 @@ from gatepost.journal.outbox import Appended
 from gatepost.journal.tx import Tx
 
 _LIVES = "SELECT id, first_seq FROM incarnation ORDER BY first_seq"
+_HEAD = "SELECT max(coalesce(max(h.last_seq), 0), (SELECT max(first_seq) - 1 FROM incarnation)) FROM head h"
 _POSITIONS = "SELECT source, incarnation, seq FROM cursor WHERE source = ?"
 _READER = "SELECT incarnation, sent_seq, cut_seq FROM recipient WHERE node_id = ?"
 _IS_READER = """
@@ -35,6 +39,22 @@ ON CONFLICT (node_id) DO UPDATE SET incarnation = ?2, seen_at = ?3
 _ACKED = "UPDATE recipient SET acked_seq = max(acked_seq, ?), seen_at = ? WHERE node_id = ?"
 # How long what a reader has taken may stay in memory only. It delays pruning, nothing else.
 _NOTE_MS = 1_000
+
+
+class Part(Protocol):
+    """What runs over a link besides the two outboxes: relaying, fetching."""
+
+    def greeted(self, hello: Hello) -> None:
+        """The other side is there."""
+
+    def receive(self, frame: AnyFrame) -> bool:
+        """Whether the frame was for this part. Raises LinkError if it may not be said."""
+
+    def appended(self, group: Appended) -> None:
+        """Our outbox grew."""
+
+    def closed(self) -> None:
+        """The link is no more."""
 
 
 class Link:
@@ -51,9 +71,11 @@ class Link:
         self.greeted = False
         self.reading = False
         self.may_read: Callable[[], bool] = lambda: True
+        self._subscribed_to = False
         self._acked = 0
         self._noted_at = 0
         self.on_live: Callable[[], None] = lambda: None
+        self.parts: list[Part] = []
 
     def open(self) -> None:
         self._port.commit(self._introduce, self._port.send)
@@ -72,18 +94,26 @@ class Link:
             case Skip():
                 self._skip(frame)
             case _:
-                raise LinkError(f"{self.peer} said something this link has no use for")
+                if not any(part.receive(frame) for part in self.parts):
+                    raise LinkError(f"{self.peer} said something this link has no use for")
 
     def appended(self, group: Appended) -> None:
         """Our outbox grew."""
         if self.feed is not None:
             self.feed.appended(group)
+        for part in self.parts:
+            part.appended(group)
+
+    def closed(self) -> None:
+        """The connection is gone; nothing is said over this link any more."""
+        for part in self.parts:
+            part.closed()
 
     # -- reading theirs
 
     def _introduce(self, tx: Tx) -> Hello:
         self._lives = [(row[0], row[1]) for row in tx.rows(_LIVES)]
-        ((head,),) = tx.rows("SELECT coalesce(max(last_seq), 0) FROM head")
+        ((head,),) = tx.rows(_HEAD)
         return Hello(self._node.id, self._lives, head, tx.now)
 
     def _hello(self, frame: Hello) -> None:
@@ -92,6 +122,8 @@ class Link:
         self.greeted = True
         if self.may_read():
             self.read()
+        for part in self.parts:
+            part.greeted(frame)
 
     def read(self) -> None:
         """Start to read their outbox over this link."""
@@ -110,10 +142,10 @@ class Link:
         batch = Batch(
             frame.source, frame.life, frame.first_seq, frame.upto, frame.now, frame.events
         )
-        size = sum(map(len, frame.events))
+        # Not how far we are: another link or a relay may be ahead of this one.
+        taken = Taken(frame.source, frame.life, frame.upto, weight(frame))
         self._port.commit(
-            lambda tx: self._messages.receiver.take(tx, batch),
-            lambda upto: self._port.send(Taken(frame.source, frame.life, upto, size)),
+            lambda tx: self._messages.receiver.take(tx, batch), lambda _: self._port.send(taken)
         )
 
     def _skip(self, frame: Skip) -> None:
@@ -124,13 +156,20 @@ class Link:
     # -- feeding them ours
 
     def _subscribed(self, frame: Subscribe) -> None:
-        if self.feed is not None:
-            raise LinkError(f"{self.peer} subscribes twice")
+        if self._subscribed_to or not self.greeted:
+            raise LinkError(f"{self.peer} subscribes twice, or before it says who it is")
+        self._subscribed_to = True
         self._port.commit(lambda tx: self._start(tx, frame), lambda found: self._feed(frame, found))
 
     def _start(self, tx: Tx, frame: Subscribe) -> tuple[int, Skip | None]:
         """Where to start; and what to tell a reader that cannot have everything."""
-        after = _after(self._lives, frame.positions, self._node.id)
+        after = position_after(self._lives, frame.positions, self._node.id)
+        ((head,),) = tx.rows(_HEAD)
+        if after > head:
+            raise LinkError(
+                f"{self.peer} has read up to {after} of an outbox that ends at {head}:"
+                " was this journal put back by hand, instead of restored?"
+            )
         known, sent, cut = tx.one(_READER, (self.peer,)) or (None, 0, 0)
         tx.run(_IS_READER, (self.peer, frame.life, tx.now))
         skip = None
@@ -142,7 +181,7 @@ class Link:
             skip, after = "cut off", cut
         if skip is None:
             return after, None
-        life = max((life for life in self._lives if life[1] <= after + 1), key=lambda each: each[1])
+        life = life_of(self._lives, after + 1)
         return after, Skip(self._node.id, life[0], life[1], after, skip)
 
     def _feed(self, frame: Subscribe, found: tuple[int, Skip | None]) -> None:
@@ -163,16 +202,6 @@ class Link:
             self._noted_at = self._port.now()
             acked = self._acked
             self._port.commit(lambda tx: tx.run(_ACKED, (acked, tx.now, self.peer)), _nothing)
-
-
-def _after(lives: list[Life], positions: list[Position], node: str) -> int:
-    """How far a reader at these positions has read what is still one line of events with ours."""
-    known = {life: seq for source, life, seq in positions if source == node}
-    ends = [first - 1 for _, first in lives[1:]] + [2**53]
-    for (life, first), end in zip(reversed(lives), reversed(ends), strict=True):
-        if life in known:
-            return min(max(known[life], first - 1), end)
-    return lives[0][1] - 1
 
 
 def _nothing(value: Any) -> None:

@@ -85,6 +85,8 @@ class Messages:
         self.receiver = Receiver(node, agents, self.sender, self.incidents, want_blob)
         self._waiting: dict[str, list[tuple[str, Woken]]] = {}
         self._pairs: dict[int, tuple[str, str]] = {}
+        # Called when agents came or went, after that is on disk.
+        self.on_agents: Callable[[], None] = lambda: None
         self._woken: list[Outcome] = []
 
     @property
@@ -170,6 +172,9 @@ class Messages:
 
     def after_commit(self) -> list[Outcome]:
         woken, self._woken = self._woken, []
+        if self._agents.news:
+            self._agents.news = False
+            woken.append((lambda value, error: self.on_agents(), None, None))
         return woken
 
     def rolled_back(self) -> None:

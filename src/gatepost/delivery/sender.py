@@ -117,7 +117,7 @@ UPDATE delivery SET next_at = min(next_at, ?) WHERE processed_at IS NULL AND nod
 _OPEN_AT = f"""
 SELECT {_FIELDS} FROM delivery WHERE node = ? AND processed_at IS NULL ORDER BY event_id
 """
-_SEQ_OF = "SELECT max(seq) FROM outbox WHERE event_id = ? AND to_node = ?"
+_SEQ_OF = "SELECT min(seq) FROM outbox WHERE event_id = ? AND to_node = ?"
 
 Woken = Callable[[Any, GatepostError | None], None]
 Settled = Callable[[Tx, "Ended"], None]

@@ -21,6 +21,7 @@ from gatepost.gateway.threshold import Threshold
 log = logging.getLogger(__name__)
 
 _REFRESH_SECS = 0.5
+_COALESCE_SECS = 0.02
 _FORGET_SECS = 60.0
 # How long a gateway that knows others waits to hear from them before it speaks.
 _HEAR_FIRST_SECS = 2.0
@@ -31,6 +32,8 @@ class Neighbours:
     def __init__(self, core: Core, metrics: Metrics, threshold: Threshold) -> None:
         self.keeper = RoomKeeper(core)
         self.pipes = Pipes(self.keeper)
+        self._news = asyncio.Event()
+        core.messages.on_agents = self._news.set
         self._dialer = Dialer(self.keeper, self.pipes)
         self._door = NodeDoor(self.keeper, self.pipes, metrics, threshold)
         metrics.count(self.keeper.incidents)
@@ -70,7 +73,16 @@ class Neighbours:
                 async with asyncio.timeout(_HEAR_FIRST_SECS):
                     await self.keeper.may_speak.wait()
         self.keeper.may_speak.set()
-        await _again_and_again(self.keeper.refresh, _REFRESH_SECS)
+        self._news.set()
+        await _again_and_again(self._refresh, _COALESCE_SECS)
+
+    async def _refresh(self) -> None:
+        """Say what is new at once, and now and then that we are here."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_REFRESH_SECS):
+                await self._news.wait()
+        self._news.clear()
+        await self.keeper.refresh()
 
     async def _forget(self) -> None:
         """What can no longer matter goes: spent tickets, old invites, records that are over."""

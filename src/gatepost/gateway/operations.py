@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from gatepost.delivery.messages import check, fingerprint
+from gatepost.delivery.messages import check, fingerprint, is_reached
 from gatepost.errors import GatepostError, Internal, InvalidRequest, PayloadTooLarge
 from gatepost.gateway.core import Core
 from gatepost.gateway.limits import Bucket
@@ -244,12 +244,13 @@ class Operations:
 
     async def _await(self, op: Await) -> Reply:
         messages, id = self.core.messages, op.event_id
-        sent = await self.core.read(lambda tx: messages.status(tx, id))
-        if sent.processed_at is None and op.wait_secs:
-            sent = await self._settled(id, op.wait_secs)
+        if op.wait_secs:
+            sent = await self._reached(id, op.wait_secs, op.until)
+        else:
+            sent = await self.core.read(lambda tx: messages.status(tx, id))
         return Awaited(re=op.id, result=sent)
 
-    async def _settled(self, id: str, secs: float) -> Sent:
+    async def _reached(self, id: str, secs: float, until: str) -> Sent:
         messages = self.core.messages
         settled: asyncio.Future[Sent] = asyncio.get_running_loop().create_future()
 
@@ -258,11 +259,13 @@ class Operations:
                 settled.set_result(sent)
 
         try:
-            sent = await self.core.commit(lambda tx: messages.wait(tx, id, woken))
-            if sent.processed_at is None and await self._wait(settled, secs):
+            sent = await self.core.commit(lambda tx: messages.wait(tx, id, woken, until))
+            if is_reached(sent, until):
+                settled.cancel()
+            elif await self._wait(settled, secs):
                 return settled.result()
         finally:
-            if not _came(settled):
+            if not settled.done():
                 self.core.submit(lambda tx: messages.stop_waiting(tx, id, woken))
         return sent
 

@@ -10,27 +10,36 @@ from gatepost.wire import Status
 
 async def status(operations: Operations) -> Status:
     core = operations.core
-    agents, waiting, in_flight, dead, seq = await core.read(_counts)
+    counts = await core.read(_counts)
     return Status(
         core.node.id,
         __version__,
         os.getpid(),
         core.writer.failure is None,
         core.writer.failure,
-        agents,
-        waiting,
-        in_flight,
-        dead,
-        seq,
-        core.state.journal.stat().st_size,
+        **dict(zip(_COUNTED, counts, strict=True)),
+        journal_bytes=core.state.journal.stat().st_size,
+        links=sorted(core.outbox.live),
     )
 
 
-def _counts(tx: Tx) -> tuple[int, int, int, int, int]:
+_COUNTED = (
+    "agents",
+    "waiting",
+    "in_flight",
+    "dead_letters",
+    "outbox_seq",
+    "deliveries_open",
+    "undelivered",
+)
+
+
+def _counts(tx: Tx) -> tuple[int, ...]:
     row = tx.rows(
         """SELECT (SELECT count(*) FROM agent), total(waiting), total(in_flight),
-                  (SELECT count(*) FROM dead_letter), (SELECT coalesce(max(seq), 0) FROM outbox)
+                  (SELECT count(*) FROM dead_letter), (SELECT coalesce(max(seq), 0) FROM outbox),
+                  (SELECT count(*) FROM delivery WHERE processed_at IS NULL),
+                  (SELECT count(*) FROM undelivered WHERE replayed_as IS NULL)
            FROM mailbox"""
     )[0]
-    agents, waiting, in_flight, dead, seq = (int(value) for value in row)
-    return agents, waiting, in_flight, dead, seq
+    return tuple(int(value) for value in row)

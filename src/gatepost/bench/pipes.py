@@ -1,0 +1,246 @@
+"""Complete lifecycles between two gateways: send → accepted → processed → closed.
+
+Two gateways in processes of their own, linked over loopback; the sender and the agent are processes
+of their own too. A message counts once its sender's gateway has closed its delivery on disk, and
+the run counts only if every message came exactly once and in order.
+"""
+
+import asyncio
+import multiprocessing
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import uvloop
+from msgspec import Struct
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from gatepost.bench.fsync import Fsync, measure_fsync, percentile
+from gatepost.bench.mailbox import Consumer, Machine, machine
+from gatepost.client import Client
+from gatepost.errors import BenchFailed, UnknownAgent
+from gatepost.testing import GatewayProcess
+
+_AGENT = "bench"
+_PATIENCE = 60.0
+_DURABILITY = {
+    "send": "event and delivery, fsync before the answer",
+    "accept": "inbox, mailbox, receipt and cursor, fsync before it is told",
+    "engage": "ack and receipt, fsync before the confirmation",
+    "close": "delivery closed, fsync before anyone hears of it",
+}
+
+
+class Options(Struct, frozen=True):
+    messages: int = 40_000
+    outstanding: int = 512
+    size: int = 512
+    singles: int = 500
+    fsyncs: int = 2000
+
+
+class Lifecycles(Struct, frozen=True):
+    messages: int
+    seconds: float
+    per_sec: float
+
+
+class Latency(Struct, frozen=True):
+    """One message at a time: from `send` to the receipt at the sender."""
+
+    messages: int
+    accepted_p50_ms: float
+    accepted_p99_ms: float
+    processed_p50_ms: float
+    processed_p99_ms: float
+
+
+class Result(Struct, frozen=True):
+    machine: Machine
+    options: Options
+    durability: dict[str, str]
+    lifecycles: Lifecycles
+    latency: Latency
+    fsync: Fsync
+    sealed: str = "every payload, xchacha20-poly1305, one key per event"
+
+
+def bench(state_dir: Path, options: Options) -> Result:
+    """Everything, on gateways of its own beside `state_dir`, on the same disk."""
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=state_dir) as name:
+        folder = Path(name)
+        with _gateway(folder, "here") as here, _gateway(folder, "there") as there:
+            _link(here, there)
+            lifecycles, latency = _measure(here, there, options)
+        fsync = measure_fsync(folder, size=options.size, count=options.fsyncs)
+    return Result(machine(), options, _DURABILITY, lifecycles, latency, fsync)
+
+
+def _gateway(folder: Path, name: str) -> GatewayProcess:
+    return GatewayProcess(folder / name, node__id=name, log__level="error")
+
+
+def _link(here: GatewayProcess, there: GatewayProcess) -> None:
+    invite = _call(here, "POST", "/room/invites", {"tier": "backbone", "node": "there"})
+    _call(there, "POST", "/room/join", {"seed": here.url, "token": invite["token"]})
+
+
+def _call(gateway: GatewayProcess, method: str, path: str, body: object = None) -> Any:
+    headers = {"authorization": f"Bearer {gateway.token}"}
+    answer = httpx.request(method, f"{gateway.url}/v1{path}", json=body, headers=headers)
+    if not answer.is_success:
+        raise BenchFailed(f"{path}: {answer.text}")
+    return answer.json()
+
+
+def _measure(
+    here: GatewayProcess, there: GatewayProcess, options: Options
+) -> tuple[Lifecycles, Latency]:
+    """The agent runs in a process of its own, so that it costs the sender nothing."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(there.url, there.token, theirs), daemon=True)
+    process.start()
+    try:
+        return uvloop.run(_send_all(here, ours, options))
+    finally:
+        process.terminate()
+        process.join(10)
+
+
+async def _send_all(
+    here: GatewayProcess, agent: Connection, options: Options
+) -> tuple[Lifecycles, Latency]:
+    async with Client("sender", url=here.url, token=here.token) as client:
+        await _known(client)
+        await _many(client, here, agent, options, options.messages // 10)
+        lifecycles = await _many(client, here, agent, options, options.messages)
+        return lifecycles, await _one_by_one(client, agent, options)
+
+
+async def _known(client: Client) -> None:
+    """Until the gateway has heard of the agent, it knows no way to it."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            await client.send(_AGENT, "hello", ttl_secs=_PATIENCE)
+        except UnknownAgent:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.05)
+        else:
+            return
+
+
+async def _many(
+    client: Client, here: GatewayProcess, agent: Connection, options: Options, total: int
+) -> Lifecycles:
+    await _settled(here)
+    agent.send(total)
+    await _said(agent, "ready")
+    pad = "x" * (options.size - 2 - 12)
+    numbers = iter(range(total))
+
+    async def slot() -> None:
+        for number in numbers:
+            await client.send(_AGENT, f"{number:012d}{pad}")
+
+    began = time.perf_counter()
+    await asyncio.gather(*(slot() for _ in range(options.outstanding)))
+    await _said(agent, "done")
+    await _settled(here)
+    seconds = time.perf_counter() - began
+    return Lifecycles(total, seconds, total / seconds)
+
+
+async def _one_by_one(client: Client, agent: Connection, options: Options) -> Latency:
+    pad = "x" * (options.size - 2 - 12)
+    accepted: list[float] = []
+    processed: list[float] = []
+    waits: list[tuple[Literal["accepted", "processed"], list[float]]]
+    waits = [("accepted", accepted), ("processed", processed)]
+    for wait, times in waits:
+        agent.send(options.singles)
+        await _said(agent, "ready")
+        for number in range(options.singles):
+            began = time.perf_counter()
+            await client.send(_AGENT, f"{number:012d}{pad}", wait=wait)
+            times.append(time.perf_counter() - began)
+        await _said(agent, "done")
+    accepted.sort()
+    processed.sort()
+    spread = [percentile(times, p) * 1e3 for times in (accepted, processed) for p in (50, 99)]
+    return Latency(options.singles, *spread)
+
+
+async def _settled(here: GatewayProcess) -> None:
+    """Wait until the sender's gateway has no open delivery left."""
+    deadline = time.monotonic() + _PATIENCE
+    while _call(here, "GET", "/status")["deliveries_open"]:
+        if time.monotonic() > deadline:
+            raise BenchFailed("some deliveries never ended")
+        await asyncio.sleep(0.01)
+
+
+async def _said(agent: Connection, word: str) -> None:
+    loop = asyncio.get_running_loop()
+    ready = await loop.run_in_executor(None, agent.poll, _PATIENCE)
+    said = agent.recv() if ready else "nothing"
+    if said != word:
+        raise BenchFailed(f"the agent said {said!r} instead of {word!r}")
+
+
+def _serve(url: str, token: str, parent: Connection) -> None:
+    uvloop.run(_agent(url, token, parent))
+
+
+async def _agent(url: str, token: str, parent: Connection) -> None:
+    """Take as many messages as the parent says, check them, and say so; again and again."""
+    loop = asyncio.get_running_loop()
+    async with Client(url=url, token=token) as client:
+        await client.register(_AGENT)
+        for message in await client.dequeue(_AGENT, wait_secs=_PATIENCE):
+            await client.ack(_AGENT, message.receipt)
+        while True:
+            total = await loop.run_in_executor(None, parent.recv)
+            consumer = Consumer(client, total, _AGENT)
+            await client.subscribe(_AGENT, consumer.take, credit=2048)
+            parent.send("ready")
+            try:
+                await consumer.finished
+            except BenchFailed as failure:
+                parent.send(str(failure))
+            else:
+                parent.send("done")
+            await client.unsubscribe(_AGENT)
+
+
+def render(result: Result) -> RenderableType:
+    """The figures as a person reads them."""
+    lifecycles, latency, fsync = result.lifecycles, result.latency, result.fsync
+    table = Table(title=f"Between two gateways, {result.options.size} B messages, sealed")
+    for heading in ("", "per second", "p50 ms", "p99 ms"):
+        table.add_column(heading, justify="right" if heading else "left")
+    many = f"send → accepted → processed → closed, {result.options.outstanding} outstanding"
+    table.add_row(many, f"{lifecycles.per_sec:,.0f}", "", "")
+    accepted = (f"{latency.accepted_p50_ms:.2f}", f"{latency.accepted_p99_ms:.2f}")
+    processed = (f"{latency.processed_p50_ms:.2f}", f"{latency.processed_p99_ms:.2f}")
+    table.add_row("send → accepted, one at a time", "", *accepted)
+    table.add_row("send → processed, one at a time", "", *processed)
+    disk = (f"{fsync.p50_ms:.2f}", f"{fsync.p99_ms:.2f}")
+    table.add_row("the disk: append + fdatasync", f"{fsync.per_sec:,.0f}", *disk)
+    durability = "; ".join(f"{step}: {how}" for step, how in result.durability.items())
+    about = result.machine
+    return Group(
+        table,
+        f"Durability: {durability}",
+        f"Sealed: {result.sealed}",
+        f"Every one of {lifecycles.messages:,} messages came once, in order.",
+        f"Machine: {about.cores} cores, Python {about.python}, SQLite {about.sqlite},"
+        f" {about.system}; two gateways, the sender and the agent share it",
+    )
