@@ -97,7 +97,7 @@ def test_waiting_for_processed_shows_outcome_and_reply(cli: Cli, agent: str) -> 
         cli.ok("ack", agent, message["receipt"], "--reply", "hi yourself")
         out, _ = sending.communicate(timeout=20)
     first, second = out.splitlines()
-    assert first.startswith(f"{message['msg_id']} processed ok after ")
+    assert first.startswith(f"{message['msg_id']} replied ok after ")
     assert second == "hi yourself"
     assert sending.returncode == 0
 

@@ -304,7 +304,7 @@ def test_send_is_receipted_and_traced(http: httpx.Client, box: str) -> None:
     _ok(http.post(f"/v1/mailboxes/{box}/ack", json=body))
     status = _ok(http.get(f"/v1/messages/{sent['event_id']}"))
     assert (status["state"], status["outcome"], status["reply"]) == (
-        "processed",
+        "replied",
         "ok",
         {"done": True},
     )

@@ -1,0 +1,373 @@
+"""`gatepost migrate`: from a legacy shared document to this gateway, in phases."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from cyclopts import Parameter
+
+from gatepost import migration
+from gatepost.cli import output
+from gatepost.cli.options import OPTIONS, Flag, Options
+from gatepost.cli.problems import Exit, Problem, usage
+from gatepost.client import Client, locator
+from gatepost.clock import SystemClock
+from gatepost.config import Settings, default_path
+from gatepost.errors import GatepostError, Unavailable
+from gatepost.events import check_agent_id
+from gatepost.migration import Folder, Lookup, Names, Plan, phase
+from gatepost.migration.fields import Kind
+from gatepost.migration.phase import Phase
+
+T = TypeVar("T")
+
+_CLOCK = SystemClock()
+_AT_ONCE = 256
+
+MapAgent = Annotated[
+    tuple[str, ...],
+    Parameter(help="Call a legacy agent otherwise, OLD=NEW; give it several times for several."),
+]
+DumpFile = Annotated[
+    Path, Parameter(help="The legacy document: a Yjs state dump, or its JSON export.")
+]
+
+
+def import_(
+    dump: DumpFile,
+    /,
+    *,
+    dry_run: Flag = False,
+    map_agent: MapAgent = (),
+    only: Kind | None = None,
+    from_: str = "legacy",
+    ttl_days: float = 30.0,
+    history: Path | None = None,
+    rejects: Path | None = None,
+    options: Options = OPTIONS,
+) -> int:
+    """Import what is undelivered.
+
+    Parameters
+    ----------
+    dry_run
+        Only say what would be done.
+    only
+        Take over only messages, or only tasks.
+    from_
+        The sender of what names none.
+    ttl_days
+        How long imported mail may wait for its agent.
+    history
+        Write what was delivered or finished already to this file, a JSON object a line.
+    rejects
+        Where to write what was not understood or not taken. Default: in the state directory.
+    """
+    folder, plan = _folder(options), _plan(map_agent, from_, ttl_days, history, rejects)
+    found = migration.read(dump, only)
+    if dry_run or _is_cut_over(folder):
+        report = migration.survey(folder, found, plan, _CLOCK)
+    else:
+        report = _run(_import(options, folder, found, plan))
+    output.show(options, _document(report), lambda: _print_report(report))
+    left_behind = report.dry_run and not dry_run and report.total.imported
+    return Exit.FAILED if left_behind else Exit.OK
+
+
+async def _import(
+    options: Options, folder: Folder, dump: migration.Dump, plan: Plan
+) -> migration.Report:
+    async with _client(options) as client:
+        return await migration.import_dump(client, folder, dump, plan, _CLOCK)
+
+
+def verify(
+    dump: DumpFile,
+    /,
+    *,
+    map_agent: MapAgent = (),
+    only: Kind | None = None,
+    options: Options = OPTIONS,
+) -> int:
+    """Hold a dump against the gateway.
+
+    Parameters
+    ----------
+    only
+        Look only at messages, or only at tasks.
+    """
+    names, found = Names(_renamed(map_agent)), migration.read(dump, only)
+    proof = _run(_verify(options, found, names))
+    document = msgspec.to_builtins(proof) | {"holds": proof.holds}
+    output.show(options, document, lambda: _print_proof(proof))
+    return Exit.OK if proof.holds else Exit.FAILED
+
+
+async def _verify(options: Options, dump: migration.Dump, names: Names) -> migration.Proof:
+    async with _lookup(options) as lookup:
+        return await migration.verify(lookup, _folder(options), dump, names, _CLOCK)
+
+
+def cut_over(
+    dump: DumpFile,
+    /,
+    *,
+    leave_rejects: Flag = False,
+    map_agent: MapAgent = (),
+    from_: str = "legacy",
+    ttl_days: float = 30.0,
+    history: Path | None = None,
+    rejects: Path | None = None,
+    options: Options = OPTIONS,
+) -> None:
+    """Import for the last time, verify, and end the legacy document.
+
+    Parameters
+    ----------
+    leave_rejects
+        Cut over although some items were rejected; they stay in the file of rejects.
+    from_
+        The sender of what names none.
+    ttl_days
+        How long imported mail may wait for its agent.
+    history
+        Write what was delivered or finished already to this file, a JSON object a line.
+    rejects
+        Where to write what was not understood or not taken. Default: in the state directory.
+    """
+    plan = _plan(map_agent, from_, ttl_days, history, rejects)
+    done = _run(_cut_over(options, migration.read(dump), plan, leave_rejects=leave_rejects))
+    document = {"report": _document(done.report), "proof": done.proof, "marker": done.marker}
+    output.show(options, document, lambda: _print_cut_over(done))
+
+
+async def _cut_over(
+    options: Options, dump: migration.Dump, plan: Plan, *, leave_rejects: bool
+) -> migration.CutOver:
+    async with _client(options) as client, _lookup(options) as lookup:
+        parts = (client, lookup, _folder(options), dump, plan, _CLOCK)
+        return await migration.cut_over(*parts, leave_rejects=leave_rejects)
+
+
+class Line(msgspec.Struct, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
+    """A message on standard input."""
+
+    to: str
+    payload: Any
+    from_: str = msgspec.field(name="from", default="cli")
+    corr_id: str | None = None
+    idempotency_key: str | None = None
+
+
+def dual_write(*, out: Path, options: Options = OPTIONS) -> int:
+    """Send messages from standard input to the gateway and to the legacy document.
+
+    Parameters
+    ----------
+    out
+        The legacy document: NAME.json is JSON, any other name a Yjs state dump.
+    """
+    failed = _run(_dual_write(options, out))
+    return Exit.FAILED if failed else Exit.OK
+
+
+async def _dual_write(options: Options, out: Path) -> int:
+    """Lines are sent as they come and answered in their order; returns how many failed."""
+    failed = 0
+    async with (
+        _client(options) as client,
+        migration.LegacyMirror(client, _folder(options), out, _CLOCK) as mirror,
+    ):
+        answers: asyncio.Queue[asyncio.Task[dict[str, Any]] | None] = asyncio.Queue(_AT_ONCE)
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(_read_lines(mirror, answers, group))
+            while (answer := await answers.get()) is not None:
+                said = await answer
+                failed += "error" in said
+                print(msgspec.json.encode(said).decode(), flush=True)
+            await reading
+    return failed
+
+
+async def _read_lines(
+    mirror: migration.LegacyMirror,
+    answers: "asyncio.Queue[asyncio.Task[dict[str, Any]] | None]",
+    group: asyncio.TaskGroup,
+) -> None:
+    number = 0
+    while line := await asyncio.to_thread(sys.stdin.buffer.readline):
+        number += 1
+        if line.strip():
+            await answers.put(group.create_task(_answer(mirror, number, line)))
+    await answers.put(None)
+
+
+async def _answer(mirror: migration.LegacyMirror, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        new = msgspec.json.decode(line, type=Line)
+        event_id = await mirror.send(
+            new.to,
+            new.payload,
+            from_=new.from_,
+            corr_id=new.corr_id,
+            idempotency_key=new.idempotency_key,
+        )
+    except msgspec.MsgspecError as error:
+        return {"line": number, "error": {"code": "invalid_request", "message": str(error)}}
+    except GatepostError as error:
+        return {"line": number, "error": {"code": error.code, "message": error.message}}
+    return {"line": number, "eventId": event_id}
+
+
+def status(*, options: Options = OPTIONS) -> int:
+    """Show the phase, the counts, and both sides of a dual-write."""
+    folder = _folder(options)
+    marker = phase.load(folder)
+    mirror = marker and marker.mirror
+    difference = migration.compare(folder, Path(mirror), _CLOCK) if mirror else None
+    document = {"marker": marker, "dual_write": difference}
+    output.show(options, document, lambda: _print_status(marker, difference))
+    # After cut-over only the gateway gets messages, so the two sides differ, and should.
+    matters = marker is not None and marker.phase is Phase.DUAL_WRITE
+    return Exit.FAILED if matters and difference and not difference.equal else Exit.OK
+
+
+# -- what a person reads
+
+
+def _document(report: migration.Report) -> dict[str, Any]:
+    built: dict[str, Any] = msgspec.to_builtins(report)
+    total = report.total
+    return built | {"total": msgspec.to_builtins(total), "balanced": total.balanced}
+
+
+def _print_report(report: migration.Report) -> None:
+    rows = [("messages", report.messages), ("tasks", report.tasks), ("total", report.total)]
+    verb = "Would import" if report.dry_run else "Imported"
+    columns = ("", "Read", verb, "Already", "History", "Rejected")
+    output.table(columns, [(name, *msgspec.structs.astuple(counts)) for name, counts in rows])
+    if not report.total.balanced:
+        output.say("the counts do not add up", "red")
+    for code, count in sorted(report.reasons.items()):
+        output.say(f"rejected: {count} {code}")
+    if report.rejects_file:
+        output.say(f"rejects are in {report.rejects_file}")
+    if report.unmapped:
+        names = ", ".join(f"{name} ({count})" for name, count in sorted(report.unmapped.items()))
+        output.say(f"fields of messages that were not taken over: {names}")
+    if report.others:
+        output.say(f"maps that hold state, not payloads: {', '.join(report.others)}")
+
+
+def _print_proof(proof: migration.Proof) -> None:
+    output.table(
+        ("Read", "Imported", "History", "Rejected", "Left", "Missing", "Doubled"),
+        [
+            (
+                proof.read,
+                proof.imported,
+                proof.history,
+                proof.rejected,
+                len(proof.left),
+                len(proof.missing),
+                len(proof.doubled),
+            )
+        ],
+    )
+    for outcome, count in sorted(proof.outcomes.items()):
+        output.say(f"imported, now {outcome}: {count}")
+    for problem in ("left", "missing", "doubled"):
+        for name in getattr(proof, problem):
+            output.say(f"{problem}: {name}")
+    output.say("it holds" if proof.holds else "it does not hold", "" if proof.holds else "red")
+
+
+def _print_cut_over(done: migration.CutOver) -> None:
+    _print_report(done.report)
+    _print_proof(done.proof)
+    output.say("cut over: the gateway alone carries messages now")
+
+
+def _print_status(marker: migration.Marker | None, both: migration.Difference | None) -> None:
+    if marker is None:
+        output.say("no migration was begun here: `gatepost migrate import DUMP`")
+        return
+    output.say(f"{marker.phase}, to {marker.node_id}, {output.age(marker.at / 1000)} ago")
+    if marker.counts is not None:
+        columns = ("Read", "Imported", "Already", "History", "Rejected")
+        output.table(columns, [msgspec.structs.astuple(marker.counts)])
+    if both is not None:
+        output.say(f"dual-write: {both.gateway} at the gateway, {both.legacy} in {marker.mirror}")
+        for side, ids in (("gateway", both.only_gateway), ("legacy", both.only_legacy)):
+            for id in ids:
+                output.say(f"only {side}: {id}")
+        if both.interrupted:
+            output.say(f"{both.interrupted} were interrupted; the next dual-write finishes them")
+
+
+# -- which gateway, and where
+
+
+def _plan(
+    map_agent: tuple[str, ...],
+    sender: str,
+    ttl_days: float,
+    history: Path | None,
+    rejects: Path | None,
+) -> Plan:
+    names = Names(_renamed(map_agent), check_agent_id(sender))
+    return Plan(names, ttl_days * 86_400, rejects, history)
+
+
+def _renamed(pairs: tuple[str, ...]) -> dict[str, str]:
+    renamed = {}
+    for pair in pairs:
+        old, separator, new = pair.rpartition("=")
+        if not separator or not old:
+            raise usage(f"{pair!r} renames nobody: write --map-agent OLD=NEW")
+        renamed[old] = check_agent_id(new)
+    return renamed
+
+
+def _folder(options: Options) -> Folder:
+    if options.state_dir is not None:
+        return Folder(options.state_dir.absolute())
+    file = default_path(os.environ)
+    return Folder(Settings.load(file if file.exists() else None, os.environ).node.state_dir)
+
+
+def _is_cut_over(folder: Folder) -> bool:
+    marker = phase.load(folder)
+    return marker is not None and marker.phase is Phase.CUT_OVER
+
+
+def _token(options: Options) -> str | None:
+    if options.token_file is None:
+        return None
+    try:
+        return options.token_file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        raise usage(f"{options.token_file} cannot be read") from None
+
+
+def _client(options: Options) -> Client:
+    return Client(state_dir=options.state_dir, url=options.url, token=_token(options))
+
+
+@asynccontextmanager
+async def _lookup(options: Options) -> AsyncIterator[Lookup]:
+    target = locator(options.state_dir, options.url, _token(options))()
+    async with Lookup(target) as lookup:
+        yield lookup
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return asyncio.run(work)
+    except Unavailable as error:
+        raise Problem(error.code, error.message, Exit.UNREACHABLE) from None

@@ -1,0 +1,148 @@
+"""What was handed over: one line for every step of every item, in a file that only grows.
+
+The gateway forgets an idempotency key some time after its message is settled; a migration may
+last for months. So the ledger remembers. An item is `intent` before it is sent and `sent` after,
+each on disk before the next step. What a crash leaves as `intent` is sent again under the same key,
+which the gateway takes once, as long as it remembers the key.
+"""
+
+import asyncio
+import fcntl
+import os
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from gatepost.clock import Clock
+from gatepost.errors import ConfigError, DeadlineExceeded
+from gatepost.migration.fields import Item, Kind
+from gatepost.migration.files import sync_folder
+
+# A `refused` item may be sent again; after a `conflict` something is at the gateway under its key.
+State = Literal["intent", "sent", "settled", "refused", "conflict"]
+Origin = Literal["import", "mirror"]
+
+_POLL_SECS = 0.02
+
+
+class Entry(Struct, frozen=True, omit_defaults=True):
+    """The latest step of one item."""
+
+    key: str
+    state: State
+    at: int
+    kind: Kind
+    id: str
+    to: str
+    sender: str
+    digest: str
+    origin: Origin = "import"
+    event_id: str = ""
+
+    @classmethod
+    def of(cls, item: Item, state: State, at: int, origin: Origin, event_id: str = "") -> "Entry":
+        end = (item.sender, item.digest, origin, event_id)
+        return cls(item.key, state, at, item.kind, item.id, item.to, *end)
+
+    @property
+    def handed_over(self) -> bool:
+        return self.state in ("sent", "settled")
+
+
+_decoder = msgspec.json.Decoder(Entry)
+
+
+class Ledger:
+    """Entries by key. Whoever writes takes a turn; turns of several processes do not overlap."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self.entries: dict[str, Entry] = {}
+        self._path = path
+        self._clock = clock
+        self._read_to = 0
+        self.refresh()
+
+    def refresh(self) -> int:
+        """Read on from where reading ended; returns where whole lines end."""
+        if not self._path.exists():
+            return 0
+        with self._path.open("rb") as file:
+            file.seek(self._read_to)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        for line in whole.splitlines():
+            self._take(line)
+        self._read_to += len(whole) + len(newline)
+        return self._read_to
+
+    def now(self) -> int:
+        return self._clock.now()
+
+    def intended(self, key: str) -> bool:
+        """Whether this was about to be sent, and nobody knows what became of it."""
+        entry = self.entries.get(key)
+        return entry is not None and entry.state == "intent"
+
+    def refused(self, key: str) -> bool:
+        """Whether the gateway would not have it when it was last offered."""
+        entry = self.entries.get(key)
+        return entry is not None and entry.state == "refused"
+
+    @asynccontextmanager
+    async def turn(self, timeout: float = 60.0) -> AsyncIterator[None]:
+        """Alone with an up-to-date ledger; only inside may `write` be called."""
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            await _lock(descriptor, timeout, self._path)
+            # A writer that died may have left half a line behind.
+            os.ftruncate(descriptor, self.refresh())
+            yield
+        finally:
+            os.close(descriptor)
+
+    def write(
+        self, items: Iterable[tuple[Item, str]], state: State, origin: Origin = "import"
+    ) -> None:
+        """Note a step of each item, with its event id where there is one; on disk on return."""
+        now = self._clock.now()
+        self._append([Entry.of(item, state, now, origin, event) for item, event in items])
+
+    def settle(self, keys: Iterable[str]) -> None:
+        """Note that the gateway told these to be settled, for it will forget them."""
+        now = self._clock.now()
+        entries = [self.entries[key] for key in keys]
+        self._append([msgspec.structs.replace(e, state="settled", at=now) for e in entries])
+
+    def _append(self, entries: list[Entry]) -> None:
+        if not entries:
+            return
+        with self._path.open("ab") as file:
+            file.write(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
+            file.flush()
+            os.fsync(file.fileno())
+            self._read_to = file.tell()
+        sync_folder(self._path.parent)
+        self.entries.update((entry.key, entry) for entry in entries)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            entry = _decoder.decode(line)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"{self._path} is damaged: {error}; restore it") from None
+        self.entries[entry.key] = entry
+
+
+async def _lock(descriptor: int, timeout: float, path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if loop.time() > deadline:
+                raise DeadlineExceeded(f"another migration command holds {path}") from None
+            await asyncio.sleep(_POLL_SECS)

@@ -1,0 +1,68 @@
+"""The file old readers still look at: the legacy document as JSON, or as a Yjs state dump."""
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+from gatepost.errors import InvalidRequest
+from gatepost.migration import dump, yjs
+from gatepost.migration.fields import EVENT_FIELD
+from gatepost.migration.files import replace
+
+Records = dict[str, dict[str, Any]]
+
+
+class LegacyFile(Protocol):
+    def put(self, records: Records) -> None:
+        """Add messages that are not there yet; all of them or none, on disk on return."""
+
+
+class JsonFile:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def put(self, records: Records) -> None:
+        document = self._read()
+        document["messages"] = records | document.get("messages", {})
+        replace(self._path, json.dumps(document, ensure_ascii=False).encode())
+
+    def _read(self) -> dict[str, Any]:
+        if not self._path.exists():
+            return {}
+        dump.read(self._path)
+        found: dict[str, Any] = json.loads(self._path.read_text("utf-8-sig"))
+        return found
+
+
+class YjsFile:
+    """Each message is a map of its own, so that readers can change its status.
+
+    One document lives as long as this does, with one author; what others wrote into the file is
+    merged into it before each write.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._doc = yjs.empty()
+
+    def put(self, records: Records) -> None:
+        if self._path.exists():
+            content = self._path.read_bytes()
+            yjs.load(content)
+            self._doc.apply_update(content)
+        replace(self._path, yjs.put(self._doc, "messages", records))
+
+
+def open_legacy(path: Path) -> LegacyFile:
+    """By its name: `.json` is JSON, everything else a Yjs document. It may not exist yet."""
+    if not path.parent.is_dir():
+        raise InvalidRequest(f"{path.parent} is not a folder")
+    return JsonFile(path) if path.suffix == ".json" else YjsFile(path)
+
+
+def mirrored_ids(path: Path) -> set[str]:
+    """The messages in the file that came from here."""
+    if not path.exists():
+        return set()
+    messages = dump.read(path, "messages").records["messages"]
+    return {id for id, one in messages.items() if isinstance(one, dict) and EVENT_FIELD in one}

@@ -1,0 +1,70 @@
+"""Asking the gateway what became of messages, over its HTTP surface."""
+
+import asyncio
+from typing import Self, TypeVar
+
+import httpx
+import msgspec
+
+from gatepost.client import Sent, Target
+from gatepost.errors import DeadlineExceeded, Unavailable, UnknownMessage, from_code
+from gatepost.wire import Failure
+
+T = TypeVar("T")
+
+_AT_ONCE = 16
+
+
+class Lookup:
+    """`async with Lookup(target) as lookup: await lookup.outcome(event_id)`."""
+
+    def __init__(self, target: Target, timeout: float = 30.0) -> None:
+        self._http = httpx.AsyncClient(
+            base_url=target.url,
+            headers={"authorization": f"Bearer {target.token}"},
+            timeout=timeout,
+            trust_env=False,
+        )
+        self._places = asyncio.Semaphore(_AT_ONCE)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def outcome(self, event_id: str) -> str | None:
+        """How the message's turn ended, `waiting` if it has not, None if it is not known.
+
+        A delivery is forgotten before its events are, so those are asked for next.
+        """
+        async with self._places:
+            try:
+                sent = await self._get(f"/v1/messages/{event_id}", Sent)
+            except UnknownMessage:
+                return await self._from_events(event_id)
+        return "waiting" if sent.processed_at is None else sent.outcome or "processed"
+
+    async def _from_events(self, event_id: str) -> str | None:
+        try:
+            return "processed" if await self._get(f"/v1/messages/{event_id}/trace", list) else None
+        except UnknownMessage:
+            return None
+
+    async def _get(self, path: str, kind: type[T]) -> T:
+        try:
+            response = await self._http.get(path)
+        except httpx.TimeoutException:
+            raise DeadlineExceeded("the gateway did not answer in time") from None
+        except httpx.TransportError as error:
+            why = type(error).__name__
+            raise Unavailable(
+                f"the gateway at {self._http.base_url} cannot be reached: {why}"
+            ) from None
+        try:
+            if response.is_success:
+                return msgspec.json.decode(response.content, type=kind)
+            failure = msgspec.json.decode(response.content, type=Failure)
+        except msgspec.MsgspecError:
+            raise Unavailable(f"the gateway answers with status {response.status_code}") from None
+        raise from_code(failure.code, failure.message)

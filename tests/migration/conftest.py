@@ -1,0 +1,23 @@
+"""A real gateway that migrates, and real Yjs in Node.js."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gatepost.migration import Folder
+from gatepost.testing import GatewayProcess
+from tests.js.test_javascript import installed
+
+__all__ = ["installed"]
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[GatewayProcess]:
+    with GatewayProcess(tmp_path / "state", node__id="new") as running:
+        yield running
+
+
+@pytest.fixture
+def folder(gateway: GatewayProcess) -> Folder:
+    return Folder(gateway.state_dir)
