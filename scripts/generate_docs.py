@@ -3,11 +3,21 @@
 import sys
 from pathlib import Path
 
-from gatepost.errors import BY_CODE, ChainError, ConfigError, GatepostError, JournalError, SealError
+from gatepost.delivery import states as deliveries
+from gatepost.errors import (
+    BY_CODE,
+    ArchiveError,
+    ChainError,
+    ConfigError,
+    GatepostError,
+    JournalError,
+    PipelineError,
+    SealError,
+)
 from gatepost.mailbox.states import TERMINAL, TRANSITIONS
 
 # Errors that end a program or a check rather than answer a request.
-LOCAL = (ConfigError, SealError, ChainError, JournalError)
+LOCAL = (ConfigError, SealError, ChainError, ArchiveError, PipelineError, JournalError)
 DOCS = Path(__file__).parent.parent / "docs"
 
 
@@ -19,13 +29,25 @@ def mailbox_states() -> str:
     return "\n".join([*lines, "```"])
 
 
+def delivery_states() -> str:
+    lines = ["```mermaid", "stateDiagram-v2", "    [*] --> emitted: send"]
+    for (source, event), target in deliveries.TRANSITIONS.items():
+        lines.append(f"    {source.value} --> {target.value}: {event.value}")
+    lines += [f"    {state.value} --> [*]" for state in deliveries.TERMINAL]
+    return "\n".join([*lines, "```"])
+
+
 def errors() -> str:
     wire = [cls for cls in BY_CODE.values() if not issubclass(cls, LOCAL)]
     rows = sorted((cls.status, cls.code) for cls in wire if cls is not GatepostError)
     return "\n".join(["| status | code |", "|---|---|", *(f"| {s} | `{c}` |" for s, c in rows)])
 
 
-PARTS = {"diagram: mailbox.states": mailbox_states, "table: errors": errors}
+PARTS = {
+    "diagram: mailbox.states": mailbox_states,
+    "diagram: delivery.states": delivery_states,
+    "table: errors": errors,
+}
 
 
 def filled(text: str) -> str:

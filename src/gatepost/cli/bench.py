@@ -54,6 +54,42 @@ def mailbox(
     output.show(options, result, lambda: _print(result))
 
 
+def pipes(
+    *,
+    messages: Some = 40_000,
+    outstanding: Annotated[int, Parameter(validator=Number(gte=1, lte=2500))] = 512,
+    size: Annotated[int, Parameter(validator=Number(gte=32, lte=60_000))] = 512,
+    singles: Some = 500,
+    state_dir: Path | None = None,
+    options: Output = OUTPUT,
+) -> None:
+    """Measure whole lifecycles between two gateways.
+
+    Parameters
+    ----------
+    messages
+        How many, with many outstanding.
+    outstanding
+        How many are under way to the first gateway at a time.
+    size
+        Bytes of each payload.
+    singles
+        How many, one at a time.
+    state_dir
+        Where to make the gateways that are measured, and with that on which disk.
+        Default: $GATEPOST_HOME, else ~/.gatepost.
+    """
+    from rich.console import Console
+
+    from gatepost.bench import pipes as measured
+
+    home = config.default_path(os.environ).parent if state_dir is None else state_dir.absolute()
+    output.hint("Measuring; this takes a while and leaves running gateways alone.")
+    result = measured.bench(home, measured.Options(messages, outstanding, size, singles))
+    console = Console(highlight=False)
+    output.show(options, result, lambda: console.print(measured.render(result)))
+
+
 def _print(result: "Result") -> None:
     from rich.console import Console
 
