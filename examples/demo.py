@@ -1,133 +1,210 @@
-"""The main job, end to end: agents exchange messages while handlers fail and the gateway dies.
+"""The main job, end to end: three gateways, agents that talk across them, and everything that hurts.
 
-Starts a real gateway, lets four agents send a few thousand messages to four others whose handlers
-fail at random, kills the gateway with SIGKILL in the middle, starts it again, and then counts:
-every message sent must have been processed or dead-lettered, once, in order.
+vps-jane founds a room; mbp-jane and lab-jane join by invite. Agents behind all three send each other
+messages while turns fail at random, lab-jane sleeps and comes back, vps-jane is killed with SIGKILL,
+and mbp-jane is switched off so that a fallback takes over for its agent. Then what died is
+replayed, and everything is counted, from the journals themselves: every message sent must have been
+processed or dead-lettered, once, in order. At last the pipeline reads the archives.
 """
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import random
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from gatepost.client import Agent, Client, Message, Sent
+from gatepost.client import Agent, Client, Message
+from gatepost.errors import GatepostError
+from gatepost.events import NodeKey
 from gatepost.testing import GatewayProcess
+from gatepost.testing.history import Verdict, check, read_journal
 
-SENDERS = ("ann", "bob", "cat", "dan")
-WORKERS = ("worker-1", "worker-2", "worker-3", "worker-4")
-FAIL_RATE = 0.1
+HOMES = {"architect": "vps-jane", "builder": "mbp-jane", "tester": "lab-jane"}
+SEED, SLEEPER, OFFLINE, FALLBACK = "vps-jane", "lab-jane", "mbp-jane", "lab-jane"
+FAIL_RATE = 0.05
 POISON_RATE = 0.005
 PATIENCE = 60.0
+SETTINGS = {
+    "log__level": "error",
+    "mailbox__base_backoff_secs": 0.02,
+    "delivery__accept_timeout_secs": 1.0,
+    "delivery__base_backoff_secs": 0.2,
+    "delivery__offline_secs": 1.0,
+}
 
 console = Console()
 
 
-class Record:
-    """What the demo itself saw, to hold against what the gateway says."""
+class Town:
+    """The three gateways, and what the demo itself saw of its agents."""
 
-    def __init__(self) -> None:
-        self.outcomes: dict[str, str] = {}
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder = folder
+        self.archive = folder / "archive"
+        self.chance = random.Random(seed)
+        self.gateways = {name: self._gateway(name) for name in HOMES.values()}
         self.turns: Counter[str] = Counter()
-        self.order: dict[tuple[str, str], list[int]] = defaultdict(list)
+        self.taken_over = 0
         self.failures = 0
+        self.repaired = False
         self.kills = 0
 
-    def count(self, outcome: str) -> int:
-        return sum(1 for value in self.outcomes.values() if value == outcome)
+    def _gateway(self, name: str) -> GatewayProcess:
+        archive = {"archive__uri": self.archive, "archive__max_age_secs": 0.5}
+        return GatewayProcess(self.folder / name, node__id=name, **SETTINGS, **archive)
 
-    def doubled(self) -> int:
-        return sum(1 for turns in self.turns.values() if turns > 1)
+    def call(self, name: str, method: str, path: str, body: object = None) -> Any:
+        gateway = self.gateways[name]
+        headers = {"authorization": f"Bearer {gateway.token}"}
+        url = f"{gateway.url}/v1{path}"
+        answer = httpx.request(method, url, json=body, headers=headers, timeout=PATIENCE)
+        if not answer.is_success:
+            raise SystemExit(f"{name}: {method} {path}: {answer.text}")
+        return answer.json()
 
-    def out_of_order(self) -> int:
-        return sum(1 for seen in self.order.values() if seen != sorted(seen))
+    def join(self) -> None:
+        """By invite: one token each, good for one node and one use."""
+        for name in HOMES.values():
+            if name != SEED:
+                invite = {"tier": "backbone", "node": name, "ttl_secs": 60}
+                token = self.call(SEED, "POST", "/room/invites", invite)["token"]
+                began = time.monotonic()
+                seed = self.gateways[SEED].url
+                self.call(name, "POST", "/room/join", {"seed": seed, "token": token})
+                console.print(f"  {name} joined by invite in {time.monotonic() - began:.2f} s")
+
+    def agent(self, name: str, home: str, standby: bool = False) -> Agent:
+        gateway = self.gateways[home]
+        agent = Agent(name, url=gateway.url, token=gateway.token, standby=standby)
+
+        @agent.on_message
+        async def handle(message: Message) -> str | None:
+            await asyncio.sleep(self.chance.uniform(0, 0.002))
+            if isinstance(message.payload, str):
+                return None  # a reply
+            unlucky = not self.repaired and self.chance.random() < FAIL_RATE
+            if unlucky or (message.payload["poison"] and not self.repaired):
+                self.failures += 1
+                raise RuntimeError("bad luck, or no luck ever")
+            self.turns[message.msg_id] += 1
+            self.taken_over += standby
+            return f"done: {message.payload['number']}" if message.payload["number"] % 10 == 0 else None
+
+        return agent
 
 
-def make_worker(name: str, state_dir: Path, record: Record, chance: random.Random) -> Agent:
-    agent = Agent(name, state_dir=state_dir)
+@contextlib.asynccontextmanager
+async def at_work(town: Town) -> AsyncIterator[None]:
+    """All agents run; builder's stand-in too."""
+    agents = [town.agent(name, home) for name, home in HOMES.items()]
+    agents.append(town.agent("builder", FALLBACK, standby=True))
+    serving = [asyncio.create_task(agent.serve()) for agent in agents]
+    rule = {"owner": OFFLINE, "fallbacks": [FALLBACK]}
+    await asyncio.to_thread(town.call, SEED, "PUT", "/room/routes/builder", rule)
+    try:
+        yield
+    finally:
+        for agent in agents:
+            agent.end()
+        await asyncio.wait(serving, timeout=PATIENCE)
 
-    @agent.on_message
-    async def handle(message: Message) -> str:
-        number, poison = message.payload["number"], message.payload["poison"]
-        await asyncio.sleep(chance.uniform(0, 0.002))
-        if poison or chance.random() < FAIL_RATE:
-            record.failures += 1
-            raise RuntimeError("this message never works" if poison else "bad luck")
-        record.turns[message.msg_id] += 1
-        record.order[message.from_, name].append(number)
-        return f"done: {number}"
 
-    return agent
-
-
-class Bars:
-    """A progress bar, and a way to wait for a point on it."""
+class Bar:
+    """How many messages are sent, and a way to wait for a point on it."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress = progress
-        self._task = progress.add_task("messages settled", total=total)
-        self._done = 0
+        self._task = progress.add_task("messages sent", total=total)
         self._marks: dict[int, asyncio.Event] = {}
+        self.done = 0
 
     def advance(self) -> None:
-        self._done += 1
+        self.done += 1
         self._progress.advance(self._task)
-        if self._done in self._marks:
-            self._marks[self._done].set()
+        for mark, event in self._marks.items():
+            if self.done >= mark:
+                event.set()
 
     async def reached(self, done: int) -> None:
-        self._marks[done] = asyncio.Event()
-        await self._marks[done].wait()
+        event = self._marks.setdefault(done, asyncio.Event())
+        await event.wait()
 
 
-async def send_all(
-    client: Client, sender: str, count: int, record: Record, chance: random.Random, progress: Bars
-) -> None:
-    """Send `count` messages, each awaited until its turn has ended, up to 100 at a time."""
-    room = asyncio.Semaphore(100)
-
-    async def one(number: int) -> None:
-        payload = {"number": number, "poison": chance.random() < POISON_RATE}
-        to = WORKERS[number % len(WORKERS)]
-        try:
-            sent = await client.send(to, payload, from_=sender, wait="processed", timeout=PATIENCE)
-            note(sent)
-        finally:
-            room.release()
-
-    def note(sent: Sent) -> None:
-        record.outcomes[sent.event_id] = sent.outcome or "unknown"
-        progress.advance()
-
-    async with asyncio.TaskGroup() as group:
+async def send_all(town: Town, sender: str, count: int, bar: Bar) -> None:
+    """Send `count` messages to the other agents; each is on disk when its send returns."""
+    gateway = town.gateways[HOMES[sender]]
+    others = [name for name in HOMES if name != sender]
+    async with Client(sender, url=gateway.url, token=gateway.token) as client:
         for number in range(count):
-            await room.acquire()
-            group.create_task(one(number))
+            poison = town.chance.random() < POISON_RATE
+            payload = {"number": number, "poison": poison}
+            await send(client, others[number % len(others)], payload)
+            bar.advance()
+            await asyncio.sleep(town.chance.uniform(0, 0.008))
 
 
-async def kill_and_restart(gateway: GatewayProcess, bars: Bars, at: int, record: Record) -> None:
-    await bars.reached(at)
+async def send(client: Client, to: str, payload: object) -> None:
+    """A gateway that was just started may not have heard of everybody yet."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            await client.send(to, payload, timeout=PATIENCE)
+        except GatepostError as error:
+            if error.code != "unknown_agent" or time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.05)
+        else:
+            return
+
+
+async def sleep_and_wake(town: Town, bar: Bar, at: int) -> None:
+    await bar.reached(at)
+    gateway = town.gateways[SLEEPER]
+    await asyncio.to_thread(gateway.stop)
+    console.print(f"  {SLEEPER} goes to sleep; mail for it waits")
+    await asyncio.sleep(1.5)
+    await asyncio.to_thread(gateway.start)
+    console.print(f"  {SLEEPER} is back")
+
+
+async def kill_and_restart(town: Town, bar: Bar, at: int) -> None:
+    await bar.reached(at)
+    gateway = town.gateways[SEED]
     pid = gateway.pid
     await asyncio.to_thread(gateway.kill9)
-    record.kills += 1
-    console.print(f"  [red]kill -9 {pid}[/] with messages under way")
+    town.kills += 1
+    console.print(f"  [red]kill -9 {pid}[/]: {SEED}, with messages under way")
     await asyncio.sleep(0.5)
     await asyncio.to_thread(gateway.start)
-    console.print(f"  the gateway is back as {gateway.pid}")
+    console.print(f"  {SEED} is back as {gateway.pid}")
 
 
-async def exchange(gateway: GatewayProcess, total: int, record: Record, seed: int) -> None:
-    chance = random.Random(seed)
-    state_dir = gateway.state_dir
-    workers = [make_worker(name, state_dir, record, chance) for name in WORKERS]
+async def switch_off(town: Town, bar: Bar, at: int) -> None:
+    """Long enough for the others to notice, and to route what is for builder to its stand-in."""
+    await bar.reached(at)
+    gateway = town.gateways[OFFLINE]
+    before = town.taken_over
+    await asyncio.to_thread(gateway.stop)
+    console.print(f"  {OFFLINE} is switched off; {FALLBACK} stands in for builder")
+    await asyncio.sleep(3.0)
+    await asyncio.to_thread(gateway.start)
+    taken = town.taken_over - before
+    console.print(f"  {OFFLINE} is back; builder's stand-in did {taken:,} turns meanwhile")
+
+
+async def exchange(town: Town, total: int) -> None:
     bar = Progress(
         TextColumn("  {task.description}"),
         BarColumn(),
@@ -136,81 +213,115 @@ async def exchange(gateway: GatewayProcess, total: int, record: Record, seed: in
         console=console,
     )
     with bar as progress:
-        bars = Bars(progress, total)
+        sent = Bar(progress, total)
         async with asyncio.TaskGroup() as group:
-            serving = [group.create_task(worker.serve()) for worker in workers]
-            await registered(gateway)
-            await send_and_kill(gateway, bars, total, record, chance)
-            for worker in workers:
-                worker.end()
-            await asyncio.wait(serving)
+            for sender in HOMES:
+                group.create_task(send_all(town, sender, total // len(HOMES), sent))
+            group.create_task(sleep_and_wake(town, sent, total * 2 // 10))
+            group.create_task(kill_and_restart(town, sent, total * 4 // 10))
+            group.create_task(switch_off(town, sent, total * 6 // 10))
+    console.print(f"  all sent; waiting for {await drained(town):,.1f} s until nothing is open")
 
 
-async def registered(gateway: GatewayProcess) -> None:
-    while len(await asyncio.to_thread(gateway.get, "/v1/agents")) < len(WORKERS):
-        await asyncio.sleep(0.05)
+async def drained(town: Town) -> float:
+    """Wait until no delivery is open and no mail waits; how long that took."""
+    began = time.monotonic()
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            states = [await asyncio.to_thread(g.get, "/v1/status") for g in town.gateways.values()]
+            if not any(s["deliveries_open"] + s["waiting"] + s["in_flight"] for s in states):
+                return time.monotonic() - began
+            await asyncio.sleep(0.1)
 
 
-async def send_and_kill(
-    gateway: GatewayProcess, bars: Bars, total: int, record: Record, chance: random.Random
-) -> None:
-    each = total // len(SENDERS)
-    async with Client(state_dir=gateway.state_dir) as client, asyncio.TaskGroup() as group:
-        for sender in SENDERS:
-            group.create_task(send_all(client, sender, each, record, chance, bars))
-        group.create_task(kill_and_restart(gateway, bars, total * 4 // 10, record))
+async def replay(town: Town) -> int:
+    """The cause is found and mended: send what died again."""
+    town.repaired = True
+    replayed = 0
+    for home in set(HOMES.values()):
+        for agent in HOMES:
+            path = f"/mailboxes/{agent}/dead-letters/replay"
+            acks = await asyncio.to_thread(town.call, home, "POST", path, {"limit": 1000})
+            replayed += len(acks["results"])
+    await drained(town)
+    return replayed
 
 
-def verdict(gateway: GatewayProcess, total: int, record: Record, seconds: float) -> bool:
-    """Print the table; true if the sums are right."""
-    status = gateway.get("/v1/status")
-    processed, dead = record.count("ok"), record.count("dead_letter")
-    lost = total - processed - dead
-    never = sum(1 for id, o in record.outcomes.items() if o == "ok" and not record.turns[id])
+async def play(town: Town, total: int) -> tuple[int, Verdict]:
+    async with at_work(town):
+        await exchange(town, total)
+        died = sum(g.get("/v1/status")["dead_letters"] for g in town.gateways.values())
+        replayed = await replay(town)
+        console.print(f"  {died} dead letters, each with its reason and payload; replayed {replayed}")
+    for gateway in town.gateways.values():
+        await asyncio.to_thread(gateway.stop)
+    return replayed, check([_journal(gateway) for gateway in town.gateways.values()])
+
+
+def _journal(gateway: GatewayProcess) -> Any:
+    key = NodeKey((gateway.state_dir / "node.key").read_bytes())
+    return read_journal(gateway.state_dir / "journal.db", key.public)
+
+
+def show(town: Town, total: int, replayed: int, verdict: Verdict, seconds: float) -> bool:
+    """Print the truth; whether it is as promised."""
+    truth = verdict.truth
+    replies = truth.sent - total - replayed
+    doubled = sum(1 for turns in town.turns.values() if turns > 1)
     table = Table(title="What became of every message", title_justify="left")
     table.add_column("", justify="left")
     table.add_column("count", justify="right")
     for name, value in (
-        ("sent", total),
-        ("processed", processed),
-        ("dead-lettered", dead),
-        ("[bold]lost[/]", lost),
-        ("[bold]doubled turns[/]", record.doubled()),
-        ("[bold]pairs out of order[/]", record.out_of_order()),
-        ("called processed, but no turn", never),
-        ("failed turns, retried or dead-lettered", record.failures),
-        ("gateway killed", record.kills),
-        ("dead letters the gateway keeps", status["dead_letters"]),
-        ("still waiting at the gateway", status["waiting"] + status["in_flight"]),
+        ("messages sent", total),
+        ("replies to them", replies),
+        ("dead letters replayed, as new messages", replayed),
+        ("processed", truth.processed),
+        ("dead-lettered", truth.dead_lettered),
+        ("waiting", truth.waiting),
+        ("[bold]lost[/]", truth.lost),
+        ("[bold]doubled turns[/]", truth.doubled + doubled),
+        ("[bold]rules of the protocol broken[/]", len(verdict.violations)),
+        ("failed turns, retried or dead-lettered", town.failures),
+        ("turns of the stand-in", town.taken_over),
     ):
         table.add_row(name, f"{value:,}")
     console.print(table)
-    wrong = lost, record.doubled(), record.out_of_order(), never, status["dead_letters"] - dead
-    fine = not any(wrong) and record.kills == 1
-    sums = f"{total:,} sent = {processed:,} processed + {dead:,} dead-lettered"
+    for violation in verdict.violations[:10]:
+        console.print(f"[red]{violation}[/]")
+    ended = truth.processed + truth.dead_lettered + truth.waiting
+    sums = (
+        f"{truth.sent:,} sent = {truth.processed:,} processed"
+        f" + {truth.dead_lettered:,} dead-lettered + {truth.waiting:,} waiting"
+    )
+    fine = verdict.ok and ended == truth.sent >= total and not truth.lost and not doubled
+    fine = fine and town.kills == 1 and town.taken_over > 0
     console.print(f"[{'green' if fine else 'red'}]{sums}[/], in {seconds:.1f} s")
     return fine
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=4000, help="how many to send")
+    parser.add_argument("--messages", type=int, default=3000, help="how many to send")
     parser.add_argument("--seed", type=int, default=None, help="repeat a run's random choices")
     options = parser.parse_args()
     # Hundreds of turns fail on purpose; their tracebacks would bury the result.
     logging.getLogger("gatepost.client").setLevel(logging.CRITICAL)
     seed = random.randrange(2**32) if options.seed is None else options.seed
-    total = options.messages // len(SENDERS) * len(SENDERS)
-    record = Record()
+    total = options.messages // 6 * 6
     cache = Path(__file__).parent.parent / ".cache"
     cache.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, prefix="demo-") as folder:
-        gateway = GatewayProcess(Path(folder) / "state", mailbox__base_backoff_secs=0.02)
-        with gateway:
-            console.print(f"Gateway {gateway.pid} at {gateway.url}; seed {seed}")
-            started = time.monotonic()
-            asyncio.run(exchange(gateway, total, record, seed))
-            fine = verdict(gateway, total, record, time.monotonic() - started)
+    with (
+        tempfile.TemporaryDirectory(dir=cache, prefix="demo-") as folder,
+        contextlib.ExitStack() as running,
+    ):
+        town = Town(Path(folder), seed)
+        for gateway in town.gateways.values():
+            running.enter_context(gateway)
+        console.print(f"Three gateways: {', '.join(town.gateways)}; seed {seed}")
+        town.join()
+        started = time.monotonic()
+        replayed, verdict = asyncio.run(play(town, total))
+        fine = show(town, total, replayed, verdict, time.monotonic() - started)
     return 0 if fine else 1
 
 

@@ -1,0 +1,108 @@
+"""`room/<id>.json`: what one gateway knows of the room, for whoever judges the archive later."""
+
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gatepost.archive.store import Store
+from gatepost.errors import ArchiveError
+from gatepost.events import NodeKey, frame, verify
+
+VERSION: Final = 1
+
+_DOMAIN = "gatepost/room-facts/1"
+_FOLDER = "room"
+
+_encoder = msgspec.json.Encoder(order="sorted")
+
+
+class NodeFact(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A node that was let in, and by whom."""
+
+    id: str
+    public_key: bytes
+    tier: str
+    added_by: str
+    added_at: int
+
+
+class RevocationFact(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A node that was shut out: what it wrote after `last_seq` does not count."""
+
+    node: str
+    public_key: bytes
+    by: str
+    at: int
+    last_seq: int
+
+
+class TermFact(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A node's claim to be the publisher of a term."""
+
+    counter: int
+    node: str
+    at: int
+
+
+class RoomFacts(Struct, frozen=True, kw_only=True, rename="camel"):
+    version: int = VERSION
+    node: str
+    at: int
+    nodes: tuple[NodeFact, ...] = ()
+    revocations: tuple[RevocationFact, ...] = ()
+    terms: tuple[TermFact, ...] = ()
+    signature: bytes = b""
+
+    def key_of(self, node: str) -> bytes | None:
+        """The public key under which this gateway knows a node, shut out or not."""
+        known = {fact.node: fact.public_key for fact in self.revocations}
+        known |= {fact.id: fact.public_key for fact in self.nodes}
+        return known.get(node)
+
+
+def name_of(node: str) -> str:
+    return f"{_FOLDER}/{node}.json"
+
+
+def sign(facts: RoomFacts, key: NodeKey) -> RoomFacts:
+    return replace(facts, signature=key.sign(_statement(facts)))
+
+
+def is_signed(facts: RoomFacts, public_key: bytes) -> bool:
+    return verify(public_key, _statement(facts), facts.signature)
+
+
+def write(store: Store, facts: RoomFacts) -> None:
+    store.write(name_of(facts.node), _encoder.encode(facts))
+
+
+def read(store: Store, node: str) -> RoomFacts | None:
+    data = store.read(name_of(node))
+    return None if data is None else _decode(data, store.path(name_of(node)))
+
+
+def read_all(store: Store) -> list[RoomFacts]:
+    """What every gateway knows, in order of their names."""
+    names = [name for name in store.files(_FOLDER) if name.endswith(".json")]
+    files = [(store.read(name), store.path(name)) for name in names]
+    return [_decode(data, where) for data, where in files if data is not None]
+
+
+def _decode(data: bytes, where: str) -> RoomFacts:
+    try:
+        facts = msgspec.json.decode(data, type=RoomFacts)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ArchiveError(f"{where} does not say what a gateway knows: {error}") from None
+    if facts.version != VERSION:
+        raise ArchiveError(
+            f"{where} has version {facts.version}, this Gatepost reads {VERSION}; upgrade it"
+        )
+    return facts
+
+
+def _statement(facts: RoomFacts) -> bytes:
+    fields = msgspec.to_builtins(facts)
+    del fields["signature"]
+    return frame(_DOMAIN, _encoder.encode(fields))

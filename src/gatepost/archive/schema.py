@@ -1,0 +1,72 @@
+"""The columns of an archived event. Needs pyarrow and nothing of the gateway.
+
+`node` and `date` are not columns: they come from the path, `node=<id>/date=<day>/…`.
+Ids are their 16 bytes and times epoch milliseconds. The last row of each commit group carries
+that group's signed head: `group_first`, `chain` and `signature`, which are null everywhere else.
+"""
+
+from typing import Final
+
+import pyarrow as pa
+
+VERSION: Final = 1
+
+
+def _required(name: str, type: pa.DataType) -> pa.Field:
+    return pa.field(name, type, nullable=False)
+
+
+EVENTS: Final = pa.schema(
+    [
+        _required("incarnation", pa.string()),
+        _required("seq", pa.int64()),
+        _required("event_id", pa.binary()),
+        _required("kind", pa.string()),
+        _required("source_agent", pa.string()),
+        pa.field("to_node", pa.string()),
+        pa.field("to_agent", pa.string()),
+        _required("pair_seq", pa.int64()),
+        _required("pair_base", pa.int64()),
+        _required("prev_seq_to", pa.int64()),
+        pa.field("corr_id", pa.string()),
+        pa.field("ref_id", pa.binary()),
+        pa.field("causation_id", pa.binary()),
+        _required("created_at", pa.int64()),
+        pa.field("expires_at", pa.int64()),
+        _required("attempt", pa.int32()),
+        _required("priority", pa.int32()),
+        _required("offer", pa.bool_()),
+        # Bytes of the payload in the event; 0 if it has none.
+        _required("payload_size", pa.int32()),
+        pa.field("blob_digest", pa.string()),
+        pa.field("blob_size", pa.int64()),
+        # What a receipt says; `reason` is also that of a dead letter or a signal.
+        pa.field("status", pa.string()),
+        pa.field("outcome", pa.string()),
+        pa.field("reason", pa.string()),
+        # Of a receipt, or else of the task.
+        pa.field("eta_at", pa.int64()),
+        pa.field("eta_seconds", pa.int64()),
+        pa.field("dead_attempts", pa.int32()),
+        pa.field("signal", pa.string()),
+        pa.field("through", pa.int64()),
+        pa.field("capability_id", pa.string()),
+        pa.field("capability_version", pa.string()),
+        pa.field("delegation_version", pa.string()),
+        pa.field("executor_version", pa.string()),
+        pa.field("task_type", pa.string()),
+        pa.field("progress", pa.float64()),
+        pa.field("failure_class", pa.string()),
+        pa.field("route_decision", pa.string()),
+        pa.field("policy_version", pa.string()),
+        pa.field("traceparent", pa.string()),
+        # SHA-256 of the event as it travelled.
+        _required("digest", pa.binary()),
+        pa.field("group_first", pa.int64()),
+        pa.field("chain", pa.binary()),
+        pa.field("signature", pa.binary()),
+        # The event as it travelled, still sealed, where the archive keeps bodies.
+        pa.field("body", pa.binary()),
+    ],
+    metadata={"gatepost.schema": str(VERSION)},
+)

@@ -1,0 +1,287 @@
+"""From the rows of an outbox to Arrow tables and Parquet files."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from itertools import count
+from operator import attrgetter
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from gatepost.archive.manifest import Segment, digest
+from gatepost.archive.schema import EVENTS, VERSION
+from gatepost.errors import ArchiveError
+from gatepost.events import CLEAR, Kind
+
+ROW_GROUP: Final = 128 * 1024
+
+# Nonce and authentication tag, which a sealed payload is longer by.
+_SEAL_OVERHEAD = 24 + 16
+# Values that never repeat are not worth a dictionary, and nobody looks for a range of them.
+_UNIQUE = {"event_id", "ref_id", "causation_id", "corr_id", "digest", "chain", "signature", "body"}
+_UNIQUE |= {"seq", "prev_seq_to", "pair_seq", "created_at", "traceparent", "expires_at", "eta_at"}
+_REPEATED = [name for name in EVENTS.names if name not in _UNIQUE]
+_METADATA = {"gatepost.schema": str(VERSION)}
+_SEARCHED = ["seq", "created_at", "kind", "incarnation"]
+
+
+class Group(Struct, frozen=True):
+    """The signed head of one commit group."""
+
+    first: int
+    last: int
+    chain: bytes
+    signature: bytes
+
+
+# seq, event id, what it refers to, the event as it travelled, its digest
+Row = tuple[int, bytes, bytes | None, bytes, bytes]
+
+
+class _Ref(Struct, gc=False):
+    digest: str
+    size: int
+
+
+class _Trace(Struct, rename="camel", gc=False):
+    route_decision: str | None = None
+    policy_version: int | str | None = None
+    traceparent: str | None = None
+
+
+class _Task(Struct, rename="camel", gc=False):
+    capability_id: str | None = None
+    capability_version: str | None = None
+    delegation_skill_version: str | None = None
+    executor_skill_version: str | None = None
+    task_type: str | None = None
+    eta_at: int | None = None
+    eta_seconds: int | None = None
+    progress: float | None = None
+    failure_class: str | None = None
+
+
+class _Event(Struct, rename="camel", gc=False):
+    """An envelope without its checks: the outbox holds only what was checked going in."""
+
+    source_agent_id: str
+    kind: str
+    created_at: int
+    to_node_id: str | None = None
+    to_agent_id: str | None = None
+    pair_seq: int = 0
+    pair_base: int = 1
+    prev_seq_to: int = 0
+    corr_id: str | None = None
+    causation_id: str | None = None
+    expires_at: int | None = None
+    attempt: int = 1
+    priority: int = 0
+    offer: bool = False
+    payload: Raw | UnsetType = UNSET
+    payload_ref: _Ref | None = None
+    task: _Task | None = None
+    trace: _Trace | None = None
+
+
+class _Clear(Struct, rename="camel", gc=False):
+    """Whatever a receipt, a dead letter or a signal may say."""
+
+    status: str | None = None
+    outcome: str | None = None
+    reason: str | None = None
+    eta_at: int | None = None
+    eta_seconds: int | None = None
+    attempts: int | None = None
+    signal: str | None = None
+    through: int | None = None
+
+
+class _Sealed(Struct, gc=False):
+    data: str
+
+
+_decode_event = msgspec.json.Decoder(_Event).decode
+_decode_clear = msgspec.json.Decoder(_Clear).decode
+_decode_sealed = msgspec.json.Decoder(_Sealed).decode
+
+_Columns = dict[str, Callable[[Any], Any]]
+
+
+def _fields(**fields: str) -> _Columns:
+    """Column and the field it is taken from."""
+    return {column: attrgetter(field) for column, field in fields.items()}
+
+
+def _same(*names: str) -> _Columns:
+    return {name: attrgetter(name) for name in names}
+
+
+# A receipt's promise and a task's own go into one column; the receipt's counts.
+_TASK_ETA = {"task_eta_at": "eta_at", "task_eta_seconds": "eta_seconds"}
+_SAID = _same("status", "outcome", "reason", "eta_at", "eta_seconds", "signal", "through")
+_SAID |= _fields(dead_attempts="attempts")
+_TASK = _same("capability_id", "capability_version", "task_type", "progress", "failure_class")
+_TASK |= _fields(
+    delegation_version="delegation_skill_version",
+    executor_version="executor_skill_version",
+    **_TASK_ETA,
+)
+_TRACE = _same("route_decision", "traceparent")
+_TRACE |= {"policy_version": lambda t: None if t.policy_version is None else str(t.policy_version)}
+_BLOB = _fields(blob_digest="digest", blob_size="size")
+_ENVELOPE = _same("kind", "pair_seq", "pair_base", "prev_seq_to", "corr_id", "created_at")
+_ENVELOPE |= _same("expires_at", "attempt", "priority", "offer")
+_ENVELOPE |= _fields(source_agent="source_agent_id", to_node="to_node_id", to_agent="to_agent_id")
+
+
+def table(incarnation: str, rows: Sequence[Row], groups: Sequence[Group], bodies: bool) -> pa.Table:
+    """The rows as the archive keeps them; the groups must cover them exactly."""
+    seqs, ids, refs, encoded, digests = zip(*rows, strict=True)
+    try:
+        events = [_decode_event(body) for body in encoded]
+    except msgspec.MsgspecError as error:
+        span = f"seq {seqs[0]} to {seqs[-1]}"
+        raise ArchiveError(f"an event of the outbox, {span}, cannot be read: {error}") from None
+    columns: dict[str, Any] = {
+        "incarnation": pa.repeat(incarnation, len(rows)),
+        "seq": seqs,
+        "event_id": ids,
+        "ref_id": refs,
+        "digest": digests,
+        "body": encoded if bodies else pa.nulls(len(rows), pa.binary()),
+        "payload_size": list(map(_size, events)),
+        "causation_id": list(map(_causation, events)),
+        **{name: list(map(get, events)) for name, get in _ENVELOPE.items()},
+        **_parts([_said(e) for e in events], _SAID),
+        **_parts([e.task for e in events], _TASK),
+        **_parts([e.trace for e in events], _TRACE),
+        **_parts([e.payload_ref for e in events], _BLOB),
+        **_heads(seqs[0], len(rows), groups),
+    }
+    for eta in ("eta_at", "eta_seconds"):
+        columns[eta] = pc.coalesce(columns[eta], columns[f"task_{eta}"])
+    arrays = [_array(columns[field.name], field.type) for field in EVENTS]
+    return pa.Table.from_arrays(arrays, schema=EVENTS)
+
+
+def _array(values: Any, type: pa.DataType) -> pa.Array:
+    return values if isinstance(values, pa.Array) else pa.array(values, type)
+
+
+def _parts(parts: Sequence[Any], columns: _Columns) -> dict[str, pa.Array]:
+    """Columns of a part that most events lack: read where it is, null elsewhere."""
+    found = [part for part in parts if part is not None]
+    places = count()
+    index = pa.array([None if part is None else next(places) for part in parts], pa.int32())
+    return {
+        name: pa.array(list(map(get, found)), _type(name)).take(index)
+        for name, get in columns.items()
+    }
+
+
+def _type(name: str) -> pa.DataType:
+    return EVENTS.field(_TASK_ETA.get(name, name)).type
+
+
+def _heads(first: int, size: int, groups: Sequence[Group]) -> dict[str, list[Any]]:
+    heads: dict[str, list[Any]] = {
+        name: [None] * size for name in ("group_first", "chain", "signature")
+    }
+    for group in groups:
+        place = group.last - first
+        heads["group_first"][place] = group.first
+        heads["chain"][place] = group.chain
+        heads["signature"][place] = group.signature
+    return heads
+
+
+def _said(event: _Event) -> _Clear | None:
+    if event.kind not in CLEAR or isinstance(event.payload, UnsetType):
+        return None
+    return _clear(event.kind, bytes(event.payload))
+
+
+@lru_cache(4096)
+def _clear(kind: str, payload: bytes) -> _Clear | None:
+    """What a clear payload says. Most receipts say the same."""
+    try:
+        said = _decode_clear(payload)
+    except msgspec.MsgspecError:
+        # A payload of its own making is nobody's business here.
+        return None
+    # Attempts are not written where they are 0, and mean nothing elsewhere.
+    said.attempts = (said.attempts or 0) if kind == Kind.DEAD_LETTER else None
+    return said
+
+
+def _size(event: _Event) -> int:
+    """Bytes of the inline payload: of a sealed one those it seals, as the limit counts them."""
+    if isinstance(event.payload, UnsetType):
+        return 0
+    if event.kind not in CLEAR:
+        try:
+            data = _decode_sealed(event.payload).data
+        except msgspec.MsgspecError:
+            pass
+        else:
+            return max(0, len(data) // 4 * 3 - data[-2:].count("=") - _SEAL_OVERHEAD)
+    return len(bytes(event.payload))
+
+
+def _causation(event: _Event) -> bytes | None:
+    return _id_bytes(event.causation_id) if event.causation_id else None
+
+
+def _id_bytes(text: str) -> bytes:
+    return bytes.fromhex(text.replace("-", ""))
+
+
+def file_name(first: int, last: int, created_at: int) -> str:
+    """Where a segment lies in its node's folder."""
+    return f"date={day(created_at)}/{first:020d}-{last:020d}.parquet"
+
+
+def day(created_at: int) -> str:
+    """The UTC date of an epoch millisecond."""
+    return datetime.fromtimestamp(created_at // 1000, UTC).strftime("%Y-%m-%d")
+
+
+def to_parquet(events: pa.Table) -> pa.Buffer:
+    """The file's content. Columns may be dictionaries; readers see plain ones all the same."""
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink,
+        events.schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=_REPEATED,
+        write_statistics=_SEARCHED,
+        store_schema=False,
+    ) as writer:
+        writer.write_table(events, row_group_size=ROW_GROUP)
+        writer.add_key_value_metadata(_METADATA)
+    return sink.getvalue()
+
+
+def describe(events: pa.Table, content: pa.Buffer, first: int, last: int, now: int) -> Segment:
+    """What the manifest says of a segment; its last row must carry a head."""
+    created = pc.min_max(events.column("created_at")).as_py()
+    return Segment(
+        path=file_name(first, last, events.column("created_at")[0].as_py()),
+        incarnation=events.column("incarnation")[0].as_py(),
+        first=first,
+        last=last,
+        rows=events.num_rows,
+        bytes=content.size,
+        sha256=digest(memoryview(content)),
+        min_created_at=created["min"],
+        max_created_at=created["max"],
+        chain=events.column("chain")[-1].as_py().hex(),
+        sealed_at=now,
+    )

@@ -1,0 +1,134 @@
+"""Where an archive lives: a folder on any filesystem pyarrow knows, written whole or not at all."""
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import fs
+
+from gatepost.errors import ConfigError, StorageFailed
+
+# Object stores show a file only once it is closed; elsewhere a rename does that.
+_ATOMIC = ("s3", "gcs", "abfs")
+_TEMPORARY = ".tmp"
+
+
+class Store:
+    """Files by their path below the root. Nobody sees half of one, whatever fails meanwhile."""
+
+    def __init__(self, filesystem: fs.FileSystem, root: str) -> None:
+        self._fs = filesystem
+        self.root = root.rstrip("/")
+
+    @classmethod
+    def open(cls, uri: str) -> "Store":
+        """A local path, or a URI such as `s3://bucket/folder`."""
+        try:
+            if "://" in uri:
+                return cls(*fs.FileSystem.from_uri(uri))
+            return cls(fs.LocalFileSystem(), str(Path(uri).expanduser().absolute()))
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise ConfigError(
+                f"no archive can be kept at {uri!r}: {error};"
+                " set archive.uri to a folder, or to a URI such as s3://bucket/folder"
+            ) from None
+
+    @property
+    def filesystem(self) -> fs.FileSystem:
+        return self._fs
+
+    def path(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def read(self, name: str) -> bytes | None:
+        """The file's content; None if there is no such file."""
+        try:
+            with self._fs.open_input_file(self.path(name)) as file:
+                return bytes(file.read())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _failed("read", self.path(name), error) from error
+
+    def write(self, name: str, content: "bytes | memoryview | pa.Buffer") -> None:
+        """Replace the file as a whole; on a local disk it is synced before it is seen."""
+        try:
+            self._write(self.path(name), content)
+        except OSError as error:
+            raise _failed("write", self.path(name), error) from error
+
+    def delete(self, name: str) -> None:
+        """Forget a file; one that is not there is as good as deleted."""
+        try:
+            self._fs.delete_file(self.path(name))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise _failed("delete", self.path(name), error) from error
+
+    def files(self, folder: str = "") -> list[str]:
+        """Every file below a folder, by its path below the root, in order."""
+        base = self.path(folder) if folder else self.root
+        selector = fs.FileSelector(base, recursive=True, allow_not_found=True)
+        try:
+            found = self._fs.get_file_info(selector)
+        except OSError as error:
+            raise _failed("list", base, error) from error
+        start = len(self.root) + 1
+        return sorted(info.path[start:] for info in found if info.type == fs.FileType.File)
+
+    def folders(self) -> list[str]:
+        """The folders right below the root."""
+        selector = fs.FileSelector(self.root, allow_not_found=True)
+        try:
+            found = self._fs.get_file_info(selector)
+        except OSError as error:
+            raise _failed("list", self.root, error) from error
+        return sorted(info.base_name for info in found if info.type == fs.FileType.Directory)
+
+    def _write(self, path: str, content: "bytes | memoryview | pa.Buffer") -> None:
+        if isinstance(self._fs, fs.LocalFileSystem):
+            _write_local(Path(path), content)
+        elif self._fs.type_name in _ATOMIC:
+            self._put(path, content)
+        else:
+            folder, _, name = path.rpartition("/")
+            self._fs.create_dir(folder, recursive=True)
+            temporary = f"{folder}/.{name}{_TEMPORARY}"
+            self._put(temporary, content)
+            self._fs.move(temporary, path)
+
+    def _put(self, path: str, content: "bytes | memoryview | pa.Buffer") -> None:
+        with self._fs.open_output_stream(path) as file:
+            file.write(content)
+
+
+def _write_local(path: Path, content: "bytes | memoryview | pa.Buffer") -> None:
+    _make_folder(path.parent)
+    temporary = path.with_name(f".{path.name}{_TEMPORARY}")
+    with temporary.open("wb") as file:
+        file.write(memoryview(content))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    _sync_folder(path.parent)
+
+
+def _make_folder(folder: Path) -> None:
+    """A folder that is still there after a power cut, with all that it is in."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _failed(what: str, path: str, error: OSError) -> StorageFailed:
+    return StorageFailed(f"the archive cannot {what} {path}: {error}")

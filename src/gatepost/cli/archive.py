@@ -1,0 +1,172 @@
+"""`gatepost archive`: what is kept for ever, and whether it is still what was sealed."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from msgspec import Struct
+
+from gatepost import config
+from gatepost.cli import output
+from gatepost.cli.options import OUTPUT, Output
+from gatepost.cli.problems import Exit, Problem, usage
+from gatepost.cli.progress import Progress
+from gatepost.errors import ConfigError, GatepostError
+
+if TYPE_CHECKING:
+    from gatepost.archive.manifest import Manifest
+    from gatepost.archive.store import Store
+    from gatepost.archive.verify import Finding
+
+Uri = Annotated[str | None, Parameter(show_default=False)]
+
+
+class NodeArchive(Struct):
+    """What one node has sealed."""
+
+    node: str
+    events: int
+    segments: int
+    bytes: int
+    sealed_through: int
+    incarnations: int
+    first_at: int | None
+    last_at: int | None
+    sealed_at: int | None
+
+
+class ArchiveStatus(Struct):
+    uri: str
+    nodes: list[NodeArchive]
+
+
+class ArchiveVerified(Struct):
+    uri: str
+    events: int
+    findings: "list[Finding]"
+
+
+def status(uri: Uri = None, /, *, state_dir: Path | None = None, options: Output = OUTPUT) -> None:
+    """Show what each node has sealed.
+
+    Parameters
+    ----------
+    uri
+        Which archive. Default: the one in the settings, archive.uri.
+    state_dir
+        Whose settings. Default: $GATEPOST_HOME, else ~/.gatepost.
+    """
+    store, manifests = _open(uri, state_dir)
+    found = ArchiveStatus(store.root, [_summary(manifest) for manifest in manifests])
+    output.show(options, found, lambda: _say_status(found))
+
+
+def verify(uri: Uri = None, /, *, state_dir: Path | None = None, options: Output = OUTPUT) -> int:
+    """Check every signature, file and link of the chain.
+
+    Parameters
+    ----------
+    uri
+        Which archive. Default: the one in the settings, archive.uri.
+    state_dir
+        Whose settings. Default: $GATEPOST_HOME, else ~/.gatepost.
+    """
+    from gatepost.archive import verify as checking
+
+    store, manifests = _open(uri, state_dir, lenient=True)
+    events = sum(manifest.rows for manifest in manifests)
+    try:
+        with Progress("verifying", events, options, "messages") as progress:
+            findings = list(checking.verify(store, progress.advance))
+    except GatepostError as error:
+        raise Problem(error.code, error.message) from None
+    verified = ArchiveVerified(store.root, events, findings)
+    output.show(options, verified, lambda: _say_verified(verified))
+    return Exit.FAILED if findings else Exit.OK
+
+
+def _open(
+    uri: str | None, state_dir: Path | None, *, lenient: bool = False
+) -> "tuple[Store, list[Manifest]]":
+    """The archive meant, and its manifests; `lenient` leaves out what cannot be read."""
+    where = uri or _configured(state_dir)
+    try:
+        from gatepost.archive import manifest
+        from gatepost.archive.store import Store
+    except ModuleNotFoundError:
+        raise Problem(
+            "config_error", "archives need pyarrow: install gatepost[archive]", Exit.USAGE
+        ) from None
+    try:
+        store = Store.open(where)
+        nodes = manifest.nodes(store)
+    except GatepostError as error:
+        raise Problem(error.code, error.message, Exit.USAGE) from None
+    if not nodes:
+        raise Problem("not_found", f"{store.root} holds no archive: nothing was sealed there yet")
+    manifests = []
+    for node in nodes:
+        try:
+            manifests.append(manifest.read(store, node))
+        except GatepostError as error:
+            if not lenient:
+                raise Problem(error.code, error.message) from None
+    return store, [listed for listed in manifests if listed is not None]
+
+
+def _configured(state_dir: Path | None) -> str:
+    env = dict(os.environ)
+    if state_dir is not None:
+        env["GATEPOST_HOME"] = env["GATEPOST_NODE__STATE_DIR"] = str(state_dir.absolute())
+    file = config.default_path(env)
+    try:
+        settings = config.Settings.load(file if file.exists() else None, env)
+    except ConfigError as error:
+        raise Problem(error.code, error.message, Exit.USAGE) from None
+    if not settings.archive.uri:
+        raise usage(
+            f"no archive is configured: set archive.uri in {file}, or name one: gatepost archive"
+            " status /srv/archive"
+        )
+    return settings.archive.uri
+
+
+def _summary(listed: "Manifest") -> NodeArchive:
+    segments = listed.segments
+    return NodeArchive(
+        listed.node,
+        listed.rows,
+        len(segments),
+        sum(segment.bytes for segment in segments),
+        listed.sealed_through,
+        len(listed.incarnations),
+        min((segment.min_created_at for segment in segments), default=None),
+        max((segment.max_created_at for segment in segments), default=None),
+        segments[-1].sealed_at if segments else None,
+    )
+
+
+def _say_status(found: ArchiveStatus) -> None:
+    output.say(found.uri, "bold")
+    rows = [
+        (n.node, n.events, n.segments, output.size(n.bytes), n.sealed_through, _ago(n.sealed_at))
+        for n in found.nodes
+    ]
+    output.table(("Node", "Events", "Segments", "Size", "Through", "Sealed"), rows)
+
+
+def _ago(at: int | None) -> str:
+    return "never" if at is None else f"{output.age(at / 1000)} ago"
+
+
+def _say_verified(verified: ArchiveVerified) -> None:
+    if verified.findings:
+        rows = [(f.node, f.seq or "", f.rule.value, f.detail) for f in verified.findings]
+        output.table(("Node", "Seq", "Rule", "What is wrong"), rows)
+    wrong = len(verified.findings)
+    said = f"{output.plural(verified.events, 'event')} in {verified.uri}: "
+    if wrong:
+        output.say(said + output.plural(wrong, "finding"), "red")
+    else:
+        output.say(said + "whole and genuine", "green")

@@ -1,0 +1,10 @@
+from pathlib import Path
+
+import pytest
+
+from tests.archive.desk import Desk
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path / "archive")

@@ -1,0 +1,112 @@
+"""A journal that fills, and an archive that it is sealed into."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gatepost.archive import manifest
+from gatepost.archive.seal import Archive, Policy
+from gatepost.archive.store import Store
+from gatepost.events import EventIds, NodeKey, Receipt, encode_payload
+from gatepost.journal import Tx, Writer, memory
+from gatepost.journal.outbox import Draft, Outbox
+from gatepost.journal.writer import Job
+from gatepost.testing import ManualClock
+
+NODE = "node-1"
+NOW = 1_772_490_600_000  # 2026-03-02 22:30 UTC
+HOUR = 3_600_000
+
+
+class Desk:
+    def __init__(self, root: Path, connection: apsw.Connection | None = None) -> None:
+        self.root = root
+        self.clock = ManualClock(NOW)
+        self.key = NodeKey.create(self.clock)
+        self.ids = EventIds(self.clock)
+        self.connection = connection or memory()
+        self.begin("first")
+
+    @classmethod
+    def reopened(cls, root: Path, connection: apsw.Connection) -> "Desk":
+        """The desk of a journal that is there already; its key is always the same."""
+        desk = cls.__new__(cls)
+        desk.root, desk.connection, desk.clock = root, connection, ManualClock(NOW)
+        desk.key, desk.ids = NodeKey.create(desk.clock), EventIds(desk.clock)
+        desk.incarnation = "first"
+        desk.begin_again()
+        return desk
+
+    def begin(self, incarnation: str, first: int = 1) -> None:
+        """A life of the journal, from this seq on."""
+        self.incarnation = incarnation
+        self.connection.execute("INSERT INTO incarnation VALUES (?, ?)", (incarnation, first))
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """A restart of the gateway."""
+        outbox = Outbox(NODE, self.incarnation, self.key)
+        self.writer = Writer(self.connection, self.clock, lambda _: None, participants=(outbox,))
+
+    def group(self, *drafts: Draft) -> None:
+        """One commit group."""
+        jobs: list[Job] = [(partial(_append, draft), lambda *_: None) for draft in drafts]
+        assert not [error for _, _, error in self.writer.run_group(jobs) if error]
+
+    def groups(self, *sizes: int) -> None:
+        for size in sizes:
+            self.group(*(self.message() for _ in range(size)))
+
+    def message(self, **fields: Any) -> Draft:
+        id = self.ids.next()
+        given = {"kind": "message", "source_agent_id": "al", "to_agent_id": "bob", "corr_id": id}
+        return Draft(**{"event_id": id, **given, **fields})
+
+    def ack(self, ref: Draft, receipt: Receipt) -> Draft:
+        return Draft(
+            event_id=self.ids.next(),
+            kind="ack",
+            source_agent_id="bob",
+            to_node_id="node-2",
+            ref_event_id=ref.event_id,
+            payload=encode_payload(receipt),
+        )
+
+    def tx(self) -> Tx:
+        return Tx(self.connection, self.clock.now())
+
+    def archive(
+        self, rows: int = 10, age: int = HOUR, bodies: bool = True, store: Store | None = None
+    ) -> Archive:
+        store = store or Store.open(str(self.root))
+        return Archive(store, NODE, self.incarnation, self.key, Policy(rows, age, bodies))
+
+    def seal(self, archive: Archive | None = None) -> list[tuple[int, int]]:
+        """Seal all that is due; returns which ranges that was."""
+        archive = archive or self.archive()
+        sealed = []
+        while segment := archive.seal(self.tx()):
+            sealed.append((segment.first, segment.last))
+        return sealed
+
+    def store(self) -> Store:
+        return Store.open(str(self.root))
+
+    def events(self) -> list[dict[str, Any]]:
+        """Everything the archive holds, in the order of the manifest."""
+        listed = manifest.read(self.store(), NODE)
+        assert listed is not None
+        folder = self.root / manifest.folder_of(NODE)
+        tables = [pq.ParquetFile(folder / segment.path).read() for segment in listed.segments]
+        return pa.concat_tables(tables).to_pylist() if tables else []
+
+    def files(self) -> set[str]:
+        return {str(p.relative_to(self.root)) for p in self.root.rglob("*") if p.is_file()}
+
+
+def _append(draft: Draft, tx: Tx) -> None:
+    tx.append(draft)

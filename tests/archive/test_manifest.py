@@ -1,0 +1,75 @@
+"""The manifest: signed, and strict about it."""
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from gatepost.archive import manifest
+from gatepost.archive.manifest import Incarnation, Manifest, Segment
+from gatepost.archive.store import Store
+from gatepost.errors import ArchiveError
+from gatepost.events import NodeKey
+from gatepost.testing import ManualClock
+from tests.archive.desk import NODE, Desk
+
+KEY = NodeKey.create(ManualClock())
+SEGMENT = Segment(
+    path="date=2026-03-02/1-9.parquet", incarnation="a", first=1, last=9, rows=9, bytes=100,
+    sha256="00", min_created_at=1, max_created_at=2, chain="00", sealed_at=3,
+)  # fmt: skip
+
+
+def _signed() -> Manifest:
+    bare = Manifest(node=NODE, public_key=KEY.public)
+    return manifest.sign(manifest.extended(bare, SEGMENT, 1), KEY)
+
+
+def test_it_survives_being_written_and_read(desk: Desk) -> None:
+    manifest.write(desk.store(), _signed())
+    assert manifest.read(desk.store(), NODE) == _signed()
+    assert manifest.nodes(desk.store()) == [NODE]
+
+
+def test_the_form_on_disk() -> None:
+    document = msgspec.json.decode(manifest.encode(_signed()))
+    assert document["incarnations"] == [{"id": "a", "firstSeq": 1}]
+    assert set(document["segments"][0]) == {
+        *("path", "incarnation", "first", "last", "rows", "bytes", "sha256"),
+        *("minCreatedAt", "maxCreatedAt", "chain", "sealedAt"),
+    }
+    assert document["sealedThrough"] == 9
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"node": "node-2"},
+        {"sealed_through": 8},
+        {"segments": ()},
+        {"segments": (replace(SEGMENT, sha256="01"),)},
+        {"incarnations": (Incarnation("a", 2),)},
+        {"public_key": NodeKey.create(ManualClock(seed=1)).public},
+    ],
+)
+def test_every_part_is_signed(changed: dict[str, object]) -> None:
+    assert manifest.is_signed(_signed())
+    assert not manifest.is_signed(replace(_signed(), **changed))
+
+
+def test_an_incarnation_is_listed_once() -> None:
+    again = replace(SEGMENT, first=10, last=12, rows=3)
+    other = replace(SEGMENT, first=13, last=14, rows=2, incarnation="b")
+    grown = manifest.extended(manifest.extended(_signed(), again, 1), other, 13)
+    assert grown.incarnations == (Incarnation("a", 1), Incarnation("b", 13))
+    assert (grown.rows, grown.sealed_through) == (14, 14)
+
+
+def test_what_is_no_manifest_is_refused(desk: Desk) -> None:
+    store: Store = desk.store()
+    for content in (b"", b"{}", b"\xff", b"[1]"):
+        store.write(manifest.name_of(NODE), content)
+        with pytest.raises(ArchiveError, match="restore it from a copy"):
+            manifest.read(store, NODE)
+    store.write(manifest.name_of(NODE), manifest.encode(replace(_signed(), version=9)))
+    with pytest.raises(ArchiveError, match="upgrade"):
+        manifest.read(store, NODE)

@@ -1,0 +1,57 @@
+"""What a gateway writes down about the room."""
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from gatepost.archive import room_facts
+from gatepost.archive.room_facts import NodeFact, RevocationFact, RoomFacts, TermFact
+from gatepost.errors import ArchiveError
+from gatepost.events import NodeKey
+from gatepost.testing import ManualClock
+from tests.archive.desk import Desk
+
+KEY, OTHER = NodeKey.create(ManualClock()), NodeKey.create(ManualClock(seed=1))
+FACTS = RoomFacts(
+    node="ann",
+    at=5,
+    nodes=(NodeFact(id="ann", public_key=KEY.public, tier="backbone", added_by="ann", added_at=1),),
+    revocations=(RevocationFact(node="bob", public_key=OTHER.public, by="ann", at=4, last_seq=7),),
+    terms=(TermFact(counter=1, node="ann", at=2),),
+)
+
+
+def test_they_survive_being_written_and_read(desk: Desk) -> None:
+    signed = room_facts.sign(FACTS, KEY)
+    room_facts.write(desk.store(), signed)
+    assert room_facts.read(desk.store(), "ann") == signed
+    assert room_facts.read_all(desk.store()) == [signed]
+    assert room_facts.read(desk.store(), "bob") is None
+
+
+def test_the_form_on_disk(desk: Desk) -> None:
+    room_facts.write(desk.store(), room_facts.sign(FACTS, KEY))
+    document = msgspec.json.decode((desk.root / "room/ann.json").read_bytes())
+    assert document["version"] == 1
+    assert set(document["nodes"][0]) == {"id", "publicKey", "tier", "addedBy", "addedAt"}
+    assert set(document["revocations"][0]) == {"node", "publicKey", "by", "at", "lastSeq"}
+    assert document["terms"] == [{"counter": 1, "node": "ann", "at": 2}]
+
+
+def test_they_are_signed_as_a_whole() -> None:
+    signed = room_facts.sign(FACTS, KEY)
+    assert room_facts.is_signed(signed, KEY.public)
+    assert not room_facts.is_signed(signed, OTHER.public)
+    assert not room_facts.is_signed(replace(signed, terms=()), KEY.public)
+
+
+def test_keys_of_nodes_shut_out_are_known_too() -> None:
+    assert FACTS.key_of("ann") == KEY.public
+    assert FACTS.key_of("bob") == OTHER.public
+    assert FACTS.key_of("eve") is None
+
+
+def test_nonsense_is_refused(desk: Desk) -> None:
+    desk.store().write("room/ann.json", b"{}")
+    with pytest.raises(ArchiveError):
+        room_facts.read_all(desk.store())

@@ -1,0 +1,373 @@
+"""Sealing: whole groups, each event once, whatever is killed when."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gatepost
+from gatepost.archive import manifest, seal
+from gatepost.archive.seal import prune
+from gatepost.archive.store import Store
+from gatepost.archive.verify import verify
+from gatepost.errors import ArchiveError, ChainError, StorageFailed
+from gatepost.events import NodeKey
+from gatepost.testing import ManualClock
+from tests.archive.desk import HOUR, NODE, Desk
+
+ROOT = Path(__file__).parents[2]
+
+
+def _nobody(tx: object) -> None:
+    """Somebody who does not mind."""
+
+
+def _prune(desk: Desk, through: int, limit: int = 1000, **bounds: Any) -> int:
+    given = {"read": _nobody, "settled": _nobody} | bounds
+    return prune(desk.tx(), through, limit=limit, **given)
+
+
+def _seqs(desk: Desk) -> list[int]:
+    return [event["seq"] for event in desk.events()]
+
+
+# -- what is sealed, and when
+
+
+def test_nothing_is_sealed_before_it_is_due(desk: Desk) -> None:
+    assert desk.seal() == []
+    desk.groups(4, 5)
+    assert desk.seal() == []
+    desk.clock.advance(HOUR)
+    assert desk.seal() == [(1, 9)], "its oldest event is an hour old"
+
+
+def test_a_segment_holds_whole_groups_up_to_its_size(desk: Desk) -> None:
+    desk.groups(4, 4, 4, 10, 3, 25, 1)
+    assert desk.seal() == [(1, 8), (9, 12), (13, 22), (23, 25), (26, 50)]
+    assert _seqs(desk) == list(range(1, 51))
+    ends = [event["seq"] for event in desk.events() if event["group_first"]]
+    assert ends == [4, 8, 12, 22, 25, 50]
+
+
+def test_a_segment_ends_at_midnight(desk: Desk) -> None:
+    desk.groups(2)
+    desk.clock.advance(2 * HOUR)
+    desk.groups(2)
+    assert desk.seal(desk.archive(age=4 * HOUR)) == [(1, 2)], "the day before cannot grow any more"
+    desk.clock.advance(4 * HOUR)
+    assert desk.seal() == [(3, 4)]
+    assert {name.split("/")[1] for name in desk.files() if name.endswith("parquet")} == {
+        "date=2026-03-02",
+        "date=2026-03-03",
+    }
+
+
+def test_sealing_goes_on_where_it_stopped(desk: Desk) -> None:
+    desk.groups(10)
+    assert desk.seal() == [(1, 10)]
+    desk.groups(10)
+    assert desk.seal() == [(11, 20)]
+    assert list(verify(desk.store())) == []
+
+
+def test_large_bodies_make_smaller_segments(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seal, "MAX_BYTES", 1000)
+    desk.groups(*[2] * 10)
+    sealed = desk.seal()
+    assert len(sealed) > 1
+    assert _seqs(desk) == list(range(1, sealed[-1][1] + 1))
+
+
+def test_a_journal_that_was_tampered_with_is_not_sealed(desk: Desk) -> None:
+    desk.groups(5, 5)
+    desk.connection.execute("DELETE FROM outbox WHERE seq = 3")
+    with pytest.raises(ChainError, match="missing"):
+        desk.seal()
+    assert desk.files() == set()
+
+
+def test_changed_events_are_not_sealed(desk: Desk) -> None:
+    desk.groups(10)
+    desk.connection.execute("DROP TRIGGER outbox_is_append_only")
+    desk.connection.execute("UPDATE outbox SET body = CAST(body || ' ' AS BLOB) WHERE seq = 3")
+    with pytest.raises(ChainError, match="changed"):
+        desk.seal()
+
+
+def test_an_archive_of_another_key_is_left_alone(desk: Desk) -> None:
+    desk.groups(10)
+    desk.seal()
+    before = desk.files()
+    desk.key = NodeKey.create(ManualClock(seed=9))
+    with pytest.raises(ArchiveError, match="not signed by this node"):
+        desk.seal()
+    assert desk.files() == before
+
+
+# -- archives that lost something
+
+
+def test_a_lost_manifest_does_not_cost_the_segments(desk: Desk) -> None:
+    desk.groups(10, 10)
+    desk.seal()
+    _prune(desk, 20)
+    (desk.root / manifest.name_of(NODE)).unlink()
+    before = desk.files()
+    desk.groups(10)
+    with pytest.raises(ArchiveError, match=r"restore _manifest\.json"):
+        desk.seal()
+    assert desk.files() == before
+
+
+def test_an_old_manifest_does_not_cost_the_segments(desk: Desk) -> None:
+    desk.groups(10)
+    desk.seal()
+    old = (desk.root / manifest.name_of(NODE)).read_bytes()
+    desk.groups(10)
+    desk.seal()
+    _prune(desk, 20)
+    (desk.root / manifest.name_of(NODE)).write_bytes(old)
+    before = desk.files()
+    with pytest.raises(ArchiveError, match="no longer in the journal"):
+        desk.seal()
+    assert desk.files() == before
+
+
+def test_an_archive_that_misses_something_is_not_continued(desk: Desk) -> None:
+    desk.groups(10)
+    desk.seal()
+    desk.groups(10)
+    _prune(desk, 20)
+    desk.groups(10)
+    with pytest.raises(ArchiveError, match="ends at seq 10, but the journal begins at seq 21"):
+        desk.seal()
+
+
+def test_a_new_archive_begins_where_the_journal_does(desk: Desk) -> None:
+    desk.groups(10, 10)
+    _prune(desk, 10)
+    assert desk.seal() == [(11, 20)]
+    (finding,) = verify(desk.store())
+    assert "seq 1 to 10 are not there" in finding.detail
+
+
+def test_files_that_are_not_ours_are_left_alone(desk: Desk) -> None:
+    desk.store().write(f"node={NODE}/notes.txt", b"mine")
+    desk.groups(10)
+    desk.seal()
+    assert f"node={NODE}/notes.txt" in desk.files()
+
+
+# -- restored journals
+
+
+def test_a_restored_journal_seals_what_it_writes_anew(desk: Desk) -> None:
+    desk.groups(10, 10)
+    assert desk.seal() == [(1, 10), (11, 20)]
+    # A backup from before seq 11 comes back, and goes on under a new name.
+    desk.connection.execute("DELETE FROM outbox WHERE seq > 10")
+    desk.connection.execute("DELETE FROM head WHERE last_seq > 10")
+    desk.begin("second", first=11)
+    assert desk.archive().sealed_through(desk.tx()) == 10
+    desk.groups(10)
+    assert desk.seal() == [(11, 20)]
+    assert desk.archive().sealed_through(desk.tx()) == 20
+    listed = manifest.read(desk.store(), NODE)
+    assert listed is not None
+    assert [(life.id, life.first_seq) for life in listed.incarnations] == [
+        ("first", 1),
+        ("second", 11),
+    ]
+    assert list(verify(desk.store())) == []
+
+
+def test_what_an_old_life_left_unsealed_is_sealed_under_its_name(desk: Desk) -> None:
+    desk.groups(4)
+    desk.begin("second", first=5)
+    desk.groups(10)
+    desk.clock.advance(HOUR)
+    assert desk.seal() == [(1, 4), (5, 14)]
+    assert [event["incarnation"] for event in desk.events()] == ["first"] * 4 + ["second"] * 10
+    assert list(verify(desk.store())) == []
+
+
+# -- crashes
+
+
+class Killed(Exception):
+    """The end of the process, as far as the test goes."""
+
+
+class Mortal(Store):
+    """A store on which the process dies at a given step."""
+
+    def __init__(self, root: Path, step: int) -> None:
+        other = Store.open(str(root))
+        super().__init__(other.filesystem, other.root)
+        self._left = step
+
+    def _step(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise Killed
+
+    def _write(self, path: str, content: Any) -> None:
+        self._step()
+        temporary = Path(path).with_name(f".{Path(path).name}.tmp")
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(bytes(content)[: len(bytes(content)) // 2])
+        self._step()
+        super()._write(path, content)
+        self._step()
+
+    def delete(self, name: str) -> None:
+        self._step()
+        super().delete(name)
+        self._step()
+
+
+def _killed_at(desk: Desk, step: int) -> bool:
+    try:
+        desk.seal(desk.archive(store=Mortal(desk.root, step)))
+    except Killed:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("second", [None, 0, 1, 3])
+def test_killed_between_any_two_steps_nothing_is_lost_doubled_or_left(
+    tmp_path: Path, second: int | None
+) -> None:
+    """Killed once, or killed again while it recovers."""
+    for step in range(100):
+        desk = Desk(tmp_path / str(step))
+        desk.groups(3, 9, 4, 4)
+        died = _killed_at(desk, step)
+        desk.groups(2, 8)
+        if second is not None:
+            _killed_at(desk, second)
+            desk.groups(5)
+        desk.clock.advance(HOUR)
+        desk.seal()
+        total = desk.connection.execute("SELECT max(seq) FROM outbox").get
+        assert _seqs(desk) == list(range(1, total + 1))
+        assert list(verify(desk.store())) == []
+        listed = manifest.read(desk.store(), NODE)
+        assert listed is not None
+        named = {f"node={NODE}/{segment.path}" for segment in listed.segments}
+        assert desk.files() == named | {manifest.name_of(NODE)}
+        if not died:
+            assert step > 5
+            return
+    pytest.fail("it never came to its end")
+
+
+def test_a_failed_write_is_made_good_without_a_restart(desk: Desk) -> None:
+    desk.groups(3, 9)
+    archive = desk.archive(store=Mortal(desk.root, 4))
+    with pytest.raises(Killed):
+        archive.seal(desk.tx())
+    archive._store = desk.store()
+    desk.groups(9)
+    desk.clock.advance(HOUR)
+    desk.seal(archive)
+    assert _seqs(desk) == list(range(1, 22))
+    assert list(verify(desk.store())) == []
+
+
+def test_a_disk_that_refuses_says_so(desk: Desk) -> None:
+    desk.groups(10)
+    desk.root.parent.mkdir(exist_ok=True)
+    desk.root.write_bytes(b"no folder")
+    with pytest.raises(StorageFailed):
+        desk.seal()
+
+
+def test_a_real_process_is_killed_again_and_again(tmp_path: Path) -> None:
+    """SIGKILL at arbitrary moments; what is left is whole each time, and complete in the end."""
+    command = [sys.executable, str(Path(__file__).with_name("sealer.py")), str(tmp_path)]
+    source = Path(gatepost.__file__).parents[1]
+    env = os.environ | {"PYTHONPATH": f"{source}:{ROOT}"}
+    cut_short = 0
+    for attempt in range(4):
+        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.004 * attempt)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        left = Store.open(str(tmp_path / "archive"))
+        assert list(verify(left)) == []
+        listed = manifest.read(left, NODE)
+        cut_short += listed is None or listed.rows < 3000
+    assert cut_short, "it was never killed while it sealed"
+    subprocess.run([*command, "to the end"], env=env, check=True, capture_output=True)
+    store = Store.open(str(tmp_path / "archive"))
+    listed = manifest.read(store, NODE)
+    assert listed is not None
+    assert (listed.rows, listed.sealed_through) == (3000, 3000)
+    assert list(verify(store)) == []
+
+
+# -- pruning
+
+
+def _outbox(desk: Desk) -> list[int]:
+    return [int(row[0]) for row in desk.tx().rows("SELECT seq FROM outbox ORDER BY seq")]
+
+
+def _heads(desk: Desk) -> list[int]:
+    return [int(row[0]) for row in desk.tx().rows("SELECT last_seq FROM head ORDER BY last_seq")]
+
+
+@pytest.mark.parametrize(
+    ("through", "read", "settled", "left"),
+    [
+        (12, None, None, []),
+        (8, None, None, [9, 10, 11, 12]),
+        (12, 8, None, [9, 10, 11, 12]),
+        (12, None, 4, [5, 6, 7, 8, 9, 10, 11, 12]),
+        (8, 12, 12, [9, 10, 11, 12]),
+        (12, 0, None, list(range(1, 13))),
+        (0, None, None, list(range(1, 13))),
+        (7, None, None, [5, 6, 7, 8, 9, 10, 11, 12]),
+    ],
+)
+def test_only_what_nobody_needs_goes_and_only_whole_groups(
+    desk: Desk, through: int, read: int | None, settled: int | None, left: list[int]
+) -> None:
+    desk.groups(4, 4, 4)
+    gone = _prune(desk, through, read=lambda tx: read, settled=lambda tx: settled)
+    assert _outbox(desk) == left
+    assert gone == 12 - len(left)
+    ends = [end for end in (4, 8, 12) if end in left]
+    assert _heads(desk) == (ends or [12]), "the latest head always stays"
+
+
+def test_pruning_goes_in_steps(desk: Desk) -> None:
+    desk.groups(4, 4, 4, 30, 4)
+    steps = []
+    while gone := _prune(desk, 46, limit=9):
+        steps.append(gone)
+    assert steps == [8, 4, 30, 4], "a group larger than a step goes in one"
+
+
+def test_the_chain_goes_on_after_everything_was_pruned(desk: Desk) -> None:
+    desk.groups(10)
+    desk.seal()
+    _prune(desk, 10)
+    assert _prune(desk, 10) == 0
+    desk.begin_again()
+    desk.groups(10)
+    assert desk.seal() == [(11, 20)]
+    assert list(verify(desk.store())) == []
+
+
+def test_an_empty_outbox_has_nothing_to_prune(desk: Desk) -> None:
+    assert _prune(desk, 100) == 0

@@ -1,0 +1,181 @@
+"""Rows of the outbox as columns: nothing is lost on the way that the archive promises to keep."""
+
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from gatepost.archive.segments import Group, day, file_name, table
+from gatepost.errors import ArchiveError
+from gatepost.events import (
+    DeadLetter,
+    PayloadRef,
+    Receipt,
+    Sealer,
+    Signal,
+    TaskInfo,
+    Trace,
+    encode_payload,
+    parse_event_id,
+)
+from tests.archive.desk import NOW, Desk
+
+
+def _row(desk: Desk, **fields: Any) -> dict[str, Any]:
+    """One event, all the way through sealing."""
+    desk.group(desk.message(**fields))
+    desk.seal(desk.archive(rows=1))
+    return desk.events()[-1]
+
+
+def _said(row: dict[str, Any]) -> dict[str, Any]:
+    """What is not null, 0, False or about the chain."""
+    chain = ("digest", "group_first", "chain", "signature", "body", "incarnation", "seq")
+    return {k: v for k, v in row.items() if v not in (None, 0, False) and k not in chain}
+
+
+def test_an_envelope_in_full(desk: Desk) -> None:
+    cause = desk.ids.next()
+    draft = desk.message(
+        to_node_id="node-2",
+        pair_seq=7,
+        pair_base=3,
+        causation_id=cause,
+        expires_at=NOW + 5,
+        attempt=2,
+        priority=4,
+        offer=True,
+        trace=Trace(attempt=2, route_decision="owner", policy_version=3, traceparent="00-x"),
+    )
+    desk.group(desk.message(to_node_id="node-2"), draft)
+    desk.seal(desk.archive(rows=1))
+    row = desk.events()[1]
+    assert _said(row) == {
+        "event_id": parse_event_id(draft.event_id),
+        "kind": "message",
+        "source_agent": "al",
+        "to_node": "node-2",
+        "to_agent": "bob",
+        "pair_seq": 7,
+        "pair_base": 3,
+        "prev_seq_to": 1,
+        "corr_id": draft.event_id,
+        "causation_id": parse_event_id(cause),
+        "created_at": NOW,
+        "expires_at": NOW + 5,
+        "attempt": 2,
+        "priority": 4,
+        "offer": True,
+        "route_decision": "owner",
+        "policy_version": "3",
+        "traceparent": "00-x",
+    }
+    assert (row["incarnation"], row["seq"], row["group_first"]) == ("first", 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "said"),
+    [
+        ("ack", Receipt(status="accepted"), {"status": "accepted"}),
+        (
+            "ack",
+            Receipt(status="accepted", eta_at=9, eta_seconds=2, plan="soon"),
+            {"status": "accepted", "eta_at": 9, "eta_seconds": 2},
+        ),
+        ("ack", Receipt(status="refused", reason="full"), {"status": "refused", "reason": "full"}),
+        (
+            "ack",
+            Receipt(status="processed", outcome="failed", reason="x"),
+            {"status": "processed", "outcome": "failed", "reason": "x"},
+        ),
+        (
+            "dead_letter",
+            DeadLetter(reason="expired", attempts=3, pair_seq=8),
+            {"reason": "expired", "dead_attempts": 3},
+        ),
+        (
+            "signal",
+            Signal(signal="settled", through=12, from_agent="al", to_agent="bob"),
+            {"signal": "settled", "through": 12},
+        ),
+        ("signal", Signal(signal="withdraw", reason="y"), {"signal": "withdraw", "reason": "y"}),
+        ("signal", {"unheard": "of"}, {}),
+        ("signal", [1], {}),
+    ],
+)
+def test_clear_payloads(desk: Desk, kind: str, payload: object, said: dict[str, Any]) -> None:
+    ref, raw = desk.ids.next(), encode_payload(payload)
+    row = _said(_row(desk, kind=kind, ref_event_id=ref, payload=raw))
+    assert row.pop("payload_size") == len(raw)
+    for field in ("event_id", "corr_id", "created_at", "source_agent", "to_agent"):
+        del row[field]
+    expected = {"kind": kind, "ref_id": parse_event_id(ref), "attempt": 1, "pair_base": 1}
+    assert row == expected | said
+
+
+def test_attempts_of_a_dead_letter_may_be_none(desk: Desk) -> None:
+    letter = _row(desk, kind="dead_letter", payload=encode_payload(DeadLetter(reason="no_route")))
+    assert letter["dead_attempts"] == 0
+
+
+def test_a_sealed_payload_is_as_large_as_what_it_seals(desk: Desk) -> None:
+    sealer = Sealer(desk.key, desk.clock)
+    for size in (0, 1, 2, 3, 1000, 65_536):
+        id = desk.ids.next()
+        sealed, _ = sealer.seal(b"x" * size, [desk.key.public], event_id=id, source_node_id="n")
+        row = _row(desk, event_id=id, payload=encode_payload(sealed))
+        assert row["payload_size"] == size
+
+
+def test_any_other_payload_is_as_large_as_its_text(desk: Desk) -> None:
+    assert _row(desk, payload=Raw(b'{"n": 1}'))["payload_size"] == 8
+
+
+def test_large_payloads_are_named(desk: Desk) -> None:
+    digest = "sha256:" + "0" * 64
+    row = _row(desk, payload_ref=PayloadRef(digest, 70_000, {}))
+    assert (row["blob_digest"], row["blob_size"], row["payload_size"]) == (digest, 70_000, 0)
+
+
+def test_tasks(desk: Desk) -> None:
+    task = TaskInfo(
+        capability_id="ocr",
+        capability_version="1",
+        delegation_skill_version="2",
+        executor_skill_version="3",
+        task_type="image",
+        eta_at=5,
+        eta_seconds=6,
+        progress=0.25,
+        failure_class="terminal_error",
+    )
+    row = _row(desk, kind="task_update", task=task)
+    expected = {
+        "capability_id": "ocr",
+        "capability_version": "1",
+        "delegation_version": "2",
+        "executor_version": "3",
+        "task_type": "image",
+        "eta_at": 5,
+        "eta_seconds": 6,
+        "progress": 0.25,
+        "failure_class": "terminal_error",
+    }
+    assert {name: row[name] for name in expected} == expected
+
+
+def test_bodies_are_kept_only_if_wanted(desk: Desk) -> None:
+    desk.groups(2)
+    desk.seal(desk.archive(rows=1, bodies=False))
+    assert [event["body"] for event in desk.events()] == [None, None]
+
+
+def test_what_is_no_event_is_not_sealed() -> None:
+    with pytest.raises(ArchiveError, match="seq 4 to 4"):
+        table("a", [(4, b"", None, b"{}", b"")], [Group(4, 4, b"", b"")], bodies=False)
+
+
+def test_files_are_named_by_date_and_range() -> None:
+    name = file_name(1, 42, NOW)
+    assert name == "date=2026-03-02/00000000000000000001-00000000000000000042.parquet"
+    assert day(NOW + 2 * 3_600_000) == "2026-03-03"

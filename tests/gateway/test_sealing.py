@@ -1,0 +1,161 @@
+"""Sealing beside the traffic: off unless configured, never in the way, and pruning with consent."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+import gatepost
+from gatepost.archive import manifest
+from gatepost.archive.store import Store
+from gatepost.archive.verify import verify
+from gatepost.errors import ConfigError
+from gatepost.gateway.operations import Operations
+from gatepost.gateway.sealing import Sealing, check
+from gatepost.journal import Tx
+from gatepost.testing import ManualClock
+from gatepost.wire import NewSend, Register, Send
+from tests.gateway.tools import opened, settings
+
+pytestmark = pytest.mark.anyio
+
+SOURCE = Path(gatepost.__file__).parents[1]
+
+
+async def _send(operations: Operations, count: int) -> None:
+    await operations.perform(Register(agent="bob"))
+    messages = [NewSend("al", "bob", Raw(b"1")) for _ in range(count)]
+    await operations.perform(Send(messages=messages))
+
+
+def _nobody(tx: Tx) -> None:
+    """Somebody who does not mind."""
+
+
+async def _until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+async def _left(operations: Operations) -> int:
+    rows = await operations.core.read(lambda tx: tx.rows("SELECT count(*) FROM outbox"))
+    return int(rows[0][0])
+
+
+def _archive(state: Path, **more: Any) -> dict[str, Any]:
+    return {"archive__uri": state.parent / "archive", "archive__every_secs": 0.01} | more
+
+
+async def test_what_is_due_is_sealed_and_pruned(state: Path, clock: ManualClock) -> None:
+    async with opened(state, clock, **_archive(state, archive__max_rows=5)) as operations:
+        sealing = Sealing(operations.core, read=_nobody, settled=_nobody)
+        async with sealing.running():
+            await _send(operations, 10)
+            await _until(lambda: sealing.sealed_through >= 10)
+            async with asyncio.timeout(10):
+                while await _left(operations):
+                    await asyncio.sleep(0.005)
+        store = Store.open(str(state.parent / "archive"))
+        listed = manifest.read(store, operations.core.node.id)
+        assert listed is not None
+        assert listed.sealed_through == sealing.sealed_through
+        assert list(verify(store)) == []
+        assert sealing.problem is None
+
+
+async def test_a_quiet_outbox_is_sealed_when_it_is_old_enough(
+    state: Path, clock: ManualClock
+) -> None:
+    async with opened(state, clock, **_archive(state, archive__max_age_secs=60)) as operations:
+        sealing = Sealing(operations.core, read=_nobody, settled=_nobody)
+        async with sealing.running():
+            await _send(operations, 1)
+            await asyncio.sleep(0.1)
+            assert sealing.sealed_through == 0
+            clock.advance(60_000)
+            await _until(lambda: sealing.sealed_through)
+
+
+@pytest.mark.parametrize("bound", ["read", "settled"])
+async def test_nothing_is_pruned_that_somebody_needs(
+    state: Path, clock: ManualClock, bound: str
+) -> None:
+    async with opened(state, clock, **_archive(state, archive__max_rows=1)) as operations:
+        bounds: dict[str, Any] = {"read": _nobody, "settled": _nobody} | {bound: lambda tx: 0}
+        sealing = Sealing(operations.core, **bounds)
+        async with sealing.running():
+            await _send(operations, 3)
+            await _until(lambda: sealing.sealed_through)
+            await asyncio.sleep(0.1)
+            assert await _left(operations) == sealing.sealed_through
+
+
+async def test_without_an_archive_nothing_happens(state: Path, clock: ManualClock) -> None:
+    async with opened(state, clock) as operations:
+        sealing = Sealing(operations.core, read=_nobody, settled=_nobody)
+        before = threading.active_count()
+        async with sealing.running():
+            await _send(operations, 3)
+            assert threading.active_count() <= before + 2, "no thread of its own"
+        assert sealing.sealed_through == 0
+        assert await _left(operations) > 0
+
+
+async def test_a_store_that_fails_is_tried_again(
+    state: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = state.parent / "archive"
+    blocked.write_bytes(b"a file where a folder should be")
+    async with opened(state, clock, **_archive(state, archive__max_rows=1)) as operations:
+        sealing = Sealing(operations.core, read=_nobody, settled=_nobody)
+        async with sealing.running():
+            await _send(operations, 1)
+            await _until(lambda: sealing.problem)
+            blocked.unlink()
+            await _until(lambda: sealing.sealed_through)
+            await _until(lambda: sealing.problem is None)
+    assert caplog.text.count("sealing failed") == 1, "the same problem is told once"
+
+
+async def test_sending_does_not_wait_for_a_slow_store(
+    state: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, released = threading.Event(), threading.Event()
+
+    def slow(self: Store, path: str, content: object) -> None:
+        entered.set()
+        released.wait(10)
+
+    monkeypatch.setattr(Store, "_write", slow)
+    async with opened(state, clock, **_archive(state, archive__max_rows=1)) as operations:
+        sealing = Sealing(operations.core, read=_nobody, settled=_nobody)
+        async with sealing.running():
+            await _send(operations, 1)
+            await _until(entered.is_set)
+            async with asyncio.timeout(5):
+                await _send(operations, 100)
+            assert not released.is_set()
+            released.set()
+
+
+def test_an_archive_without_pyarrow_is_refused_at_the_start(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    check(settings(state))
+    with pytest.raises(ConfigError, match=r"install gatepost\[archive\]"):
+        check(settings(state, archive__uri=state / "archive"))
+
+
+def test_the_gateway_starts_without_pyarrow() -> None:
+    code = "import sys, gatepost.gateway.sealing, gatepost.gateway.serve\n"
+    code += "print('pyarrow' in sys.modules)"
+    env = {"PYTHONPATH": str(SOURCE)}
+    assert subprocess.check_output([sys.executable, "-c", code], env=env, text=True) == "False\n"
