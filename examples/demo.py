@@ -1,10 +1,10 @@
-"""The main job, end to end: three gateways, agents that talk across them, and everything that hurts.
+"""The main job, end to end: three gateways, agents that talk across them, and all that can hurt.
 
-vps-jane founds a room; mbp-jane and lab-jane join by invite. Agents behind all three send each other
-messages while turns fail at random, lab-jane sleeps and comes back, vps-jane is killed with SIGKILL,
-and mbp-jane is switched off so that a fallback takes over for its agent. Then what died is
-replayed, and everything is counted, from the journals themselves: every message sent must have been
-processed or dead-lettered, once, in order. At last the pipeline reads the archives.
+vps-jane founds a room; mbp-jane and lab-jane join by invite. Agents behind all three send each
+other messages while turns fail at random, lab-jane sleeps and comes back, vps-jane is killed with
+SIGKILL, and mbp-jane is switched off so that a fallback takes over for its agent. Then what died is
+replayed, and everything is counted, from the journals themselves: every message sent must have
+been processed or dead-lettered, once, in order. At last the pipeline reads the archives.
 """
 
 import argparse
@@ -100,7 +100,11 @@ class Town:
                 raise RuntimeError("bad luck, or no luck ever")
             self.turns[message.msg_id] += 1
             self.taken_over += standby
-            return f"done: {message.payload['number']}" if message.payload["number"] % 10 == 0 else None
+            return (
+                f"done: {message.payload['number']}"
+                if message.payload["number"] % 10 == 0
+                else None
+            )
 
         return agent
 
@@ -191,17 +195,24 @@ async def kill_and_restart(town: Town, bar: Bar, at: int) -> None:
     console.print(f"  {SEED} is back as {gateway.pid}")
 
 
-async def switch_off(town: Town, bar: Bar, at: int) -> None:
-    """Long enough for the others to notice, and to route what is for builder to its stand-in."""
+async def switch_off(town: Town, bar: Bar, at: int, count: int) -> None:
+    """A scout has work for builder, whose gateway is off: the stand-in gets it.
+
+    Whoever has sent to builder before and has not heard of the end of it waits, for order's sake.
+    """
     await bar.reached(at)
-    gateway = town.gateways[OFFLINE]
-    before = town.taken_over
+    gateway, seed = town.gateways[OFFLINE], town.gateways[SEED]
     await asyncio.to_thread(gateway.stop)
     console.print(f"  {OFFLINE} is switched off; {FALLBACK} stands in for builder")
-    await asyncio.sleep(3.0)
+    async with Client("scout", url=seed.url, token=seed.token) as client:
+        for number in range(count):
+            await send(client, "builder", {"number": number, "poison": False})
+            bar.advance()
+    deadline = time.monotonic() + PATIENCE
+    while town.taken_over < count and time.monotonic() < deadline:
+        await asyncio.sleep(0.1)
     await asyncio.to_thread(gateway.start)
-    taken = town.taken_over - before
-    console.print(f"  {OFFLINE} is back; builder's stand-in did {taken:,} turns meanwhile")
+    console.print(f"  {OFFLINE} is back; the stand-in did {town.taken_over:,} turns meanwhile")
 
 
 async def exchange(town: Town, total: int) -> None:
@@ -215,11 +226,12 @@ async def exchange(town: Town, total: int) -> None:
     with bar as progress:
         sent = Bar(progress, total)
         async with asyncio.TaskGroup() as group:
+            scouts = total // 10
             for sender in HOMES:
-                group.create_task(send_all(town, sender, total // len(HOMES), sent))
+                group.create_task(send_all(town, sender, (total - scouts) // len(HOMES), sent))
             group.create_task(sleep_and_wake(town, sent, total * 2 // 10))
             group.create_task(kill_and_restart(town, sent, total * 4 // 10))
-            group.create_task(switch_off(town, sent, total * 6 // 10))
+            group.create_task(switch_off(town, sent, total * 6 // 10, scouts))
     console.print(f"  all sent; waiting for {await drained(town):,.1f} s until nothing is open")
 
 
@@ -252,7 +264,9 @@ async def play(town: Town, total: int) -> tuple[int, Verdict]:
         await exchange(town, total)
         died = sum(g.get("/v1/status")["dead_letters"] for g in town.gateways.values())
         replayed = await replay(town)
-        console.print(f"  {died} dead letters, each with its reason and payload; replayed {replayed}")
+        console.print(
+            f"  {died} dead letters, each with its reason and payload; replayed {replayed}"
+        )
     for gateway in town.gateways.values():
         await asyncio.to_thread(gateway.stop)
     return replayed, check([_journal(gateway) for gateway in town.gateways.values()])
@@ -307,7 +321,7 @@ def main() -> int:
     # Hundreds of turns fail on purpose; their tracebacks would bury the result.
     logging.getLogger("gatepost.client").setLevel(logging.CRITICAL)
     seed = random.randrange(2**32) if options.seed is None else options.seed
-    total = options.messages // 6 * 6
+    total = options.messages // 60 * 60
     cache = Path(__file__).parent.parent / ".cache"
     cache.mkdir(exist_ok=True)
     with (

@@ -64,6 +64,15 @@ class Node(Section, frozen=True, kw_only=True):
             " Default: $GATEPOST_HOME, else ~/.gatepost."
         ),
     ] = msgspec.field(default_factory=_home_state_dir)
+    capabilities: Annotated[
+        tuple[
+            Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*\Z", max_length=128)], ...
+        ],
+        Meta(
+            max_length=64,
+            description="What this machine can do that a route may ask for, such as `gpu`.",
+        ),
+    ] = ()
 
 
 class Listen(Section, frozen=True, kw_only=True):
@@ -266,6 +275,37 @@ class Room(Section, frozen=True, kw_only=True):
             )
 
 
+class Archive(Section, frozen=True, kw_only=True):
+    """Where the outbox is kept for ever, as Parquet files."""
+
+    uri: Annotated[
+        str,
+        Meta(
+            max_length=1024,
+            description="Folder, or a URI such as s3://bucket/folder; empty: no archive, and the"
+            " outbox is never pruned.",
+        ),
+    ] = ""
+    payloads: Annotated[
+        Literal["none", "sealed"],
+        Meta(
+            description="Keep events without their payloads (none), or as they travelled (sealed)."
+        ),
+    ] = "none"
+    max_rows: Annotated[
+        int, Meta(ge=1, le=10_000_000, description="Events that make a full segment.")
+    ] = 100_000
+    max_age_secs: Annotated[
+        float,
+        Meta(
+            gt=0, le=_TEN_YEARS_SECS, description="Age at which an event is sealed at the latest."
+        ),
+    ] = 300.0
+    every_secs: Annotated[
+        float, Meta(gt=0, le=86_400, description="Pause between two looks at what is to be sealed.")
+    ] = 10.0
+
+
 class Log(Section, frozen=True, kw_only=True):
     """What the gateway says while it runs."""
 
@@ -307,6 +347,15 @@ class Delivery(Section, frozen=True, kw_only=True):
         float,
         Meta(gt=0, le=86_400, description="Silence after which a gateway is believed to be away."),
     ] = 45.0
+    handover_grace_secs: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3600,
+            description="How long an agent is not served here before a gateway that asks for it"
+            " gets it.",
+        ),
+    ] = 2.0
     cut_off_secs: Annotated[
         float,
         Meta(
@@ -325,6 +374,39 @@ class Delivery(Section, frozen=True, kw_only=True):
     ] = 4 * _MIB
 
 
+class Alerts(Section, frozen=True, kw_only=True):
+    """When the gateway says by itself that something is wrong."""
+
+    backlog_secs: Annotated[
+        float,
+        Meta(gt=0, le=86_400, description="How long a backlog may grow before it is an incident."),
+    ] = 600.0
+    backlog_least: Annotated[
+        int,
+        Meta(
+            ge=1, le=1_000_000_000, description="By how many messages it must have grown meanwhile."
+        ),
+    ] = 10
+
+
+class Telemetry(Section, frozen=True, kw_only=True):
+    """OpenTelemetry spans of messages; needs the extra gatepost[telemetry]."""
+
+    enabled: Annotated[bool, Meta(description="Make spans and export them.")] = False
+    exporter: Annotated[
+        Literal["otlp", "console"],
+        Meta(description="otlp sends them to a collector over HTTP, console prints them."),
+    ] = "otlp"
+    endpoint: Annotated[
+        str,
+        Meta(
+            pattern=r"^(https?://[^\s]{1,500})?\Z",
+            description="Where the collector takes traces. Default: what OTEL_EXPORTER_OTLP_*"
+            " says, else http://localhost:4318/v1/traces.",
+        ),
+    ] = ""
+
+
 class Settings(Section, frozen=True, kw_only=True):
     """The whole tree. `load` checks each value, construction how the values agree."""
 
@@ -335,6 +417,9 @@ class Settings(Section, frozen=True, kw_only=True):
     journal: Journal = msgspec.field(default_factory=Journal)
     limits: Limits = msgspec.field(default_factory=Limits)
     room: Room = msgspec.field(default_factory=Room)
+    archive: Archive = msgspec.field(default_factory=Archive)
+    alerts: Alerts = msgspec.field(default_factory=Alerts)
+    telemetry: Telemetry = msgspec.field(default_factory=Telemetry)
     log: Log = msgspec.field(default_factory=Log)
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 GatepostError
 ├── InvalidRequest            400 invalid_request
 │   ├── InvalidId             400 invalid_id
+│   ├── InvalidTargets        400 invalid_targets
 │   ├── NoRoute               400 no_route
 │   └── MalformedEvent        400 malformed_event
 ├── Unauthorized              401 unauthorized
@@ -31,7 +32,8 @@ GatepostError
 │   ├── OutOfOrder            409 out_of_order
 │   ├── TokenAlreadyUsed      409 token_already_used
 │   ├── TicketAlreadyUsed     409 ticket_already_used
-│   └── ReplayDetected        409 replay_detected
+│   ├── ReplayDetected        409 replay_detected
+│   └── UnsafeReplay          409 unsafe_replay
 ├── PayloadTooLarge           413 payload_too_large
 ├── MailboxFull               429 mailbox_full
 ├── RoomFull                  429 room_full
@@ -52,7 +54,8 @@ GatepostError
 └── JournalError              a journal that cannot be opened
     ├── JournalLocked         another gateway holds it
     ├── JournalTooNew         written by a newer Gatepost
-    └── JournalCorrupt        SQLite's own check failed
+    ├── JournalCorrupt        SQLite's own check failed
+    └── BackupError           a backup that cannot be written or restored
 
 A message names what is wrong and what to do next, and never carries a secret.
 """
@@ -78,6 +81,10 @@ class InvalidRequest(GatepostError):
 
 class InvalidId(InvalidRequest):
     code = "invalid_id"
+
+
+class InvalidTargets(InvalidRequest):
+    code = "invalid_targets"
 
 
 class NoRoute(InvalidRequest):
@@ -202,6 +209,10 @@ class ReplayDetected(Conflict):
     code = "replay_detected"
 
 
+class UnsafeReplay(Conflict):
+    code = "unsafe_replay"
+
+
 class PayloadTooLarge(GatepostError):
     code, status = "payload_too_large", 413
 
@@ -292,6 +303,10 @@ class JournalTooNew(JournalError):
 
 class JournalCorrupt(JournalError):
     code = "journal_corrupt"
+
+
+class BackupError(JournalError):
+    code = "backup_error"
 
 
 def _leaves(cls: type[GatepostError]) -> dict[str, type[GatepostError]]:

@@ -29,6 +29,7 @@ Consumer = Annotated[str, msgspec.Meta(max_length=128)]
 Receipts = Annotated[list[Receipt], msgspec.Meta(max_length=1000)]
 MsgIds = Annotated[list[MsgId], msgspec.Meta(max_length=1000)]
 Replies = dict[Receipt, Raw]
+Targets = Annotated[list[AgentId], msgspec.Meta(min_length=1, max_length=1000)]
 
 
 class NewMessage(Struct, rename={"from_": "from"}):
@@ -200,11 +201,13 @@ class PurgeDeadLetter(Op, tag="purge_dead_letter"):
 class NewSend(Struct, omit_defaults=True):
     """A message for another agent, tracked until its turn has ended.
 
-    `replies` says where an answer goes: to the sender's `mailbox`, or to the `caller` who waits.
+    `to_agents` instead of `to_agent` sends a copy to each of them, or with "*" to every agent but
+    the sender. `replies` says where an answer goes: to the sender's `mailbox`, or to the `caller`
+    who waits.
     """
 
     from_agent: AgentId
-    to_agent: AgentId
+    to_agent: AgentId = ""
     payload: Raw | UnsetType = UNSET
     payload_ref: str | UnsetType = UNSET
     event_id: str | UnsetType = UNSET
@@ -214,6 +217,7 @@ class NewSend(Struct, omit_defaults=True):
     traceparent: Annotated[str, msgspec.Meta(max_length=64)] | UnsetType = UNSET
     replies: Literal["mailbox", "caller"] = "mailbox"
     priority: Annotated[int, msgspec.Meta(ge=0, le=1000)] | UnsetType = UNSET
+    to_agents: Targets | Literal["*"] | UnsetType = UNSET
 
 
 class Send(Op):
@@ -229,7 +233,10 @@ class Await(Op):
 
 
 class Register(Op):
+    """`standby`: it lives behind another gateway, and may be served here should that be away."""
+
     agent: AgentId
+    standby: bool = False
 
 
 Operation = (
@@ -290,7 +297,11 @@ class Count(Answer):
 
 
 class Sent(Struct, omit_defaults=True):
-    """What the sender's gateway knows of one message; `error` when it was not sent."""
+    """What the sender's gateway knows of one message; `error` when it was not sent.
+
+    Of a message for several agents `copies` has one for each, which says for whom it is and has an
+    `event_id` of its own; all of them share the `corr_id`.
+    """
 
     event_id: str
     corr_id: str = ""
@@ -302,6 +313,8 @@ class Sent(Struct, omit_defaults=True):
     processed_at: int | None = None
     reply: Raw | UnsetType = UNSET
     error: Failure | None = None
+    to_agent: str = ""
+    copies: "list[Sent]" = field(default_factory=list)
 
 
 class SendResults(Answer, tag="sent"):
@@ -351,14 +364,21 @@ class EventInfo(Struct, frozen=True, omit_defaults=True):
     source_node: str | None = None
 
 
-class Agent(Struct, frozen=True):
-    """`standby`: it lives behind another gateway, and this one can stand in for it."""
+class Agent(Struct, frozen=True, omit_defaults=True):
+    """`standby`: it lives behind another gateway, and this one can stand in for it.
+
+    `owner` is the gateway it lives behind, as the room says; `rivals` claim it too, in vain.
+    `problem` says why this gateway does not own what it hosts.
+    """
 
     id: str
     type: str
     created_at: int
     seen_at: int
     standby: bool = False
+    owner: str | None = None
+    rivals: tuple[str, ...] = ()
+    problem: str = ""
 
 
 class MailboxCounts(Struct, frozen=True):
@@ -374,6 +394,45 @@ class AuditEntry(Struct, frozen=True):
     action: str
     subject: str
     detail: str
+
+
+class Undelivered(Struct, frozen=True, omit_defaults=True):
+    """A message its sender's gateway gave up. Times are epoch milliseconds.
+
+    `verdict` is what is known of its last owner: what it said, or that it was never sent. Only if
+    it is `safe` can the turn not have been taken, so that sending it again doubles nothing.
+    """
+
+    event_id: str
+    kind: str
+    from_agent: str
+    to_agent: str
+    corr_id: str
+    node: str | None
+    reason: str
+    attempts: int
+    failed_at: int
+    safe: bool
+    verdict: str | None = None
+    payload: Raw | UnsetType = UNSET
+    payload_ref: str | None = None
+    replayed_as: str | None = None
+
+
+class UndeliveredPage(Struct, frozen=True):
+    messages: list[Undelivered]
+
+
+class Replayed(Struct, frozen=True, omit_defaults=True):
+    """One that was sent again, `as_event`, or the error for which it was not."""
+
+    event_id: str
+    as_event: str | None = None
+    error: Failure | None = None
+
+
+class Replays(Struct, frozen=True):
+    results: list[Replayed]
 
 
 class Stored(Struct, frozen=True):
@@ -400,3 +459,5 @@ class Status(Struct, frozen=True):
     deliveries_open: int = 0
     undelivered: int = 0
     links: list[str] = field(default_factory=list)
+    incidents: dict[str, int] = field(default_factory=dict)
+    reviews_open: int = 0

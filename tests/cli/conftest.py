@@ -114,6 +114,12 @@ class Cli:
     # -- what tests need but do not test goes straight to the gateway, which is faster
 
     def call(self, method: str, path: str, **body: object) -> Any:
+        return self._call(method, path, body)
+
+    def post_list(self, path: str, body: list[Any]) -> Any:
+        return self._call("POST", path, body)
+
+    def _call(self, method: str, path: str, body: object) -> Any:
         url = json.loads((self.home / "endpoint.json").read_bytes())["url"]
         token = (self.home / "token").read_text().strip()
         request = urllib.request.Request(

@@ -15,7 +15,10 @@ COMMANDS = [
     *("agent add", "agent list", "agent remove", "completion", "bench mailbox"),
     *("dlq list", "dlq show", "dlq replay", "dlq discard"),
     *("invite", "invites", "withdraw", "join", "nodes", "revoke"),
+    *("incidents", "eta", "reviews list", "reviews resolve", "reviews dismiss"),
     *("room show", "room watch", "room verify", "agent invite", "agent revoke"),
+    *("undelivered list", "undelivered show", "undelivered replay", "undelivered discard"),
+    *("backup", "restore"),
 ]
 
 

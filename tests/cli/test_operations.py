@@ -45,20 +45,38 @@ def test_trace_tells_a_journey_with_its_times(cli: Cli, agent: str) -> None:
     assert [row.split("\t")[2] for row in rows] == [
         f"sent by cli to {agent}",
         f"accepted by {agent}",
+        f"{agent}'s turn ended (attempt 1)",
         f"reply by {agent} to cli",
+        "reply accepted by cli",
+        "reply processed by cli: ok",
         f"processed by {agent}: ok",
     ]
-    assert re.fullmatch(r"\+[\d.]+ (ms|s)", rows[2].split("\t")[1])
-    events = cli.json("trace", id)
+    assert re.fullmatch(r"\+[\d.]+ (ms|s)", rows[2].split("\t")[3])
+    events = cli.call("GET", f"/messages/{id}/trace")
     assert [event["kind"] for event in events] == ["message", "ack", "reply", "ack"]
     assert f"reply by {agent} to cli" in cli.ok("trace", events[2]["eventId"])
-    assert "accepted" in cli.ok("trace", events[1]["eventId"])
+    assert cli.ok("trace", events[1]["eventId"]) == cli.ok("trace", id)
+    journey = cli.json("trace", id)
+    assert [step["what"] for step in journey["steps"]][:2] == ["sent", "accepted"]
+    assert journey["unreachable"] == {}
+
+
+def test_trace_of_a_conversation_tells_its_messages_apart(cli: Cli, agent: str) -> None:
+    send = {"from_agent": "cli", "to_agent": agent, "payload": 1, "corr_id": f"talk:{agent}"}
+    one, two = (cli.call("POST", "/messages", **send)["event_id"] for _ in range(2))
+    lines = cli.ok("trace", f"talk:{agent}").splitlines()
+    assert lines[:2] == [f"#1 {one} cli → {agent}", f"#2 {two} cli → {agent}"]
+    assert f"#2 sent by cli to {agent}" in lines[3:][1] + lines[3:][2]
+    assert f"#1 waits in {agent}'s mailbox (attempt 1)" in "\n".join(lines)
+    whole = cli.json("trace", f"talk:{agent}", "--conversation")
+    assert whole["event_ids"] == [one, two]
+    assert cli.json("trace", one)["more_in_conversation"] == 1
 
 
 def test_trace_of_a_dead_letter_leads_to_it_and_to_its_replay(cli: Cli, agent: str) -> None:
     id = cli.dead_letter(agent, reason="fire")
     traced = cli.ok("trace", id)
-    assert f"processed by {agent}: dead_letter (" in traced
+    assert f"processed by {agent}: dead_letter, " in traced
     assert f"gatepost dlq show {agent} {id}" in traced
     (replayed,) = cli.json("dlq", "replay", agent, id)["replayed_as"]
     assert f"a replay of {id}" in cli.ok("trace", replayed)
@@ -67,7 +85,8 @@ def test_trace_of_a_dead_letter_leads_to_it_and_to_its_replay(cli: Cli, agent: s
 def test_trace_of_nothing_fails(cli: Cli) -> None:
     unknown = "01900000-0000-7000-8000-000000000000"
     assert cli("trace", unknown, "--json").error["code"] == "unknown_message"
-    assert cli("trace", "nonsense", "--json").error["code"] == "invalid_id"
+    assert cli("trace", "nonsense", "--json").error["code"] == "unknown_message"
+    assert cli("trace", "no such id", "--json").error["code"] == "invalid_id"
 
 
 def test_audit_lists_what_was_done_by_hand(cli: Cli, agent: str) -> None:

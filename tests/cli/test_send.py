@@ -133,3 +133,36 @@ def test_an_id_with_a_path_in_it_is_wrong_usage(cli: Cli) -> None:
     for command in (("send", "../x", "hi"), ("inbox", "../x"), ("dlq", "list", "a/b")):
         result = cli(*command, "--json")
         assert (result.code, result.error["code"]) == (2, "invalid_id")
+
+
+def test_a_message_to_several_prints_a_line_for_each(cli: Cli, agent: str) -> None:
+    other = f"{agent[:100]}-2"
+    cli.ok("agent", "add", other)
+    said = cli.ok("send", "--to", agent, "--to", other, "both of you")
+    rows = [line.split() for line in said.splitlines()]
+    assert [row[1:] for row in rows] == [[agent, "accepted"], [other, "accepted"]]
+    for row, name in zip(rows, (agent, other), strict=True):
+        (message,) = cli.take(name)
+        assert (message["msg_id"], message["payload"]) == (row[0], "both of you")
+    sent = cli.json("send", agent, "hi", "--to", other)
+    assert [copy["to_agent"] for copy in sent["copies"]] == [agent, other]
+
+
+def test_one_that_is_unknown_is_named_and_the_others_have_it(cli: Cli, agent: str) -> None:
+    result = cli("send", "--to", agent, "--to", "nobody-at-all", "hi", "--json")
+    assert (result.code, result.error["code"]) == (1, "unknown_agent")
+    assert "nobody-at-all" in result.error["message"]
+    assert len(cli.take(agent)) == 1
+
+
+def test_a_broadcast_goes_to_all(cli: Cli, agent: str) -> None:
+    sent = cli.json("send", "--broadcast", "all of you", "--wait", "accepted")
+    assert agent in [copy["to_agent"] for copy in sent["copies"]]
+    assert cli.take(agent)[0]["payload"] == "all of you"
+
+
+def test_whom_it_is_for_has_to_be_said_once(cli: Cli, agent: str) -> None:
+    assert cli("send", "--broadcast", "--to", agent, "x").code == 2
+    assert cli("send", "--to", agent).code == 2
+    assert cli("send", "--broadcast").code == 2
+    assert cli("send", agent, "--file", "-", "--to", agent, stdin=b"x").code == 0

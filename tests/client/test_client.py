@@ -13,6 +13,7 @@ from gatepost.errors import (
     DeadlineExceeded,
     IdempotencyConflict,
     InvalidRequest,
+    InvalidTargets,
     OutOfOrder,
     PayloadTooLarge,
     StaleReceipt,
@@ -300,3 +301,58 @@ async def test_hundreds_of_requests_wait_at_once(
     async with echo(bob, gateway):
         replies = await asyncio.gather(*(client.request(bob, n) for n in range(300)))
     assert replies == [{"echo": n} for n in range(300)]
+
+
+# -- several receivers
+
+
+async def test_a_message_to_several_is_a_copy_for_each(
+    client: Client, gateway: GatewayProcess, unique: Unique
+) -> None:
+    bob, carl, nobody = unique("bob"), unique("carl"), unique("nobody")
+    async with echo(bob, gateway), echo(carl, gateway):
+        sent = await client.send([bob, carl, nobody], "hi", wait="processed")
+    assert [copy.to_agent for copy in sent.copies] == [bob, carl, nobody]
+    assert [copy.outcome for copy in sent.copies] == ["ok", "ok", None]
+    assert sent.copies[2].error is not None
+    assert len({copy.event_id for copy in sent.copies}) == 3
+    assert {copy.corr_id for copy in sent.copies[:2]} == {sent.corr_id}
+
+
+async def test_a_message_to_nobody_known_raises(client: Client, unique: Unique) -> None:
+    with pytest.raises(InvalidTargets):
+        await client.send([unique("nobody"), unique("nor")], "hi")
+
+
+async def test_a_broadcast_reaches_every_other_agent(
+    start_gateway: Callable[..., GatewayProcess],
+) -> None:
+    async with Client("alice", state_dir=start_gateway().state_dir) as client:
+        with pytest.raises(InvalidTargets):
+            await client.broadcast("is anybody there?")
+        for name in ("alice", "bob", "carl"):
+            await client.register(name)
+        sent = await client.broadcast("hi", wait="accepted")
+        assert [copy.to_agent for copy in sent.copies] == ["bob", "carl"]
+        assert all(copy.accepted_at for copy in sent.copies)
+        (message,) = await client.dequeue("bob")
+        assert message.payload == "hi"
+        assert await client.dequeue("alice") == []
+
+
+async def test_copies_survive_a_gateway_that_dies_before_it_answers(
+    start_gateway: Callable[..., GatewayProcess],
+) -> None:
+    """What is sent again after a lost connection has the same ids, so nobody gets it twice."""
+    gateway = start_gateway()
+    async with Client("alice", state_dir=gateway.state_dir) as client:
+        for name in ("bob", "carl"):
+            await client.register(name)
+        with gateway.frozen():
+            sending = asyncio.create_task(client.send(["bob", "carl"], "once"))
+            await asyncio.sleep(0.1)
+        await asyncio.to_thread(gateway.restart)
+        sent = await sending
+        for copy in sent.copies:
+            (message,) = await client.dequeue(copy.to_agent, limit=10)
+            assert message.msg_id == copy.event_id

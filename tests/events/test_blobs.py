@@ -283,3 +283,35 @@ def test_only_digests_name_blobs(store: BlobStore, digest: str) -> None:
         store.read(digest, bytes(32))
     with pytest.raises(InvalidId):
         store.adopt(digest, [b"x"])
+
+
+def test_a_blob_put_together_from_pieces_is_kept_if_it_is_the_right_one(
+    store: BlobStore, tmp_path: Path
+) -> None:
+    blob, key = store.write([PAYLOAD])
+    sealed = b"".join(store.read_range(blob.digest))
+    other = BlobStore(tmp_path / "other", StillClock())
+    middle = len(sealed) // 2
+    other.put(blob.digest, middle, sealed[middle:])
+    assert blob.digest not in other
+    other.put(blob.digest, 0, sealed[:middle])
+    assert other.complete(blob.digest) == blob
+    assert b"".join(other.read(blob.digest, key)) == PAYLOAD
+
+
+def test_pieces_that_make_another_blob_go(store: BlobStore, tmp_path: Path) -> None:
+    store.put(ABSENT, 0, b"something else")
+    with pytest.raises(SealError, match="not sha256:0000"):
+        store.complete(ABSENT)
+    assert files(tmp_path) == []
+    with pytest.raises(UnknownBlob):
+        store.complete(ABSENT)
+
+
+def test_pieces_that_are_given_up_or_left_by_a_crash_go(store: BlobStore, tmp_path: Path) -> None:
+    store.put(ABSENT, 7, b"x")
+    store.abandon(ABSENT)
+    store.abandon(ABSENT)
+    assert files(tmp_path) == []
+    store.put(ABSENT, 7, b"x")
+    assert store.sweep() == 1

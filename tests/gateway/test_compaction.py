@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from gatepost.delivery import letters
+from gatepost.events import NodeKey
 from gatepost.gateway import serve
 from gatepost.gateway.compaction import compact, remove_orphans
 from gatepost.gateway.operations import Operations
+from gatepost.routing import Directory, Gateway, Home
 from gatepost.testing import ManualClock
 from gatepost.wire import Ack, Dequeue, Enqueue, NewMessage, NewSend, Register, Send
 from tests.gateway.tools import dump, opened
@@ -145,3 +148,43 @@ async def test_background_work_survives_its_errors(caplog: pytest.LogCaptureFixt
     ended = calls
     await asyncio.sleep(0.05)
     assert calls == ended
+
+
+async def test_a_blob_of_an_open_delivery_stays_however_old(
+    state: Path, clock: ManualClock
+) -> None:
+    async with opened(state, clock) as operations:
+        core = operations.core
+        far = NodeKey(clock.random(32))
+        directory = Directory({"far": Gateway(far.public)}, {"eve": Home("far")})
+        await core.commit(lambda tx: core.messages.room_changed(tx, directory))
+        new = NewSend("al", "eve", LARGE, ttl_secs=5 * 86_400)
+        (sent,) = (await operations.perform(Send(messages=[new]))).results
+        assert sent.node == "far"
+        clock.advance(4 * DAY)
+        await core.commit(lambda tx: tx.run("UPDATE delivery SET next_at = expires_at"))
+        await compact(core)
+        assert _blobs(operations) == 1, "it may have to be sent again"
+        clock.advance(2 * DAY)
+        await core.commit(lambda tx: None)
+        await compact(core)
+        assert _sizes(operations, "undelivered", "blob") == [1, 1], "given up, and not discarded"
+        await core.commit(lambda tx: letters.discard(tx, letters.Filter(), 10, "al"))
+        await compact(core)
+        assert _sizes(operations, "undelivered", "blob") == [0, 0]
+        assert _blobs(operations) == 0
+
+
+async def test_a_blob_of_what_is_not_accepted_yet_stays(state: Path, clock: ManualClock) -> None:
+    async with opened(state, clock) as operations:
+        digest = await operations.upload([b"x"])
+        body = b'{"payloadRef":{"digest":"' + digest.encode() + b'"}}'
+        held = ("far", "al", "bob", 1, b"e" * 16, 1, "order", None, body)
+        insert = "INSERT INTO held VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        await operations.core.commit(lambda tx: tx.run(insert, held))
+        clock.advance(2 * HOUR)
+        await compact(operations.core)
+        assert _blobs(operations) == 1
+        await operations.core.commit(lambda tx: tx.run("DELETE FROM held"))
+        await compact(operations.core)
+        assert _blobs(operations) == 0

@@ -437,3 +437,46 @@ def test_a_dequeue_that_was_broken_off_gives_its_mail_back(
         return bool(summary["state"] == "pending" and summary["attempt"] == 0)
 
     eventually(free)
+
+
+# -- several receivers, and waiting
+
+
+def _send(http: httpx.Client, params: Body | None = None, **body: object) -> httpx.Response:
+    given = {"from_agent": "al", "payload": "hi"} | body
+    return http.post("/v1/messages", json=given, params=params or {})
+
+
+def test_a_message_for_several_has_a_copy_for_each(http: httpx.Client, box: str) -> None:
+    boxes = [f"{box}-a", f"{box}-b"]
+    for name in boxes:
+        _ok(http.put(f"/v1/agents/{name}"))
+    sent = _ok(_send(http, to_agents=[*boxes, f"{box}-nobody"]))
+    assert [copy["to_agent"] for copy in sent["copies"]] == [*boxes, f"{box}-nobody"]
+    assert sent["copies"][2]["error"]["code"] == "unknown_agent"
+    for name, copy in zip(boxes, sent["copies"], strict=False):
+        (message,) = _dequeue(http, name)
+        assert message["msg_id"] == copy["event_id"]
+        assert message["event"]["corr_id"] == sent["corr_id"]
+
+
+def test_a_message_for_nobody_known_is_refused(http: httpx.Client, box: str) -> None:
+    why = _refused(_send(http, to_agents=[f"{box}-x", f"{box}-y"]), 400, "invalid_targets")
+    assert f"{box}-x" in why
+    _refused(_send(http), 400, "invalid_request")
+    _refused(_send(http, to_agent=box, to_agents=[box]), 400, "invalid_request")
+    _refused(_send(http, to_agents=[]), 400, "invalid_request")
+
+
+def test_sending_may_wait_and_says_when_it_waited_in_vain(http: httpx.Client, box: str) -> None:
+    _ok(http.put(f"/v1/agents/{box}"))
+    accepted = _send(http, {"wait": "accepted"}, to_agent=box)
+    assert (accepted.status_code, accepted.json()["state"]) == (200, "accepted")
+    late = _send(http, {"wait": "processed", "timeout": 0.1}, to_agents=[box])
+    assert late.status_code == 202, "it was sent, and is not that far yet"
+    (copy,) = late.json()["copies"]
+    assert (copy["to_agent"], copy["state"]) == (box, "accepted")
+    messages = _dequeue(http, box, limit=2)
+    _ok(http.post(f"/v1/mailboxes/{box}/ack", json={"receipts": _receipts(messages)}))
+    path = f"/v1/messages/{copy['event_id']}"
+    assert _ok(http.get(path, params={"wait_secs": 5, "until": "processed"}))["outcome"] == "ok"

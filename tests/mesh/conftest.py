@@ -8,10 +8,10 @@ from tests.mesh.tools import Gateway
 
 
 @contextlib.contextmanager
-def running(folder: Path, *names: str) -> Iterator[list[Gateway]]:
+def running(folder: Path, *names: str, **settings: object) -> Iterator[list[Gateway]]:
     """Gateways, started side by side."""
     with contextlib.ExitStack() as ends:
-        gateways = [Gateway(folder, name) for name in names]
+        gateways = [Gateway(folder, name, **settings) for name in names]
         for gateway in gateways:
             gateway.spawn()
             ends.push(gateway.__exit__)
@@ -24,7 +24,7 @@ def running(folder: Path, *names: str) -> Iterator[list[Gateway]]:
 def start(tmp_path: Path) -> Iterator[Callable[..., list[Gateway]]]:
     """`start("ann", "bob")` are running gateways of these names that have not met."""
     with contextlib.ExitStack() as ends:
-        yield lambda *names: ends.enter_context(running(tmp_path, *names))
+        yield lambda *names, **settings: ends.enter_context(running(tmp_path, *names, **settings))
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,7 @@ class Scope(StrEnum):
     STATUS_READ = "ansible.status.read"
     ADMIN_ACCESS = "ansible.admin.access"
     ADMIN_MAILBOX = "ansible.admin.mailbox"
+    ADMIN_FEEDBACK = "ansible.admin.feedback"
     ADMIN_ALL = "ansible.admin.*"
 
 

@@ -13,36 +13,81 @@ from gatepost.gateway.views import (
     AgentSessionView,
     EndedSessions,
     InvitedAgent,
+    RoomAgent,
 )
 from gatepost.wire import Agent, Count, MailboxCounts
 
 _SCOPES = ("ansible.message.read", "ansible.message.send", "ansible.status.read")
 
 
-def add(*names: str, options: Options = OPTIONS) -> None:
+def add(*names: str, standby: Flag = False, options: Options = OPTIONS) -> None:
     """Register agents, so that mail can be sent to them.
 
     Parameters
     ----------
     names
         What they are called.
+    standby
+        They live behind another gateway, and are served here should that be away.
     """
+    more = "?standby=true" if standby else ""
     with options.gateway() as gateway:
-        added = [gateway.put(_path(name), Agent) for name in names]
+        added = [gateway.put(_path(name) + more, Agent) for name in names]
     said = ", ".join(agent.id for agent in added)
-    output.show(options, added, lambda: output.say(f"mail can be sent to {said}"))
+    what = "this gateway stands by for" if standby else "mail can be sent to"
+    output.show(options, added, lambda: output.say(f"{what} {said}"))
+    for agent in added:
+        _say_problem(agent)
 
 
-def list_(*, external: Flag = False, options: Options = OPTIONS) -> None:
+def _say_problem(agent: Agent) -> None:
+    if agent.problem:
+        output.hint(f"{agent.id}: {agent.problem}")
+
+
+def claim(
+    name: AgentName,
+    /,
+    *,
+    override: Flag = False,
+    node: str | None = None,
+    options: Options = OPTIONS,
+) -> None:
+    """Let an agent of the room live behind this gateway.
+
+    Parameters
+    ----------
+    name
+        Which agent.
+    override
+        Do not ask the gateway it lives behind, for that is gone. Only a backbone node can.
+    node
+        With --override, the node that gets it. Default: this one.
+    """
+    body = {"override": override, "node": node}
+    with options.gateway() as gateway:
+        path = f"/v1/room/agents/{check_agent_id(name)}/claim"
+        claimed = gateway.post(path, body, RoomAgent)
+    said = f"{name} lives behind {claimed.owner}"
+    asked = f"{said}, which was asked to let it go" if claimed.asked else said
+    output.show(options, claimed, lambda: output.say(asked))
+
+
+def list_(*, external: Flag = False, room: Flag = False, options: Options = OPTIONS) -> None:
     """List the agents of the gateway.
 
     Parameters
     ----------
     external
         List the invites and sessions of external agents instead.
+    room
+        List every agent of the room instead, and where it lives.
     """
     if external:
         _list_external(options)
+        return
+    if room:
+        _list_room(options)
         return
     with options.gateway() as gateway:
         agents = gateway.get("/v1/agents", list[Agent])
@@ -54,9 +99,26 @@ def _list(agents: list[Agent]) -> None:
         output.say("no agents yet: start one, or run `gatepost agent add NAME`")
         return
     output.table(
-        ("Agent", "Type", "Registered", "Seen"),
-        [(a.id, a.type, _ago(a.created_at), _ago(a.seen_at)) for a in agents],
+        ("Agent", "Type", "Lives", "Registered", "Seen"),
+        [(a.id, a.type, _lives(a), _ago(a.created_at), _ago(a.seen_at)) for a in agents],
     )
+    for agent in agents:
+        _say_problem(agent)
+        if agent.rivals:
+            output.hint(f"{agent.id}: claimed in vain by {', '.join(agent.rivals)}")
+
+
+def _lives(agent: Agent) -> str:
+    where = agent.owner or "here"
+    return f"{where}, standby here" if agent.standby else where
+
+
+def _list_room(options: Options) -> None:
+    with options.gateway() as gateway:
+        agents = gateway.get("/v1/room/agents", list[RoomAgent])
+    rows = [(a.id, a.owner or "", " ".join(a.standbys), " ".join(a.rivals)) for a in agents]
+    columns = ("Agent", "Lives behind", "Standbys", "Rivals")
+    output.show(options, agents, lambda: output.table(columns, rows))
 
 
 def _list_external(options: Options) -> None:

@@ -108,6 +108,8 @@ For example:
   gatepost send bob '{"n": 1}' --json-payload --wait processed --timeout 60
   git diff | gatepost send reviewer -
   gatepost send bob --file photo.jpg
+  gatepost send --to bob --to carol "both of you"
+  gatepost send --broadcast "all of you" --wait accepted
 """,
 )
 _add(
@@ -174,11 +176,15 @@ _add(
     "trace",
     "trace:trace",
     group=_MAIL,
-    help="""Show a message's journey, from being sent to the end of its turn.
+    help="""Show a journey, from being sent to the end of the turn, as every gateway saw it.
+
+A message is named by its id, a conversation by its correlation id. Gateways
+that cannot be asked are named.
 
 For example:
 
   gatepost trace ID
+  gatepost trace order-4711 --conversation
 """,
 )
 
@@ -346,6 +352,7 @@ that have none.
 For example:
 
   gatepost agent add bob alice
+  gatepost agent add bob --standby
 """,
 )
 _add(
@@ -357,7 +364,25 @@ _add(
 For example:
 
   gatepost agent list
+  gatepost agent list --room
   gatepost agent list --external
+""",
+)
+_add(
+    _agent,
+    "claim",
+    "agents:claim",
+    help="""Let an agent of the room live behind this gateway.
+
+The gateway it lives behind is asked to let it go, though it may be served
+there; its waiting mail follows. If that gateway is gone for good, a backbone
+node overrides it.
+
+For example:
+
+  gatepost agent claim bob
+  gatepost agent claim bob --override
+  gatepost agent claim bob --override --node lab-1
 """,
 )
 _add(
@@ -396,6 +421,56 @@ _add(
 For example:
 
   gatepost agent revoke ci-bot
+""",
+)
+
+_route = _add_family(
+    "route",
+    group=_MESH,
+    help="""List, set and remove routes: who takes an agent's mail while its gateway is away.
+
+For example:
+
+  gatepost route set bob --fallback lab-2
+""",
+)
+_add(
+    _route,
+    "list",
+    "routes:list_",
+    help="""List the routes of the room.
+
+For example:
+
+  gatepost route list
+""",
+)
+_add(
+    _route,
+    "set",
+    "routes:set_",
+    help="""Set how an agent, or any agent of a node, is reached.
+
+A fallback takes mail while the owner is away, if it hosts the agent as a
+standby and has the capabilities asked for. A route for an agent comes before
+one for the node it lives behind.
+
+For example:
+
+  gatepost route set bob --fallback lab-2 --fallback lab-3
+  gatepost route set lab-1 --fallback lab-2 --requires gpu
+  gatepost route set bob --priority 30
+""",
+)
+_add(
+    _route,
+    "remove",
+    "routes:remove",
+    help="""Take back a route that was set here.
+
+For example:
+
+  gatepost route remove bob
 """,
 )
 
@@ -460,6 +535,70 @@ For example:
 """,
 )
 
+_undelivered = _add_family(
+    "undelivered",
+    help="""List, show, replay and discard messages this gateway gave up.
+
+They were sent from here, and nobody is known to have taken them. Those somebody
+took and could not deal with are dead letters, at that gateway: see dlq.
+
+For example:
+
+  gatepost undelivered list
+""",
+)
+_add(
+    _undelivered,
+    "list",
+    "undelivered:list_",
+    help="""List messages this gateway gave up, oldest first.
+
+For example:
+
+  gatepost undelivered list
+  gatepost undelivered list --agent bob --reason expired --older-than 3600
+""",
+)
+_add(
+    _undelivered,
+    "show",
+    "undelivered:show",
+    help="""Show one of them with its payload.
+
+For example:
+
+  gatepost undelivered show ID
+""",
+)
+_add(
+    _undelivered,
+    "replay",
+    "undelivered:replay",
+    help="""Send messages again that were given up, as new events.
+
+Whoever was asked last may have taken the turn all the same. Unless it said that
+it did not, or was never asked, that takes --force.
+
+For example:
+
+  gatepost undelivered replay ID
+  gatepost undelivered replay --agent bob --rate 5
+  gatepost undelivered replay ID --force
+""",
+)
+_add(
+    _undelivered,
+    "discard",
+    "undelivered:discard",
+    help="""Give messages up for good; their payloads are dropped.
+
+For example:
+
+  gatepost undelivered discard ID
+  gatepost undelivered discard --all --yes
+""",
+)
+
 _add(
     app,
     "purge",
@@ -487,6 +626,234 @@ For example:
 """,
 )
 
+_add(
+    app,
+    "incidents",
+    "incidents:incidents",
+    group=_CARE,
+    help="""List what went wrong and somebody should know of, newest first.
+
+For example:
+
+  gatepost incidents
+  gatepost incidents --since 3600 --class dead_letter
+""",
+)
+_add(
+    app,
+    "eta",
+    "incidents:eta",
+    group=_CARE,
+    help="""Show how long capabilities take, and what they should promise.
+
+For example:
+
+  gatepost eta
+""",
+)
+
+_reviews = _add_family(
+    "reviews",
+    help="""List misfires of capabilities, and settle them.
+
+For example:
+
+  gatepost reviews list
+""",
+)
+_add(
+    _reviews,
+    "list",
+    "incidents:reviews",
+    help="""List misfires that somebody has to look at, newest first.
+
+For example:
+
+  gatepost reviews list
+  gatepost reviews list --status all
+""",
+)
+_add(
+    _reviews,
+    "resolve",
+    "incidents:resolve",
+    help="""Say that a review was dealt with.
+
+For example:
+
+  gatepost reviews resolve ID --note "promises 90 s now"
+""",
+)
+_add(
+    _reviews,
+    "dismiss",
+    "incidents:dismiss",
+    help="""Say that a review needs nothing.
+
+For example:
+
+  gatepost reviews dismiss ID --note "a planned outage"
+""",
+)
+
+_add(
+    app,
+    "backup",
+    "backup:backup",
+    group=_CARE,
+    help="""Copy everything the gateway must not forget into one file.
+
+The gateway may run meanwhile. The file has the journal as it is at one moment,
+the large payloads, and the node's key: keep it as safe as the key.
+
+For example:
+
+  gatepost backup /backups/lab-1.tar
+""",
+)
+_add(
+    app,
+    "restore",
+    "backup:restore",
+    group=_CARE,
+    help="""Put a stopped gateway back to what it was when a backup was made.
+
+What it did since is forgotten, so nothing is done twice: mail that waited
+becomes dead letters, to be released with `gatepost dlq replay`; open invites
+are void; others give up what they sent here meanwhile. A journal that is there
+is moved aside, not removed.
+
+For example:
+
+  gatepost restore /backups/lab-1.tar
+  gatepost restore lab-1.tar --state-dir /srv/gatepost --yes
+""",
+)
+
+_migrate = _add_family(
+    "migrate",
+    help="""Move from a legacy shared document to this gateway, step by step.
+
+Every step may be interrupted and repeated.
+
+For example:
+
+  gatepost migrate import dump.bin --dry-run
+  gatepost migrate import dump.bin
+  gatepost migrate verify dump.bin
+  gatepost migrate cut-over dump.bin
+""",
+)
+_add(
+    _migrate,
+    "import",
+    "migrate:import_",
+    help="""Hand every undelivered message and task of a legacy document to the gateway.
+
+What was imported before is not imported again. After cut-over nothing is sent:
+the command only says what is in the dump, and exits with 1 if something is
+left behind.
+
+For example:
+
+  gatepost migrate import dump.json --dry-run
+  gatepost migrate import dump.bin --map-agent "Jane's Mac=mbp-jane"
+  gatepost migrate import dump.bin --only tasks --history done.jsonl
+""",
+)
+_add(
+    _migrate,
+    "verify",
+    "migrate:verify",
+    help="""Hold a legacy document against the gateway: is everything there, and once?
+
+Exits with 1 if not.
+
+For example:
+
+  gatepost migrate verify dump.bin
+""",
+)
+_add(
+    _migrate,
+    "dual-write",
+    "migrate:dual_write",
+    help="""Send messages to the gateway and write them to the legacy document too.
+
+Reads a JSON object a line: {"from": "a", "to": "b", "payload": …}, optionally
+with "corrId" and "idempotencyKey". Prints a line with its event id for each,
+once both sides have it. What an interrupted run left is finished first.
+
+For example:
+
+  gatepost migrate dual-write --out legacy.json < messages.jsonl
+""",
+)
+_add(
+    _migrate,
+    "cut-over",
+    "migrate:cut_over",
+    help="""Import for the last time, verify, and end dual-write.
+
+Nothing is marked unless all of it adds up. It may be repeated with a newer
+dump.
+
+For example:
+
+  gatepost migrate cut-over dump.bin
+  gatepost migrate cut-over dump.bin --leave-rejects
+""",
+)
+_add(
+    _migrate,
+    "status",
+    "migrate:status",
+    help="""Show how far the migration is, and whether both sides of a dual-write agree.
+
+Exits with 1 if they do not.
+
+For example:
+
+  gatepost migrate status
+""",
+)
+
+_archive = _add_family(
+    "archive",
+    help="""Look at the archive of sealed events, and verify it.
+
+For example:
+
+  gatepost archive status
+""",
+)
+_add(
+    _archive,
+    "status",
+    "archive:status",
+    help="""Show what each node has sealed.
+
+For example:
+
+  gatepost archive status
+  gatepost archive status /srv/archive --json
+""",
+)
+_add(
+    _archive,
+    "verify",
+    "archive:verify",
+    help="""Check every signature, every file and every link of the chain.
+
+Exits with 1 if something is wrong.
+
+For example:
+
+  gatepost archive verify
+  gatepost archive verify s3://bucket/archive --json
+""",
+)
+
 _bench = _add_family(
     "bench",
     help="""Measure this machine's gateway.
@@ -509,6 +876,20 @@ For example:
 
   gatepost bench mailbox
   gatepost bench mailbox --messages 20000 --json
+""",
+)
+_add(
+    _bench,
+    "pipes",
+    "bench:pipes",
+    help="""Measure whole lifecycles between two gateways: sent, accepted, processed, closed.
+
+The gateways that are measured are fresh ones, on the disk of the state directory.
+
+For example:
+
+  gatepost bench pipes
+  gatepost bench pipes --messages 10000 --json
 """,
 )
 

@@ -81,8 +81,9 @@ class Gateway:
     def post(self, path: str, body: object, answer: type[T], wait: float = 0.0) -> T:
         return self._call("POST", path, answer, wait, content=msgspec.json.encode(body))
 
-    def put(self, path: str, answer: type[T]) -> T:
-        return self._call("PUT", path, answer)
+    def put(self, path: str, answer: type[T], body: object = None) -> T:
+        content = None if body is None else msgspec.json.encode(body)
+        return self._call("PUT", path, answer, content=content)
 
     def delete(self, path: str, answer: type[T]) -> T:
         return self._call("DELETE", path, answer)

@@ -1,4 +1,4 @@
-"""`gatepost send`: one message to one agent."""
+"""`gatepost send`: one message to one agent, to several, or to all."""
 
 import sys
 import time
@@ -26,12 +26,14 @@ _POLL_SECS = 30.0
 
 
 def send(
-    to: AgentName,
+    to: AgentName | None = None,
     payload: PayloadText = None,
     /,
     *,
+    more: Annotated[list[str] | None, Parameter(name="--to", negative=())] = None,
+    broadcast: Flag = False,
     from_: str = "cli",
-    wait: Goal = "accepted",
+    wait: Goal | None = None,
     timeout: float = 30.0,
     json_payload: Flag = False,
     idempotency_key: str | None = None,
@@ -43,15 +45,20 @@ def send(
     Parameters
     ----------
     to
-        The agent it is for.
+        The agent it is for; left out with --to or --broadcast.
     payload
         The text to send; - reads it from standard input.
+    more
+        An agent it is for. Give it several times to send each of them a copy.
+    broadcast
+        Send every other agent a copy.
     from_
         The agent it is from.
     wait
-        What to wait for: that the gateway has it safely, or that the agent's turn has ended.
+        What to wait for: that the agent's gateway has accepted it, or that the turn has ended.
+        Default: only that this gateway has it safely.
     timeout
-        Seconds to wait for `processed`.
+        Seconds to wait at most.
     json_payload
         The payload is JSON, not text.
     idempotency_key
@@ -59,26 +66,51 @@ def send(
     file
         Send this file's bytes (up to 64 MiB) instead of a payload; - is standard input.
     """
+    if more or broadcast:
+        to, payload = _shifted(to, payload, file)
     if (payload is None) == (file is None):
         raise usage("name what to send: either a payload, - for standard input, or --file PATH")
     message = NewSend(
         from_agent=check_agent_id(from_),
-        to_agent=check_agent_id(to),
         event_id=new_event_id(SystemClock()),
         idempotency_key=UNSET if idempotency_key is None else idempotency_key,
         replies="caller" if wait == "processed" else "mailbox",
     )
+    _address(message, [*([to] if to else []), *(more or [])], broadcast)
     with options.gateway() as gateway:
         if file is None:
             _fill(gateway, message, json_payload_of(payload or "", is_json=json_payload), options)
         else:
             message.payload_ref = _upload_file(gateway, file, options)
         sent = _post(gateway, message)
-        if wait == "processed":
-            sent = _settled(gateway, sent, time.monotonic() + timeout)
+        if wait is not None:
+            sent = _reached(gateway, sent, wait, time.monotonic() + timeout)
     output.show(options, sent, lambda: _print(sent))
-    _check(sent, wait, timeout)
+    for each in sent.copies or [sent]:
+        _check(each, wait, timeout)
     return Exit.OK
+
+
+def _shifted(
+    first: str | None, second: str | None, file: Path | None
+) -> tuple[str | None, str | None]:
+    """Where agents are named by options, what is left is the payload, unless a file is."""
+    if second is None and file is None:
+        return None, first
+    return first, second
+
+
+def _address(message: NewSend, to: list[str], broadcast: bool) -> None:
+    if broadcast:
+        if to:
+            raise usage("--broadcast goes to everybody: name no agents besides")
+        message.to_agents = "*"
+    elif len(to) > 1:
+        message.to_agents = [check_agent_id(agent) for agent in to]
+    elif to:
+        message.to_agent = check_agent_id(to[0])
+    else:
+        raise usage("name the agent it is for, several with --to, or all with --broadcast")
 
 
 def _fill(gateway: Gateway, message: NewSend, payload: bytes, options: Options) -> None:
@@ -125,22 +157,38 @@ def _post(gateway: Gateway, message: NewSend) -> Sent:
         raise Problem(problem.code, f"{problem.message}: {advice}", problem.exit) from None
 
 
-def _settled(gateway: Gateway, sent: Sent, deadline: float) -> Sent:
+def _reached(gateway: Gateway, sent: Sent, goal: Goal, deadline: float) -> Sent:
     """What became of it by the deadline. A gateway that is restarted meanwhile is waited for."""
-    path = f"/v1/messages/{segment(sent.event_id)}"
-    while sent.processed_at is None and (left := deadline - time.monotonic()) > 0:
+    if sent.copies:
+        sent.copies = [_reached(gateway, copy, goal, deadline) for copy in sent.copies]
+        return sent
+    to_agent, path = sent.to_agent, f"/v1/messages/{segment(sent.event_id)}"
+    while not _is_there(sent, goal) and (left := deadline - time.monotonic()) > 0:
         wait = min(left, _POLL_SECS)
         try:
-            sent = gateway.get(path, Sent, wait=wait, wait_secs=wait)
+            sent = gateway.get(path, Sent, wait=wait, wait_secs=wait, until=goal)
         except Problem as problem:
             if problem.exit is not Exit.UNREACHABLE:
                 raise
             time.sleep(min(left, 0.5))
+    sent.to_agent = to_agent
     return sent
 
 
+def _is_there(sent: Sent, goal: Goal) -> bool:
+    """Whether it is as far as it should be, or as far as it will ever be."""
+    accepted = goal == "accepted" and sent.accepted_at is not None
+    return accepted or sent.processed_at is not None or sent.error is not None
+
+
 def _print(sent: Sent) -> None:
-    output.say(f"{sent.event_id} {sent.state}{_detail(sent)}")
+    for copy in sent.copies:
+        _print(copy)
+    if sent.copies:
+        return
+    whom = f" {sent.to_agent}" if sent.to_agent else ""
+    said = f"not sent: {sent.error.message}" if sent.error else f"{sent.state}{_detail(sent)}"
+    output.say(f"{sent.event_id}{whom} {said}")
     if not isinstance(sent.reply, UnsetType):
         output.say(output.payload_text(sent.reply))
 
@@ -152,13 +200,17 @@ def _detail(sent: Sent) -> str:
     return f" {sent.outcome} after {took}" + (f": {sent.reason}" if sent.reason else "")
 
 
-def _check(sent: Sent, wait: Goal, timeout: float) -> None:
-    if wait == "accepted" or sent.outcome == "ok":
+def _check(sent: Sent, wait: Goal | None, timeout: float) -> None:
+    if sent.error is not None:
+        raise Problem(sent.error.code, f"not sent to {sent.to_agent}: {sent.error.message}")
+    given_up = sent.processed_at is not None and sent.accepted_at is None
+    accepted = wait == "accepted" and sent.accepted_at is not None
+    if sent.outcome == "ok" or accepted or (wait is None and not given_up):
         return
     if sent.processed_at is None:
         raise Problem(
             "deadline_exceeded",
-            f"not processed within {output.duration(timeout)}; the gateway keeps it, see"
+            f"not {wait} within {output.duration(timeout)}; the gateway keeps it, see"
             f" `gatepost trace {sent.event_id}`",
         )
     raise Problem(

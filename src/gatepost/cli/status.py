@@ -43,6 +43,12 @@ def _print(glance: Glance) -> None:
         f"{output.plural(now.agents, 'agent')}, {now.waiting} waiting, {now.in_flight} in flight,"
         f" {output.plural(now.dead_letters, 'dead letter')}"
     )
+    if now.undelivered or now.reviews_open:
+        given_up = f"{now.undelivered} undelivered"
+        output.say(f"{given_up}, {output.plural(now.reviews_open, 'open review')}")
+    if now.incidents:
+        counts = ", ".join(f"{count} {name}" for name, count in now.incidents.items())
+        output.say(f"incidents: {counts}; see `gatepost incidents`", "yellow")
     if glance.mailboxes:
         output.say("")
         output.table(

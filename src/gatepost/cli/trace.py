@@ -1,75 +1,135 @@
-"""`gatepost trace`: the journey of one message."""
+"""`gatepost trace`: the journey of one message, or of a conversation, through all gateways."""
 
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from gatepost.cli import output
 from gatepost.cli.connect import segment
-from gatepost.cli.options import OPTIONS, Options
-from gatepost.events import TRACKED, Envelope, Kind, Receipt, decode_payload
+from gatepost.cli.options import OPTIONS, Flag, Options
+from gatepost.gateway.reports import Journey, Step
+
+Whole = Annotated[Flag, Parameter(help="Everything with the same correlation id.")]
+
+_WORDS: Mapping[str, str] = {
+    "sent": "{kind} by {agent} to {to}{where}",
+    "sent_again": "sent again{where} ({detail})",
+    "held": "held for {to}: {detail}",
+    "offered": "offer to {to} taken",
+    "taken": "taken for {to}",
+    "withdrawn": "taken back by {peer}",
+    "accepted": "accepted by {agent}",
+    "refused": "refused by {agent}: {detail}",
+    "heard_accepted": "knows that {peer} accepted it",
+    "confirm": "confirmed to {peer}",
+    "withdraw": "withdrawn from {peer}",
+    "status_request": "asked {peer} what became of it",
+    "waiting": "waits in {to}'s mailbox ({detail})",
+    "in_hand": "is in {to}'s hands ({detail})",
+    "backing_off": "failed, and waits for its next turn ({detail})",
+    "turn_ended": "{to}'s turn ended ({detail})",
+    "turn_failed": "became a dead letter of {to} ({detail})",
+    "handed_on": "handed on {detail}",
+    "processed": "processed by {agent}: {detail}",
+    "heard_processed": "knows that {peer} processed it: {detail}",
+    "given_up": "given up: {detail}",
+    "verdict": "{peer} said since: {detail}",
+}
+_ENDS = ("processed", "heard_processed", "given_up", "refused")
 
 
-def trace(event_id: str, /, *, options: Options = OPTIONS) -> None:
-    """Show a message's journey, from being sent to the end of its turn.
+def trace(
+    ref: str,
+    /,
+    *,
+    conversation: Annotated[
+        Flag, Parameter(help="Everything with the same correlation id.")
+    ] = False,
+    options: Options = OPTIONS,
+) -> None:
+    """Show a journey, from being sent to the end of the turn, as every gateway saw it.
 
     Parameters
     ----------
-    event_id
-        What `gatepost send` printed.
+    ref
+        A message, by what `gatepost send` printed, or a conversation by its correlation id.
     """
+    whole = "true" if conversation else None
     with options.gateway() as gateway:
-        events = gateway.get(f"/v1/messages/{segment(event_id)}/trace", list[Envelope])
-    output.show(options, events, lambda: _print(events))
+        journey = gateway.get(f"/v1/trace/{segment(ref)}", Journey, conversation=whole)
+    output.show(options, journey, lambda: _print(journey))
 
 
-def _print(events: list[Envelope]) -> None:
-    first = events[0]
-    output.say(f"{first.event_id} {first.source_agent_id} → {first.to_agent_id or ''}", "bold")
-    if first.causation_id:
-        output.say(f"a replay of {first.causation_id}")
-    before = [first, *events[:-1]]
-    output.table(
-        ("At", "After", "What"),
-        [
-            (_at(event), _after(previous, event), _what(event))
-            for previous, event in zip(before, events, strict=True)
-        ],
-    )
-    if first.kind in TRACKED:
-        _print_end(first, _outcome(events))
+def _print(journey: Journey) -> None:
+    sent = _messages(journey.steps)
+    for number, step in enumerate(sent.values(), 1):
+        mark = f"#{number} " if len(sent) > 1 else ""
+        output.say(f"{mark}{step.event_id} {step.agent} → {step.to_agent}", "bold")
+        if "replay of " in step.detail:
+            output.say(f"a {step.detail[step.detail.index('replay of ') :]}")
+    numbers = {id: number for number, id in enumerate(sent, 1)}
+    _timeline(journey.steps, numbers if len(sent) > 1 else {})
+    for node, why in journey.unreachable.items():
+        output.say(f"what {node} knows is not here: {why}", "yellow")
+    for node, ahead in journey.clocks.items():
+        output.say(f"times of {node} are moved by {ahead} ms, by which its clock is ahead")
+    for step in sent.values():
+        _print_end(step, journey.steps)
+    if journey.more_in_conversation:
+        output.hint(f"Its conversation has more: gatepost trace --conversation {journey.corr_id}")
 
 
-def _print_end(first: Envelope, outcome: str | None) -> None:
-    if outcome is None:
-        output.say(f"{first.to_agent_id}'s turn has not ended yet")
-    elif outcome == "dead_letter":
-        output.say(f"see `gatepost dlq show {first.to_agent_id} {first.event_id}`")
+def _messages(steps: list[Step]) -> dict[str, Step]:
+    """The first sending of each event: of those that are no reply, if there are such."""
+    sent = {step.event_id: step for step in reversed(steps) if step.what == "sent"}
+    first = {id: step for id, step in reversed(sent.items()) if step.kind != "reply"}
+    return first or dict(reversed(sent.items()))
 
 
-def _outcome(events: list[Envelope]) -> str | None:
-    receipts = (decode_payload(e, Receipt) for e in events[1:] if e.kind == Kind.ACK)
-    return next((receipt.outcome for receipt in receipts if receipt.outcome), None)
+def _timeline(steps: list[Step], numbers: Mapping[str, int]) -> None:
+    replies = {step.event_id for step in steps if step.kind == "reply"}
+    rows = []
+    for previous, step in zip([steps[0], *steps[:-1]], steps, strict=True):
+        number = f"#{numbers[step.event_id]} " if step.event_id in numbers else ""
+        row = (_at(step), step.node, number + _what(step, replies), _after(previous, step))
+        rows.append(row)
+    output.table(("Time", "Node", "What", "After"), rows)
 
 
-def _at(event: Envelope) -> str:
-    moment = datetime.fromtimestamp(event.created_at / 1000)
-    return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{event.created_at % 1000:03d}"
+def _print_end(sent: Step, steps: list[Step]) -> None:
+    about = [step for step in steps if step.event_id == sent.event_id]
+    if not any(step.what in _ENDS for step in about):
+        output.say(f"{sent.to_agent}'s turn has not ended yet")
+    elif any(step.what == "turn_failed" for step in about):
+        output.say(f"see `gatepost dlq show {sent.to_agent} {sent.event_id}`")
+    elif any(step.what == "given_up" for step in about):
+        output.say(f"see `gatepost undelivered show {sent.event_id}`")
 
 
-def _after(previous: Envelope, event: Envelope) -> str:
-    if previous is event:
+def _at(step: Step) -> str:
+    moment = datetime.fromtimestamp(step.at / 1000)
+    return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{step.at % 1000:03d}"
+
+
+def _after(previous: Step, step: Step) -> str:
+    if previous is step:
         return ""
-    return f"+{output.duration((event.created_at - previous.created_at) / 1000)}"
+    return f"+{output.duration((step.at - previous.at) / 1000)}"
 
 
-def _what(event: Envelope) -> str:
-    if event.kind == Kind.ACK:
-        return _receipt(event)
-    kind = "sent" if event.kind == Kind.MESSAGE else event.kind
-    return f"{kind} by {event.source_agent_id} to {event.to_agent_id}"
-
-
-def _receipt(event: Envelope) -> str:
-    receipt = decode_payload(event, Receipt)
-    outcome = f": {receipt.outcome}" if receipt.outcome else ""
-    reason = f" ({receipt.reason})" if receipt.reason else ""
-    return f"{receipt.status} by {event.source_agent_id}{outcome}{reason}"
+def _what(step: Step, replies: set[str]) -> str:
+    words = _WORDS.get(step.what, f"{step.what} {step.detail}")
+    kind = "sent" if step.kind == "message" else step.kind
+    where = f" at {step.peer}" if step.peer not in ("", step.node) else ""
+    said = words.format(
+        kind=kind,
+        agent=step.agent,
+        to=step.to_agent,
+        peer=step.peer or "nobody",
+        where=where,
+        detail=step.detail,
+    )
+    is_reply = step.event_id in replies and step.what != "sent"
+    return f"reply {said}" if is_reply else said

@@ -6,7 +6,7 @@ import contextvars
 import inspect
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,8 @@ class Agent:
     """Takes mail as it comes, `concurrency` senders at a time and each sender's in order.
 
     What the handler returns goes back to the sender; if it raises, the turn has failed and the
-    message comes again later. Leases are kept alive while the handler works.
+    message comes again later. Leases are kept alive while the handler works. A `standby` takes the
+    mail of an agent that lives behind another gateway, if a route names this one as its fallback.
     """
 
     def __init__(
@@ -57,8 +58,10 @@ class Agent:
         concurrency: int = 16,
         credit: int = 64,
         stop_timeout: float = 30.0,
+        standby: bool = False,
     ) -> None:
         self.name = check_agent_id(name)
+        self._standby = standby
         self.client = Client(name, state_dir=state_dir, url=url, token=token)
         self._concurrency = concurrency
         self._credit = max(credit, concurrency)
@@ -106,7 +109,7 @@ class Agent:
         self._ending = self._loop.create_future()
         await self.client.__aenter__()
         try:
-            await self.client.register(self.name)
+            await self.client.register(self.name, standby=self._standby)
             await self.client.subscribe(self.name, self._deliver, credit=self._credit)
         except BaseException:
             await self.client.close()
@@ -163,7 +166,7 @@ class Agent:
 
     async def send(
         self,
-        to: str,
+        to: str | Sequence[str],
         payload: Any = None,
         *,
         wait: Wait | None = None,
@@ -171,7 +174,7 @@ class Agent:
         idempotency_key: str | None = None,
         corr_id: str | None = None,
     ) -> Sent:
-        """Send a message as this agent."""
+        """Send a message as this agent, to one or to several."""
         return await self.client.send(
             to,
             payload,
@@ -180,6 +183,12 @@ class Agent:
             idempotency_key=idempotency_key,
             corr_id=corr_id,
         )
+
+    async def broadcast(
+        self, payload: Any = None, *, wait: Wait | None = None, timeout: float = TIMEOUT
+    ) -> Sent:
+        """Send a message as this agent, to every other."""
+        return await self.client.broadcast(payload, wait=wait, timeout=timeout)
 
     async def request(self, to: str, payload: Any = None, *, timeout: float = TIMEOUT) -> Any:
         """Send a message as this agent and return the reply."""

@@ -1,5 +1,7 @@
 """The asynchronous client: the mailbox protocol, and messages between agents."""
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -14,6 +16,7 @@ from gatepost.errors import DeadlineExceeded, InvalidRequest, TurnFailed
 from gatepost.wire import NewSend, Sent
 
 _LONGEST_AWAIT = 30.0
+_EVERYBODY: Literal["*"] = "*"
 
 Wait = Literal["accepted", "processed"]
 PayloadFile = Path | str | IO[bytes]
@@ -29,7 +32,7 @@ class Client(MailboxClient):
 
     async def send(
         self,
-        to: str,
+        to: str | Sequence[str],
         payload: Any = None,
         *,
         from_: str | None = None,
@@ -43,11 +46,13 @@ class Client(MailboxClient):
     ) -> Sent:
         """Send a message that is tracked until its turn has ended.
 
-        Returns once the gateway has it on disk, or with `wait` once it is accepted or processed.
+        Returns once the gateway has it on disk, or with `wait` once it is accepted by the gateway
+        its receiver lives behind, or processed; or once it was given up, which `outcome` and
+        `reason` tell. With several receivers each has its own in `copies`, and one that could not
+        be sent to an `error` there.
         """
         new = NewSend(
             from_agent=self._sender(from_),
-            to_agent=to,
             event_id=self._ids.next(),
             corr_id=given(corr_id),
             idempotency_key=given(idempotency_key),
@@ -55,13 +60,43 @@ class Client(MailboxClient):
             traceparent=given(traceparent),
             replies="caller" if wait == "processed" else "mailbox",
         )
+        if to == _EVERYBODY:
+            new.to_agents = _EVERYBODY
+        elif isinstance(to, str):
+            new.to_agent = to
+        else:
+            new.to_agents = list(to)
         checked(new)
         deadline = self._loop.time() + timeout
         await self._fill(new, payload, payload_file, deadline)
-        sent = await self._send(new, deadline)
-        while not _reached(sent, wait):
-            sent = await self._await(sent.event_id, deadline)
-        return sent
+        return await self._wait_for(await self._send(new, deadline), wait, deadline)
+
+    async def broadcast(
+        self,
+        payload: Any = None,
+        *,
+        from_: str | None = None,
+        wait: Wait | None = None,
+        timeout: float = TIMEOUT,
+        payload_file: PayloadFile | None = None,
+        idempotency_key: str | None = None,
+        corr_id: str | None = None,
+        ttl_secs: float | None = None,
+        traceparent: str | None = None,
+    ) -> Sent:
+        """Send a message to every agent but the sender, wherever it lives; see `copies`."""
+        return await self.send(
+            _EVERYBODY,
+            payload,
+            from_=from_,
+            wait=wait,
+            timeout=timeout,
+            payload_file=payload_file,
+            idempotency_key=idempotency_key,
+            corr_id=corr_id,
+            ttl_secs=ttl_secs,
+            traceparent=traceparent,
+        )
 
     async def request(
         self,
@@ -118,27 +153,42 @@ class Client(MailboxClient):
         sent: Sent = await self._connection.send(new, size, deadline)
         return sent
 
-    async def _await(self, event_id: str, deadline: float) -> Sent:
+    async def _wait_for(self, sent: Sent, wait: Wait | None, deadline: float) -> Sent:
+        """Until it, or each of its copies, is that far."""
+        if wait is None or sent.error is not None:
+            return sent
+        if sent.copies:
+            each = (self._wait_for(copy, wait, deadline) for copy in sent.copies)
+            sent.copies = list(await asyncio.gather(*each))
+            return sent
+        to_agent = sent.to_agent
+        while not _reached(sent, wait):
+            sent = await self._await(sent.event_id, wait, deadline)
+        sent.to_agent = to_agent
+        return sent
+
+    async def _await(self, event_id: str, until: Wait, deadline: float) -> Sent:
         async with self._long_wait(deadline):
             left = deadline - self._loop.time()
             wait = max(0.0, min(left, _LONGEST_AWAIT))
-            op = wire.Await(event_id=event_id, wait_secs=wait)
+            op = wire.Await(event_id=event_id, wait_secs=wait, until=until)
             try:
                 answer: wire.Awaited = await self._ask(op, deadline + 0.1)
             except DeadlineExceeded:
-                raise _not_yet(event_id) from None
-        if answer.result.processed_at is None and self._loop.time() >= deadline:
-            raise _not_yet(event_id)
+                raise _not_yet(event_id, until) from None
+        if not _reached(answer.result, until) and self._loop.time() >= deadline:
+            raise _not_yet(event_id, until)
         return answer.result
 
 
-def _reached(sent: Sent, wait: Wait | None) -> bool:
-    if wait is None:
-        return True
-    return (sent.accepted_at if wait == "accepted" else sent.processed_at) is not None
+def _reached(sent: Sent, wait: Wait) -> bool:
+    """Whether it is that far, or will never get further."""
+    accepted = wait == "accepted" and sent.accepted_at is not None
+    return accepted or sent.processed_at is not None
 
 
-def _not_yet(event_id: str) -> DeadlineExceeded:
+def _not_yet(event_id: str, wait: Wait) -> DeadlineExceeded:
+    missing = "nobody has accepted it" if wait == "accepted" else "its turn has not ended"
     return DeadlineExceeded(
-        f"message {event_id} was sent, but its turn has not ended in time; its outcome is unknown"
+        f"message {event_id} was sent, but {missing} in time; its outcome is unknown"
     )

@@ -260,9 +260,11 @@ class MailboxClient:
         """Stop listening; what was not settled goes back unharmed."""
         await self._connection.unsubscribe(mailbox, self._loop.time() + timeout)
 
-    async def register(self, agent: str, *, timeout: float = TIMEOUT) -> None:
+    async def register(
+        self, agent: str, *, standby: bool = False, timeout: float = TIMEOUT
+    ) -> None:
         """Make `agent` known, so that messages can be sent to it."""
-        await self._ask(wire.Register(agent=agent), self._loop.time() + timeout)
+        await self._ask(wire.Register(agent=agent, standby=standby), self._loop.time() + timeout)
 
     async def status(self, *, timeout: float = TIMEOUT) -> Status:
         return await self._http.get("/v1/status", Status, timeout)

@@ -50,6 +50,7 @@ class Blocking:
     peek_dead_letter = _blocking(Client.peek_dead_letter)
     purge_dead_letter = _blocking(Client.purge_dead_letter)
     send = _blocking(Client.send)
+    broadcast = _blocking(Client.broadcast)
     request = _blocking(Client.request)
     register = _blocking(Client.register)
     status = _blocking(Client.status)

@@ -48,6 +48,9 @@ class Agents:
         """Somebody came or went; what `tx` did may still be undone."""
         self._known, self._changing, self.news = None, tx, True
 
+    def stands_by(self, tx: Tx, id: str) -> bool:
+        return tx.one("SELECT 1 FROM agent WHERE id = ? AND standby", (id,)) is not None
+
     def list(self, tx: Tx) -> list[Agent]:
         return [_agent(row) for row in tx.rows("SELECT * FROM agent ORDER BY id")]
 

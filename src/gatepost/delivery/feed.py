@@ -9,17 +9,7 @@ that is how far it may have heard.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from msgspec import Struct
-
-from gatepost.delivery.frames import (
-    FRAME_BYTES,
-    FRAME_EVENTS,
-    Events,
-    Frame,
-    Group,
-    Life,
-    weight,
-)
+from gatepost.delivery.frames import FRAME_BYTES, FRAME_EVENTS, Events, Frame, Life
 from gatepost.delivery.lives import life_of, stretch
 from gatepost.errors import GatepostError
 from gatepost.journal.outbox import EVERYBODY, Appended
@@ -49,21 +39,8 @@ class Port(Protocol):
     def end(self, error: GatepostError) -> None: ...
 
 
-class Found(Struct, frozen=True):
-    """What goes into one frame; `complete` if the outbox has nothing after it."""
-
-    life: Life
-    upto: int
-    complete: bool
-    events: list[bytes]
-    groups: list[Group] = []
-    everyone: list[int] = []
-
-
 class Feed:
     """`position` is how far the reader was sent everything there is for it."""
-
-    stream = "own"
 
     def __init__(
         self,
@@ -90,75 +67,58 @@ class Feed:
             self._port.commit(self._read, self._was_read)
 
     def add_credit(self, size: int) -> None:
+        # What was sent and not taken is never negative, whatever a reader claims.
         self._credit = min(self._window, self._credit + size)
         self.pump()
 
     def appended(self, group: Appended) -> None:
         """A commit group is on disk. Pass it on, unless others have to go first."""
-        head = group.head
-        if self.caught_up and self._credit > 0 and self.position == head.first - 1:
-            found = self._picked(group)
-            if fits(found.events):
-                self.position = head.last
-                if found.events:
-                    self._send(found)
-                return
-        if self.position < head.last:
+        if self.caught_up and self._credit > 0 and self.position == group.head.first - 1:
+            mine = group.rows_for(self._reader)
+            self.position = group.head.last
+            life = life_of(self._lives, group.head.last)
+            for upto, events in frames(mine, group.head.last):
+                self._send(life, upto, events)
+        elif self.position < group.head.last:
             self.caught_up = False
             self.pump()
 
-    def _picked(self, group: Appended) -> Found:
-        """What of a group is for the reader."""
-        mine = [row[4] for row in group.rows if row[6] in (self._reader, EVERYBODY)]
-        return Found(life_of(self._lives, group.head.last), group.head.last, True, mine)
-
-    def _read(self, tx: Tx) -> Found:
-        """The next frame's worth."""
+    def _read(self, tx: Tx) -> tuple[Life, int, bool, list[bytes]]:
+        """(life, up to where, whether that is all, events): the next frame's worth."""
         life, end = stretch(self._lives, self.position)
         ((head,),) = tx.rows(_HEAD)
         rows = tx.rows(_FOR, (self._reader, self.position, end))
-        kept = first_bytes(rows)
-        whole = len(kept) == len(rows) and len(rows) < FRAME_EVENTS
-        upto = min(head, end) if whole else kept[-1][0]
-        if kept:
+        limit = min(head, end) if len(rows) < FRAME_EVENTS else rows[-1][0]
+        upto, events = next(frames(rows, limit), (limit, []))
+        if events:
             tx.run(_SENT, (self._reader, upto))
-        return Found(life, upto, whole and upto == head, [row[1] for row in kept])
+        return life, upto, upto == head, events
 
-    def _was_read(self, found: Found) -> None:
+    def _was_read(self, found: tuple[Life, int, bool, list[bytes]]) -> None:
+        life, upto, complete, events = found
         self._reading = False
-        self.position = max(self.position, found.upto)
-        self.caught_up = found.complete
-        if found.events:
-            self._send(found)
+        self.position = max(self.position, upto)
+        self.caught_up = complete
+        if events:
+            self._send(life, upto, events)
         self.pump()
 
-    def _send(self, found: Found) -> None:
-        frame = Events(
-            self._source,
-            *found.life,
-            found.upto,
-            self._port.now(),
-            found.events,
-            found.groups,
-            self.stream,
-            found.everyone,
-        )
-        self._credit -= weight(frame)
-        self._port.send(frame)
+    def _send(self, life: Life, upto: int, events: list[bytes]) -> None:
+        self._credit -= sum(map(len, events))
+        now = self._port.now()
+        self._port.send(Events(self._source, life[0], life[1], upto, now, events))
 
 
-def first_bytes(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """As many of these (seq, body, ...) as fit into a frame, and at least one."""
-    size = 0
-    for index, row in enumerate(rows):
-        size += len(row[1])
-        if index and size > FRAME_BYTES:
-            return list(rows[:index])
-    return list(rows)
-
-
-def fits(bodies: Sequence[bytes]) -> bool:
-    """Whether these go into one frame."""
-    return len(bodies) <= FRAME_EVENTS and (
-        len(bodies) <= 1 or sum(map(len, bodies)) <= FRAME_BYTES
-    )
+def frames(rows: Sequence[tuple[int, bytes]], upto: int) -> Iterator[tuple[int, list[bytes]]]:
+    """(up to where, events) of each frame these events take; the last one reaches `upto`."""
+    events: list[bytes] = []
+    size = last = 0
+    for seq, body in rows:
+        if events and (size + len(body) > FRAME_BYTES or len(events) == FRAME_EVENTS):
+            yield last, events
+            events, size = [], 0
+        events.append(body)
+        size += len(body)
+        last = seq
+    if events:
+        yield upto, events

@@ -19,6 +19,7 @@ VERSION = 1
 FRAME_BYTES = 256 * 1024
 FRAME_EVENTS = 1024
 PIECE_BYTES = 256 * 1024
+TRACE_STEPS = 1000
 _GROUP_BYTES = 160
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -150,7 +151,51 @@ class BlobPiece(Frame, frozen=True, tag="blob_piece"):
     data: bytes
 
 
-AnyFrame = Hello | Subscribe | Follow | Relay | Lives | Events | Taken | Skip | BlobAsk | BlobPiece
+class TraceStep(Struct, frozen=True, array_like=True):
+    """One thing a gateway knows of an event, at which time by its own clock; never a payload.
+
+    `peer` is the other gateway concerned: where it went, or where it came from.
+    """
+
+    at: Number
+    what: Name
+    event_id: Name
+    kind: str = ""
+    agent: str = ""
+    to_agent: str = ""
+    peer: str = ""
+    detail: str = ""
+
+
+class TraceAsk(Frame, frozen=True, tag="trace_ask"):
+    """What do you know of these events? Who asks sent them, or they are for it."""
+
+    id: Number
+    event_ids: Annotated[list[Name], Meta(min_length=1, max_length=64)]
+
+
+class TraceAnswer(Frame, frozen=True, tag="trace_answer"):
+    """`now` is the answerer's clock, by which the steps are dated."""
+
+    id: Number
+    now: Number
+    steps: Annotated[list[TraceStep], Meta(max_length=TRACE_STEPS)]
+
+
+AnyFrame = (
+    Hello
+    | Subscribe
+    | Follow
+    | Relay
+    | Lives
+    | Events
+    | Taken
+    | Skip
+    | BlobAsk
+    | BlobPiece
+    | TraceAsk
+    | TraceAnswer
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyFrame)

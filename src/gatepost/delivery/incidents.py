@@ -4,7 +4,10 @@ from collections import Counter
 
 from gatepost.journal.tx import Tx
 
-_RAISE = "INSERT OR IGNORE INTO incident VALUES (?, ?, ?, ?, ?, ?)"
+_RAISE = """
+INSERT OR IGNORE INTO incident (id, class, subject, detail, raised_at, source)
+VALUES (?, ?, ?, ?, ?, ?)
+"""
 
 
 class Incidents:

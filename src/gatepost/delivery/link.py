@@ -29,7 +29,9 @@ from gatepost.journal.outbox import Appended
 from gatepost.journal.tx import Tx
 
 _LIVES = "SELECT id, first_seq FROM incarnation ORDER BY first_seq"
-_HEAD = "SELECT max(coalesce(max(h.last_seq), 0), (SELECT max(first_seq) - 1 FROM incarnation)) FROM head h"
+_HEAD = """
+SELECT max((SELECT coalesce(max(last_seq), 0) FROM head), max(first_seq) - 1) FROM incarnation
+"""
 _POSITIONS = "SELECT source, incarnation, seq FROM cursor WHERE source = ?"
 _READER = "SELECT incarnation, sent_seq, cut_seq FROM recipient WHERE node_id = ?"
 _IS_READER = """
@@ -72,7 +74,7 @@ class Link:
         self.reading = False
         self.may_read: Callable[[], bool] = lambda: True
         self._subscribed_to = False
-        self._acked = 0
+        self.acked = 0
         self._noted_at = 0
         self.on_live: Callable[[], None] = lambda: None
         self.parts: list[Part] = []
@@ -172,6 +174,7 @@ class Link:
             )
         known, sent, cut = tx.one(_READER, (self.peer,)) or (None, 0, 0)
         tx.run(_IS_READER, (self.peer, frame.life, tx.now))
+        tx.run(_ACKED, (after, tx.now, self.peer))
         skip = None
         if known is not None and known != frame.life and sent > after:
             why = f"{self.peer} has another journal than it had"
@@ -196,11 +199,11 @@ class Link:
     def _taken(self, frame: Taken) -> None:
         if self.feed is None or frame.upto > self.feed.position:
             raise LinkError(f"{self.peer} has taken what it was not sent")
-        self._acked = max(self._acked, frame.upto)
+        self.acked = max(self.acked, frame.upto)
         self.feed.add_credit(frame.size)
         if self._port.now() >= self._noted_at + _NOTE_MS:
             self._noted_at = self._port.now()
-            acked = self._acked
+            acked = self.acked
             self._port.commit(lambda tx: tx.run(_ACKED, (acked, tx.now, self.peer)), _nothing)
 
 

@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from gatepost.delivery import fanout
 from gatepost.delivery.agents import Agents
+from gatepost.delivery.handover import Handover, Settled
 from gatepost.delivery.incidents import Incidents
 from gatepost.delivery.node import Node
 from gatepost.delivery.patience import Patience
@@ -25,6 +27,7 @@ from gatepost.errors import (
     GatepostError,
     IdempotencyConflict,
     InvalidRequest,
+    InvalidTargets,
     NoRoute,
     UnknownMessage,
 )
@@ -83,6 +86,8 @@ class Messages:
         self.incidents = Incidents(node.id)
         self.sender = Sender(node, patience, self.incidents, self._route, self._ended, self._own)
         self.receiver = Receiver(node, agents, self.sender, self.incidents, want_blob)
+        self.transfers = self.receiver.transfers
+        self.handover = Handover(node, agents, self.sender, self._way, self._tell)
         self._waiting: dict[str, list[tuple[str, Woken]]] = {}
         self._pairs: dict[int, tuple[str, str]] = {}
         # Called when agents came or went, after that is on disk.
@@ -95,25 +100,43 @@ class Messages:
 
     @dispatcher.setter
     def dispatcher(self, dispatcher: Dispatcher) -> None:
-        self.receiver.dispatcher = dispatcher
+        self.receiver.dispatcher = self.handover.dispatcher = dispatcher
 
     # -- operations
 
     def send(self, tx: Tx, new: NewSend, fingerprint: bytes) -> Sent:
         """Send one message, or return what became of it if it was sent before."""
+        if not isinstance(new.to_agents, UnsetType):
+            return self._send_copies(tx, new, fingerprint)
         known = self._known(tx, new, fingerprint)
         if known is not None:
             return self.status(tx, known)
         outgoing = self._outgoing(new, fingerprint)
-        way = self._route(tx, outgoing.to_agent, frozenset())
-        self._emit(tx, outgoing, way)
+        node = self._send(tx, outgoing)
         if not isinstance(new.idempotency_key, UnsetType):
             id = parse_event_id(outgoing.event_id)
             row = (new.from_agent, new.idempotency_key, fingerprint, id, tx.now)
             tx.run("INSERT INTO idempotency VALUES (?, ?, ?, ?, ?)", row)
-        if way.node != self._node.id:
-            return Sent(outgoing.event_id, outgoing.corr_id, "emitted", way.node)
+        if node not in (None, self._node.id):
+            return Sent(outgoing.event_id, outgoing.corr_id, "emitted", node)
         return self.status(tx, outgoing.event_id)
+
+    def _send(self, tx: Tx, out: Outgoing) -> str | None:
+        """Where it went. What nobody can take is a dead letter at once."""
+        try:
+            way = self._way(tx, out.to_agent)
+        except NoRoute as error:
+            self.sender.undeliverable(tx, out, "no_route", error.message)
+            return None
+        self._emit(tx, out, way)
+        return way.node
+
+    def send_again(self, tx: Tx, out: Outgoing, node: str | None) -> None:
+        """Send what was given up at `node`. An answer goes to nobody else."""
+        if out.kind == Kind.REPLY and node is not None:
+            self._emit(tx, out, Route(node, "reply"))
+        else:
+            self._emit(tx, out, self._way(tx, out.to_agent))
 
     def status(self, tx: Tx, event_id: str) -> Sent:
         row = tx.one(_SENT, (parse_event_id(event_id),))
@@ -163,12 +186,14 @@ class Messages:
 
     def room_changed(self, tx: Tx, directory: Directory) -> None:
         self.sender.room_changed(tx, directory)
+        self.handover.room_changed()
 
     # -- the commit group
 
     def before_commit(self, tx: Tx) -> None:
         self.sender.tick(tx)
         self.receiver.before_commit(tx)
+        self.handover.before_commit(tx)
 
     def after_commit(self) -> list[Outcome]:
         woken, self._woken = self._woken, []
@@ -183,11 +208,36 @@ class Messages:
         self._agents.changed()
         self.sender.look_at_the_clock()
         self.receiver.rolled_back()
+        self.handover.rolled_back()
 
     def next_due(self, tx: Tx) -> int | None:
         return self.sender.next_due()
 
     # -- inside
+
+    def _send_copies(self, tx: Tx, new: NewSend, fingerprint: bytes) -> Sent:
+        """A copy for each, or an error in its place; InvalidTargets if that is all there is."""
+        whole = self._node.event_ids.next() if new.event_id is UNSET else str(new.event_id)
+        to = fanout.targets(tx, new, self.sender.directory, self._agents)
+        each = fanout.copies(new, whole, fingerprint, to)
+        sent = [self._send_copy(tx, copy, mark) for copy, mark in each]
+        failures = [copy.error for copy in sent if copy.error is not None]
+        if len(failures) == len(sent):
+            raise InvalidTargets(f"it could be sent to none of them: {failures[0].message}")
+        (first, *_) = (copy for copy in sent if copy.error is None)
+        return Sent(whole, first.corr_id, copies=sent)
+
+    def _send_copy(self, tx: Tx, copy: NewSend, fingerprint: bytes) -> Sent:
+        mark = tx.mark()
+        try:
+            sent = self.send(tx, copy, fingerprint)
+        except GatepostError as error:
+            tx.undo(mark)
+            sent = Sent(str(copy.event_id), error=Failure.of(error, copy.to_agent))
+        else:
+            tx.keep()
+        sent.to_agent = copy.to_agent
+        return sent
 
     def _known(self, tx: Tx, new: NewSend, fingerprint: bytes) -> str | None:
         """The event an earlier, identical call made."""
@@ -229,6 +279,9 @@ class Messages:
         me, directory = self._node.id, self.sender.directory
         hosted = self._agents.known(tx, agent)
         return route(directory, me, agent, hosted=hosted, refused=refused)
+
+    def _way(self, tx: Tx, agent: str) -> Route:
+        return self._route(tx, agent, frozenset())
 
     def _emit(self, tx: Tx, out: Outgoing, way: Route) -> int:
         """Returns how much waits in the mailbox, if it is one of ours."""
@@ -331,13 +384,19 @@ class Messages:
         if meta is None:
             return
         from_agent, to_agent = self._pair_of(tx, pair_of(mail.mail))
-        info = _decode_info(meta)
+        answer = None if reply is None else bytes(reply)
+        end = Settled(_decode_info(meta), (from_agent, to_agent), mail.outcome, mail.reason, answer)
+        self._tell(tx, end)
+
+    def _tell(self, tx: Tx, end: Settled) -> None:
+        """The second receipt, and the reply before it."""
+        info, (from_agent, to_agent) = end.info, end.ends
         source = info.source_node or self._node.id
-        if reply is not None:
-            self._reply(tx, info, source, (to_agent, from_agent), bytes(reply))
+        if end.reply is not None:
+            self._reply(tx, info, source, (to_agent, from_agent), end.reply)
         said = PROCESSED
-        if mail.outcome != "ok" or mail.reason:
-            said = Receipt(status="processed", outcome=mail.outcome, reason=mail.reason or None)
+        if end.outcome != "ok" or end.reason:
+            said = Receipt(status="processed", outcome=end.outcome, reason=end.reason or None)
         self.receiver.receipt(tx, to_agent, source, info.event_id, info.corr_id, said)
 
     def _pair_of(self, tx: Tx, pair: int) -> tuple[str, str]:
@@ -408,6 +467,8 @@ class Messages:
 
     def _ended(self, tx: Tx, ended: Ended) -> None:
         """A receipt counted: tell whoever waits for it."""
+        if ended.outcome:
+            self.handover.ended(tx, ended)
         if ended.event_id in self._waiting:
             tx.effect(partial(self._wake, tx, self.status(tx, ended.event_id)))
 
@@ -446,7 +507,9 @@ def _given(value: T | UnsetType) -> T | None:
 
 
 def check(new: NewSend) -> None:
-    """What a decoder cannot see: a message has a payload or refers to one."""
+    """What a decoder cannot see: a message has a payload or refers to one, and is for somebody."""
+    if bool(new.to_agent) != isinstance(new.to_agents, UnsetType):
+        raise InvalidRequest("a message needs either `to_agent` or `to_agents`")
     if isinstance(new.payload, UnsetType) == isinstance(new.payload_ref, UnsetType):
         raise InvalidRequest("a message needs either `payload` or `payload_ref`")
     if not isinstance(new.payload_ref, UnsetType):

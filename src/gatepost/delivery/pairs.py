@@ -1,10 +1,11 @@
 """The order of a pair, as its sender keeps it: numbers, the route they take, and what is settled.
 
-A pair keeps its route as long as it has one. When the route changes while earlier numbers are still
-open elsewhere, the pair is *moving*: who takes it over holds what comes until the sender tells it
-that everything before is settled.
+A pair keeps its route as long as it has one. When the route changes while other numbers are still
+open elsewhere, the pair is *moving*: who has later ones holds them until the sender tells it that
+everything before is settled. It may move on, or back, while it does.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 from gatepost.journal.tx import Tx
@@ -20,7 +21,15 @@ SELECT min(pair_seq) FROM delivery
 WHERE from_agent = ? AND to_agent = ? AND processed_at IS NULL AND pair_seq > 0
 """
 _LOWEST_ELSEWHERE = _LOWEST + " AND node IS NOT ?"
+_LOWEST_BY_NODE = """
+SELECT node, min(pair_seq) FROM delivery
+WHERE from_agent = ? AND to_agent = ? AND processed_at IS NULL AND pair_seq > 0
+GROUP BY node ORDER BY 2 LIMIT 2
+"""
 _MOVING = "SELECT from_agent, to_agent FROM pair_seq WHERE moving > 0"
+
+# The pair moves, and nobody was told how far others are settled.
+_UNTOLD = 1
 
 Pair = tuple[str, str]
 
@@ -52,31 +61,42 @@ class Pairs:
             return True
         return self._lowest(tx, _LOWEST_ELSEWHERE, (*pair, node)) is None
 
+    def waits(self, tx: Tx, pair: Pair, node: str, number: int) -> bool:
+        """Whether earlier numbers of a pair are still open elsewhere, so that `node` holds this."""
+        if pair not in self._pairs(tx):
+            return False
+        return self._lowest(tx, _LOWEST_ELSEWHERE, (*pair, node), below=number) is not None
+
     def pin(self, tx: Tx, pair: Pair, node: str, first: int) -> int:
         """From number `first` on, the pair goes to `node`; returns what it need not wait for."""
-        elsewhere = self._lowest(tx, _LOWEST_ELSEWHERE, (*pair, node), below=first)
+        elsewhere = self._lowest(tx, _LOWEST_ELSEWHERE, (*pair, node)) is not None
         base = self._lowest(tx, _LOWEST, pair, below=first) or first
-        tx.run(_PIN, (node, base, elsewhere or 0, *pair))
+        tx.run(_PIN, (node, base, _UNTOLD if elsewhere else 0, *pair))
         if elsewhere:
             self._pairs(tx).add(pair)
         return base
 
     def settled(self, tx: Tx, pair: Pair) -> tuple[str, int] | None:
-        """After a number of a pair was settled: whom to tell, and up to where it is true now."""
+        """After a number of a pair was settled: whom to tell, and up to where it is true now.
+
+        Of all nodes that have open numbers, only the one with the lowest can go on, up to where the
+        next one's begin. `moving` is where that was when somebody was last told.
+        """
         if pair not in self._pairs(tx):
             return None
-        row = tx.one(_FIND, pair)
-        if row is None:
+        ((last, node, _, moving),) = tx.rows(_FIND, pair)
+        lowest = tx.rows(_LOWEST_BY_NODE, pair)
+        end = lowest[1][1] if len(lowest) > 1 else 0
+        if end and end == moving:
             return None
-        last, node, base, moving = row
-        open_elsewhere = self._lowest(tx, _LOWEST_ELSEWHERE, (*pair, node))
-        if (open_elsewhere or 0) == moving:
-            return None
-        tx.run(_PIN, (node, base, open_elsewhere or 0, *pair))
-        if not open_elsewhere:
-            self._pairs(tx).discard(pair)
-            tx.on_rollback(self.forget)
-        return node, open_elsewhere - 1 if open_elsewhere else last
+        tx.run(_PIN, (node, lowest[0][1] if lowest else last + 1, end, *pair))
+        if not end:
+            tx.effect(partial(self._arrived, tx, pair))
+        return (lowest[0][0], end - 1 if end else last) if lowest else None
+
+    def _arrived(self, tx: Tx, pair: Pair) -> None:
+        self._pairs(tx).discard(pair)
+        tx.on_rollback(self.forget)
 
     def forget(self) -> None:
         """Read again what is moving, for memory and journal may differ."""

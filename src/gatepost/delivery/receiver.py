@@ -14,9 +14,11 @@ from msgspec import UNSET, Struct
 
 from gatepost.delivery.agents import Agents
 from gatepost.delivery.frames import Skip
+from gatepost.delivery.handover import became
 from gatepost.delivery.incidents import Incidents
 from gatepost.delivery.node import Node
-from gatepost.delivery.sender import Sender, blob
+from gatepost.delivery.sender import RESTORED, Sender, blob
+from gatepost.delivery.transfers import REFUSED, REQUEST, Transfers
 from gatepost.errors import GatepostError, LinkError, SealError
 from gatepost.events import (
     KNOWN,
@@ -30,6 +32,7 @@ from gatepost.events import (
     decode,
     decode_payload,
     encode_payload,
+    format_event_id,
     parse_event_id,
 )
 from gatepost.journal.outbox import Draft
@@ -38,7 +41,9 @@ from gatepost.mailbox import Dispatcher, Mail
 from gatepost.wire import EventInfo
 
 _SEEN = "SELECT state FROM inbox WHERE source = ? AND event_id = ?"
+_GO_BACK = "UPDATE cursor SET seq = min(seq, ?) WHERE source = ? AND incarnation = ?"
 _INBOX = "INSERT OR REPLACE INTO inbox VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, ?)"
+_LIFE_OF = "SELECT incarnation FROM cursor WHERE source = ? ORDER BY first_seq DESC LIMIT 1"
 _STATE = "UPDATE inbox SET state = ? WHERE source = ? AND event_id = ?"
 _PAIR = """
 SELECT incarnation, next, held, offered FROM inbox_pair
@@ -51,9 +56,26 @@ SELECT pair_seq, event_id, seq, body, why FROM held
 WHERE source = ? AND sender = ? AND mailbox = ? ORDER BY pair_seq LIMIT 1
 """
 _UNHOLD = "DELETE FROM held WHERE source = ? AND sender = ? AND mailbox = ? AND pair_seq = ?"
-_DROP_HELD = """
-UPDATE held SET event_id = NULL, digest = NULL, body = NULL, why = 'gone'
+# One that cannot be accepted after all waits on, for another reason.
+_REHOLD = """
+UPDATE held SET why = ?, digest = ?
 WHERE source = ? AND sender = ? AND mailbox = ? AND pair_seq = ?
+"""
+# The place of one number may be taken by an event of an earlier life of its outbox, which then
+# goes first, or by the word that it never comes, which then was about that life.
+_TAKEN = """
+SELECT event_id FROM held WHERE source = ? AND sender = ? AND mailbox = ? AND pair_seq = ?
+"""
+_MAKE_WAY = """
+UPDATE held SET pair_seq = -pair_seq
+WHERE source = ? AND sender = ? AND mailbox = ? AND pair_seq = ?
+"""
+_UNDECIDED = """
+SELECT source, event_id, mailbox, corr_id FROM inbox WHERE state IN ('held', 'offered')
+"""
+_DISOWN = """
+UPDATE held SET event_id = NULL, digest = NULL, body = NULL, why = 'gone'
+WHERE event_id IS NOT NULL
 """
 _FULL_MAILBOXES = "SELECT DISTINCT mailbox FROM held WHERE why = 'full'"
 _HELD_IN = "SELECT DISTINCT source, sender FROM held WHERE why = 'full' AND mailbox = ?"
@@ -108,10 +130,17 @@ class Receiver:
         self._sender = sender
         self._incidents = incidents
         self._want_blob = want_blob
+        self.transfers = Transfers(node, sender)
         self.dispatcher: Dispatcher
         self._full: set[str] | None = None
+        self._own: list[Draft] = []
+        # Where an event was left out, in which life of whose outbox.
+        self._gaps: dict[tuple[str, str], int] = {}
         self.duplicates = 0
         self.unknown_kinds = 0
+        self.blobs = 0
+        # Hears of every batch: from whom, what was new in it, and the emitter's clock.
+        self.on_taken: Callable[[str, list[tuple[Envelope, bytes]], int], None] = _nobody_counts
         self.taken = 0
 
     # -- what comes over a link
@@ -129,6 +158,7 @@ class Receiver:
         cursor.seq = max(cursor.seq, batch.upto)
         cursor.save(tx)
         self.taken += len(batch.events)
+        self.on_taken(batch.source, new, batch.now)
         return cursor.seq
 
     def _belongs(self, envelope: Envelope, batch: Batch, cursor: "Cursor") -> bool:
@@ -145,6 +175,7 @@ class Receiver:
             self.duplicates += 1
             return False
         if not cursor.follows(envelope.prev_seq_to, last):
+            self._gaps[batch.source, batch.incarnation] = max(last, cursor.first_seq - 1)
             raise LinkError(
                 f"events {last + 1} to {envelope.seq - 1} of {batch.source} were left out:"
                 f" the next should follow {last}, this follows {envelope.prev_seq_to}"
@@ -165,7 +196,20 @@ class Receiver:
             self._incidents.raise_(tx, "skipped", subject, f"nothing before this: {told.why}")
 
     def own(self, tx: Tx, draft: Draft) -> None:
-        """An event of this gateway for itself: taken in the transaction that appends it."""
+        """An event of this gateway for itself: taken in the transaction that appends it.
+
+        One that another brings about waits for it to end, for both may change the same pair.
+        """
+        self._own.append(draft)
+        if len(self._own) > 1:
+            return
+        try:
+            for each in self._own:
+                self._take_own(tx, each)
+        finally:
+            self._own = []
+
+    def _take_own(self, tx: Tx, draft: Draft) -> None:
         envelope = Envelope(
             seq=1,
             source_node_id=self._node.id,
@@ -180,6 +224,7 @@ class Receiver:
 
     def blob_came(self, tx: Tx, digest: str) -> None:
         """A blob was fetched and verified: keep what opens it, and accept what waited for it."""
+        self.blobs += 1
         for source, sender, mailbox, body in tx.rows(_HELD_FOR, (digest,)):
             ref = decode(body).payload_ref
             if ref is not None:
@@ -192,10 +237,15 @@ class Receiver:
         return [(row[0], row[1]) for row in tx.rows(_WANTED)]
 
     def before_commit(self, tx: Tx) -> None:
-        """Where a full mailbox has room again, let in what was held."""
+        """Read again from where something was left out, and where a full mailbox has room again,
+        let in what was held.
+        """
+        while self._gaps:
+            life, last = self._gaps.popitem()
+            tx.run(_GO_BACK, (last, *life))
         if self._full is None:
             self._full = {row[0] for row in tx.rows(_FULL_MAILBOXES)}
-        for mailbox in list(self._full):
+        for mailbox in sorted(self._full):
             if self.has_room(tx, mailbox):
                 for source, sender in tx.rows(_HELD_IN, (mailbox,)):
                     self._release(tx, (source, sender, mailbox))
@@ -212,6 +262,28 @@ class Receiver:
     def has_room(self, tx: Tx, mailbox: str) -> bool:
         row = tx.one(_ROOM_IN, (mailbox,))
         return row is None or row[0] < self.dispatcher.policy.max_pending
+
+    def disown(self, tx: Tx) -> int:
+        """In a restored journal: what was taken and not accepted yet may be done. Its sender has
+        to decide. Returns how much that is.
+        """
+        rows = tx.rows(_UNDECIDED)
+        for source, id, mailbox, corr_id in rows:
+            tx.run(_STATE, ("restored", source, id))
+            said = Receipt(status="refused", reason=RESTORED)
+            self.receipt(tx, mailbox, source, format_event_id(id), corr_id, said)
+        tx.run(_DISOWN)
+        tx.run("DELETE FROM offered")
+        tx.run("UPDATE inbox_pair SET offered = 0")
+        for key in tx.rows("SELECT source, sender, mailbox FROM inbox_pair WHERE held > 0"):
+            self._release(tx, (key[0], key[1], key[2]))
+        return len(rows)
+
+    def expire(self, tx: Tx, source: str, event_id: bytes) -> None:
+        """Let go of something whose sender never said what is to become of it."""
+        taking = _Taking(self, tx, source, (tx.one(_LIFE_OF, (source,)) or [""])[0], tx.now)
+        taking.expire(event_id)
+        taking.end()
 
     def _release(self, tx: Tx, key: PairKey) -> None:
         source = key[0]
@@ -280,6 +352,10 @@ class Cursor(Struct):
         tx.run("INSERT OR REPLACE INTO cursor VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, tx.now))
 
 
+def _nobody_counts(source: str, new: list[tuple[Envelope, bytes]], now: int) -> None:
+    """Until somebody does."""
+
+
 class _Taking:
     """One transaction's worth of events from one source. Mail is put away in runs, at the end."""
 
@@ -291,6 +367,8 @@ class _Taking:
         self._now = now
         self._pairs: dict[PairKey, Pair] = {}
         self._runs: dict[tuple[str, str], list[tuple[Envelope, Mail]]] = {}
+        # What is in a run has no inbox row yet.
+        self._in_runs: set[str] = set()
         self._hosts: dict[str, bool] = {}
         self._unseen: set[bytes] = set()
         self._room: dict[str, int] = {}
@@ -347,6 +425,8 @@ class _Taking:
 
     def _tracked(self, envelope: Envelope, body: bytes) -> None:
         id = parse_event_id(envelope.event_id)
+        if envelope.event_id in self._in_runs:
+            self.flush()
         seen = None if id in self._unseen else self._tx.one(_SEEN, (self._source, id))
         if seen is not None and seen[0] not in ("refused", "withdrawn"):
             self._r.duplicates += 1
@@ -362,8 +442,8 @@ class _Taking:
 
     def _in_order(self, envelope: Envelope, body: bytes) -> None:
         key = self._key(envelope)
-        pair = self._pair(key, envelope.pair_base)
         number = envelope.pair_seq
+        pair = self._pair(key, envelope.pair_base, number)
         if number > pair.next:
             self._hold(key, pair, envelope, body, "order")
         elif pair.offered and not envelope.offer:
@@ -379,11 +459,13 @@ class _Taking:
         if why in ("full", "blob"):
             self._hold(key, pair, envelope, body, why)
             return False
+        if why:
+            # Its sender decides what becomes of it; until then nothing overtakes it.
+            self._refuse(envelope, why)
+            return True
         if envelope.pair_seq >= pair.next:
             pair.next, pair.changed = envelope.pair_seq + 1, True
-        if why:
-            self._refuse(envelope, why)
-        elif envelope.offer:
+        if envelope.offer:
             self._offer(pair, envelope, body)
         else:
             self._accept(envelope)
@@ -395,8 +477,8 @@ class _Taking:
             return "expired"
         if envelope.kind != Kind.REPLY and not self._hosted(agent):
             home = self._r._sender.directory.agents.get(agent)
-            moved = home is not None and home.owner not in (None, self._r._node.id)
-            return "moved" if moved else "no_agent"
+            # If the room calls it ours still, it was ours a moment ago.
+            return "no_agent" if home is None or home.owner is None else "moved"
         if envelope.payload_ref is not None and not self._has_blob(envelope):
             return "blob"
         return "" if self._has_room(agent) else "full"
@@ -405,6 +487,10 @@ class _Taking:
         if agent not in self._hosts:
             self._hosts[agent] = self._r._agents.known(self._tx, agent)
         return self._hosts[agent]
+
+    def _takes_mail(self, agent: str) -> bool:
+        """Whether it lives here, or else where its mail is sent on to."""
+        return self._hosted(agent) or self._r.transfers.owner_elsewhere(agent) is not None
 
     def _has_room(self, mailbox: str) -> bool:
         if mailbox not in self._room:
@@ -444,6 +530,7 @@ class _Taking:
         self._room[agent] = self._room.get(agent, 1) - 1
         run = self._runs.setdefault((agent, envelope.source_agent_id), [])
         run.append((envelope, self._mail(envelope, payload)))
+        self._in_runs.add(envelope.event_id)
 
     def _open(self, envelope: Envelope) -> bytes:
         node, source = self._r._node, envelope.source_node_id
@@ -462,11 +549,11 @@ class _Taking:
         """Let a reply end what it answers; whether it is mail besides."""
         ref, agent = envelope.ref_event_id, envelope.to_agent_id or ""
         if ref is None:
-            return self._hosted(agent)
+            return self._takes_mail(agent)
         self._r._sender.replied(self._tx, self._source, ref, payload)
         query = "SELECT replies_to FROM delivery WHERE event_id = ?"
         row = self._tx.one(query, (parse_event_id(ref),))
-        return (row is None or row[0] == "mailbox") and self._hosted(agent)
+        return (row is None or row[0] == "mailbox") and self._takes_mail(agent)
 
     def _mail(self, envelope: Envelope, payload: bytes) -> Mail:
         ref = envelope.payload_ref
@@ -518,20 +605,29 @@ class _Taking:
 
     def _answer_again(self, envelope: Envelope, state: str) -> None:
         """Say once more what became of something we know."""
-        if state == "offered":
+        if state == "restored":
+            self._receipt(envelope, Receipt(status="refused", reason=RESTORED))
+        elif state == "offered":
             self._receipt(envelope, ACCEPTED)
         elif state == "accepted":
             self._receipt(envelope, ACCEPTED)
             self._say_processed(envelope, envelope.to_agent_id or "", envelope.event_id)
 
     def _say_processed(self, envelope: Envelope, mailbox: str, event_id: str) -> None:
-        row = self._tx.one(_MAIL_STATE, (mailbox, event_id))
-        if row is None or row[0] not in _OUTCOMES:
+        outcome, reason = self._what_became(mailbox, event_id)
+        if outcome is None:
             return
-        outcome: Any = _OUTCOMES[row[0]]
-        said = Receipt(status="processed", outcome=outcome, reason=row[1] or None)
+        said = Receipt(status="processed", outcome=outcome, reason=reason or None)
         corr = envelope.corr_id or event_id
         self._r.receipt(self._tx, mailbox, self._source, event_id, corr, said)
+
+    def _what_became(self, mailbox: str, event_id: str) -> tuple[Any, str | None]:
+        """(outcome, reason); the outcome is None while the turn has not ended, here or elsewhere"""
+        passed_on = became(self._tx, self._source, parse_event_id(event_id))
+        if passed_on is not None:
+            return passed_on
+        row = self._tx.one(_MAIL_STATE, (mailbox, event_id))
+        return (None, None) if row is None else (_OUTCOMES.get(row[0]), row[1])
 
     # -- holding, and letting go
 
@@ -540,18 +636,30 @@ class _Taking:
             body = msgspec.json.encode(envelope)
         digest = envelope.payload_ref.digest if why == "blob" and envelope.payload_ref else None
         id = parse_event_id(envelope.event_id)
-        self._tx.run(_HOLD, (*key, envelope.pair_seq, id, envelope.seq, why, digest, body))
+        place = (*key, envelope.pair_seq)
+        self._make_way(place, pair, id)
+        self._tx.run(_HOLD, (*place, id, envelope.seq, why, digest, body))
         if self._tx.changes():
             pair.held, pair.changed = pair.held + 1, True
             self._note(envelope, "held", why)
         if why == "full":
             self._r.filled(key[2])
 
+    def _make_way(self, place: tuple[str, str, str, int], pair: Pair, id: bytes) -> None:
+        row = self._tx.one(_TAKEN, place)
+        if row is None or row[0] == id:
+            return
+        if row[0] is None:
+            self._tx.run(_UNHOLD, place)
+            pair.held, pair.changed = pair.held - 1, True
+        else:
+            self._tx.run(_MAKE_WAY, place)
+
     def release(self, key: PairKey, again: bool = False) -> None:
         """Go on with what is held of a pair, as far as it goes."""
         pair = self._pair(key, 1)
         while pair.held and (row := self._tx.one(_NEXT_HELD, key)) is not None:
-            number, id, _, body, _ = row
+            number, id, _, body, waits_for = row
             if number > pair.next:
                 return
             if id is None:
@@ -560,12 +668,23 @@ class _Taking:
                 continue
             envelope = decode(body)
             why = self._why_not(envelope)
-            if why in ("full", "blob") or (pair.offered and not envelope.offer):
-                if why == "full":
-                    self._r.filled(key[2])
+            if why in ("full", "blob"):
+                self._rehold((*key, number), envelope, why, waits_for)
+                return
+            if pair.offered and not envelope.offer:
                 return
             self._unhold(key, pair, number)
             self._try(key, pair, envelope, body)
+
+    def _rehold(
+        self, place: tuple[str, str, str, int], envelope: Envelope, why: str, before: str
+    ) -> None:
+        """It waits on, and whoever can end that has to find it."""
+        if why != before:
+            digest = envelope.payload_ref.digest if why == "blob" and envelope.payload_ref else None
+            self._tx.run(_REHOLD, (why, digest, *place))
+        if why == "full":
+            self._r.filled(place[2])
 
     def _unhold(self, key: PairKey, pair: Pair, number: int) -> None:
         self._tx.run(_UNHOLD, (*key, number))
@@ -574,22 +693,20 @@ class _Taking:
     def _skip(self, key: PairKey, number: int) -> None:
         """This number of a pair will not come any more."""
         pair = self._pair(key, 1)
-        if number < pair.next or number == 0:
-            return
-        if number == pair.next and not pair.held:
+        if number == pair.next:
             pair.next, pair.changed = number + 1, True
-            return
-        self._tx.run(_DROP_HELD, (*key, number))
-        if not self._tx.changes():
+        elif number > pair.next:
             self._tx.run(_HOLD, (*key, number, None, 0, "gone", None, None))
-            pair.held, pair.changed = pair.held + 1, True
+            pair.held, pair.changed = pair.held + self._tx.changes(), True
         self.release(key)
 
     # -- what senders say besides
 
     def _signal(self, envelope: Envelope, said: Signal) -> None:
         ref = envelope.ref_event_id
-        if said.signal == "settled" and said.from_agent and said.to_agent:
+        if said.signal in (REQUEST, REFUSED):
+            self._r.transfers.heard(self._tx, self._source, said)
+        elif said.signal == "settled" and said.from_agent and said.to_agent:
             self._settled((self._source, said.from_agent, said.to_agent), said.through)
         elif ref is None:
             return
@@ -603,14 +720,13 @@ class _Taking:
     def _settled(self, key: PairKey, through: int) -> None:
         """Of the numbers up to `through`, those we do not hold never come to us."""
         pair = self._pair(key, 1)
-        while pair.held and (row := self._tx.one(_NEXT_HELD, key)) and row[0] <= through:
-            if pair.next < row[0]:
-                pair.next, pair.changed = row[0], True
-            before = pair.held
+        if pair.held:
+            for number in range(pair.next, through + 1):
+                self._tx.run(_HOLD, (*key, number, None, 0, "gone", None, None))
+                pair.held += self._tx.changes()
+            pair.changed = True
             self.release(key)
-            if pair.held == before:
-                return
-        if pair.next <= through and not pair.held:
+        elif pair.next <= through:
             pair.next, pair.changed = through + 1, True
 
     def _confirmed(self, id: bytes) -> None:
@@ -648,36 +764,57 @@ class _Taking:
         pair.offered, pair.changed = max(0, pair.offered - 1), True
 
     def _withdrawn(self, id: bytes) -> None:
-        """The sender gave it to somebody else. What was accepted for good stays ours."""
-        query = "DELETE FROM offered WHERE source = ? AND event_id = ? RETURNING body"
-        row = self._tx.one(query, (self._source, id))
-        if row is not None:
-            envelope = decode(row[0])
-            self._decided(envelope)
-            self._tx.run(_STATE, ("withdrawn", self._source, id))
-            self.release(self._key(envelope))
-            return
-        self._forget_held(id)
+        """The sender gave it to somebody else. What was accepted for good stays ours.
+
+        Its number is open again: if the pair comes back to us, it waits until that is settled.
+        """
+        row = self._drop(id)
+        if row is not None and row[2]:
+            pair = self._pair((self._source, row[0], row[1]), 1)
+            pair.next, pair.changed = min(pair.next, row[2]), True
 
     def _given_up(self, envelope: Envelope, said: DeadLetter) -> None:
         """The sender waits no more. What was accepted for good will be engaged all the same."""
         if envelope.ref_event_id is None:
             return
-        id = parse_event_id(envelope.ref_event_id)
-        if not self._forget_held(id):
-            self._withdrawn(id)
+        self.let_go(parse_event_id(envelope.ref_event_id), "given_up")
         if envelope.to_agent_id is not None:
             key = (self._source, envelope.source_agent_id, envelope.to_agent_id)
             self._skip(key, said.pair_seq)
 
-    def _forget_held(self, id: bytes) -> bool:
-        query = "SELECT sender, mailbox, pair_seq FROM inbox WHERE source = ? AND event_id = ?"
-        row = self._tx.one(f"{query} AND state = 'held'", (self._source, id))
-        if row is None:
-            return False
+    def let_go(self, id: bytes, why: str) -> tuple[str, str, int] | None:
+        """Drop it, and if it was held or offered say that nobody here was engaged with it."""
+        query = "SELECT state, mailbox, corr_id FROM inbox WHERE source = ? AND event_id = ?"
+        state, mailbox, corr_id = self._tx.one(query, (self._source, id)) or ("", "", "")
+        dropped = self._drop(id)
+        if state in ("held", "offered"):
+            said = Receipt(status="refused", reason=why)
+            ref = format_event_id(id)
+            self._r.receipt(self._tx, mailbox, self._source, ref, corr_id, said)
+        return dropped
+
+    def expire(self, id: bytes) -> None:
+        """Its sender never said what is to become of it."""
+        if (dropped := self.let_go(id, "expired")) is not None:
+            self._skip((self._source, dropped[0], dropped[1]), dropped[2])
+
+    def _drop(self, id: bytes) -> tuple[str, str, int] | None:
+        """Forget an event that was not accepted for good: (sender, mailbox, number)."""
+        query = "SELECT state, sender, mailbox, pair_seq FROM inbox"
+        row = self._tx.one(f"{query} WHERE source = ? AND event_id = ?", (self._source, id))
+        if row is None or row[0] in ("accepted", "restored"):
+            return None
+        state, sender, mailbox, number = row
+        key = (self._source, sender, mailbox)
+        pair = self._pair(key, 1)
+        if state == "held":
+            self._unhold(key, pair, number)
+        elif state == "offered":
+            query = "DELETE FROM offered WHERE source = ? AND event_id = ?"
+            self._tx.run(query, (self._source, id))
+            pair.offered, pair.changed = max(0, pair.offered - 1), True
         self._tx.run(_STATE, ("withdrawn", self._source, id))
-        self._skip((self._source, row[0], row[1]), row[2])
-        return True
+        return sender, mailbox, number
 
     def _asked(self, envelope: Envelope, ref: str) -> None:
         query = "SELECT state, mailbox, reason FROM inbox WHERE source = ? AND event_id = ?"
@@ -687,12 +824,17 @@ class _Taking:
             self._r.receipt(self._tx, "gateway", self._source, ref, ref, said)
         elif row[0] == "accepted":
             self._say_processed(envelope, row[1], ref)
+        elif row[0] in ("refused", "withdrawn", "restored"):
+            reason = {"refused": row[2], "restored": RESTORED}.get(row[0]) or "withdrawn"
+            said = Receipt(status="refused", reason=reason)
+            self._r.receipt(self._tx, row[1], self._source, ref, ref, said)
 
     # -- the end
 
     def flush(self) -> None:
         """Put the mail away, and say so."""
         runs, self._runs = self._runs, {}
+        self._in_runs.clear()
         for (mailbox, sender), run in runs.items():
             mails = [mail for _, mail in run]
             acks = self._r.dispatcher.enqueue(self._tx, mailbox, sender, mails, over=True)
@@ -725,13 +867,15 @@ class _Taking:
     def _key(self, envelope: Envelope) -> PairKey:
         return self._source, envelope.source_agent_id, envelope.to_agent_id or ""
 
-    def _pair(self, key: PairKey, base: int) -> Pair:
+    def _pair(self, key: PairKey, base: int, number: int | None = None) -> Pair:
+        """`number` is one that came: in a new life of its outbox it may be one that came before."""
         pair = self._pairs.get(key)
         if pair is None:
             row = self._tx.one(_PAIR, key)
             pair = self._pairs[key] = Pair(*row) if row else Pair(self._incarnation, 1)
-        if pair.incarnation != self._incarnation:
-            pair.incarnation, pair.next, pair.changed = self._incarnation, base, True
+        if number is not None and pair.incarnation != self._incarnation:
+            pair.incarnation, pair.next = self._incarnation, min(pair.next, number)
+            pair.changed = True
         if base > pair.next:
             pair.next, pair.changed = base, True
         return pair

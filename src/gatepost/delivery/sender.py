@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct
 
 from gatepost.delivery.incidents import Incidents
 from gatepost.delivery.node import Node
-from gatepost.delivery.pairs import Pair, Pairs
+from gatepost.delivery.pairs import Pair, Pairs, Place
 from gatepost.delivery.patience import Patience
 from gatepost.delivery.states import UNACCEPTED, Input, move
 from gatepost.errors import GatepostError, NoRoute, SealError, UnknownBlob
@@ -42,7 +42,7 @@ INSERT INTO delivery (event_id, kind, from_agent, to_agent, corr_id, state, emit
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _FIELDS = """event_id, kind, from_agent, to_agent, corr_id, state, node, offer, attempt, pair_seq,
-    expires_at, accepted_at, content_key, digest"""
+    expires_at, accepted_at, content_key, digest, reason"""
 _FIND = f"SELECT {_FIELDS} FROM delivery WHERE event_id = ?"
 _DUE = f"SELECT {_FIELDS} FROM delivery WHERE next_at <= ? ORDER BY next_at LIMIT {_BATCH}"
 _NEXT_DUE = "SELECT min(next_at) FROM delivery WHERE next_at IS NOT NULL"
@@ -60,26 +60,40 @@ _ACCEPT = (
     _update(Input.ACCEPT, "accepted_at = ?, next_at = ?").replace(
         "WHERE event_id = ?", "WHERE event_id = ? AND node = ?"
     )
-    + " RETURNING offer, corr_id"
+    + " RETURNING offer, corr_id, kind, emitted_at"
 )
 _PROCESS = _update(
     Input.PROCESS,
     "outcome = ?, reason = ?, processed_at = ?, next_at = NULL, content_key = NULL,"
     " accepted_at = coalesce(accepted_at, processed_at, ?)",
 ).replace("WHERE event_id = ?", "WHERE event_id = ? AND node = ?") + (
-    " RETURNING from_agent, to_agent, corr_id, replies_to"
+    " RETURNING from_agent, to_agent, corr_id, replies_to, kind, emitted_at"
 )
 _REPLY = _update(
     Input.REPLY,
     "outcome = 'ok', processed_at = ?, next_at = NULL, content_key = NULL, reply = ?,"
     " accepted_at = coalesce(accepted_at, ?)",
 ).replace("WHERE event_id = ?", "WHERE event_id = ? AND node = ?") + (
-    " RETURNING from_agent, to_agent, corr_id, replies_to"
+    " RETURNING from_agent, to_agent, corr_id, replies_to, kind, emitted_at"
 )
 _TIMEOUT = _update(Input.TIMEOUT, "next_at = ?")
 _RETRY = _update(Input.RETRY, "attempt = ?, next_at = ?")
-_REROUTE = _update(Input.REROUTE, "node = ?, offer = ?, attempt = ?, next_at = ?, content_key = ?")
+_REROUTE = _update(
+    Input.REROUTE, "node = ?, offer = ?, attempt = ?, next_at = ?, content_key = ?, reason = NULL"
+)
+# Refused by a gateway that says the agent lives elsewhere now, and nobody else has it.
+_PARK = _update(Input.TIMEOUT, "reason = 'moved', next_at = ?")
+_UNPARK = f"""
+UPDATE delivery SET next_at = ? WHERE processed_at IS NULL AND node = ? AND to_agent = ?
+    AND state IN ({_UNACCEPTED}) AND reason = 'moved'
+"""
 _BREACH = _update(Input.BREACH, "next_at = ?")
+# Without a number it has no place in its pair, so nobody waits for it.
+_DOUBT = _update(Input.DOUBT, "next_at = ?, offer = 0, pair_seq = 0")
+_DOUBTFUL = f"""
+SELECT {_FIELDS} FROM delivery WHERE processed_at IS NULL AND node <> ? AND pair_seq > 0 LIMIT ?
+"""
+_PAIRS_AT = "SELECT from_agent, to_agent, last, moving FROM pair_seq WHERE node = ?"
 _GIVE_UP = _update(
     Input.GIVE_UP,
     "outcome = 'dead_letter', reason = ?, processed_at = ?, next_at = NULL, content_key = NULL",
@@ -87,8 +101,14 @@ _GIVE_UP = _update(
 _AMEND = """
 UPDATE delivery SET verdict = ? WHERE event_id = ? AND node = ? AND state = 'dead_letter'
 """
+_ROUTED = "SELECT 1 FROM delivery WHERE event_id = ? AND node = ?"
+# That a turn has ended is the last word about it.
+_AMEND_LETTER = """
+UPDATE undelivered SET verdict = ? WHERE event_id = ? AND node = ?
+    AND coalesce(verdict, '') NOT LIKE 'processed:%'
+"""
 _BURY = """
-INSERT OR IGNORE INTO undelivered VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL)
+INSERT OR IGNORE INTO undelivered VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)
 """
 _SENT_BODY = """
 SELECT body FROM outbox WHERE event_id = ? AND kind <> 'ack' ORDER BY seq
@@ -114,10 +134,16 @@ _LOOK_AGAIN = f"""
 UPDATE delivery SET next_at = min(next_at, ?) WHERE processed_at IS NULL AND node = ?
     AND state IN ({_UNACCEPTED}) AND next_at > ?
 """
+_OUT_OF_LINE = "UPDATE delivery SET pair_seq = 0 WHERE event_id = ? AND node = ?"
 _OPEN_AT = f"""
 SELECT {_FIELDS} FROM delivery WHERE node = ? AND processed_at IS NULL ORDER BY event_id
 """
 _SEQ_OF = "SELECT min(seq) FROM outbox WHERE event_id = ? AND to_node = ?"
+
+# Why a gateway that came back from a backup refuses what it may have dealt with before.
+RESTORED = "restored from a backup"
+# What is known of the owner of something that expired before it was sent.
+NEVER_SENT = "never sent"
 
 Woken = Callable[[Any, GatepostError | None], None]
 Settled = Callable[[Tx, "Ended"], None]
@@ -138,6 +164,7 @@ class Delivery(NamedTuple):
     accepted_at: int | None
     content_key: bytes | None
     digest: str | None
+    reason: str | None
 
     @property
     def id(self) -> str:
@@ -177,6 +204,7 @@ class Outgoing(Struct):
     causation_id: str | None = None
     fingerprint: bytes | None = None
     priority: int | None = None
+    stands_for: str | None = None
 
 
 class Sender:
@@ -206,12 +234,14 @@ class Sender:
         self.ignored = 0
         self.retries = 0
         self._due: int | None = 0
+        # Hears how long after an event was emitted a receipt of it counted.
+        self.on_receipt: Callable[[str, str, int, str], None] = _nobody_counts
 
     # -- sending
 
     def emit(self, tx: Tx, out: Outgoing, route: Route) -> None:
         """Append the event for another gateway and open its delivery."""
-        pair = self.pairs.next(tx, (out.from_agent, out.to_agent), route.node)
+        pair = self._place(tx, out, route.node)
         self.nodes.add(route.node)
         payload, ref, key = self._seal(tx, out, route.node)
         expires = tx.now + (self._patience.ttl if out.ttl is None else out.ttl)
@@ -241,21 +271,54 @@ class Sender:
         self.open(tx, out, "emitted", route, pair.number, expires, due, key)
         self._append(tx, draft)
 
+    def _place(self, tx: Tx, out: Outgoing, node: str) -> Place:
+        """Its place in its pair: the next, or that of an event of ours it stands for."""
+        pair = (out.from_agent, out.to_agent)
+        found = self.find(tx, out.stands_for) if out.stands_for else None
+        if found is None or found.node != self._node.id or not found.pair_seq:
+            return self.pairs.next(tx, pair, node)
+        tx.run(_OUT_OF_LINE, (found.event_id, self._node.id))
+        return Place(found.pair_seq, self.pairs.pin(tx, pair, node, found.pair_seq))
+
+    def undeliverable(self, tx: Tx, out: Outgoing, reason: str, detail: str) -> None:
+        """Nobody can take it: it is written down, given up and kept, all at once."""
+        sealed, ref, key = self._seal(tx, out, self._node.id)
+        expires = tx.now + (self._patience.ttl if out.ttl is None else out.ttl)
+        tx.append(
+            Draft(
+                event_id=out.event_id,
+                kind=out.kind,
+                source_agent_id=out.from_agent,
+                to_agent_id=out.to_agent,
+                corr_id=out.corr_id,
+                ref_event_id=out.ref_event_id,
+                causation_id=out.causation_id,
+                expires_at=expires,
+                payload=sealed,
+                payload_ref=ref,
+                trace=Trace(route_decision="none", traceparent=out.traceparent),
+            )
+        )
+        self.open(tx, out, "emitted", None, 0, expires, expires, key)
+        if (found := self.find(tx, out.event_id)) is not None:
+            self._give_up(tx, found, reason, detail, NEVER_SENT)
+
     def open(
         self,
         tx: Tx,
         out: Outgoing,
         state: str,
-        route: Route,
+        route: Route | None,
         number: int,
         expires: int,
         due: int,
         key: bytes | None,
     ) -> None:
         """Write the delivery down."""
+        node, offer = (route.node, route.offer) if route else (None, False)
         accepted = tx.now if state == "accepted" else None
         row = (out.kind, out.from_agent, out.to_agent, out.corr_id, state, tx.now, accepted)
-        tail = (route.node, route.offer, number, expires, due, key, out.fingerprint, out.digest)
+        tail = (node, offer, number, expires, due, key, out.fingerprint, out.digest)
         tx.run(_OPEN, (parse_event_id(out.event_id), *row, out.replies_to, *tail))
         self._look_by(due)
 
@@ -311,6 +374,7 @@ class Sender:
             self._late(tx, id, source, "accepted")
             return
         self._look_by(due)
+        self.on_receipt(row[2], "accepted", tx.now - row[3], ref)
         if row[0]:
             self._signal(tx, source, ref, "confirm")
         self._on_end(tx, Ended(ref, "", "", row[1], "", None))
@@ -322,7 +386,8 @@ class Sender:
         if row is None:
             self._late(tx, id, source, f"processed: {receipt.outcome}")
             return
-        from_agent, to_agent, corr_id, replies_to = row
+        from_agent, to_agent, corr_id, replies_to, kind, emitted = row
+        self.on_receipt(kind, "processed", tx.now - emitted, ref)
         ends = (ref, from_agent, to_agent, corr_id)
         self._ended(tx, Ended(*ends, receipt.outcome or "ok", receipt.reason, replies_to))
 
@@ -332,7 +397,8 @@ class Sender:
         row = tx.one(_REPLY, (tx.now, answer, tx.now, id, source))
         if row is None:
             return None
-        from_agent, to_agent, corr_id, replies_to = row
+        from_agent, to_agent, corr_id, replies_to, kind, emitted = row
+        self.on_receipt(kind, "processed", tx.now - emitted, ref)
         ended = Ended(ref, from_agent, to_agent, corr_id, "ok", None, replies_to)
         self._ended(tx, ended)
         return ended
@@ -346,40 +412,67 @@ class Sender:
         if settled is not None:
             node, through = settled
             said = Signal(signal="settled", from_agent=pair[0], to_agent=pair[1], through=through)
-            self._say(tx, node, None, said)
+            self.say(tx, node, None, said)
 
     def _late(self, tx: Tx, id: bytes, source: str, verdict: str) -> None:
         """It amends a dead letter, repeats what is known, or means nothing."""
         tx.run(_AMEND, (verdict, id, source))
-        if tx.changes():
-            tx.run("UPDATE undelivered SET verdict = ? WHERE event_id = ?", (verdict, id))
-        else:
+        known = tx.changes()
+        tx.run(_AMEND_LETTER, (verdict, id, source))
+        if not (known or tx.changes() or tx.one(_ROUTED, (id, source))):
             self.ignored += 1
 
     def _refused(self, tx: Tx, source: str, ref: str, reason: str) -> None:
         """Somebody else may take it; one that was accepted is lost and has to be told so."""
         found = self.find(tx, ref)
-        if found is None or found.node != source or found.state in ("processed", "replied"):
+        if found is None:
+            self._late(tx, parse_event_id(ref), source, f"refused: {reason}")
+        elif found.node != source or found.state in ("processed", "replied"):
             self.ignored += 1
         elif found.state == "dead_letter":
             self._late(tx, found.event_id, source, f"refused: {reason}")
+        elif reason == RESTORED:
+            why = f"{source} was restored from a backup, and cannot say what it did"
+            self._give_up(tx, found, "owner_restored", why)
         elif found.state not in UNACCEPTED:
             self._give_up(tx, found, "owner_lost_it", f"{source}: {reason}")
         elif reason == "resend" and found.attempt < self._patience.max_attempts:
             self._reroute(tx, found, Route(source, "retry", bool(found.offer)))
+        elif reason == "moved":
+            self._follow(tx, found)
         else:
             self._elsewhere(tx, found, frozenset({source}), reason)
+
+    def _follow(self, tx: Tx, found: Delivery) -> None:
+        """Its agent lives elsewhere now. Whoever knows first has to wait for the other."""
+        if self._finds_another(tx, found) or found.attempt >= self._patience.max_attempts:
+            self._elsewhere(tx, found, frozenset({found.node}), "moved")
+            return
+        due = tx.now + self._patience.backoff(found.attempt, self._node.clock)
+        tx.run(_PARK, (min(due, found.expires_at), found.event_id))
+        self._look_by(min(due, found.expires_at))
+
+    def _finds_another(self, tx: Tx, found: Delivery) -> bool:
+        try:
+            self._route(tx, found.to_agent, frozenset({found.node}))
+        except GatepostError:
+            return False
+        return True
 
     def _elsewhere(self, tx: Tx, found: Delivery, refused: frozenset[str], reason: str) -> None:
         try:
             route = self._route(tx, found.to_agent, refused)
         except GatepostError:
-            self._give_up(tx, found, "refused", f"{found.node}: {reason}")
+            self._give_up(tx, found, "refused", f"{found.node}: {reason}", f"refused: {reason}")
             return
-        if found.attempt >= self._patience.max_attempts:
-            self._give_up(tx, found, "exhausted", f"{found.node}: {reason}")
-            return
-        self._reroute(tx, found, route)
+        # Who refused one lets none of its pair overtake it, so the others go with it.
+        for row in tx.rows(_OF_PAIR, (*found.pair, found.node)):
+            each = Delivery(*row)
+            if each.attempt >= self._patience.max_attempts:
+                why = f"{found.node}: {reason}"
+                self._give_up(tx, each, "exhausted", why, f"refused: {reason}")
+            else:
+                self._reroute(tx, each, route)
 
     def find(self, tx: Tx, event_id: str) -> Delivery | None:
         row = tx.one(_FIND, (parse_event_id(event_id),))
@@ -410,11 +503,17 @@ class Sender:
         if found.state not in UNACCEPTED:
             self._breach(tx, found)
         elif tx.now >= found.expires_at:
-            self._give_up(tx, found, "expired", "nobody accepted it in time")
+            verdict = None if self._was_sent(tx, found) else NEVER_SENT
+            self._give_up(tx, found, "expired", "nobody accepted it in time", verdict)
+        elif found.reason == "moved":
+            self._elsewhere(tx, found, frozenset(), "moved")
         elif self._fall_back(tx, found):
             return
         elif not self.directory.online(found.node):
             tx.run(_LATER, (found.expires_at, found.event_id))
+        elif self.pairs.waits(tx, found.pair, found.node, found.pair_seq):
+            later = tx.now + self._patience.accept_timeout
+            tx.run(_LATER, (min(later, found.expires_at), found.event_id))
         elif found.attempt >= self._patience.max_attempts:
             self._give_up(tx, found, "exhausted", f"{found.node} never answered")
         elif found.state == "emitted":
@@ -422,6 +521,12 @@ class Sender:
             tx.run(_TIMEOUT, (min(tx.now + wait, found.expires_at), found.event_id))
         else:
             self._retry(tx, found)
+
+    def _was_sent(self, tx: Tx, found: Delivery) -> bool:
+        """Whether its owner may have heard of it. From now on it would refuse it as expired."""
+        ((seq,),) = tx.rows(_SEQ_OF, (found.event_id, found.node))
+        row = tx.one("SELECT sent_seq FROM recipient WHERE node_id = ?", (found.node,))
+        return seq is None or (row is not None and seq <= row[0])
 
     def _retry(self, tx: Tx, found: Delivery) -> None:
         """The same event again, without its payload: that is in the log already."""
@@ -463,6 +568,9 @@ class Sender:
         before, self.directory = self.directory, directory
         self.nodes |= {row[0] for row in tx.rows(_NODES)}
         for node, agent in tx.rows(_WAITING_ROUTES):
+            if directory.agents.get(agent) != before.agents.get(agent):
+                tx.run(_UNPARK, (tx.now, node, agent))
+                self._look_by(tx.now)
             if directory.online(node):
                 if not before.online(node):
                     soon = tx.now + self._patience.accept_timeout
@@ -488,6 +596,9 @@ class Sender:
         if route.node == node:
             return False
         moved = [Delivery(*row) for row in tx.rows(_OF_PAIR, (*pair, node))]
+        if not all(found.offer for found in moved):
+            # What is no offer may be accepted there at any moment.
+            return False
         for found in moved:
             self._reroute(tx, found, route)
         return bool(moved)
@@ -497,7 +608,7 @@ class Sender:
         attempt = found.attempt + 1
         if route.node != found.node:
             said = Signal(signal="withdraw", pair_seq=found.pair_seq)
-            self._say(tx, found.node, found.id, said)
+            self.say(tx, found.node, found.id, said)
         draft, key = self._resealed(tx, found, route)
         expires, due = found.expires_at, self._accept_by(tx, route.node, found.expires_at)
         row = (route.node, route.offer, attempt, min(due, expires), key, found.event_id)
@@ -542,6 +653,10 @@ class Sender:
             envelope = decode(body)
             if envelope.payload is not UNSET or envelope.payload_ref is not None:
                 return envelope
+        id = format_event_id(event_id)
+        for draft in tx.appended:
+            if draft.event_id == id and (draft.payload is not UNSET or draft.payload_ref):
+                return draft
         raise SealError(f"the payload of {format_event_id(event_id)} is not in the outbox any more")
 
     # -- giving up
@@ -555,10 +670,32 @@ class Sender:
             if seq is not None and seq <= sent_seq:
                 self._give_up(tx, found, "owner_restored", reason)
                 lost += 1
+        for from_agent, to_agent, last, moving in tx.rows(_PAIRS_AT, (node,)):
+            # It does not know of what it has settled since; those numbers never come again.
+            through = moving - 1 if moving else last
+            ends = {"from_agent": from_agent, "to_agent": to_agent}
+            self.say(tx, node, None, Signal(signal="settled", through=through, **ends))
         return lost
 
-    def _give_up(self, tx: Tx, found: Delivery, reason: str, detail: str) -> None:
-        self._bury(tx, found, reason)
+    def doubt(self, tx: Tx, limit: int) -> int:
+        """In a restored journal: what is open may be done, so its owner is asked and never sent it.
+
+        Repeat it until it returns 0.
+        """
+        rows = tx.rows(_DOUBTFUL, (self._node.id, limit))
+        for found in (Delivery(*row) for row in rows):
+            tx.run(_DOUBT, (tx.now + self._patience.sla, found.event_id))
+            if found.offer:
+                said = Signal(signal="withdraw", pair_seq=found.pair_seq)
+                self.say(tx, found.node, found.id, said)
+            self._signal(tx, found.node, found.id, "status_request")
+        return len(rows)
+
+    def _give_up(
+        self, tx: Tx, found: Delivery, reason: str, detail: str, verdict: str | None = None
+    ) -> None:
+        """`verdict` is what is known of its last owner."""
+        self._bury(tx, found, reason, verdict)
         said = DeadLetter(
             reason=reason, detail=detail, attempts=found.attempt, pair_seq=found.pair_seq
         )
@@ -581,7 +718,7 @@ class Sender:
         ends = (found.id, found.from_agent, found.to_agent, found.corr_id)
         self._ended(tx, Ended(*ends, "dead_letter", reason, row[0] if row else "caller"))
 
-    def _bury(self, tx: Tx, found: Delivery, reason: str) -> None:
+    def _bury(self, tx: Tx, found: Delivery, reason: str, verdict: str | None) -> None:
         """Keep the payload, for it may be sent again."""
         payload, trace, ref = b"null", None, None
         try:
@@ -596,15 +733,15 @@ class Sender:
         except GatepostError as error:
             self._incidents.raise_(tx, "payload_lost", found.id, error.message)
         head = (found.event_id, found.kind, *found.pair, found.corr_id, found.node)
-        row = (reason, found.attempt, tx.now, payload, found.digest, trace, ref or None)
+        row = (reason, found.attempt, tx.now, payload, found.digest, trace, ref or None, verdict)
         tx.run(_BURY, (*head, *row))
 
     # -- saying
 
     def _signal(self, tx: Tx, node: str, ref: str, name: str) -> None:
-        self._say(tx, node, ref, Signal(signal=name))
+        self.say(tx, node, ref, Signal(signal=name))
 
-    def _say(self, tx: Tx, node: str, ref: str | None, said: Signal) -> None:
+    def say(self, tx: Tx, node: str, ref: str | None, said: Signal) -> None:
         self._append(
             tx,
             Draft(
@@ -621,6 +758,10 @@ class Sender:
         tx.append(draft)
         if draft.to_node_id == self._node.id:
             self._on_own(tx, draft)
+
+
+def _nobody_counts(kind: str, stage: str, millis: int, event_id: str) -> None:
+    """Until somebody does."""
 
 
 def blob(tx: Tx, digest: str) -> tuple[bytes, int]:

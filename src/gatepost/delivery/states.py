@@ -4,7 +4,8 @@ A message is `emitted` into the outbox. Its owner's receipt makes it `accepted`;
 it is `retry_pending`, and emitted again, or routed to somebody else, or given up. What was accepted
 ends as `processed`, or as `replied` if an answer came first; if neither comes in time that is an
 `incident`, from which it can still recover, but which is never retried. A `dead_letter` is what the
-sender gave up; whatever its last owner says later is noted beside it and changes nothing.
+sender gave up; whatever its last owner says later is noted beside it and changes nothing. In a
+journal that was restored every open delivery is in `doubt`: it is asked about, never sent again.
 """
 
 from enum import StrEnum
@@ -31,6 +32,7 @@ class Input(StrEnum):
     PROCESS = "process"
     REPLY = "reply"
     GIVE_UP = "give_up"
+    DOUBT = "doubt"
 
 
 TRANSITIONS: dict[tuple[State, Input], State] = {
@@ -40,6 +42,7 @@ TRANSITIONS: dict[tuple[State, Input], State] = {
     (State.EMITTED, Input.PROCESS): State.PROCESSED,
     (State.EMITTED, Input.REPLY): State.REPLIED,
     (State.EMITTED, Input.GIVE_UP): State.DEAD_LETTER,
+    (State.RETRY_PENDING, Input.TIMEOUT): State.RETRY_PENDING,
     (State.RETRY_PENDING, Input.RETRY): State.EMITTED,
     (State.RETRY_PENDING, Input.REROUTE): State.EMITTED,
     (State.RETRY_PENDING, Input.ACCEPT): State.ACCEPTED,
@@ -54,6 +57,10 @@ TRANSITIONS: dict[tuple[State, Input], State] = {
     (State.INCIDENT, Input.REPLY): State.REPLIED,
     (State.INCIDENT, Input.BREACH): State.INCIDENT,
     (State.INCIDENT, Input.GIVE_UP): State.DEAD_LETTER,
+    (State.EMITTED, Input.DOUBT): State.INCIDENT,
+    (State.RETRY_PENDING, Input.DOUBT): State.INCIDENT,
+    (State.ACCEPTED, Input.DOUBT): State.INCIDENT,
+    (State.INCIDENT, Input.DOUBT): State.INCIDENT,
 }
 
 TERMINAL = (State.PROCESSED, State.REPLIED, State.DEAD_LETTER)

@@ -61,6 +61,37 @@ class BlobStore:
         check_digest(digest)
         return self._store(_limited(pieces, sealed_size(self._limit)), expected=digest)
 
+    def put(self, digest: str, offset: int, piece: bytes) -> None:
+        """Write a piece of a blob that is being fetched. It is no blob before `complete`."""
+        with _storage("write a piece of a blob"):
+            file = os.open(self._partial(digest), os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                rest = memoryview(piece)
+                while rest:
+                    written = os.pwrite(file, rest, offset)
+                    rest, offset = rest[written:], offset + written
+            finally:
+                os.close(file)
+
+    def complete(self, digest: str) -> Blob:
+        """Keep what was put, provided that it is the blob it should be; otherwise it goes."""
+        partial = self._partial(digest)
+        try:
+            blob = _digested(partial)
+            if blob.digest != digest:
+                raise SealError(f"fetched blob is {blob.digest}, not {digest}")
+            self._publish(partial, blob)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink()
+            raise
+        return blob
+
+    def abandon(self, digest: str) -> None:
+        """Forget the pieces of a blob that will not be complete."""
+        with _storage("delete pieces of a blob"):
+            self._partial(digest).unlink(missing_ok=True)
+
     def read(self, digest: str, key: bytes) -> Iterator[bytes]:
         """The payload in chunks, each authentic; complete only if no SealError follows."""
         self.size(digest)
@@ -99,6 +130,9 @@ class BlobStore:
     def _path(self, digest: str) -> Path:
         return self._directory / check_digest(digest).removeprefix("sha256:")
 
+    def _partial(self, digest: str) -> Path:
+        return self._directory / f"{_TEMPORARY}{self._path(digest).name}"
+
     def _store(self, sealed: Iterable[bytes], expected: str | None = None) -> Blob:
         temporary = self._directory / f"{_TEMPORARY}{self._clock.random(16).hex()}"
         try:
@@ -125,6 +159,17 @@ def _write(path: Path, pieces: Iterable[bytes]) -> Blob:
             hasher.update(piece)
             size += len(piece)
             _append(file, piece)
+        with _storage("sync a blob"):
+            os.fsync(file.fileno())
+    return Blob(f"sha256:{hasher.hexdigest()}", size)
+
+
+def _digested(path: Path) -> Blob:
+    hasher, size = sha256(), 0
+    with _open(path) as file:
+        while piece := _read(file, CHUNK):
+            hasher.update(piece)
+            size += len(piece)
         with _storage("sync a blob"):
             os.fsync(file.fileno())
     return Blob(f"sha256:{hasher.hexdigest()}", size)

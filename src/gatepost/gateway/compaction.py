@@ -1,5 +1,6 @@
 """Forgetting, in small steps beside the traffic."""
 
+from gatepost.delivery import retention
 from gatepost.gateway.core import Core
 from gatepost.journal import Tx
 from gatepost.mailbox import sweep
@@ -18,9 +19,20 @@ DELETE FROM idempotency WHERE (agent, key) IN (
     AND NOT EXISTS (SELECT 1 FROM delivery d WHERE d.event_id = i.event_id) LIMIT ?
 )
 """
+# A blob is needed by mail, by what may have to be sent again, and by what is not accepted yet.
 _BLOBS = """
 DELETE FROM blob WHERE created_at <= ? AND NOT EXISTS (
     SELECT 1 FROM blob_use u JOIN body b ON b.id = u.mail WHERE u.digest = blob.digest
+) AND NOT EXISTS (
+    SELECT 1 FROM delivery d WHERE d.digest = blob.digest AND d.processed_at IS NULL
+) AND digest NOT IN (
+    SELECT digest FROM undelivered WHERE digest IS NOT NULL
+    UNION ALL
+    SELECT ref FROM (
+        SELECT CAST(body AS TEXT) ->> '$.payloadRef.digest' AS ref FROM held
+        UNION ALL
+        SELECT CAST(body AS TEXT) ->> '$.payloadRef.digest' FROM offered
+    ) WHERE ref IS NOT NULL
 ) RETURNING digest
 """
 
@@ -30,6 +42,7 @@ async def compact(core: Core) -> int:
     total = 0
     while gone := await core.commit(lambda tx: _forget(core, tx)):
         total += gone
+    await core.commit(core.bounds.cut_off)
     for digest in await core.commit(_unused_blobs):
         core.blobs.delete(digest)
         total += 1
@@ -44,7 +57,7 @@ def _forget(core: Core, tx: Tx) -> int:
     for sql in (_DELIVERIES, _KEYS):
         tx.run(sql, (rows_before, journal.sweep_batch))
         gone += tx.changes()
-    return gone
+    return gone + retention.forget(tx, core.messages.receiver, rows_before, journal.sweep_batch)
 
 
 async def remove_orphans(core: Core) -> int:

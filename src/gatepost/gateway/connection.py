@@ -38,6 +38,8 @@ class Connection:
         self.public_key = public_key
         self.role = role
         self.session = ""
+        # When something came last, by the event loop's clock.
+        self.heard = asyncio.get_running_loop().time()
         self.synced = asyncio.Event()
         self.idle = asyncio.Event()
         self._wire = wire
@@ -76,6 +78,7 @@ class Connection:
 
     async def _read(self) -> None:
         while (message := await self._wire.receive()) is not None:
+            self.heard = asyncio.get_running_loop().time()
             if message[:1] == PIPE and self.on_frame is not None:
                 self.on_frame(message[1:])
                 continue

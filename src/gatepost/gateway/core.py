@@ -13,9 +13,12 @@ import apsw
 from gatepost.clock import Clock, SystemClock
 from gatepost.config import Settings
 from gatepost.delivery import Agents, Messages, Node, Patience
+from gatepost.delivery.retention import Bounds
 from gatepost.errors import ConfigError, GatepostError
 from gatepost.events import Blob, BlobStore
+from gatepost.gateway.observing import Observer
 from gatepost.gateway.state import StateDir
+from gatepost.gateway.telemetry import Telemetry, telemetry_of
 from gatepost.journal import Database, Outcome, Tx, Writer
 from gatepost.journal.outbox import Outbox
 from gatepost.mailbox import Dispatcher, Policy
@@ -43,14 +46,18 @@ class Core:
         self.messages = Messages(self.node, self.agents, patience_of(settings), self._want_blob)
         self.dispatcher = Dispatcher(self.clock, policy_of(settings), self.messages.close)
         self.messages.dispatcher = self.dispatcher
+        cut_off = int(settings.delivery.cut_off_secs * 1000)
+        self.bounds = Bounds(self.node.id, self.messages.sender, self.messages.incidents, cut_off)
         self.blobs = BlobStore(self.state.blobs, self.clock, settings.limits.max_blob_bytes)
         self.outbox = Outbox(self.node.id, self.node.incarnation, self.node.key)
+        self.telemetry: Telemetry | None = telemetry_of(settings.telemetry, self.node.id, self.clock)
+        self.observer = Observer(self.messages, self.telemetry)
         self.on_blob_wanted: Callable[[str, str], None] = _nobody_fetches
         self.writer = Writer(
             self.database.writer,
             self.clock,
             self._deliver,
-            participants=(self.dispatcher, self.messages, self.outbox),
+            participants=(self.dispatcher, self.messages, self.outbox, self.observer),
             group_max=settings.journal.group_max,
         )
         self._loop: asyncio.AbstractEventLoop
@@ -87,6 +94,8 @@ class Core:
 
     async def stop(self) -> None:
         await asyncio.to_thread(self.writer.stop)
+        if self.telemetry is not None:
+            await asyncio.to_thread(self.telemetry.stop)
         self._readers.shutdown()
         self._storers.shutdown()
         self.database.close()

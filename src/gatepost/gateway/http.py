@@ -2,18 +2,20 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from litestar import Request, Router
+from litestar import Request, Response, Router
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.response import Stream
 from msgspec import Struct, field
 
+from gatepost.delivery.messages import is_reached
 from gatepost.errors import GatepostError, UnknownBlob, UnknownMessage
 from gatepost.events import AgentId, Envelope, check_agent_id, check_digest, check_msg_id
-from gatepost.gateway.operations import Operations
-from gatepost.gateway.route import delete, get, post, put
+from gatepost.gateway.operations import Operations, weight
+from gatepost.gateway.route import ERRORS, delete, get, post, put
 from gatepost.gateway.upload import Uploads
 from gatepost.journal.outbox import journey
 from gatepost.mailbox import browse
@@ -65,6 +67,9 @@ WaitSecs = Annotated[float, QueryParameter(ge=0, le=3600)]
 AnyRequest = Request[Any, Any, Any]
 
 _BATCH = msgspec.Meta(min_length=1, max_length=1000)
+_NOT_YET = ResponseSpec(
+    Sent, description="It was sent, and is not that far yet.", generate_examples=False
+)
 
 
 class Batch(Struct):
@@ -236,23 +241,47 @@ def _dead_letter_routes(operations: Operations) -> list[Any]:
 
 
 def _message_routes(operations: Operations) -> list[Any]:
-    @post("/messages", status_code=200, summary="Send a message to an agent")
-    async def send(data: JSONBody[NewSend]) -> Sent:
-        reply: SendResults = await operations.perform(Send(messages=[data]))
+    @post(
+        "/messages",
+        status_code=200,
+        responses={**ERRORS, 202: _NOT_YET},
+        summary="Send a message to an agent, or to several; may wait for what becomes of it",
+    )
+    async def send(
+        data: JSONBody[NewSend],
+        request: AnyRequest,
+        wait: FromQuery[Literal["accepted", "processed"] | None] = None,
+        timeout: WaitSecs = 30.0,
+    ) -> Response[Sent]:
+        operation = Send(messages=[data])
+        operations.bucket.take(weight(operation) - 1)
+        reply: SendResults = await operations.perform(operation)
         (sent,) = reply.results
         if sent.error is not None:
             raise _error(sent.error)
-        return sent
+        if wait is None:
+            return Response(sent)
+        work = operations.wait_for(sent, wait, timeout)
+        sent = await while_connected(request, work)
+        copies = [copy for copy in sent.copies or [sent] if copy.error is None]
+        there = all(is_reached(copy, wait) for copy in copies)
+        return Response(sent, status_code=200 if there else 202)
 
     @post("/messages/batch", status_code=200, summary="Send messages to agents")
     async def send_batch(data: JSONBody[SendBatch]) -> SendResults:
-        operations.bucket.take(len(data.messages))
-        reply: SendResults = await operations.perform(Send(messages=data.messages))
+        operation = Send(messages=data.messages)
+        operations.bucket.take(weight(operation))
+        reply: SendResults = await operations.perform(operation)
         return reply
 
     @get("/messages/{event_id:str}", summary="What became of a message; may wait for it")
-    async def message(event_id: Name, request: AnyRequest, wait_secs: WaitSecs = 0.0) -> Sent:
-        op = Await(event_id=event_id, wait_secs=wait_secs)
+    async def message(
+        event_id: Name,
+        request: AnyRequest,
+        wait_secs: WaitSecs = 0.0,
+        until: FromQuery[Literal["accepted", "processed"]] = "processed",
+    ) -> Sent:
+        op = Await(event_id=event_id, wait_secs=wait_secs, until=until)
         reply: Awaited = await while_connected(request, operations.perform(op))
         return reply.result
 
@@ -271,13 +300,15 @@ def _agent_routes(operations: Operations) -> list[Any]:
 
     @get("/agents", summary="Agents this gateway answers for")
     async def agents() -> list[Agent]:
-        return await core.read(core.agents.list)
+        found = await core.read(core.agents.list)
+        return [core.messages.transfers.describe(each) for each in found]
 
     @put("/agents/{agent:str}", summary="Register an agent")
-    async def register(agent: Name) -> Agent:
+    async def register(agent: Name, standby: FromQuery[bool] = False) -> Agent:
         name = check_agent_id(agent)
-        await operations.perform(Register(agent=name))
-        return await core.read(lambda tx: core.agents.get(tx, name))
+        await operations.perform(Register(agent=name, standby=standby))
+        found = await core.read(lambda tx: core.agents.get(tx, name))
+        return core.messages.transfers.describe(found)
 
     @delete("/agents/{agent:str}", status_code=200, summary="Remove an agent; its mail is kept")
     async def remove(agent: Name) -> Count:

@@ -10,6 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from gatepost.gateway.core import Core
+from gatepost.gateway.observing import Observing
 from gatepost.journal.tx import Row
 from gatepost.mailbox import browse
 
@@ -30,6 +31,8 @@ class Metrics:
         self._nodes = Gauge(
             "gatepost_room_guests", "Nodes connected to the room here.", registry=self._registry
         )
+        self.observing = Observing(core)
+        self._registry.register(self.observing)
         self._incidents = _Incidents()
         self._registry.register(self._incidents)
 
@@ -54,6 +57,7 @@ class Metrics:
 
     async def render(self) -> tuple[bytes, str]:
         self._mail.rows = await self._core.read(browse.counts)
+        await self.observing.refresh()
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
 

@@ -8,14 +8,16 @@ from typing import Any
 
 from gatepost.access.retention import prune
 from gatepost.errors import GatepostError
-from gatepost.gateway import nodes, room_api
+from gatepost.gateway import nodes, ownership, room_api, route_api
 from gatepost.gateway.core import Core
 from gatepost.gateway.dial import Dialer
 from gatepost.gateway.metrics import Metrics
 from gatepost.gateway.nodes import NodeDoor
+from gatepost.gateway.ownership import Ownership
 from gatepost.gateway.pipes import Pipes
 from gatepost.gateway.room import RoomKeeper
 from gatepost.gateway.room_api import RoomApi
+from gatepost.gateway.route_api import RouteApi
 from gatepost.gateway.threshold import Threshold
 
 log = logging.getLogger(__name__)
@@ -35,12 +37,19 @@ class Neighbours:
         self._news = asyncio.Event()
         core.messages.on_agents = self._news.set
         self._dialer = Dialer(self.keeper, self.pipes)
+        self._ownership = Ownership(self.keeper)
         self._door = NodeDoor(self.keeper, self.pipes, metrics, threshold)
         metrics.count(self.keeper.incidents)
+        metrics.observing.watch(self.keeper, self.pipes)
 
     def routes(self) -> list[Any]:
         api = RoomApi(self.keeper, self._dialer)
-        return [*nodes.routes(self._door), *room_api.routes(api)]
+        return [
+            *nodes.routes(self._door),
+            *room_api.routes(api),
+            *ownership.routes(self._ownership),
+            *route_api.routes(RouteApi(self.keeper)),
+        ]
 
     @contextlib.asynccontextmanager
     async def running(self, url: str | None) -> AsyncIterator[None]:
@@ -52,6 +61,7 @@ class Neighbours:
             asyncio.create_task(self._dialer.run()),
             asyncio.create_task(self.pipes.run()),
             asyncio.create_task(self._speak()),
+            asyncio.create_task(self._ownership.run()),
             asyncio.create_task(_again_and_again(self._forget, _FORGET_SECS)),
         ]
         try:

@@ -13,17 +13,23 @@ from msgspec import Meta, Struct
 from gatepost import __version__
 from gatepost.access import forms
 from gatepost.events import AgentId, Digest, EventId, MsgId, NodeId
-from gatepost.gateway import external_agents, http, views
+from gatepost.gateway import external_agents, feedback, http, reports, undelivered_api, views
 from gatepost.wire import Status
 
 # What ids look like; each is checked where it is used, so that its error can say what is wrong.
 _IDS: dict[str, Any] = {"mailbox": AgentId, "agent": AgentId, "msg_id": MsgId, "event_id": EventId}
 _IDS |= {"digest": Digest, "payload_ref": Digest}
 _IDS |= {"node": NodeId, "invite_id": Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]}
+_IDS |= {"ref": MsgId, "review_id": reports.ReviewId}
 # Rules between fields, which a type cannot express.
 _RULES = {
     "NewMessage": {"anyOf": [{"required": ["msg_id"]}, {"required": ["msgId"]}]},
-    "NewSend": {"oneOf": [{"required": ["payload"]}, {"required": ["payload_ref"]}]},
+    "NewSend": {
+        "allOf": [
+            {"oneOf": [{"required": ["payload"]}, {"required": ["payload_ref"]}]},
+            {"oneOf": [{"required": ["to_agent"]}, {"required": ["to_agents"]}]},
+        ]
+    },
 }
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 # Any operation of the WebSocket, or one known by its name only.
@@ -64,7 +70,8 @@ def _describe_ids(parameters: Iterable[dict[str, Any]]) -> None:
 
 
 def _schemas() -> dict[str, Any]:
-    own = [each for module in (views, forms) for each in vars(module).values()]
+    modules = (views, forms, undelivered_api, reports, feedback)
+    own = [each for module in modules for each in vars(module).values()]
     found = [each for each in (*vars(http).values(), *own) if isinstance(each, type)]
     structs = {each for each in found if issubclass(each, Struct) and each is not Struct}
     _, schemas = msgspec.json.schema_components(

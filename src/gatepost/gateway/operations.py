@@ -167,7 +167,10 @@ class Operations:
 
     def _register(self, op: Register) -> Plan:
         def register(tx: Tx) -> Reply:
-            self.core.agents.register(tx, op.agent)
+            # Who merely comes again stays what it was.
+            self.core.agents.register(tx, op.agent, standby=op.standby or None)
+            if not self.core.agents.stands_by(tx, op.agent):
+                self.core.messages.transfers.ask(tx, op.agent)
             return Done(re=op.id)
 
         return register
@@ -210,6 +213,8 @@ class Operations:
         return memoryview(new.payload).nbytes > self._inline
 
     def _send_all(self, op: Send, marks: list[bytes]) -> Plan:
+        if self.core.telemetry is not None:
+            self.core.telemetry.sending(op.messages)
         sends = list(zip(op.messages, marks, strict=True))
         return lambda tx: SendResults(re=op.id, results=self._send_in(tx, sends))
 
@@ -237,6 +242,8 @@ class Operations:
             sent = self.core.messages.send(tx, new, fingerprint)
         except GatepostError as error:
             tx.undo(mark)
+            if self.core.telemetry is not None:
+                self.core.telemetry.not_sent(new, error.code)
             id = "" if isinstance(new.event_id, UnsetType) else new.event_id
             return Sent(id, error=Failure.of(error, id))
         tx.keep()
@@ -249,6 +256,18 @@ class Operations:
         else:
             sent = await self.core.read(lambda tx: messages.status(tx, id))
         return Awaited(re=op.id, result=sent)
+
+    async def wait_for(self, sent: Sent, until: str, secs: float) -> Sent:
+        """What is known of a message, or of all its copies, once it is that far or time is up."""
+        if sent.error is not None:
+            return sent
+        if not sent.copies:
+            found = await self._reached(sent.event_id, secs, until)
+            found.to_agent = sent.to_agent
+            return found
+        each = (self.wait_for(copy, until, secs) for copy in sent.copies)
+        sent.copies = list(await asyncio.gather(*each))
+        return sent
 
     async def _reached(self, id: str, secs: float, until: str) -> Sent:
         messages = self.core.messages
@@ -419,7 +438,13 @@ def _came(future: "asyncio.Future[Any]") -> bool:
 
 def weight(op: Op) -> int:
     """How much work an operation is."""
-    return len(op.messages) if isinstance(op, Enqueue | Send) else 1
+    if isinstance(op, Send):
+        return sum(_copies(new) for new in op.messages)
+    return len(op.messages) if isinstance(op, Enqueue) else 1
+
+
+def _copies(new: NewSend) -> int:
+    return len(new.to_agents) if isinstance(new.to_agents, list) else 1
 
 
 def _some(*lists: list[str]) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from gatepost.delivery.frames import Frame, pack, unpack
+from gatepost.delivery.journey import TracePart
 from gatepost.delivery.link import Link
 from gatepost.errors import GatepostError, Internal, LinkError
 from gatepost.gateway.connection import Connection
@@ -58,6 +59,18 @@ class Pipes:
 
     def linked(self) -> set[str]:
         return {end.link.peer for end in self._links.values() if end.link.greeted}
+
+    def silence(self, node: str) -> float:
+        """Seconds since its last sign of life: on a connection, or else in the room."""
+        heard = [each.heard for each in self._keeper.connections if each.node == node]
+        if heard:
+            return max(0.0, asyncio.get_running_loop().time() - max(heard))
+        member = self._keeper.current.view.nodes[node]
+        return max(0, self._core.clock.now() - member.record.last_heartbeat_at) / 1000
+
+    def acked(self, node: str) -> int:
+        """How far a node says it has taken our outbox, though that may not be on disk yet."""
+        return max((end.link.acked for end in self.links_to(node)), default=0)
 
     def _first(self, connection: Connection, data: bytes) -> None:
         end = self._end_of(connection)
@@ -128,6 +141,8 @@ class LinkEnd:
         self.link = Link(self, self._core.node, self._core.messages, connection.node, window)
         self.link.may_read = lambda: pipes.may_read(self)
         self.link.on_live = pipes.go_live
+        self.trace = TracePart(self, self._core.node, connection.node)
+        self.link.parts.append(self.trace)
 
     def receive(self, data: bytes) -> None:
         try:

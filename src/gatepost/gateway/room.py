@@ -60,6 +60,7 @@ Words = Mapping[tuple[str, str], Record | None]
 _FAREWELL_SECS = 0.5
 _RETRY_SECS = 1.0
 _ANNOUNCE_MS = 15_000
+_COUNT_MS = 30_000
 
 
 class RoomKeeper:
@@ -84,8 +85,11 @@ class RoomKeeper:
         self._dirty = asyncio.Event()
         self._entering = asyncio.Lock()
         self._announced_at = 0
+        self._counted_at = 0
         self._retired = False
         self.may_speak = asyncio.Event()
+        # Held by whoever decides, from what is known, what to say of agents.
+        self.speaking = asyncio.Lock()
 
     # -- which room
 
@@ -95,12 +99,12 @@ class RoomKeeper:
         loaded = await self.core.read(_load)
         if loaded is None:
             return
-        genesis, epoch, records = loaded
+        genesis, epoch, records, leap = loaded
         own = next((s for s in records if s.place == self._own_place()), None)
         if own is None:
             raise JournalCorrupt("the room in the journal lacks this node's own record")
         author = Author(self.core.node.key, own.chain)
-        self._open(Room(genesis, author=author, epoch=epoch, records=records))
+        self._open(Room(genesis, author=author, epoch=epoch, records=records, leap=leap))
 
     async def found(self, also: Callable[[Tx], T]) -> T:
         """Do `also` in our room; if there is none yet, in one that is founded with it."""
@@ -271,14 +275,23 @@ class RoomKeeper:
         if self.room is None or self._retired or not self.may_speak.is_set():
             return
         await self.follow_epoch()
-        agents = await self.core.read(self.core.agents.list)
-        words: dict[tuple[str, str], Record | None] = {
-            ("nodes", self.core.node.id): self._node(self.room, "online"),
-            **own_records.agents(agents, self.core.node.id),
-        }
-        gone: Words = {p: None for p in own_records.agents_said(self.room) if p not in words}
-        await self.publish({**words, **gone})
+        async with self.speaking:
+            agents = await self.core.read(self.core.agents.list)
+            words: dict[tuple[str, str], Record | None] = {
+                ("nodes", self.core.node.id): self._node(self.room, "online"),
+                **own_records.agents(self.room, agents, self.core.node.id),
+                **await self._progress(),
+            }
+            await self.publish(words)
         self._announce()
+
+    async def _progress(self) -> dict[tuple[str, str], Record]:
+        """How far we have come, now and then: it changes with every message."""
+        if self._now() < self._counted_at + _COUNT_MS:
+            return {}
+        self._counted_at = self._now()
+        found = await self.core.read(own_records.delivery)
+        return {} if found is None else {("delivery", self.core.node.id): found}
 
     async def tidy(self) -> None:
         """Take back own records that are over; how long they stay is the coordinator's word."""
@@ -296,7 +309,8 @@ class RoomKeeper:
             self.awareness.announce(presence)
 
     def _node(self, room: Room, status: Status) -> Node:
-        return own_records.node(room, self.endpoint, status, self._now())
+        capabilities = self.core.settings.node.capabilities
+        return own_records.node(room, self.endpoint, status, self._now(), capabilities)
 
     async def retire(self) -> None:
         """Say goodbye, and give those who are connected a moment to hear it."""
@@ -387,9 +401,13 @@ class RoomKeeper:
         return self.core.clock.now()
 
 
-def _load(tx: Tx) -> tuple[Genesis, int, list[Signed]] | None:
+def _load(tx: Tx) -> tuple[Genesis, int, list[Signed], int] | None:
     which = store.which(tx)
-    return None if which is None else (*which, store.load(tx, which[0]))
+    if which is None:
+        return None
+    # A restored journal does not know which versions it has signed already.
+    leap = tx.one("SELECT value FROM fact WHERE name = 'leap'")
+    return (*which, store.load(tx, which[0]), int(leap[0]) if leap else 0)
 
 
 def _rotate(epoch: int, records: list[Signed], tx: Tx) -> None:

@@ -18,12 +18,12 @@ _MEANINGS = {
     429: "Too much at once; `retry-after` says when to come again.",
     503: "The gateway cannot write at the moment.",
 }
-_ERRORS = {
+ERRORS = {
     status: ResponseSpec(Failure, description=meaning, generate_examples=False)
     for status, meaning in _MEANINGS.items()
 }
 
-delete = partial(litestar.delete, responses=_ERRORS)
-get = partial(litestar.get, responses=_ERRORS)
-post = partial(litestar.post, responses=_ERRORS)
-put = partial(litestar.put, responses=_ERRORS)
+delete = partial(litestar.delete, responses=ERRORS)
+get = partial(litestar.get, responses=ERRORS)
+post = partial(litestar.post, responses=ERRORS)
+put = partial(litestar.put, responses=ERRORS)

@@ -19,19 +19,22 @@ from litestar import Litestar
 from gatepost.clock import Clock
 from gatepost.config import Listen, Settings
 from gatepost.errors import ConfigError
-from gatepost.gateway import external_agents
+from gatepost.gateway import external_agents, feedback, tracing, undelivered_api
+from gatepost.gateway.alerts import Alerts
 from gatepost.gateway.app import create_app
 from gatepost.gateway.compaction import compact, remove_orphans
 from gatepost.gateway.core import Core
 from gatepost.gateway.door import Door
 from gatepost.gateway.drop import DropDoor
 from gatepost.gateway.external_agents import ExternalAgents
+from gatepost.gateway.feedback import Feedback, Gate
 from gatepost.gateway.metrics import Metrics
 from gatepost.gateway.neighbours import Neighbours
 from gatepost.gateway.operations import Operations
 from gatepost.gateway.protocol import BoundedHttp
 from gatepost.gateway.state import Endpoint
 from gatepost.gateway.threshold import Threshold
+from gatepost.gateway.tracing import Tracer
 from gatepost.gateway.unix import UnixDoor
 from gatepost.room import MAX_MESSAGE
 
@@ -39,6 +42,7 @@ log = logging.getLogger(__name__)
 
 _COMPACT_EVERY = 60.0
 _SWEEP_DROP_EVERY = 600.0
+_SAY_REVIEWS_EVERY = 60.0
 _ANY_HOST = ("0.0.0.0", "::")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -60,12 +64,20 @@ async def serve(settings: Settings) -> None:
         neighbours = Neighbours(core, metrics, threshold)
         external = ExternalAgents(operations, door, threshold, neighbours.keeper.policy)
         routes = [*neighbours.routes(), *external_agents.routes(external)]
+        routes.append(undelivered_api.routes(core))
+        routes.append(tracing.routes(Tracer(core, neighbours.pipes)))
+        said = Feedback(core, neighbours.keeper)
+        routes += feedback.routes(said, Gate(door, external))
+        alerts = Alerts(core, settings.alerts)
+        metrics.observing.growing = lambda: alerts.growing
         app = create_app(operations, door, metrics, routes)
         server = _server(settings, app)
         await remove_orphans(core)
         async with (
             _doors(operations),
             _background(operations),
+            repeated(alerts.every_secs, alerts.look),
+            repeated(_SAY_REVIEWS_EVERY, said.publish),
             neighbours.running(_public_url(settings, listener)),
             _stopping(server, operations, neighbours),
         ):

@@ -5,6 +5,7 @@ import os
 from gatepost import __version__
 from gatepost.gateway.operations import Operations
 from gatepost.journal import Tx
+from gatepost.journal.outbox import EVERYBODY
 from gatepost.wire import Status
 
 
@@ -19,7 +20,8 @@ async def status(operations: Operations) -> Status:
         core.writer.failure,
         **dict(zip(_COUNTED, counts, strict=True)),
         journal_bytes=core.state.journal.stat().st_size,
-        links=sorted(core.outbox.live),
+        links=sorted(core.outbox.live - {EVERYBODY}),
+        incidents=await core.read(_incidents),
     )
 
 
@@ -31,6 +33,7 @@ _COUNTED = (
     "outbox_seq",
     "deliveries_open",
     "undelivered",
+    "reviews_open",
 )
 
 
@@ -39,7 +42,13 @@ def _counts(tx: Tx) -> tuple[int, ...]:
         """SELECT (SELECT count(*) FROM agent), total(waiting), total(in_flight),
                   (SELECT count(*) FROM dead_letter), (SELECT coalesce(max(seq), 0) FROM outbox),
                   (SELECT count(*) FROM delivery WHERE processed_at IS NULL),
-                  (SELECT count(*) FROM undelivered WHERE replayed_as IS NULL)
+                  (SELECT count(*) FROM undelivered WHERE replayed_as IS NULL),
+                  (SELECT count(*) FROM review WHERE status = 'open')
            FROM mailbox"""
     )[0]
     return tuple(int(value) for value in row)
+
+
+def _incidents(tx: Tx) -> dict[str, int]:
+    rows = tx.rows("SELECT class, count(*) FROM incident GROUP BY class ORDER BY class")
+    return {row[0]: row[1] for row in rows}

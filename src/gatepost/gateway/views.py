@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Raw, Struct
 
 from gatepost.events import NodeId
+from gatepost.room.records import CapabilityIds, NodeIds, Priority
 from gatepost.wire import Reason, Seconds, Tier
 
 _URL = r"\Ahttps?://[A-Za-z0-9._\[\]:-]{1,260}\Z"
@@ -82,6 +83,45 @@ class RevocationView(Struct):
     node: str
     revoked_at: int
     connections_ended: int
+
+
+class RoomAgent(Struct):
+    """An agent as the room sees it. `rivals` claim it too, in vain; `asked` has to answer first."""
+
+    id: str
+    owner: str | None
+    epoch: int
+    standbys: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()
+    asked: str | None = None
+
+
+class Claiming(Struct, forbid_unknown_fields=True):
+    """`override` does not ask its owner; then `node` may be who gets it instead of this one."""
+
+    override: bool = False
+    node: NodeId | None = None
+
+
+class NewRoute(Struct, forbid_unknown_fields=True):
+    """How to reach an agent, or any agent of a node. `owner`: where it lives, by default."""
+
+    owner: NodeId | None = None
+    fallbacks: NodeIds = ()
+    requires: CapabilityIds = ()
+    priority: Priority = 0
+
+
+class RouteView(Struct):
+    """`set_by` is the node whose word counts."""
+
+    target: str
+    owner: str
+    fallbacks: tuple[str, ...]
+    requires: tuple[str, ...]
+    priority: int
+    epoch: int
+    set_by: str
 
 
 class RecordView(Struct):

@@ -34,13 +34,13 @@ class Database:
     @classmethod
     def open(cls, path: Path, check: Check = "quick") -> "Database":
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = _lock(path)
+        guard = lock(path)
         try:
             connection = _connect(path, check)
         except BaseException:
-            lock.close()
+            guard.close()
             raise
-        return cls(path, connection, lock)
+        return cls(path, connection, guard)
 
     def reader(self) -> apsw.Connection:
         """A read-only connection that sees what was committed when each statement began."""
@@ -60,16 +60,17 @@ def memory() -> apsw.Connection:
     return connection
 
 
-def _lock(path: Path) -> IO[bytes]:
-    lock = os.fdopen(os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600), "rb+")
+def lock(path: Path) -> IO[bytes]:
+    """Held until it is closed; JournalLocked if somebody else has it."""
+    guard = os.fdopen(os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600), "rb+")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        lock.close()
+        guard.close()
         raise JournalLocked(
             f"{path} is in use by another gateway; stop it first, or choose another state_dir"
         ) from None
-    return lock
+    return guard
 
 
 def _connect(path: Path, check: Check) -> apsw.Connection:

@@ -92,7 +92,8 @@ Published = Callable[[Appended], None]
 class Outbox:
     """Takes part in every commit group: numbers, links and signs what was appended.
 
-    `live` are the nodes that will be told of it as soon as it is on disk.
+    `live` are the nodes that will be told of it as soon as it is on disk; with EVERYBODY among
+    them somebody will pass it on to anyone.
     """
 
     def __init__(self, node_id: str, incarnation: str, key: NodeKey) -> None:
@@ -125,7 +126,9 @@ class Outbox:
         )
         tx.run(_HEAD, (head.last, head.first, head.chain, head.signature, tx.now))
         live = self.live
-        tx.many(_RECIPIENT, [(to, seq, seq if to in live else 0) for to, seq in touched.items()])
+        to_all = EVERYBODY in live
+        heard = {to: seq if to_all or to in live else 0 for to, seq in touched.items()}
+        tx.many(_RECIPIENT, [(to, seq, heard[to]) for to, seq in touched.items()])
         self._tail = (head.last, head.chain)
         to: dict[str, list[int]] = {}
         for place, row in enumerate(rows):

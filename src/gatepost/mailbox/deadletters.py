@@ -134,7 +134,9 @@ def discard(tx: Tx, mailbox: int, wanted: Filter, limit: int, actor: str) -> int
     return len(rows)
 
 
-def purge(tx: Tx, mailbox: int, limit: int, actor: str) -> tuple[int, list[Closed]]:
+def purge(
+    tx: Tx, mailbox: int, limit: int, actor: str, why: str = ""
+) -> tuple[int, list[Closed]]:
     """Turn up to `limit` waiting messages into dead letters. What is leased is left alone."""
     ((name, waiting),) = tx.rows("SELECT name, waiting FROM mailbox WHERE id = ?", (mailbox,))
     limit = min(limit, waiting)
@@ -142,14 +144,16 @@ def purge(tx: Tx, mailbox: int, limit: int, actor: str) -> tuple[int, list[Close
     for pair, first, leased in _waiting_pairs(tx, mailbox, limit):
         if len(purged) == limit:
             break
-        rows = _purge_pair(tx, mailbox, pair, first, limit - len(purged), actor)
+        reason = why or f"purged by {actor}"
+        rows = _purge_pair(tx, mailbox, pair, first, limit - len(purged), reason)
         if rows:
             _move_on(tx, pair, rows[-1][0] + 1, leased)
         purged += rows
     if purged:
         count(tx, mailbox, -len(purged), 0, len(purged))
         audit(tx, actor, "mailbox.purge", name, f"{len(purged)} messages")
-    closed = [Closed(row[-2], "dead_letter", row[0], "purged") for row in purged if row[-1]]
+    told = why or "purged"
+    closed = [Closed(row[-2], "dead_letter", row[0], told) for row in purged if row[-1]]
     return len(purged), closed
 
 
@@ -161,11 +165,10 @@ def _waiting_pairs(tx: Tx, mailbox: int, limit: int) -> Iterator[tuple[int, int,
         yield pair, behind, True
 
 
-def _purge_pair(tx: Tx, mailbox: int, pair: int, first: int, limit: int, actor: str) -> list[Row]:
+def _purge_pair(tx: Tx, mailbox: int, pair: int, first: int, limit: int, reason: str) -> list[Row]:
     rows = tx.rows(_WAITING_MAIL, (first, pair_end(pair), limit))
     if rows:
         tx.run(_PURGE, (tx.now, first, rows[-1][0]))
-    reason = f"purged by {actor}"
     tx.many(_BURY, [(id, mailbox, reason, tx.now, attempt) for id, attempt, _, _ in rows])
     return rows
 

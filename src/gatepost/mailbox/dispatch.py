@@ -42,9 +42,13 @@ class Dispatcher:
         self._line = Line()
         # Mailboxes in which a message may have become ready, or a waiter have got credit.
         self._touched: set[int] = set()
+        # Those of the group that ends, once whoever waits was served.
+        self.ready: set[int] = set()
         self._served: list[tuple[Waiter, list[Message]]] = []
         # Time is looked at once in a group, at the latest when it ends.
         self._due: int | None = 0
+        # Hears of every message that a turn begins with.
+        self.on_leased: Callable[[list[Message]], None] | None = None
 
     # -- operations
 
@@ -126,6 +130,17 @@ class Dispatcher:
         tx.effect(partial(self._touch, {box.id}))
         return size
 
+    def pass_on(self, tx: Tx, mailbox: str, consumer: str, limit: int) -> list[Message]:
+        """Take waiting mail out for good. What became of it is for the caller to say."""
+        messages = self._take(tx, self.box(tx, mailbox), consumer, limit).messages
+        if messages:
+            self.ack(tx, mailbox, [message.receipt for message in messages], [])
+        return messages
+
+    def is_served(self, tx: Tx, mailbox: str) -> bool:
+        """Whether somebody listens."""
+        return self._line.is_served(find_mailbox(tx, mailbox))
+
     def box(self, tx: Tx, name: str) -> Box:
         return Box(mailbox_id(tx, name), name)
 
@@ -135,8 +150,8 @@ class Dispatcher:
         self._sweep(tx)
         tx.settle()
         room = _SERVING
-        touched, self._touched = self._touched, set()
-        for id in touched:
+        self.ready, self._touched = self._touched, set()
+        for id in self.ready:
             room = self._serve(tx, id, room)
 
     def after_commit(self) -> list[Outcome]:
@@ -155,7 +170,10 @@ class Dispatcher:
     # -- inside
 
     def _take(self, tx: Tx, box: Box, consumer: str, limit: int) -> Taken:
-        return take(tx, box, consumer, limit, self.policy, self._lease_ids)
+        taken = take(tx, box, consumer, limit, self.policy, self._lease_ids)
+        if self.on_leased is not None:
+            self.on_leased(taken.messages)
+        return taken
 
     def _settled(self, tx: Tx, mailbox: int, result: Settlement) -> Settlement:
         tx.effect(partial(self._free, tx, mailbox, result.freed))

@@ -102,9 +102,10 @@ def enqueue(
     except apsw.ConstraintError:
         # At least one msg_id is not new. That is rare, so only then is each looked up.
         tx.run("ROLLBACK TO enqueue")
-        return [_one_by_one(tx, mailbox, sender, mail, policy) for mail in mails]
-    finally:
         tx.run("RELEASE enqueue")
+        return [_one_by_one(tx, mailbox, sender, mail, policy) for mail in mails]
+    # Not in a `finally`: a full disk takes the savepoint with it, and must be heard of as such.
+    tx.run("RELEASE enqueue")
     return [EnqueueAck(mail.msg_id, True, waiting + n) for n, mail in enumerate(mails, 1)]
 
 

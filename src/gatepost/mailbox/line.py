@@ -48,6 +48,9 @@ class Line:
     def mailboxes(self) -> set[int]:
         return set(self._waiting)
 
+    def is_served(self, mailbox: int) -> bool:
+        return any(each.box.id == mailbox and not each.gone for each in self._members)
+
     def holds(self, waiter: Waiter, lease: Lease) -> bool:
         return self._holders.get(lease.id) is waiter
 

@@ -59,7 +59,8 @@ CREATE TABLE undelivered (
 CREATE INDEX undelivered_age ON undelivered (failed_at);
 
 -- A pair as its sender numbers it. `node` is its route, on which everything before `base` is
--- settled; while `moving` is not 0, numbers below it are still open on an earlier route.
+-- settled; while `moving` is not 0, numbers are open on several routes, and that is how far
+-- the one with the lowest was told to go.
 ALTER TABLE pair_seq ADD COLUMN node TEXT NOT NULL DEFAULT '';
 ALTER TABLE pair_seq ADD COLUMN base INTEGER NOT NULL DEFAULT 1;
 ALTER TABLE pair_seq ADD COLUMN moving INTEGER NOT NULL DEFAULT 0;
@@ -133,17 +134,51 @@ CREATE TABLE offered (
     PRIMARY KEY (source, event_id)
 ) WITHOUT ROWID;
 
--- Mail of agents that live elsewhere now, on its way to them: what we sent for which lease.
+-- Mail of agents that live elsewhere now, on its way to them: `event_id` is ours and stands for
+-- `original`, which `source` sent; once it has an `outcome`, `source` was told.
 CREATE TABLE handover (
     event_id BLOB PRIMARY KEY,
+    source   TEXT NOT NULL,
+    original BLOB NOT NULL,
+    sender   TEXT NOT NULL,
     mailbox  TEXT NOT NULL,
-    receipt  TEXT NOT NULL
+    meta     BLOB NOT NULL,
+    at       INTEGER NOT NULL,
+    outcome  TEXT,
+    reason   TEXT
+) WITHOUT ROWID;
+CREATE INDEX handover_original ON handover (source, original);
+CREATE INDEX handover_age ON handover (at);
+
+-- Agents of this gateway which another one asks for. `take_over`: though they are served here.
+CREATE TABLE transfer_request (
+    agent     TEXT NOT NULL,
+    node      TEXT NOT NULL,
+    take_over INTEGER NOT NULL,
+    at        INTEGER NOT NULL,
+    PRIMARY KEY (agent, node)
 ) WITHOUT ROWID;
 
--- Outboxes of others which this gateway keeps for those who cannot reach them.
+-- Outboxes of others which this gateway keeps for those who cannot reach them. `lives` is the
+-- source's own word for them. It is kept from `start` on, and checked up to `seq` of `incarnation`,
+-- where the chain is `chain`.
 CREATE TABLE relayed (
-    source TEXT PRIMARY KEY,
-    at     INTEGER NOT NULL
+    source      TEXT PRIMARY KEY,
+    lives       BLOB,
+    incarnation TEXT NOT NULL DEFAULT '',
+    start       INTEGER NOT NULL DEFAULT 0,
+    seq         INTEGER NOT NULL DEFAULT 0,
+    chain       BLOB
+) WITHOUT ROWID;
+-- For whom, and where each of them is, in MessagePack, as it said so. Behind that there is nothing
+-- for it up to and with `through`.
+CREATE TABLE relay_reader (
+    source    TEXT NOT NULL,
+    reader    TEXT NOT NULL,
+    positions BLOB NOT NULL,
+    through   INTEGER NOT NULL,
+    at        INTEGER NOT NULL,
+    PRIMARY KEY (source, reader)
 ) WITHOUT ROWID;
 CREATE TABLE replica (
     source      TEXT NOT NULL,

@@ -1,0 +1,104 @@
+"""`gatepost backup` and `gatepost restore`: one file with everything a gateway must not forget."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from cyclopts import Parameter
+
+from gatepost.cli import output
+from gatepost.cli.options import OUTPUT, Output, Yes
+from gatepost.cli.problems import Exit, Problem, usage
+from gatepost.config import Settings, default_path
+from gatepost.errors import ConfigError, GatepostError
+
+T = TypeVar("T")
+
+StateFolder = Annotated[
+    Path | None,
+    Parameter(help="State directory of the gateway. Default: $GATEPOST_HOME, else ~/.gatepost."),
+]
+
+
+def backup(file: Path, /, *, state_dir: StateFolder = None, options: Output = OUTPUT) -> None:
+    """Copy everything the gateway must not forget into one file.
+
+    Parameters
+    ----------
+    file
+        The file to write; it must not exist.
+    """
+    from gatepost.clock import SystemClock
+    from gatepost.gateway.backup import back_up
+    from gatepost.gateway.state import StateDir
+
+    state = StateDir(_settings(state_dir).node.state_dir)
+    made = _told(lambda: back_up(state, file.absolute(), SystemClock()))
+    size = output.size(file.stat().st_size)
+    said = f"{file}: node {made.node_id} up to seq {made.last_seq}, {size}"
+    output.show(options, made, lambda: output.say(said))
+    if made.missing:
+        output.hint(f"{output.plural(made.missing, 'payload')} went while this was made")
+
+
+def restore(
+    file: Path,
+    /,
+    *,
+    state_dir: StateFolder = None,
+    yes: Yes = False,
+    options: Output = OUTPUT,
+) -> int:
+    """Put a stopped gateway back to what it was when a backup was made.
+
+    Parameters
+    ----------
+    file
+        The backup.
+    """
+    from gatepost.clock import SystemClock
+    from gatepost.gateway.backup import read_manifest
+    from gatepost.gateway.backup import restore as put_back
+
+    settings = _settings(state_dir)
+    made = _told(lambda: read_manifest(file))
+    age = output.age(made.made_at / 1000)
+    question = f"Put {settings.node.state_dir} back to what it was {age} ago?"
+    if not output.confirm(question, yes, options):
+        return Exit.FAILED
+    done = _told(lambda: put_back(file, settings, SystemClock()))
+    output.show(options, done, lambda: _say(done.dead_letters, done.in_doubt, done.kept_in))
+    return Exit.OK
+
+
+def _say(dead_letters: int, in_doubt: int, kept_in: str | None) -> None:
+    output.say("restored; start the gateway with `gatepost up`")
+    if dead_letters:
+        count = output.plural(dead_letters, "message")
+        output.say(f"{count} that waited may be done: see `gatepost dlq list AGENT`")
+    if in_doubt:
+        count = output.plural(in_doubt, "message")
+        output.say(f"{count} under way: their owners are asked what became of them")
+    if kept_in is not None:
+        output.say(f"the journal that was here is in {kept_in}")
+
+
+def _settings(state_dir: Path | None) -> Settings:
+    env = dict(os.environ)
+    if state_dir is not None:
+        env |= dict.fromkeys(
+            ("GATEPOST_HOME", "GATEPOST_NODE__STATE_DIR"), str(state_dir.absolute())
+        )
+    file = default_path(env)
+    try:
+        return Settings.load(file if file.exists() else None, env)
+    except ConfigError as error:
+        raise usage(error.message) from None
+
+
+def _told(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except GatepostError as error:
+        raise Problem(error.code, error.message) from None

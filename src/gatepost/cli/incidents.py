@@ -1,0 +1,145 @@
+"""`gatepost incidents`, `reviews` and `eta`: what somebody should know, and what was decided."""
+
+import time
+from datetime import datetime
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from gatepost.cli import output
+from gatepost.cli.connect import segment
+from gatepost.cli.options import OPTIONS, Options
+from gatepost.gateway.reports import EtaAdvice, Incidents, Review, Verdict
+
+Limit = Annotated[int, Parameter(validator=Number(gte=1, lte=1000), help="How many at most.")]
+Class = Annotated[str | None, Parameter(name="--class", help="Only those of this class.")]
+Note = Annotated[str, Parameter(help="Why, for those who look later.")]
+
+
+def incidents(
+    *,
+    since: Annotated[float | None, Parameter(validator=Number(gte=0))] = None,
+    class_: Annotated[
+        str | None, Parameter(name="--class", help="Only those of this class.")
+    ] = None,
+    limit: Limit = 100,
+    options: Options = OPTIONS,
+) -> None:
+    """List incidents, newest first.
+
+    Parameters
+    ----------
+    since
+        Only those of the last so many seconds.
+    """
+    start = None if since is None else int((time.time() - since) * 1000)
+    wanted: dict[str, object] = {"since": start, "class": class_, "limit": limit}
+    with options.gateway() as gateway:
+        found = gateway.get("/v1/incidents", Incidents, 0.0, **wanted)
+    output.show(options, found, lambda: _list(found))
+
+
+def _list(found: Incidents) -> None:
+    if not found.incidents:
+        output.say("no such incidents")
+        return
+    output.table(
+        ("When", "Class", "About", "What", "Seen by"),
+        [(_when(i.raised_at), i.class_, i.subject, i.detail, i.source) for i in found.incidents],
+    )
+    counts = ", ".join(f"{count} {name}" for name, count in found.counts.items())
+    output.hint(f"In all: {counts}")
+
+
+def reviews(
+    *,
+    status: Literal["open", "resolved", "dismissed", "all"] = "open",
+    limit: Limit = 100,
+    options: Options = OPTIONS,
+) -> None:
+    """List misfires that somebody has to look at, newest first.
+
+    Parameters
+    ----------
+    status
+        Only those in this state.
+    """
+    wanted = None if status == "all" else status
+    with options.gateway() as gateway:
+        found = gateway.get("/v1/reviews", list[Review], status=wanted, limit=limit)
+    output.show(options, found, lambda: _list_reviews(found))
+
+
+def _list_reviews(found: list[Review]) -> None:
+    if not found:
+        output.say("no such reviews")
+        return
+    columns = ("Review", "Capability", "Versions", "Class", "Count", "Raised", "Status", "Example")
+    output.table(columns, [_row(each) for each in found])
+
+
+def _row(review: Review) -> tuple[object, ...]:
+    versions = f"{review.delegation_skill_version} / {review.executor_skill_version}"
+    head = (review.id, review.capability_id, versions, review.failure_class, review.count)
+    status = f"{review.status} ({review.note})" if review.note else review.status
+    return (*head, _when(review.raised_at), status, next(iter(review.corr_ids), ""))
+
+
+def resolve(id: str, /, *, note: Note = "", options: Options = OPTIONS) -> None:
+    """Say that a review was dealt with.
+
+    Parameters
+    ----------
+    id
+        Which; `gatepost reviews list` shows all.
+    """
+    _settle(id, "resolve", note, options)
+
+
+def dismiss(id: str, /, *, note: Note = "", options: Options = OPTIONS) -> None:
+    """Say that a review needs nothing.
+
+    Parameters
+    ----------
+    id
+        Which; `gatepost reviews list` shows all.
+    """
+    _settle(id, "dismiss", note, options)
+
+
+def _settle(id: str, verb: str, note: str, options: Options) -> None:
+    with options.gateway() as gateway:
+        review = gateway.post(f"/v1/reviews/{segment(id)}/{verb}", Verdict(note), Review)
+    output.show(options, review, lambda: output.say(f"{review.id} {review.status}"))
+
+
+def eta(*, options: Options = OPTIONS) -> None:
+    """Show how long capabilities take, and what they should promise."""
+    with options.gateway() as gateway:
+        found = gateway.get("/v1/eta-advice", list[EtaAdvice])
+    output.show(options, found, lambda: _list_advice(found))
+
+
+def _list_advice(found: list[EtaAdvice]) -> None:
+    if not found:
+        output.say("no advice yet; it comes from the pipeline")
+        return
+    output.table(
+        ("Capability", "Median", "95 %", "Promise", "Tasks", "As of"),
+        [
+            (
+                each.capability_id,
+                output.duration(each.p50_secs),
+                output.duration(each.p95_secs),
+                output.duration(each.recommended_eta_seconds),
+                each.samples,
+                _when(each.at),
+            )
+            for each in found
+        ],
+    )
+
+
+def _when(millis: int) -> str:
+    return datetime.fromtimestamp(millis / 1000).strftime("%Y-%m-%d %H:%M:%S")

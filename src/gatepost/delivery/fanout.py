@@ -1,0 +1,68 @@
+"""One message for several agents: a copy for each, with an event id and a delivery of its own.
+
+The copies' ids follow from the id of the whole, so that a call that is repeated finds them again.
+"""
+
+from collections.abc import Iterator
+from hashlib import blake2b
+
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
+from gatepost.delivery.agents import Agents
+from gatepost.errors import InvalidTargets
+from gatepost.events import format_event_id, parse_event_id
+from gatepost.journal.tx import Tx
+from gatepost.routing import Directory
+from gatepost.wire import NewSend
+
+MAX_TARGETS = 1000
+
+# A UUIDv7 begins with its time; the rest of a copy's id is drawn from what it is a copy of.
+_TIME_BYTES = 6
+
+
+def targets(tx: Tx, new: NewSend, directory: Directory, agents: Agents) -> list[str]:
+    """Whom it is for, each once; for "*" every agent anybody answers for, but the sender."""
+    if isinstance(new.to_agents, UnsetType):
+        return [new.to_agent]
+    if new.to_agents != "*":
+        return list(dict.fromkeys(new.to_agents))
+    there = {id for id, home in directory.agents.items() if home.owner is not None}
+    there |= {agent.id for agent in agents.list(tx) if not agent.standby}
+    found = sorted(there - {new.from_agent})
+    if not found:
+        raise InvalidTargets("there is no other agent to send this to")
+    if len(found) > MAX_TARGETS:
+        raise InvalidTargets(
+            f"there are {len(found)} agents, and a message goes to {MAX_TARGETS} at most:"
+            " name them in several calls"
+        )
+    return found
+
+
+def copies(
+    new: NewSend, whole: str, fingerprint: bytes, to: list[str]
+) -> Iterator[tuple[NewSend, bytes]]:
+    """Each copy as a message of its own, with its fingerprint."""
+    corr_id = whole if isinstance(new.corr_id, UnsetType) else new.corr_id
+    for agent in to:
+        key = new.idempotency_key
+        copy = replace(
+            new,
+            to_agent=agent,
+            to_agents=UNSET,
+            event_id=copy_id(whole, agent),
+            corr_id=corr_id,
+            # No key a client may choose has a space in it, so these are apart from all others.
+            idempotency_key=key if isinstance(key, UnsetType) else f"{key} {agent}",
+        )
+        yield copy, blake2b(fingerprint + agent.encode(), digest_size=16).digest()
+
+
+def copy_id(whole: str, agent: str) -> str:
+    id = parse_event_id(whole)
+    drawn = bytearray(blake2b(id + agent.encode(), digest_size=16 - _TIME_BYTES).digest())
+    drawn[0] = drawn[0] & 0x0F | 0x70
+    drawn[2] = drawn[2] & 0x3F | 0x80
+    return format_event_id(id[:_TIME_BYTES] + bytes(drawn))

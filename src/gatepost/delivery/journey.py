@@ -1,0 +1,279 @@
+"""What one gateway knows of an event's journey, and how another gateway asks for it.
+
+A gateway tells what its own journal says: what it sent and heard as a sender, what it took, held
+and handed out as an owner. Another gateway is told only of events that it sent to us or that we
+sent to it, and never what is in them.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from gatepost.delivery.feed import Port
+from gatepost.delivery.frames import (
+    TRACE_STEPS,
+    AnyFrame,
+    Hello,
+    TraceAnswer,
+    TraceAsk,
+    TraceStep,
+)
+from gatepost.delivery.node import Node
+from gatepost.errors import GatepostError
+from gatepost.events import (
+    TRACKED,
+    DeadLetter,
+    Envelope,
+    Kind,
+    Receipt,
+    Signal,
+    decode,
+    decode_payload,
+    format_event_id,
+    parse_event_id,
+)
+from gatepost.journal.outbox import Appended
+from gatepost.journal.tx import Tx
+
+# What one event, or one answer, may cost its gateway.
+_ROWS = 200
+_EVENTS = 256
+_UNANSWERED = 4
+_DETAIL = 300
+
+_OUTBOX = f"""
+SELECT body FROM outbox WHERE event_id = ?1 UNION ALL SELECT body FROM outbox WHERE ref_id = ?1
+LIMIT {_ROWS}
+"""
+_REPLIES = f"""
+SELECT DISTINCT event_id FROM outbox WHERE ref_id = ? AND kind = '{Kind.REPLY}' LIMIT {_ROWS}
+"""
+_ABOUT = "SELECT ref_id, kind FROM outbox WHERE event_id = ? LIMIT 1"
+_DELIVERY = """
+SELECT kind, from_agent, to_agent, node, outcome, reason, accepted_at, processed_at, state, verdict
+FROM delivery WHERE event_id = ?
+"""
+_INBOX = """
+SELECT source, state, mailbox, sender, at, reason FROM inbox WHERE source = ? AND event_id = ?
+"""
+_SOURCES = "SELECT DISTINCT source FROM cursor"
+_MAIL = """
+SELECT m.state, m.attempt, m.settled_at, m.not_before, d.failed_at, d.reason, l.consumer
+FROM mail m JOIN mailbox b ON b.id = m.mailbox
+LEFT JOIN dead_letter d ON d.id = m.id LEFT JOIN lease l ON l.id = m.lease AND l.pair = m.id >> 38
+WHERE b.name = ? AND m.msg_id = ?
+"""
+_HANDED_ON = "SELECT event_id, at FROM handover WHERE source = ? AND original = ?"
+_SENT_IN = f"SELECT event_id FROM delivery WHERE corr_id = ? ORDER BY event_id LIMIT {_EVENTS}"
+_TAKEN_IN = f"SELECT event_id FROM inbox WHERE corr_id = ? ORDER BY event_id LIMIT {_EVENTS}"
+_MAIL_WORDS = {0: "waiting", 1: "in_hand", 2: "backing_off"}
+
+
+class Story:
+    """All that a journal says of some events; `peer` is the gateway it is told to, if it is one."""
+
+    def __init__(self, tx: Tx, node: str, peer: str | None = None) -> None:
+        self._tx = tx
+        self._node = node
+        self._peer = peer
+
+    def of(self, event_ids: Iterable[str]) -> list[TraceStep]:
+        """What is known of these events, and of the replies to them from here."""
+        steps: list[TraceStep] = []
+        for id in self._with_replies(event_ids):
+            steps += self._of_one(id)
+            if len(steps) >= TRACE_STEPS:
+                break
+        return steps[:TRACE_STEPS]
+
+    def _with_replies(self, event_ids: Iterable[str]) -> list[bytes]:
+        ids = dict.fromkeys(map(parse_event_id, event_ids))
+        for id in list(ids):
+            ids |= dict.fromkeys(row[0] for row in self._tx.rows(_REPLIES, (id,)))
+        return list(ids)[:_EVENTS]
+
+    def _of_one(self, id: bytes) -> Iterator[TraceStep]:
+        envelopes = [decode(body) for (body,) in self._tx.rows(_OUTBOX, (id,))]
+        for envelope in envelopes:
+            if self._may_tell(envelope.to_node_id):
+                yield _said(envelope)
+        yield from self._heard(id)
+        yield from self._taken(id)
+        if self._peer is None:
+            mailboxes = {
+                e.to_agent_id
+                for e in envelopes
+                if e.to_node_id == self._node and e.kind in TRACKED and e.to_agent_id
+            }
+            for mailbox in mailboxes:
+                yield from self._mail(id, mailbox)
+
+    def _may_tell(self, node: str | None) -> bool:
+        return self._peer is None or node == self._peer
+
+    def _heard(self, id: bytes) -> Iterator[TraceStep]:
+        """When the receipts of an event of ours were read here."""
+        row = self._tx.one(_DELIVERY, (id,))
+        if row is None or row[3] == self._node or not self._may_tell(row[3]):
+            return
+        kind, sender, to, node, outcome, reason, accepted, processed, state, verdict = row
+        ends = (format_event_id(id), kind, sender, to, node or "")
+        if accepted is not None:
+            yield TraceStep(accepted, "heard_accepted", *ends)
+        if processed is not None and state != "dead_letter":
+            yield TraceStep(processed, "heard_processed", *ends, _text(outcome, reason))
+        if verdict is not None:
+            yield TraceStep(processed or 0, "verdict", *ends, _text(verdict))
+
+    def _taken(self, id: bytes) -> Iterator[TraceStep]:
+        event = format_event_id(id)
+        found = (self._tx.one(_INBOX, (source, id)) for source in self._sources())
+        for source, state, mailbox, sender, at, reason in filter(None, found):
+            word = "taken" if state == "accepted" else str(state)
+            yield TraceStep(at, word, event, "", sender, mailbox, source, _text(reason))
+            yield from self._mail(id, mailbox)
+            for ours, handed in self._tx.rows(_HANDED_ON, (source, id)):
+                detail = f"as {format_event_id(ours)}"
+                yield TraceStep(handed, "handed_on", event, "", sender, mailbox, "", detail)
+
+    def _sources(self) -> list[str]:
+        if self._peer is not None:
+            return [self._peer]
+        return [self._node, *(row[0] for row in self._tx.rows(_SOURCES))]
+
+    def _mail(self, id: bytes, mailbox: str) -> Iterator[TraceStep]:
+        event = format_event_id(id)
+        row = self._tx.one(_MAIL, (mailbox, event))
+        if row is None:
+            return
+        state, attempt, settled, not_before, failed, reason, consumer = row
+        turns = f"attempt {attempt + 1}"
+        if state in _MAIL_WORDS:
+            word, at = _MAIL_WORDS[state], self._tx.now
+            more = f"until {not_before}" if word == "backing_off" else consumer
+            yield TraceStep(at, word, event, "", "", mailbox, "", _text(turns, more))
+        elif failed is not None:
+            yield TraceStep(failed, "turn_failed", event, "", "", mailbox, "", _text(turns, reason))
+        elif settled is not None:
+            yield TraceStep(settled, "turn_ended", event, "", "", mailbox, "", turns)
+
+
+def conversation(tx: Tx, corr_id: str) -> list[str]:
+    """The tracked events of a conversation that this gateway sent or took, oldest first."""
+    rows = [*tx.rows(_SENT_IN, (corr_id,)), *tx.rows(_TAKEN_IN, (corr_id,))]
+    return [format_event_id(id) for id in sorted({row[0] for row in rows})][:_EVENTS]
+
+
+def sent_in(tx: Tx, corr_id: str) -> list[str]:
+    """Those of them that this gateway sent; that is quickly told."""
+    return [format_event_id(row[0]) for row in tx.rows(_SENT_IN, (corr_id,))]
+
+
+def subject(tx: Tx, event_id: str) -> str:
+    """The event meant: of a receipt, a signal or a dead letter, the one it is about."""
+    row = tx.one(_ABOUT, (parse_event_id(event_id),))
+    if row is None or row[0] is None or row[1] in TRACKED:
+        return event_id
+    return format_event_id(row[0])
+
+
+def _said(envelope: Envelope) -> TraceStep:
+    """What an event of our outbox says of the journey."""
+    what, detail = _words(envelope)
+    about = envelope.event_id if envelope.kind in TRACKED else envelope.ref_event_id
+    return TraceStep(
+        envelope.created_at,
+        what,
+        about or envelope.event_id,
+        envelope.kind,
+        envelope.source_agent_id,
+        envelope.to_agent_id or "",
+        envelope.to_node_id or "",
+        detail[:_DETAIL],
+    )
+
+
+def _words(envelope: Envelope) -> tuple[str, str]:
+    try:
+        if envelope.kind == Kind.ACK:
+            receipt = decode_payload(envelope, Receipt)
+            return receipt.status, _text(receipt.outcome, receipt.reason)
+        if envelope.kind == Kind.SIGNAL:
+            return decode_payload(envelope, Signal).signal, ""
+        if envelope.kind == Kind.DEAD_LETTER:
+            letter = decode_payload(envelope, DeadLetter)
+            return "given_up", _text(letter.reason, letter.detail)
+    except GatepostError as error:
+        return "unreadable", error.message
+    decision = envelope.trace.route_decision if envelope.trace else None
+    again = f"attempt {envelope.attempt}" if envelope.attempt > 1 else None
+    cause = f"replay of {envelope.causation_id}" if envelope.causation_id else None
+    return "sent_again" if again else "sent", _text(again, decision, cause)
+
+
+def _text(*parts: str | None) -> str:
+    return ", ".join(filter(None, parts))[:_DETAIL]
+
+
+Answered = Callable[[TraceAnswer], None]
+
+
+class TracePart:
+    """Asks and answers over one link. Whoever asks waits no longer than it wants to."""
+
+    def __init__(self, port: Port, node: Node, peer: str) -> None:
+        self._port = port
+        self._node = node
+        self._peer = peer
+        self._asked: dict[int, Answered] = {}
+        self._numbers = 0
+        self._answering = 0
+
+    def ask(self, event_ids: Sequence[str], answered: Answered) -> int:
+        """Ask the other side; returns what to `forget` when nobody waits any more."""
+        self._numbers += 1
+        self._asked[self._numbers] = answered
+        self._port.send(TraceAsk(self._numbers, list(event_ids)))
+        return self._numbers
+
+    def forget(self, number: int) -> None:
+        self._asked.pop(number, None)
+
+    def greeted(self, hello: Hello) -> None:
+        """Nothing is due before somebody asks."""
+
+    def receive(self, frame: AnyFrame) -> bool:
+        match frame:
+            case TraceAsk():
+                self._answer(frame)
+            case TraceAnswer():
+                answered = self._asked.pop(frame.id, None)
+                if answered is not None:
+                    answered(frame)
+            case _:
+                return False
+        return True
+
+    def appended(self, group: Appended) -> None:
+        """Nobody follows a journey live."""
+
+    def closed(self) -> None:
+        self._asked.clear()
+
+    def _answer(self, frame: TraceAsk) -> None:
+        """Who asks too much at once gets no answer to the rest."""
+        if self._answering < _UNANSWERED:
+            self._answering += 1
+            self._port.commit(lambda tx: self._tell(tx, frame), self._told)
+
+    def _tell(self, tx: Tx, frame: TraceAsk) -> TraceAnswer:
+        steps: list[TraceStep] = []
+        for event_id in frame.event_ids:
+            # What is no event id is nothing we know of.
+            try:
+                steps += Story(tx, self._node.id, self._peer).of([event_id])
+            except GatepostError:
+                continue
+        return TraceAnswer(frame.id, tx.now, steps[:TRACE_STEPS])
+
+    def _told(self, answer: TraceAnswer) -> None:
+        self._answering -= 1
+        self._port.send(answer)

@@ -1,0 +1,120 @@
+"""Proof that events are their source's own, for who got them from somebody else.
+
+A node signs through which lives its outbox went, and every commit group of it. With a group's
+digests and its signed head, one event of it can be checked without having the others. That none was
+left out in between is for `prevSeqTo` to show.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from gatepost.delivery.frames import Events, Group, Life, Lives
+from gatepost.delivery.receiver import ANYTHING, Cursor
+from gatepost.errors import ChainError, LinkError, MalformedEvent
+from gatepost.events import (
+    Envelope,
+    Head,
+    NodeKey,
+    decode,
+    event_digest,
+    frame,
+    verify,
+    verify_group,
+)
+from gatepost.journal.tx import Tx
+
+_HASH = 32
+_HEARD = """
+SELECT max(CASE WHEN last_to < 0 THEN seq ELSE last_to END) FROM cursor
+WHERE source = ? AND first_seq < ?
+"""
+
+
+def sign_lives(key: NodeKey, node: str, lives: list[Life]) -> Lives:
+    return Lives(node, lives, key.sign(_statement(node, lives)))
+
+
+def check_lives(said: Lives, public_key: bytes) -> None:
+    """Raise LinkError unless the source itself signed this."""
+    if [first for _, first in said.lives] != sorted({first for _, first in said.lives}):
+        raise LinkError(f"the lives of {said.source} are in no order")
+    if not verify(public_key, _statement(said.source, said.lives), said.signature):
+        raise LinkError(f"the lives of {said.source} are not signed with its key")
+
+
+def check_group(
+    source: str, life: str, group: Group, digests: Sequence[bytes], public_key: bytes
+) -> None:
+    """Raise LinkError unless these are the digests of exactly this group."""
+    head = Head(source, life, group.first, group.last, group.chain, group.signature)
+    try:
+        verify_group(group.previous, digests, head, public_key)
+    except ChainError as error:
+        raise LinkError(error.message) from None
+
+
+def check_events(said: Events, lives: Sequence[Life], public_key: bytes) -> list[Envelope]:
+    """What is in a relay's frame, each event in its place in a group its source signed."""
+    if (said.life, said.first_seq) not in lives:
+        raise LinkError(f"{said.source} never had a life {said.life} from {said.first_seq} on")
+    if not said.events:
+        raise LinkError(f"a frame of the outbox of {said.source} has no events")
+    envelopes = [read_event(said.source, body) for body in said.events]
+    groups = iter(said.groups)
+    last, digests, first = 0, [], 0
+    for envelope, body in zip(envelopes, said.events, strict=True):
+        while envelope.seq > last:
+            group = _next(groups, envelope)
+            first, last, digests = group.first, group.last, list(split(group.digests))
+            check_group(said.source, said.life, group, digests, public_key)
+        if envelope.seq < first or digests[envelope.seq - first] != event_digest(body):
+            raise LinkError(f"event {envelope.seq} of {said.source} is not what its source wrote")
+    if any(one.seq >= other.seq for one, other in pairwise(envelopes)):
+        raise LinkError(f"events of {said.source} are out of order")
+    return envelopes
+
+
+def check_joins(tx: Tx, said: Events, envelopes: Sequence[Envelope]) -> None:
+    """Where a reader starts anew, only the source may say what it has missed; a relay may not."""
+    cursor = Cursor.of(tx, said.source, said.life, said.first_seq)
+    mine = (each for each in envelopes if each.to_node_id and each.seq > cursor.seq)
+    envelope = next(mine, None)
+    if envelope is None or cursor.last_to > 0:
+        return
+    if cursor.last_to == ANYTHING:
+        heard = cursor.seq
+    else:
+        row = tx.one(_HEARD, (said.source, said.first_seq))
+        heard = (row and row[0]) or 0
+    if envelope.prev_seq_to > heard:
+        raise LinkError(
+            f"events of {said.source} up to {envelope.prev_seq_to} were left out: we are at {heard}"
+        )
+
+
+def split(digests: bytes) -> Iterator[bytes]:
+    if len(digests) % _HASH:
+        raise LinkError("a group's digests are cut off")
+    return (digests[at : at + _HASH] for at in range(0, len(digests), _HASH))
+
+
+def _next(groups: Iterator[Group], envelope: Envelope) -> Group:
+    group = next(groups, None)
+    if group is None:
+        raise LinkError(f"event {envelope.seq} of {envelope.source_node_id} came without proof")
+    return group
+
+
+def read_event(source: str, body: bytes) -> Envelope:
+    try:
+        envelope = decode(body)
+    except MalformedEvent as error:
+        raise LinkError(error.message) from None
+    if envelope.source_node_id != source:
+        raise LinkError(f"an event of {envelope.source_node_id} in the outbox of {source}")
+    return envelope
+
+
+def _statement(node: str, lives: Sequence[Life]) -> bytes:
+    parts = [part for life, first in lives for part in (life.encode(), first.to_bytes(8, "big"))]
+    return frame("gatepost/lives/1", node.encode(), *parts)

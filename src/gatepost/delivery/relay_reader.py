@@ -1,0 +1,203 @@
+"""Reading by relay: outboxes we have no link with, from whoever keeps them, believing nothing.
+
+Every linked relay is asked for all we miss; what comes twice is taken once. A relay that sends what
+its source did not write, or leaves something out, is not asked for that source again for a while.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from gatepost.delivery.feed import Port
+from gatepost.delivery.frames import (
+    AnyFrame,
+    Events,
+    Hello,
+    Life,
+    Lives,
+    Position,
+    Relay,
+    Taken,
+    weight,
+)
+from gatepost.delivery.messages import Messages
+from gatepost.delivery.node import Node
+from gatepost.delivery.proof import check_events, check_joins, check_lives
+from gatepost.delivery.receiver import Batch
+from gatepost.errors import GatepostError, LinkError
+from gatepost.events import Envelope
+from gatepost.journal.outbox import Appended
+from gatepost.journal.tx import Tx
+
+_POSITIONS = """
+SELECT source, incarnation, seq FROM cursor
+WHERE source IN (SELECT value FROM json_each(?)) ORDER BY source, first_seq
+"""
+_FIRST_MS = 30_000
+_LONGEST_MS = 3_600_000
+
+T = TypeVar("T")
+
+
+class Blame(Struct):
+    """How often a relay failed us with a source, and until when it is not asked."""
+
+    failures: int = 0
+    until: int = 0
+
+
+class RelayReader:
+    """`refresh` it whenever links or the room have changed, and every few seconds."""
+
+    def __init__(self, node: Node, messages: Messages, window: int) -> None:
+        self._node = node
+        self.messages = messages
+        self.window = window
+        self._parts: list[ReaderPart] = []
+        self._blamed: dict[tuple[str, str], Blame] = {}
+
+    def part(self, port: Port, peer: str, *, relays: bool) -> "ReaderPart":
+        """`relays`: the other side is one to ask."""
+        return ReaderPart(self, port, peer, relays)
+
+    def came(self, part: "ReaderPart") -> None:
+        self._parts.append(part)
+        self.refresh()
+
+    def went(self, part: "ReaderPart") -> None:
+        if part in self._parts:
+            self._parts.remove(part)
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Ask every relay for what we miss now."""
+        linked = {part.peer for part in self._parts}
+        members = self.messages.sender.directory.gateways.keys()
+        missing = sorted(members - linked - {self._node.id})
+        for part in self._parts:
+            part.ask([each for each in missing if not self._is_blamed(part, each)])
+
+    def key_of(self, node: str) -> bytes:
+        found = self.messages.sender.directory.gateways.get(node)
+        if found is None:
+            raise LinkError(f"{node} is not in this room")
+        return found.key
+
+    def blame(self, relay: str, source: str, now: int) -> None:
+        blamed = self._blamed.setdefault((relay, source), Blame())
+        blamed.until = now + min(_FIRST_MS << min(blamed.failures, 20), _LONGEST_MS)
+        blamed.failures += 1
+
+    def praise(self, relay: str, source: str) -> None:
+        self._blamed.pop((relay, source), None)
+
+    def _is_blamed(self, part: "ReaderPart", source: str) -> bool:
+        blamed = self._blamed.get((part.peer, source))
+        return blamed is not None and part.now() < blamed.until
+
+
+class ReaderPart:
+    """A reader's part of one link."""
+
+    def __init__(self, reader: RelayReader, port: Port, peer: str, relays: bool) -> None:
+        self._reader = reader
+        self._port = port
+        self.peer = peer
+        self._relays = relays
+        self._wants: list[str] = []
+        self._lives: dict[str, list[Life]] = {}
+        self.now = port.now
+
+    def greeted(self, hello: Hello) -> None:
+        self._reader.came(self)
+
+    def appended(self, group: Appended) -> None:
+        """Our own outbox is read by others."""
+
+    def closed(self) -> None:
+        self._reader.went(self)
+
+    def receive(self, frame: AnyFrame) -> bool:
+        match frame:
+            case Lives() if frame.source != self.peer:
+                self._learn(frame)
+            case Events(stream="relay"):
+                self._events(frame)
+            case _:
+                return False
+        return True
+
+    def ask(self, wants: list[str]) -> None:
+        """Say what we want from this relay, unless it knows."""
+        if not self._relays or wants == self._wants:
+            return
+        self._wants = wants
+        self._port.commit(
+            lambda tx: _positions(tx, wants),
+            lambda found: self._port.send(Relay(found, wants, self._reader.window)),
+        )
+
+    def _learn(self, frame: Lives) -> None:
+        self._checked(frame.source, lambda key: check_lives(frame, key))
+        self._lives[frame.source] = frame.lives
+
+    def _events(self, frame: Events) -> None:
+        """Proven is proven, even if it was on its way when we stopped to want it."""
+        lives = self._lives.get(frame.source, [])
+        envelopes = self._checked(frame.source, lambda key: check_events(frame, lives, key))
+        taken = Taken(frame.source, frame.life, envelopes[-1].seq, weight(frame), "relay")
+        self._port.commit(
+            lambda tx: self._take(tx, frame, envelopes), lambda error: self._took(taken, error)
+        )
+
+    def _checked(self, source: str, check: Callable[[bytes], T]) -> T:
+        """What `check` finds; if that is a lie, everybody shall know whose."""
+        try:
+            return check(self._reader.key_of(source))
+        except LinkError as error:
+            said = error.message
+            self._reader.blame(self.peer, source, self._port.now())
+            self._port.commit(lambda tx: self._incident(tx, source, said), _nothing)
+            raise
+
+    def _take(self, tx: Tx, frame: Events, envelopes: list[Envelope]) -> GatepostError | None:
+        """Take it as if it came from its source; or nothing of it, and say why not."""
+        mark = tx.mark()
+        try:
+            check_joins(tx, frame, envelopes)
+            self._reader.messages.receiver.take(tx, self._batch(tx, frame, envelopes))
+        except GatepostError as error:
+            tx.undo(mark)
+            self._incident(tx, frame.source, error.message)
+            return error
+        tx.keep()
+        return None
+
+    def _batch(self, tx: Tx, frame: Events, envelopes: list[Envelope]) -> Batch:
+        """A relay's word counts for nothing: neither for what there is not, nor for the time."""
+        last = envelopes[-1]
+        now = max(last.created_at, min(frame.now, tx.now))
+        return Batch(frame.source, frame.life, frame.first_seq, last.seq, now, frame.events)
+
+    def _took(self, taken: Taken, error: GatepostError | None) -> None:
+        if error is not None:
+            self._reader.blame(self.peer, taken.source, self._port.now())
+            self._port.end(error)
+            return
+        self._reader.praise(self.peer, taken.source)
+        self._port.send(taken)
+
+    def _incident(self, tx: Tx, source: str, detail: str) -> None:
+        incidents = self._reader.messages.incidents
+        incidents.raise_(tx, "relay", f"{self.peer}/{source}", detail)
+
+
+def _positions(tx: Tx, wants: list[str]) -> list[Position]:
+    names = msgspec.json.encode(wants).decode()
+    return [(row[0], row[1], row[2]) for row in tx.rows(_POSITIONS, (names,))]
+
+
+def _nothing(value: object) -> None:
+    """There is nothing to do with it."""

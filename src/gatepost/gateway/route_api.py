@@ -1,0 +1,138 @@
+"""Routes as this machine's user sets them: /v1/room/routes.
+
+A route is this node's claim of how to reach an agent, or any agent of a node. Backbone nodes have a
+say in all of them, an edge node in its own and those of its agents; of several claims the latest
+epoch counts.
+"""
+
+from typing import Any
+
+from litestar.params import FromPath, JSONBody
+
+from gatepost.errors import Conflict, Forbidden, NotFound, UnknownNode
+from gatepost.events import check_agent_id
+from gatepost.gateway.room import RoomKeeper
+from gatepost.gateway.route import delete, get, put
+from gatepost.gateway.views import NewRoute, RouteView
+from gatepost.journal import Tx
+from gatepost.journal.audit import audit
+from gatepost.room import Routing, claim_key
+from gatepost.room.records import subject
+
+Name = FromPath[str]
+
+
+class RouteApi:
+    def __init__(self, keeper: RoomKeeper) -> None:
+        self._keeper = keeper
+        self._me = keeper.core.node.id
+
+    def list(self) -> list[RouteView]:
+        return [self._shown(target) for target in sorted(self._keeper.current.view.routing)]
+
+    def get(self, target: str) -> RouteView:
+        if target not in self._keeper.current.view.routing:
+            raise NotFound(f"there is no route for {target!r}; `gatepost route list` shows all")
+        return self._shown(target)
+
+    async def set(self, target: str, wanted: NewRoute) -> RouteView:
+        self._check_say(target)
+        owner = wanted.owner or self._owner(target)
+        self._check_nodes(owner, *wanted.fallbacks)
+        async with self._keeper.speaking:
+            known = self._keeper.current.view.routing.get(target)
+            said = Routing(
+                owner_node_id=owner,
+                fallback_node_ids=wanted.fallbacks,
+                requires_capabilities=wanted.requires,
+                priority_default=wanted.priority,
+                epoch=1 if known is None else known.epoch + 1,
+            )
+            await self._say(target, said, "route.set")
+        return self.get(target)
+
+    async def remove(self, target: str) -> RouteView:
+        """Take our own word back; what another node said before counts again."""
+        shown = self.get(target)
+        if shown.set_by != self._me:
+            raise Conflict(
+                f"the route for {target} was set by {shown.set_by}: remove it there, or set another"
+            )
+        await self._say(target, None, "route.remove")
+        return shown
+
+    async def _say(self, target: str, said: Routing | None, action: str) -> None:
+        await self._keeper.publish({("routing", claim_key(target, self._me)): said})
+
+        def note(tx: Tx) -> None:
+            audit(tx, "operator", action, target, "" if said is None else f"epoch {said.epoch}")
+
+        await self._keeper.core.commit(note)
+
+    def _check_say(self, target: str) -> None:
+        """What the room would not honour is refused here, with the reason."""
+        view = self._keeper.current.view
+        own = view.nodes.get(self._me)
+        owned = view.agents.get(target)
+        mine = self._me in (target, owned.gateway if owned else None)
+        if own is None or not (own.is_backbone or mine):
+            raise Forbidden(
+                f"this node has no say in the route for {target}: it is an edge node, and {target}"
+                " does not live here; set it on a backbone node, or where it lives"
+            )
+
+    def _owner(self, target: str) -> str:
+        """Where the target lives, or the node it is."""
+        view = self._keeper.current.view
+        owned = view.agents.get(target)
+        if owned is not None and owned.gateway is not None:
+            return owned.gateway
+        if target in view.nodes:
+            return target
+        raise UnknownNode(f"the room does not know where {target!r} lives; name its --owner")
+
+    def _check_nodes(self, *nodes: str) -> None:
+        for node in nodes:
+            if node not in self._keeper.current.view.nodes:
+                raise UnknownNode(f"no node {node!r} is in the room; `gatepost nodes` shows all")
+
+    def _shown(self, target: str) -> RouteView:
+        rule = self._keeper.current.view.routing[target]
+        return RouteView(
+            target,
+            rule.owner_node_id,
+            rule.fallback_node_ids,
+            rule.requires_capabilities,
+            rule.priority_default,
+            rule.epoch,
+            self._writer(target, rule),
+        )
+
+    def _writer(self, target: str, rule: Routing) -> str:
+        room = self._keeper.current
+        members = room.view.nodes
+        said = (s for s in room.document if s.map == "routing" and subject(s.key) == target)
+        writers = (members[s.writer] for s in said if s.writer in members and s.data == rule)
+        return min(writers, key=lambda member: member.rank).id
+
+
+def routes(api: RouteApi) -> list[Any]:
+    path = "/v1/room/routes/{target:str}"
+
+    @get("/v1/room/routes", summary="Every route of the room")
+    async def all_routes() -> list[RouteView]:
+        return api.list()
+
+    @get(path, summary="How an agent, or any agent of a node, is reached")
+    async def route(target: Name) -> RouteView:
+        return api.get(check_agent_id(target))
+
+    @put(path, summary="Set a route")
+    async def set_route(target: Name, data: JSONBody[NewRoute]) -> RouteView:
+        return await api.set(check_agent_id(target), data)
+
+    @delete(path, status_code=200, summary="Take a route of this node back")
+    async def remove_route(target: Name) -> RouteView:
+        return await api.remove(check_agent_id(target))
+
+    return [all_routes, route, set_route, remove_route]

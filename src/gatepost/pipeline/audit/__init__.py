@@ -1,0 +1,1 @@
+"""Full verification of an archive: every promise of the protocol, every event."""

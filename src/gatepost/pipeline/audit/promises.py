@@ -1,0 +1,163 @@
+"""What outboxes promise each other, checked with native Spark expressions.
+
+Each check first finds the few keys that break its rule, by numbers only, and then fetches the
+events that show it.
+"""
+
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from gatepost.archive.room_facts import RoomFacts
+
+_TRACKED = ("message", "reply", "task_create", "task_cancel")
+_ABOUT = ["event_id", "node"]
+
+
+def check(events: DataFrame, facts: list[RoomFacts], max_inline: int) -> DataFrame:
+    """All violations that are visible in the events themselves."""
+    receipts = _receipts(events)
+    found = [
+        _oversized(events, max_inline),
+        _revoked(events, facts),
+        _doubled(receipts),
+        _hasty(receipts),
+        _orphaned(events, receipts),
+        _overtaken(events, receipts),
+    ]
+    return reduce(DataFrame.unionByName, found)
+
+
+def publishers(facts: list[RoomFacts]) -> list[tuple[int, list[tuple[int, str]]]]:
+    """Terms that more than one node claimed, with all claims in order of time."""
+    claims: dict[int, dict[str, int]] = {}
+    for term in (term for known in facts for term in known.terms):
+        claims.setdefault(term.counter, {}).setdefault(term.node, term.at)
+    return [
+        (counter, sorted((at, node) for node, at in nodes.items()))
+        for counter, nodes in sorted(claims.items())
+        if len(nodes) > 1
+    ]
+
+
+def _found(rows: DataFrame, rule: str, detail: Column, event_id: str = "event_id") -> DataFrame:
+    return rows.select(
+        F.lit(rule).alias("rule"),
+        *("node", "incarnation", "seq"),
+        F.col(event_id).alias("event_id"),
+        "corr_id",
+        F.col("created_at").alias("at"),
+        detail.alias("detail"),
+    )
+
+
+def _receipts(events: DataFrame) -> DataFrame:
+    """Accepted and processed receipts, by the event they are about."""
+    rows = events.where("kind = 'ack' and status in ('accepted', 'processed')")
+    owner = F.coalesce("to_node", "node")
+    return rows.withColumns({"about": F.col("ref_id"), "owner": owner})
+
+
+def _oversized(events: DataFrame, max_inline: int) -> DataFrame:
+    detail = F.format_string(f"%d bytes inline, the limit is {max_inline}", "payload_size")
+    return _found(events.where(F.col("payload_size") > max_inline), "payload_over_limit", detail)
+
+
+def _revoked(events: DataFrame, facts: list[RoomFacts]) -> DataFrame:
+    last: dict[str, int] = {}
+    for gone in (gone for known in facts for gone in known.revocations):
+        last[gone.node] = min(last.get(gone.node, gone.last_seq), gone.last_seq)
+    written = F.lit(False)
+    for node, seq in last.items():
+        written = written | ((F.col("node") == node) & (F.col("seq") > seq))
+    detail = F.lit("written after the node was shut out")
+    return _found(events.where(written), "revoked_node", detail)
+
+
+def _doubled(receipts: DataFrame) -> DataFrame:
+    """Two nodes finished it, or one told two different ends."""
+    ends = receipts.where("status = 'processed'")
+    # Numbers only, so that this stays a hash aggregation over all receipts.
+    teller = F.xxhash64("node", "outcome")
+    keys = (
+        ends.groupBy("about", "owner")
+        .agg(F.min(teller).alias("one"), F.max(teller).alias("other"))
+        .where("one <> other")
+        .select("about", "owner")
+    )
+    rows = ends.join(F.broadcast(keys), ["about", "owner"])
+    latest = Window.partitionBy("about", "owner").orderBy(F.desc("created_at"), F.desc("seq"))
+    nodes = F.collect_set("node").over(Window.partitionBy("about", "owner"))
+    rows = rows.withColumns({"place": F.row_number().over(latest), "nodes": nodes})
+    detail = F.format_string("processed on %s", F.array_join(F.sort_array("nodes"), ", "))
+    return _found(rows.where("place = 1"), "doubled_turn", detail, "about")
+
+
+def _hasty(receipts: DataFrame) -> DataFrame:
+    accepted = F.min(F.when(F.col("status") == "accepted", F.col("seq")))
+    processed = F.min(F.when(F.col("status") == "processed", F.col("seq")))
+    keys = (
+        receipts.groupBy("about", "owner", "node")
+        .agg(accepted.alias("accepted"), processed.alias("seq"))
+        .where("seq is not null and coalesce(accepted > seq, true)")
+        .select("about", "owner", "node", "seq")
+    )
+    rows = receipts.where("status = 'processed'").join(
+        F.broadcast(keys), ["about", "owner", "node", "seq"]
+    )
+    detail = F.lit("processed, but not accepted before")
+    return _found(rows, "processed_before_accepted", detail, "about")
+
+
+def _orphaned(events: DataFrame, receipts: DataFrame) -> DataFrame:
+    """Receipts for events that are not where they should be.
+
+    An outbox that is not archived up to the receipt may still bring the event.
+    """
+    sent = events.where(F.col("kind").isin(*_TRACKED)).select(
+        F.col("event_id").alias("about"), F.col("node").alias("owner"), F.lit(1).alias("sent")
+    )
+    told = receipts.select("about", "owner", F.lit(0).alias("sent"))
+    keys = (
+        sent.unionByName(told)
+        .groupBy("about", "owner")
+        .agg(F.max("sent").alias("sent"))
+        .where("sent = 0")
+        .select("about", "owner")
+    )
+    reach = events.groupBy(F.col("node").alias("owner")).agg(F.max("created_at").alias("reach"))
+    rows = receipts.join(F.broadcast(keys), ["about", "owner"])
+    rows = rows.join(F.broadcast(reach), "owner").where("created_at < reach")
+    detail = F.format_string("%s has no such event", "owner")
+    return _found(rows, "receipt_without_message", detail, "about")
+
+
+def _overtaken(events: DataFrame, receipts: DataFrame) -> DataFrame:
+    """A turn that ended after a later one of its pair, on the same node."""
+    sent = events.where(F.col("kind").isin(*_TRACKED) & (F.col("attempt") == 1)).where(
+        "pair_seq > 0"
+    )
+    sent = sent.select(
+        F.col("event_id").alias("about"),
+        F.col("node").alias("owner"),
+        F.xxhash64("node", "source_agent", "to_agent").alias("pair"),
+        "pair_seq",
+    )
+    turns = (
+        receipts.where("status = 'processed' and outcome in ('ok', 'failed')")
+        .groupBy("about", "owner", "node")
+        .agg(F.min("seq").alias("seq"))
+    )
+    before = (
+        Window.partitionBy("pair", "node").orderBy("seq").rowsBetween(Window.unboundedPreceding, -1)
+    )
+    numbered = turns.join(sent, ["about", "owner"])
+    keys = (
+        numbered.withColumn("highest", F.max("pair_seq").over(before))
+        .where("highest > pair_seq")
+        .select("about", "owner", "node", "seq", F.col("pair_seq").alias("number"), "highest")
+    )
+    rows = receipts.join(F.broadcast(keys), ["about", "owner", "node", "seq"])
+    detail = F.format_string("number %d of its pair ended after number %d", "number", "highest")
+    return _found(rows, "fifo_broken", detail, "about")

@@ -1,0 +1,107 @@
+"""A real Spark cluster on this machine, from the same installation: to try and to test things.
+
+One master and some workers, each a process of its own on loopback, as they would be on machines
+of their own. They end with the block, and with them the executors they started.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from gatepost.errors import PipelineError
+from gatepost.pipeline.java import java_home
+from gatepost.pipeline.session import require_spark
+
+_PATIENCE = 60.0
+_HOST = "127.0.0.1"
+_DEPLOY = "org.apache.spark.deploy"
+
+
+@contextlib.contextmanager
+def standalone_cluster(
+    workers: int = 2, *, cores: int = 1, memory: str = "1g", java_options: str = ""
+) -> Iterator[str]:
+    """The URL of the master, once all workers have registered with it."""
+    require_spark()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gatepost-cluster-")))
+        env = _environment(folder, java_options)
+        port, web = _free_port(), _free_port()
+        master = f"spark://{_HOST}:{port}"
+        args = ["--host", _HOST, "--port", str(port), "--webui-port", str(web)]
+        stack.enter_context(_process("master", f"{_DEPLOY}.master.Master", args, env, folder))
+        _wait_for(folder / "master.log", "I have been elected leader")
+        for number in range(workers):
+            name = f"worker-{number}"
+            args = ["--host", _HOST, "--cores", str(cores), "--memory", memory]
+            args += ["--webui-port", "0", "--work-dir", str(folder / name), master]
+            stack.enter_context(_process(name, f"{_DEPLOY}.worker.Worker", args, env, folder))
+        for number in range(workers):
+            _wait_for(folder / f"worker-{number}.log", "Successfully registered with master")
+        yield master
+
+
+def _environment(folder: Path, java_options: str) -> dict[str, str]:
+    return os.environ | {
+        "JAVA_HOME": str(java_home()),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": _HOST,
+        "SPARK_LOCAL_DIRS": str(folder),
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": f"-XX:+UseSerialGC {java_options}".strip(),
+    }
+
+
+@contextlib.contextmanager
+def _process(
+    name: str, main: str, args: list[str], env: dict[str, str], folder: Path
+) -> Iterator[None]:
+    import pyspark
+
+    command = [str(Path(pyspark.__file__).parent / "bin" / "spark-class"), main, *args]
+    with (folder / f"{name}.log").open("wb") as log:
+        process = _started(command, env, log)
+    try:
+        yield
+    finally:
+        _end(process)
+
+
+def _started(command: list[str], env: dict[str, str], log: IO[bytes]) -> "subprocess.Popen[bytes]":
+    # In a group of its own, so that ending it ends its executors and their Python workers.
+    return subprocess.Popen(
+        command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+    )
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Ask, and if that takes too long insist; either way nobody of its group stays."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(5)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(_PATIENCE)
+
+
+def _wait_for(log: Path, sentence: str) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while sentence not in log.read_text(errors="replace"):
+        if time.monotonic() > deadline:
+            raise PipelineError(f"the cluster did not start:\n{log.read_text(errors='replace')}")
+        time.sleep(0.05)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,219 @@
+"""What the tables found, back to the people: incidents, reviews and ETA advice, to a gateway.
+
+The tables give the same thing the same id, and a gateway ignores what it knows. So this may be
+run as often as one likes, and needs no memory of its own.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow.dataset as ds
+from msgspec import Struct, field
+
+from gatepost.errors import GatepostError, InvalidRequest
+from gatepost.events import format_event_id
+from gatepost.pipeline.gateways import Gateway
+from gatepost.pipeline.tables import schemas
+from gatepost.pipeline.tables.schemas import Table
+
+Row = dict[str, Any]
+
+_BATCH = 100
+_MOST = 10_000
+_TEXT = 500
+_HOUR_MS = 3_600_000
+
+
+class Incident(Struct, frozen=True, rename={"class_": "class", "raised_at": "raisedAt",
+                                            "corr_ids": "corrIds"}):  # fmt: skip
+    id: str
+    class_: str
+    subject: str
+    detail: str
+    raised_at: int
+    corr_ids: list[str]
+
+
+class Review(Struct, frozen=True, rename="camel"):
+    id: str
+    capability_id: str
+    delegation_skill_version: str
+    executor_skill_version: str
+    failure_class: str
+    count: int
+    corr_ids: list[str]
+    event_ids: list[str]
+    raised_at: int
+
+
+class EtaAdvice(Struct, frozen=True, rename="camel"):
+    capability_id: str
+    p50_secs: float
+    p95_secs: float
+    recommended_eta_seconds: int
+    samples: int
+    at: int
+
+
+class Answer(Struct, frozen=True):
+    """How many a gateway was given, and how many of them were new to it."""
+
+    given: int
+    new: int
+
+
+class Posted(Struct):
+    """What became of all of one sort. `skipped` lack what a gateway needs; `refused` say why."""
+
+    what: str
+    found: int
+    given: int = 0
+    new: int = 0
+    skipped: int = 0
+    refused: list[str] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return not self.refused and self.error is None
+
+
+def post(tables: str, gateway: Gateway) -> list[Posted]:
+    """All three; what goes wrong with one does not hold up the others."""
+    return [
+        _post(gateway, "incidents", "/v1/incidents", lambda: incidents(tables)),
+        _post(gateway, "reviews", "/v1/reviews", lambda: reviews(tables)),
+        _post(gateway, "ETA advice", "/v1/eta-advice", lambda: eta_advice(tables)),
+    ]
+
+
+def incidents(tables: str) -> list[Struct | None]:
+    rows = _rows(tables, schemas.INCIDENTS, "started_at")
+    return [
+        Incident(
+            row["incident_id"],
+            row["class"],
+            " / ".join(row[name] for name in ("node", "agent", "capability_id") if row[name]),
+            row["sentence"][:_TEXT],
+            row["started_at"],
+            row["samples"],
+        )
+        for row in rows
+    ]
+
+
+def reviews(tables: str) -> list[Struct | None]:
+    rows = _rows(tables, schemas.REVIEWS, "last_at")
+    events = _event_ids(tables, rows)
+    return [_review(row, events) for row in rows]
+
+
+def _review(row: Row, events: dict[str, str]) -> Review | None:
+    """None if the task did not say which skills it was about."""
+    named = [row[name] for name in ("capability_id", "delegation_version", "executor_version")]
+    if not all(named):
+        return None
+    ids = [events[corr_id] for corr_id in row["samples"] if corr_id in events]
+    return Review(
+        row["review_id"], *named, row["class"], row["count"], row["samples"], ids, row["first_at"]
+    )
+
+
+def eta_advice(tables: str) -> list[Struct | None]:
+    """For each capability, what its latest version needs."""
+    latest: dict[str, Row] = {}
+    for row in _rows(tables, schemas.ETA, "completed"):
+        name = row["capability_id"]
+        if name and (name not in latest or _newer(row, latest[name])):
+            latest[name] = row
+    at = _made_at(tables, schemas.ETA)
+    return [
+        EtaAdvice(
+            name,
+            row["p50_seconds"],
+            row["p95_seconds"],
+            max(1, row["recommended_eta_seconds"]),
+            row["completed"],
+            at,
+        )
+        for name, row in sorted(latest.items())
+    ]
+
+
+def _newer(row: Row, than: Row) -> bool:
+    return _version(row["capability_version"]) > _version(than["capability_version"])
+
+
+def _version(text: str | None) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text or "")]
+
+
+def _post(
+    gateway: Gateway, what: str, path: str, find: Callable[[], list[Struct | None]]
+) -> Posted:
+    found = find()
+    fit = [item for item in found if item is not None]
+    posted = Posted(what, len(found), skipped=len(found) - len(fit))
+    try:
+        for start in range(0, len(fit), _BATCH):
+            _hand_over(gateway, path, fit[start : start + _BATCH], posted)
+    except GatepostError as error:
+        posted.error = error.message
+    return posted
+
+
+def _hand_over(gateway: Gateway, path: str, items: Sequence[Struct], posted: Posted) -> None:
+    """One bad item must not keep a whole batch out: halve the batch until it stands alone."""
+    try:
+        answer = gateway.post(path, items, Answer)
+    except InvalidRequest as error:
+        if len(items) == 1:
+            posted.refused.append(error.message)
+            return
+        middle = len(items) // 2
+        _hand_over(gateway, path, items[:middle], posted)
+        _hand_over(gateway, path, items[middle:], posted)
+    else:
+        posted.given += answer.given
+        posted.new += answer.new
+
+
+# -- tables, read without Spark: they are small
+
+
+def _open(tables: str, table: Table) -> Any:
+    from deltalake import DeltaTable
+    from deltalake.exceptions import TableNotFoundError
+
+    try:
+        return DeltaTable(f"{tables.rstrip('/')}/{table.name}")
+    except TableNotFoundError:
+        return None
+
+
+def _rows(tables: str, table: Table, newest: str) -> list[Row]:
+    """The table's rows, the highest `newest` first, and no more than can be posted."""
+    opened = _open(tables, table)
+    if opened is None:
+        return []
+    found = opened.to_pyarrow_table().sort_by([(newest, "descending")]).slice(0, _MOST)
+    rows: list[Row] = found.to_pylist()
+    return rows
+
+
+def _made_at(tables: str, table: Table) -> int:
+    opened = _open(tables, table)
+    return opened.history(1)[0]["timestamp"] if opened else 0
+
+
+def _event_ids(tables: str, rows: Sequence[Row]) -> dict[str, str]:
+    """The tasks that samples are about, by their corrIds."""
+    opened = _open(tables, schemas.TASKS)
+    samples = [corr_id for row in rows for corr_id in row["samples"]]
+    if opened is None or not samples:
+        return {}
+    since = min(row["first_at"] for row in rows) // _HOUR_MS - 1
+    wanted = (ds.field("hour") >= since) & ds.field("corr_id").isin(samples)
+    found = opened.to_pyarrow_dataset().to_table(["corr_id", "event_id"], filter=wanted)
+    return {row["corr_id"]: format_event_id(row["event_id"]) for row in found.to_pylist()}

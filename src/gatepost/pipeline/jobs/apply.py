@@ -1,0 +1,147 @@
+"""One batch of events into all tables.
+
+Deliveries of the hours that the events are about are merged with what is stored of them and
+replaced; what is made of deliveries is made again for these hours only. Incidents, reviews and
+ETA advice are made from what is unusual, of which there is little.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from gatepost.pipeline.jobs.ledger import APP
+from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.sink import Transaction, read_table, table_exists, write_table
+from gatepost.pipeline.tables import incidents, lifecycle, schemas, slo, tasks
+from gatepost.pipeline.tables.schemas import Table
+
+_HOURS_A_DAY = 24
+# About how many rows of an hour's shuffle one task should sort.
+_ROWS_PER_TASK = 1_500_000
+
+
+class Tables(Struct, frozen=True):
+    """The folder of all tables."""
+
+    root: str
+
+    def path(self, table: Table) -> str:
+        return f"{self.root.rstrip('/')}/{table.name}"
+
+    def read(
+        self, spark: SparkSession, table: Table, hours: Sequence[int] | None = None
+    ) -> DataFrame:
+        """The table, or the hours of it; empty if it was never written."""
+        if table is schemas.TURNS:
+            return tasks.turns(self.read(spark, schemas.DELIVERIES, hours))
+        path = self.path(table)
+        if not table_exists(path):
+            return spark.createDataFrame([], table.ddl)
+        if hours is None:
+            return read_table(spark, path)
+        return read_table(spark, path, where={"hour": [str(hour) for hour in hours]})
+
+
+class Apply:
+    """A batch on its way into the tables."""
+
+    def __init__(self, spark: SparkSession, tables: Tables, objectives: Objectives) -> None:
+        self._spark = spark
+        self._tables = tables
+        self._objectives = objectives
+
+    def __call__(self, events: DataFrame, number: int, rows: int) -> None:
+        """`rows` is about how many events there are."""
+        batch = Transaction(APP, number)
+        first = not table_exists(self._tables.path(schemas.DELIVERIES))
+        self._append(incidents.activity(events, number, self._objectives), batch)
+        hours = None if first else lifecycle.touched_hours(events)
+        self._deliver(events, batch, hours, rows)
+        self._by_hour(batch, hours)
+        self._overall(batch)
+
+    def done(self, number: int) -> bool:
+        """Whether the last of the tables has this batch."""
+        from deltalake import DeltaTable
+
+        path = self._tables.path(schemas.INCIDENTS)
+        if not table_exists(path):
+            return False
+        return (DeltaTable(path).transaction_version(APP) or 0) >= number
+
+    def _append(self, frame: DataFrame, batch: Transaction) -> None:
+        write_table(frame, self._tables.path(schemas.ACTIVITY), transaction=batch)
+
+    def _deliver(
+        self, events: DataFrame, batch: Transaction, hours: list[int] | None, rows: int
+    ) -> None:
+        stored = self._stored(hours)
+        partitions = max(self._spark.sparkContext.defaultParallelism, rows // _ROWS_PER_TASK)
+        with _sorted_aggregation(self._spark):
+            frame = lifecycle.deliveries(events, partitions, stored)
+            self._replace(schemas.DELIVERIES, frame, batch, hours)
+
+    def _stored(self, hours: list[int] | None) -> DataFrame | None:
+        return None if hours is None else self._read(schemas.DELIVERIES, hours)
+
+    def _by_hour(self, batch: Transaction, hours: list[int] | None) -> None:
+        deliveries = self._read(schemas.DELIVERIES, hours)
+        made = {
+            schemas.SLO: slo.slo(deliveries, self._objectives),
+            schemas.TRAFFIC: slo.traffic(deliveries),
+            schemas.TASKS: tasks.tasks(deliveries),
+            schemas.CASES: slo.cases(deliveries, self._objectives),
+        }
+        for table, frame in made.items():
+            self._replace(table, frame, batch, hours)
+
+    def _overall(self, batch: Transaction) -> None:
+        activity = self._read(schemas.ACTIVITY)
+        as_of = activity.agg(F.max("last_at").alias("at")).head()
+        latest = as_of["at"] if as_of and as_of["at"] is not None else 0
+        since = latest // slo.HOUR_MS - self._objectives.days * _HOURS_A_DAY
+        recent = F.col("hour") >= since
+        cases = self._read(schemas.CASES).where(recent)
+        known = self._read(schemas.TASKS).where(recent)
+        slow = incidents.slow(cases, latest, self._objectives)
+        whole = {
+            schemas.ETA: tasks.eta(known),
+            schemas.REVIEWS: tasks.reviews(known, slow, latest, self._objectives),
+            schemas.INCIDENTS: incidents.incidents(cases, activity, latest, self._objectives),
+        }
+        for table, frame in whole.items():
+            path = self._tables.path(table)
+            only = _shaped(frame, table).coalesce(1)
+            write_table(only, path, mode="overwrite", transaction=batch)
+
+    def _read(self, table: Table, hours: list[int] | None = None) -> DataFrame:
+        return self._tables.read(self._spark, table, hours)
+
+    def _replace(
+        self, table: Table, frame: DataFrame, batch: Transaction, hours: list[int] | None
+    ) -> None:
+        path, frame = self._tables.path(table), _shaped(frame, table)
+        if hours is None or not table_exists(path):
+            write_table(frame, path, partition_by=["hour"], transaction=batch)
+        elif hours:
+            where = {"hour": hours}
+            write_table(frame, path, mode="replace", replace=where, transaction=batch)
+
+
+def _shaped(frame: DataFrame, table: Table) -> DataFrame:
+    """The table's columns exactly, whatever Spark knows about what is never null."""
+    return frame.select(*(F.col(c.name).cast(c.type).alias(c.name) for c in table.columns))
+
+
+@contextlib.contextmanager
+def _sorted_aggregation(spark: SparkSession) -> Iterator[None]:
+    """Aggregate along the order the rows are in; hashing would lose it and sort again."""
+    setting = "spark.sql.execution.useObjectHashAggregateExec"
+    spark.conf.set(setting, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(setting, "true")

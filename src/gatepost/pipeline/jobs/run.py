@@ -1,0 +1,161 @@
+"""The jobs that bring tables up to date: once, again and again, or from nothing."""
+
+from msgspec import Struct
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from gatepost.errors import PipelineError
+from gatepost.pipeline import planning, sink
+from gatepost.pipeline.jobs.apply import Apply, Tables
+from gatepost.pipeline.jobs.ledger import Batch, Ledger
+from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.planning import Offsets, Selection, Slice
+from gatepost.pipeline.reading import Archive
+from gatepost.pipeline.source import read_stream, spark_schema
+from gatepost.pipeline.tables.facts import COLUMNS
+from gatepost.pipeline.tables.schemas import TABLES
+
+_ALL = Selection()
+_MAX_ROWS = 100_000_000
+
+
+class Ran(Struct, frozen=True):
+    """`events` are those that were new."""
+
+    batches: int
+    events: int
+
+
+class Pipeline:
+    """An archive, the tables made of it, and the session that does it."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        archive: str,
+        tables: str,
+        objectives: Objectives | None = None,
+    ) -> None:
+        self._spark = spark
+        self._archive = Archive(archive)
+        self.tables = Tables(tables)
+        self._ledger = Ledger(tables)
+        self._apply = Apply(spark, self.tables, objectives or Objectives())
+
+    def run(self, max_rows: int = _MAX_ROWS) -> Ran:
+        """Take in everything that was sealed since the last run."""
+        ran = self.recover()
+        while (batch := self._next(max_rows)) is not None:
+            rows = self._take(batch)
+            ran = Ran(ran.batches + 1, ran.events + rows)
+        return ran
+
+    def recover(self) -> Ran:
+        """Finish the batch that somebody began and did not live to finish."""
+        last = self._ledger.last()
+        if last is None or self._apply.done(last.number):
+            return Ran(0, 0)
+        return Ran(1, self._take(last))
+
+    def stream(
+        self, checkpoint: str, *, every: str | None = None, max_rows: int = 1_000_000
+    ) -> StreamingQuery:
+        """The same in micro-batches: all there is now, or again and again `every` ("30 seconds").
+
+        The ledger and not the checkpoint says what is in the tables, so `run` and `stream` may
+        take turns.
+        """
+        self.recover()
+        events = read_stream(self._spark, self._archive.uri, columns=COLUMNS, max_rows=max_rows)
+        writer = events.writeStream.foreachBatch(self._micro_batch)
+        writer = writer.option("checkpointLocation", checkpoint)
+        return (
+            writer.trigger(processingTime=every) if every else writer.trigger(availableNow=True)
+        ).start()
+
+    def _micro_batch(self, events: DataFrame, _id: int) -> None:
+        """What Spark hands over, as far as it is not in the tables yet."""
+        last = self._ledger.last()
+        known = last.end if last else {}
+        tops = events.groupBy("node", "incarnation").agg(F.max("seq").alias("seq")).collect()
+        end: Offsets = {node: dict(seqs) for node, seqs in known.items()}
+        for row in tops:
+            lane = end.setdefault(row.node, {})
+            lane[row.incarnation] = max(lane.get(row.incarnation, 0), row.seq)
+        if end != known:
+            self._take(self._ledger.begin(end))
+
+    def _next(self, max_rows: int) -> Batch | None:
+        last = self._ledger.last()
+        start = last.end if last else {}
+        lanes = planning.pending(self._archive.segments(), start, _ALL)
+        end = planning.advance(lanes, start, times=self._archive.times, budget=max_rows)
+        return self._ledger.begin(end) if end != start else None
+
+    def _take(self, batch: Batch) -> int:
+        slices = planning.between(self._archive.segments(), batch.start, batch.end, _ALL)
+        rows = sum(piece.rows for piece in slices)
+        self._apply(self._events(slices), batch.number, rows)
+        return rows
+
+    def _events(self, slices: list[Slice]) -> DataFrame:
+        """Exactly these rows, by Spark's own Parquet reader."""
+        whole = [s for s in slices if (s.first, s.last) == (s.segment.first, s.segment.last)]
+        frame = self._files(whole)
+        for cut in (s for s in slices if s not in whole):
+            part = self._files([cut]).where(F.col("seq").between(cut.first, cut.last))
+            frame = frame.unionByName(part)
+        return frame.select(*COLUMNS)
+
+    def _files(self, slices: list[Slice]) -> DataFrame:
+        files = self._archive.files(piece.segment for piece in slices)
+        if not files:
+            return self._spark.createDataFrame([], spark_schema())
+        reader = self._spark.read.schema(spark_schema()).option("basePath", self._archive.uri)
+        return reader.parquet(*files)
+
+
+def run(
+    spark: SparkSession, archive: str, tables: str, objectives: Objectives | None = None
+) -> Ran:
+    """Bring the tables up to date; the cost follows what is new."""
+    return Pipeline(spark, archive, tables, objectives).run()
+
+
+def backfill(
+    spark: SparkSession, archive: str, tables: str, objectives: Objectives | None = None
+) -> Ran:
+    """Make the tables from nothing, in an empty folder; they equal those made step by step."""
+    if Ledger(tables).last() is not None:
+        raise PipelineError(f"{tables} already holds tables: choose an empty folder")
+    return run(spark, archive, tables, objectives)
+
+
+def stream(
+    spark: SparkSession,
+    archive: str,
+    tables: str,
+    objectives: Objectives | None = None,
+    *,
+    every: str | None = None,
+    max_rows: int = 1_000_000,
+) -> StreamingQuery:
+    """Keep the tables up to date; stop the query that is returned."""
+    pipeline = Pipeline(spark, archive, tables, objectives)
+    checkpoint = f"{tables.rstrip('/')}/_checkpoint"
+    return pipeline.stream(checkpoint, every=every, max_rows=max_rows)
+
+
+def compact(spark: SparkSession, tables: str, *, keep_hours: int = 7 * 24) -> dict[str, int]:
+    """Merge small files and delete replaced ones; says how many files went, by table.
+
+    Files replaced within `keep_hours` stay for readers that still use an older version.
+    """
+    known, gone = Tables(tables), {}
+    for table in TABLES.values():
+        path = known.path(table)
+        if sink.table_exists(path):
+            merged = sink.compact(spark, path)
+            gone[table.name] = merged + len(sink.vacuum(path, older_than_hours=keep_hours))
+    return gone

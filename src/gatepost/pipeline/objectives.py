@@ -1,0 +1,35 @@
+"""What the room promises its people, and from when on something is worth their attention."""
+
+from msgspec import Struct
+
+from gatepost.errors import ConfigError
+
+_HOUR = 3600
+
+
+class Objectives(Struct, frozen=True, kw_only=True):
+    """Times in seconds. The same objectives give the same tables, however often they are made."""
+
+    # A window never crosses an hour, because an hour is what is replaced at once.
+    window: int = 300
+    # Deliveries that waited longer than this waited for a node that was away.
+    online: int = 60
+    delivery_p95: float = 5.0
+    sla: int = 600
+    backlog: int = 600
+    backlog_least: int = 10
+    silence: int = 600
+    burst: int = 10
+    # Repeated routing misses of a capability are a misfire; one may be bad luck.
+    routing_misses: int = 2
+    max_inline: int = 65_536
+    # Incidents, reviews and ETA advice look back this far.
+    days: int = 30
+
+    def __post_init__(self) -> None:
+        if self.window < 1 or _HOUR % self.window:
+            raise ConfigError(f"a window of {self.window} s does not divide an hour")
+
+    @property
+    def window_ms(self) -> int:
+        return self.window * 1000

@@ -1,0 +1,162 @@
+"""What an executor does for a Delta table: Arrow batches in, Parquet files and their facts out.
+
+Needs pyarrow and msgspec, and nothing of Spark or of `deltalake`.
+"""
+
+import json
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from datetime import date
+from itertools import pairwise
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from msgspec import Struct
+from pyarrow import fs
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_SPECIAL = re.compile(r"""[\x00-\x1f"#%'*/:=?\\\x7f{\[\]^]""")
+_GROUP_ROWS = 128 * 1024
+# Longer texts are of no use to skip a file by.
+_LONGEST = 64
+
+
+class File(Struct, frozen=True):
+    """One written file; `stats` is Delta's JSON of row count, smallest and largest values."""
+
+    path: str
+    size: int
+    rows: int
+    partition: dict[str, str | None]
+    stats: str
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        return msgspec.msgpack.decode(data, type=cls)
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+
+def write_files(
+    batches: Iterator[pa.RecordBatch], root: str, columns: Sequence[str], partitions: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Write the rows below `root`, one file for each run of equal partition values.
+
+    Yields one row per file, as a batch with the encoded File.
+    """
+    kept = [name for name in columns if name not in partitions]
+    writer: _Writer | None = None
+    for batch in batches:
+        for values, run in _runs(batch, partitions):
+            if writer is not None and writer.values != values:
+                yield _row(writer.close())
+                writer = None
+            writer = writer or _Writer(root, values)
+            writer.add(run.select(kept))
+    if writer is not None:
+        yield _row(writer.close())
+
+
+def _row(file: File) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"file": pa.array([file.encode()], pa.binary())})
+
+
+def _runs(
+    batch: pa.RecordBatch, partitions: Sequence[str]
+) -> Iterator[tuple[dict[str, str | None], pa.RecordBatch]]:
+    if not batch.num_rows:
+        return
+    cuts = np.zeros(batch.num_rows, bool)
+    for name in partitions:
+        codes = batch[name].dictionary_encode(null_encoding="encode").indices.to_numpy()
+        cuts[1:] |= codes[1:] != codes[:-1]
+    starts = [0, *np.flatnonzero(cuts).tolist(), batch.num_rows]
+    for start, stop in pairwise(starts):
+        values = {name: partition_text(batch[name][start].as_py()) for name in partitions}
+        yield values, batch.slice(start, stop - start)
+
+
+def partition_text(value: Any) -> str | None:
+    """A partition value as Delta spells it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return None if value is None else str(value)
+
+
+def _folder(value: str | None) -> str:
+    """A value as Hive spells it in a path, which is how Spark reads it back."""
+    return _SPECIAL.sub(lambda m: f"%{ord(m[0]):02X}", value) if value else _NULL
+
+
+class _Writer:
+    """One file in the making. Rows are gathered into row groups worth reading."""
+
+    def __init__(self, root: str, values: dict[str, str | None]) -> None:
+        self.values = values
+        folders = [f"{name}={_folder(value)}" for name, value in values.items()]
+        self._path = "/".join([*folders, f"part-{uuid.uuid4()}.parquet"])
+        self._fs, base = fs.FileSystem.from_uri(root) if "://" in root else (_LOCAL, root)
+        self._full = f"{base.rstrip('/')}/{self._path}"
+        self._fs.create_dir(self._full.rpartition("/")[0], recursive=True)
+        self._writer: pq.ParquetWriter | None = None
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._waiting.append(batch)
+        self._waiting_rows += batch.num_rows
+        if self._waiting_rows >= _GROUP_ROWS:
+            self._flush()
+
+    def close(self) -> File:
+        self._flush()
+        assert self._writer is not None, "a writer is made for its first row"
+        self._writer.close()
+        size = self._fs.get_file_info(self._full).size
+        with pq.ParquetFile(self._full, filesystem=self._fs) as file:
+            metadata = file.metadata
+        return File(self._path, size, metadata.num_rows, self.values, statistics(metadata))
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        table = pa.Table.from_batches(self._waiting)
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(
+                self._full, table.schema, filesystem=self._fs, compression="zstd"
+            )
+        self._writer.write_table(table)
+        self._waiting, self._waiting_rows = [], 0
+
+
+_LOCAL = fs.LocalFileSystem()
+
+
+def statistics(metadata: pq.FileMetaData) -> str:
+    """Row count and, for flat columns of whole numbers, days and short texts, the extremes."""
+    least: dict[str, Any] = {}
+    most: dict[str, Any] = {}
+    for index in range(metadata.num_columns):
+        chunks = [metadata.row_group(g).column(index) for g in range(metadata.num_row_groups)]
+        known = [c.statistics for c in chunks if c.statistics and c.statistics.has_min_max]
+        name = chunks[0].path_in_schema if chunks else ""
+        if "." not in name and known and len(known) == len(chunks):
+            low, high = min(s.min for s in known), max(s.max for s in known)
+            if _useful(low) and _useful(high):
+                least[name], most[name] = _plain(low), _plain(high)
+    return json.dumps({"numRecords": metadata.num_rows, "minValues": least, "maxValues": most})
+
+
+def _useful(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _LONGEST
+    return type(value) in {int, date}
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, date) else value

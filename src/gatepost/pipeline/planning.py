@@ -1,0 +1,303 @@
+"""Which rows to read next: pure functions over what the manifests list.
+
+A *lane* is one incarnation of one node's outbox. Its sequence numbers have no holes, so a range
+of them names the same rows for ever, also after small segments were merged into larger ones.
+That is what offsets are made of: {node: {incarnation: last seq read}}.
+
+A stream takes lanes forward together in time. Each batch is what all lanes hold up to one
+moment, the *frontier*, which is chosen so that the batch is as large as allowed. So no node
+runs ahead of another by more than one batch; a node that comes back after a week has the oldest
+rows and is simply read first.
+"""
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import date
+from itertools import accumulate
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from gatepost.errors import PipelineError
+
+# The archive's row groups: reading a part of one decodes all of it.
+ROW_GROUP = 128 * 1024
+
+Offsets = dict[str, dict[str, int]]
+
+
+class LaneKey(NamedTuple):
+    node: str
+    incarnation: str
+
+
+class Segment(Struct, frozen=True):
+    """One listed file. `path` is relative to the archive's root; times are epoch milliseconds."""
+
+    node: str
+    date: date
+    path: str
+    incarnation: str
+    first: int
+    last: int
+    bytes: int
+    sha256: str
+    min_created_at: int
+    max_created_at: int
+    sealed_at: int
+
+    @property
+    def lane(self) -> LaneKey:
+        return LaneKey(self.node, self.incarnation)
+
+
+class Slice(Struct, frozen=True):
+    """The rows `first` to `last`, by sequence number, of one segment."""
+
+    segment: Segment
+    first: int
+    last: int
+
+    @property
+    def rows(self) -> int:
+        return self.last - self.first + 1
+
+    @property
+    def skipped(self) -> int:
+        """Rows of the segment before this slice."""
+        return self.first - self.segment.first
+
+
+class Selection(Struct, frozen=True):
+    """What a reader asked for; None means all. Both dates are included."""
+
+    nodes: frozenset[str] | None = None
+    since: date | None = None
+    until: date | None = None
+
+    def takes(self, segment: Segment) -> bool:
+        return (
+            (self.nodes is None or segment.node in self.nodes)
+            and (self.since is None or segment.date >= self.since)
+            and (self.until is None or segment.date <= self.until)
+        )
+
+
+# The `created_at` of each row of a segment, which a plan asks for only where it must cut one.
+Times = Callable[[Segment], Sequence[int]]
+
+
+class Lane:
+    """What one lane still has to give, in its own order."""
+
+    def __init__(self, slices: Sequence[Slice]) -> None:
+        self._slices = slices
+        # A clock may go back: rows behind a later moment wait for that moment.
+        self._tops = list(accumulate((s.segment.max_created_at for s in slices), max))
+        self._rows = list(accumulate((s.rows for s in slices), initial=0))
+
+    @property
+    def earliest(self) -> int:
+        return self._slices[0].segment.min_created_at
+
+    @property
+    def latest(self) -> int:
+        return self._tops[-1]
+
+    def bounds(self, moment: int) -> tuple[int, int]:
+        """At least and at most how many rows are due by then, without reading any."""
+        whole = bisect_right(self._tops, moment)
+        least = self._rows[whole]
+        cut = whole < len(self._slices) and self._slices[whole].segment.min_created_at <= moment
+        return least, self._rows[whole + 1] if cut else least
+
+    def due(self, moment: int, times: Times) -> int:
+        """Exactly how many rows are due by then."""
+        least, most = self.bounds(moment)
+        if least == most:
+            return least
+        cut = self._slices[bisect_right(self._tops, moment)]
+        until = bisect_right(times(cut.segment), moment, hi=cut.skipped + cut.rows)
+        return least + max(0, until - cut.skipped)
+
+    def seq_after(self, rows: int) -> int:
+        """The number of the last of that many rows."""
+        index = bisect_right(self._rows, rows - 1) - 1
+        return self._slices[index].first + rows - self._rows[index] - 1
+
+
+def by_lane(segments: Iterable[Segment]) -> dict[LaneKey, list[Segment]]:
+    """Lanes in a fixed order, each in the order of its numbers."""
+    lanes: dict[LaneKey, list[Segment]] = {}
+    for segment in sorted(segments, key=lambda s: (s.lane, s.first)):
+        lanes.setdefault(segment.lane, []).append(segment)
+    return lanes
+
+
+def pending(
+    segments: Iterable[Segment], start: Offsets, selection: Selection
+) -> dict[LaneKey, Lane]:
+    """The lanes that have something to give after `start`."""
+    lanes = {}
+    for key, listed in by_lane(segments).items():
+        after = start.get(key.node, {}).get(key.incarnation, 0)
+        wanted = [s for s in listed if s.last > after and selection.takes(s)]
+        if wanted:
+            lanes[key] = Lane([Slice(s, max(s.first, after + 1), s.last) for s in wanted])
+    return lanes
+
+
+def advance(
+    lanes: Mapping[LaneKey, Lane],
+    start: Offsets,
+    *,
+    times: Times,
+    budget: int | None = None,
+    until: int | None = None,
+) -> Offsets:
+    """Where a batch that begins at `start` ends.
+
+    `budget` is the most rows it may have, `until` a moment nobody may pass yet.
+    """
+    taken = _take(lanes, times, budget, until)
+    end = {node: dict(seqs) for node, seqs in start.items()}
+    for key, rows in taken.items():
+        if rows:
+            end.setdefault(key.node, {})[key.incarnation] = lanes[key].seq_after(rows)
+    # One spelling per offset: Spark compares them as text.
+    return {node: dict(sorted(end[node].items())) for node in sorted(end)}
+
+
+def _take(
+    lanes: Mapping[LaneKey, Lane], times: Times, budget: int | None, until: int | None
+) -> dict[LaneKey, int]:
+    if not lanes:
+        return {}
+    high = max(lane.latest for lane in lanes.values())
+    high = high if until is None else min(high, until)
+    if budget is None or _fits(lanes.values(), high, times, budget):
+        return {key: lane.due(high, times) for key, lane in lanes.items()}
+    low = min(lane.earliest for lane in lanes.values()) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _fits(lanes.values(), middle, times, budget):
+            low = middle
+        else:
+            high = middle
+    taken = {key: lane.due(low, times) for key, lane in lanes.items()}
+    return _fill(lanes, taken, high, times, budget)
+
+
+def _fits(lanes: Iterable[Lane], moment: int, times: Times, budget: int) -> bool:
+    """Whether no more than `budget` rows are due by then; rows are looked at only in doubt."""
+    bounds = [(lane, *lane.bounds(moment)) for lane in lanes]
+    if sum(most for _, _, most in bounds) <= budget:
+        return True
+    if sum(least for _, least, _ in bounds) > budget:
+        return False
+    return sum(lane.due(moment, times) for lane, _, _ in bounds) <= budget
+
+
+def _fill(
+    lanes: Mapping[LaneKey, Lane],
+    taken: Mapping[LaneKey, int],
+    moment: int,
+    times: Times,
+    budget: int,
+) -> dict[LaneKey, int]:
+    """Part of a millisecond that does not fit as a whole; otherwise it could block for ever."""
+    filled, left = dict(taken), budget - sum(taken.values())
+    for key, lane in lanes.items():
+        more = min(left, lane.due(moment, times) - taken[key])
+        filled[key] += more
+        left -= more
+    return filled
+
+
+def in_step(segments: Iterable[Segment], now: int, patience: int) -> int | None:
+    """The moment up to which every node that is awake has sealed; None if none is.
+
+    Waiting for it keeps a node from running ahead of one that will seal in a moment. Nobody
+    waits for a node that has sealed nothing for `patience`, or that is further behind than that.
+    """
+    newest: dict[str, tuple[int, int]] = {}
+    for s in segments:
+        top, sealed = newest.get(s.node, (0, 0))
+        newest[s.node] = max(top, s.max_created_at), max(sealed, s.sealed_at)
+    latest = max((top for top, _ in newest.values()), default=0)
+    return min(
+        (
+            top
+            for top, sealed in newest.values()
+            if now - sealed <= patience and latest - top <= patience
+        ),
+        default=None,
+    )
+
+
+def between(
+    segments: Iterable[Segment], start: Offsets, end: Offsets, selection: Selection
+) -> list[Slice]:
+    """Exactly the rows after `start` up to `end`; an error if some are no longer there."""
+    found: list[Slice] = []
+    lanes = by_lane(segments)
+    for node, seqs in end.items():
+        for incarnation, last in seqs.items():
+            after = start.get(node, {}).get(incarnation, 0)
+            if last > after:
+                key = LaneKey(node, incarnation)
+                found += _range(key, lanes.get(key, []), after, last)
+    return [piece for piece in found if selection.takes(piece.segment)]
+
+
+def _range(key: LaneKey, segments: Sequence[Segment], after: int, last: int) -> Iterator[Slice]:
+    # Before anything was read, an outbox may begin at any number: older ones were let go.
+    expected = after + 1 if after else None
+    for s in segments:
+        if s.last <= after or s.first > last:
+            continue
+        if expected is not None and s.first > expected:
+            raise _gone(key, expected, s.first - 1)
+        yield Slice(s, max(s.first, after + 1), min(s.last, last))
+        expected = s.last + 1
+    if expected is None or expected <= last:
+        raise _gone(key, expected or 1, last)
+
+
+def _gone(key: LaneKey, first: int, last: int) -> PipelineError:
+    return PipelineError(
+        f"the archive no longer lists events {first} to {last} of node {key.node}"
+        f" (incarnation {key.incarnation}), which this query has yet to read:"
+        " restore them, or start again with a fresh checkpoint"
+    )
+
+
+def pack(slices: Iterable[Slice], parallelism: int, most_rows: int) -> list[list[Slice]]:
+    """Shares of about equal size, at least one per core if there is enough for all."""
+    slices = list(slices)
+    total = sum(piece.rows for piece in slices)
+    share = max(ROW_GROUP // 4, min(most_rows, -(-total // max(1, parallelism))))
+    pieces = [part for piece in slices for part in _split(piece, share)]
+    bins: list[tuple[int, int, list[Slice]]] = [
+        (0, index, []) for index in range(min(len(pieces), -(-total // share)))
+    ]
+    for part in sorted(pieces, key=lambda p: -p.rows):
+        load, index, parts = bins[0]
+        parts.append(part)
+        heapq.heapreplace(bins, (load + part.rows, index, parts))
+    return [
+        sorted(parts, key=lambda p: (p.segment.path, p.first))
+        for _, _, parts in sorted(bins, key=lambda b: b[1])
+    ]
+
+
+def _split(piece: Slice, share: int) -> Iterator[Slice]:
+    """Cut at row groups only."""
+    step = max(1, round(share / ROW_GROUP)) * ROW_GROUP
+    first = piece.first
+    while first <= piece.last:
+        group = (first - piece.segment.first) // ROW_GROUP * ROW_GROUP
+        last = min(piece.last, piece.segment.first + group + step - 1)
+        yield Slice(piece.segment, first, last)
+        first = last + 1

@@ -1,0 +1,39 @@
+"""The package, sent to the workers of a cluster.
+
+Workers need the same minor version of Python as the driver, pyarrow, numpy and msgspec, which
+hold compiled code and cannot travel this way. Gatepost itself is pure Python and does.
+"""
+
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import gatepost
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Fixed, so that the same package always makes the same file.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+def ship(spark: "SparkSession") -> None:
+    """Let executors import gatepost.
+
+    They fetch the file when they start, so it stays in Spark's own folder until Spark stops.
+    """
+    context = spark.sparkContext
+    target = Path(context._temp_dir) / "gatepost.zip"
+    if not target.exists():
+        context.addPyFile(str(package(target)))
+
+
+def package(target: Path) -> Path:
+    """The installed package as a zip file that Python can import from."""
+    root = Path(gatepost.__file__).parent
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for source in sorted(root.rglob("*.py")):
+            info = zipfile.ZipInfo(str(source.relative_to(root.parent)), _EPOCH)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, source.read_bytes())
+    return target

@@ -1,0 +1,322 @@
+"""Spark reads the archive: `format("gatepost")` in batch and streaming, and plain Parquet.
+
+Reading is planned from the nodes' manifests alone; a file that none of them lists does not
+exist. PySpark's own classes are imported when a session asks for the source, so this module
+needs pyarrow and msgspec only; so do the workers of a cluster.
+
+Options of the source: `path` (the archive's root, a folder or any URI pyarrow can open),
+`nodes` (comma-separated), `since` and `until` (dates, both included), `columns`
+(comma-separated), `verify` (`none` or `sha256`), `parallelism`; for streams also
+`maxRowsPerBatch` and `patience` (seconds).
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import date
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Struct
+
+from gatepost.clock import SystemClock
+from gatepost.errors import PipelineError
+from gatepost.pipeline import planning
+from gatepost.pipeline.planning import Offsets, Segment, Selection, Slice
+from gatepost.pipeline.reading import SCHEMA, Archive, Verify
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+FORMAT: Final = "gatepost"
+
+_PARTITION_ROWS = 2 * 1024 * 1024
+
+
+def spark_schema(columns: Collection[str] | None = None) -> "StructType":
+    """The Spark schema of events; the same for every way to read them."""
+    from pyspark.sql.pandas.types import from_arrow_type
+    from pyspark.sql.types import StructField, StructType
+
+    fields = {f.name: StructField(f.name, from_arrow_type(f.type)) for f in SCHEMA}
+    return StructType([fields[name] for name in _known(columns or SCHEMA.names)])
+
+
+def _known(columns: Collection[str]) -> list[str]:
+    unknown = [name for name in columns if name not in SCHEMA.names]
+    if unknown:
+        raise PipelineError(f"events have no column {', '.join(unknown)}")
+    return list(columns)
+
+
+class Options(Struct, frozen=True):
+    """What the source was asked for, decoded once."""
+
+    path: str
+    selection: Selection
+    columns: tuple[str, ...]
+    verify: Verify
+    parallelism: int
+    max_rows: int
+    patience: int
+
+
+def decode_options(options: Mapping[str, str]) -> Options:
+    # Spark hands options over in lower case.
+    given = {name.lower(): value for name, value in options.items()}
+    if not given.get("path"):
+        raise PipelineError("the source needs the archive's root: option `path`")
+    verify = given.get("verify", "none")
+    if verify not in {"none", "sha256"}:
+        raise PipelineError(f"option verify is none or sha256, not {verify!r}")
+    return Options(
+        path=given["path"],
+        selection=_selection(given),
+        columns=tuple(_known(_names(given.get("columns")) or SCHEMA.names)),
+        verify="sha256" if verify == "sha256" else "none",
+        parallelism=_number(given, "parallelism", 8),
+        max_rows=_number(given, "maxrowsperbatch", 1_000_000),
+        patience=_number(given, "patience", 60, least=0) * 1000,
+    )
+
+
+def _selection(given: Mapping[str, str]) -> Selection:
+    nodes = _names(given.get("nodes"))
+    return Selection(
+        frozenset(nodes) if nodes else None, _day(given, "since"), _day(given, "until")
+    )
+
+
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def _day(given: Mapping[str, str], name: str) -> date | None:
+    try:
+        return date.fromisoformat(given[name]) if given.get(name) else None
+    except ValueError:
+        raise PipelineError(f"option {name} is not a date: {given[name]!r}") from None
+
+
+def _number(given: Mapping[str, str], name: str, default: int, least: int = 1) -> int:
+    try:
+        number = int(given.get(name, default))
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise PipelineError(f"option {name} is a whole number from {least}, not {given[name]!r}")
+    return number
+
+
+class Predicate(Struct, frozen=True):
+    """One pushed filter: `column op value`, where op is one of = < <= > >= in."""
+
+    column: str
+    op: str
+    value: Any
+
+    def admits(self, segment: Segment) -> bool:
+        """Whether the segment can hold such a row."""
+        least, most = _span(segment, self.column)
+        if least is None:
+            return True
+        if self.op == "in":
+            return any(least <= value <= most for value in self.value)
+        return bool(_POSSIBLE[self.op](least, most, self.value))
+
+    def expression(self) -> pc.Expression:
+        return _EXPRESSION[self.op](pc.field(self.column), self.value)
+
+
+PUSHED: Final = ("node", "date", "kind", "seq", "created_at")
+
+_POSSIBLE: Final[dict[str, Any]] = {
+    "=": lambda least, most, value: least <= value <= most,
+    "<": lambda least, _, value: least < value,
+    "<=": lambda least, _, value: least <= value,
+    ">": lambda _, most, value: most > value,
+    ">=": lambda _, most, value: most >= value,
+}
+_EXPRESSION: Final[dict[str, Any]] = {
+    "=": lambda column, value: column == value,
+    "<": lambda column, value: column < value,
+    "<=": lambda column, value: column <= value,
+    ">": lambda column, value: column > value,
+    ">=": lambda column, value: column >= value,
+    "in": lambda column, value: column.isin(list(value)),
+}
+
+
+def _span(segment: Segment, column: str) -> tuple[Any, Any]:
+    return {
+        "node": (segment.node, segment.node),
+        "date": (segment.date, segment.date),
+        "seq": (segment.first, segment.last),
+        "created_at": (segment.min_created_at, segment.max_created_at),
+    }.get(column, (None, None))
+
+
+class BatchPlan:
+    """A batch read: which shares there are, and what is in one."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.predicates: list[Predicate] = []
+
+    def shares(self) -> list[list[Slice]]:
+        options = self.options
+        wanted = [
+            Slice(s, s.first, s.last)
+            for s in Archive(options.path).segments()
+            if options.selection.takes(s) and all(p.admits(s) for p in self.predicates)
+        ]
+        return planning.pack(wanted, options.parallelism, _PARTITION_ROWS)
+
+    def read(self, share: list[Slice]) -> Iterator[pa.RecordBatch]:
+        options = self.options
+        archive = Archive(options.path)
+        local = [p for p in self.predicates if p.column in options.columns]
+        for piece in share:
+            for batch in archive.batches(piece, options.columns, options.verify):
+                yield from _filtered(batch, local)
+
+
+def _filtered(batch: pa.RecordBatch, predicates: list[Predicate]) -> Iterator[pa.RecordBatch]:
+    if not predicates:
+        yield batch
+        return
+    table = pa.Table.from_batches([batch])
+    for predicate in predicates:
+        table = table.filter(predicate.expression())
+    yield from table.to_batches()
+
+
+class StreamPlan:
+    """A streaming read: where the next batch ends, and what lies between two offsets."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.archive = Archive(options.path)
+        self._frozen: list[Segment] | None = None
+        self._times: dict[str, Sequence[int]] = {}
+
+    def freeze(self) -> None:
+        """From here on what is listed now is all there is."""
+        self._frozen = self.archive.segments()
+
+    def next(self, start: Offsets, budget: int | None) -> Offsets:
+        options = self.options
+        segments = self._segments()
+        lanes = planning.pending(segments, start, options.selection)
+        # Whoever asks for all there is does not wait for what there may be.
+        waits = budget is not None and self._frozen is None and options.patience > 0
+        until = planning.in_step(segments, SystemClock().now(), options.patience) if waits else None
+        used: dict[str, Sequence[int]] = {}
+        end = planning.advance(
+            lanes, start, times=lambda s: self._known_times(s, used), budget=budget, until=until
+        )
+        # The segment a batch ends in is the one the next begins in.
+        self._times = used
+        return end
+
+    def newest(self) -> Offsets:
+        segments = self._segments()
+        lanes = planning.pending(segments, {}, self.options.selection)
+        return planning.advance(lanes, {}, times=self.archive.times)
+
+    def shares(self, start: Offsets, end: Offsets) -> list[list[Slice]]:
+        options = self.options
+        wanted = planning.between(self._segments(), start, end, options.selection)
+        return planning.pack(wanted, options.parallelism, _PARTITION_ROWS)
+
+    def _segments(self) -> list[Segment]:
+        return self.archive.segments() if self._frozen is None else self._frozen
+
+    def _known_times(self, segment: Segment, used: dict[str, Sequence[int]]) -> Sequence[int]:
+        if segment.path not in used:
+            known = self._times.get(segment.path)
+            used[segment.path] = self.archive.times(segment) if known is None else known
+        return used[segment.path]
+
+
+def register(spark: "SparkSession") -> None:
+    """Make `format("gatepost")` known to this session."""
+    from gatepost.pipeline.spark_source import GatepostSource
+
+    spark.dataSource.register(GatepostSource)
+
+
+def read_events(
+    spark: "SparkSession",
+    root: str,
+    *,
+    nodes: Collection[str] | None = None,
+    since: date | None = None,
+    until: date | None = None,
+    columns: Collection[str] | None = None,
+    verify: Verify = "none",
+) -> "DataFrame":
+    """All archived events, read the fastest way there is.
+
+    That is Spark's own Parquet reader over the listed files, where Spark can open them; the
+    Arrow source reads from any storage pyarrow knows, and checks digests.
+    """
+    if verify != "none" or not _spark_opens(root):
+        options = _as_options(nodes=nodes, since=since, until=until, columns=columns)
+        return (
+            spark.read.format(FORMAT)
+            .options(**options, verify=verify, parallelism=_parallelism(spark))
+            .load(Archive(root).uri)
+        )
+    selection = Selection(frozenset(nodes) if nodes is not None else None, since, until)
+    archive = Archive(root)
+    files = archive.files(s for s in archive.segments() if selection.takes(s))
+    frame = _parquet(spark, archive.uri, files)
+    return frame.select(*_known(columns)) if columns is not None else frame
+
+
+def _parquet(spark: "SparkSession", root: str, files: list[str]) -> "DataFrame":
+    if not files:
+        return spark.createDataFrame([], spark_schema())
+    return spark.read.schema(spark_schema()).option("basePath", root).parquet(*files)
+
+
+def read_stream(
+    spark: "SparkSession",
+    root: str,
+    *,
+    nodes: Collection[str] | None = None,
+    since: date | None = None,
+    until: date | None = None,
+    columns: Collection[str] | None = None,
+    max_rows: int = 1_000_000,
+    patience: int = 60,
+) -> "DataFrame":
+    """Archived events as they are sealed, all nodes together in time."""
+    options = _as_options(nodes=nodes, since=since, until=until, columns=columns)
+    stream = spark.readStream.format(FORMAT).options(**options, parallelism=_parallelism(spark))
+    return stream.options(maxRowsPerBatch=max_rows, patience=patience).load(Archive(root).uri)
+
+
+def _as_options(
+    *,
+    nodes: Collection[str] | None,
+    since: date | None,
+    until: date | None,
+    columns: Collection[str] | None,
+) -> dict[str, str]:
+    given = {
+        "nodes": ",".join(sorted(nodes)) if nodes else None,
+        "since": since and since.isoformat(),
+        "until": until and until.isoformat(),
+        "columns": ",".join(columns) if columns else None,
+    }
+    return {name: value for name, value in given.items() if value}
+
+
+def _parallelism(spark: "SparkSession") -> int:
+    return spark.sparkContext.defaultParallelism
+
+
+def _spark_opens(root: str) -> bool:
+    return "://" not in root or root.startswith(("file://", "hdfs://"))

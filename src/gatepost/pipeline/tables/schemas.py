@@ -1,0 +1,347 @@
+"""Every table of the pipeline: its columns, their Spark types, and what each one means.
+
+Times are epoch milliseconds, ids are 16 bytes, `hour` counts the hours since 1970. The hour of an
+event id partitions all that is known about the event: an id carries the time it was drawn at, so
+a receipt finds its message's partition without looking the message up.
+"""
+
+from msgspec import Struct
+
+
+class Column(Struct, frozen=True):
+    name: str
+    type: str
+    meaning: str
+
+
+class Table(Struct, frozen=True):
+    """`name` is also its folder; a table without a `partition` is small and replaced whole."""
+
+    name: str
+    meaning: str
+    columns: tuple[Column, ...]
+    partition: str | None = "hour"
+
+    @property
+    def ddl(self) -> str:
+        """The Spark schema, as `createDataFrame` and `from_json` take it."""
+        return ", ".join(f"{column.name} {column.type}" for column in self.columns)
+
+    @property
+    def names(self) -> list[str]:
+        return [column.name for column in self.columns]
+
+
+def _table(name: str, meaning: str, *columns: str, partition: str | None = "hour") -> Table:
+    """Columns as `name type | meaning`, the way one reads them."""
+    return Table(name, meaning, tuple(map(_column, columns)), partition)
+
+
+def _column(line: str) -> Column:
+    head, meaning = line.rsplit(" | ", 1)
+    name, kind = head.split(" ", 1)
+    return Column(name, kind, meaning)
+
+
+EVENTS = _table(
+    "events",
+    "One event of an outbox, as archived; unique by (node, incarnation, seq). Read, never copied.",
+    "node string | whose outbox it is in",
+    "incarnation string | which journal of that node",
+    "seq bigint | its number in that journal, without gaps",
+    "event_id binary | its id; a retry repeats it",
+    "kind string | message, ack, reply, task_create, …, signal or dead_letter",
+    "source_agent string | who wrote it",
+    "to_node string | the node it is meant for",
+    "to_agent string | the agent it is meant for",
+    "pair_seq bigint | its number among all from this agent to that one; 0 is outside any order",
+    "pair_base bigint | all numbers of the pair before this one are settled",
+    "prev_seq_to bigint | the previous seq meant for the same recipient",
+    "corr_id string | the conversation it belongs to",
+    "ref_id binary | the event it is about",
+    "causation_id binary | the event it replays",
+    "created_at bigint | when it was written, by its node's clock",
+    "expires_at bigint | when it is worth nothing any more",
+    "attempt int | which try to deliver it",
+    "priority int | more is sooner",
+    "offer boolean | whether `accepted` needs a confirmation",
+    "payload_size int | bytes of its inline payload",
+    "blob_digest string | the blob that holds its payload",
+    "blob_size bigint | bytes of that blob",
+    "status string | of a receipt: accepted, refused or processed",
+    "outcome string | of a processed receipt: ok, failed, dead_letter or expired",
+    "reason string | of a receipt, dead letter or signal",
+    "eta_at bigint | when a task is promised",
+    "eta_seconds bigint | in how many seconds a task is promised",
+    "dead_attempts int | of a dead letter: how often it was tried",
+    "signal string | which signal",
+    "through bigint | of `settled`: up to which number of the pair",
+    "capability_id string | of a task: which capability it asks for",
+    "capability_version string | of a task",
+    "delegation_version string | version of the requester's skill",
+    "executor_version string | version of the owner's skill",
+    "task_type string | of a task",
+    "progress double | of a task, 0 to 1",
+    "failure_class string | of a failed task",
+    "route_decision string | local, owner, retry, fallback or moved",
+    "policy_version string | under which routing policy",
+    "traceparent string | W3C trace context",
+    "digest binary | sha256 of the encoded event",
+    "group_first bigint | on the last event of a commit group: where the group starts",
+    "chain binary | on the last event of a commit group: the hash chain after it",
+    "signature binary | on the last event of a commit group: the node's over the head",
+    "body binary | the encoded event, if the archive keeps sealed payloads",
+    "date date | UTC date of created_at",
+    partition=None,
+)
+
+_TOLD = "struct<at: bigint, {}: string>"
+LEG = (
+    "struct<peer: string, routed_at: bigint, last: struct<attempt: int, why: string>, "
+    "accepted_at: bigint, accepts: bigint, refused: " + _TOLD.format("reason") + ", "
+    "processed: struct<at: bigint, seq: bigint, outcome: string>, processes: bigint, "
+    "replied_at: bigint, dead: " + _TOLD.format("reason") + ", "
+    "confirmed_at: bigint, withdrawn_at: bigint, eta_at: bigint, completed_at: bigint, "
+    "failed: " + _TOLD.format("class") + ", progress: double, cancelled_at: bigint>"
+)
+
+DELIVERIES = _table(
+    "deliveries",
+    "One message, reply, task_create or task_cancel, and what became of it.",
+    "hour bigint | of its event id",
+    "node string | the sender's node",
+    "event_id binary | its id",
+    "kind string | message, reply, task_create or task_cancel; null while only receipts are known",
+    "from_agent string | the sender",
+    "to_agent string | the receiver",
+    "to_node string | the node that answered, else the node last asked",
+    "corr_id string | its conversation",
+    "pair_seq bigint | its number in the pair's order",
+    "sent_at bigint | created_at of its first attempt",
+    "expires_at bigint | when the sender gives up",
+    "size bigint | bytes of payload, inline or blob",
+    "attempts int | how often it was sent",
+    "routes int | to how many nodes",
+    "decision string | why the last attempt went where it went",
+    "accepted_at bigint | first accepted receipt of a node it was routed to",
+    "processed_at bigint | first processed receipt of such a node",
+    "replied_at bigint | first reply of such a node",
+    "dead_at bigint | when the sender dead-lettered it",
+    "outcome string | of the turn: ok, failed, dead_letter or expired",
+    "reason string | why it was dead-lettered or refused",
+    "duplicates bigint | repeated receipts",
+    "strangers bigint | nodes that answered without having been asked",
+    "turns bigint | nodes that processed it with outcome ok",
+    "state string | emitted, retry_pending, accepted, processed, replied, dead_letter or orphan",
+    "amended boolean | dead-lettered, and answered all the same",
+    "closed boolean | nothing more is expected",
+    "task struct<capability_id: string, capability_version: string, delegation_version: string, "
+    "executor_version: string, task_type: string> | what a task asks for; null for messages",
+    f"legs array<{LEG}> | what is known of each node that was asked or answered",
+)
+
+TASKS = _table(
+    "tasks",
+    "One task from its creation to its end.",
+    "hour bigint | of its event id",
+    "node string | the creator's node",
+    "event_id binary | the task's id",
+    "corr_id string | its conversation",
+    "from_agent string | who asked",
+    "to_agent string | who was asked",
+    "to_node string | the node that answered, else the node last asked",
+    "capability_id string | what was asked for",
+    "capability_version string | its version",
+    "delegation_version string | version of the requester's skill",
+    "executor_version string | version of the owner's skill",
+    "task_type string | its type",
+    "created_at bigint | when it was created",
+    "accepted_at bigint | first accepted receipt",
+    "eta_at bigint | when it was promised",
+    "progress double | furthest progress told, 0 to 1",
+    "ended_at bigint | when it completed, failed or was cancelled",
+    "took_ms bigint | from creation to completion; null if not completed",
+    "failure_class string | why it failed",
+    "reason string | why it was dead-lettered",
+    "state string | pending, accepted, running, completed, failed, cancelled or dead_letter",
+)
+
+TURNS = _table(
+    "turns",
+    "One agent turn: a node that processed an event. Two with outcome ok are a doubled turn.",
+    "hour bigint | of the event's id",
+    "node string | the sender's node",
+    "event_id binary | the event that was processed",
+    "turn_node string | where the turn ran",
+    "agent string | who took the turn",
+    "kind string | of the event",
+    "corr_id string | its conversation",
+    "accepted_at bigint | when that node accepted it",
+    "processed_at bigint | when the turn ended",
+    "outcome string | ok, failed, dead_letter or expired",
+    "asked boolean | the event was routed to that node",
+)
+
+SLO = _table(
+    "slo",
+    "Service levels of what one node sent in one window, by kind and capability.",
+    "hour bigint | the window's",
+    "window_start bigint | its first millisecond, by created_at of the message",
+    "window_ms bigint | its length",
+    "kind string | message, reply, task_create or task_cancel",
+    "node string | the sender's node",
+    "capability_id string | for tasks; null for all else",
+    "sent bigint | deliveries opened",
+    "accepted bigint | of these, accepted",
+    "processed bigint | of these, processed or replied",
+    "failed bigint | processed with another outcome than ok",
+    "dead bigint | dead-lettered",
+    "amended bigint | dead-lettered, and answered all the same",
+    "retried bigint | sent more than once",
+    "duplicates bigint | repeated receipts",
+    "open bigint | still waiting",
+    "ack_lag bigint | not accepted by the window's end, nor given up",
+    "bytes bigint | payload",
+    "per_second double | deliveries per second",
+    "accept_p50 bigint | ms from send to accepted, median",
+    "accept_p95 bigint | the same, 95 %",
+    "accept_p99 bigint | the same, 99 %",
+    "process_p50 bigint | ms from send to processed or reply, median",
+    "process_p95 bigint | the same, 95 %",
+    "process_p99 bigint | the same, 99 %",
+    "retry_rate double | retried / sent",
+    "duplicate_rate double | duplicates / sent",
+    "dead_rate double | dead / sent",
+    "online_p95 bigint | accept_p95 without deliveries that waited for a node that was away",
+    "objective_ms bigint | what online_p95 should stay under",
+    "met boolean | whether it did; null if nothing was accepted",
+)
+
+INCIDENTS = _table(
+    "incidents",
+    "Something a person should look at.",
+    "incident_id string | the same for the same incident, however often it is found",
+    "class string | sla_breach, backlog, dead_letter_burst, routing_miss or silent_node",
+    "node string | the node it is about: the owner, or the sender of dead letters",
+    "agent string | the agent it is about, if one",
+    "capability_id string | the capability it is about, if one",
+    "started_at bigint | since when",
+    "ended_at bigint | until when; null while it lasts",
+    "count bigint | deliveries concerned",
+    "samples array<string> | up to five corrIds",
+    "sentence string | what happened, in words",
+    partition=None,
+)
+
+REVIEWS = _table(
+    "reviews",
+    "Misfires of one capability under one pair of skill versions, for review.",
+    "review_id string | the same for the same misfire, however often it is found",
+    "capability_id string | which capability",
+    "capability_version string | its version",
+    "delegation_version string | version of the requester's skill",
+    "executor_version string | version of the owner's skill",
+    "class string | eta_breach, sla_breach, terminal_error, contract_mismatch or routing_miss",
+    "count bigint | tasks that misfired so",
+    "tasks bigint | all tasks under these versions",
+    "first_at bigint | created_at of the first of them",
+    "last_at bigint | created_at of the last",
+    "samples array<string> | up to five corrIds",
+    partition=None,
+)
+
+ETA = _table(
+    "eta",
+    "How long a capability really takes.",
+    "capability_id string | which capability",
+    "capability_version string | its version",
+    "completed bigint | tasks this is from",
+    "p50_seconds double | median from creation to completion",
+    "p90_seconds double | 90 %",
+    "p95_seconds double | 95 %",
+    "p99_seconds double | 99 %",
+    "promised_seconds double | median of what was promised",
+    "kept_rate double | completed by the promised time / promised",
+    "recommended_eta_seconds bigint | a defaultEtaSeconds kept 95 % of the time",
+    partition=None,
+)
+
+TRAFFIC = _table(
+    "traffic",
+    "Who talks to whom in one hour, how much, how well.",
+    "hour bigint | of the event ids",
+    "node string | the sender's node",
+    "from_agent string | the sender",
+    "to_node string | the node that answered, else the node last asked",
+    "to_agent string | the receiver",
+    "sent bigint | deliveries",
+    "bytes bigint | payload",
+    "ok bigint | closed with outcome ok or a reply",
+    "failed bigint | processed with another outcome",
+    "dead bigint | dead-lettered",
+    "open bigint | still waiting",
+    "accept_ms double | mean from send to accepted",
+    "process_ms double | mean from send to processed or reply",
+    "process_max bigint | the slowest",
+)
+
+CASES = _table(
+    "cases",
+    "A delivery that was dead-lettered, not accepted in its own window, or slow: for incidents.",
+    "hour bigint | of its event id",
+    "node string | the sender's node",
+    "to_node string | the node that answered, else the node last asked",
+    "to_agent string | the receiver",
+    "capability_id string | for tasks",
+    "corr_id string | its conversation",
+    "sent_at bigint | when it was sent",
+    "accepted_at bigint | when it was accepted",
+    "ended_at bigint | when it was processed, replied to or dead-lettered",
+    "dead_at bigint | when it was dead-lettered",
+    "reason string | why",
+)
+
+ACTIVITY = _table(
+    "activity",
+    "What one node wrote in one window, by its own clock; what silence is measured by.",
+    "batch bigint | the batch that counted it; sum over batches",
+    "node string | whose outbox",
+    "window_start bigint | the window of created_at",
+    "events bigint | events written",
+    "first_at bigint | the first of them",
+    "last_at bigint | the last of them",
+    partition=None,
+)
+
+VIOLATIONS = _table(
+    "violations",
+    "One breach of a protocol promise.",
+    "rule string | its code",
+    "sentence string | the promise that was broken, in words",
+    "node string | whose outbox shows it",
+    "incarnation string | which journal of that node",
+    "seq bigint | where; null if the rule is not about one event",
+    "event_id binary | the event concerned",
+    "corr_id string | its conversation",
+    "at bigint | created_at of what shows it",
+    "detail string | what exactly",
+    partition=None,
+)
+
+TABLES: dict[str, Table] = {
+    table.name: table
+    for table in (
+        EVENTS,
+        DELIVERIES,
+        TASKS,
+        TURNS,
+        SLO,
+        INCIDENTS,
+        REVIEWS,
+        ETA,
+        TRAFFIC,
+        CASES,
+        ACTIVITY,
+        VIOLATIONS,
+    )
+}

@@ -1,0 +1,135 @@
+"""Deliveries into tasks and turns; tasks into reviews and ETA advice."""
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.tables.schemas import ETA, REVIEWS, TASKS, TURNS
+
+SAMPLES = 5
+_VERSIONS = ("capability_id", "capability_version", "delegation_version", "executor_version")
+_POINTS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+
+def samples(corr_id: str = "corr_id", when: str = "sent_at") -> Column:
+    """The first few conversations, the same ones every time."""
+    ordered = F.sort_array(F.collect_list(F.struct(when, corr_id)))
+    return F.slice(F.transform(ordered, lambda pair: pair[corr_id]), 1, SAMPLES)
+
+
+def identity(*columns: Column) -> Column:
+    """An id that is the same for the same thing, whoever finds it and how often."""
+    parts = [F.coalesce(column.cast("string"), F.lit("")) for column in columns]
+    return F.substring(F.sha2(F.concat_ws("\x1f", *parts), 256), 1, 32)
+
+
+def turns(deliveries: DataFrame) -> DataFrame:
+    """Every node that processed an event, asked or not."""
+    legs = deliveries.select("*", F.explode("legs").alias("leg")).where("leg.processed is not null")
+    return legs.select(
+        *("hour", "node", "event_id"),
+        F.col("leg.peer").alias("turn_node"),
+        F.col("to_agent").alias("agent"),
+        *("kind", "corr_id"),
+        F.col("leg.accepted_at").alias("accepted_at"),
+        F.col("leg.processed.at").alias("processed_at"),
+        F.col("leg.processed.outcome").alias("outcome"),
+        F.col("leg.routed_at").isNotNull().alias("asked"),
+    ).select(*TURNS.names)
+
+
+def tasks(deliveries: DataFrame) -> DataFrame:
+    """Each task_create with all that its owner told about it later."""
+    rows = deliveries.where("kind = 'task_create'").select(
+        "*",
+        *(
+            F.array_min(F.col(f"legs.{name}")).alias(name)
+            for name in ("eta_at", "completed_at", "failed", "cancelled_at")
+        ),
+        F.array_max(F.col("legs.progress")).alias("progress"),
+        F.col("sent_at").alias("created_at"),
+        F.col("task.*"),
+    )
+    ended = F.coalesce("completed_at", "failed.at", "cancelled_at")
+    return rows.withColumns(
+        {
+            "ended_at": ended,
+            "took_ms": F.col("completed_at") - F.col("created_at"),
+            "failure_class": F.col("failed.class"),
+            "state": _state(),
+        }
+    ).select(*TASKS.names)
+
+
+def _state() -> Column:
+    return (
+        F.when(F.col("completed_at").isNotNull(), "completed")
+        .when(F.col("failed").isNotNull(), "failed")
+        .when(F.col("cancelled_at").isNotNull(), "cancelled")
+        .when(F.col("dead_at").isNotNull(), "dead_letter")
+        .when(F.col("processed_at").isNotNull() | F.col("progress").isNotNull(), "running")
+        .when(F.col("accepted_at").isNotNull(), "accepted")
+        .otherwise("pending")
+    )
+
+
+def reviews(tasks: DataFrame, slow: DataFrame, as_of: int, objectives: Objectives) -> DataFrame:
+    """Misfires by capability, skill versions and class. `slow` are the tasks beyond the SLA."""
+    late = F.coalesce("ended_at", F.lit(as_of)) > F.col("eta_at")
+    mismatch = F.col("failure_class") == "contract_mismatch"
+    classes = {
+        "eta_breach": late & F.col("state").isin("completed", "running", "accepted"),
+        "sla_breach": F.col("slow"),
+        "contract_mismatch": (F.col("state") == "failed") & F.coalesce(mismatch, F.lit(False)),
+        "terminal_error": (F.col("state") == "failed") & ~F.coalesce(mismatch, F.lit(False)),
+        "routing_miss": (F.col("state") == "dead_letter") & (F.col("reason") == "no_route"),
+    }
+    of_class = [F.when(is_so, F.lit(name)) for name, is_so in classes.items()]
+    known = tasks.join(
+        slow.select("node", "corr_id", F.lit(True).alias("slow")).distinct(),
+        ["node", "corr_id"],
+        "left",
+    )
+    rows = known.withColumn("misfires", F.array_compact(F.array(*of_class)))
+    totals = rows.groupBy(*_VERSIONS).agg(F.count("*").alias("tasks"))
+    found = (
+        rows.where(F.size("misfires") > 0)
+        .select(*_VERSIONS, "corr_id", "created_at", F.explode("misfires").alias("class"))
+        .groupBy(*_VERSIONS, "class")
+        .agg(
+            F.count("*").alias("count"),
+            F.min("created_at").alias("first_at"),
+            F.max("created_at").alias("last_at"),
+            samples(when="created_at").alias("samples"),
+        )
+        .where((F.col("class") != "routing_miss") | (F.col("count") >= objectives.routing_misses))
+    )
+    same = [F.col(f"found.{name}").eqNullSafe(F.col(f"totals.{name}")) for name in _VERSIONS]
+    joined = found.alias("found").join(F.broadcast(totals.alias("totals")), same)
+    id = identity(*(F.col(f"found.{name}") for name in (*_VERSIONS, "class")))
+    return joined.select("found.*", "tasks", id.alias("review_id")).select(*REVIEWS.names)
+
+
+def eta(tasks: DataFrame) -> DataFrame:
+    """How long a capability takes, and what to promise."""
+    points = F.array(*(F.lit(point) for point in _POINTS.values()))
+    took, promised = F.col("took_ms"), F.col("eta_at") - F.col("created_at")
+    rows = (
+        tasks.where("state = 'completed'")
+        .groupBy("capability_id", "capability_version")
+        .agg(
+            F.count("*").alias("completed"),
+            F.percentile_approx(took, points, 10_000).alias("took"),
+            F.percentile_approx(promised, 0.5, 10_000).alias("promised"),
+            F.avg((F.col("ended_at") <= F.col("eta_at")).cast("int")).alias("kept_rate"),
+        )
+    )
+    seconds = [
+        (F.col("took")[index] / 1000).alias(f"{name}_seconds") for index, name in enumerate(_POINTS)
+    ]
+    return rows.select(
+        *("capability_id", "capability_version", "completed", "kept_rate"),
+        *seconds,
+        (F.col("promised") / 1000).alias("promised_seconds"),
+        F.ceil(F.col("took")[2] / 1000).alias("recommended_eta_seconds"),
+    ).select(*ETA.names)

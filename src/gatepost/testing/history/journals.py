@@ -1,0 +1,124 @@
+"""A stopped gateway's journal, read as plainly as possible."""
+
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+from msgspec import Raw, Struct
+
+# mail.state in the schema; what is below these is still waiting or out.
+ACKED, DEAD, EXPIRED = 3, 4, 5
+
+_EVENTS = "SELECT seq, body, digest FROM outbox ORDER BY seq"
+_HEADS = "SELECT first_seq, last_seq, chain, signature FROM head ORDER BY last_seq"
+_LIVES = "SELECT id, first_seq FROM incarnation ORDER BY first_seq"
+_DELIVERIES = """
+SELECT event_id, state, outcome, node, verdict, processed_at IS NOT NULL, pair_seq, from_agent,
+    to_agent FROM delivery
+"""
+_MAIL = """
+SELECT m.msg_id, b.name, m.state, m.tracked FROM mail m JOIN mailbox b ON b.id = m.mailbox
+"""
+_CURSORS = "SELECT source, incarnation, seq FROM cursor"
+
+
+class Event(Struct, rename="camel"):
+    """As much of an envelope as a checker needs."""
+
+    event_id: str
+    seq: int
+    kind: str
+    source_node_id: str
+    source_agent_id: str
+    created_at: int
+    pair_seq: int = 0
+    prev_seq_to: int = 0
+    to_node_id: str | None = None
+    to_agent_id: str | None = None
+    ref_event_id: str | None = None
+    offer: bool = False
+    payload: Raw = Raw(b"{}")
+    life: str = ""
+    body: bytes = b""
+    digest: bytes = b""
+
+    def said(self) -> dict[str, Any]:
+        """The payload, of kinds that travel in the clear."""
+        said: dict[str, Any] = msgspec.json.decode(self.payload)
+        return said
+
+
+class Delivery(Struct):
+    state: str
+    outcome: str | None
+    node: str | None
+    verdict: str | None
+    closed: bool
+    pair_seq: int
+    from_agent: str
+    to_agent: str
+
+
+class Mail(Struct):
+    event_id: str
+    mailbox: str
+    state: int
+
+
+class Journal(Struct):
+    """`key` is the node's public key; without it signatures are not looked at."""
+
+    node: str
+    key: bytes | None
+    lives: list[tuple[str, int]]
+    events: list[Event]
+    heads: list[tuple[int, int, bytes, bytes]]
+    deliveries: dict[str, Delivery]
+    mail: list[Mail]
+    cursors: dict[tuple[str, str], int]
+
+
+_decode = msgspec.json.Decoder(Event).decode
+
+
+def read_journal(path: Path, key: bytes | None = None) -> Journal:
+    """Read everything the checker wants; the gateway must not be running."""
+    connection = apsw.Connection(f"file:{path}?mode=ro", flags=_FLAGS)
+    try:
+        return _read(connection, key)
+    finally:
+        connection.close()
+
+
+_FLAGS = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+
+
+def _read(connection: apsw.Connection, key: bytes | None) -> Journal:
+    def rows(sql: str) -> list[Any]:
+        return connection.execute(sql).fetchall()
+
+    ((node,),) = rows("SELECT value FROM fact WHERE name = 'node_id'")
+    lives = rows(_LIVES)
+    return Journal(
+        node=str(node),
+        key=key,
+        lives=lives,
+        events=[_event(lives, *row) for row in rows(_EVENTS)],
+        heads=rows(_HEADS),
+        deliveries={_id(row[0]): Delivery(*row[1:5], bool(row[5]), *row[6:]) for row in rows(_DELIVERIES)},
+        mail=[Mail(id, box, state) for id, box, state, tracked in rows(_MAIL) if tracked],
+        cursors={(source, life): seq for source, life, seq in rows(_CURSORS)},
+    )
+
+
+def _event(lives: list[tuple[str, int]], seq: int, body: bytes, digest: bytes) -> Event:
+    event = _decode(body)
+    event.body, event.digest = body, digest
+    event.life = max((life for life in lives if life[1] <= seq), key=lambda life: life[1])[0]
+    return event
+
+
+def _id(data: bytes) -> str:
+    text = data.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

@@ -1,0 +1,109 @@
+"""What clients saw, what the checker says of it, and the rules it goes by."""
+
+from msgspec import Struct, field
+
+# Every violation names one of these.
+RULES = {
+    "kept": "a send that was acknowledged is in its gateway's outbox",
+    "settled": "after everything healed, no message is open",
+    "one end": "a message ends once: processed by one gateway, or given up by its sender",
+    "one turn": "at most one turn of an event is completed, on whatever gateways",
+    "order": "turns of a pair are completed in the order it was sent",
+    "same outcome": "the sender says of a message what its owner says",
+    "routed": "only what a gateway said that the message was routed to has counted",
+    "confirmed": "an offer is engaged only by the gateway its sender confirmed",
+    "accepted": "what was accepted for good is processed or dead-lettered",
+    "amended": "what an owner says after its sender gave up stands beside the dead letter",
+    "deserved": "nothing is given up that was not beyond its sender's patience",
+    "chain": "every outbox is one gapless chain under signed heads",
+    "told": "every event names the one before it for the same reader, and is taken",
+    "calm": "nothing fails that nobody broke",
+}
+
+
+class SendSeen(Struct):
+    """What a client was told of one message: acknowledged, refused, or nothing."""
+
+    node: str
+    sender: str
+    target: str
+    key: str
+    at: int
+    event_id: str = ""
+    result: str = "unknown"
+
+
+class TurnSeen(Struct):
+    """One turn, as the agent that had it knows it. `result` is ok only if its ack was answered."""
+
+    node: str
+    agent: str
+    sender: str
+    source: str
+    event_id: str
+    receipt: str
+    begun_at: int
+    attempt: int = 0
+    ended_at: int = 0
+    result: str = "unknown"
+
+
+class Seen(Struct):
+    """`appended` is when an event was really on disk, by (node, incarnation, last seq of its group);
+    without it the gateways' own clocks have to do. `restored` gateways lost what they did after
+    their backup; `absent` ones are not back yet; `surprises` are failures nobody caused. Nothing in
+    a `brief` history lasted longer than a sender waits for an owner that it believes to be there.
+    """
+
+    sends: list[SendSeen] = field(default_factory=list)
+    turns: list[TurnSeen] = field(default_factory=list)
+    appended: dict[tuple[str, str], list[tuple[int, int]]] = field(default_factory=dict)
+    restored: set[str] = field(default_factory=set)
+    absent: set[str] = field(default_factory=set)
+    surprises: list[tuple[str, str]] = field(default_factory=list)
+    brief: bool = False
+
+
+class Violation(Struct, frozen=True):
+    rule: str
+    node: str
+    event: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.node} {self.event}: {RULES[self.rule]} [{self.rule}]: {self.detail}"
+
+
+class Truth(Struct):
+    """What became of everything that was sent, in numbers. `amended` is part of `dead_lettered`,
+    `rewound` what a restored gateway has forgotten that it ever sent.
+    """
+
+    sent: int = 0
+    processed: int = 0
+    dead_lettered: int = 0
+    waiting: int = 0
+    lost: int = 0
+    doubled: int = 0
+    amended: int = 0
+    rewound: int = 0
+
+
+class Verdict(Struct):
+    """`reasons` is why messages died, and how many of each."""
+
+    truth: Truth
+    violations: list[Violation]
+    amended: list[str]
+    reasons: dict[str, int]
+
+    @property
+    def ok(self) -> bool:
+        return not self.violations
+
+    def __str__(self) -> str:
+        numbers = ", ".join(
+            f"{name} {getattr(self.truth, name)}" for name in Truth.__struct_fields__
+        )
+        deaths = ", ".join(f"{why} {many}" for why, many in sorted(self.reasons.items()))
+        return "\n".join([f"{numbers} ({deaths})", *map(str, self.violations)])

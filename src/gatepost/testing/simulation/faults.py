@@ -1,0 +1,204 @@
+"""What goes wrong in a run, and when: all of it drawn from the seed."""
+
+from collections.abc import Callable
+from random import Random
+
+from gatepost.delivery.frames import Events, unpack
+from gatepost.events import Receipt
+from gatepost.testing.simulation.gateway import SimulatedGateway
+from gatepost.testing.simulation.mesh import SimulatedMesh
+from gatepost.testing.simulation.network import Lane, leave_out
+
+Fault = Callable[[SimulatedMesh, Random], None]
+
+
+def partition(mesh: SimulatedMesh, random: Random) -> None:
+    """Some gateways cannot reach the others for a while."""
+    ids = list(mesh.gateways)
+    island = set(random.sample(ids, random.randint(1, len(ids) // 2)))
+    lanes = [(a, b) for a in ids for b in ids if (a in island) != (b in island)]
+    _cut(mesh, random, lanes)
+
+
+def one_way(mesh: SimulatedMesh, random: Random) -> None:
+    """A gateway is heard but hears nothing, or the other way round."""
+    a, b = random.sample(list(mesh.gateways), 2)
+    _cut(mesh, random, [(a, b)])
+
+
+def _cut(mesh: SimulatedMesh, random: Random, lanes: list[Lane]) -> None:
+    mesh.note("network", f"cut {lanes}")
+    for lane in lanes:
+        mesh.network.cut_lane(*lane)
+    mesh.loop.after(random.randint(200, 15_000), lambda: mesh.network.cut.difference_update(lanes))
+
+
+def drop(mesh: SimulatedMesh, random: Random) -> None:
+    """A connection breaks, with what is in flight."""
+    a, b = random.sample(list(mesh.gateways), 2)
+    mesh.note("network", f"drop {a} {b}")
+    mesh.network.drop(a, b)
+
+
+def slow_lane(mesh: SimulatedMesh, random: Random) -> None:
+    a, b = random.sample(list(mesh.gateways), 2)
+    mesh.network.latency[a, b] = random.choice((50, 500, 2_500))
+    mesh.note("network", f"slow {a} {b}")
+    mesh.loop.after(random.randint(1_000, 20_000), lambda: _fast_again(mesh, (a, b)))
+
+
+def _fast_again(mesh: SimulatedMesh, lane: Lane) -> None:
+    mesh.network.latency.pop(lane, None)
+
+
+def second_connection(mesh: SimulatedMesh, random: Random) -> None:
+    """Both dialled, or one did not notice that its first connection still lives."""
+    a, b = random.sample(list(mesh.gateways), 2)
+    mesh.note("network", f"one more connection {a} {b}")
+    mesh.network.connect(a, b)
+
+
+def crash(mesh: SimulatedMesh, random: Random) -> None:
+    """Power goes: at once, just before a commit, or just after one."""
+    gateway = _some(mesh, random)
+    moment = random.choice(("now", "before", "after"))
+    mesh.note(gateway.id, f"crash {moment}")
+    if moment == "now":
+        gateway.crash()
+    else:
+        gateway.crash_at_commit("before" if moment == "before" else "after")
+    mesh.loop.after(random.randint(500, 10_000), lambda: _start(gateway))
+
+
+def _start(gateway: SimulatedGateway) -> None:
+    gateway.crash_never()
+    if not gateway.up:
+        gateway.start()
+
+
+def disk_full(mesh: SimulatedMesh, random: Random) -> None:
+    gateway = _some(mesh, random)
+    if gateway.up:
+        mesh.note(gateway.id, "disk full")
+        gateway.fill_disk()
+        mesh.loop.after(random.randint(500, 8_000), gateway.free_disk)
+
+
+def clock_jump(mesh: SimulatedMesh, random: Random) -> None:
+    gateway = _some(mesh, random)
+    gateway.clock.offset += random.choice((-60_000, -5_000, -500, 500, 5_000, 60_000))
+    mesh.note(gateway.id, f"clock is off by {gateway.clock.offset}")
+
+
+def lazy_agent(mesh: SimulatedMesh, random: Random) -> None:
+    """An agent takes nothing up for a while; its leases run out."""
+    consumer = mesh.consumers[random.choice(list(mesh.consumers))]
+    consumer.paused = True
+    mesh.note("agents", f"{consumer.agent} pauses")
+    mesh.loop.after(random.randint(1_000, 10_000), consumer.go_on)
+
+
+def move_agent(mesh: SimulatedMesh, random: Random) -> None:
+    """An agent without standbys moves, and some gateways learn of it late."""
+    names = [name for name, home in mesh.room.now.homes.items() if not home.standbys]
+    if not names:
+        return
+    name, to = random.choice(names), random.choice(list(mesh.gateways))
+    old = mesh.room.owner(name)
+    late = random.choice(list(mesh.gateways))
+    mesh.room.slow[late] = random.randint(100, 5_000)
+    mesh.note("room", f"{name} moves from {old} to {to}; {late} learns it late")
+    mesh.move(name, to)
+    if old != to:
+        mesh.loop.after(random.randint(500, 5_000), lambda: _dismiss(mesh, name, old))
+
+
+def _dismiss(mesh: SimulatedMesh, name: str, node: str) -> None:
+    if mesh.room.owner(name) != node:
+        mesh.dismiss(name, node)
+
+
+def forged_receipt(mesh: SimulatedMesh, random: Random) -> None:
+    """A gateway claims to have dealt with what was never sent to it."""
+    known = [seen for seen in mesh.seen.sends[-50:] if seen.event_id]
+    if not known:
+        return
+    seen = random.choice(known)
+    owners = {mesh.room.owner(seen.target), *mesh.room.now.homes[seen.target].standbys}
+    others = [id for id in mesh.gateways if id not in owners and id != seen.node]
+    if others:
+        forger = random.choice(others)
+        mesh.note(forger, f"forges a receipt for {seen.event_id}")
+        mesh.forge(forger, seen.node, seen.event_id, random.choice(_LIES))
+
+
+_LIES = (
+    Receipt(status="accepted"),
+    Receipt(status="processed", outcome="ok"),
+    Receipt(status="refused", reason="forged"),
+)
+
+
+def omission(mesh: SimulatedMesh, random: Random) -> None:
+    """Somebody on the way leaves out one event."""
+    a, b = random.sample(list(mesh.gateways), 2)
+    inner, done = mesh.network.tamper, False
+
+    def tamper(lane: Lane, data: bytes) -> bytes | None:
+        nonlocal done
+        passed = inner(lane, data)
+        if done or passed is None or lane != (a, b) or not isinstance(unpack(data), Events):
+            return passed
+        done = True
+        mesh.note("network", f"an event from {a} to {b} is left out")
+        return leave_out(passed, random.randrange)
+
+    mesh.network.tamper = tamper
+
+
+def restore(mesh: SimulatedMesh, random: Random) -> None:
+    """A gateway is backed up, goes on, and later comes back as it was then."""
+    gateway = _some(mesh, random)
+    if not gateway.up:
+        return
+    mesh.note(gateway.id, "backup")
+    gateway.back_up()
+    mesh.loop.after(random.randint(500, 20_000), lambda: _restore(mesh, gateway, random))
+
+
+def _restore(mesh: SimulatedMesh, gateway: SimulatedGateway, random: Random) -> None:
+    mesh.note(gateway.id, "restore")
+    mesh.seen.restored.add(gateway.id)
+    gateway.restore(gateway.backups[-1])
+    mesh.loop.after(random.randint(100, 3_000), lambda: _start(gateway))
+
+
+def _some(mesh: SimulatedMesh, random: Random) -> SimulatedGateway:
+    return mesh.gateways[random.choice(list(mesh.gateways))]
+
+
+# How often each comes, relative to the others.
+FAULTS: dict[str, tuple[Fault, int]] = {
+    "partition": (partition, 4),
+    "one_way": (one_way, 4),
+    "drop": (drop, 6),
+    "slow_lane": (slow_lane, 4),
+    "second_connection": (second_connection, 3),
+    "crash": (crash, 8),
+    "disk_full": (disk_full, 3),
+    "clock_jump": (clock_jump, 3),
+    "lazy_agent": (lazy_agent, 3),
+    "move_agent": (move_agent, 3),
+    "forged_receipt": (forged_receipt, 4),
+    "omission": (omission, 3),
+    "restore": (restore, 1),
+}
+
+
+def plan(mesh: SimulatedMesh, random: Random, faults: int, over_ms: int, kinds: list[str]) -> None:
+    """Spread `faults` faults of these kinds over the time to come."""
+    weights = [FAULTS[kind][1] for kind in kinds]
+    for kind in random.choices(kinds, weights, k=faults):
+        fault = FAULTS[kind][0]
+        when = random.randint(0, over_ms)
+        mesh.loop.after(when, lambda fault=fault: fault(mesh, random))  # type: ignore[misc]

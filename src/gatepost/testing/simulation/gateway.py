@@ -1,0 +1,287 @@
+"""One gateway of a simulated mesh: its real journal and core, without sockets or threads.
+
+It can lose power at any commit, run out of disk, have its clock set, and come back from a backup.
+"""
+
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import apsw
+from msgspec import Struct
+
+from gatepost.delivery import Agents, Messages, Node, Patience
+from gatepost.errors import GatepostError, StorageFailed
+from gatepost.events import NodeKey
+from gatepost.journal import Database, Outcome, Tx, Writer
+from gatepost.journal.outbox import Outbox
+from gatepost.journal.writer import Operation
+from gatepost.mailbox import Dispatcher, Policy
+from gatepost.testing.simulation.loop import Loop, NodeClock, Timer
+
+Done = Callable[[Any, GatepostError | None], None]
+Moment = Literal["before", "after"]
+
+# A life in which nothing was written never was.
+_EMPTY_LIVES = """
+DELETE FROM incarnation WHERE first_seq > (SELECT coalesce(max(last_seq), 0) FROM head)
+"""
+_NEW_LIFE = """
+INSERT INTO incarnation SELECT ?, coalesce(max(last_seq), 0) + 1 FROM head
+"""
+
+
+class PowerCut(BaseException):
+    """Raised where the lights go out. Not an Exception, for nothing may handle it."""
+
+
+class Habits(Struct, frozen=True):
+    """What all gateways of a mesh are set to."""
+
+    patience: Patience = Patience(
+        accept_timeout=2_000,
+        base_backoff=300,
+        max_backoff=5_000,
+        max_attempts=15,
+        sla=15_000,
+        ttl=600_000,
+    )
+    policy: Policy = Policy(
+        max_retries=3, base_backoff=300, inflight_timeout=4_000, ttl=600_000, max_pending=1_000
+    )
+    window: int = 1 << 20
+    group_ms: int = 3
+
+
+class Call(Struct):
+    """`done` hears the outcome; `lost` is called instead if the gateway dies before it can say."""
+
+    operation: Operation
+    done: Done
+    lost: Callable[[], None]
+
+
+class SimulatedGateway:
+    """`up` while it runs. `on_up` and `on_down` hear of it; `on_appended` of what is on disk."""
+
+    def __init__(self, loop: Loop, folder: Path, id: str, seed: int, habits: Habits) -> None:
+        self.id = id
+        self.loop = loop
+        self.habits = habits
+        self.clock = NodeClock(loop, f"{seed}/{id}")
+        self.key = NodeKey.create(self.clock)
+        self.path = folder / id / "journal.db"
+        self.backups: list[Path] = []
+        self.up = False
+        self.commits = 0
+        self.on_up: list[Callable[[], None]] = []
+        self.on_down: list[Callable[[], None]] = []
+        self.on_appended: Callable[[str, int], None] = lambda life, last: None
+        self._random = Random(f"{seed}/{id}/groups")
+        self._queue: list[Call] = []
+        self._running: list[Call] = []
+        self._group: Timer | None = None
+        self._wake: Timer | None = None
+        self._cut_at: Moment | None = None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(_empty_journal(), self.path)
+
+    # -- its life
+
+    def start(self) -> None:
+        self._database = Database.open(self.path, "off")
+        self.connection = self._database.writer
+        self.node = self._identify()
+        habits = self.habits
+        self.agents = Agents()
+        self.messages = Messages(self.node, self.agents, habits.patience)
+        self.dispatcher = Dispatcher(self.clock, habits.policy, self.messages.close)
+        self.messages.dispatcher = self.dispatcher
+        self.outbox = Outbox(self.id, self.node.incarnation, self.key)
+        core = (self.dispatcher, self.messages, self.outbox)
+        self.writer = Writer(
+            self.connection, self.clock, lambda outcomes: None, participants=(*core, Watch(self))
+        )
+        self.up = True
+        for hear in self.on_up:
+            hear()
+        self._plan_group(0)
+
+    def _identify(self) -> Node:
+        row = self.connection.execute("SELECT value FROM fact WHERE name = 'incarnation'")
+        found: Any = row.fetchone()
+        life = found[0] if found else self._begin_life()
+        return Node(self.id, str(life), self.key, self.clock)
+
+    def _begin_life(self) -> str:
+        life = self.clock.random(8).hex()
+        with self.connection:
+            self.connection.execute(_EMPTY_LIVES)
+            self.connection.execute(_NEW_LIFE, (life,))
+            facts = "INSERT OR REPLACE INTO fact VALUES ('node_id', ?), ('incarnation', ?)"
+            self.connection.execute(facts, (self.id, life))
+        return life
+
+    def crash(self) -> None:
+        """It is gone, and so is everything that was not committed."""
+        if not self.up:
+            return
+        self.up = False
+        self._cut_at = None
+        for timer in (self._group, self._wake):
+            if timer is not None:
+                timer.cancel()
+        self._group = self._wake = None
+        lost, self._queue, self._running = self._running + self._queue, [], []
+        self._database.close()
+        for hear in self.on_down:
+            hear()
+        for call in lost:
+            call.lost()
+
+    def crash_at_commit(self, moment: Moment) -> None:
+        """Lose power in the next group that has work: just before it is on disk, or just after."""
+        self._cut_at = moment
+
+    def crash_never(self) -> None:
+        self._cut_at = None
+
+    def back_up(self) -> None:
+        """Keep a copy of the journal as it is now."""
+        copy = self.path.with_name(f"backup{len(self.backups)}.db")
+        target = apsw.Connection(str(copy))
+        with target.backup("main", self.connection, "main") as backup:
+            backup.step()
+        target.close()
+        self.backups.append(copy)
+
+    def restore(self, backup: Path) -> None:
+        """Crash, and begin a new life with an old journal. Start it again to see what happens."""
+        self.crash()
+        for suffix in ("-wal", "-shm"):
+            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+        shutil.copy(backup, self.path)
+        with_journal = Database.open(self.path, "off")
+        self.connection = with_journal.writer
+        self._begin_life()
+        with_journal.close()
+
+    def fill_disk(self) -> None:
+        """From now on the journal cannot grow."""
+        self.connection.pragma("max_page_count", 1)
+
+    def free_disk(self) -> None:
+        if self.up:
+            self.connection.pragma("max_page_count", 1 << 30)
+
+    # -- its work
+
+    def call(
+        self, operation: Operation, done: Done, lost: Callable[[], None] = lambda: None
+    ) -> None:
+        """Run `operation` in the next commit group."""
+        if not self.up:
+            lost()
+        elif self.writer.failure is not None:
+            error = StorageFailed(self.writer.failure)
+            self.loop.after(1, lambda: done(None, error))
+        else:
+            self._queue.append(Call(operation, done, lost))
+            self._plan_group(self._random.randint(1, self.habits.group_ms))
+
+    def do(self, operation: Operation) -> Any:
+        """Run `operation` at once, in a group with whatever waits, and return its outcome."""
+        results: list[tuple[Any, GatepostError | None]] = []
+        self.call(operation, lambda value, error: results.append((value, error)))
+        self._run_group()
+        ((value, error),) = results
+        if error is not None:
+            raise error
+        return value
+
+    def read(self, sql: str, *params: Any) -> list[Any]:
+        return self.connection.execute(sql, params).fetchall()
+
+    def busy(self) -> int:
+        return len(self._queue)
+
+    def _plan_group(self, ms: int) -> None:
+        if self._group is None:
+            self._group = self.loop.after(ms, self._run_group)
+
+    def _run_group(self) -> None:
+        if self._group is not None:
+            self._group.cancel()
+            self._group = None
+        self._running, self._queue = self._queue, []
+        cut = self._cut_at if self._running else None
+        try:
+            jobs = [(call.operation, call.done) for call in self._running]
+            outcomes = self.writer.run_group(jobs)
+            if cut == "after":
+                raise PowerCut
+        except PowerCut:
+            self.crash()
+            return
+        self._running = []
+        self.commits += 1
+        self._tell(outcomes)
+        if self.up:
+            self._plan_wake()
+
+    def _tell(self, outcomes: list[Outcome]) -> None:
+        for done, value, error in outcomes:
+            if self.up:
+                done(value, error)
+
+    def _plan_wake(self) -> None:
+        """Look at the clock when the core wants to, as the writer's thread would."""
+        if self._wake is not None:
+            self._wake.cancel()
+        wait = int(self.writer.patience() * 1000)
+        self._wake = self.loop.after(max(wait, 1), self._run_group)
+
+    def about_to_commit(self) -> None:
+        if self._cut_at == "before" and self._running:
+            raise PowerCut
+
+
+class Watch:
+    """The last to have a say in every group: it tells what was appended, or cuts the power."""
+
+    def __init__(self, gateway: SimulatedGateway) -> None:
+        self._gateway = gateway
+        self._last = 0
+
+    def before_commit(self, tx: Tx) -> None:
+        self._last = 0
+        if tx.appended:
+            ((self._last,),) = tx.rows("SELECT max(last_seq) FROM head")
+
+    def next_due(self, tx: Tx) -> int | None:
+        self._gateway.about_to_commit()
+        return None
+
+    def after_commit(self) -> list[Outcome]:
+        if self._last:
+            self._gateway.on_appended(self._gateway.node.incarnation, self._last)
+        return []
+
+    def rolled_back(self) -> None:
+        self._last = 0
+
+
+@cache
+def _template() -> TemporaryDirectory[str]:
+    """A migrated, empty journal, made once: migrating takes longer than copying."""
+    folder = TemporaryDirectory(prefix="gatepost-simulation-")
+    Database.open(Path(folder.name) / "journal.db", "off").close()
+    return folder
+
+
+def _empty_journal() -> Path:
+    return Path(_template().name) / "journal.db"

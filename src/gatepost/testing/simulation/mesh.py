@@ -1,0 +1,295 @@
+"""A mesh of simulated gateways: placed, connected, used, broken, healed and judged.
+
+Everything follows from one seed. Nothing here waits: time passes when `run` lets it.
+"""
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from tempfile import mkdtemp
+from typing import Any, Self
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from gatepost.delivery.frames import Events, unpack
+from gatepost.errors import GatepostError
+from gatepost.events import Kind, Receipt, decode, encode_payload
+from gatepost.journal.outbox import Draft
+from gatepost.testing.history import Seen, SendSeen, TurnSeen, Verdict, check, read_journal
+from gatepost.testing.simulation.gateway import Habits, SimulatedGateway
+from gatepost.testing.simulation.loop import START, Loop
+from gatepost.testing.simulation.network import Lane, Network
+from gatepost.testing.simulation.people import Client, Consumer, Manners
+from gatepost.testing.simulation.room import Room
+from gatepost.wire import NewSend, Sent
+
+_OPEN = """
+SELECT (SELECT count(*) FROM delivery WHERE processed_at IS NULL)
+     + (SELECT count(*) FROM mail WHERE state < 3)
+"""
+_LOOK_EVERY_MS = 500
+Trace = Callable[[str], None]
+
+
+class SimulatedMesh:
+    """`with SimulatedMesh(seed=7, nodes=3) as mesh:` gives gateways n0, n1 and n2."""
+
+    def __init__(
+        self,
+        seed: int,
+        nodes: int = 3,
+        habits: Habits | None = None,
+        trace: Trace | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self.seed = seed
+        self.random = Random(f"{seed}/mesh")
+        self.loop = Loop()
+        self._folder = folder or Path(mkdtemp(prefix="gatepost-mesh-", dir=_fastest()))
+        self._trace = trace
+        self.seen = Seen()
+        self.gateways = {
+            id: SimulatedGateway(self.loop, self._folder, id, seed, habits or Habits())
+            for id in (f"n{number}" for number in range(nodes))
+        }
+        self.network = Network(self.loop, self.gateways, seed)
+        self.room = Room(self.loop, self.gateways, self.network, seed)
+        self.consumers: dict[tuple[str, str], Consumer] = {}
+        self._clients: list[Client] = []
+        self._surprises = _Surprises(self.seen, self)
+        self.network.on_link_error = self._link_error
+        self.link_errors: list[tuple[str, str, str]] = []
+
+    def __enter__(self) -> Self:
+        logging.getLogger("gatepost.journal.writer").addHandler(self._surprises)
+        for id, gateway in self.gateways.items():
+            gateway.on_appended = self._appending(id)
+            gateway.on_up.append(lambda id=id: self.note(id, "starts"))  # type: ignore[misc]
+            gateway.on_down.append(lambda id=id: self.note(id, "goes down"))  # type: ignore[misc]
+            gateway.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("gatepost.journal.writer").removeHandler(self._surprises)
+        self.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __getitem__(self, id: str) -> SimulatedGateway:
+        return self.gateways[id]
+
+    # -- who is there
+
+    def connect_all(self) -> None:
+        ids = list(self.gateways)
+        for number, a in enumerate(ids):
+            for b in ids[number + 1 :]:
+                self.network.keep_connected(a, b)
+
+    def agent(
+        self,
+        name: str,
+        home: str,
+        standbys: tuple[str, ...] = (),
+        manners: Manners | None = None,
+    ) -> None:
+        """`name` works behind `home`, and behind the `standbys` should that fail."""
+        self.host(name, home, manners)
+        for node in standbys:
+            self.host(name, node, manners, standby=True)
+        self.room.place(name, home, standbys)
+
+    def host(
+        self, name: str, node: str, manners: Manners | None = None, standby: bool = False
+    ) -> None:
+        gateway = self.gateways[node]
+        self._insist(gateway, lambda tx: gateway.agents.register(tx, name, standby=standby))
+        if (node, name) not in self.consumers:
+            random = Random(f"{self.seed}/{node}/{name}")
+            self.consumers[node, name] = Consumer(
+                gateway, name, manners or Manners(), random, self._turn
+            )
+
+    def dismiss(self, name: str, node: str) -> None:
+        """`node` hosts `name` no more: nothing new is accepted for it there."""
+        gateway = self.gateways[node]
+        self._insist(gateway, lambda tx: gateway.agents.remove(tx, name, "simulation"))
+
+    def move(self, name: str, to: str) -> None:
+        """`name` lives behind `to` from now on; what its old home accepted is worked off there."""
+        self.host(name, to)
+        self.room.place(name, to)
+
+    def _insist(self, gateway: SimulatedGateway, operation: Callable[[Any], Any]) -> None:
+        """Do it now or as soon as the gateway can."""
+
+        def again(value: Any = None, error: GatepostError | None = None) -> None:
+            if error is not None and error.code in ("storage_failed", "unavailable"):
+                self.loop.after(200, attempt)
+
+        def attempt() -> None:
+            gateway.call(operation, again, lambda: self.loop.after(200, attempt) and None)
+
+        attempt()
+
+    # -- what they do
+
+    def send(self, sender: str, target: str, node: str | None = None, **fields: Any) -> SendSeen:
+        """Have a client send; what it is told will stand in the result."""
+        node = node or self.room.owner(sender)
+        key = f"k{len(self.seen.sends)}"
+        seen = SendSeen(node, sender, target, key, self.loop.now)
+        self.seen.sends.append(seen)
+        payload = Raw(b'{"n":"' + key.encode() + b'"}')
+        new = NewSend(sender, target, payload, idempotency_key=key, **fields)
+        client = Client(self.gateways[node], new, seen)
+        self._clients.append(client)
+        client.send()
+        return seen
+
+    def status(self, seen: SendSeen) -> Sent:
+        gateway = self.gateways[seen.node]
+        sent: Sent = gateway.do(lambda tx: gateway.messages.status(tx, seen.event_id))
+        return sent
+
+    def forge(self, forger: str, victim: str, event_id: str, receipt: Receipt) -> None:
+        """`forger` says something about an event of `victim` that was never sent to it."""
+        gateway = self.gateways[forger]
+        draft = Draft(
+            event_id=gateway.node.event_ids.next(),
+            kind=Kind.ACK,
+            source_agent_id="forger",
+            to_node_id=victim,
+            ref_event_id=event_id,
+            payload=encode_payload(receipt),
+        )
+        self._insist(gateway, lambda tx: tx.append(draft))
+
+    # -- time
+
+    def run(self, ms: int, enough: Callable[[], bool] = lambda: False) -> bool:
+        return self.loop.run(self.loop.now + ms, enough)
+
+    def heal(self) -> None:
+        """Everything works again: gateways, disks, lines, agents."""
+        self.note("all", "heal")
+        self.network.heal()
+        self.network.tamper = lambda lane, data: data
+        self.room.slow.clear()
+        for gateway in self.gateways.values():
+            gateway.crash_never()
+            gateway.free_disk()
+            if not gateway.up:
+                gateway.start()
+        for consumer in self.consumers.values():
+            consumer.manners = replace(consumer.manners, forget=0.0, nack=0.0)
+            consumer.go_on()
+
+    def drain(self, patience_ms: int = 60_000) -> bool:
+        """Let time pass until nothing is open anywhere; whether that came about.
+
+        It is over when nothing more was settled for as long as `patience_ms`.
+        """
+        left, until = self.open(), self.loop.now + patience_ms
+        while left and self.loop.now < until:
+            self.run(_LOOK_EVERY_MS)
+            if (now := self.open()) < left:
+                left, until = now, self.loop.now + patience_ms
+        # Cursors, and word of settled pairs, still travel.
+        self.run(4 * _LOOK_EVERY_MS)
+        return self.open() == 0
+
+    def open(self) -> int:
+        """How many deliveries and how much mail are not settled, and how much is to be done."""
+        return sum(map(_open, self.gateways.values()))
+
+    # -- the end
+
+    def close(self) -> None:
+        for gateway in self.gateways.values():
+            gateway.crash()
+
+    def judge(self, drained: bool = True) -> Verdict:
+        """Stop everything and have the history checked."""
+        self.close()
+        journals = [read_journal(each.path, each.key.public) for each in self.gateways.values()]
+        return check(journals, self.seen, drained=drained)
+
+    def finish(self) -> Verdict:
+        """Heal, drain, judge."""
+        self.heal()
+        self.drain()
+        return self.judge()
+
+    # -- what is written down
+
+    def note(self, who: str, what: str) -> None:
+        if self._trace is not None:
+            self._trace(f"{self.loop.now - START:>8} {who:<8} {what}")
+
+    def trace_frames(self) -> None:
+        """Have every frame traced as it arrives."""
+        inner = self.network.tamper
+
+        def traced(lane: Lane, data: bytes) -> bytes | None:
+            self.note(f"{lane[0]}>{lane[1]}", describe(data))
+            return inner(lane, data)
+
+        self.network.tamper = traced
+
+    def _turn(self, turn: TurnSeen) -> None:
+        self.seen.turns.append(turn)
+        self.note(turn.node, f"{turn.agent} begins {turn.event_id} of {turn.sender}")
+
+    def _link_error(self, node: str, peer: str, error: GatepostError) -> None:
+        self.link_errors.append((node, peer, error.message))
+        self.note(node, f"link to {peer} ends: {error.message}")
+
+    def _appending(self, id: str) -> Callable[[str, int], None]:
+        def appended(life: str, last: int) -> None:
+            self.seen.appended.setdefault((id, life), []).append((last, self.loop.now))
+
+        return appended
+
+
+class _Surprises(logging.Handler):
+    """What the writer logs as unexpected is a bug, whoever survives it."""
+
+    def __init__(self, seen: Seen, mesh: SimulatedMesh) -> None:
+        super().__init__(logging.ERROR)
+        self._seen = seen
+        self._mesh = mesh
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            what = f"{record.getMessage()}: {record.exc_info[1]!r}"
+            self._seen.surprises.append(("", what))
+            self._mesh.note("", what)
+
+
+def _open(gateway: SimulatedGateway) -> int:
+    ((found,),) = gateway.read(_OPEN)
+    return int(found) + gateway.busy()
+
+
+def _fastest() -> str | None:
+    """Where files live in memory, if there is such a place."""
+    memory = Path("/dev/shm")
+    return str(memory) if memory.is_dir() else None
+
+
+def describe(data: bytes) -> str:
+    """A frame in one line."""
+    frame = unpack(data)
+    if not isinstance(frame, Events):
+        return repr(frame)
+    events = ", ".join(_short(decode(body)) for body in frame.events)
+    return f"events up to {frame.upto}: {events}"
+
+
+def _short(event: Any) -> str:
+    payload = bytes(event.payload).decode() if event.kind in ("ack", "signal", "dead_letter") else ""
+    about = event.ref_event_id or event.event_id
+    return f"#{event.seq} {event.kind}({event.pair_seq}) {about} {payload}"

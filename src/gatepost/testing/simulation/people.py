@@ -1,0 +1,189 @@
+"""Who uses a simulated mesh: clients that send and try again, and agents that work, more or less.
+
+They write down what they were told, for that is all a client ever knows.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from gatepost.delivery.messages import fingerprint
+from gatepost.errors import GatepostError, StorageFailed
+from gatepost.journal import Tx
+from gatepost.mailbox import Settlement
+from gatepost.mailbox.dispatch import Waiter
+from gatepost.testing.history import SendSeen, TurnSeen
+from gatepost.testing.simulation.gateway import SimulatedGateway
+from gatepost.wire import EventInfo, Message, NewSend, Sent
+
+_RECONNECT_MS = 300
+_decode_info = msgspec.json.Decoder(EventInfo).decode
+
+
+class Manners(Struct, frozen=True):
+    """How an agent works: how long it takes, and how often it does what."""
+
+    think_ms: tuple[int, int] = (1, 150)
+    reply: float = 0.3
+    nack: float = 0.03
+    forget: float = 0.01
+    credit: int = 4
+
+
+class Client:
+    """Sends one message, again and again under the same key until it is told what became of it."""
+
+    def __init__(self, gateway: SimulatedGateway, new: NewSend, seen: SendSeen) -> None:
+        self._gateway = gateway
+        self._new = new
+        self.seen = seen
+        self._patience = 40
+
+    def send(self) -> None:
+        self._gateway.call(self._operation, self._told, self._unheard)
+
+    def _operation(self, tx: Tx) -> Sent:
+        return self._gateway.messages.send(tx, self._new, fingerprint(self._new))
+
+    def _told(self, sent: Sent, error: GatepostError | None) -> None:
+        if error is None:
+            self.seen.event_id, self.seen.result = sent.event_id, "acknowledged"
+        elif isinstance(error, StorageFailed):
+            self._unheard()
+        else:
+            self.seen.result = f"refused: {error.code}"
+
+    def _unheard(self) -> None:
+        self._patience -= 1
+        if self._patience:
+            self._gateway.loop.after(_RECONNECT_MS, self.send)
+
+
+class Consumer:
+    """One agent behind one gateway, which takes its mail and ends its turns one after another."""
+
+    def __init__(
+        self,
+        gateway: SimulatedGateway,
+        agent: str,
+        manners: Manners,
+        random: Random,
+        note: Callable[[TurnSeen], None],
+    ) -> None:
+        self._gateway = gateway
+        self.agent = agent
+        self.manners = manners
+        self.paused = False
+        self._random = random
+        self._note = note
+        self._connected = False
+        self._todo: list[Message] = []
+        self._working = False
+        self._shift = 0
+        gateway.on_down.append(self._cut_off)
+        gateway.on_up.append(self._connect)
+        self._connect()
+
+    def quiet(self) -> bool:
+        return not self._todo
+
+    # -- taking
+
+    def _connect(self) -> None:
+        if self._gateway.up and not self._connected:
+            self._connected = True
+            self._gateway.call(self._wait, self._waiting)
+
+    def _wait(self, tx: Tx) -> list[Message]:
+        dispatcher = self._gateway.dispatcher
+        waiter = Waiter(
+            dispatcher.box(tx, self.agent),
+            f"consumer-{self.agent}",
+            self.manners.credit,
+            self._take,
+        )
+        return dispatcher.wait(tx, waiter)
+
+    def _waiting(self, held: list[Message] | None, error: GatepostError | None) -> None:
+        if error is None:
+            self._take(held or [])
+        else:
+            self._connected = False
+            self._gateway.loop.after(_RECONNECT_MS, self._connect)
+
+    def _cut_off(self) -> None:
+        self._connected = self._working = False
+        self._shift += 1
+        self._todo.clear()
+
+    def _take(self, messages: list[Message]) -> None:
+        self._todo += messages
+        self._next()
+
+    # -- working
+
+    def _next(self) -> None:
+        if self._todo and not self._working and not self.paused:
+            self._working = True
+            message = self._todo.pop(0)
+            turn = self._begin(message)
+            think = self._random.randint(*self.manners.think_ms)
+            self._gateway.loop.after(think, partial(self._end, message, turn, self._shift))
+
+    def go_on(self) -> None:
+        self.paused = False
+        self._next()
+
+    def _begin(self, message: Message) -> TurnSeen:
+        info = _decode_info(message.event)  # type: ignore[arg-type]
+        turn = TurnSeen(
+            node=self._gateway.id,
+            agent=self.agent,
+            sender=message.from_,
+            source=info.source_node or self._gateway.id,
+            event_id=info.event_id,
+            receipt=message.receipt,
+            begun_at=self._gateway.loop.now,
+            attempt=message.attempt,
+        )
+        self._note(turn)
+        return turn
+
+    def _end(self, message: Message, turn: TurnSeen, shift: int) -> None:
+        if shift != self._shift:
+            return  # The gateway went down meanwhile, and this turn with it.
+        luck = self._random.random()
+        if luck < self.manners.forget:
+            self._working = False
+            self._next()
+        elif luck < self.manners.forget + self.manners.nack:
+            self._settle(partial(self._nack, message), turn, "nacked")
+        else:
+            self._settle(partial(self._ack, message), turn, "ok")
+
+    def _ack(self, message: Message, tx: Tx) -> Settlement:
+        receipt = message.receipt
+        info = _decode_info(message.event)  # type: ignore[arg-type]
+        replies = {}
+        if info.kind == "message" and self._random.random() < self.manners.reply:
+            replies[receipt] = Raw(b'{"re":"' + info.event_id.encode() + b'"}')
+        return self._gateway.messages.ack(tx, self.agent, [receipt], [], replies)
+
+    def _nack(self, message: Message, tx: Tx) -> Settlement:
+        return self._gateway.messages.nack(tx, self.agent, [message.receipt], [], "simulated")
+
+    def _settle(self, operation: Callable[[Tx], Any], turn: TurnSeen, wanted: str) -> None:
+        def told(result: Settlement | None, error: GatepostError | None) -> None:
+            turn.ended_at = self._gateway.loop.now
+            if error is not None or result is None:
+                turn.result = "failed"
+            else:
+                turn.result = wanted if result.settled else "stale"
+            self._working = False
+            self._next()
+
+        self._gateway.call(operation, told)

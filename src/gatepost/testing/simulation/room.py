@@ -1,0 +1,122 @@
+"""The room as a simulated mesh needs it: where agents live, and who learns of it when."""
+
+from collections.abc import Callable
+from random import Random
+
+from msgspec import Struct
+
+from gatepost.delivery import Messages
+from gatepost.routing import Directory, Gateway, Home, Rule
+from gatepost.testing.simulation.gateway import SimulatedGateway
+from gatepost.testing.simulation.loop import Loop
+from gatepost.testing.simulation.network import Network
+
+_OFFLINE_MS = 3_000
+
+
+class Picture(Struct, frozen=True):
+    """The room at one version."""
+
+    version: int
+    homes: dict[str, Home]
+    rules: dict[str, Rule]
+
+
+class Room:
+    """Every change reaches every gateway, each in its own time and never an older one last."""
+
+    def __init__(
+        self, loop: Loop, gateways: dict[str, SimulatedGateway], network: Network, seed: int
+    ) -> None:
+        self._loop = loop
+        self._gateways = gateways
+        self._random = Random(f"{seed}/room")
+        self.delay_ms = (5, 50)
+        self.slow: dict[str, int] = {}
+        self.now = Picture(0, {}, {})
+        self._views = {
+            id: View(loop, gateway, network, self.now) for id, gateway in gateways.items()
+        }
+        self._keys = {id: gateway.key.public for id, gateway in gateways.items()}
+        for view in self._views.values():
+            view.keys = self._keys
+        network.on_presence = lambda node: self._views[node].look()
+
+    def place(self, agent: str, owner: str, standbys: tuple[str, ...] = ()) -> None:
+        """`agent` lives behind `owner` from now on."""
+        homes = self.now.homes | {agent: Home(owner, standbys)}
+        rules = dict(self.now.rules)
+        rules.pop(agent, None)
+        if standbys:
+            rules[agent] = Rule(owner, standbys)
+        self.now = picture = Picture(self.now.version + 1, homes, rules)
+        for id, view in self._views.items():
+            delay = self._random.randint(*self.delay_ms) + self.slow.get(id, 0)
+            self._loop.after(delay, _learning(view, picture))
+
+    def owner(self, agent: str) -> str:
+        return self.now.homes[agent].owner or ""
+
+
+def _learning(view: "View", picture: Picture) -> Callable[[], None]:
+    return lambda: view.learn(picture)
+
+
+class View:
+    """What one gateway knows of the room, and whom it believes to be there."""
+
+    def __init__(
+        self, loop: Loop, gateway: SimulatedGateway, network: Network, picture: Picture
+    ) -> None:
+        self._loop = loop
+        self._gateway = gateway
+        self._network = network
+        self._picture = picture
+        self._told: Directory | None = None
+        self._looks: set[int] = set()
+        self.keys: dict[str, bytes] = {}
+        gateway.on_up.append(self._start)
+
+    def learn(self, picture: Picture) -> None:
+        if picture.version > self._picture.version:
+            self._picture = picture
+            self.look()
+
+    def look(self) -> None:
+        """Tell the gateway, if anything is new to it."""
+        if not self._gateway.up:
+            return
+        directory = self._directory()
+        if directory == self._told:
+            return
+        self._told = directory
+        messages: Messages = self._gateway.messages
+        self._gateway.call(
+            lambda tx: messages.room_changed(tx, directory),
+            lambda _, error: self._again() if error else None,
+        )
+
+    def _again(self) -> None:
+        self._told = None
+        self._loop.after(500, self.look)
+
+    def _start(self) -> None:
+        self._told = None
+        self.look()
+
+    def _directory(self) -> Directory:
+        gateways = {id: Gateway(key, self._believes_in(id)) for id, key in self.keys.items()}
+        return Directory(gateways, self._picture.homes, self._picture.rules)
+
+    def _believes_in(self, peer: str) -> bool:
+        """Connected, or so lately that it may just be coming back."""
+        pipes = self._network.pipes[self._gateway.id]
+        if peer == self._gateway.id or pipes.ends_to(peer):
+            return True
+        until = pipes.last_seen.setdefault(peer, self._loop.now) + _OFFLINE_MS
+        if self._loop.now >= until:
+            return False
+        if until not in self._looks:
+            self._looks.add(until)
+            self._loop.at(until, self.look)
+        return True

@@ -1,0 +1,108 @@
+"""One run: a mesh drawn from a seed, traffic under faults, then healing and judgement."""
+
+from collections.abc import Callable
+from random import Random
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from gatepost.testing.history import Verdict
+from gatepost.testing.simulation import faults
+from gatepost.testing.simulation.gateway import Habits
+from gatepost.testing.simulation.mesh import SimulatedMesh
+from gatepost.testing.simulation.people import Manners
+
+
+class Shape(Struct, frozen=True):
+    """How large a run is, and what may happen in it."""
+
+    nodes: int = 5
+    messages: int = 500
+    agents: int = 10
+    faults: int = 20
+    over_ms: int = 60_000
+    kinds: list[str] = field(default_factory=lambda: list(faults.FAULTS))
+
+    def command(self, seed: int) -> str:
+        """What replays this run of this seed."""
+        given = [f"--seed {seed}"]
+        default = Shape()
+        for name in ("nodes", "messages", "agents", "faults", "over_ms"):
+            if getattr(self, name) != getattr(default, name):
+                given.append(f"--{name.replace('_', '-')} {getattr(self, name)}")
+        if self.kinds != default.kinds:
+            given.append(f"--kinds {','.join(self.kinds)}")
+        return f"python -m gatepost.testing.simulation {' '.join(given)}"
+
+
+class Result(Struct):
+    """`drained`: nothing was open in the end. `took_ms` is virtual."""
+
+    seed: int
+    verdict: Verdict
+    drained: bool
+    took_ms: int
+    commits: int
+    bytes: int
+
+
+def simulate(
+    seed: int,
+    shape: Shape | None = None,
+    trace: Callable[[str], None] | None = None,
+    frames: bool = False,
+) -> Result:
+    shape = shape or Shape()
+    random = Random(f"{seed}/run")
+    with SimulatedMesh(seed, shape.nodes, _habits(random), trace) as mesh:
+        mesh.seen.brief = True
+        if frames:
+            mesh.trace_frames()
+        began = mesh.loop.now
+        _populate(mesh, random, shape)
+        mesh.run(500)
+        faults.plan(mesh, random, shape.faults, shape.over_ms, shape.kinds)
+        _traffic(mesh, random, shape)
+        mesh.run(shape.over_ms + 1)
+        mesh.heal()
+        drained = mesh.drain()
+        commits = sum(gateway.commits for gateway in mesh.gateways.values())
+        size, took = sum(mesh.network.bytes.values()), mesh.loop.now - began
+        return Result(seed, mesh.judge(), drained, took, commits, size)
+
+
+def _habits(random: Random) -> Habits:
+    usual = Habits()
+    policy = replace(usual.policy, max_pending=random.choice((4, 30, 1_000)))
+    window = random.choice((1_500, 20_000, 1 << 20))
+    return replace(usual, policy=policy, window=window, group_ms=random.choice((1, 3, 30)))
+
+
+def _populate(mesh: SimulatedMesh, random: Random, shape: Shape) -> None:
+    mesh.connect_all()
+    ids = list(mesh.gateways)
+    for number in range(shape.agents):
+        home = ids[number % len(ids)]
+        others = [id for id in ids if id != home]
+        standbys = (random.choice(others),) if random.random() < 0.4 else ()
+        manners = Manners(credit=random.randint(1, 5), nack=random.choice((0.0, 0.05)))
+        mesh.agent(f"a{number}", home, standbys, manners)
+
+
+def _traffic(mesh: SimulatedMesh, random: Random, shape: Shape) -> None:
+    names = [f"a{number}" for number in range(shape.agents)]
+    moments = sorted(random.randint(0, shape.over_ms) for _ in range(shape.messages))
+    for moment in moments:
+        sender, target = random.sample(names, 2)
+        ttl = {"ttl_secs": 3.0} if random.random() < 0.02 else {}
+        send = _sending(mesh, sender, target, ttl)
+        mesh.loop.after(moment, send)
+
+
+def _sending(
+    mesh: SimulatedMesh, sender: str, target: str, fields: dict[str, float]
+) -> Callable[[], None]:
+    def send() -> None:
+        mesh.send(sender, target, **fields)
+
+    return send

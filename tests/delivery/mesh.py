@@ -1,0 +1,340 @@
+"""Real gateway cores linked in memory: journals, links, relays, and a network that can be cut.
+
+Nothing happens by itself. `flow` runs everything until all is quiet; `step` does one thing.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import apsw
+from msgspec import Raw
+
+from gatepost.delivery import Agents, Messages, Node, Patience
+from gatepost.delivery.follow import SourcePart
+from gatepost.delivery.frames import AnyFrame, Frame, pack, unpack
+from gatepost.delivery.link import Link
+from gatepost.delivery.messages import fingerprint
+from gatepost.delivery.relay import RelayHost
+from gatepost.delivery.relay_reader import RelayReader
+from gatepost.errors import GatepostError
+from gatepost.events import Envelope, NodeKey, decode
+from gatepost.journal import Tx, Writer, memory
+from gatepost.journal.outbox import EVERYBODY, Appended, Draft, Outbox
+from gatepost.journal.writer import Job, Outcome
+from gatepost.mailbox import Dispatcher, Policy
+from gatepost.routing import Directory, Gateway, Home
+from gatepost.testing import ManualClock
+from gatepost.wire import NewSend, Sent
+
+START = 1_800_000_000_000
+WINDOW = 1 << 20
+
+
+class Gate:
+    """One gateway's core. Its agent has the gate's name in capitals."""
+
+    def __init__(self, id: str, clock: ManualClock, relays: bool = False) -> None:
+        self.id = id
+        self.clock = clock
+        self.relays = relays
+        self.key = NodeKey.create(clock)
+        self.connection = memory()
+        self.lives = 0
+        self.directory = Directory()
+        self.window = WINDOW
+        self.start(1)
+
+    def start(self, first_seq: int | None = None) -> None:
+        """Come up with the journal there is; with `first_seq` it is a new life of it."""
+        if first_seq is not None:
+            self.lives += 1
+            # A life in which nothing was written leaves no trace.
+            self.connection.execute("DELETE FROM incarnation WHERE first_seq >= ?", (first_seq,))
+            row = (f"{self.id}-{self.lives}", first_seq)
+            self.connection.execute("INSERT INTO incarnation VALUES (?, ?)", row)
+        self.node = Node(self.id, f"{self.id}-{self.lives}", self.key, self.clock)
+        self.agents = Agents()
+        self.blobs_wanted: list[tuple[str, str]] = []
+        self.messages = Messages(self.node, self.agents, Patience(), self._want_blob)
+        self.dispatcher = Dispatcher(self.clock, Policy(), self.messages.close)
+        self.messages.dispatcher = self.dispatcher
+        self.outbox = Outbox(self.id, self.node.incarnation, self.key)
+        self.outbox.published = self._published
+        self.writer = Writer(
+            self.connection,
+            self.clock,
+            lambda outcomes: None,
+            participants=(self.dispatcher, self.messages, self.outbox),
+        )
+        self.jobs: list[Job] = []
+        self.ends: list[End] = []
+        self.host = RelayHost(self.messages, self.window) if self.relays else None
+        self.reader = RelayReader(self.node, self.messages, self.window)
+        if self.host is not None:
+            self.do(self.host.load)
+        self.do(lambda tx: self.messages.room_changed(tx, self.directory))
+        self.do(lambda tx: self.agents.register(tx, self.id.upper()))
+
+    def restore(self, backup: apsw.Connection) -> None:
+        """Start a new life from a backup."""
+        self.connection = backup
+        self.start(self.value("SELECT coalesce(max(last_seq), 0) + 1 FROM head"))
+
+    def backup(self) -> apsw.Connection:
+        copy = apsw.Connection(":memory:")
+        with copy.backup("main", self.connection, "main") as work:
+            work.step()
+        return copy
+
+    # -- its journal
+
+    def do(self, operation: Callable[[Tx], Any]) -> Any:
+        """Commit one operation now; returns what it returned."""
+        found: list[Outcome] = []
+        outcomes = self.writer.run_group([(operation, lambda v, e: found.append((_drop, v, e)))])
+        for done, value, error in outcomes:
+            done(value, error)
+        ((_, value, error),) = found
+        if error is not None:
+            raise error
+        return value
+
+    def commit(self, operation: Callable[[Tx], Any], done: Callable[[Any], None]) -> None:
+        self.jobs.append((operation, partial(_done, done)))
+
+    def work(self) -> bool:
+        """Commit what waits, as one group."""
+        jobs, self.jobs = self.jobs, []
+        for done, value, error in self.writer.run_group(jobs) if jobs else ():
+            done(value, error)
+        return bool(jobs)
+
+    def rows(self, sql: str, *params: Any) -> list[Any]:
+        return self.connection.execute(sql, params).fetchall()
+
+    def value(self, sql: str, *params: Any) -> Any:
+        ((found,),) = self.rows(sql, *params)
+        return found
+
+    def _published(self, group: Appended) -> None:
+        for end in list(self.ends):
+            if not end.wire.broken:
+                end.link.appended(group)
+
+    def _want_blob(self, digest: str, source: str) -> None:
+        self.blobs_wanted.append((digest, source))
+
+    # -- what it does
+
+    def send(self, to: "Gate", payload: bytes = b'"hi"', **fields: Any) -> Sent:
+        new = NewSend(self.id.upper(), to.id.upper(), Raw(payload), **fields)
+        sent: Sent = self.do(lambda tx: self.messages.send(tx, new, fingerprint(new)))
+        return sent
+
+    def send_many(self, to: "Gate", count: int, size: int = 2) -> list[str]:
+        """All in one commit group."""
+
+        def all(tx: Tx) -> list[str]:
+            payload = b'"' + b"x" * size + b'"'
+            news = [NewSend(self.id.upper(), to.id.upper(), Raw(payload)) for _ in range(count)]
+            return [self.messages.send(tx, new, fingerprint(new)).event_id for new in news]
+
+        found: list[str] = self.do(all)
+        return found
+
+    def note(self, to: str | None, everybody: bool = False) -> None:
+        """An event that nobody acts upon."""
+        draft = Draft(
+            event_id=self.node.event_ids.next(), kind="notice", source_agent_id="gateway",
+            to_node_id=to, everybody=everybody,
+        )  # fmt: skip
+        self.do(lambda tx: tx.append(draft))
+
+    def mail(self) -> list[str]:
+        """The event ids in its agent's mailbox, in order."""
+        query = """SELECT m.msg_id FROM mail m JOIN mailbox b ON b.id = m.mailbox
+            WHERE b.name = ? ORDER BY m.arrival"""
+        return [row[0] for row in self.rows(query, self.id.upper())]
+
+    def settle(self) -> int:
+        """Take and ack all the mail there is."""
+        taken = 0
+        while mail := self.do(lambda tx: self.dispatcher.dequeue(tx, self.id.upper(), "c", 100)):
+            receipts = [each.receipt for each in mail]
+            self.do(partial(self._ack, receipts))
+            taken += len(mail)
+        return taken
+
+    def _ack(self, receipts: list[str], tx: Tx) -> None:
+        self.messages.ack(tx, self.id.upper(), receipts, [], {})
+
+    def see(self, directory: Directory) -> None:
+        """The room looks like this from now on."""
+        self.directory = directory
+        self.do(lambda tx: self.messages.room_changed(tx, directory))
+
+    def state(self, event_id: str) -> str:
+        found: Sent = self.do(lambda tx: self.messages.status(tx, event_id))
+        return found.state
+
+    def events(self) -> list[Envelope]:
+        return [decode(row[0]) for row in self.rows("SELECT body FROM outbox ORDER BY seq")]
+
+    def addressed_to(self, node: str) -> list[str]:
+        """The event ids it wrote for a node, in order."""
+        return [each.event_id for each in self.events() if each.to_node_id == node]
+
+    def incidents(self, kind: str | None = None) -> list[str]:
+        query = "SELECT class, subject FROM incident ORDER BY raised_at, id"
+        return [subject for found, subject in self.rows(query) if kind in (None, found)]
+
+
+class End:
+    """One end of a wire: a link, and the port it speaks through."""
+
+    def __init__(self, wire: "Wire", gate: Gate, peer: Gate) -> None:
+        self.wire = wire
+        self.gate = gate
+        self.peer = peer
+        self.out: deque[bytes] = deque()
+        self.seen: list[AnyFrame] = []
+        self.tamper: Callable[[AnyFrame], AnyFrame | None] = lambda frame: frame
+        self.link = Link(self, gate.node, gate.messages, peer.id, gate.window)
+        self.link.on_live = self._live
+        self.source = SourcePart(self, gate.node, gate.window, self._live)
+        self.link.parts = [self.source, gate.reader.part(self, peer.id, relays=peer.relays)]
+        if gate.host is not None:
+            self.link.parts.append(gate.host.part(self, peer.id))
+        gate.ends.append(self)
+        self.link.open()
+
+    def send(self, frame: Frame) -> None:
+        if not self.wire.broken:
+            self.out.append(pack(frame))
+
+    def commit(self, operation: Callable[[Tx], Any], done: Callable[[Any], None]) -> None:
+        self.gate.jobs.append((operation, partial(self._done, done)))
+
+    def _done(self, done: Callable[[Any], None], value: Any, error: GatepostError | None) -> None:
+        if self.wire.broken:
+            return
+        if error is not None:
+            self.end(error)
+            return
+        try:
+            done(value)
+        except GatepostError as mistake:
+            self.end(mistake)
+
+    def now(self) -> int:
+        return self.gate.clock.now()
+
+    def end(self, error: GatepostError) -> None:
+        self.wire.errors.append(error.message)
+        self.wire.cut()
+
+    def _live(self) -> None:
+        gate = self.gate
+        live = {end.peer.id for end in gate.ends if end.link.feed is not None}
+        followed = any(end.source.follows for end in gate.ends)
+        gate.outbox.live = frozenset(live | {EVERYBODY} if followed else live)
+
+    def deliver(self, other: "End") -> bool:
+        """Hand the next frame to the other end."""
+        if not self.out:
+            return False
+        frame = self.tamper(unpack(self.out.popleft()))
+        if frame is not None:
+            other.seen.append(frame)
+            other.hear(frame)
+        return True
+
+    def hear(self, frame: AnyFrame) -> None:
+        try:
+            self.link.receive(frame)
+        except GatepostError as error:
+            self.end(error)
+
+
+class Wire:
+    """A connection between two gates, until it is cut."""
+
+    def __init__(self, one: Gate, other: Gate) -> None:
+        self.broken = False
+        self.errors: list[str] = []
+        self.one = End(self, one, other)
+        self.other = End(self, other, one)
+
+    def end_of(self, gate: Gate) -> End:
+        return self.one if self.one.gate is gate else self.other
+
+    def step(self) -> bool:
+        if self.broken:
+            return False
+        moved = self.one.deliver(self.other)
+        return self.other.deliver(self.one) or moved
+
+    def cut(self) -> None:
+        if self.broken:
+            return
+        self.broken = True
+        for end in (self.one, self.other):
+            end.out.clear()
+            if end in end.gate.ends:
+                end.gate.ends.remove(end)
+            end._live()
+            end.link.closed()
+
+
+class Mesh:
+    """A room of gates that all know each other, whoever is linked with whom."""
+
+    def __init__(self, *names: str, relays: Iterable[str] = ()) -> None:
+        self.clock = ManualClock(START)
+        self.gates = {name: Gate(name, self.clock, name in relays) for name in names}
+        self.wires: list[Wire] = []
+        self.meet()
+
+    def __getitem__(self, name: str) -> Gate:
+        return self.gates[name]
+
+    def meet(self) -> None:
+        """Everyone sees the room as it is now."""
+        gateways = {name: Gateway(gate.key.public) for name, gate in self.gates.items()}
+        agents = {name.upper(): Home(name) for name in self.gates}
+        for gate in self.gates.values():
+            gate.see(Directory(gateways, agents))
+
+    def link(self, one: str, other: str) -> Wire:
+        wire = Wire(self[one], self[other])
+        self.wires.append(wire)
+        return wire
+
+    def step(self) -> bool:
+        """Everyone commits what waits and every wire carries one frame each way."""
+        self.wires = [wire for wire in self.wires if not wire.broken]
+        worked = [gate.work() for gate in self.gates.values()]
+        return any([wire.step() for wire in self.wires] + worked)
+
+    def flow(self, most: int = 20_000) -> None:
+        for _ in range(most):
+            if not self.step():
+                return
+        raise AssertionError("they never come to rest")
+
+    def refresh(self) -> None:
+        for gate in self.gates.values():
+            gate.reader.refresh()
+        self.flow()
+
+
+def _done(done: Callable[[Any], None], value: Any, error: GatepostError | None) -> None:
+    if error is not None:
+        raise error
+    done(value)
+
+
+def _drop(value: Any, error: GatepostError | None) -> None:
+    """Already kept."""

@@ -1,0 +1,139 @@
+"""Proof: one event of a group can be checked without the others, and nothing else passes."""
+
+from hashlib import sha256
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from gatepost.delivery.frames import Events, Group, Life
+from gatepost.delivery.proof import check_events, check_lives, sign_lives
+from gatepost.errors import LinkError
+from gatepost.events import (
+    Envelope,
+    EventIds,
+    NodeKey,
+    encode,
+    event_digest,
+    extend,
+    genesis,
+    sign_head,
+)
+from gatepost.testing import ManualClock
+
+CLOCK = ManualClock(1_800_000_000_000)
+KEY = NodeKey.create(CLOCK)
+IDS = EventIds(CLOCK)
+LIVES: list[Life] = [("one", 1), ("two", 4)]
+
+
+def event(seq: int) -> bytes:
+    return encode(
+        Envelope(
+            event_id=IDS.next(), seq=seq, source_node_id="a", source_agent_id="al",
+            kind="notice", created_at=0, to_node_id="b",
+        )
+    )  # fmt: skip
+
+
+def outbox(*sizes: int) -> tuple[list[bytes], list[Group]]:
+    """An outbox in groups of these sizes, of the first life."""
+    events: list[bytes] = []
+    groups: list[Group] = []
+    chain = genesis("a", "one")
+    for size in sizes:
+        first = len(events) + 1
+        fresh = [event(first + place) for place in range(size)]
+        digests = [event_digest(body) for body in fresh]
+        previous, chain = chain, extend(chain, digests)
+        head = sign_head(
+            KEY, node="a", incarnation="one", first=first, last=first + size - 1, chain=chain
+        )
+        proof = (previous, chain, head.signature, b"".join(digests))
+        groups.append(Group(head.first, head.last, *proof))
+        events += fresh
+    return events, groups
+
+
+def frame(events: list[bytes], groups: list[Group]) -> Events:
+    return Events("a", "one", 1, 0, 0, events, groups, "relay")
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.data())
+def test_any_choice_of_events_passes_with_the_groups_that_hold_them(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    events, groups = outbox(*sizes)
+    chosen = sorted(data.draw(st.sets(st.integers(1, len(events)), min_size=1)))
+    needed = [g for g in groups if any(g.first <= seq <= g.last for seq in chosen)]
+    said = frame([events[seq - 1] for seq in chosen], needed)
+    assert [each.seq for each in check_events(said, LIVES, KEY.public)] == chosen
+
+
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=4), st.data())
+def test_without_its_group_an_event_does_not_pass(sizes: list[int], data: st.DataObject) -> None:
+    events, groups = outbox(*sizes)
+    missing = data.draw(st.integers(0, len(groups) - 1))
+    with pytest.raises(LinkError):
+        check_events(frame(events, groups[:missing] + groups[missing + 1 :]), LIVES, KEY.public)
+
+
+@given(st.data())
+def test_a_changed_bit_does_not_pass(data: st.DataObject) -> None:
+    """Anywhere: in an event, in a digest, in a chain, in a signature."""
+    events, groups = outbox(3)
+    (group,) = groups
+    where = data.draw(st.sampled_from(["event", "previous", "chain", "signature", "digests"]))
+    target = bytearray(events[1] if where == "event" else getattr(group, where))
+    target[data.draw(st.integers(0, len(target) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    if where == "event":
+        events[1] = bytes(target)
+    else:
+        group = replace(group, **{where: bytes(target)})
+    with pytest.raises(LinkError):
+        check_events(frame(events, [group]), LIVES, KEY.public)
+
+
+def test_a_group_of_another_key_or_life_does_not_pass() -> None:
+    events, groups = outbox(2)
+    with pytest.raises(LinkError, match="not signed"):
+        check_events(frame(events, groups), LIVES, NodeKey.create(CLOCK).public)
+    other = replace(frame(events, groups), life="two", first_seq=4)
+    with pytest.raises(LinkError, match="not signed"):
+        check_events(other, LIVES, KEY.public)
+
+
+def test_events_do_not_swap_places() -> None:
+    events, groups = outbox(2)
+    swapped = b"".join(event_digest(body) for body in reversed(events))
+    with pytest.raises(LinkError):
+        check_events(frame(events[::-1], groups), LIVES, KEY.public)
+    with pytest.raises(LinkError):
+        check_events(frame(events, [replace(groups[0], digests=swapped)]), LIVES, KEY.public)
+
+
+@pytest.mark.parametrize(
+    "lives",
+    [[("one", 1)], [("one", 1), ("two", 5)], [("two", 1), ("one", 4)], [("one", 1), ("two", 1)]],
+)
+def test_only_the_source_says_which_lives_it_had(lives: list[Life]) -> None:
+    said = sign_lives(KEY, "a", LIVES)
+    check_lives(said, KEY.public)
+    for lie in (replace(said, lives=lives), replace(said, source="b")):
+        with pytest.raises(LinkError):
+            check_lives(lie, KEY.public)
+
+
+def test_lives_out_of_order_do_not_pass_even_if_signed() -> None:
+    with pytest.raises(LinkError, match="no order"):
+        check_lives(sign_lives(KEY, "a", [("two", 4), ("one", 1)]), KEY.public)
+
+
+def test_a_chain_is_made_of_what_it_says() -> None:
+    """The check above would be worth nothing if a group could vouch for other events."""
+    events, (group,) = outbox(2)
+    chain = genesis("a", "one")
+    for body in events:
+        chain = sha256(chain + sha256(body).digest()).digest()
+    assert group.chain == chain

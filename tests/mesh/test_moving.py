@@ -1,0 +1,213 @@
+"""Agents that move between real gateways, with mail waiting and senders that do not stop."""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gatepost.client import Agent, Client, Message
+from tests.gateway.tools import client, eventually
+from tests.mesh.conftest import running
+from tests.mesh.tools import Gateway, converge
+
+pytestmark = pytest.mark.anyio
+
+GRACE = 0.3
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Gateway]]:
+    """Ann, bob and cat in one room. Tests share them, each with an agent of its own."""
+    folder = tmp_path_factory.mktemp("moving")
+    with running(folder, "ann", "bob", "cat", delivery__handover_grace_secs=GRACE) as gateways:
+        for guest in gateways[1:]:
+            guest.join(gateways[0])
+        yield gateways
+
+
+def live_behind(gateway: Gateway, agent: str, three: list[Gateway]) -> None:
+    """Register an agent, and wait until all know of it."""
+    gateway.call("PUT", f"/agents/{agent}")
+    eventually(lambda: all(owner(each, agent) == gateway.name for each in three))
+
+
+def post(gateway: Gateway, sender: str, to: str, *payloads: object) -> None:
+    new = [{"from_agent": sender, "to_agent": to, "payload": payload} for payload in payloads]
+    gateway.call("POST", "/messages/batch", {"messages": new})
+
+
+def owner(gateway: Gateway, agent: str) -> str | None:
+    agents = {each["id"]: each for each in gateway.call("GET", "/room/agents")}
+    return agents[agent]["owner"] if agent in agents else None
+
+
+def hosted(gateway: Gateway) -> dict[str, Any]:
+    return {each["id"]: each for each in gateway.call("GET", "/agents")}
+
+
+class Turns:
+    """What an agent's handler saw, by sender."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[Any]] = defaultdict(list)
+
+    @asynccontextmanager
+    async def by(self, gateway: Gateway, name: str) -> AsyncIterator[None]:
+        agent = Agent(name, url=gateway.url, token=gateway.token)
+        agent.on_message(self._take)
+        async with agent:
+            yield
+
+    async def _take(self, message: Message) -> None:
+        self.seen[message.from_].append(message.payload)
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.seen.values()))
+
+
+async def until(holds: Callable[[], object], secs: float = 10) -> None:
+    deadline = time.monotonic() + secs
+    while not await asyncio.to_thread(holds):
+        assert time.monotonic() < deadline, "it did not come true in time"
+        await asyncio.sleep(0.02)
+
+
+def nothing_open(*gateways: Gateway) -> bool:
+    return not any(gateway.call("GET", "/status")["deliveries_open"] for gateway in gateways)
+
+
+async def keep_sending(gateway: Gateway, sender: str, to: str, first: int, last: int) -> None:
+    async with Client(sender, url=gateway.url, token=gateway.token) as sending:
+        for n in range(first, last):
+            await sending.send(to, n)
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["in peace", "bob is killed"])
+async def test_an_agent_moves_with_all_its_mail(three: list[Gateway], killed: bool) -> None:
+    ann, bob, cat = three
+    name = "mover-2" if killed else "mover-1"
+    live_behind(bob, name, three)
+    post(ann, "al", name, *range(200))
+    post(bob, "bo", name, *range(50))
+    sending = asyncio.create_task(keep_sending(ann, "al", name, 200, 400))
+    turns = Turns()
+    async with turns.by(cat, name):
+        if killed:
+            await until(lambda: turns.count > 0)
+            bob.kill9()
+            await asyncio.sleep(0.3)
+            bob.start()
+        await sending
+        await until(lambda: turns.count >= 450 and nothing_open(*three), 20)
+        await asyncio.sleep(0.1)
+    assert turns.seen == {"al": list(range(400)), "bo": list(range(50))}
+    assert {owner(each, name) for each in three} == {"cat"}
+    assert name not in hosted(bob)
+    assert all(each.call("GET", "/status")["undelivered"] == 0 for each in three)
+
+
+async def test_replies_come_back_though_the_agent_moved(three: list[Gateway]) -> None:
+    ann, bob, cat = three
+    live_behind(bob, "oracle", three)
+    async with Client("al", url=ann.url, token=ann.token) as al:
+        asked = asyncio.create_task(al.request("oracle", 20, timeout=15))
+        await until(lambda: bob.call("GET", "/status")["waiting"] == 1)
+        agent = Agent("oracle", url=cat.url, token=cat.token)
+
+        @agent.on_message
+        async def double(message: Message) -> int:
+            return int(message.payload) * 2
+
+        async with agent:
+            assert await asked == 40
+
+
+async def test_who_is_served_stays_and_the_other_is_told(three: list[Gateway]) -> None:
+    ann, bob, cat = three
+    here, there = Turns(), Turns()
+    async with here.by(bob, "twin"):
+        await until(lambda: owner(cat, "twin") == "bob")
+        async with there.by(cat, "twin"):
+            await until(lambda: "bob serves it" in hosted(cat)["twin"]["problem"])
+            post(ann, "al", "twin", 1)
+            await until(lambda: here.count == 1)
+            assert (owner(cat, "twin"), there.count) == ("bob", 0)
+            cat.call("POST", "/room/agents/twin/claim", {})
+            await until(lambda: owner(ann, "twin") == "cat")
+            post(ann, "al", "twin", 2)
+            await until(lambda: there.count == 1)
+    assert (here.seen, there.seen) == ({"al": [1]}, {"al": [2]})
+
+
+async def test_registering_again_where_it_lives_changes_nothing(three: list[Gateway]) -> None:
+    ann, bob, cat = three
+    live_behind(bob, "stayer", three)
+    cat.call("PUT", "/agents/stayer?standby=true")
+    eventually(lambda: "agents stayer@cat" in ann.records())
+    before = ann.records()["agents stayer@bob"]
+    bob.call("PUT", "/agents/stayer")
+    await asyncio.sleep(3 * GRACE)
+    assert {owner(each, "stayer") for each in three} == {"bob"}, "a standby never claims"
+    assert ann.records()["agents stayer@bob"] == before
+    assert hosted(cat)["stayer"]["standby"]
+
+
+async def test_a_dead_owner_is_overridden_and_hands_over_when_it_returns(
+    three: list[Gateway],
+) -> None:
+    ann, bob, cat = three
+    live_behind(bob, "orphan", three)
+    post(ann, "al", "orphan", *range(10))
+    eventually(lambda: bob.call("GET", "/status")["waiting"] == 10)
+    bob.kill9()
+    turns = Turns()
+    async with turns.by(cat, "orphan"):
+        assert hosted(cat)["orphan"]["owner"] == "bob", "it was asked, and cannot answer"
+        wanted = {"override": True, "node": "cat"}
+        claimed = ann.call("POST", "/room/agents/orphan/claim", wanted)
+        assert (claimed["owner"], claimed["epoch"]) == ("cat", 2)
+        await until(lambda: owner(cat, "orphan") == "cat")
+        post(ann, "al", "orphan", 10)
+        post(ann, "ed", "orphan", 0)
+        await until(lambda: turns.seen.get("ed") == [0])
+        assert "al" not in turns.seen, "what bob accepted goes first"
+        bob.start()
+        await until(lambda: turns.count == 12 and nothing_open(*three), 15)
+    assert turns.seen == {"al": list(range(11)), "ed": [0]}
+    await until(lambda: "orphan" not in hosted(bob))
+    assert {owner(each, "orphan") for each in three} == {"cat"}
+
+
+async def test_the_request_waits_for_an_owner_that_is_away(three: list[Gateway]) -> None:
+    _, bob, cat = three
+    live_behind(bob, "patient", three)
+    bob.stop()
+    cat.call("PUT", "/agents/patient")
+    bob.start()
+    await until(lambda: {owner(each, "patient") for each in three} == {"cat"}, 15)
+
+
+def test_in_the_end_all_gateways_hold_the_same(three: list[Gateway]) -> None:
+    converge(*three)
+    assert [gateway.incidents() for gateway in three] == [{}, {}, {}]
+
+
+def test_an_edge_node_overrides_nobody(start: Callable[..., list[Gateway]]) -> None:
+    ann, bob = start("ann", "bob")
+    bob.join(ann, tier="edge")
+    ann.call("PUT", "/agents/job")
+    eventually(lambda: owner(bob, "job") == "ann")
+    for agent, body, status, code in (
+        ("job", {"override": True}, 403, "forbidden"),
+        ("nobody", {}, 404, "unknown_agent"),
+        ("job", {"node": "ann"}, 400, "invalid_request"),
+    ):
+        with client(bob) as http:
+            answer = http.post(f"/v1/room/agents/{agent}/claim", json=body)
+        assert (answer.status_code, answer.json()["code"]) == (status, code)

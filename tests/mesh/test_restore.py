@@ -1,0 +1,147 @@
+"""A gateway comes back from a backup, in the middle of traffic with another one."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from gatepost.client import SyncClient
+from gatepost.clock import SystemClock
+from gatepost.errors import GatepostError
+from gatepost.gateway.backup import back_up, restore
+from gatepost.gateway.state import StateDir
+from tests.gateway.tools import client, eventually, settings
+from tests.mesh.tools import Gateway, converge
+
+_OPEN = "SELECT count(*) FROM delivery WHERE processed_at IS NULL"
+
+
+class Worker:
+    """An agent that writes down every turn it completed, as no restored journal would."""
+
+    def __init__(self, gateway: Gateway, name: str, turns: Counter[str]) -> None:
+        self._gateway = gateway
+        self._name = name
+        self._turns = turns
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ending.set()
+        self._thread.join(timeout=20)
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            try:
+                with client(self._gateway) as http:
+                    self._work(http)
+            except (OSError, ValueError, KeyError):
+                time.sleep(0.05)
+            except Exception as error:
+                if type(error).__module__.split(".")[0] not in ("httpx", "httpcore"):
+                    raise
+                time.sleep(0.05)
+
+    def _work(self, http: Any) -> None:
+        path = f"/v1/mailboxes/{self._name}"
+        while not self._ending.is_set():
+            asked = http.post(f"{path}/dequeue", json={"limit": 5, "wait_secs": 0.2}).json()
+            for message in asked["messages"]:
+                # The turn counts as taken even if its end is never heard of.
+                self._turns[message["payload"]] += message["attempt"] == 0
+                http.post(f"{path}/ack", json={"receipts": [message["receipt"]]})
+
+
+def _traffic(gateway: Gateway, sender: str, to: str, label: str, count: int) -> list[str]:
+    """Payloads that were acknowledged."""
+    sent = []
+    with SyncClient(sender, state_dir=gateway.state_dir) as http:
+        for number in range(count):
+            payload = f"{label}-{number}"
+            try:
+                http.send(to, payload, timeout=5.0)
+            except GatepostError:
+                continue
+            sent.append(payload)
+    return sent
+
+
+def _rows(gateway: Gateway, sql: str) -> list[Any]:
+    connection = apsw.Connection(
+        str(gateway.state_dir / "journal.db"), flags=apsw.SQLITE_OPEN_READONLY
+    )
+    connection.set_busy_timeout(5_000)
+    try:
+        return list(connection.execute(sql))
+    finally:
+        connection.close()
+
+
+def _payloads_of_dead(gateway: Gateway) -> set[str]:
+    dead = "SELECT b.payload FROM dead_letter d JOIN body b ON b.id = d.id"
+    found = _rows(gateway, f"{dead} UNION ALL SELECT payload FROM undelivered")
+    return {bytes(row[0]).decode().strip('"') for row in found}
+
+
+@pytest.mark.parametrize("restored", ["ann", "bob"])
+def test_nothing_is_doubled_and_nothing_acknowledged_is_lost_silently(
+    start: Callable[..., list[Gateway]], tmp_path: Path, restored: str
+) -> None:
+    ann, bob = start("ann", "bob", delivery__offline_secs=1, delivery__accept_timeout_secs=1)
+    bob.join(ann)
+    for gateway, agent in ((ann, "al"), (bob, "bo")):
+        gateway.call("PUT", f"/agents/{agent}")
+    eventually(
+        lambda: {"agents al@ann", "agents bo@bob"} <= set(ann.records()) & set(bob.records())
+    )
+    turns: Counter[str] = Counter()
+    victim = ann if restored == "ann" else bob
+    other = bob if restored == "ann" else ann
+
+    def send(label: str, count: int) -> list[str]:
+        there = _traffic(ann, "al", "bo", f"{label}-a", count)
+        return there + _traffic(bob, "bo", "al", f"{label}-b", count)
+
+    # Before the backup: what waits in a mailbox then is what the restore finds there.
+    sent = send("waits", 5)
+    time.sleep(0.5)
+    back_up(StateDir(victim.state_dir), tmp_path / "backup.tar", SystemClock())
+    workers = [Worker(ann, "al", turns), Worker(bob, "bo", turns)]
+    sent += send("since", 20)
+    eventually(lambda: sum(turns.values()) >= 45)
+    lost_life = _traffic(
+        other, "al" if other is ann else "bo", "bo" if other is ann else "al", "x", 3
+    )
+    sent += lost_life
+    victim.kill9()
+    sent += _traffic(
+        other, "al" if other is ann else "bo", "bo" if other is ann else "al", "down", 5
+    )
+    restore(
+        tmp_path / "backup.tar", settings(victim.state_dir, node__id=victim.name), SystemClock()
+    )
+    victim.start()
+    converge(ann, bob, secs=20)
+    sent += send("after", 20)
+
+    def settled() -> bool:
+        return all(_rows(gateway, _OPEN) == [(0,)] for gateway in (ann, bob))
+
+    eventually(settled, 40)
+    for worker in workers:
+        worker.end()
+    doubled = {payload: count for payload, count in turns.items() if count > 1}
+    assert doubled == {}, "somebody took a turn twice"
+    dead = _payloads_of_dead(ann) | _payloads_of_dead(bob)
+    silent = [payload for payload in sent if not turns[payload] and payload not in dead]
+    assert silent == []
+    after = [payload for payload in sent if payload.startswith("after")]
+    assert len(after) == 40
+    assert all(turns[payload] == 1 for payload in after), "what comes after works as ever"
+    assert all(turns[p] == 1 for p in sent if p.startswith("down"))

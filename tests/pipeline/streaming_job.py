@@ -1,0 +1,42 @@
+"""A stream from an archive into a table, as a program that tests start and kill."""
+
+import sys
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from gatepost.pipeline.session import is_local, spark_session
+from gatepost.pipeline.sink import write_stream, write_table
+from gatepost.pipeline.source import read_stream
+from tests.pipeline.conftest import QUICK
+
+COLUMNS = ["node", "seq", "kind", "event_id", "date"]
+
+_LOOPBACK = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+
+
+def main(root: str, table: str, checkpoint: str, max_rows: int, master: str) -> None:
+    conf = QUICK if is_local(master) else QUICK | _LOOPBACK
+    with spark_session(master, conf=conf) as spark:
+        stream = read_stream(spark, root, max_rows=max_rows, columns=COLUMNS)
+        write_stream(stream, table, checkpoint, partition_by=["date"]).awaitTermination()
+        homes = spark.range(2, numPartitions=2).mapInArrow(_home, "home string")
+        write_table(homes, f"{table}.homes", mode="overwrite")
+
+
+def _home(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Where this executor has gatepost from."""
+    import gatepost
+
+    for _ in batches:
+        yield pa.RecordBatch.from_pydict({"home": [gatepost.__file__]})
+
+
+if __name__ == "__main__":
+    root, table, checkpoint, max_rows, master = sys.argv[1:]
+    main(root, table, checkpoint, int(max_rows), master)

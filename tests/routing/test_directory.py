@@ -1,0 +1,43 @@
+"""What routing knows of the room: a picture of the view, and who is believed to be there."""
+
+from msgspec.structs import replace
+
+from gatepost.room import Routing
+from gatepost.routing import Home, Rule, directory_of
+from tests.room.cast import ROOT, agent, author, claim, entry, room
+
+VPS = author("vps", "backbone")
+RULE = Routing(
+    owner_node_id="root",
+    fallback_node_ids=("vps",),
+    requires_capabilities=("gpu",),
+    priority_default=5,
+    epoch=2,
+)
+
+
+def test_the_picture_is_what_the_view_shows() -> None:
+    found = room(
+        entry(ROOT),
+        entry(VPS, capabilities=("gpu",)),
+        claim(ROOT, "agents", "job", agent("root")),
+        claim(VPS, "agents", "job", replace(agent("vps"), standby=True)),
+        claim(ROOT, "routing", "job", RULE),
+    )
+    picture = directory_of(found.view, lambda id: id == "vps")
+    online = [picture.online(id) for id in ("vps", "root", "nobody", None)]
+    assert online == [True, False, False, False]
+    assert picture.gateways["vps"].key == VPS.key.public
+    assert picture.gateways["vps"].capabilities == {"gpu"}
+    assert picture.agents == {"job": Home("root", ("vps",))}
+    assert picture.rules == {"job": Rule("root", ("vps",), frozenset({"gpu"}), 5, 2)}
+
+
+def test_rivals_are_in_the_picture() -> None:
+    found = room(
+        entry(ROOT),
+        entry(VPS),
+        claim(ROOT, "agents", "job", agent("root")),
+        claim(VPS, "agents", "job", agent("vps")),
+    )
+    assert directory_of(found.view, lambda id: True).agents == {"job": Home("root", (), ("vps",))}
