@@ -203,7 +203,7 @@ class End:
         self.tamper: Callable[[AnyFrame], AnyFrame | None] = lambda frame: frame
         self.link = Link(self, gate.node, gate.messages, peer.id, gate.window)
         self.link.on_live = self._live
-        self.source = SourcePart(self, gate.node, gate.window, self._live)
+        self.source = SourcePart(self, gate.node, gate.messages, gate.window, self._live)
         self.link.parts = [self.source, gate.reader.part(self, peer.id, relays=peer.relays)]
         if gate.host is not None:
             self.link.parts.append(gate.host.part(self, peer.id))

@@ -463,6 +463,29 @@ def test_a_standby_keeps_what_it_took(world: World, a: Box, b: Box) -> None:
     assert payloads(b.take()) == [1]
 
 
+def test_a_large_payload_follows_as_a_blob_and_one_that_is_gone_is_told_of(
+    world: World, b: Box, c: Box
+) -> None:
+    digest = f"sha256:{'0' * 64}"
+    b.run(lambda tx: tx.run("INSERT INTO blob VALUES (?, ?, 5, 0)", (digest, b"k" * 32)))
+    new = NewSend("bo", "job", payload_ref=digest)
+    kept = b.run(lambda tx: b.messages.send(tx, new, fingerprint(new)))
+    world.moves("c")
+    (event,) = [event for event in b.events() if event.causation_id == kept.event_id]
+    assert event.payload_ref.digest == digest
+    world.moves("b")
+    again = NewSend("other", "job", payload_ref=digest)
+    lost = b.run(lambda tx: b.messages.send(tx, again, fingerprint(again)))
+    last = b.send("job", "last", "other")
+    b.run(lambda tx: tx.run("DELETE FROM blob_use"))
+    b.run(lambda tx: tx.run("DELETE FROM blob"))
+    world.moves("c")
+    assert (b.status(lost).outcome, b.status(last).state) == ("dead_letter", "accepted")
+    incidents = b.run(lambda tx: tx.rows("SELECT class, subject FROM incident"))
+    assert incidents == [("handover_failed", lost.event_id)]
+    assert payloads(c.take()) == ["last"], "nothing waits for it"
+
+
 def test_nothing_is_handed_to_a_gateway_that_is_not_in_the_room(world: World, b: Box) -> None:
     b.send("job", 1, "bo")
     world.move("stranger")

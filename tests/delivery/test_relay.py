@@ -18,6 +18,7 @@ from gatepost.delivery.frames import (
     Relay,
     Taken,
 )
+from gatepost.delivery.proof import sign_reading
 from gatepost.delivery.relay import KEEP_MS
 from gatepost.events import decode
 from gatepost.routing import Directory
@@ -331,6 +332,62 @@ def test_what_may_be_relayed_counts_as_heard(mesh: Mesh, a: Gate, b: Gate) -> No
     mesh.link("a", "s")
     mesh.flow()
     assert a.value(sent) == 2
+
+
+def acked(gate: Gate, reader: str = "b") -> int:
+    return int(gate.value("SELECT acked_seq FROM recipient WHERE node_id = ?", reader))
+
+
+def test_a_source_hears_how_far_it_was_read(mesh: Mesh, a: Gate, b: Gate) -> None:
+    """So that it can forget what nobody needs any more."""
+    a.send_many(b, 3)
+    mesh.flow()
+    assert acked(a) == 3
+    a.send_many(b, 2)
+    mesh.flow()
+    assert acked(a) == 3, "not all the time"
+    mesh.clock.advance(1_000)
+    mesh.refresh()
+    assert acked(a) == 5
+
+
+def test_a_source_that_is_away_hears_it_later(mesh: Mesh, a: Gate, b: Gate) -> None:
+    wire_of(mesh, "b", "s").cut()
+    a.send_many(b, 3)
+    mesh.flow()
+    wire_of(mesh, "a", "s").cut()
+    mesh.link("b", "s")
+    mesh.flow()
+    assert acked(a) == 0
+    mesh.link("a", "s")
+    mesh.flow()
+    assert acked(a) == 3
+
+
+def test_how_far_somebody_has_read_is_its_own_word(mesh: Mesh, a: Gate, b: Gate, s: Gate) -> None:
+    a.send_many(b, 3)
+    said = sign_reading(s.key, "b", "b-1", ("a", "a-1", 3))
+    wire = wire_of(mesh, "a", "s")
+    wire.end_of(a).hear(said)
+    assert "not signed" in wire.errors[0]
+    wire = wire_of(mesh, "b", "s")
+    wire.end_of(s).hear(replace(said, reader="a"))
+    assert "how far a has read" in wire.errors[0]
+    assert acked(a) == 0
+
+
+def test_one_with_another_journal_is_not_believed_to_have_read(
+    mesh: Mesh, a: Gate, b: Gate
+) -> None:
+    a.send(b)
+    mesh.flow()
+    wire_of(mesh, "b", "s").cut()
+    b.restore(b.backup())
+    a.send(b)
+    mesh.clock.advance(2_000)
+    mesh.link("b", "s")
+    mesh.flow()
+    assert acked(a) == 1
 
 
 # -- what a relay cannot do

@@ -122,9 +122,7 @@ def test_a_review_stands_in_the_room_until_it_is_settled(
     assert stored(pipeline.post("/v1/reviews", json=[review("r-1")])) == (1, 1)
     eventually(lambda: said_in_room(host, "r-1"))
     record = said_in_room(host, "r-1")
-    data = next(
-        each for each in record.values() if isinstance(each, dict) and "capabilityId" in each
-    )
+    (data,) = [each for each in record.values() if isinstance(each, dict) and "corrIds" in each]
     assert (data["failureClass"], len(data["corrIds"])) == ("eta_breach", 8)
     assert stored(pipeline.post("/v1/reviews", json=[review("r-1", count=9)])) == (1, 0)
     (kept,) = [each for each in host.call("GET", "/reviews?status=open") if each["id"] == "r-1"]

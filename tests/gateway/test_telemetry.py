@@ -23,6 +23,7 @@ from gatepost.gateway.operations import Operations
 from gatepost.gateway.telemetry import Telemetry, telemetry_of
 from gatepost.testing import GatewayProcess, ManualClock
 from gatepost.wire import Ack, Dequeue, Message, NewSend, Register, Send
+from tests.delivery.mesh import Mesh
 from tests.gateway.tools import client, eventually, opened
 
 GIVEN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -74,7 +75,8 @@ def test_a_message_without_a_traceparent_gets_one_and_its_turn_is_a_child(
             rows = await operations.core.read(
                 lambda tx: tx.rows("SELECT body FROM outbox WHERE kind <> 'ack' ORDER BY seq")
             )
-            carried = [e.trace and e.trace.traceparent for e in (decode(row[0]) for row in rows)]
+            traces = [decode(row[0]).trace for row in rows]
+            carried = [trace.traceparent if trace else None for trace in traces]
         return exporter, message, carried
 
     exporter, message, carried = asyncio.run(scenario())
@@ -119,6 +121,35 @@ def test_a_message_that_is_not_sent_is_a_span_with_an_error(
     (span,) = asyncio.run(scenario()).get_finished_spans()
     assert (span.name, span.status.is_ok) == ("gatepost.send", False)
     assert span.status.description
+
+
+def test_a_delivery_to_another_gateway_lasts_until_it_is_accepted() -> None:
+    mesh = Mesh("a", "b")
+    a, b = mesh["a"], mesh["b"]
+    exporters = {}
+    ends = []
+    for gate in (a, b):
+        exporters[gate.id] = InMemorySpanExporter()
+        telemetry = Telemetry(exporters[gate.id], gate.id, mesh.clock)
+        gate.writer._participants += (Observer(gate.messages, telemetry),)
+        ends.append(telemetry)
+    mesh.link("a", "b")
+    mesh.flow()
+    a.send(b, traceparent=GIVEN)
+    mesh.clock.advance(120)
+    mesh.flow()
+    mesh.clock.advance(1_000)
+    b.settle()
+    mesh.flow()
+    for telemetry in ends:
+        telemetry.stop()
+    delivered, turned = by_name(exporters["a"]), by_name(exporters["b"])
+    assert (list(delivered), list(turned)) == (["gatepost.deliver"], ["gatepost.turn"])
+    span = delivered["gatepost.deliver"]
+    assert millis(span) == 120
+    assert span.attributes and span.attributes["gatepost.node"] == "b"
+    for each in (span, turned["gatepost.turn"]):
+        assert each.parent and f"{each.parent.span_id:016x}" == "b7ad6b7169203331"
 
 
 def test_what_cannot_be_kept_up_with_is_dropped_and_counted(clock: ManualClock) -> None:

@@ -854,6 +854,137 @@ For example:
 """,
 )
 
+_pipeline = _add_family(
+    "pipeline",
+    help="""Turn the archive into tables, and tables into answers, with Spark.
+
+Needs the extra: pip install 'gatepost[pipeline]'
+
+For example:
+
+  gatepost pipeline synth /tmp/archive
+  gatepost pipeline run --archive /tmp/archive --tables /tmp/tables
+  gatepost pipeline report --tables /tmp/tables
+""",
+)
+_add(
+    _pipeline,
+    "run",
+    "pipeline:run",
+    help="""Bring the tables up to date with what was sealed since the last run.
+
+Prints the service levels of the last day.
+
+For example:
+
+  gatepost pipeline run
+  gatepost pipeline run --archive s3://bucket/archive --master spark://host:7077
+""",
+)
+_add(
+    _pipeline,
+    "stream",
+    "pipeline:stream",
+    help="""Keep the tables up to date in micro-batches, until Ctrl-C.
+
+For example:
+
+  gatepost pipeline stream --every "30 seconds"
+""",
+)
+_add(
+    _pipeline,
+    "audit",
+    "pipeline:audit",
+    help="""Check every promise of the protocol against every event.
+
+Exits with 1 if one was broken.
+
+For example:
+
+  gatepost pipeline audit
+  gatepost pipeline audit --archive /srv/archive --json
+""",
+)
+_add(
+    _pipeline,
+    "report",
+    "pipeline:report",
+    help="""Write the report: one HTML file that needs nothing else.
+
+For example:
+
+  gatepost pipeline report
+  gatepost pipeline report -o /srv/www/report.html --days 7
+  gatepost pipeline report --terminal
+""",
+)
+_add(
+    _pipeline,
+    "replay",
+    "pipeline:replay",
+    help="""Choose dead letters with SQL, and have their gateways send them again.
+
+Asked is only the gateway whose token we have; for all others there are commands
+to run there. What was replayed before is not replayed again.
+
+For example:
+
+  gatepost pipeline replay --where "to_agent = 'bob'" --dry-run
+  gatepost pipeline replay --where "reason = 'no_route'" --rate 5
+""",
+)
+_add(
+    _pipeline,
+    "feedback",
+    "pipeline:feedback",
+    help="""Post incidents, reviews and ETA advice to a gateway.
+
+What it knows already it ignores, so this may be repeated. A token with the scope
+ansible.admin.feedback is enough; it is read from a file.
+
+For example:
+
+  gatepost pipeline feedback
+  gatepost pipeline feedback --url https://vps-jane:7433 --token-file feedback.token
+""",
+)
+_add(
+    _pipeline,
+    "backfill",
+    "pipeline:backfill",
+    help="""Make all tables from nothing, in an empty folder.
+
+For example:
+
+  gatepost pipeline backfill --tables /srv/tables-2
+""",
+)
+_add(
+    _pipeline,
+    "compact",
+    "pipeline:compact",
+    help="""Merge small files of the tables, and delete those nobody needs any more.
+
+For example:
+
+  gatepost pipeline compact
+  gatepost pipeline compact --keep-hours 24
+""",
+)
+_add(
+    _pipeline,
+    "synth",
+    "pipeline:synth",
+    help="""Write a synthetic archive, and the truth about it, to try things on.
+
+For example:
+
+  gatepost pipeline synth /tmp/archive
+  gatepost pipeline synth /tmp/archive --events 1000000 --nodes 6 --all-faults
+""",
+)
+
 _bench = _add_family(
     "bench",
     help="""Measure this machine's gateway.

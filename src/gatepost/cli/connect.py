@@ -57,7 +57,7 @@ class Gateway:
         self.target = target
         self._http = httpx.Client(
             base_url=target.url,
-            headers={"authorization": f"Bearer {_token(target.token_file)}"},
+            headers={"authorization": f"Bearer {read_token(target.token_file)}"},
             timeout=httpx.Timeout(_ANSWER_SECS, connect=5.0),
             verify=target.trust(),
             # The token is for the gateway alone, never for a proxy.
@@ -209,7 +209,7 @@ def _configured(state: StateDir) -> StateDir:
     return configured if configured.endpoint.exists() else state
 
 
-def _token(file: Path) -> str:
+def read_token(file: Path) -> str:
     try:
         token = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:

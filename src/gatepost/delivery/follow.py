@@ -20,12 +20,15 @@ from gatepost.delivery.frames import (
     Hello,
     Life,
     Lives,
+    Reading,
     Taken,
     weight,
 )
 from gatepost.delivery.lives import after, life_of, stretch
+from gatepost.delivery.messages import Messages
 from gatepost.delivery.node import Node
-from gatepost.delivery.proof import sign_lives
+from gatepost.delivery.proof import check_reading, sign_lives
+from gatepost.errors import LinkError
 from gatepost.events import genesis
 from gatepost.journal.outbox import EVERYBODY, Appended
 from gatepost.journal.tx import Tx
@@ -47,6 +50,11 @@ AND EXISTS (SELECT 1 FROM outbox WHERE seq = h.first_seq) ORDER BY last_seq LIMI
 """
 # Who keeps our outbox may pass it on to anyone.
 _SENT = "UPDATE recipient SET sent_seq = min(last_seq, ?1) WHERE sent_seq < min(last_seq, ?1)"
+# One that has another journal than it had is dealt with when we meet.
+_ACKED = """
+UPDATE recipient SET acked_seq = max(acked_seq, min(last_seq, ?1)), seen_at = ?2, incarnation = ?4
+WHERE node_id = ?3 AND coalesce(incarnation, ?4) = ?4
+"""
 _CHAIN_AT = "SELECT chain FROM head WHERE last_seq = ?"
 
 
@@ -65,10 +73,16 @@ class SourcePart:
     """Answers Follow on one link. `on_live` hears of it whenever somebody starts or stops."""
 
     def __init__(
-        self, port: Port, node: Node, window: int, on_live: Callable[[], None] = lambda: None
+        self,
+        port: Port,
+        node: Node,
+        messages: Messages,
+        window: int,
+        on_live: Callable[[], None] = lambda: None,
     ) -> None:
         self._port = port
         self._node = node
+        self._messages = messages
         self._window = window
         self._on_live = on_live
         self._feed: GroupFeed | None = None
@@ -90,6 +104,8 @@ class SourcePart:
             case Taken(stream="follow"):
                 if self._feed is not None:
                     self._feed.add_credit(frame.size)
+            case Reading() if frame.source == self._node.id:
+                self._read(frame)
             case _:
                 return False
         return True
@@ -123,6 +139,19 @@ class SourcePart:
         self._on_live()
         if self._feed is not None:
             self._feed.pump()
+
+    def _read(self, frame: Reading) -> None:
+        """Somebody reads us by relay, and says so itself."""
+        reader = self._messages.sender.directory.gateways.get(frame.reader)
+        if reader is None:
+            raise LinkError(f"{frame.reader} is not in this room")
+        check_reading(frame, reader.key)
+        self._port.commit(lambda tx: self._note(tx, frame), _nothing)
+
+    def _note(self, tx: Tx, frame: Reading) -> None:
+        lives = [(row[0], row[1]) for row in tx.rows(_LIVES)]
+        upto = after(lives, [(frame.source, frame.of, frame.upto)], frame.source)
+        tx.run(_ACKED, (upto, tx.now, frame.reader, frame.life))
 
 
 class GroupFeed:
@@ -233,3 +262,7 @@ def _before(tx: Tx, source: str, lives: Sequence[Life], first: int) -> bytes | N
         return genesis(source, life[0])
     row = tx.one(_CHAIN_AT, (first - 1,))
     return None if row is None else bytes(row[0])
+
+
+def _nothing(value: object) -> None:
+    """There is nothing to do with it."""

@@ -82,6 +82,20 @@ class Lives(Frame, frozen=True, tag="lives"):
     signature: Signature
 
 
+class Reading(Frame, frozen=True, tag="reading"):
+    """How far a reader in this life of its own has taken an outbox by relay, signed by it.
+
+    The relay passes it on to the source, which may then forget what nobody needs any more.
+    """
+
+    reader: Name
+    life: Name
+    source: Name
+    of: Name
+    upto: Number
+    signature: Signature
+
+
 class Group(Frame, frozen=True, tag="group"):
     """A commit group's signed head, the chain before it, and the digests of its events."""
 
@@ -188,6 +202,7 @@ AnyFrame = (
     | Follow
     | Relay
     | Lives
+    | Reading
     | Events
     | Taken
     | Skip

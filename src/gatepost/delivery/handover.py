@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct, UnsetType
 
 from gatepost.delivery.agents import Agents
+from gatepost.delivery.incidents import Incidents
 from gatepost.delivery.node import Node
 from gatepost.delivery.sender import Ended, Outgoing, Sender
 from gatepost.errors import GatepostError
@@ -62,12 +63,14 @@ class Handover:
         node: Node,
         agents: Agents,
         sender: Sender,
+        incidents: Incidents,
         way: Way,
         tell: Callable[[Tx, Settled], None],
     ) -> None:
         self._node = node
         self._agents = agents
         self._sender = sender
+        self._incidents = incidents
         self._way = way
         self._tell = tell
         self._consumer = f"handover:{node.id}"
@@ -92,7 +95,7 @@ class Handover:
         names = {name for name in names if tx.one(_WAITING, (name,))}
         for id in self.dispatcher.ready:
             names.update(row[0] for row in tx.rows(_NAME, (id,)))
-        for name in names & self._elsewhere:
+        for name in sorted(names & self._elsewhere):
             if not self._agents.stands_by(tx, name):
                 self._send_on(tx, name)
 
@@ -126,17 +129,32 @@ class Handover:
         if way.node == self._node.id:
             return
         for message in self.dispatcher.pass_on(tx, mailbox, self._consumer, _PORTION):
-            self._send(tx, message, way)
-            self.handed_over += 1
+            self._try(tx, message, way)
 
-    def _send(self, tx: Tx, message: Message, way: Route) -> None:
+    def _try(self, tx: Tx, message: Message, way: Route) -> None:
+        """Send it on. What cannot be sent is lost, which its sender is told; nothing else is."""
         raw = message.event
         info = None if isinstance(raw, UnsetType) else _decode_info(raw)
+        mark = tx.mark()
+        try:
+            self._send(tx, message, info, way)
+        except GatepostError as error:
+            tx.undo(mark)
+            self._incidents.raise_(tx, "handover_failed", message.msg_id, error.message)
+            if info is not None:
+                ends = (message.from_, message.to)
+                self._tell(tx, Settled(info, ends, "dead_letter", error.message))
+        else:
+            tx.keep()
+            self.handed_over += 1
+
+    def _send(self, tx: Tx, message: Message, info: EventInfo | None, way: Route) -> None:
         out = self._outgoing(tx, message, info)
         if info is not None:
             source = info.source_node or self._node.id
             ids = (parse_event_id(out.event_id), source, parse_event_id(info.event_id))
-            tx.run(_REMEMBER, (*ids, message.from_, message.to, bytes(raw), tx.now))  # type: ignore[arg-type]
+            meta = msgspec.json.encode(info)
+            tx.run(_REMEMBER, (*ids, message.from_, message.to, meta, tx.now))
             self._any = True
         self._sender.emit(tx, out, way)
 

@@ -108,6 +108,8 @@ class Link:
 
     def closed(self) -> None:
         """The connection is gone; nothing is said over this link any more."""
+        if self.acked:
+            self._note()
         for part in self.parts:
             part.closed()
 
@@ -202,9 +204,11 @@ class Link:
         self.acked = max(self.acked, frame.upto)
         self.feed.add_credit(frame.size)
         if self._port.now() >= self._noted_at + _NOTE_MS:
-            self._noted_at = self._port.now()
-            acked = self.acked
-            self._port.commit(lambda tx: tx.run(_ACKED, (acked, tx.now, self.peer)), _nothing)
+            self._note()
+
+    def _note(self) -> None:
+        self._noted_at, acked = self._port.now(), self.acked
+        self._port.commit(lambda tx: tx.run(_ACKED, (acked, tx.now, self.peer)), _nothing)
 
 
 def _nothing(value: Any) -> None:

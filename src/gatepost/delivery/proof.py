@@ -8,7 +8,7 @@ left out in between is for `prevSeqTo` to show.
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from gatepost.delivery.frames import Events, Group, Life, Lives
+from gatepost.delivery.frames import Events, Group, Life, Lives, Position, Reading
 from gatepost.delivery.receiver import ANYTHING, Cursor
 from gatepost.errors import ChainError, LinkError, MalformedEvent
 from gatepost.events import (
@@ -40,6 +40,17 @@ def check_lives(said: Lives, public_key: bytes) -> None:
         raise LinkError(f"the lives of {said.source} are in no order")
     if not verify(public_key, _statement(said.source, said.lives), said.signature):
         raise LinkError(f"the lives of {said.source} are not signed with its key")
+
+
+def sign_reading(key: NodeKey, reader: str, life: str, taken: Position) -> Reading:
+    return Reading(reader, life, *taken, key.sign(_reads(reader, life, *taken)))
+
+
+def check_reading(said: Reading, public_key: bytes) -> None:
+    """Raise LinkError unless the reader itself signed this."""
+    statement = _reads(said.reader, said.life, said.source, said.of, said.upto)
+    if not verify(public_key, statement, said.signature):
+        raise LinkError(f"how far {said.reader} has read is not signed with its key")
 
 
 def check_group(
@@ -118,3 +129,8 @@ def read_event(source: str, body: bytes) -> Envelope:
 def _statement(node: str, lives: Sequence[Life]) -> bytes:
     parts = [part for life, first in lives for part in (life.encode(), first.to_bytes(8, "big"))]
     return frame("gatepost/lives/1", node.encode(), *parts)
+
+
+def _reads(reader: str, life: str, source: str, of: str, upto: int) -> bytes:
+    names = (each.encode() for each in (reader, life, source, of))
+    return frame("gatepost/reading/1", *names, upto.to_bytes(8, "big"))

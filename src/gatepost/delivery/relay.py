@@ -21,6 +21,7 @@ from gatepost.delivery.frames import (
     Hello,
     Life,
     Lives,
+    Reading,
     Relay,
     Taken,
     weight,
@@ -67,6 +68,7 @@ class RelayHost:
         self._wanted: set[str] = set()
         self._parts: list[HostPart] = []
         self._clocks: dict[str, int] = {}
+        self._readings: dict[tuple[str, str], Reading] = {}
 
     def load(self, tx: Tx) -> None:
         self._wanted = replica.sources(tx)
@@ -83,6 +85,8 @@ class RelayHost:
 
     def came(self, part: "HostPart") -> None:
         self._parts.append(part)
+        for key in [each for each in self._readings if each[0] == part.peer]:
+            part.tell(self._readings.pop(key))
         self._follow(part.peer)
 
     def went(self, part: "HostPart") -> None:
@@ -105,6 +109,14 @@ class RelayHost:
         for part in self._parts:
             if part.peer == source and part.follows:
                 part.follow()
+
+    def reading(self, said: Reading) -> None:
+        """Pass it on, now or when we meet; only the last word counts."""
+        source = next((part for part in self._parts if part.peer == said.source), None)
+        if source is not None:
+            source.tell(said)
+        elif said.source in self._wanted:
+            self._readings[said.source, said.reader] = said
 
     # -- what comes of it
 
@@ -180,6 +192,8 @@ class HostPart:
             case Taken(stream="relay"):
                 if self._serving is not None:
                     self._serving.taken(frame)
+            case Reading():
+                self._reads(frame)
             case Lives(source=self.peer):
                 self._answered(frame)
             case Events(stream="follow"):
@@ -247,6 +261,14 @@ class HostPart:
         self._serving.wants(frame, found)
         for source in found:
             self._host.want(source)
+
+    def _reads(self, said: Reading) -> None:
+        if said.reader != self.peer:
+            raise LinkError(f"{self.peer} says how far {said.reader} has read")
+        self._host.reading(said)
+
+    def tell(self, said: Reading) -> None:
+        self._port.send(said)
 
     def learned(self, lives: Lives) -> None:
         if self._serving is not None:

@@ -18,13 +18,14 @@ from gatepost.delivery.frames import (
     Life,
     Lives,
     Position,
+    Reading,
     Relay,
     Taken,
     weight,
 )
 from gatepost.delivery.messages import Messages
 from gatepost.delivery.node import Node
-from gatepost.delivery.proof import check_events, check_joins, check_lives
+from gatepost.delivery.proof import check_events, check_joins, check_lives, sign_reading
 from gatepost.delivery.receiver import Batch
 from gatepost.errors import GatepostError, LinkError
 from gatepost.events import Envelope
@@ -35,6 +36,8 @@ _POSITIONS = """
 SELECT source, incarnation, seq FROM cursor
 WHERE source IN (SELECT value FROM json_each(?)) ORDER BY source, first_seq
 """
+# How often a source is told how far it was read. It delays forgetting there, nothing else.
+_SAY_MS = 1_000
 _FIRST_MS = 30_000
 _LONGEST_MS = 3_600_000
 
@@ -78,6 +81,12 @@ class RelayReader:
         missing = sorted(members - linked - {self._node.id})
         for part in self._parts:
             part.ask([each for each in missing if not self._is_blamed(part, each)])
+            part.say()
+
+    def sign(self, taken: Taken) -> Reading:
+        node = self._node
+        position = (taken.source, taken.life, taken.upto)
+        return sign_reading(node.key, node.id, node.incarnation, position)
 
     def key_of(self, node: str) -> bytes:
         found = self.messages.sender.directory.gateways.get(node)
@@ -108,6 +117,8 @@ class ReaderPart:
         self._relays = relays
         self._wants: list[str] = []
         self._lives: dict[str, list[Life]] = {}
+        self._unsaid: dict[str, Taken] = {}
+        self._said_at = 0
         self.now = port.now
 
     def greeted(self, hello: Hello) -> None:
@@ -188,6 +199,16 @@ class ReaderPart:
             return
         self._reader.praise(self.peer, taken.source)
         self._port.send(taken)
+        self._unsaid[taken.source] = taken
+        self.say()
+
+    def say(self) -> None:
+        """Tell the sources how far we are, every now and then."""
+        if self._unsaid and self.now() >= self._said_at + _SAY_MS:
+            self._said_at = self.now()
+            unsaid, self._unsaid = self._unsaid, {}
+            for taken in unsaid.values():
+                self._port.send(self._reader.sign(taken))
 
     def _incident(self, tx: Tx, source: str, detail: str) -> None:
         incidents = self._reader.messages.incidents

@@ -27,11 +27,23 @@ DELETE FROM inbox WHERE (source, event_id) IN (
         WHERE b.name = inbox.mailbox AND m.msg_id = {_MSG_ID} AND m.state < 3
     )
     AND NOT EXISTS (
+        SELECT 1 FROM handover h
+        WHERE h.source = inbox.source AND h.original = inbox.event_id AND h.outcome IS NULL
+    )
+    AND NOT EXISTS (
         SELECT 1 FROM outbox o JOIN recipient r ON r.node_id = o.to_node
         WHERE o.ref_id = inbox.event_id AND o.to_node = inbox.source
         AND o.seq > max(r.acked_seq, r.cut_seq)
     )
     LIMIT ?
+)
+"""
+# What became of mail that was handed over is asked for as long as the event may come again.
+_HANDOVERS = """
+DELETE FROM handover WHERE event_id IN (
+    SELECT event_id FROM handover h WHERE at <= ? AND outcome IS NOT NULL AND NOT EXISTS (
+        SELECT 1 FROM inbox i WHERE i.source = h.source AND i.event_id = h.original
+    ) LIMIT ?
 )
 """
 _INCIDENTS = """
@@ -67,7 +79,8 @@ def forget(tx: Tx, receiver: Receiver, before: int, batch: int) -> int:
     for source, event_id in leftovers:
         receiver.expire(tx, source, event_id)
     gone = len(leftovers)
-    for sql, moment in ((_INBOX, before), (_INCIDENTS, tx.now - _INCIDENTS_MS)):
+    incidents = (_INCIDENTS, tx.now - _INCIDENTS_MS)
+    for sql, moment in ((_INBOX, before), (_HANDOVERS, before), incidents):
         tx.run(sql, (moment, batch))
         gone += tx.changes()
     return gone

@@ -147,6 +147,8 @@ NEVER_SENT = "never sent"
 
 Woken = Callable[[Any, GatepostError | None], None]
 Settled = Callable[[Tx, "Ended"], None]
+# The event's kind, how far it is, after how many milliseconds, and its id.
+Counted = tuple[str, str, int, str]
 
 
 class Delivery(NamedTuple):
@@ -234,8 +236,8 @@ class Sender:
         self.ignored = 0
         self.retries = 0
         self._due: int | None = 0
-        # Hears how long after an event was emitted a receipt of it counted.
-        self.on_receipt: Callable[[str, str, int, str], None] = _nobody_counts
+        # Hears of every receipt that counted.
+        self.on_receipt: Callable[[Counted], None] = _nobody_counts
 
     # -- sending
 
@@ -374,7 +376,7 @@ class Sender:
             self._late(tx, id, source, "accepted")
             return
         self._look_by(due)
-        self.on_receipt(row[2], "accepted", tx.now - row[3], ref)
+        self.on_receipt((row[2], "accepted", tx.now - row[3], ref))
         if row[0]:
             self._signal(tx, source, ref, "confirm")
         self._on_end(tx, Ended(ref, "", "", row[1], "", None))
@@ -387,7 +389,7 @@ class Sender:
             self._late(tx, id, source, f"processed: {receipt.outcome}")
             return
         from_agent, to_agent, corr_id, replies_to, kind, emitted = row
-        self.on_receipt(kind, "processed", tx.now - emitted, ref)
+        self.on_receipt((kind, "processed", tx.now - emitted, ref))
         ends = (ref, from_agent, to_agent, corr_id)
         self._ended(tx, Ended(*ends, receipt.outcome or "ok", receipt.reason, replies_to))
 
@@ -398,7 +400,7 @@ class Sender:
         if row is None:
             return None
         from_agent, to_agent, corr_id, replies_to, kind, emitted = row
-        self.on_receipt(kind, "processed", tx.now - emitted, ref)
+        self.on_receipt((kind, "processed", tx.now - emitted, ref))
         ended = Ended(ref, from_agent, to_agent, corr_id, "ok", None, replies_to)
         self._ended(tx, ended)
         return ended
@@ -760,7 +762,7 @@ class Sender:
             self._on_own(tx, draft)
 
 
-def _nobody_counts(kind: str, stage: str, millis: int, event_id: str) -> None:
+def _nobody_counts(receipt: Counted) -> None:
     """Until somebody does."""
 
 

@@ -260,11 +260,16 @@ def _review_row(new: NewReview) -> Row:
 
 
 def _record(review: Review) -> ReviewRecord:
-    """What was checked when it came in, so it has the types a record has."""
+    """What was checked when it came in, so it has the types a record has.
+
+    A default is left out, for a record is written as its reader would write it.
+    """
     said = msgspec.to_builtins(review)
-    said = {name: said[name] for name in ReviewRecord.__struct_fields__}
+    names = set(ReviewRecord.__struct_fields__)
+    if review.status == "open":
+        names -= {"status", "settled_at"}
     said |= {name: tuple(said[name][:_SAMPLES]) for name in ("corr_ids", "event_ids")}
-    return ReviewRecord(**said)
+    return ReviewRecord(**{name: said[name] for name in names})
 
 
 def _list(values: list[str]) -> str:
@@ -292,23 +297,17 @@ def routes(feedback: Feedback, gate: Gate) -> list[Any]:
 
 def _said_routes(feedback: Feedback, gate: Gate) -> list[Any]:
     @post("/v1/incidents", status_code=200, opt=_OPEN, summary="Note incidents seen elsewhere")
-    async def incidents(
-        data: JSONBody[list[NewIncident]], request: AnyRequest
-    ) -> Stored:
+    async def incidents(data: JSONBody[list[NewIncident]], request: AnyRequest) -> Stored:
         await gate.check(request)
         return await feedback.raise_(data)
 
     @post("/v1/reviews", status_code=200, opt=_OPEN, summary="Note misfires to be reviewed")
-    async def reviews(
-        data: JSONBody[list[NewReview]], request: AnyRequest
-    ) -> Stored:
+    async def reviews(data: JSONBody[list[NewReview]], request: AnyRequest) -> Stored:
         await gate.check(request)
         return await feedback.review(data)
 
     @post("/v1/eta-advice", status_code=200, opt=_OPEN, summary="Note how long capabilities take")
-    async def advice(
-        data: JSONBody[list[NewEtaAdvice]], request: AnyRequest
-    ) -> Stored:
+    async def advice(data: JSONBody[list[NewEtaAdvice]], request: AnyRequest) -> Stored:
         await gate.check(request)
         return await feedback.advise(data)
 

@@ -20,6 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from gatepost.delivery import Messages
+from gatepost.delivery.sender import Counted
 from gatepost.events import KNOWN, TRACKED, Envelope
 from gatepost.journal import Tx
 from gatepost.journal.outbox import Draft
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 BOUNDS = (5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000)
 # A kind nobody knows must not become a label, for others choose its name.
 _OTHER = "other"
-
-Receipt = tuple[str, str, int, str]  # kind, stage, milliseconds, event id
 
 
 class Latency(Struct):
@@ -75,15 +74,12 @@ class Observer:
         self._drafts: list[Draft] = []
         self._kinds: list[str] = []
         self._lags: dict[str, int] = {}
-        self._receipts: list[Receipt] = []
+        self._receipts: list[Counted] = []
         self._now = 0
-        messages.sender.on_receipt = self._receipt
+        messages.sender.on_receipt = self._receipts.append
         messages.receiver.on_taken = self._batch
         if telemetry is not None:
             messages.dispatcher.on_leased = telemetry.leased
-
-    def _receipt(self, kind: str, stage: str, millis: int, event_id: str) -> None:
-        self._receipts.append((kind, stage, millis, event_id))
 
     def _batch(self, source: str, new: list[tuple[Envelope, bytes]], now: int) -> None:
         self._kinds += [envelope.kind for envelope, _ in new]
@@ -104,7 +100,7 @@ class Observer:
             # A clock that was set back is no latency.
             self.latencies[kind, stage].observe(max(0, millis))
         if self._telemetry is not None:
-            self._telemetry.committed(self._drafts, self._receipts, self._now)
+            self._telemetry.committed(self._drafts, list(self._receipts), self._now)
         self._forget()
         return []
 
@@ -117,7 +113,8 @@ class Observer:
         return None
 
     def _forget(self) -> None:
-        self._drafts, self._kinds, self._lags, self._receipts = [], [], {}, []
+        self._drafts, self._kinds, self._lags = [], [], {}
+        self._receipts.clear()
 
 
 class Reading(Struct, frozen=True):

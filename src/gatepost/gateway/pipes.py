@@ -50,6 +50,7 @@ class Pipes:
         end = self._links.pop(connection, None)
         if end is not None:
             end.ended = True
+            end.link.closed()
             self.go_live()
             self._read_elsewhere(end.link.peer)
         self._presence.saw(connection.node)

@@ -28,29 +28,37 @@ class Series(Struct, frozen=True):
     values: Values
 
 
-class Goal(Struct, frozen=True):
-    """A line that should not be crossed."""
-
-    value: float
-    label: str
+Span = tuple[int, int]
 
 
 def latency(
-    label: str, starts: Sequence[int], step: int, series: Sequence[Series], goal: Goal | None = None
+    label: str,
+    starts: Sequence[int],
+    step: int,
+    series: Sequence[Series],
+    *,
+    goal: int | None = None,
+    spans: Sequence[Span] = (),
 ) -> Markup:
-    """Lengths of time over time, on a logarithmic scale."""
+    """Lengths of time over time, on a logarithmic scale.
+
+    `goal` is a line that should not be crossed; `spans` are times when something was wrong.
+    """
     known = [value for line in series for value in line.values if value is not None]
-    low, high, ticks = scale.durations([*known, *([goal.value] if goal else [])])
+    low, high, ticks = scale.durations([*known, *([] if goal is None else [goal])])
     x = Linear(starts[0], starts[-1] + step, 0, _SIZE)
     y = Log(low, high, _SIZE, 0)
     middles = [x(start + step / 2) for start in starts]
     drawn = [
+        *(_span(span, x) for span in spans),
         *(_rule(y(tick.at), "grid") for tick in ticks),
-        _rule(y(goal.value), "goal") if goal else None,
+        None if goal is None else _rule(y(goal), "goal"),
         *(_line(middles, [_place(v, y) for v in line.values], line.style) for line in series),
     ]
-    shown = [*(_end(line, y) for line in series), _goal(goal, y) if goal else None]
-    plot = element("div", _svg(label, *drawn), *shown, element("div", class_="cursor"), class_="plot")
+    names = [_end(line, y) for line in series]
+    plot = element(
+        "div", _svg(label, *drawn), *names, element("div", class_="cursor"), class_="plot"
+    )
     axes = element("div", *(_on_left(tick, y(tick.at)) for tick in ticks), class_="y-axis")
     tips = json.dumps(list(_tips(starts, series)), ensure_ascii=False)
     return element("div", axes, plot, time_axis(starts, step), class_="chart", data_tips=tips)
@@ -87,9 +95,9 @@ def bars(label: str, values: Sequence[int], most: int) -> Markup:
     return _svg(label, _rule(_SIZE, "grid"), *drawn)
 
 
-def time_axis(starts: Sequence[int], step: int) -> Markup:
+def time_axis(starts: Sequence[int], step: int, most: int = _TICKS) -> Markup:
     x = Linear(starts[0], starts[-1] + step, 0, 100)
-    ticks = scale.times(starts[0], starts[-1] + step, _TICKS)
+    ticks = scale.times(starts[0], starts[-1] + step, most)
     shown = [_below(tick, x(tick.at), index) for index, tick in enumerate(ticks)]
     return element("div", *shown, class_="x-axis", aria_hidden="true")
 
@@ -107,6 +115,13 @@ def _svg(label: str, *drawn: Markup | None) -> Markup:
 
 def _rule(y: float, style: str) -> Markup:
     return element("line", x1=0, x2=_SIZE, y1=y, y2=y, class_=style)
+
+
+def _span(span: Span, x: Linear) -> Markup:
+    """Wide enough to be seen, however short it was."""
+    start, end = (min(max(x(at), 0), _SIZE) for at in span)
+    width = max(end - start, 3)
+    return element("rect", x=start, y=0, width=round(width, 1), height=_SIZE, class_="span")
 
 
 def _place(value: int | None, y: Log) -> float | None:
@@ -141,10 +156,6 @@ def _end(line: Series, y: Log) -> Markup | None:
     return element("span", line.name, class_=f"end {line.style}", style=f"top:{y(last) / 10:.1f}%")
 
 
-def _goal(goal: Goal, y: Log) -> Markup:
-    return element("span", goal.label, class_="goal", style=f"top:{y(goal.value) / 10:.1f}%")
-
-
 def _on_left(tick: Tick, y: float) -> Markup:
     return element("span", tick.label, style=f"top:{y / 10:.1f}%")
 
@@ -162,7 +173,5 @@ def _tips(starts: Sequence[int], series: Sequence[Series]) -> Iterator[list[str]
 
 def legend(*entries: tuple[str, str]) -> Markup:
     """(style, text) of each thing that is drawn."""
-    items = [
-        element("li", element("i", class_=f"key {style}"), text) for style, text in entries
-    ]
+    items = [element("li", element("i", class_=f"key {style}"), text) for style, text in entries]
     return join(element("ul", *items, class_="legend"))

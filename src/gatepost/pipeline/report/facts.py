@@ -150,7 +150,7 @@ class Top(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """Times are epoch milliseconds; `step` is how long one point of a chart lasts, in ms."""
+    """Times are epoch milliseconds; `step` is how long one point of a chart lasts."""
 
     made_at: int
     version: str
@@ -160,6 +160,7 @@ class Report(Struct, frozen=True, kw_only=True):
     last_at: int
     events: int
     node_count: int
+    window_ms: int
     step: int
     starts: list[int]
     total: Level

@@ -39,7 +39,7 @@ def percent(rate: float | None) -> str:
         return "<\u202f0.01\u202f%"
     if 99.99 < value < 100:
         return ">\u202f99.99\u202f%"
-    digits = 0 if value in {0, 100} else 1 if 1 <= value <= 99 else 2
+    digits = 0 if value == round(value) else 1 if 1 <= value <= 99 else 2
     return f"{value:.{digits}f}\u202f%"
 
 

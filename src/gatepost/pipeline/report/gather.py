@@ -78,9 +78,7 @@ def step_of(length: int) -> int:
 
 
 class _Gatherer:
-    def __init__(
-        self, spark: SparkSession, tables: str, days: int, objectives: Objectives
-    ) -> None:
+    def __init__(self, spark: SparkSession, tables: str, days: int, objectives: Objectives) -> None:
         self._spark = spark
         self._tables = Tables(tables)
         self._objectives = objectives
@@ -123,6 +121,7 @@ class _Gatherer:
             last_at=self._found.last,
             events=self._found.events,
             node_count=self._found.nodes,
+            window_ms=self._objectives.window_ms,
             step=self._step,
             starts=self._starts,
             total=self._level(_only(self._summed()), ALL, measured.get((ALL, ""))),
@@ -136,7 +135,7 @@ class _Gatherer:
             reviews=reviews[1],
             etas=etas[1],
             totals=Top(incidents[0], reviews[0], etas[0]),
-            audit=self._audit(),
+            audit=audited(self._spark, self._tables.root),
         )
 
     def _recent(self, table: schemas.Table) -> DataFrame:
@@ -267,9 +266,7 @@ class _Gatherer:
             return F.when(known, column).otherwise(OTHERS)
 
         edges = _edges(traffic, end("node"), end("to_node"), _MOST_EDGES)
-        pairs = _edges(
-            traffic, _at("from_agent", "node"), _at("to_agent", "to_node"), _TOP
-        )
+        pairs = _edges(traffic, _at("from_agent", "node"), _at("to_agent", "to_node"), _TOP)
         return Traffic(names, count - len(names), edges, pairs)
 
     # -- what a person should look at
@@ -309,21 +306,22 @@ class _Gatherer:
             for r in frame.orderBy(*order).limit(_MOST_ROWS).collect()
         ]  # fmt: skip
 
-    def _audit(self) -> Audit | None:
-        """None if there never was one."""
-        from deltalake import DeltaTable
 
-        path = self._tables.path(schemas.VIOLATIONS)
-        if not table_exists(path):
-            return None
-        frame = self._tables.read(self._spark, schemas.VIOLATIONS)
-        counts = frame.groupBy("rule").count().orderBy("rule").collect()
-        samples = frame.orderBy("rule", "node", "seq").limit(_MOST_ROWS).collect()
-        return Audit(
-            DeltaTable(path).history(1)[0]["timestamp"],
-            {row.rule: row["count"] for row in counts},
-            [Violation(r.rule, r.sentence, r.node, r.seq, r.detail) for r in samples],
-        )
+def audited(spark: SparkSession, tables: str) -> Audit | None:
+    """What the last audit found; None if there never was one."""
+    from deltalake import DeltaTable
+
+    path = Tables(tables).path(schemas.VIOLATIONS)
+    if not table_exists(path):
+        return None
+    frame = Tables(tables).read(spark, schemas.VIOLATIONS)
+    counts = frame.groupBy("rule").count().orderBy("rule").collect()
+    samples = frame.orderBy("rule", "node", "seq").limit(_MOST_ROWS).collect()
+    return Audit(
+        DeltaTable(path).history(1)[0]["timestamp"],
+        {row.rule: row["count"] for row in counts},
+        [Violation(r.rule, r.sentence, r.node, r.seq, r.detail) for r in samples],
+    )
 
 
 def _edges(traffic: DataFrame, source: Column, target: Column, most: int) -> list[Edge]:

@@ -7,18 +7,17 @@ from msgspec import Struct
 
 from gatepost.pipeline.report import figures
 from gatepost.pipeline.report.facts import Edge
-from gatepost.pipeline.report.markup import Markup, element, join
+from gatepost.pipeline.report.markup import Markup, element
 
 _WIDTH = 1000
 _RADIUS = 265.0
 _FLAT = 12
 _MOST_CURVES = 200
-_NAME = 20
+_NAME = 18
 _LARGEST = 30.0
 _SMALLEST = 7.0
-_WIDEST = 9.0
-_ARROW = 9.0
-WARN, BAD = 0.01, 0.05
+_WIDEST = 6.0
+WARN, BAD = 0.05, 0.2
 
 
 class Place(Struct, frozen=True):
@@ -53,7 +52,6 @@ def drawing(names: Sequence[str], edges: Sequence[Edge]) -> Markup:
     dots = [_dot(name, places[name], local.get(name), order[name], flat) for name in names]
     return element(
         "svg",
-        _markers(),
         element("g", *curves, class_="edges"),
         element("g", *dots, class_="nodes"),
         viewBox=f"0 0 {_WIDTH} {height}",
@@ -100,9 +98,7 @@ def _places(order: Sequence[str], edges: Sequence[Edge], height: float) -> dict[
     return places
 
 
-def _curve(
-    edge: Edge, places: Mapping[str, Place], most: int, order: Mapping[str, int]
-) -> Markup:
+def _curve(edge: Edge, places: Mapping[str, Place], most: int, order: Mapping[str, int]) -> Markup:
     """Both directions bend to their own right, so that they do not lie on each other."""
     a, b = places[edge.source], places[edge.target]
     across, along = b.x - a.x, b.y - a.y
@@ -110,19 +106,31 @@ def _curve(
     bend = min(60.0, length * 0.16)
     cx = (a.x + b.x) / 2 - along / length * bend
     cy = (a.y + b.y) / 2 + across / length * bend
-    start = _towards(a, cx, cy, a.size)
-    end = _towards(b, cx, cy, b.size + _ARROW)
-    how = grade(trouble(edge))
+    width = 1 + _WIDEST * math.sqrt(edge.sent / most)
+    head = 7 + 1.5 * width
+    start, end = _towards(a, cx, cy, a.size), _towards(b, cx, cy, b.size + head)
+    path = f"M{start[0]:.1f},{start[1]:.1f}Q{cx:.1f},{cy:.1f} {end[0]:.1f},{end[1]:.1f}"
     return element(
-        "path",
+        "g",
         element("title", describe(edge)),
-        d=f"M{start[0]:.1f},{start[1]:.1f}Q{cx:.1f},{cy:.1f} {end[0]:.1f},{end[1]:.1f}",
-        class_=f"edge {how}",
-        stroke_width=f"{1 + _WIDEST * math.sqrt(edge.sent / most):.1f}",
-        marker_end=f"url(#arrow-{how})",
+        element("path", d=path, stroke_width=f"{width:.1f}"),
+        element("polygon", points=_head(end, _towards(b, cx, cy, b.size + 1), head)),
+        class_=f"edge {grade(trouble(edge))}",
         data_a=order[edge.source],
         data_b=order[edge.target],
     )
+
+
+def _head(base: tuple[float, float], tip: tuple[float, float], size: float) -> str:
+    """A triangle from its base to its tip."""
+    dx, dy = (tip[0] - base[0]) / size, (tip[1] - base[1]) / size
+    half = size * 0.45
+    corners = (
+        tip,
+        (base[0] - dy * half, base[1] + dx * half),
+        (base[0] + dy * half, base[1] - dx * half),
+    )
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
 
 
 def _towards(place: Place, x: float, y: float, distance: float) -> tuple[float, float]:
@@ -172,23 +180,3 @@ def _label(name: str, place: Place, flat: bool) -> Markup:
         "text", short, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor,
         dominant_baseline="middle", transform=turn,
     )  # fmt: skip
-
-
-def _markers() -> Markup:
-    """An arrowhead in each colour."""
-    heads = [
-        element(
-            "marker",
-            element("path", d="M0,0L10,5L0,10z", class_=f"head {how}"),
-            id=f"arrow-{how}",
-            viewBox="0 0 10 10",
-            refX=1,
-            refY=5,
-            markerWidth=_ARROW,
-            markerHeight=_ARROW,
-            markerUnits="userSpaceOnUse",
-            orient="auto",
-        )
-        for how in ("fine", "warn", "bad")
-    ]
-    return join(element("defs", *heads))

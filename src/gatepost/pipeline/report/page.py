@@ -6,13 +6,22 @@ from importlib import resources
 from msgspec import Struct
 
 from gatepost.pipeline.report import charts, figures, graph
-from gatepost.pipeline.report.charts import Goal, Series
-from gatepost.pipeline.report.facts import Edge, Incident, Lane, Level, Report, Review
+from gatepost.pipeline.report.charts import Series
+from gatepost.pipeline.report.facts import (
+    Edge,
+    Incident,
+    Lane,
+    Level,
+    Percentiles,
+    Report,
+    Review,
+)
 from gatepost.pipeline.report.gather import OTHERS
 from gatepost.pipeline.report.markup import Child, Markup, element, join
 
 # Nothing but what stands in the file itself may be used, whatever the file says.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+_FEW = figures.percent(graph.WARN)
 _POINTS = ("p50", "p95", "p99")
 
 
@@ -108,11 +117,13 @@ def _summary(report: Report) -> Markup:
         ("Processed", figures.share(total.processed, total.sent), figures.count(total.processed)),
         ("Dead letters", figures.count(total.dead), figures.share(total.dead, total.sent)),
         ("Still open", figures.count(total.open), figures.share(total.open, total.sent)),
-        ("Accepted, p95", figures.millis(total.accept.p95), "of all"),
-        ("Processed, p95", figures.millis(total.process.p95), "of all"),
+        ("To accepted, p95", figures.millis(total.accept.p95), _p99(total.accept)),
+        ("To processed, p95", figures.millis(total.process.p95), _p99(total.process)),
     )
     shown = [
-        element("div", element("dt", name), element("dd", value), element("dd", more, class_="more"))
+        element(
+            "div", element("dt", name), element("dd", value), element("dd", more, class_="more")
+        )
         for name, value, more in tiles
     ]
     return element(
@@ -124,28 +135,32 @@ def _summary(report: Report) -> Markup:
     )
 
 
+def _p99(found: Percentiles) -> str:
+    return f"p99 {figures.millis(found.p99)}"
+
+
 def _levels(report: Report) -> Markup:
     goal = figures.millis(report.total.objective_ms)
     about = (
         f"Of what was sent to a node that was there, 95\u202f% should be accepted within {goal}."
-        " “Online p95” leaves out what waited for a node that was away."
+        " “Online” leaves out what waited for a node that was away; “windows” is the share of"
+        f" windows of {figures.millis(report.window_ms)} in which that was so."
     )
     first = [
-        element("th", "", rowspan=2, scope="col"),
+        element("td", "", rowspan=2),
+        element("th", "Objective", rowspan=2, scope="col"),
         *(
             element("th", name, rowspan=2, scope="col", class_="number")
-            for name in ("Deliveries", "Processed", "Dead", "Retried")
+            for name in ("Windows", "Deliveries", "Processed", "Dead", "Retried")
         ),
-        element("th", "Send → accepted", colspan=3, scope="colgroup", class_="group"),
+        element("th", "Send → accepted", colspan=4, scope="colgroup", class_="group"),
         element("th", "Send → processed", colspan=3, scope="colgroup", class_="group"),
-        element("th", "Online p95", rowspan=2, scope="col", class_="number"),
-        element("th", "Windows met", rowspan=2, scope="col", class_="number"),
-        element("th", "Objective", rowspan=2, scope="col"),
     ]
-    second = [element("th", name, scope="col", class_="number") for name in _POINTS * 2]
+    names = ("online p95", *_POINTS * 2)
+    second = [element("th", name, scope="col", class_="number") for name in names]
     head = element("thead", element("tr", *first), element("tr", *second))
-    more = report.node_count - len(report.nodes)
-    nodes = f"By sending node{f' (the {len(report.nodes)} busiest)' if more > 0 else ''}"
+    some = sum(level.sent for level in report.nodes) < report.total.sent
+    nodes = f"By sending node{f' (the {len(report.nodes)} busiest)' if some else ''}"
     bodies = [
         element("tbody", _level(report.total, "All deliveries"), class_="total"),
         _group("By kind", report.kinds),
@@ -165,20 +180,20 @@ def _level(level: Level, name: str) -> Markup:
     verdict = {None: ("none", "no data"), True: ("good", "met"), False: ("bad", "missed")}
     how, said = verdict[level.is_met]
     numbers = (
+        figures.share(level.met, level.windows),
         figures.count(level.sent),
         figures.share(level.processed, level.sent),
         figures.count(level.dead),
         figures.share(level.retried, level.sent),
+        figures.millis(level.online_p95),
         *(figures.millis(getattr(level.accept, point)) for point in _POINTS),
         *(figures.millis(getattr(level.process, point)) for point in _POINTS),
-        figures.millis(level.online_p95),
-        figures.share(level.met, level.windows),
     )
     return element(
         "tr",
         element("th", name, scope="row"),
-        *(element("td", number, class_="number") for number in numbers),
         element("td", _mark(how), said, class_=f"verdict {how}"),
+        *(element("td", number, class_="number") for number in numbers),
     )
 
 
@@ -203,10 +218,8 @@ def _missed(report: Report) -> Markup | None:
 
 
 def _latency(report: Report) -> Markup:
-    total = report.total
-    goal = Goal(total.objective_ms, f"objective {figures.millis(total.objective_ms)} (p95)")
     shown = [
-        _figure(report, "Send → accepted", "accept", "The receiving gateway has it for good.", goal),
+        _figure(report, "Send → accepted", "accept", "The receiving gateway has it for good."),
         _figure(report, "Send → processed", "process", "The agent’s turn ended, or it replied."),
     ]
     about = (
@@ -216,15 +229,18 @@ def _latency(report: Report) -> Markup:
     return _section("latency", "Latency", about, element("div", *shown, class_="figures"))
 
 
-def _figure(report: Report, name: str, what: str, about: str, goal: Goal | None = None) -> Markup:
+def _figure(report: Report, name: str, what: str, about: str) -> Markup:
     points = [getattr(point, what) for point in report.latency]
     series = [
         Series(point, point, [getattr(found, point) for found in points]) for point in _POINTS
     ]
     label = f"{name}: p50, p95 and p99 over time; the table below has the numbers"
-    drawn = charts.latency(label, report.starts, report.step, series, goal)
-    keys = [(point, text) for point, text in zip(_POINTS, ("median", "95 %", "99 %"), strict=True)]
-    legend = charts.legend(*((style, f"{style} ({text})") for style, text in keys))
+    goal = report.total.objective_ms if what == "accept" else None
+    spans = [(i.started_at, i.ended_at or report.last_at) for i in report.incidents]
+    drawn = charts.latency(label, report.starts, report.step, series, goal=goal, spans=spans)
+    keys = [("p50", "p50 (median)"), ("p95", "p95"), ("p99", "p99")]
+    keys += [("goal", f"objective for p95, {figures.millis(goal)}")] if goal else []
+    legend = charts.legend(*keys, *([("span", "incident")] if spans else []))
     caption = element("figcaption", element("h3", name), element("p", about))
     columns = (Column("From (UTC)"), *(Column(point, True) for point in _POINTS))
     rows = [
@@ -251,13 +267,14 @@ def _throughput(report: Report) -> Markup:
         element("th", "Deliveries sent", scope="col", colspan=2),
         element("th", "Dead letters", scope="col", colspan=2),
     )
-    axis = charts.time_axis(report.starts, report.step)
+    axis = charts.time_axis(report.starts, report.step, 5)
     foot = element(
         "tr", element("td"), element("td", axis), element("td"), element("td", axis), element("td")
     )
     table = element(
         "table",
         element("caption", "Throughput and dead letters by node"),
+        Markup("<colgroup><col class=name><col><col class=sum><col><col class=sum></colgroup>"),
         element("thead", head),
         element("tbody", *(_lane(lane, most, dead, report.step) for lane in report.lanes)),
         element("tfoot", foot, aria_hidden="true"),
@@ -300,9 +317,9 @@ def _traffic(report: Report) -> Markup:
         f"{figures.count(nowhere)} deliveries had nowhere to go." if nowhere else "",
     ]
     legend = charts.legend(
-        ("edge fine", "under 1 % ended badly"),
-        ("edge warn", "1 to 5 %"),
-        ("edge bad", "5 % or more"),
+        ("edge fine", f"under {_FEW} of deliveries ended badly"),
+        ("edge warn", f"{_FEW} or more"),
+        ("edge bad", f"{figures.percent(graph.BAD)} or more"),
         ("dot", "size: traffic; inner disc: it also talks to itself"),
     )
     about = "Who talks to whom: the wider, the more. Point at a node to see only its own."
@@ -436,7 +453,9 @@ def _audit(report: Report) -> Markup:
         for found in report.audit.samples
     ]  # fmt: skip
     left = sum(report.audit.counts.values()) - len(rows)
-    more = element("p", f"{figures.count(left)} more are in the table violations.") if left else None
+    more = (
+        element("p", f"{figures.count(left)} more are in the table violations.") if left else None
+    )
     return _section("audit", "Audit", None, verdict, _table("Broken promises", columns, rows), more)
 
 
@@ -484,9 +503,7 @@ def _table(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Chil
         for column, kind in zip(columns, kinds, strict=True)
     ]
     body = [
-        element(
-            "tr", *(element("td", cell, class_=k) for cell, k in zip(row, kinds, strict=True))
-        )
+        element("tr", *(element("td", cell, class_=k) for cell, k in zip(row, kinds, strict=True)))
         for row in rows
     ]
     table = element(

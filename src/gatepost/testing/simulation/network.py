@@ -41,6 +41,7 @@ class Network:
         self.on_presence: Callable[[str], None] = lambda node: None
         self.on_link_error: Callable[[str, str, GatepostError], None] = lambda *_: None
         self.bytes: Counter[Lane] = Counter()
+        self.total = 0
         self._cables: list[Cable] = []
         self._dialling: set[Lane] = set()
         # Lanes whose dialler has a connection, so that it need not try.
@@ -124,6 +125,7 @@ class Network:
 
     def transmit(self, cable: "Cable", lane: Lane, data: bytes) -> None:
         self.bytes[lane] += len(data)
+        self.total += len(data)
         arrival = max(self.loop.now + self._latency(lane), cable.busy_until[lane])
         cable.busy_until[lane] = arrival
         self.loop.at(arrival, lambda: self._arrive(cable, lane, data))

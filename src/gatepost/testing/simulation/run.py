@@ -11,6 +11,8 @@ from gatepost.testing.simulation import faults
 from gatepost.testing.simulation.gateway import Habits
 from gatepost.testing.simulation.mesh import SimulatedMesh
 from gatepost.testing.simulation.people import Manners
+# What one message may cost at most, with receipts, reply, retries and reconnections.
+_LINK_BYTES = 40_000
 
 
 class Shape(Struct, frozen=True):
@@ -63,11 +65,14 @@ def simulate(
         mesh.run(500)
         faults.plan(mesh, random, shape.faults, shape.over_ms, shape.kinds)
         _traffic(mesh, random, shape)
-        mesh.run(shape.over_ms + 1)
+        most = _LINK_BYTES * (shape.messages + shape.faults)
+        mesh.run(shape.over_ms + 1, lambda: mesh.network.total > most)
         mesh.heal()
-        drained = mesh.drain()
+        drained = mesh.network.total < most and mesh.drain()
+        if mesh.network.total > most:
+            mesh.seen.surprises.append(("", f"more than {most} bytes went over the links"))
         commits = sum(gateway.commits for gateway in mesh.gateways.values())
-        size, took = sum(mesh.network.bytes.values()), mesh.loop.now - began
+        size, took = mesh.network.total, mesh.loop.now - began
         return Result(seed, mesh.judge(), drained, took, commits, size)
 
 

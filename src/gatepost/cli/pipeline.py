@@ -1,0 +1,483 @@
+"""`gatepost pipeline`: the archive into tables, and the tables into answers.
+
+Spark is started by the commands that need it, and imported by nothing else.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Group, Parameter
+from cyclopts.validators import Number
+from msgspec import Struct
+
+from gatepost import config
+from gatepost.cli import output
+from gatepost.cli.options import OPTIONS, OUTPUT, Flag, Options, Output
+from gatepost.cli.problems import Exit, Problem, unreachable, usage
+from gatepost.cli.progress import Progress
+from gatepost.errors import ConfigError, PipelineMissing, Unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from gatepost.pipeline.feedback import Posted
+    from gatepost.pipeline.gateways import Gateway
+    from gatepost.pipeline.jobs.audit import Audited
+    from gatepost.pipeline.jobs.run import Ran
+    from gatepost.pipeline.replay import Chosen, Elsewhere, Outcome
+    from gatepost.pipeline.report.facts import Report, Violation
+
+_PLACES = Group("Where", sort_key=90)
+_SHOWN = 50
+_POLL_SECS = 1.0
+
+Tables = Annotated[
+    str | None,
+    Parameter(
+        group=_PLACES, help="Folder of the tables. Default: pipeline/ in the state directory."
+    ),
+]
+Master = Annotated[
+    str | None,
+    Parameter(group=_PLACES, help="Spark master. Default: all cores of this machine."),
+]
+Count = Annotated[int, Parameter(validator=Number(gte=1))]
+
+
+@Parameter(name="*", group=_PLACES)
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where a job reads and writes."""
+
+    archive: str | None = None
+    "The archive, a folder or a URI. Default: archive.uri of the gateway's settings."
+    tables: str | None = None
+    "Folder of the tables. Default: pipeline/ in the state directory."
+    master: str | None = None
+    "Spark master, such as spark://host:7077. Default: all cores of this machine."
+    state_dir: Path | None = None
+    "Whose settings. Default: $GATEPOST_HOME, else ~/.gatepost."
+
+    def source(self) -> str:
+        if self.archive:
+            return self.archive
+        if uri := _settings(self.state_dir).archive.uri:
+            return uri
+        raise usage(
+            "no archive is configured: set archive.uri in the gateway's settings, or name one"
+            " with --archive"
+        )
+
+    def target(self) -> str:
+        return _tables(self.tables, self.state_dir)
+
+
+PLACES = Places()
+
+
+class RanDocument(Struct):
+    batches: int
+    events: int
+    report: "Report"
+
+
+class AuditDocument(Struct):
+    events: int
+    violations: dict[str, int]
+    samples: "list[Violation]"
+
+
+class ReplayDocument(Struct):
+    """`elsewhere` is what other gateways hold; `answered` were left alone."""
+
+    node: str | None
+    outcomes: "list[Outcome]"
+    elsewhere: "list[Elsewhere]"
+    answered: int
+    more: bool
+
+
+# -- jobs
+
+
+def run(*, places: Places = PLACES, options: Output = OUTPUT) -> None:
+    """Bring the tables up to date with the archive."""
+    _run(places, options, "run")
+
+
+def backfill(*, places: Places = PLACES, options: Output = OUTPUT) -> None:
+    """Make all tables from nothing, in an empty folder."""
+    _run(places, options, "backfill")
+
+
+def _run(places: Places, options: Output, job: str) -> None:
+    archive, tables = places.source(), places.target()
+    with _spark(places.master, options, "reading the archive") as spark:
+        from gatepost.pipeline.jobs import run as jobs
+        from gatepost.pipeline.report.gather import gather
+
+        ran: Ran = getattr(jobs, job)(spark, archive, tables)
+        report = gather(spark, tables, days=1)
+    document = RanDocument(ran.batches, ran.events, report)
+    output.show(options, document, lambda: _say_ran(ran, report))
+
+
+def _say_ran(ran: "Ran", report: "Report") -> None:
+    said = f"{output.plural(ran.events, 'new event')} in {output.plural(ran.batches, 'batch')}"
+    output.say(said.replace("batchs", "batches") if ran.events else "nothing new", "bold")
+    output.say("")
+    _say_report(report)
+
+
+def stream(
+    *,
+    every: str | None = None,
+    max_rows: Count = 1_000_000,
+    places: Places = PLACES,
+    options: Output = OUTPUT,
+) -> None:
+    """Keep the tables up to date in micro-batches.
+
+    Parameters
+    ----------
+    every
+        How often to look, such as "30 seconds", until Ctrl-C. Default: take what there is, and end.
+    max_rows
+        Events of a micro-batch, at most.
+    """
+    archive, tables = places.source(), places.target()
+    with _spark(places.master, options, "following the archive") as spark:
+        from gatepost.pipeline.jobs.run import stream as follow
+        from gatepost.pipeline.report.gather import gather
+
+        query = follow(spark, archive, tables, every=every, max_rows=max_rows)
+        try:
+            while not query.awaitTermination(_POLL_SECS):
+                pass
+        except KeyboardInterrupt:
+            query.stop()
+        report = gather(spark, tables, days=1)
+    output.show(options, report, lambda: _say_report(report))
+
+
+def compact(
+    *,
+    keep_hours: Annotated[int, Parameter(validator=Number(gte=0))] = 7 * 24,
+    places: Places = PLACES,
+    options: Output = OUTPUT,
+) -> None:
+    """Merge small files of the tables, and delete those nobody needs any more.
+
+    Parameters
+    ----------
+    keep_hours
+        How long files that were replaced stay, for readers that still use them.
+    """
+    tables = places.target()
+    with _spark(places.master, options, "compacting") as spark:
+        from gatepost.pipeline.jobs.run import compact as merge
+
+        gone = merge(spark, tables, keep_hours=keep_hours)
+    if not gone:
+        raise Problem("not_found", f"{tables} holds no tables yet: gatepost pipeline run")
+    rows = list(gone.items())
+    output.show(options, gone, lambda: output.table(("Table", "Files gone"), rows))
+
+
+def audit(*, places: Places = PLACES, options: Output = OUTPUT) -> int:
+    """Check every promise of the protocol against every event."""
+    archive, tables = places.source(), places.target()
+    with _spark(places.master, options, "auditing") as spark:
+        from gatepost.pipeline.jobs.audit import audit as check
+        from gatepost.pipeline.report.gather import audited
+
+        found = check(spark, archive, tables)
+        known = audited(spark, tables)
+    samples = known.samples if known else []
+    document = AuditDocument(found.events, found.violations, samples)
+    output.show(options, document, lambda: _say_audit(found, samples))
+    return Exit.OK if found.clean else Exit.FAILED
+
+
+def _say_audit(found: "Audited", samples: "list[Violation]") -> None:
+    if samples:
+        rows = [(v.node or "", "" if v.seq is None else v.seq, v.rule, v.sentence) for v in samples]
+        output.table(("Node", "Seq", "Rule", "Promise"), rows)
+    broken = sum(found.violations.values())
+    if broken > len(samples):
+        output.say(f"… and {broken - len(samples)} more, in the table violations")
+    said = f"{output.plural(found.events, 'event')}: "
+    if found.clean:
+        output.say(said + "every promise kept", "green")
+    else:
+        output.say(said + output.plural(broken, "broken promise"), "red")
+
+
+def report(
+    *,
+    output_file: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    terminal: Flag = False,
+    days: Count = 30,
+    places: Places = PLACES,
+    options: Output = OUTPUT,
+) -> None:
+    """Write the report, one HTML file that needs nothing else.
+
+    Parameters
+    ----------
+    output_file
+        Where to. Default: report.html here.
+    terminal
+        Print a short version instead.
+    days
+        How many days up to the latest event it is about.
+    """
+    tables = places.target()
+    with _spark(places.master, options, "reading the tables") as spark:
+        from gatepost.pipeline.report.gather import gather
+
+        made = gather(spark, tables, days=days)
+    if not terminal:
+        _write(made, output_file or Path("report.html"), options)
+    else:
+        output.show(options, made, lambda: _say_report(made))
+
+
+def _write(made: "Report", path: Path, options: Output) -> None:
+    from gatepost.pipeline.report.page import page
+
+    try:
+        path.write_text(page(made), encoding="utf-8")
+    except OSError as error:
+        raise usage(f"{path} cannot be written: {error.strerror}") from None
+    output.show(options, made, lambda: output.say(f"written: {path.absolute()}"))
+
+
+def _say_report(made: "Report") -> None:
+    from gatepost.pipeline.report import figures, terminal
+    from gatepost.pipeline.report.page import audit_verdict
+
+    output.say(f"{figures.moment(made.first_at)} to {figures.moment(made.last_at)} UTC", "bold")
+    output.table(terminal.LEVEL_COLUMNS, terminal.level_rows(made))
+    output.say("")
+    for line in terminal.trends(made):
+        output.say(line)
+    output.say("")
+    how, said = audit_verdict(made)
+    output.say(said, {"good": "green", "bad": "red"}.get(how, ""))
+    if rows := terminal.incident_rows(made):
+        output.say(f"{output.plural(made.totals.incidents, 'incident')}:", "red")
+        output.table(terminal.INCIDENT_COLUMNS, rows)
+    else:
+        output.say("No incidents", "green")
+
+
+def synth(
+    folder: str,
+    /,
+    *,
+    events: Count = 100_000,
+    nodes: Count = 4,
+    seed: int = 0,
+    fault: tuple[str, ...] = (),
+    all_faults: Flag = False,
+    jobs: Count = 1,
+    options: Output = OUTPUT,
+) -> None:
+    """Write a synthetic archive, and the truth about it, to try things on.
+
+    Parameters
+    ----------
+    folder
+        Where to; it must be empty.
+    events
+        About how many events.
+    nodes
+        Of how many nodes.
+    seed
+        The same seed gives the same archive.
+    fault
+        Plant this, such as doubled_turn or silent_node; may be given several times.
+    all_faults
+        Plant everything that can go wrong and still be read.
+    jobs
+        Processes that write.
+    """
+    with _needed():
+        from gatepost.pipeline.session import require_spark
+
+        require_spark()
+        from gatepost.pipeline.synth import FAULTS, generate
+        from gatepost.pipeline.synth import Options as What
+    # An archive with a hole cannot be read into tables; only an audit says what is wrong with it.
+    faults = tuple(name for name in FAULTS if name != "chain_gap") if all_faults else fault
+    what = What(events=events, nodes=nodes, seed=seed, faults=faults, jobs=jobs)
+    with Progress("writing", events, options, "messages") as progress:
+        truth = generate(folder, what, progress.advance)
+    said = f"{output.plural(truth.events, 'event')} of {nodes} nodes in {folder}"
+    output.show(options, truth, lambda: output.say(said))
+
+
+# -- back to the gateways
+
+
+def feedback(*, tables: Tables = None, options: Options = OPTIONS) -> int:
+    """Post incidents, reviews and ETA advice to a gateway."""
+    folder = _tables(tables, options.state_dir)
+    with _needed():
+        from gatepost.pipeline.feedback import post
+    with _gateway(options) as gateway:
+        posted = post(folder, gateway)
+    output.show(options, posted, lambda: _say_posted(posted))
+    return Exit.OK if all(each.ok for each in posted) else Exit.FAILED
+
+
+def _say_posted(posted: "list[Posted]") -> None:
+    rows = [
+        (p.what, p.found, p.new, p.given - p.new, p.skipped, len(p.refused), _trouble(p))
+        for p in posted
+    ]
+    columns = ("What", "Found", "New", "Known", "Skipped", "Refused", "Problem")
+    output.table(columns, rows)
+
+
+def _trouble(posted: "Posted") -> str:
+    return posted.error or (posted.refused[0] if posted.refused else "")
+
+
+def replay(
+    *,
+    where: str,
+    limit: Count = 1000,
+    rate: Annotated[float | None, Parameter(validator=Number(gte=0.01))] = None,
+    dry_run: Flag = False,
+    tables: Tables = None,
+    master: Master = None,
+    options: Options = OPTIONS,
+) -> int:
+    """Have dead letters sent again by the gateways that hold them.
+
+    Parameters
+    ----------
+    where
+        An SQL condition over the table deliveries, such as "to_agent = 'bob'".
+    limit
+        How many at most, the oldest first.
+    rate
+        How many a second at most. Ctrl-C stops; what was replayed stays replayed.
+    dry_run
+        Only say which ones.
+    """
+    folder = _tables(tables, options.state_dir)
+    with _spark(master, options, "choosing") as spark:
+        from gatepost.pipeline.replay import choose
+
+        chosen = choose(spark, folder, where, limit)
+    document = _dry(chosen) if dry_run else _replayed(chosen, rate, options)
+    output.show(options, document, lambda: _say_replay(document, chosen))
+    refused = any(outcome.state == "refused" for outcome in document.outcomes)
+    return Exit.FAILED if refused else Exit.OK
+
+
+def _dry(chosen: "Chosen") -> ReplayDocument:
+    from gatepost.pipeline.replay import elsewhere
+
+    return ReplayDocument(None, [], elsewhere(chosen.letters), chosen.answered, chosen.more)
+
+
+def _replayed(chosen: "Chosen", rate: float | None, options: Options) -> ReplayDocument:
+    """Only the gateway whose token we have is asked."""
+    from gatepost.pipeline import replay as job
+
+    with _gateway(options) as gateway:
+        node = gateway.node()
+        here = [letter for letter in chosen.letters if letter.node == node]
+        others = [letter for letter in chosen.letters if letter.node != node]
+        with Progress("replaying", len(here), options, "messages") as progress:
+            outcomes = job.replay(gateway, here, rate=rate, done=progress.advance)
+    return ReplayDocument(node, outcomes, job.elsewhere(others), chosen.answered, chosen.more)
+
+
+def _say_replay(document: ReplayDocument, chosen: "Chosen") -> None:
+    if not chosen.letters:
+        output.say("no such dead letters")
+    if document.outcomes:
+        rows = [(o.event_id, o.state.replace("_", " "), o.detail) for o in document.outcomes]
+        output.table(("Message", f"At {document.node}", "As, or why"), rows)
+    for held in document.elsewhere:
+        output.say(
+            f"{held.node} holds {output.plural(held.letters, 'dead letter')}; run there:", "bold"
+        )
+        for command in held.commands:
+            output.say(f"  {command}")
+    if document.answered:
+        output.say(f"{document.answered} were given up, but answered all the same: left alone")
+    if document.more:
+        output.hint("There are more: raise --limit")
+
+
+# -- what commands share
+
+
+@contextmanager
+def _spark(master: str | None, options: Output, label: str) -> "Iterator[SparkSession]":
+    with _needed():
+        from gatepost.pipeline.session import require_spark, spark_session
+
+        require_spark()
+    from gatepost.pipeline.progress import progress
+
+    with spark_session(master) as spark:
+        if options.json:
+            yield spark
+            return
+        with progress(spark, label):
+            yield spark
+
+
+@contextmanager
+def _needed() -> Iterator[None]:
+    """A part that is not installed is the user's to install."""
+    try:
+        yield
+    except PipelineMissing as error:
+        raise Problem(error.code, error.message, Exit.USAGE) from None
+    except ModuleNotFoundError as error:
+        raise Problem(
+            PipelineMissing.code,
+            f"the pipeline needs {error.name}: pip install 'gatepost[pipeline]'",
+            Exit.USAGE,
+        ) from None
+
+
+@contextmanager
+def _gateway(options: Options) -> "Iterator[Gateway]":
+    from gatepost.cli.connect import locate, read_token
+    from gatepost.pipeline.gateways import Gateway
+
+    target = locate(options, os.environ)
+    token = read_token(target.token_file)
+    try:
+        with Gateway(target.url, token, verify=target.trust()) as gateway:
+            yield gateway
+    except Unavailable as error:
+        raise unreachable(error.message) from None
+
+
+def _tables(tables: str | None, state_dir: Path | None) -> str:
+    return tables or str(_settings(state_dir).node.state_dir / "pipeline")
+
+
+def _settings(state_dir: Path | None) -> config.Settings:
+    env = dict(os.environ)
+    if state_dir is not None:
+        env["GATEPOST_HOME"] = env["GATEPOST_NODE__STATE_DIR"] = str(state_dir.absolute())
+    file = config.default_path(env)
+    try:
+        return config.Settings.load(file if file.exists() else None, env)
+    except ConfigError as error:
+        raise Problem(error.code, error.message, Exit.USAGE) from None
