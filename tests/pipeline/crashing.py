@@ -28,6 +28,8 @@ class Job:
 
     def __init__(self, folder: Path, max_rows: int, master: str = "local[2]") -> None:
         self.table = folder / "table"
+        # A driver that is killed cannot clean up; what it leaves goes with the test's folder.
+        self._env = {"PYTHONPATH": os.pathsep.join(["src", "."]), "TMPDIR": str(folder)}
         self._log = folder / "job.log"
         self._args = [
             *(str(folder / name) for name in ("archive", "table", "checkpoint")),
@@ -41,7 +43,7 @@ class Job:
         with self._log.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.pipeline.streaming_job", *self._args],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(["src", "."])},
+                env=os.environ | self._env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

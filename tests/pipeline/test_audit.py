@@ -10,6 +10,9 @@ from gatepost.pipeline.audit.rules import RULES
 from gatepost.pipeline.jobs.audit import audit, violations
 from gatepost.pipeline.synth import FAULTS, Options, Truth, generate
 
+# Whole runs of Spark, on machines that do other things too.
+pytestmark = pytest.mark.timeout(400)
+
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Truth]:

@@ -20,11 +20,14 @@ def master() -> Iterator[str]:
 
 
 def executors() -> list[psutil.Process]:
-    return [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if "CoarseGrainedExecutorBackend" in " ".join(process.cmdline())
-    ]
+    return [p for p in psutil.Process().children(recursive=True) if _is_executor(p)]
+
+
+def _is_executor(process: psutil.Process) -> bool:
+    try:
+        return "CoarseGrainedExecutorBackend" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False  # it ended while we looked
 
 
 @pytest.mark.timeout(900)

@@ -17,6 +17,9 @@ from gatepost.pipeline.synth import FAULTS, Options, Truth, generate
 from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.tables.schemas import Table
 
+# Whole runs of Spark, on machines that do other things too.
+pytestmark = pytest.mark.timeout(400)
+
 # A gap in a chain is for the audit; the pipeline's source refuses to read over it.
 PLANTED = tuple(name for name in FAULTS if name != "chain_gap")
 MADE = (

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from gatepost.pipeline.report.facts import Report, Violation
 
 _PLACES = Group("Where", sort_key=90)
-_SHOWN = 50
-_POLL_SECS = 1.0
+_POLL_SECS = 1
 
 Tables = Annotated[
     str | None,

@@ -7,6 +7,7 @@ engaging anyone until its sender confirms it.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from gatepost.events import (
     DeadLetter,
     Envelope,
     Kind,
+    PayloadRef,
     Receipt,
     Sealed,
     Signal,
@@ -104,7 +106,10 @@ class Pair(Struct):
 
 
 class Batch(Struct, frozen=True):
-    """Events of one outbox, all that were for us up to `upto`. `now` is the emitter's clock."""
+    """Events of one outbox, all that were for us up to `upto`. `now` is the emitter's clock.
+
+    What was created before `heard` may have been dealt with in an earlier life of this journal.
+    """
 
     source: str
     incarnation: str
@@ -112,6 +117,7 @@ class Batch(Struct, frozen=True):
     upto: int
     now: int
     events: list[bytes]
+    heard: int = 0
 
 
 class Receiver:
@@ -148,7 +154,7 @@ class Receiver:
     def take(self, tx: Tx, batch: Batch) -> int:
         """Take a batch in; returns how far this outbox is read now. All of it or nothing."""
         cursor = Cursor.of(tx, batch.source, batch.incarnation, batch.first_seq)
-        taking = _Taking(self, tx, batch.source, batch.incarnation, batch.now)
+        taking = _Taking(self, tx, batch.source, batch.incarnation, batch.now, batch.heard)
         events = [(decode(body), body) for body in batch.events]
         new = [each for each in events if self._belongs(each[0], batch, cursor)]
         taking.look_up([envelope for envelope, _ in new if envelope.kind in TRACKED])
@@ -359,8 +365,11 @@ def _nobody_counts(source: str, new: list[tuple[Envelope, bytes]], now: int) -> 
 class _Taking:
     """One transaction's worth of events from one source. Mail is put away in runs, at the end."""
 
-    def __init__(self, receiver: Receiver, tx: Tx, source: str, incarnation: str, now: int) -> None:
+    def __init__(
+        self, receiver: Receiver, tx: Tx, source: str, incarnation: str, now: int, heard: int = 0
+    ) -> None:
         self._r = receiver
+        self._heard = heard
         self._tx = tx
         self._source = source
         self._incarnation = incarnation
@@ -473,6 +482,8 @@ class _Taking:
 
     def _why_not(self, envelope: Envelope) -> str:
         agent = envelope.to_agent_id or ""
+        if envelope.created_at < self._heard:
+            return RESTORED
         if envelope.expires_at is not None and envelope.expires_at <= self._now:
             return "expired"
         if envelope.kind != Kind.REPLY and not self._hosted(agent):
@@ -501,10 +512,18 @@ class _Taking:
     def _has_blob(self, envelope: Envelope) -> bool:
         ref = envelope.payload_ref
         query = "SELECT 1 FROM blob WHERE digest = ?"
-        if ref is None or self._tx.one(query, (ref.digest,)):
+        if ref is None or self._tx.one(query, (ref.digest,)) or not self._can_open(ref):
             return True
         self._tx.effect(lambda: self._r._want_blob(ref.digest, self._source))
         return False
+
+    def _can_open(self, ref: PayloadRef) -> bool:
+        """There is no use in fetching what is not for us; it will be refused."""
+        try:
+            self._r._node.sealer.unwrap(ref.keys, self._r._sender.key_of(self._source))
+        except GatepostError:
+            return False
+        return True
 
     def _offer(self, pair: Pair, envelope: Envelope, body: bytes) -> None:
         id = parse_event_id(envelope.event_id)
@@ -612,6 +631,12 @@ class _Taking:
         elif state == "accepted":
             self._receipt(envelope, ACCEPTED)
             self._say_processed(envelope, envelope.to_agent_id or "", envelope.event_id)
+
+    def _want_again(self, id: bytes) -> None:
+        """Its sender asks where it is: perhaps a fetch was given up."""
+        query = "SELECT digest FROM held WHERE source = ? AND event_id = ? AND digest IS NOT NULL"
+        for (digest,) in self._tx.rows(query, (self._source, id)):
+            self._tx.effect(partial(self._r._want_blob, digest, self._source))
 
     def _say_processed(self, envelope: Envelope, mailbox: str, event_id: str) -> None:
         outcome, reason = self._what_became(mailbox, event_id)

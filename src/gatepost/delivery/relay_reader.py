@@ -1,11 +1,13 @@
 """Reading by relay: outboxes we have no link with, from whoever keeps them, believing nothing.
 
-Every linked relay is asked for all we miss; what comes twice is taken once. A relay that sends what
-its source did not write, or leaves something out, is not asked for that source again for a while.
+Each outbox is asked of one linked relay, and of another if the first does not have it; what comes
+twice is taken once. A relay that sends what its source did not write, or leaves something out, is
+not asked for that source again for a while.
 """
 
 from collections.abc import Callable
 from typing import TypeVar
+from zlib import crc32
 
 import msgspec
 from msgspec import Struct
@@ -39,6 +41,10 @@ WHERE source IN (SELECT value FROM json_each(?)) ORDER BY source, first_seq
 # How often a source is told how far it was read. It delays forgetting there, nothing else.
 _SAY_MS = 1_000
 _FIRST_MS = 30_000
+# How far the clocks of two gateways may differ.
+_CLOCKS_MS = 30_000
+# How long a relay is given to show that it has an outbox before another is asked for it.
+_NEXT_MS = 5_000
 _LONGEST_MS = 3_600_000
 
 T = TypeVar("T")
@@ -60,6 +66,8 @@ class RelayReader:
         self.window = window
         self._parts: list[ReaderPart] = []
         self._blamed: dict[tuple[str, str], Blame] = {}
+        # Since when each outbox is missed; 0 if nobody could be asked yet.
+        self._missed: dict[str, int] = {}
 
     def part(self, port: Port, peer: str, *, relays: bool) -> "ReaderPart":
         """`relays`: the other side is one to ask."""
@@ -75,13 +83,28 @@ class RelayReader:
             self.refresh()
 
     def refresh(self) -> None:
-        """Ask every relay for what we miss now."""
+        """Ask for what we miss now: each outbox of one relay that has it, or until one has."""
         linked = {part.peer for part in self._parts}
         members = self.messages.sender.directory.gateways.keys()
-        missing = sorted(members - linked - {self._node.id})
+        missing = members - linked - {self._node.id}
+        self._missed = {source: self._missed.get(source, 0) for source in missing}
+        wanted: dict[str, list[str]] = {part.peer: [] for part in self._parts}
+        for source in sorted(missing):
+            for peer in self._to_ask(source):
+                wanted[peer].append(source)
         for part in self._parts:
-            part.ask([each for each in missing if not self._is_blamed(part, each)])
+            part.ask(wanted[part.peer])
             part.say()
+
+    def _to_ask(self, source: str) -> list[str]:
+        able = [p for p in self._parts if p.relays and not self._is_blamed(p, source)]
+        ranked = sorted(able, key=lambda part: crc32(f"{source}/{part.peer}".encode()))
+        if has := [part.peer for part in ranked if part.has(source)]:
+            return has[:1]
+        if not ranked:
+            return []
+        since = self._missed[source] = self._missed[source] or ranked[0].now()
+        return [part.peer for part in ranked[: 1 + (ranked[0].now() - since) // _NEXT_MS]]
 
     def sign(self, taken: Taken) -> Reading:
         node = self._node
@@ -114,7 +137,7 @@ class ReaderPart:
         self._reader = reader
         self._port = port
         self.peer = peer
-        self._relays = relays
+        self.relays = relays
         self._wants: list[str] = []
         self._lives: dict[str, list[Life]] = {}
         self._unsaid: dict[str, Taken] = {}
@@ -140,9 +163,13 @@ class ReaderPart:
                 return False
         return True
 
+    def has(self, source: str) -> bool:
+        """Whether this relay has shown that it keeps that outbox."""
+        return source in self._lives
+
     def ask(self, wants: list[str]) -> None:
         """Say what we want from this relay, unless it knows."""
-        if not self._relays or wants == self._wants:
+        if not self.relays or wants == self._wants:
             return
         self._wants = wants
         self._port.commit(
@@ -190,7 +217,8 @@ class ReaderPart:
         """A relay's word counts for nothing: neither for what there is not, nor for the time."""
         last = envelopes[-1]
         now = max(last.created_at, min(frame.now, tx.now))
-        return Batch(frame.source, frame.life, frame.first_seq, last.seq, now, frame.events)
+        heard = _heard_before(tx)
+        return Batch(frame.source, frame.life, frame.first_seq, last.seq, now, frame.events, heard)
 
     def _took(self, taken: Taken, error: GatepostError | None) -> None:
         if error is not None:
@@ -218,6 +246,12 @@ class ReaderPart:
 def _positions(tx: Tx, wants: list[str]) -> list[Position]:
     names = msgspec.json.encode(wants).decode()
     return [(row[0], row[1], row[2]) for row in tx.rows(_POSITIONS, (names,))]
+
+
+def _heard_before(tx: Tx) -> int:
+    """A source would skip what it sent to an earlier life of this journal; a relay cannot know."""
+    row = tx.one("SELECT value FROM fact WHERE name = 'restored_at'")
+    return 0 if row is None else int(row[0]) + _CLOCKS_MS
 
 
 def _nothing(value: object) -> None:

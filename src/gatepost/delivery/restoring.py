@@ -14,7 +14,9 @@ from gatepost.mailbox.deadletters import purge
 from gatepost.mailbox.lease import Lease, release
 
 _LAST = "SELECT coalesce(max(last_seq), 0) FROM head"
-_FACTS = "INSERT OR REPLACE INTO fact VALUES ('incarnation', ?), ('leap', ?)"
+_FACTS = """
+INSERT OR REPLACE INTO fact VALUES ('incarnation', ?), ('leap', ?), ('restored_at', ?)
+"""
 # What may have been used, or taken back, since the backup.
 _VOID = (
     "UPDATE invite SET revoked_at = ? WHERE used_at IS NULL AND revoked_at IS NULL",
@@ -34,7 +36,7 @@ def begin(tx: Tx, incarnation: str, leap: int) -> int:
     # A life without events leaves no trace.
     tx.run("DELETE FROM incarnation WHERE first_seq = ?", (last + 1,))
     tx.run("INSERT INTO incarnation VALUES (?, ?)", (incarnation, last + 1))
-    tx.run(_FACTS, (incarnation, leap))
+    tx.run(_FACTS, (incarnation, leap, tx.now))
     tx.run(_PAIRS)
     tx.run(_LETTERS, (RESTORED,))
     for sql in _VOID:

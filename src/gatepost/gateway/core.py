@@ -62,7 +62,7 @@ class Core:
         )
         self._loop: asyncio.AbstractEventLoop
         self._readers = ThreadPoolExecutor(2, "journal-reader")
-        self._storers = ThreadPoolExecutor(16, "blob-writer")
+        self.storers = ThreadPoolExecutor(16, "blob-writer")
         self._local = threading.local()
 
     def _identify(self) -> Node:
@@ -97,7 +97,7 @@ class Core:
         if self.telemetry is not None:
             await asyncio.to_thread(self.telemetry.stop)
         self._readers.shutdown()
-        self._storers.shutdown()
+        self.storers.shutdown()
         self.database.close()
 
     async def commit(self, operation: Callable[[Tx], T]) -> T:
@@ -115,7 +115,7 @@ class Core:
 
     async def store(self, pieces: Iterable[bytes]) -> tuple[Blob, bytes]:
         """Write a blob, in a thread of its own for as long as its pieces take to come."""
-        return await self._loop.run_in_executor(self._storers, self.blobs.write, pieces)
+        return await self._loop.run_in_executor(self.storers, self.blobs.write, pieces)
 
     async def read(self, query: Callable[[Tx], T]) -> T:
         """Run `query` beside the writer, on what is committed."""

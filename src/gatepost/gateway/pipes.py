@@ -6,14 +6,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from gatepost.delivery.fetch import Bounds, Fetcher
+from gatepost.delivery.follow import SourcePart
 from gatepost.delivery.frames import Frame, pack, unpack
 from gatepost.delivery.journey import TracePart
-from gatepost.delivery.link import Link
+from gatepost.delivery.link import Link, Part
+from gatepost.delivery.relay import RelayHost
+from gatepost.delivery.relay_reader import RelayReader
 from gatepost.errors import GatepostError, Internal, LinkError
+from gatepost.events import sealed_size
+from gatepost.gateway.blob_files import BlobFiles
 from gatepost.gateway.connection import Connection
 from gatepost.gateway.room import RoomKeeper
 from gatepost.journal import Tx
-from gatepost.journal.outbox import Appended
+from gatepost.journal.outbox import EVERYBODY, Appended
 from gatepost.routing import Directory, directory_of
 
 log = logging.getLogger(__name__)
@@ -23,6 +29,8 @@ _SOONEST_SECS = 0.05
 _LATEST_SECS = 1.0
 # A gateway we have no connection to shows signs of life in the room once a minute.
 _HEARTBEAT_SECS = 90.0
+_PRUNE_SECS = 60.0
+_RESUME_SECS = 600.0
 
 
 class Pipes:
@@ -33,8 +41,21 @@ class Pipes:
         self._core = keeper.core
         self._links: dict[Connection, LinkEnd] = {}
         self._presence = Presence(keeper)
-        self._core.outbox.published = self._published
+        core, window = self._core, self._core.settings.delivery.window_bytes
+        core.outbox.published = self._published
         self.directory = Directory()
+        self.host = RelayHost(core.messages, window)
+        self.reader = RelayReader(core.node, core.messages, window)
+        self.fetcher = Fetcher(
+            core.node.id,
+            core.messages,
+            BlobFiles(core.blobs, core.storers),
+            self._commit,
+            core.clock.now,
+            Bounds(max_bytes=sealed_size(core.settings.limits.max_blob_bytes)),
+        )
+        core.on_blob_wanted = self.fetcher.want
+        self._pruned_at = self._resumed_at = 0.0
 
     # -- connections come and go
 
@@ -102,23 +123,52 @@ class Pipes:
 
     def go_live(self) -> None:
         """The writer marks as sent what these nodes are about to hear."""
-        feeds = (end.link for end in self._links.values() if end.link.feed is not None)
-        self._core.outbox.live = frozenset(link.peer for link in feeds)
+        ends = list(self._links.values())
+        live = {end.link.peer for end in ends if end.link.feed is not None}
+        if any(end.source.follows for end in ends):
+            live.add(EVERYBODY)
+        self._core.outbox.live = frozenset(live)
+
+    def is_backbone(self, node: str) -> bool:
+        member = self._keeper.current.view.nodes.get(node)
+        return member is not None and member.is_backbone
 
     # -- what routing knows
 
     async def run(self) -> None:
         """For as long as the gateway runs: keep the picture of the room that routing has."""
+        self._core.submit(self.host.load)
         while True:
             changes = self._keeper.changes
             try:
                 await self._look()
+                self._tend()
             except GatepostError as error:
                 log.warning("routing goes by an old picture of the room: %s", error.message)
             except Exception:
                 log.exception("routing goes by an old picture of the room")
             await asyncio.sleep(_SOONEST_SECS)
             await self._keeper.changed_since(changes, _LATEST_SECS)
+
+    def _tend(self) -> None:
+        """What relays and fetches have to do now and then."""
+        now = asyncio.get_running_loop().time()
+        self.reader.refresh()
+        self.fetcher.tick()
+        if now >= self._pruned_at + _PRUNE_SECS:
+            self._pruned_at = now
+            self.host.prune(lambda operation, done: self._commit(operation, _if_done(done)))
+        if now >= self._resumed_at + _RESUME_SECS:
+            self._resumed_at = now
+            self.fetcher.resume()
+
+    def _commit(
+        self, operation: Callable[[Tx], Any], done: Callable[[Any, GatepostError | None], None]
+    ) -> None:
+        try:
+            self._core.writer.submit(operation, done)
+        except GatepostError as error:
+            done(None, error)
 
     async def _look(self) -> None:
         if self._keeper.room is None:
@@ -143,7 +193,20 @@ class LinkEnd:
         self.link.may_read = lambda: pipes.may_read(self)
         self.link.on_live = pipes.go_live
         self.trace = TracePart(self, self._core.node, connection.node)
-        self.link.parts.append(self.trace)
+        self.link.parts += [self.trace, *self._parts(window)]
+
+    def _parts(self, window: int) -> list[Part]:
+        """Relays are backbone nodes; only they keep outboxes, and pass on who asks for blobs."""
+        pipes, core, peer = self._pipes, self._core, self.link.peer
+        theirs, ours = pipes.is_backbone(peer), pipes.is_backbone(core.node.id)
+        live = pipes.go_live
+        self.source = SourcePart(self, core.node, core.messages, window, on_live=live)
+        parts: list[Part] = [
+            self.source,
+            pipes.reader.part(self, peer, relays=theirs),
+            pipes.fetcher.part(self, peer, relays=theirs, passes=ours),
+        ]
+        return [*parts, pipes.host.part(self, peer)] if ours else parts
 
     def receive(self, data: bytes) -> None:
         try:
@@ -190,6 +253,16 @@ class LinkEnd:
             subject = f"{peer}@{self.now()}"
             self._core.submit(lambda tx: incidents.raise_(tx, "link_error", subject, why))
         self._connection.end(error)
+
+
+def _if_done(done: Callable[[Any], None]) -> Callable[[Any, GatepostError | None], None]:
+    def finished(value: Any, error: GatepostError | None) -> None:
+        if error is None:
+            done(value)
+        else:
+            log.warning("outboxes kept for others were not pruned: %s", error.message)
+
+    return finished
 
 
 class Presence:

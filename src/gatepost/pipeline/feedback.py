@@ -111,12 +111,21 @@ def reviews(tables: str) -> list[Struct | None]:
 
 def _review(row: Row, events: dict[str, str]) -> Review | None:
     """None if the task did not say which skills it was about."""
-    named = [row[name] for name in ("capability_id", "delegation_version", "executor_version")]
-    if not all(named):
+    capability = row["capability_id"]
+    ours, theirs = row["delegation_version"], row["executor_version"]
+    if not (capability and ours and theirs):
         return None
     ids = [events[corr_id] for corr_id in row["samples"] if corr_id in events]
     return Review(
-        row["review_id"], *named, row["class"], row["count"], row["samples"], ids, row["first_at"]
+        row["review_id"],
+        capability,
+        ours,
+        theirs,
+        row["class"],
+        row["count"],
+        row["samples"],
+        ids,
+        row["first_at"],
     )
 
 

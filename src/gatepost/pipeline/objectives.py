@@ -19,6 +19,8 @@ class Objectives(Struct, frozen=True, kw_only=True):
     backlog: int = 600
     backlog_least: int = 10
     silence: int = 600
+    # What a node wrote this recently may not be sealed yet, so it is not missed yet either.
+    sealing: int = 120
     burst: int = 10
     # Repeated routing misses of a capability are a misfire; one may be bad luck.
     routing_misses: int = 2

@@ -100,8 +100,8 @@ class Apply:
 
     def _overall(self, batch: Transaction) -> None:
         activity = self._read(schemas.ACTIVITY)
-        as_of = activity.agg(F.max("last_at").alias("at")).head()
-        latest = as_of["at"] if as_of and as_of["at"] is not None else 0
+        newest = activity.agg(F.max("last_at").alias("at")).head()
+        latest = (newest["at"] or 0) - self._objectives.sealing * 1000 if newest else 0
         since = latest // slo.HOUR_MS - self._objectives.days * _HOURS_A_DAY
         recent = F.col("hour") >= since
         cases = self._read(schemas.CASES).where(recent)

@@ -2,6 +2,8 @@
 
 from msgspec import Struct
 
+OTHERS = "others"
+
 
 class Percentiles(Struct, frozen=True):
     """Milliseconds; None where nothing happened."""
@@ -46,7 +48,7 @@ class Point(Struct, frozen=True):
 
 
 class Lane(Struct, frozen=True):
-    """What one node sent and gave up on, step by step; `others` is how many nodes this stands for."""
+    """What one node sent and gave up on, step by step; or `others`, so many nodes together."""
 
     node: str
     sent: list[int]

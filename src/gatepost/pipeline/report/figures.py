@@ -53,9 +53,8 @@ def size(value: float) -> str:
 
 def rate(per_second: float) -> str:
     """Deliveries a second; by the minute or hour where that is less than one."""
-    for factor, unit in ((1, "s"), (60, "min"), (3600, "h")):
-        if per_second * factor >= 1:
-            break
+    units = ((1, "s"), (60, "min"), (3600, "h"))
+    factor, unit = next((u for u in units if per_second * u[0] >= 1), units[-1])
     value = per_second * factor
     return f"{value:.0f}/{unit}" if value >= 10 or value == int(value) else f"{value:.1f}/{unit}"
 

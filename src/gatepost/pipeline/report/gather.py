@@ -17,6 +17,7 @@ from gatepost.pipeline.jobs.apply import Tables
 from gatepost.pipeline.jobs.ledger import Ledger
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.report.facts import (
+    OTHERS,
     Audit,
     Edge,
     Eta,
@@ -37,7 +38,6 @@ from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.tables.slo import HOUR_MS, ended_at
 
 ALL = "all"
-OTHERS = "others"
 
 _MINUTE = 60_000
 _STEPS = tuple(
@@ -161,7 +161,12 @@ class _Gatherer:
         objective = row.objective_ms or int(self._objectives.delivery_p95 * 1000)
         return Level(
             name,
-            *(row[count] for count in _COUNTS),
+            row.sent,
+            row.processed,
+            row.failed,
+            row.dead,
+            row.retried,
+            row.open,
             row.windows,
             row.met,
             _percentiles(measured and measured.accept),
@@ -334,7 +339,7 @@ def _edges(traffic: DataFrame, source: Column, target: Column, most: int) -> lis
         .limit(most)
     )
     return [
-        Edge(r.source, r.target, *(r[name] or 0 for name in _FLOWS), r.process_ms)
+        Edge(r.source, r.target, r.sent, r.bytes or 0, r.failed, r.dead, r.open, r.process_ms)
         for r in rows.collect()
     ]
 

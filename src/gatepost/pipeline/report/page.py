@@ -8,6 +8,7 @@ from msgspec import Struct
 from gatepost.pipeline.report import charts, figures, graph
 from gatepost.pipeline.report.charts import Series
 from gatepost.pipeline.report.facts import (
+    OTHERS,
     Edge,
     Incident,
     Lane,
@@ -16,7 +17,6 @@ from gatepost.pipeline.report.facts import (
     Report,
     Review,
 )
-from gatepost.pipeline.report.gather import OTHERS
 from gatepost.pipeline.report.markup import Child, Markup, element, join
 
 # Nothing but what stands in the file itself may be used, whatever the file says.
@@ -308,7 +308,7 @@ def _traffic(report: Report) -> Markup:
         return _section("traffic", "Traffic", None, _nothing("Nothing was sent."))
     nowhere = sum(edge.sent for edge in traffic.edges if not edge.target)
     notes = [
-        f"The {len(traffic.nodes)} busiest nodes; “{OTHERS}” are {figures.count(traffic.merged)} more."
+        f"The {len(names) - 1} busiest nodes; “{OTHERS}” are {figures.count(traffic.merged)} more."
         if traffic.merged
         else "",
         f"{figures.plural(left, 'lesser connection')} not drawn."
@@ -460,14 +460,15 @@ def _audit(report: Report) -> Markup:
 
 
 def _footer(report: Report) -> Markup:
-    made = f"Made {figures.moment(report.made_at)} UTC by gatepost {report.version}, with"
-    command = element("code", "gatepost pipeline report")
-    return element(
-        "footer",
-        element("p", made, " ", command, ", from the tables in ", element("code", report.tables),
-                f" (batch {report.batch}). Counts are sums of the tables; percentiles are"
-                " approximate to one part in 10\u202f000. Times are UTC, by the clocks of the nodes."),
-    )  # fmt: skip
+    said = join(
+        f"Made {figures.moment(report.made_at)} UTC by gatepost {report.version}, with ",
+        element("code", "gatepost pipeline report"),
+        ", from the tables in ",
+        element("code", report.tables),
+        f" (batch {report.batch}). Counts are sums of the tables; percentiles are approximate to"
+        " one part in 10\u202f000. Times are UTC, by the clocks of the nodes.",
+    )
+    return element("footer", element("p", said))
 
 
 # -- what all sections are made of

@@ -1,0 +1,65 @@
+"""The blob store as links use it: in threads, with the outcome back on the event loop."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TypeVar
+
+from gatepost.delivery.fetch import Done
+from gatepost.errors import GatepostError, Internal, NotFound
+from gatepost.events import BlobStore
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class BlobFiles:
+    def __init__(self, blobs: BlobStore, threads: Executor) -> None:
+        self._blobs = blobs
+        self._threads = threads
+        self._running: set[asyncio.Task[None]] = set()
+
+    def read(
+        self, digest: str, offset: int, length: int, done: Callable[[int, bytes], None]
+    ) -> None:
+        def work() -> tuple[int, bytes]:
+            piece = b"".join(self._blobs.read_range(digest, offset, length))
+            return self._blobs.size(digest), piece
+
+        def finished(found: tuple[int, bytes] | None, error: GatepostError | None) -> None:
+            if error is not None and not isinstance(error, NotFound):
+                log.warning("a blob cannot be read: %s", error.message)
+            done(*(found or (0, b"")))
+
+        self._run(work, finished)
+
+    def put(self, digest: str, offset: int, piece: bytes, done: Done) -> None:
+        self._run(lambda: self._blobs.put(digest, offset, piece), lambda _, error: done(error))
+
+    def complete(self, digest: str, done: Done) -> None:
+        self._run(lambda: self._blobs.complete(digest), lambda _, error: done(error))
+
+    def abandon(self, digest: str) -> None:
+        self._run(lambda: self._blobs.abandon(digest), lambda _, error: None)
+
+    def _run(
+        self, work: Callable[[], T], finished: Callable[[T | None, GatepostError | None], None]
+    ) -> None:
+        task = asyncio.create_task(self._work(work, finished))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _work(
+        self, work: Callable[[], T], finished: Callable[[T | None, GatepostError | None], None]
+    ) -> None:
+        found, failure = None, None
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except GatepostError as error:
+            failure = error
+        except Exception:
+            log.exception("a blob file failed unexpectedly")
+            failure = Internal("an internal error; see the log")
+        finished(found, failure)

@@ -1,0 +1,55 @@
+"""Two gateways that cannot dial each other, and one that both can reach."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gatepost.client import Agent, Client, Message
+from gatepost.errors import GatepostError
+from tests.mesh.tools import Gateway
+
+pytestmark = pytest.mark.anyio
+
+# A public address nobody can dial: whoever wants this gateway has to wait until it dials.
+UNREACHABLE = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def gateways(tmp_path: Path) -> Iterator[list[Gateway]]:
+    seed = Gateway(tmp_path, "seed")
+    left, right = (
+        Gateway(tmp_path, name, room__public_url=UNREACHABLE) for name in ("left", "right")
+    )
+    with seed, left, right:
+        left.join(seed, "edge")
+        right.join(seed, "edge")
+        yield [seed, left, right]
+
+
+async def _request(client: Client, payload: object) -> object:
+    async with asyncio.timeout(40):
+        while True:
+            try:
+                return await client.request("echo", payload, timeout=30)
+            except GatepostError as error:
+                if error.code != "unknown_agent":
+                    raise
+                await asyncio.sleep(0.1)
+
+
+async def test_mail_and_blobs_pass_through_a_seed(gateways: list[Gateway]) -> None:
+    _, left, right = gateways
+    agent = Agent("echo", url=right.url, token=right.token)
+
+    @agent.on_message
+    async def handle(message: Message) -> object:
+        return len(message.payload) if isinstance(message.payload, str) else message.payload
+
+    async with agent, Client("asker", url=left.url, token=left.token) as client:
+        assert await _request(client, {"n": 1}) == {"n": 1}
+        answers = await asyncio.gather(*(_request(client, {"n": n}) for n in range(50)))
+        assert answers == [{"n": n} for n in range(50)]
+        assert await _request(client, "x" * 900_000) == 900_000
+    assert not left.connected_to("right") and not right.connected_to("left")
