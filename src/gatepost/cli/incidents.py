@@ -10,7 +10,7 @@ from cyclopts.validators import Number
 from gatepost.cli import output
 from gatepost.cli.connect import segment
 from gatepost.cli.options import OPTIONS, Options
-from gatepost.gateway.reports import EtaAdvice, Incidents, Review, Verdict
+from gatepost.gateway.reports import EtaAdviceView, Incidents, ReviewView, Settling
 
 Limit = Annotated[int, Parameter(validator=Number(gte=1, lte=1000), help="How many at most.")]
 Class = Annotated[str | None, Parameter(name="--class", help="Only those of this class.")]
@@ -67,19 +67,28 @@ def reviews(
     """
     wanted = None if status == "all" else status
     with options.gateway() as gateway:
-        found = gateway.get("/v1/reviews", list[Review], status=wanted, limit=limit)
+        found = gateway.get("/v1/reviews", list[ReviewView], status=wanted, limit=limit)
     output.show(options, found, lambda: _list_reviews(found))
 
 
-def _list_reviews(found: list[Review]) -> None:
+def _list_reviews(found: list[ReviewView]) -> None:
     if not found:
         output.say("no such reviews")
         return
-    columns = ("Review", "Capability", "Versions", "Class", "Count", "Raised", "Status", "Example")
+    columns = (
+        "ReviewView",
+        "Capability",
+        "Versions",
+        "Class",
+        "Count",
+        "Raised",
+        "Status",
+        "Example",
+    )
     output.table(columns, [_row(each) for each in found])
 
 
-def _row(review: Review) -> tuple[object, ...]:
+def _row(review: ReviewView) -> tuple[object, ...]:
     versions = f"{review.delegation_skill_version} / {review.executor_skill_version}"
     head = (review.id, review.capability_id, versions, review.failure_class, review.count)
     status = f"{review.status} ({review.note})" if review.note else review.status
@@ -110,18 +119,18 @@ def dismiss(id: str, /, *, note: Note = "", options: Options = OPTIONS) -> None:
 
 def _settle(id: str, verb: str, note: str, options: Options) -> None:
     with options.gateway() as gateway:
-        review = gateway.post(f"/v1/reviews/{segment(id)}/{verb}", Verdict(note), Review)
+        review = gateway.post(f"/v1/reviews/{segment(id)}/{verb}", Settling(note), ReviewView)
     output.show(options, review, lambda: output.say(f"{review.id} {review.status}"))
 
 
 def eta(*, options: Options = OPTIONS) -> None:
     """Show how long capabilities take, and what they should promise."""
     with options.gateway() as gateway:
-        found = gateway.get("/v1/eta-advice", list[EtaAdvice])
+        found = gateway.get("/v1/eta-advice", list[EtaAdviceView])
     output.show(options, found, lambda: _list_advice(found))
 
 
-def _list_advice(found: list[EtaAdvice]) -> None:
+def _list_advice(found: list[EtaAdviceView]) -> None:
     if not found:
         output.say("no advice yet; it comes from the pipeline")
         return

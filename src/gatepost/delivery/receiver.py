@@ -626,6 +626,8 @@ class _Taking:
         """Say once more what became of something we know."""
         if state == "restored":
             self._receipt(envelope, Receipt(status="refused", reason=RESTORED))
+        elif state == "held":
+            self._want_again(parse_event_id(envelope.event_id))
         elif state == "offered":
             self._receipt(envelope, ACCEPTED)
         elif state == "accepted":

@@ -23,14 +23,14 @@ from gatepost.gateway.core import Core
 from gatepost.gateway.door import Door
 from gatepost.gateway.external_agents import ExternalAgents
 from gatepost.gateway.reports import (
-    EtaAdvice,
-    Incident,
+    EtaAdviceView,
     Incidents,
-    Review,
+    IncidentView,
+    Noted,
     ReviewId,
     ReviewStatus,
-    Stored,
-    Verdict,
+    ReviewView,
+    Settling,
 )
 from gatepost.gateway.room import RoomKeeper
 from gatepost.gateway.route import get, post
@@ -157,7 +157,7 @@ class Feedback:
 
         return await self._core.read(find)
 
-    async def raise_(self, found: Sequence[NewIncident]) -> Stored:
+    async def raise_(self, found: Sequence[NewIncident]) -> Noted:
         counts = self._core.messages.incidents.counts
 
         def store(tx: Tx) -> int:
@@ -172,15 +172,15 @@ class Feedback:
                     tx.effect(partial(counts.update, [each.class_]))
             return new
 
-        return Stored(len(found), await self._core.commit(store))
+        return Noted(len(found), await self._core.commit(store))
 
     # -- reviews
 
-    async def reviews(self, status: str | None, limit: int) -> list[Review]:
+    async def reviews(self, status: str | None, limit: int) -> list[ReviewView]:
         rows = await self._core.read(lambda tx: tx.rows(_REVIEWS, (status, limit)))
         return [_review(row) for row in rows]
 
-    async def review(self, found: Sequence[NewReview]) -> Stored:
+    async def review(self, found: Sequence[NewReview]) -> Noted:
         def store(tx: Tx) -> int:
             known = {each.id for each in found if tx.one(_ONE_REVIEW, (each.id,))}
             tx.many(_KEEP_REVIEW, map(_review_row, found))
@@ -188,10 +188,10 @@ class Feedback:
 
         new = await self._core.commit(store)
         await self.publish()
-        return Stored(len(found), new)
+        return Noted(len(found), new)
 
-    async def settle(self, id: str, status: ReviewStatus, note: str, actor: str) -> Review:
-        def settle(tx: Tx) -> Review:
+    async def settle(self, id: str, status: ReviewStatus, note: str, actor: str) -> ReviewView:
+        def settle(tx: Tx) -> ReviewView:
             tx.run(_SETTLE, (status, tx.now, actor, note, id))
             changed = tx.changes()
             row = tx.one(_ONE_REVIEW, (id,))
@@ -210,7 +210,7 @@ class Feedback:
         """Say in the room what is open and not said yet; until there is a room, nothing is."""
         await self._say(await self.reviews("open", 1000))
 
-    async def _say(self, reviews: Iterable[Review]) -> None:
+    async def _say(self, reviews: Iterable[ReviewView]) -> None:
         if self._keeper.room is None or not self._keeper.may_speak.is_set():
             return
         node, said = self._core.node, self._said(self._keeper.room)
@@ -226,7 +226,7 @@ class Feedback:
 
     # -- advice
 
-    async def advise(self, found: Sequence[NewEtaAdvice]) -> Stored:
+    async def advise(self, found: Sequence[NewEtaAdvice]) -> Noted:
         def store(tx: Tx) -> int:
             new = 0
             for each in found:
@@ -234,22 +234,22 @@ class Feedback:
                 new += tx.changes()
             return new
 
-        return Stored(len(found), await self._core.commit(store))
+        return Noted(len(found), await self._core.commit(store))
 
-    async def advice(self) -> list[EtaAdvice]:
-        return await self._core.read(lambda tx: [EtaAdvice(*row) for row in tx.rows(_ADVICE)])
+    async def advice(self) -> list[EtaAdviceView]:
+        return await self._core.read(lambda tx: [EtaAdviceView(*row) for row in tx.rows(_ADVICE)])
 
 
-def _incident(row: Row) -> Incident:
+def _incident(row: Row) -> IncidentView:
     values = list(row)
     values[6] = msgspec.json.decode(values[6])
-    return Incident(*values)
+    return IncidentView(*values)
 
 
-def _review(row: Row) -> Review:
+def _review(row: Row) -> ReviewView:
     values = list(row)
     values[6:8] = map(msgspec.json.decode, values[6:8])
-    return Review(*values)
+    return ReviewView(*values)
 
 
 def _review_row(new: NewReview) -> Row:
@@ -259,7 +259,7 @@ def _review_row(new: NewReview) -> Row:
     return (*head, new.count, *samples, new.raised_at)
 
 
-def _record(review: Review) -> ReviewRecord:
+def _record(review: ReviewView) -> ReviewRecord:
     """What was checked when it came in, so it has the types a record has.
 
     A default is left out, for a record is written as its reader would write it.
@@ -297,17 +297,17 @@ def routes(feedback: Feedback, gate: Gate) -> list[Any]:
 
 def _said_routes(feedback: Feedback, gate: Gate) -> list[Any]:
     @post("/v1/incidents", status_code=200, opt=_OPEN, summary="Note incidents seen elsewhere")
-    async def incidents(data: JSONBody[list[NewIncident]], request: AnyRequest) -> Stored:
+    async def incidents(data: JSONBody[list[NewIncident]], request: AnyRequest) -> Noted:
         await gate.check(request)
         return await feedback.raise_(data)
 
     @post("/v1/reviews", status_code=200, opt=_OPEN, summary="Note misfires to be reviewed")
-    async def reviews(data: JSONBody[list[NewReview]], request: AnyRequest) -> Stored:
+    async def reviews(data: JSONBody[list[NewReview]], request: AnyRequest) -> Noted:
         await gate.check(request)
         return await feedback.review(data)
 
     @post("/v1/eta-advice", status_code=200, opt=_OPEN, summary="Note how long capabilities take")
-    async def advice(data: JSONBody[list[NewEtaAdvice]], request: AnyRequest) -> Stored:
+    async def advice(data: JSONBody[list[NewEtaAdvice]], request: AnyRequest) -> Noted:
         await gate.check(request)
         return await feedback.advise(data)
 
@@ -320,7 +320,7 @@ def _read_routes(feedback: Feedback) -> list[Any]:
         return await feedback.incidents(since, class_, limit)
 
     @get("/v1/eta-advice", summary="How long capabilities take, and what to promise")
-    async def advice() -> list[EtaAdvice]:
+    async def advice() -> list[EtaAdviceView]:
         return await feedback.advice()
 
     return [incidents, advice]
@@ -330,15 +330,15 @@ def _review_routes(feedback: Feedback) -> list[Any]:
     @get("/v1/reviews", summary="Misfires to be reviewed, newest first")
     async def reviews(
         status: FromQuery[ReviewStatus | None] = None, limit: PageSize = 100
-    ) -> list[Review]:
+    ) -> list[ReviewView]:
         return await feedback.reviews(status, limit)
 
     @post("/v1/reviews/{review_id:str}/resolve", status_code=200, summary="It was dealt with")
-    async def resolve(review_id: FromPath[str], data: JSONBody[Verdict]) -> Review:
+    async def resolve(review_id: FromPath[str], data: JSONBody[Settling]) -> ReviewView:
         return await feedback.settle(review_id, "resolved", data.note, "operator")
 
     @post("/v1/reviews/{review_id:str}/dismiss", status_code=200, summary="It needs nothing")
-    async def dismiss(review_id: FromPath[str], data: JSONBody[Verdict]) -> Review:
+    async def dismiss(review_id: FromPath[str], data: JSONBody[Settling]) -> ReviewView:
         return await feedback.settle(review_id, "dismissed", data.note, "operator")
 
     return [reviews, resolve, dismiss]

@@ -70,9 +70,10 @@ def _describe_ids(parameters: Iterable[dict[str, Any]]) -> None:
 
 
 def _schemas() -> dict[str, Any]:
-    modules = (views, forms, undelivered_api, reports, feedback)
+    modules = (views, forms, undelivered_api, reports)
     own = [each for module in modules for each in vars(module).values()]
     found = [each for each in (*vars(http).values(), *own) if isinstance(each, type)]
+    found += [feedback.NewIncident, feedback.NewReview, feedback.NewEtaAdvice]
     structs = {each for each in found if issubclass(each, Struct) and each is not Struct}
     _, schemas = msgspec.json.schema_components(
         [*structs, Status], ref_template="#/components/schemas/{name}"

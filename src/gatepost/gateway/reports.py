@@ -38,7 +38,7 @@ class Journey(Struct, frozen=True):
     more_in_conversation: int = 0
 
 
-class Incident(Struct, frozen=True, rename={"class_": "class"}):
+class IncidentView(Struct, frozen=True, rename={"class_": "class"}):
     """`source` is the node that saw it, or `pipeline`."""
 
     id: str
@@ -53,11 +53,11 @@ class Incident(Struct, frozen=True, rename={"class_": "class"}):
 class Incidents(Struct, frozen=True):
     """A page, newest first, and how many there are of each class in all."""
 
-    incidents: list[Incident]
+    incidents: list[IncidentView]
     counts: dict[str, int]
 
 
-class Review(Struct, frozen=True):
+class ReviewView(Struct, frozen=True):
     """One misfire, and what was decided about it."""
 
     id: str
@@ -75,7 +75,7 @@ class Review(Struct, frozen=True):
     note: str
 
 
-class EtaAdvice(Struct, frozen=True):
+class EtaAdviceView(Struct, frozen=True):
     capability_id: str
     p50_secs: float
     p95_secs: float
@@ -84,14 +84,14 @@ class EtaAdvice(Struct, frozen=True):
     at: int
 
 
-class Stored(Struct, frozen=True):
+class Noted(Struct, frozen=True):
     """How many were new, of how many that were given."""
 
     given: int
     new: int
 
 
-class Verdict(Struct, frozen=True, forbid_unknown_fields=True):
+class Settling(Struct, frozen=True, forbid_unknown_fields=True):
     """What somebody found when looking at a review."""
 
     note: Annotated[str, Meta(max_length=1000)] = ""
