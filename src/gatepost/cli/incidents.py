@@ -75,16 +75,7 @@ def _list_reviews(found: list[ReviewView]) -> None:
     if not found:
         output.say("no such reviews")
         return
-    columns = (
-        "ReviewView",
-        "Capability",
-        "Versions",
-        "Class",
-        "Count",
-        "Raised",
-        "Status",
-        "Example",
-    )
+    columns = ("Review", "Capability", "Versions", "Class", "Count", "Raised", "Status", "Example")
     output.table(columns, [_row(each) for each in found])
 
 

@@ -46,6 +46,10 @@ _SEEN = "SELECT state FROM inbox WHERE source = ? AND event_id = ?"
 _GO_BACK = "UPDATE cursor SET seq = min(seq, ?) WHERE source = ? AND incarnation = ?"
 _INBOX = "INSERT OR REPLACE INTO inbox VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, ?)"
 _LIFE_OF = "SELECT incarnation FROM cursor WHERE source = ? ORDER BY first_seq DESC LIMIT 1"
+_OFFERED_OF = """
+SELECT o.event_id FROM offered o JOIN inbox i ON i.source = o.source AND i.event_id = o.event_id
+WHERE o.source = ? AND i.sender = ? AND i.mailbox = ?
+"""
 _STATE = "UPDATE inbox SET state = ? WHERE source = ? AND event_id = ?"
 _PAIR = """
 SELECT incarnation, next, held, offered FROM inbox_pair
@@ -894,6 +898,13 @@ class _Taking:
     def _key(self, envelope: Envelope) -> PairKey:
         return self._source, envelope.source_agent_id, envelope.to_agent_id or ""
 
+    def _forget_offers(self, key: PairKey, pair: Pair) -> None:
+        """Whoever made them has a new life, and does not know of them."""
+        for (id,) in self._tx.rows(_OFFERED_OF, key) if pair.offered else ():
+            self._tx.run("DELETE FROM offered WHERE source = ? AND event_id = ?", (key[0], id))
+            self._tx.run(_STATE, ("withdrawn", key[0], id))
+        pair.offered, pair.changed = 0, True
+
     def _pair(self, key: PairKey, base: int, number: int | None = None) -> Pair:
         """`number` is one that came: in a new life of its outbox it may be one that came before."""
         pair = self._pairs.get(key)
@@ -902,7 +913,7 @@ class _Taking:
             pair = self._pairs[key] = Pair(*row) if row else Pair(self._incarnation, 1)
         if number is not None and pair.incarnation != self._incarnation:
             pair.incarnation, pair.next = self._incarnation, min(pair.next, number)
-            pair.changed = True
+            self._forget_offers(key, pair)
         if base > pair.next:
             pair.next, pair.changed = base, True
         return pair

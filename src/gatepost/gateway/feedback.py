@@ -297,21 +297,21 @@ def routes(feedback: Feedback, gate: Gate) -> list[Any]:
 
 def _said_routes(feedback: Feedback, gate: Gate) -> list[Any]:
     @post("/v1/incidents", status_code=200, opt=_OPEN, summary="Note incidents seen elsewhere")
-    async def incidents(data: JSONBody[list[NewIncident]], request: AnyRequest) -> Noted:
+    async def note_incidents(data: JSONBody[list[NewIncident]], request: AnyRequest) -> Noted:
         await gate.check(request)
         return await feedback.raise_(data)
 
     @post("/v1/reviews", status_code=200, opt=_OPEN, summary="Note misfires to be reviewed")
-    async def reviews(data: JSONBody[list[NewReview]], request: AnyRequest) -> Noted:
+    async def note_reviews(data: JSONBody[list[NewReview]], request: AnyRequest) -> Noted:
         await gate.check(request)
         return await feedback.review(data)
 
     @post("/v1/eta-advice", status_code=200, opt=_OPEN, summary="Note how long capabilities take")
-    async def advice(data: JSONBody[list[NewEtaAdvice]], request: AnyRequest) -> Noted:
+    async def note_advice(data: JSONBody[list[NewEtaAdvice]], request: AnyRequest) -> Noted:
         await gate.check(request)
         return await feedback.advise(data)
 
-    return [incidents, reviews, advice]
+    return [note_incidents, note_reviews, note_advice]
 
 
 def _read_routes(feedback: Feedback) -> list[Any]:

@@ -20,7 +20,7 @@ from gatepost.wire import Status
 _IDS: dict[str, Any] = {"mailbox": AgentId, "agent": AgentId, "msg_id": MsgId, "event_id": EventId}
 _IDS |= {"digest": Digest, "payload_ref": Digest}
 _IDS |= {"node": NodeId, "invite_id": Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]}
-_IDS |= {"ref": MsgId, "review_id": reports.ReviewId}
+_IDS |= {"ref": MsgId, "review_id": reports.ReviewId, "target": AgentId}
 # Rules between fields, which a type cannot express.
 _RULES = {
     "NewMessage": {"anyOf": [{"required": ["msg_id"]}, {"required": ["msgId"]}]},

@@ -61,6 +61,7 @@ class SimulatedMesh:
         self._clients: list[Client] = []
         self._surprises = _Surprises(self.seen, self)
         self.network.on_link_error = self._link_error
+        self._honest = self.network.tamper
         self.link_errors: list[tuple[str, str, str]] = []
 
     def __enter__(self) -> Self:
@@ -176,7 +177,7 @@ class SimulatedMesh:
         """Everything works again: gateways, disks, lines, agents."""
         self.note("all", "heal")
         self.network.heal()
-        self.network.tamper = lambda lane, data: data
+        self.network.tamper = self._honest
         self.room.slow.clear()
         for gateway in self.gateways.values():
             gateway.crash_never()
@@ -231,13 +232,12 @@ class SimulatedMesh:
 
     def trace_frames(self) -> None:
         """Have every frame traced as it arrives."""
-        inner = self.network.tamper
 
-        def traced(lane: Lane, data: bytes) -> bytes | None:
+        def traced(lane: Lane, data: bytes) -> bytes:
             self.note(f"{lane[0]}>{lane[1]}", describe(data))
-            return inner(lane, data)
+            return data
 
-        self.network.tamper = traced
+        self.network.tamper = self._honest = traced
 
     def _turn(self, turn: TurnSeen) -> None:
         self.seen.turns.append(turn)
