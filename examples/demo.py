@@ -62,7 +62,11 @@ class Town:
         self.kills = 0
 
     def _gateway(self, name: str) -> GatewayProcess:
-        archive = {"archive__uri": self.archive, "archive__max_age_secs": 0.5}
+        archive = {
+            "archive__uri": self.archive,
+            "archive__max_age_secs": 0.2,
+            "archive__every_secs": 0.5,
+        }
         return GatewayProcess(self.folder / name, node__id=name, **SETTINGS, **archive)
 
     def call(self, name: str, method: str, path: str, body: object = None) -> Any:

@@ -304,6 +304,14 @@ class Archive(Section, frozen=True, kw_only=True):
     every_secs: Annotated[
         float, Meta(gt=0, le=86_400, description="Pause between two looks at what is to be sealed.")
     ] = 10.0
+    keep_secs: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=_TEN_YEARS_SECS,
+            description="How long an event stays in the journal at least, though it is sealed.",
+        ),
+    ] = 7 * 86_400.0
 
 
 class Log(Section, frozen=True, kw_only=True):

@@ -273,7 +273,7 @@ def test_a_failed_write_is_made_good_without_a_restart(desk: Desk) -> None:
     archive = desk.archive(store=Mortal(desk.root, 4))
     with pytest.raises(Killed):
         archive.seal(desk.tx())
-    archive._store = desk.store()
+    archive.store = desk.store()
     desk.groups(9)
     desk.clock.advance(HOUR)
     desk.seal(archive)

@@ -12,7 +12,8 @@ import pytest
 from msgspec import Raw
 
 import gatepost
-from gatepost.archive import manifest
+from gatepost.archive import manifest, room_facts
+from gatepost.archive.room_facts import NodeFact, RoomFacts
 from gatepost.archive.store import Store
 from gatepost.archive.verify import verify
 from gatepost.errors import ConfigError
@@ -38,6 +39,10 @@ def _nobody(tx: Tx) -> None:
     """Somebody who does not mind."""
 
 
+def _no_room() -> None:
+    """A gateway that is in none."""
+
+
 async def _until(holds: Callable[[], object]) -> None:
     async with asyncio.timeout(10):
         while not holds():
@@ -50,12 +55,16 @@ async def _left(operations: Operations) -> int:
 
 
 def _archive(state: Path, **more: Any) -> dict[str, Any]:
-    return {"archive__uri": state.parent / "archive", "archive__every_secs": 0.01} | more
+    return {
+        "archive__uri": state.parent / "archive",
+        "archive__every_secs": 0.01,
+        "archive__keep_secs": 0,
+    } | more
 
 
 async def test_what_is_due_is_sealed_and_pruned(state: Path, clock: ManualClock) -> None:
     async with opened(state, clock, **_archive(state, archive__max_rows=5)) as operations:
-        sealing = Sealing(operations.core, read=_nobody, settled=_nobody)
+        sealing = Sealing(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
         async with sealing.running():
             await _send(operations, 10)
             await _until(lambda: sealing.sealed_through >= 10)
@@ -74,7 +83,7 @@ async def test_a_quiet_outbox_is_sealed_when_it_is_old_enough(
     state: Path, clock: ManualClock
 ) -> None:
     async with opened(state, clock, **_archive(state, archive__max_age_secs=60)) as operations:
-        sealing = Sealing(operations.core, read=_nobody, settled=_nobody)
+        sealing = Sealing(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
         async with sealing.running():
             await _send(operations, 1)
             await asyncio.sleep(0.1)
@@ -89,7 +98,7 @@ async def test_nothing_is_pruned_that_somebody_needs(
 ) -> None:
     async with opened(state, clock, **_archive(state, archive__max_rows=1)) as operations:
         bounds: dict[str, Any] = {"read": _nobody, "settled": _nobody} | {bound: lambda tx: 0}
-        sealing = Sealing(operations.core, **bounds)
+        sealing = Sealing(operations.core, facts=_no_room, **bounds)
         async with sealing.running():
             await _send(operations, 3)
             await _until(lambda: sealing.sealed_through)
@@ -99,7 +108,7 @@ async def test_nothing_is_pruned_that_somebody_needs(
 
 async def test_without_an_archive_nothing_happens(state: Path, clock: ManualClock) -> None:
     async with opened(state, clock) as operations:
-        sealing = Sealing(operations.core, read=_nobody, settled=_nobody)
+        sealing = Sealing(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
         before = threading.active_count()
         async with sealing.running():
             await _send(operations, 3)
@@ -114,7 +123,7 @@ async def test_a_store_that_fails_is_tried_again(
     blocked = state.parent / "archive"
     blocked.write_bytes(b"a file where a folder should be")
     async with opened(state, clock, **_archive(state, archive__max_rows=1)) as operations:
-        sealing = Sealing(operations.core, read=_nobody, settled=_nobody)
+        sealing = Sealing(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
         async with sealing.running():
             await _send(operations, 1)
             await _until(lambda: sealing.problem)
@@ -135,7 +144,7 @@ async def test_sending_does_not_wait_for_a_slow_store(
 
     monkeypatch.setattr(Store, "_write", slow)
     async with opened(state, clock, **_archive(state, archive__max_rows=1)) as operations:
-        sealing = Sealing(operations.core, read=_nobody, settled=_nobody)
+        sealing = Sealing(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
         async with sealing.running():
             await _send(operations, 1)
             await _until(entered.is_set)
@@ -159,3 +168,34 @@ def test_the_gateway_starts_without_pyarrow() -> None:
     code += "print('pyarrow' in sys.modules)"
     env = {"PYTHONPATH": str(SOURCE)}
     assert subprocess.check_output([sys.executable, "-c", code], env=env, text=True) == "False\n"
+
+
+async def test_what_is_sealed_stays_for_a_while(state: Path, clock: ManualClock) -> None:
+    more = _archive(state, archive__max_rows=5, archive__keep_secs=60)
+    async with opened(state, clock, **more) as operations:
+        sealing = Sealing(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
+        async with sealing.running():
+            await _send(operations, 10)
+            await _until(lambda: sealing.sealed_through == 20)
+            await asyncio.sleep(0.05)
+            assert await _left(operations) == 20
+            clock.advance(61_000)
+            async with asyncio.timeout(10):
+                while await _left(operations):
+                    await asyncio.sleep(0.01)
+
+
+async def test_what_is_known_of_the_room_lies_beside_it(state: Path, clock: ManualClock) -> None:
+    async with opened(state, clock, **_archive(state)) as operations:
+        node = operations.core.node
+        known = NodeFact(
+            id=node.id, public_key=node.key.public, tier="backbone", added_by=node.id, added_at=1
+        )
+        facts = RoomFacts(node=node.id, at=5, nodes=(known,))
+        sealing = Sealing(operations.core, read=_nobody, settled=_nobody, facts=lambda: facts)
+        store = Store.open(str(state.parent / "archive"))
+        async with sealing.running():
+            await _until(lambda: room_facts.read_all(store))
+        (read,) = room_facts.read_all(store)
+        assert read.nodes == (known,)
+        assert room_facts.is_signed(read, node.key.public)

@@ -95,7 +95,7 @@ class Archive:
     def __init__(
         self, store: Store, node: str, incarnation: str, key: NodeKey, policy: Policy
     ) -> None:
-        self._store = store
+        self.store = store
         self._node = node
         self._incarnation = incarnation
         self._key = key
@@ -124,16 +124,16 @@ class Archive:
         segment = self._write(tx, listed, planned)
         grown = manifest.extended(listed, segment, planned.life.first)
         grown = manifest.sign(grown, self._key)
-        manifest.write(self._store, grown)
+        manifest.write(self.store, grown)
         self._listed = grown
         return segment
 
     def _open(self) -> Manifest:
-        listed = manifest.read(self._store, self._node)
+        listed = manifest.read(self.store, self._node)
         if listed is None:
             return Manifest(node=self._node, public_key=self._key.public)
         if listed.public_key != self._key.public or not manifest.is_signed(listed):
-            where = self._store.path(manifest.name_of(self._node))
+            where = self.store.path(manifest.name_of(self._node))
             raise ArchiveError(
                 f"{where} was not signed by this node; restore it from a copy,"
                 " or set archive.uri to an empty folder"
@@ -144,16 +144,16 @@ class Archive:
         """Remove what is not in the manifest, provided that its events can be sealed again."""
         folder = manifest.folder_of(self._node)
         known = {f"{folder}/{segment.path}" for segment in listed.segments}
-        for name in self._store.files(folder):
+        for name in self.store.files(folder):
             leftover = _SEGMENT.search(name)
             if name in known or leftover is None:
                 continue
             if leftover["temporary"] is None and not _holds(tx, int(leftover["first"])):
                 raise ArchiveError(
-                    f"{self._store.path(name)} is not in the manifest, and its events are no"
+                    f"{self.store.path(name)} is not in the manifest, and its events are no"
                     " longer in the journal; restore _manifest.json from a copy"
                 )
-            self._store.delete(name)
+            self.store.delete(name)
 
     def _plan(self, tx: Tx, listed: Manifest) -> Planned | None:
         """The longest run of whole groups of one life and one date, as far as it may grow."""
@@ -188,7 +188,7 @@ class Archive:
             # A restored journal gives out the same seqs again, on the same day perhaps.
             path = segment.path.replace(".parquet", f".{life.id}.parquet")
             segment = replace(segment, path=path)
-        self._store.write(f"{manifest.folder_of(self._node)}/{segment.path}", content)
+        self.store.write(f"{manifest.folder_of(self._node)}/{segment.path}", content)
         return segment
 
     def _chain(self, listed: Manifest, life: Life, first: int) -> bytes | None:

@@ -195,7 +195,7 @@ def audit(*, places: Places = PLACES, options: Output = OUTPUT) -> int:
         from gatepost.pipeline.report.gather import audited
 
         found = check(spark, archive, tables)
-        known = audited(spark, tables)
+    known = audited(tables)
     samples = known.samples if known else []
     document = AuditDocument(found.events, found.violations, samples)
     output.show(options, document, lambda: _say_audit(found, samples))

@@ -93,7 +93,13 @@ _DOUBT = _update(Input.DOUBT, "next_at = ?, offer = 0, pair_seq = 0")
 _DOUBTFUL = f"""
 SELECT {_FIELDS} FROM delivery WHERE processed_at IS NULL AND node <> ? AND pair_seq > 0 LIMIT ?
 """
-_PAIRS_AT = "SELECT from_agent, to_agent, last, moving FROM pair_seq WHERE node = ?"
+_PAIRS_AT = """
+SELECT from_agent, to_agent, last, (
+    SELECT min(pair_seq) FROM delivery d
+    WHERE d.from_agent = p.from_agent AND d.to_agent = p.to_agent AND d.processed_at IS NULL
+    AND d.node IS NOT p.node AND d.pair_seq > 0
+) FROM pair_seq p WHERE node = ?
+"""
 _GIVE_UP = _update(
     Input.GIVE_UP,
     "outcome = 'dead_letter', reason = ?, processed_at = ?, next_at = NULL, content_key = NULL",
@@ -672,9 +678,9 @@ class Sender:
             if seq is not None and seq <= sent_seq:
                 self._give_up(tx, found, "owner_restored", reason)
                 lost += 1
-        for from_agent, to_agent, last, moving in tx.rows(_PAIRS_AT, (node,)):
+        for from_agent, to_agent, last, elsewhere in tx.rows(_PAIRS_AT, (node,)):
             # It does not know of what it has settled since; those numbers never come again.
-            through = moving - 1 if moving else last
+            through = elsewhere - 1 if elsewhere else last
             ends = {"from_agent": from_agent, "to_agent": to_agent}
             self.say(tx, node, None, Signal(signal="settled", through=through, **ends))
         return lost

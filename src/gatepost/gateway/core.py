@@ -50,7 +50,9 @@ class Core:
         self.bounds = Bounds(self.node.id, self.messages.sender, self.messages.incidents, cut_off)
         self.blobs = BlobStore(self.state.blobs, self.clock, settings.limits.max_blob_bytes)
         self.outbox = Outbox(self.node.id, self.node.incarnation, self.node.key)
-        self.telemetry: Telemetry | None = telemetry_of(settings.telemetry, self.node.id, self.clock)
+        self.telemetry: Telemetry | None = telemetry_of(
+            settings.telemetry, self.node.id, self.clock
+        )
         self.observer = Observer(self.messages, self.telemetry)
         self.on_blob_wanted: Callable[[str, str], None] = _nobody_fetches
         self.writer = Writer(

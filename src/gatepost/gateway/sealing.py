@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import apsw
+from msgspec.structs import replace
 
 from gatepost.config import Settings
 from gatepost.errors import ConfigError, GatepostError
@@ -15,12 +16,16 @@ from gatepost.gateway.core import Core
 from gatepost.journal import Tx
 
 if TYPE_CHECKING:
+    from gatepost.archive.room_facts import RoomFacts
     from gatepost.archive.seal import Archive
 
 log = logging.getLogger(__name__)
 
 # The highest seq that may go as far as somebody is concerned; None if they do not mind.
 Bound = Callable[[Tx], int | None]
+Facts = Callable[[], "RoomFacts | None"]
+
+_OLDER_THAN = "SELECT max(last_seq) FROM head WHERE signed_at <= ?"
 
 
 class Sealing:
@@ -30,8 +35,10 @@ class Sealing:
     delivery; without the word of both nothing is pruned.
     """
 
-    def __init__(self, core: Core, *, read: Bound, settled: Bound) -> None:
+    def __init__(self, core: Core, *, read: Bound, settled: Bound, facts: Facts) -> None:
         self._core = core
+        self._facts = facts
+        self._said: RoomFacts | None = None
         self._read = read
         self._settled = settled
         self._opened: tuple[apsw.Connection, Archive] | None = None
@@ -67,7 +74,8 @@ class Sealing:
 
     async def _once(self, thread: ThreadPoolExecutor) -> None:
         try:
-            await asyncio.get_running_loop().run_in_executor(thread, self._seal)
+            facts = self._facts()
+            await asyncio.get_running_loop().run_in_executor(thread, self._seal, facts)
             await self._prune()
         except GatepostError as error:
             self._fail(error.message)
@@ -84,9 +92,10 @@ class Sealing:
 
     # -- in the thread
 
-    def _seal(self) -> None:
+    def _seal(self, facts: "RoomFacts | None") -> None:
         """All that is due, a segment at a time."""
         connection, archive = self._opened or self._open()
+        self._say(archive, facts)
         while not self._stopping:
             tx = Tx(connection, self._core.clock.now())
             segment = archive.seal(tx)
@@ -94,6 +103,15 @@ class Sealing:
             if segment is None:
                 return
             log.info("sealed seq %d to %d", segment.first, segment.last)
+
+    def _say(self, archive: "Archive", facts: "RoomFacts | None") -> None:
+        """Put beside the segments what is known of the room, if that is news."""
+        from gatepost.archive import room_facts
+
+        if facts is None or (self._said and replace(self._said, at=0) == replace(facts, at=0)):
+            return
+        room_facts.write(archive.store, room_facts.sign(facts, self._core.node.key))
+        self._said = facts
 
     def _open(self) -> "tuple[apsw.Connection, Archive]":
         from gatepost.archive.seal import Archive, Policy
@@ -118,9 +136,14 @@ class Sealing:
         from gatepost.archive.seal import prune
 
         through, limit = self.sealed_through, self._core.settings.journal.sweep_batch
-        while await self._core.commit(
-            lambda tx: prune(tx, through, read=self._read, settled=self._settled, limit=limit)
-        ):
+        keep = int(self._core.settings.archive.keep_secs * 1000)
+
+        def some(tx: Tx) -> int:
+            old = tx.one(_OLDER_THAN, (tx.now - keep,)) or (None,)
+            upto = min(through, old[0] or 0)
+            return prune(tx, upto, read=self._read, settled=self._settled, limit=limit)
+
+        while await self._core.commit(some):
             pass
 
 

@@ -32,6 +32,8 @@ from gatepost.gateway.metrics import Metrics
 from gatepost.gateway.neighbours import Neighbours
 from gatepost.gateway.operations import Operations
 from gatepost.gateway.protocol import BoundedHttp
+from gatepost.gateway.room_facts import room_facts
+from gatepost.gateway.sealing import Sealing
 from gatepost.gateway.state import Endpoint
 from gatepost.gateway.threshold import Threshold
 from gatepost.gateway.tracing import Tracer
@@ -69,6 +71,7 @@ async def serve(settings: Settings) -> None:
         said = Feedback(core, neighbours.keeper)
         routes += feedback.routes(said, Gate(door, external))
         alerts = Alerts(core, settings.alerts)
+        sealing = _sealing(core, neighbours)
         metrics.observing.growing = lambda: alerts.growing
         app = create_app(operations, door, metrics, routes)
         server = _server(settings, app)
@@ -78,6 +81,7 @@ async def serve(settings: Settings) -> None:
             _background(operations),
             repeated(alerts.every_secs, alerts.look),
             repeated(_SAY_REVIEWS_EVERY, said.publish),
+            sealing.running(),
             neighbours.running(_public_url(settings, listener)),
             _stopping(server, operations, neighbours),
         ):
@@ -91,6 +95,11 @@ async def serve(settings: Settings) -> None:
                 await server.serve(sockets=[listener])
             finally:
                 core.state.withdraw()
+
+
+def _sealing(core: Core, neighbours: Neighbours) -> Sealing:
+    bounds, facts = core.bounds, lambda: room_facts(neighbours.keeper)
+    return Sealing(core, read=bounds.read, settled=bounds.settled, facts=facts)
 
 
 @contextlib.asynccontextmanager

@@ -6,18 +6,17 @@ run as often as one likes, and needs no memory of its own.
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pyarrow.dataset as ds
 from msgspec import Struct, field
 
 from gatepost.errors import GatepostError, InvalidRequest
 from gatepost.events import format_event_id
+from gatepost.pipeline import small
 from gatepost.pipeline.gateways import Gateway
+from gatepost.pipeline.small import Row
 from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.tables.schemas import Table
-
-Row = dict[str, Any]
 
 _BATCH = 100
 _MOST = 10_000
@@ -89,7 +88,7 @@ def post(tables: str, gateway: Gateway) -> list[Posted]:
 
 
 def incidents(tables: str) -> list[Struct | None]:
-    rows = _rows(tables, schemas.INCIDENTS, "started_at")
+    rows = _newest(tables, schemas.INCIDENTS, "started_at")
     return [
         Incident(
             row["incident_id"],
@@ -104,7 +103,7 @@ def incidents(tables: str) -> list[Struct | None]:
 
 
 def reviews(tables: str) -> list[Struct | None]:
-    rows = _rows(tables, schemas.REVIEWS, "last_at")
+    rows = _newest(tables, schemas.REVIEWS, "last_at")
     events = _event_ids(tables, rows)
     return [_review(row, events) for row in rows]
 
@@ -132,7 +131,7 @@ def _review(row: Row, events: dict[str, str]) -> Review | None:
 def eta_advice(tables: str) -> list[Struct | None]:
     """For each capability, what its latest version needs."""
     latest: dict[str, Row] = {}
-    for row in _rows(tables, schemas.ETA, "completed"):
+    for row in _newest(tables, schemas.ETA, "completed"):
         name = row["capability_id"]
         if name and (name not in latest or _newer(row, latest[name])):
             latest[name] = row
@@ -188,37 +187,19 @@ def _hand_over(gateway: Gateway, path: str, items: Sequence[Struct], posted: Pos
         posted.new += answer.new
 
 
-# -- tables, read without Spark: they are small
-
-
-def _open(tables: str, table: Table) -> Any:
-    from deltalake import DeltaTable
-    from deltalake.exceptions import TableNotFoundError
-
-    try:
-        return DeltaTable(f"{tables.rstrip('/')}/{table.name}")
-    except TableNotFoundError:
-        return None
-
-
-def _rows(tables: str, table: Table, newest: str) -> list[Row]:
-    """The table's rows, the highest `newest` first, and no more than can be posted."""
-    opened = _open(tables, table)
-    if opened is None:
-        return []
-    found = opened.to_pyarrow_table().sort_by([(newest, "descending")]).slice(0, _MOST)
-    rows: list[Row] = found.to_pylist()
-    return rows
+def _newest(tables: str, table: Table, by: str) -> list[Row]:
+    """The table's rows, the highest `by` first, and no more than can be posted."""
+    return sorted(small.rows(tables, table), key=lambda row: -row[by])[:_MOST]
 
 
 def _made_at(tables: str, table: Table) -> int:
-    opened = _open(tables, table)
-    return opened.history(1)[0]["timestamp"] if opened else 0
+    opened = small.open_table(tables, table)
+    return small.made_at(opened) if opened else 0
 
 
 def _event_ids(tables: str, rows: Sequence[Row]) -> dict[str, str]:
     """The tasks that samples are about, by their corrIds."""
-    opened = _open(tables, schemas.TASKS)
+    opened = small.open_table(tables, schemas.TASKS)
     samples = [corr_id for row in rows for corr_id in row["samples"]]
     if opened is None or not samples:
         return {}

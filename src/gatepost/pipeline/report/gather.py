@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from gatepost import __version__
 from gatepost.clock import Clock, SystemClock
 from gatepost.errors import PipelineError
+from gatepost.pipeline import small
 from gatepost.pipeline.jobs.apply import Tables
 from gatepost.pipeline.jobs.ledger import Ledger
 from gatepost.pipeline.objectives import Objectives
@@ -46,6 +47,7 @@ _STEPS = tuple(
 _MOST_POINTS = 120
 _MOST_LANES = 12
 _MOST_LEVELS = 30
+_MOST_GROUPS = 10_000
 _MOST_NODES = 30
 _MOST_EDGES = 1000
 _MOST_ROWS = 50
@@ -108,10 +110,11 @@ class _Gatherer:
         self._starts = list(range(self._start, found.last + 1, self._step))
 
     def report(self, clock: Clock) -> Report:
-        kinds, nodes = self._busiest("kind"), self._busiest("node")
+        summed = self._summed()
+        kinds, nodes = summed["kind"], summed["node"][:_MOST_LEVELS]
         names = [row.node for row in nodes]
         measured = self._measured(names)
-        incidents, reviews, etas = self._read_incidents(), self._read_reviews(), self._read_etas()
+        incidents, reviews, etas = self._incidents(), self._reviews(), self._etas()
         return Report(
             made_at=clock.now(),
             version=__version__,
@@ -124,18 +127,18 @@ class _Gatherer:
             window_ms=self._objectives.window_ms,
             step=self._step,
             starts=self._starts,
-            total=self._level(_only(self._summed()), ALL, measured.get((ALL, ""))),
+            total=self._level(summed[ALL][0], ALL, measured.get((ALL, ""))),
             kinds=[self._level(r, r.kind, measured.get(("kind", r.kind))) for r in kinds],
             nodes=[self._level(r, r.node, measured.get(("node", r.node))) for r in nodes],
             missed=self._missed(),
             latency=self._latency(measured),
             lanes=self._lanes(names),
             traffic=self._traffic(),
-            incidents=incidents[1],
-            reviews=reviews[1],
-            etas=etas[1],
-            totals=Top(incidents[0], reviews[0], etas[0]),
-            audit=audited(self._spark, self._tables.root),
+            incidents=incidents[:_MOST_ROWS],
+            reviews=reviews[:_TOP],
+            etas=etas[:_MOST_ROWS],
+            totals=Top(len(incidents), len(reviews), len(etas)),
+            audit=audited(self._tables.root),
         )
 
     def _recent(self, table: schemas.Table) -> DataFrame:
@@ -145,17 +148,28 @@ class _Gatherer:
 
     # -- service levels
 
-    def _summed(self, *keys: str) -> DataFrame:
-        frame = self._recent(schemas.SLO)
-        return frame.groupBy(*keys).agg(
-            *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _COUNTS),
-            F.count("met").alias("windows"),
-            F.count_if("met").alias("met"),
-            F.max("objective_ms").alias("objective_ms"),
+    def _summed(self) -> dict[str, list[Row]]:
+        """Of all, by kind and by node, the busiest first."""
+        keys = [F.col("kind"), F.col("node")]
+        found = (
+            self._recent(schemas.SLO)
+            .groupingSets([[], *([key] for key in keys)], *keys)
+            .agg(
+                F.grouping_id().alias("which"),
+                *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _COUNTS),
+                F.count("met").alias("windows"),
+                F.count_if("met").alias("met"),
+                F.max("objective_ms").alias("objective_ms"),
+            )
+            .orderBy(F.col("which") == 0b10, F.desc("sent"), "kind", "node")
+            .limit(_MOST_GROUPS)
         )
-
-    def _busiest(self, key: str) -> list[Row]:
-        return self._summed(key).orderBy(F.desc("sent"), key).limit(_MOST_LEVELS).collect()
+        # A set bit says that the column is not part of the group.
+        names = {0b11: ALL, 0b01: "kind", 0b10: "node"}
+        rows: dict[str, list[Row]] = {name: [] for name in names.values()}
+        for row in found.collect():
+            rows[names[row.which]].append(row)
+        return rows
 
     def _level(self, row: Row, name: str, measured: Row | None) -> Level:
         objective = row.objective_ms or int(self._objectives.delivery_p95 * 1000)
@@ -200,7 +214,6 @@ class _Gatherer:
                 F.when(F.col("accept") <= online, F.col("accept")), 0.95, 10_000
             ).alias("online"),
         )
-        # A set bit says that the column is not part of the group.
         names = {0b011: "kind", 0b101: "node", 0b110: "at"}
         return {
             (names[row.which], row[names[row.which]]) if row.which in names else (ALL, ""): row
@@ -260,10 +273,9 @@ class _Gatherer:
             .groupBy("node")
             .agg(F.sum("sent").alias("sent"))
         )
-        count = busiest.count()
-        most = count if count <= _MOST_NODES else _MOST_NODES - 1
-        rows = busiest.orderBy(F.desc("sent"), "node").limit(most).collect()
-        names = [row.node for row in rows]
+        busiest = busiest.orderBy(F.desc("sent"), "node").limit(_MOST_GROUPS)
+        every = [row.node for row in busiest.collect()]
+        names = every if len(every) <= _MOST_NODES else every[: _MOST_NODES - 1]
 
         def end(name: str) -> Column:
             column = F.coalesce(F.col(name), F.lit(""))
@@ -272,61 +284,77 @@ class _Gatherer:
 
         edges = _edges(traffic, end("node"), end("to_node"), _MOST_EDGES)
         pairs = _edges(traffic, _at("from_agent", "node"), _at("to_agent", "to_node"), _TOP)
-        return Traffic(names, count - len(names), edges, pairs)
+        return Traffic(names, len(every) - len(names), edges, pairs)
 
     # -- what a person should look at
 
-    def _read_incidents(self) -> tuple[int, list[Incident]]:
-        frame = self._tables.read(self._spark, schemas.INCIDENTS)
-        recent = frame.where(F.coalesce("ended_at", F.lit(self._found.last)) >= self._start)
-        order = (F.desc(F.col("ended_at").isNull()), F.desc("count"), "started_at", "incident_id")
-        return recent.count(), [
+    def _incidents(self) -> list[Incident]:
+        """What goes on comes first, then what concerns most deliveries."""
+        found = [
             Incident(
-                r.incident_id, r["class"], r.node, r.agent, r.started_at, r.ended_at, r["count"],
-                list(r.samples), r.sentence,
+                row["incident_id"],
+                row["class"],
+                row["node"],
+                row["agent"],
+                row["started_at"],
+                row["ended_at"],
+                row["count"],
+                row["samples"],
+                row["sentence"],
             )
-            for r in recent.orderBy(*order).limit(_MOST_ROWS).collect()
-        ]  # fmt: skip
+            for row in small.rows(self._tables.root, schemas.INCIDENTS)
+            if row["ended_at"] is None or row["ended_at"] >= self._start
+        ]
+        return sorted(found, key=lambda i: (i.ended_at is not None, -i.count, i.started_at, i.id))
 
-    def _read_reviews(self) -> tuple[int, list[Review]]:
-        frame = self._tables.read(self._spark, schemas.REVIEWS)
-        recent = frame.where(F.col("last_at") >= self._start)
-        return recent.count(), [
+    def _reviews(self) -> list[Review]:
+        found = [
             Review(
-                r.review_id, r["class"], r.capability_id, r.capability_version,
-                r.delegation_version, r.executor_version, r["count"], r.tasks, r.last_at,
-                list(r.samples),
+                row["review_id"],
+                row["class"],
+                row["capability_id"],
+                row["capability_version"],
+                row["delegation_version"],
+                row["executor_version"],
+                row["count"],
+                row["tasks"],
+                row["last_at"],
+                row["samples"],
             )
-            for r in recent.orderBy(F.desc("count"), "review_id").limit(_TOP).collect()
-        ]  # fmt: skip
+            for row in small.rows(self._tables.root, schemas.REVIEWS)
+            if row["last_at"] >= self._start
+        ]
+        return sorted(found, key=lambda review: (-review.count, review.id))
 
-    def _read_etas(self) -> tuple[int, list[Eta]]:
-        frame = self._tables.read(self._spark, schemas.ETA)
-        order = (F.desc("completed"), "capability_id", "capability_version")
-        return frame.count(), [
+    def _etas(self) -> list[Eta]:
+        found = [
             Eta(
-                r.capability_id, r.capability_version, r.completed, r.p50_seconds, r.p95_seconds,
-                r.promised_seconds, r.kept_rate, r.recommended_eta_seconds,
+                row["capability_id"],
+                row["capability_version"],
+                row["completed"],
+                row["p50_seconds"],
+                row["p95_seconds"],
+                row["promised_seconds"],
+                row["kept_rate"],
+                row["recommended_eta_seconds"],
             )
-            for r in frame.orderBy(*order).limit(_MOST_ROWS).collect()
-        ]  # fmt: skip
+            for row in small.rows(self._tables.root, schemas.ETA)
+        ]
+        return sorted(found, key=lambda eta: (-eta.completed, eta.capability_id or ""))
 
 
-def audited(spark: SparkSession, tables: str) -> Audit | None:
+def audited(tables: str) -> Audit | None:
     """What the last audit found; None if there never was one."""
-    from deltalake import DeltaTable
-
-    path = Tables(tables).path(schemas.VIOLATIONS)
-    if not table_exists(path):
+    table = small.open_table(tables, schemas.VIOLATIONS)
+    if table is None:
         return None
-    frame = Tables(tables).read(spark, schemas.VIOLATIONS)
-    counts = frame.groupBy("rule").count().orderBy("rule").collect()
-    samples = frame.orderBy("rule", "node", "seq").limit(_MOST_ROWS).collect()
-    return Audit(
-        DeltaTable(path).history(1)[0]["timestamp"],
-        {row.rule: row["count"] for row in counts},
-        [Violation(r.rule, r.sentence, r.node, r.seq, r.detail) for r in samples],
-    )
+    rows = small.first(table, _MOST_ROWS)
+    samples = [
+        Violation(row["rule"], row["sentence"], row["node"], row["seq"], row["detail"])
+        for row in rows
+    ]
+    samples.sort(key=lambda found: (found.rule, found.node or "", found.seq or 0))
+    return Audit(small.made_at(table), small.counts(table, "rule"), samples)
 
 
 def _edges(traffic: DataFrame, source: Column, target: Column, most: int) -> list[Edge]:

@@ -167,6 +167,8 @@ def restore(mesh: SimulatedMesh, random: Random) -> None:
 
 
 def _restore(mesh: SimulatedMesh, gateway: SimulatedGateway, random: Random) -> None:
+    if mesh.healed:
+        return
     mesh.note(gateway.id, "restore")
     mesh.seen.restored.add(gateway.id)
     gateway.restore(gateway.backups[-1])

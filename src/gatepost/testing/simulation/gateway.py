@@ -14,7 +14,7 @@ from typing import Any, Literal
 import apsw
 from msgspec import Struct
 
-from gatepost.delivery import Agents, Messages, Node, Patience
+from gatepost.delivery import Agents, Messages, Node, Patience, restoring
 from gatepost.errors import GatepostError, StorageFailed
 from gatepost.events import NodeKey
 from gatepost.journal import Database, Outcome, Tx, Writer
@@ -26,13 +26,8 @@ from gatepost.testing.simulation.loop import Loop, NodeClock, Timer
 Done = Callable[[Any, GatepostError | None], None]
 Moment = Literal["before", "after"]
 
-# A life in which nothing was written never was.
-_EMPTY_LIVES = """
-DELETE FROM incarnation WHERE first_seq > (SELECT coalesce(max(last_seq), 0) FROM head)
-"""
-_NEW_LIFE = """
-INSERT INTO incarnation SELECT ?, coalesce(max(last_seq), 0) + 1 FROM head
-"""
+# How far a restored room record leaps ahead; there is none here.
+_LEAP = 1
 
 
 class PowerCut(BaseException):
@@ -104,7 +99,7 @@ class SimulatedGateway:
         self.outbox = Outbox(self.id, self.node.incarnation, self.key)
         core = (self.dispatcher, self.messages, self.outbox)
         self.writer = Writer(
-            self.connection, self.clock, lambda outcomes: None, participants=(*core, Watch(self))
+            self.connection, self.clock, _nobody, participants=(*core, Watch(self, self.node.incarnation))
         )
         self.up = True
         for hear in self.on_up:
@@ -120,9 +115,8 @@ class SimulatedGateway:
     def _begin_life(self) -> str:
         life = self.clock.random(8).hex()
         with self.connection:
-            self.connection.execute(_EMPTY_LIVES)
-            self.connection.execute(_NEW_LIFE, (life,))
-            facts = "INSERT OR REPLACE INTO fact VALUES ('node_id', ?), ('incarnation', ?)"
+            self.connection.execute("INSERT INTO incarnation VALUES (?, 1)", (life,))
+            facts = "INSERT INTO fact VALUES ('node_id', ?), ('incarnation', ?)"
             self.connection.execute(facts, (self.id, life))
         return life
 
@@ -165,10 +159,21 @@ class SimulatedGateway:
         for suffix in ("-wal", "-shm"):
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         shutil.copy(backup, self.path)
-        with_journal = Database.open(self.path, "off")
-        self.connection = with_journal.writer
-        self._begin_life()
-        with_journal.close()
+        self._renew(self.clock.random(8).hex())
+
+    def _renew(self, life: str) -> None:
+        """Begin the new life, and take out of use what may have been dealt with in the old one."""
+        database = Database.open(self.path, "off")
+        node = Node(self.id, life, self.key, self.clock)
+        messages = Messages(node, Agents(), self.habits.patience)
+        messages.dispatcher = Dispatcher(self.clock, self.habits.policy, messages.close)
+        part = (Outbox(self.id, life, self.key), Watch(self, life))
+        bare = Writer(database.writer, self.clock, _nobody)
+        writer = Writer(database.writer, self.clock, _nobody, participants=part)
+        run(bare, lambda tx: restoring.begin(tx, life, _LEAP))
+        while run(writer, lambda tx: restoring.quarantine(tx, messages, 1000)):
+            pass
+        database.close()
 
     def fill_disk(self) -> None:
         """From now on the journal cannot grow."""
@@ -198,10 +203,7 @@ class SimulatedGateway:
         results: list[tuple[Any, GatepostError | None]] = []
         self.call(operation, lambda value, error: results.append((value, error)))
         self._run_group()
-        ((value, error),) = results
-        if error is not None:
-            raise error
-        return value
+        return _outcome(results)
 
     def read(self, sql: str, *params: Any) -> list[Any]:
         return self.connection.execute(sql, params).fetchall()
@@ -253,8 +255,9 @@ class SimulatedGateway:
 class Watch:
     """The last to have a say in every group: it tells what was appended, or cuts the power."""
 
-    def __init__(self, gateway: SimulatedGateway) -> None:
+    def __init__(self, gateway: SimulatedGateway, life: str) -> None:
         self._gateway = gateway
+        self._life = life
         self._last = 0
 
     def before_commit(self, tx: Tx) -> None:
@@ -268,7 +271,7 @@ class Watch:
 
     def after_commit(self) -> list[Outcome]:
         if self._last:
-            self._gateway.on_appended(self._gateway.node.incarnation, self._last)
+            self._gateway.on_appended(self._life, self._last)
         return []
 
     def rolled_back(self) -> None:
@@ -285,3 +288,23 @@ def _template() -> TemporaryDirectory[str]:
 
 def _empty_journal() -> Path:
     return Path(_template().name) / "journal.db"
+
+
+def run(writer: Writer, operation: Operation) -> Any:
+    """One group with one operation; its outcome."""
+    results: list[tuple[Any, GatepostError | None]] = []
+    outcomes = writer.run_group([(operation, lambda value, error: results.append((value, error)))])
+    for done, value, error in outcomes:
+        done(value, error)
+    return _outcome(results)
+
+
+def _outcome(results: list[tuple[Any, GatepostError | None]]) -> Any:
+    ((value, error),) = results
+    if error is not None:
+        raise error
+    return value
+
+
+def _nobody(outcomes: list[Outcome]) -> None:
+    """Without a thread there is nobody to deliver to."""

@@ -62,6 +62,7 @@ class SimulatedMesh:
         self._surprises = _Surprises(self.seen, self)
         self.network.on_link_error = self._link_error
         self._honest = self.network.tamper
+        self.healed = False
         self.link_errors: list[tuple[str, str, str]] = []
 
     def __enter__(self) -> Self:
@@ -176,6 +177,7 @@ class SimulatedMesh:
     def heal(self) -> None:
         """Everything works again: gateways, disks, lines, agents."""
         self.note("all", "heal")
+        self.healed = True
         self.network.heal()
         self.network.tamper = self._honest
         self.room.slow.clear()

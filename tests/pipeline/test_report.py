@@ -1,0 +1,369 @@
+"""The report shows the tables' own numbers, stays small, and needs nothing but itself."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from playwright.sync_api import Browser, sync_playwright
+from pyspark.sql import SparkSession
+
+from gatepost.errors import PipelineError
+from gatepost.pipeline.jobs.apply import Tables
+from gatepost.pipeline.jobs.audit import audit
+from gatepost.pipeline.jobs.ledger import Ledger
+from gatepost.pipeline.jobs.run import run
+from gatepost.pipeline.report import charts, figures, graph, scale, terminal
+from gatepost.pipeline.report.facts import OTHERS, Edge, Incident, Report, Top, Traffic
+from gatepost.pipeline.report.gather import gather, step_of
+from gatepost.pipeline.report.markup import Markup, element
+from gatepost.pipeline.report.page import page
+from gatepost.pipeline.sink import write_table
+from gatepost.pipeline.synth import Options, Truth, generate
+from gatepost.pipeline.tables import schemas
+from gatepost.pipeline.tables.schemas import Table
+from gatepost.testing import ManualClock
+
+CHROMIUM = Path("/usr/bin/chromium")
+FAULTS = ("dead_letter_burst", "routing_miss", "terminal_error", "doubled_turn")
+MADE_AT = 1_772_600_000_000
+HOUR = 3_600_000
+
+
+class Made(NamedTuple):
+    truth: Truth
+    tables: str
+    report: Report
+
+
+@pytest.fixture(scope="module")
+def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A report over tables that the real jobs made."""
+    folder = tmp_path_factory.mktemp("report")
+    archive, tables = str(folder / "archive"), str(folder / "tables")
+    truth = generate(archive, Options(events=3000, nodes=3, faults=FAULTS))
+    run(spark, archive, tables)
+    audit(spark, archive, tables)
+    return Made(truth, tables, gather(spark, tables, clock=ManualClock(MADE_AT)))
+
+
+# -- numbers
+
+
+def test_counts_are_the_truth(made: Made) -> None:
+    report, totals = made.report, made.truth.totals
+    sent = {level.name: level.sent for level in report.kinds}
+    assert report.events == made.truth.events
+    assert (sent["message"], sent["reply"]) == (totals.messages, totals.replies)
+    assert sent["task_create"] == totals.tasks
+    assert report.total.dead == totals.dead_letters
+    assert report.total.sent == sum(sent.values()) == sum(node.sent for node in report.nodes)
+
+
+def test_percentiles_are_those_of_the_deliveries(made: Made, spark: SparkSession) -> None:
+    rows = Tables(made.tables).read(spark, schemas.DELIVERIES).where("kind = 'message'").collect()
+    took = sorted(row.accepted_at - row.sent_at for row in rows if row.accepted_at is not None)
+    (level,) = (level for level in made.report.kinds if level.name == "message")
+    expected = [took[math.ceil(point * len(took)) - 1] for point in (0.5, 0.95, 0.99)]
+    assert [level.accept.p50, level.accept.p95, level.accept.p99] == expected
+    online = [ms for ms in took if ms <= 60_000]
+    assert level.online_p95 == online[math.ceil(0.95 * len(online)) - 1]
+
+
+def test_charts_add_up_to_the_totals(made: Made) -> None:
+    report = made.report
+    assert sum(sum(lane.sent) for lane in report.lanes) == report.total.sent
+    assert sum(sum(lane.dead) for lane in report.lanes) == report.total.dead
+    assert sum(edge.sent for edge in report.traffic.edges) == report.total.sent
+    assert len(report.latency) == len(report.starts) <= 120
+    assert report.starts[0] <= report.first_at < report.last_at < report.starts[-1] + report.step
+
+
+def test_windows_are_judged_as_the_table_judges_them(made: Made, spark: SparkSession) -> None:
+    slo = Tables(made.tables).read(spark, schemas.SLO)
+    judged = {row.met: row["count"] for row in slo.groupBy("met").count().collect()}
+    assert made.report.total.met == judged[True]
+    assert made.report.total.windows == judged[True] + judged.get(False, 0)
+
+
+def test_what_was_planted_is_reported(made: Made) -> None:
+    classes = {incident.class_ for incident in made.report.incidents}
+    assert {"dead_letter_burst", "routing_miss"} <= classes
+    assert all(incident.samples for incident in made.report.incidents)
+    assert "failing" in {review.capability_id for review in made.report.reviews}
+    assert made.report.audit is not None
+    assert made.report.audit.counts == {"doubled_turn": 1}
+    (found,) = made.report.audit.samples
+    assert (found.rule, found.sentence) == ("doubled_turn", "One event completes at most one turn.")
+
+
+def test_without_tables_it_says_what_to_do(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match="gatepost pipeline run"):
+        gather(spark, str(tmp_path))
+
+
+# -- size
+
+
+def _write(
+    spark: SparkSession, root: Path, table: Table, rows: Sequence[dict[str, object]]
+) -> None:
+    """Rows with only what matters; everything else is null."""
+    filled = [tuple(row.get(name) for name in table.names) for row in rows]
+    frame = spark.createDataFrame(filled, table.ddl)
+    by = [table.partition] if table.partition else []
+    write_table(frame, str(root / table.name), partition_by=by)
+
+
+@pytest.fixture(scope="module")
+def wide(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Of more nodes than can be drawn."""
+    root = tmp_path_factory.mktemp("wide")
+    nodes = [f"n{number:02}" for number in range(40)]
+    hour = 500_000
+    at = hour * HOUR
+    base = {"hour": hour, "sent_at": at, "window_start": at, "kind": "message"}
+    named = [base | {"node": node, "sent": 100 - rank} for rank, node in enumerate(nodes)]
+    zero = dict.fromkeys(("processed", "failed", "dead", "retried", "open", "bytes"), 0)
+    judged = {"met": True, "objective_ms": 5000}
+    seen = {"batch": 1, "events": 5, "first_at": at, "last_at": at + 1000}
+    _write(spark, root, schemas.ACTIVITY, [row | seen for row in named])
+    _write(spark, root, schemas.SLO, [row | zero | judged for row in named])
+    ids = [row | {"event_id": bytes(16), "accepted_at": at + 7} for row in named]
+    _write(spark, root, schemas.DELIVERIES, ids)
+    ends = [row | zero | {"to_node": nodes[0]} for row in named]
+    _write(spark, root, schemas.TRAFFIC, ends)
+    Ledger(str(root)).begin({})
+    return gather(spark, str(root), clock=ManualClock(MADE_AT))
+
+
+def test_of_many_nodes_the_busiest_are_shown_and_the_others_together(wide: Report) -> None:
+    assert wide.node_count == 40
+    assert [level.name for level in wide.nodes] == [f"n{n:02}" for n in range(30)]
+    assert [lane.node for lane in wide.lanes] == [*(f"n{n:02}" for n in range(11)), OTHERS]
+    assert wide.lanes[-1].others == 29
+    assert sum(sum(lane.sent) for lane in wide.lanes) == wide.total.sent == sum(range(61, 101))
+    assert (len(wide.traffic.nodes), wide.traffic.merged) == (29, 11)
+    (others,) = (edge for edge in wide.traffic.edges if edge.source == OTHERS)
+    assert others.sent == sum(range(61, 72))
+    assert wide.audit is None
+    assert "29 other nodes" in page(wide)
+    assert "Audit: not run" in page(wide)
+
+
+@pytest.mark.parametrize("days", [0.001, 0.4, 1, 7, 30, 365, 5000])
+def test_however_long_the_period_there_are_few_points(days: float) -> None:
+    length = int(days * 24 * HOUR)
+    step = step_of(length)
+    assert step % 300_000 == 0
+    assert length // step + 2 <= 121
+
+
+# -- parts of the page
+
+
+def test_text_is_escaped_wherever_it_comes_from(made: Made) -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    incident = Incident('"', evil, evil, evil, 0, None, 1, [evil], evil)
+    html = page(replace(made.report, incidents=[incident], totals=Top(1, 0, 0)))
+    assert evil not in html
+    assert "&lt;img src=x onerror=alert(1)&gt;" in html
+    assert element("p", "a < b", title='"') == '<p title="&quot;">a &lt; b</p>'
+    assert element("p", Markup("<b>ok</b>"), None, hidden=None) == "<p><b>ok</b></p>"
+
+
+def test_a_line_is_broken_where_nothing_is_known() -> None:
+    series = charts.Series("p50", "p50", [10, None, 20, 30])
+    drawn = charts.latency("x", [0, 1000, 2000, 3000], 1000, [series])
+    (path,) = (part for part in drawn.split("<path ")[1:])
+    assert path.count("M") == 2
+    assert "h0" in path
+
+
+def test_dead_letters_can_be_seen_however_few() -> None:
+    drawn = charts.bars("x", [0, 1, 10_000], 10_000)
+    heights = [float(part.split('"')[0]) for part in drawn.split('height="')[1:]]
+    assert heights == [120.0, 1000.0]
+
+
+def test_nodes_that_talk_most_stand_side_by_side() -> None:
+    edges = [Edge(a, b, n, 0, 0, 0, 0, None) for a, b, n in (("a", "c", 9), ("c", "b", 5))]
+    assert graph.arranged(["a", "b", "c"], edges) == ["a", "c", "b"]
+
+
+def test_connections_are_graded_by_what_ended_badly() -> None:
+    edges = [Edge("a", "b", 100, 0, failed, 2, 0, 5.0) for failed in (0, 3, 18)]
+    assert [graph.grade(graph.trouble(edge)) for edge in edges] == ["fine", "warn", "bad"]
+    drawn = graph.drawing(["a", "b"], edges)
+    assert drawn.count("<polygon") == 3
+    assert (
+        graph.describe(edges[1])
+        == "a → b: 100 deliveries, 5\u202f% ended badly, 5\u202fms on average"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0, "0 ms"), (340, "340 ms"), (1200, "1.2 s"), (60_000, "1 min"), (5_400_000, "1.5 h")],
+)
+def test_lengths_of_time(value: int, shown: str) -> None:
+    assert figures.millis(value).replace("\u202f", " ") == shown
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "shown"),
+    [(0, 5, "0 %"), (1, 10**6, "< 0.01 %"), (999_999, 10**6, "> 99.99 %"), (1, 3, "33.3 %")],
+)
+def test_what_is_not_nothing_never_reads_as_nothing(part: int, whole: int, shown: str) -> None:
+    assert figures.share(part, whole).replace("\u202f", " ") == shown
+
+
+def test_axes_are_round_and_hold_all_values() -> None:
+    low, high, ticks = scale.durations([7, 3000])
+    assert (low, high) == (5, 5000)
+    assert len(ticks) <= 7
+    assert ticks[-1].at == high
+    hours = scale.times(23 * HOUR, 30 * HOUR, 10)
+    assert [tick.label for tick in hours[:2]] == ["23:00", "2 Jan"]
+    assert [tick.major for tick in hours[:2]] == [False, True]
+
+
+def test_a_sparkline_keeps_peaks_and_gaps() -> None:
+    assert terminal.sparkline([0, 1, None, 8], 10) == "▁▂ █"
+    assert terminal.sparkline([0, 8, 0, 0, None, None], 3) == "█▁ "
+    assert terminal.sparkline([0, 0], 5) == "▁▁"
+
+
+def test_the_terminal_says_the_same(made: Made) -> None:
+    total, *kinds = terminal.level_rows(made.report)
+    assert total[1] == figures.count(made.report.total.sent)
+    assert total[-1] == "met (5\u202fs)"
+    assert [row[0] for row in kinds][:2] == ["message", "reply"]
+    throughput, late = terminal.trends(made.report)
+    assert throughput.startswith("throughput ") and "peak" in throughput
+    assert late.startswith("accepted p95 ")
+    assert len(terminal.incident_rows(made.report)) <= 5
+
+
+# -- in a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if not CHROMIUM.exists():
+        pytest.skip(f"there is no {CHROMIUM}: apt-get install chromium")
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-background-networking"]
+        with playwright.chromium.launch(executable_path=CHROMIUM, args=arguments) as browser:
+            yield browser
+
+
+@pytest.fixture(scope="module")
+def file(made: Made, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(page(made.report), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_it_opens_without_a_network_and_without_errors(
+    browser: Browser, file: str, width: int
+) -> None:
+    tab = browser.new_page(viewport={"width": width, "height": 900})
+    requests: list[str] = []
+    problems: list[str] = []
+    tab.on("request", lambda request: requests.append(request.url))
+    tab.on("console", lambda message: problems.append(message.text))
+    tab.on("pageerror", lambda error: problems.append(str(error)))
+    tab.goto(file)
+    tab.locator(".plot").first.hover()
+    assert tab.locator("#tip").is_visible()
+    tab.locator(".node").first.hover()
+    assert requests == [file]
+    assert problems == []
+    # Nothing but tables, each in its own frame, is wider than the screen.
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+    tab.close()
+
+
+def test_both_themes_are_drawn_and_can_be_changed(browser: Browser, file: str) -> None:
+    def colours(script: str = "getComputedStyle(document.body)") -> tuple[str, str]:
+        found: list[str] = tab.evaluate(f"(s => [s.color, s.backgroundColor])({script})")
+        return found[0], found[1]
+
+    tab = browser.new_page(color_scheme="light")
+    tab.goto(file)
+    light = colours()
+    tab.locator("#theme").click()
+    dark = colours()
+    assert len({*light, *dark}) == 4
+    tab.close()
+    tab = browser.new_page(color_scheme="dark")
+    tab.goto(file)
+    assert colours() == dark
+    tab.emulate_media(media="print")
+    assert tab.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
+    tab.close()
+
+
+def test_the_numbers_on_screen_are_the_tables(browser: Browser, file: str, made: Made) -> None:
+    tab = browser.new_page()
+    tab.goto(file)
+    tiles = dict(
+        zip(
+            tab.locator(".tiles dt").all_inner_texts(),
+            tab.locator(".tiles dd:not(.more)").all_inner_texts(),
+            strict=True,
+        )
+    )
+    total = made.report.total
+    assert tiles["Deliveries"] == figures.count(total.sent)
+    assert tiles["Dead letters"] == figures.count(total.dead)
+    assert tiles["To accepted, p95"] == figures.millis(total.accept.p95)
+    cells = tab.locator("#levels tbody.total td").all_inner_texts()
+    assert "met" in cells[0]
+    assert cells[2:5] == [
+        figures.count(total.sent),
+        figures.share(total.processed, total.sent),
+        figures.count(total.dead),
+    ]
+    assert tab.locator(".cards li").count() == len(made.report.incidents)
+    assert tab.locator("#audit tbody tr").count() == 1
+    assert tab.locator("svg:not([aria-label])").count() == 0
+    tab.close()
+
+
+def test_text_stands_out_from_its_ground(browser: Browser, file: str) -> None:
+    """At least 4.5 to 1, as WCAG AA asks, for every colour text has, in both themes."""
+    for scheme in ("light", "dark"):
+        tab = browser.new_page(color_scheme="light" if scheme == "light" else "dark")
+        tab.goto(file)
+        for selector in ("body", ".about", ".verdicts li", ".tag", ".total td", ".tiles dt"):
+            ratio = tab.evaluate(_CONTRAST, selector)
+            assert ratio >= 4.5, (scheme, selector, ratio)
+        tab.close()
+
+
+_CONTRAST = """selector => {
+  const light = colour => {
+    const [r, g, b] = colour.match(/[0-9.]+/g).map(Number).map(v => v / 255)
+      .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = node => {
+    const colour = getComputedStyle(node).backgroundColor;
+    return colour === "rgba(0, 0, 0, 0)" ? ground(node.parentElement) : colour;
+  };
+  const node = document.querySelector(selector);
+  const pair = [light(getComputedStyle(node).color), light(ground(node))].sort((a, b) => b - a);
+  return (pair[0] + 0.05) / (pair[1] + 0.05);
+}"""
+
+
+def test_a_report_is_a_document_too(made: Made) -> None:
+    again = msgspec.json.decode(msgspec.json.encode(made.report), type=Report)
+    assert again == made.report
+    assert page(replace(again, traffic=Traffic([], 0, [], []))).count("Nothing was sent.") == 1

@@ -1,0 +1,138 @@
+"""The checker itself, on histories that are wrong in exactly one way."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from gatepost.testing.history import RULES, Seen, SendSeen, TurnSeen, check, read_journal
+from gatepost.testing.history.journals import Journal
+from gatepost.testing.simulation import Manners, SimulatedMesh
+
+PROMPT = Manners(think_ms=(1, 5), reply=0.0, nack=0.0, forget=0.0)
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[SimulatedMesh]:
+    """Five messages from al to bob, all processed, and both gateways stopped."""
+    with SimulatedMesh(seed=1, nodes=2, folder=tmp_path) as mesh:
+        mesh.connect_all()
+        mesh.agent("al", "n0", manners=PROMPT)
+        mesh.agent("bob", "n1", manners=PROMPT)
+        mesh.run(1_000)
+        for _ in range(5):
+            mesh.send("al", "bob")
+            mesh.run(300)
+        assert mesh.drain()
+        mesh.close()
+        yield mesh
+
+
+def journals(mesh: SimulatedMesh) -> list[Journal]:
+    return [read_journal(each.path, each.key.public) for each in mesh.gateways.values()]
+
+
+def rules(mesh: SimulatedMesh, seen: Seen | None = None, drained: bool = True) -> set[str]:
+    verdict = check(journals(mesh), seen or mesh.seen, drained=drained)
+    return {violation.rule for violation in verdict.violations}
+
+
+def tamper(mesh: SimulatedMesh, node: str, *statements: str) -> None:
+    connection = apsw.Connection(str(mesh[node].path))
+    for trigger in ("outbox_is_append_only", "mail_terminal_is_immutable"):
+        connection.execute(f"DROP TRIGGER IF EXISTS {trigger}")
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()
+
+
+def test_a_clean_history_is_clean(mesh: SimulatedMesh) -> None:
+    verdict = check(journals(mesh), mesh.seen)
+    assert verdict.ok, verdict
+    assert (verdict.truth.sent, verdict.truth.processed) == (5, 5)
+
+
+def test_journals_alone_are_enough(mesh: SimulatedMesh) -> None:
+    verdict = check([read_journal(each.path) for each in mesh.gateways.values()])
+    assert verdict.ok, verdict
+    assert verdict.truth.processed == 5
+
+
+def test_an_acknowledged_send_that_is_nowhere_is_lost(mesh: SimulatedMesh) -> None:
+    ghost = SendSeen("n0", "al", "bob", "k", 0, "01a3185c-6c0b-71d2-92c6-c050e8a28324")
+    ghost.result = "acknowledged"
+    mesh.seen.sends.append(ghost)
+    verdict = check(journals(mesh), mesh.seen)
+    assert {violation.rule for violation in verdict.violations} == {"kept"}
+    assert verdict.truth.lost == 1
+
+
+def test_two_completed_turns_of_one_event(mesh: SimulatedMesh) -> None:
+    turn = next(turn for turn in mesh.seen.turns if turn.result == "ok")
+    other = TurnSeen(
+        turn.node, turn.agent, turn.sender, turn.source, turn.event_id, "other", 0, result="ok"
+    )
+    mesh.seen.turns.append(other)
+    verdict = check(journals(mesh), mesh.seen)
+    assert {violation.rule for violation in verdict.violations} == {"one turn"}
+    assert verdict.truth.doubled == 1
+
+
+Damage = tuple[str, str]
+DAMAGES: dict[str, Damage] = {
+    "settled": ("n0", "UPDATE delivery SET processed_at = NULL, state = 'emitted'"),
+    "same outcome": ("n0", "UPDATE delivery SET outcome = 'failed'"),
+    "routed": ("n0", "UPDATE delivery SET node = 'n9'"),
+    "accepted": ("n1", "UPDATE mail SET state = 0"),
+    "chain": ("n0", "UPDATE outbox SET digest = zeroblob(32) WHERE seq = 2"),
+    "told": ("n1", "UPDATE cursor SET seq = 1"),
+}
+
+
+@pytest.mark.parametrize("rule", DAMAGES)
+def test_what_is_wrong_in_a_journal_is_named(mesh: SimulatedMesh, rule: str) -> None:
+    node, statement = DAMAGES[rule]
+    tamper(mesh, node, statement)
+    assert rule in rules(mesh)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM outbox WHERE seq = 2",
+        "UPDATE head SET signature = zeroblob(64) WHERE last_seq = 1",
+        "UPDATE head SET chain = zeroblob(32) WHERE last_seq = 1",
+        "DELETE FROM head WHERE last_seq = (SELECT max(last_seq) FROM head)",
+    ],
+)
+def test_a_chain_is_checked_link_by_link(mesh: SimulatedMesh, statement: str) -> None:
+    tamper(mesh, "n0", statement)
+    assert "chain" in rules(mesh)
+
+
+def test_what_is_open_is_fine_until_everything_had_time(mesh: SimulatedMesh) -> None:
+    tamper(mesh, "n0", *[DAMAGES["settled"][1]])
+    assert rules(mesh, drained=False) == set()
+    verdict = check(journals(mesh), mesh.seen, drained=False)
+    assert verdict.truth.waiting == 5
+
+
+def test_an_absent_owner_excuses_what_waits_for_it(mesh: SimulatedMesh) -> None:
+    tamper(mesh, "n0", *[DAMAGES["settled"][1]])
+    mesh.seen.absent.add("n1")
+    assert rules(mesh) == set()
+
+
+def test_turns_out_of_order_are_named(mesh: SimulatedMesh) -> None:
+    backwards: Callable[[tuple[int, int]], int] = lambda group: -group[1]  # noqa: E731
+    for key, groups in mesh.seen.appended.items():
+        if key[0] == "n1":
+            moments = sorted((at for _, at in groups), reverse=True)
+            mesh.seen.appended[key] = [(last, at) for (last, _), at in zip(groups, moments, strict=True)]
+    del backwards
+    assert rules(mesh) == {"order"}
+
+
+def test_every_rule_is_a_sentence() -> None:
+    assert all(sentence[0].islower() and " " in sentence for sentence in RULES.values())

@@ -1,0 +1,204 @@
+"""Histories that broke systems like this one before, each by its name."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from msgspec.structs import replace
+
+from gatepost.delivery.frames import Events, unpack
+from gatepost.events import Receipt
+from gatepost.testing.history import SendSeen
+from gatepost.testing.simulation import Habits, Manners, SimulatedMesh
+from gatepost.testing.simulation.network import Lane, leave_out
+
+PROMPT = Manners(think_ms=(1, 5), reply=0.0, nack=0.0, forget=0.0)
+
+Build = Callable[..., SimulatedMesh]
+
+
+@pytest.fixture
+def build() -> Iterator[Build]:
+    """A mesh of three gateways: al behind n0, bob behind n1, and everybody connected."""
+    meshes: list[SimulatedMesh] = []
+
+    def built(standbys: tuple[str, ...] = (), habits: Habits | None = None) -> SimulatedMesh:
+        mesh = SimulatedMesh(seed=1, nodes=3, habits=habits)
+        meshes.append(mesh)
+        mesh.__enter__()
+        mesh.connect_all()
+        mesh.agent("al", "n0", manners=PROMPT)
+        mesh.agent("bob", "n1", standbys, PROMPT)
+        mesh.run(1_000)
+        return mesh
+
+    yield built
+    for mesh in meshes:
+        mesh.__exit__()
+
+
+def acknowledged(mesh: SimulatedMesh, seen: SendSeen) -> SendSeen:
+    assert mesh.run(5_000, lambda: bool(seen.event_id)), "the send was never answered"
+    return seen
+
+
+def inbox_state(mesh: SimulatedMesh, node: str, seen: SendSeen) -> str | None:
+    id = bytes.fromhex(seen.event_id.replace("-", ""))
+    rows = mesh[node].read("SELECT state FROM inbox WHERE event_id = ?", id)
+    return rows[0][0] if rows else None
+
+
+def turns(mesh: SimulatedMesh, seen: SendSeen) -> list[str]:
+    """Where its turns were completed."""
+    mine = (turn for turn in mesh.seen.turns if turn.event_id == seen.event_id)
+    return [turn.node for turn in mine if turn.result == "ok"]
+
+
+def test_owner_accepts_and_crashes_before_its_receipt_is_read_and_the_sender_reroutes(
+    build: Build,
+) -> None:
+    mesh = build(standbys=("n2",))
+    seen = acknowledged(mesh, mesh.send("al", "bob"))
+    # Everything n1 says is lost from here on, so that it accepts and nobody hears of it.
+    mesh.network.cut_lane("n1", "n0")
+    assert mesh.run(2_000, lambda: inbox_state(mesh, "n1", seen) == "offered")
+    mesh["n1"].crash()
+    assert mesh.run(20_000, lambda: turns(mesh, seen) == ["n2"]), "no fallback took it"
+    mesh.network.heal()
+    mesh["n1"].start()
+    mesh.run(5_000)
+    assert inbox_state(mesh, "n1", seen) == "withdrawn"
+    verdict = mesh.finish()
+    assert verdict.ok, verdict
+    assert (verdict.truth.processed, verdict.truth.doubled) == (1, 0)
+
+
+def test_a_late_receipt_amends_a_dead_letter_and_changes_nothing_else(build: Build) -> None:
+    mesh = build()
+    mesh.network.cut_lane("n1", "n0")
+    seen = acknowledged(mesh, mesh.send("al", "bob", ttl_secs=3.0))
+    mesh.run(10_000)
+    assert mesh.status(seen).state == "dead_letter"
+    assert turns(mesh, seen) == ["n1"]
+    verdict = mesh.finish()
+    assert verdict.ok, verdict
+    assert verdict.amended == [seen.event_id]
+    assert (verdict.truth.dead_lettered, verdict.truth.amended) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        Receipt(status="accepted"),
+        Receipt(status="processed", outcome="ok"),
+        Receipt(status="refused", reason="forged"),
+    ],
+    ids=lambda lie: lie.status,
+)
+def test_a_forged_receipt_from_a_third_node_counts_for_nothing(build: Build, lie: Receipt) -> None:
+    mesh = build()
+    mesh.consumers["n1", "bob"].paused = True
+    mesh.network.cut_lane("n0", "n1")
+    seen = acknowledged(mesh, mesh.send("al", "bob"))
+    mesh.forge("n2", "n0", seen.event_id, lie)
+    mesh.run(1_000)
+    assert mesh.status(seen).state in ("emitted", "retry_pending")
+    verdict = mesh.finish()
+    assert verdict.ok, verdict
+    assert turns(mesh, seen) == ["n1"]
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_an_event_that_is_left_out_is_noticed_and_read_after_all(build: Build, place: str) -> None:
+    """`last`: the one who reads has moved its cursor past what it never got."""
+    mesh = build()
+    left_out: list[int] = []
+
+    def omit(lane: Lane, data: bytes) -> bytes:
+        frame = unpack(data)
+        if lane != ("n0", "n1") or not isinstance(frame, Events) or left_out:
+            return data
+        left_out.append(len(frame.events))
+        return leave_out(data, lambda size: 0 if place == "first" else size - 1)
+
+    mesh.network.tamper = omit
+    sent = [mesh.send("al", "bob") for _ in range(5)]
+    mesh.run(30_000)
+    assert left_out
+    mesh.send("al", "bob")
+    mesh.run(10_000)
+    assert any("left out" in message for _, _, message in mesh.link_errors) or left_out == [1]
+    verdict = mesh.finish()
+    assert verdict.ok, verdict
+    assert [turns(mesh, seen) for seen in sent] == [["n1"]] * 5
+
+
+def test_an_owner_restored_from_an_old_backup_does_nothing_twice(build: Build) -> None:
+    mesh = build()
+    before = acknowledged(mesh, mesh.send("al", "bob"))
+    mesh.run(1_000)
+    mesh["n1"].back_up()
+    done = acknowledged(mesh, mesh.send("al", "bob"))
+    mesh.run(1_000)
+    mesh.consumers["n1", "bob"].paused = True
+    taken = acknowledged(mesh, mesh.send("al", "bob"))
+    mesh.run(1_000)
+    assert mesh.status(taken).state == "accepted"
+    mesh.seen.restored.add("n1")
+    mesh["n1"].restore(mesh["n1"].backups[0])
+    mesh["n1"].start()
+    mesh.run(5_000)
+    # Nobody can say what became of it, so its sender is told that.
+    assert mesh.status(taken).state == "dead_letter"
+    assert mesh.status(taken).reason == "owner_restored"
+    after = acknowledged(mesh, mesh.send("al", "bob"))
+    verdict = mesh.finish()
+    assert verdict.ok, verdict
+    assert [turns(mesh, seen) for seen in (before, done, after)] == [["n1"]] * 3
+
+
+def test_a_sender_restored_from_an_old_backup_is_noticed_and_goes_on(build: Build) -> None:
+    mesh = build()
+    first = acknowledged(mesh, mesh.send("al", "bob"))
+    mesh.run(1_000)
+    mesh["n0"].back_up()
+    forgotten = acknowledged(mesh, mesh.send("al", "bob"))
+    mesh.run(1_000)
+    assert turns(mesh, forgotten) == ["n1"]
+    mesh.seen.restored.add("n0")
+    mesh["n0"].restore(mesh["n0"].backups[0])
+    mesh["n0"].start()
+    mesh.run(2_000)
+    again = acknowledged(mesh, mesh.send("al", "bob"))
+    verdict = mesh.finish()
+    assert verdict.ok, verdict
+    assert [turns(mesh, seen) for seen in (first, forgotten, again)] == [["n1"]] * 3
+    assert verdict.truth.rewound == 1
+
+
+def test_a_full_mailbox_does_not_hold_up_the_receipts_behind_it(build: Build) -> None:
+    policy = replace(Habits().policy, max_pending=2)
+    mesh = build(habits=replace(Habits(), policy=policy))
+    mesh.consumers["n1", "bob"].paused = True
+    mail = [mesh.send("al", "bob") for _ in range(12)]
+    mesh.run(1_000)
+    held = mesh["n1"].read("SELECT count(*) FROM held")
+    assert held[0][0] > 0
+    # What bob sends is receipted by n0 in the same outbox, behind all that n1 cannot take.
+    answer = acknowledged(mesh, mesh.send("bob", "al"))
+    assert mesh.run(1_000, lambda: mesh.status(answer).state == "processed")
+    verdict = mesh.finish()
+    assert verdict.ok, verdict
+    assert all(turns(mesh, seen) == ["n1"] for seen in mail)
+
+
+def test_a_commit_group_larger_than_the_credit_window_gets_through(build: Build) -> None:
+    mesh = build(habits=replace(Habits(), window=700, group_ms=50))
+    mail = [mesh.send("al", "bob") for _ in range(40)]
+    mesh.run(200)
+    ((groups, events),) = mesh["n0"].read(
+        "SELECT count(*), sum(last_seq - first_seq + 1) FROM head"
+    )
+    assert groups < events / 5, "the sends did not share a commit group"
+    verdict = mesh.finish()
+    assert verdict.ok, verdict
+    assert all(turns(mesh, seen) == ["n1"] for seen in mail)
