@@ -15,6 +15,8 @@ from gatepost.errors import (
     SealError,
 )
 from gatepost.mailbox.states import TERMINAL, TRANSITIONS
+from gatepost.pipeline.audit.rules import RULES
+from gatepost.pipeline.tables.schemas import TABLES
 
 # Errors that end a program or a check rather than answer a request.
 LOCAL = (ConfigError, SealError, ChainError, ArchiveError, PipelineError, JournalError)
@@ -43,10 +45,39 @@ def errors() -> str:
     return "\n".join(["| status | code |", "|---|---|", *(f"| {s} | `{c}` |" for s, c in rows)])
 
 
+def pipeline_tables() -> str:
+    return "\n\n".join(
+        "\n".join(
+            [
+                f"### `{table.name}`",
+                "",
+                table.meaning,
+                "",
+                "| column | type | |",
+                "|---|---|---|",
+                *(f"| `{c.name}` | {_type(c.type)} | {c.meaning} |" for c in table.columns),
+            ]
+        )
+        for table in TABLES.values()
+    )
+
+
+def _type(text: str) -> str:
+    """What is made of many parts is only named."""
+    return text.partition("<")[0] if "struct<" in text else text
+
+
+def pipeline_rules() -> str:
+    rows = (f"| `{rule}` | {sentence} |" for rule, sentence in RULES.items())
+    return "\n".join(["| rule | promise |", "|---|---|", *rows])
+
+
 PARTS = {
     "diagram: mailbox.states": mailbox_states,
     "diagram: delivery.states": delivery_states,
     "table: errors": errors,
+    "table: pipeline.tables": pipeline_tables,
+    "table: pipeline.rules": pipeline_rules,
 }
 
 

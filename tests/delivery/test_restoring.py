@@ -151,6 +151,32 @@ def test_what_was_taken_since_the_backup_is_given_up_by_its_sender(mesh: Mesh) -
     assert _nothing_open(mesh)
 
 
+def test_a_pair_that_went_elsewhere_meanwhile_does_not_wait_for_what_is_lost() -> None:
+    """Numbers 1 and 2 were done by a life that is lost; 3 is on its way, and 4 goes elsewhere."""
+    mesh = Mesh("a", "b", "c")
+    a, b, c = mesh["a"], mesh["b"], mesh["c"]
+    c.do(lambda tx: c.agents.register(tx, "B"))
+    wire = _link(mesh)
+    backup = b.backup()
+    for _ in range(2):
+        a.send(b)
+    mesh.flow()
+    assert b.settle() == 2
+    mesh.flow()
+    wire.cut()
+    third = a.send(b).event_id
+    a.see(Directory(a.directory.gateways, {**a.directory.agents, "B": Home("c")}))
+    fourth = a.send(b).event_id
+    _restore(mesh, b, backup)
+    mesh.link("a", "b")
+    mesh.link("a", "c")
+    mesh.flow()
+    assert b.mail() == [third]
+    b.settle()
+    mesh.flow()
+    assert c.rows("SELECT msg_id FROM mail") == [(fourth,)], "and then it is the others' turn"
+
+
 def test_a_retry_after_the_restore_does_not_bring_it_back(mesh: Mesh) -> None:
     """The first of its events was heard by the lost life, a later one was not."""
     wire = _link(mesh)

@@ -1,6 +1,7 @@
 """Backlogs that grow, on a clock that only the test moves."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from gatepost.gateway.alerts import Alerts, Backlog, Growth
 from gatepost.gateway.core import Core
 from gatepost.journal import Tx
 from gatepost.mailbox import Mail
-from gatepost.testing import ManualClock
-from tests.gateway.tools import opened
+from gatepost.testing import GatewayProcess, ManualClock
+from tests.gateway.tools import client, eventually, mail, opened
 
 MINUTE = 60_000
 BOB: Backlog = ("node", "bob")
@@ -122,3 +123,25 @@ def test_a_mailbox_nobody_empties_is_an_incident(
 
     asyncio.run(scenario())
     assert "the backlog in the mailbox bob grew from 3 to 33" in caplog.text
+
+
+def test_a_running_gateway_says_so_everywhere(start: Callable[..., GatewayProcess]) -> None:
+    gateway = start(alerts__backlog_secs=1, alerts__backlog_least=5)
+    with client(gateway) as http:
+        sent = 0
+
+        def grows() -> object:
+            nonlocal sent
+            sent += 5
+            news = [mail(f"m{sent + n}", "slow") for n in range(5)]
+            http.post("/v1/enqueue/batch", json={"messages": news})
+            return http.get("/v1/incidents?class=backlog_growth").json()["incidents"]
+
+        eventually(grows)
+        assert http.get("/v1/status").json()["incidents"] == {"backlog_growth": 1}
+        alarm = 'gatepost_backlog_growing{name="slow",what="mailbox"} 1.0'
+        assert alarm in http.get("/metrics").text
+        http.delete("/v1/mailboxes/slow")
+        eventually(lambda: alarm not in http.get("/metrics").text)
+    assert "the backlog in the mailbox slow grew from" in gateway.log.read_text()
+    assert "shrinks again" in gateway.log.read_text()

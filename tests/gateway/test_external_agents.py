@@ -75,7 +75,7 @@ def test_an_agent_sends_takes_answers_and_waits(host: GatewayProcess) -> None:
     acked = peer.invoke("ack", mailbox="peer", receipts=[mail["receipt"]], replies=replies)
     assert acked.json()["settled"] == 1
     done = bot.invoke("await", event_id=sent["event_id"], wait_secs=5).json()["result"]
-    assert (done["state"], done["reply"]) == ("processed", "done")
+    assert (done["state"], done["reply"]) == ("replied", "done")
     other = peer.invoke("await", event_id=sent["event_id"], wait_secs=0)
     assert _code(other) == (403, "forbidden"), "whose message it is matters"
 

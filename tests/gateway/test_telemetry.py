@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import UNSET, Raw
@@ -25,6 +26,7 @@ from gatepost.testing import GatewayProcess, ManualClock
 from gatepost.wire import Ack, Dequeue, Message, NewSend, Register, Send
 from tests.delivery.mesh import Mesh
 from tests.gateway.tools import client, eventually, opened
+from tests.mesh.tools import Gateway
 
 GIVEN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -202,14 +204,21 @@ class Collector:
     def spans(self) -> dict[str, list[str]]:
         """The nodes each span came from, by its name."""
         found: dict[str, list[str]] = {}
+        for name, node, _ in self._all():
+            found.setdefault(name, []).append(node)
+        return found
+
+    def names_in(self, trace: str) -> set[str]:
+        return {name for name, _, id in self._all() if id == trace}
+
+    def _all(self) -> Iterator[tuple[str, str, str]]:
         for path, kind, body in list(self.requests):
             assert (path, kind) == ("/v1/traces", "application/x-protobuf")
             for batch in ExportTraceServiceRequest.FromString(body).resource_spans:
                 resource = {a.key: a.value.string_value for a in batch.resource.attributes}
                 for scope in batch.scope_spans:
                     for span in scope.spans:
-                        found.setdefault(span.name, []).append(resource["service.instance.id"])
-        return found
+                        yield span.name, resource["service.instance.id"], span.trace_id.hex()
 
 
 @pytest.fixture
@@ -236,6 +245,36 @@ def test_a_gateway_exports_to_a_collector(
     gateway.stop()
     eventually(lambda: "gatepost.turn" in collector.spans())
     assert collector.spans() == {"gatepost.send": ["ann"], "gatepost.turn": ["ann"]}
+
+
+def test_two_gateways_tell_one_trace(collector: Collector, tmp_path: Path) -> None:
+    told = {"telemetry__enabled": True, "telemetry__endpoint": collector.url}
+    with Gateway(tmp_path, "ann", **told) as ann, Gateway(tmp_path, "bob", **told) as bob:
+        bob.join(ann)
+        bob.call("PUT", "/agents/worker")
+        body = {"from_agent": "al", "to_agent": "worker", "payload": 1}
+
+        def sent() -> bool:
+            with client(ann) as http:
+                return http.post("/v1/messages", json=body).is_success
+
+        eventually(sent)
+        taken: list[Any] = []
+
+        def take() -> list[Any]:
+            taken.extend(bob.call("POST", "/mailboxes/worker/dequeue", {})["messages"])
+            return taken
+
+        eventually(take)
+        (mail,) = taken
+        bob.call("POST", "/mailboxes/worker/ack", {"receipts": [mail["receipt"]]})
+        for gateway in (ann, bob):
+            assert gateway.stop() == 0
+    eventually(lambda: {"gatepost.deliver", "gatepost.turn"} <= collector.spans().keys())
+    spans = collector.spans()
+    assert (spans["gatepost.deliver"], spans["gatepost.turn"]) == (["ann"], ["bob"])
+    trace = mail["event"]["traceparent"].split("-")[1]
+    assert {"gatepost.send", "gatepost.deliver", "gatepost.turn"} == collector.names_in(trace)
 
 
 def test_a_collector_that_is_not_there_holds_nothing_up(

@@ -140,6 +140,9 @@ def test_a_gateway_that_is_away_is_named_and_not_waited_for(pair: Pair) -> None:
     eventually(lambda: not ann.connected_to("bob"))
     journey = ann.call("GET", f"/trace/{id}")
     assert journey["unreachable"] == {"bob": "there is no link to it"}
+    with client(ann) as http:
+        gone = samples(http.get("/metrics").text)
+    assert (gone["link_up", "bob"], gone["reader_lag", "bob"]) == (0, 0), "what it took is known"
     bob.start()
     eventually(lambda: ann.call("GET", f"/trace/{id}")["unreachable"] == {}, 20)
     answer(bob)

@@ -1,6 +1,6 @@
 """The checker itself, on histories that are wrong in exactly one way."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
@@ -125,12 +125,11 @@ def test_an_absent_owner_excuses_what_waits_for_it(mesh: SimulatedMesh) -> None:
 
 
 def test_turns_out_of_order_are_named(mesh: SimulatedMesh) -> None:
-    backwards: Callable[[tuple[int, int]], int] = lambda group: -group[1]  # noqa: E731
     for key, groups in mesh.seen.appended.items():
         if key[0] == "n1":
             moments = sorted((at for _, at in groups), reverse=True)
-            mesh.seen.appended[key] = [(last, at) for (last, _), at in zip(groups, moments, strict=True)]
-    del backwards
+            lasts = (last for last, _ in groups)
+            mesh.seen.appended[key] = list(zip(lasts, moments, strict=True))
     assert rules(mesh) == {"order"}
 
 

@@ -199,7 +199,7 @@ class Receiver:
     def skip(self, tx: Tx, told: Skip) -> None:
         """What there was for us up to here is gone; what comes next starts anew."""
         cursor = Cursor.of(tx, told.source, told.life, told.first_seq)
-        if told.upto > cursor.seq:
+        if told.upto >= cursor.seq:
             cursor.seq, cursor.last_to, cursor.last_all = told.upto, ANYTHING, ANYTHING
             cursor.save(tx)
             subject = f"{told.source}/{told.upto}"
@@ -848,13 +848,17 @@ class _Taking:
         return sender, mailbox, number
 
     def _asked(self, envelope: Envelope, ref: str) -> None:
-        query = "SELECT state, mailbox, reason FROM inbox WHERE source = ? AND event_id = ?"
-        row = self._tx.one(query, (self._source, parse_event_id(ref)))
+        query = "SELECT state, mailbox, reason, sender, pair_seq FROM inbox"
+        mine = (self._source, parse_event_id(ref))
+        row = self._tx.one(f"{query} WHERE source = ? AND event_id = ?", mine)
         if row is None:
             said = Receipt(status="refused", reason="unknown: it is not in this journal")
             self._r.receipt(self._tx, "gateway", self._source, ref, ref, said)
         elif row[0] == "accepted":
             self._say_processed(envelope, row[1], ref)
+        elif row[0] == "held":
+            # Only a sender that was restored asks about it, and what it waits for never comes.
+            self._settled((self._source, row[3], row[1]), row[4] - 1)
         elif row[0] in ("refused", "withdrawn", "restored"):
             reason = {"refused": row[2], "restored": RESTORED}.get(row[0]) or "withdrawn"
             said = Receipt(status="refused", reason=reason)

@@ -93,12 +93,15 @@ _DOUBT = _update(Input.DOUBT, "next_at = ?, offer = 0, pair_seq = 0")
 _DOUBTFUL = f"""
 SELECT {_FIELDS} FROM delivery WHERE processed_at IS NULL AND node <> ? AND pair_seq > 0 LIMIT ?
 """
+# Pairs that go to a node, or of which something is open there, and what is open elsewhere.
 _PAIRS_AT = """
 SELECT from_agent, to_agent, last, (
     SELECT min(pair_seq) FROM delivery d
     WHERE d.from_agent = p.from_agent AND d.to_agent = p.to_agent AND d.processed_at IS NULL
-    AND d.node IS NOT p.node AND d.pair_seq > 0
-) FROM pair_seq p WHERE node = ?
+    AND d.node IS NOT ?1 AND d.pair_seq > 0
+) FROM pair_seq p WHERE node = ?1 OR (from_agent, to_agent) IN (
+    SELECT from_agent, to_agent FROM delivery WHERE node = ?1 AND processed_at IS NULL
+)
 """
 _GIVE_UP = _update(
     Input.GIVE_UP,

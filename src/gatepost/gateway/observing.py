@@ -97,8 +97,10 @@ class Observer:
         self.taken.update(self._kinds)
         self.source_lags |= self._lags
         for kind, stage, millis, _ in self._receipts:
-            # A clock that was set back is no latency.
-            self.latencies[kind, stage].observe(max(0, millis))
+            # Nothing may fail here: the group is on disk, and others wait to hear of it.
+            if (latency := self.latencies.get((kind, stage))) is not None:
+                # A clock that was set back is no latency.
+                latency.observe(max(0, millis))
         if self._telemetry is not None:
             self._telemetry.committed(self._drafts, list(self._receipts), self._now)
         self._forget()
@@ -179,6 +181,9 @@ class Observing(Collector):
         yield _counter("receipts_ignored", "Receipts that did not count.", sender.ignored)
         yield _counter("retries", "Messages sent again, unanswered.", sender.retries)
         yield _counter("blobs_fetched", "Blobs fetched from others.", receiver.blobs)
+        if self._core.telemetry is not None:
+            text = "Commit groups and sends without spans."
+            yield _counter("telemetry_dropped", text, self._core.telemetry.dropped)
         yield self._latencies()
 
     def _latencies(self) -> Metric:

@@ -357,9 +357,8 @@ def _untaken(case: _Case, journal: Journal, last: dict[str, int]) -> Iterator[Vi
         other = case.journals.get(reader)
         if other is None or reader in case.seen.absent:
             continue
-        life = max((life for life in journal.lives if life[1] <= seq), key=lambda life: life[1])
-        taken = max((s for (source, _), s in other.cursors.items() if source == journal.node), default=0)
-        if other.cursors.get((journal.node, life[0]), taken) < seq:
+        mine = (at for (source, _), at in other.cursors.items() if source == journal.node)
+        if (taken := max(mine, default=0)) < seq:
             yield Violation("told", journal.node, "", f"{reader} has read up to {taken} of {seq}")
 
 

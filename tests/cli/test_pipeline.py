@@ -1,0 +1,226 @@
+"""`gatepost pipeline`, from a synthetic archive to a report, and back to a gateway.
+
+One Spark session serves all commands here, as it would in a notebook: its JVM is what takes time.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from pyspark.sql import SparkSession
+
+from gatepost.cli.problems import Exit
+from gatepost.cli.run import run
+from gatepost.pipeline.session import spark_session
+from tests.cli.conftest import Cli, gateway
+from tests.pipeline.conftest import QUICK
+
+COMMANDS = [
+    "run",
+    "stream",
+    "audit",
+    "backfill",
+    "compact",
+    "report",
+    "replay",
+    "synth",
+    "feedback",
+]
+
+
+class Made(NamedTuple):
+    archive: str
+    tables: str
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    with spark_session("local[2]", name="tests", conf=QUICK) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """An archive with a doubled turn and dead letters, and tables of it."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    made = Made(str(folder / "archive"), str(folder / "tables"))
+    faults = ("--fault", "doubled_turn", "--fault", "dead_letter_burst")
+    assert (
+        run(["pipeline", "synth", made.archive, "--events", "2000", "--nodes", "3", *faults]) == 0
+    )
+    assert run(["pipeline", "run", "--archive", made.archive, "--tables", made.tables]) == 0
+    return made
+
+
+class Shown(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def pipeline(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> Any:
+    def call(*arguments: str) -> Shown:
+        capsys.readouterr()
+        code = run(["pipeline", *arguments])
+        return Shown(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example_and_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["pipeline", command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"\n  gatepost pipeline {command}" in shown
+    assert "--json" in shown
+
+
+def test_run_takes_in_what_is_new_and_sums_up(made: Made, pipeline: Any) -> None:
+    again = pipeline("run", "--archive", made.archive, "--tables", made.tables)
+    lines = again.out.splitlines()
+    assert (again.code, lines[0]) == (0, "nothing new")
+    assert lines[3].split("\t")[:2] == ["", "Deliveries"]
+    assert any(line.startswith("throughput ") for line in lines)
+    assert any(line.startswith("dead letter burst\t") for line in lines)
+    shown = pipeline("run", "--archive", made.archive, "--tables", made.tables, "--json")
+    assert (shown.document["batches"], shown.document["events"]) == (0, 0)
+    assert shown.document["report"]["total"]["sent"] > 400
+
+
+def test_backfill_wants_an_empty_folder(made: Made, pipeline: Any, tmp_path: Path) -> None:
+    shown = pipeline("backfill", "--archive", made.archive, "--tables", made.tables)
+    assert (shown.code, "choose an empty folder" in shown.err) == (1, True)
+
+
+def test_stream_takes_what_there_is_and_ends(made: Made, pipeline: Any, tmp_path: Path) -> None:
+    shown = pipeline("stream", "--archive", made.archive, "--tables", str(tmp_path), "--json")
+    batch = pipeline("report", "--terminal", "--tables", made.tables, "--json")
+    assert shown.document["total"]["sent"] == batch.document["total"]["sent"]
+
+
+def test_audit_lists_what_was_broken_and_its_exit_code_tells(made: Made, pipeline: Any) -> None:
+    shown = pipeline("audit", "--archive", made.archive, "--tables", made.tables)
+    head, found, last = shown.out.splitlines()
+    assert shown.code == Exit.FAILED
+    assert head == "Node\tSeq\tRule\tPromise"
+    node, seq, rule, sentence = found.split("\t")
+    assert node.startswith("node-") and seq.isdigit()
+    assert (rule, sentence) == ("doubled_turn", "One event completes at most one turn.")
+    assert last.endswith(" events: 1 broken promise")
+
+
+def test_audit_of_a_good_archive_ends_well(pipeline: Any, tmp_path: Path) -> None:
+    archive = str(tmp_path / "archive")
+    assert pipeline("synth", archive, "--events", "500", "--nodes", "3").code == 0
+    shown = pipeline("audit", "--archive", archive, "--tables", str(tmp_path / "t"), "--json")
+    assert shown.code == 0
+    assert (shown.document["violations"], shown.document["samples"]) == ({}, [])
+
+
+def test_report_is_written_or_shown(made: Made, pipeline: Any, tmp_path: Path) -> None:
+    target = tmp_path / "r.html"
+    shown = pipeline("report", "--tables", made.tables, "-o", str(target))
+    assert shown.out == f"written: {target}\n"
+    assert target.read_text().startswith("<!doctype html>")
+    shown = pipeline("report", "--tables", made.tables, "--terminal")
+    assert "\tDeliveries\t" in shown.out
+    shown = pipeline("report", "--tables", made.tables, "-o", str(tmp_path / "no" / "r.html"))
+    assert (shown.code, "cannot be written" in shown.err) == (Exit.USAGE, True)
+
+
+def test_compact_says_what_went(made: Made, pipeline: Any, tmp_path: Path) -> None:
+    shown = pipeline("compact", "--tables", made.tables, "--json")
+    assert {"deliveries", "slo", "incidents"} <= shown.document.keys()
+    assert pipeline("compact", "--tables", str(tmp_path)).code == Exit.FAILED
+
+
+def test_replay_without_a_gateway_only_looks(made: Made, pipeline: Any) -> None:
+    where = ("replay", "--where", "to_agent = 'burst-owner'", "--tables", made.tables)
+    shown = pipeline(*where, "--dry-run", "--json")
+    (there,) = shown.document["elsewhere"]
+    assert (shown.document["outcomes"], there["letters"]) == ([], 60)
+    assert there["commands"][0].startswith("gatepost undelivered replay ")
+    shown = pipeline(*where, "--dry-run", "--limit", "1")
+    assert f"{there['node']} holds 1 dead letter; run there:" in shown.out
+    shown = pipeline("replay", "--where", "nonsense", "--tables", made.tables, "--dry-run")
+    assert (shown.code, "no condition over deliveries" in shown.err) == (Exit.USAGE, True)
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
+    home = tmp_path_factory.mktemp("live") / "state"
+    home.mkdir(mode=0o700)
+    with gateway(home) as cli:
+        yield cli
+
+
+def test_replay_asks_only_the_gateway_it_has_a_token_for(
+    made: Made, pipeline: Any, live: Cli
+) -> None:
+    where = ("replay", "--where", "to_agent = 'burst-owner'", "--tables", made.tables)
+    shown = pipeline(*where, "--state-dir", str(live.home), "--json")
+    assert (shown.code, shown.document["outcomes"]) == (0, [])
+    assert shown.document["node"] == live.call("GET", "/status")["node_id"]
+    assert shown.document["elsewhere"][0]["letters"] == 60
+
+
+def test_feedback_reaches_the_gateway(made: Made, pipeline: Any, live: Cli) -> None:
+    shown = pipeline("feedback", "--tables", made.tables, "--state-dir", str(live.home))
+    assert shown.code == 0, shown
+    assert shown.out.splitlines()[1].startswith("incidents\t")
+    found = live.call("GET", "/incidents")["incidents"]
+    assert "dead_letter_burst" in {incident["class"] for incident in found}
+    again = pipeline("feedback", "--tables", made.tables, "--state-dir", str(live.home), "--json")
+    assert [posted["new"] for posted in again.document][:2] == [0, 0]
+
+
+def test_no_gateway_is_said_so(made: Made, pipeline: Any, tmp_path: Path) -> None:
+    shown = pipeline("feedback", "--tables", made.tables, "--state-dir", str(tmp_path))
+    assert shown.code == Exit.UNREACHABLE
+
+
+# -- as a program of its own
+
+
+def _cli(tmp_path: Path, **env: str) -> Cli:
+    home = tmp_path / "state"
+    home.mkdir(mode=0o700)
+    return Cli(home, **env)
+
+
+def test_without_an_archive_it_says_what_to_do(tmp_path: Path) -> None:
+    result = _cli(tmp_path)("pipeline", "run", "--json")
+    assert (result.code, result.error["code"]) == (2, "usage")
+    assert "archive.uri" in result.error["message"]
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util\n"
+        "find = importlib.util.find_spec\n"
+        "hide = lambda name, *rest: None if name == 'pyspark' else find(name, *rest)\n"
+        "importlib.util.find_spec = hide\n"
+    )
+    cli = _cli(tmp_path)
+    cli.env["PYTHONPATH"] = f"{tmp_path}:{cli.env['PYTHONPATH']}"
+    result = cli("pipeline", "audit", "--archive", str(tmp_path), "--json")
+    assert (result.code, result.error["code"]) == (2, "pipeline_missing")
+    assert "pip install 'gatepost[pipeline]'" in result.error["message"]
+
+
+def test_spark_is_not_imported_by_help(tmp_path: Path) -> None:
+    cli = _cli(tmp_path, PYTHONPROFILEIMPORTTIME="1")
+    cli.env["PYTHONWARNINGS"] = "default"
+    result = cli("pipeline", "run", "--help")
+    assert result.code == 0
+    assert "cyclopts" in result.err
+    assert not {"pyspark", "pyarrow", "deltalake"} & {
+        line.rpartition("|")[2].strip() for line in result.err.splitlines()
+    }
