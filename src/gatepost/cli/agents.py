@@ -98,13 +98,9 @@ def _list(agents: list[Agent]) -> None:
     if not agents:
         output.say("no agents yet: start one, or run `gatepost agent add NAME`")
         return
-    shared = any(agent.owner or agent.standby for agent in agents)
     output.table(
-        ("Agent", "Type", *(["Lives"] if shared else []), "Registered", "Seen"),
-        [
-            (a.id, a.type, *([_lives(a)] if shared else []), _ago(a.created_at), _ago(a.seen_at))
-            for a in agents
-        ],
+        ("Agent", "Type", "Lives", "Registered", "Seen"),
+        [(a.id, a.type, _lives(a), _ago(a.created_at), _ago(a.seen_at)) for a in agents],
     )
     for agent in agents:
         _say_problem(agent)
