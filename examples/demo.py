@@ -10,6 +10,7 @@ been processed or dead-lettered, once, in order. At last the pipeline reads the 
 import argparse
 import asyncio
 import contextlib
+import json
 import logging
 import random
 import sys
@@ -271,9 +272,49 @@ async def play(town: Town, total: int) -> tuple[int, Verdict]:
         console.print(
             f"  {died} dead letters, each with its reason and payload; replayed {replayed}"
         )
+    await sealed(town)
     for gateway in town.gateways.values():
         await asyncio.to_thread(gateway.stop)
     return replayed, check([_journal(gateway) for gateway in town.gateways.values()])
+
+
+async def sealed(town: Town) -> None:
+    """Wait until every event that is not seconds old lies in the archive."""
+    async with asyncio.timeout(PATIENCE):
+        for name, gateway in town.gateways.items():
+            seq = (await asyncio.to_thread(gateway.get, "/v1/status"))["outbox_seq"]
+            manifest = town.archive / f"node={name}" / "_manifest.json"
+            while not manifest.exists() or json.loads(manifest.read_text())["sealedThrough"] < seq:
+                await asyncio.sleep(0.1)
+
+
+def reckon(town: Town, page_at: Path) -> bool:
+    """The pipeline over what just happened: objectives, audit, report. Whether all was well."""
+    from gatepost.pipeline.jobs.audit import audit
+    from gatepost.pipeline.jobs.run import run
+    from gatepost.pipeline.progress import progress
+    from gatepost.pipeline.report import terminal
+    from gatepost.pipeline.report.gather import gather
+    from gatepost.pipeline.report.page import page
+    from gatepost.pipeline.session import spark_session
+
+    archive, tables = str(town.archive), str(town.folder / "tables")
+    with spark_session() as spark, progress(spark, "the pipeline reads the archives"):
+        run(spark, archive, tables)
+        audited = audit(spark, archive, tables)
+        made = gather(spark, tables, days=1)
+    table = Table(title="Objectives", title_justify="left")
+    for column in terminal.LEVEL_COLUMNS:
+        table.add_column(column)
+    for row in terminal.level_rows(made):
+        table.add_row(*map(str, row))
+    console.print(table)
+    verdict = "every promise kept" if audited.clean else f"broken: {audited.violations}"
+    colour = "green" if audited.clean else "red"
+    console.print(f"Audit of {audited.events:,} events: [{colour}]{verdict}[/]")
+    page_at.write_text(page(made), encoding="utf-8")
+    console.print(f"Report: {page_at}")
+    return audited.clean
 
 
 def _journal(gateway: GatewayProcess) -> Any:
@@ -321,6 +362,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=3000, help="how many to send")
     parser.add_argument("--seed", type=int, default=None, help="repeat a run's random choices")
+    parser.add_argument("--no-pipeline", action="store_true", help="end after the count")
     options = parser.parse_args()
     # Hundreds of turns fail on purpose; their tracebacks would bury the result.
     logging.getLogger("gatepost.client").setLevel(logging.CRITICAL)
@@ -340,6 +382,8 @@ def main() -> int:
         started = time.monotonic()
         replayed, verdict = asyncio.run(play(town, total))
         fine = show(town, total, replayed, verdict, time.monotonic() - started)
+        if not options.no_pipeline:
+            fine = reckon(town, cache / "demo-report.html") and fine
     return 0 if fine else 1
 
 

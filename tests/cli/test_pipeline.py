@@ -94,6 +94,11 @@ def test_run_takes_in_what_is_new_and_sums_up(made: Made, pipeline: Any) -> None
     assert shown.document["report"]["total"]["sent"] > 400
 
 
+def test_run_on_an_empty_folder_says_so(pipeline: Any, tmp_path: Path) -> None:
+    shown = pipeline("run", "--archive", str(tmp_path / "a"), "--tables", str(tmp_path / "t"))
+    assert (shown.code, "nothing was sealed there yet" in shown.err) == (Exit.FAILED, True)
+
+
 def test_backfill_wants_an_empty_folder(made: Made, pipeline: Any, tmp_path: Path) -> None:
     shown = pipeline("backfill", "--archive", made.archive, "--tables", made.tables)
     assert (shown.code, "choose an empty folder" in shown.err) == (1, True)

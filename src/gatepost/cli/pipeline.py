@@ -116,10 +116,14 @@ def backfill(*, places: Places = PLACES, options: Output = OUTPUT) -> None:
 def _run(places: Places, options: Output, job: str) -> None:
     archive, tables = places.source(), places.target()
     with _spark(places.master, options, "reading the archive") as spark:
+        from gatepost.pipeline import small
         from gatepost.pipeline.jobs import run as jobs
         from gatepost.pipeline.report.gather import gather
+        from gatepost.pipeline.tables.schemas import ACTIVITY
 
         ran: Ran = getattr(jobs, job)(spark, archive, tables)
+        if small.open_table(tables, ACTIVITY) is None:
+            raise Problem("not_found", f"{archive} holds no archive: nothing was sealed there yet")
         report = gather(spark, tables, days=1)
     document = RanDocument(ran.batches, ran.events, report)
     output.show(options, document, lambda: _say_ran(ran, report))

@@ -57,19 +57,15 @@ class Rows(Struct, frozen=True):
     created_at: list[int]
 
 
-def check(spark: SparkSession, root: str, keys: dict[str, tuple[bytes, ...]]) -> DataFrame:
+def check(
+    spark: SparkSession, root: str, listed: Sequence[Manifest], keys: dict[str, tuple[bytes, ...]]
+) -> DataFrame:
     """All violations of chains and signatures in the archive."""
-    links = [link for listed in manifests(root) for link in links_of(root, listed, keys)]
+    links = [link for node in listed for link in links_of(root, node, keys)]
     data = [(msgspec.msgpack.encode(link),) for link in links]
     slots = max(1, min(len(data), 4 * spark.sparkContext.defaultParallelism))
     frame = spark.createDataFrame(data, "link binary").repartition(slots)
     return frame.mapInArrow(_checked, FOUND)
-
-
-def manifests(root: str) -> list[Manifest]:
-    store = Store.open(root)
-    found = (manifest.read(store, node) for node in manifest.nodes(store))
-    return [listed for listed in found if listed is not None]
 
 
 def links_of(root: str, listed: Manifest, keys: dict[str, tuple[bytes, ...]]) -> Iterator[Link]:
@@ -93,7 +89,7 @@ def links_of(root: str, listed: Manifest, keys: dict[str, tuple[bytes, ...]]) ->
             after,
             chain or None,
             segment.chain,
-            keys.get(listed.node) or (listed.public_key,),
+            keys[listed.node],
         )
         ends[life] = segment.last, bytes.fromhex(segment.chain)
 
@@ -124,7 +120,11 @@ def check_segment(link: Link) -> Iterator[Found]:
         return
     if sha256(content).hexdigest() != link.sha256:
         yield Found("altered_segment", None, None, f"{link.path} has another SHA-256 than listed")
-    rows = _read(content)
+    try:
+        rows = _read(content)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        yield Found("altered_segment", None, None, f"{link.path} cannot be read: {error}")
+        return
     yield from _bodies(rows)
     yield from _groups(link, rows)
 

@@ -4,26 +4,32 @@ Each check first finds the few keys that break its rule, by numbers only, and th
 events that show it.
 """
 
+from collections.abc import Sequence
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from gatepost.archive.room_facts import RoomFacts
+from gatepost.pipeline.audit.spans import Span, begun, covered, drawn_at, forgotten
+from gatepost.pipeline.objectives import Objectives
 
 _TRACKED = ("message", "reply", "task_create", "task_cancel")
-_ABOUT = ["event_id", "node"]
+_LIFE = ("node", "incarnation")
 
 
-def check(events: DataFrame, facts: list[RoomFacts], max_inline: int) -> DataFrame:
+def check(
+    events: DataFrame, facts: list[RoomFacts], known: Sequence[Span], objectives: Objectives
+) -> DataFrame:
     """All violations that are visible in the events themselves."""
     receipts = _receipts(events)
+    slack = objectives.sealing * 1000
     found = [
-        _oversized(events, max_inline),
+        _oversized(events, objectives.max_inline),
         _revoked(events, facts),
-        _doubled(receipts),
-        _hasty(receipts),
-        _orphaned(events, receipts),
+        _doubled(receipts, known),
+        _hasty(receipts, known, slack),
+        _orphaned(events, receipts, known, slack),
         _overtaken(events, receipts),
     ]
     return reduce(DataFrame.unionByName, found)
@@ -75,32 +81,47 @@ def _revoked(events: DataFrame, facts: list[RoomFacts]) -> DataFrame:
     return _found(events.where(written), "revoked_node", detail)
 
 
-def _doubled(receipts: DataFrame) -> DataFrame:
-    """Two nodes finished it, or one told two different ends."""
+def _doubled(receipts: DataFrame, known: Sequence[Span]) -> DataFrame:
+    """Two nodes ended it, or one told two ends, or completed again what it had forgotten.
+
+    To repeat a receipt is harmless. A journal that was restored may give up what its former life
+    completed: that is no second turn.
+    """
     ends = receipts.where("status = 'processed'")
     # Numbers only, so that this stays a hash aggregation over all receipts.
-    teller = F.xxhash64("node", "outcome")
+    teller = F.xxhash64("node", "incarnation", "outcome")
     keys = (
         ends.groupBy("about", "owner")
         .agg(F.min(teller).alias("one"), F.max(teller).alias("other"))
         .where("one <> other")
         .select("about", "owner")
     )
-    rows = ends.join(F.broadcast(keys), ["about", "owner"])
-    latest = Window.partitionBy("about", "owner").orderBy(F.desc("created_at"), F.desc("seq"))
-    nodes = F.collect_set("node").over(Window.partitionBy("about", "owner"))
-    rows = rows.withColumns({"place": F.row_number().over(latest), "nodes": nodes})
+    about = Window.partitionBy("about", "owner")
+    told = F.when(F.col("outcome") == "ok", F.concat_ws("/", "node", forgotten(known)))
+    within = F.size(F.collect_set("outcome").over(Window.partitionBy("about", "owner", *_LIFE)))
+    rows = ends.join(F.broadcast(keys), ["about", "owner"]).withColumns(
+        {
+            "nodes": F.collect_set("node").over(about),
+            "turns": F.size(F.collect_set(told).over(about)),
+            "ends": within,
+            "place": F.row_number().over(about.orderBy(F.desc("created_at"), F.desc("seq"))),
+        }
+    )
+    rows = rows.withColumn("ends", F.max("ends").over(about))
+    doubled = (F.size("nodes") > 1) | (F.col("turns") > 1) | (F.col("ends") > 1)
     detail = F.format_string("processed on %s", F.array_join(F.sort_array("nodes"), ", "))
-    return _found(rows.where("place = 1"), "doubled_turn", detail, "about")
+    return _found(rows.where(doubled & (F.col("place") == 1)), "doubled_turn", detail, "about")
 
 
-def _hasty(receipts: DataFrame) -> DataFrame:
+def _hasty(receipts: DataFrame, known: Sequence[Span], slack: int) -> DataFrame:
+    """Processed first, or never accepted; what lies before an archive began may have been it."""
     accepted = F.min(F.when(F.col("status") == "accepted", F.col("seq")))
     processed = F.min(F.when(F.col("status") == "processed", F.col("seq")))
     keys = (
         receipts.groupBy("about", "owner", "node")
         .agg(accepted.alias("accepted"), processed.alias("seq"))
         .where("seq is not null and coalesce(accepted > seq, true)")
+        .where(drawn_at(F.col("about")) >= begun(known, F.col("node"), slack))
         .select("about", "owner", "node", "seq")
     )
     rows = receipts.where("status = 'processed'").join(
@@ -110,10 +131,13 @@ def _hasty(receipts: DataFrame) -> DataFrame:
     return _found(rows, "processed_before_accepted", detail, "about")
 
 
-def _orphaned(events: DataFrame, receipts: DataFrame) -> DataFrame:
+def _orphaned(
+    events: DataFrame, receipts: DataFrame, known: Sequence[Span], slack: int
+) -> DataFrame:
     """Receipts for events that are not where they should be.
 
-    An outbox that is not archived up to the receipt may still bring the event.
+    An id tells when its event was written, by the clock of the outbox that should have it; whether
+    that outbox is archived around that moment is known.
     """
     sent = events.where(F.col("kind").isin(*_TRACKED)).select(
         F.col("event_id").alias("about"), F.col("node").alias("owner"), F.lit(1).alias("sent")
@@ -124,40 +148,42 @@ def _orphaned(events: DataFrame, receipts: DataFrame) -> DataFrame:
         .groupBy("about", "owner")
         .agg(F.max("sent").alias("sent"))
         .where("sent = 0")
+        .where(covered(known, F.col("owner"), drawn_at(F.col("about")), slack))
         .select("about", "owner")
     )
-    reach = events.groupBy(F.col("node").alias("owner")).agg(F.max("created_at").alias("reach"))
     rows = receipts.join(F.broadcast(keys), ["about", "owner"])
-    rows = rows.join(F.broadcast(reach), "owner").where("created_at < reach")
     detail = F.format_string("%s has no such event", "owner")
     return _found(rows, "receipt_without_message", detail, "about")
 
 
 def _overtaken(events: DataFrame, receipts: DataFrame) -> DataFrame:
-    """A turn that ended after a later one of its pair, on the same node."""
+    """A turn that ended after a later one of its pair, on the same node.
+
+    A restored journal numbers its pairs, and its own events, anew from the backup on; so order is
+    within one life of the sender's and one of the owner's.
+    """
     sent = events.where(F.col("kind").isin(*_TRACKED) & (F.col("attempt") == 1)).where(
         "pair_seq > 0"
     )
     sent = sent.select(
         F.col("event_id").alias("about"),
         F.col("node").alias("owner"),
-        F.xxhash64("node", "source_agent", "to_agent").alias("pair"),
+        F.xxhash64(*_LIFE, "source_agent", "to_agent").alias("pair"),
         "pair_seq",
     )
     turns = (
         receipts.where("status = 'processed' and outcome in ('ok', 'failed')")
-        .groupBy("about", "owner", "node")
+        .groupBy("about", "owner", *_LIFE)
         .agg(F.min("seq").alias("seq"))
     )
-    before = (
-        Window.partitionBy("pair", "node").orderBy("seq").rowsBetween(Window.unboundedPreceding, -1)
-    )
+    in_order = Window.partitionBy("pair", *_LIFE).orderBy("seq")
+    before = in_order.rowsBetween(Window.unboundedPreceding, -1)
     numbered = turns.join(sent, ["about", "owner"])
     keys = (
         numbered.withColumn("highest", F.max("pair_seq").over(before))
         .where("highest > pair_seq")
-        .select("about", "owner", "node", "seq", F.col("pair_seq").alias("number"), "highest")
+        .select("about", "owner", *_LIFE, "seq", F.col("pair_seq").alias("number"), "highest")
     )
-    rows = receipts.join(F.broadcast(keys), ["about", "owner", "node", "seq"])
+    rows = receipts.join(F.broadcast(keys), ["about", "owner", *_LIFE, "seq"])
     detail = F.format_string("number %d of its pair ended after number %d", "number", "highest")
     return _found(rows, "fifo_broken", detail, "about")

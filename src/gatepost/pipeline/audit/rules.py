@@ -8,6 +8,8 @@ RULES: Final[dict[str, str]] = {
     "bad_signature": "Every commit group is signed by the key of its node.",
     "altered_event": "An archived event has the digest that was signed for it.",
     "altered_segment": "An archived file is the one its signed manifest lists.",
+    "unsigned_manifest": "The list of a node's archived files is signed by the node.",
+    "room_facts": "What a gateway says of the room it signed, and others do not contradict it.",
     "doubled_turn": "One event completes at most one turn.",
     "receipt_without_message": "A receipt is about an event of the outbox it is addressed to.",
     "processed_before_accepted": "A node processes only what it has accepted before.",

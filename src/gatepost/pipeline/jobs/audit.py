@@ -1,15 +1,20 @@
 """`audit`: does the archive keep every promise of the protocol?"""
 
+from collections.abc import Sequence
+
 from msgspec import Struct
+from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from gatepost.archive import manifest, room_facts
+from gatepost.archive import manifest
 from gatepost.archive.manifest import Manifest
-from gatepost.archive.room_facts import RoomFacts
 from gatepost.archive.store import Store
-from gatepost.pipeline.audit import chains, promises
+from gatepost.errors import ArchiveError
+from gatepost.pipeline.audit import chains, promises, trust
 from gatepost.pipeline.audit.rules import RULES
+from gatepost.pipeline.audit.spans import spans
+from gatepost.pipeline.audit.trust import Doubt, Trust
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.sink import read_table, write_table
 from gatepost.pipeline.source import spark_schema
@@ -20,72 +25,116 @@ _COLUMNS = (
     *("pair_seq", "corr_id", "ref_id", "created_at", "attempt", "payload_size"),
     *("status", "outcome"),
 )
+_OF_ROOM = "rule string, node string, at bigint, detail string"
 
 
 class Audited(Struct, frozen=True):
-    """How many violations of each rule there are; an archive that keeps its word has none."""
+    """How many violations of each rule there are; an archive that keeps its word has none.
+
+    `self_asserted` are nodes whose key nobody else vouches for: what they wrote is consistent, but
+    whoever can write the whole archive could have written it.
+    """
 
     events: int
     violations: dict[str, int]
+    self_asserted: tuple[str, ...] = ()
 
     @property
     def clean(self) -> bool:
         return not self.violations
+
+    @property
+    def keys(self) -> str:
+        """Who says which key is whose."""
+        return "self-asserted" if self.self_asserted else "room"
+
+
+class _Case(Struct, frozen=True):
+    """An archive on the table: what its manifests list, and whom to believe."""
+
+    archive: str
+    listed: list[Manifest]
+    trust: Trust
+    # Nodes whose files nobody can know, and why.
+    unlisted: list[Doubt]
 
 
 def audit(
     spark: SparkSession, archive: str, tables: str, objectives: Objectives | None = None
 ) -> Audited:
     """Check everything, and write what was found to the table `violations`."""
+    case = _open(archive)
     path = f"{tables.rstrip('/')}/{VIOLATIONS.name}"
-    write_table(violations(spark, archive, objectives), path, mode="overwrite")
+    write_table(_violations(spark, case, objectives or Objectives()), path, mode="overwrite")
     counts = read_table(spark, path).groupBy("rule").count().collect()
-    events = sum(listed.rows for listed in chains.manifests(archive))
-    return Audited(events, {row["rule"]: row["count"] for row in counts})
+    events = sum(listed.rows for listed in case.listed)
+    found = {row["rule"]: row["count"] for row in counts}
+    return Audited(events, found, case.trust.self_asserted)
 
 
 def violations(
     spark: SparkSession, archive: str, objectives: Objectives | None = None
 ) -> DataFrame:
     """Every broken promise, with its sentence."""
-    facts = room_facts.read_all(Store.open(archive))
-    listed = chains.manifests(archive)
-    limit = (objectives or Objectives()).max_inline
-    found = promises.check(_events(spark, archive, listed), facts, limit)
-    found = found.unionByName(
-        chains.check(spark, archive, _keys(facts, listed)), allowMissingColumns=True
-    )
-    found = found.unionByName(_of_room(spark, facts, listed), allowMissingColumns=True)
+    return _violations(spark, _open(archive), objectives or Objectives())
+
+
+def _violations(spark: SparkSession, case: _Case, objectives: Objectives) -> DataFrame:
+    listed, keys = case.listed, case.trust.keys
+    events = _events(spark, case)
+    found = promises.check(events, case.trust.facts, spans(listed), objectives)
+    for more in (chains.check(spark, case.archive, listed, keys), _of_room(spark, case)):
+        found = found.unionByName(more, allowMissingColumns=True)
     sentences = F.create_map(*(F.lit(text) for rule in RULES.items() for text in rule))
     return found.withColumn("sentence", sentences[F.col("rule")]).select(*VIOLATIONS.names)
 
 
-def _events(spark: SparkSession, archive: str, listed: list[Manifest]) -> DataFrame:
+def _open(archive: str) -> _Case:
+    store = Store.open(archive)
+    listed, unlisted = [], []
+    for node in manifest.nodes(store):
+        try:
+            one = manifest.read(store, node)
+        except ArchiveError as error:
+            unlisted.append(Doubt(node, 0, error.message))
+            continue
+        if one is None or one.node != node:
+            unlisted.append(Doubt(node, 0, "no manifest of its own lists its files"))
+        else:
+            listed.append(one)
+    told, doubts = trust.read(store)
+    judged = trust.judge(told, listed)
+    judged.doubts.extend(doubts)
+    return _Case(archive, listed, judged, unlisted)
+
+
+def _events(spark: SparkSession, case: _Case) -> DataFrame:
     """What the manifests list, whether it is complete or not."""
-    files = [
-        f"{archive.rstrip('/')}/{manifest.folder_of(node.node)}/{segment.path}"
-        for node in listed
+    names = [
+        f"{manifest.folder_of(node.node)}/{segment.path}"
+        for node in case.listed
         for segment in node.segments
     ]
+    files = _there(case.archive, names)
     if not files:
         return spark.createDataFrame([], spark_schema()).select(*_COLUMNS)
-    reader = spark.read.schema(spark_schema()).option("basePath", archive)
-    return reader.parquet(*files).select(*_COLUMNS)
+    reader = spark.read.schema(spark_schema()).option("basePath", case.archive)
+    # What cannot be read is found with the chains, and keeps nobody from judging the rest.
+    return reader.option("ignoreCorruptFiles", "true").parquet(*files).select(*_COLUMNS)
 
 
-def _keys(facts: list[RoomFacts], listed: list[Manifest]) -> dict[str, tuple[bytes, ...]]:
-    """By node: the key the room knows; the manifest's own only where no room knows the node."""
-    keys: dict[str, set[bytes]] = {}
-    for known in facts:
-        for node in known.nodes:
-            keys.setdefault(node.id, set()).add(node.public_key)
-        for gone in known.revocations:
-            keys.setdefault(gone.node, set()).add(gone.public_key)
-    own = {node.node: {node.public_key} for node in listed}
-    return {node: tuple(sorted(known)) for node, known in (own | keys).items()}
+def _there(archive: str, names: Sequence[str]) -> list[str]:
+    store = Store.open(archive)
+    found = store.filesystem.get_file_info([store.path(name) for name in names])
+    return [
+        f"{archive.rstrip('/')}/{name}"
+        for name, info in zip(names, found, strict=True)
+        if info.type == fs.FileType.File
+    ]
 
 
-def _of_room(spark: SparkSession, facts: list[RoomFacts], listed: list[Manifest]) -> DataFrame:
+def _of_room(spark: SparkSession, case: _Case) -> DataFrame:
+    """What the files beside the events show."""
     rows = [
         (
             "two_publishers",
@@ -93,15 +142,13 @@ def _of_room(spark: SparkSession, facts: list[RoomFacts], listed: list[Manifest]
             claims[-1][0],
             f"term {counter}: {', '.join(node for _, node in claims)}",
         )
-        for counter, claims in promises.publishers(facts)
+        for counter, claims in promises.publishers(case.trust.facts)
     ]
+    rows += [("room_facts", doubt.node, doubt.at, doubt.detail) for doubt in case.trust.doubts]
+    rows += [("unsigned_manifest", node.node, node.at, node.detail) for node in case.unlisted]
     rows += [
-        ("altered_segment", node.node, 0, "the manifest is not signed by the node's key")
-        for node in listed
-        if not _signed(node, _keys(facts, listed)[node.node])
+        ("unsigned_manifest", node.node, 0, "the manifest is not signed by the node's key")
+        for node in case.listed
+        if node.public_key not in case.trust.keys[node.node] or not manifest.is_signed(node)
     ]
-    return spark.createDataFrame(rows, "rule string, node string, at bigint, detail string")
-
-
-def _signed(listed: Manifest, keys: tuple[bytes, ...]) -> bool:
-    return listed.public_key in keys and manifest.is_signed(listed)
+    return spark.createDataFrame(rows, _OF_ROOM)
