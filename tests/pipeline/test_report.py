@@ -239,8 +239,8 @@ def test_a_sparkline_keeps_peaks_and_gaps() -> None:
 
 def test_the_terminal_says_the_same(made: Made) -> None:
     total, *kinds = terminal.level_rows(made.report)
-    assert total[1] == figures.count(made.report.total.sent)
-    assert total[-1] == "met (5\u202fs)"
+    assert (total[1], total[3]) == (made.report.total.sent, made.report.total.dead)
+    assert total[-1] == "met (5 s)"
     assert [row[0] for row in kinds][:2] == ["message", "reply"]
     throughput, late = terminal.trends(made.report)
     assert throughput.startswith("throughput ") and "peak" in throughput

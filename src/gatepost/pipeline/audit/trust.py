@@ -66,7 +66,7 @@ def judge(told: Sequence[RoomFacts], listed: Sequence[Manifest]) -> Trust:
         doubts += found
         gone = {doubt.node for doubt in found}
         believed = [facts for facts in believed if facts.node not in gone]
-    own = {node.node: (node.public_key,) for node in listed}
+    own: dict[str, tuple[bytes, ...]] = {node.node: (node.public_key,) for node in listed}
     own |= {facts.node: tuple(sorted(_said(facts)[facts.node])) for facts in believed}
     vouched = _vouched(believed)
     alone = tuple(sorted({node.node for node in listed} - vouched.keys()))

@@ -15,22 +15,27 @@ _BARS = "▁▂▃▄▅▆▇█"
 _INCIDENTS = 5
 
 
-def level_rows(report: Report) -> list[tuple[str, ...]]:
+def level_rows(report: Report) -> list[tuple[str | int, ...]]:
     return [_row(level) for level in (report.total, *report.kinds)]
 
 
-def _row(level: Level) -> tuple[str, ...]:
+def _row(level: Level) -> tuple[str | int, ...]:
     verdict = {None: "no data", True: "met", False: "missed"}[level.is_met]
     return (
         figures.words(level.name),
-        figures.count(level.sent),
-        figures.share(level.processed, level.sent),
-        figures.count(level.dead),
-        figures.millis(level.accept.p95),
-        figures.millis(level.process.p95),
-        figures.millis(level.online_p95),
-        f"{verdict} ({figures.millis(level.objective_ms)})",
+        level.sent,
+        plain(figures.share(level.processed, level.sent)),
+        level.dead,
+        plain(figures.millis(level.accept.p95)),
+        plain(figures.millis(level.process.p95)),
+        plain(figures.millis(level.online_p95)),
+        plain(f"{verdict} ({figures.millis(level.objective_ms)})"),
     )
+
+
+def plain(text: str) -> str:
+    """With spaces that every terminal, and every `grep`, takes for spaces."""
+    return text.replace("\u202f", " ")
 
 
 def trends(report: Report, width: int = 60) -> list[str]:
@@ -41,7 +46,7 @@ def trends(report: Report, width: int = 60) -> list[str]:
     slowest = max((value for value in late if value is not None), default=None)
     return [
         f"throughput    {sparkline(sent, width)}  peak {peak}",
-        f"accepted p95  {sparkline(late, width)}  at most {figures.millis(slowest)}",
+        f"accepted p95  {sparkline(late, width)}  at most {plain(figures.millis(slowest))}",
     ]
 
 

@@ -95,13 +95,16 @@ def _populate(mesh: SimulatedMesh, random: Random, shape: Shape) -> None:
 
 
 def _traffic(mesh: SimulatedMesh, random: Random, shape: Shape) -> None:
+    """Single messages and bursts of them; few have little time."""
     names = [f"a{number}" for number in range(shape.agents)]
-    moments = sorted(random.randint(0, shape.over_ms) for _ in range(shape.messages))
-    for moment in moments:
+    left = shape.messages
+    while left > 0:
         sender, target = random.sample(names, 2)
-        ttl = {"ttl_secs": 3.0} if random.random() < 0.02 else {}
-        send = _sending(mesh, sender, target, ttl)
-        mesh.loop.after(moment, send)
+        fields = {"ttl_secs": 3.0} if random.random() < 0.08 else {}
+        moment = random.randint(0, shape.over_ms)
+        for _ in range(min(left, random.choice((1, 1, 1, 8)))):
+            mesh.loop.after(moment, _sending(mesh, sender, target, fields))
+            left -= 1
 
 
 def _sending(

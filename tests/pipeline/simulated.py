@@ -1,0 +1,51 @@
+"""The archive of a simulated mesh: the real protocol, under all faults but lies."""
+
+from pathlib import Path
+from random import Random
+
+from gatepost.archive.seal import Archive, Policy
+from gatepost.archive.store import Store
+from gatepost.journal import Tx
+from gatepost.testing.history import Verdict
+from gatepost.testing.simulation import Shape, SimulatedGateway, SimulatedMesh, faults
+from gatepost.testing.simulation.run import _habits, _populate, _traffic
+
+# A forged receipt is a broken promise, and would be found.
+HONEST = [kind for kind in faults.FAULTS if kind != "forged_receipt"]
+_SEAL_EVERY_MS = 4_000
+
+
+def archive_of(root: Path, seed: int, shape: Shape, restores: int = 2) -> Verdict:
+    """What became of a run, by the journals; the archive lies at `root`."""
+    random = Random(f"{seed}/run")
+    with SimulatedMesh(seed, shape.nodes, _habits(random)) as mesh:
+        for gateway in mesh.gateways.values():
+            _keep_sealing(gateway, root)
+        _populate(mesh, random, shape)
+        mesh.run(500)
+        faults.plan(mesh, random, shape.faults, shape.over_ms, HONEST)
+        faults.plan(mesh, random, restores, shape.over_ms // 2, ["restore"])
+        _traffic(mesh, random, shape)
+        mesh.run(shape.over_ms + 1)
+        mesh.heal()
+        mesh.drain()
+        for gateway in mesh.gateways.values():
+            _seal(gateway, root)
+        return mesh.judge()
+
+
+def _keep_sealing(gateway: SimulatedGateway, root: Path) -> None:
+    def again() -> None:
+        if gateway.up:
+            _seal(gateway, root)
+        gateway.loop.after(_SEAL_EVERY_MS, again)
+
+    again()
+
+
+def _seal(gateway: SimulatedGateway, root: Path) -> None:
+    store, node = Store.open(str(root)), gateway.node
+    policy = Policy(max_rows=500, max_age=0, bodies=False)
+    archive = Archive(store, gateway.id, node.incarnation, gateway.key, policy)
+    while archive.seal(Tx(gateway.connection, gateway.clock.now())):
+        pass
