@@ -17,10 +17,14 @@ from gatepost.archive.store import Store
 from gatepost.archive.verify import verify
 from gatepost.errors import ArchiveError, ChainError, StorageFailed
 from gatepost.events import NodeKey
+from gatepost.pipeline import planning
+from gatepost.pipeline.reading import Archive as Reader
 from gatepost.testing import ManualClock
 from tests.archive.desk import HOUR, NODE, Desk
 
 ROOT = Path(__file__).parents[2]
+# The largest segment where small ones are merged.
+ROOM = 80
 
 
 def _nobody(tx: object) -> None:
@@ -313,6 +317,144 @@ def test_a_real_process_is_killed_again_and_again(tmp_path: Path) -> None:
     assert listed is not None
     assert (listed.rows, listed.sealed_through) == (3000, 3000)
     assert list(verify(store)) == []
+
+
+# -- merging small segments
+
+
+def _small(desk: Desk, count: int, rows: int = 3) -> None:
+    """So many small segments."""
+    for _ in range(count):
+        desk.groups(rows)
+        desk.seal(desk.archive(rows=ROOM, age=0))
+
+
+def _merge(desk: Desk, archive: seal.Archive | None = None) -> list[tuple[int, int]]:
+    archive = archive or desk.archive(rows=ROOM)
+    merged = []
+    while whole := archive.compact(desk.tx()):
+        merged.append((whole.first, whole.last))
+    return merged
+
+
+def _ranges(desk: Desk) -> list[tuple[int, int]]:
+    listed = manifest.read(desk.store(), NODE)
+    assert listed is not None
+    return [(segment.first, segment.last) for segment in listed.segments]
+
+
+def _named(desk: Desk) -> set[str]:
+    """The files that are meant to be there."""
+    listed = manifest.read(desk.store(), NODE)
+    assert listed is not None
+    return {f"node={NODE}/{s.path}" for s in listed.segments} | {manifest.name_of(NODE)}
+
+
+def test_small_neighbours_become_one_segment_with_the_same_events(desk: Desk) -> None:
+    _small(desk, 7)
+    assert _merge(desk) == [], "seven are not worth it"
+    _small(desk, 1)
+    before, old = desk.events(), _named(desk)
+    archive = desk.archive(rows=ROOM)
+    assert _merge(desk, archive) == [(1, 24)]
+    assert _ranges(desk) == [(1, 24)]
+    assert desk.events() == before
+    assert list(verify(desk.store())) == []
+    assert old < desk.files(), "a reader may be in the middle of them"
+    desk.clock.advance(2 * HOUR)
+    assert _merge(desk, archive) == []
+    assert desk.files() == _named(desk)
+
+
+def test_sealing_goes_on_behind_what_was_merged(desk: Desk) -> None:
+    _small(desk, 8)
+    archive = desk.archive(rows=ROOM, age=0)
+    assert _merge(desk, archive) == [(1, 24)]
+    desk.groups(5)
+    assert desk.seal(archive) == [(25, 29)]
+    assert archive.sealed_through(desk.tx()) == 29
+    assert list(verify(desk.store())) == []
+
+
+def test_what_is_large_or_of_another_day_is_not_merged(desk: Desk) -> None:
+    _small(desk, 5)
+    _small(desk, 1, rows=11)
+    _small(desk, 5)
+    desk.clock.advance(2 * HOUR)
+    _small(desk, 5)
+    assert _merge(desk) == [], "no eight neighbours of one day are small"
+    _small(desk, 3)
+    assert _merge(desk) == [(42, 65)]
+
+
+def test_a_merged_segment_is_no_larger_than_any_other(desk: Desk) -> None:
+    _small(desk, 10, rows=9)
+    assert _merge(desk) == [(1, 72)], "nine of nine rows would be more than eighty"
+    assert _ranges(desk) == [(1, 72), (73, 81), (82, 90)]
+
+
+def test_lives_are_not_mixed_even_if_their_numbers_are_the_same(desk: Desk) -> None:
+    _small(desk, 10)
+    desk.connection.execute("DELETE FROM outbox WHERE seq > 6")
+    desk.connection.execute("DELETE FROM head WHERE last_seq > 6")
+    desk.begin("second", first=7)
+    _small(desk, 8)
+    assert _merge(desk) == [(1, 30), (7, 30)]
+    assert list(verify(desk.store())) == []
+
+
+def test_a_damaged_segment_is_not_merged_into_a_good_one(desk: Desk) -> None:
+    _small(desk, 8)
+    damaged = sorted(desk.root.rglob("*.parquet"))[3]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    before = desk.files()
+    with pytest.raises(ArchiveError, match="not what was sealed"):
+        _merge(desk)
+    assert desk.files() == before
+
+
+def test_killed_while_merging_nothing_is_lost_doubled_or_left(tmp_path: Path) -> None:
+    """Even if the journal has forgotten all of it."""
+    for step in range(100):
+        desk = Desk(tmp_path / str(step))
+        _small(desk, 8)
+        before = desk.events()
+        _prune(desk, 24)
+        died = False
+        try:
+            archive = desk.archive(rows=ROOM, store=Mortal(desk.root, step))
+            _merge(desk, archive)
+            desk.clock.advance(2 * HOUR)
+            _merge(desk, archive)
+        except Killed:
+            died = True
+        assert desk.events() == before
+        again = desk.archive(rows=ROOM)
+        _merge(desk, again)
+        desk.clock.advance(2 * HOUR)
+        _merge(desk, again)
+        assert desk.events() == before
+        assert _ranges(desk) == [(1, 24)]
+        assert desk.files() == _named(desk)
+        assert list(verify(desk.store())) == []
+        if not died:
+            assert step > 10
+            return
+    pytest.fail("it never came to its end")
+
+
+def test_readers_go_on_where_they_were(desk: Desk) -> None:
+    """A reader stopped in the middle of what is one segment now."""
+    _small(desk, 8)
+    reader = Reader(str(desk.root))
+    start, end = {NODE: {"first": 8}}, {NODE: {"first": 24}}
+    before = planning.between(reader.segments(), start, end, planning.Selection())
+    _merge(desk)
+    after = planning.between(reader.segments(), start, end, planning.Selection())
+    assert [(piece.first, piece.last) for piece in before][:2] == [(9, 9), (10, 12)]
+    assert [(piece.first, piece.last) for piece in after] == [(9, 24)]
+    rows = [batch.to_pylist() for piece in after for batch in reader.batches(piece, ["seq"])]
+    assert [row["seq"] for batch in rows for row in batch] == list(range(9, 25))
 
 
 # -- pruning

@@ -92,6 +92,37 @@ async def test_a_quiet_outbox_is_sealed_when_it_is_old_enough(
             await _until(lambda: sealing.sealed_through)
 
 
+async def test_small_segments_are_merged_and_a_damaged_one_stops_only_that(
+    state: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    more = _archive(state, archive__max_rows=1000, archive__max_age_secs=0.001)
+    async with opened(state, clock, **more) as operations:
+        store, node = Store.open(str(state.parent / "archive")), operations.core.node.id
+
+        def segments() -> list[manifest.Segment]:
+            listed = manifest.read(store, node)
+            return list(listed.segments) if listed else []
+
+        async def seal(count: int) -> None:
+            for _ in range(count):
+                await _send(operations, 1)
+                clock.advance(10)
+                sealed = sealing.sealed_through
+                await _until(lambda sealed=sealed: sealing.sealed_through > sealed)
+
+        sealing = Sealing(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
+        async with sealing.running():
+            await seal(8)
+            await _until(lambda: len(segments()) == 1)
+            assert list(verify(store)) == []
+            store.write(f"node={node}/{segments()[0].path}", b"damaged")
+            await seal(9)
+            await _until(lambda: "small segments stay" in caplog.text)
+            await seal(2)
+            assert len(segments()) == 12
+            assert sealing.problem is None
+
+
 @pytest.mark.parametrize("bound", ["read", "settled"])
 async def test_nothing_is_pruned_that_somebody_needs(
     state: Path, clock: ManualClock, bound: str

@@ -80,7 +80,7 @@ def test_what_is_not_signed_is_not_believed(unsigned: RoomFacts) -> None:
 
 def test_an_impostor_is_known_by_its_key() -> None:
     """Somebody put another file in the place of b's, in which everything is consistent."""
-    lies = says("b", {node: OTHER.public for node in NODES}, OTHER)
+    lies = says("b", dict.fromkeys(NODES, OTHER.public), OTHER)
     found = judged(says("a"), lies, says("c"))
     assert doubted(found) == ["b"]
     assert found.keys["b"] == (PUBLIC["b"],)

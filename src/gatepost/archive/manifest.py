@@ -1,5 +1,6 @@
 """The signed list of a node's segments. A file it does not name does not exist."""
 
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Annotated, Final
 
@@ -100,6 +101,13 @@ def extended(manifest: Manifest, segment: Segment, first_seq: int) -> Manifest:
         segments=(*manifest.segments, segment),
         sealed_through=segment.last,
     )
+
+
+def merged(manifest: Manifest, parts: Sequence[Segment], whole: Segment) -> Manifest:
+    """The manifest, unsigned, with one segment in the place of neighbouring ones."""
+    place = manifest.segments.index(parts[0])
+    after = manifest.segments[place + len(parts) :]
+    return replace(manifest, segments=(*manifest.segments[:place], whole, *after))
 
 
 def encode(manifest: Manifest) -> bytes:

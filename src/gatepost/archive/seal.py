@@ -2,12 +2,17 @@
 
 A segment is written first and listed second, each whole or not at all. Whatever a crash leaves
 behind is not in the manifest, so it does not exist, and the next start removes it.
+
+A quiet outbox makes many small segments. Neighbours among them are merged: the same events, chains
+and signatures in one file, which takes their place in the manifest.
 """
 
 import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -33,9 +38,14 @@ _ROWS = """
 SELECT seq, event_id, ref_id, body, digest FROM outbox WHERE seq BETWEEN ? AND ? ORDER BY seq
 """
 _END = 1 << 62
+# So many small neighbours are worth a merge. Small is what leaves room for as many in one segment:
+# so an event is written again only when its segment grew eightfold, or nearly so.
+_NEIGHBOURS: Final = 8
+# What was replaced stays for readers that planned with it; in ms.
+_GRACE: Final = 3_600_000
 # A segment, or what is left of one, or of a manifest, that was not finished.
 _SEGMENT = re.compile(
-    r"/\.(?P<temporary>[^/]+)\.tmp$|/(?P<first>\d{20})-\d{20}(\.[^/]+)?\.parquet$"
+    r"/\.(?P<temporary>[^/]+)\.tmp$|/(?P<first>\d{20})-(?P<last>\d{20})(\.[^/]+)?\.parquet$"
 )
 
 # The highest seq that may go as far as somebody is concerned; None if they do not mind.
@@ -101,6 +111,8 @@ class Archive:
         self._key = key
         self._policy = policy
         self._listed: Manifest | None = None
+        # What was merged into other segments, and when.
+        self._replaced: list[tuple[int, str]] = []
 
     def listed(self, tx: Tx) -> Manifest:
         """What is sealed, as the store has it. The first look removes what a crash left."""
@@ -128,6 +140,39 @@ class Archive:
         self._listed = grown
         return segment
 
+    def compact(self, tx: Tx) -> Segment | None:
+        """Merge one run of small segments if there is one. Again and again, until there is none."""
+        self._forget(tx.now)
+        listed = self.listed(tx)
+        parts = next(_small_runs(listed, self._policy.max_rows), None)
+        if parts is None:
+            return None
+        events = pa.concat_tables(self._read(part) for part in parts)
+        self._listed = None
+        content = segments.to_parquet(events)
+        whole = segments.describe(events, content, parts[0].first, parts[-1].last, tx.now)
+        whole = self._store_segment(listed, whole, content)
+        merged = manifest.sign(manifest.merged(listed, parts, whole), self._key)
+        manifest.write(self.store, merged)
+        self._listed = merged
+        self._replaced += [(tx.now, part.path) for part in parts]
+        return whole
+
+    def _forget(self, now: int) -> None:
+        """Remove what was replaced long enough ago."""
+        while self._replaced and self._replaced[0][0] <= now - _GRACE:
+            self.store.delete(f"{manifest.folder_of(self._node)}/{self._replaced[0][1]}")
+            del self._replaced[0]
+
+    def _read(self, segment: Segment) -> pa.Table:
+        """The events of a segment, if they are still those that were sealed."""
+        name = f"{manifest.folder_of(self._node)}/{segment.path}"
+        content = self.store.read(name)
+        if content is None or manifest.digest(content) != segment.sha256:
+            where = self.store.path(name)
+            raise ArchiveError(f"{where} is not what was sealed; restore it from a copy")
+        return pq.read_table(pa.BufferReader(content))
+
     def _open(self) -> Manifest:
         listed = manifest.read(self.store, self._node)
         if listed is None:
@@ -141,19 +186,37 @@ class Archive:
         return listed
 
     def _sweep(self, tx: Tx, listed: Manifest) -> None:
-        """Remove what is not in the manifest, provided that its events can be sealed again."""
+        """Remove what is not in the manifest, provided that its events are elsewhere."""
         folder = manifest.folder_of(self._node)
         known = {f"{folder}/{segment.path}" for segment in listed.segments}
         for name in self.store.files(folder):
             leftover = _SEGMENT.search(name)
             if name in known or leftover is None:
                 continue
-            if leftover["temporary"] is None and not _holds(tx, int(leftover["first"])):
+            if leftover["temporary"] is None and not (
+                _holds(tx, int(leftover["first"])) or self._is_copy(listed, name)
+            ):
                 raise ArchiveError(
                     f"{self.store.path(name)} is not in the manifest, and its events are no"
                     " longer in the journal; restore _manifest.json from a copy"
                 )
             self.store.delete(name)
+
+    def _is_copy(self, listed: Manifest, name: str) -> bool:
+        """Whether all events of a file are in listed ones: it was merged, or was to be."""
+        try:
+            events = pq.read_table(
+                pa.BufferReader(self.store.read(name) or b""), columns=["incarnation", "seq"]
+            )
+        except (pa.ArrowException, OSError, KeyError):
+            return False
+        if not events.num_rows:
+            return False
+        life = events.column("incarnation")[0].as_py()
+        there = [(s.first, s.last) for s in listed.segments if s.incarnation == life]
+        first, last = (int(events.column("seq")[place].as_py()) for place in (0, -1))
+        found = sum(max(0, min(end, last) - max(begin, first) + 1) for begin, end in there)
+        return found == last - first + 1
 
     def _plan(self, tx: Tx, listed: Manifest) -> Planned | None:
         """The longest run of whole groups of one life and one date, as far as it may grow."""
@@ -184,9 +247,13 @@ class Archive:
         events = segments.table(life.id, rows, groups, self._policy.bodies)
         content = segments.to_parquet(events)
         segment = segments.describe(events, content, first, last, tx.now)
-        if segment.path in {known.path for known in listed.segments}:
+        return self._store_segment(listed, segment, content)
+
+    def _store_segment(self, listed: Manifest, segment: Segment, content: pa.Buffer) -> Segment:
+        taken = {known.path for known in listed.segments} | {path for _, path in self._replaced}
+        if segment.path in taken:
             # A restored journal gives out the same seqs again, on the same day perhaps.
-            path = segment.path.replace(".parquet", f".{life.id}.parquet")
+            path = segment.path.replace(".parquet", f".{segment.incarnation}.parquet")
             segment = replace(segment, path=path)
         self.store.write(f"{manifest.folder_of(self._node)}/{segment.path}", content)
         return segment
@@ -197,6 +264,33 @@ class Archive:
             return genesis(self._node, life.id)
         chains = {s.last + 1: s.chain for s in listed.segments if s.incarnation == life.id}
         return bytes.fromhex(chains[first]) if first in chains else None
+
+
+def _small_runs(listed: Manifest, max_rows: int) -> Iterator[list[Segment]]:
+    """Neighbours of one life and one date that are small, as many as fit into one segment."""
+    run: list[Segment] = []
+    for segment in listed.segments:
+        if run and not _joins(run, segment, max_rows):
+            if len(run) >= _NEIGHBOURS:
+                yield run
+            run = []
+        if segment.rows <= max_rows // _NEIGHBOURS:
+            run.append(segment)
+    if len(run) >= _NEIGHBOURS:
+        yield run
+
+
+def _joins(run: list[Segment], segment: Segment, max_rows: int) -> bool:
+    last, rows = run[-1], sum(part.rows for part in run) + segment.rows
+    size = sum(part.bytes for part in run) + segment.bytes
+    return (
+        segment.incarnation == last.incarnation
+        and segment.first == last.last + 1
+        and segment.path.partition("/")[0] == last.path.partition("/")[0]
+        and segment.rows <= max_rows // _NEIGHBOURS
+        and rows <= max_rows
+        and size <= MAX_BYTES
+    )
 
 
 def _holds(tx: Tx, seq: int) -> bool:

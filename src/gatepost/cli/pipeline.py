@@ -4,6 +4,8 @@ Spark is started by the commands that need it, and imported by nothing else.
 """
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from gatepost.errors import ConfigError, PipelineMissing, Unavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from gatepost.pipeline.feedback import Posted
     from gatepost.pipeline.gateways import Gateway
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from gatepost.pipeline.report.facts import Report, Violation
 
 _PLACES = Group("Where", sort_key=90)
-_POLL_SECS = 1
+_POLL_SECS = 0.5
 
 Tables = Annotated[
     str | None,
@@ -158,13 +161,24 @@ def stream(
         from gatepost.pipeline.report.gather import gather
 
         query = follow(spark, archive, tables, every=every, max_rows=max_rows)
-        try:
-            while not query.awaitTermination(_POLL_SECS):
-                pass
-        except KeyboardInterrupt:
-            query.stop()
+        _follow(query)
         report = gather(spark, tables, days=1)
     output.show(options, report, lambda: _say_report(report))
+
+
+def _follow(query: "StreamingQuery") -> None:
+    """Until it ends or somebody presses Ctrl-C, which must not hit a call into the JVM."""
+    enough = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: enough.set())
+    try:
+        while query.isActive and not enough.wait(_POLL_SECS):
+            pass
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if enough.is_set():
+        query.stop()
+    else:
+        query.awaitTermination()
 
 
 def compact(

@@ -11,7 +11,7 @@ import apsw
 from msgspec.structs import replace
 
 from gatepost.config import Settings
-from gatepost.errors import ConfigError, GatepostError
+from gatepost.errors import ArchiveError, ConfigError, GatepostError
 from gatepost.gateway.core import Core
 from gatepost.journal import Tx
 
@@ -43,6 +43,7 @@ class Sealing:
         self._settled = settled
         self._opened: tuple[apsw.Connection, Archive] | None = None
         self._stopping = False
+        self._compacting = True
         self.sealed_through = 0
         # What went wrong last; None while all is well.
         self.problem: str | None = None
@@ -101,8 +102,22 @@ class Sealing:
             segment = archive.seal(tx)
             self.sealed_through = archive.sealed_through(tx)
             if segment is None:
-                return
+                break
             log.info("sealed seq %d to %d", segment.first, segment.last)
+        if self._compacting:
+            self._compact(connection, archive)
+
+    def _compact(self, connection: apsw.Connection, archive: "Archive") -> None:
+        """Merge small segments. Where that fails they stay as they are, and sealing goes on."""
+        try:
+            while not self._stopping:
+                whole = archive.compact(Tx(connection, self._core.clock.now()))
+                if whole is None:
+                    return
+                log.info("merged small segments of seq %d to %d", whole.first, whole.last)
+        except ArchiveError as error:
+            log.warning("small segments stay as they are until the next start: %s", error.message)
+            self._compacting = False
 
     def _say(self, archive: "Archive", facts: "RoomFacts | None") -> None:
         """Put beside the segments what is known of the room, if that is news."""

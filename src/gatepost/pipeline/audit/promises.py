@@ -11,18 +11,19 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from gatepost.archive.room_facts import RoomFacts
-from gatepost.pipeline.audit.spans import Span, begun, covered, drawn_at, forgotten
+from gatepost.pipeline.audit.spans import Span, begun, covered, drawn_at, forgotten, life, place
 from gatepost.pipeline.objectives import Objectives
 
 _TRACKED = ("message", "reply", "task_create", "task_cancel")
 _LIFE = ("node", "incarnation")
+_RECEIPT = ["about", "owner", "node", "place"]
 
 
 def check(
     events: DataFrame, facts: list[RoomFacts], known: Sequence[Span], objectives: Objectives
 ) -> DataFrame:
     """All violations that are visible in the events themselves."""
-    receipts = _receipts(events)
+    receipts = _receipts(events, known)
     slack = objectives.sealing * 1000
     found = [
         _oversized(events, objectives.max_inline),
@@ -58,11 +59,11 @@ def _found(rows: DataFrame, rule: str, detail: Column, event_id: str = "event_id
     )
 
 
-def _receipts(events: DataFrame) -> DataFrame:
+def _receipts(events: DataFrame, known: Sequence[Span]) -> DataFrame:
     """Accepted and processed receipts, by the event they are about."""
     rows = events.where("kind = 'ack' and status in ('accepted', 'processed')")
     owner = F.coalesce("to_node", "node")
-    return rows.withColumns({"about": F.col("ref_id"), "owner": owner})
+    return rows.withColumns({"about": F.col("ref_id"), "owner": owner, "place": place(known)})
 
 
 def _oversized(events: DataFrame, max_inline: int) -> DataFrame:
@@ -104,29 +105,27 @@ def _doubled(receipts: DataFrame, known: Sequence[Span]) -> DataFrame:
             "nodes": F.collect_set("node").over(about),
             "turns": F.size(F.collect_set(told).over(about)),
             "ends": within,
-            "place": F.row_number().over(about.orderBy(F.desc("created_at"), F.desc("seq"))),
+            "rank": F.row_number().over(about.orderBy(F.desc("created_at"), F.desc("seq"))),
         }
     )
     rows = rows.withColumn("ends", F.max("ends").over(about))
     doubled = (F.size("nodes") > 1) | (F.col("turns") > 1) | (F.col("ends") > 1)
     detail = F.format_string("processed on %s", F.array_join(F.sort_array("nodes"), ", "))
-    return _found(rows.where(doubled & (F.col("place") == 1)), "doubled_turn", detail, "about")
+    return _found(rows.where(doubled & (F.col("rank") == 1)), "doubled_turn", detail, "about")
 
 
 def _hasty(receipts: DataFrame, known: Sequence[Span], slack: int) -> DataFrame:
     """Processed first, or never accepted; what lies before an archive began may have been it."""
-    accepted = F.min(F.when(F.col("status") == "accepted", F.col("seq")))
-    processed = F.min(F.when(F.col("status") == "processed", F.col("seq")))
+    accepted = F.min(F.when(F.col("status") == "accepted", F.col("place")))
+    processed = F.min(F.when(F.col("status") == "processed", F.col("place")))
     keys = (
         receipts.groupBy("about", "owner", "node")
-        .agg(accepted.alias("accepted"), processed.alias("seq"))
-        .where("seq is not null and coalesce(accepted > seq, true)")
+        .agg(accepted.alias("accepted"), processed.alias("place"))
+        .where("place is not null and coalesce(accepted > place, true)")
         .where(drawn_at(F.col("about")) >= begun(known, F.col("node"), slack))
-        .select("about", "owner", "node", "seq")
+        .select(*_RECEIPT)
     )
-    rows = receipts.where("status = 'processed'").join(
-        F.broadcast(keys), ["about", "owner", "node", "seq"]
-    )
+    rows = receipts.where("status = 'processed'").join(F.broadcast(keys), _RECEIPT)
     detail = F.lit("processed, but not accepted before")
     return _found(rows, "processed_before_accepted", detail, "about")
 
@@ -159,8 +158,8 @@ def _orphaned(
 def _overtaken(events: DataFrame, receipts: DataFrame) -> DataFrame:
     """A turn that ended after a later one of its pair, on the same node.
 
-    A restored journal numbers its pairs, and its own events, anew from the backup on; so order is
-    within one life of the sender's and one of the owner's.
+    The first receipt tells when; others repeat it. A restored journal numbers its pairs, and its
+    own events, anew from the backup on; so order is within a life of the sender and of the owner.
     """
     sent = events.where(F.col("kind").isin(*_TRACKED) & (F.col("attempt") == 1)).where(
         "pair_seq > 0"
@@ -173,17 +172,17 @@ def _overtaken(events: DataFrame, receipts: DataFrame) -> DataFrame:
     )
     turns = (
         receipts.where("status = 'processed' and outcome in ('ok', 'failed')")
-        .groupBy("about", "owner", *_LIFE)
-        .agg(F.min("seq").alias("seq"))
+        .groupBy("about", "owner", "node")
+        .agg(F.min("place").alias("place"))
     )
-    in_order = Window.partitionBy("pair", *_LIFE).orderBy("seq")
+    in_order = Window.partitionBy("pair", "node", life(F.col("place"))).orderBy("place")
     before = in_order.rowsBetween(Window.unboundedPreceding, -1)
     numbered = turns.join(sent, ["about", "owner"])
     keys = (
         numbered.withColumn("highest", F.max("pair_seq").over(before))
         .where("highest > pair_seq")
-        .select("about", "owner", *_LIFE, "seq", F.col("pair_seq").alias("number"), "highest")
+        .select(*_RECEIPT, F.col("pair_seq").alias("number"), "highest")
     )
-    rows = receipts.join(F.broadcast(keys), ["about", "owner", *_LIFE, "seq"])
+    rows = receipts.join(F.broadcast(keys), _RECEIPT)
     detail = F.format_string("number %d of its pair ended after number %d", "number", "highest")
     return _found(rows, "fifo_broken", detail, "about")

@@ -5,12 +5,15 @@ back from a backup does not know what it did since. Nobody is blamed for what ca
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from msgspec import Struct
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from gatepost.archive.manifest import Manifest
+
+_SEQ_BITS = 48
 
 
 class Span(Struct, frozen=True):
@@ -41,6 +44,21 @@ def _of(listed: Manifest) -> Iterator[Span]:
             max(segment.max_created_at for segment in mine),
             min((later.first_seq for later in listed.incarnations[place + 1 :]), default=None),
         )
+
+
+def place(known: Sequence[Span]) -> Column:
+    """Where an event stands among all of its node, whichever life wrote it: one number."""
+    age = F.lit(0).cast("bigint")
+    for _, lives in groupby(known, lambda span: span.node):
+        for number, span in enumerate(lives):
+            if number:
+                written = (F.col("incarnation") == span.incarnation) & (F.col("node") == span.node)
+                age = F.when(written, F.lit(number).cast("bigint")).otherwise(age)
+    return F.shiftleft(age, _SEQ_BITS) + F.col("seq")
+
+
+def life(place: Column) -> Column:
+    return F.shiftright(place, _SEQ_BITS)
 
 
 def drawn_at(id: Column) -> Column:

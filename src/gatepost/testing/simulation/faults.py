@@ -21,9 +21,16 @@ def partition(mesh: SimulatedMesh, random: Random) -> None:
 
 
 def one_way(mesh: SimulatedMesh, random: Random) -> None:
-    """A gateway is heard but hears nothing, or the other way round."""
+    """A gateway is heard but hears nothing: not even that what it sent was dealt with in time."""
     a, b = random.sample(list(mesh.gateways), 2)
     _cut(mesh, random, [(a, b)])
+    for sender in _living(mesh, b):
+        for target in _living(mesh, a):
+            mesh.send(sender, target, b, ttl_secs=2.0)
+
+
+def _living(mesh: SimulatedMesh, node: str) -> list[str]:
+    return [name for name, home in mesh.room.now.homes.items() if home.owner == node]
 
 
 def _cut(mesh: SimulatedMesh, random: Random, lanes: list[Lane]) -> None:
@@ -91,11 +98,15 @@ def clock_jump(mesh: SimulatedMesh, random: Random) -> None:
 
 
 def lazy_agent(mesh: SimulatedMesh, random: Random) -> None:
-    """An agent takes nothing up for a while; its leases run out."""
-    consumer = mesh.consumers[random.choice(list(mesh.consumers))]
+    """An agent takes nothing up for a while: its leases run out, and its mailbox runs full."""
+    node, name = random.choice(list(mesh.consumers))
+    consumer = mesh.consumers[node, name]
     consumer.paused = True
-    mesh.note("agents", f"{consumer.agent} pauses")
+    mesh.note("agents", f"{name} pauses behind {node}")
     mesh.loop.after(random.randint(1_000, 10_000), consumer.go_on)
+    others = [agent for agent in mesh.room.now.homes if agent != name]
+    for sender in random.choices(others, k=8):
+        mesh.loop.after(random.randint(0, 1_000), lambda s=sender: mesh.send(s, name) and None)  # type: ignore[misc]
 
 
 def move_agent(mesh: SimulatedMesh, random: Random) -> None:

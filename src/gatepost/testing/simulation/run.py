@@ -78,7 +78,7 @@ def simulate(
 
 def _habits(random: Random) -> Habits:
     usual = Habits()
-    policy = replace(usual.policy, max_pending=random.choice((4, 30, 1_000)))
+    policy = replace(usual.policy, max_pending=random.choice((2, 10, 1_000)))
     window = random.choice((1_500, 20_000, 1 << 20))
     return replace(usual, policy=policy, window=window, group_ms=random.choice((1, 3, 30)))
 

@@ -1,0 +1,208 @@
+"""What breaks a promise between outboxes, and what only looks like it."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from gatepost.archive.manifest import Incarnation, Manifest, Segment
+from gatepost.pipeline.audit import promises
+from gatepost.pipeline.audit.spans import Span, spans
+from gatepost.pipeline.jobs.audit import _COLUMNS
+from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.source import spark_schema
+
+pytestmark = pytest.mark.timeout(400)
+
+HOUR = 3_600_000
+START = 1_772_490_600_000 // HOUR * HOUR
+
+# a and b are archived from their first event; `late` only from its seq 1000 on. `old` was restored:
+# its second life begins at seq 50, and knows nothing of what the first one did from there on.
+SPANS = [
+    Span("a", "a1", 0, START + 10 * HOUR, None),
+    Span("b", "b1", 0, START + 10 * HOUR, None),
+    Span("c", "c1", 0, START + 10 * HOUR, None),
+    Span("late", "l1", START + 4 * HOUR, START + 10 * HOUR, None),
+    Span("old", "o1", 0, START + 3 * HOUR, 50),
+    Span("old", "o2", START + 5 * HOUR, START + 10 * HOUR, None),
+]
+LIVES = {span.node: span.incarnation for span in reversed(SPANS)}
+
+
+class Story:
+    """Events of some outboxes, told line by line."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.names: dict[bytes, str] = {}
+        self._seqs: dict[str, int] = defaultdict(lambda: 10)
+
+    def id(self, name: str, hour: float = 2) -> bytes:
+        """An id drawn `hour` hours after the start."""
+        found = int(START + hour * HOUR).to_bytes(6, "big") + name.encode().ljust(10, b".")[:10]
+        self.names[found] = name
+        return found
+
+    def event(self, node: str, **fields: Any) -> None:
+        self._seqs[node] += 1
+        row = dict.fromkeys(_COLUMNS) | {"node": node, "incarnation": LIVES[node]}
+        row |= {"seq": self._seqs[node], "event_id": b"e", "pair_seq": 0, "attempt": 1}
+        row |= {"created_at": START, "payload_size": 0} | fields
+        self.rows.append(row)
+
+    def message(self, name: str, node: str = "a", number: int = 0, **fields: Any) -> bytes:
+        id = self.id(name, fields.pop("hour", 2))
+        sender = {
+            "kind": "message",
+            "source_agent": f"of-{name.split('-', maxsplit=1)[0]}",
+            "to_agent": "bob",
+        }
+        self.event(node, event_id=id, pair_seq=number, **sender | {"to_node": "b"} | fields)
+        return id
+
+    def told(self, node: str, about: bytes, *what: str, **fields: Any) -> None:
+        """Receipts: accepted, or an outcome."""
+        for each in what:
+            done = each not in ("accepted", "refused")
+            said = {"status": "processed", "outcome": each} if done else {"status": each}
+            self.event(node, **{"kind": "ack", "ref_id": about, "to_node": "a"} | said | fields)
+
+
+def _doubled(story: Story) -> None:
+    told, message = story.told, story.message
+    told("b", message("repeated"), "accepted", "accepted", "ok", "accepted", "ok")
+    both = message("both-nodes")
+    told("b", both, "accepted", "ok")
+    told("c", both, "accepted", "ok")
+    told("b", message("two-ends"), "accepted", "ok", "failed")
+    offer = message("fallback")
+    told("b", offer, "accepted")
+    story.message("fallback", to_node="c", attempt=2)
+    told("c", offer, "accepted", "ok")
+    local = message("local", to_node="a")
+    told("a", local, "accepted", "ok", to_node=None)
+
+
+def _restored(story: Story) -> None:
+    told, message = story.told, story.message
+    first, second = {"incarnation": "o1"}, {"incarnation": "o2"}
+    forgotten = message("given-up", to_node="old")
+    told("old", forgotten, "accepted", **first)
+    told("old", forgotten, "ok", **first, seq=60)
+    told("old", forgotten, "dead_letter", **second, seq=70)
+    again = message("done-again", to_node="old")
+    told("old", again, "accepted", **first)
+    told("old", again, "ok", **first, seq=61)
+    told("old", again, "ok", **second, seq=71)
+    known = message("remembered", to_node="old")
+    told("old", known, "accepted", "ok", **first)
+    told("old", known, "ok", **second, seq=72)
+    # A restored sender gives out the numbers of its pairs anew, a restored owner its own.
+    for number, life, seq in ((5, "o1", 80), (6, "o2", 75)):
+        id = message(f"lives-{number}", number=number, to_node="old")
+        told("old", id, "accepted", incarnation=life, seq=seq)
+        told("old", id, "ok", incarnation=life, seq=seq + 1)
+    for number in (1, 2):
+        id = message(f"told-again-{number}", number=number, to_node="old")
+        told("old", id, "accepted", "ok", **(second if number == 2 else first))
+    told("old", story.id("told-again-1"), "ok", **second, seq=90)
+    for number, life in ((9, "o1"), (3, "o2")):
+        id = message(f"renumbered-{number}", "old", number, incarnation=life)
+        told("b", id, "accepted", "ok", to_node="old")
+
+
+def _hasty(story: Story) -> None:
+    told, message = story.told, story.message
+    told("b", message("hasty"), "ok", "accepted")
+    told("b", message("never-accepted"), "ok")
+    told("late", message("before-archive", to_node="late"), "ok")
+    told("late", message("after-begin", to_node="late", hour=6), "ok")
+
+
+def _orphaned(story: Story) -> None:
+    told, id = story.told, story.id
+    told("b", id("orphan"), "accepted", "ok")
+    told("b", id("too-new", 9.99), "accepted")
+    told("b", id("refused"), "refused")
+    told("b", id("before-late", 2), "accepted", to_node="late")
+    told("b", id("since-late", 6), "accepted", to_node="late")
+    told("b", id("in-hole", 4), "accepted", to_node="old")
+    told("b", id("in-life", 6), "accepted", to_node="old")
+    told("b", id("not-archived"), "accepted", to_node="elsewhere")
+
+
+def _overtaken(story: Story) -> None:
+    ids = [story.message(f"fifo-{number}", number=number) for number in (1, 2, 3, 4)]
+    for id in ids:
+        story.told("b", id, "accepted")
+    for place, outcome in ((0, "ok"), (2, "ok"), (1, "ok"), (0, "ok"), (3, "expired")):
+        story.told("b", ids[place], outcome)
+    # Whoever expired waits for nobody, and a second receipt is not a second turn.
+    late = [story.message(f"gap-{number}", number=number) for number in (1, 2)]
+    for id in late:
+        story.told("b", id, "accepted")
+    story.told("b", late[1], "ok")
+    story.told("b", late[0], "expired")
+
+
+def _found(spark: SparkSession, story: Story) -> set[tuple[str, str]]:
+    fields = [spark_schema()[name] for name in _COLUMNS]
+    rows: Iterable[Any] = [tuple(row[field.name] for field in fields) for row in story.rows]
+    events = spark.createDataFrame(rows, StructType(fields))
+    found = promises.check(events, [], SPANS, Objectives()).collect()
+    return {(row.rule, story.names[bytes(row.event_id)]) for row in found}
+
+
+def test_what_is_broken_is_found_and_what_only_looks_like_it_is_not(spark: SparkSession) -> None:
+    story = Story()
+    for tell in (_doubled, _restored, _hasty, _orphaned, _overtaken):
+        tell(story)
+    assert _found(spark, story) == {
+        ("doubled_turn", "both-nodes"),
+        ("doubled_turn", "two-ends"),
+        ("doubled_turn", "done-again"),
+        ("processed_before_accepted", "hasty"),
+        ("processed_before_accepted", "never-accepted"),
+        ("processed_before_accepted", "after-begin"),
+        ("receipt_without_message", "orphan"),
+        ("receipt_without_message", "since-late"),
+        ("receipt_without_message", "in-life"),
+        ("fifo_broken", "fifo-2"),
+    }
+
+
+def _listed(*segments: tuple[str, int, int, int]) -> Manifest:
+    """Segments by life, first, last and the time of all their events."""
+    lives = dict.fromkeys(life for life, *_ in segments)
+    firsts = {"o1": 1, "o2": 50}
+    return Manifest(
+        node="n",
+        public_key=b"",
+        incarnations=tuple(Incarnation(life, firsts[life]) for life in lives),
+        segments=tuple(
+            Segment(
+                path="",
+                incarnation=life,
+                first=first,
+                last=last,
+                rows=last - first + 1,
+                bytes=0,
+                sha256="",
+                min_created_at=at,
+                max_created_at=at,
+                chain="",
+                sealed_at=at,
+            )
+            for life, first, last, at in segments
+        ),
+    )
+
+
+def test_spans_say_what_of_each_life_is_there() -> None:
+    listed = _listed(("o1", 1, 60, 5), ("o1", 61, 90, 9), ("o2", 50, 70, 20))
+    assert spans([listed]) == [Span("n", "o1", 0, 9, 50), Span("n", "o2", 20, 20, None)]
+    assert spans([_listed(("o1", 40, 60, 5))]) == [Span("n", "o1", 5, 5, None)]
