@@ -1,6 +1,7 @@
 """Sealing: whole groups, each event once, whatever is killed when."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -415,24 +416,15 @@ def test_a_damaged_segment_is_not_merged_into_a_good_one(desk: Desk) -> None:
 
 def test_killed_while_merging_nothing_is_lost_doubled_or_left(tmp_path: Path) -> None:
     """Even if the journal has forgotten all of it."""
+    desk = Desk(tmp_path / "sealed")
+    _small(desk, 8)
+    before = desk.events()
+    _prune(desk, 24)
     for step in range(100):
-        desk = Desk(tmp_path / str(step))
-        _small(desk, 8)
-        before = desk.events()
-        _prune(desk, 24)
-        died = False
-        try:
-            archive = desk.archive(rows=ROOM, store=Mortal(desk.root, step))
-            _merge(desk, archive)
-            desk.clock.advance(2 * HOUR)
-            _merge(desk, archive)
-        except Killed:
-            died = True
+        desk.root = shutil.copytree(tmp_path / "sealed", tmp_path / str(step))
+        died = _killed_merging(desk, step)
         assert desk.events() == before
-        again = desk.archive(rows=ROOM)
-        _merge(desk, again)
-        desk.clock.advance(2 * HOUR)
-        _merge(desk, again)
+        _merge_and_forget(desk, desk.archive(rows=ROOM))
         assert desk.events() == before
         assert _ranges(desk) == [(1, 24)]
         assert desk.files() == _named(desk)
@@ -441,6 +433,20 @@ def test_killed_while_merging_nothing_is_lost_doubled_or_left(tmp_path: Path) ->
             assert step > 10
             return
     pytest.fail("it never came to its end")
+
+
+def _merge_and_forget(desk: Desk, archive: seal.Archive) -> None:
+    _merge(desk, archive)
+    desk.clock.advance(2 * HOUR)
+    _merge(desk, archive)
+
+
+def _killed_merging(desk: Desk, step: int) -> bool:
+    try:
+        _merge_and_forget(desk, desk.archive(rows=ROOM, store=Mortal(desk.root, step)))
+    except Killed:
+        return True
+    return False
 
 
 def test_readers_go_on_where_they_were(desk: Desk) -> None:

@@ -4,10 +4,13 @@ One Spark session serves all commands here, as it would in a notebook: its JVM i
 """
 
 import json
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 from pyspark.sql import SparkSession
 
@@ -218,6 +221,30 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     result = cli("pipeline", "audit", "--archive", str(tmp_path), "--json")
     assert (result.code, result.error["code"]) == (2, "pipeline_missing")
     assert "pip install 'gatepost[pipeline]'" in result.error["message"]
+
+
+def _is_spark(process: psutil.Process) -> bool:
+    try:
+        return any("SparkSubmit" in part for part in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_ctrl_c_while_spark_starts_leaves_no_jvm_behind(tmp_path: Path) -> None:
+    cli = _cli(tmp_path)
+    arguments = ("pipeline", "compact", "--tables", str(tmp_path))
+    with cli.running(*arguments) as process:
+        deadline = time.monotonic() + 60
+        started = psutil.Process(process.pid)
+        while not (jvms := [child for child in started.children(True) if _is_spark(child)]):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == Exit.INTERRUPTED
+        gone, alive = psutil.wait_procs(jvms, timeout=30)
+        for jvm in alive:
+            jvm.kill()
+        assert gone and not alive
 
 
 def test_spark_is_not_imported_by_help(tmp_path: Path) -> None:

@@ -49,6 +49,10 @@ async def _until(holds: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
+async def _sealed_beyond(sealing: Sealing, seq: int) -> None:
+    await _until(lambda: sealing.sealed_through > seq)
+
+
 async def _left(operations: Operations) -> int:
     rows = await operations.core.read(lambda tx: tx.rows("SELECT count(*) FROM outbox"))
     return int(rows[0][0])
@@ -107,8 +111,7 @@ async def test_small_segments_are_merged_and_a_damaged_one_stops_only_that(
             for _ in range(count):
                 await _send(operations, 1)
                 clock.advance(10)
-                sealed = sealing.sealed_through
-                await _until(lambda sealed=sealed: sealing.sealed_through > sealed)
+                await _sealed_beyond(sealing, sealing.sealed_through)
 
         sealing = Sealing(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
         async with sealing.running():

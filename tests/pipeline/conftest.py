@@ -6,6 +6,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from gatepost.pipeline.session import spark_session
+from gatepost.pipeline.synth import Options
+from tests.pipeline.worlds import PLANTED, World
 
 # Tests are many small jobs: compile little, collect garbage plainly, shuffle nothing.
 QUICK = {
@@ -21,3 +23,10 @@ QUICK = {
 def spark() -> Iterator[SparkSession]:
     with spark_session("local[2]", name="tests", conf=QUICK) as session:
         yield session
+
+
+@pytest.fixture(scope="session")
+def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> World:
+    """20,000 events with everything planted that can be read, and their tables."""
+    options = Options(events=20_000, faults=PLANTED, segment_rows=1500)
+    return World(spark, tmp_path_factory.mktemp("world"), options)

@@ -1,4 +1,4 @@
-"""A streaming job in a process of its own, to be killed, and what its table must hold then."""
+"""Programs to be killed: a streaming job, and what its table must hold then; others."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +23,21 @@ ORDER = [("node", "ascending"), ("seq", "ascending")]
 PATIENCE = 300.0
 
 
-class Job:
-    """The streaming job in a process of its own, on one archive, table and checkpoint."""
+class Program:
+    """A module that is run as a process of its own, to be killed."""
 
-    def __init__(self, folder: Path, max_rows: int, master: str = "local[2]") -> None:
-        self.table = folder / "table"
+    def __init__(self, folder: Path, module: str, *args: object) -> None:
         # A driver that is killed cannot clean up; what it leaves goes with the test's folder.
         self._env = {"PYTHONPATH": os.pathsep.join(["src", "."]), "TMPDIR": str(folder)}
         self._log = folder / "job.log"
-        self._args = [
-            *(str(folder / name) for name in ("archive", "table", "checkpoint")),
-            str(max_rows),
-            master,
-        ]
+        self._command = [sys.executable, "-m", module, *map(str, args)]
 
     @contextlib.contextmanager
     def running(self) -> "Iterator[subprocess.Popen[bytes]]":
-        """The job, killed at the end of the block if it has not ended by then."""
+        """The process, killed at the end of the block if it has not ended by then."""
         with self._log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.pipeline.streaming_job", *self._args],
+                self._command,
                 env=os.environ | self._env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -59,15 +54,28 @@ class Job:
         with self.running() as process:
             assert process.wait(PATIENCE) == 0, self._log.read_text()
 
+    def wait_until(self, reached: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
+        """Wait for something that the process brings about."""
+        deadline = time.monotonic() + PATIENCE
+        while not reached():
+            assert process.poll() is None, f"ended early:\n{self._log.read_text()}"
+            assert time.monotonic() < deadline, self._log.read_text()
+            time.sleep(0.01)
+
+
+class Job(Program):
+    """The streaming job on one archive, table and checkpoint."""
+
+    def __init__(self, folder: Path, max_rows: int, master: str = "local[2]") -> None:
+        self.table = folder / "table"
+        places = (folder / name for name in ("archive", "table", "checkpoint"))
+        super().__init__(folder, "tests.pipeline.streaming_job", *places, max_rows, master)
+
     def commits(self) -> int:
         return len(list(self.table.glob("_delta_log/*.json")))
 
     def wait_for_commits(self, count: int, process: "subprocess.Popen[bytes]") -> None:
-        deadline = time.monotonic() + PATIENCE
-        while self.commits() < count:
-            assert process.poll() is None, f"ended early:\n{self._log.read_text()}"
-            assert time.monotonic() < deadline, self._log.read_text()
-            time.sleep(0.01)
+        self.wait_until(lambda: self.commits() >= count, process)
 
     def rows(self) -> Any:
         return DeltaTable(self.table).to_pyarrow_table().select(COLUMNS).sort_by(ORDER).to_pylist()

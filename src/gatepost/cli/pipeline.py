@@ -6,8 +6,8 @@ Spark is started by the commands that need it, and imported by nothing else.
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -448,12 +448,29 @@ def _spark(master: str | None, options: Output, label: str) -> "Iterator[SparkSe
         require_spark()
     from gatepost.pipeline.progress import progress
 
-    with spark_session(master) as spark:
-        if options.json:
-            yield spark
-            return
-        with progress(spark, label):
-            yield spark
+    with ExitStack() as stack:
+        spark = _undisturbed(lambda: stack.enter_context(spark_session(master)))
+        if not options.json:
+            stack.enter_context(progress(spark, label))
+        yield spark
+
+
+def _undisturbed(start: "Callable[[], SparkSession]") -> "SparkSession":
+    """Ctrl-C waits until Spark has started: broken off in between, its JVM would run for ever."""
+    pressed = threading.Event()
+
+    def note(*_: object) -> None:
+        pressed.set()
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        return start()
+    finally:
+        # Spark has put a handler of its own in the place of ours, unless it ran already.
+        if signal.getsignal(signal.SIGINT) is note:
+            signal.signal(signal.SIGINT, before)
+        if pressed.is_set():
+            raise KeyboardInterrupt
 
 
 @contextmanager

@@ -2,5 +2,6 @@
 
 from gatepost.testing.clock import ManualClock
 from gatepost.testing.gateway import GatewayProcess
+from gatepost.testing.simulation import SimulatedMesh
 
-__all__ = ["GatewayProcess", "ManualClock"]
+__all__ = ["GatewayProcess", "ManualClock", "SimulatedMesh"]

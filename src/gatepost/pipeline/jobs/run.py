@@ -7,6 +7,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from gatepost.errors import PipelineError
 from gatepost.pipeline import planning, sink
+from gatepost.pipeline.jobs import retention
 from gatepost.pipeline.jobs.apply import Apply, Tables
 from gatepost.pipeline.jobs.ledger import Batch, Ledger
 from gatepost.pipeline.objectives import Objectives
@@ -147,11 +148,16 @@ def stream(
     return pipeline.stream(checkpoint, every=every, max_rows=max_rows)
 
 
-def compact(spark: SparkSession, tables: str, *, keep_hours: int = 7 * 24) -> dict[str, int]:
+def compact(
+    spark: SparkSession, tables: str, *, keep_hours: int = 7 * 24, keep_days: int | None = None
+) -> dict[str, int]:
     """Merge small files and delete replaced ones; says how many files went, by table.
 
-    Files replaced within `keep_hours` stay for readers that still use an older version.
+    Files replaced within `keep_hours` stay for readers that still use an older version. Hours more
+    than `keep_days` older than the latest event are dropped; without it all are kept.
     """
+    if keep_days is not None and (before := retention.oldest(tables, keep_days)) is not None:
+        retention.forget(tables, before)
     known, gone = Tables(tables), {}
     for table in TABLES.values():
         path = known.path(table)

@@ -10,7 +10,7 @@ from nacl.exceptions import BadSignatureError
 from nacl.signing import VerifyKey
 
 from gatepost.testing.history.journals import ACKED, DEAD, EXPIRED, Delivery, Event, Journal
-from gatepost.testing.history.verdict import Seen, Truth, TurnSeen, Verdict, Violation
+from gatepost.testing.history.verdict import Seen, Truth, Verdict, Violation
 
 _TRACKED = ("message", "reply", "task_create", "task_cancel")
 _EVERYBODY = "*"
@@ -192,7 +192,9 @@ def _one_turn(case: _Case) -> Iterator[Violation]:
 
 def _order(case: _Case) -> Iterator[Violation]:
     """By the receipts, and by the turns the agents themselves remember."""
-    pairs: dict[tuple[str, str, str | None], list[tuple[int, int, str, int, str]]] = defaultdict(list)
+    pairs: dict[tuple[str, str, str | None], list[tuple[int, int, str, int, str]]] = defaultdict(
+        list
+    )
     for story in case.stories.values():
         first = story.first
         for said in story.processed():
@@ -229,7 +231,12 @@ def _same_outcome(case: _Case) -> Iterator[Violation]:
 def _routed(case: _Case) -> Iterator[Violation]:
     for story in case.stories.values():
         delivery = story.delivery
-        if delivery is None or delivery.state not in ("accepted", "processed", "replied", "incident"):
+        if delivery is None or delivery.state not in (
+            "accepted",
+            "processed",
+            "replied",
+            "incident",
+        ):
             continue
         if case.excused(story):
             continue

@@ -106,7 +106,7 @@ def _read(connection: apsw.Connection, key: bytes | None) -> Journal:
         lives=lives,
         events=[_event(lives, *row) for row in rows(_EVENTS)],
         heads=rows(_HEADS),
-        deliveries={_id(row[0]): Delivery(*row[1:5], bool(row[5]), *row[6:]) for row in rows(_DELIVERIES)},
+        deliveries={_id(row[0]): Delivery(*row[1:]) for row in rows(_DELIVERIES)},
         mail=[Mail(id, box, state) for id, box, state, tracked in rows(_MAIL) if tracked],
         cursors={(source, life): seq for source, life, seq in rows(_CURSORS)},
     )

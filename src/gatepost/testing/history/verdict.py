@@ -49,7 +49,7 @@ class TurnSeen(Struct):
 
 
 class Seen(Struct):
-    """`appended` is when an event was really on disk, by (node, incarnation, last seq of its group);
+    """`appended` is when a commit group was really on disk, with its last seq, by (node, life);
     without it the gateways' own clocks have to do. `restored` gateways lost what they did after
     their backup; `absent` ones are not back yet; `surprises` are failures nobody caused. Nothing in
     a `brief` history lasted longer than a sender waits for an owner that it believes to be there.

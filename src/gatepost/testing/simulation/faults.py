@@ -1,6 +1,7 @@
 """What goes wrong in a run, and when: all of it drawn from the seed."""
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from gatepost.delivery.frames import Events, unpack
@@ -98,7 +99,9 @@ def clock_jump(mesh: SimulatedMesh, random: Random) -> None:
 
 
 def lazy_agent(mesh: SimulatedMesh, random: Random) -> None:
-    """An agent takes nothing up for a while: its leases run out, and its mailbox runs full."""
+    """An agent takes nothing up for a while: its leases run out, and its mailbox runs full. That
+    is when somebody restarts its gateway.
+    """
     node, name = random.choice(list(mesh.consumers))
     consumer = mesh.consumers[node, name]
     consumer.paused = True
@@ -106,7 +109,16 @@ def lazy_agent(mesh: SimulatedMesh, random: Random) -> None:
     mesh.loop.after(random.randint(1_000, 10_000), consumer.go_on)
     others = [agent for agent in mesh.room.now.homes if agent != name]
     for sender in random.choices(others, k=8):
-        mesh.loop.after(random.randint(0, 1_000), lambda s=sender: mesh.send(s, name) and None)  # type: ignore[misc]
+        mesh.loop.after(random.randint(0, 1_000), partial(mesh.send, sender, name))
+    if random.random() < 0.5:
+        mesh.loop.after(1_500, lambda: _restart(mesh, mesh.gateways[node]))
+
+
+def _restart(mesh: SimulatedMesh, gateway: SimulatedGateway) -> None:
+    if not mesh.healed:
+        mesh.note(gateway.id, "restart")
+        gateway.crash()
+        _start(gateway)
 
 
 def move_agent(mesh: SimulatedMesh, random: Random) -> None:
@@ -214,4 +226,4 @@ def plan(mesh: SimulatedMesh, random: Random, faults: int, over_ms: int, kinds: 
     for kind in random.choices(kinds, weights, k=faults):
         fault = FAULTS[kind][0]
         when = random.randint(0, over_ms)
-        mesh.loop.after(when, lambda fault=fault: fault(mesh, random))  # type: ignore[misc]
+        mesh.loop.after(when, partial(fault, mesh, random))

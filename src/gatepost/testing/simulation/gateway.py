@@ -99,7 +99,10 @@ class SimulatedGateway:
         self.outbox = Outbox(self.id, self.node.incarnation, self.key)
         core = (self.dispatcher, self.messages, self.outbox)
         self.writer = Writer(
-            self.connection, self.clock, _nobody, participants=(*core, Watch(self, self.node.incarnation))
+            self.connection,
+            self.clock,
+            _nobody,
+            participants=(*core, Watch(self, self.node.incarnation)),
         )
         self.up = True
         for hear in self.on_up:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import count
 from random import Random
 
-Action = Callable[[], None]
+Action = Callable[[], object]
 
 # Some moment of the year 2027, for ids and expiries look at the clock as if it were real.
 START = 1_800_000_000_000

@@ -6,6 +6,7 @@ Everything follows from one seed. Nothing here waits: time passes when `run` let
 import logging
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
@@ -15,7 +16,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gatepost.delivery.frames import Events, unpack
-from gatepost.errors import GatepostError
+from gatepost.errors import GatepostError, StorageFailed
 from gatepost.events import Kind, Receipt, decode, encode_payload
 from gatepost.journal.outbox import Draft
 from gatepost.testing.history import Seen, SendSeen, TurnSeen, Verdict, check, read_journal
@@ -69,8 +70,8 @@ class SimulatedMesh:
         logging.getLogger("gatepost.journal.writer").addHandler(self._surprises)
         for id, gateway in self.gateways.items():
             gateway.on_appended = self._appending(id)
-            gateway.on_up.append(lambda id=id: self.note(id, "starts"))  # type: ignore[misc]
-            gateway.on_down.append(lambda id=id: self.note(id, "goes down"))  # type: ignore[misc]
+            gateway.on_up.append(partial(self.note, id, "starts"))
+            gateway.on_down.append(partial(self.note, id, "goes down"))
             gateway.start()
         return self
 
@@ -127,12 +128,15 @@ class SimulatedMesh:
     def _insist(self, gateway: SimulatedGateway, operation: Callable[[Any], Any]) -> None:
         """Do it now or as soon as the gateway can."""
 
-        def again(value: Any = None, error: GatepostError | None = None) -> None:
-            if error is not None and error.code in ("storage_failed", "unavailable"):
-                self.loop.after(200, attempt)
+        def later() -> None:
+            self.loop.after(200, attempt)
+
+        def again(value: Any, error: GatepostError | None) -> None:
+            if isinstance(error, StorageFailed):
+                later()
 
         def attempt() -> None:
-            gateway.call(operation, again, lambda: self.loop.after(200, attempt) and None)
+            gateway.call(operation, again, later)
 
         attempt()
 
@@ -292,6 +296,8 @@ def describe(data: bytes) -> str:
 
 
 def _short(event: Any) -> str:
-    payload = bytes(event.payload).decode() if event.kind in ("ack", "signal", "dead_letter") else ""
+    payload = (
+        bytes(event.payload).decode() if event.kind in ("ack", "signal", "dead_letter") else ""
+    )
     about = event.ref_event_id or event.event_id
     return f"#{event.seq} {event.kind}({event.pair_seq}) {about} {payload}"

@@ -16,7 +16,7 @@ from gatepost.delivery import pairs, receiver, sender
 from gatepost.delivery.link import Link
 from gatepost.delivery.receiver import Batch, Cursor, Receiver, _Taking
 from gatepost.delivery.sender import Sender
-from gatepost.events import Envelope, decode, genesis
+from gatepost.events import Envelope, decode, extend, genesis
 from gatepost.journal import Database, Tx, outbox
 from gatepost.journal.outbox import Outbox
 from gatepost.mailbox import Mail
@@ -202,7 +202,6 @@ def chain_broken() -> Mutant:
     def forget(chain: bytes, digests: Any) -> bytes:
         return extend(genesis("nobody", "none"), digests)
 
-    extend = outbox.extend
     return patch.object(outbox, "extend", forget)
 
 

@@ -7,6 +7,7 @@ at different times.
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -27,8 +28,7 @@ _NOTICE_MS = (50, 4_000)
 
 
 class Network:
-    """`cut` lanes carry nothing. `on_presence` hears when a gateway's neighbours may have changed.
-    """
+    """`cut` lanes carry nothing; `on_presence` hears whose neighbours may have changed."""
 
     def __init__(self, loop: Loop, gateways: dict[str, SimulatedGateway], seed: int) -> None:
         self.loop = loop
@@ -105,7 +105,7 @@ class Network:
 
     def _notice_later(self, cable: "Cable") -> None:
         for id in cable.ends:
-            self.loop.after(self.random.randint(*_NOTICE_MS), lambda id=id: cable.close(id))  # type: ignore[misc]
+            self.loop.after(self.random.randint(*_NOTICE_MS), partial(cable.close, id))
 
     def drop(self, source: str, target: str) -> None:
         """Connections between the two break, with everything that is in flight."""
@@ -289,5 +289,11 @@ def leave_out(data: bytes, chosen: Callable[[int], int]) -> bytes:
         return data
     events = list(frame.events)
     del events[chosen(len(events))]
-    source, life, first, upto, now = frame.source, frame.life, frame.first_seq, frame.upto, frame.now
+    source, life, first, upto, now = (
+        frame.source,
+        frame.life,
+        frame.first_seq,
+        frame.upto,
+        frame.now,
+    )
     return pack(Events(source, life, first, upto, now, events, frame.groups, frame.stream))

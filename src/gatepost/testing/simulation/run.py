@@ -1,7 +1,9 @@
 """One run: a mesh drawn from a seed, traffic under faults, then healing and judgement."""
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
+from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -11,6 +13,7 @@ from gatepost.testing.simulation import faults
 from gatepost.testing.simulation.gateway import Habits
 from gatepost.testing.simulation.mesh import SimulatedMesh
 from gatepost.testing.simulation.people import Manners
+
 # What one message may cost at most, with receipts, reply, retries and reconnections.
 _LINK_BYTES = 40_000
 
@@ -100,17 +103,8 @@ def _traffic(mesh: SimulatedMesh, random: Random, shape: Shape) -> None:
     left = shape.messages
     while left > 0:
         sender, target = random.sample(names, 2)
-        fields = {"ttl_secs": 3.0} if random.random() < 0.08 else {}
+        fields: dict[str, Any] = {"ttl_secs": 3.0} if random.random() < 0.08 else {}
         moment = random.randint(0, shape.over_ms)
         for _ in range(min(left, random.choice((1, 1, 1, 8)))):
-            mesh.loop.after(moment, _sending(mesh, sender, target, fields))
+            mesh.loop.after(moment, partial(mesh.send, sender, target, **fields))
             left -= 1
-
-
-def _sending(
-    mesh: SimulatedMesh, sender: str, target: str, fields: dict[str, float]
-) -> Callable[[], None]:
-    def send() -> None:
-        mesh.send(sender, target, **fields)
-
-    return send

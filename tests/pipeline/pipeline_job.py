@@ -1,0 +1,24 @@
+"""`run` or `stream` as a program that tests start and kill."""
+
+import sys
+
+from gatepost.pipeline.jobs.run import Pipeline
+from gatepost.pipeline.session import is_local, spark_session
+from tests.pipeline.conftest import QUICK
+from tests.pipeline.streaming_job import _LOOPBACK
+
+
+def main(what: str, archive: str, tables: str, max_rows: int, master: str) -> None:
+    conf = QUICK if is_local(master) else QUICK | _LOOPBACK
+    with spark_session(master, conf=conf) as spark:
+        pipeline = Pipeline(spark, archive, tables)
+        if what == "run":
+            pipeline.run(max_rows)
+        else:
+            query = pipeline.stream(f"{tables}/_checkpoint", max_rows=max_rows)
+            query.awaitTermination()
+
+
+if __name__ == "__main__":
+    what, archive, tables, max_rows, master = sys.argv[1:]
+    main(what, archive, tables, int(max_rows), master)
