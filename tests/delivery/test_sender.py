@@ -1,11 +1,14 @@
 """What a sender does by itself: retry, wait, re-route, give up, ask."""
 
+from functools import partial
+
 import pytest
 from msgspec import UNSET, Raw
 
 from gatepost.delivery.messages import fingerprint
 from gatepost.events import Kind, Receipt, decode_payload
 from gatepost.events.envelope import DeadLetter, Signal
+from gatepost.journal import Tx
 from gatepost.routing import Directory, Gateway, Home, Rule
 from gatepost.wire import NewSend
 from tests.delivery.mesh import Gate, Mesh
@@ -197,6 +200,13 @@ def test_a_pair_with_accepted_work_waits_for_its_owner(mesh: Mesh, a: Gate, b: G
     assert (a.state(first), a.state(second)) == ("processed", "accepted")
 
 
+def take_turns(gate: Gate, tx: Tx) -> list[str]:
+    """Whoever is B here takes and acks all there is."""
+    mail = gate.dispatcher.dequeue(tx, "B", "x", 100)
+    gate.messages.ack(tx, "B", [each.receipt for each in mail], [], {})
+    return [each.msg_id for each in mail]
+
+
 def test_a_pair_that_moves_there_and_back_drains(mesh: Mesh, a: Gate, b: Gate, c: Gate) -> None:
     """Each node goes on as soon as what was before its part is settled, wherever."""
     online(mesh, "a", "b", "c", fallback=True)
@@ -215,15 +225,7 @@ def test_a_pair_that_moves_there_and_back_drains(mesh: Mesh, a: Gate, b: Gate, c
     for _ in range(10):
         mesh.flow()
         for gate in (b, c):
-            mail = gate.do(lambda tx, gate=gate: gate.dispatcher.dequeue(tx, "B", "x", 100))
-            receipts = [each.receipt for each in mail]
-            turns += [each.msg_id for each in mail]
-            if receipts:
-                gate.do(
-                    lambda tx, gate=gate, receipts=receipts: gate.messages.ack(
-                        tx, "B", receipts, [], {}
-                    )
-                )
+            turns += gate.do(partial(take_turns, gate))
     assert turns == ids
     assert {a.state(id) for id in ids} == {"processed"}
 
