@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from gatepost.pipeline.cluster import standalone_cluster
 from gatepost.pipeline.session import spark_session
 from gatepost.pipeline.synth import Options
 from tests.pipeline.worlds import PLANTED, World
@@ -28,5 +29,12 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> World:
     """20,000 events with everything planted that can be read, and their tables."""
-    options = Options(events=20_000, faults=PLANTED, segment_rows=1500)
+    options = Options(events=20_000, seed=4, faults=PLANTED, segment_rows=1500)
     return World(spark, tmp_path_factory.mktemp("world"), options)
+
+
+@pytest.fixture(scope="session")
+def master() -> Iterator[str]:
+    """A cluster of two workers."""
+    with standalone_cluster(2, memory="600m", java_options="-XX:TieredStopAtLevel=1") as url:
+        yield url

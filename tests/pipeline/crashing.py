@@ -52,14 +52,17 @@ class Program:
 
     def finish(self) -> None:
         with self.running() as process:
-            assert process.wait(PATIENCE) == 0, self._log.read_text()
+            assert process.wait(PATIENCE) == 0, self.log()
+
+    def log(self) -> str:
+        return self._log.read_text()
 
     def wait_until(self, reached: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
         """Wait for something that the process brings about."""
         deadline = time.monotonic() + PATIENCE
         while not reached():
-            assert process.poll() is None, f"ended early:\n{self._log.read_text()}"
-            assert time.monotonic() < deadline, self._log.read_text()
+            assert process.poll() is None, f"ended early:\n{self.log()}"
+            assert time.monotonic() < deadline, self.log()
             time.sleep(0.01)
 
 

@@ -2,21 +2,14 @@
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 from deltalake import DeltaTable
 
-from gatepost.pipeline.cluster import standalone_cluster
 from tests.pipeline.crashing import PATIENCE, ROWS, Job, archived, make_archive
-
-
-@pytest.fixture(scope="module")
-def master() -> Iterator[str]:
-    with standalone_cluster(2, memory="600m", java_options="-XX:TieredStopAtLevel=1") as url:
-        yield url
 
 
 def executors() -> list[psutil.Process]:
@@ -30,6 +23,7 @@ def _is_executor(process: psutil.Process) -> bool:
         return False  # it ended while we looked
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_executors_killed_on_a_cluster_change_nothing(
     tmp_path: Path, master: str, count: Callable[[int, int], int]

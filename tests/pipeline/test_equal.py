@@ -145,7 +145,7 @@ def test_what_was_planted_is_found_and_nothing_else(world: World) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("faults", [PLANTED, ()], ids=["planted", "clean"])
-@pytest.mark.parametrize(("seed", "nodes"), [(1, 3), (2, 5), (3, 6), (4, 8)])
+@pytest.mark.parametrize(("seed", "nodes"), [(0, 4), (1, 3), (2, 5), (3, 6), (4, 8)])
 def test_other_seeds_and_rooms(
     spark: SparkSession, tmp_path: Path, seed: int, nodes: int, faults: tuple[str, ...]
 ) -> None:

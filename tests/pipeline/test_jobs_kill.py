@@ -1,19 +1,41 @@
-"""Drivers are killed in the middle of their work; whoever comes next makes the tables exact."""
+"""Drivers are killed in the middle of their work; whoever comes next makes the tables exact.
+
+`run` and `stream` themselves are tested here too: in batches, taking turns, and what comes after.
+"""
 
 import random
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gatepost.pipeline.jobs.run import Pipeline
+from gatepost.errors import PipelineError
+from gatepost.pipeline.jobs.retention import forget
+from gatepost.pipeline.jobs.run import Pipeline, Ran, backfill, compact
+from gatepost.pipeline.tables import schemas
 from tests.pipeline.crashing import Program
-from tests.pipeline.worlds import World
+from tests.pipeline.worlds import MADE, World
 
+# Whole runs of Spark, on machines that do other things too.
 pytestmark = pytest.mark.timeout(1800)
 
 TABLES_A_BATCH = 9
+HOUR = 3_600_000
+
+
+def kill_again_and_again(
+    folder: Path, what: str, archive: str, tables: Path, max_rows: int, rounds: int
+) -> None:
+    """Each time somewhere in the next batch."""
+    program = "tests.pipeline.pipeline_job"
+    job = Program(folder, program, what, archive, tables, max_rows, "local[2]")
+    for _ in range(rounds):
+        wanted = commits(tables) + random.randint(1, TABLES_A_BATCH)
+        with job.running() as process:
+            job.wait_until(lambda wanted=wanted: commits(tables) >= wanted, process)  # type: ignore[misc]
+            time.sleep(random.uniform(0, 0.3))
 
 
 def commits(tables: Path) -> int:
@@ -21,21 +43,55 @@ def commits(tables: Path) -> int:
     return len(list(tables.glob("*/_delta_log/*.json")))
 
 
-@pytest.mark.parametrize("what", ["run", "stream"])
-def test_a_driver_is_killed_and_the_tables_are_exact(
-    world: World, tmp_path: Path, count: Callable[[int, int], int], what: str
+def test_run_in_batches_is_killed_and_equals_backfill(
+    world: World, tmp_path: Path, count: Callable[[int, int], int]
 ) -> None:
     rounds = count(1, 10)
     tables, max_rows = tmp_path / "tables", world.truth.events // (2 * rounds) + 1
-    program = "tests.pipeline.pipeline_job"
-    job = Program(tmp_path, program, what, world.archive, tables, max_rows, "local[2]")
-    for _ in range(rounds):
-        with job.running() as process:
-            wanted = commits(tables) + random.randint(1, TABLES_A_BATCH)
-            job.wait_until(lambda wanted=wanted: commits(tables) >= wanted, process)  # type: ignore[misc]
-            time.sleep(random.uniform(0, 0.3))
+    kill_again_and_again(tmp_path, "run", world.archive, tables, max_rows, rounds)
     pipeline = Pipeline(world.spark, world.archive, str(tables))
-    if what == "stream":
-        assert pipeline.stream(f"{tables}/_checkpoint").awaitTermination(600)
-    assert (pipeline.run().events > 0) == (what == "run"), "killed too late to prove anything"
+    assert pipeline.run(max_rows).events > 0, "killed too late to prove anything"
+    world.assert_same(str(tables))
+    assert pipeline.run() == Ran(0, 0)
+    with pytest.raises(PipelineError, match="already holds tables"):
+        backfill(world.spark, world.archive, str(tables))
+    _assert_compacted(world, str(tables))
+    _assert_old_hours_go(world, str(tables))
+
+
+def _assert_compacted(world: World, tables: str) -> None:
+    assert compact(world.spark, tables, keep_hours=0, keep_days=1)["deliveries"] > 0
+    world.assert_same(tables)
+
+
+def _assert_old_hours_go(world: World, tables: str) -> None:
+    hours = sorted({row["hour"] for row in world.rows["deliveries"]})
+    assert len(hours) > 1
+    assert forget(tables, hours[-1] * HOUR)["deliveries"] > 0
+    for table in MADE:
+        if table.partition:
+            left = [row for row in world.rows[table.name] if row["hour"] == hours[-1]]
+            assert world.read(tables, table) == left, table.name
+    activity = world.read(tables, schemas.ACTIVITY)
+    assert {row["window_start"] // HOUR for row in activity} == {hours[-1]}
+    again = Pipeline(world.spark, world.archive, tables).run()
+    assert again == Ran(0, 0), "what is gone is not read again"
+
+
+def test_a_stream_is_killed_goes_on_and_run_goes_on_where_it_stopped(
+    world: World, tmp_path: Path, count: Callable[[int, int], int]
+) -> None:
+    rounds = count(1, 10)
+    tables, partly = tmp_path / "tables", tmp_path / "archive"
+    max_rows = world.truth.events // (2 * rounds) + 1
+    shutil.copytree(world.archive, partly)
+    late = partly / "node=node-04" / "_manifest.json"
+    listed = late.read_bytes()
+    late.unlink()
+    kill_again_and_again(tmp_path, "stream", str(partly), tables, max_rows, rounds)
+    pipeline = Pipeline(world.spark, str(partly), str(tables))
+    assert pipeline.stream(f"{tables}/_checkpoint", max_rows=max_rows).awaitTermination(900)
+    # The node that was away comes back: what the others waited for falls into place.
+    late.write_bytes(listed)
+    assert pipeline.run().batches == 1
     world.assert_same(str(tables))

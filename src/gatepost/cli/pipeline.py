@@ -88,8 +88,11 @@ class RanDocument(Struct):
 
 
 class AuditDocument(Struct):
+    """`keys`: who says which key is whose, `room` or `self-asserted`."""
+
     events: int
     violations: dict[str, int]
+    keys: str
     samples: "list[Violation]"
 
 
@@ -184,6 +187,7 @@ def _follow(query: "StreamingQuery") -> None:
 def compact(
     *,
     keep_hours: Annotated[int, Parameter(validator=Number(gte=0))] = 7 * 24,
+    keep_days: Count | None = None,
     places: Places = PLACES,
     options: Output = OUTPUT,
 ) -> None:
@@ -193,12 +197,14 @@ def compact(
     ----------
     keep_hours
         How long files that were replaced stay, for readers that still use them.
+    keep_days
+        Drop what is older than this many days before the latest event. Default: keep all.
     """
     tables = places.target()
     with _spark(places.master, options, "compacting") as spark:
         from gatepost.pipeline.jobs.run import compact as merge
 
-        gone = merge(spark, tables, keep_hours=keep_hours)
+        gone = merge(spark, tables, keep_hours=keep_hours, keep_days=keep_days)
     if not gone:
         raise Problem("not_found", f"{tables} holds no tables yet: gatepost pipeline run")
     rows = list(gone.items())
@@ -215,7 +221,7 @@ def audit(*, places: Places = PLACES, options: Output = OUTPUT) -> int:
         found = check(spark, archive, tables)
     known = audited(tables)
     samples = known.samples if known else []
-    document = AuditDocument(found.events, found.violations, samples)
+    document = AuditDocument(found.events, found.violations, found.keys, samples)
     output.show(options, document, lambda: _say_audit(found, samples))
     return Exit.OK if found.clean else Exit.FAILED
 
@@ -232,6 +238,9 @@ def _say_audit(found: "Audited", samples: "list[Violation]") -> None:
         output.say(said + "every promise kept", "green")
     else:
         output.say(said + output.plural(broken, "broken promise"), "red")
+    if found.self_asserted:
+        nodes = ", ".join(found.self_asserted)
+        output.say(f"keys: {found.keys} (no other gateway vouches for {nodes})")
 
 
 def report(

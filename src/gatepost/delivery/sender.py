@@ -4,7 +4,7 @@ It is told by receipts, by time, and by what changes in the room. Only a receipt
 message is routed to counts. All of it runs in the writer's thread.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -31,7 +31,7 @@ from gatepost.events import (
     parse_event_id,
 )
 from gatepost.journal.outbox import Draft
-from gatepost.journal.tx import Tx
+from gatepost.journal.tx import Row, Tx
 from gatepost.routing import Directory, Route
 
 _BATCH = 500
@@ -451,6 +451,8 @@ class Sender:
             self._reroute(tx, found, Route(source, "retry", bool(found.offer)))
         elif reason == "moved":
             self._follow(tx, found)
+        elif reason == "expired":
+            self._give_up(tx, found, "expired", "it came too late", "refused: expired")
         else:
             self._elsewhere(tx, found, frozenset({source}), reason)
 
@@ -477,8 +479,7 @@ class Sender:
             self._give_up(tx, found, "refused", f"{found.node}: {reason}", f"refused: {reason}")
             return
         # Who refused one lets none of its pair overtake it, so the others go with it.
-        for row in tx.rows(_OF_PAIR, (*found.pair, found.node)):
-            each = Delivery(*row)
+        for each in self._still(tx, tx.rows(_OF_PAIR, (*found.pair, found.node))):
             if each.attempt >= self._patience.max_attempts:
                 why = f"{found.node}: {reason}"
                 self._give_up(tx, each, "exhausted", why, f"refused: {reason}")
@@ -495,9 +496,15 @@ class Sender:
         """Look at every delivery whose time has come."""
         if self._due is None or tx.now < self._due:
             return
-        for row in tx.rows(_DUE, (tx.now,)):
-            self._look(tx, Delivery(*row))
+        for found in self._still(tx, tx.rows(_DUE, (tx.now,))):
+            self._look(tx, found)
         ((self._due,),) = tx.rows(_NEXT_DUE)
+
+    def _still(self, tx: Tx, rows: list[Row]) -> Iterator[Delivery]:
+        """Each of these, unless what was done about one before it has changed it."""
+        for row in rows:
+            if tx.one(_FIND, (row[0],)) == row:
+                yield Delivery(*row)
 
     def next_due(self) -> int | None:
         return self._due
@@ -606,11 +613,11 @@ class Sender:
             return False
         if route.node == node:
             return False
-        moved = [Delivery(*row) for row in tx.rows(_OF_PAIR, (*pair, node))]
-        if not all(found.offer for found in moved):
+        moved = tx.rows(_OF_PAIR, (*pair, node))
+        if not all(Delivery(*row).offer for row in moved):
             # What is no offer may be accepted there at any moment.
             return False
-        for found in moved:
+        for found in self._still(tx, moved):
             self._reroute(tx, found, route)
         return bool(moved)
 
@@ -675,8 +682,7 @@ class Sender:
     def give_up_at(self, tx: Tx, node: str, sent_seq: int, reason: str) -> int:
         """`node` may have heard of these, and cannot say any more what it did with them."""
         lost = 0
-        for row in tx.rows(_OPEN_AT, (node,)):
-            found = Delivery(*row)
+        for found in self._still(tx, tx.rows(_OPEN_AT, (node,))):
             ((seq,),) = tx.rows(_SEQ_OF, (found.event_id, node))
             if seq is not None and seq <= sent_seq:
                 self._give_up(tx, found, "owner_restored", reason)

@@ -57,11 +57,13 @@ def write_table(
     partition_by: Sequence[str] = (),
     replace: Mapping[str, Collection[Any]] | None = None,
     transaction: Transaction | None = None,
+    arranged: bool = False,
 ) -> Written:
     """Write all rows of `df` in one commit; the table is made if there is none.
 
     `replace` names partitions, `{"date": [...]}`: what they held is gone with this commit, also
-    where `df` has no row for them. Columns the table lacks are added to it.
+    where `df` has no row for them. Columns the table lacks are added to it. `arranged` rows come
+    with those of a partition together, and are written as they come.
     """
     if (mode == "replace") != bool(replace):
         raise PipelineError('mode="replace" and the partitions to replace belong together')
@@ -71,7 +73,7 @@ def write_table(
         return done
     partitions = tuple(table.metadata().partition_columns if table else partition_by)
     _check(df, table, mode, partitions, replace)
-    files = _spread(df, path, partitions)
+    files = _spread(df, path, partitions, arranged)
     _check_within(files, replace)
     return _commit(_Commit(path, table, df, mode, partitions, files, replace, transaction))
 
@@ -235,9 +237,9 @@ def _check_within(files: Sequence[File], replace: Mapping[str, Collection[Any]] 
             )
 
 
-def _spread(df: "DataFrame", path: str, partitions: tuple[str, ...]) -> list[File]:
+def _spread(df: "DataFrame", path: str, partitions: tuple[str, ...], arranged: bool) -> list[File]:
     """Let executors write the rows; only the list of files comes back."""
-    if partitions:
+    if partitions and not arranged:
         # Few files, of a good size each; and sorted, so that a task has one of them open.
         df = df.hint("rebalance", *partitions).sortWithinPartitions(*partitions)
     return _collect(df, _writer(path, df.columns, partitions))

@@ -7,6 +7,7 @@ ETA advice are made from what is unusual, of which there is little.
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
@@ -45,6 +46,13 @@ class Tables(Struct, frozen=True):
         return read_table(spark, path, where={"hour": [str(hour) for hour in hours]})
 
 
+class Size(Struct, frozen=True):
+    """About how many events a batch has, and over how many hours they were written."""
+
+    rows: int
+    hours: float
+
+
 class Apply:
     """A batch on its way into the tables."""
 
@@ -53,13 +61,12 @@ class Apply:
         self._tables = tables
         self._objectives = objectives
 
-    def __call__(self, events: DataFrame, number: int, rows: int) -> None:
-        """`rows` is about how many events there are."""
+    def __call__(self, events: DataFrame, number: int, size: Size) -> None:
         batch = Transaction(APP, number)
         first = not table_exists(self._tables.path(schemas.DELIVERIES))
         self._append(incidents.activity(events, number, self._objectives), batch)
         hours = None if first else lifecycle.touched_hours(events)
-        self._deliver(events, batch, hours, rows)
+        self._deliver(events, batch, hours, size)
         self._by_hour(batch, hours)
         self._overall(batch)
 
@@ -76,13 +83,16 @@ class Apply:
         write_table(frame, self._tables.path(schemas.ACTIVITY), transaction=batch)
 
     def _deliver(
-        self, events: DataFrame, batch: Transaction, hours: list[int] | None, rows: int
+        self, events: DataFrame, batch: Transaction, hours: list[int] | None, size: Size
     ) -> None:
         stored = self._stored(hours)
-        partitions = max(self._spark.sparkContext.defaultParallelism, rows // _ROWS_PER_TASK)
+        cores = self._spark.sparkContext.defaultParallelism
+        partitions = max(cores, size.rows // _ROWS_PER_TASK)
+        long = size.hours > 2 * cores * lifecycle.LONG_HOURS
+        stretch = lifecycle.LONG if long else lifecycle.SHORT
         with _sorted_aggregation(self._spark):
-            frame = lifecycle.deliveries(events, partitions, stored)
-            self._replace(schemas.DELIVERIES, frame, batch, hours)
+            frame = lifecycle.deliveries(events, partitions, stored, stretch)
+            self._replace(schemas.DELIVERIES, frame, batch, hours, arranged=True)
 
     def _stored(self, hours: list[int] | None) -> DataFrame | None:
         return None if hours is None else self._read(schemas.DELIVERIES, hours)
@@ -121,14 +131,20 @@ class Apply:
         return self._tables.read(self._spark, table, hours)
 
     def _replace(
-        self, table: Table, frame: DataFrame, batch: Transaction, hours: list[int] | None
+        self,
+        table: Table,
+        frame: DataFrame,
+        batch: Transaction,
+        hours: list[int] | None,
+        *,
+        arranged: bool = False,
     ) -> None:
         path, frame = self._tables.path(table), _shaped(frame, table)
+        write = partial(write_table, frame, path, transaction=batch, arranged=arranged)
         if hours is None or not table_exists(path):
-            write_table(frame, path, partition_by=["hour"], transaction=batch)
+            write(partition_by=["hour"])
         elif hours:
-            where = {"hour": hours}
-            write_table(frame, path, mode="replace", replace=where, transaction=batch)
+            write(mode="replace", replace={"hour": hours})
 
 
 def _shaped(frame: DataFrame, table: Table) -> DataFrame:

@@ -8,7 +8,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from gatepost.errors import PipelineError
 from gatepost.pipeline import planning, sink
 from gatepost.pipeline.jobs import retention
-from gatepost.pipeline.jobs.apply import Apply, Tables
+from gatepost.pipeline.jobs.apply import Apply, Size, Tables
 from gatepost.pipeline.jobs.ledger import Batch, Ledger
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.planning import Offsets, Selection, Slice
@@ -16,6 +16,7 @@ from gatepost.pipeline.reading import Archive
 from gatepost.pipeline.source import read_stream, spark_schema
 from gatepost.pipeline.tables.facts import COLUMNS
 from gatepost.pipeline.tables.schemas import TABLES
+from gatepost.pipeline.tables.slo import HOUR_MS
 
 _ALL = Selection()
 _MAX_ROWS = 100_000_000
@@ -96,9 +97,9 @@ class Pipeline:
 
     def _take(self, batch: Batch) -> int:
         slices = planning.between(self._archive.segments(), batch.start, batch.end, _ALL)
-        rows = sum(piece.rows for piece in slices)
-        self._apply(self._events(slices), batch.number, rows)
-        return rows
+        size = _size(slices)
+        self._apply(self._events(slices), batch.number, size)
+        return size.rows
 
     def _events(self, slices: list[Slice]) -> DataFrame:
         """Exactly these rows, by Spark's own Parquet reader."""
@@ -115,6 +116,12 @@ class Pipeline:
             return self._spark.createDataFrame([], spark_schema())
         reader = self._spark.read.schema(spark_schema()).option("basePath", self._archive.uri)
         return reader.parquet(*files)
+
+
+def _size(slices: list[Slice]) -> Size:
+    first = min((piece.segment.min_created_at for piece in slices), default=0)
+    last = max((piece.segment.max_created_at for piece in slices), default=0)
+    return Size(sum(piece.rows for piece in slices), (last - first) / HOUR_MS)
 
 
 def run(

@@ -68,7 +68,7 @@ def facts(events: DataFrame) -> DataFrame:
     own = opens | F.col("kind").isin(*_ABOUT_OWN)
     # An old receipt may not say whom it is for; then it is for an agent of its own node.
     to_node = F.coalesce("to_node", F.when(own, F.lit("")).otherwise(F.col("node")))
-    rows = told.select(
+    return told.select(
         F.when(opens, F.col("event_id")).otherwise(F.col("ref_id")).alias("event_id"),
         F.when(own, F.col("node")).otherwise(to_node).alias("node"),
         F.when(own, to_node).otherwise(F.col("node")).alias("peer"),
@@ -80,7 +80,6 @@ def facts(events: DataFrame) -> DataFrame:
         "progress",
         F.when(opens, _message()).alias("message"),
     ).where("what is not null and event_id is not null")
-    return rows.withColumn("hour", hour_of(F.col("event_id")))
 
 
 def _what() -> Column:

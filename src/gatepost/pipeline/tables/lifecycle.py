@@ -5,22 +5,31 @@ reply. Legs merge: each value is the earliest, the latest or the sum of its part
 is the same however its events were cut into batches. A receipt counts only if the event was
 routed to the node that wrote it, and which nodes those are may become known after the receipt.
 
-Rows are sorted once, by event id, and both aggregations go along that order. All of an hour is
-in one partition, because an hour is what is written, and later replaced, as a whole.
+Rows are sorted once, by event id, and both aggregations go along that order. An id begins with
+the time it was drawn at, so the rows of an hour follow each other, and are written in one go.
 
     emitted ──retry──▶ retry_pending
        └──────┬─────────────┘
          accepted ──▶ processed | replied          dead_letter (amended if answered all the same)
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from gatepost.pipeline.tables.facts import What, facts
+from gatepost.pipeline.tables.facts import What, facts, hour_of
 from gatepost.pipeline.tables.schemas import DELIVERIES
 
-_KEY = ("event_id", "hour", "node")
+_KEY = ("event_id", "node")
 _LEG_KEY = (*_KEY, "peer")
+
+_LEG = (
+    *("routed_at", "last", "accepted_at", "accepts", "refused", "processed", "processes"),
+    *("replied_at", "dead", "confirmed_at", "withdrawn_at", "eta_at", "completed_at"),
+    *("failed", "progress", "cancelled_at"),
+)
 
 # A message as it is aggregated, from what a delivery shows of it.
 _MESSAGE = (
@@ -29,80 +38,96 @@ _MESSAGE = (
 )
 
 
-def deliveries(events: DataFrame, partitions: int, stored: DataFrame | None = None) -> DataFrame:
-    """The deliveries these events are about, together with what was stored about them before."""
-    legs = _legs(_arranged(facts(events), partitions))
-    if stored is not None:
-        legs = _merged(_arranged(legs.unionByName(_unfolded(stored)), partitions))
+# How many bytes of an id are the same for what one task shall write: with three a task has
+# whole stretches of 4.7 hours, and with four of a minute, where all of it is a few hours.
+LONG, SHORT = 3, 4
+LONG_HOURS = 4.66
+
+
+def deliveries(
+    events: DataFrame, partitions: int, stored: DataFrame | None = None, stretch: int = SHORT
+) -> DataFrame:
+    """The deliveries these events are about, together with what was stored about them before.
+
+    They come in the order of their ids; those of an hour are in few partitions.
+    """
+    told = facts(events)
+    if stored is None:
+        legs = _legs(_arranged(told, partitions, stretch))
+    else:
+        both = _single(told).unionByName(_unfolded(stored))
+        legs = _merged(_arranged(both, partitions, stretch))
     return _judged(_joined(legs))
 
 
 def touched_hours(events: DataFrame) -> list[int]:
     """The hours these events say something about: few, however many the events are."""
-    hours = facts(events).select("hour").distinct().collect()
+    hours = facts(events).select(hour_of(F.col("event_id")).alias("hour")).distinct().collect()
     return sorted(row.hour for row in hours)
 
 
-def _arranged(rows: DataFrame, partitions: int) -> DataFrame:
-    return rows.repartition(partitions, "hour").sortWithinPartitions(*_LEG_KEY)
+def _arranged(rows: DataFrame, partitions: int, stretch: int) -> DataFrame:
+    together = F.substring("event_id", 1, stretch)
+    return rows.repartition(partitions, together).sortWithinPartitions(*_LEG_KEY)
 
 
-def _is(what: What) -> Column:
-    return F.col("what") == int(what)
+class _Part(NamedTuple):
+    """A value of a leg: what one fact says of it, and how two such values make one."""
+
+    told: Column
+    merge: Callable[[Column], Column]
 
 
-def _first(what: What) -> Column:
-    return F.min(F.when(_is(what), F.col("at")))
+def _parts() -> dict[str, _Part]:
+    at, text, number = F.col("at"), F.col("text"), F.col("number")
 
+    def only(what: What, value: Column) -> Column:
+        return F.when(F.col("what") == int(what), value)
 
-def _first_with_text(what: What, name: str) -> Column:
-    return F.min(F.when(_is(what), F.struct("at", F.col("text").alias(name))))
+    def first(what: What, *more: Column) -> _Part:
+        return _Part(only(what, F.struct(at, *more) if more else at), F.min)
+
+    def times(what: What) -> _Part:
+        return _Part((F.col("what") == int(what)).cast("bigint"), F.sum)
+
+    attempt = F.struct(number.cast("int").alias("attempt"), text.alias("why"))
+    return {
+        "message": _Part(F.col("message"), F.min),
+        "routed_at": first(What.SENT),
+        "last": _Part(only(What.SENT, attempt), F.max),
+        "accepted_at": first(What.ACCEPTED),
+        "accepts": times(What.ACCEPTED),
+        "refused": first(What.REFUSED, text.alias("reason")),
+        "processed": first(What.PROCESSED, number.alias("seq"), text.alias("outcome")),
+        "processes": times(What.PROCESSED),
+        "replied_at": first(What.REPLIED),
+        "dead": first(What.DEAD, text.alias("reason")),
+        "confirmed_at": first(What.CONFIRMED),
+        "withdrawn_at": first(What.WITHDRAWN),
+        "eta_at": _Part(F.col("eta_at"), F.min),
+        "completed_at": first(What.COMPLETED),
+        "failed": first(What.FAILED, text.alias("class")),
+        "progress": _Part(F.col("progress"), F.max),
+        "cancelled_at": first(What.CANCELLED),
+    }
 
 
 def _legs(rows: DataFrame) -> DataFrame:
-    turn = F.struct("at", F.col("number").alias("seq"), F.col("text").alias("outcome"))
-    attempt = F.struct(F.col("number").cast("int").alias("attempt"), F.col("text").alias("why"))
-    return rows.groupBy(*_LEG_KEY).agg(
-        F.min("message").alias("message"),
-        _first(What.SENT).alias("routed_at"),
-        F.max(F.when(_is(What.SENT), attempt)).alias("last"),
-        _first(What.ACCEPTED).alias("accepted_at"),
-        F.count_if(_is(What.ACCEPTED)).alias("accepts"),
-        _first_with_text(What.REFUSED, "reason").alias("refused"),
-        F.min(F.when(_is(What.PROCESSED), turn)).alias("processed"),
-        F.count_if(_is(What.PROCESSED)).alias("processes"),
-        _first(What.REPLIED).alias("replied_at"),
-        _first_with_text(What.DEAD, "reason").alias("dead"),
-        _first(What.CONFIRMED).alias("confirmed_at"),
-        _first(What.WITHDRAWN).alias("withdrawn_at"),
-        F.min("eta_at").alias("eta_at"),
-        _first(What.COMPLETED).alias("completed_at"),
-        _first_with_text(What.FAILED, "class").alias("failed"),
-        F.max("progress").alias("progress"),
-        _first(What.CANCELLED).alias("cancelled_at"),
-    )
+    """Facts into legs."""
+    parts = _parts().items()
+    return rows.groupBy(*_LEG_KEY).agg(*(p.merge(p.told).alias(name) for name, p in parts))
 
 
-_SUMS = ("accepts", "processes")
-_LATEST = ("last", "progress")
-_EARLIEST = (
-    *("message", "routed_at", "accepted_at", "refused", "processed", "replied_at", "dead"),
-    *("confirmed_at", "withdrawn_at", "eta_at", "completed_at", "failed", "cancelled_at"),
-)
-_LEG = (
-    *("routed_at", "last", "accepted_at", "accepts", "refused", "processed", "processes"),
-    *("replied_at", "dead", "confirmed_at", "withdrawn_at", "eta_at", "completed_at"),
-    *("failed", "progress", "cancelled_at"),
-)
+def _single(rows: DataFrame) -> DataFrame:
+    """Each fact as a leg of its own, to be merged."""
+    parts = _parts().items()
+    return rows.select(*_LEG_KEY, *(part.told.alias(name) for name, part in parts))
 
 
 def _merged(legs: DataFrame) -> DataFrame:
-    """Two halves of a leg into one."""
-    return legs.groupBy(*_LEG_KEY).agg(
-        *(F.min(name).alias(name) for name in _EARLIEST),
-        *(F.max(name).alias(name) for name in _LATEST),
-        *(F.sum(name).alias(name) for name in _SUMS),
-    )
+    """Parts of a leg into one."""
+    parts = _parts().items()
+    return legs.groupBy(*_LEG_KEY).agg(*(p.merge(F.col(name)).alias(name) for name, p in parts))
 
 
 def _unfolded(stored: DataFrame) -> DataFrame:
@@ -158,6 +183,7 @@ def _judged(rows: DataFrame) -> DataFrame:
     )
     flat = rows.select(
         *_KEY,
+        hour_of(F.col("event_id")).alias("hour"),
         *(f"message.{name}" for name in _MESSAGE if name != "attempt"),
         F.coalesce("turn.peer", "accept.peer", "last.peer").alias("to_node"),
         F.col("last.last.attempt").alias("attempts"),

@@ -80,6 +80,10 @@ class _Case:
         self.seen = seen
         self.drained = drained
         self.stories = _stories(journals)
+        self.acked = {
+            journal.node: {mail.event_id for mail in journal.mail if mail.state == ACKED}
+            for journal in journals
+        }
         self.completed: dict[tuple[str, str], set[str]] = defaultdict(set)
         for turn in seen.turns:
             if turn.result == "ok":
@@ -191,14 +195,16 @@ def _one_turn(case: _Case) -> Iterator[Violation]:
 
 
 def _order(case: _Case) -> Iterator[Violation]:
-    """By the receipts, and by the turns the agents themselves remember."""
+    """Of the turns that mail had, by the receipts that ended them."""
     pairs: dict[tuple[str, str, str | None], list[tuple[int, int, str, int, str]]] = defaultdict(
         list
     )
     for story in case.stories.values():
         first = story.first
         for said in story.processed():
-            if said.outcome == "ok" and first.pair_seq and not case.excused(story):
+            # An answer that somebody waits for ends without a turn.
+            is_turn = said.outcome == "ok" and story.id in case.acked[said.node]
+            if is_turn and first.pair_seq and not case.excused(story):
                 place = (case.when(said.node, said.event), said.event.seq, said.node)
                 key = (story.source, first.source_agent_id, first.to_agent_id)
                 pairs[key].append((*place, first.pair_seq, story.id))

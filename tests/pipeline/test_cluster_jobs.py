@@ -1,0 +1,38 @@
+"""On a real cluster the jobs make the same tables, even if executors are killed under them."""
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.crashing import PATIENCE, Program
+from tests.pipeline.test_cluster import executors
+from tests.pipeline.test_jobs_kill import TABLES_A_BATCH, commits
+from tests.pipeline.worlds import World
+
+pytestmark = pytest.mark.timeout(1800)
+
+
+@pytest.mark.parametrize("what", ["run", pytest.param("stream", marks=pytest.mark.full)])
+def test_executors_killed_under_a_job_change_nothing(
+    world: World, tmp_path: Path, master: str, count: Callable[[int, int], int], what: str
+) -> None:
+    rounds = count(1, 10)
+    tables, max_rows = tmp_path / "tables", world.truth.events // rounds + 1
+    job = Program(
+        tmp_path, "tests.pipeline.pipeline_job", what, world.archive, tables, max_rows, master
+    )
+    killed = 0
+    with job.running() as process:
+        for _ in range(rounds):
+            wanted = commits(tables) + random.randint(1, TABLES_A_BATCH // 2)
+            job.wait_until(lambda wanted=wanted: commits(tables) >= wanted, process)  # type: ignore[misc]
+            time.sleep(random.uniform(0, 0.3))
+            for executor in executors():
+                executor.kill()
+                killed += 1
+        assert process.wait(PATIENCE) == 0, job.log()
+    assert killed >= rounds
+    world.assert_same(str(tables))
