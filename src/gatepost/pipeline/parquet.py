@@ -104,6 +104,7 @@ class _Writer:
         self._full = f"{base.rstrip('/')}/{self._path}"
         self._fs.create_dir(self._full.rpartition("/")[0], recursive=True)
         self._writer: pq.ParquetWriter | None = None
+        self._metadata: list[pq.FileMetaData] = []
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
 
@@ -118,8 +119,7 @@ class _Writer:
         assert self._writer is not None, "a writer is made for its first row"
         self._writer.close()
         size = self._fs.get_file_info(self._full).size
-        with pq.ParquetFile(self._full, filesystem=self._fs) as file:
-            metadata = file.metadata
+        (metadata,) = self._metadata
         return File(self._path, size, metadata.num_rows, self.values, statistics(metadata))
 
     def _flush(self) -> None:
@@ -128,7 +128,11 @@ class _Writer:
         table = pa.Table.from_batches(self._waiting)
         if self._writer is None:
             self._writer = pq.ParquetWriter(
-                self._full, table.schema, filesystem=self._fs, compression="zstd"
+                self._full,
+                table.schema,
+                filesystem=self._fs,
+                compression="zstd",
+                metadata_collector=self._metadata,
             )
         self._writer.write_table(table)
         self._waiting, self._waiting_rows = [], 0

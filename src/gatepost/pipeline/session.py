@@ -45,6 +45,10 @@ _SQL = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # A limit on bytes makes Spark measure the whole batch after every row.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
+    # Lists by window, kind and node: more groups than the 128 after which Spark sorts instead.
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "50000",
     # Otherwise listing more than 32 files starts a Spark job of its own.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
 }
@@ -122,7 +126,10 @@ def _settings(master: str, name: str, scratch: Path, log_level: str) -> dict[str
 
 def _merged(ours: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, str]:
     """Theirs win, but options for the JVM add up."""
-    options = f"{ours[_OPTIONS]} {theirs.get(_OPTIONS, '')}".strip()
+    more = theirs.get(_OPTIONS, "")
+    # A JVM takes one collector, and this is the one for throughput.
+    collector = "" if "GC" in more else " -XX:+UseParallelGC"
+    options = f"{ours[_OPTIONS]}{collector} {more}".strip()
     return {**ours, **theirs, _OPTIONS: options}
 
 

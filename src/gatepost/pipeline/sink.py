@@ -140,6 +140,15 @@ def read_table(
     return _frame(spark, path, table, table.file_uris(file_pruning_predicate=filters))
 
 
+def largest(path: str, column: str) -> int | None:
+    """The largest value of a column of whole numbers, by what the log knows of each file."""
+    import pyarrow as pa
+
+    files = pa.table(_existing(_absolute(path)).get_add_actions(flatten=True))
+    known = files.column(f"max.{column}").to_pylist() if files.num_rows else []
+    return max((value for value in known if value is not None), default=None)
+
+
 def table_exists(path: str) -> bool:
     return _open(path) is not None
 

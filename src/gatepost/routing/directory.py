@@ -53,7 +53,9 @@ def directory_of(view: View, online: Callable[[str], bool]) -> Directory:
         id: Gateway(member.public_key, online(id), frozenset(member.record.capabilities))
         for id, member in view.nodes.items()
     }
-    agents = {id: Home(owned.gateway, owned.standbys, owned.rivals) for id, owned in view.agents.items()}
+    agents = {
+        id: Home(owned.gateway, owned.standbys, owned.rivals) for id, owned in view.agents.items()
+    }
     rules = {
         id: Rule(
             rule.owner_node_id,

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from gatepost.pipeline.jobs.ledger import APP
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.sink import Transaction, read_table, table_exists, write_table
+from gatepost.pipeline.sink import Transaction, largest, read_table, table_exists, write_table
 from gatepost.pipeline.tables import incidents, lifecycle, schemas, slo, tasks
 from gatepost.pipeline.tables.schemas import Table
 
@@ -109,13 +109,18 @@ class Apply:
             self._replace(table, frame, batch, hours)
 
     def _overall(self, batch: Transaction) -> None:
-        activity = self._read(schemas.ACTIVITY)
-        newest = activity.agg(F.max("last_at").alias("at")).head()
-        latest = (newest["at"] or 0) - self._objectives.sealing * 1000 if newest else 0
+        with contextlib.ExitStack() as stack:
+            self._whole(batch, stack)
+
+    def _whole(self, batch: Transaction, stack: contextlib.ExitStack) -> None:
+        path = self._tables.path(schemas.ACTIVITY)
+        latest = (largest(path, "last_at") or 0) - self._objectives.sealing * 1000
         since = latest // slo.HOUR_MS - self._objectives.days * _HOURS_A_DAY
         recent = F.col("hour") >= since
-        cases = self._read(schemas.CASES).where(recent)
-        known = self._read(schemas.TASKS).where(recent)
+        # Read once: what is in many small files is used many times.
+        activity = stack.enter_context(_kept(self._read(schemas.ACTIVITY)))
+        cases = stack.enter_context(_kept(self._read(schemas.CASES).where(recent)))
+        known = stack.enter_context(_kept(self._read(schemas.TASKS).where(recent)))
         slow = incidents.slow(cases, latest, self._objectives)
         whole = {
             schemas.ETA: tasks.eta(known),
@@ -150,6 +155,13 @@ class Apply:
 def _shaped(frame: DataFrame, table: Table) -> DataFrame:
     """The table's columns exactly, whatever Spark knows about what is never null."""
     return frame.select(*(F.col(c.name).cast(c.type).alias(c.name) for c in table.columns))
+
+
+@contextlib.contextmanager
+def _kept(frame: DataFrame) -> Iterator[DataFrame]:
+    """The frame, made once while the block lasts; on the executors, not here."""
+    yield frame.persist()
+    frame.unpersist()
 
 
 @contextlib.contextmanager

@@ -22,7 +22,8 @@ from pyspark.sql import functions as F
 from gatepost.pipeline.tables.facts import What, facts, hour_of
 from gatepost.pipeline.tables.schemas import DELIVERIES
 
-_KEY = ("event_id", "node")
+# `part` follows from the id; Spark keeps rows where they are if it is part of the key.
+_KEY = ("event_id", "part", "node")
 _LEG_KEY = (*_KEY, "peer")
 
 _LEG = (
@@ -51,12 +52,13 @@ def deliveries(
 
     They come in the order of their ids; those of an hour are in few partitions.
     """
-    told = facts(events)
+    part = F.hash(F.substring("event_id", 1, stretch))
+    told = facts(events).withColumn("part", part)
     if stored is None:
-        legs = _legs(_arranged(told, partitions, stretch))
+        legs = _legs(_arranged(told, partitions))
     else:
-        both = _single(told).unionByName(_unfolded(stored))
-        legs = _merged(_arranged(both, partitions, stretch))
+        both = _single(told).unionByName(_unfolded(stored.withColumn("part", part)))
+        legs = _merged(_arranged(both, partitions))
     return _judged(_joined(legs))
 
 
@@ -66,9 +68,8 @@ def touched_hours(events: DataFrame) -> list[int]:
     return sorted(row.hour for row in hours)
 
 
-def _arranged(rows: DataFrame, partitions: int, stretch: int) -> DataFrame:
-    together = F.substring("event_id", 1, stretch)
-    return rows.repartition(partitions, together).sortWithinPartitions(*_LEG_KEY)
+def _arranged(rows: DataFrame, partitions: int) -> DataFrame:
+    return rows.repartition(partitions, "part").sortWithinPartitions(*_LEG_KEY)
 
 
 class _Part(NamedTuple):

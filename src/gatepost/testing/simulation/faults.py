@@ -5,7 +5,8 @@ from functools import partial
 from random import Random
 
 from gatepost.delivery.frames import Events, unpack
-from gatepost.events import Receipt
+from gatepost.events import Kind, Receipt, decode
+from gatepost.testing.history import SendSeen
 from gatepost.testing.simulation.gateway import SimulatedGateway
 from gatepost.testing.simulation.mesh import SimulatedMesh
 from gatepost.testing.simulation.network import Lane, leave_out
@@ -143,16 +144,23 @@ def _dismiss(mesh: SimulatedMesh, name: str, node: str) -> None:
 
 def forged_receipt(mesh: SimulatedMesh, random: Random) -> None:
     """A gateway claims to have dealt with what was never sent to it."""
-    known = [seen for seen in mesh.seen.sends[-50:] if seen.event_id]
+    known = [seen for seen in mesh.seen.sends[-100:] if seen.event_id]
     if not known:
         return
-    seen = random.choice(known)
+    seen = random.choice([seen for seen in known if _is_open(mesh, seen)] or known)
     owners = {mesh.room.owner(seen.target), *mesh.room.now.homes[seen.target].standbys}
     others = [id for id in mesh.gateways if id not in owners and id != seen.node]
     if others:
         forger = random.choice(others)
         mesh.note(forger, f"forges a receipt for {seen.event_id}")
         mesh.forge(forger, seen.node, seen.event_id, random.choice(_LIES))
+
+
+def _is_open(mesh: SimulatedMesh, seen: SendSeen) -> bool:
+    gateway = mesh.gateways[seen.node]
+    id = bytes.fromhex(seen.event_id.replace("-", ""))
+    query = "SELECT 1 FROM delivery WHERE event_id = ? AND processed_at IS NULL"
+    return gateway.up and bool(gateway.read(query, id))
 
 
 _LIES = (
@@ -163,20 +171,34 @@ _LIES = (
 
 
 def omission(mesh: SimulatedMesh, random: Random) -> None:
-    """Somebody on the way leaves out one event."""
+    """Somebody on the way leaves out one event, and rather a word than a message: those may come
+    again.
+    """
     a, b = random.sample(list(mesh.gateways), 2)
+    any_kind = random.random() < 0.3
     inner, done = mesh.network.tamper, False
 
     def tamper(lane: Lane, data: bytes) -> bytes | None:
         nonlocal done
         passed = inner(lane, data)
-        if done or passed is None or lane != (a, b) or not isinstance(unpack(data), Events):
+        if done or passed is None or lane != (a, b):
+            return passed
+        places = [place for place, kind in enumerate(_kinds(passed)) if any_kind or kind in _WORDS]
+        if not places:
             return passed
         done = True
         mesh.note("network", f"an event from {a} to {b} is left out")
-        return leave_out(passed, random.randrange)
+        return leave_out(passed, random.choice(places))
 
     mesh.network.tamper = tamper
+
+
+_WORDS = (Kind.SIGNAL, Kind.DEAD_LETTER)
+
+
+def _kinds(data: bytes) -> list[str]:
+    frame = unpack(data)
+    return [decode(body).kind for body in frame.events] if isinstance(frame, Events) else []
 
 
 def restore(mesh: SimulatedMesh, random: Random) -> None:
