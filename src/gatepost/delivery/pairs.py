@@ -24,7 +24,7 @@ _LOWEST_ELSEWHERE = _LOWEST + " AND node IS NOT ?"
 _LOWEST_BY_NODE = """
 SELECT node, min(pair_seq) FROM delivery
 WHERE from_agent = ? AND to_agent = ? AND processed_at IS NULL AND pair_seq > 0
-GROUP BY node ORDER BY 2 LIMIT 2
+GROUP BY node ORDER BY 2
 """
 _MOVING = "SELECT from_agent, to_agent FROM pair_seq WHERE moving > 0"
 
@@ -86,13 +86,17 @@ class Pairs:
             return None
         ((last, node, _, moving),) = tx.rows(_FIND, pair)
         lowest = tx.rows(_LOWEST_BY_NODE, pair)
+        is_open = bool(lowest)
+        if node not in (row[0] for row in lowest):
+            # What comes next goes there, and has to wait for what is open elsewhere.
+            lowest.append((node, last + 1))
         end = lowest[1][1] if len(lowest) > 1 else 0
         if end and end == moving:
             return None
-        tx.run(_PIN, (node, lowest[0][1] if lowest else last + 1, end, *pair))
+        tx.run(_PIN, (node, lowest[0][1], end, *pair))
         if not end:
             tx.effect(partial(self._arrived, tx, pair))
-        return (lowest[0][0], end - 1 if end else last) if lowest else None
+        return (lowest[0][0], end - 1 if end else last) if is_open else None
 
     def _arrived(self, tx: Tx, pair: Pair) -> None:
         self._pairs(tx).discard(pair)

@@ -202,8 +202,10 @@ def _order(case: _Case) -> Iterator[Violation]:
     for story in case.stories.values():
         first = story.first
         for said in story.processed():
-            # An answer that somebody waits for ends without a turn.
-            is_turn = said.outcome == "ok" and story.id in case.acked[said.node]
+            # An answer that somebody waits for ends without a turn, mail that is passed on with
+            # the turn somebody else had.
+            passed_on = (story.source, story.id) in case.journals[said.node].passed_on
+            is_turn = said.outcome == "ok" and story.id in case.acked[said.node] and not passed_on
             if is_turn and first.pair_seq and not case.excused(story):
                 place = (case.when(said.node, said.event), said.event.seq, said.node)
                 key = (story.source, first.source_agent_id, first.to_agent_id)

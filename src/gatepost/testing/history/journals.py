@@ -20,6 +20,7 @@ SELECT event_id, state, outcome, node, verdict, processed_at IS NOT NULL, pair_s
 _MAIL = """
 SELECT m.msg_id, b.name, m.state, m.tracked FROM mail m JOIN mailbox b ON b.id = m.mailbox
 """
+_PASSED_ON = "SELECT source, original FROM handover"
 _CURSORS = "SELECT source, incarnation, seq FROM cursor"
 
 
@@ -67,7 +68,9 @@ class Mail(Struct):
 
 
 class Journal(Struct):
-    """`key` is the node's public key; without it signatures are not looked at."""
+    """`key` is the node's public key; without it signatures are not looked at. `passed_on` is mail
+    that another gateway got to deal with, as (source, event).
+    """
 
     node: str
     key: bytes | None
@@ -77,6 +80,7 @@ class Journal(Struct):
     deliveries: dict[str, Delivery]
     mail: list[Mail]
     cursors: dict[tuple[str, str], int]
+    passed_on: set[tuple[str, str]]
 
 
 _decode = msgspec.json.Decoder(Event).decode
@@ -109,6 +113,7 @@ def _read(connection: apsw.Connection, key: bytes | None) -> Journal:
         deliveries={_id(row[0]): Delivery(*row[1:]) for row in rows(_DELIVERIES)},
         mail=[Mail(id, box, state) for id, box, state, tracked in rows(_MAIL) if tracked],
         cursors={(source, life): seq for source, life, seq in rows(_CURSORS)},
+        passed_on={(source, _id(original)) for source, original in rows(_PASSED_ON)},
     )
 
 

@@ -112,12 +112,15 @@ class SimulatedMesh:
         if (node, name) not in self.consumers:
             random = Random(f"{self.seed}/{node}/{name}")
             self.consumers[node, name] = Consumer(
-                gateway, name, manners or Manners(), random, self._turn
+                gateway, name, manners or Manners(), random, self._turn, standby
             )
+        consumer = self.consumers[node, name]
+        consumer.standby, consumer.dismissed = standby, False
 
     def dismiss(self, name: str, node: str) -> None:
         """`node` hosts `name` no more: nothing new is accepted for it there."""
         gateway = self.gateways[node]
+        self.consumers[node, name].dismissed = True
         self._insist(gateway, lambda tx: gateway.agents.remove(tx, name, "simulation"))
 
     def move(self, name: str, to: str) -> None:

@@ -73,11 +73,15 @@ class Consumer:
         manners: Manners,
         random: Random,
         note: Callable[[TurnSeen], None],
+        standby: bool = False,
     ) -> None:
         self._gateway = gateway
         self.agent = agent
         self.manners = manners
         self.paused = False
+        self.standby = standby
+        # One that was sent away works off what it has, and registers no more.
+        self.dismissed = False
         self._random = random
         self._note = note
         self._connected = False
@@ -99,6 +103,8 @@ class Consumer:
             self._gateway.call(self._wait, self._waiting)
 
     def _wait(self, tx: Tx) -> list[Message]:
+        if not self.dismissed:
+            self._gateway.agents.register(tx, self.agent, standby=self.standby)
         dispatcher = self._gateway.dispatcher
         waiter = Waiter(
             dispatcher.box(tx, self.agent),
