@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from msgspec.structs import replace
 
-from gatepost.delivery.frames import Events, unpack
+from gatepost.delivery.frames import Events, Skip, unpack
 from gatepost.events import Receipt
 from gatepost.testing.history import SendSeen
 from gatepost.testing.simulation import Habits, Manners, SimulatedMesh
@@ -154,6 +154,32 @@ def test_an_owner_restored_from_an_old_backup_does_nothing_twice(build: Build) -
     verdict = mesh.finish()
     assert verdict.ok, verdict
     assert [turns(mesh, seen) for seen in (before, done, after)] == [["n1"]] * 3
+
+
+def test_a_restored_owner_that_never_heard_what_to_skip_is_told_again(build: Build) -> None:
+    mesh = build()
+    mesh["n1"].back_up()
+    done = acknowledged(mesh, mesh.send("al", "bob"))
+    mesh.run(1_000)
+    lost: list[Lane] = []
+
+    def lose_skips(lane: Lane, data: bytes) -> bytes | None:
+        if not isinstance(unpack(data), Skip) or lane in lost:
+            return data
+        lost.append(lane)
+        mesh.network.drop(*lane)
+        return None
+
+    mesh.network.tamper = lose_skips
+    mesh.seen.restored.add("n1")
+    mesh["n1"].restore(mesh["n1"].backups[0])
+    mesh["n1"].start()
+    mesh.run(15_000)
+    assert ("n0", "n1") in lost
+    after = acknowledged(mesh, mesh.send("al", "bob"))
+    verdict = mesh.finish()
+    assert verdict.ok, verdict
+    assert [turns(mesh, seen) for seen in (done, after)] == [["n1"]] * 2
 
 
 def test_a_sender_restored_from_an_old_backup_is_noticed_and_goes_on(build: Build) -> None:

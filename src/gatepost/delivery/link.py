@@ -38,6 +38,7 @@ _IS_READER = """
 INSERT INTO recipient (node_id, last_seq, incarnation, seen_at) VALUES (?1, 0, ?2, ?3)
 ON CONFLICT (node_id) DO UPDATE SET incarnation = ?2, seen_at = ?3
 """
+_MISSED = "UPDATE recipient SET cut_seq = max(cut_seq, ?) WHERE node_id = ?"
 _ACKED = "UPDATE recipient SET acked_seq = max(acked_seq, ?), seen_at = ? WHERE node_id = ?"
 # How long what a reader has taken may stay in memory only. It delays pruning, nothing else.
 _NOTE_MS = 1_000
@@ -181,7 +182,9 @@ class Link:
         if known is not None and known != frame.life and sent > after:
             why = f"{self.peer} has another journal than it had"
             self._messages.sender.give_up_at(tx, self.peer, sent, why)
-            skip, after = "restored", sent
+            # Should it not hear of that, it is told again.
+            tx.run(_MISSED, (sent, self.peer))
+            skip, after = "restored", max(sent, cut)
         elif cut > after:
             skip, after = "cut off", cut
         if skip is None:
