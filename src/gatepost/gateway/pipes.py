@@ -153,6 +153,8 @@ class Pipes:
     def _tend(self) -> None:
         """What relays and fetches have to do now and then."""
         now = asyncio.get_running_loop().time()
+        for end in self._links.values():
+            end.look()
         self.reader.refresh()
         self.fetcher.tick()
         if now >= self._pruned_at + _PRUNE_SECS:
@@ -201,12 +203,14 @@ class LinkEnd:
         theirs, ours = pipes.is_backbone(peer), pipes.is_backbone(core.node.id)
         live = pipes.go_live
         self.source = SourcePart(self, core.node, core.messages, window, on_live=live)
-        parts: list[Part] = [
-            self.source,
-            pipes.reader.part(self, peer, relays=theirs),
-            pipes.fetcher.part(self, peer, relays=theirs, passes=ours),
-        ]
+        self._reader = pipes.reader.part(self, peer, relays=theirs)
+        self._blobs = pipes.fetcher.part(self, peer, relays=theirs, passes=ours)
+        parts: list[Part] = [self.source, self._reader, self._blobs]
         return [*parts, pipes.host.part(self, peer)] if ours else parts
+
+    def look(self) -> None:
+        """A node may be known as a relay only after it was linked."""
+        self._reader.relays = self._blobs.relays = self._pipes.is_backbone(self.link.peer)
 
     def receive(self, data: bytes) -> None:
         try:
