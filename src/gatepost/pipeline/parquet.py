@@ -6,7 +6,7 @@ Needs pyarrow and msgspec, and nothing of Spark or of `deltalake`.
 import json
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from itertools import pairwise
 from typing import Any, Self
@@ -132,10 +132,26 @@ class _Writer:
                 table.schema,
                 filesystem=self._fs,
                 compression="zstd",
+                # Numbers and ids hardly repeat: looking for repetitions costs more than all else.
+                use_dictionary=_texts(table.schema),
                 metadata_collector=self._metadata,
             )
         self._writer.write_table(table)
         self._waiting, self._waiting_rows = [], 0
+
+
+def _texts(fields: Iterable[pa.Field], above: str = "") -> list[str]:
+    """The columns that hold text, also within others, as Parquet names them."""
+    found: list[str] = []
+    for field in fields:
+        name = f"{above}{field.name}"
+        if pa.types.is_string(field.type):
+            found.append(name)
+        elif pa.types.is_struct(field.type):
+            found += _texts(field.type, f"{name}.")
+        elif pa.types.is_list(field.type):
+            found += _texts([field.type.value_field.with_name("element")], f"{name}.list.")
+    return found
 
 
 _LOCAL = fs.LocalFileSystem()

@@ -142,11 +142,21 @@ def read_table(
 
 def largest(path: str, column: str) -> int | None:
     """The largest value of a column of whole numbers, by what the log knows of each file."""
-    import pyarrow as pa
-
-    files = pa.table(_existing(_absolute(path)).get_add_actions(flatten=True))
+    files = _listed(path)
     known = files.column(f"max.{column}").to_pylist() if files.num_rows else []
     return max((value for value in known if value is not None), default=None)
+
+
+def count(path: str) -> int:
+    """How many rows there are, by what the log knows of each file."""
+    files = _listed(path)
+    return sum(files.column("num_records").to_pylist()) if files.num_rows else 0
+
+
+def _listed(path: str) -> "pa.Table":
+    import pyarrow as pa
+
+    return pa.table(_existing(_absolute(path)).get_add_actions(flatten=True))
 
 
 def table_exists(path: str) -> bool:

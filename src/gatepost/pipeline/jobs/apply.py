@@ -6,7 +6,7 @@ ETA advice are made from what is unusual, of which there is little.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from msgspec import Struct
@@ -15,13 +15,29 @@ from pyspark.sql import functions as F
 
 from gatepost.pipeline.jobs.ledger import APP
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.sink import Transaction, largest, read_table, table_exists, write_table
+from gatepost.pipeline.sink import (
+    Transaction,
+    count,
+    largest,
+    read_table,
+    table_exists,
+    write_table,
+)
 from gatepost.pipeline.tables import incidents, lifecycle, schemas, slo, tasks
 from gatepost.pipeline.tables.schemas import Table
 
 _HOURS_A_DAY = 24
 # About how many rows of an hour's shuffle one task should sort.
 _ROWS_PER_TASK = 1_500_000
+# Below this many rows, compiling a query takes longer than running it uncompiled.
+_LITTLE = 300_000
+
+# Aggregate along the order the rows are in; hashing would lose it and sort again.
+_ALONG_THE_ORDER = {"spark.sql.execution.useObjectHashAggregateExec": "false"}
+_INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 
 
 class Tables(Struct, frozen=True):
@@ -90,7 +106,7 @@ class Apply:
         partitions = max(cores, size.rows // _ROWS_PER_TASK)
         long = size.hours > 2 * cores * lifecycle.LONG_HOURS
         stretch = lifecycle.LONG if long else lifecycle.SHORT
-        with _sorted_aggregation(self._spark):
+        with _set(self._spark, _ALONG_THE_ORDER):
             frame = lifecycle.deliveries(events, partitions, stored, stretch)
             self._replace(schemas.DELIVERIES, frame, batch, hours, arranged=True)
 
@@ -109,7 +125,10 @@ class Apply:
             self._replace(table, frame, batch, hours)
 
     def _overall(self, batch: Transaction) -> None:
+        paths = map(self._tables.path, (schemas.CASES, schemas.TASKS, schemas.ACTIVITY))
+        little = sum(map(count, paths)) < _LITTLE
         with contextlib.ExitStack() as stack:
+            stack.enter_context(_set(self._spark, _INTERPRETED if little else {}))
             self._whole(batch, stack)
 
     def _whole(self, batch: Transaction, stack: contextlib.ExitStack) -> None:
@@ -160,16 +179,20 @@ def _shaped(frame: DataFrame, table: Table) -> DataFrame:
 @contextlib.contextmanager
 def _kept(frame: DataFrame) -> Iterator[DataFrame]:
     """The frame, made once while the block lasts; on the executors, not here."""
-    yield frame.persist()
-    frame.unpersist()
+    try:
+        yield frame.persist()
+    finally:
+        frame.unpersist()
 
 
 @contextlib.contextmanager
-def _sorted_aggregation(spark: SparkSession) -> Iterator[None]:
-    """Aggregate along the order the rows are in; hashing would lose it and sort again."""
-    setting = "spark.sql.execution.useObjectHashAggregateExec"
-    spark.conf.set(setting, "false")
+def _set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """These settings, while the block lasts."""
+    before = {name: spark.conf.get(name) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
     try:
         yield
     finally:
-        spark.conf.set(setting, "true")
+        for name, value in before.items():
+            spark.conf.set(name, str(value))
