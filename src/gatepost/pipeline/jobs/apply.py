@@ -194,5 +194,5 @@ def _set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        for name, value in before.items():
-            spark.conf.set(name, str(value))
+        for name, old in before.items():
+            spark.conf.set(name, str(old))
