@@ -50,7 +50,8 @@ GatepostError
 ├── ChainError                a hash chain or signed head that does not verify
 ├── ArchiveError              an archive that cannot be read or continued
 ├── PipelineError             a pipeline job that cannot go on
-│   └── PipelineMissing       a part it needs is not installed: PySpark or a Java to run it
+│   ├── PipelineMissing       a part it needs is not installed: PySpark or a Java to run it
+│   └── TablesBusy            another job works on the same tables
 └── JournalError              a journal that cannot be opened
     ├── JournalLocked         another gateway holds it
     ├── JournalTooNew         written by a newer Gatepost
@@ -287,6 +288,10 @@ class PipelineError(GatepostError):
 
 class PipelineMissing(PipelineError):
     code = "pipeline_missing"
+
+
+class TablesBusy(PipelineError):
+    code = "tables_busy"
 
 
 class JournalError(GatepostError):

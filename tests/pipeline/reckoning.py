@@ -153,7 +153,14 @@ def percentile(values: Iterable[int], share: float) -> int | None:
 
 
 def _ended(row: Row) -> int | None:
+    """When it was done, if anybody did it."""
+    if row["outcome"] in ("dead_letter", "expired"):
+        return None
     return min((t for t in (row["processed_at"], row["replied_at"]) if t is not None), default=None)
+
+
+def _dead(row: Row) -> bool:
+    return row["dead_at"] is not None or row["outcome"] in ("dead_letter", "expired")
 
 
 def levels(group: list[Row]) -> Row:
@@ -166,8 +173,8 @@ def levels(group: list[Row]) -> Row:
         "sent": sent,
         "accepted": len(accept),
         "processed": len(process),
-        "failed": sum(r["outcome"] not in (None, "ok") for r in group),
-        "dead": sum(r["dead_at"] is not None for r in group),
+        "failed": sum(r["outcome"] == "failed" for r in group),
+        "dead": sum(map(_dead, group)),
         "amended": sum(r["amended"] for r in group),
         "retried": sum(r["attempts"] > 1 for r in group),
         "duplicates": sum(r["duplicates"] for r in group),
@@ -207,8 +214,8 @@ def exchanged(group: list[Row]) -> Row:
         "sent": len(group),
         "bytes": sum(r["size"] for r in group),
         "ok": sum(r["replied_at"] is not None or r["outcome"] == "ok" for r in group),
-        "failed": sum(r["outcome"] not in (None, "ok") for r in group),
-        "dead": sum(r["dead_at"] is not None for r in group),
+        "failed": sum(r["outcome"] == "failed" for r in group),
+        "dead": sum(map(_dead, group)),
         "open": sum(not r["closed"] for r in group),
         "accept_ms": round(sum(accept) / len(accept), 6) if accept else None,
         "process_ms": round(sum(process) / len(process), 6) if process else None,

@@ -34,6 +34,10 @@ class Store:
             ) from None
 
     @property
+    def is_local(self) -> bool:
+        return isinstance(self._fs, fs.LocalFileSystem)
+
+    @property
     def filesystem(self) -> fs.FileSystem:
         return self._fs
 
@@ -87,7 +91,7 @@ class Store:
         return sorted(info.base_name for info in found if info.type == fs.FileType.Directory)
 
     def _write(self, path: str, content: "bytes | memoryview | pa.Buffer") -> None:
-        if isinstance(self._fs, fs.LocalFileSystem):
+        if self.is_local:
             _write_local(Path(path), content)
         elif self._fs.type_name in _ATOMIC:
             self._put(path, content)

@@ -9,23 +9,20 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 from gatepost.archive import manifest
 from gatepost.archive.manifest import Manifest
 from gatepost.archive.store import Store
+from gatepost.bench.mailbox import Machine, machine
 from gatepost.errors import BenchFailed
-
-if TYPE_CHECKING:
-    from gatepost.pipeline.jobs.run import Pipeline
 
 _LIFECYCLE = """
 WITH told AS (
@@ -43,76 +40,87 @@ FROM told GROUP BY ALL
 
 
 class Options(Struct, frozen=True):
-    events: int = 5_000_000
+    sizes: tuple[int, ...] = (10_000_000, 50_000_000)
     nodes: int = 8
     master: str = "local[*]"
 
 
 class Phase(Struct, frozen=True):
+    """A run in a session of its own. `peak_mib` is what driver, JVM and workers held together."""
+
     events: int
+    session_seconds: float
     seconds: float
     per_sec: float
+    peak_mib: int
 
 
-class Result(Struct, frozen=True):
-    """`peak_mib` is the most that driver, JVM and Python workers held together."""
+class Size(Struct, frozen=True):
+    """`share` is the second run's time as a part of the first one's, sessions left out."""
 
-    options: Options
-    cores: int
-    session_seconds: float
+    events: int
+    archive_bytes: int
     full: Phase
     more: Phase
     share: float
-    peak_mib: int
     duckdb_seconds: float | None = None
 
 
-def bench(folder: Path, options: Options) -> Result:
-    """Everything, in a folder of its own that is removed at the end."""
+class Result(Struct, frozen=True):
+    machine: Machine
+    options: Options
+    sizes: list[Size]
+    durability: str = "tables are not synced to disk: they can be made again from the archive"
+
+
+def bench(folder: Path, options: Options, step: Callable[[str], object] = str) -> Result:
+    """Everything, in a folder of its own that is removed at the end; tells every `step`."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=folder) as place:
-        return measure(Path(place), options)
+    sizes = []
+    for events in options.sizes:
+        with tempfile.TemporaryDirectory(prefix="bench-", dir=folder) as place:
+            sizes.append(measure(Path(place), events, options, step))
+    return Result(machine(), options, sizes)
 
 
-def measure(place: Path, options: Options) -> Result:
-    from gatepost.pipeline.jobs.run import Pipeline
-    from gatepost.pipeline.session import spark_session
+def measure(place: Path, events: int, options: Options, step: Callable[[str], object]) -> Size:
     from gatepost.pipeline.synth import Options as Synth
     from gatepost.pipeline.synth import generate
 
     archive, tables = str(place / "archive"), str(place / "tables")
     # A segment is about one percent of its node, so one percent can be held back.
-    rows = max(1000, options.events // options.nodes // 100)
-    shape = Synth(events=options.events, nodes=options.nodes, segment_rows=rows)
-    truth = generate(archive, shape)
+    rows = max(1000, events // options.nodes // 100)
+    step(f"{events:,} events: writing the archive")
+    truth = generate(archive, Synth(events=events, nodes=options.nodes, segment_rows=rows))
     kept = hold_back(archive, truth.events // 100)
-    with watched() as peak:
-        start = time.perf_counter()
-        with spark_session(options.master, name="bench") as spark:
-            session = time.perf_counter() - start
-            pipeline = Pipeline(spark, archive, tables)
-            full = _timed(pipeline)
-            give_back(archive, kept)
-            more = _timed(pipeline)
+    step(f"{events:,} events: the full run")
+    full = _timed(archive, tables, options.master)
+    give_back(archive, kept)
+    step(f"{events:,} events: one percent more")
+    more = _timed(archive, tables, options.master)
     if full.events + more.events != truth.events:
         raise BenchFailed(f"{truth.events} events were archived, {full.events + more.events} read")
-    return Result(
-        options,
-        os.cpu_count() or 1,
-        session,
-        full,
-        more,
-        more.seconds / full.seconds,
-        peak[0] // 2**20,
-        _duckdb(archive),
-    )
+    step(f"{events:,} events: DuckDB")
+    share, size = more.seconds / full.seconds, _bytes(Path(archive))
+    return Size(truth.events, size, full, more, share, _duckdb(archive))
 
 
-def _timed(pipeline: "Pipeline") -> Phase:
-    start = time.perf_counter()
-    ran = pipeline.run()
-    seconds = time.perf_counter() - start
-    return Phase(ran.events, seconds, ran.events / seconds)
+def _timed(archive: str, tables: str, master: str) -> Phase:
+    """One run as a user starts it: in a fresh JVM that has compiled nothing yet."""
+    from gatepost.pipeline.jobs.run import run
+    from gatepost.pipeline.session import spark_session
+
+    with watched() as peak:
+        start = time.perf_counter()
+        with spark_session(master, name="bench") as spark:
+            session = time.perf_counter() - start
+            ran = run(spark, archive, tables)
+            seconds = time.perf_counter() - start - session
+    return Phase(ran.events, session, seconds, ran.events / seconds, peak[0] // 2**20)
+
+
+def _bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*.parquet"))
 
 
 def hold_back(archive: str, events: int) -> dict[str, bytes]:
@@ -191,17 +199,26 @@ def _duckdb(archive: str) -> float | None:
 
 def render(result: Result) -> RenderableType:
     table = Table(title="pipeline", title_justify="left")
-    for heading in ("", "events", "seconds", "events/s"):
+    for heading in ("", "events", "seconds", "events/s", "session s", "peak MiB"):
         table.add_column(heading, justify="right" if heading else "left")
-    for name, phase in (("full run", result.full), ("one percent more", result.more)):
-        row = (f"{phase.events:,}", f"{phase.seconds:.1f}", f"{phase.per_sec:,.0f}")
-        table.add_row(name, *row)
-    if result.duckdb_seconds is not None:
-        bare = (result.full.events + result.more.events) / result.duckdb_seconds
-        seconds = f"{result.duckdb_seconds:.1f}"
-        table.add_row("DuckDB, bare lifecycle only", "", seconds, f"{bare:,.0f}")
-    table.caption = (
-        f"{result.cores} cores; session start {result.session_seconds:.1f} s;"
-        f" peak memory {result.peak_mib:,} MiB; the second run took {result.share:.1%} of the first"
+    for size in result.sizes:
+        _rows(table, size)
+    about = result.machine
+    return Group(
+        table,
+        f"Durability: {result.durability}",
+        f"Machine: {about.cores} cores, Python {about.python}, {about.system};"
+        f" {result.options.nodes} nodes, Spark on {result.options.master}",
     )
-    return table
+
+
+def _rows(table: Table, size: Size) -> None:
+    for name, phase in (("full run", size.full), ("one percent more", size.more)):
+        figures = (f"{phase.seconds:.1f}", f"{phase.per_sec:,.0f}", f"{phase.session_seconds:.1f}")
+        table.add_row(name, f"{phase.events:,}", *figures, f"{phase.peak_mib:,}")
+    table.add_row("… of the full run's time", "", f"{size.share:.1%}")
+    if size.duckdb_seconds is not None:
+        rate = f"{size.events / size.duckdb_seconds:,.0f}"
+        bare = ("DuckDB, bare lifecycle", f"{size.events:,}", f"{size.duckdb_seconds:.1f}", rate)
+        table.add_row(*bare)
+    table.add_section()

@@ -1023,7 +1023,21 @@ For example:
   gatepost bench pipes --messages 10000 --json
 """,
 )
+_add(
+    _bench,
+    "pipeline",
+    "bench:pipeline",
+    help="""Measure the pipeline on synthetic archives: a full run, then one percent more.
 
+Each run has a Spark session of its own. The archives are written first, which takes a while, and
+removed at the end; 50 million events need about 6 GB.
+
+For example:
+
+  gatepost bench pipeline
+  gatepost bench pipeline --events 1000000 --json
+""",
+)
 _add(
     app,
     "completion",

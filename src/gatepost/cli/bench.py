@@ -10,6 +10,7 @@ from cyclopts.validators import Number
 from gatepost import config
 from gatepost.cli import output
 from gatepost.cli.options import OUTPUT, Output
+from gatepost.cli.pipeline import needed
 
 if TYPE_CHECKING:
     from gatepost.bench import Result
@@ -86,6 +87,41 @@ def pipes(
     home = config.default_path(os.environ).parent if state_dir is None else state_dir.absolute()
     output.hint("Measuring; this takes a while and leaves running gateways alone.")
     result = measured.bench(home, measured.Options(messages, outstanding, size, singles))
+    console = Console(highlight=False)
+    output.show(options, result, lambda: console.print(measured.render(result)))
+
+
+def pipeline(
+    *,
+    events: Annotated[list[Some] | None, Parameter(consume_multiple=True)] = None,
+    nodes: Some = 8,
+    master: str = "local[*]",
+    folder: Path | None = None,
+    options: Output = OUTPUT,
+) -> None:
+    """Measure the pipeline on synthetic archives.
+
+    Parameters
+    ----------
+    events
+        How many, once for every size. Default: 10 and 50 million.
+    nodes
+        How many gateways they are from.
+    master
+        Where Spark runs.
+    folder
+        Where to write archives and tables. Default: $GATEPOST_HOME, else ~/.gatepost.
+    """
+    from rich.console import Console
+
+    from gatepost.bench import pipeline as measured
+
+    home = config.default_path(os.environ).parent if folder is None else folder.absolute()
+    wanted = measured.Options(nodes=nodes, master=master)
+    if events:
+        wanted = measured.Options(tuple(events), nodes, master)
+    with needed():
+        result = measured.bench(home, wanted, output.hint)
     console = Console(highlight=False)
     output.show(options, result, lambda: console.print(measured.render(result)))
 

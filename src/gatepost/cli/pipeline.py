@@ -333,7 +333,7 @@ def synth(
     jobs
         Processes that write.
     """
-    with _needed():
+    with needed():
         from gatepost.pipeline.session import require_spark
 
         require_spark()
@@ -354,7 +354,7 @@ def synth(
 def feedback(*, tables: Tables = None, options: Options = OPTIONS) -> int:
     """Post incidents, reviews and ETA advice to a gateway."""
     folder = _tables(tables, options.state_dir)
-    with _needed():
+    with needed():
         from gatepost.pipeline.feedback import post
     with _gateway(options) as gateway:
         posted = post(folder, gateway)
@@ -451,7 +451,7 @@ def _say_replay(document: ReplayDocument, chosen: "Chosen") -> None:
 
 @contextmanager
 def _spark(master: str | None, options: Output, label: str) -> "Iterator[SparkSession]":
-    with _needed():
+    with needed():
         from gatepost.pipeline.session import require_spark, spark_session
 
         require_spark()
@@ -483,7 +483,7 @@ def _undisturbed(start: "Callable[[], SparkSession]") -> "SparkSession":
 
 
 @contextmanager
-def _needed() -> Iterator[None]:
+def needed() -> Iterator[None]:
     """A part that is not installed is the user's to install."""
     try:
         yield

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _NEEDS = ("pyspark", "pyarrow", "deltalake", "pandas")
 _OPTIONS = "spark.driver.extraJavaOptions"
+# Where else a user may have put options for every JVM.
+_JVM_READS = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
 _PATIENCE = 20.0
 _GIB = 1024**3
 
@@ -109,6 +111,8 @@ def _settings(master: str, name: str, scratch: Path, log_level: str) -> dict[str
         "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
         "spark.sql.catalogImplementation": "in-memory",
         "spark.ui.enabled": "false",
+        # Or every column function asks the JVM twice where in our code it was called.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     }
@@ -128,7 +132,8 @@ def _merged(ours: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, str
     """Theirs win, but options for the JVM add up."""
     more = theirs.get(_OPTIONS, "")
     # A JVM takes one collector, and this is the one for throughput.
-    collector = "" if "GC" in more else " -XX:+UseParallelGC"
+    chosen = " ".join([more, *(os.environ.get(name, "") for name in _JVM_READS)])
+    collector = "" if "GC" in chosen else " -XX:+UseParallelGC"
     options = f"{ours[_OPTIONS]}{collector} {more}".strip()
     return {**ours, **theirs, _OPTIONS: options}
 

@@ -30,7 +30,7 @@ _HOURS_A_DAY = 24
 # About how many rows of an hour's shuffle one task should sort.
 _ROWS_PER_TASK = 1_500_000
 # Below this many rows, compiling a query takes longer than running it uncompiled.
-_LITTLE = 300_000
+_LITTLE = 1_000_000
 
 # Aggregate along the order the rows are in; hashing would lose it and sort again.
 _ALONG_THE_ORDER = {"spark.sql.execution.useObjectHashAggregateExec": "false"}
@@ -136,10 +136,10 @@ class Apply:
         latest = (largest(path, "last_at") or 0) - self._objectives.sealing * 1000
         since = latest // slo.HOUR_MS - self._objectives.days * _HOURS_A_DAY
         recent = F.col("hour") >= since
-        # Read once: what is in many small files is used many times.
+        # Every class of incidents looks at these.
         activity = stack.enter_context(_kept(self._read(schemas.ACTIVITY)))
         cases = stack.enter_context(_kept(self._read(schemas.CASES).where(recent)))
-        known = stack.enter_context(_kept(self._read(schemas.TASKS).where(recent)))
+        known = self._read(schemas.TASKS).where(recent)
         slow = incidents.slow(cases, latest, self._objectives)
         whole = {
             schemas.ETA: tasks.eta(known),

@@ -2,17 +2,28 @@
 
 A batch is a range of every outbox, so running it again reads the same events; every table takes
 each batch once. So whatever dies at whatever moment, the next run finishes that batch first and
-the tables are exact.
+the tables are exact. One process at a time works on tables that are on this machine's disk.
 """
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
 
 import msgspec
 from msgspec import Struct
 
 from gatepost.archive.store import Store
+from gatepost.errors import TablesBusy
 from gatepost.pipeline.planning import Offsets
 
 APP = "gatepost-pipeline"
 _FOLDER = "_batches"
+_LOCK = "_lock"
+_PATIENCE = 600.0
+_AGAIN = 0.1
 
 
 class Batch(Struct, frozen=True, rename="camel"):
@@ -33,9 +44,33 @@ class Ledger:
         content = self._store.read(names[-1]) if names else None
         return None if content is None else msgspec.json.decode(content, type=Batch)
 
+    @contextmanager
+    def held(self, patience: float = _PATIENCE) -> Iterator[None]:
+        """Keep others off the tables, once those who are at work have ended a batch."""
+        if not self._store.is_local:
+            yield
+            return
+        path = Path(self._store.path(_LOCK))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            _lock(file, time.monotonic() + patience)
+            yield
+
     def begin(self, end: Offsets) -> Batch:
         last = self.last()
         batch = Batch(last.number + 1, last.end, end) if last else Batch(1, {}, end)
         name = f"{_FOLDER}/{batch.number:012d}.json"
         self._store.write(name, msgspec.json.encode(batch))
         return batch
+
+
+def _lock(file: IO[str], until: float) -> None:
+    """Of this process or any other, and gone with it however it ends."""
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                folder = Path(file.name).parent
+                raise TablesBusy(f"another job is at work on the tables in {folder}") from None
+            time.sleep(_AGAIN)

@@ -47,14 +47,19 @@ class Pipeline:
 
     def run(self, max_rows: int = _MAX_ROWS) -> Ran:
         """Take in everything that was sealed since the last run."""
-        ran = self.recover()
-        while (batch := self._next(max_rows)) is not None:
-            rows = self._take(batch)
-            ran = Ran(ran.batches + 1, ran.events + rows)
-        return ran
+        with self._ledger.held():
+            ran = self._recover()
+            while (batch := self._next(max_rows)) is not None:
+                rows = self._take(batch)
+                ran = Ran(ran.batches + 1, ran.events + rows)
+            return ran
 
     def recover(self) -> Ran:
         """Finish the batch that somebody began and did not live to finish."""
+        with self._ledger.held():
+            return self._recover()
+
+    def _recover(self) -> Ran:
         last = self._ledger.last()
         if last is None or self._apply.done(last.number):
             return Ran(0, 0)
@@ -78,6 +83,11 @@ class Pipeline:
 
     def _micro_batch(self, events: DataFrame, _id: int) -> None:
         """What Spark hands over, as far as it is not in the tables yet."""
+        with self._ledger.held():
+            self._take_new(events)
+
+    def _take_new(self, events: DataFrame) -> None:
+        self._recover()
         last = self._ledger.last()
         known = last.end if last else {}
         tops = events.groupBy("node", "incarnation").agg(F.max("seq").alias("seq")).collect()
@@ -163,6 +173,13 @@ def compact(
     Files replaced within `keep_hours` stay for readers that still use an older version. Hours more
     than `keep_days` older than the latest event are dropped; without it all are kept.
     """
+    with Ledger(tables).held():
+        return _compact(spark, tables, keep_hours, keep_days)
+
+
+def _compact(
+    spark: SparkSession, tables: str, keep_hours: int, keep_days: int | None
+) -> dict[str, int]:
     if keep_days is not None and (before := retention.oldest(tables, keep_days)) is not None:
         retention.forget(tables, before)
     known, gone = Tables(tables), {}

@@ -36,7 +36,7 @@ from gatepost.pipeline.report.facts import (
 )
 from gatepost.pipeline.sink import table_exists
 from gatepost.pipeline.tables import schemas
-from gatepost.pipeline.tables.slo import HOUR_MS, ended_at
+from gatepost.pipeline.tables.slo import HOUR_MS, process_ms
 
 ALL = "all"
 
@@ -201,7 +201,7 @@ class _Gatherer:
                 F.when(F.col("node").isin(nodes), F.col("node")).alias("node"),
                 self._step_of(F.col("sent_at")).alias("at"),
                 accept.alias("accept"),
-                (ended_at() - F.col("sent_at")).alias("process"),
+                process_ms().alias("process"),
             )
         )
         keys = [F.col(name) for name in ("kind", "node", "at")]

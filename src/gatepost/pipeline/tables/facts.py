@@ -60,18 +60,15 @@ def hour_of(id: Column) -> Column:
 
 def facts(events: DataFrame) -> DataFrame:
     """One row per thing said: about whom, by or to which peer, what, when."""
-    twice = F.col("kind").isin("reply", "task_cancel")
-    # Read again for what few events say besides; passing each one on twice would cost more.
-    besides = _told(events.where(twice), F.lit(False))
-    return _told(events, F.col("kind").isin(*_TRACKED)).unionByName(besides)
-
-
-def _told(events: DataFrame, opens: Column) -> DataFrame:
-    """What each event says about its own delivery, if it `opens` one, or about another."""
+    tracked = F.col("kind").isin(*_TRACKED)
+    twice = F.col("kind").isin("reply", "task_cancel") & F.col("ref_id").isNotNull()
+    parts = F.when(twice, F.array(F.lit(True), F.lit(False))).otherwise(F.array(tracked))
+    told = events.withColumn("opens", F.explode(parts))
+    opens = F.col("opens")
     own = opens | F.col("kind").isin(*_ABOUT_OWN)
     # An old receipt may not say whom it is for; then it is for an agent of its own node.
     to_node = F.coalesce("to_node", F.when(own, F.lit("")).otherwise(F.col("node")))
-    return events.select(
+    return told.select(
         F.when(opens, F.col("event_id")).otherwise(F.col("ref_id")).alias("event_id"),
         F.when(own, F.col("node")).otherwise(to_node).alias("node"),
         F.when(own, to_node).otherwise(F.col("node")).alias("peer"),
@@ -79,7 +76,7 @@ def _told(events: DataFrame, opens: Column) -> DataFrame:
         F.col("created_at").alias("at"),
         F.when(F.col("kind") == "ack", F.col("seq")).otherwise(F.col("attempt")).alias("number"),
         F.coalesce("outcome", "reason", "failure_class", "route_decision").alias("text"),
-        F.when(~opens, _eta()).alias("eta_at"),
+        _eta().alias("eta_at"),
         "progress",
         F.when(opens, _message()).alias("message"),
     ).where("what is not null and event_id is not null")
@@ -102,7 +99,7 @@ def _chosen(value: Column, names: dict[str, What]) -> Column:
 
 def _eta() -> Column:
     promised = F.col("created_at") + F.col("eta_seconds") * 1000
-    return F.coalesce(F.col("eta_at"), promised)
+    return F.when(~F.col("opens"), F.coalesce(F.col("eta_at"), promised))
 
 
 def _message() -> Column:

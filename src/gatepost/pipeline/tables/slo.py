@@ -20,6 +20,21 @@ def ended_at() -> Column:
     return F.least("processed_at", "replied_at")
 
 
+def dropped() -> Column:
+    """Whether the turn ended without anybody having done it."""
+    return F.coalesce(F.col("outcome").isin("dead_letter", "expired"), F.lit(False))
+
+
+def process_ms() -> Column:
+    """How long it took until it was done; null if it was not."""
+    return F.when(~dropped(), ended_at() - F.col("sent_at"))
+
+
+def dead() -> Column:
+    """Whether its sender gave it up, or its owner did."""
+    return F.col("dead_at").isNotNull() | dropped()
+
+
 def window_of(at: Column, objectives: Objectives) -> Column:
     return at - F.pmod(at, F.lit(objectives.window_ms))
 
@@ -44,7 +59,7 @@ def slo(deliveries: DataFrame, objectives: Objectives) -> DataFrame:
                 "window_start": window_within_hour(objectives),
                 "capability_id": F.col("task.capability_id"),
                 "accept_ms": accept,
-                "process_ms": ended_at() - F.col("sent_at"),
+                "process_ms": process_ms(),
             }
         )
         .groupBy("hour", "window_start", "kind", "node", "capability_id")
@@ -56,12 +71,11 @@ def slo(deliveries: DataFrame, objectives: Objectives) -> DataFrame:
 def _counts(objectives: Objectives) -> list[Column]:
     end = F.col("window_start") + objectives.window_ms
     settled = F.coalesce(F.least("accepted_at", "dead_at"), end)
-    answered = ended_at().isNotNull()
     counts = {
         "accepted": F.col("accepted_at").isNotNull(),
-        "processed": answered,
-        "failed": F.col("outcome") != "ok",
-        "dead": F.col("dead_at").isNotNull(),
+        "processed": F.col("process_ms").isNotNull(),
+        "failed": F.col("outcome") == "failed",
+        "dead": dead(),
         "amended": F.col("amended"),
         "retried": F.col("attempts") > 1,
         "open": ~F.col("closed"),
@@ -120,7 +134,7 @@ def _rates(objectives: Objectives) -> list[Column]:
 
 def traffic(deliveries: DataFrame) -> DataFrame:
     """Who talks to whom, by the hour."""
-    process = ended_at() - F.col("sent_at")
+    process = process_ms()
     ok = F.col("replied_at").isNotNull() | (F.col("outcome") == "ok")
     rows = deliveries.where("kind is not null").groupBy(
         "hour", "node", "from_agent", "to_node", "to_agent"
@@ -129,8 +143,8 @@ def traffic(deliveries: DataFrame) -> DataFrame:
         F.count("*").alias("sent"),
         F.sum("size").alias("bytes"),
         F.count_if(ok).alias("ok"),
-        F.count_if(F.col("outcome") != "ok").alias("failed"),
-        F.count_if(F.col("dead_at").isNotNull()).alias("dead"),
+        F.count_if(F.col("outcome") == "failed").alias("failed"),
+        F.count_if(dead()).alias("dead"),
         F.count_if(~F.col("closed")).alias("open"),
         F.avg(F.col("accepted_at") - F.col("sent_at")).alias("accept_ms"),
         F.avg(process).alias("process_ms"),

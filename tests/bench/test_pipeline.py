@@ -1,0 +1,27 @@
+"""The pipeline is measured on archives that are made for it."""
+
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from gatepost.bench.pipeline import Options, Result, bench, render
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_a_full_run_and_one_percent_more_take_in_every_event(tmp_path: Path) -> None:
+    steps: list[str] = []
+    result = bench(tmp_path, Options(sizes=(20_000,), nodes=2), steps.append)
+    (size,) = result.sizes
+    assert size.full.events + size.more.events == size.events
+    assert 0 < size.more.events < size.events // 10
+    assert min(size.full.per_sec, size.full.peak_mib, size.full.session_seconds, size.share) > 0
+    assert len(steps) == 4
+    assert list(tmp_path.iterdir()) == []
+    console = Console(width=110, record=True, file=io.StringIO())
+    console.print(render(result))
+    assert "one percent more" in console.export_text()
+    assert msgspec.json.decode(msgspec.json.encode(result), type=Result) == result

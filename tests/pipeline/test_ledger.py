@@ -1,0 +1,50 @@
+"""The list of batches, and that one job at a time adds to it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gatepost.errors import TablesBusy
+from gatepost.pipeline.jobs.ledger import Batch, Ledger
+
+_HOLDER = """
+import sys
+from gatepost.pipeline.jobs.ledger import Ledger
+with Ledger(sys.argv[1]).held():
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_batch_begins_where_the_last_one_ended(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path))
+    assert ledger.last() is None
+    first = ledger.begin({"vps": {"a": 5}})
+    second = Ledger(str(tmp_path)).begin({"vps": {"a": 9}})
+    assert first == Batch(1, {}, {"vps": {"a": 5}})
+    assert second == Batch(2, {"vps": {"a": 5}}, {"vps": {"a": 9}})
+    assert ledger.last() == second
+
+
+def test_whoever_comes_second_waits_and_is_told(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path))
+    second = Ledger(str(tmp_path)).held(patience=0.2)
+    with ledger.held(), pytest.raises(TablesBusy, match="another job"), second:
+        pytest.fail("two held the tables at once")
+    with Ledger(str(tmp_path)).held(patience=0):
+        pass
+
+
+def test_a_job_that_is_killed_holds_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _HOLDER, str(tmp_path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(TablesBusy), Ledger(str(tmp_path)).held(patience=0):
+            pytest.fail("two held the tables at once")
+        holder.kill()
+    with Ledger(str(tmp_path)).held(patience=5):
+        pass
