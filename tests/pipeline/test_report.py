@@ -26,15 +26,18 @@ from gatepost.pipeline.synth import Options, Truth, generate
 from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.tables.schemas import Table
 from gatepost.testing import ManualClock
+from tests.pipeline import reckoning
 
 CHROMIUM = Path("/usr/bin/chromium")
 FAULTS = ("dead_letter_burst", "routing_miss", "terminal_error", "doubled_turn")
 MADE_AT = 1_772_600_000_000
 HOUR = 3_600_000
+DROPPED = ("dead_letter", "expired")
 
 
 class Made(NamedTuple):
     truth: Truth
+    archive: str
     tables: str
     report: Report
 
@@ -47,7 +50,7 @@ def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Made:
     truth = generate(archive, Options(events=3000, nodes=3, faults=FAULTS))
     run(spark, archive, tables)
     audit(spark, archive, tables)
-    return Made(truth, tables, gather(spark, tables, clock=ManualClock(MADE_AT)))
+    return Made(truth, archive, tables, gather(spark, tables, clock=ManualClock(MADE_AT)))
 
 
 # -- numbers
@@ -59,7 +62,9 @@ def test_counts_are_the_truth(made: Made) -> None:
     assert report.events == made.truth.events
     assert (sent["message"], sent["reply"]) == (totals.messages, totals.replies)
     assert sent["task_create"] == totals.tasks
-    assert report.total.dead == totals.dead_letters
+    dropped = {e["ref_id"] for e in reckoning.events(made.archive) if e["outcome"] in DROPPED}
+    assert dropped
+    assert report.total.dead == totals.dead_letters + len(dropped)
     assert report.total.sent == sum(sent.values()) == sum(node.sent for node in report.nodes)
 
 

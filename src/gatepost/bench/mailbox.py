@@ -23,6 +23,9 @@ from gatepost.client import Client, Message
 from gatepost.errors import BenchFailed
 from gatepost.testing import GatewayProcess
 
+# A socket's path may not be long, and state directories may.
+QUIET = {"log__level": "error", "listen__unix_socket": False}
+
 _MAILBOX = "bench"
 _DURABILITY = {
     "enqueue": "fsync before the answer",
@@ -78,7 +81,7 @@ def bench(state_dir: Path, options: Options) -> Result:
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="bench-", dir=state_dir) as folder,
-        GatewayProcess(Path(folder) / "gateway", log__level="error") as gateway,
+        GatewayProcess(Path(folder) / "gateway", **QUIET) as gateway,
     ):
         return run(gateway.url, gateway.token, Path(folder), options)
 

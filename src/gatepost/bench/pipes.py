@@ -20,7 +20,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from gatepost.bench.fsync import Fsync, measure_fsync, percentile
-from gatepost.bench.mailbox import Consumer, Machine, machine
+from gatepost.bench.mailbox import QUIET, Consumer, Machine, machine
 from gatepost.client import Client
 from gatepost.errors import BenchFailed, UnknownAgent
 from gatepost.testing import GatewayProcess
@@ -82,7 +82,7 @@ def bench(state_dir: Path, options: Options) -> Result:
 
 
 def _gateway(folder: Path, name: str) -> GatewayProcess:
-    return GatewayProcess(folder / name, node__id=name, log__level="error")
+    return GatewayProcess(folder / name, node__id=name, **QUIET)
 
 
 def _link(here: GatewayProcess, there: GatewayProcess) -> None:

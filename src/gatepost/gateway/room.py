@@ -289,9 +289,11 @@ class RoomKeeper:
         """How far we have come, now and then: it changes with every message."""
         if self._now() < self._counted_at + _COUNT_MS:
             return {}
-        self._counted_at = self._now()
         found = await self.core.read(own_records.delivery)
-        return {} if found is None else {("delivery", self.core.node.id): found}
+        if found is None:
+            return {}
+        self._counted_at = self._now()
+        return {("delivery", self.core.node.id): found}
 
     async def tidy(self) -> None:
         """Take back own records that are over; how long they stay is the coordinator's word."""
