@@ -362,6 +362,7 @@ class EventInfo(Struct, frozen=True, omit_defaults=True):
     payload_ref: str | None = None
     size: int | None = None
     source_node: str | None = None
+    priority: int = 0
 
 
 class Agent(Struct, frozen=True, omit_defaults=True):

@@ -486,6 +486,17 @@ def test_a_large_payload_follows_as_a_blob_and_one_that_is_gone_is_told_of(
     assert payloads(c.take()) == ["last"], "nothing waits for it"
 
 
+def test_what_is_urgent_stays_urgent(world: World, a: Box, b: Box, c: Box) -> None:
+    new = NewSend("bo", "job", payload=Raw(b"1"), priority=7)
+    a.run(lambda tx: a.messages.send(tx, new, fingerprint(new)))
+    b.run(lambda tx: b.messages.send(tx, new, fingerprint(new)))
+    world.flow()
+    world.moves("c")
+    sent = [event for event in b.events() if event.causation_id is not None]
+    assert [(event.kind, event.priority) for event in sent] == [("message", 7), ("message", 7)]
+    assert [message.event is not None for message in c.take()] == [True, True]
+
+
 def test_nothing_is_handed_to_a_gateway_that_is_not_in_the_room(world: World, b: Box) -> None:
     b.send("job", 1, "bo")
     world.move("stranger")

@@ -166,7 +166,7 @@ class Handover:
         if info is not None:
             out.kind, out.corr_id, out.digest = info.kind, info.corr_id, info.payload_ref
             out.ref_event_id, out.traceparent = info.ref_event_id, info.traceparent
-            out.causation_id = info.event_id
+            out.causation_id, out.priority = info.event_id, info.priority
             out.stands_for = None if info.source_node else info.event_id
         return out
 

@@ -304,6 +304,7 @@ class Messages:
         return pending
 
     def _deliver(self, tx: Tx, out: Outgoing, way: Route, kept: tuple[bytes, int] | None) -> int:
+        priority = way.priority if out.priority is None else out.priority
         info = EventInfo(
             out.event_id,
             out.kind,
@@ -312,8 +313,8 @@ class Messages:
             out.traceparent,
             out.digest,
             kept and kept[1],
+            priority=priority,
         )
-        priority = way.priority if out.priority is None else out.priority
         mail = Mail(
             out.event_id,
             out.payload,

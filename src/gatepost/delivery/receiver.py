@@ -589,6 +589,7 @@ class _Taking:
             ref.digest if ref else None,
             ref.size if ref else None,
             self._source,
+            envelope.priority,
         )
         ttl = None if envelope.expires_at is None else max(1, envelope.expires_at - self._now)
         return Mail(
