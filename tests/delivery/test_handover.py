@@ -451,6 +451,30 @@ def test_a_reply_for_an_agent_that_moved_is_mail_where_it_lives(world: World, b:
     assert payloads(c.take("al")) == ["answer"]
 
 
+def test_a_reply_taken_together_with_a_message_that_is_refused_is_not_sent_to_both(
+    world: World, a: Box, b: Box, c: Box
+) -> None:
+    a.send("job", "question")
+    world.flow()
+    world.register("c", "al")
+    world.move("c", "al")
+    a.run(lambda tx: a.agents.remove(tx, "al", "transfer"))
+    b.ack(*b.take(), reply="answer")
+    sent = b.send("al", "news", sender="job")
+    assert sent.node == "a", "b has not heard yet"
+    world.know(*"abc")
+    world.connect()
+    said = [decode_payload(each, dict)["status"] for each in a.events("ack")]
+    assert said == ["accepted", "refused"], "in the order of the pair"
+    seen = []
+    while mail := c.take("al"):
+        seen += payloads(mail)
+        c.ack(*mail)
+        world.flow()
+    assert seen == ["answer", "news"]
+    assert b.status(sent).outcome == "ok"
+
+
 def test_a_standby_keeps_what_it_took(world: World, a: Box, b: Box) -> None:
     a.send("job", 1)
     world.flow()

@@ -602,6 +602,8 @@ class _Taking:
         )
 
     def _refuse(self, envelope: Envelope, reason: str) -> None:
+        """What of its pair was accepted before it is said first: the sender takes back the rest."""
+        self.flush()
         self._note(envelope, "refused", reason)
         self._receipt(envelope, Receipt(status="refused", reason=reason[:1000]))
 

@@ -478,7 +478,8 @@ class Sender:
         except GatepostError:
             self._give_up(tx, found, "refused", f"{found.node}: {reason}", f"refused: {reason}")
             return
-        # Who refused one lets none of its pair overtake it, so the others go with it.
+        # Who refused one has said before what it accepted of its pair, and lets none overtake it,
+        # so the others go with it.
         for each in self._still(tx, tx.rows(_OF_PAIR, (*found.pair, found.node))):
             if each.attempt >= self._patience.max_attempts:
                 why = f"{found.node}: {reason}"
