@@ -228,3 +228,39 @@ def test_a_commit_group_larger_than_the_credit_window_gets_through(build: Build)
     verdict = mesh.finish()
     assert verdict.ok, verdict
     assert all(turns(mesh, seen) == ["n1"] for seen in mail)
+
+
+def break_disk(mesh: SimulatedMesh, node: str) -> None:
+    """Fill the disk, and let the journal find out with something that does not fit."""
+    gateway = mesh[node]
+    gateway.fill_disk()
+    large = "INSERT OR REPLACE INTO fact VALUES ('large', zeroblob(1000000))"
+    gateway.call(lambda tx: tx.run(large), lambda value, error: None)
+    assert mesh.run(1_000, lambda: gateway.writer.failure is not None)
+
+
+def test_whom_a_full_disk_turned_away_has_a_say_before_everything_is_judged(build: Build) -> None:
+    mesh = build()
+    slow = replace(PROMPT, think_ms=(300, 300))
+    mesh.consumers["n1", "bob"].manners = slow
+    break_disk(mesh, "n0")
+    sent = [mesh.send("al", "bob") for _ in range(8)]
+    mesh.run(500)
+    verdict = mesh.finish()
+    assert verdict.ok, verdict
+    assert [turns(mesh, seen) for seen in sent] == [["n1"]] * 8
+
+
+def test_who_cannot_write_yet_reads_what_it_was_told_before_everything_is_judged(
+    build: Build,
+) -> None:
+    mesh = build()
+    break_disk(mesh, "n1")
+    seen = acknowledged(mesh, mesh.send("al", "bob", ttl_secs=2.0))
+    mesh.run(5_000)
+    assert mesh.status(seen).state == "dead_letter"
+    # It has just found its disk full once more, and takes its time to look again.
+    looked = mesh["n1"].commits
+    assert mesh.run(5_000, lambda: mesh["n1"].commits > looked)
+    verdict = mesh.finish()
+    assert verdict.ok, verdict

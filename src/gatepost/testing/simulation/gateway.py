@@ -212,7 +212,8 @@ class SimulatedGateway:
         return self.connection.execute(sql, params).fetchall()
 
     def busy(self) -> int:
-        return len(self._queue)
+        """How much is to be done. A journal that cannot write has yet to find that it can again."""
+        return len(self._queue) + (self.writer.failure is not None)
 
     def _plan_group(self, ms: int) -> None:
         if self._group is None:

@@ -198,18 +198,25 @@ class SimulatedMesh:
             consumer.go_on()
 
     def drain(self, patience_ms: int = 60_000) -> bool:
-        """Let time pass until nothing is open anywhere; whether that came about.
+        """Let time pass until nothing is open anywhere, and stays so; whether that came about.
 
         It is over when nothing more was settled for as long as `patience_ms`.
         """
+        while self._settle(patience_ms):
+            # Cursors, and word of settled pairs, still travel; and who was turned away by a
+            # gateway that could not take it tries again.
+            self.run(4 * _LOOK_EVERY_MS)
+            if not self.open():
+                return True
+        return False
+
+    def _settle(self, patience_ms: int) -> bool:
         left, until = self.open(), self.loop.now + patience_ms
         while left and self.loop.now < until:
             self.run(_LOOK_EVERY_MS)
             if (now := self.open()) < left:
                 left, until = now, self.loop.now + patience_ms
-        # Cursors, and word of settled pairs, still travel.
-        self.run(4 * _LOOK_EVERY_MS)
-        return self.open() == 0
+        return left == 0
 
     def open(self) -> int:
         """How many deliveries and how much mail are not settled, and how much is to be done."""
