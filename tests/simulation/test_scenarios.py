@@ -1,6 +1,7 @@
 """Histories that broke systems like this one before, each by its name."""
 
 from collections.abc import Callable, Iterator
+from random import Random
 
 import pytest
 from msgspec.structs import replace
@@ -9,6 +10,7 @@ from gatepost.delivery.frames import Events, Skip, unpack
 from gatepost.events import Receipt
 from gatepost.testing.history import SendSeen
 from gatepost.testing.simulation import Habits, Manners, SimulatedMesh
+from gatepost.testing.simulation.faults import forged_receipt, move_agent
 from gatepost.testing.simulation.network import Lane, leave_out
 
 PROMPT = Manners(think_ms=(1, 5), reply=0.0, nack=0.0, forget=0.0)
@@ -105,6 +107,36 @@ def test_a_forged_receipt_from_a_third_node_counts_for_nothing(build: Build, lie
     verdict = mesh.finish()
     assert verdict.ok, verdict
     assert turns(mesh, seen) == ["n1"]
+
+
+def test_no_receipt_is_forged_by_a_gateway_the_message_is_routed_to(build: Build) -> None:
+    """Its agent has moved since, but a sender that cannot know better believes its old home."""
+    mesh = build()
+    mesh.seen.brief = True
+    mesh.network.cut_lane("n0", "n1")
+    seen = acknowledged(mesh, mesh.send("al", "bob"))
+    mesh.move("bob", "n2")
+    mesh.run(500)
+    mesh.dismiss("bob", "n1")
+    for seed in range(10):
+        forged_receipt(mesh, Random(seed))
+    mesh.run(1_000)
+    assert mesh.status(seen).state in ("emitted", "retry_pending")
+    verdict = mesh.finish()
+    assert verdict.ok, verdict
+    assert turns(mesh, seen) == ["n2"]
+
+
+def test_no_agent_moves_to_a_gateway_that_forged_receipts_for_its_mail(build: Build) -> None:
+    """If its mail were routed there, what was forged before might count."""
+    mesh = build()
+    acknowledged(mesh, mesh.send("al", "bob"))
+    forged_receipt(mesh, Random(1))
+    homes = set()
+    for seed in range(20):
+        move_agent(mesh, Random(seed))
+        homes.add(mesh.room.owner("bob"))
+    assert homes == {"n0", "n1"}
 
 
 @pytest.mark.parametrize("place", ["first", "last"])

@@ -127,7 +127,8 @@ def move_agent(mesh: SimulatedMesh, random: Random) -> None:
     names = [name for name, home in mesh.room.now.homes.items() if not home.standbys]
     if not names:
         return
-    name, to = random.choice(names), random.choice(list(mesh.gateways))
+    name = random.choice(names)
+    to = random.choice([id for id in mesh.gateways if (id, name) not in mesh.lies])
     old = mesh.room.owner(name)
     late = random.choice(list(mesh.gateways))
     mesh.room.slow[late] = random.randint(100, 5_000)
@@ -143,16 +144,19 @@ def _dismiss(mesh: SimulatedMesh, name: str, node: str) -> None:
 
 
 def forged_receipt(mesh: SimulatedMesh, random: Random) -> None:
-    """A gateway claims to have dealt with what was never sent to it."""
+    """A gateway claims to have dealt with what was never routed to it, and never will be: what an
+    owner says of its mail counts, and nothing is promised of one that lies.
+    """
     known = [seen for seen in mesh.seen.sends[-100:] if seen.event_id]
     if not known:
         return
     seen = random.choice([seen for seen in known if _is_open(mesh, seen)] or known)
-    owners = {mesh.room.owner(seen.target), *mesh.room.now.homes[seen.target].standbys}
-    others = [id for id in mesh.gateways if id not in owners and id != seen.node]
+    believed = mesh.room.believed[seen.target]
+    others = [id for id in mesh.gateways if id not in believed and id != seen.node]
     if others:
         forger = random.choice(others)
         mesh.note(forger, f"forges a receipt for {seen.event_id}")
+        mesh.lies.add((forger, seen.target))
         mesh.forge(forger, seen.node, seen.event_id, random.choice(_LIES))
 
 

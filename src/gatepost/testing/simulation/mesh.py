@@ -64,6 +64,8 @@ class SimulatedMesh:
         self.network.on_link_error = self._link_error
         self._honest = self.network.tamper
         self.healed = False
+        # Gateways that forged receipts, and for whose mail.
+        self.lies: set[tuple[str, str]] = set()
         self.link_errors: list[tuple[str, str, str]] = []
 
     def __enter__(self) -> Self:

@@ -34,6 +34,8 @@ class Room:
         self.delay_ms = (5, 50)
         self.slow: dict[str, int] = {}
         self.now = Picture(0, {}, {})
+        # Where an agent lives or stands by, or ever did: mail for it may be routed there still.
+        self.believed: dict[str, set[str]] = {}
         self._views = {
             id: View(loop, gateway, network, self.now) for id, gateway in gateways.items()
         }
@@ -44,6 +46,7 @@ class Room:
 
     def place(self, agent: str, owner: str, standbys: tuple[str, ...] = ()) -> None:
         """`agent` lives behind `owner` from now on."""
+        self.believed.setdefault(agent, set()).update((owner, *standbys))
         homes = self.now.homes | {agent: Home(owner, standbys)}
         rules = dict(self.now.rules)
         rules.pop(agent, None)
