@@ -299,7 +299,7 @@ def reckon(town: Town, page_at: Path) -> bool:
     from gatepost.pipeline.session import spark_session
 
     archive, tables = str(town.archive), str(town.folder / "tables")
-    with spark_session() as spark, progress(spark, "the pipeline reads the archives"):
+    with spark_session(brief=True) as spark, progress(spark, "the pipeline reads the archives"):
         run(spark, archive, tables)
         audited = audit(spark, archive, tables)
         made = gather(spark, tables, days=1)

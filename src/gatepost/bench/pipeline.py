@@ -107,12 +107,13 @@ def measure(place: Path, events: int, options: Options, step: Callable[[str], ob
 
 def _timed(archive: str, tables: str, master: str) -> Phase:
     """One run as a user starts it: in a fresh JVM that has compiled nothing yet."""
+    from gatepost.pipeline.jobs.ledger import Ledger
     from gatepost.pipeline.jobs.run import run
     from gatepost.pipeline.session import spark_session
 
     with watched() as peak:
         start = time.perf_counter()
-        with spark_session(master, name="bench") as spark:
+        with spark_session(master, name="bench", brief=Ledger(tables).is_brief(archive)) as spark:
             session = time.perf_counter() - start
             ran = run(spark, archive, tables)
             seconds = time.perf_counter() - start - session

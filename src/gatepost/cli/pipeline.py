@@ -121,7 +121,7 @@ def backfill(*, places: Places = PLACES, options: Output = OUTPUT) -> None:
 
 def _run(places: Places, options: Output, job: str) -> None:
     archive, tables = places.source(), places.target()
-    with _spark(places.master, options, "reading the archive") as spark:
+    with _spark(places.master, options, "reading the archive", _is_brief(archive, tables)) as spark:
         from gatepost.pipeline import small
         from gatepost.pipeline.jobs import run as jobs
         from gatepost.pipeline.report.gather import gather
@@ -133,6 +133,12 @@ def _run(places: Places, options: Output, job: str) -> None:
         report = gather(spark, tables, days=1)
     document = RanDocument(ran.batches, ran.events, report)
     output.show(options, document, lambda: _say_ran(ran, report))
+
+
+def _is_brief(archive: str, tables: str) -> bool:
+    with needed():
+        from gatepost.pipeline.jobs.ledger import Ledger
+    return Ledger(tables).is_brief(archive)
 
 
 def _say_ran(ran: "Ran", report: "Report") -> None:
@@ -201,7 +207,7 @@ def compact(
         Drop what is older than this many days before the latest event. Default: keep all.
     """
     tables = places.target()
-    with _spark(places.master, options, "compacting") as spark:
+    with _spark(places.master, options, "compacting", brief=True) as spark:
         from gatepost.pipeline.jobs.run import compact as merge
 
         gone = merge(spark, tables, keep_hours=keep_hours, keep_days=keep_days)
@@ -450,7 +456,9 @@ def _say_replay(document: ReplayDocument, chosen: "Chosen") -> None:
 
 
 @contextmanager
-def _spark(master: str | None, options: Output, label: str) -> "Iterator[SparkSession]":
+def _spark(
+    master: str | None, options: Output, label: str, brief: bool = False
+) -> "Iterator[SparkSession]":
     with needed():
         from gatepost.pipeline.session import require_spark, spark_session
 
@@ -458,7 +466,7 @@ def _spark(master: str | None, options: Output, label: str) -> "Iterator[SparkSe
     from gatepost.pipeline.progress import progress
 
     with ExitStack() as stack:
-        spark = _undisturbed(lambda: stack.enter_context(spark_session(master)))
+        spark = _undisturbed(lambda: stack.enter_context(spark_session(master, brief=brief)))
         if not options.json:
             stack.enter_context(progress(spark, label))
         yield spark

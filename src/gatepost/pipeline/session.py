@@ -42,6 +42,9 @@ appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n%throwable{{short.message}}%n
 """
 
+# To compile well takes longer than to run what little there is.
+_BRIEF = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+
 # What every job needs, whoever made the session.
 _SQL = {
     "spark.sql.session.timeZone": "UTC",
@@ -71,9 +74,12 @@ def spark_session(
     *,
     name: str = "gatepost",
     conf: Mapping[str, str] | None = None,
+    brief: bool = False,
     log_level: str = "fatal",
 ) -> "Iterator[SparkSession]":
     """A session on `master` (default: all cores of this machine), stopped at the end.
+
+    A `brief` one is for seconds of work: its JVM starts sooner and never gets as fast.
 
     Where a session runs already, as in a notebook or on a managed cluster, that one is used and
     left running.
@@ -90,7 +96,8 @@ def spark_session(
     with contextlib.ExitStack() as stack:
         scratch = Path(tempfile.mkdtemp(prefix="gatepost-spark-"))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        settings = _merged(_settings(master or "local[*]", name, scratch, log_level), conf or {})
+        settings = _settings(master or "local[*]", name, scratch, log_level)
+        settings = _merged(settings, conf or {}, brief)
         stack.enter_context(_environment(is_local(settings["spark.master"])))
         yield stack.enter_context(_started(settings))
 
@@ -128,14 +135,17 @@ def _settings(master: str, name: str, scratch: Path, log_level: str) -> dict[str
     return settings
 
 
-def _merged(ours: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, str]:
+def _merged(ours: Mapping[str, str], theirs: Mapping[str, str], brief: bool) -> dict[str, str]:
     """Theirs win, but options for the JVM add up."""
     more = theirs.get(_OPTIONS, "")
-    # A JVM takes one collector, and this is the one for throughput.
-    chosen = " ".join([more, *(os.environ.get(name, "") for name in _JVM_READS)])
-    collector = "" if "GC" in chosen else " -XX:+UseParallelGC"
-    options = f"{ours[_OPTIONS]}{collector} {more}".strip()
-    return {**ours, **theirs, _OPTIONS: options}
+    options = [ours[_OPTIONS], _BRIEF if brief else "", _collector(more, brief), more]
+    return {**ours, **theirs, _OPTIONS: " ".join(filter(None, options))}
+
+
+def _collector(options: str, brief: bool) -> str:
+    """A JVM takes one: the user's, or the one that is quick to start or that wastes least."""
+    chosen = " ".join([options, *(os.environ.get(name, "") for name in _JVM_READS)])
+    return "" if "GC" in chosen else f"-XX:+Use{'Serial' if brief else 'Parallel'}GC"
 
 
 def _heap() -> int:

@@ -6,7 +6,7 @@ ETA advice are made from what is unusual, of which there is little.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from msgspec import Struct
@@ -29,12 +29,14 @@ from gatepost.pipeline.tables.schemas import Table
 _HOURS_A_DAY = 24
 # About how many rows of an hour's shuffle one task should sort.
 _ROWS_PER_TASK = 1_500_000
-# Below this many rows, compiling a query takes longer than running it uncompiled.
+# Below this many rows, compiling and spreading a query takes longer than just running it.
 _LITTLE = 1_000_000
 
 # Aggregate along the order the rows are in; hashing would lose it and sort again.
 _ALONG_THE_ORDER = {"spark.sql.execution.useObjectHashAggregateExec": "false"}
-_INTERPRETED = {
+_PLAINLY = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
@@ -86,15 +88,6 @@ class Apply:
         self._by_hour(batch, hours)
         self._overall(batch)
 
-    def done(self, number: int) -> bool:
-        """Whether the last of the tables has this batch."""
-        from deltalake import DeltaTable
-
-        path = self._tables.path(schemas.INCIDENTS)
-        if not table_exists(path):
-            return False
-        return (DeltaTable(path).transaction_version(APP) or 0) >= number
-
     def _append(self, frame: DataFrame, batch: Transaction) -> None:
         write_table(frame, self._tables.path(schemas.ACTIVITY), transaction=batch)
 
@@ -128,18 +121,24 @@ class Apply:
         paths = map(self._tables.path, (schemas.CASES, schemas.TASKS, schemas.ACTIVITY))
         little = sum(map(count, paths)) < _LITTLE
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_set(self._spark, _INTERPRETED if little else {}))
-            self._whole(batch, stack)
+            stack.enter_context(_set(self._spark, _PLAINLY if little else {}))
+            self._whole(batch, stack, self._at_once if little else self._read)
 
-    def _whole(self, batch: Transaction, stack: contextlib.ExitStack) -> None:
+    def _at_once(self, table: Table) -> DataFrame:
+        """In one partition, which Spark never shuffles."""
+        return self._read(table).coalesce(1)
+
+    def _whole(
+        self, batch: Transaction, stack: contextlib.ExitStack, read: Callable[[Table], DataFrame]
+    ) -> None:
         path = self._tables.path(schemas.ACTIVITY)
         latest = (largest(path, "last_at") or 0) - self._objectives.sealing * 1000
         since = latest // slo.HOUR_MS - self._objectives.days * _HOURS_A_DAY
         recent = F.col("hour") >= since
         # Every class of incidents looks at these.
-        activity = stack.enter_context(_kept(self._read(schemas.ACTIVITY)))
-        cases = stack.enter_context(_kept(self._read(schemas.CASES).where(recent)))
-        known = self._read(schemas.TASKS).where(recent)
+        activity = stack.enter_context(_kept(read(schemas.ACTIVITY)))
+        cases = stack.enter_context(_kept(read(schemas.CASES).where(recent)))
+        known = read(schemas.TASKS).where(recent)
         slow = incidents.slow(cases, latest, self._objectives)
         whole = {
             schemas.ETA: tasks.eta(known),

@@ -17,11 +17,15 @@ from msgspec import Struct
 
 from gatepost.archive.store import Store
 from gatepost.errors import TablesBusy
-from gatepost.pipeline.planning import Offsets
+from gatepost.pipeline.planning import Offsets, Segment
+from gatepost.pipeline.reading import Archive
+from gatepost.pipeline.small import open_table
+from gatepost.pipeline.tables.schemas import INCIDENTS
 
 APP = "gatepost-pipeline"
 _FOLDER = "_batches"
 _LOCK = "_lock"
+_MANY = 2_000_000
 _PATIENCE = 600.0
 _AGAIN = 0.1
 
@@ -36,6 +40,7 @@ class Batch(Struct, frozen=True, rename="camel"):
 
 class Ledger:
     def __init__(self, tables: str) -> None:
+        self._tables = tables
         self._store = Store.open(tables)
 
     def last(self) -> Batch | None:
@@ -43,6 +48,21 @@ class Ledger:
         names = self._store.files(_FOLDER)
         content = self._store.read(names[-1]) if names else None
         return None if content is None else msgspec.json.decode(content, type=Batch)
+
+    def is_done(self, batch: Batch) -> bool:
+        """Whether the table that is written last has this batch."""
+        table = open_table(self._tables, INCIDENTS)
+        return table is not None and (table.transaction_version(APP) or 0) >= batch.number
+
+    def waiting(self, archive: str) -> int:
+        """How many events of the archive are not in the tables, or not in all of them."""
+        last = self.last()
+        start = {} if last is None else last.end if self.is_done(last) else last.start
+        return sum(_after(segment, start) for segment in Archive(archive).segments())
+
+    def is_brief(self, archive: str) -> bool:
+        """Whether what waits is done sooner than a JVM has learnt how to do it fast."""
+        return self.waiting(archive) < _MANY
 
     @contextmanager
     def held(self, patience: float = _PATIENCE) -> Iterator[None]:
@@ -62,6 +82,12 @@ class Ledger:
         name = f"{_FOLDER}/{batch.number:012d}.json"
         self._store.write(name, msgspec.json.encode(batch))
         return batch
+
+
+def _after(segment: Segment, start: Offsets) -> int:
+    """How many rows of it come after `start`."""
+    seen = start.get(segment.node, {}).get(segment.incarnation, 0)
+    return max(0, segment.last - max(seen, segment.first - 1))
 
 
 def _lock(file: IO[str], until: float) -> None:

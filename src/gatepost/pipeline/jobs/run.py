@@ -61,7 +61,7 @@ class Pipeline:
 
     def _recover(self) -> Ran:
         last = self._ledger.last()
-        if last is None or self._apply.done(last.number):
+        if last is None or self._ledger.is_done(last):
             return Ran(0, 0)
         return Ran(1, self._take(last))
 
