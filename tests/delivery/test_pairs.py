@@ -24,6 +24,13 @@ class Book:
         self.tx.run(_OPEN, (place.number.to_bytes(16), node, place.number))
         return place.number, place.base
 
+    def move(self, number: int, node: str) -> tuple[str, int] | None:
+        self.tx.run("UPDATE delivery SET node = ? WHERE pair_seq = ?", (node, number))
+        self.pairs.pin(self.tx, PAIR, node, number)
+        told = self.pairs.settled(self.tx, PAIR)
+        self.tx.settle()
+        return told
+
     def close(self, number: int) -> tuple[str, int] | None:
         self.tx.run("UPDATE delivery SET processed_at = 1 WHERE pair_seq = ?", (number,))
         told = self.pairs.settled(self.tx, PAIR)
@@ -72,3 +79,20 @@ def test_what_is_sent_after_all_of_it_seemed_settled_still_waits(book: Book) -> 
     assert book.close(2) == ("x", 2)
     assert book.send("y") == (3, 1)
     assert book.close(1) == ("y", 3)
+
+
+def test_who_gets_an_earlier_number_is_told_of_those_behind_it_that_ended(book: Book) -> None:
+    for _ in range(3):
+        book.send("x")
+    book.close(2)
+    book.close(3)
+    assert book.move(1, "y") == ("y", 3)
+    assert book.send("y") == (4, 1)
+    assert book.close(1) is None
+
+
+def test_who_gets_a_number_again_is_told_nothing_new(book: Book) -> None:
+    book.send("x")
+    book.send("x")
+    book.close(2)
+    assert book.move(1, "x") is None

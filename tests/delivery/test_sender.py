@@ -230,6 +230,21 @@ def test_a_pair_that_moves_there_and_back_drains(mesh: Mesh, a: Gate, b: Gate, c
     assert {a.state(id) for id in ids} == {"processed"}
 
 
+def test_who_takes_over_does_not_wait_for_what_died_behind_it_on_the_old_route(
+    mesh: Mesh, a: Gate, b: Gate, c: Gate
+) -> None:
+    online(mesh, "a", "b", "c", fallback=True)
+    mesh.link("a", "c")
+    first = a.send(b).event_id
+    gone = a.send(b, ttl_secs=5.0).event_id
+    wait(mesh, 6 * SECOND)
+    assert a.state(gone) == "dead_letter"
+    online(mesh, "a", "c", fallback=True)
+    last = a.send(b).event_id
+    mesh.flow()
+    assert c.do(partial(take_turns, c)) == [first, last]
+
+
 def test_nobody_can_take_it_is_told_at_once_and_kept(mesh: Mesh, a: Gate) -> None:
     gateways = {"a": Gateway(a.key.public)}
     a.see(Directory(gateways, {"GONE": Home(None)}))

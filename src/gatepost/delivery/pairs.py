@@ -68,11 +68,17 @@ class Pairs:
         return self._lowest(tx, _LOWEST_ELSEWHERE, (*pair, node), below=number) is not None
 
     def pin(self, tx: Tx, pair: Pair, node: str, first: int) -> int:
-        """From number `first` on, the pair goes to `node`; returns what it need not wait for."""
+        """From number `first` on, the pair goes to `node`; returns what it need not wait for.
+
+        Who gets a number that others were sent behind cannot know which of those have ended: only
+        the old route was told.
+        """
+        ((last, pinned, _, _),) = tx.rows(_FIND, pair)
         elsewhere = self._lowest(tx, _LOWEST_ELSEWHERE, (*pair, node)) is not None
+        untold = elsewhere or (pinned != node and first < last)
         base = self._lowest(tx, _LOWEST, pair, below=first) or first
-        tx.run(_PIN, (node, base, _UNTOLD if elsewhere else 0, *pair))
-        if elsewhere:
+        tx.run(_PIN, (node, base, _UNTOLD if untold else 0, *pair))
+        if untold:
             self._pairs(tx).add(pair)
         return base
 
