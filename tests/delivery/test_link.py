@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gatepost.delivery.frames import (
     AnyFrame,
@@ -123,6 +124,18 @@ def test_an_event_left_out_is_noticed_and_nothing_is_taken(mesh: Mesh, a: Gate, 
     assert b.mail() == [first, second]
 
 
+def leave_out(wire: Wire, gate: Gate, *seqs: int) -> None:
+    """These events of `gate` never come, and nobody says so."""
+
+    def tamper(frame: AnyFrame) -> AnyFrame:
+        if not isinstance(frame, Events):
+            return frame
+        events = [body for body in frame.events if decode(body).seq not in seqs]
+        return replace(frame, events=events)
+
+    wire.end_of(gate).tamper = tamper
+
+
 def said_by(mesh: Mesh, frame: AnyFrame) -> str:
     """What happens to a link when `b` says this to `a`."""
     wire = mesh.link("a", "b")
@@ -239,6 +252,69 @@ def test_a_reader_of_an_earlier_life_hears_its_rest_first(mesh: Mesh, a: Gate, b
     assert lives == [("a-1", 1), ("a-2", 4)]
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_end_of_a_life_left_out_is_noticed_in_the_next(
+    mesh: Mesh, a: Gate, b: Gate, size: int
+) -> None:
+    """With 3, more of that life was read; with 1, nothing was."""
+    leave_out(mesh.link("a", "b"), a, size)
+    before = a.send_many(b, size)
+    mesh.flow()
+    assert b.mail() == before[:-1]
+    mesh.wires[0].cut()
+    a.restore(a.backup())
+    after = a.send_many(b, 2)
+    wire = mesh.link("a", "b")
+    mesh.flow()
+    assert "left out" in wire.errors[0]
+    assert b.mail() == before[:-1]
+    mesh.link("a", "b")
+    mesh.flow()
+    assert b.mail() == before + after
+
+
+def test_the_ends_of_two_lives_left_out_are_both_noticed(mesh: Mesh, a: Gate, b: Gate) -> None:
+    leave_out(mesh.link("a", "b"), a, 2)
+    ids = a.send_many(b, 2)
+    mesh.flow()
+    mesh.wires[0].cut()
+    a.restore(a.backup())
+    leave_out(mesh.link("a", "b"), a, 3)
+    ids += a.send_many(b, 1)
+    mesh.flow()
+    assert b.mail() == ids[:1]
+    ids += a.send_many(b, 1)
+    mesh.flow()
+    for _ in range(2):
+        mesh.link("a", "b")
+        mesh.flow()
+    assert b.mail() == ids
+
+
+def test_a_life_that_was_left_behind_is_not_missed(mesh: Mesh, a: Gate, b: Gate) -> None:
+    """The wrong backup is restored, and then a later one: both go on from the first life."""
+    mesh.link("a", "b")
+    a.note("b")
+    mesh.flow()
+    wrong = a.backup()
+    for _ in range(4):
+        a.note("b")
+    right = a.backup()
+    mesh.wires[0].cut()
+    a.restore(wrong)
+    wire = mesh.link("a", "b")
+    a.note("b")
+    a.note("b")
+    mesh.flow()
+    assert (events_seen(wire, b), wire.errors) == ([2, 3], [])
+    wire.cut()
+    a.restore(right)
+    a.note("b")
+    wire = mesh.link("a", "b")
+    mesh.flow()
+    assert (events_seen(wire, b), wire.errors) == ([2, 3, 4, 5, 6], [])
+
+
 def test_a_restored_reader_is_not_sent_again_what_it_may_have_heard(
     mesh: Mesh, a: Gate, b: Gate
 ) -> None:
@@ -309,3 +385,22 @@ def test_a_reader_that_was_cut_off_is_told_so(mesh: Mesh, a: Gate, b: Gate) -> N
     a.note("b")
     mesh.flow()
     assert (events_seen(wire, b), wire.errors) == ([3, 4], [])
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_is_left_out_right_behind_a_skip_is_noticed(
+    mesh: Mesh, a: Gate, b: Gate, size: int
+) -> None:
+    """With 2, another event comes in the same frame; with 1, none does."""
+    for _ in range(2 + size):
+        a.note("b")
+    a.connection.execute("UPDATE recipient SET cut_seq = 2 WHERE node_id = 'b'")
+    wire = mesh.link("a", "b")
+    leave_out(wire, a, 3)
+    mesh.flow()
+    a.note("b")
+    mesh.flow()
+    assert "left out" in wire.errors[0]
+    wire = mesh.link("a", "b")
+    mesh.flow()
+    assert (events_seen(wire, b), wire.errors) == ([3, 4, 5][: size + 1], [])

@@ -32,7 +32,11 @@ _LIVES = "SELECT id, first_seq FROM incarnation ORDER BY first_seq"
 _HEAD = """
 SELECT max((SELECT coalesce(max(last_seq), 0) FROM head), max(first_seq) - 1) FROM incarnation
 """
-_POSITIONS = "SELECT source, incarnation, seq FROM cursor WHERE source = ?"
+# Who has read nothing of a life is where it was in the one before.
+_POSITIONS = """
+SELECT source, incarnation, seq FROM cursor
+WHERE source = ? AND (seq >= first_seq OR last_to < 0)
+"""
 _READER = "SELECT incarnation, sent_seq, cut_seq FROM recipient WHERE node_id = ?"
 _IS_READER = """
 INSERT INTO recipient (node_id, last_seq, incarnation, seen_at) VALUES (?1, 0, ?2, ?3)

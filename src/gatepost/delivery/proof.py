@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from gatepost.delivery.frames import Events, Group, Life, Lives, Position, Reading
-from gatepost.delivery.receiver import ANYTHING, Cursor
 from gatepost.errors import ChainError, LinkError, MalformedEvent
 from gatepost.events import (
     Envelope,
@@ -21,13 +20,8 @@ from gatepost.events import (
     verify,
     verify_group,
 )
-from gatepost.journal.tx import Tx
 
 _HASH = 32
-_HEARD = """
-SELECT max(CASE WHEN last_to < 0 THEN seq ELSE last_to END) FROM cursor
-WHERE source = ? AND first_seq < ?
-"""
 
 
 def sign_lives(key: NodeKey, node: str, lives: list[Life]) -> Lives:
@@ -83,24 +77,6 @@ def check_events(said: Events, lives: Sequence[Life], public_key: bytes) -> list
     if any(one.seq >= other.seq for one, other in pairwise(envelopes)):
         raise LinkError(f"events of {said.source} are out of order")
     return envelopes
-
-
-def check_joins(tx: Tx, said: Events, envelopes: Sequence[Envelope]) -> None:
-    """Where a reader starts anew, only the source may say what it has missed; a relay may not."""
-    cursor = Cursor.of(tx, said.source, said.life, said.first_seq)
-    mine = (each for each in envelopes if each.to_node_id and each.seq > cursor.seq)
-    envelope = next(mine, None)
-    if envelope is None or cursor.last_to > 0:
-        return
-    if cursor.last_to == ANYTHING:
-        heard = cursor.seq
-    else:
-        row = tx.one(_HEARD, (said.source, said.first_seq))
-        heard = (row and row[0]) or 0
-    if envelope.prev_seq_to > heard:
-        raise LinkError(
-            f"events of {said.source} up to {envelope.prev_seq_to} were left out: we are at {heard}"
-        )
 
 
 def split(digests: bytes) -> Iterator[bytes]:

@@ -43,7 +43,15 @@ from gatepost.mailbox import Dispatcher, Mail
 from gatepost.wire import EventInfo
 
 _SEEN = "SELECT state FROM inbox WHERE source = ? AND event_id = ?"
-_GO_BACK = "UPDATE cursor SET seq = min(seq, ?) WHERE source = ? AND incarnation = ?"
+# In this life; and in those before it, if what was left out may have been the end of one of them.
+_GO_BACK = """
+UPDATE cursor SET seq = min(seq, max(?, first_seq - 1))
+WHERE source = ? AND (incarnation = ? OR (first_seq < ? AND last_to >= 0))
+"""
+_HEARD = """
+SELECT max(CASE WHEN last_to < 0 THEN seq ELSE last_to END) FROM cursor
+WHERE source = ? AND first_seq < ?
+"""
 _INBOX = "INSERT OR REPLACE INTO inbox VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, ?)"
 _LIFE_OF = "SELECT incarnation FROM cursor WHERE source = ? ORDER BY first_seq DESC LIMIT 1"
 _OFFERED_OF = """
@@ -144,8 +152,8 @@ class Receiver:
         self.dispatcher: Dispatcher
         self._full: set[str] | None = None
         self._own: list[Draft] = []
-        # Where an event was left out, in which life of whose outbox.
-        self._gaps: dict[tuple[str, str], int] = {}
+        # After what an event was left out, in which life of whose outbox or before which.
+        self._gaps: dict[tuple[str, str], tuple[int, int]] = {}
         self.duplicates = 0
         self.unknown_kinds = 0
         self.blobs = 0
@@ -165,7 +173,7 @@ class Receiver:
         for envelope, body in new:
             taking.handle(envelope, body)
         taking.end()
-        cursor.seq = max(cursor.seq, batch.upto)
+        cursor.read(batch.upto)
         cursor.save(tx)
         self.taken += len(batch.events)
         self.on_taken(batch.source, new, batch.now)
@@ -184,8 +192,10 @@ class Receiver:
         if envelope.seq <= (cursor.seq if last == ANYTHING else last):
             self.duplicates += 1
             return False
-        if not cursor.follows(envelope.prev_seq_to, last):
-            self._gaps[batch.source, batch.incarnation] = max(last, cursor.first_seq - 1)
+        if not cursor.follows(envelope):
+            last = last if last > 0 else cursor.heard
+            before = cursor.first_seq if last < cursor.first_seq else 0
+            self._gaps[batch.source, batch.incarnation] = (last, before)
             raise LinkError(
                 f"events {last + 1} to {envelope.seq - 1} of {batch.source} were left out:"
                 f" the next should follow {last}, this follows {envelope.prev_seq_to}"
@@ -251,8 +261,8 @@ class Receiver:
         let in what was held.
         """
         while self._gaps:
-            life, last = self._gaps.popitem()
-            tx.run(_GO_BACK, (last, *life))
+            life, (last, before) = self._gaps.popitem()
+            tx.run(_GO_BACK, (last, *life, before))
         if self._full is None:
             self._full = {row[0] for row in tx.rows(_FULL_MAILBOXES)}
         for mailbox in sorted(self._full):
@@ -331,7 +341,9 @@ _PAYLOADS = {said: encode_payload(said) for said in (ACCEPTED, PROCESSED)}
 class Cursor(Struct):
     """How far one life of one outbox is read.
 
-    Who reads an outbox for the first time has not missed what was said to everybody before.
+    Who starts anew, in another life or behind what it was told to skip, has been told of what was
+    there for it up to `heard`: if the next event follows a later one, that was left out. Who reads
+    an outbox for the first time has not missed what was said to everybody before.
     """
 
     source: str
@@ -340,22 +352,31 @@ class Cursor(Struct):
     seq: int
     last_to: int = 0
     last_all: int = ANYTHING
+    heard: int = 0
 
-    def follows(self, previous: int, last: int) -> bool:
-        """Whether an event that names `previous` is the next after `last`."""
-        if last == ANYTHING:
-            return True
-        if last == 0 and self.first_seq > 1:
-            return previous < self.first_seq
-        return previous == last
+    def follows(self, envelope: Envelope) -> bool:
+        """Whether it is the next one for us, or for everybody."""
+        previous = envelope.prev_seq_to
+        if envelope.to_node_id is None:
+            return self.last_all in (ANYTHING, previous)
+        return previous == self.last_to if self.last_to > 0 else previous <= self.heard
+
+    def read(self, upto: int) -> None:
+        """Everything up to here has come. As long as nothing did, `seq` says what was skipped."""
+        if self.last_to != ANYTHING:
+            self.seq = max(self.seq, upto)
 
     @classmethod
     def of(cls, tx: Tx, source: str, incarnation: str, first_seq: int) -> "Cursor":
         query = "SELECT first_seq, seq, last_to, last_all FROM cursor"
         row = tx.one(f"{query} WHERE source = ? AND incarnation = ?", (source, incarnation))
-        if row is None:
-            return cls(source, incarnation, first_seq, first_seq - 1)
-        return cls(source, incarnation, *row)
+        cursor = cls(source, incarnation, *(row or (first_seq, first_seq - 1)))
+        if cursor.last_to == ANYTHING:
+            cursor.heard = cursor.seq
+        elif not cursor.last_to and first_seq > 1:
+            ((heard,),) = tx.rows(_HEARD, (source, first_seq))
+            cursor.heard = min(heard or 0, first_seq - 1)
+        return cursor
 
     def save(self, tx: Tx) -> None:
         row = (self.source, self.incarnation, self.first_seq, self.seq, self.last_to, self.last_all)

@@ -145,7 +145,7 @@ def held_forgotten() -> Mutant:
 
 
 def omissions_unnoticed() -> Mutant:
-    return patch.object(Cursor, "follows", lambda self, previous, last: True)
+    return patch.object(Cursor, "follows", lambda self, envelope: True)
 
 
 def restore_unnoticed() -> Mutant:
