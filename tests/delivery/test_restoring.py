@@ -11,6 +11,7 @@ from gatepost.delivery.letters import is_safe
 from gatepost.delivery.messages import fingerprint
 from gatepost.delivery.sender import RESTORED
 from gatepost.journal import Tx, Writer
+from gatepost.mailbox import Policy
 from gatepost.routing import Directory, Home, Rule
 from gatepost.wire import NewSend
 from tests.delivery.mesh import Gate, Mesh, Wire
@@ -301,6 +302,32 @@ def test_an_offer_that_was_confirmed_since_is_not_offered_again() -> None:
     mesh.flow()
     assert a.state(sent) == "processed"
     assert c.mail() == []
+
+
+def test_an_offer_of_an_earlier_life_that_is_held_stops_nobody() -> None:
+    """Nobody would ever confirm it, and what is no offer waits for offers before it."""
+    mesh = Mesh("a", "b", "c")
+    a, b, c = mesh["a"], mesh["b"], mesh["c"]
+    agents = {**a.directory.agents, "B": Home("b", ("c",))}
+    a.see(Directory(a.directory.gateways, agents, {"B": Rule("b", ("c",))}))
+    b.dispatcher.policy = Policy(max_pending=1)
+    mesh.link("b", "c")
+    c.send(b)
+    backup = a.backup()
+    mesh.link("a", "b")
+    a.send(b)
+    mesh.flow()
+    assert b.rows("SELECT why FROM held") == [("full",)]
+    _restore(mesh, a, backup)
+    mesh.meet()
+    mesh.link("a", "b")
+    new = a.send(b).event_id
+    mesh.flow()
+    b.settle()
+    b.do(lambda tx: None)
+    mesh.flow()
+    assert a.state(new) == "processed"
+    assert b.value("SELECT held + offered FROM inbox_pair WHERE source = 'a'") == 0
 
 
 def test_what_may_have_been_used_since_is_good_no_more(mesh: Mesh) -> None:

@@ -58,6 +58,10 @@ _OFFERED_OF = """
 SELECT o.event_id FROM offered o JOIN inbox i ON i.source = o.source AND i.event_id = o.event_id
 WHERE o.source = ? AND i.sender = ? AND i.mailbox = ?
 """
+_HELD_OF = """
+SELECT pair_seq, event_id, body FROM held
+WHERE source = ? AND sender = ? AND mailbox = ? AND event_id IS NOT NULL
+"""
 _STATE = "UPDATE inbox SET state = ? WHERE source = ? AND event_id = ?"
 _PAIR = """
 SELECT incarnation, next, held, offered FROM inbox_pair
@@ -927,10 +931,14 @@ class _Taking:
         return self._source, envelope.source_agent_id, envelope.to_agent_id or ""
 
     def _forget_offers(self, key: PairKey, pair: Pair) -> None:
-        """Whoever made them has a new life, and does not know of them."""
+        """Whoever made them has a new life, and does not know of them: nobody confirms them."""
         for (id,) in self._tx.rows(_OFFERED_OF, key) if pair.offered else ():
             self._tx.run("DELETE FROM offered WHERE source = ? AND event_id = ?", (key[0], id))
             self._tx.run(_STATE, ("withdrawn", key[0], id))
+        for number, id, body in self._tx.rows(_HELD_OF, key) if pair.held else ():
+            if decode(body).offer:
+                self._unhold(key, pair, number)
+                self._tx.run(_STATE, ("withdrawn", key[0], id))
         pair.offered, pair.changed = 0, True
 
     def _pair(self, key: PairKey, base: int, number: int | None = None) -> Pair:
