@@ -84,6 +84,19 @@ def test_without_an_answer_it_is_sent_again_without_its_payload(
     assert again.payload is UNSET
 
 
+def test_attempts_go_on_though_the_clock_was_set_back(mesh: Mesh, a: Gate, b: Gate) -> None:
+    sent = a.send(b).event_id
+    for number in range(2, 4):
+        mesh.clock.advance(-DAY // 24)
+        wait(mesh, 0)
+        wait(mesh, 20 * SECOND)
+        assert a.state(sent) == "retry_pending"
+        mesh.clock.advance(-DAY // 24)
+        wait(mesh, 0)
+        wait(mesh, 360 * SECOND)
+        assert attempts(a, sent) == list(range(1, number + 1))
+
+
 def test_after_fifteen_attempts_it_is_given_up_and_kept(mesh: Mesh, a: Gate, b: Gate) -> None:
     sent = a.send(b, b'{"keep": "me"}').event_id
     for _ in range(60):

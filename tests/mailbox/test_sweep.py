@@ -229,3 +229,40 @@ def _due(post: Post) -> int | None:
 
 def _forget(post: Post, bodies: int, rows: int, batch: int = 1000) -> int:
     return post.do(lambda tx: sweep.forget(tx, bodies, rows, batch))
+
+
+def test_a_backoff_is_no_longer_though_the_clock_was_set_back() -> None:
+    post = Post()
+    post.send("a")
+    post.nack(*post.dequeue())
+    post.clock.set(START - 3_600_000)
+    post.tick()
+    assert post.take() == []
+    assert post.writer.patience() == 5.0
+    post.tick(5_000)
+    assert post.take() == ["a"]
+
+
+def test_a_backoff_is_no_longer_though_the_clock_was_set_back_while_nobody_looked() -> None:
+    post = Post()
+    post.send("a")
+    for _ in range(2):
+        post.nack(*post.dequeue())
+        post.tick(5_000)
+    later = Post(clock=ManualClock(START - 3_600_000), connection=post.connection)
+    later.tick(9_999)
+    assert later.take() == []
+    later.tick(10_000)
+    assert later.take() == ["a"]
+
+
+def test_what_was_given_back_does_not_wait_for_a_backoff_that_is_over() -> None:
+    post = Post()
+    post.send("a")
+    post.nack(*post.dequeue())
+    post.tick(5_000)
+    waiter, got = post.waiter()
+    assert [message.msg_id for message in got] == ["a"]
+    post.clock.set(START - 3_600_000)
+    post.do(lambda tx: post.dispatcher.give_up(tx, waiter))
+    assert post.take() == ["a"]

@@ -3,6 +3,7 @@
 import msgspec
 
 from gatepost.clock import Clock
+from gatepost.delivery.states import State
 
 
 class Patience(msgspec.Struct, frozen=True):
@@ -14,6 +15,15 @@ class Patience(msgspec.Struct, frozen=True):
     max_attempts: int = 15
     sla: int = 600_000
     ttl: int = 86_400_000
+
+    def longest(self) -> dict[State, int]:
+        """How long a delivery is left alone at most, by its state, before it is looked at again."""
+        return {
+            State.EMITTED: self.accept_timeout,
+            State.RETRY_PENDING: max(self.accept_timeout, int(self.max_backoff * 1.2)),
+            State.ACCEPTED: self.sla,
+            State.INCIDENT: self.sla,
+        }
 
     def backoff(self, attempt: int, clock: Clock) -> int:
         """How long after `attempt` (1 is the first) the next one is made: doubling, ± 20 %."""

@@ -46,6 +46,10 @@ _FIELDS = """event_id, kind, from_agent, to_agent, corr_id, state, node, offer, 
 _FIND = f"SELECT {_FIELDS} FROM delivery WHERE event_id = ?"
 _DUE = f"SELECT {_FIELDS} FROM delivery WHERE next_at <= ? ORDER BY next_at LIMIT {_BATCH}"
 _NEXT_DUE = "SELECT min(next_at) FROM delivery WHERE next_at IS NOT NULL"
+# Planned by a clock that was ahead. What waits until it expires does so by the time of day.
+_SOONER = """
+UPDATE delivery SET next_at = ?1 WHERE next_at > ?1 AND next_at < expires_at AND state = ?2
+"""
 _LATER = "UPDATE delivery SET next_at = ? WHERE event_id = ?"
 _UNACCEPTED = ", ".join(f"'{state}'" for state in UNACCEPTED)
 
@@ -245,6 +249,8 @@ class Sender:
         self.ignored = 0
         self.retries = 0
         self._due: int | None = 0
+        # What the clock showed in the group before.
+        self._clock_was: int | None = None
         # Hears of every receipt that counted.
         self.on_receipt: Callable[[Counted], None] = _nobody_counts
 
@@ -495,11 +501,20 @@ class Sender:
 
     def tick(self, tx: Tx) -> None:
         """Look at every delivery whose time has come."""
+        if self._clock_was is None or tx.now < self._clock_was:
+            self._shorten(tx)
+        self._clock_was = tx.now
         if self._due is None or tx.now < self._due:
             return
         for found in self._still(tx, tx.rows(_DUE, (tx.now,))):
             self._look(tx, found)
         ((self._due,),) = tx.rows(_NEXT_DUE)
+
+    def _shorten(self, tx: Tx) -> None:
+        """The clock was set back, perhaps: nothing waits longer for that than it is meant to."""
+        for state, most in self._patience.longest().items():
+            tx.run(_SOONER, (tx.now + most, state))
+        self._due = 0
 
     def _still(self, tx: Tx, rows: list[Row]) -> Iterator[Delivery]:
         """Each of these, unless what was done about one before it has changed it."""
@@ -512,6 +527,7 @@ class Sender:
 
     def look_at_the_clock(self) -> None:
         self._due = 0
+        self._clock_was = None
         self.pairs.forget()
 
     def _look_by(self, due: int) -> None:

@@ -47,6 +47,8 @@ class Dispatcher:
         self._served: list[tuple[Waiter, list[Message]]] = []
         # Time is looked at once in a group, at the latest when it ends.
         self._due: int | None = 0
+        # What the clock showed in the group before.
+        self._clock_was: int | None = None
         # Hears of every message that a turn begins with.
         self.on_leased: Callable[[list[Message]], None] | None = None
 
@@ -147,6 +149,9 @@ class Dispatcher:
     # -- the commit group
 
     def before_commit(self, tx: Tx) -> None:
+        if self._clock_was is None or tx.now < self._clock_was:
+            sweep.shorten(tx, self.policy)
+        self._clock_was = tx.now
         self._sweep(tx)
         tx.settle()
         room = _SERVING
@@ -162,6 +167,7 @@ class Dispatcher:
         self._served.clear()
         self._touched |= self._line.mailboxes()
         self._due = 0
+        self._clock_was = None
 
     def next_due(self, tx: Tx) -> int | None:
         self._due = tx.now if self._touched else sweep.next_due(tx)

@@ -59,8 +59,9 @@ _HELD_BY = "SELECT * FROM lease WHERE mailbox = ? AND consumer = ? ORDER BY pair
 _EXTEND = """
 UPDATE lease SET expires_at = max(expires_at, ?) WHERE pair = ? AND id = ? AND mailbox = ?
 """
+# What was taken up again has done with its backoff.
 _NEXT_HEAD = f"""
-SELECT id, rank, arrival, not_before FROM mail
+SELECT id, rank, arrival, iif({_IF_NACKED}, not_before, 0) FROM mail
 WHERE id BETWEEN ? AND ? AND {_IF_WAITING} ORDER BY id LIMIT 1
 """
 _SET_HEAD = "UPDATE pair SET head = ?, head_rank = ?, head_arrival = ?, ready_at = ? WHERE id = ?"

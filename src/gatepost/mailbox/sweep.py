@@ -29,6 +29,10 @@ UPDATE pair SET ready_at = 0
 WHERE id IN (SELECT id FROM pair WHERE ready_at > 0 AND ready_at <= ? ORDER BY ready_at LIMIT ?)
 RETURNING mailbox
 """
+_BACKING_OFF = """
+SELECT p.id, p.head, p.ready_at, m.attempt FROM pair p JOIN mail m ON m.id = p.head
+WHERE p.ready_at > ?
+"""
 _NEXT_EXPIRY = f"SELECT expires_at FROM mail WHERE {_IF_WAITING} ORDER BY expires_at LIMIT 1"
 _NEXT_TIMEOUT = "SELECT min(expires_at) FROM lease"
 _NEXT_RETRY = "SELECT min(ready_at) FROM pair WHERE ready_at > 0"
@@ -90,6 +94,18 @@ def _close_ranks(tx: Tx, gone: set[int]) -> None:
 def promote(tx: Tx) -> set[int]:
     """Let pairs whose backoff is over queue again. The mailboxes that have some."""
     return {row[0] for row in tx.rows(_PROMOTE, (tx.now, BATCH))}
+
+
+def shorten(tx: Tx, policy: Policy) -> None:
+    """No backoff lasts longer than it is meant to, though a clock that was ahead has planned it.
+
+    A lease is left as it is: should the clock go forward again, it would end under its consumer.
+    """
+    for pair, head, ready_at, attempt in tx.rows(_BACKING_OFF, (tx.now,)):
+        latest = tx.now + policy.backoff(attempt - 1)
+        if ready_at > latest:
+            tx.run("UPDATE pair SET ready_at = ? WHERE id = ?", (latest, pair))
+            tx.run("UPDATE mail SET not_before = ? WHERE id = ?", (latest, head))
 
 
 def forget(tx: Tx, bodies_before: int, rows_before: int, batch: int) -> int:
