@@ -50,7 +50,7 @@ class Life:
             "kind": first and first["kind"],
             "from_agent": first and first["source_agent"],
             "to_agent": first and first["to_agent"],
-            "to_node": _first(ends, 3) or _first(accepts, 1) or self._last_asked(last),
+            "to_node": _first(ends, 2) or _first(accepts, 1) or self._last_asked(last),
             "sent_at": first and first["created_at"],
             "size": first and (first["blob_size"] or first["payload_size"]),
             "attempts": last and last["attempt"],
@@ -59,11 +59,11 @@ class Life:
             "processed_at": _first(ends, 0),
             "replied_at": min(replies, default=None),
             "dead_at": _first(dead, 0),
-            "outcome": _first(ends, 2),
+            "outcome": _first(ends, 1),
             "reason": _first(dead, 1) or _first(refusals, 1),
             "duplicates": self._duplicates(),
             "strangers": len(self._answered() - asked),
-            "turns": sum(end[2] == "ok" for end in ends),
+            "turns": sum(end[1] == "ok" for end in ends),
             "amended": bool(dead) and answered,
             "closed": bool(dead) or answered,
         }
@@ -77,11 +77,11 @@ class Life:
         every = [(peer, e) for peer, told in self.told.items() for e in told]
         return [(peer, e) for peer, e in every if what in (e["status"], e["kind"])]
 
-    def _ends(self, asked: set[str]) -> list[tuple[int, int, str, str]]:
+    def _ends(self, asked: set[str]) -> list[tuple[int, str, str]]:
         """The first word of each node that was asked and ended it."""
-        found: dict[str, tuple[int, int, str, str]] = {}
+        found: dict[str, tuple[int, str, str]] = {}
         for peer, e in self._said("processed"):
-            end = (e["created_at"], e["seq"], e["outcome"], peer)
+            end = (e["created_at"], e["outcome"], peer)
             found[peer] = min(found.get(peer, end), end)
         return sorted(end for peer, end in found.items() if peer in asked)
 

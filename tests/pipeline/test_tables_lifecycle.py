@@ -152,7 +152,7 @@ def test_however_events_are_cut_into_batches_deliveries_are_the_same(spark: Spar
 def _sorted(rows: list[Row]) -> list[dict[str, Any]]:
     plain = [row.asDict(recursive=True) for row in rows]
     for row in plain:
-        row["legs"].sort(key=lambda leg: leg["peer"])
+        (row["legs"] or []).sort(key=lambda leg: leg["peer"])
     return sorted(plain, key=lambda row: row["node"])
 
 

@@ -74,7 +74,7 @@ def facts(events: DataFrame) -> DataFrame:
         F.when(own, to_node).otherwise(F.col("node")).alias("peer"),
         F.when(opens, F.lit(int(What.SENT))).otherwise(_what()).cast("tinyint").alias("what"),
         F.col("created_at").alias("at"),
-        F.when(F.col("kind") == "ack", F.col("seq")).otherwise(F.col("attempt")).alias("number"),
+        "attempt",
         F.coalesce("outcome", "reason", "failure_class", "route_decision").alias("text"),
         _eta().alias("eta_at"),
         "progress",

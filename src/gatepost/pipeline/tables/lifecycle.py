@@ -4,6 +4,7 @@ A *leg* is what is known of one delivery and one node: was it asked, did it acce
 reply. Legs merge: each value is the earliest, the latest or the sum of its parts, so a delivery
 is the same however its events were cut into batches. A receipt counts only if the event was
 routed to the node that wrote it, and which nodes those are may become known after the receipt.
+Most deliveries have one leg that says nothing the delivery does not say; it is not stored.
 
 Rows are sorted once, by event id, and both aggregations go along that order. An id begins with
 the time it was drawn at, so the rows of an hour follow each other, and are written in one go.
@@ -14,13 +15,15 @@ the time it was drawn at, so the rows of an hour follow each other, and are writ
 """
 
 from collections.abc import Callable
+from functools import reduce
+from operator import and_
 from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from gatepost.pipeline.tables.facts import What, facts, hour_of
-from gatepost.pipeline.tables.schemas import DELIVERIES
+from gatepost.pipeline.tables.schemas import DELIVERIES, LEG
 
 # `part` follows from the id; Spark keeps rows where they are if it is part of the key.
 _KEY = ("event_id", "part", "node")
@@ -29,6 +32,11 @@ _LEG_KEY = (*_KEY, "peer")
 _LEG = (
     *("routed_at", "last", "accepted_at", "accepts", "refused", "processed", "processes"),
     *("replied_at", "dead", "confirmed_at", "withdrawn_at", "eta_at", "completed_at"),
+    *("failed", "progress", "cancelled_at"),
+)
+
+_UNUSUAL = (
+    *("refused", "dead", "confirmed_at", "withdrawn_at", "eta_at", "completed_at"),
     *("failed", "progress", "cancelled_at"),
 )
 
@@ -80,7 +88,7 @@ class _Part(NamedTuple):
 
 
 def _parts() -> dict[str, _Part]:
-    at, text, number = F.col("at"), F.col("text"), F.col("number")
+    at, text = F.col("at"), F.col("text")
 
     def only(what: What, value: Column) -> Column:
         return F.when(F.col("what") == int(what), value)
@@ -91,7 +99,7 @@ def _parts() -> dict[str, _Part]:
     def times(what: What) -> _Part:
         return _Part((F.col("what") == int(what)).cast("bigint"), F.sum)
 
-    attempt = F.struct(number.cast("int").alias("attempt"), text.alias("why"))
+    attempt = F.struct("attempt", text.alias("why"))
     return {
         "message": _Part(F.col("message"), F.min),
         "routed_at": first(What.SENT),
@@ -99,7 +107,7 @@ def _parts() -> dict[str, _Part]:
         "accepted_at": first(What.ACCEPTED),
         "accepts": times(What.ACCEPTED),
         "refused": first(What.REFUSED, text.alias("reason")),
-        "processed": first(What.PROCESSED, number.alias("seq"), text.alias("outcome")),
+        "processed": first(What.PROCESSED, text.alias("outcome")),
         "processes": times(What.PROCESSED),
         "replied_at": first(What.REPLIED),
         "dead": first(What.DEAD, text.alias("reason")),
@@ -135,7 +143,7 @@ def _unfolded(stored: DataFrame) -> DataFrame:
     """Stored deliveries back into legs."""
     message = F.when(F.col("kind").isNotNull(), F.struct(*(F.col(f"{name}") for name in _MESSAGE)))
     rows = stored.withColumn("attempt", F.lit(1)).select(
-        *_KEY, message.alias("message"), F.explode("legs").alias("leg")
+        *_KEY, message.alias("message"), F.explode(legs()).alias("leg")
     )
     return rows.select(
         *_KEY, "leg.peer", "message", *(F.col(f"leg.{name}").alias(name) for name in _LEG)
@@ -166,7 +174,31 @@ def _joined(legs: DataFrame) -> DataFrame:
         F.count_if(~asked & answered).alias("strangers"),
         F.count_if(asked & (F.col("processed.outcome") == "ok")).alias("turns"),
         F.collect_list(F.struct("peer", *_LEG)).alias("legs"),
+        ((F.count("*") == 1) & F.bool_and(asked & _is_plain())).alias("plain"),
     )
+
+
+def _is_plain() -> Column:
+    """Whether the delivery will say all that this leg says; see `legs`."""
+    quiet = reduce(and_, (F.col(name).isNull() for name in _UNUSUAL))
+    once = (F.col("accepts") <= 1) & (F.col("processes") <= 1)
+    first = F.col("routed_at") == F.col("message.sent_at")
+    return quiet & once & F.coalesce(first, F.lit(False))
+
+
+def legs() -> Column:
+    """The legs of a delivery, also if its only one was not stored."""
+    known: dict[str, Column | str] = {
+        "routed_at": "sent_at",
+        "last": F.struct("attempts", "decision"),
+        "accepted_at": "accepted_at",
+        "accepts": F.col("accepted_at").isNotNull().cast("bigint"),
+        "processed": F.when(F.col("processed_at").isNotNull(), F.struct("processed_at", "outcome")),
+        "processes": F.col("processed_at").isNotNull().cast("bigint"),
+        "replied_at": "replied_at",
+    }
+    only = F.struct("to_node", *(known.get(name, F.lit(None)) for name in _LEG))
+    return F.coalesce("legs", F.array(only.cast(LEG)))
 
 
 def _judged(rows: DataFrame) -> DataFrame:
@@ -197,7 +229,8 @@ def _judged(rows: DataFrame) -> DataFrame:
         F.col("turn.processed.outcome").alias("outcome"),
         F.coalesce("dead.reason", "refused.reason").alias("reason"),
         (F.col("more_accepts") + F.col("more_processes")).alias("duplicates"),
-        *("strangers", "turns", "legs"),
+        *("strangers", "turns"),
+        F.when(~F.col("plain"), F.col("legs")).alias("legs"),
     )
     judged = flat.withColumns(
         {

@@ -99,7 +99,7 @@ _TOLD = "struct<at: bigint, {}: string>"
 LEG = (
     "struct<peer: string, routed_at: bigint, last: struct<attempt: int, why: string>, "
     "accepted_at: bigint, accepts: bigint, refused: " + _TOLD.format("reason") + ", "
-    "processed: struct<at: bigint, seq: bigint, outcome: string>, processes: bigint, "
+    "processed: " + _TOLD.format("outcome") + ", processes: bigint, "
     "replied_at: bigint, dead: " + _TOLD.format("reason") + ", "
     "confirmed_at: bigint, withdrawn_at: bigint, eta_at: bigint, completed_at: bigint, "
     "failed: " + _TOLD.format("class") + ", progress: double, cancelled_at: bigint>"
@@ -137,7 +137,7 @@ DELIVERIES = _table(
     "closed boolean | nothing more is expected",
     "task struct<capability_id: string, capability_version: string, delegation_version: string, "
     "executor_version: string, task_type: string> | what a task asks for; null for messages",
-    f"legs array<{LEG}> | what is known of each node that was asked or answered",
+    f"legs array<{LEG}> | of each node that was asked or answered; null if this row says it all",
 )
 
 TASKS = _table(

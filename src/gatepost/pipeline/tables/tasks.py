@@ -4,6 +4,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.tables.lifecycle import legs
 from gatepost.pipeline.tables.schemas import ETA, REVIEWS, TASKS, TURNS
 
 SAMPLES = 5
@@ -25,8 +26,8 @@ def identity(*columns: Column) -> Column:
 
 def turns(deliveries: DataFrame) -> DataFrame:
     """Every node that processed an event, asked or not."""
-    legs = deliveries.select("*", F.explode("legs").alias("leg")).where("leg.processed is not null")
-    return legs.select(
+    told = deliveries.select("*", F.explode(legs()).alias("leg")).where("leg.processed is not null")
+    return told.select(
         *("hour", "node", "event_id"),
         F.col("leg.peer").alias("turn_node"),
         F.col("to_agent").alias("agent"),
