@@ -510,6 +510,25 @@ def test_a_large_payload_follows_as_a_blob_and_one_that_is_gone_is_told_of(
     assert payloads(c.take()) == ["last"], "nothing waits for it"
 
 
+def test_what_a_gateway_accepted_of_itself_keeps_its_place(world: World, b: Box, c: Box) -> None:
+    world.moves("c")
+    first = b.send("job", 1, "bo")
+    world.flow()
+    (message,) = c.take()
+    world.moves("b")
+    second = b.send("job", 2, "bo")
+    world.flow()
+    c.ack(message)
+    world.flow()
+    assert [b.status(sent).state for sent in (first, second)] == ["processed", "accepted"]
+    world.moves("c")
+    (message,) = c.take()
+    assert payloads([message]) == [2], "it does not wait for what it stands for"
+    c.ack(message)
+    world.flow()
+    assert b.status(second).state == "processed"
+
+
 def test_what_is_urgent_stays_urgent(world: World, a: Box, b: Box, c: Box) -> None:
     new = NewSend("bo", "job", payload=Raw(b"1"), priority=7)
     a.run(lambda tx: a.messages.send(tx, new, fingerprint(new)))

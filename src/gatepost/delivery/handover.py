@@ -167,7 +167,8 @@ class Handover:
             out.kind, out.corr_id, out.digest = info.kind, info.corr_id, info.payload_ref
             out.ref_event_id, out.traceparent = info.ref_event_id, info.traceparent
             out.causation_id, out.priority = info.event_id, info.priority
-            out.stands_for = None if info.source_node else info.event_id
+            is_ours = info.source_node in (None, self._node.id)
+            out.stands_for = info.event_id if is_ours else None
         return out
 
     def _has_any(self, tx: Tx) -> bool:

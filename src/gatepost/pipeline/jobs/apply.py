@@ -6,7 +6,7 @@ ETA advice are made from what is unusual, of which there is little.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from msgspec import Struct
@@ -30,7 +30,7 @@ _HOURS_A_DAY = 24
 # About how many rows of an hour's shuffle one task should sort.
 _ROWS_PER_TASK = 1_500_000
 # Below this many rows, compiling and spreading a query takes longer than just running it.
-_LITTLE = 1_000_000
+_FEW = 250_000
 
 # Aggregate along the order the rows are in; hashing would lose it and sort again.
 _ALONG_THE_ORDER = {"spark.sql.execution.useObjectHashAggregateExec": "false"}
@@ -118,27 +118,28 @@ class Apply:
             self._replace(table, frame, batch, hours)
 
     def _overall(self, batch: Transaction) -> None:
-        paths = map(self._tables.path, (schemas.CASES, schemas.TASKS, schemas.ACTIVITY))
-        little = sum(map(count, paths)) < _LITTLE
+        little = all(map(self._is_small, (schemas.CASES, schemas.TASKS, schemas.ACTIVITY)))
         with contextlib.ExitStack() as stack:
             stack.enter_context(_set(self._spark, _PLAINLY if little else {}))
-            self._whole(batch, stack, self._at_once if little else self._read)
+            self._whole(batch, stack)
 
-    def _at_once(self, table: Table) -> DataFrame:
-        """In one partition, which Spark never shuffles."""
-        return self._read(table).coalesce(1)
+    def _is_small(self, table: Table) -> bool:
+        return count(self._tables.path(table)) < _FEW
 
-    def _whole(
-        self, batch: Transaction, stack: contextlib.ExitStack, read: Callable[[Table], DataFrame]
-    ) -> None:
+    def _gathered(self, table: Table) -> DataFrame:
+        """If it is small, in one partition, which Spark never shuffles."""
+        frame = self._read(table)
+        return frame.coalesce(1) if self._is_small(table) else frame
+
+    def _whole(self, batch: Transaction, stack: contextlib.ExitStack) -> None:
         path = self._tables.path(schemas.ACTIVITY)
         latest = (largest(path, "last_at") or 0) - self._objectives.sealing * 1000
         since = latest // slo.HOUR_MS - self._objectives.days * _HOURS_A_DAY
         recent = F.col("hour") >= since
         # Every class of incidents looks at these.
-        activity = stack.enter_context(_kept(read(schemas.ACTIVITY)))
-        cases = stack.enter_context(_kept(read(schemas.CASES).where(recent)))
-        known = read(schemas.TASKS).where(recent)
+        activity = stack.enter_context(_kept(self._gathered(schemas.ACTIVITY)))
+        cases = stack.enter_context(_kept(self._gathered(schemas.CASES).where(recent)))
+        known = self._gathered(schemas.TASKS).where(recent)
         slow = incidents.slow(cases, latest, self._objectives)
         whole = {
             schemas.ETA: tasks.eta(known),
