@@ -174,6 +174,8 @@ class Gate:
         """The room looks like this from now on."""
         self.directory = directory
         self.do(lambda tx: self.messages.room_changed(tx, directory))
+        if self.host is not None:
+            self.host.room_changed()
 
     def state(self, event_id: str) -> str:
         found: Sent = self.do(lambda tx: self.messages.status(tx, event_id))

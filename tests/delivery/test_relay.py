@@ -329,6 +329,21 @@ def test_who_is_not_in_the_room_gets_nothing_and_gives_nothing(
     assert "not in this room" in reconnect(mesh, "b", "s").errors[0]
 
 
+def test_who_was_asked_for_before_the_relay_heard_of_it_is_relayed_once_it_has(
+    mesh: Mesh, a: Gate, b: Gate, s: Gate
+) -> None:
+    whole = s.directory
+    gateways = {id: found for id, found in whole.gateways.items() if id != "a"}
+    s.see(Directory(gateways, whole.agents))
+    reconnect(mesh, "b", "s")
+    sent = a.send(b).event_id
+    mesh.flow()
+    assert b.mail() == []
+    s.see(whole)
+    reconnect(mesh, "a", "s")
+    assert b.mail() == [sent]
+
+
 def test_a_node_that_relays_nothing_ends_the_link_of_who_asks(mesh: Mesh, b: Gate) -> None:
     mesh.link("a", "b")
     mesh.flow()

@@ -100,6 +100,11 @@ class RelayHost:
         if source in self._wanted and links and not any(part.follows for part in links):
             links[0].follow()
 
+    def room_changed(self) -> None:
+        """Who was asked for and unknown may be a member now."""
+        for part in self._parts:
+            part.room_changed()
+
     def want(self, source: str) -> None:
         self._wanted.add(source)
         self._follow(source)
@@ -169,6 +174,8 @@ class HostPart:
         self._serving: Serving | None = None
         self._lives: list[Life] = []
         self._asked = 0
+        # What the other side wants, if some of it is of nodes we have not heard of yet.
+        self._unserved: Relay | None = None
 
     @property
     def follows(self) -> bool:
@@ -183,6 +190,7 @@ class HostPart:
 
     def closed(self) -> None:
         self._following, self._serving, self._asked = None, None, 0
+        self._unserved = None
         self._host.went(self)
 
     def receive(self, frame: AnyFrame) -> bool:
@@ -250,10 +258,15 @@ class HostPart:
             window = min(frame.window, self._host.window)
             self._serving = Serving(self._host, self._port, self.peer, window)
         wants = [each for each in frame.wants if each != self.peer and self._host.key_of(each)]
+        self._unserved = frame if len(wants) < len(frame.wants) else None
         self._port.commit(
             lambda tx: replica.read_by(tx, self.peer, wants, frame.positions),
             lambda found: self._serve(frame, found),
         )
+
+    def room_changed(self) -> None:
+        if self._unserved is not None and self._host.key_of(self.peer) is not None:
+            self._wants(self._unserved)
 
     def _serve(self, frame: Relay, found: dict[str, tuple[Kept, int]]) -> None:
         if self._serving is None:

@@ -180,6 +180,7 @@ class Pipes:
             room_changed = self._core.messages.room_changed
             await self._core.commit(lambda tx: room_changed(tx, directory))
             self.directory = directory
+            self.host.room_changed()
 
 
 class LinkEnd:
