@@ -91,7 +91,9 @@ def measure(place: Path, events: int, options: Options, step: Callable[[str], ob
     # A segment is about one percent of its node, so one percent can be held back.
     rows = max(1000, events // options.nodes // 100)
     step(f"{events:,} events: writing the archive")
-    truth = generate(archive, Synth(events=events, nodes=options.nodes, segment_rows=rows))
+    jobs = os.cpu_count() or 1
+    shape = Synth(events=events, nodes=options.nodes, segment_rows=rows, jobs=jobs)
+    truth = generate(archive, shape)
     kept = hold_back(archive, truth.events // 100)
     step(f"{events:,} events: the full run")
     full = _timed(archive, tables, options.master)
