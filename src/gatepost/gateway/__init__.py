@@ -1,0 +1,1 @@
+"""The gateway: the doors of the fabric, and the process behind them."""
