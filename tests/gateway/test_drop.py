@@ -277,6 +277,29 @@ async def test_an_answer_that_cannot_be_written_is_tried_again(
 
 
 @pytest.mark.anyio
+async def test_a_name_used_again_at_once_is_answered_again(
+    state: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first request is gone, and its task has not ended yet."""
+    answer = drop_module.Files.answer
+
+    def slowly(self: drop_module.Files, request: drop_module.Request, content: bytes) -> bool:
+        done = answer(self, request, content)
+        time.sleep(0.2)
+        return done
+
+    monkeypatch.setattr(drop_module.Files, "answer", slowly)
+    async with opened(state) as operations:
+        door = DropDoor(operations, folder)
+        await door.start()
+        for id in ("m:1", "m:2"):
+            _put(folder, "x.json", _enqueue(mail(id, "b")))
+            assert (await _appears(folder / "out/x.json"))["results"][0]["msg_id"] == id
+            (folder / "out/x.json").unlink()
+        await door.stop()
+
+
+@pytest.mark.anyio
 async def test_a_newer_request_of_the_same_name_is_not_removed_unread(
     state: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

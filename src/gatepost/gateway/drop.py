@@ -77,6 +77,8 @@ class DropDoor:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._changed = asyncio.Event()
         self._under_way: dict[str, asyncio.Task[None]] = {}
+        # Perhaps another file of that name: to be looked at when the first is done.
+        self._seen_again: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._open = contextlib.AsyncExitStack()
 
@@ -104,7 +106,9 @@ class DropDoor:
         while True:
             self._changed.clear()
             for name in await asyncio.to_thread(self._files.requests):
-                if name not in self._under_way:
+                if name in self._under_way:
+                    self._seen_again.add(name)
+                else:
                     await self._slots.acquire()
                     await self._take(name)
             await self._changed.wait()
@@ -136,6 +140,9 @@ class DropDoor:
     def _ended(self, name: str, task: "asyncio.Task[None]") -> None:
         del self._under_way[name]
         self._slots.release()
+        if name in self._seen_again:
+            self._seen_again.remove(name)
+            self._changed.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("drop folder: %s failed unexpectedly", name, exc_info=error)
 
