@@ -40,7 +40,7 @@ class Made(NamedTuple):
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    with spark_session("local[2]", name="tests", conf=QUICK) as session:
+    with spark_session("local[2]", name="tests", conf=QUICK, brief=True) as session:
         yield session
 
 

@@ -10,19 +10,18 @@ from gatepost.pipeline.session import spark_session
 from gatepost.pipeline.synth import Options
 from tests.pipeline.worlds import PLANTED, World
 
-# Tests are many small jobs: compile little, collect garbage plainly, shuffle nothing.
+# Tests are many small jobs: compile little, shuffle nothing.
 QUICK = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
     "spark.driver.memory": "2g",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
 }
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    with spark_session("local[2]", name="tests", conf=QUICK) as session:
+    with spark_session("local[2]", name="tests", conf=QUICK, brief=True) as session:
         yield session
 
 

@@ -10,7 +10,7 @@ from tests.pipeline.streaming_job import _LOOPBACK
 
 def main(what: str, archive: str, tables: str, max_rows: int, master: str) -> None:
     conf = QUICK if is_local(master) else QUICK | _LOOPBACK
-    with spark_session(master, conf=conf) as spark:
+    with spark_session(master, conf=conf, brief=True) as spark:
         pipeline = Pipeline(spark, archive, tables)
         if what == "run":
             pipeline.run(max_rows)

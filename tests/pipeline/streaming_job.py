@@ -22,7 +22,7 @@ _LOOPBACK = {
 
 def main(root: str, table: str, checkpoint: str, max_rows: int, master: str) -> None:
     conf = QUICK if is_local(master) else QUICK | _LOOPBACK
-    with spark_session(master, conf=conf) as spark:
+    with spark_session(master, conf=conf, brief=True) as spark:
         stream = read_stream(spark, root, max_rows=max_rows, columns=COLUMNS)
         write_stream(stream, table, checkpoint, partition_by=["date"]).awaitTermination()
         homes = spark.range(2, numPartitions=2).mapInArrow(_home, "home string")
