@@ -1038,6 +1038,7 @@ For example:
   gatepost bench pipeline --events 1000000 --json
 """,
 )
+
 _add(
     app,
     "completion",

@@ -48,7 +48,7 @@ def mailbox(
     """
     from gatepost import bench
 
-    home = config.default_path(os.environ).parent if state_dir is None else state_dir.absolute()
+    home = _home(state_dir)
     output.hint("Measuring; this takes a while and leaves running gateways alone.")
     wanted = bench.Options(messages, outstanding, size, senders, singles)
     result = bench.bench(home, wanted)
@@ -84,7 +84,7 @@ def pipes(
 
     from gatepost.bench import pipes as measured
 
-    home = config.default_path(os.environ).parent if state_dir is None else state_dir.absolute()
+    home = _home(state_dir)
     output.hint("Measuring; this takes a while and leaves running gateways alone.")
     result = measured.bench(home, measured.Options(messages, outstanding, size, singles))
     console = Console(highlight=False)
@@ -116,14 +116,17 @@ def pipeline(
 
     from gatepost.bench import pipeline as measured
 
-    home = config.default_path(os.environ).parent if folder is None else folder.absolute()
-    wanted = measured.Options(nodes=nodes, master=master)
-    if events:
-        wanted = measured.Options(tuple(events), nodes, master)
+    home = _home(folder)
+    sizes = tuple(events) if events else measured.Options().sizes
+    wanted = measured.Options(sizes, nodes, master)
     with needed():
         result = measured.bench(home, wanted, output.hint)
     console = Console(highlight=False)
     output.show(options, result, lambda: console.print(measured.render(result)))
+
+
+def _home(folder: Path | None) -> Path:
+    return config.default_path(os.environ).parent if folder is None else folder.absolute()
 
 
 def _print(result: "Result") -> None:

@@ -23,7 +23,7 @@ from gatepost.delivery.lives import after as position_after
 from gatepost.delivery.lives import life_of
 from gatepost.delivery.messages import Messages
 from gatepost.delivery.node import Node
-from gatepost.delivery.receiver import Batch
+from gatepost.delivery.receiver import Batch, positions
 from gatepost.errors import LinkError
 from gatepost.journal.outbox import Appended
 from gatepost.journal.tx import Tx
@@ -31,11 +31,6 @@ from gatepost.journal.tx import Tx
 _LIVES = "SELECT id, first_seq FROM incarnation ORDER BY first_seq"
 _HEAD = """
 SELECT max((SELECT coalesce(max(last_seq), 0) FROM head), max(first_seq) - 1) FROM incarnation
-"""
-# Who has read nothing of a life is where it was in the one before.
-_POSITIONS = """
-SELECT source, incarnation, seq FROM cursor
-WHERE source = ? AND (seq >= first_seq OR last_to < 0)
 """
 _READER = "SELECT incarnation, sent_seq, cut_seq FROM recipient WHERE node_id = ?"
 _IS_READER = """
@@ -137,10 +132,7 @@ class Link:
     def read(self) -> None:
         """Start to read their outbox over this link."""
         self.reading = True
-        self._port.commit(self._positions, self._subscribe)
-
-    def _positions(self, tx: Tx) -> list[Position]:
-        return [(row[0], row[1], row[2]) for row in tx.rows(_POSITIONS, (self.peer,))]
+        self._port.commit(lambda tx: positions(tx, [self.peer]), self._subscribe)
 
     def _subscribe(self, positions: list[Position]) -> None:
         self._port.send(Subscribe(self._node.incarnation, positions, self._window))

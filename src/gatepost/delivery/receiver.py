@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from gatepost.delivery.agents import Agents
-from gatepost.delivery.frames import Skip
+from gatepost.delivery.frames import Position, Skip
 from gatepost.delivery.handover import became
 from gatepost.delivery.incidents import Incidents
 from gatepost.delivery.node import Node
@@ -51,6 +51,12 @@ WHERE source = ? AND (incarnation = ? OR (first_seq < ? AND last_to >= 0))
 _HEARD = """
 SELECT max(CASE WHEN last_to < 0 THEN seq ELSE last_to END) FROM cursor
 WHERE source = ? AND first_seq < ?
+"""
+# Who has read nothing of a life is where it was in the one before.
+_POSITIONS = """
+SELECT source, incarnation, seq FROM cursor
+WHERE source IN (SELECT value FROM json_each(?)) AND (seq >= first_seq OR last_to < 0)
+ORDER BY source, first_seq
 """
 _INBOX = "INSERT OR REPLACE INTO inbox VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, ?)"
 _LIFE_OF = "SELECT incarnation FROM cursor WHERE source = ? ORDER BY first_seq DESC LIMIT 1"
@@ -340,6 +346,12 @@ ANYTHING = -1
 ACCEPTED = Receipt(status="accepted")
 PROCESSED = Receipt(status="processed", outcome="ok")
 _PAYLOADS = {said: encode_payload(said) for said in (ACCEPTED, PROCESSED)}
+
+
+def positions(tx: Tx, sources: list[str]) -> list[Position]:
+    """How far we are in these outboxes, in the words of a link."""
+    rows = tx.rows(_POSITIONS, (msgspec.json.encode(sources).decode(),))
+    return [(row[0], row[1], row[2]) for row in rows]
 
 
 class Cursor(Struct):

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import TypeVar
 from zlib import crc32
 
-import msgspec
 from msgspec import Struct
 
 from gatepost.delivery.feed import Port
@@ -19,7 +18,6 @@ from gatepost.delivery.frames import (
     Hello,
     Life,
     Lives,
-    Position,
     Reading,
     Relay,
     Taken,
@@ -28,17 +26,12 @@ from gatepost.delivery.frames import (
 from gatepost.delivery.messages import Messages
 from gatepost.delivery.node import Node
 from gatepost.delivery.proof import check_events, check_lives, sign_reading
-from gatepost.delivery.receiver import Batch
+from gatepost.delivery.receiver import Batch, positions
 from gatepost.errors import GatepostError, LinkError
 from gatepost.events import Envelope
 from gatepost.journal.outbox import Appended
 from gatepost.journal.tx import Tx
 
-_POSITIONS = """
-SELECT source, incarnation, seq FROM cursor
-WHERE source IN (SELECT value FROM json_each(?)) AND (seq >= first_seq OR last_to < 0)
-ORDER BY source, first_seq
-"""
 # How often a source is told how far it was read. It delays forgetting there, nothing else.
 _SAY_MS = 1_000
 _FIRST_MS = 30_000
@@ -174,7 +167,7 @@ class ReaderPart:
             return
         self._wants = wants
         self._port.commit(
-            lambda tx: _positions(tx, wants),
+            lambda tx: positions(tx, wants),
             lambda found: self._port.send(Relay(found, wants, self._reader.window)),
         )
 
@@ -241,11 +234,6 @@ class ReaderPart:
     def _incident(self, tx: Tx, source: str, detail: str) -> None:
         incidents = self._reader.messages.incidents
         incidents.raise_(tx, "relay", f"{self.peer}/{source}", detail)
-
-
-def _positions(tx: Tx, wants: list[str]) -> list[Position]:
-    names = msgspec.json.encode(wants).decode()
-    return [(row[0], row[1], row[2]) for row in tx.rows(_POSITIONS, (names,))]
 
 
 def _heard_before(tx: Tx) -> int:

@@ -98,6 +98,10 @@ class Lane:
         self._rows = list(accumulate((s.rows for s in slices), initial=0))
 
     @property
+    def rows(self) -> int:
+        return self._rows[-1]
+
+    @property
     def earliest(self) -> int:
         return self._slices[0].segment.min_created_at
 

@@ -118,28 +118,28 @@ class Apply:
             self._replace(table, frame, batch, hours)
 
     def _overall(self, batch: Transaction) -> None:
-        little = all(map(self._is_small, (schemas.CASES, schemas.TASKS, schemas.ACTIVITY)))
+        needed = (schemas.CASES, schemas.TASKS, schemas.ACTIVITY)
+        small = [table for table in needed if count(self._tables.path(table)) < _FEW]
+        # What is in one partition is never shuffled.
+        read = {
+            table: self._read(table).coalesce(1) if table in small else self._read(table)
+            for table in needed
+        }
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_set(self._spark, _PLAINLY if little else {}))
-            self._whole(batch, stack)
+            stack.enter_context(_set(self._spark, _PLAINLY if len(small) == len(needed) else {}))
+            self._whole(batch, read, stack)
 
-    def _is_small(self, table: Table) -> bool:
-        return count(self._tables.path(table)) < _FEW
-
-    def _gathered(self, table: Table) -> DataFrame:
-        """If it is small, in one partition, which Spark never shuffles."""
-        frame = self._read(table)
-        return frame.coalesce(1) if self._is_small(table) else frame
-
-    def _whole(self, batch: Transaction, stack: contextlib.ExitStack) -> None:
+    def _whole(
+        self, batch: Transaction, read: Mapping[Table, DataFrame], stack: contextlib.ExitStack
+    ) -> None:
         path = self._tables.path(schemas.ACTIVITY)
         latest = (largest(path, "last_at") or 0) - self._objectives.sealing * 1000
         since = latest // slo.HOUR_MS - self._objectives.days * _HOURS_A_DAY
         recent = F.col("hour") >= since
         # Every class of incidents looks at these.
-        activity = stack.enter_context(_kept(self._gathered(schemas.ACTIVITY)))
-        cases = stack.enter_context(_kept(self._gathered(schemas.CASES).where(recent)))
-        known = self._gathered(schemas.TASKS).where(recent)
+        activity = stack.enter_context(_kept(read[schemas.ACTIVITY]))
+        cases = stack.enter_context(_kept(read[schemas.CASES].where(recent)))
+        known = read[schemas.TASKS].where(recent)
         slow = incidents.slow(cases, latest, self._objectives)
         whole = {
             schemas.ETA: tasks.eta(known),

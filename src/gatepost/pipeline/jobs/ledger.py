@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from gatepost.archive.store import Store
 from gatepost.errors import TablesBusy
-from gatepost.pipeline.planning import Offsets, Segment
+from gatepost.pipeline.planning import Offsets, Selection, pending
 from gatepost.pipeline.reading import Archive
 from gatepost.pipeline.small import open_table
 from gatepost.pipeline.tables.schemas import INCIDENTS
@@ -58,7 +58,8 @@ class Ledger:
         """How many events of the archive are not in the tables, or not in all of them."""
         last = self.last()
         start = {} if last is None else last.end if self.is_done(last) else last.start
-        return sum(_after(segment, start) for segment in Archive(archive).segments())
+        lanes = pending(Archive(archive).segments(), start, Selection())
+        return sum(lane.rows for lane in lanes.values())
 
     def is_brief(self, archive: str) -> bool:
         """Whether what waits is done sooner than a JVM has learnt how to do it fast."""
@@ -82,12 +83,6 @@ class Ledger:
         name = f"{_FOLDER}/{batch.number:012d}.json"
         self._store.write(name, msgspec.json.encode(batch))
         return batch
-
-
-def _after(segment: Segment, start: Offsets) -> int:
-    """How many rows of it come after `start`."""
-    seen = start.get(segment.node, {}).get(segment.incarnation, 0)
-    return max(0, segment.last - max(seen, segment.first - 1))
 
 
 def _lock(file: IO[str], until: float) -> None:

@@ -35,11 +35,6 @@ _LEG = (
     *("failed", "progress", "cancelled_at"),
 )
 
-_UNUSUAL = (
-    *("refused", "dead", "confirmed_at", "withdrawn_at", "eta_at", "completed_at"),
-    *("failed", "progress", "cancelled_at"),
-)
-
 # A message as it is aggregated, from what a delivery shows of it.
 _MESSAGE = (
     *("attempt", "sent_at", "kind", "from_agent", "to_agent", "corr_id", "pair_seq"),
@@ -179,16 +174,16 @@ def _joined(legs: DataFrame) -> DataFrame:
 
 
 def _is_plain() -> Column:
-    """Whether the delivery will say all that this leg says; see `legs`."""
-    quiet = reduce(and_, (F.col(name).isNull() for name in _UNUSUAL))
+    """Whether the delivery will say all that this leg says."""
+    quiet = reduce(and_, (F.col(name).isNull() for name in _LEG if name not in _said()))
     once = (F.col("accepts") <= 1) & (F.col("processes") <= 1)
     first = F.col("routed_at") == F.col("message.sent_at")
     return quiet & once & F.coalesce(first, F.lit(False))
 
 
-def legs() -> Column:
-    """The legs of a delivery, also if its only one was not stored."""
-    known: dict[str, Column | str] = {
+def _said() -> dict[str, Column | str]:
+    """What a delivery says of its only leg."""
+    return {
         "routed_at": "sent_at",
         "last": F.struct("attempts", "decision"),
         "accepted_at": "accepted_at",
@@ -197,7 +192,12 @@ def legs() -> Column:
         "processes": F.col("processed_at").isNotNull().cast("bigint"),
         "replied_at": "replied_at",
     }
-    only = F.struct("to_node", *(known.get(name, F.lit(None)) for name in _LEG))
+
+
+def legs() -> Column:
+    """The legs of a delivery, also if its only one was not stored."""
+    said = _said()
+    only = F.struct("to_node", *(said.get(name, F.lit(None)) for name in _LEG))
     return F.coalesce("legs", F.array(only.cast(LEG)))
 
 
