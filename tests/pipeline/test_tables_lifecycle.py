@@ -1,16 +1,23 @@
 """Deliveries from a handful of events, as the protocol's state machine has them."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
 
-from gatepost.pipeline.tables.lifecycle import deliveries
-from gatepost.pipeline.tables.schemas import DELIVERIES, EVENTS
+from gatepost.pipeline.reading import SCHEMA
+from gatepost.pipeline.tables.facts import COLUMNS, Facts, facts
+from gatepost.pipeline.tables.lifecycle import deliveries, facts_of
+from gatepost.pipeline.tables.schemas import DELIVERIES
 from gatepost.pipeline.tables.tasks import tasks, turns
 
 T = 1_772_490_600_000
 Event = dict[str, Any]
+Row = dict[str, Any]
 
 
 def id_at(number: int, at: int = T) -> bytes:
@@ -35,14 +42,18 @@ def receipt(node: str, status: str, at: int, **fields: Any) -> Event:
     return event(node, "ack", at, ref_id=M, to_node="a", status=status, **fields)
 
 
-def frame(spark: SparkSession, events: list[Event]) -> DataFrame:
-    rows = [tuple(event.get(name) for name in EVENTS.names) for event in events]
-    return spark.createDataFrame(rows, EVENTS.ddl)
+def told(events: Sequence[Event]) -> Facts:
+    schema = pa.schema([SCHEMA.field(name) for name in COLUMNS])
+    return facts(pa.Table.from_pylist(list(events), schema))
 
 
-def made(spark: SparkSession, *events: Event) -> Row:
-    rows = deliveries(frame(spark, list(events)), 1).where("node = 'a'").collect()
-    (row,) = [row for row in rows if bytes(row.event_id) == M]
+def fold(*parts: Facts) -> pa.Table:
+    return deliveries(Facts.joined(parts))
+
+
+def made(*events: Event) -> Row:
+    rows: list[Row] = fold(told(events)).to_pylist()
+    (row,) = [row for row in rows if row["node"] == "a" and row["event_id"] == M]
     return row
 
 
@@ -62,36 +73,38 @@ STORIES: list[tuple[str, list[Event]]] = [
 
 
 @pytest.mark.parametrize(("state", "events"), STORIES, ids=[state for state, _ in STORIES])
-def test_the_state_follows_from_the_events(
-    spark: SparkSession, state: str, events: list[Event]
-) -> None:
-    assert made(spark, *events).state == state
+def test_the_state_follows_from_the_events(state: str, events: list[Event]) -> None:
+    assert made(*events)["state"] == state
 
 
-def test_a_receipt_of_a_node_that_was_not_asked_does_not_count(spark: SparkSession) -> None:
-    row = made(spark, sent(), receipt("x", "accepted", 2), receipt("b", "accepted", 5))
-    assert (row.accepted_at, row.to_node, row.strangers) == (T + 5, "b", 1)
-    alone = made(spark, sent(), receipt("x", "processed", 2, **OK))
-    assert (alone.state, alone.turns) == ("emitted", 0)
+def test_a_receipt_of_a_node_that_was_not_asked_does_not_count() -> None:
+    row = made(sent(), receipt("x", "accepted", 2), receipt("b", "accepted", 5))
+    assert (row["accepted_at"], row["to_node"], row["strangers"]) == (T + 5, "b", 1)
+    alone = made(sent(), receipt("x", "processed", 2, **OK))
+    assert (alone["state"], alone["turns"]) == ("emitted", 0)
 
 
-def test_a_rerouted_message_is_taken_by_the_node_that_processed_it(spark: SparkSession) -> None:
+def test_a_rerouted_message_is_taken_by_the_node_that_processed_it() -> None:
     row = made(
-        spark,
         sent(),
         receipt("b", "refused", 3, reason="full"),
         sent(4, to="c", attempt=2, route_decision="fallback"),
         receipt("c", "accepted", 6),
         receipt("c", "processed", 9, **OK),
     )
-    assert (row.state, row.to_node, row.routes, row.attempts) == ("processed", "c", 2, 2)
-    assert (row.decision, row.sent_at, row.size) == ("fallback", T, 7)
+    assert (row["state"], row["to_node"], row["routes"], row["attempts"]) == (
+        "processed",
+        "c",
+        2,
+        2,
+    )
+    assert (row["decision"], row["sent_at"], row["size"]) == ("fallback", T, 7)
 
 
-def test_a_dead_letter_is_amended_by_what_comes_after(spark: SparkSession) -> None:
+def test_a_dead_letter_is_amended_by_what_comes_after() -> None:
     dead = event("a", "dead_letter", 9, ref_id=M, reason="expired", to_node="b")
-    row = made(spark, sent(), dead, receipt("b", "processed", 12, **OK))
-    assert (row.state, row.amended, row.reason, row.closed) == (
+    row = made(sent(), dead, receipt("b", "processed", 12, **OK))
+    assert (row["state"], row["amended"], row["reason"], row["closed"]) == (
         "dead_letter",
         True,
         "expired",
@@ -99,80 +112,145 @@ def test_a_dead_letter_is_amended_by_what_comes_after(spark: SparkSession) -> No
     )
 
 
-def test_repeated_receipts_are_counted_and_change_nothing(spark: SparkSession) -> None:
+def test_repeated_receipts_are_counted_and_change_nothing() -> None:
     once = [sent(), receipt("b", "accepted", 5), receipt("b", "processed", 9, **OK)]
-    row = made(spark, *once, receipt("b", "accepted", 11), receipt("b", "processed", 12, **OK))
-    assert (row.duplicates, row.accepted_at, row.processed_at) == (2, T + 5, T + 9)
+    row = made(*once, receipt("b", "accepted", 11), receipt("b", "processed", 12, **OK))
+    assert (row["duplicates"], row["accepted_at"], row["processed_at"]) == (2, T + 5, T + 9)
 
 
-def test_a_local_message_lives_in_one_outbox(spark: SparkSession) -> None:
+def test_a_local_message_lives_in_one_outbox() -> None:
     local = [sent(to="a"), receipt("a", "accepted", 1), receipt("a", "processed", 3, **OK)]
-    row = made(spark, *local)
-    assert (row.state, row.to_node, row.strangers) == ("processed", "a", 0)
+    row = made(*local)
+    assert (row["state"], row["to_node"], row["strangers"]) == ("processed", "a", 0)
 
 
-def test_a_reply_is_a_delivery_of_its_own(spark: SparkSession) -> None:
+def test_a_reply_is_a_delivery_of_its_own() -> None:
     reply = event("b", "reply", 8, ref_id=M, to_node="a", to_agent="ann", corr_id="c")
     back = event("a", "ack", 10, ref_id=reply["event_id"], to_node="b", status="accepted")
-    rows = deliveries(frame(spark, [sent(), reply, back]), 1).collect()
-    states = {row.kind: (row.node, row.state) for row in rows}
+    rows = fold(told([sent(), reply, back])).to_pylist()
+    states = {row["kind"]: (row["node"], row["state"]) for row in rows}
     assert states == {"message": ("a", "replied"), "reply": ("b", "accepted")}
 
 
-WHOLE = [
-    sent(),
-    receipt("x", "accepted", 2),
-    sent(4, to="c", attempt=2, route_decision="moved"),
-    receipt("c", "accepted", 6),
-    receipt("c", "accepted", 7),
-    receipt("c", "processed", 9, **OK),
-    event("a", "dead_letter", 11, ref_id=M, reason="expired"),
-]
+owners = st.sampled_from(("b", "c", "x"))
+words = st.sampled_from((None, "ok", "full", "failed"))
+about = st.one_of(
+    st.builds(lambda to, why: ("a", "sent", {"to": to, "route_decision": why}), owners, words),
+    st.builds(lambda why: ("a", "dead_letter", {"reason": why}), words),
+    st.builds(lambda to: ("a", "signal", {"signal": "confirm", "to_node": to}), owners),
+    st.builds(lambda to: ("a", "task_cancel", {"to_node": to}), owners),
+    st.builds(
+        lambda node, eta: (node, "ack", {"status": "accepted", "eta_at": eta}),
+        owners,
+        st.sampled_from((None, T + 9, T + 70)),
+    ),
+    st.builds(lambda node, why: (node, "ack", {"status": "refused", "reason": why}), owners, words),
+    st.builds(
+        lambda node, how: (node, "ack", {"status": "processed", "outcome": how}), owners, words
+    ),
+    st.builds(lambda node: (node, "reply", {"to_agent": "ann"}), owners),
+    st.builds(
+        lambda node, far: (node, "task_update", {"progress": far}),
+        owners,
+        st.sampled_from((None, 0.25, 0.5)),
+    ),
+    st.builds(lambda node: (node, "task_complete", {}), owners),
+    st.builds(lambda node, why: (node, "task_failed", {"failure_class": why}), owners, words),
+)
 
 
-def _by(sender: str, events: list[Event]) -> list[Event]:
-    """The same story, told about another sender."""
-    renamed = [{k: sender if v == "a" else v for k, v in event.items()} for event in events]
-    return [event | {"seq": place + 1} for place, event in enumerate(renamed)]
+@st.composite
+def stories(draw: st.DrawFn) -> list[Event]:
+    """Whatever may be told about one message, each node's in the order it told it."""
+    kind = draw(st.sampled_from(("message", "task_create")))
+    events, attempts = [], 0
+    for at, (node, what, fields) in enumerate(draw(st.lists(about, max_size=14))):
+        if what == "sent":
+            attempts += 1
+            events.append(sent(at, **fields, attempt=attempts) | {"kind": kind})
+        else:
+            events.append(event(node, what, at, **({"ref_id": M, "to_node": "a"} | fields)))
+    return events
 
 
-def test_however_events_are_cut_into_batches_deliveries_are_the_same(spark: SparkSession) -> None:
-    stories = [(cut, _by(f"a{cut}", WHOLE)) for cut in range(1, len(WHOLE))]
-    early = [event for cut, story in stories for event in story[:cut]]
-    late = [event for cut, story in stories for event in story[cut:]]
-    expected = _sorted(deliveries(frame(spark, early + late), 1).collect())
-    assert len(expected) == len(stories)
-    # Receipts may come before their message: a laptop that seals its outbox late.
-    for first, second in ((early, late), (late, early)):
-        stored = deliveries(frame(spark, first), 1).collect()
-        again = spark.createDataFrame(stored, DELIVERIES.ddl)
-        assert _sorted(deliveries(frame(spark, second), 1, again).collect()) == expected
+@given(stories(), st.dictionaries(st.sampled_from("abcx"), st.integers(0, 14)))
+def test_however_events_are_cut_into_batches_deliveries_are_the_same(
+    events: list[Event], cuts: dict[str, int]
+) -> None:
+    """Receipts may come before their message: a laptop that seals its outbox late."""
+    early = [event for event in events if event["created_at"] - T < cuts.get(event["node"], 7)]
+    late = [event for event in events if event not in early]
+    stored = fold(told(early))
+    assert fold(told(late), facts_of(stored)).to_pylist() == fold(told(events)).to_pylist()
 
 
-def _sorted(rows: list[Row]) -> list[dict[str, Any]]:
-    plain = [row.asDict(recursive=True) for row in rows]
-    for row in plain:
-        (row["legs"] or []).sort(key=lambda leg: leg["peer"])
-    return sorted(plain, key=lambda row: row["node"])
+@given(stories(), st.randoms(use_true_random=False))
+def test_facts_are_about_what_they_are_in_whatever_order_they_come(
+    events: list[Event], random: Any
+) -> None:
+    shuffled = random.sample(events, len(events))
+    assert fold(told(shuffled)).to_pylist() == fold(told(events)).to_pylist()
+
+
+@given(stories(), st.lists(st.integers(T - 2, T + 16), max_size=3, unique=True))
+def test_facts_are_divided_by_when_their_ids_were_drawn(
+    events: list[Event], moments: list[int]
+) -> None:
+    cuts = sorted(moments)
+    parts = dict(told(events).split(cuts))
+    rows = [row for part in sorted(parts) for row in fold(parts[part]).to_pylist()]
+    assert rows == fold(told(events)).to_pylist()
+    for part, mine in parts.items():
+        assert all(sum(cut <= at for cut in cuts) == part for at in mine.times())
+
+
+def test_blocks_are_read_as_they_were_written() -> None:
+    before = told([sent(), receipt("b", "accepted", 5), receipt("b", "processed", 9, **OK)])
+    block = {name: pa.py_buffer(data) for name, data in before.encode().items()}
+    after = Facts.decode(**block)
+    assert (str(after.told), after.sent, after.words) == (
+        str(before.told),
+        before.sent,
+        before.words,
+    )
+
+
+def test_what_is_about_no_id_says_nothing() -> None:
+    nothing = receipt("b", "accepted", 5) | {"ref_id": None}
+    short = receipt("b", "accepted", 6) | {"ref_id": b"short"}
+    assert made(sent(), nothing, short)["state"] == "emitted"
+
+
+def frame(spark: SparkSession, *events: Event) -> DataFrame:
+    return spark.createDataFrame(fold(told(events)).to_pylist(), DELIVERIES.ddl)
 
 
 def test_a_task_tells_what_was_promised_and_kept(spark: SparkSession) -> None:
     about = {"ref_id": M, "to_node": "a"}
     task = sent() | {"kind": "task_create", "capability_id": "ocr", "capability_version": "3"}
-    told = [
+    later = [
         receipt("b", "accepted", 5, eta_seconds=60),
         event("b", "task_update", 8, progress=0.5, **about),
         event("b", "task_complete", 90, **about),
         receipt("b", "processed", 95, **OK),
     ]
-    (row,) = tasks(deliveries(frame(spark, [task, *told]), 1)).collect()
+    (row,) = tasks(frame(spark, task, *later)).collect()
     assert (row.capability_id, row.state, row.took_ms) == ("ocr", "completed", 90)
     assert (row.eta_at, row.progress) == (T + 5 + 60_000, 0.5)
 
 
 def test_a_turn_is_a_node_that_processed_an_event(spark: SparkSession) -> None:
     doubled = [sent(), sent(4, to="c", attempt=2), receipt("b", "processed", 9, **OK)]
-    frames = deliveries(frame(spark, [*doubled, receipt("c", "processed", 10, **OK)]), 1)
-    nodes = sorted((row.turn_node, row.outcome, row.asked) for row in turns(frames).collect())
+    rows = frame(spark, *doubled, receipt("c", "processed", 10, **OK))
+    nodes = sorted((row.turn_node, row.outcome, row.asked) for row in turns(rows).collect())
     assert nodes == [("b", "ok", True), ("c", "ok", True)]
-    assert frames.first().turns == 2  # type: ignore[union-attr]
+    assert rows.first().turns == 2  # type: ignore[union-attr]
+
+
+def test_a_plain_turn_is_told_by_its_delivery_alone(spark: SparkSession) -> None:
+    rows = frame(spark, sent(), receipt("b", "accepted", 5), receipt("b", "processed", 9, **OK))
+    assert rows.first().told is None  # type: ignore[union-attr]
+    (turn,) = turns(rows).collect()
+    assert (turn.turn_node, turn.accepted_at, turn.processed_at) == ("b", T + 5, T + 9)
+    assert (turn.outcome, turn.asked) == ("ok", True)
+    assert turns(frame(spark, sent(), receipt("b", "accepted", 5))).collect() == []

@@ -40,8 +40,5 @@ class World:
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """Legs come in any order, and a mean may differ in its last bit with the order of adding."""
-    for leg in (legs := row.get("legs") or []):
-        leg["peer"] = leg["peer"] or ""
-    legs.sort(key=lambda leg: leg["peer"])
+    """A mean may differ in its last bit with the order of adding."""
     return {k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()}

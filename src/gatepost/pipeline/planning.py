@@ -17,6 +17,7 @@ from datetime import date
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 from msgspec import Struct
 
 from gatepost.errors import PipelineError
@@ -294,6 +295,24 @@ def pack(slices: Iterable[Slice], parallelism: int, most_rows: int) -> list[list
         sorted(parts, key=lambda p: (p.segment.path, p.first))
         for _, _, parts in sorted(bins, key=lambda b: b[1])
     ]
+
+
+class Stretch(NamedTuple):
+    """About how many rows there are between two moments."""
+
+    since: int
+    until: int
+    rows: int
+
+
+def cuts(stretches: Sequence[Stretch], parts: int) -> list[int]:
+    """The moments that divide the rows into about equal parts, each after the one before."""
+    moments = np.unique([edge for s in stretches for edge in (s.since, s.until + 1)])
+    before = np.zeros(len(moments))
+    for s in stretches:
+        before += s.rows * np.clip((moments - s.since) / (s.until + 1 - s.since), 0, 1)
+    shares = np.arange(1, parts) * (sum(s.rows for s in stretches) / parts)
+    return sorted({int(moment) for moment in np.interp(shares, before, moments)})
 
 
 def _split(piece: Slice, share: int) -> Iterator[Slice]:

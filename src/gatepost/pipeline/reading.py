@@ -17,7 +17,7 @@ from pyarrow import fs
 from gatepost.archive.schema import EVENTS
 from gatepost.archive.store import Store
 from gatepost.errors import ArchiveError
-from gatepost.pipeline.planning import Segment, Slice
+from gatepost.pipeline.planning import ROW_GROUP, Segment, Slice
 
 if TYPE_CHECKING:
     from gatepost.archive.manifest import Segment as Listed
@@ -74,6 +74,17 @@ class Archive:
             for batch in _rows(file, piece, [c for c in columns if c in file.schema_arrow.names]):
                 yield _complete(batch, schema, piece.segment)
 
+    def tables(
+        self, piece: Slice, columns: Collection[str], texts: Collection[str]
+    ) -> Iterator[pa.Table]:
+        """The rows of a slice, a row group or so at a time; these texts stay encoded."""
+        where = self._where(piece.segment)
+        encoded = [name for name in texts if name in columns]
+        with pq.ParquetFile(where, filesystem=self._fs, read_dictionary=encoded) as file:
+            present = [c for c in columns if c in file.schema_arrow.names]
+            for batch in _rows(file, piece, present, ROW_GROUP):
+                yield _with_missing(pa.Table.from_batches([batch]), columns, piece.segment)
+
     def files(self, segments: Iterable[Segment]) -> list[str]:
         return [f"{self.uri}/{segment.path}" for segment in segments]
 
@@ -128,7 +139,9 @@ def _segment(where: str, node: str, listed: "Listed") -> Segment:
     )
 
 
-def _rows(file: pq.ParquetFile, piece: Slice, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _rows(
+    file: pq.ParquetFile, piece: Slice, columns: list[str], at_once: int = _BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
     """The slice's rows and not one more, from the row groups that hold them."""
     sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
     groups: list[int] = []
@@ -139,12 +152,23 @@ def _rows(file: pq.ParquetFile, piece: Slice, columns: list[str]) -> Iterator[pa
             groups.append(index)
         position += size
     left = piece.rows
-    for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=columns):
+    for batch in file.iter_batches(at_once, row_groups=groups, columns=columns, use_threads=False):
         cut = batch.slice(skip, left)
         skip = max(0, skip - batch.num_rows)
         left -= cut.num_rows
         if cut.num_rows:
             yield cut
+
+
+def _with_missing(table: pa.Table, columns: Collection[str], segment: Segment) -> pa.Table:
+    """The table with its node, and nulls for what an older archive lacks."""
+    for name in (name for name in columns if name not in table.column_names):
+        value = pa.scalar(segment.node if name == "node" else None, SCHEMA.field(name).type)
+        zeros = pa.array(np.zeros(table.num_rows, np.int32))
+        repeated = pa.DictionaryArray.from_arrays(zeros, pa.array([value]))
+        text = pa.types.is_string(value.type)
+        table = table.append_column(name, repeated if text else repeated.dictionary_decode())
+    return table
 
 
 def _complete(batch: pa.RecordBatch, schema: pa.Schema, segment: Segment) -> pa.RecordBatch:

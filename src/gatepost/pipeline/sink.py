@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from deltalake.transaction import AddAction
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
 
 Mode = Literal["append", "overwrite", "replace"]
 
@@ -40,6 +41,18 @@ class Transaction(Struct, frozen=True):
     batch: int
 
 
+class Made(Struct, frozen=True):
+    """Rows that executors make of others in the same breath in which they write them."""
+
+    of: Any
+    by: "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]"
+    schema: "StructType"
+
+    @property
+    def columns(self) -> list[str]:
+        return self.schema.names
+
+
 class Written(Struct, frozen=True):
     """`version` is the table's after the commit. `again`: the batch was there already."""
 
@@ -50,20 +63,19 @@ class Written(Struct, frozen=True):
 
 
 def write_table(
-    df: "DataFrame",
+    df: "DataFrame | Made",
     path: str,
     *,
     mode: Mode = "append",
     partition_by: Sequence[str] = (),
     replace: Mapping[str, Collection[Any]] | None = None,
     transaction: Transaction | None = None,
-    arranged: bool = False,
 ) -> Written:
     """Write all rows of `df` in one commit; the table is made if there is none.
 
     `replace` names partitions, `{"date": [...]}`: what they held is gone with this commit, also
-    where `df` has no row for them. Columns the table lacks are added to it. `arranged` rows come
-    with those of a partition together, and are written as they come.
+    where `df` has no row for them. Columns the table lacks are added to it. Rows that are made by
+    executors are written as they come: those of a partition should come together.
     """
     if (mode == "replace") != bool(replace):
         raise PipelineError('mode="replace" and the partitions to replace belong together')
@@ -73,7 +85,7 @@ def write_table(
         return done
     partitions = tuple(table.metadata().partition_columns if table else partition_by)
     _check(df, table, mode, partitions, replace)
-    files = _spread(df, path, partitions, arranged)
+    files = _spread(df, path, partitions)
     _check_within(files, replace)
     return _commit(_Commit(path, table, df, mode, partitions, files, replace, transaction))
 
@@ -138,6 +150,26 @@ def read_table(
     table = _existing(path, version)
     filters = _filters(where) if where else None
     return _frame(spark, path, table, table.file_uris(file_pruning_predicate=filters))
+
+
+class Held(Struct, frozen=True):
+    """A file of a table: where it is, the value of its partition, and its rows."""
+
+    uri: str
+    value: Any
+    rows: int
+
+
+def files(path: str, partition: str, values: Collection[Any]) -> list[Held]:
+    """The files that hold these partitions."""
+    path = _absolute(path)
+    names = ("path", f"partition.{partition}", "num_records")
+    rows = zip(*(_listed(path).column(name).to_pylist() for name in names), strict=True)
+    return [
+        Held(f"{path.rstrip('/')}/{unquote(name)}", value, count)
+        for name, value, count in rows
+        if value in values
+    ]
 
 
 def largest(path: str, column: str) -> int | None:
@@ -225,7 +257,7 @@ def _committed(table: "DeltaTable | None", transaction: Transaction | None) -> W
 
 
 def _check(
-    df: "DataFrame",
+    df: "DataFrame | Made",
     table: "DeltaTable | None",
     mode: Mode,
     partitions: Sequence[str],
@@ -256,9 +288,12 @@ def _check_within(files: Sequence[File], replace: Mapping[str, Collection[Any]] 
             )
 
 
-def _spread(df: "DataFrame", path: str, partitions: tuple[str, ...], arranged: bool) -> list[File]:
+def _spread(df: "DataFrame | Made", path: str, partitions: tuple[str, ...]) -> list[File]:
     """Let executors write the rows; only the list of files comes back."""
-    if partitions and not arranged:
+    if isinstance(df, Made):
+        make, write = df.by, _writer(path, df.columns, partitions)
+        return _collect(df.of, lambda batches: write(make(batches)))
+    if partitions:
         # Few files, of a good size each; and sorted, so that a task has one of them open.
         df = df.hint("rebalance", *partitions).sortWithinPartitions(*partitions)
     return _collect(df, _writer(path, df.columns, partitions))
@@ -349,7 +384,7 @@ def _adds(files: Sequence[File], *, data_change: bool = True) -> "list[AddAction
     ]
 
 
-def _schema(df: "DataFrame") -> "DeltaSchema":
+def _schema(df: "DataFrame | Made") -> "DeltaSchema":
     from deltalake import Schema
 
     schema = json.loads(df.schema.json())

@@ -13,27 +13,29 @@ from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from gatepost.pipeline.jobs import deliver
+from gatepost.pipeline.jobs.deliver import Source
 from gatepost.pipeline.jobs.ledger import APP
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.sink import (
+    Made,
     Transaction,
     count,
+    files,
     largest,
     read_table,
     table_exists,
     write_table,
 )
-from gatepost.pipeline.tables import incidents, lifecycle, schemas, slo, tasks
+from gatepost.pipeline.tables import incidents, schemas, slo, tasks
 from gatepost.pipeline.tables.schemas import Table
 
 _HOURS_A_DAY = 24
-# About how many rows of an hour's shuffle one task should sort.
-_ROWS_PER_TASK = 1_500_000
 # Below this many rows, compiling and spreading a query takes longer than just running it.
 _FEW = 250_000
 
-# Aggregate along the order the rows are in; hashing would lose it and sort again.
-_ALONG_THE_ORDER = {"spark.sql.execution.useObjectHashAggregateExec": "false"}
+# A block is large; elsewhere no limit, because Spark measures after every row.
+_LARGE_ROWS = {"spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 1024**2)}
 _PLAINLY = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
@@ -64,13 +66,6 @@ class Tables(Struct, frozen=True):
         return read_table(spark, path, where={"hour": [str(hour) for hour in hours]})
 
 
-class Size(Struct, frozen=True):
-    """About how many events a batch has, and over how many hours they were written."""
-
-    rows: int
-    hours: float
-
-
 class Apply:
     """A batch on its way into the tables."""
 
@@ -79,32 +74,23 @@ class Apply:
         self._tables = tables
         self._objectives = objectives
 
-    def __call__(self, events: DataFrame, number: int, size: Size) -> None:
+    def __call__(self, source: Source, number: int) -> None:
         batch = Transaction(APP, number)
-        first = not table_exists(self._tables.path(schemas.DELIVERIES))
-        self._append(incidents.activity(events, number, self._objectives), batch)
-        hours = None if first else lifecycle.touched_hours(events)
-        self._deliver(events, batch, hours, size)
+        counted = deliver.activity(self._spark, source, number, self._objectives)
+        write_table(counted, self._tables.path(schemas.ACTIVITY), transaction=batch)
+        hours = self._deliver(source, batch)
         self._by_hour(batch, hours)
         self._overall(batch)
 
-    def _append(self, frame: DataFrame, batch: Transaction) -> None:
-        write_table(frame, self._tables.path(schemas.ACTIVITY), transaction=batch)
-
-    def _deliver(
-        self, events: DataFrame, batch: Transaction, hours: list[int] | None, size: Size
-    ) -> None:
-        stored = self._stored(hours)
-        cores = self._spark.sparkContext.defaultParallelism
-        partitions = max(cores, size.rows // _ROWS_PER_TASK)
-        long = size.hours > 2 * cores * lifecycle.LONG_HOURS
-        stretch = lifecycle.LONG if long else lifecycle.SHORT
-        with _set(self._spark, _ALONG_THE_ORDER):
-            frame = lifecycle.deliveries(events, partitions, stored, stretch)
-            self._replace(schemas.DELIVERIES, frame, batch, hours, arranged=True)
-
-    def _stored(self, hours: list[int] | None) -> DataFrame | None:
-        return None if hours is None else self._read(schemas.DELIVERIES, hours)
+    def _deliver(self, source: Source, batch: Transaction) -> list[int] | None:
+        """Returns the hours that changed, or None if all of them are new."""
+        path = self._tables.path(schemas.DELIVERIES)
+        hours = deliver.touched(self._spark, source) if table_exists(path) else None
+        stored = [] if hours is None else files(path, "hour", set(hours))
+        with _set(self._spark, _LARGE_ROWS):
+            made = deliver.deliveries(self._spark, source, stored)
+            self._replace(schemas.DELIVERIES, made, batch, hours)
+        return hours
 
     def _by_hour(self, batch: Transaction, hours: list[int] | None) -> None:
         deliveries = self._read(schemas.DELIVERIES, hours)
@@ -134,7 +120,7 @@ class Apply:
     ) -> None:
         path = self._tables.path(schemas.ACTIVITY)
         latest = (largest(path, "last_at") or 0) - self._objectives.sealing * 1000
-        since = latest // slo.HOUR_MS - self._objectives.days * _HOURS_A_DAY
+        since = latest // schemas.HOUR_MS - self._objectives.days * _HOURS_A_DAY
         recent = F.col("hour") >= since
         # Every class of incidents looks at these.
         activity = stack.enter_context(_kept(read[schemas.ACTIVITY]))
@@ -157,14 +143,13 @@ class Apply:
     def _replace(
         self,
         table: Table,
-        frame: DataFrame,
+        rows: DataFrame | Made,
         batch: Transaction,
         hours: list[int] | None,
-        *,
-        arranged: bool = False,
     ) -> None:
-        path, frame = self._tables.path(table), _shaped(frame, table)
-        write = partial(write_table, frame, path, transaction=batch, arranged=arranged)
+        path = self._tables.path(table)
+        shaped = rows if isinstance(rows, Made) else _shaped(rows, table)
+        write = partial(write_table, shaped, path, transaction=batch)
         if hours is None or not table_exists(path):
             write(partition_by=["hour"])
         elif hours:

@@ -7,7 +7,7 @@ of `deliveries` without its message there (`orphan`), until the next time.
 from gatepost.pipeline.jobs.apply import Tables
 from gatepost.pipeline.sink import table_exists
 from gatepost.pipeline.tables import schemas
-from gatepost.pipeline.tables.slo import HOUR_MS
+from gatepost.pipeline.tables.schemas import HOUR_MS
 
 DAY_MS = 24 * HOUR_MS
 

@@ -8,18 +8,19 @@ from pyspark.sql.streaming.query import StreamingQuery
 from gatepost.errors import PipelineError
 from gatepost.pipeline import planning, sink
 from gatepost.pipeline.jobs import retention
-from gatepost.pipeline.jobs.apply import Apply, Size, Tables
+from gatepost.pipeline.jobs.apply import Apply, Tables
+from gatepost.pipeline.jobs.deliver import Source
 from gatepost.pipeline.jobs.ledger import Batch, Ledger
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.planning import Offsets, Selection, Slice
+from gatepost.pipeline.planning import Offsets, Selection
 from gatepost.pipeline.reading import Archive
-from gatepost.pipeline.source import read_stream, spark_schema
-from gatepost.pipeline.tables.facts import COLUMNS
+from gatepost.pipeline.source import read_stream
 from gatepost.pipeline.tables.schemas import TABLES
-from gatepost.pipeline.tables.slo import HOUR_MS
 
 _ALL = Selection()
 _MAX_ROWS = 100_000_000
+# All a stream has to tell: how far it is.
+_POSITION = ("node", "incarnation", "seq")
 
 
 class Ran(Struct, frozen=True):
@@ -74,7 +75,7 @@ class Pipeline:
         take turns.
         """
         self.recover()
-        events = read_stream(self._spark, self._archive.uri, columns=COLUMNS, max_rows=max_rows)
+        events = read_stream(self._spark, self._archive.uri, columns=_POSITION, max_rows=max_rows)
         writer = events.writeStream.foreachBatch(self._micro_batch)
         writer = writer.option("checkpointLocation", checkpoint)
         return (
@@ -107,31 +108,8 @@ class Pipeline:
 
     def _take(self, batch: Batch) -> int:
         slices = planning.between(self._archive.segments(), batch.start, batch.end, _ALL)
-        size = _size(slices)
-        self._apply(self._events(slices), batch.number, size)
-        return size.rows
-
-    def _events(self, slices: list[Slice]) -> DataFrame:
-        """Exactly these rows, by Spark's own Parquet reader."""
-        whole = [s for s in slices if (s.first, s.last) == (s.segment.first, s.segment.last)]
-        frame = self._files(whole)
-        for cut in (s for s in slices if s not in whole):
-            part = self._files([cut]).where(F.col("seq").between(cut.first, cut.last))
-            frame = frame.unionByName(part)
-        return frame.select(*COLUMNS)
-
-    def _files(self, slices: list[Slice]) -> DataFrame:
-        files = self._archive.files(piece.segment for piece in slices)
-        if not files:
-            return self._spark.createDataFrame([], spark_schema())
-        reader = self._spark.read.schema(spark_schema()).option("basePath", self._archive.uri)
-        return reader.parquet(*files)
-
-
-def _size(slices: list[Slice]) -> Size:
-    first = min((piece.segment.min_created_at for piece in slices), default=0)
-    last = max((piece.segment.max_created_at for piece in slices), default=0)
-    return Size(sum(piece.rows for piece in slices), (last - first) / HOUR_MS)
+        self._apply(Source(self._archive.uri, slices), batch.number)
+        return sum(piece.rows for piece in slices)
 
 
 def run(

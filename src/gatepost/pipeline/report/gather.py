@@ -36,7 +36,8 @@ from gatepost.pipeline.report.facts import (
 )
 from gatepost.pipeline.sink import table_exists
 from gatepost.pipeline.tables import schemas
-from gatepost.pipeline.tables.slo import HOUR_MS, process_ms
+from gatepost.pipeline.tables.schemas import HOUR_MS
+from gatepost.pipeline.tables.slo import process_ms
 
 ALL = "all"
 

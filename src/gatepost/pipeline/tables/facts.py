@@ -2,21 +2,39 @@
 
 A delivery is known by its sender's node and its event id. Most events say one thing about one
 delivery; a reply or a cancellation opens its own and says something about another one.
+
+Facts are columns of numbers, a million at a time: texts are places in a list of words, ids are
+two halves. Needs pyarrow and numpy, and nothing of Spark.
 """
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
+from typing import Any, Final, Self
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Struct
+from numpy.typing import NDArray
 
-COLUMNS = (
-    *("node", "incarnation", "seq", "event_id", "kind", "source_agent", "to_node", "to_agent"),
-    *("pair_seq", "corr_id", "ref_id", "created_at", "expires_at", "attempt", "payload_size"),
-    *("blob_size", "status", "outcome", "reason", "eta_at", "eta_seconds", "signal", "progress"),
+Column = NDArray[Any]
+"""Numbers, places or truth values, one for each row."""
+
+TEXTS: Final = (
+    *("kind", "source_agent", "to_node", "to_agent", "status", "outcome", "reason", "signal"),
     *("capability_id", "capability_version", "delegation_version", "executor_version"),
     *("task_type", "failure_class", "route_decision"),
 )
-"""What the transforms read of an event; the rest stays on disk."""
+COLUMNS: Final = (
+    *("node", "event_id", "pair_seq", "corr_id", "ref_id", "created_at", "expires_at", "attempt"),
+    *("payload_size", "blob_size", "eta_at", "eta_seconds", "progress", *TEXTS),
+)
+"""What is read of an event; the rest stays on disk."""
+
+NONE: Final = -1
+"""No word."""
+ABSENT: Final = np.iinfo(np.int64).min
+"""No number, and less than any."""
 
 
 class What(IntEnum):
@@ -41,87 +59,307 @@ _BY_STATUS = {
     "refused": What.REFUSED,
 }
 _BY_SIGNAL = {"confirm": What.CONFIRMED, "withdraw": What.WITHDRAWN}
+# Others of a task say when it is promised for or how far it is, as receipts may, or nothing.
 _BY_KIND = {
     "dead_letter": What.DEAD,
-    "task_accept": What.PROMISED,
-    "task_update": What.PROGRESSED,
+    "reply": What.REPLIED,
     "task_complete": What.COMPLETED,
     "task_failed": What.FAILED,
+    "task_cancel": What.CANCELLED,
 }
 _TRACKED = ("message", "reply", "task_create", "task_cancel")
 _ABOUT_OWN = ("dead_letter", "signal", "task_cancel")
+_ALSO_ABOUT = ("reply", "task_cancel")
+
+TASK: Final = (
+    *("capability_id", "capability_version", "delegation_version", "executor_version"),
+    "task_type",
+)
+
+TOLD: Final = pa.schema(
+    {
+        **dict.fromkeys(("high", "low"), pa.uint64()),
+        **dict.fromkeys(("node", "peer", "what", "text", "number"), pa.int32()),
+        "at": pa.int64(),
+        "progress": pa.float64(),
+    }
+)
+"""One row per thing said: about which id of which node, by or to which peer, what and when.
+
+The `number` of a SENT is its attempt; of all else it is how often it was said. A promise is `at`
+the time it is for.
+"""
+
+SENT: Final = pa.schema(
+    {
+        **dict.fromkeys(("first", "sent_at"), pa.int64()),
+        **dict.fromkeys(("kind", "from_agent", "to_agent"), pa.int32()),
+        "corr_id": pa.string(),
+        **dict.fromkeys(("pair_seq", "expires_at", "size"), pa.int64()),
+        **dict.fromkeys(TASK, pa.int32()),
+    }
+)
+"""What every attempt of a message says, one row for each SENT, in the same order."""
+
+_PLACES = {"node", "peer", "text", "kind", "from_agent", "to_agent", *TASK}
 
 
-def hour_of(id: Column) -> Column:
-    """The hour in which an event id was drawn, counted from 1970."""
-    millis = F.conv(F.hex(F.substring(id, 1, 6)), 16, 10).cast("bigint")
-    return F.floor(millis / F.lit(3_600_000)).cast("bigint")
+class Words:
+    """Texts and their places, in the order they were first seen."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+
+    def place(self, word: str) -> int:
+        return self._places.setdefault(word, len(self._places))
+
+    def of(self, column: pa.ChunkedArray) -> Column:
+        """The column as places."""
+        if not pa.types.is_dictionary(column.type):
+            column = column.dictionary_encode()
+        whole = column.unify_dictionaries().combine_chunks()
+        known = [self.place(word) for word in whole.dictionary.to_pylist()]
+        places: Column = np.array([*known, NONE], np.int32)
+        found: Column = places[np.asarray(whole.indices.fill_null(NONE))]
+        return found
+
+    def any_of(self, places: Column, words: Iterable[str]) -> Column:
+        found: Column = self.chosen(places, dict.fromkeys(words, 1)) == 1
+        return found
+
+    def chosen(self, places: Column, by: Mapping[str, int]) -> Column:
+        """What `by` has for each word."""
+        chosen = {self.place(word): what for word, what in by.items()}
+        table: Column = np.full(len(self._places) + 1, NONE, np.int32)
+        table[list(chosen)] = list(chosen.values())
+        return table[places]
+
+    def all(self) -> pa.Array:
+        return pa.array(self._places, pa.string())
 
 
-def facts(events: DataFrame) -> DataFrame:
-    """One row per thing said: about whom, by or to which peer, what, when."""
-    tracked = F.col("kind").isin(*_TRACKED)
-    twice = F.col("kind").isin("reply", "task_cancel") & F.col("ref_id").isNotNull()
-    parts = F.when(twice, F.array(F.lit(True), F.lit(False))).otherwise(F.array(tracked))
-    told = events.withColumn("opens", F.explode(parts))
-    opens = F.col("opens")
-    own = opens | F.col("kind").isin(*_ABOUT_OWN)
+class Facts(Struct, frozen=True):
+    """`told` and `sent` as described above; their texts are places in `words`."""
+
+    told: pa.RecordBatch
+    sent: pa.RecordBatch
+    words: pa.Array
+
+    def __len__(self) -> int:
+        return int(self.told.num_rows)
+
+    def times(self) -> Column:
+        """When the ids were drawn, in epoch milliseconds."""
+        return drawn_at(self.told["high"].to_numpy())
+
+    def split(self, cuts: Sequence[int]) -> Iterator[tuple[int, Self]]:
+        """By when ids were drawn: part n is before the nth cut and not before the one ahead."""
+        part = np.searchsorted(np.array(cuts, np.int64), self.times(), side="right")
+        order = np.argsort(part.astype(np.uint16), kind="stable")
+        opens = self.told["what"].to_numpy() == What.SENT
+        told = self.told.take(pa.array(order))
+        sent = self.sent.take(pa.array((np.cumsum(opens) - 1)[order][opens[order]]))
+        sizes, opened = np.bincount(part), np.bincount(part[opens], minlength=len(cuts) + 1)
+        for number in np.flatnonzero(sizes).tolist():
+            mine = told.slice(int(sizes[:number].sum()), int(sizes[number]))
+            messages = sent.slice(int(opened[:number].sum()), int(opened[number]))
+            yield number, type(self)(mine, messages, self.words)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """All of them over one list of words, which is sorted: places compare as texts do."""
+        words = sorted(set[str]().union(*(part.words.to_pylist() for part in parts)))
+        places = {word: place for place, word in enumerate(words)}
+        moved = [
+            np.array([*(places[word] for word in part.words.to_pylist()), NONE], np.int32)
+            for part in parts
+        ]
+        return cls(
+            _moved([part.told for part in parts], moved, TOLD),
+            _moved([part.sent for part in parts], moved, SENT),
+            pa.array(words, pa.string()),
+        )
+
+    def encode(self) -> dict[str, bytes]:
+        words = pa.RecordBatch.from_arrays([self.words], ["word"])
+        batches = {"told": self.told, "sent": self.sent, "words": words}
+        return {name: _ipc(batch) for name, batch in batches.items()}
+
+    @classmethod
+    def decode(cls, told: pa.Buffer, sent: pa.Buffer, words: pa.Buffer) -> Self:
+        return cls(_read(told, TOLD), _read(sent, SENT), _read(words, _WORD)["word"])
+
+
+_WORD = pa.schema({"word": pa.string()})
+
+
+def _ipc(batch: pa.RecordBatch) -> bytes:
+    return bytes(batch.serialize())
+
+
+def _read(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
+    return pa.ipc.read_record_batch(buffer, schema)
+
+
+def _moved(
+    batches: Sequence[pa.RecordBatch], moved: Sequence[Column], schema: pa.Schema
+) -> pa.RecordBatch:
+    """The batches as one, with each one's places of words changed as `moved` says."""
+    columns = []
+    for field in schema:
+        arrays = [batch[field.name] for batch in batches]
+        if field.name in _PLACES:
+            arrays = [
+                pa.array(table[array.to_numpy()])
+                for table, array in zip(moved, arrays, strict=True)
+            ]
+        columns.append(pa.concat_arrays(arrays))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def drawn_at(high: Column) -> Column:
+    """The time an id carries, in epoch milliseconds."""
+    return (high >> np.uint64(16)).astype(np.int64)
+
+
+def halves(ids: pa.Array) -> tuple[Column, Column]:
+    """The two halves of ids that all have 16 bytes; they compare as the ids do."""
+    start = int(np.frombuffer(ids.buffers()[1], np.int32)[ids.offset]) if len(ids) else 0
+    data = np.frombuffer(ids.buffers()[2] or b"", ">u8", 2 * len(ids), start)
+    pairs = data.reshape(-1, 2).astype(np.uint64)
+    return pairs[:, 0].copy(), pairs[:, 1].copy()
+
+
+def is_id(ids: pa.ChunkedArray) -> Column:
+    """Whether there is an id; nothing can be known about what has none."""
+    return _plain(pc.equal(pc.binary_length(ids), 16).fill_null(False))
+
+
+def numbers(column: pa.ChunkedArray | pa.Array) -> Column:
+    return _plain(column.cast(pa.int64()).fill_null(ABSENT))
+
+
+def _plain(column: pa.ChunkedArray | pa.Array) -> Column:
+    return np.asarray(column)
+
+
+class _Events:
+    """A table of events, and what several facts need of it."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+        self.words = Words()
+        self.texts = {name: self.words.of(table[name]) for name in ("node", *TEXTS)}
+        self.created_at = numbers(table["created_at"])
+        self.attempt = numbers(table["attempt"])
+        names = ("outcome", "reason", "failure_class", "route_decision")
+        self.text = _first(*(self.texts[name] for name in names))
+
+    def is_any(self, kinds: Iterable[str]) -> Column:
+        return self.words.any_of(self.texts["kind"], kinds)
+
+    def what(self) -> Column:
+        """What each event says about the one it refers to."""
+        kind, chosen = self.texts["kind"], self.words.chosen
+        what = chosen(kind, _BY_KIND)
+        by_status = chosen(self.texts["status"], _BY_STATUS)
+        what = np.where(self.is_any(["ack"]), by_status, what)
+        by_signal = chosen(self.texts["signal"], _BY_SIGNAL)
+        return np.where(self.is_any(["signal"]), by_signal, what)
+
+    def eta_at(self) -> Column:
+        promised, seconds = numbers(self.table["eta_at"]), numbers(self.table["eta_seconds"])
+        reckoned = np.where(seconds == ABSENT, ABSENT, self.created_at + seconds * 1000)
+        return np.where(promised == ABSENT, reckoned, promised)
+
+
+def _first(*columns: Column) -> Column:
+    """The first word there is."""
+    found = columns[0]
+    for column in columns[1:]:
+        found = np.where(found == NONE, column, found)
+    return found
+
+
+def facts(table: pa.Table) -> Facts:
+    """What these events say; `table` has the columns above, its texts encoded or not."""
+    events = _Events(table)
+    tracked = events.is_any(_TRACKED)
+    opening = np.flatnonzero(tracked & is_id(table["event_id"]))
+    about = (~tracked | events.is_any(_ALSO_ABOUT)) & is_id(table["ref_id"])
+    told = [_opened(events, opening), *_referred(events, about)]
+    columns = {name: np.concatenate([part[name] for part in told]) for name in TOLD.names}
+    return Facts(batch(TOLD, columns), _messages(events, opening), events.words.all())
+
+
+def batch(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
+    arrays = [pa.array(columns[field.name], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _opened(events: _Events, rows: Column) -> dict[str, Column]:
+    to_node = events.texts["to_node"][rows]
+    return {
+        **_said(events, rows, "event_id"),
+        "node": events.texts["node"][rows],
+        "peer": np.where(to_node == NONE, events.words.place(""), to_node),
+        "what": np.full(len(rows), What.SENT),
+        "number": events.attempt[rows],
+    }
+
+
+def _referred(events: _Events, about: Column) -> Iterator[dict[str, Column]]:
+    """What is said about events that others opened."""
+    what, eta = events.what(), events.eta_at()
+    progress = _plain(events.table["progress"].fill_null(np.nan))
+    rows = np.flatnonzero(about & (what != NONE))
+    yield _about(events, rows) | {"what": what[rows]}
+    rows = np.flatnonzero(about & (eta != ABSENT))
+    yield _about(events, rows) | {"what": np.full(len(rows), What.PROMISED), "at": eta[rows]}
+    rows = np.flatnonzero(about & ~np.isnan(progress))
+    far = {"what": np.full(len(rows), What.PROGRESSED), "progress": progress[rows]}
+    yield _about(events, rows) | far
+
+
+def _about(events: _Events, rows: Column) -> dict[str, Column]:
+    own = events.is_any(_ABOUT_OWN)[rows]
+    node, to_node = events.texts["node"][rows], events.texts["to_node"][rows]
     # An old receipt may not say whom it is for; then it is for an agent of its own node.
-    to_node = F.coalesce("to_node", F.when(own, F.lit("")).otherwise(F.col("node")))
-    return told.select(
-        F.when(opens, F.col("event_id")).otherwise(F.col("ref_id")).alias("event_id"),
-        F.when(own, F.col("node")).otherwise(to_node).alias("node"),
-        F.when(own, to_node).otherwise(F.col("node")).alias("peer"),
-        F.when(opens, F.lit(int(What.SENT))).otherwise(_what()).cast("tinyint").alias("what"),
-        F.col("created_at").alias("at"),
-        "attempt",
-        F.coalesce("outcome", "reason", "failure_class", "route_decision").alias("text"),
-        _eta().alias("eta_at"),
-        "progress",
-        F.when(opens, _message()).alias("message"),
-    ).where("what is not null and event_id is not null")
+    nobody = np.where(own, events.words.place(""), node)
+    to_node = np.where(to_node == NONE, nobody, to_node)
+    return {
+        **_said(events, rows, "ref_id"),
+        "node": np.where(own, node, to_node),
+        "peer": np.where(own, to_node, node),
+        "number": np.ones(len(rows), np.int32),
+    }
 
 
-def _what() -> Column:
-    what = F.when(F.col("kind") == "ack", _chosen(F.col("status"), _BY_STATUS))
-    what = what.when(F.col("kind") == "signal", _chosen(F.col("signal"), _BY_SIGNAL))
-    what = what.when(F.col("kind") == "reply", F.lit(int(What.REPLIED)))
-    what = what.when(F.col("kind") == "task_cancel", F.lit(int(What.CANCELLED)))
-    return what.otherwise(_chosen(F.col("kind"), _BY_KIND))
+def _said(events: _Events, rows: Column, about: str) -> dict[str, Column]:
+    high, low = halves(events.table[about].take(rows).combine_chunks())
+    return {
+        "high": high,
+        "low": low,
+        "text": events.text[rows],
+        "at": events.created_at[rows],
+        "progress": np.full(len(rows), np.nan),
+    }
 
 
-def _chosen(value: Column, names: dict[str, What]) -> Column:
-    chosen = F.when(F.lit(False), F.lit(0))
-    for name, what in names.items():
-        chosen = chosen.when(value == name, F.lit(int(what)))
-    return chosen
-
-
-def _eta() -> Column:
-    promised = F.col("created_at") + F.col("eta_seconds") * 1000
-    return F.when(~F.col("opens"), F.coalesce(F.col("eta_at"), promised))
-
-
-def _message() -> Column:
-    """What every attempt of a message says, the first attempt first."""
-    return F.struct(
-        "attempt",
-        F.col("created_at").alias("sent_at"),
-        "kind",
-        F.col("source_agent").alias("from_agent"),
-        "to_agent",
-        "corr_id",
-        "pair_seq",
-        "expires_at",
-        F.coalesce(F.col("blob_size"), F.col("payload_size").cast("bigint")).alias("size"),
-        F.when(
-            F.col("kind") == "task_create",
-            F.struct(
-                "capability_id",
-                "capability_version",
-                "delegation_version",
-                "executor_version",
-                "task_type",
-            ),
-        ).alias("task"),
-    )
+def _messages(events: _Events, rows: Column) -> pa.RecordBatch:
+    table = events.table
+    blob, inline = numbers(table["blob_size"]), numbers(table["payload_size"])
+    is_task = events.is_any(["task_create"])
+    columns = {
+        "first": events.attempt,
+        "sent_at": events.created_at,
+        "kind": events.texts["kind"],
+        "from_agent": events.texts["source_agent"],
+        "to_agent": events.texts["to_agent"],
+        "pair_seq": numbers(table["pair_seq"]),
+        "expires_at": numbers(table["expires_at"]),
+        "size": np.where(blob == ABSENT, inline, blob),
+        **{name: np.where(is_task, events.texts[name], NONE) for name in TASK},
+    }
+    taken: dict[str, Any] = {name: column[rows] for name, column in columns.items()}
+    return batch(SENT, taken | {"corr_id": table["corr_id"].take(rows).combine_chunks()})

@@ -15,20 +15,6 @@ from gatepost.pipeline.tables.slo import window_of
 from gatepost.pipeline.tables.tasks import SAMPLES, identity, samples
 
 
-def activity(events: DataFrame, batch: int, objectives: Objectives) -> DataFrame:
-    """What each node wrote in each window of its own clock."""
-    window = window_of(F.col("created_at"), objectives)
-    return (
-        events.groupBy("node", window.alias("window_start"))
-        .agg(
-            F.count("*").alias("events"),
-            F.min("created_at").alias("first_at"),
-            F.max("created_at").alias("last_at"),
-        )
-        .select(F.lit(batch).cast("bigint").alias("batch"), "*")
-    )
-
-
 def slow(cases: DataFrame, as_of: int, objectives: Objectives) -> DataFrame:
     """Accepted, and not processed or replied to within the SLA."""
     took = F.coalesce("ended_at", F.lit(as_of)) - F.col("accepted_at")

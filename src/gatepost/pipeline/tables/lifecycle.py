@@ -4,240 +4,481 @@ A *leg* is what is known of one delivery and one node: was it asked, did it acce
 reply. Legs merge: each value is the earliest, the latest or the sum of its parts, so a delivery
 is the same however its events were cut into batches. A receipt counts only if the event was
 routed to the node that wrote it, and which nodes those are may become known after the receipt.
-Most deliveries have one leg that says nothing the delivery does not say; it is not stored.
-
-Rows are sorted once, by event id, and both aggregations go along that order. An id begins with
-the time it was drawn at, so the rows of an hour follow each other, and are written in one go.
+Most deliveries have one leg that says nothing the delivery does not say; of the others, the
+facts that made them are stored as well.
 
     emitted ──retry──▶ retry_pending
        └──────┬─────────────┘
          accepted ──▶ processed | replied          dead_letter (amended if answered all the same)
+
+Facts are sorted once, by id, node and peer; the rest goes along that order, a column at a time.
+An id begins with the time it was drawn at, so the rows of an hour follow each other.
 """
 
-from collections.abc import Callable
-from functools import reduce
-from operator import and_
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple, Self
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from gatepost.pipeline.tables.facts import What, facts, hour_of
-from gatepost.pipeline.tables.schemas import DELIVERIES, LEG
-
-# `part` follows from the id; Spark keeps rows where they are if it is part of the key.
-_KEY = ("event_id", "part", "node")
-_LEG_KEY = (*_KEY, "peer")
-
-_LEG = (
-    *("routed_at", "last", "accepted_at", "accepts", "refused", "processed", "processes"),
-    *("replied_at", "dead", "confirmed_at", "withdrawn_at", "eta_at", "completed_at"),
-    *("failed", "progress", "cancelled_at"),
+from gatepost.pipeline.tables.facts import (
+    ABSENT,
+    NONE,
+    SENT,
+    TASK,
+    TOLD,
+    Column,
+    Facts,
+    What,
+    Words,
+    batch,
+    drawn_at,
+    halves,
+    numbers,
 )
-
-# A message as it is aggregated, from what a delivery shows of it.
-_MESSAGE = (
-    *("attempt", "sent_at", "kind", "from_agent", "to_agent", "corr_id", "pair_seq"),
-    *("expires_at", "size", "task"),
-)
+from gatepost.pipeline.tables.schemas import DELIVERIES, HOUR_MS
 
 
-# How many bytes of an id are the same for what one task shall write: with three a task has
-# whole stretches of 4.7 hours, and with four of a minute, where all of it is a few hours.
-LONG, SHORT = 3, 4
-LONG_HOURS = 4.66
+def deliveries(told: Facts) -> pa.Table:
+    """What became of every message these facts are about, in the order of their ids.
 
-
-def deliveries(
-    events: DataFrame, partitions: int, stored: DataFrame | None = None, stretch: int = SHORT
-) -> DataFrame:
-    """The deliveries these events are about, together with what was stored about them before.
-
-    They come in the order of their ids; those of an hour are in few partitions.
+    The facts are joined ones: their words are sorted.
     """
-    part = F.hash(F.substring("event_id", 1, stretch))
-    told = facts(events).withColumn("part", part)
-    if stored is None:
-        legs = _legs(_arranged(told, partitions))
-    else:
-        both = _single(told).unionByName(_unfolded(stored.withColumn("part", part)))
-        legs = _merged(_arranged(both, partitions))
-    return _judged(_joined(legs))
+    return _Deliveries(told).table()
 
 
-def touched_hours(events: DataFrame) -> list[int]:
-    """The hours these events say something about: few, however many the events are."""
-    hours = facts(events).select(hour_of(F.col("event_id")).alias("hour")).distinct().collect()
-    return sorted(row.hour for row in hours)
+class _Rows(NamedTuple):
+    """Facts in order. `leg` and `delivery` number what a row belongs to, from 0."""
+
+    columns: Mapping[str, Column]
+    # Of a SENT: which of the messages.
+    message: Column
+    leg: Column
+    delivery: Column
+
+    @classmethod
+    def of(cls, told: Facts) -> Self:
+        plain = {name: told.told[name].to_numpy() for name in TOLD.names}
+        among = (plain["node"].astype(np.int64) * len(told.words) + plain["peer"]) * len(What)
+        order = np.lexsort((among + plain["what"], plain["low"], plain["high"]))
+        columns = {name: column[order] for name, column in plain.items()}
+        message = (np.cumsum(plain["what"] == What.SENT) - 1)[order]
+        fresh = _changes(columns["high"]) | _changes(columns["low"]) | _changes(columns["node"])
+        leg = np.cumsum(fresh | _changes(columns["peer"])) - 1
+        return cls(columns, message, leg, np.cumsum(fresh) - 1)
 
 
-def _arranged(rows: DataFrame, partitions: int) -> DataFrame:
-    return rows.repartition(partitions, "part").sortWithinPartitions(*_LEG_KEY)
+def _changes(column: Column) -> Column:
+    """Where a value differs from the one before it."""
+    changes = np.ones(len(column), bool)
+    np.not_equal(column[1:], column[:-1], out=changes[1:])
+    return changes
 
 
-class _Part(NamedTuple):
-    """A value of a leg: what one fact says of it, and how two such values make one."""
-
-    told: Column
-    merge: Callable[[Column], Column]
+Key = Column | Callable[[Column], Column]
 
 
-def _parts() -> dict[str, _Part]:
-    at, text = F.col("at"), F.col("text")
+def _least(group: Column, *keys: Key) -> Column:
+    """The place of the least row of each group, by its keys. Rows of a group are together.
 
-    def only(what: What, value: Column) -> Column:
-        return F.when(F.col("what") == int(what), value)
-
-    def first(what: What, *more: Column) -> _Part:
-        return _Part(only(what, F.struct(at, *more) if more else at), F.min)
-
-    def times(what: What) -> _Part:
-        return _Part((F.col("what") == int(what)).cast("bigint"), F.sum)
-
-    attempt = F.struct("attempt", text.alias("why"))
-    return {
-        "message": _Part(F.col("message"), F.min),
-        "routed_at": first(What.SENT),
-        "last": _Part(only(What.SENT, attempt), F.max),
-        "accepted_at": first(What.ACCEPTED),
-        "accepts": times(What.ACCEPTED),
-        "refused": first(What.REFUSED, text.alias("reason")),
-        "processed": first(What.PROCESSED, text.alias("outcome")),
-        "processes": times(What.PROCESSED),
-        "replied_at": first(What.REPLIED),
-        "dead": first(What.DEAD, text.alias("reason")),
-        "confirmed_at": first(What.CONFIRMED),
-        "withdrawn_at": first(What.WITHDRAWN),
-        "eta_at": _Part(F.col("eta_at"), F.min),
-        "completed_at": first(What.COMPLETED),
-        "failed": first(What.FAILED, text.alias("class")),
-        "progress": _Part(F.col("progress"), F.max),
-        "cancelled_at": first(What.CANCELLED),
-    }
+    A key may be a function of the rows that have to be compared, which are few.
+    """
+    starts = np.flatnonzero(_changes(group))
+    sizes = np.diff(starts, append=len(group))
+    if len(starts) == len(group):
+        return starts
+    contested = np.flatnonzero(np.repeat(sizes > 1, sizes))
+    values = [key(contested) if callable(key) else key[contested] for key in keys]
+    order = np.lexsort((*reversed(values), group[contested]))
+    several = sizes[sizes > 1]
+    starts[sizes > 1] = contested[order][np.cumsum(several) - several]
+    return starts
 
 
-def _legs(rows: DataFrame) -> DataFrame:
-    """Facts into legs."""
-    parts = _parts().items()
-    return rows.groupBy(*_LEG_KEY).agg(*(p.merge(p.told).alias(name) for name, p in parts))
+def _spread(places: Column, values: Column, size: int) -> Column:
+    """For each of `size` places the value that is there, or NONE."""
+    whole = np.full(size, NONE, values.dtype)
+    whole[places] = values
+    return whole
 
 
-def _single(rows: DataFrame) -> DataFrame:
-    """Each fact as a leg of its own, to be merged."""
-    parts = _parts().items()
-    return rows.select(*_LEG_KEY, *(part.told.alias(name) for name, part in parts))
+def _pick(values: Column, places: Column, nothing: float = ABSENT) -> Column:
+    """The values at these places, and nothing where the place is NONE."""
+    if not len(values):
+        return np.full(len(places), nothing, values.dtype)
+    return np.where(places < 0, values.dtype.type(nothing), values[places])
 
 
-def _merged(legs: DataFrame) -> DataFrame:
-    """Parts of a leg into one."""
-    parts = _parts().items()
-    return legs.groupBy(*_LEG_KEY).agg(*(p.merge(F.col(name)).alias(name) for name, p in parts))
+class _Legs:
+    """One entry per leg: of all there is to tell, when first, in which words, how often."""
+
+    def __init__(self, rows: _Rows) -> None:
+        self._leg, columns = rows.leg, rows.columns
+        start = np.flatnonzero(_changes(rows.leg))
+        self.size = len(start)
+        self.delivery = rows.delivery[start]
+        self.peer = columns["peer"][start]
+        self._told = {what: np.flatnonzero(columns["what"] == what) for what in What}
+        first = {what: self._least(what, columns["at"], columns["text"]) for what in What}
+        self.at = {what: _pick(columns["at"], place) for what, place in first.items()}
+        self.text = {what: _pick(columns["text"], place, NONE) for what, place in first.items()}
+        self.times = {what: self._sum(what, columns["number"]) for what in _COUNTED}
+        last = self._least(What.SENT, ~columns["number"], ~columns["text"])
+        self.attempt = _pick(columns["number"].astype(np.int64), last)
+        self.why = _pick(columns["text"], last, NONE)
+        furthest = self._least(What.PROGRESSED, -columns["progress"])
+        self.progress = _pick(columns["progress"], furthest, np.nan)
+
+    def _least(self, what: What, *keys: Column) -> Column:
+        """For each leg the least of the rows that tell this, or NONE."""
+        mine = self._told[what]
+        least = mine[_least(self._leg[mine], *(key[mine] for key in keys))]
+        return _spread(self._leg[least], least, self.size)
+
+    def _sum(self, what: What, column: Column) -> Column:
+        mine = self._told[what]
+        return np.bincount(self._leg[mine], column[mine], self.size).astype(np.int64)
+
+    def plain(self, sent_at: Column, is_task: Column) -> Column:
+        """Whether the delivery it is alone in, sent then, says all that this leg says."""
+        plain: Column = self.at[What.SENT] == sent_at
+        for what in _UNSAID:
+            plain &= self.at[what] == ABSENT
+        for what in _OF_TASKS:
+            plain &= (self.at[what] == ABSENT) | is_task
+        for times in self.times.values():
+            plain &= times <= 1
+        return plain
 
 
-def _unfolded(stored: DataFrame) -> DataFrame:
-    """Stored deliveries back into legs."""
-    message = F.when(F.col("kind").isNotNull(), F.struct(*(F.col(f"{name}") for name in _MESSAGE)))
-    rows = stored.withColumn("attempt", F.lit(1)).select(
-        *_KEY, message.alias("message"), F.explode(legs()).alias("leg")
-    )
-    return rows.select(
-        *_KEY, "leg.peer", "message", *(F.col(f"leg.{name}").alias(name) for name in _LEG)
-    )
+# What may be told often, what a delivery does not say, and what it says only of tasks.
+_COUNTED = (What.ACCEPTED, What.PROCESSED)
+_UNSAID = (What.REFUSED, What.DEAD, What.CONFIRMED, What.WITHDRAWN)
+_OF_TASKS = (What.PROMISED, What.PROGRESSED, What.COMPLETED, What.FAILED, What.CANCELLED)
 
 
-def _joined(legs: DataFrame) -> DataFrame:
+class _Deliveries:
     """All legs of a delivery into one row. Only nodes that were asked count."""
-    asked = F.col("routed_at").isNotNull() & (F.col("peer") != "")
-    answered = F.col("accepted_at").isNotNull() | F.col("processed").isNotNull()
 
-    def by_asked(column: Column) -> Column:
-        return F.when(asked, column)
+    def __init__(self, told: Facts) -> None:
+        self._texts, self._sent = told.words, told.sent
+        rows = _Rows.of(told)
+        self._legs = legs = _Legs(rows)
+        start = np.flatnonzero(_changes(rows.delivery))
+        self.size = len(start)
+        self._id = rows.columns["high"][start], rows.columns["low"][start]
+        self._node = rows.columns["node"][start]
+        self._nobody = self._place("")
+        self._everyone = np.ones(legs.size, bool)
+        self._asked = (legs.at[What.SENT] != ABSENT) & (legs.peer != self._nobody)
+        self._message = self._first_message(rows)
+        self._is_task = self._of_message("kind", NONE) == self._place("task_create")
 
-    turn = F.when(F.col("processed").isNotNull(), F.struct("processed", "peer"))
-    accept = F.when(F.col("accepted_at").isNotNull(), F.struct("accepted_at", "peer"))
-    return legs.groupBy(*_KEY).agg(
-        F.min("message").alias("message"),
-        F.max(F.struct("last", "peer")).alias("last"),
-        F.count_if(asked).cast("int").alias("routes"),
-        F.min(by_asked(accept)).alias("accept"),
-        F.min(by_asked(turn)).alias("turn"),
-        F.min(by_asked(F.col("replied_at"))).alias("replied_at"),
-        F.min("dead").alias("dead"),
-        F.min(by_asked(F.col("refused"))).alias("refused"),
-        F.sum(F.greatest(F.col("accepts") - 1, F.lit(0))).alias("more_accepts"),
-        F.sum(F.greatest(F.col("processes") - 1, F.lit(0))).alias("more_processes"),
-        F.count_if(~asked & answered).alias("strangers"),
-        F.count_if(asked & (F.col("processed.outcome") == "ok")).alias("turns"),
-        F.collect_list(F.struct("peer", *_LEG)).alias("legs"),
-        ((F.count("*") == 1) & F.bool_and(asked & _is_plain())).alias("plain"),
-    )
-
-
-def _is_plain() -> Column:
-    """Whether the delivery will say all that this leg says."""
-    quiet = reduce(and_, (F.col(name).isNull() for name in _LEG if name not in _said()))
-    once = (F.col("accepts") <= 1) & (F.col("processes") <= 1)
-    first = F.col("routed_at") == F.col("message.sent_at")
-    return quiet & once & F.coalesce(first, F.lit(False))
-
-
-def _said() -> dict[str, Column | str]:
-    """What a delivery says of its only leg."""
-    return {
-        "routed_at": "sent_at",
-        "last": F.struct("attempts", "decision"),
-        "accepted_at": "accepted_at",
-        "accepts": F.col("accepted_at").isNotNull().cast("bigint"),
-        "processed": F.when(F.col("processed_at").isNotNull(), F.struct("processed_at", "outcome")),
-        "processes": F.col("processed_at").isNotNull().cast("bigint"),
-        "replied_at": "replied_at",
-    }
-
-
-def legs() -> Column:
-    """The legs of a delivery, also if its only one was not stored."""
-    said = _said()
-    only = F.struct("to_node", *(said.get(name, F.lit(None)) for name in _LEG))
-    return F.coalesce("legs", F.array(only.cast(LEG)))
-
-
-def _judged(rows: DataFrame) -> DataFrame:
-    """The columns of the table, and the state all of that amounts to."""
-    at = {name: F.col(name) for name in ("accepted_at", "processed_at", "replied_at", "dead_at")}
-    answered = at["processed_at"].isNotNull() | at["replied_at"].isNotNull()
-    state = (
-        F.when(F.col("kind").isNull(), "orphan")
-        .when(at["dead_at"].isNotNull(), "dead_letter")
-        .when(at["replied_at"].isNotNull(), "replied")
-        .when(at["processed_at"].isNotNull(), "processed")
-        .when(at["accepted_at"].isNotNull(), "accepted")
-        .when(F.col("attempts") > 1, "retry_pending")
-        .otherwise("emitted")
-    )
-    flat = rows.select(
-        *_KEY,
-        hour_of(F.col("event_id")).alias("hour"),
-        *(f"message.{name}" for name in _MESSAGE if name != "attempt"),
-        F.coalesce("turn.peer", "accept.peer", "last.peer").alias("to_node"),
-        F.col("last.last.attempt").alias("attempts"),
-        "routes",
-        F.col("last.last.why").alias("decision"),
-        F.col("accept.accepted_at").alias("accepted_at"),
-        F.col("turn.processed.at").alias("processed_at"),
-        "replied_at",
-        F.col("dead.at").alias("dead_at"),
-        F.col("turn.processed.outcome").alias("outcome"),
-        F.coalesce("dead.reason", "refused.reason").alias("reason"),
-        (F.col("more_accepts") + F.col("more_processes")).alias("duplicates"),
-        *("strangers", "turns"),
-        F.when(~F.col("plain"), F.col("legs")).alias("legs"),
-    )
-    judged = flat.withColumns(
-        {
-            "to_node": F.nullif(F.col("to_node"), F.lit("")),
-            "state": state,
-            "amended": at["dead_at"].isNotNull() & answered,
-            "closed": answered | at["dead_at"].isNotNull(),
+    def table(self) -> pa.Table:
+        answers = self._answers()
+        high, low = self._id
+        columns = {
+            "hour": pa.array(drawn_at(high) // HOUR_MS),
+            "node": self._words(self._node),
+            "event_id": _ids(high, low),
+            **self._said(),
+            **{name: self._array(column) for name, column in answers.items()},
+            **self._judged(answers),
+            "task": self._task(),
+            "told": self._listed(),
         }
-    )
-    return judged.select(*DELIVERIES.names)
+        for name in ("attempts", "routes"):
+            columns[name] = columns[name].cast(pa.int32())
+        return pa.Table.from_pydict({name: columns[name] for name in DELIVERIES.names})
+
+    def _answers(self) -> dict[str, Column]:
+        legs, asked = self._legs, self._asked
+        at, text, peer = legs.at, legs.text, legs.peer
+        accept = self._first(What.ACCEPTED, asked, peer)
+        turn = self._first(What.PROCESSED, asked, text[What.PROCESSED], peer)
+        replied = self._first(What.REPLIED, asked)
+        dead = self._first(What.DEAD, self._everyone, text[What.DEAD])
+        refused = self._first(What.REFUSED, asked, text[What.REFUSED])
+        last = self._best(self._everyone, ~legs.attempt, ~legs.why, ~peer)
+        to_node = _pick(peer, _either(turn, _either(accept, last)), NONE)
+        answered = (at[What.ACCEPTED] != ABSENT) | (at[What.PROCESSED] != ABSENT)
+        again = np.sum([np.maximum(times - 1, 0) for times in legs.times.values()], axis=0)
+        reasons = [
+            _pick(text[What.DEAD], dead, NONE),
+            _pick(text[What.REFUSED], refused, NONE),
+        ]
+        return {
+            "to_node": np.where(to_node == self._nobody, np.int32(NONE), to_node),
+            "attempts": _pick(legs.attempt, last),
+            "routes": self._sum(asked),
+            "decision": _pick(legs.why, last, NONE),
+            "accepted_at": _pick(at[What.ACCEPTED], accept),
+            "processed_at": _pick(at[What.PROCESSED], turn),
+            "replied_at": _pick(at[What.REPLIED], replied),
+            "dead_at": _pick(at[What.DEAD], dead),
+            "outcome": _pick(text[What.PROCESSED], turn, NONE),
+            "reason": _either(*reasons),
+            "duplicates": self._sum(again),
+            "strangers": self._sum(~asked & answered),
+            "turns": self._sum(asked & (text[What.PROCESSED] == self._place("ok"))),
+        }
+
+    def _first(self, what: What, legs: Column, *keys: Column) -> Column:
+        """For each delivery the one of these legs that told this first, or NONE."""
+        at = self._legs.at[what]
+        return self._best(legs & (at != ABSENT), at, *keys)
+
+    def _best(self, legs: Column, *keys: Column) -> Column:
+        """For each delivery the least of these legs, or NONE."""
+        mine, delivery = np.flatnonzero(legs), self._legs.delivery
+        best = mine[_least(delivery[mine], *(key[mine] for key in keys))]
+        return _spread(delivery[best], best, self.size)
+
+    def _sum(self, values: Column) -> Column:
+        """Over all legs of each delivery."""
+        return np.bincount(self._legs.delivery, values, self.size).astype(np.int64)
+
+    def _first_message(self, rows: _Rows) -> Column:
+        """For each delivery which of the messages opened it, or NONE."""
+        mine = np.flatnonzero(rows.columns["what"] == What.SENT)
+        delivery, message = rows.delivery[mine], rows.message[mine]
+
+        def ranked(name: str) -> Callable[[Column], Column]:
+            return lambda places: _ranks(self._sent[name].take(pa.array(message[places])))
+
+        first = _least(delivery, *(ranked(name) for name in SENT.names))
+        return _spread(delivery[first], message[first], self.size)
+
+    def _of_message(self, name: str, nothing: int = ABSENT) -> Column:
+        return _pick(self._sent[name].to_numpy(), self._message, nothing)
+
+    def _said(self) -> dict[str, pa.Array]:
+        """What the message says."""
+        corr_id = self._sent["corr_id"].take(pa.array(self._message, mask=self._message < 0))
+        texts = ("kind", "from_agent", "to_agent")
+        return {
+            "corr_id": corr_id,
+            **{name: _numbers(self._of_message(name)) for name in _NUMBERS},
+            **{name: self._words(self._of_message(name, NONE)) for name in texts},
+        }
+
+    def _judged(self, answers: Mapping[str, Column]) -> dict[str, pa.Array]:
+        """The state all of that amounts to."""
+        there = {name: answers[name] != ABSENT for name in answers if name.endswith("_at")}
+        answered = there["processed_at"] | there["replied_at"]
+        states = {
+            "orphan": self._message < 0,
+            "dead_letter": there["dead_at"],
+            "replied": there["replied_at"],
+            "processed": there["processed_at"],
+            "accepted": there["accepted_at"],
+            "retry_pending": answers["attempts"] > 1,
+        }
+        state = np.select(list(states.values()), list(range(len(states))), len(states))
+        return {
+            "state": pa.array([*states, "emitted"]).take(pa.array(state)),
+            "amended": pa.array(there["dead_at"] & answered),
+            "closed": pa.array(there["dead_at"] | answered),
+        }
+
+    def _task(self) -> pa.Array:
+        """What a task asks for, and what anybody told about it."""
+        legs, everyone = self._legs, self._everyone
+
+        def at(what: What) -> pa.Array:
+            return _numbers(_pick(legs.at[what], self._first(what, everyone)))
+
+        failed = self._first(What.FAILED, everyone, legs.text[What.FAILED])
+        furthest = self._best(~np.isnan(legs.progress), -legs.progress)
+        fields = {
+            **{name: self._words(self._of_message(name, NONE)) for name in TASK},
+            "eta_at": at(What.PROMISED),
+            "progress": _shares(_pick(legs.progress, furthest, np.nan)),
+            "completed_at": at(What.COMPLETED),
+            "failed_at": _numbers(_pick(legs.at[What.FAILED], failed)),
+            "failure_class": self._words(_pick(legs.text[What.FAILED], failed, NONE)),
+            "cancelled_at": at(What.CANCELLED),
+        }
+        return _struct(fields, self._is_task)
+
+    def _listed(self) -> pa.Array:
+        """The facts of each delivery, or null where it says all of them by itself."""
+        legs = self._legs
+        of = legs.delivery
+        alone = np.bincount(of, minlength=self.size)[of] == 1
+        plain = legs.plain(self._of_message("sent_at")[of], self._is_task[of])
+        listed = ~(alone & self._asked & plain)
+        rows = {what: np.flatnonzero(listed & (legs.at[what] != ABSENT)) for what in What}
+        leg = np.concatenate(list(rows.values()))
+        sizes = np.bincount(of[leg], minlength=self.size)
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+        facts = self._facts(rows).take(pa.array(np.argsort(leg, kind="stable")))
+        return pa.ListArray.from_arrays(offsets, facts, mask=pa.array(sizes == 0))
+
+    def _facts(self, rows: Mapping[What, Column]) -> pa.Array:
+        """What these legs told, one of all that is told after the other."""
+        legs = self._legs
+
+        def every(values: Callable[[What], Column]) -> Column:
+            return np.concatenate([values(what)[mine] for what, mine in rows.items()])
+
+        once, never = np.ones(legs.size, np.int64), np.full(legs.size, np.nan)
+        numbers = {What.SENT: legs.attempt, **legs.times}
+        text = {**legs.text, What.SENT: legs.why}
+        what = np.concatenate([np.full(len(mine), what) for what, mine in rows.items()])
+        fields = {
+            "peer": self._words(every(lambda _: legs.peer)),
+            "what": pa.array([what.name.lower() for what in What]).take(pa.array(what)),
+            "at": pa.array(every(lambda what: legs.at[what])),
+            "text": self._words(every(lambda what: text[what])),
+            "number": pa.array(every(lambda what: numbers.get(what, once)).astype(np.int32)),
+            "progress": _shares(
+                every(lambda what: legs.progress if what == What.PROGRESSED else never)
+            ),
+        }
+        return _struct(fields, np.ones(len(what), bool))
+
+    def _place(self, word: str) -> int:
+        place = int(self._texts.index(word).as_py())
+        # What is nowhere is not what nobody said.
+        return place if place >= 0 else NONE - 1
+
+    def _array(self, column: Column) -> pa.Array:
+        return self._words(column) if column.dtype == np.int32 else _numbers(column)
+
+    def _words(self, places: Column) -> pa.Array:
+        return self._texts.take(pa.array(places, mask=places == NONE))
+
+
+def _either(one: Column, other: Column) -> Column:
+    return np.where(one >= 0, one, other)
+
+
+def _numbers(column: Column) -> pa.Array:
+    return pa.array(column, mask=column == ABSENT)
+
+
+def _shares(column: Column) -> pa.Array:
+    return pa.array(column, mask=np.isnan(column))
+
+
+def _struct(fields: Mapping[str, pa.Array], there: Column) -> pa.Array:
+    return pa.StructArray.from_arrays(list(fields.values()), list(fields), mask=pa.array(~there))
+
+
+def _ranks(column: pa.Array) -> Column:
+    return np.asarray(pc.rank(column, [("", "ascending", "at_start")], tiebreaker="dense"))
+
+
+def _ids(high: Column, low: Column) -> pa.Array:
+    data = np.column_stack([high, low]).astype(">u8")
+    offsets = np.arange(len(high) + 1, dtype=np.int32) * 16
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data.tobytes())]
+    return pa.Array.from_buffers(pa.binary(), len(high), buffers)
+
+
+def facts_of(stored: pa.Table) -> Facts:
+    """Stored deliveries back into facts that make the same deliveries."""
+    return _Stored(stored.combine_chunks()).facts()
+
+
+# What a delivery says by itself: when, and in which words or which attempt it was.
+_SAYS: Final = {
+    What.SENT: ("sent_at", "decision"),
+    What.ACCEPTED: ("accepted_at", None),
+    What.PROCESSED: ("processed_at", "outcome"),
+    What.REPLIED: ("replied_at", None),
+    What.PROMISED: ("task.eta_at", None),
+    What.COMPLETED: ("task.completed_at", None),
+    What.FAILED: ("task.failed_at", "task.failure_class"),
+    What.CANCELLED: ("task.cancelled_at", None),
+}
+
+
+class _Stored:
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+        self._all = Words()
+        told = table["told"].combine_chunks()
+        self._listed = told.flatten()
+        # Which delivery each listed fact is of, and which deliveries list none.
+        self._of = pc.list_parent_indices(told).to_numpy()
+        self._alone = np.flatnonzero(np.asarray(told.is_null()))
+
+    def facts(self) -> Facts:
+        parts = [self._told(), *map(self._says, _SAYS), self._progressed()]
+        row = np.concatenate([part.pop("row") for part in parts])
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        high, low = halves(self._table["event_id"].combine_chunks())
+        node = self._all.of(self._table["node"])
+        columns |= {"high": high[row], "low": low[row], "node": node[row]}
+        sent = row[columns["what"] == What.SENT]
+        return Facts(batch(TOLD, columns), self._messages(sent), self._all.all())
+
+    def _told(self) -> dict[str, Column]:
+        by_name = {what.name.lower(): what for what in What}
+        column = {name: _field(self._listed, name) for name in ("peer", "what", "at", "text")}
+        return {
+            "row": self._of,
+            "peer": self._all.of(column["peer"]),
+            "what": self._all.chosen(self._all.of(column["what"]), by_name),
+            "at": numbers(column["at"]),
+            "text": self._all.of(column["text"]),
+            "number": numbers(_field(self._listed, "number")),
+            "progress": np.asarray(_field(self._listed, "progress").fill_null(np.nan)),
+        }
+
+    def _says(self, what: What) -> dict[str, Column]:
+        at_name, text_name = _SAYS[what]
+        at = numbers(self._column(at_name))[self._alone]
+        there = at != ABSENT
+        part = self._part(what, self._alone[there])
+        part["at"] = at[there]
+        if text_name:
+            part["text"] = self._all.of(self._column(text_name))[self._alone][there]
+        if what == What.SENT:
+            part["number"] = numbers(self._table["attempts"])[self._alone][there]
+        return part
+
+    def _progressed(self) -> dict[str, Column]:
+        progress = np.asarray(self._column("task.progress").fill_null(np.nan))[self._alone]
+        there = ~np.isnan(progress)
+        return self._part(What.PROGRESSED, self._alone[there]) | {"progress": progress[there]}
+
+    def _part(self, what: What, rows: Column) -> dict[str, Column]:
+        size = len(rows)
+        return {
+            "row": rows,
+            "peer": self._all.of(self._table["to_node"])[rows],
+            "what": np.full(size, what),
+            "at": np.zeros(size, np.int64),
+            "text": np.full(size, NONE),
+            "number": np.ones(size, np.int64),
+            "progress": np.full(size, np.nan),
+        }
+
+    def _column(self, path: str) -> pa.ChunkedArray:
+        name, _, inner = path.partition(".")
+        return _field(self._table[name], inner) if inner else self._table[name]
+
+    def _messages(self, rows: Column) -> pa.RecordBatch:
+        table = self._table.select([*_MESSAGE, "task"]).take(pa.array(rows))
+        columns = {
+            "first": np.ones(len(rows), np.int64),
+            "corr_id": table["corr_id"].combine_chunks(),
+            **{name: numbers(table[name]) for name in _MESSAGE if name in _NUMBERS},
+            **{name: self._all.of(table[name]) for name in ("kind", "from_agent", "to_agent")},
+            **{name: self._all.of(_field(table["task"], name)) for name in TASK},
+        }
+        return batch(SENT, columns)
+
+
+_MESSAGE: Final = tuple(name for name in SENT.names if name not in {"first", *TASK})
+_NUMBERS: Final = ("sent_at", "pair_seq", "expires_at", "size")
+
+
+def _field(column: pa.Array | pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """A field of a struct, and null where the struct is."""
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    return pa.chunked_array([pc.struct_field(chunk, name) for chunk in chunks])

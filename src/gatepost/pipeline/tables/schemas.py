@@ -7,6 +7,8 @@ a receipt finds its message's partition without looking the message up.
 
 from msgspec import Struct
 
+HOUR_MS = 3_600_000
+
 
 class Column(Struct, frozen=True):
     name: str
@@ -95,16 +97,6 @@ EVENTS = _table(
     partition=None,
 )
 
-_TOLD = "struct<at: bigint, {}: string>"
-LEG = (
-    "struct<peer: string, routed_at: bigint, last: struct<attempt: int, why: string>, "
-    "accepted_at: bigint, accepts: bigint, refused: " + _TOLD.format("reason") + ", "
-    "processed: " + _TOLD.format("outcome") + ", processes: bigint, "
-    "replied_at: bigint, dead: " + _TOLD.format("reason") + ", "
-    "confirmed_at: bigint, withdrawn_at: bigint, eta_at: bigint, completed_at: bigint, "
-    "failed: " + _TOLD.format("class") + ", progress: double, cancelled_at: bigint>"
-)
-
 DELIVERIES = _table(
     "deliveries",
     "One message, reply, task_create or task_cancel, and what became of it.",
@@ -136,8 +128,11 @@ DELIVERIES = _table(
     "amended boolean | dead-lettered, and answered all the same",
     "closed boolean | nothing more is expected",
     "task struct<capability_id: string, capability_version: string, delegation_version: string, "
-    "executor_version: string, task_type: string> | what a task asks for; null for messages",
-    f"legs array<{LEG}> | of each node that was asked or answered; null if this row says it all",
+    "executor_version: string, task_type: string, eta_at: bigint, progress: double, "
+    "completed_at: bigint, failed_at: bigint, failure_class: string, cancelled_at: bigint>"
+    " | what a task asks for and what was told about it; null for messages",
+    "told array<struct<peer: string, what: string, at: bigint, text: string, number: int, "
+    "progress: double>> | what was said first by or to each node; null if this row says it all",
 )
 
 TASKS = _table(

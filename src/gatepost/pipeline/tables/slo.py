@@ -9,9 +9,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.tables.schemas import CASES, SLO, TRAFFIC
+from gatepost.pipeline.tables.schemas import CASES, HOUR_MS, SLO, TRAFFIC
 
-HOUR_MS = 3_600_000
 _POINTS = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 

@@ -4,7 +4,6 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.tables.lifecycle import legs
 from gatepost.pipeline.tables.schemas import ETA, REVIEWS, TASKS, TURNS
 
 SAMPLES = 5
@@ -26,37 +25,48 @@ def identity(*columns: Column) -> Column:
 
 def turns(deliveries: DataFrame) -> DataFrame:
     """Every node that processed an event, asked or not."""
-    told = deliveries.select("*", F.explode(legs()).alias("leg")).where("leg.processed is not null")
-    return told.select(
+    rows = deliveries.select("*", F.explode(_ends()).alias("turn"))
+
+    def first(what: str) -> Column:
+        same = F.filter(
+            "told", lambda said: (said["peer"] == F.col("turn.peer")) & (said["what"] == what)
+        )
+        return F.try_element_at(same, F.lit(1))["at"]
+
+    alone = F.col("told").isNull()
+    return rows.select(
         *("hour", "node", "event_id"),
-        F.col("leg.peer").alias("turn_node"),
+        F.col("turn.peer").alias("turn_node"),
         F.col("to_agent").alias("agent"),
         *("kind", "corr_id"),
-        F.col("leg.accepted_at").alias("accepted_at"),
-        F.col("leg.processed.at").alias("processed_at"),
-        F.col("leg.processed.outcome").alias("outcome"),
-        F.col("leg.routed_at").isNotNull().alias("asked"),
+        F.when(alone, F.col("accepted_at")).otherwise(first("accepted")).alias("accepted_at"),
+        F.col("turn.at").alias("processed_at"),
+        F.col("turn.text").alias("outcome"),
+        (alone | first("sent").isNotNull()).alias("asked"),
     ).select(*TURNS.names)
+
+
+def _ends() -> Column:
+    """Who processed it, when and how; also where the delivery says that by itself."""
+    told = F.filter("told", lambda said: said["what"] == "processed")
+    ends = F.transform(told, lambda said: F.struct(said["peer"], said["at"], said["text"]))
+    only = F.struct(
+        F.col("to_node").alias("peer"),
+        F.col("processed_at").alias("at"),
+        F.col("outcome").alias("text"),
+    )
+    return F.coalesce(ends, F.when(F.col("processed_at").isNotNull(), F.array(only)))
 
 
 def tasks(deliveries: DataFrame) -> DataFrame:
     """Each task_create with all that its owner told about it later."""
     rows = deliveries.where("kind = 'task_create'").select(
-        "*",
-        *(
-            F.array_min(F.col(f"legs.{name}")).alias(name)
-            for name in ("eta_at", "completed_at", "failed", "cancelled_at")
-        ),
-        F.array_max(F.col("legs.progress")).alias("progress"),
-        F.col("sent_at").alias("created_at"),
-        F.col("task.*"),
+        "*", F.col("sent_at").alias("created_at"), F.col("task.*")
     )
-    ended = F.coalesce("completed_at", "failed.at", "cancelled_at")
     return rows.withColumns(
         {
-            "ended_at": ended,
+            "ended_at": F.coalesce("completed_at", "failed_at", "cancelled_at"),
             "took_ms": F.col("completed_at") - F.col("created_at"),
-            "failure_class": F.col("failed.class"),
             "state": _state(),
         }
     ).select(*TASKS.names)
@@ -65,7 +75,7 @@ def tasks(deliveries: DataFrame) -> DataFrame:
 def _state() -> Column:
     return (
         F.when(F.col("completed_at").isNotNull(), "completed")
-        .when(F.col("failed").isNotNull(), "failed")
+        .when(F.col("failed_at").isNotNull(), "failed")
         .when(F.col("cancelled_at").isNotNull(), "cancelled")
         .when(F.col("dead_at").isNotNull(), "dead_letter")
         .when(F.col("processed_at").isNotNull() | F.col("progress").isNotNull(), "running")
