@@ -97,6 +97,19 @@ def test_run_takes_in_what_is_new_and_sums_up(made: Made, pipeline: Any) -> None
     assert shown.document["report"]["total"]["sent"] > 400
 
 
+def test_tables_are_not_judged_by_two_sorts_of_objectives(
+    made: Made, pipeline: Any, tmp_path: Path
+) -> None:
+    promises = tmp_path / "promises.toml"
+    promises.write_text("sla = 60")
+    places = ("--archive", made.archive, "--tables", made.tables)
+    shown = pipeline("run", *places, "--objectives", str(promises))
+    assert (shown.code, "other objectives (sla)" in shown.err) == (Exit.FAILED, True)
+    promises.write_text("sla = 'soon'")
+    shown = pipeline("run", *places, "--objectives", str(promises))
+    assert (shown.code, str(promises) in shown.err) == (Exit.FAILED, True)
+
+
 def test_run_on_an_empty_folder_says_so(pipeline: Any, tmp_path: Path) -> None:
     shown = pipeline("run", "--archive", str(tmp_path / "a"), "--tables", str(tmp_path / "t"))
     assert (shown.code, "nothing was sealed there yet" in shown.err) == (Exit.FAILED, True)

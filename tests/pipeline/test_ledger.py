@@ -8,8 +8,9 @@ import pytest
 
 from gatepost.archive import manifest
 from gatepost.archive.store import Store
-from gatepost.errors import TablesBusy
+from gatepost.errors import ConfigError, PipelineError, TablesBusy
 from gatepost.pipeline.jobs.ledger import Batch, Ledger
+from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.reading import Archive
 from gatepost.pipeline.synth import Options, generate
 
@@ -63,3 +64,38 @@ def test_what_waits_is_what_no_batch_has_taken(tmp_path: Path) -> None:
     segments = [s for s in Archive(archive).segments() if s.node == node]
     ledger.begin({node: {segments[0].incarnation: segments[0].last}})
     assert ledger.waiting(archive) == truth.events, "a batch that was only begun waits too"
+
+
+def test_tables_keep_the_objectives_they_were_begun_with(tmp_path: Path) -> None:
+    ledger, strict = Ledger(str(tmp_path)), Objectives(sla=60)
+    assert (ledger.objectives(), ledger.objectives(strict)) == (Objectives(), strict)
+    ledger.begin({"vps": {"a": 5}}, strict)
+    assert Ledger(str(tmp_path)).objectives() == strict
+    assert ledger.begin({"vps": {"a": 9}}).objectives == strict
+    with pytest.raises(PipelineError, match=r"other objectives \(sla\)"):
+        ledger.objectives(Objectives())
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("sla = 1800\nslo = 3", "slo"),
+        ("sla = 'soon'", "sla"),
+        ("sla = -1", "cannot be negative"),
+        ("window = 7000", "does not divide an hour"),
+        ("sla", "TOML|Expected"),
+    ],
+)
+def test_objectives_that_make_no_sense_are_refused(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "promises.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=why):
+        Objectives.read(path)
+
+
+def test_objectives_name_what_differs_from_the_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "promises.toml"
+    path.write_text("sla = 1800\ndelivery_p95 = 2.5\n")
+    assert Objectives.read(path) == Objectives(sla=1800, delivery_p95=2.5)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Objectives.read(tmp_path / "nowhere.toml")

@@ -15,8 +15,10 @@ from gatepost.pipeline.planning import (
     Segment,
     Selection,
     Slice,
+    Stretch,
     advance,
     between,
+    cuts,
     in_step,
     pack,
     pending,
@@ -253,3 +255,30 @@ def test_no_share_is_larger_than_allowed_by_much() -> None:
 
 def test_nothing_to_read_is_no_share() -> None:
     assert pack([], 4, 1000) == []
+
+
+stretches = st.builds(
+    lambda since, length, rows: Stretch(since, since + length, rows),
+    st.integers(0, 10**13),
+    st.integers(0, 10**9),
+    st.integers(0, 10**6),
+)
+
+
+@given(st.lists(stretches, max_size=20), st.integers(1, 50))
+def test_cuts_are_moments_in_order_between_the_first_row_and_the_last(
+    known: list[Stretch], parts: int
+) -> None:
+    found = cuts(known, parts)
+    assert len(found) < parts
+    assert found == sorted(set(found))
+    for cut in found:
+        assert min(s.since for s in known) <= cut <= max(s.until for s in known) + 1
+
+
+def test_cuts_divide_rows_and_not_time() -> None:
+    busy, quiet = Stretch(0, 999, 9000), Stretch(1000, 10_999, 1000)
+    assert cuts([busy, quiet], 2) == [555]
+    # Two nodes at the same time are as one that writes twice as much.
+    assert cuts([busy, busy, quiet, quiet], 2) == [555]
+    assert cuts([Stretch(5, 5, 100)], 1) == []

@@ -127,7 +127,10 @@ def _bytes(folder: Path) -> int:
 
 
 def hold_back(archive: str, events: int) -> dict[str, bytes]:
-    """Take the last segments of all nodes off the list; returns the manifests as they were."""
+    """Take the last segments of all nodes off the list, about so many events and at least one.
+
+    Returns the manifests as they were.
+    """
     store = Store.open(archive)
     kept: dict[str, bytes] = {}
     for node in manifest.nodes(store):
@@ -139,8 +142,8 @@ def hold_back(archive: str, events: int) -> dict[str, bytes]:
 
 
 def _shorter(whole: Manifest, events: int) -> Manifest:
-    cut = len(whole.segments)
-    while cut > 1 and sum(s.rows for s in whole.segments[cut:]) < events:
+    cut = len(whole.segments) - 1
+    while cut > 1 and sum(s.rows for s in whole.segments[cut - 1 :]) <= events:
         cut -= 1
     return msgspec.structs.replace(whole, segments=whole.segments[:cut])
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gatepost.pipeline.gateways import Gateway
     from gatepost.pipeline.jobs.audit import Audited
     from gatepost.pipeline.jobs.run import Ran
+    from gatepost.pipeline.objectives import Objectives
     from gatepost.pipeline.replay import Chosen, Elsewhere, Outcome
     from gatepost.pipeline.report.facts import Report, Violation
 
@@ -61,8 +62,15 @@ class Places:
     "Folder of the tables. Default: pipeline/ in the state directory."
     master: str | None = None
     "Spark master, such as spark://host:7077. Default: all cores of this machine."
+    objectives: Path | None = None
+    "TOML file with what is promised, where it is not the default. The tables remember it."
     state_dir: Path | None = None
     "Whose settings. Default: $GATEPOST_HOME, else ~/.gatepost."
+
+    def wanted(self) -> "Objectives | None":
+        from gatepost.pipeline.objectives import Objectives
+
+        return Objectives.read(self.objectives) if self.objectives else None
 
     def source(self) -> str:
         if self.archive:
@@ -120,14 +128,14 @@ def backfill(*, places: Places = PLACES, options: Output = OUTPUT) -> None:
 
 
 def _run(places: Places, options: Output, job: str) -> None:
-    archive, tables = places.source(), places.target()
+    archive, tables, wanted = places.source(), places.target(), places.wanted()
     with _spark(places.master, options, "reading the archive", _is_brief(archive, tables)) as spark:
         from gatepost.pipeline import small
         from gatepost.pipeline.jobs import run as jobs
         from gatepost.pipeline.report.gather import gather
         from gatepost.pipeline.tables.schemas import ACTIVITY
 
-        ran: Ran = getattr(jobs, job)(spark, archive, tables)
+        ran: Ran = getattr(jobs, job)(spark, archive, tables, wanted)
         if small.open_table(tables, ACTIVITY) is None:
             raise Problem("not_found", f"{archive} holds no archive: nothing was sealed there yet")
         report = gather(spark, tables, days=1)
@@ -164,12 +172,12 @@ def stream(
     max_rows
         Events of a micro-batch, at most.
     """
-    archive, tables = places.source(), places.target()
+    archive, tables, wanted = places.source(), places.target(), places.wanted()
     with _spark(places.master, options, "following the archive") as spark:
         from gatepost.pipeline.jobs.run import stream as follow
         from gatepost.pipeline.report.gather import gather
 
-        query = follow(spark, archive, tables, every=every, max_rows=max_rows)
+        query = follow(spark, archive, tables, wanted, every=every, max_rows=max_rows)
         _follow(query)
         report = gather(spark, tables, days=1)
     output.show(options, report, lambda: _say_report(report))
@@ -219,12 +227,12 @@ def compact(
 
 def audit(*, places: Places = PLACES, options: Output = OUTPUT) -> int:
     """Check every promise of the protocol against every event."""
-    archive, tables = places.source(), places.target()
+    archive, tables, wanted = places.source(), places.target(), places.wanted()
     with _spark(places.master, options, "auditing") as spark:
         from gatepost.pipeline.jobs.audit import audit as check
         from gatepost.pipeline.report.gather import audited
 
-        found = check(spark, archive, tables)
+        found = check(spark, archive, tables, wanted)
     known = audited(tables)
     samples = known.samples if known else []
     document = AuditDocument(found.events, found.violations, found.keys, samples)

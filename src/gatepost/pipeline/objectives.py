@@ -1,5 +1,9 @@
 """What the room promises its people, and from when on something is worth their attention."""
 
+import tomllib
+from pathlib import Path
+
+import msgspec
 from msgspec import Struct
 
 from gatepost.errors import ConfigError
@@ -7,7 +11,7 @@ from gatepost.errors import ConfigError
 _HOUR = 3600
 
 
-class Objectives(Struct, frozen=True, kw_only=True):
+class Objectives(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Times in seconds. The same objectives give the same tables, however often they are made."""
 
     # A window never crosses an hour, because an hour is what is replaced at once.
@@ -31,6 +35,23 @@ class Objectives(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.window < 1 or _HOUR % self.window:
             raise ConfigError(f"a window of {self.window} s does not divide an hour")
+        for name in self.__struct_fields__:
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, and cannot be negative")
+
+    @classmethod
+    def read(cls, path: Path) -> "Objectives":
+        """From a TOML file that names what differs from the defaults."""
+        try:
+            return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), cls)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        except (ValueError, msgspec.ValidationError) as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+    def differing(self, other: "Objectives") -> list[str]:
+        names = self.__struct_fields__
+        return [name for name in names if getattr(self, name) != getattr(other, name)]
 
     @property
     def window_ms(self) -> int:

@@ -307,6 +307,8 @@ class Stretch(NamedTuple):
 
 def cuts(stretches: Sequence[Stretch], parts: int) -> list[int]:
     """The moments that divide the rows into about equal parts, each after the one before."""
+    if not stretches:
+        return []
     moments = np.unique([edge for s in stretches for edge in (s.since, s.until + 1)])
     before = np.zeros(len(moments))
     for s in stretches:

@@ -204,11 +204,16 @@ def _prepare(spark: "SparkSession") -> None:
     from gatepost.pipeline.shipping import ship
     from gatepost.pipeline.source import register
 
-    for key, value in _SQL.items():
-        spark.conf.set(key, value)
+    prepare(spark)
     if not is_local(spark.sparkContext.master or "local"):
         ship(spark)
     register(spark)
+
+
+def prepare(spark: "SparkSession") -> None:
+    """The settings that every job needs."""
+    for key, value in _SQL.items():
+        spark.conf.set(key, value)
 
 
 def _end_jvm() -> None:

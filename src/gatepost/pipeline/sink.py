@@ -77,17 +77,33 @@ def write_table(
     where `df` has no row for them. Columns the table lacks are added to it. Rows that are made by
     executors are written as they come: those of a partition should come together.
     """
+    return write_files_of(
+        df, path, mode=mode, partition_by=partition_by, replace=replace, transaction=transaction
+    ).commit()
+
+
+def write_files_of(
+    df: "DataFrame | Made",
+    path: str,
+    *,
+    mode: Mode = "append",
+    partition_by: Sequence[str] = (),
+    replace: Mapping[str, Collection[Any]] | None = None,
+    transaction: Transaction | None = None,
+) -> "Pending":
+    """The first half of `write_table`: the files are there, and nobody sees them yet."""
     if (mode == "replace") != bool(replace):
         raise PipelineError('mode="replace" and the partitions to replace belong together')
     path = _absolute(path)
     table = _open(path)
-    if done := _committed(table, transaction):
-        return done
+    pending = Pending(path, table, df, mode, (), [], replace, transaction)
+    if pending.done():
+        return pending
     partitions = tuple(table.metadata().partition_columns if table else partition_by)
     _check(df, table, mode, partitions, replace)
     files = _spread(df, path, partitions)
     _check_within(files, replace)
-    return _commit(_Commit(path, table, df, mode, partitions, files, replace, transaction))
+    return Pending(path, table, df, mode, partitions, files, replace, transaction)
 
 
 def commit_batch(
@@ -212,7 +228,9 @@ def vacuum(path: str, *, older_than_hours: int = 7 * 24) -> list[str]:
     )
 
 
-class _Commit(Struct, frozen=True):
+class Pending(Struct, frozen=True):
+    """Files that wait for their commit."""
+
     path: str
     table: Any
     df: Any
@@ -222,8 +240,23 @@ class _Commit(Struct, frozen=True):
     replace: Mapping[str, Collection[Any]] | None
     transaction: Transaction | None
 
-    def written(self, version: int) -> Written:
+    def commit(self) -> Written:
+        """Let everybody see them; nothing, if the same transaction was there before."""
+        from deltalake.exceptions import CommitFailedError
+
+        if done := self.done():
+            return done
+        try:
+            version = _create(self) if self.table is None else _add(self)
+        except CommitFailedError as error:
+            # Another attempt at the same batch may have been faster; that is the same success.
+            if done := _committed(_open(self.path), self.transaction):
+                return done
+            raise PipelineError(f"{self.path} was changed by somebody else: {error}") from None
         return Written(version, len(self.files), sum(file.rows for file in self.files))
+
+    def done(self) -> Written | None:
+        return _committed(self.table, self.transaction)
 
 
 def _open(path: str, version: int | None = None) -> "DeltaTable | None":
@@ -315,19 +348,7 @@ def _collect(
     return [File.decode(bytes(row.file)) for row in rows]
 
 
-def _commit(commit: _Commit) -> Written:
-    from deltalake.exceptions import CommitFailedError
-
-    try:
-        return commit.written(_create(commit) if commit.table is None else _add(commit))
-    except CommitFailedError as error:
-        # Another attempt at the same batch may have been faster; that is the same success.
-        if done := _committed(_open(commit.path), commit.transaction):
-            return done
-        raise PipelineError(f"{commit.path} was changed by somebody else: {error}") from None
-
-
-def _create(commit: _Commit) -> int:
+def _create(commit: Pending) -> int:
     from deltalake.transaction import create_table_with_add_actions
 
     create_table_with_add_actions(
@@ -341,7 +362,7 @@ def _create(commit: _Commit) -> int:
     return 0
 
 
-def _add(commit: _Commit) -> int:
+def _add(commit: Pending) -> int:
     table: DeltaTable = commit.table
     schema = _schema(commit.df)
     if commit.mode != "overwrite":

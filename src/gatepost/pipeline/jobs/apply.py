@@ -6,10 +6,13 @@ ETA advice are made from what is unusual, of which there is little.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 from msgspec import Struct
+from pyspark import inheritable_thread_target
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -17,14 +20,17 @@ from gatepost.pipeline.jobs import deliver
 from gatepost.pipeline.jobs.deliver import Source
 from gatepost.pipeline.jobs.ledger import APP
 from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.session import prepare
 from gatepost.pipeline.sink import (
     Made,
+    Pending,
     Transaction,
     count,
     files,
     largest,
     read_table,
     table_exists,
+    write_files_of,
     write_table,
 )
 from gatepost.pipeline.tables import incidents, schemas, slo, tasks
@@ -76,76 +82,92 @@ class Apply:
 
     def __call__(self, source: Source, number: int) -> None:
         batch = Transaction(APP, number)
-        counted = deliver.activity(self._spark, source, number, self._objectives)
+        _, hours = self._together(
+            partial(self._count, source, batch), partial(self._deliver, source, batch)
+        )
+        *_, pending = self._together(
+            partial(self._by_hour, schemas.SLO, batch, hours),
+            partial(self._by_hour, schemas.TRAFFIC, batch, hours),
+            partial(self._unusual, batch, hours),
+        )
+        # Incidents come last: who has them has all of the batch.
+        for table in pending:
+            table.commit()
+
+    def _count(self, source: Source, batch: Transaction) -> None:
+        counted = deliver.activity(self._spark, source, batch.batch, self._objectives)
         write_table(counted, self._tables.path(schemas.ACTIVITY), transaction=batch)
-        hours = self._deliver(source, batch)
-        self._by_hour(batch, hours)
-        self._overall(batch)
 
     def _deliver(self, source: Source, batch: Transaction) -> list[int] | None:
         """Returns the hours that changed, or None if all of them are new."""
         path = self._tables.path(schemas.DELIVERIES)
         hours = deliver.touched(self._spark, source) if table_exists(path) else None
         stored = [] if hours is None else files(path, "hour", set(hours))
-        with _set(self._spark, _LARGE_ROWS):
-            made = deliver.deliveries(self._spark, source, stored)
-            self._replace(schemas.DELIVERIES, made, batch, hours)
+        session = _session(self._spark, _LARGE_ROWS)
+        self._replace(schemas.DELIVERIES, deliver.deliveries(session, source, stored), batch, hours)
         return hours
 
-    def _by_hour(self, batch: Transaction, hours: list[int] | None) -> None:
-        deliveries = self._read(schemas.DELIVERIES, hours)
-        made = {
-            schemas.SLO: slo.slo(deliveries, self._objectives),
-            schemas.TRAFFIC: slo.traffic(deliveries),
-            schemas.TASKS: tasks.tasks(deliveries),
-            schemas.CASES: slo.cases(deliveries, self._objectives),
-        }
-        for table, frame in made.items():
-            self._replace(table, frame, batch, hours)
+    def _by_hour(self, table: Table, batch: Transaction, hours: list[int] | None) -> None:
+        deliveries = self._tables.read(self._spark, schemas.DELIVERIES, hours)
+        rows = {
+            schemas.SLO: lambda: slo.slo(deliveries, self._objectives),
+            schemas.TRAFFIC: lambda: slo.traffic(deliveries),
+            schemas.TASKS: lambda: tasks.tasks(deliveries),
+            schemas.CASES: lambda: slo.cases(deliveries, self._objectives),
+        }[table]()
+        self._replace(table, rows, batch, hours)
 
-    def _overall(self, batch: Transaction) -> None:
-        needed = (schemas.CASES, schemas.TASKS, schemas.ACTIVITY)
-        small = [table for table in needed if count(self._tables.path(table)) < _FEW]
-        # What is in one partition is never shuffled.
-        read = {
-            table: self._read(table).coalesce(1) if table in small else self._read(table)
-            for table in needed
-        }
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(_set(self._spark, _PLAINLY if len(small) == len(needed) else {}))
-            self._whole(batch, read, stack)
+    def _unusual(self, batch: Transaction, hours: list[int] | None) -> list[Pending]:
+        """Tasks and cases; and what is made of all of them, but for the commit."""
+        self._together(
+            partial(self._by_hour, schemas.TASKS, batch, hours),
+            partial(self._by_hour, schemas.CASES, batch, hours),
+        )
+        return self._overall(batch)
 
-    def _whole(
-        self, batch: Transaction, read: Mapping[Table, DataFrame], stack: contextlib.ExitStack
-    ) -> None:
+    def _overall(self, batch: Transaction) -> list[Pending]:
         path = self._tables.path(schemas.ACTIVITY)
         latest = (largest(path, "last_at") or 0) - self._objectives.sealing * 1000
         since = latest // schemas.HOUR_MS - self._objectives.days * _HOURS_A_DAY
         recent = F.col("hour") >= since
+        (known,) = self._gathered(schemas.TASKS)
+        activity, cases = self._gathered(schemas.ACTIVITY, schemas.CASES)
         # Every class of incidents looks at these.
-        activity = stack.enter_context(_kept(read[schemas.ACTIVITY]))
-        cases = stack.enter_context(_kept(read[schemas.CASES].where(recent)))
-        known = read[schemas.TASKS].where(recent)
-        slow = incidents.slow(cases, latest, self._objectives)
-        whole = {
-            schemas.ETA: tasks.eta(known),
-            schemas.REVIEWS: tasks.reviews(known, slow, latest, self._objectives),
-            schemas.INCIDENTS: incidents.incidents(cases, activity, latest, self._objectives),
-        }
-        for table, frame in whole.items():
-            path = self._tables.path(table)
-            only = _shaped(frame, table).coalesce(1)
-            write_table(only, path, mode="overwrite", transaction=batch)
+        with _kept(activity) as activity, _kept(cases.where(recent)) as cases:
+            slow = incidents.slow(cases, latest, self._objectives)
+            tasked = known.where(recent)
+            made = {
+                schemas.ETA: lambda: tasks.eta(tasked),
+                schemas.REVIEWS: lambda: tasks.reviews(tasked, slow, latest, self._objectives),
+                schemas.INCIDENTS: lambda: incidents.incidents(
+                    cases, activity, latest, self._objectives
+                ),
+            }
+            whole = [partial(self._whole, table, rows, batch) for table, rows in made.items()]
+            return self._together(*whole)
 
-    def _read(self, table: Table, hours: list[int] | None = None) -> DataFrame:
-        return self._tables.read(self._spark, table, hours)
+    def _gathered(self, *tables: Table) -> list[DataFrame]:
+        """All of these tables; where they are small, to be worked on without ado."""
+        small = all(count(self._tables.path(table)) < _FEW for table in tables)
+        session = _session(self._spark, _PLAINLY if small else {})
+        frames = [self._tables.read(session, table) for table in tables]
+        # What is in one partition is never shuffled.
+        return [frame.coalesce(1) for frame in frames] if small else frames
+
+    def _whole(self, table: Table, rows: Callable[[], DataFrame], batch: Transaction) -> Pending:
+        only = _shaped(rows(), table).coalesce(1)
+        path = self._tables.path(table)
+        return write_files_of(only, path, mode="overwrite", transaction=batch)
+
+    def _together(self, *tasks: Callable[[], Any]) -> list[Any]:
+        """All of them side by side: while one is planned, others run."""
+        inherit = inheritable_thread_target(self._spark)
+        with ThreadPoolExecutor(len(tasks)) as pool:
+            begun = [pool.submit(inherit(task)) for task in tasks]
+        return [task.result() for task in begun]
 
     def _replace(
-        self,
-        table: Table,
-        rows: DataFrame | Made,
-        batch: Transaction,
-        hours: list[int] | None,
+        self, table: Table, rows: DataFrame | Made, batch: Transaction, hours: list[int] | None
     ) -> None:
         path = self._tables.path(table)
         shaped = rows if isinstance(rows, Made) else _shaped(rows, table)
@@ -170,14 +192,10 @@ def _kept(frame: DataFrame) -> Iterator[DataFrame]:
         frame.unpersist()
 
 
-@contextlib.contextmanager
-def _set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """These settings, while the block lasts."""
-    before = {name: spark.conf.get(name) for name in settings}
+def _session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    """The same, but with these settings."""
+    session = spark.newSession()
+    prepare(session)
     for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, old in before.items():
-            spark.conf.set(name, str(old))
+        session.conf.set(name, value)
+    return session

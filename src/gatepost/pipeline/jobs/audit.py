@@ -15,6 +15,7 @@ from gatepost.pipeline.audit import chains, promises, trust
 from gatepost.pipeline.audit.rules import RULES
 from gatepost.pipeline.audit.spans import spans
 from gatepost.pipeline.audit.trust import Doubt, Trust
+from gatepost.pipeline.jobs.ledger import Ledger
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.sink import read_table, write_table
 from gatepost.pipeline.source import spark_schema
@@ -65,7 +66,8 @@ def audit(
     """Check everything, and write what was found to the table `violations`."""
     case = _open(archive)
     path = f"{tables.rstrip('/')}/{VIOLATIONS.name}"
-    write_table(_violations(spark, case, objectives or Objectives()), path, mode="overwrite")
+    agreed = Ledger(tables).objectives(objectives)
+    write_table(_violations(spark, case, agreed), path, mode="overwrite")
     counts = read_table(spark, path).groupBy("rule").count().collect()
     events = sum(listed.rows for listed in case.listed)
     found = {row["rule"]: row["count"] for row in counts}

@@ -21,8 +21,9 @@ from gatepost.pipeline.planning import Slice, Stretch
 from gatepost.pipeline.reading import Archive
 from gatepost.pipeline.sink import Held, Made
 from gatepost.pipeline.tables import lifecycle
+from gatepost.pipeline.tables.activity import COLUMNS as COUNTED
 from gatepost.pipeline.tables.activity import activity as counted
-from gatepost.pipeline.tables.facts import COLUMNS, TEXTS, Facts, facts, numbers
+from gatepost.pipeline.tables.facts import COLUMNS, TEXTS, Facts, facts
 from gatepost.pipeline.tables.schemas import ACTIVITY, DELIVERIES, HOUR_MS, Table
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ Batches = Iterator[pa.RecordBatch]
 # About how many events are read, and how many facts are folded, by one executor in one go.
 _READ = 2_000_000
 _FOLDED = 1_500_000
-_FILE_ROWS = 128 * 1024
+_AT_ONCE = 128 * 1024
 
 _BLOCK = pa.schema(
     {"part": pa.int32(), "told": pa.binary(), "sent": pa.binary(), "words": pa.binary()}
@@ -52,19 +53,18 @@ class Source(Struct, frozen=True):
 def activity(spark: "SparkSession", source: Source, batch: int, objectives: Objectives) -> Made:
     """How much was written when."""
 
-    def count(piece: Slice, table: pa.Table) -> Batches:
-        times = numbers(table["created_at"])
-        yield counted(batch, piece.segment.node, times, objectives)
+    def count(events: pa.Table) -> Batches:
+        yield from counted(events, batch, objectives).to_batches()
 
-    reading = _Reading.of(spark, source, ("created_at",), count)
+    reading = _Reading.of(spark, source, COUNTED, count)
     return Made(_numbered(spark, len(reading.shares)), _each(reading), _schema(spark, ACTIVITY))
 
 
 def touched(spark: "SparkSession", source: Source) -> list[int]:
     """The hours these events say something about: few, however many the events are."""
 
-    def hours(_: Slice, table: pa.Table) -> Batches:
-        hours = np.unique(facts(table).times() // HOUR_MS)
+    def hours(events: pa.Table) -> Batches:
+        hours = np.unique(facts(events).times() // HOUR_MS)
         yield pa.RecordBatch.from_arrays([pa.array(hours)], ["hour"])
 
     reading = _Reading.of(spark, source, COLUMNS, hours)
@@ -78,10 +78,10 @@ def deliveries(spark: "SparkSession", source: Source, stored: list[Held]) -> Mad
     cores = spark.sparkContext.defaultParallelism
     stretches = [*map(_stretch, source.slices), *map(_hour, stored)]
     rows = sum(stretch.rows for stretch in stretches)
-    cuts = planning.cuts(stretches, max(cores, rows // _FOLDED))
+    cuts = planning.cuts(stretches, -(-max(1, rows // _FOLDED) // cores) * cores)
 
-    def told(_: Slice, table: pa.Table) -> Batches:
-        return _blocks(facts(table), cuts)
+    def told(events: pa.Table) -> Batches:
+        return _blocks(facts(events), cuts)
 
     reading = _Reading.of(spark, source, COLUMNS, told)
     fresh = len(reading.shares)
@@ -113,7 +113,7 @@ class _Reading(Struct, frozen=True):
     archive: str
     shares: list[list[Slice]]
     columns: Sequence[str]
-    make: Callable[[Slice, pa.Table], Batches]
+    make: Callable[[pa.Table], Batches]
 
     @classmethod
     def of(
@@ -121,16 +121,32 @@ class _Reading(Struct, frozen=True):
         spark: "SparkSession",
         source: Source,
         columns: Sequence[str],
-        make: Callable[[Slice, pa.Table], Batches],
+        make: Callable[[pa.Table], Batches],
     ) -> Self:
         cores = spark.sparkContext.defaultParallelism
         return cls(source.archive, planning.pack(source.slices, cores, _READ), columns, make)
 
     def __call__(self, number: int) -> Batches:
         archive = Archive(self.archive)
-        for piece in self.shares[number]:
-            for table in archive.tables(piece, self.columns, TEXTS):
-                yield from self.make(piece, table)
+        tables = (
+            table
+            for piece in self.shares[number]
+            for table in archive.tables(piece, self.columns, TEXTS)
+        )
+        for table in _gathered(tables):
+            yield from self.make(table)
+
+
+def _gathered(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Many small ones as few that are worth the effort."""
+    waiting: list[pa.Table] = []
+    for table in tables:
+        waiting.append(table)
+        if sum(map(len, waiting)) >= _AT_ONCE:
+            yield pa.concat_tables(waiting)
+            waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting)
 
 
 def _numbered(spark: "SparkSession", shares: int) -> "DataFrame":
@@ -154,7 +170,7 @@ def _schema(spark: "SparkSession", table: Table) -> "StructType":
 def _stored(file: str) -> Iterator[pa.Table]:
     place, path = fs.FileSystem.from_uri(file) if "://" in file else (fs.LocalFileSystem(), file)
     with pq.ParquetFile(path, filesystem=place) as parquet:
-        for batch in parquet.iter_batches(_FILE_ROWS, use_threads=False):
+        for batch in parquet.iter_batches(_AT_ONCE, use_threads=False):
             yield pa.Table.from_batches([batch])
 
 
@@ -167,7 +183,7 @@ def _folded(batches: Batches) -> Batches:
     """Blocks of one stretch of time into its deliveries."""
     parts = [part for batch in batches for part in _decoded(batch)]
     if parts:
-        yield from lifecycle.deliveries(Facts.joined(parts)).to_batches(max_chunksize=_FILE_ROWS)
+        yield from lifecycle.deliveries(Facts.joined(parts)).to_batches(max_chunksize=_AT_ONCE)
 
 
 def _decoded(batch: pa.RecordBatch) -> Iterator[Facts]:

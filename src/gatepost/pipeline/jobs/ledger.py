@@ -16,7 +16,8 @@ import msgspec
 from msgspec import Struct
 
 from gatepost.archive.store import Store
-from gatepost.errors import TablesBusy
+from gatepost.errors import PipelineError, TablesBusy
+from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.planning import Offsets, Selection, pending
 from gatepost.pipeline.reading import Archive
 from gatepost.pipeline.small import open_table
@@ -25,17 +26,18 @@ from gatepost.pipeline.tables.schemas import INCIDENTS
 APP = "gatepost-pipeline"
 _FOLDER = "_batches"
 _LOCK = "_lock"
-_MANY = 2_000_000
+_MANY = 20_000_000
 _PATIENCE = 600.0
 _AGAIN = 0.1
 
 
 class Batch(Struct, frozen=True, rename="camel"):
-    """The events after `start` up to `end`."""
+    """The events after `start` up to `end`, and what their tables are judged by."""
 
     number: int
     start: Offsets
     end: Offsets
+    objectives: Objectives = Objectives()
 
 
 class Ledger:
@@ -77,9 +79,22 @@ class Ledger:
             _lock(file, time.monotonic() + patience)
             yield
 
-    def begin(self, end: Offsets) -> Batch:
+    def objectives(self, wanted: Objectives | None = None) -> Objectives:
+        """Those the tables were begun with; whoever wants others has to begin others."""
         last = self.last()
-        batch = Batch(last.number + 1, last.end, end) if last else Batch(1, {}, end)
+        if last is None:
+            return wanted or Objectives()
+        if wanted and (names := wanted.differing(last.objectives)):
+            raise PipelineError(
+                f"the tables in {self._tables} were made with other objectives"
+                f" ({', '.join(names)}): make new ones in another folder, with backfill"
+            )
+        return last.objectives
+
+    def begin(self, end: Offsets, objectives: Objectives | None = None) -> Batch:
+        last, agreed = self.last(), self.objectives(objectives)
+        number, start = (last.number + 1, last.end) if last else (1, {})
+        batch = Batch(number, start, end, agreed)
         name = f"{_FOLDER}/{batch.number:012d}.json"
         self._store.write(name, msgspec.json.encode(batch))
         return batch

@@ -44,7 +44,8 @@ class Pipeline:
         self._archive = Archive(archive)
         self.tables = Tables(tables)
         self._ledger = Ledger(tables)
-        self._apply = Apply(spark, self.tables, objectives or Objectives())
+        self._objectives = self._ledger.objectives(objectives)
+        self._apply = Apply(spark, self.tables, self._objectives)
 
     def run(self, max_rows: int = _MAX_ROWS) -> Ran:
         """Take in everything that was sealed since the last run."""
@@ -97,14 +98,14 @@ class Pipeline:
             lane = end.setdefault(row.node, {})
             lane[row.incarnation] = max(lane.get(row.incarnation, 0), row.seq)
         if end != known:
-            self._take(self._ledger.begin(end))
+            self._take(self._ledger.begin(end, self._objectives))
 
     def _next(self, max_rows: int) -> Batch | None:
         last = self._ledger.last()
         start = last.end if last else {}
         lanes = planning.pending(self._archive.segments(), start, _ALL)
         end = planning.advance(lanes, start, times=self._archive.times, budget=max_rows)
-        return self._ledger.begin(end) if end != start else None
+        return self._ledger.begin(end, self._objectives) if end != start else None
 
     def _take(self, batch: Batch) -> int:
         slices = planning.between(self._archive.segments(), batch.start, batch.end, _ALL)

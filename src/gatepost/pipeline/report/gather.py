@@ -67,11 +67,11 @@ def gather(
     tables: str,
     *,
     days: int = 30,
-    objectives: Objectives | None = None,
     clock: Clock | None = None,
 ) -> Report:
     """Everything about the last `days` that the tables know of."""
-    return _Gatherer(spark, tables, days, objectives or Objectives()).report(clock or SystemClock())
+    objectives = Ledger(tables).objectives()
+    return _Gatherer(spark, tables, days, objectives).report(clock or SystemClock())
 
 
 def step_of(length: int) -> int:

@@ -187,18 +187,23 @@ class Facts(Struct, frozen=True):
 
     @classmethod
     def decode(cls, told: pa.Buffer, sent: pa.Buffer, words: pa.Buffer) -> Self:
-        return cls(_read(told, TOLD), _read(sent, SENT), _read(words, _WORD)["word"])
+        return cls(_read(told), _read(sent), _read(words)["word"])
 
 
-_WORD = pa.schema({"word": pa.string()})
+# Blocks are copied several times on their way.
+_PACKED = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 def _ipc(batch: pa.RecordBatch) -> bytes:
-    return bytes(batch.serialize())
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=_PACKED) as stream:
+        stream.write_batch(batch)
+    return bytes(sink.getvalue())
 
 
-def _read(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    return pa.ipc.read_record_batch(buffer, schema)
+def _read(buffer: pa.Buffer) -> pa.RecordBatch:
+    with pa.ipc.open_stream(buffer) as stream:
+        return stream.read_next_batch()
 
 
 def _moved(

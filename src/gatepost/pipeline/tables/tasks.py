@@ -1,5 +1,8 @@
 """Deliveries into tasks and turns; tasks into reviews and ETA advice."""
 
+from functools import reduce
+from operator import or_
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -90,23 +93,21 @@ def reviews(tasks: DataFrame, slow: DataFrame, as_of: int, objectives: Objective
     mismatch = F.col("failure_class") == "contract_mismatch"
     classes = {
         "eta_breach": late & F.col("state").isin("completed", "running", "accepted"),
-        "sla_breach": F.col("slow"),
         "contract_mismatch": (F.col("state") == "failed") & F.coalesce(mismatch, F.lit(False)),
         "terminal_error": (F.col("state") == "failed") & ~F.coalesce(mismatch, F.lit(False)),
         "routing_miss": (F.col("state") == "dead_letter") & (F.col("reason") == "no_route"),
     }
     of_class = [F.when(is_so, F.lit(name)) for name, is_so in classes.items()]
-    known = tasks.join(
-        slow.select("node", "corr_id", F.lit(True).alias("slow")).distinct(),
-        ["node", "corr_id"],
-        "left",
+    told = (*_VERSIONS, "corr_id", "created_at")
+    misfires = tasks.where(reduce(or_, classes.values())).select(
+        *told, F.explode(F.array_compact(F.array(*of_class))).alias("class")
     )
-    rows = known.withColumn("misfires", F.array_compact(F.array(*of_class)))
-    totals = rows.groupBy(*_VERSIONS).agg(F.count("*").alias("tasks"))
+    # Of all tasks only those that are slow have to be found, and these are few.
+    delayed = tasks.join(slow, ["node", "corr_id"], "left_semi")
+    misfires = misfires.unionByName(delayed.select(*told, F.lit("sla_breach").alias("class")))
+    totals = tasks.groupBy(*_VERSIONS).agg(F.count("*").alias("tasks"))
     found = (
-        rows.where(F.size("misfires") > 0)
-        .select(*_VERSIONS, "corr_id", "created_at", F.explode("misfires").alias("class"))
-        .groupBy(*_VERSIONS, "class")
+        misfires.groupBy(*_VERSIONS, "class")
         .agg(
             F.count("*").alias("count"),
             F.min("created_at").alias("first_at"),
