@@ -19,9 +19,10 @@ def test_a_full_run_and_one_percent_more_take_in_every_event(tmp_path: Path) -> 
     assert size.full.events + size.more.events == size.events
     assert 0 < size.more.events < size.events // 10
     assert min(size.full.per_sec, size.full.peak_mib, size.full.session_seconds, size.share) > 0
-    assert len(steps) == 4
+    assert len(steps) == 5
     assert list(tmp_path.iterdir()) == []
     console = Console(width=110, record=True, file=io.StringIO())
     console.print(render(result))
-    assert "one percent more" in console.export_text()
+    shown = console.export_text()
+    assert all(row in shown for row in ("lifecycle + SLO", "full run", "one percent more"))
     assert msgspec.json.decode(msgspec.json.encode(result), type=Result) == result

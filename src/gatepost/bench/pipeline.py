@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
@@ -23,6 +24,9 @@ from gatepost.archive.manifest import Manifest
 from gatepost.archive.store import Store
 from gatepost.bench.mailbox import Machine, machine
 from gatepost.errors import BenchFailed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _LIFECYCLE = """
 WITH told AS (
@@ -56,10 +60,14 @@ class Phase(Struct, frozen=True):
 
 
 class Size(Struct, frozen=True):
-    """`share` is the second run's time as a part of the first one's, sessions left out."""
+    """`share` is the second run's time as a part of the first one's, sessions left out.
+
+    `levels` are lifecycles and service levels alone, without what else is made of them.
+    """
 
     events: int
     archive_bytes: int
+    levels: Phase
     full: Phase
     more: Phase
     share: float
@@ -95,31 +103,56 @@ def measure(place: Path, events: int, options: Options, step: Callable[[str], ob
     shape = Synth(events=events, nodes=options.nodes, segment_rows=rows, jobs=jobs)
     truth = generate(archive, shape)
     kept = hold_back(archive, truth.events // 100)
+    step(f"{events:,} events: lifecycles and service levels")
+    levels = _timed(archive, str(place / "levels"), options.master, _levels)
     step(f"{events:,} events: the full run")
-    full = _timed(archive, tables, options.master)
+    full = _timed(archive, tables, options.master, _run)
     give_back(archive, kept)
     step(f"{events:,} events: one percent more")
-    more = _timed(archive, tables, options.master)
+    more = _timed(archive, tables, options.master, _run)
     if full.events + more.events != truth.events:
         raise BenchFailed(f"{truth.events} events were archived, {full.events + more.events} read")
     step(f"{events:,} events: DuckDB")
     share, size = more.seconds / full.seconds, _bytes(Path(archive))
-    return Size(truth.events, size, full, more, share, _duckdb(archive))
+    return Size(truth.events, size, levels, full, more, share, _duckdb(archive))
 
 
-def _timed(archive: str, tables: str, master: str) -> Phase:
-    """One run as a user starts it: in a fresh JVM that has compiled nothing yet."""
-    from gatepost.pipeline.jobs.ledger import Ledger
+def _run(spark: "SparkSession", archive: str, tables: str) -> int:
     from gatepost.pipeline.jobs.run import run
+
+    return run(spark, archive, tables).events
+
+
+def _levels(spark: "SparkSession", archive: str, tables: str) -> int:
+    from gatepost.pipeline.jobs.deliver import Source, deliveries
+    from gatepost.pipeline.objectives import Objectives
+    from gatepost.pipeline.planning import Slice
+    from gatepost.pipeline.reading import Archive
+    from gatepost.pipeline.sink import read_table, write_table
+    from gatepost.pipeline.tables.slo import slo
+
+    slices = [Slice(s, s.first, s.last) for s in Archive(archive).segments()]
+    made = deliveries(spark, Source(archive, slices), [])
+    write_table(made, f"{tables}/deliveries", partition_by=["hour"])
+    stored = read_table(spark, f"{tables}/deliveries")
+    write_table(slo(stored, Objectives()), f"{tables}/slo", partition_by=["hour"])
+    return sum(piece.rows for piece in slices)
+
+
+def _timed(
+    archive: str, tables: str, master: str, job: "Callable[[SparkSession, str, str], int]"
+) -> Phase:
+    """A job as a user starts it: in a fresh JVM that has compiled nothing yet."""
+    from gatepost.pipeline.jobs.ledger import Ledger
     from gatepost.pipeline.session import spark_session
 
     with watched() as peak:
         start = time.perf_counter()
         with spark_session(master, name="bench", brief=Ledger(tables).is_brief(archive)) as spark:
             session = time.perf_counter() - start
-            ran = run(spark, archive, tables)
+            events = job(spark, archive, tables)
             seconds = time.perf_counter() - start - session
-    return Phase(ran.events, session, seconds, ran.events / seconds, peak[0] // 2**20)
+    return Phase(events, session, seconds, events / seconds, peak[0] // 2**20)
 
 
 def _bytes(folder: Path) -> int:
@@ -219,7 +252,12 @@ def render(result: Result) -> RenderableType:
 
 
 def _rows(table: Table, size: Size) -> None:
-    for name, phase in (("full run", size.full), ("one percent more", size.more)):
+    phases = {
+        "lifecycle + SLO": size.levels,
+        "full run, all tables": size.full,
+        "one percent more": size.more,
+    }
+    for name, phase in phases.items():
         figures = (f"{phase.seconds:.1f}", f"{phase.per_sec:,.0f}", f"{phase.session_seconds:.1f}")
         table.add_row(name, f"{phase.events:,}", *figures, f"{phase.peak_mib:,}")
     table.add_row("… of the full run's time", "", f"{size.share:.1%}")

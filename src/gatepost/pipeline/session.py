@@ -204,16 +204,19 @@ def _prepare(spark: "SparkSession") -> None:
     from gatepost.pipeline.shipping import ship
     from gatepost.pipeline.source import register
 
-    prepare(spark)
+    for key, value in _SQL.items():
+        spark.conf.set(key, value)
     if not is_local(spark.sparkContext.master or "local"):
         ship(spark)
     register(spark)
 
 
-def prepare(spark: "SparkSession") -> None:
-    """The settings that every job needs."""
-    for key, value in _SQL.items():
-        spark.conf.set(key, value)
+def alike(spark: "SparkSession", settings: Mapping[str, str]) -> "SparkSession":
+    """The same session, but with these settings."""
+    session = spark.newSession()
+    for key, value in {**_SQL, **settings}.items():
+        session.conf.set(key, value)
+    return session
 
 
 def _end_jvm() -> None:

@@ -6,7 +6,7 @@ ETA advice are made from what is unusual, of which there is little.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from gatepost.pipeline.jobs import deliver
 from gatepost.pipeline.jobs.deliver import Source
 from gatepost.pipeline.jobs.ledger import APP
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.session import prepare
+from gatepost.pipeline.session import alike
 from gatepost.pipeline.sink import (
     Made,
     Pending,
@@ -40,8 +40,6 @@ _HOURS_A_DAY = 24
 # Below this many rows, compiling and spreading a query takes longer than just running it.
 _FEW = 250_000
 
-# A block is large; elsewhere no limit, because Spark measures after every row.
-_LARGE_ROWS = {"spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 1024**2)}
 _PLAINLY = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
@@ -103,8 +101,8 @@ class Apply:
         path = self._tables.path(schemas.DELIVERIES)
         hours = deliver.touched(self._spark, source) if table_exists(path) else None
         stored = [] if hours is None else files(path, "hour", set(hours))
-        session = _session(self._spark, _LARGE_ROWS)
-        self._replace(schemas.DELIVERIES, deliver.deliveries(session, source, stored), batch, hours)
+        made = deliver.deliveries(self._spark, source, stored)
+        self._replace(schemas.DELIVERIES, made, batch, hours)
         return hours
 
     def _by_hour(self, table: Table, batch: Transaction, hours: list[int] | None) -> None:
@@ -149,7 +147,7 @@ class Apply:
     def _gathered(self, *tables: Table) -> list[DataFrame]:
         """All of these tables; where they are small, to be worked on without ado."""
         small = all(count(self._tables.path(table)) < _FEW for table in tables)
-        session = _session(self._spark, _PLAINLY if small else {})
+        session = alike(self._spark, _PLAINLY) if small else self._spark
         frames = [self._tables.read(session, table) for table in tables]
         # What is in one partition is never shuffled.
         return [frame.coalesce(1) for frame in frames] if small else frames
@@ -190,12 +188,3 @@ def _kept(frame: DataFrame) -> Iterator[DataFrame]:
         yield frame.persist()
     finally:
         frame.unpersist()
-
-
-def _session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
-    """The same, but with these settings."""
-    session = spark.newSession()
-    prepare(session)
-    for name, value in settings.items():
-        session.conf.set(name, value)
-    return session

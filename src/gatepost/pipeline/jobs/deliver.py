@@ -7,18 +7,20 @@ done by Arrow and numpy, a column at a time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 from pyarrow import fs
+from pyspark.sql.types import StructType
 
 from gatepost.pipeline import planning
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.planning import Slice, Stretch
 from gatepost.pipeline.reading import Archive
+from gatepost.pipeline.session import alike
 from gatepost.pipeline.sink import Held, Made
 from gatepost.pipeline.tables import lifecycle
 from gatepost.pipeline.tables.activity import COLUMNS as COUNTED
@@ -28,7 +30,6 @@ from gatepost.pipeline.tables.schemas import ACTIVITY, DELIVERIES, HOUR_MS, Tabl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -36,6 +37,9 @@ Batches = Iterator[pa.RecordBatch]
 _READ = 2_000_000
 _FOLDED = 1_500_000
 _AT_ONCE = 128 * 1024
+
+# A block is large; elsewhere there is no limit, because Spark measures after every row.
+_LARGE_ROWS = {"spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 1024**2)}
 
 _BLOCK = pa.schema(
     {"part": pa.int32(), "told": pa.binary(), "sent": pa.binary(), "words": pa.binary()}
@@ -57,7 +61,7 @@ def activity(spark: "SparkSession", source: Source, batch: int, objectives: Obje
         yield from counted(events, batch, objectives).to_batches()
 
     reading = _Reading.of(spark, source, COUNTED, count)
-    return Made(_numbered(spark, len(reading.shares)), _each(reading), _schema(spark, ACTIVITY))
+    return Made(_numbered(spark, len(reading.shares)), _each(reading), _schema(ACTIVITY))
 
 
 def touched(spark: "SparkSession", source: Source) -> list[int]:
@@ -93,10 +97,10 @@ def deliveries(spark: "SparkSession", source: Source, stored: list[Held]) -> Mad
             for table in _stored(stored[number - fresh].uri):
                 yield from _blocks(lifecycle.facts_of(table), cuts)
 
-    shares = _numbered(spark, fresh + len(stored))
+    shares = _numbered(alike(spark, _LARGE_ROWS), fresh + len(stored))
     blocks = shares.mapInArrow(_each(read), _BLOCK_DDL)
     parts = blocks.repartitionById(len(cuts) + 1, "part")
-    return Made(parts, _folded, _schema(spark, DELIVERIES))
+    return Made(parts, _folded, _schema(DELIVERIES))
 
 
 def _stretch(piece: Slice) -> Stretch:
@@ -163,8 +167,8 @@ def _each(read: Callable[[int], Batches]) -> Callable[[Batches], Batches]:
     return task
 
 
-def _schema(spark: "SparkSession", table: Table) -> "StructType":
-    return spark.createDataFrame([], table.ddl).schema
+def _schema(table: Table) -> StructType:
+    return cast("StructType", StructType.fromDDL(table.ddl))
 
 
 def _stored(file: str) -> Iterator[pa.Table]:
