@@ -941,7 +941,8 @@ _add(
     help="""Post incidents, reviews and ETA advice to a gateway.
 
 What it knows already it ignores, so this may be repeated. A token with the scope
-ansible.admin.feedback is enough; it is read from a file.
+ansible.admin.feedback is enough; it is read from a file. If that holds an invite, as
+`gatepost agent invite` prints it, it holds the session from then on.
 
 For example:
 

@@ -515,11 +515,12 @@ def needed() -> Iterator[None]:
 
 @contextmanager
 def _gateway(options: Options) -> "Iterator[Gateway]":
-    from gatepost.cli.connect import locate, read_token
+    from gatepost.cli.connect import locate
+    from gatepost.cli.session_file import bearer
     from gatepost.pipeline.gateways import Gateway
 
     target = locate(options, os.environ)
-    token = read_token(target.token_file)
+    token = bearer(target)
     try:
         with Gateway(target.url, token, verify=target.trust()) as gateway:
             yield gateway

@@ -1,0 +1,105 @@
+"""A file with a session of one's own at a gateway, for jobs that run again and again.
+
+It begins as an invite, as `gatepost agent invite` prints it. Who uses it first exchanges the
+invite; from then on the file holds the session, and is renewed before it ends. A refresh token
+works once, so one process at a time may do that, and it is asked for once only.
+"""
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from gatepost.access.forms import AgentExchangeRequest, AgentRefreshRequest, AgentTokens
+from gatepost.access.tokens import Kind
+from gatepost.cli.connect import Target, read_token
+from gatepost.cli.problems import Problem, unreachable
+from gatepost.clock import Clock, SystemClock
+from gatepost.gateway.state import write_private
+from gatepost.wire import Failure
+
+_ANSWER_SECS = 30.0
+_LOCK_SECS = 60.0
+# Enough for whatever is begun with it.
+_MARGIN_MS = 120_000
+
+
+def bearer(target: Target, clock: Clock | None = None) -> str:
+    """The token to use now: what the file holds, or what the session in it gives."""
+    file, now = target.token_file, (clock or SystemClock()).now()
+    if not _is_renewed(file):
+        return read_token(file)
+    with _alone(file):
+        held = _held(file)
+        if isinstance(held, AgentTokens) and held.access_expires_at - now > _MARGIN_MS:
+            return held.access_token
+        tokens = _asked(target, held)
+        write_private(file, msgspec.json.encode(tokens))
+        return tokens.access_token
+
+
+def _is_renewed(file: Path) -> bool:
+    try:
+        start = file.read_bytes()[:8].lstrip()
+    except OSError:
+        # Whoever reads it next says why it cannot be read.
+        return False
+    return start.startswith((b"{", f"{Kind.AGENT_INVITE}.".encode()))
+
+
+def _held(file: Path) -> AgentTokens | str:
+    content = file.read_bytes().strip()
+    if not content.startswith(b"{"):
+        return read_token(file)
+    try:
+        return msgspec.json.decode(content, type=AgentTokens)
+    except msgspec.MsgspecError:
+        raise Problem("unauthorized", f"{file} holds no session: invite it again") from None
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    lock = file.with_name(f".{file.name}.lock")
+    with lock.open("a") as handle:
+        until = time.monotonic() + _LOCK_SECS
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise Problem("unavailable", f"somebody else is using {file}") from None
+                time.sleep(0.05)
+        yield
+
+
+def _asked(target: Target, held: AgentTokens | str) -> AgentTokens:
+    if isinstance(held, str):
+        path, body = "exchange", msgspec.json.encode(AgentExchangeRequest(held))
+    else:
+        path, body = "refresh", msgspec.json.encode(AgentRefreshRequest(held.refresh_token))
+    with httpx.Client(verify=target.trust(), trust_env=False, timeout=_ANSWER_SECS) as http:
+        try:
+            answer = http.post(f"{target.url}/ansible/agent/auth/{path}", content=body)
+        except httpx.RequestError as error:
+            # Only its name: its text may quote what was sent.
+            raise unreachable(f"{target.url} does not answer ({type(error).__name__})") from None
+    return _tokens(answer, target.token_file)
+
+
+def _tokens(answer: httpx.Response, file: Path) -> AgentTokens:
+    try:
+        if answer.is_success:
+            return msgspec.json.decode(answer.content, type=AgentTokens)
+        failure = msgspec.json.decode(answer.content, type=Failure)
+    except msgspec.MsgspecError:
+        raise unreachable(f"HTTP {answer.status_code}, which no gateway says") from None
+    raise Problem(
+        failure.code,
+        f"the session in {file} is not renewed: {failure.message}."
+        " Invite it again, with gatepost agent invite",
+    )
