@@ -96,8 +96,8 @@ def measure(place: Path, events: int, options: Options, step: Callable[[str], ob
     from gatepost.pipeline.synth import generate
 
     archive, tables = str(place / "archive"), str(place / "tables")
-    # A segment is about one percent of its node, so one percent can be held back.
-    rows = max(1000, events // options.nodes // 100)
+    # Four segments are about one percent of their node, so one percent can be held back.
+    rows = max(1000, events // options.nodes // 400)
     step(f"{events:,} events: writing the archive")
     jobs = os.cpu_count() or 1
     shape = Synth(events=events, nodes=options.nodes, segment_rows=rows, jobs=jobs)

@@ -149,9 +149,13 @@ def _collector(options: str, brief: bool) -> str:
 
 
 def _heap() -> int:
-    """Half of the memory this process may use, between 1 and 16 GiB."""
+    """2 GiB for each core, but at most half of the memory this process may use, and 1 GiB.
+
+    A JVM takes what it may before it tidies up; the other half is for the Python workers.
+    """
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(_GIB, min(16 * _GIB, min(physical, _cgroup_limit() or physical) // 2))
+    half = min(physical, _cgroup_limit() or physical) // 2
+    return max(_GIB, min(half, 2 * _GIB * (os.cpu_count() or 2)))
 
 
 def _cgroup_limit() -> int | None:

@@ -35,7 +35,7 @@ Batches = Iterator[pa.RecordBatch]
 
 # About how many events are read, and how many facts are folded, by one executor in one go.
 _READ = 2_000_000
-_FOLDED = 1_500_000
+_FOLDED = 750_000
 _AT_ONCE = 128 * 1024
 
 # A block is large; elsewhere there is no limit, because Spark measures after every row.
@@ -73,8 +73,8 @@ def touched(spark: "SparkSession", source: Source) -> list[int]:
 
     reading = _Reading.of(spark, source, COLUMNS, hours)
     shares = _numbered(spark, len(reading.shares))
-    rows = shares.mapInArrow(_each(reading), "hour bigint").distinct().collect()
-    return sorted(row.hour for row in rows)
+    rows = shares.mapInArrow(_each(reading), "hour bigint").collect()
+    return sorted({row.hour for row in rows})
 
 
 def deliveries(spark: "SparkSession", source: Source, stored: list[Held]) -> Made:
