@@ -14,7 +14,7 @@ from gatepost.bench.pipeline import Options, Result, bench, render
 @pytest.mark.timeout(600)
 def test_a_full_run_and_one_percent_more_take_in_every_event(tmp_path: Path) -> None:
     steps: list[str] = []
-    result = bench(tmp_path, Options(sizes=(20_000,), nodes=2), steps.append)
+    result = bench(tmp_path, Options(sizes=(20_000,), nodes=3), steps.append)
     (size,) = result.sizes
     assert size.full.events + size.more.events == size.events
     assert 0 < size.more.events < size.events // 10
