@@ -7,7 +7,7 @@ import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from shlex import quote
+from shlex import quote, split
 from shutil import which
 
 from gatepost.errors import PipelineMissing
@@ -68,6 +68,12 @@ def shim(java: Path, cache: Path) -> Path:
         fresh.chmod(0o700)
         fresh.replace(target)
     return home
+
+
+def started_by(home: Path) -> Path:
+    """The program that the shim starts."""
+    last = (home / "bin" / "java").read_text().splitlines()[-1]
+    return Path(split(last)[1])
 
 
 def _candidates(env: Mapping[str, str]) -> Iterator[Path]:

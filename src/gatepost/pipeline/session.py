@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gatepost.errors import PipelineError, PipelineMissing
+from gatepost.pipeline.classes import SharedClasses
 from gatepost.pipeline.java import java_home
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ _NEEDS = ("pyspark", "pyarrow", "deltalake", "pandas")
 _OPTIONS = "spark.driver.extraJavaOptions"
 # Where else a user may have put options for every JVM.
 _JVM_READS = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
-_PATIENCE = 20.0
+# A JVM may have its classes to write.
+_PATIENCE = 60.0
 _GIB = 1024**3
 
 # Java 24 and later warn on every start about what Spark does by design.
@@ -97,9 +99,11 @@ def spark_session(
         scratch = Path(tempfile.mkdtemp(prefix="gatepost-spark-"))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         settings = _settings(master or "local[*]", name, scratch, log_level)
-        settings = _merged(settings, conf or {}, brief)
-        stack.enter_context(_environment(is_local(settings["spark.master"])))
-        yield stack.enter_context(_started(settings))
+        home = java_home()
+        shared = SharedClasses(home)
+        settings = _merged(settings, conf or {}, brief, shared.options)
+        stack.enter_context(_environment(home, is_local(settings["spark.master"])))
+        yield stack.enter_context(_started(settings, shared))
 
 
 def is_local(master: str) -> bool:
@@ -135,17 +139,24 @@ def _settings(master: str, name: str, scratch: Path, log_level: str) -> dict[str
     return settings
 
 
-def _merged(ours: Mapping[str, str], theirs: Mapping[str, str], brief: bool) -> dict[str, str]:
+def _merged(
+    ours: Mapping[str, str], theirs: Mapping[str, str], brief: bool, shared: str
+) -> dict[str, str]:
     """Theirs win, but options for the JVM add up."""
     more = theirs.get(_OPTIONS, "")
-    options = [ours[_OPTIONS], _BRIEF if brief else "", _collector(more, brief), more]
+    shared = "" if "Xshare" in _chosen(more) or "Archive" in _chosen(more) else shared
+    options = [ours[_OPTIONS], shared, _BRIEF if brief else "", _collector(more, brief), more]
     return {**ours, **theirs, _OPTIONS: " ".join(filter(None, options))}
 
 
 def _collector(options: str, brief: bool) -> str:
     """A JVM takes one: the user's, or the one that is quick to start or that wastes least."""
-    chosen = " ".join([options, *(os.environ.get(name, "") for name in _JVM_READS)])
-    return "" if "GC" in chosen else f"-XX:+Use{'Serial' if brief else 'Parallel'}GC"
+    return "" if "GC" in _chosen(options) else f"-XX:+Use{'Serial' if brief else 'Parallel'}GC"
+
+
+def _chosen(options: str) -> str:
+    """All options that are the user's own."""
+    return " ".join([options, *(os.environ.get(name, "") for name in _JVM_READS)])
 
 
 def _heap() -> int:
@@ -166,9 +177,9 @@ def _cgroup_limit() -> int | None:
 
 
 @contextlib.contextmanager
-def _environment(local: bool) -> Iterator[None]:
+def _environment(home: Path, local: bool) -> Iterator[None]:
     """What Spark's scripts read from the environment, while the session lasts."""
-    ours = {"JAVA_HOME": str(java_home()), "PYSPARK_PYTHON": sys.executable}
+    ours = {"JAVA_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
     if local:
         # A machine's own name need not resolve, and local mode needs no other address.
         ours |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "localhost"}
@@ -184,7 +195,7 @@ def _environment(local: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _started(settings: Mapping[str, str]) -> "Iterator[SparkSession]":
+def _started(settings: Mapping[str, str], shared: SharedClasses) -> "Iterator[SparkSession]":
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -192,7 +203,7 @@ def _started(settings: Mapping[str, str]) -> "Iterator[SparkSession]":
     ours = SparkContext._gateway is None
     with contextlib.ExitStack() as stack:
         if ours:
-            stack.callback(_end_jvm)
+            stack.callback(lambda: shared.ended(_end_jvm()))
         try:
             conf = SparkConf().setAll(list(settings.items()))
             session = SparkSession.builder.config(conf=conf).getOrCreate()
@@ -223,16 +234,20 @@ def alike(spark: "SparkSession", settings: Mapping[str, str]) -> "SparkSession":
     return session
 
 
-def _end_jvm() -> None:
-    """End the JVM that PySpark started for us, and let PySpark start another one later."""
+def _end_jvm() -> bool:
+    """End the JVM that PySpark started for us, and let PySpark start another one later.
+
+    Says whether it ended by itself.
+    """
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
     if gateway is None:
-        return
+        return False
     gateway.shutdown()
     SparkContext._gateway = SparkContext._jvm = None
     _end(gateway.proc)
+    return bool(gateway.proc.returncode == 0)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
