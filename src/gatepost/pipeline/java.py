@@ -5,7 +5,7 @@ import hashlib
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote, split
 from shutil import which
@@ -20,16 +20,22 @@ _VERSION = re.compile(r'version "(\d+)')
 
 # Spark asks for a module that only MLlib would use, that makes Java print a warning at every
 # start, and that the Java from pip was built without.
+_MODULE = "--add-modules=jdk.incubator.vector"
+# Newer ones have this no more, and warn.
+_OPENED = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+_WITHOUT_OPENED = 24
 _SHIM = """\
 #!/bin/sh
-for arg; do shift; [ "$arg" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$arg"; done
+for arg; do shift; case "$arg" in {left_out}) ;; *) set -- "$@" "$arg" ;; esac; done
 exec {java} "$@"
 """
 
 
 def java_home(env: Mapping[str, str] = os.environ) -> Path:
     """The JAVA_HOME to run Spark with."""
-    return shim(find_java(env), _cache(env))
+    java = find_java(env)
+    newer = (version(java) or 0) >= _WITHOUT_OPENED
+    return shim(java, _cache(env), (_MODULE, _OPENED) if newer else (_MODULE,))
 
 
 def find_java(env: Mapping[str, str] = os.environ) -> Path:
@@ -55,9 +61,9 @@ def version(java: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def shim(java: Path, cache: Path) -> Path:
-    """A folder that serves as JAVA_HOME and starts `java` without the module it lacks."""
-    script = _SHIM.format(java=quote(str(java)))
+def shim(java: Path, cache: Path, left_out: Sequence[str] = (_MODULE,)) -> Path:
+    """A folder that serves as JAVA_HOME and starts `java` without what it lacks."""
+    script = _SHIM.format(java=quote(str(java)), left_out="|".join(left_out))
     home = cache / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     target = home / "bin" / "java"
     if not target.exists():

@@ -77,11 +77,13 @@ def spark_session(
     name: str = "gatepost",
     conf: Mapping[str, str] | None = None,
     brief: bool = False,
+    keep_classes: bool = False,
     log_level: str = "fatal",
 ) -> "Iterator[SparkSession]":
     """A session on `master` (default: all cores of this machine), stopped at the end.
 
-    A `brief` one is for seconds of work: its JVM starts sooner and never gets as fast.
+    A `brief` one is for seconds of work: its JVM starts sooner and never gets as fast. One that
+    keeps its classes lets later ones start from them.
 
     Where a session runs already, as in a notebook or on a managed cluster, that one is used and
     left running.
@@ -100,7 +102,7 @@ def spark_session(
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         settings = _settings(master or "local[*]", name, scratch, log_level)
         home = java_home()
-        shared = SharedClasses(home)
+        shared = SharedClasses(home, make=keep_classes)
         settings = _merged(settings, conf or {}, brief, shared.options)
         stack.enter_context(_environment(home, is_local(settings["spark.master"])))
         yield stack.enter_context(_started(settings, shared))
