@@ -5,10 +5,6 @@ invite; from then on the file holds the session, and is renewed before it ends. 
 works once, so one process at a time may do that, and it is asked for once only.
 """
 
-import fcntl
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -20,6 +16,7 @@ from gatepost.cli.connect import Target, read_token
 from gatepost.cli.problems import Problem, unreachable
 from gatepost.clock import Clock, SystemClock
 from gatepost.gateway.state import write_private
+from gatepost.pipeline.locking import locked
 from gatepost.wire import Failure
 
 _ANSWER_SECS = 30.0
@@ -33,7 +30,8 @@ def bearer(target: Target, clock: Clock | None = None) -> str:
     file, now = target.token_file, (clock or SystemClock()).now()
     if not _is_renewed(file):
         return read_token(file)
-    with _alone(file):
+    busy = Problem("unavailable", f"somebody else is using {file}")
+    with locked(file.with_name(f".{file.name}.lock"), _LOCK_SECS, busy):
         held = _held(file)
         if isinstance(held, AgentTokens) and held.access_expires_at - now > _MARGIN_MS:
             return held.access_token
@@ -59,22 +57,6 @@ def _held(file: Path) -> AgentTokens | str:
         return msgspec.json.decode(content, type=AgentTokens)
     except msgspec.MsgspecError:
         raise Problem("unauthorized", f"{file} holds no session: invite it again") from None
-
-
-@contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    lock = file.with_name(f".{file.name}.lock")
-    with lock.open("a") as handle:
-        until = time.monotonic() + _LOCK_SECS
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise Problem("unavailable", f"somebody else is using {file}") from None
-                time.sleep(0.05)
-        yield
 
 
 def _asked(target: Target, held: AgentTokens | str) -> AgentTokens:

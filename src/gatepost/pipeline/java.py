@@ -33,16 +33,21 @@ exec {java} "$@"
 
 def java_home(env: Mapping[str, str] = os.environ) -> Path:
     """The JAVA_HOME to run Spark with."""
-    java = find_java(env)
-    newer = (version(java) or 0) >= _WITHOUT_OPENED
+    java, release = _found(env)
+    newer = release >= _WITHOUT_OPENED
     return shim(java, _cache(env), (_MODULE, _OPENED) if newer else (_MODULE,))
 
 
 def find_java(env: Mapping[str, str] = os.environ) -> Path:
     """The program: the first one new enough of JAVA_HOME, PATH, the usual places and pip."""
+    return _found(env)[0]
+
+
+def _found(env: Mapping[str, str]) -> tuple[Path, int]:
+    """The program and its release; to ask for that takes a JVM."""
     for java in _candidates(env):
-        if (version(java) or 0) >= OLDEST:
-            return java
+        if (release := version(java) or 0) >= OLDEST:
+            return java, release
     raise PipelineMissing(
         f"Spark needs Java {OLDEST} or newer and none was found: install a JDK, set JAVA_HOME,"
         " or `pip install 'gatepost[pipeline]'`, which brings one"

@@ -100,7 +100,7 @@ class _Writer:
         self.values = values
         folders = [f"{name}={_folder(value)}" for name, value in values.items()]
         self._path = "/".join([*folders, f"part-{uuid.uuid4()}.parquet"])
-        self._fs, base = fs.FileSystem.from_uri(root) if "://" in root else (_LOCAL, root)
+        self._fs, base = place_of(root)
         self._full = f"{base.rstrip('/')}/{self._path}"
         self._fs.create_dir(self._full.rpartition("/")[0], recursive=True)
         self._writer: pq.ParquetWriter | None = None
@@ -155,6 +155,11 @@ def _texts(fields: Iterable[pa.Field], above: str = "") -> list[str]:
 
 
 _LOCAL = fs.LocalFileSystem()
+
+
+def place_of(uri: str) -> tuple[fs.FileSystem, str]:
+    """The file system of a URI or a plain path, and the path in it."""
+    return fs.FileSystem.from_uri(uri) if "://" in uri else (_LOCAL, uri)
 
 
 def statistics(metadata: pq.FileMetaData) -> str:

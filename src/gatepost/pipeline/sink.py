@@ -10,9 +10,10 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from urllib.parse import unquote
 
+import msgspec
 from msgspec import Struct
 
 from gatepost.clock import SystemClock
@@ -62,48 +63,43 @@ class Written(Struct, frozen=True):
     again: bool = False
 
 
-def write_table(
-    df: "DataFrame | Made",
-    path: str,
-    *,
-    mode: Mode = "append",
-    partition_by: Sequence[str] = (),
-    replace: Mapping[str, Collection[Any]] | None = None,
-    transaction: Transaction | None = None,
-) -> Written:
-    """Write all rows of `df` in one commit; the table is made if there is none.
+class How(TypedDict, total=False):
+    """How rows get into a table: appended to it, unless this says otherwise.
 
     `replace` names partitions, `{"date": [...]}`: what they held is gone with this commit, also
-    where `df` has no row for them. Columns the table lacks are added to it. Rows that are made by
-    executors are written as they come: those of a partition should come together.
+    where there is no row for them.
     """
-    return write_files_of(
-        df, path, mode=mode, partition_by=partition_by, replace=replace, transaction=transaction
-    ).commit()
+
+    mode: Mode
+    partition_by: Sequence[str]
+    replace: Mapping[str, Collection[Any]] | None
+    transaction: Transaction | None
 
 
-def write_files_of(
-    df: "DataFrame | Made",
-    path: str,
-    *,
-    mode: Mode = "append",
-    partition_by: Sequence[str] = (),
-    replace: Mapping[str, Collection[Any]] | None = None,
-    transaction: Transaction | None = None,
-) -> "Pending":
+def write_table(df: "DataFrame | Made", path: str, **how: Unpack[How]) -> Written:
+    """Write all rows of `df` in one commit; the table is made if there is none.
+
+    Columns the table lacks are added to it. Rows that are made by executors are written as they
+    come: those of a partition should come together.
+    """
+    return write_files_of(df, path, **how).commit()
+
+
+def write_files_of(df: "DataFrame | Made", path: str, **how: Unpack[How]) -> "Pending":
     """The first half of `write_table`: the files are there, and nobody sees them yet."""
+    mode, replace = how.get("mode", "append"), how.get("replace")
     if (mode == "replace") != bool(replace):
         raise PipelineError('mode="replace" and the partitions to replace belong together')
     path = _absolute(path)
     table = _open(path)
-    pending = Pending(path, table, df, mode, (), [], replace, transaction)
+    pending = Pending(path, table, df, mode, (), [], replace, how.get("transaction"))
     if pending.done():
         return pending
-    partitions = tuple(table.metadata().partition_columns if table else partition_by)
+    partitions = tuple(table.metadata().partition_columns if table else how.get("partition_by", ()))
     _check(df, table, mode, partitions, replace)
     files = _spread(df, path, partitions)
     _check_within(files, replace)
-    return Pending(path, table, df, mode, partitions, files, replace, transaction)
+    return msgspec.structs.replace(pending, partitions=partitions, files=files)
 
 
 def commit_batch(

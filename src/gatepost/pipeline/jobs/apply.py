@@ -83,10 +83,11 @@ class Apply:
         _, hours = self._together(
             partial(self._count, source, batch), partial(self._deliver, source, batch)
         )
+        changed = self._tables.read(self._spark, schemas.DELIVERIES, hours)
         *_, pending = self._together(
-            partial(self._by_hour, schemas.SLO, batch, hours),
-            partial(self._by_hour, schemas.TRAFFIC, batch, hours),
-            partial(self._unusual, batch, hours),
+            partial(self._by_hour, schemas.SLO, changed, batch, hours),
+            partial(self._by_hour, schemas.TRAFFIC, changed, batch, hours),
+            partial(self._unusual, changed, batch, hours),
         )
         # Incidents come last: who has them has all of the batch.
         for table in pending:
@@ -105,8 +106,9 @@ class Apply:
         self._replace(schemas.DELIVERIES, made, batch, hours)
         return hours
 
-    def _by_hour(self, table: Table, batch: Transaction, hours: list[int] | None) -> None:
-        deliveries = self._tables.read(self._spark, schemas.DELIVERIES, hours)
+    def _by_hour(
+        self, table: Table, deliveries: DataFrame, batch: Transaction, hours: list[int] | None
+    ) -> None:
         rows = {
             schemas.SLO: lambda: slo.slo(deliveries, self._objectives),
             schemas.TRAFFIC: lambda: slo.traffic(deliveries),
@@ -115,11 +117,13 @@ class Apply:
         }[table]()
         self._replace(table, rows, batch, hours)
 
-    def _unusual(self, batch: Transaction, hours: list[int] | None) -> list[Pending]:
+    def _unusual(
+        self, deliveries: DataFrame, batch: Transaction, hours: list[int] | None
+    ) -> list[Pending]:
         """Tasks and cases; and what is made of all of them, but for the commit."""
         self._together(
-            partial(self._by_hour, schemas.TASKS, batch, hours),
-            partial(self._by_hour, schemas.CASES, batch, hours),
+            partial(self._by_hour, schemas.TASKS, deliveries, batch, hours),
+            partial(self._by_hour, schemas.CASES, deliveries, batch, hours),
         )
         return self._overall(batch)
 

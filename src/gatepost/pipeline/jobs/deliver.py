@@ -13,11 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
-from pyarrow import fs
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from gatepost.pipeline import planning
 from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.parquet import place_of
 from gatepost.pipeline.planning import Slice, Stretch
 from gatepost.pipeline.reading import Archive
 from gatepost.pipeline.session import alike
@@ -44,7 +45,6 @@ _LARGE_ROWS = {"spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 1024**2)}
 _BLOCK = pa.schema(
     {"part": pa.int32(), "told": pa.binary(), "sent": pa.binary(), "words": pa.binary()}
 )
-_BLOCK_DDL = "part int, told binary, sent binary, words binary"
 
 
 class Source(Struct, frozen=True):
@@ -98,7 +98,7 @@ def deliveries(spark: "SparkSession", source: Source, stored: list[Held]) -> Mad
                 yield from _blocks(lifecycle.facts_of(table), cuts)
 
     shares = _numbered(alike(spark, _LARGE_ROWS), fresh + len(stored))
-    blocks = shares.mapInArrow(_each(read), _BLOCK_DDL)
+    blocks = shares.mapInArrow(_each(read), from_arrow_schema(_BLOCK))
     parts = blocks.repartitionById(len(cuts) + 1, "part")
     return Made(parts, _folded, _schema(DELIVERIES))
 
@@ -172,7 +172,7 @@ def _schema(table: Table) -> StructType:
 
 
 def _stored(file: str) -> Iterator[pa.Table]:
-    place, path = fs.FileSystem.from_uri(file) if "://" in file else (fs.LocalFileSystem(), file)
+    place, path = place_of(file)
     with pq.ParquetFile(path, filesystem=place) as parquet:
         for batch in parquet.iter_batches(_AT_ONCE, use_threads=False):
             yield pa.Table.from_batches([batch])

@@ -5,18 +5,16 @@ each batch once. So whatever dies at whatever moment, the next run finishes that
 the tables are exact. One process at a time works on tables that are on this machine's disk.
 """
 
-import fcntl
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import msgspec
 from msgspec import Struct
 
 from gatepost.archive.store import Store
 from gatepost.errors import PipelineError, TablesBusy
+from gatepost.pipeline.locking import locked
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.planning import Offsets, Selection, pending
 from gatepost.pipeline.reading import Archive
@@ -28,7 +26,6 @@ _FOLDER = "_batches"
 _LOCK = "_lock"
 _MANY = 20_000_000
 _PATIENCE = 600.0
-_AGAIN = 0.1
 
 
 class Batch(Struct, frozen=True, rename="camel"):
@@ -75,8 +72,8 @@ class Ledger:
             return
         path = Path(self._store.path(_LOCK))
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as file:
-            _lock(file, time.monotonic() + patience)
+        busy = TablesBusy(f"another job is at work on the tables in {path.parent}")
+        with locked(path, patience, busy):
             yield
 
     def objectives(self, wanted: Objectives | None = None) -> Objectives:
@@ -98,15 +95,3 @@ class Ledger:
         name = f"{_FOLDER}/{batch.number:012d}.json"
         self._store.write(name, msgspec.json.encode(batch))
         return batch
-
-
-def _lock(file: IO[str], until: float) -> None:
-    """Of this process or any other, and gone with it however it ends."""
-    while True:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                folder = Path(file.name).parent
-                raise TablesBusy(f"another job is at work on the tables in {folder}") from None
-            time.sleep(_AGAIN)

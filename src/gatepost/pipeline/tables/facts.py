@@ -168,12 +168,10 @@ class Facts(Struct, frozen=True):
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """All of them over one list of words, which is sorted: places compare as texts do."""
-        words = sorted(set[str]().union(*(part.words.to_pylist() for part in parts)))
+        known = [part.words.to_pylist() for part in parts]
+        words = sorted(set[str]().union(*known))
         places = {word: place for place, word in enumerate(words)}
-        moved = [
-            np.array([*(places[word] for word in part.words.to_pylist()), NONE], np.int32)
-            for part in parts
-        ]
+        moved = [np.array([*map(places.__getitem__, mine), NONE], np.int32) for mine in known]
         return cls(
             _moved([part.told for part in parts], moved, TOLD),
             _moved([part.sent for part in parts], moved, SENT),

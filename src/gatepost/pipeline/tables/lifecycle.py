@@ -405,6 +405,7 @@ class _Stored:
         # Which delivery each listed fact is of, and which deliveries list none.
         self._of = pc.list_parent_indices(told).to_numpy()
         self._alone = np.flatnonzero(np.asarray(told.is_null()))
+        self._to_node = self._all.of(table["to_node"])
 
     def facts(self) -> Facts:
         parts = [self._told(), *map(self._says, _SAYS), self._progressed()]
@@ -450,7 +451,7 @@ class _Stored:
         size = len(rows)
         return {
             "row": rows,
-            "peer": self._all.of(self._table["to_node"])[rows],
+            "peer": self._to_node[rows],
             "what": np.full(size, what),
             "at": np.zeros(size, np.int64),
             "text": np.full(size, NONE),
