@@ -223,12 +223,19 @@ def exchanged(group: list[Row]) -> Row:
     }
 
 
+def _three_digits(ms: int) -> int:
+    """Rounded up."""
+    unit = int(10 ** max(0, len(str(ms)) - 3))
+    return math.ceil(ms / unit) * unit
+
+
 def advice(group: list[Row]) -> Row:
     """One row of `eta` from completed tasks, all of its columns but the key."""
-    took = [task["completed"] - task["first"]["created_at"] for task in group]
+    took = [_three_digits(task["completed"] - task["first"]["created_at"]) for task in group]
     etas = [(min(task["etas"]), task) for task in group if task["etas"]]
     kept = [task["completed"] <= eta for eta, task in etas]
-    promised = percentile((eta - task["first"]["created_at"] for eta, task in etas), 0.5)
+    promises = [_three_digits(eta - task["first"]["created_at"]) for eta, task in etas]
+    promised = percentile(promises, 0.5)
     points = {
         f"{name}_seconds": (percentile(took, share) or 0) / 1000
         for name, share in (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99))

@@ -13,8 +13,8 @@ from gatepost.pipeline.parquet import File, write_files
 def written(root: Path, batches: list[dict[str, Any]], partitions: list[str]) -> list[File]:
     arrow = [pa.RecordBatch.from_pydict(batch) for batch in batches]
     columns = arrow[0].schema.names
-    rows = write_files(iter(arrow), str(root), columns, partitions)
-    return [File.decode(row["file"][0].as_py()) for row in rows]
+    files = write_files(iter(arrow), str(root), columns, partitions)
+    return [File.decode(file.encode()) for file in files]
 
 
 def test_a_run_goes_on_over_batches(tmp_path: Path) -> None:

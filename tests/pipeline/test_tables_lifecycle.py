@@ -1,54 +1,14 @@
 """Deliveries from a handful of events, as the protocol's state machine has them."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql import DataFrame, SparkSession
 
-from gatepost.pipeline.reading import SCHEMA
-from gatepost.pipeline.tables.facts import COLUMNS, Facts, facts
-from gatepost.pipeline.tables.lifecycle import deliveries, facts_of
-from gatepost.pipeline.tables.schemas import DELIVERIES
-from gatepost.pipeline.tables.tasks import tasks, turns
-
-T = 1_772_490_600_000
-Event = dict[str, Any]
-Row = dict[str, Any]
-
-
-def id_at(number: int, at: int = T) -> bytes:
-    return at.to_bytes(6, "big") + b"\x70\x00" + number.to_bytes(8, "big")
-
-
-M = id_at(1)
-
-
-def event(node: str, kind: str, at: int, **fields: Any) -> Event:
-    basic = {"node": node, "kind": kind, "created_at": T + at, "seq": at + 1, "attempt": 1}
-    own = {"event_id": id_at(1000 + at, T + at), "incarnation": "i", "source_agent": "ann"}
-    return own | {"pair_seq": 0, "payload_size": 0} | basic | fields
-
-
-def sent(at: int = 0, to: str = "b", **fields: Any) -> Event:
-    about = {"event_id": M, "to_node": to, "to_agent": "bob", "corr_id": "c", "pair_seq": 1}
-    return event("a", "message", at, payload_size=7, **(about | fields))
-
-
-def receipt(node: str, status: str, at: int, **fields: Any) -> Event:
-    return event(node, "ack", at, ref_id=M, to_node="a", status=status, **fields)
-
-
-def told(events: Sequence[Event]) -> Facts:
-    schema = pa.schema([SCHEMA.field(name) for name in COLUMNS])
-    return facts(pa.Table.from_pylist(list(events), schema))
-
-
-def fold(*parts: Facts) -> pa.Table:
-    return deliveries(Facts.joined(parts))
+from gatepost.pipeline.tables.facts import Facts
+from gatepost.pipeline.tables.lifecycle import facts_of
+from tests.pipeline.telling import OK, Event, M, Row, T, event, fold, receipt, sent, told
 
 
 def made(*events: Event) -> Row:
@@ -57,7 +17,6 @@ def made(*events: Event) -> Row:
     return row
 
 
-OK = {"outcome": "ok"}
 STORIES: list[tuple[str, list[Event]]] = [
     ("emitted", [sent()]),
     ("retry_pending", [sent(), sent(20, attempt=2)]),
@@ -206,8 +165,7 @@ def test_facts_are_divided_by_when_their_ids_were_drawn(
 
 def test_blocks_are_read_as_they_were_written() -> None:
     before = told([sent(), receipt("b", "accepted", 5), receipt("b", "processed", 9, **OK)])
-    block = {name: pa.py_buffer(data) for name, data in before.encode().items()}
-    after = Facts.decode(**block)
+    after = Facts.decode(**before.encode())
     assert (str(after.told), after.sent, after.words) == (
         str(before.told),
         before.sent,
@@ -219,38 +177,3 @@ def test_what_is_about_no_id_says_nothing() -> None:
     nothing = receipt("b", "accepted", 5) | {"ref_id": None}
     short = receipt("b", "accepted", 6) | {"ref_id": b"short"}
     assert made(sent(), nothing, short)["state"] == "emitted"
-
-
-def frame(spark: SparkSession, *events: Event) -> DataFrame:
-    return spark.createDataFrame(fold(told(events)).to_pylist(), DELIVERIES.ddl)
-
-
-def test_a_task_tells_what_was_promised_and_kept(spark: SparkSession) -> None:
-    about = {"ref_id": M, "to_node": "a"}
-    task = sent() | {"kind": "task_create", "capability_id": "ocr", "capability_version": "3"}
-    later = [
-        receipt("b", "accepted", 5, eta_seconds=60),
-        event("b", "task_update", 8, progress=0.5, **about),
-        event("b", "task_complete", 90, **about),
-        receipt("b", "processed", 95, **OK),
-    ]
-    (row,) = tasks(frame(spark, task, *later)).collect()
-    assert (row.capability_id, row.state, row.took_ms) == ("ocr", "completed", 90)
-    assert (row.eta_at, row.progress) == (T + 5 + 60_000, 0.5)
-
-
-def test_a_turn_is_a_node_that_processed_an_event(spark: SparkSession) -> None:
-    doubled = [sent(), sent(4, to="c", attempt=2), receipt("b", "processed", 9, **OK)]
-    rows = frame(spark, *doubled, receipt("c", "processed", 10, **OK))
-    nodes = sorted((row.turn_node, row.outcome, row.asked) for row in turns(rows).collect())
-    assert nodes == [("b", "ok", True), ("c", "ok", True)]
-    assert rows.first().turns == 2  # type: ignore[union-attr]
-
-
-def test_a_plain_turn_is_told_by_its_delivery_alone(spark: SparkSession) -> None:
-    rows = frame(spark, sent(), receipt("b", "accepted", 5), receipt("b", "processed", 9, **OK))
-    assert rows.first().told is None  # type: ignore[union-attr]
-    (turn,) = turns(rows).collect()
-    assert (turn.turn_node, turn.accepted_at, turn.processed_at) == ("b", T + 5, T + 9)
-    assert (turn.outcome, turn.asked) == ("ok", True)
-    assert turns(frame(spark, sent(), receipt("b", "accepted", 5))).collect() == []

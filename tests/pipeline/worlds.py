@@ -14,7 +14,7 @@ from gatepost.pipeline.tables.schemas import Table
 PLANTED = tuple(name for name in FAULTS if name != "chain_gap")
 MADE = (
     *(schemas.DELIVERIES, schemas.TASKS, schemas.TURNS, schemas.SLO, schemas.TRAFFIC),
-    *(schemas.CASES, schemas.INCIDENTS, schemas.REVIEWS, schemas.ETA),
+    *(schemas.CASES, schemas.PACES, schemas.INCIDENTS, schemas.REVIEWS, schemas.ETA),
 )
 
 Rows = list[dict[str, Any]]

@@ -125,17 +125,19 @@ def _run(spark: "SparkSession", archive: str, tables: str) -> int:
 
 def _levels(spark: "SparkSession", archive: str, tables: str) -> int:
     from gatepost.pipeline.jobs.deliver import Source, deliveries
+    from gatepost.pipeline.jobs.hourly import hourly
     from gatepost.pipeline.objectives import Objectives
     from gatepost.pipeline.planning import Slice
     from gatepost.pipeline.reading import Archive
-    from gatepost.pipeline.sink import read_table, write_table
-    from gatepost.pipeline.tables.slo import slo
+    from gatepost.pipeline.sink import begin, files
+    from gatepost.pipeline.tables.schemas import DELIVERIES, SLO
 
     slices = [Slice(s, s.first, s.last) for s in Archive(archive).segments()]
-    made = deliveries(spark, Source(archive, slices), [])
-    write_table(made, f"{tables}/deliveries", partition_by=["hour"])
-    stored = read_table(spark, f"{tables}/deliveries")
-    write_table(slo(stored, Objectives()), f"{tables}/slo", partition_by=["hour"])
+    lives = begin(f"{tables}/deliveries", DELIVERIES.schema, partition_by=["hour"])
+    lives.commit(deliveries(spark, Source(archive, slices), [], lives.path))
+    levels = begin(f"{tables}/slo", SLO.schema, partition_by=["hour"])
+    held = files(lives.path, "hour")
+    levels.commit(hourly(spark, held, {SLO: levels.path}, Objectives())[SLO])
     return sum(piece.rows for piece in slices)
 
 

@@ -43,27 +43,20 @@ class File(Struct, frozen=True):
 
 
 def write_files(
-    batches: Iterator[pa.RecordBatch], root: str, columns: Sequence[str], partitions: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
-    """Write the rows below `root`, one file for each run of equal partition values.
-
-    Yields one row per file, as a batch with the encoded File.
-    """
+    batches: Iterable[pa.RecordBatch], root: str, columns: Sequence[str], partitions: Sequence[str]
+) -> Iterator[File]:
+    """Write the rows below `root`, one file for each run of equal partition values."""
     kept = [name for name in columns if name not in partitions]
     writer: _Writer | None = None
     for batch in batches:
         for values, run in _runs(batch, partitions):
             if writer is not None and writer.values != values:
-                yield _row(writer.close())
+                yield writer.close()
                 writer = None
             writer = writer or _Writer(root, values)
             writer.add(run.select(kept))
     if writer is not None:
-        yield _row(writer.close())
-
-
-def _row(file: File) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"file": pa.array([file.encode()], pa.binary())})
+        yield writer.close()
 
 
 def _runs(

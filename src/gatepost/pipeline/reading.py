@@ -71,7 +71,8 @@ class Archive:
         """The rows of a slice with `node` and `date` attached."""
         schema = pa.schema([SCHEMA.field(name) for name in columns])
         with pq.ParquetFile(self._input(piece.segment, verify), pre_buffer=True) as file:
-            for batch in _rows(file, piece, [c for c in columns if c in file.schema_arrow.names]):
+            there = set(file.schema_arrow.names)
+            for batch in _rows(file, piece, [name for name in columns if name in there]):
                 yield _complete(batch, schema, piece.segment)
 
     def tables(
@@ -81,7 +82,8 @@ class Archive:
         where = self._where(piece.segment)
         encoded = [name for name in texts if name in columns]
         with pq.ParquetFile(where, filesystem=self._fs, read_dictionary=encoded) as file:
-            present = [c for c in columns if c in file.schema_arrow.names]
+            there = set(file.schema_arrow.names)
+            present = [name for name in columns if name in there]
             for batch in _rows(file, piece, present, ROW_GROUP):
                 yield _with_missing(pa.Table.from_batches([batch]), columns, piece.segment)
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from gatepost.pipeline.classes import SharedClasses
 from gatepost.pipeline.java import java_home
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 _NEEDS = ("pyspark", "pyarrow", "deltalake", "pandas")
@@ -207,14 +209,30 @@ def _started(settings: Mapping[str, str], shared: SharedClasses) -> "Iterator[Sp
         if ours:
             stack.callback(lambda: shared.ended(_end_jvm()))
         try:
-            conf = SparkConf().setAll(list(settings.items()))
-            session = SparkSession.builder.config(conf=conf).getOrCreate()
-            stack.callback(session.stop)
-            _prepare(session)
+            context = SparkContext(conf=SparkConf().setAll(list(settings.items())))
+            stack.callback(context.stop)
+            # While the JVM gets ready for queries, which is work for one core.
+            with ThreadPoolExecutor(1) as other:
+                waking = other.submit(_wake, context)
+                session = SparkSession.builder.getOrCreate()
+                _prepare(session)
+                waking.result()
             yield session
         except PySparkException as error:
             # Its text comes from the JVM, which is about to end.
             raise PipelineError(str(error)) from None
+
+
+def _wake(context: "SparkContext") -> None:
+    """Have the Python workers of this machine started and their libraries loaded."""
+    if is_local(context.master or ""):
+        cores = context.defaultParallelism
+        context.parallelize(range(cores), cores).foreach(_load)
+
+
+def _load(_: int) -> None:
+    for job in ("deliver", "hourly", "overall"):
+        importlib.import_module(f"gatepost.pipeline.jobs.{job}")
 
 
 def _prepare(spark: "SparkSession") -> None:
@@ -226,14 +244,6 @@ def _prepare(spark: "SparkSession") -> None:
     if not is_local(spark.sparkContext.master or "local"):
         ship(spark)
     register(spark)
-
-
-def alike(spark: "SparkSession", settings: Mapping[str, str]) -> "SparkSession":
-    """The same session, but with these settings."""
-    session = spark.newSession()
-    for key, value in {**_SQL, **settings}.items():
-        session.conf.set(key, value)
-    return session
 
 
 def _end_jvm() -> bool:

@@ -8,12 +8,11 @@ a crash changes nothing. What a crash leaves behind are files no commit names, f
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from urllib.parse import unquote
 
-import msgspec
 from msgspec import Struct
 
 from gatepost.clock import SystemClock
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from deltalake.transaction import AddAction
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.types import StructType
 
 Mode = Literal["append", "overwrite", "replace"]
 
@@ -40,18 +38,6 @@ class Transaction(Struct, frozen=True):
 
     app_id: str
     batch: int
-
-
-class Made(Struct, frozen=True):
-    """Rows that executors make of others in the same breath in which they write them."""
-
-    of: Any
-    by: "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]"
-    schema: "StructType"
-
-    @property
-    def columns(self) -> list[str]:
-        return self.schema.names
 
 
 class Written(Struct, frozen=True):
@@ -76,30 +62,27 @@ class How(TypedDict, total=False):
     transaction: Transaction | None
 
 
-def write_table(df: "DataFrame | Made", path: str, **how: Unpack[How]) -> Written:
+def write_table(df: "DataFrame", path: str, **how: Unpack[How]) -> Written:
     """Write all rows of `df` in one commit; the table is made if there is none.
 
-    Columns the table lacks are added to it. Rows that are made by executors are written as they
-    come: those of a partition should come together.
+    Columns the table lacks are added to it.
     """
-    return write_files_of(df, path, **how).commit()
+    writing = begin(path, json.loads(df.schema.json()), **how)
+    return writing.done or writing.commit(_spread(df, writing.path, writing.partitions))
 
 
-def write_files_of(df: "DataFrame | Made", path: str, **how: Unpack[How]) -> "Pending":
-    """The first half of `write_table`: the files are there, and nobody sees them yet."""
+def begin(path: str, schema: Mapping[str, Any], **how: Unpack[How]) -> "Writing":
+    """The first half of `write_table`, for whoever has rows of this schema written otherwise."""
     mode, replace = how.get("mode", "append"), how.get("replace")
     if (mode == "replace") != bool(replace):
         raise PipelineError('mode="replace" and the partitions to replace belong together')
-    path = _absolute(path)
+    path, transaction = _absolute(path), how.get("transaction")
     table = _open(path)
-    pending = Pending(path, table, df, mode, (), [], replace, how.get("transaction"))
-    if pending.done():
-        return pending
     partitions = tuple(table.metadata().partition_columns if table else how.get("partition_by", ()))
-    _check(df, table, mode, partitions, replace)
-    files = _spread(df, path, partitions)
-    _check_within(files, replace)
-    return msgspec.structs.replace(pending, partitions=partitions, files=files)
+    writing = Writing(path, table, _schema(schema), mode, partitions, replace, transaction)
+    if not writing.done:
+        _check(writing)
+    return writing
 
 
 def commit_batch(
@@ -172,35 +155,28 @@ class Held(Struct, frozen=True):
     rows: int
 
 
-def files(path: str, partition: str, values: Collection[Any]) -> list[Held]:
-    """The files that hold these partitions."""
+def files(path: str, partition: str | None = None) -> list[Held]:
+    """All files of a table that is there, each with its value of this partition."""
     path = _absolute(path)
-    names = ("path", f"partition.{partition}", "num_records")
-    rows = zip(*(_listed(path).column(name).to_pylist() for name in names), strict=True)
-    return [
-        Held(f"{path.rstrip('/')}/{unquote(name)}", value, count)
-        for name, value, count in rows
-        if value in values
-    ]
+    listed = _listed(path)
+    names = listed.get("path", [])
+    values = listed.get(f"partition.{partition}", [None] * len(names))
+    found = zip(names, values, listed.get("num_records", []), strict=True)
+    return [Held(f"{path.rstrip('/')}/{unquote(name)}", *rest) for name, *rest in found]
 
 
 def largest(path: str, column: str) -> int | None:
     """The largest value of a column of whole numbers, by what the log knows of each file."""
-    files = _listed(path)
-    known = files.column(f"max.{column}").to_pylist() if files.num_rows else []
+    known = _listed(path).get(f"max.{column}", [])
     return max((value for value in known if value is not None), default=None)
 
 
-def count(path: str) -> int:
-    """How many rows there are, by what the log knows of each file."""
-    files = _listed(path)
-    return sum(files.column("num_records").to_pylist()) if files.num_rows else 0
-
-
-def _listed(path: str) -> "pa.Table":
+def _listed(path: str) -> dict[str, list[Any]]:
     import pyarrow as pa
 
-    return pa.table(_existing(_absolute(path)).get_add_actions(flatten=True))
+    listed = pa.table(_existing(_absolute(path)).get_add_actions(flatten=True))
+    found: dict[str, list[Any]] = listed.to_pydict()
+    return found
 
 
 def table_exists(path: str) -> bool:
@@ -224,35 +200,37 @@ def vacuum(path: str, *, older_than_hours: int = 7 * 24) -> list[str]:
     )
 
 
-class Pending(Struct, frozen=True):
-    """Files that wait for their commit."""
+class Writing(Struct, frozen=True):
+    """A table, as it is, and what is going to be written to it."""
 
     path: str
     table: Any
-    df: Any
+    schema: Any
     mode: Mode
     partitions: tuple[str, ...]
-    files: list[File]
     replace: Mapping[str, Collection[Any]] | None
     transaction: Transaction | None
 
-    def commit(self) -> Written:
-        """Let everybody see them; nothing, if the same transaction was there before."""
+    @property
+    def done(self) -> Written | None:
+        """Whether the same transaction was there before."""
+        return _committed(self.table, self.transaction)
+
+    def commit(self, files: Sequence[File]) -> Written:
+        """Let everybody see these files, unless it is done."""
         from deltalake.exceptions import CommitFailedError
 
-        if done := self.done():
+        if done := self.done:
             return done
+        _check_within(files, self.replace)
         try:
-            version = _create(self) if self.table is None else _add(self)
+            version = _create(self, files) if self.table is None else _add(self, files)
         except CommitFailedError as error:
             # Another attempt at the same batch may have been faster; that is the same success.
             if done := _committed(_open(self.path), self.transaction):
                 return done
             raise PipelineError(f"{self.path} was changed by somebody else: {error}") from None
-        return Written(version, len(self.files), sum(file.rows for file in self.files))
-
-    def done(self) -> Written | None:
-        return _committed(self.table, self.transaction)
+        return Written(version, len(files), sum(file.rows for file in files))
 
 
 def _open(path: str, version: int | None = None) -> "DeltaTable | None":
@@ -285,23 +263,19 @@ def _committed(table: "DeltaTable | None", transaction: Transaction | None) -> W
     return Written(table.version(), 0, 0, again=True) if done else None
 
 
-def _check(
-    df: "DataFrame | Made",
-    table: "DeltaTable | None",
-    mode: Mode,
-    partitions: Sequence[str],
-    replace: Mapping[str, Collection[Any]] | None,
-) -> None:
+def _check(writing: Writing) -> None:
     """What would break the table is refused before any file is written."""
-    missing = [name for name in partitions if name not in df.columns]
+    fields, table = writing.schema.fields, writing.table
+    names = {field.name for field in fields}
+    missing = [name for name in writing.partitions if name not in names]
     if missing:
         raise PipelineError(f"the table is partitioned by {missing}, which these rows lack")
-    stray = [name for name in replace or () if name not in partitions]
+    stray = [name for name in writing.replace or () if name not in writing.partitions]
     if stray:
         raise PipelineError(f"only partitions can be replaced, and {stray} is none of them")
-    if table is not None and mode != "overwrite":
+    if table is not None and writing.mode != "overwrite":
         have = {field.name: field.type for field in table.schema().fields}
-        for field in _schema(df).fields:
+        for field in fields:
             if have.get(field.name, field.type) != field.type:
                 raise PipelineError(
                     f"column {field.name} is {have[field.name]} in the table, not {field.type}"
@@ -317,64 +291,59 @@ def _check_within(files: Sequence[File], replace: Mapping[str, Collection[Any]] 
             )
 
 
-def _spread(df: "DataFrame | Made", path: str, partitions: tuple[str, ...]) -> list[File]:
+def _spread(df: "DataFrame", path: str, partitions: tuple[str, ...]) -> list[File]:
     """Let executors write the rows; only the list of files comes back."""
-    if isinstance(df, Made):
-        make, write = df.by, _writer(path, df.columns, partitions)
-        return _collect(df.of, lambda batches: write(make(batches)))
     if partitions:
         # Few files, of a good size each; and sorted, so that a task has one of them open.
         df = df.hint("rebalance", *partitions).sortWithinPartitions(*partitions)
-    return _collect(df, _writer(path, df.columns, partitions))
+    return _collect(df, path, partitions)
 
 
-def _writer(
-    path: str, columns: Sequence[str], partitions: tuple[str, ...]
-) -> "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
+def _collect(df: "DataFrame", path: str, partitions: tuple[str, ...]) -> list[File]:
+    columns = df.columns
+
     def write(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-        return write_files(batches, path, columns, partitions)
+        import pyarrow as pa
 
-    return write
+        for file in write_files(batches, path, columns, partitions):
+            yield pa.RecordBatch.from_pydict({"file": pa.array([file.encode()], pa.binary())})
 
-
-def _collect(
-    df: "DataFrame", write: "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]"
-) -> list[File]:
     rows = df.mapInArrow(write, "file binary").collect()
     return [File.decode(bytes(row.file)) for row in rows]
 
 
-def _create(commit: Pending) -> int:
+def _create(writing: Writing, files: Sequence[File]) -> int:
     from deltalake.transaction import create_table_with_add_actions
 
     create_table_with_add_actions(
-        commit.path,
-        _schema(commit.df),
-        _adds(commit.files),
+        writing.path,
+        writing.schema,
+        _adds(files),
         mode="error",
-        partition_by=list(commit.partitions),
-        commit_properties=_properties(commit.transaction),
+        partition_by=list(writing.partitions),
+        commit_properties=_properties(writing.transaction),
     )
     return 0
 
 
-def _add(commit: Pending) -> int:
-    table: DeltaTable = commit.table
-    schema = _schema(commit.df)
-    if commit.mode != "overwrite":
+def _add(writing: Writing, files: Sequence[File]) -> int:
+    table: DeltaTable = writing.table
+    schema = writing.schema
+    if writing.mode != "overwrite":
         known = {field.name for field in table.schema().fields}
         if fresh := [field for field in schema.fields if field.name not in known]:
             table.alter.add_columns(fresh)
         schema = table.schema()
     # To replace no partition at all must not be taken for to replace all of them.
-    nothing = commit.replace is not None and not all(commit.replace.values())
+    replace = writing.replace if writing.replace and all(writing.replace.values()) else None
+    append = writing.mode == "append" or (writing.mode == "replace" and replace is None)
     table.create_write_transaction(
-        list(_adds(commit.files)),
-        "append" if commit.mode == "append" or nothing else "overwrite",
+        list(_adds(files)),
+        "append" if append else "overwrite",
         schema,
-        partition_by=list(commit.partitions),
-        partition_filters=None if commit.replace is None or nothing else _filters(commit.replace),
-        commit_properties=_properties(commit.transaction),
+        partition_by=list(writing.partitions),
+        partition_filters=_filters(replace) if replace else None,
+        commit_properties=_properties(writing.transaction),
     )
     table.update_incremental()
     return table.version()
@@ -401,13 +370,12 @@ def _adds(files: Sequence[File], *, data_change: bool = True) -> "list[AddAction
     ]
 
 
-def _schema(df: "DataFrame | Made") -> "DeltaSchema":
+def _schema(schema: Mapping[str, Any]) -> "DeltaSchema":
+    """Of Spark's, in which every column may be null whatever Spark knows about it."""
     from deltalake import Schema
 
-    schema = json.loads(df.schema.json())
-    for field in schema["fields"]:
-        field["nullable"] = True
-    return Schema.from_json(json.dumps(schema))
+    fields = [field | {"nullable": True} for field in schema["fields"]]
+    return Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
 
 
 def _filters(partitions: Mapping[str, Collection[Any]]) -> list[tuple[str, str, list[str]]]:
@@ -454,7 +422,7 @@ def _merge(
     rows = _frame(spark, path, table, [f"{path.rstrip('/')}/{file['path']}" for file in group])
     size = sum(file["size_bytes"] for file in group)
     merged = rows.coalesce(max(1, math.ceil(size / target)))
-    files = _collect(merged, _writer(path, merged.columns, partitions))
+    files = _collect(merged, path, partitions)
     now = SystemClock().now()
     removes = [
         RemoveAction(file["path"], False, now, file["size_bytes"], files[0].partition)

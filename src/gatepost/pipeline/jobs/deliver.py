@@ -1,50 +1,34 @@
-"""Events into deliveries, on executors.
+"""Events into activity and deliveries, on executors.
 
 Executors read segments and hand each other facts in blocks, by when the ids they are about were
 drawn; whoever has all facts of a stretch of time folds them into deliveries and writes these.
-Spark moves a few large blocks and looks into none of them; what is done to each of the rows is
-done by Arrow and numpy, a column at a time.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
 
 from gatepost.pipeline import planning
+from gatepost.pipeline.jobs.spreading import exchanged, spread
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.parquet import place_of
+from gatepost.pipeline.parquet import File, place_of, write_files
 from gatepost.pipeline.planning import Slice, Stretch
 from gatepost.pipeline.reading import Archive
-from gatepost.pipeline.session import alike
-from gatepost.pipeline.sink import Held, Made
-from gatepost.pipeline.tables import lifecycle
-from gatepost.pipeline.tables.activity import COLUMNS as COUNTED
-from gatepost.pipeline.tables.activity import activity as counted
-from gatepost.pipeline.tables.facts import COLUMNS, TEXTS, Facts, facts
-from gatepost.pipeline.tables.schemas import ACTIVITY, DELIVERIES, HOUR_MS, Table
+from gatepost.pipeline.sink import Held
+from gatepost.pipeline.tables import activity, lifecycle
+from gatepost.pipeline.tables.facts import COLUMNS, IDS, TEXTS, Facts, facts, hours_of
+from gatepost.pipeline.tables.schemas import ACTIVITY, DELIVERIES, HOUR_MS
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-Batches = Iterator[pa.RecordBatch]
+    from pyspark.sql import SparkSession
 
 # About how many events are read, and how many facts are folded, by one executor in one go.
 _READ = 2_000_000
 _FOLDED = 750_000
 _AT_ONCE = 128 * 1024
-
-# A block is large; elsewhere there is no limit, because Spark measures after every row.
-_LARGE_ROWS = {"spark.sql.execution.arrow.maxBytesPerBatch": str(64 * 1024**2)}
-
-_BLOCK = pa.schema(
-    {"part": pa.int32(), "told": pa.binary(), "sent": pa.binary(), "words": pa.binary()}
-)
 
 
 class Source(Struct, frozen=True):
@@ -54,53 +38,69 @@ class Source(Struct, frozen=True):
     slices: list[Slice]
 
 
-def activity(spark: "SparkSession", source: Source, batch: int, objectives: Objectives) -> Made:
-    """How much was written when."""
+class Survey(Struct, frozen=True):
+    """What to find out about new events, in one look at few of their columns.
 
-    def count(events: pa.Table) -> Batches:
-        yield from counted(events, batch, objectives).to_batches()
+    How much was written when, in files in this folder; and which hours these events are about.
+    """
 
-    reading = _Reading.of(spark, source, COUNTED, count)
-    return Made(_numbered(spark, len(reading.shares)), _each(reading), _schema(ACTIVITY))
-
-
-def touched(spark: "SparkSession", source: Source) -> list[int]:
-    """The hours these events say something about: few, however many the events are."""
-
-    def hours(events: pa.Table) -> Batches:
-        hours = np.unique(facts(events).times() // HOUR_MS)
-        yield pa.RecordBatch.from_arrays([pa.array(hours)], ["hour"])
-
-    reading = _Reading.of(spark, source, COLUMNS, hours)
-    shares = _numbered(spark, len(reading.shares))
-    rows = shares.mapInArrow(_each(reading), "hour bigint").collect()
-    return sorted({row.hour for row in rows})
+    batch: int
+    objectives: Objectives
+    activity: str | None
+    hours: bool
 
 
-def deliveries(spark: "SparkSession", source: Source, stored: list[Held]) -> Made:
+class Surveyed(Struct, frozen=True):
+    activity: list[File]
+    hours: set[int]
+
+
+def survey(spark: "SparkSession", source: Source, wanted: Survey) -> Surveyed:
+    columns = (*(activity.COLUMNS if wanted.activity else ()), *(IDS if wanted.hours else ()))
+
+    def look(share: list[Slice]) -> Iterator[tuple[list[bytes], list[int]]]:
+        counted: list[pa.Table] = []
+        hours: set[int] = set()
+        for events in _events(source.archive, share, columns):
+            if wanted.activity:
+                counted.append(activity.activity(events, wanted.batch, wanted.objectives))
+            if wanted.hours:
+                hours.update(hours_of(events).tolist())
+        yield [file.encode() for file in _written(counted, wanted.activity)], sorted(hours)
+
+    found = spread(spark, _shares(spark, source), look)
+    files = [File.decode(file) for files, _ in found for file in files]
+    return Surveyed(files, {hour for _, hours in found for hour in hours})
+
+
+def _written(counted: Sequence[pa.Table], folder: str | None) -> Iterable[File]:
+    batches = [batch for table in counted for batch in table.to_batches()]
+    return write_files(batches, folder, ACTIVITY.names, ()) if folder else ()
+
+
+def deliveries(
+    spark: "SparkSession", source: Source, stored: Sequence[Held], folder: str
+) -> list[File]:
     """What became of new events and of stored deliveries; those of an hour are in few files."""
     cores = spark.sparkContext.defaultParallelism
     stretches = [*map(_stretch, source.slices), *map(_hour, stored)]
     rows = sum(stretch.rows for stretch in stretches)
     cuts = planning.cuts(stretches, -(-max(1, rows // _FOLDED) // cores) * cores)
 
-    def told(events: pa.Table) -> Batches:
-        return _blocks(facts(events), cuts)
+    def told(share: list[Slice] | Held) -> Iterator[tuple[int, dict[str, bytes]]]:
+        for each in _facts(source.archive, share):
+            for part, mine in each.split(cuts):
+                yield part, mine.encode()
 
-    reading = _Reading.of(spark, source, COLUMNS, told)
-    fresh = len(reading.shares)
+    def folded(blocks: Iterable[dict[str, bytes]]) -> Iterator[bytes]:
+        """Blocks of one stretch of time into its deliveries."""
+        parts = [Facts.decode(**block) for block in blocks]
+        rows = lifecycle.deliveries(Facts.joined(parts)).to_batches(_AT_ONCE) if parts else []
+        for file in write_files(rows, folder, DELIVERIES.names, ("hour",)):
+            yield file.encode()
 
-    def read(number: int) -> Batches:
-        if number < fresh:
-            yield from reading(number)
-        else:
-            for table in _stored(stored[number - fresh].uri):
-                yield from _blocks(lifecycle.facts_of(table), cuts)
-
-    shares = _numbered(alike(spark, _LARGE_ROWS), fresh + len(stored))
-    blocks = shares.mapInArrow(_each(read), from_arrow_schema(_BLOCK))
-    parts = blocks.repartitionById(len(cuts) + 1, "part")
-    return Made(parts, _folded, _schema(DELIVERIES))
+    shares: list[list[Slice] | Held] = [*_shares(spark, source), *stored]
+    return [File.decode(file) for file in exchanged(spark, shares, told, len(cuts) + 1, folded)]
 
 
 def _stretch(piece: Slice) -> Stretch:
@@ -111,64 +111,15 @@ def _hour(file: Held) -> Stretch:
     return Stretch(file.value * HOUR_MS, (file.value + 1) * HOUR_MS - 1, file.rows)
 
 
-class _Reading(Struct, frozen=True):
-    """Events cut into shares, and what is to be made of a share on an executor."""
-
-    archive: str
-    shares: list[list[Slice]]
-    columns: Sequence[str]
-    make: Callable[[pa.Table], Batches]
-
-    @classmethod
-    def of(
-        cls,
-        spark: "SparkSession",
-        source: Source,
-        columns: Sequence[str],
-        make: Callable[[pa.Table], Batches],
-    ) -> Self:
-        cores = spark.sparkContext.defaultParallelism
-        return cls(source.archive, planning.pack(source.slices, cores, _READ), columns, make)
-
-    def __call__(self, number: int) -> Batches:
-        archive = Archive(self.archive)
-        tables = (
-            table
-            for piece in self.shares[number]
-            for table in archive.tables(piece, self.columns, TEXTS)
-        )
-        for table in _gathered(tables):
-            yield from self.make(table)
+def _shares(spark: "SparkSession", source: Source) -> list[list[Slice]]:
+    return planning.pack(source.slices, spark.sparkContext.defaultParallelism, _READ)
 
 
-def _gathered(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Many small ones as few that are worth the effort."""
-    waiting: list[pa.Table] = []
-    for table in tables:
-        waiting.append(table)
-        if sum(map(len, waiting)) >= _AT_ONCE:
-            yield pa.concat_tables(waiting)
-            waiting = []
-    if waiting:
-        yield pa.concat_tables(waiting)
-
-
-def _numbered(spark: "SparkSession", shares: int) -> "DataFrame":
-    """One task for each share."""
-    return spark.range(0, shares, 1, max(1, shares))
-
-
-def _each(read: Callable[[int], Batches]) -> Callable[[Batches], Batches]:
-    def task(batches: Batches) -> Batches:
-        for batch in batches:
-            for number in batch["id"].to_pylist():
-                yield from read(number)
-
-    return task
-
-
-def _schema(table: Table) -> StructType:
-    return cast("StructType", StructType.fromDDL(table.ddl))
+def _facts(archive: str, share: list[Slice] | Held) -> Iterator[Facts]:
+    if isinstance(share, Held):
+        yield from map(lifecycle.facts_of, _stored(share.uri))
+    else:
+        yield from map(facts, _events(archive, share, COLUMNS))
 
 
 def _stored(file: str) -> Iterator[pa.Table]:
@@ -178,19 +129,15 @@ def _stored(file: str) -> Iterator[pa.Table]:
             yield pa.Table.from_batches([batch])
 
 
-def _blocks(told: Facts, cuts: list[int]) -> Batches:
-    for part, mine in told.split(cuts):
-        yield pa.RecordBatch.from_pylist([{"part": part, **mine.encode()}], schema=_BLOCK)
-
-
-def _folded(batches: Batches) -> Batches:
-    """Blocks of one stretch of time into its deliveries."""
-    parts = [part for batch in batches for part in _decoded(batch)]
-    if parts:
-        yield from lifecycle.deliveries(Facts.joined(parts)).to_batches(max_chunksize=_AT_ONCE)
-
-
-def _decoded(batch: pa.RecordBatch) -> Iterator[Facts]:
-    columns: list[Any] = [batch[name] for name in ("told", "sent", "words")]
-    for row in range(batch.num_rows):
-        yield Facts.decode(*(column[row].as_buffer() for column in columns))
+def _events(root: str, share: list[Slice], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """The events of a share: many small tables as few that are worth the effort."""
+    archive = Archive(root)
+    waiting: list[pa.Table] = []
+    for piece in share:
+        for table in archive.tables(piece, columns, TEXTS):
+            waiting.append(table)
+            if sum(map(len, waiting)) >= _AT_ONCE:
+                yield pa.concat_tables(waiting)
+                waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting)

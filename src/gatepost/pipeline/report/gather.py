@@ -37,7 +37,6 @@ from gatepost.pipeline.report.facts import (
 from gatepost.pipeline.sink import table_exists
 from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.tables.schemas import HOUR_MS
-from gatepost.pipeline.tables.slo import process_ms
 
 ALL = "all"
 
@@ -202,7 +201,7 @@ class _Gatherer:
                 F.when(F.col("node").isin(nodes), F.col("node")).alias("node"),
                 self._step_of(F.col("sent_at")).alias("at"),
                 accept.alias("accept"),
-                process_ms().alias("process"),
+                _process_ms().alias("process"),
             )
         )
         keys = [F.col(name) for name in ("kind", "node", "at")]
@@ -371,6 +370,12 @@ def _edges(traffic: DataFrame, source: Column, target: Column, most: int) -> lis
         Edge(r.source, r.target, r.sent, r.bytes or 0, r.failed, r.dead, r.open, r.process_ms)
         for r in rows.collect()
     ]
+
+
+def _process_ms() -> Column:
+    """How long it took until it was done; null if it was not."""
+    dropped = F.coalesce(F.col("outcome").isin("dead_letter", "expired"), F.lit(False))
+    return F.when(~dropped, F.least("processed_at", "replied_at") - F.col("sent_at"))
 
 
 def _at(agent: str, node: str) -> Column:

@@ -17,6 +17,8 @@ import pyarrow.compute as pc
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from gatepost.pipeline.tables.schemas import HOUR_MS
+
 Column = NDArray[Any]
 """Numbers, places or truth values, one for each row."""
 
@@ -30,6 +32,8 @@ COLUMNS: Final = (
     *("payload_size", "blob_size", "eta_at", "eta_seconds", "progress", *TEXTS),
 )
 """What is read of an event; the rest stays on disk."""
+IDS: Final = ("event_id", "ref_id")
+"""What says which hours an event may be about."""
 
 NONE: Final = -1
 """No word."""
@@ -184,7 +188,7 @@ class Facts(Struct, frozen=True):
         return {name: _ipc(batch) for name, batch in batches.items()}
 
     @classmethod
-    def decode(cls, told: pa.Buffer, sent: pa.Buffer, words: pa.Buffer) -> Self:
+    def decode(cls, told: bytes, sent: bytes, words: bytes) -> Self:
         return cls(_read(told), _read(sent), _read(words)["word"])
 
 
@@ -199,8 +203,8 @@ def _ipc(batch: pa.RecordBatch) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _read(buffer: pa.Buffer) -> pa.RecordBatch:
-    with pa.ipc.open_stream(buffer) as stream:
+def _read(block: bytes) -> pa.RecordBatch:
+    with pa.ipc.open_stream(pa.py_buffer(block)) as stream:
         return stream.read_next_batch()
 
 
@@ -242,8 +246,27 @@ def numbers(column: pa.ChunkedArray | pa.Array) -> Column:
     return _plain(column.cast(pa.int64()).fill_null(ABSENT))
 
 
+def ranks(column: pa.ChunkedArray | pa.Array) -> Column:
+    """Numbers that compare as the values do, nulls first."""
+    return np.asarray(pc.rank(column, [("", "ascending", "at_start")], tiebreaker="dense"))
+
+
+def changes(column: Column) -> Column:
+    """Where a value differs from the one before it."""
+    changes = np.ones(len(column), bool)
+    np.not_equal(column[1:], column[:-1], out=changes[1:])
+    return changes
+
+
 def _plain(column: pa.ChunkedArray | pa.Array) -> Column:
     return np.asarray(column)
+
+
+def hours_of(events: pa.Table) -> Column:
+    """The hours of all ids there are: deliveries that change are in no other."""
+    ids = [events[name].filter(pa.array(is_id(events[name]))) for name in IDS]
+    drawn = [drawn_at(halves(column.combine_chunks())[0]) for column in ids]
+    return np.unique(np.concatenate(drawn) // HOUR_MS)
 
 
 class _Events:

@@ -1,248 +1,279 @@
 """Cases into incidents: few rows in, a handful out.
 
-An incident covers an *island*: windows that follow each other without a hole. Its id is made of
-its class, its subject and its start, so finding it again changes nothing.
+An incident covers an *island*: rows that follow each other without a hole of a whole window. Its
+id is made of its class, its subject and its start, so finding it again changes nothing.
 """
 
-from functools import reduce
+import hashlib
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, Final, NamedTuple
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
+import numpy as np
+import pyarrow as pa
 
 from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.tables.arrow import table_of
+from gatepost.pipeline.tables.facts import ABSENT, NONE, Column
+from gatepost.pipeline.tables.groups import Columns, Groups, earlier
 from gatepost.pipeline.tables.schemas import INCIDENTS
 from gatepost.pipeline.tables.slo import window_of
-from gatepost.pipeline.tables.tasks import SAMPLES, identity, samples
+
+SAMPLES: Final = 5
+
+Row = dict[str, Any]
 
 
-def slow(cases: DataFrame, as_of: int, objectives: Objectives) -> DataFrame:
+def identity(*parts: object) -> str:
+    """An id that is the same for the same thing, whoever finds it and how often."""
+    said = "\x1f".join("" if part is None else str(part) for part in parts)
+    return hashlib.sha256(said.encode()).hexdigest()[:32]
+
+
+def slow(cases: Columns, as_of: int, objectives: Objectives) -> Column:
     """Accepted, and not processed or replied to within the SLA."""
-    took = F.coalesce("ended_at", F.lit(as_of)) - F.col("accepted_at")
-    return cases.where(took > objectives.sla * 1000)
+    accepted_at, ended_at = cases.number("accepted_at"), cases.number("ended_at")
+    took = np.where(ended_at == ABSENT, as_of, ended_at) - accepted_at
+    slow: Column = (accepted_at != ABSENT) & (took > objectives.sla * 1000)
+    return slow
 
 
-def incidents(
-    cases: DataFrame, activity: DataFrame, as_of: int, objectives: Objectives
-) -> DataFrame:
+def incidents(cases: Columns, activity: Columns, as_of: int, objectives: Objectives) -> pa.Table:
     """All incidents, as of the latest event known."""
-    silent = _silent(cases, activity, as_of, objectives)
-    found = [
-        _sla_breaches(slow(cases, as_of, objectives), objectives),
-        _routing_misses(cases.where("reason = 'no_route'"), objectives),
-        _bursts(cases.where("dead_at is not null and reason <> 'no_route'"), objectives),
-        _backlogs(cases, silent, as_of, objectives),
-        silent,
-    ]
-    return reduce(DataFrame.unionByName, found).select(*INCIDENTS.names)
+    return table_of(INCIDENTS, _Found(cases, activity, as_of, objectives).rows())
 
 
-def _sla_breaches(slow: DataFrame, objectives: Objectives) -> DataFrame:
-    keys = ("to_node", "to_agent", "capability_id")
-    rows = (
-        _islands(slow, "accepted_at", keys, objectives)
-        .groupBy(*keys, "island")
-        .agg(
-            F.min("accepted_at").alias("started_at"),
-            F.when(F.count("ended_at") == F.count("*"), F.max("ended_at")).alias("ended_at"),
-            F.count("*").alias("count"),
-            samples().alias("samples"),
+class _Silence(NamedTuple):
+    """A node wrote nothing after `since`, and until `until` if it is back; else ABSENT."""
+
+    node: str
+    since: int
+    until: int
+
+
+class _Found:
+    def __init__(
+        self, cases: Columns, activity: Columns, as_of: int, objectives: Objectives
+    ) -> None:
+        self._cases = cases
+        self._activity = activity
+        self._as_of = as_of
+        self._objectives = objectives
+        self._sent_at = cases.number("sent_at")
+        self._left_at = earlier(cases.number("accepted_at"), cases.number("dead_at"))
+
+    def rows(self) -> Iterator[Row]:
+        yield from self._sla_breaches()
+        dead = self._cases.number("dead_at") != ABSENT
+        nowhere = self._cases.is_any("reason", "no_route")
+        yield from self._routing_misses(np.flatnonzero(dead & nowhere))
+        yield from self._bursts(np.flatnonzero(dead & ~nowhere))
+        yield from self._backlogs()
+        yield from self._silent()
+
+    # -- slow, or given up
+
+    def _sla_breaches(self) -> Iterator[Row]:
+        late = np.flatnonzero(slow(self._cases, self._as_of, self._objectives))
+        accepted_at, ended_at = self._cases.number("accepted_at"), self._cases.number("ended_at")
+        for rows in self._islands(late, accepted_at, "to_node"):
+            node, agent, capability = self._subject(rows, "to_node")
+            yield self._incident(
+                "sla_breach",
+                (node, agent, capability),
+                (int(accepted_at[rows].min()), _end(ended_at[rows])),
+                rows,
+                f"{agent} of {node} accepted {len(rows)} deliveries and did not finish them"
+                f" within {self._objectives.sla} s",
+            )
+
+    def _routing_misses(self, dead: Column) -> Iterator[Row]:
+        for rows in self._islands(dead, self._cases.number("dead_at"), "node"):
+            node, agent, _ = subject = self._subject(rows, "node")
+            sentence = f"{len(rows)} deliveries from {node} to {agent} had nowhere to go"
+            yield self._incident("routing_miss", subject, self._life(rows), rows, sentence)
+
+    def _bursts(self, dead: Column) -> Iterator[Row]:
+        dead_at = self._cases.number("dead_at")
+        for rows in self._islands(dead, dead_at, "node"):
+            if _densest(dead_at[rows], self._objectives.window_ms) >= self._objectives.burst:
+                node, agent, _ = subject = self._subject(rows, "node")
+                sentence = f"{node} gave up on {len(rows)} deliveries to {agent}"
+                yield self._incident("dead_letter_burst", subject, self._life(rows), rows, sentence)
+
+    def _islands(self, rows: Column, at: Column, node: str) -> Iterator[Column]:
+        """Rows of one node, agent and capability, with no whole window without any."""
+        keys = [self._cases.text(name)[rows] for name in (node, "to_agent", "capability_id")]
+        for each in Groups.runs(at[rows], self._objectives.window_ms, *keys).each():
+            yield rows[each]
+
+    def _subject(self, rows: Column, node: str) -> tuple[str | None, str | None, str | None]:
+        first = self._cases.table.slice(int(rows[0]), 1)
+        node, agent, capability = (
+            first[name][0].as_py() for name in (node, "to_agent", "capability_id")
         )
-    )
-    sentence = F.format_string(
-        f"%s of %s accepted %d deliveries and did not finish them within {objectives.sla} s",
-        "to_agent",
-        "to_node",
-        "count",
-    )
-    return _incident(rows, "sla_breach", F.col("to_node"), sentence)
+        return node, agent, capability
 
+    def _life(self, rows: Column) -> tuple[int, int]:
+        return int(self._sent_at[rows].min()), int(self._cases.number("dead_at")[rows].max())
 
-def _routing_misses(dead: DataFrame, objectives: Objectives) -> DataFrame:
-    rows = _dead_islands(dead, objectives)
-    sentence = F.format_string(
-        "%d deliveries from %s to %s had nowhere to go", "count", "node", "to_agent"
-    )
-    return _incident(rows, "routing_miss", F.col("node"), sentence)
+    # -- waiting
 
+    def _backlogs(self) -> Iterator[Row]:
+        """More and more waits for an agent; where its whole node is silent, for that node."""
+        by_node: dict[_Silence, list[Column]] = {}
+        for node, agent, begin, end in self._growing():
+            rows = self._waiting(node, agent, end)
+            silences = [
+                silence
+                for silence in self._silences
+                if silence.node == node and begin < self._end_of(silence) and end > silence.since
+            ]
+            for silence in silences:
+                by_node.setdefault(silence, []).append(rows)
+            if len(rows) and not silences:
+                yield self._backlog(node, agent, rows)
+        for silence, several in by_node.items():
+            if len(rows := np.unique(np.concatenate(several))):
+                yield self._backlog(silence.node, None, rows)
 
-def _bursts(dead: DataFrame, objectives: Objectives) -> DataFrame:
-    rows = _dead_islands(dead, objectives).where(F.col("densest") >= objectives.burst)
-    sentence = F.format_string("%s gave up on %d deliveries to %s", "node", "count", "to_agent")
-    return _incident(rows, "dead_letter_burst", F.col("node"), sentence)
-
-
-def _dead_islands(dead: DataFrame, objectives: Objectives) -> DataFrame:
-    keys = ("node", "to_agent", "capability_id")
-    # How many there were in the window that ends here, wherever it starts.
-    recent = Window.partitionBy(*keys).orderBy("dead_at").rangeBetween(-objectives.window_ms, 0)
-    counted = dead.withColumn("recent", F.count("*").over(recent))
-    return (
-        _islands(counted, "dead_at", keys, objectives)
-        .groupBy(*keys, "island")
-        .agg(
-            F.min("sent_at").alias("started_at"),
-            F.max("dead_at").alias("ended_at"),
-            F.count("*").alias("count"),
-            F.max("recent").alias("densest"),
-            samples().alias("samples"),
+    def _backlog(self, node: str, agent: str | None, rows: Column) -> Row:
+        lasted = int(self._sent_at[rows].min()), _end(self._left_at[rows])
+        sentence = (
+            f"mail for {agent or node} piled up for more than {self._objectives.backlog} s:"
+            f" {len(rows)} deliveries waited"
         )
-    )
+        return self._incident("backlog", (node, agent, None), lasted, rows, sentence)
 
+    def _growing(self) -> Iterator[tuple[str, str, int, int]]:
+        """For whom more waited at the end of every window than at its start, since and until."""
+        objectives, step = self._objectives, self._objectives.window_ms
+        node, agent, window, net = self._flows()
+        runs = Groups.runs(window, step, node, agent)
+        least = objectives.backlog // objectives.window + 1
+        enough = (runs.sizes >= least) & (runs.sum(net) >= objectives.backlog_least)
+        nodes, agents = (self._cases.texts(runs.first(each)).to_pylist() for each in (node, agent))
+        begins, ends = runs.least(window).tolist(), (runs.most(window) + step).tolist()
+        for run in np.flatnonzero(enough).tolist():
+            yield nodes[run], agents[run], begins[run], ends[run]
 
-def _islands(rows: DataFrame, at: str, keys: tuple[str, ...], objectives: Objectives) -> DataFrame:
-    """Rows numbered by island: a new one begins after a whole window without any."""
-    in_order = Window.partitionBy(*keys).orderBy(at)
-    before = F.lag(at).over(in_order)
-    begins = before.isNull() | (F.col(at) - before > objectives.window_ms)
-    marked = rows.withColumn("begins", begins.cast("int"))
-    return marked.withColumn("island", F.sum("begins").over(in_order))
-
-
-def _flows(cases: DataFrame, objectives: Objectives) -> DataFrame:
-    """By window: how many more deliveries wait for acceptance at its end than at its start."""
-    came = window_of(F.col("sent_at"), objectives)
-    went = window_of(F.least("accepted_at", "dead_at"), objectives)
-    waited = cases.where("to_node is not null").withColumns({"came": came, "went": went})
-    waited = waited.where("went is null or went > came")
-    moves = F.array(
-        F.struct(F.col("came").alias("w"), F.lit(1).alias("by")),
-        F.struct(F.col("went").alias("w"), F.lit(-1).alias("by")),
-    )
-    return (
-        waited.select("to_node", "to_agent", F.explode(moves).alias("move"))
-        .where("move.w is not null")
-        .groupBy("to_node", "to_agent", F.col("move.w").alias("w"))
-        .agg(F.sum("move.by").alias("net"))
-    )
-
-
-def _backlogs(cases: DataFrame, silent: DataFrame, as_of: int, objectives: Objectives) -> DataFrame:
-    """More and more waits for an agent; where its whole node is silent, for that node."""
-    step = objectives.window_ms
-    growing = _flows(cases, objectives).where("net > 0")
-    in_order = Window.partitionBy("to_node", "to_agent").orderBy("w")
-    run = F.col("w") - F.row_number().over(in_order) * step
-    least = objectives.backlog // objectives.window + 1
-    runs = (
-        growing.withColumn("run", run)
-        .groupBy("to_node", "to_agent", "run")
-        .agg(
-            F.min("w").alias("from"),
-            (F.max("w") + step).alias("until"),
-            F.count("*").alias("windows"),
-            F.sum("net").alias("waiting"),
+    def _flows(self) -> tuple[Column, Column, Column, Column]:
+        """By node, agent and window: how many more wait at its end than at its start."""
+        came = window_of(self._sent_at, self._objectives)
+        left = self._left_at != ABSENT
+        went = np.where(left, window_of(self._left_at, self._objectives), ABSENT)
+        node, agent = self._cases.text("to_node"), self._cases.text("to_agent")
+        waited = (node != NONE) & (agent != NONE) & (~left | (went > came))
+        rows = np.concatenate([np.flatnonzero(waited), np.flatnonzero(waited & left)])
+        window = np.concatenate([came[waited], went[waited & left]])
+        by = np.where(np.arange(len(rows)) < np.count_nonzero(waited), 1, -1)
+        groups = Groups.alike(node[rows], agent[rows], window)
+        grows = (net := groups.sum(by)) > 0
+        return (
+            groups.first(node[rows])[grows],
+            groups.first(agent[rows])[grows],
+            groups.first(window)[grows],
+            net[grows],
         )
-        .where((F.col("windows") >= least) & (F.col("waiting") >= objectives.backlog_least))
-    )
-    rows = _with_cases(runs, cases, as_of)
-    quiet = silent.select(
-        F.col("node").alias("silent"),
-        F.col("started_at").alias("since"),
-        F.coalesce("ended_at", F.lit(as_of)).alias("till"),
-    )
-    apart = rows.join(
-        F.broadcast(quiet),
-        (F.col("to_node") == F.col("silent"))
-        & (F.col("from") < F.col("till"))
-        & (F.col("until") > F.col("since")),
-        "left",
-    )
-    by_agent = apart.where("silent is null").groupBy("to_node", "to_agent", "run").agg(*_waiting())
-    by_node = apart.where("silent is not null").groupBy("to_node", "since").agg(*_waiting())
-    both = by_agent.drop("run").unionByName(by_node.drop("since").withColumn("to_agent", _none()))
-    sentence = F.format_string(
-        f"mail for %s piled up for more than {objectives.backlog} s: %d deliveries waited",
-        F.coalesce("to_agent", "to_node"),
-        "count",
-    )
-    return _incident(
-        both.withColumn("capability_id", _none()), "backlog", F.col("to_node"), sentence
-    )
+
+    def _waiting(self, node: str, agent: str, at: int) -> Column:
+        """What had been sent to it by then and had not been taken."""
+        mine = self._sent_to(node)
+        left_at = np.where(self._left_at[mine] == ABSENT, self._as_of + 1, self._left_at[mine])
+        same = self._cases.is_any("to_agent", agent)[mine]
+        found: Column = mine[same & (self._sent_at[mine] < at) & (left_at >= at)]
+        return found
+
+    def _sent_to(self, node: str) -> Column:
+        return self._by_node.get(node, np.zeros(0, np.int64))
+
+    @cached_property
+    def _by_node(self) -> dict[str | None, Column]:
+        """Which cases there are for each node."""
+        to_node = self._cases.text("to_node")
+        groups = Groups.alike(to_node)
+        names = self._cases.texts(groups.first(to_node)).to_pylist()
+        return dict(zip(names, groups.each(), strict=True))
+
+    # -- silence
+
+    @cached_property
+    def _silences(self) -> dict[_Silence, Column]:
+        """Nodes that wrote nothing for long while mail was waiting for them, and which mail."""
+        found = ((silence, self._missed(silence)) for silence in self._gaps())
+        return {silence: rows for silence, rows in found if len(rows)}
+
+    def _gaps(self) -> Iterator[_Silence]:
+        node = self._activity.text("node")
+        windows = Groups.alike(node, self._activity.number("window_start"))
+        of = windows.first(node)
+        since = windows.most(self._activity.number("last_at"))
+        first_at = windows.least(self._activity.number("first_at"))
+        again = of[1:] == of[:-1]
+        back = np.append(np.where(again, first_at[1:], ABSENT), [ABSENT] * min(1, len(of)))
+        quiet = np.where(back == ABSENT, self._as_of, back) - since
+        long = np.flatnonzero(quiet > self._objectives.silence * 1000)
+        names = self._activity.texts(of[long]).to_pylist()
+        return map(_Silence, names, since[long].tolist(), back[long].tolist())
+
+    def _missed(self, silence: _Silence) -> Column:
+        mine = self._sent_to(silence.node)
+        sent_at, left_at = self._sent_at[mine], self._left_at[mine]
+        waited = left_at == ABSENT
+        if silence.until != ABSENT:
+            waited |= left_at >= silence.until
+        found: Column = mine[(sent_at > silence.since) & (sent_at < self._end_of(silence)) & waited]
+        return found
+
+    def _end_of(self, silence: _Silence) -> int:
+        return self._as_of if silence.until == ABSENT else silence.until
+
+    def _silent(self) -> Iterator[Row]:
+        for silence, rows in self._silences.items():
+            sentence = (
+                f"{silence.node} wrote nothing for more than {self._objectives.silence} s"
+                f" while {len(rows)} deliveries waited for it"
+            )
+            until = None if silence.until == ABSENT else silence.until
+            lasted = silence.since, until
+            yield self._incident("silent_node", (silence.node, None, None), lasted, rows, sentence)
+
+    def _incident(
+        self,
+        name: str,
+        subject: tuple[str | None, str | None, str | None],
+        lasted: tuple[int, int | None],
+        rows: Column,
+        sentence: str,
+    ) -> Row:
+        node, agent, capability = subject
+        return {
+            "incident_id": identity(name, *subject, lasted[0]),
+            "class": name,
+            "node": node,
+            "agent": agent,
+            "capability_id": capability,
+            "started_at": lasted[0],
+            "ended_at": lasted[1],
+            "count": len(rows),
+            "samples": self._samples(rows),
+            "sentence": sentence,
+        }
+
+    def _samples(self, rows: Column) -> list[str]:
+        """The first few conversations, the same ones every time."""
+        rank = self._cases.rank("corr_id", rows)
+        first = np.lexsort((rank, self._sent_at[rows]))[:SAMPLES]
+        names: list[str] = self._cases.table["corr_id"].take(pa.array(rows[first])).to_pylist()
+        return names
 
 
-def _with_cases(runs: DataFrame, cases: DataFrame, as_of: int) -> DataFrame:
-    """Each delivery that was waiting when the run ended."""
-    left = F.least("accepted_at", "dead_at")
-    waited = cases.select(
-        F.col("to_node").alias("n"),
-        F.col("to_agent").alias("a"),
-        "corr_id",
-        "sent_at",
-        left.alias("left_at"),
-    )
-    inside = (
-        (F.col("n") == F.col("to_node"))
-        & (F.col("a") == F.col("to_agent"))
-        & (F.col("sent_at") < F.col("until"))
-        & (F.coalesce("left_at", F.lit(as_of + 1)) >= F.col("until"))
-    )
-    return waited.join(F.broadcast(runs), inside)
+def _end(times: Column) -> int | None:
+    """The last of them, or None while one is missing."""
+    return None if np.any(times == ABSENT) else int(times.max())
 
 
-def _waiting() -> list[Column]:
-    return [
-        F.min("sent_at").alias("started_at"),
-        F.when(F.count("left_at") == F.count("*"), F.max("left_at")).alias("ended_at"),
-        F.count("*").alias("count"),
-        samples().alias("samples"),
-    ]
-
-
-def _silent(cases: DataFrame, activity: DataFrame, as_of: int, objectives: Objectives) -> DataFrame:
-    """Nodes that wrote nothing for long while mail was waiting for them."""
-    in_order = Window.partitionBy("node").orderBy("window_start")
-    windows = activity.groupBy("node", "window_start").agg(
-        F.min("first_at").alias("first_at"), F.max("last_at").alias("last_at")
-    )
-    gaps = windows.select(
-        "node", F.col("last_at").alias("since"), F.lead("first_at").over(in_order).alias("back_at")
-    ).where(F.coalesce("back_at", F.lit(as_of)) - F.col("since") > objectives.silence * 1000)
-    waits = cases.select(
-        "to_node", "corr_id", "sent_at", F.least("accepted_at", "dead_at").alias("left_at")
-    )
-    waited = (
-        (F.col("to_node") == F.col("node"))
-        & (F.col("sent_at") > F.col("since"))
-        & (F.col("sent_at") < F.coalesce("back_at", F.lit(as_of)))
-        & (F.col("left_at").isNull() | (F.col("left_at") >= F.col("back_at")))
-    )
-    rows = (
-        waits.join(F.broadcast(gaps), waited)
-        .groupBy("node", "since", "back_at")
-        .agg(F.count("*").alias("count"), samples().alias("samples"))
-    )
-    rows = rows.select(
-        "node",
-        F.col("since").alias("started_at"),
-        F.col("back_at").alias("ended_at"),
-        "count",
-        "samples",
-        _none().alias("to_agent"),
-        _none().alias("capability_id"),
-    )
-    sentence = F.format_string(
-        f"%s wrote nothing for more than {objectives.silence} s while %d deliveries waited for it",
-        "node",
-        "count",
-    )
-    return _incident(rows, "silent_node", F.col("node"), sentence)
-
-
-def _incident(rows: DataFrame, name: str, node: Column, sentence: Column) -> DataFrame:
-    subject = (node, F.col("to_agent"), F.col("capability_id"), F.col("started_at"))
-    return rows.select(
-        identity(F.lit(name), *subject).alias("incident_id"),
-        F.lit(name).alias("class"),
-        node.alias("node"),
-        F.col("to_agent").alias("agent"),
-        "capability_id",
-        "started_at",
-        "ended_at",
-        "count",
-        F.slice("samples", 1, SAMPLES).alias("samples"),
-        sentence.alias("sentence"),
-    )
-
-
-def _none() -> Column:
-    return F.lit(None).cast("string")
+def _densest(at: Column, width: int) -> int:
+    """The most there were in any stretch of this length."""
+    at = np.sort(at)
+    return int(np.max(np.searchsorted(at, at, "right") - np.searchsorted(at, at - width)))

@@ -33,9 +33,11 @@ from gatepost.pipeline.tables.facts import (
     What,
     Words,
     batch,
+    changes,
     drawn_at,
     halves,
     numbers,
+    ranks,
 )
 from gatepost.pipeline.tables.schemas import DELIVERIES, HOUR_MS
 
@@ -64,16 +66,9 @@ class _Rows(NamedTuple):
         order = np.lexsort((among + plain["what"], plain["low"], plain["high"]))
         columns = {name: column[order] for name, column in plain.items()}
         message = (np.cumsum(plain["what"] == What.SENT) - 1)[order]
-        fresh = _changes(columns["high"]) | _changes(columns["low"]) | _changes(columns["node"])
-        leg = np.cumsum(fresh | _changes(columns["peer"])) - 1
+        fresh = changes(columns["high"]) | changes(columns["low"]) | changes(columns["node"])
+        leg = np.cumsum(fresh | changes(columns["peer"])) - 1
         return cls(columns, message, leg, np.cumsum(fresh) - 1)
-
-
-def _changes(column: Column) -> Column:
-    """Where a value differs from the one before it."""
-    changes = np.ones(len(column), bool)
-    np.not_equal(column[1:], column[:-1], out=changes[1:])
-    return changes
 
 
 Key = Column | Callable[[Column], Column]
@@ -84,7 +79,7 @@ def _least(group: Column, *keys: Key) -> Column:
 
     A key may be a function of the rows that have to be compared, which are few.
     """
-    starts = np.flatnonzero(_changes(group))
+    starts = np.flatnonzero(changes(group))
     sizes = np.diff(starts, append=len(group))
     if len(starts) == len(group):
         return starts
@@ -115,7 +110,7 @@ class _Legs:
 
     def __init__(self, rows: _Rows) -> None:
         self._leg, columns = rows.leg, rows.columns
-        start = np.flatnonzero(_changes(rows.leg))
+        start = np.flatnonzero(changes(rows.leg))
         self.size = len(start)
         self.delivery = rows.delivery[start]
         self.peer = columns["peer"][start]
@@ -165,7 +160,7 @@ class _Deliveries:
         self._texts, self._sent = told.words, told.sent
         rows = _Rows.of(told)
         self._legs = legs = _Legs(rows)
-        start = np.flatnonzero(_changes(rows.delivery))
+        start = np.flatnonzero(changes(rows.delivery))
         self.size = len(start)
         self._id = rows.columns["high"][start], rows.columns["low"][start]
         self._node = rows.columns["node"][start]
@@ -245,7 +240,7 @@ class _Deliveries:
         delivery, message = rows.delivery[mine], rows.message[mine]
 
         def ranked(name: str) -> Callable[[Column], Column]:
-            return lambda places: _ranks(self._sent[name].take(pa.array(message[places])))
+            return lambda places: ranks(self._sent[name].take(pa.array(message[places])))
 
         first = _least(delivery, *(ranked(name) for name in SENT.names))
         return _spread(delivery[first], message[first], self.size)
@@ -365,10 +360,6 @@ def _shares(column: Column) -> pa.Array:
 
 def _struct(fields: Mapping[str, pa.Array], there: Column) -> pa.Array:
     return pa.StructArray.from_arrays(list(fields.values()), list(fields), mask=pa.array(~there))
-
-
-def _ranks(column: pa.Array) -> Column:
-    return np.asarray(pc.rank(column, [("", "ascending", "at_start")], tiebreaker="dense"))
 
 
 def _ids(high: Column, low: Column) -> pa.Array:

@@ -5,9 +5,14 @@ event id partitions all that is known about the event: an id carries the time it
 a receipt finds its message's partition without looking the message up.
 """
 
+import re
+from typing import Any
+
 from msgspec import Struct
 
 HOUR_MS = 3_600_000
+
+_SPARK = {"bigint": "long", "int": "integer"}
 
 
 class Column(Struct, frozen=True):
@@ -30,8 +35,34 @@ class Table(Struct, frozen=True):
         return ", ".join(f"{column.name} {column.type}" for column in self.columns)
 
     @property
+    def schema(self) -> dict[str, Any]:
+        """The same as Spark and Delta write it down; to ask Spark for it takes a JVM."""
+        return _struct([(column.name, column.type) for column in self.columns])
+
+    @property
     def names(self) -> list[str]:
         return [column.name for column in self.columns]
+
+
+def _struct(fields: list[tuple[str, str]]) -> dict[str, Any]:
+    return {
+        "type": "struct",
+        "fields": [
+            {"name": name, "type": _type(kind), "nullable": True, "metadata": {}}
+            for name, kind in fields
+        ],
+    }
+
+
+def _type(kind: str) -> Any:
+    outer, _, inner = kind.removesuffix(">").partition("<")
+    if outer == "array":
+        return {"type": "array", "elementType": _type(inner), "containsNull": True}
+    if outer == "struct":
+        # None of them has a field that has fields.
+        pairs = re.findall(r"(\w+): (\w+)", inner)
+        return _struct(pairs)
+    return _SPARK.get(kind, kind)
 
 
 def _table(name: str, meaning: str, *columns: str, partition: str | None = "hour") -> Table:
@@ -282,18 +313,42 @@ TRAFFIC = _table(
 
 CASES = _table(
     "cases",
-    "A delivery that was dead-lettered, not accepted in its own window, or slow: for incidents.",
+    "A delivery that was given up, waited beyond its window, is slow or misfired: for incidents.",
     "hour bigint | of its event id",
     "node string | the sender's node",
     "to_node string | the node that answered, else the node last asked",
     "to_agent string | the receiver",
-    "capability_id string | for tasks",
     "corr_id string | its conversation",
     "sent_at bigint | when it was sent",
     "accepted_at bigint | when it was accepted",
     "ended_at bigint | when it was processed, replied to or dead-lettered",
     "dead_at bigint | when it was dead-lettered",
     "reason string | why",
+    "capability_id string | of a task: what was asked for; this and the rest is null for all else",
+    "capability_version string | its version",
+    "delegation_version string | version of the requester's skill",
+    "executor_version string | version of the owner's skill",
+    "eta_at bigint | when the task was promised",
+    "task_ended_at bigint | when it completed, failed or was cancelled",
+    "task_state string | as in `tasks`",
+    "failure_class string | why it failed",
+)
+
+PACES = _table(
+    "paces",
+    "One hour's tasks under one pair of skill versions: how many, how long. Several rows add up.",
+    "hour bigint | of the event ids",
+    "capability_id string | what was asked for",
+    "capability_version string | its version",
+    "delegation_version string | version of the requester's skill",
+    "executor_version string | version of the owner's skill",
+    "tasks bigint | all of them",
+    "completed bigint | of these, completed",
+    "promised bigint | of these, with a time it was promised for",
+    "kept bigint | of these, completed by then",
+    "took array<struct<ms: bigint, count: bigint>> | creation to completion, rounded up to three "
+    "digits, and how often",
+    "promises array<struct<ms: bigint, count: bigint>> | creation to the promised time, the same",
 )
 
 ACTIVITY = _table(
@@ -336,6 +391,7 @@ TABLES: dict[str, Table] = {
         ETA,
         TRAFFIC,
         CASES,
+        PACES,
         ACTIVITY,
         VIOLATIONS,
     )

@@ -1,0 +1,116 @@
+"""Deliveries into what is made of them an hour at a time, on executors.
+
+An executor reads the files of an hour and makes all tables of it: nothing has to be exchanged. An
+hour of very many deliveries is cut by the nodes that sent them, because what is said in these
+tables is said of one sender, or adds up.
+"""
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from msgspec import Struct
+
+from gatepost.pipeline.jobs.spreading import spread
+from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.parquet import File, place_of, write_files
+from gatepost.pipeline.sink import Held
+from gatepost.pipeline.tables import cases, slo, tasks
+from gatepost.pipeline.tables.hours import COLUMNS, TEXTS, Hour
+from gatepost.pipeline.tables.schemas import CASES, PACES, SLO, TASKS, TRAFFIC, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TABLES: Final = (SLO, TRAFFIC, TASKS, PACES, CASES)
+
+# About how many deliveries are looked at in one go, and how many by one executor.
+_AT_ONCE = 2_000_000
+_A_SHARE = 500_000
+
+_MADE: dict[Table, Callable[[Hour, Objectives], pa.Table]] = {
+    SLO: slo.slo,
+    TRAFFIC: lambda hour, _: slo.traffic(hour),
+    TASKS: lambda hour, _: tasks.tasks(hour),
+    PACES: lambda hour, _: tasks.paces(hour),
+    CASES: cases.cases,
+}
+
+
+class _Piece(Struct, frozen=True):
+    """The deliveries of an hour that come from one of `parts` kinds of nodes."""
+
+    hour: int
+    files: list[str]
+    rows: int
+    part: int
+    parts: int
+
+
+def hourly(
+    spark: "SparkSession",
+    deliveries: Sequence[Held],
+    folders: Mapping[Table, str],
+    objectives: Objectives,
+) -> dict[Table, list[File]]:
+    """Write these tables of the hours that these are the files of, each into its folder."""
+
+    def make(share: list[_Piece]) -> Iterator[tuple[str, bytes]]:
+        for piece in share:
+            hour = Hour(piece.hour, _read(piece))
+            for table, folder in folders.items():
+                rows = _MADE[table](hour, objectives).to_batches()
+                for file in write_files(rows, folder, table.names, ("hour",)):
+                    yield table.name, file.encode()
+
+    made: dict[Table, list[File]] = {table: [] for table in folders}
+    by_name = {table.name: files for table, files in made.items()}
+    cores = spark.sparkContext.defaultParallelism
+    for name, file in spread(spark, _shares(_pieces(deliveries), cores), make):
+        by_name[name].append(File.decode(file))
+    return made
+
+
+def _pieces(deliveries: Sequence[Held]) -> Iterator[_Piece]:
+    by_hour: dict[int, list[Held]] = {}
+    for file in deliveries:
+        by_hour.setdefault(file.value, []).append(file)
+    for hour, files in sorted(by_hour.items()):
+        rows = sum(file.rows for file in files)
+        parts = -(-rows // _AT_ONCE)
+        for part in range(parts):
+            yield _Piece(hour, [file.uri for file in files], rows // parts, part, parts)
+
+
+def _shares(pieces: Iterator[_Piece], cores: int) -> list[list[_Piece]]:
+    """Pieces that follow each other, until they are enough for one executor."""
+    several = list(pieces)
+    enough = min(_A_SHARE, sum(piece.rows for piece in several) // cores)
+    shares: list[list[_Piece]] = []
+    for piece in several:
+        if not shares or sum(each.rows for each in shares[-1]) >= enough:
+            shares.append([])
+        shares[-1].append(piece)
+    return shares
+
+
+def _read(piece: _Piece) -> pa.Table:
+    return pa.concat_tables([_of_part(_file(uri), piece) for uri in piece.files])
+
+
+def _file(uri: str) -> pa.Table:
+    place, path = place_of(uri)
+    with pq.ParquetFile(path, filesystem=place, read_dictionary=list(TEXTS)) as file:
+        return file.read(columns=list(COLUMNS), use_threads=False)
+
+
+def _of_part(deliveries: pa.Table, piece: _Piece) -> pa.Table:
+    if piece.parts == 1:
+        return deliveries
+    nodes = deliveries["node"].unify_dictionaries().combine_chunks()
+    names = nodes.dictionary.to_pylist()
+    mine = np.array([zlib.crc32(name.encode()) % piece.parts == piece.part for name in names])
+    return deliveries.filter(pa.array(mine[nodes.indices.to_numpy()]))

@@ -1,0 +1,122 @@
+"""Cases and paces into reviews and ETA advice: few rows in, a handful out."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.tables.arrow import table_of
+from gatepost.pipeline.tables.cases import PROMISED
+from gatepost.pipeline.tables.facts import ABSENT, NONE, Column
+from gatepost.pipeline.tables.groups import Columns, Groups, listed
+from gatepost.pipeline.tables.incidents import SAMPLES, identity, slow
+from gatepost.pipeline.tables.schemas import ETA, REVIEWS
+from gatepost.pipeline.tables.tasks import VERSIONS
+
+_POINTS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+_CAPABILITY = ("capability_id", "capability_version")
+
+
+def reviews(cases: Columns, paces: Columns, as_of: int, objectives: Objectives) -> pa.Table:
+    """Misfires by capability, skill versions and class."""
+    totals = _totals(paces)
+    rows = [
+        row | {"tasks": totals[tuple(row[name] for name in VERSIONS)]}
+        for name, misfires in _classes(cases, as_of, objectives).items()
+        for row in _found(cases, name, np.flatnonzero(misfires))
+        if name != "routing_miss" or row["count"] >= objectives.routing_misses
+    ]
+    return table_of(REVIEWS, rows)
+
+
+def _classes(cases: Columns, as_of: int, objectives: Objectives) -> dict[str, Column]:
+    eta_at, ended_at = cases.number("eta_at"), cases.number("task_ended_at")
+    late = (eta_at != ABSENT) & (np.where(ended_at == ABSENT, as_of, ended_at) > eta_at)
+    failed = cases.is_any("task_state", "failed")
+    mismatch = cases.is_any("failure_class", "contract_mismatch")
+    return {
+        "eta_breach": late & cases.is_any("task_state", *PROMISED),
+        "contract_mismatch": failed & mismatch,
+        "terminal_error": failed & ~mismatch,
+        "routing_miss": cases.is_any("task_state", "dead_letter")
+        & cases.is_any("reason", "no_route"),
+        "sla_breach": (cases.text("task_state") != NONE) & slow(cases, as_of, objectives),
+    }
+
+
+def _found(cases: Columns, name: str, rows: Column) -> Iterator[dict[str, Any]]:
+    keys = [cases.text(version)[rows] for version in VERSIONS]
+    groups = Groups.alike(*keys)
+    created_at = cases.number("sent_at")[rows]
+    samples = groups.samples(SAMPLES, created_at, cases.rank("corr_id", rows))
+    versions = zip(*(cases.texts(groups.first(key)).to_pylist() for key in keys), strict=True)
+    times = zip(groups.least(created_at), groups.most(created_at), groups.sizes, strict=True)
+    for known, (first, last, count), some in zip(versions, times, samples, strict=True):
+        yield {
+            **dict(zip(VERSIONS, known, strict=True)),
+            "review_id": identity(*known, name),
+            "class": name,
+            "count": int(count),
+            "first_at": int(first),
+            "last_at": int(last),
+            "samples": cases.table["corr_id"].take(pa.array(rows[some])).to_pylist(),
+        }
+
+
+def _totals(paces: Columns) -> dict[tuple[str | None, ...], int]:
+    """How many tasks there were under each pair of versions."""
+    keys = [paces.text(name) for name in VERSIONS]
+    groups = Groups.alike(*keys)
+    versions = zip(*(paces.texts(groups.first(key)).to_pylist() for key in keys), strict=True)
+    return dict(zip(versions, groups.sum(paces.number("tasks")).tolist(), strict=True))
+
+
+def eta(paces: Columns) -> pa.Table:
+    """How long a capability takes, and what to promise."""
+    keys = [paces.text(name) for name in _CAPABILITY]
+    groups = Groups.alike(*keys)
+    sums = {name: groups.sum(paces.number(name)) for name in ("completed", "promised", "kept")}
+    took, promises = _Times(paces, groups, "took"), _Times(paces, groups, "promises")
+    p95 = took.percentile(0.95)
+    columns = {
+        **{
+            name: paces.texts(groups.first(key))
+            for name, key in zip(_CAPABILITY, keys, strict=True)
+        },
+        "completed": sums["completed"],
+        "kept_rate": _ratio(sums["kept"], sums["promised"]),
+        **{f"{name}_seconds": _ratio(took.percentile(p), 1000) for name, p in _POINTS.items()},
+        "promised_seconds": _ratio(promises.percentile(0.5), 1000),
+        "recommended_eta_seconds": -(-p95 // 1000),
+    }
+    return listed(columns, ETA.names).filter(pa.array(sums["completed"] > 0))
+
+
+def _ratio(of: Column, by: Column | int) -> pa.Array:
+    return pa.array(of / np.maximum(by, 1), mask=(of == ABSENT) | (by == np.int64(0)))
+
+
+class _Times:
+    """Times of several hours, each with how often it was, by group."""
+
+    def __init__(self, paces: Columns, groups: Groups, name: str) -> None:
+        counted = paces.table[name].combine_chunks()
+        sizes = np.diff(counted.offsets.to_numpy())
+        ms, count = (counted.flatten().field(field).to_numpy() for field in ("ms", "count"))
+        of = np.repeat(groups.of, sizes)
+        order = np.lexsort((ms, of))
+        self._ms = ms[order]
+        self._until = np.cumsum(count[order])
+        self._total = np.bincount(of, count, len(groups)).astype(np.int64)
+
+    def percentile(self, share: float) -> Column:
+        """The time that this share of a group's is not above, or ABSENT."""
+        before = np.cumsum(self._total) - self._total
+        rank = before + np.ceil(self._total * share).astype(np.int64)
+        place = np.searchsorted(self._until, rank)
+        found: Column = np.full(len(self._total), ABSENT, np.int64)
+        some = self._total > 0
+        found[some] = self._ms[place[some]]
+        return found

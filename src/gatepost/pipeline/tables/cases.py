@@ -1,0 +1,46 @@
+"""One hour's deliveries into cases: the few that incidents and reviews are made of."""
+
+import numpy as np
+import pyarrow as pa
+
+from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.tables.facts import ABSENT, Column
+from gatepost.pipeline.tables.groups import listed
+from gatepost.pipeline.tables.hours import Hour
+from gatepost.pipeline.tables.schemas import CASES
+from gatepost.pipeline.tables.slo import window_of
+from gatepost.pipeline.tables.tasks import VERSIONS, plain
+
+# A task in one of these states is held to its promise.
+PROMISED = ("completed", "running", "accepted")
+
+
+def cases(hour: Hour, objectives: Objectives) -> pa.Table:
+    """Deliveries that went wrong, or may yet."""
+    accepted_at, ended_at = hour.number("accepted_at"), hour.ended_at
+    waited = window_of(accepted_at, objectives) > window_of(hour.sent_at, objectives)
+    slow = ended_at - accepted_at > objectives.sla * 1000
+    unsettled = (accepted_at == ABSENT) | (ended_at == ABSENT)
+    unusual = hour.there("dead_at") | unsettled | waited | slow | _misfired(hour)
+    dead_at = hour.number("dead_at")
+    columns = {
+        "hour": np.full(len(hour), hour.hour),
+        **{name: hour.table[name] for name in ("node", "to_node", "to_agent", "corr_id", "reason")},
+        **{name: hour.table[f"task.{name}"] for name in (*VERSIONS, "eta_at", "failure_class")},
+        "sent_at": hour.sent_at,
+        "accepted_at": accepted_at,
+        "ended_at": np.where(ended_at == ABSENT, dead_at, ended_at),
+        "dead_at": dead_at,
+        "task_ended_at": np.where(hour.is_task, hour.task_ended_at, ABSENT),
+        "task_state": hour.task_state,
+    }
+    return plain(listed(columns, CASES.names).filter(pa.array(unusual)))
+
+
+def _misfired(hour: Hour) -> Column:
+    """Tasks that failed, or are not known to have kept what was promised."""
+    eta_at, ended_at = hour.number("task.eta_at"), hour.task_ended_at
+    promised = np.isin(hour.task_state.fill_null(""), PROMISED) & (eta_at != ABSENT)
+    late = (ended_at == ABSENT) | (ended_at > eta_at)
+    misfired: Column = hour.is_task & ((promised & late) | hour.there("task.failed_at"))
+    return misfired

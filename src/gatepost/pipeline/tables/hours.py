@@ -1,0 +1,94 @@
+"""One hour's deliveries as columns of numbers, and what several tables are made of.
+
+Needs pyarrow and numpy, and nothing of Spark.
+"""
+
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from gatepost.pipeline.tables.facts import ABSENT, Column
+from gatepost.pipeline.tables.groups import Columns, earlier
+
+TEXTS: Final = ("node", "kind", "from_agent", "to_agent", "to_node", "outcome", "reason")
+COLUMNS: Final = (
+    *TEXTS,
+    *("event_id", "corr_id", "sent_at", "size", "attempts", "accepted_at", "processed_at"),
+    *("replied_at", "dead_at", "duplicates", "amended", "closed", "task"),
+)
+"""What is read of a delivery."""
+
+
+class Hour(Columns):
+    """All deliveries of an hour, or of some of its nodes, as far as their messages are known."""
+
+    def __init__(self, number: int, deliveries: pa.Table) -> None:
+        known = deliveries.filter(deliveries["kind"].is_valid())
+        # Fields of a task are columns as well: `task.eta_at`.
+        super().__init__(known.flatten())
+        self.hour = number
+
+    def there(self, name: str) -> Column:
+        """Whether there is such a number."""
+        there: Column = self.number(name) != ABSENT
+        return there
+
+    @cached_property
+    def sent_at(self) -> Column:
+        return self.number("sent_at")
+
+    @cached_property
+    def accept_ms(self) -> Column:
+        return self._since_sent(self.number("accepted_at"))
+
+    @cached_property
+    def ended_at(self) -> Column:
+        """When the delivery's turn ended, or its reply came."""
+        return earlier(self.number("processed_at"), self.number("replied_at"))
+
+    @cached_property
+    def dropped(self) -> Column:
+        """Whether the turn ended without anybody having done it."""
+        return self.is_any("outcome", "dead_letter", "expired")
+
+    @cached_property
+    def process_ms(self) -> Column:
+        """How long it took until it was done, if it was."""
+        return np.where(self.dropped, ABSENT, self._since_sent(self.ended_at))
+
+    @cached_property
+    def dead(self) -> Column:
+        """Whether its sender gave it up, or its owner did."""
+        return self.there("dead_at") | self.dropped
+
+    @cached_property
+    def is_task(self) -> Column:
+        return self.is_any("kind", "task_create")
+
+    @cached_property
+    def task_ended_at(self) -> Column:
+        """When a task completed, failed or was cancelled, in this order."""
+        completed, failed = self.number("task.completed_at"), self.number("task.failed_at")
+        ended = np.where(completed == ABSENT, failed, completed)
+        return np.where(ended == ABSENT, self.number("task.cancelled_at"), ended)
+
+    @cached_property
+    def task_state(self) -> pa.Array:
+        """Of tasks; null for all else."""
+        conditions = {
+            "completed": self.there("task.completed_at"),
+            "failed": self.there("task.failed_at"),
+            "cancelled": self.there("task.cancelled_at"),
+            "dead_letter": self.there("dead_at"),
+            "running": self.there("processed_at")
+            | np.asarray(self.table["task.progress"].is_valid()),
+            "accepted": self.there("accepted_at"),
+        }
+        states = pa.array([*conditions, "pending"])
+        code = np.select(list(conditions.values()), list(range(len(conditions))), len(conditions))
+        return states.take(pa.array(code, mask=~self.is_task))
+
+    def _since_sent(self, at: Column) -> Column:
+        return np.where(at == ABSENT, ABSENT, at - self.sent_at)

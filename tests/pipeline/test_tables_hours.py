@@ -1,0 +1,134 @@
+"""What is made of an hour's deliveries, from a handful of events."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.tables.arrow import schema_of
+from gatepost.pipeline.tables.cases import cases
+from gatepost.pipeline.tables.hours import COLUMNS, Hour
+from gatepost.pipeline.tables.schemas import CASES, HOUR_MS, PACES, SLO, TASKS, TRAFFIC
+from gatepost.pipeline.tables.slo import slo, traffic
+from gatepost.pipeline.tables.tasks import paces, rounded, tasks
+from tests.pipeline.telling import OK, Event, M, Row, T, event, fold, receipt, sent, told
+
+HERE = T // HOUR_MS
+WINDOW = Objectives().window_ms
+ABOUT = {"ref_id": M, "to_node": "a"}
+TASK = sent() | {"kind": "task_create", "capability_id": "ocr", "capability_version": "3"}
+
+
+def hour(*events: Event) -> Hour:
+    return Hour(HERE, fold(told(events)).select(COLUMNS))
+
+
+def only(rows: Any) -> Row:
+    (row,) = rows.to_pylist()
+    return dict(row)
+
+
+def test_all_tables_have_their_columns_also_without_any_row() -> None:
+    promised = Objectives()
+    for one in (hour(), hour(TASK, sent(9))):
+        made = {
+            SLO: slo(one, promised),
+            TRAFFIC: traffic(one),
+            TASKS: tasks(one),
+            PACES: paces(one),
+            CASES: cases(one, promised),
+        }
+        for table, rows in made.items():
+            assert rows.schema.equals(schema_of(table)), table.name
+            assert (len(rows) > 0) == (len(one) > 0), table.name
+
+
+def test_a_task_tells_what_was_promised_and_kept() -> None:
+    one = hour(
+        TASK,
+        receipt("b", "accepted", 5, eta_seconds=60),
+        event("b", "task_update", 8, progress=0.5, **ABOUT),
+        event("b", "task_complete", 90, **ABOUT),
+        receipt("b", "processed", 95, **OK),
+    )
+    row = only(tasks(one))
+    assert (row["capability_id"], row["state"], row["took_ms"]) == ("ocr", "completed", 90)
+    assert (row["eta_at"], row["progress"]) == (T + 5 + 60_000, 0.5)
+    assert cases(one, Objectives()).num_rows == 0
+    pace = only(paces(one))
+    assert [pace[name] for name in ("tasks", "completed", "promised", "kept")] == [1, 1, 1, 1]
+    assert pace["took"] == [{"ms": 90, "count": 1}]
+    assert pace["promises"] == [{"ms": 60_100, "count": 1}]
+
+
+@pytest.mark.parametrize(
+    ("state", "events"),
+    [
+        ("pending", []),
+        ("accepted", [receipt("b", "accepted", 5)]),
+        ("running", [receipt("b", "accepted", 5), event("b", "task_update", 6, progress=0.1)]),
+        ("running", [receipt("b", "processed", 5, **OK)]),
+        ("failed", [event("b", "task_failed", 7, failure_class="x")]),
+        ("cancelled", [event("a", "task_cancel", 7, to_node="b")]),
+        ("completed", [event("b", "task_failed", 7), event("b", "task_complete", 8)]),
+        ("dead_letter", [event("a", "dead_letter", 7, to_node="b", reason="expired")]),
+    ],
+)
+def test_the_state_of_a_task(state: str, events: list[Event]) -> None:
+    found = tasks(hour(TASK, *(ABOUT | told for told in events))).to_pylist()
+    assert [row["state"] for row in found] == [state]
+
+
+@pytest.mark.parametrize(
+    ("unusual", "events"),
+    [
+        (False, [receipt("b", "accepted", 5), receipt("b", "processed", 9, **OK)]),
+        # In a later window, though soon.
+        (True, [receipt("b", "accepted", WINDOW), receipt("b", "processed", WINDOW, **OK)]),
+        (True, [receipt("b", "accepted", 5), receipt("b", "processed", 600_006, **OK)]),
+        (False, [receipt("b", "accepted", 5), receipt("b", "processed", 600_005, **OK)]),
+        (True, [receipt("b", "accepted", 5)]),
+        (True, []),
+        (True, [event("a", "dead_letter", 7, ref_id=M, reason="expired")]),
+    ],
+)
+def test_a_case_is_what_is_not_as_it_should_be(unusual: bool, events: list[Event]) -> None:
+    assert cases(hour(sent(), *events), Objectives()).num_rows == unusual
+
+
+@pytest.mark.parametrize(
+    ("unusual", "events"),
+    [
+        (False, [event("b", "task_complete", 900, **ABOUT)]),
+        (True, [event("b", "task_complete", 1_006, **ABOUT)]),
+        (True, [event("b", "task_failed", 900, **ABOUT)]),
+        # It may yet be late; who looks knows what time it is.
+        (True, []),
+        (False, [event("a", "task_cancel", 2_000, **(ABOUT | {"to_node": "b"}))]),
+    ],
+)
+def test_a_task_that_breaks_its_promise_is_a_case(unusual: bool, events: list[Event]) -> None:
+    taken = [receipt("b", "accepted", 5, eta_seconds=1), receipt("b", "processed", 9, **OK)]
+    found = cases(hour(TASK, *taken, *events), Objectives()).to_pylist()
+    # A cancellation is a delivery of its own, and nobody has accepted that one.
+    assert [row["task_state"] is not None for row in found].count(True) == unusual
+
+
+def test_a_message_belongs_to_the_window_it_was_sent_in_and_never_leaves_its_hour() -> None:
+    early = sent() | {"created_at": T - 3 * HOUR_MS}
+    found = only(slo(hour(early, receipt("b", "accepted", 5)), Objectives()))
+    assert found["window_start"] == HERE * HOUR_MS
+    assert (found["hour"], found["sent"], found["accept_p50"]) == (HERE, 1, 3 * HOUR_MS + 5)
+    # Whoever is away for so long is not what a promise is about.
+    assert (found["online_p95"], found["met"]) == (None, None)
+
+
+@given(st.integers(-100, 10**15))
+def test_times_are_rounded_up_to_three_digits(ms: int) -> None:
+    (found,) = rounded(np.array([ms])).tolist()
+    assert ms <= found
+    assert found - ms < max(1, abs(ms) / 100)
+    assert len(str(abs(found)).rstrip("0")) <= 3
