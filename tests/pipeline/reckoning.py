@@ -223,7 +223,7 @@ def exchanged(group: list[Row]) -> Row:
     }
 
 
-def _three_digits(ms: int) -> int:
+def three_digits(ms: int) -> int:
     """Rounded up."""
     unit = int(10 ** max(0, len(str(ms)) - 3))
     return math.ceil(ms / unit) * unit
@@ -231,10 +231,10 @@ def _three_digits(ms: int) -> int:
 
 def advice(group: list[Row]) -> Row:
     """One row of `eta` from completed tasks, all of its columns but the key."""
-    took = [_three_digits(task["completed"] - task["first"]["created_at"]) for task in group]
+    took = [three_digits(task["completed"] - task["first"]["created_at"]) for task in group]
     etas = [(min(task["etas"]), task) for task in group if task["etas"]]
     kept = [task["completed"] <= eta for eta, task in etas]
-    promises = [_three_digits(eta - task["first"]["created_at"]) for eta, task in etas]
+    promises = [three_digits(eta - task["first"]["created_at"]) for eta, task in etas]
     promised = percentile(promises, 0.5)
     points = {
         f"{name}_seconds": (percentile(took, share) or 0) / 1000

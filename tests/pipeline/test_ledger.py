@@ -6,13 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gatepost.archive import manifest
-from gatepost.archive.store import Store
 from gatepost.errors import ConfigError, PipelineError, TablesBusy
 from gatepost.pipeline.jobs.ledger import Batch, Ledger
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.reading import Archive
-from gatepost.pipeline.synth import Options, generate
 
 _HOLDER = """
 import sys
@@ -53,17 +49,6 @@ def test_a_job_that_is_killed_holds_nothing(tmp_path: Path) -> None:
         holder.kill()
     with Ledger(str(tmp_path)).held(patience=5):
         pass
-
-
-def test_what_waits_is_what_no_batch_has_taken(tmp_path: Path) -> None:
-    archive, tables = str(tmp_path / "archive"), str(tmp_path / "tables")
-    truth = generate(archive, Options(events=600))
-    ledger = Ledger(tables)
-    assert (ledger.waiting(archive), ledger.is_brief(archive)) == (truth.events, True)
-    (node, *_) = manifest.nodes(Store.open(archive))
-    segments = [s for s in Archive(archive).segments() if s.node == node]
-    ledger.begin({node: {segments[0].incarnation: segments[0].last}})
-    assert ledger.waiting(archive) == truth.events, "a batch that was only begun waits too"
 
 
 def test_tables_keep_the_objectives_they_were_begun_with(tmp_path: Path) -> None:

@@ -2,10 +2,7 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.tables.arrow import schema_of
@@ -13,7 +10,7 @@ from gatepost.pipeline.tables.cases import cases
 from gatepost.pipeline.tables.hours import COLUMNS, Hour
 from gatepost.pipeline.tables.schemas import CASES, HOUR_MS, PACES, SLO, TASKS, TRAFFIC
 from gatepost.pipeline.tables.slo import slo, traffic
-from gatepost.pipeline.tables.tasks import paces, rounded, tasks
+from gatepost.pipeline.tables.tasks import paces, tasks
 from tests.pipeline.telling import OK, Event, M, Row, T, event, fold, receipt, sent, told
 
 HERE = T // HOUR_MS
@@ -124,11 +121,3 @@ def test_a_message_belongs_to_the_window_it_was_sent_in_and_never_leaves_its_hou
     assert (found["hour"], found["sent"], found["accept_p50"]) == (HERE, 1, 3 * HOUR_MS + 5)
     # Whoever is away for so long is not what a promise is about.
     assert (found["online_p95"], found["met"]) == (None, None)
-
-
-@given(st.integers(-100, 10**15))
-def test_times_are_rounded_up_to_three_digits(ms: int) -> None:
-    (found,) = rounded(np.array([ms])).tolist()
-    assert ms <= found
-    assert found - ms < max(1, abs(ms) / 100)
-    assert len(str(abs(found)).rstrip("0")) <= 3

@@ -130,7 +130,7 @@ def backfill(*, places: Places = PLACES, options: Output = OUTPUT) -> None:
 
 def _run(places: Places, options: Output, job: str) -> None:
     archive, tables, wanted = places.source(), places.target(), places.wanted()
-    with _spark(places.master, options, "reading the archive", _is_brief(archive, tables)) as spark:
+    with _spark(places.master, options, "reading the archive", brief=True) as spark:
         from gatepost.pipeline import small
         from gatepost.pipeline.jobs import run as jobs
         from gatepost.pipeline.report.gather import gather
@@ -142,12 +142,6 @@ def _run(places: Places, options: Output, job: str) -> None:
         report = gather(spark, tables, days=1)
     document = RanDocument(ran.batches, ran.events, report)
     output.show(options, document, lambda: _say_ran(ran, report))
-
-
-def _is_brief(archive: str, tables: str) -> bool:
-    with needed():
-        from gatepost.pipeline.jobs.ledger import Ledger
-    return Ledger(tables).is_brief(archive)
 
 
 def _say_ran(ran: "Ran", report: "Report") -> None:
@@ -278,7 +272,7 @@ def report(
         How many days up to the latest event it is about.
     """
     tables = places.target()
-    with _spark(places.master, options, "reading the tables") as spark:
+    with _spark(places.master, options, "reading the tables", brief=True) as spark:
         from gatepost.pipeline.report.gather import gather
 
         made = gather(spark, tables, days=days)

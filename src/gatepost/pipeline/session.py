@@ -46,7 +46,7 @@ appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n%throwable{{short.message}}%n
 """
 
-# To compile well takes longer than to run what little there is.
+# To compile well takes longer than to run what little there is, and cores from those who work.
 _BRIEF = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 
 # What every job needs, whoever made the session.
@@ -84,8 +84,8 @@ def spark_session(
 ) -> "Iterator[SparkSession]":
     """A session on `master` (default: all cores of this machine), stopped at the end.
 
-    A `brief` one is for seconds of work: its JVM starts sooner and never gets as fast. One that
-    keeps its classes lets later ones start from them.
+    A `brief` one is for jobs that leave little to its JVM: that starts sooner, and never gets as
+    fast. One that keeps its classes lets later ones start from them.
 
     Where a session runs already, as in a notebook or on a managed cluster, that one is used and
     left running.

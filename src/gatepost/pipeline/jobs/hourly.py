@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from gatepost.pipeline.jobs.spreading import spread
+from gatepost.pipeline.jobs.spreading import packed, spread
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.parquet import File, place_of, write_files
 from gatepost.pipeline.sink import Held
@@ -40,7 +40,7 @@ _MADE: dict[Table, Callable[[Hour, Objectives], pa.Table]] = {
 }
 
 
-class _Piece(Struct, frozen=True):
+class Piece(Struct, frozen=True):
     """The deliveries of an hour that come from one of `parts` kinds of nodes."""
 
     hour: int
@@ -58,9 +58,9 @@ def hourly(
 ) -> dict[Table, list[File]]:
     """Write these tables of the hours that these are the files of, each into its folder."""
 
-    def make(share: list[_Piece]) -> Iterator[tuple[str, bytes]]:
+    def make(share: list[Piece]) -> Iterator[tuple[str, bytes]]:
         for piece in share:
-            hour = Hour(piece.hour, _read(piece))
+            hour = Hour(piece.hour, read(piece, COLUMNS))
             for table, folder in folders.items():
                 rows = _MADE[table](hour, objectives).to_batches()
                 for file in write_files(rows, folder, table.names, ("hour",)):
@@ -68,13 +68,19 @@ def hourly(
 
     made: dict[Table, list[File]] = {table: [] for table in folders}
     by_name = {table.name: files for table, files in made.items()}
-    cores = spark.sparkContext.defaultParallelism
-    for name, file in spread(spark, _shares(_pieces(deliveries), cores), make):
+    for name, file in spread(spark, shares(spark, deliveries), make):
         by_name[name].append(File.decode(file))
     return made
 
 
-def _pieces(deliveries: Sequence[Held]) -> Iterator[_Piece]:
+def shares(spark: "SparkSession", deliveries: Sequence[Held]) -> list[list[Piece]]:
+    """The hours that these are the files of, in pieces, for all executors."""
+    cores = spark.sparkContext.defaultParallelism
+    enough = min(_A_SHARE, sum(file.rows for file in deliveries) // cores)
+    return packed(_pieces(deliveries), enough)
+
+
+def _pieces(deliveries: Sequence[Held]) -> Iterator[Piece]:
     by_hour: dict[int, list[Held]] = {}
     for file in deliveries:
         by_hour.setdefault(file.value, []).append(file)
@@ -82,32 +88,21 @@ def _pieces(deliveries: Sequence[Held]) -> Iterator[_Piece]:
         rows = sum(file.rows for file in files)
         parts = -(-rows // _AT_ONCE)
         for part in range(parts):
-            yield _Piece(hour, [file.uri for file in files], rows // parts, part, parts)
+            yield Piece(hour, [file.uri for file in files], rows // parts, part, parts)
 
 
-def _shares(pieces: Iterator[_Piece], cores: int) -> list[list[_Piece]]:
-    """Pieces that follow each other, until they are enough for one executor."""
-    several = list(pieces)
-    enough = min(_A_SHARE, sum(piece.rows for piece in several) // cores)
-    shares: list[list[_Piece]] = []
-    for piece in several:
-        if not shares or sum(each.rows for each in shares[-1]) >= enough:
-            shares.append([])
-        shares[-1].append(piece)
-    return shares
+def read(piece: Piece, columns: Sequence[str]) -> pa.Table:
+    """These columns of a piece, of which the node is one."""
+    return pa.concat_tables([_of_part(_file(uri, columns), piece) for uri in piece.files])
 
 
-def _read(piece: _Piece) -> pa.Table:
-    return pa.concat_tables([_of_part(_file(uri), piece) for uri in piece.files])
-
-
-def _file(uri: str) -> pa.Table:
+def _file(uri: str, columns: Sequence[str]) -> pa.Table:
     place, path = place_of(uri)
     with pq.ParquetFile(path, filesystem=place, read_dictionary=list(TEXTS)) as file:
-        return file.read(columns=list(COLUMNS), use_threads=False)
+        return file.read(columns=list(columns), use_threads=False)
 
 
-def _of_part(deliveries: pa.Table, piece: _Piece) -> pa.Table:
+def _of_part(deliveries: pa.Table, piece: Piece) -> pa.Table:
     if piece.parts == 1:
         return deliveries
     nodes = deliveries["node"].unify_dictionaries().combine_chunks()

@@ -16,15 +16,13 @@ from gatepost.archive.store import Store
 from gatepost.errors import PipelineError, TablesBusy
 from gatepost.pipeline.locking import locked
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.planning import Offsets, Selection, pending
-from gatepost.pipeline.reading import Archive
+from gatepost.pipeline.planning import Offsets
 from gatepost.pipeline.small import open_table
 from gatepost.pipeline.tables.schemas import INCIDENTS
 
 APP = "gatepost-pipeline"
 _FOLDER = "_batches"
 _LOCK = "_lock"
-_MANY = 20_000_000
 _PATIENCE = 600.0
 
 
@@ -52,17 +50,6 @@ class Ledger:
         """Whether the table that is written last has this batch."""
         table = open_table(self._tables, INCIDENTS)
         return table is not None and (table.transaction_version(APP) or 0) >= batch.number
-
-    def waiting(self, archive: str) -> int:
-        """How many events of the archive are not in the tables, or not in all of them."""
-        last = self.last()
-        start = {} if last is None else last.end if self.is_done(last) else last.start
-        lanes = pending(Archive(archive).segments(), start, Selection())
-        return sum(lane.rows for lane in lanes.values())
-
-    def is_brief(self, archive: str) -> bool:
-        """Whether what waits is done sooner than a JVM has learnt how to do it fast."""
-        return self.waiting(archive) < _MANY
 
     @contextmanager
     def held(self, patience: float = _PATIENCE) -> Iterator[None]:

@@ -6,14 +6,31 @@ here is left for a query planner to decide, and a JVM that has just started plan
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import SparkSession
 
+
+class Sized(Protocol):
+    @property
+    def rows(self) -> int: ...
+
+
 Share = TypeVar("Share")
 Made = TypeVar("Made")
+Item = TypeVar("Item", bound=Sized)
+
+
+def packed(items: Iterable[Item], rows: int) -> list[list[Item]]:
+    """Those that follow each other in shares of about so many rows."""
+    shares: list[list[Item]] = []
+    for item in items:
+        if not shares or sum(each.rows for each in shares[-1]) >= rows:
+            shares.append([])
+        shares[-1].append(item)
+    return shares
 
 
 def spread(

@@ -1,22 +1,29 @@
-"""Tables into what a report shows: Spark makes it small, the driver only sees what is drawn.
+"""Tables into what a report shows: executors make it small, the driver only sees what is drawn.
 
 Counts are sums over the table `slo`. Percentiles cannot be made of percentiles, so those of the
 whole period are taken from `deliveries`, in one pass over a few of their columns.
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from pyspark.sql import Column, DataFrame, Row, SparkSession
-from pyspark.sql import functions as F
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from msgspec import Struct
 
 from gatepost import __version__
 from gatepost.clock import Clock, SystemClock
 from gatepost.errors import PipelineError
 from gatepost.pipeline import small
+from gatepost.pipeline.jobs import hourly
 from gatepost.pipeline.jobs.apply import Tables
+from gatepost.pipeline.jobs.hourly import Piece
 from gatepost.pipeline.jobs.ledger import Ledger
+from gatepost.pipeline.jobs.spreading import exchanged, packed, spread
 from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.parquet import place_of
+from gatepost.pipeline.report import sums
 from gatepost.pipeline.report.facts import (
     OTHERS,
     Audit,
@@ -34,9 +41,15 @@ from gatepost.pipeline.report.facts import (
     Traffic,
     Violation,
 )
-from gatepost.pipeline.sink import table_exists
+from gatepost.pipeline.report.sums import Counts, Keys, Parts, Period, Row, Shown, Times
+from gatepost.pipeline.sink import Held, files, largest, table_exists
 from gatepost.pipeline.tables import schemas
-from gatepost.pipeline.tables.schemas import HOUR_MS
+from gatepost.pipeline.tables.arrow import schema_of
+from gatepost.pipeline.tables.hours import Hour
+from gatepost.pipeline.tables.schemas import HOUR_MS, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ALL = "all"
 
@@ -45,24 +58,14 @@ _STEPS = tuple(
     _MINUTE * minutes for minutes in (5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 7 * 1440)
 )
 _MOST_POINTS = 120
-_MOST_LANES = 12
-_MOST_LEVELS = 30
-_MOST_GROUPS = 10_000
-_MOST_NODES = 30
-_MOST_EDGES = 1000
 _MOST_ROWS = 50
-_TOP = 15
 _DAY_MS = 24 * HOUR_MS
-_COUNTS = ("sent", "processed", "failed", "dead", "retried", "open")
-_FLOWS = ("sent", "bytes", "failed", "dead", "open")
-_POINTS = (0.5, 0.95, 0.99)
-
-# By what they are percentiles of: ("kind", "message"), ("at", 1772490600000), …
-Measured = dict[tuple[str, Any], Row]
+# About how many rows of a table one executor sums up in one go.
+_A_SHARE = 1_000_000
 
 
 def gather(
-    spark: SparkSession,
+    spark: "SparkSession",
     tables: str,
     *,
     days: int = 30,
@@ -79,8 +82,34 @@ def step_of(length: int) -> int:
     return next(fitting, -(-length // (_DAY_MS * (_MOST_POINTS - 1))) * _DAY_MS)
 
 
+class _Activity(Struct, frozen=True):
+    """What was written in a period, or in a part of it."""
+
+    first: int
+    last: int
+    events: int
+    nodes: set[str]
+
+    @classmethod
+    def of(cls, rows: pa.Table) -> "_Activity":
+        first, last = (np.asarray(rows[name]) for name in ("first_at", "last_at"))
+        events, nodes = int(np.sum(rows["events"])), set(rows["node"].unique().to_pylist())
+        return cls(int(first.min()), int(last.max()), events, nodes)
+
+    @classmethod
+    def joined(cls, parts: Sequence["_Activity"]) -> "_Activity":
+        return cls(
+            min(part.first for part in parts),
+            max(part.last for part in parts),
+            sum(part.events for part in parts),
+            set[str]().union(*(part.nodes for part in parts)),
+        )
+
+
 class _Gatherer:
-    def __init__(self, spark: SparkSession, tables: str, days: int, objectives: Objectives) -> None:
+    def __init__(
+        self, spark: "SparkSession", tables: str, days: int, objectives: Objectives
+    ) -> None:
         self._spark = spark
         self._tables = Tables(tables)
         self._objectives = objectives
@@ -88,32 +117,33 @@ class _Gatherer:
         if last is None or not table_exists(self._tables.path(schemas.ACTIVITY)):
             raise PipelineError(f"{tables} holds no tables yet: gatepost pipeline run")
         self._batch = last.number
-        self._bound(days)
+        self._found = self._activity(days)
+        step = step_of(self._found.last - self._found.first)
+        start = self._found.first - self._found.first % step
+        self._period = Period(start, step, (self._found.last - start) // step + 1)
 
-    def _bound(self, days: int) -> None:
-        activity = self._tables.read(self._spark, schemas.ACTIVITY)
-        latest = F.lit(_only(activity.agg(F.max("last_at").alias("at"))).at)
-        recent = activity.where(F.col("window_start") > latest - days * _DAY_MS)
-        found = _only(
-            recent.agg(
-                F.min("first_at").alias("first"),
-                F.max("last_at").alias("last"),
-                F.sum("events").alias("events"),
-                F.count_distinct("node").alias("nodes"),
-            )
-        )
-        if found.first is None:
+    def _activity(self, days: int) -> _Activity:
+        path = self._tables.path(schemas.ACTIVITY)
+        since = (largest(path, "last_at") or 0) - days * _DAY_MS
+
+        def look(share: list[Held]) -> Iterator[_Activity]:
+            for file in share:
+                rows = _read(file, ["node", "window_start", "events", "first_at", "last_at"])
+                recent = rows.filter(pa.array(np.asarray(rows["window_start"]) > since))
+                if recent.num_rows:
+                    yield _Activity.of(recent)
+
+        parts = spread(self._spark, packed(files(path), _A_SHARE), look)
+        if not parts:
             raise PipelineError("the tables hold no events: seal some, then gatepost pipeline run")
-        self._found = found
-        self._step = step_of(found.last - found.first)
-        self._start = found.first - found.first % self._step
-        self._starts = list(range(self._start, found.last + 1, self._step))
+        return _Activity.joined(parts)
 
     def report(self, clock: Clock) -> Report:
-        summed = self._summed()
-        kinds, nodes = summed["kind"], summed["node"][:_MOST_LEVELS]
-        names = [row.node for row in nodes]
-        measured = self._measured(names)
+        shown = self._summed()
+        kinds, nodes = ([row[name] for row in rows] for name, rows in _named(shown))
+        keys = Keys(kinds, nodes, self._period)
+        measured = self._measured(keys)
+        by_kind, by_node = measured[: len(kinds)], measured[len(kinds) :]
         incidents, reviews, etas = self._incidents(), self._reviews(), self._etas()
         return Report(
             made_at=clock.now(),
@@ -123,171 +153,105 @@ class _Gatherer:
             first_at=self._found.first,
             last_at=self._found.last,
             events=self._found.events,
-            node_count=self._found.nodes,
+            node_count=len(self._found.nodes),
             window_ms=self._objectives.window_ms,
-            step=self._step,
-            starts=self._starts,
-            total=self._level(summed[ALL][0], ALL, measured.get((ALL, ""))),
-            kinds=[self._level(r, r.kind, measured.get(("kind", r.kind))) for r in kinds],
-            nodes=[self._level(r, r.node, measured.get(("node", r.node))) for r in nodes],
-            missed=self._missed(),
-            latency=self._latency(measured),
-            lanes=self._lanes(names),
-            traffic=self._traffic(),
+            step=self._period.step,
+            starts=self._period.starts,
+            total=self._level(shown.total, ALL, measured[-1]),
+            kinds=list(map(self._level, shown.kinds, kinds, by_kind)),
+            nodes=list(map(self._level, shown.nodes, nodes, by_node)),
+            missed=[_missed(row) for row in shown.missed],
+            latency=self._latency(by_node[len(nodes) :]),
+            lanes=self._lanes(shown),
+            traffic=_traffic(shown),
             incidents=incidents[:_MOST_ROWS],
-            reviews=reviews[:_TOP],
+            reviews=reviews[: sums.TOP],
             etas=etas[:_MOST_ROWS],
             totals=Top(len(incidents), len(reviews), len(etas)),
             audit=audited(self._tables.root),
         )
 
-    def _recent(self, table: schemas.Table) -> DataFrame:
-        """Partitions are pruned by the hour."""
-        frame = self._tables.read(self._spark, table)
-        return frame.where(F.col("hour") >= self._start // HOUR_MS)
+    def _recent(self, table: Table) -> list[Held]:
+        path = self._tables.path(table)
+        held = files(path, "hour") if table_exists(path) else []
+        return [file for file in held if file.value >= self._period.start // HOUR_MS]
 
-    # -- service levels
+    # -- what executors make
 
-    def _summed(self) -> dict[str, list[Row]]:
-        """Of all, by kind and by node, the busiest first."""
-        keys = [F.col("kind"), F.col("node")]
-        found = (
-            self._recent(schemas.SLO)
-            .groupingSets([[], *([key] for key in keys)], *keys)
-            .agg(
-                F.grouping_id().alias("which"),
-                *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _COUNTS),
-                F.count("met").alias("windows"),
-                F.count_if("met").alias("met"),
-                F.max("objective_ms").alias("objective_ms"),
-            )
-            .orderBy(F.col("which") == 0b10, F.desc("sent"), "kind", "node")
-            .limit(_MOST_GROUPS)
-        )
-        # A set bit says that the column is not part of the group.
-        names = {0b11: ALL, 0b01: "kind", 0b10: "node"}
-        rows: dict[str, list[Row]] = {name: [] for name in names.values()}
-        for row in found.collect():
-            rows[names[row.which]].append(row)
-        return rows
+    def _summed(self) -> Shown:
+        period, node_count = self._period, len(self._found.nodes)
 
-    def _level(self, row: Row, name: str, measured: Row | None) -> Level:
-        objective = row.objective_ms or int(self._objectives.delivery_p95 * 1000)
+        def part(share: tuple[Table, list[Held]]) -> Iterator[tuple[int, Parts]]:
+            if share[0] == schemas.SLO:
+                yield 0, sums.of_slo(_table(*share, sums.LEVELS), period)
+            else:
+                yield 0, sums.of_traffic(_table(*share, sums.TRAFFIC))
+
+        def whole(parts: Iterable[Parts]) -> Iterator[Shown]:
+            yield Shown.of(sums.added(list(parts)), node_count)
+
+        shares = [
+            (table, share)
+            for table in (schemas.SLO, schemas.TRAFFIC)
+            # One without files still has columns.
+            for share in packed(self._recent(table), _A_SHARE) or [[]]
+        ]
+        (shown,) = exchanged(self._spark, shares, part, 1, whole)
+        return shown
+
+    def _measured(self, keys: Keys) -> list[Times]:
+        online_ms = self._objectives.online * 1000
+
+        def part(share: list[Piece]) -> Iterator[tuple[int, Counts]]:
+            total = keys.nothing()
+            for piece in share:
+                total += sums.counted(Hour(piece.hour, hourly.read(piece, sums.TIMES)), keys)
+            yield 0, Counts.of(total)
+
+        def whole(parts: Iterable[Counts]) -> Iterator[Times]:
+            total = keys.nothing()
+            for each in parts:
+                total[each.places] += each.counts
+            yield from sums.measured(total, online_ms)
+
+        shares = hourly.shares(self._spark, self._recent(schemas.DELIVERIES))
+        found = exchanged(self._spark, shares, part, 1, whole)
+        return found or sums.measured(keys.nothing(), online_ms)
+
+    # -- what is drawn of it
+
+    def _level(self, row: Row, name: str, times: Times) -> Level:
         return Level(
-            name,
-            row.sent,
-            row.processed,
-            row.failed,
-            row.dead,
-            row.retried,
-            row.open,
-            row.windows,
-            row.met,
-            _percentiles(measured and measured.accept),
-            _percentiles(measured and measured.process),
-            measured.online if measured else None,
-            objective,
+            name=name,
+            **{count: row.get(count, 0) for count in (*sums.COUNTS, "windows", "met")},
+            accept=Percentiles(*times.accept),
+            process=Percentiles(*times.process),
+            online_p95=times.online,
+            objective_ms=row.get("objective_ms") or int(self._objectives.delivery_p95 * 1000),
         )
 
-    def _measured(self, nodes: list[str]) -> Measured:
-        """Percentiles by kind, by each of these nodes, by step of time and of all, keyed so."""
-        accept = F.col("accepted_at") - F.col("sent_at")
-        online = self._objectives.online * 1000
-        rows = (
-            self._recent(schemas.DELIVERIES)
-            .where("kind is not null")
-            .select(
-                "kind",
-                F.when(F.col("node").isin(nodes), F.col("node")).alias("node"),
-                self._step_of(F.col("sent_at")).alias("at"),
-                accept.alias("accept"),
-                _process_ms().alias("process"),
-            )
-        )
-        keys = [F.col(name) for name in ("kind", "node", "at")]
-        points = F.array(*(F.lit(point) for point in _POINTS))
-        found = rows.groupingSets([*([key] for key in keys), []], *keys).agg(
-            F.grouping_id().alias("which"),
-            F.percentile_approx("accept", points, 10_000).alias("accept"),
-            F.percentile_approx("process", points, 10_000).alias("process"),
-            F.percentile_approx(
-                F.when(F.col("accept") <= online, F.col("accept")), 0.95, 10_000
-            ).alias("online"),
-        )
-        names = {0b011: "kind", 0b101: "node", 0b110: "at"}
-        return {
-            (names[row.which], row[names[row.which]]) if row.which in names else (ALL, ""): row
-            for row in found.collect()
-        }
-
-    def _step_of(self, at: Column) -> Column:
-        """Clocks that went wrong count where the period ends."""
-        last = self._starts[-1]
-        return F.greatest(
-            F.lit(self._start), F.least(F.lit(last), at - F.pmod(at, F.lit(self._step)))
-        )
-
-    def _latency(self, measured: Measured) -> list[Point]:
-        found = ((at, measured.get(("at", at))) for at in self._starts)
+    def _latency(self, steps: Sequence[Times]) -> list[Point]:
         return [
-            Point(at, _percentiles(row and row.accept), _percentiles(row and row.process))
-            for at, row in found
+            Point(at, Percentiles(*times.accept), Percentiles(*times.process))
+            for at, times in zip(self._period.starts, steps, strict=False)
         ]
 
-    def _missed(self) -> list[Missed]:
-        rows = self._recent(schemas.SLO).where("met = false")
-        worst = rows.orderBy(F.desc("online_p95"), "window_start", "node", "kind").limit(_TOP)
-        return [
-            Missed(r.window_start, r.node, r.kind, r.sent, r.online_p95, r.objective_ms)
-            for r in worst.collect()
-        ]
-
-    def _lanes(self, names: list[str]) -> list[Lane]:
+    def _lanes(self, shown: Shown) -> list[Lane]:
         """Each node's, or the busiest and all others together."""
-        others = self._found.nodes - _MOST_LANES
-        kept = names if others <= 0 else names[: _MOST_LANES - 1]
-        lane = F.when(F.col("node").isin(kept), F.col("node")).otherwise("")
-        rows = (
-            self._recent(schemas.SLO)
-            .groupBy(lane.alias("lane"), self._step_of(F.col("window_start")).alias("at"))
-            .agg(F.sum("sent").alias("sent"), F.sum("dead").alias("dead"))
-            .collect()
-        )
-        found = {(row.lane, row.at): row for row in rows}
+        others = len(self._found.nodes) - sums.MOST_LANES
+        names = [row["node"] for row in shown.nodes]
+        alone = names if others <= 0 else names[: sums.MOST_LANES - 1]
+        found = {(row["node"], row["at"]): row for row in shown.lanes}
 
         def steps(node: str, what: str) -> list[int]:
-            return [found[node, at][what] if (node, at) in found else 0 for at in self._starts]
+            every = range(self._period.steps)
+            return [found[node, at][what] if (node, at) in found else 0 for at in every]
 
-        lanes = [Lane(name, steps(name, "sent"), steps(name, "dead")) for name in kept]
+        lanes = [Lane(name, steps(name, "sent"), steps(name, "dead")) for name in alone]
         rest = Lane(OTHERS, steps("", "sent"), steps("", "dead"), others + 1)
         return [*lanes, rest] if others > 0 else lanes
 
-    # -- traffic
-
-    def _traffic(self) -> Traffic:
-        traffic = self._recent(schemas.TRAFFIC)
-        ends = F.explode(F.array_distinct(F.array("node", F.coalesce("to_node", F.lit("")))))
-        busiest = (
-            traffic.select(ends.alias("node"), "sent")
-            .where("node <> ''")
-            .groupBy("node")
-            .agg(F.sum("sent").alias("sent"))
-        )
-        busiest = busiest.orderBy(F.desc("sent"), "node").limit(_MOST_GROUPS)
-        every = [row.node for row in busiest.collect()]
-        names = every if len(every) <= _MOST_NODES else every[: _MOST_NODES - 1]
-
-        def end(name: str) -> Column:
-            column = F.coalesce(F.col(name), F.lit(""))
-            known = column.isin(*names, "")
-            return F.when(known, column).otherwise(OTHERS)
-
-        edges = _edges(traffic, end("node"), end("to_node"), _MOST_EDGES)
-        pairs = _edges(traffic, _at("from_agent", "node"), _at("to_agent", "to_node"), _TOP)
-        return Traffic(names, len(every) - len(names), edges, pairs)
-
     # -- what a person should look at
-
     def _incidents(self) -> list[Incident]:
         """What goes on comes first, then what concerns most deliveries."""
         found = [
@@ -303,7 +267,7 @@ class _Gatherer:
                 row["sentence"],
             )
             for row in small.rows(self._tables.root, schemas.INCIDENTS)
-            if row["ended_at"] is None or row["ended_at"] >= self._start
+            if row["ended_at"] is None or row["ended_at"] >= self._period.start
         ]
         return sorted(found, key=lambda i: (i.ended_at is not None, -i.count, i.started_at, i.id))
 
@@ -322,7 +286,7 @@ class _Gatherer:
                 row["samples"],
             )
             for row in small.rows(self._tables.root, schemas.REVIEWS)
-            if row["last_at"] >= self._start
+            if row["last_at"] >= self._period.start
         ]
         return sorted(found, key=lambda review: (-review.count, review.id))
 
@@ -357,35 +321,28 @@ def audited(tables: str) -> Audit | None:
     return Audit(small.made_at(table), small.counts(table, "rule"), samples)
 
 
-def _edges(traffic: DataFrame, source: Column, target: Column, most: int) -> list[Edge]:
-    weighed = F.sum(F.col("process_ms") * F.col("sent"))
-    weight = F.sum(F.when(F.col("process_ms").isNotNull(), F.col("sent")))
-    rows = (
-        traffic.groupBy(source.alias("source"), target.alias("target"))
-        .agg(*(F.sum(name).alias(name) for name in _FLOWS), (weighed / weight).alias("process_ms"))
-        .orderBy(F.desc("sent"), "source", "target")
-        .limit(most)
-    )
-    return [
-        Edge(r.source, r.target, r.sent, r.bytes or 0, r.failed, r.dead, r.open, r.process_ms)
-        for r in rows.collect()
-    ]
+def _named(shown: Shown) -> list[tuple[str, list[Row]]]:
+    return [("kind", shown.kinds), ("node", shown.nodes)]
 
 
-def _process_ms() -> Column:
-    """How long it took until it was done; null if it was not."""
-    dropped = F.coalesce(F.col("outcome").isin("dead_letter", "expired"), F.lit(False))
-    return F.when(~dropped, F.least("processed_at", "replied_at") - F.col("sent_at"))
+def _missed(row: Row) -> Missed:
+    names = ("window_start", "node", "kind", "sent", "online_p95", "objective_ms")
+    return Missed(*(row[name] for name in names))
 
 
-def _at(agent: str, node: str) -> Column:
-    return F.concat_ws(" @ ", agent, F.coalesce(F.col(node), F.lit("nowhere")))
+def _traffic(shown: Shown) -> Traffic:
+    def edges(rows: Sequence[Row]) -> list[Edge]:
+        return [Edge(**row) for row in rows]
+
+    return Traffic(shown.ends, shown.ends_merged, edges(shown.edges), edges(shown.pairs))
 
 
-def _percentiles(found: Iterable[int] | None) -> Percentiles:
-    return Percentiles(*found) if found else Percentiles(None, None, None)
+def _table(table: Table, held: Sequence[Held], columns: Sequence[str]) -> pa.Table:
+    empty = schema_of(table).empty_table().select(list(columns))
+    return pa.concat_tables([empty, *(_read(file, columns) for file in held)])
 
 
-def _only(frame: DataFrame) -> Row:
-    """The one row of an aggregation without groups."""
-    return frame.collect()[0]
+def _read(file: Held, columns: Sequence[str]) -> pa.Table:
+    place, path = place_of(file.uri)
+    with pq.ParquetFile(path, filesystem=place) as parquet:
+        return parquet.read(columns=list(columns), use_threads=False)

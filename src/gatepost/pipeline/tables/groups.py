@@ -43,6 +43,10 @@ class Columns:
     def is_any(self, name: str, *texts: str) -> Column:
         return self._words.any_of(self.text(name), texts)
 
+    def chosen(self, name: str, by: Mapping[str, int]) -> Column:
+        """What `by` has for each text, or NONE."""
+        return self._words.chosen(self.text(name), by)
+
     def rank(self, name: str, rows: Column) -> Column:
         """Numbers that compare as the texts of these rows do."""
         return ranks(self.table[name].take(pa.array(rows)))

@@ -13,6 +13,7 @@ from gatepost.pipeline.tables.facts import ABSENT, Column
 from gatepost.pipeline.tables.groups import Groups, listed
 from gatepost.pipeline.tables.hours import Hour
 from gatepost.pipeline.tables.schemas import PACES, TASKS
+from gatepost.pipeline.tables.steps import rounded
 
 VERSIONS: Final = (
     "capability_id",
@@ -21,7 +22,6 @@ VERSIONS: Final = (
     "executor_version",
 )
 _SAME = ("node", "event_id", "corr_id", "from_agent", "to_agent", "to_node", "reason")
-_TENS = 10 ** np.arange(19)
 _TOLD = (*VERSIONS, "task_type", "eta_at", "progress", "failure_class")
 
 
@@ -72,13 +72,6 @@ def paces(hour: Hour) -> pa.Table:
         "promises": _counted(groups, promise),
     }
     return listed(columns, PACES.names)
-
-
-def rounded(ms: Column) -> Column:
-    """Up to three digits: as exact as a promise needs to be, and few to count."""
-    digits = np.searchsorted(_TENS, ms, side="right")
-    unit = _TENS[np.maximum(digits - 3, 0)]
-    return -(-ms // unit) * unit
 
 
 def _counted(groups: Groups, values: Column) -> pa.Array:

@@ -1,0 +1,32 @@
+"""Times in steps of three digits, rounded up: as exact as anybody reads them, and few to count."""
+
+from typing import Final
+
+import numpy as np
+
+from gatepost.pipeline.tables.facts import Column
+
+# Every millisecond below a second; from there on 900 steps from one power of ten to the next.
+_FINE = 1000
+_STEPS = 900
+_POWERS = 10 ** np.arange(3, 14)
+
+MANY: Final = _FINE + _STEPS * (len(_POWERS) - 1) + 1
+
+
+def steps_of(ms: Column) -> Column:
+    """Which step each time is in; time that ran backwards is none at all, and ages are an age."""
+    ms = np.clip(ms, 0, _POWERS[-1])
+    power = np.searchsorted(_POWERS, ms, side="right")
+    lead = -(-ms // 10**power)
+    return np.where(power == 0, ms, _FINE + (power - 1) * _STEPS + lead - 100)
+
+
+def times_of(steps: Column) -> Column:
+    """The longest time in each step."""
+    power, lead = np.divmod(np.maximum(steps - _FINE, 0), _STEPS)
+    return np.where(steps < _FINE, steps, (lead + 100) * 10 ** (power + 1))
+
+
+def rounded(ms: Column) -> Column:
+    return times_of(steps_of(ms))

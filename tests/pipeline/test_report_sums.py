@@ -1,0 +1,130 @@
+"""What executors sum up for a report, however the tables were cut."""
+
+import math
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from gatepost.pipeline.report import sums
+from gatepost.pipeline.report.facts import OTHERS
+from gatepost.pipeline.report.sums import Counts, Keys, Period, Shown
+from gatepost.pipeline.tables.arrow import schema_of, table_of
+from gatepost.pipeline.tables.hours import Hour
+from gatepost.pipeline.tables.schemas import DELIVERIES, HOUR_MS, SLO, TRAFFIC
+from tests.pipeline.reckoning import three_digits
+
+HOUR = 500_000
+AT = HOUR * HOUR_MS
+PERIOD = Period(AT, HOUR_MS, 3)
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def rows() -> random.Random:
+    return random.Random(4)
+
+
+def level(rows: random.Random) -> Row:
+    counts = {name: rows.randrange(9) for name in sums.COUNTS}
+    where = {"kind": rows.choice(("message", "reply")), "node": f"n{rows.randrange(40):02}"}
+    met = {"met": rows.choice((True, False, None)), "online_p95": rows.randrange(99)}
+    at = AT + rows.randrange(-1, 4) * HOUR_MS
+    return counts | where | met | {"window_start": at, "objective_ms": 5000}
+
+
+def exchange(rows: random.Random) -> Row:
+    ends: Row = {"node": f"n{rows.randrange(40):02}", "from_agent": "ann"}
+    ends["to_node"] = rows.choice((f"n{rows.randrange(40):02}", None))
+    counts = dict.fromkeys(("failed", "dead", "open", "bytes"), 1)
+    took = {"sent": rows.randrange(1, 9), "process_ms": rows.choice((None, 7.5, 100.0))}
+    return ends | counts | took | {"to_agent": rows.choice(("bob", "bea"))}
+
+
+def test_parts_add_up_to_the_whole(rows: random.Random) -> None:
+    levels = table_of(SLO, [level(rows) for _ in range(500)])
+    traffic = table_of(TRAFFIC, [exchange(rows) for _ in range(500)])
+    cuts = [(0, 100), (100, 0), (100, 400)]
+    parts = [
+        *(sums.of_slo(levels.slice(*cut), PERIOD) for cut in cuts),
+        *(sums.of_traffic(traffic.slice(*cut)) for cut in cuts),
+    ]
+    whole = [sums.of_slo(levels, PERIOD), sums.of_traffic(traffic)]
+    shown, other = Shown.of(sums.added(parts), 40), Shown.of(sums.added(whole), 40)
+    assert shown.total == other.total
+    assert (shown.nodes, shown.kinds, shown.missed) == (other.nodes, other.kinds, other.missed)
+    assert (shown.edges, shown.pairs, shown.ends) == (other.edges, other.pairs, other.ends)
+    assert shown.total["sent"] == sum(levels["sent"].to_pylist())
+    assert shown.total["windows"] == sum(met is not None for met in levels["met"].to_pylist())
+    assert sum(row["sent"] for row in shown.lanes) == shown.total["sent"]
+    assert {row["at"] for row in shown.lanes} == {0, 1, 2}
+    # No more than can be drawn.
+    assert (len(shown.nodes), len(shown.ends), shown.ends_merged) == (30, 29, 11)
+    assert len({row["node"] for row in shown.lanes}) == 12
+    assert len(shown.missed) == len(shown.pairs) == sums.TOP
+    assert sum(row["sent"] for row in shown.edges) == sum(traffic["sent"].to_pylist())
+    assert {row["source"] for row in shown.edges} == {*shown.ends, OTHERS}
+    assert any(row["target"] == "" for row in shown.edges)
+    assert [row["online_p95"] for row in shown.missed] == sorted(
+        (row["online_p95"] for row in shown.missed), reverse=True
+    )
+
+
+def test_a_mean_is_weighed_by_what_it_is_of() -> None:
+    ends = {"node": "a", "from_agent": "ann", "to_node": "b", "to_agent": "bob"}
+    took = [(3, 10.0), (1, 50.0), (9, None)]
+    rows = [ends | {"sent": sent, "process_ms": ms} for sent, ms in took]
+    none = sums.of_slo(schema_of(SLO).empty_table(), PERIOD)
+    shown = Shown.of(sums.added([none, sums.of_traffic(table_of(TRAFFIC, rows))]), 2)
+    (pair,) = shown.pairs
+    assert (pair["source"], pair["target"]) == ("ann @ a", "bob @ b")
+    assert (pair["sent"], pair["process_ms"]) == (13, 20.0)
+    assert (shown.total, shown.nodes, shown.lanes) == ({}, [], [])
+
+
+def test_percentiles_are_exact_to_three_digits(rows: random.Random) -> None:
+    def delivery() -> Row:
+        sent_at = AT + rows.randrange(3 * HOUR_MS)
+        took = rows.choice((None, rows.randrange(50), rows.randrange(200_000)))
+        known = {"sent_at": sent_at, "accepted_at": None if took is None else sent_at + took}
+        where = {"kind": rows.choice(("message", "reply")), "node": rows.choice("abc")}
+        return known | where | {"took": took}
+
+    every = [delivery() for _ in range(900)]
+    keys = Keys(["message", "reply"], ["a", "b"], PERIOD)
+    total = keys.nothing()
+    # What is no column is left out.
+    table = table_of(DELIVERIES, every).select(_times())
+    for start in range(0, 900, 300):
+        part = Counts.of(sums.counted(Hour(HOUR, table.slice(start, 300)), keys))
+        total[part.places] += part.counts
+    times = sums.measured(total, 60_000)
+    assert len(times) == len(keys) == 2 + 2 + 3 + 1
+
+    def expected(mine: list[Row], most: float = math.inf) -> list[int]:
+        took = sorted(row["took"] for row in mine if row["took"] is not None)
+        some = [ms for ms in took if ms <= most]
+        return [three_digits(some[math.ceil(p * len(some)) - 1]) for p in (0.5, 0.95, 0.99)]
+
+    groups = [
+        *([row for row in every if row["kind"] == kind] for kind in keys.kinds),
+        *([row for row in every if row["node"] == node] for node in keys.nodes),
+        *([row for row in every if row["sent_at"] // HOUR_MS == HOUR + step] for step in range(3)),
+        every,
+    ]
+    for mine, found in zip(groups, times, strict=True):
+        assert list(found.accept) == expected(mine)
+        assert found.online == expected(mine, 60_000)[1]
+        assert found.process == (None, None, None)
+
+
+def _times() -> list[str]:
+    return list(sums.TIMES)
+
+
+def test_of_nothing_there_are_no_percentiles() -> None:
+    keys = Keys([], [], PERIOD)
+    hour = Hour(HOUR, pa.table(schema_of(DELIVERIES).empty_table()).select(_times()))
+    for times in sums.measured(sums.counted(hour, keys), 60_000):
+        assert (times.accept, times.online) == ((None, None, None), None)

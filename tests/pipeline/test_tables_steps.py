@@ -1,0 +1,28 @@
+"""Times in steps of three digits."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gatepost.pipeline.tables.steps import MANY, rounded, steps_of, times_of
+
+
+@given(st.integers(0, 10**13))
+def test_times_are_rounded_up_to_three_digits(ms: int) -> None:
+    (found,) = rounded(np.array([ms])).tolist()
+    assert ms <= found
+    assert found - ms < max(1, ms / 100)
+    assert len(str(found).rstrip("0")) <= 3
+    assert rounded(np.array([found])).tolist() == [found]
+
+
+def test_every_step_is_a_time_of_its_own_and_later_ones_are_longer() -> None:
+    every = np.arange(MANY)
+    times = times_of(every)
+    assert (np.diff(times) > 0).all()
+    assert (steps_of(times) == every).all()
+
+
+def test_there_is_a_step_for_everything() -> None:
+    strange = np.array([-(10**15), -1, 10**17, np.iinfo(np.int64).max])
+    assert steps_of(strange).tolist() == [0, 0, MANY - 1, MANY - 1]
