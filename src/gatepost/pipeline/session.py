@@ -215,6 +215,7 @@ def _started(settings: Mapping[str, str], shared: SharedClasses) -> "Iterator[Sp
             with ThreadPoolExecutor(1) as other:
                 waking = other.submit(_wake, context)
                 session = SparkSession.builder.getOrCreate()
+                stack.callback(session.stop)
                 _prepare(session)
                 waking.result()
             yield session

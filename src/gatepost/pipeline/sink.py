@@ -133,50 +133,48 @@ def query_id(df: "DataFrame") -> str:
     return id
 
 
-def read_table(
-    spark: "SparkSession",
-    path: str,
-    *,
-    where: Mapping[str, Collection[Any]] | None = None,
-    version: int | None = None,
-) -> "DataFrame":
-    """The table as of now, or of an older version; `where` picks partitions."""
+def read_table(spark: "SparkSession", path: str, *, version: int | None = None) -> "DataFrame":
+    """The table as of now, or of an older version."""
     path = _absolute(path)
     table = _existing(path, version)
-    filters = _filters(where) if where else None
-    return _frame(spark, path, table, table.file_uris(file_pruning_predicate=filters))
+    return _frame(spark, path, table, table.file_uris())
 
 
 class Held(Struct, frozen=True):
-    """A file of a table: where it is, the value of its partition, and its rows."""
+    """A file of a table: where it is, the value that was asked for, and how many its rows are."""
 
     uri: str
     value: Any
     rows: int
 
 
-def files(path: str, partition: str | None = None) -> list[Held]:
+def files(path: str, partition: str) -> list[Held]:
     """All files of a table that is there, each with its value of this partition."""
-    path = _absolute(path)
-    listed = _listed(path)
-    names = listed.get("path", [])
-    values = listed.get(f"partition.{partition}", [None] * len(names))
-    found = zip(names, values, listed.get("num_records", []), strict=True)
-    return [Held(f"{path.rstrip('/')}/{unquote(name)}", *rest) for name, *rest in found]
+    return _held(path, f"partition.{partition}")
+
+
+def files_since(path: str, column: str, least: int) -> list[Held]:
+    """The files of a table that is there that hold a value of this column that is no less."""
+    return [file for file in _held(path, f"max.{column}") if (file.value or 0) >= least]
 
 
 def largest(path: str, column: str) -> int | None:
     """The largest value of a column of whole numbers, by what the log knows of each file."""
-    known = _listed(path).get(f"max.{column}", [])
+    known = (file.value for file in _held(path, f"max.{column}"))
     return max((value for value in known if value is not None), default=None)
 
 
-def _listed(path: str) -> dict[str, list[Any]]:
+def _held(path: str, value: str) -> list[Held]:
+    """All files, each with one of the values that the log has of it."""
     import pyarrow as pa
 
-    listed = pa.table(_existing(_absolute(path)).get_add_actions(flatten=True))
-    found: dict[str, list[Any]] = listed.to_pydict()
-    return found
+    path = _absolute(path)
+    listed = pa.table(_existing(path).get_add_actions(flatten=True))
+    if not listed.num_rows:
+        return []
+    columns = (listed[name].to_pylist() for name in ("path", value, "num_records"))
+    found = zip(*columns, strict=True)
+    return [Held(f"{path.rstrip('/')}/{unquote(name)}", *rest) for name, *rest in found]
 
 
 def table_exists(path: str) -> bool:

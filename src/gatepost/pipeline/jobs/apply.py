@@ -5,7 +5,7 @@ replaced; what is made of deliveries is made again for these hours only. Inciden
 ETA advice are made from what is unusual, of which there is little.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -18,12 +18,14 @@ from gatepost.pipeline.jobs.hourly import hourly
 from gatepost.pipeline.jobs.ledger import APP
 from gatepost.pipeline.jobs.overall import Known, overall
 from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.parquet import File
 from gatepost.pipeline.sink import (
     Held,
     Transaction,
     Writing,
     begin,
     files,
+    files_since,
     largest,
     read_table,
     table_exists,
@@ -45,18 +47,14 @@ class Tables(Struct, frozen=True):
     def path(self, table: Table) -> str:
         return f"{self.root.rstrip('/')}/{table.name}"
 
-    def read(
-        self, spark: SparkSession, table: Table, hours: Sequence[int] | None = None
-    ) -> DataFrame:
-        """The table, or the hours of it; empty if it was never written."""
+    def read(self, spark: SparkSession, table: Table) -> DataFrame:
+        """The table; empty if it was never written."""
         if table is schemas.TURNS:
-            return turns(self.read(spark, schemas.DELIVERIES, hours))
+            return turns(self.read(spark, schemas.DELIVERIES))
         path = self.path(table)
         if not table_exists(path):
             return spark.createDataFrame([], table.ddl)
-        if hours is None:
-            return read_table(spark, path)
-        return read_table(spark, path, where={"hour": [str(hour) for hour in hours]})
+        return read_table(spark, path)
 
 
 class Apply:
@@ -97,11 +95,8 @@ class Apply:
 
     def _hourly(self, batch: Transaction, hours: set[int] | None) -> None:
         every = {table: self._replacing(table, batch, hours) for table in HOURLY}
-        folders = {table: each.path for table, each in every.items() if not each.done}
-        changed = self._held(schemas.DELIVERIES, hours) if folders else []
-        made = hourly(self._spark, changed, folders, self._objectives)
-        for table, written in made.items():
-            every[table].commit(written)
+        changed = self._held(schemas.DELIVERIES, hours)
+        _write(every, lambda todo: hourly(self._spark, changed, todo, self._objectives))
 
     def _overall(self, batch: Transaction) -> None:
         every = {
@@ -110,18 +105,18 @@ class Apply:
             )
             for table in _OVERALL
         }
-        folders = {table: each.path for table, each in every.items() if not each.done}
-        made = overall(self._spark, self._known(), folders, self._objectives)
-        for table, written in made.items():
-            every[table].commit(written)
+        known = self._known()
+        _write(every, lambda todo: overall(self._spark, known, todo, self._objectives))
 
     def _known(self) -> Known:
         activity = self._tables.path(schemas.ACTIVITY)
         as_of = (largest(activity, "last_at") or 0) - self._objectives.sealing * 1000
         since = as_of // schemas.HOUR_MS - self._objectives.days * _HOURS_A_DAY
+        alive = files_since(activity, "last_at", since * schemas.HOUR_MS)
         return Known(
+            since * schemas.HOUR_MS,
             as_of,
-            activity=[file.uri for file in files(activity)],
+            activity=[file.uri for file in alive],
             cases=self._recent(schemas.CASES, since),
             paces=self._recent(schemas.PACES, since),
         )
@@ -140,3 +135,14 @@ class Apply:
             return begin(path, table.schema, partition_by=["hour"], transaction=batch)
         replaced = {"hour": sorted(hours)}
         return begin(path, table.schema, mode="replace", replace=replaced, transaction=batch)
+
+
+def _write(
+    every: Mapping[Table, Writing],
+    make: Callable[[dict[Table, str]], Mapping[Table, Sequence[File]]],
+) -> None:
+    """What is made for the folders of these tables, unless they have it already."""
+    todo = {table: writing.path for table, writing in every.items() if not writing.done}
+    made = make(todo) if todo else {}
+    for table, fresh in made.items():
+        every[table].commit(fresh)

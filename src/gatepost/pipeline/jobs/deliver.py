@@ -56,12 +56,15 @@ class Surveyed(Struct, frozen=True):
 
 
 def survey(spark: "SparkSession", source: Source, wanted: Survey) -> Surveyed:
+    archive = source.archive
     columns = (*(activity.COLUMNS if wanted.activity else ()), *(IDS if wanted.hours else ()))
+    if not columns:
+        return Surveyed([], set())
 
     def look(share: list[Slice]) -> Iterator[tuple[list[bytes], list[int]]]:
         counted: list[pa.Table] = []
         hours: set[int] = set()
-        for events in _events(source.archive, share, columns):
+        for events in _events(archive, share, columns):
             if wanted.activity:
                 counted.append(activity.activity(events, wanted.batch, wanted.objectives))
             if wanted.hours:
@@ -82,13 +85,13 @@ def deliveries(
     spark: "SparkSession", source: Source, stored: Sequence[Held], folder: str
 ) -> list[File]:
     """What became of new events and of stored deliveries; those of an hour are in few files."""
-    cores = spark.sparkContext.defaultParallelism
+    archive, cores = source.archive, spark.sparkContext.defaultParallelism
     stretches = [*map(_stretch, source.slices), *map(_hour, stored)]
     rows = sum(stretch.rows for stretch in stretches)
     cuts = planning.cuts(stretches, -(-max(1, rows // _FOLDED) // cores) * cores)
 
     def told(share: list[Slice] | Held) -> Iterator[tuple[int, dict[str, bytes]]]:
-        for each in _facts(source.archive, share):
+        for each in _facts(archive, share):
             for part, mine in each.split(cuts):
                 yield part, mine.encode()
 

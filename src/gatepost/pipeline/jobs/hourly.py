@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from gatepost.pipeline.jobs.spreading import packed, spread
+from gatepost.pipeline.jobs.spreading import packed, written
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.parquet import File, place_of, write_files
+from gatepost.pipeline.parquet import File, place_of
 from gatepost.pipeline.sink import Held
 from gatepost.pipeline.tables import cases, slo, tasks
 from gatepost.pipeline.tables.hours import COLUMNS, TEXTS, Hour
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 TABLES: Final = (SLO, TRAFFIC, TASKS, PACES, CASES)
 
 # About how many deliveries are looked at in one go, and how many by one executor.
-_AT_ONCE = 2_000_000
+_AT_ONCE = 1_000_000
 _A_SHARE = 500_000
 
 _MADE: dict[Table, Callable[[Hour, Objectives], pa.Table]] = {
@@ -57,20 +57,15 @@ def hourly(
     objectives: Objectives,
 ) -> dict[Table, list[File]]:
     """Write these tables of the hours that these are the files of, each into its folder."""
+    tables = list(folders)
 
-    def make(share: list[Piece]) -> Iterator[tuple[str, bytes]]:
+    def make(share: list[Piece]) -> Iterator[tuple[Table, pa.Table]]:
         for piece in share:
             hour = Hour(piece.hour, read(piece, COLUMNS))
-            for table, folder in folders.items():
-                rows = _MADE[table](hour, objectives).to_batches()
-                for file in write_files(rows, folder, table.names, ("hour",)):
-                    yield table.name, file.encode()
+            for table in tables:
+                yield table, _MADE[table](hour, objectives)
 
-    made: dict[Table, list[File]] = {table: [] for table in folders}
-    by_name = {table.name: files for table, files in made.items()}
-    for name, file in spread(spark, shares(spark, deliveries), make):
-        by_name[name].append(File.decode(file))
-    return made
+    return written(spark, shares(spark, deliveries), make, folders)
 
 
 def shares(spark: "SparkSession", deliveries: Sequence[Held]) -> list[list[Piece]]:

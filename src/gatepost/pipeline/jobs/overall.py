@@ -4,16 +4,17 @@ One executor does it: there are few cases where all is well, and sums of an hour
 case, however many tasks they are the sums of.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from msgspec import Struct
 
-from gatepost.pipeline.jobs.spreading import spread
+from gatepost.pipeline.jobs.spreading import written
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.parquet import File, place_of, write_files
+from gatepost.pipeline.parquet import File, place_of
 from gatepost.pipeline.tables import advice, incidents
 from gatepost.pipeline.tables.arrow import schema_of
 from gatepost.pipeline.tables.groups import Columns
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 
 
 class Known(Struct, frozen=True):
-    """The latest moment anything is known of, and the files of what is known."""
+    """The moments between which anything is known, and the files of what is known."""
 
+    since: int
     as_of: int
     activity: list[str]
     cases: list[str]
@@ -44,23 +46,18 @@ def overall(
     spark: "SparkSession", known: Known, folders: Mapping[Table, str], objectives: Objectives
 ) -> dict[Table, list[File]]:
     """Write these tables, each into its folder."""
+    tables = list(folders)
 
-    def make(known: Known) -> Iterator[tuple[str, bytes]]:
+    def make(known: Known) -> list[tuple[Table, pa.Table]]:
         made = _made(known, objectives)
-        for table, folder in folders.items():
-            for file in write_files(made[table].to_batches(), folder, table.names, ()):
-                yield table.name, file.encode()
+        return [(table, made[table]) for table in tables]
 
-    found: dict[Table, list[File]] = {table: [] for table in folders}
-    by_name = {table.name: files for table, files in found.items()}
-    for name, file in spread(spark, [known], make):
-        by_name[name].append(File.decode(file))
-    return found
+    return written(spark, [known], make, folders)
 
 
 def _made(known: Known, objectives: Objectives) -> dict[Table, pa.Table]:
-    cases, paces = _read(CASES, known.cases), _read(PACES, known.paces)
-    activity = _read(ACTIVITY, known.activity)
+    cases, paces = Columns(_read(CASES, known.cases)), Columns(_read(PACES, known.paces))
+    activity = Columns(_read(ACTIVITY, known.activity, pc.field("last_at") >= known.since))
     return {
         ETA: advice.eta(paces),
         REVIEWS: advice.reviews(cases, paces, known.as_of, objectives),
@@ -68,13 +65,13 @@ def _made(known: Known, objectives: Objectives) -> dict[Table, pa.Table]:
     }
 
 
-def _read(table: Table, files: Sequence[str]) -> Columns:
+def _read(table: Table, files: Sequence[str], where: pc.Expression | None = None) -> pa.Table:
     """All of these files, but for what their folder says."""
     names = [name for name in table.names if name != table.partition]
     schema = pa.schema([schema_of(table).field(name) for name in names])
     if not files:
-        return Columns(schema.empty_table())
+        return schema.empty_table()
     places = [place_of(uri) for uri in files]
     paths = [path for _, path in places]
     dataset = ds.dataset(paths, schema=schema, format="parquet", filesystem=places[0][0])
-    return Columns(dataset.to_table())
+    return dataset.to_table(filter=where)

@@ -5,10 +5,14 @@ done by Arrow and numpy, a column at a time. These are RDDs and not DataFrames b
 here is left for a query planner to decide, and a JVM that has just started plans for seconds.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from gatepost.pipeline.parquet import File, write_files
+from gatepost.pipeline.tables.schemas import Table
+
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark import RDD
     from pyspark.sql import SparkSession
 
@@ -26,10 +30,13 @@ Item = TypeVar("Item", bound=Sized)
 def packed(items: Iterable[Item], rows: int) -> list[list[Item]]:
     """Those that follow each other in shares of about so many rows."""
     shares: list[list[Item]] = []
+    left = 0
     for item in items:
-        if not shares or sum(each.rows for each in shares[-1]) >= rows:
+        if left <= 0:
             shares.append([])
+            left = rows
         shares[-1].append(item)
+        left -= item.rows
     return shares
 
 
@@ -38,6 +45,27 @@ def spread(
 ) -> list[Made]:
     """What the executors made of all shares."""
     return shared(spark, shares).flatMap(work).collect() if shares else []
+
+
+def written(
+    spark: "SparkSession",
+    shares: Sequence[Share],
+    make: "Callable[[Share], Iterable[tuple[Table, pa.Table]]]",
+    folders: Mapping[Table, str],
+) -> dict[Table, list[File]]:
+    """The files of what the executors made of all shares, each table's in its folder."""
+
+    def write(share: Share) -> Iterator[tuple[str, bytes]]:
+        for table, rows in make(share):
+            by = [table.partition] if table.partition else []
+            for file in write_files(rows.to_batches(), folders[table], table.names, by):
+                yield table.name, file.encode()
+
+    found = spread(spark, shares, write)
+    return {
+        table: [File.decode(file) for name, file in found if name == table.name]
+        for table in folders
+    }
 
 
 def exchanged(

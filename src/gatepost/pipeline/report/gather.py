@@ -42,7 +42,7 @@ from gatepost.pipeline.report.facts import (
     Violation,
 )
 from gatepost.pipeline.report.sums import Counts, Keys, Parts, Period, Row, Shown, Times
-from gatepost.pipeline.sink import Held, files, largest, table_exists
+from gatepost.pipeline.sink import Held, files, files_since, largest, table_exists
 from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.tables.arrow import schema_of
 from gatepost.pipeline.tables.hours import Hour
@@ -133,17 +133,17 @@ class _Gatherer:
                 if recent.num_rows:
                     yield _Activity.of(recent)
 
-        parts = spread(self._spark, packed(files(path), _A_SHARE), look)
+        recent = files_since(path, "last_at", since)
+        parts = spread(self._spark, packed(recent, _A_SHARE), look)
         if not parts:
             raise PipelineError("the tables hold no events: seal some, then gatepost pipeline run")
         return _Activity.joined(parts)
 
     def report(self, clock: Clock) -> Report:
         shown = self._summed()
-        kinds, nodes = ([row[name] for row in rows] for name, rows in _named(shown))
+        kinds, nodes = [row["kind"] for row in shown.kinds], [row["node"] for row in shown.nodes]
         keys = Keys(kinds, nodes, self._period)
-        measured = self._measured(keys)
-        by_kind, by_node = measured[: len(kinds)], measured[len(kinds) :]
+        by_kind, by_node, by_step, of_all = keys.split(self._measured(keys))
         incidents, reviews, etas = self._incidents(), self._reviews(), self._etas()
         return Report(
             made_at=clock.now(),
@@ -157,11 +157,11 @@ class _Gatherer:
             window_ms=self._objectives.window_ms,
             step=self._period.step,
             starts=self._period.starts,
-            total=self._level(shown.total, ALL, measured[-1]),
+            total=self._level(shown.total, ALL, of_all),
             kinds=list(map(self._level, shown.kinds, kinds, by_kind)),
             nodes=list(map(self._level, shown.nodes, nodes, by_node)),
             missed=[_missed(row) for row in shown.missed],
-            latency=self._latency(by_node[len(nodes) :]),
+            latency=self._latency(by_step),
             lanes=self._lanes(shown),
             traffic=_traffic(shown),
             incidents=incidents[:_MOST_ROWS],
@@ -233,7 +233,7 @@ class _Gatherer:
     def _latency(self, steps: Sequence[Times]) -> list[Point]:
         return [
             Point(at, Percentiles(*times.accept), Percentiles(*times.process))
-            for at, times in zip(self._period.starts, steps, strict=False)
+            for at, times in zip(self._period.starts, steps, strict=True)
         ]
 
     def _lanes(self, shown: Shown) -> list[Lane]:
@@ -252,6 +252,7 @@ class _Gatherer:
         return [*lanes, rest] if others > 0 else lanes
 
     # -- what a person should look at
+
     def _incidents(self) -> list[Incident]:
         """What goes on comes first, then what concerns most deliveries."""
         found = [
@@ -319,10 +320,6 @@ def audited(tables: str) -> Audit | None:
     ]
     samples.sort(key=lambda found: (found.rule, found.node or "", found.seq or 0))
     return Audit(small.made_at(table), small.counts(table, "rule"), samples)
-
-
-def _named(shown: Shown) -> list[tuple[str, list[Row]]]:
-    return [("kind", shown.kinds), ("node", shown.nodes)]
 
 
 def _missed(row: Row) -> Missed:

@@ -227,6 +227,12 @@ class Keys(Struct, frozen=True):
         """How many there are of each time, accepted and done, before any was counted."""
         return np.zeros((2, len(self), MANY), np.int64)
 
+    def split(self, times: "list[Times]") -> "tuple[list[Times], list[Times], list[Times], Times]":
+        """What was measured of kinds, nodes, steps and all, apart."""
+        *each, every = times
+        nodes = each[len(self.kinds) :]
+        return each[: len(self.kinds)], nodes[: len(self.nodes)], nodes[len(self.nodes) :], every
+
     def places(self, hour: Hour) -> list[Column]:
         """Where each delivery counts, four times at most; NONE where it does not."""
         kinds = {name: place for place, name in enumerate(self.kinds)}

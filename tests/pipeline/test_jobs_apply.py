@@ -1,0 +1,71 @@
+"""A batch that dies after any of its commits is finished by the next run."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gatepost.pipeline.jobs.overall import Known, _made
+from gatepost.pipeline.jobs.run import Pipeline, Ran
+from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.parquet import File
+from gatepost.pipeline.sink import Writing, Written
+from gatepost.pipeline.tables.arrow import table_of
+from gatepost.pipeline.tables.schemas import ACTIVITY, CASES, INCIDENTS
+from tests.pipeline.worlds import World
+
+pytestmark = pytest.mark.timeout(600)
+
+# Activity, deliveries, five by the hour, and three of all.
+COMMITS = 10
+
+
+class Died(Exception):
+    pass
+
+
+def test_whatever_commit_is_the_last_the_tables_are_the_same(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, left = Writing.commit, [0]
+
+    def mortal(writing: Writing, files: list[File]) -> Written:
+        if left[0] == 0:
+            raise Died
+        left[0] -= 1
+        return commit(writing, files)
+
+    monkeypatch.setattr(Writing, "commit", mortal)
+    tables = str(tmp_path / "tables")
+    pipeline = Pipeline(world.spark, world.archive, tables)
+    half = world.truth.events // 2
+    # Through the first batch, which makes the tables, and the next, which replaces hours.
+    for _ in range(2 * COMMITS):
+        with pytest.raises(Died):
+            pipeline.run(half)
+        left[0] = 1
+    left[0] = 5 * COMMITS
+    assert pipeline.run(half).events <= world.truth.events
+    assert pipeline.run() == Ran(0, 0)
+    world.assert_same(tables)
+
+
+def test_what_lies_further_back_than_anybody_looks_is_left_alone(tmp_path: Path) -> None:
+    day, now = 24 * 3_600_000, 1_772_490_600_000
+
+    def incidents(last_heard: int) -> pa.Table:
+        heard = {"node": "b", "window_start": 0, "first_at": last_heard, "last_at": last_heard}
+        waits = {"node": "a", "to_node": "b", "to_agent": "bob", "sent_at": now - day}
+        for name, table in (
+            ("activity", table_of(ACTIVITY, [heard])),
+            ("cases", table_of(CASES, [waits]).drop_columns(["hour"])),
+        ):
+            pq.write_table(table, tmp_path / name)
+        known = Known(
+            now - 30 * day, now, [str(tmp_path / "activity")], [str(tmp_path / "cases")], []
+        )
+        return _made(known, Objectives())[INCIDENTS]
+
+    assert incidents(now - 29 * day)["class"].to_pylist() == ["silent_node"]
+    assert incidents(now - 31 * day).num_rows == 0
