@@ -115,6 +115,17 @@ def test_run_on_an_empty_folder_says_so(pipeline: Any, tmp_path: Path) -> None:
     assert (shown.code, "nothing was sealed there yet" in shown.err) == (Exit.FAILED, True)
 
 
+def test_a_broken_segment_is_named_and_nothing_else_is_said(pipeline: Any, tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    assert pipeline("synth", str(archive), "--events", "500", "--nodes", "3").code == 0
+    segment = min(archive.glob("node=*/date=*/*.parquet"))
+    segment.write_bytes(segment.read_bytes()[:300])
+    shown = pipeline("run", "--archive", str(archive), "--tables", str(tmp_path / "tables"))
+    assert shown.code == Exit.FAILED
+    assert shown.err.startswith(f"gatepost: {segment.relative_to(archive)} cannot be read: ")
+    assert len(shown.err.splitlines()) == 1
+
+
 def test_backfill_wants_an_empty_folder(made: Made, pipeline: Any, tmp_path: Path) -> None:
     shown = pipeline("backfill", "--archive", made.archive, "--tables", made.tables)
     assert (shown.code, "choose an empty folder" in shown.err) == (1, True)

@@ -6,11 +6,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gatepost.pipeline.jobs import apply as module
 from gatepost.pipeline.jobs.overall import Known, _made
 from gatepost.pipeline.jobs.run import Pipeline, Ran
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.parquet import File
-from gatepost.pipeline.sink import Writing, Written
+from gatepost.pipeline.sink import Writing, Written, files_since
 from gatepost.pipeline.tables.arrow import table_of
 from gatepost.pipeline.tables.schemas import ACTIVITY, CASES, INCIDENTS
 from tests.pipeline.worlds import World
@@ -28,12 +29,13 @@ class Died(Exception):
 def test_whatever_commit_is_the_last_the_tables_are_the_same(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit, left = Writing.commit, [0]
+    commit, left, died = Writing.commit, [0], []
 
     def mortal(writing: Writing, files: list[File]) -> Written:
-        if left[0] == 0:
+        if not writing.done and left[0] == 0:
+            died.append(Path(writing.path).name)
             raise Died
-        left[0] -= 1
+        left[0] -= not writing.done
         return commit(writing, files)
 
     monkeypatch.setattr(Writing, "commit", mortal)
@@ -45,10 +47,22 @@ def test_whatever_commit_is_the_last_the_tables_are_the_same(
         with pytest.raises(Died):
             pipeline.run(half)
         left[0] = 1
+    assert len(set(died)) == COMMITS
+    assert died == died[:COMMITS] * 2
     left[0] = 5 * COMMITS
     assert pipeline.run(half).events <= world.truth.events
     assert pipeline.run() == Ran(0, 0)
     world.assert_same(tables)
+
+
+def test_however_many_batches_there_were_few_files_are_read(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MANY_FILES", 4)
+    pipeline = Pipeline(world.spark, world.archive, str(tmp_path))
+    assert pipeline.run(world.truth.events // 6).batches > 5
+    assert len(files_since(str(tmp_path / "activity"), "last_at", 0)) < 4
+    world.assert_same(str(tmp_path))
 
 
 def test_what_lies_further_back_than_anybody_looks_is_left_alone(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ def test_a_batch_begins_where_the_last_one_ended(tmp_path: Path) -> None:
     assert ledger.last() is None
     first = ledger.begin({"vps": {"a": 5}})
     second = Ledger(str(tmp_path)).begin({"vps": {"a": 9}})
-    assert first == Batch(1, {}, {"vps": {"a": 5}})
-    assert second == Batch(2, {"vps": {"a": 5}}, {"vps": {"a": 9}})
+    assert first == Batch(1, {}, {"vps": {"a": 5}}, layout=2)
+    assert second == Batch(2, {"vps": {"a": 5}}, {"vps": {"a": 9}}, layout=2)
     assert ledger.last() == second
 
 
@@ -84,3 +84,12 @@ def test_objectives_name_what_differs_from_the_defaults(tmp_path: Path) -> None:
     assert Objectives.read(path) == Objectives(sla=1800, delivery_p95=2.5)
     with pytest.raises(ConfigError, match="cannot be read"):
         Objectives.read(tmp_path / "nowhere.toml")
+
+
+def test_tables_of_another_version_are_not_gone_on_with(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path))
+    ledger.begin({"vps": {"a": 5}})
+    (file,) = (tmp_path / "_batches").iterdir()
+    file.write_text(file.read_text().replace('"layout":2', '"layout":1'))
+    with pytest.raises(PipelineError, match="another version of Gatepost"):
+        ledger.last()

@@ -109,6 +109,12 @@ def test_what_was_planted_is_reported(made: Made) -> None:
     assert (found.rule, found.sentence) == ("doubled_turn", "One event completes at most one turn.")
 
 
+def test_what_is_rounded_up_to_its_objective_has_met_it(made: Made) -> None:
+    level = replace(made.report.total, online_p95=5000, objective_ms=5000)
+    assert level.is_met
+    assert not replace(level, online_p95=5010).is_met
+
+
 def test_without_tables_it_says_what_to_do(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="gatepost pipeline run"):
         gather(spark, str(tmp_path))

@@ -115,6 +115,20 @@ def test_a_backlog_grows_for_more_than_ten_minutes(windows: int, made: int) -> N
     ] * made
 
 
+def test_what_piles_up_twice_is_two_though_one_delivery_waits_all_along() -> None:
+    start = T - T % WINDOW
+    forever = case(0) | {"sent_at": start - 1}
+    first, second = start, start + 120 * MINUTE
+    piles = [
+        case(0, sent_at=since + number * MINUTE, accepted_at=since + 60 * MINUTE, ended_at=LATER)
+        for since in (first, second)
+        for number in range(15)
+    ]
+    rows = [row for row in found([forever, *piles]) if row["class"] == "backlog"]
+    assert [row["count"] for row in rows] == [16, 16]
+    assert len({row["incident_id"] for row in rows}) == 2
+
+
 def test_where_a_whole_node_is_silent_its_backlogs_are_one() -> None:
     waiting = growing("bob", 6) + growing("bea", 6)
     rows = found(waiting, alive("b", -1, 300), T + 301 * MINUTE)

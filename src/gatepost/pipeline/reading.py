@@ -6,6 +6,7 @@ A file that no manifest lists does not exist. This needs pyarrow and msgspec and
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
@@ -79,13 +80,22 @@ class Archive:
         self, piece: Slice, columns: Collection[str], texts: Collection[str]
     ) -> Iterator[pa.Table]:
         """The rows of a slice, a row group or so at a time; these texts stay encoded."""
-        where = self._where(piece.segment)
         encoded = [name for name in texts if name in columns]
-        with pq.ParquetFile(where, filesystem=self._fs, read_dictionary=encoded) as file:
+        with _readable(piece.segment), self._file(piece.segment, encoded) as file:
             there = set(file.schema_arrow.names)
             present = [name for name in columns if name in there]
             for batch in _rows(file, piece, present, ROW_GROUP):
                 yield _with_missing(pa.Table.from_batches([batch]), columns, piece.segment)
+
+    def _file(self, segment: Segment, encoded: Sequence[str]) -> pq.ParquetFile:
+        where = self._where(segment)
+        try:
+            return pq.ParquetFile(where, filesystem=self._fs, read_dictionary=encoded)
+        except KeyError:
+            # An older one that lacks some of them.
+            there = set(pq.read_schema(where, filesystem=self._fs).names)
+            known = [name for name in encoded if name in there]
+            return pq.ParquetFile(where, filesystem=self._fs, read_dictionary=known)
 
     def files(self, segments: Iterable[Segment]) -> list[str]:
         return [f"{self.uri}/{segment.path}" for segment in segments]
@@ -109,6 +119,15 @@ class Archive:
 
     def _where(self, segment: Segment) -> str:
         return f"{self._base}/{segment.path}"
+
+
+@contextmanager
+def _readable(segment: Segment) -> Iterator[None]:
+    """Whoever reads a thousand files wants to know which one is broken."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise ArchiveError(f"{segment.path} cannot be read: {error}") from None
 
 
 def _listed(where: str, content: bytes) -> list[Segment]:
@@ -165,11 +184,15 @@ def _rows(
 def _with_missing(table: pa.Table, columns: Collection[str], segment: Segment) -> pa.Table:
     """The table with its node, and nulls for what an older archive lacks."""
     for name in (name for name in columns if name not in table.column_names):
-        value = pa.scalar(segment.node if name == "node" else None, SCHEMA.field(name).type)
-        zeros = pa.array(np.zeros(table.num_rows, np.int32))
-        repeated = pa.DictionaryArray.from_arrays(zeros, pa.array([value]))
-        text = pa.types.is_string(value.type)
-        table = table.append_column(name, repeated if text else repeated.dictionary_decode())
+        kind = SCHEMA.field(name).type
+        if name == "node":
+            zeros = pa.array(np.zeros(table.num_rows, np.int32))
+            column = pa.DictionaryArray.from_arrays(zeros, pa.array([segment.node]))
+        elif pa.types.is_string(kind):
+            column = pa.nulls(table.num_rows, pa.dictionary(pa.int32(), kind))
+        else:
+            column = pa.nulls(table.num_rows, kind)
+        table = table.append_column(name, column)
     return table
 
 

@@ -56,8 +56,6 @@ _SQL = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # A limit on bytes makes Spark measure the whole batch after every row.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
-    # Lists by window, kind and node: more groups than the 128 after which Spark sorts instead.
-    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "50000",
     # Otherwise listing more than 32 files starts a Spark job of its own.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
 }
@@ -97,7 +95,8 @@ def spark_session(
     if SparkContext._active_spark_context is not None:
         running = SparkSession.builder.getOrCreate()
         _prepare(running)
-        yield running
+        with _plainly():
+            yield running
         return
     with contextlib.ExitStack() as stack:
         scratch = Path(tempfile.mkdtemp(prefix="gatepost-spark-"))
@@ -201,14 +200,14 @@ def _environment(home: Path, local: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def _started(settings: Mapping[str, str], shared: SharedClasses) -> "Iterator[SparkSession]":
     from pyspark import SparkConf, SparkContext
-    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     ours = SparkContext._gateway is None
     with contextlib.ExitStack() as stack:
         if ours:
             stack.callback(lambda: shared.ended(_end_jvm()))
-        try:
+        # Inside of that: what went wrong is told by the JVM, which is about to end.
+        with _plainly():
             context = SparkContext(conf=SparkConf().setAll(list(settings.items())))
             stack.callback(context.stop)
             # While the JVM gets ready for queries, which is work for one core.
@@ -219,9 +218,27 @@ def _started(settings: Mapping[str, str], shared: SharedClasses) -> "Iterator[Sp
                 _prepare(session)
                 waking.result()
             yield session
-        except PySparkException as error:
-            # Its text comes from the JVM, which is about to end.
-            raise PipelineError(str(error)) from None
+
+
+@contextlib.contextmanager
+def _plainly() -> Iterator[None]:
+    """What Spark has to complain of, as an error of ours."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        raise PipelineError(_said(str(error))) from None
+
+
+def _said(error: str) -> str:
+    """What a worker said at last, without where in its code it was; else all of it."""
+    lines = error.strip().splitlines()
+    if "Traceback (most recent call last):" not in lines:
+        return error
+    said = lines[-1]
+    return said.partition(": ")[2] if said.startswith("gatepost.") else said
 
 
 def _wake(context: "SparkContext") -> None:

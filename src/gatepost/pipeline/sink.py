@@ -154,8 +154,9 @@ def files(path: str, partition: str) -> list[Held]:
 
 
 def files_since(path: str, column: str, least: int) -> list[Held]:
-    """The files of a table that is there that hold a value of this column that is no less."""
-    return [file for file in _held(path, f"max.{column}") if (file.value or 0) >= least]
+    """The files of a table that is there that may hold a value of this column that is no less."""
+    every = _held(path, f"max.{column}")
+    return [file for file in every if file.value is None or file.value >= least]
 
 
 def largest(path: str, column: str) -> int | None:

@@ -24,6 +24,7 @@ from gatepost.pipeline.sink import (
     Transaction,
     Writing,
     begin,
+    compact,
     files,
     files_since,
     largest,
@@ -37,6 +38,7 @@ from gatepost.pipeline.tables.turns import turns
 # Incidents come last: who has them has all of the batch.
 _OVERALL: Final = (schemas.ETA, schemas.REVIEWS, schemas.INCIDENTS)
 _HOURS_A_DAY = 24
+_MANY_FILES = 256
 
 
 class Tables(Struct, frozen=True):
@@ -71,6 +73,13 @@ class Apply:
         self._deliver(source, batch, hours)
         self._hourly(batch, hours)
         self._overall(batch)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Every batch adds to activity, and every batch reads all of it that is recent."""
+        path = self._tables.path(schemas.ACTIVITY)
+        if len(files_since(path, "last_at", 0)) >= _MANY_FILES:
+            compact(self._spark, path)
 
     def _survey(self, source: Source, batch: Transaction) -> set[int] | None:
         """Counts events; returns the hours that change, or None if all of them are new."""

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from msgspec import Struct
 
 from gatepost.pipeline.jobs.spreading import packed, written
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.parquet import File, place_of
+from gatepost.pipeline.parquet import File, read_file
 from gatepost.pipeline.sink import Held
 from gatepost.pipeline.tables import cases, slo, tasks
 from gatepost.pipeline.tables.hours import COLUMNS, TEXTS, Hour
@@ -88,13 +87,8 @@ def _pieces(deliveries: Sequence[Held]) -> Iterator[Piece]:
 
 def read(piece: Piece, columns: Sequence[str]) -> pa.Table:
     """These columns of a piece, of which the node is one."""
-    return pa.concat_tables([_of_part(_file(uri, columns), piece) for uri in piece.files])
-
-
-def _file(uri: str, columns: Sequence[str]) -> pa.Table:
-    place, path = place_of(uri)
-    with pq.ParquetFile(path, filesystem=place, read_dictionary=list(TEXTS)) as file:
-        return file.read(columns=list(columns), use_threads=False)
+    tables = (read_file(uri, columns, TEXTS) for uri in piece.files)
+    return pa.concat_tables([_of_part(table, piece) for table in tables])
 
 
 def _of_part(deliveries: pa.Table, piece: Piece) -> pa.Table:

@@ -23,6 +23,7 @@ from gatepost.pipeline.tables.schemas import INCIDENTS
 APP = "gatepost-pipeline"
 _FOLDER = "_batches"
 _LOCK = "_lock"
+_LAYOUT = 2
 _PATIENCE = 600.0
 
 
@@ -33,6 +34,8 @@ class Batch(Struct, frozen=True, rename="camel"):
     start: Offsets
     end: Offsets
     objectives: Objectives = Objectives()
+    # Which tables there are and what is in them; before this was noted, it was the first.
+    layout: int = 1
 
 
 class Ledger:
@@ -44,7 +47,15 @@ class Ledger:
         """The batch that was begun last, done or not."""
         names = self._store.files(_FOLDER)
         content = self._store.read(names[-1]) if names else None
-        return None if content is None else msgspec.json.decode(content, type=Batch)
+        if content is None:
+            return None
+        batch = msgspec.json.decode(content, type=Batch)
+        if batch.layout != _LAYOUT:
+            raise PipelineError(
+                f"the tables in {self._tables} were made by another version of Gatepost:"
+                " make new ones in another folder, with backfill"
+            )
+        return batch
 
     def is_done(self, batch: Batch) -> bool:
         """Whether the table that is written last has this batch."""
@@ -78,7 +89,7 @@ class Ledger:
     def begin(self, end: Offsets, objectives: Objectives | None = None) -> Batch:
         last, agreed = self.last(), self.objectives(objectives)
         number, start = (last.number + 1, last.end) if last else (1, {})
-        batch = Batch(number, start, end, agreed)
+        batch = Batch(number, start, end, agreed, _LAYOUT)
         name = f"{_FOLDER}/{batch.number:012d}.json"
         self._store.write(name, msgspec.json.encode(batch))
         return batch

@@ -74,4 +74,5 @@ def _read(table: Table, files: Sequence[str], where: pc.Expression | None = None
     places = [place_of(uri) for uri in files]
     paths = [path for _, path in places]
     dataset = ds.dataset(paths, schema=schema, format="parquet", filesystem=places[0][0])
-    return dataset.to_table(filter=where)
+    # In one piece, or to take a few rows of it means to look at all of them.
+    return dataset.to_table(filter=where).combine_chunks()

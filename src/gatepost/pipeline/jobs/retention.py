@@ -5,7 +5,7 @@ of `deliveries` without its message there (`orphan`), until the next time.
 """
 
 from gatepost.pipeline.jobs.apply import Tables
-from gatepost.pipeline.sink import table_exists
+from gatepost.pipeline.sink import largest, table_exists
 from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.tables.schemas import HOUR_MS
 
@@ -14,13 +14,9 @@ DAY_MS = 24 * HOUR_MS
 
 def oldest(tables: str, days: int) -> int | None:
     """The first moment of the last `days` days before the latest event; None before any."""
-    from deltalake import DeltaTable
-
     path = Tables(tables).path(schemas.ACTIVITY)
-    if not table_exists(path):
-        return None
-    times = DeltaTable(path).to_pyarrow_table(columns=["last_at"]).column("last_at").to_pylist()
-    return max(times) - days * DAY_MS if times else None
+    latest = largest(path, "last_at") if table_exists(path) else None
+    return None if latest is None else latest - days * DAY_MS
 
 
 def forget(tables: str, before: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Work in shares, each done by one executor, of which only names of files come back.
+"""Work in shares, each done by one executor; names of files come back, or a few sums.
 
 Spark carries shares and blocks and looks into none of them; what is done to each of the rows is
 done by Arrow and numpy, a column at a time. These are RDDs and not DataFrames because nothing

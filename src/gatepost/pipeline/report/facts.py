@@ -35,8 +35,8 @@ class Level(Struct, frozen=True):
 
     @property
     def is_met(self) -> bool | None:
-        """None if nothing was accepted."""
-        return None if self.online_p95 is None else self.online_p95 < self.objective_ms
+        """None if nothing was accepted. What was below the objective may be rounded up to it."""
+        return None if self.online_p95 is None else self.online_p95 <= self.objective_ms
 
 
 class Point(Struct, frozen=True):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from msgspec import Struct
 
 from gatepost import __version__
@@ -22,7 +21,7 @@ from gatepost.pipeline.jobs.hourly import Piece
 from gatepost.pipeline.jobs.ledger import Ledger
 from gatepost.pipeline.jobs.spreading import exchanged, packed, spread
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.parquet import place_of
+from gatepost.pipeline.parquet import read_file
 from gatepost.pipeline.report import sums
 from gatepost.pipeline.report.facts import (
     OTHERS,
@@ -60,6 +59,7 @@ _STEPS = tuple(
 _MOST_POINTS = 120
 _MOST_ROWS = 50
 _DAY_MS = 24 * HOUR_MS
+_WRITTEN = ("node", "window_start", "events", "first_at", "last_at")
 # About how many rows of a table one executor sums up in one go.
 _A_SHARE = 1_000_000
 
@@ -128,7 +128,7 @@ class _Gatherer:
 
         def look(share: list[Held]) -> Iterator[_Activity]:
             for file in share:
-                rows = _read(file, ["node", "window_start", "events", "first_at", "last_at"])
+                rows = read_file(file.uri, _WRITTEN)
                 recent = rows.filter(pa.array(np.asarray(rows["window_start"]) > since))
                 if recent.num_rows:
                     yield _Activity.of(recent)
@@ -336,10 +336,4 @@ def _traffic(shown: Shown) -> Traffic:
 
 def _table(table: Table, held: Sequence[Held], columns: Sequence[str]) -> pa.Table:
     empty = schema_of(table).empty_table().select(list(columns))
-    return pa.concat_tables([empty, *(_read(file, columns) for file in held)])
-
-
-def _read(file: Held, columns: Sequence[str]) -> pa.Table:
-    place, path = place_of(file.uri)
-    with pq.ParquetFile(path, filesystem=place) as parquet:
-        return parquet.read(columns=list(columns), use_threads=False)
+    return pa.concat_tables([empty, *(read_file(file.uri, columns) for file in held)])

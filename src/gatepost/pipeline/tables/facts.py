@@ -32,8 +32,8 @@ COLUMNS: Final = (
     *("payload_size", "blob_size", "eta_at", "eta_seconds", "progress", *TEXTS),
 )
 """What is read of an event; the rest stays on disk."""
-IDS: Final = ("event_id", "ref_id")
-"""What says which hours an event may be about."""
+IDS: Final = ("kind", "event_id", "ref_id")
+"""What says which hours an event is about."""
 
 NONE: Final = -1
 """No word."""
@@ -263,9 +263,14 @@ def _plain(column: pa.ChunkedArray | pa.Array) -> Column:
 
 
 def hours_of(events: pa.Table) -> Column:
-    """The hours of all ids there are: deliveries that change are in no other."""
-    ids = [events[name].filter(pa.array(is_id(events[name]))) for name in IDS]
-    drawn = [drawn_at(halves(column.combine_chunks())[0]) for column in ids]
+    """The hours of deliveries that these events open or refer to; no others change."""
+    words = Words()
+    opens = words.any_of(words.of(events["kind"]), _TRACKED)
+    rows = {"event_id": opens & is_id(events["event_id"]), "ref_id": is_id(events["ref_id"])}
+    drawn = [
+        drawn_at(halves(events[name].filter(pa.array(mine)).combine_chunks())[0])
+        for name, mine in rows.items()
+    ]
     return np.unique(np.concatenate(drawn) // HOUR_MS)
 
 

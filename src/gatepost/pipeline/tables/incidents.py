@@ -1,7 +1,7 @@
 """Cases into incidents: few rows in, a handful out.
 
 An incident covers an *island*: rows that follow each other without a hole of a whole window. Its
-id is made of its class, its subject and its start, so finding it again changes nothing.
+id is made of its class, its subject and when it began, so finding it again changes nothing.
 """
 
 import hashlib
@@ -34,13 +34,17 @@ def slow(cases: Columns, as_of: int, objectives: Objectives) -> Column:
     """Accepted, and not processed or replied to within the SLA."""
     accepted_at, ended_at = cases.number("accepted_at"), cases.number("ended_at")
     took = np.where(ended_at == ABSENT, as_of, ended_at) - accepted_at
-    slow: Column = (accepted_at != ABSENT) & (took > objectives.sla * 1000)
-    return slow
+    late: Column = (accepted_at != ABSENT) & (took > objectives.sla * 1000)
+    return late
 
 
 def incidents(cases: Columns, activity: Columns, as_of: int, objectives: Objectives) -> pa.Table:
     """All incidents, as of the latest event known."""
     return table_of(INCIDENTS, _Found(cases, activity, as_of, objectives).rows())
+
+
+# Node, agent and capability.
+_Subject = tuple[str | None, str | None, str | None]
 
 
 class _Silence(NamedTuple):
@@ -91,7 +95,7 @@ class _Found:
         for rows in self._islands(dead, self._cases.number("dead_at"), "node"):
             node, agent, _ = subject = self._subject(rows, "node")
             sentence = f"{len(rows)} deliveries from {node} to {agent} had nowhere to go"
-            yield self._incident("routing_miss", subject, self._life(rows), rows, sentence)
+            yield self._dead("routing_miss", subject, rows, sentence)
 
     def _bursts(self, dead: Column) -> Iterator[Row]:
         dead_at = self._cases.number("dead_at")
@@ -99,7 +103,7 @@ class _Found:
             if _densest(dead_at[rows], self._objectives.window_ms) >= self._objectives.burst:
                 node, agent, _ = subject = self._subject(rows, "node")
                 sentence = f"{node} gave up on {len(rows)} deliveries to {agent}"
-                yield self._incident("dead_letter_burst", subject, self._life(rows), rows, sentence)
+                yield self._dead("dead_letter_burst", subject, rows, sentence)
 
     def _islands(self, rows: Column, at: Column, node: str) -> Iterator[Column]:
         """Rows of one node, agent and capability, with no whole window without any."""
@@ -107,15 +111,17 @@ class _Found:
         for each in Groups.runs(at[rows], self._objectives.window_ms, *keys).each():
             yield rows[each]
 
-    def _subject(self, rows: Column, node: str) -> tuple[str | None, str | None, str | None]:
+    def _subject(self, rows: Column, node: str) -> _Subject:
         first = self._cases.table.slice(int(rows[0]), 1)
         node, agent, capability = (
             first[name][0].as_py() for name in (node, "to_agent", "capability_id")
         )
         return node, agent, capability
 
-    def _life(self, rows: Column) -> tuple[int, int]:
-        return int(self._sent_at[rows].min()), int(self._cases.number("dead_at")[rows].max())
+    def _dead(self, name: str, subject: _Subject, rows: Column, sentence: str) -> Row:
+        dead_at = self._cases.number("dead_at")[rows]
+        lasted = int(self._sent_at[rows].min()), int(dead_at.max())
+        return self._incident(name, subject, lasted, rows, sentence, int(dead_at.min()))
 
     # -- waiting
 
@@ -132,18 +138,18 @@ class _Found:
             for silence in silences:
                 by_node.setdefault(silence, []).append(rows)
             if len(rows) and not silences:
-                yield self._backlog(node, agent, rows)
+                yield self._backlog(node, agent, rows, begin)
         for silence, several in by_node.items():
             if len(rows := np.unique(np.concatenate(several))):
-                yield self._backlog(silence.node, None, rows)
+                yield self._backlog(silence.node, None, rows, silence.since)
 
-    def _backlog(self, node: str, agent: str | None, rows: Column) -> Row:
+    def _backlog(self, node: str, agent: str | None, rows: Column, since: int) -> Row:
         lasted = int(self._sent_at[rows].min()), _end(self._left_at[rows])
         sentence = (
             f"mail for {agent or node} piled up for more than {self._objectives.backlog} s:"
             f" {len(rows)} deliveries waited"
         )
-        return self._incident("backlog", (node, agent, None), lasted, rows, sentence)
+        return self._incident("backlog", (node, agent, None), lasted, rows, sentence, since)
 
     def _growing(self) -> Iterator[tuple[str, str, int, int]]:
         """For whom more waited at the end of every window than at its start, since and until."""
@@ -178,22 +184,25 @@ class _Found:
 
     def _waiting(self, node: str, agent: str, at: int) -> Column:
         """What had been sent to it by then and had not been taken."""
-        mine = self._sent_to(node)
+        mine = self._by_agent[node, agent]
         left_at = np.where(self._left_at[mine] == ABSENT, self._as_of + 1, self._left_at[mine])
-        same = self._cases.is_any("to_agent", agent)[mine]
-        found: Column = mine[same & (self._sent_at[mine] < at) & (left_at >= at)]
+        found: Column = mine[(self._sent_at[mine] < at) & (left_at >= at)]
         return found
 
-    def _sent_to(self, node: str) -> Column:
-        return self._by_node.get(node, np.zeros(0, np.int64))
+    @cached_property
+    def _by_agent(self) -> dict[tuple[str | None, ...], Column]:
+        return self._grouped("to_node", "to_agent")
 
     @cached_property
-    def _by_node(self) -> dict[str | None, Column]:
-        """Which cases there are for each node."""
-        to_node = self._cases.text("to_node")
-        groups = Groups.alike(to_node)
-        names = self._cases.texts(groups.first(to_node)).to_pylist()
-        return dict(zip(names, groups.each(), strict=True))
+    def _by_node(self) -> dict[tuple[str | None, ...], Column]:
+        return self._grouped("to_node")
+
+    def _grouped(self, *names: str) -> dict[tuple[str | None, ...], Column]:
+        """Which cases there are for each of them."""
+        keys = [self._cases.text(name) for name in names]
+        groups = Groups.alike(*keys)
+        texts = (self._cases.texts(groups.first(key)).to_pylist() for key in keys)
+        return dict(zip(zip(*texts, strict=True), groups.each(), strict=True))
 
     # -- silence
 
@@ -217,7 +226,7 @@ class _Found:
         return map(_Silence, names, since[long].tolist(), back[long].tolist())
 
     def _missed(self, silence: _Silence) -> Column:
-        mine = self._sent_to(silence.node)
+        mine = self._by_node.get((silence.node,), np.zeros(0, np.int64))
         sent_at, left_at = self._sent_at[mine], self._left_at[mine]
         waited = left_at == ABSENT
         if silence.until != ABSENT:
@@ -241,14 +250,16 @@ class _Found:
     def _incident(
         self,
         name: str,
-        subject: tuple[str | None, str | None, str | None],
+        subject: _Subject,
         lasted: tuple[int, int | None],
         rows: Column,
         sentence: str,
+        since: int | None = None,
     ) -> Row:
+        """`since` tells it from others of the same subject, unless its start does."""
         node, agent, capability = subject
         return {
-            "incident_id": identity(name, *subject, lasted[0]),
+            "incident_id": identity(name, *subject, lasted[0] if since is None else since),
             "class": name,
             "node": node,
             "agent": agent,

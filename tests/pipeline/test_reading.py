@@ -1,0 +1,50 @@
+"""Segments into tables of events, also those that lack columns or cannot be read."""
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from gatepost.errors import ArchiveError
+from gatepost.pipeline.planning import Slice
+from gatepost.pipeline.reading import Archive
+from gatepost.pipeline.synth import Options, generate
+from gatepost.pipeline.tables.facts import COLUMNS, TEXTS, Facts, facts
+from gatepost.pipeline.tables.lifecycle import deliveries
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    generate(str(tmp_path), Options(events=600, nodes=3, segment_rows=100))
+    return Archive(str(tmp_path))
+
+
+def told(archive: Archive) -> list[Facts]:
+    slices = [Slice(s, s.first, s.last) for s in archive.segments()]
+    tables = [table for piece in slices for table in archive.tables(piece, COLUMNS, TEXTS)]
+    return [facts(table) for table in tables]
+
+
+def test_what_an_older_archive_lacks_is_null(archive: Archive) -> None:
+    whole = deliveries(Facts.joined(told(archive)))
+    assert whole["decision"].null_count < len(whole)
+    for number, segment in enumerate(archive.segments()):
+        if number % 2:
+            path = Path(archive.uri) / segment.path
+            rows = pq.ParquetFile(path).read()
+            pq.write_table(rows.drop_columns(["route_decision", "eta_seconds"]), path)
+    partly = deliveries(Facts.joined(told(archive)))
+    assert partly["event_id"].equals(whole["event_id"])
+    assert partly["state"].equals(whole["state"])
+    assert whole["decision"].null_count < partly["decision"].null_count < len(whole)
+
+
+def test_a_segment_that_cannot_be_read_is_named(archive: Archive) -> None:
+    segment = archive.segments()[1]
+    path = Path(archive.uri) / segment.path
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(ArchiveError, match=f"{segment.path} cannot be read: Parquet magic bytes"):
+        told(archive)
+    path.unlink()
+    with pytest.raises(ArchiveError, match=f"{segment.path} cannot be read"):
+        told(archive)
