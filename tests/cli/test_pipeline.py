@@ -271,6 +271,22 @@ def test_ctrl_c_while_spark_starts_leaves_no_jvm_behind(tmp_path: Path) -> None:
         assert gone and not alive
 
 
+def test_ctrl_c_at_work_ends_it_without_a_word(tmp_path: Path) -> None:
+    cli = _cli(tmp_path)
+    archive, tables = tmp_path / "archive", tmp_path / "tables"
+    assert run(["pipeline", "synth", str(archive), "--events", "200000", "--nodes", "4"]) == 0
+    arguments = ("pipeline", "run", "--archive", str(archive), "--tables", str(tables))
+    with cli.running(*arguments) as process:
+        deadline = time.monotonic() + 60
+        while not list(tables.glob("_batches/*.json")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out, err) == (Exit.INTERRUPTED, "", "")
+
+
 def test_spark_is_not_imported_by_help(tmp_path: Path) -> None:
     cli = _cli(tmp_path, PYTHONPROFILEIMPORTTIME="1")
     cli.env["PYTHONWARNINGS"] = "default"

@@ -7,11 +7,13 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from cyclopts import Group, Parameter
 from cyclopts.validators import Number
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from gatepost.pipeline.objectives import Objectives
     from gatepost.pipeline.replay import Chosen, Elsewhere, Outcome
     from gatepost.pipeline.report.facts import Report, Violation
+
+Result = TypeVar("Result")
 
 _PLACES = Group("Where", sort_key=90)
 _POLL_SECS = 0.5
@@ -136,10 +140,10 @@ def _run(places: Places, options: Output, job: str) -> None:
         from gatepost.pipeline.report.gather import gather
         from gatepost.pipeline.tables.schemas import ACTIVITY
 
-        ran: Ran = getattr(jobs, job)(spark, archive, tables, wanted)
+        ran: Ran = _apart(spark, lambda: getattr(jobs, job)(spark, archive, tables, wanted))
         if small.open_table(tables, ACTIVITY) is None:
             raise Problem("not_found", f"{archive} holds no archive: nothing was sealed there yet")
-        report = gather(spark, tables, days=1)
+        report = _apart(spark, lambda: gather(spark, tables, days=1))
     document = RanDocument(ran.batches, ran.events, report)
     output.show(options, document, lambda: _say_ran(ran, report))
 
@@ -213,7 +217,8 @@ def compact(
     with _spark(places.master, options, "compacting", brief=True) as spark:
         from gatepost.pipeline.jobs.run import compact as merge
 
-        gone = merge(spark, tables, keep_hours=keep_hours, keep_days=keep_days)
+        old = partial(merge, spark, tables, keep_hours=keep_hours, keep_days=keep_days)
+        gone = _apart(spark, old)
     if not gone:
         raise Problem("not_found", f"{tables} holds no tables yet: gatepost pipeline run")
     rows = list(gone.items())
@@ -227,7 +232,7 @@ def audit(*, places: Places = PLACES, options: Output = OUTPUT) -> int:
         from gatepost.pipeline.jobs.audit import audit as check
         from gatepost.pipeline.report.gather import audited
 
-        found = check(spark, archive, tables, wanted)
+        found = _apart(spark, lambda: check(spark, archive, tables, wanted))
     known = audited(tables)
     samples = known.samples if known else []
     document = AuditDocument(found.events, found.violations, found.keys, samples)
@@ -275,7 +280,7 @@ def report(
     with _spark(places.master, options, "reading the tables", brief=True) as spark:
         from gatepost.pipeline.report.gather import gather
 
-        made = gather(spark, tables, days=days)
+        made = _apart(spark, lambda: gather(spark, tables, days=days))
     if not terminal:
         _write(made, output_file or Path("report.html"), options)
     else:
@@ -331,9 +336,9 @@ def prepare(*, options: Output = OUTPUT) -> None:
             from gatepost.pipeline.synth import generate
 
             generate(archive, Synth(events=5_000))
-            bring(spark, archive, tables)
-            check(spark, archive, tables)
-            gather(spark, tables)
+            _apart(spark, lambda: bring(spark, archive, tables))
+            _apart(spark, lambda: check(spark, archive, tables))
+            _apart(spark, lambda: gather(spark, tables))
     done = is_prepared()
     said = (
         "later jobs start from here" if done else "this Java cannot do that: jobs go on as before"
@@ -441,7 +446,7 @@ def replay(
     with _spark(master, options, "choosing") as spark:
         from gatepost.pipeline.replay import choose
 
-        chosen = choose(spark, folder, where, limit)
+        chosen = _apart(spark, lambda: choose(spark, folder, where, limit))
     document = _dry(chosen) if dry_run else _replayed(chosen, rate, options)
     output.show(options, document, lambda: _say_replay(document, chosen))
     refused = any(outcome.state == "refused" for outcome in document.outcomes)
@@ -527,6 +532,21 @@ def _undisturbed(start: "Callable[[], SparkSession]") -> "SparkSession":
             signal.signal(signal.SIGINT, before)
         if pressed.is_set():
             raise KeyboardInterrupt
+
+
+def _apart(spark: "SparkSession", job: Callable[[], Result]) -> Result:
+    """The job in a thread of its own: Ctrl-C must not hit a call into the JVM.
+
+    Spark cancels its jobs then, and what the thread still tries ends with the session.
+    """
+    from pyspark import inheritable_thread_target
+
+    pool = ThreadPoolExecutor(1)
+    try:
+        made: Result = pool.submit(inheritable_thread_target(spark)(job)).result()
+        return made
+    finally:
+        pool.shutdown(wait=False)
 
 
 @contextmanager

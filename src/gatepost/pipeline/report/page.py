@@ -465,8 +465,8 @@ def _footer(report: Report) -> Markup:
         element("code", "gatepost pipeline report"),
         ", from the tables in ",
         element("code", report.tables),
-        f" (batch {report.batch}). Counts are sums of the tables; percentiles are approximate to"
-        " one part in 10\u202f000. Times are UTC, by the clocks of the nodes.",
+        f" (batch {report.batch}). Counts are sums of the tables; percentiles are rounded up"
+        " to three digits. Times are UTC, by the clocks of the nodes.",
     )
     return element("footer", element("p", said))
 
