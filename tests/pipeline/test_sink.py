@@ -32,8 +32,8 @@ def frame(
     return spark.createDataFrame(list(rows), schema)
 
 
-def rows(spark: SparkSession, path: str, **options: Any) -> list[tuple[Any, ...]]:
-    return sorted(tuple(row) for row in read_table(spark, path, **options).collect())
+def rows(spark: SparkSession, path: str, version: int | None = None) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in read_table(spark, path, version=version).collect())
 
 
 @pytest.fixture
@@ -51,7 +51,6 @@ def test_what_is_written_is_read_by_spark_and_by_others(spark: SparkSession, pat
         {"day": MONDAY, "n": 1},
         {"day": TUESDAY, "n": 2},
     ]
-    assert rows(spark, path, where={"day": [TUESDAY]}) == [(TUESDAY, 2)]
 
 
 def test_all_types_come_back_as_they_went(spark: SparkSession, path: str) -> None:
