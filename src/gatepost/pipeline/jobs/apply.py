@@ -21,6 +21,7 @@ from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.parquet import File
 from gatepost.pipeline.sink import (
     Held,
+    How,
     Transaction,
     Writing,
     begin,
@@ -139,11 +140,11 @@ class Apply:
         return [file for file in every if hours is None or file.value in hours]
 
     def _replacing(self, table: Table, batch: Transaction, hours: set[int] | None) -> Writing:
-        path = self._tables.path(table)
-        if hours is None or not table_exists(path):
-            return begin(path, table.schema, partition_by=["hour"], transaction=batch)
-        replaced = {"hour": sorted(hours)}
-        return begin(path, table.schema, mode="replace", replace=replaced, transaction=batch)
+        """The table is made by this batch, or these hours of it are replaced."""
+        how: How = {"partition_by": ["hour"], "transaction": batch}
+        if hours is not None:
+            how |= {"mode": "replace", "replace": {"hour": sorted(hours)}}
+        return begin(self._tables.path(table), table.schema, **how)
 
 
 def _write(

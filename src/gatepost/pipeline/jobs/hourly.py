@@ -24,8 +24,6 @@ from gatepost.pipeline.tables.schemas import CASES, PACES, SLO, TASKS, TRAFFIC, 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TABLES: Final = (SLO, TRAFFIC, TASKS, PACES, CASES)
-
 # About how many deliveries are looked at in one go, and how many by one executor.
 _AT_ONCE = 1_000_000
 _A_SHARE = 500_000
@@ -37,6 +35,7 @@ _MADE: dict[Table, Callable[[Hour, Objectives], pa.Table]] = {
     PACES: lambda hour, _: tasks.paces(hour),
     CASES: cases.cases,
 }
+TABLES: Final = tuple(_MADE)
 
 
 class Piece(Struct, frozen=True):

@@ -239,15 +239,13 @@ class _Gatherer:
     def _lanes(self, shown: Shown) -> list[Lane]:
         """Each node's, or the busiest and all others together."""
         others = len(self._found.nodes) - sums.MOST_LANES
-        names = [row["node"] for row in shown.nodes]
-        alone = names if others <= 0 else names[: sums.MOST_LANES - 1]
         found = {(row["node"], row["at"]): row for row in shown.lanes}
 
         def steps(node: str, what: str) -> list[int]:
             every = range(self._period.steps)
             return [found[node, at][what] if (node, at) in found else 0 for at in every]
 
-        lanes = [Lane(name, steps(name, "sent"), steps(name, "dead")) for name in alone]
+        lanes = [Lane(name, steps(name, "sent"), steps(name, "dead")) for name in shown.alone]
         rest = Lane(OTHERS, steps("", "sent"), steps("", "dead"), others + 1)
         return [*lanes, rest] if others > 0 else lanes
 

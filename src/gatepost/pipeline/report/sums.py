@@ -123,13 +123,17 @@ def _worst(rows: pa.Table) -> pa.Table:
 
 
 class Shown(Struct, frozen=True):
-    """What of all sums a report has room for, the busiest first."""
+    """What of all sums a report has room for, the busiest first.
+
+    Nodes that are not `alone` share a lane, as do all ends that are merged.
+    """
 
     total: Row
     kinds: list[Row]
     nodes: list[Row]
     missed: list[Row]
     lanes: list[Row]
+    alone: list[str]
     ends: list[str]
     ends_merged: int
     edges: list[Row]
@@ -139,7 +143,8 @@ class Shown(Struct, frozen=True):
     def of(cls, sums: Parts, node_count: int) -> Self:
         levels, pairs = sums["levels"], sums["pairs"]
         nodes = _busiest(levels.drop_columns(["kind"]), MOST_LEVELS, "node")
-        lanes = nodes if node_count <= MOST_LANES else nodes[: MOST_LANES - 1]
+        names = [row["node"] for row in nodes]
+        alone = names if node_count <= MOST_LANES else names[: MOST_LANES - 1]
         every = _ends(pairs)
         ends = every if len(every) <= MOST_NODES else every[: MOST_NODES - 1]
         between = _end(pairs["node"], ends), _end(pairs["to_node"], ends)
@@ -149,7 +154,8 @@ class Shown(Struct, frozen=True):
             kinds=_busiest(levels.drop_columns(["node"]), MOST_LEVELS, "kind"),
             nodes=nodes,
             missed=sums["missed"].to_pylist(),
-            lanes=_lanes(sums["lanes"], [row["node"] for row in lanes]),
+            lanes=_lanes(sums["lanes"], alone),
+            alone=alone,
             ends=ends,
             ends_merged=len(every) - len(ends),
             edges=_edges(pairs, *between, MOST_EDGES),

@@ -9,11 +9,10 @@ import pyarrow as pa
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.tables.arrow import table_of
 from gatepost.pipeline.tables.cases import PROMISED
-from gatepost.pipeline.tables.facts import ABSENT, NONE, Column
-from gatepost.pipeline.tables.groups import Columns, Groups, listed
+from gatepost.pipeline.tables.facts import ABSENT, NONE, VERSIONS, Column
+from gatepost.pipeline.tables.groups import Columns, Groups, Sorted, listed
 from gatepost.pipeline.tables.incidents import SAMPLES, identity, slow
 from gatepost.pipeline.tables.schemas import ETA, REVIEWS
-from gatepost.pipeline.tables.tasks import VERSIONS
 
 _POINTS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _CAPABILITY = ("capability_id", "capability_version")
@@ -51,7 +50,7 @@ def _found(cases: Columns, name: str, rows: Column) -> Iterator[dict[str, Any]]:
     groups = Groups.alike(*keys)
     created_at = cases.number("sent_at")[rows]
     samples = groups.samples(SAMPLES, created_at, cases.rank("corr_id", rows))
-    versions = zip(*(cases.texts(groups.first(key)).to_pylist() for key in keys), strict=True)
+    versions = cases.names(groups, keys)
     times = zip(groups.least(created_at), groups.most(created_at), groups.sizes, strict=True)
     for known, (first, last, count), some in zip(versions, times, samples, strict=True):
         yield {
@@ -69,8 +68,9 @@ def _totals(paces: Columns) -> dict[tuple[str | None, ...], int]:
     """How many tasks there were under each pair of versions."""
     keys = [paces.text(name) for name in VERSIONS]
     groups = Groups.alike(*keys)
-    versions = zip(*(paces.texts(groups.first(key)).to_pylist() for key in keys), strict=True)
-    return dict(zip(versions, groups.sum(paces.number("tasks")).tolist(), strict=True))
+    return dict(
+        zip(paces.names(groups, keys), groups.sum(paces.number("tasks")).tolist(), strict=True)
+    )
 
 
 def eta(paces: Columns) -> pa.Table:
@@ -78,7 +78,7 @@ def eta(paces: Columns) -> pa.Table:
     keys = [paces.text(name) for name in _CAPABILITY]
     groups = Groups.alike(*keys)
     sums = {name: groups.sum(paces.number(name)) for name in ("completed", "promised", "kept")}
-    took, promises = _Times(paces, groups, "took"), _Times(paces, groups, "promises")
+    took, promises = _times(paces, groups, "took"), _times(paces, groups, "promises")
     p95 = took.percentile(0.95)
     columns = {
         **{
@@ -98,25 +98,9 @@ def _ratio(of: Column, by: Column | int) -> pa.Array:
     return pa.array(of / np.maximum(by, 1), mask=(of == ABSENT) | (by == np.int64(0)))
 
 
-class _Times:
+def _times(paces: Columns, groups: Groups, name: str) -> Sorted:
     """Times of several hours, each with how often it was, by group."""
-
-    def __init__(self, paces: Columns, groups: Groups, name: str) -> None:
-        counted = paces.table[name].combine_chunks()
-        sizes = np.diff(counted.offsets.to_numpy())
-        ms, count = (counted.flatten().field(field).to_numpy() for field in ("ms", "count"))
-        of = np.repeat(groups.of, sizes)
-        order = np.lexsort((ms, of))
-        self._ms = ms[order]
-        self._until = np.cumsum(count[order])
-        self._total = np.bincount(of, count, len(groups)).astype(np.int64)
-
-    def percentile(self, share: float) -> Column:
-        """The time that this share of a group's is not above, or ABSENT."""
-        before = np.cumsum(self._total) - self._total
-        rank = before + np.ceil(self._total * share).astype(np.int64)
-        place = np.searchsorted(self._until, rank)
-        found: Column = np.full(len(self._total), ABSENT, np.int64)
-        some = self._total > 0
-        found[some] = self._ms[place[some]]
-        return found
+    counted = paces.table[name].combine_chunks()
+    sizes = np.diff(counted.offsets.to_numpy())
+    ms, count = (counted.flatten().field(field).to_numpy() for field in ("ms", "count"))
+    return Sorted.counted(np.repeat(groups.of, sizes), ms, count, len(groups))

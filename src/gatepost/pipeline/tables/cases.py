@@ -2,14 +2,15 @@
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.tables.facts import ABSENT, Column
+from gatepost.pipeline.tables.facts import ABSENT, VERSIONS, Column
 from gatepost.pipeline.tables.groups import listed
 from gatepost.pipeline.tables.hours import Hour
 from gatepost.pipeline.tables.schemas import CASES
 from gatepost.pipeline.tables.slo import window_of
-from gatepost.pipeline.tables.tasks import VERSIONS, plain
+from gatepost.pipeline.tables.tasks import plain
 
 # A task in one of these states is held to its promise.
 PROMISED = ("completed", "running", "accepted")
@@ -40,7 +41,8 @@ def cases(hour: Hour, objectives: Objectives) -> pa.Table:
 def _misfired(hour: Hour) -> Column:
     """Tasks that failed, or are not known to have kept what was promised."""
     eta_at, ended_at = hour.number("task.eta_at"), hour.task_ended_at
-    promised = np.isin(hour.task_state.fill_null(""), PROMISED) & (eta_at != ABSENT)
+    held = np.asarray(pc.is_in(hour.task_state, value_set=pa.array(PROMISED)))
+    promised = held & (eta_at != ABSENT)
     late = (ended_at == ABSENT) | (ended_at > eta_at)
     misfired: Column = hour.is_task & ((promised & late) | hour.there("task.failed_at"))
     return misfired

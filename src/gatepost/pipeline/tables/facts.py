@@ -75,10 +75,13 @@ _TRACKED = ("message", "reply", "task_create", "task_cancel")
 _ABOUT_OWN = ("dead_letter", "signal", "task_cancel")
 _ALSO_ABOUT = ("reply", "task_cancel")
 
-TASK: Final = (
-    *("capability_id", "capability_version", "delegation_version", "executor_version"),
-    "task_type",
+VERSIONS: Final = (
+    "capability_id",
+    "capability_version",
+    "delegation_version",
+    "executor_version",
 )
+TASK: Final = (*VERSIONS, "task_type")
 
 TOLD: Final = pa.schema(
     {

@@ -54,6 +54,10 @@ class Columns:
     def texts(self, places: Column) -> pa.Array:
         return self._words.all().take(pa.array(places, mask=places == NONE))
 
+    def names(self, groups: "Groups", keys: Sequence[Column]) -> list[tuple[str | None, ...]]:
+        """In which texts each of the groups is alike."""
+        return list(zip(*(self.texts(groups.first(key)).to_pylist() for key in keys), strict=True))
+
     def _once(self, name: str, made: Any) -> Column:
         if name not in self._seen:
             self._seen[name] = made(self.table[name])
@@ -133,19 +137,24 @@ class Groups(Struct, frozen=True):
 
 
 class Sorted(Struct, frozen=True):
-    """The numbers of each group in order: what percentiles are taken from."""
+    """The numbers of each group in order, and how many there are up to each: for percentiles."""
 
     values: Column
-    starts: Column
+    until: Column
     sizes: Column
 
     @classmethod
     def of(cls, groups: Groups, values: Column) -> Self:
         known = np.flatnonzero(values != ABSENT)
-        of = groups.of[known]
-        order = np.lexsort((values[known], of))
-        sizes = np.bincount(of, minlength=len(groups))
-        return cls(values[known][order], np.cumsum(sizes) - sizes, sizes)
+        once = np.ones(len(known), np.int64)
+        return cls.counted(groups.of[known], values[known], once, len(groups))
+
+    @classmethod
+    def counted(cls, of: Column, values: Column, counts: Column, groups: int) -> Self:
+        """Of numbers that are there several times, each with the group that it is in."""
+        order = np.lexsort((values, of))
+        sizes = np.bincount(of, counts, groups).astype(np.int64)
+        return cls(values[order], np.cumsum(counts[order]), sizes)
 
     def percentile(self, share: float, among: Column | None = None) -> Column:
         """The number that this share of a group is not above, or ABSENT.
@@ -153,10 +162,10 @@ class Sorted(Struct, frozen=True):
         With `among` only that many of the smallest are looked at.
         """
         sizes = self.sizes if among is None else among
-        rank = np.ceil(sizes * share).astype(np.int64) - 1
+        rank = np.cumsum(self.sizes) - self.sizes + np.ceil(sizes * share).astype(np.int64)
         found: Column = np.full(len(sizes), ABSENT, np.int64)
         some = sizes > 0
-        found[some] = self.values[(self.starts + rank)[some]]
+        found[some] = self.values[np.searchsorted(self.until, rank[some])]
         return found
 
 

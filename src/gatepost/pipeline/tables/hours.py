@@ -75,6 +75,11 @@ class Hour(Columns):
         return np.where(ended == ABSENT, self.number("task.cancelled_at"), ended)
 
     @cached_property
+    def took_ms(self) -> Column:
+        """How long a task took, if it was completed."""
+        return self._since_sent(self.number("task.completed_at"))
+
+    @cached_property
     def task_state(self) -> pa.Array:
         """Of tasks; null for all else."""
         conditions = {

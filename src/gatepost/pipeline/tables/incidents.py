@@ -158,10 +158,10 @@ class _Found:
         runs = Groups.runs(window, step, node, agent)
         least = objectives.backlog // objectives.window + 1
         enough = (runs.sizes >= least) & (runs.sum(net) >= objectives.backlog_least)
-        nodes, agents = (self._cases.texts(runs.first(each)).to_pylist() for each in (node, agent))
+        names = self._cases.names(runs, [node, agent])
         begins, ends = runs.least(window).tolist(), (runs.most(window) + step).tolist()
         for run in np.flatnonzero(enough).tolist():
-            yield nodes[run], agents[run], begins[run], ends[run]
+            yield *names[run], begins[run], ends[run]
 
     def _flows(self) -> tuple[Column, Column, Column, Column]:
         """By node, agent and window: how many more wait at its end than at its start."""
@@ -201,8 +201,7 @@ class _Found:
         """Which cases there are for each of them."""
         keys = [self._cases.text(name) for name in names]
         groups = Groups.alike(*keys)
-        texts = (self._cases.texts(groups.first(key)).to_pylist() for key in keys)
-        return dict(zip(zip(*texts, strict=True), groups.each(), strict=True))
+        return dict(zip(self._cases.names(groups, keys), groups.each(), strict=True))
 
     # -- silence
 

@@ -3,26 +3,17 @@
 What takes all tasks of a month to say is said by the sums of its hours.
 """
 
-from collections.abc import Sequence
-from typing import Final
-
 import numpy as np
 import pyarrow as pa
 
-from gatepost.pipeline.tables.facts import ABSENT, Column
+from gatepost.pipeline.tables.facts import ABSENT, TASK, VERSIONS, Column
 from gatepost.pipeline.tables.groups import Groups, listed
 from gatepost.pipeline.tables.hours import Hour
 from gatepost.pipeline.tables.schemas import PACES, TASKS
 from gatepost.pipeline.tables.steps import rounded
 
-VERSIONS: Final = (
-    "capability_id",
-    "capability_version",
-    "delegation_version",
-    "executor_version",
-)
 _SAME = ("node", "event_id", "corr_id", "from_agent", "to_agent", "to_node", "reason")
-_TOLD = (*VERSIONS, "task_type", "eta_at", "progress", "failure_class")
+_TOLD = (*TASK, "eta_at", "progress", "failure_class")
 
 
 def tasks(hour: Hour) -> pa.Table:
@@ -33,7 +24,7 @@ def tasks(hour: Hour) -> pa.Table:
         **{name: hour.table[f"task.{name}"] for name in _TOLD},
         "created_at": hour.sent_at,
         "ended_at": hour.task_ended_at,
-        "took_ms": _took(hour),
+        "took_ms": hour.took_ms,
         "state": hour.task_state,
     }
     return plain(listed(columns, TASKS.names).filter(pa.array(hour.is_task)))
@@ -47,17 +38,12 @@ def plain(table: pa.Table) -> pa.Table:
     return table
 
 
-def _took(hour: Hour) -> Column:
-    completed = hour.number("task.completed_at")
-    return np.where(completed == ABSENT, ABSENT, completed - hour.sent_at)
-
-
 def paces(hour: Hour) -> pa.Table:
     """How many tasks there were under each pair of versions, and how long they took."""
     mine = np.flatnonzero(hour.is_task)
     keys = {name: hour.text(f"task.{name}")[mine] for name in VERSIONS}
     groups = Groups.alike(*keys.values())
-    took, eta = _took(hour)[mine], hour.number("task.eta_at")[mine]
+    took, eta = hour.took_ms[mine], hour.number("task.eta_at")[mine]
     completed = took != ABSENT
     promised = completed & (eta != ABSENT)
     promise = np.where(promised, eta - hour.sent_at[mine], ABSENT)
@@ -80,8 +66,8 @@ def _counted(groups: Groups, values: Column) -> pa.Array:
     of, ms = groups.of[there], rounded(values[there])
     each = Groups.alike(of, ms)
     sizes = np.bincount(each.first(of), minlength=len(groups))
-    pairs: Sequence[Column] = (each.first(ms), each.sizes)
+    pairs = [pa.array(each.first(ms)), pa.array(each.sizes)]
     return pa.ListArray.from_arrays(
         np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
-        pa.StructArray.from_arrays(list(map(pa.array, pairs)), ["ms", "count"]),
+        pa.StructArray.from_arrays(pairs, ["ms", "count"]),
     )
