@@ -1,4 +1,4 @@
-"""The one place that reads time and randomness; everything else is handed a Clock."""
+"""The only module that reads time and randomness; all other code is given a Clock."""
 
 import secrets
 import time

@@ -1,9 +1,9 @@
 """One typed settings tree, read from a TOML file and GATEPOST_* environment variables.
 
-The environment wins over the file, the file over the defaults below.
+The environment overrides the file, and the file overrides the defaults below.
 `GATEPOST_MAILBOX__MAX_RETRIES=5` sets `max_retries` in section `[mailbox]`.
-Limits and descriptions stand beside each field and nowhere else: loading checks against them,
-and `default_toml` writes them out.
+The limits and the description of a setting are declared with its field and nowhere else: loading
+checks the limits, and `default_toml` prints the descriptions.
 """
 
 import difflib
@@ -34,11 +34,11 @@ Tree = dict[str, dict[str, Any]]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What all parts of the tree share: immutable, and closed to unknown keys."""
+    """Base of all sections: immutable, and unknown keys are refused."""
 
 
 def _host_name() -> str:
-    """The machine's name, reduced to what a node id may contain."""
+    """Return the machine's name, reduced to the characters of a node id."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", socket.gethostname())[:64].strip("-._") or "node"
 
 
@@ -47,7 +47,7 @@ def _home_state_dir() -> Path:
 
 
 class Node(Section, frozen=True, kw_only=True):
-    """Who this gateway is and where it keeps what it must not forget."""
+    """The identity of this gateway, and the folder of its durable state."""
 
     id: Annotated[
         str,
@@ -68,21 +68,21 @@ class Node(Section, frozen=True, kw_only=True):
         tuple[Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*\Z", max_length=128)], ...],
         Meta(
             max_length=64,
-            description="What this machine can do that a route may ask for, such as `gpu`.",
+            description="Capabilities of this machine that a route may require, such as `gpu`.",
         ),
     ] = ()
 
 
 class Listen(Section, frozen=True, kw_only=True):
-    """Where agents on this machine reach the gateway."""
+    """The addresses at which agents on this machine reach the gateway."""
 
     host: Annotated[
         str,
         Meta(min_length=1, max_length=255, description="Address to bind for HTTP and WebSocket."),
     ] = "127.0.0.1"
-    port: Annotated[
-        int, Meta(ge=0, le=65_535, description="Port to bind; 0 takes any free one.")
-    ] = 7433
+    port: Annotated[int, Meta(ge=0, le=65_535, description="Port to bind; 0: any free port.")] = (
+        7433
+    )
     allow_public: Annotated[
         bool, Meta(description="Permit a host that other machines can reach.")
     ] = False
@@ -105,19 +105,19 @@ class Listen(Section, frozen=True, kw_only=True):
         if not self.allow_public and not is_loopback(self.host):
             raise ConfigError(
                 f"listen.host is {self.host!r}, which other machines may reach: keep 127.0.0.1, "
-                "or set listen.allow_public = true if they are meant to"
+                "or set listen.allow_public = true if they should reach it"
             )
         if bool(self.tls_cert) != bool(self.tls_key):
-            raise ConfigError("listen.tls_cert and listen.tls_key go together: set both or none")
+            raise ConfigError("listen.tls_cert and listen.tls_key go together: set both or neither")
 
 
 class Mailbox(Section, frozen=True, kw_only=True):
-    """How an agent's queue treats its messages."""
+    """Retries, timeouts and capacity of each agent's mailbox."""
 
     max_retries: Annotated[
         int,
         Meta(
-            ge=0, le=100, description="Redeliveries after the first delivery; then a dead letter."
+            ge=0, le=100, description="Redeliveries after the first delivery before a dead letter."
         ),
     ] = 3
     base_backoff_secs: Annotated[
@@ -126,22 +126,22 @@ class Mailbox(Section, frozen=True, kw_only=True):
     ] = 5.0
     inflight_timeout_secs: Annotated[
         float,
-        Meta(gt=0, le=86_400, description="Lease an agent gets on a message it has taken."),
+        Meta(gt=0, le=86_400, description="Duration of the lease on a message an agent has taken."),
     ] = 30.0
     ttl_secs: Annotated[
         float,
-        Meta(gt=0, le=_TEN_YEARS_SECS, description="Age at which an untaken message expires."),
+        Meta(gt=0, le=_TEN_YEARS_SECS, description="Age at which a waiting message expires."),
     ] = 86_400.0
     max_pending: Annotated[
         int,
-        Meta(ge=1, le=1_000_000_000, description="Messages one mailbox holds before it is full."),
+        Meta(ge=1, le=1_000_000_000, description="Waiting messages at which a mailbox is full."),
     ] = 1_000_000
 
     @property
     def retry_horizon_secs(self) -> float:
-        """How long past its TTL a message can still be delivered again, at the very most.
+        """The longest time past its TTL at which a message can still be delivered again.
 
-        Backing off never outlasts the TTL, but every delivery may run to the end of its lease.
+        Backoffs end with the TTL, but every delivery may last until the end of its lease.
         """
         backoffs = self.base_backoff_secs * (2.0**self.max_retries - 1)
         leases = self.inflight_timeout_secs * (self.max_retries + 1)
@@ -149,41 +149,41 @@ class Mailbox(Section, frozen=True, kw_only=True):
 
 
 class Journal(Section, frozen=True, kw_only=True):
-    """How the gateway's memory is written, checked and pruned."""
+    """Writing, checking and pruning of the gateway's journal."""
 
     retain_acked_secs: Annotated[
         float,
-        Meta(ge=0, le=_TEN_YEARS_SECS, description="Keep the payload of acked mail this long."),
+        Meta(ge=0, le=_TEN_YEARS_SECS, description="How long to keep the payload of acked mail."),
     ] = 3600.0
     tombstone_secs: Annotated[
         float,
         Meta(
             ge=0,
             le=2 * _TEN_YEARS_SECS,
-            description="Remember the id of finished mail this long, so that it is never taken"
+            description="How long to remember the id of finished mail, so that it is never taken"
             " twice. At least mailbox.ttl_secs plus the time all retries can take.",
         ),
     ] = 172_800.0
     sweep_batch: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="Rows one pruning transaction may touch.")
+        int, Meta(ge=1, le=1_000_000, description="Most rows per pruning transaction.")
     ] = 1000
     group_max: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="Operations that share one fsync at most.")
+        int, Meta(ge=1, le=1_000_000, description="Most operations that share one fsync.")
     ] = 4096
     integrity_check: Annotated[
         Literal["quick", "full", "off"],
-        Meta(description="Check of the journal file at start: quick, full or off."),
+        Meta(description="Integrity check of the journal at start: quick, full or off."),
     ] = "quick"
 
 
 class Limits(Section, frozen=True, kw_only=True):
-    """What one client may ask for."""
+    """Limits on the requests of one client."""
 
     max_body_bytes: Annotated[
         int, Meta(ge=1024, le=_GIB, description="Largest request body or WebSocket frame.")
     ] = _MIB
     max_payload_inline: Annotated[
-        int, Meta(ge=0, le=_GIB, description="Larger payloads (in bytes) are stored as blobs.")
+        int, Meta(ge=0, le=_GIB, description="Payloads of more bytes are stored as blobs.")
     ] = 65_536
     max_blob_bytes: Annotated[
         int, Meta(ge=0, le=1024 * _GIB, description="Largest payload stored as a blob.")
@@ -209,34 +209,34 @@ class Limits(Section, frozen=True, kw_only=True):
             if getattr(self, larger) < self.max_payload_inline:
                 raise ConfigError(
                     f"limits.{larger} must be at least limits.max_payload_inline"
-                    f" ({self.max_payload_inline}): raise the one or lower the other"
+                    f" ({self.max_payload_inline}): raise the former or lower the latter"
                 )
 
 
 class Room(Section, frozen=True, kw_only=True):
-    """How this gateway meets other gateways."""
+    """Connections between this gateway and other gateways."""
 
     profile: Annotated[
         Literal["production", "development"],
-        Meta(description="How strict the door is: production or development."),
+        Meta(description="Strictness of admission: production or development."),
     ] = "production"
     require_proof: Annotated[
-        bool, Meta(description="Nodes prove their key to get in; production insists on it.")
+        bool, Meta(description="Nodes must prove their key to join; production requires it.")
     ] = True
     public_url: Annotated[
         str,
         Meta(
             pattern=rf"^({_ORIGIN})?\Z",
             max_length=300,
-            description="What other gateways dial, as https://HOST:PORT. Default: the listener's"
-            " own address, unless that is one nobody can dial.",
+            description="Address that other gateways dial, as https://HOST:PORT. Default: the"
+            " listener's own address, unless it is a wildcard such as 0.0.0.0.",
         ),
     ] = ""
     seeds: Annotated[
         tuple[Annotated[str, Meta(pattern=rf"^{_ORIGIN}\Z", max_length=300)], ...],
         Meta(
             max_length=64,
-            description="Gateways to dial besides those the room names, as https://HOST:PORT.",
+            description="Gateways to dial besides those in the room, as https://HOST:PORT.",
         ),
     ] = ()
     allow_plain: Annotated[
@@ -247,22 +247,22 @@ class Room(Section, frozen=True, kw_only=True):
         str,
         Meta(
             max_length=4096,
-            description="File with certificates to trust in other gateways, besides the system's.",
+            description="File with certificates to trust for other gateways, besides the system's.",
         ),
     ] = ""
     allowed_origins: Annotated[
         tuple[Annotated[str, Meta(pattern=rf"^{_ORIGIN}\Z", max_length=300)], ...],
         Meta(
             max_length=64,
-            description="Web pages that may open a WebSocket here, besides those served from here.",
+            description="Web origins that may open a WebSocket here, besides this gateway's own.",
         ),
     ] = ()
     knocks_per_sec: Annotated[
-        float, Meta(gt=0, le=1e6, description="Attempts to get in one address may sustain.")
+        float, Meta(gt=0, le=1e6, description="Join attempts per second one address may sustain.")
     ] = 10.0
     knock_burst: Annotated[
         int,
-        Meta(ge=1, le=1_000_000, description="Attempts to get in one address may make at once."),
+        Meta(ge=1, le=1_000_000, description="Join attempts one address may make at once."),
     ] = 100
 
     def __post_init__(self) -> None:
@@ -274,7 +274,7 @@ class Room(Section, frozen=True, kw_only=True):
 
 
 class Archive(Section, frozen=True, kw_only=True):
-    """Where the outbox is kept for ever, as Parquet files."""
+    """The permanent archive of the outbox, as Parquet files."""
 
     uri: Annotated[
         str,
@@ -286,38 +286,36 @@ class Archive(Section, frozen=True, kw_only=True):
     ] = ""
     payloads: Annotated[
         Literal["none", "sealed"],
-        Meta(
-            description="Keep events without their payloads (none), or as they travelled (sealed)."
-        ),
+        Meta(description="Archive events without payloads (none) or with encrypted ones (sealed)."),
     ] = "none"
-    max_rows: Annotated[
-        int, Meta(ge=1, le=10_000_000, description="Events that make a full segment.")
-    ] = 100_000
+    max_rows: Annotated[int, Meta(ge=1, le=10_000_000, description="Events in a full segment.")] = (
+        100_000
+    )
     max_age_secs: Annotated[
         float,
         Meta(
-            gt=0, le=_TEN_YEARS_SECS, description="Age at which an event is sealed at the latest."
+            gt=0, le=_TEN_YEARS_SECS, description="Age by which an event is archived at the latest."
         ),
     ] = 300.0
     every_secs: Annotated[
-        float, Meta(gt=0, le=86_400, description="Pause between two looks at what is to be sealed.")
+        float, Meta(gt=0, le=86_400, description="Pause between two checks for events to archive.")
     ] = 10.0
     keep_secs: Annotated[
         float,
         Meta(
             ge=0,
             le=_TEN_YEARS_SECS,
-            description="How long an event stays in the journal at least, though it is sealed.",
+            description="Minimum time an event stays in the journal, even if it is archived.",
         ),
     ] = 7 * 86_400.0
 
 
 class Log(Section, frozen=True, kw_only=True):
-    """What the gateway says while it runs."""
+    """The log of the running gateway."""
 
     level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        Meta(description="Least important level shown: debug, info, warning or error."),
+        Meta(description="Lowest level shown: debug, info, warning or error."),
     ] = "info"
     format: Annotated[
         Literal["json", "text"], Meta(description="json for machines, text for people.")
@@ -325,7 +323,7 @@ class Log(Section, frozen=True, kw_only=True):
 
 
 class Delivery(Section, frozen=True, kw_only=True):
-    """How patient a sender is with other gateways."""
+    """Retries and timeouts of deliveries to other gateways."""
 
     accept_timeout_secs: Annotated[
         float,
@@ -339,27 +337,27 @@ class Delivery(Section, frozen=True, kw_only=True):
     ] = 300.0
     max_attempts: Annotated[
         int,
-        Meta(ge=1, le=1000, description="Attempts at an owner that is there; then a dead letter."),
+        Meta(ge=1, le=1000, description="Attempts at an online owner before a dead letter."),
     ] = 15
     sla_secs: Annotated[
         float,
         Meta(
             gt=0,
             le=_TEN_YEARS_SECS,
-            description="Time from `accepted` to the end of the turn before it is an incident.",
+            description="Time from `accepted` to the end of the turn; longer is an incident.",
         ),
     ] = 600.0
     offline_secs: Annotated[
         float,
-        Meta(gt=0, le=86_400, description="Silence after which a gateway is believed to be away."),
+        Meta(gt=0, le=86_400, description="Silence after which a gateway is considered offline."),
     ] = 45.0
     handover_grace_secs: Annotated[
         float,
         Meta(
             ge=0,
             le=3600,
-            description="How long an agent is not served here before a gateway that asks for it"
-            " gets it.",
+            description="How long an agent must be without a consumer here before a gateway that"
+            " asks for it gets it.",
         ),
     ] = 2.0
     cut_off_secs: Annotated[
@@ -375,13 +373,13 @@ class Delivery(Section, frozen=True, kw_only=True):
         Meta(
             ge=1024,
             le=_GIB,
-            description="How much of an outbox may be on its way to one reader at a time.",
+            description="Most bytes of an outbox on their way to one reader at a time.",
         ),
     ] = 4 * _MIB
 
 
 class Alerts(Section, frozen=True, kw_only=True):
-    """When the gateway says by itself that something is wrong."""
+    """Thresholds at which the gateway raises an incident by itself."""
 
     backlog_secs: Annotated[
         float,
@@ -390,7 +388,9 @@ class Alerts(Section, frozen=True, kw_only=True):
     backlog_least: Annotated[
         int,
         Meta(
-            ge=1, le=1_000_000_000, description="By how many messages it must have grown meanwhile."
+            ge=1,
+            le=1_000_000_000,
+            description="Least growth in that time, in messages.",
         ),
     ] = 10
 
@@ -398,23 +398,23 @@ class Alerts(Section, frozen=True, kw_only=True):
 class Telemetry(Section, frozen=True, kw_only=True):
     """OpenTelemetry spans of messages; needs the extra gatepost[telemetry]."""
 
-    enabled: Annotated[bool, Meta(description="Make spans and export them.")] = False
+    enabled: Annotated[bool, Meta(description="Record spans and export them.")] = False
     exporter: Annotated[
         Literal["otlp", "console"],
-        Meta(description="otlp sends them to a collector over HTTP, console prints them."),
+        Meta(description="otlp sends spans to a collector over HTTP, console prints them."),
     ] = "otlp"
     endpoint: Annotated[
         str,
         Meta(
             pattern=r"^(https?://[^\s]{1,500})?\Z",
-            description="Where the collector takes traces. Default: what OTEL_EXPORTER_OTLP_*"
-            " says, else http://localhost:4318/v1/traces.",
+            description="URL of the collector for traces. Default: from OTEL_EXPORTER_OTLP_*,"
+            " else http://localhost:4318/v1/traces.",
         ),
     ] = ""
 
 
 class Settings(Section, frozen=True, kw_only=True):
-    """The whole tree. `load` checks each value, construction how the values agree."""
+    """The whole tree. `load` checks each value; the constructor checks that they agree."""
 
     node: Node = msgspec.field(default_factory=Node)
     listen: Listen = msgspec.field(default_factory=Listen)
@@ -439,7 +439,7 @@ class Settings(Section, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls, path: Path | None, env: Mapping[str, str]) -> Self:
-        """Settings from the file (None: no file) and the environment, or a ConfigError."""
+        """Load settings from the file (None: no file) and the environment, or raise ConfigError."""
         file = {} if path is None else _read(path)
         base = Path.cwd() if path is None else path.absolute().parent
         tree = _merged(_env_defaults(env), file, _from_env(env))
@@ -450,15 +450,15 @@ class Settings(Section, frozen=True, kw_only=True):
 
 
 def default_path(env: Mapping[str, str]) -> Path:
-    """Where the settings file is looked for when nobody names one."""
+    """Return the path of the settings file that is used when none is named."""
     return _default_state_dir(env) / FILE_NAME
 
 
 def default_toml() -> str:
-    """A settings file that lists every setting, its meaning and its default, commented out."""
+    """Return a settings file with every setting, its description and its default, commented out."""
     header = (
         "# Settings of this Gatepost gateway. Remove the leading # to change one.\n"
-        f"# An environment variable wins over this file: {_PREFIX}MAILBOX__MAX_RETRIES=5\n"
+        f"# An environment variable overrides this file: {_PREFIX}MAILBOX__MAX_RETRIES=5\n"
         "# sets max_retries in section [mailbox].\n"
     )
     sections = (_section_toml(name, section) for name, section in _sections().items())
@@ -511,17 +511,17 @@ def _env_defaults(env: Mapping[str, str]) -> Tree:
 
 
 def _from_env(env: Mapping[str, str]) -> Tree:
-    """The tree that GATEPOST_SECTION__KEY variables spell; each value already has its type."""
+    """Build a tree from GATEPOST_SECTION__KEY variables; each value already has its type."""
     tree: Tree = {}
     for variable in sorted(env):
-        if (place := _place_of(variable)) is not None:
-            section, key = place
+        if (setting := _place_of(variable)) is not None:
+            section, key = setting
             tree.setdefault(section, {})[key] = _from_text(variable, env, section, key)
     return tree
 
 
 def _place_of(variable: str) -> tuple[str, str] | None:
-    """Section and key a variable sets; None if it is not a setting."""
+    """Return the section and key that a variable sets; None if it is not a setting."""
     if not variable.startswith(_PREFIX):
         return None
     name = variable.removeprefix(_PREFIX).lower()
@@ -544,7 +544,7 @@ def _refuse_single_underscore(variable: str, name: str) -> None:
 def _from_text(variable: str, env: Mapping[str, str], section: str, key: str) -> object:
     hint = get_type_hints(_sections()[section], include_extras=True)[key]
     reader = _path_reader(Path.cwd(), env)
-    # Several values are written with spaces between.
+    # A tuple is written as values separated by spaces.
     value = env[variable].split() if get_origin(hint.__origin__) is tuple else env[variable]
     try:
         return msgspec.convert(value, hint, strict=False, dec_hook=reader)
@@ -553,19 +553,19 @@ def _from_text(variable: str, env: Mapping[str, str], section: str, key: str) ->
 
 
 def _path_reader(base: Path, env: Mapping[str, str]) -> Callable[[type, Any], Path]:
-    """Reads paths as people write them: `~` is the home folder, the rest is relative to base."""
+    """Return a decoder for paths: `~` is the home folder, other paths are relative to `base`."""
     home = env.get("HOME") or str(Path.home())
 
-    def read(kind: type, value: Any) -> Path:
+    def read_path(kind: type, value: Any) -> Path:
         if kind is not Path or not isinstance(value, str | Path) or not str(value):
             raise ValueError("Expected a path")
         return base / re.sub(r"^~(?=/|\Z)", lambda _: home, str(value))
 
-    return read
+    return read_path
 
 
 def _merged(*trees: Tree) -> Tree:
-    """The trees laid over each other, later ones winning key by key."""
+    """Merge the trees key by key; later trees win."""
     result: Tree = {}
     for tree in trees:
         for name, section in tree.items():
@@ -574,7 +574,7 @@ def _merged(*trees: Tree) -> Tree:
 
 
 def _sentence(error: msgspec.ValidationError) -> str:
-    """msgspec's message with the key first: `mailbox.max_retries: expected ...`."""
+    """Return msgspec's message with the key first: `mailbox.max_retries: expected ...`."""
     problem, _, path = str(error).partition(" - at `$.")
     problem = problem[0].lower() + problem[1:]
     return f"{path.rstrip('`')}: {problem}" if path else problem
@@ -600,7 +600,7 @@ def _refuse_unknown(name: str, valid: tuple[str, ...], source: str, what: str) -
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can be meant."""
+    """Tell whether only this machine can reach the address."""
     if host == "localhost":
         return True
     try:

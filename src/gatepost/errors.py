@@ -28,7 +28,7 @@ GatepostError
 ├── Conflict                  409 conflict
 │   ├── IdempotencyConflict   409 idempotency_conflict
 │   ├── WrongState            409 wrong_state
-│   ├── StaleReceipt          409 stale_receipt
+│   ├── StaleLeaseHandle      409 stale_receipt
 │   ├── OutOfOrder            409 out_of_order
 │   ├── TokenAlreadyUsed      409 token_already_used
 │   ├── TicketAlreadyUsed     409 ticket_already_used
@@ -38,19 +38,19 @@ GatepostError
 ├── MailboxFull               429 mailbox_full
 ├── RoomFull                  429 room_full
 ├── RateLimited               429 rate_limited
-├── Internal                  500 internal
+├── InternalError             500 internal
 ├── TurnFailed                502 turn_failed
 ├── Unavailable               503 unavailable
 │   └── StorageFailed         503 storage_failed
 ├── DeadlineExceeded          504 deadline_exceeded
 ├── ConfigError               a settings file or variable that cannot be used
-├── BenchFailed               a benchmark whose messages were lost, doubled or overtaken
-├── LinkError                 a gateway that broke the rules of a link
-├── SealError                 a sealed payload that does not open
+├── BenchFailed               a benchmark whose messages were lost, duplicated or reordered
+├── LinkError                 a peer that broke the rules of a link
+├── EncryptionError           an encrypted payload that cannot be decrypted
 ├── ChainError                a hash chain or signed head that does not verify
 ├── ArchiveError              an archive that cannot be read or continued
-├── PipelineError             a pipeline job that cannot go on
-│   ├── PipelineMissing       a part it needs is not installed: PySpark or a Java to run it
+├── PipelineError             a pipeline job that cannot continue
+│   ├── PipelineMissing       a dependency is not installed: PySpark or Java
 │   └── TablesBusy            another job works on the same tables
 └── JournalError              a journal that cannot be opened
     ├── JournalLocked         another gateway holds it
@@ -58,14 +58,14 @@ GatepostError
     ├── JournalCorrupt        SQLite's own check failed
     └── BackupError           a backup that cannot be written or restored
 
-A message names what is wrong and what to do next, and never carries a secret.
+A message names the problem and the next step, and never carries a secret.
 """
 
 from typing import ClassVar
 
 
 class GatepostError(Exception):
-    """`code` and `status` travel on the wire; the text is for a person."""
+    """Base of all errors. `code` and `status` travel on the wire; the message is for a person."""
 
     code: ClassVar[str] = "error"
     status: ClassVar[int] = 500
@@ -145,7 +145,7 @@ class InsufficientScope(Forbidden):
 
 
 class RoomViolation(Forbidden):
-    """What a peer sent to the room breaks a rule: all of it is dropped, and the connection ends."""
+    """A peer's update breaks a rule of the room: all of it is dropped and the connection ends."""
 
     code = "room_violation"
 
@@ -235,7 +235,7 @@ class Internal(GatepostError):
 
 
 class TurnFailed(GatepostError):
-    """`outcome`: failed, dead_letter or expired."""
+    """The receiver's turn did not succeed. `outcome`: failed, dead_letter or expired."""
 
     code, status = "turn_failed", 502
 
@@ -325,5 +325,5 @@ BY_CODE: dict[str, type[GatepostError]] = _leaves(GatepostError)
 
 
 def from_code(code: str, message: str) -> GatepostError:
-    """The exception a wire error stands for; an unknown code stays a GatepostError."""
+    """Return the exception for a wire code; a plain GatepostError if the code is unknown."""
     return BY_CODE.get(code, GatepostError)(message)

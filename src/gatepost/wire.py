@@ -1,4 +1,4 @@
-"""What a mailbox speaks: messages, and the frames that carry operations over any transport.
+"""The mailbox protocol: messages, and the frames that carry operations over any transport.
 
 A frame is one JSON object with an `op`, or an array of them. The same frames travel over
 WebSocket, Unix socket and the drop folder; the HTTP routes answer with the same structs.
@@ -15,7 +15,7 @@ from gatepost.events.ids import AgentId, MsgId
 
 PROTOCOL_VERSION = "1.0"
 
-# What a node is to the others: a backbone node may invite and revoke.
+# The role of a node in the room: a backbone node may invite and revoke.
 Tier = Literal["backbone", "edge"]
 
 Seconds = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -33,7 +33,7 @@ Targets = Annotated[list[AgentId], msgspec.Meta(min_length=1, max_length=1000)]
 
 
 class NewMessage(Struct, rename={"from_": "from"}):
-    """A message as a sender writes it. Both spellings of every name are accepted."""
+    """A message as a sender writes it. Both spellings of each name are accepted."""
 
     from_: AgentId
     to: AgentId
@@ -62,7 +62,10 @@ class NewMessage(Struct, rename={"from_": "from"}):
 
 
 class Message(Struct, rename={"from_": "from"}, omit_defaults=True):
-    """A message as a consumer gets it. `event` is there when it came through `send`."""
+    """A message as a consumer gets it. `receipt` is its lease handle.
+
+    `event` is set when the message came through `send`.
+    """
 
     msg_id: str
     from_: str
@@ -99,7 +102,7 @@ class DeadLetter(Struct, rename={"from_": "from"}, omit_defaults=True):
 
 
 class Failure(Struct, omit_defaults=True):
-    """What went wrong, about `subject` (a msg_id or receipt) where a batch had several."""
+    """An error on the wire. In a batch, `subject` is the msg_id or lease handle it is about."""
 
     code: str
     message: str
@@ -142,7 +145,7 @@ class Dequeue(Op):
 
 
 class Subscribe(Op):
-    """Push me mail as it comes, never more than `credit` messages unsettled at a time."""
+    """Ask for mail as it comes, with at most `credit` unsettled messages at a time."""
 
     mailbox: AgentId
     credit: Credit = 64
@@ -150,13 +153,16 @@ class Subscribe(Op):
 
 
 class Unsubscribe(Op):
-    """Stop pushing, and take back what I have not settled."""
+    """Stop the pushing and release the messages that are not settled."""
 
     mailbox: AgentId
 
 
 class Ack(Op):
-    """`replies` maps a receipt to the answer its sender gets."""
+    """Settle messages, named by `receipts` (lease handles) or `msg_ids`.
+
+    `replies` maps a lease handle to the answer for its sender.
+    """
 
     mailbox: AgentId
     receipts: Receipts = field(default_factory=list)
@@ -172,7 +178,7 @@ class Nack(Op):
 
 
 class Extend(Op):
-    """A consumer's sign of life for the leases these receipts belong to."""
+    """Extend the leases of these lease handles: the consumer is still at work."""
 
     mailbox: AgentId
     receipts: Receipts
@@ -202,8 +208,8 @@ class NewSend(Struct, omit_defaults=True):
     """A message for another agent, tracked until its turn has ended.
 
     `to_agents` instead of `to_agent` sends a copy to each of them, or with "*" to every agent but
-    the sender. `replies` says where an answer goes: to the sender's `mailbox`, or to the `caller`
-    who waits.
+    the sender. `replies` says where an answer goes: to the sender's `mailbox`, or to the waiting
+    `caller`.
     """
 
     from_agent: AgentId
@@ -225,7 +231,7 @@ class Send(Op):
 
 
 class Await(Op):
-    """Answer when the message is accepted or settled, or when `wait_secs` are over."""
+    """Wait until the message is accepted or processed, for at most `wait_secs`."""
 
     event_id: Annotated[str, msgspec.Meta(max_length=36)]
     wait_secs: Wait = 30.0
@@ -233,7 +239,7 @@ class Await(Op):
 
 
 class Register(Op):
-    """`standby`: it lives behind another gateway, and may be served here should that be away."""
+    """Register an agent here. `standby`: another gateway owns it, and this one can stand in."""
 
     agent: AgentId
     standby: bool = False
@@ -273,7 +279,7 @@ class Messages(Answer):
 
 
 class Deliver(Answer):
-    """Unasked-for: mail for a subscriber."""
+    """Mail for a subscriber; it answers no particular operation."""
 
     mailbox: str
     messages: list[Message]
@@ -297,10 +303,10 @@ class Count(Answer):
 
 
 class Sent(Struct, omit_defaults=True):
-    """What the sender's gateway knows of one message; `error` when it was not sent.
+    """The state of one message at its sender's gateway; `error` if it was not sent.
 
-    Of a message for several agents `copies` has one for each, which says for whom it is and has an
-    `event_id` of its own; all of them share the `corr_id`.
+    A message for several agents has one entry per agent in `copies`, each with its own `to_agent`
+    and `event_id`; all of them share the `corr_id`.
     """
 
     event_id: str
@@ -348,7 +354,7 @@ Reply = (
 )
 
 
-# -- what HTTP answers beyond that
+# -- further answers, over HTTP only
 
 
 class EventInfo(Struct, frozen=True, omit_defaults=True):
@@ -366,10 +372,11 @@ class EventInfo(Struct, frozen=True, omit_defaults=True):
 
 
 class Agent(Struct, frozen=True, omit_defaults=True):
-    """`standby`: it lives behind another gateway, and this one can stand in for it.
+    """An agent that this gateway hosts.
 
-    `owner` is the gateway it lives behind, as the room says; `rivals` claim it too, in vain.
-    `problem` says why this gateway does not own what it hosts.
+    `owner` is the gateway that owns it according to the room; `rivals` claim it too, in vain.
+    `standby`: another gateway owns it, and this one can stand in. `problem` says why this gateway
+    does not own it.
     """
 
     id: str
@@ -398,10 +405,11 @@ class AuditEntry(Struct, frozen=True):
 
 
 class Undelivered(Struct, frozen=True, omit_defaults=True):
-    """A message its sender's gateway gave up. Times are epoch milliseconds.
+    """A message that its sender's gateway gave up. Times are epoch milliseconds.
 
-    `verdict` is what is known of its last owner: what it said, or that it was never sent. Only if
-    it is `safe` can the turn not have been taken, so that sending it again doubles nothing.
+    `verdict` is the last answer of its owner, or says that there was none or that the message was
+    never sent. `safe` means that its turn cannot have been taken, so that a replay cannot cause a
+    second turn.
     """
 
     event_id: str
@@ -425,7 +433,7 @@ class UndeliveredPage(Struct, frozen=True):
 
 
 class Replayed(Struct, frozen=True, omit_defaults=True):
-    """One that was sent again, `as_event`, or the error for which it was not."""
+    """The result of one replay: the new event `as_event`, or the `error` that prevented it."""
 
     event_id: str
     as_event: str | None = None
@@ -437,7 +445,7 @@ class Replays(Struct, frozen=True):
 
 
 class Stored(Struct, frozen=True):
-    """A payload kept as a blob."""
+    """A payload stored as a blob."""
 
     digest: str
     size: int

@@ -80,7 +80,7 @@ def test_equal_payloads_seal_differently() -> None:
 
 
 def test_others_cannot_open() -> None:
-    with pytest.raises(SealError, match="not sealed to this node"):
+    with pytest.raises(SealError, match="not encrypted for this node"):
         unseal(carol, seal(b"private", BOB)[0])
 
 

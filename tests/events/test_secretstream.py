@@ -70,5 +70,5 @@ def test_the_wrong_key_opens_nothing(key: bytes) -> None:
 
 
 def test_a_missing_header_is_noticed() -> None:
-    with pytest.raises(SealError, match="not a sealed stream"):
+    with pytest.raises(SealError, match="not an encrypted stream"):
         opened([b"", b""])

@@ -133,7 +133,7 @@ def test_pair_without_a_number_left_is_refused_and_changes_nothing() -> None:
     post = Post()
     post.send("a")
     post.sql("UPDATE pair SET next_number = ?", (LAST_NUMBER,))
-    with pytest.raises(Unavailable, match="no number left"):
+    with pytest.raises(Unavailable, match="no pair number left"):
         post.send("b")
     assert post.send("c", by="carol") == [True]
     assert sorted(post.take(10)) == ["a", "c"]

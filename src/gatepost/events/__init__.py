@@ -1,4 +1,4 @@
-"""What travels between gateways: envelopes, ids, kinds, sealing, blobs and the hash chain."""
+"""Events between gateways: envelopes, ids, kinds, payload encryption, blobs, the hash chain."""
 
 from gatepost.events.blobs import Blob, BlobStore
 from gatepost.events.chain import (

@@ -1,4 +1,4 @@
-"""Payloads too large for an event: sealed files named by the digest of their ciphertext."""
+"""Payloads too large for an event: encrypted files named by the digest of their ciphertext."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -35,10 +35,10 @@ class Blob(Struct, frozen=True):
 
 
 class BlobStore:
-    """A directory of sealed blobs, used by one gateway at a time.
+    """A directory of encrypted blobs, used by one gateway at a time.
 
-    A blob is written under a temporary name, synced, then renamed: a crash leaves all of it or
-    nothing visible. Content keys are never stored here.
+    A blob is written under a temporary name, synced, then renamed: after a crash it is either
+    complete or invisible. Content keys are never stored here.
     """
 
     def __init__(self, directory: Path, clock: Clock, limit: int = LIMIT) -> None:
@@ -52,17 +52,17 @@ class BlobStore:
         self.sweep()
 
     def write(self, pieces: Iterable[bytes]) -> tuple[Blob, bytes]:
-        """Seal a payload as it streams in; returns the blob and its content key."""
+        """Encrypt and store a payload as it streams in; return the blob and its content key."""
         key, header = self._clock.random(KEY), self._clock.random(HEADER)
         return self._store(seal_stream(_limited(pieces, self._limit), key, header)), key
 
     def adopt(self, digest: str, pieces: Iterable[bytes]) -> Blob:
-        """Keep a blob fetched from another node, provided that it is the one it should be."""
+        """Store the ciphertext of another node's blob; EncryptionError if its digest differs."""
         check_digest(digest)
         return self._store(_limited(pieces, sealed_size(self._limit)), expected=digest)
 
     def put(self, digest: str, offset: int, piece: bytes) -> None:
-        """Write a piece of a blob that is being fetched. It is no blob before `complete`."""
+        """Write a piece of a blob that is being fetched; `complete_fetch` makes it a blob."""
         with _storage("write a piece of a blob"):
             file = os.open(self._partial(digest), os.O_WRONLY | os.O_CREAT, 0o600)
             try:
@@ -74,7 +74,7 @@ class BlobStore:
                 os.close(file)
 
     def complete(self, digest: str) -> Blob:
-        """Keep what was put, provided that it is the blob it should be; otherwise it goes."""
+        """Publish the fetched pieces if their digest is right, otherwise delete them and raise."""
         partial = self._partial(digest)
         try:
             blob = _digested(partial)
@@ -88,40 +88,40 @@ class BlobStore:
         return blob
 
     def abandon(self, digest: str) -> None:
-        """Forget the pieces of a blob that will not be complete."""
+        """Delete the pieces of a fetch that was given up."""
         with _storage("delete pieces of a blob"):
             self._partial(digest).unlink(missing_ok=True)
 
     def read(self, digest: str, key: bytes) -> Iterator[bytes]:
-        """The payload in chunks, each authentic; complete only if no SealError follows."""
+        """Yield authentic chunks; the payload is complete only if no EncryptionError follows."""
         self.size(digest)
         return _unsealed(self._path(digest), digest, key)
 
     def read_range(self, digest: str, start: int = 0, length: int | None = None) -> Iterator[bytes]:
-        """A range of the ciphertext, for those who fetch it; past its end there is nothing."""
+        """Yield a range of the ciphertext, for a node that fetches it; empty past the end."""
         if start < 0 or (length is not None and length < 0):
             raise InvalidRequest("a range starts at 0 or later and has no negative length")
         rest = max(0, self.size(digest) - start)
         return _slice(self._path(digest), start, rest if length is None else min(length, rest))
 
     def size(self, digest: str) -> int:
-        """The size of the ciphertext; UnknownBlob if it is not here."""
+        """Return the size of the ciphertext; UnknownBlob if the blob is not stored here."""
         path = self._path(digest)
-        with _storage("look at a blob"), _known(path):
+        with _storage("read the size of a blob"), _known(path):
             return path.stat().st_size
 
     def __contains__(self, digest: str) -> bool:
         return self._path(digest).is_file()
 
     def delete(self, digest: str) -> None:
-        """Forget a blob; one that is not here is as good as deleted."""
-        # No sync: a blob that comes back after a crash is garbage, not a lie.
+        """Delete a blob; a missing one is not an error."""
+        # No sync: a blob that reappears after a crash is garbage, but not wrong.
         with _storage("delete a blob"):
             self._path(digest).unlink(missing_ok=True)
 
     def sweep(self) -> int:
-        """Remove what a crash left half written; returns how many files that was."""
-        with _storage("sweep the blob directory"):
+        """Delete half-written files left by a crash; return how many there were."""
+        with _storage("clean up the blob directory"):
             leftovers = list(self._directory.glob(_TEMPORARY + "*"))
             for leftover in leftovers:
                 leftover.unlink(missing_ok=True)
@@ -133,10 +133,10 @@ class BlobStore:
     def _partial(self, digest: str) -> Path:
         return self._directory / f"{_TEMPORARY}{self._path(digest).name}"
 
-    def _store(self, sealed: Iterable[bytes], expected: str | None = None) -> Blob:
+    def _store(self, ciphertext: Iterable[bytes], expected: str | None = None) -> Blob:
         temporary = self._directory / f"{_TEMPORARY}{self._clock.random(16).hex()}"
         try:
-            blob = _write(temporary, sealed)
+            blob = _write(temporary, ciphertext)
             if expected not in (None, blob.digest):
                 raise SealError(f"fetched blob is {blob.digest}, not {expected}")
             self._publish(temporary, blob)
@@ -192,9 +192,9 @@ def _unsealed(path: Path, digest: str, key: bytes) -> Iterator[bytes]:
         raise SealError(f"blob {digest} does not match its digest")
 
 
-def _frames(file: FileIO, seen: Callable[[bytes], None]) -> Iterator[bytes]:
+def _frames(file: FileIO, observe: Callable[[bytes], None]) -> Iterator[bytes]:
     while frame := _read(file, FRAME):
-        seen(frame)
+        observe(frame)
         yield frame
 
 
@@ -216,7 +216,7 @@ def _limited(pieces: Iterable[bytes], limit: int) -> Iterator[bytes]:
 
 
 def _read(file: FileIO, size: int) -> bytes:
-    """`size` bytes, or fewer only at the end of the file."""
+    """Read `size` bytes; fewer only at the end of the file."""
     with _storage("read a blob"):
         found = file.read(size)
         while len(found) < size and (more := file.read(size - len(found))):
@@ -252,7 +252,7 @@ def _known(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _storage(action: str) -> Iterator[None]:
-    """The disk's refusals, as an error that a sender can be told."""
+    """Re-raise OSError as StorageFailed, which a sender can be told."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The hash chain over an outbox, and the signed heads that let anyone serve it.
+"""The hash chain over an outbox, and the signed heads that let any node serve it.
 
 chain(n) = sha256(chain(n-1) || sha256(event n)), starting from the genesis of one journal
 incarnation. A head vouches for all events up to `last`; `first` says where its group starts.
@@ -22,7 +22,7 @@ Incarnation = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class Head(Struct, frozen=True):
-    """A node's word that the events `first` to `last` of its outbox end in `chain`."""
+    """A node's signed statement that events `first` to `last` of its outbox end in `chain`."""
 
     node: NodeId
     incarnation: Incarnation
@@ -33,17 +33,17 @@ class Head(Struct, frozen=True):
 
 
 def genesis(node: str, incarnation: str) -> bytes:
-    """The chain before the first event; no two outboxes share one."""
+    """Return the chain before the first event; it differs for every outbox."""
     return sha256(frame("gatepost/genesis/1", node.encode(), incarnation.encode())).digest()
 
 
 def event_digest(encoded: bytes) -> bytes:
-    """The digest of an event as it travelled."""
+    """Return the digest of an event's bytes as they travelled."""
     return sha256(encoded).digest()
 
 
 def extend(previous: bytes, digests: Iterable[bytes]) -> bytes:
-    """The chain after the events with these digests."""
+    """Return the chain after the events with these digests."""
     for digest in digests:
         previous = sha256(previous + digest).digest()
     return previous
@@ -68,7 +68,7 @@ def verify_head(head: Head, public_key: bytes) -> None:
 def verify_group(
     previous_chain: bytes, digests: Sequence[bytes], head: Head, public_key: bytes
 ) -> bytes:
-    """The chain after a commit group, or ChainError if it is not the one the head vouches for."""
+    """Return the chain after a commit group; ChainError unless the head vouches for it."""
     verify_head(head, public_key)
     if len(digests) != head.last - head.first + 1:
         raise _broken(head, f"{len(digests)} digests do not cover the group")

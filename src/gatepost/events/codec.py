@@ -1,7 +1,7 @@
-"""Envelopes to canonical JSON and back, forgiving older spellings at this edge only.
+"""Encode envelopes as canonical JSON and decode them; only here are older field names accepted.
 
-Decoding drops what it does not know, so a digest is always taken of the bytes that travelled,
-never of an envelope encoded again.
+Decoding drops unknown fields. A digest is therefore always taken of the bytes that travelled,
+never of an envelope that was encoded again.
 """
 
 from typing import TypeVar
@@ -20,7 +20,7 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 _strict = msgspec.json.Decoder(Envelope)
 _loose = msgspec.json.Decoder(_Fields)
 
-# ValueError covers msgspec's own errors and invalid UTF-8; RecursionError is deep nesting.
+# ValueError covers msgspec's own errors and invalid UTF-8; RecursionError comes from deep nesting.
 _UNREADABLE = (ValueError, RecursionError)
 
 
@@ -45,14 +45,14 @@ _ENVELOPE_NAMES = _canonical_last(
 
 
 def encode(envelope: Envelope) -> bytes:
-    """Canonical JSON: equal envelopes give equal bytes."""
+    """Encode as canonical JSON: equal envelopes give equal bytes."""
     return _encoder.encode(envelope)
 
 
 def decode(data: bytes) -> Envelope:
-    """Read an event; anything that is not one raises MalformedEvent and nothing else."""
+    """Decode an event; any invalid input raises MalformedEvent and nothing else."""
     try:
-        # msgspec skips over raw payloads without looking at their UTF-8; str() does look.
+        # msgspec skips raw payloads without validating their UTF-8; str() validates it.
         text = str(data, "utf-8")
         envelope = _decode_text(text)
     except _UNREADABLE as error:
@@ -61,12 +61,12 @@ def decode(data: bytes) -> Envelope:
 
 
 def encode_payload(value: object) -> Raw:
-    """A clear or sealed payload, ready for `Envelope.payload`."""
+    """Encode a clear or encrypted payload for `Envelope.payload`."""
     return Raw(_encoder.encode(value))
 
 
 def decode_payload(envelope: Envelope, type: type[T]) -> T:
-    """The payload as a `Receipt`, `DeadLetter`, `Sealed` or whatever the kind promises."""
+    """Decode the payload as the type its kind implies, such as `Receipt` or `EncryptedPayload`."""
     if envelope.payload is UNSET:
         raise MalformedEvent(f"event {envelope.event_id} has no payload")
     try:
@@ -83,10 +83,11 @@ def _decode_text(text: str) -> Envelope:
 
 
 def _respell(fields: _Fields) -> bytes:
-    known = _rename(fields, _ENVELOPE_NAMES)
-    if "trace" in known:
-        known["trace"] = Raw(_encoder.encode(_rename(_loose.decode(known["trace"]), _TRACE_NAMES)))
-    return _encoder.encode(known)
+    renamed = _rename(fields, _ENVELOPE_NAMES)
+    if "trace" in renamed:
+        trace = _rename(_loose.decode(renamed["trace"]), _TRACE_NAMES)
+        renamed["trace"] = Raw(_encoder.encode(trace))
+    return _encoder.encode(renamed)
 
 
 def _rename(fields: _Fields, names: dict[str, str]) -> _Fields:

@@ -1,4 +1,4 @@
-"""What travels: the envelope around every event, and the clear payloads of receipts."""
+"""The envelope around every event, and the clear payloads: receipt, dead letter, signal."""
 
 from typing import Annotated, Literal
 
@@ -6,7 +6,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gatepost.events.ids import AgentId, Digest, EventId, MsgId, NodeId
 
-# Every JSON reader, JavaScript included, holds integers up to here exactly.
+# The largest integer that every JSON reader, JavaScript included, represents exactly.
 MAX_INT = 2**53 - 1
 
 EpochMs = Annotated[int, Meta(ge=0, le=MAX_INT)]
@@ -19,7 +19,7 @@ Label = Annotated[str, Meta(max_length=256)]
 
 
 class PayloadRef(Struct, frozen=True, rename="camel"):
-    """A payload too large for its event: a sealed blob, and its content key for each recipient."""
+    """A payload too large for its event: an encrypted blob, and its content key per recipient."""
 
     digest: Digest
     size: Count
@@ -34,7 +34,7 @@ class Trace(
     omit_defaults=True,
     forbid_unknown_fields=True,
 ):
-    """Why the event went where it went."""
+    """How the event was routed, and its OpenTelemetry parent."""
 
     attempt: Count = 1
     route_decision: Label | None = None
@@ -43,7 +43,7 @@ class Trace(
 
 
 class TaskInfo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What everyone may know of a task: which capability it asks for and how it goes, not what."""
+    """The public part of a task: its capability, progress and outcome, but not its content."""
 
     capability_id: AgentId | None = None
     capability_version: Label | None = None
@@ -66,11 +66,11 @@ class Envelope(
 ):
     """One event of an outbox; `(source_node_id, event_id)` is its identity everywhere.
 
-    `pair_seq` 0 means outside any pair's order; everything before `pair_base` is settled, so nobody
-    has to wait for it. `prev_seq_to` 0 says that nothing earlier in this outbox was meant for the
-    same recipient. To an `offer`, `accepted` is an answer the sender has to confirm. Forbidding
-    unknown fields is what lets the codec notice older spellings; `codec.decode` still ignores
-    fields nobody knows.
+    `pair_seq` 0 means that the event is outside the order of any pair. All pair numbers before
+    `pair_base` are closed, so a receiver does not wait for them. `prev_seq_to` 0 means that no
+    earlier event of this outbox was for the same recipient. When an `offer` is `accepted`, the
+    sender has to confirm it. The struct forbids unknown fields so that the codec notices older
+    field names; `codec.decode_event` still ignores unknown fields.
     """
 
     event_id: EventId
@@ -102,7 +102,7 @@ Outcome = Literal["ok", "failed", "dead_letter", "expired"]
 
 
 class Receipt(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """The payload of an `ack`: what became of the event it refers to."""
+    """The payload of an `ack`: the fate of the event it refers to."""
 
     status: Status
     reason: Reason | None = None
@@ -121,8 +121,8 @@ class Receipt(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=T
 class DeadLetter(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """The payload of a `dead_letter`: why the sender gave up on the event it refers to.
 
-    `pair_seq` is the place in the pair's order that this closes, so that the receiver stops
-    waiting for an event which will never come.
+    `pair_seq` is the pair number that this closes: the receiver stops waiting for an event that
+    will never come.
     """
 
     reason: Reason
@@ -135,11 +135,12 @@ SignalName = Literal["confirm", "withdraw", "settled", "status_request", "incide
 
 
 class Signal(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """The payload of a `signal`: what two gateways tell each other about a delivery.
+    """The payload of a `signal`: a note from one gateway to another about a delivery.
 
-    `confirm` makes an accepted offer the receiver's to engage, and `withdraw` takes an offer back;
-    both refer to the event. `settled` says that of the pair `from_agent` to `to_agent` everything
-    up to and with `through` is settled, wherever. `status_request` asks for the receipts again.
+    `confirm` lets the receiver engage an offer it accepted, and `withdraw` takes an offer back;
+    both refer to the event. `settled` says that all events of the pair `from_agent` to `to_agent`
+    up to and including pair number `through` are closed, on every gateway. `status_request` asks
+    for the receipts again.
     """
 
     signal: SignalName | Label

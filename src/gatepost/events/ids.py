@@ -1,4 +1,4 @@
-"""Event ids that sort by time, and the checks that keep every other id safe to store and show."""
+"""Event ids that sort by time, and checks that make every other id safe to store and print."""
 
 import re
 from functools import lru_cache
@@ -34,11 +34,12 @@ _is_digest = re.compile(_DIGEST).match
 
 
 class EventIds:
-    """UUIDv7s that never repeat and never go back, whatever the clock does.
+    """Generates UUIDv7s that never repeat and never decrease, even if the clock goes back.
 
-    The 122 free bits are one number: milliseconds above, 74 bits of counter below. A new
-    millisecond draws the counter afresh; otherwise the number grows by one, and a carry out of
-    the counter would simply borrow the next millisecond. Drawing 72 bits leaves room to count.
+    The 122 free bits are one number: milliseconds in the high bits, a 74-bit counter in the low
+    ones. A new millisecond starts the counter at a random value; otherwise the number grows by
+    one, and a carry out of the counter borrows the next millisecond. The random start has only
+    72 bits, so that the counter can grow.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -57,21 +58,21 @@ class EventIds:
 
 
 def new_event_id(clock: Clock) -> str:
-    """A single id, ordered against others by its millisecond only; a series needs EventIds."""
+    """Return one id, ordered by its millisecond only; a series needs EventIdGenerator."""
     return EventIds(clock).next()
 
 
-# The same id is asked for again and again while its message is on its way.
+# The same id is parsed many times while its message is on its way.
 @lru_cache(maxsize=16_384)
 def parse_event_id(text: str) -> bytes:
-    """The 16 bytes of an event id."""
+    """Return the 16 bytes of an event id."""
     if not _is_uuid7(text):
         raise _invalid("event id", text, _UUID7_RULE)
     return bytes.fromhex(text.replace("-", ""))
 
 
 def format_event_id(data: bytes) -> str:
-    """The text of an event id kept as 16 bytes."""
+    """Return the text of an event id stored as 16 bytes."""
     text = _dashed(data.hex())
     if not _is_uuid7(text):
         raise _invalid("event id", data.hex(), _UUID7_RULE)

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """The kinds this version knows; an envelope may carry others, which are kept and forwarded."""
+    """The kinds this version knows; an event of any other kind is stored and relayed."""
 
     MESSAGE = "message"
     ACK = "ack"
@@ -21,11 +21,11 @@ class Kind(StrEnum):
 
 KNOWN: frozenset[str] = frozenset(Kind)
 
-# A tracked event opens a delivery and waits for receipts; receipts are never acked themselves.
+# A tracked event opens a delivery and waits for receipts. Receipts are never acked themselves.
 TRACKED: frozenset[str] = frozenset({Kind.MESSAGE, Kind.REPLY, Kind.TASK_CREATE, Kind.TASK_CANCEL})
 
-# Receipts, dead letters and signals say how delivery goes, to every reader of the outbox.
-# All other payloads are sealed.
+# Receipts, dead letters and signals tell every reader of the outbox how a delivery is going.
+# All other payloads are encrypted.
 CLEAR: frozenset[str] = frozenset({Kind.ACK, Kind.SIGNAL, Kind.DEAD_LETTER})
 
 LEGACY: dict[str, Kind] = {"task": Kind.TASK_CREATE, "task_result": Kind.TASK_COMPLETE}

@@ -1,4 +1,4 @@
-"""A node's identity key, and payloads that only the nodes they are sealed to can read."""
+"""A node's identity key, and encryption of payloads for the nodes that may read them."""
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -18,17 +18,17 @@ from gatepost.events.framing import frame
 
 KEY_SIZE = 32
 
-# PyNaCl lets a plain ValueError out for a ciphertext shorter than its authentication tag.
+# PyNaCl raises a plain ValueError for a ciphertext shorter than its authentication tag.
 _UNOPENED = (CryptoError, ValueError)
 
 
 def fingerprint(public: bytes) -> str:
-    """A short name for a public key: 128 bits of its SHA-256, in hex."""
+    """Return a short name for a public key: 128 bits of its SHA-256, in hex."""
     return sha256(public).hexdigest()[:32]
 
 
 def verify(public: bytes, message: bytes, signature: bytes) -> bool:
-    """Whether the node with this public key signed the message."""
+    """Tell whether the node with this public key signed the message."""
     try:
         VerifyKey(public).verify(message, signature)
     except CryptoError:
@@ -37,7 +37,7 @@ def verify(public: bytes, message: bytes, signature: bytes) -> bool:
 
 
 class NodeKey:
-    """An Ed25519 identity. Only `secret` reveals the seed; the repr shows the fingerprint."""
+    """A node's Ed25519 identity. Only `secret` reveals the seed; the repr shows the fingerprint."""
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) != KEY_SIZE:
@@ -62,7 +62,7 @@ class NodeKey:
 class Sealed(Struct, frozen=True):
     """An encrypted payload and its content key, wrapped for each recipient's fingerprint.
 
-    `data` and each key start with their nonce. On the wire bytes are base64.
+    `data` and each key start with their nonce. On the wire, bytes are base64.
     """
 
     alg: Literal["xchacha20poly1305"]
@@ -71,57 +71,62 @@ class Sealed(Struct, frozen=True):
 
 
 class Sealer:
-    """Seals to other nodes and opens what they sealed to this one."""
+    """Encrypts payloads for other nodes and decrypts payloads meant for this one."""
 
     def __init__(self, key: NodeKey, clock: Clock, cache_size: int = 1024) -> None:
         self._key = key
         self._clock = clock
-        # Deriving the shared key costs far more than using it.
+        # Cached: deriving the shared key costs far more than using it.
         self._box = lru_cache(cache_size)(self._derive_box)
 
     def seal(
         self, payload: bytes, recipients: Iterable[bytes], *, event_id: str, source_node_id: str
     ) -> tuple[Sealed, bytes]:
-        """The sealed payload and its content key, which the sender keeps in case it must reseal."""
+        """Return the encrypted payload and its content key.
+
+        The sender keeps the content key in case the recipients change.
+        """
         content_key, nonce = self._clock.random(KEY_SIZE), self._clock.random(Aead.NONCE_SIZE)
         bound = _associated(event_id, source_node_id)
         data = bytes(Aead(content_key).encrypt(payload, bound, nonce))
         return Sealed("xchacha20poly1305", data, self.wrap(content_key, recipients)), content_key
 
     def open(
-        self, sealed: Sealed, *, sealed_by: bytes, event_id: str, source_node_id: str
+        self, encrypted: Sealed, *, sealed_by: bytes, event_id: str, source_node_id: str
     ) -> bytes:
-        """The payload; `sealed_by` is the public key of the node that sealed or resealed it."""
-        content_key = self.unwrap(sealed.keys, sealed_by)
-        return self.open_with(sealed, content_key, event_id=event_id, source_node_id=source_node_id)
+        """Decrypt a payload; `sealed_by` is the public key of the node that wrapped its key."""
+        content_key = self.unwrap(encrypted.keys, sealed_by)
+        return self.open_with(
+            encrypted, content_key, event_id=event_id, source_node_id=source_node_id
+        )
 
     def open_with(
-        self, sealed: Sealed, content_key: bytes, *, event_id: str, source_node_id: str
+        self, encrypted: Sealed, content_key: bytes, *, event_id: str, source_node_id: str
     ) -> bytes:
-        """The payload, for who has kept its content key."""
+        """Decrypt a payload with its content key, as the sender can."""
         try:
             bound = _associated(event_id, source_node_id)
-            return Aead(content_key).decrypt(sealed.data, bound)
+            return Aead(content_key).decrypt(encrypted.data, bound)
         except _UNOPENED:
             raise SealError(f"payload of event {event_id} was altered or misplaced") from None
 
-    def reseal(self, sealed: Sealed, content_key: bytes, recipients: Iterable[bytes]) -> Sealed:
-        """The same ciphertext for other recipients, in place of those it had."""
-        return replace(sealed, keys=self.wrap(content_key, recipients))
+    def reseal(self, encrypted: Sealed, content_key: bytes, recipients: Iterable[bytes]) -> Sealed:
+        """Return the same ciphertext with its content key wrapped for other recipients instead."""
+        return replace(encrypted, keys=self.wrap(content_key, recipients))
 
     def wrap(self, content_key: bytes, recipients: Iterable[bytes]) -> dict[str, bytes]:
-        """The content key, readable by each of the recipients' public keys."""
+        """Wrap the content key for each recipient's public key; fingerprint → wrapped key."""
         keys = {fingerprint(public): self._wrap_one(content_key, public) for public in recipients}
         if not keys:
             raise SealError("a payload needs at least one recipient")
         return keys
 
     def unwrap(self, keys: Mapping[str, bytes], wrapped_by: bytes) -> bytes:
-        """This node's copy of a content key."""
+        """Unwrap this node's copy of a content key."""
         try:
             return self._box(wrapped_by).decrypt(keys[self._key.fingerprint])
         except KeyError:
-            raise SealError(f"not sealed to this node ({self._key.fingerprint})") from None
+            raise SealError(f"not encrypted for this node ({self._key.fingerprint})") from None
         except _UNOPENED:
             raise SealError(f"content key is not from {fingerprint(wrapped_by)}") from None
 

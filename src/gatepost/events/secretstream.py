@@ -1,4 +1,4 @@
-"""Sealed streams: libsodium's secretstream over chunks of one fixed size, without any I/O."""
+"""Encrypted streams: libsodium's secretstream over chunks of one fixed size, without any I/O."""
 
 from collections.abc import Iterable, Iterator
 
@@ -21,13 +21,13 @@ _pull = sodium.crypto_secretstream_xchacha20poly1305_pull
 
 
 def sealed_size(size: int) -> int:
-    """How many bytes a payload of `size` bytes takes once sealed."""
+    """Return the size of the ciphertext of a payload of `size` bytes."""
     frames = max(1, -(-size // CHUNK))
     return HEADER + size + frames * OVERHEAD
 
 
 def seal_stream(pieces: Iterable[bytes], key: bytes, header: bytes) -> Iterator[bytes]:
-    """The header, then one frame for each chunk; the last frame is marked as such."""
+    """Yield the header, then one frame for each chunk; the last frame is marked as final."""
     state = _start(key, header)
     yield header
     for chunk, tag in _tagged(_rechunk(pieces)):
@@ -35,7 +35,7 @@ def seal_stream(pieces: Iterable[bytes], key: bytes, header: bytes) -> Iterator[
 
 
 def open_stream(header: bytes, frames: Iterable[bytes], key: bytes) -> Iterator[bytes]:
-    """The chunks, each authentic when it is yielded; complete only if no SealError follows."""
+    """Yield authentic chunks; the payload is complete only if no EncryptionError follows."""
     state, tag = _start(key, header), _MESSAGE
     for frame in frames:
         if tag == _FINAL:
@@ -47,13 +47,13 @@ def open_stream(header: bytes, frames: Iterable[bytes], key: bytes) -> Iterator[
 
 
 def _start(key: bytes, header: bytes) -> _State:
-    # libsodium's push and pull states are the same for the same header, but init_push draws its
-    # own header and would make the digest of a blob depend on hidden randomness.
+    # libsodium's push and pull states are the same for the same header. init_push would draw its
+    # own header, and the digest of a blob would depend on hidden randomness.
     state = _State()
     try:
         sodium.crypto_secretstream_xchacha20poly1305_init_pull(state, header, key)
     except CryptoError:
-        raise SealError("not a sealed stream, or not a content key") from None
+        raise SealError("not an encrypted stream, or not a content key") from None
     return state
 
 
@@ -65,7 +65,7 @@ def _pull_one(state: _State, frame: bytes) -> tuple[bytes, int]:
 
 
 def _rechunk(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Chunks of exactly CHUNK bytes and one last chunk, which is never missing."""
+    """Yield chunks of CHUNK_SIZE bytes and one last chunk, which may be empty but always comes."""
     buffer = bytearray()
     for piece in pieces:
         for start in range(0, len(piece), CHUNK):

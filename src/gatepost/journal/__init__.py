@@ -1,4 +1,4 @@
-"""What one gateway remembers: one SQLite file, one writer, group commit."""
+"""The durable memory of one gateway: one SQLite file, one writer, group commit."""
 
 from gatepost.journal.database import Database, memory
 from gatepost.journal.tx import Tx

@@ -1,4 +1,4 @@
-"""The record of what was done by hand."""
+"""The audit log of actions a person took by hand."""
 
 from gatepost.journal.tx import Tx
 

@@ -1,4 +1,4 @@
-"""Opening one gateway's SQLite file: lock, pragmas, check, migrations."""
+"""Open one gateway's SQLite file: lock, pragmas, integrity check, migrations."""
 
 import fcntl
 import os
@@ -14,7 +14,7 @@ Check = Literal["quick", "full", "off"]
 
 _PRAGMAS = (
     "PRAGMA journal_mode = WAL",
-    # FULL makes every COMMIT wait for the disk; it is what a positive answer rests on.
+    # FULL makes every COMMIT wait for the disk; every positive answer relies on it.
     "PRAGMA synchronous = FULL",
     "PRAGMA cache_size = -65536",
     "PRAGMA wal_autocheckpoint = 4000",
@@ -24,7 +24,7 @@ _CHECKS = {"quick": "PRAGMA quick_check(1)", "full": "PRAGMA integrity_check(1)"
 
 
 class Database:
-    """An open journal file. One per path at a time; `writer` belongs to one thread."""
+    """An open journal file, one per path at a time. `writer_connection` belongs to one thread."""
 
     def __init__(self, path: Path, writer: apsw.Connection, lock: IO[bytes]) -> None:
         self.path = path
@@ -43,7 +43,7 @@ class Database:
         return cls(path, connection, guard)
 
     def reader(self) -> apsw.Connection:
-        """A read-only connection that sees what was committed when each statement began."""
+        """Open a read-only connection; each statement sees the commits before it began."""
         connection = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READONLY)
         connection.set_busy_timeout(5_000)
         return connection
@@ -54,14 +54,14 @@ class Database:
 
 
 def memory() -> apsw.Connection:
-    """A migrated journal that lives and dies with this process, for simulations and tests."""
+    """Open an empty journal in memory, for simulations and tests."""
     connection = apsw.Connection(":memory:")
     migrate(connection, Path(":memory:"))
     return connection
 
 
 def lock(path: Path) -> IO[bytes]:
-    """Held until it is closed; JournalLocked if somebody else has it."""
+    """Take the journal's lock until the returned file is closed; JournalLocked if it is taken."""
     guard = os.fdopen(os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600), "rb+")
     try:
         fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -74,7 +74,7 @@ def lock(path: Path) -> IO[bytes]:
 
 
 def _connect(path: Path, check: Check) -> apsw.Connection:
-    # The file is made by us, not by SQLite, so that it is never readable by others.
+    # Created here, not by SQLite, so that other users can never read the file.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     connection = apsw.Connection(str(path))
     try:
@@ -89,7 +89,7 @@ def _connect(path: Path, check: Check) -> apsw.Connection:
 
 
 def _prepare(connection: apsw.Connection, path: Path, check: Check) -> None:
-    # Nobody else writes, but somebody may look at the file with SQLite's own tools.
+    # No other gateway writes, but a person may open the file with SQLite's own tools.
     connection.set_busy_timeout(5_000)
     for pragma in _PRAGMAS:
         connection.execute(pragma)
@@ -101,11 +101,11 @@ def _prepare(connection: apsw.Connection, path: Path, check: Check) -> None:
 
 
 def _damaged(path: Path, why: str) -> JournalCorrupt:
-    return JournalCorrupt(f"{path} is damaged or no journal ({why}); restore it from a backup")
+    return JournalCorrupt(f"{path} is damaged or not a journal ({why}); restore it from a backup")
 
 
 def migrations() -> list[tuple[int, str]]:
-    """(version, SQL) of every migration, oldest first."""
+    """Return (version, SQL) of every migration, oldest first."""
     folder = resources.files("gatepost.journal") / "schema"
     files = [f for f in folder.iterdir() if f.name.endswith(".sql")]
     return [(int(f.name.split("_")[0]), f.read_text()) for f in sorted(files, key=lambda f: f.name)]

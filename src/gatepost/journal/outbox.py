@@ -1,8 +1,8 @@
-"""The outbox: what this gateway alone writes and every subscriber may read.
+"""The outbox: the log of events that only this gateway writes and every subscriber may read.
 
-Events are appended to the transaction and get their seq when the commit group ends, where the
-whole group is linked into the hash chain and its head signed, once. What others are to hear of it
-is handed to `published`, as soon as it is on disk.
+Operations append events to the transaction. When the commit group ends, they get their seq, the
+whole group is linked into the hash chain, and its head is signed once. As soon as the group is on
+disk, it is handed to `on_published`.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,7 +41,10 @@ ON CONFLICT (node_id) DO UPDATE SET last_seq = ?2, sent_seq = max(sent_seq, ?3)
 
 
 class Draft(Struct, frozen=True, kw_only=True):
-    """An event before it has a place in the outbox."""
+    """An event before it has its seq in the outbox.
+
+    `everybody` addresses every subscriber instead of `to_node_id`.
+    """
 
     event_id: str
     kind: str
@@ -64,14 +67,14 @@ class Draft(Struct, frozen=True, kw_only=True):
     everybody: bool = False
 
 
-# seq, event id, what it refers to, kind, the event as it travels, its digest, for whom
+# seq, event id, referenced event id, kind, encoded event, its digest, recipient node
 Row = tuple[int, bytes, bytes | None, str, bytes, bytes, str | None]
 
 
 class Appended(Struct, frozen=True):
-    """One commit group's part of the outbox: its head, the chain before it, its rows.
+    """The events of one commit group: their signed head, the chain before them, their rows.
 
-    `to` has the place among the rows of those which are for others, by node.
+    `positions_by_node` maps a recipient node to the indexes of its rows.
     """
 
     head: Head
@@ -80,20 +83,20 @@ class Appended(Struct, frozen=True):
     to: dict[str, list[int]]
 
     def rows_for(self, node: str) -> list[tuple[int, bytes]]:
-        """(seq, event) of what is for a node, in order."""
-        mine, all = self.to.get(node, []), self.to.get(EVERYBODY, [])
-        places = sorted(mine + all) if mine and all else mine or all
-        return [(self.rows[place][0], self.rows[place][4]) for place in places]
+        """Return (seq, event) of the rows for a node, in order."""
+        own, shared = self.to.get(node, []), self.to.get(EVERYBODY, [])
+        positions = sorted(own + shared) if own and shared else own or shared
+        return [(self.rows[position][0], self.rows[position][4]) for position in positions]
 
 
 Published = Callable[[Appended], None]
 
 
 class Outbox:
-    """Takes part in every commit group: numbers, links and signs what was appended.
+    """Takes part in every commit group: numbers, chains and signs the appended events.
 
-    `live` are the nodes that will be told of it as soon as it is on disk; with EVERYBODY among
-    them somebody will pass it on to anyone.
+    `live_nodes` are sent new events as soon as these are on disk. If EVERYBODY is among them, a
+    relay sends the events to all recipients.
     """
 
     def __init__(self, node_id: str, incarnation: str, key: NodeKey) -> None:
@@ -103,7 +106,7 @@ class Outbox:
         self.live: frozenset[str] = frozenset()
         self.published: Published | None = None
         self._appended: Appended | None = None
-        # The last seq meant for each node; and the tail of the chain. Read again after a rollback.
+        # The last seq for each node, and the tail of the chain; read again after a rollback.
         self._last_to: dict[str, int] = {}
         self._tail: tuple[int, bytes] | None = None
 
@@ -127,14 +130,14 @@ class Outbox:
         tx.run(_HEAD, (head.last, head.first, head.chain, head.signature, tx.now))
         live = self.live
         to_all = EVERYBODY in live
-        heard = {to: seq if to_all or to in live else 0 for to, seq in touched.items()}
-        tx.many(_RECIPIENT, [(to, seq, heard[to]) for to, seq in touched.items()])
+        sent = {to: seq if to_all or to in live else 0 for to, seq in touched.items()}
+        tx.many(_RECIPIENT, [(to, seq, sent[to]) for to, seq in touched.items()])
         self._tail = (head.last, head.chain)
-        to: dict[str, list[int]] = {}
-        for place, row in enumerate(rows):
+        positions: dict[str, list[int]] = {}
+        for position, row in enumerate(rows):
             if row[6] is not None:
-                to.setdefault(row[6], []).append(place)
-        self._appended = Appended(head, chain, rows, to)
+                positions.setdefault(row[6], []).append(position)
+        self._appended = Appended(head, chain, rows, positions)
 
     def after_commit(self) -> list[Outcome]:
         appended, self._appended = self._appended, None
@@ -171,7 +174,7 @@ class Outbox:
         return seq, id, ref or None, draft.kind, body, event_digest(body), to
 
     def _previous_to(self, tx: Tx, to: str | None) -> int:
-        """The last seq meant for that node."""
+        """Return the last seq whose event was for that node, or 0."""
         if to is None:
             return 0
         if (known := self._last_to.get(to)) is None:
@@ -208,20 +211,20 @@ class Outbox:
 
 
 def read(tx: Tx, after: int, limit: int) -> Iterator[Envelope]:
-    """Events behind `after`, in order."""
+    """Yield up to `limit` events after seq `after`, in order."""
     query = "SELECT body FROM outbox WHERE seq > ? ORDER BY seq LIMIT ?"
     return (decode(row[0]) for row in tx.each(query, (after, limit)))
 
 
 def journey(tx: Tx, event_id: str) -> list[Envelope]:
-    """An event and everything in this outbox that refers to it, in order."""
+    """Return an event and all events of this outbox that refer to it, in order."""
     id = parse_event_id(event_id)
     query = "SELECT body FROM outbox WHERE event_id = ? OR ref_id = ? ORDER BY seq"
     return [decode(row[0]) for row in tx.rows(query, (id, id))]
 
 
 def heads(tx: Tx, node_id: str, incarnation: str) -> Iterator[tuple[Head, list[bytes]]]:
-    """Every signed head with the digests of the events it vouches for, oldest first."""
+    """Yield every signed head with the digests of its events, oldest first."""
     query = "SELECT first_seq, last_seq, chain, signature FROM head ORDER BY last_seq"
     digests = "SELECT digest FROM outbox WHERE seq BETWEEN ? AND ? ORDER BY seq"
     for first, last, chain, signature in tx.each(query):

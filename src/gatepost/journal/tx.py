@@ -1,4 +1,4 @@
-"""A transaction in progress: the only way the core touches storage."""
+"""The transaction in progress: the only way the core reads and writes storage."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,13 @@ Row = tuple[Any, ...]
 
 
 class Tx:
-    """One commit group. Each operation runs between `mark` and `keep` or `undo`.
+    """The transaction of one commit group.
 
-    What an operation wants to happen outside SQLite it hands over as an effect, which happens as
-    soon as the operation is kept; effects of an operation that is undone never happen, and
-    neither do the events it appended. The group can still fail as a whole, so whatever changes
-    memory before the commit also says, with `on_rollback`, how to change it back.
+    Each operation runs between `begin_operation` and `keep_operation` or `undo_operation`. A
+    change outside SQLite is passed to `add_effect` and runs as soon as the operation is kept. If
+    the operation is undone, its effects never run and the events it appended are dropped. The
+    group can still fail as a whole: code that changes memory before the commit registers the
+    reverse change with `on_rollback`.
     """
 
     __slots__ = ("_connection", "_effects", "_undos", "appended", "now")
@@ -47,14 +48,14 @@ class Tx:
     def changes(self) -> int:
         return self._connection.changes()
 
-    def effect(self, happen: Callable[[], None]) -> None:
-        self._effects.append(happen)
+    def effect(self, apply: Callable[[], None]) -> None:
+        self._effects.append(apply)
 
     def on_rollback(self, undo: Callable[[], None]) -> None:
         self._undos.append(undo)
 
     def append(self, draft: "Draft") -> None:
-        """Add an event to the outbox; its seq is given when the group ends."""
+        """Add an event to the outbox; it gets its seq when the group ends."""
         self.appended.append(draft)
 
     def begin(self) -> None:
@@ -74,17 +75,17 @@ class Tx:
         del self.appended[mark[1] :]
 
     def settle(self) -> None:
-        """Let the effects of everything kept happen, and those that they bring about."""
+        """Run the effects of the kept operations, and the effects that these add."""
         while self._effects:
             effects, self._effects = self._effects, []
-            for happen in effects:
-                happen()
+            for apply in effects:
+                apply()
 
     def commit(self) -> None:
         self._connection.execute("COMMIT")
 
     def rollback(self) -> None:
-        """Leave storage and memory as they were before the group."""
+        """Restore storage and memory to their state before the group."""
         while self._undos:
             self._undos.pop()()
         if self._connection.in_transaction:

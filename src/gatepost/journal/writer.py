@@ -1,8 +1,8 @@
 """The one writer: a thread that runs operations in groups and commits each group once.
 
-Whatever waits when a group begins goes into it. Each operation runs in its own savepoint, so one
-that fails undoes only itself; then one COMMIT, one fsync, and only after it does anyone hear
-of the outcome. A group that fails as a whole is heard of as failed, whole.
+All operations that wait when a group begins go into it. Each runs in its own savepoint, so that
+a failing operation undoes only itself. Then follow one COMMIT and one fsync, and only after them
+are outcomes delivered. If a group fails as a whole, every operation in it is reported as failed.
 """
 
 import logging
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Operation = Callable[[Tx], Any]
-# Exactly one of value and error means something: the error, when it is not None.
+# If the error is not None, the value means nothing.
 Done = Callable[[Any, GatepostError | None], None]
 Outcome = tuple[Done, Any, GatepostError | None]
 Job = tuple[Operation, Done]
@@ -32,28 +32,28 @@ _PROBE = "INSERT OR REPLACE INTO fact VALUES ('probe', zeroblob(65536))"
 _IDLE_MAX = 3600.0
 _RETRY_MS = 1000
 _STOPPING = "the gateway is stopping; try again shortly"
-# What the disk does to us, as opposed to what we did wrong.
+# Errors of the disk or the file, as opposed to bugs of ours.
 _STORAGE = (apsw.FullError, apsw.IOError, apsw.CorruptError, apsw.NotADBError, apsw.ReadOnlyError)
 
 
 class Participant(Protocol):
-    """Something that has a say in every commit group. All calls come from the writer thread."""
+    """A component that takes part in every commit group. All calls come from the writer thread."""
 
     def before_commit(self, tx: Tx) -> None:
-        """Add what must be part of the same transaction."""
+        """Add rows that belong to the same transaction."""
 
     def after_commit(self) -> list[Outcome]:
-        """What others may hear of, now that it is on disk."""
+        """Return outcomes to deliver, now that the group is on disk."""
 
     def rolled_back(self) -> None:
-        """Forget what before_commit did."""
+        """Forget the changes `before_commit` made."""
 
     def next_due(self, tx: Tx) -> int | None:
-        """When to be called again, if nothing else happens (epoch ms)."""
+        """Return when to run a group even if no operation waits (epoch ms), or None."""
 
 
 class Writer:
-    """Owns the writing connection. `deliver` is called once per group with all its outcomes."""
+    """Owns the writing connection. Calls `deliver` once per group with all its outcomes."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class Writer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Commit what waits, then end the thread."""
+        """Commit the waiting operations, then end the thread."""
         self._stopped = True
         self._queue.put(None)
         self._thread.join()
-        # Whoever submitted while we stopped must not wait for ever.
+        # An operation submitted while the thread stopped must not wait for ever.
         late = [item[0] for item in _drain(self._queue) if item is not None]
         self._deliver(_refuse(late, Unavailable(_STOPPING)))
 
@@ -96,7 +96,7 @@ class Writer:
         return self._queue.qsize()
 
     def submit(self, operation: Operation, done: Done, weight: int = 1) -> None:
-        """Run `operation` in one of the next groups. A heavy one leaves less room for others."""
+        """Run `operation` in one of the next groups; `weight` counts against `group_max`."""
         if self.failure is not None:
             raise StorageFailed(self.failure)
         if self._stopped:
@@ -106,7 +106,7 @@ class Writer:
         self._queue.put(((operation, done), weight))
 
     def wake(self) -> None:
-        """Run a group even if nothing waits, so that participants look at the clock."""
+        """Run a group even if no operation waits, so that participants check the clock."""
         self._queue.put(((lambda tx: None, _ignore), 0))
 
     def _loop(self) -> None:
@@ -120,13 +120,13 @@ class Writer:
 
     def _collect(self) -> tuple[list[Job], bool]:
         jobs: list[Job] = []
-        room = self._group_max
+        capacity = self._group_max
         try:
             item = self._queue.get(timeout=self.patience())
             while item is not None:
                 jobs.append(item[0])
-                room -= item[1]
-                if room <= 0:
+                capacity -= item[1]
+                if capacity <= 0:
                     return jobs, True
                 item = self._queue.get_nowait()
         except queue.Empty:
@@ -134,7 +134,7 @@ class Writer:
         return jobs, False
 
     def patience(self) -> float:
-        """How many seconds to wait for work before a group is run without any."""
+        """Return how many seconds to wait for an operation before a group runs without one."""
         if self.failure is not None:
             return _PROBE_EVERY
         if self._due is None:
@@ -142,7 +142,7 @@ class Writer:
         return min(max((self._due - self._clock.now()) / 1000, 0.0), _IDLE_MAX)
 
     def run_group(self, jobs: list[Job]) -> list[Outcome]:
-        """One transaction. Public so that a simulation can drive it without a thread."""
+        """Run one transaction. Public so that a simulation can drive it without a thread."""
         if self._final:
             return _refuse(jobs, StorageFailed(self.failure or ""))
         tx = Tx(self._connection, self._clock.now())
@@ -151,7 +151,7 @@ class Writer:
         except Exception as error:
             return _refuse(jobs, self._failed(tx, error))
         if self.failure is not None:
-            log.warning("the journal accepts again")
+            log.warning("the journal accepts operations again")
             self.failure = None
         self.groups += 1
         self.operations += len(jobs)
@@ -173,7 +173,7 @@ class Writer:
         return outcomes
 
     def _failed(self, tx: Tx, error: Exception) -> GatepostError:
-        """The group is undone, and this is what everyone in it hears."""
+        """Undo the group; return the error for each of its operations."""
         self._due = tx.now + _RETRY_MS
         undone = self._undo(tx)
         if isinstance(error, _STORAGE) or not undone:
@@ -194,15 +194,16 @@ class Writer:
         return True
 
     def _stop_accepting(self, error: Exception, undone: bool) -> None:
-        """The disk refused the group. Nobody was told it succeeded, and nobody will be.
+        """Refuse operations after a disk error; no operation of the group was reported as done.
 
-        A full disk may be freed, so it is tried again; after a failed fsync the kernel may have
-        dropped pages it will not mention again, so only a restart, which re-reads the file, helps.
+        A full disk can be freed, so writing is tried again. After a failed fsync the kernel may
+        have dropped dirty pages without a further error, so only a restart helps: it reads the
+        file again.
         """
         self._final = not (undone and isinstance(error, apsw.FullError))
         advice = "restart the gateway" if self._final else "free some space"
         if self.failure is None:
-            log.error("the journal stops accepting: %s", error)
+            log.error("the journal stops accepting operations: %s", error)
         self.failure = f"the journal cannot write ({error}); {advice}"
 
 
@@ -211,7 +212,7 @@ def _drain(items: "queue.SimpleQueue[T]") -> list[T]:
 
 
 def _refuse(jobs: list[Job], error: GatepostError) -> list[Outcome]:
-    # An exception of its own for each, for each may be raised in a task of its own.
+    # One exception per job, because each may be raised in a different task.
     return [(done, None, type(error)(error.message)) for _, done in jobs]
 
 
@@ -234,4 +235,4 @@ def _attempt(tx: Tx, operation: Operation, done: Done) -> Outcome:
 
 
 def _ignore(value: Any, error: GatepostError | None) -> None:
-    """The outcome of a job nobody waits for."""
+    """Drop the outcome of a job that has no caller."""

@@ -1,4 +1,4 @@
-"""How an agent takes its mail: lease, ack, nack, dead letter."""
+"""Mailboxes: enqueue, lease, ack, nack and dead letters of each agent's mail."""
 
 from gatepost.mailbox.dispatch import Dispatcher, Waiter
 from gatepost.mailbox.enqueue import Mail

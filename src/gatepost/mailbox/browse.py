@@ -1,4 +1,4 @@
-"""Looking at a mailbox without changing it."""
+"""Read a mailbox without changing it."""
 
 from bisect import insort
 from operator import itemgetter
@@ -35,7 +35,7 @@ Span = tuple[str, int, int]  # sender, first and last mail id
 
 
 class Page:
-    """The first `limit` messages behind `after`, of all that are offered."""
+    """Collects the first `limit` messages after position `after` from the spans offered to it."""
 
     def __init__(self, tx: Tx, limit: int, after: Row) -> None:
         self._tx = tx
@@ -44,33 +44,36 @@ class Page:
         self.rows: list[Row] = []
 
     def offer(self, span: Span) -> None:
-        """A pair's mail is in order, so the first that is too late for the page ends it."""
+        """Add a span's messages; they are in order, so the first that does not fit ends it."""
         sender, first, last = span
-        *place, id = self._after
+        *position, id = self._after
         if pair_of(id) == pair_of(first):
             first = max(first, id + 1)
-        for row in self._tx.each(_LIVE, (first, last, *place)):
+        for row in self._tx.each(_LIVE, (first, last, *position)):
             if not self.has_room_for(row[:2]):
                 return
             insort(self.rows, (*row, sender), key=_IN_TURN)
             del self.rows[self._limit :]
 
-    def has_room_for(self, place: Row) -> bool:
-        return len(self.rows) < self._limit or place < self.rows[-1][:2]
+    def has_room_for(self, position: Row) -> bool:
+        return len(self.rows) < self._limit or position < self.rows[-1][:2]
 
 
 def peek(tx: Tx, mailbox: int, limit: int, after: str = "") -> list[Summary]:
-    """Unsettled mail in the order it is handed out; `after` continues a page."""
+    """Return unsettled mail in the order it is handed out.
+
+    `after` is the msg_id the previous page ended with.
+    """
     page = Page(tx, limit, _place(tx, mailbox, after) if after else _START)
     for sender, first, last, pair, behind in tx.each(_LEASED, (mailbox,)):
         page.offer((sender, first, last))
         page.offer((sender, behind, pair_end(pair)))
-    for sender, head, pair, *place in tx.each(_QUEUED, (mailbox,)):
-        if not page.has_room_for(tuple(place)):
+    for sender, head, pair, *position in tx.each(_QUEUED, (mailbox,)):
+        if not page.has_room_for(tuple(position)):
             break
         page.offer((sender, head, pair_end(pair)))
-    for sender, head, pair, *place in tx.each(_BACKING_OFF, (mailbox,)):
-        if page.has_room_for(tuple(place)):
+    for sender, head, pair, *position in tx.each(_BACKING_OFF, (mailbox,)):
+        if page.has_room_for(tuple(position)):
             page.offer((sender, head, pair_end(pair)))
     return [_summary(row) for row in page.rows]
 
@@ -89,5 +92,5 @@ def _summary(row: Row) -> Summary:
 
 
 def counts(tx: Tx) -> list[Row]:
-    """(name, waiting, in flight, dead letters) of every mailbox."""
+    """Return (name, waiting, in flight, dead letters) of every mailbox."""
     return tx.rows("SELECT name, waiting, in_flight, dead FROM mailbox ORDER BY name")

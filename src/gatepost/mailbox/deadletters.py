@@ -1,4 +1,4 @@
-"""Dead letters: kept for ever, looked at, replayed or discarded, each act audited."""
+"""Dead letters: kept until a person replays or discards them; each such action is audited."""
 
 from collections.abc import Callable, Iterator
 
@@ -22,7 +22,7 @@ FROM dead_letter d JOIN mail m ON m.id = d.id JOIN mailbox b ON b.id = m.mailbox
      JOIN pair p ON p.id = m.id >> {NUMBER_BITS} JOIN body ON body.id = d.id
 """
 _PAYLOAD, _REPLAYED_AS, _ID, _META = range(8, 12)
-# Each gives pairs and where their waiting mail begins.
+# Both select pairs and the id at which their waiting mail begins.
 _HEADED_PAIRS = "SELECT id, head FROM pair WHERE mailbox = ? AND ready_at IS NOT NULL LIMIT ?"
 _LEASED_PAIRS = "SELECT pair, behind FROM lease WHERE mailbox = ?"
 _WAITING_MAIL = f"""
@@ -34,12 +34,12 @@ UPDATE mail SET {_SET_DEAD}, settled_at = ? WHERE id BETWEEN ? AND ? AND {_IF_WA
 """
 _BURY = "INSERT INTO dead_letter (id, mailbox, reason, failed_at, attempts) VALUES (?, ?, ?, ?, ?)"
 
-# Enqueues a dead letter's content anew; the last argument is its event's meta, if it has one.
+# Enqueues the content of a dead letter again; the last argument is the meta of its event, if any.
 Resend = Callable[[Tx, DeadLetter, bytes | None], EnqueueAck]
 
 
 class Filter(Struct, forbid_unknown_fields=True):
-    """Which dead letters: all given conditions must hold; none given means every one."""
+    """Selects dead letters: all given conditions must hold; without conditions it matches all."""
 
     msg_ids: list[str] | None = None
     sender: str | None = None
@@ -76,14 +76,14 @@ def _millis(secs: int | None) -> list[object] | None:
 
 
 def find(tx: Tx, mailbox: int, wanted: Filter, limit: int, after: str = "") -> list[DeadLetter]:
-    """Oldest first; `after` is the msg_id the previous page ended with."""
+    """Return dead letters, oldest first; `after` is the msg_id the previous page ended with."""
     return [_letter(row) for row in _select(tx, mailbox, wanted, limit, after)]
 
 
 def _select(tx: Tx, mailbox: int, wanted: Filter, limit: int, after: str = "") -> list[Row]:
     sql, values = wanted.where(mailbox)
     start = _position(tx, mailbox, after) if after else (-1, -1)
-    # The plus keeps SQLite from walking through all dead letters when a few are named.
+    # The plus keeps SQLite from scanning all dead letters when only a few are named.
     in_mailbox = "d.mailbox = ?" if wanted.msg_ids is None else "+d.mailbox = ?"
     query = f"""{_LIST} WHERE {in_mailbox} AND (d.failed_at, d.id) > (?, ?){sql}
                 ORDER BY d.failed_at, d.id LIMIT ?"""
@@ -91,7 +91,7 @@ def _select(tx: Tx, mailbox: int, wanted: Filter, limit: int, after: str = "") -
 
 
 def _position(tx: Tx, mailbox: int, msg_id: str) -> Row:
-    """Where a dead letter stands, even if it was discarded since."""
+    """Return the position of a dead letter, even if it was discarded since."""
     query = "SELECT settled_at, id FROM mail WHERE mailbox = ? AND msg_id = ?"
     row = tx.one(query, (mailbox, msg_id))
     if row is None or row[0] is None:
@@ -110,7 +110,7 @@ def replay(
 ) -> list[EnqueueAck]:
     """Send up to `limit` matching dead letters again, as new messages with new ids.
 
-    The dead letter stays, and remembers what it was replayed as.
+    The dead letter stays and records the msg_id of its replay.
     """
     acks: list[EnqueueAck] = []
     for row in _select(tx, mailbox, wanted, limit):
@@ -123,7 +123,7 @@ def replay(
 
 
 def discard(tx: Tx, mailbox: int, wanted: Filter, limit: int, actor: str) -> int:
-    """Give up dead letters for good: their payload is dropped, their id is still remembered."""
+    """Delete dead letters and their payloads; their ids stay known."""
     rows = _select(tx, mailbox, wanted, limit)
     for row in rows:
         tx.run("DELETE FROM dead_letter WHERE id = ?", (row[_ID],))
@@ -135,7 +135,7 @@ def discard(tx: Tx, mailbox: int, wanted: Filter, limit: int, actor: str) -> int
 
 
 def purge(tx: Tx, mailbox: int, limit: int, actor: str, why: str = "") -> tuple[int, list[Closed]]:
-    """Turn up to `limit` waiting messages into dead letters. What is leased is left alone."""
+    """Turn up to `limit` waiting messages into dead letters; leased messages are left alone."""
     ((name, waiting),) = tx.rows("SELECT name, waiting FROM mailbox WHERE id = ?", (mailbox,))
     limit = min(limit, waiting)
     purged: list[Row] = []
@@ -150,13 +150,13 @@ def purge(tx: Tx, mailbox: int, limit: int, actor: str, why: str = "") -> tuple[
     if purged:
         count(tx, mailbox, -len(purged), 0, len(purged))
         audit(tx, actor, "mailbox.purge", name, f"{len(purged)} messages")
-    told = why or "purged"
-    closed = [Closed(row[-2], "dead_letter", row[0], told) for row in purged if row[-1]]
+    public_reason = why or "purged"
+    closed = [Closed(row[-2], "dead_letter", row[0], public_reason) for row in purged if row[-1]]
     return len(purged), closed
 
 
 def _waiting_pairs(tx: Tx, mailbox: int, limit: int) -> Iterator[tuple[int, int, bool]]:
-    """(pair, where its waiting mail begins, whether that is behind a lease)"""
+    """Yield (pair, first id of its waiting mail, whether that is behind a lease)."""
     for pair, head in tx.rows(_HEADED_PAIRS, (mailbox, limit)):
         yield pair, head, False
     for pair, behind in tx.rows(_LEASED_PAIRS, (mailbox,)):

@@ -1,8 +1,8 @@
-"""One gateway's mailboxes: every operation, and the consumers that wait for mail.
+"""All operations on one gateway's mailboxes, and the service of waiting consumers.
 
-A consumer that waits is served inside the very transaction that makes mail available to it, so
-a message that finds a waiting consumer costs one commit from enqueue to lease, and an ack costs
-one commit together with the lease of what comes next. All of it runs in the writer's thread.
+A waiting consumer is served in the same transaction that makes mail available to it. A message
+that finds a waiting consumer therefore costs one commit from enqueue to lease, and an ack shares
+its commit with the lease of the next message. All of this runs in the writer thread.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,15 +22,15 @@ from gatepost.wire import EnqueueAck, Message
 
 __all__ = ["Dispatcher", "Waiter"]
 
-# How many messages one commit group hands to waiters; the next group goes on with the rest.
+# How many messages one commit group hands to waiters; the next group continues with the rest.
 _SERVING = 2000
 
 
 class Dispatcher:
-    """The mailboxes' part in every commit group.
+    """Performs mailbox operations and takes part in every commit group.
 
-    `ack` and `nack` return what they closed; `on_closed` hears of what nobody asked for: what
-    time closed, and what a purge did.
+    `ack` and `nack` return the messages they closed. `on_closed` is called with messages closed
+    by a timeout, by expiry or by a purge.
     """
 
     def __init__(
@@ -40,16 +40,16 @@ class Dispatcher:
         self._lease_ids = _random_ids(clock)
         self._on_closed = on_closed
         self._line = Line()
-        # Mailboxes in which a message may have become ready, or a waiter have got credit.
+        # Mailboxes in which a message may have become ready or a waiter may have got credit.
         self._touched: set[int] = set()
-        # Those of the group that ends, once whoever waits was served.
+        # The touched mailboxes of the group that is about to commit.
         self.ready: set[int] = set()
         self._served: list[tuple[Waiter, list[Message]]] = []
-        # Time is looked at once in a group, at the latest when it ends.
+        # When the next sweep is due, None for never. 0 makes the current group sweep.
         self._due: int | None = 0
-        # What the clock showed in the group before.
+        # The time of the previous group.
         self._clock_was: int | None = None
-        # Hears of every message that a turn begins with.
+        # Called with every batch of leased messages, each of which begins a turn.
         self.on_leased: Callable[[list[Message]], None] | None = None
 
     # -- operations
@@ -57,13 +57,16 @@ class Dispatcher:
     def enqueue(
         self, tx: Tx, to: str, sender: str, mails: list[Mail], over: bool = False
     ) -> list[EnqueueAck]:
-        """`over`: what was promised is let in though the mailbox is full."""
+        """Enqueue one sender's messages. `over` lets them in even if the mailbox is full.
+
+        It is for messages that this gateway has already accepted.
+        """
         id = mailbox_id(tx, to)
         tx.effect(partial(self._touch, {id}))
         return enqueue(tx, id, sender, mails, self.policy, over)
 
     def dequeue(self, tx: Tx, mailbox: str, consumer: str, limit: int) -> list[Message]:
-        """What `consumer` holds already, or else a fresh lease."""
+        """Return the messages `consumer` already holds, or else lease new ones."""
         self._sweep(tx)
         box = self.box(tx, mailbox)
         held = held_by(tx, box.id, consumer) if consumer else []
@@ -72,7 +75,7 @@ class Dispatcher:
         return self._take(tx, box, consumer, limit).messages
 
     def wait(self, tx: Tx, waiter: Waiter) -> list[Message]:
-        """Serve `waiter` as mail comes. Returns what its consumer held already."""
+        """Serve `waiter` as mail comes. Return the messages its consumer already holds."""
         box, credit = waiter.box, waiter.credit
         held = held_by(tx, box.id, waiter.consumer) if waiter.consumer else []
         limit = credit if waiter.once else sum(lease.size for lease in held)
@@ -101,31 +104,31 @@ class Dispatcher:
         return self._settled(tx, id, result)
 
     def extend(self, tx: Tx, mailbox: str, receipts: list[str]) -> list[str]:
-        """Keep these leases alive; returns the receipts whose lease is no more."""
+        """Extend these leases; return the lease handles whose lease no longer exists."""
         id = find_mailbox(tx, mailbox)
         return [text for text in receipts if not self._extend(tx, id, text)]
 
     def leave(self, tx: Tx, waiter: Waiter) -> None:
-        """A consumer stops listening. It keeps its leases, for it may come again."""
+        """Stop serving a consumer. It keeps its leases, because it may come back."""
         waiter.gone = True
         tx.effect(partial(self._line.part, tx, waiter))
 
     def give_up(self, tx: Tx, waiter: Waiter) -> None:
-        """A consumer stops listening for good: what was handed to it goes back, unharmed."""
+        """Stop serving a consumer for good and release its leases; no attempt is counted."""
         self.leave(tx, waiter)
-        mine = [
+        held = [
             lease
             for lease in held_by(tx, waiter.box.id, waiter.consumer)
             if self._line.holds(waiter, lease)
         ]
-        for lease in mine:
+        for lease in held:
             release(tx, lease)
-        freed = [Freed(lease.id, lease.size, 0) for lease in mine]
+        freed = [Freed(lease.id, lease.size, 0) for lease in held]
         tx.effect(self._look_at_the_clock)
         tx.effect(partial(self._free, tx, waiter.box.id, freed))
 
     def purge(self, tx: Tx, mailbox: str, limit: int, actor: str) -> int:
-        """Turn up to `limit` waiting messages into dead letters; repeat it until it returns 0."""
+        """Turn up to `limit` waiting messages into dead letters; repeat until it returns 0."""
         box = self.box(tx, mailbox)
         size, closed = deadletters.purge(tx, box.id, min(limit, sweep.BATCH), actor)
         self._close(tx, closed)
@@ -133,14 +136,14 @@ class Dispatcher:
         return size
 
     def pass_on(self, tx: Tx, mailbox: str, consumer: str, limit: int) -> list[Message]:
-        """Take waiting mail out for good. What became of it is for the caller to say."""
+        """Remove and return waiting mail; the caller forwards it and reports its outcome."""
         messages = self._take(tx, self.box(tx, mailbox), consumer, limit).messages
         if messages:
             self.ack(tx, mailbox, [message.receipt for message in messages], [])
         return messages
 
     def is_served(self, tx: Tx, mailbox: str) -> bool:
-        """Whether somebody listens."""
+        """Tell whether a consumer waits for this mailbox's mail."""
         return self._line.is_served(find_mailbox(tx, mailbox))
 
     def box(self, tx: Tx, name: str) -> Box:
@@ -154,10 +157,10 @@ class Dispatcher:
         self._clock_was = tx.now
         self._sweep(tx)
         tx.settle()
-        room = _SERVING
+        capacity = _SERVING
         self.ready, self._touched = self._touched, set()
         for id in self.ready:
-            room = self._serve(tx, id, room)
+            capacity = self._serve(tx, id, capacity)
 
     def after_commit(self) -> list[Outcome]:
         served, self._served = self._served, []
@@ -173,7 +176,7 @@ class Dispatcher:
         self._due = tx.now if self._touched else sweep.next_due(tx)
         return self._due
 
-    # -- inside
+    # -- internals
 
     def _take(self, tx: Tx, box: Box, consumer: str, limit: int) -> Taken:
         taken = take(tx, box, consumer, limit, self.policy, self._lease_ids)
@@ -199,21 +202,21 @@ class Dispatcher:
         for each in freed:
             self._line.free(tx, each)
 
-    def _serve(self, tx: Tx, mailbox: int, room: int) -> int:
-        """Hand out what is ready, in turn. Returns how much more this group may hand out."""
+    def _serve(self, tx: Tx, mailbox: int, capacity: int) -> int:
+        """Lease ready mail to the waiters in turn. Return how much more this group may lease."""
         while waiter := self._line.first(mailbox):
             if waiter.gone:
                 self._line.part(tx, waiter)
                 continue
-            if room <= 0:
+            if capacity <= 0:
                 self._touched.add(mailbox)
-                return room
-            taken = self._take(tx, waiter.box, waiter.consumer, min(waiter.credit, room))
+                return capacity
+            taken = self._take(tx, waiter.box, waiter.consumer, min(waiter.credit, capacity))
             if not taken.messages:
-                return room
+                return capacity
             self._hand(tx, waiter, taken)
-            room -= len(taken.messages)
-        return room
+            capacity -= len(taken.messages)
+        return capacity
 
     def _hand(self, tx: Tx, waiter: Waiter, taken: Taken) -> None:
         self._served.append((waiter, taken.messages))
@@ -223,11 +226,11 @@ class Dispatcher:
             self._line.part(tx, waiter)
 
     def _look_at_the_clock(self) -> None:
-        """What was given back may have outlived its time while it was out."""
+        """Sweep in this group: mail that was given back may have expired while it was leased."""
         self._due = 0
 
     def _sweep(self, tx: Tx) -> None:
-        """What time did since the last look: leases ran out, mail expired, backoffs ended."""
+        """Time out leases, expire mail and end backoffs, if any of these is due."""
         if self._due is None or tx.now < self._due:
             return
         self._due = None
@@ -248,7 +251,7 @@ def _push(waiter: Waiter) -> Callable[[list[Message], object], None]:
 
 
 def _random_ids(clock: Clock) -> Iterator[int]:
-    """Lease ids nobody can guess. Drawn in blocks, for the system call costs more than the id."""
+    """Yield unguessable lease ids, drawn in blocks because the system call is the costly part."""
     while True:
         block = clock.random(8 * 64)
         for start in range(0, len(block), 8):

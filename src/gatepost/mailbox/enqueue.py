@@ -1,4 +1,4 @@
-"""Putting messages into mailboxes."""
+"""Put messages into mailboxes."""
 
 from hashlib import blake2b
 
@@ -17,8 +17,8 @@ from gatepost.mailbox.policy import Policy
 from gatepost.mailbox.states import State
 from gatepost.wire import EnqueueAck, Failure
 
-# A mail id is 63 bits: 25 for the pair, 38 for the number within it. A pair that gets a thousand
-# messages a second lasts eight years, and there is room for 33 million pairs.
+# A mail id has 63 bits: 25 for the pair, 38 for the pair number. That is enough for 33 million
+# pairs, and for eight years of a thousand messages a second in one pair.
 NUMBER_BITS = 38
 LAST_NUMBER = (1 << NUMBER_BITS) - 1
 _LAST_PAIR = (1 << 63 - NUMBER_BITS) - 1
@@ -47,7 +47,10 @@ WHERE m.mailbox = ? AND m.msg_id = ?
 
 
 class Mail(msgspec.Struct):
-    """A message on its way in. `meta` marks mail whose sender is told when it is settled."""
+    """A message to enqueue. `meta` marks tracked mail: its sender is told when it is settled.
+
+    Times are in milliseconds; `ttl` is relative.
+    """
 
     msg_id: str
     payload: bytes
@@ -58,6 +61,8 @@ class Mail(msgspec.Struct):
 
 
 class Pair(msgspec.Struct):
+    """A pair's row; `idle` if it has neither a head nor a lease."""
+
     id: int
     next_number: int
     last_rank: int
@@ -65,7 +70,7 @@ class Pair(msgspec.Struct):
 
 
 def mailbox_id(tx: Tx, name: str) -> int:
-    """The mailbox of that name, which comes into being when it is first addressed."""
+    """Return the id of the mailbox with that name; create it if it does not exist."""
     if found := find_mailbox(tx, name):
         return found
     ((id,),) = tx.rows("INSERT INTO mailbox (name) VALUES (?) RETURNING id", (name,))
@@ -73,7 +78,7 @@ def mailbox_id(tx: Tx, name: str) -> int:
 
 
 def find_mailbox(tx: Tx, name: str) -> int:
-    """The mailbox of that name, or 0, which is no mailbox."""
+    """Return the id of the mailbox with that name, or 0, which is never an id."""
     row = tx.one("SELECT id FROM mailbox WHERE name = ?", (name,))
     return int(row[0]) if row else 0
 
@@ -83,14 +88,14 @@ def pair_of(mail: int) -> int:
 
 
 def pair_end(pair: int) -> int:
-    """The highest id a message of this pair can have."""
+    """Return the highest id a message of this pair can have."""
     return (pair << NUMBER_BITS) | LAST_NUMBER
 
 
 def enqueue(
     tx: Tx, mailbox: int, sender: str, mails: list[Mail], policy: Policy, over: bool = False
 ) -> list[EnqueueAck]:
-    """One sender's messages for one mailbox, in order. Each is queued, known already or refused."""
+    """Enqueue one sender's messages, in order. Each is queued, already known, or refused."""
     arrivals, waiting = _mailbox(tx, mailbox)
     if over:
         policy = msgspec.structs.replace(policy, max_pending=waiting + len(mails))
@@ -100,11 +105,12 @@ def enqueue(
     try:
         _insert(tx, mailbox, sender, mails, arrivals, policy)
     except apsw.ConstraintError:
-        # At least one msg_id is not new. That is rare, so only then is each looked up.
+        # At least one msg_id is not new. That is rare, so each is looked up only then.
         tx.run("ROLLBACK TO enqueue")
         tx.run("RELEASE enqueue")
         return [_one_by_one(tx, mailbox, sender, mail, policy) for mail in mails]
-    # Not in a `finally`: a full disk takes the savepoint with it, and must be heard of as such.
+    # Not in a `finally`: a full disk destroys the savepoint, and its error must not be hidden by
+    # the error that releasing it would raise.
     tx.run("RELEASE enqueue")
     return [EnqueueAck(mail.msg_id, True, waiting + n) for n, mail in enumerate(mails, 1)]
 
@@ -132,7 +138,7 @@ def _known(tx: Tx, mailbox: int, sender: str, mail: Mail) -> bool:
 
 
 def _mailbox(tx: Tx, mailbox: int) -> tuple[int, int]:
-    """(how many messages ever came, how many wait)"""
+    """Return (messages that ever arrived, messages that wait)."""
     ((arrivals, waiting),) = tx.rows(_MAILBOX, (mailbox,))
     return arrivals, waiting
 
@@ -151,11 +157,11 @@ def _insert(
     for n, mail in enumerate(mails):
         created = tx.now if mail.created_at is None else mail.created_at
         expires = default_expiry if mail.ttl is None else tx.now + mail.ttl
-        # A priority of n goes before what came up to n seconds earlier, in other pairs.
+        # Priority n overtakes messages of other pairs that are up to n seconds older.
         rank = max(rank, created - mail.priority * 1000)
         id, arrival, tracked = base + n, arrivals + n, mail.meta is not None
-        mark = _fingerprint(mail.payload)
-        rows.append((id, mailbox, mail.msg_id, arrival, rank, created, expires, tracked, mark))
+        digest = _fingerprint(mail.payload)
+        rows.append((id, mailbox, mail.msg_id, arrival, rank, created, expires, tracked, digest))
         bodies.append((id, mail.payload, mail.meta))
     tx.many(_MAIL, rows)
     tx.many(_BODY, bodies)
@@ -167,20 +173,20 @@ def _insert(
     tx.run(_ARRIVED, (len(mails), len(mails), mailbox))
 
 
-def _pair(tx: Tx, mailbox: int, sender: str, more: int) -> Pair:
+def _pair(tx: Tx, mailbox: int, sender: str, size: int) -> Pair:
     row = tx.one(_PAIR, (mailbox, sender))
     if row is None:
         tx.run("INSERT INTO pair (mailbox, sender) VALUES (?, ?)", (mailbox, sender))
         row = tx.one(_PAIR, (mailbox, sender))
         assert row is not None
     pair = Pair(*row)
-    if pair.next_number + more > LAST_NUMBER or pair.id > _LAST_PAIR:
-        raise Unavailable(f"this journal has no number left for mail from {sender}")
+    if pair.next_number + size > LAST_NUMBER or pair.id > _LAST_PAIR:
+        raise Unavailable(f"this journal has no pair number left for mail from {sender}")
     return pair
 
 
 def check_payload(payload: bytes) -> None:
-    """JSON is UTF-8; a decoder that skips over a payload has not looked."""
+    """Refuse a payload that is not UTF-8: the decoder skips payloads without validating them."""
     if not payload.isascii():
         try:
             payload.decode()

@@ -1,7 +1,7 @@
-"""Taking mail: a consumer leases runs of messages, each run from one pair.
+"""Leases: a consumer takes runs of messages, each run from one pair.
 
-A pair has at most one lease, and its next message waits until that lease is settled: this alone
-makes delivery FIFO per pair. Between pairs the oldest head goes first.
+A pair has at most one lease, and its next message waits until that lease is settled. This rule
+alone makes delivery FIFO per pair. Between pairs, the oldest head goes first.
 """
 
 import re
@@ -19,7 +19,7 @@ from gatepost.mailbox.policy import Policy
 from gatepost.mailbox.states import Input, State, move
 from gatepost.wire import Message
 
-# What one take may load: enough for any consumer, little enough for everyone else's patience.
+# Limits of one take: enough for any consumer, small enough that others do not wait long.
 _MOST_MESSAGES = 1000
 _MOST_BYTES = 4 << 20
 _MOST_ROWS = 64  # of one pair at a time
@@ -59,7 +59,7 @@ _HELD_BY = "SELECT * FROM lease WHERE mailbox = ? AND consumer = ? ORDER BY pair
 _EXTEND = """
 UPDATE lease SET expires_at = max(expires_at, ?) WHERE pair = ? AND id = ? AND mailbox = ?
 """
-# What was taken up again has done with its backoff.
+# Only nacked mail backs off; mail that was released is ready at once.
 _NEXT_HEAD = f"""
 SELECT id, rank, arrival, iif({_IF_NACKED}, not_before, 0) FROM mail
 WHERE id BETWEEN ? AND ? AND {_IF_WAITING} ORDER BY id LIMIT 1
@@ -70,11 +70,16 @@ _COUNTS = """
 UPDATE mailbox SET waiting = waiting + ?, in_flight = in_flight + ?, dead = dead + ? WHERE id = ?
 """
 
-# Two numbers of at most 63 bits.
+# Mail id and lease id, both of at most 63 bits, in hex.
 _is_receipt = re.compile(r"([0-7]?[0-9a-f]{1,15})\.([0-7]?[0-9a-f]{1,15})").fullmatch
 
 
 class Lease(Struct):
+    """A lease row: `size` unsettled messages of one pair, from mail id `next` to `last`.
+
+    `behind` is the first mail id after the leased run. `tracked` counts its tracked messages.
+    """
+
     pair: int
     id: int
     mailbox: int
@@ -88,14 +93,14 @@ class Lease(Struct):
 
 
 class Box(Struct, frozen=True):
-    """A mailbox: its row and its name."""
+    """A mailbox: the id of its row, and its name."""
 
     id: int
     name: str
 
 
 class Taken(Struct):
-    """What a consumer got, and the leases it got it under."""
+    """Messages a consumer took, and the leases on them."""
 
     messages: list[Message]
     leases: list[Lease]
@@ -106,10 +111,10 @@ def receipt(mail: int, lease: int) -> str:
 
 
 def parse_receipt(text: str) -> tuple[int, int]:
-    """(mail id, lease id)"""
+    """Return (mail id, lease id)."""
     found = _is_receipt(text)
     if found is None:
-        raise StaleReceipt(f"{text!r} is not a receipt of this mailbox")
+        raise StaleReceipt(f"{text!r} is not a lease handle of this mailbox")
     return int(found[1], 16), int(found[2], 16)
 
 
@@ -120,7 +125,7 @@ def take(
     limit = min(limit, _MOST_MESSAGES)
     pairs = tx.rows(_READY, (box.id, limit))
     portion = min(max(limit // max(len(pairs), 1), 1), _MOST_ROWS)
-    # A window of ids, so that no more of them than that are ever waded through in vain.
+    # A window of ids bounds how many settled rows a read may have to skip.
     runs = [_run(tx, head, min(head + limit, end), portion) for _, _, head, end in pairs]
     rows = _first(runs[0] if len(runs) == 1 else merge(*runs, key=_OLDEST), limit)
     leases = _lease_runs(tx, box, consumer, rows, policy, lease_ids)
@@ -130,9 +135,10 @@ def take(
 
 
 def _run(tx: Tx, first: int, end: int, portion: int) -> Iterator[Row]:
-    """A pair's mail from its head, up to one that is too late and waits to be expired.
+    """Yield a pair's mail from its head; stop at mail past its expiry, which the sweep removes.
 
-    It is read in portions: of many pairs little each, for few of them will give much.
+    Rows are read in portions: with many pairs each portion is small, because few pairs are read
+    to the end.
     """
     while rows := tx.rows(_QUEUE, (first, end, portion)):
         for row in rows:
@@ -145,7 +151,7 @@ def _run(tx: Tx, first: int, end: int, portion: int) -> Iterator[Row]:
 
 
 def _first(rows: Iterator[Row], limit: int) -> list[Row]:
-    """Up to `limit` rows, and none behind the one with which they grow too large."""
+    """Return up to `limit` rows; stop after the row that reaches the byte limit."""
     first: list[Row] = []
     size = 0
     for row in rows:
@@ -205,7 +211,10 @@ def held_by(tx: Tx, mailbox: int, consumer: str) -> list[Lease]:
 
 
 def again(tx: Tx, box: Box, leases: list[Lease], limit: int, policy: Policy) -> list[Message]:
-    """The unsettled messages of these leases, which start anew, for one who lost them."""
+    """Return the unsettled messages of these leases to a consumer that lost them.
+
+    The leases are extended.
+    """
     found: list[Message] = []
     for lease in leases:
         if len(found) < limit:
@@ -222,14 +231,14 @@ def _reread(tx: Tx, box: Box, lease: Lease, limit: int, policy: Policy) -> list[
 
 
 def extend(tx: Tx, mailbox: int, ref: tuple[int, int], policy: Policy) -> bool:
-    """Push a lease's end back to a full timeout from now; false if there is no such lease."""
+    """Extend a lease to a full timeout from now; return False if it does not exist."""
     mail, lease = ref
     tx.run(_EXTEND, (tx.now + policy.inflight_timeout, pair_of(mail), lease, mailbox))
     return tx.changes() == 1
 
 
 def release(tx: Tx, lease: Lease) -> None:
-    """Give back what is left of a lease, unharmed: no attempt is counted."""
+    """Return the unsettled messages of a lease to the queue; no attempt is counted."""
     free(tx, lease)
     end(tx, lease, lease.next)
 
@@ -240,14 +249,17 @@ def free(tx: Tx, lease: Lease) -> None:
 
 
 def end(tx: Tx, lease: Lease, first: int) -> None:
-    """Drop the lease; the pair's next head is in it, at `first` or later, or else behind it."""
+    """Delete a lease and set its pair's next head.
+
+    The head is the first waiting message of the leased run from `first` on, or else one behind it.
+    """
     tx.run("DELETE FROM lease WHERE pair = ?", (lease.pair,))
     row = tx.one(_NEXT_HEAD, (first, lease.last)) if first <= lease.last else None
     _set_head(tx, lease.pair, row or _next_head(tx, lease.pair, lease.behind))
 
 
 def find_head(tx: Tx, pair: int, first: int) -> None:
-    """Set the head of a pair without a lease, of which nothing waits before `first`."""
+    """Set the head of a pair that has no lease and no waiting mail before `first`."""
     _set_head(tx, pair, _next_head(tx, pair, first))
 
 

@@ -1,7 +1,7 @@
-"""The consumers that wait for mail, in turn, and how much more each of them can take.
+"""The consumers that wait for mail, their turns, and how many more messages each can take.
 
-All of this is memory only and changes together with a transaction, so every change says how it
-is undone should the transaction fail.
+All of this is in memory and changes together with a transaction. Every change therefore registers
+its reverse with `on_rollback`.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,12 @@ from gatepost.wire import Message
 
 
 class Waiter(Struct, eq=False):
-    """A consumer with room for `credit` more messages. `once`: it wants one handful only.
+    """A waiting consumer that can take `credit` more messages.
 
-    `push` is called, after the commit, with what was leased for it. `gone` may be set from any
-    thread; a waiter that is gone is never served again. A consumer that comes back with more in
-    hand than it asked for has a credit below zero until it has settled the surplus.
+    After the commit, `push` is called with the messages leased for it. With `once` it is served
+    one batch only. `gone` may be set from any thread; a waiter that is gone is never served again.
+    A consumer that comes back holding more messages than it asked for has a negative credit until
+    it has settled the surplus.
     """
 
     box: Box
@@ -32,17 +33,17 @@ class Waiter(Struct, eq=False):
 
 
 class Line:
-    """Who waits for which mailbox, and which waiter each lease was handed to."""
+    """Knows which waiters wait for each mailbox, and which waiter holds each lease."""
 
     def __init__(self) -> None:
         self._members: set[Waiter] = set()
-        # Members with credit only, the one who waits longest first; a dict for its order.
+        # Waiters with credit only, the longest-waiting first; a dict for its order.
         self._waiting: dict[int, dict[Waiter, None]] = {}
         self._holders: dict[int, Waiter] = {}
         self._named: dict[tuple[int, str], Waiter] = {}
 
     def first(self, mailbox: int) -> Waiter | None:
-        """Whose turn it is."""
+        """Return the waiter whose turn it is."""
         return next(iter(self._waiting.get(mailbox, ())), None)
 
     def mailboxes(self) -> set[int]:
@@ -55,7 +56,7 @@ class Line:
         return self._holders.get(lease.id) is waiter
 
     def join(self, tx: Tx, waiter: Waiter) -> None:
-        """A consumer that subscribes again takes its own place: its old connection is dead."""
+        """Add a waiter. It replaces an earlier subscription of its consumer, which must be dead."""
         before = None if waiter.once else self._named.get(_name(waiter))
         if before is not None:
             self.part(tx, before)
@@ -63,13 +64,13 @@ class Line:
         tx.on_rollback(partial(self._exit, waiter))
 
     def part(self, tx: Tx, waiter: Waiter) -> None:
-        """`waiter` stops waiting. What it holds is still known to be its own."""
+        """Remove a waiter; its leases are still attributed to it."""
         if waiter in self._members:
             self._exit(waiter)
             tx.on_rollback(partial(self._enter, waiter))
 
     def hand(self, tx: Tx, waiter: Waiter, lease: Lease) -> None:
-        """What is left of `lease` is with `waiter` now, and with nobody else."""
+        """Attribute the rest of `lease` to `waiter` instead of its previous holder."""
         before = self._holders.get(lease.id)
         if before is not None:
             self._credit(tx, before, lease.size)
@@ -78,7 +79,7 @@ class Line:
         tx.on_rollback(partial(self._hold, lease.id, before))
 
     def free(self, tx: Tx, freed: Freed) -> None:
-        """Messages are settled or given back: whoever held them has room again."""
+        """Return credit to the holder of messages that were settled or released."""
         waiter = self._holders.get(freed.lease)
         if waiter is None:
             return
@@ -92,7 +93,7 @@ class Line:
         tx.on_rollback(partial(self._change, waiter, -size))
 
     def _change(self, waiter: Waiter, size: int) -> None:
-        """Whoever gets mail goes to the end of the line, so that consumers take turns."""
+        """Change a waiter's credit; one that got mail goes last, so that consumers take turns."""
         waiter.credit += size
         if size < 0 or waiter.credit - size <= 0:
             self._place(waiter)
@@ -116,11 +117,11 @@ class Line:
         self._place(waiter)
 
     def _place(self, waiter: Waiter) -> None:
-        line = self._waiting.setdefault(waiter.box.id, {})
-        line.pop(waiter, None)
+        turns = self._waiting.setdefault(waiter.box.id, {})
+        turns.pop(waiter, None)
         if waiter.credit > 0 and waiter in self._members:
-            line[waiter] = None
-        if not line:
+            turns[waiter] = None
+        if not turns:
             del self._waiting[waiter.box.id]
 
 

@@ -1,10 +1,10 @@
-"""How patient a mailbox is."""
+"""The limits and timeouts of a mailbox."""
 
 import msgspec
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """Times in milliseconds."""
+    """Retries, timeouts and capacity of every mailbox. Times are in milliseconds."""
 
     max_retries: int = 3
     base_backoff: int = 5_000
@@ -13,9 +13,9 @@ class Policy(msgspec.Struct, frozen=True):
     max_pending: int = 1_000_000
 
     def backoff(self, attempt: int) -> int:
-        """How long the message whose `attempt` just failed waits: base, twice, four times..."""
+        """Return the wait after `attempt` (0 is the first) failed; it doubles with each attempt."""
         return self.base_backoff << min(attempt, 32)
 
     def exhausted(self, attempt: int) -> bool:
-        """Whether `attempt` (0 is the first delivery) was the last one allowed."""
+        """Tell whether `attempt` (0 is the first delivery) was the last one allowed."""
         return attempt >= self.max_retries

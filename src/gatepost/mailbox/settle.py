@@ -1,4 +1,4 @@
-"""Ending turns: ack and nack, in the order of the run, and idempotently."""
+"""Settle leased mail: ack and nack, in the order of the lease, idempotently."""
 
 from msgspec import Struct, field
 
@@ -39,7 +39,10 @@ Ref = tuple[int, int]  # mail id, lease id
 
 
 class Closed(Struct, frozen=True):
-    """A tracked message came to its end; its sender is to be told. `meta` if it was at hand."""
+    """A tracked message that was closed; its sender has to be told.
+
+    `lease_handle` and `meta` are set only for acked mail.
+    """
 
     msg_id: str
     outcome: Outcome
@@ -50,7 +53,7 @@ class Closed(Struct, frozen=True):
 
 
 class Freed(Struct, frozen=True):
-    """`size` messages of a lease are with its consumer no more; `left` still are."""
+    """`size` messages of a lease have left its consumer, which still holds `left`."""
 
     lease: int
     size: int
@@ -58,7 +61,7 @@ class Freed(Struct, frozen=True):
 
 
 class Settlement(Struct):
-    """What a batch did: how many turns ended, what failed, who has credit again, what closed."""
+    """The result of a batch: the number of settled turns, failures, freed and closed messages."""
 
     settled: int = 0
     failures: list[Failure] = field(default_factory=list)
@@ -72,7 +75,10 @@ class Settlement(Struct):
 def refs_of(
     tx: Tx, mailbox: int, receipts: list[str], msg_ids: list[str]
 ) -> tuple[list[Ref], list[Failure]]:
-    """What is meant, each once, and what cannot be: a bare msg_id means its latest lease."""
+    """Resolve lease handles and msg_ids to unique refs; a msg_id means its latest lease.
+
+    The second list has a failure for each that cannot be resolved.
+    """
     refs: dict[Ref, None] = {}
     failures = []
     for text in receipts:
@@ -96,7 +102,7 @@ def _latest(tx: Tx, mailbox: int, msg_id: str) -> Ref:
 
 
 def _by_lease(refs: list[Ref]) -> list[list[Ref]]:
-    """Refs of one lease together, in the order given."""
+    """Group refs by their lease, in the order given."""
     groups: dict[Ref, list[Ref]] = {}
     for ref in refs:
         groups.setdefault((pair_of(ref[0]), ref[1]), []).append(ref)
@@ -104,7 +110,7 @@ def _by_lease(refs: list[Ref]) -> list[list[Ref]]:
 
 
 def ack(tx: Tx, mailbox: int, refs: list[Ref]) -> Settlement:
-    """End the turns of these messages. Those of one lease must come in its order."""
+    """Ack these messages. Messages of one lease must come in its order."""
     result = Settlement()
     for run in _by_lease(refs):
         lease = _find(tx, mailbox, run[0])
@@ -119,7 +125,7 @@ def _find(tx: Tx, mailbox: int, ref: Ref) -> Lease | None:
 
 
 def _ack_run(tx: Tx, lease: Lease, run: list[Ref], result: Settlement) -> list[Ref]:
-    """Ack the part of `run` that is next in the lease; return what was settled before."""
+    """Ack the refs of `run` that are next in the lease; return the refs settled before."""
     before = [ref for ref in run if ref[0] < lease.next]
     now = [ref for ref in run if ref[0] >= lease.next]
     good = _in_order(tx, lease, [id for id, _ in now])
@@ -131,7 +137,7 @@ def _ack_run(tx: Tx, lease: Lease, run: list[Ref], result: Settlement) -> list[R
 
 
 def _in_order(tx: Tx, lease: Lease, ids: list[int]) -> int:
-    """How many of `ids`, from the first, are the next messages of the lease."""
+    """Return how many of `ids`, from the first, are the next messages of the lease."""
     gapless = lease.last - lease.next + 1 == lease.size
     if gapless and len(ids) <= lease.size and ids == list(range(lease.next, lease.next + len(ids))):
         return len(ids)
@@ -162,7 +168,7 @@ def _shorten(tx: Tx, lease: Lease, first: int, size: int) -> None:
 
 
 def _repeats(tx: Tx, mailbox: int, refs: list[Ref], state: State, result: Settlement) -> None:
-    """The same answer again for what this very lease settled; an error for anything else."""
+    """Accept refs that the same lease already settled this way; fail all others."""
     for ref in refs:
         try:
             _check_repeat(tx, mailbox, ref, state)
@@ -179,11 +185,11 @@ def _check_repeat(tx: Tx, mailbox: int, ref: Ref, state: State) -> None:
         raise WrongState("the message was not dequeued yet")
     done = row[0] == state or (state is State.NACKED and row[0] != State.ACKED)
     if not done or row[1] != ref[1]:
-        raise StaleReceipt("the lease ran out or was settled otherwise; this turn does not count")
+        raise StaleReceipt("the lease ran out or was settled differently; this turn does not count")
 
 
 def nack(tx: Tx, mailbox: int, refs: list[Ref], reason: str, policy: Policy) -> Settlement:
-    """Fail the turns of these messages. What is behind the first of a lease is given back."""
+    """Nack these messages. Of each lease only the first is nacked; the rest are released."""
     result = Settlement()
     for run in _by_lease(refs):
         lease = _find(tx, mailbox, run[0])
@@ -195,7 +201,7 @@ def nack(tx: Tx, mailbox: int, refs: list[Ref], reason: str, policy: Policy) -> 
 def _nack_run(
     tx: Tx, lease: Lease, run: list[Ref], reason: str, policy: Policy, result: Settlement
 ) -> list[Ref]:
-    """Nack the next message of the lease if it is in `run`; return what was settled before."""
+    """Nack the next message of the lease if `run` has it; return the refs settled before."""
     before = [ref for ref in run if ref[0] < lease.next]
     now = [ref for ref in run if ref[0] >= lease.next]
     if now and _in_order(tx, lease, [now[0][0]]):
@@ -206,7 +212,7 @@ def _nack_run(
 
 
 def fail_head(tx: Tx, lease: Lease, reason: str, policy: Policy, result: Settlement) -> None:
-    """The turn of a lease's next message failed: retry it later or bury it; free the rest."""
+    """Fail the turn of a lease's next message (retry or dead letter); release the rest."""
     ((head,),) = tx.rows(_IN_FLIGHT, (lease.next, lease.last, 1))
     result.closed += _fail(tx, lease.mailbox, head, reason, policy)
     result.settled += 1
@@ -217,7 +223,7 @@ def fail_head(tx: Tx, lease: Lease, reason: str, policy: Policy, result: Settlem
 
 
 def _fail(tx: Tx, mailbox: int, id: int, reason: str, policy: Policy) -> list[Closed]:
-    """Nack one message in flight, and end it if it may not be retried."""
+    """Nack one message in flight; close it if it may not be retried."""
     query = "SELECT msg_id, attempt, expires_at, tracked FROM mail WHERE id = ?"
     ((msg_id, attempt, expires_at, tracked),) = tx.rows(query, (id,))
     exhausted = policy.exhausted(attempt)
@@ -238,7 +244,7 @@ def _fail(tx: Tx, mailbox: int, id: int, reason: str, policy: Policy) -> list[Cl
 
 
 def _bury(tx: Tx, mailbox: int, id: int, reason: str, attempts: int) -> None:
-    """A nacked message becomes a dead letter; its payload stays."""
+    """Turn a nacked message into a dead letter; its payload stays."""
     tx.run(_EXHAUST, (tx.now, id))
     tx.run(_BURY, (id, mailbox, reason, tx.now, attempts))
     leases.count(tx, mailbox, -1, 0, 1)

@@ -1,13 +1,13 @@
-"""The states of a message in a mailbox, and the only moves between them.
+"""The states of a message in a mailbox, and the only transitions between them.
 
 A message waits as `pending`. A dequeue leases it (`in_flight`). Its consumer acks it (`acked`) or
-nacks it (`nacked`), and a lease that runs out is a nack. A nacked message is retried once its
-backoff is over, or, its retries spent, becomes a `dead_letter`. A lease can also be given back,
-which costs no attempt. What nobody took in time is `expired`; time never strikes a live lease.
-A purge does not drop mail: it turns it into dead letters.
+nacks it (`nacked`); a lease that runs out is a nack. A nacked message is retried after its
+backoff, or becomes a `dead_letter` when its retries are used up. A lease can also be released,
+which costs no attempt. Waiting mail past its TTL is `expired`; leased mail never expires. A purge
+does not delete mail: it turns it into dead letters.
 
-Acked, dead_letter and expired are terminal: no input leads out of them, and a trigger in the
-journal refuses any update that tries.
+The states acked, dead_letter and expired are terminal: no input leads out of them, and a trigger
+in the journal refuses any such update.
 """
 
 from enum import IntEnum, StrEnum
@@ -16,7 +16,7 @@ from gatepost.errors import WrongState
 
 
 class State(IntEnum):
-    """As stored. Terminal states are those from ACKED up."""
+    """The state as stored. States from ACKED up are terminal."""
 
     PENDING = 0
     IN_FLIGHT = 1
@@ -59,19 +59,19 @@ TERMINAL = (State.ACKED, State.DEAD_LETTER, State.EXPIRED)
 
 
 def step(state: State, event: Input) -> State:
-    """The state after `event`, or WrongState."""
+    """Return the state after `event`, or raise WrongState."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:
-        raise WrongState(f"a message that is {state.wire} cannot take {event.value}") from None
+        raise WrongState(f"a message in state {state.wire} does not allow {event.value}") from None
 
 
 def move(event: Input) -> tuple[str, str]:
-    """The table's row for `event` as SQL: what to SET, and the WHERE that guards it.
+    """Return the transitions of `event` as SQL: the SET expression and its guarding WHERE.
 
-    Every statement that changes a state is built from this, so storage knows no other moves.
+    Every statement that changes a state is built from this, so no other transition can happen.
     """
-    sources = [source for (source, what) in TRANSITIONS if what is event]
+    sources = [source for (source, cause) in TRANSITIONS if cause is event]
     targets = {TRANSITIONS[source, event] for source in sources}
     (target,) = targets
     return f"state = {target:d}", f"state IN ({', '.join(f'{s:d}' for s in sources)})"

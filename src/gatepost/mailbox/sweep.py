@@ -1,4 +1,4 @@
-"""What time does to mail: leases run out, waiting mail expires, old mail is forgotten."""
+"""Time-driven changes: leases time out, waiting mail expires, old mail is forgotten."""
 
 from collections import Counter
 
@@ -10,7 +10,7 @@ from gatepost.mailbox.policy import Policy
 from gatepost.mailbox.settle import Closed, Settlement, fail_head
 from gatepost.mailbox.states import Input, State, move
 
-# How much of each a single commit group does; what is left is due at once in the next one.
+# Limit of each kind of change per commit group; the rest is due at once in the next group.
 BATCH = 1000
 
 _SET_EXPIRED, _IF_WAITING = move(Input.EXPIRE)
@@ -52,13 +52,13 @@ AND NOT EXISTS (SELECT 1 FROM mail WHERE id BETWEEN ?2 AND ?3)
 
 
 def next_due(tx: Tx) -> int | None:
-    """The next moment at which time alone changes something."""
+    """Return the next moment at which a lease, mail or backoff ends, or None."""
     ((*found,),) = tx.rows(_NEXT)
     return min((moment for moment in found if moment is not None), default=None)
 
 
 def time_out(tx: Tx, policy: Policy) -> list[tuple[int, Settlement]]:
-    """Nack what stayed in flight too long. (mailbox, what it did) for each lease."""
+    """Nack the head of each lease that ran out; return (mailbox, settlement) for each lease."""
     results = []
     for row in tx.rows(_TIMED_OUT, (tx.now, BATCH)):
         lease, result = Lease(*row), Settlement()
@@ -68,19 +68,19 @@ def time_out(tx: Tx, policy: Policy) -> list[tuple[int, Settlement]]:
 
 
 def expire(tx: Tx) -> tuple[set[int], list[Closed]]:
-    """Expire waiting mail past its time. The mailboxes it happened in, and what closed."""
+    """Expire waiting mail past its TTL; return the affected mailboxes and the closed messages."""
     rows = tx.rows(_LATE, (tx.now, BATCH))
     tx.many(_EXPIRE, [(tx.now, row[0]) for row in rows])
     for mailbox, size in Counter(row[1] for row in rows).items():
         leases.count(tx, mailbox, -size, 0)
     _close_ranks(tx, {row[0] for row in rows})
-    why = "nobody took it in time"
-    closed = [Closed(row[-2], "expired", row[0], why) for row in rows if row[-1]]
+    reason = "nobody took it in time"
+    closed = [Closed(row[-2], "expired", row[0], reason) for row in rows if row[-1]]
     return {row[1] for row in rows}, closed
 
 
 def _close_ranks(tx: Tx, gone: set[int]) -> None:
-    """Move on what pointed to one of these messages: a pair's head, or what is behind a lease."""
+    """Advance each pair whose head, or first message behind its lease, is one of these."""
     for pair in {pair_of(id) for id in gone}:
         ((head, behind),) = tx.rows(_START, (pair,))
         if head in gone:
@@ -92,14 +92,14 @@ def _close_ranks(tx: Tx, gone: set[int]) -> None:
 
 
 def promote(tx: Tx) -> set[int]:
-    """Let pairs whose backoff is over queue again. The mailboxes that have some."""
+    """Make pairs ready whose backoff is over; return their mailboxes."""
     return {row[0] for row in tx.rows(_PROMOTE, (tx.now, BATCH))}
 
 
 def shorten(tx: Tx, policy: Policy) -> None:
-    """No backoff lasts longer than it is meant to, though a clock that was ahead has planned it.
+    """The clock may have gone back: cap each backoff at now + its full length.
 
-    A lease is left as it is: should the clock go forward again, it would end under its consumer.
+    Leases are not capped: if the clock went forward again, a live lease would run out early.
     """
     for pair, head, ready_at, attempt in tx.rows(_BACKING_OFF, (tx.now,)):
         latest = tx.now + policy.backoff(attempt - 1)
@@ -109,10 +109,10 @@ def shorten(tx: Tx, policy: Policy) -> None:
 
 
 def forget(tx: Tx, bodies_before: int, rows_before: int, batch: int) -> int:
-    """Drop bodies, and much later rows, of mail settled before these times.
+    """Delete the bodies, and much later the rows, of mail settled before these times.
 
-    A row outlives every retry of its sender, so its msg_id is refused as long as it can come
-    again. Dead letters keep both until somebody discards them.
+    A row outlives every retry of its sender, so that a repeated msg_id is always recognized. Dead
+    letters keep both until a person discards them. Returns the number of deletions.
     """
     return _forget_bodies(tx, bodies_before, batch) + _forget_rows(tx, rows_before, batch)
 
@@ -123,8 +123,8 @@ def _forget_bodies(tx: Tx, before: int, batch: int) -> int:
     rows = tx.rows(_SETTLED, (at, at, id, before, batch))
     tx.many("DELETE FROM body WHERE id = ?", [(id,) for _, id in rows])
     if rows:
-        place = f"{rows[-1][0]} {rows[-1][1]}"
-        tx.run("INSERT OR REPLACE INTO fact VALUES ('bodies_forgotten', ?)", (place,))
+        position = f"{rows[-1][0]} {rows[-1][1]}"
+        tx.run("INSERT OR REPLACE INTO fact VALUES ('bodies_forgotten', ?)", (position,))
     return len(rows)
 
 
@@ -139,6 +139,6 @@ def _forget_rows(tx: Tx, before: int, batch: int) -> int:
 
 
 def _drop_pairs(tx: Tx, pairs: set[int]) -> None:
-    """A pair of which nothing is left begins anew when its sender comes back."""
+    """Delete pairs that have no mail left; the next message of such a sender starts a new pair."""
     spans = ((pair, pair << NUMBER_BITS, pair_end(pair)) for pair in pairs)
     tx.many(_DROP_PAIR, spans)

@@ -1,4 +1,4 @@
-"""Where a message goes: its owner, a fallback, or nowhere."""
+"""Routing of a message: to the gateway that owns its agent, to a fallback, or nowhere."""
 
 from gatepost.routing.decide import Route, route
 from gatepost.routing.directory import Directory, Gateway, Home, Rule, directory_of

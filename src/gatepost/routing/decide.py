@@ -1,7 +1,7 @@
-"""Whom a message is routed to: the owner; a fallback if the owner is not there; or nobody.
+"""Decide the route of a message: to its owner, or to a fallback if the owner is offline.
 
-The same picture of the room gives the same answer on every gateway. A rule for the agent comes
-before a rule for the node it lives behind.
+The same directory gives the same answer on every gateway. A rule for the agent takes precedence
+over a rule for its owner node.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,10 @@ from gatepost.routing.directory import Directory, Rule
 
 
 class Route(Struct, frozen=True):
-    """`offer`: others could take it too, so who accepts it has to be confirmed."""
+    """The node a message is sent to, and why.
+
+    `offer`: other nodes could take it too, so the sender has to confirm the acceptance.
+    """
 
     node: str
     decision: str
@@ -30,11 +33,11 @@ def route(
     hosted: bool = False,
     refused: frozenset[str] = frozenset(),
 ) -> Route:
-    """Where a message for `agent` goes. `hosted`: it is registered here, known to all or not.
+    """Return the route of a message for `agent`.
 
-    An owner that is away keeps its mail unless a fallback can take it. Nodes that `refused` it are
-    not asked again. Raises UnknownAgent for an agent nobody ever heard of, and NoRoute for one that
-    nobody can take mail for.
+    `hosted`: the agent is registered on this gateway, even if the room does not know it yet. An
+    offline owner keeps its mail unless a fallback can take it. Nodes in `refused` are not tried
+    again. Raises UnknownAgent if the agent is unknown, and NoRoute if no node can take its mail.
     """
     owner = owner_of(directory, me, agent, hosted)
     rule = rule_for(directory, agent, owner)
@@ -43,15 +46,15 @@ def route(
             f"no gateway knows an agent {agent!r}; start it, or run `gatepost agent add {agent}`"
         )
     owner = owner or (rule.owner if rule else None)
-    standing_by = list(_fallbacks(directory, me, agent, owner, rule, refused))
-    there = [node for node in standing_by if node == me or directory.online(node)]
-    offer = bool(standing_by) and owner not in refused
+    fallbacks = list(_fallbacks(directory, me, agent, owner, rule, refused))
+    available = [node for node in fallbacks if node == me or directory.online(node)]
+    offer = bool(fallbacks) and owner not in refused
     usable = owner is not None and owner not in refused and _fits(directory, me, owner, rule)
-    if owner is not None and usable and (owner == me or directory.online(owner) or not there):
+    if owner is not None and usable and (owner == me or directory.online(owner) or not available):
         return _route(owner, me, "owner", offer, rule)
-    if there:
-        return _route(there[0], me, "fallback", usable or len(standing_by) > 1, rule)
-    raise NoRoute(f"nobody can take mail for {agent!r}: its gateway is gone or refused it")
+    if available:
+        return _route(available[0], me, "fallback", usable or len(fallbacks) > 1, rule)
+    raise NoRoute(f"no gateway can take mail for {agent!r}: its own is gone or refused it")
 
 
 def owner_of(directory: Directory, me: str, agent: str, hosted: bool) -> str | None:
@@ -73,7 +76,7 @@ def _fallbacks(
     rule: Rule | None,
     refused: frozenset[str],
 ) -> Iterator[str]:
-    """Those the rule names, in its order, that host the agent and can do what it asks for."""
+    """Yield the rule's fallbacks, in order, that host the agent and meet its requirements."""
     home = directory.agents.get(agent)
     standbys = home.standbys if home else ()
     for node in rule.fallbacks if rule else ():
@@ -83,10 +86,10 @@ def _fallbacks(
 
 
 def _fits(directory: Directory, me: str, node: str, rule: Rule | None) -> bool:
-    found = directory.gateways.get(node)
-    if found is None:
+    gateway = directory.gateways.get(node)
+    if gateway is None:
         return node == me
-    return rule is None or rule.requires <= found.capabilities
+    return rule is None or rule.requires <= gateway.capabilities
 
 
 def _route(node: str, me: str, decision: str, offer: bool, rule: Rule | None) -> Route:

@@ -1,7 +1,7 @@
-"""What routing needs to know of the room, as it was at one moment.
+"""An immutable snapshot of the room's members, agents and routing rules.
 
-The room is read in one thread and messages are routed in another, so routing gets a picture that
-never changes; a new one is taken when the room changes.
+The room is read in one thread and messages are routed in another, so routing works on a snapshot.
+A new one is built when the room changes.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from gatepost.room import View
 
 
 class Gateway(Struct, frozen=True):
-    """A member of the room: the key to seal to, and whether it is believed to be there."""
+    """A member of the room: the key to encrypt for, and whether it is believed to be online."""
 
     key: bytes
     online: bool = True
@@ -20,7 +20,10 @@ class Gateway(Struct, frozen=True):
 
 
 class Home(Struct, frozen=True):
-    """Where an agent lives, and which gateways host it without owning it."""
+    """The gateway that owns an agent, and those that host it without owning it.
+
+    `standbys` can stand in for the owner; `rivals` claim the agent in vain.
+    """
 
     owner: str | None
     standbys: tuple[str, ...] = ()
@@ -28,7 +31,7 @@ class Home(Struct, frozen=True):
 
 
 class Rule(Struct, frozen=True):
-    """How to reach an agent, or any agent of a node."""
+    """The routing rule of an agent, or of all agents of a node."""
 
     owner: str
     fallbacks: tuple[str, ...] = ()
@@ -38,17 +41,19 @@ class Rule(Struct, frozen=True):
 
 
 class Directory(Struct, frozen=True):
+    """Gateways by node id, agents by agent id, rules by agent or node id."""
+
     gateways: dict[str, Gateway] = field(default_factory=dict)
     agents: dict[str, Home] = field(default_factory=dict)
     rules: dict[str, Rule] = field(default_factory=dict)
 
     def online(self, node: str | None) -> bool:
-        found = self.gateways.get(node) if node is not None else None
-        return found is not None and found.online
+        gateway = self.gateways.get(node) if node is not None else None
+        return gateway is not None and gateway.online
 
 
 def directory_of(view: View, online: Callable[[str], bool]) -> Directory:
-    """A picture of the room; `online` says of a node whether it is believed to be there."""
+    """Take a snapshot of the room; `online` tells whether a node is believed to be online."""
     gateways = {
         id: Gateway(member.public_key, online(id), frozenset(member.record.capabilities))
         for id, member in view.nodes.items()
