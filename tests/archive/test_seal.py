@@ -159,7 +159,7 @@ def test_a_new_archive_begins_where_the_journal_does(desk: Desk) -> None:
     _prune(desk, 10)
     assert desk.seal() == [(11, 20)]
     (finding,) = verify(desk.store())
-    assert "seq 1 to 10 are not there" in finding.detail
+    assert "seq 1 to 10 are missing" in finding.detail
 
 
 def test_files_that_are_not_ours_are_left_alone(desk: Desk) -> None:
@@ -409,7 +409,7 @@ def test_a_damaged_segment_is_not_merged_into_a_good_one(desk: Desk) -> None:
     damaged = sorted(desk.root.rglob("*.parquet"))[3]
     damaged.write_bytes(damaged.read_bytes()[:-1])
     before = desk.files()
-    with pytest.raises(ArchiveError, match="not what was sealed"):
+    with pytest.raises(ArchiveError, match="not the file that was archived"):
         _merge(desk)
     assert desk.files() == before
 

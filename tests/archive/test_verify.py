@@ -70,7 +70,7 @@ def test_a_finding_says_where_and_what(sealed: Desk) -> None:
     (finding,) = verify(sealed.store())
     assert isinstance(finding, Finding)
     assert (finding.node, finding.incarnation, finding.seq) == (NODE, "first", 11)
-    assert "is not there" in finding.detail
+    assert "is missing" in finding.detail
 
 
 def test_a_changed_file(sealed: Desk) -> None:

@@ -128,7 +128,7 @@ def test_without_pycrdt_json_is_read_and_yjs_says_what_to_install(
         (b'{"a": 1}', "no map of the legacy system"),
         (b'{"messages": []}', "not a map"),
         (b"\x00\x00", "no map of the legacy system"),
-        (b'{"messages": {"a": 1, "a": 2}}', "'a' stands twice"),
+        (b'{"messages": {"a": 1, "a": 2}}', "'a' occurs twice"),
         (b'{"messages": ' + b"[" * 100_000, "not JSON"),
     ],
 )

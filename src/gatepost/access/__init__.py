@@ -1,7 +1,7 @@
-"""Who may enter: invites, tickets and proofs for nodes; sessions and scopes for external agents.
+"""Access control: invites, tickets and proofs for nodes; sessions and scopes for external agents.
 
-Everything here decides and remembers, over a transaction and a moment passed in. A refusal is
-raised and undone with its transaction; whatever must be kept beside a refusal is returned.
+All functions work on a transaction and a time passed in. A refusal is raised, and its transaction
+is rolled back. State that must be committed together with a refusal is returned instead of raised.
 """
 
 from gatepost.access.agent_sessions import AgentSession, AgentSessions, Reused, SessionInfo

@@ -1,4 +1,4 @@
-"""Invites for external agents: for one agent, with its scopes, good once."""
+"""Invites for external agents. An invite names one agent and its scopes, and works once."""
 
 import msgspec
 from msgspec import Struct
@@ -43,7 +43,7 @@ class AgentInvite(Struct, frozen=True):
 
 
 class IssuedAgentInvite(Guarded, frozen=True):
-    """The only time the token itself is seen."""
+    """A new invite with its token. The token is not stored and is visible only here."""
 
     invite: AgentInvite
     token: str
@@ -52,7 +52,7 @@ class IssuedAgentInvite(Guarded, frozen=True):
 def issue(
     tx: Tx, clock: Clock, request: AgentInviteRequest, actor: str, grantor: Holder | None = None
 ) -> IssuedAgentInvite:
-    """Without a `grantor` the operator issues it; a session can hand on only what it has."""
+    """Issue an invite as the operator, or as the session `grantor` with scopes that it holds."""
     agent_id = check_agent_id(request.agent_id)
     scopes = check_grantable(request.scopes, None if grantor is None else grantor.scopes)
     token = mint(clock, Kind.AGENT_INVITE)
@@ -88,7 +88,7 @@ def revoke_open(tx: Tx, agent_id: str) -> None:
 
 
 def redeem(tx: Tx, text: str) -> AgentInvite:
-    """Use an invite up."""
+    """Check an invite token and mark its invite as used."""
     token = parse(text, Kind.AGENT_INVITE)
     row = tx.one(_FIND, (token.id,))
     if not matches(token, None if row is None else row[-1]) or row is None:
@@ -109,7 +109,7 @@ def unpack(text: str) -> tuple[str, ...]:
 
 def _check_open(invite: AgentInvite, now: int) -> None:
     if invite.used_at is not None:
-        raise TokenAlreadyUsed("this invite was used; it is good once, ask for a new one")
+        raise TokenAlreadyUsed("this invite was used; it works once, ask for a new one")
     if invite.revoked_at is not None:
         raise Revoked("this invite was revoked; ask for a new one")
     if now >= invite.expires_at:

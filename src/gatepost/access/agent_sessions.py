@@ -1,7 +1,8 @@
 """Sessions of external agents: access tokens, rotating refresh tokens, context tokens.
 
-A session is the family of all tokens that descend from one invite. Each refresh uses up one
-refresh token; one that comes again was copied, nobody can tell by whom, and the family ends.
+A session is the family of all tokens that descend from one invite. Each refresh consumes one
+refresh token. A refresh token presented twice was copied, and the gateway cannot tell the owner
+from the copier, so it ends the session.
 """
 
 from typing import Literal
@@ -41,7 +42,7 @@ _TOUCH = "UPDATE agent_session SET seen_at = ? WHERE id = ? AND revoked_at IS NU
 
 
 class AgentSession(Struct, frozen=True):
-    """What a token stands for. A session acts only as its own agent."""
+    """The session behind a token. It acts only as its own agent."""
 
     id: str
     agent_id: str
@@ -53,7 +54,7 @@ class AgentSession(Struct, frozen=True):
 
 
 class SessionInfo(Struct, frozen=True):
-    """A session as it is listed."""
+    """A session in the operator's list."""
 
     id: str
     agent_id: str
@@ -66,9 +67,10 @@ class SessionInfo(Struct, frozen=True):
 
 
 class Reused(Struct, frozen=True):
-    """A refresh token came again, and its family has ended.
+    """A refresh token was presented twice, so its session has ended.
 
-    Returned and not raised, because what is raised is undone: commit this, then raise `error`.
+    This is returned and not raised, because raising rolls the transaction back. Commit first, then
+    raise `as_error()`.
     """
 
     session_id: str
@@ -77,7 +79,7 @@ class Reused(Struct, frozen=True):
     def error(self) -> TokenReused:
         return TokenReused(
             "this refresh token was used before, so its session has ended;"
-            " if that was not you, a copy is in other hands: ask for a new invite"
+            " if that was not you, someone has a copy: ask for a new invite"
         )
 
 
@@ -98,7 +100,7 @@ class AgentSessions:
         self._policy = policy
 
     def exchange(self, tx: Tx, invite_token: str) -> AgentTokens:
-        """A new session, for an invite."""
+        """Open a session for an invite token."""
         invite = agent_invites.redeem(tx, invite_token)
         id = new_id(self._clock)
         row = (id, invite.agent_id, pack(invite.scopes), tx.now, tx.now)
@@ -106,7 +108,7 @@ class AgentSessions:
         return self._hand_out(tx, id, invite.agent_id, invite.scopes)
 
     def refresh(self, tx: Tx, refresh_token: str) -> AgentTokens | Reused:
-        """New tokens for a refresh token, which is thereby used up."""
+        """Consume a refresh token and issue new tokens."""
         token = parse(refresh_token, Kind.REFRESH)
         found = _recognise(tx, token)
         if found.used_at is not None:
@@ -119,31 +121,31 @@ class AgentSessions:
         return self._hand_out(tx, found.session, found.agent_id, found.scopes)
 
     def authenticate(self, tx: Tx, bearer: str) -> AgentSession:
-        """Whom an access or context token speaks for. Reads only; see `touch`."""
+        """Return the session of an access or context token. Reads only; see `touch_session`."""
         token = parse(bearer, Kind.ACCESS, Kind.CONTEXT)
         found = _recognise(tx, token)
         _check_expiry(found, tx.now)
         kind: Literal["access", "context"] = "access" if token.kind is Kind.ACCESS else "context"
-        who = (found.session, found.agent_id, found.scopes)
-        return AgentSession(*who, kind, found.label, found.expires_at, found.seen_at)
+        owner = (found.session, found.agent_id, found.scopes)
+        return AgentSession(*owner, kind, found.label, found.expires_at, found.seen_at)
 
     def touch(self, tx: Tx, session_id: str) -> None:
-        """Note that a session is in use. Once a minute is enough, for it costs a write."""
+        """Record that a session is in use. This costs a write; once a minute is enough."""
         tx.run(_TOUCH, (tx.now, session_id, tx.now))
 
     def context_token(
         self, tx: Tx, session: AgentSession, request: ContextTokenRequest
     ) -> ContextToken:
-        """A token for less: fewer scopes, no longer than its parent, and no refresh."""
+        """Issue a restricted token: fewer scopes, expires no later than its parent, no refresh."""
         if session.kind != "access":
-            raise Forbidden("a context token cannot beget another; use the access token")
+            raise Forbidden("a context token cannot create another one; use the access token")
         scopes = check_grantable(request.scopes, session.scopes)
         expires_at = min(tx.now + request.ttl_secs * 1000, session.expires_at)
         token = self._keep(tx, Kind.CONTEXT, session.id, scopes, expires_at, request.label)
         return ContextToken(token.text, expires_at, scopes)
 
     def revoke(self, tx: Tx, agent_id: str, actor: str) -> list[str]:
-        """End all sessions and open invites of an agent; the ids of the sessions ended."""
+        """End all sessions and open invites of an agent; return the ids of the ended sessions."""
         ended = [row[0] for row in tx.rows(_LIVE, (agent_id,))]
         for id in ended:
             _end(tx, id, actor)
@@ -160,10 +162,12 @@ class AgentSessions:
     def _hand_out(
         self, tx: Tx, session: str, agent_id: str, scopes: tuple[str, ...]
     ) -> AgentTokens:
-        ends, last = tx.now + self._policy.access_life, tx.now + self._policy.refresh_life
-        access = self._keep(tx, Kind.ACCESS, session, scopes, ends)
-        refresh = self._keep(tx, Kind.REFRESH, session, scopes, last)
-        return AgentTokens(access.text, ends, refresh.text, last, session, agent_id, scopes)
+        access_end = tx.now + self._policy.access_life
+        refresh_end = tx.now + self._policy.refresh_life
+        access = self._keep(tx, Kind.ACCESS, session, scopes, access_end)
+        refresh = self._keep(tx, Kind.REFRESH, session, scopes, refresh_end)
+        tokens = (access.text, access_end, refresh.text, refresh_end)
+        return AgentTokens(*tokens, session, agent_id, scopes)
 
     def _keep(
         self,
@@ -175,8 +179,8 @@ class AgentSessions:
         label: str = "",
     ) -> Token:
         token = mint(self._clock, kind)
-        what = (_NAMES[kind], pack(scopes), label)
-        tx.run(_INSERT_TOKEN, (token.id, session, *what, expires_at, token.hash))
+        grant = (_NAMES[kind], pack(scopes), label)
+        tx.run(_INSERT_TOKEN, (token.id, session, *grant, expires_at, token.hash))
         return token
 
 

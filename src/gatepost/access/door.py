@@ -1,23 +1,23 @@
-"""The door for nodes: exchange an invite or a proof for a ticket, and a ticket for entry.
+"""Node authentication: exchange an invite or a proof for a ticket, and a ticket for a connection.
 
-The order of the checks is part of the protocol; a request wrong in several ways hears of the
-first. With an invite:
+The order of the checks is part of the protocol: a request with several faults is refused for the
+first one. With an invite:
 
 1. the token exists and is unused     401 invalid_token, 409 token_already_used, 403 revoked
 2. it has not expired                 401 expired_token
 3. it is for this node                403 node_mismatch, 403 revoked,
    and the node proves its key        401 proof_required, 401 invalid_proof
 4. this exchange is no replay         409 replay_detected
-5. a ticket is minted, for rooms we let others into (403 forbidden)
-6. the invite is consumed only when a ticket first opens a connection: `admit`
+5. a ticket is minted, for rooms open to other nodes (403 forbidden)
+6. the invite is consumed only when a ticket first opens a connection: `redeem_ticket`
 
-With a challenge, 1 to 3 are one: the node answers a challenge of ours with the key we know it by.
-An unknown node, a wrong key and a challenge that ended are one answer, 401 invalid_proof; only
-who proved its key learns that it was revoked.
+With a challenge, steps 1 to 3 are one: the node signs our challenge with the key we know it by.
+An unknown node, a wrong key and an expired challenge get the same answer, 401 invalid_proof. Only
+a node that proved its key learns that it was revoked.
 
-`admit` checks the ticket's signature (401 invalid_ticket), its expiry (401 expired_ticket), that
-it is unused (409 ticket_already_used) and that it is this node's (403 node_mismatch, 403 revoked),
-then that its invite is good for this node still (409 token_already_used, 403 revoked).
+`redeem_ticket` checks the ticket's signature (401 invalid_ticket), its expiry (401 expired_ticket),
+that it is unused (409 ticket_already_used) and belongs to this node (403 node_mismatch, 403
+revoked), then that its invite is still valid for this node (409 token_already_used, 403 revoked).
 """
 
 from msgspec import Struct
@@ -44,7 +44,7 @@ from gatepost.wire import Tier
 
 
 class Ground(Struct, frozen=True):
-    """Why an exchange may have a ticket. `guard` may earn one only once, until `ends_at`."""
+    """The basis for minting a ticket. Each `guard` gives one ticket; it is kept until `ends_at`."""
 
     guard: str
     ends_at: int
@@ -53,7 +53,7 @@ class Ground(Struct, frozen=True):
 
 
 class Admitted(Struct, frozen=True):
-    """A node that may enter these rooms now. `admission` is there if it was made here."""
+    """A node that may connect to these rooms. `admission` is None if another gateway made it."""
 
     node_id: str
     public_key: bytes
@@ -64,14 +64,14 @@ class Admitted(Struct, frozen=True):
 
 
 class Door:
-    """Refusals are raised and change nothing; what is returned has to be committed to be true."""
+    """Authenticates nodes. Refusals are raised; a returned result is valid only once committed."""
 
     def __init__(self, issuer: Issuer, policy: Policy, directory: Directory) -> None:
         self._issuer = issuer
         self._policy = policy
         self._directory = directory
         self._challenges = Challenges(issuer, policy.challenge_life)
-        # Stands in for the key of a node nobody knows, so that refusing it takes as long.
+        # Used in place of an unknown node's key, so that refusing an unknown node takes as long.
         self._nobody = NodeKey(issuer.derive("nobody")).public
 
     def challenge(self, now: int) -> Challenge:
@@ -86,7 +86,7 @@ class Door:
         return self._mint(tx, request, ground)
 
     def admit(self, tx: Tx, ticket: str, node_id: str | None = None) -> Admitted:
-        """Let in whoever presents this ticket; `node_id` is who they say they are, if they do."""
+        """Admit the node of this ticket. `node_id` is the id the caller claims, if any."""
         claims = tickets.read(ticket, self._issuer.id, self._issuer.key.public)
         tickets.check_expiry(claims, tx.now)
         tickets.use(tx, claims.jti)
@@ -97,7 +97,7 @@ class Door:
         sessions.open(tx, claims.sid, claims.sub)
         return Admitted(claims.sub, claims.node_key, tier, claims.rooms, claims.sid, admission)
 
-    # -- exchange
+    # -- issue_ticket
 
     def _by_invite(self, tx: Tx, request: ExchangeRequest, token: str) -> Ground:
         invite = invites.redeemable(tx, token, self._issuer)
@@ -163,7 +163,7 @@ class Door:
             cnf=tickets.bound_to(request.node_key),
         )
 
-    # -- admit
+    # -- redeem_ticket
 
     def _enter(
         self, tx: Tx, claims: Claims, known: Standing | None
@@ -172,7 +172,7 @@ class Door:
             admission = self._admission(tx, claims, claims.invite_id)
             return admission.tier, admission
         if known is None:
-            raise InvalidTicket(f"node {claims.sub} is not known here any more; join anew")
+            raise InvalidTicket(f"node {claims.sub} is no longer known here; join again")
         return known.tier, nodes.admission_of(tx, claims.sub)
 
     def _admission(self, tx: Tx, claims: Claims, invite_id: str) -> Admission:

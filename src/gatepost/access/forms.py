@@ -1,6 +1,6 @@
-"""What is said at the door: requests and answers, as they travel (JSON, camelCase).
+"""Requests and answers of the authentication endpoints (JSON, camelCase).
 
-Bytes are base64 on the wire. Whatever carries a secret prints as its type's name only.
+Bytes are base64 on the wire. A value that carries a secret prints only the name of its type.
 """
 
 from typing import Annotated
@@ -22,7 +22,7 @@ Scopes = Annotated[tuple[ScopeName, ...], Meta(min_length=1, max_length=32)]
 
 
 class Challenge(Guarded, frozen=True, rename="camel"):
-    """A question a known node answers with its signature instead of an invite."""
+    """A challenge that a known node signs instead of presenting an invite."""
 
     challenge: str
     expires_at: int
@@ -31,7 +31,7 @@ class Challenge(Guarded, frozen=True, rename="camel"):
 
 
 class ExchangeRequest(Guarded, frozen=True, rename="camel", kw_only=True):
-    """A node asks for a ticket: with an invite, or with a challenge it has signed."""
+    """A node's request for a ticket, with an invite or a signed challenge."""
 
     node_id: NodeId
     node_key: PublicKey
@@ -45,7 +45,7 @@ class ExchangeRequest(Guarded, frozen=True, rename="camel", kw_only=True):
 
 
 class ExchangeAnswer(Guarded, frozen=True, rename="camel"):
-    """`expires_at` is the ticket's, in epoch milliseconds."""
+    """`expires_at` is the expiry of the ticket in epoch milliseconds."""
 
     ws_ticket: str
     expires_at: int
@@ -82,7 +82,7 @@ class AgentTokens(Guarded, frozen=True, rename="camel"):
 
 
 class ContextTokenRequest(Guarded, frozen=True, rename="camel"):
-    """`label` says what the token is for: a conversation, a task."""
+    """`label` names the purpose of the token, such as a conversation or a task."""
 
     scopes: Scopes
     ttl_secs: Annotated[int, Meta(ge=1, le=900)] = 300

@@ -1,7 +1,7 @@
-"""Invites for nodes: `gp1.<publicId>.<secret>`, good for one node, once.
+"""Invites for nodes: `gp1.<publicId>.<secret>`. An invite admits one node, once.
 
-The public part ends in the fingerprint of the issuer's key, so that whoever joins can tell whom
-it talks to. The issuing gateway is the only authority on whether an invite is still good.
+The public part ends in the fingerprint of the issuer's key, so that the joining node can verify the
+gateway it talks to. Only the issuing gateway decides whether an invite is still valid.
 """
 
 from typing import Literal
@@ -41,14 +41,14 @@ WHERE id = ? AND used_at IS NULL AND revoked_at IS NULL
 """
 _REVOKE = "UPDATE invite SET revoked_at = ? WHERE id = ?"
 
-# Replays are remembered as long as an invite lasts, so it must not last for ever.
+# Exchanges are remembered until their invite expires, so its life must be limited.
 _LONGEST = 30 * 86_400_000
 
 State = Literal["open", "used", "revoked", "expired"]
 
 
 class Invite(Struct, frozen=True):
-    """What may be known of an invite by those who may not use it."""
+    """An invite without its secret."""
 
     id: str
     tier: Tier
@@ -71,7 +71,7 @@ class Invite(Struct, frozen=True):
 
 
 class IssuedInvite(Guarded, frozen=True):
-    """The only time the token itself is seen."""
+    """A new invite with its token. The token is not stored and is visible only here."""
 
     invite: Invite
     token: str
@@ -87,11 +87,11 @@ def issue(
     expected_node_id: str | None = None,
     expected_key: bytes | None = None,
 ) -> IssuedInvite:
-    """An invite that ends after `ttl` ms. Better with the node it is meant for, and its key."""
+    """Issue an invite for `ttl` ms. Naming the expected node and its key makes it safer."""
     if issuer.tier != "backbone":
         raise Forbidden(f"{issuer.id} is an edge node; invite from a backbone node")
     if not 0 < ttl <= _LONGEST:
-        raise InvalidRequest("an invite lasts up to 30 days; ask for less")
+        raise InvalidRequest("an invite lasts at most 30 days; ask for less")
     if expected_node_id is not None:
         check_node_id(expected_node_id)
     token = mint(issuer.clock, Kind.INVITE, issuer.key.fingerprint)
@@ -114,7 +114,7 @@ def get(tx: Tx, id: str) -> Invite:
 
 
 def revoke(tx: Tx, id: str, actor: str) -> Invite:
-    """The invite, never to be used again. One that was used already: revoke its node instead."""
+    """Revoke an unused invite. After its use, revoke the node instead."""
     invite = get(tx, id)
     if invite.used_at is not None:
         raise WrongState(f"invite {id} was used by {invite.used_by}; revoke that node instead")
@@ -125,7 +125,7 @@ def revoke(tx: Tx, id: str, actor: str) -> Invite:
 
 
 def redeemable(tx: Tx, text: str, issuer: Issuer) -> Invite:
-    """The invite behind a token, if it exists and is unused, then if it is not expired."""
+    """Return the invite of a token. The order of the checks is part of the protocol."""
     invite = _recognise(tx, parse(text, Kind.INVITE), issuer.key.fingerprint)
     if invite.used_at is not None:
         raise _already_used()
@@ -137,7 +137,7 @@ def redeemable(tx: Tx, text: str, issuer: Issuer) -> Invite:
 
 
 def consume(tx: Tx, id: str, node_id: str, node_key: bytes) -> bool:
-    """Use the invite up for this node; false if it was for this very node before."""
+    """Consume the invite for this node; return False if this same node consumed it before."""
     tx.run(_CONSUME, (tx.now, node_id, node_key, id))
     if tx.changes() == 1:
         return True
@@ -150,7 +150,7 @@ def consume(tx: Tx, id: str, node_id: str, node_key: bytes) -> bool:
 
 
 def issuer_fingerprint(text: str) -> str:
-    """Whose key the one who answers to this invite must have."""
+    """The fingerprint of the key that must sign the answer to this invite."""
     token = parse(text, Kind.INVITE)
     if len(token.extra) != len(fingerprint(b"")):
         raise InvalidToken("this is not an invite; it starts with `gp1.` and is one line")
@@ -167,7 +167,7 @@ def _recognise(tx: Tx, token: Token, issuer: str) -> Invite:
 
 def _already_used() -> TokenAlreadyUsed:
     return TokenAlreadyUsed(
-        "this invite was used; a node that was admitted with it comes back with its own proof"
+        "this invite was used; the node admitted with it reconnects with its own proof"
     )
 
 

@@ -1,4 +1,4 @@
-"""The gateway in its role at the door: the one who signs."""
+"""The gateway's own identity as the issuer of invites, tickets and admissions."""
 
 from hashlib import blake2b
 
@@ -16,6 +16,6 @@ class Issuer(Struct, frozen=True):
     tier: Tier = "backbone"
 
     def derive(self, purpose: str) -> bytes:
-        """A secret key of this node for one purpose, from which its own key cannot be told."""
+        """Derive a secret for one purpose. It does not reveal the node's own key."""
         domain = frame("gatepost/derive/1", purpose.encode())
         return blake2b(domain, key=self.key.secret, digest_size=32).digest()

@@ -1,4 +1,4 @@
-"""The other side of the door: what a node says to get in, and how it tells whom it talks to."""
+"""The joining node's side: builds exchange requests and verifies the gateway's answer."""
 
 from hmac import compare_digest
 
@@ -15,7 +15,7 @@ _ROOMS = (CONTROL_ROOM,)
 
 
 class Joiner:
-    """One node, about to knock."""
+    """Builds the ticket requests of one node."""
 
     def __init__(self, node_id: str, key: NodeKey, clock: Clock) -> None:
         self._node_id = node_id
@@ -36,7 +36,7 @@ class Joiner:
     def with_proof(
         self, challenge: Challenge, issuer: str, rooms: tuple[str, ...] = _ROOMS
     ) -> ExchangeRequest:
-        """`issuer` is the fingerprint by which we know the gateway, not one it has just told."""
+        """`issuer` is the fingerprint already known for the gateway, not one from its answer."""
         nonce, ground = self._nonce(), by_challenge(challenge.challenge)
         return ExchangeRequest(
             node_id=self._node_id,
@@ -55,10 +55,10 @@ class Joiner:
 
 
 def check_answer(request: ExchangeRequest, answer: ExchangeAnswer, issuer: str) -> None:
-    """Raise unless the gateway with this fingerprint gave this answer to this very request."""
+    """Raise unless the gateway with this fingerprint answered this exact request."""
     if not compare_digest(fingerprint(answer.issuer_key), issuer):
-        raise InvalidTicket("another gateway answered than the one that was asked; do not go on")
+        raise InvalidTicket("the answer comes from another gateway than asked; do not continue")
     claims = tickets.read(answer.ws_ticket, answer.issuer_id, answer.issuer_key)
-    given = (claims.sub, claims.node_key, claims.nonce)
-    if given != (request.node_id, request.node_key, request.nonce):
-        raise InvalidTicket("the ticket answers another request; do not go on")
+    answered = (claims.sub, claims.node_key, claims.nonce)
+    if answered != (request.node_id, request.node_key, request.nonce):
+        raise InvalidTicket("the ticket answers another request; do not continue")

@@ -1,4 +1,4 @@
-"""How often one source may knock."""
+"""Rate limit of authentication attempts per source address."""
 
 from collections import OrderedDict
 from ipaddress import IPv6Address, IPv6Network, ip_address
@@ -14,11 +14,11 @@ class Bucket(Struct):
 
 
 class RateLimiter:
-    """A token bucket per source: `rate` knocks a second, `burst` at once. Time is passed in.
+    """A token bucket per source: `rate` attempts a second, `burst` at once. Time is passed in.
 
-    At most `most` sources are known at a time. A bucket that is full again says nothing, so the
-    one idle longest is dropped for a newcomer once it is full; until then all newcomers share
-    one bucket. Forgetting a busy source instead would let a crowd wash away its own traces.
+    At most `most` sources have a bucket. A full bucket carries no information, so the longest idle
+    one is dropped for a new source once it is full. Until then all new sources share one bucket.
+    Dropping a busy source instead would let an attacker with many addresses reset its own bucket.
     """
 
     def __init__(self, rate: float, burst: int, most: int = 10_000) -> None:
@@ -32,7 +32,7 @@ class RateLimiter:
         return len(self._buckets)
 
     def take(self, source: str, now: int) -> None:
-        """Count one knock at `now` (ms); RateLimited says when to try again."""
+        """Count one attempt at `now` (ms). RateLimited carries the time to wait."""
         bucket = self._bucket(source, now)
         self._refill(bucket, now)
         if bucket.tokens < 1:
@@ -62,14 +62,14 @@ class RateLimiter:
         return True
 
     def _refill(self, bucket: Bucket, now: int) -> None:
-        # A clock set back must not take away what was there.
+        # The clock may go back: never remove tokens.
         gained = max(now - bucket.at, 0) / 1000 * self._rate
         bucket.tokens = min(bucket.tokens + gained, float(self._burst))
         bucket.at = now
 
 
 def source_of(host: str) -> str:
-    """What counts as one source: an IPv4 address, or the /64 that one IPv6 user has to himself."""
+    """The source of a host: its IPv4 address, or the /64 network that one IPv6 user controls."""
     try:
         address = ip_address(host)
     except ValueError:

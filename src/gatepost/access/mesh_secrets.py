@@ -1,8 +1,8 @@
-"""The two secrets all nodes share: `cluster_token` and `join_secret`.
+"""The two secrets shared by all nodes: `cluster_token` and `join_secret`.
 
-Unlike a bearer token they must be read again, so a hash will not do. They lie in the journal,
-encrypted under a key derived from the node's: a file could not change in one transaction with
-the revocation that rotates them, and a copy of the journal alone gives nothing away.
+Unlike bearer tokens they must be read back, so a hash is not enough. They are stored in the
+journal, encrypted under a key derived from the node's key. A file could not change in the same
+transaction as the revocation that rotates them. A copy of the journal alone does not reveal them.
 """
 
 import msgspec
@@ -17,7 +17,7 @@ _STORE = "INSERT OR REPLACE INTO mesh_secret VALUES (1, ?, ?, ?)"
 
 
 class MeshSecrets(Guarded, frozen=True):
-    """The higher `version` counts."""
+    """One version of the shared secrets. The highest `version` is valid."""
 
     version: int
     cluster_token: str
@@ -30,14 +30,14 @@ class SecretStore:
         self._box = SecretBox(issuer.derive("mesh secrets"))
 
     def current(self, tx: Tx) -> MeshSecrets | None:
-        """None on a node that has neither made nor been told any."""
+        """The stored secrets; None if this node has neither created nor adopted any."""
         row = tx.one("SELECT sealed FROM mesh_secret")
         if row is None:
             return None
         return msgspec.json.decode(self._box.decrypt(row[0]), type=MeshSecrets)
 
     def rotate(self, tx: Tx) -> MeshSecrets:
-        """New secrets in place of the old, or the first ones."""
+        """Create and store the next version of the secrets."""
         old = self.current(tx)
         version = 1 if old is None else old.version + 1
         secrets = MeshSecrets(version, self._fresh(), self._fresh())
@@ -45,7 +45,7 @@ class SecretStore:
         return secrets
 
     def adopt(self, tx: Tx, secrets: MeshSecrets) -> MeshSecrets:
-        """Take over what another node told us, unless ours are as new."""
+        """Store secrets from another node, unless ours are as new; return the valid ones."""
         old = self.current(tx)
         if old is not None and old.version >= secrets.version:
             return old
@@ -54,8 +54,8 @@ class SecretStore:
 
     def _keep(self, tx: Tx, secrets: MeshSecrets) -> None:
         nonce = self._clock.random(SecretBox.NONCE_SIZE)
-        sealed = bytes(self._box.encrypt(msgspec.json.encode(secrets), nonce))
-        tx.run(_STORE, (secrets.version, sealed, tx.now))
+        encrypted = bytes(self._box.encrypt(msgspec.json.encode(secrets), nonce))
+        tx.run(_STORE, (secrets.version, encrypted, tx.now))
 
     def _fresh(self) -> str:
         return b64(self._clock.random(_SIZE))

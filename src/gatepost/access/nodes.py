@@ -1,4 +1,4 @@
-"""Which nodes belong to the mesh: admissions, and how the rest of the door asks about them."""
+"""The known nodes of the mesh: admissions, and the directories to look nodes up."""
 
 from typing import Protocol
 
@@ -20,7 +20,7 @@ SET tier = excluded.tier, issuer = excluded.issuer,
 
 
 class Admission(Struct, frozen=True):
-    """The issuer's word that a node with this key belongs to the mesh."""
+    """The issuer's signed statement that a node with this key belongs to the mesh."""
 
     node_id: str
     public_key: bytes
@@ -30,9 +30,9 @@ class Admission(Struct, frozen=True):
     signature: bytes = b""
 
     def statement(self) -> bytes:
-        words = (self.node_id, self.tier, self.issuer)
+        names = (self.node_id, self.tier, self.issuer)
         issued_at = self.issued_at.to_bytes(8, "big")
-        encoded = (w.encode() for w in words)
+        encoded = (name.encode() for name in names)
         return frame("gatepost/admission/1", *encoded, self.public_key, issued_at)
 
     def signed_by(self, issuer_key: bytes) -> bool:
@@ -47,18 +47,18 @@ class Standing(Struct, frozen=True):
 
 
 class Directory(Protocol):
-    """Who is known, whoever admitted it. An id has one key for ever, and a key one id."""
+    """The known nodes, under any issuer. An id has one key for ever, and a key one id."""
 
     def by_id(self, tx: Tx, node_id: str) -> Standing | None: ...
 
     def by_key(self, tx: Tx, public_key: bytes) -> Standing | None: ...
 
     def admitted_by(self, tx: Tx, node_id: str) -> list[Standing]:
-        """The nodes which that node let in."""
+        """The nodes that this node admitted."""
 
 
 class JournalDirectory:
-    """What this gateway itself decided."""
+    """The admissions and revocations made by this gateway."""
 
     def by_id(self, tx: Tx, node_id: str) -> Standing | None:
         return _standing(tx, "node_id", node_id)
@@ -73,7 +73,7 @@ class JournalDirectory:
 
 
 class Directories:
-    """Several as one: a node is revoked if any says so, and known as the first knows it."""
+    """Several directories as one. A revocation in any counts; otherwise the first entry does."""
 
     def __init__(self, *members: Directory) -> None:
         self._members = members
@@ -90,7 +90,7 @@ class Directories:
 
 
 def admit(tx: Tx, issuer: Issuer, node_id: str, public_key: bytes, tier: Tier) -> Admission:
-    """Let a node in, or let one in again as another tier."""
+    """Store a signed admission. Admitting a node again may change its tier."""
     unsigned = Admission(node_id, public_key, tier, issuer.id, tx.now)
     signature = issuer.key.sign(unsigned.statement())
     admission = Admission(node_id, public_key, tier, issuer.id, tx.now, signature)
@@ -104,14 +104,14 @@ def admission_of(tx: Tx, node_id: str) -> Admission | None:
 
 
 def admissions(tx: Tx) -> list[Admission]:
-    """All made here, also those of nodes revoked since."""
+    """All admissions made here, including those of nodes revoked since."""
     return [Admission(*row) for row in tx.rows("SELECT * FROM admission ORDER BY node_id")]
 
 
 def check_identity(
     tx: Tx, directory: Directory, issuer: Issuer, node_id: str, public_key: bytes
 ) -> Standing | None:
-    """What is known of the node; refuses a revoked one, and one that takes another's id or key."""
+    """Look the node up; refuse a revoked node, and one that uses another node's id or key."""
     if node_id == issuer.id or public_key == issuer.key.public:
         raise NodeMismatch(f"{issuer.id} is this gateway itself; give the new node its own id")
     by_id, by_key = directory.by_id(tx, node_id), directory.by_key(tx, public_key)

@@ -1,4 +1,4 @@
-"""How strict the door is, and how long what it hands out lasts."""
+"""Access policy: required proofs, open rooms, and lifetimes of tickets and tokens."""
 
 from typing import Literal
 
@@ -21,7 +21,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     challenge_life: int = 60_000
     access_life: int = 900_000
     refresh_life: int = 7 * _DAY
-    # How long what has ended is still listed, and still named for what it was.
+    # How long ended invites, tokens and sessions stay listed and get a specific refusal.
     remember: int = 30 * _DAY
 
     def __post_init__(self) -> None:

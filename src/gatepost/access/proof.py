@@ -1,12 +1,13 @@
-"""Node proof: a signature by the node's key that is good for one exchange with one gateway.
+"""Node proof: a signature by the node's key, valid for one exchange with one gateway.
 
-With an invite, the node signs a nonce of its own. A copy of that exchange earns nothing: invite
-and nonce are remembered together until the invite ends, and the invite ends soon.
+With an invite, the node signs a nonce of its own. A replay of that exchange gets no ticket: the
+gateway remembers invite and nonce together until the invite expires.
 
-A node that comes back has no invite, hence nothing that ends. A nonce of its own would have to be
-remembered for ever, or an old exchange, overheard or found in a log, would earn a ticket again.
-So it signs a challenge of ours. The challenge carries its own end and our MAC, so asking for one
-costs no storage and it holds across a restart; once answered it is remembered until that end.
+A reconnecting node has no invite, so nothing limits how long its nonce would have to be remembered.
+Without that memory, an old exchange from the network or a log would get a ticket again. The node
+therefore signs a challenge of the gateway. The challenge contains its expiry and the gateway's MAC,
+so issuing one needs no storage and it survives a restart. An answered challenge is remembered until
+it expires.
 """
 
 from hmac import compare_digest, digest
@@ -25,10 +26,10 @@ _TEXT_SIZE = len(b64(bytes(_SIZE)))
 
 
 class Statement(Struct, frozen=True):
-    """What a proof says: I, with this key, ask this issuer on this ground, now.
+    """The content of a proof: this node, with this key, asks this issuer on this ground.
 
-    `ground` is the invite or the challenge; `issuer` is the fingerprint of the key of the one
-    asked, so that it cannot pass the proof on to another gateway as its own.
+    `ground` names the invite or the challenge. `issuer` is the fingerprint of the asked gateway's
+    key, so that the gateway cannot reuse the proof at another gateway.
     """
 
     ground: str
@@ -38,14 +39,14 @@ class Statement(Struct, frozen=True):
     node_key: bytes
 
     def encoded(self) -> bytes:
-        words = (self.ground, self.nonce, self.issuer, self.node_id)
-        return frame("gatepost/node-proof/1", *(w.encode() for w in words), self.node_key)
+        texts = (self.ground, self.nonce, self.issuer, self.node_id)
+        return frame("gatepost/node-proof/1", *(t.encode() for t in texts), self.node_key)
 
     def sign(self, key: NodeKey) -> bytes:
         return key.sign(self.encoded())
 
     def signed_by(self, key: bytes, signature: bytes) -> bool:
-        """Whether the node has this very key and has signed with it."""
+        """Whether `key` is the node's key and made the signature."""
         return verify(key, self.encoded(), signature) and self.node_key == key
 
 
@@ -58,7 +59,7 @@ def by_challenge(text: str) -> str:
 
 
 class Challenges:
-    """Made and recognised without remembering them."""
+    """Issues and recognises challenges without storing them."""
 
     def __init__(self, issuer: Issuer, life: int) -> None:
         self._clock = issuer.clock
@@ -66,13 +67,13 @@ class Challenges:
         self._life = life
 
     def make(self, now: int) -> tuple[str, int]:
-        """A challenge and when it ends."""
+        """Return a new challenge and its expiry."""
         expires_at = now + self._life
         body = expires_at.to_bytes(_EXPIRY, "big") + self._clock.random(_RANDOM)
         return b64(body + self._mac(body)), expires_at
 
     def end_of(self, text: str, now: int) -> int | None:
-        """When this challenge of ours ends; None if it has ended, or is not ours."""
+        """The expiry of a challenge; None if it has expired or was not issued here."""
         raw = _bytes(text)
         body, mac = raw[:-_MAC], raw[-_MAC:]
         expires_at = int.from_bytes(body[:_EXPIRY], "big")
@@ -83,7 +84,10 @@ class Challenges:
 
 
 def _bytes(text: str) -> bytes:
-    """Only the one spelling of a challenge counts, for it is remembered by its spelling."""
+    """Decode a challenge; anything but its canonical text gives zeros, which match no MAC.
+
+    Answered challenges are remembered by their text, so a second spelling must not pass.
+    """
     try:
         raw = unb64(text) if len(text) == _TEXT_SIZE else b""
     except ValueError:

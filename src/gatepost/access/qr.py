@@ -6,7 +6,7 @@ import segno
 
 
 def render(text: str) -> str:
-    """Two modules per character, light on dark; scanners read it from either kind of terminal."""
+    """Render `text` as a QR code, two modules per character; light and dark terminals both work."""
     out = StringIO()
     segno.make_qr(text, error="l").terminal(out=out, compact=True, border=2)
     return out.getvalue()

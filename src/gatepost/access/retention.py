@@ -1,9 +1,10 @@
-"""Forgetting what can no longer matter, a batch a transaction."""
+"""Pruning of expired tickets, invites, tokens and sessions, one batch per transaction."""
 
 from gatepost.access.policy import Policy
 from gatepost.journal.tx import Tx
 
-# A row goes once it can no longer be presented; what people look at stays `remember` longer.
+# A ticket row goes once the ticket cannot be presented any more. Rows that people look at stay
+# `AccessPolicy.remember` longer.
 _SPENT_TICKETS = """
 DELETE FROM ticket WHERE jti IN (SELECT jti FROM ticket WHERE keep_until <= ? LIMIT ?)
 """
@@ -20,10 +21,10 @@ _OLD = (
 
 
 def prune(tx: Tx, policy: Policy, limit: int) -> int:
-    """Delete up to `limit` rows of each kind; how many went."""
+    """Delete up to `limit` rows of each kind; return the number of deleted rows."""
     tx.run(_SPENT_TICKETS, (tx.now, limit))
-    gone = tx.changes()
+    deleted = tx.changes()
     for sql in _OLD:
         tx.run(sql, (tx.now - policy.remember, limit))
-        gone += tx.changes()
-    return gone
+        deleted += tx.changes()
+    return deleted

@@ -1,4 +1,4 @@
-"""Shutting a node out, for ever and at once."""
+"""Revocation of nodes: permanent and immediate."""
 
 from collections.abc import Collection
 
@@ -21,11 +21,11 @@ _INSERT = "INSERT INTO revocation VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class Revocation(Struct, frozen=True):
-    """The issuer's word that a node is out.
+    """The issuer's signed statement that a node is revoked.
 
-    What it wrote up to `last_seq` is honoured still, and the nodes it admitted whose keys'
-    fingerprints are in `standing` stay. They are named, by what they cannot change, and not
-    dated, for a node that is out can date things back.
+    The node's events up to `last_seq` still count. `standing` lists the key fingerprints of the
+    nodes it admitted that stay admitted. They are listed by fingerprint and not limited by date,
+    because a revoked node can backdate admissions.
     """
 
     node_id: str
@@ -39,9 +39,9 @@ class Revocation(Struct, frozen=True):
     signature: bytes = b""
 
     def statement(self) -> bytes:
-        words = (self.node_id, self.issuer, self.reason, *self.standing)
+        texts = (self.node_id, self.issuer, self.reason, *self.standing)
         numbers = self.revoked_at.to_bytes(8, "big") + self.last_seq.to_bytes(8, "big")
-        encoded = (w.encode() for w in words)
+        encoded = (text.encode() for text in texts)
         return frame("gatepost/revocation/1", self.public_key, numbers, *encoded)
 
     def signed_by(self, issuer_key: bytes) -> bool:
@@ -49,7 +49,7 @@ class Revocation(Struct, frozen=True):
 
 
 class ShutOut(Guarded, frozen=True):
-    """What a revocation brings about: connections to end, and secrets to hand to the others."""
+    """The effects of a revocation: sessions to disconnect, and secrets to send to other nodes."""
 
     revocation: Revocation
     sessions: list[str]
@@ -72,9 +72,9 @@ class Revoker:
         standing: Collection[str] | None = None,
         reason: str = "",
     ) -> ShutOut:
-        """Revoke a node. Of those it admitted, the node ids in `standing` stay; without, all do.
+        """Revoke a node. Of the nodes it admitted, those in `standing` stay; None keeps all.
 
-        Doing it again changes nothing; the first revocation counts.
+        Repeating it changes nothing; the first revocation counts.
         """
         known = self._subject(tx, node_id)
         before = revocation_of(tx, node_id)
@@ -106,8 +106,8 @@ class Revoker:
     def _sign(
         self, known: Standing, now: int, last_seq: int, standing: tuple[str, ...], reason: str
     ) -> Revocation:
-        who = (known.node_id, known.public_key, known.tier, self._issuer.id)
-        unsigned = Revocation(*who, now, last_seq, standing, reason)
+        parties = (known.node_id, known.public_key, known.tier, self._issuer.id)
+        unsigned = Revocation(*parties, now, last_seq, standing, reason)
         return replace(unsigned, signature=self._issuer.key.sign(unsigned.statement()))
 
     def _current(self, tx: Tx) -> MeshSecrets:

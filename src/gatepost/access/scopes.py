@@ -1,4 +1,4 @@
-"""What an external agent's session may do: operation -> scope, and nothing that is not listed."""
+"""Scopes of external agents' sessions: operation -> required scope. Unlisted operations fail."""
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
@@ -39,7 +39,7 @@ class Scope(StrEnum):
 
 
 class Endpoint(StrEnum):
-    """Where external agents knock, below /ansible/agent."""
+    """The endpoints for external agents, below /ansible/agent."""
 
     INVITES = "invites"
     EXCHANGE = "auth/exchange"
@@ -49,7 +49,7 @@ class Endpoint(StrEnum):
 
 
 class Gate(StrEnum):
-    """What stands where a scope would, at endpoints that need another authority."""
+    """The authority an endpoint requires instead of a scope."""
 
     OWN_TOKEN = "the token in the body is the authority"
     ANY_SESSION = "any live session"
@@ -64,7 +64,7 @@ ENDPOINTS: Mapping[Endpoint, Scope | Gate] = {
     Endpoint.CONTEXT_TOKEN: Gate.ANY_SESSION,
 }
 
-# By the name an operation has on the wire.
+# Keys are the operation names on the wire.
 OPERATIONS: Mapping[str, Scope] = {
     "enqueue": Scope.MESSAGE_SEND,
     "send": Scope.MESSAGE_SEND,
@@ -99,7 +99,7 @@ _ON_A_MAILBOX: tuple[type[Op], ...] = (
     Purge,
     PurgeDeadLetter,
 )
-# As whom an operation acts. `await` names an event; whose it is, only the journal knows.
+# The agents an operation acts as. `await` names an event, and only the journal knows its owner.
 _ACTS_AS: Mapping[type[Op], Callable[[Any], Iterable[str]]] = {
     Enqueue: lambda op: (message.from_ for message in op.messages),
     Send: lambda op: (message.from_agent for message in op.messages),
@@ -110,7 +110,7 @@ _ACTS_AS: Mapping[type[Op], Callable[[Any], Iterable[str]]] = {
 
 
 class Holder(Protocol):
-    """Whoever acts under scopes."""
+    """A session that acts under scopes."""
 
     @property
     def agent_id(self) -> str: ...
@@ -120,14 +120,14 @@ class Holder(Protocol):
 
 
 def covers(granted: Iterable[str], wanted: str) -> bool:
-    """Whether these scopes include that one; only `ansible.admin.*` stands for others."""
+    """Whether the granted scopes include `wanted`. Only `ansible.admin.*` covers other scopes."""
     held = set(granted)
     is_admin = wanted.startswith("ansible.admin.")
     return wanted in held or (is_admin and Scope.ADMIN_ALL in held)
 
 
 def check_grantable(scopes: Iterable[str], granted: Iterable[str] | None) -> tuple[str, ...]:
-    """The scopes in order, if all exist and whoever grants has them all (None: the operator)."""
+    """Return the sorted scopes if all exist and the grantor holds them (None: the operator)."""
     wanted = sorted(set(scopes))
     if unknown := [scope for scope in wanted if scope not in set(Scope)]:
         raise InvalidRequest(f"unknown scopes {', '.join(unknown)}; known: {', '.join(Scope)}")
@@ -142,15 +142,15 @@ def require(holder: Holder, scope: str) -> None:
 
 
 def authorize(holder: Holder, op: Op) -> None:
-    """Raise unless this session may do `op`, and does it as the agent it belongs to."""
+    """Raise unless the session has the scopes for `op` and acts as its own agent."""
     for scope in scopes_of(op):
         require(holder, scope)
     if any(actor != holder.agent_id for actor in _ACTS_AS[type(op)](op)):
-        raise Forbidden(f"this session acts as {holder.agent_id}, and as nobody else")
+        raise Forbidden(f"this session acts only as {holder.agent_id}")
 
 
 def authorize_name(holder: Holder, operation: str) -> None:
-    """The same for an operation known only by its name; one that is not listed is refused."""
+    """Raise unless the session may do the named operation. Unlisted operations are refused."""
     scope = OPERATIONS.get(operation)
     if scope is None:
         raise Forbidden("no session may do this; see the list of operations")
@@ -158,7 +158,7 @@ def authorize_name(holder: Holder, operation: str) -> None:
 
 
 def scopes_of(op: Op) -> list[Scope]:
-    """An ack that carries replies also sends."""
+    """The scopes an operation requires. An ack with replies also sends."""
     tag = op.__struct_config__.tag
     needed = [OPERATIONS[str(tag)]]
     if isinstance(op, Ack) and op.replies:

@@ -1,7 +1,7 @@
-"""Which nodes are connected, so that a revocation can name the connections to end.
+"""Sessions of connected nodes, so that a revocation can list the connections to close.
 
-Kept in the journal because there everything has an order: a connection was admitted either
-before a revocation, and is named by it, or after it, and is refused.
+They are stored in the journal because it orders everything: a connection is admitted either before
+a revocation, which then lists it, or after it, and is refused.
 """
 
 from msgspec import Struct
@@ -24,12 +24,12 @@ def close(tx: Tx, id: str) -> None:
 
 
 def close_all(tx: Tx) -> None:
-    """At start: whatever was connected is not any more."""
+    """Delete all sessions. At start no node is connected yet."""
     tx.run("DELETE FROM node_session")
 
 
 def end(tx: Tx, node_id: str) -> list[str]:
-    """Forget the sessions of a node; their ids, for whoever holds the sockets."""
+    """Delete the sessions of a node; return their ids, to close the sockets."""
     ended = tx.rows("SELECT id FROM node_session WHERE node_id = ? ORDER BY id", (node_id,))
     tx.run("DELETE FROM node_session WHERE node_id = ?", (node_id,))
     return [row[0] for row in ended]

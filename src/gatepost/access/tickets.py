@@ -1,7 +1,7 @@
 """Tickets: EdDSA JWTs that open one WebSocket, once, within a minute.
 
-Node keys sign other things too. Those start with a length and a domain, a JWT with `eyJ`, so
-neither passes for the other; `typ` sets a ticket apart from any other JWT of this key.
+Node keys also sign other data. That data starts with a length and a domain, a JWT with `eyJ`, so
+neither can pass for the other. `typ` distinguishes a ticket from any other JWT of this key.
 """
 
 from typing import Annotated, Any, Literal
@@ -22,7 +22,7 @@ AUDIENCE = "ansible-yjs"
 _ALGORITHM = "EdDSA"
 _TYPE = "gatepost-ticket+jwt"
 _MAX_SIZE = 4096
-# PyJWT reads the machine's clock; time is passed in here, so the checks of time are ours.
+# PyJWT would read the system clock. Time is passed in here, so this module checks it.
 _OPTIONS = Options(verify_exp=False, verify_iat=False, verify_nbf=False)
 _INVALID = "this ticket is not one of this gateway's; exchange an invite or a proof for one"
 
@@ -34,13 +34,13 @@ class Jwk(Struct, frozen=True):
 
 
 class Confirmation(Struct, frozen=True):
-    """RFC 7800: the key that whoever presents the ticket is known by."""
+    """RFC 7800: the key of the node that presents the ticket."""
 
     jwk: Jwk
 
 
 class Claims(Struct, frozen=True, kw_only=True, rename={"invite_id": "inviteId"}):
-    """`sub` is the node that enters, `nonce` its own from the exchange; times are seconds."""
+    """`sub` is the node to admit, `nonce` the node's own from the exchange; times are seconds."""
 
     iss: str
     sub: NodeId
@@ -69,7 +69,7 @@ def sign(issuer: Issuer, claims: Claims) -> str:
 
 
 def read(text: str, issuer_id: str, issuer_key: bytes) -> Claims:
-    """The claims of a ticket which this issuer signed, be it still good or not."""
+    """Return the claims of a ticket signed by this issuer. Expiry and use are not checked."""
     try:
         decoded = _decode(text, issuer_id, issuer_key)
         return msgspec.convert(decoded["payload"], Claims)
@@ -83,7 +83,7 @@ def check_expiry(claims: Claims, now: int) -> None:
 
 
 def remember(tx: Tx, jti: str, keep_until: int, guard: str) -> None:
-    """Note a ticket, or refuse because what it is minted for has earned one before."""
+    """Store a ticket; refuse it if its `guard` has given a ticket before."""
     if tx.one("SELECT 1 FROM ticket WHERE guard = ?", (guard,)) is not None:
         raise ReplayDetected("this exchange was made before; make a new one with a fresh nonce")
     tx.run("INSERT INTO ticket VALUES (?, ?, NULL, ?)", (jti, guard, keep_until))
@@ -92,7 +92,7 @@ def remember(tx: Tx, jti: str, keep_until: int, guard: str) -> None:
 def use(tx: Tx, jti: str) -> None:
     row = tx.one("SELECT used_at FROM ticket WHERE jti = ?", (jti,))
     if row is None:
-        # Signed by us and yet unknown: the journal was set back since.
+        # We signed it but do not know it: the journal was restored from a backup since.
         raise InvalidTicket(_INVALID)
     if row[0] is not None:
         raise TicketAlreadyUsed("this ticket was used; a ticket opens one connection, once")

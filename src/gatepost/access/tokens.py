@@ -1,8 +1,8 @@
-"""Bearer secrets: how they are made, written, recognised and remembered.
+"""Bearer tokens: minting, parsing and comparing.
 
-A token is `<prefix>.<public>.<secret>`: the public part finds its row, the secret is 256 random
-bits of which only the SHA-256 is kept. That needs no salt and no slow hash, for nobody can
-guess 256 bits.
+A token is `<prefix>.<public>.<secret>`. The public part identifies its row. The secret is 256
+random bits, of which only the SHA-256 is stored. It needs no salt and no slow hash, because 256
+random bits cannot be guessed.
 """
 
 import re
@@ -24,7 +24,7 @@ _NO_HASH = bytes(32)
 
 
 class Guarded(Struct, frozen=True):
-    """A value that carries a secret: however it is printed, it shows its type and nothing else."""
+    """A value that carries a secret. Printing it shows only its type."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"
@@ -42,7 +42,7 @@ class Kind(StrEnum):
 
 
 class Token(Guarded, frozen=True):
-    """`id` names its row; `extra` is what else its public part says, for whoever holds it."""
+    """`id` identifies the row; `extra` is the rest of the public part, readable by the holder."""
 
     kind: Kind
     id: str
@@ -67,10 +67,10 @@ def mint(clock: Clock, kind: Kind, extra: str = "") -> Token:
 
 
 def parse(text: str, *kinds: Kind) -> Token:
-    """The token of one of these kinds, or else one that matches no row.
+    """Parse a token of one of these kinds; any other text gives a token that matches no row.
 
-    A text that is no token at all takes the same way as one that is unknown, so that both cost
-    the same and get the same answer.
+    Malformed and unknown tokens thus take the same path, cost the same time and get the same
+    answer.
     """
     found = _TOKEN.fullmatch(text)
     if found is None or found[1] not in kinds:
@@ -79,10 +79,10 @@ def parse(text: str, *kinds: Kind) -> Token:
     return Token(Kind(found[1]), public[:_ID_DIGITS], unb64(found[3]), public[_ID_DIGITS:])
 
 
-def matches(token: Token, kept: bytes | None) -> bool:
-    """Whether this is the secret whose hash was kept, in a time that does not depend on it."""
-    same = compare_digest(token.hash, _NO_HASH if kept is None else kept)
-    return same and kept is not None
+def matches(token: Token, stored: bytes | None) -> bool:
+    """Whether the token's secret has the stored hash, compared in constant time."""
+    same = compare_digest(token.hash, _NO_HASH if stored is None else stored)
+    return same and stored is not None
 
 
 def b64(data: bytes) -> str:

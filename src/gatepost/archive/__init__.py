@@ -1,4 +1,4 @@
-"""What outlives the journal: signed Parquet segments of an outbox, readable by any tool.
+"""The archive: signed Parquet segments of an outbox, readable by any tool, kept beyond the journal.
 
-Nothing is imported here: a gateway starts without pyarrow, and readers need `schema` only.
+Nothing is imported here, so that a gateway starts without pyarrow and readers import only `schema`.
 """

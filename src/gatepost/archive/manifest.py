@@ -1,4 +1,4 @@
-"""The signed list of a node's segments. A file it does not name does not exist."""
+"""The signed list of a node's segments. A file that it does not list is not part of the archive."""
 
 from collections.abc import Sequence
 from hashlib import sha256
@@ -24,7 +24,7 @@ Count = Annotated[int, Meta(ge=0)]
 
 
 class Incarnation(Struct, frozen=True, rename="camel"):
-    """One life of the node's journal: its chain starts anew at `first_seq`."""
+    """One incarnation of the node's journal. Its hash chain starts at `first_seq`."""
 
     id: str
     first_seq: Annotated[int, Meta(ge=1)]
@@ -76,7 +76,7 @@ def name_of(node: str) -> str:
 
 
 def nodes(store: Store) -> list[str]:
-    """The nodes that have a folder here."""
+    """The nodes that have a folder in the archive."""
     return [f.removeprefix(_PREFIX) for f in store.folders() if f.startswith(_PREFIX)]
 
 
@@ -91,23 +91,23 @@ def is_signed(manifest: Manifest) -> bool:
 
 
 def extended(manifest: Manifest, segment: Segment, first_seq: int) -> Manifest:
-    """The manifest, unsigned, with one more segment; `first_seq` is where its incarnation began."""
-    lives = manifest.incarnations
-    if segment.incarnation not in {life.id for life in lives}:
-        lives = (*lives, Incarnation(segment.incarnation, first_seq))
+    """Append a segment; the result is unsigned. `first_seq` starts the segment's incarnation."""
+    incarnations = manifest.incarnations
+    if segment.incarnation not in {incarnation.id for incarnation in incarnations}:
+        incarnations = (*incarnations, Incarnation(segment.incarnation, first_seq))
     return replace(
         manifest,
-        incarnations=lives,
+        incarnations=incarnations,
         segments=(*manifest.segments, segment),
         sealed_through=segment.last,
     )
 
 
 def merged(manifest: Manifest, parts: Sequence[Segment], whole: Segment) -> Manifest:
-    """The manifest, unsigned, with one segment in the place of neighbouring ones."""
-    place = manifest.segments.index(parts[0])
-    after = manifest.segments[place + len(parts) :]
-    return replace(manifest, segments=(*manifest.segments[:place], whole, *after))
+    """Replace adjacent segments by the one merged from them; the result is unsigned."""
+    start = manifest.segments.index(parts[0])
+    after = manifest.segments[start + len(parts) :]
+    return replace(manifest, segments=(*manifest.segments[:start], whole, *after))
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -118,7 +118,7 @@ def decode(data: bytes, where: str) -> Manifest:
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ArchiveError(f"{where} is no manifest ({error}); restore it from a copy") from None
+        raise ArchiveError(f"{where} is not a manifest ({error}); restore it from a copy") from None
     if manifest.version != VERSION:
         raise ArchiveError(
             f"{where} has version {manifest.version}, this Gatepost reads {VERSION}; upgrade it"
@@ -127,7 +127,7 @@ def decode(data: bytes, where: str) -> Manifest:
 
 
 def read(store: Store, node: str) -> Manifest | None:
-    """A node's manifest as it is there, its signature not looked at; None if it has none."""
+    """Read a node's manifest without checking its signature; None if there is none."""
     data = store.read(name_of(node))
     return None if data is None else decode(data, store.path(name_of(node)))
 
@@ -141,7 +141,7 @@ def digest(content: "bytes | memoryview") -> str:
 
 
 def _statement(manifest: Manifest) -> bytes:
-    """What is signed: the manifest in canonical JSON, without its signature."""
+    """The bytes to sign: the manifest in canonical JSON, without its signature."""
     fields = msgspec.to_builtins(manifest)
     del fields["signature"]
     return frame(_DOMAIN, _encoder.encode(fields))

@@ -1,4 +1,4 @@
-"""`room/<id>.json`: what one gateway knows of the room, for whoever judges the archive later."""
+"""`room/<id>.json`: one gateway's signed copy of room facts, used to verify the archive later."""
 
 from typing import Final
 
@@ -19,7 +19,7 @@ _encoder = msgspec.json.Encoder(order="sorted")
 
 
 class NodeFact(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A node that was let in, and by whom."""
+    """A node and its admission."""
 
     id: str
     public_key: bytes
@@ -29,7 +29,7 @@ class NodeFact(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class RevocationFact(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A node that was shut out: what it wrote after `last_seq` does not count."""
+    """A revoked node. Its events after `last_seq` do not count."""
 
     node: str
     public_key: bytes
@@ -56,7 +56,7 @@ class RoomFacts(Struct, frozen=True, kw_only=True, rename="camel"):
     signature: bytes = b""
 
     def key_of(self, node: str) -> bytes | None:
-        """The public key under which this gateway knows a node, shut out or not."""
+        """The public key under which this gateway knows a node, revoked or not."""
         known = {fact.node: fact.public_key for fact in self.revocations}
         known |= {fact.id: fact.public_key for fact in self.nodes}
         return known.get(node)
@@ -84,7 +84,7 @@ def read(store: Store, node: str) -> RoomFacts | None:
 
 
 def read_all(store: Store) -> list[RoomFacts]:
-    """What every gateway knows, in order of their names."""
+    """Read the facts of all gateways, sorted by name."""
     names = [name for name in store.files(_FOLDER) if name.endswith(".json")]
     files = [(store.read(name), store.path(name)) for name in names]
     return [_decode(data, where) for data, where in files if data is not None]
@@ -94,7 +94,7 @@ def _decode(data: bytes, where: str) -> RoomFacts:
     try:
         facts = msgspec.json.decode(data, type=RoomFacts)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ArchiveError(f"{where} does not say what a gateway knows: {error}") from None
+        raise ArchiveError(f"{where} is not a file of room facts: {error}") from None
     if facts.version != VERSION:
         raise ArchiveError(
             f"{where} has version {facts.version}, this Gatepost reads {VERSION}; upgrade it"

@@ -1,8 +1,8 @@
-"""The columns of an archived event. Needs pyarrow and nothing of the gateway.
+"""The columns of an archived event. The module needs pyarrow and nothing of the gateway.
 
 `node` and `date` are not columns: they come from the path, `node=<id>/date=<day>/…`.
-Ids are their 16 bytes and times epoch milliseconds. The last row of each commit group carries
-that group's signed head: `group_first`, `chain` and `signature`, which are null everywhere else.
+Ids are 16 bytes, times are epoch milliseconds. The last row of each commit group carries the
+group's signed head in `group_first`, `chain` and `signature`; these are null in all other rows.
 """
 
 from typing import Final
@@ -36,15 +36,15 @@ EVENTS: Final = pa.schema(
         _required("attempt", pa.int32()),
         _required("priority", pa.int32()),
         _required("offer", pa.bool_()),
-        # Bytes of the payload in the event; 0 if it has none.
+        # Size in bytes of the inline payload; 0 without one.
         _required("payload_size", pa.int32()),
         pa.field("blob_digest", pa.string()),
         pa.field("blob_size", pa.int64()),
-        # What a receipt says; `reason` is also that of a dead letter or a signal.
+        # From a receipt; `reason` also from a dead letter or a signal.
         pa.field("status", pa.string()),
         pa.field("outcome", pa.string()),
         pa.field("reason", pa.string()),
-        # Of a receipt, or else of the task.
+        # From a receipt, or else from the task.
         pa.field("eta_at", pa.int64()),
         pa.field("eta_seconds", pa.int64()),
         pa.field("dead_attempts", pa.int32()),
@@ -60,12 +60,12 @@ EVENTS: Final = pa.schema(
         pa.field("route_decision", pa.string()),
         pa.field("policy_version", pa.string()),
         pa.field("traceparent", pa.string()),
-        # SHA-256 of the event as it travelled.
+        # SHA-256 of the event as sent.
         _required("digest", pa.binary()),
         pa.field("group_first", pa.int64()),
         pa.field("chain", pa.binary()),
         pa.field("signature", pa.binary()),
-        # The event as it travelled, still sealed, where the archive keeps bodies.
+        # The event as sent, its payload still encrypted; null if the archive keeps no bodies.
         pa.field("body", pa.binary()),
     ],
     metadata={"gatepost.schema": str(VERSION)},

@@ -1,10 +1,10 @@
-"""Sealing: committed ranges of the outbox become segments, and only then may the outbox forget.
+"""Archiving of the outbox: committed ranges become segments, and archived rows may be pruned.
 
-A segment is written first and listed second, each whole or not at all. Whatever a crash leaves
-behind is not in the manifest, so it does not exist, and the next start removes it.
+The segment file is written first, then the manifest that lists it, each atomically. A file left by
+a crash is not in the manifest, so it is not part of the archive, and the next start deletes it.
 
-A quiet outbox makes many small segments. Neighbours among them are merged: the same events, chains
-and signatures in one file, which takes their place in the manifest.
+A quiet outbox produces many small segments. Adjacent small segments are merged: one file with the
+same events, chains and signatures replaces them in the manifest.
 """
 
 import re
@@ -24,11 +24,11 @@ from gatepost.errors import ArchiveError, ChainError
 from gatepost.events import NodeKey, event_digest, extend, genesis
 from gatepost.journal import Tx
 
-# Sealed bodies can be large: a segment ends early rather than fill the memory.
+# Event bodies can be large: a segment ends early rather than exhaust the memory.
 MAX_BYTES: Final = 256 * 1024 * 1024
 
 _LIVES = "SELECT id, first_seq FROM incarnation ORDER BY first_seq"
-# The latest head stays when its rows are pruned.
+# The latest head stays when its rows are pruned, so heads without rows are left out.
 _HEADS = """
 SELECT first_seq, last_seq, chain, signature, signed_at FROM head
 WHERE last_seq > ? AND last_seq < ? AND first_seq >= (SELECT min(seq) FROM outbox)
@@ -38,22 +38,22 @@ _ROWS = """
 SELECT seq, event_id, ref_id, body, digest FROM outbox WHERE seq BETWEEN ? AND ? ORDER BY seq
 """
 _END = 1 << 62
-# So many small neighbours are worth a merge. Small is what leaves room for as many in one segment:
-# so an event is written again only when its segment grew eightfold, or nearly so.
+# This many adjacent small segments are worth a merge. A segment is small if this many of its size
+# fit into one segment. An event is thus rewritten only when its segment grows about eightfold.
 _NEIGHBOURS: Final = 8
-# What was replaced stays for readers that planned with it; in ms.
+# Replaced files stay this long for readers that already listed them; in ms.
 _GRACE: Final = 3_600_000
-# A segment, or what is left of one, or of a manifest, that was not finished.
+# A segment file, or the temporary file of an unfinished segment or manifest.
 _SEGMENT = re.compile(
     r"/\.(?P<temporary>[^/]+)\.tmp$|/(?P<first>\d{20})-(?P<last>\d{20})(\.[^/]+)?\.parquet$"
 )
 
-# The highest seq that may go as far as somebody is concerned; None if they do not mind.
+# The highest seq that one consumer of the outbox allows to prune; None if it sets no limit.
 Bound = Callable[[Tx], int | None]
 
 
 class Life(Struct, frozen=True):
-    """One incarnation of the journal: the seqs from `first` up to, but without, `end`."""
+    """One incarnation of the journal: the seqs from `first` up to, but excluding, `end`."""
 
     id: str
     first: int
@@ -61,7 +61,7 @@ class Life(Struct, frozen=True):
 
 
 class Policy(Struct, frozen=True):
-    """When a segment is due: at so many rows, or when its oldest event is that old."""
+    """A segment is due at `max_rows` rows, or when its oldest event is `max_age` ms old."""
 
     max_rows: int
     max_age: int
@@ -69,7 +69,7 @@ class Policy(Struct, frozen=True):
 
 
 class Planned(Struct):
-    """The groups of the next segment."""
+    """The commit groups of the next segment, and whether it is due."""
 
     life: Life
     groups: list[Group]
@@ -85,22 +85,22 @@ def lives(tx: Tx, current: str) -> list[Life]:
     return [Life(id, first, end) for (id, first), end in zip(known, ends, strict=True)]
 
 
-def sealed_through(listed: Manifest, known: list[Life]) -> int:
-    """Up to which seq of this journal everything is sealed.
+def sealed_through(current: Manifest, known: list[Life]) -> int:
+    """The seq of this journal up to which all events are archived.
 
-    A restored journal may be older than its archive: what another life sealed beyond the moment of
-    the backup says nothing about the seqs this life gives out anew.
+    A restored journal may be older than its archive. Segments that another incarnation archived
+    after the backup do not cover the seqs that this incarnation assigns again.
     """
     through = known[0].first - 1
-    for life in known:
-        last = max((s.last for s in listed.segments if s.incarnation == life.id), default=0)
+    for incarnation in known:
+        last = max((s.last for s in current.segments if s.incarnation == incarnation.id), default=0)
         if last:
-            through = min(last, life.end - 1)
+            through = min(last, incarnation.end - 1)
     return through
 
 
 class Archive:
-    """One gateway's part of the archive, and the only one who writes it."""
+    """One gateway's part of the archive. Only this gateway writes it."""
 
     def __init__(
         self, store: Store, node: str, incarnation: str, key: NodeKey, policy: Policy
@@ -111,90 +111,90 @@ class Archive:
         self._key = key
         self._policy = policy
         self._listed: Manifest | None = None
-        # What was merged into other segments, and when.
+        # (time of the merge, path) of each merged segment file.
         self._replaced: list[tuple[int, str]] = []
 
     def listed(self, tx: Tx) -> Manifest:
-        """What is sealed, as the store has it. The first look removes what a crash left."""
+        """The manifest in the store. The first call also deletes files left by a crash."""
         if self._listed is None:
-            listed = self._open()
-            self._sweep(tx, listed)
-            self._listed = listed
+            current = self._open()
+            self._sweep(tx, current)
+            self._listed = current
         return self._listed
 
     def sealed_through(self, tx: Tx) -> int:
         return sealed_through(self.listed(tx), lives(tx, self._incarnation))
 
     def seal(self, tx: Tx) -> Segment | None:
-        """Seal the next segment if one is due. Again and again, until there is none."""
-        listed = self.listed(tx)
-        planned = self._plan(tx, listed)
+        """Archive the next segment if one is due. Call it until it returns None."""
+        current = self.listed(tx)
+        planned = self._plan(tx, current)
         if planned is None or not planned.due:
             return None
-        # If anything fails from here on, only the store knows how far it came.
+        # If a step fails from here on, the manifest has to be read again from the store.
         self._listed = None
-        segment = self._write(tx, listed, planned)
-        grown = manifest.extended(listed, segment, planned.life.first)
+        segment = self._write(tx, current, planned)
+        grown = manifest.extended(current, segment, planned.life.first)
         grown = manifest.sign(grown, self._key)
         manifest.write(self.store, grown)
         self._listed = grown
         return segment
 
     def compact(self, tx: Tx) -> Segment | None:
-        """Merge one run of small segments if there is one. Again and again, until there is none."""
+        """Merge one run of small segments if there is one. Call it until it returns None."""
         self._forget(tx.now)
-        listed = self.listed(tx)
-        parts = next(_small_runs(listed, self._policy.max_rows), None)
+        current = self.listed(tx)
+        parts = next(_small_runs(current, self._policy.max_rows), None)
         if parts is None:
             return None
         events = pa.concat_tables(self._read(part) for part in parts)
         self._listed = None
         content = segments.to_parquet(events)
         whole = segments.describe(events, content, parts[0].first, parts[-1].last, tx.now)
-        whole = self._store_segment(listed, whole, content)
-        merged = manifest.sign(manifest.merged(listed, parts, whole), self._key)
+        whole = self._store_segment(current, whole, content)
+        merged = manifest.sign(manifest.merged(current, parts, whole), self._key)
         manifest.write(self.store, merged)
         self._listed = merged
         self._replaced += [(tx.now, part.path) for part in parts]
         return whole
 
     def _forget(self, now: int) -> None:
-        """Remove what was replaced long enough ago."""
+        """Delete the files replaced longer ago than the grace period."""
         while self._replaced and self._replaced[0][0] <= now - _GRACE:
             self.store.delete(f"{manifest.folder_of(self._node)}/{self._replaced[0][1]}")
             del self._replaced[0]
 
     def _read(self, segment: Segment) -> pa.Table:
-        """The events of a segment, if they are still those that were sealed."""
+        """Read the events of a segment; raise ArchiveError if the file has changed."""
         name = f"{manifest.folder_of(self._node)}/{segment.path}"
         content = self.store.read(name)
         if content is None or manifest.digest(content) != segment.sha256:
             where = self.store.path(name)
-            raise ArchiveError(f"{where} is not what was sealed; restore it from a copy")
+            raise ArchiveError(f"{where} is not the file that was archived; restore it from a copy")
         return pq.read_table(pa.BufferReader(content))
 
     def _open(self) -> Manifest:
-        listed = manifest.read(self.store, self._node)
-        if listed is None:
+        current = manifest.read(self.store, self._node)
+        if current is None:
             return Manifest(node=self._node, public_key=self._key.public)
-        if listed.public_key != self._key.public or not manifest.is_signed(listed):
+        if current.public_key != self._key.public or not manifest.is_signed(current):
             where = self.store.path(manifest.name_of(self._node))
             raise ArchiveError(
                 f"{where} was not signed by this node; restore it from a copy,"
                 " or set archive.uri to an empty folder"
             )
-        return listed
+        return current
 
-    def _sweep(self, tx: Tx, listed: Manifest) -> None:
-        """Remove what is not in the manifest, provided that its events are elsewhere."""
+    def _sweep(self, tx: Tx, current: Manifest) -> None:
+        """Delete files that the manifest does not list, if their events exist elsewhere."""
         folder = manifest.folder_of(self._node)
-        known = {f"{folder}/{segment.path}" for segment in listed.segments}
+        known = {f"{folder}/{segment.path}" for segment in current.segments}
         for name in self.store.files(folder):
             leftover = _SEGMENT.search(name)
             if name in known or leftover is None:
                 continue
             if leftover["temporary"] is None and not (
-                _holds(tx, int(leftover["first"])) or self._is_copy(listed, name)
+                _holds(tx, int(leftover["first"])) or self._is_copy(current, name)
             ):
                 raise ArchiveError(
                     f"{self.store.path(name)} is not in the manifest, and its events are no"
@@ -202,8 +202,8 @@ class Archive:
                 )
             self.store.delete(name)
 
-    def _is_copy(self, listed: Manifest, name: str) -> bool:
-        """Whether all events of a file are in listed ones: it was merged, or was to be."""
+    def _is_copy(self, current: Manifest, name: str) -> bool:
+        """Whether listed segments hold all events of a file: a merge was made or interrupted."""
         try:
             events = pq.read_table(
                 pa.BufferReader(self.store.read(name) or b""), columns=["incarnation", "seq"]
@@ -212,64 +212,64 @@ class Archive:
             return False
         if not events.num_rows:
             return False
-        life = events.column("incarnation")[0].as_py()
-        there = [(s.first, s.last) for s in listed.segments if s.incarnation == life]
-        first, last = (int(events.column("seq")[place].as_py()) for place in (0, -1))
-        found = sum(max(0, min(end, last) - max(begin, first) + 1) for begin, end in there)
+        incarnation = events.column("incarnation")[0].as_py()
+        spans = [(s.first, s.last) for s in current.segments if s.incarnation == incarnation]
+        first, last = (int(events.column("seq")[index].as_py()) for index in (0, -1))
+        found = sum(max(0, min(end, last) - max(begin, first) + 1) for begin, end in spans)
         return found == last - first + 1
 
-    def _plan(self, tx: Tx, listed: Manifest) -> Planned | None:
-        """The longest run of whole groups of one life and one date, as far as it may grow."""
+    def _plan(self, tx: Tx, current: Manifest) -> Planned | None:
+        """Plan the longest run of whole commit groups of one incarnation and one date."""
         known = lives(tx, self._incarnation)
-        after = sealed_through(listed, known)
-        life = next(life for life in known if life.end > after + 1)
+        after = sealed_through(current, known)
+        incarnation = next(incarnation for incarnation in known if incarnation.end > after + 1)
         groups: list[Group] = []
         began = 0
-        for first, last, chain, signature, at in tx.each(_HEADS, (after, life.end)):
+        for first, last, chain, signature, at in tx.each(_HEADS, (after, incarnation.end)):
             full = bool(groups) and last - groups[0].first + 1 > self._policy.max_rows
             if full or (groups and segments.day(at) != segments.day(began)):
-                _check_start(listed, life, after, groups[0].first)
-                return Planned(life, groups, due=True)
+                _check_start(current, incarnation, after, groups[0].first)
+                return Planned(incarnation, groups, due=True)
             began = began or at
             groups.append(Group(first, last, chain, signature))
         if not groups:
             return None
-        _check_start(listed, life, after, groups[0].first)
+        _check_start(current, incarnation, after, groups[0].first)
         rows = groups[-1].last - groups[0].first + 1
         old = tx.now - began >= self._policy.max_age
-        return Planned(life, groups, due=old or rows >= self._policy.max_rows)
+        return Planned(incarnation, groups, due=old or rows >= self._policy.max_rows)
 
-    def _write(self, tx: Tx, listed: Manifest, planned: Planned) -> Segment:
-        life = planned.life
+    def _write(self, tx: Tx, current: Manifest, planned: Planned) -> Segment:
+        incarnation = planned.life
         rows, groups = _rows(tx, planned.groups)
         first, last = groups[0].first, groups[-1].last
-        _check(rows, groups, self._chain(listed, life, first))
-        events = segments.table(life.id, rows, groups, self._policy.bodies)
+        _check(rows, groups, self._chain(current, incarnation, first))
+        events = segments.table(incarnation.id, rows, groups, self._policy.bodies)
         content = segments.to_parquet(events)
         segment = segments.describe(events, content, first, last, tx.now)
-        return self._store_segment(listed, segment, content)
+        return self._store_segment(current, segment, content)
 
-    def _store_segment(self, listed: Manifest, segment: Segment, content: pa.Buffer) -> Segment:
-        taken = {known.path for known in listed.segments} | {path for _, path in self._replaced}
+    def _store_segment(self, current: Manifest, segment: Segment, content: pa.Buffer) -> Segment:
+        taken = {known.path for known in current.segments} | {path for _, path in self._replaced}
         if segment.path in taken:
-            # A restored journal gives out the same seqs again, on the same day perhaps.
+            # A restored journal assigns the same seqs again, perhaps on the same day.
             path = segment.path.replace(".parquet", f".{segment.incarnation}.parquet")
             segment = replace(segment, path=path)
         self.store.write(f"{manifest.folder_of(self._node)}/{segment.path}", content)
         return segment
 
-    def _chain(self, listed: Manifest, life: Life, first: int) -> bytes | None:
-        """The chain before `first`; None if what lies before it was pruned unsealed."""
-        if first == life.first:
-            return genesis(self._node, life.id)
-        chains = {s.last + 1: s.chain for s in listed.segments if s.incarnation == life.id}
+    def _chain(self, current: Manifest, incarnation: Life, first: int) -> bytes | None:
+        """The chain before `first`; None if the events before it were pruned without archiving."""
+        if first == incarnation.first:
+            return genesis(self._node, incarnation.id)
+        chains = {s.last + 1: s.chain for s in current.segments if s.incarnation == incarnation.id}
         return bytes.fromhex(chains[first]) if first in chains else None
 
 
-def _small_runs(listed: Manifest, max_rows: int) -> Iterator[list[Segment]]:
-    """Neighbours of one life and one date that are small, as many as fit into one segment."""
+def _small_runs(current: Manifest, max_rows: int) -> Iterator[list[Segment]]:
+    """Runs of adjacent small segments of one incarnation and date that fit into one segment."""
     run: list[Segment] = []
-    for segment in listed.segments:
+    for segment in current.segments:
         if run and not _joins(run, segment, max_rows):
             if len(run) >= _NEIGHBOURS:
                 yield run
@@ -294,14 +294,14 @@ def _joins(run: list[Segment], segment: Segment, max_rows: int) -> bool:
 
 
 def _holds(tx: Tx, seq: int) -> bool:
-    """Whether the journal still has this event and all behind it."""
+    """Whether the journal still has this event and all later ones."""
     row = tx.one("SELECT min(seq) FROM outbox")
     return row is not None and row[0] is not None and int(row[0]) <= seq
 
 
-def _check_start(listed: Manifest, life: Life, after: int, first: int) -> None:
-    """A new archive may begin where the journal does; an old one must not miss anything."""
-    if first != after + 1 and any(s.incarnation == life.id for s in listed.segments):
+def _check_start(current: Manifest, incarnation: Life, after: int, first: int) -> None:
+    """Raise if events are missing after the last segment. A new archive may start anywhere."""
+    if first != after + 1 and any(s.incarnation == incarnation.id for s in current.segments):
         raise ArchiveError(
             f"the archive ends at seq {after}, but the journal begins at seq {first}:"
             " restore the archive, or set archive.uri to an empty folder"
@@ -309,9 +309,9 @@ def _check_start(listed: Manifest, life: Life, after: int, first: int) -> None:
 
 
 def _rows(tx: Tx, groups: list[Group]) -> tuple[list[Row], list[Group]]:
-    """The rows of as many groups as the memory is for, at least one."""
+    """Load the rows of at least one group, and of more up to MAX_SEGMENT_BYTES."""
     rows: list[Row] = []
-    size, ends = 0, {group.last: place for place, group in enumerate(groups, 1)}
+    size, ends = 0, {group.last: count for count, group in enumerate(groups, 1)}
     found: Iterator[Row] = tx.each(_ROWS, (groups[0].first, groups[-1].last))
     for row in found:
         rows.append(row)
@@ -322,7 +322,7 @@ def _rows(tx: Tx, groups: list[Group]) -> tuple[list[Row], list[Group]]:
 
 
 def _check(rows: list[Row], groups: list[Group], chain: bytes | None) -> None:
-    """What is sealed is for ever, so it had better be right."""
+    """Verify seqs, digests and chain before archiving. An archived segment is permanent."""
     first, last = groups[0].first, groups[-1].last
     span = f"the outbox, seq {first} to {last}"
     if [row[0] for row in rows] != list(range(first, last + 1)):
@@ -330,14 +330,15 @@ def _check(rows: list[Row], groups: list[Group], chain: bytes | None) -> None:
     if any(event_digest(row[3]) != row[4] for row in rows):
         raise ChainError(f"{span}: an event was changed; restore the journal from a backup")
     if chain is not None and extend(chain, (row[4] for row in rows)) != groups[-1].chain:
-        raise ChainError(f"{span}: it does not continue what was sealed before")
+        raise ChainError(f"{span}: it does not continue the archived chain")
 
 
 def prune(tx: Tx, through: int, *, read: Bound, settled: Bound, limit: int) -> int:
-    """Forget outbox rows nobody needs; returns how many. Again and again, until it is 0.
+    """Delete outbox rows that are no longer needed; return the number. Call it until it is 0.
 
-    They must be sealed (`through`), read by every active subscriber, and of no open delivery.
-    Commit groups go whole, with their heads; the latest head stays, for the chain goes on from it.
+    The rows must be archived (up to `through`), read by every active subscriber (`read`), and not
+    part of an open delivery (`settled`). Commit groups are deleted whole, with their heads. The
+    latest head stays, because the chain continues from it.
     """
     bounds = [bound for bound in (read(tx), settled(tx)) if bound is not None]
     row = tx.one("SELECT min(seq) FROM outbox")
@@ -347,16 +348,16 @@ def prune(tx: Tx, through: int, *, read: Bound, settled: Bound, limit: int) -> i
     if last is None:
         return 0
     tx.run("DELETE FROM outbox WHERE seq <= ?", (last,))
-    gone = tx.changes()
+    deleted = tx.changes()
     tx.run(
         "DELETE FROM head WHERE last_seq <= ? AND last_seq < (SELECT max(last_seq) FROM head)",
         (last,),
     )
-    return gone
+    return deleted
 
 
 def _last_group(tx: Tx, first: int, through: int, limit: int) -> int | None:
-    """Where the last group ends that may go now: about `limit` rows, but at least one group."""
+    """The end of the last group to delete now: about `limit` rows, but at least one group."""
     query = "SELECT {} FROM head WHERE last_seq >= ? AND last_seq <= ?"
     some = tx.one(query.format("max(last_seq)"), (first, min(through, first + limit - 1)))
     if some and some[0] is not None:

@@ -1,4 +1,4 @@
-"""From the rows of an outbox to Arrow tables and Parquet files."""
+"""Encodes outbox rows as Arrow tables and Parquet files."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -20,9 +20,9 @@ from gatepost.events import CLEAR, Kind
 
 ROW_GROUP: Final = 128 * 1024
 
-# Nonce and authentication tag, which a sealed payload is longer by.
+# Nonce and authentication tag: the bytes that encryption adds to a payload.
 _SEAL_OVERHEAD = 24 + 16
-# Values that never repeat are not worth a dictionary, and nobody looks for a range of them.
+# Columns whose values rarely repeat; a dictionary would not save space.
 _UNIQUE = {"event_id", "ref_id", "causation_id", "corr_id", "digest", "chain", "signature", "body"}
 _UNIQUE |= {"seq", "prev_seq_to", "pair_seq", "created_at", "traceparent", "expires_at", "eta_at"}
 _REPEATED = [name for name in EVENTS.names if name not in _UNIQUE]
@@ -39,7 +39,7 @@ class Group(Struct, frozen=True):
     signature: bytes
 
 
-# seq, event id, what it refers to, the event as it travelled, its digest
+# seq, event id, id of the referenced event, encoded event, digest
 Row = tuple[int, bytes, bytes | None, bytes, bytes]
 
 
@@ -67,7 +67,7 @@ class _Task(Struct, rename="camel", gc=False):
 
 
 class _Event(Struct, rename="camel", gc=False):
-    """An envelope without its checks: the outbox holds only what was checked going in."""
+    """An envelope, decoded without validation: the outbox holds only validated events."""
 
     source_agent_id: str
     kind: str
@@ -90,7 +90,7 @@ class _Event(Struct, rename="camel", gc=False):
 
 
 class _Clear(Struct, rename="camel", gc=False):
-    """Whatever a receipt, a dead letter or a signal may say."""
+    """All fields of receipts, dead letters and signals, whose payloads are not encrypted."""
 
     status: str | None = None
     outcome: str | None = None
@@ -114,7 +114,7 @@ _Columns = dict[str, Callable[[Any], Any]]
 
 
 def _fields(**fields: str) -> _Columns:
-    """Column and the field it is taken from."""
+    """Getters by column, for columns named differently from their field."""
     return {column: attrgetter(field) for column, field in fields.items()}
 
 
@@ -122,7 +122,7 @@ def _same(*names: str) -> _Columns:
     return {name: attrgetter(name) for name in names}
 
 
-# A receipt's promise and a task's own go into one column; the receipt's counts.
+# The ETA of a receipt and of a task share one column; the receipt takes precedence.
 _TASK_ETA = {"task_eta_at": "eta_at", "task_eta_seconds": "eta_seconds"}
 _SAID = _same("status", "outcome", "reason", "eta_at", "eta_seconds", "signal", "through")
 _SAID |= _fields(dead_attempts="attempts")
@@ -141,13 +141,13 @@ _ENVELOPE |= _fields(source_agent="source_agent_id", to_node="to_node_id", to_ag
 
 
 def table(incarnation: str, rows: Sequence[Row], groups: Sequence[Group], bodies: bool) -> pa.Table:
-    """The rows as the archive keeps them; the groups must cover them exactly."""
+    """Build the archive table of these rows. The groups must cover the rows exactly."""
     seqs, ids, refs, encoded, digests = zip(*rows, strict=True)
     try:
         events = [_decode_event(body) for body in encoded]
     except msgspec.MsgspecError as error:
         span = f"seq {seqs[0]} to {seqs[-1]}"
-        raise ArchiveError(f"an event of the outbox, {span}, cannot be read: {error}") from None
+        raise ArchiveError(f"an event of the outbox, {span}, cannot be decoded: {error}") from None
     columns: dict[str, Any] = {
         "incarnation": pa.repeat(incarnation, len(rows)),
         "seq": seqs,
@@ -175,10 +175,10 @@ def _array(values: Any, type: pa.DataType) -> pa.Array:
 
 
 def _parts(parts: Sequence[Any], columns: _Columns) -> dict[str, pa.Array]:
-    """Columns of a part that most events lack: read where it is, null elsewhere."""
+    """Columns of an optional part that most events lack; null where the part is missing."""
     found = [part for part in parts if part is not None]
-    places = count()
-    index = pa.array([None if part is None else next(places) for part in parts], pa.int32())
+    indices = count()
+    index = pa.array([None if part is None else next(indices) for part in parts], pa.int32())
     return {
         name: pa.array(list(map(get, found)), _type(name)).take(index)
         for name, get in columns.items()
@@ -194,10 +194,10 @@ def _heads(first: int, size: int, groups: Sequence[Group]) -> dict[str, list[Any
         name: [None] * size for name in ("group_first", "chain", "signature")
     }
     for group in groups:
-        place = group.last - first
-        heads["group_first"][place] = group.first
-        heads["chain"][place] = group.chain
-        heads["signature"][place] = group.signature
+        index = group.last - first
+        heads["group_first"][index] = group.first
+        heads["chain"][index] = group.chain
+        heads["signature"][index] = group.signature
     return heads
 
 
@@ -209,19 +209,19 @@ def _said(event: _Event) -> _Clear | None:
 
 @lru_cache(4096)
 def _clear(kind: str, payload: bytes) -> _Clear | None:
-    """What a clear payload says. Most receipts say the same."""
+    """Decode an unencrypted payload. Most receipts are equal, so the result is cached."""
     try:
-        said = _decode_clear(payload)
+        clear = _decode_clear(payload)
     except msgspec.MsgspecError:
-        # A payload of its own making is nobody's business here.
+        # The application sent a payload of its own form; the archive has no columns for it.
         return None
-    # Attempts are not written where they are 0, and mean nothing elsewhere.
-    said.attempts = (said.attempts or 0) if kind == Kind.DEAD_LETTER else None
-    return said
+    # A dead letter omits 0 attempts on the wire; in other kinds the field has no meaning.
+    clear.attempts = (clear.attempts or 0) if kind == Kind.DEAD_LETTER else None
+    return clear
 
 
 def _size(event: _Event) -> int:
-    """Bytes of the inline payload: of a sealed one those it seals, as the limit counts them."""
+    """Size of the inline payload; for an encrypted one its clear size, like the size limit."""
     if isinstance(event.payload, UnsetType):
         return 0
     if event.kind not in CLEAR:
@@ -243,7 +243,7 @@ def _id_bytes(text: str) -> bytes:
 
 
 def file_name(first: int, last: int, created_at: int) -> str:
-    """Where a segment lies in its node's folder."""
+    """The path of a segment in its node's folder."""
     return f"date={day(created_at)}/{first:020d}-{last:020d}.parquet"
 
 
@@ -253,7 +253,7 @@ def day(created_at: int) -> str:
 
 
 def to_parquet(events: pa.Table) -> pa.Buffer:
-    """The file's content. Columns may be dictionaries; readers see plain ones all the same."""
+    """Encode a Parquet file. Dictionary-encoded columns still read as plain ones."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(
         sink,
@@ -270,7 +270,7 @@ def to_parquet(events: pa.Table) -> pa.Buffer:
 
 
 def describe(events: pa.Table, content: pa.Buffer, first: int, last: int, now: int) -> Segment:
-    """What the manifest says of a segment; its last row must carry a head."""
+    """Build the manifest entry of a segment. Its last row must carry a head."""
     created = pc.min_max(events.column("created_at")).as_py()
     return Segment(
         path=file_name(first, last, events.column("created_at")[0].as_py()),

@@ -1,4 +1,4 @@
-"""Where an archive lives: a folder on any filesystem pyarrow knows, written whole or not at all."""
+"""Storage of an archive: a folder on any filesystem of pyarrow, with atomic file writes."""
 
 import os
 from pathlib import Path
@@ -8,13 +8,13 @@ from pyarrow import fs
 
 from gatepost.errors import ConfigError, StorageFailed
 
-# Object stores show a file only once it is closed; elsewhere a rename does that.
+# Object stores publish a file when it is closed. Other filesystems need a rename.
 _ATOMIC = ("s3", "gcs", "abfs")
 _TEMPORARY = ".tmp"
 
 
 class Store:
-    """Files by their path below the root. Nobody sees half of one, whatever fails meanwhile."""
+    """Files by their path below the root. Readers never see a partial file, even after a crash."""
 
     def __init__(self, filesystem: fs.FileSystem, root: str) -> None:
         self._fs = filesystem
@@ -22,7 +22,7 @@ class Store:
 
     @classmethod
     def open(cls, uri: str) -> "Store":
-        """A local path, or a URI such as `s3://bucket/folder`."""
+        """Open the archive at a local path, or at a URI such as `s3://bucket/folder`."""
         try:
             if "://" in uri:
                 return cls(*fs.FileSystem.from_uri(uri))
@@ -55,14 +55,14 @@ class Store:
             raise _failed("read", self.path(name), error) from error
 
     def write(self, name: str, content: "bytes | memoryview | pa.Buffer") -> None:
-        """Replace the file as a whole; on a local disk it is synced before it is seen."""
+        """Replace the file atomically. On a local disk it is synced before it becomes visible."""
         try:
             self._write(self.path(name), content)
         except OSError as error:
             raise _failed("write", self.path(name), error) from error
 
     def delete(self, name: str) -> None:
-        """Forget a file; one that is not there is as good as deleted."""
+        """Delete a file. A missing file is not an error."""
         try:
             self._fs.delete_file(self.path(name))
         except FileNotFoundError:
@@ -71,7 +71,7 @@ class Store:
             raise _failed("delete", self.path(name), error) from error
 
     def files(self, folder: str = "") -> list[str]:
-        """Every file below a folder, by its path below the root, in order."""
+        """Paths of all files below a folder, relative to the root, sorted."""
         base = self.path(folder) if folder else self.root
         selector = fs.FileSelector(base, recursive=True, allow_not_found=True)
         try:
@@ -119,7 +119,7 @@ def _write_local(path: Path, content: "bytes | memoryview | pa.Buffer") -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """A folder that is still there after a power cut, with all that it is in."""
+    """Create a folder and its parents durably, so that they survive a power cut."""
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Is an archive whole and genuine? Answered without Spark, from its files alone."""
+"""Verifies that an archive is complete and genuine, from its files alone and without Spark."""
 
 from collections.abc import Callable, Iterator
 from enum import StrEnum
@@ -17,12 +17,12 @@ from gatepost.events import Head, extend, genesis, verify_head
 
 _COLUMNS: Final = ["seq", "incarnation", "digest", "group_first", "chain", "signature", "body"]
 
-# Told how many events were looked at since it was last called.
+# Receives the number of events checked since its last call.
 Progress = Callable[[int], None]
 
 
 class Rule(StrEnum):
-    """What must hold; a finding names the rule that does not."""
+    """The rules an archive must satisfy. A finding names the broken one."""
 
     MANIFEST_MISSING = "manifest_missing"
     MANIFEST_UNREADABLE = "manifest_unreadable"
@@ -42,7 +42,7 @@ class Rule(StrEnum):
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One thing that is wrong, and where."""
+    """One broken rule and its location."""
 
     rule: Rule
     node: str
@@ -52,7 +52,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 def verify(store: Store, progress: Progress | None = None) -> Iterator[Finding]:
-    """Everything that is wrong with the archive; nothing, if it is whole."""
+    """Check the whole archive and yield every broken rule."""
     keys, findings = _known_keys(store)
     yield from findings
     for node in manifest.nodes(store):
@@ -71,11 +71,11 @@ def verify(store: Store, progress: Progress | None = None) -> Iterator[Finding]:
 
 
 def _ignore(count: int) -> None:
-    """Progress that nobody watches."""
+    """Discard progress reports."""
 
 
 def _known_keys(store: Store) -> tuple[dict[str, set[bytes]], list[Finding]]:
-    """The keys under which gateways know each node, and what is wrong with what they say."""
+    """The public keys of each node according to all gateways' room facts, and broken facts."""
     try:
         every = room_facts.read_all(store)
     except ArchiveError as error:
@@ -86,7 +86,7 @@ def _known_keys(store: Store) -> tuple[dict[str, set[bytes]], list[Finding]]:
     for facts in every:
         own = facts.key_of(facts.node)
         if own is None or not room_facts.is_signed(facts, own):
-            why = "what it says of the room is not signed with its key"
+            why = "its room facts are not signed with its key"
             findings.append(Finding(rule=Rule.FACTS_SIGNATURE, node=facts.node, detail=why))
             continue
         known = [(fact.node, fact.public_key) for fact in facts.revocations]
@@ -107,7 +107,7 @@ def _check_manifest(node: str, listed: Manifest, keys: set[bytes]) -> Iterator[F
 
 
 class _Outbox:
-    """One node's segments, followed from the genesis of each incarnation."""
+    """Checks one node's segments in order, from the genesis of each incarnation."""
 
     def __init__(self, store: Store, node: str, listed: Manifest, progress: Progress) -> None:
         self._store = store
@@ -137,8 +137,8 @@ class _Outbox:
         yield from self._events(segment, events)
 
     def _begin(self, segment: Segment) -> None:
-        """A new incarnation starts its chain anew."""
-        starts = {life.id: life.first_seq for life in self._listed.incarnations}
+        """Start the hash chain of a new incarnation."""
+        starts = {each.id: each.first_seq for each in self._listed.incarnations}
         self._incarnation = segment.incarnation
         self._next = starts.get(segment.incarnation, 1)
         self._chain = genesis(self._node, segment.incarnation)
@@ -162,32 +162,32 @@ class _Outbox:
             yield from self._group(head, columns["seq"][start : end + 1], digests)
             start = end + 1
         if start < events.num_rows:
-            why = "events at the end of a segment that no head vouches for"
+            why = "no signed head covers the events at the end of a segment"
             yield self._finding(Rule.OPEN_GROUP, columns["seq"][start], why)
         if not self._fits(segment, columns["seq"]):
-            why = f"{segment.path}: holds other events than the manifest says"
+            why = f"{segment.path}: its events differ from the manifest"
             yield self._finding(Rule.SEGMENT_MISLABELLED, segment.first, why)
 
     def _fits(self, segment: Segment, seqs: list[int]) -> bool:
-        said = (segment.rows, segment.first, segment.last, segment.chain)
-        return bool(seqs) and said == (len(seqs), seqs[0], seqs[-1], self._chain.hex())
+        listed = (segment.rows, segment.first, segment.last, segment.chain)
+        return bool(seqs) and listed == (len(seqs), seqs[0], seqs[-1], self._chain.hex())
 
     def _bodies(
         self, seqs: list[int], digests: list[bytes], bodies: list[bytes | None]
     ) -> Iterator[Finding]:
         for seq, digest, body in zip(seqs, digests, bodies, strict=True):
             if body is not None and sha256(body).digest() != digest:
-                yield self._finding(Rule.BODY_CHANGED, seq, "the event is not the one it was")
+                yield self._finding(Rule.BODY_CHANGED, seq, "its body does not match its digest")
 
     def _group(self, head: Head, seqs: list[int], digests: list[bytes]) -> Iterator[Finding]:
         if missing := self._missing(head, seqs):
             first, last = missing
-            yield self._finding(Rule.CHAIN_GAP, first, f"seq {first} to {last} are not there")
+            yield self._finding(Rule.CHAIN_GAP, first, f"seq {first} to {last} are missing")
         elif not self._continues(head, seqs, digests):
-            why = f"seq {seqs[0]} to {head.last} do not continue what lies before them"
+            why = f"seq {seqs[0]} to {head.last} do not continue the chain before them"
             yield self._finding(Rule.CHAIN_FORK, seqs[0], why)
         elif head.first != seqs[0]:
-            why = f"no head vouches for seq {seqs[0]} to {head.first - 1} as a group"
+            why = f"no signed head covers seq {seqs[0]} to {head.first - 1}"
             yield self._finding(Rule.OPEN_GROUP, seqs[0], why)
         try:
             verify_head(head, self._listed.public_key)
@@ -201,10 +201,10 @@ class _Outbox:
         return extend(self._chain, digests) == head.chain
 
     def _missing(self, head: Head, seqs: list[int]) -> tuple[int, int] | None:
-        """The first and last seq that should be here and are not."""
-        there = set(seqs)
-        gone = [seq for seq in range(self._next, head.last) if seq not in there]
-        return (gone[0], gone[-1]) if gone else None
+        """The first and last missing seq; None if none is missing."""
+        present = set(seqs)
+        missing = [seq for seq in range(self._next, head.last) if seq not in present]
+        return (missing[0], missing[-1]) if missing else None
 
     def _finding(self, rule: Rule, seq: int, detail: str) -> Finding:
         return Finding(
@@ -215,12 +215,12 @@ class _Outbox:
 def _read(
     segment: Segment, content: bytes | None
 ) -> tuple[pa.Table | None, tuple[Rule, str] | None]:
-    """The events of a file as far as they can be read, and what is wrong with it."""
+    """Read the events of a file, None if unreadable, and the rule it breaks, if any."""
     if content is None:
-        return None, (Rule.SEGMENT_MISSING, "the file is not there")
+        return None, (Rule.SEGMENT_MISSING, "the file is missing")
     changed = None
     if manifest.digest(content) != segment.sha256 or len(content) != segment.bytes:
-        changed = (Rule.SEGMENT_CHANGED, "the file is not the one that was sealed")
+        changed = (Rule.SEGMENT_CHANGED, "the file is not the one that was archived")
     try:
         return pq.read_table(pa.BufferReader(content), columns=_COLUMNS), changed
     except (pa.ArrowException, OSError, KeyError) as error:

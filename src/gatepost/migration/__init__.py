@@ -1,7 +1,7 @@
-"""From a shared document that carries payloads to the gateway's pipes, without a big bang.
+"""Gradual migration from a legacy shared document that carries payloads to the gateway.
 
-Import what is undelivered, write to both while old readers remain, then cut over. Every step may
-be interrupted and repeated: see docs/migration.md.
+The phases are: import undelivered items, write to both sides while old readers remain, cut over.
+Every step may be interrupted and repeated: see docs/migration.md.
 """
 
 from gatepost.migration.cutover import CutOver, cut_over

@@ -1,4 +1,4 @@
-"""Phase three: the last import, the proof that it is whole, and the end of the legacy document."""
+"""Phase three: the last import, the proof that it is complete, and the cut-over marker."""
 
 from msgspec import Struct
 
@@ -33,9 +33,9 @@ async def cut_over(
     *,
     leave_rejects: bool = False,
 ) -> CutOver:
-    """Import what is left and mark the end, or say what stands against it and mark nothing.
+    """Import the remaining items and mark the cut-over; raise with all objections otherwise.
 
-    It may be repeated, with a newer dump, for what old writers wrote after the end.
+    It may be repeated with a newer dump, for items that old writers added after the cut-over.
     """
     node_id = (await client.status()).node_id
     phase.allowed(phase.load(folder), Command.CUT_OVER, node_id)
@@ -44,8 +44,8 @@ async def cut_over(
         await finish_interrupted(client, ledger, folder, None)
     report = await take_over(client, folder, dump, plan, clock)
     proof = await verify(lookup, folder, dump, plan.names, clock)
-    if against := _objections(report, proof, leave_rejects):
-        raise WrongState(f"not cut over: {'; '.join(against)}")
+    if objections := _objections(report, proof, leave_rejects):
+        raise WrongState(f"not cut over: {'; '.join(objections)}")
     marker = phase.enter(folder, Command.CUT_OVER, node_id, clock.now(), counts=report.total)
     return CutOver(report, proof, marker)
 

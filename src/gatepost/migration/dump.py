@@ -1,4 +1,4 @@
-"""A legacy document read from a file: a Yjs state dump or its JSON export, told by its bytes."""
+"""Reads a legacy document from a file: a Yjs state dump or a JSON export, told apart by content."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from gatepost.migration import yjs
 from gatepost.migration.fields import Item, Kind, Names, Reject, understand
 
 KINDS: tuple[Kind, ...] = ("messages", "tasks")
-# Root maps by which a document of the legacy system is known, even if it holds no payloads.
+# Root maps that identify a document of the legacy system, even one without payloads.
 _STATE = frozenset(
     {"nodes", "agents", "routing", "capabilities", "invites", "delivery", "coordination", "pulse"}
 )
@@ -34,7 +34,7 @@ class Dump(Struct, frozen=True):
 
 
 def read(path: Path, only: Kind | None = None) -> Dump:
-    """What the file holds, of one kind or both."""
+    """Read the records of one kind, or of both."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -52,7 +52,7 @@ def parse(data: bytes, only: Kind | None = None) -> Dump:
     try:
         return _from_json(data, kinds)
     except InvalidRequest as problem:
-        # A Yjs update by 123 authors begins with the same byte.
+        # A Yjs update by 123 clients also starts with the byte of `{`.
         try:
             return _from_yjs(data, kinds)
         except GatepostError:
@@ -76,12 +76,12 @@ def _from_json(data: bytes, kinds: tuple[Kind, ...]) -> Dump:
 
 
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of two records under one id, JSON readers keep the last and say nothing."""
+    """Raise on a duplicate key. A JSON reader would silently keep the last record."""
     found = dict(pairs)
     if len(found) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {twice[:80]!r} stands twice in one object")
+        raise ValueError(f"the key {twice[:80]!r} occurs twice in one object")
     return found
 
 
@@ -95,7 +95,7 @@ def _map(document: dict[str, Any], kind: Kind) -> dict[str, Any]:
 def _check_names(names: list[str]) -> None:
     if not _STATE.union(KINDS).intersection(names):
         raise InvalidRequest(
-            "no map of the legacy system is in it, neither `messages` nor `tasks`;"
+            "it has no map of the legacy system, neither `messages` nor `tasks`;"
             " a Yjs dump must be of version 1, as `Y.encodeStateAsUpdate(doc)` makes it"
         )
 

@@ -1,7 +1,7 @@
-"""A legacy record, however it is spelled, as items this side understands: the tolerant edge.
+"""Parses legacy records, in all their spellings, into items to import.
 
-A record may be for several agents; each of them is an item of its own, because each is delivered,
-refused or finished by itself. What is not understood becomes a Reject with its reason.
+A record may have several recipients. Each recipient gives one item, because each is delivered,
+refused or finished on its own. A record that cannot be parsed gives a RejectedItem with the reason.
 """
 
 import hashlib
@@ -18,13 +18,14 @@ from gatepost.migration.values import NotPlain, plain
 
 Kind = Literal["messages", "tasks"]
 
-# The field by which a record says that it was written here and not by the legacy system.
+# Marks a record that the mirror wrote, in contrast to one from the legacy system.
 EVENT_FIELD = "gatepostEventId"
 
 _SENDER = ("fromagentid", "fromagent", "from", "sender")
 _TO = ("toagentid", "toagent", "to", "toagents", "toagentids", "recipient", "recipients")
-# Names are compared without case, dashes and underscores. Within one line all spellings that are
-# there must agree; a second line is used only where the first has nothing.
+# Names are compared without case, dashes and underscores. Each field has one or more groups of
+# spellings. Values under spellings of one group must agree; a later group is used only if the
+# groups before it have no value.
 _FIELDS: dict[Kind, dict[str, tuple[tuple[str, ...], ...]]] = {
     "messages": {
         "sender": (_SENDER, ("fromnodeid", "fromnode")),
@@ -44,7 +45,7 @@ _SHARED: dict[str, tuple[tuple[str, ...], ...]] = {
     "seen_by": (("readby", "readbyagents", "deliveredto"),),
     "event_id": ((EVENT_FIELD.lower(),),),
 }
-# Known, but not needed: the whole task travels, and the id is the key of its map.
+# Known but not needed: a task is sent whole, and the id is the key in its map.
 _IGNORED = {"messages": {"id", "messageid"}, "tasks": {"id", "taskid", "description", "result"}}
 
 _OPEN: dict[Kind, frozenset[str]] = {
@@ -56,12 +57,12 @@ _DONE: dict[Kind, frozenset[str]] = {
     "tasks": frozenset({"completed", "complete", "done", "failed", "cancelled", "canceled"}),
 }
 
-# Seconds or milliseconds: as either, the other would be before 1974 or after 5138.
+# Tells seconds from milliseconds: read in the wrong unit, a time is before 1974 or after 5138.
 _MILLIS_FROM, _MILLIS_TO = 10**11, 10**14
 
 
 class Item(Struct, frozen=True, kw_only=True):
-    """One legacy record for one agent. `record` is what it was read from."""
+    """One legacy record for one agent. `record` is the source record."""
 
     kind: Kind
     id: str
@@ -78,7 +79,7 @@ class Item(Struct, frozen=True, kw_only=True):
 
 
 class Reject(Struct, frozen=True):
-    """What could not be taken over, and why: `code` for counting, `reason` for a person."""
+    """An item that cannot be imported: `code` for counting, `reason` for a person."""
 
     kind: Kind
     id: str
@@ -89,7 +90,7 @@ class Reject(Struct, frozen=True):
 
 
 class Names(Struct, frozen=True):
-    """How legacy names become agents: renamed where asked, and `sender` where none is named."""
+    """Maps legacy names to agents; `sender` is the default where a record names none."""
 
     agents: Mapping[str, str] = msgspec.field(default_factory=dict)
     sender: str = "legacy"
@@ -103,7 +104,7 @@ class _NotUnderstood(Exception):
 
 
 def understand(kind: Kind, id: str, record: Any, names: Names) -> list[Item | Reject]:
-    """The items a record stands for; at least one answer, so that nothing vanishes."""
+    """Parse a record into at least one item or reject, so that no record gets lost."""
     try:
         return list(_items(kind, id, record, names))
     except _NotUnderstood as problem:
@@ -111,16 +112,16 @@ def understand(kind: Kind, id: str, record: Any, names: Names) -> list[Item | Re
 
 
 def unmapped(kind: Kind, record: Any) -> list[str]:
-    """Names of fields that say nothing to us. A task travels whole, so it has none."""
+    """Names of fields that the import drops. A task is sent whole, so it has none."""
     if kind == "tasks" or not isinstance(record, dict):
         return []
-    lines = [*_FIELDS[kind].values(), *_SHARED.values()]
-    known = {name for field in lines for line in field for name in line} | _IGNORED[kind]
+    fields = [*_FIELDS[kind].values(), *_SHARED.values()]
+    known = {name for field in fields for group in field for name in group} | _IGNORED[kind]
     return [key for key in record if isinstance(key, str) and _bare(key) not in known]
 
 
 def by_age(items: Iterable[Item]) -> list[Item]:
-    """Oldest first, as they were meant to arrive; those without a date keep their order, last."""
+    """Sort oldest first. Items without a date come last, in their original order."""
     return sorted(items, key=lambda item: (item.created_at is None, item.created_at or 0))
 
 
@@ -148,31 +149,31 @@ def _items(kind: Kind, id: str, record: Any, names: Names) -> Iterator[Item]:
 
 
 class _Fields:
-    """A record's fields under the names this side knows."""
+    """A record's fields, looked up under their canonical names."""
 
     def __init__(self, kind: Kind, id: str, record: Any) -> None:
         try:
             plain(id)
             self.record = plain(record)
         except NotPlain as error:
-            raise _NotUnderstood("not_json", f"this is no JSON record: {error}") from None
+            raise _NotUnderstood("not_json", f"this is not a JSON record: {error}") from None
         if not isinstance(self.record, dict):
             raise _NotUnderstood("not_a_record", "this is not a record with fields")
-        self._lines = _FIELDS[kind] | _SHARED
+        self._groups = _FIELDS[kind] | _SHARED
         self._found: dict[str, list[tuple[str, Any]]] = {}
         for key, value in self.record.items():
             if value is not None:
                 self._found.setdefault(_bare(key), []).append((key, value))
 
     def values(self, field: str) -> list[tuple[str, Any]]:
-        """All spellings that are there, of the first line that has any."""
-        for line in self._lines[field]:
-            if found := [pair for name in line for pair in self._found.get(name, [])]:
+        """(Key, value) of all spellings present, from the first group with any."""
+        for group in self._groups[field]:
+            if found := [pair for name in group for pair in self._found.get(name, [])]:
                 return found
         return []
 
     def first(self, field: str) -> Any:
-        """The value on which all spellings agree; None if there is none."""
+        """The value of all spellings present, which must agree; None without any."""
         found = self.values(field)
         for key, value in found[1:]:
             if value != found[0][1]:
@@ -185,7 +186,7 @@ def _bare(key: str) -> str:
 
 
 def _ambiguous(one: str, other: str) -> _NotUnderstood:
-    return _NotUnderstood("ambiguous", f"`{one}` and `{other}` say different things")
+    return _NotUnderstood("ambiguous", f"`{one}` and `{other}` have different values")
 
 
 def _agent(name: Any, role: str, names: Names) -> str:
@@ -200,7 +201,7 @@ def _agent(name: Any, role: str, names: Names) -> str:
 
 
 def _recipients(found: list[tuple[str, Any]], names: Names) -> dict[str, str]:
-    """Agent and legacy name of each recipient; two names that became one agent count once."""
+    """Legacy name by agent of each recipient. Two names of one agent count once."""
     spelled = [(key, value if isinstance(value, list) else [value]) for key, value in found]
     for key, value in spelled[1:]:
         if value != spelled[0][1]:
@@ -209,7 +210,7 @@ def _recipients(found: list[tuple[str, Any]], names: Names) -> dict[str, str]:
     for name in spelled[0][1] if spelled else []:
         recipients.setdefault(_agent(name, "recipient", names), name.strip())
     if not recipients:
-        raise _NotUnderstood("no_recipient", "the record names nobody it is for")
+        raise _NotUnderstood("no_recipient", "the record names no recipient")
     return recipients
 
 
@@ -223,17 +224,17 @@ def _payload(kind: Kind, id: str, fields: _Fields) -> Any:
 def _status(kind: Kind, status: Any) -> Literal["open", "done"]:
     if status is None:
         return "open"
-    word = _bare(status.strip()) if isinstance(status, str) else ""
-    if word in _OPEN[kind]:
+    name = _bare(status.strip()) if isinstance(status, str) else ""
+    if name in _OPEN[kind]:
         return "open"
-    if word in _DONE[kind]:
+    if name in _DONE[kind]:
         return "done"
-    raise _NotUnderstood("bad_status", f"what status {str(status)[:40]!r} means is not known")
+    raise _NotUnderstood("bad_status", f"unknown status {str(status)[:40]!r}")
 
 
 def _seen_by(names: Any) -> set[str]:
     if not isinstance(names, list | dict | None):
-        raise _NotUnderstood("bad_status", "who has read it is not a list of names")
+        raise _NotUnderstood("bad_status", "the field of readers is not a list of names")
     return {name for name in names or () if isinstance(name, str)}
 
 
@@ -275,12 +276,12 @@ def _as_number(value: Any) -> float | None:
 
 
 def legacy_key(kind: Kind, id: str, legacy_name: str) -> str:
-    """The idempotency key of an item: the same for ever, whatever agents are called today."""
+    """The idempotency key of an item. It stays the same when agents are renamed."""
     return f"legacy:{kind}:{_hash([kind, id, legacy_name])[:40]}"
 
 
 def _digest(kind: Kind, id: str, to: str, fields: _Fields) -> str:
-    """What must not change once an item was imported. Status and result may."""
+    """Digest of the content that must not change after the import. Status and result may."""
     bodies = [fields.record.get(name) for name in ("title", "description")]
     content = [fields.first("body"), *(bodies if kind == "tasks" else [])]
     return _hash([kind, id, fields.first("sender"), to, content])

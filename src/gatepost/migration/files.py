@@ -1,11 +1,11 @@
-"""Files that are whole or not there, and the folder in which a migration keeps its own."""
+"""Atomic file replacement, and the folder with the files of a migration."""
 
 import os
 from pathlib import Path
 
 
 class Folder:
-    """What a migration remembers, beside what the gateway does."""
+    """Paths of the migration's own files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -16,7 +16,7 @@ class Folder:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Put `content` in the file's place, durably. It keeps its mode; a new one is private."""
+    """Replace the file atomically and durably. It keeps its mode; a new file is private."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:

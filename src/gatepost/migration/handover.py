@@ -1,6 +1,6 @@
-"""Handing items to the gateway, each once: noted, sent, noted again.
+"""Sends items to the gateway, each once. The ledger records intent before and result after.
 
-`sort` decides from the ledger alone what is to be done with an item; `hand_over` does it.
+`triage_items` decides from the ledger alone whether an item has to be sent; `send_items` sends it.
 """
 
 import asyncio
@@ -20,15 +20,16 @@ from gatepost.errors import (
 from gatepost.migration.fields import Item, Reject
 from gatepost.migration.ledger import Entry, Ledger, Origin
 
-# How long an interrupted hand-over may be repeated. The gateway remembers keys for twice as long
-# (journal.tombstone_secs) unless it was told otherwise.
+# How long an interrupted send may be repeated. By default the gateway remembers idempotency keys
+# for twice as long (journal.tombstone_secs).
 SURE_MS = 86_400_000
-# What will not get better by trying again. Everything else ends the run, which can be repeated.
+# Refusals of one item that a retry would not change. Any other error ends the run, which can be
+# repeated.
 _FINAL = (InvalidRequest, NotFound, Conflict, PayloadTooLarge)
 
 
 class Sorted(Struct):
-    """Items by what is to be done with them."""
+    """Items by the action they need."""
 
     send: list[Item] = field(default_factory=list)
     already: list[Item] = field(default_factory=list)
@@ -37,42 +38,42 @@ class Sorted(Struct):
 
 
 class Handed(Struct):
-    """What became of items that were to be sent, by key."""
+    """The results of sending items, by idempotency key."""
 
     events: dict[str, str] = field(default_factory=dict)
     refused: dict[str, GatepostError] = field(default_factory=dict)
 
 
 def sort(found: Iterable[Item | Reject], ledger: Ledger, now: int) -> Sorted:
-    piles = Sorted()
-    for one in found:
-        if isinstance(one, Reject):
-            piles.rejects.append(one)
+    triage = Sorted()
+    for each in found:
+        if isinstance(each, Reject):
+            triage.rejects.append(each)
         else:
-            _sort_item(one, ledger.entries.get(one.key), now, piles)
-    return piles
+            _sort_item(each, ledger.entries.get(each.key), now, triage)
+    return triage
 
 
-def _sort_item(item: Item, entry: Entry | None, now: int, piles: Sorted) -> None:
+def _sort_item(item: Item, entry: Entry | None, now: int, triage: Sorted) -> None:
     if entry is not None and entry.handed_over:
         if entry.digest == item.digest:
-            piles.already.append(item)
+            triage.already.append(item)
         else:
-            piles.rejects.append(rejected(item, "changed", _CHANGED))
+            triage.rejects.append(rejected(item, "changed", _CHANGED))
     elif item.event_id is not None:
-        piles.already.append(item)
+        triage.already.append(item)
     elif entry is not None and entry.state == "conflict":
-        piles.rejects.append(rejected(item, "conflict", _OTHER))
+        triage.rejects.append(rejected(item, "conflict", _OTHER))
     elif item.done:
-        piles.history.append(item)
+        triage.history.append(item)
     elif entry is not None and entry.state == "intent" and now - entry.at > SURE_MS:
-        piles.rejects.append(rejected(item, "in_doubt", _IN_DOUBT))
+        triage.rejects.append(rejected(item, "in_doubt", _IN_DOUBT))
     else:
-        piles.send.append(item)
+        triage.send.append(item)
 
 
 _CHANGED = (
-    "this id was imported before with another content: the record was edited,"
+    "this id was imported before with other content: the record was edited,"
     " or it is from another document"
 )
 _IN_DOUBT = (
@@ -80,7 +81,7 @@ _IN_DOUBT = (
     " ask its recipient, and send it by hand if it is not there"
 )
 _OTHER = (
-    "the gateway took this id before, with another content or as a large payload whose sender was"
+    "the gateway accepted this id before, with other content or as a large payload whose sender was"
     " interrupted: ask its recipient"
 )
 
@@ -104,34 +105,34 @@ async def hand_over(
     ttl_secs: float | None = None,
     timeout: float = 30.0,
 ) -> Handed:
-    """Send items in their order. Within a turn of the ledger, and once it is asked about them.
+    """Send items in order. Call it within a turn of the ledger, with items triaged in that turn.
 
-    An error that says nothing about an item is raised, after what is known was noted.
+    An error that is not a refusal of one item is raised after the known results were recorded.
     """
-    # An interrupted item keeps the time of its first attempt, from which on the key may age.
+    # An interrupted item keeps the time of its first attempt, because its key ages from then on.
     new = [item for item in items if not ledger.intended(item.key)]
     ledger.write([(item, "") for item in new], "intent", origin)
     sends = (_send(client, item, ttl_secs, timeout) for item in items)
     answers = await asyncio.gather(*sends, return_exceptions=True)
-    handed, troubles = Handed(), list[BaseException]()
+    results, failures = Handed(), list[BaseException]()
     for item, answer in zip(items, answers, strict=True):
         if isinstance(answer, Sent):
-            handed.events[item.key] = answer.event_id
+            results.events[item.key] = answer.event_id
         elif isinstance(answer, _FINAL):
-            handed.refused[item.key] = answer
+            results.refused[item.key] = answer
         else:
-            troubles.append(answer)
-    _note(ledger, items, handed, origin)
-    if troubles:
-        raise troubles[0]
-    return handed
+            failures.append(answer)
+    _note(ledger, items, results, origin)
+    if failures:
+        raise failures[0]
+    return results
 
 
-def _note(ledger: Ledger, items: Sequence[Item], handed: Handed, origin: Origin) -> None:
-    sent = [(item, handed.events[item.key]) for item in items if item.key in handed.events]
+def _note(ledger: Ledger, items: Sequence[Item], results: Handed, origin: Origin) -> None:
+    sent = [(item, results.events[item.key]) for item in items if item.key in results.events]
     ledger.write(sent, "sent", origin)
-    conflicts = {k for k, e in handed.refused.items() if isinstance(e, IdempotencyConflict)}
-    refused = handed.refused.keys() - conflicts
+    conflicts = {k for k, e in results.refused.items() if isinstance(e, IdempotencyConflict)}
+    refused = results.refused.keys() - conflicts
     ledger.write([(item, "") for item in items if item.key in refused], "refused", origin)
     ledger.write([(item, "") for item in items if item.key in conflicts], "conflict", origin)
 

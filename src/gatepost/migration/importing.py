@@ -1,4 +1,4 @@
-"""Phase one: every undelivered item of a dump goes to the gateway, once, whatever is repeated."""
+"""Phase one: sends every undelivered item of a dump to the gateway, once, even if repeated."""
 
 import json
 from collections import Counter
@@ -25,7 +25,7 @@ _BATCH, _BATCH_BYTES = 100, 512 * 1024
 
 
 class Plan(Struct, frozen=True):
-    """How to import: whom to rename, how long mail may wait, and where to write what was not."""
+    """Import options: agent names, TTL of sent items, files for rejects and finished items."""
 
     names: Names = msgspec.field(default_factory=Names)
     ttl_secs: float | None = None
@@ -36,7 +36,7 @@ class Plan(Struct, frozen=True):
 async def import_dump(
     client: Client, folder: Folder, dump: Dump, plan: Plan, clock: Clock
 ) -> Report:
-    """Import, and note how far the migration is."""
+    """Import a dump and update the phase marker."""
     node_id = (await client.status()).node_id
     phase.allowed(phase.load(folder), Command.IMPORT, node_id)
     report = await take_over(client, folder, dump, plan, clock)
@@ -45,41 +45,44 @@ async def import_dump(
 
 
 def survey(folder: Folder, dump: Dump, plan: Plan, clock: Clock) -> Report:
-    """What an import would do. Nothing is sent, and only files that were asked for are written."""
-    piles = sort(dump.understood(plan.names), Ledger(folder.ledger, clock), clock.now())
-    report = _begin(dump, piles, dry_run=True)
-    report.count(piles.send, piles.already)
-    report.reject(piles.rejects)
+    """Report the effect of an import without sending. Writes only the files named in the plan."""
+    triage = sort(dump.understood(plan.names), Ledger(folder.ledger, clock), clock.now())
+    report = _begin(dump, triage, dry_run=True)
+    report.count(triage.send, triage.already)
+    report.reject(triage.rejects)
     if plan.rejects is not None:
-        _keep_rejects(report, plan.rejects, dump, piles.rejects)
-    _keep_history(report, plan.history, piles.history)
+        _keep_rejects(report, plan.rejects, dump, triage.rejects)
+    _keep_history(report, plan.history, triage.history)
     return report
 
 
 async def take_over(client: Client, folder: Folder, dump: Dump, plan: Plan, clock: Clock) -> Report:
-    """Send what is to be sent, batch by batch; each batch is noted before the next."""
+    """Send all open items in batches. Each batch is in the ledger before the next starts."""
     ledger = Ledger(folder.ledger, clock)
-    piles = sort(dump.understood(plan.names), ledger, clock.now())
-    report = _begin(dump, piles, dry_run=False)
-    report.count((), piles.already)
-    rejects = list(piles.rejects)
-    for batch in batches(by_age(piles.send)):
+    triage = sort(dump.understood(plan.names), ledger, clock.now())
+    report = _begin(dump, triage, dry_run=False)
+    report.count((), triage.already)
+    rejects = list(triage.rejects)
+    for batch in batches(by_age(triage.send)):
         async with ledger.turn():
-            # Another run may have sent some of them meanwhile.
+            # Another process may have sent some of them meanwhile.
             now = sort(batch, ledger, clock.now())
-            handed = await hand_over(client, ledger, now.send, ttl_secs=plan.ttl_secs)
-        refused = [refusal(i, handed.refused[i.key]) for i in now.send if i.key in handed.refused]
-        report.count([i for i in now.send if i.key in handed.events], now.already)
+            results = await hand_over(client, ledger, now.send, ttl_secs=plan.ttl_secs)
+        refused = [refusal(i, results.refused[i.key]) for i in now.send if i.key in results.refused]
+        report.count([i for i in now.send if i.key in results.events], now.already)
         rejects += now.rejects + refused
     report.reject(rejects)
     _keep_rejects(report, plan.rejects or folder.rejects, dump, rejects)
-    _keep_history(report, plan.history, piles.history)
+    _keep_history(report, plan.history, triage.history)
     return report
 
 
 def batches(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """In order, and none too large for a frame. A batch is answered before the next is sent, so
-    a payload that has to be uploaded first is not overtaken by what comes after it."""
+    """Split items into batches, in order, each small enough for one frame.
+
+    A batch is answered before the next is sent. Later items therefore do not overtake a payload
+    that has to be uploaded first.
+    """
     batch: list[Item] = []
     weight = 0
     for item in items:
@@ -93,13 +96,13 @@ def batches(items: Iterable[Item]) -> Iterator[list[Item]]:
         yield batch
 
 
-def _begin(dump: Dump, piles: Sorted, *, dry_run: bool) -> Report:
-    """Reading is counted before anything is done, so that the balance is a check."""
+def _begin(dump: Dump, triage: Sorted, *, dry_run: bool) -> Report:
+    """Count all items before sending, so that the totals can be checked afterwards."""
     report = Report(dry_run, others=dump.others)
-    kinds = [item.kind for item in [*piles.send, *piles.already, *piles.history]]
-    for kind in [*kinds, *(reject.kind for reject in piles.rejects)]:
+    kinds = [item.kind for item in [*triage.send, *triage.already, *triage.history]]
+    for kind in [*kinds, *(reject.kind for reject in triage.rejects)]:
         report.of(kind).read += 1
-    for item in piles.history:
+    for item in triage.history:
         report.of(item.kind).history += 1
     names = Counter(name for kind, _, record in dump.each() for name in unmapped(kind, record))
     report.unmapped = dict(names)
@@ -107,7 +110,7 @@ def _begin(dump: Dump, piles: Sorted, *, dry_run: bool) -> Report:
 
 
 def keep_rejects(path: Path, rejects: Iterable[Reject], gone: set[tuple[str, str]]) -> None:
-    """Write rejects below those of earlier runs, without what is `gone`: read and judged anew."""
+    """Append rejects to the file, and drop its lines about (kind, id) in `gone`, now outdated."""
     lines = [line for line in _lines(path) if _about(line) not in gone]
     if not (rejects := list(rejects)) and not path.exists():
         return

@@ -1,9 +1,9 @@
-"""What was handed over: one line for every step of every item, in a file that only grows.
+"""The migration ledger: an append-only file with one line per step of each item.
 
-The gateway forgets an idempotency key some time after its message is settled; a migration may
-last for months. So the ledger remembers. An item is `intent` before it is sent and `sent` after,
-each on disk before the next step. What a crash leaves as `intent` is sent again under the same key,
-which the gateway takes once, as long as it remembers the key.
+The gateway forgets an idempotency key some time after its message is settled, but a migration may
+last for months. The ledger therefore keeps its own record. An item is `intent` before it is sent
+and `sent` after, each on disk before the next step. An item left as `intent` by a crash is sent
+again under the same key. The gateway accepts it once, as long as it remembers the key.
 """
 
 import asyncio
@@ -22,7 +22,8 @@ from gatepost.errors import ConfigError, DeadlineExceeded
 from gatepost.migration.fields import Item, Kind
 from gatepost.migration.files import sync_folder
 
-# A `refused` item may be sent again; after a `conflict` something is at the gateway under its key.
+# A `refused` item may be sent again. A `conflict` means the gateway has another message under the
+# item's key.
 State = Literal["intent", "sent", "settled", "refused", "conflict"]
 Origin = Literal["import", "mirror"]
 
@@ -57,7 +58,7 @@ _decoder = msgspec.json.Decoder(Entry)
 
 
 class Ledger:
-    """Entries by key. Whoever writes takes a turn; turns of several processes do not overlap."""
+    """Entries by key. A writer must take a turn; turns of several processes do not overlap."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.entries: dict[str, Entry] = {}
@@ -67,7 +68,7 @@ class Ledger:
         self.refresh()
 
     def refresh(self) -> int:
-        """Read on from where reading ended; returns where whole lines end."""
+        """Read lines added since the last read; return the end offset of the last whole line."""
         if not self._path.exists():
             return 0
         with self._path.open("rb") as file:
@@ -82,22 +83,22 @@ class Ledger:
         return self._clock.now()
 
     def intended(self, key: str) -> bool:
-        """Whether this was about to be sent, and nobody knows what became of it."""
+        """Whether the last send of this item has no known result."""
         entry = self.entries.get(key)
         return entry is not None and entry.state == "intent"
 
     def refused(self, key: str) -> bool:
-        """Whether the gateway would not have it when it was last offered."""
+        """Whether the gateway refused this item at the last attempt."""
         entry = self.entries.get(key)
         return entry is not None and entry.state == "refused"
 
     @asynccontextmanager
     async def turn(self, timeout: float = 60.0) -> AsyncIterator[None]:
-        """Alone with an up-to-date ledger; only inside may `write` be called."""
+        """Hold the file lock on an up-to-date ledger. Call `write_step` only inside."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             await _lock(descriptor, timeout, self._path)
-            # A writer that died may have left half a line behind.
+            # A crashed writer may have left a partial line.
             os.ftruncate(descriptor, self.refresh())
             yield
         finally:
@@ -106,12 +107,12 @@ class Ledger:
     def write(
         self, items: Iterable[tuple[Item, str]], state: State, origin: Origin = "import"
     ) -> None:
-        """Note a step of each item, with its event id where there is one; on disk on return."""
+        """Append one step per (item, event id); the event id may be empty. On disk on return."""
         now = self._clock.now()
         self._append([Entry.of(item, state, now, origin, event) for item, event in items])
 
     def settle(self, keys: Iterable[str]) -> None:
-        """Note that the gateway told these to be settled, for it will forget them."""
+        """Record that the gateway reported these items as settled, before it forgets them."""
         now = self._clock.now()
         entries = [self.entries[key] for key in keys]
         self._append([msgspec.structs.replace(e, state="settled", at=now) for e in entries])

@@ -1,4 +1,4 @@
-"""The file old readers still look at: the legacy document as JSON, or as a Yjs state dump."""
+"""The legacy file that old readers still use: a document as JSON, or as a Yjs state dump."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ Records = dict[str, dict[str, Any]]
 
 class LegacyFile(Protocol):
     def put(self, records: Records) -> None:
-        """Add messages that are not there yet; all of them or none, on disk on return."""
+        """Add the missing messages, all or none; on disk on return."""
 
 
 class JsonFile:
@@ -35,10 +35,10 @@ class JsonFile:
 
 
 class YjsFile:
-    """Each message is a map of its own, so that readers can change its status.
+    """A Yjs state dump. Each message is a nested map, so that readers can change its status.
 
-    One document lives as long as this does, with one author; what others wrote into the file is
-    merged into it before each write.
+    One in-memory document with one client id lives as long as this object. Changes that others
+    made to the file are merged into it before each write.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,15 +54,15 @@ class YjsFile:
 
 
 def open_legacy(path: Path) -> LegacyFile:
-    """By its name: `.json` is JSON, everything else a Yjs document. It may not exist yet."""
+    """Choose the format by suffix: `.json` is JSON, all else Yjs. The file may not exist yet."""
     if not path.parent.is_dir():
         raise InvalidRequest(f"{path.parent} is not a folder")
     return JsonFile(path) if path.suffix == ".json" else YjsFile(path)
 
 
 def mirrored_ids(path: Path) -> set[str]:
-    """The messages in the file that came from here."""
+    """Ids of the messages in the file that the mirror wrote."""
     if not path.exists():
         return set()
     messages = dump.read(path, "messages").records["messages"]
-    return {id for id, one in messages.items() if isinstance(one, dict) and EVENT_FIELD in one}
+    return {id for id, each in messages.items() if isinstance(each, dict) and EVENT_FIELD in each}

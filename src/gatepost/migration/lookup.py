@@ -1,4 +1,4 @@
-"""Asking the gateway what became of messages, over its HTTP surface."""
+"""HTTP client for the outcome of messages at the gateway."""
 
 import asyncio
 from typing import Self, TypeVar
@@ -16,7 +16,7 @@ _AT_ONCE = 16
 
 
 class Lookup:
-    """`async with Lookup(target) as lookup: await lookup.outcome(event_id)`."""
+    """`async with OutcomeClient(target) as client: await client.message_outcome(event_id)`."""
 
     def __init__(self, target: Target, timeout: float = 30.0) -> None:
         self._http = httpx.AsyncClient(
@@ -34,9 +34,9 @@ class Lookup:
         await self._http.aclose()
 
     async def outcome(self, event_id: str) -> str | None:
-        """How the message's turn ended, `waiting` if it has not, None if it is not known.
+        """The outcome of the message's turn, `waiting` before its end, None if it is unknown.
 
-        A delivery is forgotten before its events are, so those are asked for next.
+        The gateway forgets a delivery before its events, so the second query asks for the events.
         """
         async with self._places:
             try:

@@ -1,8 +1,9 @@
-"""Phase two: what is sent through the gateway is also written where old readers look.
+"""Phase two: messages sent through the gateway are also written to the legacy file.
 
-Sends that wait together form a group. A group is written to a file first, then sent, then added to
-the legacy document, and then its file goes. Whoever finds that file later finishes the group: the
-gateway and the document each take a message once, so every step may be repeated.
+Sends that wait at the same time form a group. A group is first written to a file, then sent, then
+added to the legacy document; then its file is deleted. A process that finds the file of an
+interrupted group finishes the group. Every step may be repeated, because the gateway and the
+document each accept a message once.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ _QUEUE_MAX = 10_000
 
 
 class Letter(Struct):
-    """One send that waits for its group."""
+    """One send that waits for its group to finish."""
 
     item: Item
     done: "asyncio.Future[str]"
@@ -47,7 +48,8 @@ class Letter(Struct):
 class LegacyMirror:
     """`async with LegacyMirror(client, folder, out) as mirror: await mirror.send("bob", "hi")`.
 
-    It does not open after cut-over. One that is open then goes on sending, to the gateway alone.
+    It does not open after the cut-over. A mirror open at that time continues to send, but only to
+    the gateway.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class LegacyMirror:
         idempotency_key: str | None = None,
         timeout: float = 30.0,
     ) -> str:
-        """Send to both sides. Returns the event id once both have it on disk."""
+        """Send to both sides. Return the event id once both have the message on disk."""
         sender = from_ or self._client.name
         if sender is None:
             raise InvalidRequest("say who sends: `from_=`, or `Client(name)` for all calls")
@@ -101,16 +103,16 @@ class LegacyMirror:
         record |= {"status": "pending", "createdAt": self._clock.now()}
         if corr_id is not None:
             record["corrId"] = corr_id
-        letter = Letter(_item(self._id(sender, idempotency_key), record), _future())
+        mirrored = Letter(_item(self._id(sender, idempotency_key), record), _future())
         try:
             async with asyncio.timeout(timeout):
-                await self._queue.put(letter)
-                return await letter.done
+                await self._queue.put(mirrored)
+                return await mirrored.done
         except TimeoutError:
             raise DeadlineExceeded("no answer in time, so the outcome is unknown") from None
 
     def _id(self, sender: str, key: str | None) -> str:
-        """What is sent again under the caller's own key is the same legacy message again."""
+        """The legacy id. A repeated send under the caller's key gets the same id."""
         if key is None:
             return self._ids.next()
         return "key-" + hashlib.sha256(f"{sender}\n{key}".encode()).hexdigest()[:40]
@@ -123,46 +125,46 @@ class LegacyMirror:
             try:
                 await self._take(group)
             except asyncio.CancelledError:
-                for letter in group:
-                    _fail(letter, Unavailable("the mirror was closed; the outcome is unknown"))
+                for mirrored in group:
+                    _fail(mirrored, Unavailable("the mirror was closed; the outcome is unknown"))
                 raise
             except Exception as error:
-                for letter in group:
-                    _fail(letter, error)
+                for mirrored in group:
+                    _fail(mirrored, error)
 
     async def _take(self, group: list[Letter]) -> None:
-        """One group, alone: what an earlier one left behind is finished first."""
+        """Send one group within a turn, after finishing an interrupted group."""
         first: dict[str, Item] = {}
-        for letter in group:
-            first.setdefault(letter.item.key, letter.item)
+        for mirrored in group:
+            first.setdefault(mirrored.item.key, mirrored.item)
         async with self._ledger.turn():
             legacy = None if _is_cut_over(self._folder) else self._legacy
             await finish_interrupted(self._client, self._ledger, self._folder, legacy)
             records = {item.id: item.record for item in first.values()}
             replace(self._folder.group, msgspec.json.encode(records))
-            handed = await finish_interrupted(self._client, self._ledger, self._folder, legacy)
-        for letter in group:
-            same = first[letter.item.key].digest == letter.item.digest
-            _resolve(letter, handed if same else Handed())
+            results = await finish_interrupted(self._client, self._ledger, self._folder, legacy)
+        for mirrored in group:
+            same = first[mirrored.item.key].digest == mirrored.item.digest
+            _resolve(mirrored, results if same else Handed())
 
 
 async def finish_interrupted(
     client: Client, ledger: Ledger, folder: Folder, legacy: LegacyFile | None
 ) -> Handed:
-    """Bring the group on disk, if there is one, to both sides. Within a turn of the ledger."""
+    """Bring the group on disk, if any, to both sides. Call it within a turn of the ledger."""
     if not folder.group.exists():
         return Handed()
     records = _group(folder)
-    piles = sort([_item(id, record) for id, record in records.items()], ledger, ledger.now())
-    handed = await hand_over(client, ledger, piles.send, origin="mirror")
-    for item in piles.already:
-        handed.events[item.key] = ledger.entries[item.key].event_id
-    sent = [item for item in [*piles.send, *piles.already] if item.key in handed.events]
+    triage = sort([_item(id, record) for id, record in records.items()], ledger, ledger.now())
+    results = await hand_over(client, ledger, triage.send, origin="mirror")
+    for item in triage.already:
+        results.events[item.key] = ledger.entries[item.key].event_id
+    sent = [item for item in [*triage.send, *triage.already] if item.key in results.events]
     if legacy is not None and sent:
-        legacy.put({i.id: i.record | {EVENT_FIELD: handed.events[i.key]} for i in sent})
-    _keep(folder, piles.rejects)
+        legacy.put({i.id: i.record | {EVENT_FIELD: results.events[i.key]} for i in sent})
+    _keep(folder, triage.rejects)
     remove(folder.group)
-    return handed
+    return results
 
 
 def _group(folder: Folder) -> Records:
@@ -173,13 +175,13 @@ def _group(folder: Folder) -> Records:
 
 
 def _keep(folder: Folder, rejects: list[Reject]) -> None:
-    """What can go to neither side, because nobody knows whether it did or because it changed."""
+    """Write items that can go to neither side: their result is unknown, or they changed."""
     if rejects:
-        keep_rejects(folder.rejects, rejects, {(one.kind, one.id) for one in rejects})
+        keep_rejects(folder.rejects, rejects, {(each.kind, each.id) for each in rejects})
 
 
 class Difference(Struct):
-    """Both sides of the mirror, counted, and what only one of them has."""
+    """Message counts of both sides of the mirror, and the ids that only one of them has."""
 
     gateway: int
     legacy: int
@@ -193,12 +195,12 @@ class Difference(Struct):
 
 
 def compare(folder: Folder, out: Path, clock: Clock) -> Difference:
-    """What the ledger says was sent by the mirror, against what the legacy file holds of it."""
+    """Compare the mirrored messages in the ledger with those in the legacy file."""
     entries = Ledger(folder.ledger, clock).entries.values()
     sent = {entry.id for entry in entries if entry.origin == "mirror" and entry.handed_over}
-    there = mirrored_ids(out)
+    legacy = mirrored_ids(out)
     waiting = len(_group(folder)) if folder.group.exists() else 0
-    return Difference(len(sent), len(there), sorted(sent - there), sorted(there - sent), waiting)
+    return Difference(len(sent), len(legacy), sorted(sent - legacy), sorted(legacy - sent), waiting)
 
 
 def _item(id: str, record: dict[str, Any]) -> Item:
@@ -224,16 +226,16 @@ def _future() -> "asyncio.Future[str]":
     return asyncio.get_running_loop().create_future()
 
 
-def _resolve(letter: Letter, handed: Handed) -> None:
-    key = letter.item.key
-    if key in handed.events:
-        if not letter.done.done():
-            letter.done.set_result(handed.events[key])
+def _resolve(mirrored: Letter, results: Handed) -> None:
+    key = mirrored.item.key
+    if key in results.events:
+        if not mirrored.done.done():
+            mirrored.done.set_result(results.events[key])
     else:
-        other = IdempotencyConflict("this idempotency key was used with another message")
-        _fail(letter, handed.refused.get(key, other))
+        conflict = IdempotencyConflict("this idempotency key was used with another message")
+        _fail(mirrored, results.refused.get(key, conflict))
 
 
-def _fail(letter: Letter, error: Exception) -> None:
-    if not letter.done.done():
-        letter.done.set_exception(error)
+def _fail(mirrored: Letter, error: Exception) -> None:
+    if not mirrored.done.done():
+        mirrored.done.set_exception(error)

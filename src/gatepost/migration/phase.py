@@ -1,4 +1,4 @@
-"""How far a migration is: three phases, what each command makes of them, and the marker file."""
+"""The phase of a migration: three phases, the commands that change them, and the marker file."""
 
 from enum import StrEnum
 
@@ -22,7 +22,7 @@ class Command(StrEnum):
     CUT_OVER = "cut-over"
 
 
-# What is not in the table is refused. None: nothing was done yet.
+# A command that is not in the table is refused. None is the state before the first command.
 TRANSITIONS: dict[tuple[Phase | None, Command], Phase] = {
     (None, Command.IMPORT): Phase.IMPORTING,
     (None, Command.DUAL_WRITE): Phase.DUAL_WRITE,
@@ -57,7 +57,7 @@ def load(folder: Folder) -> Marker | None:
 
 
 def allowed(marker: Marker | None, command: Command, node_id: str) -> Phase:
-    """The phase after a command, or why it must not run. A ledger is about one gateway."""
+    """Return the phase after a command, or raise WrongState. A ledger belongs to one gateway."""
     if marker is not None and marker.node_id != node_id:
         raise WrongState(
             f"this state directory records a migration to {marker.node_id}, and the gateway is"
@@ -66,7 +66,7 @@ def allowed(marker: Marker | None, command: Command, node_id: str) -> Phase:
     phase = TRANSITIONS.get((None if marker is None else marker.phase, command))
     if phase is None:
         raise WrongState(
-            f"the migration was cut over, so {command} is over:"
+            f"the migration was cut over, so {command} is no longer possible:"
             " send through the gateway alone; `gatepost migrate status` shows when it was"
         )
     return phase
@@ -81,7 +81,7 @@ def enter(
     counts: Counts | None = None,
     mirror: str | None = None,
 ) -> Marker:
-    """Write the marker a command leaves. What it does not speak of stays as it was."""
+    """Write the marker after a command. Counts and mirror keep their value unless given."""
     before = load(folder)
     phase = allowed(before, command, node_id)
     if before is not None:

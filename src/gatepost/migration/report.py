@@ -1,4 +1,4 @@
-"""What an import found and did, in numbers that must add up."""
+"""The report of an import, with counts that must add up."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from gatepost.migration.fields import Item, Kind, Reject
 
 
 class Counts(Struct):
-    """Items of one kind: every one that was read ended in exactly one of the four others."""
+    """Items of one kind. Every item in `read` is counted in exactly one of the other four."""
 
     read: int = 0
     imported: int = 0
@@ -27,7 +27,7 @@ class Counts(Struct):
 
 
 class Report(Struct):
-    """`dry_run`: `imported` is what would have been. `unmapped`: fields nobody looked at."""
+    """In a dry run, `imported` counts the items to import. `unmapped` counts ignored fields."""
 
     dry_run: bool
     messages: Counts = field(default_factory=Counts)
@@ -53,7 +53,7 @@ class Report(Struct):
 
     def reject(self, rejects: Iterable[Reject]) -> None:
         reasons = Counter(self.reasons)
-        for one in rejects:
-            self.of(one.kind).rejected += 1
-            reasons[one.code] += 1
+        for each in rejects:
+            self.of(each.kind).rejected += 1
+            reasons[each.code] += 1
         self.reasons = dict(reasons)

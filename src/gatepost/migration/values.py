@@ -1,7 +1,7 @@
-"""Values as they stand in a legacy document, made plain: what JSON can hold, spelled one way.
+"""Normalises values of a legacy document to JSON types, one form per value.
 
-A number has no type in JavaScript. A Yjs document gives 5 back as 5.0, its JSON export as 5; both
-must be the same message, so whole floats become integers.
+JavaScript does not distinguish integers from floats. A Yjs document returns 5 as 5.0, its JSON
+export as 5. Both must give the same message, so whole floats become integers.
 """
 
 import base64
@@ -16,17 +16,17 @@ _LARGEST_EXACT = 2.0**53
 
 
 class NotPlain(ValueError):
-    """A value that has no JSON form. The text says why."""
+    """A value has no JSON form. The message gives the reason."""
 
 
 class Unreadable(Struct, frozen=True):
-    """Stands where a value was that could not even be read."""
+    """Placeholder for a value that could not be read."""
 
     reason: str
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """The same value with only JSON's own types in it, or NotPlain."""
+    """Convert a value to JSON types, or raise NotJsonValue."""
     if depth > _DEEPEST:
         raise NotPlain(f"it is nested more than {_DEEPEST} levels deep")
     if isinstance(value, dict):
@@ -37,7 +37,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def kept(value: Any) -> str:
-    """Any value as JSON text, for a person to look at; what is not plain is spelled out."""
+    """Render any value as JSON text for a person; other types are written out as text."""
     return json.dumps(value, default=_spelled)
 
 

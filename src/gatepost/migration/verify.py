@@ -1,4 +1,4 @@
-"""The proof that an import is whole: every item of a dump, held against the gateway."""
+"""The proof that an import is complete: checks every item of a dump against the gateway."""
 
 import asyncio
 from collections import Counter
@@ -18,8 +18,11 @@ _UNSETTLED = "waiting"
 
 
 class Proof(Struct):
-    """`outcomes` counts what the gateway says of imported items. The lists name what is wrong:
-    imported but unknown to the gateway, not imported, and two items that are one message."""
+    """Counts of items, and lists of those that are wrong.
+
+    `outcomes` counts imported items by their outcome at the gateway. `missing` items are imported
+    but unknown to the gateway, `left` items are not imported, `doubled` items share one message.
+    """
 
     read: int
     imported: int
@@ -39,22 +42,22 @@ class Proof(Struct):
 async def verify(lookup: Lookup, folder: Folder, dump: Dump, names: Names, clock: Clock) -> Proof:
     found = dump.understood(names)
     ledger = Ledger(folder.ledger, clock)
-    piles = sort(found, ledger, clock.now())
-    events = {item.key: _event(item, ledger) for item in piles.already}
+    triage = sort(found, ledger, clock.now())
+    events = {item.key: _event(item, ledger) for item in triage.already}
     answers = await asyncio.gather(*(lookup.outcome(event) for event in events.values()))
     outcomes = dict(zip(events, answers, strict=True))
     await _remember(ledger, outcomes)
-    refused = [item for item in piles.send if ledger.refused(item.key)]
-    said = {key: _known(key, outcome, ledger) for key, outcome in outcomes.items()}
+    refused = [item for item in triage.send if ledger.refused(item.key)]
+    known = {key: _known(key, outcome, ledger) for key, outcome in outcomes.items()}
     return Proof(
         read=len(found),
-        imported=len(piles.already),
-        history=len(piles.history),
-        rejected=len(piles.rejects) + len(refused),
-        outcomes=dict(Counter(outcome for outcome in said.values() if outcome)),
-        missing=_ids(item for item in piles.already if said[item.key] is None),
-        left=_ids(item for item in piles.send if not ledger.refused(item.key)),
-        doubled=_doubled(piles.already, events),
+        imported=len(triage.already),
+        history=len(triage.history),
+        rejected=len(triage.rejects) + len(refused),
+        outcomes=dict(Counter(outcome for outcome in known.values() if outcome)),
+        missing=_ids(item for item in triage.already if known[item.key] is None),
+        left=_ids(item for item in triage.send if not ledger.refused(item.key)),
+        doubled=_doubled(triage.already, events),
     )
 
 
@@ -64,7 +67,7 @@ def _event(item: Item, ledger: Ledger) -> str:
 
 
 def _known(key: str, outcome: str | None, ledger: Ledger) -> str | None:
-    """The gateway forgets what is long settled; the ledger knows that it was."""
+    """The outcome, with the ledger's `settled` for messages that the gateway has forgotten."""
     entry = ledger.entries.get(key)
     return "settled" if outcome is None and entry and entry.state == "settled" else outcome
 

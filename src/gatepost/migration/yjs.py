@@ -1,4 +1,4 @@
-"""Yjs documents through pycrdt, which is an optional part: `gatepost[migration]`."""
+"""Yjs documents through pycrdt, an optional dependency: `gatepost[migration]`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ Records = dict[str, Any]
 
 
 def load(update: bytes) -> "Doc[Any]":
-    """The document a state dump describes, all of it."""
+    """Load the document of a complete state dump."""
     pycrdt = _pycrdt()
     doc: Doc[Any] = pycrdt.Doc()
     try:
@@ -39,7 +39,7 @@ def roots(doc: "Doc[Any]") -> list[str]:
 
 
 def records(doc: "Doc[Any]", name: str) -> Records:
-    """The entries of a root map. A nested shared type becomes the plain value it shows."""
+    """Read the entries of a root map. Nested shared types become plain values."""
     pycrdt = _pycrdt()
     if len(doc.get(name, type=pycrdt.Array)):
         raise InvalidRequest(f"`{name}` is a list in this document; a map of records is expected")
@@ -49,7 +49,7 @@ def records(doc: "Doc[Any]", name: str) -> Records:
 
 
 def put(doc: "Doc[Any]", name: str, new: Records) -> bytes:
-    """The whole document as an update, with these records added as maps of their own."""
+    """Add the missing records as nested maps; return the whole document as an update."""
     pycrdt = _pycrdt()
     found = doc.get(name, type=pycrdt.Map)
     with doc.transaction():

@@ -1,4 +1,4 @@
-"""What everyone knows: signed records in a Yjs document, who may write them, what they mean."""
+"""The shared room: signed records in a Yjs document, the rules for writing and reading them."""
 
 from gatepost.room.admission import Chains, Genesis, Link, admit, extend, found
 from gatepost.room.awareness import Awareness, Presence

@@ -1,8 +1,9 @@
-"""Why a node belongs: a chain of admissions, each signed by the node before, from the genesis on.
+"""Admission chains: each link is signed by the node before it, the first by the genesis node.
 
-Every record carries its writer's chain. So whether a record may stand in the room is a question
-about that record alone: the answer is the same for every replica, in any order of arrival, and
-does not change when somebody is revoked later. Whether it counts is the view's question.
+Every record carries its writer's chain. Whether a record may be stored in the room therefore
+depends on that record alone: the answer is the same on every replica, in any order of arrival,
+and a later revocation does not change it. Whether the record counts is decided separately, in
+effective_records.py.
 """
 
 from functools import lru_cache
@@ -23,7 +24,7 @@ PublicKey = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
 class Link(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One admission: the node before it in the chain says that this node has this key and tier."""
+    """One admission: the previous node in the chain states this node's key and tier."""
 
     node: NodeId
     tier: Tier
@@ -40,30 +41,30 @@ Chain = Annotated[tuple[Link, ...], Meta(min_length=1, max_length=MAX_DEPTH)]
 
 
 class Genesis(Struct, frozen=True):
-    """The node everything is traced back to. It cannot be admitted, nor revoked, by others."""
+    """The root of every admission chain. Other nodes can neither admit nor revoke it."""
 
     node: NodeId
     key: PublicKey
 
 
 def statement(node: str, key: bytes, tier: str, issuer: str, issued_at: int) -> bytes:
-    """What an issuer signs."""
-    words = (node.encode(), tier.encode(), issuer.encode())
-    return frame("gatepost/admission/1", *words, key, issued_at.to_bytes(8, "big"))
+    """The bytes an issuer signs to admit a node."""
+    names = (node.encode(), tier.encode(), issuer.encode())
+    return frame("gatepost/admission/1", *names, key, issued_at.to_bytes(8, "big"))
 
 
 def admit(key: NodeKey, issuer: str, node: str, public: bytes, tier: Tier, now: int) -> Link:
-    """The issuer's admission of a node; appended to the issuer's own chain it is the node's."""
+    """Sign the admission of a node. Appended to the issuer's chain, it gives the node's chain."""
     return Link(node, tier, now, public, key.sign(statement(node, public, tier, issuer, now)))
 
 
 def found(key: NodeKey, node: str, now: int) -> tuple[Genesis, tuple[Link, ...]]:
-    """A new room's genesis, which admits itself."""
+    """Create the genesis of a new room. The genesis node admits itself."""
     return Genesis(node, key.public), (admit(key, node, node, key.public, "backbone", now),)
 
 
 def extend(genesis: Genesis, chain: tuple[Link, ...], link: Link) -> tuple[Link, ...]:
-    """The chain of a node which the owner of `chain` admitted; the genesis itself goes unnamed."""
+    """Append an admission to its issuer's chain. The link of the genesis node is left out."""
     return (link,) if chain[0].key == genesis.key else (*chain, link)
 
 
@@ -72,14 +73,14 @@ def issuer_of(genesis: Genesis, chain: tuple[Link, ...]) -> str:
 
 
 class Chains:
-    """Verifies chains to one genesis and remembers those that hold."""
+    """Verifies chains against one genesis and caches the results."""
 
     def __init__(self, genesis: Genesis) -> None:
         self.genesis = genesis
         self._holds = lru_cache(_CACHED)(self._check)
 
     def verify(self, chain: tuple[Link, ...]) -> None:
-        """Raise RoomViolation unless every link is signed by a backbone node before it."""
+        """Raise RoomViolation unless each link is signed by the backbone node before it."""
         if not self._holds(chain):
             raise RoomViolation(
                 f"node {chain[-1].node} with key {chain[-1].fingerprint} was never admitted",
@@ -87,15 +88,15 @@ class Chains:
             )
 
     def _check(self, chain: tuple[Link, ...]) -> bool:
-        *above, link = chain
-        if link.node == self.genesis.node and (above or link.key != self.genesis.key):
+        *before, link = chain
+        if link.node == self.genesis.node and (before or link.key != self.genesis.key):
             return False
-        if not above:
+        if not before:
             return self._signed(link, self.genesis.node, self.genesis.key)
-        issuer = above[-1]
+        issuer = before[-1]
         may_issue = issuer.tier == "backbone" and issuer.key != self.genesis.key
-        return may_issue and self._signed(link, issuer.node, issuer.key) and self._holds((*above,))
+        return may_issue and self._signed(link, issuer.node, issuer.key) and self._holds((*before,))
 
     def _signed(self, link: Link, issuer: str, key: bytes) -> bool:
-        said = statement(link.node, link.key, link.tier, issuer, link.issued_at)
-        return verify(key, said, link.signature)
+        signed = statement(link.node, link.key, link.tier, issuer, link.issued_at)
+        return verify(key, signed, link.signature)

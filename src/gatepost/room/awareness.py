@@ -1,9 +1,9 @@
-"""Who is connected right now: Yjs awareness, with one state per connection and no room in it.
+"""Yjs awareness: the clients connected right now, one state per connection.
 
-An entry is a client id, a clock that only that client moves, and a state as JSON text. Standard
-clients send back what they were told about others, and when they miss somebody for a while they
-say so with that client's own clock. Neither is news, so what is not newer than what we know is
-passed over. Something newer about a client that speaks over another connection is a forgery.
+An entry is a client id, a clock that only that client advances, and a state as JSON text. Standard
+clients echo entries about other clients. They also report a client they have not heard from as
+gone, under that client's own clock. Both are harmless, so an entry that is not newer than the
+known one is ignored. A newer entry about a client of another connection is a forgery.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ _GONE = "null"
 
 
 class Presence(Record, frozen=True, kw_only=True):
-    """What a connection may say of itself. Clients that say nothing send `{}`."""
+    """The state a connection may publish about itself. Clients without a state send `{}`."""
 
     node_id: NodeId | None = None
     status: Literal["online", "degraded", "offline"] | None = None
@@ -53,7 +53,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def read(data: bytes) -> list[Entry]:
-    """The entries of an awareness update, or RoomViolation."""
+    """Decode the entries of an awareness update. Malformed bytes raise RoomViolation."""
     if len(data) > MAX_MESSAGE:
         raise lib0.too_large("an awareness update", len(data), MAX_MESSAGE)
     reader = Reader(data)
@@ -66,12 +66,12 @@ def read(data: bytes) -> list[Entry]:
 
 
 def write(entries: Iterable[Entry]) -> bytes:
-    written = [lib0.uint(e.client) + lib0.uint(e.clock) + lib0.text(e.state) for e in entries]
-    return lib0.uint(len(written)) + b"".join(written)
+    encoded = [lib0.uint(e.client) + lib0.uint(e.clock) + lib0.text(e.state) for e in entries]
+    return lib0.uint(len(encoded)) + b"".join(encoded)
 
 
 class Awareness:
-    """Everyone connected to this gateway, and the gateway itself under `client`."""
+    """The clients connected to this gateway, and the gateway itself as client `client`."""
 
     def __init__(self, node: str, client: int) -> None:
         self._node = node
@@ -81,14 +81,14 @@ class Awareness:
         self._listeners: list[Listener] = []
 
     def on_change(self, listener: Listener) -> Callable[[], None]:
-        """Call back with every entry that is news; the result ends it."""
+        """Call `listener` with every new entry. The returned function unsubscribes it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def announce(self, presence: Presence) -> None:
-        """This gateway's own state; standard clients forget it unless renewed every 30 s."""
+        """Publish this gateway's own state. Standard clients drop it unless renewed every 30 s."""
         known = self._known.get(self._client)
-        # Standard clients take a first clock of 0 for nothing new.
+        # Standard clients ignore a first entry whose clock is 0.
         clock = known.entry.clock + 1 if known else 1
         self._keep(Entry(self._client, clock, _encode(presence).decode()), self, self._node)
 
@@ -99,16 +99,16 @@ class Awareness:
         return [known.entry for known in self._known.values() if known.entry.state != _GONE]
 
     def hear(self, entries: Iterable[Entry], speaker: object, node: str) -> None:
-        """What a connection of that node says; RoomViolation if any of it is forged."""
-        news = [entry for entry in entries if self._is_news(entry, speaker)]
-        for entry in news:
+        """Store the new entries of a connection of `node`. A forged entry raises RoomViolation."""
+        newer = [entry for entry in entries if self._is_news(entry, speaker)]
+        for entry in newer:
             self._check(entry, speaker, node)
             self._speaks.setdefault(speaker, entry.client)
-        for entry in news:
+        for entry in newer:
             self._keep(entry, speaker, node)
 
     def left(self, speaker: object) -> None:
-        """The connection ended, and so does what it said."""
+        """Mark the client of a closed connection as gone."""
         client = self._speaks.pop(speaker, None)
         known = self._known.get(client) if client is not None else None
         if known and known.speaker is speaker and known.entry.state != _GONE:
@@ -119,8 +119,8 @@ class Awareness:
         if known is None:
             return entry.state != _GONE
         if entry.clock == known.entry.clock:
-            gone = entry.state == _GONE != known.entry.state
-            return gone and known.speaker is speaker
+            leaves = entry.state == _GONE != known.entry.state
+            return leaves and known.speaker is speaker
         return entry.clock > known.entry.clock
 
     def _check(self, entry: Entry, speaker: object, node: str) -> None:
@@ -133,7 +133,7 @@ class Awareness:
             raise _forged(f"{node} says it is another node")
 
     def _keep(self, entry: Entry, speaker: object, node: str) -> None:
-        # Moved to the end, so that the first is the one not heard of for longest.
+        # Move the client to the end: the first one is then the longest unheard.
         self._known.pop(entry.client, None)
         self._known[entry.client] = _Known(entry, speaker, node)
         self._forget()
@@ -141,14 +141,17 @@ class Awareness:
             listener(entry, speaker)
 
     def _forget(self) -> None:
-        """Keep clocks of those who left for a while, for their echoes."""
+        """Drop the oldest gone client beyond the limit.
+
+        Clocks of gone clients are kept until then, to recognise late echoes of their entries.
+        """
         if len(self._known) > _REMEMBERED:
             gone = (client for client, k in self._known.items() if k.entry.state == _GONE)
             self._known.pop(next(gone, -1), None)
 
 
 def check_state(state: str) -> str | None:
-    """The node id a state names, or RoomViolation if it says more than it may."""
+    """Return the node id in a state. A state with unknown fields raises RoomViolation."""
     try:
         presence = _decode(state)
     except (ValueError, RecursionError) as error:

@@ -1,17 +1,17 @@
-"""The room as a Yjs document: one slot per key and writer, and in each the latest version.
+"""The room as a Yjs document: one slot per key and writer, holding the latest version.
 
-A slot has a Yjs client of its own, derived from room, map, key and public key, and the version of
-a record is its clock. Three things follow, and everything else rests on them.
+Each slot has its own Yjs client id, derived from room, map, key and public key. The version of a
+record is its Yjs clock. The rest of the package relies on three consequences.
 
-- Joining two documents is taking the greater version slot by slot. Yjs settles concurrent writes
-  by client id; here there are none, not even after a restart or from a restored backup.
-- A signed record fits exactly one client and clock. Put anywhere else it is a violation, so an old
-  record cannot come back on top of a newer one, nor one record in place of another, nor can
-  anybody take the clocks of somebody else's next write.
-- What a slot costs does not depend on how often it was written.
+- Merging two documents means taking the greater version slot by slot. Yjs would resolve concurrent
+  writes by client id; here there are none, not even after a restart or from a restored backup.
+- A signed record fits exactly one client and clock. Anywhere else it is a violation. An old record
+  therefore cannot replace a newer one, no record can replace another, and nobody can occupy the
+  clocks of another writer's next version.
+- The cost of a slot does not depend on the number of its versions.
 
-The document is a function of its records, so it is kept as just those; what Yjs clients are sent
-is written from them (update.py), and bytes that come in are read, never applied.
+The document is a function of its records, so only the records are stored. Updates for Yjs clients
+are encoded from them (yjs_update.py); incoming bytes are parsed and never applied as such.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -24,15 +24,15 @@ from gatepost.room.signing import Signed
 from gatepost.room.update import Delete, Item, Slot, encode_in_chunks
 
 CHUNK = 256 * 1024
-# One writer's junk must not fill everybody's room. Replicas may then hold different parts of the
-# junk, but nobody is cut off for passing it on.
+# One writer must not fill the room of all others. Beyond this limit replicas may hold different
+# subsets of the writer's keys, but no peer is cut off for passing its records on.
 MAX_KEYS_PER_WRITER = 4096
 
 Place = tuple[str, str, bytes]
 
 
 class Document:
-    """All slots of one room. It believes what it is given; guard.py decides what that is."""
+    """All slots of one room. It trusts its input; update_guard.py checks updates before."""
 
     def __init__(self, room_id: str) -> None:
         self.room_id = room_id
@@ -64,7 +64,7 @@ class Document:
         self._slots[signed.place] = signed
 
     def same(self, item: Item) -> Signed | None:
-        """The record an item holds, if it is the very one that stands there already."""
+        """The stored record, if `item` holds exactly the same text and signature; else None."""
         place = self._places.get(item.client)
         known = self._slots[place] if place else None
         if known is None or (known.text, known.signature) != (item.record, item.signature):
@@ -72,45 +72,47 @@ class Document:
         return known
 
     def check_item(self, item: Item, signed: Signed) -> None:
-        """Raise RoomViolation unless the record stands where it belongs."""
+        """Raise RoomViolation unless the record has its own client, clock, map and key."""
         if item.place not in (None, (signed.map, signed.key)):
-            raise RoomViolation(f"{signed.map} {signed.key} is not its place", rule="misplaced")
+            raise RoomViolation(f"{signed.map} {signed.key} is at another key", rule="misplaced")
         if (item.client, item.clock) == (self.client_of(signed.place), signed.version - 1):
             return
         known = self._slots.get(signed.place)
         rule = "rollback" if known and signed.version <= known.version else "misplaced"
         raise RoomViolation(
-            f"version {signed.version} of {signed.map} {signed.key} has its own place", rule=rule
+            f"version {signed.version} of {signed.map} {signed.key} is at another client or clock",
+            rule=rule,
         )
 
     def check_deletes(self, deletes: Iterable[Delete], news: Collection[Signed]) -> None:
-        """Raise RoomViolation if the latest version of a slot would go.
+        """Raise RoomViolation if a delete covers the latest version of a visible slot.
 
-        Older ones do go: every document that follows Yjs lists them. And so does the latest of a
-        slot that stands beside another of the same key, for Yjs shows only one of the two.
+        Deletes of older versions are normal: every Yjs document lists them. A delete may also cover
+        the latest version of a slot that shares its key with another one, because Yjs shows only
+        one of the two.
         """
         places = {self.client_of(signed.place): signed.place for signed in news}
         tops = dict.fromkeys(places, -1)
         for signed in news:
             client = self.client_of(signed.place)
             tops[client] = max(tops[client], signed.version - 1)
-        gone = {
+        deleted = {
             client
             for client, clock, length in deletes
             if clock <= max(tops.get(client, -1), self._top(client)) < clock + length
         }
-        if gone & _shown(gone, self._places | places):
+        if deleted & _shown(deleted, self._places | places):
             raise RoomViolation("records are not deleted; write a tombstone", rule="deleted")
 
     def client_of(self, place: Place) -> int:
         return self._clients.get(place) or self._derive(place)
 
     def clocks(self) -> list[tuple[int, int]]:
-        """The state vector."""
+        """The state vector: (client, next clock) of every slot."""
         return [(self._clients[place], s.version) for place, s in self._slots.items()]
 
     def newer_than(self, clocks: dict[int, int]) -> list[Signed]:
-        """What a document with this state vector does not have."""
+        """The records that a document with this state vector lacks."""
         return [
             signed
             for place, signed in self._slots.items()
@@ -118,7 +120,7 @@ class Document:
         ]
 
     def chunks(self, records: Iterable[Signed]) -> Iterator[bytes]:
-        """Updates with these records, none much larger than CHUNK, and at least one."""
+        """Encode the records as one or more updates of about CHUNK_BYTES each."""
         return encode_in_chunks(map(self._slot, records), CHUNK)
 
     def _open(self, place: Place) -> None:
@@ -128,8 +130,8 @@ class Document:
         self._written[place[2]] = self._written.get(place[2], 0) + 1
 
     def _derive(self, place: Place) -> int:
-        words = (word.encode() for word in (self.room_id, *place[:2]))
-        digest = sha256(frame("gatepost/slot/1", *words, place[2])).digest()
+        names = (name.encode() for name in (self.room_id, *place[:2]))
+        digest = sha256(frame("gatepost/slot/1", *names, place[2])).digest()
         return int.from_bytes(digest[:8], "big") & MAX_UINT
 
     def _top(self, client: int) -> int:
@@ -143,7 +145,7 @@ class Document:
 
 
 def _shown(clients: set[int], places: dict[int, Place]) -> set[int]:
-    """The clients that Yjs shows at the keys of these clients: the greatest at each."""
+    """The clients that Yjs shows at the keys of `clients`: the greatest id at each key."""
     keys = {places[client][:2] for client in clients}
     greatest: dict[tuple[str, str], int] = {}
     for client, (map, key, _) in places.items() if keys else ():

@@ -1,9 +1,9 @@
-"""The hard guard: nothing comes in that is not a signed record in its own place.
+"""Checks of incoming updates: every value must be a signed record in its own slot.
 
-It looks at one update and at nothing that depends on what arrived before, except to tell a
-duplicate and to name the rule that was broken. So what one honest replica takes every other takes
-too, and whoever passes on what it took is never cut off for it: not a relay, not for the records
-of a node that was revoked since, not for a claim that lost. One bad record drops the whole update.
+The verdict depends on the update alone, not on earlier arrivals; the stored document serves only to
+recognise duplicates and to name the broken rule. All honest replicas therefore accept the same
+updates, and a peer is never cut off for relaying an update it accepted itself, not even if the
+writer was revoked since or the claim lost. One bad record rejects the whole update.
 """
 
 from gatepost.room.admission import Chains, Genesis
@@ -17,7 +17,7 @@ class Guard:
         self._chains = Chains(genesis)
 
     def inspect(self, update: bytes, document: Document) -> list[Signed]:
-        """Every record in the update, or RoomViolation. The document is only looked at."""
+        """Return every record of the update, or raise RoomViolation. The document only is read."""
         decoded = decode(update)
         records = [self._open(item, document) for item in decoded.items]
         if decoded.deletes:

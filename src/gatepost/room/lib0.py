@@ -1,16 +1,16 @@
-"""Numbers, strings and byte strings as Yjs writes them, read with bounds on everything.
+"""The lib0 encoding of Yjs: numbers, strings and byte strings, decoded with strict bounds.
 
-Whatever cannot be read raises RoomViolation and nothing else: these bytes come from outside.
+The bytes are untrusted input. Any decoding error raises RoomViolation and nothing else.
 """
 
 from gatepost.errors import RoomViolation
 
-# JavaScript holds integers up to here exactly, and so Yjs writes none beyond.
+# The largest integer JavaScript represents exactly; Yjs writes none beyond it.
 MAX_UINT = 2**53 - 1
 
 
 def malformed(why: str) -> RoomViolation:
-    return RoomViolation(f"these are not the bytes of a Yjs message: {why}", rule="malformed")
+    return RoomViolation(f"malformed Yjs message: {why}", rule="malformed")
 
 
 def too_large(what: str, size: int, limit: int) -> RoomViolation:
@@ -18,19 +18,19 @@ def too_large(what: str, size: int, limit: int) -> RoomViolation:
 
 
 class Reader:
-    """A place in a byte string; every read moves it on."""
+    """Decodes a byte string from front to back."""
 
-    __slots__ = ("_at", "_data")
+    __slots__ = ("_data", "_position")
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._at = 0
+        self._position = 0
 
     def byte(self) -> int:
-        if self._at >= len(self._data):
+        if self._position >= len(self._data):
             raise malformed("they end too early")
-        self._at += 1
-        return self._data[self._at - 1]
+        self._position += 1
+        return self._data[self._position - 1]
 
     def uint(self) -> int:
         result = shift = 0
@@ -45,7 +45,7 @@ class Reader:
         return result
 
     def count(self, limit: int) -> int:
-        """How many things follow, if that is a number anyone honest would write."""
+        """Read the number of entries that follow; more than `limit` is a violation."""
         number = self.uint()
         if number > limit:
             raise malformed(f"{number} entries where at most {limit} are allowed")
@@ -55,11 +55,11 @@ class Reader:
         size = self.uint()
         if size > limit:
             raise too_large("a value", size, limit)
-        end = self._at + size
+        end = self._position + size
         if end > len(self._data):
             raise malformed("they end too early")
-        found = self._data[self._at : end]
-        self._at = end
+        found = self._data[self._position : end]
+        self._position = end
         return found
 
     def text(self, limit: int) -> str:
@@ -69,8 +69,8 @@ class Reader:
             raise malformed("a string is not UTF-8") from None
 
     def end(self) -> None:
-        if self._at != len(self._data):
-            raise malformed(f"{len(self._data) - self._at} bytes too many")
+        if self._position != len(self._data):
+            raise malformed(f"{len(self._data) - self._position} bytes too many")
 
 
 def uint(number: int) -> bytes:

@@ -1,14 +1,18 @@
-"""Whose an agent is, when several nodes may say that it is theirs.
+"""Agent ownership: picks the owner among the nodes that claim an agent.
 
-An agent starts with epoch 1 at the node that registers it. Its owner hands it on by signing a
-transfer with the next epoch; a backbone node may sign one for an agent whose owner is dead. The
-new owner's claim carries the transfers since the last one that a backbone node signed, or since
-epoch 1. A claim that is not backed by them does not count, however high its epoch.
+An agent starts with epoch 1 at the node that registers it. Its owner passes it on by signing a
+transfer with the next epoch. A backbone node may sign the transfer of an agent whose owner is dead.
+The new owner's claim carries all transfers since the last one signed by a backbone node, or since
+epoch 1. A claim without a valid run of transfers does not count, however high its epoch.
 
-Among claims that count, first comes the later word of a backbone node. Then the line that starts
-at the senior node, for anyone may say that an agent was theirs to begin with; in that line the
-latest epoch. Versions do not decide: they grow with every sign of life, and who writes more often
-does not own more.
+Among the claims that count, these decide in order:
+
+1. the latest epoch that a backbone node signed;
+2. the seniority of the line's first owner, because any node can claim to have registered an agent;
+3. the latest epoch within that line.
+
+Record versions do not decide. They grow with every heartbeat, and a node must not win an agent by
+writing more often.
 """
 
 from collections.abc import Iterable
@@ -21,13 +25,13 @@ from gatepost.room.records import Agent, Transfer, subject
 from gatepost.room.signing import Signed
 from gatepost.room.standing import OUTSIDE, Rank, Standing
 
-# Smaller wins: minus the backbone's epoch, seniority of the line, minus epoch, seniority of the
-# gateway, and at last whoever speaks for itself.
+# The smallest wins: minus the backbone's epoch, seniority of the line, minus epoch, seniority of
+# the gateway, False if the writer claims the agent for itself, writer.
 _Order = tuple[int, Rank, int, Rank, bool, str]
 
 
 class Owned(Struct, frozen=True):
-    """An agent as everybody sees it. `rivals` are nodes that claim it too, in vain."""
+    """An agent with its winning claim. `rivals` are gateways named by losing claims."""
 
     id: str
     record: Agent
@@ -40,12 +44,12 @@ class Owned(Struct, frozen=True):
 
 
 def transfer(key: NodeKey, giver: str, taker: str, agent: str, epoch: int) -> Transfer:
-    """The owner's word, or a backbone node's, that the agent lives behind `taker` from now on."""
+    """Sign, as the owner or a backbone node, that the agent lives behind `taker` from now on."""
     return Transfer(giver, taker, epoch, key.sign(_statement(agent, giver, taker, epoch)))
 
 
 def handed_over(claim: Agent, step: Transfer, *, by_backbone: bool = False) -> Agent:
-    """The claim after a transfer, for the giver to publish; the taker publishes the same."""
+    """Return the claim after a transfer. Giver and taker both publish it."""
     before = () if by_backbone else claim.transfers
     return Agent(
         gateway=step.taker,
@@ -57,14 +61,14 @@ def handed_over(claim: Agent, step: Transfer, *, by_backbone: bool = False) -> A
     )
 
 
-def owner(agent: str, claims: Iterable[Signed], standing: Standing) -> Owned | None:
-    """The agent by its winning claim. All claims are by members."""
+def owner(agent: str, claims: Iterable[Signed], membership: Standing) -> Owned | None:
+    """Pick the winning claim. The caller passes claims of room members only."""
     ranked: list[tuple[_Order, Agent]] = []
     standbys: list[str] = []
     for signed in claims:
         if isinstance(signed.data, Agent) and signed.data.standby:
             standbys.append(signed.writer)
-        elif isinstance(signed.data, Agent) and (order := _order(signed, signed.data, standing)):
+        elif isinstance(signed.data, Agent) and (order := _order(signed, signed.data, membership)):
             ranked.append((order, signed.data))
     if not ranked:
         return None
@@ -74,30 +78,30 @@ def owner(agent: str, claims: Iterable[Signed], standing: Standing) -> Owned | N
     return Owned(agent, winner, tuple(sorted(standbys)), tuple(rivals))
 
 
-def _order(signed: Signed, claim: Agent, standing: Standing) -> _Order | None:
-    line = _line(signed, claim, standing)
-    if line is None or (claim.gateway is not None and claim.gateway not in standing.members):
+def _order(signed: Signed, claim: Agent, membership: Standing) -> _Order | None:
+    line = _line(signed, claim, membership)
+    if line is None or (claim.gateway is not None and claim.gateway not in membership.members):
         return None
-    gateway = _rank(claim.gateway, standing)
+    gateway = _rank(claim.gateway, membership)
     return (*line, -claim.epoch, gateway, signed.writer != claim.gateway, signed.writer)
 
 
-def _line(signed: Signed, claim: Agent, standing: Standing) -> tuple[int, Rank] | None:
-    """Where the claim's line starts: a backbone node's epoch, or else the first owner."""
+def _line(signed: Signed, claim: Agent, membership: Standing) -> tuple[int, Rank] | None:
+    """The start of the claim's line: a backbone node's epoch, or else the first owner."""
     if not claim.transfers:
         backed = claim.epoch == 1 and claim.gateway in (signed.writer, None)
-        return (0, _rank(signed.writer, standing)) if backed else None
-    if not _is_backed(signed, claim, standing):
+        return (0, _rank(signed.writer, membership)) if backed else None
+    if not _is_backed(signed, claim, membership):
         return None
     for step in reversed(claim.transfers):
-        giver = standing.members.get(step.giver)
+        giver = membership.members.get(step.giver)
         if giver is not None and giver.is_backbone:
             return -step.epoch, giver.rank
     first = claim.transfers[0]
-    return (0, _rank(first.giver, standing)) if first.epoch == 2 else None
+    return (0, _rank(first.giver, membership)) if first.epoch == 2 else None
 
 
-def _is_backed(signed: Signed, claim: Agent, standing: Standing) -> bool:
+def _is_backed(signed: Signed, claim: Agent, membership: Standing) -> bool:
     steps, last = claim.transfers, claim.transfers[-1]
     joined = all(
         (after.giver, after.epoch) == (before.taker, before.epoch + 1)
@@ -107,18 +111,18 @@ def _is_backed(signed: Signed, claim: Agent, standing: Standing) -> bool:
     names = claim.gateway == last.taker or (claim.gateway is None and signed.writer == last.taker)
     agent = subject(signed.key)
     ends_here = joined and speaks and names and last.epoch == claim.epoch
-    return ends_here and all(_is_signed(agent, step, standing) for step in steps)
+    return ends_here and all(_is_signed(agent, step, membership) for step in steps)
 
 
-def _is_signed(agent: str, step: Transfer, standing: Standing) -> bool:
-    """Whether the giver signed it, also if it has been revoked since: it gave what it had."""
-    said = _statement(agent, step.giver, step.taker, step.epoch)
-    keys = standing.keys.get(step.giver, ())
-    return any(verify(key, said, step.signature) for key in keys)
+def _is_signed(agent: str, step: Transfer, membership: Standing) -> bool:
+    """Whether the giver signed the transfer. A later revocation of the giver does not undo it."""
+    statement = _statement(agent, step.giver, step.taker, step.epoch)
+    keys = membership.keys.get(step.giver, ())
+    return any(verify(key, statement, step.signature) for key in keys)
 
 
-def _rank(node: str | None, standing: Standing) -> Rank:
-    member = standing.members.get(node) if node is not None else None
+def _rank(node: str | None, membership: Standing) -> Rank:
+    member = membership.members.get(node) if node is not None else None
     return OUTSIDE if member is None else member.rank
 
 

@@ -1,4 +1,4 @@
-"""What this node says itself: next version, its signature, and no more often than it matters."""
+"""Drafts this node's own records: next version, signature, and limited heartbeat frequency."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +17,10 @@ QUIET_MS = 60_000
 class Publisher:
     """Drafts this node's records. A draft takes effect when the room accepts it.
 
-    Between the two the caller makes it durable, so that no version is ever signed twice: what was
-    drafted is never drafted again, whether or not it was accepted yet. A node whose journal was
-    restored cannot know what it signed since the backup; it passes `leap`, a random number, to
-    start well above all of that.
+    The caller makes the draft durable before the room accepts it. No version is ever signed twice:
+    a drafted version is not drafted again, accepted or not. A node with a restored journal cannot
+    know the versions it signed since the backup. It passes a random number as `leap`, to continue
+    well above all of them.
     """
 
     def __init__(self, document: Document, genesis: Genesis, author: Author, leap: int = 0) -> None:
@@ -32,9 +32,10 @@ class Publisher:
         self._waiting: dict[Place, tuple[int, Record]] = {}
 
     def draft(self, map: str, key: str, data: Record | None, now: int) -> Signed | None:
-        """The record to publish (None as data: its tombstone), or None if nothing needs saying.
+        """Draft a record, or a tombstone if `data` is None; return None if nothing changed.
 
-        Signs of life wait until a minute has passed since the last record; then `due` has them.
+        A mere heartbeat waits until HEARTBEAT_INTERVAL_MS after the last version. Then `due_drafts`
+        returns it.
         """
         place = (map, key, self.author.key.public)
         known = self._latest(place)
@@ -47,7 +48,7 @@ class Publisher:
         return self._sign(place, known, data, now)
 
     def due(self, now: int) -> list[Signed]:
-        """What waited long enough."""
+        """Draft the heartbeats that have waited long enough."""
         ready = [(place, w[1]) for place, w in self._waiting.items() if w[0] <= now]
         drafts = (self.draft(*place[:2], data, now) for place, data in ready)
         return [signed for signed in drafts if signed is not None]
@@ -68,14 +69,14 @@ class Publisher:
         return signed
 
     def _check(self, signed: Signed) -> None:
-        """Nobody else would take what breaks a rule, so neither do we."""
+        """Raise the caller's error for a draft that every replica would refuse."""
         if not self._document.has_room_for(signed):
-            raise RoomFull(f"{signed.writer} has as many keys in the room as a node may have")
+            raise RoomFull(f"{signed.writer} has reached its maximum number of keys in the room")
         try:
             read(signed.text, signed.signature, self._genesis)
         except RoomViolation as error:
             refusal = PayloadTooLarge if error.rule == "too_large" else Forbidden
-            raise refusal(f"not a record for the room: {error.message}") from None
+            raise refusal(f"the room does not accept this record: {error.message}") from None
 
 
 _ALIVE: dict[type[Record], Callable[[Any], Record]] = {
@@ -86,8 +87,8 @@ _ALIVE: dict[type[Record], Callable[[Any], Record]] = {
 
 
 def _is_quiet(known: Signed, data: Record) -> bool:
-    """Whether nothing changed but a sign of life or a cursor."""
+    """Whether only a heartbeat time or a cursor changed."""
     if type(known.data) is not type(data):
         return False
-    still = _ALIVE.get(type(data))
-    return still is not None and still(known.data) == still(data)
+    strip = _ALIVE.get(type(data))
+    return strip is not None and strip(known.data) == strip(data)

@@ -1,8 +1,8 @@
-"""What the room may hold: one strict type per map, and nothing a payload would fit into.
+"""The record types of the room: one strict type per map, and no field that could hold a payload.
 
-A key is `<nodeId>` where a node speaks of itself, or `<id>@<nodeId>` where a node speaks of
-something that others may speak of too; such a record is that node's claim, and the view (view.py)
-picks among claims. Either way the key names its one writer.
+A key is `<nodeId>` for a node's record about itself, or `<id>@<nodeId>` for a record about a
+subject that other nodes may describe too. The second kind is that node's claim, and
+effective_records.py picks one among the claims. Either way the key names its only writer.
 """
 
 from typing import Annotated, Literal
@@ -34,7 +34,7 @@ Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 Seconds = Annotated[int, Meta(ge=1, le=10 * 365 * 86_400)]
 Millis = Annotated[int, Meta(ge=1, le=10 * 365 * 86_400_000)]
 Epoch = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-# A takeover names the highest counter seen plus one, so there has to be room above any of them.
+# A takeover uses the highest counter seen plus one, so the limit leaves headroom above any of them.
 Counter = Annotated[int, Meta(ge=1, le=MAX_INT // 4096)]
 Priority = Annotated[int, Meta(ge=0, le=1000)]
 
@@ -51,11 +51,11 @@ class Record(
     omit_defaults=True,
     forbid_unknown_fields=True,
 ):
-    """What all of them share: immutable, camelCase, closed to unknown fields."""
+    """Base of all room records: immutable, camelCase, no unknown fields."""
 
 
 class Node(Record, frozen=True, kw_only=True):
-    """`nodes.<nodeId>`: a gateway. Tier, addedBy and addedAt repeat what its admission says."""
+    """`nodes.<nodeId>`: a gateway. Tier, addedBy and addedAt repeat its admission."""
 
     tier: Tier
     endpoint_ws: Endpoint | None = None
@@ -68,10 +68,11 @@ class Node(Record, frozen=True, kw_only=True):
 
 
 class Revocation(Record, frozen=True, kw_only=True):
-    """`nodes.<nodeId>@<revoker>`: this node is out, by whichever of its admissions.
+    """`nodes.<nodeId>@<revoker>`: this node is revoked, under all of its admissions.
 
-    `standing` names the keys it admitted which stay admitted; they are named, not dated, for a
-    node that is out can date things back. Its outbox counts up to and with `last_seq`.
+    `standing` lists the keys the node admitted that stay admitted. They are listed and not limited
+    by date, because a revoked node can backdate admissions. Events of its outbox count up to and
+    including `last_seq`.
     """
 
     key: Fingerprint
@@ -93,9 +94,9 @@ Transfers = Annotated[tuple[Transfer, ...], Meta(max_length=8)]
 
 
 class Agent(Record, frozen=True, kw_only=True):
-    """`agents.<agentId>@<nodeId>`: where an agent lives, as one node says; see ownership.py.
+    """`agents.<agentId>@<nodeId>`: one node's claim about an agent; see agent_ownership.py.
 
-    `gateway` None is an agent that has left. A standby hosts the agent but does not own it.
+    `gateway` is None for an agent that has left. A standby hosts the agent but does not own it.
     """
 
     gateway: NodeId | None
@@ -125,7 +126,7 @@ class Skill(Record, frozen=True, kw_only=True):
 
 
 class Capability(Record, frozen=True, kw_only=True):
-    """`capabilities.catalog.<capabilityId>@<nodeId>`: what an agent can do for others."""
+    """`capabilities.catalog.<capabilityId>@<nodeId>`: a task an agent can do for others."""
 
     name: Title
     version: SkillVersion
@@ -139,7 +140,7 @@ class Capability(Record, frozen=True, kw_only=True):
 
 
 class Eligibility(Record, frozen=True, kw_only=True):
-    """`capabilities.index.<capabilityId>@<nodeId>`: who can be asked for it now."""
+    """`capabilities.index.<capabilityId>@<nodeId>`: the agents that offer it now."""
 
     eligible_agent_ids: Annotated[tuple[AgentId, ...], Meta(max_length=1000)]
     updated_at: EpochMs
@@ -148,7 +149,7 @@ class Eligibility(Record, frozen=True, kw_only=True):
 
 
 class Invite(Record, frozen=True, kw_only=True):
-    """`invites.<inviteId>@<nodeId>`: that somebody was invited; the secret is never here."""
+    """`invites.<inviteId>@<nodeId>`: an invite of a node, never with its secret."""
 
     tier: Tier
     expected_node_id: NodeId | None = None
@@ -159,7 +160,7 @@ class Invite(Record, frozen=True, kw_only=True):
 
 
 class Delivery(Record, frozen=True, kw_only=True):
-    """`delivery.<nodeId>`: how far a gateway has come, all its sources taken together."""
+    """`delivery.<nodeId>`: a gateway's delivery progress, summed over all its sources."""
 
     inbox_cursor_acked: Count
     inbox_cursor_seen: Count | None = None
@@ -168,14 +169,14 @@ class Delivery(Record, frozen=True, kw_only=True):
 
 
 class Term(Record, frozen=True, kw_only=True, order=True):
-    """Two nodes never share a term: the node id is part of it."""
+    """A coordinator's term. It includes the node id, so two nodes never share one."""
 
     counter: Counter
     node: NodeId
 
 
 class Retention(Record, frozen=True, kw_only=True):
-    """How long control records are kept once they mean nothing any more."""
+    """How long control records are kept after they ended."""
 
     tombstone_ms: Millis = 30 * 86_400_000
     invite_ms: Millis = 7 * 86_400_000
@@ -193,7 +194,7 @@ class Coordination(Record, frozen=True, kw_only=True):
 
 
 class Review(Record, frozen=True, kw_only=True):
-    """`reviews.<reviewId>@<nodeId>`: a misfire somebody has to look at."""
+    """`reviews.<reviewId>@<nodeId>`: a failed delegation that a person has to review."""
 
     capability_id: CapabilityId
     delegation_skill_version: SkillVersion
@@ -209,7 +210,7 @@ class Review(Record, frozen=True, kw_only=True):
 
 
 class Kind(Struct, frozen=True):
-    """What a map holds under `<nodeId>` and under `<id>@<nodeId>`, and how long it may be."""
+    """Record types of a map, under `<nodeId>` (`own`) and `<id>@<nodeId>` (`claim`); size limit."""
 
     own: type[Record] | None = None
     claim: type[Record] | None = None
@@ -230,12 +231,12 @@ MAPS: dict[str, Kind] = {
 
 
 def claim_key(id: str, node_id: str) -> str:
-    """The key under which a node speaks of something others may speak of too."""
+    """The key of a node's claim about `id`."""
     return f"{id}@{node_id}"
 
 
 def subject(key: str) -> str:
-    """What a key is about."""
+    """The id a key describes."""
     return key.partition("@")[0]
 
 
@@ -245,5 +246,5 @@ def writer(key: str) -> str:
 
 
 def type_of(map: str, key: str) -> type[Record] | None:
-    """The type a key of a map holds; None if there is no such key."""
+    """The record type at a key of a map; None if the map has no keys of that form."""
     return MAPS[map].claim if "@" in key else MAPS[map].own

@@ -1,13 +1,13 @@
-"""What may be forgotten, and the move to a document in which it is.
+"""Retention of room records, and rotation to a new document without the ended ones.
 
-A record's latest version stays as long as its document, for whoever was away may bring an older
-one back. So a writer marks what is over as a tombstone, and from time to time the coordinator
-names a later epoch in its claim: a new document, for which every replica takes over what is still
-worth keeping, records and signatures as they are. Replicas need not agree on what that is; they
-join the new document's records like any others'.
+The latest version of a record stays as long as its document, because a node that was away may
+bring an older version back. A writer therefore replaces its ended records by tombstones. From time
+to time the coordinator names a later epoch in its claim. An epoch is a new document, and every
+replica copies the records worth keeping into it, signatures included. Replicas need not agree on
+the selection; the new document merges like any other.
 
-A node that hears of the epoch only after it was away takes over its own records alone: of all
-others it cannot know what was taken back meanwhile.
+A node that was away when the epoch started copies only its own records. It cannot know which
+records of other nodes were withdrawn meanwhile.
 """
 
 from collections.abc import Iterable
@@ -16,12 +16,12 @@ from gatepost.room.records import Invite, Record, Retention, Review
 from gatepost.room.room import Room
 from gatepost.room.signing import Signed
 
-# Moving costs everyone a sync, so it has to save something.
+# A rotation costs every node a full sync, so it has to save at least this much.
 _WORTH_BYTES = 64 * 1024
 
 
 def finished(room: Room, now: int, retention: Retention) -> list[tuple[str, str]]:
-    """Map and key of own records that are over and can be tombstoned."""
+    """Map and key of this node's ended records, ready to be tombstoned."""
     own = room.publisher.author.key.public
     return [
         (signed.map, signed.key)
@@ -31,19 +31,19 @@ def finished(room: Room, now: int, retention: Retention) -> list[tuple[str, str]
 
 
 def is_due(room: Room, now: int, retention: Retention) -> bool:
-    """Whether most of the document can be forgotten, and it is enough to be worth a move."""
+    """Whether a rotation would drop most of the document, and enough bytes to be worth it."""
     kept = sum(len(signed.text) for signed in _kept(room.document, now, retention))
     dropped = sum(len(signed.text) for signed in room.document) - kept
     return dropped > max(_WORTH_BYTES, kept)
 
 
 def rotated(room: Room, epoch: int, now: int, retention: Retention) -> Room:
-    """The room in a later epoch, as seen by a node that was there when it was called."""
+    """Move the room to a later epoch, on a node that was present when the epoch started."""
     return _moved(room, epoch, _kept(room.document, now, retention))
 
 
 def rejoined(room: Room, epoch: int) -> Room:
-    """The room in a later epoch, for a node that was away: its own records, then a sync."""
+    """Move the room to a later epoch on a node that was away: own records first, then a sync."""
     own = room.publisher.author.key.public
     return _moved(room, epoch, (s for s in room.document if s.public_key == own and s.data))
 
@@ -63,7 +63,7 @@ def _kept(records: Iterable[Signed], now: int, retention: Retention) -> Iterable
 
 
 def _is_node(signed: Signed) -> bool:
-    """A node that left may have handed on an agent, and its key still vouches for that."""
+    """Whether this is a node's record about itself. Its key still verifies old agent transfers."""
     return signed.map == "nodes" and signed.key == signed.writer
 
 

@@ -1,8 +1,9 @@
-"""The room: what everyone knows, as one replica of it.
+"""One replica of the room.
 
-Bytes from peers go in through `apply`, this node's own records through `put` (or `draft`, make it
-durable, `accept`), and what changed comes out through `on_change`. It reads no clock and does no
-I/O; one thread at a time.
+Updates from peers come in through `apply_update`. This node's own records come in through
+`publish_record`, or through `draft_record` and `accept_drafts` where the draft has to be durable
+in between. Listeners registered with `on_change` receive the changes. The replica reads no clock
+and does no I/O; use it from one thread at a time.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,19 +26,19 @@ Listener = Callable[["Applied"], None]
 
 
 class Applied(Struct, frozen=True):
-    """What changed, and whoever brought it."""
+    """The records that changed, and the origin of the change."""
 
     changed: tuple[Signed, ...]
     origin: object = None
 
 
 def room_id(epoch: int) -> str:
-    """The name of the document. An epoch is a document of its own; see retention.py."""
+    """The name of the document of an epoch; see retention.py."""
     return NAME if epoch == 1 else f"{NAME}.{epoch}"
 
 
 class Room:
-    """One replica. `view` is what it means; the rest is how it changes."""
+    """One replica of the room. `effective` holds the records that count."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class Room:
         self._guard = Guard(genesis)
         self._listeners: list[Listener] = []
         self._publisher: Publisher | None = None
-        # Records dropped because their writer has more keys than a node may have.
+        # Number of records dropped because their writer has reached its limit of keys.
         self.ignored = 0
         self._merge(records)
         if author is not None:
@@ -68,39 +69,39 @@ class Room:
     @property
     def publisher(self) -> Publisher:
         if self._publisher is None:
-            raise Forbidden("this node was not admitted to the room yet")
+            raise Forbidden("this node is not admitted to the room yet")
         return self._publisher
 
     def enter(self, author: Author, leap: int = 0) -> None:
-        """This node was admitted, or admitted anew, and writes with this chain from now on."""
+        """Set the key and admission chain that this node writes with from now on."""
         if self._publisher is None:
             self._publisher = Publisher(self.document, self.genesis, author, leap)
         self._publisher.author = author
 
     def apply(self, update: bytes, origin: object = None) -> Applied:
-        """Take in an update, all of it or, raising RoomViolation, nothing."""
+        """Apply an update as a whole; a RoomViolation leaves the room unchanged."""
         return self._take(self._guard.inspect(update, self.document), origin)
 
     def draft(self, map: str, key: str, data: Record | None, now: int) -> Signed | None:
-        """An own record, to be made durable and then accepted; None if there is nothing to say."""
+        """Draft an own record, to be made durable and then accepted; None if nothing changed."""
         return self.publisher.draft(map, key, data, now)
 
     def accept(self, drafts: Iterable[Signed]) -> Applied:
-        """Own records take effect."""
+        """Put drafts of own records into effect."""
         return self._take(list(drafts), None)
 
     def put(self, map: str, key: str, data: Record, now: int) -> Applied:
-        """`draft` and `accept` in one, where nothing has to be durable."""
+        """Draft and accept an own record in one step, where it need not be durable."""
         draft = self.draft(map, key, data, now)
         return self.accept([draft] if draft else [])
 
     def tombstone(self, map: str, key: str, now: int) -> Applied:
-        """Take an own record back."""
+        """Withdraw an own record."""
         draft = self.draft(map, key, None, now)
         return self.accept([draft] if draft else [])
 
     def on_change(self, listener: Listener) -> Callable[[], None]:
-        """Call back after every change; the result ends it."""
+        """Call `listener` after every change. The returned function unsubscribes it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 

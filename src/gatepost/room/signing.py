@@ -1,10 +1,10 @@
-"""Records with their writer's signature: what a key of the room holds, and why it is believed.
+"""Signed records, the values of the room: signing, parsing and signature checks.
 
-A key holds `{"record": <canonical JSON text>, "signature": <base64>}`. The text, not the value,
-is signed, so nothing depends on how Yjs represents numbers, and a JavaScript reader needs only
-`JSON.parse(value.record)`. Map, key, writer and version are inside it, so a record cannot be moved
-or passed off as another. The text must be exactly what we would have written: there is no room
-between the lines.
+A key holds `{"record": <canonical JSON text>, "signature": <base64>}`. The signature covers the
+text, not the value, so nothing depends on the number format of Yjs, and a JavaScript reader needs
+only `JSON.parse(value.record)`. The text includes map, key, writer and version, so a record cannot
+be moved or pass for another one. The text must equal its own canonical encoding, so it cannot hide
+extra bytes.
 """
 
 import binascii
@@ -23,7 +23,7 @@ from gatepost.room import records
 from gatepost.room.admission import Chain, Chains, Genesis, Link, issuer_of
 from gatepost.room.records import MAPS, MAX_KEY, Coordination, Invite, Node, Record, Revocation
 
-# Versions are Yjs clocks as well (document.py), and yrs keeps those in 32 bits.
+# A version is also a Yjs clock (document.py), and yrs stores clocks in 32 bits.
 MAX_VERSION = 2**31 - 1
 
 Version = Annotated[int, Meta(ge=1, le=MAX_VERSION)]
@@ -33,7 +33,7 @@ _is_key = re.compile(rf"{_NAME}(@{_NAME})?").fullmatch
 
 
 class Statement(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is signed. It has `data`, or else it is a tombstone."""
+    """The signed content of a record. It has either `data` or `tombstone`."""
 
     map: Annotated[str, Meta(max_length=32)]
     key: Annotated[str, Meta(max_length=MAX_KEY)]
@@ -46,7 +46,7 @@ class Statement(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
 
 
 class Author(Struct, frozen=True):
-    """A node that may write: its key, and its chain, which says who it is."""
+    """The key and the admission chain that a node writes with."""
 
     key: NodeKey
     chain: tuple[Link, ...]
@@ -57,7 +57,7 @@ class Author(Struct, frozen=True):
 
 
 class Signed(Struct, frozen=True):
-    """A record that was checked, and the very text that was signed. `data` None: a tombstone."""
+    """A checked record and the exact text that was signed. A tombstone has `data` None."""
 
     map: str
     key: str
@@ -78,15 +78,15 @@ class Signed(Struct, frozen=True):
 
     @property
     def place(self) -> tuple[str, str, bytes]:
-        """Where it stands. Two keys that claim one node id do not stand in each other's way."""
+        """The key of its slot. The public key separates two writers that use one node id."""
         return self.map, self.key, self.chain[-1].key
 
     @property
     def order(self) -> tuple[int, str]:
-        """The greater supersedes the lesser in one place.
+        """Sort key within one slot: the greater record supersedes the lesser.
 
-        A writer that signs one version twice is broken or hostile; the text only makes every
-        replica that sees both choose the same.
+        A writer that signs one version twice is broken or hostile. The text is part of the key so
+        that all replicas that see both pick the same one.
         """
         return self.version, self.text
 
@@ -99,12 +99,12 @@ _decoders: dict[type[Record], Callable[[Raw], Record]] = {
     for type in (kind.own, kind.claim)
     if type is not None
 }
-# ValueError covers msgspec's own errors and invalid UTF-8; RecursionError is deep nesting.
+# ValueError covers msgspec's own errors and invalid UTF-8; RecursionError covers deep nesting.
 _UNREADABLE = (ValueError, RecursionError)
 
 
 def sign(author: Author, map: str, key: str, version: int, at: int, data: Record | None) -> Signed:
-    """A record, or a tombstone if there is no data, in its writer's hand."""
+    """Sign a record, or a tombstone if `data` is None."""
     statement = Statement(
         map=map,
         key=key,
@@ -121,7 +121,7 @@ def sign(author: Author, map: str, key: str, version: int, at: int, data: Record
 
 
 def open_signed(text: str, signature: str, chains: Chains) -> Signed:
-    """The record, if its text is well formed and its writer signed it; else RoomViolation."""
+    """Parse a record and check chain and signature; raise RoomViolation if anything is wrong."""
     signed = read(text, signature, chains.genesis)
     chains.verify(signed.chain)
     if not verify(signed.public_key, _message(text.encode()), _signature(signature)):
@@ -130,12 +130,12 @@ def open_signed(text: str, signature: str, chains: Chains) -> Signed:
 
 
 def read(text: str, signature: str, genesis: Genesis) -> Signed:
-    """The record without its signatures checked, for what was checked before it was stored."""
+    """Parse a record without checking signatures, for records that were checked before storing."""
     statement = _statement(text)
     place = _check_place(statement, len(text))
     data = _data(statement, place)
-    said = (statement.map, statement.key, statement.version, statement.at, statement.chain)
-    signed = Signed(*said, data, text, signature)
+    fields = (statement.map, statement.key, statement.version, statement.at, statement.chain)
+    signed = Signed(*fields, data, text, signature)
     if data is not None and (wrong := _inconsistent(signed, data, genesis)):
         raise RoomViolation(f"{_name(signed)}: {wrong}", rule="inconsistent")
     return signed
@@ -147,7 +147,7 @@ def _statement(text: str) -> Statement:
     except _UNREADABLE as error:
         raise RoomViolation(f"not a record: {error}", rule="record") from None
     if _encode(statement) != text.encode():
-        raise RoomViolation("a record that is not in canonical form", rule="record")
+        raise RoomViolation("the record is not in canonical form", rule="record")
     return statement
 
 
@@ -172,7 +172,7 @@ def _check_place(statement: Statement, size: int) -> type[Record]:
 
 def _data(statement: Statement, type: type[Record]) -> Record | None:
     if isinstance(statement.data, UnsetType) != statement.tombstone:
-        raise RoomViolation("a record has data, or is a tombstone", rule="record")
+        raise RoomViolation("a record has either data or a tombstone", rule="record")
     if isinstance(statement.data, UnsetType):
         return None
     try:
@@ -185,7 +185,7 @@ def _data(statement: Statement, type: type[Record]) -> Record | None:
 
 
 def _inconsistent(signed: Signed, data: Record, genesis: Genesis) -> str | None:
-    """What a record says of its writer must be what its key and its chain say."""
+    """Compare the record's statements about its writer with its key and its chain."""
     link = signed.chain[-1]
     expected: tuple[object, ...] = ()
     found: tuple[object, ...] = ()

@@ -1,13 +1,12 @@
-"""Who counts: the nodes whose admission leads to the genesis past everyone who was revoked.
+"""Membership: the nodes whose admission chain leads to the genesis without a revoked node.
 
-Nodes have seniority: the genesis, then backbone nodes before edge nodes, then those with fewer
-admissions between them and the genesis, then those admitted earlier. A revocation counts if its
-writer counts and is senior to the node it names. Without that order two nodes that revoke each
-other would have no answer; with it, going from senior to junior, each node's case is decided by
-others already decided. It also means that a node which was taken over cannot throw out those who
-could throw it out.
+Nodes have a seniority: first the genesis, then backbone nodes before edge nodes, then nodes with
+fewer admissions between them and the genesis, then nodes admitted earlier. A revocation counts if
+its writer is a member and senior to the node it names. Deciding nodes from senior to junior then
+uses only decisions already made; without the order, two nodes that revoke each other would have no
+outcome. The order also prevents a compromised node from revoking the nodes that can revoke it.
 
-A node whose issuer was revoked still counts if the revocation says that it stands.
+A node whose issuer was revoked stays a member if the revocation lists its key in `standing`.
 """
 
 from collections import defaultdict
@@ -22,14 +21,14 @@ from gatepost.room.signing import Signed
 from gatepost.wire import Tier
 
 Rank = tuple[bool, int, int, str, bytes]
-# Junior to everyone: the rank of a node that does not count.
+# The rank of a non-member: junior to every member.
 OUTSIDE: Rank = (True, 2**31, 0, "", b"")
 
 Identity = tuple[str, bytes]
 
 
 class Member(Struct, frozen=True):
-    """A node that counts. The smaller rank is the senior."""
+    """A node that counts. The smaller rank is the senior one."""
 
     id: str
     public_key: bytes
@@ -47,7 +46,7 @@ class Member(Struct, frozen=True):
 
 
 class Standing(Struct, frozen=True):
-    """The outcome: members by node id, revocations that count, and every key a node id had."""
+    """Members by node id, the revocations that count, and all keys seen per node id."""
 
     members: Mapping[str, Member]
     revoked: Mapping[Identity, tuple[Signed, ...]]
@@ -55,7 +54,7 @@ class Standing(Struct, frozen=True):
 
 
 def decide(records: Iterable[Signed], genesis: Genesis) -> Standing:
-    """Who counts, given every record of the map `nodes`."""
+    """Decide the membership from all records of the map `nodes`."""
     records = list(records)
     case = _Case(genesis, records)
     case.run()
@@ -100,7 +99,7 @@ class _Case:
                 heappush(self._queue, (_rank(link, rank[1] + 1), (link.node, link.key)))
 
     def _counts(self, revocation: Signed) -> bool:
-        # Only who is senior to the node in question has a rank already.
+        # Only nodes senior to the one being judged have a rank by now.
         rank = self.ranks.get((revocation.writer, revocation.public_key))
         return rank is not None and not rank[0]
 
@@ -115,7 +114,7 @@ class _Case:
 
 
 def _revocations(records: list[Signed]) -> dict[Identity, list[Signed]]:
-    """Those that say so, by the node they name."""
+    """The revocations by the node they name."""
     links = {link for signed in records for link in signed.chain}
     keys = {(link.node, link.fingerprint): link.key for link in links}
     against: dict[Identity, list[Signed]] = defaultdict(list)
@@ -143,7 +142,7 @@ def _members(records: list[Signed], ranks: Mapping[Identity, Rank]) -> dict[str,
         if isinstance(signed.data, Node) and rank is not None:
             found = Member(signed.writer, signed.public_key, rank, signed.data, signed.chain)
             known = members.get(found.id)
-            # A node id has one key for ever; should two turn up, the senior is meant.
+            # A node id keeps one key for ever. If two keys turn up, the senior one counts.
             if known is None or found.rank < known.rank:
                 members[found.id] = found
     return members

@@ -1,6 +1,6 @@
-"""The room in the journal: the latest version of each record, and which room it is.
+"""The room in the journal: its genesis and epoch, and the latest version of each record.
 
-A record that is replaced costs nothing afterwards, so there is no log to squash.
+A new version replaces the old row, so there is no log to compact.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,23 +20,23 @@ _ALL = "SELECT record, signature FROM room_record ORDER BY map, key, public_key"
 
 
 def create(tx: Tx, genesis: Genesis, epoch: int = 1) -> None:
-    """Remember which room this gateway is in; it is in one room for ever."""
+    """Store the genesis of this gateway's room. A gateway stays in one room for ever."""
     tx.run("INSERT INTO room VALUES (1, ?, ?, ?)", (genesis.node, genesis.key, epoch))
 
 
 def which(tx: Tx) -> tuple[Genesis, int] | None:
-    """The room's genesis and epoch; None if this gateway is in no room yet."""
+    """Load genesis and epoch of the room; None if this gateway is in no room yet."""
     row = tx.one("SELECT genesis_node, genesis_key, epoch FROM room")
     return None if row is None else (Genesis(row[0], row[1]), row[2])
 
 
 def save(tx: Tx, records: Iterable[Signed]) -> None:
-    """Keep these records; where a newer version is kept already, that stays."""
+    """Store the records, except where a newer version is stored already."""
     tx.many(_SAVE, [(*s.place, s.version, s.text, s.signature) for s in records])
 
 
 def load(tx: Tx, genesis: Genesis) -> list[Signed]:
-    """Every record. Their signatures were checked before they were saved."""
+    """Load every record. Signatures were checked before saving and are not checked again."""
     try:
         return [read(text, signature, genesis) for text, signature in tx.each(_ALL)]
     except RoomViolation as error:
@@ -44,14 +44,14 @@ def load(tx: Tx, genesis: Genesis) -> list[Signed]:
 
 
 def rotate(tx: Tx, epoch: int, records: Iterable[Signed]) -> None:
-    """Replace the document by the one of a later epoch."""
+    """Replace the records by those of a later epoch."""
     tx.run("UPDATE room SET epoch = ?", (epoch,))
     tx.run("DELETE FROM room_record")
     save(tx, records)
 
 
 def verify(tx: Tx, genesis: Genesis) -> Iterator[RoomViolation]:
-    """What is wrong with the records kept, signatures included; nothing, one hopes."""
+    """Check the stored records, signatures included, and yield every violation."""
     chains = Chains(genesis)
     for text, signature in tx.each(_ALL):
         try:

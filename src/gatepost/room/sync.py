@@ -1,11 +1,12 @@
-"""The Yjs sync protocol with one peer, as y-websocket speaks it, without the socket.
+"""The Yjs sync protocol with one peer, compatible with y-websocket, without the socket.
 
-A message is a type and its content: sync (step 1: my state vector; step 2: what you lack; update),
-awareness, auth, and the wish to hear awareness again. Both sides send step 1 when they connect and
-answer the other's with step 2. What is too much for one message goes ahead of step 2 as updates.
+A message is a type and its content: sync (step 1: own state vector; step 2: the updates the other
+side lacks; update), awareness, auth, and awareness query. Both sides send step 1 when they connect
+and answer the other's step 1 with step 2. Content too large for one message precedes step 2 as
+updates.
 
-What changed in the room since is kept per peer as the set of slots to send, not as bytes: a slow
-peer costs no more memory than the room has keys, and gets each key's latest version once.
+Later room changes are kept per peer as the set of slots to send, not as bytes. A slow peer thus
+costs no more memory than the room has keys, and receives the latest version of each key once.
 """
 
 from collections.abc import Callable
@@ -24,16 +25,17 @@ STEP_1, STEP_2, UPDATE = 0, 1, 2
 MAX_MESSAGE = MAX_UPDATE + 16
 _MAX_REASON = 1024
 
-# Who opened the connection. A host tells its guests of all others connected to it, so only a
-# guest is held to speak for itself alone.
+# The role of the other side: a guest dialed us, a host was dialed by us. A host relays the
+# awareness of all its connections, so only a guest must speak for itself alone.
 Role = Literal["host", "guest"]
 
 
 class Peer:
-    """One connection to the authenticated node `node`; `role` is what the other side is.
+    """One connection to the authenticated node `node`; `role` is the role of the other side.
 
-    `receive` raises RoomViolation when the connection has to be closed. Either way of ending calls
-    `close`. `synced` says whether the other side has answered our step 1.
+    `receive_message` raises RoomViolation when the connection has to be closed. The caller calls
+    `close` however the connection ends. `synced` tells whether the other side has answered our
+    step 1.
     """
 
     def __init__(self, room: Room, awareness: Awareness, node: str, role: Role) -> None:
@@ -56,21 +58,21 @@ class Peer:
         }
 
     def connected(self) -> list[bytes]:
-        """The first messages."""
+        """The messages to send right after connecting."""
         return [_sync_message(STEP_1, self._room.state_vector()), *self._present()]
 
     def receive(self, message: bytes) -> list[bytes]:
-        """The answer to a message."""
+        """Handle a message and return the answers to it."""
         if len(message) > MAX_MESSAGE:
             raise lib0.too_large("a message", len(message), MAX_MESSAGE)
         reader = Reader(message)
         handler = self._handlers.get(reader.uint())
         if handler is None:
-            raise RoomViolation("a message of a type nobody knows", rule="message")
+            raise RoomViolation("unknown message type", rule="message")
         return handler(reader)
 
     def outgoing(self) -> list[bytes]:
-        """What changed since the last call; to be sent when the peer can take it."""
+        """Messages with the changes since the last call; call it when the peer can take more."""
         places, self._dirty = self._dirty, {}
         said, self._said = self._said, {}
         records = [s for place in places if (s := self._room.document.get(place)) is not None]
@@ -79,10 +81,10 @@ class Peer:
         return messages + ([_awareness_message(list(said.values()))] if said else [])
 
     def close(self) -> None:
-        """The connection ended."""
-        ends, self._ends = self._ends, ()
-        for end in ends:
-            end()
+        """Unsubscribe from room and awareness after the connection ended."""
+        unsubscribers, self._ends = self._ends, ()
+        for unsubscribe in unsubscribers:
+            unsubscribe()
         self._awareness.left(self)
 
     def _heard(self, entry: Entry, speaker: object) -> None:
@@ -99,15 +101,15 @@ class Peer:
         if step == STEP_1:
             return self._answer(data)
         if step not in (STEP_2, UPDATE):
-            raise RoomViolation("a sync message of a type nobody knows", rule="message")
+            raise RoomViolation("unknown sync message type", rule="message")
         self._room.apply(data, self)
         self.synced |= step == STEP_2
         return []
 
     def _answer(self, state_vector: bytes) -> list[bytes]:
-        *ahead, last = self._room.missing(state_vector)
+        *first, last = self._room.missing(state_vector)
         self._dirty.clear()
-        return [*(_sync_message(UPDATE, u) for u in ahead), _sync_message(STEP_2, last)]
+        return [*(_sync_message(UPDATE, u) for u in first), _sync_message(STEP_2, last)]
 
     def _aware(self, reader: Reader) -> list[bytes]:
         entries = awareness.read(reader.data(awareness.MAX_MESSAGE))
@@ -120,7 +122,7 @@ class Peer:
 
     def _auth(self, reader: Reader) -> list[bytes]:
         if self._role == "guest" or reader.uint() != 0:
-            raise RoomViolation("only a host refuses permission", rule="message")
+            raise RoomViolation("only the accepting side may refuse permission", rule="message")
         raise Forbidden(f"{self.node} refused the room: {reader.text(_MAX_REASON)}")
 
     def _query(self, reader: Reader) -> list[bytes]:
@@ -128,8 +130,8 @@ class Peer:
         return self._present()
 
     def _present(self) -> list[bytes]:
-        all = self._role == "guest"
-        present = self._awareness.present() if all else self._awareness.own()
+        relays = self._role == "guest"
+        present = self._awareness.present() if relays else self._awareness.own()
         return [_awareness_message(present)] if present else []
 
 

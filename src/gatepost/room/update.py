@@ -1,13 +1,13 @@
-"""Yjs updates (version 1): read strictly, and written in the one form this room knows.
+"""Yjs updates (version 1): strict decoding, and encoding in the one form this room uses.
 
-An update is, per client, a run of structs with rising clocks, and then a delete set. A struct is
-an item with content, or the mark of something that is gone. Reading keeps the items that hold a
-signed record, and the delete set; what is gone says nothing that anyone has to believe. Content
-of any other kind, a nested type or an unknown root map raises RoomViolation.
+An update holds, per client, a run of structs with rising clocks, followed by a delete set. A struct
+is an item with content, or marks deleted content. The decoder keeps the items that hold a signed
+record, and the delete set; it skips structs of deleted content, which need no check. Any other
+content, a nested type or an unknown root map raises RoomViolation.
 
-Writing, a slot (see document.py) is always two structs: everything before its latest version as
-deleted, then that version. So each slot in an update stands alone: it fits every document,
-whatever that has seen, and never waits for structs that are missing.
+The encoder writes each slot (see document.py) as two structs: all clocks before the latest version
+as deleted, then that version. Each slot in an update therefore stands alone. It applies to every
+document in any state and never waits for missing structs.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -34,7 +34,7 @@ Delete = tuple[int, int, int]  # client, first clock, length
 
 
 class Item(Struct, frozen=True):
-    """A signed record as it stands in a Yjs document; `place` is there if the bytes name it."""
+    """A signed record in a Yjs document; `map_key` is None if an adjacent item implies it."""
 
     client: int
     clock: int
@@ -49,7 +49,7 @@ class Update(Struct, frozen=True):
 
 
 class Slot(Struct, frozen=True):
-    """What goes into an update: one signed record, at the client and clock that are its own."""
+    """A signed record to encode, with its own client id and version."""
 
     client: int
     version: int
@@ -60,7 +60,7 @@ class Slot(Struct, frozen=True):
 
 
 def decode(data: bytes) -> Update:
-    """What an update holds, or RoomViolation."""
+    """Decode an update; anything unexpected raises RoomViolation."""
     if len(data) > MAX_UPDATE:
         raise lib0.too_large("an update", len(data), MAX_UPDATE)
     reader, items = Reader(data), list[Item]()
@@ -73,12 +73,12 @@ def decode(data: bytes) -> Update:
 
 
 def encode(slots: Iterable[Slot]) -> bytes:
-    """An update with these slots and an empty delete set."""
+    """Encode one update with these slots and an empty delete set."""
     return _joined([_block(slot) for slot in slots])
 
 
 def encode_in_chunks(slots: Iterable[Slot], size: int) -> Iterator[bytes]:
-    """Updates of about this size with all these slots; at least one."""
+    """Encode the slots as one or more updates of about `size` bytes."""
     blocks: list[bytes] = []
     left = size
     for slot in slots:
@@ -112,7 +112,7 @@ def _read_client(reader: Reader, limit: int, items: list[Item]) -> int:
 
 
 def _read_struct(reader: Reader, client: int, clock: int, items: list[Item]) -> int:
-    """Read one struct and say how many clocks it takes."""
+    """Read one struct and return the number of clocks it covers."""
     info = reader.byte()
     kind = info & _KIND
     if kind in (_GC, _SKIP):
@@ -122,7 +122,7 @@ def _read_struct(reader: Reader, client: int, clock: int, items: list[Item]) -> 
         return reader.uint()
     if kind != _ANY:
         raise RoomViolation(
-            f"content of kind {kind}: a key of this room holds one plain value", rule="content"
+            f"content of kind {kind}; a key of this room holds one plain value", rule="content"
         )
     count = reader.count(MAX_STRUCTS)
     items += [Item(client, clock + i, place, *_read_signed(reader)) for i in range(count)]
@@ -130,24 +130,24 @@ def _read_struct(reader: Reader, client: int, clock: int, items: list[Item]) -> 
 
 
 def _read_place(reader: Reader, info: int) -> tuple[str, str] | None:
-    """Root map and key, unless they follow from a neighbour, which is then named instead."""
-    neighbours = (info & _HAS_LEFT > 0) + (info & _HAS_RIGHT > 0)
-    for _ in range(neighbours):
+    """Read root map and key; None if the struct names an adjacent item instead."""
+    adjacent = (info & _HAS_LEFT > 0) + (info & _HAS_RIGHT > 0)
+    for _ in range(adjacent):
         reader.uint(), reader.uint()
-    if neighbours:
+    if adjacent:
         return None
     if reader.uint() != 1:
-        raise RoomViolation("a type nested in another has no place in this room", rule="nested")
+        raise RoomViolation("this room has no nested types", rule="nested")
     name = reader.text(_MAX_NAME)
     if name not in MAPS:
         raise RoomViolation(f"{name!r} is not a map of this room", rule="unknown_map")
     if not info & _HAS_KEY:
-        raise RoomViolation(f"{name} is a map, and this is a value without a key", rule="content")
+        raise RoomViolation(f"{name} is a map, but the value has no key", rule="content")
     return name, reader.text(MAX_KEY)
 
 
 def _read_signed(reader: Reader) -> tuple[str, str]:
-    """Exactly `{"record": text, "signature": text}`, in either order."""
+    """Read exactly `{"record": text, "signature": text}`, in either order."""
     if reader.byte() != _OBJECT or reader.uint() != 2:
         raise _unsigned()
     fields = dict(_read_field(reader) for _ in range(2))
@@ -164,7 +164,7 @@ def _read_field(reader: Reader) -> tuple[str, str]:
 
 
 def _unsigned() -> RoomViolation:
-    return RoomViolation("a value that is not a signed record", rule="unsigned")
+    return RoomViolation("the value is not a signed record", rule="unsigned")
 
 
 def _read_deletes(reader: Reader) -> list[Delete]:
@@ -186,10 +186,10 @@ def _block(slot: Slot) -> bytes:
     client = lib0.uint(slot.client)
     if slot.version == 1:
         return b"\x01" + client + b"\x00" + bytes((_ANY | _HAS_KEY,)) + place + content
-    gone = bytes((_DELETED | _HAS_KEY,)) + place + lib0.uint(slot.version - 1)
+    deleted = bytes((_DELETED | _HAS_KEY,)) + place + lib0.uint(slot.version - 1)
     left = client + lib0.uint(slot.version - 2)
     latest = bytes((_ANY | _HAS_KEY | _HAS_LEFT,)) + left + content
-    return b"\x02" + client + b"\x00" + gone + latest
+    return b"\x02" + client + b"\x00" + deleted + latest
 
 
 def _content(slot: Slot) -> bytes:

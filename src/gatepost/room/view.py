@@ -1,9 +1,9 @@
-"""The soft view: what everybody may rely on, out of all that everybody said.
+"""The effective records: those that count, out of all records in the room.
 
-A record counts if its writer does (standing.py), and a claim if its writer has a say in the
-matter; among those that do, one wins. The view is a function of the records in the room, in
-whatever order they came. It is brought up to date when somebody looks, and only where something
-changed.
+A record counts if its writer is a member (membership.py). A claim counts if its writer also has
+authority over the subject. One of the claims that count wins. The result is a function of the
+records in the room and does not depend on their order of arrival. It is recomputed on access, and
+only for subjects that changed.
 """
 
 from collections import defaultdict
@@ -37,7 +37,7 @@ Judge = Callable[[str, list[Signed]], T | None]
 
 
 class Table(Generic[T]):
-    """One map: every record by what it is about, and what the judge makes of them."""
+    """One map: all records by subject, and the result chosen for each subject."""
 
     def __init__(self, judge: Judge[T]) -> None:
         self._judge = judge
@@ -46,7 +46,7 @@ class Table(Generic[T]):
         self.stale: set[str] = set()
 
     def add(self, signed: Signed) -> Signed | None:
-        """Take in a record and give back the one it supersedes."""
+        """Store a record and return the one it supersedes."""
         id, slot = subject(signed.key), (signed.key, signed.public_key)
         known = self.records[id].get(slot)
         self.records[id][slot] = signed
@@ -54,7 +54,7 @@ class Table(Generic[T]):
         return known
 
     def refresh(self) -> set[str]:
-        """Judge what is stale, and say what came out differently."""
+        """Choose again for all stale ids; return the ids with a new result."""
         changed = {id for id in self.stale if self._refresh(id)}
         self.stale.clear()
         return changed
@@ -68,7 +68,7 @@ class Table(Generic[T]):
 
 
 class View:
-    """Typed mappings by id, live. Everything but `update` only looks."""
+    """Live typed mappings by id. Only `add_records` changes the stored records."""
 
     def __init__(self, genesis: Genesis) -> None:
         self._genesis = genesis
@@ -149,7 +149,7 @@ class View:
                 self._node_changed(known, signed)
 
     def _node_changed(self, known: Signed | None, signed: Signed) -> None:
-        """A sign of life changes nobody's standing, and is what changes most."""
+        """Recompute the membership, except after a mere heartbeat, the most frequent change."""
         member = self._members.get(signed.writer)
         if known is None or known.chain != signed.chain or not _both_nodes(known, signed):
             self._undecided = True
@@ -188,7 +188,7 @@ class View:
         return replace(self._standing, members=self._members)
 
     def _by_members(self, records: list[Signed], type: type[R]) -> list[tuple[Member, R]]:
-        """Senior first, so that among equals the first is the one to take."""
+        """The claims written by members, senior writers first, so that the first of equals wins."""
         found = [
             (member, signed.data)
             for signed in records
@@ -223,7 +223,7 @@ class View:
         )
 
     def _eligibility(self, id: str, records: list[Signed]) -> Eligibility | None:
-        """Who takes a capability back takes back who may be asked for it."""
+        """Choose the index entry; a withdrawn or disabled capability has none."""
         capability = self._catalog.shown.get(id)
         if capability is None or capability.status == "disabled":
             return None
@@ -245,10 +245,10 @@ class View:
         return max(claims, key=lambda claim: claim.term, default=None)
 
     def _senior_of(self, type: type[R]) -> Judge[R]:
-        def judge(id: str, records: list[Signed]) -> R | None:
+        def choose_first(id: str, records: list[Signed]) -> R | None:
             return next((claim for _, claim in self._by_members(records, type)), None)
 
-        return judge
+        return choose_first
 
     def _gateway(self, agent: str) -> str | None:
         owned = self._agents.shown.get(agent)
@@ -259,12 +259,12 @@ E = TypeVar("E", Routing, Capability, Eligibility)
 
 
 def _latest(claims: list[E]) -> E | None:
-    """The highest epoch; of several the first, which is the senior's."""
+    """The claim with the highest epoch; among equals the first, from the senior writer."""
     return max(claims, key=lambda claim: claim.epoch, default=None)
 
 
 def _nodes_in(signed: Signed) -> set[str]:
-    """The nodes whose standing decides what the record is worth."""
+    """The nodes whose membership decides whether the record counts."""
     data = signed.data
     if not isinstance(data, Agent):
         return {signed.writer}
@@ -284,8 +284,8 @@ _Known = tuple[Member | None, frozenset[bytes] | None]
 
 
 def _standing_differs(before: _Known, after: _Known) -> bool:
-    def essence(known: _Known) -> object:
+    def relevant_part(known: _Known) -> object:
         member, keys = known
         return keys, member and (member.public_key, member.rank, member.tier)
 
-    return essence(before) != essence(after)
+    return relevant_part(before) != relevant_part(after)
