@@ -139,7 +139,7 @@ async def test_a_chain_is_believed_only_if_the_host_signed_it(
         forged = replace(link, signature=bytes(64))
         with pytest.raises(Forbidden):
             keeper.check_welcome(Welcome(GENESIS, 1, (forged,)), GENESIS.key)
-        with pytest.raises(Forbidden, match="not the one who admitted"):
+        with pytest.raises(Forbidden, match="not issued by the peer"):
             keeper.check_welcome(Welcome(GENESIS, 1, (link,)), key("eve").public)
 
 

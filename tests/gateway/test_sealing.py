@@ -164,7 +164,7 @@ async def test_a_store_that_fails_is_tried_again(
             blocked.unlink()
             await _until(lambda: sealing.sealed_through)
             await _until(lambda: sealing.problem is None)
-    assert caplog.text.count("sealing failed") == 1, "the same problem is told once"
+    assert caplog.text.count("archiving failed") == 1, "the same problem is logged once"
 
 
 async def test_sending_does_not_wait_for_a_slow_store(

@@ -1,1 +1,1 @@
-"""The gateway: the doors of the fabric, and the process behind them."""
+"""The gateway process: local API, connections to peers, administration and monitoring."""

@@ -1,7 +1,7 @@
-"""Backlogs that grow and do not stop: noticed once an episode, and said so.
+"""Alerts on backlogs that keep growing, raised once per episode.
 
-`Growth` knows no clock and no journal: it is shown levels and says what changed. `Alerts` shows it
-what waits for each other gateway, and what waits in each mailbox.
+`GrowthDetector` has no clock and no journal: it receives levels and returns changes.
+`BacklogAlerts` feeds it the open deliveries to each peer and the mail in each mailbox.
 """
 
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 Backlog = tuple[str, str]  # "node" or "mailbox", and its name
 
-# What is on its way to another gateway, and not settled.
+# Open deliveries to each other gateway.
 _TO_NODES = """
 SELECT node, count(*) FROM delivery WHERE processed_at IS NULL AND node IS NOT NULL AND node <> ?
 GROUP BY node
@@ -30,7 +30,7 @@ _LEAST_SECS, _MOST_SECS = 0.05, 15.0
 
 
 class Change(Struct, frozen=True):
-    """A backlog began to be an alarm, or ceased to; `grew` is (from, to)."""
+    """An alarm on a backlog was raised or cleared; `levels` is (before, after)."""
 
     backlog: Backlog
     what: Literal["raised", "cleared"]
@@ -38,9 +38,11 @@ class Change(Struct, frozen=True):
 
 
 class Growth:
-    """A backlog grows if for a whole `window` (ms) it was never below its level at the start of
-    the window, and is now larger than that by `least`. It is an alarm from then on, until it has
-    shrunk from its height by as much, or is gone; then the next episode may begin.
+    """Raises and clears alarms from a series of backlog levels.
+
+    An alarm is raised if for a whole `window` (ms) the backlog was never below its level at the
+    start of the window, and is now larger than that level by `least`. It is cleared once the
+    backlog has shrunk from its peak by `least`, or is empty; then the next episode may begin.
     """
 
     def __init__(self, window: int, least: int) -> None:
@@ -55,7 +57,7 @@ class Growth:
         return sorted(self._peaks)
 
     def sample(self, now: int, levels: Mapping[Backlog, int]) -> list[Change]:
-        """What is new, given these levels. What is not named has none."""
+        """Return the alarms these levels raise or clear. A backlog not in `levels` is empty."""
         changes = [
             change
             for backlog in sorted({*self._series, *levels})
@@ -70,7 +72,7 @@ class Growth:
         if series is None:
             series = self._series[backlog] = deque()
             if self._seen_at is not None:
-                # It was not there the last time we looked.
+                # It was empty at the previous sample.
                 series.append((self._seen_at, 0))
         series.append((now, level))
         while len(series) > 1 and series[1][0] <= now - self._window:
@@ -90,7 +92,7 @@ class Growth:
         if level and level > peak - self._least:
             return None
         del self._peaks[backlog]
-        # What it did before is told; only what it does from here on counts.
+        # The episode is over: only levels from here on count for the next one.
         self._series[backlog] = deque([(now, level)])
         return Change(backlog, "cleared", (peak, level))
 
@@ -100,12 +102,12 @@ def _level(sample: tuple[int, int]) -> int:
 
 
 class Alerts:
-    """`look` every `every_secs`."""
+    """Samples backlogs and reports changes; call `check_backlogs` every `every_secs`."""
 
     def __init__(self, core: Core, settings: Settings) -> None:
         self._core = core
         self._growth = Growth(int(settings.backlog_secs * 1000), settings.backlog_least)
-        # What could not be written down yet.
+        # Changes that are not committed yet; the next check tries again.
         self._untold: list[Change] = []
         self._minutes = settings.backlog_secs / 60
         self.every_secs = min(max(settings.backlog_secs / _SAMPLES, _LEAST_SECS), _MOST_SECS)

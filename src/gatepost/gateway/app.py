@@ -1,4 +1,4 @@
-"""The ASGI application: routes, the WebSocket, health, and how errors leave."""
+"""The ASGI application: routes, the WebSocket, health checks and error responses."""
 
 import logging
 import math
@@ -48,23 +48,23 @@ _OPEN = ("/healthz", "/readyz")
 
 
 def create_app(
-    operations: Operations, door: Door, metrics: Metrics, more: Sequence[Any] = ()
+    operations: Operations, local_auth: Door, metrics: Metrics, more: Sequence[Any] = ()
 ) -> Litestar:
-    """`more` are routes besides the local API's; those with the option `open` need no token."""
+    """Build the application. Routes in `more` with the option `open` need no local token."""
     settings = operations.core.settings
 
     def guard(connection: Connection, handler: BaseRouteHandler) -> None:
         is_open = connection.scope["path"] in _OPEN or "open" in handler.opt
-        # A WebSocket checks for itself, for it has to refuse in a way of its own.
+        # The WebSocket handler checks the token itself: a handshake is refused in another way.
         if not is_open and connection.scope["type"] == ScopeType.HTTP:
-            door.check(connection.headers.get("authorization"))
+            local_auth.check(connection.headers.get("authorization"))
             operations.bucket.take(1)
 
     return Litestar(
         [
             http.routes(operations),
             *_health_routes(operations, metrics),
-            _websocket(operations, door, metrics),
+            _websocket(operations, local_auth, metrics),
             *more,
         ],
         guards=[guard],
@@ -102,14 +102,14 @@ def _health_routes(operations: Operations, metrics: Metrics) -> list[Any]:
     return [healthz, readyz, prometheus, glance]
 
 
-def _websocket(operations: Operations, door: Door, metrics: Metrics) -> Any:
+def _websocket(operations: Operations, local_auth: Door, metrics: Metrics) -> Any:
     limits = operations.core.settings.limits
 
     @websocket_route("/v1/ws")
     async def frames(socket: WebSocket[Any, Any, Any]) -> None:
         try:
             check_origin(socket, operations.core.settings.room.allowed_origins)
-            door.check(socket.headers.get("authorization"))
+            local_auth.check(socket.headers.get("authorization"))
             if metrics.sessions >= limits.max_connections:
                 raise Unavailable("too many connections", retry_after=1.0)
         except GatepostError as error:
@@ -124,7 +124,7 @@ def _websocket(operations: Operations, door: Door, metrics: Metrics) -> Any:
 
 
 def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[Failure]:
-    """Every error has a code and a sentence; what nobody expected is logged, not shown."""
+    """Answer with a code and a sentence. Unexpected errors are logged, and their text not shown."""
     if isinstance(error, GatepostError):
         status_code, failure = error.status, Failure.of(error)
     elif isinstance(error, HTTPException | WebSocketException):

@@ -1,8 +1,8 @@
 """Backup and restore of a state directory: journal, node key and blobs in one file.
 
-A backup is a tar file. The journal in it is as it was at one moment, though the gateway runs; the
-blobs are those that journal names. A restored journal begins a new life (see delivery/restoring.py)
-before it takes the place of what is there, and that is moved aside, not removed.
+A backup is a tar file. Its journal is a snapshot of one moment, even while the gateway runs; its
+blobs are those the snapshot names. A restored journal begins a new incarnation (see
+delivery/restoring.py) before it replaces the present journal, which is moved aside, not removed.
 """
 
 import os
@@ -37,8 +37,9 @@ _VERSION = 1
 _MANIFEST, _JOURNAL, _KEY, _BLOBS = "manifest.json", "journal.db", "node.key", "blobs/"
 _DIGITS = 64
 _BATCH = 1000
-# Far more versions than anybody signs between a backup and its restore, and some at random, so
-# that one backup restored twice does not say two things in the same version.
+# Added to the room versions this node signs after a restore: far more than a node signs between a
+# backup and its restore. A random part is added, so that one backup restored twice does not sign
+# two different records with the same version.
 _LEAP = 1 << 32
 _LARGEST_MANIFEST = 64 * 1024
 
@@ -47,7 +48,7 @@ _LAST = "SELECT coalesce(max(last_seq), 0) FROM head"
 
 
 class Manifest(Struct, frozen=True):
-    """What a backup is of. `missing` blobs were forgotten by the gateway while it was made."""
+    """Contents of a backup. `missing` blobs were deleted by the gateway while it was made."""
 
     version: int
     node_id: str
@@ -61,7 +62,7 @@ class Manifest(Struct, frozen=True):
 
 
 class Restored(Struct, frozen=True):
-    """`kept_in` is where the journal that was here is now."""
+    """Outcome of a restore. `kept_in` is the folder that now holds the previous journal."""
 
     node_id: str
     incarnation: str
@@ -101,7 +102,7 @@ def back_up(state: StateDir, target: Path, clock: Clock) -> Manifest:
 
 
 def _copy_journal(source: Path, target: Path) -> None:
-    """In one step, which is one moment of the journal, and keeps nobody from writing it."""
+    """Copy in one step: that gives a snapshot of one moment, and does not block the writer."""
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     reader = apsw.Connection(str(source), flags=apsw.SQLITE_OPEN_READONLY)
     copy = apsw.Connection(str(target))
@@ -109,7 +110,7 @@ def _copy_journal(source: Path, target: Path) -> None:
         reader.set_busy_timeout(5_000)
         with copy.backup("main", reader, "main") as backup:
             backup.step()
-        # One file, without a log beside it.
+        # The copy becomes a single file, without a write-ahead log beside it.
         copy.execute("PRAGMA journal_mode = DELETE")
     finally:
         copy.close()
@@ -118,7 +119,7 @@ def _copy_journal(source: Path, target: Path) -> None:
 
 @contextmanager
 def _private(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that only its owner can read, on disk when this ends."""
+    """Open a new file that only its owner can read; it is synced to disk on exit."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         yield file
@@ -129,7 +130,7 @@ def _private(path: Path) -> Iterator[IO[bytes]]:
 def _pack(state: StateDir, journal: Path, file: IO[bytes], clock: Clock) -> Manifest:
     node_id, incarnation, last_seq, digests = _look(journal)
     blobs = [state.blobs / digest.removeprefix("sha256:") for digest in digests]
-    there = [blob for blob in blobs if blob.is_file()]
+    present = [blob for blob in blobs if blob.is_file()]
     manifest = Manifest(
         _VERSION,
         node_id,
@@ -138,20 +139,20 @@ def _pack(state: StateDir, journal: Path, file: IO[bytes], clock: Clock) -> Mani
         clock.now(),
         journal.stat().st_size,
         _sha256(journal),
-        len(there),
-        len(blobs) - len(there),
+        len(present),
+        len(blobs) - len(present),
     )
     with tarfile.open(fileobj=file, mode="w") as tar:
         _add(tar, _MANIFEST, msgspec.json.encode(manifest))
         _add(tar, _KEY, state.key.read_bytes())
-        for name, path in [(_JOURNAL, journal), *((_BLOBS + b.name, b) for b in there)]:
+        for name, path in [(_JOURNAL, journal), *((_BLOBS + b.name, b) for b in present)]:
             with path.open("rb") as content:
                 tar.addfile(_member(name, os.fstat(content.fileno()).st_size), content)
     return manifest
 
 
 def _look(journal: Path) -> tuple[str, str, int, list[str]]:
-    """(node, incarnation, last seq, digests of its blobs)"""
+    """Return (node id, incarnation, last seq, digests of the blobs)."""
     connection = apsw.Connection(str(journal), flags=apsw.SQLITE_OPEN_READONLY)
     try:
         tx = Tx(connection, 0)
@@ -174,11 +175,11 @@ def _member(name: str, size: int) -> tarfile.TarInfo:
 
 
 def _sha256(path: Path) -> str:
-    mark = sha256()
+    digest = sha256()
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
-            mark.update(piece)
-    return mark.hexdigest()
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 # -- restore
@@ -200,7 +201,10 @@ def read_manifest(file: Path) -> Manifest:
 
 
 def restore(file: Path, settings: Settings, clock: Clock) -> Restored:
-    """Put the gateway of these settings, which must be stopped, back to what is in `file`."""
+    """Restore the backup in `file` into the state directory of `settings`.
+
+    The gateway must be stopped.
+    """
     manifest = read_manifest(file)
     if manifest.node_id != settings.node.id:
         raise BackupError(
@@ -232,7 +236,7 @@ class _Renewed(Struct, frozen=True):
 
 
 def _unpack(file: Path, manifest: Manifest, work: Path) -> None:
-    """Only what a backup has, under names made here."""
+    """Extract only the members a backup has, under names chosen here."""
     (work / "blobs").mkdir(mode=0o700)
     try:
         with tarfile.open(file, "r:") as tar:
@@ -247,7 +251,7 @@ def _unpack(file: Path, manifest: Manifest, work: Path) -> None:
     journal = work / _JOURNAL
     whole = journal.exists() and (work / _KEY).exists()
     if not whole or _sha256(journal) != manifest.journal_sha256:
-        raise BackupError(f"{file} is damaged: its journal is not what was backed up")
+        raise BackupError(f"{file} is damaged: its journal does not match its manifest")
 
 
 def _place(work: Path, member: tarfile.TarInfo) -> Path | None:
@@ -270,18 +274,19 @@ def _check_key(state: StateDir, work: Path) -> None:
 
 
 def _renew(work: Path, manifest: Manifest, settings: Settings, clock: Clock) -> _Renewed:
-    """Begin the journal's new life, and take out of use what may have been dealt with."""
+    """Begin a new incarnation, and quarantine mail that may have been processed since."""
     database = Database.open(work / _JOURNAL)
     try:
-        life = clock.random(8).hex()
+        incarnation = clock.random(8).hex()
         leap = _LEAP + int.from_bytes(clock.random(4))
         bare = Writer(database.writer, clock, lambda outcomes: None)
-        first = _run(bare, lambda tx: restoring.begin(tx, life, leap))
-        node = Node(manifest.node_id, life, NodeKey((work / _KEY).read_bytes()), clock)
+        first = _run(bare, lambda tx: restoring.begin(tx, incarnation, leap))
+        key = NodeKey((work / _KEY).read_bytes())
+        node = Node(manifest.node_id, incarnation, key, clock)
         messages = Messages(node, Agents(), patience_of(settings))
         messages.dispatcher = Dispatcher(clock, policy_of(settings), messages.close)
-        # Nobody else takes part: time must not pass for what is put into quarantine.
-        outbox = Outbox(node.id, life, node.key)
+        # The outbox is the only participant: no timer may fire for quarantined mail.
+        outbox = Outbox(node.id, incarnation, node.key)
         writer = Writer(database.writer, clock, lambda outcomes: None, participants=(outbox,))
         while _run(writer, lambda tx: restoring.quarantine(tx, messages, _BATCH)):
             pass
@@ -289,7 +294,7 @@ def _renew(work: Path, manifest: Manifest, settings: Settings, clock: Clock) -> 
         database.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     finally:
         database.close()
-    return _Renewed(life, first, dead, doubt)
+    return _Renewed(incarnation, first, dead, doubt)
 
 
 def _run(writer: Writer, operation: Callable[[Tx], T]) -> T:
@@ -306,7 +311,10 @@ def _run(writer: Writer, operation: Callable[[Tx], T]) -> T:
 def _put_in_place(
     state: StateDir, work: Path, manifest: Manifest, renewed: _Renewed, clock: Clock
 ) -> Restored:
-    """The journal comes last: until then everything is as it was."""
+    """Move the restored files into the state directory.
+
+    The journal comes last: until then the previous state is intact.
+    """
     blobs = _add_blobs(state, work)
     if not state.key.exists():
         write_private(state.key, (work / _KEY).read_bytes())
@@ -335,14 +343,14 @@ def _add_blobs(state: StateDir, work: Path) -> int:
 
 
 def _move_aside(state: StateDir, now: int) -> Path | None:
-    """The old journal and its log: a log must never meet a journal that is not its own."""
+    """Move the old journal and its log together: a log must never meet another journal."""
     files = [state.journal.with_name(state.journal.name + end) for end in ("-wal", "-shm", "")]
-    there = [file for file in files if file.exists()]
-    if not there:
+    present = [file for file in files if file.exists()]
+    if not present:
         return None
     folder = state.path / f"before-restore-{now}"
     folder.mkdir(mode=0o700)
-    for file in there:
+    for file in present:
         file.replace(folder / file.name)
     sync_folder(folder)
     sync_folder(state.path)

@@ -1,4 +1,4 @@
-"""Forgetting, in small steps beside the traffic."""
+"""Deletion of expired journal rows and blobs, in small transactions beside the traffic."""
 
 from gatepost.delivery import retention
 from gatepost.gateway.core import Core
@@ -12,14 +12,15 @@ DELETE FROM delivery WHERE event_id IN (
     SELECT event_id FROM delivery WHERE processed_at <= ? LIMIT ?
 )
 """
-# A key is needed as long as its message, which may live longer than most.
+# An idempotency key is kept as long as its delivery, which may outlive the tombstone time.
 _KEYS = """
 DELETE FROM idempotency WHERE (agent, key) IN (
     SELECT agent, key FROM idempotency i WHERE at <= ?
     AND NOT EXISTS (SELECT 1 FROM delivery d WHERE d.event_id = i.event_id) LIMIT ?
 )
 """
-# A blob is needed by mail, by what may have to be sent again, and by what is not accepted yet.
+# A blob is in use by mail, by open deliveries, by undelivered messages, and by events that are
+# held or offered but not accepted yet.
 _BLOBS = """
 DELETE FROM blob WHERE created_at <= ? AND NOT EXISTS (
     SELECT 1 FROM blob_use u JOIN body b ON b.id = u.mail WHERE u.digest = blob.digest
@@ -38,10 +39,10 @@ DELETE FROM blob WHERE created_at <= ? AND NOT EXISTS (
 
 
 async def compact(core: Core) -> int:
-    """Forget what is old enough: bodies, tombstones, keys, blobs. Returns how much."""
+    """Delete expired bodies, tombstones, idempotency keys and blobs; return how many."""
     total = 0
-    while gone := await core.commit(lambda tx: _forget(core, tx)):
-        total += gone
+    while deleted := await core.commit(lambda tx: _forget(core, tx)):
+        total += deleted
     await core.commit(core.bounds.cut_off)
     for digest in await core.commit(_unused_blobs):
         core.blobs.delete(digest)
@@ -53,15 +54,18 @@ def _forget(core: Core, tx: Tx) -> int:
     journal = core.settings.journal
     bodies_before = tx.now - int(journal.retain_acked_secs * 1000)
     rows_before = tx.now - int(journal.tombstone_secs * 1000)
-    gone = sweep.forget(tx, bodies_before, rows_before, journal.sweep_batch)
+    deleted = sweep.forget(tx, bodies_before, rows_before, journal.sweep_batch)
     for sql in (_DELIVERIES, _KEYS):
         tx.run(sql, (rows_before, journal.sweep_batch))
-        gone += tx.changes()
-    return gone + retention.forget(tx, core.messages.receiver, rows_before, journal.sweep_batch)
+        deleted += tx.changes()
+    return deleted + retention.forget(tx, core.messages.receiver, rows_before, journal.sweep_batch)
 
 
 async def remove_orphans(core: Core) -> int:
-    """Remove blobs that a crash kept from ever being known. Only before anything is uploaded."""
+    """Remove blob files the journal does not know, left by a crash.
+
+    Call it before any upload starts: a blob file exists before its journal row.
+    """
     known = {row[0] for row in await core.read(lambda tx: tx.rows("SELECT digest FROM blob"))}
     orphans = {f"sha256:{path.name}" for path in core.state.blobs.iterdir()} - known
     for digest in orphans:

@@ -1,7 +1,7 @@
-"""One live connection between two gateways: the Yjs sync protocol over some socket.
+"""One live connection between two gateways: the Yjs sync protocol over a message socket.
 
-One task reads, one writes. What has to be sent is asked of the peer when the socket can take it,
-so a slow peer costs no memory; what it asks for while it takes nothing is bounded.
+One task reads, one writes. Outgoing updates are computed only when the socket can take them, so a
+slow peer costs no memory. Answers queued for a peer that does not read are bounded.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from gatepost.errors import DeadlineExceeded, GatepostError, RateLimited
 from gatepost.room import Awareness, Peer, Room
 from gatepost.room.sync import Role
 
-# The first byte of a message that belongs to the link, not to the room. No Yjs message has it.
+# First byte of a message for the link rather than the room. No Yjs message starts with it.
 PIPE = b"\x70"
 _SEND_SECS = 30.0
 _MAX_ANSWERS = 8
@@ -23,13 +23,13 @@ class Wire(Protocol):
     """A socket that carries whole messages."""
 
     async def receive(self) -> bytes | None:
-        """The next message; None when the other side has hung up."""
+        """Return the next message, or None once the peer has hung up."""
 
     async def send(self, message: bytes) -> None: ...
 
 
 class Connection:
-    """`run` it once. `node` and `public_key` are who the other side has proved to be."""
+    """Call `run` once. The peer has proved to be `node` with `public_key`."""
 
     def __init__(
         self, room: Room, awareness: Awareness, wire: Wire, node: str, public_key: bytes, role: Role
@@ -38,7 +38,7 @@ class Connection:
         self.public_key = public_key
         self.role = role
         self.session = ""
-        # When something came last, by the event loop's clock.
+        # When the last message came, by the event loop's clock.
         self.heard = asyncio.get_running_loop().time()
         self.synced = asyncio.Event()
         self.idle = asyncio.Event()
@@ -56,17 +56,17 @@ class Connection:
         )
 
     def send_frame(self, data: bytes) -> None:
-        """Something for the link at the other side. How much there is, its credit bounds."""
+        """Queue data for the peer's link. The link's credit bounds how much is queued."""
         self._frames.append(PIPE + data)
         self._stir()
 
     def end(self, error: GatepostError) -> None:
-        """Make `run` raise this."""
+        """Make `run` raise `error`."""
         if not self._ended.done():
             self._ended.set_exception(error)
 
     async def run(self) -> None:
-        """Until the other side hangs up, or an error says why this side has to."""
+        """Run until the peer hangs up; raise the error if this side has to end it."""
         work = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._write())]
         try:
             done, _ = await asyncio.wait((*work, self._ended), return_when="FIRST_COMPLETED")
@@ -89,7 +89,7 @@ class Connection:
                 self._keep(answer)
 
     def _keep(self, answer: list[bytes]) -> None:
-        # Reading must go on while the other side does not, or two could wait for each other.
+        # Reading must go on while the peer does not read, or the two could wait for each other.
         if len(self._answers) >= _MAX_ANSWERS:
             raise RateLimited("this peer asks for more than it takes")
         self._answers.append(answer)

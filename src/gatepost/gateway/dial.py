@@ -1,4 +1,4 @@
-"""Dialling out: a connection to every gateway worth one, opened again whenever it ends."""
+"""Dialling peers: keeps a connection to each selected gateway, and reopens it when it ends."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ _SEEDS = "room_seeds"
 
 
 class Seed(Struct, frozen=True):
-    """Where to dial, and whom to expect; None: any member of our room."""
+    """An address to dial. `fingerprint` is the expected key; None accepts any room member."""
 
     url: str
     fingerprint: str | None = None
@@ -43,18 +43,18 @@ Joined = asyncio.Future[Host]
 
 
 class Dialer:
-    """`problems` says for each address why it is not connected."""
+    """Keeps connections to peers. `problems`: address → why it is not connected."""
 
-    def __init__(self, keeper: RoomKeeper, pipes: Pipes) -> None:
-        self._keeper = keeper
+    def __init__(self, replica: RoomKeeper, pipes: Pipes) -> None:
+        self._keeper = replica
         self._pipes = pipes
-        self._core = keeper.core
-        self._knocker = Knocker(keeper.core, keeper.known)
+        self._core = replica.core
+        self._knocker = Knocker(replica.core, replica.known)
         self._calls: dict[str, asyncio.Task[None]] = {}
         self.problems: dict[str, str] = {}
 
     async def run(self) -> None:
-        """For as long as the gateway runs."""
+        """Dial until cancelled."""
         try:
             while True:
                 if self._keeper.room is not None:
@@ -70,9 +70,9 @@ class Dialer:
         return self._keeper.room is not None and bool(await self._seeds())
 
     async def join(self, url: str, token: str) -> Host:
-        """Get in with an invite; the connection stays.
+        """Join a room with an invite, and keep the connection.
 
-        A member may be invited again by another, and then is of the tier that invite says.
+        A member may use another member's invite; it then gets the tier of that invite.
         """
         expected = issuer_fingerprint(token)
         if not self._keeper.known.has_member(expected):
@@ -84,7 +84,7 @@ class Dialer:
         self._calls[url] = call
         return await joined
 
-    # -- whom to dial
+    # -- choosing addresses
 
     async def _seeds(self) -> dict[str, Seed]:
         stored = await self._core.read(_stored)
@@ -92,7 +92,7 @@ class Dialer:
         return {seed.url: seed for seed in (*named, *self._members(), *stored)}
 
     def _members(self) -> list[Seed]:
-        """Backbone nodes, each gateway another choice of them; and those we have mail for."""
+        """Return backbone nodes, a different choice per gateway, and nodes we have mail for."""
         own, mail_for = self._core.node.key.public, self._core.messages.sender.nodes
         backbone, others = [], []
         for member in self._keeper.current.view.nodes.values():
@@ -103,8 +103,8 @@ class Dialer:
                 backbone.append(seed)
             elif member.id in mail_for:
                 others.append(seed)
-        taste = random.Random(self._core.node.id)
-        return sorted(backbone, key=lambda seed: taste.random())[:_MOST] + others[:_MOST_OTHERS]
+        shuffle = random.Random(self._core.node.id)
+        return sorted(backbone, key=lambda seed: shuffle.random())[:_MOST] + others[:_MOST_OTHERS]
 
     def _call(self, seeds: dict[str, Seed]) -> None:
         for url in self._calls.keys() - seeds.keys():
@@ -114,7 +114,7 @@ class Dialer:
             if url not in self._calls:
                 self._calls[url] = asyncio.create_task(self._stay(seed))
 
-    # -- one of them
+    # -- one connection
 
     async def _join(self, seed: Seed, token: str, joined: Joined) -> None:
         try:
@@ -142,78 +142,78 @@ class Dialer:
             except Exception as error:
                 self._report(seed.url, error)
                 wait = _LONGEST_SECS if isinstance(error, Revoked) else wait
-            settled = asyncio.get_running_loop().time() - began > _SETTLED_SECS
-            wait = _FIRST_SECS if settled else min(wait * 2, _LONGEST_SECS)
+            was_stable = asyncio.get_running_loop().time() - began > _SETTLED_SECS
+            wait = _FIRST_SECS if was_stable else min(wait * 2, _LONGEST_SECS)
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
 
     async def _visit(
         self, seed: Seed, answer: ExchangeAnswer, joined: Joined | None = None
     ) -> None:
-        async with self._knocker.opened(seed.url, answer) as (socket, host):
-            self._keeper.check_welcome(host.welcome, host.public_key)
-            room = await self._replica(host)
-            who = (host.id, host.public_key)
+        async with self._knocker.opened(seed.url, answer) as (socket, peer):
+            self._keeper.check_welcome(peer.welcome, peer.public_key)
+            room = await self._replica(peer)
+            identity = (peer.id, peer.public_key)
             wire = ClientWire(socket)
-            connection = Connection(room, self._keeper.awareness, wire, *who, "host")
-            await self._hold(seed, host, connection, room, joined)
+            connection = Connection(room, self._keeper.awareness, wire, *identity, "host")
+            await self._hold(seed, peer, connection, room, joined)
 
     async def _hold(
-        self, seed: Seed, host: Host, connection: Connection, room: Room, joined: Joined | None
+        self, seed: Seed, peer: Host, connection: Connection, room: Room, joined: Joined | None
     ) -> None:
         with self._keeper.connected(connection):
             running = asyncio.ensure_future(connection.run())
             try:
                 await _first(connection.synced.wait(), running)
                 if joined is not None:
-                    await self._enter(seed, host, room)
-                    joined.set_result(host)
-                self._keeper.adopt(host.welcome)
+                    await self._enter(seed, peer, room)
+                    joined.set_result(peer)
+                self._keeper.adopt(peer.welcome)
                 self._keeper.may_speak.set()
                 self._pipes.dialled(connection)
                 self.problems.pop(seed.url, None)
-                log.info("connected to %s at %s", host.id, seed.url)
+                log.info("connected to %s at %s", peer.id, seed.url)
                 await running
             except RoomViolation as violation:
-                self._keeper.count_incident(host.id, violation)
+                self._keeper.count_incident(peer.id, violation)
                 raise
             finally:
                 self._pipes.left(connection)
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
 
-    async def _replica(self, host: Host) -> Room:
-        """Ours, in the same document as the host's; or a fresh one for who joins."""
-        ours, theirs = self._keeper.room, host.welcome
+    async def _replica(self, peer: Host) -> Room:
+        """Return our room, moved to the peer's document; or an empty room if we are joining."""
+        ours, theirs = self._keeper.room, peer.welcome
         if ours is None or ours.genesis != theirs.genesis:
             return Room(theirs.genesis, epoch=theirs.epoch)
         if theirs.epoch < ours.epoch:
-            raise Unavailable(f"{host.id} is in an earlier document of the room still")
+            raise Unavailable(f"{peer.id} is still in an earlier document of the room")
         await self._keeper.catch_up(theirs.epoch)
         return self._keeper.current
 
-    async def _enter(self, seed: Seed, host: Host, room: Room) -> None:
+    async def _enter(self, seed: Seed, peer: Host, room: Room) -> None:
         if room is not self._keeper.room:
-            await self._keeper.enter(room, host.welcome, lambda tx: _store(tx, seed))
+            await self._keeper.enter(room, peer.welcome, lambda tx: _store(tx, seed))
 
     def _report(self, url: str, error: Exception) -> None:
-        said = _said(url, error).message
-        if self.problems.get(url) != said:
-            log.warning("not connected to %s: %s", url, said)
+        problem = _said(url, error).message
+        if self.problems.get(url) != problem:
+            log.warning("not connected to %s: %s", url, problem)
         if not isinstance(error, (GatepostError, *BROKEN)):
             log.error("dialling failed unexpectedly", exc_info=error)
-        self.problems[url] = said
+        self.problems[url] = problem
 
 
 async def _first(wanted: Coroutine[Any, Any, object], running: "asyncio.Future[None]") -> None:
-    """Wait for what is wanted; whatever ends the connection before that is raised."""
+    """Wait for the first sync; raise the error that ends the connection before it."""
     waiting = asyncio.ensure_future(wanted)
     try:
         await asyncio.wait((waiting, running), timeout=_SYNC_SECS, return_when="FIRST_COMPLETED")
         if running.done():
             running.result()
-            raise Unavailable("the host hung up before it had told us what is in the room")
+            raise Unavailable("the peer hung up before it had sent the room")
         if not waiting.done():
-            raise DeadlineExceeded("the host does not tell us what is in the room")
+            raise DeadlineExceeded("the peer did not send the room in time")
     finally:
         waiting.cancel()
 
@@ -221,7 +221,7 @@ async def _first(wanted: Coroutine[Any, Any, object], running: "asyncio.Future[N
 def _said(url: str, error: Exception) -> GatepostError:
     if isinstance(error, GatepostError):
         return error
-    # Only its name: its text may quote what was sent, ticket and all.
+    # Only the name of the error: its text may quote the request, including the ticket.
     return Unavailable(f"{url} cannot be reached ({type(error).__name__})")
 
 

@@ -1,4 +1,4 @@
-"""Who may use the local API: whoever holds the token file's secret."""
+"""Authentication of local API clients by the bearer token in the state directory."""
 
 import hashlib
 import hmac
@@ -7,7 +7,7 @@ from gatepost.errors import Unauthorized
 
 
 class Door:
-    """Knows the token's hash, never the token."""
+    """Checks bearer tokens. Keeps the token's hash, never the token."""
 
     def __init__(self, token: str) -> None:
         self._hash = _hash(token)
@@ -15,8 +15,8 @@ class Door:
     def check(self, authorization: str | None) -> None:
         """Raise Unauthorized unless the header carries the token."""
         scheme, _, token = (authorization or "").partition(" ")
-        right = hmac.compare_digest(_hash(token), self._hash)
-        if scheme.lower() != "bearer" or not right:
+        matches = hmac.compare_digest(_hash(token), self._hash)
+        if scheme.lower() != "bearer" or not matches:
             raise Unauthorized("send `Authorization: Bearer` with the token in the state directory")
 
 

@@ -1,4 +1,4 @@
-r"""Frames in files: a maildir-like folder for programs that can write files and nothing else.
+r"""The drop folder: frames in files, for programs that can write files and nothing else.
 
     cd "$GATEPOST_HOME/drop"
     printf '%s' '{"op":"enqueue","messages":[
@@ -7,13 +7,14 @@ r"""Frames in files: a maildir-like folder for programs that can write files and
 
 A client writes a request to `tmp/` and renames it to `new/NAME.json`. It holds one frame: an
 operation or an array of them, which are run in order. The answer appears, whole, as
-`out/NAME.json`: one answer, or an array of them. Answers are removed after a day. Whatever in
-`new/` is not a regular file with a proper name ends in `bad/`, with the reason beside it.
+`out/NAME.json`: one answer, or an array of them. Answers are removed after a day. Entries of
+`new/` that are not regular files with a valid name are moved to `bad/`, with the reason beside
+them.
 
-A request is removed only once its answer is on disk. After a crash it is run again, which does
-no harm: mail is enqueued once per msg_id, a message sent without a key or id of its own gets a
-key that follows from its file, and what a request has dequeued is held by the consumer
-`drop:NAME`, who is handed the same lease again. So give every request a name of its own.
+A request is removed only once its answer is on disk. After a crash it is run again, which is
+harmless: mail is enqueued once per msg_id; a message sent without key or id gets an idempotency
+key derived from its file; and mail the request has dequeued is leased to the consumer
+`drop:NAME`, which gets the same lease again. So give every request a name of its own.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ log = logging.getLogger(__name__)
 _NAME = re.compile(r"\A([A-Za-z0-9][A-Za-z0-9._-]{0,99})\.json\Z")
 _AT_ONCE = 16
 _RETRY_SECS = 1.0
-# A symbolic link, a socket, somebody else's file; anything else may pass.
+# A symbolic link, a socket or another user's file. Other errors may be temporary.
 _UNREADABLE = (errno.ELOOP, errno.ENXIO, errno.EACCES)
 _KEEP_ANSWERS_SECS = 86_400
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -59,7 +60,7 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Request(Struct, frozen=True):
-    """A file as it was found. `mark` tells it from a later file of the same name."""
+    """A request file. `mark` distinguishes it from a later file of the same name."""
 
     name: str
     content: bytes
@@ -67,7 +68,7 @@ class Request(Struct, frozen=True):
 
 
 class DropDoor:
-    """Takes requests in the order of their names, a few at once."""
+    """Serves requests in the order of their names, a few concurrently."""
 
     def __init__(self, operations: Operations, path: Path) -> None:
         self._operations = operations
@@ -77,7 +78,7 @@ class DropDoor:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._changed = asyncio.Event()
         self._under_way: dict[str, asyncio.Task[None]] = {}
-        # Perhaps another file of that name: to be looked at when the first is done.
+        # Names listed again while running, perhaps another file: checked when the first is done.
         self._seen_again: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._open = contextlib.AsyncExitStack()
@@ -90,7 +91,7 @@ class DropDoor:
         self._pump = asyncio.create_task(self._take_all())
 
     async def stop(self) -> None:
-        """Break off what is under way; its requests are still there at the next start."""
+        """Cancel running requests; their files are still there at the next start."""
         tasks = [self._pump, *self._under_way.values()]
         for task in tasks:
             task.cancel()
@@ -98,7 +99,7 @@ class DropDoor:
         await self._open.aclose()
 
     async def sweep(self) -> int:
-        """Remove the answers that nobody fetched in a day; returns how many."""
+        """Remove answers that are older than a day; return how many."""
         before = self._clock.now() / 1000 - _KEEP_ANSWERS_SECS
         return await asyncio.to_thread(self._files.remove_answers, lambda _, at: at < before)
 
@@ -114,7 +115,7 @@ class DropDoor:
             await self._changed.wait()
 
     async def _take(self, name: str) -> None:
-        # Read one after the other and begun at once, so that files are run in their order.
+        # Files are read one after the other and started at once, so that they run in their order.
         try:
             request = await asyncio.to_thread(self._files.read, name, self._limit + 1)
         except (OSError, InvalidRequest) as error:
@@ -172,13 +173,13 @@ class DropDoor:
             return Failed(error=Failure.of(error))
         if not isinstance(frame, list):
             return await self._run(frame, request, 0)
-        return [await self._run(op, request, place) for place, op in enumerate(frame)]
+        return [await self._run(op, request, index) for index, op in enumerate(frame)]
 
-    async def _run(self, op: Op, request: Request, place: int) -> Reply:
+    async def _run(self, op: Op, request: Request, index: int) -> Reply:
         if isinstance(op, Subscribe | Unsubscribe):
             refusal = InvalidRequest("a file cannot subscribe; dequeue instead")
             return Failed(re=op.id, error=Failure.of(refusal))
-        _make_repeatable(op, request, place)
+        _make_repeatable(op, request, index)
         await self._admitted(op)
         reply = await self._operations.answer(op)
         if isinstance(reply, Failed):
@@ -186,7 +187,7 @@ class DropDoor:
         return reply
 
     async def _admitted(self, op: Op) -> None:
-        """A client that writes files cannot be told to slow down; it is made to."""
+        """Wait while the rate limit is exceeded: a client that writes files cannot be refused."""
         while True:
             try:
                 return self._operations.admit(op)
@@ -194,24 +195,25 @@ class DropDoor:
                 await asyncio.sleep(error.retry_after or _RETRY_SECS)
 
 
-def _make_repeatable(op: Op, request: Request, place: int) -> None:
+def _make_repeatable(op: Op, request: Request, index: int) -> None:
+    """Give the operation a consumer or idempotency keys that are the same when it runs again."""
     stem = request.name.removesuffix(".json")
     if isinstance(op, Dequeue):
         op.consumer = op.consumer or f"drop:{stem}"
     elif isinstance(op, Send):
         for number, new in enumerate(op.messages):
             if new.event_id is UNSET and new.idempotency_key is UNSET:
-                new.idempotency_key = f"drop:{stem}:{request.mark}:{place}.{number}"
+                new.idempotency_key = f"drop:{stem}:{request.mark}:{index}.{number}"
 
 
 def _raise_if_passing(failure: Failure) -> None:
-    """An answer is for ever; what the gateway cannot do just now is tried again instead."""
+    """Raise a temporary failure, so that the request is retried: a written answer is final."""
     if issubclass(BY_CODE.get(failure.code, GatepostError), Unavailable):
         raise failure.error()
 
 
 class Files:
-    """The folders, reached only through their own descriptors: no name leads out of them."""
+    """The folders, reached only through their descriptors: no file name leads out of them."""
 
     def __init__(self, path: Path) -> None:
         path.mkdir(mode=0o700, exist_ok=True)
@@ -226,8 +228,8 @@ class Files:
         with os.scandir(self._new) as entries:
             return sorted(entry.name for entry in entries)
 
-    def read(self, name: str, most: int) -> Request:
-        """Up to `most` bytes of a request; InvalidRequest if it is none."""
+    def read(self, name: str, max_bytes: int) -> Request:
+        """Read up to `max_bytes` of a request; raise InvalidRequest if it is not a valid one."""
         if not _NAME.match(name):
             raise InvalidId("a request is named NAME.json: letters, digits, '.', '_' and '-'")
         descriptor = os.open(name, _READ, dir_fd=self._new)
@@ -236,12 +238,12 @@ class Files:
             if not stat.S_ISREG(status.st_mode):
                 raise InvalidRequest("not a regular file")
             with os.fdopen(descriptor, "rb", closefd=False) as file:
-                return Request(name, file.read(most), _mark(status))
+                return Request(name, file.read(max_bytes), _mark(status))
         finally:
             os.close(descriptor)
 
     def answer(self, request: Request, answer: bytes) -> bool:
-        """Put the answer on disk, then remove the request; false if another took its place."""
+        """Write the answer, then remove the request; return False if the file was replaced."""
         self._write(self._out, request.name, answer)
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(request.name, dir_fd=self._new, follow_symlinks=False)
@@ -252,9 +254,10 @@ class Files:
         return True
 
     def set_aside(self, name: str, answer: bytes) -> None:
-        place = self._free_place(name)
-        os.rename(name, place, src_dir_fd=self._new, dst_dir_fd=self._bad)
-        self._write(self._bad, f"{place}.error.json", answer)
+        """Move an invalid request to `bad/`, and write the reason beside it."""
+        new_name = self._free_place(name)
+        os.rename(name, new_name, src_dir_fd=self._new, dst_dir_fd=self._bad)
+        self._write(self._bad, f"{new_name}.error.json", answer)
 
     def remove_answers(self, unwanted: Callable[[str, float], bool]) -> int:
         removed = 0
@@ -276,13 +279,13 @@ class Files:
         os.fsync(folder)
 
     def _free_place(self, name: str) -> str:
-        # Shortened, for a name may be as long as the system allows and gets a suffix here.
-        place = short = os.fsdecode(os.fsencode(name)[:200])
+        # Shortened: a name may be as long as the system allows, and gets a suffix here.
+        free = short = os.fsdecode(os.fsencode(name)[:200])
         number = 0
-        while _exists(place, self._bad):
+        while _exists(free, self._bad):
             number += 1
-            place = f"{short}.{number}"
-        return place
+            free = f"{short}.{number}"
+        return free
 
 
 def _folder(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""The door for external agents: invites, sessions, and what a session may do. Never the room."""
+"""External agents: invites, sessions, and the operations of a session. They never see the room."""
 
 import asyncio
 import contextlib
@@ -71,20 +71,20 @@ class _Named(Struct):
 
 class ExternalAgents:
     def __init__(
-        self, operations: Operations, door: Door, threshold: Threshold, policy: Policy
+        self, operations: Operations, local_auth: Door, guard: Threshold, policy: Policy
     ) -> None:
-        self.threshold = threshold
+        self.threshold = guard
         self._operations = operations
         self._core = operations.core
-        self._door = door
+        self._door = local_auth
         self._sessions = AgentSessions(self._core.clock, policy)
         self._limiter = RateLimiter(_CALLS_PER_SEC, _CALL_BURST)
         self._calls: dict[str, set[asyncio.Future[None]]] = {}
 
-    # -- getting in
+    # -- invites and sessions
 
     async def invite(self, request: AnyRequest, wanted: AgentInviteRequest) -> InvitedAgent:
-        """By the operator, or by a session that may grant what it grants."""
+        """Issue an invite for the operator, or for a session that may grant these scopes."""
         grantor = await self._grantor(request)
         actor = "operator" if grantor is None else grantor.agent_id
         clock = self._core.clock
@@ -101,7 +101,7 @@ class ExternalAgents:
             return None
         session = await self.authenticate(request)
         scope = ENDPOINTS[Endpoint.INVITES]
-        assert isinstance(scope, Scope), "whoever invites needs a scope"
+        assert isinstance(scope, Scope), "inviting needs a scope"
         require(session, scope)
         return session
 
@@ -130,10 +130,10 @@ class ExternalAgents:
         session = await self.authenticate(request)
         return await self._core.commit(lambda tx: self._sessions.context_token(tx, session, wanted))
 
-    # -- doing something
+    # -- operations
 
     async def invoke(self, request: AnyRequest) -> Any:
-        """Whatever is not listed as an operation of some scope is refused."""
+        """Run an operation; refuse it unless one of the session's scopes lists it."""
         session = await self.authenticate(request)
         body = await request.body()
         name = _read(msgspec.json.Decoder(_Named).decode, body).op
@@ -161,7 +161,7 @@ class ExternalAgents:
             raise Forbidden(f"this message was not sent by {session.agent_id}")
 
     async def _while_allowed(self, session: AgentSession, work: Awaitable[T]) -> T:
-        """A session that ends takes with it what it still waits for."""
+        """Await `work`, but cancel it and raise Revoked when the session ends first."""
         task: asyncio.Future[T] = asyncio.ensure_future(work)
         with self._call(session.id) as ended:
             try:
@@ -175,6 +175,7 @@ class ExternalAgents:
 
     @contextlib.contextmanager
     def _call(self, session: str) -> "Iterator[asyncio.Future[None]]":
+        """Yield a future that is resolved when the session ends."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._calls.setdefault(session, set()).add(ended)
         try:
@@ -185,7 +186,7 @@ class ExternalAgents:
             if not calls:
                 del self._calls[session]
 
-    # -- the operator's
+    # -- for the operator
 
     async def listed(self) -> AgentAccess:
         def read(tx: Tx) -> AgentAccess:
@@ -196,7 +197,7 @@ class ExternalAgents:
         return await self._core.read(read)
 
     async def revoke(self, agent: str) -> EndedSessions:
-        """End an agent's sessions and open invites."""
+        """End an agent's sessions and open invites, and cancel its running calls."""
         ended = await self._core.commit(lambda tx: self._sessions.revoke(tx, agent, "operator"))
         self._end_calls(ended)
         return EndedSessions(agent, len(ended))
@@ -244,7 +245,7 @@ def _session_routes(agents: ExternalAgents) -> list[Any]:
         f"{_BASE}/{Endpoint.CONTEXT_TOKEN}",
         status_code=200,
         request_max_body_size=_MAX_BODY,
-        summary="A token for less, to hand on",
+        summary="Issue a narrower token to pass on",
         opt=_OPEN,
     )
     async def context_token(

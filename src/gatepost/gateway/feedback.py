@@ -1,8 +1,8 @@
-"""Incidents, reviews and advice: what somebody should know, from here or from the pipeline.
+"""Incidents, reviews and ETA advice: kept here, raised here or posted by the pipeline.
 
-The pipeline sees all gateways together and says what it found to one of them, with a token that is
-good for that alone. Whatever it says twice is stored once. Reviews are for everybody, so they
-stand in the room too, without their details.
+The pipeline sees the events of all gateways. It posts its findings to one gateway, with a token
+that allows nothing else. A finding posted twice is stored once. Reviews concern every gateway, so
+they are also published in the room, without their details.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ EventIds = Annotated[list[EventId], Meta(max_length=100)]
 FailureClass = Literal[
     "eta_breach", "sla_breach", "terminal_error", "contract_mismatch", "routing_miss"
 ]
-# What the pipeline finds in all outboxes together, and what its audit finds.
+# Classes of incidents the pipeline raises, from all outboxes together and from its audit.
 PipelineClass = Literal[
     "sla_breach",
     "backlog",
@@ -66,7 +66,7 @@ PipelineClass = Literal[
 ]
 _SOURCE = "pipeline"
 _OPEN = {"open": True}
-# What the room takes of a review's samples.
+# Maximum number of a review's samples, and of own reviews, that go into the room.
 _SAMPLES = 8
 _IN_ROOM = 500
 
@@ -109,7 +109,7 @@ _NAMES = {"class_": "class", "raised_at": "raisedAt", "corr_ids": "corrIds"}
 
 
 class NewIncident(Struct, frozen=True, rename=_NAMES):
-    """As the pipeline says it. The same `id` again is the same incident."""
+    """An incident posted by the pipeline. The same `id` again is the same incident."""
 
     id: IncidentId
     class_: PipelineClass
@@ -120,7 +120,7 @@ class NewIncident(Struct, frozen=True, rename=_NAMES):
 
 
 class NewReview(Struct, frozen=True, rename="camel"):
-    """As the pipeline says it. Said again, its count and samples are renewed, not its status."""
+    """A review posted by the pipeline. Posted again, count and samples change, not its status."""
 
     id: ReviewId
     capability_id: AgentId
@@ -143,9 +143,9 @@ class NewEtaAdvice(Struct, frozen=True, rename="camel"):
 
 
 class Feedback:
-    def __init__(self, core: Core, keeper: RoomKeeper) -> None:
+    def __init__(self, core: Core, replica: RoomKeeper) -> None:
         self._core = core
-        self._keeper = keeper
+        self._keeper = replica
 
     # -- incidents
 
@@ -163,7 +163,7 @@ class Feedback:
         def store(tx: Tx) -> int:
             new = 0
             for each in found:
-                # A name of its own, so that nobody can take the place of what a gateway finds.
+                # The prefix keeps the pipeline from replacing an incident that a gateway raised.
                 id = f"{_SOURCE}:{each.id}"
                 row = (id, each.class_, each.subject, each.detail, each.raised_at, _SOURCE)
                 tx.run(_RAISE, (*row, _list(each.corr_ids)))
@@ -207,18 +207,19 @@ class Feedback:
         return review
 
     async def publish(self) -> None:
-        """Say in the room what is open and not said yet; until there is a room, nothing is."""
+        """Publish open reviews that are not in the room yet; without a room, do nothing."""
         await self._say(await self.reviews("open", 1000))
 
     async def _say(self, reviews: Iterable[ReviewView]) -> None:
         if self._keeper.room is None or not self._keeper.may_speak.is_set():
             return
-        node, said = self._core.node, self._said(self._keeper.room)
-        words = {claim_key(each.id, node.id): each for each in reviews}
-        # A node may write so many keys and no more, and it has other things to say.
-        fresh = [key for key in words if key not in said][: max(0, _IN_ROOM - len(said))]
-        told = {("reviews", k): _record(r) for k, r in words.items() if k in said or k in fresh}
-        await self._keeper.publish(told)
+        node, published = self._core.node, self._said(self._keeper.room)
+        by_key = {claim_key(each.id, node.id): each for each in reviews}
+        # The number of keys a node may write is limited, and it needs some for other records.
+        capacity = max(0, _IN_ROOM - len(published))
+        allowed = {*published, *[key for key in by_key if key not in published][:capacity]}
+        records = {("reviews", k): _record(r) for k, r in by_key.items() if k in allowed}
+        await self._keeper.publish(records)
 
     def _said(self, room: Room) -> set[str]:
         own = self._core.node.key.public
@@ -260,16 +261,16 @@ def _review_row(new: NewReview) -> Row:
 
 
 def _record(review: ReviewView) -> ReviewRecord:
-    """What was checked when it came in, so it has the types a record has.
+    """Convert a stored review to a room record. Its values were checked when it was posted.
 
-    A default is left out, for a record is written as its reader would write it.
+    Defaults are left out, because a reader verifies a record by encoding it again.
     """
-    said = msgspec.to_builtins(review)
+    values = msgspec.to_builtins(review)
     names = set(ReviewRecord.__struct_fields__)
     if review.status == "open":
         names -= {"status", "settled_at"}
-    said |= {name: tuple(said[name][:_SAMPLES]) for name in ("corr_ids", "event_ids")}
-    return ReviewRecord(**{name: said[name] for name in names})
+    values |= {name: tuple(values[name][:_SAMPLES]) for name in ("corr_ids", "event_ids")}
+    return ReviewRecord(**{name: values[name] for name in names})
 
 
 def _list(values: list[str]) -> str:
@@ -277,10 +278,10 @@ def _list(values: list[str]) -> str:
 
 
 class Gate:
-    """Who may say such things: the operator, or a session with the scope for it."""
+    """Lets the operator and sessions with the feedback scope post findings."""
 
-    def __init__(self, door: Door, agents: ExternalAgents) -> None:
-        self._door = door
+    def __init__(self, local_auth: Door, agents: ExternalAgents) -> None:
+        self._door = local_auth
         self._agents = agents
 
     async def check(self, request: AnyRequest) -> None:

@@ -1,4 +1,4 @@
-"""Refusing a WebSocket before it is accepted, with the status and body HTTP would have had."""
+"""WebSocket handshakes: check the origin, and refuse with a full HTTP response."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ Socket = WebSocket[Any, Any, Any]
 
 
 async def refuse(socket: Socket, error: GatepostError) -> None:
-    """The same status and body an HTTP request would get, instead of a bare 403."""
+    """Answer with the status and body an HTTP request would get, instead of a bare 403."""
     send: Any = socket.send
     headers = [(b"content-type", b"application/json")]
     if error.retry_after is not None:
@@ -26,7 +26,7 @@ async def refuse(socket: Socket, error: GatepostError) -> None:
 
 
 def check_origin(socket: Socket, allowed: tuple[str, ...]) -> None:
-    """Browsers say which page is asking; a page from elsewhere has no business here."""
+    """Raise Forbidden for a browser page of another origin that is not allowed."""
     origin = socket.headers.get("origin")
     if origin is None or origin in allowed:
         return

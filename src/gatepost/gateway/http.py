@@ -1,4 +1,4 @@
-"""The HTTP surface: the mailbox protocol, messages, agents and blobs, as Litestar routes."""
+"""HTTP routes of the local API: mailboxes, dead letters, messages, agents and blobs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -68,7 +68,9 @@ AnyRequest = Request[Any, Any, Any]
 
 _BATCH = msgspec.Meta(min_length=1, max_length=1000)
 _NOT_YET = ResponseSpec(
-    Sent, description="It was sent, and is not that far yet.", generate_examples=False
+    Sent,
+    description="Sent, but the wanted state is not reached yet.",
+    generate_examples=False,
 )
 
 
@@ -103,7 +105,7 @@ class ExtendBody(Struct):
 
 
 class FilterBody(Struct, forbid_unknown_fields=True):
-    """Which dead letters: all given conditions must hold; none given means every one."""
+    """Selects dead letters that match all given conditions; without conditions, all of them."""
 
     msg_ids: MsgIds | None = None
     sender: AgentId | None = None
@@ -122,7 +124,7 @@ class ReplayBody(FilterBody):
 
 
 def routes(operations: Operations) -> Router:
-    """Everything under /v1 but the WebSocket."""
+    """Build the router for everything under /v1 except the WebSocket."""
     handlers = [
         *_mailbox_routes(operations),
         *_dead_letter_routes(operations),
@@ -231,7 +233,7 @@ def _dead_letter_routes(operations: Operations) -> list[Any]:
     async def purge_dead_letters(mailbox: Name) -> Count:
         return Count(count=await operations.discard(check_agent_id(mailbox), Filter(), "operator"))
 
-    @get("/audit", summary="What was done by hand, newest first")
+    @get("/audit", summary="Audit log of manual actions, newest first")
     async def audit(limit: PageSize = 100) -> list[AuditEntry]:
         query = "SELECT at, actor, action, subject, detail FROM audit ORDER BY id DESC LIMIT ?"
         rows = await operations.core.read(lambda tx: tx.rows(query, (limit,)))
@@ -245,7 +247,7 @@ def _message_routes(operations: Operations) -> list[Any]:
         "/messages",
         status_code=200,
         responses={**ERRORS, 202: _NOT_YET},
-        summary="Send a message to an agent, or to several; may wait for what becomes of it",
+        summary="Send a message to one or several agents; may wait for the outcome",
     )
     async def send(
         data: JSONBody[NewSend],
@@ -264,8 +266,8 @@ def _message_routes(operations: Operations) -> list[Any]:
         work = operations.wait_for(sent, wait, timeout)
         sent = await while_connected(request, work)
         copies = [copy for copy in sent.copies or [sent] if copy.error is None]
-        there = all(is_reached(copy, wait) for copy in copies)
-        return Response(sent, status_code=200 if there else 202)
+        reached = all(is_reached(copy, wait) for copy in copies)
+        return Response(sent, status_code=200 if reached else 202)
 
     @post("/messages/batch", status_code=200, summary="Send messages to agents")
     async def send_batch(data: JSONBody[SendBatch]) -> SendResults:
@@ -274,7 +276,7 @@ def _message_routes(operations: Operations) -> list[Any]:
         reply: SendResults = await operations.perform(operation)
         return reply
 
-    @get("/messages/{event_id:str}", summary="What became of a message; may wait for it")
+    @get("/messages/{event_id:str}", summary="The outcome of a message; may wait for it")
     async def message(
         event_id: Name,
         request: AnyRequest,
@@ -341,7 +343,7 @@ def _blob_routes(operations: Operations) -> list[Any]:
 
 
 def _single(reply: Settled) -> Settled:
-    """A single failure is an error of the request; in a batch each is told apart."""
+    """Raise the failure of a request for one message; a batch reports failures in its reply."""
     if not reply.settled and len(reply.failures) == 1:
         raise _error(reply.failures[0])
     return reply
@@ -354,7 +356,7 @@ def _error(failure: Failure) -> GatepostError:
 
 
 async def while_connected(request: AnyRequest, work: Awaitable[T]) -> T:
-    """Stop working for a client that hung up, so that it is not given mail it will never see."""
+    """Await `work`, but cancel it when the client hangs up: it must not lease mail unseen."""
     task: asyncio.Future[T] = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request.receive))
     try:

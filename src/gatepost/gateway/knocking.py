@@ -1,4 +1,4 @@
-"""How this gateway gets into another's room: exchange over HTTP, then the WebSocket."""
+"""Client side of joining a peer: get a ticket over HTTP, then open the WebSocket."""
 
 import ssl
 from collections.abc import AsyncIterator
@@ -41,12 +41,12 @@ from gatepost.wire import Failure
 T = TypeVar("T")
 
 _SECS = 10.0
-# What can go wrong on a network, and on a socket that was fine a moment ago.
+# Errors of the network, and of a socket that worked a moment ago.
 BROKEN = (OSError, TimeoutError, httpx.HTTPError, websockets.WebSocketException)
 
 
 class Host(Struct, frozen=True):
-    """A gateway that let us in."""
+    """The gateway at the other end of a WebSocket we opened."""
 
     id: str
     public_key: bytes
@@ -54,11 +54,11 @@ class Host(Struct, frozen=True):
 
 
 class OurselvesError(Exception):
-    """Whoever answered is this very gateway."""
+    """The address we dialled is our own."""
 
 
 class Knocker:
-    """Every refusal is a GatepostError with the code the host gave."""
+    """Gets tickets and opens sockets. A refusal is raised with the error code the peer gave."""
 
     def __init__(self, core: Core, known: RoomDirectory) -> None:
         self._node = core.node
@@ -71,7 +71,7 @@ class Knocker:
         for client in self._clients.values():
             await client.aclose()
 
-    # Loading the machine's certificates takes a while, so it waits until they are needed.
+    # Loading the machine's certificates takes a while, so it is done when they are needed.
     @cached_property
     def _tls(self) -> ssl.SSLContext:
         return _tls(self._settings)
@@ -80,13 +80,13 @@ class Knocker:
         scheme = urlsplit(url).scheme
         if scheme not in self._clients:
             verify = self._tls if scheme == "https" else False
-            # Neither ticket nor invite is for a proxy.
+            # A proxy must see neither tickets nor invites.
             client = httpx.AsyncClient(timeout=_SECS, verify=verify, trust_env=False)
             self._clients[scheme] = client
         return self._clients[scheme]
 
     async def with_invite(self, url: str, token: str) -> ExchangeAnswer:
-        """A ticket for an invite; by proof, if this node was let in by it before."""
+        """Get a ticket for an invite; if this node has used it before, get one by proof."""
         issuer = issuer_fingerprint(token)
         try:
             return await self._exchange(url, self._joiner.with_invite(token), issuer)
@@ -97,7 +97,7 @@ class Knocker:
                 raise used from None
 
     async def with_proof(self, url: str, issuer: str | None) -> ExchangeAnswer:
-        """A ticket for our signature. `issuer`: the host's fingerprint, if only one will do."""
+        """Get a ticket for our signature. `issuer`: required fingerprint of the peer's key."""
         challenge = await self._ask("GET", url + CHALLENGE_PATH, Challenge)
         if challenge.issuer_key == self._node.key.public:
             raise OurselvesError
@@ -108,7 +108,7 @@ class Knocker:
     async def opened(
         self, url: str, answer: ExchangeAnswer
     ) -> AsyncIterator[tuple[ClientConnection, Host]]:
-        """The WebSocket, and who is at its other end."""
+        """Open the WebSocket; yield it with the peer's identity."""
         ticket = {"authorization": f"Bearer {answer.ws_ticket}"}
         address = f"{websocket_url(url)}{ROOM_PATH}/{CONTROL_ROOM}"
         try:
@@ -139,7 +139,7 @@ class Knocker:
     def _recognise(self, challenge: Challenge) -> str:
         known = self._known.by_key(None, challenge.issuer_key)
         if known is None or known.revoked or known.node_id != challenge.issuer_id:
-            raise Forbidden(f"{challenge.issuer_id} answered, which is no member of our room")
+            raise Forbidden(f"{challenge.issuer_id} answered, but is not a member of our room")
         return fingerprint(known.public_key)
 
     async def _ask(self, method: str, url: str, answer: type[T], **request: Any) -> T:
@@ -150,7 +150,7 @@ class Knocker:
         try:
             return msgspec.json.decode(response.content, type=answer)
         except msgspec.MsgspecError:
-            raise Unavailable(f"{url} answers, but is no gateway") from None
+            raise Unavailable(f"{url} answers, but is not a gateway") from None
 
     def _check(self, url: str) -> None:
         parts = urlsplit(url)
@@ -163,7 +163,7 @@ class Knocker:
 
 
 class ClientWire:
-    """A WebSocket we opened, as a connection uses it."""
+    """A WebSocket we opened, as the `PeerSocket` of a connection."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket
@@ -173,7 +173,7 @@ class ClientWire:
             message = await self._socket.recv()
         except ConnectionClosed as closed:
             if closed.rcvd is not None and closed.rcvd.code >= 4000:
-                raise Forbidden(f"the host ended the connection: {closed.rcvd.reason}") from None
+                raise Forbidden(f"the peer ended the connection: {closed.rcvd.reason}") from None
             return None
         return message if isinstance(message, bytes) else message.encode()
 
@@ -191,15 +191,15 @@ def http_url(endpoint: str) -> str:
 
 def _host(socket: ClientConnection, answer: ExchangeAnswer) -> Host:
     headers = {} if socket.response is None else socket.response.headers
-    said = welcome.read(headers.get(HEADER, ""), answer.session_id, answer.issuer_key)
-    return Host(answer.issuer_id, answer.issuer_key, said)
+    received = welcome.read(headers.get(HEADER, ""), answer.session_id, answer.issuer_key)
+    return Host(answer.issuer_id, answer.issuer_key, received)
 
 
 def _refusal(status: int, body: bytes) -> GatepostError:
     try:
         return msgspec.json.decode(body, type=Failure).error()
     except msgspec.MsgspecError:
-        return Unavailable(f"the host answered HTTP {status} with something no gateway says")
+        return Unavailable(f"the peer answered HTTP {status}, but is not a gateway")
 
 
 def _tls(settings: Settings) -> ssl.SSLContext:

@@ -1,4 +1,4 @@
-"""How much those who hold the token may ask for."""
+"""Token bucket: the rate limit all clients of the local API share."""
 
 import time
 
@@ -6,7 +6,7 @@ from gatepost.errors import RateLimited
 
 
 class Bucket:
-    """A token bucket: `rate` operations a second, `burst` at once."""
+    """Allows `rate` operations per second, and `burst` at once."""
 
     def __init__(self, rate: float, burst: int) -> None:
         self._rate = rate
@@ -15,7 +15,7 @@ class Bucket:
         self._at = time.monotonic()
 
     def take(self, count: int) -> None:
-        """Raise RateLimited unless `count` are to be had; a full bucket is enough for anything."""
+        """Take `count` tokens, or raise RateLimited. A full bucket is enough for any `count`."""
         count = min(count, self._burst)
         now = time.monotonic()
         self._tokens = min(self._tokens + (now - self._at) * self._rate, self._burst)

@@ -1,4 +1,4 @@
-"""Logs: one JSON object or one line of text per record, with secrets taken out."""
+"""Logging setup: one JSON object or one line of text per record, with secrets redacted."""
 
 import logging
 import re
@@ -41,7 +41,7 @@ class TextFormatter(logging.Formatter):
 
 
 def configure(level: str, style: Literal["json", "text"]) -> None:
-    """All loggers of the process to standard error."""
+    """Send all loggers of the process to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,4 +1,4 @@
-"""Whom the room knows, as the door asks for it."""
+"""The members of the room and their standing, as admission checks need them."""
 
 from msgspec import Struct
 
@@ -16,7 +16,7 @@ class _Picture(Struct, frozen=True):
 
 
 class RoomDirectory:
-    """A picture of the room's members: taken in the room's thread, looked at in the journal's."""
+    """A snapshot of the members: built in the room's thread, read in the journal's threads."""
 
     def __init__(self) -> None:
         self._picture = _Picture({}, {}, {})
@@ -41,12 +41,12 @@ class RoomDirectory:
         self._picture = _Picture(by_id, by_key, _issued(room))
 
     def is_out_of_date(self, changed: Signed) -> bool:
-        """Whether a record may say more than that its writer is alive."""
+        """Return whether a changed record may alter the snapshot: more than a mere heartbeat."""
         if changed.map != "nodes":
             return False
         known = self._picture.by_key.get(changed.public_key)
-        same = known is not None and known.tier == changed.chain[-1].tier
-        return not (same and isinstance(changed.data, Node))
+        same_tier = known is not None and known.tier == changed.chain[-1].tier
+        return not (same_tier and isinstance(changed.data, Node))
 
 
 def _of_genesis(genesis: Genesis) -> Standing:

@@ -1,4 +1,4 @@
-"""What a gateway counts, in Prometheus' words."""
+"""Prometheus metrics of the gateway, for /metrics."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from gatepost.mailbox import browse
 
 
 class Metrics:
-    """Counts that live in the journal are read when asked for; the rest is kept here."""
+    """Counts stored in the journal are read on each scrape; the others are kept here."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -37,7 +37,7 @@ class Metrics:
         self._registry.register(self._incidents)
 
     def count(self, incidents: Mapping[str, int]) -> None:
-        """Show these from now on: incidents by the rule that was broken."""
+        """Show these counts from now on: violations of the room by rule."""
         self._incidents.counts = incidents
 
     @contextlib.contextmanager
@@ -62,7 +62,7 @@ class Metrics:
 
 
 class _Mail(Collector):
-    """Mailboxes by name. Their number is the number of agents, so the label stays small."""
+    """Mailboxes by name. There is one per agent, so the label has few values."""
 
     rows: Sequence[Row] = ()
 

@@ -1,4 +1,4 @@
-"""Other gateways, as one part of the process: the room, its doors, the dialling."""
+"""Everything about peers as one part of the process: replica, links, dialling and routes."""
 
 import asyncio
 import contextlib
@@ -25,20 +25,20 @@ log = logging.getLogger(__name__)
 _REFRESH_SECS = 0.5
 _COALESCE_SECS = 0.02
 _FORGET_SECS = 60.0
-# How long a gateway that knows others waits to hear from them before it speaks.
+# A gateway with seeds waits this long for the first sync before it publishes records.
 _HEAR_FIRST_SECS = 2.0
 _FAREWELL_SECS = 2.0
 
 
 class Neighbours:
-    def __init__(self, core: Core, metrics: Metrics, threshold: Threshold) -> None:
+    def __init__(self, core: Core, metrics: Metrics, guard: Threshold) -> None:
         self.keeper = RoomKeeper(core)
         self.pipes = Pipes(self.keeper)
         self._news = asyncio.Event()
         core.messages.on_agents = self._news.set
         self._dialer = Dialer(self.keeper, self.pipes)
         self._ownership = Ownership(self.keeper)
-        self._door = NodeDoor(self.keeper, self.pipes, metrics, threshold)
+        self._door = NodeDoor(self.keeper, self.pipes, metrics, guard)
         metrics.count(self.keeper.incidents)
         metrics.observing.watch(self.keeper, self.pipes)
 
@@ -53,7 +53,7 @@ class Neighbours:
 
     @contextlib.asynccontextmanager
     async def running(self, url: str | None) -> AsyncIterator[None]:
-        """`url` is where others reach this gateway."""
+        """Run until exit. `url` is the address where peers reach this gateway."""
         self.keeper.endpoint = None if url is None else "ws" + url.removeprefix("http")
         await self.keeper.load()
         work = [
@@ -72,7 +72,7 @@ class Neighbours:
             await asyncio.gather(*work, return_exceptions=True)
 
     async def retire(self) -> None:
-        """Before the doors close. Never raises, and never takes long."""
+        """Tell peers that this gateway stops. Never raises, and is bounded in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL_SECS):
                 await self.keeper.retire()
@@ -87,7 +87,7 @@ class Neighbours:
         await _again_and_again(self._refresh, _COALESCE_SECS)
 
     async def _refresh(self) -> None:
-        """Say what is new at once, and now and then that we are here."""
+        """Publish changed agents at once, and a heartbeat after a pause."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REFRESH_SECS):
                 await self._news.wait()
@@ -95,7 +95,7 @@ class Neighbours:
         await self.keeper.refresh()
 
     async def _forget(self) -> None:
-        """What can no longer matter goes: spent tickets, old invites, records that are over."""
+        """Delete spent tickets, old invites and finished records."""
         core = self.keeper.core
         batch, policy = core.settings.journal.sweep_batch, self.keeper.policy
         while await core.commit(lambda tx: prune(tx, policy, batch)):

@@ -1,4 +1,4 @@
-"""The door for other gateways: challenge, exchange, and the room itself over WebSocket."""
+"""Server side of joining: challenge, ticket exchange, and the room's WebSocket for peers."""
 
 import asyncio
 import logging
@@ -45,18 +45,18 @@ _OPEN = {"open": True}
 
 
 class NodeDoor:
-    """Knows no more than how to knock; who may enter is decided by access.Door."""
+    """Serves joining peers over HTTP and WebSocket; `access` decides which of them may join."""
 
     def __init__(
-        self, keeper: RoomKeeper, pipes: Pipes, metrics: Metrics, threshold: Threshold
+        self, replica: RoomKeeper, pipes: Pipes, metrics: Metrics, guard: Threshold
     ) -> None:
-        self._keeper = keeper
+        self._keeper = replica
         self._pipes = pipes
         self._metrics = metrics
-        self.threshold = threshold
-        self._core = keeper.core
-        self._settings = keeper.core.settings
-        self._door = Door(keeper.issuer(), keeper.policy, keeper.directory)
+        self.threshold = guard
+        self._core = replica.core
+        self._settings = replica.core.settings
+        self._door = Door(replica.issuer(), replica.policy, replica.directory)
 
     def challenge(self) -> Challenge:
         return self._door.challenge(self._core.clock.now())
@@ -65,7 +65,7 @@ class NodeDoor:
         return await self._core.commit(lambda tx: self._door.exchange(tx, request))
 
     async def receive(self, socket: Socket, room: str) -> None:
-        """Refused before it is accepted, or connected until either side ends it."""
+        """Refuse the handshake, or run the connection until either side ends it."""
         try:
             admitted = await self._admit(socket, room)
         except GatepostError as error:
@@ -81,17 +81,17 @@ class NodeDoor:
         check_origin(socket, self._settings.room.allowed_origins)
         ticket = _ticket(socket)
         if room != CONTROL_ROOM:
-            raise NotFound(f"there is no room of this name; the one there is is {CONTROL_ROOM}")
+            raise NotFound(f"there is no room of this name; the only room is {CONTROL_ROOM}")
         if len(self._keeper.connections) >= self._settings.limits.max_connections:
             raise Unavailable("too many connections", retry_after=1.0)
         return await self._core.commit(lambda tx: self._door.admit(tx, ticket))
 
     async def _host(self, socket: Socket, admitted: Admitted) -> None:
         room, awareness = self._keeper.current, self._keeper.awareness
-        who = (admitted.node_id, admitted.public_key)
-        connection = Connection(room, awareness, _SocketWire(socket), *who, "guest")
+        identity = (admitted.node_id, admitted.public_key)
+        connection = Connection(room, awareness, _SocketWire(socket), *identity, "guest")
         connection.session = admitted.session_id
-        # Registered before anything is awaited, so a revocation after the admission finds it.
+        # Registered before anything is awaited, so that a revocation after admission finds it.
         with self._keeper.connected(connection), self._metrics.node():
             self._pipes.joined(connection)
             try:
@@ -101,7 +101,7 @@ class NodeDoor:
                 self._pipes.left(connection)
 
     async def _run(self, socket: Socket, connection: Connection, admitted: Admitted) -> None:
-        noting = asyncio.ensure_future(self._note_entry(admitted))
+        publishing = asyncio.ensure_future(self._note_entry(admitted))
         try:
             await connection.run()
         except RoomViolation as violation:
@@ -110,14 +110,14 @@ class NodeDoor:
         except GatepostError as error:
             await _close(socket, error)
         finally:
-            await noting
+            await publishing
 
     def _welcome(self, admitted: Admitted) -> dict[str, Any]:
         room = self._keeper.current
         chain = () if admitted.admission is None else self._chain(admitted.admission)
-        said = Welcome(room.genesis, room.epoch, chain)
-        written = welcome.write(said, admitted.session_id, self._core.node.key)
-        return {welcome.HEADER: written}
+        value = Welcome(room.genesis, room.epoch, chain)
+        header = welcome.write(value, admitted.session_id, self._core.node.key)
+        return {welcome.HEADER: header}
 
     def _chain(self, admission: Admission) -> tuple[Link, ...]:
         return self._keeper.chain_for(
@@ -131,17 +131,17 @@ class NodeDoor:
         )
 
     async def _note_entry(self, admitted: Admitted) -> None:
-        """Tell the room which of its invites was used."""
+        """Publish in the room which of our invites this peer used."""
         sql = "SELECT id, used_at FROM invite WHERE used_by = ?"
         rows = await self._core.read(lambda tx: tx.rows(sql, (admitted.node_id,)))
-        words = {}
+        records = {}
         for id, used_at in rows:
-            place = ("invites", claim_key(id, self._core.node.id))
-            said = self._keeper.current.document.get((*place, self._core.node.key.public))
-            if said is not None and isinstance(said.data, Invite) and said.data.used_at is None:
-                words[place] = replace(said.data, used_at=used_at)
+            key = ("invites", claim_key(id, self._core.node.id))
+            known = self._keeper.current.document.get((*key, self._core.node.key.public))
+            if known is not None and isinstance(known.data, Invite) and known.data.used_at is None:
+                records[key] = replace(known.data, used_at=used_at)
         try:
-            await self._keeper.publish(words)
+            await self._keeper.publish(records)
         except GatepostError as error:
             log.warning("the use of an invite is not in the room yet: %s", error.message)
 
@@ -154,22 +154,22 @@ class _SocketWire:
         message: dict[str, Any] = dict(await self._socket.receive())
         if message["type"] == "websocket.disconnect":
             if message.get("code") == TOO_LARGE:
-                raise RoomViolation("a message is larger than any may be", rule="too_large")
+                raise RoomViolation("the message is larger than the limit", rule="too_large")
             return None
         data = message.get("bytes")
         if data is None:
-            raise RoomViolation("the room speaks in bytes, not in text", rule="message")
+            raise RoomViolation("the room takes binary messages, not text", rule="message")
         return bytes(data)
 
     async def send(self, message: bytes) -> None:
         await self._socket.send({"type": "websocket.send", "bytes": message, "text": None})
 
 
-def routes(door: NodeDoor) -> list[Any]:
-    @get(CHALLENGE_PATH, summary="A question a known node answers with its key", opt=_OPEN)
+def routes(server: NodeDoor) -> list[Any]:
+    @get(CHALLENGE_PATH, summary="A challenge that a known node answers with its key", opt=_OPEN)
     async def challenge(request: AnyRequest) -> Challenge:
-        door.threshold.cross(request)
-        return door.challenge()
+        server.threshold.cross(request)
+        return server.challenge()
 
     @post(
         EXCHANGE_PATH,
@@ -179,18 +179,18 @@ def routes(door: NodeDoor) -> list[Any]:
         opt=_OPEN,
     )
     async def exchange(data: JSONBody[ExchangeRequest], request: AnyRequest) -> ExchangeAnswer:
-        door.threshold.cross(request)
-        return await door.exchange(data)
+        server.threshold.cross(request)
+        return await server.exchange(data)
 
     @websocket_route(ROOM_PATH + "/{room:str}")
     async def room_socket(socket: Socket, room: FromPath[str]) -> None:
-        await door.receive(socket, room)
+        await server.receive(socket, room)
 
     return [challenge, exchange, room_socket]
 
 
 def _ticket(socket: Socket) -> str:
-    """From the header, or for clients that cannot set one from the list of subprotocols."""
+    """Read the ticket from the header, or from the subprotocols if a client cannot set it."""
     scheme, _, value = (socket.headers.get("authorization") or "").partition(" ")
     if scheme.lower() == "bearer" and value:
         return value.strip()

@@ -1,8 +1,9 @@
-"""What goes through the pipes, counted beside the traffic, and how both planes are, when asked.
+"""Traffic metrics: counted in the commit group, or read from journal and room on each scrape.
 
-The observer takes part in every commit group, last of all. In a group it only keeps what it is
-handed; it counts once the group is on disk. What the journal and the room know anyway is read when
-somebody scrapes. Labels are kinds, states, reasons and members of the room, so there are few.
+`CommitObserver` is the last participant of every commit group. During a group it only collects;
+it counts once the group is on disk. `TrafficCollector` reads everything the journal and the room
+store anyway when /metrics is scraped. Labels are kinds, states, reasons and room members, so
+there are few.
 """
 
 from bisect import bisect_left
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
     from gatepost.gateway.room import RoomKeeper
     from gatepost.gateway.telemetry import Telemetry
 
-# Upper bounds of the buckets, in milliseconds. The objective, 5 s, is one of them.
+# Upper bounds of the histogram buckets. The delivery objective, 5 s, is one of them.
 BOUNDS = (5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000)
-# A kind nobody knows must not become a label, for others choose its name.
+# Label for unknown event kinds: peers choose their names, so they must not become labels.
 _OTHER = "other"
 
 
 class Latency(Struct):
-    """One histogram."""
+    """A histogram of latencies in milliseconds."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
     total: int = 0
@@ -58,7 +59,7 @@ class Latency(Struct):
 
 
 class Observer:
-    """All of it runs in the writer's thread; whoever scrapes reads numbers only."""
+    """Counts events and receipts in the writer's thread; a scrape only reads numbers."""
 
     def __init__(self, messages: Messages, telemetry: "Telemetry | None" = None) -> None:
         self.emitted: Counter[str] = Counter()
@@ -68,7 +69,7 @@ class Observer:
             for kind in sorted(TRACKED)
             for stage in ("accepted", "processed")
         }
-        # How old, by its emitter's clock, the last event of each source was when it was sent.
+        # Source → age of its last event, by the emitter's clock, when it was sent here.
         self.source_lags: dict[str, int] = {}
         self._telemetry = telemetry
         self._drafts: list[Draft] = []
@@ -97,9 +98,9 @@ class Observer:
         self.taken.update(self._kinds)
         self.source_lags |= self._lags
         for kind, stage, millis, _ in self._receipts:
-            # Nothing may fail here: the group is on disk, and others wait to hear of it.
+            # Nothing may fail here: the group is on disk, and its callers wait for the outcome.
             if (latency := self.latencies.get((kind, stage))) is not None:
-                # A clock that was set back is no latency.
+                # A clock that was set back is not a negative latency.
                 latency.observe(max(0, millis))
         if self._telemetry is not None:
             self._telemetry.committed(self._drafts, list(self._receipts), self._now)
@@ -120,12 +121,12 @@ class Observer:
 
 
 class Reading(Struct, frozen=True):
-    """What the journal knew when it was asked."""
+    """Counts read from the journal for one scrape."""
 
     undelivered: dict[str, int]
     open: dict[str, int]
     held: dict[str, int]
-    readers: dict[str, tuple[int, int]]  # last seq for it, what it has taken
+    readers: dict[str, tuple[int, int]]  # node → (last seq for it, last seq it acked)
     incidents: dict[str, int]
 
 
@@ -149,18 +150,18 @@ def _pair(row: tuple[str, int]) -> tuple[str, int]:
 
 
 class Observing(Collector):
-    """Everything the two planes show on /metrics. `refresh` it before it is collected."""
+    """Traffic, incidents and room members on /metrics. Call `refresh_counts` before a scrape."""
 
     def __init__(self, core: "Core") -> None:
         self._core = core
         self._reading = Reading({}, {}, {}, {}, {})
         self._room: tuple[RoomKeeper, Pipes] | None = None
-        # Which backlogs grow and do not stop, as (what, name).
+        # Returns the backlogs that keep growing, as (what, name).
         self.growing: Callable[[], Iterable[tuple[str, str]]] = tuple
 
-    def watch(self, keeper: "RoomKeeper", pipes: "Pipes") -> None:
-        """Show the room and the links too, from now on."""
-        self._room = (keeper, pipes)
+    def watch(self, replica: "RoomKeeper", links: "Pipes") -> None:
+        """Include the room and its links from now on."""
+        self._room = (replica, links)
 
     async def refresh(self) -> None:
         self._reading = await self._core.read(read)
@@ -195,10 +196,11 @@ class Observing(Collector):
         return family
 
     def _deliveries(self) -> Iterator[Metric]:
-        now = self._reading
-        yield _gauges("deliveries_open", "Deliveries not settled.", "state", now.open)
-        yield _gauges("held", "Events taken and not accepted yet.", "why", now.held)
-        yield _gauges("undelivered", "Messages given up and kept.", "reason", now.undelivered)
+        counts = self._reading
+        yield _gauges("deliveries_open", "Deliveries not processed.", "state", counts.open)
+        yield _gauges("held", "Events taken and not accepted yet.", "why", counts.held)
+        text = "Messages given up and kept."
+        yield _gauges("undelivered", text, "reason", counts.undelivered)
 
     def _control_plane(self) -> Iterator[Metric]:
         counts = self._core.messages.incidents.counts
@@ -214,12 +216,12 @@ class Observing(Collector):
             family.add_metric([what, name], 1)
         yield family
 
-    def _members(self, keeper: "RoomKeeper", pipes: "Pipes") -> Iterator[Metric]:
-        if keeper.room is None:
+    def _members(self, replica: "RoomKeeper", links: "Pipes") -> Iterator[Metric]:
+        if replica.room is None:
             return
-        room, own = keeper.room, self._core.node.id
+        room, own = replica.room, self._core.node.id
         others = sorted(node for node in room.view.nodes if node != own)
-        linked = pipes.linked()
+        linked = links.linked()
         yield _gauge("room_members", "Nodes in the room.", len(room.view.nodes))
         yield _gauge("room_records", "Records in the room.", len(room.document))
         size = sum(len(signed.text) for signed in room.document)
@@ -227,14 +229,14 @@ class Observing(Collector):
         yield _gauge("links", "Links that are up.", len(linked))
         up = {node: int(node in linked) for node in others}
         yield _gauges("link_up", "1 while there is a link.", "node", up)
-        ages = {node: pipes.silence(node) for node in others}
+        ages = {node: links.silence(node) for node in others}
         yield _gauges("node_silence_seconds", "Since its last sign of life.", "node", ages)
-        yield from self._lags(others, pipes)
+        yield from self._lags(others, links)
 
-    def _lags(self, others: list[str], pipes: "Pipes") -> Iterator[Metric]:
+    def _lags(self, others: list[str], links: "Pipes") -> Iterator[Metric]:
         readers, lags = self._reading.readers, self._core.observer.source_lags
         behind = {
-            node: max(0, readers[node][0] - max(readers[node][1], pipes.acked(node)))
+            node: max(0, readers[node][0] - max(readers[node][1], links.acked(node)))
             for node in others
             if node in readers
         }

@@ -1,4 +1,4 @@
-"""The OpenAPI document. Its schemas come from msgspec, so they say what is really decoded."""
+"""The OpenAPI document. Its schemas come from msgspec, which also decodes the requests."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any
@@ -16,12 +16,12 @@ from gatepost.events import AgentId, Digest, EventId, MsgId, NodeId
 from gatepost.gateway import external_agents, feedback, http, reports, undelivered_api, views
 from gatepost.wire import Status
 
-# What ids look like; each is checked where it is used, so that its error can say what is wrong.
+# Types of ids in paths. Handlers check ids themselves, so that the error names the problem.
 _IDS: dict[str, Any] = {"mailbox": AgentId, "agent": AgentId, "msg_id": MsgId, "event_id": EventId}
 _IDS |= {"digest": Digest, "payload_ref": Digest}
 _IDS |= {"node": NodeId, "invite_id": Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]}
 _IDS |= {"ref": MsgId, "review_id": reports.ReviewId, "target": AgentId}
-# Rules between fields, which a type cannot express.
+# Rules between fields, which the types cannot express.
 _RULES = {
     "NewMessage": {"anyOf": [{"required": ["msg_id"]}, {"required": ["msgId"]}]},
     "NewSend": {
@@ -32,7 +32,7 @@ _RULES = {
     },
 }
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-# Any operation of the WebSocket, or one known by its name only.
+# Any operation of the WebSocket, or one that is known by its name only.
 _OPERATION = {"type": "object", "properties": {"op": {"type": "string"}}, "required": ["op"]}
 _INVOCATION = {"application/json": {"schema": _OPERATION}}
 
@@ -86,7 +86,7 @@ def _schemas() -> dict[str, Any]:
 
 
 def _portable(schema: Any) -> Any:
-    r"""Patterns as JSON Schema writes them: there `^` and `$` mean what `\A` and `\Z` do here."""
+    r"""Rewrite patterns for JSON Schema, where `^` and `$` mean `\A` and `\Z`."""
     if isinstance(schema, list):
         return [_portable(each) for each in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""What each operation on the wire does, whichever door it came through."""
+"""Implementation of every wire operation, the same for all transports."""
 
 import asyncio
 import logging
@@ -54,13 +54,13 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Plan = Callable[[Tx], Reply]
-# Messages of one sender for one mailbox, each with its place in the operation.
+# (receiver, sender) → messages of that pair, each with its index in the operation.
 Runs = dict[tuple[str, str], list[tuple[int, Mail]]]
 Until = Callable[["asyncio.Future[list[Message]]", float], Awaitable[bool]]
 
 
 class Operations:
-    """`plan` turns an operation into one transaction; `perform` runs any of them to its answer."""
+    """Runs wire operations. `plan_transaction` makes one transaction of an operation, if it can."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -90,18 +90,18 @@ class Operations:
         }
 
     def plan(self, op: Op) -> Plan | None:
-        """The one transaction that is all of `op`, if one is all it takes."""
+        """Return the transaction that does all of `op`, or None if it needs more than one."""
         make = self._plans.get(type(op))
         return None if make is None else make(op)
 
     async def perform(self, op: Op) -> Any:
-        """The answer `op` has on the wire."""
+        """Run `op` and return its reply; raise its error."""
         if (plan := self.plan(op)) is not None:
             return await self.core.commit(plan)
         return await self._slow[type(op)](op)
 
     async def answer(self, op: Op) -> Reply:
-        """The answer `op` has on the wire, whatever happens."""
+        """Run `op` and return its reply; an error becomes a Failed reply."""
         try:
             reply: Reply = await self.perform(op)
             return reply
@@ -112,25 +112,25 @@ class Operations:
             return Failed(re=op.id, error=Failure.of(Internal("an internal error; see the log")))
 
     def admit(self, op: Op) -> None:
-        """Raise RateLimited if the clients ask for too much at once."""
+        """Raise RateLimited if the clients exceed the rate limit."""
         self.bucket.take(weight(op))
 
-    # -- one transaction each
+    # -- operations of one transaction
 
     def _enqueue(self, op: Enqueue) -> Plan:
-        """Messages go in by pair, however they are mixed; each is answered in its place."""
+        """Group messages by pair, and answer them in the order they came."""
         runs: Runs = {}
-        for place, new in enumerate(op.messages):
+        for index, new in enumerate(op.messages):
             mail = self._mail(new)
-            runs.setdefault((new.to, new.from_), []).append((place, mail))
+            runs.setdefault((new.to, new.from_), []).append((index, mail))
         return partial(self._enqueue_runs, op.id, runs)
 
     def _enqueue_runs(self, re: int, runs: Runs, tx: Tx) -> Reply:
         answers: dict[int, EnqueueAck] = {}
         for (to, sender), run in runs.items():
             acks = self.core.dispatcher.enqueue(tx, to, sender, [mail for _, mail in run])
-            answers.update(zip((place for place, _ in run), acks, strict=True))
-        return Enqueued(re=re, results=[answers[place] for place in sorted(answers)])
+            answers.update(zip((index for index, _ in run), acks, strict=True))
+        return Enqueued(re=re, results=[answers[index] for index in sorted(answers)])
 
     def _mail(self, new: NewMessage) -> Mail:
         payload = bytes(new.payload)
@@ -158,27 +158,27 @@ class Operations:
         return lambda tx: _settled(op.id, nack(tx, op.mailbox, op.receipts, op.msg_ids, op.reason))
 
     def _extend(self, op: Extend) -> Plan:
-        def extend(tx: Tx) -> Reply:
+        def extend_leases(tx: Tx) -> Reply:
             stale = self.core.dispatcher.extend(tx, op.mailbox, op.receipts)
             failures = [Failure("stale_receipt", "the lease ran out", text) for text in stale]
             return Settled(re=op.id, settled=len(op.receipts) - len(stale), failures=failures)
 
-        return extend
+        return extend_leases
 
     def _register(self, op: Register) -> Plan:
-        def register(tx: Tx) -> Reply:
-            # Who merely comes again stays what it was.
+        def register_agent(tx: Tx) -> Reply:
+            # Registering again without `standby` keeps the present standby state.
             self.core.agents.register(tx, op.agent, standby=op.standby or None)
             if not self.core.agents.stands_by(tx, op.agent):
                 self.core.messages.transfers.ask(tx, op.agent)
             return Done(re=op.id)
 
-        return register
+        return register_agent
 
-    # -- those that read, wait, or take several transactions
+    # -- operations that read, wait, or take several transactions
 
     async def _dequeue(self, op: Dequeue) -> Reply:
-        """Whoever hangs up before the answer gives back what was leased for it meanwhile."""
+        """Lease mail. If the client hangs up before the reply, the leases are given back."""
         consumer = op.consumer or f"poll:{self.core.clock.random(8).hex()}"
         poll = _Poll(self.core, op, consumer)
         try:
@@ -189,14 +189,14 @@ class Operations:
         return Messages(re=op.id, messages=messages)
 
     async def _send(self, op: Send) -> Reply:
-        """Payloads too large to travel inline are stored as blobs first."""
-        # Taken before a payload moves into a blob, whose digest is another each time.
-        marks = [fingerprint(new) for new in op.messages]
+        """Store payloads too large to travel inline as blobs, then send."""
+        # Before payloads move into blobs: encryption gives a blob another digest each time.
+        fingerprints = [fingerprint(new) for new in op.messages]
         for new in op.messages:
             if self._is_large(new):
                 payload, new.payload = bytes(new.payload), UNSET  # type: ignore[arg-type]
                 new.payload_ref = await self.upload([payload])
-        return await self.core.commit(self._send_all(op, marks))
+        return await self.core.commit(self._send_all(op, fingerprints))
 
     def _plan_send(self, op: Send) -> Plan | None:
         for new in op.messages:
@@ -212,14 +212,14 @@ class Operations:
             return False
         return memoryview(new.payload).nbytes > self._inline
 
-    def _send_all(self, op: Send, marks: list[bytes]) -> Plan:
+    def _send_all(self, op: Send, fingerprints: list[bytes]) -> Plan:
         if self.core.telemetry is not None:
             self.core.telemetry.sending(op.messages)
-        sends = list(zip(op.messages, marks, strict=True))
+        sends = list(zip(op.messages, fingerprints, strict=True))
         return lambda tx: SendResults(re=op.id, results=self._send_in(tx, sends))
 
     def _send_in(self, tx: Tx, sends: list[tuple[NewSend, bytes]]) -> list[Sent]:
-        """All at once, as they mostly can be; if one cannot, each for itself."""
+        """Send all in one savepoint; if one fails, undo them and send each on its own."""
         mark = tx.mark()
         try:
             sent = [self.core.messages.send(tx, *each) for each in sends]
@@ -230,7 +230,7 @@ class Operations:
         return sent
 
     async def upload(self, pieces: Iterable[bytes]) -> str:
-        """Store a payload as a blob; returns its digest."""
+        """Store a payload as a blob; return its digest."""
         blob, key = await self.core.store(pieces)
         insert = "INSERT OR IGNORE INTO blob VALUES (?, ?, ?, ?)"
         await self.core.commit(lambda tx: tx.run(insert, (blob.digest, key, blob.size, tx.now)))
@@ -258,7 +258,7 @@ class Operations:
         return Awaited(re=op.id, result=sent)
 
     async def wait_for(self, sent: Sent, until: str, secs: float) -> Sent:
-        """What is known of a message, or of all its copies, once it is that far or time is up."""
+        """Return the state of a message and its copies once it is reached, or time is up."""
         if sent.error is not None:
             return sent
         if not sent.copies:
@@ -271,25 +271,25 @@ class Operations:
 
     async def _reached(self, id: str, secs: float, until: str) -> Sent:
         messages = self.core.messages
-        settled: asyncio.Future[Sent] = asyncio.get_running_loop().create_future()
+        reached: asyncio.Future[Sent] = asyncio.get_running_loop().create_future()
 
-        def woken(sent: Sent, error: GatepostError | None) -> None:
-            if not settled.done():
-                settled.set_result(sent)
+        def resolve_wait(sent: Sent, error: GatepostError | None) -> None:
+            if not reached.done():
+                reached.set_result(sent)
 
         try:
-            sent = await self.core.commit(lambda tx: messages.wait(tx, id, woken, until))
+            sent = await self.core.commit(lambda tx: messages.wait(tx, id, resolve_wait, until))
             if is_reached(sent, until):
-                settled.cancel()
-            elif await self._wait(settled, secs):
-                return settled.result()
+                reached.cancel()
+            elif await self._wait(reached, secs):
+                return reached.result()
         finally:
-            if not settled.done():
-                self.core.submit(lambda tx: messages.stop_waiting(tx, id, woken))
+            if not reached.done():
+                self.core.submit(lambda tx: messages.stop_waiting(tx, id, resolve_wait))
         return sent
 
     async def _wait(self, future: "asyncio.Future[T]", secs: float) -> bool:
-        """Whether `future` came true in time; the end of the gateway is the end of its time."""
+        """Return whether `future` was resolved in time; stopping the gateway ends the wait."""
         if self._ending:
             return False
         self._waits.add(future)
@@ -300,7 +300,7 @@ class Operations:
         return _came(future)
 
     def end_waits(self) -> None:
-        """The gateway stops: whoever waits for something is told that it did not happen."""
+        """End all waits because the gateway stops; each client gets the reply for a timeout."""
         self._ending = True
         for future in self._waits:
             future.cancel()
@@ -321,34 +321,34 @@ class Operations:
         return await self._look(mailbox, find) or []
 
     async def _look(self, mailbox: str, query: Callable[[Tx, int], list[T]]) -> list[T] | None:
-        def look(tx: Tx) -> list[T] | None:
+        def query_if_known(tx: Tx) -> list[T] | None:
             id = find_mailbox(tx, mailbox)
             return query(tx, id) if id else None
 
-        return await self.core.read(look)
+        return await self.core.read(query_if_known)
 
     async def _purge(self, op: Purge) -> Reply:
         return Count(re=op.id, count=await self.purge(op.mailbox, "operator"))
 
     async def purge(self, mailbox: str, actor: str) -> int:
-        """Turn all waiting mail into dead letters, a batch a transaction."""
+        """Turn all waiting mail into dead letters, one batch per transaction."""
 
-        def batch(tx: Tx) -> int:
+        def purge_batch(tx: Tx) -> int:
             if not find_mailbox(tx, mailbox):
                 return 0
             return self.core.dispatcher.purge(tx, mailbox, self._batch, actor)
 
-        return await self._until_none(batch)
+        return await self._until_none(purge_batch)
 
     async def _purge_dead_letter(self, op: PurgeDeadLetter) -> Reply:
         return Count(re=op.id, count=await self.discard(op.mailbox, Filter(), "operator"))
 
     async def discard(self, mailbox: str, wanted: Filter, actor: str) -> int:
-        def batch(tx: Tx) -> int:
+        def discard_batch(tx: Tx) -> int:
             id = find_mailbox(tx, mailbox)
             return deadletters.discard(tx, id, wanted, self._batch, actor) if id else 0
 
-        return await self._until_none(batch)
+        return await self._until_none(discard_batch)
 
     async def _until_none(self, batch: Callable[[Tx], int]) -> int:
         total = 0
@@ -359,7 +359,7 @@ class Operations:
     async def replay(
         self, mailbox: str, wanted: Filter, limit: int, rate: float | None, actor: str
     ) -> list[EnqueueAck]:
-        """Replay up to `limit` matching dead letters, at most `rate` a second if given."""
+        """Replay up to `limit` matching dead letters, at most `rate` per second if given."""
         acks: list[EnqueueAck] = []
         wanted.replayed = False if wanted.replayed is None else wanted.replayed
         while len(acks) < limit:
@@ -374,7 +374,7 @@ class Operations:
 
 
 class _Poll:
-    """One dequeue, which may wait, and may be broken off at any moment."""
+    """One dequeue, which may wait, and may be cancelled at any moment."""
 
     def __init__(self, core: Core, op: Dequeue, consumer: str) -> None:
         self._core = core
@@ -394,7 +394,10 @@ class _Poll:
         return self._pushed.result() if _came(self._pushed) else []
 
     def give_back(self) -> None:
-        """Undo what was or still will be leased, unless its consumer has a name to come back by."""
+        """Give back mail that was or still will be leased.
+
+        A named consumer that does not wait keeps its lease: it can come back for it.
+        """
         if not self._op.wait_secs and not self._op.consumer:
             self._core.submit(self._rejoin)
         self._core.submit(self._give_up)
@@ -413,7 +416,7 @@ class _Poll:
         return again
 
     def _rejoin(self, tx: Tx) -> None:
-        """Become the holder of what was taken, for only a holder can give back."""
+        """Become the holder of the leased mail: only a holder can give it back."""
         if find_mailbox(tx, self._op.mailbox):
             self._join(tx)
 
@@ -437,7 +440,7 @@ def _came(future: "asyncio.Future[Any]") -> bool:
 
 
 def weight(op: Op) -> int:
-    """How much work an operation is."""
+    """Return the number of rate-limit tokens an operation costs."""
     if isinstance(op, Send):
         return sum(_copies(new) for new in op.messages)
     return len(op.messages) if isinstance(op, Enqueue) else 1

@@ -1,4 +1,4 @@
-"""What a gateway says of itself and its agents in the room."""
+"""The room records a gateway writes about itself: node, agent claims and delivery progress."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -13,7 +13,7 @@ from gatepost.wire import PROTOCOL_VERSION
 from gatepost.wire import Agent as LocalAgent
 
 Status = Literal["online", "offline"]
-# What is held was taken, and has no receipt yet.
+# Held events were taken, but have no receipt yet.
 _PROGRESS = """
 SELECT sum(seq - first_seq + 1), max(at),
        (SELECT count(*) FROM held WHERE event_id IS NOT NULL),
@@ -41,22 +41,23 @@ def node(
 
 
 def agents(room: Room, local: Iterable[LocalAgent], gateway: str) -> Claims:
-    """All we have to say of agents, by map and key. None takes a claim back."""
-    said = claims_of(room)
+    """Return our claims to agents by (map, key). None withdraws a claim."""
+    published = claims_of(room)
     hosted = {each.id: each for each in local}
     claims: Claims = {}
-    for id in said.keys() | hosted.keys():
+    for id in published.keys() | hosted.keys():
+        old = published.get(id)
         if id in hosted:
-            claim = _hosted(hosted[id], room.view.agents.get(id), said.get(id), gateway)
+            claim = _hosted(hosted[id], room.view.agents.get(id), old, gateway)
         else:
-            claim = said[id] if _is_news(room, id, said[id], gateway) else None
-        if claim is not None or id in said:
+            claim = old if old is not None and _is_news(room, id, old, gateway) else None
+        if claim is not None or old is not None:
             claims["agents", claim_key(id, gateway)] = claim
     return claims
 
 
 def claims_of(room: Room) -> dict[str, Agent]:
-    """What this gateway says of agents now."""
+    """Return the claims this gateway has in the room now, by agent."""
     own = room.publisher.author.key.public
     return {
         subject(signed.key): signed.data
@@ -66,31 +67,34 @@ def claims_of(room: Room) -> dict[str, Agent]:
 
 
 def _hosted(
-    local: LocalAgent, owned: Owned | None, said: Agent | None, gateway: str
+    local: LocalAgent, owned: Owned | None, old: Agent | None, gateway: str
 ) -> Agent | None:
-    """Our claim to an agent of ours. Who has an owner already is not claimed but asked for."""
+    """Return our claim to a hosted agent.
+
+    An agent another gateway owns is not claimed: its owner is asked for it (agent_ownership.py).
+    """
     kind: Literal["internal", "external"] = "internal" if local.type == "internal" else "external"
     claim = Agent(gateway=gateway, type=kind, last_seen_at=local.seen_at, standby=local.standby)
     if local.standby or owned is None or owned.gateway is None:
         return claim
     if owned.gateway != gateway:
-        return None if said is None or said.standby else said
+        return None if old is None or old.standby else old
     record = owned.record
     return replace(claim, role=record.role, epoch=record.epoch, transfers=record.transfers)
 
 
-def _is_news(room: Room, id: str, said: Agent, gateway: str) -> bool:
-    """Whether we gave an agent to somebody who has not said so itself yet."""
-    taker = None if said.gateway == gateway else room.view.nodes.get(said.gateway or "")
-    if taker is None or said.standby:
+def _is_news(room: Room, id: str, claim: Agent, gateway: str) -> bool:
+    """Return whether we gave the agent to a node that has not claimed it yet."""
+    taker = None if claim.gateway == gateway else room.view.nodes.get(claim.gateway or "")
+    if taker is None or claim.standby:
         return False
     found = room.document.get(("agents", claim_key(id, taker.id), taker.public_key))
     theirs = found.data if found else None
-    return not (isinstance(theirs, Agent) and theirs.epoch >= said.epoch)
+    return not (isinstance(theirs, Agent) and theirs.epoch >= claim.epoch)
 
 
 def delivery(tx: Tx) -> Delivery | None:
-    """How far this gateway has come, all it reads taken together; None if it reads nothing yet."""
+    """Return the progress over all outboxes this gateway reads; None if it reads none yet."""
     ((seen, last_at, held, dead),) = tx.rows(_PROGRESS)
     if seen is None:
         return None

@@ -1,10 +1,10 @@
-"""Ownership moves with the agent: who is asked for one gives it, unless it is served here.
+"""Agent ownership: an agent that registers at another gateway moves there with its mail.
 
-An agent that registers here while the room says it lives behind another gateway is asked for
-(delivery/transfers.py). Its owner, once nobody has listened to the agent's mailbox for a moment,
-signs the transfer and says so in the room; the new owner says the same. Then the old one lets go of
-its registration, and its mail follows (delivery/handover.py). Each step is taken again after a
-crash, for it is decided from what the room and the journal say.
+If an agent registers here while the room says another gateway owns it, this gateway asks the owner
+for it (delivery/transfers.py). Once no client has listened to the agent's mailbox for a moment,
+the owner signs the transfer and publishes it in the room; the new owner publishes the same. Then
+the old owner removes its registration, and forwards the mail. Each step is decided from the room
+and the journal, so it is taken again after a crash.
 """
 
 import asyncio
@@ -36,34 +36,34 @@ log = logging.getLogger(__name__)
 Name = FromPath[str]
 
 _LOOK_SECS = 0.25
-# Who is served here but owned elsewhere is asked for again this often.
+# How often the owner is asked again for an agent that is served here.
 _ASK_AGAIN_MS = 15_000
-# A claim carries no more transfers than this since a backbone node's last word.
+# A claim carries at most this many transfers since the last one by a backbone node.
 _MOST_TRANSFERS = 8
 
 
 class Ownership:
-    def __init__(self, keeper: RoomKeeper) -> None:
-        self._keeper = keeper
-        self._core = keeper.core
-        self._me = keeper.core.node.id
-        self._transfers = keeper.core.messages.transfers
-        self._grace = int(keeper.core.settings.delivery.handover_grace_secs * 1000)
+    def __init__(self, replica: RoomKeeper) -> None:
+        self._keeper = replica
+        self._core = replica.core
+        self._me = replica.core.node.id
+        self._transfers = replica.core.messages.transfers
+        self._grace = int(replica.core.settings.delivery.handover_grace_secs * 1000)
         self._unserved: dict[str, int] = {}
 
     async def run(self) -> None:
-        """For as long as the gateway runs."""
+        """Check ownership until cancelled."""
         while True:
             try:
                 await self.look()
             except GatepostError as error:
-                log.warning("an agent waits for its gateway: %s", error.message)
+                log.warning("agent ownership was not checked: %s", error.message)
             except Exception:
-                log.exception("an agent waits for its gateway")
+                log.exception("agent ownership was not checked")
             await asyncio.sleep(_LOOK_SECS)
 
     async def look(self) -> None:
-        """Answer who asks, ask for what is served here, let go of what is not ours any more."""
+        """Answer requests, ask for agents served here, and unregister agents given away."""
         if self._keeper.room is None or not self._keeper.may_speak.is_set():
             return
         requests, agents = await self._core.read(self._journal)
@@ -86,7 +86,7 @@ class Ownership:
         owned = self._view.agents.get(agent)
         return None if owned is None else owned.gateway
 
-    # -- giving
+    # -- giving an agent to a peer
 
     async def _answer(self, request: Request) -> None:
         agent, node = request.agent, request.node
@@ -100,15 +100,15 @@ class Ownership:
         if request.take_over or (not served and self._is_left_alone(agent, now)):
             await self._give(agent, node)
         elif served and now - request.at >= self._grace:
-            log.info("%s asks for agent %s, which is served here", node, agent)
+            log.info("%s asked for agent %s, which is served here: refused", node, agent)
             await self._core.commit(lambda tx: self._transfers.refuse(tx, request))
 
     def _is_left_alone(self, agent: str, now: int) -> bool:
-        """Whether nobody has listened to its mailbox for a while."""
+        """Return whether no client has listened to its mailbox for the grace time."""
         return now - self._unserved.setdefault(agent, now) >= self._grace
 
     async def _give(self, agent: str, node: str) -> None:
-        """Say in the room that the agent is theirs. The rest follows from that."""
+        """Publish in the room that the agent is theirs. The other steps follow from that."""
         async with self._keeper.speaking:
             owned, own = self._view.agents.get(agent), self._view.nodes.get(self._me)
             if owned is None or own is None or owned.gateway != self._me:
@@ -123,7 +123,7 @@ class Ownership:
         log.info("agent %s lives behind %s now", agent, node)
 
     def _claim(self, owned: Owned, taker: str, *, by_backbone: bool) -> Agent:
-        """What we and then the taker say, once we have signed for it."""
+        """Return the claim, with our signed transfer, that we and then the taker publish."""
         key, epoch = self._core.node.key, owned.record.epoch + 1
         step = transfer(key, self._me, taker, owned.id, epoch)
         return handed_over(owned.record, step, by_backbone=by_backbone)
@@ -131,7 +131,7 @@ class Ownership:
     async def _publish(self, agent: str, claim: Agent) -> None:
         await self._keeper.publish({("agents", claim_key(agent, self._me)): claim})
 
-    # -- what is hosted here and owned elsewhere
+    # -- agents hosted here and owned elsewhere
 
     def _look_at(self, tx: Tx, agents: list[LocalAgent]) -> None:
         for agent in agents:
@@ -142,35 +142,35 @@ class Ownership:
                 self._transfers.ask(tx, agent.id)
 
     def _let_go(self, tx: Tx, agent: str) -> None:
-        """From now on mail for it is refused, and its senders look for it elsewhere."""
+        """Unregister an agent: mail for it is refused, and senders look for it elsewhere."""
         if self._core.agents.known(tx, agent):
             self._core.agents.remove(tx, agent, "transfer")
 
     def _is_lost(self, agent: LocalAgent, served: bool) -> bool:
-        """Whether it was ours, was not registered anew since, and is somebody else's now."""
-        place = ("agents", claim_key(agent.id, self._me), self._core.node.key.public)
-        signed, owned = self._keeper.current.document.get(place), self._view.agents.get(agent.id)
-        said = signed.data if signed else None
-        if signed is None or owned is None or not isinstance(said, Agent) or said.standby:
+        """Return whether the agent was ours, is another node's now, and did not register again."""
+        key = ("agents", claim_key(agent.id, self._me), self._core.node.key.public)
+        signed, owned = self._keeper.current.document.get(key), self._view.agents.get(agent.id)
+        claim = signed.data if signed else None
+        if signed is None or owned is None or not isinstance(claim, Agent) or claim.standby:
             return False
-        if said.gateway != self._me:
+        if claim.gateway != self._me:
             return agent.seen_at <= signed.at
-        return not served and said.epoch < owned.record.epoch
+        return not served and claim.epoch < owned.record.epoch
 
-    # -- what people ask for
+    # -- requests of the operator
 
     def agents(self) -> list[RoomAgent]:
         return [_shown(owned) for _, owned in sorted(self._view.agents.items())]
 
     async def claim(self, agent: str, wanted: Claiming) -> RoomAgent:
-        """Make an agent of the room live behind this gateway, or behind another."""
+        """Move an agent of the room to this gateway, or to another one."""
         owned = self._view.agents.get(agent)
         if owned is None:
             raise UnknownAgent(f"the room knows no agent {agent!r}; `gatepost agent add {agent}`")
         if wanted.override:
             return await self._override(owned, wanted.node or self._me)
         if wanted.node not in (None, self._me):
-            raise InvalidRequest("an agent is asked for by the gateway it goes to, or overridden")
+            raise InvalidRequest("run this on the gateway the agent moves to, or use --override")
         asked = await self._core.commit(lambda tx: self._take_over(tx, agent))
         shown = _shown(owned)
         shown.asked = asked
@@ -182,10 +182,10 @@ class Ownership:
         return self._transfers.ask(tx, agent, take_over=True)
 
     async def _override(self, owned: Owned, node: str) -> RoomAgent:
-        """A backbone node's word, for an agent whose owner cannot be asked."""
+        """Give an agent to `node` as a backbone node, when its owner cannot be asked."""
         own = self._view.nodes.get(self._me)
         if own is None or not own.is_backbone:
-            raise Forbidden("only a backbone node takes an agent from its owner; do it on one")
+            raise Forbidden("only a backbone node can override an owner; run this on one")
         if node not in self._view.nodes:
             raise UnknownNode(f"no node {node!r} is in the room; `gatepost nodes` shows all")
         await self._core.commit(lambda tx: self._overridden(tx, owned.id, node))

@@ -1,7 +1,7 @@
-"""HTTP as uvicorn speaks it, with a bound on what a stranger can make it remember.
+"""uvicorn's HTTP protocol with bounds on the size and duration of a request's head.
 
-The parser keeps a request's head in memory until it is complete, and it does so before anyone has
-shown a token. So the head may be only so large, and a new connection has only so long to send it.
+The parser keeps the head in memory until it is complete, before any token was checked. So its size
+is limited, and a new connection must send it in time.
 """
 
 import asyncio

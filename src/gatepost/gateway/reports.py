@@ -1,16 +1,16 @@
-"""What the local API says of journeys, incidents and reviews; the command line reads the same."""
+"""API bodies for journeys, incidents and reviews; the command line decodes the same types."""
 
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-# Part of a key in the room.
+# Review ids become part of a key in the room.
 ReviewId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z", max_length=128)]
 ReviewStatus = Literal["open", "resolved", "dismissed"]
 
 
 class Step(Struct, frozen=True, omit_defaults=True):
-    """Something a node says happened. `at` is by our clock, as far as clocks can be compared."""
+    """One event of a journey, reported by `node`. `at` is converted to our clock."""
 
     at: int
     node: str
@@ -24,9 +24,10 @@ class Step(Struct, frozen=True, omit_defaults=True):
 
 
 class Journey(Struct, frozen=True):
-    """`unreachable` says why other gateways could not be asked, by name.
+    """The journey of an event or a conversation, as reported by all gateways involved.
 
-    `clocks` are those which differ from ours, with the milliseconds they are ahead.
+    `unreachable`: node → why it could not be asked.
+    `clocks`: node → milliseconds its clock is ahead of ours, where it differs.
     """
 
     ref: str
@@ -39,7 +40,7 @@ class Journey(Struct, frozen=True):
 
 
 class IncidentView(Struct, frozen=True, rename={"class_": "class"}):
-    """`source` is the node that saw it, or `pipeline`."""
+    """An incident. `source` is the node that raised it, or `pipeline`."""
 
     id: str
     class_: str
@@ -51,14 +52,14 @@ class IncidentView(Struct, frozen=True, rename={"class_": "class"}):
 
 
 class Incidents(Struct, frozen=True):
-    """A page, newest first, and how many there are of each class in all."""
+    """A page of incidents, newest first, and the total count of each class."""
 
     incidents: list[IncidentView]
     counts: dict[str, int]
 
 
 class ReviewView(Struct, frozen=True):
-    """One misfire, and what was decided about it."""
+    """One misfire to review, and the decision about it."""
 
     id: str
     capability_id: str
@@ -85,13 +86,13 @@ class EtaAdviceView(Struct, frozen=True):
 
 
 class Noted(Struct, frozen=True):
-    """How many were new, of how many that were given."""
+    """Number of findings posted, and how many of them were new."""
 
     given: int
     new: int
 
 
 class Settling(Struct, frozen=True, forbid_unknown_fields=True):
-    """What somebody found when looking at a review."""
+    """The decision to resolve or dismiss a review, with a note."""
 
     note: Annotated[str, Meta(max_length=1000)] = ""

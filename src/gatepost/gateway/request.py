@@ -1,4 +1,4 @@
-"""Request bodies, decoded once and straight into their type."""
+"""A request class that decodes JSON bodies straight into the handler's type."""
 
 from functools import lru_cache
 from typing import Any
@@ -10,7 +10,7 @@ from gatepost.errors import InvalidRequest
 
 
 class TypedRequest(Request[Any, Any, Any]):
-    """Decodes JSON into the handler's own body type, so that payloads stay the bytes they are."""
+    """Decodes a body into the type of the handler's `data`, so that payloads stay raw bytes."""
 
     async def json(self) -> Any:
         body = await self.body()

@@ -1,8 +1,8 @@
-"""This gateway's place in the room: its replica, what it says there, and who is connected.
+"""This gateway's replica of the room: its records, their storage, and the live connections.
 
-A record of our own is on disk before anybody hears of it, so that no version is ever signed twice.
-What others wrote is passed on at once and saved soon after: its writer has it on disk, so should
-we forget it, the next sync brings it back.
+Our own records are on disk before they are sent, so that no version is ever signed twice. Records
+of other nodes are passed on at once and saved soon after: their writer has them on disk, so if we
+lose one, the next sync brings it back.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ _COUNT_MS = 30_000
 
 
 class RoomKeeper:
-    """`room` is None until this gateway founds one, at its first invite, or joins one."""
+    """The replica. `room` is None until this gateway founds a room, by an invite, or joins one."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -88,13 +88,13 @@ class RoomKeeper:
         self._counted_at = 0
         self._retired = False
         self.may_speak = asyncio.Event()
-        # Held by whoever decides, from what is known, what to say of agents.
+        # Held while claims to agents are derived from the room and published.
         self.speaking = asyncio.Lock()
 
-    # -- which room
+    # -- loading, founding and entering a room
 
     async def load(self) -> None:
-        """Take up where the journal left off."""
+        """Open the room that is stored in the journal, if any."""
         await self.core.commit(node_sessions.close_all)
         loaded = await self.core.read(_load)
         if loaded is None:
@@ -107,7 +107,7 @@ class RoomKeeper:
         self._open(Room(genesis, author=author, epoch=epoch, records=records, leap=leap))
 
     async def found(self, also: Callable[[Tx], T]) -> T:
-        """Do `also` in our room; if there is none yet, in one that is founded with it."""
+        """Commit `also`; if there is no room yet, found one in the same transaction."""
         async with self._entering:
             if self.room is not None:
                 return await self.core.commit(also)
@@ -119,7 +119,7 @@ class RoomKeeper:
             return result
 
     async def enter(self, room: Room, welcome: Welcome, also: Callable[[Tx], None]) -> None:
-        """Make this replica of another's room ours. The welcome was checked."""
+        """Adopt a synced copy of a peer's room as ours. The welcome was checked."""
         async with self._entering:
             await self.check_may_join()
             room.enter(Author(self.core.node.key, welcome.chain))
@@ -127,28 +127,28 @@ class RoomKeeper:
             log.info("joined the room of %s", welcome.genesis.node)
 
     async def check_may_join(self) -> None:
-        """Raise unless this gateway is in no room, or alone in its own."""
+        """Raise Conflict unless this gateway is in no room, or alone in its own."""
         if self.room is None:
             return
         admitted = await self.core.read(lambda tx: tx.one("SELECT 1 FROM admission"))
         if admitted is not None or len(self.room.view.nodes) > 1 or not self._is_genesis():
             raise Conflict(
-                "this gateway is in a room already, with others; a gateway is in one room for ever"
+                "this gateway is in a room with others already, and cannot change to another room"
             )
 
     async def _settle_in(self, room: Room, also: Callable[[Tx], T]) -> T:
         first = room.draft("nodes", self.core.node.id, self._node(room, "online"), self._now())
         records = [*room.document, *([first] if first else [])]
 
-        def settle(tx: Tx) -> T:
-            # Nobody has ever seen what stood in a room that had no other member.
+        def replace_room(tx: Tx) -> T:
+            # Records of a room without other members were never seen by another node.
             tx.run("DELETE FROM room_record")
             tx.run("DELETE FROM room")
             store.create(tx, room.genesis, room.epoch)
             store.save(tx, records)
             return also(tx)
 
-        result = await self.core.commit(settle)
+        result = await self.core.commit(replace_room)
         room.accept([first] if first else [])
         self._open(room)
         return result
@@ -160,17 +160,17 @@ class RoomKeeper:
         room.on_change(self._on_change)
         self._announce_change()
 
-    # -- which document of it
+    # -- moving to another document
 
     async def follow_epoch(self) -> None:
-        """Move to the document the coordinator names, if that is a later one."""
+        """Move to the document the coordinator names, if it is later than ours."""
         coordination = self.current.view.coordination
         if coordination is not None and coordination.room_epoch > self.current.epoch:
             epoch, kept = coordination.room_epoch, coordination.retention
             await self._move(lambda room: rotated(room, epoch, self._now(), kept))
 
     async def catch_up(self, epoch: int) -> None:
-        """Move to the document a member is in, having been away when it was named."""
+        """Move to the later document a peer is in, if we missed the rotation."""
         if epoch > self.current.epoch:
             await self._move(lambda room: rejoined(room, epoch))
 
@@ -180,7 +180,7 @@ class RoomKeeper:
                 count, room = self.changes, moved(self.current)
                 records = list(room.document)
                 await self.core.commit(partial(_rotate, room.epoch, records))
-                # What was said meanwhile must not be left behind.
+                # Records that changed during the commit must be moved too: start again.
                 if self.changes == count:
                     break
             self._open(room)
@@ -188,7 +188,7 @@ class RoomKeeper:
         for connection in self.connections:
             connection.end(Unavailable("the room moved to another document"))
 
-    # -- who we are
+    # -- identity and admission
 
     def issuer(self) -> Issuer:
         node = self.core.node
@@ -206,27 +206,27 @@ class RoomKeeper:
         return self.room
 
     def check_welcome(self, welcome: Welcome, issuer_key: bytes) -> None:
-        """Raise unless the one who gave it admits this very node by it, or we are in already."""
+        """Raise Forbidden unless the peer admits this node by it, or we are in its room already."""
         if self.room is not None and self.room.genesis == welcome.genesis:
             return
         chain = welcome.chain
         own = (self.core.node.id, self.core.node.key.public)
         if not chain or (chain[-1].node, chain[-1].key) != own:
-            raise Forbidden("the host did not say by what right this node is in its room")
+            raise Forbidden("the peer sent no admission for this node")
         Chains(welcome.genesis).verify(chain)
         issuer = chain[-2].key if len(chain) > 1 else welcome.genesis.key
         if issuer != issuer_key:
-            raise Forbidden("the host is not the one who admitted this node")
+            raise Forbidden("the admission of this node was not issued by the peer")
 
     def adopt(self, welcome: Welcome) -> None:
-        """We were admitted anew, perhaps as another tier."""
+        """Use the chain of a newer admission, which may give another tier."""
         chain, room = welcome.chain, self.current
         if chain and chain[-1].issued_at > self.author.chain[-1].issued_at:
             Chains(room.genesis).verify(chain)
             room.enter(Author(self.core.node.key, chain))
 
     def chain_for(self, link: Link) -> tuple[Link, ...]:
-        """The chain of a node which we admitted."""
+        """Return the chain of a node that we admitted."""
         return extend(self.current.genesis, self.author.chain, link)
 
     def _is_genesis(self) -> bool:
@@ -235,33 +235,33 @@ class RoomKeeper:
     def _own_place(self) -> Place:
         return ("nodes", self.core.node.id, self.core.node.key.public)
 
-    # -- what we say
+    # -- our own records
 
-    async def publish(self, words: Words) -> None:
-        """Say these things, once they are on disk."""
+    async def publish(self, changes: Words) -> None:
+        """Sign and save these records, then send them. None deletes a record."""
         now = self._now()
-        for (map, key), data in words.items():
+        for (map, key), data in changes.items():
             draft = self.current.draft(map, key, data, now)
             if draft is not None:
                 self._outstanding[draft.place] = draft
         await self._flush()
 
     async def commit_with(self, map: str, key: str, data: Record, also: Callable[[Tx], T]) -> T:
-        """Say something if and only if `also` succeeds."""
+        """Publish a record in one transaction with `also`: both happen, or neither."""
         draft = self.current.draft(map, key, data, self._now())
         drafts = [draft] if draft else []
 
-        def both(tx: Tx) -> T:
+        def save_both(tx: Tx) -> T:
             result = also(tx)
             store.save(tx, drafts)
             return result
 
-        result = await self.core.commit(both)
+        result = await self.core.commit(save_both)
         self.current.accept(drafts)
         return result
 
     async def _flush(self) -> None:
-        """A draft that could not be saved stays outstanding, for it is never drafted again."""
+        """Save and send pending drafts. A failed one stays pending: it is never drafted again."""
         drafts = list(self._outstanding.values())
         if drafts:
             await self.core.commit(lambda tx: store.save(tx, drafts))
@@ -271,22 +271,22 @@ class RoomKeeper:
             self.current.accept(drafts)
 
     async def refresh(self) -> None:
-        """Say what is new about this node and its agents, and that it is alive."""
+        """Publish changes of this node and its agents, and a heartbeat."""
         if self.room is None or self._retired or not self.may_speak.is_set():
             return
         await self.follow_epoch()
         async with self.speaking:
             agents = await self.core.read(self.core.agents.list)
-            words: dict[tuple[str, str], Record | None] = {
+            changes: dict[tuple[str, str], Record | None] = {
                 ("nodes", self.core.node.id): self._node(self.room, "online"),
                 **own_records.agents(self.room, agents, self.core.node.id),
                 **await self._progress(),
             }
-            await self.publish(words)
+            await self.publish(changes)
         self._announce()
 
     async def _progress(self) -> dict[tuple[str, str], Record]:
-        """How far we have come, now and then: it changes with every message."""
+        """Return our delivery record, but only now and then: it changes with every message."""
         if self._now() < self._counted_at + _COUNT_MS:
             return {}
         found = await self.core.read(own_records.delivery)
@@ -296,7 +296,7 @@ class RoomKeeper:
         return {("delivery", self.core.node.id): found}
 
     async def tidy(self) -> None:
-        """Take back own records that are over; how long they stay is the coordinator's word."""
+        """Remove our finished records; the coordinator sets how long they are kept."""
         if self.room is None or not self.may_speak.is_set():
             return
         coordination = self.room.view.coordination
@@ -315,7 +315,7 @@ class RoomKeeper:
         return own_records.node(room, self.endpoint, status, self._now(), capabilities)
 
     async def retire(self) -> None:
-        """Say goodbye, and give those who are connected a moment to hear it."""
+        """Publish that this node goes offline, and wait a moment until peers have received it."""
         if self.room is not None:
             own = ("nodes", self.core.node.id)
             self._retired = True
@@ -326,7 +326,7 @@ class RoomKeeper:
                 async with asyncio.timeout(_FAREWELL_SECS):
                     await asyncio.gather(*(each.idle.wait() for each in self.connections))
 
-    # -- what others say
+    # -- records of other nodes
 
     def _on_change(self, applied: Applied) -> None:
         if applied.origin is not None:
@@ -343,32 +343,32 @@ class RoomKeeper:
         self._changed = asyncio.Event()
 
     async def changed_since(self, count: int, secs: float) -> None:
-        """Return once there was another change than those counted, or time is up."""
+        """Return once `change_count` differs from `count`, or time is up."""
         with suppress(TimeoutError):
             async with asyncio.timeout(secs):
                 while self.changes == count:
                     await self._changed.wait()
 
     async def keep_saving(self) -> None:
-        """For as long as the gateway runs."""
+        """Save received records until cancelled."""
         while True:
             await self._dirty.wait()
             try:
                 await self._save()
             except GatepostError as error:
-                log.warning("the room cannot be saved and will be later: %s", error.message)
+                log.warning("the room was not saved, and is retried: %s", error.message)
                 await asyncio.sleep(_RETRY_SECS)
 
     async def _save(self) -> None:
         records = dict(self._unsaved)
         await self.core.commit(lambda tx: store.save(tx, records.values()))
-        for place, signed in records.items():
-            if self._unsaved.get(place) is signed:
-                del self._unsaved[place]
+        for key, signed in records.items():
+            if self._unsaved.get(key) is signed:
+                del self._unsaved[key]
         if not self._unsaved:
             self._dirty.clear()
 
-    # -- who is connected
+    # -- live connections
 
     @contextmanager
     def connected(self, connection: Connection) -> Iterator[None]:
@@ -380,7 +380,7 @@ class RoomKeeper:
             self.connections.discard(connection)
 
     def end_sessions(self, ids: Iterable[str], node: str) -> int:
-        """End the connections of these sessions, and those we opened to that node ourselves."""
+        """End the connections of these sessions, and those we opened to `node`; return how many."""
         sessions = set(ids)
         ended = [c for c in self.connections if c.session in sessions or c.node == node]
         for connection in ended:
@@ -407,7 +407,7 @@ def _load(tx: Tx) -> tuple[Genesis, int, list[Signed], int] | None:
     which = store.which(tx)
     if which is None:
         return None
-    # A restored journal does not know which versions it has signed already.
+    # A restored journal lacks the versions signed since the backup: leap over them.
     leap = tx.one("SELECT value FROM fact WHERE name = 'leap'")
     return (*which, store.load(tx, which[0]), int(leap[0]) if leap else 0)
 

@@ -1,4 +1,4 @@
-"""The room as this machine's user manages it: /v1/room."""
+"""Operator API for the room: invites, joining, nodes, revocation and rotation (/v1/room)."""
 
 from typing import Annotated, Any, Literal
 
@@ -51,9 +51,9 @@ _SWEEP_SECS = 600
 
 
 class RoomApi:
-    def __init__(self, keeper: RoomKeeper, dialer: Dialer) -> None:
-        self._keeper = keeper
-        self._core = keeper.core
+    def __init__(self, replica: RoomKeeper, dialer: Dialer) -> None:
+        self._keeper = replica
+        self._core = replica.core
         self._dialer = dialer
 
     async def invite(self, wanted: NewInvite) -> Invited:
@@ -80,9 +80,9 @@ class RoomApi:
         return self._view(invite)
 
     async def join(self, wanted: Joining) -> Joined:
-        host = await self._dialer.join(wanted.seed, wanted.token)
+        peer = await self._dialer.join(wanted.seed, wanted.token)
         tier = self._keeper.author.chain[-1].tier
-        return Joined(host.id, host.welcome.genesis.node, tier)
+        return Joined(peer.id, peer.welcome.genesis.node, tier)
 
     def nodes(self) -> Nodes:
         room = self._keeper.current
@@ -94,28 +94,28 @@ class RoomApi:
         known = await self._core.read(lambda tx: self._keeper.directory.by_id(tx, node))
         self._check_revocable(node, known)
         assert known is not None
-        said = self._revocation(known, wanted)
+        record = self._revocation(known, wanted)
         revoker = self._revoker()
         key = claim_key(node, self._core.node.id)
 
-        def revoke(tx: Tx) -> list[str]:
+        def revoke_sessions(tx: Tx) -> list[str]:
             options: Any = {"last_seq": wanted.last_seq, "reason": wanted.reason}
             return revoker.revoke(tx, node, actor="operator", **options).sessions
 
-        sessions = await self._keeper.commit_with("nodes", key, said, revoke)
+        sessions = await self._keeper.commit_with("nodes", key, record, revoke_sessions)
         ended = self._keeper.end_sessions(sessions, node)
-        return RevocationView(node, said.revoked_at, ended)
+        return RevocationView(node, record.revoked_at, ended)
 
     def _check_revocable(self, node: str, known: Standing | None) -> None:
-        """What the room would not honour is refused here, with the reason."""
+        """Raise, with the reason, for a revocation the room would ignore."""
         if known is None:
             raise UnknownNode(f"no node {node!r} is known here; `gatepost nodes` shows all")
         if known.revoked:
-            raise Conflict(f"node {node} was revoked before; a revocation is for ever")
+            raise Conflict(f"node {node} was revoked before; a revocation is permanent")
         members = self._keeper.current.view.nodes
         own, other = members.get(self._core.node.id), members.get(node)
         if own is None or not own.is_backbone:
-            raise Forbidden("only a backbone node of the room shuts others out")
+            raise Forbidden("only a backbone node of the room can revoke others")
         if other is not None and other.rank <= own.rank:
             raise Forbidden(f"{node} is senior to this node; revoke it from a node senior to it")
 
@@ -144,19 +144,19 @@ class RoomApi:
         return RoomView(room.id, room.genesis.node, room.epoch, changes, records, incidents)
 
     async def verify(self) -> Verified:
-        """Check every signature of what is on disk."""
+        """Check the signature of every stored record."""
         genesis = self._keeper.current.genesis
         found = await self._core.read(lambda tx: [e.message for e in store.verify(tx, genesis)])
         count = await self._core.read(lambda tx: tx.rows("SELECT count(*) FROM room_record")[0][0])
         return Verified(count, found)
 
     async def rotate(self) -> Rotated:
-        """Call a new document, in which what is over is forgotten; every gateway follows."""
+        """Start a new document without finished records; every gateway follows."""
         room = self._keeper.current
         if self._keeper.issuer().tier != "backbone":
-            raise Forbidden("an edge node does not move the room; do it on a backbone node")
-        place = ("coordination", claim_key("coordinator", self._core.node.id))
-        await self._keeper.publish({place: self._next_term(room)})
+            raise Forbidden("an edge node cannot rotate the room; run this on a backbone node")
+        key = ("coordination", claim_key("coordinator", self._core.node.id))
+        await self._keeper.publish({key: self._next_term(room)})
         await self._keeper.follow_epoch()
         moved = self._keeper.current
         return Rotated(moved.id, moved.epoch, len(moved.document))
@@ -189,8 +189,8 @@ class RoomApi:
     def _view(self, invite: Invite) -> InviteView:
         state = invite.state(self._core.clock.now())
         times = (invite.created_at, invite.expires_at)
-        who = (invite.id, invite.tier, invite.expected_node_id)
-        return InviteView(*who, state, *times, invite.used_by)
+        identity = (invite.id, invite.tier, invite.expected_node_id)
+        return InviteView(*identity, state, *times, invite.used_by)
 
     def _node(self, member: Member) -> NodeView:
         connected = sum(c.public_key == member.public_key for c in self._keeper.connections)
@@ -217,7 +217,7 @@ def routes(api: RoomApi) -> list[Any]:
     async def invites() -> list[InviteView]:
         return await api.invites()
 
-    @delete("/v1/room/invites/{invite_id:str}", status_code=200, summary="Take an invite back")
+    @delete("/v1/room/invites/{invite_id:str}", status_code=200, summary="Withdraw an invite")
     async def withdraw(invite_id: Name) -> InviteView:
         return await api.withdraw(invite_id)
 
@@ -229,7 +229,7 @@ def routes(api: RoomApi) -> list[Any]:
     async def nodes() -> Nodes:
         return api.nodes()
 
-    @post("/v1/room/nodes/{node:str}/revoke", status_code=200, summary="Shut a node out for ever")
+    @post("/v1/room/nodes/{node:str}/revoke", status_code=200, summary="Revoke a node for good")
     async def revoke(node: Name, data: JSONBody[Revoking]) -> RevocationView:
         return await api.revoke(check_node_id(node), data)
 

@@ -1,4 +1,4 @@
-"""What this gateway knows of the room, for whoever judges the archives later."""
+"""Facts about the room, written beside the archive for the audit of its segments."""
 
 from typing import TYPE_CHECKING
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from gatepost.archive.room_facts import RoomFacts
 
 
-def room_facts(keeper: RoomKeeper) -> "RoomFacts | None":
-    """Everybody let in, everybody shut out, and who claims to coordinate; None without a room."""
+def room_facts(replica: RoomKeeper) -> "RoomFacts | None":
+    """Collect members, revocations and coordination terms; None without a room."""
     from gatepost.archive.room_facts import NodeFact, RevocationFact, RoomFacts, TermFact
 
-    if keeper.room is None:
+    if replica.room is None:
         return None
-    room, members = keeper.room, keeper.room.view.nodes
+    room, members = replica.room, replica.room.view.nodes
     nodes = tuple(
         NodeFact(
             id=member.id,
@@ -30,26 +30,26 @@ def room_facts(keeper: RoomKeeper) -> "RoomFacts | None":
     keys = {signed.writer: signed.public_key for signed in room.document if signed.map == "nodes"}
     revocations, terms = [], []
     for signed in sorted(room.document, key=lambda each: each.key):
-        author, said = members.get(signed.writer), signed.data
+        author, record = members.get(signed.writer), signed.data
         if author is None or author.public_key != signed.public_key:
             continue
-        if isinstance(said, Revocation) and author.is_backbone:
+        if isinstance(record, Revocation) and author.is_backbone:
             node = subject(signed.key)
             revocations.append(
                 RevocationFact(
                     node=node,
                     public_key=keys.get(node, b""),
                     by=author.id,
-                    at=said.revoked_at,
-                    last_seq=said.last_seq,
+                    at=record.revoked_at,
+                    last_seq=record.last_seq,
                 )
             )
-        elif isinstance(said, Coordination):
+        elif isinstance(record, Coordination):
             at = author.record.last_heartbeat_at
-            terms.append(TermFact(counter=said.term.counter, node=said.term.node, at=at))
+            terms.append(TermFact(counter=record.term.counter, node=record.term.node, at=at))
     return RoomFacts(
-        node=keeper.core.node.id,
-        at=keeper.core.clock.now(),
+        node=replica.core.node.id,
+        at=replica.core.clock.now(),
         nodes=nodes,
         revocations=tuple(revocations),
         terms=tuple(terms),

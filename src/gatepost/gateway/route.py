@@ -1,4 +1,4 @@
-"""Route decorators that document what every route can answer when it fails."""
+"""Route decorators that document the error responses every route can give."""
 
 from functools import partial
 
@@ -10,12 +10,12 @@ from gatepost.wire import Failure
 _MEANINGS = {
     400: "The request cannot be understood.",
     401: "The token is missing or wrong.",
-    403: "Whoever asks may not do this.",
+    403: "The caller may not do this.",
     404: "There is no such thing here.",
     405: "Not a method of this path.",
-    409: "The request contradicts what happened before.",
+    409: "The request conflicts with the present state.",
     413: "The body or the payload is too large.",
-    429: "Too much at once; `retry-after` says when to come again.",
+    429: "Too many requests; `retry-after` says when to try again.",
     503: "The gateway cannot write at the moment.",
 }
 ERRORS = {

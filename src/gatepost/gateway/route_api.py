@@ -1,8 +1,8 @@
-"""Routes as this machine's user sets them: /v1/room/routes.
+"""Operator API for routes: /v1/room/routes.
 
-A route is this node's claim of how to reach an agent, or any agent of a node. Backbone nodes have a
-say in all of them, an edge node in its own and those of its agents; of several claims the latest
-epoch counts.
+A route is a node's claim of how to reach an agent, or any agent of a node. Backbone nodes may set
+any route, an edge node only its own and those of its agents. Of several claims the latest epoch
+counts.
 """
 
 from typing import Any
@@ -14,7 +14,6 @@ from gatepost.events import check_agent_id
 from gatepost.gateway.room import RoomKeeper
 from gatepost.gateway.route import delete, get, put
 from gatepost.gateway.views import NewRoute, RouteView
-from gatepost.journal import Tx
 from gatepost.journal.audit import audit
 from gatepost.room import Routing, claim_key
 from gatepost.room.records import subject
@@ -23,9 +22,9 @@ Name = FromPath[str]
 
 
 class RouteApi:
-    def __init__(self, keeper: RoomKeeper) -> None:
-        self._keeper = keeper
-        self._me = keeper.core.node.id
+    def __init__(self, replica: RoomKeeper) -> None:
+        self._keeper = replica
+        self._me = replica.core.node.id
 
     def list(self) -> list[RouteView]:
         return [self._shown(target) for target in sorted(self._keeper.current.view.routing)]
@@ -41,18 +40,18 @@ class RouteApi:
         self._check_nodes(owner, *wanted.fallbacks)
         async with self._keeper.speaking:
             known = self._keeper.current.view.routing.get(target)
-            said = Routing(
+            record = Routing(
                 owner_node_id=owner,
                 fallback_node_ids=wanted.fallbacks,
                 requires_capabilities=wanted.requires,
                 priority_default=wanted.priority,
                 epoch=1 if known is None else known.epoch + 1,
             )
-            await self._say(target, said, "route.set")
+            await self._say(target, record, "route.set")
         return self.get(target)
 
     async def remove(self, target: str) -> RouteView:
-        """Take our own word back; what another node said before counts again."""
+        """Withdraw our own claim; an earlier claim of another node counts again."""
         shown = self.get(target)
         if shown.set_by != self._me:
             raise Conflict(
@@ -61,28 +60,25 @@ class RouteApi:
         await self._say(target, None, "route.remove")
         return shown
 
-    async def _say(self, target: str, said: Routing | None, action: str) -> None:
-        await self._keeper.publish({("routing", claim_key(target, self._me)): said})
-
-        def note(tx: Tx) -> None:
-            audit(tx, "operator", action, target, "" if said is None else f"epoch {said.epoch}")
-
-        await self._keeper.core.commit(note)
+    async def _say(self, target: str, record: Routing | None, action: str) -> None:
+        await self._keeper.publish({("routing", claim_key(target, self._me)): record})
+        detail = "" if record is None else f"epoch {record.epoch}"
+        await self._keeper.core.commit(lambda tx: audit(tx, "operator", action, target, detail))
 
     def _check_say(self, target: str) -> None:
-        """What the room would not honour is refused here, with the reason."""
+        """Raise Forbidden for a route the room would ignore."""
         view = self._keeper.current.view
         own = view.nodes.get(self._me)
         owned = view.agents.get(target)
         mine = self._me in (target, owned.gateway if owned else None)
         if own is None or not (own.is_backbone or mine):
             raise Forbidden(
-                f"this node has no say in the route for {target}: it is an edge node, and {target}"
+                f"this node may not set the route for {target}: it is an edge node, and {target}"
                 " does not live here; set it on a backbone node, or where it lives"
             )
 
     def _owner(self, target: str) -> str:
-        """Where the target lives, or the node it is."""
+        """Return the gateway that owns the agent, or the node itself."""
         view = self._keeper.current.view
         owned = view.agents.get(target)
         if owned is not None and owned.gateway is not None:
@@ -111,8 +107,8 @@ class RouteApi:
     def _writer(self, target: str, rule: Routing) -> str:
         room = self._keeper.current
         members = room.view.nodes
-        said = (s for s in room.document if s.map == "routing" and subject(s.key) == target)
-        writers = (members[s.writer] for s in said if s.writer in members and s.data == rule)
+        claims = (s for s in room.document if s.map == "routing" and subject(s.key) == target)
+        writers = (members[s.writer] for s in claims if s.writer in members and s.data == rule)
         return min(writers, key=lambda member: member.rank).id
 
 
@@ -131,7 +127,7 @@ def routes(api: RouteApi) -> list[Any]:
     async def set_route(target: Name, data: JSONBody[NewRoute]) -> RouteView:
         return await api.set(check_agent_id(target), data)
 
-    @delete(path, status_code=200, summary="Take a route of this node back")
+    @delete(path, status_code=200, summary="Withdraw a route of this node")
     async def remove_route(target: Name) -> RouteView:
         return await api.remove(check_agent_id(target))
 

@@ -1,4 +1,4 @@
-"""Sealing the outbox into the archive, beside the traffic, and forgetting what is sealed."""
+"""The archiver: writes outbox segments to the archive, and prunes archived events."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The highest seq that may go as far as somebody is concerned; None if they do not mind.
+# Returns the highest seq that may be pruned for one reason; None if there is no bound.
 Bound = Callable[[Tx], int | None]
 Facts = Callable[[], "RoomFacts | None"]
 
@@ -29,10 +29,10 @@ _OLDER_THAN = "SELECT max(last_seq) FROM head WHERE signed_at <= ?"
 
 
 class Sealing:
-    """Seals in a thread of its own, on its own reader: nobody who sends ever waits for it.
+    """Archives in its own thread with its own journal reader, so that no sender waits for it.
 
-    `read` says what every active subscriber has taken, `settled` what lies before the first open
-    delivery; without the word of both nothing is pruned.
+    `read` bounds pruning by the events every active subscriber has taken, `settled` by the first
+    open delivery. Nothing is pruned beyond either bound.
     """
 
     def __init__(self, core: Core, *, read: Bound, settled: Bound, facts: Facts) -> None:
@@ -45,17 +45,17 @@ class Sealing:
         self._stopping = False
         self._compacting = True
         self.sealed_through = 0
-        # What went wrong last; None while all is well.
+        # Message of the last failure; None after a success.
         self.problem: str | None = None
         check(core.settings)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """While this lasts, whatever is due gets sealed. Without an archive nothing happens."""
+        """Archive due segments until exit. Without `archive.uri` do nothing."""
         if not self._core.settings.archive.uri:
             yield
             return
-        thread = ThreadPoolExecutor(1, "sealing")
+        thread = ThreadPoolExecutor(1, "archiver")
         work = asyncio.create_task(self._again_and_again(thread))
         try:
             yield
@@ -64,7 +64,7 @@ class Sealing:
             work.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await work
-            # A segment that was begun is finished; the event loop does not wait for it.
+            # A segment that was begun is finished, without blocking the event loop.
             thread.submit(self._close)
             await asyncio.to_thread(thread.shutdown)
 
@@ -81,20 +81,20 @@ class Sealing:
         except GatepostError as error:
             self._fail(error.message)
         except Exception as error:
-            log.exception("sealing failed and will be tried again")
+            log.exception("archiving failed and will be tried again")
             self.problem = str(error)
         else:
             self.problem = None
 
     def _fail(self, problem: str) -> None:
         if problem != self.problem:
-            log.warning("sealing failed and will be tried again: %s", problem)
+            log.warning("archiving failed and will be tried again: %s", problem)
         self.problem = problem
 
-    # -- in the thread
+    # -- in the archiver thread
 
     def _seal(self, facts: "RoomFacts | None") -> None:
-        """All that is due, a segment at a time."""
+        """Archive all due events, one segment at a time, then merge small segments."""
         connection, archive = self._opened or self._open()
         self._say(archive, facts)
         while not self._stopping:
@@ -103,12 +103,12 @@ class Sealing:
             self.sealed_through = archive.sealed_through(tx)
             if segment is None:
                 break
-            log.info("sealed seq %d to %d", segment.first, segment.last)
+            log.info("archived seq %d to %d", segment.first, segment.last)
         if self._compacting:
             self._compact(connection, archive)
 
     def _compact(self, connection: apsw.Connection, archive: "Archive") -> None:
-        """Merge small segments. Where that fails they stay as they are, and sealing goes on."""
+        """Merge small segments. If that fails they stay as they are, and archiving goes on."""
         try:
             while not self._stopping:
                 whole = archive.compact(Tx(connection, self._core.clock.now()))
@@ -120,7 +120,7 @@ class Sealing:
             self._compacting = False
 
     def _say(self, archive: "Archive", facts: "RoomFacts | None") -> None:
-        """Put beside the segments what is known of the room, if that is news."""
+        """Write the room's facts beside the segments, if they changed."""
         from gatepost.archive import room_facts
 
         if facts is None or (self._said and replace(self._said, at=0) == replace(facts, at=0)):
@@ -153,17 +153,17 @@ class Sealing:
         through, limit = self.sealed_through, self._core.settings.journal.sweep_batch
         keep = int(self._core.settings.archive.keep_secs * 1000)
 
-        def some(tx: Tx) -> int:
+        def prune_batch(tx: Tx) -> int:
             old = tx.one(_OLDER_THAN, (tx.now - keep,)) or (None,)
             upto = min(through, old[0] or 0)
             return prune(tx, upto, read=self._read, settled=self._settled, limit=limit)
 
-        while await self._core.commit(some):
+        while await self._core.commit(prune_batch):
             pass
 
 
 def check(settings: Settings) -> None:
-    """Say at the start, while there is somebody to read it, that an archive cannot be kept."""
+    """Raise ConfigError at startup, where the operator sees it, if archiving cannot work."""
     if not settings.archive.uri:
         return
     try:

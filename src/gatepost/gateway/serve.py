@@ -1,4 +1,4 @@
-"""The gateway process: opens the core, opens the doors, runs until told to stop."""
+"""The gateway process: opens the core and all transports, and serves until it is stopped."""
 
 import asyncio
 import contextlib
@@ -50,8 +50,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, then finish what was begun."""
-    # The writer needs the interpreter back soon after each fsync, though the event loop is busy.
+    """Serve until SIGTERM or SIGINT, then stop in order."""
+    # A short switch interval: the writer thread needs the interpreter soon after each fsync,
+    # even while the event loop is busy.
     sys.setswitchinterval(0.0005)
     uvloop.run(serve(settings))
 
@@ -60,35 +61,35 @@ async def serve(settings: Settings) -> None:
     listener = _bind(settings)
     async with open_core(settings) as operations:
         core = operations.core
-        door = Door(core.state.local_token(core.clock))
+        local_auth = Door(core.state.local_token(core.clock))
         metrics = Metrics(core)
-        threshold = Threshold(settings.room, core.clock)
-        neighbours = Neighbours(core, metrics, threshold)
-        external = ExternalAgents(operations, door, threshold, neighbours.keeper.policy)
-        routes = [*neighbours.routes(), *external_agents.routes(external)]
+        guard = Threshold(settings.room, core.clock)
+        peering = Neighbours(core, metrics, guard)
+        external = ExternalAgents(operations, local_auth, guard, peering.keeper.policy)
+        routes = [*peering.routes(), *external_agents.routes(external)]
         routes.append(undelivered_api.routes(core))
-        routes.append(tracing.routes(Tracer(core, neighbours.pipes)))
-        said = Feedback(core, neighbours.keeper)
-        routes += feedback.routes(said, Gate(door, external))
+        routes.append(tracing.routes(Tracer(core, peering.pipes)))
+        findings = Feedback(core, peering.keeper)
+        routes += feedback.routes(findings, Gate(local_auth, external))
         alerts = Alerts(core, settings.alerts)
-        sealing = _sealing(core, neighbours)
+        archiver = _sealing(core, peering)
         metrics.observing.growing = lambda: alerts.growing
-        app = create_app(operations, door, metrics, routes)
+        app = create_app(operations, local_auth, metrics, routes)
         server = _server(settings, app)
         await remove_orphans(core)
         async with (
             _doors(operations),
             _background(operations),
             repeated(alerts.every_secs, alerts.look),
-            repeated(_SAY_REVIEWS_EVERY, said.publish),
-            sealing.running(),
-            neighbours.running(_public_url(settings, listener)),
-            _stopping(server, operations, neighbours),
+            repeated(_SAY_REVIEWS_EVERY, findings.publish),
+            archiver.running(),
+            peering.running(_public_url(settings, listener)),
+            _stopping(server, operations, peering),
         ):
             core.state.announce(_endpoint(core, listener))
             log.info("node %s listens on %s", core.node.id, _url(settings, listener))
-            # What exists now lives as long as the process, and messages make no cycles: the
-            # collector need not look at the one, nor often for the other.
+            # Objects that exist now live as long as the process, and messages make no cycles. So
+            # the garbage collector skips the former and runs rarely for the latter.
             gc.freeze()
             gc.set_threshold(100_000, 50, 100)
             try:
@@ -97,8 +98,8 @@ async def serve(settings: Settings) -> None:
                 core.state.withdraw()
 
 
-def _sealing(core: Core, neighbours: Neighbours) -> Sealing:
-    bounds, facts = core.bounds, lambda: room_facts(neighbours.keeper)
+def _sealing(core: Core, peering: Neighbours) -> Sealing:
+    bounds, facts = core.bounds, lambda: room_facts(peering.keeper)
     return Sealing(core, read=bounds.read, settled=bounds.settled, facts=facts)
 
 
@@ -115,16 +116,16 @@ async def open_core(settings: Settings, clock: Clock | None = None) -> AsyncIter
 @contextlib.asynccontextmanager
 async def _doors(operations: Operations) -> AsyncIterator[None]:
     core, listen = operations.core, operations.core.settings.listen
-    async with contextlib.AsyncExitStack() as open_doors:
+    async with contextlib.AsyncExitStack() as transports:
         if listen.unix_socket:
             unix = UnixDoor(operations, core.state.socket)
             await unix.start()
-            open_doors.push_async_callback(unix.stop)
+            transports.push_async_callback(unix.stop)
         if listen.drop_folder:
             drop = DropDoor(operations, core.state.drop)
             await drop.start()
-            open_doors.push_async_callback(drop.stop)
-            await open_doors.enter_async_context(repeated(_SWEEP_DROP_EVERY, drop.sweep))
+            transports.push_async_callback(drop.stop)
+            await transports.enter_async_context(repeated(_SWEEP_DROP_EVERY, drop.sweep))
         yield
 
 
@@ -134,7 +135,7 @@ def _background(operations: Operations) -> contextlib.AbstractAsyncContextManage
 
 @contextlib.asynccontextmanager
 async def repeated(seconds: float, work: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
-    """While this lasts, `work` is done every so many seconds."""
+    """Run `work` every `seconds` until exit."""
     loop = asyncio.create_task(_every(seconds, work))
     try:
         yield
@@ -146,15 +147,15 @@ async def repeated(seconds: float, work: Callable[[], Awaitable[object]]) -> Asy
 
 @contextlib.asynccontextmanager
 async def _stopping(
-    server: uvicorn.Server, operations: Operations, neighbours: Neighbours
+    server: uvicorn.Server, operations: Operations, peering: Neighbours
 ) -> AsyncIterator[None]:
-    """SIGTERM and SIGINT end the server, and then everything else in its order."""
+    """Stop the server on SIGTERM or SIGINT; everything else then stops in order."""
     loop = asyncio.get_running_loop()
     leaving: set[asyncio.Task[None]] = set()
 
     async def leave(number: int) -> None:
         try:
-            await neighbours.retire()
+            await peering.retire()
         finally:
             server.handle_exit(number, None)
 
@@ -174,12 +175,12 @@ async def _stopping(
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Nothing: signals are ours, and uvicorn would raise them anew before we are done."""
+        """Do not capture: we handle signals, and uvicorn would raise them again too early."""
         yield
 
 
 async def _every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
-    """Do `work` again and again; an error is reported and does not end it."""
+    """Repeat `work`; an error is logged and does not end the loop."""
     while True:
         await asyncio.sleep(seconds)
         try:
@@ -217,7 +218,7 @@ def _bind(settings: Settings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        # Whoever reads the announcement may connect at once.
+        # A client may connect as soon as it has read the endpoint file.
         listener.listen(1024)
     except OSError as error:
         listener.close()
@@ -229,7 +230,7 @@ def _bind(settings: Settings) -> socket.socket:
 
 
 def _check_tls(listen: Listen) -> None:
-    """Say what is wrong with the certificate while there is somebody to read it."""
+    """Raise ConfigError at startup, where the operator sees it, for an unusable certificate."""
     if listen.tls_cert:
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -251,7 +252,7 @@ def _url(settings: Settings, listener: socket.socket) -> str:
 
 
 def _public_url(settings: Settings, listener: socket.socket) -> str | None:
-    """What others dial; None if only the operator could know and has not said."""
+    """Return the URL peers dial; None if it is not configured and cannot be derived."""
     if settings.room.public_url:
         return settings.room.public_url
     return _url(settings, listener) if settings.listen.host not in _ANY_HOST else None

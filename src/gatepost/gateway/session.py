@@ -1,7 +1,7 @@
-"""One client's conversation in frames, whatever carries them.
+"""One client's session in frames, independent of the transport.
 
-A transport feeds `receive` with frames and sends what `take_output` returns whenever `wake` is
-called. Answers to operations that share a commit group leave together, in one frame.
+A transport passes frames to `receive_frame`, and sends the output of `take_output` whenever `wake`
+is called. Replies to operations of one commit group leave together, in one frame.
 """
 
 import asyncio
@@ -58,13 +58,13 @@ def read_frame(frame: bytes | str) -> Op | list[Op]:
 
 
 class Subscription(Struct, eq=False):
-    """`waiter` is set by the transaction that subscribes, before any that comes after it."""
+    """A subscription. The subscribing transaction sets `waiter`, before any later transaction."""
 
     waiter: Waiter | None = None
 
 
 class Session:
-    """Not thread-safe: everything happens on the event loop."""
+    """Runs a client's operations. Not thread-safe: everything happens on the event loop."""
 
     def __init__(self, operations: Operations, wake: Callable[[], None]) -> None:
         self._operations = operations
@@ -81,12 +81,12 @@ class Session:
         self._sending: asyncio.Task[None] | None = None
 
     async def room(self) -> None:
-        """Wait until the client may send more: few operations are under way, and it listens."""
+        """Wait until the client may send more: few operations are open, and it reads replies."""
         await self._room.wait()
 
     @property
     def unsettled(self) -> bool:
-        """Whether something is still to be answered, or an answer still to be taken."""
+        """Return whether an operation is unanswered, or a reply was not taken yet."""
         return bool(self._unanswered or self._tasks or self._out)
 
     def receive(self, frame: bytes | str) -> None:
@@ -99,18 +99,18 @@ class Session:
             self._begin(op)
 
     def refuse(self, error: GatepostError) -> None:
-        """Answer something that was no operation at all."""
+        """Answer input that was not an operation."""
         self._answer(Failed(error=Failure.of(error)))
 
     def take_output(self) -> list[bytes]:
-        """Everything to send, as few frames as their size allows."""
+        """Return all replies, in as few frames as their size allows."""
         out, self._out = self._out, []
         self._taken.set()
         self._make_room()
         return [_encoder.encode(part[0] if len(part) == 1 else part) for part in _parts(out)]
 
     def close(self) -> None:
-        """The client is gone. It keeps its leases until they time out, for it may come back."""
+        """End the session. Leases stay until they time out, because the client may come back."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -120,7 +120,7 @@ class Session:
             self._core.submit(partial(self._leave, subscription))
         self._subscriptions.clear()
 
-    # -- inside
+    # -- operations
 
     def _begin(self, op: Op) -> None:
         self._unanswered += 1
@@ -149,7 +149,7 @@ class Session:
                 self._sending = task
 
     def _wait(self, op: Op) -> None:
-        """Whoever waits does not keep the same client's other operations from being taken."""
+        """Start an operation that waits; it does not count against the client's open operations."""
         if len(self._tasks) >= _MAX_WAITS:
             raise Unavailable("too many operations wait on this connection", retry_after=1.0)
         self._spawn(self._perform_waiting(op))
@@ -171,10 +171,10 @@ class Session:
 
     async def _perform(self, op: Op, behind: "asyncio.Task[None] | None") -> None:
         if behind is not None:
-            # A message must not overtake an earlier one whose payload takes long to store.
+            # A message must not overtake an earlier one whose payload is still being stored.
             await asyncio.wait([behind])
         if isinstance(op, _LOOKS):
-            # Answers that can be large are made one at a time, and not for a client that is deaf.
+            # Large replies are made one at a time, and only once the last output was taken.
             async with self._looking:
                 await self._taken.wait()
                 self._finish(await self._operations.answer(op))
@@ -210,14 +210,14 @@ class Session:
         push = partial(self._push, op.mailbox)
         subscription = Subscription()
 
-        def subscribe(tx: Tx) -> list[Message]:
+        def join_waiters(tx: Tx) -> list[Message]:
             box = self._core.dispatcher.box(tx, op.mailbox)
             waiter = Waiter(box, consumer, op.credit, push)
             again = self._core.dispatcher.wait(tx, waiter)
             subscription.waiter = waiter
             return again
 
-        self._core.writer.submit(subscribe, partial(self._subscribed, op))
+        self._core.writer.submit(join_waiters, partial(self._subscribed, op))
         self._subscriptions[op.mailbox] = subscription
 
     def _subscribed(self, op: Subscribe, again: list[Message], error: GatepostError | None) -> None:
@@ -251,7 +251,7 @@ class Session:
 async def carry(
     session: Session, receive: Coroutine[Any, Any, None], send: Coroutine[Any, Any, None]
 ) -> None:
-    """A conversation lasts until its reading or its sending ends, whichever is first."""
+    """Run a session until receiving or sending ends, whichever is first."""
     tasks = (asyncio.ensure_future(receive), asyncio.ensure_future(send))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -260,7 +260,7 @@ async def carry(
         for task in tasks:
             task.cancel()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
-            # A lost connection is the usual end, and no news.
+            # A lost connection is the usual end, and not an error.
             if isinstance(result, Exception) and not isinstance(result, OSError):
                 log.error("a session failed unexpectedly", exc_info=result)
 
@@ -276,20 +276,20 @@ def _set_event() -> asyncio.Event:
 
 
 def _parts(replies: list[Reply]) -> list[list[Reply]]:
-    """Replies in groups of bounded size; a large delivery is divided too."""
+    """Group replies by size; a delivery too large for a frame is split."""
     parts: list[list[Reply]] = [[]]
     size = 0
-    for reply, bytes_ in (piece for whole in replies for piece in _pieces(whole)):
+    for part, part_size in (piece for reply in replies for piece in _pieces(reply)):
         if size > _FRAME_BYTES:
             parts.append([])
             size = 0
-        parts[-1].append(reply)
-        size += bytes_
+        parts[-1].append(part)
+        size += part_size
     return parts if parts[0] else []
 
 
 def _pieces(reply: Reply) -> list[tuple[Reply, int]]:
-    """A reply with its weight, or a delivery too large for a frame as several."""
+    """Return a reply with its weight; split a delivery that is too large for a frame."""
     weight = _weight(reply)
     if weight <= _FRAME_BYTES or not isinstance(reply, Deliver) or len(reply.messages) == 1:
         return [(reply, weight)]

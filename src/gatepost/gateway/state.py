@@ -1,4 +1,4 @@
-"""The state directory: one gateway's journal, key, token, blobs, socket and address."""
+"""The state directory: a gateway's journal, key, token, blobs, socket and endpoint file."""
 
 import contextlib
 import os
@@ -12,18 +12,18 @@ from gatepost.events import NodeKey
 
 
 class Endpoint(msgspec.Struct):
-    """Where a running gateway listens; clients on this machine read it."""
+    """The addresses of a running gateway; clients on this machine read them."""
 
     url: str
     socket: str | None
     pid: int
     node_id: str
-    # The certificate by which they tell it, where it speaks TLS.
+    # The certificate clients must trust, if the gateway uses TLS.
     tls_cert: str | None = None
 
 
 class StateDir:
-    """Everything in it is readable by its owner only."""
+    """Paths of the state directory. Its files are readable by their owner only."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,7 +47,7 @@ class StateDir:
         return NodeKey(read_or_create(self.key, clock.random(32)))
 
     def local_token(self, clock: Clock) -> str:
-        """The secret with which this machine's user reaches the gateway."""
+        """Return the secret of the local API; create it if it is missing."""
         token = read_or_create(self.token, clock.random(32).hex().encode()).decode().strip()
         if len(token) < 32:
             raise ConfigError(f"{self.token} holds no token; remove it to have a new one made")
@@ -68,7 +68,7 @@ def read_or_create(path: Path, content: bytes) -> bytes:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Whole or not at all, and never readable by others."""
+    """Write a file atomically and durably, readable by its owner only."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -80,7 +80,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """What was renamed in it stays so."""
+    """Sync a folder, so that renames in it are durable."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

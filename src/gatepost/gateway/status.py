@@ -1,4 +1,4 @@
-"""A gateway at a glance."""
+"""Status of the gateway: counts, storage failure, links and incidents."""
 
 import os
 

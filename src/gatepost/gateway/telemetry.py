@@ -1,10 +1,10 @@
-"""OpenTelemetry spans of what happens to messages, where the operator asks for them.
+"""OpenTelemetry spans of messages, if the settings enable them.
 
 `gatepost.send` is the call, until it is on disk; `gatepost.deliver` lasts from there until the
 owner accepted; `gatepost.turn` from lease to the end of the turn. All of them are children of the
-traceparent a message carries. The writer hands over what was committed and goes on; spans are made
-in a thread of their own and exported by another. Whatever that cannot keep up with is dropped and
-counted: telemetry never holds a message up.
+traceparent a message carries. The writer queues each committed group and goes on. One thread makes
+the spans, another exports them. Groups that exceed the queue are dropped and counted: telemetry
+never delays a message.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _QUEUE = 10_000
-# What may be open at a time; the oldest goes unreported when there is more.
+# Limit of open spans of each kind; beyond it, the oldest is not reported.
 _OPEN = 100_000
 _STOP_SECS = 2.0
 _NANOS = 1_000_000
@@ -48,7 +48,7 @@ class Began(NamedTuple):
 
 
 class Committed(Struct, frozen=True):
-    """One commit group: what was appended, which receipts counted, what was leased."""
+    """One commit group: events appended, receipts that counted, and mail leased."""
 
     drafts: list[Draft]
     receipts: list[Counted]
@@ -70,7 +70,7 @@ Work = Committed | Sending | NotSent
 
 
 def telemetry_of(settings: config.Telemetry, node: str, clock: Clock) -> "Telemetry | None":
-    """What the settings ask for; ConfigError if it is not installed."""
+    """Create the recorder if enabled; raise ConfigError if OpenTelemetry is not installed."""
     if not settings.enabled:
         return None
     try:
@@ -92,7 +92,10 @@ def _exporter(settings: config.Telemetry) -> "SpanExporter":
 
 
 class Telemetry:
-    """`sending` and `not_sent` belong to whoever sends, the rest to the writer's thread."""
+    """Makes and exports spans.
+
+    `begin_sends` and `fail_send` may be called in any thread, the others in the writer's thread.
+    """
 
     def __init__(self, exporter: "SpanExporter", node: str, clock: Clock) -> None:
         from opentelemetry.context import Context
@@ -101,7 +104,7 @@ class Telemetry:
         self._provider = _provider(exporter, node)
         self._tracer = self._provider.get_tracer("gatepost", __version__)
         self._propagator = TraceContextTextMapPropagator()
-        # Not the current context: whatever else is traced in this process is no parent of ours.
+        # Not the current context: other spans of this process are not parents of ours.
         self._nothing = Context()
         self._node = node
         self._clock = clock
@@ -114,10 +117,10 @@ class Telemetry:
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._thread.start()
 
-    # -- what others say
+    # -- called by senders and by the writer
 
     def sending(self, messages: list[NewSend]) -> None:
-        """Begin a span for each, and let the message carry it."""
+        """Begin a span for each message, and put its traceparent into the message."""
         for new in messages:
             given = None if isinstance(new.traceparent, UnsetType) else new.traceparent
             span = self._start("gatepost.send", given, self._clock.now())
@@ -143,7 +146,7 @@ class Telemetry:
         self._leased = []
 
     def stop(self) -> None:
-        """Export what there is, if that does not take long."""
+        """Export queued spans, within a bounded time."""
         with contextlib.suppress(queue.Full):
             self._queue.put(None, timeout=_STOP_SECS)
         self._thread.join(_STOP_SECS)
@@ -157,7 +160,7 @@ class Telemetry:
         except queue.Full:
             self.dropped += 1
 
-    # -- the thread
+    # -- the span thread
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:

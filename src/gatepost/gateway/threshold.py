@@ -1,4 +1,4 @@
-"""What whoever knocks has to pass before anything else: not too often, and not in the clear."""
+"""First checks on connections from outside: rate limit per address, and TLS."""
 
 from typing import Any
 
@@ -13,20 +13,22 @@ Connection = ASGIConnection[Any, Any, Any, Any]
 
 
 class Threshold:
+    """Limits attempts per source address, and refuses plain HTTP from other machines."""
+
     def __init__(self, settings: Room, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
         self._limiter = RateLimiter(settings.knocks_per_sec, settings.knock_burst)
 
     def cross(self, connection: Connection) -> None:
-        """Count an attempt of this address."""
+        """Count an attempt of this address against its rate limit, and require TLS."""
         self._limiter.take(source_of(_host(connection)), self._clock.now())
         self.check_plain(connection)
 
     def check_plain(self, connection: Connection) -> None:
         plain = connection.scope["scheme"] in {"http", "ws"}
         if plain and not is_loopback(_host(connection)) and not self._settings.allow_plain:
-            raise Forbidden("come over TLS; from other machines plain HTTP is refused here")
+            raise Forbidden("use TLS: plain HTTP from other machines is refused")
 
 
 def _host(connection: Connection) -> str:

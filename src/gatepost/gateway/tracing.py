@@ -1,7 +1,7 @@
-"""The journey of an event or a conversation, told by every gateway that had a part in it.
+"""Operator API for journeys: the path of an event or conversation through all gateways.
 
-Our own journal comes first. It names the gateways our events went to and others' came from; those
-are asked over the links there are, and not waited for longer than a moment.
+Our own journal is read first. It names the gateways that sent or received the events. Those are
+asked over their links, with a short deadline.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ from gatepost.gateway.route import get
 from gatepost.journal import Tx
 
 _DEADLINE_SECS = 3.0
-# Events about which one gateway is asked at once.
+# Maximum number of events one gateway is asked about.
 _ASKED = 64
 
-# The order of what happens in the same millisecond.
+# Order of steps within the same millisecond.
 _STAGES = (
     *("sent", "sent_again", "held", "offered", "taken", "accepted", "refused", "heard_accepted"),
     *("confirm", "withdraw", "settled", "waiting", "in_hand", "backing_off", "turn_ended"),
     *("turn_failed", "handed_on", "reply", "processed", "heard_processed", "given_up", "verdict"),
 )
-_STAGE = {what: place for place, what in enumerate(_STAGES)}
+_STAGE = {what: index for index, what in enumerate(_STAGES)}
 _CORR = """
 SELECT corr_id FROM delivery WHERE event_id = ?1
 UNION ALL SELECT corr_id FROM inbox WHERE event_id = ?1 AND source IN (SELECT source FROM cursor)
@@ -40,7 +40,7 @@ LIMIT 1
 
 
 class Local(Struct, frozen=True):
-    """What our own journal says."""
+    """The steps found in our own journal."""
 
     event_ids: list[str]
     corr_id: str
@@ -49,7 +49,7 @@ class Local(Struct, frozen=True):
 
 
 class Heard(Struct, frozen=True):
-    """What another gateway said, and how many milliseconds its clock is ahead of ours."""
+    """The steps a peer reported, and how many milliseconds its clock is ahead of ours."""
 
     node: str
     steps: list[TraceStep]
@@ -57,26 +57,26 @@ class Heard(Struct, frozen=True):
 
 
 class Tracer:
-    def __init__(self, core: Core, pipes: Pipes) -> None:
+    def __init__(self, core: Core, links: Pipes) -> None:
         self._core = core
-        self._pipes = pipes
+        self._pipes = links
 
     async def trace(self, ref: str, whole: bool) -> Journey:
-        """`ref` is an event, or a conversation; with `whole` it is a conversation in any case."""
+        """Trace an event or a conversation; with `whole`, `ref` is always a conversation."""
         check_msg_id(ref)
         local = await self._core.read(lambda tx: self._local(tx, ref, whole))
         if not local.steps:
             raise UnknownMessage(f"no event and no conversation {ref} in this gateway's journal")
         heard, unreachable = await self._ask_all(local)
-        told = {step.event_id for each in heard for step in each.steps}
-        more = sorted(told - {step.event_id for step in local.steps})
+        reported = {step.event_id for each in heard for step in each.steps}
+        more = sorted(reported - {step.event_id for step in local.steps})
         late = await self._core.read(lambda tx: Story(tx, self._core.node.id).of(more))
         own = [_step(self._core.node.id, each, 0) for each in (*local.steps, *late)]
         others = [_step(each.node, step, each.ahead) for each in heard for step in each.steps]
         return Journey(
             ref,
             local.corr_id,
-            sorted({*local.event_ids, *told}),
+            sorted({*local.event_ids, *reported}),
             in_order([*own, *others]),
             unreachable,
             {each.node: each.ahead for each in heard if each.ahead},
@@ -94,7 +94,7 @@ class Tracer:
         return Local(ids, corr, steps, len(set(sent_in(tx, corr)) - {*ids}))
 
     def _of_event(self, tx: Tx, story: Story, ref: str) -> tuple[list[TraceStep], list[str]]:
-        """Nothing if there is no such event, for then it may be a conversation."""
+        """Return (steps, event ids) of an event; empty if unknown, as it may be a conversation."""
         try:
             about = subject(tx, ref)
             steps = story.of([about])
@@ -106,7 +106,7 @@ class Tracer:
         row = tx.one(_CORR, (parse_event_id(event_id),))
         return row[0] if row else ""
 
-    # -- others
+    # -- asking peers
 
     async def _ask_all(self, local: Local) -> tuple[list[Heard], dict[str, str]]:
         parts = _parties(local.steps, self._core.node.id)
@@ -143,13 +143,13 @@ class Tracer:
 
 
 def ahead(asked_at: int, theirs: int, answered_at: int) -> int:
-    """How far another clock is ahead, in ms; 0 if it agrees as far as a round trip can tell."""
+    """Return how many ms a peer's clock is ahead; 0 if within the error of the round trip."""
     difference = theirs - (asked_at + answered_at) // 2
     return difference if abs(difference) > (answered_at - asked_at) // 2 + 1 else 0
 
 
 def _parties(steps: Iterable[TraceStep], own: str) -> dict[str, set[str]]:
-    """Which other gateways had a part in which events: told by the steps."""
+    """Return the peers named in the steps, each with the events it took part in."""
     parties: dict[str, set[str]] = {}
     for step in steps:
         if step.peer not in ("", own):
@@ -157,23 +157,23 @@ def _parties(steps: Iterable[TraceStep], own: str) -> dict[str, set[str]]:
     return parties
 
 
-def _step(node: str, told: TraceStep, ahead: int) -> Step:
-    ends = (told.kind, told.agent, told.to_agent, told.peer, told.detail)
-    return Step(told.at - ahead, node, told.what, told.event_id, *ends)
+def _step(node: str, step: TraceStep, ahead: int) -> Step:
+    details = (step.kind, step.agent, step.to_agent, step.peer, step.detail)
+    return Step(step.at - ahead, node, step.what, step.event_id, *details)
 
 
 def in_order(steps: Iterable[Step]) -> list[Step]:
-    """By time; in the same millisecond, as one thing leads to the other, replies inside a turn."""
+    """Sort by time; within a millisecond by stage, with a reply's steps inside its turn."""
     once = list(dict.fromkeys(steps))
     replies = {step.event_id for step in once if step.kind == "reply"}
 
-    def place(step: Step) -> tuple[int, float, str]:
+    def sort_key(step: Step) -> tuple[int, float, str]:
         stage: float = _STAGE.get(step.what, len(_STAGES))
         if step.event_id in replies:
             stage = _STAGE["reply"] + stage / 100
         return step.at, stage, step.event_id
 
-    return sorted(once, key=place)
+    return sorted(once, key=sort_key)
 
 
 def routes(tracer: Tracer) -> Router:

@@ -1,4 +1,4 @@
-"""Messages this gateway gave up, over HTTP: list, show, send again, discard."""
+"""Operator API for undelivered messages: list, show, replay and discard (/v1/undelivered)."""
 
 import asyncio
 from functools import partial
@@ -26,7 +26,7 @@ _ACTOR = "operator"
 
 
 class WantedBody(Struct, forbid_unknown_fields=True):
-    """Which ones: all given conditions must hold; none given means every one."""
+    """Selects messages that match all given conditions; without conditions, all of them."""
 
     event_ids: Annotated[list[EventId], Meta(min_length=1, max_length=1000)] | None = None
     agent: AgentId | None = None
@@ -40,7 +40,7 @@ class WantedBody(Struct, forbid_unknown_fields=True):
 
 
 class ReplayWanted(WantedBody):
-    """`force` sends again what its last owner may have dealt with."""
+    """Selects messages to replay. `force` includes those their last owner may have processed."""
 
     force: bool = False
     limit: Annotated[int, Meta(ge=1, le=100_000)] = 1000
@@ -64,7 +64,7 @@ class UndeliveredApi:
         return letters.view(found[0], with_payload=True)
 
     async def replay(self, wanted: ReplayWanted) -> Replays:
-        """One after the other, at most so many a second. What cannot be sent is told, and left."""
+        """Send messages again, at most `rate_per_sec`. Failed ones are reported and kept."""
         which, rate = wanted.filter(), wanted.rate_per_sec
         if which.event_ids is None and which.replayed is None:
             which.replayed = False
@@ -73,8 +73,8 @@ class UndeliveredApi:
         while len(done) < wanted.limit:
             pace = self._batch if rate is None else max(1, int(rate / 10))
             size = min(wanted.limit - len(done), pace)
-            some = partial(self._replay, wanted=which, size=size, after=after, force=wanted.force)
-            more = await self._core.commit(some)
+            batch = partial(self._replay, wanted=which, size=size, after=after, force=wanted.force)
+            more = await self._core.commit(batch)
             done += more
             if len(more) < size:
                 break
@@ -95,10 +95,10 @@ class UndeliveredApi:
 
     async def discard(self, wanted: Filter) -> int:
         total = 0
-        while gone := await self._core.commit(
+        while deleted := await self._core.commit(
             lambda tx: letters.discard(tx, wanted, self._batch, _ACTOR)
         ):
-            total += gone
+            total += deleted
         return total
 
 

@@ -1,4 +1,4 @@
-"""Frames over a Unix socket, one a line. Only this machine's user can open it."""
+"""Frames over a Unix socket, one per line. Only the gateway's user can open it."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from gatepost.gateway.session import Session, carry
 
 log = logging.getLogger(__name__)
 
-# How long a client that will send no more may still wait for its answers.
+# How long replies are still sent after the client has closed its sending side.
 _LAST_ANSWERS_SECS = 1.0
 _ROOT = 0
 
@@ -96,7 +96,7 @@ async def _send(session: Session, pending: asyncio.Event, writer: asyncio.Stream
 
 
 def _check_peer(writer: asyncio.StreamWriter) -> None:
-    """The file's mode keeps others out; this holds even if somebody changed it."""
+    """Raise Forbidden for other users, even if the mode of the socket file was changed."""
     peer = writer.get_extra_info("socket")
     if not hasattr(socket, "SO_PEERCRED"):
         return

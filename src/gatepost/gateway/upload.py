@@ -1,4 +1,4 @@
-"""From a request that streams in to a blob on disk, never whole in memory."""
+"""Uploads: stream a request body to a blob on disk, never whole in memory."""
 
 import asyncio
 import queue
@@ -8,7 +8,7 @@ from gatepost.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from gatepost.gateway.operations import Operations
 
 _AHEAD = 8
-# Fewer than there are threads to store blobs, so that a large message finds one free.
+# Fewer than the blob-writing threads, so that a large message finds one free.
 _AT_ONCE = 12
 
 Piece = bytes | None | Exception
@@ -16,7 +16,7 @@ Pieces = queue.Queue[Piece]
 
 
 class Uploads:
-    """Each upload keeps a thread busy, so there are only so many, and none may stall for long."""
+    """Stores uploads. Each keeps a thread busy, so their number and their stalls are limited."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
@@ -24,7 +24,7 @@ class Uploads:
         self._open = 0
 
     async def store(self, body: AsyncIterator[bytes]) -> tuple[str, int]:
-        """(digest, size) of the blob that holds `body`."""
+        """Store `body` as a blob; return (digest, size)."""
         if self._open >= _AT_ONCE:
             raise Unavailable("too many uploads at once; try again shortly", retry_after=1.0)
         self._open += 1
@@ -66,7 +66,7 @@ def _arriving(pieces: Pieces) -> Iterator[bytes]:
 
 
 async def _put(pieces: Pieces, piece: Piece, storing: "asyncio.Task[str]") -> bool:
-    """Hand a piece to the storing thread, waiting while it is behind; false if it has ended."""
+    """Pass a piece to the storing thread, waiting while it is behind; False if it has ended."""
     while not storing.done():
         try:
             pieces.put_nowait(piece)

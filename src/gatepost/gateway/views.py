@@ -1,4 +1,4 @@
-"""What the local API says of the room and of external agents; the command line reads the same."""
+"""API bodies for the room and external agents; the command line decodes the same types."""
 
 from typing import Annotated, Literal
 
@@ -29,7 +29,7 @@ class InviteView(Struct):
 
 
 class Invited(Struct):
-    """`token` is shown this once."""
+    """An issued invite. `token` is shown this once."""
 
     token: str
     seed: str | None
@@ -48,7 +48,7 @@ class Joined(Struct):
 
 
 class NodeView(Struct):
-    """`connected`: over how many sockets, right now and from here."""
+    """A member of the room. `connected` is the number of sockets from here to it."""
 
     id: str
     tier: str
@@ -67,7 +67,7 @@ class RevokedView(Struct):
 
 
 class Nodes(Struct):
-    """`problems` says for each address why it is not connected."""
+    """All nodes of the room. `problems`: address → why it is not connected."""
 
     nodes: list[NodeView]
     revoked: list[RevokedView]
@@ -86,7 +86,7 @@ class RevocationView(Struct):
 
 
 class RoomAgent(Struct):
-    """An agent as the room sees it. `rivals` claim it too, in vain; `asked` has to answer first."""
+    """An agent of the room. The claims of `rivals` do not count. `asked` is the owner we asked."""
 
     id: str
     owner: str | None
@@ -97,14 +97,14 @@ class RoomAgent(Struct):
 
 
 class Claiming(Struct, forbid_unknown_fields=True):
-    """`override` does not ask its owner; then `node` may be who gets it instead of this one."""
+    """A claim to an agent. With `override` its owner is not asked, and `node` may be any node."""
 
     override: bool = False
     node: NodeId | None = None
 
 
 class NewRoute(Struct, forbid_unknown_fields=True):
-    """How to reach an agent, or any agent of a node. `owner`: where it lives, by default."""
+    """A route to an agent, or to any agent of a node. `owner` defaults to its gateway."""
 
     owner: NodeId | None = None
     fallbacks: NodeIds = ()
@@ -113,7 +113,7 @@ class NewRoute(Struct, forbid_unknown_fields=True):
 
 
 class RouteView(Struct):
-    """`set_by` is the node whose word counts."""
+    """A route. `set_by` is the node whose claim counts."""
 
     target: str
     owner: str
@@ -125,7 +125,7 @@ class RouteView(Struct):
 
 
 class RecordView(Struct):
-    """`record` is the very text its writer signed."""
+    """A record of the room. `record` is exactly the text its writer signed."""
 
     map: str
     key: str
@@ -136,7 +136,7 @@ class RecordView(Struct):
 
 
 class RoomView(Struct):
-    """`changes` counts; asking with `seen` waits for the next."""
+    """All records. Pass `changes` as `seen` in the next request to wait for a change."""
 
     room: str
     genesis: str
@@ -152,7 +152,7 @@ class Verified(Struct):
 
 
 class Rotated(Struct):
-    """The document the room is in now, and how many records came along."""
+    """The document the room is in now, and how many records were kept."""
 
     room: str
     epoch: int
@@ -182,14 +182,14 @@ class AgentSessionView(Struct):
 
 
 class AgentAccess(Struct):
-    """Who outside may act here: invites, and sessions live or ended."""
+    """External agents: their invites, and their sessions, live or ended."""
 
     invites: list[AgentInviteView]
     sessions: list[AgentSessionView]
 
 
 class InvitedAgent(Struct, rename="camel"):
-    """`inviteToken` is shown this once."""
+    """An issued agent invite. `inviteToken` is shown this once."""
 
     invite_token: str
     invite_id: str

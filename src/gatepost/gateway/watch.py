@@ -1,4 +1,4 @@
-"""Being told that something was put into a folder: by inotify, or else by looking every second."""
+"""Watching a folder for new files: by inotify, or by polling every second."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ _LOOK_EVERY = 1.0
 
 @contextlib.asynccontextmanager
 async def watched(folder: Path, changed: Callable[[], None]) -> AsyncIterator[None]:
-    """While this lasts, `changed` is called after a file came into the folder."""
+    """Call `changed` after each file that arrives in the folder, until exit."""
     descriptor = _inotify(folder)
     if descriptor is None:
         with contextlib.closing(_Ticker(changed)):
@@ -29,7 +29,7 @@ async def watched(folder: Path, changed: Callable[[], None]) -> AsyncIterator[No
 
 
 def _inotify(folder: Path) -> int | None:
-    """A descriptor that becomes readable, or None where the system has none to give."""
+    """Return an inotify descriptor for the folder, or None if the system offers none."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "inotify_init1"):
         return None
@@ -43,7 +43,7 @@ def _inotify(folder: Path) -> int | None:
 
 
 def _drain(descriptor: int, changed: Callable[[], None]) -> None:
-    # What the events say does not matter, and some may be lost: the folder itself is the truth.
+    # The content of events is ignored, and some may be lost: callers list the folder.
     with contextlib.suppress(BlockingIOError):
         while os.read(descriptor, 65_536):
             pass

@@ -1,4 +1,4 @@
-"""Frames over WebSocket."""
+"""Frames over WebSocket: the transport of one session."""
 
 import asyncio
 from typing import Any
@@ -11,7 +11,7 @@ TOO_LARGE = 1009
 
 
 class WebSocketDoor:
-    """Carries one session: one task reads frames, one sends what the session has to say."""
+    """Carries one session: one task receives frames, one sends the session's output."""
 
     def __init__(self, socket: "WebSocket[Any, Any, Any]", max_frame: int) -> None:
         self._socket = socket
@@ -31,7 +31,7 @@ class WebSocketDoor:
             data = message.get("bytes")
             self._binary = data is not None
             frame = message.get("text") or "" if data is None else data
-            # The server itself lets more through, because the room's messages may be larger.
+            # The server allows larger frames, because messages of the room may be larger.
             if len(frame) > self._max_frame:
                 await self._socket.close(TOO_LARGE, "limits.max_body_bytes")
                 return
@@ -39,12 +39,12 @@ class WebSocketDoor:
             await session.room()
 
     async def _send(self, session: Session) -> None:
-        """Frames are answered in the kind the client speaks: text for text, bytes for bytes."""
+        """Send output in the kind of the last frame received: text for text, bytes for bytes."""
         send = self._socket.send
         while True:
             await self._pending.wait()
             self._pending.clear()
-            # Each send waits while the client's buffers are full; meanwhile nothing more is read.
+            # Each send waits while the client's buffers are full.
             for frame in session.take_output():
                 if self._binary:
                     await send({"type": "websocket.send", "bytes": frame, "text": None})

@@ -1,8 +1,8 @@
-"""What a host tells a node as it lets it in: which room this is, and the node's own admission.
+"""The welcome header: tells a joining node which room it entered, and its admission.
 
-It travels in a header of the answer to the WebSocket handshake, so that it is there before the
-first byte of the room and standard Yjs clients need not know of it. The host signs it together
-with the session, for the genesis is what a newcomer will trust from then on.
+It is a header of the WebSocket handshake response: it arrives before the first byte of the room,
+and standard Yjs clients can ignore it. The admitting gateway signs it together with the session,
+because the joining node will trust this genesis from then on.
 """
 
 import binascii
@@ -21,7 +21,7 @@ TICKET_PREFIX = "ticket."
 
 
 class Welcome(Struct, frozen=True, forbid_unknown_fields=True):
-    """`chain` is there if the host itself admitted the node."""
+    """The room entered. `chain` is set if the signing gateway itself admitted the node."""
 
     genesis: Genesis
     epoch: int
@@ -34,7 +34,7 @@ def write(welcome: Welcome, session: str, key: NodeKey) -> str:
 
 
 def read(text: str, session: str, issuer_key: bytes) -> Welcome:
-    """The welcome, if the issuer gave it for this session."""
+    """Decode the header; raise InvalidTicket unless the issuer signed it for this session."""
     encoded, _, signature = text.partition(".")
     try:
         body = unb64(encoded)
@@ -42,7 +42,7 @@ def read(text: str, session: str, issuer_key: bytes) -> Welcome:
             return msgspec.json.decode(body, type=Welcome)
     except (binascii.Error, ValueError):
         pass
-    raise InvalidTicket("the host's welcome is not signed by the host; do not go on")
+    raise InvalidTicket("the peer's welcome is not signed by the peer; do not trust it")
 
 
 def _statement(session: str, body: bytes) -> bytes:

@@ -1,0 +1,1 @@
+"""Routes and tools for the operator: room, routes, external agents, incidents, backup, status."""

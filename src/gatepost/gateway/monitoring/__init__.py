@@ -1,0 +1,1 @@
+"""Monitoring of the gateway: metrics, backlog alerts, logs and OpenTelemetry spans."""
