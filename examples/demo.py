@@ -1,10 +1,10 @@
-"""The main job, end to end: three gateways, agents that talk across them, and all that can hurt.
+"""End-to-end demo: three gateways, agents that exchange messages, and injected faults.
 
 vps-jane founds a room; mbp-jane and lab-jane join by invite. Agents behind all three send each
 other messages while turns fail at random, lab-jane sleeps and comes back, vps-jane is killed with
-SIGKILL, and mbp-jane is switched off so that a fallback takes over for its agent. Then what died is
-replayed, and everything is counted, from the journals themselves: every message sent must have
-been processed or dead-lettered, once, in order. At last the pipeline reads the archives.
+SIGKILL, and mbp-jane is switched off so that a fallback takes over for its agent. Then the dead
+letters are replayed and the journals are counted: every message sent must have been processed or
+dead-lettered, once, in order. Finally the pipeline reads the archives.
 """
 
 import argparse
@@ -49,7 +49,7 @@ console = Console()
 
 
 class Town:
-    """The three gateways, and what the demo itself saw of its agents."""
+    """The three gateways, and counters that the demo's agents keep."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
@@ -80,7 +80,7 @@ class Town:
         return answer.json()
 
     def join(self) -> None:
-        """By invite: one token each, good for one node and one use."""
+        """Join the room by invite; each token is good for one node and one use."""
         for name in HOMES.values():
             if name != SEED:
                 invite = {"tier": "backbone", "node": name, "ttl_secs": 60}
@@ -102,7 +102,7 @@ class Town:
             unlucky = not self.repaired and self.chance.random() < FAIL_RATE
             if unlucky or (message.payload["poison"] and not self.repaired):
                 self.failures += 1
-                raise RuntimeError("bad luck, or no luck ever")
+                raise RuntimeError("a planned failure of the demo")
             self.turns[message.msg_id] += 1
             self.taken_over += standby
             return (
@@ -116,7 +116,7 @@ class Town:
 
 @contextlib.asynccontextmanager
 async def at_work(town: Town) -> AsyncIterator[None]:
-    """All agents run; builder's stand-in too."""
+    """Run all agents, and the standby of builder."""
     agents = [town.agent(name, home) for name, home in HOMES.items()]
     agents.append(town.agent("builder", FALLBACK, standby=True))
     serving = [asyncio.create_task(agent.serve()) for agent in agents]
@@ -131,7 +131,7 @@ async def at_work(town: Town) -> AsyncIterator[None]:
 
 
 class Bar:
-    """How many messages are sent, and a way to wait for a point on it."""
+    """A progress bar of sent messages, on which tasks can wait for a count."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress = progress
@@ -165,7 +165,7 @@ async def send_all(town: Town, sender: str, count: int, bar: Bar) -> None:
 
 
 async def send(client: Client, to: str, payload: object) -> None:
-    """A gateway that was just started may not have heard of everybody yet."""
+    """Send, and retry while a gateway that just started does not know the receiver yet."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -182,7 +182,7 @@ async def sleep_and_wake(town: Town, bar: Bar, at: int) -> None:
     await bar.reached(at)
     gateway = town.gateways[SLEEPER]
     await asyncio.to_thread(gateway.stop)
-    console.print(f"  {SLEEPER} goes to sleep; mail for it waits")
+    console.print(f"  {SLEEPER} is stopped; its mail waits")
     await asyncio.sleep(1.5)
     await asyncio.to_thread(gateway.start)
     console.print(f"  {SLEEPER} is back")
@@ -201,14 +201,14 @@ async def kill_and_restart(town: Town, bar: Bar, at: int) -> None:
 
 
 async def switch_off(town: Town, bar: Bar, at: int, count: int) -> None:
-    """A scout has work for builder, whose gateway is off: the stand-in gets it.
+    """Switch builder's gateway off and let a scout send to builder: the standby takes the mail.
 
-    Whoever has sent to builder before and has not heard of the end of it waits, for order's sake.
+    Senders with an open delivery to builder are held back, to keep their messages in order.
     """
     await bar.reached(at)
     gateway, seed = town.gateways[OFFLINE], town.gateways[SEED]
     await asyncio.to_thread(gateway.stop)
-    console.print(f"  {OFFLINE} is switched off; {FALLBACK} stands in for builder")
+    console.print(f"  {OFFLINE} is switched off; {FALLBACK} takes the mail of builder")
     async with Client("scout", url=seed.url, token=seed.token) as client:
         for number in range(count):
             await send(client, "builder", {"number": number, "poison": False})
@@ -217,7 +217,7 @@ async def switch_off(town: Town, bar: Bar, at: int, count: int) -> None:
     while town.taken_over < count and time.monotonic() < deadline:
         await asyncio.sleep(0.1)
     await asyncio.to_thread(gateway.start)
-    console.print(f"  {OFFLINE} is back; the stand-in did {town.taken_over:,} turns meanwhile")
+    console.print(f"  {OFFLINE} is back; the standby took {town.taken_over:,} turns meanwhile")
 
 
 async def exchange(town: Town, total: int) -> None:
@@ -237,11 +237,11 @@ async def exchange(town: Town, total: int) -> None:
             group.create_task(sleep_and_wake(town, sent, total * 2 // 10))
             group.create_task(kill_and_restart(town, sent, total * 4 // 10))
             group.create_task(switch_off(town, sent, total * 6 // 10, scouts))
-    console.print(f"  all sent; waiting for {await drained(town):,.1f} s until nothing is open")
+    console.print(f"  all sent; all deliveries closed after {await drained(town):,.1f} s")
 
 
 async def drained(town: Town) -> float:
-    """Wait until no delivery is open and no mail waits; how long that took."""
+    """Wait until no delivery is open and no mail waits; returns the seconds it took."""
     began = time.monotonic()
     async with asyncio.timeout(PATIENCE):
         while True:
@@ -252,7 +252,7 @@ async def drained(town: Town) -> float:
 
 
 async def replay(town: Town) -> int:
-    """The cause is found and mended: send what died again."""
+    """Fix the cause of the failures and replay all dead letters; returns their number."""
     town.repaired = True
     replayed = 0
     for home in set(HOMES.values()):
@@ -279,7 +279,7 @@ async def play(town: Town, total: int) -> tuple[int, Verdict]:
 
 
 async def sealed(town: Town) -> None:
-    """Wait until every event that is not seconds old lies in the archive."""
+    """Wait until every event written so far is in the archive."""
     async with asyncio.timeout(PATIENCE):
         for name, gateway in town.gateways.items():
             seq = (await asyncio.to_thread(gateway.get, "/v1/status"))["outbox_seq"]
@@ -289,30 +289,30 @@ async def sealed(town: Town) -> None:
 
 
 def reckon(town: Town, page_at: Path) -> bool:
-    """The pipeline over what just happened: objectives, audit, report. Whether all was well."""
+    """Run the pipeline on the archives and write the report; whether the audit was clean."""
     from gatepost.pipeline.jobs.audit import audit
     from gatepost.pipeline.jobs.run import run
     from gatepost.pipeline.progress import progress
-    from gatepost.pipeline.report import terminal
-    from gatepost.pipeline.report.gather import gather
-    from gatepost.pipeline.report.page import page
+    from gatepost.pipeline.report import terminal_summary
+    from gatepost.pipeline.report.gatherer import gather_report
+    from gatepost.pipeline.report.html_page import render_page
     from gatepost.pipeline.session import spark_session
 
     archive, tables = str(town.archive), str(town.folder / "tables")
     with spark_session(brief=True) as spark, progress(spark, "the pipeline reads the archives"):
         run(spark, archive, tables)
         audited = audit(spark, archive, tables)
-        made = gather(spark, tables, days=1)
+        made = gather_report(spark, tables, days=1)
     table = Table(title="Objectives", title_justify="left")
-    for column in terminal.LEVEL_COLUMNS:
+    for column in terminal_summary.LEVEL_COLUMNS:
         table.add_column(column)
-    for row in terminal.level_rows(made):
+    for row in terminal_summary.level_rows(made):
         table.add_row(*map(str, row))
     console.print(table)
     verdict = "every promise kept" if audited.clean else f"broken: {audited.violations}"
     colour = "green" if audited.clean else "red"
     console.print(f"Audit of {audited.events:,} events: [{colour}]{verdict}[/]")
-    page_at.write_text(page(made), encoding="utf-8")
+    page_at.write_text(render_page(made), encoding="utf-8")
     console.print(f"Report: {page_at}")
     return audited.clean
 
@@ -323,11 +323,11 @@ def _journal(gateway: GatewayProcess) -> Any:
 
 
 def show(town: Town, total: int, replayed: int, verdict: Verdict, seconds: float) -> bool:
-    """Print the truth; whether it is as promised."""
+    """Print the counts; whether every message is accounted for."""
     truth = verdict.truth
     replies = truth.sent - total - replayed
     doubled = sum(1 for turns in town.turns.values() if turns > 1)
-    table = Table(title="What became of every message", title_justify="left")
+    table = Table(title="Every message, counted from the journals", title_justify="left")
     table.add_column("", justify="left")
     table.add_column("count", justify="right")
     for name, value in (
@@ -341,7 +341,7 @@ def show(town: Town, total: int, replayed: int, verdict: Verdict, seconds: float
         ("[bold]doubled turns[/]", truth.doubled + doubled),
         ("[bold]rules of the protocol broken[/]", len(verdict.violations)),
         ("failed turns, retried or dead-lettered", town.failures),
-        ("turns of the stand-in", town.taken_over),
+        ("turns of the standby", town.taken_over),
     ):
         table.add_row(name, f"{value:,}")
     console.print(table)
@@ -360,9 +360,9 @@ def show(town: Town, total: int, replayed: int, verdict: Verdict, seconds: float
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=3000, help="how many to send")
-    parser.add_argument("--seed", type=int, default=None, help="repeat a run's random choices")
-    parser.add_argument("--no-pipeline", action="store_true", help="end after the count")
+    parser.add_argument("--messages", type=int, default=3000, help="number of messages to send")
+    parser.add_argument("--seed", type=int, default=None, help="repeat the random choices of a run")
+    parser.add_argument("--no-pipeline", action="store_true", help="stop after the count")
     options = parser.parse_args()
     # Hundreds of turns fail on purpose; their tracebacks would bury the result.
     logging.getLogger("gatepost.client").setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""Writes the diagrams and tables of docs/ from the tables in the code."""
+"""Writes the generated diagrams and tables of docs/ from the code."""
 
 import sys
 from pathlib import Path
@@ -23,7 +23,7 @@ LOCAL = (ConfigError, SealError, ChainError, ArchiveError, PipelineError, Journa
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def mailbox_states() -> str:
+def draw_mailbox_states() -> str:
     lines = ["```mermaid", "stateDiagram-v2", "    [*] --> pending: enqueue"]
     for (source, event), target in TRANSITIONS.items():
         lines.append(f"    {source.wire} --> {target.wire}: {event.value}")
@@ -31,7 +31,7 @@ def mailbox_states() -> str:
     return "\n".join([*lines, "```"])
 
 
-def delivery_states() -> str:
+def draw_delivery_states() -> str:
     lines = ["```mermaid", "stateDiagram-v2", "    [*] --> emitted: send"]
     for (source, event), target in deliveries.TRANSITIONS.items():
         lines.append(f"    {source.value} --> {target.value}: {event.value}")
@@ -39,13 +39,13 @@ def delivery_states() -> str:
     return "\n".join([*lines, "```"])
 
 
-def errors() -> str:
+def error_table() -> str:
     wire = [cls for cls in BY_CODE.values() if not issubclass(cls, LOCAL)]
     rows = sorted((cls.status, cls.code) for cls in wire if cls is not GatepostError)
     return "\n".join(["| status | code |", "|---|---|", *(f"| {s} | `{c}` |" for s, c in rows)])
 
 
-def pipeline_tables() -> str:
+def describe_tables() -> str:
     return "\n\n".join(
         "\n".join(
             [
@@ -55,33 +55,34 @@ def pipeline_tables() -> str:
                 "",
                 "| column | type | |",
                 "|---|---|---|",
-                *(f"| `{c.name}` | {_type(c.type)} | {c.meaning} |" for c in table.columns),
+                *(f"| `{c.name}` | {_short_type(c.type)} | {c.meaning} |" for c in table.columns),
             ]
         )
         for table in TABLES.values()
     )
 
 
-def _type(text: str) -> str:
-    """What is made of many parts is only named."""
+def _short_type(text: str) -> str:
+    """The type without the fields of a struct."""
     return text.partition("<")[0] if "struct<" in text else text
 
 
-def pipeline_rules() -> str:
+def rule_table() -> str:
     rows = (f"| `{rule}` | {sentence} |" for rule, sentence in RULES.items())
     return "\n".join(["| rule | promise |", "|---|---|", *rows])
 
 
 PARTS = {
-    "diagram: mailbox.states": mailbox_states,
-    "diagram: delivery.states": delivery_states,
-    "table: errors": errors,
-    "table: pipeline.tables": pipeline_tables,
-    "table: pipeline.rules": pipeline_rules,
+    "diagram: mailbox.states": draw_mailbox_states,
+    "diagram: delivery.states": draw_delivery_states,
+    "table: errors": error_table,
+    "table: pipeline.tables": describe_tables,
+    "table: pipeline.rules": rule_table,
 }
 
 
-def filled(text: str) -> str:
+def fill_sections(text: str) -> str:
+    """Replace the text between the markers of each part."""
     for name, make in PARTS.items():
         start, end = f"<!-- {name} -->\n", "<!-- end -->"
         before, found, rest = text.partition(start)
@@ -94,7 +95,7 @@ def main(check: bool) -> int:
     stale = []
     for page in sorted(DOCS.glob("*.md")):
         old = page.read_text()
-        new = filled(old)
+        new = fill_sections(old)
         if new != old:
             stale.append(page.name)
             if not check:

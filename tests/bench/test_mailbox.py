@@ -55,7 +55,7 @@ def test_percentiles_are_of_the_ordered_list() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("arrivals", "why"),
-    [([0, 0], "twice"), ([1, 0], "overtaken")],
+    [([0, 0], "twice"), ([1, 0], "out of order")],
 )
 async def test_a_doubled_or_overtaken_message_fails_the_run(arrivals: list[int], why: str) -> None:
     unused: Any = None

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from gatepost.cli.run import run
-from gatepost.pipeline.synth import Options, generate
+from gatepost.pipeline.synth import SynthOptions, generate_archive
 from tests.cli.conftest import Cli
 
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("archive")
-    generate(str(root), Options(events=2000, nodes=3))
+    generate_archive(str(root), SynthOptions(events=2000, nodes=3))
     return root
 
 
@@ -58,12 +58,14 @@ def test_an_empty_folder_is_no_archive(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_whole_archive_is_called_so(cli: Cli, archive: Path) -> None:
-    assert cli.ok("archive", "verify", str(archive)).endswith("whole and genuine\n")
+    assert cli.ok("archive", "verify", str(archive)).endswith("complete and authentic\n")
     assert cli.json("archive", "verify", str(archive))["findings"] == []
 
 
 def test_findings_are_listed_and_the_exit_code_tells(cli: Cli, tmp_path: Path) -> None:
-    generate(str(tmp_path / "a"), Options(events=2000, nodes=3, faults=("bad_signature",)))
+    generate_archive(
+        str(tmp_path / "a"), SynthOptions(events=2000, nodes=3, faults=("bad_signature",))
+    )
     result = cli("archive", "verify", str(tmp_path / "a"))
     assert result.code == 1
     assert "node-03\t" in result.out

@@ -40,13 +40,13 @@ def told(cli: Cli) -> Iterator[Cli]:
 
 def test_incidents_are_listed_newest_first_and_by_class(told: Cli) -> None:
     header, *rows = told.ok("incidents").splitlines()
-    assert header.split("\t") == ["When", "Class", "About", "What", "Seen by"]
+    assert header.split("\t") == ["When", "Class", "Subject", "Detail", "Seen by"]
     assert [row.split("\t")[1] for row in rows] == ["backlog", "silent_node"]
     (found,) = told.json("incidents", "--class", "silent_node")["incidents"]
     assert (found["subject"], found["source"]) == ("al", "pipeline")
     recent = told.json("incidents", "--since", "3600")
     assert [each["class"] for each in recent["incidents"]] == ["backlog"]
-    assert told.ok("incidents", "--class", "none") == "no such incidents\n"
+    assert told.ok("incidents", "--class", "none") == "no matching incidents\n"
 
 
 def test_status_counts_them(told: Cli) -> None:
@@ -61,7 +61,7 @@ def test_reviews_are_listed_and_settled(told: Cli) -> None:
     assert told.ok("reviews", "dismiss", "r2") == "r2 dismissed\n"
     assert told("reviews", "dismiss", "r1", "--json").error["code"] == "conflict"
     assert told("reviews", "resolve", "r9", "--json").error["code"] == "not_found"
-    assert told.ok("reviews", "list") == "no such reviews\n"
+    assert told.ok("reviews", "list") == "no matching reviews\n"
     settled = {each["id"]: each for each in told.json("reviews", "list", "--status", "all")}
     assert (settled["r1"]["note"], settled["r2"]["status"]) == ("fixed", "dismissed")
 

@@ -26,7 +26,7 @@ def test_taking_prints_payloads_and_receipts(cli: Cli, agent: str) -> None:
     id = cli.message_to(agent, "the text")
     first, second, third = cli.ok("inbox", agent, "--take").splitlines()[:3]
     assert first.startswith(f"{id} from cli, ")
-    assert second.split()[0] == "receipt"
+    assert second.split()[:2] == ["lease", "handle"]
     assert third == "the text"
     assert cli.json("inbox", agent)["messages"][0]["state"] == "in_flight"
 
@@ -130,7 +130,7 @@ def test_discard_wants_to_be_sure(cli: Cli, agent: str) -> None:
     refused = cli("dlq", "discard", agent, id)
     assert (refused.code, "--yes" in refused.err) == (2, True)
     assert cli.json("dlq", "discard", agent, id, "--yes") == {"count": 1}
-    assert cli.ok("dlq", "list", agent) == f"{agent} has no such dead letters\n"
+    assert cli.ok("dlq", "list", agent) == f"{agent} has no matching dead letters\n"
 
 
 def test_discard_asks_on_a_terminal(cli: Cli, agent: str) -> None:

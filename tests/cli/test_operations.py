@@ -95,7 +95,7 @@ def test_audit_lists_what_was_done_by_hand(cli: Cli, agent: str) -> None:
     (entry,) = cli.json("audit", "--limit", "1")
     assert (entry["action"], entry["subject"]) == ("dead_letter.discard", id)
     header, row = cli.ok("audit", "--limit", "1").splitlines()
-    assert header.split("\t") == ["When", "Who", "What", "To", "Detail"]
+    assert header.split("\t") == ["When", "Actor", "Action", "Subject", "Detail"]
     assert row.split("\t")[3] == id
 
 

@@ -88,7 +88,7 @@ def test_help_shows_an_example_and_json(command: str, capsys: pytest.CaptureFixt
 def test_run_takes_in_what_is_new_and_sums_up(made: Made, pipeline: Any) -> None:
     again = pipeline("run", "--archive", made.archive, "--tables", made.tables)
     lines = again.out.splitlines()
-    assert (again.code, lines[0]) == (0, "nothing new")
+    assert (again.code, lines[0]) == (0, "no new events")
     assert lines[3].split("\t")[:2] == ["", "Deliveries"]
     assert any(line.startswith("throughput ") for line in lines)
     assert any(line.startswith("dead letter burst\t") for line in lines)
@@ -112,7 +112,7 @@ def test_tables_are_not_judged_by_two_sorts_of_objectives(
 
 def test_run_on_an_empty_folder_says_so(pipeline: Any, tmp_path: Path) -> None:
     shown = pipeline("run", "--archive", str(tmp_path / "a"), "--tables", str(tmp_path / "t"))
-    assert (shown.code, "nothing was sealed there yet" in shown.err) == (Exit.FAILED, True)
+    assert (shown.code, "no segment was archived there yet" in shown.err) == (Exit.FAILED, True)
 
 
 def test_a_broken_segment_is_named_and_nothing_else_is_said(pipeline: Any, tmp_path: Path) -> None:

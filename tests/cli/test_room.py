@@ -98,7 +98,7 @@ def test_the_room_is_shown_and_verified(pair: tuple[Cli, Cli]) -> None:
     assert (shown["room"], shown["genesis"]) == ("ansible-control", "ann")
     assert {"nodes", "invites"} <= {record["map"] for record in shown["records"]}
     assert "nodes\tjane\t" in ann.ok("room", "show")
-    assert ann.ok("room", "verify").endswith("none of them wrong\n")
+    assert ann.ok("room", "verify").endswith("none of them invalid\n")
     assert jane.json("room", "verify")["problems"] == []
 
 
@@ -117,7 +117,7 @@ def test_revoking_asks_first_and_is_seen_at_once(pair: tuple[Cli, Cli]) -> None:
     ann, _ = pair
     refused = ann("revoke", "jane")
     assert (refused.code, "--yes" in refused.err) == (2, True)
-    assert ann.ok("revoke", "jane", "--yes").startswith("jane is shut out")
+    assert ann.ok("revoke", "jane", "--yes").startswith("jane is revoked")
     assert [node["id"] for node in ann.json("nodes")["nodes"]] == ["ann"]
     assert "jane\t\trevoked" in ann.ok("nodes")
     assert ann("revoke", "jane", "--yes", "--json").error["code"] == "conflict"

@@ -57,7 +57,7 @@ def test_who_has_no_say_is_told_why(pair: tuple[Cli, Cli]) -> None:
 
 
 def test_a_route_is_taken_back(pair: tuple[Cli, Cli]) -> None:
-    assert pair[0].ok("route", "remove", "bob") == "the route for bob is gone\n"
+    assert pair[0].ok("route", "remove", "bob") == "the route for bob is removed\n"
     result = pair[0]("route", "remove", "bob", "--json")
     assert (result.code, result.error["code"]) == (1, "not_found")
 

@@ -42,7 +42,7 @@ def test_list_says_which_of_them_need_force(cli: Cli, target: str) -> None:
     assert [each["safe"] for each in found] == [True, False]
     old = cli.json("undelivered", "list", "--agent", target, "--older-than", "3600")
     assert old["messages"] == []
-    assert "no such" in cli.ok("undelivered", "list", "--agent", target, "--replayed")
+    assert "no matching" in cli.ok("undelivered", "list", "--agent", target, "--replayed")
 
 
 def test_show_has_the_payload(cli: Cli, target: str) -> None:

@@ -161,7 +161,7 @@ async def test_a_subscriber_is_pushed_mail_up_to_its_credit(client: Client, uniq
 
 async def test_who_sends_must_be_said(gateway: GatewayProcess) -> None:
     async with Client(state_dir=gateway.state_dir) as client:
-        with pytest.raises(InvalidRequest, match="who sends"):
+        with pytest.raises(InvalidRequest, match="name the sender"):
             await client.enqueue("box", 1)
         assert (await client.enqueue("box", 1, from_="somebody")).queued
 

@@ -1,4 +1,4 @@
-"""How fast this machine is: the figures behind `gatepost bench`."""
+"""The measurements behind `gatepost bench`."""
 
 from gatepost.bench.fsync import Fsync, measure_fsync
 from gatepost.bench.mailbox import Options, Result, bench, render, run

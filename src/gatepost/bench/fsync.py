@@ -1,4 +1,4 @@
-"""What the disk alone can do: append and fdatasync, one at a time."""
+"""Measures the disk alone: append and fdatasync, one at a time."""
 
 import os
 import time
@@ -26,6 +26,7 @@ def measure_fsync(folder: Path, *, size: int = 512, count: int = 2000) -> Fsync:
 
 
 def percentile(ordered: list[float], percent: int) -> float:
+    """The given percentile of a sorted list."""
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
 
 

@@ -1,7 +1,7 @@
-"""Durable enqueue → push → ack through the WebSocket, as any client would do it.
+"""Measures durable enqueue → push → ack over the WebSocket, with the public client.
 
-The gateway runs in its own process. A message counts once the gateway has confirmed its ack,
-and the run counts only if every message came exactly once and each sender's in order.
+The gateway runs in its own process. A message counts once the gateway has confirmed its ack. The
+run fails unless every message arrives exactly once and each sender's messages arrive in order.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from gatepost.client import Client, Message
 from gatepost.errors import BenchFailed
 from gatepost.testing import GatewayProcess
 
-# A socket's path may not be long, and state directories may.
+# No Unix socket: its path is limited to about 100 bytes, and state directories may be longer.
 QUIET = {"log__level": "error", "listen__unix_socket": False}
 
 _MAILBOX = "bench"
@@ -58,7 +58,7 @@ class Throughput(Struct, frozen=True):
 
 
 class Single(Struct, frozen=True):
-    """One message at a time: `p50_ms` and `p99_ms` from the send to its arrival."""
+    """One message at a time: `p50_ms` and `p99_ms` are from send to arrival."""
 
     messages: int
     p50_ms: float
@@ -77,7 +77,7 @@ class Result(Struct, frozen=True):
 
 
 def bench(state_dir: Path, options: Options) -> Result:
-    """Everything, on a gateway of its own beside `state_dir`, on the same disk."""
+    """Run all measurements on a fresh gateway inside `state_dir`, so on the same disk."""
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="bench-", dir=state_dir) as folder,
@@ -87,7 +87,7 @@ def bench(state_dir: Path, options: Options) -> Result:
 
 
 def run(url: str, token: str, folder: Path, options: Options) -> Result:
-    """Measure the gateway at `url`; `folder` is on the disk whose fsync is measured beside it."""
+    """Measure the gateway at `url`, and the fsync of the disk that holds `folder`."""
     throughput, single = uvloop.run(_measure(url, token, options))
     fsync = measure_fsync(folder, size=options.size, count=options.fsyncs)
     redis = _measure_redis(folder, options) if installed() else None
@@ -111,33 +111,31 @@ def machine() -> Machine:
 
 
 def render(result: Result) -> RenderableType:
-    """The figures as a person reads them."""
+    """The result as a table with notes."""
     single, throughput, fsync = result.single, result.throughput, result.fsync
     table = Table(title=f"Mailbox, {result.options.size} B messages: enqueue → push → ack")
     for heading in ("", "msg/s", "p50 ms", "p99 ms"):
         table.add_column(heading, justify="right" if heading else "left")
     senders = result.options.senders
-    outstanding = f"{result.options.outstanding} outstanding, {senders} sender" + "s" * (
-        senders > 1
-    )
-    table.add_row(outstanding, f"{throughput.per_sec:,.0f}", "", "")
+    many = f"{result.options.outstanding} outstanding, {senders} sender" + "s" * (senders > 1)
+    table.add_row(many, f"{throughput.per_sec:,.0f}", "", "")
     latency = (f"{single.p50_ms:.2f}", f"{single.p99_ms:.2f}")
     table.add_row("one at a time", f"{single.per_sec:,.0f}", *latency)
     disk = (f"{fsync.p50_ms:.2f}", f"{fsync.p99_ms:.2f}")
     table.add_row("the disk: append + fdatasync", f"{fsync.per_sec:,.0f}", *disk)
-    peer = "For a peer's figures beside these, install redis-server and run this again."
+    comparison = "To compare with Redis Streams, install redis-server and run this again."
     if result.redis is not None:
         name = f"Redis Streams {result.redis.version}"
         laps = (f"{result.redis.p50_ms:.2f}", f"{result.redis.p99_ms:.2f}")
         table.add_row(name, f"{result.redis.per_sec:,.0f}", *laps)
-        peer = f"{name}: fsync before every answer, pipelines of {result.options.outstanding}"
+        comparison = f"{name}: fsync before every answer, pipelines of {result.options.outstanding}"
     durability = "; ".join(f"{step}: {how}" for step, how in result.durability.items())
     about = result.machine
     return Group(
         table,
         f"Durability: {durability}",
-        peer,
-        f"Every one of {throughput.messages + single.messages:,} messages came once, in order.",
+        comparison,
+        f"All {throughput.messages + single.messages:,} messages arrived exactly once, in order.",
         f"Machine: {about.cores} cores, Python {about.python}, SQLite {about.sqlite},"
         f" {about.system}",
     )
@@ -145,14 +143,14 @@ def render(result: Result) -> RenderableType:
 
 async def _measure(url: str, token: str, options: Options) -> tuple[Throughput, Single]:
     async with Client(url=url, token=token) as client:
-        await _many(client, options, options.messages // 10)  # warm-up
+        await _many(client, options, options.messages // 10)  # warm up
         throughput = await _many(client, options, options.messages)
         await _one_by_one(client, options, options.singles // 10)
         return throughput, await _one_by_one(client, options, options.singles)
 
 
 async def _many(client: Client, options: Options, total: int) -> Throughput:
-    """`outstanding` senders' calls under way at any time, each awaited on its own."""
+    """Keep `outstanding` enqueue calls open at any time, each awaited on its own."""
     consumer = Consumer(client, total)
     await client.subscribe(_MAILBOX, consumer.take, credit=4 * options.outstanding)
     pad = "x" * (options.size - 2 - len(_payload(0, "")))
@@ -173,7 +171,7 @@ async def _many(client: Client, options: Options, total: int) -> Throughput:
 
 
 async def _one_by_one(client: Client, options: Options, total: int) -> Single:
-    """The next message leaves when the ack of the one before is confirmed."""
+    """Send each message after the ack of the previous one is confirmed."""
     pad = "x" * (options.size - 2 - len(_payload(0, "")))
     times: list[float] = []
     began = time.perf_counter()
@@ -192,7 +190,7 @@ async def _one_by_one(client: Client, options: Options, total: int) -> Single:
 
 
 class Consumer:
-    """Acks each message by itself and checks that none is missing, doubled or out of order."""
+    """Acks each message and checks that none is missing, doubled or out of order."""
 
     def __init__(self, client: Client, total: int, mailbox: str = _MAILBOX) -> None:
         loop = asyncio.get_running_loop()
@@ -206,7 +204,7 @@ class Consumer:
         self._confirmed: asyncio.Future[None] = loop.create_future()
 
     def next_confirmed(self) -> "asyncio.Future[None]":
-        """Done when the next ack is confirmed."""
+        """A future that is done when the next ack is confirmed."""
         self._confirmed = asyncio.get_running_loop().create_future()
         return self._confirmed
 
@@ -218,9 +216,9 @@ class Consumer:
 
     def _check(self, sender: str, number: int) -> None:
         if self._unseen[number]:
-            self._fail(f"message {number} came twice")
+            self._fail(f"message {number} arrived twice")
         if number <= self._latest.get(sender, -1):
-            self._fail(f"message {number} of {sender} was overtaken")
+            self._fail(f"message {number} of {sender} arrived out of order")
         self._unseen[number] = 1
         self._latest[sender] = number
 
@@ -233,10 +231,10 @@ class Consumer:
         if not self._missing and not self.finished.done():
             self.finished.set_result(None)
 
-    def _fail(self, why: str) -> None:
-        for waiting in (self.finished, self._confirmed):
-            if not waiting.done():
-                waiting.set_exception(BenchFailed(why))
+    def _fail(self, reason: str) -> None:
+        for future in (self.finished, self._confirmed):
+            if not future.done():
+                future.set_exception(BenchFailed(reason))
 
 
 def _payload(number: int, pad: str) -> str:

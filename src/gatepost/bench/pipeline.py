@@ -1,8 +1,8 @@
-"""The pipeline over a synthetic archive: a full run, then a run over one percent more.
+"""Measures the pipeline on a synthetic archive: a full run, then a run with one percent more.
 
-DuckDB, where it is installed, answers the bare lifecycle question over the same files, so that
-nobody takes Spark on one machine for fast. What Spark is for is more than one machine; what the
-pipeline is for is that the second run costs what is new.
+If DuckDB is installed, it runs the bare lifecycle query over the same files for comparison: Spark
+on one machine is not fast. Spark pays off on several machines; the pipeline pays off because the
+second run costs only as much as the new events.
 """
 
 import os
@@ -50,7 +50,7 @@ class Options(Struct, frozen=True):
 
 
 class Phase(Struct, frozen=True):
-    """A run in a session of its own. `peak_mib` is what driver, JVM and workers held together."""
+    """One run in its own session. `peak_mib` is the memory of driver, JVM and workers together."""
 
     events: int
     session_seconds: float
@@ -60,9 +60,9 @@ class Phase(Struct, frozen=True):
 
 
 class Size(Struct, frozen=True):
-    """`share` is the second run's time as a part of the first one's, sessions left out.
+    """`share` is the time of the second run divided by the first, without session starts.
 
-    `levels` are lifecycles and service levels alone, without what else is made of them.
+    `levels` is a run of the lifecycle and service level tables alone.
     """
 
     events: int
@@ -78,33 +78,33 @@ class Result(Struct, frozen=True):
     machine: Machine
     options: Options
     sizes: list[Size]
-    durability: str = "tables are not synced to disk: they can be made again from the archive"
+    durability: str = "tables are not fsynced: they can be rebuilt from the archive"
 
 
 def bench(folder: Path, options: Options, step: Callable[[str], object] = str) -> Result:
-    """Everything, in a folder of its own that is removed at the end; tells every `step`."""
+    """Measure every size in a temporary folder; calls `step` with each step's description."""
     folder.mkdir(parents=True, exist_ok=True)
     sizes = []
     for events in options.sizes:
-        with tempfile.TemporaryDirectory(prefix="bench-", dir=folder) as place:
-            sizes.append(measure(Path(place), events, options, step))
+        with tempfile.TemporaryDirectory(prefix="bench-", dir=folder) as work_dir:
+            sizes.append(measure(Path(work_dir), events, options, step))
     return Result(machine(), options, sizes)
 
 
-def measure(place: Path, events: int, options: Options, step: Callable[[str], object]) -> Size:
-    from gatepost.pipeline.synth import Options as Synth
-    from gatepost.pipeline.synth import generate
+def measure(work_dir: Path, events: int, options: Options, step: Callable[[str], object]) -> Size:
+    from gatepost.pipeline.synth import SynthOptions as Synth
+    from gatepost.pipeline.synth import generate_archive
 
-    archive, tables = str(place / "archive"), str(place / "tables")
-    # Four segments are about one percent of their node, so one percent can be held back.
+    archive, tables = str(work_dir / "archive"), str(work_dir / "tables")
+    # With segments this small, the last four of a node are about one percent of its events.
     rows = max(1000, events // options.nodes // 400)
     step(f"{events:,} events: writing the archive")
     jobs = os.cpu_count() or 1
     shape = Synth(events=events, nodes=options.nodes, segment_rows=rows, jobs=jobs)
-    truth = generate(archive, shape)
+    truth = generate_archive(archive, shape)
     kept = hold_back(archive, truth.events // 100)
     step(f"{events:,} events: lifecycles and service levels")
-    levels = _timed(archive, str(place / "levels"), options.master, _levels)
+    levels = _timed(archive, str(work_dir / "levels"), options.master, _levels)
     step(f"{events:,} events: the full run")
     full = _timed(archive, tables, options.master, _run)
     give_back(archive, kept)
@@ -144,7 +144,7 @@ def _levels(spark: "SparkSession", archive: str, tables: str) -> int:
 def _timed(
     archive: str, tables: str, master: str, job: "Callable[[SparkSession, str, str], int]"
 ) -> Phase:
-    """A job as a user starts it: in a fresh JVM that has compiled nothing yet."""
+    """Time a job as a user starts it: in a fresh JVM, where nothing is compiled yet."""
     from gatepost.pipeline.session import spark_session
 
     with watched() as peak:
@@ -161,9 +161,9 @@ def _bytes(folder: Path) -> int:
 
 
 def hold_back(archive: str, events: int) -> dict[str, bytes]:
-    """Take the last segments of all nodes off the list, about so many events and at least one.
+    """Remove each node's last segments from its manifest: at least one, about `events` in all.
 
-    Returns the manifests as they were.
+    Returns the original manifests by name.
     """
     store = Store.open(archive)
     kept: dict[str, bytes] = {}
@@ -183,6 +183,7 @@ def _shorter(whole: Manifest, events: int) -> Manifest:
 
 
 def give_back(archive: str, kept: dict[str, bytes]) -> None:
+    """Write back the manifests that `hold_back_segments` returned."""
     store = Store.open(archive)
     for name, content in kept.items():
         store.write(name, content)
@@ -190,7 +191,7 @@ def give_back(archive: str, kept: dict[str, bytes]) -> None:
 
 @contextmanager
 def watched() -> Iterator[list[int]]:
-    """The most memory this process and all its children hold while the block runs."""
+    """Peak memory of this process and its descendants while the block runs, in a list of one."""
     peak, done = [0], threading.Event()
 
     def watch() -> None:
@@ -207,7 +208,7 @@ def watched() -> Iterator[list[int]]:
 
 
 def _resident() -> int:
-    """By the kernel's own account: pages of this process and everything below it."""
+    """Resident bytes of this process and its descendants, from /proc."""
     children: dict[int, list[int]] = {}
     pages: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):

@@ -1,8 +1,8 @@
-"""Complete lifecycles between two gateways: send → accepted → processed → closed.
+"""Measures complete lifecycles between two gateways: send → accepted → processed → closed.
 
-Two gateways in processes of their own, linked over loopback; the sender and the agent are processes
-of their own too. A message counts once its sender's gateway has closed its delivery on disk, and
-the run counts only if every message came exactly once and in order.
+The two gateways, the sender and the agent each run in their own process, connected over loopback.
+A message counts once its sender's gateway has closed its delivery on disk. The run fails unless
+every message arrives exactly once and in order.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ _AGENT = "bench"
 _PATIENCE = 60.0
 _DURABILITY = {
     "send": "event and delivery, fsync before the answer",
-    "accept": "inbox, mailbox, receipt and cursor, fsync before it is told",
+    "accept": "inbox, mailbox, receipt and cursor, fsync before the sender is told",
     "engage": "ack and receipt, fsync before the confirmation",
-    "close": "delivery closed, fsync before anyone hears of it",
+    "close": "delivery closed, fsync before it is announced",
 }
 
 
@@ -50,7 +50,7 @@ class Lifecycles(Struct, frozen=True):
 
 
 class Latency(Struct, frozen=True):
-    """One message at a time: from `send` to the receipt at the sender."""
+    """One message at a time: from `send` to the receipt's arrival at the sender."""
 
     messages: int
     accepted_p50_ms: float
@@ -70,7 +70,7 @@ class Result(Struct, frozen=True):
 
 
 def bench(state_dir: Path, options: Options) -> Result:
-    """Everything, on gateways of its own beside `state_dir`, on the same disk."""
+    """Run all measurements on fresh gateways inside `state_dir`, so on the same disk."""
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=state_dir) as name:
         folder = Path(name)
@@ -101,7 +101,7 @@ def _call(gateway: GatewayProcess, method: str, path: str, body: object = None) 
 def _measure(
     here: GatewayProcess, there: GatewayProcess, options: Options
 ) -> tuple[Lifecycles, Latency]:
-    """The agent runs in a process of its own, so that it costs the sender nothing."""
+    """Run the agent in its own process, so that it costs the sender nothing."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(there.url, there.token, theirs), daemon=True)
@@ -124,7 +124,7 @@ async def _send_all(
 
 
 async def _known(client: Client) -> None:
-    """Until the gateway has heard of the agent, it knows no way to it."""
+    """Wait until the sender's gateway knows the agent from the room."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:
@@ -190,9 +190,9 @@ async def _settled(here: GatewayProcess) -> None:
 async def _said(agent: Connection, word: str) -> None:
     loop = asyncio.get_running_loop()
     ready = await loop.run_in_executor(None, agent.poll, _PATIENCE)
-    said = agent.recv() if ready else "nothing"
-    if said != word:
-        raise BenchFailed(f"the agent said {said!r} instead of {word!r}")
+    received = agent.recv() if ready else "nothing"
+    if received != word:
+        raise BenchFailed(f"the agent process sent {received!r} instead of {word!r}")
 
 
 def _serve(url: str, token: str, parent: Connection) -> None:
@@ -200,7 +200,7 @@ def _serve(url: str, token: str, parent: Connection) -> None:
 
 
 async def _agent(url: str, token: str, parent: Connection) -> None:
-    """Take as many messages as the parent says, check them, and say so; again and again."""
+    """For each number the parent sends: take and check so many messages, then report."""
     loop = asyncio.get_running_loop()
     async with Client(url=url, token=token) as client:
         await client.register(_AGENT)
@@ -221,9 +221,9 @@ async def _agent(url: str, token: str, parent: Connection) -> None:
 
 
 def render(result: Result) -> RenderableType:
-    """The figures as a person reads them."""
+    """The result as a table with notes."""
     lifecycles, latency, fsync = result.lifecycles, result.latency, result.fsync
-    table = Table(title=f"Between two gateways, {result.options.size} B messages, sealed")
+    table = Table(title=f"Between two gateways, {result.options.size} B messages, encrypted")
     for heading in ("", "per second", "p50 ms", "p99 ms"):
         table.add_column(heading, justify="right" if heading else "left")
     many = f"send → accepted → processed → closed, {result.options.outstanding} outstanding"
@@ -239,8 +239,8 @@ def render(result: Result) -> RenderableType:
     return Group(
         table,
         f"Durability: {durability}",
-        f"Sealed: {result.sealed}",
-        f"Every one of {lifecycles.messages:,} messages came once, in order.",
+        f"Encrypted: {result.sealed}",
+        f"All {lifecycles.messages:,} messages arrived exactly once, in order.",
         f"Machine: {about.cores} cores, Python {about.python}, SQLite {about.sqlite},"
         f" {about.system}; two gateways, the sender and the agent share it",
     )

@@ -1,8 +1,8 @@
-"""Redis Streams doing the same work on the same disk, to read our own figures by.
+"""Measures Redis Streams on the same disk, for comparison with the mailbox.
 
-The server fsyncs before it answers (`appendfsync always`). Messages are added, read by a consumer
-group and acked, from one process, in pipelines as deep as the outstanding messages: the client's
-cost per message is as small as it can be, smaller than that of a client that awaits each.
+The server fsyncs before it answers (`appendfsync always`). One process adds messages, reads them as
+a consumer group and acks them, in pipelines as deep as the outstanding messages. So the client's
+cost per message is minimal, lower than that of a client that awaits each message.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ Reply = bytes | int | None | list["Reply"]
 
 
 class Peer(Struct, frozen=True):
-    """What Redis Streams did; p50 and p99 from the add to the read, one at a time."""
+    """Figures of Redis Streams; p50 and p99 are from add to read, one message at a time."""
 
     version: str
     per_sec: float
@@ -41,7 +41,7 @@ def installed() -> bool:
 def measure_redis(
     folder: Path, *, messages: int, outstanding: int, size: int, singles: int
 ) -> Peer:
-    """Start a server in `folder`, measure it, and end it."""
+    """Start a server in `folder`, measure it, and stop it."""
     with _server(folder) as path, _Connection(path) as redis:
         redis.run([[b"XGROUP", b"CREATE", _KEY, _GROUP, b"0", b"MKSTREAM"]])
         payload = b"x" * size
@@ -54,7 +54,7 @@ def measure_redis(
 
 
 def _round(redis: "_Connection", payload: bytes, count: int) -> float:
-    """Add, read and ack `count` messages; returns how long the first two took."""
+    """Add, read and ack `count` messages; returns the seconds for add and read."""
     started = time.perf_counter()
     redis.run([[b"XADD", _KEY, b"*", b"m", payload]] * count)
     read = [b"XREADGROUP", b"GROUP", _GROUP, b"me", b"COUNT", b"%d" % count]
@@ -63,7 +63,7 @@ def _round(redis: "_Connection", payload: bytes, count: int) -> float:
     entries = streams[0][1] if isinstance(streams, list) else []  # type: ignore[index]
     ids = [entry[0] for entry in entries]  # type: ignore[index,union-attr]
     if len(ids) != count:
-        raise BenchFailed(f"redis gave {len(ids)} of {count} messages")
+        raise BenchFailed(f"redis returned {len(ids)} of {count} messages")
     redis.run([[b"XACK", _KEY, _GROUP, *ids], [b"XDEL", _KEY, *ids]])  # type: ignore[list-item]
     return took
 
@@ -93,7 +93,7 @@ def _wait(path: Path) -> None:
 
 
 class _Connection:
-    """Just enough of Redis' protocol for pipelines."""
+    """A minimal client of the Redis protocol, for pipelines."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX)

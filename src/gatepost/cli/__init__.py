@@ -2,9 +2,9 @@
 
 Exit codes:
 
-0   done, and what was waited for was reached
-1   failed, or not reached (a refused message, a turn that ended badly, a timeout)
-2   the command was used wrongly, or the settings cannot be used
+0   done, including the state that `--wait` asks for
+1   failed (a refused message, a failed turn, a timeout)
+2   wrong usage, or unusable settings
 3   no gateway answers
 130 interrupted
 

@@ -1,4 +1,4 @@
-"""`gatepost agent`: who can be sent mail."""
+"""`gatepost agent`: adds, lists, claims, invites and removes agents."""
 
 import time
 
@@ -26,16 +26,16 @@ def add(*names: str, standby: Flag = False, options: Options = OPTIONS) -> None:
     Parameters
     ----------
     names
-        What they are called.
+        The agents' names.
     standby
-        They live behind another gateway, and are served here should that be away.
+        The agents live behind another gateway; this one takes their mail while that one is away.
     """
     more = "?standby=true" if standby else ""
     with options.gateway() as gateway:
         added = [gateway.put(_path(name) + more, Agent) for name in names]
-    said = ", ".join(agent.id for agent in added)
-    what = "this gateway stands by for" if standby else "mail can be sent to"
-    output.show(options, added, lambda: output.say(f"{what} {said}"))
+    ids = ", ".join(agent.id for agent in added)
+    effect = "this gateway stands by for" if standby else "mail can be sent to"
+    output.show(options, added, lambda: output.say(f"{effect} {ids}"))
     for agent in added:
         _say_problem(agent)
 
@@ -53,24 +53,25 @@ def claim(
     node: str | None = None,
     options: Options = OPTIONS,
 ) -> None:
-    """Let an agent of the room live behind this gateway.
+    """Move an agent of the room to this gateway.
 
     Parameters
     ----------
     name
-        Which agent.
+        The agent.
     override
-        Do not ask the gateway it lives behind, for that is gone. Only a backbone node can.
+        Do not ask the gateway the agent lives behind, because it is gone. Only backbone nodes can.
     node
-        With --override, the node that gets it. Default: this one.
+        With --override: the node that gets the agent. Default: this one.
     """
     body = {"override": override, "node": node}
     with options.gateway() as gateway:
         path = f"/v1/room/agents/{check_agent_id(name)}/claim"
         claimed = gateway.post(path, body, RoomAgent)
-    said = f"{name} lives behind {claimed.owner}"
-    asked = f"{said}, which was asked to let it go" if claimed.asked else said
-    output.show(options, claimed, lambda: output.say(asked))
+    text = f"{name} lives behind {claimed.owner}"
+    if claimed.asked:
+        text += ", which was asked to let it go"
+    output.show(options, claimed, lambda: output.say(text))
 
 
 def list_(*, external: Flag = False, room: Flag = False, options: Options = OPTIONS) -> None:
@@ -81,7 +82,7 @@ def list_(*, external: Flag = False, room: Flag = False, options: Options = OPTI
     external
         List the invites and sessions of external agents instead.
     room
-        List every agent of the room instead, and where it lives.
+        List every agent of the room instead, with the gateway it lives behind.
     """
     if external:
         _list_external(options)
@@ -131,17 +132,17 @@ def _say_external(access: AgentAccess) -> None:
     rows = [(i.agent_id, "invite", _state(i), " ".join(i.scopes)) for i in access.invites]
     rows += [(s.agent_id, "session", _state(s), " ".join(s.scopes)) for s in access.sessions]
     if rows:
-        output.table(("Agent", "What", "State", "Scopes"), rows)
+        output.table(("Agent", "Access", "State", "Scopes"), rows)
     else:
         output.say("no external agents yet: run `gatepost agent invite NAME`")
 
 
-def _state(of: AgentInviteView | AgentSessionView) -> str:
-    if of.revoked_at is not None:
+def _state(access: AgentInviteView | AgentSessionView) -> str:
+    if access.revoked_at is not None:
         return "revoked"
-    if isinstance(of, AgentInviteView) and of.used_at is not None:
+    if isinstance(access, AgentInviteView) and access.used_at is not None:
         return "used"
-    return "expired" if (of.expires_at or 0) <= time.time() * 1000 else "open"
+    return "expired" if (access.expires_at or 0) <= time.time() * 1000 else "open"
 
 
 def invite(
@@ -157,32 +158,32 @@ def invite(
     Parameters
     ----------
     name
-        What it is called. It can act as nobody else.
+        The agent's name. It can act under no other name.
     scope
-        What it may do; give it several times for several.
+        A permission; repeat the option for several.
     ttl
-        Seconds until the invite ends.
+        Seconds until the invite expires.
     """
     body = {"agentId": check_agent_id(name), "scopes": scope, "ttlSecs": ttl}
     with options.gateway() as gateway:
         invited = gateway.post("/ansible/agent/invites", body, InvitedAgent)
     output.show(options, invited, lambda: output.say(invited.invite_token))
-    output.hint("the agent exchanges it, once, at POST /ansible/agent/auth/exchange")
+    output.hint("the agent exchanges it once for a session: POST /ansible/agent/auth/exchange")
 
 
 def revoke(name: AgentName, /, *, options: Options = OPTIONS) -> None:
-    """End an external agent's sessions, and its open invites.
+    """End the sessions and open invites of an external agent.
 
     Parameters
     ----------
     name
-        Which agent.
+        The agent.
     """
     with options.gateway() as gateway:
         path = f"/v1/external-agents/{check_agent_id(name)}/revoke"
         ended = gateway.post(path, {}, EndedSessions)
-    said = f"{output.plural(ended.sessions, 'session')} of {ended.agent} ended"
-    output.show(options, ended, lambda: output.say(said))
+    text = f"{output.plural(ended.sessions, 'session')} of {ended.agent} ended"
+    output.show(options, ended, lambda: output.say(text))
 
 
 def _ago(millis: int) -> str:
@@ -195,18 +196,18 @@ def remove(name: AgentName, /, *, yes: Yes = False, options: Options = OPTIONS) 
     Parameters
     ----------
     name
-        Which agent.
+        The agent.
     """
     path = _path(name)
     with options.gateway() as gateway:
         waiting = _waiting(gateway, name)
-        mail = f" {output.plural(waiting, 'waiting message')} will become dead letters."
-        question = f"Remove agent {name}?{mail if waiting else ''}"
+        warning = f" {output.plural(waiting, 'waiting message')} will become dead letters."
+        question = f"Remove agent {name}?{warning if waiting else ''}"
         if not output.confirm(question, yes or not waiting, options):
             return Exit.FAILED
         count = gateway.delete(path, Count).count
-    said = f"{name} removed; {output.plural(count, 'message')} became dead letters"
-    output.show(options, {"count": count}, lambda: output.say(said))
+    text = f"{name} removed; {output.plural(count, 'message')} became dead letters"
+    output.show(options, {"count": count}, lambda: output.say(text))
     return Exit.OK
 
 

@@ -1,4 +1,4 @@
-"""Every command, where it is implemented, and its help. Modules are loaded when they are used."""
+"""All commands with their help. A command's module is loaded only when the command runs."""
 
 from itertools import count
 
@@ -14,17 +14,17 @@ _SHELL = Group("Shell", sort_key=5)
 
 app = App(
     name="gatepost",
-    help="""Hand messages to agents without losing one.
+    help="""Durable messages between agents.
 
-Begin here:
+Start here:
 
   gatepost up                           run a gateway (leave it running)
   gatepost agent add bob                let bob receive mail
   gatepost send bob "hello"             send bob a message
-  gatepost inbox bob --take             take it, and get its receipt
-  gatepost ack bob RECEIPT --reply hi   end the turn
+  gatepost inbox bob --take             take it, and get its lease handle
+  gatepost ack bob HANDLE --reply hi    end the turn
 
-Exit codes: 0 done, 1 failed or not reached, 2 wrong usage, 3 no gateway.
+Exit codes: 0 done, 1 failed or timed out, 2 wrong usage, 3 no gateway.
 """,
     version=__version__,
     help_format="plaintext",
@@ -36,12 +36,13 @@ _places = count()
 
 
 def _add(to: App, name: str, where: str, *, help: str, group: Group | None = None) -> None:
-    """Commands are listed in the order in which they are added."""
+    """Add a lazily loaded command; the help lists commands in the order they are added."""
     path = f"gatepost.cli.{where}"
     to.command(path, name=name, help=help, group=group, sort_key=next(_places))
 
 
 def _add_family(name: str, *, help: str, group: Group = _CARE) -> App:
+    """Add a command that has subcommands."""
     family = App(name=name, help=help, group=group, sort_key=next(_places))
     app.command(family)
     return family
@@ -55,7 +56,7 @@ _add(
     help="""Run the gateway in the foreground until Ctrl-C.
 
 Settings come from gatepost.toml in the state directory. GATEPOST_* variables
-win over it, and the options below win over both.
+override the file, and the options below override both.
 
 For example:
 
@@ -82,7 +83,7 @@ _add(
     "status",
     "status:status",
     group=_RUN,
-    help="""Show the gateway and its mailboxes at a glance.
+    help="""Show the state of the gateway and of its mailboxes.
 
 Exits with 1 if the gateway runs but does not accept messages.
 
@@ -99,8 +100,8 @@ _add(
     group=_MAIL,
     help="""Send a message to an agent.
 
-Prints the message's id and state, and the reply if there is one. Exits with 0
-only if the message reached what was waited for.
+Prints the message's id and state, and the reply if there is one. With --wait
+it exits with 0 only if the message was accepted or processed in time.
 
 For example:
 
@@ -117,10 +118,10 @@ _add(
     "inbox",
     "inbox:inbox",
     group=_MAIL,
-    help="""Look at an agent's waiting mail, or take it.
+    help="""List an agent's waiting mail, or take it.
 
-Looking changes nothing. Taking leases the messages: end each turn with
-`gatepost ack` or `gatepost nack` before the lease runs out, or the message is
+Listing changes nothing. Taking leases the messages: end each turn with
+`gatepost ack` or `gatepost nack` before the lease expires, or the message is
 delivered again.
 
 For example:
@@ -134,14 +135,14 @@ _add(
     "ack",
     "settle:ack",
     group=_MAIL,
-    help="""End turns well.
+    help="""Ack leased messages: their turns ended well.
 
 The sender learns that its message was processed.
 
 For example:
 
-  gatepost ack bob RECEIPT
-  gatepost ack bob RECEIPT --reply "done"
+  gatepost ack bob HANDLE
+  gatepost ack bob HANDLE --reply "done"
   gatepost ack bob --msg-id ID
 """,
 )
@@ -150,13 +151,13 @@ _add(
     "nack",
     "settle:nack",
     group=_MAIL,
-    help="""End turns badly.
+    help="""Nack leased messages: their turns failed.
 
-Each message is retried after a while, or becomes a dead letter.
+Each message is retried later, or becomes a dead letter.
 
 For example:
 
-  gatepost nack bob RECEIPT --reason "cannot reach the database"
+  gatepost nack bob HANDLE --reason "cannot reach the database"
 """,
 )
 _add(
@@ -164,7 +165,7 @@ _add(
     "fetch",
     "fetch:fetch",
     group=_MAIL,
-    help="""Fetch a payload that was too large to travel inside its message.
+    help="""Download a payload that was too large to travel inside its message.
 
 For example:
 
@@ -176,10 +177,10 @@ _add(
     "trace",
     "trace:trace",
     group=_MAIL,
-    help="""Show a journey, from being sent to the end of the turn, as every gateway saw it.
+    help="""Show every step of a message, from send to the end of its turn, at every gateway.
 
-A message is named by its id, a conversation by its correlation id. Gateways
-that cannot be asked are named.
+Name a message by its id, or a conversation by its correlation id. Gateways that
+cannot be reached are listed.
 
 For example:
 
@@ -195,8 +196,8 @@ _add(
     group=_MESH,
     help="""Invite another gateway into this one's room.
 
-Prints the invite, which is a secret and good once, and how to use it. On a
-terminal it is also drawn as a QR code. The first invite founds the room.
+Prints the invite, a secret that works once, and how to use it. A terminal also
+shows it as a QR code. The first invite founds the room.
 
 For example:
 
@@ -221,7 +222,7 @@ _add(
     "withdraw",
     "room:withdraw",
     group=_MESH,
-    help="""Take back an invite that was not used yet.
+    help="""Withdraw an invite that was not used yet.
 
 For example:
 
@@ -235,8 +236,8 @@ _add(
     group=_MESH,
     help="""Join the room of the gateway that issued an invite.
 
-The invite is read from a file or from standard input, never from the command
-line, where other users of the machine could see it.
+The invite is read from a file or from standard input. Other users of the machine
+could see it on the command line.
 
 For example:
 
@@ -261,7 +262,7 @@ _add(
     "revoke",
     "room:revoke",
     group=_MESH,
-    help="""Shut a node out of the room, for ever and at once.
+    help="""Revoke a node: it is disconnected now and can never join again.
 
 For example:
 
@@ -271,7 +272,7 @@ For example:
 
 _room = _add_family(
     "room",
-    help="""Look at the room all gateways share.
+    help="""Show, watch, verify and rotate the room that all gateways share.
 
 For example:
 
@@ -309,7 +310,7 @@ _add(
     "room:verify",
     help="""Check the signature of every record this gateway keeps.
 
-Exits with 1 if one is wrong.
+Exits with 1 if one is invalid.
 
 For example:
 
@@ -321,9 +322,9 @@ _add(
     _room,
     "rotate",
     "room:rotate",
-    help="""Move the room to a fresh document, in which what is over is forgotten.
+    help="""Move the room to a new document without records that are no longer needed.
 
-All gateways follow; one that is away follows when it is back.
+All gateways follow; a gateway that is offline follows when it is back.
 
 For example:
 
@@ -346,8 +347,8 @@ _add(
     "agents:add",
     help="""Register agents, so that mail can be sent to them.
 
-A client registers its agent by itself when it connects; this is for agents
-that have none.
+A running agent registers itself when it connects; use this for agents that have
+never connected.
 
 For example:
 
@@ -372,11 +373,11 @@ _add(
     _agent,
     "claim",
     "agents:claim",
-    help="""Let an agent of the room live behind this gateway.
+    help="""Move an agent of the room to this gateway.
 
-The gateway it lives behind is asked to let it go, though it may be served
-there; its waiting mail follows. If that gateway is gone for good, a backbone
-node overrides it.
+The gateway it lives behind is asked to let it go, even if the agent is being
+served there; waiting mail is forwarded. If that gateway is gone for good, a
+backbone node can override it.
 
 For example:
 
@@ -403,8 +404,8 @@ _add(
     "agents:invite",
     help="""Invite an external agent, one that reaches this gateway over the network.
 
-Prints the invite, which is a secret and good once. Without --scope it may send
-messages, take its own, and see the gateway's status.
+Prints the invite, a secret that works once. Without --scope the agent may send
+messages, take its own mail, and see the gateway's status.
 
 For example:
 
@@ -416,7 +417,7 @@ _add(
     _agent,
     "revoke",
     "agents:revoke",
-    help="""End an external agent's sessions, and its open invites.
+    help="""End the sessions and open invites of an external agent.
 
 For example:
 
@@ -427,7 +428,7 @@ For example:
 _route = _add_family(
     "route",
     group=_MESH,
-    help="""List, set and remove routes: who takes an agent's mail while its gateway is away.
+    help="""List, set and remove routes: fallbacks for an agent whose gateway is away.
 
 For example:
 
@@ -449,11 +450,11 @@ _add(
     _route,
     "set",
     "routes:set_",
-    help="""Set how an agent, or any agent of a node, is reached.
+    help="""Set the route to an agent, or to every agent of a node.
 
 A fallback takes mail while the owner is away, if it hosts the agent as a
-standby and has the capabilities asked for. A route for an agent comes before
-one for the node it lives behind.
+standby and has the required capabilities. A route for an agent wins over a
+route for its node.
 
 For example:
 
@@ -466,7 +467,7 @@ _add(
     _route,
     "remove",
     "routes:remove",
-    help="""Take back a route that was set here.
+    help="""Remove a route that this gateway set.
 
 For example:
 
@@ -510,10 +511,10 @@ _add(
     _dlq,
     "replay",
     "dlq:replay",
-    help="""Send dead letters again, as new messages.
+    help="""Send dead letters again as new messages.
 
-A dead letter that was replayed stays, remembers as what, and is not replayed
-again.
+A replayed dead letter stays, with the id of its new message, and is not
+replayed again.
 
 For example:
 
@@ -526,7 +527,7 @@ _add(
     _dlq,
     "discard",
     "dlq:discard",
-    help="""Give up dead letters for good; their payloads are dropped.
+    help="""Discard dead letters and their payloads.
 
 For example:
 
@@ -539,8 +540,9 @@ _undelivered = _add_family(
     "undelivered",
     help="""List, show, replay and discard messages this gateway gave up.
 
-They were sent from here, and nobody is known to have taken them. Those somebody
-took and could not deal with are dead letters, at that gateway: see dlq.
+These messages were sent from here, and no gateway is known to have processed
+them. Messages whose turns failed are dead letters at the receiving gateway: see
+dlq.
 
 For example:
 
@@ -563,7 +565,7 @@ _add(
     _undelivered,
     "show",
     "undelivered:show",
-    help="""Show one of them with its payload.
+    help="""Show one undelivered message with its payload.
 
 For example:
 
@@ -574,10 +576,10 @@ _add(
     _undelivered,
     "replay",
     "undelivered:replay",
-    help="""Send messages again that were given up, as new events.
+    help="""Send undelivered messages again as new events.
 
-Whoever was asked last may have taken the turn all the same. Unless it said that
-it did not, or was never asked, that takes --force.
+The gateway that was asked last may have taken the turn after all. Without
+--force, only messages are replayed that it denied, or for which none was asked.
 
 For example:
 
@@ -590,7 +592,7 @@ _add(
     _undelivered,
     "discard",
     "undelivered:discard",
-    help="""Give messages up for good; their payloads are dropped.
+    help="""Discard undelivered messages and their payloads.
 
 For example:
 
@@ -606,7 +608,7 @@ _add(
     group=_CARE,
     help="""Turn an agent's waiting mail into dead letters.
 
-What is in flight is left alone.
+Messages in flight are not touched.
 
 For example:
 
@@ -618,7 +620,7 @@ _add(
     "audit",
     "status:audit",
     group=_CARE,
-    help="""List what was done by hand (purge, replay, removal), newest first.
+    help="""List manual actions (purge, replay, removal), newest first.
 
 For example:
 
@@ -631,7 +633,7 @@ _add(
     "incidents",
     "incidents:incidents",
     group=_CARE,
-    help="""List what went wrong and somebody should know of, newest first.
+    help="""List incidents, newest first.
 
 For example:
 
@@ -644,7 +646,7 @@ _add(
     "eta",
     "incidents:eta",
     group=_CARE,
-    help="""Show how long capabilities take, and what they should promise.
+    help="""Show how long the tasks of each capability take, and the ETA it should promise.
 
 For example:
 
@@ -654,7 +656,7 @@ For example:
 
 _reviews = _add_family(
     "reviews",
-    help="""List misfires of capabilities, and settle them.
+    help="""List and close reviews of capabilities that misfired.
 
 For example:
 
@@ -665,7 +667,7 @@ _add(
     _reviews,
     "list",
     "incidents:reviews",
-    help="""List misfires that somebody has to look at, newest first.
+    help="""List reviews of misfires, newest first.
 
 For example:
 
@@ -677,7 +679,7 @@ _add(
     _reviews,
     "resolve",
     "incidents:resolve",
-    help="""Say that a review was dealt with.
+    help="""Mark a review as resolved.
 
 For example:
 
@@ -688,7 +690,7 @@ _add(
     _reviews,
     "dismiss",
     "incidents:dismiss",
-    help="""Say that a review needs nothing.
+    help="""Mark a review as needing no action.
 
 For example:
 
@@ -701,9 +703,9 @@ _add(
     "backup",
     "backup:backup",
     group=_CARE,
-    help="""Copy everything the gateway must not forget into one file.
+    help="""Back up the gateway's state into one file.
 
-The gateway may run meanwhile. The file has the journal as it is at one moment,
+The gateway may keep running. The file holds a consistent copy of the journal,
 the large payloads, and the node's key: keep it as safe as the key.
 
 For example:
@@ -716,12 +718,12 @@ _add(
     "restore",
     "backup:restore",
     group=_CARE,
-    help="""Put a stopped gateway back to what it was when a backup was made.
+    help="""Restore a stopped gateway from a backup.
 
-What it did since is forgotten, so nothing is done twice: mail that waited
-becomes dead letters, to be released with `gatepost dlq replay`; open invites
-are void; others give up what they sent here meanwhile. A journal that is there
-is moved aside, not removed.
+The gateway forgets its actions since the backup, so nothing may run twice:
+waiting mail becomes dead letters, to be released with `gatepost dlq replay`;
+open invites are void; peers give up messages they sent here since. An existing
+journal is moved aside, not removed.
 
 For example:
 
@@ -734,7 +736,7 @@ _migrate = _add_family(
     "migrate",
     help="""Move from a legacy shared document to this gateway, step by step.
 
-Every step may be interrupted and repeated.
+Every step can be interrupted and repeated.
 
 For example:
 
@@ -748,10 +750,10 @@ _add(
     _migrate,
     "import",
     "migrate:import_",
-    help="""Hand every undelivered message and task of a legacy document to the gateway.
+    help="""Import every undelivered message and task of a legacy document.
 
-What was imported before is not imported again. After cut-over nothing is sent:
-the command only says what is in the dump, and exits with 1 if something is
+Items that were imported before are skipped. After cut-over nothing is imported:
+the command only reports the contents of the dump, and exits with 1 if items are
 left behind.
 
 For example:
@@ -765,7 +767,7 @@ _add(
     _migrate,
     "verify",
     "migrate:verify",
-    help="""Hold a legacy document against the gateway: is everything there, and once?
+    help="""Check that every item of a legacy document is at the gateway exactly once.
 
 Exits with 1 if not.
 
@@ -780,9 +782,10 @@ _add(
     "migrate:dual_write",
     help="""Send messages to the gateway and write them to the legacy document too.
 
-Reads a JSON object a line: {"from": "a", "to": "b", "payload": …}, optionally
-with "corrId" and "idempotencyKey". Prints a line with its event id for each,
-once both sides have it. What an interrupted run left is finished first.
+Reads one JSON object per line: {"from": "a", "to": "b", "payload": …},
+optionally with "corrId" and "idempotencyKey". Prints a line with the event id
+once both sides have the message. Messages of an interrupted run are finished
+first.
 
 For example:
 
@@ -795,8 +798,8 @@ _add(
     "migrate:cut_over",
     help="""Import for the last time, verify, and end dual-write.
 
-Nothing is marked unless all of it adds up. It may be repeated with a newer
-dump.
+The cut-over is recorded only if the verification succeeds. It can be repeated
+with a newer dump.
 
 For example:
 
@@ -808,7 +811,7 @@ _add(
     _migrate,
     "status",
     "migrate:status",
-    help="""Show how far the migration is, and whether both sides of a dual-write agree.
+    help="""Show the phase of the migration, and whether both sides of a dual-write agree.
 
 Exits with 1 if they do not.
 
@@ -820,7 +823,7 @@ For example:
 
 _archive = _add_family(
     "archive",
-    help="""Look at the archive of sealed events, and verify it.
+    help="""Show the archive of events, and verify it.
 
 For example:
 
@@ -831,7 +834,7 @@ _add(
     _archive,
     "status",
     "archive:status",
-    help="""Show what each node has sealed.
+    help="""Show the archived events of each node.
 
 For example:
 
@@ -843,9 +846,9 @@ _add(
     _archive,
     "verify",
     "archive:verify",
-    help="""Check every signature, every file and every link of the chain.
+    help="""Check every signature, file and chain link.
 
-Exits with 1 if something is wrong.
+Exits with 1 if it finds a problem.
 
 For example:
 
@@ -856,7 +859,7 @@ For example:
 
 _pipeline = _add_family(
     "pipeline",
-    help="""Turn the archive into tables, and tables into answers, with Spark.
+    help="""Build tables, reports and feedback from the archive, with Spark.
 
 Needs the extra: pip install 'gatepost[pipeline]'
 
@@ -871,7 +874,7 @@ _add(
     _pipeline,
     "run",
     "pipeline:run",
-    help="""Bring the tables up to date with what was sealed since the last run.
+    help="""Bring the tables up to date with events archived since the last run.
 
 Prints the service levels of the last day.
 
@@ -910,7 +913,7 @@ _add(
     _pipeline,
     "report",
     "pipeline:report",
-    help="""Write the report: one HTML file that needs nothing else.
+    help="""Write the report, a self-contained HTML file.
 
 For example:
 
@@ -923,10 +926,10 @@ _add(
     _pipeline,
     "replay",
     "pipeline:replay",
-    help="""Choose dead letters with SQL, and have their gateways send them again.
+    help="""Choose dead letters with SQL, and replay them at their gateway.
 
-Asked is only the gateway whose token we have; for all others there are commands
-to run there. What was replayed before is not replayed again.
+Replays only at the gateway of the given token; for other gateways it prints
+commands to run there. Letters that were replayed before are skipped.
 
 For example:
 
@@ -940,9 +943,9 @@ _add(
     "pipeline:feedback",
     help="""Post incidents, reviews and ETA advice to a gateway.
 
-What it knows already it ignores, so this may be repeated. A token with the scope
-ansible.admin.feedback is enough; it is read from a file. If that holds an invite, as
-`gatepost agent invite` prints it, it holds the session from then on.
+The gateway ignores items it has already, so this can be repeated. It needs a token
+file whose token has the scope ansible.admin.feedback. If the file holds an invite,
+as `gatepost agent invite` prints it, the invite is replaced by its session.
 
 For example:
 
@@ -954,7 +957,7 @@ _add(
     _pipeline,
     "backfill",
     "pipeline:backfill",
-    help="""Make all tables from nothing, in an empty folder.
+    help="""Build all tables from scratch in an empty folder.
 
 For example:
 
@@ -965,7 +968,7 @@ _add(
     _pipeline,
     "compact",
     "pipeline:compact",
-    help="""Merge small files of the tables, and delete those nobody needs any more.
+    help="""Merge small files of the tables, and delete files that are no longer needed.
 
 For example:
 
@@ -977,17 +980,17 @@ _add(
     _pipeline,
     "prepare",
     "pipeline:prepare",
-    help="""Let later jobs on this machine start sooner.
+    help="""Create a JVM class cache, so that later jobs on this machine start faster.
 
-Takes a minute, and leaves about 190 MB in ~/.cache/gatepost. Do it again after an update of Java or
-of Spark.
+Takes a minute and about 190 MB in ~/.cache/gatepost. Repeat it after an update of
+Java or Spark.
 """,
 )
 _add(
     _pipeline,
     "synth",
     "pipeline:synth",
-    help="""Write a synthetic archive, and the truth about it, to try things on.
+    help="""Write a synthetic archive for trials, with a file of its true figures.
 
 For example:
 
@@ -998,7 +1001,7 @@ For example:
 
 _bench = _add_family(
     "bench",
-    help="""Measure this machine's gateway.
+    help="""Measure gateways and the pipeline on this machine.
 
 For example:
 
@@ -1010,9 +1013,9 @@ _add(
     _bench,
     "mailbox",
     "bench:mailbox",
-    help="""Measure durable enqueue, push and ack through the WebSocket surface.
+    help="""Measure durable enqueue, push and ack over the WebSocket.
 
-The gateway that is measured is a fresh one, on the disk of the state directory.
+Starts a fresh gateway on the disk of the state directory.
 
 For example:
 
@@ -1024,9 +1027,9 @@ _add(
     _bench,
     "pipes",
     "bench:pipes",
-    help="""Measure whole lifecycles between two gateways: sent, accepted, processed, closed.
+    help="""Measure complete lifecycles between two gateways: sent, accepted, processed, closed.
 
-The gateways that are measured are fresh ones, on the disk of the state directory.
+Starts two fresh gateways on the disk of the state directory.
 
 For example:
 
@@ -1040,7 +1043,7 @@ _add(
     "bench:pipeline",
     help="""Measure the pipeline on synthetic archives: a full run, then one percent more.
 
-Each run has a Spark session of its own. The archives are written first, which takes a while, and
+Each run has its own Spark session. The archives are written first, which takes a while, and
 removed at the end; 50 million events need about 6 GB.
 
 For example:
@@ -1055,7 +1058,7 @@ _add(
     "completion",
     "completion:completion",
     group=_SHELL,
-    help="""Print a shell's completion script, or install it.
+    help="""Print or install a completion script.
 
 For example:
 
@@ -1068,5 +1071,5 @@ _add(
     "--install-completion",
     "completion:install_completion",
     group=_SHELL,
-    help="Install completion for the shell this is run from.",
+    help="Install completion for the current shell.",
 )

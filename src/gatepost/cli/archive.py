@@ -1,4 +1,4 @@
-"""`gatepost archive`: what is kept for ever, and whether it is still what was sealed."""
+"""`gatepost archive`: shows the archive and verifies that it is intact."""
 
 import os
 from pathlib import Path
@@ -23,7 +23,7 @@ Uri = Annotated[str | None, Parameter(show_default=False)]
 
 
 class NodeArchive(Struct):
-    """What one node has sealed."""
+    """The archived events of one node."""
 
     node: str
     events: int
@@ -48,14 +48,14 @@ class ArchiveVerified(Struct):
 
 
 def status(uri: Uri = None, /, *, state_dir: Path | None = None, options: Output = OUTPUT) -> None:
-    """Show what each node has sealed.
+    """Show the archived events of each node.
 
     Parameters
     ----------
     uri
-        Which archive. Default: the one in the settings, archive.uri.
+        The archive. Default: archive.uri of the settings.
     state_dir
-        Whose settings. Default: $GATEPOST_HOME, else ~/.gatepost.
+        State directory with the settings. Default: $GATEPOST_HOME, else ~/.gatepost.
     """
     store, manifests = _open(uri, state_dir)
     found = ArchiveStatus(store.root, [_summary(manifest) for manifest in manifests])
@@ -63,14 +63,14 @@ def status(uri: Uri = None, /, *, state_dir: Path | None = None, options: Output
 
 
 def verify(uri: Uri = None, /, *, state_dir: Path | None = None, options: Output = OUTPUT) -> int:
-    """Check every signature, file and link of the chain.
+    """Check every signature, file and chain link.
 
     Parameters
     ----------
     uri
-        Which archive. Default: the one in the settings, archive.uri.
+        The archive. Default: archive.uri of the settings.
     state_dir
-        Whose settings. Default: $GATEPOST_HOME, else ~/.gatepost.
+        State directory with the settings. Default: $GATEPOST_HOME, else ~/.gatepost.
     """
     from gatepost.archive import verify as checking
 
@@ -89,8 +89,8 @@ def verify(uri: Uri = None, /, *, state_dir: Path | None = None, options: Output
 def _open(
     uri: str | None, state_dir: Path | None, *, lenient: bool = False
 ) -> "tuple[Store, list[Manifest]]":
-    """The archive meant, and its manifests; `lenient` leaves out what cannot be read."""
-    where = uri or _configured(state_dir)
+    """Open the archive and read its manifests; `lenient` skips unreadable manifests."""
+    archive_uri = uri or _configured(state_dir)
     try:
         from gatepost.archive import manifest
         from gatepost.archive.store import Store
@@ -99,12 +99,14 @@ def _open(
             "config_error", "archives need pyarrow: install gatepost[archive]", Exit.USAGE
         ) from None
     try:
-        store = Store.open(where)
+        store = Store.open(archive_uri)
         nodes = manifest.nodes(store)
     except GatepostError as error:
         raise Problem(error.code, error.message, Exit.USAGE) from None
     if not nodes:
-        raise Problem("not_found", f"{store.root} holds no archive: nothing was sealed there yet")
+        raise Problem(
+            "not_found", f"{store.root} holds no archive: no segment was archived there yet"
+        )
     manifests = []
     for node in nodes:
         try:
@@ -126,8 +128,8 @@ def _configured(state_dir: Path | None) -> str:
         raise Problem(error.code, error.message, Exit.USAGE) from None
     if not settings.archive.uri:
         raise usage(
-            f"no archive is configured: set archive.uri in {file}, or name one: gatepost archive"
-            " status /srv/archive"
+            f"no archive is configured: set archive.uri in {file}, or name an archive:"
+            " gatepost archive status /srv/archive"
         )
     return settings.archive.uri
 
@@ -153,7 +155,7 @@ def _say_status(found: ArchiveStatus) -> None:
         (n.node, n.events, n.segments, output.size(n.bytes), n.sealed_through, _ago(n.sealed_at))
         for n in found.nodes
     ]
-    output.table(("Node", "Events", "Segments", "Size", "Through", "Sealed"), rows)
+    output.table(("Node", "Events", "Segments", "Size", "Through", "Archived"), rows)
 
 
 def _ago(at: int | None) -> str:
@@ -163,10 +165,10 @@ def _ago(at: int | None) -> str:
 def _say_verified(verified: ArchiveVerified) -> None:
     if verified.findings:
         rows = [(f.node, f.seq or "", f.rule.value, f.detail) for f in verified.findings]
-        output.table(("Node", "Seq", "Rule", "What is wrong"), rows)
-    wrong = len(verified.findings)
-    said = f"{output.plural(verified.events, 'event')} in {verified.uri}: "
-    if wrong:
-        output.say(said + output.plural(wrong, "finding"), "red")
+        output.table(("Node", "Seq", "Rule", "Problem"), rows)
+    events = f"{output.plural(verified.events, 'event')} in {verified.uri}"
+    if verified.findings:
+        findings = output.plural(len(verified.findings), "finding")
+        output.say(f"{events}: {findings}", "red")
     else:
-        output.say(said + "whole and genuine", "green")
+        output.say(f"{events}: complete and authentic", "green")

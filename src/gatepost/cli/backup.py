@@ -1,4 +1,4 @@
-"""`gatepost backup` and `gatepost restore`: one file with everything a gateway must not forget."""
+"""`gatepost backup` and `gatepost restore`: the whole state of a gateway in one file."""
 
 import os
 from collections.abc import Callable
@@ -22,12 +22,12 @@ StateFolder = Annotated[
 
 
 def backup(file: Path, /, *, state_dir: StateFolder = None, options: Output = OUTPUT) -> None:
-    """Copy everything the gateway must not forget into one file.
+    """Back up the gateway's state into one file.
 
     Parameters
     ----------
     file
-        The file to write; it must not exist.
+        The file to write; it must not exist yet.
     """
     from gatepost.clock import SystemClock
     from gatepost.gateway.backup import back_up
@@ -36,10 +36,10 @@ def backup(file: Path, /, *, state_dir: StateFolder = None, options: Output = OU
     state = StateDir(_settings(state_dir).node.state_dir)
     made = _told(lambda: back_up(state, file.absolute(), SystemClock()))
     size = output.size(file.stat().st_size)
-    said = f"{file}: node {made.node_id} up to seq {made.last_seq}, {size}"
-    output.show(options, made, lambda: output.say(said))
+    text = f"{file}: node {made.node_id} up to seq {made.last_seq}, {size}"
+    output.show(options, made, lambda: output.say(text))
     if made.missing:
-        output.hint(f"{output.plural(made.missing, 'payload')} went while this was made")
+        output.hint(f"{output.plural(made.missing, 'payload')} were removed during the backup")
 
 
 def restore(
@@ -50,12 +50,12 @@ def restore(
     yes: Yes = False,
     options: Output = OUTPUT,
 ) -> int:
-    """Put a stopped gateway back to what it was when a backup was made.
+    """Restore a stopped gateway from a backup.
 
     Parameters
     ----------
     file
-        The backup.
+        The backup file.
     """
     from gatepost.clock import SystemClock
     from gatepost.gateway.backup import read_manifest
@@ -64,7 +64,7 @@ def restore(
     settings = _settings(state_dir)
     made = _told(lambda: read_manifest(file))
     age = output.age(made.made_at / 1000)
-    question = f"Put {settings.node.state_dir} back to what it was {age} ago?"
+    question = f"Restore {settings.node.state_dir} to its state of {age} ago?"
     if not output.confirm(question, yes, options):
         return Exit.FAILED
     done = _told(lambda: put_back(file, settings, SystemClock()))
@@ -76,10 +76,10 @@ def _say(dead_letters: int, in_doubt: int, kept_in: str | None) -> None:
     output.say("restored; start the gateway with `gatepost up`")
     if dead_letters:
         count = output.plural(dead_letters, "message")
-        output.say(f"{count} that waited may be done: see `gatepost dlq list AGENT`")
+        output.say(f"{count} that waited may be processed already: see `gatepost dlq list AGENT`")
     if in_doubt:
         count = output.plural(in_doubt, "message")
-        output.say(f"{count} under way: their owners are asked what became of them")
+        output.say(f"{count} in flight: the receiving gateways are asked for their outcome")
     if kept_in is not None:
         output.say(f"the journal that was here is in {kept_in}")
 

@@ -1,4 +1,4 @@
-"""`gatepost bench`: how fast a gateway is on this machine."""
+"""`gatepost bench`: measures gateways and the pipeline on this machine."""
 
 import os
 from pathlib import Path
@@ -33,17 +33,17 @@ def mailbox(
     Parameters
     ----------
     messages
-        How many, with many outstanding.
+        Number of messages for throughput, sent with many outstanding.
     outstanding
-        How many are under way at a time.
+        Number of unanswered messages at a time.
     size
         Bytes of each payload.
     senders
-        How many agents they are from.
+        Number of sending agents.
     singles
-        How many, one at a time.
+        Number of messages for latency, sent one at a time.
     state_dir
-        Where to make the gateway that is measured, and with that on which disk.
+        Directory for the measured gateway; it decides which disk is measured.
         Default: $GATEPOST_HOME, else ~/.gatepost.
     """
     from gatepost import bench
@@ -64,20 +64,20 @@ def pipes(
     state_dir: Path | None = None,
     options: Output = OUTPUT,
 ) -> None:
-    """Measure whole lifecycles between two gateways.
+    """Measure complete lifecycles between two gateways.
 
     Parameters
     ----------
     messages
-        How many, with many outstanding.
+        Number of messages for throughput, sent with many outstanding.
     outstanding
-        How many are under way to the first gateway at a time.
+        Number of messages the first gateway has not answered, at a time.
     size
         Bytes of each payload.
     singles
-        How many, one at a time.
+        Number of messages for latency, sent one at a time.
     state_dir
-        Where to make the gateways that are measured, and with that on which disk.
+        Directory for the measured gateways; it decides which disk is measured.
         Default: $GATEPOST_HOME, else ~/.gatepost.
     """
     from rich.console import Console
@@ -104,13 +104,14 @@ def pipeline(
     Parameters
     ----------
     events
-        How many, once for every size. Default: 10 and 50 million.
+        Number of events in the archive; several numbers measure several sizes. Default: 10 and 50
+        million.
     nodes
-        How many gateways they are from.
+        Number of gateways in the archive.
     master
-        Where Spark runs.
+        Spark master.
     folder
-        Where to write archives and tables. Default: $GATEPOST_HOME, else ~/.gatepost.
+        Folder for archives and tables. Default: $GATEPOST_HOME, else ~/.gatepost.
     """
     from rich.console import Console
 

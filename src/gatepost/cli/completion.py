@@ -1,4 +1,4 @@
-"""`gatepost completion`: what makes Tab work."""
+"""`gatepost completion`: prints and installs shell completion scripts."""
 
 import sys
 from pathlib import Path
@@ -17,9 +17,9 @@ def completion(shell: Shell, /, *, install: Flag = False, options: Output = OUTP
     Parameters
     ----------
     shell
-        Which shell.
+        The shell.
     install
-        Put the script where the shell finds it, and load it in the shell's startup file.
+        Install the script, and load it in the shell's startup file.
     """
     from gatepost.cli.app import app
 
@@ -33,7 +33,7 @@ def completion(shell: Shell, /, *, install: Flag = False, options: Output = OUTP
 
 
 def install_completion(*, options: Output = OUTPUT) -> None:
-    """Install completion for the shell this is run from."""
+    """Install completion for the current shell."""
     from cyclopts.completion import detect_shell
     from cyclopts.completion.detect import ShellDetectionError
 
@@ -41,7 +41,8 @@ def install_completion(*, options: Output = OUTPUT) -> None:
         _install(detect_shell(), options)
     except ShellDetectionError:
         raise Problem(
-            "unknown_shell", "cannot tell your shell: run `gatepost completion SHELL --install`"
+            "unknown_shell",
+            "your shell cannot be detected: run `gatepost completion SHELL --install`",
         ) from None
 
 
@@ -50,5 +51,5 @@ def _install(shell: Literal["bash", "zsh", "fish", "powershell"], options: Outpu
 
     file: Path = app.install_completion(shell=shell)
     document = {"shell": shell, "file": str(file)}
-    said = f"completion for {shell} is in {file}; open a new shell to use it"
-    output.show(options, document, lambda: output.say(said))
+    text = f"completion for {shell} is in {file}; open a new shell to use it"
+    output.show(options, document, lambda: output.say(text))

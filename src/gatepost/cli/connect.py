@@ -1,4 +1,4 @@
-"""Finding the gateway, and calling it over HTTP."""
+"""Finds the gateway a command talks to, and calls its HTTP API."""
 
 import ipaddress
 import os
@@ -20,8 +20,9 @@ from gatepost.events import check_agent_id
 from gatepost.gateway.state import Endpoint, StateDir
 from gatepost.wire import Failure
 
-# httpx offers a command line of its own and loads click, rich and pygments for it whenever they
-# are installed, which costs a third of a `gatepost send`. It does without if it cannot be loaded.
+# httpx loads click, rich and pygments for its own command line whenever they are installed, which
+# costs a third of a `gatepost send`. With this entry its command line module cannot be imported,
+# and httpx works without it.
 cast(dict[str, object], sys.modules).setdefault("httpx._main", None)
 import httpx  # noqa: E402
 
@@ -32,16 +33,16 @@ _ADDRESS = "write it as http://HOST:PORT"
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Which gateway, and the file whose token opens it."""
+    """A gateway's address, and the file that holds its token."""
 
     url: str
     token_file: Path
     tls_cert: str | None = None
 
     def trust(self) -> ssl.SSLContext | bool:
-        """By what to know a gateway that speaks TLS: on this machine by its very certificate."""
+        """httpx's `verify`: a local gateway is trusted by exactly its own certificate."""
         if not self.url.startswith("https:"):
-            # Loading the machine's certificates takes longer than a whole call without TLS.
+            # Loading the system's certificates takes longer than a whole call without TLS.
             return False
         if self.tls_cert is None:
             return True
@@ -60,7 +61,7 @@ class Gateway:
             headers={"authorization": f"Bearer {read_token(target.token_file)}"},
             timeout=httpx.Timeout(_ANSWER_SECS, connect=5.0),
             verify=target.trust(),
-            # The token is for the gateway alone, never for a proxy.
+            # No proxy: it would see the token.
             trust_env=False,
         )
 
@@ -89,12 +90,13 @@ class Gateway:
         return self._call("DELETE", path, answer)
 
     def upload(self, path: str, pieces: Iterable[bytes], size: int | None, answer: type[T]) -> T:
-        """Stream a body; without a `size` it goes in chunks."""
+        """Stream a body; without a `size` it is sent in chunks."""
         headers = {} if size is None else {"content-length": str(size)}
         return self._call("POST", path, answer, content=pieces, headers=headers)
 
     @contextmanager
     def download(self, path: str) -> Iterator[Iterator[bytes]]:
+        """Stream the body of an answer."""
         with self._reached(), self._http.stream("GET", path) as response:
             if not response.is_success:
                 response.read()
@@ -127,16 +129,16 @@ class Gateway:
         except httpx.TimeoutException:
             raise lost_answer(f"{self.target.url} did not answer in time") from None
         except httpx.RequestError as error:
-            # Only its name: its text may quote what was sent, token and all.
-            what = type(error).__name__
-            raise lost_answer(f"the connection to {self.target.url} broke ({what})") from None
+            # Only the class name: the text may quote the request with its token.
+            kind = type(error).__name__
+            raise lost_answer(f"the connection to {self.target.url} broke ({kind})") from None
 
     def _refusal(self, response: httpx.Response) -> Problem:
         try:
             failure = msgspec.json.decode(response.content, type=Failure)
         except msgspec.MsgspecError:
             return self._stranger(response)
-        # Other codes with this status are about a token the command was given.
+        # Other codes with this status concern a token that was an argument of the command.
         if failure.code == Unauthorized.code:
             return Problem(failure.code, self._locked_out())
         return Problem(failure.code, failure.message)
@@ -144,14 +146,14 @@ class Gateway:
     def _locked_out(self) -> str:
         return (
             f"the gateway at {self.target.url} refused the token in {self.target.token_file}:"
-            " name the gateway's own with --state-dir or --token-file"
+            " name the right one with --state-dir or --token-file"
         )
 
     def _stranger(self, response: httpx.Response) -> Problem:
         return Problem(
             "unexpected_answer",
-            f"{self.target.url} answered HTTP {response.status_code} with something no gateway"
-            " says: check --url, and that gateway and command have the same version",
+            f"{self.target.url} answered HTTP {response.status_code} with unexpected content:"
+            " check --url, and that gateway and command have the same version",
         )
 
 
@@ -160,12 +162,12 @@ def mailbox(agent: str) -> str:
 
 
 def segment(text: str) -> str:
-    """A value as one part of a path."""
+    """Quote a value for use as one path segment."""
     return quote(text, safe="")
 
 
 def locate(options: Options, env: Mapping[str, str]) -> Target:
-    """What is given as an option wins over the environment, that over the state directory."""
+    """Find the gateway: options win over the environment, which wins over the state directory."""
     chosen = options.state_dir
     state = StateDir(chosen.absolute() if chosen else default_path(env).parent)
     url = options.url or (None if chosen else env.get("GATEPOST_URL"))
@@ -176,7 +178,9 @@ def locate(options: Options, env: Mapping[str, str]) -> Target:
     if not url.startswith(("http://", "https://")):
         raise usage(f"{url!r} is not an address; {_ADDRESS}")
     if token_file is None and not chosen and not _is_local(url):
-        raise usage(f"{url} is not this machine: name the file with its token by --token-file")
+        raise usage(
+            f"{url} is not on this machine: name the file with its token: --token-file FILE"
+        )
     return Target(url.rstrip("/"), token_file or state.token)
 
 
@@ -186,7 +190,7 @@ def _token_file_of(options: Options, env: Mapping[str, str]) -> Path | None:
 
 
 def _endpoint(state: StateDir, *, settings_decide: bool) -> tuple[Endpoint, StateDir]:
-    """Where the gateway of this directory listens, or the one its settings file points to."""
+    """The endpoint announced in this state directory, or in the one its settings file names."""
     if settings_decide and not state.endpoint.exists():
         state = _configured(state)
     try:

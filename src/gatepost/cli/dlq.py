@@ -1,4 +1,4 @@
-"""`gatepost dlq`: dead letters, looked at, replayed and discarded."""
+"""`gatepost dlq`: lists, shows, replays and discards dead letters."""
 
 import time
 from collections.abc import Iterator
@@ -15,9 +15,11 @@ from gatepost.cli.problems import Exit, Problem, usage
 from gatepost.cli.progress import Progress
 from gatepost.wire import Count, DeadLetter, DeadLetters, EnqueueAck, Enqueued, MailboxCounts
 
-Sender = Annotated[str | None, Parameter(help="Only those from this agent.")]
-ReasonContains = Annotated[str | None, Parameter(help="Only those whose reason has this in it.")]
-All = Annotated[Flag, Parameter(name="--all", help="Every one of them.")]
+Sender = Annotated[str | None, Parameter(help="Only dead letters from this agent.")]
+ReasonContains = Annotated[
+    str | None, Parameter(help="Only dead letters whose reason contains this text.")
+]
+All = Annotated[Flag, Parameter(name="--all", help="All dead letters of the agent.")]
 
 _COLUMNS = ("Message", "From", "Failed", "Attempts", "Reason", "Replayed as")
 _BATCH = 1000
@@ -48,11 +50,11 @@ def list_(
     Parameters
     ----------
     agent
-        Whose dead letters.
+        The agent whose dead letters are meant.
     limit
-        How many at most.
+        Maximum number of dead letters.
     after
-        Begin behind this message id.
+        Start after this message id.
     """
     with options.gateway() as gateway:
         found = gateway.get(
@@ -70,7 +72,7 @@ def list_(
 
 def _list(agent: str, found: list[DeadLetter]) -> None:
     if not found:
-        output.say(f"{agent} has no such dead letters")
+        output.say(f"{agent} has no matching dead letters")
         return
     rows = [
         (d.msg_id, d.from_, _ago(d.failed_at), d.attempts, d.reason, d.replayed_as or "")
@@ -91,9 +93,9 @@ def show(agent: AgentName, msg_id: str, /, *, options: Options = OPTIONS) -> Non
     Parameters
     ----------
     agent
-        Whose dead letter.
+        The agent whose dead letter is meant.
     msg_id
-        Which.
+        The id of the dead letter.
     """
     with options.gateway() as gateway:
         path = f"{mailbox(agent)}/dead-letters/{segment(msg_id)}"
@@ -128,32 +130,32 @@ def replay(
     limit: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     options: Options = OPTIONS,
 ) -> int:
-    """Send dead letters again, as new messages.
+    """Send dead letters again as new messages.
 
     Parameters
     ----------
     agent
-        Whose dead letters.
+        The agent whose dead letters are meant.
     msg_ids
-        Which; or choose them by the options below.
+        Ids of dead letters; or choose by the options below.
     rate
-        How many a second at most. Ctrl-C stops; what was replayed stays replayed.
+        Maximum number per second. Ctrl-C stops the replay but does not undo it.
     limit
-        How many at most.
+        Maximum number of dead letters.
     """
     wanted = _wanted(msg_ids, sender, reason_contains, all_)
     with options.gateway() as gateway:
-        most = _most(gateway, agent, wanted, limit)
+        total = _most(gateway, agent, wanted, limit)
         acks: list[EnqueueAck] = []
-        with Progress("replaying", most, options, unit="messages") as progress:
-            for some in _replayed(gateway, agent, wanted, most, rate):
-                acks += some
-                progress.advance(len(some))
+        with Progress("replaying", total, options, unit="messages") as progress:
+            for batch in _replayed(gateway, agent, wanted, total, rate):
+                acks += batch
+                progress.advance(len(batch))
     return _report(agent, acks, options)
 
 
 def _most(gateway: Gateway, agent: str, wanted: Wanted, limit: int | None) -> int:
-    """No more than there are now, so that one that dies again is not replayed again."""
+    """Never more than there are now, so that a letter that dies again is not replayed again."""
     boxes = gateway.get("/v1/mailboxes", list[MailboxCounts])
     dead = sum(box.dead_letters for box in boxes if box.name == agent)
     named = len(wanted.msg_ids) if wanted.msg_ids else dead
@@ -161,19 +163,19 @@ def _most(gateway: Gateway, agent: str, wanted: Wanted, limit: int | None) -> in
 
 
 def _replayed(
-    gateway: Gateway, agent: str, wanted: Wanted, most: int, rate: float | None
+    gateway: Gateway, agent: str, wanted: Wanted, total: int, rate: float | None
 ) -> Iterator[list[EnqueueAck]]:
-    """Batch by batch. The pace is kept here, so that whoever stops this stops the replay."""
+    """Replay batch by batch. The command keeps the rate, so that Ctrl-C stops the replay."""
     done, batch = 0, _BATCH if rate is None else max(1, int(rate / 5))
-    while done < most:
-        began, size = time.monotonic(), min(batch, most - done)
+    while done < total:
+        began, size = time.monotonic(), min(batch, total - done)
         body = Replay(wanted.msg_ids, wanted.sender, wanted.reason_contains, size)
         acks = gateway.post(f"{mailbox(agent)}/dead-letters/replay", body, Enqueued).results
         yield acks
         done += len(acks)
         if len(acks) < size or any(ack.error for ack in acks):
             return
-        if rate is not None and done < most:
+        if rate is not None and done < total:
             time.sleep(max(0.0, began + size / rate - time.monotonic()))
 
 
@@ -188,7 +190,7 @@ def _report(agent: str, acks: list[EnqueueAck], options: Options) -> int:
     if not replayed:
         raise Problem(
             "unknown_message",
-            f"{agent} has no such dead letter that was not replayed before;"
+            f"{agent} has no matching dead letter that was not replayed before;"
             f" see `gatepost dlq list {agent}`",
         )
     return Exit.OK
@@ -204,14 +206,14 @@ def discard(
     yes: Yes = False,
     options: Options = OPTIONS,
 ) -> int:
-    """Give up dead letters for good.
+    """Discard dead letters.
 
     Parameters
     ----------
     agent
-        Whose dead letters.
+        The agent whose dead letters are meant.
     msg_ids
-        Which; or choose them by the options below.
+        Ids of dead letters; or choose by the options below.
     """
     wanted = _wanted(msg_ids, sender, reason_contains, all_)
     path = f"{mailbox(agent)}/dead-letters/discard"
@@ -229,7 +231,7 @@ def _wanted(
 ) -> Wanted:
     chosen = bool(msg_ids or sender or reason_contains)
     if chosen == every:
-        raise usage("choose dead letters by id, --sender or --reason-contains, or take --all")
+        raise usage("choose dead letters by id, --sender or --reason-contains, or all with --all")
     return Wanted(list(msg_ids) or None, sender, reason_contains)
 
 

@@ -1,4 +1,4 @@
-"""`gatepost fetch`: the payload of a message that was too large to travel in it."""
+"""`gatepost fetch`: downloads a payload that is stored as a blob."""
 
 import sys
 from collections.abc import Iterator
@@ -27,13 +27,13 @@ def fetch(
     Parameters
     ----------
     digest
-        What `gatepost inbox --take` printed.
+        The digest, as `gatepost inbox --take` prints it.
     output_file
-        Where to write it; without, to standard output.
+        The file to write. Default: standard output.
     """
     path = f"/v1/blobs/{check_digest(digest)}"
     if output_file is None and (options.json or sys.stdout.isatty()):
-        raise usage("name a file with --output, or send standard output elsewhere")
+        raise usage("name a file with --output, or redirect standard output")
     with (
         options.gateway() as gateway,
         gateway.download(path) as pieces,
@@ -42,8 +42,8 @@ def fetch(
         size = _save(pieces, target, options)
     if output_file is not None:
         document = {"file": str(output_file), "size": size}
-        said = f"{output.size(size)} written to {output_file}"
-        output.show(options, document, lambda: output.say(said))
+        text = f"{output.size(size)} written to {output_file}"
+        output.show(options, document, lambda: output.say(text))
 
 
 def _save(pieces: Iterator[bytes], target: BinaryIO, options: Options) -> int:
@@ -57,7 +57,7 @@ def _save(pieces: Iterator[bytes], target: BinaryIO, options: Options) -> int:
 
 @contextmanager
 def _opened(path: Path | None) -> Iterator[BinaryIO]:
-    """Standard output, or a new file that stays only if all went well."""
+    """Standard output, or a new file that is removed again on failure."""
     if path is None:
         yield sys.stdout.buffer
         return
@@ -73,6 +73,6 @@ def _created(path: Path) -> BinaryIO:
     try:
         return path.open("xb")
     except FileExistsError:
-        raise usage(f"{path} is there already: choose another name") from None
+        raise usage(f"{path} exists already: choose another name") from None
     except OSError as error:
         raise usage(f"{path} cannot be written: {error.strerror}") from None

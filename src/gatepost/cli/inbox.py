@@ -1,4 +1,4 @@
-"""`gatepost inbox` looks at a mailbox or takes mail from it; `gatepost purge` empties it."""
+"""`gatepost inbox` lists or leases the mail of an agent; `gatepost purge` empties its mailbox."""
 
 import time
 from typing import Annotated
@@ -23,7 +23,7 @@ class Taken(Struct):
 
 
 class Attachment(Struct):
-    """What a message's event says of a payload that was too large for it."""
+    """The fields of an event that describe a payload stored as a blob."""
 
     payload_ref: str | None = None
     size: int = 0
@@ -38,21 +38,21 @@ def inbox(
     wait: Annotated[float, Parameter(validator=Number(gte=0, lte=60))] = 0.0,
     options: Options = OPTIONS,
 ) -> None:
-    """Look at an agent's waiting mail, or take it.
+    """List an agent's waiting mail, or take it.
 
     Parameters
     ----------
     agent
-        Whose mail.
+        The agent whose mail is meant.
     take
-        Lease the messages and print them with their receipts.
+        Lease the messages and print them with their lease handles.
     limit
-        How many messages at most.
+        Maximum number of messages.
     wait
-        With --take: seconds to wait for mail if there is none.
+        With --take: seconds to wait if there is no mail.
     """
     if wait and not take:
-        raise usage("--wait goes with --take: looking does not wait")
+        raise usage("--wait works only with --take")
     with options.gateway() as gateway:
         if take:
             _take(gateway, agent, Taken(limit, wait), options)
@@ -67,11 +67,11 @@ def _peek(gateway: Gateway, agent: str, limit: int, options: Options) -> None:
     else:
         output.say(f"{agent} has no mail{_unknown(gateway, agent)}")
     if len(found) == limit:
-        output.hint("There may be more; raise --limit to see it.")
+        output.hint("There may be more: raise --limit.")
 
 
 def _unknown(gateway: Gateway, agent: str) -> str:
-    """A mistyped name should not read like an empty mailbox."""
+    """A note for unknown agents, so that a mistyped name does not look like an empty mailbox."""
     agents = {known.id for known in gateway.get("/v1/agents", list[Agent])}
     boxes = {box.name for box in gateway.get("/v1/mailboxes", list[MailboxCounts])}
     return "" if agent in agents | boxes else "; no such agent, see `gatepost agent list`"
@@ -107,7 +107,7 @@ def _print(gateway: Gateway, agent: str, found: list[Message]) -> None:
     for message in found:
         _print_one(message)
     output.hint(
-        f"End each turn in this order, within {found[0].lease_secs:g} s:"
+        f"Settle the messages in this order, each within {found[0].lease_secs:g} s:"
         f" gatepost ack {agent} {found[0].receipt}"
     )
 
@@ -118,7 +118,7 @@ def _print_one(message: Message) -> None:
         f" attempt {message.attempt}",
         "bold",
     )
-    output.say(f"receipt {message.receipt}")
+    output.say(f"lease handle {message.receipt}")
     output.say(_attached(message) or output.payload_text(message.payload))
     output.say("")
 
@@ -129,7 +129,7 @@ def _attached(message: Message) -> str:
     event = msgspec.json.decode(message.event, type=Attachment)
     if event.payload_ref is None:
         return ""
-    return f"{output.size(event.size)}, get it with `gatepost fetch {event.payload_ref}`"
+    return f"{output.size(event.size)}, see `gatepost fetch {event.payload_ref}`"
 
 
 def purge(agent: AgentName, /, *, yes: Yes = False, options: Options = OPTIONS) -> int:
@@ -138,7 +138,7 @@ def purge(agent: AgentName, /, *, yes: Yes = False, options: Options = OPTIONS) 
     Parameters
     ----------
     agent
-        Whose mail.
+        The agent whose mail is meant.
     """
     path = mailbox(agent)
     if not output.confirm(f"Turn all waiting mail of {agent} into dead letters?", yes, options):

@@ -1,4 +1,4 @@
-"""`gatepost incidents`, `reviews` and `eta`: what somebody should know, and what was decided."""
+"""`gatepost incidents`, `reviews` and `eta`: incidents, misfires to review, and ETA advice."""
 
 import time
 from datetime import datetime
@@ -12,16 +12,17 @@ from gatepost.cli.connect import segment
 from gatepost.cli.options import OPTIONS, Options
 from gatepost.gateway.reports import EtaAdviceView, Incidents, ReviewView, Settling
 
-Limit = Annotated[int, Parameter(validator=Number(gte=1, lte=1000), help="How many at most.")]
-Class = Annotated[str | None, Parameter(name="--class", help="Only those of this class.")]
-Note = Annotated[str, Parameter(help="Why, for those who look later.")]
+Limit = Annotated[
+    int, Parameter(validator=Number(gte=1, lte=1000), help="Maximum number of entries.")
+]
+Note = Annotated[str, Parameter(help="A note that is kept with the review.")]
 
 
 def incidents(
     *,
     since: Annotated[float | None, Parameter(validator=Number(gte=0))] = None,
     class_: Annotated[
-        str | None, Parameter(name="--class", help="Only those of this class.")
+        str | None, Parameter(name="--class", help="Only incidents of this class.")
     ] = None,
     limit: Limit = 100,
     options: Options = OPTIONS,
@@ -31,7 +32,7 @@ def incidents(
     Parameters
     ----------
     since
-        Only those of the last so many seconds.
+        Only incidents of the last SINCE seconds.
     """
     start = None if since is None else int((time.time() - since) * 1000)
     wanted: dict[str, object] = {"since": start, "class": class_, "limit": limit}
@@ -42,10 +43,10 @@ def incidents(
 
 def _list(found: Incidents) -> None:
     if not found.incidents:
-        output.say("no such incidents")
+        output.say("no matching incidents")
         return
     output.table(
-        ("When", "Class", "About", "What", "Seen by"),
+        ("When", "Class", "Subject", "Detail", "Seen by"),
         [(_when(i.raised_at), i.class_, i.subject, i.detail, i.source) for i in found.incidents],
     )
     counts = ", ".join(f"{count} {name}" for name, count in found.counts.items())
@@ -58,12 +59,12 @@ def reviews(
     limit: Limit = 100,
     options: Options = OPTIONS,
 ) -> None:
-    """List misfires that somebody has to look at, newest first.
+    """List reviews of misfires, newest first.
 
     Parameters
     ----------
     status
-        Only those in this state.
+        Only reviews with this status.
     """
     wanted = None if status == "all" else status
     with options.gateway() as gateway:
@@ -73,10 +74,10 @@ def reviews(
 
 def _list_reviews(found: list[ReviewView]) -> None:
     if not found:
-        output.say("no such reviews")
+        output.say("no matching reviews")
         return
     columns = ("Review", "Capability", "Versions", "Class", "Count", "Raised", "Status", "Example")
-    output.table(columns, [_row(each) for each in found])
+    output.table(columns, [_row(review) for review in found])
 
 
 def _row(review: ReviewView) -> tuple[object, ...]:
@@ -87,23 +88,23 @@ def _row(review: ReviewView) -> tuple[object, ...]:
 
 
 def resolve(id: str, /, *, note: Note = "", options: Options = OPTIONS) -> None:
-    """Say that a review was dealt with.
+    """Mark a review as resolved.
 
     Parameters
     ----------
     id
-        Which; `gatepost reviews list` shows all.
+        The id of the review; `gatepost reviews list` shows all.
     """
     _settle(id, "resolve", note, options)
 
 
 def dismiss(id: str, /, *, note: Note = "", options: Options = OPTIONS) -> None:
-    """Say that a review needs nothing.
+    """Mark a review as needing no action.
 
     Parameters
     ----------
     id
-        Which; `gatepost reviews list` shows all.
+        The id of the review; `gatepost reviews list` shows all.
     """
     _settle(id, "dismiss", note, options)
 
@@ -115,7 +116,7 @@ def _settle(id: str, verb: str, note: str, options: Options) -> None:
 
 
 def eta(*, options: Options = OPTIONS) -> None:
-    """Show how long capabilities take, and what they should promise."""
+    """Show how long the tasks of each capability take, and the ETA it should promise."""
     with options.gateway() as gateway:
         found = gateway.get("/v1/eta-advice", list[EtaAdviceView])
     output.show(options, found, lambda: _list_advice(found))
@@ -123,7 +124,7 @@ def eta(*, options: Options = OPTIONS) -> None:
 
 def _list_advice(found: list[EtaAdviceView]) -> None:
     if not found:
-        output.say("no advice yet; it comes from the pipeline")
+        output.say("no advice yet: the pipeline posts it with `gatepost pipeline feedback`")
         return
     output.table(
         ("Capability", "Median", "95 %", "Promise", "Tasks", "As of"),

@@ -1,4 +1,4 @@
-"""`gatepost init`: a settings file to begin with."""
+"""`gatepost init`: writes a commented settings file."""
 
 import os
 from pathlib import Path
@@ -24,17 +24,17 @@ def init(
     Parameters
     ----------
     state_dir
-        Where the gateway will keep everything. Default: $GATEPOST_HOME, else ~/.gatepost.
+        State directory of the gateway. Default: $GATEPOST_HOME, else ~/.gatepost.
     node_id
         The gateway's name. Default: the host name.
     force
-        Replace a settings file that is there already.
+        Replace an existing settings file.
     """
     home = config.default_path(os.environ).parent if state_dir is None else state_dir.absolute()
     file = home / config.FILE_NAME
     text = _settings_text(node_id)
     if file.exists() and not force:
-        raise Problem("conflict", f"{file} is there already: edit it, or replace it with --force")
+        raise Problem("conflict", f"{file} exists already: edit it, or replace it with --force")
     _write(home, file, text)
     document = {"config": str(file), "state_dir": str(home)}
     output.show(options, document, lambda: _next(file, up_command(state_dir)))
@@ -66,4 +66,4 @@ def _write(home: Path, file: Path, text: str) -> None:
 
 def _next(file: Path, start: str) -> None:
     output.say(f"wrote {file}")
-    output.say(f"next: look it over, then start the gateway with `{start}`")
+    output.say(f"next: check it, then start the gateway with `{start}`")

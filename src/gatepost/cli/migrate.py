@@ -1,4 +1,4 @@
-"""`gatepost migrate`: from a legacy shared document to this gateway, in phases."""
+"""`gatepost migrate`: moves from a legacy shared document to this gateway, in phases."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ _AT_ONCE = 256
 
 MapAgent = Annotated[
     tuple[str, ...],
-    Parameter(help="Call a legacy agent otherwise, OLD=NEW; give it several times for several."),
+    Parameter(help="Rename a legacy agent, as OLD=NEW; repeat the option for several."),
 ]
 DumpFile = Annotated[
     Path, Parameter(help="The legacy document: a Yjs state dump, or its JSON export.")
@@ -51,22 +51,22 @@ def import_(
     rejects: Path | None = None,
     options: Options = OPTIONS,
 ) -> int:
-    """Import what is undelivered.
+    """Import undelivered messages and tasks.
 
     Parameters
     ----------
     dry_run
-        Only say what would be done.
+        Only report; import nothing.
     only
-        Take over only messages, or only tasks.
+        Import only messages, or only tasks.
     from_
-        The sender of what names none.
+        The sender of items that name none.
     ttl_days
-        How long imported mail may wait for its agent.
+        Days after which imported mail expires if its agent does not take it.
     history
-        Write what was delivered or finished already to this file, a JSON object a line.
+        File for items that were delivered or finished already, one JSON object per line.
     rejects
-        Where to write what was not understood or not taken. Default: in the state directory.
+        File for items that were not understood or not accepted. Default: in the state directory.
     """
     folder, plan = _folder(options), _plan(map_agent, from_, ttl_days, history, rejects)
     found = migration.read(dump, only)
@@ -94,12 +94,12 @@ def verify(
     only: Kind | None = None,
     options: Options = OPTIONS,
 ) -> int:
-    """Hold a dump against the gateway.
+    """Check that every item of a dump is at the gateway exactly once.
 
     Parameters
     ----------
     only
-        Look only at messages, or only at tasks.
+        Check only messages, or only tasks.
     """
     names, found = Names(_renamed(map_agent)), migration.read(dump, only)
     proof = _run(_verify(options, found, names))
@@ -125,20 +125,20 @@ def cut_over(
     rejects: Path | None = None,
     options: Options = OPTIONS,
 ) -> None:
-    """Import for the last time, verify, and end the legacy document.
+    """Import for the last time, verify, and end dual-write.
 
     Parameters
     ----------
     leave_rejects
-        Cut over although some items were rejected; they stay in the file of rejects.
+        Cut over although items were rejected; they stay in the rejects file.
     from_
-        The sender of what names none.
+        The sender of items that name none.
     ttl_days
-        How long imported mail may wait for its agent.
+        Days after which imported mail expires if its agent does not take it.
     history
-        Write what was delivered or finished already to this file, a JSON object a line.
+        File for items that were delivered or finished already, one JSON object per line.
     rejects
-        Where to write what was not understood or not taken. Default: in the state directory.
+        File for items that were not understood or not accepted. Default: in the state directory.
     """
     plan = _plan(map_agent, from_, ttl_days, history, rejects)
     done = _run(_cut_over(options, migration.read(dump), plan, leave_rejects=leave_rejects))
@@ -155,7 +155,7 @@ async def _cut_over(
 
 
 class Line(msgspec.Struct, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
-    """A message on standard input."""
+    """A line of standard input: one message."""
 
     to: str
     payload: Any
@@ -170,14 +170,14 @@ def dual_write(*, out: Path, options: Options = OPTIONS) -> int:
     Parameters
     ----------
     out
-        The legacy document: NAME.json is JSON, any other name a Yjs state dump.
+        The legacy document: JSON if its name ends in .json, else a Yjs state dump.
     """
     failed = _run(_dual_write(options, out))
     return Exit.FAILED if failed else Exit.OK
 
 
 async def _dual_write(options: Options, out: Path) -> int:
-    """Lines are sent as they come and answered in their order; returns how many failed."""
+    """Send lines as they arrive, print the answers in their order; returns the failures."""
     failed = 0
     async with (
         _client(options) as client,
@@ -187,9 +187,9 @@ async def _dual_write(options: Options, out: Path) -> int:
         async with asyncio.TaskGroup() as group:
             reading = group.create_task(_read_lines(mirror, answers, group))
             while (answer := await answers.get()) is not None:
-                said = await answer
-                failed += "error" in said
-                print(msgspec.json.encode(said).decode(), flush=True)
+                result = await answer
+                failed += "error" in result
+                print(msgspec.json.encode(result).decode(), flush=True)
             await reading
     return failed
 
@@ -225,19 +225,19 @@ async def _answer(mirror: migration.LegacyMirror, number: int, line: bytes) -> d
 
 
 def status(*, options: Options = OPTIONS) -> int:
-    """Show the phase, the counts, and both sides of a dual-write."""
+    """Show the phase, the counts, and the differences between both sides of a dual-write."""
     folder = _folder(options)
     marker = phase.load(folder)
     mirror = marker and marker.mirror
     difference = migration.compare(folder, Path(mirror), _CLOCK) if mirror else None
     document = {"marker": marker, "dual_write": difference}
     output.show(options, document, lambda: _print_status(marker, difference))
-    # After cut-over only the gateway gets messages, so the two sides differ, and should.
+    # After cut-over only the gateway gets messages, so the two sides are expected to differ.
     matters = marker is not None and marker.phase is Phase.DUAL_WRITE
     return Exit.FAILED if matters and difference and not difference.equal else Exit.OK
 
 
-# -- what a person reads
+# -- printing
 
 
 def _document(report: migration.Report) -> dict[str, Any]:
@@ -259,9 +259,9 @@ def _print_report(report: migration.Report) -> None:
         output.say(f"rejects are in {report.rejects_file}")
     if report.unmapped:
         names = ", ".join(f"{name} ({count})" for name, count in sorted(report.unmapped.items()))
-        output.say(f"fields of messages that were not taken over: {names}")
+        output.say(f"message fields that were not imported: {names}")
     if report.others:
-        output.say(f"maps that hold state, not payloads: {', '.join(report.others)}")
+        output.say(f"maps that hold state, not messages or tasks: {', '.join(report.others)}")
 
 
 def _print_proof(proof: migration.Proof) -> None:
@@ -284,18 +284,18 @@ def _print_proof(proof: migration.Proof) -> None:
     for problem in ("left", "missing", "doubled"):
         for name in getattr(proof, problem):
             output.say(f"{problem}: {name}")
-    output.say("it holds" if proof.holds else "it does not hold", "" if proof.holds else "red")
+    output.say("verified" if proof.holds else "not verified", "" if proof.holds else "red")
 
 
 def _print_cut_over(done: migration.CutOver) -> None:
     _print_report(done.report)
     _print_proof(done.proof)
-    output.say("cut over: the gateway alone carries messages now")
+    output.say("cut over: only the gateway carries messages now")
 
 
 def _print_status(marker: migration.Marker | None, both: migration.Difference | None) -> None:
     if marker is None:
-        output.say("no migration was begun here: `gatepost migrate import DUMP`")
+        output.say("no migration has started here: run `gatepost migrate import DUMP`")
         return
     output.say(f"{marker.phase}, to {marker.node_id}, {output.age(marker.at / 1000)} ago")
     if marker.counts is not None:
@@ -310,7 +310,7 @@ def _print_status(marker: migration.Marker | None, both: migration.Difference | 
             output.say(f"{both.interrupted} were interrupted; the next dual-write finishes them")
 
 
-# -- which gateway, and where
+# -- arguments and connections
 
 
 def _plan(
@@ -329,7 +329,7 @@ def _renamed(pairs: tuple[str, ...]) -> dict[str, str]:
     for pair in pairs:
         old, separator, new = pair.rpartition("=")
         if not separator or not old:
-            raise usage(f"{pair!r} renames nobody: write --map-agent OLD=NEW")
+            raise usage(f"{pair!r} is not a renaming: write --map-agent OLD=NEW")
         renamed[old] = check_agent_id(new)
     return renamed
 

@@ -1,4 +1,4 @@
-"""What several commands have in common on the command line."""
+"""Command-line options that several commands share."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 @Parameter(name="*", group=COMMON)
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """How a command answers."""
+    """Options for the output of a command."""
 
     json: Flag = False
     "Print one JSON document instead of text."
@@ -28,10 +28,10 @@ class Output:
 @Parameter(name="*", group=COMMON)
 @dataclass(frozen=True, kw_only=True)
 class Options(Output):
-    """How a command answers, and which gateway it talks to.
+    """Options for the output of a command and for the gateway it talks to.
 
-    What is given here wins over the environment as a whole: `--state-dir` alone means the
-    gateway of that directory, whatever GATEPOST_URL says.
+    An option wins over all environment variables: `--state-dir` alone selects the gateway of that
+    directory even if GATEPOST_URL is set.
     """
 
     state_dir: Path | None = None
@@ -42,7 +42,7 @@ class Options(Output):
     "File that holds the token. Default: $GATEPOST_TOKEN_FILE, else `token` in the state directory."
 
     def gateway(self) -> "Gateway":
-        """The gateway meant, found but not yet spoken to."""
+        """The selected gateway; nothing has been sent to it yet."""
         from gatepost.cli.connect import Gateway
 
         return Gateway.find(self)
@@ -53,7 +53,7 @@ OPTIONS = Options()
 
 
 def agent_names(_: "CompletionContext") -> list[str]:
-    """What a shell offers where an agent is named; nothing if no gateway runs."""
+    """Shell completion of agent names."""
     from gatepost.wire import Agent
 
     with OPTIONS.gateway() as gateway:

@@ -1,4 +1,4 @@
-"""What a command prints: JSON for machines, tables on a terminal, plain columns in a pipe."""
+"""Prints results: JSON with `--json`, tables on a terminal, tab-separated columns in a pipe."""
 
 import re
 import shutil
@@ -18,7 +18,7 @@ _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def show(options: Output, document: object, human: Callable[[], None]) -> None:
-    """The result, as JSON if that was asked for."""
+    """Print the result: `document` as JSON with `--json`, else by calling `human`."""
     if not options.json:
         human()
         return
@@ -29,7 +29,7 @@ def show(options: Output, document: object, human: Callable[[], None]) -> None:
 
 
 def say(text: str, style: str = "") -> None:
-    """One line on standard output."""
+    """Print one line on standard output."""
     if not style or not sys.stdout.isatty():
         print(printable(text))
         return
@@ -41,13 +41,13 @@ def say(text: str, style: str = "") -> None:
 
 
 def hint(text: str) -> None:
-    """Advice for a person, where one is looking."""
+    """Print advice on standard error, only if it is a terminal."""
     if sys.stderr.isatty():
         print(text, file=sys.stderr)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Aligned on a terminal. In a pipe: one line a row, tabs between, nothing cut."""
+    """Print a table: aligned on a terminal; in a pipe one line per row, separated by tabs."""
     cells = [[_cell(value) for value in row] for row in rows]
     if not sys.stdout.isatty():
         print("\n".join("\t".join(line) for line in (columns, *cells)))
@@ -58,22 +58,22 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         _list(columns, cells)
 
 
-def _widths(lines: Sequence[Sequence[str]], room: int) -> list[int] | None:
-    """How wide each column is to be; None if ids would not stay whole, to be copied."""
+def _widths(lines: Sequence[Sequence[str]], available: int) -> list[int] | None:
+    """The width of each column; None if ids would have to be cut, which makes them useless."""
     columns = list(zip(*lines, strict=True))
     widths = [_least_width(column) for column in columns]
-    spare = room - sum(widths) - _GAP * (len(widths) - 1)
+    spare = available - sum(widths) - _GAP * (len(widths) - 1)
     if spare < 0:
         return None
-    for place, column in enumerate(columns):
-        more = min(spare, max(map(len, column)) - widths[place])
-        widths[place] += more
-        spare -= more
+    for index, column in enumerate(columns):
+        added = min(spare, max(map(len, column)) - widths[index])
+        widths[index] += added
+        spare -= added
     return widths
 
 
 def _least_width(column: Sequence[str]) -> int:
-    """Sentences may be broken between words; everything else is kept whole."""
+    """Cells may be wrapped between words, but never inside a word."""
     longest = max(map(len, column))
     words = max((len(word) for cell in column for word in cell.split()), default=0)
     return max(words, min(longest, _SENTENCE))
@@ -95,7 +95,7 @@ def _draw(
 
 
 def _list(columns: Sequence[str], cells: list[list[str]]) -> None:
-    """Where a row does not fit on a line: each value on its own."""
+    """Print each value on its own line, for rows that do not fit on one."""
     for row in cells:
         say(row[0], "bold")
         for name, cell in zip(columns[1:], row[1:], strict=True):
@@ -108,12 +108,12 @@ def _cell(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` without what would make a terminal do something."""
+    """`text` with control characters escaped, so that it cannot control the terminal."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def payload_text(raw: msgspec.Raw | msgspec.UnsetType) -> str:
-    """A payload as a person reads it: text as text, anything else as JSON."""
+    """A payload for display: text as text, anything else as JSON."""
     value = None if isinstance(raw, msgspec.UnsetType) else msgspec.json.decode(raw)
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
@@ -132,7 +132,7 @@ def size(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Two figures are enough: `340 ms`, `12 s`, `3 min`, `5 h`."""
+    """A duration with two figures: `340 ms`, `12 s`, `3.5 min`, `5 h`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     secs, unit = next((s, unit) for s, unit in _UNITS if seconds >= s)
@@ -142,17 +142,17 @@ def duration(seconds: float) -> str:
 
 
 def age(at: float) -> str:
-    """How long ago an epoch second was."""
+    """The time since an epoch second."""
     seconds = int(time.time() - at)
     return duration(seconds) if seconds > 0 else "0 s"
 
 
 def confirm(question: str, yes: bool, options: Output) -> bool:
-    """Whether a person agrees; where nobody can be asked, `--yes` must have been given."""
+    """Ask for confirmation; where nobody can be asked, `--yes` is required."""
     if yes:
         return True
     if options.json or not sys.stdin.isatty():
-        raise usage(f"{question} Add --yes to do it without being asked.")
+        raise usage(f"{question} Add --yes to confirm.")
     print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
     if not agreed:

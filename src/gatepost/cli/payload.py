@@ -1,4 +1,4 @@
-"""Payloads as they are typed: text unless said otherwise, and standard input for `-`."""
+"""Payload arguments: text by default, JSON on request, standard input for `-`."""
 
 import sys
 from typing import Annotated
@@ -8,13 +8,13 @@ from cyclopts import Parameter
 
 from gatepost.cli.problems import usage
 
-# What surely fits into one request; more is uploaded first.
+# A payload up to this size fits into any request; larger ones are uploaded as blobs.
 LARGE = 512 * 1024
 _MOST = 64 * 1024 * 1024
 
 
 def _refuse_option(_: object, value: str | None) -> None:
-    """A mistyped option is not a payload; what follows `--` is."""
+    """Refuse a mistyped option as payload, unless `--` comes before it."""
     text = value or ""
     if (
         text.startswith("-")
@@ -28,7 +28,7 @@ PayloadText = Annotated[str | None, Parameter(allow_leading_hyphen=True, validat
 
 
 def json_payload_of(text: str, *, is_json: bool) -> bytes:
-    """The payload's JSON; `text` may be `-` for standard input."""
+    """Encode the payload argument as JSON; `-` reads standard input."""
     text = _from_stdin() if text == "-" else text
     if not is_json:
         return msgspec.json.encode(text)
@@ -42,7 +42,7 @@ def json_payload_of(text: str, *, is_json: bool) -> bytes:
 def _from_stdin() -> str:
     data = sys.stdin.buffer.read(_MOST + 1)
     if len(data) > _MOST:
-        raise usage("standard input is over 64 MiB: send less")
+        raise usage("standard input is larger than 64 MiB, the limit for payloads")
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -1,6 +1,6 @@
-"""`gatepost pipeline`: the archive into tables, and the tables into answers.
+"""`gatepost pipeline`: builds tables from the archive, and reports and feedback from the tables.
 
-Spark is started by the commands that need it, and imported by nothing else.
+Only the commands that need Spark import and start it.
 """
 
 import os
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from cyclopts import Group, Parameter
 from cyclopts.validators import Number
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gatepost.pipeline.jobs.run import Ran
     from gatepost.pipeline.objectives import Objectives
     from gatepost.pipeline.replay import Chosen, Elsewhere, Outcome
-    from gatepost.pipeline.report.facts import Report, Violation
+    from gatepost.pipeline.report.model import PipelineReport, ReportViolation
 
 Result = TypeVar("Result")
 
@@ -59,7 +59,7 @@ Count = Annotated[int, Parameter(validator=Number(gte=1))]
 @Parameter(name="*", group=_PLACES)
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where a job reads and writes."""
+    """Options for the places a job reads from and writes to."""
 
     archive: str | None = None
     "The archive, a folder or a URI. Default: archive.uri of the gateway's settings."
@@ -68,9 +68,9 @@ class Places:
     master: str | None = None
     "Spark master, such as spark://host:7077. Default: all cores of this machine."
     objectives: Path | None = None
-    "TOML file with what is promised, where it is not the default. The tables remember it."
+    "TOML file with objectives that differ from the defaults. The tables remember it."
     state_dir: Path | None = None
-    "Whose settings. Default: $GATEPOST_HOME, else ~/.gatepost."
+    "State directory with the settings. Default: $GATEPOST_HOME, else ~/.gatepost."
 
     def wanted(self) -> "Objectives | None":
         from gatepost.pipeline.objectives import Objectives
@@ -83,8 +83,8 @@ class Places:
         if uri := _settings(self.state_dir).archive.uri:
             return uri
         raise usage(
-            "no archive is configured: set archive.uri in the gateway's settings, or name one"
-            " with --archive"
+            "no archive is configured: set archive.uri in the gateway's settings,"
+            " or name an archive with --archive"
         )
 
     def target(self) -> str:
@@ -97,20 +97,20 @@ PLACES = Places()
 class RanDocument(Struct):
     batches: int
     events: int
-    report: "Report"
+    report: "PipelineReport"
 
 
 class AuditDocument(Struct):
-    """`keys`: who says which key is whose, `room` or `self-asserted`."""
+    """`keys`: the source of the nodes' public keys, `room` or `self-asserted`."""
 
     events: int
     violations: dict[str, int]
     keys: str
-    samples: "list[Violation]"
+    samples: "list[ReportViolation]"
 
 
 class ReplayDocument(Struct):
-    """`elsewhere` is what other gateways hold; `answered` were left alone."""
+    """`elsewhere`: letters that other gateways hold. `answered`: skipped, as they were answered."""
 
     node: str | None
     outcomes: "list[Outcome]"
@@ -128,29 +128,33 @@ def run(*, places: Places = PLACES, options: Output = OUTPUT) -> None:
 
 
 def backfill(*, places: Places = PLACES, options: Output = OUTPUT) -> None:
-    """Make all tables from nothing, in an empty folder."""
+    """Build all tables from scratch in an empty folder."""
     _run(places, options, "backfill")
 
 
-def _run(places: Places, options: Output, job: str) -> None:
+def _run(places: Places, options: Output, job: Literal["run", "backfill"]) -> None:
     archive, tables, wanted = places.source(), places.target(), places.wanted()
     with _spark(places.master, options, "reading the archive", brief=True) as spark:
         from gatepost.pipeline import small
         from gatepost.pipeline.jobs import run as jobs
-        from gatepost.pipeline.report.gather import gather
+        from gatepost.pipeline.report.gatherer import gather_report
         from gatepost.pipeline.tables.schemas import ACTIVITY
 
-        ran: Ran = _apart(spark, lambda: getattr(jobs, job)(spark, archive, tables, wanted))
+        work = jobs.run if job == "run" else jobs.backfill
+        ran = _apart(spark, lambda: work(spark, archive, tables, wanted))
         if small.open_table(tables, ACTIVITY) is None:
-            raise Problem("not_found", f"{archive} holds no archive: nothing was sealed there yet")
-        report = _apart(spark, lambda: gather(spark, tables, days=1))
+            raise Problem(
+                "not_found", f"{archive} holds no archive: no segment was archived there yet"
+            )
+        report = _apart(spark, lambda: gather_report(spark, tables, days=1))
     document = RanDocument(ran.batches, ran.events, report)
     output.show(options, document, lambda: _say_ran(ran, report))
 
 
-def _say_ran(ran: "Ran", report: "Report") -> None:
-    said = f"{output.plural(ran.events, 'new event')} in {output.plural(ran.batches, 'batch')}"
-    output.say(said.replace("batchs", "batches") if ran.events else "nothing new", "bold")
+def _say_ran(ran: "Ran", report: "PipelineReport") -> None:
+    batches = "1 batch" if ran.batches == 1 else f"{ran.batches} batches"
+    text = f"{output.plural(ran.events, 'new event')} in {batches}"
+    output.say(text if ran.events else "no new events", "bold")
     output.say("")
     _say_report(report)
 
@@ -167,31 +171,31 @@ def stream(
     Parameters
     ----------
     every
-        How often to look, such as "30 seconds", until Ctrl-C. Default: take what there is, and end.
+        How often to check, such as "30 seconds", until Ctrl-C. Default: process the archive once.
     max_rows
-        Events of a micro-batch, at most.
+        Maximum number of events in a micro-batch.
     """
     archive, tables, wanted = places.source(), places.target(), places.wanted()
     with _spark(places.master, options, "following the archive") as spark:
         from gatepost.pipeline.jobs.run import stream as follow
-        from gatepost.pipeline.report.gather import gather
+        from gatepost.pipeline.report.gatherer import gather_report
 
         query = follow(spark, archive, tables, wanted, every=every, max_rows=max_rows)
         _follow(query)
-        report = gather(spark, tables, days=1)
+        report = gather_report(spark, tables, days=1)
     output.show(options, report, lambda: _say_report(report))
 
 
 def _follow(query: "StreamingQuery") -> None:
-    """Until it ends or somebody presses Ctrl-C, which must not hit a call into the JVM."""
-    enough = threading.Event()
-    before = signal.signal(signal.SIGINT, lambda *_: enough.set())
+    """Wait until the query ends or Ctrl-C, which must not interrupt a call into the JVM."""
+    interrupted = threading.Event()
+    previous = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
     try:
-        while query.isActive and not enough.wait(_POLL_SECS):
+        while query.isActive and not interrupted.wait(_POLL_SECS):
             pass
     finally:
-        signal.signal(signal.SIGINT, before)
-    if enough.is_set():
+        signal.signal(signal.SIGINT, previous)
+    if interrupted.is_set():
         query.stop()
     else:
         query.awaitTermination()
@@ -204,25 +208,25 @@ def compact(
     places: Places = PLACES,
     options: Output = OUTPUT,
 ) -> None:
-    """Merge small files of the tables, and delete those nobody needs any more.
+    """Merge small files of the tables, and delete files that are no longer needed.
 
     Parameters
     ----------
     keep_hours
-        How long files that were replaced stay, for readers that still use them.
+        Hours to keep replaced files, for readers that still use them.
     keep_days
-        Drop what is older than this many days before the latest event. Default: keep all.
+        Drop rows older than this many days before the latest event. Default: keep all.
     """
     tables = places.target()
     with _spark(places.master, options, "compacting", brief=True) as spark:
         from gatepost.pipeline.jobs.run import compact as merge
 
-        old = partial(merge, spark, tables, keep_hours=keep_hours, keep_days=keep_days)
-        gone = _apart(spark, old)
-    if not gone:
-        raise Problem("not_found", f"{tables} holds no tables yet: gatepost pipeline run")
-    rows = list(gone.items())
-    output.show(options, gone, lambda: output.table(("Table", "Files gone"), rows))
+        job = partial(merge, spark, tables, keep_hours=keep_hours, keep_days=keep_days)
+        deleted = _apart(spark, job)
+    if not deleted:
+        raise Problem("not_found", f"{tables} holds no tables yet: run `gatepost pipeline run`")
+    rows = list(deleted.items())
+    output.show(options, deleted, lambda: output.table(("Table", "Files deleted"), rows))
 
 
 def audit(*, places: Places = PLACES, options: Output = OUTPUT) -> int:
@@ -230,28 +234,28 @@ def audit(*, places: Places = PLACES, options: Output = OUTPUT) -> int:
     archive, tables, wanted = places.source(), places.target(), places.wanted()
     with _spark(places.master, options, "auditing") as spark:
         from gatepost.pipeline.jobs.audit import audit as check
-        from gatepost.pipeline.report.gather import audited
+        from gatepost.pipeline.report.gatherer import read_last_audit
 
         found = _apart(spark, lambda: check(spark, archive, tables, wanted))
-    known = audited(tables)
+    known = read_last_audit(tables)
     samples = known.samples if known else []
     document = AuditDocument(found.events, found.violations, found.keys, samples)
     output.show(options, document, lambda: _say_audit(found, samples))
     return Exit.OK if found.clean else Exit.FAILED
 
 
-def _say_audit(found: "Audited", samples: "list[Violation]") -> None:
+def _say_audit(found: "Audited", samples: "list[ReportViolation]") -> None:
     if samples:
         rows = [(v.node or "", "" if v.seq is None else v.seq, v.rule, v.sentence) for v in samples]
         output.table(("Node", "Seq", "Rule", "Promise"), rows)
     broken = sum(found.violations.values())
     if broken > len(samples):
         output.say(f"… and {broken - len(samples)} more, in the table violations")
-    said = f"{output.plural(found.events, 'event')}: "
+    events = output.plural(found.events, "event")
     if found.clean:
-        output.say(said + "every promise kept", "green")
+        output.say(f"{events}: every promise kept", "green")
     else:
-        output.say(said + output.plural(broken, "broken promise"), "red")
+        output.say(f"{events}: {output.plural(broken, 'broken promise')}", "red")
     if found.self_asserted:
         nodes = ", ".join(found.self_asserted)
         output.say(f"keys: {found.keys} (no other gateway vouches for {nodes})")
@@ -265,85 +269,84 @@ def report(
     places: Places = PLACES,
     options: Output = OUTPUT,
 ) -> None:
-    """Write the report, one HTML file that needs nothing else.
+    """Write the report, a self-contained HTML file.
 
     Parameters
     ----------
     output_file
-        Where to. Default: report.html here.
+        The file to write. Default: report.html in the current folder.
     terminal
         Print a short version instead.
     days
-        How many days up to the latest event it is about.
+        Number of days to cover, up to the latest event.
     """
     tables = places.target()
     with _spark(places.master, options, "reading the tables", brief=True) as spark:
-        from gatepost.pipeline.report.gather import gather
+        from gatepost.pipeline.report.gatherer import gather_report
 
-        made = _apart(spark, lambda: gather(spark, tables, days=days))
+        made = _apart(spark, lambda: gather_report(spark, tables, days=days))
     if not terminal:
         _write(made, output_file or Path("report.html"), options)
     else:
         output.show(options, made, lambda: _say_report(made))
 
 
-def _write(made: "Report", path: Path, options: Output) -> None:
-    from gatepost.pipeline.report.page import page
+def _write(made: "PipelineReport", path: Path, options: Output) -> None:
+    from gatepost.pipeline.report.html_page import render_page
 
     try:
-        path.write_text(page(made), encoding="utf-8")
+        path.write_text(render_page(made), encoding="utf-8")
     except OSError as error:
         raise usage(f"{path} cannot be written: {error.strerror}") from None
     output.show(options, made, lambda: output.say(f"written: {path.absolute()}"))
 
 
-def _say_report(made: "Report") -> None:
-    from gatepost.pipeline.report import figures, terminal
-    from gatepost.pipeline.report.page import audit_verdict
+def _say_report(made: "PipelineReport") -> None:
+    from gatepost.pipeline.report import formatting, terminal_summary
+    from gatepost.pipeline.report.html_page import audit_verdict
 
-    output.say(f"{figures.moment(made.first_at)} to {figures.moment(made.last_at)} UTC", "bold")
-    output.table(terminal.LEVEL_COLUMNS, terminal.level_rows(made))
+    first, last = map(formatting.format_timestamp, (made.first_at, made.last_at))
+    output.say(f"{first} to {last} UTC", "bold")
+    output.table(terminal_summary.LEVEL_COLUMNS, terminal_summary.level_rows(made))
     output.say("")
-    for line in terminal.trends(made):
+    for line in terminal_summary.trend_lines(made):
         output.say(line)
     output.say("")
-    how, said = audit_verdict(made)
-    output.say(said, {"good": "green", "bad": "red"}.get(how, ""))
-    if rows := terminal.incident_rows(made):
+    level, text = audit_verdict(made)
+    output.say(text, {"good": "green", "bad": "red"}.get(level, ""))
+    if rows := terminal_summary.incident_rows(made):
         output.say(f"{output.plural(made.totals.incidents, 'incident')}:", "red")
-        output.table(terminal.INCIDENT_COLUMNS, rows)
+        output.table(terminal_summary.INCIDENT_COLUMNS, rows)
     else:
         output.say("No incidents", "green")
 
 
 class PreparedDocument(Struct):
-    """`prepared`: whether there is now what later jobs start from; not every Java can make it."""
+    """`prepared`: whether the JVM class cache exists now; not every Java can create it."""
 
     prepared: bool
 
 
 def prepare(*, options: Output = OUTPUT) -> None:
-    """Let later jobs on this machine start sooner."""
+    """Create a JVM class cache, so that later jobs on this machine start faster."""
     from gatepost.pipeline.classes import is_prepared
 
     with TemporaryDirectory(prefix="gatepost-") as folder:
         archive, tables = f"{folder}/archive", f"{folder}/tables"
-        with _spark(None, options, "trying everything once", True, keep_classes=True) as spark:
+        with _spark(None, options, "running every job once", True, keep_classes=True) as spark:
             from gatepost.pipeline.jobs.audit import audit as check
             from gatepost.pipeline.jobs.run import run as bring
-            from gatepost.pipeline.report.gather import gather
-            from gatepost.pipeline.synth import Options as Synth
-            from gatepost.pipeline.synth import generate
+            from gatepost.pipeline.report.gatherer import gather_report
+            from gatepost.pipeline.synth import SynthOptions as Synth
+            from gatepost.pipeline.synth import generate_archive
 
-            generate(archive, Synth(events=5_000))
+            generate_archive(archive, Synth(events=5_000))
             _apart(spark, lambda: bring(spark, archive, tables))
             _apart(spark, lambda: check(spark, archive, tables))
-            _apart(spark, lambda: gather(spark, tables))
+            _apart(spark, lambda: gather_report(spark, tables))
     done = is_prepared()
-    said = (
-        "later jobs start from here" if done else "this Java cannot do that: jobs go on as before"
-    )
-    output.show(options, PreparedDocument(done), lambda: output.say(said))
+    text = "later jobs start faster now" if done else "this Java cannot create a class cache"
+    output.show(options, PreparedDocument(done), lambda: output.say(text))
 
 
 def synth(
@@ -358,41 +361,41 @@ def synth(
     jobs: Count = 1,
     options: Output = OUTPUT,
 ) -> None:
-    """Write a synthetic archive, and the truth about it, to try things on.
+    """Write a synthetic archive for trials, with a file of its true figures.
 
     Parameters
     ----------
     folder
-        Where to; it must be empty.
+        The folder to write to; it must be empty.
     events
-        About how many events.
+        Approximate number of events.
     nodes
-        Of how many nodes.
+        Number of nodes.
     seed
         The same seed gives the same archive.
     fault
-        Plant this, such as doubled_turn or silent_node; may be given several times.
+        Plant this fault, such as doubled_turn or silent_node; repeat the option for several.
     all_faults
-        Plant everything that can go wrong and still be read.
+        Plant every fault that leaves the archive readable.
     jobs
-        Processes that write.
+        Number of writing processes.
     """
     with needed():
         from gatepost.pipeline.session import require_spark
 
         require_spark()
-        from gatepost.pipeline.synth import FAULTS, generate
-        from gatepost.pipeline.synth import Options as What
-    # An archive with a hole cannot be read into tables; only an audit says what is wrong with it.
+        from gatepost.pipeline.synth import FAULTS, generate_archive
+        from gatepost.pipeline.synth import SynthOptions as Synth
+    # An archive with a gap in its chain cannot be read into tables; only an audit can report it.
     faults = tuple(name for name in FAULTS if name != "chain_gap") if all_faults else fault
-    what = What(events=events, nodes=nodes, seed=seed, faults=faults, jobs=jobs)
+    shape = Synth(events=events, nodes=nodes, seed=seed, faults=faults, jobs=jobs)
     with Progress("writing", events, options, "messages") as progress:
-        truth = generate(folder, what, progress.advance)
-    said = f"{output.plural(truth.events, 'event')} of {nodes} nodes in {folder}"
-    output.show(options, truth, lambda: output.say(said))
+        truth = generate_archive(folder, shape, progress.advance)
+    text = f"{output.plural(truth.events, 'event')} of {nodes} nodes in {folder}"
+    output.show(options, truth, lambda: output.say(text))
 
 
-# -- back to the gateways
+# -- feedback and replay at a gateway
 
 
 def feedback(*, tables: Tables = None, options: Options = OPTIONS) -> int:
@@ -411,7 +414,7 @@ def _say_posted(posted: "list[Posted]") -> None:
         (p.what, p.found, p.new, p.given - p.new, p.skipped, len(p.refused), _trouble(p))
         for p in posted
     ]
-    columns = ("What", "Found", "New", "Known", "Skipped", "Refused", "Problem")
+    columns = ("Kind", "Found", "New", "Known", "Skipped", "Refused", "Problem")
     output.table(columns, rows)
 
 
@@ -429,18 +432,18 @@ def replay(
     master: Master = None,
     options: Options = OPTIONS,
 ) -> int:
-    """Have dead letters sent again by the gateways that hold them.
+    """Replay dead letters at the gateway that holds them.
 
     Parameters
     ----------
     where
         An SQL condition over the table deliveries, such as "to_agent = 'bob'".
     limit
-        How many at most, the oldest first.
+        Maximum number of dead letters, oldest first.
     rate
-        How many a second at most. Ctrl-C stops; what was replayed stays replayed.
+        Maximum number per second. Ctrl-C stops the replay but does not undo it.
     dry_run
-        Only say which ones.
+        Only list them; replay nothing.
     """
     folder = _tables(tables, options.state_dir)
     with _spark(master, options, "choosing") as spark:
@@ -460,7 +463,7 @@ def _dry(chosen: "Chosen") -> ReplayDocument:
 
 
 def _replayed(chosen: "Chosen", rate: float | None, options: Options) -> ReplayDocument:
-    """Only the gateway whose token we have is asked."""
+    """Replay letters at our gateway; for other gateways list the commands to run there."""
     from gatepost.pipeline import replay as job
 
     with _gateway(options) as gateway:
@@ -474,7 +477,7 @@ def _replayed(chosen: "Chosen", rate: float | None, options: Options) -> ReplayD
 
 def _say_replay(document: ReplayDocument, chosen: "Chosen") -> None:
     if not chosen.letters:
-        output.say("no such dead letters")
+        output.say("no matching dead letters")
     if document.outcomes:
         rows = [(o.event_id, o.state.replace("_", " "), o.detail) for o in document.outcomes]
         output.table(("Message", f"At {document.node}", "As, or why"), rows)
@@ -485,12 +488,12 @@ def _say_replay(document: ReplayDocument, chosen: "Chosen") -> None:
         for command in held.commands:
             output.say(f"  {command}")
     if document.answered:
-        output.say(f"{document.answered} were given up, but answered all the same: left alone")
+        output.say(f"{document.answered} were given up but answered later: not replayed")
     if document.more:
-        output.hint("There are more: raise --limit")
+        output.hint("There are more: raise --limit.")
 
 
-# -- what commands share
+# -- helpers
 
 
 @contextmanager
@@ -517,41 +520,41 @@ def _spark(
 
 
 def _undisturbed(start: "Callable[[], SparkSession]") -> "SparkSession":
-    """Ctrl-C waits until Spark has started: broken off in between, its JVM would run for ever."""
-    pressed = threading.Event()
+    """Start Spark; defer Ctrl-C until it has started, or its JVM would never be stopped."""
+    interrupted = threading.Event()
 
-    def note(*_: object) -> None:
-        pressed.set()
+    def record_interrupt(*_: object) -> None:
+        interrupted.set()
 
-    before = signal.signal(signal.SIGINT, note)
+    previous = signal.signal(signal.SIGINT, record_interrupt)
     try:
         return start()
     finally:
-        # Spark has put a handler of its own in the place of ours, unless it ran already.
-        if signal.getsignal(signal.SIGINT) is note:
-            signal.signal(signal.SIGINT, before)
-        if pressed.is_set():
+        # Spark installs its own handler when it starts; leave that one in place.
+        if signal.getsignal(signal.SIGINT) is record_interrupt:
+            signal.signal(signal.SIGINT, previous)
+        if interrupted.is_set():
             raise KeyboardInterrupt
 
 
 def _apart(spark: "SparkSession", job: Callable[[], Result]) -> Result:
-    """The job in a thread of its own: Ctrl-C must not hit a call into the JVM.
+    """Run the job in its own thread, so that Ctrl-C does not interrupt a call into the JVM.
 
-    Spark cancels its jobs then, and what the thread still tries ends with the session.
+    On Ctrl-C Spark cancels its jobs, and the rest of the thread ends with the session.
     """
     from pyspark import inheritable_thread_target
 
     pool = ThreadPoolExecutor(1)
     try:
-        made: Result = pool.submit(inheritable_thread_target(spark)(job)).result()
-        return made
+        result: Result = pool.submit(inheritable_thread_target(spark)(job)).result()
+        return result
     finally:
         pool.shutdown(wait=False)
 
 
 @contextmanager
 def needed() -> Iterator[None]:
-    """A part that is not installed is the user's to install."""
+    """Report a missing extra as a usage problem that names the package to install."""
     try:
         yield
     except PipelineMissing as error:

@@ -1,4 +1,4 @@
-"""How a command ends when it does not end well."""
+"""Exit codes, and the exception that ends a command with a message."""
 
 from enum import IntEnum
 
@@ -14,7 +14,7 @@ class Exit(IntEnum):
 
 
 class Problem(Exception):
-    """`message` says what is wrong and what to do next; `code` is the same for machines."""
+    """Ends a command. `message` names the problem and the next step; `code` is for scripts."""
 
     def __init__(self, code: str, message: str, exit: Exit = Exit.FAILED) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ def unreachable(message: str) -> Problem:
     return Problem("unreachable", message, Exit.UNREACHABLE)
 
 
-def lost_answer(what: str) -> Problem:
-    """The gateway may or may not have done what was asked."""
-    message = f"{what}; whether the gateway did what was asked is unknown"
+def lost_answer(event: str) -> Problem:
+    """The answer was lost, so the outcome at the gateway is unknown."""
+    message = f"{event}; it is unknown whether the gateway did it"
     return Problem(LOST_ANSWER, message, Exit.UNREACHABLE)

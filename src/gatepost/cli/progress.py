@@ -1,4 +1,4 @@
-"""A progress bar on standard error, where a person is looking."""
+"""A progress bar on standard error, if that is a terminal."""
 
 import sys
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """`advance` as work gets done; without a terminal nothing is drawn."""
+    """Call `advance` as work is done; without a terminal nothing is drawn."""
 
     def __init__(
         self, label: str, total: int | None, options: Output, unit: Literal["bytes", "messages"]
@@ -36,7 +36,7 @@ class Progress:
             self._bar.advance(self._task, amount)
 
     def over(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """The same pieces, counted as they are taken."""
+        """The same pieces; each advances the bar by its length."""
         for piece in pieces:
             yield piece
             self.advance(len(piece))

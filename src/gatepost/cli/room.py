@@ -1,4 +1,4 @@
-"""`gatepost invite`, `join`, `nodes`, `revoke` and `room`: this gateway among others."""
+"""`gatepost invite`, `join`, `nodes`, `revoke` and `room`: the room and its nodes."""
 
 import sys
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ _MAX_TOKEN = 1024
 @Parameter(name="*", group=COMMON)
 @dataclass(frozen=True, kw_only=True)
 class JoinOptions(Output):
-    """The common options but for `--token-file`, which here is the invite's."""
+    """The common options without `--token-file`, which names the invite's file here."""
 
     state_dir: Path | None = None
     "State directory of the gateway. Default: $GATEPOST_HOME, else ~/.gatepost."
@@ -62,13 +62,13 @@ def invite(
     Parameters
     ----------
     tier
-        What it will be: a backbone node, which may invite others, or an edge node.
+        The role of the new node: backbone nodes may invite others, edge nodes may not.
     node
-        Its id, so that nobody else can use the invite.
+        The id of the new node, so that no other node can use the invite.
     ttl
-        Seconds until the invite ends.
+        Seconds until the invite expires.
     qr
-        Also draw it as a QR code where the output is not a terminal.
+        Draw the QR code even if the output is not a terminal.
     """
     with options.gateway() as gateway:
         body = {"tier": tier, "node": node, "ttl_secs": ttl}
@@ -82,9 +82,9 @@ def _say_invited(invited: Invited, *, qr: bool) -> None:
         from gatepost.access.qr import render
 
         print(render(invited.token))
-    whom = invited.invite.node or "the new node"
+    node = invited.invite.node or "the new node"
     seed = invited.seed or "https://THIS-GATEWAY"
-    output.hint(f"on {whom}, paste the line above into\n  gatepost join {seed} --token -")
+    output.hint(f"on {node}, paste the line above into\n  gatepost join {seed} --token -")
 
 
 def invites(*, options: Options = OPTIONS) -> None:
@@ -97,12 +97,12 @@ def invites(*, options: Options = OPTIONS) -> None:
 
 
 def withdraw(invite_id: str, /, *, options: Options = OPTIONS) -> None:
-    """Take back an invite that was not used yet.
+    """Withdraw an invite that was not used yet.
 
     Parameters
     ----------
     invite_id
-        Which one; `gatepost invites` shows all.
+        The id of the invite; `gatepost invites` shows all.
     """
     with options.gateway() as gateway:
         taken = gateway.delete(f"/v1/room/invites/{segment(invite_id)}", InviteView)
@@ -126,14 +126,14 @@ def join(
     invite_file
         File that holds the invite.
     token
-        `-` reads the invite from standard input. It is never given on the command line itself,
-        where other users could see it.
+        `-` reads the invite from standard input. Invites on the command line are refused: other
+        users could see them.
     """
     body = {"seed": seed.rstrip("/"), "token": _token(invite_file, token)}
     with options.gateway() as gateway:
         joined = gateway.post("/v1/room/join", body, Joined, wait=_JOIN_SECS)
-    said = f"joined the room of {joined.genesis} through {joined.host}, as {joined.tier} node"
-    output.show(options, joined, lambda: output.say(said))
+    text = f"joined the room of {joined.genesis} through {joined.host}, as {joined.tier} node"
+    output.show(options, joined, lambda: output.say(text))
 
 
 def _token(file: Path | None, token: str | None) -> str:
@@ -163,7 +163,7 @@ def _say_nodes(found: Nodes) -> None:
         for n in found.nodes
     ]
     rows += [(node.id, "", "revoked", "", "") for node in found.revoked]
-    _table(("Node", "Tier", "Status", "Connected", "Heard"), rows, "no nodes yet")
+    _table(("Node", "Tier", "Status", "Connected", "Last heartbeat"), rows, "no nodes yet")
     for url, problem in found.problems.items():
         output.hint(f"not connected to {url}: {problem}")
 
@@ -173,23 +173,23 @@ def _link(node: NodeView) -> str:
 
 
 def revoke(node: str, /, *, reason: str = "", yes: Yes = False, options: Options = OPTIONS) -> int:
-    """Shut a node out of the room, for ever and at once.
+    """Revoke a node: it is disconnected now and can never join again.
 
     Parameters
     ----------
     node
-        Which node; `gatepost nodes` shows all.
+        The id of the node; `gatepost nodes` shows all.
     reason
-        Why, for the audit log.
+        The reason, for the audit log.
     """
-    question = f"Shut {node} out? Its id and its key will never be let in again."
+    question = f"Revoke {node}? Its id and its key can never join again."
     if not output.confirm(question, yes, options):
         return Exit.FAILED
     with options.gateway() as gateway:
         path = f"/v1/room/nodes/{segment(node)}/revoke"
         done = gateway.post(path, {"reason": reason}, RevocationView)
     ended = output.plural(done.connections_ended, "connection")
-    output.show(options, done, lambda: output.say(f"{done.node} is shut out; {ended} ended"))
+    output.show(options, done, lambda: output.say(f"{done.node} is revoked; {ended} closed"))
     return Exit.OK
 
 
@@ -215,7 +215,7 @@ def watch(*, options: Options = OPTIONS) -> None:
     """Print every record as it changes, until Ctrl-C."""
     with options.gateway() as gateway:
         seen = gateway.get("/v1/room", RoomView)
-        print(f"watching {seen.room}; Ctrl-C ends it", file=sys.stderr, flush=True)
+        print(f"watching {seen.room}; Ctrl-C stops", file=sys.stderr, flush=True)
         while True:
             seen = _next(gateway, seen, options)
 
@@ -231,13 +231,13 @@ def _next(gateway: Gateway, before: RoomView, options: Options) -> RoomView:
 
 
 def _say_record(record: RecordView, options: Options) -> None:
-    said = f"{record.map} {record.key} v{record.version} {record.state} {_data(record)}"
-    output.show(options, record, lambda: output.say(said))
+    text = f"{record.map} {record.key} v{record.version} {record.state} {_data(record)}"
+    output.show(options, record, lambda: output.say(text))
     sys.stdout.flush()
 
 
 def verify(*, options: Options = OPTIONS) -> int:
-    """Check the signature of every record kept."""
+    """Check the signature of every record this gateway keeps."""
     with options.gateway() as gateway:
         found = gateway.get("/v1/room/verify", Verified)
     output.show(options, found, lambda: _say_verified(found))
@@ -245,7 +245,7 @@ def verify(*, options: Options = OPTIONS) -> int:
 
 
 def rotate(*, options: Options = OPTIONS) -> None:
-    """Move the room to a fresh document."""
+    """Move the room to a new document without records that are no longer needed."""
     with options.gateway() as gateway:
         moved = gateway.post("/v1/room/rotate", {}, Rotated)
     count = output.plural(moved.records, "record")
@@ -256,7 +256,7 @@ def _say_verified(found: Verified) -> None:
     for problem in found.problems:
         output.say(problem, "red")
     count = output.plural(found.records, "record")
-    output.say(f"{count}, {len(found.problems) or 'none'} of them wrong")
+    output.say(f"{count}, {len(found.problems) or 'none'} of them invalid")
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> None:

@@ -1,4 +1,4 @@
-"""`gatepost route`: how agents are reached when their gateway is away, and in which order."""
+"""`gatepost route`: lists, sets and removes fallback routes."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -43,21 +43,21 @@ def set_(
     priority: int = 0,
     options: Options = OPTIONS,
 ) -> None:
-    """Set how an agent, or any agent of a node, is reached.
+    """Set the route to an agent, or to every agent of a node.
 
     Parameters
     ----------
     target
         An agent, or a node.
     owner
-        The node it lives behind. Default: where the room says it lives.
+        The node the agent lives behind. Default: its owner in the room.
     fallback
-        Nodes that take its mail while the owner is away, in this order. Each must host the agent
+        Nodes that take the mail while the owner is away, in this order. Each must host the agent
         as a standby.
     requires
-        Capabilities a node needs to take its mail.
+        Capabilities a node needs to take the mail.
     priority
-        Its mail goes before other mail that came up to so many seconds earlier.
+        Seconds of precedence over other mail: mail that arrived up to this much earlier waits.
     """
     body = {"owner": owner, "fallbacks": fallback, "requires": requires, "priority": priority}
     with options.gateway() as gateway:
@@ -70,13 +70,13 @@ def _way(route: RouteView) -> str:
 
 
 def remove(target: str, /, *, options: Options = OPTIONS) -> None:
-    """Take back a route that was set here.
+    """Remove a route that this gateway set.
 
     Parameters
     ----------
     target
-        Whose route; `gatepost route list` shows all.
+        The target of the route; `gatepost route list` shows all.
     """
     with options.gateway() as gateway:
-        gone = gateway.delete(f"/v1/room/routes/{segment(target)}", RouteView)
-    output.show(options, gone, lambda: output.say(f"the route for {gone.target} is gone"))
+        removed = gateway.delete(f"/v1/room/routes/{segment(target)}", RouteView)
+    output.show(options, removed, lambda: output.say(f"the route for {removed.target} is removed"))

@@ -1,4 +1,4 @@
-"""From an argument list to an exit code, with every error told in one way."""
+"""Runs a command line: parses it, reports every error in one way, returns the exit code."""
 
 import json
 import os
@@ -23,13 +23,13 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has left; nothing may be written at exit either.
+        # The reader of our output is gone; nothing may be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.FAILED
 
 
 def leading_options_last(tokens: list[str]) -> list[str]:
-    """Common options belong to each command; people also write them before it."""
+    """Move common options behind the command: they belong to it, but users write them first."""
     rest, leading = list(tokens), []
     while rest and (name := rest[0].partition("=")[0]) in (*_VALUED, "--json"):
         size = 1 if name == "--json" or "=" in rest[0] else 2

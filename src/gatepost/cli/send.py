@@ -1,4 +1,4 @@
-"""`gatepost send`: one message to one agent, to several, or to all."""
+"""`gatepost send`: sends a message to one agent, several, or all."""
 
 import sys
 import time
@@ -45,31 +45,31 @@ def send(
     Parameters
     ----------
     to
-        The agent it is for; left out with --to or --broadcast.
+        The receiving agent; omit it with --to or --broadcast.
     payload
         The text to send; - reads it from standard input.
     more
-        An agent it is for. Give it several times to send each of them a copy.
+        A receiving agent. Repeat the option to send a copy to several agents.
     broadcast
-        Send every other agent a copy.
+        Send a copy to every other agent.
     from_
-        The agent it is from.
+        The sending agent.
     wait
-        What to wait for: that the agent's gateway has accepted it, or that the turn has ended.
-        Default: only that this gateway has it safely.
+        Wait until the agent's gateway has accepted the message, or until its turn has ended.
+        Default: return once this gateway has the message on disk.
     timeout
-        Seconds to wait at most.
+        Maximum seconds to wait.
     json_payload
         The payload is JSON, not text.
     idempotency_key
-        Sending the same message again with the same key sends it only once.
+        A message that is repeated with the same key is sent only once.
     file
         Send this file's bytes (up to 64 MiB) instead of a payload; - is standard input.
     """
     if more or broadcast:
         to, payload = _shifted(to, payload, file)
     if (payload is None) == (file is None):
-        raise usage("name what to send: either a payload, - for standard input, or --file PATH")
+        raise usage("give a payload, - for standard input, or --file PATH")
     message = NewSend(
         from_agent=check_agent_id(from_),
         event_id=new_event_id(SystemClock()),
@@ -86,15 +86,15 @@ def send(
         if wait is not None:
             sent = _reached(gateway, sent, wait, time.monotonic() + timeout)
     output.show(options, sent, lambda: _print(sent))
-    for each in sent.copies or [sent]:
-        _check(each, wait, timeout)
+    for copy in sent.copies or [sent]:
+        _check(copy, wait, timeout)
     return Exit.OK
 
 
 def _shifted(
     first: str | None, second: str | None, file: Path | None
 ) -> tuple[str | None, str | None]:
-    """Where agents are named by options, what is left is the payload, unless a file is."""
+    """If options name the agents, the only positional argument is the payload."""
     if second is None and file is None:
         return None, first
     return first, second
@@ -103,18 +103,18 @@ def _shifted(
 def _address(message: NewSend, to: list[str], broadcast: bool) -> None:
     if broadcast:
         if to:
-            raise usage("--broadcast goes to everybody: name no agents besides")
+            raise usage("--broadcast sends to all agents: name no agent")
         message.to_agents = "*"
     elif len(to) > 1:
         message.to_agents = [check_agent_id(agent) for agent in to]
     elif to:
         message.to_agent = check_agent_id(to[0])
     else:
-        raise usage("name the agent it is for, several with --to, or all with --broadcast")
+        raise usage("name an agent, several with --to, or send to all with --broadcast")
 
 
 def _fill(gateway: Gateway, message: NewSend, payload: bytes, options: Options) -> None:
-    """Inline if it is small, else as a blob, so that no request grows too large."""
+    """Put a small payload inline; upload a large one as a blob."""
     if len(payload) <= LARGE:
         message.payload = Raw(payload)
         return
@@ -147,18 +147,18 @@ def _upload(gateway: Gateway, pieces: Iterator[bytes], length: int | None) -> st
 
 
 def _post(gateway: Gateway, message: NewSend) -> Sent:
-    """The id was chosen here, so that even a lost answer leaves something to ask about."""
+    """Post the message. Its id was chosen here, so it can be traced if the answer is lost."""
     try:
         return gateway.post("/v1/messages", message, Sent)
     except Problem as problem:
         if problem.code != LOST_ANSWER:
             raise
-        advice = f"ask with `gatepost trace {message.event_id}`"
+        advice = f"check with `gatepost trace {message.event_id}`"
         raise Problem(problem.code, f"{problem.message}: {advice}", problem.exit) from None
 
 
 def _reached(gateway: Gateway, sent: Sent, goal: Goal, deadline: float) -> Sent:
-    """What became of it by the deadline. A gateway that is restarted meanwhile is waited for."""
+    """Wait for the goal until the deadline, also while the gateway restarts."""
     if sent.copies:
         sent.copies = [_reached(gateway, copy, goal, deadline) for copy in sent.copies]
         return sent
@@ -176,7 +176,7 @@ def _reached(gateway: Gateway, sent: Sent, goal: Goal, deadline: float) -> Sent:
 
 
 def _is_there(sent: Sent, goal: Goal) -> bool:
-    """Whether it is as far as it should be, or as far as it will ever be."""
+    """Whether the message has reached the goal or will make no further progress."""
     accepted = goal == "accepted" and sent.accepted_at is not None
     return accepted or sent.processed_at is not None or sent.error is not None
 
@@ -186,9 +186,9 @@ def _print(sent: Sent) -> None:
         _print(copy)
     if sent.copies:
         return
-    whom = f" {sent.to_agent}" if sent.to_agent else ""
-    said = f"not sent: {sent.error.message}" if sent.error else f"{sent.state}{_detail(sent)}"
-    output.say(f"{sent.event_id}{whom} {said}")
+    receiver = f" {sent.to_agent}" if sent.to_agent else ""
+    state = f"not sent: {sent.error.message}" if sent.error else f"{sent.state}{_detail(sent)}"
+    output.say(f"{sent.event_id}{receiver} {state}")
     if not isinstance(sent.reply, UnsetType):
         output.say(output.payload_text(sent.reply))
 
@@ -210,7 +210,7 @@ def _check(sent: Sent, wait: Goal | None, timeout: float) -> None:
     if sent.processed_at is None:
         raise Problem(
             "deadline_exceeded",
-            f"not {wait} within {output.duration(timeout)}; the gateway keeps it, see"
+            f"not {wait} within {output.duration(timeout)}; the gateway keeps trying, see"
             f" `gatepost trace {sent.event_id}`",
         )
     raise Problem(

@@ -1,8 +1,8 @@
-"""A file with a session of one's own at a gateway, for jobs that run again and again.
+"""A token file with an agent session, for jobs that run repeatedly.
 
-It begins as an invite, as `gatepost agent invite` prints it. Who uses it first exchanges the
-invite; from then on the file holds the session, and is renewed before it ends. A refresh token
-works once, so one process at a time may do that, and it is asked for once only.
+The file starts as an invite, as `gatepost agent invite` prints it. The first run exchanges the
+invite; from then on the file holds the session, which is refreshed before it expires. A refresh
+token works only once, so one process at a time refreshes, and the request is never repeated.
 """
 
 from pathlib import Path
@@ -21,16 +21,16 @@ from gatepost.wire import Failure
 
 _ANSWER_SECS = 30.0
 _LOCK_SECS = 60.0
-# Enough for whatever is begun with it.
+# Refresh early enough that a job started with the token can finish.
 _MARGIN_MS = 120_000
 
 
 def bearer(target: Target, clock: Clock | None = None) -> str:
-    """The token to use now: what the file holds, or what the session in it gives."""
+    """The token to use now: the file's own, or the access token of the session in it."""
     file, now = target.token_file, (clock or SystemClock()).now()
     if not _is_renewed(file):
         return read_token(file)
-    busy = Problem("unavailable", f"somebody else is using {file}")
+    busy = Problem("unavailable", f"another process is using {file}")
     with locked(file.with_name(f".{file.name}.lock"), _LOCK_SECS, busy):
         held = _held(file)
         if isinstance(held, AgentTokens) and held.access_expires_at - now > _MARGIN_MS:
@@ -44,7 +44,7 @@ def _is_renewed(file: Path) -> bool:
     try:
         start = file.read_bytes()[:8].lstrip()
     except OSError:
-        # Whoever reads it next says why it cannot be read.
+        # `read_token` reports why the file cannot be read.
         return False
     return start.startswith((b"{", f"{Kind.AGENT_INVITE}.".encode()))
 
@@ -56,7 +56,7 @@ def _held(file: Path) -> AgentTokens | str:
     try:
         return msgspec.json.decode(content, type=AgentTokens)
     except msgspec.MsgspecError:
-        raise Problem("unauthorized", f"{file} holds no session: invite it again") from None
+        raise Problem("unauthorized", f"{file} holds no session: invite the agent again") from None
 
 
 def _asked(target: Target, held: AgentTokens | str) -> AgentTokens:
@@ -68,7 +68,7 @@ def _asked(target: Target, held: AgentTokens | str) -> AgentTokens:
         try:
             answer = http.post(f"{target.url}/ansible/agent/auth/{path}", content=body)
         except httpx.RequestError as error:
-            # Only its name: its text may quote what was sent.
+            # Only the class name: the text may quote the request.
             raise unreachable(f"{target.url} does not answer ({type(error).__name__})") from None
     return _tokens(answer, target.token_file)
 
@@ -79,9 +79,11 @@ def _tokens(answer: httpx.Response, file: Path) -> AgentTokens:
             return msgspec.json.decode(answer.content, type=AgentTokens)
         failure = msgspec.json.decode(answer.content, type=Failure)
     except msgspec.MsgspecError:
-        raise unreachable(f"HTTP {answer.status_code}, which no gateway says") from None
+        raise unreachable(
+            f"the answer to the session request is not a gateway's: HTTP {answer.status_code}"
+        ) from None
     raise Problem(
         failure.code,
-        f"the session in {file} is not renewed: {failure.message}."
-        " Invite it again, with gatepost agent invite",
+        f"the session in {file} was not renewed: {failure.message}."
+        " Invite the agent again with `gatepost agent invite`",
     )

@@ -1,4 +1,4 @@
-"""`gatepost ack` and `gatepost nack`: how turns end."""
+"""`gatepost ack` and `gatepost nack`: settle leased messages."""
 
 from typing import Annotated
 
@@ -13,7 +13,8 @@ from gatepost.cli.problems import Exit, Problem, usage
 from gatepost.wire import Settled
 
 MsgIds = Annotated[
-    list[str] | None, Parameter(negative=(), help="By message id instead of receipt; repeatable.")
+    list[str] | None,
+    Parameter(negative=(), help="Message id instead of a lease handle; repeatable."),
 ]
 
 
@@ -33,23 +34,23 @@ def ack(
     json_payload: Flag = False,
     options: Options = OPTIONS,
 ) -> int:
-    """End turns well.
+    """Ack leased messages: their turns ended well.
 
     Parameters
     ----------
     agent
-        Whose turns.
+        The agent whose turns end.
     receipts
-        What `gatepost inbox --take` printed, in the same order.
+        Lease handles in the order in which `gatepost inbox --take` printed them.
     reply
-        Answer that the sender gets; - reads it from standard input.
+        Answer to the sender; - reads it from standard input.
     json_payload
         The reply is JSON, not text.
     """
     turns = _turns(receipts, msg_id)
     if reply is not None:
         if msg_id:
-            raise usage("a --reply needs the receipt of its message, not --msg-id")
+            raise usage("--reply needs a lease handle, not --msg-id")
         answer = Raw(json_payload_of(reply, is_json=json_payload))
         turns.replies = dict.fromkeys(receipts, answer)
     return _settle("ack", agent, turns, options)
@@ -63,16 +64,16 @@ def nack(
     reason: str = "",
     options: Options = OPTIONS,
 ) -> int:
-    """End turns badly: each is retried after a while, or becomes a dead letter.
+    """Nack leased messages: each is retried later, or becomes a dead letter.
 
     Parameters
     ----------
     agent
-        Whose turns.
+        The agent whose turns failed.
     receipts
-        What `gatepost inbox --take` printed.
+        Lease handles, as `gatepost inbox --take` printed them.
     reason
-        Why; it is kept with the dead letter.
+        The reason; it is kept with the dead letter.
     """
     turns = _turns(receipts, msg_id)
     turns.reason = reason
@@ -81,7 +82,7 @@ def nack(
 
 def _turns(receipts: tuple[str, ...], msg_ids: list[str] | None) -> Turns:
     if not receipts and not msg_ids:
-        raise usage("name at least one receipt, as `gatepost inbox AGENT --take` prints it")
+        raise usage("name at least one lease handle, as `gatepost inbox AGENT --take` prints it")
     return Turns(list(receipts), msg_ids or [])
 
 
@@ -96,9 +97,9 @@ def _settle(verb: str, agent: str, turns: Turns, options: Options) -> int:
 
 
 def _print(verb: str, turns: Turns, answer: Settled) -> None:
-    before = len(turns.receipts) + len(turns.msg_ids) - answer.settled - len(answer.failures)
-    again = f", {before} already were" if before else ""
-    output.say(f"{output.plural(answer.settled, 'message')} {verb}ed{again}")
+    repeated = len(turns.receipts) + len(turns.msg_ids) - answer.settled - len(answer.failures)
+    note = f", {repeated} already were" if repeated else ""
+    output.say(f"{output.plural(answer.settled, 'message')} {verb}ed{note}")
 
 
 def _failures(answer: Settled) -> str:

@@ -1,4 +1,4 @@
-"""`gatepost status` and `gatepost audit`: how the gateway is, and what was done to it by hand."""
+"""`gatepost status` and `gatepost audit`: the state of the gateway, and its audit log."""
 
 from datetime import datetime
 from typing import Annotated
@@ -20,7 +20,7 @@ class Glance(Struct):
 
 
 def status(*, options: Options = OPTIONS) -> int:
-    """Show the gateway and its mailboxes at a glance."""
+    """Show the state of the gateway and of its mailboxes."""
     with options.gateway() as gateway:
         glance = Glance(
             gateway.target.url,
@@ -62,12 +62,12 @@ def audit(
     limit: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 20,
     options: Options = OPTIONS,
 ) -> None:
-    """List what was done by hand, newest first.
+    """List manual actions, newest first.
 
     Parameters
     ----------
     limit
-        How many entries at most.
+        Maximum number of entries.
     """
     with options.gateway() as gateway:
         entries = gateway.get("/v1/audit", list[AuditEntry], limit=limit)
@@ -76,10 +76,10 @@ def audit(
 
 def _list(entries: list[AuditEntry]) -> None:
     if not entries:
-        output.say("nothing was done by hand yet")
+        output.say("no manual actions yet")
         return
     output.table(
-        ("When", "Who", "What", "To", "Detail"),
+        ("When", "Actor", "Action", "Subject", "Detail"),
         [(_when(e.at), e.actor, e.action, e.subject, e.detail) for e in entries],
     )
 

@@ -1,4 +1,4 @@
-"""`gatepost trace`: the journey of one message, or of a conversation, through all gateways."""
+"""`gatepost trace`: the steps of a message or a conversation at all gateways."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -10,8 +10,6 @@ from gatepost.cli import output
 from gatepost.cli.connect import segment
 from gatepost.cli.options import OPTIONS, Flag, Options
 from gatepost.gateway.reports import Journey, Step
-
-Whole = Annotated[Flag, Parameter(help="Everything with the same correlation id.")]
 
 _WORDS: Mapping[str, str] = {
     "sent": "{kind} by {agent} to {to}{where}",
@@ -25,17 +23,17 @@ _WORDS: Mapping[str, str] = {
     "heard_accepted": "knows that {peer} accepted it",
     "confirm": "confirmed to {peer}",
     "withdraw": "withdrawn from {peer}",
-    "status_request": "asked {peer} what became of it",
+    "status_request": "asked {peer} for its receipts",
     "waiting": "waits in {to}'s mailbox ({detail})",
-    "in_hand": "is in {to}'s hands ({detail})",
-    "backing_off": "failed, and waits for its next turn ({detail})",
+    "in_hand": "leased to {to} ({detail})",
+    "backing_off": "failed; waits for its next turn ({detail})",
     "turn_ended": "{to}'s turn ended ({detail})",
     "turn_failed": "became a dead letter of {to} ({detail})",
-    "handed_on": "handed on {detail}",
+    "handed_on": "forwarded {detail}",
     "processed": "processed by {agent}: {detail}",
     "heard_processed": "knows that {peer} processed it: {detail}",
     "given_up": "given up: {detail}",
-    "verdict": "{peer} said since: {detail}",
+    "verdict": "{peer} reported later: {detail}",
 }
 _ENDS = ("processed", "heard_processed", "given_up", "refused")
 
@@ -45,16 +43,16 @@ def trace(
     /,
     *,
     conversation: Annotated[
-        Flag, Parameter(help="Everything with the same correlation id.")
+        Flag, Parameter(help="Show all messages with the same correlation id.")
     ] = False,
     options: Options = OPTIONS,
 ) -> None:
-    """Show a journey, from being sent to the end of the turn, as every gateway saw it.
+    """Show every step of a message, from send to the end of its turn, at every gateway.
 
     Parameters
     ----------
     ref
-        A message, by what `gatepost send` printed, or a conversation by its correlation id.
+        A message id, as `gatepost send` prints it, or the correlation id of a conversation.
     """
     whole = "true" if conversation else None
     with options.gateway() as gateway:
@@ -72,17 +70,19 @@ def _print(journey: Journey) -> None:
     numbers = {id: number for number, id in enumerate(sent, 1)}
     _timeline(journey.steps, numbers if len(sent) > 1 else {})
     for node, why in journey.unreachable.items():
-        output.say(f"what {node} knows is not here: {why}", "yellow")
+        output.say(f"the steps at {node} are missing: {why}", "yellow")
     for node, ahead in journey.clocks.items():
-        output.say(f"times of {node} are moved by {ahead} ms, by which its clock is ahead")
+        output.say(f"the clock of {node} is {ahead} ms ahead; its times are corrected")
     for step in sent.values():
         _print_end(step, journey.steps)
     if journey.more_in_conversation:
-        output.hint(f"Its conversation has more: gatepost trace --conversation {journey.corr_id}")
+        output.hint(
+            f"The conversation has more messages: gatepost trace --conversation {journey.corr_id}"
+        )
 
 
 def _messages(steps: list[Step]) -> dict[str, Step]:
-    """The first sending of each event: of those that are no reply, if there are such."""
+    """The first `sent` step of each message; of replies only if there is nothing else."""
     sent = {step.event_id: step for step in reversed(steps) if step.what == "sent"}
     first = {id: step for id, step in reversed(sent.items()) if step.kind != "reply"}
     return first or dict(reversed(sent.items()))
@@ -95,7 +95,7 @@ def _timeline(steps: list[Step], numbers: Mapping[str, int]) -> None:
         number = f"#{numbers[step.event_id]} " if step.event_id in numbers else ""
         row = (_at(step), step.node, number + _what(step, replies), _after(previous, step))
         rows.append(row)
-    output.table(("Time", "Node", "What", "After"), rows)
+    output.table(("Time", "Node", "Step", "After"), rows)
 
 
 def _print_end(sent: Step, steps: list[Step]) -> None:

@@ -1,4 +1,4 @@
-"""`gatepost undelivered`: messages this gateway gave up, looked at, replayed and discarded."""
+"""`gatepost undelivered`: lists, shows, replays and discards messages this gateway gave up."""
 
 import time
 from typing import Annotated
@@ -13,16 +13,18 @@ from gatepost.cli.options import OPTIONS, Flag, Options, Yes
 from gatepost.cli.problems import Exit, Problem, usage
 from gatepost.wire import Count, Replayed, Replays, Undelivered, UndeliveredPage
 
-Agent = Annotated[str | None, Parameter(help="Only those from or to this agent.")]
-Reason = Annotated[str | None, Parameter(help="Only those given up for this reason.")]
+Agent = Annotated[str | None, Parameter(help="Only messages from or to this agent.")]
+Reason = Annotated[str | None, Parameter(help="Only messages given up for this reason.")]
 OlderThan = Annotated[
     float | None,
-    Parameter(validator=Number(gte=0), help="Only those given up at least so many seconds ago."),
+    Parameter(
+        validator=Number(gte=0), help="Only messages given up at least this many seconds ago."
+    ),
 ]
-All = Annotated[Flag, Parameter(name="--all", help="Every one of them.")]
+All = Annotated[Flag, Parameter(name="--all", help="All undelivered messages.")]
 
 _COLUMNS = ("Message", "From", "To", "Given up", "Reason", "Verdict", "Replayed as")
-# A replay that keeps a slow pace answers only when it is done.
+# A replay with a rate is answered only when it is complete.
 _LONGEST_SECS = 24 * 3600.0
 
 
@@ -54,11 +56,11 @@ def list_(
     Parameters
     ----------
     replayed
-        Only those that were replayed, or that were not.
+        Only messages that were replayed, or that were not.
     limit
-        How many at most.
+        Maximum number of messages.
     after
-        Begin behind this message.
+        Start after this message id.
     """
     with options.gateway() as gateway:
         found = gateway.get(
@@ -82,7 +84,7 @@ def _before(age: float | None) -> int | None:
 
 def _list(found: list[Undelivered]) -> None:
     if not found:
-        output.say("no such undelivered messages")
+        output.say("no matching undelivered messages")
         return
     rows = [
         (u.event_id, u.from_agent, u.to_agent, _ago(u), u.reason, _verdict(u), u.replayed_as or "")
@@ -100,12 +102,12 @@ def _verdict(letter: Undelivered) -> str:
 
 
 def show(event_id: str, /, *, options: Options = OPTIONS) -> None:
-    """Show one of them with its payload.
+    """Show one undelivered message with its payload.
 
     Parameters
     ----------
     event_id
-        Which; `gatepost undelivered list` shows all.
+        The id of the message; `gatepost undelivered list` shows all.
     """
     with options.gateway() as gateway:
         letter = gateway.get(f"/v1/undelivered/{segment(event_id)}", Undelivered)
@@ -138,18 +140,18 @@ def replay(
     limit: Annotated[int, Parameter(validator=Number(gte=1, lte=100_000))] = 1000,
     options: Options = OPTIONS,
 ) -> int:
-    """Send messages again that were given up, as new events.
+    """Send undelivered messages again as new events.
 
     Parameters
     ----------
     event_ids
-        Which; or choose them by the options below.
+        Ids of messages; or choose by the options below.
     force
-        Also those whose turn may have been taken, or which were replayed before.
+        Include messages whose turn may have been taken, and messages replayed before.
     rate
-        How many a second at most.
+        Maximum number per second.
     limit
-        How many at most.
+        Maximum number of messages.
     """
     chosen = _wanted(event_ids, agent, reason, older_than, all_)
     body = Replay(
@@ -164,15 +166,17 @@ def replay(
 
 def _report(results: list[Replayed]) -> None:
     for each in results:
-        said = (
+        outcome = (
             f"not replayed: {each.error.message}" if each.error else f"replayed as {each.as_event}"
         )
-        output.say(f"{each.event_id} {said}")
+        output.say(f"{each.event_id} {outcome}")
 
 
 def _end(results: list[Replayed]) -> int:
     if not results:
-        raise Problem("unknown_message", "no such undelivered message; see `undelivered list`")
+        raise Problem(
+            "unknown_message", "no matching undelivered message; see `gatepost undelivered list`"
+        )
     refused = [each.error for each in results if each.error is not None]
     if refused:
         count = output.plural(len(refused), "message")
@@ -189,12 +193,12 @@ def discard(
     yes: Yes = False,
     options: Options = OPTIONS,
 ) -> int:
-    """Give messages up for good.
+    """Discard undelivered messages.
 
     Parameters
     ----------
     event_ids
-        Which; or choose them by the options below.
+        Ids of messages; or choose by the options below.
     """
     wanted = _wanted(event_ids, agent, reason, older_than, all_)
     named = output.plural(len(event_ids), "message") if event_ids else "the matching messages"
@@ -216,5 +220,5 @@ def _wanted(
 ) -> Wanted:
     chosen = bool(event_ids or agent or reason or older_than is not None)
     if chosen == every:
-        raise usage("choose messages by id, --agent, --reason or --older-than, or take --all")
+        raise usage("choose messages by id, --agent, --reason or --older-than, or all with --all")
     return Wanted(list(event_ids) or None, agent, reason, _before(older_than))

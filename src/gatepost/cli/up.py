@@ -1,4 +1,4 @@
-"""`gatepost up`: run the gateway in the foreground."""
+"""`gatepost up`: runs the gateway in the foreground."""
 
 import os
 import sys
@@ -34,13 +34,13 @@ def up(
     Parameters
     ----------
     config_file
-        Settings file. Default: gatepost.toml in the state directory, if there is one.
+        Settings file. Default: gatepost.toml in the state directory, if it exists.
     state_dir
-        Where the gateway keeps everything. Default: $GATEPOST_HOME, else ~/.gatepost.
+        State directory of the gateway. Default: $GATEPOST_HOME, else ~/.gatepost.
     port
-        Port to listen on; 0 takes any free one.
+        Port to listen on; 0 picks a free one.
     log_format
-        Default: text on a terminal, json elsewhere.
+        Format of log lines. Default: text on a terminal, else json.
     """
     watched = sys.stderr.isatty() and not options.json
     env = _environment(state_dir, port, "json" if options.json else log_format)
@@ -56,15 +56,15 @@ def up(
 def _environment(
     state_dir: Path | None, port: int | None, log_format: LogFormat | None
 ) -> dict[str, str]:
-    """The environment with the options on top, for the environment wins over the file."""
+    """The environment with the options added as variables, which win over the settings file."""
     home = None if state_dir is None else str(state_dir.absolute())
-    given = {
+    overrides = {
         "GATEPOST_HOME": home,
         "GATEPOST_NODE__STATE_DIR": home,
         "GATEPOST_LISTEN__PORT": None if port is None else str(port),
         "GATEPOST_LOG__FORMAT": log_format,
     }
-    return dict(os.environ) | {key: value for key, value in given.items() if value is not None}
+    return dict(os.environ) | {key: value for key, value in overrides.items() if value is not None}
 
 
 def _settings(env: dict[str, str], file: Path | None, *, watched: bool) -> config.Settings:
@@ -80,12 +80,12 @@ def _settings(env: dict[str, str], file: Path | None, *, watched: bool) -> confi
 
 
 def _expected(file: Path, env: dict[str, str]) -> bool:
-    """A file somebody named must be there; the one nobody named may be missing."""
+    """Whether to load the file: a file named with --config must exist, the default may not."""
     return file.exists() or file != config.default_path(env)
 
 
 def _names_format(file: Path) -> bool:
-    """Whether the (valid) settings file chooses a log format itself."""
+    """Whether the settings file, which is known to be valid, sets a log format."""
     return file.exists() and "format" in tomllib.loads(file.read_text()).get("log", {})
 
 
@@ -100,18 +100,18 @@ def _run(settings: config.Settings) -> None:
     except GatepostError as error:
         raise Problem(error.code, error.message) from None
     except OSError as error:
-        place = settings.node.state_dir
-        raise Problem("storage_failed", f"the gateway cannot run on {place}: {error}") from None
+        folder = settings.node.state_dir
+        raise Problem("storage_failed", f"the gateway cannot run on {folder}: {error}") from None
 
 
 def _greet(settings: config.Settings, chosen: Path | None) -> None:
-    """Once the gateway listens, say where, and what to do with it."""
+    """Once the gateway listens, print its address and the first commands to try."""
     began, home = time.time(), settings.node.state_dir
     while (endpoint := _announced(StateDir(home).endpoint, began)) is None:
         time.sleep(0.02)
     where = "" if chosen is None else f" --state-dir {chosen}"
     lines = (
-        f"Gatepost {__version__}, node {endpoint.node_id}, Ctrl-C stops it",
+        f"Gatepost {__version__}, node {endpoint.node_id}; Ctrl-C stops it",
         f"  address  {endpoint.url}",
         f"  state    {home}",
         f"  try      gatepost agent add bob{where}",
@@ -122,7 +122,7 @@ def _greet(settings: config.Settings, chosen: Path | None) -> None:
 
 
 def _announced(file: Path, began: float) -> Endpoint | None:
-    """What this very process announced, not what an earlier one left behind."""
+    """The endpoint that this process announced; None while only an older one exists."""
     try:
         endpoint = msgspec.json.decode(file.read_bytes(), type=Endpoint)
         mine = endpoint.pid == os.getpid() and file.stat().st_mtime >= began - 1

@@ -1,4 +1,4 @@
-"""What an agent's author imports.
+"""The public API for authors of agents.
 
 from gatepost.client import Agent
 

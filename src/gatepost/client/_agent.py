@@ -1,4 +1,4 @@
-"""An agent: a name, a function, and everything between a mailbox and that function."""
+"""An agent: runs a handler function on the mail of one mailbox and settles every turn."""
 
 import asyncio
 import contextlib
@@ -34,18 +34,20 @@ log = logging.getLogger("gatepost.client")
 Handler = Callable[[Message], Any]
 H = TypeVar("H", bound=Handler)
 
-# A payload up to this size is fetched before its turn begins, so that `message.payload` is there.
+# Payloads up to this size are fetched before the turn starts, so that `message.payload` works.
 _FETCH_BEFORE = 1024 * 1024
-# A handler that never waits would keep acks and heartbeats from leaving.
+# Yield to the event loop at least this often: handlers that never await would otherwise delay
+# acks and heartbeats.
 _LONGEST_STRETCH = 0.005
 
 
 class Agent:
-    """Takes mail as it comes, `concurrency` senders at a time and each sender's in order.
+    """Runs a handler on incoming mail: `concurrency` senders at a time, each sender in order.
 
-    What the handler returns goes back to the sender; if it raises, the turn has failed and the
-    message comes again later. Leases are kept alive while the handler works. A `standby` takes the
-    mail of an agent that lives behind another gateway, if a route names this one as its fallback.
+    The handler's return value is sent back as the reply. If the handler raises, the turn fails and
+    the message is delivered again later. Leases are extended while the handler runs. A `standby`
+    takes the mail of an agent that lives behind another gateway, if a route names this gateway as
+    its fallback.
     """
 
     def __init__(
@@ -79,20 +81,20 @@ class Agent:
         self._loop: asyncio.AbstractEventLoop
 
     def on_message(self, handler: H) -> H:
-        """Use `handler`, a function or coroutine function, for every message."""
+        """Call `handler`, a function or coroutine function, for every message."""
         called = handler if inspect.isroutine(handler) else getattr(handler, "__call__", handler)  # noqa: B004
         self._handler = handler
         self._is_async = inspect.iscoroutinefunction(called)
         return handler
 
-    # -- life
+    # -- start and stop
 
     def run(self) -> None:
-        """Work until SIGINT or SIGTERM, then end the turns under way and give back the rest."""
+        """Handle mail until SIGINT or SIGTERM; then finish running turns and return other mail."""
         asyncio.run(self._run())
 
     async def serve(self) -> None:
-        """Work until `end` is called or the task is cancelled."""
+        """Handle mail until `end` is called or the task is cancelled."""
         async with self:
             assert self._ending is not None
             await self._ending
@@ -114,7 +116,7 @@ class Agent:
         except BaseException:
             await self.client.close()
             raise
-        log.info("agent %s takes mail", self.name)
+        log.info("agent %s is ready for mail", self.name)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -130,11 +132,11 @@ class Agent:
         # A second signal ends the process at once.
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().remove_signal_handler(number)
-        log.info("agent %s ends its turns; once more to leave at once", self.name)
+        log.info("agent %s finishes its turns; press again to exit at once", self.name)
         self.end()
 
     async def _stop(self) -> None:
-        """Take nothing more, end what was begun, give back the rest unharmed."""
+        """Take no more mail, finish running turns, and return waiting mail to the gateway."""
         self._stopping = True
         self._desk.drop_all_waiting()
         deadline = self._loop.time() + self._stop_timeout
@@ -148,7 +150,7 @@ class Agent:
         try:
             await self.client.unsubscribe(self.name, timeout=5.0)
         except GatepostError as error:
-            log.warning("mail goes back only when its lease ends: %s", error.message)
+            log.warning("unsettled mail is returned only when its lease ends: %s", error.message)
         await self.client.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -157,12 +159,12 @@ class Agent:
             return
         _, late = await asyncio.wait(self._working, timeout=deadline - self._loop.time())
         for task in late:
-            log.warning("a turn of agent %s did not end in time; its mail goes back", self.name)
+            log.warning("a turn of agent %s did not end in time; its mail is returned", self.name)
             task.cancel()
         if late:
             await asyncio.wait(late, timeout=1.0)
 
-    # -- messages of its own
+    # -- sending as this agent
 
     async def send(
         self,
@@ -174,7 +176,7 @@ class Agent:
         idempotency_key: str | None = None,
         corr_id: str | None = None,
     ) -> Sent:
-        """Send a message as this agent, to one or to several."""
+        """Send a message as this agent to one or several agents."""
         return await self.client.send(
             to,
             payload,
@@ -187,7 +189,7 @@ class Agent:
     async def broadcast(
         self, payload: Any = None, *, wait: Wait | None = None, timeout: float = TIMEOUT
     ) -> Sent:
-        """Send a message as this agent, to every other."""
+        """Send a message as this agent to every other agent."""
         return await self.client.broadcast(payload, wait=wait, timeout=timeout)
 
     async def request(self, to: str, payload: Any = None, *, timeout: float = TIMEOUT) -> Any:
@@ -196,10 +198,10 @@ class Agent:
 
     @property
     def blocking(self) -> Blocking:
-        """The client's calls for handlers that are plain functions."""
+        """The client's calls in blocking form, for handlers that are plain functions."""
         return Blocking(self.client, self._loop)
 
-    # -- taking mail
+    # -- turns
 
     def _deliver(self, messages: list[Message]) -> None:
         if self._stopping:
@@ -232,7 +234,7 @@ class Agent:
             self._start_turns()
 
     async def _work(self, first: Turn) -> None:
-        """Take turns as long as there are any."""
+        """Take one turn after the other until none is ready."""
         turn: Turn | None = first
         began = self._loop.time()
         while turn is not None:
@@ -245,14 +247,14 @@ class Agent:
     async def _take_turn(self, turn: Turn) -> None:
         try:
             answer = await self._handle(turn.message)
-            # A reply ends an exchange; it is not replied to.
+            # A reply is never answered, so two agents cannot reply to each other forever.
             quiet = answer is None or turn.message.kind == "reply"
             reply = None if quiet else encode_reply(answer)
         except asyncio.CancelledError:
             self._desk.abandoned(turn)
             raise
         except Exception as error:
-            log.warning("the turn of %s failed", turn.message, exc_info=error)
+            log.warning("the turn for %s failed", turn.message, exc_info=error)
             self._desk.failed(turn, reason_of(error))
         else:
             self._desk.done(turn, reply)
@@ -271,7 +273,7 @@ class Agent:
     # -- settling
 
     def _settle(self, turn: Turn) -> None:
-        """Tell the gateway how the turn ended; what it makes of that comes later."""
+        """Ack or nack the turn; `_handle_settled` gets the gateway's answer."""
         if turn.settling:
             return
         turn.settling = True
@@ -290,13 +292,15 @@ class Agent:
         if error is None:
             self._desk.forget(turn)
         elif not isinstance(error, StaleReceipt | WrongState | UnknownMessage):
-            # The turn did end, so it is settled again: at the next heartbeat, or when the
-            # message is delivered again.
-            log.warning("the end of %s is not confirmed yet: %s", turn.message, error)
+            # The turn has ended, so it is settled again at the next heartbeat or when the message
+            # is delivered again.
+            log.warning("the end of the turn for %s is not confirmed yet: %s", turn.message, error)
         elif turn.receipt != receipt:
             self._settle(turn)
         else:
-            log.warning("the turn of %s came too late and does not count: %s", turn.message, error)
+            log.warning(
+                "the turn for %s ended too late and does not count: %s", turn.message, error
+            )
             self._desk.forget(turn)
 
     # -- heartbeats
@@ -305,7 +309,7 @@ class Agent:
         self._beat = self._loop.call_later(lease_secs / 3, self._heartbeat, lease_secs)
 
     def _heartbeat(self, lease_secs: float) -> None:
-        """Prolong what is held and was not delivered just now; settle again what must be."""
+        """Extend leases that were not just renewed; settle again turns that ended unconfirmed."""
         self._beat = None
         if not len(self._desk):
             return

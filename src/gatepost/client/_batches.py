@@ -1,4 +1,4 @@
-"""Calls that wait for an answer, coalesced: many callers, one operation on the wire."""
+"""Operations waiting for an answer; calls of one kind are coalesced into one operation."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -27,29 +27,30 @@ Future = asyncio.Future[Any]
 
 
 class Pending(ABC):
-    """One operation and those who wait for it. `deadline` is in the event loop's time."""
+    """One operation and the futures of its callers. `deadline` is in event loop time."""
 
-    __slots__ = ("deadline", "futures", "id", "since", "timer", "weight")
+    __slots__ = ("deadline", "first_deadline", "futures", "id", "timer", "weight")
 
-    # Whether it takes one of the places that bound what a client may have under way.
+    # Whether the operation counts against the client's limit of unanswered calls.
     counted = True
 
     def __init__(self, deadline: float) -> None:
         self.futures: list[Future] = []
         self.id = 0
         self.weight = 0
-        self.since = self.deadline = deadline
+        self.first_deadline = self.deadline = deadline
         self.timer: asyncio.TimerHandle | None = None
 
     @abstractmethod
-    def op(self) -> Op: ...
+    def op(self) -> Op:
+        """The operation as it goes on the wire."""
 
     @abstractmethod
     def resolve(self, answer: Any) -> None:
-        """Tell each caller its part of the answer."""
+        """Give each caller its part of the answer."""
 
     def parts(self) -> "list[Pending]":
-        """The same calls, each as an operation of its own."""
+        """The same calls, one operation each."""
         return [self]
 
     def fail(self, error: GatepostError) -> None:
@@ -57,12 +58,12 @@ class Pending(ABC):
             reject(future, type(error)(error.message, retry_after=error.retry_after))
 
     def wanted(self) -> bool:
-        """Whether anybody still waits."""
+        """Whether any caller still waits."""
         return not all(future.done() for future in self.futures)
 
 
 class Single(Pending):
-    """An operation that is not coalesced; its caller gets the answer as it came."""
+    """An operation of one caller, who gets the whole answer."""
 
     __slots__ = ("_op",)
 
@@ -80,14 +81,17 @@ class Single(Pending):
 
 
 class Settling(Single):
-    """Ends or prolongs turns, so it never waits for a place behind calls that start them."""
+    """An operation that ends or extends turns, or starts and stops listening.
+
+    It takes no slot: it must not wait behind the calls that start turns.
+    """
 
     __slots__ = ()
     counted = False
 
 
 class Verdict(Settling):
-    """Ends one turn; what fails about it is raised."""
+    """Acks or nacks one turn; its failure is raised."""
 
     __slots__ = ()
 
@@ -99,7 +103,7 @@ class Verdict(Settling):
 
 
 class Batch(Pending, Generic[T]):
-    """Calls of one kind. `size` is what an item weighs on the wire, roughly."""
+    """Calls of one kind in one operation. `size` is roughly an item's bytes on the wire."""
 
     __slots__ = ("items", "sizes")
 
@@ -115,12 +119,12 @@ class Batch(Pending, Generic[T]):
         self.weight += size
 
     def parts(self) -> list[Pending]:
-        found: list[Pending] = []
+        parts: list[Pending] = []
         for item, size, future in zip(self.items, self.sizes, self.futures, strict=True):
             part = self._empty()
             part.add(item, size, future)
-            found.append(part)
-        return found
+            parts.append(part)
+        return parts
 
     def _empty(self) -> Self:
         return type(self)(self.deadline)
@@ -149,7 +153,7 @@ class Sends(Batch[NewSend]):
 
 
 class Acks(Batch[tuple[str, Raw | None]]):
-    """Acks of one mailbox: receipts, each with the reply its sender gets, if any."""
+    """Acks of one mailbox: each item is a lease handle and the reply to its sender, if any."""
 
     __slots__ = ("mailbox",)
 
@@ -160,14 +164,14 @@ class Acks(Batch[tuple[str, Raw | None]]):
         self.mailbox = mailbox
 
     def op(self) -> Op:
-        receipts = [receipt for receipt, _ in self.items]
-        replies = {receipt: reply for receipt, reply in self.items if reply is not None}
-        return Ack(id=self.id, mailbox=self.mailbox, receipts=receipts, replies=replies)
+        handles = [handle for handle, _ in self.items]
+        replies = {handle: reply for handle, reply in self.items if reply is not None}
+        return Ack(id=self.id, mailbox=self.mailbox, receipts=handles, replies=replies)
 
     def resolve(self, answer: Settled) -> None:
         failures = {failure.subject: failure for failure in answer.failures}
-        for (receipt, _), future in zip(self.items, self.futures, strict=True):
-            failure = failures.get(receipt)
+        for (handle, _), future in zip(self.items, self.futures, strict=True):
+            failure = failures.get(handle)
             if failure is None:
                 accept(future, None)
             else:

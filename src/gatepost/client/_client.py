@@ -1,4 +1,4 @@
-"""The asynchronous client: the mailbox protocol, and messages between agents."""
+"""The asynchronous client: the mailbox protocol plus messages between agents."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ PayloadFile = Path | str | IO[bytes]
 
 
 class Client(MailboxClient):
-    """A connection to one gateway. `name` is who sends when a call does not say.
+    """A connection to one gateway. `name` is the sender of calls without `from_`.
 
-    Every call has a deadline, `timeout` seconds away; after it DeadlineExceeded says that the
-    outcome is unknown. Until then lost connections are repaired and calls sent again, which
-    does no harm: messages are told apart by id, turns by receipt.
+    Every call ends within `timeout` seconds; DeadlineExceeded means that the outcome is unknown.
+    Until then the client reconnects and sends unanswered calls again. That is safe: the gateway
+    recognizes a repeated message by its id and a repeated settlement by its lease handle.
     """
 
     async def send(
@@ -46,10 +46,10 @@ class Client(MailboxClient):
     ) -> Sent:
         """Send a message that is tracked until its turn has ended.
 
-        Returns once the gateway has it on disk, or with `wait` once it is accepted by the gateway
-        its receiver lives behind, or processed; or once it was given up, which `outcome` and
-        `reason` tell. With several receivers each has its own in `copies`, and one that could not
-        be sent to an `error` there.
+        Returns once the gateway has it on disk. With `wait`, returns once the receiver's gateway
+        has accepted it or its turn has ended, or once it was given up (see `outcome` and `reason`).
+        With several receivers, `copies` has one entry per receiver; an entry that could not be
+        sent has an `error`.
         """
         new = NewSend(
             from_agent=self._sender(from_),
@@ -84,7 +84,7 @@ class Client(MailboxClient):
         ttl_secs: float | None = None,
         traceparent: str | None = None,
     ) -> Sent:
-        """Send a message to every agent but the sender, wherever it lives; see `copies`."""
+        """Send a message to every agent of the room except the sender; see `copies`."""
         return await self.send(
             _EVERYBODY,
             payload,
@@ -111,7 +111,7 @@ class Client(MailboxClient):
         ttl_secs: float | None = None,
         traceparent: str | None = None,
     ) -> Any:
-        """Send a message and return what its receiver replied; TurnFailed if its turn failed."""
+        """Send a message and return the receiver's reply; raises TurnFailed if the turn failed."""
         sent = await self.send(
             to,
             payload,
@@ -126,15 +126,17 @@ class Client(MailboxClient):
         )
         if sent.outcome != "ok":
             why = f": {sent.reason}" if sent.reason else ""
-            raise TurnFailed(f"{to} did not do it ({sent.outcome}){why}", outcome=sent.outcome)
+            raise TurnFailed(
+                f"the turn of {to} ended with {sent.outcome}{why}", outcome=sent.outcome
+            )
         return None if isinstance(sent.reply, UnsetType) else msgspec.json.decode(sent.reply)
 
-    # -- inside
+    # -- helpers
 
     async def _fill(
         self, new: NewSend, payload: Any, file: PayloadFile | None, deadline: float
     ) -> None:
-        """Give `new` its payload, stored at the gateway first if no frame can hold it."""
+        """Put the payload into `new`; upload it as a blob first if it is too large for a frame."""
         if file is not None and payload is not None:
             raise InvalidRequest("a message has a `payload` or a `payload_file`, not both")
         if file is None:
@@ -154,12 +156,12 @@ class Client(MailboxClient):
         return sent
 
     async def _wait_for(self, sent: Sent, wait: Wait | None, deadline: float) -> Sent:
-        """Until it, or each of its copies, is that far."""
+        """Wait until the message, or each of its copies, is accepted or processed."""
         if wait is None or sent.error is not None:
             return sent
         if sent.copies:
-            each = (self._wait_for(copy, wait, deadline) for copy in sent.copies)
-            sent.copies = list(await asyncio.gather(*each))
+            waiting = (self._wait_for(copy, wait, deadline) for copy in sent.copies)
+            sent.copies = list(await asyncio.gather(*waiting))
             return sent
         to_agent = sent.to_agent
         while not _reached(sent, wait):
@@ -182,7 +184,7 @@ class Client(MailboxClient):
 
 
 def _reached(sent: Sent, wait: Wait) -> bool:
-    """Whether it is that far, or will never get further."""
+    """Whether the message has reached the goal or its turn is over."""
     accepted = wait == "accepted" and sent.accepted_at is not None
     return accepted or sent.processed_at is not None
 

@@ -1,8 +1,8 @@
-"""One WebSocket to a gateway, kept open: operations in, answers out, whatever happens between.
+"""Operations and their answers over one WebSocket that is reopened when it breaks.
 
-All that is asked for in one tick of the event loop leaves in one frame. What is not answered
-when the connection breaks is sent again, in its order, on the next one; that is safe because
-every operation is idempotent.
+Operations submitted in one tick of the event loop leave in one frame. When the connection breaks,
+unanswered operations are sent again in their order on the next one; that is safe because every
+operation is idempotent.
 """
 
 import asyncio
@@ -56,14 +56,14 @@ from gatepost.wire import (
 log = logging.getLogger("gatepost.client")
 
 _BATCH_MAX = 1000
-# A tick that asks for more than this leaves in pieces, so that the gateway is at work on the
-# first while the rest is still being asked for.
+# Flush a batch of this many calls before the tick ends, so that the gateway works on it while
+# the caller still submits the rest.
 _FULL_ENOUGH = 128
 _MESSAGE_OVERHEAD = 256
-# Calls of one tick whose deadlines are this close share an operation and the later deadline.
+# Calls of one tick with deadlines this close share one operation and the later deadline.
 _SAME_DEADLINE = 0.05
 _LISTEN_WITHIN = 10.0
-# Refusals of a whole operation that may be the fault of one of the calls in it.
+# Statuses of a refused operation that one bad call in it may have caused.
 _ONE_MAY_BE_BAD = range(400, 429)
 
 _decoder = msgspec.json.Decoder(Reply | list[Reply])
@@ -72,7 +72,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Connection:
-    """Not thread-safe: everything happens on the event loop it was opened on."""
+    """Not thread-safe: use it only on the event loop that opened it."""
 
     def __init__(self, locate: Locate, clock: Clock, *, max_outstanding: int = 10_000) -> None:
         self._link = Link(
@@ -81,7 +81,7 @@ class Connection:
             on_open=self._resume,
             on_frame=self._received,
             on_lost=self._lost,
-            on_room=self._flush,
+            on_writable=self._flush,
         )
         self._loop: asyncio.AbstractEventLoop
         self._unanswered: dict[int, Pending] = {}
@@ -96,7 +96,7 @@ class Connection:
         self._closed = False
         self.frames_sent = 0
 
-    # -- life
+    # -- open and close
 
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -108,7 +108,7 @@ class Connection:
         for pending in list(self._unanswered.values()):
             self._give_up(pending, Unavailable("the client was closed; the outcome is unknown"))
 
-    # -- operations. Each returns a future; the caller of a counted one has a place.
+    # -- operations. Each returns a future. Callers of operations that take a slot hold one already.
 
     def enqueue(self, new: NewMessage, size: int, deadline: float) -> Future:
         batch = self._filling
@@ -130,28 +130,28 @@ class Connection:
         batch.add(new, size + _MESSAGE_OVERHEAD, future)
         return future
 
-    def ack(self, mailbox: str, receipt: str, reply: Raw | None, deadline: float) -> Future:
+    def ack(self, mailbox: str, lease_handle: str, reply: Raw | None, deadline: float) -> Future:
         batch = self._acking.get(mailbox)
         size = 64 if reply is None else memoryview(reply).nbytes + 128
         if batch is None or not self._fits(batch, size, deadline):
             batch = self._acking[mailbox] = Acks(deadline, mailbox)
             self._submit(batch)
         future = self._loop.create_future()
-        batch.add((receipt, reply), size, future)
+        batch.add((lease_handle, reply), size, future)
         return future
 
     def settle(self, op: Ack | Nack, deadline: float) -> Future:
-        """End one turn, behind the acks that were asked for before it."""
+        """Ack or nack one turn, after the acks submitted before it."""
         return self._single(Verdict, op, deadline)
 
     def extend(self, op: Extend, deadline: float) -> Future:
         return self._single(Settling, op, deadline)
 
     def ask(self, op: Op, deadline: float) -> Future:
-        """Any other operation; the future holds its answer."""
+        """Submit any other operation; the future holds its answer."""
         return self._single(Single, op, deadline)
 
-    # -- listening
+    # -- subscriptions
 
     async def subscribe(
         self,
@@ -163,32 +163,32 @@ class Connection:
         deadline: float,
         resumed: Callable[[], None] | None = None,
     ) -> None:
-        """`deliver` gets mail as it comes, `resumed` hears of every new connection."""
+        """Call `deliver` with incoming mail, and `resumed` after each reconnect."""
         if mailbox in self._listening:
             raise InvalidRequest(f"this client already listens to {mailbox}")
         listening = Listening(mailbox, credit, consumer, deliver, resumed)
         self._listening[mailbox] = listening
         try:
-            joining = self._single(Settling, listening.subscribe(), deadline)
+            subscribed = self._single(Settling, listening.subscribe(), deadline)
             listening.joining = self._queue[-1]
-            await joining
+            await subscribed
         except BaseException:
             self._listening.pop(mailbox, None)
             raise
 
     async def unsubscribe(self, mailbox: str, deadline: float) -> None:
-        """Stop listening; the gateway takes back, unharmed, what was not settled."""
+        """Stop listening; the gateway takes back unsettled mail without counting an attempt."""
         listening = self._listening.get(mailbox)
         if listening is None:
             return
-        leaving = self._single(Settling, listening.unsubscribe(), deadline)
+        unsubscribed = self._single(Settling, listening.unsubscribe(), deadline)
         listening.leaving = self._queue[-1]
         try:
-            await leaving
+            await unsubscribed
         finally:
             self._listening.pop(mailbox, None)
 
-    # -- out
+    # -- outgoing
 
     def _single(self, kind: type[Single], op: Op, deadline: float) -> Future:
         _check(op)
@@ -202,7 +202,7 @@ class Connection:
         if (
             len(batch.items) >= _BATCH_MAX
             or batch.weight + size > self._packer.limit
-            or abs(deadline - batch.since) > _SAME_DEADLINE
+            or abs(deadline - batch.first_deadline) > _SAME_DEADLINE
         ):
             return False
         batch.deadline = max(batch.deadline, deadline)
@@ -220,7 +220,7 @@ class Connection:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """The tick is over: what was asked for in it leaves."""
+        """At the end of a tick, send the operations submitted in it."""
         self._scheduled = False
         self._filling = None
         self._acking.clear()
@@ -229,7 +229,7 @@ class Connection:
                 pending.timer = self._loop.call_at(pending.deadline, self._expire, pending)
         socket = self._link.socket
         if socket is None:
-            # All of it is unanswered, so it leaves when there is a connection again.
+            # The operations stay in `_unanswered` and are sent on the next connection.
             self._queue.clear()
         elif not socket.paused:
             queue, self._queue = self._queue, []
@@ -240,13 +240,13 @@ class Connection:
             self.frames_sent += 1
             socket.send(frame)
 
-    # -- in
+    # -- incoming
 
     def _received(self, frame: bytes) -> None:
         try:
             answers = _decoder.decode(frame)
         except msgspec.DecodeError as error:
-            self._link.drop(f"the gateway sent what this client cannot read: {error}")
+            self._link.drop(f"the gateway sent a frame this client cannot read: {error}")
             return
         for answer in answers if isinstance(answers, list) else (answers,):
             if type(answer) is Deliver:
@@ -273,7 +273,7 @@ class Connection:
             self.places.release(len(pending.futures))
 
     def _one_by_one(self, pending: Pending) -> None:
-        """Callers that shared an operation must not share one caller's mistake."""
+        """Send each call on its own, so that one bad call does not fail the others."""
         for part in pending.parts():
             self._submit(part)
 
@@ -284,7 +284,7 @@ class Connection:
         try:
             listening.deliver(delivery.messages)
         except Exception:
-            log.exception("mail for %s could not be taken", delivery.mailbox)
+            log.exception("delivering mail of %s failed", delivery.mailbox)
 
     def _expire(self, pending: Pending) -> None:
         why = f"; {self._link.problem}" if self._link.socket is None else ""
@@ -304,14 +304,18 @@ class Connection:
     # -- connections that come and go
 
     def _resume(self) -> None:
-        """Send again what was not answered, then listen again: so the gateway has heard of
-        every settled message before it looks which ones this consumer still holds."""
-        waiting, self._unanswered = list(self._unanswered.values()), {}
-        of_a_connection = [each for one in self._listening.values() for each in one.pending()]
+        """On a new connection, send unanswered operations again, then subscribe again.
+
+        In this order the gateway knows of every settled message before it delivers again the
+        messages that this consumer still holds.
+        """
+        unanswered, self._unanswered = list(self._unanswered.values()), {}
+        # Renewed below: these belong to the lost connection.
+        subscribing = [pending for each in self._listening.values() for pending in each.pending()]
         self._packer.fresh()
         self._queue.clear()
-        for pending in waiting:
-            if pending in of_a_connection:
+        for pending in unanswered:
+            if pending in subscribing:
                 continue
             if pending.wanted():
                 self._submit(pending)
@@ -334,7 +338,7 @@ class Connection:
     def _listens_again(self, listening: Listening, future: Future) -> None:
         error = future.exception()
         if error is not None and not self._closed:
-            self._link.drop(f"cannot listen again to {listening.mailbox}: {error}")
+            self._link.drop(f"cannot subscribe again to {listening.mailbox}: {error}")
         elif error is None and listening.resumed is not None:
             listening.resumed()
 
@@ -342,23 +346,23 @@ class Connection:
         if socket.refused_as_too_big:
             self._smaller_frames()
         elif socket.reset:
-            # A frame that is cut off while it is sent can end in a reset before its refusal
-            # is read; so can a gateway that dies, and then smaller frames do no harm.
+            # The gateway may have refused a frame as too large and reset the connection before
+            # its close code was read. If it died instead, smaller frames do no harm.
             self._packer.shrink_a_little()
 
     def _smaller_frames(self) -> None:
-        """The gateway takes smaller frames than it was sent."""
+        """Send unanswered operations again in smaller frames; fail a call that can never fit."""
         too_large = self._packer.shrink()
         if too_large is not None:
             message = "the message is larger than the gateway's limits.max_body_bytes allows"
             self._give_up(too_large, PayloadTooLarge(message))
-        waiting, self._unanswered = list(self._unanswered.values()), {}
-        for pending in self._packer.divided(waiting):
+        unanswered, self._unanswered = list(self._unanswered.values()), {}
+        for pending in self._packer.divided(unanswered):
             self._submit(pending)
 
 
 def _check(op: Op) -> None:
-    """A frame that does not decode is refused whole, so what is in it is checked before."""
+    """Check an operation before it joins a frame: one bad operation fails the whole frame."""
     try:
         _checker.decode(_encoder.encode(op))
     except msgspec.ValidationError as error:

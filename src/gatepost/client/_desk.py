@@ -1,8 +1,8 @@
-"""What an agent holds: messages that wait, turns under way, and turns whose end is not confirmed.
+"""The turns an agent holds: waiting, running, and ended but not yet confirmed.
 
-Messages of one sender are worked on one at a time, in order. A message that is delivered again
-while it is here gets its new receipt and nothing else: its turn is not taken twice. No I/O and
-no clock: `now` is given.
+Messages of one sender are handled one at a time, in order. A message that is delivered again while
+it is held only gets its new lease handle; its turn is not taken twice. No I/O and no clock: `now`
+is passed in.
 """
 
 from collections import deque
@@ -19,12 +19,12 @@ class State(Enum):
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
-    # Nobody here works on it any more, nor will.
+    # No longer held by this agent.
     GONE = "gone"
 
 
 class Turn:
-    """One message and how its turn goes. `settling`: its ack or nack is on the way."""
+    """One message and the state of its turn. `settling`: its ack or nack is unanswered."""
 
     __slots__ = ("lease_until", "message", "reason", "receipt", "reply", "settling", "state")
 
@@ -47,6 +47,8 @@ class Turn:
 
 
 class Desk:
+    """Queues the turns by sender and decides which one starts next."""
+
     def __init__(self) -> None:
         self._turns: dict[str, Turn] = {}
         self._queues: dict[str, deque[Turn]] = {}
@@ -57,13 +59,13 @@ class Desk:
         return len(self._turns)
 
     def __iter__(self) -> Iterator[Turn]:
-        """Oldest first, so each sender's in order."""
+        """Oldest first, so the turns of each sender are in order."""
         return iter(list(self._turns.values()))
 
     def take(self, messages: list[Message], now: float) -> list[Turn]:
-        """Add what was delivered; returns the turns that ended already, to be settled again."""
-        again: list[Turn] = []
-        # When a message is nacked, the gateway takes back what is behind it.
+        """Add delivered messages; returns turns that have ended and must be settled again."""
+        ended: list[Turn] = []
+        # When a message is nacked, the gateway takes back the messages behind it.
         taken_back: set[str] = set()
         for message in messages:
             turn = self._turns.get(message.msg_id)
@@ -74,13 +76,13 @@ class Desk:
                 continue
             turn.renew(message, now)
             if turn.ended:
-                again.append(turn)
+                ended.append(turn)
             if turn.state is State.FAILED:
                 taken_back.add(message.from_)
-        return again
+        return ended
 
     def next(self, now: float) -> Turn | None:
-        """The next turn to take, if there is one that may start now."""
+        """Start the next turn that is ready; None if there is none."""
         while self._ready:
             sender = self._ready.popleft()
             turn = self._queues[sender].popleft()
@@ -88,7 +90,7 @@ class Desk:
                 turn.state = State.RUNNING
                 self._running.add(sender)
                 return turn
-            # Its lease is over: somebody else may have it by now, and we may get it again.
+            # Its lease has ended: another consumer may hold it now, or it is delivered here again.
             self.forget(turn)
             self._make_ready(sender)
         return None
@@ -103,7 +105,7 @@ class Desk:
         self._end(turn, State.FAILED)
 
     def abandoned(self, turn: Turn) -> None:
-        """The turn was broken off; the message goes back as if nothing had happened."""
+        """Drop a cancelled turn; its message is returned without counting an attempt."""
         self._end(turn, State.GONE)
         self.forget(turn)
 
@@ -112,18 +114,18 @@ class Desk:
         if self._turns.get(turn.message.msg_id) is turn:
             del self._turns[turn.message.msg_id]
 
-    def lost(self, receipts: list[str]) -> None:
-        """These leases are no more. Turns under way go on, and their end will say so."""
-        gone = set(receipts)
+    def lost(self, lease_handles: list[str]) -> None:
+        """Drop waiting turns whose lease is lost. Running turns go on; settling them will fail."""
+        lost = set(lease_handles)
         for turn in self:
-            if turn.receipt in gone and turn.state is State.WAITING:
+            if turn.receipt in lost and turn.state is State.WAITING:
                 self._drop_waiting(turn.message.from_)
 
     def drop_all_waiting(self) -> None:
         for sender in list(self._queues):
             self._drop_waiting(sender)
 
-    # -- inside
+    # -- helpers
 
     def _add(self, turn: Turn) -> None:
         sender = turn.message.from_

@@ -1,4 +1,4 @@
-"""Where the gateway is and what opens its door."""
+"""Finds the gateway: its address and its token."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ _SCHEMES = ("http://", "https://")
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A gateway's address and the secret it asks for, which is never shown."""
+    """A gateway's address and its token; the token is never printed."""
 
     url: str
     token: str
@@ -35,10 +35,10 @@ def locator(
     token: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Locate:
-    """Finds the gateway anew at each call, for one that restarts may come back elsewhere.
+    """Returns a function that finds the gateway anew at each call: its port may change on restart.
 
-    Arguments win over GATEPOST_URL and GATEPOST_TOKEN_FILE, and those over the state directory
-    (GATEPOST_HOME or ~/.gatepost), where a running gateway leaves its address and token.
+    Arguments win over GATEPOST_URL and GATEPOST_TOKEN_FILE. Those win over the state directory
+    (GATEPOST_HOME or ~/.gatepost), where a running gateway writes its address and token.
     """
     env = os.environ if env is None else env
     folder = None if state_dir is None else Path(state_dir).expanduser()
@@ -49,8 +49,8 @@ def locator(
 
     def locate() -> Target:
         home = folder or _state_dir(env)
-        found = _announced(home) if url is None else url
-        return Target(found.rstrip("/"), token or _token(home, folder is None, env))
+        address = _announced(home) if url is None else url
+        return Target(address.rstrip("/"), token or _token(home, folder is None, env))
 
     return locate
 
@@ -79,8 +79,8 @@ def _announced(home: Path) -> str:
         raise ConfigError(f"{file} is damaged ({error}); restart the gateway") from None
 
 
-def _token(home: Path, look_around: bool, env: Mapping[str, str]) -> str:
-    named = env.get("GATEPOST_TOKEN_FILE") if look_around else None
+def _token(home: Path, use_env: bool, env: Mapping[str, str]) -> str:
+    named = env.get("GATEPOST_TOKEN_FILE") if use_env else None
     file = Path(named).expanduser() if named else home / "token"
     try:
         token = file.read_text(encoding="ascii").strip()

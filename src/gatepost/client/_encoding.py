@@ -1,7 +1,7 @@
-"""Payloads to JSON, and the checks a frame needs before it leaves.
+"""Encodes payloads as JSON and checks values before they enter a frame.
 
-The gateway refuses a frame that does not decode as a whole, with everything that was coalesced
-into it; so nothing enters a frame that would not decode.
+The gateway refuses a frame that does not decode, with every operation in it. So each value is
+checked before it is coalesced with those of other callers.
 """
 
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from gatepost.wire import NewMessage, NewSend
 
 T = TypeVar("T")
 
-# Of the 1 MiB a gateway takes at most by default, some is for what surrounds the payload.
+# The gateway's default limit is 1 MiB; the rest is for the fields around the payload.
 MAX_FRAME_BYTES = 1_000_000
 
 _encoder = msgspec.json.Encoder()
@@ -26,7 +26,7 @@ _checkers: dict[type, msgspec.json.Decoder[Any]] = {
 
 
 def encode_payload(payload: Any) -> Raw:
-    """Any JSON-encodable value; a Raw is JSON already."""
+    """Encode a value as JSON; a `Raw` is JSON already and is only checked."""
     try:
         if isinstance(payload, Raw):
             return _raw_decoder.decode(payload)
@@ -36,16 +36,16 @@ def encode_payload(payload: Any) -> Raw:
 
 
 def encode_reply(reply: Any) -> Raw:
-    """A reply travels in the frame of its ack, or not at all."""
+    """Encode a reply, which travels in the frame of its ack and must fit there."""
     raw = encode_payload(reply)
     if len(memoryview(raw)) > MAX_FRAME_BYTES:
         raise PayloadTooLarge("a reply must fit into a frame; send a message instead")
     return raw
 
 
-def check_receipt(receipt: str) -> None:
-    if len(receipt) > 64:
-        raise InvalidRequest("that is no receipt")
+def check_receipt(lease_handle: str) -> None:
+    if len(lease_handle) > 64:
+        raise InvalidRequest("not a lease handle: it is longer than 64 characters")
 
 
 def checked(new: NewMessage | NewSend) -> None:

@@ -1,4 +1,4 @@
-"""What does not fit into frames: large payloads, and the gateway at a glance."""
+"""Plain HTTP requests to the gateway: large payloads, and its status."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ _PIECE = 256 * 1024
 
 
 class Http:
-    """Plain requests to the gateway, made when first needed."""
+    """HTTP requests to the gateway. httpx is loaded with the first one."""
 
     def __init__(self, locate: Locate) -> None:
         self._locate = locate
@@ -51,7 +51,7 @@ class Http:
         import httpx
 
         if self._client is None:
-            # The gateway is on this machine or named explicitly: proxies have no part in it.
+            # The gateway is on this machine or named explicitly, so no proxy is used.
             self._client = httpx.AsyncClient(trust_env=False)
         target = self._locate()
         headers = {"authorization": f"Bearer {target.token}"}
@@ -82,7 +82,7 @@ async def _check(response: "httpx.Response") -> None:
 
 
 async def pieces_of(content: bytes | Path | str | IO[bytes]) -> AsyncIterator[bytes]:
-    """The bytes of a payload, a file's read a piece at a time."""
+    """The bytes of a payload in pieces; a file is never read whole."""
     if isinstance(content, bytes):
         for start in range(0, len(content), _PIECE):
             yield content[start : start + _PIECE]

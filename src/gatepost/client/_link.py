@@ -1,4 +1,4 @@
-"""A socket that is opened again when it breaks, until it is closed for good."""
+"""A WebSocket that reconnects with backoff until it is closed."""
 
 import asyncio
 import logging
@@ -18,9 +18,10 @@ _LASTING = 2.0
 
 
 class Link:
-    """`socket` is there while there is a connection, and `problem` says why there is none.
+    """`current` is the open socket or None; `problem` says why there is none.
 
-    `on_open` hears of every new connection, `on_lost` of the end of each, with the socket.
+    `on_open` is called after each connect, `on_lost` with the socket when a connection ends,
+    `on_writable` when a socket that was full takes frames again.
     """
 
     def __init__(
@@ -31,14 +32,14 @@ class Link:
         on_open: Callable[[], None],
         on_frame: Callable[[bytes], None],
         on_lost: Callable[[FrameSocket], None],
-        on_room: Callable[[], None],
+        on_writable: Callable[[], None],
     ) -> None:
         self._locate = locate
         self._clock = clock
         self._on_open = on_open
         self._on_frame = on_frame
         self._on_lost = on_lost
-        self._on_room = on_room
+        self._on_room = on_writable
         self._loop: asyncio.AbstractEventLoop
         self._repair: asyncio.Task[None] | None = None
         self._pinger: asyncio.TimerHandle | None = None
@@ -49,7 +50,7 @@ class Link:
         self.problem = ""
 
     async def open(self) -> None:
-        """Connect, or say why not: only a connection that once stood is repaired."""
+        """Connect or raise: only a connection that was open once is opened again."""
         self._loop = asyncio.get_running_loop()
         await self._connect()
 
@@ -63,10 +64,10 @@ class Link:
         if self.socket is not None:
             await self.socket.close()
 
-    def drop(self, why: str) -> None:
-        """End this connection; the next one may do better."""
+    def drop(self, reason: str) -> None:
+        """Abort the current connection and reconnect."""
         if self.socket is not None:
-            self.socket.abort(why)
+            self.socket.abort(reason)
 
     async def _connect(self) -> None:
         target = self._locate()
@@ -81,20 +82,20 @@ class Link:
         self._pinger = self._loop.call_later(_PING_EVERY, self._ping, self.socket)
         self._on_open()
 
-    def _lost(self, why: str) -> None:
+    def _lost(self, reason: str) -> None:
         socket, self.socket = self.socket, None
         if self._pinger is not None:
             self._pinger.cancel()
         if self._closed:
             return
-        self.problem = why
-        log.warning("%s; connecting again", why)
+        self.problem = reason
+        log.warning("%s; connecting again", reason)
         if socket is not None:
             self._on_lost(socket)
         self._repair = self._loop.create_task(self._reconnect())
 
     async def _reconnect(self) -> None:
-        # A connection that does not last is no success, so the delay goes on growing.
+        # The delay resets only after a connection that lasted.
         if self._loop.time() - self._opened_at > _LASTING:
             self._delay = _FIRST_DELAY
         while True:
@@ -114,7 +115,7 @@ class Link:
                 return
 
     def _ping(self, socket: FrameSocket) -> None:
-        """A peer that says nothing, not even to a ping, is gone without a word."""
+        """Drop a connection on which nothing, not even a pong, arrived since the last ping."""
         if socket is not self.socket:
             return
         if not socket.heard:

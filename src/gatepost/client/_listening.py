@@ -1,4 +1,4 @@
-"""A mailbox this client listens to, across connections."""
+"""One mailbox subscription, kept across connections."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from gatepost.wire import Message, Subscribe, Unsubscribe
 
 
 class Listening:
-    """`joining` and `leaving` are the operations under way; they belong to one connection."""
+    """`subscribing` and `unsubscribing` are unanswered operations of the current connection."""
 
     def __init__(
         self,

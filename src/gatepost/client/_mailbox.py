@@ -1,4 +1,4 @@
-"""The mailbox protocol, asynchronously."""
+"""The asynchronous client of the mailbox protocol."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -42,13 +42,13 @@ from gatepost.wire import (
 )
 
 TIMEOUT = 30.0
-# The gateway reads no further frames from a client that has about a thousand operations
-# unanswered, so those that may wait for long take only some of them.
+# The gateway stops reading from a client with about a thousand unanswered operations, so only
+# some of these may be long waits.
 _LONG_WAITS = 256
 
 
 class MailboxClient:
-    """What a client needs to speak with mailboxes; `Client` adds messages between agents."""
+    """Calls of the mailbox protocol; `Client` adds messages between agents."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class MailboxClient:
 
     @property
     def frames_sent(self) -> int:
-        """Frames that left so far; calls made in one tick of the event loop share one."""
+        """Number of frames sent; calls made in one tick of the event loop share a frame."""
         return self._connection.frames_sent
 
     # -- the mailbox protocol
@@ -100,7 +100,7 @@ class MailboxClient:
         ttl_secs: float | None = None,
         timeout: float = TIMEOUT,
     ) -> EnqueueAck:
-        """Put a message into a mailbox; returns once it is on the gateway's disk."""
+        """Put a message into a mailbox; returns once the gateway has it on disk."""
         raw = encode_payload(payload)
         new = self._new_message(to, from_, raw, msg_id, created_at, ttl_secs)
         size = len(memoryview(raw))
@@ -123,7 +123,7 @@ class MailboxClient:
         ttl_secs: float | None = None,
         timeout: float = TIMEOUT,
     ) -> list[EnqueueAck]:
-        """Many messages at once. One that is refused has its `error` in its place."""
+        """Enqueue many messages. The result of a refused one has an `error`."""
         calls = []
         for payload in payloads:
             id = self._ids.next()
@@ -142,12 +142,12 @@ class MailboxClient:
         consumer: str | None = None,
         timeout: float = TIMEOUT,
     ) -> list[Message]:
-        """Lease up to `limit` messages, waiting for the first up to `wait_secs`.
+        """Lease up to `limit` messages, waiting up to `wait_secs` for the first.
 
-        A `consumer` that asks again before it has settled them gets the same messages again.
+        The same `consumer` gets the same messages again until it has settled them.
         """
         op = wire.Dequeue(mailbox=mailbox, limit=limit, wait_secs=wait_secs)
-        # A name of its own lets a dequeue that is sent again find what it was given before.
+        # With a consumer name of its own, a repeated dequeue gets the messages it got before.
         op.consumer = self.new_consumer() if consumer is None else consumer
         deadline = self._loop.time() + wait_secs + timeout
         async with self._long_wait(deadline):
@@ -157,9 +157,9 @@ class MailboxClient:
     def ack(
         self, mailbox: str, receipt: str, *, reply: Any = None, timeout: float = TIMEOUT
     ) -> "asyncio.Future[None]":
-        """End a turn. `reply`, if there is one, goes to the sender.
+        """End a turn with success; `receipt` is the lease handle, `reply` goes to the sender.
 
-        Nothing more is needed for the ack to leave; await it to know that it counts.
+        The ack is sent without being awaited; await it to know that the gateway has it.
         """
         self._check_name(mailbox)
         check_receipt(receipt)
@@ -167,16 +167,16 @@ class MailboxClient:
         return self._connection.ack(mailbox, receipt, raw, self._loop.time() + timeout)
 
     async def ack_by_id(self, mailbox: str, msg_id: str, *, timeout: float = TIMEOUT) -> None:
-        """End the turn of whoever holds this message."""
+        """Ack a leased message by its id, whichever consumer holds it."""
         op = wire.Ack(mailbox=mailbox, msg_ids=[msg_id])
         await self._connection.settle(op, self._loop.time() + timeout)
 
     def nack(
         self, mailbox: str, receipt: str, *, reason: str = "", timeout: float = TIMEOUT
     ) -> "asyncio.Future[None]":
-        """Fail a turn: the message comes again later, or becomes a dead letter.
+        """Fail a turn: the message is delivered again later or becomes a dead letter.
 
-        Nothing more is needed for the nack to leave; await it to know that it counts.
+        The nack is sent without being awaited; await it to know that the gateway has it.
         """
         op = wire.Nack(mailbox=mailbox, receipts=[receipt], reason=reason[:2000])
         return self._connection.settle(op, self._loop.time() + timeout)
@@ -184,14 +184,14 @@ class MailboxClient:
     async def nack_by_id(
         self, mailbox: str, msg_id: str, *, reason: str = "", timeout: float = TIMEOUT
     ) -> None:
-        """Fail the turn of whoever holds this message."""
+        """Nack a leased message by its id, whichever consumer holds it."""
         op = wire.Nack(mailbox=mailbox, msg_ids=[msg_id], reason=reason[:2000])
         await self._connection.settle(op, self._loop.time() + timeout)
 
     async def extend(
         self, mailbox: str, receipts: Sequence[str], *, timeout: float = TIMEOUT
     ) -> list[str]:
-        """Keep leases alive; returns the receipts whose lease is no more."""
+        """Extend leases; returns the lease handles that are no longer valid."""
         stale: list[str] = []
         deadline = self._loop.time() + timeout
         for start in range(0, len(receipts), 1000):
@@ -203,13 +203,13 @@ class MailboxClient:
     async def peek(
         self, mailbox: str, *, limit: int = 100, after: str = "", timeout: float = TIMEOUT
     ) -> list[Summary]:
-        """Look at unsettled mail without taking it."""
+        """List unsettled mail without leasing it."""
         op = wire.Peek(mailbox=mailbox, limit=limit, after=after)
         answer: wire.Summaries = await self._ask(op, self._loop.time() + timeout)
         return answer.messages
 
     async def purge(self, mailbox: str, *, timeout: float = TIMEOUT) -> int:
-        """Turn all waiting mail into dead letters; returns how many there were."""
+        """Turn all waiting mail into dead letters; returns their number."""
         op = wire.Purge(mailbox=mailbox)
         answer: wire.Count = await self._ask(op, self._loop.time() + timeout)
         return answer.count
@@ -217,12 +217,13 @@ class MailboxClient:
     async def peek_dead_letter(
         self, mailbox: str, *, limit: int = 100, after: str = "", timeout: float = TIMEOUT
     ) -> list[DeadLetter]:
+        """List dead letters, oldest first."""
         op = wire.PeekDeadLetter(mailbox=mailbox, limit=limit, after=after)
         answer: wire.DeadLetters = await self._ask(op, self._loop.time() + timeout)
         return answer.messages
 
     async def purge_dead_letter(self, mailbox: str, *, timeout: float = TIMEOUT) -> int:
-        """Give up all dead letters for good; returns how many there were."""
+        """Discard all dead letters; returns their number."""
         op = wire.PurgeDeadLetter(mailbox=mailbox)
         answer: wire.Count = await self._ask(op, self._loop.time() + timeout)
         return answer.count
@@ -237,10 +238,10 @@ class MailboxClient:
         resumed: Callable[[], None] | None = None,
         timeout: float = TIMEOUT,
     ) -> None:
-        """Call `deliver` with mail as it comes, at most `credit` messages unsettled at a time.
+        """Call `deliver` with incoming mail, at most `credit` unsettled messages at a time.
 
-        After a lost connection the gateway delivers again what this consumer still holds, and
-        then `resumed` is called. Settling is the caller's business, in the order of delivery.
+        After a reconnect the gateway delivers again the messages this consumer still holds; then
+        `resumed` is called. The caller settles messages in the order of delivery.
         """
 
         def wrap(messages: list[wire.Message]) -> None:
@@ -257,23 +258,24 @@ class MailboxClient:
         )
 
     async def unsubscribe(self, mailbox: str, *, timeout: float = TIMEOUT) -> None:
-        """Stop listening; what was not settled goes back unharmed."""
+        """Stop listening; unsettled mail is returned without counting an attempt."""
         await self._connection.unsubscribe(mailbox, self._loop.time() + timeout)
 
     async def register(
         self, agent: str, *, standby: bool = False, timeout: float = TIMEOUT
     ) -> None:
-        """Make `agent` known, so that messages can be sent to it."""
+        """Register `agent`, so that messages can be sent to it."""
         await self._ask(wire.Register(agent=agent, standby=standby), self._loop.time() + timeout)
 
     async def status(self, *, timeout: float = TIMEOUT) -> Status:
+        """The gateway's status."""
         return await self._http.get("/v1/status", Status, timeout)
 
     def new_consumer(self) -> str:
-        """A name nobody else has, under which leases are held."""
+        """A fresh consumer name, under which the gateway keeps leases."""
         return self._clock.random(8).hex()
 
-    # -- inside
+    # -- helpers
 
     def _new_message(
         self,
@@ -295,7 +297,7 @@ class MailboxClient:
     def _sender(self, from_: str | None) -> str:
         sender = from_ or self.name
         if sender is None:
-            raise InvalidRequest("say who sends: `from_=`, or `Client(name)` for all calls")
+            raise InvalidRequest("name the sender: pass `from_=`, or `Client(name)` for all calls")
         self._check_name(sender)
         return sender
 

@@ -18,8 +18,8 @@ _event_decoder = msgspec.json.Decoder(wire.EventInfo)
 
 
 class Message:
-    """`payload` is what was sent. One too large to travel with its message is fetched first,
-    with `load`, or piece by piece with `stream`."""
+    """A delivered message. A payload too large to travel with it is stored as a blob at the
+    gateway: fetch it with `load`, or piece by piece with `stream`."""
 
     __slots__ = ("_fetch", "_payload", "_wire", "event")
 
@@ -47,17 +47,17 @@ class Message:
 
     @property
     def created_at(self) -> int:
-        """When it was written, in epoch seconds."""
+        """Creation time in epoch seconds."""
         return self._wire.created_at
 
     @property
     def attempt(self) -> int:
-        """How often its turn failed before."""
+        """Number of turns that failed before this one."""
         return self._wire.attempt
 
     @property
     def receipt(self) -> str:
-        """The handle with which this delivery is settled."""
+        """The lease handle: settles this delivery. The protocol calls it `receipt`."""
         return self._wire.receipt
 
     @property
@@ -66,24 +66,24 @@ class Message:
 
     @property
     def kind(self) -> str:
-        """`message`, or `reply` for an answer to something this agent sent."""
+        """`message`, or `reply` for the answer to a message this agent sent."""
         return "message" if self.event is None else self.event.kind
 
     @property
     def blob_size(self) -> int:
-        """Bytes of a payload that is kept apart from its message; 0 if it is not."""
+        """Size of a payload that is stored as a blob; 0 if it travels with its message."""
         return 0 if self._digest is None or self.event is None else self.event.size or 0
 
     @property
     def payload(self) -> Any:
         if self._payload is _NOT_LOADED:
             if self._digest is not None:
-                raise InvalidRequest("this payload is kept apart; `await message.load()` first")
+                raise InvalidRequest("this payload is a blob; `await message.load()` first")
             self._payload = msgspec.json.decode(self._wire.payload)
         return self._payload
 
     async def load(self) -> Any:
-        """The payload, fetched if it has to be."""
+        """The payload, fetched from the gateway if it is a blob."""
         if self._payload is _NOT_LOADED and self._digest is not None:
             try:
                 self._payload = msgspec.json.decode(await self.read())
@@ -92,7 +92,7 @@ class Message:
         return self.payload
 
     async def read(self) -> bytes:
-        """The payload's bytes, all at once."""
+        """The payload's bytes, whole."""
         return b"".join([piece async for piece in self.stream()])
 
     async def stream(self) -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""From operations to frames of a size that the gateway takes."""
+"""Packs operations into frames no larger than the gateway accepts."""
 
 from collections.abc import Iterable, Iterator
 
@@ -14,7 +14,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Packer:
-    """Learns how large a frame may be: a gateway says only after the fact that one was not."""
+    """Learns the largest frame size: a gateway reports it only by refusing a frame."""
 
     def __init__(self) -> None:
         self.limit = _FRAME_BYTES
@@ -22,10 +22,11 @@ class Packer:
         self._alone: Pending | None = None
 
     def fresh(self) -> None:
-        """A new connection has carried nothing yet."""
+        """Forget the frames of the previous connection."""
         self._largest, self._alone = 0, None
 
     def frames(self, queue: Iterable[Pending]) -> Iterator[bytes]:
+        """Encode the operations in frames of up to `limit` bytes."""
         group: list[Pending] = []
         weight = 0
         for pending in queue:
@@ -38,18 +39,21 @@ class Packer:
             yield self._frame(group)
 
     def shrink(self) -> Pending | None:
-        """The largest frame was too large. Returns what was alone in it and is so for good."""
+        """Lower the limit after a refused frame.
+
+        Returns the call that was alone in that frame, if any: it can never be sent.
+        """
         if self._alone is None:
             self.limit = max(self._largest // 2, _LEAST)
         return self._alone
 
     def shrink_a_little(self) -> None:
-        """The largest frame may have been too large."""
+        """Lower the limit, but not below a safe size, when a frame may have been too large."""
         if self._largest > _SAFE:
             self.limit = max(self._largest // 2, _SAFE)
 
     def divided(self, unanswered: Iterable[Pending]) -> Iterator[Pending]:
-        """The same calls in operations that fit."""
+        """The same calls, with operations over the limit split into single calls."""
         for pending in unanswered:
             if pending.weight > self.limit:
                 yield from pending.parts()

@@ -1,4 +1,4 @@
-"""How much a client may have under way: beyond it, callers wait in line."""
+"""Limits the unanswered calls of a client; further callers wait in order."""
 
 import asyncio
 from collections import deque
@@ -7,7 +7,7 @@ from gatepost.errors import DeadlineExceeded
 
 
 class Places:
-    """A place that becomes free goes to the first in line, so nobody is overtaken."""
+    """A counting semaphore with a deadline; a free slot goes to the first waiter."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -18,11 +18,11 @@ class Places:
         return self._free <= 0
 
     def take(self) -> None:
-        """Only when not full."""
+        """Take a slot; only call this when `is_full` is false."""
         self._free -= 1
 
     async def wait(self, deadline: float) -> None:
-        """Take a place once there is one."""
+        """Wait for a slot and take it."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._line.append(ready)
         try:
@@ -31,7 +31,7 @@ class Places:
         except TimeoutError:
             self._leave(ready)
             raise DeadlineExceeded(
-                "too many operations are under way; this one was not sent"
+                "too many operations are unanswered; this one was not sent"
             ) from None
         except asyncio.CancelledError:
             self._leave(ready)
@@ -46,7 +46,7 @@ class Places:
         self._free += count
 
     def _leave(self, ready: "asyncio.Future[None]") -> None:
-        """Whoever leaves the line just as its turn comes hands the place to the next."""
+        """A waiter that leaves just after it got its slot passes the slot on."""
         if ready.done() and not ready.cancelled():
             self.release(1)
         ready.cancel()

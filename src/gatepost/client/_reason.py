@@ -1,4 +1,4 @@
-"""Why a turn failed, in words that may leave this process."""
+"""Describes why a turn failed, without secrets."""
 
 import re
 
@@ -10,6 +10,6 @@ _SECRETS = re.compile(
 
 
 def reason_of(error: BaseException) -> str:
-    """The error's type and message, without traceback and without what looks like a secret."""
+    """The error's type and message; text that looks like a secret is redacted."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return _SECRETS.sub(r"\1[redacted]", " ".join(text.split()))[:_LONGEST]

@@ -1,6 +1,6 @@
-"""One WebSocket without tasks: frames go out and come in by plain calls.
+"""One WebSocket without tasks: frames are sent and received by plain calls.
 
-What a frame costs decides how fast a client is, so the sans-I/O half of `websockets` sits
+The cost of a frame decides how fast a client is, so the sans-I/O half of `websockets` works
 directly on the transport.
 """
 
@@ -25,21 +25,24 @@ _TOO_BIG = 1009
 
 
 class FrameSocket(asyncio.Protocol):
-    """`on_frame` gets each frame, `on_lost` hears once, and why, when the connection is over."""
+    """`on_frame` gets each frame; `on_lost` gets the reason when the connection ends.
+
+    `on_writable` is called when the transport takes data again after being full.
+    """
 
     def __init__(
         self,
         target: Target,
         on_frame: Callable[[bytes], None],
         on_lost: Callable[[str], None],
-        on_room: Callable[[], None],
+        on_writable: Callable[[], None],
     ) -> None:
         address = target.url.replace("http", "ws", 1) + "/v1/ws"
         self._ws = ClientProtocol(parse_uri(address), max_size=_LARGEST_FRAME)
         self._target = target
         self._on_frame = on_frame
         self._on_lost = on_lost
-        self._on_room = on_room
+        self._on_room = on_writable
         self._transport: asyncio.Transport
         self._parts: list[bytes] = []
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -55,16 +58,16 @@ class FrameSocket(asyncio.Protocol):
         target: Target,
         on_frame: Callable[[bytes], None],
         on_lost: Callable[[str], None],
-        on_room: Callable[[], None],
+        on_writable: Callable[[], None],
     ) -> Self:
-        """A connection that is ready for frames, or the error that says why there is none."""
+        """Connect and shake hands; raises if the gateway cannot be reached or refuses."""
         parts = urlsplit(target.url)
         secure = parts.scheme == "https"
         port = parts.port or (443 if secure else 80)
         loop = asyncio.get_running_loop()
         try:
             _, socket = await loop.create_connection(
-                lambda: cls(target, on_frame, on_lost, on_room),
+                lambda: cls(target, on_frame, on_lost, on_writable),
                 parts.hostname or "localhost",
                 port,
                 ssl=True if secure else None,
@@ -90,8 +93,8 @@ class FrameSocket(asyncio.Protocol):
         self._ws.send_ping(b"")
         self._write()
 
-    def abort(self, why: str) -> None:
-        self._why = why
+    def abort(self, reason: str) -> None:
+        self._why = reason
         self._transport.abort()
 
     async def close(self) -> None:
@@ -101,7 +104,7 @@ class FrameSocket(asyncio.Protocol):
         self._transport.close()
         await asyncio.wait([self._ended], timeout=1.0)
 
-    # -- what asyncio calls
+    # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -141,7 +144,7 @@ class FrameSocket(asyncio.Protocol):
         self.paused = False
         self._on_room()
 
-    # -- inside
+    # -- helpers
 
     async def _shake_hands(self) -> None:
         try:
@@ -177,7 +180,7 @@ class FrameSocket(asyncio.Protocol):
 
 
 def _refusal(error: Exception, url: str) -> GatepostError:
-    """Why the gateway did not let us in, in its own words if it has any."""
+    """The error of a failed handshake, from the gateway's answer if it has one."""
     if not isinstance(error, InvalidStatus):
         return Unavailable(f"{url} is not a gateway: {error}")
     status = error.response.status_code

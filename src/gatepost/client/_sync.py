@@ -1,4 +1,4 @@
-"""The same calls for code that blocks, over an event loop in a thread of its own."""
+"""The client for blocking code: runs an event loop in its own thread."""
 
 import asyncio
 import functools
@@ -18,7 +18,7 @@ T = TypeVar("T")
 def _blocking(
     method: Callable[Concatenate[Client, P], Awaitable[T]],
 ) -> Callable[Concatenate["Blocking", P], T]:
-    """The method of Client, with its arguments and its answer, waiting for the answer."""
+    """Turn an async method of Client into a blocking one with the same signature."""
 
     def call(self: "Blocking", /, *args: P.args, **kwargs: P.kwargs) -> T:
         async def on_loop() -> T:
@@ -31,7 +31,7 @@ def _blocking(
 
 
 class Blocking:
-    """A client's calls, from any thread but that of its event loop."""
+    """Blocking forms of a client's calls, for any thread except that of its event loop."""
 
     def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
         self._client = client
@@ -56,11 +56,11 @@ class Blocking:
     status = _blocking(Client.status)
 
     def load(self, message: Message) -> Any:
-        """The payload of a message, fetched if it has to be."""
+        """The payload of a message, fetched from the gateway if it is a blob."""
         return self._wait(message.load)
 
     def read(self, message: Message) -> bytes:
-        """The bytes of a message's payload, all at once."""
+        """The bytes of a message's payload, whole."""
         return self._wait(message.read)
 
     def _wait(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -75,7 +75,7 @@ class Blocking:
 
 
 class SyncClient(Blocking):
-    """`with SyncClient("alice") as client: client.send("bob", ...)`."""
+    """A blocking client: `with SyncClient("alice") as client: client.send("bob", ...)`."""
 
     def __init__(
         self,
