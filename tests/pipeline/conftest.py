@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from gatepost.pipeline.cluster import standalone_cluster
 from gatepost.pipeline.session import spark_session
-from gatepost.pipeline.synth import Options
+from gatepost.pipeline.synth import SynthOptions
 from tests.pipeline.worlds import PLANTED, World
 
 # Tests are many small jobs: compile little, shuffle nothing.
@@ -28,7 +28,7 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> World:
     """20,000 events with everything planted that can be read, and their tables."""
-    options = Options(events=20_000, seed=4, faults=PLANTED, segment_rows=1500)
+    options = SynthOptions(events=20_000, seed=4, faults=PLANTED, segment_rows=1500)
     return World(spark, tmp_path_factory.mktemp("world"), options)
 
 

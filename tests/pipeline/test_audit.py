@@ -15,7 +15,8 @@ from gatepost.archive.room_facts import RoomFacts
 from gatepost.archive.store import Store
 from gatepost.pipeline.audit.rules import RULES
 from gatepost.pipeline.jobs.audit import audit, violations
-from gatepost.pipeline.synth import FAULTS, Options, Truth, generate
+from gatepost.pipeline.synth import FAULTS, SynthOptions, ArchiveTruth
+from gatepost.pipeline.synth import generate_archive
 from gatepost.pipeline.synth.faults import VIOLATIONS
 from gatepost.testing.simulation import Shape
 from tests.conftest import choose
@@ -28,12 +29,12 @@ BROKEN = [plant.__name__ for plant in VIOLATIONS]
 ROOMS = [(0, 4), (1, 3), (2, 5), (3, 6), (4, 8)]
 
 
-def made(folder: Path, seed: int, nodes: int, *faults: str) -> tuple[str, Truth]:
-    options = Options(events=12_000, seed=seed, nodes=nodes, faults=faults, segment_rows=1500)
-    return str(folder), generate(str(folder), options)
+def made(folder: Path, seed: int, nodes: int, *faults: str) -> tuple[str, ArchiveTruth]:
+    options = SynthOptions(events=12_000, seed=seed, nodes=nodes, faults=faults, segment_rows=1500)
+    return str(folder), generate_archive(str(folder), options)
 
 
-def assert_exactly(found: list[Any], truth: Truth) -> None:
+def assert_exactly(found: list[Any], truth: ArchiveTruth) -> None:
     """Every planted violation is found where it is, and nothing besides."""
     left = list(found)
     for known in truth.violations:
@@ -78,7 +79,7 @@ def test_a_right_archive_passes_and_what_is_done_to_its_files_is_found(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     root, tables = tmp_path / "archive", str(tmp_path / "tables")
-    generate(str(root), Options(events=3000, bodies=True, segment_rows=300))
+    generate_archive(str(root), SynthOptions(events=3000, bodies=True, segment_rows=300))
     first = audit(spark, str(root), tables)
     assert (first.violations, first.keys) == ({}, "room")
     assert first.events > 2500
@@ -104,7 +105,7 @@ def test_without_the_word_of_others_keys_are_self_asserted(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     root = tmp_path / "archive"
-    generate(str(root), Options(events=3000))
+    generate_archive(str(root), SynthOptions(events=3000))
     shutil.rmtree(root / "room")
     manifest_of(root, "node-02").unlink()
     found = audit(spark, str(root), str(tmp_path / "tables"))

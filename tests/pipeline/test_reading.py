@@ -8,14 +8,15 @@ import pytest
 from gatepost.errors import ArchiveError
 from gatepost.pipeline.planning import Slice
 from gatepost.pipeline.reading import Archive
-from gatepost.pipeline.synth import Options, generate
+from gatepost.pipeline.synth import SynthOptions
+from gatepost.pipeline.synth import generate_archive
 from gatepost.pipeline.tables.facts import COLUMNS, TEXTS, Facts, facts
 from gatepost.pipeline.tables.lifecycle import deliveries
 
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Archive:
-    generate(str(tmp_path), Options(events=600, nodes=3, segment_rows=100))
+    generate_archive(str(tmp_path), SynthOptions(events=600, nodes=3, segment_rows=100))
     return Archive(str(tmp_path))
 
 

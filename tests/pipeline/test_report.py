@@ -16,13 +16,20 @@ from gatepost.pipeline.jobs.apply import Tables
 from gatepost.pipeline.jobs.audit import audit
 from gatepost.pipeline.jobs.ledger import Ledger
 from gatepost.pipeline.jobs.run import run
-from gatepost.pipeline.report import charts, figures, graph, scale, terminal
-from gatepost.pipeline.report.facts import OTHERS, Edge, Incident, Report, Top, Traffic
-from gatepost.pipeline.report.gather import gather, step_of
+from gatepost.pipeline.report import axis_scale, charts, formatting, terminal_summary, traffic_graph
+from gatepost.pipeline.report.gatherer import choose_step, gather_report
+from gatepost.pipeline.report.html_page import render_page
 from gatepost.pipeline.report.markup import Markup, element
-from gatepost.pipeline.report.page import page
+from gatepost.pipeline.report.model import (
+    OTHERS,
+    PipelineReport,
+    ReportIncident,
+    RowTotals,
+    TrafficEdge,
+    TrafficSummary,
+)
 from gatepost.pipeline.sink import write_table
-from gatepost.pipeline.synth import Options, Truth, generate
+from gatepost.pipeline.synth import ArchiveTruth, SynthOptions, generate_archive
 from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.tables.schemas import Table
 from gatepost.testing import ManualClock
@@ -36,10 +43,10 @@ DROPPED = ("dead_letter", "expired")
 
 
 class Made(NamedTuple):
-    truth: Truth
+    truth: ArchiveTruth
     archive: str
     tables: str
-    report: Report
+    report: PipelineReport
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +54,10 @@ def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """A report over tables that the real jobs made."""
     folder = tmp_path_factory.mktemp("report")
     archive, tables = str(folder / "archive"), str(folder / "tables")
-    truth = generate(archive, Options(events=3000, nodes=3, faults=FAULTS))
+    truth = generate_archive(archive, SynthOptions(events=3000, nodes=3, faults=FAULTS))
     run(spark, archive, tables)
     audit(spark, archive, tables)
-    return Made(truth, archive, tables, gather(spark, tables, clock=ManualClock(MADE_AT)))
+    return Made(truth, archive, tables, gather_report(spark, tables, clock=ManualClock(MADE_AT)))
 
 
 # -- numbers
@@ -117,7 +124,7 @@ def test_what_is_rounded_up_to_its_objective_has_met_it(made: Made) -> None:
 
 def test_without_tables_it_says_what_to_do(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="gatepost pipeline run"):
-        gather(spark, str(tmp_path))
+        gather_report(spark, str(tmp_path))
 
 
 # -- size
@@ -134,7 +141,7 @@ def _write(
 
 
 @pytest.fixture(scope="module")
-def wide(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Report:
+def wide(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> PipelineReport:
     """Of more nodes than can be drawn."""
     root = tmp_path_factory.mktemp("wide")
     nodes = [f"n{number:02}" for number in range(40)]
@@ -152,10 +159,10 @@ def wide(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Repor
     ends = [row | zero | {"to_node": nodes[0]} for row in named]
     _write(spark, root, schemas.TRAFFIC, ends)
     Ledger(str(root)).begin({})
-    return gather(spark, str(root), clock=ManualClock(MADE_AT))
+    return gather_report(spark, str(root), clock=ManualClock(MADE_AT))
 
 
-def test_of_many_nodes_the_busiest_are_shown_and_the_others_together(wide: Report) -> None:
+def test_of_many_nodes_the_busiest_are_shown_and_the_others_together(wide: PipelineReport) -> None:
     assert wide.node_count == 40
     assert [level.name for level in wide.nodes] == [f"n{n:02}" for n in range(30)]
     assert [lane.node for lane in wide.lanes] == [*(f"n{n:02}" for n in range(11)), OTHERS]
@@ -165,14 +172,14 @@ def test_of_many_nodes_the_busiest_are_shown_and_the_others_together(wide: Repor
     (others,) = (edge for edge in wide.traffic.edges if edge.source == OTHERS)
     assert others.sent == sum(range(61, 72))
     assert wide.audit is None
-    assert "29 other nodes" in page(wide)
-    assert "Audit: not run" in page(wide)
+    assert "29 other nodes" in render_page(wide)
+    assert "Audit: not run" in render_page(wide)
 
 
 @pytest.mark.parametrize("days", [0.001, 0.4, 1, 7, 30, 365, 5000])
 def test_however_long_the_period_there_are_few_points(days: float) -> None:
     length = int(days * 24 * HOUR)
-    step = step_of(length)
+    step = choose_step(length)
     assert step % 300_000 == 0
     assert length // step + 2 <= 121
 
@@ -182,8 +189,8 @@ def test_however_long_the_period_there_are_few_points(days: float) -> None:
 
 def test_text_is_escaped_wherever_it_comes_from(made: Made) -> None:
     evil = "<img src=x onerror=alert(1)>"
-    incident = Incident('"', evil, evil, evil, 0, None, 1, [evil], evil)
-    html = page(replace(made.report, incidents=[incident], totals=Top(1, 0, 0)))
+    incident = ReportIncident('"', evil, evil, evil, 0, None, 1, [evil], evil)
+    html = render_page(replace(made.report, incidents=[incident], totals=RowTotals(1, 0, 0)))
     assert evil not in html
     assert "&lt;img src=x onerror=alert(1)&gt;" in html
     assert element("p", "a < b", title='"') == '<p title="&quot;">a &lt; b</p>'
@@ -191,31 +198,35 @@ def test_text_is_escaped_wherever_it_comes_from(made: Made) -> None:
 
 
 def test_a_line_is_broken_where_nothing_is_known() -> None:
-    series = charts.Series("p50", "p50", [10, None, 20, 30])
-    drawn = charts.latency("x", [0, 1000, 2000, 3000], 1000, [series])
+    series = charts.ChartSeries("p50", "p50", [10, None, 20, 30])
+    drawn = charts.latency_chart("x", [0, 1000, 2000, 3000], 1000, [series])
     (path,) = (part for part in drawn.split("<path ")[1:])
     assert path.count("M") == 2
     assert "h0" in path
 
 
 def test_dead_letters_can_be_seen_however_few() -> None:
-    drawn = charts.bars("x", [0, 1, 10_000], 10_000)
+    drawn = charts.bar_chart("x", [0, 1, 10_000], 10_000)
     heights = [float(part.split('"')[0]) for part in drawn.split('height="')[1:]]
     assert heights == [120.0, 1000.0]
 
 
 def test_nodes_that_talk_most_stand_side_by_side() -> None:
-    edges = [Edge(a, b, n, 0, 0, 0, 0, None) for a, b, n in (("a", "c", 9), ("c", "b", 5))]
-    assert graph.arranged(["a", "b", "c"], edges) == ["a", "c", "b"]
+    edges = [TrafficEdge(a, b, n, 0, 0, 0, 0, None) for a, b, n in (("a", "c", 9), ("c", "b", 5))]
+    assert traffic_graph.arrange_nodes(["a", "b", "c"], edges) == ["a", "c", "b"]
 
 
 def test_connections_are_graded_by_what_ended_badly() -> None:
-    edges = [Edge("a", "b", 100, 0, failed, 2, 0, 5.0) for failed in (0, 3, 18)]
-    assert [graph.grade(graph.trouble(edge)) for edge in edges] == ["fine", "warn", "bad"]
-    drawn = graph.drawing(["a", "b"], edges)
+    edges = [TrafficEdge("a", "b", 100, 0, failed, 2, 0, 5.0) for failed in (0, 3, 18)]
+    assert [traffic_graph.grade_share(traffic_graph.failure_share(edge)) for edge in edges] == [
+        "fine",
+        "warn",
+        "bad",
+    ]
+    drawn = traffic_graph.draw_graph(["a", "b"], edges)
     assert drawn.count("<polygon") == 3
     assert (
-        graph.describe(edges[1])
+        traffic_graph.describe_edge(edges[1])
         == "a → b: 100 deliveries, 5\u202f% ended badly, 5\u202fms on average"
     )
 
@@ -225,7 +236,7 @@ def test_connections_are_graded_by_what_ended_badly() -> None:
     [(0, "0 ms"), (340, "340 ms"), (1200, "1.2 s"), (60_000, "1 min"), (5_400_000, "1.5 h")],
 )
 def test_lengths_of_time(value: int, shown: str) -> None:
-    assert figures.millis(value).replace("\u202f", " ") == shown
+    assert formatting.format_millis(value).replace("\u202f", " ") == shown
 
 
 @pytest.mark.parametrize(
@@ -233,34 +244,34 @@ def test_lengths_of_time(value: int, shown: str) -> None:
     [(0, 5, "0 %"), (1, 10**6, "< 0.01 %"), (999_999, 10**6, "> 99.99 %"), (1, 3, "33.3 %")],
 )
 def test_what_is_not_nothing_never_reads_as_nothing(part: int, whole: int, shown: str) -> None:
-    assert figures.share(part, whole).replace("\u202f", " ") == shown
+    assert formatting.format_share(part, whole).replace("\u202f", " ") == shown
 
 
 def test_axes_are_round_and_hold_all_values() -> None:
-    low, high, ticks = scale.durations([7, 3000])
+    low, high, ticks = axis_scale.duration_axis([7, 3000])
     assert (low, high) == (5, 5000)
     assert len(ticks) <= 7
     assert ticks[-1].at == high
-    hours = scale.times(23 * HOUR, 30 * HOUR, 10)
+    hours = axis_scale.time_ticks(23 * HOUR, 30 * HOUR, 10)
     assert [tick.label for tick in hours[:2]] == ["23:00", "2 Jan"]
     assert [tick.major for tick in hours[:2]] == [False, True]
 
 
 def test_a_sparkline_keeps_peaks_and_gaps() -> None:
-    assert terminal.sparkline([0, 1, None, 8], 10) == "▁▂ █"
-    assert terminal.sparkline([0, 8, 0, 0, None, None], 3) == "█▁ "
-    assert terminal.sparkline([0, 0], 5) == "▁▁"
+    assert terminal_summary.draw_sparkline([0, 1, None, 8], 10) == "▁▂ █"
+    assert terminal_summary.draw_sparkline([0, 8, 0, 0, None, None], 3) == "█▁ "
+    assert terminal_summary.draw_sparkline([0, 0], 5) == "▁▁"
 
 
 def test_the_terminal_says_the_same(made: Made) -> None:
-    total, *kinds = terminal.level_rows(made.report)
+    total, *kinds = terminal_summary.level_rows(made.report)
     assert (total[1], total[3]) == (made.report.total.sent, made.report.total.dead)
     assert total[-1] == "met (5 s)"
     assert [row[0] for row in kinds][:2] == ["message", "reply"]
-    throughput, late = terminal.trends(made.report)
+    throughput, late = terminal_summary.trend_lines(made.report)
     assert throughput.startswith("throughput ") and "peak" in throughput
     assert late.startswith("accepted p95 ")
-    assert len(terminal.incident_rows(made.report)) <= 5
+    assert len(terminal_summary.incident_rows(made.report)) <= 5
 
 
 # -- in a browser
@@ -279,7 +290,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def file(made: Made, tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(page(made.report), encoding="utf-8")
+    path.write_text(render_page(made.report), encoding="utf-8")
     return path.as_uri()
 
 
@@ -335,15 +346,15 @@ def test_the_numbers_on_screen_are_the_tables(browser: Browser, file: str, made:
         )
     )
     total = made.report.total
-    assert tiles["Deliveries"] == figures.count(total.sent)
-    assert tiles["Dead letters"] == figures.count(total.dead)
-    assert tiles["To accepted, p95"] == figures.millis(total.accept.p95)
+    assert tiles["Deliveries"] == formatting.format_count(total.sent)
+    assert tiles["Dead letters"] == formatting.format_count(total.dead)
+    assert tiles["To accepted, p95"] == formatting.format_millis(total.accept.p95)
     cells = tab.locator("#levels tbody.total td").all_inner_texts()
     assert "met" in cells[0]
     assert cells[2:5] == [
-        figures.count(total.sent),
-        figures.share(total.processed, total.sent),
-        figures.count(total.dead),
+        formatting.format_count(total.sent),
+        formatting.format_share(total.processed, total.sent),
+        formatting.format_count(total.dead),
     ]
     assert tab.locator(".cards li").count() == len(made.report.incidents)
     assert tab.locator("#audit tbody tr").count() == 1
@@ -379,6 +390,11 @@ _CONTRAST = """selector => {
 
 
 def test_a_report_is_a_document_too(made: Made) -> None:
-    again = msgspec.json.decode(msgspec.json.encode(made.report), type=Report)
+    again = msgspec.json.decode(msgspec.json.encode(made.report), type=PipelineReport)
     assert again == made.report
-    assert page(replace(again, traffic=Traffic([], 0, [], []))).count("Nothing was sent.") == 1
+    assert (
+        render_page(replace(again, traffic=TrafficSummary([], 0, [], []))).count(
+            "Nothing was sent."
+        )
+        == 1
+    )

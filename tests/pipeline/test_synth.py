@@ -21,7 +21,7 @@ from gatepost.archive.store import Store
 from gatepost.archive.verify import verify
 from gatepost.errors import PipelineError
 from gatepost.events import decode, encode, event_digest
-from gatepost.pipeline.synth import FAULTS, Options, Truth, generate
+from gatepost.pipeline.synth import FAULTS, ArchiveTruth, SynthOptions, generate_archive
 
 MINUTE = 60_000
 LIMIT = 65_536
@@ -33,9 +33,9 @@ Event = dict[str, Any]
 class Made:
     """A generated archive and everything in it, by node and seq."""
 
-    def __init__(self, root: Path, options: Options) -> None:
+    def __init__(self, root: Path, options: SynthOptions) -> None:
         self.root = root
-        self.truth = generate(str(root), options)
+        self.truth = generate_archive(str(root), options)
         self.store = Store.open(str(root))
         self.events: dict[str, list[Event]] = {
             node: list(self._read(node)) for node in manifest.nodes(self.store)
@@ -57,13 +57,13 @@ class Made:
 @pytest.fixture(scope="module")
 def right(tmp_path_factory: pytest.TempPathFactory) -> Made:
     root = tmp_path_factory.mktemp("right")
-    return Made(root, Options(events=SIZE, nodes=4, seed=1, bodies=True, segment_rows=2000))
+    return Made(root, SynthOptions(events=SIZE, nodes=4, seed=1, bodies=True, segment_rows=2000))
 
 
 @pytest.fixture(scope="module")
 def wrong(tmp_path_factory: pytest.TempPathFactory) -> Made:
     root = tmp_path_factory.mktemp("wrong")
-    return Made(root, Options(events=SIZE, nodes=4, seed=2, faults=tuple(FAULTS)))
+    return Made(root, SynthOptions(events=SIZE, nodes=4, seed=2, faults=tuple(FAULTS)))
 
 
 # -- the rules of the protocol, once more
@@ -197,7 +197,7 @@ def test_totals_are_those_of_the_files(wrong: Made) -> None:
 
 def test_truth_is_written_down(wrong: Made) -> None:
     data = (wrong.root / "truth.json").read_bytes()
-    assert msgspec.json.decode(data, type=Truth) == wrong.truth
+    assert msgspec.json.decode(data, type=ArchiveTruth) == wrong.truth
     assert msgspec.json.decode(data)["incidents"][0]["class"] == "sla_breach"
 
 
@@ -402,8 +402,8 @@ def _files(root: Path) -> dict[str, bytes]:
 
 def test_the_same_seed_gives_the_same_files_in_one_process_or_two(tmp_path: Path) -> None:
     for name, seed, jobs in (("a", 5, 1), ("b", 5, 2), ("c", 6, 1)):
-        options = Options(events=4000, nodes=3, seed=seed, jobs=jobs, faults=("chain_gap",))
-        generate(str(tmp_path / name), options)
+        options = SynthOptions(events=4000, nodes=3, seed=seed, jobs=jobs, faults=("chain_gap",))
+        generate_archive(str(tmp_path / name), options)
     one, two, other = (_files(tmp_path / name) for name in "abc")
     assert one == two
     assert one != other
@@ -415,15 +415,15 @@ def test_about_as_many_events_as_were_asked_for(right: Made) -> None:
 
 def test_progress_adds_up(tmp_path: Path) -> None:
     told: list[int] = []
-    made = generate(str(tmp_path / "a"), Options(events=3000), told.append)
+    made = generate_archive(str(tmp_path / "a"), SynthOptions(events=3000), told.append)
     assert sum(told) == made.events
 
 
 def test_unknown_faults_and_folders_in_use_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="known are: chain_gap"):
-        Options(events=10, faults=("chain-gap",))
+        SynthOptions(events=10, faults=("chain-gap",))
     with pytest.raises(PipelineError, match="at least 3 nodes"):
-        Options(events=10, nodes=2)
+        SynthOptions(events=10, nodes=2)
     (tmp_path / "file").touch()
     with pytest.raises(PipelineError, match="not empty"):
-        generate(str(tmp_path), Options(events=10))
+        generate_archive(str(tmp_path), SynthOptions(events=10))

@@ -6,7 +6,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from gatepost.pipeline.jobs.run import Pipeline, backfill
-from gatepost.pipeline.synth import FAULTS, Options, Truth, generate
+from gatepost.pipeline.synth import FAULTS, SynthOptions, ArchiveTruth
+from gatepost.pipeline.synth import generate_archive
 from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.tables.schemas import Table
 
@@ -21,10 +22,10 @@ Rows = list[dict[str, Any]]
 
 
 class World:
-    def __init__(self, spark: SparkSession, folder: Path, options: Options) -> None:
+    def __init__(self, spark: SparkSession, folder: Path, options: SynthOptions) -> None:
         self.spark = spark
         self.archive = str(folder / "archive")
-        self.truth: Truth = generate(self.archive, options)
+        self.truth: ArchiveTruth = generate_archive(self.archive, options)
         self.tables = str(folder / "tables")
         self.ran = backfill(spark, self.archive, self.tables)
         self.rows = {table.name: self.read(self.tables, table) for table in MADE}

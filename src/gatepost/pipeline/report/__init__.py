@@ -1,1 +1,1 @@
-"""The report: the tables, made small, as one page for people and a few lines for a terminal."""
+"""The report: a summary of the tables, as one HTML page or as a few lines for a terminal."""

@@ -1,7 +1,7 @@
-"""Charts as inline SVG without text: it stretches to any width, and labels stand beside it.
+"""Charts as inline SVG without text, so that they stretch to any width; labels are HTML.
 
-Lines keep their thickness however the drawing is stretched. Every chart has a table of the same
-numbers, for those who do not see it.
+Lines keep their thickness when the drawing is stretched. The page shows a table of the same
+numbers below each chart, for readers who cannot see it.
 """
 
 import json
@@ -10,74 +10,81 @@ from itertools import groupby
 
 from msgspec import Struct
 
-from gatepost.pipeline.report import figures, scale
-from gatepost.pipeline.report.markup import Markup, element, join
-from gatepost.pipeline.report.scale import Linear, Log, Tick
+from gatepost.pipeline.report import axis_scale
+from gatepost.pipeline.report.axis_scale import AxisTick, LinearScale, LogScale
+from gatepost.pipeline.report.formatting import (
+    format_millis,
+    format_timestamp,
+)
+from gatepost.pipeline.report.markup import Markup, element, join_markup
 
-Values = Sequence[int | None]
+SeriesValues = Sequence[int | None]
 
 _SIZE = 1000
-_TICKS = 10
+_MAX_TICKS = 10
 
 
-class Series(Struct, frozen=True):
-    """`style` is the class that gives it its colour."""
+class ChartSeries(Struct, frozen=True):
+    """One line of a chart; `style` is the CSS class that gives it its colour."""
 
     name: str
     style: str
-    values: Values
+    values: SeriesValues
 
 
-Span = tuple[int, int]
+TimeSpan = tuple[int, int]
 
 
-def latency(
+def latency_chart(
     label: str,
     starts: Sequence[int],
     step: int,
-    series: Sequence[Series],
+    series: Sequence[ChartSeries],
     *,
     goal: int | None = None,
-    spans: Sequence[Span] = (),
+    spans: Sequence[TimeSpan] = (),
 ) -> Markup:
-    """Lengths of time over time, on a logarithmic scale.
+    """Draw durations over time, on a logarithmic scale.
 
-    `goal` is a line that should not be crossed; `spans` are times when something was wrong.
+    `goal` draws a line that the values should stay below; `spans` shades the times of incidents.
     """
     known = [value for line in series for value in line.values if value is not None]
-    low, high, ticks = scale.durations([*known, *([] if goal is None else [goal])])
-    x = Linear(starts[0], starts[-1] + step, 0, _SIZE)
-    y = Log(low, high, _SIZE, 0)
+    low, high, ticks = axis_scale.duration_axis([*known, *([] if goal is None else [goal])])
+    x = LinearScale(starts[0], starts[-1] + step, 0, _SIZE)
+    y = LogScale(low, high, _SIZE, 0)
     middles = [x(start + step / 2) for start in starts]
     drawn = [
-        *(_span(span, x) for span in spans),
-        *(_rule(y(tick.at), "grid") for tick in ticks),
-        None if goal is None else _rule(y(goal), "goal"),
-        *(_line(middles, [_place(v, y) for v in line.values], line.style) for line in series),
+        *(_span_rectangle(span, x) for span in spans),
+        *(_horizontal_rule(y(tick.at), "grid") for tick in ticks),
+        None if goal is None else _horizontal_rule(y(goal), "goal"),
+        *(
+            _line_path(middles, [_y_or_none(v, y) for v in line.values], line.style)
+            for line in series
+        ),
     ]
-    names = [_end(line, y) for line in series]
+    names = [_line_name(line, y) for line in series]
     plot = element(
-        "div", _svg(label, *drawn), *names, element("div", class_="cursor"), class_="plot"
+        "div", _svg_drawing(label, *drawn), *names, element("div", class_="cursor"), class_="plot"
     )
-    axes = element("div", *(_on_left(tick, y(tick.at)) for tick in ticks), class_="y-axis")
-    tips = json.dumps(list(_tips(starts, series)), ensure_ascii=False)
+    axes = element("div", *(_y_tick_label(tick, y(tick.at)) for tick in ticks), class_="y-axis")
+    tips = json.dumps(list(_hover_tips(starts, series)), ensure_ascii=False)
     return element("div", axes, plot, time_axis(starts, step), class_="chart", data_tips=tips)
 
 
-def area(label: str, values: Sequence[int], most: int) -> Markup:
-    """How much over time; `most` is the top of the scale, which charts to be compared share."""
-    points = list(_stairs([_SIZE - _SIZE * value / (most or 1) for value in values]))
+def area_chart(label: str, values: Sequence[int], most: int) -> Markup:
+    """Draw an amount over time; `most` is the top of the scale, so that charts can share one."""
+    points = list(_stair_points([_SIZE - _SIZE * value / (most or 1) for value in values]))
     outline = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     closed = f"0,{_SIZE} {outline} {_SIZE},{_SIZE}"
-    return _svg(
+    return _svg_drawing(
         label,
         element("polygon", points=closed, class_="fill"),
         element("polyline", points=outline, class_="line"),
     )
 
 
-def bars(label: str, values: Sequence[int], most: int) -> Markup:
-    """Single events over time. What is not nothing can be seen, however little it is."""
+def bar_chart(label: str, values: Sequence[int], most: int) -> Markup:
+    """Draw a count over time. Every count above zero gets a visible bar, however small it is."""
     width = _SIZE / len(values)
     drawn = [
         element(
@@ -92,17 +99,18 @@ def bars(label: str, values: Sequence[int], most: int) -> Markup:
         if value
         for height in (max(120.0, _SIZE * value / (most or 1)),)
     ]
-    return _svg(label, _rule(_SIZE, "grid"), *drawn)
+    return _svg_drawing(label, _horizontal_rule(_SIZE, "grid"), *drawn)
 
 
-def time_axis(starts: Sequence[int], step: int, most: int = _TICKS) -> Markup:
-    x = Linear(starts[0], starts[-1] + step, 0, 100)
-    ticks = scale.times(starts[0], starts[-1] + step, most)
-    shown = [_below(tick, x(tick.at), index) for index, tick in enumerate(ticks)]
+def time_axis(starts: Sequence[int], step: int, most: int = _MAX_TICKS) -> Markup:
+    """Label the time below a chart, with at most `most` ticks."""
+    x = LinearScale(starts[0], starts[-1] + step, 0, 100)
+    ticks = axis_scale.time_ticks(starts[0], starts[-1] + step, most)
+    shown = [_x_tick_label(tick, x(tick.at), index) for index, tick in enumerate(ticks)]
     return element("div", *shown, class_="x-axis", aria_hidden="true")
 
 
-def _svg(label: str, *drawn: Markup | None) -> Markup:
+def _svg_drawing(label: str, *drawn: Markup | None) -> Markup:
     return element(
         "svg",
         *drawn,
@@ -113,65 +121,65 @@ def _svg(label: str, *drawn: Markup | None) -> Markup:
     )
 
 
-def _rule(y: float, style: str) -> Markup:
+def _horizontal_rule(y: float, style: str) -> Markup:
     return element("line", x1=0, x2=_SIZE, y1=y, y2=y, class_=style)
 
 
-def _span(span: Span, x: Linear) -> Markup:
-    """Wide enough to be seen, however short it was."""
+def _span_rectangle(span: TimeSpan, x: LinearScale) -> Markup:
+    """Shade a span of time, wide enough to be visible however short it was."""
     start, end = (min(max(x(at), 0), _SIZE) for at in span)
     width = max(end - start, 3)
     return element("rect", x=start, y=0, width=round(width, 1), height=_SIZE, class_="span")
 
 
-def _place(value: int | None, y: Log) -> float | None:
+def _y_or_none(value: int | None, y: LogScale) -> float | None:
     return None if value is None else y(value)
 
 
-def _line(xs: Sequence[float], ys: Sequence[float | None], style: str) -> Markup:
-    """Broken where nothing is known."""
+def _line_path(xs: Sequence[float], ys: Sequence[float | None], style: str) -> Markup:
+    """Draw a line that is interrupted where values are unknown."""
     pieces = [
         "M" + "L".join(f"{x},{y}" for x, y in run)
         for known, points in groupby(zip(xs, ys, strict=True), lambda point: point[1] is not None)
         if known
         for run in (list(points),)
     ]
-    # A point alone is a line of no length, which round ends make visible.
+    # An isolated point becomes a line of length zero; round line ends make it visible.
     path = "".join(f"{piece}h0" if "L" not in piece else piece for piece in pieces)
     return element("path", d=path, class_=f"line {style}")
 
 
-def _stairs(heights: Sequence[float]) -> Iterator[tuple[float, float]]:
+def _stair_points(heights: Sequence[float]) -> Iterator[tuple[float, float]]:
     width = _SIZE / len(heights)
     for index, height in enumerate(heights):
         yield index * width, height
         yield (index + 1) * width, height
 
 
-def _end(line: Series, y: Log) -> Markup | None:
-    """Its name, where the line ends."""
+def _line_name(line: ChartSeries, y: LogScale) -> Markup | None:
+    """Place the name of a line where the line ends."""
     last = next((value for value in reversed(line.values) if value is not None), None)
     if last is None:
         return None
     return element("span", line.name, class_=f"end {line.style}", style=f"top:{y(last) / 10:.1f}%")
 
 
-def _on_left(tick: Tick, y: float) -> Markup:
+def _y_tick_label(tick: AxisTick, y: float) -> Markup:
     return element("span", tick.label, style=f"top:{y / 10:.1f}%")
 
 
-def _below(tick: Tick, x: float, index: int) -> Markup:
+def _x_tick_label(tick: AxisTick, x: float, index: int) -> Markup:
     style = "major" if tick.major else "odd" if index % 2 else "even"
     return element("span", tick.label, class_=style, style=f"left:{x:.1f}%")
 
 
-def _tips(starts: Sequence[int], series: Sequence[Series]) -> Iterator[list[str]]:
+def _hover_tips(starts: Sequence[int], series: Sequence[ChartSeries]) -> Iterator[list[str]]:
     for index, start in enumerate(starts):
-        values = (figures.millis(line.values[index]) for line in series)
-        yield [figures.moment(start), *values]
+        values = (format_millis(line.values[index]) for line in series)
+        yield [format_timestamp(start), *values]
 
 
-def legend(*entries: tuple[str, str]) -> Markup:
-    """(style, text) of each thing that is drawn."""
+def chart_legend(*entries: tuple[str, str]) -> Markup:
+    """Explain the styles of a chart; each entry is (style, text)."""
     items = [element("li", element("i", class_=f"key {style}"), text) for style, text in entries]
-    return join(element("ul", *items, class_="legend"))
+    return join_markup(element("ul", *items, class_="legend"))

@@ -1,4 +1,4 @@
-"""HTML and SVG from Python values. What is not markup already is escaped, always."""
+"""HTML and SVG from Python values. Every value that is not `Markup` is escaped."""
 
 from html import escape
 
@@ -6,27 +6,28 @@ Child = str | int | float | None
 
 
 class Markup(str):
-    """Text that is HTML, and may stand in a page as it is."""
+    """Text that is HTML already, and goes into a page unescaped."""
 
     __slots__ = ()
 
 
 def element(name: str, *children: Child, **attributes: Child) -> Markup:
-    """`element("td", "a < b", class_="number")`; an attribute that is None is left out.
+    """Build an element: `element("td", "a < b", class_="number")`.
 
-    A trailing underscore is dropped, others become dashes.
+    An attribute that is None is left out. In attribute names, a trailing underscore is dropped
+    and other underscores become dashes.
     """
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
-    return Markup(f"<{name}{given}>{join(*children)}</{name}>")
+    return Markup(f"<{name}{given}>{join_markup(*children)}</{name}>")
 
 
-def join(*children: Child) -> Markup:
-    return Markup("".join(_text(child) for child in children if child is not None))
+def join_markup(*children: Child) -> Markup:
+    return Markup("".join(_escape_child(child) for child in children if child is not None))
 
 
-def _text(child: Child) -> str:
+def _escape_child(child: Child) -> str:
     return child if isinstance(child, Markup) else escape(str(child))

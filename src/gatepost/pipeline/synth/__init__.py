@@ -1,7 +1,7 @@
-"""A synthetic archive: realistic, right by construction, and wrong only where it is told to be."""
+"""Synthetic archives: realistic, correct by construction, and with faults only where asked for."""
 
 from gatepost.pipeline.synth.faults import FAULTS
-from gatepost.pipeline.synth.generate import Options, generate
-from gatepost.pipeline.synth.truth import Truth
+from gatepost.pipeline.synth.generator import SynthOptions, generate_archive
+from gatepost.pipeline.synth.ground_truth import ArchiveTruth
 
-__all__ = ["FAULTS", "Options", "Truth", "generate"]
+__all__ = ["FAULTS", "ArchiveTruth", "SynthOptions", "generate_archive"]

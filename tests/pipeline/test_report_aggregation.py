@@ -7,9 +7,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gatepost.pipeline.report import sums
-from gatepost.pipeline.report.facts import OTHERS
-from gatepost.pipeline.report.sums import Counts, Keys, Period, Shown
+from gatepost.pipeline.report import aggregation
+from gatepost.pipeline.report.aggregation import (
+    LatencyGroups,
+    ReportPeriod,
+    ReportSums,
+    SparseCounts,
+)
+from gatepost.pipeline.report.model import OTHERS
 from gatepost.pipeline.tables.arrow import schema_of, table_of
 from gatepost.pipeline.tables.hours import Hour
 from gatepost.pipeline.tables.schemas import DELIVERIES, HOUR_MS, SLO, TRAFFIC
@@ -17,7 +22,7 @@ from tests.pipeline.reckoning import three_digits
 
 HOUR = 500_000
 AT = HOUR * HOUR_MS
-PERIOD = Period(AT, HOUR_MS, 3)
+PERIOD = ReportPeriod(AT, HOUR_MS, 3)
 Row = dict[str, Any]
 
 
@@ -27,7 +32,7 @@ def rows() -> random.Random:
 
 
 def level(rows: random.Random) -> Row:
-    counts = {name: rows.randrange(9) for name in sums.COUNTS}
+    counts = {name: rows.randrange(9) for name in aggregation.COUNT_COLUMNS}
     where = {"kind": rows.choice(("message", "reply")), "node": f"n{rows.randrange(40):02}"}
     met = {"met": rows.choice((True, False, None)), "online_p95": rows.randrange(99)}
     at = AT + rows.randrange(-1, 4) * HOUR_MS
@@ -47,24 +52,31 @@ def test_parts_add_up_to_the_whole(rows: random.Random) -> None:
     traffic = table_of(TRAFFIC, [exchange(rows) for _ in range(500)])
     cuts = [(0, 100), (100, 0), (100, 400)]
     parts = [
-        *(sums.of_slo(levels.slice(*cut), PERIOD) for cut in cuts),
-        *(sums.of_traffic(traffic.slice(*cut)) for cut in cuts),
+        *(aggregation.sum_slo(levels.slice(*cut), PERIOD) for cut in cuts),
+        *(aggregation.sum_traffic(traffic.slice(*cut)) for cut in cuts),
     ]
-    whole = [sums.of_slo(levels, PERIOD), sums.of_traffic(traffic)]
-    shown, other = Shown.of(sums.added(parts), 40), Shown.of(sums.added(whole), 40)
+    whole = [aggregation.sum_slo(levels, PERIOD), aggregation.sum_traffic(traffic)]
+    shown, other = (
+        ReportSums.from_sums(aggregation.add_parts(parts), 40),
+        ReportSums.from_sums(aggregation.add_parts(whole), 40),
+    )
     assert shown.total == other.total
     assert (shown.nodes, shown.kinds, shown.missed) == (other.nodes, other.kinds, other.missed)
-    assert (shown.edges, shown.pairs, shown.ends) == (other.edges, other.pairs, other.ends)
+    assert (shown.edges, shown.pairs, shown.graph_nodes) == (
+        other.edges,
+        other.pairs,
+        other.graph_nodes,
+    )
     assert shown.total["sent"] == sum(levels["sent"].to_pylist())
     assert shown.total["windows"] == sum(met is not None for met in levels["met"].to_pylist())
-    assert sum(row["sent"] for row in shown.lanes) == shown.total["sent"]
-    assert {row["at"] for row in shown.lanes} == {0, 1, 2}
+    assert sum(row["sent"] for row in shown.throughput) == shown.total["sent"]
+    assert {row["at"] for row in shown.throughput} == {0, 1, 2}
     # No more than can be drawn.
-    assert (len(shown.nodes), len(shown.ends), shown.ends_merged) == (30, 29, 11)
-    assert len({row["node"] for row in shown.lanes}) == 12
-    assert len(shown.missed) == len(shown.pairs) == sums.TOP
+    assert (len(shown.nodes), len(shown.graph_nodes), shown.merged_nodes) == (30, 29, 11)
+    assert len({row["node"] for row in shown.throughput}) == 12
+    assert len(shown.missed) == len(shown.pairs) == aggregation.TOP_ROWS
     assert sum(row["sent"] for row in shown.edges) == sum(traffic["sent"].to_pylist())
-    assert {row["source"] for row in shown.edges} == {*shown.ends, OTHERS}
+    assert {row["source"] for row in shown.edges} == {*shown.graph_nodes, OTHERS}
     assert any(row["target"] == "" for row in shown.edges)
     assert [row["online_p95"] for row in shown.missed] == sorted(
         (row["online_p95"] for row in shown.missed), reverse=True
@@ -75,12 +87,14 @@ def test_a_mean_is_weighed_by_what_it_is_of() -> None:
     ends = {"node": "a", "from_agent": "ann", "to_node": "b", "to_agent": "bob"}
     took = [(3, 10.0), (1, 50.0), (9, None)]
     rows = [ends | {"sent": sent, "process_ms": ms} for sent, ms in took]
-    none = sums.of_slo(schema_of(SLO).empty_table(), PERIOD)
-    shown = Shown.of(sums.added([none, sums.of_traffic(table_of(TRAFFIC, rows))]), 2)
+    none = aggregation.sum_slo(schema_of(SLO).empty_table(), PERIOD)
+    shown = ReportSums.from_sums(
+        aggregation.add_parts([none, aggregation.sum_traffic(table_of(TRAFFIC, rows))]), 2
+    )
     (pair,) = shown.pairs
     assert (pair["source"], pair["target"]) == ("ann @ a", "bob @ b")
     assert (pair["sent"], pair["process_ms"]) == (13, 20.0)
-    assert (shown.total, shown.nodes, shown.lanes) == ({}, [], [])
+    assert (shown.total, shown.nodes, shown.throughput) == ({}, [], [])
 
 
 def test_percentiles_are_exact_to_three_digits(rows: random.Random) -> None:
@@ -92,14 +106,16 @@ def test_percentiles_are_exact_to_three_digits(rows: random.Random) -> None:
         return known | where | {"took": took}
 
     every = [delivery() for _ in range(900)]
-    keys = Keys(["message", "reply"], ["a", "b"], PERIOD)
-    total = keys.nothing()
+    keys = LatencyGroups(["message", "reply"], ["a", "b"], PERIOD)
+    total = keys.zero_counts()
     # What is no column is left out.
     table = table_of(DELIVERIES, every).select(_times())
     for start in range(0, 900, 300):
-        part = Counts.of(sums.counted(Hour(HOUR, table.slice(start, 300)), keys))
-        total[part.places] += part.counts
-    times = sums.measured(total, 60_000)
+        part = SparseCounts.from_dense(
+            aggregation.count_latencies(Hour(HOUR, table.slice(start, 300)), keys)
+        )
+        total[part.positions] += part.counts
+    times = aggregation.measure_percentiles(total, 60_000)
     assert len(times) == len(keys) == 2 + 2 + 3 + 1
 
     def expected(mine: list[Row], most: float = math.inf) -> list[int]:
@@ -120,11 +136,11 @@ def test_percentiles_are_exact_to_three_digits(rows: random.Random) -> None:
 
 
 def _times() -> list[str]:
-    return list(sums.TIMES)
+    return list(aggregation.DELIVERY_COLUMNS)
 
 
 def test_of_nothing_there_are_no_percentiles() -> None:
-    keys = Keys([], [], PERIOD)
+    keys = LatencyGroups([], [], PERIOD)
     hour = Hour(HOUR, pa.table(schema_of(DELIVERIES).empty_table()).select(_times()))
-    for times in sums.measured(sums.counted(hour, keys), 60_000):
+    for times in aggregation.measure_percentiles(aggregation.count_latencies(hour, keys), 60_000):
         assert (times.accept, times.online) == ((None, None, None), None)

@@ -1,0 +1,340 @@
+"""Aggregation for a report, on executors: sums of table rows, and latencies counted in steps.
+
+Every aggregate is taken of a part of a table, and the aggregates of parts can be added up.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Struct
+
+from gatepost.pipeline.report.model import OTHERS
+from gatepost.pipeline.tables.facts import ABSENT, Column
+from gatepost.pipeline.tables.hours import Hour
+from gatepost.pipeline.tables.steps import MANY, steps_of, times_of
+
+MAX_THROUGHPUT_NODES: Final = 12
+MAX_LEVELS: Final = 30
+MAX_GRAPH_NODES: Final = 30
+MAX_EDGES: Final = 1000
+TOP_ROWS: Final = 15
+
+COUNT_COLUMNS: Final = ("sent", "processed", "failed", "dead", "retried", "open")
+SLO_COLUMNS: Final = (
+    *COUNT_COLUMNS,
+    "met",
+    "objective_ms",
+    "kind",
+    "node",
+    "window_start",
+    "online_p95",
+)
+"""The columns read of the table `slo`."""
+_FLOW_COLUMNS = ("sent", "bytes", "failed", "dead", "open")
+_PAIR_COLUMNS = ("node", "from_agent", "to_node", "to_agent")
+TRAFFIC_COLUMNS: Final = (*_PAIR_COLUMNS, *_FLOW_COLUMNS, "process_ms")
+"""The columns read of the table `traffic`."""
+DELIVERY_COLUMNS: Final = (
+    "kind",
+    "node",
+    "sent_at",
+    "accepted_at",
+    "processed_at",
+    "replied_at",
+    "outcome",
+)
+"""The columns read of the table `deliveries`."""
+_PERCENTILES = (0.5, 0.95, 0.99)
+_WORST_FIRST = {
+    "online_p95": "descending",
+    "window_start": "ascending",
+    "node": "ascending",
+    "kind": "ascending",
+}
+
+SumRow = dict[str, Any]
+SumTables = Mapping[str, pa.Table]
+
+
+class ReportPeriod(Struct, frozen=True):
+    """The period of a report, in `steps` steps. Times outside count in its first or last step."""
+
+    start: int
+    step: int
+    steps: int
+
+    def step_index(self, at: Column) -> Column:
+        step: Column = np.clip((at - self.start) // self.step, 0, self.steps - 1)
+        return step
+
+    @property
+    def starts(self) -> list[int]:
+        return [self.start + number * self.step for number in range(self.steps)]
+
+
+# -- sums
+
+
+def sum_slo(rows: pa.Table, period: ReportPeriod) -> SumTables:
+    met = rows["met"]
+    judged = {
+        "windows": met.is_valid().cast(pa.int64()),
+        "met": met.fill_null(False).cast(pa.int64()),
+    }
+    known = {name: rows[name] for name in ("kind", "node", *COUNT_COLUMNS, "objective_ms")}
+    at = pa.array(period.step_index(np.asarray(rows["window_start"])))
+    lanes = {name: rows[name] for name in ("node", "sent", "dead")} | {"at": at}
+    missed = rows.filter(pc.equal(met, False))
+    return {
+        "levels": _sum_by(pa.table(known | judged), "kind", "node"),
+        "lanes": _sum_by(pa.table(lanes), "node", "at"),
+        "missed": _worst_rows(missed.select([*_WORST_FIRST, "sent", "objective_ms"])),
+    }
+
+
+def sum_traffic(rows: pa.Table) -> SumTables:
+    process_ms, sent = rows["process_ms"], rows["sent"]
+    known = {name: rows[name] for name in (*_PAIR_COLUMNS, *_FLOW_COLUMNS)}
+    known |= {
+        "weighed": pc.multiply(process_ms, sent.cast(pa.float64())).fill_null(0.0),
+        "weight": pc.if_else(process_ms.is_valid(), sent, 0),
+    }
+    return {"pairs": _sum_by(pa.table(known), *_PAIR_COLUMNS)}
+
+
+def add_parts(parts: Sequence[SumTables]) -> SumTables:
+    """Add up the sums of all parts."""
+
+    def concat_parts(name: str) -> pa.Table:
+        return pa.concat_tables([part[name] for part in parts if name in part])
+
+    return {
+        "levels": _sum_by(concat_parts("levels"), "kind", "node"),
+        "lanes": _sum_by(concat_parts("lanes"), "node", "at"),
+        "missed": _worst_rows(concat_parts("missed")),
+        "pairs": _sum_by(concat_parts("pairs"), *_PAIR_COLUMNS),
+    }
+
+
+def _sum_by(rows: pa.Table, *by: str) -> pa.Table:
+    """Sum up all other columns, one row for each combination of the columns `by`."""
+    functions = {
+        name: "max" if name == "objective_ms" else "sum"
+        for name in rows.column_names
+        if name not in by
+    }
+    made = rows.group_by(list(by), use_threads=False).aggregate(list(functions.items()))
+    columns = {name: made[name] for name in by}
+    for name, function in functions.items():
+        column = made[f"{name}_{function}"]
+        columns[name] = column.fill_null(0) if function == "sum" else column
+    return pa.table(columns)
+
+
+def _worst_rows(rows: pa.Table) -> pa.Table:
+    return rows.sort_by(list(_WORST_FIRST.items())).slice(0, TOP_ROWS)
+
+
+class ReportSums(Struct, frozen=True):
+    """The sums that fit into a report, the busiest first.
+
+    `throughput_nodes` have a row of `throughput` each; all other nodes share one, named "".
+    `graph_nodes` appear by name in `edges`; the `merged_nodes` other nodes appear as OTHERS.
+    """
+
+    total: SumRow
+    kinds: list[SumRow]
+    nodes: list[SumRow]
+    missed: list[SumRow]
+    throughput: list[SumRow]
+    throughput_nodes: list[str]
+    graph_nodes: list[str]
+    merged_nodes: int
+    edges: list[SumRow]
+    pairs: list[SumRow]
+
+    @staticmethod
+    def from_sums(sums: SumTables, node_count: int) -> "ReportSums":
+        levels, pairs = sums["levels"], sums["pairs"]
+        nodes = _busiest_rows(levels.drop_columns(["kind"]), MAX_LEVELS, "node")
+        names = [row["node"] for row in nodes]
+        alone = names if node_count <= MAX_THROUGHPUT_NODES else names[: MAX_THROUGHPUT_NODES - 1]
+        every = _nodes_by_traffic(pairs)
+        ends = every if len(every) <= MAX_GRAPH_NODES else every[: MAX_GRAPH_NODES - 1]
+        between = _shown_node(pairs["node"], ends), _shown_node(pairs["to_node"], ends)
+        agents = (
+            _agent_at_node(pairs, "from_agent", "node"),
+            _agent_at_node(pairs, "to_agent", "to_node"),
+        )
+        return ReportSums(
+            total=_total_row(levels.drop_columns(["kind", "node"])),
+            kinds=_busiest_rows(levels.drop_columns(["node"]), MAX_LEVELS, "kind"),
+            nodes=nodes,
+            missed=sums["missed"].to_pylist(),
+            throughput=_throughput_rows(sums["lanes"], alone),
+            throughput_nodes=alone,
+            graph_nodes=ends,
+            merged_nodes=len(every) - len(ends),
+            edges=_edge_rows(pairs, *between, MAX_EDGES),
+            pairs=_edge_rows(pairs, *agents, TOP_ROWS),
+        )
+
+
+def _total_row(levels: pa.Table) -> SumRow:
+    """The sums over all rows; an empty dict if there are no rows."""
+    every = levels.append_column("of", pa.array(["all"] * len(levels), pa.string()))
+    found: list[SumRow] = _sum_by(every, "of").to_pylist()
+    return found[0] if found else {}
+
+
+def _busiest_rows(rows: pa.Table, most: int, *by: str) -> list[SumRow]:
+    order = [("sent", "descending"), *((name, "ascending") for name in by)]
+    found: list[SumRow] = _sum_by(rows, *by).sort_by(order).slice(0, most).to_pylist()
+    return found
+
+
+def _throughput_rows(lanes: pa.Table, alone: Sequence[str]) -> list[SumRow]:
+    """Sums by node and step; nodes that are not in `alone` count as the node ""."""
+    mine = pc.is_in(lanes["node"], value_set=pa.array(alone, pa.string()))
+    node = pc.if_else(mine, lanes["node"], "")
+    found: list[SumRow] = _sum_by(lanes.set_column(0, "node", node), "node", "at").to_pylist()
+    return found
+
+
+def _nodes_by_traffic(pairs: pa.Table) -> list[str]:
+    """Nodes that send or receive, the busiest first."""
+    node, to_node = pairs["node"], pairs["to_node"]
+    same = pc.equal(node, to_node).fill_null(False)
+    to = pa.table({"node": to_node, "sent": pairs["sent"]}).filter(pc.invert(same))
+    both = pa.concat_tables([pairs.select(["node", "sent"]), to])
+    named = both.filter(pc.greater(pc.utf8_length(both["node"]).fill_null(0), 0))
+    return [row["node"] for row in _busiest_rows(named, len(named), "node")]
+
+
+def _shown_node(node: pa.ChunkedArray, shown: Sequence[str]) -> pa.ChunkedArray:
+    node = node.fill_null("")
+    return pc.if_else(pc.is_in(node, value_set=pa.array([*shown, ""])), node, OTHERS)
+
+
+def _agent_at_node(pairs: pa.Table, agent: str, node: str) -> pa.ChunkedArray:
+    where = pairs[node].fill_null("nowhere")
+    return pc.binary_join_element_wise(pairs[agent], where, " @ ", null_handling="skip")
+
+
+def _edge_rows(
+    pairs: pa.Table, source: pa.ChunkedArray, target: pa.ChunkedArray, most: int
+) -> list[SumRow]:
+    flows = pairs.drop_columns(list(_PAIR_COLUMNS))
+    named = flows.append_column("source", source).append_column("target", target)
+    rows = _busiest_rows(named, most, "source", "target")
+    for row in rows:
+        weighed, weight = row.pop("weighed"), row.pop("weight")
+        row["process_ms"] = weighed / weight if weight else None
+    return rows
+
+
+# -- latencies
+
+
+class LatencyGroups(Struct, frozen=True):
+    """The groups of deliveries with percentiles of their own, each with an index.
+
+    The groups are, in this order: each kind, each node, each step of time, and all deliveries.
+    """
+
+    kinds: list[str]
+    nodes: list[str]
+    period: ReportPeriod
+
+    def __len__(self) -> int:
+        return len(self.kinds) + len(self.nodes) + self.period.steps + 1
+
+    def zero_counts(self) -> Column:
+        """Counts of zero by (accepted or processed, group, latency step)."""
+        return np.zeros((2, len(self), MANY), np.int64)
+
+    def split_percentiles(self, times: "list[GroupPercentiles]") -> "SplitPercentiles":
+        """Split the percentiles of all groups into those of kinds, nodes, steps and all."""
+        *each, every = times
+        nodes = each[len(self.kinds) :]
+        return each[: len(self.kinds)], nodes[: len(self.nodes)], nodes[len(self.nodes) :], every
+
+    def group_indexes(self, hour: Hour) -> list[Column]:
+        """Four group indexes of each delivery: by kind, node, step and all.
+
+        An index is negative where the kind or node has no group.
+        """
+        kinds = {name: index for index, name in enumerate(self.kinds)}
+        nodes = {name: len(kinds) + index for index, name in enumerate(self.nodes)}
+        return [
+            hour.chosen("kind", kinds),
+            hour.chosen("node", nodes),
+            len(kinds) + len(nodes) + self.period.step_index(hour.sent_at),
+            np.full(len(hour), len(self) - 1),
+        ]
+
+
+class SparseCounts(Struct, frozen=True):
+    """The counts that are not 0, and their positions in the full array."""
+
+    positions: tuple[Column, ...]
+    counts: Column
+
+    @classmethod
+    def from_dense(cls, counts: Column) -> Self:
+        positions = np.nonzero(counts)
+        return cls(positions, counts[positions])
+
+
+def count_latencies(hour: Hour, groups: LatencyGroups) -> Column:
+    """Count the deliveries of one hour by (accepted or processed, group, latency step)."""
+    indexes = groups.group_indexes(hour)
+    both = [_count_steps(indexes, ms, len(groups)) for ms in (hour.accept_ms, hour.process_ms)]
+    return np.stack(both)
+
+
+def _count_steps(indexes: Sequence[Column], ms: Column, groups: int) -> Column:
+    present = ms != ABSENT
+    step = steps_of(ms[present])
+    code = np.concatenate([index[present].astype(np.int64) * MANY + step for index in indexes])
+    return np.bincount(code[code >= 0], minlength=groups * MANY).reshape(groups, MANY)
+
+
+class GroupPercentiles(Struct, frozen=True):
+    """Percentiles of one group in milliseconds; None where it has no deliveries."""
+
+    accept: tuple[int | None, ...]
+    process: tuple[int | None, ...]
+    online: int | None
+
+
+# Those of each kind, of each node, of each step, and of all deliveries.
+SplitPercentiles = tuple[
+    list[GroupPercentiles], list[GroupPercentiles], list[GroupPercentiles], GroupPercentiles
+]
+
+
+def measure_percentiles(counts: Column, online_ms: int) -> list[GroupPercentiles]:
+    """Percentiles of each group.
+
+    Deliveries accepted after `online_ms` do not count for `online`: their node was away.
+    """
+    accept, process = counts
+    online = accept[:, : int(steps_of(np.array(online_ms))) + 1]
+    points = [
+        list(zip(*(_percentile_of_rows(each, point) for point in _PERCENTILES), strict=True))
+        for each in (accept, process)
+    ]
+    return list(map(GroupPercentiles, *points, _percentile_of_rows(online, 0.95)))
+
+
+def _percentile_of_rows(counts: Column, share: float) -> list[int | None]:
+    """For each row, the smallest latency that at least this share of its counts stays within."""
+    cumulated = np.cumsum(counts, axis=1)
+    total = cumulated[:, -1]
+    step = (cumulated < np.ceil(total * share)[:, None]).sum(axis=1)
+    found = zip(times_of(step).tolist(), total, strict=True)
+    return [time if some else None for time, some in found]

@@ -1,0 +1,356 @@
+"""Make a report from the tables: executors aggregate, the driver receives only the rows to show.
+
+Counts are sums over the table `slo`. Percentiles cannot be combined from percentiles, so those of
+the whole period are taken from `deliveries`, in one pass over a few of its columns.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from msgspec import Struct
+
+from gatepost import __version__
+from gatepost.clock import Clock, SystemClock
+from gatepost.errors import PipelineError
+from gatepost.pipeline import small
+from gatepost.pipeline.jobs import hourly
+from gatepost.pipeline.jobs.apply import Tables
+from gatepost.pipeline.jobs.hourly import Piece
+from gatepost.pipeline.jobs.ledger import Ledger
+from gatepost.pipeline.jobs.spreading import exchanged, packed, spread
+from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.parquet import read_file
+from gatepost.pipeline.report import aggregation
+from gatepost.pipeline.report.aggregation import (
+    GroupPercentiles,
+    LatencyGroups,
+    ReportPeriod,
+    ReportSums,
+    SparseCounts,
+    SumRow,
+    SumTables,
+)
+from gatepost.pipeline.report.model import (
+    OTHERS,
+    AuditSummary,
+    EtaStatistics,
+    LatencyPercentiles,
+    LatencyPoint,
+    MissedWindow,
+    NodeThroughput,
+    PipelineReport,
+    ReportIncident,
+    ReportReview,
+    ReportViolation,
+    RowTotals,
+    ServiceLevel,
+    TrafficEdge,
+    TrafficSummary,
+)
+from gatepost.pipeline.sink import Held, files, files_since, largest, table_exists
+from gatepost.pipeline.tables import schemas
+from gatepost.pipeline.tables.arrow import schema_of
+from gatepost.pipeline.tables.hours import Hour
+from gatepost.pipeline.tables.schemas import HOUR_MS, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ALL_DELIVERIES = "all"
+
+_MINUTE = 60_000
+_STEP_CHOICES = tuple(
+    _MINUTE * minutes for minutes in (5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 7 * 1440)
+)
+_MAX_POINTS = 120
+_MAX_ROWS = 50
+_DAY_MS = 24 * HOUR_MS
+_ACTIVITY_COLUMNS = ("node", "window_start", "events", "first_at", "last_at")
+# Number of table rows that one executor sums up in one go, roughly.
+_ROWS_PER_SHARE = 1_000_000
+
+
+def gather_report(
+    spark: "SparkSession",
+    tables: str,
+    *,
+    days: int = 30,
+    clock: Clock | None = None,
+) -> PipelineReport:
+    """Make the report on the last `days` days up to the latest event in the tables."""
+    objectives = Ledger(tables).objectives()
+    return _ReportGatherer(spark, tables, days, objectives).build_report(clock or SystemClock())
+
+
+def choose_step(length: int) -> int:
+    """The shortest step that divides a period of this length (ms) into few enough points."""
+    fitting = (step for step in _STEP_CHOICES if length <= step * (_MAX_POINTS - 1))
+    return next(fitting, -(-length // (_DAY_MS * (_MAX_POINTS - 1))) * _DAY_MS)
+
+
+class _PeriodActivity(Struct, frozen=True):
+    """The events written in a period, or in a part of it."""
+
+    first: int
+    last: int
+    events: int
+    nodes: set[str]
+
+    @classmethod
+    def from_rows(cls, rows: pa.Table) -> "_PeriodActivity":
+        first, last = (np.asarray(rows[name]) for name in ("first_at", "last_at"))
+        events, nodes = int(np.sum(rows["events"])), set(rows["node"].unique().to_pylist())
+        return cls(int(first.min()), int(last.max()), events, nodes)
+
+    @classmethod
+    def merge_parts(cls, parts: Sequence["_PeriodActivity"]) -> "_PeriodActivity":
+        return cls(
+            min(part.first for part in parts),
+            max(part.last for part in parts),
+            sum(part.events for part in parts),
+            set[str]().union(*(part.nodes for part in parts)),
+        )
+
+
+class _ReportGatherer:
+    """Reads the tables for one report."""
+
+    def __init__(
+        self, spark: "SparkSession", tables: str, days: int, objectives: Objectives
+    ) -> None:
+        self._spark = spark
+        self._tables = Tables(tables)
+        self._objectives = objectives
+        last = Ledger(tables).last()
+        if last is None or not table_exists(self._tables.path(schemas.ACTIVITY)):
+            raise PipelineError(f"{tables} holds no tables yet: run `gatepost pipeline run` first")
+        self._batch = last.number
+        self._activity = self._read_activity(days)
+        step = choose_step(self._activity.last - self._activity.first)
+        start = self._activity.first - self._activity.first % step
+        self._period = ReportPeriod(start, step, (self._activity.last - start) // step + 1)
+
+    def _read_activity(self, days: int) -> _PeriodActivity:
+        path = self._tables.path(schemas.ACTIVITY)
+        since = (largest(path, "last_at") or 0) - days * _DAY_MS
+
+        def summarize_files(share: list[Held]) -> Iterator[_PeriodActivity]:
+            for file in share:
+                rows = read_file(file.uri, _ACTIVITY_COLUMNS)
+                recent = rows.filter(pa.array(np.asarray(rows["window_start"]) > since))
+                if recent.num_rows:
+                    yield _PeriodActivity.from_rows(recent)
+
+        recent = files_since(path, "last_at", since)
+        parts = spread(self._spark, packed(recent, _ROWS_PER_SHARE), summarize_files)
+        if not parts:
+            raise PipelineError(
+                "the tables hold no events: archive some, then run `gatepost pipeline run`"
+            )
+        return _PeriodActivity.merge_parts(parts)
+
+    def build_report(self, clock: Clock) -> PipelineReport:
+        shown = self._sum_tables()
+        kinds, nodes = [row["kind"] for row in shown.kinds], [row["node"] for row in shown.nodes]
+        groups = LatencyGroups(kinds, nodes, self._period)
+        by_kind, by_node, by_step, of_all = groups.split_percentiles(self._measure_latency(groups))
+        incidents, reviews, etas = self._read_incidents(), self._read_reviews(), self._read_etas()
+        return PipelineReport(
+            made_at=clock.now(),
+            version=__version__,
+            tables=self._tables.root,
+            batch=self._batch,
+            first_at=self._activity.first,
+            last_at=self._activity.last,
+            events=self._activity.events,
+            node_count=len(self._activity.nodes),
+            window_ms=self._objectives.window_ms,
+            step=self._period.step,
+            starts=self._period.starts,
+            total=self._service_level(shown.total, ALL_DELIVERIES, of_all),
+            kinds=list(map(self._service_level, shown.kinds, kinds, by_kind)),
+            nodes=list(map(self._service_level, shown.nodes, nodes, by_node)),
+            missed=[_missed_window(row) for row in shown.missed],
+            latency=self._latency_points(by_step),
+            lanes=self._node_throughputs(shown),
+            traffic=_traffic_summary(shown),
+            incidents=incidents[:_MAX_ROWS],
+            reviews=reviews[: aggregation.TOP_ROWS],
+            etas=etas[:_MAX_ROWS],
+            totals=RowTotals(len(incidents), len(reviews), len(etas)),
+            audit=read_last_audit(self._tables.root),
+        )
+
+    def _files_in_period(self, table: Table) -> list[Held]:
+        path = self._tables.path(table)
+        held = files(path, "hour") if table_exists(path) else []
+        return [file for file in held if file.value >= self._period.start // HOUR_MS]
+
+    # -- aggregation on the executors
+
+    def _sum_tables(self) -> ReportSums:
+        period, node_count = self._period, len(self._activity.nodes)
+
+        def sum_share(share: tuple[Table, list[Held]]) -> Iterator[tuple[int, SumTables]]:
+            if share[0] == schemas.SLO:
+                yield 0, aggregation.sum_slo(_read_files(*share, aggregation.SLO_COLUMNS), period)
+            else:
+                yield 0, aggregation.sum_traffic(_read_files(*share, aggregation.TRAFFIC_COLUMNS))
+
+        def combine_parts(parts: Iterable[SumTables]) -> Iterator[ReportSums]:
+            yield ReportSums.from_sums(aggregation.add_parts(list(parts)), node_count)
+
+        shares = [
+            (table, share)
+            for table in (schemas.SLO, schemas.TRAFFIC)
+            # A table without files gets one empty share, so that its columns exist.
+            for share in packed(self._files_in_period(table), _ROWS_PER_SHARE) or [[]]
+        ]
+        (shown,) = exchanged(self._spark, shares, sum_share, 1, combine_parts)
+        return shown
+
+    def _measure_latency(self, groups: LatencyGroups) -> list[GroupPercentiles]:
+        online_ms = self._objectives.online * 1000
+
+        def count_share(share: list[Piece]) -> Iterator[tuple[int, SparseCounts]]:
+            total = groups.zero_counts()
+            for piece in share:
+                total += aggregation.count_latencies(
+                    Hour(piece.hour, hourly.read(piece, aggregation.DELIVERY_COLUMNS)), groups
+                )
+            yield 0, SparseCounts.from_dense(total)
+
+        def combine_counts(parts: Iterable[SparseCounts]) -> Iterator[GroupPercentiles]:
+            total = groups.zero_counts()
+            for each in parts:
+                total[each.positions] += each.counts
+            yield from aggregation.measure_percentiles(total, online_ms)
+
+        shares = hourly.shares(self._spark, self._files_in_period(schemas.DELIVERIES))
+        found = exchanged(self._spark, shares, count_share, 1, combine_counts)
+        return found or aggregation.measure_percentiles(groups.zero_counts(), online_ms)
+
+    # -- service levels and charts
+
+    def _service_level(self, row: SumRow, name: str, times: GroupPercentiles) -> ServiceLevel:
+        return ServiceLevel(
+            name=name,
+            **{
+                count: row.get(count, 0) for count in (*aggregation.COUNT_COLUMNS, "windows", "met")
+            },
+            accept=LatencyPercentiles(*times.accept),
+            process=LatencyPercentiles(*times.process),
+            online_p95=times.online,
+            objective_ms=row.get("objective_ms") or int(self._objectives.delivery_p95 * 1000),
+        )
+
+    def _latency_points(self, steps: Sequence[GroupPercentiles]) -> list[LatencyPoint]:
+        return [
+            LatencyPoint(at, LatencyPercentiles(*times.accept), LatencyPercentiles(*times.process))
+            for at, times in zip(self._period.starts, steps, strict=True)
+        ]
+
+    def _node_throughputs(self, shown: ReportSums) -> list[NodeThroughput]:
+        """One row for each node; or for the busiest, with one more row for all others together."""
+        others = len(self._activity.nodes) - aggregation.MAX_THROUGHPUT_NODES
+        found = {(row["node"], row["at"]): row for row in shown.throughput}
+
+        def count_steps(node: str, column: str) -> list[int]:
+            steps = range(self._period.steps)
+            return [found[node, at][column] if (node, at) in found else 0 for at in steps]
+
+        lanes = [
+            NodeThroughput(name, count_steps(name, "sent"), count_steps(name, "dead"))
+            for name in shown.throughput_nodes
+        ]
+        rest = NodeThroughput(OTHERS, count_steps("", "sent"), count_steps("", "dead"), others + 1)
+        return [*lanes, rest] if others > 0 else lanes
+
+    # -- incidents, reviews and ETA advice
+
+    def _read_incidents(self) -> list[ReportIncident]:
+        """Ongoing incidents first, then those with the most deliveries."""
+        found = [
+            ReportIncident(
+                row["incident_id"],
+                row["class"],
+                row["node"],
+                row["agent"],
+                row["started_at"],
+                row["ended_at"],
+                row["count"],
+                row["samples"],
+                row["sentence"],
+            )
+            for row in small.rows(self._tables.root, schemas.INCIDENTS)
+            if row["ended_at"] is None or row["ended_at"] >= self._period.start
+        ]
+        return sorted(found, key=lambda i: (i.ended_at is not None, -i.count, i.started_at, i.id))
+
+    def _read_reviews(self) -> list[ReportReview]:
+        found = [
+            ReportReview(
+                row["review_id"],
+                row["class"],
+                row["capability_id"],
+                row["capability_version"],
+                row["delegation_version"],
+                row["executor_version"],
+                row["count"],
+                row["tasks"],
+                row["last_at"],
+                row["samples"],
+            )
+            for row in small.rows(self._tables.root, schemas.REVIEWS)
+            if row["last_at"] >= self._period.start
+        ]
+        return sorted(found, key=lambda review: (-review.count, review.id))
+
+    def _read_etas(self) -> list[EtaStatistics]:
+        found = [
+            EtaStatistics(
+                row["capability_id"],
+                row["capability_version"],
+                row["completed"],
+                row["p50_seconds"],
+                row["p95_seconds"],
+                row["promised_seconds"],
+                row["kept_rate"],
+                row["recommended_eta_seconds"],
+            )
+            for row in small.rows(self._tables.root, schemas.ETA)
+        ]
+        return sorted(found, key=lambda eta: (-eta.completed, eta.capability_id or ""))
+
+
+def read_last_audit(tables: str) -> AuditSummary | None:
+    """Read the result of the last audit; None if no audit has run."""
+    table = small.open_table(tables, schemas.VIOLATIONS)
+    if table is None:
+        return None
+    rows = small.first(table, _MAX_ROWS)
+    samples = [
+        ReportViolation(row["rule"], row["sentence"], row["node"], row["seq"], row["detail"])
+        for row in rows
+    ]
+    samples.sort(key=lambda found: (found.rule, found.node or "", found.seq or 0))
+    return AuditSummary(small.made_at(table), small.counts(table, "rule"), samples)
+
+
+def _missed_window(row: SumRow) -> MissedWindow:
+    names = ("window_start", "node", "kind", "sent", "online_p95", "objective_ms")
+    return MissedWindow(*(row[name] for name in names))
+
+
+def _traffic_summary(shown: ReportSums) -> TrafficSummary:
+    edges = [TrafficEdge(**row) for row in shown.edges]
+    pairs = [TrafficEdge(**row) for row in shown.pairs]
+    return TrafficSummary(shown.graph_nodes, shown.merged_nodes, edges, pairs)
+
+
+def _read_files(table: Table, held: Sequence[Held], columns: Sequence[str]) -> pa.Table:
+    """Read columns of a table from some of its files, or an empty table if there are none."""
+    empty = schema_of(table).empty_table().select(list(columns))
+    return pa.concat_tables([empty, *(read_file(file.uri, columns) for file in held)])

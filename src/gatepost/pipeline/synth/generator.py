@@ -1,0 +1,207 @@
+"""The generator of synthetic archives.
+
+It advances all nodes together, one chunk of messages at a time, so that memory stays small.
+"""
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from gatepost.archive.store import Store
+from gatepost.errors import PipelineError
+from gatepost.pipeline.synth import ground_truth
+from gatepost.pipeline.synth.event_records import RECORD_TYPE, Records, record_times
+from gatepost.pipeline.synth.faults import FAULTS, FaultPlan
+from gatepost.pipeline.synth.mesh import DAY, HOUR, SyntheticMesh, build_mesh, message_time
+from gatepost.pipeline.synth.node_writer import ChainTampering, NodeArchiveWriter, WrittenNode
+from gatepost.pipeline.synth.ordinary_traffic import EVENTS_PER_MESSAGE, OrdinaryTraffic
+
+MESSAGES_PER_CHUNK = 50_000
+MIN_NODES = 3
+MIN_DURATION = 3 * HOUR
+MAX_DURATION = 7 * DAY
+
+_FOREVER = 1 << 58
+
+ProgressCallback = Callable[[int], None]
+
+
+class SynthOptions(Struct, frozen=True, kw_only=True):
+    """Options of a synthetic archive. The same options give the same files, whatever `jobs` is."""
+
+    events: int
+    nodes: int = 4
+    seed: int = 0
+    faults: tuple[str, ...] = ()
+    segment_rows: int = 100_000
+    bodies: bool = False
+    jobs: int = 1
+
+    def __post_init__(self) -> None:
+        if self.nodes < MIN_NODES:
+            raise PipelineError(f"a synthetic archive needs at least {MIN_NODES} nodes")
+        if unknown := set(self.faults) - set(FAULTS):
+            names = ", ".join(FAULTS)
+            raise PipelineError(f"unknown fault {', '.join(sorted(unknown))}; known are: {names}")
+
+    @property
+    def duration_ms(self) -> int:
+        """The duration in ms that gives about one event per second and node, within limits."""
+        return min(max(self.events * 1000 // self.nodes, MIN_DURATION), MAX_DURATION)
+
+
+def generate_archive(
+    root: str, options: SynthOptions, progress: ProgressCallback | None = None
+) -> ground_truth.ArchiveTruth:
+    """Write an archive into an empty folder, with `truth.json` beside it.
+
+    `progress` is called with the number of events generated since its last call.
+    """
+    store = Store.open(root)
+    if store.files():
+        raise PipelineError(f"{root} is not empty: choose another folder, or remove it first")
+    mesh, plan = _build_plan(options)
+    traffic = OrdinaryTraffic(mesh, max(1, round(options.events / EVENTS_PER_MESSAGE)))
+    with ExitStack() as stack:
+        writers = _open_shard_writers(root, options, stack)
+        for rows in _event_batches(traffic, plan.event_rows()):
+            _dispatch_rows(rows, writers, len(mesh.nodes))
+            if progress is not None:
+                progress(len(rows))
+        written = [node for writer in writers for node in writer.finish()]
+    written.sort(key=lambda node: node.node)
+    ground_truth.write_room_facts(store, mesh, plan, written)
+    result = ground_truth.collect_truth(mesh, traffic, plan, written)
+    store.write(ground_truth.TRUTH_FILE, msgspec.json.format(msgspec.json.encode(result)))
+    return result
+
+
+def _open_shard_writers(root: str, options: SynthOptions, stack: ExitStack) -> "list[ShardWriter]":
+    if options.jobs == 1:
+        return [_LocalShardWriter(root, options, 0)]
+    return [stack.enter_context(_ShardWriterProcess(root, options, n)) for n in range(options.jobs)]
+
+
+def _build_plan(options: SynthOptions) -> tuple[SyntheticMesh, FaultPlan]:
+    """Build the mesh and plant the faults; every process gets the same result."""
+    plan = FaultPlan(build_mesh(options.seed, options.nodes, options.duration_ms))
+    for name, plant in FAULTS.items():
+        if name in options.faults:
+            plant(plan)
+    return plan.mesh, plan
+
+
+def _event_batches(traffic: OrdinaryTraffic, waiting: Records) -> Iterator[Records]:
+    """All events, chunk by chunk, each batch sorted by node and time.
+
+    Events later than the first message of the next chunk wait for the next batch.
+    """
+    for first in range(0, traffic.message_count, MESSAGES_PER_CHUNK):
+        last = min(first + MESSAGES_PER_CHUNK, traffic.message_count)
+        rows = np.concatenate((waiting, traffic.generate_chunk(first, last)))
+        limit = (
+            message_time(traffic.mesh, last, traffic.message_count)
+            if last < traffic.message_count
+            else _FOREVER
+        )
+        ready = record_times(rows) < limit
+        waiting = rows[~ready]
+        rows = rows[ready]
+        yield rows[np.argsort(rows["node"].astype(np.int64) << 48 | rows["key"], kind="stable")]
+
+
+class ShardWriter(Protocol):
+    """Writes the archives of a share of the nodes."""
+
+    def add_rows(self, node: int, rows: Records) -> None: ...
+
+    def finish(self) -> list[WrittenNode]: ...
+
+
+def _dispatch_rows(rows: Records, writers: list[ShardWriter], nodes: int) -> None:
+    cuts = np.searchsorted(rows["node"], np.arange(nodes + 1))
+    for node in range(nodes):
+        writers[node % len(writers)].add_rows(node, rows[cuts[node] : cuts[node + 1]])
+
+
+class _LocalShardWriter:
+    """Writes its share of the nodes in this process."""
+
+    def __init__(self, root: str, options: SynthOptions, first: int) -> None:
+        mesh, plan = _build_plan(options)
+        marks = plan.marks
+        tampering = ChainTampering(
+            marks.get("chain_gap", -1), marks.get("chain_fork", -1), marks.get("bad_signature", -1)
+        )
+        store = Store.open(root)
+        self._writers = {
+            node: NodeArchiveWriter(
+                mesh, node, store, options.segment_rows, options.bodies, tampering
+            )
+            for node in range(first, len(mesh.nodes), options.jobs)
+        }
+
+    def add_rows(self, node: int, rows: Records) -> None:
+        self._writers[node].add_rows(rows)
+
+    def finish(self) -> list[WrittenNode]:
+        return [writer.finish() for writer in self._writers.values()]
+
+
+class _ShardWriterProcess:
+    """Writes its share of the nodes in a process of its own.
+
+    The pipe to the process is small, so that the process never falls far behind.
+    """
+
+    def __init__(self, root: str, options: SynthOptions, first: int) -> None:
+        # Not fork: pyarrow has threads, which do not survive it.
+        context = multiprocessing.get_context("spawn")
+        self._pipe, child_pipe = context.Pipe()
+        self._process = context.Process(
+            target=_run_shard_writer, args=(child_pipe, root, options, first)
+        )
+        self._process.start()
+        child_pipe.close()
+
+    def __enter__(self) -> "_ShardWriterProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.close()
+        self._process.join()
+
+    def add_rows(self, node: int, rows: Records) -> None:
+        try:
+            self._pipe.send(node)
+            self._pipe.send_bytes(rows.tobytes())
+        except BrokenPipeError:
+            raise _writer_died_error() from None
+
+    def finish(self) -> list[WrittenNode]:
+        try:
+            self._pipe.send(None)
+            return msgspec.json.decode(self._pipe.recv_bytes(), type=list[WrittenNode])
+        except (BrokenPipeError, EOFError):
+            raise _writer_died_error() from None
+
+
+def _writer_died_error() -> PipelineError:
+    return PipelineError("a process that writes the archive ended early; see its error above")
+
+
+def _run_shard_writer(pipe: Connection, root: str, options: SynthOptions, first: int) -> None:
+    writer = _LocalShardWriter(root, options, first)
+    try:
+        while (node := pipe.recv()) is not None:
+            writer.add_rows(node, np.frombuffer(pipe.recv_bytes(), RECORD_TYPE))
+        pipe.send_bytes(msgspec.json.encode(writer.finish()))
+    except EOFError:
+        # The parent process is gone, and with it the reason to finish the archive.
+        return

@@ -1,0 +1,147 @@
+"""The ground truth of a synthetic archive, for tests to compare their findings with."""
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gatepost.archive import room_facts
+from gatepost.archive.room_facts import NodeFact, RevocationFact, RoomFacts, TermFact
+from gatepost.archive.store import Store
+from gatepost.pipeline.synth.faults import (
+    ExpectedIncident,
+    ExpectedMisfire,
+    ExpectedViolation,
+    FaultPlan,
+)
+from gatepost.pipeline.synth.mesh import DRAIN, START, SyntheticMesh
+from gatepost.pipeline.synth.node_writer import MarkedEvent, WrittenNode
+from gatepost.pipeline.synth.ordinary_traffic import OrdinaryTraffic, TrafficTotals
+
+TRUTH_FILE = "truth.json"
+
+_CHAIN_RULES = ("chain_gap", "chain_fork", "bad_signature")
+
+
+class NodeAbsence(Struct):
+    """A time in which a node wrote nothing, too short for an incident."""
+
+    node: str
+    window: tuple[int, int]
+
+
+class ArchiveTruth(Struct, rename="camel", kw_only=True):
+    """The ground truth. `events` counts the events in the archive; times are epoch milliseconds."""
+
+    seed: int
+    events: int
+    start: int
+    end: int
+    nodes: dict[str, dict[str, int]]
+    totals: TrafficTotals
+    away: list[NodeAbsence]
+    restored: str
+    violations: list[ExpectedViolation]
+    incidents: list[ExpectedIncident]
+    misfires: list[ExpectedMisfire]
+
+
+def collect_truth(
+    mesh: SyntheticMesh, traffic: OrdinaryTraffic, plan: FaultPlan, written: list[WrittenNode]
+) -> ArchiveTruth:
+    marked = [event for node in written for event in node.marked]
+    totals = traffic.totals
+    return ArchiveTruth(
+        seed=mesh.seed,
+        events=sum(node.events for node in written),
+        start=START,
+        end=START + mesh.duration_ms,
+        nodes={node.node: node.kinds for node in written},
+        totals=TrafficTotals(
+            totals.messages + plan.messages,
+            totals.replies,
+            totals.tasks + plan.tasks,
+            totals.dead_letters + plan.dead_letters,
+        ),
+        away=[_first_absence(mesh)],
+        restored=mesh.nodes[mesh.restored_node],
+        violations=[_locate_violation(violation, marked) for violation in plan.violations],
+        incidents=plan.incidents,
+        misfires=[*plan.misfires, *_ordinary_misfires(mesh, traffic)],
+    )
+
+
+def write_room_facts(
+    store: Store, mesh: SyntheticMesh, plan: FaultPlan, written: list[WrittenNode]
+) -> None:
+    """Write the room facts of every gateway; all gateways hold the same facts."""
+    nodes = tuple(
+        NodeFact(
+            id=name, public_key=key.public, tier="backbone", added_by=mesh.nodes[0], added_at=START
+        )
+        for name, key in zip(mesh.nodes, mesh.keys, strict=True)
+    )
+    terms = tuple(
+        TermFact(counter=term.counter, node=mesh.nodes[term.node], at=START + term.at)
+        for term in plan.terms
+    )
+    facts = RoomFacts(
+        node="",
+        at=START + mesh.duration_ms,
+        nodes=nodes,
+        revocations=tuple(_revocation_facts(mesh, plan, written)),
+        terms=terms,
+    )
+    for name, key in zip(mesh.nodes, mesh.keys, strict=True):
+        room_facts.write(store, room_facts.sign(replace(facts, node=name), key))
+
+
+def _revocation_facts(
+    mesh: SyntheticMesh, plan: FaultPlan, written: list[WrittenNode]
+) -> list[RevocationFact]:
+    marked = [event for node in written for event in node.marked]
+    return [
+        RevocationFact(
+            node=mesh.nodes[node],
+            public_key=mesh.keys[node].public,
+            by=mesh.nodes[0],
+            at=START + at,
+            last_seq=min(e.seq for e in marked if e.node == mesh.nodes[node]) - 1,
+        )
+        for node, at in plan.revoked.items()
+    ]
+
+
+def _first_absence(mesh: SyntheticMesh) -> NodeAbsence:
+    node, window = next(iter(mesh.absences.items()))
+    return NodeAbsence(mesh.nodes[node], (START + window.start + DRAIN, START + window.end))
+
+
+def _locate_violation(violation: ExpectedViolation, marked: list[MarkedEvent]) -> ExpectedViolation:
+    events = [event for event in marked if event.mark == violation.mark]
+    if not violation.mark or not events:
+        return violation
+    grouped = violation.rule in _CHAIN_RULES
+    return replace(
+        violation,
+        node=events[-1].node,
+        incarnation=events[-1].incarnation,
+        seqs=[event.seq for event in events],
+        event_ids=[event.event_id for event in events],
+        group_first=events[0].group_first if grouped else None,
+        group_last=events[-1].group_last if grouped else None,
+    )
+
+
+def _ordinary_misfires(mesh: SyntheticMesh, traffic: OrdinaryTraffic) -> list[ExpectedMisfire]:
+    """The misfires of ordinary traffic: a few tasks fail there too."""
+    return [
+        ExpectedMisfire(
+            cls="terminal_error",
+            capability_id=it.id,
+            capability_version=it.version,
+            delegation_version=it.delegation,
+            executor_version=it.executor,
+            count=int(count),
+        )
+        for it, count in zip(mesh.capabilities, traffic.failed_tasks, strict=False)
+        if count
+    ]
