@@ -5,29 +5,29 @@ from pathlib import Path
 
 from gatepost.delivery import states as deliveries
 from gatepost.errors import (
-    BY_CODE,
+    ERRORS_BY_CODE,
     ArchiveError,
     ChainError,
     ConfigError,
+    EncryptionError,
     GatepostError,
     JournalError,
     PipelineError,
-    SealError,
 )
-from gatepost.mailbox.states import TERMINAL, TRANSITIONS
+from gatepost.mailbox.states import TERMINAL_STATES, TRANSITIONS
 from gatepost.pipeline.audit.rules import RULES
 from gatepost.pipeline.tables.schemas import TABLES
 
 # Errors that end a program or a check rather than answer a request.
-LOCAL = (ConfigError, SealError, ChainError, ArchiveError, PipelineError, JournalError)
+LOCAL = (ConfigError, EncryptionError, ChainError, ArchiveError, PipelineError, JournalError)
 DOCS = Path(__file__).parent.parent / "docs"
 
 
 def draw_mailbox_states() -> str:
     lines = ["```mermaid", "stateDiagram-v2", "    [*] --> pending: enqueue"]
     for (source, event), target in TRANSITIONS.items():
-        lines.append(f"    {source.wire} --> {target.wire}: {event.value}")
-    lines += [f"    {state.wire} --> [*]" for state in TERMINAL]
+        lines.append(f"    {source.wire_name} --> {target.wire_name}: {event.value}")
+    lines += [f"    {state.wire_name} --> [*]" for state in TERMINAL_STATES]
     return "\n".join([*lines, "```"])
 
 
@@ -40,7 +40,7 @@ def draw_delivery_states() -> str:
 
 
 def error_table() -> str:
-    wire = [cls for cls in BY_CODE.values() if not issubclass(cls, LOCAL)]
+    wire = [cls for cls in ERRORS_BY_CODE.values() if not issubclass(cls, LOCAL)]
     rows = sorted((cls.status, cls.code) for cls in wire if cls is not GatepostError)
     return "\n".join(["| status | code |", "|---|---|", *(f"| {s} | `{c}` |" for s, c in rows)])
 

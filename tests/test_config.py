@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatepost.config import Mailbox, Settings, default_path, default_toml
+from gatepost.config import MailboxSettings, Settings, default_settings_path, default_toml
 from gatepost.errors import ConfigError
 
 HOME = {"HOME": "/home/ada"}
@@ -31,7 +31,7 @@ def uncommented(text: str) -> str:
 def test_defaults_need_neither_file_nor_environment() -> None:
     settings = Settings.load(None, HOME)
     assert settings.listen.host == "127.0.0.1"
-    assert settings.mailbox == Mailbox(
+    assert settings.mailbox == MailboxSettings(
         max_retries=3, base_backoff_secs=5, inflight_timeout_secs=30, ttl_secs=86_400
     )
     assert settings.node.state_dir == Path("/home/ada/.gatepost")
@@ -85,8 +85,10 @@ def test_relative_state_dir_is_relative_to_its_file(tmp_path: Path) -> None:
 
 
 def test_default_path_is_inside_the_state_dir() -> None:
-    assert default_path(HOME) == Path("/home/ada/.gatepost/gatepost.toml")
-    assert default_path(HOME | {"GATEPOST_HOME": "/srv/gp"}) == Path("/srv/gp/gatepost.toml")
+    assert default_settings_path(HOME) == Path("/home/ada/.gatepost/gatepost.toml")
+    assert default_settings_path(HOME | {"GATEPOST_HOME": "/srv/gp"}) == Path(
+        "/srv/gp/gatepost.toml"
+    )
 
 
 @pytest.mark.parametrize(
@@ -225,11 +227,11 @@ def test_a_loopback_host_needs_no_permission(tmp_path: Path, host: str) -> None:
 
 
 def test_retry_horizon_counts_backoffs_and_leases() -> None:
-    assert Mailbox().retry_horizon_secs == (5 + 10 + 20) + 4 * 30
+    assert MailboxSettings().retry_horizon_secs == (5 + 10 + 20) + 4 * 30
 
 
 def test_many_retries_cannot_back_off_past_the_ttl() -> None:
-    assert Mailbox(max_retries=100, ttl_secs=60).retry_horizon_secs == 60 + 101 * 30
+    assert MailboxSettings(max_retries=100, ttl_secs=60).retry_horizon_secs == 60 + 101 * 30
 
 
 def test_settings_cannot_be_changed_afterwards() -> None:

@@ -55,11 +55,11 @@ def test_codes_are_unique_and_each_leads_back_to_its_class() -> None:
     codes = [entry.wire[1] for entry in real() if entry.wire]
     assert len(codes) == len(set(codes))
     for code in codes:
-        assert errors.from_code(code, "why").code == code
+        assert errors.error_from_code(code, "why").code == code
 
 
 def test_an_unknown_code_stays_a_gatepost_error() -> None:
-    assert type(errors.from_code("from_the_future", "why")) is GatepostError
+    assert type(errors.error_from_code("from_the_future", "why")) is GatepostError
 
 
 @pytest.mark.parametrize("retry_after", [None, 1.5])

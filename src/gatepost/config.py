@@ -24,16 +24,16 @@ from gatepost.errors import ConfigError
 
 FILE_NAME = "gatepost.toml"
 
-_PREFIX = "GATEPOST_"
+_ENV_PREFIX = "GATEPOST_"
 _TEN_YEARS_SECS = 10 * 365 * 86_400
 _MIB = 1024 * 1024
 _GIB = 1024 * _MIB
-_ORIGIN = r"https?://[A-Za-z0-9._\[\]:-]{1,260}"
+_ORIGIN_PATTERN = r"https?://[A-Za-z0-9._\[\]:-]{1,260}"
 
-Tree = dict[str, dict[str, Any]]
+SettingsTree = dict[str, dict[str, Any]]
 
 
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SettingsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of all sections: immutable, and unknown keys are refused."""
 
 
@@ -46,7 +46,7 @@ def _home_state_dir() -> Path:
     return Path.home() / ".gatepost"
 
 
-class Node(Section, frozen=True, kw_only=True):
+class NodeSettings(SettingsSection, frozen=True, kw_only=True):
     """The identity of this gateway, and the folder of its durable state."""
 
     id: Annotated[
@@ -73,7 +73,7 @@ class Node(Section, frozen=True, kw_only=True):
     ] = ()
 
 
-class Listen(Section, frozen=True, kw_only=True):
+class ListenSettings(SettingsSection, frozen=True, kw_only=True):
     """The addresses at which agents on this machine reach the gateway."""
 
     host: Annotated[
@@ -111,7 +111,7 @@ class Listen(Section, frozen=True, kw_only=True):
             raise ConfigError("listen.tls_cert and listen.tls_key go together: set both or neither")
 
 
-class Mailbox(Section, frozen=True, kw_only=True):
+class MailboxSettings(SettingsSection, frozen=True, kw_only=True):
     """Retries, timeouts and capacity of each agent's mailbox."""
 
     max_retries: Annotated[
@@ -148,7 +148,7 @@ class Mailbox(Section, frozen=True, kw_only=True):
         return min(backoffs, self.ttl_secs) + leases
 
 
-class Journal(Section, frozen=True, kw_only=True):
+class JournalSettings(SettingsSection, frozen=True, kw_only=True):
     """Writing, checking and pruning of the gateway's journal."""
 
     retain_acked_secs: Annotated[
@@ -176,7 +176,7 @@ class Journal(Section, frozen=True, kw_only=True):
     ] = "quick"
 
 
-class Limits(Section, frozen=True, kw_only=True):
+class LimitsSettings(SettingsSection, frozen=True, kw_only=True):
     """Limits on the requests of one client."""
 
     max_body_bytes: Annotated[
@@ -213,7 +213,7 @@ class Limits(Section, frozen=True, kw_only=True):
                 )
 
 
-class Room(Section, frozen=True, kw_only=True):
+class RoomSettings(SettingsSection, frozen=True, kw_only=True):
     """Connections between this gateway and other gateways."""
 
     profile: Annotated[
@@ -226,14 +226,14 @@ class Room(Section, frozen=True, kw_only=True):
     public_url: Annotated[
         str,
         Meta(
-            pattern=rf"^({_ORIGIN})?\Z",
+            pattern=rf"^({_ORIGIN_PATTERN})?\Z",
             max_length=300,
             description="Address that other gateways dial, as https://HOST:PORT. Default: the"
             " listener's own address, unless it is a wildcard such as 0.0.0.0.",
         ),
     ] = ""
     seeds: Annotated[
-        tuple[Annotated[str, Meta(pattern=rf"^{_ORIGIN}\Z", max_length=300)], ...],
+        tuple[Annotated[str, Meta(pattern=rf"^{_ORIGIN_PATTERN}\Z", max_length=300)], ...],
         Meta(
             max_length=64,
             description="Gateways to dial besides those in the room, as https://HOST:PORT.",
@@ -251,7 +251,7 @@ class Room(Section, frozen=True, kw_only=True):
         ),
     ] = ""
     allowed_origins: Annotated[
-        tuple[Annotated[str, Meta(pattern=rf"^{_ORIGIN}\Z", max_length=300)], ...],
+        tuple[Annotated[str, Meta(pattern=rf"^{_ORIGIN_PATTERN}\Z", max_length=300)], ...],
         Meta(
             max_length=64,
             description="Web origins that may open a WebSocket here, besides this gateway's own.",
@@ -273,7 +273,7 @@ class Room(Section, frozen=True, kw_only=True):
             )
 
 
-class Archive(Section, frozen=True, kw_only=True):
+class ArchiveSettings(SettingsSection, frozen=True, kw_only=True):
     """The permanent archive of the outbox, as Parquet files."""
 
     uri: Annotated[
@@ -286,7 +286,9 @@ class Archive(Section, frozen=True, kw_only=True):
     ] = ""
     payloads: Annotated[
         Literal["none", "sealed"],
-        Meta(description="Archive events without payloads (none) or with encrypted ones (sealed)."),
+        Meta(
+            description="ArchiveSettings events without payloads (none) or with encrypted ones (sealed)."
+        ),
     ] = "none"
     max_rows: Annotated[int, Meta(ge=1, le=10_000_000, description="Events in a full segment.")] = (
         100_000
@@ -310,7 +312,7 @@ class Archive(Section, frozen=True, kw_only=True):
     ] = 7 * 86_400.0
 
 
-class Log(Section, frozen=True, kw_only=True):
+class LogSettings(SettingsSection, frozen=True, kw_only=True):
     """The log of the running gateway."""
 
     level: Annotated[
@@ -322,7 +324,7 @@ class Log(Section, frozen=True, kw_only=True):
     ] = "json"
 
 
-class Delivery(Section, frozen=True, kw_only=True):
+class DeliverySettings(SettingsSection, frozen=True, kw_only=True):
     """Retries and timeouts of deliveries to other gateways."""
 
     accept_timeout_secs: Annotated[
@@ -378,7 +380,7 @@ class Delivery(Section, frozen=True, kw_only=True):
     ] = 4 * _MIB
 
 
-class Alerts(Section, frozen=True, kw_only=True):
+class AlertsSettings(SettingsSection, frozen=True, kw_only=True):
     """Thresholds at which the gateway raises an incident by itself."""
 
     backlog_secs: Annotated[
@@ -395,7 +397,7 @@ class Alerts(Section, frozen=True, kw_only=True):
     ] = 10
 
 
-class Telemetry(Section, frozen=True, kw_only=True):
+class TelemetrySettings(SettingsSection, frozen=True, kw_only=True):
     """OpenTelemetry spans of messages; needs the extra gatepost[telemetry]."""
 
     enabled: Annotated[bool, Meta(description="Record spans and export them.")] = False
@@ -413,20 +415,20 @@ class Telemetry(Section, frozen=True, kw_only=True):
     ] = ""
 
 
-class Settings(Section, frozen=True, kw_only=True):
+class Settings(SettingsSection, frozen=True, kw_only=True):
     """The whole tree. `load` checks each value; the constructor checks that they agree."""
 
-    node: Node = msgspec.field(default_factory=Node)
-    listen: Listen = msgspec.field(default_factory=Listen)
-    mailbox: Mailbox = msgspec.field(default_factory=Mailbox)
-    delivery: Delivery = msgspec.field(default_factory=Delivery)
-    journal: Journal = msgspec.field(default_factory=Journal)
-    limits: Limits = msgspec.field(default_factory=Limits)
-    room: Room = msgspec.field(default_factory=Room)
-    archive: Archive = msgspec.field(default_factory=Archive)
-    alerts: Alerts = msgspec.field(default_factory=Alerts)
-    telemetry: Telemetry = msgspec.field(default_factory=Telemetry)
-    log: Log = msgspec.field(default_factory=Log)
+    node: NodeSettings = msgspec.field(default_factory=NodeSettings)
+    listen: ListenSettings = msgspec.field(default_factory=ListenSettings)
+    mailbox: MailboxSettings = msgspec.field(default_factory=MailboxSettings)
+    delivery: DeliverySettings = msgspec.field(default_factory=DeliverySettings)
+    journal: JournalSettings = msgspec.field(default_factory=JournalSettings)
+    limits: LimitsSettings = msgspec.field(default_factory=LimitsSettings)
+    room: RoomSettings = msgspec.field(default_factory=RoomSettings)
+    archive: ArchiveSettings = msgspec.field(default_factory=ArchiveSettings)
+    alerts: AlertsSettings = msgspec.field(default_factory=AlertsSettings)
+    telemetry: TelemetrySettings = msgspec.field(default_factory=TelemetrySettings)
+    log: LogSettings = msgspec.field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:
         least = self.mailbox.ttl_secs + self.mailbox.retry_horizon_secs
@@ -440,16 +442,16 @@ class Settings(Section, frozen=True, kw_only=True):
     @classmethod
     def load(cls, path: Path | None, env: Mapping[str, str]) -> Self:
         """Load settings from the file (None: no file) and the environment, or raise ConfigError."""
-        file = {} if path is None else _read(path)
+        file = {} if path is None else _read_file(path)
         base = Path.cwd() if path is None else path.absolute().parent
-        tree = _merged(_env_defaults(env), file, _from_env(env))
+        tree = _merge_trees(_env_defaults(env), file, _read_env(env))
         try:
             return msgspec.convert(tree, cls, dec_hook=_path_reader(base, env))
         except msgspec.ValidationError as error:
-            raise ConfigError(f"{path or 'settings'}: {_sentence(error)}") from None
+            raise ConfigError(f"{path or 'settings'}: {_describe_error(error)}") from None
 
 
-def default_path(env: Mapping[str, str]) -> Path:
+def default_settings_path(env: Mapping[str, str]) -> Path:
     """Return the path of the settings file that is used when none is named."""
     return _default_state_dir(env) / FILE_NAME
 
@@ -458,18 +460,18 @@ def default_toml() -> str:
     """Return a settings file with every setting, its description and its default, commented out."""
     header = (
         "# Settings of this Gatepost gateway. Remove the leading # to change one.\n"
-        f"# An environment variable overrides this file: {_PREFIX}MAILBOX__MAX_RETRIES=5\n"
+        f"# An environment variable overrides this file: {_ENV_PREFIX}MAILBOX__MAX_RETRIES=5\n"
         "# sets max_retries in section [mailbox].\n"
     )
-    sections = (_section_toml(name, section) for name, section in _sections().items())
+    sections = (_section_toml(name, section) for name, section in _section_types().items())
     return "\n".join([header, *sections])
 
 
-def _sections() -> dict[str, type[Section]]:
+def _section_types() -> dict[str, type[SettingsSection]]:
     return get_type_hints(Settings)
 
 
-def _section_toml(name: str, section: type[Section]) -> str:
+def _section_toml(name: str, section: type[SettingsSection]) -> str:
     lines = [f"# {section.__doc__}", f"[{name}]"]
     hints = get_type_hints(section, include_extras=True)
     defaults = section()
@@ -489,7 +491,7 @@ def _toml_value(value: object) -> str:
     return json.dumps(value)
 
 
-def _read(path: Path) -> Tree:
+def _read_file(path: Path) -> SettingsTree:
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -503,28 +505,28 @@ def _read(path: Path) -> Tree:
 
 
 def _default_state_dir(env: Mapping[str, str]) -> Path:
-    return _path_reader(Path.cwd(), env)(Path, env.get(_PREFIX + "HOME") or "~/.gatepost")
+    return _path_reader(Path.cwd(), env)(Path, env.get(_ENV_PREFIX + "HOME") or "~/.gatepost")
 
 
-def _env_defaults(env: Mapping[str, str]) -> Tree:
+def _env_defaults(env: Mapping[str, str]) -> SettingsTree:
     return {"node": {"state_dir": str(_default_state_dir(env))}}
 
 
-def _from_env(env: Mapping[str, str]) -> Tree:
+def _read_env(env: Mapping[str, str]) -> SettingsTree:
     """Build a tree from GATEPOST_SECTION__KEY variables; each value already has its type."""
-    tree: Tree = {}
+    tree: SettingsTree = {}
     for variable in sorted(env):
-        if (setting := _place_of(variable)) is not None:
+        if (setting := _setting_of_variable(variable)) is not None:
             section, key = setting
-            tree.setdefault(section, {})[key] = _from_text(variable, env, section, key)
+            tree.setdefault(section, {})[key] = _parse_variable(variable, env, section, key)
     return tree
 
 
-def _place_of(variable: str) -> tuple[str, str] | None:
+def _setting_of_variable(variable: str) -> tuple[str, str] | None:
     """Return the section and key that a variable sets; None if it is not a setting."""
-    if not variable.startswith(_PREFIX):
+    if not variable.startswith(_ENV_PREFIX):
         return None
-    name = variable.removeprefix(_PREFIX).lower()
+    name = variable.removeprefix(_ENV_PREFIX).lower()
     section, nested, key = name.partition("__")
     if not nested:
         _refuse_single_underscore(variable, name)
@@ -534,22 +536,22 @@ def _place_of(variable: str) -> tuple[str, str] | None:
 
 
 def _refuse_single_underscore(variable: str, name: str) -> None:
-    for section, struct in _sections().items():
+    for section, struct in _section_types().items():
         key = name.removeprefix(section + "_")
         if key != name and key in struct.__struct_fields__:
-            meant = f"{_PREFIX}{section}__{key}".upper()
+            meant = f"{_ENV_PREFIX}{section}__{key}".upper()
             raise ConfigError(f"{variable} sets nothing: write {meant}, with two underscores")
 
 
-def _from_text(variable: str, env: Mapping[str, str], section: str, key: str) -> object:
-    hint = get_type_hints(_sections()[section], include_extras=True)[key]
+def _parse_variable(variable: str, env: Mapping[str, str], section: str, key: str) -> object:
+    hint = get_type_hints(_section_types()[section], include_extras=True)[key]
     reader = _path_reader(Path.cwd(), env)
     # A tuple is written as values separated by spaces.
     value = env[variable].split() if get_origin(hint.__origin__) is tuple else env[variable]
     try:
         return msgspec.convert(value, hint, strict=False, dec_hook=reader)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{variable}={env[variable]}: {_sentence(error)}") from None
+        raise ConfigError(f"{variable}={env[variable]}: {_describe_error(error)}") from None
 
 
 def _path_reader(base: Path, env: Mapping[str, str]) -> Callable[[type, Any], Path]:
@@ -564,16 +566,16 @@ def _path_reader(base: Path, env: Mapping[str, str]) -> Callable[[type, Any], Pa
     return read_path
 
 
-def _merged(*trees: Tree) -> Tree:
+def _merge_trees(*trees: SettingsTree) -> SettingsTree:
     """Merge the trees key by key; later trees win."""
-    result: Tree = {}
+    result: SettingsTree = {}
     for tree in trees:
         for name, section in tree.items():
             result[name] = result.get(name, {}) | section
     return result
 
 
-def _sentence(error: msgspec.ValidationError) -> str:
+def _describe_error(error: msgspec.ValidationError) -> str:
     """Return msgspec's message with the key first: `mailbox.max_retries: expected ...`."""
     problem, _, path = str(error).partition(" - at `$.")
     problem = problem[0].lower() + problem[1:]
@@ -581,16 +583,16 @@ def _sentence(error: msgspec.ValidationError) -> str:
 
 
 def _refuse_unknown_keys(tree: Mapping[str, Any], source: str) -> None:
-    sections = _sections()
+    sections = _section_types()
     for name, content in tree.items():
-        _refuse_unknown(name, tuple(sections), source, "section")
+        _refuse_unknown_name(name, tuple(sections), source, "section")
         if not isinstance(content, dict):
             raise ConfigError(f"{source}: {name} is a section, write [{name}] on a line of its own")
         for key in content:
-            _refuse_unknown(key, sections[name].__struct_fields__, source, f"[{name}] setting")
+            _refuse_unknown_name(key, sections[name].__struct_fields__, source, f"[{name}] setting")
 
 
-def _refuse_unknown(name: str, valid: tuple[str, ...], source: str, what: str) -> None:
+def _refuse_unknown_name(name: str, valid: tuple[str, ...], source: str, what: str) -> None:
     if name in valid:
         return
     nearest = difflib.get_close_matches(name, valid, n=1, cutoff=0)[0]

@@ -190,7 +190,7 @@ class WrongState(Conflict):
     code = "wrong_state"
 
 
-class StaleReceipt(Conflict):
+class StaleLeaseHandle(Conflict):
     code = "stale_receipt"
 
 
@@ -230,7 +230,7 @@ class RateLimited(GatepostError):
     code, status = "rate_limited", 429
 
 
-class Internal(GatepostError):
+class InternalError(GatepostError):
     code, status = "internal", 500
 
 
@@ -270,7 +270,7 @@ class LinkError(GatepostError):
     code = "link_error"
 
 
-class SealError(GatepostError):
+class EncryptionError(GatepostError):
     code = "seal_error"
 
 
@@ -314,16 +314,16 @@ class BackupError(JournalError):
     code = "backup_error"
 
 
-def _leaves(cls: type[GatepostError]) -> dict[str, type[GatepostError]]:
+def _classes_by_code(cls: type[GatepostError]) -> dict[str, type[GatepostError]]:
     found = {cls.code: cls}
     for sub in cls.__subclasses__():
-        found |= _leaves(sub)
+        found |= _classes_by_code(sub)
     return found
 
 
-BY_CODE: dict[str, type[GatepostError]] = _leaves(GatepostError)
+ERRORS_BY_CODE: dict[str, type[GatepostError]] = _classes_by_code(GatepostError)
 
 
-def from_code(code: str, message: str) -> GatepostError:
+def error_from_code(code: str, message: str) -> GatepostError:
     """Return the exception for a wire code; a plain GatepostError if the code is unknown."""
-    return BY_CODE.get(code, GatepostError)(message)
+    return ERRORS_BY_CODE.get(code, GatepostError)(message)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
-from gatepost.errors import GatepostError, InvalidRequest, from_code
+from gatepost.errors import GatepostError, InvalidRequest, error_from_code
 from gatepost.events.ids import AgentId, MsgId
 
 PROTOCOL_VERSION = "1.0"
@@ -23,12 +23,12 @@ Limit = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Credit = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 Wait = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 Ttl = Annotated[float, msgspec.Meta(gt=0, le=10 * 365 * 86_400)]
-Receipt = Annotated[str, msgspec.Meta(max_length=64)]
+LeaseHandle = Annotated[str, msgspec.Meta(max_length=64)]
 Reason = Annotated[str, msgspec.Meta(max_length=2000)]
 Consumer = Annotated[str, msgspec.Meta(max_length=128)]
-Receipts = Annotated[list[Receipt], msgspec.Meta(max_length=1000)]
+LeaseHandles = Annotated[list[LeaseHandle], msgspec.Meta(max_length=1000)]
 MsgIds = Annotated[list[MsgId], msgspec.Meta(max_length=1000)]
-Replies = dict[Receipt, Raw]
+Replies = dict[LeaseHandle, Raw]
 Targets = Annotated[list[AgentId], msgspec.Meta(min_length=1, max_length=1000)]
 
 
@@ -46,22 +46,22 @@ class NewMessage(Struct, rename={"from_": "from"}):
     ttl_secs: Ttl | UnsetType = UNSET
     ttlSecs: Ttl | UnsetType = UNSET
 
-    def id(self) -> str:
+    def message_id(self) -> str:
         found = self.msgId if self.msg_id is UNSET else self.msg_id
         if isinstance(found, UnsetType):
             raise InvalidRequest("a message needs a `msg_id`")
         return found
 
-    def created(self) -> int | None:
+    def created_at_ms(self) -> int | None:
         found = self.createdAt if self.created_at is UNSET else self.created_at
         return None if isinstance(found, UnsetType) else found * 1000
 
-    def ttl(self) -> int | None:
+    def ttl_ms(self) -> int | None:
         found = self.ttlSecs if self.ttl_secs is UNSET else self.ttl_secs
         return None if isinstance(found, UnsetType) else int(found * 1000)
 
 
-class Message(Struct, rename={"from_": "from"}, omit_defaults=True):
+class LeasedMessage(Struct, rename={"from_": "from"}, omit_defaults=True):
     """A message as a consumer gets it. `receipt` is its lease handle.
 
     `event` is set when the message came through `send`.
@@ -110,11 +110,11 @@ class Failure(Struct, omit_defaults=True):
     retry_after: float | None = None
 
     @classmethod
-    def of(cls, error: GatepostError, subject: str = "") -> "Failure":
+    def from_error(cls, error: GatepostError, subject: str = "") -> "Failure":
         return cls(error.code, error.message, subject, error.retry_after)
 
-    def error(self) -> GatepostError:
-        return from_code(self.code, self.message)
+    def to_error(self) -> GatepostError:
+        return error_from_code(self.code, self.message)
 
 
 class EnqueueAck(Struct, omit_defaults=True):
@@ -165,14 +165,14 @@ class Ack(Op):
     """
 
     mailbox: AgentId
-    receipts: Receipts = field(default_factory=list)
+    receipts: LeaseHandles = field(default_factory=list)
     msg_ids: MsgIds = field(default_factory=list)
     replies: Replies = field(default_factory=dict)
 
 
 class Nack(Op):
     mailbox: AgentId
-    receipts: Receipts = field(default_factory=list)
+    receipts: LeaseHandles = field(default_factory=list)
     msg_ids: MsgIds = field(default_factory=list)
     reason: Reason = ""
 
@@ -181,7 +181,7 @@ class Extend(Op):
     """Extend the leases of these lease handles: the consumer is still at work."""
 
     mailbox: AgentId
-    receipts: Receipts
+    receipts: LeaseHandles
 
 
 class Peek(Op):
@@ -275,14 +275,14 @@ class Enqueued(Answer):
 
 
 class Messages(Answer):
-    messages: list[Message]
+    messages: list[LeasedMessage]
 
 
 class Deliver(Answer):
     """Mail for a subscriber; it answers no particular operation."""
 
     mailbox: str
-    messages: list[Message]
+    messages: list[LeasedMessage]
 
 
 class Settled(Answer):
@@ -339,7 +339,7 @@ class Failed(Answer):
     error: Failure
 
 
-Reply = (
+AnyAnswer = (
     Enqueued
     | Messages
     | Deliver
@@ -371,7 +371,7 @@ class EventInfo(Struct, frozen=True, omit_defaults=True):
     priority: int = 0
 
 
-class Agent(Struct, frozen=True, omit_defaults=True):
+class AgentInfo(Struct, frozen=True, omit_defaults=True):
     """An agent that this gateway hosts.
 
     `owner` is the gateway that owns it according to the room; `rivals` claim it too, in vain.
@@ -444,7 +444,7 @@ class Replays(Struct, frozen=True):
     results: list[Replayed]
 
 
-class Stored(Struct, frozen=True):
+class StoredBlob(Struct, frozen=True):
     """A payload stored as a blob."""
 
     digest: str

@@ -35,7 +35,7 @@ from gatepost.access.invites import IssuedInvite
 from gatepost.access.revocation import ShutOut
 from gatepost.errors import GatepostError
 from gatepost.events import NodeKey
-from gatepost.journal import Database, Tx, Writer, memory
+from gatepost.journal import Database, Tx, Writer, open_memory_journal
 from gatepost.testing import ManualClock
 from gatepost.wire import Tier
 
@@ -80,8 +80,10 @@ class Gate:
                 self.path.write_bytes(empty_journal())
             self.database = Database.open(self.path, "off")
             # A crash here ends a process, not a machine; nothing needs to wait for the disk.
-            self.database.writer.execute("PRAGMA synchronous = OFF")
-        self.connection: apsw.Connection = self.database.writer if self.database else memory()
+            self.database.writer_connection.execute("PRAGMA synchronous = OFF")
+        self.connection: apsw.Connection = (
+            self.database.writer_connection if self.database else open_memory_journal()
+        )
         self.writer = Writer(self.connection, self.clock, lambda outcomes: None)
         # All that the process keeps in memory is made anew, as after a restart.
         self.directory = JournalDirectory()

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gatepost.access import Policy, invites, nodes, sessions, tokens
 from gatepost.access.forms import Challenge, ExchangeAnswer, ExchangeRequest
 from gatepost.errors import GatepostError
-from gatepost.journal.tx import Row, Tx
+from gatepost.journal.transaction import Row, Tx
 from tests.access.gate import HOUR, START, Gate, key, refused
 
 OPEN_POLICY = Policy(profile="development", require_proof=False)
@@ -291,7 +291,7 @@ def test_entry_consumes_the_invite_binds_the_key_and_admits_in_one_transaction()
 
 def _everything(tx: Tx) -> list[list[Row]]:
     tables = ("invite", "ticket", "admission", "node_session")
-    return [tx.rows(f"SELECT * FROM {table}") for table in tables]
+    return [tx.fetch_all(f"SELECT * FROM {table}") for table in tables]
 
 
 def test_an_exchange_alone_consumes_nothing(gate: Gate) -> None:

@@ -78,7 +78,7 @@ def test_storage_itself_keeps_a_used_invite_used(gate: Gate) -> None:
 def test_issuing_and_revoking_are_audited(gate: Gate) -> None:
     id = gate.invite("mbp-jane").invite.id
     gate.run(lambda tx: invites.revoke(tx, id, "jane"))
-    rows = gate.run(lambda tx: tx.rows("SELECT actor, action, subject FROM audit"))
+    rows = gate.run(lambda tx: tx.fetch_all("SELECT actor, action, subject FROM audit"))
     assert rows == [("operator", "invite.issue", id), ("jane", "invite.revoke", id)]
 
 

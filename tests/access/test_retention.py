@@ -7,7 +7,7 @@ def prune(gate: Gate) -> int:
 
 
 def rows(gate: Gate, table: str) -> int:
-    return gate.run(lambda tx: tx.rows(f"SELECT count(*) FROM {table}"))[0][0]  # type: ignore[no-any-return]
+    return gate.run(lambda tx: tx.fetch_all(f"SELECT count(*) FROM {table}"))[0][0]  # type: ignore[no-any-return]
 
 
 def test_a_replay_guard_stays_as_long_as_its_invite_could_be_presented(gate: Gate) -> None:

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 from gatepost.archive import manifest
 from gatepost.archive.seal import Archive, Policy
 from gatepost.archive.store import Store
-from gatepost.events import EventIds, NodeKey, Receipt, encode_payload
-from gatepost.journal import Tx, Writer, memory
-from gatepost.journal.outbox import Draft, Outbox
-from gatepost.journal.writer import Job
+from gatepost.events import EventIdGenerator, NodeKey, Receipt, encode_payload
+from gatepost.journal import Tx, Writer, open_memory_journal
+from gatepost.journal.outbox import EventDraft, Outbox
+from gatepost.journal.writer import WriteJob
 from gatepost.testing import ManualClock
 
 NODE = "node-1"
@@ -26,9 +26,9 @@ class Desk:
     def __init__(self, root: Path, connection: apsw.Connection | None = None) -> None:
         self.root = root
         self.clock = ManualClock(NOW)
-        self.key = NodeKey.create(self.clock)
-        self.ids = EventIds(self.clock)
-        self.connection = connection or memory()
+        self.key = NodeKey.generate(self.clock)
+        self.ids = EventIdGenerator(self.clock)
+        self.connection = connection or open_memory_journal()
         self.begin("first")
 
     @classmethod
@@ -36,7 +36,7 @@ class Desk:
         """The desk of a journal that is there already; its key is always the same."""
         desk = cls.__new__(cls)
         desk.root, desk.connection, desk.clock = root, connection, ManualClock(NOW)
-        desk.key, desk.ids = NodeKey.create(desk.clock), EventIds(desk.clock)
+        desk.key, desk.ids = NodeKey.generate(desk.clock), EventIdGenerator(desk.clock)
         desk.incarnation = "first"
         desk.begin_again()
         return desk
@@ -52,23 +52,23 @@ class Desk:
         outbox = Outbox(NODE, self.incarnation, self.key)
         self.writer = Writer(self.connection, self.clock, lambda _: None, participants=(outbox,))
 
-    def group(self, *drafts: Draft) -> None:
+    def group(self, *drafts: EventDraft) -> None:
         """One commit group."""
-        jobs: list[Job] = [(partial(_append, draft), lambda *_: None) for draft in drafts]
+        jobs: list[WriteJob] = [(partial(_append, draft), lambda *_: None) for draft in drafts]
         assert not [error for _, _, error in self.writer.run_group(jobs) if error]
 
     def groups(self, *sizes: int) -> None:
         for size in sizes:
             self.group(*(self.message() for _ in range(size)))
 
-    def message(self, **fields: Any) -> Draft:
-        id = self.ids.next()
+    def message(self, **fields: Any) -> EventDraft:
+        id = self.ids.next_id()
         given = {"kind": "message", "source_agent_id": "al", "to_agent_id": "bob", "corr_id": id}
-        return Draft(**{"event_id": id, **given, **fields})
+        return EventDraft(**{"event_id": id, **given, **fields})
 
-    def ack(self, ref: Draft, receipt: Receipt) -> Draft:
-        return Draft(
-            event_id=self.ids.next(),
+    def ack(self, ref: EventDraft, receipt: Receipt) -> EventDraft:
+        return EventDraft(
+            event_id=self.ids.next_id(),
             kind="ack",
             source_agent_id="bob",
             to_node_id="node-2",
@@ -108,5 +108,5 @@ class Desk:
         return {str(p.relative_to(self.root)) for p in self.root.rglob("*") if p.is_file()}
 
 
-def _append(draft: Draft, tx: Tx) -> None:
-    tx.append(draft)
+def _append(draft: EventDraft, tx: Tx) -> None:
+    tx.append_event(draft)

@@ -11,10 +11,10 @@ GROUPS, SIZE = 300, 10
 
 def main(folder: Path, to_the_end: bool) -> None:
     database = Database.open(folder / "journal.db")
-    full = database.writer.execute("SELECT count(*) FROM outbox").get == GROUPS * SIZE
+    full = database.writer_connection.execute("SELECT count(*) FROM outbox").get == GROUPS * SIZE
     if not full:
         fill(database)
-    desk = Desk.reopened(folder / "archive", database.writer)
+    desk = Desk.reopened(folder / "archive", database.writer_connection)
     archive = desk.archive(rows=50, age=0)
     print("sealing", flush=True)
     while archive.seal(desk.tx()):
@@ -25,7 +25,7 @@ def main(folder: Path, to_the_end: bool) -> None:
 
 
 def fill(database: Database) -> None:
-    desk = Desk(Path("unused"), database.writer)
+    desk = Desk(Path("unused"), database.writer_connection)
     for _ in range(GROUPS):
         desk.groups(SIZE)
 

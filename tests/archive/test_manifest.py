@@ -12,7 +12,7 @@ from gatepost.events import NodeKey
 from gatepost.testing import ManualClock
 from tests.archive.desk import NODE, Desk
 
-KEY = NodeKey.create(ManualClock())
+KEY = NodeKey.generate(ManualClock())
 SEGMENT = Segment(
     path="date=2026-03-02/1-9.parquet", incarnation="a", first=1, last=9, rows=9, bytes=100,
     sha256="00", min_created_at=1, max_created_at=2, chain="00", sealed_at=3,
@@ -48,7 +48,7 @@ def test_the_form_on_disk() -> None:
         {"segments": ()},
         {"segments": (replace(SEGMENT, sha256="01"),)},
         {"incarnations": (Incarnation("a", 2),)},
-        {"public_key": NodeKey.create(ManualClock(seed=1)).public},
+        {"public_key": NodeKey.generate(ManualClock(seed=1)).public},
     ],
 )
 def test_every_part_is_signed(changed: dict[str, object]) -> None:

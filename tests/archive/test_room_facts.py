@@ -11,7 +11,7 @@ from gatepost.events import NodeKey
 from gatepost.testing import ManualClock
 from tests.archive.desk import Desk
 
-KEY, OTHER = NodeKey.create(ManualClock()), NodeKey.create(ManualClock(seed=1))
+KEY, OTHER = NodeKey.generate(ManualClock()), NodeKey.generate(ManualClock(seed=1))
 FACTS = RoomFacts(
     node="ann",
     at=5,

@@ -109,7 +109,7 @@ def test_an_archive_of_another_key_is_left_alone(desk: Desk) -> None:
     desk.groups(10)
     desk.seal()
     before = desk.files()
-    desk.key = NodeKey.create(ManualClock(seed=9))
+    desk.key = NodeKey.generate(ManualClock(seed=9))
     with pytest.raises(ArchiveError, match="not signed by this node"):
         desk.seal()
     assert desk.files() == before
@@ -467,11 +467,13 @@ def test_readers_go_on_where_they_were(desk: Desk) -> None:
 
 
 def _outbox(desk: Desk) -> list[int]:
-    return [int(row[0]) for row in desk.tx().rows("SELECT seq FROM outbox ORDER BY seq")]
+    return [int(row[0]) for row in desk.tx().fetch_all("SELECT seq FROM outbox ORDER BY seq")]
 
 
 def _heads(desk: Desk) -> list[int]:
-    return [int(row[0]) for row in desk.tx().rows("SELECT last_seq FROM head ORDER BY last_seq")]
+    return [
+        int(row[0]) for row in desk.tx().fetch_all("SELECT last_seq FROM head ORDER BY last_seq")
+    ]
 
 
 @pytest.mark.parametrize(

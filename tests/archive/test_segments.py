@@ -8,10 +8,10 @@ from msgspec import Raw
 from gatepost.archive.segments import Group, day, file_name, table
 from gatepost.errors import ArchiveError
 from gatepost.events import (
-    DeadLetter,
+    DeadLetterNotice,
+    PayloadCipher,
     PayloadRef,
     Receipt,
-    Sealer,
     Signal,
     TaskInfo,
     Trace,
@@ -35,7 +35,7 @@ def _said(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_an_envelope_in_full(desk: Desk) -> None:
-    cause = desk.ids.next()
+    cause = desk.ids.next_id()
     draft = desk.message(
         to_node_id="node-2",
         pair_seq=7,
@@ -90,7 +90,7 @@ def test_an_envelope_in_full(desk: Desk) -> None:
         ),
         (
             "dead_letter",
-            DeadLetter(reason="expired", attempts=3, pair_seq=8),
+            DeadLetterNotice(reason="expired", attempts=3, pair_seq=8),
             {"reason": "expired", "dead_attempts": 3},
         ),
         (
@@ -104,7 +104,7 @@ def test_an_envelope_in_full(desk: Desk) -> None:
     ],
 )
 def test_clear_payloads(desk: Desk, kind: str, payload: object, said: dict[str, Any]) -> None:
-    ref, raw = desk.ids.next(), encode_payload(payload)
+    ref, raw = desk.ids.next_id(), encode_payload(payload)
     row = _said(_row(desk, kind=kind, ref_event_id=ref, payload=raw))
     assert row.pop("payload_size") == len(raw)
     for field in ("event_id", "corr_id", "created_at", "source_agent", "to_agent"):
@@ -114,15 +114,17 @@ def test_clear_payloads(desk: Desk, kind: str, payload: object, said: dict[str, 
 
 
 def test_attempts_of_a_dead_letter_may_be_none(desk: Desk) -> None:
-    letter = _row(desk, kind="dead_letter", payload=encode_payload(DeadLetter(reason="no_route")))
+    letter = _row(
+        desk, kind="dead_letter", payload=encode_payload(DeadLetterNotice(reason="no_route"))
+    )
     assert letter["dead_attempts"] == 0
 
 
 def test_a_sealed_payload_is_as_large_as_what_it_seals(desk: Desk) -> None:
-    sealer = Sealer(desk.key, desk.clock)
+    sealer = PayloadCipher(desk.key, desk.clock)
     for size in (0, 1, 2, 3, 1000, 65_536):
-        id = desk.ids.next()
-        sealed, _ = sealer.seal(b"x" * size, [desk.key.public], event_id=id, source_node_id="n")
+        id = desk.ids.next_id()
+        sealed, _ = sealer.encrypt(b"x" * size, [desk.key.public], event_id=id, source_node_id="n")
         row = _row(desk, event_id=id, payload=encode_payload(sealed))
         assert row["payload_size"] == size
 

@@ -194,13 +194,13 @@ def test_a_key_the_room_knows_is_right(sealed: Desk) -> None:
 
 
 def test_a_key_the_room_does_not_know(sealed: Desk) -> None:
-    other = NodeKey.create(ManualClock(seed=5))
+    other = NodeKey.generate(ManualClock(seed=5))
     _know(sealed, other, other)
     assert _found(sealed) == [(Rule.WRONG_KEY, None)]
 
 
 def test_facts_somebody_else_signed_do_not_count(sealed: Desk) -> None:
-    other = NodeKey.create(ManualClock(seed=5))
+    other = NodeKey.generate(ManualClock(seed=5))
     _know(sealed, other, sealed.key)
     assert _found(sealed) == [(Rule.FACTS_SIGNATURE, None)]
 

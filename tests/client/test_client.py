@@ -16,7 +16,7 @@ from gatepost.errors import (
     InvalidTargets,
     OutOfOrder,
     PayloadTooLarge,
-    StaleReceipt,
+    StaleLeaseHandle,
     TurnFailed,
     UnknownAgent,
     UnknownMessage,
@@ -134,7 +134,7 @@ async def test_gateway_errors_are_raised_as_what_they_are(client: Client, unique
         await client.ack(box, second.receipt)
     await client.ack(box, first.receipt)
     await client.nack(box, second.receipt)
-    with pytest.raises(StaleReceipt):
+    with pytest.raises(StaleLeaseHandle):
         await client.ack(box, second.receipt)
     with pytest.raises(UnknownAgent, match="nobody"):
         await client.send("nobody", 1)

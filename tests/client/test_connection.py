@@ -13,7 +13,7 @@ from gatepost.errors import (
     InvalidId,
     InvalidRequest,
     PayloadTooLarge,
-    StaleReceipt,
+    StaleLeaseHandle,
     Unauthorized,
     Unavailable,
 )
@@ -84,7 +84,7 @@ async def test_a_bad_receipt_does_not_fail_the_acks_beside_it(
     await client.enqueue(box, 1)
     (message,) = await client.dequeue(box)
     bad, good = client.ack(box, "nonsense"), client.ack(box, message.receipt)
-    with pytest.raises(StaleReceipt):
+    with pytest.raises(StaleLeaseHandle):
         await bad
     await good
 

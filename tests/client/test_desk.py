@@ -14,7 +14,7 @@ async def nothing(_: str) -> AsyncIterator[bytes]:
 
 
 def mail(id: str, sender: str = "a", receipt: str = "") -> Message:
-    found = wire.Message(id, sender, "bob", Raw(b"null"), 0, 0, receipt or f"{id}.1", 10.0)
+    found = wire.LeasedMessage(id, sender, "bob", Raw(b"null"), 0, 0, receipt or f"{id}.1", 10.0)
     return Message(found, nothing)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from gatepost.client import SyncClient
-from gatepost.errors import StaleReceipt, Unavailable
+from gatepost.errors import StaleLeaseHandle, Unavailable
 from gatepost.testing import GatewayProcess
 
 Unique = Callable[[str], str]
@@ -21,7 +21,7 @@ def test_a_message_goes_in_and_comes_out(gateway: GatewayProcess, unique: Unique
         for message in messages:
             client.ack(box, message.receipt)
         assert client.peek(box) == []
-        with pytest.raises(StaleReceipt):
+        with pytest.raises(StaleLeaseHandle):
             client.ack(box, "nonsense")
         assert client.status().accepting
 

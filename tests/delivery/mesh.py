@@ -19,12 +19,12 @@ from gatepost.delivery.messages import fingerprint
 from gatepost.delivery.relay import RelayHost
 from gatepost.delivery.relay_reader import RelayReader
 from gatepost.errors import GatepostError
-from gatepost.events import Envelope, NodeKey, decode
-from gatepost.journal import Tx, Writer, memory
-from gatepost.journal.outbox import EVERYBODY, Appended, Draft, Outbox
-from gatepost.journal.writer import Job, Outcome
-from gatepost.mailbox import Dispatcher, Policy
-from gatepost.routing import Directory, Gateway, Home
+from gatepost.events import Envelope, NodeKey, decode_event
+from gatepost.journal import Tx, Writer, open_memory_journal
+from gatepost.journal.outbox import EVERYBODY, EventDraft, Outbox, OutboxGroup
+from gatepost.journal.writer import JobOutcome, WriteJob
+from gatepost.mailbox import Dispatcher, MailboxPolicy
+from gatepost.routing import AgentHome, GatewayEntry, RoutingDirectory
 from gatepost.testing import ManualClock
 from gatepost.wire import NewSend, Sent
 
@@ -39,10 +39,10 @@ class Gate:
         self.id = id
         self.clock = clock
         self.relays = relays
-        self.key = NodeKey.create(clock)
-        self.connection = memory()
+        self.key = NodeKey.generate(clock)
+        self.connection = open_memory_journal()
         self.lives = 0
-        self.directory = Directory()
+        self.directory = RoutingDirectory()
         self.window = WINDOW
         self.start(1)
 
@@ -58,17 +58,17 @@ class Gate:
         self.agents = Agents()
         self.blobs_wanted: list[tuple[str, str]] = []
         self.messages = Messages(self.node, self.agents, Patience(), self._want_blob)
-        self.dispatcher = Dispatcher(self.clock, Policy(), self.messages.close)
+        self.dispatcher = Dispatcher(self.clock, MailboxPolicy(), self.messages.close)
         self.messages.dispatcher = self.dispatcher
         self.outbox = Outbox(self.id, self.node.incarnation, self.key)
-        self.outbox.published = self._published
+        self.outbox.on_published = self._published
         self.writer = Writer(
             self.connection,
             self.clock,
             lambda outcomes: None,
             participants=(self.dispatcher, self.messages, self.outbox),
         )
-        self.jobs: list[Job] = []
+        self.jobs: list[WriteJob] = []
         self.ends: list[End] = []
         self.host = RelayHost(self.messages, self.window) if self.relays else None
         self.reader = RelayReader(self.node, self.messages, self.window)
@@ -92,7 +92,7 @@ class Gate:
 
     def do(self, operation: Callable[[Tx], Any]) -> Any:
         """Commit one operation now; returns what it returned."""
-        found: list[Outcome] = []
+        found: list[JobOutcome] = []
         outcomes = self.writer.run_group([(operation, lambda v, e: found.append((_drop, v, e)))])
         for done, value, error in outcomes:
             done(value, error)
@@ -118,7 +118,7 @@ class Gate:
         ((found,),) = self.rows(sql, *params)
         return found
 
-    def _published(self, group: Appended) -> None:
+    def _published(self, group: OutboxGroup) -> None:
         for end in list(self.ends):
             if not end.wire.broken:
                 end.link.appended(group)
@@ -146,11 +146,11 @@ class Gate:
 
     def note(self, to: str | None, everybody: bool = False) -> None:
         """An event that nobody acts upon."""
-        draft = Draft(
-            event_id=self.node.event_ids.next(), kind="notice", source_agent_id="gateway",
+        draft = EventDraft(
+            event_id=self.node.event_ids.next_id(), kind="notice", source_agent_id="gateway",
             to_node_id=to, everybody=everybody,
         )  # fmt: skip
-        self.do(lambda tx: tx.append(draft))
+        self.do(lambda tx: tx.append_event(draft))
 
     def mail(self) -> list[str]:
         """The event ids in its agent's mailbox, in order."""
@@ -170,7 +170,7 @@ class Gate:
     def _ack(self, receipts: list[str], tx: Tx) -> None:
         self.messages.ack(tx, self.id.upper(), receipts, [], {})
 
-    def see(self, directory: Directory) -> None:
+    def see(self, directory: RoutingDirectory) -> None:
         """The room looks like this from now on."""
         self.directory = directory
         self.do(lambda tx: self.messages.room_changed(tx, directory))
@@ -182,7 +182,7 @@ class Gate:
         return found.state
 
     def events(self) -> list[Envelope]:
-        return [decode(row[0]) for row in self.rows("SELECT body FROM outbox ORDER BY seq")]
+        return [decode_event(row[0]) for row in self.rows("SELECT body FROM outbox ORDER BY seq")]
 
     def addressed_to(self, node: str) -> list[str]:
         """The event ids it wrote for a node, in order."""
@@ -241,7 +241,7 @@ class End:
         gate = self.gate
         live = {end.peer.id for end in gate.ends if end.link.feed is not None}
         followed = any(end.source.follows for end in gate.ends)
-        gate.outbox.live = frozenset(live | {EVERYBODY} if followed else live)
+        gate.outbox.live_nodes = frozenset(live | {EVERYBODY} if followed else live)
 
     def deliver(self, other: "End") -> bool:
         """Hand the next frame to the other end."""
@@ -304,10 +304,10 @@ class Mesh:
 
     def meet(self) -> None:
         """Everyone sees the room as it is now."""
-        gateways = {name: Gateway(gate.key.public) for name, gate in self.gates.items()}
-        agents = {name.upper(): Home(name) for name in self.gates}
+        gateways = {name: GatewayEntry(gate.key.public) for name, gate in self.gates.items()}
+        agents = {name.upper(): AgentHome(name) for name in self.gates}
         for gate in self.gates.values():
-            gate.see(Directory(gateways, agents))
+            gate.see(RoutingDirectory(gateways, agents))
 
     def link(self, one: str, other: str) -> Wire:
         wire = Wire(self[one], self[other])

@@ -6,12 +6,12 @@ import pytest
 
 from gatepost.delivery import Agents
 from gatepost.errors import UnknownAgent
-from gatepost.journal import Tx, memory
+from gatepost.journal import Tx, open_memory_journal
 
 
 @pytest.fixture
 def tx() -> Iterator[Tx]:
-    connection = memory()
+    connection = open_memory_journal()
     yield Tx(connection, 1000)
     connection.close()
 
@@ -36,7 +36,7 @@ def test_removal_is_audited(tx: Tx) -> None:
     agents.register(tx, "al")
     agents.remove(tx, "al", "operator")
     assert not agents.known(tx, "al")
-    found = tx.rows("SELECT actor, action, subject FROM audit")
+    found = tx.fetch_all("SELECT actor, action, subject FROM audit")
     assert found == [("operator", "agent.remove", "al")]
     with pytest.raises(UnknownAgent):
         agents.remove(tx, "al", "operator")

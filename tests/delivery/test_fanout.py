@@ -7,7 +7,7 @@ from gatepost.delivery import fanout
 from gatepost.delivery.messages import check, fingerprint
 from gatepost.errors import IdempotencyConflict, InvalidRequest, InvalidTargets
 from gatepost.events import parse_event_id
-from gatepost.routing import Directory, Home
+from gatepost.routing import AgentHome, RoutingDirectory
 from gatepost.wire import NewSend, Sent
 from tests.delivery.mesh import Gate, Mesh
 
@@ -55,15 +55,15 @@ def test_a_star_is_everybody_but_the_sender(mesh: Mesh) -> None:
 
 def test_a_star_leaves_out_whom_nobody_answers_for(mesh: Mesh) -> None:
     a = mesh["a"]
-    a.see(Directory(a.directory.gateways, {**a.directory.agents, "gone": Home(None)}))
+    a.see(RoutingDirectory(a.directory.gateways, {**a.directory.agents, "gone": AgentHome(None)}))
     sent = _send(a, _new("*"))
     assert [copy.to_agent for copy in sent.copies] == ["B", "C"]
 
 
 def test_a_star_has_a_limit(mesh: Mesh) -> None:
     a = mesh["a"]
-    many = {f"x{n}": Home("b") for n in range(fanout.MAX_TARGETS + 1)}
-    a.see(Directory(a.directory.gateways, many))
+    many = {f"x{n}": AgentHome("b") for n in range(fanout.MAX_TARGETS + 1)}
+    a.see(RoutingDirectory(a.directory.gateways, many))
     with pytest.raises(InvalidTargets, match="1001 agents, and a message goes to 1000 at most"):
         _send(a, _new("*"))
 
@@ -100,7 +100,7 @@ def test_the_same_agent_twice_gets_it_once(mesh: Mesh) -> None:
 
 
 def test_a_repeated_call_finds_its_copies_again(mesh: Mesh) -> None:
-    new = _new(["B", "C"], event_id=mesh["a"].node.event_ids.next())
+    new = _new(["B", "C"], event_id=mesh["a"].node.event_ids.next_id())
     first, again = _send(mesh["a"], new), _send(mesh["a"], new)
     assert [c.event_id for c in first.copies] == [c.event_id for c in again.copies]
     mesh.flow()

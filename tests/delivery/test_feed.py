@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gatepost.delivery.frames import FRAME_BYTES, FRAME_EVENTS, Events, Taken
-from gatepost.events import decode
+from gatepost.events import decode_event
 from tests.conftest import choose
 from tests.delivery.mesh import Gate, Mesh, Wire
 
@@ -127,7 +127,11 @@ def test_a_reader_gets_its_own_and_what_is_for_everybody(mesh: Mesh) -> None:
     a.note("b")
     a.note(None, everybody=True)
     mesh.flow()
-    assert [decode(body).seq for frame in frames(wire, b) for body in frame.events] == [2, 4, 5]
+    assert [decode_event(body).seq for frame in frames(wire, b) for body in frame.events] == [
+        2,
+        4,
+        5,
+    ]
     assert wire.errors == []
 
 

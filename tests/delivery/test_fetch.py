@@ -35,8 +35,8 @@ class Disk:
     ) -> None:
         def do() -> None:
             try:
-                data = b"".join(self.store.read_range(digest, offset, length))
-                done(self.store.size(digest), data)
+                data = b"".join(self.store.read_ciphertext(digest, offset, length))
+                done(self.store.ciphertext_size(digest), data)
             except GatepostError:
                 done(0, b"")
 
@@ -44,13 +44,13 @@ class Disk:
 
     def put(self, digest: str, offset: int, piece: bytes, done: Done) -> None:
         self.puts.append(offset)
-        self._do(partial(self.store.put, digest, offset, piece), done)
+        self._do(partial(self.store.write_piece, digest, offset, piece), done)
 
     def complete(self, digest: str, done: Done) -> None:
-        self._do(partial(self.store.complete, digest), done)
+        self._do(partial(self.store.complete_fetch, digest), done)
 
     def abandon(self, digest: str) -> None:
-        self.work.append(partial(self.store.abandon, digest))
+        self.work.append(partial(self.store.abandon_fetch, digest))
 
     def _do(self, act: Callable[[], object], done: Done) -> None:
         def do() -> None:
@@ -119,9 +119,9 @@ class Post:
     def upload(self, gate: Gate, size: int) -> str:
         """A blob of ciphertext of about this size."""
         data = bytes(place % 251 for place in range(size))
-        blob, key = self.disks[gate.id].store.write([data])
+        blob, key = self.disks[gate.id].store.store_payload([data])
         row = (blob.digest, key, blob.size, gate.clock.now())
-        gate.do(lambda tx: tx.run("INSERT INTO blob VALUES (?, ?, ?, ?)", row))
+        gate.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, ?)", row))
         return blob.digest
 
     def send(self, source: Gate, to: Gate, size: int) -> tuple[str, str]:
@@ -165,7 +165,7 @@ def test_a_message_is_accepted_once_its_blob_is_here(post: Post, size: int) -> N
     post.flow()
     assert (b.mail(), a.state(sent)) == ([sent], "accepted")
     ((key,),) = b.rows("SELECT key FROM blob WHERE digest = ?", digest)
-    data = b"".join(post.disks["b"].store.read(digest, key))
+    data = b"".join(post.disks["b"].store.read_payload(digest, key))
     assert data == bytes(place % 251 for place in range(size))
     assert post.leftovers("b") == []
 

@@ -5,8 +5,8 @@ import pytest
 from gatepost.delivery.follow import SourcePart
 from gatepost.delivery.frames import FRAME_BYTES, FRAME_EVENTS, Events, Follow, Frame, Lives, Taken
 from gatepost.delivery.proof import check_group, check_lives
-from gatepost.events import event_digest, genesis
-from gatepost.journal.outbox import Draft
+from gatepost.events import event_digest, genesis_chain
+from gatepost.journal.outbox import EventDraft
 from tests.delivery.mesh import WINDOW, Gate, Mesh
 
 
@@ -20,7 +20,7 @@ class Follower:
         self.commit = gate.commit
         self.now = gate.clock.now
         self.part = SourcePart(self, gate.node, gate.messages, window)
-        gate.outbox.published = self.part.appended
+        gate.outbox.on_published = self.part.appended
 
     def send(self, frame: Frame) -> None:
         self.frames.append(frame)
@@ -71,7 +71,7 @@ def test_every_group_goes_out_whole_and_verifies(a: Gate) -> None:
     a.note("b")
     assert follower.spans() == [(1, 3), (4, 4), (5, 6), (7, 7)]
     digests = [event_digest(body) for each in follower.events() for body in each.events]
-    chain = genesis("a", "a-1")
+    chain = genesis_chain("a", "a-1")
     for frame in follower.events():
         for group in frame.groups:
             assert group.previous == chain
@@ -118,9 +118,11 @@ def test_without_a_window_it_ends(a: Gate) -> None:
 def test_a_large_group_goes_out_in_parts_with_its_head_in_the_last(a: Gate) -> None:
     follower = Follower(a, window=1)
     follower.follow(("a", "a-1", 6))
-    draft = Draft(event_id=a.node.event_ids.next(), kind="notice", source_agent_id="gateway")
+    draft = EventDraft(
+        event_id=a.node.event_ids.next_id(), kind="notice", source_agent_id="gateway"
+    )
     for _ in range(FRAME_EVENTS + 1):
-        a.commit(lambda tx: tx.append(draft), lambda _: None)
+        a.commit(lambda tx: tx.append_event(draft), lambda _: None)
     a.work()
     for _ in range(5):
         follower.take()

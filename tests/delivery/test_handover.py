@@ -16,14 +16,14 @@ from gatepost.delivery.link import Link
 from gatepost.delivery.messages import fingerprint
 from gatepost.delivery.node import Node
 from gatepost.errors import GatepostError
-from gatepost.events import NodeKey, Signal, decode, decode_payload
+from gatepost.events import NodeKey, Signal, decode_event, decode_payload
 from gatepost.journal import Tx, Writer
-from gatepost.journal.database import memory
-from gatepost.journal.outbox import Appended, Outbox
-from gatepost.mailbox import Dispatcher, Mail, Policy
-from gatepost.routing import Directory, Gateway, Home
+from gatepost.journal.database import open_memory_journal
+from gatepost.journal.outbox import Outbox, OutboxGroup
+from gatepost.mailbox import Dispatcher, MailboxPolicy, NewMail
+from gatepost.routing import AgentHome, GatewayEntry, RoutingDirectory
 from gatepost.testing import ManualClock
-from gatepost.wire import Message, NewSend, Sent
+from gatepost.wire import LeasedMessage, NewSend, Sent
 
 WINDOW = 1 << 20
 
@@ -33,8 +33,8 @@ class Box:
 
     def __init__(self, world: "World", id: str) -> None:
         self.world = world
-        self.connection = memory()
-        self.node = Node(id, f"{id}-1", NodeKey.create(world.clock), world.clock)
+        self.connection = open_memory_journal()
+        self.node = Node(id, f"{id}-1", NodeKey.generate(world.clock), world.clock)
         self.connection.execute("INSERT INTO incarnation VALUES (?, 1)", (f"{id}-1",))
         self.start()
 
@@ -43,16 +43,16 @@ class Box:
         self.agents = Agents()
         patience = Patience(base_backoff=1_000, ttl=60_000)
         self.messages = Messages(self.node, self.agents, patience)
-        policy = Policy(max_retries=0, inflight_timeout=5_000, ttl=60_000)
+        policy = MailboxPolicy(max_retries=0, inflight_timeout=5_000, ttl=60_000)
         self.dispatcher = Dispatcher(clock, policy, self.messages.close)
         self.messages.dispatcher = self.dispatcher
         self.outbox = Outbox(self.node.id, self.node.incarnation, self.node.key)
-        self.outbox.published = self._published
+        self.outbox.on_published = self._published
         core = (self.dispatcher, self.messages, self.outbox)
         self.writer = Writer(self.connection, clock, lambda outcomes: None, participants=core)
         self.links: list[Link] = []
 
-    def _published(self, group: Appended) -> None:
+    def _published(self, group: OutboxGroup) -> None:
         for link in self.links:
             link.appended(group)
 
@@ -66,7 +66,7 @@ class Box:
             raise error
         return value
 
-    def knows(self, directory: Directory) -> None:
+    def knows(self, directory: RoutingDirectory) -> None:
         self.run(lambda tx: self.messages.room_changed(tx, directory))
 
     def send(self, to: str, payload: object = None, sender: str = "al", **more: Any) -> Sent:
@@ -78,28 +78,30 @@ class Box:
         found: Sent = self.run(lambda tx: self.messages.status(tx, sent.event_id))
         return found
 
-    def take(self, agent: str = "job", limit: int = 100) -> list[Message]:
-        taken: list[Message] = self.run(
+    def take(self, agent: str = "job", limit: int = 100) -> list[LeasedMessage]:
+        taken: list[LeasedMessage] = self.run(
             lambda tx: self.dispatcher.dequeue(tx, agent, "consumer", limit)
         )
         return taken
 
-    def ack(self, *messages: Message, reply: object = None) -> None:
+    def ack(self, *messages: LeasedMessage, reply: object = None) -> None:
         receipts = [message.receipt for message in messages]
         said = {} if reply is None else {r: Raw(msgspec.json.encode(reply)) for r in receipts}
         to = messages[0].to
         settled = self.run(lambda tx: self.messages.ack(tx, to, receipts, [], said))
         assert settled.settled == len(messages)
 
-    def nack(self, message: Message) -> None:
+    def nack(self, message: LeasedMessage) -> None:
         self.run(lambda tx: self.messages.nack(tx, message.to, [message.receipt], [], "broken"))
 
     def events(self, kind: str = "message") -> list[Any]:
-        rows = self.run(lambda tx: tx.rows("SELECT body FROM outbox ORDER BY seq"))
-        return [event for event in (decode(row[0]) for row in rows) if event.kind == kind]
+        rows = self.run(lambda tx: tx.fetch_all("SELECT body FROM outbox ORDER BY seq"))
+        return [event for event in (decode_event(row[0]) for row in rows) if event.kind == kind]
 
     def waiting(self, agent: str = "job") -> int:
-        row = self.run(lambda tx: tx.one("SELECT waiting FROM mailbox WHERE name = ?", (agent,)))
+        row = self.run(
+            lambda tx: tx.fetch_one("SELECT waiting FROM mailbox WHERE name = ?", (agent,))
+        )
         return int(row[0]) if row else 0
 
 
@@ -127,8 +129,10 @@ class World:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.boxes = {id: Box(self, id) for id in "abc"}
-        gateways = {id: Gateway(box.node.key.public) for id, box in self.boxes.items()}
-        self.directory = Directory(gateways, {"job": Home("b"), "al": Home("a"), "bo": Home("b")})
+        gateways = {id: GatewayEntry(box.node.key.public) for id, box in self.boxes.items()}
+        self.directory = RoutingDirectory(
+            gateways, {"job": AgentHome("b"), "al": AgentHome("a"), "bo": AgentHome("b")}
+        )
         self.wires: dict[tuple[str, str], deque[bytes]] = {}
         for id, agent in (("a", "al"), ("b", "job"), ("b", "bo")):
             self.register(id, agent)
@@ -163,11 +167,11 @@ class World:
     def settle(self) -> None:
         """Run the groups that are due at once."""
         for box in self.boxes.values():
-            while box.writer.patience() == 0:
+            while box.writer.idle_timeout() == 0:
                 box.run()
 
     def move(self, to: str, agent: str = "job") -> None:
-        agents = self.directory.agents | {agent: Home(to)}
+        agents = self.directory.agents | {agent: AgentHome(to)}
         self.directory = replace(self.directory, agents=agents)
 
     def know(self, *ids: str) -> None:
@@ -213,7 +217,7 @@ def c(world: World) -> Box:
     return world.boxes["c"]
 
 
-def payloads(messages: list[Message]) -> list[Any]:
+def payloads(messages: list[LeasedMessage]) -> list[Any]:
     return [msgspec.json.decode(message.payload) for message in messages]
 
 
@@ -264,7 +268,7 @@ def test_what_went_wrong_is_passed_on_as_it_is(world: World, a: Box, b: Box, c: 
     world.flow()
     status = a.status(sent)
     assert (status.state, status.outcome, status.reason) == ("processed", "dead_letter", "broken")
-    dead = b.run(lambda tx: tx.rows("SELECT * FROM dead_letter"))
+    dead = b.run(lambda tx: tx.fetch_all("SELECT * FROM dead_letter"))
     assert dead == [], "it lies where the agent lives"
 
 
@@ -350,16 +354,16 @@ def test_mail_whose_consumer_never_came_back_is_handed_over_when_its_lease_ends(
 
 
 def test_plain_mail_is_forwarded_as_an_event(world: World, b: Box, c: Box) -> None:
-    b.run(lambda tx: b.dispatcher.enqueue(tx, "job", "bo", [Mail("old", b'"before"')]))
+    b.run(lambda tx: b.dispatcher.enqueue(tx, "job", "bo", [NewMail("old", b'"before"')]))
     world.moves("c")
-    b.run(lambda tx: b.dispatcher.enqueue(tx, "job", "bo", [Mail("new", b'"after"')]))
+    b.run(lambda tx: b.dispatcher.enqueue(tx, "job", "bo", [NewMail("new", b'"after"')]))
     world.flow()
     mail = c.take()
     assert payloads(mail) == ["before", "after"]
     c.ack(*mail)
     world.flow()
     assert b.waiting() == 0
-    assert b.run(lambda tx: tx.rows("SELECT * FROM handover")) == []
+    assert b.run(lambda tx: tx.fetch_all("SELECT * FROM handover")) == []
 
 
 @pytest.mark.parametrize("killed", ["b", "c"])
@@ -491,7 +495,7 @@ def test_a_large_payload_follows_as_a_blob_and_one_that_is_gone_is_told_of(
     world: World, b: Box, c: Box
 ) -> None:
     digest = f"sha256:{'0' * 64}"
-    b.run(lambda tx: tx.run("INSERT INTO blob VALUES (?, ?, 5, 0)", (digest, b"k" * 32)))
+    b.run(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, 5, 0)", (digest, b"k" * 32)))
     new = NewSend("bo", "job", payload_ref=digest)
     kept = b.run(lambda tx: b.messages.send(tx, new, fingerprint(new)))
     world.moves("c")
@@ -501,11 +505,11 @@ def test_a_large_payload_follows_as_a_blob_and_one_that_is_gone_is_told_of(
     again = NewSend("other", "job", payload_ref=digest)
     lost = b.run(lambda tx: b.messages.send(tx, again, fingerprint(again)))
     last = b.send("job", "last", "other")
-    b.run(lambda tx: tx.run("DELETE FROM blob_use"))
-    b.run(lambda tx: tx.run("DELETE FROM blob"))
+    b.run(lambda tx: tx.execute("DELETE FROM blob_use"))
+    b.run(lambda tx: tx.execute("DELETE FROM blob"))
     world.moves("c")
     assert (b.status(lost).outcome, b.status(last).state) == ("dead_letter", "accepted")
-    incidents = b.run(lambda tx: tx.rows("SELECT class, subject FROM incident"))
+    incidents = b.run(lambda tx: tx.fetch_all("SELECT class, subject FROM incident"))
     assert incidents == [("handover_failed", lost.event_id)]
     assert payloads(c.take()) == ["last"], "nothing waits for it"
 
@@ -555,9 +559,9 @@ def test_what_nobody_can_take_is_a_dead_letter_at_once(world: World, a: Box) -> 
     assert (sent.state, sent.reason) == ("dead_letter", "no_route")
     again = a.send("job", {"keep": "me"}, idempotency_key="k")
     assert (again.event_id, again.state) == (sent.event_id, "dead_letter")
-    ((payload, reason),) = a.run(lambda tx: tx.rows("SELECT payload, reason FROM undelivered"))
+    ((payload, reason),) = a.run(lambda tx: tx.fetch_all("SELECT payload, reason FROM undelivered"))
     assert (msgspec.json.decode(payload), reason) == ({"keep": "me"}, "no_route")
-    incidents = a.run(lambda tx: tx.rows("SELECT class, subject FROM incident"))
+    incidents = a.run(lambda tx: tx.fetch_all("SELECT class, subject FROM incident"))
     assert incidents == [("dead_letter", sent.event_id)]
     (message,), (letter,) = a.events(), a.events("dead_letter")
     assert (message.event_id, letter.ref_event_id) == (sent.event_id, sent.event_id)

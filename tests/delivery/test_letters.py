@@ -12,7 +12,7 @@ from gatepost.delivery.letters import Filter, Letter, is_safe
 from gatepost.delivery.messages import fingerprint
 from gatepost.errors import UnknownMessage
 from gatepost.journal import Tx
-from gatepost.routing import Directory, Home
+from gatepost.routing import AgentHome, RoutingDirectory
 from gatepost.wire import NewSend, Replayed
 from tests.delivery.mesh import Gate, Mesh
 
@@ -48,7 +48,7 @@ def _letters(gate: Gate, wanted: Filter | None = None, **page: Any) -> list[Lett
 
 def _replay(gate: Gate, letter: Letter, force: bool = False) -> Replayed:
     def resend(tx: Tx, letter: Letter) -> str:
-        out = letter.outgoing(gate.node.event_ids.next())
+        out = letter.outgoing(gate.node.event_ids.next_id())
         gate.messages.send_again(tx, out, letter.node)
         return out.event_id
 
@@ -146,7 +146,7 @@ def test_a_verdict_counts_even_when_the_delivery_is_forgotten(mesh: Mesh) -> Non
     _away(mesh, "b")
     a.send(b, ttl_secs=60)
     _pass_time(mesh, HOUR)
-    a.do(lambda tx: tx.run("DELETE FROM delivery"))
+    a.do(lambda tx: tx.execute("DELETE FROM delivery"))
     mesh.meet()
     mesh.link("a", "b")
     mesh.flow()
@@ -155,8 +155,8 @@ def test_a_verdict_counts_even_when_the_delivery_is_forgotten(mesh: Mesh) -> Non
 
 def test_a_refusal_is_a_verdict(mesh: Mesh) -> None:
     a = mesh["a"]
-    agents = {**a.directory.agents, "nobody": Home("b")}
-    a.see(Directory(a.directory.gateways, agents))
+    agents = {**a.directory.agents, "nobody": AgentHome("b")}
+    a.see(RoutingDirectory(a.directory.gateways, agents))
     mesh.link("a", "b")
     new = NewSend("A", "nobody", payload=UNSET)
     a.do(lambda tx: a.messages.send(tx, new, fingerprint(new)))
@@ -169,7 +169,7 @@ def test_a_refusal_is_a_verdict(mesh: Mesh) -> None:
 def test_what_was_held_when_its_sender_gave_up_is_said_to_be_untouched(mesh: Mesh) -> None:
     a, b = mesh["a"], mesh["b"]
     key = (DIGEST, b"k" * 32, 10, mesh.clock.now())
-    a.do(lambda tx: tx.run("INSERT INTO blob VALUES (?, ?, ?, ?)", key))
+    a.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, ?)", key))
     mesh.link("a", "b")
     new = NewSend("A", "B", payload_ref=DIGEST, ttl_secs=60)
     a.do(lambda tx: a.messages.send(tx, new, fingerprint(new)))
@@ -226,7 +226,7 @@ def test_filters_and_pages(mesh: Mesh) -> None:
     assert [each.id for each in _letters(a, Filter(replayed=True))] == [ids[0]]
     assert len(_letters(a, Filter(replayed=False))) == 4
     with pytest.raises(UnknownMessage):
-        _letters(a, after=a.node.event_ids.next())
+        _letters(a, after=a.node.event_ids.next_id())
 
 
 def test_discarding_is_for_good_and_audited(mesh: Mesh) -> None:

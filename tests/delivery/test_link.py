@@ -16,7 +16,7 @@ from gatepost.delivery.frames import (
     Subscribe,
     Taken,
 )
-from gatepost.events import decode
+from gatepost.events import decode_event
 from tests.delivery.mesh import Gate, Mesh, Wire
 
 
@@ -37,7 +37,7 @@ def b(mesh: Mesh) -> Gate:
 
 def events_seen(wire: Wire, gate: Gate) -> list[int]:
     frames = [each for each in wire.end_of(gate).seen if isinstance(each, Events)]
-    return [decode(body).seq for frame in frames for body in frame.events]
+    return [decode_event(body).seq for frame in frames for body in frame.events]
 
 
 def of(kind: type[Frame], wire: Wire, gate: Gate) -> list[Any]:
@@ -130,7 +130,7 @@ def leave_out(wire: Wire, gate: Gate, *seqs: int) -> None:
     def tamper(frame: AnyFrame) -> AnyFrame:
         if not isinstance(frame, Events):
             return frame
-        events = [body for body in frame.events if decode(body).seq not in seqs]
+        events = [body for body in frame.events if decode_event(body).seq not in seqs]
         return replace(frame, events=events)
 
     wire.end_of(gate).tamper = tamper

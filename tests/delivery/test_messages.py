@@ -12,17 +12,17 @@ import pytest
 from msgspec import Raw
 
 from gatepost.errors import GatepostError, IdempotencyConflict, MailboxFull, UnknownAgent
-from gatepost.events import EventIds, decode, genesis, verify_group
+from gatepost.events import EventIdGenerator, decode_event, genesis_chain, verify_group
 from gatepost.gateway.operations import Operations
-from gatepost.journal.outbox import heads
-from gatepost.mailbox.deadletters import Filter
+from gatepost.journal.outbox import read_heads
+from gatepost.mailbox.dead_letters import DeadLetterFilter
 from gatepost.testing import ManualClock
 from gatepost.wire import (
     Ack,
     Await,
     Dequeue,
     Enqueue,
-    Message,
+    LeasedMessage,
     Nack,
     NewMessage,
     NewSend,
@@ -67,17 +67,17 @@ class Post:
         assert isinstance(sent, Sent)
         return sent
 
-    async def take(self, agent: str = "bob", limit: int = 1) -> list[Message]:
+    async def take(self, agent: str = "bob", limit: int = 1) -> list[LeasedMessage]:
         reply = await self.operations.perform(Dequeue(mailbox=agent, limit=limit))
-        messages: list[Message] = reply.messages
+        messages: list[LeasedMessage] = reply.messages
         return messages
 
-    async def ack(self, message: Message, reply: object = None) -> None:
+    async def ack(self, message: LeasedMessage, reply: object = None) -> None:
         replies = {} if reply is None else {message.receipt: Raw(json.dumps(reply).encode())}
         op = Ack(mailbox=message.to, receipts=[message.receipt], replies=replies)
         assert (await self.operations.perform(op)).settled == 1
 
-    async def nack(self, message: Message) -> None:
+    async def nack(self, message: LeasedMessage) -> None:
         op = Nack(mailbox=message.to, receipts=[message.receipt], reason="broken")
         assert (await self.operations.perform(op)).settled == 1
 
@@ -87,8 +87,8 @@ class Post:
         return reply.result
 
     async def outbox(self) -> list[Any]:
-        rows = await self.core.read(lambda tx: tx.rows("SELECT body FROM outbox ORDER BY seq"))
-        return [decode(row[0]) for row in rows]
+        rows = await self.core.read(lambda tx: tx.fetch_all("SELECT body FROM outbox ORDER BY seq"))
+        return [decode_event(row[0]) for row in rows]
 
 
 async def test_sending_appends_the_event_and_its_first_receipt(post: Post) -> None:
@@ -187,7 +187,7 @@ async def test_the_same_key_with_another_body_or_receiver_is_a_conflict(post: Po
 
 
 async def test_an_event_id_makes_a_send_repeatable(post: Post, clock: ManualClock) -> None:
-    id = EventIds(clock).next()
+    id = EventIdGenerator(clock).next_id()
     await post.send("hi", event_id=id)
     assert (await post.send("hi", event_id=id)).event_id == id
     assert len(await post.take("bob", 5)) == 1
@@ -222,8 +222,8 @@ async def test_a_payload_over_the_inline_limit_becomes_a_blob(post: Post) -> Non
     (mail,) = await post.take()
     info = msgspec.json.decode(bytes(msgspec.json.encode(mail.event)))
     assert bytes(mail.payload) == b"null"
-    ((key,),) = await post.core.read(lambda tx: tx.rows("SELECT key FROM blob"))
-    content = b"".join(post.core.blobs.read(info["payload_ref"], key))
+    ((key,),) = await post.core.read(lambda tx: tx.fetch_all("SELECT key FROM blob"))
+    content = b"".join(post.core.blobs.read_payload(info["payload_ref"], key))
     assert json.loads(content) == large
     event = (await post.outbox())[0]
     assert event.payload_ref is not None
@@ -255,7 +255,7 @@ async def test_replaying_a_dead_event_is_a_new_event_caused_by_the_old(
     post: Post, clock: ManualClock
 ) -> None:
     sent = await _kill(post, clock)
-    (ack,) = await post.operations.replay("bob", Filter(), 10, None, "operator")
+    (ack,) = await post.operations.replay("bob", DeadLetterFilter(), 10, None, "operator")
     assert (ack.queued, ack.pending) == (True, 1)
     assert ack.msg_id != sent.event_id
     event = next(e for e in await post.outbox() if e.event_id == ack.msg_id)
@@ -273,18 +273,18 @@ async def test_replaying_into_a_full_mailbox_says_so_and_loses_nothing(
     await _kill(post, clock)
     for _ in range(5):
         await post.send()
-    (ack,) = await post.operations.replay("bob", Filter(), 10, None, "operator")
+    (ack,) = await post.operations.replay("bob", DeadLetterFilter(), 10, None, "operator")
     assert ack.error is not None
     assert ack.error.code == "mailbox_full"
     await post.take("bob", 5)
-    (ack,) = await post.operations.replay("bob", Filter(), 10, None, "operator")
+    (ack,) = await post.operations.replay("bob", DeadLetterFilter(), 10, None, "operator")
     assert ack.queued
 
 
 async def test_replaying_to_a_removed_agent_is_refused(post: Post, clock: ManualClock) -> None:
     await _kill(post, clock)
     await post.core.commit(lambda tx: post.core.agents.remove(tx, "bob", "operator"))
-    (ack,) = await post.operations.replay("bob", Filter(), 10, None, "operator")
+    (ack,) = await post.operations.replay("bob", DeadLetterFilter(), 10, None, "operator")
     assert ack.error is not None
     assert ack.error.code == "unknown_agent"
 
@@ -292,7 +292,7 @@ async def test_replaying_to_a_removed_agent_is_refused(post: Post, clock: Manual
 async def test_a_replayed_blob_is_still_there(post: Post, clock: ManualClock) -> None:
     await post.send("x" * 70_000)
     await post.operations.purge("bob", "operator")
-    await post.operations.replay("bob", Filter(), 10, None, "operator")
+    await post.operations.replay("bob", DeadLetterFilter(), 10, None, "operator")
     (mail,) = await post.take()
     assert b'"payload_ref"' in bytes(msgspec.json.encode(mail.event))
 
@@ -347,10 +347,10 @@ async def test_a_group_that_fails_wakes_nobody_and_forgets_no_one(
 
 async def test_the_outbox_of_all_this_is_one_signed_chain(post: Post, clock: ManualClock) -> None:
     await _kill(post, clock)
-    await post.operations.replay("bob", Filter(), 10, None, "operator")
+    await post.operations.replay("bob", DeadLetterFilter(), 10, None, "operator")
     node = post.core.node
-    groups = await post.core.read(lambda tx: list(heads(tx, node.id, node.incarnation)))
-    chain = genesis(node.id, node.incarnation)
+    groups = await post.core.read(lambda tx: list(read_heads(tx, node.id, node.incarnation)))
+    chain = genesis_chain(node.id, node.incarnation)
     for head, digests in groups:
         chain = verify_group(chain, digests, head, node.key.public)
     events = await post.outbox()

@@ -3,7 +3,7 @@
 import pytest
 
 from gatepost.delivery.pairs import Pairs
-from gatepost.journal import Tx, memory
+from gatepost.journal import Tx, open_memory_journal
 
 PAIR = ("ann", "bob")
 _OPEN = """
@@ -16,25 +16,25 @@ class Book:
     """A pair's numbers, and where each is open."""
 
     def __init__(self) -> None:
-        self.tx = Tx(memory(), 0)
+        self.tx = Tx(open_memory_journal(), 0)
         self.pairs = Pairs()
 
     def send(self, node: str) -> tuple[int, int]:
         place = self.pairs.next(self.tx, PAIR, node)
-        self.tx.run(_OPEN, (place.number.to_bytes(16), node, place.number))
+        self.tx.execute(_OPEN, (place.number.to_bytes(16), node, place.number))
         return place.number, place.base
 
     def move(self, number: int, node: str) -> tuple[str, int] | None:
-        self.tx.run("UPDATE delivery SET node = ? WHERE pair_seq = ?", (node, number))
+        self.tx.execute("UPDATE delivery SET node = ? WHERE pair_seq = ?", (node, number))
         self.pairs.pin(self.tx, PAIR, node, number)
         told = self.pairs.settled(self.tx, PAIR)
-        self.tx.settle()
+        self.tx.run_effects()
         return told
 
     def close(self, number: int) -> tuple[str, int] | None:
-        self.tx.run("UPDATE delivery SET processed_at = 1 WHERE pair_seq = ?", (number,))
+        self.tx.execute("UPDATE delivery SET processed_at = 1 WHERE pair_seq = ?", (number,))
         told = self.pairs.settled(self.tx, PAIR)
-        self.tx.settle()
+        self.tx.run_effects()
         return told
 
 

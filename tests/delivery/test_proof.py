@@ -12,26 +12,26 @@ from gatepost.delivery.proof import check_events, check_lives, sign_lives
 from gatepost.errors import LinkError
 from gatepost.events import (
     Envelope,
-    EventIds,
+    EventIdGenerator,
     NodeKey,
-    encode,
+    encode_event,
     event_digest,
-    extend,
-    genesis,
+    extend_chain,
+    genesis_chain,
     sign_head,
 )
 from gatepost.testing import ManualClock
 
 CLOCK = ManualClock(1_800_000_000_000)
-KEY = NodeKey.create(CLOCK)
-IDS = EventIds(CLOCK)
+KEY = NodeKey.generate(CLOCK)
+IDS = EventIdGenerator(CLOCK)
 LIVES: list[Life] = [("one", 1), ("two", 4)]
 
 
 def event(seq: int) -> bytes:
-    return encode(
+    return encode_event(
         Envelope(
-            event_id=IDS.next(), seq=seq, source_node_id="a", source_agent_id="al",
+            event_id=IDS.next_id(), seq=seq, source_node_id="a", source_agent_id="al",
             kind="notice", created_at=0, to_node_id="b",
         )
     )  # fmt: skip
@@ -41,12 +41,12 @@ def outbox(*sizes: int) -> tuple[list[bytes], list[Group]]:
     """An outbox in groups of these sizes, of the first life."""
     events: list[bytes] = []
     groups: list[Group] = []
-    chain = genesis("a", "one")
+    chain = genesis_chain("a", "one")
     for size in sizes:
         first = len(events) + 1
         fresh = [event(first + place) for place in range(size)]
         digests = [event_digest(body) for body in fresh]
-        previous, chain = chain, extend(chain, digests)
+        previous, chain = chain, extend_chain(chain, digests)
         head = sign_head(
             KEY, node="a", incarnation="one", first=first, last=first + size - 1, chain=chain
         )
@@ -98,7 +98,7 @@ def test_a_changed_bit_does_not_pass(data: st.DataObject) -> None:
 def test_a_group_of_another_key_or_life_does_not_pass() -> None:
     events, groups = outbox(2)
     with pytest.raises(LinkError, match="not signed"):
-        check_events(frame(events, groups), LIVES, NodeKey.create(CLOCK).public)
+        check_events(frame(events, groups), LIVES, NodeKey.generate(CLOCK).public)
     other = replace(frame(events, groups), life="two", first_seq=4)
     with pytest.raises(LinkError, match="not signed"):
         check_events(other, LIVES, KEY.public)
@@ -133,7 +133,7 @@ def test_lives_out_of_order_do_not_pass_even_if_signed() -> None:
 def test_a_chain_is_made_of_what_it_says() -> None:
     """The check above would be worth nothing if a group could vouch for other events."""
     events, (group,) = outbox(2)
-    chain = genesis("a", "one")
+    chain = genesis_chain("a", "one")
     for body in events:
         chain = sha256(chain + sha256(body).digest()).digest()
     assert group.chain == chain

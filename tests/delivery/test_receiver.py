@@ -5,11 +5,11 @@ from msgspec import Raw
 from msgspec.structs import replace as changed
 
 from gatepost.delivery.messages import fingerprint
-from gatepost.events import Kind, Receipt, Trace, decode_payload
+from gatepost.events import EventKind, Receipt, Trace, decode_payload
 from gatepost.journal import Tx
-from gatepost.journal.outbox import Draft
-from gatepost.mailbox import Policy
-from gatepost.routing import Directory, Gateway, Home
+from gatepost.journal.outbox import EventDraft
+from gatepost.mailbox import MailboxPolicy
+from gatepost.routing import AgentHome, GatewayEntry, RoutingDirectory
 from gatepost.wire import NewSend
 from tests.delivery.mesh import Gate, Mesh
 
@@ -33,7 +33,7 @@ def b(mesh: Mesh) -> Gate:
 
 
 def receipts(gate: Gate) -> list[tuple[str, str | None]]:
-    found = [decode_payload(e, Receipt) for e in gate.events() if e.kind == Kind.ACK]
+    found = [decode_payload(e, Receipt) for e in gate.events() if e.kind == EventKind.ACK]
     return [(said.status, said.reason) for said in found]
 
 
@@ -42,7 +42,7 @@ def held(gate: Gate) -> list[str]:
 
 
 def test_a_full_mailbox_holds_mail_and_lets_receipts_through(mesh: Mesh, a: Gate, b: Gate) -> None:
-    b.dispatcher.policy = changed(Policy(), max_pending=2)
+    b.dispatcher.policy = changed(MailboxPolicy(), max_pending=2)
     mine = b.send(a).event_id
     mesh.flow()
     ids = a.send_many(b, 5)
@@ -58,8 +58,8 @@ def test_a_full_mailbox_holds_mail_and_lets_receipts_through(mesh: Mesh, a: Gate
 
 
 def test_an_agent_that_is_not_here_is_refused(mesh: Mesh, a: Gate, b: Gate) -> None:
-    gateways = {id: Gateway(gate.key.public) for id, gate in mesh.gates.items()}
-    a.see(Directory(gateways, {"GHOST": Home("b")}))
+    gateways = {id: GatewayEntry(gate.key.public) for id, gate in mesh.gates.items()}
+    a.see(RoutingDirectory(gateways, {"GHOST": AgentHome("b")}))
     new = NewSend("A", "GHOST", Raw(b"1"))
     sent = a.do(lambda tx: a.messages.send(tx, new, fingerprint(new)))
     mesh.flow()
@@ -83,13 +83,13 @@ def test_the_same_event_again_is_answered_and_not_taken_again(mesh: Mesh, a: Gat
     b.settle()
     mesh.flow()
     before = len(b.events())
-    a.do(lambda tx: tx.append(_again(a, tx, sent)))
+    a.do(lambda tx: tx.append_event(_again(a, tx, sent)))
     mesh.flow()
     assert b.mail() == [sent]
-    assert [e.kind for e in b.events()[before:]] == [Kind.ACK, Kind.ACK]
+    assert [e.kind for e in b.events()[before:]] == [EventKind.ACK, EventKind.ACK]
 
 
-def _again(gate: Gate, tx: Tx, event_id: str) -> Draft:
+def _again(gate: Gate, tx: Tx, event_id: str) -> EventDraft:
     """The event as a retry appends it."""
     sender = gate.messages.sender
     found = sender.find(tx, event_id)
@@ -98,7 +98,7 @@ def _again(gate: Gate, tx: Tx, event_id: str) -> Draft:
 
 
 def test_a_dead_letter_closes_its_gap(mesh: Mesh, a: Gate, b: Gate) -> None:
-    b.dispatcher.policy = changed(Policy(), max_pending=1)
+    b.dispatcher.policy = changed(MailboxPolicy(), max_pending=1)
     a.send(b)
     gone = a.send(b, ttl_secs=5.0).event_id
     last = a.send(b).event_id

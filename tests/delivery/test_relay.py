@@ -20,8 +20,8 @@ from gatepost.delivery.frames import (
 )
 from gatepost.delivery.proof import sign_reading
 from gatepost.delivery.relay import KEEP_MS
-from gatepost.events import decode
-from gatepost.routing import Directory
+from gatepost.events import decode_event
+from gatepost.routing import RoutingDirectory
 from tests.conftest import choose
 from tests.delivery.mesh import Gate, Mesh, Wire
 
@@ -64,7 +64,7 @@ def relayed(wire: Wire, gate: Gate) -> list[Events]:
 
 
 def seqs(frames: list[Events]) -> list[int]:
-    return [decode(body).seq for frame in frames for body in frame.events]
+    return [decode_event(body).seq for frame in frames for body in frame.events]
 
 
 def tampered(mesh: Mesh, change: Tamper) -> Wire:
@@ -320,12 +320,12 @@ def test_who_is_not_in_the_room_gets_nothing_and_gives_nothing(
     mesh: Mesh, a: Gate, b: Gate, s: Gate
 ) -> None:
     gateways = {id: found for id, found in s.directory.gateways.items() if id != "a"}
-    s.see(Directory(gateways, s.directory.agents))
+    s.see(RoutingDirectory(gateways, s.directory.agents))
     a.send(b)
     mesh.flow()
     wire = reconnect(mesh, "b", "s")
     assert relayed(wire, b) == []
-    s.see(Directory({}, {}))
+    s.see(RoutingDirectory({}, {}))
     assert "not in this room" in reconnect(mesh, "b", "s").errors[0]
 
 
@@ -334,7 +334,7 @@ def test_who_was_asked_for_before_the_relay_heard_of_it_is_relayed_once_it_has(
 ) -> None:
     whole = s.directory
     gateways = {id: found for id, found in whole.gateways.items() if id != "a"}
-    s.see(Directory(gateways, whole.agents))
+    s.see(RoutingDirectory(gateways, whole.agents))
     reconnect(mesh, "b", "s")
     sent = a.send(b).event_id
     mesh.flow()

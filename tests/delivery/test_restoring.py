@@ -11,8 +11,8 @@ from gatepost.delivery.letters import is_safe
 from gatepost.delivery.messages import fingerprint
 from gatepost.delivery.sender import RESTORED
 from gatepost.journal import Tx, Writer
-from gatepost.mailbox import Policy
-from gatepost.routing import Directory, Home, Rule
+from gatepost.mailbox import MailboxPolicy
+from gatepost.routing import AgentHome, RoutingDirectory, RoutingRule
 from gatepost.wire import NewSend
 from tests.delivery.mesh import Gate, Mesh, Wire
 
@@ -166,7 +166,7 @@ def test_a_pair_that_went_elsewhere_meanwhile_does_not_wait_for_what_is_lost() -
     mesh.flow()
     wire.cut()
     third = a.send(b).event_id
-    a.see(Directory(a.directory.gateways, {**a.directory.agents, "B": Home("c")}))
+    a.see(RoutingDirectory(a.directory.gateways, {**a.directory.agents, "B": AgentHome("c")}))
     fourth = a.send(b).event_id
     _restore(mesh, b, backup)
     mesh.link("a", "b")
@@ -203,7 +203,7 @@ def test_what_is_held_goes_back_to_its_senders_judgement(mesh: Mesh) -> None:
     _link(mesh)
     a, b = mesh["a"], mesh["b"]
     blob = (DIGEST, b"k" * 32, 10, mesh.clock.now())
-    a.do(lambda tx: tx.run("INSERT INTO blob VALUES (?, ?, ?, ?)", blob))
+    a.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, ?)", blob))
     new = NewSend("A", "B", payload_ref=DIGEST)
     a.do(lambda tx: a.messages.send(tx, new, fingerprint(new)))
     a.send(b)
@@ -264,7 +264,7 @@ def test_an_event_of_an_earlier_life_does_not_keep_a_number_from_its_place(mesh:
     _link(mesh)
     a, b = mesh["a"], mesh["b"]
     blob = (DIGEST, b"k" * 32, 10, mesh.clock.now())
-    a.do(lambda tx: tx.run("INSERT INTO blob VALUES (?, ?, ?, ?)", blob))
+    a.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, ?)", blob))
     backup = a.backup()
 
     def send() -> list[str]:
@@ -286,9 +286,9 @@ def test_an_offer_that_was_confirmed_since_is_not_offered_again() -> None:
     mesh = Mesh("a", "b", "c")
     a, b, c = mesh["a"], mesh["b"], mesh["c"]
     c.do(lambda tx: c.agents.register(tx, "B", standby=True))
-    agents = {**a.directory.agents, "B": Home("b", ("c",))}
+    agents = {**a.directory.agents, "B": AgentHome("b", ("c",))}
     for gate in mesh.gates.values():
-        gate.see(Directory(a.directory.gateways, agents, {"B": Rule("b", ("c",))}))
+        gate.see(RoutingDirectory(a.directory.gateways, agents, {"B": RoutingRule("b", ("c",))}))
     sent = a.send(b).event_id
     backup = a.backup()
     mesh.link("a", "b")
@@ -308,9 +308,9 @@ def test_an_offer_of_an_earlier_life_that_is_held_stops_nobody() -> None:
     """Nobody would ever confirm it, and what is no offer waits for offers before it."""
     mesh = Mesh("a", "b", "c")
     a, b, c = mesh["a"], mesh["b"], mesh["c"]
-    agents = {**a.directory.agents, "B": Home("b", ("c",))}
-    a.see(Directory(a.directory.gateways, agents, {"B": Rule("b", ("c",))}))
-    b.dispatcher.policy = Policy(max_pending=1)
+    agents = {**a.directory.agents, "B": AgentHome("b", ("c",))}
+    a.see(RoutingDirectory(a.directory.gateways, agents, {"B": RoutingRule("b", ("c",))}))
+    b.dispatcher.policy = MailboxPolicy(max_pending=1)
     mesh.link("b", "c")
     c.send(b)
     backup = a.backup()
@@ -334,13 +334,13 @@ def test_what_may_have_been_used_since_is_good_no_more(mesh: Mesh) -> None:
     b = mesh["b"]
 
     def fill(tx: Tx) -> None:
-        tx.run(
+        tx.execute(
             "INSERT INTO invite (id, tier, created_by, created_at, expires_at, secret_hash)"
             " VALUES ('i', 'edge', 'x', 0, 9, x'00')"
         )
-        tx.run("INSERT INTO agent_invite VALUES ('i', 'x', '[]', 'x', 0, 9, NULL, NULL, x'00')")
-        tx.run("INSERT INTO agent_session VALUES ('s', 'x', '[]', 0, 0, NULL, NULL)")
-        tx.run("INSERT INTO ticket VALUES ('j', 'g', NULL, 9)")
+        tx.execute("INSERT INTO agent_invite VALUES ('i', 'x', '[]', 'x', 0, 9, NULL, NULL, x'00')")
+        tx.execute("INSERT INTO agent_session VALUES ('s', 'x', '[]', 0, 0, NULL, NULL)")
+        tx.execute("INSERT INTO ticket VALUES ('j', 'g', NULL, 9)")
 
     b.do(fill)
     _restore(mesh, b, b.backup())

@@ -6,10 +6,10 @@ import pytest
 from msgspec import UNSET, Raw
 
 from gatepost.delivery.messages import fingerprint
-from gatepost.events import Kind, Receipt, decode_payload
-from gatepost.events.envelope import DeadLetter, Signal
+from gatepost.events import EventKind, Receipt, decode_payload
+from gatepost.events.envelope import DeadLetterNotice, Signal
 from gatepost.journal import Tx
-from gatepost.routing import Directory, Gateway, Home, Rule
+from gatepost.routing import AgentHome, GatewayEntry, RoutingDirectory, RoutingRule
 from gatepost.wire import NewSend
 from tests.delivery.mesh import Gate, Mesh
 
@@ -39,13 +39,13 @@ def c(mesh: Mesh) -> Gate:
 
 def online(mesh: Mesh, *names: str, fallback: bool = False) -> None:
     """Everyone believes these to be there; with `fallback`, c stands by for b's agent."""
-    gateways = {id: Gateway(gate.key.public, id in names) for id, gate in mesh.gates.items()}
-    agents = {id.upper(): Home(id, ("c",) if id == "b" else ()) for id in mesh.gates}
-    rules = {"B": Rule("b", ("c",))} if fallback else {}
+    gateways = {id: GatewayEntry(gate.key.public, id in names) for id, gate in mesh.gates.items()}
+    agents = {id.upper(): AgentHome(id, ("c",) if id == "b" else ()) for id in mesh.gates}
+    rules = {"B": RoutingRule("b", ("c",))} if fallback else {}
     if fallback:
         mesh["c"].do(lambda tx: mesh["c"].agents.register(tx, "B", standby=True))
     for gate in mesh.gates.values():
-        gate.see(Directory(gateways, agents, rules))
+        gate.see(RoutingDirectory(gateways, agents, rules))
 
 
 def wait(mesh: Mesh, ms: int) -> None:
@@ -60,12 +60,14 @@ def attempts(a: Gate, event_id: str) -> list[int]:
     return [e.attempt for e in a.events() if e.event_id == event_id]
 
 
-def letters(a: Gate) -> list[DeadLetter]:
-    return [decode_payload(e, DeadLetter) for e in a.events() if e.kind == Kind.DEAD_LETTER]
+def letters(a: Gate) -> list[DeadLetterNotice]:
+    return [
+        decode_payload(e, DeadLetterNotice) for e in a.events() if e.kind == EventKind.DEAD_LETTER
+    ]
 
 
 def signals(gate: Gate, to: str) -> list[str]:
-    found = [e for e in gate.events() if e.kind == Kind.SIGNAL and e.to_node_id == to]
+    found = [e for e in gate.events() if e.kind == EventKind.SIGNAL and e.to_node_id == to]
     return [decode_payload(e, Signal).signal for e in found]
 
 
@@ -259,8 +261,8 @@ def test_who_takes_over_does_not_wait_for_what_died_behind_it_on_the_old_route(
 
 
 def test_nobody_can_take_it_is_told_at_once_and_kept(mesh: Mesh, a: Gate) -> None:
-    gateways = {"a": Gateway(a.key.public)}
-    a.see(Directory(gateways, {"GONE": Home(None)}))
+    gateways = {"a": GatewayEntry(a.key.public)}
+    a.see(RoutingDirectory(gateways, {"GONE": AgentHome(None)}))
     new = NewSend("A", "GONE", Raw(b"1"))
     sent = a.do(lambda tx: a.messages.send(tx, new, fingerprint(new)))
     assert (sent.state, sent.reason) == ("dead_letter", "no_route")

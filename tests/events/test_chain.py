@@ -9,46 +9,46 @@ from hypothesis import strategies as st
 
 from gatepost.errors import ChainError
 from gatepost.events.chain import (
-    Head,
+    ChainHead,
     event_digest,
-    extend,
-    genesis,
+    extend_chain,
+    genesis_chain,
     sign_head,
     verify_group,
     verify_head,
 )
-from gatepost.events.sealing import NodeKey
+from gatepost.events.encryption import NodeKey
 from tests.events.fakes import StillClock
 
-KEY = NodeKey.create(StillClock())
-OTHER = NodeKey.create(StillClock(seed=1))
-START = genesis("vps-jane", "i1")
+KEY = NodeKey.generate(StillClock())
+OTHER = NodeKey.generate(StillClock(seed=1))
+START = genesis_chain("vps-jane", "i1")
 DIGESTS = [event_digest(b"event %d" % n) for n in range(4)]
 
 events = st.lists(st.binary(max_size=20), min_size=1, max_size=8)
 
 
-def signed(digests: list[bytes], first: int = 1, previous: bytes = START) -> Head:
+def signed(digests: list[bytes], first: int = 1, previous: bytes = START) -> ChainHead:
     return sign_head(
         KEY,
         node="vps-jane",
         incarnation="i1",
         first=first,
         last=first + len(digests) - 1,
-        chain=extend(previous, digests),
+        chain=extend_chain(previous, digests),
     )
 
 
 def test_the_chain_is_the_documented_one() -> None:
     link = sha256(START + sha256(b"event 0").digest()).digest()
-    assert extend(START, DIGESTS[:1]) == link
-    assert extend(START, DIGESTS[:2]) == sha256(link + DIGESTS[1]).digest()
-    assert extend(START, []) == START
+    assert extend_chain(START, DIGESTS[:1]) == link
+    assert extend_chain(START, DIGESTS[:2]) == sha256(link + DIGESTS[1]).digest()
+    assert extend_chain(START, []) == START
 
 
 def test_each_outbox_and_incarnation_has_its_own_start() -> None:
     starts = [("a", "b"), ("a", "c"), ("b", "b"), ("ab", ""), ("", "ab")]
-    assert len({genesis(*names) for names in starts}) == len(starts)
+    assert len({genesis_chain(*names) for names in starts}) == len(starts)
 
 
 @given(events, events)
@@ -56,7 +56,7 @@ def test_groups_verify_one_after_the_other(one: list[bytes], two: list[bytes]) -
     first, second = [event_digest(e) for e in one], [event_digest(e) for e in two]
     middle = verify_group(START, first, signed(first), KEY.public)
     head = signed(second, len(first) + 1, middle)
-    assert verify_group(middle, second, head, KEY.public) == extend(START, first + second)
+    assert verify_group(middle, second, head, KEY.public) == extend_chain(START, first + second)
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,14 @@ def test_an_altered_group_is_refused_by_node_and_seq(digests: list[bytes]) -> No
 
 
 def test_a_head_that_claims_more_events_than_it_chains_is_refused() -> None:
-    chain = extend(START, DIGESTS)
+    chain = extend_chain(START, DIGESTS)
     boast = sign_head(KEY, node="vps-jane", incarnation="i1", first=1, last=9, chain=chain)
     with pytest.raises(ChainError, match="4 digests do not cover"):
         verify_group(START, DIGESTS, boast, KEY.public)
 
 
 def test_a_group_does_not_fit_elsewhere() -> None:
-    for start in (genesis("vps-jane", "i2"), DIGESTS[0]):
+    for start in (genesis_chain("vps-jane", "i2"), DIGESTS[0]):
         with pytest.raises(ChainError):
             verify_group(start, DIGESTS, signed(DIGESTS), KEY.public)
 
@@ -136,4 +136,4 @@ def test_a_signature_made_for_something_else_is_no_head() -> None:
 
 def test_heads_survive_json() -> None:
     head = signed(DIGESTS)
-    assert msgspec.json.decode(msgspec.json.encode(head), type=Head) == head
+    assert msgspec.json.decode(msgspec.json.encode(head), type=ChainHead) == head

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gatepost.errors import MalformedEvent
-from gatepost.events.codec import decode, decode_payload, encode, encode_payload
-from gatepost.events.envelope import MAX_INT, Envelope, PayloadRef, Receipt, Trace
+from gatepost.events.codec import decode_event, decode_payload, encode_event, encode_payload
+from gatepost.events.envelope import MAX_JSON_INT, Envelope, PayloadRef, Receipt, Trace
 from gatepost.events.ids import new_event_id
-from gatepost.events.kinds import Kind
+from gatepost.events.kinds import EventKind
 from tests.events.fakes import StillClock
 
 ID = "0190163d-8694-739b-aea5-966c26f8ad91"
@@ -45,8 +45,8 @@ FULL: dict[str, Any] = {
 }
 
 names = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
-counts = st.integers(0, MAX_INT)
-seqs = st.integers(1, MAX_INT)
+counts = st.integers(0, MAX_JSON_INT)
+seqs = st.integers(1, MAX_JSON_INT)
 event_ids = st.builds(
     lambda now, seed: new_event_id(StillClock(now, seed)), st.integers(0, 2**48 - 1), st.integers()
 )
@@ -88,7 +88,7 @@ def envelopes(draw: st.DrawFn) -> Envelope:
         source_agent_id=draw(names),
         to_node_id=draw(st.none() | names),
         to_agent_id=draw(st.none() | names),
-        kind=draw(st.sampled_from(Kind).map(str) | st.just("invented_later")),
+        kind=draw(st.sampled_from(EventKind).map(str) | st.just("invented_later")),
         corr_id=draw(st.none() | names),
         ref_event_id=draw(st.none() | event_ids),
         causation_id=draw(st.none() | event_ids),
@@ -107,20 +107,20 @@ def wire(**changes: Any) -> bytes:
 
 @given(envelopes())
 def test_events_round_trip(envelope: Envelope) -> None:
-    assert decode(encode(envelope)) == envelope
+    assert decode_event(encode_event(envelope)) == envelope
 
 
 @given(envelopes())
 def test_encoding_is_canonical(envelope: Envelope) -> None:
-    encoded = encode(envelope)
-    assert encode(decode(encoded)) == encoded
+    encoded = encode_event(envelope)
+    assert encode_event(decode_event(encoded)) == encoded
 
 
 def test_the_wire_form_is_frozen() -> None:
-    envelope = decode(wire(**FULL, payload_x=1))
+    envelope = decode_event(wire(**FULL, payload_x=1))
     trace = '{"attempt":2,"routeDecision":"owner","policyVersion":3,"traceparent":"00-a"}'
     payload = json.dumps(FULL["payload"])
-    assert encode(envelope).decode() == (
+    assert encode_event(envelope).decode() == (
         f'{{"eventId":"{ID}","seq":9,"pairSeq":3,"prevSeqTo":7,"sourceNodeId":"vps-jane",'
         '"sourceAgentId":"architect","toNodeId":"mbp-jane","toAgentId":"helper","kind":"message",'
         f'"corrId":"conversation:1","refEventId":"{ID}","causationId":"{ID}","createdAt":1,'
@@ -129,7 +129,9 @@ def test_the_wire_form_is_frozen() -> None:
 
 
 def test_defaults_take_no_room() -> None:
-    assert encode(decode(wire(attempt=1, pairSeq=0, toAgentId=None))) == encode(decode(wire()))
+    assert encode_event(decode_event(wire(attempt=1, pairSeq=0, toAgentId=None))) == encode_event(
+        decode_event(wire())
+    )
 
 
 def test_a_clear_payload_is_encoded_with_sorted_keys() -> None:
@@ -138,12 +140,12 @@ def test_a_clear_payload_is_encoded_with_sorted_keys() -> None:
 
 @pytest.mark.parametrize("older", ["fromNodeId", "from_node_id", "source_node_id"])
 def test_older_names_of_the_source_node(older: str) -> None:
-    assert decode(wire(sourceNodeId=..., **{older: "n"})).source_node_id == "n"
+    assert decode_event(wire(sourceNodeId=..., **{older: "n"})).source_node_id == "n"
 
 
 @pytest.mark.parametrize("older", ["fromAgentId", "from_agent_id", "source_agent_id"])
 def test_older_names_of_the_source_agent(older: str) -> None:
-    assert decode(wire(sourceAgentId=..., **{older: "a"})).source_agent_id == "a"
+    assert decode_event(wire(sourceAgentId=..., **{older: "a"})).source_agent_id == "a"
 
 
 def test_a_wholly_snake_case_event_means_the_same() -> None:
@@ -151,12 +153,12 @@ def test_a_wholly_snake_case_event_means_the_same() -> None:
     trace = {f.encode_name: f.name for f in msgspec.structs.fields(Trace)}
     event = {snake[k]: v for k, v in FULL.items()}
     event["trace"] = {trace[k]: v for k, v in FULL["trace"].items()}
-    assert decode(json.dumps(event).encode()) == decode(json.dumps(FULL).encode())
+    assert decode_event(json.dumps(event).encode()) == decode_event(json.dumps(FULL).encode())
 
 
 def test_one_snake_case_field_in_a_canonical_event_is_not_lost() -> None:
-    assert decode(wire(to_agent_id="helper")).to_agent_id == "helper"
-    trace = decode(wire(trace={"route_decision": "owner"})).trace
+    assert decode_event(wire(to_agent_id="helper")).to_agent_id == "helper"
+    trace = decode_event(wire(trace={"route_decision": "owner"})).trace
     assert trace == Trace(route_decision="owner")
 
 
@@ -164,28 +166,28 @@ def test_the_canonical_name_wins_over_older_ones_in_any_order() -> None:
     both = {"fromNodeId": "old", "sourceNodeId": "new", "source_node_id": "older"}
     for order in (both, dict(reversed(both.items()))):
         rest = {k: v for k, v in REQUIRED.items() if k != "sourceNodeId"}
-        assert decode(json.dumps(order | rest).encode()).source_node_id == "new"
+        assert decode_event(json.dumps(order | rest).encode()).source_node_id == "new"
 
 
 @pytest.mark.parametrize(
     ("older", "kind"), [("task", "task_create"), ("task_result", "task_complete")]
 )
 def test_older_kinds_read_as_todays(older: str, kind: str) -> None:
-    assert decode(wire(kind=older)).kind == kind
+    assert decode_event(wire(kind=older)).kind == kind
 
 
 def test_unknown_kinds_are_kept() -> None:
-    assert decode(wire(kind="hologram")).kind == "hologram"
+    assert decode_event(wire(kind="hologram")).kind == "hologram"
 
 
 def test_unknown_fields_are_ignored() -> None:
     event = wire(colour="red", trace={"hops": [1]}, payloadRef=None)
-    assert decode(event) == decode(wire(trace={}))
+    assert decode_event(event) == decode_event(wire(trace={}))
 
 
 def test_a_payload_ref_of_a_later_version_still_reads() -> None:
     ref = {"digest": "sha256:" + "0" * 64, "size": 3, "keys": {"f": "AAAA"}, "codec": "zstd"}
-    assert decode(wire(payloadRef=ref)).payload_ref == PayloadRef(
+    assert decode_event(wire(payloadRef=ref)).payload_ref == PayloadRef(
         "sha256:" + "0" * 64, 3, {"f": b"\0\0\0"}
     )
 
@@ -227,7 +229,7 @@ def test_a_payload_ref_of_a_later_version_still_reads() -> None:
 )
 def test_malformed_fields_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(MalformedEvent):
-        decode(wire(**changes))
+        decode_event(wire(**changes))
 
 
 def spliced(payload: bytes) -> bytes:
@@ -257,21 +259,21 @@ def spliced(payload: bytes) -> bytes:
 )
 def test_malformed_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(MalformedEvent):
-        decode(data)
+        decode_event(data)
 
 
 def test_of_a_repeated_field_the_last_counts_on_both_paths() -> None:
     twice = wire().replace(b'"seq": 1', b'"seq": 1, "seq": 2')
-    assert decode(twice).seq == 2
-    assert decode(twice.replace(b"sourceNodeId", b"fromNodeId")).seq == 2
+    assert decode_event(twice).seq == 2
+    assert decode_event(twice.replace(b"sourceNodeId", b"fromNodeId")).seq == 2
 
 
 def read_or_refuse(data: bytes) -> None:
     try:
-        envelope = decode(data)
+        envelope = decode_event(data)
     except MalformedEvent:
         return
-    assert decode(encode(envelope)) == envelope
+    assert decode_event(encode_event(envelope)) == envelope
 
 
 @given(st.binary(max_size=200))
@@ -305,9 +307,9 @@ def test_no_damage_breaks_the_reader(data: st.DataObject) -> None:
 
 def test_payloads_decode_to_their_type() -> None:
     receipt = Receipt(status="processed", outcome="ok")
-    envelope = decode(wire(kind="ack"))
+    envelope = decode_event(wire(kind="ack"))
     envelope = msgspec.structs.replace(envelope, payload=encode_payload(receipt))
-    assert decode_payload(decode(encode(envelope)), Receipt) == receipt
+    assert decode_payload(decode_event(encode_event(envelope)), Receipt) == receipt
 
 
 @pytest.mark.parametrize(
@@ -323,4 +325,4 @@ def test_payloads_decode_to_their_type() -> None:
 )
 def test_a_payload_of_another_type_is_malformed(event: bytes) -> None:
     with pytest.raises(MalformedEvent):
-        decode_payload(decode(event), Receipt)
+        decode_payload(decode_event(event), Receipt)

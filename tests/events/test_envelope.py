@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gatepost.events.envelope import DeadLetter, Receipt
+from gatepost.events.envelope import DeadLetterNotice, Receipt
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_receipt_that_says_too_little_or_too_much_is_refused(wire: bytes) -> N
 
 
 def test_dead_letter_on_the_wire() -> None:
-    letter = DeadLetter(reason="max_attempts", attempts=15, pair_seq=3)
+    letter = DeadLetterNotice(reason="max_attempts", attempts=15, pair_seq=3)
     wire = msgspec.json.encode(letter)
     assert wire == b'{"reason":"max_attempts","attempts":15,"pairSeq":3}'
-    assert msgspec.json.decode(wire, type=DeadLetter) == letter
+    assert msgspec.json.decode(wire, type=DeadLetterNotice) == letter

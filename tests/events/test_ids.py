@@ -32,9 +32,9 @@ def test_id_is_a_version_7_uuid_of_its_millisecond(now: int) -> None:
 @given(st.lists(st.integers(-(10**6), 2**47), min_size=2))
 def test_ids_grow_whatever_the_clock_does(times: list[int]) -> None:
     clock = StillClock()
-    source, made = ids.EventIds(clock), []
+    source, made = ids.EventIdGenerator(clock), []
     for clock.time in times:
-        made += [source.next(), source.next()]
+        made += [source.next_id(), source.next_id()]
     assert made == sorted(set(made))
 
 
@@ -43,11 +43,11 @@ def test_a_spent_counter_borrows_the_next_millisecond() -> None:
         def random(self, size: int) -> bytes:
             return b"\xff" * size
 
-    source = ids.EventIds(Spent(5))
-    source.next()
+    source = ids.EventIdGenerator(Spent(5))
+    source.next_id()
     source._last |= (1 << 74) - 1
-    last = ids._text(source._last)
-    after = source.next()
+    last = ids._uuid7_text(source._last)
+    after = source.next_id()
     assert after > last
     assert UUID(after).int >> 80 == 6
 
@@ -68,19 +68,19 @@ def test_a_thread_cannot_overtake_another_in_mid_draw() -> None:
             overtaken.wait(0.1)
             return bytes(size)
 
-    source = ids.EventIds(SlowFirstDraw())
+    source = ids.EventIdGenerator(SlowFirstDraw())
     with ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(source.next)
+        slow = pool.submit(source.next_id)
         drawing.wait()
-        fast = source.next()
+        fast = source.next_id()
         overtaken.set()
     assert UUID(fast).int == UUID(slow.result()).int + 1
 
 
 @given(st.integers(0, 2**48 - 1), st.integers())
 def test_binary_form_round_trips_and_sorts_alike(now: int, seed: int) -> None:
-    source = ids.EventIds(StillClock(now, seed))
-    one, two = source.next(), source.next()
+    source = ids.EventIdGenerator(StillClock(now, seed))
+    one, two = source.next_id(), source.next_id()
     assert ids.format_event_id(ids.parse_event_id(one)) == one
     assert ids.parse_event_id(one) < ids.parse_event_id(two)
     assert ids.parse_event_id(one) == UUID(one).bytes

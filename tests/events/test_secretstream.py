@@ -5,20 +5,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nacl import bindings as sodium
 
-from gatepost.errors import SealError
-from gatepost.events.secretstream import CHUNK, HEADER, open_stream, seal_stream, sealed_size
+from gatepost.errors import EncryptionError
+from gatepost.events.secretstream import (
+    CHUNK_SIZE,
+    HEADER_SIZE,
+    decrypt_stream,
+    encrypt_stream,
+    encrypted_size,
+)
 
 KEY = bytes(range(32))
-START = bytes(range(HEADER))
-EDGES = [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1]
+START = bytes(range(HEADER_SIZE))
+EDGES = [0, 1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 2 * CHUNK_SIZE, 2 * CHUNK_SIZE + 1]
 
 
 def sealed(payload: bytes) -> list[bytes]:
-    return list(seal_stream([payload], KEY, START))
+    return list(encrypt_stream([payload], KEY, START))
 
 
 def opened(stream: list[bytes], key: bytes = KEY) -> bytes:
-    return b"".join(open_stream(stream[0], stream[1:], key))
+    return b"".join(decrypt_stream(stream[0], stream[1:], key))
 
 
 @pytest.mark.parametrize("size", EDGES)
@@ -26,13 +32,13 @@ def test_sizes_at_the_edges_of_chunks_round_trip(size: int) -> None:
     payload = bytes(size)
     stream = sealed(payload)
     assert opened(stream) == payload
-    assert len(b"".join(stream)) == sealed_size(size)
+    assert len(b"".join(stream)) == encrypted_size(size)
 
 
-@given(st.lists(st.integers(0, 3 * CHUNK), max_size=4))
+@given(st.lists(st.integers(0, 3 * CHUNK_SIZE), max_size=4))
 def test_how_the_payload_arrives_does_not_matter(sizes: list[int]) -> None:
     pieces = [bytes([n % 251]) * size for n, size in enumerate(sizes)]
-    assert b"".join(seal_stream(pieces, KEY, START)) == b"".join(sealed(b"".join(pieces)))
+    assert b"".join(encrypt_stream(pieces, KEY, START)) == b"".join(sealed(b"".join(pieces)))
 
 
 def test_libsodium_reads_it_without_our_help() -> None:
@@ -50,25 +56,25 @@ def test_we_read_what_libsodium_writes() -> None:
 
 
 def test_missing_swapped_or_added_frames_are_noticed() -> None:
-    header, one, two, three = sealed(bytes(2 * CHUNK + 5))
+    header, one, two, three = sealed(bytes(2 * CHUNK_SIZE + 5))
     for frames in ([one, two], [one], [], [one, three], [two, one, three], [one, one, two, three]):
-        with pytest.raises(SealError):
+        with pytest.raises(EncryptionError):
             opened([header, *frames])
-    with pytest.raises(SealError, match="goes on after its end"):
+    with pytest.raises(EncryptionError, match="goes on after its end"):
         opened([header, one, two, three, three])
 
 
 def test_a_stream_cut_between_frames_is_noticed() -> None:
-    with pytest.raises(SealError, match="cut off"):
-        opened(sealed(bytes(2 * CHUNK + 5))[:-1])
+    with pytest.raises(EncryptionError, match="cut off"):
+        opened(sealed(bytes(2 * CHUNK_SIZE + 5))[:-1])
 
 
 @pytest.mark.parametrize("key", [b"", b"short", bytes(32)])
 def test_the_wrong_key_opens_nothing(key: bytes) -> None:
-    with pytest.raises(SealError):
+    with pytest.raises(EncryptionError):
         opened(sealed(b"hello"), key)
 
 
 def test_a_missing_header_is_noticed() -> None:
-    with pytest.raises(SealError, match="not an encrypted stream"):
+    with pytest.raises(EncryptionError, match="not an encrypted stream"):
         opened([b"", b""])

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatepost.config import Alerts as Settings
+from gatepost.config import AlertsSettings as Settings
 from gatepost.gateway.alerts import Alerts, Backlog, Growth
 from gatepost.gateway.core import Core
 from gatepost.journal import Tx
-from gatepost.mailbox import Mail
+from gatepost.mailbox import NewMail
 from gatepost.testing import GatewayProcess, ManualClock
 from tests.gateway.tools import client, eventually, mail, opened
 
@@ -93,7 +93,7 @@ def test_whatever_grows_steadily_is_noticed(steps: list[int], start: int) -> Non
 
 async def _put(core: Core, count: int, first: int) -> None:
     def put(tx: Tx) -> None:
-        mails = [Mail(f"m{first + n}", b"1") for n in range(count)]
+        mails = [NewMail(f"m{first + n}", b"1") for n in range(count)]
         core.dispatcher.enqueue(tx, "bob", "al", mails)
 
     await core.commit(put)
@@ -112,7 +112,7 @@ def test_a_mailbox_nobody_empties_is_an_incident(
                 await alerts.look()
                 clock.advance(MINUTE)
             query = "SELECT class, subject, detail FROM incident"
-            ((kind, subject, detail),) = await core.read(lambda tx: tx.rows(query))
+            ((kind, subject, detail),) = await core.read(lambda tx: tx.fetch_all(query))
             assert (kind, subject.split("@")[0]) == ("backlog_growth", "mailbox/bob")
             assert "grew from 3 to 33 in 10 min" in detail
             assert list(alerts.growing) == [("mailbox", "bob")]

@@ -11,7 +11,7 @@ import pytest
 
 from gatepost.clock import SystemClock
 from gatepost.errors import BackupError, JournalLocked
-from gatepost.events import Head, NodeKey, genesis, verify_group
+from gatepost.events import ChainHead, NodeKey, genesis_chain, verify_group
 from gatepost.gateway.backup import Manifest, back_up, read_manifest, restore
 from gatepost.gateway.state import StateDir
 from gatepost.testing import GatewayProcess
@@ -134,8 +134,8 @@ def test_the_outbox_goes_on_in_a_new_life_with_a_chain_of_its_own(
     head = next(row for row in rows["head"] if row[1] == done.first_seq)
     digests = [row[5] for row in rows["outbox"] if head[1] <= row[0] <= head[0]]
     key = NodeKey((running.state_dir / "node.key").read_bytes())
-    signed = Head("ann", done.incarnation, head[1], head[0], head[2], head[3])
-    verify_group(genesis("ann", done.incarnation), digests, signed, key.public)
+    signed = ChainHead("ann", done.incarnation, head[1], head[0], head[2], head[3])
+    verify_group(genesis_chain("ann", done.incarnation), digests, signed, key.public)
 
 
 def test_a_restore_to_an_empty_folder_is_the_same_node(

@@ -12,7 +12,7 @@ from gatepost.events import NodeKey
 from gatepost.gateway import serve
 from gatepost.gateway.compaction import compact, remove_orphans
 from gatepost.gateway.operations import Operations
-from gatepost.routing import Directory, Gateway, Home
+from gatepost.routing import AgentHome, GatewayEntry, RoutingDirectory
 from gatepost.testing import ManualClock
 from gatepost.wire import Ack, Dequeue, Enqueue, NewMessage, NewSend, Register, Send
 from tests.gateway.tools import dump, opened
@@ -81,9 +81,9 @@ async def test_compaction_goes_in_batches_and_ends(state: Path, clock: ManualClo
             await _send(operations, Raw(b"1"), idempotency_key=f"k{n}")
         await _work(operations)
         clock.advance(3 * DAY)
-        before = operations.core.writer.groups
+        before = operations.core.writer.group_count
         await compact(operations.core)
-        assert operations.core.writer.groups - before > 3
+        assert operations.core.writer.group_count - before > 3
         assert _sizes(operations, "mail", "body", "delivery", "idempotency") == [0, 0, 0, 0]
 
 
@@ -127,7 +127,7 @@ async def test_a_blob_that_a_crash_left_unknown_is_removed_at_the_start(
 ) -> None:
     async with opened(state, clock) as operations:
         known = await operations.upload([b"known"])
-        operations.core.blobs.write([b"orphan"])
+        operations.core.blobs.store_payload([b"orphan"])
         assert _blobs(operations) == 2
         assert await remove_orphans(operations.core) == 1
         assert known in operations.core.blobs
@@ -156,13 +156,13 @@ async def test_a_blob_of_an_open_delivery_stays_however_old(
     async with opened(state, clock) as operations:
         core = operations.core
         far = NodeKey(clock.random(32))
-        directory = Directory({"far": Gateway(far.public)}, {"eve": Home("far")})
+        directory = RoutingDirectory({"far": GatewayEntry(far.public)}, {"eve": AgentHome("far")})
         await core.commit(lambda tx: core.messages.room_changed(tx, directory))
         new = NewSend("al", "eve", LARGE, ttl_secs=5 * 86_400)
         (sent,) = (await operations.perform(Send(messages=[new]))).results
         assert sent.node == "far"
         clock.advance(4 * DAY)
-        await core.commit(lambda tx: tx.run("UPDATE delivery SET next_at = expires_at"))
+        await core.commit(lambda tx: tx.execute("UPDATE delivery SET next_at = expires_at"))
         await compact(core)
         assert _blobs(operations) == 1, "it may have to be sent again"
         clock.advance(2 * DAY)
@@ -181,10 +181,10 @@ async def test_a_blob_of_what_is_not_accepted_yet_stays(state: Path, clock: Manu
         body = b'{"payloadRef":{"digest":"' + digest.encode() + b'"}}'
         held = ("far", "al", "bob", 1, b"e" * 16, 1, "order", None, body)
         insert = "INSERT INTO held VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-        await operations.core.commit(lambda tx: tx.run(insert, held))
+        await operations.core.commit(lambda tx: tx.execute(insert, held))
         clock.advance(2 * HOUR)
         await compact(operations.core)
         assert _blobs(operations) == 1
-        await operations.core.commit(lambda tx: tx.run("DELETE FROM held"))
+        await operations.core.commit(lambda tx: tx.execute("DELETE FROM held"))
         await compact(operations.core)
         assert _blobs(operations) == 0

@@ -317,7 +317,7 @@ async def test_a_newer_request_of_the_same_name_is_not_removed_unread(
         await door.start()
         _put(folder, "x.json", _enqueue(mail("m:1", "b")))
         for _ in range(1000):
-            found = await operations.core.read(lambda tx: tx.rows("SELECT msg_id FROM mail"))
+            found = await operations.core.read(lambda tx: tx.fetch_all("SELECT msg_id FROM mail"))
             if len(found) == 2:
                 break
             await asyncio.sleep(0.005)

@@ -12,7 +12,7 @@ from gatepost.access.forms import Challenge, ExchangeAnswer, ExchangeRequest
 from gatepost.access.tickets import AUDIENCE, Claims
 from gatepost.access.tokens import Kind, mint
 from gatepost.errors import Forbidden, InvalidRequest, InvalidTicket, Unavailable
-from gatepost.events import NodeKey, fingerprint
+from gatepost.events import NodeKey, fingerprint_key
 from gatepost.gateway.knocking import Knocker, OurselvesError
 from gatepost.gateway.members import RoomDirectory
 from gatepost.testing import ManualClock
@@ -86,7 +86,7 @@ async def test_another_one_is_not(knocker: Knocker, clock: ManualClock) -> None:
     with pytest.raises(InvalidTicket, match="from another gateway"):
         await knocker.with_invite(URL, token)
     with pytest.raises(InvalidTicket, match="from another gateway"):
-        await knocker.with_proof(URL, fingerprint(key("root").public))
+        await knocker.with_proof(URL, fingerprint_key(key("root").public))
     with pytest.raises(Forbidden, match="not a member of our room"):
         await knocker.with_proof(URL, None)
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gatepost.delivery.receiver import ACCEPTED, PROCESSED
 from gatepost.gateway.metrics import Metrics
 from gatepost.gateway.observing import BOUNDS, Latency, Observer
-from gatepost.journal.outbox import Draft
+from gatepost.journal.outbox import EventDraft
 from gatepost.testing import ManualClock
 from gatepost.wire import Ack, Dequeue, NewSend, Register, Send
 from tests.delivery.mesh import Gate, Mesh
@@ -125,8 +125,8 @@ def test_a_kind_nobody_knows_is_no_label(state: Path, clock: ManualClock) -> Non
         async with opened(state, clock) as operations:
             core = operations.core
             for number in range(20):
-                draft = Draft(
-                    event_id=core.node.event_ids.next(),
+                draft = EventDraft(
+                    event_id=core.node.event_ids.next_id(),
                     kind=f"strange-{number}",
                     source_agent_id="gateway",
                 )

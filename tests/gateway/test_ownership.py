@@ -16,9 +16,9 @@ from gatepost.mailbox import Waiter
 from gatepost.room import Agent, Author, Room, Signed, admit, claim_key, extend, handed_over
 from gatepost.room import transfer as signed_transfer
 from gatepost.room.signing import sign
-from gatepost.routing import directory_of
+from gatepost.routing import build_directory
 from gatepost.testing import ManualClock
-from gatepost.wire import Agent as LocalAgent
+from gatepost.wire import AgentInfo as LocalAgent
 from gatepost.wire import Register
 from tests.gateway.tools import opened
 from tests.room.cast import NOW, ROOT, agent, author, claim, entry, key, node, room
@@ -116,22 +116,22 @@ class Scene:
 
     async def refresh(self) -> None:
         await self.keeper.refresh()
-        directory = directory_of(self.room.view, lambda id: True)
+        directory = build_directory(self.room.view, lambda id: True)
         await self.core.commit(lambda tx: self.core.messages.room_changed(tx, directory))
 
     async def asked_for(self, take_over: bool = False) -> None:
         """Ben asks for the agent."""
         insert = "INSERT INTO transfer_request VALUES ('job', 'ben', ?, ?)"
-        await self.core.commit(lambda tx: tx.run(insert, (take_over, tx.now)))
+        await self.core.commit(lambda tx: tx.execute(insert, (take_over, tx.now)))
 
     async def requests(self) -> list[Request]:
         return await self.core.read(self.core.messages.transfers.requests)
 
     async def serve(self) -> Waiter:
         """Somebody listens to the agent's mailbox."""
-        box = await self.core.commit(lambda tx: self.core.dispatcher.box(tx, "job"))
+        box = await self.core.commit(lambda tx: self.core.dispatcher.mailbox_ref(tx, "job"))
         waiter = Waiter(box, "consumer", 1, lambda messages: None)
-        await self.core.commit(lambda tx: self.core.dispatcher.wait(tx, waiter))
+        await self.core.commit(lambda tx: self.core.dispatcher.add_waiter(tx, waiter))
         return waiter
 
     async def look(self, secs: float = 0.0) -> str | None:
@@ -149,7 +149,7 @@ class Scene:
 
     async def signals(self) -> list[str]:
         query = "SELECT CAST(body AS TEXT) ->> '$.payload.signal' FROM outbox WHERE kind = 'signal'"
-        return [row[0] for row in await self.core.read(lambda tx: tx.rows(query))]
+        return [row[0] for row in await self.core.read(lambda tx: tx.fetch_all(query))]
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ async def test_who_listens_again_in_time_keeps_the_agent(scene: Scene) -> None:
     await scene.look()
     waiter = await scene.serve()
     await scene.look(1.0)
-    await scene.core.commit(lambda tx: scene.core.dispatcher.leave(tx, waiter))
+    await scene.core.commit(lambda tx: scene.core.dispatcher.remove_waiter(tx, waiter))
     assert await scene.look(1.5) == "me", "the moment starts anew"
     assert await scene.look(2.0) == "ben"
 
@@ -220,7 +220,7 @@ async def test_who_registers_it_again_asks_for_it_back_and_is_not_removed(scene:
 
 async def test_a_stranger_gets_nothing(scene: Scene) -> None:
     insert = "INSERT INTO transfer_request VALUES ('job', 'mallory', 1, 0)"
-    await scene.core.commit(lambda tx: tx.run(insert))
+    await scene.core.commit(lambda tx: tx.execute(insert))
     assert await scene.look() == "me"
     assert await scene.requests() == []
 

@@ -54,7 +54,7 @@ async def _sealed_beyond(sealing: Sealing, seq: int) -> None:
 
 
 async def _left(operations: Operations) -> int:
-    rows = await operations.core.read(lambda tx: tx.rows("SELECT count(*) FROM outbox"))
+    rows = await operations.core.read(lambda tx: tx.fetch_all("SELECT count(*) FROM outbox"))
     return int(rows[0][0])
 
 

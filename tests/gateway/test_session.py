@@ -153,7 +153,7 @@ async def test_closing_leaves_no_waiter_and_no_task(state: Path) -> None:
         later.session.close()
         await asyncio.sleep(0.05)
         await operations.core.commit(lambda tx: None)
-        assert operations.core.dispatcher._line._members == set()
+        assert operations.core.dispatcher._waiters._waiters == set()
         assert not peer.session._tasks | later.session._tasks
         assert operations._waits == set()
 

@@ -17,13 +17,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gatepost.config import Telemetry as Settings
-from gatepost.events import decode
+from gatepost.config import TelemetrySettings as Settings
+from gatepost.events import decode_event
 from gatepost.gateway.observing import Observer
 from gatepost.gateway.operations import Operations
 from gatepost.gateway.telemetry import Telemetry, telemetry_of
 from gatepost.testing import GatewayProcess, ManualClock
-from gatepost.wire import Ack, Dequeue, Message, NewSend, Register, Send
+from gatepost.wire import Ack, Dequeue, LeasedMessage, NewSend, Register, Send
 from tests.delivery.mesh import Mesh
 from tests.gateway.tools import client, eventually, opened
 from tests.mesh.tools import Gateway
@@ -46,7 +46,7 @@ async def traced(
         yield operations, exporter
 
 
-async def turn(operations: Operations, clock: ManualClock, **fields: object) -> Message:
+async def turn(operations: Operations, clock: ManualClock, **fields: object) -> LeasedMessage:
     """Send one, and 20 ms later take it, and 50 ms later end its turn."""
     new = NewSend("al", "bob", Raw(b"1"), **fields)  # type: ignore[arg-type]
     await operations.perform(Send(messages=[new]))
@@ -56,7 +56,7 @@ async def turn(operations: Operations, clock: ManualClock, **fields: object) -> 
     receipt = message.receipt
     ack = Ack(mailbox="bob", receipts=[receipt], replies={receipt: Raw(b'"thanks"')})
     await operations.perform(ack)
-    assert isinstance(message, Message)
+    assert isinstance(message, LeasedMessage)
     return message
 
 
@@ -71,13 +71,13 @@ def millis(span: ReadableSpan) -> float:
 def test_a_message_without_a_traceparent_gets_one_and_its_turn_is_a_child(
     state: Path, clock: ManualClock
 ) -> None:
-    async def scenario() -> tuple[InMemorySpanExporter, Message, list[str | None]]:
+    async def scenario() -> tuple[InMemorySpanExporter, LeasedMessage, list[str | None]]:
         async with traced(state, clock) as (operations, exporter):
             message = await turn(operations, clock)
             rows = await operations.core.read(
-                lambda tx: tx.rows("SELECT body FROM outbox WHERE kind <> 'ack' ORDER BY seq")
+                lambda tx: tx.fetch_all("SELECT body FROM outbox WHERE kind <> 'ack' ORDER BY seq")
             )
-            traces = [decode(row[0]).trace for row in rows]
+            traces = [decode_event(row[0]).trace for row in rows]
             carried = [trace.traceparent if trace else None for trace in traces]
         return exporter, message, carried
 

@@ -9,8 +9,8 @@ import apsw
 import pytest
 
 from gatepost.errors import JournalCorrupt, JournalLocked, JournalTooNew
-from gatepost.journal import Database, Tx, memory
-from gatepost.journal.database import Check, migrate, migrations
+from gatepost.journal import Database, Tx, open_memory_journal
+from gatepost.journal.database import IntegrityCheck, load_migrations, migrate_schema
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def fill(path: Path) -> None:
     """A journal of some hundred pages, all of them in the file itself."""
     database = Database.open(path)
     rows = ((n, bytes(3_000)) for n in range(300))
-    database.writer.executemany("INSERT INTO body (id, payload) VALUES (?, ?)", rows)
-    database.writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    database.writer_connection.executemany("INSERT INTO body (id, payload) VALUES (?, ?)", rows)
+    database.writer_connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     database.close()
 
 
@@ -35,7 +35,7 @@ def scribble(path: Path, first: int, last: int) -> None:
 
 def test_files_are_for_the_owner_only(path: Path) -> None:
     database = Database.open(path)
-    database.writer.execute("INSERT INTO fact VALUES ('a', 1)")
+    database.writer_connection.execute("INSERT INTO fact VALUES ('a', 1)")
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
     database.close()
     assert modes == dict.fromkeys(
@@ -46,8 +46,8 @@ def test_files_are_for_the_owner_only(path: Path) -> None:
 
 def test_commits_wait_for_the_disk(path: Path) -> None:
     database = Database.open(path)
-    assert database.writer.pragma("journal_mode") == "wal"
-    assert database.writer.pragma("synchronous") == 2
+    assert database.writer_connection.pragma("journal_mode") == "wal"
+    assert database.writer_connection.pragma("synchronous") == 2
     database.close()
 
 
@@ -89,7 +89,7 @@ def test_failed_open_lets_go_of_the_lock(path: Path) -> None:
 
 def test_newer_schema_is_refused_and_left_alone(path: Path) -> None:
     Database.open(path).close()
-    newer = migrations()[-1][0] + 1
+    newer = load_migrations()[-1][0] + 1
     connection = apsw.Connection(str(path))
     connection.pragma("user_version", newer)
     connection.close()
@@ -101,7 +101,7 @@ def test_newer_schema_is_refused_and_left_alone(path: Path) -> None:
 
 
 @pytest.mark.parametrize("check", ["quick", "full"])
-def test_damaged_file_is_refused(path: Path, check: Check) -> None:
+def test_damaged_file_is_refused(path: Path, check: IntegrityCheck) -> None:
     fill(path)
     scribble(path, 200, 260)
     with pytest.raises(JournalCorrupt, match="restore it from a backup"):
@@ -109,7 +109,7 @@ def test_damaged_file_is_refused(path: Path, check: Check) -> None:
 
 
 @pytest.mark.parametrize("check", ["quick", "full", "off"])
-def test_file_that_is_no_journal_is_refused(path: Path, check: Check) -> None:
+def test_file_that_is_no_journal_is_refused(path: Path, check: IntegrityCheck) -> None:
     path.parent.mkdir()
     path.write_bytes(b"Dear diary, " * 1000)
     with pytest.raises(JournalCorrupt):
@@ -123,47 +123,49 @@ def test_damage_nobody_looks_for_is_not_found(path: Path) -> None:
 
 
 def test_migrations_are_numbered_without_gaps() -> None:
-    assert [version for version, _ in migrations()] == list(range(1, len(migrations()) + 1))
+    assert [version for version, _ in load_migrations()] == list(
+        range(1, len(load_migrations()) + 1)
+    )
 
 
 def test_migrating_twice_changes_nothing() -> None:
-    connection = memory()
+    connection = open_memory_journal()
     schema = connection.execute("SELECT sql FROM sqlite_schema").fetchall()
-    migrate(connection, Path("again"))
+    migrate_schema(connection, Path("again"))
     assert connection.execute("SELECT sql FROM sqlite_schema").fetchall() == schema
-    assert connection.pragma("user_version") == migrations()[-1][0]
+    assert connection.pragma("user_version") == load_migrations()[-1][0]
 
 
 def test_migrations_run_in_order_and_only_those_that_are_new(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps = [(1, "CREATE TABLE a (x)"), (2, "ALTER TABLE a ADD y")]
-    monkeypatch.setattr("gatepost.journal.database.migrations", lambda: steps)
-    connection = memory()
+    monkeypatch.setattr("gatepost.journal.database.load_migrations", lambda: steps)
+    connection = open_memory_journal()
     connection.execute("INSERT INTO a VALUES (1, 2)")
     steps.append((3, "UPDATE a SET y = y + x; UPDATE a SET x = 10"))
-    migrate(connection, Path("newer"))
-    migrate(connection, Path("same"))
+    migrate_schema(connection, Path("newer"))
+    migrate_schema(connection, Path("same"))
     assert connection.execute("SELECT * FROM a").fetchall() == [(10, 3)]
     assert connection.pragma("user_version") == 3
 
 
 def test_migration_that_fails_leaves_the_version_before(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [(1, "CREATE TABLE a (x)"), (2, "CREATE TABLE b (x); SELECT nonsense")]
-    monkeypatch.setattr("gatepost.journal.database.migrations", lambda: steps)
+    monkeypatch.setattr("gatepost.journal.database.load_migrations", lambda: steps)
     connection = apsw.Connection(":memory:")
     with pytest.raises(apsw.SQLError):
-        migrate(connection, Path("broken"))
+        migrate_schema(connection, Path("broken"))
     assert connection.pragma("user_version") == 1
     assert connection.execute("SELECT name FROM sqlite_schema").fetchall() == [("a",)]
 
 
 def test_reader_sees_what_is_committed_and_cannot_write(path: Path) -> None:
     database = Database.open(path)
-    reader = database.reader()
-    tx = Tx(database.writer, 0)
+    reader = database.open_reader()
+    tx = Tx(database.writer_connection, 0)
     tx.begin()
-    tx.run("INSERT INTO fact VALUES ('a', 1)")
+    tx.execute("INSERT INTO fact VALUES ('a', 1)")
     query = "SELECT value FROM fact WHERE name = 'a'"
     assert reader.execute(query).fetchall() == []
     tx.commit()

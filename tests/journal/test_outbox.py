@@ -6,10 +6,10 @@ import apsw
 import pytest
 
 from gatepost.errors import ChainError, UnknownMessage
-from gatepost.events import EventIds, NodeKey, event_digest, genesis, verify_group
-from gatepost.journal import Tx, Writer, memory
-from gatepost.journal.outbox import Draft, Outbox, heads, journey, read
-from gatepost.journal.writer import Job
+from gatepost.events import EventIdGenerator, NodeKey, event_digest, genesis_chain, verify_group
+from gatepost.journal import Tx, Writer, open_memory_journal
+from gatepost.journal.outbox import EventDraft, Outbox, read_events, read_heads, read_journey
+from gatepost.journal.writer import WriteJob
 from gatepost.testing import ManualClock
 
 NODE, INCARNATION = "node-1", "abc"
@@ -20,22 +20,22 @@ class Desk:
 
     def __init__(self) -> None:
         self.clock = ManualClock(1_700_000_000_000)
-        self.key = NodeKey.create(self.clock)
-        self.connection = memory()
-        self.ids = EventIds(self.clock)
+        self.key = NodeKey.generate(self.clock)
+        self.connection = open_memory_journal()
+        self.ids = EventIdGenerator(self.clock)
         outbox = Outbox(NODE, INCARNATION, self.key)
         self.writer = Writer(
             self.connection, self.clock, lambda outcomes: None, participants=(outbox,)
         )
 
-    def append(self, *drafts: Draft) -> None:
+    def append(self, *drafts: EventDraft) -> None:
         """All of them in one group, each as an operation."""
-        jobs: list[Job] = [(partial(_append, draft), lambda *_: None) for draft in drafts]
+        jobs: list[WriteJob] = [(partial(_append, draft), lambda *_: None) for draft in drafts]
         assert not [error for _, _, error in self.writer.run_group(jobs) if error]
 
-    def draft(self, to: str | None = None, ref: str | None = None) -> Draft:
-        return Draft(
-            event_id=self.ids.next(), kind="message", source_agent_id="alice", to_node_id=to,
+    def draft(self, to: str | None = None, ref: str | None = None) -> EventDraft:
+        return EventDraft(
+            event_id=self.ids.next_id(), kind="message", source_agent_id="alice", to_node_id=to,
             ref_event_id=ref,
         )  # fmt: skip
 
@@ -44,15 +44,15 @@ class Desk:
 
     def verify(self) -> int:
         """Check the chain group by group; returns how many groups there are."""
-        chain, groups = genesis(NODE, INCARNATION), 0
-        for head, digests in heads(self.tx(), NODE, INCARNATION):
+        chain, groups = genesis_chain(NODE, INCARNATION), 0
+        for head, digests in read_heads(self.tx(), NODE, INCARNATION):
             chain = verify_group(chain, digests, head, self.key.public)
             groups += 1
         return groups
 
 
-def _append(draft: Draft, tx: Tx) -> None:
-    tx.append(draft)
+def _append(draft: EventDraft, tx: Tx) -> None:
+    tx.append_event(draft)
 
 
 @pytest.fixture
@@ -64,21 +64,21 @@ def test_seq_is_gapless_across_groups_and_failed_operations(desk: Desk) -> None:
     desk.append(desk.draft(), desk.draft())
 
     def fails(tx: Tx) -> None:
-        tx.append(desk.draft())
+        tx.append_event(desk.draft())
         raise UnknownMessage("undone")
 
     desk.writer.run_group([(fails, lambda *_: None)])
     desk.append(desk.draft())
-    assert [event.seq for event in read(desk.tx(), 0, 10)] == [1, 2, 3]
+    assert [event.seq for event in read_events(desk.tx(), 0, 10)] == [1, 2, 3]
 
 
 def test_group_that_fails_leaves_no_gap(desk: Desk) -> None:
     desk.append(desk.draft())
-    bad = Draft(event_id="not an id", kind="message", source_agent_id="alice")
-    outcomes = desk.writer.run_group([(lambda tx: tx.append(bad), lambda *_: None)])
+    bad = EventDraft(event_id="not an id", kind="message", source_agent_id="alice")
+    outcomes = desk.writer.run_group([(lambda tx: tx.append_event(bad), lambda *_: None)])
     assert [error.code for _, _, error in outcomes if error] == ["internal"]
     desk.append(desk.draft())
-    assert [event.seq for event in read(desk.tx(), 0, 10)] == [1, 2]
+    assert [event.seq for event in read_events(desk.tx(), 0, 10)] == [1, 2]
     assert desk.verify() == 2
 
 
@@ -86,7 +86,7 @@ def test_one_signed_head_for_each_group_that_appended(desk: Desk) -> None:
     desk.append(desk.draft(), desk.draft())
     desk.append()
     desk.append(desk.draft())
-    spans = [(head.first, head.last) for head, _ in heads(desk.tx(), NODE, INCARNATION)]
+    spans = [(head.first, head.last) for head, _ in read_heads(desk.tx(), NODE, INCARNATION)]
     assert spans == [(1, 2), (3, 3)]
 
 
@@ -132,26 +132,26 @@ def test_outbox_is_append_only(desk: Desk) -> None:
 def test_each_event_names_the_one_before_it_for_the_same_node(desk: Desk) -> None:
     desk.append(desk.draft("n1"), desk.draft("n2"), desk.draft("n1"), desk.draft(None))
     desk.append(desk.draft("n2"), desk.draft("n1"))
-    assert [event.prev_seq_to for event in read(desk.tx(), 0, 10)] == [0, 0, 1, 0, 2, 3]
+    assert [event.prev_seq_to for event in read_events(desk.tx(), 0, 10)] == [0, 0, 1, 0, 2, 3]
 
 
 def test_read_goes_on_behind_a_seq(desk: Desk) -> None:
     desk.append(*(desk.draft() for _ in range(5)))
-    assert [event.seq for event in read(desk.tx(), 2, 2)] == [3, 4]
+    assert [event.seq for event in read_events(desk.tx(), 2, 2)] == [3, 4]
 
 
 def test_journey_is_an_event_and_what_refers_to_it(desk: Desk) -> None:
     first = desk.draft()
     desk.append(first, desk.draft())
     desk.append(desk.draft(ref=first.event_id))
-    assert [event.seq for event in journey(desk.tx(), first.event_id)] == [1, 3]
+    assert [event.seq for event in read_journey(desk.tx(), first.event_id)] == [1, 3]
 
 
 def test_events_are_stamped_with_the_time_of_their_group(desk: Desk) -> None:
     desk.append(desk.draft())
     desk.clock.advance(5)
     desk.append(desk.draft())
-    times = [event.created_at for event in read(desk.tx(), 0, 10)]
+    times = [event.created_at for event in read_events(desk.tx(), 0, 10)]
     assert times == [1_700_000_000_000, 1_700_000_000_005]
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import apsw
 import pytest
 
-from gatepost.errors import GatepostError, Internal, StorageFailed, Unavailable, UnknownMessage
-from gatepost.journal import Database, Outcome, Tx, Writer, memory
-from gatepost.journal.database import migrate
-from gatepost.journal.outbox import Draft
+from gatepost.errors import GatepostError, InternalError, StorageFailed, Unavailable, UnknownMessage
+from gatepost.journal import Database, JobOutcome, Tx, Writer, open_memory_journal
+from gatepost.journal.database import migrate_schema
+from gatepost.journal.outbox import EventDraft
 from gatepost.testing import ManualClock
 from tests.journal.disk import Disk
 
@@ -33,11 +33,11 @@ class Watcher:
 
     def before_commit(self, tx: Tx) -> None:
         self.calls.append("before")
-        self.appended += [draft.event_id for draft in tx.appended]
+        self.appended += [draft.event_id for draft in tx.appended_drafts]
         if self.error is not None:
             raise self.error
 
-    def after_commit(self) -> list[Outcome]:
+    def after_commit(self) -> list[JobOutcome]:
         self.calls.append("after")
         return [(_ignore, "pushed", None)]
 
@@ -51,7 +51,7 @@ class Watcher:
 
 def put(name: str, value: object = 1) -> Callable[[Tx], str]:
     def operation(tx: Tx) -> str:
-        tx.run("INSERT INTO fact VALUES (?, ?)", (name, value))
+        tx.execute("INSERT INTO fact VALUES (?, ?)", (name, value))
         return name
 
     return operation
@@ -69,7 +69,7 @@ def run(writer: Writer, *operations: Callable[[Tx], Any]) -> list[Any]:
 
 
 def make(connection: apsw.Connection | None = None, *participants: Watcher, **more: Any) -> Writer:
-    connection = memory() if connection is None else connection
+    connection = open_memory_journal() if connection is None else connection
     clock = ManualClock(NOW)
     return Writer(connection, clock, lambda outcomes: None, participants=participants, **more)
 
@@ -78,7 +78,7 @@ def make(connection: apsw.Connection | None = None, *participants: Watcher, **mo
 
 
 def test_operations_of_a_group_share_one_commit() -> None:
-    connection = memory()
+    connection = open_memory_journal()
     writer = make(connection)
     commits: list[int] = []
 
@@ -89,23 +89,23 @@ def test_operations_of_a_group_share_one_commit() -> None:
     connection.set_commit_hook(committed)
     assert run(writer, put("a"), put("b")) == ["a", "b"]
     assert commits == [1]
-    assert (writer.groups, writer.operations) == (1, 2)
+    assert (writer.group_count, writer.operation_count) == (1, 2)
 
 
 def test_operation_that_fails_is_undone_alone() -> None:
-    connection = memory()
+    connection = open_memory_journal()
     watcher = Watcher()
     happened: list[str] = []
 
     def fails(tx: Tx) -> None:
         put("half")(tx)
-        tx.append(draft("event"))
-        tx.effect(lambda: happened.append("effect"))
+        tx.append_event(draft("event"))
+        tx.add_effect(lambda: happened.append("effect"))
         raise UnknownMessage("no such thing")
 
     def works(tx: Tx) -> str:
-        tx.append(draft("other"))
-        tx.effect(lambda: happened.append("other"))
+        tx.append_event(draft("other"))
+        tx.add_effect(lambda: happened.append("other"))
         return put("c")(tx)
 
     results = run(make(connection, watcher), put("a"), fails, works)
@@ -117,28 +117,28 @@ def test_operation_that_fails_is_undone_alone() -> None:
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), apsw.SQLError("a typo"), KeyError("x")])
 def test_bug_in_an_operation_is_internal_and_undone_alone(error: Exception) -> None:
-    connection = memory()
+    connection = open_memory_journal()
 
     def fails(tx: Tx) -> None:
         put("half")(tx)
         raise error
 
     results = run(make(connection), fails, put("b"))
-    assert isinstance(results[0], Internal)
+    assert isinstance(results[0], InternalError)
     assert "bug" not in results[0].message
     assert facts(connection) == ["b"]
 
 
 def test_nested_marks_undo_the_inner_only() -> None:
-    connection = memory()
+    connection = open_memory_journal()
 
     def operation(tx: Tx) -> None:
         put("outer")(tx)
-        mark = tx.mark()
+        mark = tx.begin_operation()
         put("inner")(tx)
-        tx.append(draft("inner"))
-        tx.undo(mark)
-        tx.append(draft("outer"))
+        tx.append_event(draft("inner"))
+        tx.undo_operation(mark)
+        tx.append_event(draft("outer"))
 
     watcher = Watcher()
     run(make(connection, watcher), operation)
@@ -149,7 +149,7 @@ def test_effects_happen_as_soon_as_their_operation_is_kept() -> None:
     seen: list[str] = []
 
     def first(tx: Tx) -> None:
-        tx.effect(lambda: seen.append("effect of first"))
+        tx.add_effect(lambda: seen.append("effect of first"))
         seen.append("first")
 
     run(make(), first, lambda tx: seen.append("second"))
@@ -161,7 +161,7 @@ def test_effects_of_effects_and_of_participants_happen_too() -> None:
 
     class Late(Watcher):
         def before_commit(self, tx: Tx) -> None:
-            tx.effect(lambda: tx.effect(lambda: seen.append("late")))
+            tx.add_effect(lambda: tx.add_effect(lambda: seen.append("late")))
 
     run(make(None, Late()))
     assert seen == ["late"]
@@ -181,22 +181,22 @@ def test_participants_are_called_around_the_commit() -> None:
 def test_next_due_is_the_earliest_of_all_participants() -> None:
     writer = make(None, Watcher(None), Watcher(NOW + 500), Watcher(NOW + 900))
     run(writer)
-    assert writer.patience() == 0.5
+    assert writer.idle_timeout() == 0.5
     writer._clock.advance(700)  # type: ignore[attr-defined]
-    assert writer.patience() == 0.0
+    assert writer.idle_timeout() == 0.0
 
 
 def test_nothing_due_means_patience() -> None:
     writer = make(None, Watcher(None))
     run(writer)
-    assert writer.patience() == 3600.0
+    assert writer.idle_timeout() == 3600.0
 
 
 # -- groups that fail as a whole
 
 
 def test_bug_in_a_participant_fails_the_group_and_not_the_next() -> None:
-    connection = memory()
+    connection = open_memory_journal()
     watcher = Watcher()
     writer = make(connection, watcher)
     undone: list[str] = []
@@ -207,11 +207,11 @@ def test_bug_in_a_participant_fails_the_group_and_not_the_next() -> None:
 
     watcher.error = ValueError("a bug")
     (result,) = run(writer, operation)
-    assert isinstance(result, Internal)
+    assert isinstance(result, InternalError)
     assert (writer.failure, facts(connection)) == (None, [])
     assert undone == ["second", "first"]
     assert watcher.calls == ["before", "rolled back"]
-    assert writer.patience() == 1.0
+    assert writer.idle_timeout() == 1.0
     watcher.error = None
     assert run(writer, put("b"))[0] == "b"
     assert facts(connection) == ["b"]
@@ -227,7 +227,7 @@ def test_everyone_in_a_failed_group_has_an_error_of_their_own() -> None:
 
 def test_full_disk_fails_the_group_and_is_tried_again(tmp_path: Path) -> None:
     database = Database.open(tmp_path / "journal.db")
-    connection = database.writer
+    connection = database.writer_connection
     writer = make(connection)
     assert run(writer, put("before")) == ["before"]
     connection.pragma("max_page_count", connection.pragma("page_count"))
@@ -249,8 +249,10 @@ def test_full_disk_fails_the_group_and_is_tried_again(tmp_path: Path) -> None:
 def test_probe_keeps_a_disk_that_is_nearly_full_closed(tmp_path: Path) -> None:
     """One page is free, which an empty group could write: no reason to accept again."""
     database = Database.open(tmp_path / "journal.db")
-    writer = make(database.writer)
-    database.writer.pragma("max_page_count", database.writer.pragma("page_count") + 1)
+    writer = make(database.writer_connection)
+    database.writer_connection.pragma(
+        "max_page_count", database.writer_connection.pragma("page_count") + 1
+    )
     run(writer, put("big", bytes(1_000_000)))
     run(writer)
     assert writer.failure is not None
@@ -275,19 +277,19 @@ def test_really_full_disk_loses_nothing_acknowledged(tmp_path: Path) -> None:
         ballast = folder / "ballast"
         ballast.write_bytes(bytes(1 << 20))
         database = Database.open(folder / "journal.db")
-        writer = make(database.writer)
+        writer = make(database.writer_connection)
         acknowledged: list[str] = []
         while writer.failure is None:
             name = f"f{len(acknowledged):05}"
             acknowledged += [r for r in run(writer, put(name, bytes(20_000))) if r == name]
         assert "free some space" in writer.failure
-        assert facts(database.writer) == acknowledged
+        assert facts(database.writer_connection) == acknowledged
         ballast.unlink()
         run(writer)
         assert run(writer, put("z")) == ["z"]
         database.close()
         database = Database.open(folder / "journal.db", "full")
-        assert facts(database.writer) == [*acknowledged, "z"]
+        assert facts(database.writer_connection) == [*acknowledged, "z"]
         database.close()
 
 
@@ -296,7 +298,7 @@ def test_failed_fsync_is_final(tmp_path: Path) -> None:
     connection = apsw.Connection(str(tmp_path / "journal.db"), vfs=disk.name)
     for pragma in ("journal_mode = WAL", "synchronous = FULL"):
         connection.execute(f"PRAGMA {pragma}")
-    migrate(connection, tmp_path)
+    migrate_schema(connection, tmp_path)
     watcher = Watcher()
     writer = make(connection, watcher)
     assert run(writer, put("a"))[0] == "a"
@@ -306,9 +308,9 @@ def test_failed_fsync_is_final(tmp_path: Path) -> None:
     assert isinstance(result, StorageFailed)
     assert "restart the gateway" in result.message
     disk.broken = False
-    groups = writer.groups
+    groups = writer.group_count
     assert isinstance(run(writer, put("c"))[0], StorageFailed)
-    assert writer.groups == groups
+    assert writer.group_count == groups
     connection.close()
     connection = apsw.Connection(str(tmp_path / "journal.db"))
     assert "c" not in facts(connection)
@@ -321,14 +323,14 @@ def test_answers_wait_for_the_fsync(tmp_path: Path) -> None:
     connection = apsw.Connection(str(tmp_path / "journal.db"), vfs=disk.name)
     for pragma in ("journal_mode = WAL", "synchronous = FULL"):
         connection.execute(f"PRAGMA {pragma}")
-    migrate(connection, tmp_path)
+    migrate_schema(connection, tmp_path)
     syncs: list[int] = []
 
     class After(Watcher):
         def before_commit(self, tx: Tx) -> None:
             syncs.append(disk.syncs)
 
-        def after_commit(self) -> list[Outcome]:
+        def after_commit(self) -> list[JobOutcome]:
             syncs.append(disk.syncs)
             return []
 
@@ -346,13 +348,13 @@ class Thread:
     def __init__(self, *participants: Watcher, clock: Any = None, **more: Any) -> None:
         self.heard: queue.SimpleQueue[tuple[Any, GatepostError | None]] = queue.SimpleQueue()
         self.groups: list[int] = []
-        self.connection = memory()
+        self.connection = open_memory_journal()
         clock = clock or ManualClock(NOW)
         self.writer = Writer(
             self.connection, clock, self._deliver, participants=participants, **more
         )
 
-    def _deliver(self, outcomes: list[Outcome]) -> None:
+    def _deliver(self, outcomes: list[JobOutcome]) -> None:
         self.groups.append(len(outcomes))
         for done, value, error in outcomes:
             done(value, error)
@@ -373,7 +375,7 @@ def thread() -> Thread:
 def test_whatever_waits_shares_the_next_group_in_order(thread: Thread) -> None:
     for n in range(10):
         thread.submit(put(f"f{n}"))
-    assert thread.writer.waiting() == 10
+    assert thread.writer.queued_jobs() == 10
     thread.writer.start()
     assert [thread.hear() for _ in range(10)] == [f"f{n}" for n in range(10)]
     thread.writer.stop()
@@ -429,7 +431,7 @@ def test_wake_runs_a_group_for_the_participants_sake() -> None:
     looked = threading.Semaphore(0)
 
     class Looks(Watcher):
-        def after_commit(self) -> list[Outcome]:
+        def after_commit(self) -> list[JobOutcome]:
             looked.release()
             return []
 
@@ -516,13 +518,13 @@ def test_kill_9_loses_nothing_acknowledged(
         child.wait()
         child.stdout.close()
         database = Database.open(path, "full")
-        assert acknowledged <= set(facts(database.writer))
+        assert acknowledged <= set(facts(database.writer_connection))
         database.close()
     assert len(acknowledged) > 300
 
 
-def draft(event_id: str) -> Draft:
-    return Draft(event_id=event_id, kind="message", source_agent_id="alice")
+def draft(event_id: str) -> EventDraft:
+    return EventDraft(event_id=event_id, kind="message", source_agent_id="alice")
 
 
 def _ignore(value: Any, error: GatepostError | None) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from gatepost.mailbox import Policy
+from gatepost.mailbox import MailboxPolicy
 
 WAITING = ("pending", "nacked")
 
@@ -72,7 +72,7 @@ class Grave:
 
 @dataclass
 class Model:
-    policy: Policy
+    policy: MailboxPolicy
     now: int
     pairs: dict[tuple[str, str], Couple] = field(default_factory=dict)
     arrivals: dict[str, int] = field(default_factory=dict)

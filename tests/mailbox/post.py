@@ -5,11 +5,19 @@ from typing import Any, TypeVar
 
 import apsw
 
-from gatepost.journal import Tx, Writer, memory
-from gatepost.mailbox import Closed, Dispatcher, Mail, Policy, Settlement, Waiter, browse
-from gatepost.mailbox.deadletters import Filter, find
+from gatepost.journal import Tx, Writer, open_memory_journal
+from gatepost.mailbox import (
+    ClosedMail,
+    Dispatcher,
+    MailboxPolicy,
+    NewMail,
+    Settlement,
+    Waiter,
+    browse,
+)
+from gatepost.mailbox.dead_letters import DeadLetterFilter, find_dead_letters
 from gatepost.testing import ManualClock
-from gatepost.wire import DeadLetter, EnqueueAck, Message, Summary
+from gatepost.wire import DeadLetter, EnqueueAck, LeasedMessage, Summary
 
 T = TypeVar("T")
 
@@ -22,20 +30,20 @@ class Post:
 
     def __init__(
         self,
-        policy: Policy | None = None,
+        policy: MailboxPolicy | None = None,
         clock: ManualClock | None = None,
         connection: apsw.Connection | None = None,
     ) -> None:
-        self.policy = policy or Policy()
+        self.policy = policy or MailboxPolicy()
         self.clock = clock or ManualClock(START)
-        self.connection = memory() if connection is None else connection
-        self.closed: list[Closed] = []
+        self.connection = open_memory_journal() if connection is None else connection
+        self.closed: list[ClosedMail] = []
         self.dispatcher = Dispatcher(self.clock, self.policy, self._on_closed)
         self.writer = Writer(
             self.connection, self.clock, lambda outcomes: None, participants=(self.dispatcher,)
         )
 
-    def _on_closed(self, tx: Tx, closed: list[Closed]) -> None:
+    def _on_closed(self, tx: Tx, closed: list[ClosedMail]) -> None:
         self.closed += closed
         tx.on_rollback(lambda: self.closed.__delitem__(slice(-len(closed), None)))
 
@@ -57,9 +65,9 @@ class Post:
     def tick(self, ms: int = 0) -> None:
         """Let time pass, and a commit group look at it."""
         self.clock.advance(ms)
-        before = self.writer.groups
+        before = self.writer.group_count
         self.group()
-        assert self.writer.groups == before + 1, "the group failed"
+        assert self.writer.group_count == before + 1, "the group failed"
 
     def send(self, *msg_ids: str, to: str = "bob", by: str = "alice", **more: Any) -> list[bool]:
         """Enqueue messages; whether each was queued."""
@@ -71,27 +79,29 @@ class Post:
         mails = [mail(msg_id, **more) for msg_id in msg_ids]
         return self.do(lambda tx: self.dispatcher.enqueue(tx, to, by, mails))
 
-    def dequeue(self, limit: int = 1, mailbox: str = "bob", consumer: str = "") -> list[Message]:
+    def dequeue(
+        self, limit: int = 1, mailbox: str = "bob", consumer: str = ""
+    ) -> list[LeasedMessage]:
         return self.do(lambda tx: self.dispatcher.dequeue(tx, mailbox, consumer, limit))
 
     def take(self, limit: int = 1, mailbox: str = "bob") -> list[str]:
         return ids(self.dequeue(limit, mailbox))
 
-    def ack(self, *messages: Message, mailbox: str = "bob") -> Settlement:
+    def ack(self, *messages: LeasedMessage, mailbox: str = "bob") -> Settlement:
         receipts = [message.receipt for message in messages]
         return self.do(lambda tx: self.dispatcher.ack(tx, mailbox, receipts, []))
 
     def ack_id(self, *msg_ids: str, mailbox: str = "bob") -> Settlement:
         return self.do(lambda tx: self.dispatcher.ack(tx, mailbox, [], list(msg_ids)))
 
-    def nack(self, *messages: Message, reason: str = "", mailbox: str = "bob") -> Settlement:
+    def nack(self, *messages: LeasedMessage, reason: str = "", mailbox: str = "bob") -> Settlement:
         receipts = [message.receipt for message in messages]
         return self.do(lambda tx: self.dispatcher.nack(tx, mailbox, receipts, [], reason))
 
     def nack_id(self, *msg_ids: str, mailbox: str = "bob") -> Settlement:
         return self.do(lambda tx: self.dispatcher.nack(tx, mailbox, [], list(msg_ids), ""))
 
-    def extend(self, *messages: Message, mailbox: str = "bob") -> list[str]:
+    def extend(self, *messages: LeasedMessage, mailbox: str = "bob") -> list[str]:
         receipts = [message.receipt for message in messages]
         return self.do(lambda tx: self.dispatcher.extend(tx, mailbox, receipts))
 
@@ -100,12 +110,12 @@ class Post:
 
     def waiter(
         self, credit: int = 10, consumer: str = "", once: bool = False, mailbox: str = "bob"
-    ) -> tuple[Waiter, list[Message]]:
+    ) -> tuple[Waiter, list[LeasedMessage]]:
         """A waiter and the list its mail goes to, which begins with what it held already."""
-        got: list[Message] = []
-        box = self.do(lambda tx: self.dispatcher.box(tx, mailbox))
+        got: list[LeasedMessage] = []
+        box = self.do(lambda tx: self.dispatcher.mailbox_ref(tx, mailbox))
         waiter = Waiter(box, consumer, credit, got.extend, once)
-        got[:0] = self.do(lambda tx: self.dispatcher.wait(tx, waiter))
+        got[:0] = self.do(lambda tx: self.dispatcher.add_waiter(tx, waiter))
         return waiter, got
 
     def read(self, query: Callable[[Tx, int], T], mailbox: str) -> T:
@@ -114,13 +124,17 @@ class Post:
         return query(Tx(self.connection, self.clock.now()), id)
 
     def peek(self, limit: int = 100, after: str = "", mailbox: str = "bob") -> list[Summary]:
-        return self.read(lambda tx, id: browse.peek(tx, id, limit, after), mailbox)
+        return self.read(lambda tx, id: browse.peek_mailbox(tx, id, limit, after), mailbox)
 
     def dead(
-        self, wanted: Filter | None = None, limit: int = 100, after: str = "", mailbox: str = "bob"
+        self,
+        wanted: DeadLetterFilter | None = None,
+        limit: int = 100,
+        after: str = "",
+        mailbox: str = "bob",
     ) -> list[DeadLetter]:
-        wanted = wanted or Filter()
-        return self.read(lambda tx, id: find(tx, id, wanted, limit, after), mailbox)
+        wanted = wanted or DeadLetterFilter()
+        return self.read(lambda tx, id: find_dead_letters(tx, id, wanted, limit, after), mailbox)
 
     def states(self) -> dict[str, str]:
         """The state of every message, by msg_id."""
@@ -140,11 +154,11 @@ class Post:
 def mail(
     msg_id: str, payload: bytes = b'"hello"', at: int | None = None, ttl: int | None = None,
     meta: bytes | None = None,
-) -> Mail:  # fmt: skip
-    return Mail(msg_id, payload, at, ttl, meta)
+) -> NewMail:  # fmt: skip
+    return NewMail(msg_id, payload, at, ttl, meta)
 
 
-def ids(messages: list[Message]) -> list[str]:
+def ids(messages: list[LeasedMessage]) -> list[str]:
     return [message.msg_id for message in messages]
 
 

@@ -85,5 +85,5 @@ def test_counts_of_every_mailbox() -> None:
     post.dequeue()
     post.send("c", to="anna")
     post.purge(mailbox="anna")
-    rows = browse.counts(Tx(post.connection, 0))
+    rows = browse.mailbox_counts(Tx(post.connection, 0))
     assert rows == [("anna", 0, 0, 1), ("bob", 1, 1, 0)]

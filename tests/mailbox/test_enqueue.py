@@ -3,8 +3,8 @@
 import pytest
 
 from gatepost.errors import InvalidRequest, Unavailable
-from gatepost.mailbox import Policy
-from gatepost.mailbox.enqueue import LAST_NUMBER, check_payload
+from gatepost.mailbox import MailboxPolicy
+from gatepost.mailbox.enqueue import LAST_PAIR_NUMBER, check_payload
 from gatepost.testing import ManualClock
 from tests.mailbox.post import START, Post, ids
 
@@ -71,7 +71,7 @@ def test_batch_with_duplicates_queues_each_new_one_in_order() -> None:
 
 
 def test_full_mailbox_refuses_what_is_too_much_and_says_when_to_retry() -> None:
-    post = Post(Policy(max_pending=2))
+    post = Post(MailboxPolicy(max_pending=2))
     acks = post.enqueue("a", "b", "c")
     assert [a.queued for a in acks] == [True, True, False]
     assert acks[2].error is not None
@@ -80,13 +80,13 @@ def test_full_mailbox_refuses_what_is_too_much_and_says_when_to_retry() -> None:
 
 
 def test_full_mailbox_still_knows_its_duplicates() -> None:
-    post = Post(Policy(max_pending=1))
+    post = Post(MailboxPolicy(max_pending=1))
     post.send("a")
     assert [(a.queued, a.error) for a in post.enqueue("a")] == [(False, None)]
 
 
 def test_full_mailbox_has_room_again_once_mail_is_taken() -> None:
-    post = Post(Policy(max_pending=1))
+    post = Post(MailboxPolicy(max_pending=1))
     post.send("a")
     post.dequeue()
     assert post.send("b") == [True]
@@ -132,7 +132,7 @@ def test_clock_that_goes_back_loses_and_reorders_nothing() -> None:
 def test_pair_without_a_number_left_is_refused_and_changes_nothing() -> None:
     post = Post()
     post.send("a")
-    post.sql("UPDATE pair SET next_number = ?", (LAST_NUMBER,))
+    post.sql("UPDATE pair SET next_number = ?", (LAST_PAIR_NUMBER,))
     with pytest.raises(Unavailable, match="no pair number left"):
         post.send("b")
     assert post.send("c", by="carol") == [True]

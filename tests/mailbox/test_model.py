@@ -14,17 +14,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gatepost.errors import StorageFailed
 from gatepost.journal import Tx
-from gatepost.journal.database import migrate
-from gatepost.journal.writer import Outcome
-from gatepost.mailbox import Mail, Policy, Settlement, Waiter, deadletters, sweep
-from gatepost.mailbox.deadletters import Filter
+from gatepost.journal.database import migrate_schema
+from gatepost.journal.writer import JobOutcome
+from gatepost.mailbox import MailboxPolicy, NewMail, Settlement, Waiter, dead_letters, sweep
+from gatepost.mailbox.dead_letters import DeadLetterFilter
 from gatepost.testing import ManualClock
-from gatepost.wire import DeadLetter, EnqueueAck, Message
+from gatepost.wire import DeadLetter, EnqueueAck, LeasedMessage
 from tests.conftest import choose
 from tests.mailbox.model import Guest, Letter, Model
 from tests.mailbox.post import START, Post
 
-POLICY = Policy(max_retries=3, base_backoff=5_000, inflight_timeout=30_000, ttl=120_000,
+POLICY = MailboxPolicy(max_retries=3, base_backoff=5_000, inflight_timeout=30_000, ttl=120_000,
                 max_pending=12)  # fmt: skip
 MAILBOXES = ["bob", "carol"]
 SENDERS = ["ann", "ben", "cat"]
@@ -52,7 +52,7 @@ class Saboteur:
         if self.armed:
             raise apsw.FullError("no space left")
 
-    def after_commit(self) -> list[Outcome]:
+    def after_commit(self) -> list[JobOutcome]:
         return []
 
     def rolled_back(self) -> None:
@@ -71,7 +71,7 @@ class MailboxMachine(RuleBasedStateMachine):
         self.post = self._open()
         self.jobs: list[tuple[Callable[[Tx], Any], Callable[[Any], None]]] = []
         self.receipts: list[tuple[str, Letter, str]] = []  # mailbox, message, receipt
-        self.guests: list[tuple[Waiter, Guest, list[Message]]] = []
+        self.guests: list[tuple[Waiter, Guest, list[LeasedMessage]]] = []
         self.replays = self.steps = 0
         self.gather, self.fail = 1, False
 
@@ -79,7 +79,7 @@ class MailboxMachine(RuleBasedStateMachine):
         connection = apsw.Connection(str(self.folder / "journal.db"))
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = OFF")
-        migrate(connection, Path("journal.db"))
+        migrate_schema(connection, Path("journal.db"))
         post = Post(POLICY, self.clock, connection)
         self.saboteur = Saboteur()
         post.writer._participants = (post.dispatcher, self.saboteur)
@@ -122,7 +122,7 @@ class MailboxMachine(RuleBasedStateMachine):
 
     def _line_up(self) -> None:
         """A failed group may leave the waiters in another order, though never in another number."""
-        order = [w for line in self.post.dispatcher._line._waiting.values() for w in line]
+        order = [w for line in self.post.dispatcher._waiters._turns.values() for w in line]
         guests = {waiter: guest for waiter, guest, _ in self.guests}
         before = [guest for guest in self.model.line if not guest.gone]
         self.model.line = [guests[waiter] for waiter in order if not waiter.gone]
@@ -154,12 +154,12 @@ class MailboxMachine(RuleBasedStateMachine):
             found = [(a.queued, a.pending, a.error.code if a.error else None) for a in acks]
             assert found == self.model.enqueue(to, sender, batch)
 
-        new = [Mail(m, body, at, ttl, b"{}" if t else None) for m, body, at, ttl, t in batch]
+        new = [NewMail(m, body, at, ttl, b"{}" if t else None) for m, body, at, ttl, t in batch]
         self.queue(lambda tx: self.post.dispatcher.enqueue(tx, to, sender, new), check)
 
     @rule(mailbox=mailboxes, consumer=consumers, limit=limits)
     def dequeue(self, mailbox: str, consumer: str, limit: int) -> None:
-        def check(messages: list[Message]) -> None:
+        def check(messages: list[LeasedMessage]) -> None:
             letters = self.model.dequeue(mailbox, consumer, limit)
             assert [(m.msg_id, m.from_, m.attempt, bytes(m.payload)) for m in messages] == [
                 (x.msg_id, x.sender, x.attempt, x.payload) for x in letters
@@ -267,13 +267,13 @@ class MailboxMachine(RuleBasedStateMachine):
         new_id, dispatcher = f"r{self.replays}", self.post.dispatcher
 
         def resend(tx: Tx, letter: DeadLetter, meta: bytes | None) -> EnqueueAck:
-            mail = Mail(new_id, bytes(letter.payload))  # type: ignore[arg-type]
+            mail = NewMail(new_id, bytes(letter.payload))  # type: ignore[arg-type]
             return dispatcher.enqueue(tx, mailbox, letter.from_, [mail])[0]
 
         def operation(tx: Tx) -> list[EnqueueAck]:
-            wanted = Filter(msg_ids=[msg_id])
-            box = dispatcher.box(tx, mailbox)
-            return deadletters.replay(tx, box.id, wanted, 1, resend, "operator")
+            wanted = DeadLetterFilter(msg_ids=[msg_id])
+            box = dispatcher.mailbox_ref(tx, mailbox)
+            return dead_letters.replay_dead_letters(tx, box.id, wanted, 1, resend, "operator")
 
         def check(acks: list[EnqueueAck]) -> None:
             found = [(a.queued, a.pending, a.error.code if a.error else None) for a in acks]
@@ -288,9 +288,9 @@ class MailboxMachine(RuleBasedStateMachine):
         mailbox, msg_id = data.draw(st.sampled_from(sorted(self.model.graves)))
 
         def operation(tx: Tx) -> int:
-            wanted = Filter(msg_ids=[msg_id])
-            box = self.post.dispatcher.box(tx, mailbox)
-            return deadletters.discard(tx, box.id, wanted, 10, "operator")
+            wanted = DeadLetterFilter(msg_ids=[msg_id])
+            box = self.post.dispatcher.mailbox_ref(tx, mailbox)
+            return dead_letters.discard_dead_letters(tx, box.id, wanted, 10, "operator")
 
         def check(size: int) -> None:
             assert size == self.model.discard(mailbox, msg_id)
@@ -301,7 +301,7 @@ class MailboxMachine(RuleBasedStateMachine):
     @rule(age=st.sampled_from([0, 10_000, 100_000]))
     def forget(self, age: int) -> None:
         def operation(tx: Tx) -> int:
-            return sweep.forget(tx, tx.now - age // 2, tx.now - age, 1000)
+            return sweep.forget_settled_mail(tx, tx.now - age // 2, tx.now - age, 1000)
 
         self.queue(operation, lambda _: self.model.forget(self.model.now - age))
 
@@ -309,16 +309,16 @@ class MailboxMachine(RuleBasedStateMachine):
 
     @rule(mailbox=mailboxes, consumer=consumers, credit=st.integers(1, 6), once=st.booleans())
     def wait(self, mailbox: str, consumer: str, credit: int, once: bool) -> None:
-        got: list[Message] = []
+        got: list[LeasedMessage] = []
         guest = Guest(mailbox, consumer, credit, once)
         waiters: list[Waiter] = []
 
-        def operation(tx: Tx) -> list[Message]:
-            box = self.post.dispatcher.box(tx, mailbox)
+        def operation(tx: Tx) -> list[LeasedMessage]:
+            box = self.post.dispatcher.mailbox_ref(tx, mailbox)
             waiters.append(Waiter(box, consumer, credit, got.extend, once))
-            return self.post.dispatcher.wait(tx, waiters[0])
+            return self.post.dispatcher.add_waiter(tx, waiters[0])
 
-        def check(again: list[Message]) -> None:
+        def check(again: list[LeasedMessage]) -> None:
             letters = self.model.wait(guest)
             assert [message.msg_id for message in again] == [x.msg_id for x in letters]
             self.guests.append((waiters[0], guest, got))
@@ -336,7 +336,7 @@ class MailboxMachine(RuleBasedStateMachine):
             (self.model.give_up if for_good else self.model.leave)(guest)
 
         waiter.gone = True
-        leave = dispatcher.give_up if for_good else dispatcher.leave
+        leave = dispatcher.release_waiter if for_good else dispatcher.remove_waiter
         self.queue(lambda tx: leave(tx, waiter), check)
 
     # -- the world
@@ -351,7 +351,7 @@ class MailboxMachine(RuleBasedStateMachine):
     @rule()
     def wait_until_something_is_due(self) -> None:
         """To the very millisecond, and the one before it."""
-        due = self.post.writer._due or 0
+        due = self.post.writer._next_due_at or 0
         if due > self.clock.now():
             self.clock.set(due - 1)
             self.commit()
@@ -442,10 +442,10 @@ class MailboxMachine(RuleBasedStateMachine):
         for waiter, _, _ in self.guests:
             if waiter.credit > 0 and not waiter.gone and waiter in self._members():
                 query = "SELECT 1 FROM pair WHERE mailbox = ? AND ready_at = 0"
-                assert not self.post.sql(query, (waiter.box.id,))
+                assert not self.post.sql(query, (waiter.mailbox.id,))
 
     def _members(self) -> set[Waiter]:
-        return self.post.dispatcher._line._members
+        return self.post.dispatcher._waiters._waiters
 
     def dead_letters_keep_their_payload(self) -> None:
         for mailbox in MAILBOXES:

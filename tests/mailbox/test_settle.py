@@ -2,7 +2,7 @@
 
 import pytest
 
-from gatepost.mailbox import Policy
+from gatepost.mailbox import MailboxPolicy
 from tests.mailbox.post import Post, codes, ids
 
 
@@ -105,7 +105,7 @@ def test_forged_receipt_for_mail_that_expired_inside_a_run_ends_nothing_else() -
     post.send("a", "b", "c")
     post.sql("UPDATE mail SET expires_at = 1 WHERE msg_id = 'b'")
     post.tick(1)
-    post.dispatcher._due = 0
+    post.dispatcher._sweep_due_at = 0
     post.tick()
     a, c = post.dequeue(3)
     mail, lease = a.receipt.split(".")
@@ -159,21 +159,21 @@ def test_four_deliveries_then_dead_letter_counts_four_attempts() -> None:
 
 
 def test_no_retries_means_one_delivery() -> None:
-    post = Post(Policy(max_retries=0))
+    post = Post(MailboxPolicy(max_retries=0))
     post.send("a")
     post.nack(*post.dequeue())
     assert post.states() == {"a": "dead_letter"}
 
 
 def test_backoff_of_zero_is_ready_at_once() -> None:
-    post = Post(Policy(base_backoff=0))
+    post = Post(MailboxPolicy(base_backoff=0))
     post.send("a")
     post.nack(*post.dequeue())
     assert post.take() == ["a"]
 
 
 def test_dead_letter_frees_its_pair() -> None:
-    post = Post(Policy(max_retries=0))
+    post = Post(MailboxPolicy(max_retries=0))
     post.send("a", "b")
     post.nack(*post.dequeue())
     assert post.take() == ["b"]
@@ -207,7 +207,7 @@ def test_nack_of_the_next_after_a_partial_ack() -> None:
 
 
 def test_nack_of_already_dead_lettered_is_a_noop() -> None:
-    post = Post(Policy(max_retries=0))
+    post = Post(MailboxPolicy(max_retries=0))
     post.send("a")
     (message,) = post.dequeue()
     post.nack(message)
@@ -279,12 +279,12 @@ def test_late_ack_counts_while_nobody_noticed_that_it_is_late() -> None:
 
 
 def test_tracked_mail_tells_its_end_once() -> None:
-    post = Post(Policy(max_retries=0))
+    post = Post(MailboxPolicy(max_retries=0))
     post.send("a", "b", meta=b"{}")
     post.send("c")
     a, b, c = post.dequeue(3)
     (closed,) = post.ack(a).closed
-    assert (closed.msg_id, closed.outcome, closed.receipt) == ("a", "ok", a.receipt)
+    assert (closed.msg_id, closed.outcome, closed.lease_handle) == ("a", "ok", a.receipt)
     (closed,) = post.nack(b, reason="no").closed
     assert (closed.msg_id, closed.outcome, closed.reason) == ("b", "dead_letter", "no")
     assert post.ack(a).closed == []

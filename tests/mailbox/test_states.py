@@ -6,42 +6,42 @@ import apsw
 import pytest
 
 from gatepost.errors import WrongState
-from gatepost.mailbox import TRANSITIONS, Input, State
-from gatepost.mailbox.states import TERMINAL, move, step
+from gatepost.mailbox import TRANSITIONS, MailInput, MailState
+from gatepost.mailbox.states import TERMINAL_STATES, next_state, transition_sql
 from tests.mailbox.post import SECOND, Post
 
 
 def test_only_pending_is_dequeued() -> None:
-    assert [s for s in State if (s, Input.DEQUEUE) in TRANSITIONS] == [State.PENDING]
+    assert [s for s in MailState if (s, MailInput.DEQUEUE) in TRANSITIONS] == [MailState.PENDING]
 
 
 def test_only_in_flight_is_acked_nacked_or_released() -> None:
-    for event in (Input.ACK, Input.NACK, Input.RELEASE):
-        assert [s for s in State if (s, event) in TRANSITIONS] == [State.IN_FLIGHT]
+    for event in (MailInput.ACK, MailInput.NACK, MailInput.RELEASE):
+        assert [s for s in MailState if (s, event) in TRANSITIONS] == [MailState.IN_FLIGHT]
 
 
 def test_expiry_never_strikes_in_flight() -> None:
-    assert (State.IN_FLIGHT, Input.EXPIRE) not in TRANSITIONS
+    assert (MailState.IN_FLIGHT, MailInput.EXPIRE) not in TRANSITIONS
 
 
 def test_terminal_states_take_no_input() -> None:
-    assert not [key for key in product(TERMINAL, Input) if key in TRANSITIONS]
+    assert not [key for key in product(TERMINAL_STATES, MailInput) if key in TRANSITIONS]
 
 
-@pytest.mark.parametrize(("state", "event"), list(product(State, Input)))
-def test_step_follows_the_table_or_is_refused(state: State, event: Input) -> None:
+@pytest.mark.parametrize(("state", "event"), list(product(MailState, MailInput)))
+def test_step_follows_the_table_or_is_refused(state: MailState, event: MailInput) -> None:
     if (state, event) in TRANSITIONS:
-        assert step(state, event) is TRANSITIONS[state, event]
+        assert next_state(state, event) is TRANSITIONS[state, event]
     else:
         with pytest.raises(WrongState, match=event.value):
-            step(state, event)
+            next_state(state, event)
 
 
 def test_move_is_the_table_as_sql() -> None:
-    assert move(Input.EXPIRE) == ("state = 5", "state IN (0, 2)")
+    assert transition_sql(MailInput.EXPIRE) == ("state = 5", "state IN (0, 2)")
 
 
-def _settled(post: Post) -> dict[str, State]:
+def _settled(post: Post) -> dict[str, MailState]:
     """One message in each terminal state."""
     post.send("acked")
     post.ack(*post.dequeue())
@@ -49,14 +49,14 @@ def _settled(post: Post) -> dict[str, State]:
     post.tick(SECOND)
     post.send("dead")
     post.purge()
-    return {"acked": State.ACKED, "late": State.EXPIRED, "dead": State.DEAD_LETTER}
+    return {"acked": MailState.ACKED, "late": MailState.EXPIRED, "dead": MailState.DEAD_LETTER}
 
 
 @pytest.mark.parametrize("change", ["state = 0", "attempt = 0", "settled_at = 0", "lease = NULL"])
 def test_terminal_states_are_immutable_in_storage(change: str) -> None:
     post = Post()
     for msg_id, state in _settled(post).items():
-        assert post.states()[msg_id] == state.wire
+        assert post.states()[msg_id] == state.wire_name
         with pytest.raises(apsw.ConstraintError, match="never changes"):
             post.sql(f"UPDATE mail SET {change} WHERE msg_id = ?", (msg_id,))
 

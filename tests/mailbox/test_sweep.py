@@ -1,6 +1,6 @@
 """What time does: leases run out, mail expires, backoffs end, old mail is forgotten."""
 
-from gatepost.mailbox import Policy, sweep
+from gatepost.mailbox import MailboxPolicy, sweep
 from gatepost.testing import ManualClock
 from tests.mailbox.post import START, Post, codes, ids
 
@@ -122,8 +122,10 @@ def test_run_never_reaches_over_mail_that_is_too_late() -> None:
     post.send("b", ttl=1_000)
     post.send("c")
     post.clock.advance(1_000)
-    post.dispatcher._due = None
-    taken = post.group(lambda tx: post.dispatcher._take(tx, post.dispatcher.box(tx, "bob"), "", 9))
+    post.dispatcher._sweep_due_at = None
+    taken = post.group(
+        lambda tx: post.dispatcher._take_mail(tx, post.dispatcher.mailbox_ref(tx, "bob"), "", 9)
+    )
     assert ids(taken[0].messages) == ["a"]
 
 
@@ -182,7 +184,7 @@ def test_forget_at_clock_zero() -> None:
 
 
 def test_forget_leaves_unsettled_mail_and_dead_letters() -> None:
-    post = Post(Policy(max_retries=0))
+    post = Post(MailboxPolicy(max_retries=0))
     post.send("dead", "waits", "out")
     post.nack(*post.dequeue())
     post.send("in", by="carol")
@@ -224,11 +226,11 @@ def test_old_receipt_never_fits_new_mail() -> None:
 
 
 def _due(post: Post) -> int | None:
-    return post.writer._due
+    return post.writer._next_due_at
 
 
 def _forget(post: Post, bodies: int, rows: int, batch: int = 1000) -> int:
-    return post.do(lambda tx: sweep.forget(tx, bodies, rows, batch))
+    return post.do(lambda tx: sweep.forget_settled_mail(tx, bodies, rows, batch))
 
 
 def test_a_backoff_is_no_longer_though_the_clock_was_set_back() -> None:
@@ -238,7 +240,7 @@ def test_a_backoff_is_no_longer_though_the_clock_was_set_back() -> None:
     post.clock.set(START - 3_600_000)
     post.tick()
     assert post.take() == []
-    assert post.writer.patience() == 5.0
+    assert post.writer.idle_timeout() == 5.0
     post.tick(5_000)
     assert post.take() == ["a"]
 
@@ -264,5 +266,5 @@ def test_what_was_given_back_does_not_wait_for_a_backoff_that_is_over() -> None:
     waiter, got = post.waiter()
     assert [message.msg_id for message in got] == ["a"]
     post.clock.set(START - 3_600_000)
-    post.do(lambda tx: post.dispatcher.give_up(tx, waiter))
+    post.do(lambda tx: post.dispatcher.release_waiter(tx, waiter))
     assert post.take() == ["a"]

@@ -16,7 +16,7 @@ from websockets.typing import Subprotocol
 from gatepost.access import Joiner
 from gatepost.access.forms import Challenge, ExchangeRequest
 from gatepost.clock import SystemClock
-from gatepost.events import NodeKey, fingerprint
+from gatepost.events import NodeKey, fingerprint_key
 from gatepost.gateway import welcome
 from gatepost.gateway.welcome import Welcome
 from gatepost.room import Author, Genesis
@@ -92,7 +92,7 @@ class Guest:
 
     def by_proof(self) -> ExchangeRequest:
         challenge = self.challenge()
-        return self.joiner.with_proof(challenge, fingerprint(challenge.issuer_key))
+        return self.joiner.with_proof(challenge, fingerprint_key(challenge.issuer_key))
 
     def ticket(self, token: str | None = None) -> str:
         """A ticket for an invite, or for a proof."""

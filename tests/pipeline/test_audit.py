@@ -15,8 +15,7 @@ from gatepost.archive.room_facts import RoomFacts
 from gatepost.archive.store import Store
 from gatepost.pipeline.audit.rules import RULES
 from gatepost.pipeline.jobs.audit import audit, violations
-from gatepost.pipeline.synth import FAULTS, SynthOptions, ArchiveTruth
-from gatepost.pipeline.synth import generate_archive
+from gatepost.pipeline.synth import FAULTS, ArchiveTruth, SynthOptions, generate_archive
 from gatepost.pipeline.synth.faults import VIOLATIONS
 from gatepost.testing.simulation import Shape
 from tests.conftest import choose

@@ -12,8 +12,8 @@ from gatepost.pipeline.audit.trust import Trust
 from gatepost.testing import ManualClock
 
 NODES = ("a", "b", "c", "d")
-KEYS = {node: NodeKey.create(ManualClock(seed=place)) for place, node in enumerate(NODES)}
-OTHER = NodeKey.create(ManualClock(seed=99))
+KEYS = {node: NodeKey.generate(ManualClock(seed=place)) for place, node in enumerate(NODES)}
+OTHER = NodeKey.generate(ManualClock(seed=99))
 PUBLIC = {node: key.public for node, key in KEYS.items()}
 
 

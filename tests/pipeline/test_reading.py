@@ -8,8 +8,7 @@ import pytest
 from gatepost.errors import ArchiveError
 from gatepost.pipeline.planning import Slice
 from gatepost.pipeline.reading import Archive
-from gatepost.pipeline.synth import SynthOptions
-from gatepost.pipeline.synth import generate_archive
+from gatepost.pipeline.synth import SynthOptions, generate_archive
 from gatepost.pipeline.tables.facts import COLUMNS, TEXTS, Facts, facts
 from gatepost.pipeline.tables.lifecycle import deliveries
 

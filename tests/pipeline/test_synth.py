@@ -20,7 +20,7 @@ from gatepost.archive.segments import Group, table
 from gatepost.archive.store import Store
 from gatepost.archive.verify import verify
 from gatepost.errors import PipelineError
-from gatepost.events import decode, encode, event_digest
+from gatepost.events import decode_event, encode_event, event_digest
 from gatepost.pipeline.synth import FAULTS, ArchiveTruth, SynthOptions, generate_archive
 
 MINUTE = 60_000
@@ -134,8 +134,8 @@ def _doubled(made: Made) -> set[tuple[str, str, bytes]]:
 def test_events_are_the_bytes_a_gateway_would_have_written(right: Made) -> None:
     kinds: Counter[str] = Counter()
     for node, event in right.all():
-        envelope = decode(event["body"])
-        assert encode(envelope) == event["body"]
+        envelope = decode_event(event["body"])
+        assert encode_event(envelope) == event["body"]
         assert (envelope.source_node_id, envelope.seq) == (node, event["seq"])
         assert event_digest(event["body"]) == event["digest"]
         kinds[event["kind"]] += 1

@@ -6,8 +6,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from gatepost.pipeline.jobs.run import Pipeline, backfill
-from gatepost.pipeline.synth import FAULTS, SynthOptions, ArchiveTruth
-from gatepost.pipeline.synth import generate_archive
+from gatepost.pipeline.synth import FAULTS, ArchiveTruth, SynthOptions, generate_archive
 from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.tables.schemas import Table
 

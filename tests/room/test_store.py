@@ -10,7 +10,7 @@ import apsw
 import pytest
 
 from gatepost.errors import JournalCorrupt
-from gatepost.journal import Database, Tx, memory
+from gatepost.journal import Database, Tx, open_memory_journal
 from gatepost.room import Room, store
 from gatepost.room.signing import Signed
 from tests.room.cast import GENESIS, NOW, ROOT, agent, author, claim, contents, entry, room, shown
@@ -20,7 +20,7 @@ RECORDS = [entry(ROOT), entry(BEN, 5), claim(BEN, "agents", "job", agent("ben"),
 
 
 def saved(*records: Signed) -> Tx:
-    tx = Tx(memory(), NOW)
+    tx = Tx(open_memory_journal(), NOW)
     store.create(tx, GENESIS)
     store.save(tx, records)
     return tx
@@ -31,7 +31,7 @@ def test_what_was_saved_is_loaded() -> None:
 
 
 def test_a_gateway_in_no_room_knows_that() -> None:
-    tx = Tx(memory(), NOW)
+    tx = Tx(open_memory_journal(), NOW)
     assert store.which(tx) is None
     store.create(tx, GENESIS)
     assert store.which(tx) == (GENESIS, 1)
@@ -49,7 +49,7 @@ def test_only_the_latest_version_is_kept_in_whatever_order() -> None:
 
 def test_storage_itself_refuses_to_go_back() -> None:
     with pytest.raises(apsw.ConstraintError, match="newer version"):
-        saved(entry(BEN, 9)).run("UPDATE room_record SET version = 3")
+        saved(entry(BEN, 9)).execute("UPDATE room_record SET version = 3")
 
 
 def test_rotation_replaces_everything_at_once() -> None:
@@ -62,13 +62,13 @@ def test_rotation_replaces_everything_at_once() -> None:
 def test_verify_finds_what_was_tampered_with() -> None:
     tx = saved(*RECORDS)
     assert list(store.verify(tx, GENESIS)) == []
-    tx.run("UPDATE room_record SET record = replace(record, '\"online\"', '\"offline\"')")
+    tx.execute("UPDATE room_record SET record = replace(record, '\"online\"', '\"offline\"')")
     assert [violation.rule for violation in store.verify(tx, GENESIS)] == ["signature"] * 2
 
 
 def test_a_damaged_record_is_noticed_when_loading() -> None:
     tx = saved(*RECORDS)
-    tx.run("UPDATE room_record SET record = 'nonsense'")
+    tx.execute("UPDATE room_record SET record = 'nonsense'")
     with pytest.raises(JournalCorrupt, match="damaged"):
         store.load(tx, GENESIS)
 
@@ -100,7 +100,7 @@ def test_what_was_heard_of_before_a_kill_is_there_after_it(tmp_path: Path) -> No
         heard = [int(writer.stdout.readline()) for _ in range(20)][-1]
         os.kill(writer.pid, signal.SIGKILL)
     database = Database.open(path)
-    reopened = store.load(Tx(database.writer, NOW), GENESIS)
+    reopened = store.load(Tx(database.writer_connection, NOW), GENESIS)
     database.close()
     assert [signed.key for signed in reopened] == ["ben"]
     assert reopened[0].version >= heard

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from gatepost.room import Routing
-from gatepost.routing import Home, Rule, directory_of
+from gatepost.routing import AgentHome, RoutingRule, build_directory
 from tests.room.cast import ROOT, agent, author, claim, entry, room
 
 VPS = author("vps", "backbone")
@@ -24,13 +24,13 @@ def test_the_picture_is_what_the_view_shows() -> None:
         claim(VPS, "agents", "job", replace(agent("vps"), standby=True)),
         claim(ROOT, "routing", "job", RULE),
     )
-    picture = directory_of(found.view, lambda id: id == "vps")
-    online = [picture.online(id) for id in ("vps", "root", "nobody", None)]
+    picture = build_directory(found.view, lambda id: id == "vps")
+    online = [picture.is_online(id) for id in ("vps", "root", "nobody", None)]
     assert online == [True, False, False, False]
     assert picture.gateways["vps"].key == VPS.key.public
     assert picture.gateways["vps"].capabilities == {"gpu"}
-    assert picture.agents == {"job": Home("root", ("vps",))}
-    assert picture.rules == {"job": Rule("root", ("vps",), frozenset({"gpu"}), 5, 2)}
+    assert picture.agents == {"job": AgentHome("root", ("vps",))}
+    assert picture.rules == {"job": RoutingRule("root", ("vps",), frozenset({"gpu"}), 5, 2)}
 
 
 def test_rivals_are_in_the_picture() -> None:
@@ -40,4 +40,6 @@ def test_rivals_are_in_the_picture() -> None:
         claim(ROOT, "agents", "job", agent("root")),
         claim(VPS, "agents", "job", agent("vps")),
     )
-    assert directory_of(found.view, lambda id: True).agents == {"job": Home("root", (), ("vps",))}
+    assert build_directory(found.view, lambda id: True).agents == {
+        "job": AgentHome("root", (), ("vps",))
+    }

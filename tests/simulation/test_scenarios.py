@@ -267,7 +267,7 @@ def break_disk(mesh: SimulatedMesh, node: str) -> None:
     gateway = mesh[node]
     gateway.fill_disk()
     large = "INSERT OR REPLACE INTO fact VALUES ('large', zeroblob(1000000))"
-    gateway.call(lambda tx: tx.run(large), lambda value, error: None)
+    gateway.call(lambda tx: tx.execute(large), lambda value, error: None)
     assert mesh.run(1_000, lambda: gateway.writer.failure is not None)
 
 

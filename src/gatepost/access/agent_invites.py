@@ -16,8 +16,8 @@ from gatepost.errors import (
     WrongState,
 )
 from gatepost.events import check_agent_id
-from gatepost.journal.audit import audit
-from gatepost.journal.tx import Row, Tx
+from gatepost.journal.audit import record_audit_entry
+from gatepost.journal.transaction import Row, Tx
 
 _COLUMNS = "id, agent_id, scopes, created_by, created_at, expires_at, used_at, revoked_at"
 _INSERT = f"""
@@ -57,17 +57,17 @@ def issue(
     scopes = check_grantable(request.scopes, None if grantor is None else grantor.scopes)
     token = mint(clock, Kind.AGENT_INVITE)
     times = (tx.now, tx.now + request.ttl_secs * 1000)
-    tx.run(_INSERT, (token.id, agent_id, pack(scopes), actor, *times, token.hash))
-    audit(tx, actor, "agent.invite", agent_id, " ".join(scopes))
+    tx.execute(_INSERT, (token.id, agent_id, pack(scopes), actor, *times, token.hash))
+    record_audit_entry(tx, actor, "agent.invite", agent_id, " ".join(scopes))
     return IssuedAgentInvite(get(tx, token.id), token.text)
 
 
 def listed(tx: Tx) -> list[AgentInvite]:
-    return [_load(row) for row in tx.rows(_LIST)]
+    return [_load(row) for row in tx.fetch_all(_LIST)]
 
 
 def get(tx: Tx, id: str) -> AgentInvite:
-    row = tx.one(_FIND, (id,))
+    row = tx.fetch_one(_FIND, (id,))
     if row is None:
         raise UnknownInvite(f"this gateway has no agent invite {id!r}")
     return _load(row[:-1])
@@ -78,24 +78,24 @@ def revoke(tx: Tx, id: str, actor: str) -> AgentInvite:
     if invite.used_at is not None:
         raise WrongState(f"invite {id} was used; revoke agent {invite.agent_id} instead")
     if invite.revoked_at is None:
-        tx.run("UPDATE agent_invite SET revoked_at = ? WHERE id = ?", (tx.now, id))
-        audit(tx, actor, "agent.invite.revoke", id)
+        tx.execute("UPDATE agent_invite SET revoked_at = ? WHERE id = ?", (tx.now, id))
+        record_audit_entry(tx, actor, "agent.invite.revoke", id)
     return get(tx, id)
 
 
 def revoke_open(tx: Tx, agent_id: str) -> None:
-    tx.run(_REVOKE_OPEN, (tx.now, agent_id))
+    tx.execute(_REVOKE_OPEN, (tx.now, agent_id))
 
 
 def redeem(tx: Tx, text: str) -> AgentInvite:
     """Check an invite token and mark its invite as used."""
     token = parse(text, Kind.AGENT_INVITE)
-    row = tx.one(_FIND, (token.id,))
+    row = tx.fetch_one(_FIND, (token.id,))
     if not matches(token, None if row is None else row[-1]) or row is None:
         raise InvalidToken("this gateway did not issue this invite; check where it came from")
     invite = _load(row[:-1])
     _check_open(invite, tx.now)
-    tx.run("UPDATE agent_invite SET used_at = ? WHERE id = ?", (tx.now, invite.id))
+    tx.execute("UPDATE agent_invite SET used_at = ? WHERE id = ?", (tx.now, invite.id))
     return invite
 
 

@@ -17,8 +17,8 @@ from gatepost.access.scopes import check_grantable
 from gatepost.access.tokens import Kind, Token, matches, mint, new_id, parse
 from gatepost.clock import Clock
 from gatepost.errors import ExpiredToken, Forbidden, InvalidToken, Revoked, TokenReused
-from gatepost.journal.audit import audit
-from gatepost.journal.tx import Tx
+from gatepost.journal.audit import record_audit_entry
+from gatepost.journal.transaction import Tx
 
 _NAMES = {Kind.ACCESS: "access", Kind.REFRESH: "refresh", Kind.CONTEXT: "context"}
 _FIND = """
@@ -104,7 +104,7 @@ class AgentSessions:
         invite = agent_invites.redeem(tx, invite_token)
         id = new_id(self._clock)
         row = (id, invite.agent_id, pack(invite.scopes), tx.now, tx.now)
-        tx.run(_INSERT_SESSION, row)
+        tx.execute(_INSERT_SESSION, row)
         return self._hand_out(tx, id, invite.agent_id, invite.scopes)
 
     def refresh(self, tx: Tx, refresh_token: str) -> AgentTokens | Reused:
@@ -113,10 +113,10 @@ class AgentSessions:
         found = _recognise(tx, token)
         if found.used_at is not None:
             _end(tx, found.session, "token reuse")
-            audit(tx, found.agent_id, "agent.session.reuse", found.session)
+            record_audit_entry(tx, found.agent_id, "agent.session.reuse", found.session)
             return Reused(found.session, found.agent_id)
         _check_expiry(found, tx.now)
-        tx.run("UPDATE agent_token SET used_at = ? WHERE id = ?", (tx.now, token.id))
+        tx.execute("UPDATE agent_token SET used_at = ? WHERE id = ?", (tx.now, token.id))
         self.touch(tx, found.session)
         return self._hand_out(tx, found.session, found.agent_id, found.scopes)
 
@@ -131,7 +131,7 @@ class AgentSessions:
 
     def touch(self, tx: Tx, session_id: str) -> None:
         """Record that a session is in use. This costs a write; once a minute is enough."""
-        tx.run(_TOUCH, (tx.now, session_id, tx.now))
+        tx.execute(_TOUCH, (tx.now, session_id, tx.now))
 
     def context_token(
         self, tx: Tx, session: AgentSession, request: ContextTokenRequest
@@ -146,17 +146,17 @@ class AgentSessions:
 
     def revoke(self, tx: Tx, agent_id: str, actor: str) -> list[str]:
         """End all sessions and open invites of an agent; return the ids of the ended sessions."""
-        ended = [row[0] for row in tx.rows(_LIVE, (agent_id,))]
+        ended = [row[0] for row in tx.fetch_all(_LIVE, (agent_id,))]
         for id in ended:
             _end(tx, id, actor)
         agent_invites.revoke_open(tx, agent_id)
-        audit(tx, actor, "agent.revoke", agent_id, f"{len(ended)} sessions")
+        record_audit_entry(tx, actor, "agent.revoke", agent_id, f"{len(ended)} sessions")
         return ended
 
     def listed(self, tx: Tx) -> list[SessionInfo]:
         return [
             SessionInfo(id, agent_id, unpack(scopes), *rest)
-            for id, agent_id, scopes, *rest in tx.rows(_LIST)
+            for id, agent_id, scopes, *rest in tx.fetch_all(_LIST)
         ]
 
     def _hand_out(
@@ -180,12 +180,12 @@ class AgentSessions:
     ) -> Token:
         token = mint(self._clock, kind)
         grant = (_NAMES[kind], pack(scopes), label)
-        tx.run(_INSERT_TOKEN, (token.id, session, *grant, expires_at, token.hash))
+        tx.execute(_INSERT_TOKEN, (token.id, session, *grant, expires_at, token.hash))
         return token
 
 
 def _recognise(tx: Tx, token: Token) -> _Found:
-    row = tx.one(_FIND, (token.id, _NAMES[token.kind]))
+    row = tx.fetch_one(_FIND, (token.id, _NAMES[token.kind]))
     if not matches(token, None if row is None else row[-1]) or row is None:
         raise InvalidToken("this gateway does not know this token; exchange an invite for one")
     session, agent_id, scopes, *rest = row[:-1]
@@ -201,4 +201,4 @@ def _check_expiry(found: _Found, now: int) -> None:
 
 
 def _end(tx: Tx, session: str, by: str) -> None:
-    tx.run(_REVOKE, (tx.now, by, session))
+    tx.execute(_REVOKE, (tx.now, by, session))

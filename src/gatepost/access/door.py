@@ -39,7 +39,7 @@ from gatepost.errors import (
     ProofRequired,
 )
 from gatepost.events import NodeKey
-from gatepost.journal.tx import Tx
+from gatepost.journal.transaction import Tx
 from gatepost.wire import Tier
 
 

@@ -20,9 +20,9 @@ from gatepost.errors import (
     UnknownInvite,
     WrongState,
 )
-from gatepost.events import check_node_id, fingerprint
-from gatepost.journal.audit import audit
-from gatepost.journal.tx import Tx
+from gatepost.events import check_node_id, fingerprint_key
+from gatepost.journal.audit import record_audit_entry
+from gatepost.journal.transaction import Tx
 from gatepost.wire import Tier
 
 _COLUMNS = """
@@ -97,17 +97,19 @@ def issue(
     token = mint(issuer.clock, Kind.INVITE, issuer.key.fingerprint)
     expected = (expected_node_id, expected_key)
     row = (token.id, tier, *expected, actor, tx.now, tx.now + ttl, token.hash)
-    tx.run(_INSERT, row)
-    audit(tx, actor, "invite.issue", token.id, f"{tier} {expected_node_id or 'any node'}")
+    tx.execute(_INSERT, row)
+    record_audit_entry(
+        tx, actor, "invite.issue", token.id, f"{tier} {expected_node_id or 'any node'}"
+    )
     return IssuedInvite(get(tx, token.id), token.text)
 
 
 def listed(tx: Tx) -> list[Invite]:
-    return [Invite(*row) for row in tx.rows(_LIST)]
+    return [Invite(*row) for row in tx.fetch_all(_LIST)]
 
 
 def get(tx: Tx, id: str) -> Invite:
-    row = tx.one(_FIND, (id,))
+    row = tx.fetch_one(_FIND, (id,))
     if row is None:
         raise UnknownInvite(f"this gateway has no invite {id!r}; `gatepost invites` shows all")
     return Invite(*row[:-1])
@@ -119,8 +121,8 @@ def revoke(tx: Tx, id: str, actor: str) -> Invite:
     if invite.used_at is not None:
         raise WrongState(f"invite {id} was used by {invite.used_by}; revoke that node instead")
     if invite.revoked_at is None:
-        tx.run(_REVOKE, (tx.now, id))
-        audit(tx, actor, "invite.revoke", id)
+        tx.execute(_REVOKE, (tx.now, id))
+        record_audit_entry(tx, actor, "invite.revoke", id)
     return get(tx, id)
 
 
@@ -138,8 +140,8 @@ def redeemable(tx: Tx, text: str, issuer: Issuer) -> Invite:
 
 def consume(tx: Tx, id: str, node_id: str, node_key: bytes) -> bool:
     """Consume the invite for this node; return False if this same node consumed it before."""
-    tx.run(_CONSUME, (tx.now, node_id, node_key, id))
-    if tx.changes() == 1:
+    tx.execute(_CONSUME, (tx.now, node_id, node_key, id))
+    if tx.changed_rows() == 1:
         return True
     invite = get(tx, id)
     if invite.revoked_at is not None:
@@ -152,13 +154,13 @@ def consume(tx: Tx, id: str, node_id: str, node_key: bytes) -> bool:
 def issuer_fingerprint(text: str) -> str:
     """The fingerprint of the key that must sign the answer to this invite."""
     token = parse(text, Kind.INVITE)
-    if len(token.extra) != len(fingerprint(b"")):
+    if len(token.extra) != len(fingerprint_key(b"")):
         raise InvalidToken("this is not an invite; it starts with `gp1.` and is one line")
     return token.extra
 
 
 def _recognise(tx: Tx, token: Token, issuer: str) -> Invite:
-    row = tx.one(_FIND, (token.id,))
+    row = tx.fetch_one(_FIND, (token.id,))
     known = matches(token, None if row is None else row[-1])
     if row is None or not known or token.extra != issuer:
         raise InvalidToken("this gateway did not issue this invite; check where it came from")

@@ -5,7 +5,7 @@ from hashlib import blake2b
 from msgspec import Struct
 
 from gatepost.clock import Clock
-from gatepost.events import NodeKey, frame
+from gatepost.events import NodeKey, frame_parts
 from gatepost.wire import Tier
 
 
@@ -17,5 +17,5 @@ class Issuer(Struct, frozen=True):
 
     def derive(self, purpose: str) -> bytes:
         """Derive a secret for one purpose. It does not reveal the node's own key."""
-        domain = frame("gatepost/derive/1", purpose.encode())
+        domain = frame_parts("gatepost/derive/1", purpose.encode())
         return blake2b(domain, key=self.key.secret, digest_size=32).digest()

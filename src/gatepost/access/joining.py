@@ -9,7 +9,7 @@ from gatepost.access.proof import Statement, by_challenge, by_invite
 from gatepost.access.tokens import Kind, b64, parse
 from gatepost.clock import Clock
 from gatepost.errors import InvalidTicket
-from gatepost.events import NodeKey, fingerprint
+from gatepost.events import NodeKey, fingerprint_key
 
 _ROOMS = (CONTROL_ROOM,)
 
@@ -56,7 +56,7 @@ class Joiner:
 
 def check_answer(request: ExchangeRequest, answer: ExchangeAnswer, issuer: str) -> None:
     """Raise unless the gateway with this fingerprint answered this exact request."""
-    if not compare_digest(fingerprint(answer.issuer_key), issuer):
+    if not compare_digest(fingerprint_key(answer.issuer_key), issuer):
         raise InvalidTicket("the answer comes from another gateway than asked; do not continue")
     claims = tickets.read(answer.ws_ticket, answer.issuer_id, answer.issuer_key)
     answered = (claims.sub, claims.node_key, claims.nonce)

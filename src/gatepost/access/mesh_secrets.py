@@ -10,7 +10,7 @@ from nacl.secret import SecretBox
 
 from gatepost.access.issuer import Issuer
 from gatepost.access.tokens import Guarded, b64
-from gatepost.journal.tx import Tx
+from gatepost.journal.transaction import Tx
 
 _SIZE = 32
 _STORE = "INSERT OR REPLACE INTO mesh_secret VALUES (1, ?, ?, ?)"
@@ -31,7 +31,7 @@ class SecretStore:
 
     def current(self, tx: Tx) -> MeshSecrets | None:
         """The stored secrets; None if this node has neither created nor adopted any."""
-        row = tx.one("SELECT sealed FROM mesh_secret")
+        row = tx.fetch_one("SELECT sealed FROM mesh_secret")
         if row is None:
             return None
         return msgspec.json.decode(self._box.decrypt(row[0]), type=MeshSecrets)
@@ -55,7 +55,7 @@ class SecretStore:
     def _keep(self, tx: Tx, secrets: MeshSecrets) -> None:
         nonce = self._clock.random(SecretBox.NONCE_SIZE)
         encrypted = bytes(self._box.encrypt(msgspec.json.encode(secrets), nonce))
-        tx.run(_STORE, (secrets.version, encrypted, tx.now))
+        tx.execute(_STORE, (secrets.version, encrypted, tx.now))
 
     def _fresh(self) -> str:
         return b64(self._clock.random(_SIZE))

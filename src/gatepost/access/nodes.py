@@ -7,8 +7,8 @@ from msgspec.structs import astuple
 
 from gatepost.access.issuer import Issuer
 from gatepost.errors import NodeMismatch, Revoked
-from gatepost.events import fingerprint, frame, verify
-from gatepost.journal.tx import Tx
+from gatepost.events import fingerprint_key, frame_parts, verify_signature
+from gatepost.journal.transaction import Tx
 from gatepost.wire import Tier
 
 _INSERT = """
@@ -33,10 +33,10 @@ class Admission(Struct, frozen=True):
         names = (self.node_id, self.tier, self.issuer)
         issued_at = self.issued_at.to_bytes(8, "big")
         encoded = (name.encode() for name in names)
-        return frame("gatepost/admission/1", *encoded, self.public_key, issued_at)
+        return frame_parts("gatepost/admission/1", *encoded, self.public_key, issued_at)
 
     def signed_by(self, issuer_key: bytes) -> bool:
-        return verify(issuer_key, self.statement(), self.signature)
+        return verify_signature(issuer_key, self.statement(), self.signature)
 
 
 class Standing(Struct, frozen=True):
@@ -68,7 +68,7 @@ class JournalDirectory:
 
     def admitted_by(self, tx: Tx, node_id: str) -> list[Standing]:
         sql = "SELECT node_id FROM admission WHERE issuer = ? ORDER BY node_id"
-        found = [self.by_id(tx, row[0]) for row in tx.rows(sql, (node_id,))]
+        found = [self.by_id(tx, row[0]) for row in tx.fetch_all(sql, (node_id,))]
         return [standing for standing in found if standing is not None]
 
 
@@ -94,18 +94,18 @@ def admit(tx: Tx, issuer: Issuer, node_id: str, public_key: bytes, tier: Tier) -
     unsigned = Admission(node_id, public_key, tier, issuer.id, tx.now)
     signature = issuer.key.sign(unsigned.statement())
     admission = Admission(node_id, public_key, tier, issuer.id, tx.now, signature)
-    tx.run(_INSERT, astuple(admission))
+    tx.execute(_INSERT, astuple(admission))
     return admission
 
 
 def admission_of(tx: Tx, node_id: str) -> Admission | None:
-    row = tx.one("SELECT * FROM admission WHERE node_id = ?", (node_id,))
+    row = tx.fetch_one("SELECT * FROM admission WHERE node_id = ?", (node_id,))
     return None if row is None else Admission(*row)
 
 
 def admissions(tx: Tx) -> list[Admission]:
     """All admissions made here, including those of nodes revoked since."""
-    return [Admission(*row) for row in tx.rows("SELECT * FROM admission ORDER BY node_id")]
+    return [Admission(*row) for row in tx.fetch_all("SELECT * FROM admission ORDER BY node_id")]
 
 
 def check_identity(
@@ -121,7 +121,7 @@ def check_identity(
     for known in (by_id, by_key):
         if known is not None and (known.node_id, known.public_key) != (node_id, public_key):
             raise NodeMismatch(
-                f"node {known.node_id} is known by key {fingerprint(known.public_key)};"
+                f"node {known.node_id} is known by key {fingerprint_key(known.public_key)};"
                 " an id has one key for ever, and a key one id"
             )
     return by_id
@@ -134,7 +134,7 @@ def shut_out(known: Standing) -> Revoked:
 def _standing(tx: Tx, column: str, value: str | bytes) -> Standing | None:
     for table, revoked in (("revocation", True), ("admission", False)):
         sql = f"SELECT node_id, public_key, tier FROM {table} WHERE {column} = ?"
-        if (row := tx.one(sql, (value,))) is not None:
+        if (row := tx.fetch_one(sql, (value,))) is not None:
             node_id, public_key, tier = row
             return Standing(node_id, public_key, tier, revoked)
     return None

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from gatepost.access.issuer import Issuer
 from gatepost.access.tokens import b64, unb64
-from gatepost.events import NodeKey, frame, verify
+from gatepost.events import NodeKey, frame_parts, verify_signature
 
 _RANDOM = 16
 _EXPIRY = 8
@@ -40,14 +40,14 @@ class Statement(Struct, frozen=True):
 
     def encoded(self) -> bytes:
         texts = (self.ground, self.nonce, self.issuer, self.node_id)
-        return frame("gatepost/node-proof/1", *(t.encode() for t in texts), self.node_key)
+        return frame_parts("gatepost/node-proof/1", *(t.encode() for t in texts), self.node_key)
 
     def sign(self, key: NodeKey) -> bytes:
         return key.sign(self.encoded())
 
     def signed_by(self, key: bytes, signature: bytes) -> bool:
         """Whether `key` is the node's key and made the signature."""
-        return verify(key, self.encoded(), signature) and self.node_key == key
+        return verify_signature(key, self.encoded(), signature) and self.node_key == key
 
 
 def by_invite(id: str) -> str:

@@ -1,7 +1,7 @@
 """Pruning of expired tickets, invites, tokens and sessions, one batch per transaction."""
 
 from gatepost.access.policy import Policy
-from gatepost.journal.tx import Tx
+from gatepost.journal.transaction import Tx
 
 # A ticket row goes once the ticket cannot be presented any more. Rows that people look at stay
 # `AccessPolicy.remember` longer.
@@ -22,9 +22,9 @@ _OLD = (
 
 def prune(tx: Tx, policy: Policy, limit: int) -> int:
     """Delete up to `limit` rows of each kind; return the number of deleted rows."""
-    tx.run(_SPENT_TICKETS, (tx.now, limit))
-    deleted = tx.changes()
+    tx.execute(_SPENT_TICKETS, (tx.now, limit))
+    deleted = tx.changed_rows()
     for sql in _OLD:
-        tx.run(sql, (tx.now - policy.remember, limit))
-        deleted += tx.changes()
+        tx.execute(sql, (tx.now - policy.remember, limit))
+        deleted += tx.changed_rows()
     return deleted

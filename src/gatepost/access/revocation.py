@@ -12,9 +12,9 @@ from gatepost.access.mesh_secrets import MeshSecrets, SecretStore
 from gatepost.access.nodes import Directory, Standing
 from gatepost.access.tokens import Guarded
 from gatepost.errors import Forbidden, InvalidRequest, UnknownNode
-from gatepost.events import fingerprint, frame, verify
-from gatepost.journal.audit import audit
-from gatepost.journal.tx import Tx
+from gatepost.events import fingerprint_key, frame_parts, verify_signature
+from gatepost.journal.audit import record_audit_entry
+from gatepost.journal.transaction import Tx
 from gatepost.wire import Tier
 
 _INSERT = "INSERT INTO revocation VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -42,10 +42,10 @@ class Revocation(Struct, frozen=True):
         texts = (self.node_id, self.issuer, self.reason, *self.standing)
         numbers = self.revoked_at.to_bytes(8, "big") + self.last_seq.to_bytes(8, "big")
         encoded = (text.encode() for text in texts)
-        return frame("gatepost/revocation/1", self.public_key, numbers, *encoded)
+        return frame_parts("gatepost/revocation/1", self.public_key, numbers, *encoded)
 
     def signed_by(self, issuer_key: bytes) -> bool:
-        return verify(issuer_key, self.statement(), self.signature)
+        return verify_signature(issuer_key, self.statement(), self.signature)
 
 
 class ShutOut(Guarded, frozen=True):
@@ -83,7 +83,7 @@ class Revoker:
         kept = self._standing(tx, node_id, standing)
         revocation = self._sign(known, tx.now, last_seq, kept, reason)
         _store(tx, revocation)
-        audit(tx, actor, "node.revoke", node_id, reason)
+        record_audit_entry(tx, actor, "node.revoke", node_id, reason)
         return ShutOut(revocation, sessions.end(tx, node_id), self._secrets.rotate(tx))
 
     def _subject(self, tx: Tx, node_id: str) -> Standing:
@@ -101,7 +101,7 @@ class Revoker:
         if others := sorted(set(chosen or ()) - {each.node_id for each in admitted}):
             raise InvalidRequest(f"{node_id} did not admit {', '.join(others)}")
         kept = [each for each in admitted if chosen is None or each.node_id in chosen]
-        return tuple(sorted(fingerprint(each.public_key) for each in kept))
+        return tuple(sorted(fingerprint_key(each.public_key) for each in kept))
 
     def _sign(
         self, known: Standing, now: int, last_seq: int, standing: tuple[str, ...], reason: str
@@ -115,18 +115,18 @@ class Revoker:
 
 
 def revocation_of(tx: Tx, node_id: str) -> Revocation | None:
-    row = tx.one("SELECT * FROM revocation WHERE node_id = ?", (node_id,))
+    row = tx.fetch_one("SELECT * FROM revocation WHERE node_id = ?", (node_id,))
     return None if row is None else _load(row)
 
 
 def revocations(tx: Tx) -> list[Revocation]:
-    return [_load(row) for row in tx.rows("SELECT * FROM revocation ORDER BY node_id")]
+    return [_load(row) for row in tx.fetch_all("SELECT * FROM revocation ORDER BY node_id")]
 
 
 def _store(tx: Tx, revocation: Revocation) -> None:
     fields = msgspec.structs.asdict(revocation)
     fields["standing"] = msgspec.json.encode(revocation.standing).decode()
-    tx.run(_INSERT, tuple(fields.values()))
+    tx.execute(_INSERT, tuple(fields.values()))
 
 
 def _load(row: tuple[object, ...]) -> Revocation:

@@ -6,7 +6,7 @@ a revocation, which then lists it, or after it, and is refused.
 
 from msgspec import Struct
 
-from gatepost.journal.tx import Tx
+from gatepost.journal.transaction import Tx
 
 
 class NodeSession(Struct, frozen=True):
@@ -16,24 +16,26 @@ class NodeSession(Struct, frozen=True):
 
 
 def open(tx: Tx, id: str, node_id: str) -> None:
-    tx.run("INSERT INTO node_session VALUES (?, ?, ?)", (id, node_id, tx.now))
+    tx.execute("INSERT INTO node_session VALUES (?, ?, ?)", (id, node_id, tx.now))
 
 
 def close(tx: Tx, id: str) -> None:
-    tx.run("DELETE FROM node_session WHERE id = ?", (id,))
+    tx.execute("DELETE FROM node_session WHERE id = ?", (id,))
 
 
 def close_all(tx: Tx) -> None:
     """Delete all sessions. At start no node is connected yet."""
-    tx.run("DELETE FROM node_session")
+    tx.execute("DELETE FROM node_session")
 
 
 def end(tx: Tx, node_id: str) -> list[str]:
     """Delete the sessions of a node; return their ids, to close the sockets."""
-    ended = tx.rows("SELECT id FROM node_session WHERE node_id = ? ORDER BY id", (node_id,))
-    tx.run("DELETE FROM node_session WHERE node_id = ?", (node_id,))
+    ended = tx.fetch_all("SELECT id FROM node_session WHERE node_id = ? ORDER BY id", (node_id,))
+    tx.execute("DELETE FROM node_session WHERE node_id = ?", (node_id,))
     return [row[0] for row in ended]
 
 
 def listed(tx: Tx) -> list[NodeSession]:
-    return [NodeSession(*row) for row in tx.rows("SELECT * FROM node_session ORDER BY opened_at")]
+    return [
+        NodeSession(*row) for row in tx.fetch_all("SELECT * FROM node_session ORDER BY opened_at")
+    ]

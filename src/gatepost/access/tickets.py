@@ -16,7 +16,7 @@ from gatepost.access.issuer import Issuer
 from gatepost.access.tokens import b64, unb64
 from gatepost.errors import ExpiredTicket, InvalidTicket, ReplayDetected, TicketAlreadyUsed
 from gatepost.events.ids import NodeId
-from gatepost.journal.tx import Tx
+from gatepost.journal.transaction import Tx
 
 AUDIENCE = "ansible-yjs"
 _ALGORITHM = "EdDSA"
@@ -84,19 +84,19 @@ def check_expiry(claims: Claims, now: int) -> None:
 
 def remember(tx: Tx, jti: str, keep_until: int, guard: str) -> None:
     """Store a ticket; refuse it if its `guard` has given a ticket before."""
-    if tx.one("SELECT 1 FROM ticket WHERE guard = ?", (guard,)) is not None:
+    if tx.fetch_one("SELECT 1 FROM ticket WHERE guard = ?", (guard,)) is not None:
         raise ReplayDetected("this exchange was made before; make a new one with a fresh nonce")
-    tx.run("INSERT INTO ticket VALUES (?, ?, NULL, ?)", (jti, guard, keep_until))
+    tx.execute("INSERT INTO ticket VALUES (?, ?, NULL, ?)", (jti, guard, keep_until))
 
 
 def use(tx: Tx, jti: str) -> None:
-    row = tx.one("SELECT used_at FROM ticket WHERE jti = ?", (jti,))
+    row = tx.fetch_one("SELECT used_at FROM ticket WHERE jti = ?", (jti,))
     if row is None:
         # We signed it but do not know it: the journal was restored from a backup since.
         raise InvalidTicket(_INVALID)
     if row[0] is not None:
         raise TicketAlreadyUsed("this ticket was used; a ticket opens one connection, once")
-    tx.run("UPDATE ticket SET used_at = ? WHERE jti = ?", (tx.now, jti))
+    tx.execute("UPDATE ticket SET used_at = ? WHERE jti = ?", (tx.now, jti))
 
 
 def _decode(text: str, issuer_id: str, issuer_key: bytes) -> dict[str, Any]:

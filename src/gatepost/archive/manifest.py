@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gatepost.archive.store import Store
 from gatepost.errors import ArchiveError
-from gatepost.events import NodeKey, frame, verify
+from gatepost.events import NodeKey, frame_parts, verify_signature
 
 VERSION: Final = 1
 NAME: Final = "_manifest.json"
@@ -87,7 +87,7 @@ def sign(manifest: Manifest, key: NodeKey) -> Manifest:
 
 def is_signed(manifest: Manifest) -> bool:
     """Whether the manifest was signed by the key that it names."""
-    return verify(manifest.public_key, _statement(manifest), manifest.signature)
+    return verify_signature(manifest.public_key, _statement(manifest), manifest.signature)
 
 
 def extended(manifest: Manifest, segment: Segment, first_seq: int) -> Manifest:
@@ -144,4 +144,4 @@ def _statement(manifest: Manifest) -> bytes:
     """The bytes to sign: the manifest in canonical JSON, without its signature."""
     fields = msgspec.to_builtins(manifest)
     del fields["signature"]
-    return frame(_DOMAIN, _encoder.encode(fields))
+    return frame_parts(_DOMAIN, _encoder.encode(fields))

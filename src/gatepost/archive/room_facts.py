@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gatepost.archive.store import Store
 from gatepost.errors import ArchiveError
-from gatepost.events import NodeKey, frame, verify
+from gatepost.events import NodeKey, frame_parts, verify_signature
 
 VERSION: Final = 1
 
@@ -71,7 +71,7 @@ def sign(facts: RoomFacts, key: NodeKey) -> RoomFacts:
 
 
 def is_signed(facts: RoomFacts, public_key: bytes) -> bool:
-    return verify(public_key, _statement(facts), facts.signature)
+    return verify_signature(public_key, _statement(facts), facts.signature)
 
 
 def write(store: Store, facts: RoomFacts) -> None:
@@ -105,4 +105,4 @@ def _decode(data: bytes, where: str) -> RoomFacts:
 def _statement(facts: RoomFacts) -> bytes:
     fields = msgspec.to_builtins(facts)
     del fields["signature"]
-    return frame(_DOMAIN, _encoder.encode(fields))
+    return frame_parts(_DOMAIN, _encoder.encode(fields))

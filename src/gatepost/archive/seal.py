@@ -21,7 +21,7 @@ from gatepost.archive.manifest import Manifest, Segment
 from gatepost.archive.segments import Group, Row
 from gatepost.archive.store import Store
 from gatepost.errors import ArchiveError, ChainError
-from gatepost.events import NodeKey, event_digest, extend, genesis
+from gatepost.events import NodeKey, event_digest, extend_chain, genesis_chain
 from gatepost.journal import Tx
 
 # Event bodies can be large: a segment ends early rather than exhaust the memory.
@@ -78,7 +78,7 @@ class Planned(Struct):
 
 def lives(tx: Tx, current: str) -> list[Life]:
     """The incarnations whose events are in this journal, oldest first."""
-    known = [(str(id), int(first)) for id, first in tx.rows(_LIVES)]
+    known = [(str(id), int(first)) for id, first in tx.fetch_all(_LIVES)]
     if current not in dict(known):
         known.append((current, known[-1][1] if known else 1))
     ends = [*(first for _, first in known[1:]), _END]
@@ -225,7 +225,7 @@ class Archive:
         incarnation = next(incarnation for incarnation in known if incarnation.end > after + 1)
         groups: list[Group] = []
         began = 0
-        for first, last, chain, signature, at in tx.each(_HEADS, (after, incarnation.end)):
+        for first, last, chain, signature, at in tx.iterate_rows(_HEADS, (after, incarnation.end)):
             full = bool(groups) and last - groups[0].first + 1 > self._policy.max_rows
             if full or (groups and segments.day(at) != segments.day(began)):
                 _check_start(current, incarnation, after, groups[0].first)
@@ -261,7 +261,7 @@ class Archive:
     def _chain(self, current: Manifest, incarnation: Life, first: int) -> bytes | None:
         """The chain before `first`; None if the events before it were pruned without archiving."""
         if first == incarnation.first:
-            return genesis(self._node, incarnation.id)
+            return genesis_chain(self._node, incarnation.id)
         chains = {s.last + 1: s.chain for s in current.segments if s.incarnation == incarnation.id}
         return bytes.fromhex(chains[first]) if first in chains else None
 
@@ -295,7 +295,7 @@ def _joins(run: list[Segment], segment: Segment, max_rows: int) -> bool:
 
 def _holds(tx: Tx, seq: int) -> bool:
     """Whether the journal still has this event and all later ones."""
-    row = tx.one("SELECT min(seq) FROM outbox")
+    row = tx.fetch_one("SELECT min(seq) FROM outbox")
     return row is not None and row[0] is not None and int(row[0]) <= seq
 
 
@@ -312,7 +312,7 @@ def _rows(tx: Tx, groups: list[Group]) -> tuple[list[Row], list[Group]]:
     """Load the rows of at least one group, and of more up to MAX_SEGMENT_BYTES."""
     rows: list[Row] = []
     size, ends = 0, {group.last: count for count, group in enumerate(groups, 1)}
-    found: Iterator[Row] = tx.each(_ROWS, (groups[0].first, groups[-1].last))
+    found: Iterator[Row] = tx.iterate_rows(_ROWS, (groups[0].first, groups[-1].last))
     for row in found:
         rows.append(row)
         size += len(row[3])
@@ -329,7 +329,7 @@ def _check(rows: list[Row], groups: list[Group], chain: bytes | None) -> None:
         raise ChainError(f"{span}: events are missing; restore the journal from a backup")
     if any(event_digest(row[3]) != row[4] for row in rows):
         raise ChainError(f"{span}: an event was changed; restore the journal from a backup")
-    if chain is not None and extend(chain, (row[4] for row in rows)) != groups[-1].chain:
+    if chain is not None and extend_chain(chain, (row[4] for row in rows)) != groups[-1].chain:
         raise ChainError(f"{span}: it does not continue the archived chain")
 
 
@@ -341,15 +341,15 @@ def prune(tx: Tx, through: int, *, read: Bound, settled: Bound, limit: int) -> i
     latest head stays, because the chain continues from it.
     """
     bounds = [bound for bound in (read(tx), settled(tx)) if bound is not None]
-    row = tx.one("SELECT min(seq) FROM outbox")
+    row = tx.fetch_one("SELECT min(seq) FROM outbox")
     if row is None or row[0] is None:
         return 0
     last = _last_group(tx, row[0], min([through, *bounds]), limit)
     if last is None:
         return 0
-    tx.run("DELETE FROM outbox WHERE seq <= ?", (last,))
-    deleted = tx.changes()
-    tx.run(
+    tx.execute("DELETE FROM outbox WHERE seq <= ?", (last,))
+    deleted = tx.changed_rows()
+    tx.execute(
         "DELETE FROM head WHERE last_seq <= ? AND last_seq < (SELECT max(last_seq) FROM head)",
         (last,),
     )
@@ -359,8 +359,8 @@ def prune(tx: Tx, through: int, *, read: Bound, settled: Bound, limit: int) -> i
 def _last_group(tx: Tx, first: int, through: int, limit: int) -> int | None:
     """The end of the last group to delete now: about `limit` rows, but at least one group."""
     query = "SELECT {} FROM head WHERE last_seq >= ? AND last_seq <= ?"
-    some = tx.one(query.format("max(last_seq)"), (first, min(through, first + limit - 1)))
+    some = tx.fetch_one(query.format("max(last_seq)"), (first, min(through, first + limit - 1)))
     if some and some[0] is not None:
         return int(some[0])
-    one = tx.one(query.format("min(last_seq)"), (first, through))
+    one = tx.fetch_one(query.format("min(last_seq)"), (first, through))
     return int(one[0]) if one and one[0] is not None else None

@@ -16,7 +16,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from gatepost.archive.manifest import Segment, digest
 from gatepost.archive.schema import EVENTS, VERSION
 from gatepost.errors import ArchiveError
-from gatepost.events import CLEAR, Kind
+from gatepost.events import CLEAR_KINDS, EventKind
 
 ROW_GROUP: Final = 128 * 1024
 
@@ -202,7 +202,7 @@ def _heads(first: int, size: int, groups: Sequence[Group]) -> dict[str, list[Any
 
 
 def _said(event: _Event) -> _Clear | None:
-    if event.kind not in CLEAR or isinstance(event.payload, UnsetType):
+    if event.kind not in CLEAR_KINDS or isinstance(event.payload, UnsetType):
         return None
     return _clear(event.kind, bytes(event.payload))
 
@@ -216,7 +216,7 @@ def _clear(kind: str, payload: bytes) -> _Clear | None:
         # The application sent a payload of its own form; the archive has no columns for it.
         return None
     # A dead letter omits 0 attempts on the wire; in other kinds the field has no meaning.
-    clear.attempts = (clear.attempts or 0) if kind == Kind.DEAD_LETTER else None
+    clear.attempts = (clear.attempts or 0) if kind == EventKind.DEAD_LETTER else None
     return clear
 
 
@@ -224,7 +224,7 @@ def _size(event: _Event) -> int:
     """Size of the inline payload; for an encrypted one its clear size, like the size limit."""
     if isinstance(event.payload, UnsetType):
         return 0
-    if event.kind not in CLEAR:
+    if event.kind not in CLEAR_KINDS:
         try:
             data = _decode_sealed(event.payload).data
         except msgspec.MsgspecError:

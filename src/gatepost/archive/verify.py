@@ -13,7 +13,7 @@ from gatepost.archive import manifest, room_facts
 from gatepost.archive.manifest import Manifest, Segment
 from gatepost.archive.store import Store
 from gatepost.errors import ArchiveError, ChainError
-from gatepost.events import Head, extend, genesis, verify_head
+from gatepost.events import ChainHead, extend_chain, genesis_chain, verify_head
 
 _COLUMNS: Final = ["seq", "incarnation", "digest", "group_first", "chain", "signature", "body"]
 
@@ -141,7 +141,7 @@ class _Outbox:
         starts = {each.id: each.first_seq for each in self._listed.incarnations}
         self._incarnation = segment.incarnation
         self._next = starts.get(segment.incarnation, 1)
-        self._chain = genesis(self._node, segment.incarnation)
+        self._chain = genesis_chain(self._node, segment.incarnation)
 
     def _events(self, segment: Segment, events: pa.Table) -> Iterator[Finding]:
         columns = {name: events.column(name).to_pylist() for name in _COLUMNS}
@@ -151,7 +151,7 @@ class _Outbox:
             if group_first is None:
                 continue
             digests = columns["digest"][start : end + 1]
-            head = Head(
+            head = ChainHead(
                 self._node,
                 columns["incarnation"][end],
                 group_first,
@@ -179,7 +179,7 @@ class _Outbox:
             if body is not None and sha256(body).digest() != digest:
                 yield self._finding(Rule.BODY_CHANGED, seq, "its body does not match its digest")
 
-    def _group(self, head: Head, seqs: list[int], digests: list[bytes]) -> Iterator[Finding]:
+    def _group(self, head: ChainHead, seqs: list[int], digests: list[bytes]) -> Iterator[Finding]:
         if missing := self._missing(head, seqs):
             first, last = missing
             yield self._finding(Rule.CHAIN_GAP, first, f"seq {first} to {last} are missing")
@@ -195,12 +195,12 @@ class _Outbox:
             yield self._finding(Rule.BAD_SIGNATURE, head.last, error.message)
         self._next, self._chain = head.last + 1, head.chain
 
-    def _continues(self, head: Head, seqs: list[int], digests: list[bytes]) -> bool:
+    def _continues(self, head: ChainHead, seqs: list[int], digests: list[bytes]) -> bool:
         if seqs != list(range(self._next, head.last + 1)):
             return False
-        return extend(self._chain, digests) == head.chain
+        return extend_chain(self._chain, digests) == head.chain
 
-    def _missing(self, head: Head, seqs: list[int]) -> tuple[int, int] | None:
+    def _missing(self, head: ChainHead, seqs: list[int]) -> tuple[int, int] | None:
         """The first and last missing seq; None if none is missing."""
         present = set(seqs)
         missing = [seq for seq in range(self._next, head.last) if seq not in present]

@@ -15,7 +15,7 @@ from gatepost.gateway.views import (
     InvitedAgent,
     RoomAgent,
 )
-from gatepost.wire import Agent, Count, MailboxCounts
+from gatepost.wire import AgentInfo, Count, MailboxCounts
 
 _SCOPES = ("ansible.message.read", "ansible.message.send", "ansible.status.read")
 
@@ -32,7 +32,7 @@ def add(*names: str, standby: Flag = False, options: Options = OPTIONS) -> None:
     """
     more = "?standby=true" if standby else ""
     with options.gateway() as gateway:
-        added = [gateway.put(_path(name) + more, Agent) for name in names]
+        added = [gateway.put(_path(name) + more, AgentInfo) for name in names]
     ids = ", ".join(agent.id for agent in added)
     effect = "this gateway stands by for" if standby else "mail can be sent to"
     output.show(options, added, lambda: output.say(f"{effect} {ids}"))
@@ -40,7 +40,7 @@ def add(*names: str, standby: Flag = False, options: Options = OPTIONS) -> None:
         _say_problem(agent)
 
 
-def _say_problem(agent: Agent) -> None:
+def _say_problem(agent: AgentInfo) -> None:
     if agent.problem:
         output.hint(f"{agent.id}: {agent.problem}")
 
@@ -91,11 +91,11 @@ def list_(*, external: Flag = False, room: Flag = False, options: Options = OPTI
         _list_room(options)
         return
     with options.gateway() as gateway:
-        agents = gateway.get("/v1/agents", list[Agent])
+        agents = gateway.get("/v1/agents", list[AgentInfo])
     output.show(options, agents, lambda: _list(agents))
 
 
-def _list(agents: list[Agent]) -> None:
+def _list(agents: list[AgentInfo]) -> None:
     if not agents:
         output.say("no agents yet: start one, or run `gatepost agent add NAME`")
         return
@@ -109,7 +109,7 @@ def _list(agents: list[Agent]) -> None:
             output.hint(f"{agent.id}: claimed in vain by {', '.join(agent.rivals)}")
 
 
-def _lives(agent: Agent) -> str:
+def _lives(agent: AgentInfo) -> str:
     where = agent.owner or "here"
     return f"{where}, standby here" if agent.standby else where
 

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from gatepost.cli import output
 from gatepost.cli.options import OUTPUT, Output, Yes
 from gatepost.cli.problems import Exit, Problem, usage
-from gatepost.config import Settings, default_path
+from gatepost.config import Settings, default_settings_path
 from gatepost.errors import ConfigError, GatepostError
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ def _settings(state_dir: Path | None) -> Settings:
         env |= dict.fromkeys(
             ("GATEPOST_HOME", "GATEPOST_NODE__STATE_DIR"), str(state_dir.absolute())
         )
-    file = default_path(env)
+    file = default_settings_path(env)
     try:
         return Settings.load(file if file.exists() else None, env)
     except ConfigError as error:

@@ -127,7 +127,7 @@ def pipeline(
 
 
 def _home(folder: Path | None) -> Path:
-    return config.default_path(os.environ).parent if folder is None else folder.absolute()
+    return config.default_settings_path(os.environ).parent if folder is None else folder.absolute()
 
 
 def _print(result: "Result") -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from gatepost.cli.options import Options
 from gatepost.cli.problems import Problem, lost_answer, unreachable, usage
-from gatepost.config import Settings, default_path
+from gatepost.config import Settings, default_settings_path
 from gatepost.errors import Unauthorized
 from gatepost.events import check_agent_id
 from gatepost.gateway.state import Endpoint, StateDir
@@ -169,7 +169,7 @@ def segment(text: str) -> str:
 def locate(options: Options, env: Mapping[str, str]) -> Target:
     """Find the gateway: options win over the environment, which wins over the state directory."""
     chosen = options.state_dir
-    state = StateDir(chosen.absolute() if chosen else default_path(env).parent)
+    state = StateDir(chosen.absolute() if chosen else default_settings_path(env).parent)
     url = options.url or (None if chosen else env.get("GATEPOST_URL"))
     token_file = options.token_file or _token_file_of(options, env)
     if url is None:
@@ -207,7 +207,7 @@ def _endpoint(state: StateDir, *, settings_decide: bool) -> tuple[Endpoint, Stat
 
 
 def _configured(state: StateDir) -> StateDir:
-    file = default_path(os.environ)
+    file = default_settings_path(os.environ)
     settings = Settings.load(file if file.exists() else None, os.environ)
     configured = StateDir(settings.node.state_dir)
     return configured if configured.endpoint.exists() else state

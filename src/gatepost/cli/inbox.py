@@ -12,7 +12,15 @@ from gatepost.cli import output
 from gatepost.cli.connect import Gateway, mailbox
 from gatepost.cli.options import OPTIONS, AgentName, Flag, Options, Yes
 from gatepost.cli.problems import Exit, usage
-from gatepost.wire import Agent, Count, MailboxCounts, Message, Messages, Summaries, Summary
+from gatepost.wire import (
+    AgentInfo,
+    Count,
+    LeasedMessage,
+    MailboxCounts,
+    Messages,
+    Summaries,
+    Summary,
+)
 
 _COLUMNS = ("Message", "From", "Age", "Attempt", "State", "Size")
 
@@ -72,7 +80,7 @@ def _peek(gateway: Gateway, agent: str, limit: int, options: Options) -> None:
 
 def _unknown(gateway: Gateway, agent: str) -> str:
     """A note for unknown agents, so that a mistyped name does not look like an empty mailbox."""
-    agents = {known.id for known in gateway.get("/v1/agents", list[Agent])}
+    agents = {known.id for known in gateway.get("/v1/agents", list[AgentInfo])}
     boxes = {box.name for box in gateway.get("/v1/mailboxes", list[MailboxCounts])}
     return "" if agent in agents | boxes else "; no such agent, see `gatepost agent list`"
 
@@ -100,7 +108,7 @@ def _take(gateway: Gateway, agent: str, wanted: Taken, options: Options) -> None
     output.show(options, {"messages": found}, lambda: _print(gateway, agent, found))
 
 
-def _print(gateway: Gateway, agent: str, found: list[Message]) -> None:
+def _print(gateway: Gateway, agent: str, found: list[LeasedMessage]) -> None:
     if not found:
         output.say(f"{agent} has no mail to take{_unknown(gateway, agent)}")
         return
@@ -112,7 +120,7 @@ def _print(gateway: Gateway, agent: str, found: list[Message]) -> None:
     )
 
 
-def _print_one(message: Message) -> None:
+def _print_one(message: LeasedMessage) -> None:
     output.say(
         f"{message.msg_id} from {message.from_}, {output.age(message.created_at)} ago,"
         f" attempt {message.attempt}",
@@ -123,7 +131,7 @@ def _print_one(message: Message) -> None:
     output.say("")
 
 
-def _attached(message: Message) -> str:
+def _attached(message: LeasedMessage) -> str:
     if isinstance(message.event, UnsetType):
         return ""
     event = msgspec.json.decode(message.event, type=Attachment)

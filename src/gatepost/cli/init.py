@@ -30,7 +30,11 @@ def init(
     force
         Replace an existing settings file.
     """
-    home = config.default_path(os.environ).parent if state_dir is None else state_dir.absolute()
+    home = (
+        config.default_settings_path(os.environ).parent
+        if state_dir is None
+        else state_dir.absolute()
+    )
     file = home / config.FILE_NAME
     text = _settings_text(node_id)
     if file.exists() and not force:
@@ -49,7 +53,7 @@ def _settings_text(node_id: str | None) -> str:
     if node_id is None:
         return text
     try:
-        msgspec.convert({"id": node_id}, config.Node)
+        msgspec.convert({"id": node_id}, config.NodeSettings)
     except msgspec.ValidationError as error:
         raise usage(f"node id {node_id!r} cannot be used: {error}") from None
     (default,) = [line for line in text.splitlines() if line.startswith("#id = ")]

@@ -17,7 +17,7 @@ from gatepost.cli.options import OPTIONS, Flag, Options
 from gatepost.cli.problems import Exit, Problem, usage
 from gatepost.client import Client, locator
 from gatepost.clock import SystemClock
-from gatepost.config import Settings, default_path
+from gatepost.config import Settings, default_settings_path
 from gatepost.errors import GatepostError, Unavailable
 from gatepost.events import check_agent_id
 from gatepost.migration import Folder, Lookup, Names, Plan, phase
@@ -337,7 +337,7 @@ def _renamed(pairs: tuple[str, ...]) -> dict[str, str]:
 def _folder(options: Options) -> Folder:
     if options.state_dir is not None:
         return Folder(options.state_dir.absolute())
-    file = default_path(os.environ)
+    file = default_settings_path(os.environ)
     return Folder(Settings.load(file if file.exists() else None, os.environ).node.state_dir)
 
 

@@ -54,10 +54,10 @@ OPTIONS = Options()
 
 def agent_names(_: "CompletionContext") -> list[str]:
     """Shell completion of agent names."""
-    from gatepost.wire import Agent
+    from gatepost.wire import AgentInfo
 
     with OPTIONS.gateway() as gateway:
-        return [agent.id for agent in gateway.get("/v1/agents", list[Agent])]
+        return [agent.id for agent in gateway.get("/v1/agents", list[AgentInfo])]
 
 
 AgentName = Annotated[str, Parameter(completer=agent_names)]

@@ -590,7 +590,7 @@ def _settings(state_dir: Path | None) -> config.Settings:
     env = dict(os.environ)
     if state_dir is not None:
         env["GATEPOST_HOME"] = env["GATEPOST_NODE__STATE_DIR"] = str(state_dir.absolute())
-    file = config.default_path(env)
+    file = config.default_settings_path(env)
     try:
         return config.Settings.load(file if file.exists() else None, env)
     except ConfigError as error:

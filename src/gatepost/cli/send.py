@@ -17,7 +17,7 @@ from gatepost.cli.problems import LOST_ANSWER, Exit, Problem, usage
 from gatepost.cli.progress import Progress
 from gatepost.clock import SystemClock
 from gatepost.events import check_agent_id, new_event_id
-from gatepost.wire import NewSend, Sent, Stored
+from gatepost.wire import NewSend, Sent, StoredBlob
 
 Goal = Literal["accepted", "processed"]
 
@@ -143,7 +143,7 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _upload(gateway: Gateway, pieces: Iterator[bytes], length: int | None) -> str:
-    return gateway.upload("/v1/blobs", pieces, length, Stored).digest
+    return gateway.upload("/v1/blobs", pieces, length, StoredBlob).digest
 
 
 def _post(gateway: Gateway, message: NewSend) -> Sent:

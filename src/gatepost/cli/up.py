@@ -68,7 +68,7 @@ def _environment(
 
 
 def _settings(env: dict[str, str], file: Path | None, *, watched: bool) -> config.Settings:
-    file = file or config.default_path(env)
+    file = file or config.default_settings_path(env)
     try:
         settings = config.Settings.load(file if _expected(file, env) else None, env)
         if watched and "GATEPOST_LOG__FORMAT" not in env and not _names_format(file):
@@ -81,7 +81,7 @@ def _settings(env: dict[str, str], file: Path | None, *, watched: bool) -> confi
 
 def _expected(file: Path, env: dict[str, str]) -> bool:
     """Whether to load the file: a file named with --config must exist, the default may not."""
-    return file.exists() or file != config.default_path(env)
+    return file.exists() or file != config.default_settings_path(env)
 
 
 def _names_format(file: Path) -> bool:

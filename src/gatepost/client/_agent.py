@@ -22,7 +22,7 @@ from gatepost.client._sync import Blocking
 from gatepost.errors import (
     GatepostError,
     InvalidRequest,
-    StaleReceipt,
+    StaleLeaseHandle,
     UnknownMessage,
     WrongState,
 )
@@ -291,7 +291,7 @@ class Agent:
         error = None if future.cancelled() else future.exception()
         if error is None:
             self._desk.forget(turn)
-        elif not isinstance(error, StaleReceipt | WrongState | UnknownMessage):
+        elif not isinstance(error, StaleLeaseHandle | WrongState | UnknownMessage):
             # The turn has ended, so it is settled again at the next heartbeat or when the message
             # is delivered again.
             log.warning("the end of the turn for %s is not confirmed yet: %s", turn.message, error)

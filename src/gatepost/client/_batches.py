@@ -182,7 +182,7 @@ class Acks(Batch[tuple[str, Raw | None]]):
 
 
 def error_of(failure: Failure) -> GatepostError:
-    error = failure.error()
+    error = failure.to_error()
     error.retry_after = failure.retry_after
     return error
 

@@ -53,7 +53,7 @@ class Client(MailboxClient):
         """
         new = NewSend(
             from_agent=self._sender(from_),
-            event_id=self._ids.next(),
+            event_id=self._ids.next_id(),
             corr_id=given(corr_id),
             idempotency_key=given(idempotency_key),
             ttl_secs=given(ttl_secs),

@@ -41,16 +41,16 @@ from gatepost.errors import (
 )
 from gatepost.wire import (
     Ack,
+    AnyAnswer,
     Deliver,
     Extend,
     Failed,
-    Message,
+    LeasedMessage,
     Nack,
     NewMessage,
     NewSend,
     Op,
     Operation,
-    Reply,
 )
 
 log = logging.getLogger("gatepost.client")
@@ -66,7 +66,7 @@ _LISTEN_WITHIN = 10.0
 # Statuses of a refused operation that one bad call in it may have caused.
 _ONE_MAY_BE_BAD = range(400, 429)
 
-_decoder = msgspec.json.Decoder(Reply | list[Reply])
+_decoder = msgspec.json.Decoder(AnyAnswer | list[AnyAnswer])
 _checker = msgspec.json.Decoder(Operation)
 _encoder = msgspec.json.Encoder()
 
@@ -156,7 +156,7 @@ class Connection:
     async def subscribe(
         self,
         mailbox: str,
-        deliver: Callable[[list[Message]], None],
+        deliver: Callable[[list[LeasedMessage]], None],
         *,
         credit: int,
         consumer: str,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from gatepost.config import Settings, default_path
+from gatepost.config import Settings, default_settings_path
 from gatepost.errors import ConfigError, Unauthorized, Unavailable
 
 _SCHEMES = ("http://", "https://")
@@ -56,7 +56,7 @@ def locator(
 
 
 def _state_dir(env: Mapping[str, str]) -> Path:
-    file = default_path(env)
+    file = default_settings_path(env)
     return Settings.load(file if file.exists() else None, env).node.state_dir
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from gatepost.client._discover import Locate
 from gatepost.errors import DeadlineExceeded, GatepostError, Unavailable
-from gatepost.wire import Failure, Stored
+from gatepost.wire import Failure, StoredBlob
 
 if TYPE_CHECKING:
     import httpx
@@ -37,7 +37,7 @@ class Http:
     async def upload(self, pieces: AsyncIterator[bytes], timeout: float) -> str:
         """Store a payload; returns its digest."""
         async with self._answer("POST", "/v1/blobs", timeout, pieces) as response:
-            return msgspec.json.decode(await response.aread(), type=Stored).digest
+            return msgspec.json.decode(await response.aread(), type=StoredBlob).digest
 
     async def download(self, digest: str) -> AsyncIterator[bytes]:
         async with self._answer("GET", f"/v1/blobs/{digest}", 30.0) as response:
@@ -76,7 +76,7 @@ async def _check(response: "httpx.Response") -> None:
         failure = msgspec.json.decode(await response.aread(), type=Failure)
     except msgspec.DecodeError:
         raise Unavailable(f"the gateway answers with status {response.status_code}") from None
-    error: GatepostError = failure.error()
+    error: GatepostError = failure.to_error()
     error.retry_after = failure.retry_after
     raise error
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from gatepost.client._batches import Pending
-from gatepost.wire import Message, Subscribe, Unsubscribe
+from gatepost.wire import LeasedMessage, Subscribe, Unsubscribe
 
 
 class Listening:
@@ -14,7 +14,7 @@ class Listening:
         mailbox: str,
         credit: int,
         consumer: str,
-        deliver: Callable[[list[Message]], None],
+        deliver: Callable[[list[LeasedMessage]], None],
         resumed: Callable[[], None] | None,
     ) -> None:
         self.mailbox = mailbox

@@ -29,7 +29,7 @@ from gatepost.errors import (
     PayloadTooLarge,
     Unavailable,
 )
-from gatepost.events import EventIds, check_agent_id, check_msg_id
+from gatepost.events import EventIdGenerator, check_agent_id, check_msg_id
 from gatepost.wire import (
     DeadLetter,
     EnqueueAck,
@@ -63,7 +63,7 @@ class MailboxClient:
         self.name = None if name is None else check_agent_id(name)
         self._clock = clock or SystemClock()
         self._locate: Locate = locator(state_dir, url, token)
-        self._ids = EventIds(self._clock)
+        self._ids = EventIdGenerator(self._clock)
         self._http = Http(self._locate)
         self._connection = Connection(self._locate, self._clock, max_outstanding=max_outstanding)
         self._names: set[str] = set()
@@ -126,7 +126,7 @@ class MailboxClient:
         """Enqueue many messages. The result of a refused one has an `error`."""
         calls = []
         for payload in payloads:
-            id = self._ids.next()
+            id = self._ids.next_id()
             call = self.enqueue(
                 to, payload, from_=from_, msg_id=id, ttl_secs=ttl_secs, timeout=timeout
             )
@@ -244,7 +244,7 @@ class MailboxClient:
         `resumed` is called. The caller settles messages in the order of delivery.
         """
 
-        def wrap(messages: list[wire.Message]) -> None:
+        def wrap(messages: list[wire.LeasedMessage]) -> None:
             fetch = self._http.download
             deliver([Message(message, fetch) for message in messages])
 
@@ -287,7 +287,7 @@ class MailboxClient:
         ttl_secs: float | None,
     ) -> NewMessage:
         self._check_name(to)
-        id = self._ids.next() if msg_id is None else check_msg_id(msg_id)
+        id = self._ids.next_id() if msg_id is None else check_msg_id(msg_id)
         new = NewMessage(self._sender(from_), to, payload, id)
         if created_at is not None or ttl_secs is not None:
             new.created_at, new.ttl_secs = given(created_at), given(ttl_secs)
@@ -334,5 +334,5 @@ async def _refused_in_place(id: str, call: Any) -> EnqueueAck:
     except (DeadlineExceeded, Unavailable):
         raise
     except GatepostError as error:
-        return EnqueueAck(id, False, 0, Failure.of(error, id))
+        return EnqueueAck(id, False, 0, Failure.from_error(error, id))
     return ack

@@ -23,7 +23,7 @@ class Message:
 
     __slots__ = ("_fetch", "_payload", "_wire", "event")
 
-    def __init__(self, message: wire.Message, fetch: Fetch) -> None:
+    def __init__(self, message: wire.LeasedMessage, fetch: Fetch) -> None:
         event = message.event
         self._wire = message
         self._fetch = fetch

@@ -185,7 +185,7 @@ def _refusal(error: Exception, url: str) -> GatepostError:
         return Unavailable(f"{url} is not a gateway: {error}")
     status = error.response.status_code
     try:
-        return msgspec.json.decode(error.response.body or b"", type=Failure).error()
+        return msgspec.json.decode(error.response.body or b"", type=Failure).to_error()
     except msgspec.DecodeError:
         if status >= 500:
             return Unavailable(f"the gateway at {url} answers with status {status}")

@@ -1,9 +1,9 @@
 """The agents this gateway answers for."""
 
 from gatepost.errors import UnknownAgent
-from gatepost.journal.audit import audit
-from gatepost.journal.tx import Row, Tx
-from gatepost.wire import Agent
+from gatepost.journal.audit import record_audit_entry
+from gatepost.journal.transaction import Row, Tx
+from gatepost.wire import AgentInfo
 
 _REGISTER = """
 INSERT INTO agent (id, type, created_at, seen_at, standby) VALUES (?1, ?2, ?3, ?3, ?4)
@@ -22,14 +22,14 @@ class Agents:
 
     def register(
         self, tx: Tx, id: str, type: str = "external", standby: bool | None = None
-    ) -> Agent:
+    ) -> AgentInfo:
         """`standby` hosts an agent that lives elsewhere; who comes again stays what it was."""
-        tx.run(_REGISTER, (id, type, tx.now, bool(standby), standby))
+        tx.execute(_REGISTER, (id, type, tx.now, bool(standby), standby))
         self.changed(tx)
         return self.get(tx, id)
 
-    def get(self, tx: Tx, id: str) -> Agent:
-        row = tx.one("SELECT * FROM agent WHERE id = ?", (id,))
+    def get(self, tx: Tx, id: str) -> AgentInfo:
+        row = tx.fetch_one("SELECT * FROM agent WHERE id = ?", (id,))
         if row is None:
             raise UnknownAgent(
                 f"no agent {id!r} on this gateway; start it, or run `gatepost agent add {id}`"
@@ -39,9 +39,9 @@ class Agents:
     def known(self, tx: Tx, id: str) -> bool:
         """For the writer's thread only."""
         if tx is self._changing:
-            return tx.one("SELECT 1 FROM agent WHERE id = ?", (id,)) is not None
+            return tx.fetch_one("SELECT 1 FROM agent WHERE id = ?", (id,)) is not None
         if self._known is None:
-            self._known = {row[0] for row in tx.rows("SELECT id FROM agent")}
+            self._known = {row[0] for row in tx.fetch_all("SELECT id FROM agent")}
         return id in self._known
 
     def changed(self, tx: Tx | None = None) -> None:
@@ -49,19 +49,19 @@ class Agents:
         self._known, self._changing, self.news = None, tx, True
 
     def stands_by(self, tx: Tx, id: str) -> bool:
-        return tx.one("SELECT 1 FROM agent WHERE id = ? AND standby", (id,)) is not None
+        return tx.fetch_one("SELECT 1 FROM agent WHERE id = ? AND standby", (id,)) is not None
 
-    def list(self, tx: Tx) -> list[Agent]:
-        return [_agent(row) for row in tx.rows("SELECT * FROM agent ORDER BY id")]
+    def list(self, tx: Tx) -> list[AgentInfo]:
+        return [_agent(row) for row in tx.fetch_all("SELECT * FROM agent ORDER BY id")]
 
     def remove(self, tx: Tx, id: str, actor: str) -> None:
         """Nothing can be sent to it from now on. Its mail is the caller's to purge first."""
         self.get(tx, id)
-        tx.run("DELETE FROM agent WHERE id = ?", (id,))
+        tx.execute("DELETE FROM agent WHERE id = ?", (id,))
         self.changed(tx)
-        audit(tx, actor, "agent.remove", id, "")
+        record_audit_entry(tx, actor, "agent.remove", id, "")
 
 
-def _agent(row: Row) -> Agent:
+def _agent(row: Row) -> AgentInfo:
     id, type, created_at, seen_at, standby = row
-    return Agent(id, type, created_at, seen_at, bool(standby))
+    return AgentInfo(id, type, created_at, seen_at, bool(standby))

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from gatepost.delivery.agents import Agents
 from gatepost.errors import InvalidTargets
 from gatepost.events import format_event_id, parse_event_id
-from gatepost.journal.tx import Tx
-from gatepost.routing import Directory
+from gatepost.journal.transaction import Tx
+from gatepost.routing import RoutingDirectory
 from gatepost.wire import NewSend
 
 MAX_TARGETS = 1000
@@ -22,7 +22,7 @@ MAX_TARGETS = 1000
 _TIME_BYTES = 6
 
 
-def targets(tx: Tx, new: NewSend, directory: Directory, agents: Agents) -> list[str]:
+def targets(tx: Tx, new: NewSend, directory: RoutingDirectory, agents: Agents) -> list[str]:
     """Whom it is for, each once; for "*" every agent anybody answers for, but the sender."""
     if isinstance(new.to_agents, UnsetType):
         return [new.to_agent]

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from gatepost.delivery.frames import FRAME_BYTES, FRAME_EVENTS, Events, Frame, Life
 from gatepost.delivery.lives import life_of, stretch
 from gatepost.errors import GatepostError
-from gatepost.journal.outbox import EVERYBODY, Appended
-from gatepost.journal.tx import Tx
+from gatepost.journal.outbox import EVERYBODY, OutboxGroup
+from gatepost.journal.transaction import Tx
 
 _FOR = f"""
 SELECT seq, body FROM outbox WHERE to_node IN (?, '{EVERYBODY}') AND seq > ? AND seq <= ?
@@ -71,7 +71,7 @@ class Feed:
         self._credit = min(self._window, self._credit + size)
         self.pump()
 
-    def appended(self, group: Appended) -> None:
+    def appended(self, group: OutboxGroup) -> None:
         """A commit group is on disk. Pass it on, unless others have to go first."""
         if self.caught_up and self._credit > 0 and self.position == group.head.first - 1:
             mine = group.rows_for(self._reader)
@@ -86,12 +86,12 @@ class Feed:
     def _read(self, tx: Tx) -> tuple[Life, int, bool, list[bytes]]:
         """(life, up to where, whether that is all, events): the next frame's worth."""
         life, end = stretch(self._lives, self.position)
-        ((head,),) = tx.rows(_HEAD)
-        rows = tx.rows(_FOR, (self._reader, self.position, end))
+        ((head,),) = tx.fetch_all(_HEAD)
+        rows = tx.fetch_all(_FOR, (self._reader, self.position, end))
         limit = min(head, end) if len(rows) < FRAME_EVENTS else rows[-1][0]
         upto, events = next(frames(rows, limit), (limit, []))
         if events:
-            tx.run(_SENT, (self._reader, upto))
+            tx.execute(_SENT, (self._reader, upto))
         return life, upto, upto == head, events
 
     def _was_read(self, found: tuple[Life, int, bool, list[bytes]]) -> None:

@@ -18,9 +18,9 @@ from gatepost.delivery.feed import Port
 from gatepost.delivery.frames import PIECE_BYTES, AnyFrame, BlobAsk, BlobPiece, Hello
 from gatepost.delivery.messages import Messages
 from gatepost.errors import GatepostError, LinkError
-from gatepost.events import decode
-from gatepost.journal.outbox import Appended
-from gatepost.journal.tx import Tx
+from gatepost.events import decode_event
+from gatepost.journal.outbox import OutboxGroup
+from gatepost.journal.transaction import Tx
 
 _EXPECTED = "SELECT body FROM held WHERE digest = ? LIMIT 1"
 _IS_FOR = "SELECT 1 FROM delivery WHERE digest = ? AND node = ? LIMIT 1"
@@ -348,7 +348,7 @@ class BlobPart:
         self._open = True
         self._fetcher.came(self)
 
-    def appended(self, group: Appended) -> None:
+    def appended(self, group: OutboxGroup) -> None:
         """Events are none of our business."""
 
     def closed(self) -> None:
@@ -389,7 +389,7 @@ class BlobPart:
             self._read(ask)
             return
         self._port.commit(
-            lambda tx: tx.one(_IS_FOR, (ask.digest, reader)) is not None,
+            lambda tx: tx.fetch_one(_IS_FOR, (ask.digest, reader)) is not None,
             lambda known: self._may(ask, reader, known),
         )
 
@@ -418,8 +418,8 @@ class BlobPart:
 
 def _expected(tx: Tx, digest: str) -> int | None:
     """How large a blob should be; None if nobody needs it any more."""
-    row = tx.one(_EXPECTED, (digest,))
-    ref = None if row is None else decode(row[0]).payload_ref
+    row = tx.fetch_one(_EXPECTED, (digest,))
+    ref = None if row is None else decode_event(row[0]).payload_ref
     return None if ref is None else ref.size
 
 

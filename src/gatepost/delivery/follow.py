@@ -29,9 +29,9 @@ from gatepost.delivery.messages import Messages
 from gatepost.delivery.node import Node
 from gatepost.delivery.proof import check_reading, sign_lives
 from gatepost.errors import LinkError
-from gatepost.events import genesis
-from gatepost.journal.outbox import EVERYBODY, Appended
-from gatepost.journal.tx import Tx
+from gatepost.events import genesis_chain
+from gatepost.journal.outbox import EVERYBODY, OutboxGroup
+from gatepost.journal.transaction import Tx
 
 _LIVES = "SELECT id, first_seq FROM incarnation ORDER BY first_seq"
 _HEAD = "SELECT coalesce(max(last_seq), 0) FROM head"
@@ -110,7 +110,7 @@ class SourcePart:
                 return False
         return True
 
-    def appended(self, group: Appended) -> None:
+    def appended(self, group: OutboxGroup) -> None:
         if self._feed is not None:
             self._feed.appended(group)
 
@@ -120,9 +120,9 @@ class SourcePart:
             self._feed = None
 
     def _start(self, tx: Tx, frame: Follow) -> tuple[Lives, int]:
-        lives = [(row[0], row[1]) for row in tx.rows(_LIVES)]
+        lives = [(row[0], row[1]) for row in tx.fetch_all(_LIVES)]
         position = after(lives, frame.positions, self._node.id)
-        for (first,) in tx.rows(_STARTS, (position,)):
+        for (first,) in tx.fetch_all(_STARTS, (position,)):
             if _before(tx, self._node.id, lives, first) is not None:
                 position = first - 1
                 break
@@ -149,9 +149,9 @@ class SourcePart:
         self._port.commit(lambda tx: self._note(tx, frame), _nothing)
 
     def _note(self, tx: Tx, frame: Reading) -> None:
-        lives = [(row[0], row[1]) for row in tx.rows(_LIVES)]
+        lives = [(row[0], row[1]) for row in tx.fetch_all(_LIVES)]
         upto = after(lives, [(frame.source, frame.of, frame.upto)], frame.source)
-        tx.run(_ACKED, (upto, tx.now, frame.reader, frame.life))
+        tx.execute(_ACKED, (upto, tx.now, frame.reader, frame.life))
 
 
 class GroupFeed:
@@ -184,19 +184,19 @@ class GroupFeed:
         self._credit = min(self._window, self._credit + size)
         self.pump()
 
-    def appended(self, group: Appended) -> None:
+    def appended(self, group: OutboxGroup) -> None:
         """A commit group is on disk. Pass it on whole, or read it later in parts."""
         head = group.head
         if self._may_push(group):
             rows = [(row[0], row[4], row[6]) for row in group.rows]
-            proof = Group(head.first, head.last, group.previous, head.chain, head.signature)
+            proof = Group(head.first, head.last, group.previous_chain, head.chain, head.signature)
             life = life_of(self._lives, head.last)
             self._was_read(_found(life, head.last, True, rows, [proof]))
         elif self.position < head.last:
             self._caught_up = False
             self.pump()
 
-    def _may_push(self, group: Appended) -> bool:
+    def _may_push(self, group: OutboxGroup) -> bool:
         if not (self._caught_up and self._credit > 0 and self.position == group.head.first - 1):
             return False
         size = sum(len(row[4]) for row in group.rows)
@@ -204,16 +204,16 @@ class GroupFeed:
 
     def _read(self, tx: Tx) -> Found:
         life, end = stretch(self._lives, self.position)
-        ((head,),) = tx.rows(_HEAD)
-        rows = tx.rows(_ROWS, (self.position, end))
+        ((head,),) = tx.fetch_all(_HEAD)
+        rows = tx.fetch_all(_ROWS, (self.position, end))
         limit = min(head, end) if len(rows) < FRAME_EVENTS else rows[-1][0]
         upto, events = next(frames([row[:2] for row in rows], limit), (limit, []))
         groups = self._groups(tx, self.position, upto)
-        tx.run(_SENT, (upto,))
+        tx.execute(_SENT, (upto,))
         return _found(life, upto, upto >= head, rows[: len(events)], groups)
 
     def _groups(self, tx: Tx, position: int, upto: int) -> list[Group]:
-        rows = tx.rows(_HEADS, (position, upto))
+        rows = tx.fetch_all(_HEADS, (position, upto))
         if not rows:
             return []
         before = _before(tx, self._source, self._lives, rows[0][0])
@@ -259,8 +259,8 @@ def _before(tx: Tx, source: str, lives: Sequence[Life], first: int) -> bytes | N
     """The chain before the group that starts with `first`; None if nobody knows any more."""
     life = life_of(lives, first)
     if life[1] == first:
-        return genesis(source, life[0])
-    row = tx.one(_CHAIN_AT, (first - 1,))
+        return genesis_chain(source, life[0])
+    row = tx.fetch_one(_CHAIN_AT, (first - 1,))
     return None if row is None else bytes(row[0])
 
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gatepost.errors import LinkError
-from gatepost.events.chain import Hash, Signature
+from gatepost.events.chain import ChainHash, Signature
 from gatepost.events.ids import Digest
 
 VERSION = 1
@@ -101,8 +101,8 @@ class Group(Frame, frozen=True, tag="group"):
 
     first: Number
     last: Number
-    previous: Hash
-    chain: Hash
+    previous: ChainHash
+    chain: ChainHash
     signature: Signature
     digests: bytes = b""
 

@@ -18,12 +18,12 @@ from gatepost.delivery.incidents import Incidents
 from gatepost.delivery.node import Node
 from gatepost.delivery.sender import Ended, Outgoing, Sender
 from gatepost.errors import GatepostError
-from gatepost.events import Kind, parse_event_id
-from gatepost.journal.tx import Tx
+from gatepost.events import EventKind, parse_event_id
+from gatepost.journal.transaction import Tx
 from gatepost.mailbox import Dispatcher
-from gatepost.mailbox.lease import parse_receipt
+from gatepost.mailbox.leases import parse_lease_handle
 from gatepost.routing import Route
-from gatepost.wire import EventInfo, Message
+from gatepost.wire import EventInfo, LeasedMessage
 
 # How much of one mailbox a commit group sends on; the next one goes on with the rest.
 _PORTION = 256
@@ -92,9 +92,9 @@ class Handover:
         if not self._elsewhere:
             return
         names, self._look = self._look, set()
-        names = {name for name in names if tx.one(_WAITING, (name,))}
-        for id in self.dispatcher.ready:
-            names.update(row[0] for row in tx.rows(_NAME, (id,)))
+        names = {name for name in names if tx.fetch_one(_WAITING, (name,))}
+        for id in self.dispatcher.ready_mailboxes:
+            names.update(row[0] for row in tx.fetch_all(_NAME, (id,)))
         for name in sorted(names & self._elsewhere):
             if not self._agents.stands_by(tx, name):
                 self._send_on(tx, name)
@@ -108,11 +108,11 @@ class Handover:
         if not self._has_any(tx):
             return
         id = parse_event_id(ended.event_id)
-        row = tx.one(_END, (ended.outcome, ended.reason, id))
+        row = tx.fetch_one(_END, (ended.outcome, ended.reason, id))
         if row is None:
             return
         meta, sender, mailbox = row
-        ((reply,),) = tx.rows(_REPLY, (id,))
+        ((reply,),) = tx.fetch_all(_REPLY, (id,))
         self._tell(
             tx,
             Settled(_decode_info(meta), (sender, mailbox), ended.outcome, ended.reason, reply),
@@ -128,40 +128,40 @@ class Handover:
             return
         if way.node == self._node.id:
             return
-        for message in self.dispatcher.pass_on(tx, mailbox, self._consumer, _PORTION):
+        for message in self.dispatcher.take_mail_to_forward(tx, mailbox, self._consumer, _PORTION):
             self._try(tx, message, way)
 
-    def _try(self, tx: Tx, message: Message, way: Route) -> None:
+    def _try(self, tx: Tx, message: LeasedMessage, way: Route) -> None:
         """Send it on. What cannot be sent is lost, which its sender is told; nothing else is."""
         raw = message.event
         info = None if isinstance(raw, UnsetType) else _decode_info(raw)
-        mark = tx.mark()
+        mark = tx.begin_operation()
         try:
             self._send(tx, message, info, way)
         except GatepostError as error:
-            tx.undo(mark)
+            tx.undo_operation(mark)
             self._incidents.raise_(tx, "handover_failed", message.msg_id, error.message)
             if info is not None:
                 ends = (message.from_, message.to)
                 self._tell(tx, Settled(info, ends, "dead_letter", error.message))
         else:
-            tx.keep()
+            tx.keep_operation()
             self.handed_over += 1
 
-    def _send(self, tx: Tx, message: Message, info: EventInfo | None, way: Route) -> None:
+    def _send(self, tx: Tx, message: LeasedMessage, info: EventInfo | None, way: Route) -> None:
         out = self._outgoing(tx, message, info)
         if info is not None:
             source = info.source_node or self._node.id
             ids = (parse_event_id(out.event_id), source, parse_event_id(info.event_id))
             meta = msgspec.json.encode(info)
-            tx.run(_REMEMBER, (*ids, message.from_, message.to, meta, tx.now))
+            tx.execute(_REMEMBER, (*ids, message.from_, message.to, meta, tx.now))
             self._any = True
         self._sender.emit(tx, out, way)
 
-    def _outgoing(self, tx: Tx, message: Message, info: EventInfo | None) -> Outgoing:
-        id = self._node.event_ids.next()
-        ((expires,),) = tx.rows(_EXPIRES, (parse_receipt(message.receipt)[0],))
-        out = Outgoing(id, Kind.MESSAGE, message.from_, message.to, id, bytes(message.payload))
+    def _outgoing(self, tx: Tx, message: LeasedMessage, info: EventInfo | None) -> Outgoing:
+        id = self._node.event_ids.next_id()
+        ((expires,),) = tx.fetch_all(_EXPIRES, (parse_lease_handle(message.receipt)[0],))
+        out = Outgoing(id, EventKind.MESSAGE, message.from_, message.to, id, bytes(message.payload))
         out.ttl = max(1, expires - tx.now)
         if info is not None:
             out.kind, out.corr_id, out.digest = info.kind, info.corr_id, info.payload_ref
@@ -173,11 +173,11 @@ class Handover:
 
     def _has_any(self, tx: Tx) -> bool:
         if self._any is None:
-            self._any = tx.one(_OPEN) is not None
+            self._any = tx.fetch_one(_OPEN) is not None
         return self._any
 
 
 def became(tx: Tx, source: str, original: bytes) -> tuple[str | None, str | None] | None:
     """(outcome, reason) of mail that was handed over, both None as long as it is under way."""
-    row = tx.one(_BECAME, (source, original))
+    row = tx.fetch_one(_BECAME, (source, original))
     return None if row is None else (row[0], row[1])

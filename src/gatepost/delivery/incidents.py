@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from gatepost.journal.tx import Tx
+from gatepost.journal.transaction import Tx
 
 _RAISE = """
 INSERT OR IGNORE INTO incident (id, class, subject, detail, raised_at, source)
@@ -19,6 +19,6 @@ class Incidents:
 
     def raise_(self, tx: Tx, kind: str, subject: str, detail: str) -> None:
         """The same class and subject again is the same incident."""
-        tx.run(_RAISE, (f"{kind}:{subject}", kind, subject, detail[:500], tx.now, self._node))
-        if tx.changes():
-            tx.effect(lambda: self.counts.update([kind]))
+        tx.execute(_RAISE, (f"{kind}:{subject}", kind, subject, detail[:500], tx.now, self._node))
+        if tx.changed_rows():
+            tx.add_effect(lambda: self.counts.update([kind]))

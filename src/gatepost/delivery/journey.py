@@ -19,19 +19,19 @@ from gatepost.delivery.frames import (
 from gatepost.delivery.node import Node
 from gatepost.errors import GatepostError
 from gatepost.events import (
-    TRACKED,
-    DeadLetter,
+    TRACKED_KINDS,
+    DeadLetterNotice,
     Envelope,
-    Kind,
+    EventKind,
     Receipt,
     Signal,
-    decode,
+    decode_event,
     decode_payload,
     format_event_id,
     parse_event_id,
 )
-from gatepost.journal.outbox import Appended
-from gatepost.journal.tx import Tx
+from gatepost.journal.outbox import OutboxGroup
+from gatepost.journal.transaction import Tx
 
 # What one event, or one answer, may cost its gateway.
 _ROWS = 200
@@ -44,7 +44,7 @@ SELECT body FROM outbox WHERE event_id = ?1 UNION ALL SELECT body FROM outbox WH
 LIMIT {_ROWS}
 """
 _REPLIES = f"""
-SELECT DISTINCT event_id FROM outbox WHERE ref_id = ? AND kind = '{Kind.REPLY}' LIMIT {_ROWS}
+SELECT DISTINCT event_id FROM outbox WHERE ref_id = ? AND kind = '{EventKind.REPLY}' LIMIT {_ROWS}
 """
 _ABOUT = "SELECT ref_id, kind FROM outbox WHERE event_id = ? LIMIT 1"
 _DELIVERY = """
@@ -87,11 +87,11 @@ class Story:
     def _with_replies(self, event_ids: Iterable[str]) -> list[bytes]:
         ids = dict.fromkeys(map(parse_event_id, event_ids))
         for id in list(ids):
-            ids |= dict.fromkeys(row[0] for row in self._tx.rows(_REPLIES, (id,)))
+            ids |= dict.fromkeys(row[0] for row in self._tx.fetch_all(_REPLIES, (id,)))
         return list(ids)[:_EVENTS]
 
     def _of_one(self, id: bytes) -> Iterator[TraceStep]:
-        envelopes = [decode(body) for (body,) in self._tx.rows(_OUTBOX, (id,))]
+        envelopes = [decode_event(body) for (body,) in self._tx.fetch_all(_OUTBOX, (id,))]
         for envelope in envelopes:
             if self._may_tell(envelope.to_node_id):
                 yield _said(envelope)
@@ -101,7 +101,7 @@ class Story:
             mailboxes = {
                 e.to_agent_id
                 for e in envelopes
-                if e.to_node_id == self._node and e.kind in TRACKED and e.to_agent_id
+                if e.to_node_id == self._node and e.kind in TRACKED_KINDS and e.to_agent_id
             }
             for mailbox in mailboxes:
                 yield from self._mail(id, mailbox)
@@ -111,7 +111,7 @@ class Story:
 
     def _heard(self, id: bytes) -> Iterator[TraceStep]:
         """When the receipts of an event of ours were read here."""
-        row = self._tx.one(_DELIVERY, (id,))
+        row = self._tx.fetch_one(_DELIVERY, (id,))
         if row is None or row[3] == self._node or not self._may_tell(row[3]):
             return
         kind, sender, to, node, outcome, reason, accepted, processed, state, verdict = row
@@ -125,23 +125,23 @@ class Story:
 
     def _taken(self, id: bytes) -> Iterator[TraceStep]:
         event = format_event_id(id)
-        found = (self._tx.one(_INBOX, (source, id)) for source in self._sources())
+        found = (self._tx.fetch_one(_INBOX, (source, id)) for source in self._sources())
         for source, state, mailbox, sender, at, reason in filter(None, found):
             word = "taken" if state == "accepted" else str(state)
             yield TraceStep(at, word, event, "", sender, mailbox, source, _text(reason))
             yield from self._mail(id, mailbox)
-            for ours, handed in self._tx.rows(_HANDED_ON, (source, id)):
+            for ours, handed in self._tx.fetch_all(_HANDED_ON, (source, id)):
                 detail = f"as {format_event_id(ours)}"
                 yield TraceStep(handed, "handed_on", event, "", sender, mailbox, "", detail)
 
     def _sources(self) -> list[str]:
         if self._peer is not None:
             return [self._peer]
-        return [self._node, *(row[0] for row in self._tx.rows(_SOURCES))]
+        return [self._node, *(row[0] for row in self._tx.fetch_all(_SOURCES))]
 
     def _mail(self, id: bytes, mailbox: str) -> Iterator[TraceStep]:
         event = format_event_id(id)
-        row = self._tx.one(_MAIL, (mailbox, event))
+        row = self._tx.fetch_one(_MAIL, (mailbox, event))
         if row is None:
             return
         state, attempt, settled, not_before, failed, reason, consumer = row
@@ -158,19 +158,19 @@ class Story:
 
 def conversation(tx: Tx, corr_id: str) -> list[str]:
     """The tracked events of a conversation that this gateway sent or took, oldest first."""
-    rows = [*tx.rows(_SENT_IN, (corr_id,)), *tx.rows(_TAKEN_IN, (corr_id,))]
+    rows = [*tx.fetch_all(_SENT_IN, (corr_id,)), *tx.fetch_all(_TAKEN_IN, (corr_id,))]
     return [format_event_id(id) for id in sorted({row[0] for row in rows})][:_EVENTS]
 
 
 def sent_in(tx: Tx, corr_id: str) -> list[str]:
     """Those of them that this gateway sent; that is quickly told."""
-    return [format_event_id(row[0]) for row in tx.rows(_SENT_IN, (corr_id,))]
+    return [format_event_id(row[0]) for row in tx.fetch_all(_SENT_IN, (corr_id,))]
 
 
 def subject(tx: Tx, event_id: str) -> str:
     """The event meant: of a receipt, a signal or a dead letter, the one it is about."""
-    row = tx.one(_ABOUT, (parse_event_id(event_id),))
-    if row is None or row[0] is None or row[1] in TRACKED:
+    row = tx.fetch_one(_ABOUT, (parse_event_id(event_id),))
+    if row is None or row[0] is None or row[1] in TRACKED_KINDS:
         return event_id
     return format_event_id(row[0])
 
@@ -178,7 +178,7 @@ def subject(tx: Tx, event_id: str) -> str:
 def _said(envelope: Envelope) -> TraceStep:
     """What an event of our outbox says of the journey."""
     what, detail = _words(envelope)
-    about = envelope.event_id if envelope.kind in TRACKED else envelope.ref_event_id
+    about = envelope.event_id if envelope.kind in TRACKED_KINDS else envelope.ref_event_id
     return TraceStep(
         envelope.created_at,
         what,
@@ -193,13 +193,13 @@ def _said(envelope: Envelope) -> TraceStep:
 
 def _words(envelope: Envelope) -> tuple[str, str]:
     try:
-        if envelope.kind == Kind.ACK:
+        if envelope.kind == EventKind.ACK:
             receipt = decode_payload(envelope, Receipt)
             return receipt.status, _text(receipt.outcome, receipt.reason)
-        if envelope.kind == Kind.SIGNAL:
+        if envelope.kind == EventKind.SIGNAL:
             return decode_payload(envelope, Signal).signal, ""
-        if envelope.kind == Kind.DEAD_LETTER:
-            letter = decode_payload(envelope, DeadLetter)
+        if envelope.kind == EventKind.DEAD_LETTER:
+            letter = decode_payload(envelope, DeadLetterNotice)
             return "given_up", _text(letter.reason, letter.detail)
     except GatepostError as error:
         return "unreadable", error.message
@@ -252,7 +252,7 @@ class TracePart:
                 return False
         return True
 
-    def appended(self, group: Appended) -> None:
+    def appended(self, group: OutboxGroup) -> None:
         """Nobody follows a journey live."""
 
     def closed(self) -> None:

@@ -11,8 +11,8 @@ from msgspec import UNSET, Raw, Struct
 from gatepost.delivery.sender import NEVER_SENT, RESTORED, Outgoing
 from gatepost.errors import GatepostError, UnknownMessage, UnsafeReplay
 from gatepost.events import format_event_id, parse_event_id
-from gatepost.journal.audit import audit
-from gatepost.journal.tx import Row, Tx
+from gatepost.journal.audit import record_audit_entry
+from gatepost.journal.transaction import Row, Tx
 from gatepost.wire import Failure, Replayed, Undelivered
 
 _COLUMNS = """
@@ -114,11 +114,11 @@ def find(tx: Tx, wanted: Filter, limit: int, after: str = "") -> list[Letter]:
     start = _position(tx, after) if after else (-1, b"")
     sql, values = wanted.where()
     query = f"{_FIND}{sql} ORDER BY failed_at, event_id LIMIT ?"
-    return [Letter(*row) for row in tx.rows(query, (*start, *values, limit))]
+    return [Letter(*row) for row in tx.fetch_all(query, (*start, *values, limit))]
 
 
 def _position(tx: Tx, event_id: str) -> Row:
-    row = tx.one(_POSITION, (parse_event_id(event_id),))
+    row = tx.fetch_one(_POSITION, (parse_event_id(event_id),))
     if row is None:
         raise UnknownMessage(f"no undelivered message {event_id} here")
     return row
@@ -146,17 +146,17 @@ def view(letter: Letter, *, with_payload: bool) -> Undelivered:
 
 def replay(tx: Tx, letter: Letter, resend: Resend, *, force: bool, actor: str) -> Replayed:
     """Send one again as a new event. It stays, and remembers what it was replayed as."""
-    mark = tx.mark()
+    mark = tx.begin_operation()
     try:
         _check(letter, force)
         new = resend(tx, letter)
     except GatepostError as error:
-        tx.undo(mark)
-        return Replayed(letter.id, error=Failure.of(error, letter.id))
-    tx.run("UPDATE undelivered SET replayed_as = ? WHERE event_id = ?", (new, letter.event_id))
+        tx.undo_operation(mark)
+        return Replayed(letter.id, error=Failure.from_error(error, letter.id))
+    tx.execute("UPDATE undelivered SET replayed_as = ? WHERE event_id = ?", (new, letter.event_id))
     detail = f"as {new}" + (f", by force ({letter.verdict or 'no verdict'})" if force else "")
-    audit(tx, actor, "undelivered.replay", letter.id, detail)
-    tx.keep()
+    record_audit_entry(tx, actor, "undelivered.replay", letter.id, detail)
+    tx.keep_operation()
     return Replayed(letter.id, as_event=new)
 
 
@@ -175,6 +175,6 @@ def discard(tx: Tx, wanted: Filter, limit: int, actor: str) -> int:
     """Give up for good, payloads and all; what the deliveries' own records say stays."""
     letters = find(tx, wanted, limit)
     for letter in letters:
-        tx.run("DELETE FROM undelivered WHERE event_id = ?", (letter.event_id,))
-        audit(tx, actor, "undelivered.discard", letter.id, letter.reason)
+        tx.execute("DELETE FROM undelivered WHERE event_id = ?", (letter.event_id,))
+        record_audit_entry(tx, actor, "undelivered.discard", letter.id, letter.reason)
     return len(letters)

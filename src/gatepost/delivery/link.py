@@ -25,8 +25,8 @@ from gatepost.delivery.messages import Messages
 from gatepost.delivery.node import Node
 from gatepost.delivery.receiver import Batch, positions
 from gatepost.errors import LinkError
-from gatepost.journal.outbox import Appended
-from gatepost.journal.tx import Tx
+from gatepost.journal.outbox import OutboxGroup
+from gatepost.journal.transaction import Tx
 
 _LIVES = "SELECT id, first_seq FROM incarnation ORDER BY first_seq"
 _HEAD = """
@@ -52,7 +52,7 @@ class Part(Protocol):
     def receive(self, frame: AnyFrame) -> bool:
         """Whether the frame was for this part. Raises LinkError if it may not be said."""
 
-    def appended(self, group: Appended) -> None:
+    def appended(self, group: OutboxGroup) -> None:
         """Our outbox grew."""
 
     def closed(self) -> None:
@@ -99,7 +99,7 @@ class Link:
                 if not any(part.receive(frame) for part in self.parts):
                     raise LinkError(f"{self.peer} said something this link has no use for")
 
-    def appended(self, group: Appended) -> None:
+    def appended(self, group: OutboxGroup) -> None:
         """Our outbox grew."""
         if self.feed is not None:
             self.feed.appended(group)
@@ -116,8 +116,8 @@ class Link:
     # -- reading theirs
 
     def _introduce(self, tx: Tx) -> Hello:
-        self._lives = [(row[0], row[1]) for row in tx.rows(_LIVES)]
-        ((head,),) = tx.rows(_HEAD)
+        self._lives = [(row[0], row[1]) for row in tx.fetch_all(_LIVES)]
+        ((head,),) = tx.fetch_all(_HEAD)
         return Hello(self._node.id, self._lives, head, tx.now)
 
     def _hello(self, frame: Hello) -> None:
@@ -165,21 +165,21 @@ class Link:
     def _start(self, tx: Tx, frame: Subscribe) -> tuple[int, Skip | None]:
         """Where to start; and what to tell a reader that cannot have everything."""
         after = position_after(self._lives, frame.positions, self._node.id)
-        ((head,),) = tx.rows(_HEAD)
+        ((head,),) = tx.fetch_all(_HEAD)
         if after > head:
             raise LinkError(
                 f"{self.peer} has read up to {after} of an outbox that ends at {head}:"
                 " was this journal put back by hand, instead of restored?"
             )
-        known, sent, cut = tx.one(_READER, (self.peer,)) or (None, 0, 0)
-        tx.run(_IS_READER, (self.peer, frame.life, tx.now))
-        tx.run(_ACKED, (after, tx.now, self.peer))
+        known, sent, cut = tx.fetch_one(_READER, (self.peer,)) or (None, 0, 0)
+        tx.execute(_IS_READER, (self.peer, frame.life, tx.now))
+        tx.execute(_ACKED, (after, tx.now, self.peer))
         skip = None
         if known is not None and known != frame.life and sent > after:
             why = f"{self.peer} has another journal than it had"
             self._messages.sender.give_up_at(tx, self.peer, sent, why)
             # Should it not hear of that, it is told again.
-            tx.run(_MISSED, (sent, self.peer))
+            tx.execute(_MISSED, (sent, self.peer))
             skip, after = "restored", max(sent, cut)
         elif cut > after:
             skip, after = "cut off", cut
@@ -207,7 +207,7 @@ class Link:
 
     def _note(self) -> None:
         self._noted_at, acked = self._port.now(), self.acked
-        self._port.commit(lambda tx: tx.run(_ACKED, (acked, tx.now, self.peer)), _nothing)
+        self._port.commit(lambda tx: tx.execute(_ACKED, (acked, tx.now, self.peer)), _nothing)
 
 
 def _nothing(value: Any) -> None:

@@ -32,7 +32,7 @@ from gatepost.errors import (
     UnknownMessage,
 )
 from gatepost.events import (
-    Kind,
+    EventKind,
     PayloadRef,
     Receipt,
     Trace,
@@ -41,13 +41,13 @@ from gatepost.events import (
     format_event_id,
     parse_event_id,
 )
-from gatepost.journal.outbox import Draft
-from gatepost.journal.tx import Tx
-from gatepost.journal.writer import Outcome
-from gatepost.mailbox import Closed, Dispatcher, Mail, Settlement
-from gatepost.mailbox.deadletters import Filter, replay
-from gatepost.mailbox.enqueue import find_mailbox, pair_of
-from gatepost.routing import Directory, Route, route
+from gatepost.journal.outbox import EventDraft
+from gatepost.journal.transaction import Tx
+from gatepost.journal.writer import JobOutcome
+from gatepost.mailbox import ClosedMail, Dispatcher, NewMail, Settlement
+from gatepost.mailbox.dead_letters import DeadLetterFilter, replay_dead_letters
+from gatepost.mailbox.enqueue import find_mailbox, pair_of_mail
+from gatepost.routing import Route, RoutingDirectory, decide_route
 from gatepost.wire import DeadLetter, EnqueueAck, EventInfo, Failure, NewSend, Sent
 
 _SENT = """
@@ -92,7 +92,7 @@ class Messages:
         self._pairs: dict[int, tuple[str, str]] = {}
         # Called when agents came or went, after that is on disk.
         self.on_agents: Callable[[], None] = lambda: None
-        self._woken: list[Outcome] = []
+        self._woken: list[JobOutcome] = []
 
     @property
     def dispatcher(self) -> Dispatcher:
@@ -116,7 +116,7 @@ class Messages:
         if not isinstance(new.idempotency_key, UnsetType):
             id = parse_event_id(outgoing.event_id)
             row = (new.from_agent, new.idempotency_key, fingerprint, id, tx.now)
-            tx.run("INSERT INTO idempotency VALUES (?, ?, ?, ?, ?)", row)
+            tx.execute("INSERT INTO idempotency VALUES (?, ?, ?, ?, ?)", row)
         if node not in (None, self._node.id):
             return Sent(outgoing.event_id, outgoing.corr_id, "emitted", node)
         return self.status(tx, outgoing.event_id)
@@ -133,13 +133,13 @@ class Messages:
 
     def send_again(self, tx: Tx, out: Outgoing, node: str | None) -> None:
         """Send what was given up at `node`. An answer goes to nobody else."""
-        if out.kind == Kind.REPLY and node is not None:
+        if out.kind == EventKind.REPLY and node is not None:
             self._emit(tx, out, Route(node, "reply"))
         else:
             self._emit(tx, out, self._way(tx, out.to_agent))
 
     def status(self, tx: Tx, event_id: str) -> Sent:
-        row = tx.one(_SENT, (parse_event_id(event_id),))
+        row = tx.fetch_one(_SENT, (parse_event_id(event_id),))
         if row is None:
             raise UnknownMessage(f"no message {event_id} was sent from this gateway")
         sent = Sent(format_event_id(row[0]), *row[1:-1])
@@ -150,7 +150,7 @@ class Messages:
         """The status now; if the message is not that far yet, `woken` gets it when it is."""
         sent = self.status(tx, event_id)
         if not is_reached(sent, until):
-            tx.effect(partial(self._park, sent.event_id, [(until, woken)]))
+            tx.add_effect(partial(self._park, sent.event_id, [(until, woken)]))
         return sent
 
     def stop_waiting(self, tx: Tx, event_id: str, woken: Woken) -> None:
@@ -173,18 +173,20 @@ class Messages:
         return settlement
 
     def replay(
-        self, tx: Tx, mailbox: str, wanted: Filter, limit: int, actor: str
+        self, tx: Tx, mailbox: str, wanted: DeadLetterFilter, limit: int, actor: str
     ) -> list[EnqueueAck]:
         """Send dead letters again: an event as a new event caused by the old one."""
         id = find_mailbox(tx, mailbox)
-        return replay(tx, id, wanted, limit, self._resend, actor) if id else []
+        return replay_dead_letters(tx, id, wanted, limit, self._resend, actor) if id else []
 
-    def close(self, tx: Tx, closed: list[Closed], replies: Replies = MappingProxyType({})) -> None:
+    def close(
+        self, tx: Tx, closed: list[ClosedMail], replies: Replies = MappingProxyType({})
+    ) -> None:
         """Tell the senders of settled mail what became of it."""
         for mail in closed:
-            self._close(tx, mail, replies.get(mail.receipt))
+            self._close(tx, mail, replies.get(mail.lease_handle))
 
-    def room_changed(self, tx: Tx, directory: Directory) -> None:
+    def room_changed(self, tx: Tx, directory: RoutingDirectory) -> None:
         self.sender.room_changed(tx, directory)
         self.handover.room_changed()
 
@@ -195,7 +197,7 @@ class Messages:
         self.receiver.before_commit(tx)
         self.handover.before_commit(tx)
 
-    def after_commit(self) -> list[Outcome]:
+    def after_commit(self) -> list[JobOutcome]:
         woken, self._woken = self._woken, []
         if self._agents.news:
             self._agents.news = False
@@ -217,7 +219,7 @@ class Messages:
 
     def _send_copies(self, tx: Tx, new: NewSend, fingerprint: bytes) -> Sent:
         """A copy for each, or an error in its place; InvalidTargets if that is all there is."""
-        whole = self._node.event_ids.next() if new.event_id is UNSET else str(new.event_id)
+        whole = self._node.event_ids.next_id() if new.event_id is UNSET else str(new.event_id)
         to = fanout.targets(tx, new, self.sender.directory, self._agents)
         each = fanout.copies(new, whole, fingerprint, to)
         sent = [self._send_copy(tx, copy, mark) for copy, mark in each]
@@ -228,14 +230,14 @@ class Messages:
         return Sent(whole, first.corr_id, copies=sent)
 
     def _send_copy(self, tx: Tx, copy: NewSend, fingerprint: bytes) -> Sent:
-        mark = tx.mark()
+        mark = tx.begin_operation()
         try:
             sent = self.send(tx, copy, fingerprint)
         except GatepostError as error:
-            tx.undo(mark)
-            sent = Sent(str(copy.event_id), error=Failure.of(error, copy.to_agent))
+            tx.undo_operation(mark)
+            sent = Sent(str(copy.event_id), error=Failure.from_error(error, copy.to_agent))
         else:
-            tx.keep()
+            tx.keep_operation()
         sent.to_agent = copy.to_agent
         return sent
 
@@ -243,14 +245,14 @@ class Messages:
         """The event an earlier, identical call made."""
         if not isinstance(new.idempotency_key, UnsetType):
             query = "SELECT fingerprint, event_id FROM idempotency WHERE agent = ? AND key = ?"
-            row = tx.one(query, (new.from_agent, new.idempotency_key))
+            row = tx.fetch_one(query, (new.from_agent, new.idempotency_key))
             if row is not None and row[0] != fingerprint:
                 raise IdempotencyConflict("this idempotency key was used with another message")
             if row is not None:
                 return format_event_id(row[1])
         if isinstance(new.event_id, UnsetType):
             return None
-        row = tx.one(_KNOWN, (parse_event_id(new.event_id),))
+        row = tx.fetch_one(_KNOWN, (parse_event_id(new.event_id),))
         if row is None:
             return None
         if row[:2] != (new.from_agent, new.to_agent) or row[2] not in (None, fingerprint):
@@ -258,11 +260,11 @@ class Messages:
         return new.event_id
 
     def _outgoing(self, new: NewSend, fingerprint: bytes) -> Outgoing:
-        event_id = self._node.event_ids.next() if new.event_id is UNSET else str(new.event_id)
+        event_id = self._node.event_ids.next_id() if new.event_id is UNSET else str(new.event_id)
         parse_event_id(event_id)
         return Outgoing(
             event_id,
-            Kind.MESSAGE,
+            EventKind.MESSAGE,
             new.from_agent,
             new.to_agent,
             event_id if isinstance(new.corr_id, UnsetType) else new.corr_id,
@@ -278,7 +280,7 @@ class Messages:
     def _route(self, tx: Tx, agent: str, refused: frozenset[str]) -> Route:
         me, directory = self._node.id, self.sender.directory
         hosted = self._agents.known(tx, agent)
-        return route(directory, me, agent, hosted=hosted, refused=refused)
+        return decide_route(directory, me, agent, hosted=hosted, refused=refused)
 
     def _way(self, tx: Tx, agent: str) -> Route:
         return self._route(tx, agent, frozenset())
@@ -297,7 +299,7 @@ class Messages:
         pending = self._deliver(tx, out, way, kept)
         place = self.sender.pairs.next(tx, (out.from_agent, out.to_agent), way.node)
         expires = tx.now + (self._ttl if out.ttl is None else out.ttl)
-        tx.append(self._event(out, kept, place.number, place.base, expires))
+        tx.append_event(self._event(out, kept, place.number, place.base, expires))
         due = self.sender.breach_at(tx)
         self.sender.open(tx, out, "accepted", way, place.number, expires, due, None)
         self._receipt(tx, out.to_agent, out.event_id, out.corr_id, ACCEPTED)
@@ -315,7 +317,7 @@ class Messages:
             kept and kept[1],
             priority=priority,
         )
-        mail = Mail(
+        mail = NewMail(
             out.event_id,
             out.payload,
             ttl=out.ttl,
@@ -324,18 +326,18 @@ class Messages:
         )
         (ack,) = self.dispatcher.enqueue(tx, out.to_agent, out.from_agent, [mail])
         if ack.error is not None:
-            raise ack.error.error()
+            raise ack.error.to_error()
         if not ack.queued:
             raise IdempotencyConflict(f"{out.event_id} is already in the mailbox")
         if out.digest:
-            (mail_id,) = tx.rows(_MAIL_OF, (out.to_agent, out.event_id))[0]
-            tx.run("INSERT OR IGNORE INTO blob_use VALUES (?, ?)", (out.digest, mail_id))
+            (mail_id,) = tx.fetch_all(_MAIL_OF, (out.to_agent, out.event_id))[0]
+            tx.execute("INSERT OR IGNORE INTO blob_use VALUES (?, ?)", (out.digest, mail_id))
         return ack.pending
 
     def _event(
         self, out: Outgoing, kept: tuple[bytes, int] | None, number: int, base: int, expires: int
-    ) -> Draft:
-        return Draft(
+    ) -> EventDraft:
+        return EventDraft(
             event_id=out.event_id,
             kind=out.kind,
             source_agent_id=out.from_agent,
@@ -354,21 +356,21 @@ class Messages:
 
     def _seal(self, payload: bytes, event_id: str) -> Raw:
         node = self._node
-        sealed, _ = node.sealer.seal(
+        sealed, _ = node.sealer.encrypt(
             payload, [node.key.public], event_id=event_id, source_node_id=node.id
         )
         return encode_payload(sealed)
 
     def _ref(self, digest: str | None, kept: tuple[bytes, int]) -> PayloadRef:
-        keys = self._node.sealer.wrap(kept[0], [self._node.key.public])
+        keys = self._node.sealer.wrap_key(kept[0], [self._node.key.public])
         return PayloadRef(digest or "", kept[1], keys)
 
     def _receipt(self, tx: Tx, by: str, ref: str, corr_id: str, receipt: Receipt) -> None:
         """One that is for ourselves and changes nothing we do not know."""
-        tx.append(
-            Draft(
-                event_id=self._node.event_ids.next(),
-                kind=Kind.ACK,
+        tx.append_event(
+            EventDraft(
+                event_id=self._node.event_ids.next_id(),
+                kind=EventKind.ACK,
                 source_agent_id=by,
                 to_node_id=self._node.id,
                 corr_id=corr_id,
@@ -377,14 +379,14 @@ class Messages:
             )
         )
 
-    def _own(self, tx: Tx, draft: Draft) -> None:
+    def _own(self, tx: Tx, draft: EventDraft) -> None:
         self.receiver.own(tx, draft)
 
-    def _close(self, tx: Tx, mail: Closed, reply: Raw | None) -> None:
-        meta = mail.meta or (tx.one(_META, (mail.mail,)) or (None,))[0]
+    def _close(self, tx: Tx, mail: ClosedMail, reply: Raw | None) -> None:
+        meta = mail.meta or (tx.fetch_one(_META, (mail.mail_id,)) or (None,))[0]
         if meta is None:
             return
-        from_agent, to_agent = self._pair_of(tx, pair_of(mail.mail))
+        from_agent, to_agent = self._pair_of(tx, pair_of_mail(mail.mail_id))
         answer = None if reply is None else bytes(reply)
         end = Settled(_decode_info(meta), (from_agent, to_agent), mail.outcome, mail.reason, answer)
         self._tell(tx, end)
@@ -404,7 +406,7 @@ class Messages:
         """(sender, mailbox) of a pair, whose id never comes back for another."""
         found = self._pairs.get(pair)
         if found is None:
-            ((sender, mailbox),) = tx.rows(_PAIR, (pair,))
+            ((sender, mailbox),) = tx.fetch_all(_PAIR, (pair,))
             if len(self._pairs) >= _PAIRS_CACHED:
                 self._pairs.clear()
             found = self._pairs[pair] = (sender, mailbox)
@@ -416,8 +418,8 @@ class Messages:
         """The answer as an event of its own: mail for the sender, or settled at once."""
         from_agent, to_agent = ends
         out = Outgoing(
-            self._node.event_ids.next(),
-            Kind.REPLY,
+            self._node.event_ids.next_id(),
+            EventKind.REPLY,
             from_agent,
             to_agent,
             info.corr_id,
@@ -435,7 +437,7 @@ class Messages:
             self._emit(tx, out, way)
             return
         place = self.sender.pairs.next(tx, (from_agent, to_agent), source)
-        tx.append(self._event(out, None, place.number, place.base, tx.now + self._ttl))
+        tx.append_event(self._event(out, None, place.number, place.base, tx.now + self._ttl))
         self._receipt(tx, to_agent, out.event_id, info.corr_id, ACCEPTED)
         self._receipt(tx, to_agent, out.event_id, info.corr_id, PROCESSED)
 
@@ -446,22 +448,22 @@ class Messages:
             self.incidents.raise_(tx, "reply_lost", out.event_id, error.message)
 
     def _resend(self, tx: Tx, letter: DeadLetter, meta: bytes | None) -> EnqueueAck:
-        id = self._node.event_ids.next()
+        id = self._node.event_ids.next_id()
         payload = _NOTHING if isinstance(letter.payload, UnsetType) else bytes(letter.payload)
         if meta is None:
-            (ack,) = self.dispatcher.enqueue(tx, letter.to, letter.from_, [Mail(id, payload)])
+            (ack,) = self.dispatcher.enqueue(tx, letter.to, letter.from_, [NewMail(id, payload)])
             return ack
         info = _decode_info(meta)
         out = Outgoing(id, info.kind, letter.from_, letter.to, info.corr_id, payload)
         out.digest, out.traceparent = info.payload_ref, info.traceparent
         out.ref_event_id, out.causation_id = info.ref_event_id, info.event_id
-        mark = tx.mark()
+        mark = tx.begin_operation()
         try:
             pending = self._emit(tx, out, self._route(tx, out.to_agent, frozenset()))
         except GatepostError as error:
-            tx.undo(mark)
-            return EnqueueAck(id, False, 0, Failure.of(error, letter.msg_id))
-        tx.keep()
+            tx.undo_operation(mark)
+            return EnqueueAck(id, False, 0, Failure.from_error(error, letter.msg_id))
+        tx.keep_operation()
         return EnqueueAck(id, True, pending)
 
     # -- who waits
@@ -471,7 +473,7 @@ class Messages:
         if ended.outcome:
             self.handover.ended(tx, ended)
         if ended.event_id in self._waiting:
-            tx.effect(partial(self._wake, tx, self.status(tx, ended.event_id)))
+            tx.add_effect(partial(self._wake, tx, self.status(tx, ended.event_id)))
 
     def _park(self, event_id: str, waiting: list[tuple[str, Woken]]) -> None:
         self._waiting.setdefault(event_id, []).extend(waiting)

@@ -1,7 +1,7 @@
 """Who this gateway is, for everything that signs, seals or numbers."""
 
 from gatepost.clock import Clock
-from gatepost.events import EventIds, NodeKey, Sealer
+from gatepost.events import EventIdGenerator, NodeKey, PayloadCipher
 
 
 class Node:
@@ -10,5 +10,5 @@ class Node:
         self.incarnation = incarnation
         self.key = key
         self.clock = clock
-        self.sealer = Sealer(key, clock)
-        self.event_ids = EventIds(clock)
+        self.sealer = PayloadCipher(key, clock)
+        self.event_ids = EventIdGenerator(clock)

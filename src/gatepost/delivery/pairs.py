@@ -8,7 +8,7 @@ everything before is settled. It may move on, or back, while it does.
 from functools import partial
 from typing import NamedTuple
 
-from gatepost.journal.tx import Tx
+from gatepost.journal.transaction import Tx
 
 _NEXT = """
 INSERT INTO pair_seq (from_agent, to_agent, last, node) VALUES (?, ?, 1, ?)
@@ -49,14 +49,14 @@ class Pairs:
 
     def next(self, tx: Tx, pair: Pair, node: str) -> Place:
         """The next number of a pair, for an event that goes to `node`."""
-        ((last, pinned, base),) = tx.rows(_NEXT, (*pair, node))
+        ((last, pinned, base),) = tx.fetch_all(_NEXT, (*pair, node))
         if pinned == node:
             return Place(last, base)
         return Place(last, self.pin(tx, pair, node, last))
 
     def is_home(self, tx: Tx, pair: Pair, node: str) -> bool:
         """Whether nothing of the pair is on its way to another node than this."""
-        row = tx.one(_FIND, pair)
+        row = tx.fetch_one(_FIND, pair)
         if row is None or (row[1] == node and not row[3]):
             return True
         return self._lowest(tx, _LOWEST_ELSEWHERE, (*pair, node)) is None
@@ -73,11 +73,11 @@ class Pairs:
         Who gets a number that others were sent behind cannot know which of those have ended: only
         the old route was told.
         """
-        ((last, pinned, _, _),) = tx.rows(_FIND, pair)
+        ((last, pinned, _, _),) = tx.fetch_all(_FIND, pair)
         elsewhere = self._lowest(tx, _LOWEST_ELSEWHERE, (*pair, node)) is not None
         untold = elsewhere or (pinned != node and first < last)
         base = self._lowest(tx, _LOWEST, pair, below=first) or first
-        tx.run(_PIN, (node, base, _UNTOLD if untold else 0, *pair))
+        tx.execute(_PIN, (node, base, _UNTOLD if untold else 0, *pair))
         if untold:
             self._pairs(tx).add(pair)
         return base
@@ -90,8 +90,8 @@ class Pairs:
         """
         if pair not in self._pairs(tx):
             return None
-        ((last, node, _, moving),) = tx.rows(_FIND, pair)
-        lowest = tx.rows(_LOWEST_BY_NODE, pair)
+        ((last, node, _, moving),) = tx.fetch_all(_FIND, pair)
+        lowest = tx.fetch_all(_LOWEST_BY_NODE, pair)
         is_open = bool(lowest)
         if node not in (row[0] for row in lowest):
             # What comes next goes there, and has to wait for what is open elsewhere.
@@ -99,9 +99,9 @@ class Pairs:
         end = lowest[1][1] if len(lowest) > 1 else 0
         if end and end == moving:
             return None
-        tx.run(_PIN, (node, lowest[0][1], end, *pair))
+        tx.execute(_PIN, (node, lowest[0][1], end, *pair))
         if not end:
-            tx.effect(partial(self._arrived, tx, pair))
+            tx.add_effect(partial(self._arrived, tx, pair))
         return (lowest[0][0], end - 1 if end else last) if is_open else None
 
     def _arrived(self, tx: Tx, pair: Pair) -> None:
@@ -114,10 +114,10 @@ class Pairs:
 
     def _pairs(self, tx: Tx) -> set[Pair]:
         if self._moving is None:
-            self._moving = {(row[0], row[1]) for row in tx.rows(_MOVING)}
+            self._moving = {(row[0], row[1]) for row in tx.fetch_all(_MOVING)}
         return self._moving
 
     def _lowest(self, tx: Tx, query: str, params: tuple[str, ...], below: int = 0) -> int | None:
-        row = tx.one(query, params)
+        row = tx.fetch_one(query, params)
         lowest = row[0] if row else None
         return None if lowest is None or (below and lowest >= below) else int(lowest)

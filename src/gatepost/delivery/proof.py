@@ -11,14 +11,14 @@ from itertools import pairwise
 from gatepost.delivery.frames import Events, Group, Life, Lives, Position, Reading
 from gatepost.errors import ChainError, LinkError, MalformedEvent
 from gatepost.events import (
+    ChainHead,
     Envelope,
-    Head,
     NodeKey,
-    decode,
+    decode_event,
     event_digest,
-    frame,
-    verify,
+    frame_parts,
     verify_group,
+    verify_signature,
 )
 
 _HASH = 32
@@ -32,7 +32,7 @@ def check_lives(said: Lives, public_key: bytes) -> None:
     """Raise LinkError unless the source itself signed this."""
     if [first for _, first in said.lives] != sorted({first for _, first in said.lives}):
         raise LinkError(f"the lives of {said.source} are in no order")
-    if not verify(public_key, _statement(said.source, said.lives), said.signature):
+    if not verify_signature(public_key, _statement(said.source, said.lives), said.signature):
         raise LinkError(f"the lives of {said.source} are not signed with its key")
 
 
@@ -43,7 +43,7 @@ def sign_reading(key: NodeKey, reader: str, life: str, taken: Position) -> Readi
 def check_reading(said: Reading, public_key: bytes) -> None:
     """Raise LinkError unless the reader itself signed this."""
     statement = _reads(said.reader, said.life, said.source, said.of, said.upto)
-    if not verify(public_key, statement, said.signature):
+    if not verify_signature(public_key, statement, said.signature):
         raise LinkError(f"how far {said.reader} has read is not signed with its key")
 
 
@@ -51,7 +51,7 @@ def check_group(
     source: str, life: str, group: Group, digests: Sequence[bytes], public_key: bytes
 ) -> None:
     """Raise LinkError unless these are the digests of exactly this group."""
-    head = Head(source, life, group.first, group.last, group.chain, group.signature)
+    head = ChainHead(source, life, group.first, group.last, group.chain, group.signature)
     try:
         verify_group(group.previous, digests, head, public_key)
     except ChainError as error:
@@ -94,7 +94,7 @@ def _next(groups: Iterator[Group], envelope: Envelope) -> Group:
 
 def read_event(source: str, body: bytes) -> Envelope:
     try:
-        envelope = decode(body)
+        envelope = decode_event(body)
     except MalformedEvent as error:
         raise LinkError(error.message) from None
     if envelope.source_node_id != source:
@@ -104,9 +104,9 @@ def read_event(source: str, body: bytes) -> Envelope:
 
 def _statement(node: str, lives: Sequence[Life]) -> bytes:
     parts = [part for life, first in lives for part in (life.encode(), first.to_bytes(8, "big"))]
-    return frame("gatepost/lives/1", node.encode(), *parts)
+    return frame_parts("gatepost/lives/1", node.encode(), *parts)
 
 
 def _reads(reader: str, life: str, source: str, of: str, upto: int) -> bytes:
     names = (each.encode() for each in (reader, life, source, of))
-    return frame("gatepost/reading/1", *names, upto.to_bytes(8, "big"))
+    return frame_parts("gatepost/reading/1", *names, upto.to_bytes(8, "big"))

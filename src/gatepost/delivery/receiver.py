@@ -20,26 +20,26 @@ from gatepost.delivery.incidents import Incidents
 from gatepost.delivery.node import Node
 from gatepost.delivery.sender import RESTORED, Sender, blob
 from gatepost.delivery.transfers import REFUSED, REQUEST, Transfers
-from gatepost.errors import GatepostError, LinkError, SealError
+from gatepost.errors import EncryptionError, GatepostError, LinkError
 from gatepost.events import (
-    KNOWN,
-    TRACKED,
-    DeadLetter,
+    KNOWN_KINDS,
+    TRACKED_KINDS,
+    DeadLetterNotice,
+    EncryptedPayload,
     Envelope,
-    Kind,
+    EventKind,
     PayloadRef,
     Receipt,
-    Sealed,
     Signal,
-    decode,
+    decode_event,
     decode_payload,
     encode_payload,
     format_event_id,
     parse_event_id,
 )
-from gatepost.journal.outbox import Draft
-from gatepost.journal.tx import Tx
-from gatepost.mailbox import Dispatcher, Mail
+from gatepost.journal.outbox import EventDraft
+from gatepost.journal.transaction import Tx
+from gatepost.mailbox import Dispatcher, NewMail
 from gatepost.wire import EventInfo
 
 _SEEN = "SELECT state FROM inbox WHERE source = ? AND event_id = ?"
@@ -114,7 +114,7 @@ _LOOK_UP = 200
 _ROOM_IN = "SELECT waiting FROM mailbox WHERE name = ?"
 _OUTCOMES = {3: "ok", 4: "dead_letter", 5: "expired"}
 
-_DRAFTED = [name for name in Draft.__struct_fields__ if name != "everybody"]
+_DRAFTED = [name for name in EventDraft.__struct_fields__ if name != "everybody"]
 
 PairKey = tuple[str, str, str]  # source, sender, mailbox
 
@@ -161,7 +161,7 @@ class Receiver:
         self.transfers = Transfers(node, sender)
         self.dispatcher: Dispatcher
         self._full: set[str] | None = None
-        self._own: list[Draft] = []
+        self._own: list[EventDraft] = []
         # After what an event was left out, in which life of whose outbox or before which.
         self._gaps: dict[tuple[str, str], tuple[int, int]] = {}
         self.duplicates = 0
@@ -177,9 +177,9 @@ class Receiver:
         """Take a batch in; returns how far this outbox is read now. All of it or nothing."""
         cursor = Cursor.of(tx, batch.source, batch.incarnation, batch.first_seq)
         taking = _Taking(self, tx, batch.source, batch.incarnation, batch.now, batch.heard)
-        events = [(decode(body), body) for body in batch.events]
+        events = [(decode_event(body), body) for body in batch.events]
         new = [each for each in events if self._belongs(each[0], batch, cursor)]
-        taking.look_up([envelope for envelope, _ in new if envelope.kind in TRACKED])
+        taking.look_up([envelope for envelope, _ in new if envelope.kind in TRACKED_KINDS])
         for envelope, body in new:
             taking.handle(envelope, body)
         taking.end()
@@ -225,7 +225,7 @@ class Receiver:
             subject = f"{told.source}/{told.upto}"
             self._incidents.raise_(tx, "skipped", subject, f"nothing before this: {told.why}")
 
-    def own(self, tx: Tx, draft: Draft) -> None:
+    def own(self, tx: Tx, draft: EventDraft) -> None:
         """An event of this gateway for itself: taken in the transaction that appends it.
 
         One that another brings about waits for it to end, for both may change the same pair.
@@ -239,7 +239,7 @@ class Receiver:
         finally:
             self._own = []
 
-    def _take_own(self, tx: Tx, draft: Draft) -> None:
+    def _take_own(self, tx: Tx, draft: EventDraft) -> None:
         envelope = Envelope(
             seq=1,
             source_node_id=self._node.id,
@@ -255,16 +255,16 @@ class Receiver:
     def blob_came(self, tx: Tx, digest: str) -> None:
         """A blob was fetched and verified: keep what opens it, and accept what waited for it."""
         self.blobs += 1
-        for source, sender, mailbox, body in tx.rows(_HELD_FOR, (digest,)):
-            ref = decode(body).payload_ref
+        for source, sender, mailbox, body in tx.fetch_all(_HELD_FOR, (digest,)):
+            ref = decode_event(body).payload_ref
             if ref is not None:
-                key = self._node.sealer.unwrap(ref.keys, self._sender.key_of(source))
-                tx.run(_KEEP_BLOB, (digest, key, ref.size, tx.now))
+                key = self._node.sealer.unwrap_key(ref.keys, self._sender.key_of(source))
+                tx.execute(_KEEP_BLOB, (digest, key, ref.size, tx.now))
             self._release(tx, (source, sender, mailbox))
 
     def wanted_blobs(self, tx: Tx) -> list[tuple[str, str]]:
         """(digest, source) of what has to be fetched before something can be accepted."""
-        return [(row[0], row[1]) for row in tx.rows(_WANTED)]
+        return [(row[0], row[1]) for row in tx.fetch_all(_WANTED)]
 
     def before_commit(self, tx: Tx) -> None:
         """Read again from where something was left out, and where a full mailbox has room again,
@@ -272,14 +272,14 @@ class Receiver:
         """
         while self._gaps:
             life, (last, before) = self._gaps.popitem()
-            tx.run(_GO_BACK, (last, *life, before))
+            tx.execute(_GO_BACK, (last, *life, before))
         if self._full is None:
-            self._full = {row[0] for row in tx.rows(_FULL_MAILBOXES)}
+            self._full = {row[0] for row in tx.fetch_all(_FULL_MAILBOXES)}
         for mailbox in sorted(self._full):
             if self.has_room(tx, mailbox):
-                for source, sender in tx.rows(_HELD_IN, (mailbox,)):
+                for source, sender in tx.fetch_all(_HELD_IN, (mailbox,)):
                     self._release(tx, (source, sender, mailbox))
-                if not tx.rows(_HELD_IN, (mailbox,)):
+                if not tx.fetch_all(_HELD_IN, (mailbox,)):
                     self._full.discard(mailbox)
 
     def rolled_back(self) -> None:
@@ -290,34 +290,34 @@ class Receiver:
             self._full.add(mailbox)
 
     def has_room(self, tx: Tx, mailbox: str) -> bool:
-        row = tx.one(_ROOM_IN, (mailbox,))
+        row = tx.fetch_one(_ROOM_IN, (mailbox,))
         return row is None or row[0] < self.dispatcher.policy.max_pending
 
     def disown(self, tx: Tx) -> int:
         """In a restored journal: what was taken and not accepted yet may be done. Its sender has
         to decide. Returns how much that is.
         """
-        rows = tx.rows(_UNDECIDED)
+        rows = tx.fetch_all(_UNDECIDED)
         for source, id, mailbox, corr_id in rows:
-            tx.run(_STATE, ("restored", source, id))
+            tx.execute(_STATE, ("restored", source, id))
             said = Receipt(status="refused", reason=RESTORED)
             self.receipt(tx, mailbox, source, format_event_id(id), corr_id, said)
-        tx.run(_DISOWN)
-        tx.run("DELETE FROM offered")
-        tx.run("UPDATE inbox_pair SET offered = 0")
-        for key in tx.rows("SELECT source, sender, mailbox FROM inbox_pair WHERE held > 0"):
+        tx.execute(_DISOWN)
+        tx.execute("DELETE FROM offered")
+        tx.execute("UPDATE inbox_pair SET offered = 0")
+        for key in tx.fetch_all("SELECT source, sender, mailbox FROM inbox_pair WHERE held > 0"):
             self._release(tx, (key[0], key[1], key[2]))
         return len(rows)
 
     def expire(self, tx: Tx, source: str, event_id: bytes) -> None:
         """Let go of something whose sender never said what is to become of it."""
-        taking = _Taking(self, tx, source, (tx.one(_LIFE_OF, (source,)) or [""])[0], tx.now)
+        taking = _Taking(self, tx, source, (tx.fetch_one(_LIFE_OF, (source,)) or [""])[0], tx.now)
         taking.expire(event_id)
         taking.end()
 
     def _release(self, tx: Tx, key: PairKey) -> None:
         source = key[0]
-        incarnation = (tx.one(_PAIR, key) or [""])[0]
+        incarnation = (tx.fetch_one(_PAIR, key) or [""])[0]
         taking = _Taking(self, tx, source, incarnation, tx.now)
         taking.release(key, again=True)
         taking.end()
@@ -326,10 +326,10 @@ class Receiver:
 
     def receipt(self, tx: Tx, by: str, source: str, ref: str, corr_id: str, said: Receipt) -> None:
         """Append a receipt; if it is for ourselves it counts at once."""
-        tx.append(
-            Draft(
-                event_id=self._node.event_ids.next(),
-                kind=Kind.ACK,
+        tx.append_event(
+            EventDraft(
+                event_id=self._node.event_ids.next_id(),
+                kind=EventKind.ACK,
                 source_agent_id=by,
                 to_node_id=source,
                 corr_id=corr_id,
@@ -350,7 +350,7 @@ _PAYLOADS = {said: encode_payload(said) for said in (ACCEPTED, PROCESSED)}
 
 def positions(tx: Tx, sources: list[str]) -> list[Position]:
     """How far we are in these outboxes, in the words of a link."""
-    rows = tx.rows(_POSITIONS, (msgspec.json.encode(sources).decode(),))
+    rows = tx.fetch_all(_POSITIONS, (msgspec.json.encode(sources).decode(),))
     return [(row[0], row[1], row[2]) for row in rows]
 
 
@@ -385,18 +385,18 @@ class Cursor(Struct):
     @classmethod
     def of(cls, tx: Tx, source: str, incarnation: str, first_seq: int) -> "Cursor":
         query = "SELECT first_seq, seq, last_to, last_all FROM cursor"
-        row = tx.one(f"{query} WHERE source = ? AND incarnation = ?", (source, incarnation))
+        row = tx.fetch_one(f"{query} WHERE source = ? AND incarnation = ?", (source, incarnation))
         cursor = cls(source, incarnation, *(row or (first_seq, first_seq - 1)))
         if cursor.last_to == ANYTHING:
             cursor.heard = cursor.seq
         elif not cursor.last_to and first_seq > 1:
-            ((heard,),) = tx.rows(_HEARD, (source, first_seq))
+            ((heard,),) = tx.fetch_all(_HEARD, (source, first_seq))
             cursor.heard = min(heard or 0, first_seq - 1)
         return cursor
 
     def save(self, tx: Tx) -> None:
         row = (self.source, self.incarnation, self.first_seq, self.seq, self.last_to, self.last_all)
-        tx.run("INSERT OR REPLACE INTO cursor VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, tx.now))
+        tx.execute("INSERT OR REPLACE INTO cursor VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, tx.now))
 
 
 def _nobody_counts(source: str, new: list[tuple[Envelope, bytes]], now: int) -> None:
@@ -416,7 +416,7 @@ class _Taking:
         self._incarnation = incarnation
         self._now = now
         self._pairs: dict[PairKey, Pair] = {}
-        self._runs: dict[tuple[str, str], list[tuple[Envelope, Mail]]] = {}
+        self._runs: dict[tuple[str, str], list[tuple[Envelope, NewMail]]] = {}
         # What is in a run has no inbox row yet.
         self._in_runs: set[str] = set()
         self._hosts: dict[str, bool] = {}
@@ -430,7 +430,7 @@ class _Taking:
             some = ids[start : start + _LOOK_UP]
             marks = ", ".join("?" * len(some))
             query = f"SELECT event_id FROM inbox WHERE source = ? AND event_id IN ({marks})"
-            seen = {row[0] for row in self._tx.rows(query, (self._source, *some))}
+            seen = {row[0] for row in self._tx.fetch_all(query, (self._source, *some))}
             self._unseen |= set(some) - seen
         if len(set(ids)) < len(ids):
             # One that comes twice in a batch is not new the second time.
@@ -439,9 +439,9 @@ class _Taking:
     # -- by kind
 
     def handle(self, envelope: Envelope, body: bytes) -> None:
-        if envelope.kind == Kind.ACK:
+        if envelope.kind == EventKind.ACK:
             self._ack(envelope)
-        elif envelope.kind in TRACKED:
+        elif envelope.kind in TRACKED_KINDS:
             self._tracked(envelope, body)
         else:
             self.flush()
@@ -458,11 +458,11 @@ class _Taking:
 
     def _other(self, envelope: Envelope) -> None:
         try:
-            if envelope.kind == Kind.SIGNAL:
+            if envelope.kind == EventKind.SIGNAL:
                 self._signal(envelope, decode_payload(envelope, Signal))
-            elif envelope.kind == Kind.DEAD_LETTER:
-                self._given_up(envelope, decode_payload(envelope, DeadLetter))
-            elif envelope.kind not in KNOWN:
+            elif envelope.kind == EventKind.DEAD_LETTER:
+                self._given_up(envelope, decode_payload(envelope, DeadLetterNotice))
+            elif envelope.kind not in KNOWN_KINDS:
                 self._r.unknown_kinds += 1
         except GatepostError as error:
             self._strange(envelope, error)
@@ -477,7 +477,7 @@ class _Taking:
         id = parse_event_id(envelope.event_id)
         if envelope.event_id in self._in_runs:
             self.flush()
-        seen = None if id in self._unseen else self._tx.one(_SEEN, (self._source, id))
+        seen = None if id in self._unseen else self._tx.fetch_one(_SEEN, (self._source, id))
         if seen is not None and seen[0] not in ("refused", "withdrawn"):
             self._r.duplicates += 1
             self.flush()
@@ -527,7 +527,7 @@ class _Taking:
             return RESTORED
         if envelope.expires_at is not None and envelope.expires_at <= self._now:
             return "expired"
-        if envelope.kind != Kind.REPLY and not self._hosted(agent):
+        if envelope.kind != EventKind.REPLY and not self._hosted(agent):
             home = self._r._sender.directory.agents.get(agent)
             # If the room calls it ours still, it was ours a moment ago.
             return "no_agent" if home is None or home.owner is None else "moved"
@@ -546,22 +546,22 @@ class _Taking:
 
     def _has_room(self, mailbox: str) -> bool:
         if mailbox not in self._room:
-            row = self._tx.one(_ROOM_IN, (mailbox,))
+            row = self._tx.fetch_one(_ROOM_IN, (mailbox,))
             self._room[mailbox] = self._r.dispatcher.policy.max_pending - (row[0] if row else 0)
         return self._room[mailbox] > 0
 
     def _has_blob(self, envelope: Envelope) -> bool:
         ref = envelope.payload_ref
         query = "SELECT 1 FROM blob WHERE digest = ?"
-        if ref is None or self._tx.one(query, (ref.digest,)) or not self._can_open(ref):
+        if ref is None or self._tx.fetch_one(query, (ref.digest,)) or not self._can_open(ref):
             return True
-        self._tx.effect(lambda: self._r._want_blob(ref.digest, self._source))
+        self._tx.add_effect(lambda: self._r._want_blob(ref.digest, self._source))
         return False
 
     def _can_open(self, ref: PayloadRef) -> bool:
         """There is no use in fetching what is not for us; it will be refused."""
         try:
-            self._r._node.sealer.unwrap(ref.keys, self._r._sender.key_of(self._source))
+            self._r._node.sealer.unwrap_key(ref.keys, self._r._sender.key_of(self._source))
         except GatepostError:
             return False
         return True
@@ -569,7 +569,7 @@ class _Taking:
     def _offer(self, pair: Pair, envelope: Envelope, body: bytes) -> None:
         id = parse_event_id(envelope.event_id)
         row = (self._source, id, envelope.seq, body)
-        self._tx.run("INSERT OR REPLACE INTO offered VALUES (?, ?, ?, ?)", row)
+        self._tx.execute("INSERT OR REPLACE INTO offered VALUES (?, ?, ?, ?)", row)
         self._note(envelope, "offered")
         pair.offered += 1
         pair.changed = True
@@ -581,7 +581,7 @@ class _Taking:
         except GatepostError as error:
             self._refuse(envelope, f"unreadable: {error.message}")
             return
-        if envelope.kind == Kind.REPLY and not self._to_mailbox(envelope, payload):
+        if envelope.kind == EventKind.REPLY and not self._to_mailbox(envelope, payload):
             self._note(envelope, "accepted")
             self._receipt(envelope, ACCEPTED)
             self._receipt(envelope, PROCESSED)
@@ -597,11 +597,11 @@ class _Taking:
         key = self._r._sender.key_of(source)
         if (ref := envelope.payload_ref) is not None:
             # Who names a blob must be able to open it.
-            if node.sealer.unwrap(ref.keys, key) != blob(self._tx, ref.digest)[0]:
-                raise SealError("its blob is another's")
+            if node.sealer.unwrap_key(ref.keys, key) != blob(self._tx, ref.digest)[0]:
+                raise EncryptionError("its blob is another's")
             return b"null"
-        sealed = decode_payload(envelope, Sealed)
-        return node.sealer.open(
+        sealed = decode_payload(envelope, EncryptedPayload)
+        return node.sealer.decrypt(
             sealed, sealed_by=key, event_id=envelope.event_id, source_node_id=source
         )
 
@@ -612,10 +612,10 @@ class _Taking:
             return self._takes_mail(agent)
         self._r._sender.replied(self._tx, self._source, ref, payload)
         query = "SELECT replies_to FROM delivery WHERE event_id = ?"
-        row = self._tx.one(query, (parse_event_id(ref),))
+        row = self._tx.fetch_one(query, (parse_event_id(ref),))
         return (row is None or row[0] == "mailbox") and self._takes_mail(agent)
 
-    def _mail(self, envelope: Envelope, payload: bytes) -> Mail:
+    def _mail(self, envelope: Envelope, payload: bytes) -> NewMail:
         ref = envelope.payload_ref
         info = EventInfo(
             envelope.event_id,
@@ -629,7 +629,7 @@ class _Taking:
             envelope.priority,
         )
         ttl = None if envelope.expires_at is None else max(1, envelope.expires_at - self._now)
-        return Mail(
+        return NewMail(
             envelope.event_id,
             payload,
             created_at=envelope.created_at,
@@ -645,7 +645,7 @@ class _Taking:
         self._receipt(envelope, Receipt(status="refused", reason=reason[:1000]))
 
     def _note(self, envelope: Envelope, state: str, reason: str | None = None) -> None:
-        self._tx.run(_INBOX, self._inbox_row(envelope, state, reason))
+        self._tx.execute(_INBOX, self._inbox_row(envelope, state, reason))
 
     def _inbox_row(self, envelope: Envelope, state: str, reason: str | None) -> tuple[Any, ...]:
         return (
@@ -681,8 +681,8 @@ class _Taking:
     def _want_again(self, id: bytes) -> None:
         """Its sender asks where it is: perhaps a fetch was given up."""
         query = "SELECT digest FROM held WHERE source = ? AND event_id = ? AND digest IS NOT NULL"
-        for (digest,) in self._tx.rows(query, (self._source, id)):
-            self._tx.effect(partial(self._r._want_blob, digest, self._source))
+        for (digest,) in self._tx.fetch_all(query, (self._source, id)):
+            self._tx.add_effect(partial(self._r._want_blob, digest, self._source))
 
     def _say_processed(self, envelope: Envelope, mailbox: str, event_id: str) -> None:
         outcome, reason = self._what_became(mailbox, event_id)
@@ -697,7 +697,7 @@ class _Taking:
         passed_on = became(self._tx, self._source, parse_event_id(event_id))
         if passed_on is not None:
             return passed_on
-        row = self._tx.one(_MAIL_STATE, (mailbox, event_id))
+        row = self._tx.fetch_one(_MAIL_STATE, (mailbox, event_id))
         return (None, None) if row is None else (_OUTCOMES.get(row[0]), row[1])
 
     # -- holding, and letting go
@@ -709,27 +709,27 @@ class _Taking:
         id = parse_event_id(envelope.event_id)
         place = (*key, envelope.pair_seq)
         self._make_way(place, pair, id)
-        self._tx.run(_HOLD, (*place, id, envelope.seq, why, digest, body))
-        if self._tx.changes():
+        self._tx.execute(_HOLD, (*place, id, envelope.seq, why, digest, body))
+        if self._tx.changed_rows():
             pair.held, pair.changed = pair.held + 1, True
             self._note(envelope, "held", why)
         if why == "full":
             self._r.filled(key[2])
 
     def _make_way(self, place: tuple[str, str, str, int], pair: Pair, id: bytes) -> None:
-        row = self._tx.one(_TAKEN, place)
+        row = self._tx.fetch_one(_TAKEN, place)
         if row is None or row[0] == id:
             return
         if row[0] is None:
-            self._tx.run(_UNHOLD, place)
+            self._tx.execute(_UNHOLD, place)
             pair.held, pair.changed = pair.held - 1, True
         else:
-            self._tx.run(_MAKE_WAY, place)
+            self._tx.execute(_MAKE_WAY, place)
 
     def release(self, key: PairKey, again: bool = False) -> None:
         """Go on with what is held of a pair, as far as it goes."""
         pair = self._pair(key, 1)
-        while pair.held and (row := self._tx.one(_NEXT_HELD, key)) is not None:
+        while pair.held and (row := self._tx.fetch_one(_NEXT_HELD, key)) is not None:
             number, id, _, body, waits_for = row
             if number > pair.next:
                 return
@@ -737,7 +737,7 @@ class _Taking:
                 pair.next = max(pair.next, number + 1)
                 self._unhold(key, pair, number)
                 continue
-            envelope = decode(body)
+            envelope = decode_event(body)
             why = self._why_not(envelope)
             if why in ("full", "blob"):
                 self._rehold((*key, number), envelope, why, waits_for)
@@ -753,12 +753,12 @@ class _Taking:
         """It waits on, and whoever can end that has to find it."""
         if why != before:
             digest = envelope.payload_ref.digest if why == "blob" and envelope.payload_ref else None
-            self._tx.run(_REHOLD, (why, digest, *place))
+            self._tx.execute(_REHOLD, (why, digest, *place))
         if why == "full":
             self._r.filled(place[2])
 
     def _unhold(self, key: PairKey, pair: Pair, number: int) -> None:
-        self._tx.run(_UNHOLD, (*key, number))
+        self._tx.execute(_UNHOLD, (*key, number))
         pair.held, pair.changed = pair.held - 1, True
 
     def _skip(self, key: PairKey, number: int) -> None:
@@ -767,8 +767,8 @@ class _Taking:
         if number == pair.next:
             pair.next, pair.changed = number + 1, True
         elif number > pair.next:
-            self._tx.run(_HOLD, (*key, number, None, 0, "gone", None, None))
-            pair.held, pair.changed = pair.held + self._tx.changes(), True
+            self._tx.execute(_HOLD, (*key, number, None, 0, "gone", None, None))
+            pair.held, pair.changed = pair.held + self._tx.changed_rows(), True
         self.release(key)
 
     # -- what senders say besides
@@ -793,8 +793,8 @@ class _Taking:
         pair = self._pair(key, 1)
         if pair.held:
             for number in range(pair.next, through + 1):
-                self._tx.run(_HOLD, (*key, number, None, 0, "gone", None, None))
-                pair.held += self._tx.changes()
+                self._tx.execute(_HOLD, (*key, number, None, 0, "gone", None, None))
+                pair.held += self._tx.changed_rows()
             pair.changed = True
             self.release(key)
         elif pair.next <= through:
@@ -803,10 +803,10 @@ class _Taking:
     def _confirmed(self, id: bytes) -> None:
         """The offer is ours to engage."""
         query = "DELETE FROM offered WHERE source = ? AND event_id = ? RETURNING body"
-        row = self._tx.one(query, (self._source, id))
+        row = self._tx.fetch_one(query, (self._source, id))
         if row is None:
             return
-        envelope = decode(row[0])
+        envelope = decode_event(row[0])
         self._decided(envelope)
         self._accept_confirmed(envelope)
         self.flush()
@@ -844,7 +844,7 @@ class _Taking:
             pair = self._pair((self._source, row[0], row[1]), 1)
             pair.next, pair.changed = min(pair.next, row[2]), True
 
-    def _given_up(self, envelope: Envelope, said: DeadLetter) -> None:
+    def _given_up(self, envelope: Envelope, said: DeadLetterNotice) -> None:
         """The sender waits no more. What was accepted for good will be engaged all the same."""
         if envelope.ref_event_id is None:
             return
@@ -856,7 +856,7 @@ class _Taking:
     def let_go(self, id: bytes, why: str) -> tuple[str, str, int] | None:
         """Drop it, and if it was held or offered say that nobody here was engaged with it."""
         query = "SELECT state, mailbox, corr_id FROM inbox WHERE source = ? AND event_id = ?"
-        state, mailbox, corr_id = self._tx.one(query, (self._source, id)) or ("", "", "")
+        state, mailbox, corr_id = self._tx.fetch_one(query, (self._source, id)) or ("", "", "")
         dropped = self._drop(id)
         if state in ("held", "offered"):
             said = Receipt(status="refused", reason=why)
@@ -872,7 +872,7 @@ class _Taking:
     def _drop(self, id: bytes) -> tuple[str, str, int] | None:
         """Forget an event that was not accepted for good: (sender, mailbox, number)."""
         query = "SELECT state, sender, mailbox, pair_seq FROM inbox"
-        row = self._tx.one(f"{query} WHERE source = ? AND event_id = ?", (self._source, id))
+        row = self._tx.fetch_one(f"{query} WHERE source = ? AND event_id = ?", (self._source, id))
         if row is None or row[0] in ("accepted", "restored"):
             return None
         state, sender, mailbox, number = row
@@ -882,15 +882,15 @@ class _Taking:
             self._unhold(key, pair, number)
         elif state == "offered":
             query = "DELETE FROM offered WHERE source = ? AND event_id = ?"
-            self._tx.run(query, (self._source, id))
+            self._tx.execute(query, (self._source, id))
             pair.offered, pair.changed = max(0, pair.offered - 1), True
-        self._tx.run(_STATE, ("withdrawn", self._source, id))
+        self._tx.execute(_STATE, ("withdrawn", self._source, id))
         return sender, mailbox, number
 
     def _asked(self, envelope: Envelope, ref: str) -> None:
         query = "SELECT state, mailbox, reason, sender, pair_seq FROM inbox"
         mine = (self._source, parse_event_id(ref))
-        row = self._tx.one(f"{query} WHERE source = ? AND event_id = ?", mine)
+        row = self._tx.fetch_one(f"{query} WHERE source = ? AND event_id = ?", mine)
         if row is None:
             said = Receipt(status="refused", reason="unknown: it is not in this journal")
             self._r.receipt(self._tx, "gateway", self._source, ref, ref, said)
@@ -921,14 +921,14 @@ class _Taking:
                     self._receipt(envelope, ACCEPTED)
                 else:
                     self._refuse(envelope, "its id was used for another message")
-            self._tx.many(_INBOX, taken)
+            self._tx.execute_many(_INBOX, taken)
 
     def _use_blob(self, envelope: Envelope) -> None:
         if envelope.payload_ref is not None:
-            row = self._tx.one(_MAIL_STATE, (envelope.to_agent_id, envelope.event_id))
+            row = self._tx.fetch_one(_MAIL_STATE, (envelope.to_agent_id, envelope.event_id))
             if row is not None:
                 use = (envelope.payload_ref.digest, row[2])
-                self._tx.run("INSERT OR IGNORE INTO blob_use VALUES (?, ?)", use)
+                self._tx.execute("INSERT OR IGNORE INTO blob_use VALUES (?, ?)", use)
 
     def end(self) -> None:
         self.flush()
@@ -937,27 +937,27 @@ class _Taking:
             for key, pair in self._pairs.items()
             if pair.changed
         ]
-        self._tx.many(_SAVE_PAIR, rows)
+        self._tx.execute_many(_SAVE_PAIR, rows)
 
     def _key(self, envelope: Envelope) -> PairKey:
         return self._source, envelope.source_agent_id, envelope.to_agent_id or ""
 
     def _forget_offers(self, key: PairKey, pair: Pair) -> None:
         """Whoever made them has a new life, and does not know of them: nobody confirms them."""
-        for (id,) in self._tx.rows(_OFFERED_OF, key) if pair.offered else ():
-            self._tx.run("DELETE FROM offered WHERE source = ? AND event_id = ?", (key[0], id))
-            self._tx.run(_STATE, ("withdrawn", key[0], id))
-        for number, id, body in self._tx.rows(_HELD_OF, key) if pair.held else ():
-            if decode(body).offer:
+        for (id,) in self._tx.fetch_all(_OFFERED_OF, key) if pair.offered else ():
+            self._tx.execute("DELETE FROM offered WHERE source = ? AND event_id = ?", (key[0], id))
+            self._tx.execute(_STATE, ("withdrawn", key[0], id))
+        for number, id, body in self._tx.fetch_all(_HELD_OF, key) if pair.held else ():
+            if decode_event(body).offer:
                 self._unhold(key, pair, number)
-                self._tx.run(_STATE, ("withdrawn", key[0], id))
+                self._tx.execute(_STATE, ("withdrawn", key[0], id))
         pair.offered, pair.changed = 0, True
 
     def _pair(self, key: PairKey, base: int, number: int | None = None) -> Pair:
         """`number` is one that came: in a new life of its outbox it may be one that came before."""
         pair = self._pairs.get(key)
         if pair is None:
-            row = self._tx.one(_PAIR, key)
+            row = self._tx.fetch_one(_PAIR, key)
             pair = self._pairs[key] = Pair(*row) if row else Pair(self._incarnation, 1)
         if number is not None and pair.incarnation != self._incarnation:
             pair.incarnation, pair.next = self._incarnation, min(pair.next, number)

@@ -31,9 +31,9 @@ from gatepost.delivery.messages import Messages
 from gatepost.delivery.proof import check_group, check_lives, read_event
 from gatepost.delivery.replica import Excerpt, Kept, Moved, Place, Row
 from gatepost.errors import LinkError
-from gatepost.events import event_digest, genesis
-from gatepost.journal.outbox import EVERYBODY, Appended
-from gatepost.journal.tx import Tx
+from gatepost.events import event_digest, genesis_chain
+from gatepost.journal.outbox import EVERYBODY, OutboxGroup
+from gatepost.journal.transaction import Tx
 
 # How long what no reader took is kept.
 KEEP_MS = 48 * 3_600_000
@@ -185,7 +185,7 @@ class HostPart:
         self._lives = hello.lives
         self._host.came(self)
 
-    def appended(self, group: Appended) -> None:
+    def appended(self, group: OutboxGroup) -> None:
         """Our own outbox is no replica."""
 
     def closed(self) -> None:
@@ -357,7 +357,7 @@ class Following:
             if self._tail:
                 raise LinkError(f"{self._source} ends a life in the middle of a group")
             self._life, self._seq = frame.life, frame.first_seq - 1
-            self._chain = genesis(self._source, frame.life)
+            self._chain = genesis_chain(self._source, frame.life)
         if self._first and (self._chain is None or first > self._seq + 1):
             if first > self._seq + 1:
                 self._gap(self._seq, first)

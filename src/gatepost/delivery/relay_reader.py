@@ -29,8 +29,8 @@ from gatepost.delivery.proof import check_events, check_lives, sign_reading
 from gatepost.delivery.receiver import Batch, positions
 from gatepost.errors import GatepostError, LinkError
 from gatepost.events import Envelope
-from gatepost.journal.outbox import Appended
-from gatepost.journal.tx import Tx
+from gatepost.journal.outbox import OutboxGroup
+from gatepost.journal.transaction import Tx
 
 # How often a source is told how far it was read. It delays forgetting there, nothing else.
 _SAY_MS = 1_000
@@ -141,7 +141,7 @@ class ReaderPart:
     def greeted(self, hello: Hello) -> None:
         self._reader.came(self)
 
-    def appended(self, group: Appended) -> None:
+    def appended(self, group: OutboxGroup) -> None:
         """Our own outbox is read by others."""
 
     def closed(self) -> None:
@@ -196,14 +196,14 @@ class ReaderPart:
 
     def _take(self, tx: Tx, frame: Events, envelopes: list[Envelope]) -> GatepostError | None:
         """Take it as if it came from its source; or nothing of it, and say why not."""
-        mark = tx.mark()
+        mark = tx.begin_operation()
         try:
             self._reader.messages.receiver.take(tx, self._batch(tx, frame, envelopes))
         except GatepostError as error:
-            tx.undo(mark)
+            tx.undo_operation(mark)
             self._incident(tx, frame.source, error.message)
             return error
-        tx.keep()
+        tx.keep_operation()
         return None
 
     def _batch(self, tx: Tx, frame: Events, envelopes: list[Envelope]) -> Batch:
@@ -238,7 +238,7 @@ class ReaderPart:
 
 def _heard_before(tx: Tx) -> int:
     """A source would skip what it sent to an earlier life of this journal; a relay cannot know."""
-    row = tx.one("SELECT value FROM fact WHERE name = 'restored_at'")
+    row = tx.fetch_one("SELECT value FROM fact WHERE name = 'restored_at'")
     return 0 if row is None else int(row[0]) + _CLOCKS_MS
 
 

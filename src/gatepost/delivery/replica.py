@@ -20,7 +20,7 @@ from gatepost.delivery.frames import (
 )
 from gatepost.delivery.lives import after, end_of, life_of, stretch
 from gatepost.journal.outbox import EVERYBODY
-from gatepost.journal.tx import Tx
+from gatepost.journal.transaction import Tx
 
 _FIND = "SELECT lives, incarnation, start, seq, chain FROM relayed WHERE source = ?"
 _NEW = "INSERT OR IGNORE INTO relayed (source) VALUES (?)"
@@ -118,7 +118,7 @@ class Excerpt(Struct, frozen=True):
 
 
 def find(tx: Tx, source: str) -> Kept | None:
-    row = tx.one(_FIND, (source,))
+    row = tx.fetch_one(_FIND, (source,))
     if row is None:
         return None
     lives, incarnation, start, seq, chain = row
@@ -128,7 +128,7 @@ def find(tx: Tx, source: str) -> Kept | None:
 
 
 def sources(tx: Tx) -> set[str]:
-    return {row[0] for row in tx.rows("SELECT source FROM relayed")}
+    return {row[0] for row in tx.fetch_all("SELECT source FROM relayed")}
 
 
 # -- readers
@@ -143,24 +143,24 @@ def read_by(
     """
     found: dict[str, tuple[Kept, int]] = {}
     wanted = dict.fromkeys(wants)
-    for (source,) in tx.rows(_READ_BY, (reader,)):
+    for (source,) in tx.fetch_all(_READ_BY, (reader,)):
         if source not in wanted:
-            tx.run(_UNREAD, (source, reader))
+            tx.execute(_UNREAD, (source, reader))
     for source in wanted:
         mine = [each for each in positions if each[0] == source]
-        tx.run(_NEW, (source,))
+        tx.execute(_NEW, (source,))
         kept = find(tx, source)
         if kept is not None:
             through = _through(tx, source, reader, mine, kept)
             row = (source, reader, msgspec.msgpack.encode(mine), through, tx.now)
-            tx.run(_READER, row)
+            tx.execute(_READER, row)
             found[source] = kept, through
     return found
 
 
 def _through(tx: Tx, source: str, reader: str, now: Sequence[Position], kept: Kept) -> int:
     """What we know of a reader that comes back, unless it has gone back."""
-    row = tx.one(f"{_READERS} AND reader = ?", (source, reader))
+    row = tx.fetch_one(f"{_READERS} AND reader = ?", (source, reader))
     if row is None or kept.lives is None:
         return 0
     lives = kept.lives.lives
@@ -170,7 +170,7 @@ def _through(tx: Tx, source: str, reader: str, now: Sequence[Position], kept: Ke
 
 def _needed(tx: Tx, source: str, lives: Sequence[Life]) -> int | None:
     """Where the reader furthest behind is; None if there is none."""
-    rows = tx.rows(_READERS, (source,))
+    rows = tx.fetch_all(_READERS, (source,))
     places = (max(after(lives, _positions.decode(row[0]), source), row[1]) for row in rows)
     return min(places, default=None)
 
@@ -186,7 +186,7 @@ def begin(tx: Tx, source: str, lives: Sequence[Life]) -> Place | None:
         return place
     _forget(tx, source)
     incarnation = life_of(lives, needed)[0]
-    tx.run(_RESET, (incarnation, needed, needed, source))
+    tx.execute(_RESET, (incarnation, needed, needed, source))
     return Place(incarnation, needed, None)
 
 
@@ -198,11 +198,11 @@ def _on_line(tx: Tx, source: str, lives: Sequence[Life], place: Place) -> Place 
     end = end_of(lives, life)
     if place.seq <= end:
         return place
-    row = tx.one(_CHAIN_AT, (source, life[0], end))
+    row = tx.fetch_one(_CHAIN_AT, (source, life[0], end))
     if row is None:
         return None
     for sql in (_CUT_HEADS, _CUT_ROWS):
-        tx.run(sql, (source, life[0], end))
+        tx.execute(sql, (source, life[0], end))
     cut = Place(life[0], end, row[0])
     reached(tx, source, place, cut)
     return cut
@@ -215,26 +215,26 @@ def learn(tx: Tx, lives: Lives) -> None:
     """The source says so itself. What was read behind its last fork was of another line."""
     kept = find(tx, lives.source)
     if kept is not None and kept.lives is not None and kept.lives.lives != lives.lives:
-        tx.run(_FORKED, (lives.lives[-1][1] - 1, lives.source))
-    tx.run("UPDATE relayed SET lives = ? WHERE source = ?", (pack(lives), lives.source))
+        tx.execute(_FORKED, (lives.lives[-1][1] - 1, lives.source))
+    tx.execute("UPDATE relayed SET lives = ? WHERE source = ?", (pack(lives), lives.source))
     names = msgspec.json.encode([life for life, _ in lives.lives]).decode()
     for table in ("replica", "replica_head"):
-        tx.run(_OTHER_LIVES.format(table), (lives.source, names))
+        tx.execute(_OTHER_LIVES.format(table), (lives.source, names))
 
 
 def reached(tx: Tx, source: str, before: Place, now: Place) -> bool:
     """Move from one place to the next, unless the replica was started again in between."""
-    tx.run(
+    tx.execute(
         _REACHED,
         (now.incarnation, now.seq, now.chain, source, before.incarnation, before.seq, before.chain),
     )
-    return bool(tx.changes())
+    return bool(tx.changed_rows())
 
 
 def store(tx: Tx, source: str, life: str, rows: Sequence[Row], groups: Sequence[Group]) -> None:
     """Rows that no group covers yet are served to nobody, and may be written again."""
-    tx.many(_ROW, [(source, life, *row) for row in rows])
-    tx.many(
+    tx.execute_many(_ROW, [(source, life, *row) for row in rows])
+    tx.execute_many(
         _HEAD,
         [
             (source, life, each.last, each.first, each.previous, each.chain, each.signature, tx.now)
@@ -252,7 +252,7 @@ def excerpt(
     if kept is None or position < kept.start:
         return None
     reach = kept.place.seq
-    rows = tx.rows(_FOR, (reader, source, life[0], position, min(end, reach)))
+    rows = tx.fetch_all(_FOR, (reader, source, life[0], position, min(end, reach)))
     events: list[bytes] = []
     groups: list[Group] = []
     size, last = 0, position
@@ -269,8 +269,8 @@ def excerpt(
 
 
 def _group(tx: Tx, source: str, life: str, seq: int) -> Group:
-    ((first, last, previous, chain, signature),) = tx.rows(_GROUP, (source, life, seq))
-    digests = b"".join(row[0] for row in tx.rows(_DIGESTS, (source, life, first, last)))
+    ((first, last, previous, chain, signature),) = tx.fetch_all(_GROUP, (source, life, seq))
+    digests = b"".join(row[0] for row in tx.fetch_all(_DIGESTS, (source, life, first, last)))
     return Group(first, last, previous, chain, signature, digests)
 
 
@@ -285,12 +285,12 @@ def prune(tx: Tx, moved: Mapping[tuple[str, str], Moved], keep: int) -> set[str]
     """
     for (source, reader), at in moved.items():
         positions = msgspec.msgpack.encode(at.positions)
-        tx.run(_MOVED, (positions, at.through, tx.now, source, reader))
-    tx.run(_GONE_READERS, (tx.now - keep,))
-    unwanted = {row[0] for row in tx.rows(_UNWANTED)}
+        tx.execute(_MOVED, (positions, at.through, tx.now, source, reader))
+    tx.execute(_GONE_READERS, (tx.now - keep,))
+    unwanted = {row[0] for row in tx.fetch_all(_UNWANTED)}
     for source in unwanted:
         _forget(tx, source)
-        tx.run(_DROP.format("relayed"), (source,))
+        tx.execute(_DROP.format("relayed"), (source,))
     for source in sources(tx):
         _prune_source(tx, source, tx.now - keep)
     return unwanted
@@ -303,13 +303,13 @@ def _prune_source(tx: Tx, source: str, before: int) -> None:
     lives = kept.lives.lives
     floor = _needed(tx, source, lives) or 0
     for life in lives:
-        row = tx.one(_OLDEST, (source, life[0], min(floor, end_of(lives, life)), before))
+        row = tx.fetch_one(_OLDEST, (source, life[0], min(floor, end_of(lives, life)), before))
         if row is not None:
-            tx.run(_PRUNE_HEADS, (source, life[0], row[0]))
-            tx.run(_PRUNE_ROWS, (source, life[0], row[0]))
-            tx.run(_STARTS, (row[0], source))
+            tx.execute(_PRUNE_HEADS, (source, life[0], row[0]))
+            tx.execute(_PRUNE_ROWS, (source, life[0], row[0]))
+            tx.execute(_STARTS, (row[0], source))
 
 
 def _forget(tx: Tx, source: str) -> None:
     for table in ("replica", "replica_head"):
-        tx.run(_DROP.format(table), (source,))
+        tx.execute(_DROP.format(table), (source,))

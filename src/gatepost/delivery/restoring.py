@@ -8,10 +8,10 @@ everything that was good once is good no more.
 
 from gatepost.delivery.messages import Messages
 from gatepost.delivery.sender import RESTORED
-from gatepost.journal.audit import audit
-from gatepost.journal.tx import Tx
-from gatepost.mailbox.deadletters import purge
-from gatepost.mailbox.lease import Lease, release
+from gatepost.journal.audit import record_audit_entry
+from gatepost.journal.transaction import Tx
+from gatepost.mailbox.dead_letters import purge_mailbox
+from gatepost.mailbox.leases import Lease, release_lease
 
 _LAST = "SELECT coalesce(max(last_seq), 0) FROM head"
 _FACTS = """
@@ -32,16 +32,18 @@ _WAITING = "SELECT id FROM mailbox WHERE waiting > 0 LIMIT 1"
 
 def begin(tx: Tx, incarnation: str, leap: int) -> int:
     """Begin a new life; returns its first seq. `leap` is how far versions in the room jump."""
-    ((last,),) = tx.rows(_LAST)
+    ((last,),) = tx.fetch_all(_LAST)
     # A life without events leaves no trace.
-    tx.run("DELETE FROM incarnation WHERE first_seq = ?", (last + 1,))
-    tx.run("INSERT INTO incarnation VALUES (?, ?)", (incarnation, last + 1))
-    tx.run(_FACTS, (incarnation, leap, tx.now))
-    tx.run(_PAIRS)
-    tx.run(_LETTERS, (RESTORED,))
+    tx.execute("DELETE FROM incarnation WHERE first_seq = ?", (last + 1,))
+    tx.execute("INSERT INTO incarnation VALUES (?, ?)", (incarnation, last + 1))
+    tx.execute(_FACTS, (incarnation, leap, tx.now))
+    tx.execute(_PAIRS)
+    tx.execute(_LETTERS, (RESTORED,))
     for sql in _VOID:
-        tx.run(sql, (tx.now,))
-    audit(tx, "restore", "journal.restore", incarnation, f"goes on with seq {last + 1}")
+        tx.execute(sql, (tx.now,))
+    record_audit_entry(
+        tx, "restore", "journal.restore", incarnation, f"goes on with seq {last + 1}"
+    )
     return int(last) + 1
 
 
@@ -58,12 +60,12 @@ def quarantine(tx: Tx, messages: Messages, limit: int) -> int:
 
 
 def _bury_mail(tx: Tx, messages: Messages, limit: int) -> int:
-    for row in tx.rows("SELECT * FROM lease"):
-        release(tx, Lease(*row))
-    mailbox = tx.one(_WAITING)
+    for row in tx.fetch_all("SELECT * FROM lease"):
+        release_lease(tx, Lease(*row))
+    mailbox = tx.fetch_one(_WAITING)
     if mailbox is None:
         return 0
-    size, closed = purge(tx, mailbox[0], limit, "restore", RESTORED)
+    size, closed = purge_mailbox(tx, mailbox[0], limit, "restore", RESTORED)
     messages.close(tx, closed)
     return size
 
@@ -72,5 +74,5 @@ def counts(tx: Tx) -> tuple[int, int]:
     """(dead letters the restore made, deliveries that are in doubt)"""
     dead = "SELECT count(*) FROM dead_letter WHERE reason = ? AND replayed_as IS NULL"
     doubt = "SELECT count(*) FROM delivery WHERE processed_at IS NULL"
-    ((size,),), ((open_,),) = tx.rows(dead, (RESTORED,)), tx.rows(doubt)
+    ((size,),), ((open_,),) = tx.fetch_all(dead, (RESTORED,)), tx.fetch_all(doubt)
     return int(size), int(open_)

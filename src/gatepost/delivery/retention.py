@@ -9,7 +9,7 @@ from gatepost.delivery.incidents import Incidents
 from gatepost.delivery.receiver import Receiver
 from gatepost.delivery.sender import Sender
 from gatepost.journal.outbox import EVERYBODY
-from gatepost.journal.tx import Tx
+from gatepost.journal.transaction import Tx
 
 # People look at incidents long after everything else about them is gone.
 _INCIDENTS_MS = 30 * 86_400_000
@@ -75,14 +75,14 @@ WHERE d.processed_at IS NULL
 
 def forget(tx: Tx, receiver: Receiver, before: int, batch: int) -> int:
     """Forget what was settled before that time; how much. Again and again, until it is 0."""
-    leftovers = tx.rows(_LEFTOVERS, (before, tx.now, batch))
+    leftovers = tx.fetch_all(_LEFTOVERS, (before, tx.now, batch))
     for source, event_id in leftovers:
         receiver.expire(tx, source, event_id)
     gone = len(leftovers)
     incidents = (_INCIDENTS, tx.now - _INCIDENTS_MS)
     for sql, moment in ((_INBOX, before), (_HANDOVERS, before), incidents):
-        tx.run(sql, (moment, batch))
-        gone += tx.changes()
+        tx.execute(sql, (moment, batch))
+        gone += tx.changed_rows()
     return gone
 
 
@@ -110,7 +110,7 @@ class Bounds:
 
     def lowest_open(self, tx: Tx) -> int | None:
         """The lowest seq of an event whose delivery is open."""
-        ((seq,),) = tx.rows(_LOWEST_OPEN)
+        ((seq,),) = tx.fetch_all(_LOWEST_OPEN)
         return None if seq is None else int(seq)
 
     def cut_off(self, tx: Tx) -> list[str]:
@@ -118,23 +118,23 @@ class Bounds:
         gone = [
             node
             for node, done, seen_at in self._active(tx)
-            if not self._sender.directory.online(node) and self._is_late(tx, node, done, seen_at)
+            if not self._sender.directory.is_online(node) and self._is_late(tx, node, done, seen_at)
         ]
         for node in gone:
-            ((upto,),) = tx.rows(_OLD, (tx.now - self._cut_off,))
-            tx.run(_CUT, (node, upto))
+            ((upto,),) = tx.fetch_all(_OLD, (tx.now - self._cut_off,))
+            tx.execute(_CUT, (node, upto))
             why = f"it was away too long, and misses what is for it up to seq {upto}"
             self._incidents.raise_(tx, "reader_cut_off", f"{node}/{upto}", why)
         return gone
 
     def _active(self, tx: Tx) -> list[tuple[str, int, int]]:
         """(node, up to where it needs nothing, when it was last seen) of every other member."""
-        known = {row[0]: (max(row[1], row[2]), row[3]) for row in tx.rows(_READERS)}
+        known = {row[0]: (max(row[1], row[2]), row[3]) for row in tx.fetch_all(_READERS)}
         others = (node for node in self._sender.directory.gateways if node != self._me)
         return [(node, *known.get(node, (0, 0))) for node in others]
 
     def _needs(self, tx: Tx, node: str, done: int) -> int | None:
-        ((seq,),) = tx.rows(_NEEDS, (node, done))
+        ((seq,),) = tx.fetch_all(_NEEDS, (node, done))
         return None if seq is None else int(seq)
 
     def _is_late(self, tx: Tx, node: str, done: int, seen_at: int) -> bool:
@@ -142,7 +142,7 @@ class Bounds:
         first = self._needs(tx, node, done)
         if first is None:
             return False
-        ((since,),) = tx.rows(_SINCE, (first,))
+        ((since,),) = tx.fetch_all(_SINCE, (first,))
         return max(int(since), seen_at) <= tx.now - self._cut_off
 
 

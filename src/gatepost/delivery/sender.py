@@ -15,24 +15,24 @@ from gatepost.delivery.node import Node
 from gatepost.delivery.pairs import Pair, Pairs, Place
 from gatepost.delivery.patience import Patience
 from gatepost.delivery.states import UNACCEPTED, Input, move
-from gatepost.errors import GatepostError, NoRoute, SealError, UnknownBlob
+from gatepost.errors import EncryptionError, GatepostError, NoRoute, UnknownBlob
 from gatepost.events import (
-    DeadLetter,
-    Kind,
+    DeadLetterNotice,
+    EncryptedPayload,
+    EventKind,
     PayloadRef,
     Receipt,
-    Sealed,
     Signal,
     Trace,
-    decode,
+    decode_event,
     decode_payload,
     encode_payload,
     format_event_id,
     parse_event_id,
 )
-from gatepost.journal.outbox import Draft
-from gatepost.journal.tx import Row, Tx
-from gatepost.routing import Directory, Route
+from gatepost.journal.outbox import EventDraft
+from gatepost.journal.transaction import Row, Tx
+from gatepost.routing import Route, RoutingDirectory
 
 _BATCH = 500
 
@@ -234,7 +234,7 @@ class Sender:
         incidents: Incidents,
         route: Callable[[Tx, str, frozenset[str]], Route],
         on_end: Settled,
-        on_own: Callable[[Tx, Draft], None],
+        on_own: Callable[[Tx, EventDraft], None],
     ) -> None:
         self._node = node
         self._patience = patience
@@ -243,7 +243,7 @@ class Sender:
         self._on_end = on_end
         self._on_own = on_own
         self.pairs = Pairs()
-        self.directory = Directory()
+        self.directory = RoutingDirectory()
         # Where something was sent to, so that somebody may want to dial it.
         self.nodes: set[str] = set()
         self.ignored = 0
@@ -262,7 +262,7 @@ class Sender:
         self.nodes.add(route.node)
         payload, ref, key = self._seal(tx, out, route.node)
         expires = tx.now + (self._patience.ttl if out.ttl is None else out.ttl)
-        draft = Draft(
+        draft = EventDraft(
             event_id=out.event_id,
             kind=out.kind,
             source_agent_id=out.from_agent,
@@ -294,15 +294,15 @@ class Sender:
         found = self.find(tx, out.stands_for) if out.stands_for else None
         if found is None or found.node != self._node.id or not found.pair_seq:
             return self.pairs.next(tx, pair, node)
-        tx.run(_OUT_OF_LINE, (found.event_id, self._node.id))
+        tx.execute(_OUT_OF_LINE, (found.event_id, self._node.id))
         return Place(found.pair_seq, self.pairs.pin(tx, pair, node, found.pair_seq))
 
     def undeliverable(self, tx: Tx, out: Outgoing, reason: str, detail: str) -> None:
         """Nobody can take it: it is written down, given up and kept, all at once."""
         sealed, ref, key = self._seal(tx, out, self._node.id)
         expires = tx.now + (self._patience.ttl if out.ttl is None else out.ttl)
-        tx.append(
-            Draft(
+        tx.append_event(
+            EventDraft(
                 event_id=out.event_id,
                 kind=out.kind,
                 source_agent_id=out.from_agent,
@@ -336,7 +336,7 @@ class Sender:
         accepted = tx.now if state == "accepted" else None
         row = (out.kind, out.from_agent, out.to_agent, out.corr_id, state, tx.now, accepted)
         tail = (node, offer, number, expires, due, key, out.fingerprint, out.digest)
-        tx.run(_OPEN, (parse_event_id(out.event_id), *row, out.replies_to, *tail))
+        tx.execute(_OPEN, (parse_event_id(out.event_id), *row, out.replies_to, *tail))
         self._look_by(due)
 
     def breach_at(self, tx: Tx) -> int:
@@ -350,13 +350,13 @@ class Sender:
         if out.digest:
             content_key, size = blob(tx, out.digest)
             return UNSET, self._ref(out.digest, size, content_key, key), content_key
-        sealed, content_key = self._node.sealer.seal(
+        sealed, content_key = self._node.sealer.encrypt(
             out.payload, [key], event_id=out.event_id, source_node_id=self._node.id
         )
         return encode_payload(sealed), None, content_key
 
     def _ref(self, digest: str, size: int, content_key: bytes, key: bytes) -> PayloadRef:
-        return PayloadRef(digest, size, self._node.sealer.wrap(content_key, [key]))
+        return PayloadRef(digest, size, self._node.sealer.wrap_key(content_key, [key]))
 
     def key_of(self, node: str) -> bytes:
         if node == self._node.id:
@@ -368,7 +368,7 @@ class Sender:
 
     def _accept_by(self, tx: Tx, node: str, expires: int) -> int:
         """When to wonder why nobody has accepted; whoever is away is not asked again."""
-        if not self.directory.online(node):
+        if not self.directory.is_online(node):
             return expires
         return tx.now + self._patience.accept_timeout
 
@@ -386,7 +386,7 @@ class Sender:
     def _accepted(self, tx: Tx, source: str, ref: str) -> None:
         id = parse_event_id(ref)
         due = self.breach_at(tx)
-        row = tx.one(_ACCEPT, (tx.now, due, id, source))
+        row = tx.fetch_one(_ACCEPT, (tx.now, due, id, source))
         if row is None:
             self._late(tx, id, source, "accepted")
             return
@@ -399,7 +399,7 @@ class Sender:
     def _processed(self, tx: Tx, source: str, ref: str, receipt: Receipt) -> None:
         id = parse_event_id(ref)
         what = (receipt.outcome, receipt.reason, tx.now, tx.now)
-        row = tx.one(_PROCESS, (*what, id, source))
+        row = tx.fetch_one(_PROCESS, (*what, id, source))
         if row is None:
             self._late(tx, id, source, f"processed: {receipt.outcome}")
             return
@@ -411,7 +411,7 @@ class Sender:
     def replied(self, tx: Tx, source: str, ref: str, answer: bytes) -> Ended | None:
         """An answer came, which ends what it answers. None if it answers nothing that is open."""
         id = parse_event_id(ref)
-        row = tx.one(_REPLY, (tx.now, answer, tx.now, id, source))
+        row = tx.fetch_one(_REPLY, (tx.now, answer, tx.now, id, source))
         if row is None:
             return None
         from_agent, to_agent, corr_id, replies_to, kind, emitted = row
@@ -433,10 +433,10 @@ class Sender:
 
     def _late(self, tx: Tx, id: bytes, source: str, verdict: str) -> None:
         """It amends a dead letter, repeats what is known, or means nothing."""
-        tx.run(_AMEND, (verdict, id, source))
-        known = tx.changes()
-        tx.run(_AMEND_LETTER, (verdict, id, source))
-        if not (known or tx.changes() or tx.one(_ROUTED, (id, source))):
+        tx.execute(_AMEND, (verdict, id, source))
+        known = tx.changed_rows()
+        tx.execute(_AMEND_LETTER, (verdict, id, source))
+        if not (known or tx.changed_rows() or tx.fetch_one(_ROUTED, (id, source))):
             self.ignored += 1
 
     def _refused(self, tx: Tx, source: str, ref: str, reason: str) -> None:
@@ -468,7 +468,7 @@ class Sender:
             self._elsewhere(tx, found, frozenset({found.node}), "moved")
             return
         due = tx.now + self._patience.backoff(found.attempt, self._node.clock)
-        tx.run(_PARK, (min(due, found.expires_at), found.event_id))
+        tx.execute(_PARK, (min(due, found.expires_at), found.event_id))
         self._look_by(min(due, found.expires_at))
 
     def _finds_another(self, tx: Tx, found: Delivery) -> bool:
@@ -486,7 +486,7 @@ class Sender:
             return
         # Who refused one has said before what it accepted of its pair, and lets none overtake it,
         # so the others go with it.
-        for each in self._still(tx, tx.rows(_OF_PAIR, (*found.pair, found.node))):
+        for each in self._still(tx, tx.fetch_all(_OF_PAIR, (*found.pair, found.node))):
             if each.attempt >= self._patience.max_attempts:
                 why = f"{found.node}: {reason}"
                 self._give_up(tx, each, "exhausted", why, f"refused: {reason}")
@@ -494,7 +494,7 @@ class Sender:
                 self._reroute(tx, each, route)
 
     def find(self, tx: Tx, event_id: str) -> Delivery | None:
-        row = tx.one(_FIND, (parse_event_id(event_id),))
+        row = tx.fetch_one(_FIND, (parse_event_id(event_id),))
         return None if row is None else Delivery(*row)
 
     # -- time
@@ -506,20 +506,20 @@ class Sender:
         self._clock_was = tx.now
         if self._due is None or tx.now < self._due:
             return
-        for found in self._still(tx, tx.rows(_DUE, (tx.now,))):
+        for found in self._still(tx, tx.fetch_all(_DUE, (tx.now,))):
             self._look(tx, found)
-        ((self._due,),) = tx.rows(_NEXT_DUE)
+        ((self._due,),) = tx.fetch_all(_NEXT_DUE)
 
     def _shorten(self, tx: Tx) -> None:
         """The clock was set back, perhaps: nothing waits longer for that than it is meant to."""
         for state, most in self._patience.longest().items():
-            tx.run(_SOONER, (tx.now + most, state))
+            tx.execute(_SOONER, (tx.now + most, state))
         self._due = 0
 
     def _still(self, tx: Tx, rows: list[Row]) -> Iterator[Delivery]:
         """Each of these, unless what was done about one before it has changed it."""
         for row in rows:
-            if tx.one(_FIND, (row[0],)) == row:
+            if tx.fetch_one(_FIND, (row[0],)) == row:
                 yield Delivery(*row)
 
     def next_due(self) -> int | None:
@@ -544,29 +544,29 @@ class Sender:
             self._elsewhere(tx, found, frozenset(), "moved")
         elif self._fall_back(tx, found):
             return
-        elif not self.directory.online(found.node):
-            tx.run(_LATER, (found.expires_at, found.event_id))
+        elif not self.directory.is_online(found.node):
+            tx.execute(_LATER, (found.expires_at, found.event_id))
         elif self.pairs.waits(tx, found.pair, found.node, found.pair_seq):
             later = tx.now + self._patience.accept_timeout
-            tx.run(_LATER, (min(later, found.expires_at), found.event_id))
+            tx.execute(_LATER, (min(later, found.expires_at), found.event_id))
         elif found.attempt >= self._patience.max_attempts:
             self._give_up(tx, found, "exhausted", f"{found.node} never answered")
         elif found.state == "emitted":
             wait = self._patience.backoff(found.attempt, self._node.clock)
-            tx.run(_TIMEOUT, (min(tx.now + wait, found.expires_at), found.event_id))
+            tx.execute(_TIMEOUT, (min(tx.now + wait, found.expires_at), found.event_id))
         else:
             self._retry(tx, found)
 
     def _was_sent(self, tx: Tx, found: Delivery) -> bool:
         """Whether its owner may have heard of it. From now on it would refuse it as expired."""
-        ((seq,),) = tx.rows(_SEQ_OF, (found.event_id, found.node))
-        row = tx.one("SELECT sent_seq FROM recipient WHERE node_id = ?", (found.node,))
+        ((seq,),) = tx.fetch_all(_SEQ_OF, (found.event_id, found.node))
+        row = tx.fetch_one("SELECT sent_seq FROM recipient WHERE node_id = ?", (found.node,))
         return seq is None or (row is not None and seq <= row[0])
 
     def _retry(self, tx: Tx, found: Delivery) -> None:
         """The same event again, without its payload: that is in the log already."""
         due = min(tx.now + self._patience.accept_timeout, found.expires_at)
-        tx.run(_RETRY, (found.attempt + 1, due, found.event_id))
+        tx.execute(_RETRY, (found.attempt + 1, due, found.event_id))
         self.retries += 1
         trace = Trace(attempt=found.attempt + 1, route_decision="retry")
         self._append(tx, self._again(found, found.node, trace, 1))
@@ -575,14 +575,14 @@ class Sender:
         """Accepted and not processed in time: an incident, and a question to the owner."""
         more = tx.now + self._patience.sla
         again = more if tx.now < found.expires_at + self._patience.ttl else None
-        tx.run(_BREACH, (again, found.event_id))
+        tx.execute(_BREACH, (again, found.event_id))
         detail = f"{found.node} accepted it for {found.to_agent} and has not processed it"
         self._incidents.raise_(tx, "sla_breach", found.id, detail)
         if found.node != self._node.id:
             self._signal(tx, found.node, found.id, "status_request")
 
-    def _again(self, found: Delivery, node: str, trace: Trace, base: int) -> Draft:
-        return Draft(
+    def _again(self, found: Delivery, node: str, trace: Trace, base: int) -> EventDraft:
+        return EventDraft(
             event_id=found.id,
             kind=found.kind,
             source_agent_id=found.from_agent,
@@ -598,31 +598,31 @@ class Sender:
 
     # -- other routes
 
-    def room_changed(self, tx: Tx, directory: Directory) -> None:
+    def room_changed(self, tx: Tx, directory: RoutingDirectory) -> None:
         """Somebody came, went or moved: who waits for them may have to wait no longer."""
         before, self.directory = self.directory, directory
-        self.nodes |= {row[0] for row in tx.rows(_NODES)}
-        for node, agent in tx.rows(_WAITING_ROUTES):
+        self.nodes |= {row[0] for row in tx.fetch_all(_NODES)}
+        for node, agent in tx.fetch_all(_WAITING_ROUTES):
             if directory.agents.get(agent) != before.agents.get(agent):
-                tx.run(_UNPARK, (tx.now, node, agent))
+                tx.execute(_UNPARK, (tx.now, node, agent))
                 self._look_by(tx.now)
-            if directory.online(node):
-                if not before.online(node):
+            if directory.is_online(node):
+                if not before.is_online(node):
                     soon = tx.now + self._patience.accept_timeout
-                    tx.run(_LOOK_AGAIN, (soon, node, soon))
+                    tx.execute(_LOOK_AGAIN, (soon, node, soon))
                     self._look_by(soon)
             else:
-                for (sender,) in tx.rows(_PAIRS_WAITING, (node, agent)):
+                for (sender,) in tx.fetch_all(_PAIRS_WAITING, (node, agent)):
                     self._move_pair(tx, (sender, agent), node)
 
     def _fall_back(self, tx: Tx, found: Delivery) -> bool:
-        if not found.offer or self.directory.online(found.node):
+        if not found.offer or self.directory.is_online(found.node):
             return False
         return self._move_pair(tx, found.pair, found.node)
 
     def _move_pair(self, tx: Tx, pair: Pair, node: str) -> bool:
         """Route what nobody accepted of a pair to a fallback, unless `node` has work of it."""
-        if tx.one(_TAKEN_OF_PAIR, (*pair, node)):
+        if tx.fetch_one(_TAKEN_OF_PAIR, (*pair, node)):
             return False
         try:
             route = self._route(tx, pair[1], frozenset())
@@ -630,7 +630,7 @@ class Sender:
             return False
         if route.node == node:
             return False
-        moved = tx.rows(_OF_PAIR, (*pair, node))
+        moved = tx.fetch_all(_OF_PAIR, (*pair, node))
         if not all(Delivery(*row).offer for row in moved):
             # What is no offer may be accepted there at any moment.
             return False
@@ -647,13 +647,13 @@ class Sender:
         draft, key = self._resealed(tx, found, route)
         expires, due = found.expires_at, self._accept_by(tx, route.node, found.expires_at)
         row = (route.node, route.offer, attempt, min(due, expires), key, found.event_id)
-        tx.run(_REROUTE, row)
+        tx.execute(_REROUTE, row)
         self._look_by(min(due, expires))
         base = self.pairs.pin(tx, found.pair, route.node, found.pair_seq)
         self._append(tx, msgspec.structs.replace(draft, pair_base=base))
         self._settle_pair(tx, found.pair)
 
-    def _resealed(self, tx: Tx, found: Delivery, route: Route) -> tuple[Draft, bytes | None]:
+    def _resealed(self, tx: Tx, found: Delivery, route: Route) -> tuple[EventDraft, bytes | None]:
         first = self._first(tx, found.event_id)
         key = self.key_of(route.node)
         trace = Trace(
@@ -669,8 +669,10 @@ class Sender:
             content_key, size = blob(tx, found.digest)
             ref = self._ref(found.digest, size, content_key, key)
         elif content_key is not None:
-            sealed = decode_payload(first, Sealed)
-            payload = encode_payload(self._node.sealer.reseal(sealed, content_key, [key]))
+            sealed = decode_payload(first, EncryptedPayload)
+            payload = encode_payload(
+                self._node.sealer.replace_recipients(sealed, content_key, [key])
+            )
         draft = msgspec.structs.replace(
             self._again(found, route.node, trace, 1),
             offer=route.offer,
@@ -684,27 +686,29 @@ class Sender:
 
     def _first(self, tx: Tx, event_id: bytes) -> Any:
         """The event as it was first appended, payload and all."""
-        for (body,) in tx.rows(_SENT_BODY, (event_id,)):
-            envelope = decode(body)
+        for (body,) in tx.fetch_all(_SENT_BODY, (event_id,)):
+            envelope = decode_event(body)
             if envelope.payload is not UNSET or envelope.payload_ref is not None:
                 return envelope
         id = format_event_id(event_id)
-        for draft in tx.appended:
+        for draft in tx.appended_drafts:
             if draft.event_id == id and (draft.payload is not UNSET or draft.payload_ref):
                 return draft
-        raise SealError(f"the payload of {format_event_id(event_id)} is not in the outbox any more")
+        raise EncryptionError(
+            f"the payload of {format_event_id(event_id)} is not in the outbox any more"
+        )
 
     # -- giving up
 
     def give_up_at(self, tx: Tx, node: str, sent_seq: int, reason: str) -> int:
         """`node` may have heard of these, and cannot say any more what it did with them."""
         lost = 0
-        for found in self._still(tx, tx.rows(_OPEN_AT, (node,))):
-            ((seq,),) = tx.rows(_SEQ_OF, (found.event_id, node))
+        for found in self._still(tx, tx.fetch_all(_OPEN_AT, (node,))):
+            ((seq,),) = tx.fetch_all(_SEQ_OF, (found.event_id, node))
             if seq is not None and seq <= sent_seq:
                 self._give_up(tx, found, "owner_restored", reason)
                 lost += 1
-        for from_agent, to_agent, last, elsewhere in tx.rows(_PAIRS_AT, (node,)):
+        for from_agent, to_agent, last, elsewhere in tx.fetch_all(_PAIRS_AT, (node,)):
             # It does not know of what it has settled since; those numbers never come again.
             through = elsewhere - 1 if elsewhere else last
             ends = {"from_agent": from_agent, "to_agent": to_agent}
@@ -716,9 +720,9 @@ class Sender:
 
         Repeat it until it returns 0.
         """
-        rows = tx.rows(_DOUBTFUL, (self._node.id, limit))
+        rows = tx.fetch_all(_DOUBTFUL, (self._node.id, limit))
         for found in (Delivery(*row) for row in rows):
-            tx.run(_DOUBT, (tx.now + self._patience.sla, found.event_id))
+            tx.execute(_DOUBT, (tx.now + self._patience.sla, found.event_id))
             if found.offer:
                 said = Signal(signal="withdraw", pair_seq=found.pair_seq)
                 self.say(tx, found.node, found.id, said)
@@ -730,15 +734,15 @@ class Sender:
     ) -> None:
         """`verdict` is what is known of its last owner."""
         self._bury(tx, found, reason, verdict)
-        said = DeadLetter(
+        said = DeadLetterNotice(
             reason=reason, detail=detail, attempts=found.attempt, pair_seq=found.pair_seq
         )
-        tx.run(_GIVE_UP, (reason, tx.now, found.event_id))
+        tx.execute(_GIVE_UP, (reason, tx.now, found.event_id))
         self._append(
             tx,
-            Draft(
-                event_id=self._node.event_ids.next(),
-                kind=Kind.DEAD_LETTER,
+            EventDraft(
+                event_id=self._node.event_ids.next_id(),
+                kind=EventKind.DEAD_LETTER,
                 source_agent_id=found.from_agent,
                 to_node_id=found.node,
                 to_agent_id=found.to_agent,
@@ -748,7 +752,7 @@ class Sender:
             ),
         )
         self._incidents.raise_(tx, "dead_letter", found.id, f"{reason}: {detail}")
-        row = tx.one("SELECT replies_to FROM delivery WHERE event_id = ?", (found.event_id,))
+        row = tx.fetch_one("SELECT replies_to FROM delivery WHERE event_id = ?", (found.event_id,))
         ends = (found.id, found.from_agent, found.to_agent, found.corr_id)
         self._ended(tx, Ended(*ends, "dead_letter", reason, row[0] if row else "caller"))
 
@@ -760,15 +764,15 @@ class Sender:
             trace = first.trace and first.trace.traceparent
             ref = first.ref_event_id and parse_event_id(first.ref_event_id)
             if found.content_key is not None and not found.digest:
-                sealed = decode_payload(first, Sealed)
-                payload = self._node.sealer.open_with(
+                sealed = decode_payload(first, EncryptedPayload)
+                payload = self._node.sealer.decrypt_with_key(
                     sealed, found.content_key, event_id=found.id, source_node_id=self._node.id
                 )
         except GatepostError as error:
             self._incidents.raise_(tx, "payload_lost", found.id, error.message)
         head = (found.event_id, found.kind, *found.pair, found.corr_id, found.node)
         row = (reason, found.attempt, tx.now, payload, found.digest, trace, ref or None, verdict)
-        tx.run(_BURY, (*head, *row))
+        tx.execute(_BURY, (*head, *row))
 
     # -- saying
 
@@ -778,9 +782,9 @@ class Sender:
     def say(self, tx: Tx, node: str, ref: str | None, said: Signal) -> None:
         self._append(
             tx,
-            Draft(
-                event_id=self._node.event_ids.next(),
-                kind=Kind.SIGNAL,
+            EventDraft(
+                event_id=self._node.event_ids.next_id(),
+                kind=EventKind.SIGNAL,
                 source_agent_id=said.from_agent or "gateway",
                 to_node_id=node,
                 ref_event_id=ref,
@@ -788,8 +792,8 @@ class Sender:
             ),
         )
 
-    def _append(self, tx: Tx, draft: Draft) -> None:
-        tx.append(draft)
+    def _append(self, tx: Tx, draft: EventDraft) -> None:
+        tx.append_event(draft)
         if draft.to_node_id == self._node.id:
             self._on_own(tx, draft)
 
@@ -800,7 +804,7 @@ def _nobody_counts(receipt: Counted) -> None:
 
 def blob(tx: Tx, digest: str) -> tuple[bytes, int]:
     """(content key, size) of a blob this gateway has."""
-    row = tx.one("SELECT key, size FROM blob WHERE digest = ?", (digest,))
+    row = tx.fetch_one("SELECT key, size FROM blob WHERE digest = ?", (digest,))
     if row is None:
         raise UnknownBlob(f"no blob {digest} on this gateway; upload it first")
     return row[0], row[1]

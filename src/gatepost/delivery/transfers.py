@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from gatepost.delivery.node import Node
 from gatepost.delivery.sender import Sender
 from gatepost.events import Signal
-from gatepost.journal.tx import Tx
-from gatepost.wire import Agent
+from gatepost.journal.transaction import Tx
+from gatepost.wire import AgentInfo
 
 REQUEST = "transfer_request"
 REFUSED = "transfer_refused"
@@ -44,14 +44,14 @@ class Transfers:
         home = self._sender.directory.agents.get(agent)
         return None if home is None or home.owner == self._node.id else home.owner
 
-    def describe(self, agent: Agent) -> Agent:
+    def describe(self, agent: AgentInfo) -> AgentInfo:
         """A local agent, with what the room says of it."""
         home = self._sender.directory.agents.get(agent.id)
         if home is None:
             return agent
         return replace(agent, owner=home.owner, rivals=home.rivals, problem=self._problem(agent))
 
-    def _problem(self, agent: Agent) -> str:
+    def _problem(self, agent: AgentInfo) -> str:
         owner = None if agent.standby else self.owner_elsewhere(agent.id)
         if owner is None:
             return ""
@@ -75,12 +75,12 @@ class Transfers:
         if agent is None:
             return
         if said.signal == REQUEST:
-            tx.run(_ASKED, (agent, source, said.reason == _TAKE_OVER, tx.now))
+            tx.execute(_ASKED, (agent, source, said.reason == _TAKE_OVER, tx.now))
         elif source == self.owner_elsewhere(agent):
             self.refused[agent] = source
 
     def requests(self, tx: Tx) -> list[Request]:
-        return [Request(row[0], row[1], bool(row[2]), row[3]) for row in tx.rows(_ALL)]
+        return [Request(row[0], row[1], bool(row[2]), row[3]) for row in tx.fetch_all(_ALL)]
 
     def refuse(self, tx: Tx, request: Request) -> None:
         """We keep it, and say so."""
@@ -90,4 +90,4 @@ class Transfers:
 
     def forget(self, tx: Tx, request: Request) -> None:
         query = "DELETE FROM transfer_request WHERE agent = ? AND node = ?"
-        tx.run(query, (request.agent, request.node))
+        tx.execute(query, (request.agent, request.node))

@@ -2,17 +2,24 @@
 
 from gatepost.events.blobs import Blob, BlobStore
 from gatepost.events.chain import (
-    Head,
+    ChainHead,
     event_digest,
-    extend,
-    genesis,
+    extend_chain,
+    genesis_chain,
     sign_head,
     verify_group,
     verify_head,
 )
-from gatepost.events.codec import decode, decode_payload, encode, encode_payload
+from gatepost.events.codec import decode_event, decode_payload, encode_event, encode_payload
+from gatepost.events.encryption import (
+    EncryptedPayload,
+    NodeKey,
+    PayloadCipher,
+    fingerprint_key,
+    verify_signature,
+)
 from gatepost.events.envelope import (
-    DeadLetter,
+    DeadLetterNotice,
     Envelope,
     PayloadRef,
     Receipt,
@@ -20,12 +27,12 @@ from gatepost.events.envelope import (
     TaskInfo,
     Trace,
 )
-from gatepost.events.framing import frame
+from gatepost.events.framing import frame_parts
 from gatepost.events.ids import (
     AgentId,
     Digest,
     EventId,
-    EventIds,
+    EventIdGenerator,
     MsgId,
     NodeId,
     check_agent_id,
@@ -36,32 +43,31 @@ from gatepost.events.ids import (
     new_event_id,
     parse_event_id,
 )
-from gatepost.events.kinds import CLEAR, KNOWN, LEGACY, TRACKED, Kind
-from gatepost.events.sealing import NodeKey, Sealed, Sealer, fingerprint, verify
-from gatepost.events.secretstream import sealed_size
+from gatepost.events.kinds import CLEAR_KINDS, KNOWN_KINDS, LEGACY_KINDS, TRACKED_KINDS, EventKind
+from gatepost.events.secretstream import encrypted_size
 
 __all__ = [
-    "CLEAR",
-    "KNOWN",
-    "LEGACY",
-    "TRACKED",
+    "CLEAR_KINDS",
+    "KNOWN_KINDS",
+    "LEGACY_KINDS",
+    "TRACKED_KINDS",
     "AgentId",
     "Blob",
     "BlobStore",
-    "DeadLetter",
+    "ChainHead",
+    "DeadLetterNotice",
     "Digest",
+    "EncryptedPayload",
     "Envelope",
     "EventId",
-    "EventIds",
-    "Head",
-    "Kind",
+    "EventIdGenerator",
+    "EventKind",
     "MsgId",
     "NodeId",
     "NodeKey",
+    "PayloadCipher",
     "PayloadRef",
     "Receipt",
-    "Sealed",
-    "Sealer",
     "Signal",
     "TaskInfo",
     "Trace",
@@ -69,21 +75,21 @@ __all__ = [
     "check_digest",
     "check_msg_id",
     "check_node_id",
-    "decode",
+    "decode_event",
     "decode_payload",
-    "encode",
+    "encode_event",
     "encode_payload",
+    "encrypted_size",
     "event_digest",
-    "extend",
-    "fingerprint",
+    "extend_chain",
+    "fingerprint_key",
     "format_event_id",
-    "frame",
-    "genesis",
+    "frame_parts",
+    "genesis_chain",
     "new_event_id",
     "parse_event_id",
-    "sealed_size",
     "sign_head",
-    "verify",
     "verify_group",
     "verify_head",
+    "verify_signature",
 ]

@@ -10,21 +10,27 @@ from pathlib import Path
 from msgspec import Struct
 
 from gatepost.clock import Clock
-from gatepost.errors import InvalidRequest, PayloadTooLarge, SealError, StorageFailed, UnknownBlob
+from gatepost.errors import (
+    EncryptionError,
+    InvalidRequest,
+    PayloadTooLarge,
+    StorageFailed,
+    UnknownBlob,
+)
 from gatepost.events.ids import check_digest
 from gatepost.events.secretstream import (
-    CHUNK,
-    FRAME,
-    HEADER,
-    KEY,
-    open_stream,
-    seal_stream,
-    sealed_size,
+    CHUNK_SIZE,
+    FRAME_SIZE,
+    HEADER_SIZE,
+    KEY_SIZE,
+    decrypt_stream,
+    encrypt_stream,
+    encrypted_size,
 )
 
-LIMIT = 64 * 1024 * 1024
+MAX_BLOB_BYTES = 64 * 1024 * 1024
 
-_TEMPORARY = "tmp-"
+_TEMPORARY_PREFIX = "tmp-"
 
 
 class Blob(Struct, frozen=True):
@@ -41,30 +47,34 @@ class BlobStore:
     complete or invisible. Content keys are never stored here.
     """
 
-    def __init__(self, directory: Path, clock: Clock, limit: int = LIMIT) -> None:
+    def __init__(self, directory: Path, clock: Clock, limit: int = MAX_BLOB_BYTES) -> None:
         self._directory = directory
         self._clock = clock
         self._limit = limit
-        with _storage("open the blob directory"):
+        with _translate_os_errors("open the blob directory"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory.chmod(0o700)
             _sync_directory(directory.parent)
-        self.sweep()
+        self.delete_leftovers()
 
-    def write(self, pieces: Iterable[bytes]) -> tuple[Blob, bytes]:
+    def store_payload(self, pieces: Iterable[bytes]) -> tuple[Blob, bytes]:
         """Encrypt and store a payload as it streams in; return the blob and its content key."""
-        key, header = self._clock.random(KEY), self._clock.random(HEADER)
-        return self._store(seal_stream(_limited(pieces, self._limit), key, header)), key
+        key, header = self._clock.random(KEY_SIZE), self._clock.random(HEADER_SIZE)
+        return self._store_ciphertext(
+            encrypt_stream(_limit_size(pieces, self._limit), key, header)
+        ), key
 
-    def adopt(self, digest: str, pieces: Iterable[bytes]) -> Blob:
+    def adopt_blob(self, digest: str, pieces: Iterable[bytes]) -> Blob:
         """Store the ciphertext of another node's blob; EncryptionError if its digest differs."""
         check_digest(digest)
-        return self._store(_limited(pieces, sealed_size(self._limit)), expected=digest)
+        return self._store_ciphertext(
+            _limit_size(pieces, encrypted_size(self._limit)), expected=digest
+        )
 
-    def put(self, digest: str, offset: int, piece: bytes) -> None:
+    def write_piece(self, digest: str, offset: int, piece: bytes) -> None:
         """Write a piece of a blob that is being fetched; `complete_fetch` makes it a blob."""
-        with _storage("write a piece of a blob"):
-            file = os.open(self._partial(digest), os.O_WRONLY | os.O_CREAT, 0o600)
+        with _translate_os_errors("write a piece of a blob"):
+            file = os.open(self._partial_path(digest), os.O_WRONLY | os.O_CREAT, 0o600)
             try:
                 rest = memoryview(piece)
                 while rest:
@@ -73,140 +83,144 @@ class BlobStore:
             finally:
                 os.close(file)
 
-    def complete(self, digest: str) -> Blob:
+    def complete_fetch(self, digest: str) -> Blob:
         """Publish the fetched pieces if their digest is right, otherwise delete them and raise."""
-        partial = self._partial(digest)
+        partial = self._partial_path(digest)
         try:
-            blob = _digested(partial)
+            blob = _digest_file(partial)
             if blob.digest != digest:
-                raise SealError(f"fetched blob is {blob.digest}, not {digest}")
-            self._publish(partial, blob)
+                raise EncryptionError(f"fetched blob is {blob.digest}, not {digest}")
+            self._publish_blob(partial, blob)
         except BaseException:
             with suppress(OSError):
                 partial.unlink()
             raise
         return blob
 
-    def abandon(self, digest: str) -> None:
+    def abandon_fetch(self, digest: str) -> None:
         """Delete the pieces of a fetch that was given up."""
-        with _storage("delete pieces of a blob"):
-            self._partial(digest).unlink(missing_ok=True)
+        with _translate_os_errors("delete pieces of a blob"):
+            self._partial_path(digest).unlink(missing_ok=True)
 
-    def read(self, digest: str, key: bytes) -> Iterator[bytes]:
+    def read_payload(self, digest: str, key: bytes) -> Iterator[bytes]:
         """Yield authentic chunks; the payload is complete only if no EncryptionError follows."""
-        self.size(digest)
-        return _unsealed(self._path(digest), digest, key)
+        self.ciphertext_size(digest)
+        return _decrypt_file(self._blob_path(digest), digest, key)
 
-    def read_range(self, digest: str, start: int = 0, length: int | None = None) -> Iterator[bytes]:
+    def read_ciphertext(
+        self, digest: str, start: int = 0, length: int | None = None
+    ) -> Iterator[bytes]:
         """Yield a range of the ciphertext, for a node that fetches it; empty past the end."""
         if start < 0 or (length is not None and length < 0):
             raise InvalidRequest("a range starts at 0 or later and has no negative length")
-        rest = max(0, self.size(digest) - start)
-        return _slice(self._path(digest), start, rest if length is None else min(length, rest))
+        rest = max(0, self.ciphertext_size(digest) - start)
+        return _read_slice(
+            self._blob_path(digest), start, rest if length is None else min(length, rest)
+        )
 
-    def size(self, digest: str) -> int:
+    def ciphertext_size(self, digest: str) -> int:
         """Return the size of the ciphertext; UnknownBlob if the blob is not stored here."""
-        path = self._path(digest)
-        with _storage("read the size of a blob"), _known(path):
+        path = self._blob_path(digest)
+        with _translate_os_errors("read the size of a blob"), _translate_missing_file(path):
             return path.stat().st_size
 
     def __contains__(self, digest: str) -> bool:
-        return self._path(digest).is_file()
+        return self._blob_path(digest).is_file()
 
     def delete(self, digest: str) -> None:
         """Delete a blob; a missing one is not an error."""
         # No sync: a blob that reappears after a crash is garbage, but not wrong.
-        with _storage("delete a blob"):
-            self._path(digest).unlink(missing_ok=True)
+        with _translate_os_errors("delete a blob"):
+            self._blob_path(digest).unlink(missing_ok=True)
 
-    def sweep(self) -> int:
+    def delete_leftovers(self) -> int:
         """Delete half-written files left by a crash; return how many there were."""
-        with _storage("clean up the blob directory"):
-            leftovers = list(self._directory.glob(_TEMPORARY + "*"))
+        with _translate_os_errors("clean up the blob directory"):
+            leftovers = list(self._directory.glob(_TEMPORARY_PREFIX + "*"))
             for leftover in leftovers:
                 leftover.unlink(missing_ok=True)
         return len(leftovers)
 
-    def _path(self, digest: str) -> Path:
+    def _blob_path(self, digest: str) -> Path:
         return self._directory / check_digest(digest).removeprefix("sha256:")
 
-    def _partial(self, digest: str) -> Path:
-        return self._directory / f"{_TEMPORARY}{self._path(digest).name}"
+    def _partial_path(self, digest: str) -> Path:
+        return self._directory / f"{_TEMPORARY_PREFIX}{self._blob_path(digest).name}"
 
-    def _store(self, ciphertext: Iterable[bytes], expected: str | None = None) -> Blob:
-        temporary = self._directory / f"{_TEMPORARY}{self._clock.random(16).hex()}"
+    def _store_ciphertext(self, ciphertext: Iterable[bytes], expected: str | None = None) -> Blob:
+        temporary = self._directory / f"{_TEMPORARY_PREFIX}{self._clock.random(16).hex()}"
         try:
-            blob = _write(temporary, ciphertext)
+            blob = _write_file(temporary, ciphertext)
             if expected not in (None, blob.digest):
-                raise SealError(f"fetched blob is {blob.digest}, not {expected}")
-            self._publish(temporary, blob)
+                raise EncryptionError(f"fetched blob is {blob.digest}, not {expected}")
+            self._publish_blob(temporary, blob)
         except BaseException:
             with suppress(OSError):
                 temporary.unlink()
             raise
         return blob
 
-    def _publish(self, temporary: Path, blob: Blob) -> None:
-        with _storage("publish a blob"):
-            temporary.rename(self._path(blob.digest))
+    def _publish_blob(self, temporary: Path, blob: Blob) -> None:
+        with _translate_os_errors("publish a blob"):
+            temporary.rename(self._blob_path(blob.digest))
             _sync_directory(self._directory)
 
 
-def _write(path: Path, pieces: Iterable[bytes]) -> Blob:
+def _write_file(path: Path, pieces: Iterable[bytes]) -> Blob:
     hasher, size = sha256(), 0
-    with _create(path) as file:
+    with _create_file(path) as file:
         for piece in pieces:
             hasher.update(piece)
             size += len(piece)
-            _append(file, piece)
-        with _storage("sync a blob"):
+            _append_piece(file, piece)
+        with _translate_os_errors("sync a blob"):
             os.fsync(file.fileno())
     return Blob(f"sha256:{hasher.hexdigest()}", size)
 
 
-def _digested(path: Path) -> Blob:
+def _digest_file(path: Path) -> Blob:
     hasher, size = sha256(), 0
-    with _open(path) as file:
-        while piece := _read(file, CHUNK):
+    with _open_file(path) as file:
+        while piece := _read_exactly(file, CHUNK_SIZE):
             hasher.update(piece)
             size += len(piece)
-        with _storage("sync a blob"):
+        with _translate_os_errors("sync a blob"):
             os.fsync(file.fileno())
     return Blob(f"sha256:{hasher.hexdigest()}", size)
 
 
-def _append(file: FileIO, piece: bytes) -> None:
+def _append_piece(file: FileIO, piece: bytes) -> None:
     rest = memoryview(piece)
-    with _storage("write a blob"):
+    with _translate_os_errors("write a blob"):
         while rest:
             rest = rest[file.write(rest) :]
 
 
-def _unsealed(path: Path, digest: str, key: bytes) -> Iterator[bytes]:
+def _decrypt_file(path: Path, digest: str, key: bytes) -> Iterator[bytes]:
     hasher = sha256()
-    with _open(path) as file:
-        header = _read(file, HEADER)
+    with _open_file(path) as file:
+        header = _read_exactly(file, HEADER_SIZE)
         hasher.update(header)
-        yield from open_stream(header, _frames(file, hasher.update), key)
+        yield from decrypt_stream(header, _read_frames(file, hasher.update), key)
     if f"sha256:{hasher.hexdigest()}" != digest:
-        raise SealError(f"blob {digest} does not match its digest")
+        raise EncryptionError(f"blob {digest} does not match its digest")
 
 
-def _frames(file: FileIO, observe: Callable[[bytes], None]) -> Iterator[bytes]:
-    while frame := _read(file, FRAME):
+def _read_frames(file: FileIO, observe: Callable[[bytes], None]) -> Iterator[bytes]:
+    while frame := _read_exactly(file, FRAME_SIZE):
         observe(frame)
         yield frame
 
 
-def _slice(path: Path, start: int, length: int) -> Iterator[bytes]:
-    with _open(path) as file:
+def _read_slice(path: Path, start: int, length: int) -> Iterator[bytes]:
+    with _open_file(path) as file:
         file.seek(start)
-        while length > 0 and (piece := _read(file, min(CHUNK, length))):
+        while length > 0 and (piece := _read_exactly(file, min(CHUNK_SIZE, length))):
             length -= len(piece)
             yield piece
 
 
-def _limited(pieces: Iterable[bytes], limit: int) -> Iterator[bytes]:
+def _limit_size(pieces: Iterable[bytes], limit: int) -> Iterator[bytes]:
     total = 0
     for piece in pieces:
         total += len(piece)
@@ -215,22 +229,22 @@ def _limited(pieces: Iterable[bytes], limit: int) -> Iterator[bytes]:
         yield piece
 
 
-def _read(file: FileIO, size: int) -> bytes:
+def _read_exactly(file: FileIO, size: int) -> bytes:
     """Read `size` bytes; fewer only at the end of the file."""
-    with _storage("read a blob"):
+    with _translate_os_errors("read a blob"):
         found = file.read(size)
         while len(found) < size and (more := file.read(size - len(found))):
             found += more
     return found
 
 
-def _create(path: Path) -> FileIO:
-    with _storage("create a blob"):
+def _create_file(path: Path) -> FileIO:
+    with _translate_os_errors("create a blob"):
         return FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
-def _open(path: Path) -> FileIO:
-    with _storage("open a blob"), _known(path):
+def _open_file(path: Path) -> FileIO:
+    with _translate_os_errors("open a blob"), _translate_missing_file(path):
         return FileIO(path, "rb")
 
 
@@ -243,7 +257,7 @@ def _sync_directory(directory: Path) -> None:
 
 
 @contextmanager
-def _known(path: Path) -> Iterator[None]:
+def _translate_missing_file(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
@@ -251,7 +265,7 @@ def _known(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _storage(action: str) -> Iterator[None]:
+def _translate_os_errors(action: str) -> Iterator[None]:
     """Re-raise OSError as StorageFailed, which a sender can be told."""
     try:
         yield

@@ -11,53 +11,53 @@ from msgspec import UNSET, Raw, Struct
 
 from gatepost.errors import MalformedEvent
 from gatepost.events.envelope import Envelope, Trace
-from gatepost.events.kinds import LEGACY
+from gatepost.events.kinds import LEGACY_KINDS
 
 T = TypeVar("T")
 _Fields = dict[str, Raw]
 
 _encoder = msgspec.json.Encoder(order="deterministic")
-_strict = msgspec.json.Decoder(Envelope)
-_loose = msgspec.json.Decoder(_Fields)
+_strict_decoder = msgspec.json.Decoder(Envelope)
+_fields_decoder = msgspec.json.Decoder(_Fields)
 
 # ValueError covers msgspec's own errors and invalid UTF-8; RecursionError comes from deep nesting.
-_UNREADABLE = (ValueError, RecursionError)
+_DECODE_ERRORS = (ValueError, RecursionError)
 
 
-def _spellings(struct: type[Struct]) -> dict[str, str]:
+def _wire_names(struct: type[Struct]) -> dict[str, str]:
     return {field.name: field.encode_name for field in msgspec.structs.fields(struct)}
 
 
-def _canonical_last(aliases: dict[str, str]) -> dict[str, str]:
+def _with_canonical_names(aliases: dict[str, str]) -> dict[str, str]:
     return aliases | {name: name for name in aliases.values()}
 
 
-_TRACE_NAMES = _canonical_last(_spellings(Trace))
-_ENVELOPE_NAMES = _canonical_last(
+_TRACE_NAMES = _with_canonical_names(_wire_names(Trace))
+_ENVELOPE_NAMES = _with_canonical_names(
     {
         "fromNodeId": "sourceNodeId",
         "from_node_id": "sourceNodeId",
         "fromAgentId": "sourceAgentId",
         "from_agent_id": "sourceAgentId",
     }
-    | _spellings(Envelope)
+    | _wire_names(Envelope)
 )
 
 
-def encode(envelope: Envelope) -> bytes:
+def encode_event(envelope: Envelope) -> bytes:
     """Encode as canonical JSON: equal envelopes give equal bytes."""
     return _encoder.encode(envelope)
 
 
-def decode(data: bytes) -> Envelope:
+def decode_event(data: bytes) -> Envelope:
     """Decode an event; any invalid input raises MalformedEvent and nothing else."""
     try:
         # msgspec skips raw payloads without validating their UTF-8; str() validates it.
         text = str(data, "utf-8")
         envelope = _decode_text(text)
-    except _UNREADABLE as error:
+    except _DECODE_ERRORS as error:
         raise MalformedEvent(f"not an event: {error}") from None
-    return _settle(envelope)
+    return _normalize_event(envelope)
 
 
 def encode_payload(value: object) -> Raw:
@@ -71,32 +71,32 @@ def decode_payload(envelope: Envelope, type: type[T]) -> T:
         raise MalformedEvent(f"event {envelope.event_id} has no payload")
     try:
         return msgspec.json.decode(envelope.payload, type=type)
-    except _UNREADABLE as error:
+    except _DECODE_ERRORS as error:
         raise MalformedEvent(f"payload of event {envelope.event_id}: {error}") from None
 
 
 def _decode_text(text: str) -> Envelope:
     try:
-        return _strict.decode(text)
+        return _strict_decoder.decode(text)
     except msgspec.ValidationError:
-        return _strict.decode(_respell(_loose.decode(text)))
+        return _strict_decoder.decode(_respell_fields(_fields_decoder.decode(text)))
 
 
-def _respell(fields: _Fields) -> bytes:
-    renamed = _rename(fields, _ENVELOPE_NAMES)
+def _respell_fields(fields: _Fields) -> bytes:
+    renamed = _rename_fields(fields, _ENVELOPE_NAMES)
     if "trace" in renamed:
-        trace = _rename(_loose.decode(renamed["trace"]), _TRACE_NAMES)
+        trace = _rename_fields(_fields_decoder.decode(renamed["trace"]), _TRACE_NAMES)
         renamed["trace"] = Raw(_encoder.encode(trace))
     return _encoder.encode(renamed)
 
 
-def _rename(fields: _Fields, names: dict[str, str]) -> _Fields:
+def _rename_fields(fields: _Fields, names: dict[str, str]) -> _Fields:
     return {names[name]: fields[name] for name in names if name in fields}
 
 
-def _settle(envelope: Envelope) -> Envelope:
+def _normalize_event(envelope: Envelope) -> Envelope:
     if envelope.payload_ref is not None and envelope.payload is not UNSET:
         raise MalformedEvent(f"event {envelope.event_id} has both payload and payloadRef")
-    if envelope.kind in LEGACY:
-        return msgspec.structs.replace(envelope, kind=LEGACY[envelope.kind].value)
+    if envelope.kind in LEGACY_KINDS:
+        return msgspec.structs.replace(envelope, kind=LEGACY_KINDS[envelope.kind].value)
     return envelope

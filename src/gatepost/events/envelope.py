@@ -7,11 +7,11 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from gatepost.events.ids import AgentId, Digest, EventId, MsgId, NodeId
 
 # The largest integer that every JSON reader, JavaScript included, represents exactly.
-MAX_INT = 2**53 - 1
+MAX_JSON_INT = 2**53 - 1
 
-EpochMs = Annotated[int, Meta(ge=0, le=MAX_INT)]
-Seq = Annotated[int, Meta(ge=1, le=MAX_INT)]
-Count = Annotated[int, Meta(ge=0, le=MAX_INT)]
+EpochMs = Annotated[int, Meta(ge=0, le=MAX_JSON_INT)]
+Seq = Annotated[int, Meta(ge=1, le=MAX_JSON_INT)]
+NonNegativeInt = Annotated[int, Meta(ge=0, le=MAX_JSON_INT)]
 KindName = Annotated[str, Meta(min_length=1, max_length=64)]
 Reason = Annotated[str, Meta(min_length=1, max_length=1024)]
 Priority = Annotated[int, Meta(ge=0, le=1000)]
@@ -22,7 +22,7 @@ class PayloadRef(Struct, frozen=True, rename="camel"):
     """A payload too large for its event: an encrypted blob, and its content key per recipient."""
 
     digest: Digest
-    size: Count
+    size: NonNegativeInt
     keys: dict[str, bytes]
 
 
@@ -36,9 +36,9 @@ class Trace(
 ):
     """How the event was routed, and its OpenTelemetry parent."""
 
-    attempt: Count = 1
+    attempt: NonNegativeInt = 1
     route_decision: Label | None = None
-    policy_version: Count | Label | None = None
+    policy_version: NonNegativeInt | Label | None = None
     traceparent: Label | None = None
 
 
@@ -51,7 +51,7 @@ class TaskInfo(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=
     executor_skill_version: Label | None = None
     task_type: Label | None = None
     eta_at: EpochMs | None = None
-    eta_seconds: Count | None = None
+    eta_seconds: NonNegativeInt | None = None
     progress: Annotated[float, Meta(ge=0, le=1)] | None = None
     failure_class: Label | None = None
 
@@ -75,9 +75,9 @@ class Envelope(
 
     event_id: EventId
     seq: Seq
-    pair_seq: Count = 0
+    pair_seq: NonNegativeInt = 0
     pair_base: Seq = 1
-    prev_seq_to: Count = 0
+    prev_seq_to: NonNegativeInt = 0
     source_node_id: NodeId
     source_agent_id: AgentId
     to_node_id: NodeId | None = None
@@ -88,7 +88,7 @@ class Envelope(
     causation_id: EventId | None = None
     created_at: EpochMs
     expires_at: EpochMs | None = None
-    attempt: Count = 1
+    attempt: NonNegativeInt = 1
     priority: Priority = 0
     offer: bool = False
     payload: Raw | UnsetType = UNSET
@@ -97,18 +97,18 @@ class Envelope(
     trace: Trace | None = None
 
 
-Status = Literal["accepted", "refused", "processed"]
-Outcome = Literal["ok", "failed", "dead_letter", "expired"]
+ReceiptStatus = Literal["accepted", "refused", "processed"]
+TurnOutcome = Literal["ok", "failed", "dead_letter", "expired"]
 
 
 class Receipt(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """The payload of an `ack`: the fate of the event it refers to."""
 
-    status: Status
+    status: ReceiptStatus
     reason: Reason | None = None
-    outcome: Outcome | None = None
+    outcome: TurnOutcome | None = None
     eta_at: EpochMs | None = None
-    eta_seconds: Count | None = None
+    eta_seconds: NonNegativeInt | None = None
     plan: str | None = None
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ class Receipt(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=T
             raise ValueError("a refused receipt needs a reason")
 
 
-class DeadLetter(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class DeadLetterNotice(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """The payload of a `dead_letter`: why the sender gave up on the event it refers to.
 
     `pair_seq` is the pair number that this closes: the receiver stops waiting for an event that
@@ -127,8 +127,8 @@ class DeadLetter(Struct, frozen=True, kw_only=True, rename="camel", omit_default
 
     reason: Reason
     detail: str | None = None
-    attempts: Count = 0
-    pair_seq: Count = 0
+    attempts: NonNegativeInt = 0
+    pair_seq: NonNegativeInt = 0
 
 
 SignalName = Literal["confirm", "withdraw", "settled", "status_request", "incident", "notice"]
@@ -145,8 +145,8 @@ class Signal(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
 
     signal: SignalName | Label
     reason: Reason | None = None
-    pair_seq: Count = 0
+    pair_seq: NonNegativeInt = 0
     from_agent: AgentId | None = None
     to_agent: AgentId | None = None
-    through: Count = 0
+    through: NonNegativeInt = 0
     text: Label | None = None

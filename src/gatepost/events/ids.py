@@ -11,29 +11,29 @@ from gatepost.clock import Clock
 from gatepost.errors import InvalidId
 
 # Not "$" but "\Z": "$" would let a trailing newline through.
-_UUID7 = r"\A[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\Z"
-_NAME = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z"
-_MSG_ID = r"\A[A-Za-z0-9][A-Za-z0-9._:@+-]{0,255}\Z"
-_DIGEST = r"\Asha256:[0-9a-f]{64}\Z"
+_UUID7_PATTERN = r"\A[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\Z"
+_NAME_PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z"
+_MSG_ID_PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9._:@+-]{0,255}\Z"
+_DIGEST_PATTERN = r"\Asha256:[0-9a-f]{64}\Z"
 
-EventId = Annotated[str, Meta(pattern=_UUID7, max_length=36)]
-AgentId = Annotated[str, Meta(pattern=_NAME, max_length=128)]
-NodeId = Annotated[str, Meta(pattern=_NAME, max_length=128)]
-MsgId = Annotated[str, Meta(pattern=_MSG_ID, max_length=256)]
-Digest = Annotated[str, Meta(pattern=_DIGEST, max_length=71)]
+EventId = Annotated[str, Meta(pattern=_UUID7_PATTERN, max_length=36)]
+AgentId = Annotated[str, Meta(pattern=_NAME_PATTERN, max_length=128)]
+NodeId = Annotated[str, Meta(pattern=_NAME_PATTERN, max_length=128)]
+MsgId = Annotated[str, Meta(pattern=_MSG_ID_PATTERN, max_length=256)]
+Digest = Annotated[str, Meta(pattern=_DIGEST_PATTERN, max_length=71)]
 
 _NAME_RULE = "use 1 to 128 letters, digits, '.', '_' or '-', starting with a letter or digit"
 _MSG_ID_RULE = "use 1 to 256 letters, digits or any of '._:@+-', starting with a letter or digit"
 _UUID7_RULE = "it must be a UUIDv7 in lower case with dashes"
 _DIGEST_RULE = "it must be 'sha256:' and 64 lower-case hex digits"
 
-_is_uuid7 = re.compile(_UUID7).match
-_is_name = re.compile(_NAME).match
-_is_msg_id = re.compile(_MSG_ID).match
-_is_digest = re.compile(_DIGEST).match
+_is_uuid7 = re.compile(_UUID7_PATTERN).match
+_is_name = re.compile(_NAME_PATTERN).match
+_is_msg_id = re.compile(_MSG_ID_PATTERN).match
+_is_digest = re.compile(_DIGEST_PATTERN).match
 
 
-class EventIds:
+class EventIdGenerator:
     """Generates UUIDv7s that never repeat and never decrease, even if the clock goes back.
 
     The 122 free bits are one number: milliseconds in the high bits, a 74-bit counter in the low
@@ -47,19 +47,19 @@ class EventIds:
         self._lock = Lock()
         self._last = -1
 
-    def next(self) -> str:
+    def next_id(self) -> str:
         with self._lock:
             now = self._clock.now()
             if now > self._last >> 74:
                 self._last = now << 74 | int.from_bytes(self._clock.random(9), "big")
             else:
                 self._last += 1
-            return _text(self._last)
+            return _uuid7_text(self._last)
 
 
 def new_event_id(clock: Clock) -> str:
     """Return one id, ordered by its millisecond only; a series needs EventIdGenerator."""
-    return EventIds(clock).next()
+    return EventIdGenerator(clock).next_id()
 
 
 # The same id is parsed many times while its message is on its way.
@@ -67,52 +67,52 @@ def new_event_id(clock: Clock) -> str:
 def parse_event_id(text: str) -> bytes:
     """Return the 16 bytes of an event id."""
     if not _is_uuid7(text):
-        raise _invalid("event id", text, _UUID7_RULE)
+        raise _invalid_id("event id", text, _UUID7_RULE)
     return bytes.fromhex(text.replace("-", ""))
 
 
 def format_event_id(data: bytes) -> str:
     """Return the text of an event id stored as 16 bytes."""
-    text = _dashed(data.hex())
+    text = _insert_dashes(data.hex())
     if not _is_uuid7(text):
-        raise _invalid("event id", data.hex(), _UUID7_RULE)
+        raise _invalid_id("event id", data.hex(), _UUID7_RULE)
     return text
 
 
 def check_agent_id(value: str) -> str:
     if not _is_name(value):
-        raise _invalid("agent id", value, _NAME_RULE)
+        raise _invalid_id("agent id", value, _NAME_RULE)
     return value
 
 
 def check_node_id(value: str) -> str:
     if not _is_name(value):
-        raise _invalid("node id", value, _NAME_RULE)
+        raise _invalid_id("node id", value, _NAME_RULE)
     return value
 
 
 def check_msg_id(value: str) -> str:
     if not _is_msg_id(value):
-        raise _invalid("message id", value, _MSG_ID_RULE)
+        raise _invalid_id("message id", value, _MSG_ID_RULE)
     return value
 
 
 def check_digest(value: str) -> str:
     if not _is_digest(value):
-        raise _invalid("digest", value, _DIGEST_RULE)
+        raise _invalid_id("digest", value, _DIGEST_RULE)
     return value
 
 
-def _text(number: int) -> str:
+def _uuid7_text(number: int) -> str:
     version = (number >> 62 & 0xFFF) | 0x7000
     variant = (number & (1 << 62) - 1) | 1 << 63
-    return _dashed(f"{number >> 74:012x}{version:04x}{variant:016x}")
+    return _insert_dashes(f"{number >> 74:012x}{version:04x}{variant:016x}")
 
 
-def _dashed(digits: str) -> str:
+def _insert_dashes(digits: str) -> str:
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
-def _invalid(what: str, value: str, rule: str) -> InvalidId:
+def _invalid_id(what: str, value: str, rule: str) -> InvalidId:
     shown = value if len(value) <= 40 else value[:40] + "…"
     return InvalidId(f"{what} {shown!r} is not valid: {rule}")

@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class EventKind(StrEnum):
     """The kinds this version knows; an event of any other kind is stored and relayed."""
 
     MESSAGE = "message"
@@ -19,13 +19,18 @@ class Kind(StrEnum):
     DEAD_LETTER = "dead_letter"
 
 
-KNOWN: frozenset[str] = frozenset(Kind)
+KNOWN_KINDS: frozenset[str] = frozenset(EventKind)
 
 # A tracked event opens a delivery and waits for receipts. Receipts are never acked themselves.
-TRACKED: frozenset[str] = frozenset({Kind.MESSAGE, Kind.REPLY, Kind.TASK_CREATE, Kind.TASK_CANCEL})
+TRACKED_KINDS: frozenset[str] = frozenset(
+    {EventKind.MESSAGE, EventKind.REPLY, EventKind.TASK_CREATE, EventKind.TASK_CANCEL}
+)
 
 # Receipts, dead letters and signals tell every reader of the outbox how a delivery is going.
 # All other payloads are encrypted.
-CLEAR: frozenset[str] = frozenset({Kind.ACK, Kind.SIGNAL, Kind.DEAD_LETTER})
+CLEAR_KINDS: frozenset[str] = frozenset({EventKind.ACK, EventKind.SIGNAL, EventKind.DEAD_LETTER})
 
-LEGACY: dict[str, Kind] = {"task": Kind.TASK_CREATE, "task_result": Kind.TASK_COMPLETE}
+LEGACY_KINDS: dict[str, EventKind] = {
+    "task": EventKind.TASK_CREATE,
+    "task_result": EventKind.TASK_COMPLETE,
+}

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from gatepost.config import Settings, default_path
+from gatepost.config import Settings, default_settings_path
 from gatepost.errors import GatepostError
 from gatepost.gateway import logs, serve
 
@@ -12,7 +12,7 @@ def main(arguments: list[str]) -> None:
     env = dict(os.environ)
     if arguments:
         env["GATEPOST_HOME"] = arguments[0]
-    file = default_path(env)
+    file = default_settings_path(env)
     settings = Settings.load(file if file.exists() else None, env)
     logs.configure(settings.log.level, settings.log.format)
     serve.run(settings)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gatepost.config import Alerts as Settings
+from gatepost.config import AlertsSettings as Settings
 from gatepost.gateway.core import Core
 from gatepost.journal import Tx
 
@@ -124,8 +124,10 @@ class Alerts:
             del self._untold[0]
 
     def _levels(self, tx: Tx) -> dict[Backlog, int]:
-        to_nodes = {("node", row[0]): row[1] for row in tx.rows(_TO_NODES, (self._core.node.id,))}
-        return to_nodes | {("mailbox", row[0]): row[1] for row in tx.rows(_IN_MAILBOXES)}
+        to_nodes = {
+            ("node", row[0]): row[1] for row in tx.fetch_all(_TO_NODES, (self._core.node.id,))
+        }
+        return to_nodes | {("mailbox", row[0]): row[1] for row in tx.fetch_all(_IN_MAILBOXES)}
 
     async def _tell(self, change: Change) -> None:
         (what, name), (before, after) = change.backlog, change.grew

@@ -14,7 +14,7 @@ from litestar.handlers.base import BaseRouteHandler
 
 from gatepost.errors import (
     GatepostError,
-    Internal,
+    InternalError,
     StorageFailed,
     Unauthorized,
     Unavailable,
@@ -126,12 +126,15 @@ def _websocket(operations: Operations, local_auth: Door, metrics: Metrics) -> An
 def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[Failure]:
     """Answer with a code and a sentence. Unexpected errors are logged, and their text not shown."""
     if isinstance(error, GatepostError):
-        status_code, failure = error.status, Failure.of(error)
+        status_code, failure = error.status, Failure.from_error(error)
     elif isinstance(error, HTTPException | WebSocketException):
         status_code, failure = _from_litestar(error)
     else:
         log.error("a request failed unexpectedly", exc_info=error)
-        status_code, failure = 500, Failure.of(Internal("an internal error; see the log"))
+        status_code, failure = (
+            500,
+            Failure.from_error(InternalError("an internal error; see the log")),
+        )
     headers = {}
     if failure.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(failure.retry_after)))

@@ -27,7 +27,7 @@ from gatepost.events import NodeKey
 from gatepost.gateway.core import patience_of, policy_of
 from gatepost.gateway.state import StateDir, sync_folder, write_private
 from gatepost.journal import Database, Tx, Writer
-from gatepost.journal.database import lock
+from gatepost.journal.database import lock_journal
 from gatepost.journal.outbox import Outbox
 from gatepost.mailbox import Dispatcher
 
@@ -156,9 +156,9 @@ def _look(journal: Path) -> tuple[str, str, int, list[str]]:
     connection = apsw.Connection(str(journal), flags=apsw.SQLITE_OPEN_READONLY)
     try:
         tx = Tx(connection, 0)
-        ((node_id, incarnation),) = tx.rows(_FACTS, ("node_id", "incarnation"))
-        ((last,),) = tx.rows(_LAST)
-        digests = [row[0] for row in tx.rows("SELECT digest FROM blob ORDER BY digest")]
+        ((node_id, incarnation),) = tx.fetch_all(_FACTS, ("node_id", "incarnation"))
+        ((last,),) = tx.fetch_all(_LAST)
+        digests = [row[0] for row in tx.fetch_all("SELECT digest FROM blob ORDER BY digest")]
     finally:
         connection.close()
     return str(node_id), str(incarnation), int(last), digests
@@ -213,7 +213,7 @@ def restore(file: Path, settings: Settings, clock: Clock) -> Restored:
         )
     state = StateDir(settings.node.state_dir)
     state.prepare()
-    guard = lock(state.journal)
+    guard = lock_journal(state.journal)
     work = state.path / "restoring"
     try:
         shutil.rmtree(work, ignore_errors=True)
@@ -279,7 +279,7 @@ def _renew(work: Path, manifest: Manifest, settings: Settings, clock: Clock) -> 
     try:
         incarnation = clock.random(8).hex()
         leap = _LEAP + int.from_bytes(clock.random(4))
-        bare = Writer(database.writer, clock, lambda outcomes: None)
+        bare = Writer(database.writer_connection, clock, lambda outcomes: None)
         first = _run(bare, lambda tx: restoring.begin(tx, incarnation, leap))
         key = NodeKey((work / _KEY).read_bytes())
         node = Node(manifest.node_id, incarnation, key, clock)
@@ -287,11 +287,13 @@ def _renew(work: Path, manifest: Manifest, settings: Settings, clock: Clock) -> 
         messages.dispatcher = Dispatcher(clock, policy_of(settings), messages.close)
         # The outbox is the only participant: no timer may fire for quarantined mail.
         outbox = Outbox(node.id, incarnation, node.key)
-        writer = Writer(database.writer, clock, lambda outcomes: None, participants=(outbox,))
+        writer = Writer(
+            database.writer_connection, clock, lambda outcomes: None, participants=(outbox,)
+        )
         while _run(writer, lambda tx: restoring.quarantine(tx, messages, _BATCH)):
             pass
         dead, doubt = _run(bare, restoring.counts)
-        database.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        database.writer_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     finally:
         database.close()
     return _Renewed(incarnation, first, dead, doubt)

@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from typing import TypeVar
 
 from gatepost.delivery.fetch import Done
-from gatepost.errors import GatepostError, Internal, NotFound
+from gatepost.errors import GatepostError, InternalError, NotFound
 from gatepost.events import BlobStore
 
 log = logging.getLogger(__name__)
@@ -25,8 +25,8 @@ class BlobFiles:
         self, digest: str, offset: int, length: int, done: Callable[[int, bytes], None]
     ) -> None:
         def work() -> tuple[int, bytes]:
-            piece = b"".join(self._blobs.read_range(digest, offset, length))
-            return self._blobs.size(digest), piece
+            piece = b"".join(self._blobs.read_ciphertext(digest, offset, length))
+            return self._blobs.ciphertext_size(digest), piece
 
         def finished(found: tuple[int, bytes] | None, error: GatepostError | None) -> None:
             if error is not None and not isinstance(error, NotFound):
@@ -36,13 +36,15 @@ class BlobFiles:
         self._run(work, finished)
 
     def put(self, digest: str, offset: int, piece: bytes, done: Done) -> None:
-        self._run(lambda: self._blobs.put(digest, offset, piece), lambda _, error: done(error))
+        self._run(
+            lambda: self._blobs.write_piece(digest, offset, piece), lambda _, error: done(error)
+        )
 
     def complete(self, digest: str, done: Done) -> None:
-        self._run(lambda: self._blobs.complete(digest), lambda _, error: done(error))
+        self._run(lambda: self._blobs.complete_fetch(digest), lambda _, error: done(error))
 
     def abandon(self, digest: str) -> None:
-        self._run(lambda: self._blobs.abandon(digest), lambda _, error: None)
+        self._run(lambda: self._blobs.abandon_fetch(digest), lambda _, error: None)
 
     def _run(
         self, work: Callable[[], T], finished: Callable[[T | None, GatepostError | None], None]
@@ -61,5 +63,5 @@ class BlobFiles:
             failure = error
         except Exception:
             log.exception("a blob file failed unexpectedly")
-            failure = Internal("an internal error; see the log")
+            failure = InternalError("an internal error; see the log")
         finished(found, failure)

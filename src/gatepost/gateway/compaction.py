@@ -54,10 +54,10 @@ def _forget(core: Core, tx: Tx) -> int:
     journal = core.settings.journal
     bodies_before = tx.now - int(journal.retain_acked_secs * 1000)
     rows_before = tx.now - int(journal.tombstone_secs * 1000)
-    deleted = sweep.forget(tx, bodies_before, rows_before, journal.sweep_batch)
+    deleted = sweep.forget_settled_mail(tx, bodies_before, rows_before, journal.sweep_batch)
     for sql in (_DELIVERIES, _KEYS):
-        tx.run(sql, (rows_before, journal.sweep_batch))
-        deleted += tx.changes()
+        tx.execute(sql, (rows_before, journal.sweep_batch))
+        deleted += tx.changed_rows()
     return deleted + retention.forget(tx, core.messages.receiver, rows_before, journal.sweep_batch)
 
 
@@ -66,7 +66,7 @@ async def remove_orphans(core: Core) -> int:
 
     Call it before any upload starts: a blob file exists before its journal row.
     """
-    known = {row[0] for row in await core.read(lambda tx: tx.rows("SELECT digest FROM blob"))}
+    known = {row[0] for row in await core.read(lambda tx: tx.fetch_all("SELECT digest FROM blob"))}
     orphans = {f"sha256:{path.name}" for path in core.state.blobs.iterdir()} - known
     for digest in orphans:
         core.blobs.delete(digest)
@@ -74,6 +74,6 @@ async def remove_orphans(core: Core) -> int:
 
 
 def _unused_blobs(tx: Tx) -> list[str]:
-    digests = [row[0] for row in tx.rows(_BLOBS, (tx.now - _UNUSED_BLOB_MS,))]
-    tx.many("DELETE FROM blob_use WHERE digest = ?", [(digest,) for digest in digests])
+    digests = [row[0] for row in tx.fetch_all(_BLOBS, (tx.now - _UNUSED_BLOB_MS,))]
+    tx.execute_many("DELETE FROM blob_use WHERE digest = ?", [(digest,) for digest in digests])
     return digests

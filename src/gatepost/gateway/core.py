@@ -19,9 +19,9 @@ from gatepost.events import Blob, BlobStore
 from gatepost.gateway.observing import Observer
 from gatepost.gateway.state import StateDir
 from gatepost.gateway.telemetry import Telemetry, telemetry_of
-from gatepost.journal import Database, Outcome, Tx, Writer
+from gatepost.journal import Database, JobOutcome, Tx, Writer
 from gatepost.journal.outbox import Outbox
-from gatepost.mailbox import Dispatcher, Policy
+from gatepost.mailbox import Dispatcher, MailboxPolicy
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Core:
         self.observer = Observer(self.messages, self.telemetry)
         self.on_blob_wanted: Callable[[str, str], None] = _nobody_fetches
         self.writer = Writer(
-            self.database.writer,
+            self.database.writer_connection,
             self.clock,
             self._deliver,
             participants=(self.dispatcher, self.messages, self.outbox, self.observer),
@@ -68,7 +68,9 @@ class Core:
         self._local = threading.local()
 
     def _identify(self) -> Node:
-        rows: Any = self.database.writer.execute("SELECT name, value FROM fact").fetchall()
+        rows: Any = self.database.writer_connection.execute(
+            "SELECT name, value FROM fact"
+        ).fetchall()
         facts = dict(rows)
         id = self.settings.node.id
         if (known := facts.get("node_id", id)) != id:
@@ -77,11 +79,11 @@ class Core:
                 " set node.id back or choose another state_dir"
             )
         incarnation = facts.get("incarnation") or self.clock.random(8).hex()
-        self.database.writer.execute(
+        self.database.writer_connection.execute(
             "INSERT OR IGNORE INTO fact VALUES ('node_id', ?), ('incarnation', ?)",
             (id, incarnation),
         )
-        self.database.writer.execute(
+        self.database.writer_connection.execute(
             "INSERT OR IGNORE INTO incarnation VALUES (?, 1)", (incarnation,)
         )
         return Node(id, incarnation, self.state.node_key(self.clock), self.clock)
@@ -117,7 +119,7 @@ class Core:
 
     async def store(self, pieces: Iterable[bytes]) -> tuple[Blob, bytes]:
         """Write a blob, in a thread of its own for as long as its pieces take to come."""
-        return await self._loop.run_in_executor(self.storers, self.blobs.write, pieces)
+        return await self._loop.run_in_executor(self.storers, self.blobs.store_payload, pieces)
 
     async def read(self, query: Callable[[Tx], T]) -> T:
         """Run `query` beside the writer, on what is committed."""
@@ -126,7 +128,7 @@ class Core:
     def _read(self, query: Callable[[Tx], T]) -> T:
         connection: apsw.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
-            connection = self._local.connection = self.database.reader()
+            connection = self._local.connection = self.database.open_reader()
         # A savepoint holds one snapshot for all the statements of a query.
         connection.execute("SAVEPOINT reading")
         try:
@@ -134,14 +136,14 @@ class Core:
         finally:
             connection.execute("RELEASE reading")
 
-    def _deliver(self, outcomes: list[Outcome]) -> None:
+    def _deliver(self, outcomes: list[JobOutcome]) -> None:
         if outcomes:
             self._loop.call_soon_threadsafe(_tell, outcomes)
 
 
-def policy_of(settings: Settings) -> Policy:
+def policy_of(settings: Settings) -> MailboxPolicy:
     mailbox = settings.mailbox
-    return Policy(
+    return MailboxPolicy(
         mailbox.max_retries,
         int(mailbox.base_backoff_secs * 1000),
         int(mailbox.inflight_timeout_secs * 1000),
@@ -166,7 +168,7 @@ def _nobody_fetches(digest: str, source: str) -> None:
     """Until the gateway has links, nothing can be fetched; what waits for it is held."""
 
 
-def _tell(outcomes: list[Outcome]) -> None:
+def _tell(outcomes: list[JobOutcome]) -> None:
     for done, value, error in outcomes:
         try:
             done(value, error)

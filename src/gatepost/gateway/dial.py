@@ -12,7 +12,7 @@ from msgspec import Struct
 from gatepost.access.forms import ExchangeAnswer
 from gatepost.access.invites import issuer_fingerprint
 from gatepost.errors import DeadlineExceeded, GatepostError, Revoked, RoomViolation, Unavailable
-from gatepost.events import fingerprint
+from gatepost.events import fingerprint_key
 from gatepost.gateway.connection import Connection
 from gatepost.gateway.knocking import BROKEN, ClientWire, Host, Knocker, OurselvesError, http_url
 from gatepost.gateway.pipes import Pipes
@@ -98,7 +98,7 @@ class Dialer:
         for member in self._keeper.current.view.nodes.values():
             if member.public_key == own or not member.record.endpoint_ws:
                 continue
-            seed = Seed(http_url(member.record.endpoint_ws), fingerprint(member.public_key))
+            seed = Seed(http_url(member.record.endpoint_ws), fingerprint_key(member.public_key))
             if member.is_backbone:
                 backbone.append(seed)
             elif member.id in mail_for:
@@ -226,11 +226,11 @@ def _said(url: str, error: Exception) -> GatepostError:
 
 
 def _stored(tx: Tx) -> list[Seed]:
-    row = tx.one("SELECT value FROM fact WHERE name = ?", (_SEEDS,))
+    row = tx.fetch_one("SELECT value FROM fact WHERE name = ?", (_SEEDS,))
     return [] if row is None else msgspec.json.decode(row[0], type=list[Seed])
 
 
 def _store(tx: Tx, seed: Seed) -> None:
     seeds = [each for each in _stored(tx) if each.url != seed.url]
     value = msgspec.json.encode([*seeds, seed]).decode()
-    tx.run("INSERT OR REPLACE INTO fact VALUES (?, ?)", (_SEEDS, value))
+    tx.execute("INSERT OR REPLACE INTO fact VALUES (?, ?)", (_SEEDS, value))

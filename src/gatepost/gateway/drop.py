@@ -32,7 +32,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from gatepost.errors import (
-    BY_CODE,
+    ERRORS_BY_CODE,
     ConfigError,
     GatepostError,
     InvalidId,
@@ -44,7 +44,7 @@ from gatepost.errors import (
 from gatepost.gateway.operations import Operations
 from gatepost.gateway.session import read_frame
 from gatepost.gateway.watch import watched
-from gatepost.wire import Dequeue, Failed, Failure, Op, Reply, Send, Subscribe, Unsubscribe
+from gatepost.wire import AnyAnswer, Dequeue, Failed, Failure, Op, Send, Subscribe, Unsubscribe
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class DropDoor:
                 return
             error = InvalidRequest(f"the file cannot be read: {error.strerror}")
         log.warning("drop folder: %r is moved to bad/: %s", name, error.message)
-        answer = msgspec.json.encode(Failed(error=Failure.of(error)))
+        answer = msgspec.json.encode(Failed(error=Failure.from_error(error)))
         try:
             await asyncio.to_thread(self._files.set_aside, name, answer)
         except OSError as problem:
@@ -163,22 +163,22 @@ class DropDoor:
         if self._timer is None or self._timer.when() <= loop.time():
             self._timer = loop.call_later(_RETRY_SECS, self._changed.set)
 
-    async def _answer(self, request: Request) -> Reply | list[Reply]:
+    async def _answer(self, request: Request) -> AnyAnswer | list[AnyAnswer]:
         if len(request.content) > self._limit:
             error = PayloadTooLarge(f"a request may have {self._limit} bytes")
-            return Failed(error=Failure.of(error))
+            return Failed(error=Failure.from_error(error))
         try:
             frame = read_frame(request.content)
         except InvalidRequest as error:
-            return Failed(error=Failure.of(error))
+            return Failed(error=Failure.from_error(error))
         if not isinstance(frame, list):
             return await self._run(frame, request, 0)
         return [await self._run(op, request, index) for index, op in enumerate(frame)]
 
-    async def _run(self, op: Op, request: Request, index: int) -> Reply:
+    async def _run(self, op: Op, request: Request, index: int) -> AnyAnswer:
         if isinstance(op, Subscribe | Unsubscribe):
             refusal = InvalidRequest("a file cannot subscribe; dequeue instead")
-            return Failed(re=op.id, error=Failure.of(refusal))
+            return Failed(re=op.id, error=Failure.from_error(refusal))
         _make_repeatable(op, request, index)
         await self._admitted(op)
         reply = await self._operations.answer(op)
@@ -208,8 +208,8 @@ def _make_repeatable(op: Op, request: Request, index: int) -> None:
 
 def _raise_if_passing(failure: Failure) -> None:
     """Raise a temporary failure, so that the request is retried: a written answer is final."""
-    if issubclass(BY_CODE.get(failure.code, GatepostError), Unavailable):
-        raise failure.error()
+    if issubclass(ERRORS_BY_CODE.get(failure.code, GatepostError), Unavailable):
+        raise failure.to_error()
 
 
 class Files:

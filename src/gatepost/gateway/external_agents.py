@@ -156,7 +156,7 @@ class ExternalAgents:
 
     async def _check_sender(self, session: AgentSession, op: Await) -> None:
         id = parse_event_id(op.event_id)
-        row = await self._core.read(lambda tx: tx.one(_SENDER, (id,)))
+        row = await self._core.read(lambda tx: tx.fetch_one(_SENDER, (id,)))
         if row is not None and row[0] != session.agent_id:
             raise Forbidden(f"this message was not sent by {session.agent_id}")
 

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct, field
 from gatepost.access import Scope, require
 from gatepost.errors import Conflict, NotFound, Unauthorized
 from gatepost.events import AgentId, EventId, MsgId
-from gatepost.events.envelope import Count, EpochMs
+from gatepost.events.envelope import EpochMs, NonNegativeInt
 from gatepost.gateway.core import Core
 from gatepost.gateway.door import Door
 from gatepost.gateway.external_agents import ExternalAgents
@@ -35,8 +35,8 @@ from gatepost.gateway.reports import (
 from gatepost.gateway.room import RoomKeeper
 from gatepost.gateway.route import get, post
 from gatepost.journal import Tx
-from gatepost.journal.audit import audit
-from gatepost.journal.tx import Row
+from gatepost.journal.audit import record_audit_entry
+from gatepost.journal.transaction import Row
 from gatepost.room import Review as ReviewRecord
 from gatepost.room import Room, claim_key
 from gatepost.room.records import SkillVersion
@@ -128,7 +128,7 @@ class NewReview(Struct, frozen=True, rename="camel"):
     executor_skill_version: SkillVersion
     failure_class: FailureClass
     raised_at: EpochMs
-    count: Count = 1
+    count: NonNegativeInt = 1
     corr_ids: CorrIds = field(default_factory=list)
     event_ids: EventIds = field(default_factory=list)
 
@@ -138,7 +138,7 @@ class NewEtaAdvice(Struct, frozen=True, rename="camel"):
     p50_secs: Days
     p95_secs: Days
     recommended_eta_seconds: Annotated[int, Meta(ge=1, le=10 * 365 * 86_400)]
-    samples: Count
+    samples: NonNegativeInt
     at: EpochMs
 
 
@@ -151,8 +151,8 @@ class Feedback:
 
     async def incidents(self, since: int, class_: str | None, limit: int) -> Incidents:
         def find(tx: Tx) -> Incidents:
-            rows = tx.rows(_FIND, (since, class_, limit))
-            counts = {row[0]: row[1] for row in tx.rows(_COUNTS, (since,))}
+            rows = tx.fetch_all(_FIND, (since, class_, limit))
+            counts = {row[0]: row[1] for row in tx.fetch_all(_COUNTS, (since,))}
             return Incidents(list(map(_incident, rows)), counts)
 
         return await self._core.read(find)
@@ -166,10 +166,10 @@ class Feedback:
                 # The prefix keeps the pipeline from replacing an incident that a gateway raised.
                 id = f"{_SOURCE}:{each.id}"
                 row = (id, each.class_, each.subject, each.detail, each.raised_at, _SOURCE)
-                tx.run(_RAISE, (*row, _list(each.corr_ids)))
-                if tx.changes():
+                tx.execute(_RAISE, (*row, _list(each.corr_ids)))
+                if tx.changed_rows():
                     new += 1
-                    tx.effect(partial(counts.update, [each.class_]))
+                    tx.add_effect(partial(counts.update, [each.class_]))
             return new
 
         return Noted(len(found), await self._core.commit(store))
@@ -177,13 +177,13 @@ class Feedback:
     # -- reviews
 
     async def reviews(self, status: str | None, limit: int) -> list[ReviewView]:
-        rows = await self._core.read(lambda tx: tx.rows(_REVIEWS, (status, limit)))
+        rows = await self._core.read(lambda tx: tx.fetch_all(_REVIEWS, (status, limit)))
         return [_review(row) for row in rows]
 
     async def review(self, found: Sequence[NewReview]) -> Noted:
         def store(tx: Tx) -> int:
-            known = {each.id for each in found if tx.one(_ONE_REVIEW, (each.id,))}
-            tx.many(_KEEP_REVIEW, map(_review_row, found))
+            known = {each.id for each in found if tx.fetch_one(_ONE_REVIEW, (each.id,))}
+            tx.execute_many(_KEEP_REVIEW, map(_review_row, found))
             return len({each.id for each in found} - known)
 
         new = await self._core.commit(store)
@@ -192,14 +192,14 @@ class Feedback:
 
     async def settle(self, id: str, status: ReviewStatus, note: str, actor: str) -> ReviewView:
         def settle(tx: Tx) -> ReviewView:
-            tx.run(_SETTLE, (status, tx.now, actor, note, id))
-            changed = tx.changes()
-            row = tx.one(_ONE_REVIEW, (id,))
+            tx.execute(_SETTLE, (status, tx.now, actor, note, id))
+            changed = tx.changed_rows()
+            row = tx.fetch_one(_ONE_REVIEW, (id,))
             if row is None:
                 raise NotFound(f"no review {id} here; `gatepost reviews list` shows all")
             if not changed:
                 raise Conflict(f"review {id} was {row[9]} before")
-            audit(tx, actor, f"review.{status}", id, note)
+            record_audit_entry(tx, actor, f"review.{status}", id, note)
             return _review(row)
 
         review = await self._core.commit(settle)
@@ -231,14 +231,16 @@ class Feedback:
         def store(tx: Tx) -> int:
             new = 0
             for each in found:
-                tx.run(_ADVISE, msgspec.structs.astuple(each))
-                new += tx.changes()
+                tx.execute(_ADVISE, msgspec.structs.astuple(each))
+                new += tx.changed_rows()
             return new
 
         return Noted(len(found), await self._core.commit(store))
 
     async def advice(self) -> list[EtaAdviceView]:
-        return await self._core.read(lambda tx: [EtaAdviceView(*row) for row in tx.rows(_ADVICE)])
+        return await self._core.read(
+            lambda tx: [EtaAdviceView(*row) for row in tx.fetch_all(_ADVICE)]
+        )
 
 
 def _incident(row: Row) -> IncidentView:

@@ -21,7 +21,7 @@ async def refuse(socket: Socket, error: GatepostError) -> None:
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after))).encode()))
     start = {"type": "websocket.http.response.start", "status": error.status, "headers": headers}
     await send(start)
-    body = msgspec.json.encode(Failure.of(error))
+    body = msgspec.json.encode(Failure.from_error(error))
     await send({"type": "websocket.http.response.body", "body": body})
 
 

@@ -17,12 +17,12 @@ from gatepost.events import AgentId, Envelope, check_agent_id, check_digest, che
 from gatepost.gateway.operations import Operations, weight
 from gatepost.gateway.route import ERRORS, delete, get, post, put
 from gatepost.gateway.upload import Uploads
-from gatepost.journal.outbox import journey
+from gatepost.journal.outbox import read_journey
 from gatepost.mailbox import browse
-from gatepost.mailbox.deadletters import Filter
+from gatepost.mailbox.dead_letters import DeadLetterFilter
 from gatepost.wire import (
     Ack,
-    Agent,
+    AgentInfo,
     AuditEntry,
     Await,
     Awaited,
@@ -36,6 +36,7 @@ from gatepost.wire import (
     Enqueued,
     Extend,
     Failure,
+    LeaseHandles,
     Limit,
     MailboxCounts,
     Messages,
@@ -45,7 +46,6 @@ from gatepost.wire import (
     NewSend,
     Peek,
     Reason,
-    Receipts,
     Register,
     Replies,
     Seconds,
@@ -53,7 +53,7 @@ from gatepost.wire import (
     SendResults,
     Sent,
     Settled,
-    Stored,
+    StoredBlob,
     Summaries,
     Wait,
 )
@@ -89,19 +89,19 @@ class DequeueBody(Struct):
 
 
 class AckBody(Struct):
-    receipts: Receipts = field(default_factory=list)
+    receipts: LeaseHandles = field(default_factory=list)
     msg_ids: MsgIds = field(default_factory=list)
     replies: Replies = field(default_factory=dict)
 
 
 class NackBody(Struct):
-    receipts: Receipts = field(default_factory=list)
+    receipts: LeaseHandles = field(default_factory=list)
     msg_ids: MsgIds = field(default_factory=list)
     reason: Reason = ""
 
 
 class ExtendBody(Struct):
-    receipts: Receipts
+    receipts: LeaseHandles
 
 
 class FilterBody(Struct, forbid_unknown_fields=True):
@@ -114,8 +114,10 @@ class FilterBody(Struct, forbid_unknown_fields=True):
     failed_before: Seconds | None = None
     replayed: bool | None = None
 
-    def filter(self) -> Filter:
-        return Filter(**{name: getattr(self, name) for name in Filter.__struct_fields__})
+    def filter(self) -> DeadLetterFilter:
+        return DeadLetterFilter(
+            **{name: getattr(self, name) for name in DeadLetterFilter.__struct_fields__}
+        )
 
 
 class ReplayBody(FilterBody):
@@ -176,7 +178,7 @@ def _mailbox_routes(operations: Operations) -> list[Any]:
 
     @get("/mailboxes", summary="Every mailbox and what it holds")
     async def mailboxes() -> list[MailboxCounts]:
-        rows = await operations.core.read(browse.counts)
+        rows = await operations.core.read(browse.mailbox_counts)
         return [MailboxCounts(*row) for row in rows]
 
     @get("/mailboxes/{mailbox:str}", summary="Look at a mailbox's unsettled mail")
@@ -206,13 +208,13 @@ def _dead_letter_routes(operations: Operations) -> list[Any]:
         reason_contains: Maybe = None,
         replayed: FromQuery[bool | None] = None,
     ) -> DeadLetters:
-        wanted = Filter(sender=sender, reason_contains=reason_contains, replayed=replayed)
+        wanted = DeadLetterFilter(sender=sender, reason_contains=reason_contains, replayed=replayed)
         found = await operations.dead_letters(check_agent_id(mailbox), wanted, limit, after)
         return DeadLetters(messages=found)
 
     @get(folder + "/{msg_id:str}", summary="Show one dead letter")
     async def letter(mailbox: Name, msg_id: Name) -> DeadLetter:
-        wanted = Filter(msg_ids=[check_msg_id(msg_id)])
+        wanted = DeadLetterFilter(msg_ids=[check_msg_id(msg_id)])
         found = await operations.dead_letters(check_agent_id(mailbox), wanted, 1)
         if not found:
             raise UnknownMessage(f"no dead letter {msg_id} in {mailbox}")
@@ -231,12 +233,14 @@ def _dead_letter_routes(operations: Operations) -> list[Any]:
 
     @delete(folder, status_code=200, summary="Give up all dead letters of a mailbox")
     async def purge_dead_letters(mailbox: Name) -> Count:
-        return Count(count=await operations.discard(check_agent_id(mailbox), Filter(), "operator"))
+        return Count(
+            count=await operations.discard(check_agent_id(mailbox), DeadLetterFilter(), "operator")
+        )
 
     @get("/audit", summary="Audit log of manual actions, newest first")
     async def audit(limit: PageSize = 100) -> list[AuditEntry]:
         query = "SELECT at, actor, action, subject, detail FROM audit ORDER BY id DESC LIMIT ?"
-        rows = await operations.core.read(lambda tx: tx.rows(query, (limit,)))
+        rows = await operations.core.read(lambda tx: tx.fetch_all(query, (limit,)))
         return [AuditEntry(*row) for row in rows]
 
     return [letters, letter, replay, discard, purge_dead_letters, audit]
@@ -289,7 +293,7 @@ def _message_routes(operations: Operations) -> list[Any]:
 
     @get("/messages/{event_id:str}/trace", summary="The events of a message's journey")
     async def trace(event_id: Name) -> list[Envelope]:
-        found = await operations.core.read(lambda tx: journey(tx, event_id))
+        found = await operations.core.read(lambda tx: read_journey(tx, event_id))
         if not found:
             raise UnknownMessage(f"no event {event_id} in this gateway's outbox")
         return found
@@ -301,12 +305,12 @@ def _agent_routes(operations: Operations) -> list[Any]:
     core = operations.core
 
     @get("/agents", summary="Agents this gateway answers for")
-    async def agents() -> list[Agent]:
+    async def agents() -> list[AgentInfo]:
         found = await core.read(core.agents.list)
         return [core.messages.transfers.describe(each) for each in found]
 
     @put("/agents/{agent:str}", summary="Register an agent")
-    async def register(agent: Name, standby: FromQuery[bool] = False) -> Agent:
+    async def register(agent: Name, standby: FromQuery[bool] = False) -> AgentInfo:
         name = check_agent_id(agent)
         await operations.perform(Register(agent=name, standby=standby))
         found = await core.read(lambda tx: core.agents.get(tx, name))
@@ -326,17 +330,17 @@ def _blob_routes(operations: Operations) -> list[Any]:
     uploads = Uploads(operations)
 
     @post("/blobs", status_code=201, request_max_body_size=None, summary="Store a large payload")
-    async def upload(request: AnyRequest) -> Stored:
+    async def upload(request: AnyRequest) -> StoredBlob:
         digest, size = await uploads.store(request.stream())
-        return Stored(digest, size)
+        return StoredBlob(digest, size)
 
     @get("/blobs/{digest:str}", media_type="application/octet-stream", summary="Fetch a payload")
     async def download(digest: Name) -> Stream:
         query = "SELECT key FROM blob WHERE digest = ?"
-        row = await core.read(lambda tx: tx.one(query, (check_digest(digest),)))
+        row = await core.read(lambda tx: tx.fetch_one(query, (check_digest(digest),)))
         if row is None:
             raise UnknownBlob(f"no blob {digest} on this gateway")
-        chunks: Iterator[bytes] = core.blobs.read(digest, row[0])
+        chunks: Iterator[bytes] = core.blobs.read_payload(digest, row[0])
         return Stream(chunks, media_type="application/octet-stream")
 
     return [upload, download]
@@ -350,7 +354,7 @@ def _single(reply: Settled) -> Settled:
 
 
 def _error(failure: Failure) -> GatepostError:
-    error = failure.error()
+    error = failure.to_error()
     error.retry_after = failure.retry_after
     return error
 

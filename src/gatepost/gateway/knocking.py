@@ -19,7 +19,7 @@ from websockets.typing import Subprotocol
 from gatepost.access import Joiner, check_answer
 from gatepost.access.forms import CONTROL_ROOM, Challenge, ExchangeAnswer, ExchangeRequest
 from gatepost.access.invites import issuer_fingerprint
-from gatepost.config import Room as Settings
+from gatepost.config import RoomSettings as Settings
 from gatepost.config import is_loopback
 from gatepost.errors import (
     Forbidden,
@@ -29,7 +29,7 @@ from gatepost.errors import (
     TokenAlreadyUsed,
     Unavailable,
 )
-from gatepost.events import fingerprint
+from gatepost.events import fingerprint_key
 from gatepost.gateway import welcome
 from gatepost.gateway.core import Core
 from gatepost.gateway.members import RoomDirectory
@@ -140,7 +140,7 @@ class Knocker:
         known = self._known.by_key(None, challenge.issuer_key)
         if known is None or known.revoked or known.node_id != challenge.issuer_id:
             raise Forbidden(f"{challenge.issuer_id} answered, but is not a member of our room")
-        return fingerprint(known.public_key)
+        return fingerprint_key(known.public_key)
 
     async def _ask(self, method: str, url: str, answer: type[T], **request: Any) -> T:
         self._check(url)
@@ -197,7 +197,7 @@ def _host(socket: ClientConnection, answer: ExchangeAnswer) -> Host:
 
 def _refusal(status: int, body: bytes) -> GatepostError:
     try:
-        return msgspec.json.decode(body, type=Failure).error()
+        return msgspec.json.decode(body, type=Failure).to_error()
     except msgspec.MsgspecError:
         return Unavailable(f"the peer answered HTTP {status}, but is not a gateway")
 

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from gatepost.access import Standing
-from gatepost.events import fingerprint
+from gatepost.events import fingerprint_key
 from gatepost.journal import Tx
 from gatepost.room import Genesis, Node, Room, Signed
 from gatepost.room.admission import issuer_of
@@ -29,7 +29,7 @@ class RoomDirectory:
 
     def has_member(self, key_fingerprint: str) -> bool:
         members = (s for s in self._picture.by_key.values() if not s.revoked)
-        return any(fingerprint(member.public_key) == key_fingerprint for member in members)
+        return any(fingerprint_key(member.public_key) == key_fingerprint for member in members)
 
     def admitted_by(self, tx: Tx | None, node_id: str) -> list[Standing]:
         return self._picture.issued.get(node_id, [])

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from gatepost.gateway.core import Core
 from gatepost.gateway.observing import Observing
-from gatepost.journal.tx import Row
+from gatepost.journal.transaction import Row
 from gatepost.mailbox import browse
 
 
@@ -56,7 +56,7 @@ class Metrics:
             self._sessions.dec()
 
     async def render(self) -> tuple[bytes, str]:
-        self._mail.rows = await self._core.read(browse.counts)
+        self._mail.rows = await self._core.read(browse.mailbox_counts)
         await self.observing.refresh()
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
@@ -94,13 +94,15 @@ class _Journal(Collector):
     def collect(self) -> Iterator[Metric]:
         writer = self._core.writer
         yield CounterMetricFamily(
-            "gatepost_journal_commits", "Commit groups, one fsync each.", value=writer.groups
+            "gatepost_journal_commits", "Commit groups, one fsync each.", value=writer.group_count
         )
         yield CounterMetricFamily(
-            "gatepost_journal_operations", "Operations committed.", value=writer.operations
+            "gatepost_journal_operations", "Operations committed.", value=writer.operation_count
         )
         yield GaugeMetricFamily(
-            "gatepost_journal_waiting", "Operations waiting for a group.", value=writer.waiting()
+            "gatepost_journal_waiting",
+            "Operations waiting for a group.",
+            value=writer.queued_jobs(),
         )
         yield GaugeMetricFamily(
             "gatepost_journal_accepting",

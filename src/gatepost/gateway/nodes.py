@@ -133,7 +133,7 @@ class NodeDoor:
     async def _note_entry(self, admitted: Admitted) -> None:
         """Publish in the room which of our invites this peer used."""
         sql = "SELECT id, used_at FROM invite WHERE used_by = ?"
-        rows = await self._core.read(lambda tx: tx.rows(sql, (admitted.node_id,)))
+        rows = await self._core.read(lambda tx: tx.fetch_all(sql, (admitted.node_id,)))
         records = {}
         for id, used_at in rows:
             key = ("invites", claim_key(id, self._core.node.id))

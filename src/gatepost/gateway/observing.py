@@ -22,10 +22,10 @@ from prometheus_client.registry import Collector
 
 from gatepost.delivery import Messages
 from gatepost.delivery.sender import Counted
-from gatepost.events import KNOWN, TRACKED, Envelope
+from gatepost.events import KNOWN_KINDS, TRACKED_KINDS, Envelope
 from gatepost.journal import Tx
-from gatepost.journal.outbox import Draft
-from gatepost.journal.writer import Outcome
+from gatepost.journal.outbox import EventDraft
+from gatepost.journal.writer import JobOutcome
 
 if TYPE_CHECKING:
     from gatepost.gateway.core import Core
@@ -66,13 +66,13 @@ class Observer:
         self.taken: Counter[str] = Counter()
         self.latencies = {
             (kind, stage): Latency()
-            for kind in sorted(TRACKED)
+            for kind in sorted(TRACKED_KINDS)
             for stage in ("accepted", "processed")
         }
         # Source → age of its last event, by the emitter's clock, when it was sent here.
         self.source_lags: dict[str, int] = {}
         self._telemetry = telemetry
-        self._drafts: list[Draft] = []
+        self._drafts: list[EventDraft] = []
         self._kinds: list[str] = []
         self._lags: dict[str, int] = {}
         self._receipts: list[Counted] = []
@@ -90,10 +90,10 @@ class Observer:
     # -- the commit group
 
     def before_commit(self, tx: Tx) -> None:
-        self._drafts = tx.appended
+        self._drafts = tx.appended_drafts
         self._now = tx.now
 
-    def after_commit(self) -> list[Outcome]:
+    def after_commit(self) -> list[JobOutcome]:
         self.emitted.update(draft.kind for draft in self._drafts)
         self.taken.update(self._kinds)
         self.source_lags |= self._lags
@@ -140,9 +140,9 @@ _INCIDENTS = "SELECT class, count(*) FROM incident GROUP BY class"
 
 
 def read(tx: Tx) -> Reading:
-    undelivered, open, held = (dict(map(_pair, tx.rows(query))) for query in _COUNTS)
-    readers = {row[0]: (row[1], row[2]) for row in tx.rows(_READERS)}
-    return Reading(undelivered, open, held, readers, dict(map(_pair, tx.rows(_INCIDENTS))))
+    undelivered, open, held = (dict(map(_pair, tx.fetch_all(query))) for query in _COUNTS)
+    readers = {row[0]: (row[1], row[2]) for row in tx.fetch_all(_READERS)}
+    return Reading(undelivered, open, held, readers, dict(map(_pair, tx.fetch_all(_INCIDENTS))))
 
 
 def _pair(row: tuple[str, int]) -> tuple[str, int]:
@@ -249,7 +249,7 @@ class Observing(Collector):
 def _known(counts: Mapping[str, int]) -> dict[str, int]:
     found: Counter[str] = Counter()
     for kind, count in list(counts.items()):
-        found[kind if kind in KNOWN else _OTHER] += count
+        found[kind if kind in KNOWN_KINDS else _OTHER] += count
     return found
 
 

@@ -9,15 +9,16 @@ from typing import Any, TypeVar
 from msgspec import UNSET, UnsetType
 
 from gatepost.delivery.messages import check, fingerprint, is_reached
-from gatepost.errors import GatepostError, Internal, InvalidRequest, PayloadTooLarge
+from gatepost.errors import GatepostError, InternalError, InvalidRequest, PayloadTooLarge
 from gatepost.gateway.core import Core
 from gatepost.gateway.limits import Bucket
 from gatepost.journal import Tx
-from gatepost.mailbox import Mail, Settlement, Waiter, browse, deadletters
-from gatepost.mailbox.deadletters import Filter
+from gatepost.mailbox import NewMail, Settlement, Waiter, browse, dead_letters
+from gatepost.mailbox.dead_letters import DeadLetterFilter
 from gatepost.mailbox.enqueue import check_payload, find_mailbox
 from gatepost.wire import (
     Ack,
+    AnyAnswer,
     Await,
     Awaited,
     Count,
@@ -31,7 +32,7 @@ from gatepost.wire import (
     Extend,
     Failed,
     Failure,
-    Message,
+    LeasedMessage,
     Messages,
     Nack,
     NewMessage,
@@ -42,7 +43,6 @@ from gatepost.wire import (
     Purge,
     PurgeDeadLetter,
     Register,
-    Reply,
     Send,
     SendResults,
     Sent,
@@ -53,10 +53,10 @@ from gatepost.wire import (
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Plan = Callable[[Tx], Reply]
+Plan = Callable[[Tx], AnyAnswer]
 # (receiver, sender) → messages of that pair, each with its index in the operation.
-Runs = dict[tuple[str, str], list[tuple[int, Mail]]]
-Until = Callable[["asyncio.Future[list[Message]]", float], Awaitable[bool]]
+Runs = dict[tuple[str, str], list[tuple[int, NewMail]]]
+Until = Callable[["asyncio.Future[list[LeasedMessage]]", float], Awaitable[bool]]
 
 
 class Operations:
@@ -79,7 +79,7 @@ class Operations:
             Extend: self._extend,
             Register: self._register,
         }
-        self._slow: dict[type[Op], Callable[[Any], Awaitable[Reply]]] = {
+        self._slow: dict[type[Op], Callable[[Any], Awaitable[AnyAnswer]]] = {
             Dequeue: self._dequeue,
             Send: self._send,
             Await: self._await,
@@ -100,16 +100,18 @@ class Operations:
             return await self.core.commit(plan)
         return await self._slow[type(op)](op)
 
-    async def answer(self, op: Op) -> Reply:
+    async def answer(self, op: Op) -> AnyAnswer:
         """Run `op` and return its reply; an error becomes a Failed reply."""
         try:
-            reply: Reply = await self.perform(op)
+            reply: AnyAnswer = await self.perform(op)
             return reply
         except GatepostError as error:
-            return Failed(re=op.id, error=Failure.of(error))
+            return Failed(re=op.id, error=Failure.from_error(error))
         except Exception:
             log.exception("an operation failed unexpectedly")
-            return Failed(re=op.id, error=Failure.of(Internal("an internal error; see the log")))
+            return Failed(
+                re=op.id, error=Failure.from_error(InternalError("an internal error; see the log"))
+            )
 
     def admit(self, op: Op) -> None:
         """Raise RateLimited if the clients exceed the rate limit."""
@@ -125,17 +127,17 @@ class Operations:
             runs.setdefault((new.to, new.from_), []).append((index, mail))
         return partial(self._enqueue_runs, op.id, runs)
 
-    def _enqueue_runs(self, re: int, runs: Runs, tx: Tx) -> Reply:
+    def _enqueue_runs(self, re: int, runs: Runs, tx: Tx) -> AnyAnswer:
         answers: dict[int, EnqueueAck] = {}
         for (to, sender), run in runs.items():
             acks = self.core.dispatcher.enqueue(tx, to, sender, [mail for _, mail in run])
             answers.update(zip((index for index, _ in run), acks, strict=True))
         return Enqueued(re=re, results=[answers[index] for index in sorted(answers)])
 
-    def _mail(self, new: NewMessage) -> Mail:
+    def _mail(self, new: NewMessage) -> NewMail:
         payload = bytes(new.payload)
         self._check_inline(payload)
-        return Mail(new.id(), payload, new.created(), new.ttl())
+        return NewMail(new.message_id(), payload, new.created_at_ms(), new.ttl_ms())
 
     def _check_inline(self, payload: bytes) -> None:
         if len(payload) > self._inline:
@@ -158,7 +160,7 @@ class Operations:
         return lambda tx: _settled(op.id, nack(tx, op.mailbox, op.receipts, op.msg_ids, op.reason))
 
     def _extend(self, op: Extend) -> Plan:
-        def extend_leases(tx: Tx) -> Reply:
+        def extend_leases(tx: Tx) -> AnyAnswer:
             stale = self.core.dispatcher.extend(tx, op.mailbox, op.receipts)
             failures = [Failure("stale_receipt", "the lease ran out", text) for text in stale]
             return Settled(re=op.id, settled=len(op.receipts) - len(stale), failures=failures)
@@ -166,7 +168,7 @@ class Operations:
         return extend_leases
 
     def _register(self, op: Register) -> Plan:
-        def register_agent(tx: Tx) -> Reply:
+        def register_agent(tx: Tx) -> AnyAnswer:
             # Registering again without `standby` keeps the present standby state.
             self.core.agents.register(tx, op.agent, standby=op.standby or None)
             if not self.core.agents.stands_by(tx, op.agent):
@@ -177,7 +179,7 @@ class Operations:
 
     # -- operations that read, wait, or take several transactions
 
-    async def _dequeue(self, op: Dequeue) -> Reply:
+    async def _dequeue(self, op: Dequeue) -> AnyAnswer:
         """Lease mail. If the client hangs up before the reply, the leases are given back."""
         consumer = op.consumer or f"poll:{self.core.clock.random(8).hex()}"
         poll = _Poll(self.core, op, consumer)
@@ -188,7 +190,7 @@ class Operations:
             raise
         return Messages(re=op.id, messages=messages)
 
-    async def _send(self, op: Send) -> Reply:
+    async def _send(self, op: Send) -> AnyAnswer:
         """Store payloads too large to travel inline as blobs, then send."""
         # Before payloads move into blobs: encryption gives a blob another digest each time.
         fingerprints = [fingerprint(new) for new in op.messages]
@@ -220,36 +222,36 @@ class Operations:
 
     def _send_in(self, tx: Tx, sends: list[tuple[NewSend, bytes]]) -> list[Sent]:
         """Send all in one savepoint; if one fails, undo them and send each on its own."""
-        mark = tx.mark()
+        mark = tx.begin_operation()
         try:
             sent = [self.core.messages.send(tx, *each) for each in sends]
         except GatepostError:
-            tx.undo(mark)
+            tx.undo_operation(mark)
             return [self._send_one(tx, *each) for each in sends]
-        tx.keep()
+        tx.keep_operation()
         return sent
 
     async def upload(self, pieces: Iterable[bytes]) -> str:
         """Store a payload as a blob; return its digest."""
         blob, key = await self.core.store(pieces)
         insert = "INSERT OR IGNORE INTO blob VALUES (?, ?, ?, ?)"
-        await self.core.commit(lambda tx: tx.run(insert, (blob.digest, key, blob.size, tx.now)))
+        await self.core.commit(lambda tx: tx.execute(insert, (blob.digest, key, blob.size, tx.now)))
         return blob.digest
 
     def _send_one(self, tx: Tx, new: NewSend, fingerprint: bytes) -> Sent:
-        mark = tx.mark()
+        mark = tx.begin_operation()
         try:
             sent = self.core.messages.send(tx, new, fingerprint)
         except GatepostError as error:
-            tx.undo(mark)
+            tx.undo_operation(mark)
             if self.core.telemetry is not None:
                 self.core.telemetry.not_sent(new, error.code)
             id = "" if isinstance(new.event_id, UnsetType) else new.event_id
-            return Sent(id, error=Failure.of(error, id))
-        tx.keep()
+            return Sent(id, error=Failure.from_error(error, id))
+        tx.keep_operation()
         return sent
 
-    async def _await(self, op: Await) -> Reply:
+    async def _await(self, op: Await) -> AnyAnswer:
         messages, id = self.core.messages, op.event_id
         if op.wait_secs:
             sent = await self._reached(id, op.wait_secs, op.until)
@@ -305,19 +307,22 @@ class Operations:
         for future in self._waits:
             future.cancel()
 
-    async def _peek(self, op: Peek) -> Reply:
-        found = await self._look(op.mailbox, lambda tx, id: browse.peek(tx, id, op.limit, op.after))
+    async def _peek(self, op: Peek) -> AnyAnswer:
+        found = await self._look(
+            op.mailbox, lambda tx, id: browse.peek_mailbox(tx, id, op.limit, op.after)
+        )
         return Summaries(re=op.id, messages=found or [])
 
-    async def _peek_dead_letter(self, op: PeekDeadLetter) -> Reply:
+    async def _peek_dead_letter(self, op: PeekDeadLetter) -> AnyAnswer:
         return DeadLetters(
-            re=op.id, messages=await self.dead_letters(op.mailbox, Filter(), op.limit, op.after)
+            re=op.id,
+            messages=await self.dead_letters(op.mailbox, DeadLetterFilter(), op.limit, op.after),
         )
 
     async def dead_letters(
-        self, mailbox: str, wanted: Filter, limit: int, after: str = ""
+        self, mailbox: str, wanted: DeadLetterFilter, limit: int, after: str = ""
     ) -> list[DeadLetter]:
-        find = partial(deadletters.find, wanted=wanted, limit=limit, after=after)
+        find = partial(dead_letters.find_dead_letters, wanted=wanted, limit=limit, after=after)
         return await self._look(mailbox, find) or []
 
     async def _look(self, mailbox: str, query: Callable[[Tx, int], list[T]]) -> list[T] | None:
@@ -327,7 +332,7 @@ class Operations:
 
         return await self.core.read(query_if_known)
 
-    async def _purge(self, op: Purge) -> Reply:
+    async def _purge(self, op: Purge) -> AnyAnswer:
         return Count(re=op.id, count=await self.purge(op.mailbox, "operator"))
 
     async def purge(self, mailbox: str, actor: str) -> int:
@@ -340,13 +345,15 @@ class Operations:
 
         return await self._until_none(purge_batch)
 
-    async def _purge_dead_letter(self, op: PurgeDeadLetter) -> Reply:
-        return Count(re=op.id, count=await self.discard(op.mailbox, Filter(), "operator"))
+    async def _purge_dead_letter(self, op: PurgeDeadLetter) -> AnyAnswer:
+        return Count(re=op.id, count=await self.discard(op.mailbox, DeadLetterFilter(), "operator"))
 
-    async def discard(self, mailbox: str, wanted: Filter, actor: str) -> int:
+    async def discard(self, mailbox: str, wanted: DeadLetterFilter, actor: str) -> int:
         def discard_batch(tx: Tx) -> int:
             id = find_mailbox(tx, mailbox)
-            return deadletters.discard(tx, id, wanted, self._batch, actor) if id else 0
+            return (
+                dead_letters.discard_dead_letters(tx, id, wanted, self._batch, actor) if id else 0
+            )
 
         return await self._until_none(discard_batch)
 
@@ -357,7 +364,7 @@ class Operations:
         return total
 
     async def replay(
-        self, mailbox: str, wanted: Filter, limit: int, rate: float | None, actor: str
+        self, mailbox: str, wanted: DeadLetterFilter, limit: int, rate: float | None, actor: str
     ) -> list[EnqueueAck]:
         """Replay up to `limit` matching dead letters, at most `rate` per second if given."""
         acks: list[EnqueueAck] = []
@@ -380,13 +387,15 @@ class _Poll:
         self._core = core
         self._op = op
         self._consumer = consumer
-        self._pushed: asyncio.Future[list[Message]] = asyncio.get_running_loop().create_future()
+        self._pushed: asyncio.Future[list[LeasedMessage]] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._waiter: Waiter | None = None
 
-    async def take(self) -> list[Message]:
+    async def take(self) -> list[LeasedMessage]:
         return await self._core.commit(self._take)
 
-    async def wait(self, until: Until) -> list[Message]:
+    async def wait(self, until: Until) -> list[LeasedMessage]:
         if again := await self._core.commit(self._join):
             return again
         if not await until(self._pushed, self._op.wait_secs):
@@ -402,16 +411,16 @@ class _Poll:
             self._core.submit(self._rejoin)
         self._core.submit(self._give_up)
 
-    def _take(self, tx: Tx) -> list[Message]:
+    def _take(self, tx: Tx) -> list[LeasedMessage]:
         op = self._op
         if not find_mailbox(tx, op.mailbox):
             return []
         return self._core.dispatcher.dequeue(tx, op.mailbox, self._consumer, op.limit)
 
-    def _join(self, tx: Tx) -> list[Message]:
-        box = self._core.dispatcher.box(tx, self._op.mailbox)
+    def _join(self, tx: Tx) -> list[LeasedMessage]:
+        box = self._core.dispatcher.mailbox_ref(tx, self._op.mailbox)
         waiter = Waiter(box, self._consumer, self._op.limit, self._push, once=True)
-        again = self._core.dispatcher.wait(tx, waiter)
+        again = self._core.dispatcher.add_waiter(tx, waiter)
         self._waiter = waiter
         return again
 
@@ -422,13 +431,13 @@ class _Poll:
 
     def _leave(self, tx: Tx) -> None:
         if self._waiter is not None:
-            self._core.dispatcher.leave(tx, self._waiter)
+            self._core.dispatcher.remove_waiter(tx, self._waiter)
 
     def _give_up(self, tx: Tx) -> None:
         if self._waiter is not None:
-            self._core.dispatcher.give_up(tx, self._waiter)
+            self._core.dispatcher.release_waiter(tx, self._waiter)
 
-    def _push(self, messages: list[Message]) -> None:
+    def _push(self, messages: list[LeasedMessage]) -> None:
         if self._pushed.cancelled():
             self.give_back()
         elif not self._pushed.done():
@@ -455,5 +464,5 @@ def _some(*lists: list[str]) -> None:
         raise InvalidRequest("name at least one message, by `receipts` or `msg_ids`")
 
 
-def _settled(re: int, settlement: Settlement) -> Reply:
+def _settled(re: int, settlement: Settlement) -> AnyAnswer:
     return Settled(re=re, settled=settlement.settled, failures=settlement.failures)

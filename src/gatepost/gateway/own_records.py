@@ -10,7 +10,7 @@ from gatepost.room import Agent, Delivery, Node, Owned, Room, claim_key
 from gatepost.room.admission import issuer_of
 from gatepost.room.records import subject
 from gatepost.wire import PROTOCOL_VERSION
-from gatepost.wire import Agent as LocalAgent
+from gatepost.wire import AgentInfo as LocalAgent
 
 Status = Literal["online", "offline"]
 # Held events were taken, but have no receipt yet.
@@ -95,7 +95,7 @@ def _is_news(room: Room, id: str, claim: Agent, gateway: str) -> bool:
 
 def delivery(tx: Tx) -> Delivery | None:
     """Return the progress over all outboxes this gateway reads; None if it reads none yet."""
-    ((seen, last_at, held, dead),) = tx.rows(_PROGRESS)
+    ((seen, last_at, held, dead),) = tx.fetch_all(_PROGRESS)
     if seen is None:
         return None
     return Delivery(

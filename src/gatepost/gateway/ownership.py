@@ -27,9 +27,9 @@ from gatepost.gateway.room import RoomKeeper
 from gatepost.gateway.route import get, post
 from gatepost.gateway.views import Claiming, RoomAgent
 from gatepost.journal import Tx
-from gatepost.journal.audit import audit
+from gatepost.journal.audit import record_audit_entry
 from gatepost.room import Agent, Owned, View, claim_key, handed_over, transfer
-from gatepost.wire import Agent as LocalAgent
+from gatepost.wire import AgentInfo as LocalAgent
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Ownership:
         if self._owner(agent) != self._me or node == self._me or node not in self._view.nodes:
             await self._core.commit(lambda tx: self._transfers.forget(tx, request))
             return
-        served = await self._core.commit(lambda tx: self._core.dispatcher.is_served(tx, agent))
+        served = await self._core.commit(lambda tx: self._core.dispatcher.has_consumer(tx, agent))
         now = self._core.clock.now()
         if served:
             self._unserved.pop(agent, None)
@@ -135,7 +135,7 @@ class Ownership:
 
     def _look_at(self, tx: Tx, agents: list[LocalAgent]) -> None:
         for agent in agents:
-            served = self._core.dispatcher.is_served(tx, agent.id)
+            served = self._core.dispatcher.has_consumer(tx, agent.id)
             if self._is_lost(agent, served):
                 self._let_go(tx, agent.id)
             elif served and tx.now >= self._transfers.asked.get(agent.id, 0) + _ASK_AGAIN_MS:
@@ -178,7 +178,7 @@ class Ownership:
 
     def _take_over(self, tx: Tx, agent: str) -> str | None:
         self._core.agents.register(tx, agent, standby=False)
-        audit(tx, "operator", "agent.claim", agent, "asked its owner")
+        record_audit_entry(tx, "operator", "agent.claim", agent, "asked its owner")
         return self._transfers.ask(tx, agent, take_over=True)
 
     async def _override(self, owned: Owned, node: str) -> RoomAgent:
@@ -198,7 +198,9 @@ class Ownership:
     def _overridden(self, tx: Tx, agent: str, node: str) -> None:
         if node == self._me:
             self._core.agents.register(tx, agent, standby=False)
-        audit(tx, "operator", "agent.claim", agent, f"overridden: it lives behind {node}")
+        record_audit_entry(
+            tx, "operator", "agent.claim", agent, f"overridden: it lives behind {node}"
+        )
 
 
 def _shown(owned: Owned) -> RoomAgent:

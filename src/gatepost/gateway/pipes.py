@@ -13,14 +13,14 @@ from gatepost.delivery.journey import TracePart
 from gatepost.delivery.link import Link, Part
 from gatepost.delivery.relay import RelayHost
 from gatepost.delivery.relay_reader import RelayReader
-from gatepost.errors import GatepostError, Internal, LinkError
-from gatepost.events import sealed_size
+from gatepost.errors import GatepostError, InternalError, LinkError
+from gatepost.events import encrypted_size
 from gatepost.gateway.blob_files import BlobFiles
 from gatepost.gateway.connection import Connection
 from gatepost.gateway.room import RoomKeeper
 from gatepost.journal import Tx
-from gatepost.journal.outbox import EVERYBODY, Appended
-from gatepost.routing import Directory, directory_of
+from gatepost.journal.outbox import EVERYBODY, OutboxGroup
+from gatepost.routing import RoutingDirectory, build_directory
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,8 @@ class Pipes:
         self._links: dict[Connection, LinkEnd] = {}
         self._presence = Presence(keeper)
         core, window = self._core, self._core.settings.delivery.window_bytes
-        core.outbox.published = self._published
-        self.directory = Directory()
+        core.outbox.on_published = self._published
+        self.directory = RoutingDirectory()
         self.host = RelayHost(core.messages, window)
         self.reader = RelayReader(core.node, core.messages, window)
         self.fetcher = Fetcher(
@@ -52,7 +52,7 @@ class Pipes:
             BlobFiles(core.blobs, core.storers),
             self._commit,
             core.clock.now,
-            Bounds(max_bytes=sealed_size(core.settings.limits.max_blob_bytes)),
+            Bounds(max_bytes=encrypted_size(core.settings.limits.max_blob_bytes)),
         )
         core.on_blob_wanted = self.fetcher.want
         self._pruned_at = self._resumed_at = 0.0
@@ -117,7 +117,7 @@ class Pipes:
 
     # -- our outbox
 
-    def _published(self, group: Appended) -> None:
+    def _published(self, group: OutboxGroup) -> None:
         for end in list(self._links.values()):
             end.link.appended(group)
 
@@ -127,7 +127,7 @@ class Pipes:
         live = {end.link.peer for end in ends if end.link.feed is not None}
         if any(end.source.follows for end in ends):
             live.add(EVERYBODY)
-        self._core.outbox.live = frozenset(live)
+        self._core.outbox.live_nodes = frozenset(live)
 
     def is_backbone(self, node: str) -> bool:
         member = self._keeper.current.view.nodes.get(node)
@@ -175,7 +175,7 @@ class Pipes:
     async def _look(self) -> None:
         if self._keeper.room is None:
             return
-        directory = directory_of(self._keeper.room.view, self._presence.is_online)
+        directory = build_directory(self._keeper.room.view, self._presence.is_online)
         if directory != self.directory:
             room_changed = self._core.messages.room_changed
             await self._core.commit(lambda tx: room_changed(tx, directory))
@@ -241,7 +241,7 @@ class LinkEnd:
             self.end(mistake)
         except Exception:
             log.exception("a link failed unexpectedly")
-            self.end(Internal("an internal error; see the log"))
+            self.end(InternalError("an internal error; see the log"))
 
     def now(self) -> int:
         return self._core.clock.now()

@@ -31,7 +31,7 @@ from gatepost.gateway.members import RoomDirectory
 from gatepost.gateway.own_records import Status
 from gatepost.gateway.welcome import Welcome
 from gatepost.journal import Tx
-from gatepost.journal.audit import audit
+from gatepost.journal.audit import record_audit_entry
 from gatepost.room import (
     Applied,
     Author,
@@ -130,7 +130,7 @@ class RoomKeeper:
         """Raise Conflict unless this gateway is in no room, or alone in its own."""
         if self.room is None:
             return
-        admitted = await self.core.read(lambda tx: tx.one("SELECT 1 FROM admission"))
+        admitted = await self.core.read(lambda tx: tx.fetch_one("SELECT 1 FROM admission"))
         if admitted is not None or len(self.room.view.nodes) > 1 or not self._is_genesis():
             raise Conflict(
                 "this gateway is in a room with others already, and cannot change to another room"
@@ -142,8 +142,8 @@ class RoomKeeper:
 
         def replace_room(tx: Tx) -> T:
             # Records of a room without other members were never seen by another node.
-            tx.run("DELETE FROM room_record")
-            tx.run("DELETE FROM room")
+            tx.execute("DELETE FROM room_record")
+            tx.execute("DELETE FROM room")
             store.create(tx, room.genesis, room.epoch)
             store.save(tx, records)
             return also(tx)
@@ -397,7 +397,7 @@ class RoomKeeper:
         self.incidents[violation.rule] += 1
         log.warning("%s broke a rule of the room: %s", node, violation.message)
         why = f"{violation.rule}: {violation.message}"[:500]
-        self.core.submit(lambda tx: audit(tx, node, "room.violation", node, why))
+        self.core.submit(lambda tx: record_audit_entry(tx, node, "room.violation", node, why))
 
     def _now(self) -> int:
         return self.core.clock.now()
@@ -408,7 +408,7 @@ def _load(tx: Tx) -> tuple[Genesis, int, list[Signed], int] | None:
     if which is None:
         return None
     # A restored journal lacks the versions signed since the backup: leap over them.
-    leap = tx.one("SELECT value FROM fact WHERE name = 'leap'")
+    leap = tx.fetch_one("SELECT value FROM fact WHERE name = 'leap'")
     return (*which, store.load(tx, which[0]), int(leap[0]) if leap else 0)
 
 

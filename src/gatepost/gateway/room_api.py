@@ -9,7 +9,7 @@ from gatepost.access import Revoker, SecretStore, invites
 from gatepost.access.invites import Invite, IssuedInvite
 from gatepost.access.nodes import Standing
 from gatepost.errors import Conflict, Forbidden, UnknownNode
-from gatepost.events import check_node_id, fingerprint
+from gatepost.events import check_node_id, fingerprint_key
 from gatepost.gateway.dial import Dialer
 from gatepost.gateway.room import RoomKeeper
 from gatepost.gateway.route import delete, get, post
@@ -87,7 +87,9 @@ class RoomApi:
     def nodes(self) -> Nodes:
         room = self._keeper.current
         members = sorted(room.view.nodes.values(), key=lambda member: member.rank)
-        revoked = [RevokedView(node, fingerprint(key)) for node, key in room.view.standing.revoked]
+        revoked = [
+            RevokedView(node, fingerprint_key(key)) for node, key in room.view.standing.revoked
+        ]
         return Nodes([self._node(m) for m in members], revoked, dict(self._dialer.problems))
 
     async def revoke(self, node: str, wanted: Revoking) -> RevocationView:
@@ -122,8 +124,8 @@ class RoomApi:
     def _revocation(self, known: Standing, wanted: Revoking) -> Revocation:
         kept = self._keeper.known.admitted_by(None, known.node_id)
         return Revocation(
-            key=fingerprint(known.public_key),
-            standing=tuple(sorted(fingerprint(each.public_key) for each in kept)),
+            key=fingerprint_key(known.public_key),
+            standing=tuple(sorted(fingerprint_key(each.public_key) for each in kept)),
             last_seq=wanted.last_seq,
             revoked_at=self._core.clock.now(),
         )
@@ -147,7 +149,9 @@ class RoomApi:
         """Check the signature of every stored record."""
         genesis = self._keeper.current.genesis
         found = await self._core.read(lambda tx: [e.message for e in store.verify(tx, genesis)])
-        count = await self._core.read(lambda tx: tx.rows("SELECT count(*) FROM room_record")[0][0])
+        count = await self._core.read(
+            lambda tx: tx.fetch_all("SELECT count(*) FROM room_record")[0][0]
+        )
         return Verified(count, found)
 
     async def rotate(self) -> Rotated:
@@ -199,7 +203,7 @@ class RoomApi:
             member.id,
             member.tier,
             record.status,
-            fingerprint(member.public_key),
+            fingerprint_key(member.public_key),
             record.endpoint_ws,
             record.added_by,
             record.last_heartbeat_at,

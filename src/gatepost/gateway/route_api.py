@@ -14,7 +14,7 @@ from gatepost.events import check_agent_id
 from gatepost.gateway.room import RoomKeeper
 from gatepost.gateway.route import delete, get, put
 from gatepost.gateway.views import NewRoute, RouteView
-from gatepost.journal.audit import audit
+from gatepost.journal.audit import record_audit_entry
 from gatepost.room import Routing, claim_key
 from gatepost.room.records import subject
 
@@ -63,7 +63,9 @@ class RouteApi:
     async def _say(self, target: str, record: Routing | None, action: str) -> None:
         await self._keeper.publish({("routing", claim_key(target, self._me)): record})
         detail = "" if record is None else f"epoch {record.epoch}"
-        await self._keeper.core.commit(lambda tx: audit(tx, "operator", action, target, detail))
+        await self._keeper.core.commit(
+            lambda tx: record_audit_entry(tx, "operator", action, target, detail)
+        )
 
     def _check_say(self, target: str) -> None:
         """Raise Forbidden for a route the room would ignore."""

@@ -138,7 +138,7 @@ class Sealing:
         )
         store = Store.open(settings.uri)
         archive = Archive(store, node.id, node.incarnation, node.key, policy)
-        self._opened = (self._core.database.reader(), archive)
+        self._opened = (self._core.database.open_reader(), archive)
         return self._opened
 
     def _close(self) -> None:
@@ -154,7 +154,7 @@ class Sealing:
         keep = int(self._core.settings.archive.keep_secs * 1000)
 
         def prune_batch(tx: Tx) -> int:
-            old = tx.one(_OLDER_THAN, (tx.now - keep,)) or (None,)
+            old = tx.fetch_one(_OLDER_THAN, (tx.now - keep,)) or (None,)
             upto = min(through, old[0] or 0)
             return prune(tx, upto, read=self._read, settled=self._settled, limit=limit)
 

@@ -17,7 +17,7 @@ import uvloop
 from litestar import Litestar
 
 from gatepost.clock import Clock
-from gatepost.config import Listen, Settings
+from gatepost.config import ListenSettings, Settings
 from gatepost.errors import ConfigError
 from gatepost.gateway import external_agents, feedback, tracing, undelivered_api
 from gatepost.gateway.alerts import Alerts
@@ -229,7 +229,7 @@ def _bind(settings: Settings) -> socket.socket:
     return listener
 
 
-def _check_tls(listen: Listen) -> None:
+def _check_tls(listen: ListenSettings) -> None:
     """Raise ConfigError at startup, where the operator sees it, for an unusable certificate."""
     if listen.tls_cert:
         try:

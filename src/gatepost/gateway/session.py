@@ -18,18 +18,18 @@ from gatepost.gateway.operations import Operations, weight
 from gatepost.journal import Tx
 from gatepost.mailbox import Waiter
 from gatepost.wire import (
+    AnyAnswer,
     Await,
     Deliver,
     Dequeue,
     Done,
     Failed,
     Failure,
-    Message,
+    LeasedMessage,
     Op,
     Operation,
     Peek,
     PeekDeadLetter,
-    Reply,
     Send,
     Subscribe,
     Unsubscribe,
@@ -70,7 +70,7 @@ class Session:
         self._operations = operations
         self._core = operations.core
         self._wake = wake
-        self._out: list[Reply] = []
+        self._out: list[AnyAnswer] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._subscriptions: dict[str, Subscription] = {}
         self._unanswered = 0
@@ -100,7 +100,7 @@ class Session:
 
     def refuse(self, error: GatepostError) -> None:
         """Answer input that was not an operation."""
-        self._answer(Failed(error=Failure.of(error)))
+        self._answer(Failed(error=Failure.from_error(error)))
 
     def take_output(self) -> list[bytes]:
         """Return all replies, in as few frames as their size allows."""
@@ -130,7 +130,7 @@ class Session:
             self._operations.admit(op)
             self._start(op)
         except GatepostError as error:
-            self._finish(Failed(re=op.id, error=Failure.of(error)))
+            self._finish(Failed(re=op.id, error=Failure.from_error(error)))
 
     def _start(self, op: Op) -> None:
         behind = self._sending if isinstance(op, Send) else None
@@ -181,15 +181,15 @@ class Session:
         else:
             self._finish(await self._operations.answer(op))
 
-    def _done(self, re: int, reply: Reply, error: GatepostError | None) -> None:
-        self._finish(reply if error is None else Failed(re=re, error=Failure.of(error)))
+    def _done(self, re: int, reply: AnyAnswer, error: GatepostError | None) -> None:
+        self._finish(reply if error is None else Failed(re=re, error=Failure.from_error(error)))
 
-    def _finish(self, reply: Reply) -> None:
+    def _finish(self, reply: AnyAnswer) -> None:
         self._unanswered -= 1
         self._make_room()
         self._answer(reply)
 
-    def _answer(self, reply: Reply) -> None:
+    def _answer(self, reply: AnyAnswer) -> None:
         if self._closed:
             return
         self._out.append(reply)
@@ -210,17 +210,19 @@ class Session:
         push = partial(self._push, op.mailbox)
         subscription = Subscription()
 
-        def join_waiters(tx: Tx) -> list[Message]:
-            box = self._core.dispatcher.box(tx, op.mailbox)
+        def join_waiters(tx: Tx) -> list[LeasedMessage]:
+            box = self._core.dispatcher.mailbox_ref(tx, op.mailbox)
             waiter = Waiter(box, consumer, op.credit, push)
-            again = self._core.dispatcher.wait(tx, waiter)
+            again = self._core.dispatcher.add_waiter(tx, waiter)
             subscription.waiter = waiter
             return again
 
         self._core.writer.submit(join_waiters, partial(self._subscribed, op))
         self._subscriptions[op.mailbox] = subscription
 
-    def _subscribed(self, op: Subscribe, again: list[Message], error: GatepostError | None) -> None:
+    def _subscribed(
+        self, op: Subscribe, again: list[LeasedMessage], error: GatepostError | None
+    ) -> None:
         if error is not None:
             self._subscriptions.pop(op.mailbox, None)
         self._done(op.id, Done(re=op.id), error)
@@ -232,9 +234,9 @@ class Session:
         if subscription is None:
             raise InvalidRequest(f"this connection does not listen to {op.mailbox}")
 
-        def give_up(tx: Tx) -> Reply:
+        def give_up(tx: Tx) -> AnyAnswer:
             if subscription.waiter is not None:
-                self._core.dispatcher.give_up(tx, subscription.waiter)
+                self._core.dispatcher.release_waiter(tx, subscription.waiter)
             return Done(re=op.id)
 
         self._core.writer.submit(give_up, partial(self._done, op.id))
@@ -242,9 +244,9 @@ class Session:
 
     def _leave(self, subscription: Subscription, tx: Tx) -> None:
         if subscription.waiter is not None:
-            self._core.dispatcher.leave(tx, subscription.waiter)
+            self._core.dispatcher.remove_waiter(tx, subscription.waiter)
 
-    def _push(self, mailbox: str, messages: list[Message]) -> None:
+    def _push(self, mailbox: str, messages: list[LeasedMessage]) -> None:
         self._answer(Deliver(mailbox=mailbox, messages=messages))
 
 
@@ -275,9 +277,9 @@ def _set_event() -> asyncio.Event:
     return event
 
 
-def _parts(replies: list[Reply]) -> list[list[Reply]]:
+def _parts(replies: list[AnyAnswer]) -> list[list[AnyAnswer]]:
     """Group replies by size; a delivery too large for a frame is split."""
-    parts: list[list[Reply]] = [[]]
+    parts: list[list[AnyAnswer]] = [[]]
     size = 0
     for part, part_size in (piece for reply in replies for piece in _pieces(reply)):
         if size > _FRAME_BYTES:
@@ -288,7 +290,7 @@ def _parts(replies: list[Reply]) -> list[list[Reply]]:
     return parts if parts[0] else []
 
 
-def _pieces(reply: Reply) -> list[tuple[Reply, int]]:
+def _pieces(reply: AnyAnswer) -> list[tuple[AnyAnswer, int]]:
     """Return a reply with its weight; split a delivery that is too large for a frame."""
     weight = _weight(reply)
     if weight <= _FRAME_BYTES or not isinstance(reply, Deliver) or len(reply.messages) == 1:
@@ -299,6 +301,6 @@ def _pieces(reply: Reply) -> list[tuple[Reply, int]]:
     return _pieces(first) + _pieces(second)
 
 
-def _weight(reply: Reply) -> int:
+def _weight(reply: AnyAnswer) -> int:
     messages = getattr(reply, "messages", ())
     return 100 + sum(300 + memoryview(getattr(m, "payload", b"")).nbytes for m in messages)

@@ -20,7 +20,7 @@ async def status(operations: Operations) -> Status:
         core.writer.failure,
         **dict(zip(_COUNTED, counts, strict=True)),
         journal_bytes=core.state.journal.stat().st_size,
-        links=sorted(core.outbox.live - {EVERYBODY}),
+        links=sorted(core.outbox.live_nodes - {EVERYBODY}),
         incidents=await core.read(_incidents),
     )
 
@@ -38,7 +38,7 @@ _COUNTED = (
 
 
 def _counts(tx: Tx) -> tuple[int, ...]:
-    row = tx.rows(
+    row = tx.fetch_all(
         """SELECT (SELECT count(*) FROM agent), total(waiting), total(in_flight),
                   (SELECT count(*) FROM dead_letter), (SELECT coalesce(max(seq), 0) FROM outbox),
                   (SELECT count(*) FROM delivery WHERE processed_at IS NULL),
@@ -50,5 +50,5 @@ def _counts(tx: Tx) -> tuple[int, ...]:
 
 
 def _incidents(tx: Tx) -> dict[str, int]:
-    rows = tx.rows("SELECT class, count(*) FROM incident GROUP BY class ORDER BY class")
+    rows = tx.fetch_all("SELECT class, count(*) FROM incident GROUP BY class ORDER BY class")
     return {row[0]: row[1] for row in rows}

@@ -20,9 +20,9 @@ from gatepost import __version__, config
 from gatepost.clock import Clock
 from gatepost.delivery.sender import Counted
 from gatepost.errors import ConfigError
-from gatepost.events import TRACKED, Kind, Receipt
-from gatepost.journal.outbox import Draft
-from gatepost.wire import EventInfo, Message, NewSend
+from gatepost.events import TRACKED_KINDS, EventKind, Receipt
+from gatepost.journal.outbox import EventDraft
+from gatepost.wire import EventInfo, LeasedMessage, NewSend
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -50,9 +50,9 @@ class Began(NamedTuple):
 class Committed(Struct, frozen=True):
     """One commit group: events appended, receipts that counted, and mail leased."""
 
-    drafts: list[Draft]
+    drafts: list[EventDraft]
     receipts: list[Counted]
-    leased: list[Message]
+    leased: list[LeasedMessage]
     now: int
 
 
@@ -69,7 +69,7 @@ class NotSent(Struct, frozen=True):
 Work = Committed | Sending | NotSent
 
 
-def telemetry_of(settings: config.Telemetry, node: str, clock: Clock) -> "Telemetry | None":
+def telemetry_of(settings: config.TelemetrySettings, node: str, clock: Clock) -> "Telemetry | None":
     """Create the recorder if enabled; raise ConfigError if OpenTelemetry is not installed."""
     if not settings.enabled:
         return None
@@ -81,7 +81,7 @@ def telemetry_of(settings: config.Telemetry, node: str, clock: Clock) -> "Teleme
         ) from None
 
 
-def _exporter(settings: config.Telemetry) -> "SpanExporter":
+def _exporter(settings: config.TelemetrySettings) -> "SpanExporter":
     if settings.exporter == "console":
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
@@ -109,7 +109,7 @@ class Telemetry:
         self._node = node
         self._clock = clock
         self._queue: queue.Queue[Work | None] = queue.Queue(_QUEUE)
-        self._leased: list[Message] = []
+        self._leased: list[LeasedMessage] = []
         self._sends: dict[str, Span] = {}
         self._deliveries: dict[str, Began] = {}
         self._turns: dict[str, Began] = {}
@@ -134,10 +134,10 @@ class Telemetry:
         if not isinstance(new.traceparent, UnsetType):
             self._put(NotSent(new.traceparent, code))
 
-    def leased(self, messages: list[Message]) -> None:
+    def leased(self, messages: list[LeasedMessage]) -> None:
         self._leased += messages
 
-    def committed(self, drafts: list[Draft], receipts: list[Counted], now: int) -> None:
+    def committed(self, drafts: list[EventDraft], receipts: list[Counted], now: int) -> None:
         leased, self._leased = self._leased, []
         if drafts or receipts or leased:
             self._put(Committed(drafts, receipts, leased, now))
@@ -188,7 +188,7 @@ class Telemetry:
             if began is not None:
                 self._report("gatepost.deliver", began, group.now)
 
-    def _lease(self, message: Message, now: int) -> None:
+    def _lease(self, message: LeasedMessage, now: int) -> None:
         if not isinstance(message.event, Raw):
             return
         info = _decode_info(message.event)
@@ -196,16 +196,16 @@ class Telemetry:
             about = {"gatepost.event": info.event_id, "gatepost.agent": message.to}
             _keep(self._turns, info.event_id, Began(now, info.traceparent, about))
 
-    def _draft(self, draft: Draft, now: int) -> None:
-        if draft.kind == Kind.ACK and draft.ref_event_id in self._turns:
+    def _draft(self, draft: EventDraft, now: int) -> None:
+        if draft.kind == EventKind.ACK and draft.ref_event_id in self._turns:
             receipt = _decode_receipt(draft.payload if isinstance(draft.payload, Raw) else b"{}")
             if receipt.status == "processed":
                 began = self._turns.pop(draft.ref_event_id)
                 self._report("gatepost.turn", began, now, receipt.outcome or "ok")
-        elif draft.kind in TRACKED and draft.attempt == 1:
+        elif draft.kind in TRACKED_KINDS and draft.attempt == 1:
             self._emitted(draft, now)
 
-    def _emitted(self, draft: Draft, now: int) -> None:
+    def _emitted(self, draft: EventDraft, now: int) -> None:
         traceparent = draft.trace and draft.trace.traceparent
         if not traceparent:
             return

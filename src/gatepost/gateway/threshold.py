@@ -6,7 +6,7 @@ from litestar.connection import ASGIConnection
 
 from gatepost.access import RateLimiter, source_of
 from gatepost.clock import Clock
-from gatepost.config import Room, is_loopback
+from gatepost.config import RoomSettings, is_loopback
 from gatepost.errors import Forbidden
 
 Connection = ASGIConnection[Any, Any, Any, Any]
@@ -15,7 +15,7 @@ Connection = ASGIConnection[Any, Any, Any, Any]
 class Threshold:
     """Limits attempts per source address, and refuses plain HTTP from other machines."""
 
-    def __init__(self, settings: Room, clock: Clock) -> None:
+    def __init__(self, settings: RoomSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
         self._limiter = RateLimiter(settings.knocks_per_sec, settings.knock_burst)

@@ -103,7 +103,7 @@ class Tracer:
         return steps, [about, *sorted({step.event_id for step in steps} - {about})]
 
     def _corr(self, tx: Tx, event_id: str) -> str:
-        row = tx.one(_CORR, (parse_event_id(event_id),))
+        row = tx.fetch_one(_CORR, (parse_event_id(event_id),))
         return row[0] if row else ""
 
     # -- asking peers

@@ -89,7 +89,7 @@ class UndeliveredApi:
         ]
 
     def _resend(self, tx: Tx, letter: Letter) -> str:
-        out = letter.outgoing(self._core.node.event_ids.next())
+        out = letter.outgoing(self._core.node.event_ids.next_id())
         self._core.messages.send_again(tx, out, letter.node)
         return out.event_id
 

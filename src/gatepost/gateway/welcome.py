@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from gatepost.access.tokens import b64, unb64
 from gatepost.errors import InvalidTicket
-from gatepost.events import NodeKey, frame, verify
+from gatepost.events import NodeKey, frame_parts, verify_signature
 from gatepost.room import Genesis, Link
 
 HEADER = "gatepost-welcome"
@@ -38,7 +38,7 @@ def read(text: str, session: str, issuer_key: bytes) -> Welcome:
     encoded, _, signature = text.partition(".")
     try:
         body = unb64(encoded)
-        if verify(issuer_key, _statement(session, body), unb64(signature)):
+        if verify_signature(issuer_key, _statement(session, body), unb64(signature)):
             return msgspec.json.decode(body, type=Welcome)
     except (binascii.Error, ValueError):
         pass
@@ -46,4 +46,4 @@ def read(text: str, session: str, issuer_key: bytes) -> Welcome:
 
 
 def _statement(session: str, body: bytes) -> bytes:
-    return frame("gatepost/welcome/1", session.encode(), body)
+    return frame_parts("gatepost/welcome/1", session.encode(), body)

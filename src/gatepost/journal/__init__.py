@@ -1,7 +1,7 @@
 """The durable memory of one gateway: one SQLite file, one writer, group commit."""
 
-from gatepost.journal.database import Database, memory
-from gatepost.journal.tx import Tx
-from gatepost.journal.writer import Outcome, Participant, Writer
+from gatepost.journal.database import Database, open_memory_journal
+from gatepost.journal.transaction import Tx
+from gatepost.journal.writer import JobOutcome, Participant, Writer
 
-__all__ = ["Database", "Outcome", "Participant", "Tx", "Writer", "memory"]
+__all__ = ["Database", "JobOutcome", "Participant", "Tx", "Writer", "open_memory_journal"]

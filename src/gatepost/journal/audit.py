@@ -1,10 +1,10 @@
 """The audit log of actions a person took by hand."""
 
-from gatepost.journal.tx import Tx
+from gatepost.journal.transaction import Tx
 
 
-def audit(tx: Tx, actor: str, action: str, subject: str, detail: str = "") -> None:
-    tx.run(
+def record_audit_entry(tx: Tx, actor: str, action: str, subject: str, detail: str = "") -> None:
+    tx.execute(
         "INSERT INTO audit (at, actor, action, subject, detail) VALUES (?, ?, ?, ?, ?)",
         (tx.now, actor, action, subject, detail),
     )

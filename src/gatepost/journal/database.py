@@ -10,7 +10,7 @@ import apsw
 
 from gatepost.errors import JournalCorrupt, JournalLocked, JournalTooNew
 
-Check = Literal["quick", "full", "off"]
+IntegrityCheck = Literal["quick", "full", "off"]
 
 _PRAGMAS = (
     "PRAGMA journal_mode = WAL",
@@ -28,39 +28,39 @@ class Database:
 
     def __init__(self, path: Path, writer: apsw.Connection, lock: IO[bytes]) -> None:
         self.path = path
-        self.writer = writer
+        self.writer_connection = writer
         self._lock = lock
 
     @classmethod
-    def open(cls, path: Path, check: Check = "quick") -> "Database":
+    def open(cls, path: Path, check: IntegrityCheck = "quick") -> "Database":
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        guard = lock(path)
+        guard = lock_journal(path)
         try:
-            connection = _connect(path, check)
+            connection = _open_connection(path, check)
         except BaseException:
             guard.close()
             raise
         return cls(path, connection, guard)
 
-    def reader(self) -> apsw.Connection:
+    def open_reader(self) -> apsw.Connection:
         """Open a read-only connection; each statement sees the commits before it began."""
         connection = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READONLY)
         connection.set_busy_timeout(5_000)
         return connection
 
     def close(self) -> None:
-        self.writer.close()
+        self.writer_connection.close()
         self._lock.close()
 
 
-def memory() -> apsw.Connection:
+def open_memory_journal() -> apsw.Connection:
     """Open an empty journal in memory, for simulations and tests."""
     connection = apsw.Connection(":memory:")
-    migrate(connection, Path(":memory:"))
+    migrate_schema(connection, Path(":memory:"))
     return connection
 
 
-def lock(path: Path) -> IO[bytes]:
+def lock_journal(path: Path) -> IO[bytes]:
     """Take the journal's lock until the returned file is closed; JournalLocked if it is taken."""
     guard = os.fdopen(os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600), "rb+")
     try:
@@ -73,22 +73,22 @@ def lock(path: Path) -> IO[bytes]:
     return guard
 
 
-def _connect(path: Path, check: Check) -> apsw.Connection:
+def _open_connection(path: Path, check: IntegrityCheck) -> apsw.Connection:
     # Created here, not by SQLite, so that other users can never read the file.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     connection = apsw.Connection(str(path))
     try:
-        _prepare(connection, path, check)
+        _prepare_connection(connection, path, check)
     except (apsw.CorruptError, apsw.NotADBError) as error:
         connection.close()
-        raise _damaged(path, str(error)) from error
+        raise _corrupt_error(path, str(error)) from error
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _prepare(connection: apsw.Connection, path: Path, check: Check) -> None:
+def _prepare_connection(connection: apsw.Connection, path: Path, check: IntegrityCheck) -> None:
     # No other gateway writes, but a person may open the file with SQLite's own tools.
     connection.set_busy_timeout(5_000)
     for pragma in _PRAGMAS:
@@ -96,24 +96,24 @@ def _prepare(connection: apsw.Connection, path: Path, check: Check) -> None:
     if check != "off":
         ((verdict,),) = connection.execute(_CHECKS[check]).fetchall()
         if verdict != "ok":
-            raise _damaged(path, str(verdict))
-    migrate(connection, path)
+            raise _corrupt_error(path, str(verdict))
+    migrate_schema(connection, path)
 
 
-def _damaged(path: Path, why: str) -> JournalCorrupt:
+def _corrupt_error(path: Path, why: str) -> JournalCorrupt:
     return JournalCorrupt(f"{path} is damaged or not a journal ({why}); restore it from a backup")
 
 
-def migrations() -> list[tuple[int, str]]:
+def load_migrations() -> list[tuple[int, str]]:
     """Return (version, SQL) of every migration, oldest first."""
     folder = resources.files("gatepost.journal") / "schema"
     files = [f for f in folder.iterdir() if f.name.endswith(".sql")]
     return [(int(f.name.split("_")[0]), f.read_text()) for f in sorted(files, key=lambda f: f.name)]
 
 
-def migrate(connection: apsw.Connection, path: Path) -> None:
+def migrate_schema(connection: apsw.Connection, path: Path) -> None:
     current = connection.pragma("user_version")
-    known = migrations()
+    known = load_migrations()
     if current > known[-1][0]:
         raise JournalTooNew(
             f"{path} has schema {current}, this Gatepost knows up to {known[-1][0]}; upgrade it"

@@ -10,37 +10,37 @@ from collections.abc import Callable, Iterator
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from gatepost.events import (
+    ChainHead,
     Envelope,
-    Head,
     NodeKey,
     PayloadRef,
     TaskInfo,
     Trace,
-    decode,
-    encode,
+    decode_event,
+    encode_event,
     event_digest,
-    extend,
-    genesis,
+    extend_chain,
+    genesis_chain,
     parse_event_id,
     sign_head,
 )
-from gatepost.journal.tx import Tx
-from gatepost.journal.writer import Outcome
+from gatepost.journal.transaction import Tx
+from gatepost.journal.writer import JobOutcome
 
 EVERYBODY = "*"
 
-_LAST_HEAD = "SELECT last_seq, chain FROM head ORDER BY last_seq DESC LIMIT 1"
-_APPEND = """
+_SELECT_LAST_HEAD = "SELECT last_seq, chain FROM head ORDER BY last_seq DESC LIMIT 1"
+_INSERT_EVENT = """
 INSERT INTO outbox (seq, event_id, ref_id, kind, body, digest, to_node) VALUES (?, ?, ?, ?, ?, ?, ?)
 """
-_HEAD = "INSERT INTO head VALUES (?, ?, ?, ?, ?)"
-_RECIPIENT = """
+_INSERT_HEAD = "INSERT INTO head VALUES (?, ?, ?, ?, ?)"
+_UPSERT_RECIPIENT = """
 INSERT INTO recipient (node_id, last_seq, sent_seq) VALUES (?1, ?2, ?3)
 ON CONFLICT (node_id) DO UPDATE SET last_seq = ?2, sent_seq = max(sent_seq, ?3)
 """
 
 
-class Draft(Struct, frozen=True, kw_only=True):
+class EventDraft(Struct, frozen=True, kw_only=True):
     """An event before it has its seq in the outbox.
 
     `everybody` addresses every subscriber instead of `to_node_id`.
@@ -68,28 +68,31 @@ class Draft(Struct, frozen=True, kw_only=True):
 
 
 # seq, event id, referenced event id, kind, encoded event, its digest, recipient node
-Row = tuple[int, bytes, bytes | None, str, bytes, bytes, str | None]
+AppendedRow = tuple[int, bytes, bytes | None, str, bytes, bytes, str | None]
 
 
-class Appended(Struct, frozen=True):
+class OutboxGroup(Struct, frozen=True):
     """The events of one commit group: their signed head, the chain before them, their rows.
 
     `positions_by_node` maps a recipient node to the indexes of its rows.
     """
 
-    head: Head
-    previous: bytes
-    rows: list[Row]
-    to: dict[str, list[int]]
+    head: ChainHead
+    previous_chain: bytes
+    rows: list[AppendedRow]
+    positions_by_node: dict[str, list[int]]
 
     def rows_for(self, node: str) -> list[tuple[int, bytes]]:
         """Return (seq, event) of the rows for a node, in order."""
-        own, shared = self.to.get(node, []), self.to.get(EVERYBODY, [])
+        own, shared = (
+            self.positions_by_node.get(node, []),
+            self.positions_by_node.get(EVERYBODY, []),
+        )
         positions = sorted(own + shared) if own and shared else own or shared
         return [(self.rows[position][0], self.rows[position][4]) for position in positions]
 
 
-Published = Callable[[Appended], None]
+PublishCallback = Callable[[OutboxGroup], None]
 
 
 class Outbox:
@@ -103,87 +106,90 @@ class Outbox:
         self.node_id = node_id
         self.incarnation = incarnation
         self._key = key
-        self.live: frozenset[str] = frozenset()
-        self.published: Published | None = None
-        self._appended: Appended | None = None
+        self.live_nodes: frozenset[str] = frozenset()
+        self.on_published: PublishCallback | None = None
+        self._group: OutboxGroup | None = None
         # The last seq for each node, and the tail of the chain; read again after a rollback.
-        self._last_to: dict[str, int] = {}
+        self._last_seq_to: dict[str, int] = {}
         self._tail: tuple[int, bytes] | None = None
 
     def before_commit(self, tx: Tx) -> None:
-        if not tx.appended:
+        if not tx.appended_drafts:
             return
         last, chain = self._tail or self._read_tail(tx)
         touched: dict[str, int] = {}
         rows = [
-            self._row(tx, seq, draft, touched) for seq, draft in enumerate(tx.appended, last + 1)
+            self._build_row(tx, seq, draft, touched)
+            for seq, draft in enumerate(tx.appended_drafts, last + 1)
         ]
-        tx.many(_APPEND, rows)
+        tx.execute_many(_INSERT_EVENT, rows)
         head = sign_head(
             self._key,
             node=self.node_id,
             incarnation=self.incarnation,
             first=last + 1,
             last=last + len(rows),
-            chain=extend(chain, (row[5] for row in rows)),
+            chain=extend_chain(chain, (row[5] for row in rows)),
         )
-        tx.run(_HEAD, (head.last, head.first, head.chain, head.signature, tx.now))
-        live = self.live
+        tx.execute(_INSERT_HEAD, (head.last, head.first, head.chain, head.signature, tx.now))
+        live = self.live_nodes
         to_all = EVERYBODY in live
         sent = {to: seq if to_all or to in live else 0 for to, seq in touched.items()}
-        tx.many(_RECIPIENT, [(to, seq, sent[to]) for to, seq in touched.items()])
+        tx.execute_many(_UPSERT_RECIPIENT, [(to, seq, sent[to]) for to, seq in touched.items()])
         self._tail = (head.last, head.chain)
         positions: dict[str, list[int]] = {}
         for position, row in enumerate(rows):
             if row[6] is not None:
                 positions.setdefault(row[6], []).append(position)
-        self._appended = Appended(head, chain, rows, positions)
+        self._group = OutboxGroup(head, chain, rows, positions)
 
-    def after_commit(self) -> list[Outcome]:
-        appended, self._appended = self._appended, None
-        if appended is None or self.published is None:
+    def after_commit(self) -> list[JobOutcome]:
+        appended, self._group = self._group, None
+        if appended is None or self.on_published is None:
             return []
-        published = self.published
+        published = self.on_published
         return [(lambda value, _: published(value), appended, None)]
 
     def rolled_back(self) -> None:
-        self._appended = None
+        self._group = None
         self._tail = None
-        self._last_to.clear()
+        self._last_seq_to.clear()
 
     def next_due(self, tx: Tx) -> int | None:
         return None
 
     def _read_tail(self, tx: Tx) -> tuple[int, bytes]:
         query = "SELECT first_seq FROM incarnation WHERE id = ?"
-        row = tx.one(query, (self.incarnation,))
+        row = tx.fetch_one(query, (self.incarnation,))
         first = int(row[0]) if row else 1
-        head = tx.one(_LAST_HEAD)
+        head = tx.fetch_one(_SELECT_LAST_HEAD)
         if head is None or head[0] < first:
-            return first - 1, genesis(self.node_id, self.incarnation)
+            return first - 1, genesis_chain(self.node_id, self.incarnation)
         return head[0], head[1]
 
-    def _row(self, tx: Tx, seq: int, draft: Draft, touched: dict[str, int]) -> Row:
+    def _build_row(
+        self, tx: Tx, seq: int, draft: EventDraft, touched: dict[str, int]
+    ) -> AppendedRow:
         to = EVERYBODY if draft.everybody else draft.to_node_id
         to = None if to == self.node_id else to
-        body = encode(self._envelope(tx, seq, draft, self._previous_to(tx, to)))
+        body = encode_event(self._build_envelope(tx, seq, draft, self._previous_seq_to(tx, to)))
         if to is not None:
-            self._last_to[to] = touched[to] = seq
+            self._last_seq_to[to] = touched[to] = seq
         ref = draft.ref_event_id and parse_event_id(draft.ref_event_id)
         id = parse_event_id(draft.event_id)
         return seq, id, ref or None, draft.kind, body, event_digest(body), to
 
-    def _previous_to(self, tx: Tx, to: str | None) -> int:
+    def _previous_seq_to(self, tx: Tx, to: str | None) -> int:
         """Return the last seq whose event was for that node, or 0."""
         if to is None:
             return 0
-        if (known := self._last_to.get(to)) is None:
+        if (known := self._last_seq_to.get(to)) is None:
             query = "SELECT last_seq FROM recipient WHERE node_id = ?"
-            row = tx.one(query, (to,))
-            known = self._last_to[to] = int(row[0]) if row else 0
+            row = tx.fetch_one(query, (to,))
+            known = self._last_seq_to[to] = int(row[0]) if row else 0
         return known
 
-    def _envelope(self, tx: Tx, seq: int, draft: Draft, previous: int) -> Envelope:
+    def _build_envelope(self, tx: Tx, seq: int, draft: EventDraft, previous: int) -> Envelope:
         return Envelope(
             event_id=draft.event_id,
             seq=seq,
@@ -210,23 +216,23 @@ class Outbox:
         )
 
 
-def read(tx: Tx, after: int, limit: int) -> Iterator[Envelope]:
+def read_events(tx: Tx, after: int, limit: int) -> Iterator[Envelope]:
     """Yield up to `limit` events after seq `after`, in order."""
     query = "SELECT body FROM outbox WHERE seq > ? ORDER BY seq LIMIT ?"
-    return (decode(row[0]) for row in tx.each(query, (after, limit)))
+    return (decode_event(row[0]) for row in tx.iterate_rows(query, (after, limit)))
 
 
-def journey(tx: Tx, event_id: str) -> list[Envelope]:
+def read_journey(tx: Tx, event_id: str) -> list[Envelope]:
     """Return an event and all events of this outbox that refer to it, in order."""
     id = parse_event_id(event_id)
     query = "SELECT body FROM outbox WHERE event_id = ? OR ref_id = ? ORDER BY seq"
-    return [decode(row[0]) for row in tx.rows(query, (id, id))]
+    return [decode_event(row[0]) for row in tx.fetch_all(query, (id, id))]
 
 
-def heads(tx: Tx, node_id: str, incarnation: str) -> Iterator[tuple[Head, list[bytes]]]:
+def read_heads(tx: Tx, node_id: str, incarnation: str) -> Iterator[tuple[ChainHead, list[bytes]]]:
     """Yield every signed head with the digests of its events, oldest first."""
     query = "SELECT first_seq, last_seq, chain, signature FROM head ORDER BY last_seq"
     digests = "SELECT digest FROM outbox WHERE seq BETWEEN ? AND ? ORDER BY seq"
-    for first, last, chain, signature in tx.each(query):
-        head = Head(node_id, incarnation, first, last, chain, signature)
-        yield head, [row[0] for row in tx.rows(digests, (first, last))]
+    for first, last, chain, signature in tx.iterate_rows(query):
+        head = ChainHead(node_id, incarnation, first, last, chain, signature)
+        yield head, [row[0] for row in tx.fetch_all(digests, (first, last))]

@@ -14,26 +14,32 @@ from typing import Any, Protocol, TypeVar
 import apsw
 
 from gatepost.clock import Clock
-from gatepost.errors import GatepostError, Internal, StorageFailed, Unavailable
-from gatepost.journal.tx import Tx
+from gatepost.errors import GatepostError, InternalError, StorageFailed, Unavailable
+from gatepost.journal.transaction import Tx
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Operation = Callable[[Tx], Any]
+WriteOperation = Callable[[Tx], Any]
 # If the error is not None, the value means nothing.
-Done = Callable[[Any, GatepostError | None], None]
-Outcome = tuple[Done, Any, GatepostError | None]
-Job = tuple[Operation, Done]
+OutcomeCallback = Callable[[Any, GatepostError | None], None]
+JobOutcome = tuple[OutcomeCallback, Any, GatepostError | None]
+WriteJob = tuple[WriteOperation, OutcomeCallback]
 
-_PROBE_EVERY = 2.0
-_PROBE = "INSERT OR REPLACE INTO fact VALUES ('probe', zeroblob(65536))"
-_IDLE_MAX = 3600.0
-_RETRY_MS = 1000
-_STOPPING = "the gateway is stopping; try again shortly"
+_PROBE_INTERVAL_SECS = 2.0
+_PROBE_SQL = "INSERT OR REPLACE INTO fact VALUES ('probe', zeroblob(65536))"
+_IDLE_MAX_SECS = 3600.0
+_RETRY_DELAY_MS = 1000
+_STOPPING_MESSAGE = "the gateway is stopping; try again shortly"
 # Errors of the disk or the file, as opposed to bugs of ours.
-_STORAGE = (apsw.FullError, apsw.IOError, apsw.CorruptError, apsw.NotADBError, apsw.ReadOnlyError)
+_STORAGE_ERRORS = (
+    apsw.FullError,
+    apsw.IOError,
+    apsw.CorruptError,
+    apsw.NotADBError,
+    apsw.ReadOnlyError,
+)
 
 
 class Participant(Protocol):
@@ -42,7 +48,7 @@ class Participant(Protocol):
     def before_commit(self, tx: Tx) -> None:
         """Add rows that belong to the same transaction."""
 
-    def after_commit(self) -> list[Outcome]:
+    def after_commit(self) -> list[JobOutcome]:
         """Return outcomes to deliver, now that the group is on disk."""
 
     def rolled_back(self) -> None:
@@ -59,7 +65,7 @@ class Writer:
         self,
         connection: apsw.Connection,
         clock: Clock,
-        deliver: Callable[[list[Outcome]], None],
+        deliver: Callable[[list[JobOutcome]], None],
         *,
         participants: tuple[Participant, ...] = (),
         group_max: int = 4096,
@@ -71,14 +77,14 @@ class Writer:
         self._participants = participants
         self._group_max = group_max
         self._queue_max = queue_max
-        self._queue: queue.SimpleQueue[tuple[Job, int] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._loop, name="journal-writer", daemon=True)
-        self._due: int | None = 0
+        self._queue: queue.SimpleQueue[tuple[WriteJob, int] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run_loop, name="journal-writer", daemon=True)
+        self._next_due_at: int | None = 0
         self.failure: str | None = None
-        self._final = False
+        self._failed_for_good = False
         self._stopped = False
-        self.groups = 0
-        self.operations = 0
+        self.group_count = 0
+        self.operation_count = 0
 
     def start(self) -> None:
         self._thread.start()
@@ -89,40 +95,40 @@ class Writer:
         self._queue.put(None)
         self._thread.join()
         # An operation submitted while the thread stopped must not wait for ever.
-        late = [item[0] for item in _drain(self._queue) if item is not None]
-        self._deliver(_refuse(late, Unavailable(_STOPPING)))
+        late = [item[0] for item in _drain_queue(self._queue) if item is not None]
+        self._deliver(_refuse_jobs(late, Unavailable(_STOPPING_MESSAGE)))
 
-    def waiting(self) -> int:
+    def queued_jobs(self) -> int:
         return self._queue.qsize()
 
-    def submit(self, operation: Operation, done: Done, weight: int = 1) -> None:
+    def submit(self, operation: WriteOperation, done: OutcomeCallback, weight: int = 1) -> None:
         """Run `operation` in one of the next groups; `weight` counts against `group_max`."""
         if self.failure is not None:
             raise StorageFailed(self.failure)
         if self._stopped:
-            raise Unavailable(_STOPPING)
+            raise Unavailable(_STOPPING_MESSAGE)
         if self._queue.qsize() >= self._queue_max:
             raise Unavailable("the journal is behind; try again shortly", retry_after=1.0)
         self._queue.put(((operation, done), weight))
 
     def wake(self) -> None:
         """Run a group even if no operation waits, so that participants check the clock."""
-        self._queue.put(((lambda tx: None, _ignore), 0))
+        self._queue.put(((lambda tx: None, _ignore_outcome), 0))
 
-    def _loop(self) -> None:
+    def _run_loop(self) -> None:
         running = True
         while running:
-            jobs, running = self._collect()
+            jobs, running = self._collect_group()
             try:
                 self._deliver(self.run_group(jobs))
             except Exception:
                 log.exception("the outcomes of a commit group could not be delivered")
 
-    def _collect(self) -> tuple[list[Job], bool]:
-        jobs: list[Job] = []
+    def _collect_group(self) -> tuple[list[WriteJob], bool]:
+        jobs: list[WriteJob] = []
         capacity = self._group_max
         try:
-            item = self._queue.get(timeout=self.patience())
+            item = self._queue.get(timeout=self.idle_timeout())
             while item is not None:
                 jobs.append(item[0])
                 capacity -= item[1]
@@ -133,56 +139,56 @@ class Writer:
             return jobs, True
         return jobs, False
 
-    def patience(self) -> float:
+    def idle_timeout(self) -> float:
         """Return how many seconds to wait for an operation before a group runs without one."""
         if self.failure is not None:
-            return _PROBE_EVERY
-        if self._due is None:
-            return _IDLE_MAX
-        return min(max((self._due - self._clock.now()) / 1000, 0.0), _IDLE_MAX)
+            return _PROBE_INTERVAL_SECS
+        if self._next_due_at is None:
+            return _IDLE_MAX_SECS
+        return min(max((self._next_due_at - self._clock.now()) / 1000, 0.0), _IDLE_MAX_SECS)
 
-    def run_group(self, jobs: list[Job]) -> list[Outcome]:
+    def run_group(self, jobs: list[WriteJob]) -> list[JobOutcome]:
         """Run one transaction. Public so that a simulation can drive it without a thread."""
-        if self._final:
-            return _refuse(jobs, StorageFailed(self.failure or ""))
+        if self._failed_for_good:
+            return _refuse_jobs(jobs, StorageFailed(self.failure or ""))
         tx = Tx(self._connection, self._clock.now())
         try:
-            outcomes = self._transact(tx, jobs)
+            outcomes = self._run_transaction(tx, jobs)
         except Exception as error:
-            return _refuse(jobs, self._failed(tx, error))
+            return _refuse_jobs(jobs, self._fail_group(tx, error))
         if self.failure is not None:
             log.warning("the journal accepts operations again")
             self.failure = None
-        self.groups += 1
-        self.operations += len(jobs)
+        self.group_count += 1
+        self.operation_count += len(jobs)
         for participant in self._participants:
             outcomes += participant.after_commit()
         return outcomes
 
-    def _transact(self, tx: Tx, jobs: list[Job]) -> list[Outcome]:
+    def _run_transaction(self, tx: Tx, jobs: list[WriteJob]) -> list[JobOutcome]:
         tx.begin()
         if self.failure is not None:
-            tx.run(_PROBE)
-        outcomes = [_attempt(tx, operation, done) for operation, done in jobs]
+            tx.execute(_PROBE_SQL)
+        outcomes = [_run_operation(tx, operation, done) for operation, done in jobs]
         for participant in self._participants:
             participant.before_commit(tx)
-            tx.settle()
+            tx.run_effects()
         due = [participant.next_due(tx) for participant in self._participants]
         tx.commit()
-        self._due = min((d for d in due if d is not None), default=None)
+        self._next_due_at = min((d for d in due if d is not None), default=None)
         return outcomes
 
-    def _failed(self, tx: Tx, error: Exception) -> GatepostError:
+    def _fail_group(self, tx: Tx, error: Exception) -> GatepostError:
         """Undo the group; return the error for each of its operations."""
-        self._due = tx.now + _RETRY_MS
-        undone = self._undo(tx)
-        if isinstance(error, _STORAGE) or not undone:
+        self._next_due_at = tx.now + _RETRY_DELAY_MS
+        undone = self._roll_back(tx)
+        if isinstance(error, _STORAGE_ERRORS) or not undone:
             self._stop_accepting(error, undone)
             return StorageFailed(self.failure or "")
         log.error("a commit group failed unexpectedly", exc_info=error)
-        return Internal("an internal error; the gateway's log has the details")
+        return InternalError("an internal error; the gateway's log has the details")
 
-    def _undo(self, tx: Tx) -> bool:
+    def _roll_back(self, tx: Tx) -> bool:
         try:
             tx.rollback()
         except apsw.Error:
@@ -200,39 +206,39 @@ class Writer:
         have dropped dirty pages without a further error, so only a restart helps: it reads the
         file again.
         """
-        self._final = not (undone and isinstance(error, apsw.FullError))
-        advice = "restart the gateway" if self._final else "free some space"
+        self._failed_for_good = not (undone and isinstance(error, apsw.FullError))
+        advice = "restart the gateway" if self._failed_for_good else "free some space"
         if self.failure is None:
             log.error("the journal stops accepting operations: %s", error)
         self.failure = f"the journal cannot write ({error}); {advice}"
 
 
-def _drain(items: "queue.SimpleQueue[T]") -> list[T]:
+def _drain_queue(items: "queue.SimpleQueue[T]") -> list[T]:
     return [items.get_nowait() for _ in range(items.qsize())]
 
 
-def _refuse(jobs: list[Job], error: GatepostError) -> list[Outcome]:
+def _refuse_jobs(jobs: list[WriteJob], error: GatepostError) -> list[JobOutcome]:
     # One exception per job, because each may be raised in a different task.
     return [(done, None, type(error)(error.message)) for _, done in jobs]
 
 
-def _attempt(tx: Tx, operation: Operation, done: Done) -> Outcome:
-    mark = tx.mark()
+def _run_operation(tx: Tx, operation: WriteOperation, done: OutcomeCallback) -> JobOutcome:
+    mark = tx.begin_operation()
     try:
         value = operation(tx)
     except GatepostError as error:
-        tx.undo(mark)
+        tx.undo_operation(mark)
         return done, None, error
-    except _STORAGE:
+    except _STORAGE_ERRORS:
         raise
     except Exception as error:
         log.error("an operation failed unexpectedly", exc_info=error)
-        tx.undo(mark)
-        return done, None, Internal("an internal error; the gateway's log has the details")
-    tx.keep()
-    tx.settle()
+        tx.undo_operation(mark)
+        return done, None, InternalError("an internal error; the gateway's log has the details")
+    tx.keep_operation()
+    tx.run_effects()
     return done, value, None
 
 
-def _ignore(value: Any, error: GatepostError | None) -> None:
+def _ignore_outcome(value: Any, error: GatepostError | None) -> None:
     """Drop the outcome of a job that has no caller."""

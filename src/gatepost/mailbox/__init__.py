@@ -1,19 +1,19 @@
 """Mailboxes: enqueue, lease, ack, nack and dead letters of each agent's mail."""
 
-from gatepost.mailbox.dispatch import Dispatcher, Waiter
-from gatepost.mailbox.enqueue import Mail
-from gatepost.mailbox.policy import Policy
-from gatepost.mailbox.settle import Closed, Settlement
-from gatepost.mailbox.states import TRANSITIONS, Input, State
+from gatepost.mailbox.dispatcher import Dispatcher, Waiter
+from gatepost.mailbox.enqueue import NewMail
+from gatepost.mailbox.policy import MailboxPolicy
+from gatepost.mailbox.settle import ClosedMail, Settlement
+from gatepost.mailbox.states import TRANSITIONS, MailInput, MailState
 
 __all__ = [
     "TRANSITIONS",
-    "Closed",
+    "ClosedMail",
     "Dispatcher",
-    "Input",
-    "Mail",
-    "Policy",
+    "MailInput",
+    "MailState",
+    "MailboxPolicy",
+    "NewMail",
     "Settlement",
-    "State",
     "Waiter",
 ]

@@ -4,37 +4,37 @@ from bisect import insort
 from operator import itemgetter
 
 from gatepost.errors import UnknownMessage
-from gatepost.journal.tx import Row, Tx
-from gatepost.mailbox.enqueue import pair_end, pair_of
-from gatepost.mailbox.states import State
+from gatepost.journal.transaction import Row, Tx
+from gatepost.mailbox.enqueue import last_mail_id, pair_of_mail
+from gatepost.mailbox.states import MailState
 from gatepost.wire import Summary
 
-_LEASED = """
+_SELECT_LEASED_PAIRS = """
 SELECT p.sender, l.next, l.last, p.id, l.behind
 FROM lease l JOIN pair p ON p.id = l.pair WHERE l.mailbox = ?
 """
-_BACKING_OFF = """
+_SELECT_BACKING_OFF_PAIRS = """
 SELECT sender, head, id, head_rank, head_arrival FROM pair WHERE mailbox = ? AND ready_at > 0
 """
-_QUEUED = """
+_SELECT_QUEUED_PAIRS = """
 SELECT sender, head, id, head_rank, head_arrival FROM pair WHERE mailbox = ? AND ready_at = 0
 ORDER BY head_rank, head_arrival
 """
-_LIVE = f"""
+_SELECT_UNSETTLED_MAIL = f"""
 SELECT m.rank, m.arrival, m.msg_id, m.created_at, m.attempt, m.state, length(b.payload),
        m.not_before
 FROM mail m JOIN body b ON b.id = m.id
-WHERE m.id BETWEEN ? AND ? AND m.state < {State.ACKED:d} AND (m.rank, m.arrival) > (?, ?)
+WHERE m.id BETWEEN ? AND ? AND m.state < {MailState.ACKED:d} AND (m.rank, m.arrival) > (?, ?)
 ORDER BY m.id
 """
-_PLACE = "SELECT rank, arrival, id FROM mail WHERE mailbox = ? AND msg_id = ?"
-_START = (-1, -1, -1)
-_IN_TURN = itemgetter(0, 1)
+_SELECT_POSITION = "SELECT rank, arrival, id FROM mail WHERE mailbox = ? AND msg_id = ?"
+_FIRST_POSITION = (-1, -1, -1)
+_rank_and_arrival = itemgetter(0, 1)
 
-Span = tuple[str, int, int]  # sender, first and last mail id
+MailSpan = tuple[str, int, int]  # sender, first and last mail id
 
 
-class Page:
+class PeekPage:
     """Collects the first `limit` messages after position `after` from the spans offered to it."""
 
     def __init__(self, tx: Tx, limit: int, after: Row) -> None:
@@ -43,54 +43,56 @@ class Page:
         self._after = after
         self.rows: list[Row] = []
 
-    def offer(self, span: Span) -> None:
+    def offer_span(self, span: MailSpan) -> None:
         """Add a span's messages; they are in order, so the first that does not fit ends it."""
         sender, first, last = span
         *position, id = self._after
-        if pair_of(id) == pair_of(first):
+        if pair_of_mail(id) == pair_of_mail(first):
             first = max(first, id + 1)
-        for row in self._tx.each(_LIVE, (first, last, *position)):
-            if not self.has_room_for(row[:2]):
+        for row in self._tx.iterate_rows(_SELECT_UNSETTLED_MAIL, (first, last, *position)):
+            if not self.has_capacity_for(row[:2]):
                 return
-            insort(self.rows, (*row, sender), key=_IN_TURN)
+            insort(self.rows, (*row, sender), key=_rank_and_arrival)
             del self.rows[self._limit :]
 
-    def has_room_for(self, position: Row) -> bool:
+    def has_capacity_for(self, position: Row) -> bool:
         return len(self.rows) < self._limit or position < self.rows[-1][:2]
 
 
-def peek(tx: Tx, mailbox: int, limit: int, after: str = "") -> list[Summary]:
+def peek_mailbox(tx: Tx, mailbox: int, limit: int, after: str = "") -> list[Summary]:
     """Return unsettled mail in the order it is handed out.
 
     `after` is the msg_id the previous page ended with.
     """
-    page = Page(tx, limit, _place(tx, mailbox, after) if after else _START)
-    for sender, first, last, pair, behind in tx.each(_LEASED, (mailbox,)):
-        page.offer((sender, first, last))
-        page.offer((sender, behind, pair_end(pair)))
-    for sender, head, pair, *position in tx.each(_QUEUED, (mailbox,)):
-        if not page.has_room_for(tuple(position)):
+    page = PeekPage(tx, limit, _page_position(tx, mailbox, after) if after else _FIRST_POSITION)
+    for sender, first, last, pair, behind in tx.iterate_rows(_SELECT_LEASED_PAIRS, (mailbox,)):
+        page.offer_span((sender, first, last))
+        page.offer_span((sender, behind, last_mail_id(pair)))
+    for sender, head, pair, *position in tx.iterate_rows(_SELECT_QUEUED_PAIRS, (mailbox,)):
+        if not page.has_capacity_for(tuple(position)):
             break
-        page.offer((sender, head, pair_end(pair)))
-    for sender, head, pair, *position in tx.each(_BACKING_OFF, (mailbox,)):
-        if page.has_room_for(tuple(position)):
-            page.offer((sender, head, pair_end(pair)))
-    return [_summary(row) for row in page.rows]
+        page.offer_span((sender, head, last_mail_id(pair)))
+    for sender, head, pair, *position in tx.iterate_rows(_SELECT_BACKING_OFF_PAIRS, (mailbox,)):
+        if page.has_capacity_for(tuple(position)):
+            page.offer_span((sender, head, last_mail_id(pair)))
+    return [_summarize_row(row) for row in page.rows]
 
 
-def _place(tx: Tx, mailbox: int, msg_id: str) -> Row:
-    row = tx.one(_PLACE, (mailbox, msg_id))
+def _page_position(tx: Tx, mailbox: int, msg_id: str) -> Row:
+    row = tx.fetch_one(_SELECT_POSITION, (mailbox, msg_id))
     if row is None:
         raise UnknownMessage(f"no message {msg_id} in this mailbox")
     return row
 
 
-def _summary(row: Row) -> Summary:
+def _summarize_row(row: Row) -> Summary:
     _, _, msg_id, created_at, attempt, state, size, not_before, sender = row
-    retry_at = not_before // 1000 if state == State.NACKED else None
-    return Summary(msg_id, sender, created_at // 1000, attempt, State(state).wire, size, retry_at)
+    retry_at = not_before // 1000 if state == MailState.NACKED else None
+    return Summary(
+        msg_id, sender, created_at // 1000, attempt, MailState(state).wire_name, size, retry_at
+    )
 
 
-def counts(tx: Tx) -> list[Row]:
+def mailbox_counts(tx: Tx) -> list[Row]:
     """Return (name, waiting, in flight, dead letters) of every mailbox."""
-    return tx.rows("SELECT name, waiting, in_flight, dead FROM mailbox ORDER BY name")
+    return tx.fetch_all("SELECT name, waiting, in_flight, dead FROM mailbox ORDER BY name")

@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Policy(msgspec.Struct, frozen=True):
+class MailboxPolicy(msgspec.Struct, frozen=True):
     """Retries, timeouts and capacity of every mailbox. Times are in milliseconds."""
 
     max_retries: int = 3
@@ -12,10 +12,10 @@ class Policy(msgspec.Struct, frozen=True):
     ttl: int = 86_400_000
     max_pending: int = 1_000_000
 
-    def backoff(self, attempt: int) -> int:
+    def backoff_after(self, attempt: int) -> int:
         """Return the wait after `attempt` (0 is the first) failed; it doubles with each attempt."""
         return self.base_backoff << min(attempt, 32)
 
-    def exhausted(self, attempt: int) -> bool:
+    def is_exhausted(self, attempt: int) -> bool:
         """Tell whether `attempt` (0 is the first delivery) was the last one allowed."""
         return attempt >= self.max_retries

@@ -15,7 +15,7 @@ from enum import IntEnum, StrEnum
 from gatepost.errors import WrongState
 
 
-class State(IntEnum):
+class MailState(IntEnum):
     """The state as stored. States from ACKED up are terminal."""
 
     PENDING = 0
@@ -26,11 +26,11 @@ class State(IntEnum):
     EXPIRED = 5
 
     @property
-    def wire(self) -> str:
+    def wire_name(self) -> str:
         return self.name.lower()
 
 
-class Input(StrEnum):
+class MailInput(StrEnum):
     DEQUEUE = "dequeue"
     ACK = "ack"
     NACK = "nack"
@@ -41,32 +41,34 @@ class Input(StrEnum):
     PURGE = "purge"
 
 
-TRANSITIONS: dict[tuple[State, Input], State] = {
-    (State.PENDING, Input.DEQUEUE): State.IN_FLIGHT,
-    (State.IN_FLIGHT, Input.ACK): State.ACKED,
-    (State.IN_FLIGHT, Input.NACK): State.NACKED,
-    (State.IN_FLIGHT, Input.RELEASE): State.PENDING,
-    (State.NACKED, Input.RETRY): State.PENDING,
-    (State.NACKED, Input.EXHAUST): State.DEAD_LETTER,
-    (State.PENDING, Input.EXPIRE): State.EXPIRED,
-    (State.NACKED, Input.EXPIRE): State.EXPIRED,
-    (State.PENDING, Input.PURGE): State.DEAD_LETTER,
-    (State.NACKED, Input.PURGE): State.DEAD_LETTER,
+TRANSITIONS: dict[tuple[MailState, MailInput], MailState] = {
+    (MailState.PENDING, MailInput.DEQUEUE): MailState.IN_FLIGHT,
+    (MailState.IN_FLIGHT, MailInput.ACK): MailState.ACKED,
+    (MailState.IN_FLIGHT, MailInput.NACK): MailState.NACKED,
+    (MailState.IN_FLIGHT, MailInput.RELEASE): MailState.PENDING,
+    (MailState.NACKED, MailInput.RETRY): MailState.PENDING,
+    (MailState.NACKED, MailInput.EXHAUST): MailState.DEAD_LETTER,
+    (MailState.PENDING, MailInput.EXPIRE): MailState.EXPIRED,
+    (MailState.NACKED, MailInput.EXPIRE): MailState.EXPIRED,
+    (MailState.PENDING, MailInput.PURGE): MailState.DEAD_LETTER,
+    (MailState.NACKED, MailInput.PURGE): MailState.DEAD_LETTER,
 }
 
-WAITING = (State.PENDING, State.NACKED)
-TERMINAL = (State.ACKED, State.DEAD_LETTER, State.EXPIRED)
+WAITING_STATES = (MailState.PENDING, MailState.NACKED)
+TERMINAL_STATES = (MailState.ACKED, MailState.DEAD_LETTER, MailState.EXPIRED)
 
 
-def step(state: State, event: Input) -> State:
+def next_state(state: MailState, event: MailInput) -> MailState:
     """Return the state after `event`, or raise WrongState."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:
-        raise WrongState(f"a message in state {state.wire} does not allow {event.value}") from None
+        raise WrongState(
+            f"a message in state {state.wire_name} does not allow {event.value}"
+        ) from None
 
 
-def move(event: Input) -> tuple[str, str]:
+def transition_sql(event: MailInput) -> tuple[str, str]:
     """Return the transitions of `event` as SQL: the SET expression and its guarding WHERE.
 
     Every statement that changes a state is built from this, so no other transition can happen.

@@ -7,7 +7,7 @@ import httpx
 import msgspec
 
 from gatepost.client import Sent, Target
-from gatepost.errors import DeadlineExceeded, Unavailable, UnknownMessage, from_code
+from gatepost.errors import DeadlineExceeded, Unavailable, UnknownMessage, error_from_code
 from gatepost.wire import Failure
 
 T = TypeVar("T")
@@ -67,4 +67,4 @@ class Lookup:
             failure = msgspec.json.decode(response.content, type=Failure)
         except msgspec.MsgspecError:
             raise Unavailable(f"the gateway answers with status {response.status_code}") from None
-        raise from_code(failure.code, failure.message)
+        raise error_from_code(failure.code, failure.message)

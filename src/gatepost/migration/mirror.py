@@ -24,7 +24,7 @@ from gatepost.errors import (
     Unavailable,
     WrongState,
 )
-from gatepost.events import EventIds
+from gatepost.events import EventIdGenerator
 from gatepost.migration import phase
 from gatepost.migration.fields import EVENT_FIELD, Item, Names, Reject, understand
 from gatepost.migration.files import Folder, remove, replace
@@ -59,7 +59,7 @@ class LegacyMirror:
         self._folder = folder
         self._out = out.absolute()
         self._clock = clock or SystemClock()
-        self._ids = EventIds(self._clock)
+        self._ids = EventIdGenerator(self._clock)
         self._ledger = Ledger(folder.ledger, self._clock)
         self._queue: asyncio.Queue[Letter] = asyncio.Queue(_QUEUE_MAX)
         self._legacy: LegacyFile
@@ -114,7 +114,7 @@ class LegacyMirror:
     def _id(self, sender: str, key: str | None) -> str:
         """The legacy id. A repeated send under the caller's key gets the same id."""
         if key is None:
-            return self._ids.next()
+            return self._ids.next_id()
         return "key-" + hashlib.sha256(f"{sender}\n{key}".encode()).hexdigest()[:40]
 
     async def _work(self) -> None:

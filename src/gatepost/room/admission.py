@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from gatepost.errors import RoomViolation
-from gatepost.events import NodeId, NodeKey, fingerprint, frame, verify
+from gatepost.events import NodeId, NodeKey, fingerprint_key, frame_parts, verify_signature
 from gatepost.events.envelope import EpochMs
 from gatepost.room.records import Signature
 from gatepost.wire import Tier
@@ -34,7 +34,7 @@ class Link(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint(self.key)
+        return fingerprint_key(self.key)
 
 
 Chain = Annotated[tuple[Link, ...], Meta(min_length=1, max_length=MAX_DEPTH)]
@@ -50,7 +50,7 @@ class Genesis(Struct, frozen=True):
 def statement(node: str, key: bytes, tier: str, issuer: str, issued_at: int) -> bytes:
     """The bytes an issuer signs to admit a node."""
     names = (node.encode(), tier.encode(), issuer.encode())
-    return frame("gatepost/admission/1", *names, key, issued_at.to_bytes(8, "big"))
+    return frame_parts("gatepost/admission/1", *names, key, issued_at.to_bytes(8, "big"))
 
 
 def admit(key: NodeKey, issuer: str, node: str, public: bytes, tier: Tier, now: int) -> Link:
@@ -99,4 +99,4 @@ class Chains:
 
     def _signed(self, link: Link, issuer: str, key: bytes) -> bool:
         signed = statement(link.node, link.key, link.tier, issuer, link.issued_at)
-        return verify(key, signed, link.signature)
+        return verify_signature(key, signed, link.signature)

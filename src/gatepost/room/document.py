@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator
 from hashlib import sha256
 
 from gatepost.errors import RoomViolation
-from gatepost.events import frame
+from gatepost.events import frame_parts
 from gatepost.room.lib0 import MAX_UINT
 from gatepost.room.signing import Signed
 from gatepost.room.update import Delete, Item, Slot, encode_in_chunks
@@ -131,7 +131,7 @@ class Document:
 
     def _derive(self, place: Place) -> int:
         names = (name.encode() for name in (self.room_id, *place[:2]))
-        digest = sha256(frame("gatepost/slot/1", *names, place[2])).digest()
+        digest = sha256(frame_parts("gatepost/slot/1", *names, place[2])).digest()
         return int.from_bytes(digest[:8], "big") & MAX_UINT
 
     def _top(self, client: int) -> int:

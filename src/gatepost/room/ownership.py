@@ -20,7 +20,7 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from gatepost.events import NodeKey, frame, verify
+from gatepost.events import NodeKey, frame_parts, verify_signature
 from gatepost.room.records import Agent, Transfer, subject
 from gatepost.room.signing import Signed
 from gatepost.room.standing import OUTSIDE, Rank, Standing
@@ -118,7 +118,7 @@ def _is_signed(agent: str, step: Transfer, membership: Standing) -> bool:
     """Whether the giver signed the transfer. A later revocation of the giver does not undo it."""
     statement = _statement(agent, step.giver, step.taker, step.epoch)
     keys = membership.keys.get(step.giver, ())
-    return any(verify(key, statement, step.signature) for key in keys)
+    return any(verify_signature(key, statement, step.signature) for key in keys)
 
 
 def _rank(node: str | None, membership: Standing) -> Rank:
@@ -128,4 +128,4 @@ def _rank(node: str | None, membership: Standing) -> Rank:
 
 def _statement(agent: str, giver: str, taker: str, epoch: int) -> bytes:
     names = (agent.encode(), giver.encode(), taker.encode())
-    return frame("gatepost/transfer/1", *names, epoch.to_bytes(8, "big"))
+    return frame_parts("gatepost/transfer/1", *names, epoch.to_bytes(8, "big"))

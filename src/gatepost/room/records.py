@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from gatepost.events import AgentId, EventId, MsgId, NodeId
-from gatepost.events.envelope import MAX_INT, Count, EpochMs
+from gatepost.events.envelope import MAX_JSON_INT, EpochMs, NonNegativeInt
 from gatepost.wire import Tier
 
 MAX_KEY = 257
@@ -35,7 +35,7 @@ Seconds = Annotated[int, Meta(ge=1, le=10 * 365 * 86_400)]
 Millis = Annotated[int, Meta(ge=1, le=10 * 365 * 86_400_000)]
 Epoch = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 # A takeover uses the highest counter seen plus one, so the limit leaves headroom above any of them.
-Counter = Annotated[int, Meta(ge=1, le=MAX_INT // 4096)]
+Counter = Annotated[int, Meta(ge=1, le=MAX_JSON_INT // 4096)]
 Priority = Annotated[int, Meta(ge=0, le=1000)]
 
 CapabilityIds = Annotated[tuple[CapabilityId, ...], Meta(max_length=64)]
@@ -77,7 +77,7 @@ class Revocation(Record, frozen=True, kw_only=True):
 
     key: Fingerprint
     standing: Fingerprints = ()
-    last_seq: Count = 0
+    last_seq: NonNegativeInt = 0
     revoked_at: EpochMs
 
 
@@ -144,7 +144,7 @@ class Eligibility(Record, frozen=True, kw_only=True):
 
     eligible_agent_ids: Annotated[tuple[AgentId, ...], Meta(max_length=1000)]
     updated_at: EpochMs
-    policy_version: Count
+    policy_version: NonNegativeInt
     epoch: Epoch = 1
 
 
@@ -162,9 +162,9 @@ class Invite(Record, frozen=True, kw_only=True):
 class Delivery(Record, frozen=True, kw_only=True):
     """`delivery.<nodeId>`: a gateway's delivery progress, summed over all its sources."""
 
-    inbox_cursor_acked: Count
-    inbox_cursor_seen: Count | None = None
-    dead_letter_count: Count = 0
+    inbox_cursor_acked: NonNegativeInt
+    inbox_cursor_seen: NonNegativeInt | None = None
+    dead_letter_count: NonNegativeInt = 0
     last_ack_at: EpochMs | None = None
 
 

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gatepost.errors import RoomViolation
-from gatepost.events import NodeId, NodeKey, frame, verify
+from gatepost.events import NodeId, NodeKey, frame_parts, verify_signature
 from gatepost.events.envelope import EpochMs
 from gatepost.room import records
 from gatepost.room.admission import Chain, Chains, Genesis, Link, issuer_of
@@ -124,7 +124,7 @@ def open_signed(text: str, signature: str, chains: Chains) -> Signed:
     """Parse a record and check chain and signature; raise RoomViolation if anything is wrong."""
     signed = read(text, signature, chains.genesis)
     chains.verify(signed.chain)
-    if not verify(signed.public_key, _message(text.encode()), _signature(signature)):
+    if not verify_signature(signed.public_key, _message(text.encode()), _signature(signature)):
         raise RoomViolation(f"{_name(signed)} is not signed by {signed.writer}", rule="signature")
     return signed
 
@@ -214,7 +214,7 @@ def _signature(text: str) -> bytes:
 
 
 def _message(text: bytes) -> bytes:
-    return frame("gatepost/record/1", text)
+    return frame_parts("gatepost/record/1", text)
 
 
 def _name(signed: Signed) -> str:

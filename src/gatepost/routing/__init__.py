@@ -1,6 +1,20 @@
 """Routing of a message: to the gateway that owns its agent, to a fallback, or nowhere."""
 
-from gatepost.routing.decide import Route, route
-from gatepost.routing.directory import Directory, Gateway, Home, Rule, directory_of
+from gatepost.routing.decision import Route, decide_route
+from gatepost.routing.directory import (
+    AgentHome,
+    GatewayEntry,
+    RoutingDirectory,
+    RoutingRule,
+    build_directory,
+)
 
-__all__ = ["Directory", "Gateway", "Home", "Route", "Rule", "directory_of", "route"]
+__all__ = [
+    "AgentHome",
+    "GatewayEntry",
+    "Route",
+    "RoutingDirectory",
+    "RoutingRule",
+    "build_directory",
+    "decide_route",
+]

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from gatepost.room import View
 
 
-class Gateway(Struct, frozen=True):
+class GatewayEntry(Struct, frozen=True):
     """A member of the room: the key to encrypt for, and whether it is believed to be online."""
 
     key: bytes
@@ -19,7 +19,7 @@ class Gateway(Struct, frozen=True):
     capabilities: frozenset[str] = frozenset()
 
 
-class Home(Struct, frozen=True):
+class AgentHome(Struct, frozen=True):
     """The gateway that owns an agent, and those that host it without owning it.
 
     `standbys` can stand in for the owner; `rivals` claim the agent in vain.
@@ -30,7 +30,7 @@ class Home(Struct, frozen=True):
     rivals: tuple[str, ...] = ()
 
 
-class Rule(Struct, frozen=True):
+class RoutingRule(Struct, frozen=True):
     """The routing rule of an agent, or of all agents of a node."""
 
     owner: str
@@ -40,29 +40,30 @@ class Rule(Struct, frozen=True):
     version: int = 1
 
 
-class Directory(Struct, frozen=True):
+class RoutingDirectory(Struct, frozen=True):
     """Gateways by node id, agents by agent id, rules by agent or node id."""
 
-    gateways: dict[str, Gateway] = field(default_factory=dict)
-    agents: dict[str, Home] = field(default_factory=dict)
-    rules: dict[str, Rule] = field(default_factory=dict)
+    gateways: dict[str, GatewayEntry] = field(default_factory=dict)
+    agents: dict[str, AgentHome] = field(default_factory=dict)
+    rules: dict[str, RoutingRule] = field(default_factory=dict)
 
-    def online(self, node: str | None) -> bool:
+    def is_online(self, node: str | None) -> bool:
         gateway = self.gateways.get(node) if node is not None else None
         return gateway is not None and gateway.online
 
 
-def directory_of(view: View, online: Callable[[str], bool]) -> Directory:
+def build_directory(view: View, online: Callable[[str], bool]) -> RoutingDirectory:
     """Take a snapshot of the room; `online` tells whether a node is believed to be online."""
     gateways = {
-        id: Gateway(member.public_key, online(id), frozenset(member.record.capabilities))
+        id: GatewayEntry(member.public_key, online(id), frozenset(member.record.capabilities))
         for id, member in view.nodes.items()
     }
     agents = {
-        id: Home(owned.gateway, owned.standbys, owned.rivals) for id, owned in view.agents.items()
+        id: AgentHome(owned.gateway, owned.standbys, owned.rivals)
+        for id, owned in view.agents.items()
     }
     rules = {
-        id: Rule(
+        id: RoutingRule(
             rule.owner_node_id,
             rule.fallback_node_ids,
             frozenset(rule.requires_capabilities),
@@ -71,4 +72,4 @@ def directory_of(view: View, online: Callable[[str], bool]) -> Directory:
         )
         for id, rule in view.routing.items()
     }
-    return Directory(gateways, agents, rules)
+    return RoutingDirectory(gateways, agents, rules)

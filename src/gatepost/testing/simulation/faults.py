@@ -5,7 +5,7 @@ from functools import partial
 from random import Random
 
 from gatepost.delivery.frames import Events, unpack
-from gatepost.events import Kind, Receipt, decode
+from gatepost.events import EventKind, Receipt, decode_event
 from gatepost.testing.history import SendSeen
 from gatepost.testing.simulation.gateway import SimulatedGateway
 from gatepost.testing.simulation.mesh import SimulatedMesh
@@ -197,12 +197,12 @@ def omission(mesh: SimulatedMesh, random: Random) -> None:
     mesh.network.tamper = tamper
 
 
-_WORDS = (Kind.SIGNAL, Kind.DEAD_LETTER)
+_WORDS = (EventKind.SIGNAL, EventKind.DEAD_LETTER)
 
 
 def _kinds(data: bytes) -> list[str]:
     frame = unpack(data)
-    return [decode(body).kind for body in frame.events] if isinstance(frame, Events) else []
+    return [decode_event(body).kind for body in frame.events] if isinstance(frame, Events) else []
 
 
 def restore(mesh: SimulatedMesh, random: Random) -> None:

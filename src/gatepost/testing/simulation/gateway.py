@@ -17,10 +17,10 @@ from msgspec import Struct
 from gatepost.delivery import Agents, Messages, Node, Patience, restoring
 from gatepost.errors import GatepostError, StorageFailed
 from gatepost.events import NodeKey
-from gatepost.journal import Database, Outcome, Tx, Writer
+from gatepost.journal import Database, JobOutcome, Tx, Writer
 from gatepost.journal.outbox import Outbox
-from gatepost.journal.writer import Operation
-from gatepost.mailbox import Dispatcher, Policy
+from gatepost.journal.writer import WriteOperation
+from gatepost.mailbox import Dispatcher, MailboxPolicy
 from gatepost.testing.simulation.loop import Loop, NodeClock, Timer
 
 Done = Callable[[Any, GatepostError | None], None]
@@ -45,7 +45,7 @@ class Habits(Struct, frozen=True):
         sla=15_000,
         ttl=600_000,
     )
-    policy: Policy = Policy(
+    policy: MailboxPolicy = MailboxPolicy(
         max_retries=3, base_backoff=300, inflight_timeout=4_000, ttl=600_000, max_pending=1_000
     )
     window: int = 1 << 20
@@ -55,7 +55,7 @@ class Habits(Struct, frozen=True):
 class Call(Struct):
     """`done` hears the outcome; `lost` is called instead if the gateway dies before it can say."""
 
-    operation: Operation
+    operation: WriteOperation
     done: Done
     lost: Callable[[], None]
 
@@ -68,7 +68,7 @@ class SimulatedGateway:
         self.loop = loop
         self.habits = habits
         self.clock = NodeClock(loop, f"{seed}/{id}")
-        self.key = NodeKey.create(self.clock)
+        self.key = NodeKey.generate(self.clock)
         self.path = folder / id / "journal.db"
         self.backups: list[Path] = []
         self.up = False
@@ -89,7 +89,7 @@ class SimulatedGateway:
 
     def start(self) -> None:
         self._database = Database.open(self.path, "off")
-        self.connection = self._database.writer
+        self.connection = self._database.writer_connection
         self.node = self._identify()
         habits = self.habits
         self.agents = Agents()
@@ -171,8 +171,8 @@ class SimulatedGateway:
         messages = Messages(node, Agents(), self.habits.patience)
         messages.dispatcher = Dispatcher(self.clock, self.habits.policy, messages.close)
         part = (Outbox(self.id, life, self.key), Watch(self, life))
-        bare = Writer(database.writer, self.clock, _nobody)
-        writer = Writer(database.writer, self.clock, _nobody, participants=part)
+        bare = Writer(database.writer_connection, self.clock, _nobody)
+        writer = Writer(database.writer_connection, self.clock, _nobody, participants=part)
         run(bare, lambda tx: restoring.begin(tx, life, _LEAP))
         while run(writer, lambda tx: restoring.quarantine(tx, messages, 1000)):
             pass
@@ -189,7 +189,7 @@ class SimulatedGateway:
     # -- its work
 
     def call(
-        self, operation: Operation, done: Done, lost: Callable[[], None] = lambda: None
+        self, operation: WriteOperation, done: Done, lost: Callable[[], None] = lambda: None
     ) -> None:
         """Run `operation` in the next commit group."""
         if not self.up:
@@ -201,7 +201,7 @@ class SimulatedGateway:
             self._queue.append(Call(operation, done, lost))
             self._plan_group(self._random.randint(1, self.habits.group_ms))
 
-    def do(self, operation: Operation) -> Any:
+    def do(self, operation: WriteOperation) -> Any:
         """Run `operation` at once, in a group with whatever waits, and return its outcome."""
         results: list[tuple[Any, GatepostError | None]] = []
         self.call(operation, lambda value, error: results.append((value, error)))
@@ -239,7 +239,7 @@ class SimulatedGateway:
         if self.up:
             self._plan_wake()
 
-    def _tell(self, outcomes: list[Outcome]) -> None:
+    def _tell(self, outcomes: list[JobOutcome]) -> None:
         for done, value, error in outcomes:
             if self.up:
                 done(value, error)
@@ -248,7 +248,7 @@ class SimulatedGateway:
         """Look at the clock when the core wants to, as the writer's thread would."""
         if self._wake is not None:
             self._wake.cancel()
-        wait = int(self.writer.patience() * 1000)
+        wait = int(self.writer.idle_timeout() * 1000)
         self._wake = self.loop.after(max(wait, 1), self._run_group)
 
     def about_to_commit(self) -> None:
@@ -266,14 +266,14 @@ class Watch:
 
     def before_commit(self, tx: Tx) -> None:
         self._last = 0
-        if tx.appended:
-            ((self._last,),) = tx.rows("SELECT max(last_seq) FROM head")
+        if tx.appended_drafts:
+            ((self._last,),) = tx.fetch_all("SELECT max(last_seq) FROM head")
 
     def next_due(self, tx: Tx) -> int | None:
         self._gateway.about_to_commit()
         return None
 
-    def after_commit(self) -> list[Outcome]:
+    def after_commit(self) -> list[JobOutcome]:
         if self._last:
             self._gateway.on_appended(self._life, self._last)
         return []
@@ -294,7 +294,7 @@ def _empty_journal() -> Path:
     return Path(_template().name) / "journal.db"
 
 
-def run(writer: Writer, operation: Operation) -> Any:
+def run(writer: Writer, operation: WriteOperation) -> Any:
     """One group with one operation; its outcome."""
     results: list[tuple[Any, GatepostError | None]] = []
     outcomes = writer.run_group([(operation, lambda value, error: results.append((value, error)))])
@@ -310,5 +310,5 @@ def _outcome(results: list[tuple[Any, GatepostError | None]]) -> Any:
     return value
 
 
-def _nobody(outcomes: list[Outcome]) -> None:
+def _nobody(outcomes: list[JobOutcome]) -> None:
     """Without a thread there is nobody to deliver to."""

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from gatepost.delivery.frames import Events, unpack
 from gatepost.errors import GatepostError, StorageFailed
-from gatepost.events import Kind, Receipt, decode, encode_payload
-from gatepost.journal.outbox import Draft
+from gatepost.events import EventKind, Receipt, decode_event, encode_payload
+from gatepost.journal.outbox import EventDraft
 from gatepost.testing.history import Seen, SendSeen, TurnSeen, Verdict, check, read_journal
 from gatepost.testing.simulation.gateway import Habits, SimulatedGateway
 from gatepost.testing.simulation.loop import START, Loop
@@ -170,9 +170,9 @@ class SimulatedMesh:
     def forge(self, forger: str, victim: str, event_id: str, receipt: Receipt) -> None:
         """`forger` says something about an event of `victim` that was never sent to it."""
         gateway = self.gateways[forger]
-        draft = Draft(
-            event_id=gateway.node.event_ids.next(),
-            kind=Kind.ACK,
+        draft = EventDraft(
+            event_id=gateway.node.event_ids.next_id(),
+            kind=EventKind.ACK,
             source_agent_id="forger",
             to_node_id=victim,
             ref_event_id=event_id,
@@ -305,7 +305,7 @@ def describe(data: bytes) -> str:
     frame = unpack(data)
     if not isinstance(frame, Events):
         return repr(frame)
-    events = ", ".join(_short(decode(body)) for body in frame.events)
+    events = ", ".join(_short(decode_event(body)) for body in frame.events)
     return f"events up to {frame.upto}: {events}"
 
 

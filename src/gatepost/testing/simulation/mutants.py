@@ -16,10 +16,10 @@ from gatepost.delivery import pairs, receiver, sender
 from gatepost.delivery.link import Link
 from gatepost.delivery.receiver import Batch, Cursor, Receiver, _Taking
 from gatepost.delivery.sender import Sender
-from gatepost.events import Envelope, decode, extend, genesis
+from gatepost.events import Envelope, decode_event, extend_chain, genesis_chain
 from gatepost.journal import Database, Tx, outbox
 from gatepost.journal.outbox import Outbox
-from gatepost.mailbox import Mail
+from gatepost.mailbox import NewMail
 
 Mutant = AbstractContextManager[Any]
 
@@ -30,9 +30,9 @@ def receipt_before_commit() -> Mutant:
 
     def publish_early(self: Outbox, tx: Tx) -> None:
         before_commit(self, tx)
-        if self._appended is not None and self.published is not None:
-            appended, self._appended = self._appended, None
-            self.published(appended)
+        if self._group is not None and self.on_published is not None:
+            appended, self._group = self._group, None
+            self.on_published(appended)
 
     return patch.object(Outbox, "before_commit", publish_early)
 
@@ -54,11 +54,11 @@ def dedup_in_memory() -> Iterator[None]:
         yield
 
 
-def _mail_under_another_id() -> Callable[[_Taking, Envelope, bytes], Mail]:
+def _mail_under_another_id() -> Callable[[_Taking, Envelope, bytes], NewMail]:
     """The mailbox knows ids too, and would save the day."""
     honest, numbers = _Taking._mail, count()
 
-    def mail(self: _Taking, envelope: Envelope, payload: bytes) -> Mail:
+    def mail(self: _Taking, envelope: Envelope, payload: bytes) -> NewMail:
         made = honest(self, envelope, payload)
         made.msg_id = f"{made.msg_id}.{next(numbers)}"
         return made
@@ -73,19 +73,19 @@ def cursor_before_batch() -> Mutant:
 
     def move_only(self: Receiver, tx: Tx, batch: Batch) -> int:
         cursor = Cursor.of(tx, batch.source, batch.incarnation, batch.first_seq)
-        new = [body for body in batch.events if decode(body).seq > cursor.seq]
+        new = [body for body in batch.events if decode_event(body).seq > cursor.seq]
         cursor.seq = max(cursor.seq, batch.upto)
-        cursor.last_to = max([cursor.last_to, *(decode(body).seq for body in new)])
+        cursor.last_to = max([cursor.last_to, *(decode_event(body).seq for body in new)])
         cursor.save(tx)
         later = replace(batch, events=new)
-        tx.effect(lambda: waiting.setdefault(self, []).append(later))
+        tx.add_effect(lambda: waiting.setdefault(self, []).append(later))
         return cursor.seq
 
     def catch_up(self: Receiver, tx: Tx) -> None:
         for batch in waiting.pop(self, []):
             taking = _Taking(self, tx, batch.source, batch.incarnation, batch.now)
             for body in batch.events:
-                taking.handle(decode(body), body)
+                taking.handle(decode_event(body), body)
             taking.end()
         before_commit(self, tx)
 
@@ -153,7 +153,7 @@ def restore_unnoticed() -> Mutant:
     start = Link._start
 
     def trusting(self: Link, tx: Tx, frame: Any) -> Any:
-        tx.run("UPDATE recipient SET incarnation = NULL")
+        tx.execute("UPDATE recipient SET incarnation = NULL")
         return start(self, tx, frame)
 
     return patch.object(Link, "_start", trusting)
@@ -200,9 +200,9 @@ def chain_broken() -> Mutant:
     """Every commit group starts a chain of its own."""
 
     def forget(chain: bytes, digests: Any) -> bytes:
-        return extend(genesis("nobody", "none"), digests)
+        return extend_chain(genesis_chain("nobody", "none"), digests)
 
-    return patch.object(outbox, "extend", forget)
+    return patch.object(outbox, "extend_chain", forget)
 
 
 def _sql(module: Any, name: str, old: str, new: str) -> Mutant:
@@ -218,7 +218,7 @@ def _at_start(statement: str) -> Mutant:
 
     def opened(cls: type[Database], path: Path, check: Any = "quick") -> Database:
         database: Database = honest(cls, path, check)
-        database.writer.execute(statement)
+        database.writer_connection.execute(statement)
         return database
 
     return patch.object(Database, "open", classmethod(opened))

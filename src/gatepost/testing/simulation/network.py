@@ -17,7 +17,7 @@ from gatepost.delivery.frames import Events, Frame, pack, unpack
 from gatepost.delivery.link import Link
 from gatepost.errors import GatepostError, LinkError
 from gatepost.journal import Tx
-from gatepost.journal.outbox import Appended
+from gatepost.journal.outbox import OutboxGroup
 from gatepost.testing.simulation.gateway import SimulatedGateway
 from gatepost.testing.simulation.loop import Loop
 
@@ -264,19 +264,19 @@ class Pipes:
 
     def go_live(self) -> None:
         peers = (end.peer for end in self.ends if end.link.feed is not None)
-        self.gateway.outbox.live = frozenset(peers)
+        self.gateway.outbox.live_nodes = frozenset(peers)
 
     def _read_elsewhere(self, peer: str) -> None:
         for end in self.ends_to(peer):
             if end.link.greeted and not end.link.reading and self.may_read(end):
                 end.link.read()
 
-    def _published(self, group: Appended) -> None:
+    def _published(self, group: OutboxGroup) -> None:
         for end in list(self.ends):
             end.link.appended(group)
 
     def _start(self) -> None:
-        self.gateway.outbox.published = self._published
+        self.gateway.outbox.on_published = self._published
 
     def _stop(self) -> None:
         """The power is gone: the other ends will find out."""

@@ -15,10 +15,10 @@ from gatepost.delivery.messages import fingerprint
 from gatepost.errors import GatepostError, StorageFailed
 from gatepost.journal import Tx
 from gatepost.mailbox import Settlement
-from gatepost.mailbox.dispatch import Waiter
+from gatepost.mailbox.dispatcher import Waiter
 from gatepost.testing.history import SendSeen, TurnSeen
 from gatepost.testing.simulation.gateway import SimulatedGateway
-from gatepost.wire import EventInfo, Message, NewSend, Sent
+from gatepost.wire import EventInfo, LeasedMessage, NewSend, Sent
 
 _RECONNECT_MS = 300
 _decode_info = msgspec.json.Decoder(EventInfo).decode
@@ -85,7 +85,7 @@ class Consumer:
         self._random = random
         self._note = note
         self._connected = False
-        self._todo: list[Message] = []
+        self._todo: list[LeasedMessage] = []
         self._working = False
         self._shift = 0
         gateway.on_down.append(self._cut_off)
@@ -102,19 +102,19 @@ class Consumer:
             self._connected = True
             self._gateway.call(self._wait, self._waiting)
 
-    def _wait(self, tx: Tx) -> list[Message]:
+    def _wait(self, tx: Tx) -> list[LeasedMessage]:
         if not self.dismissed:
             self._gateway.agents.register(tx, self.agent, standby=self.standby)
         dispatcher = self._gateway.dispatcher
         waiter = Waiter(
-            dispatcher.box(tx, self.agent),
+            dispatcher.mailbox_ref(tx, self.agent),
             f"consumer-{self.agent}",
             self.manners.credit,
             self._take,
         )
-        return dispatcher.wait(tx, waiter)
+        return dispatcher.add_waiter(tx, waiter)
 
-    def _waiting(self, held: list[Message] | None, error: GatepostError | None) -> None:
+    def _waiting(self, held: list[LeasedMessage] | None, error: GatepostError | None) -> None:
         if error is None:
             self._take(held or [])
         else:
@@ -126,7 +126,7 @@ class Consumer:
         self._shift += 1
         self._todo.clear()
 
-    def _take(self, messages: list[Message]) -> None:
+    def _take(self, messages: list[LeasedMessage]) -> None:
         self._todo += messages
         self._next()
 
@@ -144,7 +144,7 @@ class Consumer:
         self.paused = False
         self._next()
 
-    def _begin(self, message: Message) -> TurnSeen:
+    def _begin(self, message: LeasedMessage) -> TurnSeen:
         info = _decode_info(message.event)  # type: ignore[arg-type]
         turn = TurnSeen(
             node=self._gateway.id,
@@ -159,7 +159,7 @@ class Consumer:
         self._note(turn)
         return turn
 
-    def _end(self, message: Message, turn: TurnSeen, shift: int) -> None:
+    def _end(self, message: LeasedMessage, turn: TurnSeen, shift: int) -> None:
         if shift != self._shift:
             return  # The gateway went down meanwhile, and this turn with it.
         luck = self._random.random()
@@ -171,7 +171,7 @@ class Consumer:
         else:
             self._settle(partial(self._ack, message), turn, "ok")
 
-    def _ack(self, message: Message, tx: Tx) -> Settlement:
+    def _ack(self, message: LeasedMessage, tx: Tx) -> Settlement:
         receipt = message.receipt
         info = _decode_info(message.event)  # type: ignore[arg-type]
         replies = {}
@@ -179,7 +179,7 @@ class Consumer:
             replies[receipt] = Raw(b'{"re":"' + info.event_id.encode() + b'"}')
         return self._gateway.messages.ack(tx, self.agent, [receipt], [], replies)
 
-    def _nack(self, message: Message, tx: Tx) -> Settlement:
+    def _nack(self, message: LeasedMessage, tx: Tx) -> Settlement:
         return self._gateway.messages.nack(tx, self.agent, [message.receipt], [], "simulated")
 
     def _settle(self, operation: Callable[[Tx], Any], turn: TurnSeen, wanted: str) -> None:

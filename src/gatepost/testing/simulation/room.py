@@ -6,7 +6,7 @@ from random import Random
 from msgspec import Struct
 
 from gatepost.delivery import Messages
-from gatepost.routing import Directory, Gateway, Home, Rule
+from gatepost.routing import AgentHome, GatewayEntry, RoutingDirectory, RoutingRule
 from gatepost.testing.simulation.gateway import SimulatedGateway
 from gatepost.testing.simulation.loop import Loop
 from gatepost.testing.simulation.network import Network
@@ -18,8 +18,8 @@ class Picture(Struct, frozen=True):
     """The room at one version."""
 
     version: int
-    homes: dict[str, Home]
-    rules: dict[str, Rule]
+    homes: dict[str, AgentHome]
+    rules: dict[str, RoutingRule]
 
 
 class Room:
@@ -47,11 +47,11 @@ class Room:
     def place(self, agent: str, owner: str, standbys: tuple[str, ...] = ()) -> None:
         """`agent` lives behind `owner` from now on."""
         self.believed.setdefault(agent, set()).update((owner, *standbys))
-        homes = self.now.homes | {agent: Home(owner, standbys)}
+        homes = self.now.homes | {agent: AgentHome(owner, standbys)}
         rules = dict(self.now.rules)
         rules.pop(agent, None)
         if standbys:
-            rules[agent] = Rule(owner, standbys)
+            rules[agent] = RoutingRule(owner, standbys)
         self.now = picture = Picture(self.now.version + 1, homes, rules)
         for id, view in self._views.items():
             delay = self._random.randint(*self.delay_ms) + self.slow.get(id, 0)
@@ -75,7 +75,7 @@ class View:
         self._gateway = gateway
         self._network = network
         self._picture = picture
-        self._told: Directory | None = None
+        self._told: RoutingDirectory | None = None
         self._looks: set[int] = set()
         self.keys: dict[str, bytes] = {}
         gateway.on_up.append(self._start)
@@ -107,9 +107,9 @@ class View:
         self._told = None
         self.look()
 
-    def _directory(self) -> Directory:
-        gateways = {id: Gateway(key, self._believes_in(id)) for id, key in self.keys.items()}
-        return Directory(gateways, self._picture.homes, self._picture.rules)
+    def _directory(self) -> RoutingDirectory:
+        gateways = {id: GatewayEntry(key, self._believes_in(id)) for id, key in self.keys.items()}
+        return RoutingDirectory(gateways, self._picture.homes, self._picture.rules)
 
     def _believes_in(self, peer: str) -> bool:
         """Connected, or so lately that it may just be coming back."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from gatepost.errors import NoRoute, UnknownAgent
-from gatepost.routing.directory import Directory, Rule
+from gatepost.routing.directory import RoutingDirectory, RoutingRule
 
 
 class Route(Struct, frozen=True):
@@ -25,8 +25,8 @@ class Route(Struct, frozen=True):
     version: int | None = None
 
 
-def route(
-    directory: Directory,
+def decide_route(
+    directory: RoutingDirectory,
     me: str,
     agent: str,
     *,
@@ -39,60 +39,64 @@ def route(
     offline owner keeps its mail unless a fallback can take it. Nodes in `refused` are not tried
     again. Raises UnknownAgent if the agent is unknown, and NoRoute if no node can take its mail.
     """
-    owner = owner_of(directory, me, agent, hosted)
-    rule = rule_for(directory, agent, owner)
+    owner = find_owner(directory, me, agent, hosted)
+    rule = find_rule(directory, agent, owner)
     if owner is None and rule is None and agent not in directory.agents:
         raise UnknownAgent(
             f"no gateway knows an agent {agent!r}; start it, or run `gatepost agent add {agent}`"
         )
     owner = owner or (rule.owner if rule else None)
-    fallbacks = list(_fallbacks(directory, me, agent, owner, rule, refused))
-    available = [node for node in fallbacks if node == me or directory.online(node)]
+    fallbacks = list(_usable_fallbacks(directory, me, agent, owner, rule, refused))
+    available = [node for node in fallbacks if node == me or directory.is_online(node)]
     offer = bool(fallbacks) and owner not in refused
-    usable = owner is not None and owner not in refused and _fits(directory, me, owner, rule)
-    if owner is not None and usable and (owner == me or directory.online(owner) or not available):
-        return _route(owner, me, "owner", offer, rule)
+    usable = owner is not None and owner not in refused and _can_serve(directory, me, owner, rule)
+    if (
+        owner is not None
+        and usable
+        and (owner == me or directory.is_online(owner) or not available)
+    ):
+        return _make_route(owner, me, "owner", offer, rule)
     if available:
-        return _route(available[0], me, "fallback", usable or len(fallbacks) > 1, rule)
+        return _make_route(available[0], me, "fallback", usable or len(fallbacks) > 1, rule)
     raise NoRoute(f"no gateway can take mail for {agent!r}: its own is gone or refused it")
 
 
-def owner_of(directory: Directory, me: str, agent: str, hosted: bool) -> str | None:
+def find_owner(directory: RoutingDirectory, me: str, agent: str, hosted: bool) -> str | None:
     home = directory.agents.get(agent)
     if home is not None and home.owner is not None:
         return home.owner
     return me if hosted else None
 
 
-def rule_for(directory: Directory, agent: str, owner: str | None) -> Rule | None:
+def find_rule(directory: RoutingDirectory, agent: str, owner: str | None) -> RoutingRule | None:
     return directory.rules.get(agent) or (directory.rules.get(owner) if owner else None)
 
 
-def _fallbacks(
-    directory: Directory,
+def _usable_fallbacks(
+    directory: RoutingDirectory,
     me: str,
     agent: str,
     owner: str | None,
-    rule: Rule | None,
+    rule: RoutingRule | None,
     refused: frozenset[str],
 ) -> Iterator[str]:
     """Yield the rule's fallbacks, in order, that host the agent and meet its requirements."""
     home = directory.agents.get(agent)
     standbys = home.standbys if home else ()
     for node in rule.fallbacks if rule else ():
-        able = node in standbys and _fits(directory, me, node, rule)
+        able = node in standbys and _can_serve(directory, me, node, rule)
         if able and node != owner and node not in refused:
             yield node
 
 
-def _fits(directory: Directory, me: str, node: str, rule: Rule | None) -> bool:
+def _can_serve(directory: RoutingDirectory, me: str, node: str, rule: RoutingRule | None) -> bool:
     gateway = directory.gateways.get(node)
     if gateway is None:
         return node == me
     return rule is None or rule.requires <= gateway.capabilities
 
 
-def _route(node: str, me: str, decision: str, offer: bool, rule: Rule | None) -> Route:
+def _make_route(node: str, me: str, decision: str, offer: bool, rule: RoutingRule | None) -> Route:
     priority, version = (rule.priority, rule.version) if rule else (0, None)
     if node == me:
         return Route(node, "local", False, priority, version)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import apsw
 
 if TYPE_CHECKING:
-    from gatepost.journal.outbox import Draft
+    from gatepost.journal.outbox import EventDraft
 
 Row = tuple[Any, ...]
 
@@ -27,54 +27,54 @@ class Tx:
         self._connection = connection
         self._effects: list[Callable[[], None]] = []
         self._undos: list[Callable[[], None]] = []
-        self.appended: list[Draft] = []
+        self.appended_drafts: list[EventDraft] = []
         self.now = now
 
-    def run(self, sql: str, params: Row = ()) -> None:
+    def execute(self, sql: str, params: Row = ()) -> None:
         self._connection.execute(sql, params)
 
-    def many(self, sql: str, rows: Iterable[Row]) -> None:
+    def execute_many(self, sql: str, rows: Iterable[Row]) -> None:
         self._connection.executemany(sql, rows)
 
-    def rows(self, sql: str, params: Row = ()) -> list[Row]:
+    def fetch_all(self, sql: str, params: Row = ()) -> list[Row]:
         return self._connection.execute(sql, params).fetchall()
 
-    def each(self, sql: str, params: Row = ()) -> Iterator[Row]:
+    def iterate_rows(self, sql: str, params: Row = ()) -> Iterator[Row]:
         return iter(self._connection.execute(sql, params))
 
-    def one(self, sql: str, params: Row = ()) -> Row | None:
+    def fetch_one(self, sql: str, params: Row = ()) -> Row | None:
         return self._connection.execute(sql, params).fetchone()
 
-    def changes(self) -> int:
+    def changed_rows(self) -> int:
         return self._connection.changes()
 
-    def effect(self, apply: Callable[[], None]) -> None:
+    def add_effect(self, apply: Callable[[], None]) -> None:
         self._effects.append(apply)
 
     def on_rollback(self, undo: Callable[[], None]) -> None:
         self._undos.append(undo)
 
-    def append(self, draft: "Draft") -> None:
+    def append_event(self, draft: "EventDraft") -> None:
         """Add an event to the outbox; it gets its seq when the group ends."""
-        self.appended.append(draft)
+        self.appended_drafts.append(draft)
 
     def begin(self) -> None:
         self._connection.execute("BEGIN IMMEDIATE")
 
-    def mark(self) -> tuple[int, int]:
+    def begin_operation(self) -> tuple[int, int]:
         self._connection.execute("SAVEPOINT operation")
-        return len(self._effects), len(self.appended)
+        return len(self._effects), len(self.appended_drafts)
 
-    def keep(self) -> None:
+    def keep_operation(self) -> None:
         self._connection.execute("RELEASE operation")
 
-    def undo(self, mark: tuple[int, int]) -> None:
+    def undo_operation(self, mark: tuple[int, int]) -> None:
         self._connection.execute("ROLLBACK TO operation")
         self._connection.execute("RELEASE operation")
         del self._effects[mark[0] :]
-        del self.appended[mark[1] :]
+        del self.appended_drafts[mark[1] :]
 
-    def settle(self) -> None:
+    def run_effects(self) -> None:
         """Run the effects of the kept operations, and the effects that these add."""
         while self._effects:
             effects, self._effects = self._effects, []

@@ -4,14 +4,14 @@ import pytest
 
 from gatepost.errors import UnknownMessage
 from gatepost.journal import Tx
-from gatepost.mailbox import Mail, Policy, deadletters, sweep
-from gatepost.mailbox.deadletters import Filter
+from gatepost.mailbox import MailboxPolicy, NewMail, dead_letters, sweep
+from gatepost.mailbox.dead_letters import DeadLetterFilter
 from gatepost.wire import DeadLetter, EnqueueAck
 from tests.mailbox.post import START, Post
 
 
 def dead_post(*msg_ids: str, by: str = "alice") -> Post:
-    post = Post(Policy(max_retries=0))
+    post = Post(MailboxPolicy(max_retries=0))
     for msg_id in msg_ids:
         kill(post, msg_id, by=by)
     return post
@@ -27,20 +27,22 @@ def names(letters: list[DeadLetter]) -> list[str]:
     return [letter.msg_id for letter in letters]
 
 
-def discard(post: Post, wanted: Filter, limit: int = 100) -> int:
+def discard(post: Post, wanted: DeadLetterFilter, limit: int = 100) -> int:
     return post.do(
-        lambda tx: deadletters.discard(tx, post.dispatcher.box(tx, "bob").id, wanted, limit, "olga")
+        lambda tx: dead_letters.discard_dead_letters(
+            tx, post.dispatcher.mailbox_ref(tx, "bob").id, wanted, limit, "olga"
+        )
     )
 
 
-def replay(post: Post, wanted: Filter, limit: int = 100) -> list[EnqueueAck]:
+def replay(post: Post, wanted: DeadLetterFilter, limit: int = 100) -> list[EnqueueAck]:
     def resend(tx: Tx, letter: DeadLetter, meta: bytes | None) -> EnqueueAck:
-        mail = Mail(f"{letter.msg_id}-again", bytes(letter.payload))  # type: ignore[arg-type]
+        mail = NewMail(f"{letter.msg_id}-again", bytes(letter.payload))  # type: ignore[arg-type]
         return post.dispatcher.enqueue(tx, letter.to, letter.from_, [mail])[0]
 
     return post.do(
-        lambda tx: deadletters.replay(
-            tx, post.dispatcher.box(tx, "bob").id, wanted, limit, resend, "olga"
+        lambda tx: dead_letters.replay_dead_letters(
+            tx, post.dispatcher.mailbox_ref(tx, "bob").id, wanted, limit, resend, "olga"
         )
     )
 
@@ -62,12 +64,12 @@ def test_dead_letter_keeps_everything() -> None:
 def test_dead_letters_have_no_ttl() -> None:
     post = dead_post("a")
     post.tick(10 * 365 * 86_400_000)
-    post.do(lambda tx: sweep.forget(tx, tx.now, tx.now, 100))
+    post.do(lambda tx: sweep.forget_settled_mail(tx, tx.now, tx.now, 100))
     assert names(post.dead()) == ["a"]
 
 
 def test_dead_letters_are_listed_oldest_first_in_pages() -> None:
-    post = Post(Policy(max_retries=0))
+    post = Post(MailboxPolicy(max_retries=0))
     for n, by in enumerate(["zoe", "alice", "zoe", "bert", "alice"]):
         kill(post, f"m{n}", by=by)
     found, after = [], ""
@@ -79,7 +81,7 @@ def test_dead_letters_are_listed_oldest_first_in_pages() -> None:
 
 def test_page_goes_on_behind_a_dead_letter_that_was_discarded() -> None:
     post = dead_post("a", "b", "c")
-    discard(post, Filter(msg_ids=["b"]))
+    discard(post, DeadLetterFilter(msg_ids=["b"]))
     assert names(post.dead(after="b")) == ["c"]
 
 
@@ -94,30 +96,32 @@ def test_page_behind_an_unknown_message_is_refused() -> None:
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        (Filter(), ["a", "b", "c"]),
-        (Filter(msg_ids=["c", "a"]), ["a", "c"]),
-        (Filter(msg_ids=[]), []),
-        (Filter(sender="carol"), ["c"]),
-        (Filter(reason_contains="time"), ["b"]),
-        (Filter(failed_after=START // 1000), ["b", "c"]),
-        (Filter(failed_before=START // 1000 + 2), ["a", "b"]),
-        (Filter(replayed=True), ["a"]),
-        (Filter(replayed=False), ["b", "c"]),
-        (Filter(sender="alice", replayed=False), ["b"]),
+        (DeadLetterFilter(), ["a", "b", "c"]),
+        (DeadLetterFilter(msg_ids=["c", "a"]), ["a", "c"]),
+        (DeadLetterFilter(msg_ids=[]), []),
+        (DeadLetterFilter(sender="carol"), ["c"]),
+        (DeadLetterFilter(reason_contains="time"), ["b"]),
+        (DeadLetterFilter(failed_after=START // 1000), ["b", "c"]),
+        (DeadLetterFilter(failed_before=START // 1000 + 2), ["a", "b"]),
+        (DeadLetterFilter(replayed=True), ["a"]),
+        (DeadLetterFilter(replayed=False), ["b", "c"]),
+        (DeadLetterFilter(sender="alice", replayed=False), ["b"]),
     ],
 )
-def test_filter_finds_what_meets_all_conditions(wanted: Filter, expected: list[str]) -> None:
-    post = Post(Policy(max_retries=0))
+def test_filter_finds_what_meets_all_conditions(
+    wanted: DeadLetterFilter, expected: list[str]
+) -> None:
+    post = Post(MailboxPolicy(max_retries=0))
     kill(post, "a", reason="boom")
     kill(post, "b", reason="no time")
     kill(post, "c", by="carol")
-    replay(post, Filter(msg_ids=["a"]))
+    replay(post, DeadLetterFilter(msg_ids=["a"]))
     assert names(post.dead(wanted)) == expected
 
 
 def test_replay_is_a_new_message_and_keeps_the_dead_letter() -> None:
     post = dead_post("a")
-    (ack,) = replay(post, Filter())
+    (ack,) = replay(post, DeadLetterFilter())
     assert (ack.msg_id, ack.queued) == ("a-again", True)
     (letter,) = post.dead()
     assert (letter.msg_id, letter.replayed_as) == ("a", "a-again")
@@ -130,22 +134,25 @@ def test_replay_is_a_new_message_and_keeps_the_dead_letter() -> None:
 
 def test_replay_takes_no_more_than_its_limit() -> None:
     post = dead_post("a", "b", "c")
-    assert [ack.msg_id for ack in replay(post, Filter(replayed=False), 2)] == ["a-again", "b-again"]
-    assert [ack.msg_id for ack in replay(post, Filter(replayed=False), 2)] == ["c-again"]
+    assert [ack.msg_id for ack in replay(post, DeadLetterFilter(replayed=False), 2)] == [
+        "a-again",
+        "b-again",
+    ]
+    assert [ack.msg_id for ack in replay(post, DeadLetterFilter(replayed=False), 2)] == ["c-again"]
 
 
 def test_replay_wakes_a_waiter() -> None:
     post = dead_post("a")
     _, got = post.waiter()
-    replay(post, Filter())
+    replay(post, DeadLetterFilter())
     assert [message.msg_id for message in got] == ["a-again"]
 
 
 def test_replay_into_a_full_mailbox_leaves_the_dead_letter_as_it_was() -> None:
-    post = Post(Policy(max_retries=0, max_pending=1))
+    post = Post(MailboxPolicy(max_retries=0, max_pending=1))
     kill(post, "a")
     post.send("b")
-    (ack,) = replay(post, Filter())
+    (ack,) = replay(post, DeadLetterFilter())
     assert ack.error is not None
     assert ack.error.code == "mailbox_full"
     assert post.dead()[0].replayed_as is None
@@ -154,7 +161,7 @@ def test_replay_into_a_full_mailbox_leaves_the_dead_letter_as_it_was() -> None:
 
 def test_discard_drops_the_payload_and_remembers_the_id() -> None:
     post = dead_post("a", "b")
-    assert discard(post, Filter(msg_ids=["a"])) == 1
+    assert discard(post, DeadLetterFilter(msg_ids=["a"])) == 1
     assert names(post.dead()) == ["b"]
     assert post.sql("SELECT count(*) FROM body") == [(1,)]
     assert post.counts() == (0, 0, 1)
@@ -163,17 +170,17 @@ def test_discard_drops_the_payload_and_remembers_the_id() -> None:
 
 def test_discarded_id_is_forgotten_with_the_others() -> None:
     post = dead_post("a")
-    discard(post, Filter())
-    post.do(lambda tx: sweep.forget(tx, tx.now - 1, tx.now - 1, 100))
+    discard(post, DeadLetterFilter())
+    post.do(lambda tx: sweep.forget_settled_mail(tx, tx.now - 1, tx.now - 1, 100))
     assert post.states() == {"a": "dead_letter"}
-    post.do(lambda tx: sweep.forget(tx, tx.now, tx.now, 100))
+    post.do(lambda tx: sweep.forget_settled_mail(tx, tx.now, tx.now, 100))
     assert post.states() == {}
 
 
 def test_every_act_is_audited() -> None:
     post = dead_post("a", "b")
-    replay(post, Filter(msg_ids=["a"]))
-    discard(post, Filter(msg_ids=["b"]))
+    replay(post, DeadLetterFilter(msg_ids=["a"]))
+    discard(post, DeadLetterFilter(msg_ids=["b"]))
     post.purge()
     assert audits(post) == [
         ("olga", "dead_letter.replay", "a", "as a-again"),

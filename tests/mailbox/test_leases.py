@@ -2,8 +2,8 @@
 
 import pytest
 
-from gatepost.errors import StaleReceipt
-from gatepost.mailbox.lease import parse_receipt
+from gatepost.errors import StaleLeaseHandle
+from gatepost.mailbox.leases import parse_lease_handle
 from tests.mailbox.post import START, Post, codes, ids
 
 
@@ -104,8 +104,8 @@ def test_receipt_is_not_guessable_and_new_for_every_delivery() -> None:
      "f" * 16 + ".1", "1." + "f" * 16, "1." + "1" * 17, "１.1"],
 )  # fmt: skip
 def test_anything_but_a_receipt_is_stale(text: str) -> None:
-    with pytest.raises(StaleReceipt):
-        parse_receipt(text)
+    with pytest.raises(StaleLeaseHandle):
+        parse_lease_handle(text)
 
 
 def test_bad_receipt_in_a_batch_fails_alone() -> None:

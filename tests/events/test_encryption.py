@@ -5,28 +5,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatepost.errors import ConfigError, SealError
-from gatepost.events.sealing import NodeKey, Sealed, Sealer, fingerprint, verify
+from gatepost.errors import ConfigError, EncryptionError
+from gatepost.events.encryption import (
+    EncryptedPayload,
+    NodeKey,
+    PayloadCipher,
+    fingerprint_key,
+    verify_signature,
+)
 from tests.events.fakes import StillClock
 
 clock = StillClock()
-ALICE, BOB, CAROL = (NodeKey.create(clock) for _ in range(3))
-alice, bob, carol = (Sealer(key, clock) for key in (ALICE, BOB, CAROL))
+ALICE, BOB, CAROL = (NodeKey.generate(clock) for _ in range(3))
+alice, bob, carol = (PayloadCipher(key, clock) for key in (ALICE, BOB, CAROL))
 
 
-def seal(payload: bytes, *recipients: NodeKey) -> tuple[Sealed, bytes]:
+def seal(payload: bytes, *recipients: NodeKey) -> tuple[EncryptedPayload, bytes]:
     publics = [key.public for key in recipients]
-    return alice.seal(payload, publics, event_id="e1", source_node_id="alice")
+    return alice.encrypt(payload, publics, event_id="e1", source_node_id="alice")
 
 
 def unseal(
-    sealer: Sealer,
-    sealed: Sealed,
+    sealer: PayloadCipher,
+    sealed: EncryptedPayload,
     by: bytes = ALICE.public,
     event_id: str = "e1",
     source: str = "alice",
 ) -> bytes:
-    return sealer.open(sealed, sealed_by=by, event_id=event_id, source_node_id=source)
+    return sealer.decrypt(sealed, sealed_by=by, event_id=event_id, source_node_id=source)
 
 
 def flip(data: bytes, index: int) -> bytes:
@@ -37,7 +43,7 @@ def test_a_key_is_its_seed_and_does_not_show_it() -> None:
     again = NodeKey(ALICE.secret)
     assert (again.public, again.fingerprint) == (ALICE.public, ALICE.fingerprint)
     assert ALICE.secret.hex() not in repr(ALICE)
-    assert repr(ALICE) == f"<NodeKey {fingerprint(ALICE.public)}>"
+    assert repr(ALICE) == f"<NodeKey {fingerprint_key(ALICE.public)}>"
 
 
 @pytest.mark.parametrize("secret", [b"", b"x" * 31, b"x" * 33])
@@ -48,12 +54,12 @@ def test_a_damaged_key_file_is_a_config_error(secret: bytes) -> None:
 
 def test_signatures_hold_for_one_key_and_one_message() -> None:
     signature = ALICE.sign(b"yes")
-    assert verify(ALICE.public, b"yes", signature)
-    assert not verify(BOB.public, b"yes", signature)
-    assert not verify(ALICE.public, b"no", signature)
-    assert not any(verify(ALICE.public, b"yes", flip(signature, i)) for i in range(64))
-    assert not verify(ALICE.public, b"yes", signature[:-1])
-    assert not verify(b"short", b"yes", signature)
+    assert verify_signature(ALICE.public, b"yes", signature)
+    assert not verify_signature(BOB.public, b"yes", signature)
+    assert not verify_signature(ALICE.public, b"no", signature)
+    assert not any(verify_signature(ALICE.public, b"yes", flip(signature, i)) for i in range(64))
+    assert not verify_signature(ALICE.public, b"yes", signature[:-1])
+    assert not verify_signature(b"short", b"yes", signature)
 
 
 @given(st.binary(max_size=2000))
@@ -66,7 +72,7 @@ def test_sealed_survives_json() -> None:
     sealed, _ = seal(b"\0secret\xff", BOB)
     wire = msgspec.json.encode(sealed)
     assert b"secret" not in wire
-    assert unseal(bob, msgspec.json.decode(wire, type=Sealed)) == b"\0secret\xff"
+    assert unseal(bob, msgspec.json.decode(wire, type=EncryptedPayload)) == b"\0secret\xff"
 
 
 def test_a_node_can_seal_to_itself() -> None:
@@ -80,19 +86,19 @@ def test_equal_payloads_seal_differently() -> None:
 
 
 def test_others_cannot_open() -> None:
-    with pytest.raises(SealError, match="not encrypted for this node"):
+    with pytest.raises(EncryptionError, match="not encrypted for this node"):
         unseal(carol, seal(b"private", BOB)[0])
 
 
 def test_a_key_wrapped_for_another_does_not_open_under_my_name() -> None:
     sealed, _ = seal(b"private", BOB)
     stolen = {CAROL.fingerprint: sealed.keys[BOB.fingerprint]}
-    with pytest.raises(SealError):
+    with pytest.raises(EncryptionError):
         unseal(carol, msgspec.structs.replace(sealed, keys=stolen))
 
 
 def test_the_sealing_node_cannot_be_impersonated() -> None:
-    with pytest.raises(SealError, match=CAROL.fingerprint):
+    with pytest.raises(EncryptionError, match=CAROL.fingerprint):
         unseal(bob, seal(b"hello", BOB)[0], by=CAROL.public)
 
 
@@ -100,7 +106,7 @@ def test_the_sealing_node_cannot_be_impersonated() -> None:
     ("event_id", "source"), [("e2", "alice"), ("e1", "carol"), ("e1alice", ""), ("e1a", "lice")]
 )
 def test_a_payload_opens_only_in_its_own_event(event_id: str, source: str) -> None:
-    with pytest.raises(SealError, match="altered or misplaced"):
+    with pytest.raises(EncryptionError, match="altered or misplaced"):
         unseal(bob, seal(b"hello", BOB)[0], event_id=event_id, source=source)
 
 
@@ -114,7 +120,7 @@ def test_tampering_with_any_byte_is_noticed() -> None:
         for i in range(len(wrapped))
     ]
     for bad in tampered:
-        with pytest.raises(SealError):
+        with pytest.raises(EncryptionError):
             unseal(bob, bad)
 
 
@@ -127,47 +133,49 @@ def test_truncation_anywhere_is_noticed() -> None:
         for n in range(len(wrapped))
     ]
     for bad in cut:
-        with pytest.raises(SealError):
+        with pytest.raises(EncryptionError):
             unseal(bob, bad)
 
 
 def test_a_wrapped_key_of_the_wrong_length_is_noticed() -> None:
     sealed, _ = seal(b"hello", BOB)
-    short = alice.wrap(b"short", [BOB.public])
-    with pytest.raises(SealError):
+    short = alice.wrap_key(b"short", [BOB.public])
+    with pytest.raises(EncryptionError):
         unseal(bob, msgspec.structs.replace(sealed, keys=short))
 
 
 def test_the_sender_reseals_for_a_new_owner_without_touching_the_ciphertext() -> None:
     sealed, content_key = seal(b"moved", BOB)
-    moved = alice.reseal(sealed, content_key, [CAROL.public])
+    moved = alice.replace_recipients(sealed, content_key, [CAROL.public])
     assert moved.data == sealed.data
     assert unseal(carol, moved) == b"moved"
-    with pytest.raises(SealError):
+    with pytest.raises(EncryptionError):
         unseal(bob, moved)
 
 
 def test_an_owner_reseals_for_its_successor() -> None:
     sealed, _ = seal(b"handed over", BOB)
-    handed = bob.reseal(sealed, bob.unwrap(sealed.keys, ALICE.public), [CAROL.public])
+    handed = bob.replace_recipients(
+        sealed, bob.unwrap_key(sealed.keys, ALICE.public), [CAROL.public]
+    )
     assert unseal(carol, handed, by=BOB.public) == b"handed over"
 
 
 def test_sealing_to_nobody_is_refused() -> None:
-    with pytest.raises(SealError, match="at least one recipient"):
+    with pytest.raises(EncryptionError, match="at least one recipient"):
         seal(b"lost")
 
 
 @pytest.mark.parametrize("public", [b"", b"x" * 31, bytes(32), b"\x01" + bytes(31)])
 def test_an_unusable_recipient_key_is_refused(public: bytes) -> None:
-    with pytest.raises(SealError, match="not a usable node key"):
-        alice.wrap(bytes(32), [public])
+    with pytest.raises(EncryptionError, match="not a usable node key"):
+        alice.wrap_key(bytes(32), [public])
 
 
 def test_the_box_cache_is_bounded_and_still_right_after_eviction() -> None:
-    small = Sealer(ALICE, clock, cache_size=1)
+    small = PayloadCipher(ALICE, clock, cache_size=1)
     for _ in range(2):
         for key, sealer in ((BOB, bob), (CAROL, carol)):
-            keys = small.wrap(b"k" * 32, [key.public])
-            assert sealer.unwrap(keys, ALICE.public) == b"k" * 32
-    assert small._box.cache_info().currsize == 1
+            keys = small.wrap_key(b"k" * 32, [key.public])
+            assert sealer.unwrap_key(keys, ALICE.public) == b"k" * 32
+    assert small._shared_box.cache_info().currsize == 1

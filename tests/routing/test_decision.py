@@ -6,31 +6,40 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gatepost.errors import NoRoute, UnknownAgent
-from gatepost.routing import Directory, Gateway, Home, Route, Rule, route
+from gatepost.routing import (
+    AgentHome,
+    GatewayEntry,
+    Route,
+    RoutingDirectory,
+    RoutingRule,
+    decide_route,
+)
 
 KEY = b"k" * 32
 
 
-def gateway(*capabilities: str, online: bool = True) -> Gateway:
-    return Gateway(KEY, online, frozenset(capabilities))
+def gateway(*capabilities: str, online: bool = True) -> GatewayEntry:
+    return GatewayEntry(KEY, online, frozenset(capabilities))
 
 
 def directory(
-    home: Home | None = None, rules: dict[str, Rule] | None = None, **gateways: Gateway
-) -> Directory:
+    home: AgentHome | None = None,
+    rules: dict[str, RoutingRule] | None = None,
+    **gateways: GatewayEntry,
+) -> RoutingDirectory:
     """Of the agent `job`. Gateways `own`, `one` and `two` are there unless told otherwise."""
     known = {"me": gateway(), "own": gateway(), "one": gateway(), "two": gateway()}
     homes = {} if home is None else {"job": home}
-    return Directory(known | gateways, homes, rules or {})
+    return RoutingDirectory(known | gateways, homes, rules or {})
 
 
 AWAY = gateway(online=False)
-HOME = Home("own", ("one", "two"))
-RULE = Rule("own", ("two", "one"))
+HOME = AgentHome("own", ("one", "two"))
+RULE = RoutingRule("own", ("two", "one"))
 
 
-def to(picture: Directory, *refused: str, me: str = "me", hosted: bool = False) -> Route:
-    return route(picture, me, "job", hosted=hosted, refused=frozenset(refused))
+def to(picture: RoutingDirectory, *refused: str, me: str = "me", hosted: bool = False) -> Route:
+    return decide_route(picture, me, "job", hosted=hosted, refused=frozenset(refused))
 
 
 def test_mail_goes_to_the_owner() -> None:
@@ -64,8 +73,10 @@ def test_fallbacks_are_asked_in_the_order_of_the_rule() -> None:
 
 
 def test_only_who_stands_by_is_a_fallback() -> None:
-    assert to(directory(Home("own"), {"job": RULE}, own=AWAY)) == Route("own", "owner", version=1)
-    assert to(directory(Home("own", ("one",)), {"job": RULE}, own=AWAY)).node == "one"
+    assert to(directory(AgentHome("own"), {"job": RULE}, own=AWAY)) == Route(
+        "own", "owner", version=1
+    )
+    assert to(directory(AgentHome("own", ("one",)), {"job": RULE}, own=AWAY)).node == "one"
 
 
 def test_standing_by_without_a_rule_is_nothing() -> None:
@@ -83,7 +94,7 @@ def test_a_rule_for_the_node_holds_for_its_agents() -> None:
 
 
 def test_a_rule_for_the_agent_comes_before_one_for_its_node() -> None:
-    rules = {"own": RULE, "job": Rule("own", ("one",), priority=7, version=3)}
+    rules = {"own": RULE, "job": RoutingRule("own", ("one",), priority=7, version=3)}
     assert to(directory(HOME, rules, own=AWAY)) == Route("one", "fallback", True, 7, 3)
 
 
@@ -109,7 +120,7 @@ def test_who_refused_is_not_asked_again() -> None:
 
 
 def test_a_rule_alone_names_an_owner() -> None:
-    assert to(directory(None, {"job": Rule("two")})) == Route("two", "owner", version=1)
+    assert to(directory(None, {"job": RoutingRule("two")})) == Route("two", "owner", version=1)
 
 
 def test_nobody_ever_heard_of_it() -> None:
@@ -119,14 +130,14 @@ def test_nobody_ever_heard_of_it() -> None:
 
 def test_an_agent_that_left_has_no_route() -> None:
     with pytest.raises(NoRoute):
-        to(directory(Home(None)))
+        to(directory(AgentHome(None)))
 
 
 def test_an_owner_that_left_the_room_takes_nothing() -> None:
     with pytest.raises(NoRoute):
-        to(directory(Home("gone")))
-    rules = {"job": Rule("gone", ("one",))}
-    assert to(directory(Home("gone", ("one",)), rules)).node == "one"
+        to(directory(AgentHome("gone")))
+    rules = {"job": RoutingRule("gone", ("one",))}
+    assert to(directory(AgentHome("gone", ("one",)), rules)).node == "one"
 
 
 # -- the same everywhere
@@ -135,7 +146,7 @@ NODES = ("a", "b", "c", "d", "e")
 some_nodes = st.lists(st.sampled_from(NODES), unique=True, max_size=4).map(tuple)
 some_capabilities = st.frozensets(st.sampled_from(("gpu", "disk")))
 rules = st.builds(
-    Rule,
+    RoutingRule,
     st.sampled_from(NODES),
     some_nodes,
     some_capabilities,
@@ -143,29 +154,30 @@ rules = st.builds(
     st.integers(1, 9),
 )
 pictures = st.builds(
-    Directory,
+    RoutingDirectory,
     st.dictionaries(
-        st.sampled_from(NODES), st.builds(Gateway, st.just(KEY), st.booleans(), some_capabilities)
+        st.sampled_from(NODES),
+        st.builds(GatewayEntry, st.just(KEY), st.booleans(), some_capabilities),
     ),
     st.dictionaries(
-        st.just("job"), st.builds(Home, st.none() | st.sampled_from(NODES), some_nodes)
+        st.just("job"), st.builds(AgentHome, st.none() | st.sampled_from(NODES), some_nodes)
     ),
     st.dictionaries(st.sampled_from(("job", *NODES)), rules, max_size=3),
 )
 refusals = st.frozensets(st.sampled_from(NODES), max_size=3)
 
 
-def answer(picture: Directory, me: str, refused: frozenset[str]) -> str:
+def answer(picture: RoutingDirectory, me: str, refused: frozenset[str]) -> str:
     try:
-        return route(picture, me, "job", refused=refused).node
+        return decide_route(picture, me, "job", refused=refused).node
     except (NoRoute, UnknownAgent) as error:
         return error.code
 
 
 @given(pictures, refusals)
-def test_every_gateway_decides_the_same(picture: Directory, refused: frozenset[str]) -> None:
+def test_every_gateway_decides_the_same(picture: RoutingDirectory, refused: frozenset[str]) -> None:
     """Wherever it is asked, and in whatever order the room was read. One's own is always there."""
-    shuffled = Directory(
+    shuffled = RoutingDirectory(
         dict(reversed(picture.gateways.items())),
         dict(reversed(picture.agents.items())),
         dict(reversed(picture.rules.items())),
@@ -176,9 +188,9 @@ def test_every_gateway_decides_the_same(picture: Directory, refused: frozenset[s
 
 
 @given(pictures, refusals)
-def test_whoever_gets_it_may_have_it(picture: Directory, refused: frozenset[str]) -> None:
+def test_whoever_gets_it_may_have_it(picture: RoutingDirectory, refused: frozenset[str]) -> None:
     try:
-        found = route(picture, "outside", "job", refused=refused)
+        found = decide_route(picture, "outside", "job", refused=refused)
     except (NoRoute, UnknownAgent):
         return
     home = picture.agents.get("job")
@@ -189,7 +201,7 @@ def test_whoever_gets_it_may_have_it(picture: Directory, refused: frozenset[str]
     if found.decision == "fallback":
         assert home is not None
         assert rule is not None
-        assert picture.online(found.node)
+        assert picture.is_online(found.node)
         assert found.node in home.standbys
         assert found.node in rule.fallbacks
     else:

@@ -13,21 +13,21 @@ from nacl.secret import Aead
 from nacl.signing import SigningKey, VerifyKey
 
 from gatepost.clock import Clock
-from gatepost.errors import ConfigError, SealError
-from gatepost.events.framing import frame
+from gatepost.errors import ConfigError, EncryptionError
+from gatepost.events.framing import frame_parts
 
 KEY_SIZE = 32
 
 # PyNaCl raises a plain ValueError for a ciphertext shorter than its authentication tag.
-_UNOPENED = (CryptoError, ValueError)
+_DECRYPTION_ERRORS = (CryptoError, ValueError)
 
 
-def fingerprint(public: bytes) -> str:
+def fingerprint_key(public: bytes) -> str:
     """Return a short name for a public key: 128 bits of its SHA-256, in hex."""
     return sha256(public).hexdigest()[:32]
 
 
-def verify(public: bytes, message: bytes, signature: bytes) -> bool:
+def verify_signature(public: bytes, message: bytes, signature: bytes) -> bool:
     """Tell whether the node with this public key signed the message."""
     try:
         VerifyKey(public).verify(message, signature)
@@ -43,23 +43,23 @@ class NodeKey:
         if len(secret) != KEY_SIZE:
             raise ConfigError(f"a node key is {KEY_SIZE} bytes, not {len(secret)}")
         self.secret = secret
-        self._signing = SigningKey(secret)
-        self.exchange = self._signing.to_curve25519_private_key()
-        self.public = bytes(self._signing.verify_key)
-        self.fingerprint = fingerprint(self.public)
+        self._signing_key = SigningKey(secret)
+        self.exchange_key = self._signing_key.to_curve25519_private_key()
+        self.public = bytes(self._signing_key.verify_key)
+        self.fingerprint = fingerprint_key(self.public)
 
     @classmethod
-    def create(cls, clock: Clock) -> "NodeKey":
+    def generate(cls, clock: Clock) -> "NodeKey":
         return cls(clock.random(KEY_SIZE))
 
     def sign(self, message: bytes) -> bytes:
-        return self._signing.sign(message).signature
+        return self._signing_key.sign(message).signature
 
     def __repr__(self) -> str:
         return f"<NodeKey {self.fingerprint}>"
 
 
-class Sealed(Struct, frozen=True):
+class EncryptedPayload(Struct, frozen=True):
     """An encrypted payload and its content key, wrapped for each recipient's fingerprint.
 
     `data` and each key start with their nonce. On the wire, bytes are base64.
@@ -70,75 +70,88 @@ class Sealed(Struct, frozen=True):
     keys: dict[str, bytes]
 
 
-class Sealer:
+class PayloadCipher:
     """Encrypts payloads for other nodes and decrypts payloads meant for this one."""
 
     def __init__(self, key: NodeKey, clock: Clock, cache_size: int = 1024) -> None:
         self._key = key
         self._clock = clock
         # Cached: deriving the shared key costs far more than using it.
-        self._box = lru_cache(cache_size)(self._derive_box)
+        self._shared_box = lru_cache(cache_size)(self._derive_box)
 
-    def seal(
+    def encrypt(
         self, payload: bytes, recipients: Iterable[bytes], *, event_id: str, source_node_id: str
-    ) -> tuple[Sealed, bytes]:
+    ) -> tuple[EncryptedPayload, bytes]:
         """Return the encrypted payload and its content key.
 
         The sender keeps the content key in case the recipients change.
         """
         content_key, nonce = self._clock.random(KEY_SIZE), self._clock.random(Aead.NONCE_SIZE)
-        bound = _associated(event_id, source_node_id)
+        bound = _associated_data(event_id, source_node_id)
         data = bytes(Aead(content_key).encrypt(payload, bound, nonce))
-        return Sealed("xchacha20poly1305", data, self.wrap(content_key, recipients)), content_key
+        return EncryptedPayload(
+            "xchacha20poly1305", data, self.wrap_key(content_key, recipients)
+        ), content_key
 
-    def open(
-        self, encrypted: Sealed, *, sealed_by: bytes, event_id: str, source_node_id: str
+    def decrypt(
+        self, encrypted: EncryptedPayload, *, sealed_by: bytes, event_id: str, source_node_id: str
     ) -> bytes:
         """Decrypt a payload; `sealed_by` is the public key of the node that wrapped its key."""
-        content_key = self.unwrap(encrypted.keys, sealed_by)
-        return self.open_with(
+        content_key = self.unwrap_key(encrypted.keys, sealed_by)
+        return self.decrypt_with_key(
             encrypted, content_key, event_id=event_id, source_node_id=source_node_id
         )
 
-    def open_with(
-        self, encrypted: Sealed, content_key: bytes, *, event_id: str, source_node_id: str
+    def decrypt_with_key(
+        self, encrypted: EncryptedPayload, content_key: bytes, *, event_id: str, source_node_id: str
     ) -> bytes:
         """Decrypt a payload with its content key, as the sender can."""
         try:
-            bound = _associated(event_id, source_node_id)
+            bound = _associated_data(event_id, source_node_id)
             return Aead(content_key).decrypt(encrypted.data, bound)
-        except _UNOPENED:
-            raise SealError(f"payload of event {event_id} was altered or misplaced") from None
+        except _DECRYPTION_ERRORS:
+            raise EncryptionError(f"payload of event {event_id} was altered or misplaced") from None
 
-    def reseal(self, encrypted: Sealed, content_key: bytes, recipients: Iterable[bytes]) -> Sealed:
+    def replace_recipients(
+        self, encrypted: EncryptedPayload, content_key: bytes, recipients: Iterable[bytes]
+    ) -> EncryptedPayload:
         """Return the same ciphertext with its content key wrapped for other recipients instead."""
-        return replace(encrypted, keys=self.wrap(content_key, recipients))
+        return replace(encrypted, keys=self.wrap_key(content_key, recipients))
 
-    def wrap(self, content_key: bytes, recipients: Iterable[bytes]) -> dict[str, bytes]:
+    def wrap_key(self, content_key: bytes, recipients: Iterable[bytes]) -> dict[str, bytes]:
         """Wrap the content key for each recipient's public key; fingerprint → wrapped key."""
-        keys = {fingerprint(public): self._wrap_one(content_key, public) for public in recipients}
+        keys = {
+            fingerprint_key(public): self._wrap_key_for(content_key, public)
+            for public in recipients
+        }
         if not keys:
-            raise SealError("a payload needs at least one recipient")
+            raise EncryptionError("a payload needs at least one recipient")
         return keys
 
-    def unwrap(self, keys: Mapping[str, bytes], wrapped_by: bytes) -> bytes:
+    def unwrap_key(self, keys: Mapping[str, bytes], wrapped_by: bytes) -> bytes:
         """Unwrap this node's copy of a content key."""
         try:
-            return self._box(wrapped_by).decrypt(keys[self._key.fingerprint])
+            return self._shared_box(wrapped_by).decrypt(keys[self._key.fingerprint])
         except KeyError:
-            raise SealError(f"not encrypted for this node ({self._key.fingerprint})") from None
-        except _UNOPENED:
-            raise SealError(f"content key is not from {fingerprint(wrapped_by)}") from None
+            raise EncryptionError(
+                f"not encrypted for this node ({self._key.fingerprint})"
+            ) from None
+        except _DECRYPTION_ERRORS:
+            raise EncryptionError(
+                f"content key is not from {fingerprint_key(wrapped_by)}"
+            ) from None
 
-    def _wrap_one(self, content_key: bytes, public: bytes) -> bytes:
-        return bytes(self._box(public).encrypt(content_key, self._clock.random(Box.NONCE_SIZE)))
+    def _wrap_key_for(self, content_key: bytes, public: bytes) -> bytes:
+        return bytes(
+            self._shared_box(public).encrypt(content_key, self._clock.random(Box.NONCE_SIZE))
+        )
 
     def _derive_box(self, public: bytes) -> Box:
         try:
-            return Box(self._key.exchange, VerifyKey(public).to_curve25519_public_key())
+            return Box(self._key.exchange_key, VerifyKey(public).to_curve25519_public_key())
         except CryptoError:
-            raise SealError(f"{fingerprint(public)} is not a usable node key") from None
+            raise EncryptionError(f"{fingerprint_key(public)} is not a usable node key") from None
 
 
-def _associated(event_id: str, source_node_id: str) -> bytes:
-    return frame("gatepost/payload/1", event_id.encode(), source_node_id.encode())
+def _associated_data(event_id: str, source_node_id: str) -> bytes:
+    return frame_parts("gatepost/payload/1", event_id.encode(), source_node_id.encode())

@@ -7,8 +7,8 @@ import pytest
 
 from gatepost.errors import StorageFailed
 from gatepost.journal import Tx
-from gatepost.journal.writer import Outcome
-from gatepost.mailbox import Mail, Policy, Waiter, dispatch
+from gatepost.journal.writer import JobOutcome
+from gatepost.mailbox import MailboxPolicy, NewMail, Waiter, dispatcher
 from tests.mailbox.post import Post, ids
 
 
@@ -21,7 +21,7 @@ class FullDisk:
         if self.full:
             raise apsw.FullError("database or disk is full")
 
-    def after_commit(self) -> list[Outcome]:
+    def after_commit(self) -> list[JobOutcome]:
         return []
 
     def rolled_back(self) -> None:
@@ -46,10 +46,10 @@ def frail(disk: FullDisk) -> Post:
 def test_waiter_is_served_in_the_very_group_that_brings_the_mail() -> None:
     post = Post()
     _, got = post.waiter()
-    before = post.writer.groups
+    before = post.writer.group_count
     post.send("a", "b")
     assert ids(got) == ["a", "b"]
-    assert post.writer.groups == before + 1
+    assert post.writer.group_count == before + 1
     assert post.states() == {"a": "in_flight", "b": "in_flight"}
 
 
@@ -177,7 +177,7 @@ def test_consumer_that_leaves_keeps_its_leases_and_finds_them_again() -> None:
     post = Post()
     waiter, got = post.waiter(2, consumer="c1")
     post.send("a", "b", "c")
-    post.do(lambda tx: post.dispatcher.leave(tx, waiter))
+    post.do(lambda tx: post.dispatcher.remove_waiter(tx, waiter))
     assert post.take() == []
     _, again = post.waiter(2, consumer="c1")
     assert [m.receipt for m in again] == [m.receipt for m in got]
@@ -187,7 +187,7 @@ def test_consumer_that_comes_back_with_less_credit_is_not_overfilled() -> None:
     post = Post()
     waiter, _ = post.waiter(3, consumer="c1")
     post.send("a", "b", "c", "d")
-    post.do(lambda tx: post.dispatcher.leave(tx, waiter))
+    post.do(lambda tx: post.dispatcher.remove_waiter(tx, waiter))
     back, got = post.waiter(1, consumer="c1")
     assert (ids(got), back.credit) == (["a", "b", "c"], -2)
     post.ack(*got[:2])
@@ -220,7 +220,7 @@ def test_giving_up_returns_the_mail_unharmed() -> None:
     post = Post()
     waiter, _ = post.waiter(2, consumer="c1")
     post.send("a", "b")
-    post.do(lambda tx: post.dispatcher.give_up(tx, waiter))
+    post.do(lambda tx: post.dispatcher.release_waiter(tx, waiter))
     assert [(m.msg_id, m.attempt) for m in post.dequeue(2)] == [("a", 0), ("b", 0)]
 
 
@@ -231,7 +231,7 @@ def test_giving_up_returns_only_what_this_waiter_was_handed() -> None:
     waiter, got = post.waiter(1)
     post.send("b", by="s2")
     assert ids(got) == ["b"]
-    post.do(lambda tx: post.dispatcher.give_up(tx, waiter))
+    post.do(lambda tx: post.dispatcher.release_waiter(tx, waiter))
     assert post.states() == {"a": "in_flight", "b": "pending"}
 
 
@@ -239,14 +239,14 @@ def test_subscribing_and_giving_up_in_one_group_leaves_nothing_behind() -> None:
     post = Post()
     post.send("a")
     post.dequeue(consumer="c1")
-    box = post.do(lambda tx: post.dispatcher.box(tx, "bob"))
+    box = post.do(lambda tx: post.dispatcher.mailbox_ref(tx, "bob"))
     waiter = Waiter(box, "c1", 5, lambda messages: None)
     post.group(
-        lambda tx: post.dispatcher.wait(tx, waiter),
-        lambda tx: post.dispatcher.give_up(tx, waiter),
+        lambda tx: post.dispatcher.add_waiter(tx, waiter),
+        lambda tx: post.dispatcher.release_waiter(tx, waiter),
     )
     assert post.states() == {"a": "pending"}
-    assert post.dispatcher._line._members == set()
+    assert post.dispatcher._waiters._waiters == set()
 
 
 def test_giving_up_lets_others_have_it_at_once() -> None:
@@ -254,20 +254,20 @@ def test_giving_up_lets_others_have_it_at_once() -> None:
     waiter, _ = post.waiter(1)
     post.send("a")
     _, got = post.waiter(1)
-    post.do(lambda tx: post.dispatcher.give_up(tx, waiter))
+    post.do(lambda tx: post.dispatcher.release_waiter(tx, waiter))
     assert ids(got) == ["a"]
 
 
 def test_one_group_hands_out_a_bounded_number_and_the_next_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dispatch, "_SERVING", 2)
+    monkeypatch.setattr(dispatcher, "_MAX_SERVED_PER_GROUP", 2)
     post = Post()
     for n in range(5):
         post.send(f"m{n}", by=f"s{n}")
     _, got = post.waiter(100)
     assert len(got) == 2
-    assert post.writer._due == post.clock.now()
+    assert post.writer._next_due_at == post.clock.now()
     post.tick()
     post.tick()
     assert ids(got) == [f"m{n}" for n in range(5)]
@@ -275,15 +275,15 @@ def test_one_group_hands_out_a_bounded_number_and_the_next_goes_on(
 
 def test_operation_that_fails_leaves_no_waiter_and_no_credit() -> None:
     post = Post()
-    box = post.do(lambda tx: post.dispatcher.box(tx, "bob"))
+    box = post.do(lambda tx: post.dispatcher.mailbox_ref(tx, "bob"))
     waiter = Waiter(box, "", 5, lambda messages: None)
 
     def fails(tx: Tx) -> None:
-        post.dispatcher.wait(tx, waiter)
+        post.dispatcher.add_waiter(tx, waiter)
         raise StorageFailed("changed my mind")
 
     post.group(fails)
-    assert post.dispatcher._line._members == set()
+    assert post.dispatcher._waiters._waiters == set()
 
 
 def test_failed_group_gives_no_credit_for_acks_that_did_not_happen(
@@ -313,13 +313,13 @@ def test_failed_group_serves_nobody_and_the_next_one_does(frail: Post, disk: Ful
 
 
 def test_waiter_of_a_failed_group_was_never_there(frail: Post, disk: FullDisk) -> None:
-    box = frail.do(lambda tx: frail.dispatcher.box(tx, "bob"))
+    box = frail.do(lambda tx: frail.dispatcher.mailbox_ref(tx, "bob"))
     waiter = Waiter(box, "", 5, lambda messages: None)
     disk.full = True
     with pytest.raises(StorageFailed):
-        frail.do(lambda tx: frail.dispatcher.wait(tx, waiter))
+        frail.do(lambda tx: frail.dispatcher.add_waiter(tx, waiter))
     disk.full = False
-    assert frail.dispatcher._line._members == set()
+    assert frail.dispatcher._waiters._waiters == set()
 
 
 def test_what_time_did_in_a_failed_group_is_done_again(frail: Post, disk: FullDisk) -> None:
@@ -357,11 +357,11 @@ def test_restart_sees_what_time_did_while_it_was_down() -> None:
 
 
 def test_what_closes_on_its_own_may_send_mail_that_is_served_in_the_same_group() -> None:
-    post = Post(Policy(max_retries=0))
+    post = Post(MailboxPolicy(max_retries=0))
     _, got = post.waiter(mailbox="alice")
 
     def tell(tx: Tx, closed: list[Any]) -> None:
-        news = [Mail(f"about-{each.msg_id}", b"1") for each in closed]
+        news = [NewMail(f"about-{each.msg_id}", b"1") for each in closed]
         post.dispatcher.enqueue(tx, "alice", "gateway", news)
 
     post.dispatcher._on_closed = tell
@@ -373,12 +373,12 @@ def test_what_closes_on_its_own_may_send_mail_that_is_served_in_the_same_group()
 def test_only_waiters_with_credit_stand_in_line() -> None:
     post = Post()
     waiter, got = post.waiter(1)
-    line = post.dispatcher._line
-    assert line.first(waiter.box.id) is waiter
+    line = post.dispatcher._waiters
+    assert line.next_waiter(waiter.mailbox.id) is waiter
     post.send("a")
-    assert line.mailboxes() == set()
+    assert line.waiting_mailboxes() == set()
     post.ack(got[0])
-    assert line.first(waiter.box.id) is waiter
+    assert line.next_waiter(waiter.mailbox.id) is waiter
 
 
 def test_consumer_that_subscribes_again_takes_its_own_place() -> None:

@@ -1,0 +1,196 @@
+"""Dead letters: kept until a person replays or discards them; each such action is audited."""
+
+from collections.abc import Callable, Iterator
+
+from msgspec import Raw, Struct
+
+from gatepost.errors import UnknownMessage
+from gatepost.journal.audit import record_audit_entry
+from gatepost.journal.transaction import Row, Tx
+from gatepost.mailbox.enqueue import PAIR_NUMBER_BITS, last_mail_id
+from gatepost.mailbox.leases import adjust_counts, advance_head
+from gatepost.mailbox.settle import ClosedMail
+from gatepost.mailbox.states import MailInput, transition_sql
+from gatepost.wire import DeadLetter, EnqueueAck
+
+_SET_DEAD, _IF_WAITING = transition_sql(MailInput.PURGE)
+
+_SELECT_DEAD_LETTERS = f"""
+SELECT m.msg_id, p.sender, b.name, m.created_at / 1000, m.attempt, d.reason, d.failed_at / 1000,
+       d.attempts, body.payload, d.replayed_as, m.id, body.meta
+FROM dead_letter d JOIN mail m ON m.id = d.id JOIN mailbox b ON b.id = m.mailbox
+     JOIN pair p ON p.id = m.id >> {PAIR_NUMBER_BITS} JOIN body ON body.id = d.id
+"""
+_PAYLOAD, _REPLAYED_AS, _ID, _META = range(8, 12)
+# Both select pairs and the id at which their waiting mail begins.
+_SELECT_HEADED_PAIRS = (
+    "SELECT id, head FROM pair WHERE mailbox = ? AND ready_at IS NOT NULL LIMIT ?"
+)
+_SELECT_LEASED_PAIRS = "SELECT pair, behind FROM lease WHERE mailbox = ?"
+_SELECT_WAITING_MAIL = f"""
+SELECT id, attempt, msg_id, tracked FROM mail
+WHERE id BETWEEN ? AND ? AND {_IF_WAITING} ORDER BY id LIMIT ?
+"""
+_PURGE_MAIL = f"""
+UPDATE mail SET {_SET_DEAD}, settled_at = ? WHERE id BETWEEN ? AND ? AND {_IF_WAITING}
+"""
+_INSERT_DEAD_LETTER = (
+    "INSERT INTO dead_letter (id, mailbox, reason, failed_at, attempts) VALUES (?, ?, ?, ?, ?)"
+)
+
+# Enqueues the content of a dead letter again; the last argument is the meta of its event, if any.
+ResendCallback = Callable[[Tx, DeadLetter, bytes | None], EnqueueAck]
+
+
+class DeadLetterFilter(Struct, forbid_unknown_fields=True):
+    """Selects dead letters: all given conditions must hold; without conditions it matches all."""
+
+    msg_ids: list[str] | None = None
+    sender: str | None = None
+    reason_contains: str | None = None
+    failed_after: int | None = None
+    failed_before: int | None = None
+    replayed: bool | None = None
+
+    def where_clause(self, mailbox: int) -> tuple[str, list[object]]:
+        conditions: list[tuple[str, list[object] | None]] = [
+            self._msg_id_condition(mailbox),
+            ("p.sender = ?", None if self.sender is None else [self.sender]),
+            ("instr(d.reason, ?)", _optional_value(self.reason_contains)),
+            ("d.failed_at > ?", _optional_millis(self.failed_after)),
+            ("d.failed_at < ?", _optional_millis(self.failed_before)),
+            ("(d.replayed_as IS NOT NULL) = ?", _optional_value(self.replayed)),
+        ]
+        used = [(sql, values) for sql, values in conditions if values is not None]
+        sql = "".join(f" AND {condition}" for condition, _ in used)
+        return sql, [value for _, values in used for value in values]
+
+    def _msg_id_condition(self, mailbox: int) -> tuple[str, list[object] | None]:
+        marks = ", ".join("?" * len(self.msg_ids or ()))
+        sql = f"d.id IN (SELECT id FROM mail WHERE mailbox = ? AND msg_id IN ({marks}))"
+        return sql, None if self.msg_ids is None else [mailbox, *self.msg_ids]
+
+
+def _optional_value(value: object | None) -> list[object] | None:
+    return None if value is None else [value]
+
+
+def _optional_millis(secs: int | None) -> list[object] | None:
+    return None if secs is None else [secs * 1000]
+
+
+def find_dead_letters(
+    tx: Tx, mailbox: int, wanted: DeadLetterFilter, limit: int, after: str = ""
+) -> list[DeadLetter]:
+    """Return dead letters, oldest first; `after` is the msg_id the previous page ended with."""
+    return [_dead_letter(row) for row in _select_rows(tx, mailbox, wanted, limit, after)]
+
+
+def _select_rows(
+    tx: Tx, mailbox: int, wanted: DeadLetterFilter, limit: int, after: str = ""
+) -> list[Row]:
+    sql, values = wanted.where_clause(mailbox)
+    start = _page_position(tx, mailbox, after) if after else (-1, -1)
+    # The plus keeps SQLite from scanning all dead letters when only a few are named.
+    in_mailbox = "d.mailbox = ?" if wanted.msg_ids is None else "+d.mailbox = ?"
+    query = f"""{_SELECT_DEAD_LETTERS} WHERE {in_mailbox} AND (d.failed_at, d.id) > (?, ?){sql}
+                ORDER BY d.failed_at, d.id LIMIT ?"""
+    return tx.fetch_all(query, (mailbox, *start, *values, limit))
+
+
+def _page_position(tx: Tx, mailbox: int, msg_id: str) -> Row:
+    """Return the position of a dead letter, even if it was discarded since."""
+    query = "SELECT settled_at, id FROM mail WHERE mailbox = ? AND msg_id = ?"
+    row = tx.fetch_one(query, (mailbox, msg_id))
+    if row is None or row[0] is None:
+        raise UnknownMessage(f"no dead letter {msg_id} in this mailbox")
+    return row
+
+
+def _dead_letter(row: Row) -> DeadLetter:
+    letter = DeadLetter(*row[:_PAYLOAD])
+    letter.payload, letter.replayed_as = Raw(row[_PAYLOAD]), row[_REPLAYED_AS]
+    return letter
+
+
+def replay_dead_letters(
+    tx: Tx, mailbox: int, wanted: DeadLetterFilter, limit: int, resend: ResendCallback, actor: str
+) -> list[EnqueueAck]:
+    """Send up to `limit` matching dead letters again, as new messages with new ids.
+
+    The dead letter stays and records the msg_id of its replay.
+    """
+    acks: list[EnqueueAck] = []
+    for row in _select_rows(tx, mailbox, wanted, limit):
+        ack = resend(tx, _dead_letter(row), row[_META])
+        acks.append(ack)
+        if ack.error is None:
+            tx.execute(
+                "UPDATE dead_letter SET replayed_as = ? WHERE id = ?", (ack.msg_id, row[_ID])
+            )
+            record_audit_entry(tx, actor, "dead_letter.replay", row[0], f"as {ack.msg_id}")
+    return acks
+
+
+def discard_dead_letters(
+    tx: Tx, mailbox: int, wanted: DeadLetterFilter, limit: int, actor: str
+) -> int:
+    """Delete dead letters and their payloads; their ids stay known."""
+    rows = _select_rows(tx, mailbox, wanted, limit)
+    for row in rows:
+        tx.execute("DELETE FROM dead_letter WHERE id = ?", (row[_ID],))
+        tx.execute("DELETE FROM body WHERE id = ?", (row[_ID],))
+        tx.execute("INSERT INTO discarded VALUES (?, ?)", (row[_ID], tx.now))
+        record_audit_entry(tx, actor, "dead_letter.discard", row[0], row[5])
+    adjust_counts(tx, mailbox, 0, 0, -len(rows))
+    return len(rows)
+
+
+def purge_mailbox(
+    tx: Tx, mailbox: int, limit: int, actor: str, why: str = ""
+) -> tuple[int, list[ClosedMail]]:
+    """Turn up to `limit` waiting messages into dead letters; leased messages are left alone."""
+    ((name, waiting),) = tx.fetch_all("SELECT name, waiting FROM mailbox WHERE id = ?", (mailbox,))
+    limit = min(limit, waiting)
+    purged: list[Row] = []
+    for pair, first, leased in _waiting_pairs(tx, mailbox, limit):
+        if len(purged) == limit:
+            break
+        reason = why or f"purged by {actor}"
+        rows = _purge_pair(tx, mailbox, pair, first, limit - len(purged), reason)
+        if rows:
+            _advance_pair(tx, pair, rows[-1][0] + 1, leased)
+        purged += rows
+    if purged:
+        adjust_counts(tx, mailbox, -len(purged), 0, len(purged))
+        record_audit_entry(tx, actor, "mailbox.purge", name, f"{len(purged)} messages")
+    public_reason = why or "purged"
+    closed = [
+        ClosedMail(row[-2], "dead_letter", row[0], public_reason) for row in purged if row[-1]
+    ]
+    return len(purged), closed
+
+
+def _waiting_pairs(tx: Tx, mailbox: int, limit: int) -> Iterator[tuple[int, int, bool]]:
+    """Yield (pair, first id of its waiting mail, whether that is behind a lease)."""
+    for pair, head in tx.fetch_all(_SELECT_HEADED_PAIRS, (mailbox, limit)):
+        yield pair, head, False
+    for pair, behind in tx.fetch_all(_SELECT_LEASED_PAIRS, (mailbox,)):
+        yield pair, behind, True
+
+
+def _purge_pair(tx: Tx, mailbox: int, pair: int, first: int, limit: int, reason: str) -> list[Row]:
+    rows = tx.fetch_all(_SELECT_WAITING_MAIL, (first, last_mail_id(pair), limit))
+    if rows:
+        tx.execute(_PURGE_MAIL, (tx.now, first, rows[-1][0]))
+    tx.execute_many(
+        _INSERT_DEAD_LETTER, [(id, mailbox, reason, tx.now, attempt) for id, attempt, _, _ in rows]
+    )
+    return rows
+
+
+def _advance_pair(tx: Tx, pair: int, first: int, leased: bool) -> None:
+    if leased:
+        tx.execute("UPDATE lease SET behind = ? WHERE pair = ?", (first, pair))
+    else:
+        advance_head(tx, pair, first)

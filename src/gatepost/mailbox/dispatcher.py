@@ -1,0 +1,278 @@
+"""All operations on one gateway's mailboxes, and the service of waiting consumers.
+
+A waiting consumer is served in the same transaction that makes mail available to it. A message
+that finds a waiting consumer therefore costs one commit from enqueue to lease, and an ack shares
+its commit with the lease of the next message. All of this runs in the writer thread.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from gatepost.clock import Clock
+from gatepost.errors import GatepostError
+from gatepost.journal.transaction import Tx
+from gatepost.journal.writer import JobOutcome
+from gatepost.mailbox import dead_letters, sweep
+from gatepost.mailbox.enqueue import NewMail, enqueue_mail, ensure_mailbox, find_mailbox
+from gatepost.mailbox.leases import (
+    MailboxRef,
+    TakenMail,
+    extend_lease,
+    leases_held_by,
+    parse_lease_handle,
+    release_lease,
+    reread_leases,
+    take_mail,
+)
+from gatepost.mailbox.policy import MailboxPolicy
+from gatepost.mailbox.settle import (
+    ClosedMail,
+    FreedMail,
+    Settlement,
+    ack_mail,
+    nack_mail,
+    resolve_refs,
+)
+from gatepost.mailbox.waiters import Waiter, WaiterQueue
+from gatepost.wire import EnqueueAck, LeasedMessage
+
+__all__ = ["Dispatcher", "Waiter"]
+
+# How many messages one commit group hands to waiters; the next group continues with the rest.
+_MAX_SERVED_PER_GROUP = 2000
+
+
+class Dispatcher:
+    """Performs mailbox operations and takes part in every commit group.
+
+    `ack` and `nack` return the messages they closed. `on_closed` is called with messages closed
+    by a timeout, by expiry or by a purge.
+    """
+
+    def __init__(
+        self, clock: Clock, policy: MailboxPolicy, on_closed: Callable[[Tx, list[ClosedMail]], None]
+    ) -> None:
+        self.policy = policy
+        self._lease_ids = _random_lease_ids(clock)
+        self._on_closed = on_closed
+        self._waiters = WaiterQueue()
+        # Mailboxes in which a message may have become ready or a waiter may have got credit.
+        self._touched_mailboxes: set[int] = set()
+        # The touched mailboxes of the group that is about to commit.
+        self.ready_mailboxes: set[int] = set()
+        self._served: list[tuple[Waiter, list[LeasedMessage]]] = []
+        # When the next sweep is due, None for never. 0 makes the current group sweep.
+        self._sweep_due_at: int | None = 0
+        # The time of the previous group.
+        self._previous_now: int | None = None
+        # Called with every batch of leased messages, each of which begins a turn.
+        self.on_leased: Callable[[list[LeasedMessage]], None] | None = None
+
+    # -- operations
+
+    def enqueue(
+        self, tx: Tx, to: str, sender: str, mails: list[NewMail], over: bool = False
+    ) -> list[EnqueueAck]:
+        """Enqueue one sender's messages. `over` lets them in even if the mailbox is full.
+
+        It is for messages that this gateway has already accepted.
+        """
+        id = ensure_mailbox(tx, to)
+        tx.add_effect(partial(self._mark_touched, {id}))
+        return enqueue_mail(tx, id, sender, mails, self.policy, over)
+
+    def dequeue(self, tx: Tx, mailbox: str, consumer: str, limit: int) -> list[LeasedMessage]:
+        """Return the messages `consumer` already holds, or else lease new ones."""
+        self._sweep_if_due(tx)
+        box = self.mailbox_ref(tx, mailbox)
+        held = leases_held_by(tx, box.id, consumer) if consumer else []
+        if held:
+            return reread_leases(tx, box, held, limit, self.policy)
+        return self._take_mail(tx, box, consumer, limit).messages
+
+    def add_waiter(self, tx: Tx, waiter: Waiter) -> list[LeasedMessage]:
+        """Serve `waiter` as mail comes. Return the messages its consumer already holds."""
+        box, credit = waiter.mailbox, waiter.credit
+        held = leases_held_by(tx, box.id, waiter.consumer) if waiter.consumer else []
+        limit = credit if waiter.once else sum(lease.size for lease in held)
+        for lease in held:
+            tx.add_effect(partial(self._waiters.assign_lease, tx, waiter, lease))
+        if not (waiter.once and held):
+            tx.add_effect(partial(self._waiters.add_waiter, tx, waiter))
+        tx.add_effect(partial(self._mark_touched, {box.id}))
+        return reread_leases(tx, box, held, limit, self.policy)
+
+    def ack(self, tx: Tx, mailbox: str, receipts: list[str], msg_ids: list[str]) -> Settlement:
+        id = find_mailbox(tx, mailbox)
+        refs, failures = resolve_refs(tx, id, receipts, msg_ids)
+        result = ack_mail(tx, id, refs)
+        result.failures += failures
+        return self._free_settled(tx, id, result)
+
+    def nack(
+        self, tx: Tx, mailbox: str, receipts: list[str], msg_ids: list[str], reason: str
+    ) -> Settlement:
+        id = find_mailbox(tx, mailbox)
+        refs, failures = resolve_refs(tx, id, receipts, msg_ids)
+        result = nack_mail(tx, id, refs, reason, self.policy)
+        result.failures += failures
+        tx.add_effect(self._force_sweep)
+        return self._free_settled(tx, id, result)
+
+    def extend(self, tx: Tx, mailbox: str, receipts: list[str]) -> list[str]:
+        """Extend these leases; return the lease handles whose lease no longer exists."""
+        id = find_mailbox(tx, mailbox)
+        return [text for text in receipts if not self._extend_lease(tx, id, text)]
+
+    def remove_waiter(self, tx: Tx, waiter: Waiter) -> None:
+        """Stop serving a consumer. It keeps its leases, because it may come back."""
+        waiter.gone = True
+        tx.add_effect(partial(self._waiters.remove_waiter, tx, waiter))
+
+    def release_waiter(self, tx: Tx, waiter: Waiter) -> None:
+        """Stop serving a consumer for good and release its leases; no attempt is counted."""
+        self.remove_waiter(tx, waiter)
+        held = [
+            lease
+            for lease in leases_held_by(tx, waiter.mailbox.id, waiter.consumer)
+            if self._waiters.holds_lease(waiter, lease)
+        ]
+        for lease in held:
+            release_lease(tx, lease)
+        freed = [FreedMail(lease.id, lease.size, 0) for lease in held]
+        tx.add_effect(self._force_sweep)
+        tx.add_effect(partial(self._free_leases, tx, waiter.mailbox.id, freed))
+
+    def purge(self, tx: Tx, mailbox: str, limit: int, actor: str) -> int:
+        """Turn up to `limit` waiting messages into dead letters; repeat until it returns 0."""
+        box = self.mailbox_ref(tx, mailbox)
+        size, closed = dead_letters.purge_mailbox(tx, box.id, min(limit, sweep.SWEEP_BATCH), actor)
+        self._report_closed(tx, closed)
+        tx.add_effect(partial(self._mark_touched, {box.id}))
+        return size
+
+    def take_mail_to_forward(
+        self, tx: Tx, mailbox: str, consumer: str, limit: int
+    ) -> list[LeasedMessage]:
+        """Remove and return waiting mail; the caller forwards it and reports its outcome."""
+        messages = self._take_mail(tx, self.mailbox_ref(tx, mailbox), consumer, limit).messages
+        if messages:
+            self.ack(tx, mailbox, [message.receipt for message in messages], [])
+        return messages
+
+    def has_consumer(self, tx: Tx, mailbox: str) -> bool:
+        """Tell whether a consumer waits for this mailbox's mail."""
+        return self._waiters.has_consumer(find_mailbox(tx, mailbox))
+
+    def mailbox_ref(self, tx: Tx, name: str) -> MailboxRef:
+        return MailboxRef(ensure_mailbox(tx, name), name)
+
+    # -- the commit group
+
+    def before_commit(self, tx: Tx) -> None:
+        if self._previous_now is None or tx.now < self._previous_now:
+            sweep.cap_backoffs(tx, self.policy)
+        self._previous_now = tx.now
+        self._sweep_if_due(tx)
+        tx.run_effects()
+        capacity = _MAX_SERVED_PER_GROUP
+        self.ready_mailboxes, self._touched_mailboxes = self._touched_mailboxes, set()
+        for id in self.ready_mailboxes:
+            capacity = self._serve_waiters(tx, id, capacity)
+
+    def after_commit(self) -> list[JobOutcome]:
+        served, self._served = self._served, []
+        return [(_push_callback(waiter), messages, None) for waiter, messages in served]
+
+    def rolled_back(self) -> None:
+        self._served.clear()
+        self._touched_mailboxes |= self._waiters.waiting_mailboxes()
+        self._sweep_due_at = 0
+        self._previous_now = None
+
+    def next_due(self, tx: Tx) -> int | None:
+        self._sweep_due_at = tx.now if self._touched_mailboxes else sweep.next_due(tx)
+        return self._sweep_due_at
+
+    # -- internals
+
+    def _take_mail(self, tx: Tx, box: MailboxRef, consumer: str, limit: int) -> TakenMail:
+        taken = take_mail(tx, box, consumer, limit, self.policy, self._lease_ids)
+        if self.on_leased is not None:
+            self.on_leased(taken.messages)
+        return taken
+
+    def _free_settled(self, tx: Tx, mailbox: int, result: Settlement) -> Settlement:
+        tx.add_effect(partial(self._free_leases, tx, mailbox, result.freed))
+        return result
+
+    def _extend_lease(self, tx: Tx, mailbox: int, text: str) -> bool:
+        try:
+            return extend_lease(tx, mailbox, parse_lease_handle(text), self.policy)
+        except GatepostError:
+            return False
+
+    def _mark_touched(self, mailboxes: set[int]) -> None:
+        self._touched_mailboxes |= mailboxes
+
+    def _free_leases(self, tx: Tx, mailbox: int, freed: list[FreedMail]) -> None:
+        self._touched_mailboxes.add(mailbox)
+        for each in freed:
+            self._waiters.free_lease(tx, each)
+
+    def _serve_waiters(self, tx: Tx, mailbox: int, capacity: int) -> int:
+        """Lease ready mail to the waiters in turn. Return how much more this group may lease."""
+        while waiter := self._waiters.next_waiter(mailbox):
+            if waiter.gone:
+                self._waiters.remove_waiter(tx, waiter)
+                continue
+            if capacity <= 0:
+                self._touched_mailboxes.add(mailbox)
+                return capacity
+            taken = self._take_mail(
+                tx, waiter.mailbox, waiter.consumer, min(waiter.credit, capacity)
+            )
+            if not taken.messages:
+                return capacity
+            self._hand_to_waiter(tx, waiter, taken)
+            capacity -= len(taken.messages)
+        return capacity
+
+    def _hand_to_waiter(self, tx: Tx, waiter: Waiter, taken: TakenMail) -> None:
+        self._served.append((waiter, taken.messages))
+        for lease in taken.leases:
+            self._waiters.assign_lease(tx, waiter, lease)
+        if waiter.once:
+            self._waiters.remove_waiter(tx, waiter)
+
+    def _force_sweep(self) -> None:
+        """Sweep in this group: mail that was given back may have expired while it was leased."""
+        self._sweep_due_at = 0
+
+    def _sweep_if_due(self, tx: Tx) -> None:
+        """Time out leases, expire mail and end backoffs, if any of these is due."""
+        if self._sweep_due_at is None or tx.now < self._sweep_due_at:
+            return
+        self._sweep_due_at = None
+        for mailbox, result in sweep.time_out_leases(tx, self.policy):
+            self._report_closed(tx, result.closed)
+            self._free_settled(tx, mailbox, result)
+        expired, closed = sweep.expire_mail(tx)
+        self._report_closed(tx, closed)
+        tx.add_effect(partial(self._mark_touched, expired | sweep.promote_pairs(tx)))
+
+    def _report_closed(self, tx: Tx, closed: list[ClosedMail]) -> None:
+        if closed:
+            self._on_closed(tx, closed)
+
+
+def _push_callback(waiter: Waiter) -> Callable[[list[LeasedMessage], object], None]:
+    return lambda messages, _: waiter.push(messages)
+
+
+def _random_lease_ids(clock: Clock) -> Iterator[int]:
+    """Yield unguessable lease ids, drawn in blocks because the system call is the costly part."""
+    while True:
+        block = clock.random(8 * 64)
+        for start in range(0, len(block), 8):
+            yield int.from_bytes(block[start : start + 8]) >> 1

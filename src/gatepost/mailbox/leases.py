@@ -1,0 +1,297 @@
+"""Leases: a consumer takes runs of messages, each run from one pair.
+
+A pair has at most one lease, and its next message waits until that lease is settled. This rule
+alone makes delivery FIFO per pair. Between pairs, the oldest head goes first.
+"""
+
+import re
+from collections.abc import Iterator
+from heapq import merge
+from operator import itemgetter
+
+from msgspec import UNSET, Raw, Struct
+from msgspec.structs import astuple
+
+from gatepost.errors import StaleLeaseHandle
+from gatepost.journal.transaction import Row, Tx
+from gatepost.mailbox.enqueue import PAIR_NUMBER_BITS, last_mail_id, pair_of_mail
+from gatepost.mailbox.policy import MailboxPolicy
+from gatepost.mailbox.states import MailInput, MailState, transition_sql
+from gatepost.wire import LeasedMessage
+
+# Limits of one take: enough for any consumer, small enough that others do not wait long.
+_MAX_MESSAGES = 1000
+_MAX_BYTES = 4 << 20
+_MAX_ROWS_PER_READ = 64  # of one pair at a time
+
+_SET_IN_FLIGHT, _IF_PENDING = transition_sql(MailInput.DEQUEUE)
+_SET_PENDING_AGAIN, _IF_NACKED = transition_sql(MailInput.RETRY)
+_SET_RELEASED, _IF_IN_FLIGHT = transition_sql(MailInput.RELEASE)
+_, _IF_WAITING = transition_sql(MailInput.EXPIRE)
+
+_SELECT_READY_PAIRS = f"""
+SELECT id, sender, head, (id << {PAIR_NUMBER_BITS}) + next_number
+FROM pair WHERE mailbox = ? AND ready_at = 0
+ORDER BY head_rank, head_arrival LIMIT ?
+"""
+_MAIL_COLUMNS = """
+m.rank, m.arrival, m.id, m.msg_id, m.created_at, m.attempt, m.state, m.expires_at, m.tracked,
+b.payload, b.meta
+"""
+_SELECT_WAITING_MAIL = f"""
+SELECT {_MAIL_COLUMNS} FROM mail m JOIN body b ON b.id = m.id
+WHERE m.id >= ? AND m.id < ? AND m.{_IF_WAITING} ORDER BY m.id LIMIT ?
+"""
+_SELECT_LEASED_MAIL = f"""
+SELECT {_MAIL_COLUMNS} FROM mail m JOIN body b ON b.id = m.id
+WHERE m.id BETWEEN ? AND ? AND m.{_IF_IN_FLIGHT} ORDER BY m.id LIMIT ?
+"""
+_rank_and_arrival = itemgetter(0, 1)
+_ID, _MSG_ID, _CREATED, _ATTEMPT, _STATE, _EXPIRES, _TRACKED, _PAYLOAD, _META = range(2, 11)
+
+_RETRY_MAIL = f"UPDATE mail SET {_SET_PENDING_AGAIN} WHERE id = ? AND {_IF_NACKED}"
+_DEQUEUE_MAIL = f"""
+UPDATE mail SET {_SET_IN_FLIGHT}, lease = ? WHERE id BETWEEN ? AND ? AND {_IF_PENDING}
+"""
+_RELEASE_MAIL = f"UPDATE mail SET {_SET_RELEASED} WHERE id BETWEEN ? AND ? AND {_IF_IN_FLIGHT}"
+_INSERT_LEASE = "INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_SELECT_CONSUMER_LEASES = "SELECT * FROM lease WHERE mailbox = ? AND consumer = ? ORDER BY pair"
+_EXTEND_LEASE = """
+UPDATE lease SET expires_at = max(expires_at, ?) WHERE pair = ? AND id = ? AND mailbox = ?
+"""
+# Only nacked mail backs off; mail that was released is ready at once.
+_SELECT_NEXT_HEAD = f"""
+SELECT id, rank, arrival, iif({_IF_NACKED}, not_before, 0) FROM mail
+WHERE id BETWEEN ? AND ? AND {_IF_WAITING} ORDER BY id LIMIT 1
+"""
+_UPDATE_HEAD = (
+    "UPDATE pair SET head = ?, head_rank = ?, head_arrival = ?, ready_at = ? WHERE id = ?"
+)
+_NO_HEAD = (None, None, None, None)
+_ADJUST_COUNTS = """
+UPDATE mailbox SET waiting = waiting + ?, in_flight = in_flight + ?, dead = dead + ? WHERE id = ?
+"""
+
+# Mail id and lease id, both of at most 63 bits, in hex.
+_match_lease_handle = re.compile(r"([0-7]?[0-9a-f]{1,15})\.([0-7]?[0-9a-f]{1,15})").fullmatch
+
+
+class Lease(Struct):
+    """A lease row: `size` unsettled messages of one pair, from mail id `next` to `last`.
+
+    `behind` is the first mail id after the leased run. `tracked` counts its tracked messages.
+    """
+
+    pair: int
+    id: int
+    mailbox: int
+    consumer: str
+    next: int
+    last: int
+    behind: int
+    size: int
+    tracked: int
+    expires_at: int
+
+
+class MailboxRef(Struct, frozen=True):
+    """A mailbox: the id of its row, and its name."""
+
+    id: int
+    name: str
+
+
+class TakenMail(Struct):
+    """Messages a consumer took, and the leases on them."""
+
+    messages: list[LeasedMessage]
+    leases: list[Lease]
+
+
+def format_lease_handle(mail: int, lease: int) -> str:
+    return f"{mail:x}.{lease:x}"
+
+
+def parse_lease_handle(text: str) -> tuple[int, int]:
+    """Return (mail id, lease id)."""
+    found = _match_lease_handle(text)
+    if found is None:
+        raise StaleLeaseHandle(f"{text!r} is not a lease handle of this mailbox")
+    return int(found[1], 16), int(found[2], 16)
+
+
+def take_mail(
+    tx: Tx,
+    box: MailboxRef,
+    consumer: str,
+    limit: int,
+    policy: MailboxPolicy,
+    lease_ids: Iterator[int],
+) -> TakenMail:
+    """Lease up to `limit` messages: the oldest heads first, each pair's mail in order."""
+    limit = min(limit, _MAX_MESSAGES)
+    pairs = tx.fetch_all(_SELECT_READY_PAIRS, (box.id, limit))
+    portion = min(max(limit // max(len(pairs), 1), 1), _MAX_ROWS_PER_READ)
+    # A window of ids bounds how many settled rows a read may have to skip.
+    runs = [_read_run(tx, head, min(head + limit, end), portion) for _, _, head, end in pairs]
+    rows = _take_until_full(
+        runs[0] if len(runs) == 1 else merge(*runs, key=_rank_and_arrival), limit
+    )
+    leases = _lease_runs(tx, box, consumer, rows, policy, lease_ids)
+    senders = {pair: sender for pair, sender, _, _ in pairs}
+    ids = {lease.pair: lease.id for lease in leases}
+    return TakenMail([_leased_message(row, ids, senders, box.name, policy) for row in rows], leases)
+
+
+def _read_run(tx: Tx, first: int, end: int, portion: int) -> Iterator[Row]:
+    """Yield a pair's mail from its head; stop at mail past its expiry, which the sweep removes.
+
+    Rows are read in portions: with many pairs each portion is small, because few pairs are read
+    to the end.
+    """
+    while rows := tx.fetch_all(_SELECT_WAITING_MAIL, (first, end, portion)):
+        for row in rows:
+            if row[_EXPIRES] <= tx.now:
+                return
+            yield row
+        first = rows[-1][_ID] + 1
+        if first >= end or len(rows) < portion:
+            return
+
+
+def _take_until_full(rows: Iterator[Row], limit: int) -> list[Row]:
+    """Return up to `limit` rows; stop after the row that reaches the byte limit."""
+    first: list[Row] = []
+    size = 0
+    for row in rows:
+        first.append(row)
+        size += len(row[_PAYLOAD])
+        if len(first) == limit or size >= _MAX_BYTES:
+            break
+    return first
+
+
+def _lease_runs(
+    tx: Tx,
+    box: MailboxRef,
+    consumer: str,
+    rows: list[Row],
+    policy: MailboxPolicy,
+    lease_ids: Iterator[int],
+) -> list[Lease]:
+    runs: dict[int, list[Row]] = {}
+    for row in rows:
+        runs.setdefault(pair_of_mail(row[_ID]), []).append(row)
+    until = tx.now + policy.inflight_timeout
+    leases = []
+    for pair, run in runs.items():
+        first, last = run[0][_ID], run[-1][_ID]
+        span = (first, last, last + 1, len(run), sum(row[_TRACKED] for row in run))
+        leases.append(Lease(pair, next(lease_ids), box.id, consumer, *span, until))
+        _open_lease(tx, leases[-1], run[0][_STATE])
+    if rows:
+        adjust_counts(tx, box.id, -len(rows), len(rows))
+    return leases
+
+
+def _open_lease(tx: Tx, lease: Lease, state: MailState) -> None:
+    if state == MailState.NACKED:
+        # Only a pair's head can have been nacked, and its backoff is over.
+        tx.execute(_RETRY_MAIL, (lease.next,))
+    tx.execute(_DEQUEUE_MAIL, (lease.id, lease.next, lease.last))
+    tx.execute(_INSERT_LEASE, astuple(lease))
+    tx.execute(_UPDATE_HEAD, (*_NO_HEAD, lease.pair))
+
+
+def _leased_message(
+    row: Row, leases: dict[int, int], senders: dict[int, str], name: str, policy: MailboxPolicy
+) -> LeasedMessage:
+    pair = pair_of_mail(row[_ID])
+    return LeasedMessage(
+        row[_MSG_ID],
+        senders[pair],
+        name,
+        Raw(row[_PAYLOAD]),
+        row[_CREATED] // 1000,
+        row[_ATTEMPT],
+        format_lease_handle(row[_ID], leases[pair]),
+        policy.inflight_timeout / 1000,
+        UNSET if row[_META] is None else Raw(row[_META]),
+    )
+
+
+def leases_held_by(tx: Tx, mailbox: int, consumer: str) -> list[Lease]:
+    return [Lease(*row) for row in tx.fetch_all(_SELECT_CONSUMER_LEASES, (mailbox, consumer))]
+
+
+def reread_leases(
+    tx: Tx, box: MailboxRef, leases: list[Lease], limit: int, policy: MailboxPolicy
+) -> list[LeasedMessage]:
+    """Return the unsettled messages of these leases to a consumer that lost them.
+
+    The leases are extended.
+    """
+    found: list[LeasedMessage] = []
+    for lease in leases:
+        if len(found) < limit:
+            found += _reread_lease(tx, box, lease, limit - len(found), policy)
+    return found
+
+
+def _reread_lease(
+    tx: Tx, box: MailboxRef, lease: Lease, limit: int, policy: MailboxPolicy
+) -> list[LeasedMessage]:
+    extend_lease(tx, box.id, (lease.next, lease.id), policy)
+    ((sender,),) = tx.fetch_all("SELECT sender FROM pair WHERE id = ?", (lease.pair,))
+    rows = tx.fetch_all(_SELECT_LEASED_MAIL, (lease.next, lease.last, limit))
+    leases, senders = {lease.pair: lease.id}, {lease.pair: sender}
+    return [_leased_message(row, leases, senders, box.name, policy) for row in rows]
+
+
+def extend_lease(tx: Tx, mailbox: int, ref: tuple[int, int], policy: MailboxPolicy) -> bool:
+    """Extend a lease to a full timeout from now; return False if it does not exist."""
+    mail, lease = ref
+    tx.execute(
+        _EXTEND_LEASE, (tx.now + policy.inflight_timeout, pair_of_mail(mail), lease, mailbox)
+    )
+    return tx.changed_rows() == 1
+
+
+def release_lease(tx: Tx, lease: Lease) -> None:
+    """Return the unsettled messages of a lease to the queue; no attempt is counted."""
+    release_mail(tx, lease)
+    end_lease(tx, lease, lease.next)
+
+
+def release_mail(tx: Tx, lease: Lease) -> None:
+    tx.execute(_RELEASE_MAIL, (lease.next, lease.last))
+    adjust_counts(tx, lease.mailbox, lease.size, -lease.size)
+
+
+def end_lease(tx: Tx, lease: Lease, first: int) -> None:
+    """Delete a lease and set its pair's next head.
+
+    The head is the first waiting message of the leased run from `first` on, or else one behind it.
+    """
+    tx.execute("DELETE FROM lease WHERE pair = ?", (lease.pair,))
+    row = tx.fetch_one(_SELECT_NEXT_HEAD, (first, lease.last)) if first <= lease.last else None
+    _set_head(tx, lease.pair, row or _find_next_head(tx, lease.pair, lease.behind))
+
+
+def advance_head(tx: Tx, pair: int, first: int) -> None:
+    """Set the head of a pair that has no lease and no waiting mail before `first`."""
+    _set_head(tx, pair, _find_next_head(tx, pair, first))
+
+
+def _find_next_head(tx: Tx, pair: int, first: int) -> Row | None:
+    return tx.fetch_one(_SELECT_NEXT_HEAD, (first, last_mail_id(pair)))
+
+
+def _set_head(tx: Tx, pair: int, row: Row | None) -> None:
+    id, rank, arrival, not_before = row or _NO_HEAD
+    ready_at = 0 if row and not_before <= tx.now else not_before
+    tx.execute(_UPDATE_HEAD, (id, rank, arrival, ready_at, pair))
+
+
+def adjust_counts(tx: Tx, mailbox: int, waiting: int, in_flight: int, dead: int = 0) -> None:
+    tx.execute(_ADJUST_COUNTS, (waiting, in_flight, dead, mailbox))
