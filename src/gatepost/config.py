@@ -286,9 +286,7 @@ class ArchiveSettings(SettingsSection, frozen=True, kw_only=True):
     ] = ""
     payloads: Annotated[
         Literal["none", "sealed"],
-        Meta(
-            description="ArchiveSettings events without payloads (none) or with encrypted ones (sealed)."
-        ),
+        Meta(description="Archive events without payloads (none) or with encrypted ones (sealed)."),
     ] = "none"
     max_rows: Annotated[int, Meta(ge=1, le=10_000_000, description="Events in a full segment.")] = (
         100_000

@@ -10,29 +10,29 @@ import apsw
 import pytest
 
 from gatepost.access import (
-    Admitted,
+    AccessPolicy,
+    AdmittedNode,
     AgentSessions,
-    Door,
+    ExchangeRequester,
     Issuer,
-    Joiner,
-    JournalDirectory,
-    Policy,
-    Revoker,
-    SecretStore,
+    JournalNodeDirectory,
+    MeshSecretStore,
+    NodeAuthenticator,
+    NodeRevoker,
     agent_invites,
-    invites,
+    node_invites,
 )
 from gatepost.access.agent_invites import IssuedAgentInvite
-from gatepost.access.agent_sessions import AgentSession, Reused
-from gatepost.access.forms import (
+from gatepost.access.agent_sessions import AgentSession, RefreshTokenReuse
+from gatepost.access.auth_messages import (
     AgentInviteRequest,
     AgentTokens,
     Challenge,
     ExchangeAnswer,
     ExchangeRequest,
 )
-from gatepost.access.invites import IssuedInvite
-from gatepost.access.revocation import ShutOut
+from gatepost.access.node_invites import IssuedNodeInvite
+from gatepost.access.node_revocation import RevocationResult
 from gatepost.errors import GatepostError
 from gatepost.events import NodeKey
 from gatepost.journal import Database, Tx, Writer, open_memory_journal
@@ -65,10 +65,10 @@ class Gate:
     """`path` makes it outlive `reopen`; without one it lives in memory."""
 
     def __init__(
-        self, path: Path | None = None, policy: Policy | None = None, tier: Tier = "backbone"
+        self, path: Path | None = None, policy: AccessPolicy | None = None, tier: Tier = "backbone"
     ) -> None:
         self.clock = ManualClock(START)
-        self.policy = policy or Policy()
+        self.policy = policy or AccessPolicy()
         self.issuer = Issuer("vps-jane", key("vps-jane"), self.clock, tier)
         self.path = path
         self.database: Database | None = None
@@ -86,10 +86,10 @@ class Gate:
         )
         self.writer = Writer(self.connection, self.clock, lambda outcomes: None)
         # All that the process keeps in memory is made anew, as after a restart.
-        self.directory = JournalDirectory()
-        self.door = Door(self.issuer, self.policy, self.directory)
-        self.secrets = SecretStore(self.issuer)
-        self.revoker = Revoker(self.issuer, self.directory, self.secrets)
+        self.directory = JournalNodeDirectory()
+        self.door = NodeAuthenticator(self.issuer, self.policy, self.directory)
+        self.secrets = MeshSecretStore(self.issuer)
+        self.revoker = NodeRevoker(self.issuer, self.directory, self.secrets)
         self.agents = AgentSessions(self.clock, self.policy)
 
     def close(self) -> None:
@@ -120,8 +120,8 @@ class Gate:
 
     # -- what tests do most
 
-    def joiner(self, name: str, node_id: str | None = None) -> Joiner:
-        return Joiner(node_id or name, key(name), self.clock)
+    def joiner(self, name: str, node_id: str | None = None) -> ExchangeRequester:
+        return ExchangeRequester(node_id or name, key(name), self.clock)
 
     def invite(
         self,
@@ -130,10 +130,10 @@ class Gate:
         tier: Tier = "edge",
         ttl: int = HOUR,
         expected_key: bytes | None = None,
-    ) -> IssuedInvite:
+    ) -> IssuedNodeInvite:
         expected = {"expected_node_id": expected_node_id, "expected_key": expected_key}
         return self.run(
-            lambda tx: invites.issue(
+            lambda tx: node_invites.issue_node_invite(
                 tx,
                 self.issuer,
                 tier=tier,
@@ -144,40 +144,42 @@ class Gate:
         )
 
     def challenge(self) -> Challenge:
-        return self.door.challenge(self.clock.now())
+        return self.door.make_challenge(self.clock.now())
 
     def exchange(self, request: ExchangeRequest) -> ExchangeAnswer:
-        return self.run(lambda tx: self.door.exchange(tx, request))
+        return self.run(lambda tx: self.door.issue_ticket(tx, request))
 
-    def admit(self, ticket: str, node_id: str | None = None) -> Admitted:
-        return self.run(lambda tx: self.door.admit(tx, ticket, node_id))
+    def admit(self, ticket: str, node_id: str | None = None) -> AdmittedNode:
+        return self.run(lambda tx: self.door.redeem_ticket(tx, ticket, node_id))
 
-    def join(self, name: str, **invited: object) -> Admitted:
+    def join(self, name: str, **invited: object) -> AdmittedNode:
         token = self.invite(name, **invited).token  # type: ignore[arg-type]
         return self.admit(self.exchange(self.joiner(name).with_invite(token)).ws_ticket)
 
     def come_back(self, name: str) -> ExchangeRequest:
-        return self.joiner(name).with_proof(self.challenge(), self.issuer.key.fingerprint)
+        return self.joiner(name).with_challenge(self.challenge(), self.issuer.key.fingerprint)
 
-    def revoke(self, node_id: str, **details: object) -> ShutOut:
+    def revoke(self, node_id: str, **details: object) -> RevocationResult:
         chosen: dict[str, object] = {"actor": "operator", "last_seq": 7} | details
-        return self.run(lambda tx: self.revoker.revoke(tx, node_id, **chosen))  # type: ignore[arg-type]
+        return self.run(lambda tx: self.revoker.revoke_node(tx, node_id, **chosen))  # type: ignore[arg-type]
 
     def agent_invite(
         self, agent: str = "codex", *scopes: str, ttl_secs: int = 3600
     ) -> IssuedAgentInvite:
         request = AgentInviteRequest(agent, scopes or ("ansible.message.read",), ttl_secs)
-        return self.run(lambda tx: agent_invites.issue(tx, self.clock, request, "operator"))
+        return self.run(
+            lambda tx: agent_invites.issue_agent_invite(tx, self.clock, request, "operator")
+        )
 
     def agent(self, agent: str = "codex", *scopes: str) -> AgentTokens:
         token = self.agent_invite(agent, *scopes).token
-        return self.run(lambda tx: self.agents.exchange(tx, token))
+        return self.run(lambda tx: self.agents.exchange_invite(tx, token))
 
-    def refresh(self, token: str) -> AgentTokens | Reused:
-        return self.run(lambda tx: self.agents.refresh(tx, token))
+    def refresh(self, token: str) -> AgentTokens | RefreshTokenReuse:
+        return self.run(lambda tx: self.agents.refresh_tokens(tx, token))
 
     def authenticate(self, token: str) -> AgentSession:
-        return self.run(lambda tx: self.agents.authenticate(tx, token))
+        return self.run(lambda tx: self.agents.authenticate_token(tx, token))
 
 
 class Refused:

@@ -1,8 +1,8 @@
 import apsw
 import pytest
 
-from gatepost.access import AgentSession, Reused, Scope
-from gatepost.access.forms import AgentTokens, ContextToken, ContextTokenRequest
+from gatepost.access import AgentSession, RefreshTokenReuse, Scope
+from gatepost.access.auth_messages import AgentTokens, ContextToken, ContextTokenRequest
 from gatepost.errors import TokenReused
 from tests.access.gate import DAY, START, Gate, refused
 
@@ -20,7 +20,7 @@ def context(
 ) -> ContextToken:
     session = gate.authenticate(tokens.access_token)
     request = ContextTokenRequest(scopes, ttl_secs, label)
-    return gate.run(lambda tx: gate.agents.context_token(tx, session, request))
+    return gate.run(lambda tx: gate.agents.issue_context_token(tx, session, request))
 
 
 def test_an_access_token_speaks_for_its_agent_with_its_scopes_for_15_minutes(gate: Gate) -> None:
@@ -69,9 +69,9 @@ def test_a_refresh_token_that_comes_again_ends_its_whole_family(gate: Gate) -> N
     third = rotated(gate, second)
     narrow = context(gate, third, Scope.MESSAGE_READ)
     outcome = gate.refresh(first.refresh_token)
-    assert outcome == Reused(first.session_id, "codex")
-    assert isinstance(outcome, Reused)
-    assert isinstance(outcome.error(), TokenReused)
+    assert outcome == RefreshTokenReuse(first.session_id, "codex")
+    assert isinstance(outcome, RefreshTokenReuse)
+    assert isinstance(outcome.as_error(), TokenReused)
     for token in (first, second, third):
         with refused("revoked"):
             gate.authenticate(token.access_token)
@@ -87,7 +87,7 @@ def test_reuse_is_noticed_after_the_token_would_have_expired(gate: Gate) -> None
     gate.clock.advance(6 * DAY)
     rotated(gate, first)
     gate.clock.advance(2 * DAY)
-    assert isinstance(gate.refresh(first.refresh_token), Reused)
+    assert isinstance(gate.refresh(first.refresh_token), RefreshTokenReuse)
 
 
 def test_tokens_of_one_kind_are_not_taken_for_another(gate: Gate) -> None:
@@ -128,7 +128,7 @@ def test_a_context_token_begets_no_other(gate: Gate) -> None:
     narrow = gate.authenticate(context(gate, tokens, Scope.MESSAGE_READ).context_token)
     request = ContextTokenRequest((Scope.MESSAGE_READ,))
     with refused("forbidden"):
-        gate.run(lambda tx: gate.agents.context_token(tx, narrow, request))
+        gate.run(lambda tx: gate.agents.issue_context_token(tx, narrow, request))
 
 
 def test_revoking_an_agent_ends_all_its_sessions_and_open_invites_and_nobody_elses(
@@ -136,30 +136,30 @@ def test_revoking_an_agent_ends_all_its_sessions_and_open_invites_and_nobody_els
 ) -> None:
     first, second, other = gate.agent("codex"), gate.agent("codex"), gate.agent("claude")
     unused = gate.agent_invite("codex").token
-    ended = gate.run(lambda tx: gate.agents.revoke(tx, "codex", "jane"))
+    ended = gate.run(lambda tx: gate.agents.revoke_agent(tx, "codex", "jane"))
     assert set(ended) == {first.session_id, second.session_id}
     with refused("revoked"):
         gate.authenticate(first.access_token)
     with refused("revoked"):
-        gate.run(lambda tx: gate.agents.exchange(tx, unused))
+        gate.run(lambda tx: gate.agents.exchange_invite(tx, unused))
     gate.authenticate(other.access_token)
-    assert gate.run(lambda tx: gate.agents.revoke(tx, "codex", "jane")) == []
+    assert gate.run(lambda tx: gate.agents.revoke_agent(tx, "codex", "jane")) == []
 
 
 def test_sessions_are_listed_with_their_last_use_and_who_ended_them(gate: Gate) -> None:
     tokens = gate.agent("codex")
     gate.clock.advance(MINUTE)
     gate.authenticate(tokens.access_token)
-    gate.run(lambda tx: gate.agents.touch(tx, tokens.session_id))
-    (session,) = gate.run(gate.agents.listed)
+    gate.run(lambda tx: gate.agents.touch_session(tx, tokens.session_id))
+    (session,) = gate.run(gate.agents.list_sessions)
     assert (session.agent_id, session.created_at, session.seen_at) == (
         "codex",
         START,
         START + MINUTE,
     )
     assert (session.expires_at, session.revoked_at) == (START + 7 * DAY, None)
-    gate.run(lambda tx: gate.agents.revoke(tx, "codex", "jane"))
-    (session,) = gate.run(gate.agents.listed)
+    gate.run(lambda tx: gate.agents.revoke_agent(tx, "codex", "jane"))
+    (session,) = gate.run(gate.agents.list_sessions)
     assert (session.revoked_at, session.revoked_by) == (START + MINUTE, "jane")
 
 
@@ -173,6 +173,6 @@ def test_authenticating_writes_nothing(gate: Gate) -> None:
 
 def test_storage_itself_keeps_a_revoked_session_revoked(gate: Gate) -> None:
     gate.agent("codex")
-    gate.run(lambda tx: gate.agents.revoke(tx, "codex", "jane"))
+    gate.run(lambda tx: gate.agents.revoke_agent(tx, "codex", "jane"))
     with pytest.raises(apsw.ConstraintError, match="never changes"):
         gate.connection.execute("UPDATE agent_session SET revoked_at = NULL")

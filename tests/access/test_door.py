@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gatepost.access import Policy, invites, nodes, sessions, tokens
-from gatepost.access.forms import Challenge, ExchangeAnswer, ExchangeRequest
+from gatepost.access import AccessPolicy, node_directory, node_invites, node_sessions, tokens
+from gatepost.access.auth_messages import Challenge, ExchangeAnswer, ExchangeRequest
 from gatepost.errors import GatepostError
 from gatepost.journal.transaction import Row, Tx
 from tests.access.gate import HOUR, START, Gate, key, refused
 
-OPEN_POLICY = Policy(profile="development", require_proof=False)
+OPEN_POLICY = AccessPolicy(profile="development", require_proof=False)
 
 
 class Attempt:
@@ -30,7 +30,7 @@ class Attempt:
 
     def request(self) -> ExchangeRequest:
         joiner = self.gate.joiner("mbp-jane", node_id=self.node_id)
-        joiner._nonce = lambda: self.nonce  # type: ignore[method-assign]
+        joiner._new_nonce = lambda: self.nonce  # type: ignore[method-assign]
         request = joiner.with_invite(self.token, self.rooms)
         if self.proof == "right":
             return request
@@ -44,7 +44,9 @@ class Attempt:
         self.gate.admit(self.gate.exchange(request).ws_ticket)
 
     def withdrawn(self) -> None:
-        self.gate.run(lambda tx: invites.revoke(tx, self.issued.invite.id, "operator"))
+        self.gate.run(
+            lambda tx: node_invites.revoke_node_invite(tx, self.issued.invite.id, "operator")
+        )
 
     def expired(self) -> None:
         self.gate.clock.advance(HOUR)
@@ -132,7 +134,7 @@ class Return:
 
     def request(self) -> ExchangeRequest:
         joiner = self.gate.joiner(self.name, node_id=self.node_id)
-        request = joiner.with_proof(self.challenge, self.issuer, self.rooms)
+        request = joiner.with_challenge(self.challenge, self.issuer, self.rooms)
         return replace(request, **dict.fromkeys(self.missing))
 
     def no_proof(self) -> None:
@@ -232,7 +234,9 @@ class Entry:
         self.gate.admit(self.mint("lab-jane").ws_ticket)
 
     def withdrawn(self) -> None:
-        self.gate.run(lambda tx: invites.revoke(tx, self.issued.invite.id, "operator"))
+        self.gate.run(
+            lambda tx: node_invites.revoke_node_invite(tx, self.issued.invite.id, "operator")
+        )
 
 
 ENTRY_FAULTS: dict[Callable[[Entry], None], str] = {
@@ -276,17 +280,17 @@ def test_entry_consumes_the_invite_binds_the_key_and_admits_in_one_transaction()
     entry = Entry()
     gate = entry.gate
     before = gate.run(_everything)
-    gate.crash_during(lambda tx: gate.door.admit(tx, entry.ticket))
+    gate.crash_during(lambda tx: gate.door.redeem_ticket(tx, entry.ticket))
     assert gate.run(_everything) == before
     admitted = gate.admit(entry.ticket)
-    (invite,) = gate.run(invites.listed)
+    (invite,) = gate.run(node_invites.list_node_invites)
     assert (invite.used_at, invite.used_by, invite.used_key) == (
         START,
         "mbp-jane",
         key("mbp-jane").public,
     )
-    assert gate.run(nodes.admissions) == [admitted.admission]
-    assert [s.id for s in gate.run(sessions.listed)] == [admitted.session_id]
+    assert gate.run(node_directory.list_admissions) == [admitted.admission]
+    assert [s.id for s in gate.run(node_sessions.list_node_sessions)] == [admitted.session_id]
 
 
 def _everything(tx: Tx) -> list[list[Row]]:
@@ -297,9 +301,9 @@ def _everything(tx: Tx) -> list[list[Row]]:
 def test_an_exchange_alone_consumes_nothing(gate: Gate) -> None:
     token = gate.invite("mbp-jane").token
     gate.exchange(gate.joiner("mbp-jane").with_invite(token))
-    (invite,) = gate.run(invites.listed)
-    assert invite.state(START) == "open"
-    assert gate.run(nodes.admissions) == []
+    (invite,) = gate.run(node_invites.list_node_invites)
+    assert invite.state_at(START) == "open"
+    assert gate.run(node_directory.list_admissions) == []
 
 
 def test_an_invite_earns_another_ticket_when_the_first_expired_unused(gate: Gate) -> None:
@@ -316,7 +320,7 @@ def test_two_live_tickets_of_one_invite_admit_one_node() -> None:
     entry.gate.admit(entry.ticket)
     with refused("token_already_used"):
         entry.gate.admit(rival)
-    assert [a.node_id for a in entry.gate.run(nodes.admissions)] == ["mbp-jane"]
+    assert [a.node_id for a in entry.gate.run(node_directory.list_admissions)] == ["mbp-jane"]
 
 
 def test_two_live_tickets_of_the_same_node_both_open_a_connection() -> None:

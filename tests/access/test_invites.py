@@ -1,7 +1,7 @@
 import apsw
 import pytest
 
-from gatepost.access import Policy, invites
+from gatepost.access import AccessPolicy, node_invites
 from gatepost.errors import WrongState
 from tests.access.gate import DAY, HOUR, START, Gate, key, refused
 
@@ -9,17 +9,17 @@ from tests.access.gate import DAY, HOUR, START, Gate, key, refused
 def test_an_invite_names_its_issuer_by_fingerprint(gate: Gate) -> None:
     token = gate.invite("mbp-jane").token
     assert token.startswith("gp1.")
-    assert invites.issuer_fingerprint(token) == gate.issuer.key.fingerprint
+    assert node_invites.issuer_fingerprint(token) == gate.issuer.key.fingerprint
 
 
 def test_what_is_no_invite_names_no_issuer() -> None:
     with refused("invalid_token"):
-        invites.issuer_fingerprint("gp1.what.ever")
+        node_invites.issuer_fingerprint("gp1.what.ever")
 
 
 def test_an_issued_invite_is_listed_with_all_but_its_secret(gate: Gate) -> None:
     issued = gate.invite("mbp-jane", tier="backbone", expected_key=key("mbp-jane").public)
-    (listed,) = gate.run(invites.listed)
+    (listed,) = gate.run(node_invites.list_node_invites)
     assert listed == issued.invite
     assert (listed.tier, listed.expected_node_id) == ("backbone", "mbp-jane")
     assert listed.expected_key == key("mbp-jane").public
@@ -28,8 +28,8 @@ def test_an_issued_invite_is_listed_with_all_but_its_secret(gate: Gate) -> None:
         START,
         START + HOUR,
     )
-    assert listed.state(START) == "open"
-    assert listed.state(START + HOUR) == "expired"
+    assert listed.state_at(START) == "open"
+    assert listed.state_at(START + HOUR) == "expired"
 
 
 def test_an_edge_node_cannot_invite() -> None:
@@ -50,23 +50,23 @@ def test_an_invite_for_an_impossible_name_is_refused(gate: Gate) -> None:
 
 def test_a_revoked_invite_says_so_and_revoking_again_changes_nothing(gate: Gate) -> None:
     id = gate.invite().invite.id
-    first = gate.run(lambda tx: invites.revoke(tx, id, "operator"))
+    first = gate.run(lambda tx: node_invites.revoke_node_invite(tx, id, "operator"))
     gate.clock.advance(HOUR)
-    assert gate.run(lambda tx: invites.revoke(tx, id, "operator")) == first
-    assert first.state(START) == "revoked"
+    assert gate.run(lambda tx: node_invites.revoke_node_invite(tx, id, "operator")) == first
+    assert first.state_at(START) == "revoked"
 
 
 def test_a_used_invite_cannot_be_revoked(gate: Gate) -> None:
     gate.join("mbp-jane")
-    (invite,) = gate.run(invites.listed)
-    assert (invite.state(START), invite.used_by) == ("used", "mbp-jane")
+    (invite,) = gate.run(node_invites.list_node_invites)
+    assert (invite.state_at(START), invite.used_by) == ("used", "mbp-jane")
     with pytest.raises(WrongState, match="mbp-jane"):
-        gate.run(lambda tx: invites.revoke(tx, invite.id, "operator"))
+        gate.run(lambda tx: node_invites.revoke_node_invite(tx, invite.id, "operator"))
 
 
 def test_an_unknown_invite_cannot_be_revoked(gate: Gate) -> None:
     with refused("unknown_invite"):
-        gate.run(lambda tx: invites.revoke(tx, "0" * 16, "operator"))
+        gate.run(lambda tx: node_invites.revoke_node_invite(tx, "0" * 16, "operator"))
 
 
 def test_storage_itself_keeps_a_used_invite_used(gate: Gate) -> None:
@@ -77,10 +77,10 @@ def test_storage_itself_keeps_a_used_invite_used(gate: Gate) -> None:
 
 def test_issuing_and_revoking_are_audited(gate: Gate) -> None:
     id = gate.invite("mbp-jane").invite.id
-    gate.run(lambda tx: invites.revoke(tx, id, "jane"))
+    gate.run(lambda tx: node_invites.revoke_node_invite(tx, id, "jane"))
     rows = gate.run(lambda tx: tx.fetch_all("SELECT actor, action, subject FROM audit"))
     assert rows == [("operator", "invite.issue", id), ("jane", "invite.revoke", id)]
 
 
 def test_default_policy_is_the_strict_one() -> None:
-    assert Gate().policy == Policy(profile="production", require_proof=True)
+    assert Gate().policy == AccessPolicy(profile="production", require_proof=True)

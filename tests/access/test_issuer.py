@@ -2,9 +2,9 @@ from tests.access.gate import Gate
 
 
 def test_keys_for_two_purposes_differ_from_each_other_and_from_the_node_key(gate: Gate) -> None:
-    one, other = gate.issuer.derive("one"), gate.issuer.derive("other")
+    one, other = gate.issuer.derive_key("one"), gate.issuer.derive_key("other")
     assert len({one, other, gate.issuer.key.secret}) == 3
-    assert one == gate.issuer.derive("one")
+    assert one == gate.issuer.derive_key("one")
 
 
 def test_printing_the_issuer_shows_no_key(gate: Gate) -> None:

@@ -20,8 +20,8 @@ from hypothesis.stateful import (
 )
 from msgspec import Struct
 
-from gatepost.access import invites, nodes, retention, revocation, sessions
-from gatepost.access.forms import ExchangeRequest
+from gatepost.access import node_directory, node_invites, node_revocation, node_sessions, retention
+from gatepost.access.auth_messages import ExchangeRequest
 from gatepost.errors import GatepostError
 from gatepost.journal import Tx
 from tests.access.gate import DAY, HOUR, Gate, key
@@ -159,7 +159,7 @@ class DoorMachine(RuleBasedStateMachine):
     def withdraw(self, back: int) -> None:
         invite = recent(self.invites, back)
         if not invite.forgotten and invite.used_by is None:
-            self.gate.run(lambda tx: invites.revoke(tx, invite.id, "operator"))
+            self.gate.run(lambda tx: node_invites.revoke_node_invite(tx, invite.id, "operator"))
             invite.revoked = True
 
     @precondition(lambda self: self.invites)
@@ -174,7 +174,7 @@ class DoorMachine(RuleBasedStateMachine):
     def exchange_proof(self, who: Who, crash: str, sent: bool) -> None:
         challenge = self.gate.challenge()
         joiner = self.gate.joiner(who[1], node_id=who[0])
-        request = joiner.with_proof(challenge, self.gate.issuer.key.fingerprint)
+        request = joiner.with_challenge(challenge, self.gate.issuer.key.fingerprint)
         self.made.append(Made(request, who, None, challenge.expires_at))
         if sent:
             self.exchange(0, crash)
@@ -222,7 +222,7 @@ class DoorMachine(RuleBasedStateMachine):
         """Also again: a request once sent is known to whoever overheard it."""
         made = recent(self.made, back)
         answer = self.attempt(
-            lambda tx: self.gate.door.exchange(tx, made.request), self.exchanging(made), crash
+            lambda tx: self.gate.door.issue_ticket(tx, made.request), self.exchanging(made), crash
         )
         if answer is not None:
             made.earned = True
@@ -234,7 +234,7 @@ class DoorMachine(RuleBasedStateMachine):
     def admit(self, back: int, crash: str) -> None:
         ticket = recent(self.tickets, back)
         entered = self.attempt(
-            lambda tx: self.gate.door.admit(tx, ticket.text), self.entering(ticket), crash
+            lambda tx: self.gate.door.redeem_ticket(tx, ticket.text), self.entering(ticket), crash
         )
         if entered is None:
             return
@@ -287,14 +287,14 @@ class DoorMachine(RuleBasedStateMachine):
             self.prune()
 
     def prune(self) -> None:
-        self.gate.run(lambda tx: retention.prune(tx, self.gate.policy, 1000))
+        self.gate.run(lambda tx: retention.prune_expired(tx, self.gate.policy, 1000))
         for invite in self.invites:
             invite.forgotten |= invite.expires_at <= self.now - self.gate.policy.remember
 
     @rule()
     def reopen(self) -> None:
         self.gate.reopen()
-        self.gate.run(sessions.close_all)
+        self.gate.run(node_sessions.close_all_node_sessions)
         self.connected.clear()
 
     # -- what must hold whatever happened
@@ -305,14 +305,14 @@ class DoorMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_journal_says_what_the_model_says(self) -> None:
-        admitted = {a.node_id: a.public_key for a in self.gate.run(nodes.admissions)}
+        admitted = {a.node_id: a.public_key for a in self.gate.run(node_directory.list_admissions)}
         assert admitted == {id: key(name).public for id, name in self.admitted.items()}
-        revoked = {r.node_id for r in self.gate.run(revocation.revocations)}
+        revoked = {r.node_id for r in self.gate.run(node_revocation.list_revocations)}
         assert revoked == set(self.revoked)
 
     @invariant()
     def no_revoked_node_is_connected(self) -> None:
-        connected = {s.id: s.node_id for s in self.gate.run(sessions.listed)}
+        connected = {s.id: s.node_id for s in self.gate.run(node_sessions.list_node_sessions)}
         assert connected == self.connected
         assert not set(connected.values()) & set(self.revoked)
 

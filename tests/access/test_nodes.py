@@ -2,26 +2,26 @@ import apsw
 import pytest
 from msgspec.structs import replace
 
-from gatepost.access import Directories, Standing, nodes
+from gatepost.access import CombinedNodeDirectory, KnownNode, node_directory
 from gatepost.journal import Tx
-from gatepost.room.admission import Chains, Genesis, Link
+from gatepost.room.admission_chain import AdmissionLink, ChainVerifier, Genesis
 from tests.access.gate import START, Gate, key, refused
 
 
 class Told:
     """A directory that knows what it was told, as the room's view will."""
 
-    def __init__(self, *known: Standing, admitted: tuple[Standing, ...] = ()) -> None:
+    def __init__(self, *known: KnownNode, admitted: tuple[KnownNode, ...] = ()) -> None:
         self._known = known
         self._admitted = admitted
 
-    def by_id(self, tx: Tx, node_id: str) -> Standing | None:
+    def by_id(self, tx: Tx, node_id: str) -> KnownNode | None:
         return next((s for s in self._known if s.node_id == node_id), None)
 
-    def by_key(self, tx: Tx, public_key: bytes) -> Standing | None:
+    def by_key(self, tx: Tx, public_key: bytes) -> KnownNode | None:
         return next((s for s in self._known if s.public_key == public_key), None)
 
-    def admitted_by(self, tx: Tx, node_id: str) -> list[Standing]:
+    def admitted_by(self, tx: Tx, node_id: str) -> list[KnownNode]:
         return list(self._admitted)
 
 
@@ -34,8 +34,8 @@ def test_an_admission_is_signed_by_its_issuer_over_every_field(gate: Gate) -> No
         "vps-jane",
         START,
     )
-    assert admission.signed_by(gate.issuer.key.public)
-    assert not admission.signed_by(key("eve").public)
+    assert admission.is_signed_by(gate.issuer.key.public)
+    assert not admission.is_signed_by(key("eve").public)
     for change in (
         {"node_id": "x"},
         {"public_key": key("eve").public},
@@ -43,20 +43,20 @@ def test_an_admission_is_signed_by_its_issuer_over_every_field(gate: Gate) -> No
         {"issuer": "x"},
         {"issued_at": 0},
     ):
-        assert not replace(admission, **change).signed_by(gate.issuer.key.public)
+        assert not replace(admission, **change).is_signed_by(gate.issuer.key.public)
 
 
 def test_an_admission_is_the_link_by_which_the_room_traces_a_node(gate: Gate) -> None:
     made = gate.join("mbp-jane").admission
     assert made is not None
-    link = Link(made.node_id, made.tier, made.issued_at, made.public_key, made.signature)
-    Chains(Genesis("vps-jane", gate.issuer.key.public)).verify((link,))
+    link = AdmissionLink(made.node_id, made.tier, made.issued_at, made.public_key, made.signature)
+    ChainVerifier(Genesis("vps-jane", gate.issuer.key.public)).verify_chain((link,))
 
 
 def test_the_journal_knows_whom_it_admitted_by_id_and_by_key(gate: Gate) -> None:
     gate.join("mbp-jane")
     public = key("mbp-jane").public
-    expected = Standing("mbp-jane", public, "edge", False)
+    expected = KnownNode("mbp-jane", public, "edge", False)
     assert gate.run(lambda tx: gate.directory.by_id(tx, "mbp-jane")) == expected
     assert gate.run(lambda tx: gate.directory.by_key(tx, public)) == expected
     assert gate.run(lambda tx: gate.directory.by_id(tx, "lab-jane")) is None
@@ -65,13 +65,13 @@ def test_the_journal_knows_whom_it_admitted_by_id_and_by_key(gate: Gate) -> None
 
 def test_admissions_are_listed_for_whoever_publishes_them(gate: Gate) -> None:
     made = [gate.join("lab-jane").admission, gate.join("mbp-jane").admission]
-    assert gate.run(nodes.admissions) == made
+    assert gate.run(node_directory.list_admissions) == made
 
 
 def test_a_node_invited_again_changes_its_tier_and_keeps_its_key(gate: Gate) -> None:
     gate.join("mbp-jane", tier="edge")
     again = gate.join("mbp-jane", tier="backbone").admission
-    assert gate.run(nodes.admissions) == [again]
+    assert gate.run(node_directory.list_admissions) == [again]
     assert again is not None
     assert again.tier == "backbone"
 
@@ -83,15 +83,15 @@ def test_storage_itself_binds_an_id_to_its_key(gate: Gate) -> None:
 
 
 def test_of_several_directories_the_one_that_says_revoked_is_right(gate: Gate) -> None:
-    fine = Standing("a", b"1", "edge", False)
-    out = Standing("a", b"1", "edge", True)
+    fine = KnownNode("a", b"1", "edge", False)
+    out = KnownNode("a", b"1", "edge", True)
     tx = Tx(gate.connection, START)
-    x, y, z = (Standing(name, name.encode(), "edge", False) for name in "xyz")
-    both = Directories(Told(fine, admitted=(x, y)), Told(out, admitted=(y, z)))
+    x, y, z = (KnownNode(name, name.encode(), "edge", False) for name in "xyz")
+    both = CombinedNodeDirectory(Told(fine, admitted=(x, y)), Told(out, admitted=(y, z)))
     assert both.by_id(tx, "a") == both.by_key(tx, b"1") == out
     assert both.admitted_by(tx, "a") == [x, y, z]
     assert both.by_id(tx, "b") is None
-    assert Directories(Told(), Told(fine)).by_id(tx, "a") == fine
+    assert CombinedNodeDirectory(Told(), Told(fine)).by_id(tx, "a") == fine
 
 
 @pytest.mark.parametrize(("id", "name"), [("vps-jane", "eve"), ("eve", "vps-jane")])

@@ -1,6 +1,6 @@
 import segno
 
-from gatepost.access import qr
+from gatepost.access import invite_qr
 from tests.access.gate import Gate
 
 # (upper module light, lower module light), as a terminal draws light.
@@ -17,7 +17,7 @@ def modules(drawn: str) -> list[list[bool]]:
 
 def test_the_terminal_shows_the_invite_with_a_quiet_zone_around_it(gate: Gate) -> None:
     token = gate.invite("mbp-jane").token
-    shown = modules(qr.render(token))
+    shown = modules(invite_qr.render_qr(token))
     expected = [[bool(m) for m in row] for row in segno.make_qr(token, error="l").matrix]
     size = len(expected)
     assert [row[2 : 2 + size] for row in shown[2 : 2 + size]] == expected
@@ -26,6 +26,6 @@ def test_the_terminal_shows_the_invite_with_a_quiet_zone_around_it(gate: Gate) -
 
 
 def test_an_invite_fits_a_terminal_of_80_by_24(gate: Gate) -> None:
-    lines = qr.render(gate.invite("mbp-jane").token).splitlines()
+    lines = invite_qr.render_qr(gate.invite("mbp-jane").token).splitlines()
     assert len(lines) <= 22
     assert max(map(len, lines)) <= 80

@@ -3,7 +3,7 @@ from tests.access.gate import DAY, HOUR, Gate, refused
 
 
 def prune(gate: Gate) -> int:
-    return gate.run(lambda tx: retention.prune(tx, gate.policy, 1000))
+    return gate.run(lambda tx: retention.prune_expired(tx, gate.policy, 1000))
 
 
 def rows(gate: Gate, table: str) -> int:
@@ -74,5 +74,5 @@ def test_a_batch_is_bounded(gate: Gate) -> None:
     for _ in range(3):
         gate.exchange(gate.joiner("mbp-jane").with_invite(token))
     gate.clock.advance(HOUR)
-    assert gate.run(lambda tx: retention.prune(tx, gate.policy, 2)) == 2
+    assert gate.run(lambda tx: retention.prune_expired(tx, gate.policy, 2)) == 2
     assert prune(gate) == 1

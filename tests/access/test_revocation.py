@@ -2,7 +2,7 @@ import apsw
 import pytest
 from msgspec.structs import replace
 
-from gatepost.access import Revoker, SecretStore, Standing, revocation, sessions
+from gatepost.access import KnownNode, MeshSecretStore, NodeRevoker, node_revocation, node_sessions
 from tests.access.gate import START, Gate, key, refused
 from tests.access.test_nodes import Told
 
@@ -13,13 +13,13 @@ def test_a_revocation_says_who_what_stands_and_up_to_where(gate: Gate) -> None:
     assert (out.node_id, out.public_key) == ("mbp-jane", key("mbp-jane").public)
     assert (out.issuer, out.revoked_at, out.last_seq) == ("vps-jane", START, 41)
     assert (out.standing, out.reason) == ((), "stolen")
-    assert gate.run(revocation.revocations) == [out]
+    assert gate.run(node_revocation.list_revocations) == [out]
 
 
 def test_a_revocation_is_signed_over_every_field(gate: Gate) -> None:
     gate.join("mbp-jane")
     out = gate.revoke("mbp-jane").revocation
-    assert out.signed_by(gate.issuer.key.public)
+    assert out.is_signed_by(gate.issuer.key.public)
     for change in (
         {"node_id": "x"},
         {"public_key": key("eve").public},
@@ -29,23 +29,23 @@ def test_a_revocation_is_signed_over_every_field(gate: Gate) -> None:
         {"standing": ("x",)},
         {"reason": "x"},
     ):
-        assert not replace(out, **change).signed_by(gate.issuer.key.public)
+        assert not replace(out, **change).is_signed_by(gate.issuer.key.public)
 
 
 def test_it_names_the_live_sessions_to_end_and_only_those(gate: Gate) -> None:
     gone = gate.join("mbp-jane").session_id
-    gate.run(lambda tx: sessions.close(tx, gone))
+    gate.run(lambda tx: node_sessions.close_node_session(tx, gone))
     live = {gate.admit(gate.exchange(gate.come_back("mbp-jane")).ws_ticket) for _ in range(2)}
     other = gate.join("lab-jane").session_id
     assert set(gate.revoke("mbp-jane").sessions) == {admitted.session_id for admitted in live}
-    assert [session.id for session in gate.run(sessions.listed)] == [other]
+    assert [session.id for session in gate.run(node_sessions.list_node_sessions)] == [other]
 
 
 def test_it_rotates_the_secrets_the_node_knew(gate: Gate) -> None:
     gate.join("mbp-jane")
-    before = gate.run(gate.secrets.rotate)
+    before = gate.run(gate.secrets.rotate_secrets)
     after = gate.revoke("mbp-jane").secrets
-    assert gate.run(gate.secrets.current) == after
+    assert gate.run(gate.secrets.current_secrets) == after
     assert after.version == before.version + 1
     assert after.cluster_token != before.cluster_token
     assert after.join_secret != before.join_secret
@@ -86,36 +86,36 @@ def test_neither_its_id_nor_its_key_comes_back_in_other_company(
 def test_who_does_not_hold_its_key_does_not_learn_that_it_was_revoked(gate: Gate) -> None:
     gate.join("mbp-jane")
     gate.revoke("mbp-jane")
-    forged = gate.joiner("eve", node_id="mbp-jane").with_proof(
+    forged = gate.joiner("eve", node_id="mbp-jane").with_challenge(
         gate.challenge(), gate.issuer.key.fingerprint
     )
     with refused("invalid_proof"):
         gate.exchange(forged)
 
 
-def revoker(gate: Gate) -> Revoker:
+def revoker(gate: Gate) -> NodeRevoker:
     """One who knows, from the room, of a backbone node and whom it admitted."""
-    admitted = tuple(Standing(name, key(name).public, "edge", False) for name in "abc")
-    told = Told(Standing("lab", b"k" * 32, "backbone", False), admitted=admitted)
-    return Revoker(gate.issuer, told, SecretStore(gate.issuer))
+    admitted = tuple(KnownNode(name, key(name).public, "edge", False) for name in "abc")
+    told = Told(KnownNode("lab", b"k" * 32, "backbone", False), admitted=admitted)
+    return NodeRevoker(gate.issuer, told, MeshSecretStore(gate.issuer))
 
 
 def test_all_it_admitted_stay_unless_some_are_chosen(gate: Gate) -> None:
-    all = gate.run(lambda tx: revoker(gate).revoke(tx, "lab", actor="jane", last_seq=1))
+    all = gate.run(lambda tx: revoker(gate).revoke_node(tx, "lab", actor="jane", last_seq=1))
     assert set(all.revocation.standing) == {key(name).fingerprint for name in "abc"}
 
 
 def test_the_chosen_ones_stay(gate: Gate) -> None:
     chosen = ["c", "a"]
     some = gate.run(
-        lambda tx: revoker(gate).revoke(tx, "lab", actor="jane", last_seq=1, standing=chosen)
+        lambda tx: revoker(gate).revoke_node(tx, "lab", actor="jane", last_seq=1, standing=chosen)
     )
     assert set(some.revocation.standing) == {key(name).fingerprint for name in "ac"}
 
 
 def test_none_stay_if_none_are_chosen(gate: Gate) -> None:
     none = gate.run(
-        lambda tx: revoker(gate).revoke(tx, "lab", actor="jane", last_seq=1, standing=())
+        lambda tx: revoker(gate).revoke_node(tx, "lab", actor="jane", last_seq=1, standing=())
     )
     assert none.revocation.standing == ()
 
@@ -123,7 +123,9 @@ def test_none_stay_if_none_are_chosen(gate: Gate) -> None:
 def test_what_it_did_not_admit_cannot_stand(gate: Gate) -> None:
     with refused("invalid_request"):
         gate.run(
-            lambda tx: revoker(gate).revoke(tx, "lab", actor="jane", last_seq=1, standing=["z"])
+            lambda tx: revoker(gate).revoke_node(
+                tx, "lab", actor="jane", last_seq=1, standing=["z"]
+            )
         )
 
 

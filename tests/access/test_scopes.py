@@ -6,7 +6,14 @@ import msgspec
 import pytest
 
 from gatepost.access import scopes
-from gatepost.access.scopes import ENDPOINTS, OPERATIONS, Endpoint, Scope, authorize, covers
+from gatepost.access.scopes import (
+    ENDPOINT_AUTHORITY,
+    OPERATION_SCOPES,
+    AgentEndpoint,
+    Scope,
+    authorize_op,
+    scopes_cover,
+)
 from gatepost.wire import Ack, Await, Op, Operation
 from tests.access.gate import refused
 
@@ -37,19 +44,19 @@ def example(kind: type[Op], agent: str = "codex") -> Op:
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_every_operation_of_the_wire_has_a_scope_and_needs_it(kind: type[Op]) -> None:
-    scope = OPERATIONS[TAGS[kind]]
-    authorize(Session("codex", (scope,)), example(kind))
-    others = tuple(s for s in Scope if not covers((s,), scope))
+    scope = OPERATION_SCOPES[TAGS[kind]]
+    authorize_op(Session("codex", (scope,)), example(kind))
+    others = tuple(s for s in Scope if not scopes_cover((s,), scope))
     with refused("insufficient_scope"):
-        authorize(Session("codex", others), example(kind))
+        authorize_op(Session("codex", others), example(kind))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TYPES if kind is not Await])
 def test_a_session_acts_only_as_its_own_agent_whatever_its_scopes(kind: type[Op]) -> None:
     almighty = Session("codex", tuple(Scope))
-    authorize(almighty, example(kind))
+    authorize_op(almighty, example(kind))
     with refused("forbidden"):
-        authorize(almighty, example(kind, agent="claude"))
+        authorize_op(almighty, example(kind, agent="claude"))
 
 
 def test_one_message_in_anothers_name_spoils_the_batch() -> None:
@@ -64,46 +71,46 @@ def test_one_message_in_anothers_name_spoils_the_batch() -> None:
         Operation,
     )
     with refused("forbidden"):
-        authorize(Session("codex", tuple(Scope)), mixed)
+        authorize_op(Session("codex", tuple(Scope)), mixed)
 
 
 def test_an_ack_that_replies_also_sends() -> None:
     reply = Ack(mailbox="codex", receipts=["r"], replies={"r": msgspec.Raw(b"1")})
     with refused("insufficient_scope"):
-        authorize(Session("codex", (Scope.MESSAGE_READ,)), reply)
-    authorize(Session("codex", (Scope.MESSAGE_READ, Scope.MESSAGE_SEND)), reply)
+        authorize_op(Session("codex", (Scope.MESSAGE_READ,)), reply)
+    authorize_op(Session("codex", (Scope.MESSAGE_READ, Scope.MESSAGE_SEND)), reply)
 
 
 def test_the_table_names_the_operations_of_the_wire_status_and_tasks_and_no_others() -> None:
     tasks = {"task_read", "task_claim", "task_update", "task_complete"}
-    assert set(OPERATIONS) == set(TAGS.values()) | {"status"} | tasks
+    assert set(OPERATION_SCOPES) == set(TAGS.values()) | {"status"} | tasks
 
 
 @pytest.mark.parametrize("name", ["task_read", "task_claim", "task_update", "task_complete"])
 def test_task_scopes_are_checked(name: str) -> None:
-    scope = OPERATIONS[name]
+    scope = OPERATION_SCOPES[name]
     assert scope == f"ansible.{name.replace('_', '.')}"
-    scopes.authorize_name(Session("codex", (scope,)), name)
+    scopes.authorize_operation_name(Session("codex", (scope,)), name)
     with refused("insufficient_scope"):
-        scopes.authorize_name(Session("codex", tuple(set(Scope) - {scope})), name)
+        scopes.authorize_operation_name(Session("codex", tuple(set(Scope) - {scope})), name)
 
 
 def test_an_operation_nobody_listed_is_denied_to_all() -> None:
     with refused("forbidden"):
-        scopes.authorize_name(Session("codex", tuple(Scope)), "shutdown")
+        scopes.authorize_operation_name(Session("codex", tuple(Scope)), "shutdown")
 
 
 def test_every_agent_endpoint_says_what_it_needs() -> None:
-    assert set(ENDPOINTS) == set(Endpoint)
+    assert set(ENDPOINT_AUTHORITY) == set(AgentEndpoint)
 
 
 def test_only_the_admin_wildcard_stands_for_others() -> None:
-    assert covers(["ansible.admin.*"], "ansible.admin.access")
-    assert covers(["ansible.admin.*"], "ansible.admin.*")
-    assert not covers(["ansible.admin.access"], "ansible.admin.*")
-    assert not covers(["ansible.admin.*"], "ansible.message.read")
-    assert not covers(["ansible.*", "ansible.message.*"], "ansible.message.read")
-    assert not covers([], "ansible.status.read")
+    assert scopes_cover(["ansible.admin.*"], "ansible.admin.access")
+    assert scopes_cover(["ansible.admin.*"], "ansible.admin.*")
+    assert not scopes_cover(["ansible.admin.access"], "ansible.admin.*")
+    assert not scopes_cover(["ansible.admin.*"], "ansible.message.read")
+    assert not scopes_cover(["ansible.*", "ansible.message.*"], "ansible.message.read")
+    assert not scopes_cover([], "ansible.status.read")
 
 
 def test_only_scopes_that_exist_can_be_granted() -> None:

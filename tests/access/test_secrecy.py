@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gatepost.access import Scope, agent_invites, invites, nodes, revocation
-from gatepost.access.forms import AgentTokens, ContextTokenRequest, ExchangeRequest
-from gatepost.access.tokens import unb64
+from gatepost.access import Scope, agent_invites, node_directory, node_invites, node_revocation
+from gatepost.access.auth_messages import AgentTokens, ContextTokenRequest, ExchangeRequest
+from gatepost.access.tokens import decode_b64
 from gatepost.errors import GatepostError
 from tests.access.gate import Gate
 
@@ -17,7 +17,7 @@ from tests.access.gate import Gate
 def spellings(token: str) -> set[bytes]:
     """A token's secret, however it might have been written down."""
     secret = token.rpartition(".")[2]
-    raw = unb64(secret)
+    raw = decode_b64(secret)
     printed = repr(raw)[2:-1].encode()
     return {secret.encode(), raw, raw.hex().encode(), base64.b64encode(raw).rstrip(b"="), printed}
 
@@ -28,15 +28,15 @@ def handed_out(gate: Gate) -> tuple[list[object], set[bytes]]:
     request = gate.joiner("mbp-jane").with_invite(issued.token)
     answer = gate.exchange(request)
     admitted = gate.admit(answer.ws_ticket)
-    secrets = gate.run(gate.secrets.rotate)
+    secrets = gate.run(gate.secrets.rotate_secrets)
     out = gate.revoke("mbp-jane")
     agent_invite = gate.agent_invite("codex", Scope.MESSAGE_READ)
-    first = gate.run(lambda tx: gate.agents.exchange(tx, agent_invite.token))
+    first = gate.run(lambda tx: gate.agents.exchange_invite(tx, agent_invite.token))
     second = gate.refresh(first.refresh_token)
     assert isinstance(second, AgentTokens)
     session = gate.authenticate(second.access_token)
     wanted = ContextTokenRequest((Scope.MESSAGE_READ,))
-    narrow = gate.run(lambda tx: gate.agents.context_token(tx, session, wanted))
+    narrow = gate.run(lambda tx: gate.agents.issue_context_token(tx, session, wanted))
     seen: list[object] = [
         issued,
         request,
@@ -82,8 +82,12 @@ def test_no_value_prints_a_secret(gate: Gate) -> None:
 
 def test_lists_hold_no_secret(gate: Gate) -> None:
     _, secrets = handed_out(gate)
-    lists = (invites.listed, agent_invites.listed, gate.agents.listed)
-    more = (nodes.admissions, revocation.revocations)
+    lists = (
+        node_invites.list_node_invites,
+        agent_invites.list_agent_invites,
+        gate.agents.list_sessions,
+    )
+    more = (node_directory.list_admissions, node_revocation.list_revocations)
     shown = b"".join(msgspec.json.encode(gate.run(list)) for list in (*lists, *more))
     assert [secret for secret in secrets if secret in shown] == []
 
@@ -99,7 +103,7 @@ def test_no_refusal_repeats_what_was_presented(gate: Gate) -> None:
         lambda: gate.admit(token),
         lambda: gate.refresh(agent),
         lambda: gate.authenticate(agent),
-        lambda: invites.issuer_fingerprint(f"{token}x"),
+        lambda: node_invites.issuer_fingerprint(f"{token}x"),
     ):
         with pytest.raises(GatepostError) as found:
             act()

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gatepost.access import tickets
-from gatepost.access.forms import ExchangeAnswer
-from gatepost.access.tokens import b64
+from gatepost.access.auth_messages import ExchangeAnswer
+from gatepost.access.tokens import encode_b64
 from gatepost.events import NodeKey
 from tests.access.gate import START, Gate, key, refused
 
@@ -59,7 +59,7 @@ def test_a_ticket_has_every_claim(gate: Gate) -> None:
         "exp": START // 1000 + 45,
         "sid": answer.session_id,
         "nonce": request.nonce,
-        "cnf": {"jwk": {"kty": "OKP", "crv": "Ed25519", "x": b64(key("mbp-jane").public)}},
+        "cnf": {"jwk": {"kty": "OKP", "crv": "Ed25519", "x": encode_b64(key("mbp-jane").public)}},
     }
     assert answer.expires_at == claims["exp"] * 1000
 
@@ -135,7 +135,7 @@ def test_the_header_does_not_choose_the_algorithm(gate: Gate, algorithm: str) ->
 
 def test_a_key_in_the_header_is_not_trusted(gate: Gate) -> None:
     claims, eve = claims_of(ticket_of(gate).ws_ticket), key("eve")
-    jwk = {"kty": "OKP", "crv": "Ed25519", "x": b64(eve.public)}
+    jwk = {"kty": "OKP", "crv": "Ed25519", "x": encode_b64(eve.public)}
     header = {"alg": "EdDSA", "typ": "gatepost-ticket+jwt", "jwk": jwk, "kid": "eve"}
     with refused("invalid_ticket"):
         gate.admit(by_hand(header, claims, eve.sign))
@@ -162,7 +162,7 @@ def test_a_ticket_tampered_with_anywhere_is_refused_and_costs_the_right_one_noth
 @given(st.text(max_size=200) | st.from_regex(r"eyJ[\w-]{0,40}\.[\w-]{0,40}\.[\w-]{0,90}"))
 def test_any_text_is_refused_the_same_way(text: str) -> None:
     with refused("invalid_ticket"):
-        tickets.read(text, "vps-jane", key("vps-jane").public)
+        tickets.read_ticket(text, "vps-jane", key("vps-jane").public)
 
 
 def test_a_deep_or_a_huge_ticket_is_refused(gate: Gate) -> None:
@@ -175,7 +175,7 @@ def test_a_deep_or_a_huge_ticket_is_refused(gate: Gate) -> None:
 def test_a_ticket_expires_on_the_second(gate: Gate) -> None:
     answer = ticket_of(gate)
     gate.clock.set(answer.expires_at - 1)
-    gate.crash_during(lambda tx: gate.door.admit(tx, answer.ws_ticket))
+    gate.crash_during(lambda tx: gate.door.redeem_ticket(tx, answer.ws_ticket))
     gate.clock.set(answer.expires_at)
     with refused("expired_ticket"):
         gate.admit(answer.ws_ticket)

@@ -5,38 +5,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gatepost.access import tokens
-from gatepost.access.tokens import Kind, Token, matches, mint, parse
+from gatepost.access.tokens import BearerToken, TokenKind, matches_hash, mint_token, parse_token
 from gatepost.testing import ManualClock
 
 
-@given(st.sampled_from(Kind), st.integers(), st.sampled_from(["", "ab" * 16]))
-def test_a_token_is_read_as_it_was_written(kind: Kind, seed: int, extra: str) -> None:
-    token = mint(ManualClock(seed=seed), kind, extra)
-    assert parse(token.text, kind) == token
-    assert matches(parse(token.text, kind), token.hash)
+@given(st.sampled_from(TokenKind), st.integers(), st.sampled_from(["", "ab" * 16]))
+def test_a_token_is_read_as_it_was_written(kind: TokenKind, seed: int, extra: str) -> None:
+    token = mint_token(ManualClock(seed=seed), kind, extra)
+    assert parse_token(token.text, kind) == token
+    assert matches_hash(parse_token(token.text, kind), token.hash)
 
 
 def test_the_secret_has_256_bits_and_only_its_sha256_is_kept() -> None:
-    token = mint(ManualClock(), Kind.ACCESS)
+    token = mint_token(ManualClock(), TokenKind.ACCESS)
     assert len(token.secret) == 32
     assert token.hash == sha256(token.secret).digest()
 
 
 @given(st.text() | st.from_regex(r"gp1\.[0-9a-f]{16}\.[A-Za-z0-9_-]{40,45}"))
 def test_what_is_no_token_finds_no_row_and_raises_nothing(text: str) -> None:
-    token = parse(text, Kind.ACCESS)
+    token = parse_token(text, TokenKind.ACCESS)
     assert token.id == ""
-    assert not matches(token, None)
+    assert not matches_hash(token, None)
 
 
 def test_a_token_of_another_kind_is_no_token() -> None:
-    refresh = mint(ManualClock(), Kind.REFRESH).text
-    assert parse(refresh, Kind.ACCESS, Kind.CONTEXT).id == ""
+    refresh = mint_token(ManualClock(), TokenKind.REFRESH).text
+    assert parse_token(refresh, TokenKind.ACCESS, TokenKind.CONTEXT).id == ""
 
 
 def test_a_zero_secret_does_not_match_a_row_that_is_not_there() -> None:
-    zero = Token(Kind.ACCESS, "", b"")
-    assert not matches(zero, None)
+    zero = BearerToken(TokenKind.ACCESS, "", b"")
+    assert not matches_hash(zero, None)
 
 
 def test_secrets_are_compared_in_constant_time_also_when_there_is_nothing_to_compare(
@@ -49,13 +49,13 @@ def test_secrets_are_compared_in_constant_time_also_when_there_is_nothing_to_com
         return a == b
 
     monkeypatch.setattr(tokens, "compare_digest", compare)
-    token = mint(ManualClock(), Kind.ACCESS)
-    matches(token, token.hash)
-    matches(token, None)
+    token = mint_token(ManualClock(), TokenKind.ACCESS)
+    matches_hash(token, token.hash)
+    matches_hash(token, None)
     assert compared == [(token.hash, token.hash), (token.hash, bytes(32))]
 
 
 def test_no_form_of_printing_shows_the_secret() -> None:
-    token = mint(ManualClock(), Kind.ACCESS)
+    token = mint_token(ManualClock(), TokenKind.ACCESS)
     assert repr(token) == str(token) == f"{token}" == "<Token>"
     assert token.__rich_repr__() == []

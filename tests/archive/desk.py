@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gatepost.archive import manifest
-from gatepost.archive.seal import Archive, Policy
-from gatepost.archive.store import Store
+from gatepost.archive.archive_store import ArchiveStore
+from gatepost.archive.outbox_archive import ArchivePolicy, OutboxArchive
 from gatepost.events import EventIdGenerator, NodeKey, Receipt, encode_payload
 from gatepost.journal import Tx, Writer, open_memory_journal
 from gatepost.journal.outbox import EventDraft, Outbox
@@ -80,27 +80,33 @@ class Desk:
         return Tx(self.connection, self.clock.now())
 
     def archive(
-        self, rows: int = 10, age: int = HOUR, bodies: bool = True, store: Store | None = None
-    ) -> Archive:
-        store = store or Store.open(str(self.root))
-        return Archive(store, NODE, self.incarnation, self.key, Policy(rows, age, bodies))
+        self,
+        rows: int = 10,
+        age: int = HOUR,
+        bodies: bool = True,
+        store: ArchiveStore | None = None,
+    ) -> OutboxArchive:
+        store = store or ArchiveStore.open(str(self.root))
+        return OutboxArchive(
+            store, NODE, self.incarnation, self.key, ArchivePolicy(rows, age, bodies)
+        )
 
-    def seal(self, archive: Archive | None = None) -> list[tuple[int, int]]:
+    def seal(self, archive: OutboxArchive | None = None) -> list[tuple[int, int]]:
         """Seal all that is due; returns which ranges that was."""
         archive = archive or self.archive()
         sealed = []
-        while segment := archive.seal(self.tx()):
+        while segment := archive.archive_segment(self.tx()):
             sealed.append((segment.first, segment.last))
         return sealed
 
-    def store(self) -> Store:
-        return Store.open(str(self.root))
+    def store(self) -> ArchiveStore:
+        return ArchiveStore.open(str(self.root))
 
     def events(self) -> list[dict[str, Any]]:
         """Everything the archive holds, in the order of the manifest."""
-        listed = manifest.read(self.store(), NODE)
+        listed = manifest.read_manifest(self.store(), NODE)
         assert listed is not None
-        folder = self.root / manifest.folder_of(NODE)
+        folder = self.root / manifest.node_folder(NODE)
         tables = [pq.ParquetFile(folder / segment.path).read() for segment in listed.segments]
         return pa.concat_tables(tables).to_pylist() if tables else []
 

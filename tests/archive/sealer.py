@@ -17,7 +17,7 @@ def main(folder: Path, to_the_end: bool) -> None:
     desk = Desk.reopened(folder / "archive", database.writer_connection)
     archive = desk.archive(rows=50, age=0)
     print("sealing", flush=True)
-    while archive.seal(desk.tx()):
+    while archive.archive_segment(desk.tx()):
         pass
     if not to_the_end:
         # Whoever comes too late to kill it while it seals kills it here.

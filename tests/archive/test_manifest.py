@@ -5,33 +5,33 @@ import pytest
 from msgspec.structs import replace
 
 from gatepost.archive import manifest
-from gatepost.archive.manifest import Incarnation, Manifest, Segment
-from gatepost.archive.store import Store
+from gatepost.archive.archive_store import ArchiveStore
+from gatepost.archive.manifest import ArchivedIncarnation, ArchiveManifest, ArchiveSegment
 from gatepost.errors import ArchiveError
 from gatepost.events import NodeKey
 from gatepost.testing import ManualClock
 from tests.archive.desk import NODE, Desk
 
 KEY = NodeKey.generate(ManualClock())
-SEGMENT = Segment(
+SEGMENT = ArchiveSegment(
     path="date=2026-03-02/1-9.parquet", incarnation="a", first=1, last=9, rows=9, bytes=100,
     sha256="00", min_created_at=1, max_created_at=2, chain="00", sealed_at=3,
 )  # fmt: skip
 
 
-def _signed() -> Manifest:
-    bare = Manifest(node=NODE, public_key=KEY.public)
-    return manifest.sign(manifest.extended(bare, SEGMENT, 1), KEY)
+def _signed() -> ArchiveManifest:
+    bare = ArchiveManifest(node=NODE, public_key=KEY.public)
+    return manifest.sign_manifest(manifest.append_segment(bare, SEGMENT, 1), KEY)
 
 
 def test_it_survives_being_written_and_read(desk: Desk) -> None:
-    manifest.write(desk.store(), _signed())
-    assert manifest.read(desk.store(), NODE) == _signed()
-    assert manifest.nodes(desk.store()) == [NODE]
+    manifest.write_manifest(desk.store(), _signed())
+    assert manifest.read_manifest(desk.store(), NODE) == _signed()
+    assert manifest.archived_nodes(desk.store()) == [NODE]
 
 
 def test_the_form_on_disk() -> None:
-    document = msgspec.json.decode(manifest.encode(_signed()))
+    document = msgspec.json.decode(manifest.encode_manifest(_signed()))
     assert document["incarnations"] == [{"id": "a", "firstSeq": 1}]
     assert set(document["segments"][0]) == {
         *("path", "incarnation", "first", "last", "rows", "bytes", "sha256"),
@@ -47,29 +47,31 @@ def test_the_form_on_disk() -> None:
         {"sealed_through": 8},
         {"segments": ()},
         {"segments": (replace(SEGMENT, sha256="01"),)},
-        {"incarnations": (Incarnation("a", 2),)},
+        {"incarnations": (ArchivedIncarnation("a", 2),)},
         {"public_key": NodeKey.generate(ManualClock(seed=1)).public},
     ],
 )
 def test_every_part_is_signed(changed: dict[str, object]) -> None:
-    assert manifest.is_signed(_signed())
-    assert not manifest.is_signed(replace(_signed(), **changed))
+    assert manifest.is_manifest_signed(_signed())
+    assert not manifest.is_manifest_signed(replace(_signed(), **changed))
 
 
 def test_an_incarnation_is_listed_once() -> None:
     again = replace(SEGMENT, first=10, last=12, rows=3)
     other = replace(SEGMENT, first=13, last=14, rows=2, incarnation="b")
-    grown = manifest.extended(manifest.extended(_signed(), again, 1), other, 13)
-    assert grown.incarnations == (Incarnation("a", 1), Incarnation("b", 13))
+    grown = manifest.append_segment(manifest.append_segment(_signed(), again, 1), other, 13)
+    assert grown.incarnations == (ArchivedIncarnation("a", 1), ArchivedIncarnation("b", 13))
     assert (grown.rows, grown.sealed_through) == (14, 14)
 
 
 def test_what_is_no_manifest_is_refused(desk: Desk) -> None:
-    store: Store = desk.store()
+    store: ArchiveStore = desk.store()
     for content in (b"", b"{}", b"\xff", b"[1]"):
-        store.write(manifest.name_of(NODE), content)
+        store.write_file(manifest.manifest_path(NODE), content)
         with pytest.raises(ArchiveError, match="restore it from a copy"):
-            manifest.read(store, NODE)
-    store.write(manifest.name_of(NODE), manifest.encode(replace(_signed(), version=9)))
+            manifest.read_manifest(store, NODE)
+    store.write_file(
+        manifest.manifest_path(NODE), manifest.encode_manifest(replace(_signed(), version=9))
+    )
     with pytest.raises(ArchiveError, match="upgrade"):
-        manifest.read(store, NODE)
+        manifest.read_manifest(store, NODE)

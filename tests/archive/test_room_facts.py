@@ -22,15 +22,15 @@ FACTS = RoomFacts(
 
 
 def test_they_survive_being_written_and_read(desk: Desk) -> None:
-    signed = room_facts.sign(FACTS, KEY)
-    room_facts.write(desk.store(), signed)
-    assert room_facts.read(desk.store(), "ann") == signed
-    assert room_facts.read_all(desk.store()) == [signed]
-    assert room_facts.read(desk.store(), "bob") is None
+    signed = room_facts.sign_facts(FACTS, KEY)
+    room_facts.write_facts(desk.store(), signed)
+    assert room_facts.read_facts(desk.store(), "ann") == signed
+    assert room_facts.read_all_facts(desk.store()) == [signed]
+    assert room_facts.read_facts(desk.store(), "bob") is None
 
 
 def test_the_form_on_disk(desk: Desk) -> None:
-    room_facts.write(desk.store(), room_facts.sign(FACTS, KEY))
+    room_facts.write_facts(desk.store(), room_facts.sign_facts(FACTS, KEY))
     document = msgspec.json.decode((desk.root / "room/ann.json").read_bytes())
     assert document["version"] == 1
     assert set(document["nodes"][0]) == {"id", "publicKey", "tier", "addedBy", "addedAt"}
@@ -39,19 +39,19 @@ def test_the_form_on_disk(desk: Desk) -> None:
 
 
 def test_they_are_signed_as_a_whole() -> None:
-    signed = room_facts.sign(FACTS, KEY)
-    assert room_facts.is_signed(signed, KEY.public)
-    assert not room_facts.is_signed(signed, OTHER.public)
-    assert not room_facts.is_signed(replace(signed, terms=()), KEY.public)
+    signed = room_facts.sign_facts(FACTS, KEY)
+    assert room_facts.are_facts_signed(signed, KEY.public)
+    assert not room_facts.are_facts_signed(signed, OTHER.public)
+    assert not room_facts.are_facts_signed(replace(signed, terms=()), KEY.public)
 
 
 def test_keys_of_nodes_shut_out_are_known_too() -> None:
-    assert FACTS.key_of("ann") == KEY.public
-    assert FACTS.key_of("bob") == OTHER.public
-    assert FACTS.key_of("eve") is None
+    assert FACTS.public_key_of("ann") == KEY.public
+    assert FACTS.public_key_of("bob") == OTHER.public
+    assert FACTS.public_key_of("eve") is None
 
 
 def test_nonsense_is_refused(desk: Desk) -> None:
-    desk.store().write("room/ann.json", b"{}")
+    desk.store().write_file("room/ann.json", b"{}")
     with pytest.raises(ArchiveError):
-        room_facts.read_all(desk.store())
+        room_facts.read_all_facts(desk.store())

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import gatepost
-from gatepost.archive.schema import EVENTS, VERSION
+from gatepost.archive.schema import EVENT_SCHEMA, SCHEMA_VERSION
 
 SOURCE = Path(gatepost.__file__).parents[1]
 
@@ -20,10 +20,10 @@ def test_it_needs_pyarrow_and_nothing_of_the_gateway() -> None:
 
 
 def test_its_version_travels_with_it() -> None:
-    assert EVENTS.metadata == {b"gatepost.schema": str(VERSION).encode()}
+    assert EVENT_SCHEMA.metadata == {b"gatepost.schema": str(SCHEMA_VERSION).encode()}
 
 
 def test_only_what_every_event_has_is_required() -> None:
-    required = {field.name for field in EVENTS if not field.nullable}
+    required = {field.name for field in EVENT_SCHEMA if not field.nullable}
     assert {"seq", "event_id", "kind", "created_at", "digest", "incarnation"} <= required
     assert not {"to_node", "ref_id", "body", "chain", "status"} & required

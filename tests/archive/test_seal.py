@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import gatepost
-from gatepost.archive import manifest, seal
-from gatepost.archive.seal import prune
-from gatepost.archive.store import Store
-from gatepost.archive.verify import verify
+from gatepost.archive import manifest, outbox_archive
+from gatepost.archive.archive_store import ArchiveStore
+from gatepost.archive.outbox_archive import prune_outbox
+from gatepost.archive.verification import verify_archive
 from gatepost.errors import ArchiveError, ChainError, StorageFailed
 from gatepost.events import NodeKey
 from gatepost.pipeline import planning
@@ -34,7 +34,7 @@ def _nobody(tx: object) -> None:
 
 def _prune(desk: Desk, through: int, limit: int = 1000, **bounds: Any) -> int:
     given = {"read": _nobody, "settled": _nobody} | bounds
-    return prune(desk.tx(), through, limit=limit, **given)
+    return prune_outbox(desk.tx(), through, limit=limit, **given)
 
 
 def _seqs(desk: Desk) -> list[int]:
@@ -78,11 +78,11 @@ def test_sealing_goes_on_where_it_stopped(desk: Desk) -> None:
     assert desk.seal() == [(1, 10)]
     desk.groups(10)
     assert desk.seal() == [(11, 20)]
-    assert list(verify(desk.store())) == []
+    assert list(verify_archive(desk.store())) == []
 
 
 def test_large_bodies_make_smaller_segments(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seal, "MAX_BYTES", 1000)
+    monkeypatch.setattr(outbox_archive, "MAX_SEGMENT_BYTES", 1000)
     desk.groups(*[2] * 10)
     sealed = desk.seal()
     assert len(sealed) > 1
@@ -122,7 +122,7 @@ def test_a_lost_manifest_does_not_cost_the_segments(desk: Desk) -> None:
     desk.groups(10, 10)
     desk.seal()
     _prune(desk, 20)
-    (desk.root / manifest.name_of(NODE)).unlink()
+    (desk.root / manifest.manifest_path(NODE)).unlink()
     before = desk.files()
     desk.groups(10)
     with pytest.raises(ArchiveError, match=r"restore _manifest\.json"):
@@ -133,11 +133,11 @@ def test_a_lost_manifest_does_not_cost_the_segments(desk: Desk) -> None:
 def test_an_old_manifest_does_not_cost_the_segments(desk: Desk) -> None:
     desk.groups(10)
     desk.seal()
-    old = (desk.root / manifest.name_of(NODE)).read_bytes()
+    old = (desk.root / manifest.manifest_path(NODE)).read_bytes()
     desk.groups(10)
     desk.seal()
     _prune(desk, 20)
-    (desk.root / manifest.name_of(NODE)).write_bytes(old)
+    (desk.root / manifest.manifest_path(NODE)).write_bytes(old)
     before = desk.files()
     with pytest.raises(ArchiveError, match="no longer in the journal"):
         desk.seal()
@@ -158,12 +158,12 @@ def test_a_new_archive_begins_where_the_journal_does(desk: Desk) -> None:
     desk.groups(10, 10)
     _prune(desk, 10)
     assert desk.seal() == [(11, 20)]
-    (finding,) = verify(desk.store())
+    (finding,) = verify_archive(desk.store())
     assert "seq 1 to 10 are missing" in finding.detail
 
 
 def test_files_that_are_not_ours_are_left_alone(desk: Desk) -> None:
-    desk.store().write(f"node={NODE}/notes.txt", b"mine")
+    desk.store().write_file(f"node={NODE}/notes.txt", b"mine")
     desk.groups(10)
     desk.seal()
     assert f"node={NODE}/notes.txt" in desk.files()
@@ -179,17 +179,17 @@ def test_a_restored_journal_seals_what_it_writes_anew(desk: Desk) -> None:
     desk.connection.execute("DELETE FROM outbox WHERE seq > 10")
     desk.connection.execute("DELETE FROM head WHERE last_seq > 10")
     desk.begin("second", first=11)
-    assert desk.archive().sealed_through(desk.tx()) == 10
+    assert desk.archive().archived_through(desk.tx()) == 10
     desk.groups(10)
     assert desk.seal() == [(11, 20)]
-    assert desk.archive().sealed_through(desk.tx()) == 20
-    listed = manifest.read(desk.store(), NODE)
+    assert desk.archive().archived_through(desk.tx()) == 20
+    listed = manifest.read_manifest(desk.store(), NODE)
     assert listed is not None
     assert [(life.id, life.first_seq) for life in listed.incarnations] == [
         ("first", 1),
         ("second", 11),
     ]
-    assert list(verify(desk.store())) == []
+    assert list(verify_archive(desk.store())) == []
 
 
 def test_what_an_old_life_left_unsealed_is_sealed_under_its_name(desk: Desk) -> None:
@@ -199,7 +199,7 @@ def test_what_an_old_life_left_unsealed_is_sealed_under_its_name(desk: Desk) -> 
     desk.clock.advance(HOUR)
     assert desk.seal() == [(1, 4), (5, 14)]
     assert [event["incarnation"] for event in desk.events()] == ["first"] * 4 + ["second"] * 10
-    assert list(verify(desk.store())) == []
+    assert list(verify_archive(desk.store())) == []
 
 
 # -- crashes
@@ -209,11 +209,11 @@ class Killed(Exception):
     """The end of the process, as far as the test goes."""
 
 
-class Mortal(Store):
+class Mortal(ArchiveStore):
     """A store on which the process dies at a given step."""
 
     def __init__(self, root: Path, step: int) -> None:
-        other = Store.open(str(root))
+        other = ArchiveStore.open(str(root))
         super().__init__(other.filesystem, other.root)
         self._left = step
 
@@ -222,18 +222,18 @@ class Mortal(Store):
         if self._left < 0:
             raise Killed
 
-    def _write(self, path: str, content: Any) -> None:
+    def _write_atomically(self, path: str, content: Any) -> None:
         self._step()
         temporary = Path(path).with_name(f".{Path(path).name}.tmp")
         temporary.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(bytes(content)[: len(bytes(content)) // 2])
         self._step()
-        super()._write(path, content)
+        super()._write_atomically(path, content)
         self._step()
 
-    def delete(self, name: str) -> None:
+    def delete_file(self, name: str) -> None:
         self._step()
-        super().delete(name)
+        super().delete_file(name)
         self._step()
 
 
@@ -262,11 +262,11 @@ def test_killed_between_any_two_steps_nothing_is_lost_doubled_or_left(
         desk.seal()
         total = desk.connection.execute("SELECT max(seq) FROM outbox").get
         assert _seqs(desk) == list(range(1, total + 1))
-        assert list(verify(desk.store())) == []
-        listed = manifest.read(desk.store(), NODE)
+        assert list(verify_archive(desk.store())) == []
+        listed = manifest.read_manifest(desk.store(), NODE)
         assert listed is not None
         named = {f"node={NODE}/{segment.path}" for segment in listed.segments}
-        assert desk.files() == named | {manifest.name_of(NODE)}
+        assert desk.files() == named | {manifest.manifest_path(NODE)}
         if not died:
             assert step > 5
             return
@@ -277,13 +277,13 @@ def test_a_failed_write_is_made_good_without_a_restart(desk: Desk) -> None:
     desk.groups(3, 9)
     archive = desk.archive(store=Mortal(desk.root, 4))
     with pytest.raises(Killed):
-        archive.seal(desk.tx())
+        archive.archive_segment(desk.tx())
     archive.store = desk.store()
     desk.groups(9)
     desk.clock.advance(HOUR)
     desk.seal(archive)
     assert _seqs(desk) == list(range(1, 22))
-    assert list(verify(desk.store())) == []
+    assert list(verify_archive(desk.store())) == []
 
 
 def test_a_disk_that_refuses_says_so(desk: Desk) -> None:
@@ -307,17 +307,17 @@ def test_a_real_process_is_killed_again_and_again(tmp_path: Path) -> None:
         time.sleep(0.004 * attempt)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        left = Store.open(str(tmp_path / "archive"))
-        assert list(verify(left)) == []
-        listed = manifest.read(left, NODE)
+        left = ArchiveStore.open(str(tmp_path / "archive"))
+        assert list(verify_archive(left)) == []
+        listed = manifest.read_manifest(left, NODE)
         cut_short += listed is None or listed.rows < 3000
     assert cut_short, "it was never killed while it sealed"
     subprocess.run([*command, "to the end"], env=env, check=True, capture_output=True)
-    store = Store.open(str(tmp_path / "archive"))
-    listed = manifest.read(store, NODE)
+    store = ArchiveStore.open(str(tmp_path / "archive"))
+    listed = manifest.read_manifest(store, NODE)
     assert listed is not None
     assert (listed.rows, listed.sealed_through) == (3000, 3000)
-    assert list(verify(store)) == []
+    assert list(verify_archive(store)) == []
 
 
 # -- merging small segments
@@ -330,25 +330,27 @@ def _small(desk: Desk, count: int, rows: int = 3) -> None:
         desk.seal(desk.archive(rows=ROOM, age=0))
 
 
-def _merge(desk: Desk, archive: seal.Archive | None = None) -> list[tuple[int, int]]:
+def _merge(
+    desk: Desk, archive: outbox_archive.OutboxArchive | None = None
+) -> list[tuple[int, int]]:
     archive = archive or desk.archive(rows=ROOM)
     merged = []
-    while whole := archive.compact(desk.tx()):
+    while whole := archive.merge_small_segments(desk.tx()):
         merged.append((whole.first, whole.last))
     return merged
 
 
 def _ranges(desk: Desk) -> list[tuple[int, int]]:
-    listed = manifest.read(desk.store(), NODE)
+    listed = manifest.read_manifest(desk.store(), NODE)
     assert listed is not None
     return [(segment.first, segment.last) for segment in listed.segments]
 
 
 def _named(desk: Desk) -> set[str]:
     """The files that are meant to be there."""
-    listed = manifest.read(desk.store(), NODE)
+    listed = manifest.read_manifest(desk.store(), NODE)
     assert listed is not None
-    return {f"node={NODE}/{s.path}" for s in listed.segments} | {manifest.name_of(NODE)}
+    return {f"node={NODE}/{s.path}" for s in listed.segments} | {manifest.manifest_path(NODE)}
 
 
 def test_small_neighbours_become_one_segment_with_the_same_events(desk: Desk) -> None:
@@ -360,7 +362,7 @@ def test_small_neighbours_become_one_segment_with_the_same_events(desk: Desk) ->
     assert _merge(desk, archive) == [(1, 24)]
     assert _ranges(desk) == [(1, 24)]
     assert desk.events() == before
-    assert list(verify(desk.store())) == []
+    assert list(verify_archive(desk.store())) == []
     assert old < desk.files(), "a reader may be in the middle of them"
     desk.clock.advance(2 * HOUR)
     assert _merge(desk, archive) == []
@@ -373,8 +375,8 @@ def test_sealing_goes_on_behind_what_was_merged(desk: Desk) -> None:
     assert _merge(desk, archive) == [(1, 24)]
     desk.groups(5)
     assert desk.seal(archive) == [(25, 29)]
-    assert archive.sealed_through(desk.tx()) == 29
-    assert list(verify(desk.store())) == []
+    assert archive.archived_through(desk.tx()) == 29
+    assert list(verify_archive(desk.store())) == []
 
 
 def test_what_is_large_or_of_another_day_is_not_merged(desk: Desk) -> None:
@@ -401,7 +403,7 @@ def test_lives_are_not_mixed_even_if_their_numbers_are_the_same(desk: Desk) -> N
     desk.begin("second", first=7)
     _small(desk, 8)
     assert _merge(desk) == [(1, 30), (7, 30)]
-    assert list(verify(desk.store())) == []
+    assert list(verify_archive(desk.store())) == []
 
 
 def test_a_damaged_segment_is_not_merged_into_a_good_one(desk: Desk) -> None:
@@ -428,14 +430,14 @@ def test_killed_while_merging_nothing_is_lost_doubled_or_left(tmp_path: Path) ->
         assert desk.events() == before
         assert _ranges(desk) == [(1, 24)]
         assert desk.files() == _named(desk)
-        assert list(verify(desk.store())) == []
+        assert list(verify_archive(desk.store())) == []
         if not died:
             assert step > 10
             return
     pytest.fail("it never came to its end")
 
 
-def _merge_and_forget(desk: Desk, archive: seal.Archive) -> None:
+def _merge_and_forget(desk: Desk, archive: outbox_archive.OutboxArchive) -> None:
     _merge(desk, archive)
     desk.clock.advance(2 * HOUR)
     _merge(desk, archive)
@@ -516,7 +518,7 @@ def test_the_chain_goes_on_after_everything_was_pruned(desk: Desk) -> None:
     desk.begin_again()
     desk.groups(10)
     assert desk.seal() == [(11, 20)]
-    assert list(verify(desk.store())) == []
+    assert list(verify_archive(desk.store())) == []
 
 
 def test_an_empty_outbox_has_nothing_to_prune(desk: Desk) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gatepost.archive.segments import Group, day, file_name, table
+from gatepost.archive.segment_encoding import SignedGroup, events_table, segment_path, utc_date
 from gatepost.errors import ArchiveError
 from gatepost.events import (
     DeadLetterNotice,
@@ -174,10 +174,10 @@ def test_bodies_are_kept_only_if_wanted(desk: Desk) -> None:
 
 def test_what_is_no_event_is_not_sealed() -> None:
     with pytest.raises(ArchiveError, match="seq 4 to 4"):
-        table("a", [(4, b"", None, b"{}", b"")], [Group(4, 4, b"", b"")], bodies=False)
+        events_table("a", [(4, b"", None, b"{}", b"")], [SignedGroup(4, 4, b"", b"")], bodies=False)
 
 
 def test_files_are_named_by_date_and_range() -> None:
-    name = file_name(1, 42, NOW)
+    name = segment_path(1, 42, NOW)
     assert name == "date=2026-03-02/00000000000000000001-00000000000000000042.parquet"
-    assert day(NOW + 2 * 3_600_000) == "2026-03-03"
+    assert utc_date(NOW + 2 * 3_600_000) == "2026-03-03"

@@ -8,7 +8,7 @@ import pytest
 from gatepost.errors import DeadlineExceeded, RateLimited, Revoked
 from gatepost.gateway import connection as under_test
 from gatepost.gateway.connection import Connection
-from gatepost.room import Awareness
+from gatepost.room import RoomAwareness
 from tests.room.cast import ROOT, agent, author, claim, entry, room
 
 pytestmark = pytest.mark.anyio
@@ -35,11 +35,11 @@ class Wire:
 
 def _connection(wire: Wire) -> tuple[Connection, Callable[[], None]]:
     replica = room(entry(ROOT), of=ROOT)
-    connection = Connection(replica, Awareness("root", 1), wire, "ben", BEN.key.public, "guest")
+    connection = Connection(replica, RoomAwareness("root", 1), wire, "ben", BEN.key.public, "guest")
     numbers = iter(range(1000))
 
     def change() -> None:
-        replica.accept([claim(ROOT, "agents", f"a{next(numbers)}", agent("root"))])
+        replica.accept_drafts([claim(ROOT, "agents", f"a{next(numbers)}", agent("root"))])
 
     return connection, change
 

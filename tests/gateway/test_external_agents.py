@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gatepost.access import Scope
-from gatepost.access.scopes import OPERATIONS
+from gatepost.access.scopes import OPERATION_SCOPES
 from gatepost.testing import GatewayProcess
 from tests.gateway.tools import client
 
@@ -85,9 +85,9 @@ def test_the_status_has_its_own_scope(host: GatewayProcess) -> None:
     assert _code(External(host, "blind", READ).invoke("status")) == (403, "insufficient_scope")
 
 
-@pytest.mark.parametrize("op", sorted(OPERATIONS))
+@pytest.mark.parametrize("op", sorted(OPERATION_SCOPES))
 def test_every_operation_needs_its_scope(host: GatewayProcess, op: str) -> None:
-    others = [str(s) for s in Scope if s not in (OPERATIONS[op], Scope.ADMIN_ALL)]
+    others = [str(s) for s in Scope if s not in (OPERATION_SCOPES[op], Scope.ADMIN_ALL)]
     agent = External(host, f"no-{op}", *others)
     assert _code(agent.invoke(op, mailbox=agent.name)) == (403, "insufficient_scope")
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from gatepost.errors import Forbidden, StorageFailed
 from gatepost.gateway.room import RoomKeeper
 from gatepost.gateway.welcome import Welcome
-from gatepost.room import Applied, Author, Node, Review, admit
-from gatepost.room.signing import sign
+from gatepost.room import NodeRecord, RecordAuthor, ReviewRecord, RoomChange, sign_admission
+from gatepost.room.signed_record import sign_record
 from gatepost.testing import ManualClock
 from tests.gateway.tools import dump, opened
 from tests.room.cast import GENESIS, author, key, node, update
@@ -30,8 +30,8 @@ async def keeper(state: Path, clock: ManualClock) -> AsyncIterator[RoomKeeper]:
         yield keeper
 
 
-def _review(status: Any = "open") -> Review:
-    return Review(
+def _review(status: Any = "open") -> ReviewRecord:
+    return ReviewRecord(
         capability_id="c",
         delegation_skill_version="1",
         executor_skill_version="1",
@@ -48,7 +48,7 @@ def _on_disk(keeper: RoomKeeper) -> set[str]:
 async def test_an_own_record_is_on_disk_before_anybody_hears_of_it(keeper: RoomKeeper) -> None:
     heard: list[bool] = []
 
-    def hear(applied: Applied) -> None:
+    def hear(applied: RoomChange) -> None:
         heard.append({signed.text for signed in applied.changed} <= _on_disk(keeper))
 
     keeper.current.on_change(hear)
@@ -66,9 +66,9 @@ async def test_what_could_not_be_saved_is_said_later(
         patched.setattr(keeper.core, "commit", full)
         with pytest.raises(StorageFailed):
             await keeper.publish({PLACE: _review()})
-        assert "r1" not in keeper.current.view.reviews
+        assert "r1" not in keeper.current.effective.reviews
     await keeper.refresh()
-    assert "r1" in keeper.current.view.reviews
+    assert "r1" in keeper.current.effective.reviews
 
 
 async def test_nothing_is_said_if_what_it_depends_on_fails(keeper: RoomKeeper) -> None:
@@ -78,15 +78,15 @@ async def test_nothing_is_said_if_what_it_depends_on_fails(keeper: RoomKeeper) -
     with pytest.raises(Forbidden):
         await keeper.commit_with(*PLACE, _review(), refuse)
     await keeper.refresh()
-    assert "r1" not in keeper.current.view.reviews
+    assert "r1" not in keeper.current.effective.reviews
 
 
 async def test_a_sign_of_life_is_given_once_a_minute(
     keeper: RoomKeeper, clock: ManualClock
 ) -> None:
     def beat() -> int:
-        record = keeper.current.view.nodes["ann"].record
-        assert isinstance(record, Node)
+        record = keeper.current.effective.nodes["ann"].record
+        assert isinstance(record, NodeRecord)
         return record.last_heartbeat_at
 
     first = beat()
@@ -104,15 +104,15 @@ async def test_it_is_the_same_after_it_was_loaded_again(keeper: RoomKeeper) -> N
     await again.load()
     assert {s.text for s in again.current.document} == {s.text for s in keeper.current.document}
     await again.publish({PLACE: _review("resolved")})
-    assert again.current.view.reviews["r1"].status == "resolved"
+    assert again.current.effective.reviews["r1"].status == "resolved"
 
 
 async def test_what_others_say_is_saved_soon(keeper: RoomKeeper) -> None:
     genesis, own = keeper.current.genesis, keeper.author
-    link = admit(own.key, "ann", "ben", key("ben").public, "edge", 1)
-    ben = Author(key("ben"), (link,))
-    signed = sign(ben, "nodes", "ben", 1, 1, node(ben, genesis))
-    keeper.current.apply(update(signed), "somebody")
+    link = sign_admission(own.key, "ann", "ben", key("ben").public, "edge", 1)
+    ben = RecordAuthor(key("ben"), (link,))
+    signed = sign_record(ben, "nodes", "ben", 1, 1, node(ben, genesis))
+    keeper.current.apply_update(update(signed), "somebody")
     await keeper._save()
     assert signed.text in _on_disk(keeper)
     known = keeper.known.by_key(None, key("ben").public)
@@ -134,7 +134,7 @@ async def test_a_chain_is_believed_only_if_the_host_signed_it(
 ) -> None:
     async with opened(state, clock, node__id="ben") as operations:
         keeper, host = RoomKeeper(operations.core), key("root")
-        link = admit(host, "root", "ben", operations.core.node.key.public, "edge", 1)
+        link = sign_admission(host, "root", "ben", operations.core.node.key.public, "edge", 1)
         keeper.check_welcome(Welcome(GENESIS, 1, (link,)), GENESIS.key)
         forged = replace(link, signature=bytes(64))
         with pytest.raises(Forbidden):
@@ -151,11 +151,11 @@ async def test_what_is_said_while_the_room_moves_is_not_left_behind(
     async def slow(operation: Any) -> Any:
         result = await commit(operation)
         if late:
-            keeper.current.put(*PLACE, late.pop(), 1)
+            keeper.current.publish_record(*PLACE, late.pop(), 1)
         return result
 
     monkeypatch.setattr(keeper.core, "commit", slow)
     await keeper.catch_up(2)
     assert (keeper.current.epoch, keeper.current.id) == (2, "ansible-control.2")
-    assert "r1" in keeper.current.view.reviews
+    assert "r1" in keeper.current.effective.reviews
     assert {signed.text for signed in keeper.current.document} == _on_disk(keeper)

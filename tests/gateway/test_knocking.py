@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from gatepost.access import Issuer, tickets
-from gatepost.access.forms import Challenge, ExchangeAnswer, ExchangeRequest
-from gatepost.access.tickets import AUDIENCE, Claims
-from gatepost.access.tokens import Kind, mint
+from gatepost.access.auth_messages import Challenge, ExchangeAnswer, ExchangeRequest
+from gatepost.access.tickets import AUDIENCE, TicketClaims
+from gatepost.access.tokens import TokenKind, mint_token
 from gatepost.errors import Forbidden, InvalidRequest, InvalidTicket, Unavailable
 from gatepost.events import NodeKey, fingerprint_key
 from gatepost.gateway.knocking import Knocker, OurselvesError
@@ -26,7 +26,7 @@ Host = Callable[[NodeKey], Knocker]
 
 def _answer(issuer: Issuer, request: ExchangeRequest, nonce: str | None) -> ExchangeAnswer:
     """A ticket that is in order in every way but for who signs it."""
-    claims = Claims(
+    claims = TicketClaims(
         iss=issuer.id,
         sub=request.node_id,
         aud=AUDIENCE,
@@ -37,9 +37,9 @@ def _answer(issuer: Issuer, request: ExchangeRequest, nonce: str | None) -> Exch
         exp=2**31,
         sid="s",
         nonce=nonce or request.nonce,
-        cnf=tickets.bound_to(request.node_key),
+        cnf=tickets.confirm_key(request.node_key),
     )
-    ticket = tickets.sign(issuer, claims)
+    ticket = tickets.sign_ticket(issuer, claims)
     return ExchangeAnswer(ticket, 1, claims.rooms, "s", issuer.id, issuer.key.public)
 
 
@@ -75,14 +75,14 @@ def _asks(knocker: Knocker, host: Callable[[httpx.Request], httpx.Response]) -> 
 
 async def test_the_gateway_that_was_meant_is_believed(knocker: Knocker, clock: ManualClock) -> None:
     _asks(knocker, Impostor(key("root"), clock))
-    token = mint(clock, Kind.INVITE, key("root").fingerprint).text
+    token = mint_token(clock, TokenKind.INVITE, key("root").fingerprint).text
     assert (await knocker.with_invite(URL, token)).issuer_key == key("root").public
     assert (await knocker.with_proof(URL, None)).issuer_id == "root"
 
 
 async def test_another_one_is_not(knocker: Knocker, clock: ManualClock) -> None:
     _asks(knocker, Impostor(key("eve"), clock))
-    token = mint(clock, Kind.INVITE, key("root").fingerprint).text
+    token = mint_token(clock, TokenKind.INVITE, key("root").fingerprint).text
     with pytest.raises(InvalidTicket, match="from another gateway"):
         await knocker.with_invite(URL, token)
     with pytest.raises(InvalidTicket, match="from another gateway"):

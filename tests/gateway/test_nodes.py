@@ -10,7 +10,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 from msgspec.structs import replace
 
-from gatepost.room import Chains
+from gatepost.room import ChainVerifier
 from gatepost.testing import GatewayProcess
 from tests.gateway.tools import client
 from tests.mesh.tools import ROOM, Gateway, Guest
@@ -41,7 +41,7 @@ def test_an_invite_opens_the_room_and_tells_the_node_who_it_is(host: Gateway, gu
         said = guest.welcome(socket)
         assert socket.subprotocol == "gatepost"
         assert socket.recv(timeout=5)[0] == 0, "sync comes first"
-    Chains(said.genesis).verify(said.chain)
+    ChainVerifier(said.genesis).verify_chain(said.chain)
     link = said.chain[-1]
     assert (link.node, link.tier, link.key) == (guest.name, "edge", guest.key.public)
     (row,) = [i for i in host.call("GET", "/room/invites") if i["used_by"] == guest.name]

@@ -13,9 +13,18 @@ from gatepost.gateway.ownership import Ownership
 from gatepost.gateway.room import RoomKeeper
 from gatepost.gateway.views import Claiming
 from gatepost.mailbox import Waiter
-from gatepost.room import Agent, Author, Room, Signed, admit, claim_key, extend, handed_over
-from gatepost.room import transfer as signed_transfer
-from gatepost.room.signing import sign
+from gatepost.room import (
+    AgentRecord,
+    RecordAuthor,
+    SharedRoom,
+    SignedRecord,
+    append_admission,
+    claim_key,
+    sign_admission,
+    transfer_claim,
+)
+from gatepost.room import sign_transfer as signed_transfer
+from gatepost.room.signed_record import sign_record
 from gatepost.routing import build_directory
 from gatepost.testing import ManualClock
 from gatepost.wire import AgentInfo as LocalAgent
@@ -31,15 +40,17 @@ JOB = LocalAgent("job", "internal", NOW, NOW)
 PLACE = ("agents", "job@ben")
 
 
-def said(*claims: Signed, local: list[LocalAgent]) -> dict[tuple[str, str], Agent | None]:
+def said(
+    *claims: SignedRecord, local: list[LocalAgent]
+) -> dict[tuple[str, str], AgentRecord | None]:
     """What ben says, knowing all this."""
     found = room(entry(ROOT), entry(ANN), entry(BEN), *claims, of=BEN)
     return own_records.agents(found, local, "ben")
 
 
-def given(agent: Agent, giver: Author, taker: Author) -> Agent:
+def given(agent: AgentRecord, giver: RecordAuthor, taker: RecordAuthor) -> AgentRecord:
     step = signed_transfer(giver.key, giver.node, taker.node, "job", agent.epoch + 1)
-    return handed_over(agent, step)
+    return transfer_claim(agent, step)
 
 
 BENS, ANNS = agent("ben"), agent("ann")
@@ -47,7 +58,7 @@ BENS, ANNS = agent("ben"), agent("ann")
 
 def test_an_agent_nobody_claims_is_ours() -> None:
     claim = said(local=[JOB])[PLACE]
-    assert claim == Agent(gateway="ben", type="internal", last_seen_at=NOW)
+    assert claim == AgentRecord(gateway="ben", type="internal", last_seen_at=NOW)
 
 
 def test_an_agent_of_another_is_not_claimed() -> None:
@@ -100,23 +111,25 @@ class Scene:
         await self.keeper.found(lambda tx: None)
         self.keeper.may_speak.set()
         room, ben = self.room, key("ben")
-        link = admit(self.core.node.key, self.me, "ben", ben.public, "edge", self.clock.now())
-        self.ben = Author(ben, extend(room.genesis, self.keeper.author.chain, link))
+        link = sign_admission(
+            self.core.node.key, self.me, "ben", ben.public, "edge", self.clock.now()
+        )
+        self.ben = RecordAuthor(ben, append_admission(room.genesis, self.keeper.author.chain, link))
         self.hear("nodes", "ben", replace(node(self.ben, room.genesis), endpoint_ws=None))
         await self.operations.perform(Register(agent="job"))
         await self.refresh()
 
     @property
-    def room(self) -> Room:
+    def room(self) -> SharedRoom:
         return self.keeper.current
 
     def hear(self, map: str, key: str, data: object, version: int = 1) -> None:
         """Ben says something in the room."""
-        self.room.accept([sign(self.ben, map, key, version, self.clock.now(), data)])  # type: ignore[arg-type]
+        self.room.accept_drafts([sign_record(self.ben, map, key, version, self.clock.now(), data)])  # type: ignore[arg-type]
 
     async def refresh(self) -> None:
         await self.keeper.refresh()
-        directory = build_directory(self.room.view, lambda id: True)
+        directory = build_directory(self.room.effective, lambda id: True)
         await self.core.commit(lambda tx: self.core.messages.room_changed(tx, directory))
 
     async def asked_for(self, take_over: bool = False) -> None:
@@ -142,7 +155,7 @@ class Scene:
         return self.owner()
 
     def owner(self) -> str | None:
-        return self.room.view.agents["job"].gateway
+        return self.room.effective.agents["job"].gateway
 
     async def hosts_it(self) -> bool:
         return await self.core.read(lambda tx: self.core.agents.known(tx, "job"))
@@ -168,7 +181,7 @@ async def test_an_agent_nobody_serves_goes_to_who_asks_after_a_moment(scene: Sce
     assert await scene.look(1.9) == "me"
     assert await scene.look(0.1) == "ben"
     assert not await scene.hosts_it()
-    record = scene.room.view.agents["job"].record
+    record = scene.room.effective.agents["job"].record
     assert (record.epoch, len(record.transfers)) == (2, 1)
     await scene.look()
     assert await scene.requests() == []
@@ -241,13 +254,13 @@ async def test_what_is_served_here_and_owned_elsewhere_is_asked_for_now_and_then
 
 
 async def test_who_was_overridden_lets_go(scene: Scene) -> None:
-    owned = scene.room.view.agents["job"]
+    owned = scene.room.effective.agents["job"]
     step = signed_transfer(scene.core.node.key, "me", "ben", "job", 2)
-    bens = handed_over(owned.record, step, by_backbone=True)
+    bens = transfer_claim(owned.record, step, by_backbone=True)
     scene.hear("agents", claim_key("job", "ben"), bens)
     assert await scene.look() == "ben"
     assert not await scene.hosts_it()
-    assert scene.room.view.agents["job"].rivals == ()
+    assert scene.room.effective.agents["job"].rivals == ()
 
 
 async def test_an_override_is_a_backbone_nodes_word(scene: Scene) -> None:

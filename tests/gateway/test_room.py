@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from pycrdt import Doc, Map
 from websockets.exceptions import ConnectionClosed
 
-from gatepost.room import Author, Coordination, Genesis, Term, lib0
-from gatepost.room.document import Document
+from gatepost.room import CoordinationRecord, CoordinatorTerm, Genesis, RecordAuthor, lib0
+from gatepost.room.document import RoomDocument
 from gatepost.room.room import room_id
-from gatepost.room.signing import sign
+from gatepost.room.signed_record import sign_record
 from tests.gateway.tools import client, eventually
 from tests.mesh.conftest import running
 from tests.mesh.tools import Gateway, Guest, close_code, converge
@@ -26,7 +26,7 @@ class Scene(NamedTuple):
     ann: Gateway
     bob: Gateway
     mallory: Guest
-    author: Author
+    author: RecordAuthor
     genesis: Genesis
 
     def entry(self, version: int, **changes: object) -> Any:
@@ -35,7 +35,7 @@ class Scene(NamedTuple):
 
     def sign(self, map: str, key: str, version: int, data: Any) -> Any:
         at = self.author.chain[-1].issued_at
-        return sign(self.author, map, key, version, at, data)
+        return sign_record(self.author, map, key, version, at, data)
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +53,17 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 def message(update: bytes) -> bytes:
-    return b"\x00\x02" + lib0.data(update)
+    return b"\x00\x02" + lib0.encode_bytes(update)
 
 
 def awareness(client: int, state: str) -> bytes:
-    entry = lib0.uint(1) + lib0.uint(client) + lib0.uint(1) + lib0.text(state)
-    return bytes((AWARENESS,)) + lib0.data(entry)
+    entry = (
+        lib0.encode_uint(1)
+        + lib0.encode_uint(client)
+        + lib0.encode_uint(1)
+        + lib0.encode_text(state)
+    )
+    return bytes((AWARENESS,)) + lib0.encode_bytes(entry)
 
 
 def by_yjs(map: str, key: str, value: object) -> bytes:
@@ -69,11 +74,11 @@ def by_yjs(map: str, key: str, value: object) -> bytes:
 
 
 def _client(signed: Any) -> int:
-    return Document(room_id(1)).client_of(signed.place)
+    return RoomDocument(room_id(1)).yjs_client(signed.place)
 
 
 def _delete(signed: Any) -> bytes:
-    return b"\x00\x01" + lib0.uint(_client(signed)) + b"\x01\x00\x7f"
+    return b"\x00\x01" + lib0.encode_uint(_client(signed)) + b"\x01\x00\x7f"
 
 
 ATTACKS: dict[str, tuple[str, Callable[[Scene], bytes]]] = {
@@ -163,15 +168,15 @@ def test_all_follow_the_coordinator_to_a_new_document(scene: Scene) -> None:
     """Also one who was away meanwhile."""
     eve = Guest(scene.ann, "eve")
     _, author = eve.enter(scene.ann.invite("eve", "backbone"))
-    said = Coordination(
+    said = CoordinationRecord(
         coordinator="eve",
-        term=Term(counter=1, node="eve"),
+        term=CoordinatorTerm(counter=1, node="eve"),
         sweep_every_seconds=60,
         room_epoch=2,
     )
     at = author.chain[-1].issued_at
-    own = sign(author, "nodes", "eve", 1, at, replace(node(author, scene.genesis)))
-    claim = sign(author, "coordination", "coordinator@eve", 1, at, said)
+    own = sign_record(author, "nodes", "eve", 1, at, replace(node(author, scene.genesis)))
+    claim = sign_record(author, "coordination", "coordinator@eve", 1, at, said)
     scene.bob.kill9()
     with eve.open(eve.ticket()) as socket:
         socket.send(message(update(own, claim)))

@@ -13,9 +13,9 @@ from msgspec import Raw
 
 import gatepost
 from gatepost.archive import manifest, room_facts
+from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.room_facts import NodeFact, RoomFacts
-from gatepost.archive.store import Store
-from gatepost.archive.verify import verify
+from gatepost.archive.verification import verify_archive
 from gatepost.errors import ConfigError
 from gatepost.gateway.operations import Operations
 from gatepost.gateway.sealing import Sealing, check
@@ -75,11 +75,11 @@ async def test_what_is_due_is_sealed_and_pruned(state: Path, clock: ManualClock)
             async with asyncio.timeout(10):
                 while await _left(operations):
                     await asyncio.sleep(0.005)
-        store = Store.open(str(state.parent / "archive"))
-        listed = manifest.read(store, operations.core.node.id)
+        store = ArchiveStore.open(str(state.parent / "archive"))
+        listed = manifest.read_manifest(store, operations.core.node.id)
         assert listed is not None
         assert listed.sealed_through == sealing.sealed_through
-        assert list(verify(store)) == []
+        assert list(verify_archive(store)) == []
         assert sealing.problem is None
 
 
@@ -101,10 +101,10 @@ async def test_small_segments_are_merged_and_a_damaged_one_stops_only_that(
 ) -> None:
     more = _archive(state, archive__max_rows=1000, archive__max_age_secs=0.001)
     async with opened(state, clock, **more) as operations:
-        store, node = Store.open(str(state.parent / "archive")), operations.core.node.id
+        store, node = ArchiveStore.open(str(state.parent / "archive")), operations.core.node.id
 
-        def segments() -> list[manifest.Segment]:
-            listed = manifest.read(store, node)
+        def segments() -> list[manifest.ArchiveSegment]:
+            listed = manifest.read_manifest(store, node)
             return list(listed.segments) if listed else []
 
         async def seal(count: int) -> None:
@@ -117,8 +117,8 @@ async def test_small_segments_are_merged_and_a_damaged_one_stops_only_that(
         async with sealing.running():
             await seal(8)
             await _until(lambda: len(segments()) == 1)
-            assert list(verify(store)) == []
-            store.write(f"node={node}/{segments()[0].path}", b"damaged")
+            assert list(verify_archive(store)) == []
+            store.write_file(f"node={node}/{segments()[0].path}", b"damaged")
             await seal(9)
             await _until(lambda: "small segments stay" in caplog.text)
             await seal(2)
@@ -172,11 +172,11 @@ async def test_sending_does_not_wait_for_a_slow_store(
 ) -> None:
     entered, released = threading.Event(), threading.Event()
 
-    def slow(self: Store, path: str, content: object) -> None:
+    def slow(self: ArchiveStore, path: str, content: object) -> None:
         entered.set()
         released.wait(10)
 
-    monkeypatch.setattr(Store, "_write", slow)
+    monkeypatch.setattr(ArchiveStore, "_write_atomically", slow)
     async with opened(state, clock, **_archive(state, archive__max_rows=1)) as operations:
         sealing = Sealing(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
         async with sealing.running():
@@ -227,9 +227,9 @@ async def test_what_is_known_of_the_room_lies_beside_it(state: Path, clock: Manu
         )
         facts = RoomFacts(node=node.id, at=5, nodes=(known,))
         sealing = Sealing(operations.core, read=_nobody, settled=_nobody, facts=lambda: facts)
-        store = Store.open(str(state.parent / "archive"))
+        store = ArchiveStore.open(str(state.parent / "archive"))
         async with sealing.running():
-            await _until(lambda: room_facts.read_all(store))
-        (read,) = room_facts.read_all(store)
+            await _until(lambda: room_facts.read_all_facts(store))
+        (read,) = room_facts.read_all_facts(store)
         assert read.nodes == (known,)
-        assert room_facts.is_signed(read, node.key.public)
+        assert room_facts.are_facts_signed(read, node.key.public)

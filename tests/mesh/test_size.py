@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 from gatepost.events import NodeKey
-from gatepost.room import Author, Genesis, admit, lib0
-from gatepost.room.document import Document
+from gatepost.room import Genesis, RecordAuthor, lib0, sign_admission
+from gatepost.room.document import RoomDocument
 from gatepost.room.room import room_id
-from gatepost.room.signing import sign
+from gatepost.room.signed_record import sign_record
 from tests.conftest import choose
 from tests.gateway.tools import eventually
 from tests.mesh.tools import Gateway, Guest
@@ -22,11 +22,11 @@ def _crowd(genesis: Genesis, key: NodeKey, now: int) -> list[Any]:
     records = []
     for number in range(NODES):
         own, name = NodeKey(number.to_bytes(32, "big")), f"node-{number}"
-        who = Author(own, (admit(key, genesis.node, name, own.public, "edge", now),))
-        records.append(sign(who, "nodes", name, 1, now, node(who, genesis)))
+        who = RecordAuthor(own, (sign_admission(key, genesis.node, name, own.public, "edge", now),))
+        records.append(sign_record(who, "nodes", name, 1, now, node(who, genesis)))
         for each in range(AGENTS):
             claim = f"agent-{number}-{each}@{name}"
-            records.append(sign(who, "agents", claim, 1, now, agent(name)))
+            records.append(sign_record(who, "agents", claim, 1, now, agent(name)))
     return records
 
 
@@ -39,8 +39,8 @@ def test_a_newcomer_has_a_room_of_many_nodes_in_two_seconds(
     key = NodeKey((ann.state_dir / "node.key").read_bytes())
     records = _crowd(genesis, key, int(time.time() * 1000))
     with loader.open(loader.ticket()) as socket:
-        for update in Document(room_id(1)).chunks(records):
-            socket.send(b"\x00\x02" + lib0.data(update))
+        for update in RoomDocument(room_id(1)).encode_updates(records):
+            socket.send(b"\x00\x02" + lib0.encode_bytes(update))
         eventually(lambda: len(ann.nodes()) > NODES, 30)
     token = ann.invite()
     began = time.monotonic()

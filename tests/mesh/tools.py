@@ -13,13 +13,13 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
-from gatepost.access import Joiner
-from gatepost.access.forms import Challenge, ExchangeRequest
+from gatepost.access import ExchangeRequester
+from gatepost.access.auth_messages import Challenge, ExchangeRequest
 from gatepost.clock import SystemClock
 from gatepost.events import NodeKey, fingerprint_key
 from gatepost.gateway import welcome
 from gatepost.gateway.welcome import Welcome
-from gatepost.room import Author, Genesis
+from gatepost.room import Genesis, RecordAuthor
 from gatepost.testing import GatewayProcess
 from tests.gateway.tools import client, eventually
 
@@ -79,8 +79,8 @@ class Guest:
         self.issuer_key = b""
 
     @property
-    def joiner(self) -> Joiner:
-        return Joiner(self.name, self.key, SystemClock())
+    def joiner(self) -> ExchangeRequester:
+        return ExchangeRequester(self.name, self.key, SystemClock())
 
     def exchange(self, request: object) -> httpx.Response:
         body = msgspec.json.encode(request)
@@ -92,7 +92,7 @@ class Guest:
 
     def by_proof(self) -> ExchangeRequest:
         challenge = self.challenge()
-        return self.joiner.with_proof(challenge, fingerprint_key(challenge.issuer_key))
+        return self.joiner.with_challenge(challenge, fingerprint_key(challenge.issuer_key))
 
     def ticket(self, token: str | None = None) -> str:
         """A ticket for an invite, or for a proof."""
@@ -138,11 +138,11 @@ class Guest:
         said = socket.response.headers[welcome.HEADER]
         return welcome.read(said, self.session, self.issuer_key)
 
-    def enter(self, token: str) -> tuple[Genesis, Author]:
+    def enter(self, token: str) -> tuple[Genesis, RecordAuthor]:
         """Join, and leave again with all it takes to write."""
         with self.open(self.ticket(token)) as socket:
             said = self.welcome(socket)
-        return said.genesis, Author(self.key, said.chain)
+        return said.genesis, RecordAuthor(self.key, said.chain)
 
 
 def close_code(socket: ClientConnection, secs: float = 5) -> int:

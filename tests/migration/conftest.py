@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gatepost.migration import Folder
+from gatepost.migration import MigrationFolder
 from gatepost.testing import GatewayProcess
 from tests.js.test_javascript import installed
 
@@ -19,5 +19,5 @@ def gateway(tmp_path: Path) -> Iterator[GatewayProcess]:
 
 
 @pytest.fixture
-def folder(gateway: GatewayProcess) -> Folder:
-    return Folder(gateway.state_dir)
+def folder(gateway: GatewayProcess) -> MigrationFolder:
+    return MigrationFolder(gateway.state_dir)

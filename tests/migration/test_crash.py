@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import gatepost
-from gatepost.migration import Folder
+from gatepost.migration import MigrationFolder
 from gatepost.testing import GatewayProcess
 from tests.migration.tools import drain, ledger_states, message, register, rows
 
@@ -45,7 +45,7 @@ def legacy() -> dict[str, Any]:
 class Run:
     """`gatepost migrate import`, as a process that may be killed."""
 
-    def __init__(self, dump: Path, folder: Folder) -> None:
+    def __init__(self, dump: Path, folder: MigrationFolder) -> None:
         env = {k: v for k, v in os.environ.items() if not k.startswith("GATEPOST_")}
         self._folder = folder
         self._process = subprocess.Popen(
@@ -87,7 +87,10 @@ class Run:
 
 
 def test_nothing_is_lost_or_doubled_when_everything_is_killed(
-    gateway: GatewayProcess, folder: Folder, tmp_path: Path, count: Callable[[int, int], int]
+    gateway: GatewayProcess,
+    folder: MigrationFolder,
+    tmp_path: Path,
+    count: Callable[[int, int], int],
 ) -> None:
     dump = tmp_path / "dump.json"
     document = legacy()
@@ -143,7 +146,9 @@ def _check_mailboxes(gateway: GatewayProcess, document: dict[str, Any]) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_the_proof_of_the_whole(gateway: GatewayProcess, folder: Folder, tmp_path: Path) -> None:
+def test_the_proof_of_the_whole(
+    gateway: GatewayProcess, folder: MigrationFolder, tmp_path: Path
+) -> None:
     dump = tmp_path / "dump.json"
     dump.write_text(json.dumps(legacy()))
     asyncio.run(register(gateway, *RECEIVERS))

@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gatepost.errors import ConfigError, GatepostError, InvalidRequest
-from gatepost.migration import Dump, Item, Names, Reject, parse, read
+from gatepost.migration import (
+    AgentNames,
+    LegacyDump,
+    LegacyItem,
+    RejectedItem,
+    parse_dump,
+    read_dump,
+)
 from tests.migration.tools import message
 
 HERE = Path(__file__).parent
@@ -28,16 +35,16 @@ def written(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def items(dump: Dump) -> list[Item]:
-    return [one for one in dump.understood(Names()) if isinstance(one, Item)]
+def items(dump: LegacyDump) -> list[LegacyItem]:
+    return [one for one in dump.parse_items(AgentNames()) if isinstance(one, LegacyItem)]
 
 
-def rejects(dump: Dump) -> dict[str, Reject]:
-    return {one.id: one for one in dump.understood(Names()) if isinstance(one, Reject)}
+def rejects(dump: LegacyDump) -> dict[str, RejectedItem]:
+    return {one.id: one for one in dump.parse_items(AgentNames()) if isinstance(one, RejectedItem)}
 
 
 def test_a_real_yjs_document_is_read_with_nested_maps_and_texts(written: Path) -> None:
-    dump = read(written / "dump.bin")
+    dump = read_dump(written / "dump.bin")
     found = {(item.id, item.to): item for item in items(dump)}
     assert found.keys() == {
         ("plain", "bob"),
@@ -58,9 +65,9 @@ def test_a_real_yjs_document_is_read_with_nested_maps_and_texts(written: Path) -
 
 
 def test_a_document_and_its_json_export_are_the_same_to_us(written: Path) -> None:
-    binary, exported = read(written / "dump.bin"), read(written / "dump.json")
+    binary, exported = read_dump(written / "dump.bin"), read_dump(written / "dump.json")
 
-    def by_key(dump: Dump) -> dict[str, Item]:
+    def by_key(dump: LegacyDump) -> dict[str, LegacyItem]:
         return {item.key: item for item in items(dump)}
 
     assert by_key(binary) == by_key(exported)
@@ -68,7 +75,7 @@ def test_a_document_and_its_json_export_are_the_same_to_us(written: Path) -> Non
 
 
 def test_what_yjs_can_hold_and_json_cannot_is_rejected_one_by_one(written: Path) -> None:
-    dump = read(written / "odd.bin")
+    dump = read_dump(written / "odd.bin")
     assert {id: one.code for id, one in rejects(dump).items()} == {
         "bytes": "not_json",
         "nan": "not_json",
@@ -84,17 +91,19 @@ def test_what_yjs_can_hold_and_json_cannot_is_rejected_one_by_one(written: Path)
 )
 def test_a_dump_that_would_lose_something_is_refused(written: Path, name: str, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why):
-        read(written / name)
+        read_dump(written / name)
 
 
 def test_a_document_with_as_many_authors_as_a_brace(written: Path) -> None:
     assert (written / "crowd.bin").read_bytes().startswith(b"{")
-    assert len(items(read(written / "crowd.bin"))) == 123
+    assert len(items(read_dump(written / "crowd.bin"))) == 123
 
 
 def test_only_one_kind(written: Path) -> None:
-    assert {item.kind for item in items(read(written / "dump.bin", "tasks"))} == {"tasks"}
-    assert {item.kind for item in items(read(written / "dump.json", "messages"))} == {"messages"}
+    assert {item.kind for item in items(read_dump(written / "dump.bin", "tasks"))} == {"tasks"}
+    assert {item.kind for item in items(read_dump(written / "dump.json", "messages"))} == {
+        "messages"
+    }
 
 
 def test_without_pycrdt_json_is_read_and_yjs_says_what_to_install(
@@ -114,9 +123,9 @@ def test_without_pycrdt_json_is_read_and_yjs_says_what_to_install(
         return really(name, globals, locals, fromlist or (), level)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert items(read(written / "dump.json"))
+    assert items(read_dump(written / "dump.json"))
     with pytest.raises(ConfigError, match=r"gatepost\[migration\]"):
-        read(written / "dump.bin")
+        read_dump(written / "dump.bin")
 
 
 @pytest.mark.parametrize(
@@ -134,34 +143,34 @@ def test_without_pycrdt_json_is_read_and_yjs_says_what_to_install(
 )
 def test_what_is_no_dump_is_refused(data: bytes, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why):
-        parse(data)
+        parse_dump(data)
 
 
 @given(st.binary() | st.binary().map(lambda data: b"{" + data))
 def test_no_bytes_raise_anything_unexpected(data: bytes) -> None:
     try:
-        parse(data)
+        parse_dump(data)
     except GatepostError as error:
         assert error.message
 
 
 def test_json_may_begin_with_a_mark_and_lack_a_map() -> None:
     text = "\ufeff\n" + json.dumps({"messages": {"1": message(1)}})
-    assert [item.id for item in items(parse(text.encode()))] == ["1"]
+    assert [item.id for item in items(parse_dump(text.encode()))] == ["1"]
 
 
 def test_a_document_that_holds_only_state_is_empty_not_wrong() -> None:
-    assert list(parse(b'{"nodes": {}}').each()) == []
+    assert list(parse_dump(b'{"nodes": {}}').iter_records()) == []
 
 
 def test_half_a_character_rejects_its_record_alone() -> None:
     bad = b'{"from":"a","to":"b","text":"\\ud800"}'
     data = b'{"messages": {"1": ' + bad + b', "2": {"from":"a","to":"b","text":"x"}}}'
-    dump = parse(data)
+    dump = parse_dump(data)
     assert [item.id for item in items(dump)] == ["2"]
     assert rejects(dump).keys() == {"1"}
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot be read"):
-        read(tmp_path / "nothing")
+        read_dump(tmp_path / "nothing")

@@ -7,12 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatepost.migration.fields import Item, Kind, Names, Reject, by_age, understand, unmapped
+from gatepost.migration.legacy_records import (
+    AgentNames,
+    LegacyItem,
+    LegacyKind,
+    RejectedItem,
+    parse_legacy_record,
+    sort_by_age,
+    unmapped_fields,
+)
 from tests.migration.test_values import values
 from tests.migration.tools import item_of, message
 
 names = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,20}\Z")
-NAMES = Names()
+NAMES = AgentNames()
 
 SENDERS = ["fromAgentId", "from_agent", "from", "fromAgent", "sender", "FROM_AGENT_ID"]
 RECIPIENTS = ["toAgentId", "to", "to_agent", "toAgents", "to_agents", "recipients"]
@@ -21,14 +29,14 @@ CORRS = ["corrId", "correlationId", "corr_id", "correlation_id"]
 TIMES = ["createdAt", "created_at", "timestamp"]
 
 
-def one(kind: Kind, record: Any, names: Names = NAMES) -> Item | Reject:
-    (found,) = understand(kind, "1", record, names)
+def one(kind: LegacyKind, record: Any, names: AgentNames = NAMES) -> LegacyItem | RejectedItem:
+    (found,) = parse_legacy_record(kind, "1", record, names)
     return found
 
 
-def code(record: Any, kind: Kind = "messages") -> str:
+def code(record: Any, kind: LegacyKind = "messages") -> str:
     found = one(kind, record)
-    assert isinstance(found, Reject), found
+    assert isinstance(found, RejectedItem), found
     assert found.record == record or found.record is record
     assert found.reason
     return found.code
@@ -64,7 +72,7 @@ def test_every_spelling_means_the_same(
     found = one("messages", record | {time: at * unit})
     usual = {"fromAgentId": ann, "toAgentId": bob, "content": content, "corrId": "c-1"}
     expected = one("messages", usual | {"createdAt": at * 1000})
-    assert isinstance(found, Item) and isinstance(expected, Item)
+    assert isinstance(found, LegacyItem) and isinstance(expected, LegacyItem)
     assert found.payload == content
     assert (found.sender, found.to, found.corr_id) == (ann, bob, "c-1")
     assert (found.created_at, found.done) == (at * 1000, False)
@@ -81,11 +89,11 @@ def test_every_spelling_means_the_same(
         values | names | st.lists(names) | st.sampled_from(["pending", "read", "completed"]),
     ),
 )
-def test_any_record_becomes_items_or_one_reject(kind: Kind, id: str, record: Any) -> None:
-    found = understand(kind, id, record, NAMES)
+def test_any_record_becomes_items_or_one_reject(kind: LegacyKind, id: str, record: Any) -> None:
+    found = parse_legacy_record(kind, id, record, NAMES)
     assert found
     assert len({one.to for one in found}) == len(found)
-    assert len(found) == 1 or all(isinstance(one, Item) for one in found)
+    assert len(found) == 1 or all(isinstance(one, LegacyItem) for one in found)
 
 
 @pytest.mark.parametrize("status", [None, "pending", "Pending", " queued ", "unread"])
@@ -112,7 +120,7 @@ def test_delivered_messages_are_done(status: str) -> None:
 def test_a_task_is_done_when_it_is_finished(status: str, done: bool) -> None:
     task = {"title": "build", "description": "it", "assignedTo": "bob", "status": status}
     found = one("tasks", task)
-    assert isinstance(found, Item)
+    assert isinstance(found, LegacyItem)
     assert found.done == done
     assert found.payload == {"legacyTask": {"id": "1", **task}}
     assert (found.sender, found.to) == ("legacy", "bob")
@@ -122,40 +130,47 @@ def test_status_and_result_may_change_without_making_another_task() -> None:
     task = {"title": "build", "assignedTo": "bob", "status": "pending"}
     before, after = one("tasks", task), one("tasks", task | {"status": "claimed", "result": 1})
     edited = one("tasks", task | {"description": "faster"})
-    assert isinstance(before, Item) and isinstance(after, Item) and isinstance(edited, Item)
+    assert (
+        isinstance(before, LegacyItem)
+        and isinstance(after, LegacyItem)
+        and isinstance(edited, LegacyItem)
+    )
     assert before.digest == after.digest != edited.digest
     assert before.key == edited.key
 
 
 def test_each_recipient_is_an_item_and_those_who_read_it_are_done() -> None:
     record = {"from": "ann", "toAgents": ["bob", "cat"], "text": "x", "readBy_agents": ["cat"]}
-    found = understand("messages", "1", record, NAMES)
-    assert [(i.to, i.done) for i in found if isinstance(i, Item)] == [("bob", False), ("cat", True)]
-    assert len({i.key for i in found if isinstance(i, Item)}) == 2
+    found = parse_legacy_record("messages", "1", record, NAMES)
+    assert [(i.to, i.done) for i in found if isinstance(i, LegacyItem)] == [
+        ("bob", False),
+        ("cat", True),
+    ]
+    assert len({i.key for i in found if isinstance(i, LegacyItem)}) == 2
 
 
 def test_names_can_be_mapped_and_the_key_stays() -> None:
     record = message(1, "Jane's Mac")
     assert code(record) == "bad_agent"
-    mapped = one("messages", record, Names({"Jane's Mac": "mbp-jane"}))
-    again = one("messages", record, Names({"Jane's Mac": "jane"}))
-    assert isinstance(mapped, Item) and isinstance(again, Item)
+    mapped = one("messages", record, AgentNames({"Jane's Mac": "mbp-jane"}))
+    again = one("messages", record, AgentNames({"Jane's Mac": "jane"}))
+    assert isinstance(mapped, LegacyItem) and isinstance(again, LegacyItem)
     assert mapped.to == "mbp-jane"
     assert mapped.key == again.key
 
 
 def test_two_names_that_became_one_agent_get_one_copy() -> None:
     record = {"from": "ann", "toAgents": ["old", "older"], "text": "x"}
-    found = one("messages", record, Names({"old": "bob", "older": "bob"}))
-    assert isinstance(found, Item) and found.to == "bob"
+    found = one("messages", record, AgentNames({"old": "bob", "older": "bob"}))
+    assert isinstance(found, LegacyItem) and found.to == "bob"
 
 
 def test_a_node_stands_in_where_no_agent_is_named() -> None:
     found = one("messages", {"fromNodeId": "n1", "toNodeId": "n2", "content": "x"})
-    assert isinstance(found, Item)
+    assert isinstance(found, LegacyItem)
     assert (found.sender, found.to) == ("n1", "n2")
     named = one("messages", {"fromNodeId": "n1", "fromAgentId": "ann", "to": "bob", "text": "x"})
-    assert isinstance(named, Item) and named.sender == "ann"
+    assert isinstance(named, LegacyItem) and named.sender == "ann"
 
 
 @pytest.mark.parametrize(
@@ -190,8 +205,8 @@ def test_what_is_not_understood_has_its_reason(record: Any, expected: str) -> No
 
 
 def test_an_id_that_is_half_a_character_is_rejected() -> None:
-    (found,) = understand("messages", "\ud800", message(1), NAMES)
-    assert isinstance(found, Reject) and found.code == "not_json"
+    (found,) = parse_legacy_record("messages", "\ud800", message(1), NAMES)
+    assert isinstance(found, RejectedItem) and found.code == "not_json"
 
 
 def test_a_task_for_nobody_or_about_nothing_is_rejected() -> None:
@@ -208,17 +223,19 @@ def test_times_are_told_by_their_size_and_form(value: Any) -> None:
 def test_spellings_that_agree_are_no_conflict() -> None:
     record = {"from": "ann", "sender": "ann", "to": "bob", "toAgents": ["bob"], "text": ""}
     found = one("messages", record)
-    assert isinstance(found, Item) and found.payload == ""
+    assert isinstance(found, LegacyItem) and found.payload == ""
 
 
 def test_fields_nobody_looks_at_are_named() -> None:
-    assert unmapped("messages", message(1, id="1", priority=3, from_node="x")) == ["priority"]
-    assert unmapped("tasks", {"anything": 1}) == []
-    assert unmapped("messages", "text") == []
+    assert unmapped_fields("messages", message(1, id="1", priority=3, from_node="x")) == [
+        "priority"
+    ]
+    assert unmapped_fields("tasks", {"anything": 1}) == []
+    assert unmapped_fields("messages", "text") == []
 
 
 def test_oldest_first_and_undated_last_in_their_order() -> None:
     undated = [item_of(id, createdAt=None) for id in ("x", "a")]
     dated = [item_of(str(at), createdAt=at) for at in (1_700_000_009, 1_700_000_001)]
-    order = [item.id for item in by_age([undated[0], *dated, undated[1]])]
+    order = [item.id for item in sort_by_age([undated[0], *dated, undated[1]])]
     assert order == ["1700000001", "1700000009", "x", "a"]

@@ -8,11 +8,25 @@ import pytest
 
 from gatepost.clock import SystemClock
 from gatepost.errors import MailboxFull, Unavailable, WrongState
-from gatepost.migration import Dump, Folder, Names, Plan, Report, import_dump, parse, survey
-from gatepost.migration.files import replace
-from gatepost.migration.importing import batches
-from gatepost.migration.phase import Command, Phase, enter, load
-from gatepost.migration.report import Counts
+from gatepost.migration import (
+    AgentNames,
+    ImportPlan,
+    ImportReport,
+    LegacyDump,
+    MigrationFolder,
+    import_dump,
+    parse_dump,
+    survey_dump,
+)
+from gatepost.migration.import_report import ImportCounts
+from gatepost.migration.importer import split_batches
+from gatepost.migration.migration_files import replace_file
+from gatepost.migration.phase_marker import (
+    MigrationCommand,
+    MigrationPhase,
+    enter_phase,
+    load_marker,
+)
 from gatepost.testing import GatewayProcess
 from tests.migration.tools import (
     client_of,
@@ -30,13 +44,16 @@ CLOCK = SystemClock()
 
 
 async def run(
-    gateway: GatewayProcess, folder: Folder, dump: Dump, plan: Plan | None = None
-) -> Report:
+    gateway: GatewayProcess,
+    folder: MigrationFolder,
+    dump: LegacyDump,
+    plan: ImportPlan | None = None,
+) -> ImportReport:
     async with client_of(gateway) as client:
-        return await import_dump(client, folder, dump, plan or Plan(), CLOCK)
+        return await import_dump(client, folder, dump, plan or ImportPlan(), CLOCK)
 
 
-def mixed() -> Dump:
+def mixed() -> LegacyDump:
     return dump_of(
         {
             "a": message(1),
@@ -54,15 +71,15 @@ def mixed() -> Dump:
 
 
 def test_an_import_hands_over_what_is_undelivered_and_accounts_for_the_rest(
-    gateway: GatewayProcess, folder: Folder
+    gateway: GatewayProcess, folder: MigrationFolder
 ) -> None:
     async def test() -> None:
         await register(gateway, "bob", "cat")
         history = folder.path / "history.jsonl"
-        report = await run(gateway, folder, mixed(), Plan(history=history))
-        assert report.messages == Counts(7, 3, 0, 2, 2)
-        assert report.tasks == Counts(2, 1, 0, 1, 0)
-        assert report.total.balanced
+        report = await run(gateway, folder, mixed(), ImportPlan(history=history))
+        assert report.messages == ImportCounts(7, 3, 0, 2, 2)
+        assert report.tasks == ImportCounts(2, 1, 0, 1, 0)
+        assert report.total.is_balanced
         assert report.reasons == {"no_recipient": 1, "unknown_agent": 1}
         assert {row["id"] for row in rows(folder.rejects)} == {"broken", "stray"}
         assert [(row["id"], row["to"]) for row in rows(history)] == [
@@ -79,16 +96,18 @@ def test_an_import_hands_over_what_is_undelivered_and_accounts_for_the_rest(
     asyncio.run(test())
 
 
-def test_a_second_run_adds_nothing_but_what_is_new(gateway: GatewayProcess, folder: Folder) -> None:
+def test_a_second_run_adds_nothing_but_what_is_new(
+    gateway: GatewayProcess, folder: MigrationFolder
+) -> None:
     async def test() -> None:
         await register(gateway, "bob", "cat")
         await run(gateway, folder, mixed())
         await register(gateway, "nobody")
         again = await run(gateway, folder, mixed())
-        assert again.total == Counts(9, 1, 4, 3, 1)
+        assert again.total == ImportCounts(9, 1, 4, 3, 1)
         assert {row["id"] for row in rows(folder.rejects)} == {"broken"}
         newer = dump_of({"a": message(1), "c": message(9)})
-        assert (await run(gateway, folder, newer)).total == Counts(2, 1, 1, 0, 0)
+        assert (await run(gateway, folder, newer)).total == ImportCounts(2, 1, 1, 0, 0)
         assert [p.get("n") for p in payloads(await drain(gateway, "bob"))] == [1, 3, None, 9]
         assert payloads(await drain(gateway, "nobody")) == [{"n": 5}]
 
@@ -96,14 +115,14 @@ def test_a_second_run_adds_nothing_but_what_is_new(gateway: GatewayProcess, fold
 
 
 def test_the_ledger_outlives_the_memory_of_the_gateway(
-    gateway: GatewayProcess, folder: Folder
+    gateway: GatewayProcess, folder: MigrationFolder
 ) -> None:
     """Even under other names, under which the gateway has no such key."""
 
     async def test() -> None:
         await register(gateway, "bob", "zoe")
         await run(gateway, folder, dump_of({"a": message(1)}))
-        renamed = Plan(Names({"ann": "eve", "bob": "zoe"}))
+        renamed = ImportPlan(AgentNames({"ann": "eve", "bob": "zoe"}))
         assert (await run(gateway, folder, dump_of({"a": message(1)}), renamed)).total.already == 1
         assert not await drain(gateway, "zoe")
 
@@ -111,7 +130,7 @@ def test_the_ledger_outlives_the_memory_of_the_gateway(
 
 
 def test_a_run_that_died_before_it_noted_the_answers_is_repeated_without_doubles(
-    gateway: GatewayProcess, folder: Folder
+    gateway: GatewayProcess, folder: MigrationFolder
 ) -> None:
     async def test() -> None:
         await register(gateway, "bob")
@@ -121,9 +140,9 @@ def test_a_run_that_died_before_it_noted_the_answers_is_repeated_without_doubles
         assert ledger_states(folder) == (["intent"] * 100 + ["sent"] * 100) * 2 + (
             ["intent"] * 50 + ["sent"] * 50
         )
-        replace(folder.ledger, b"".join(lines[:300]))
+        replace_file(folder.ledger, b"".join(lines[:300]))
         again = await run(gateway, folder, dump)
-        assert again.total == Counts(250, 150, 100, 0, 0)
+        assert again.total == ImportCounts(250, 150, 100, 0, 0)
         taken = await drain(gateway, "bob")
         assert payloads(taken) == [{"n": n} for n in range(250)]
 
@@ -131,25 +150,25 @@ def test_a_run_that_died_before_it_noted_the_answers_is_repeated_without_doubles
 
 
 def test_a_dry_run_needs_no_gateway_and_changes_nothing(tmp_path: Path) -> None:
-    report = survey(Folder(tmp_path), mixed(), Plan(), CLOCK)
+    report = survey_dump(MigrationFolder(tmp_path), mixed(), ImportPlan(), CLOCK)
     assert report.dry_run
-    assert report.total == Counts(9, 5, 0, 3, 1)
+    assert report.total == ImportCounts(9, 5, 0, 3, 1)
     assert not list(tmp_path.iterdir())
 
 
-def test_two_imports_at_once_import_once(gateway: GatewayProcess, folder: Folder) -> None:
+def test_two_imports_at_once_import_once(gateway: GatewayProcess, folder: MigrationFolder) -> None:
     async def test() -> None:
         await register(gateway, "bob")
         dump = dump_of({str(n): message(n) for n in range(500)})
         one, other = await asyncio.gather(run(gateway, folder, dump), run(gateway, folder, dump))
-        assert one.total.balanced and other.total.balanced
+        assert one.total.is_balanced and other.total.is_balanced
         assert one.total.imported + other.total.imported == 500
         assert payloads(await drain(gateway, "bob")) == [{"n": n} for n in range(500)]
 
     asyncio.run(test())
 
 
-def test_large_payloads_keep_their_place(gateway: GatewayProcess, folder: Folder) -> None:
+def test_large_payloads_keep_their_place(gateway: GatewayProcess, folder: MigrationFolder) -> None:
     async def test() -> None:
         await register(gateway, "bob")
         sizes = [1, 100_000, 1, 1_200_000, 1, 300_000, 300_000, 1]
@@ -163,7 +182,7 @@ def test_large_payloads_keep_their_place(gateway: GatewayProcess, folder: Folder
 
 
 def test_a_gateway_that_is_away_ends_the_run_and_the_next_goes_on(
-    gateway: GatewayProcess, folder: Folder
+    gateway: GatewayProcess, folder: MigrationFolder
 ) -> None:
     async def test() -> None:
         await register(gateway, "bob")
@@ -181,7 +200,7 @@ def test_a_full_mailbox_rejects_nothing_and_can_be_tried_again(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     async def test(gateway: GatewayProcess) -> None:
-        folder = Folder(gateway.state_dir)
+        folder = MigrationFolder(gateway.state_dir)
         await register(gateway, "bob")
         dump = dump_of({str(n): message(n) for n in range(5)})
         with pytest.raises(MailboxFull):
@@ -196,7 +215,7 @@ def test_a_full_mailbox_rejects_nothing_and_can_be_tried_again(
 
 
 def test_what_the_recipient_gets_beside_the_content(
-    gateway: GatewayProcess, folder: Folder
+    gateway: GatewayProcess, folder: MigrationFolder
 ) -> None:
     async def test() -> None:
         await register(gateway, "bob")
@@ -208,17 +227,23 @@ def test_what_the_recipient_gets_beside_the_content(
     asyncio.run(test())
 
 
-def test_after_cut_over_an_import_is_refused(gateway: GatewayProcess, folder: Folder) -> None:
-    enter(folder, Command.CUT_OVER, "new", 1)
+def test_after_cut_over_an_import_is_refused(
+    gateway: GatewayProcess, folder: MigrationFolder
+) -> None:
+    enter_phase(folder, MigrationCommand.CUT_OVER, "new", 1)
     with pytest.raises(WrongState):
         asyncio.run(run(gateway, folder, mixed()))
 
 
-def test_an_import_leaves_its_marker(gateway: GatewayProcess, folder: Folder) -> None:
-    asyncio.run(run(gateway, folder, parse(b'{"messages": {}}')))
-    marker = load(folder)
+def test_an_import_leaves_its_marker(gateway: GatewayProcess, folder: MigrationFolder) -> None:
+    asyncio.run(run(gateway, folder, parse_dump(b'{"messages": {}}')))
+    marker = load_marker(folder)
     assert marker is not None
-    assert (marker.phase, marker.node_id, marker.counts) == (Phase.IMPORTING, "new", Counts())
+    assert (marker.phase, marker.node_id, marker.counts) == (
+        MigrationPhase.IMPORTING,
+        "new",
+        ImportCounts(),
+    )
 
 
 def sized(sizes: list[int]) -> list[Any]:
@@ -236,6 +261,6 @@ def sized(sizes: list[int]) -> list[Any]:
 )
 def test_batches_are_bounded_in_number_and_size(sizes: list[int], expected: list[int]) -> None:
     items = sized(sizes)
-    found = list(batches(items))
+    found = list(split_batches(items))
     assert [len(batch) for batch in found] == expected
     assert [item for batch in found for item in batch] == items

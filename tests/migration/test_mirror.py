@@ -19,17 +19,17 @@ from gatepost.errors import (
     WrongState,
 )
 from gatepost.migration import (
-    Counts,
-    Folder,
+    ImportCounts,
+    ImportPlan,
     LegacyMirror,
-    Plan,
-    compare,
+    MigrationFolder,
+    compare_mirror,
     import_dump,
-    read,
-    yjs,
+    read_dump,
+    yjs_document,
 )
-from gatepost.migration.files import replace
-from gatepost.migration.phase import Command, enter
+from gatepost.migration.migration_files import replace_file
+from gatepost.migration.phase_marker import MigrationCommand, enter_phase
 from gatepost.testing import GatewayProcess
 from tests.migration.tools import client_of, drain, message, payloads, register
 
@@ -49,11 +49,11 @@ def either(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def messages(out: Path) -> dict[str, Any]:
-    return read(out, "messages").records["messages"]
+    return read_dump(out, "messages").records["messages"]
 
 
 def test_a_message_reaches_both_sides(
-    gateway: GatewayProcess, folder: Folder, either: Path
+    gateway: GatewayProcess, folder: MigrationFolder, either: Path
 ) -> None:
     async def test() -> None:
         await register(gateway, "bob")
@@ -65,21 +65,21 @@ def test_a_message_reaches_both_sides(
         expected = {"fromAgentId": "ann", "toAgentId": "bob", "content": {"n": 1}, "corrId": "c-1"}
         assert record.items() >= (expected | {"status": "pending"}).items()
         assert record["gatepostEventId"] == event_id
-        assert compare(folder, either, CLOCK).equal
+        assert compare_mirror(folder, either, CLOCK).is_equal
 
     asyncio.run(test())
 
 
 def test_many_at_once_keep_their_order_and_both_sides_agree(
-    gateway: GatewayProcess, folder: Folder, out: Path
+    gateway: GatewayProcess, folder: MigrationFolder, out: Path
 ) -> None:
     async def test() -> None:
         await register(gateway, "bob")
         async with client_of(gateway) as client, LegacyMirror(client, folder, out) as mirror:
             await asyncio.gather(*(mirror.send("bob", n, from_="ann") for n in range(600)))
         assert payloads(await drain(gateway, "bob")) == list(range(600))
-        both = compare(folder, out, CLOCK)
-        assert both.equal
+        both = compare_mirror(folder, out, CLOCK)
+        assert both.is_equal
         assert (both.gateway, both.legacy) == (600, 600)
 
     asyncio.run(test())
@@ -92,13 +92,13 @@ def add_an_old_one(out: Path) -> None:
         document["messages"]["old"] = message(7)
         out.write_text(json.dumps(document | {"nodes": {"n": {}}}))
     else:
-        doc = yjs.load(out.read_bytes())
-        yjs.put(doc, "nodes", {"n": {}})
-        out.write_bytes(yjs.put(doc, "messages", {"old": message(7)}))
+        doc = yjs_document.load_document(out.read_bytes())
+        yjs_document.add_records(doc, "nodes", {"n": {}})
+        out.write_bytes(yjs_document.add_records(doc, "messages", {"old": message(7)}))
 
 
 def test_what_was_there_before_stays_and_what_was_mirrored_is_not_imported_again(
-    gateway: GatewayProcess, folder: Folder, either: Path
+    gateway: GatewayProcess, folder: MigrationFolder, either: Path
 ) -> None:
     async def test() -> None:
         await register(gateway, "bob")
@@ -107,8 +107,8 @@ def test_what_was_there_before_stays_and_what_was_mirrored_is_not_imported_again
                 await mirror.send("bob", "first", from_="ann")
                 add_an_old_one(either)
                 await mirror.send("bob", "second", from_="ann")
-            report = await import_dump(client, folder, read(either), Plan(), CLOCK)
-        assert report.total == Counts(3, 1, 2, 0, 0)
+            report = await import_dump(client, folder, read_dump(either), ImportPlan(), CLOCK)
+        assert report.total == ImportCounts(3, 1, 2, 0, 0)
         assert report.others == ["nodes"]
         assert payloads(await drain(gateway, "bob")) == ["first", "second", {"n": 7}]
 
@@ -116,7 +116,7 @@ def test_what_was_there_before_stays_and_what_was_mirrored_is_not_imported_again
 
 
 def test_what_the_gateway_refuses_is_not_written_to_the_other_side(
-    gateway: GatewayProcess, folder: Folder, out: Path
+    gateway: GatewayProcess, folder: MigrationFolder, out: Path
 ) -> None:
     async def test() -> None:
         await register(gateway, "bob")
@@ -140,7 +140,7 @@ def test_what_the_gateway_refuses_is_not_written_to_the_other_side(
 
 
 def test_a_callers_own_key_makes_a_repeated_send_one_message(
-    gateway: GatewayProcess, folder: Folder, out: Path
+    gateway: GatewayProcess, folder: MigrationFolder, out: Path
 ) -> None:
     async def test() -> None:
         await register(gateway, "bob")
@@ -158,19 +158,19 @@ def test_a_callers_own_key_makes_a_repeated_send_one_message(
     asyncio.run(test())
 
 
-def interrupted(folder: Folder, out: Path, at: str, before: dict[str, bytes]) -> None:
+def interrupted(folder: MigrationFolder, out: Path, at: str, before: dict[str, bytes]) -> None:
     """Make the files look as a run leaves them that died at this step of its group."""
     if at in ("sent", "noted"):
         out.unlink()
     if at == "sent":
         lines = folder.ledger.read_bytes().splitlines(keepends=True)
         folder.ledger.write_bytes(b"".join(line for line in lines if b'"intent"' in line))
-    replace(folder.group, before["group"])
+    replace_file(folder.mirror_group, before["group"])
 
 
 @pytest.mark.parametrize("at", ["sent", "noted", "written"])
 def test_a_group_that_was_interrupted_is_finished_by_the_next(
-    gateway: GatewayProcess, folder: Folder, out: Path, at: str
+    gateway: GatewayProcess, folder: MigrationFolder, out: Path, at: str
 ) -> None:
     async def test() -> None:
         await register(gateway, "bob")
@@ -183,11 +183,11 @@ def test_a_group_that_was_interrupted_is_finished_by_the_next(
             }
             group = json.dumps(records).encode()
             interrupted(folder, out, at, {"group": group})
-            assert compare(folder, out, CLOCK).interrupted == 20
+            assert compare_mirror(folder, out, CLOCK).interrupted == 20
             async with LegacyMirror(client, folder, out):
                 pass
-        both = compare(folder, out, CLOCK)
-        assert both.equal
+        both = compare_mirror(folder, out, CLOCK)
+        assert both.is_equal
         assert (both.gateway, both.legacy) == (20, 20)
         assert sorted(payloads(await drain(gateway, "bob"))) == list(range(20))
 
@@ -195,11 +195,11 @@ def test_a_group_that_was_interrupted_is_finished_by_the_next(
 
 
 def test_a_group_that_never_left_is_sent_by_the_next(
-    gateway: GatewayProcess, folder: Folder, out: Path
+    gateway: GatewayProcess, folder: MigrationFolder, out: Path
 ) -> None:
     async def test() -> None:
         await register(gateway, "bob")
-        replace(folder.group, json.dumps({"m1": message(1)}).encode())
+        replace_file(folder.mirror_group, json.dumps({"m1": message(1)}).encode())
         async with client_of(gateway) as client, LegacyMirror(client, folder, out) as mirror:
             await mirror.send("bob", {"n": 2}, from_="ann")
         assert payloads(await drain(gateway, "bob")) == [{"n": 1}, {"n": 2}]
@@ -209,7 +209,7 @@ def test_a_group_that_never_left_is_sent_by_the_next(
 
 
 def test_the_gateway_is_killed_under_the_mirror(
-    gateway: GatewayProcess, folder: Folder, either: Path, count: Callable[[int, int], int]
+    gateway: GatewayProcess, folder: MigrationFolder, either: Path, count: Callable[[int, int], int]
 ) -> None:
     """What was answered is on both sides, and nothing is on a side twice."""
     rounds = count(2, 10)
@@ -229,22 +229,22 @@ def test_the_gateway_is_killed_under_the_mirror(
                 await asyncio.to_thread(gateway.start)
                 await asyncio.gather(*tasks)
                 sent += 300
-        both = compare(folder, either, CLOCK)
-        assert both.equal and both.gateway == sent
+        both = compare_mirror(folder, either, CLOCK)
+        assert both.is_equal and both.gateway == sent
         assert payloads(await drain(gateway, "bob")) == list(range(sent))
 
     asyncio.run(test())
 
 
 def test_after_cut_over_it_does_not_open_and_an_open_one_leaves_the_legacy_side(
-    gateway: GatewayProcess, folder: Folder, out: Path
+    gateway: GatewayProcess, folder: MigrationFolder, out: Path
 ) -> None:
     async def test() -> None:
         await register(gateway, "bob")
         async with client_of(gateway) as client:
             async with LegacyMirror(client, folder, out) as mirror:
                 await mirror.send("bob", 1, from_="ann")
-                enter(folder, Command.CUT_OVER, "new", 1)
+                enter_phase(folder, MigrationCommand.CUT_OVER, "new", 1)
                 await mirror.send("bob", 2, from_="ann")
             with pytest.raises(WrongState, match="cut over"):
                 async with LegacyMirror(client, folder, out):
@@ -256,7 +256,7 @@ def test_after_cut_over_it_does_not_open_and_an_open_one_leaves_the_legacy_side(
 
 
 def test_it_writes_to_one_file_and_says_what_is_damaged(
-    gateway: GatewayProcess, folder: Folder, out: Path, tmp_path: Path
+    gateway: GatewayProcess, folder: MigrationFolder, out: Path, tmp_path: Path
 ) -> None:
     async def test() -> None:
         async with client_of(gateway) as client:
@@ -268,7 +268,7 @@ def test_it_writes_to_one_file_and_says_what_is_damaged(
             with pytest.raises(WrongState, match=out.name):
                 async with LegacyMirror(client, folder, tmp_path / "no" / "folder.json"):
                     pass
-            folder.group.write_text("{")
+            folder.mirror_group.write_text("{")
             with pytest.raises(ConfigError, match="is damaged"):
                 async with LegacyMirror(client, folder, out):
                     pass
@@ -277,7 +277,7 @@ def test_it_writes_to_one_file_and_says_what_is_damaged(
 
 
 def test_a_closed_mirror_leaves_nobody_waiting(
-    gateway: GatewayProcess, folder: Folder, out: Path
+    gateway: GatewayProcess, folder: MigrationFolder, out: Path
 ) -> None:
     async def test() -> None:
         await register(gateway, "bob")
@@ -296,7 +296,7 @@ def test_a_closed_mirror_leaves_nobody_waiting(
 
 
 def test_real_yjs_reads_what_was_mirrored_and_its_marks_survive(
-    gateway: GatewayProcess, folder: Folder, installed: Path, tmp_path: Path
+    gateway: GatewayProcess, folder: MigrationFolder, installed: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "legacy.bin"
     script = installed / "legacy.mjs"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatepost.migration.values import NotPlain, Unreadable, kept, plain
+from gatepost.migration.json_values import NotJsonValue, UnreadableValue, render_json, to_json_value
 
 scalars = (
     st.none()
@@ -31,17 +31,17 @@ def as_javascript(value: Any) -> Any:
 
 @given(values)
 def test_a_document_and_its_json_export_give_the_same_value(value: Any) -> None:
-    assert json.dumps(plain(as_javascript(value))) == json.dumps(plain(value))
+    assert json.dumps(to_json_value(as_javascript(value))) == json.dumps(to_json_value(value))
 
 
 @given(values)
 def test_plain_values_stay_what_they_are(value: Any) -> None:
-    assert plain(value) == value
-    assert plain(plain(value)) == plain(value)
+    assert to_json_value(value) == value
+    assert to_json_value(to_json_value(value)) == to_json_value(value)
 
 
 def test_a_whole_float_is_an_integer() -> None:
-    assert repr(plain([5.0, -0.0, 1e21, 1.5, True])) == "[5, 0, 1e+21, 1.5, True]"
+    assert repr(to_json_value([5.0, -0.0, 1e21, 1.5, True])) == "[5, 0, 1e+21, 1.5, True]"
 
 
 @pytest.mark.parametrize(
@@ -55,25 +55,25 @@ def test_a_whole_float_is_an_integer() -> None:
         "\ud800",
         {"\ud800": 1},
         [object()],
-        Unreadable("no"),
+        UnreadableValue("no"),
     ],
 )
 def test_what_json_cannot_hold_is_not_plain(value: Any) -> None:
-    with pytest.raises(NotPlain):
-        plain({"at": [value]})
+    with pytest.raises(NotJsonValue):
+        to_json_value({"at": [value]})
 
 
 def test_endless_nesting_is_not_plain() -> None:
     value: Any = 1
     for _ in range(100):
         value = [value]
-    with pytest.raises(NotPlain, match="nested"):
-        plain(value)
+    with pytest.raises(NotJsonValue, match="nested"):
+        to_json_value(value)
 
 
 def test_a_reject_is_kept_readable_whatever_is_in_it() -> None:
-    odd = {"a": bytearray(b"\x01"), "b": math.nan, "c": "\ud800", "d": Unreadable("why")}
-    text = kept(odd)
+    odd = {"a": bytearray(b"\x01"), "b": math.nan, "c": "\ud800", "d": UnreadableValue("why")}
+    text = render_json(odd)
     text.encode("ascii")
     assert json.loads(text)["a"] == {"base64": "AQ=="}
     assert json.loads(text)["d"] == "why"

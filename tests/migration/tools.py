@@ -6,8 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from gatepost.client import Client, Message, locator
-from gatepost.migration import Dump, Folder, Item, Lookup, Names, parse
-from gatepost.migration.fields import understand
+from gatepost.migration import (
+    AgentNames,
+    LegacyDump,
+    LegacyItem,
+    MigrationFolder,
+    OutcomeClient,
+    parse_dump,
+)
+from gatepost.migration.legacy_records import parse_legacy_record
 from gatepost.testing import GatewayProcess
 
 
@@ -17,13 +24,13 @@ def message(number: int, to: str = "bob", **fields: Any) -> dict[str, Any]:
     return {**start, "createdAt": 1_700_000_000_000 + number, **fields}
 
 
-def dump_of(messages: dict[str, Any], tasks: dict[str, Any] | None = None) -> Dump:
-    return parse(json.dumps({"messages": messages, "tasks": tasks or {}}).encode())
+def dump_of(messages: dict[str, Any], tasks: dict[str, Any] | None = None) -> LegacyDump:
+    return parse_dump(json.dumps({"messages": messages, "tasks": tasks or {}}).encode())
 
 
-def item_of(id: str = "1", **fields: Any) -> Item:
-    (item,) = understand("messages", id, message(1, **fields), Names())
-    assert isinstance(item, Item)
+def item_of(id: str = "1", **fields: Any) -> LegacyItem:
+    (item,) = parse_legacy_record("messages", id, message(1, **fields), AgentNames())
+    assert isinstance(item, LegacyItem)
     return item
 
 
@@ -31,8 +38,8 @@ def client_of(gateway: GatewayProcess) -> Client:
     return Client(state_dir=gateway.state_dir)
 
 
-def lookup_of(gateway: GatewayProcess) -> Lookup:
-    return Lookup(locator(gateway.state_dir)())
+def lookup_of(gateway: GatewayProcess) -> OutcomeClient:
+    return OutcomeClient(locator(gateway.state_dir)())
 
 
 async def register(gateway: GatewayProcess, *names: str) -> None:
@@ -53,7 +60,7 @@ async def drain(gateway: GatewayProcess, name: str) -> list[Message]:
     return taken
 
 
-def ledger_states(folder: Folder) -> list[str]:
+def ledger_states(folder: MigrationFolder) -> list[str]:
     """The state of every line, in the order of the file."""
     if not folder.ledger.exists():
         return []

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gatepost.archive.schema import EVENTS
+from gatepost.archive.schema import EVENT_SCHEMA
 
 DAY = 86_400_000
 # 2026-01-05, a Monday, at noon.
@@ -138,6 +138,6 @@ def events(salt: str, times: np.ndarray[Any, Any], first: int, incarnation: str 
     }
     columns = [
         pa.array(given[f.name], f.type) if f.name in given else pa.nulls(rows, f.type)
-        for f in EVENTS
+        for f in EVENT_SCHEMA
     ]
-    return pa.Table.from_arrays(columns, schema=EVENTS)
+    return pa.Table.from_arrays(columns, schema=EVENT_SCHEMA)

@@ -3,8 +3,8 @@
 from pathlib import Path
 from random import Random
 
-from gatepost.archive.seal import Archive, Policy
-from gatepost.archive.store import Store
+from gatepost.archive.archive_store import ArchiveStore
+from gatepost.archive.outbox_archive import ArchivePolicy, OutboxArchive
 from gatepost.journal import Tx
 from gatepost.testing.history import Verdict
 from gatepost.testing.simulation import Shape, SimulatedGateway, SimulatedMesh, faults
@@ -44,8 +44,8 @@ def _keep_sealing(gateway: SimulatedGateway, root: Path) -> None:
 
 
 def _seal(gateway: SimulatedGateway, root: Path) -> None:
-    store, node = Store.open(str(root)), gateway.node
-    policy = Policy(max_rows=500, max_age=0, bodies=False)
-    archive = Archive(store, gateway.id, node.incarnation, gateway.key, policy)
-    while archive.seal(Tx(gateway.connection, gateway.clock.now())):
+    store, node = ArchiveStore.open(str(root)), gateway.node
+    policy = ArchivePolicy(max_rows=500, max_age=0, bodies=False)
+    archive = OutboxArchive(store, gateway.id, node.incarnation, gateway.key, policy)
+    while archive.archive_segment(Tx(gateway.connection, gateway.clock.now())):
         pass

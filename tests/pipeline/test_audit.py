@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from gatepost.archive import manifest, room_facts
+from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.room_facts import RoomFacts
-from gatepost.archive.store import Store
 from gatepost.pipeline.audit.rules import RULES
 from gatepost.pipeline.jobs.audit import audit, violations
 from gatepost.pipeline.synth import FAULTS, ArchiveTruth, SynthOptions, generate_archive
@@ -114,7 +114,7 @@ def test_without_the_word_of_others_keys_are_self_asserted(
 
 
 def manifest_of(root: Path, node: str) -> Path:
-    return root / manifest.name_of(node)
+    return root / manifest.manifest_path(node)
 
 
 def _alter_event(path: Path) -> None:
@@ -128,10 +128,10 @@ def _alter_event(path: Path) -> None:
 
 def _say_of_itself(root: Path, node: str) -> None:
     """A gateway's word, without its signature."""
-    store = Store.open(str(root))
-    facts = room_facts.read(store, node)
+    store = ArchiveStore.open(str(root))
+    facts = room_facts.read_facts(store, node)
     assert facts is not None
-    room_facts.write(store, RoomFacts(node=node, at=facts.at, nodes=facts.nodes))
+    room_facts.write_facts(store, RoomFacts(node=node, at=facts.at, nodes=facts.nodes))
 
 
 def _change(path: Path, old: bytes, new: bytes) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from gatepost.archive.manifest import Incarnation, Manifest, Segment
+from gatepost.archive.manifest import ArchivedIncarnation, ArchiveManifest, ArchiveSegment
 from gatepost.pipeline.audit import promises
 from gatepost.pipeline.audit.spans import Span, spans
 from gatepost.pipeline.jobs.audit import _COLUMNS
@@ -175,16 +175,16 @@ def test_what_is_broken_is_found_and_what_only_looks_like_it_is_not(spark: Spark
     }
 
 
-def _listed(*segments: tuple[str, int, int, int]) -> Manifest:
+def _listed(*segments: tuple[str, int, int, int]) -> ArchiveManifest:
     """Segments by life, first, last and the time of all their events."""
     lives = dict.fromkeys(life for life, *_ in segments)
     firsts = {"o1": 1, "o2": 50}
-    return Manifest(
+    return ArchiveManifest(
         node="n",
         public_key=b"",
-        incarnations=tuple(Incarnation(life, firsts[life]) for life in lives),
+        incarnations=tuple(ArchivedIncarnation(life, firsts[life]) for life in lives),
         segments=tuple(
-            Segment(
+            ArchiveSegment(
                 path="",
                 incarnation=life,
                 first=first,

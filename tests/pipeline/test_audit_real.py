@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from examples import demo
-from gatepost.archive.store import Store
-from gatepost.archive.verify import verify
+from gatepost.archive.archive_store import ArchiveStore
+from gatepost.archive.verification import verify_archive
 from gatepost.pipeline.jobs.audit import audit
 from gatepost.testing.history import Verdict
 
@@ -29,7 +29,7 @@ def test_the_archives_of_real_gateways_keep_every_promise(
     assert verdict.ok, verdict
     assert town.kills == 1
     assert town.taken_over > 0
-    assert list(verify(Store.open(str(town.archive)))) == []
+    assert list(verify_archive(ArchiveStore.open(str(town.archive)))) == []
     found = audit(spark, str(town.archive), str(tmp_path / "tables"))
     assert (found.violations, found.keys) == ({}, "room")
     # A message, its acceptance and its end at least, of everything sent.

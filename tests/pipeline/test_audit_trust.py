@@ -3,9 +3,9 @@
 import pytest
 
 from gatepost.archive import manifest, room_facts
-from gatepost.archive.manifest import Manifest
+from gatepost.archive.archive_store import ArchiveStore
+from gatepost.archive.manifest import ArchiveManifest
 from gatepost.archive.room_facts import NodeFact, RevocationFact, RoomFacts
-from gatepost.archive.store import Store
 from gatepost.events import NodeKey
 from gatepost.pipeline.audit import trust
 from gatepost.pipeline.audit.trust import Trust
@@ -27,11 +27,14 @@ def known(keys: dict[str, bytes]) -> tuple[NodeFact, ...]:
 def says(node: str, keys: dict[str, bytes] | None = None, key: NodeKey | None = None) -> RoomFacts:
     """What a gateway says of everybody's keys, signed by it."""
     facts = RoomFacts(node=node, at=7, nodes=known(keys or PUBLIC))
-    return room_facts.sign(facts, key or KEYS[node])
+    return room_facts.sign_facts(facts, key or KEYS[node])
 
 
-def listed(*nodes: str) -> list[Manifest]:
-    return [manifest.sign(Manifest(node=node, public_key=b""), KEYS[node]) for node in nodes]
+def listed(*nodes: str) -> list[ArchiveManifest]:
+    return [
+        manifest.sign_manifest(ArchiveManifest(node=node, public_key=b""), KEYS[node])
+        for node in nodes
+    ]
 
 
 def judged(*told: RoomFacts) -> Trust:
@@ -65,7 +68,7 @@ def test_nobody_vouches_for_itself() -> None:
 @pytest.mark.parametrize(
     "unsigned",
     [
-        room_facts.sign(RoomFacts(node="b", at=7, nodes=known(PUBLIC)), OTHER),
+        room_facts.sign_facts(RoomFacts(node="b", at=7, nodes=known(PUBLIC)), OTHER),
         RoomFacts(node="b", at=7, nodes=known(PUBLIC)),
         says("b", {"a": PUBLIC["a"]}),
     ],
@@ -111,17 +114,17 @@ def test_a_node_that_came_back_with_a_new_key_contradicts_nobody() -> None:
         nodes=known(PUBLIC | {"d": OTHER.public}),
         revocations=(gone, unknown),
     )
-    found = judged(room_facts.sign(new, KEYS["a"]), says("b"))
+    found = judged(room_facts.sign_facts(new, KEYS["a"]), says("b"))
     assert found.doubts == []
     assert set(found.keys["d"]) == {PUBLIC["d"], OTHER.public}
     assert "x" not in found.keys
 
 
 def test_files_that_cannot_be_read_or_lie_elsewhere_are_doubted(tmp_path: object) -> None:
-    store = Store.open(str(tmp_path))
-    room_facts.write(store, says("a"))
-    store.write("room/b.json", b"{}")
-    store.write("room/c.json", store.read("room/a.json") or b"")
+    store = ArchiveStore.open(str(tmp_path))
+    room_facts.write_facts(store, says("a"))
+    store.write_file("room/b.json", b"{}")
+    store.write_file("room/c.json", store.read_file("room/a.json") or b"")
     told, doubts = trust.read(store)
     assert [facts.node for facts in told] == ["a"]
     assert [doubt.node for doubt in doubts] == ["b", "c"]

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from gatepost.archive import manifest, room_facts
-from gatepost.archive.schema import EVENTS
-from gatepost.archive.segments import Group, table
-from gatepost.archive.store import Store
-from gatepost.archive.verify import verify
+from gatepost.archive.archive_store import ArchiveStore
+from gatepost.archive.schema import EVENT_SCHEMA
+from gatepost.archive.segment_encoding import SignedGroup, events_table
+from gatepost.archive.verification import verify_archive
 from gatepost.errors import PipelineError
 from gatepost.events import decode_event, encode_event, event_digest
 from gatepost.pipeline.synth import FAULTS, ArchiveTruth, SynthOptions, generate_archive
@@ -36,16 +36,16 @@ class Made:
     def __init__(self, root: Path, options: SynthOptions) -> None:
         self.root = root
         self.truth = generate_archive(str(root), options)
-        self.store = Store.open(str(root))
+        self.store = ArchiveStore.open(str(root))
         self.events: dict[str, list[Event]] = {
-            node: list(self._read(node)) for node in manifest.nodes(self.store)
+            node: list(self._read(node)) for node in manifest.archived_nodes(self.store)
         }
 
     def _read(self, node: str) -> Iterator[Event]:
-        listed = manifest.read(self.store, node)
+        listed = manifest.read_manifest(self.store, node)
         assert listed is not None
         for segment in listed.segments:
-            path = self.root / manifest.folder_of(node) / segment.path
+            path = self.root / manifest.node_folder(node) / segment.path
             yield from pq.ParquetFile(path).read().to_pylist()
 
     def all(self) -> Iterator[tuple[str, Event]]:
@@ -143,16 +143,16 @@ def test_events_are_the_bytes_a_gateway_would_have_written(right: Made) -> None:
 
 
 def test_columns_are_what_sealing_would_have_made_of_the_bytes(right: Made) -> None:
-    for node in manifest.nodes(right.store):
-        for path in sorted((right.root / manifest.folder_of(node)).rglob("*.parquet")):
+    for node in manifest.archived_nodes(right.store):
+        for path in sorted((right.root / manifest.node_folder(node)).rglob("*.parquet")):
             made = pq.ParquetFile(path).read()
-            assert made.schema.equals(EVENTS, check_metadata=True)
+            assert made.schema.equals(EVENT_SCHEMA, check_metadata=True)
             rows = made.to_pylist()
-            sealed = table(
+            sealed = events_table(
                 rows[0]["incarnation"],
                 [(r["seq"], r["event_id"], r["ref_id"], r["body"], r["digest"]) for r in rows],
                 [
-                    Group(r["group_first"], r["seq"], r["chain"], r["signature"])
+                    SignedGroup(r["group_first"], r["seq"], r["chain"], r["signature"])
                     for r in rows
                     if r["group_first"]
                 ],
@@ -177,7 +177,7 @@ def test_time_never_goes_back_within_a_node(right: Made) -> None:
 
 
 def test_nothing_is_wrong_unless_it_was_asked_for(right: Made) -> None:
-    assert list(verify(right.store)) == []
+    assert list(verify_archive(right.store)) == []
     assert violations(right) == set()
     assert not right.truth.violations
     assert not right.truth.incidents
@@ -286,7 +286,7 @@ def test_exactly_the_planted_violations_are_there(wrong: Made) -> None:
 
 
 def test_exactly_the_planted_breaks_of_the_chain_are_there(wrong: Made) -> None:
-    found = {(f.rule.value, f.node, f.seq) for f in verify(wrong.store)}
+    found = {(f.rule.value, f.node, f.seq) for f in verify_archive(wrong.store)}
     by_rule = {violation.rule: violation for violation in wrong.truth.violations}
     gap, fork, bad = (by_rule[r] for r in ("chain_gap", "chain_fork", "bad_signature"))
     assert found == {
@@ -311,8 +311,8 @@ def test_planted_events_lie_where_the_truth_says(wrong: Made) -> None:
 
 def test_a_revoked_node_goes_on_writing(wrong: Made) -> None:
     (planted,) = [v for v in wrong.truth.violations if v.rule == "revoked_node"]
-    for node in manifest.nodes(wrong.store):
-        facts = room_facts.read(wrong.store, node)
+    for node in manifest.archived_nodes(wrong.store):
+        facts = room_facts.read_facts(wrong.store, node)
         assert facts is not None
         (revoked,) = facts.revocations
         late = [e for e in wrong.events[revoked.node] if e["seq"] > revoked.last_seq]
@@ -321,7 +321,7 @@ def test_a_revoked_node_goes_on_writing(wrong: Made) -> None:
 
 
 def test_two_publishers_claim_one_term(wrong: Made) -> None:
-    facts = room_facts.read(wrong.store, "node-01")
+    facts = room_facts.read_facts(wrong.store, "node-01")
     assert facts is not None
     claims = Counter(term.counter for term in facts.terms)
     assert [counter for counter, count in claims.items() if count > 1] == [3]

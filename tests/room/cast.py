@@ -7,25 +7,25 @@ from msgspec.structs import replace
 
 from gatepost.events import NodeKey
 from gatepost.room import (
-    Agent,
-    Author,
-    Delivery,
+    AgentRecord,
+    DeliveryRecord,
     Genesis,
-    Node,
-    Record,
-    Revocation,
-    Room,
-    Signed,
-    admit,
+    NodeRecord,
+    RecordAuthor,
+    RevocationRecord,
+    RoomRecord,
+    SharedRoom,
+    SignedRecord,
+    append_admission,
     claim_key,
-    extend,
-    found,
+    found_room,
+    sign_admission,
 )
-from gatepost.room.admission import issuer_of
-from gatepost.room.document import Document
+from gatepost.room.admission_chain import chain_issuer
+from gatepost.room.document import RoomDocument
 from gatepost.room.room import room_id
-from gatepost.room.signing import sign
-from gatepost.room.update import Slot, encode
+from gatepost.room.signed_record import sign_record
+from gatepost.room.yjs_update import RecordSlot, encode_update
 from gatepost.wire import Tier
 
 NOW = 1_700_000_000_000
@@ -36,48 +36,54 @@ def key(node: str) -> NodeKey:
     return NodeKey(Random(node).randbytes(32))
 
 
-GENESIS, ROOT_CHAIN = found(key("root"), "root", NOW)
-ROOT = Author(key("root"), ROOT_CHAIN)
+GENESIS, ROOT_CHAIN = found_room(key("root"), "root", NOW)
+ROOT = RecordAuthor(key("root"), ROOT_CHAIN)
 
 
 @cache
-def author(node: str, tier: Tier = "edge", by: Author = ROOT, at: int = NOW) -> Author:
-    link = admit(by.key, by.node, node, key(node).public, tier, at)
-    return Author(key(node), extend(GENESIS, by.chain, link))
+def author(node: str, tier: Tier = "edge", by: RecordAuthor = ROOT, at: int = NOW) -> RecordAuthor:
+    link = sign_admission(by.key, by.node, node, key(node).public, tier, at)
+    return RecordAuthor(key(node), append_admission(GENESIS, by.chain, link))
 
 
-def node(who: Author, genesis: Genesis = GENESIS) -> Node:
+def node(who: RecordAuthor, genesis: Genesis = GENESIS) -> NodeRecord:
     link = who.chain[-1]
-    return Node(
+    return NodeRecord(
         tier=link.tier,
         endpoint_ws=f"ws://{who.node}:8700",
         status="online",
         last_heartbeat_at=NOW,
         protocol_version="1.0",
-        added_by=issuer_of(genesis, who.chain),
+        added_by=chain_issuer(genesis, who.chain),
         added_at=link.issued_at,
     )
 
 
-def agent(gateway: str | None) -> Agent:
-    return Agent(gateway=gateway, type="internal", role="worker", last_seen_at=NOW)
+def agent(gateway: str | None) -> AgentRecord:
+    return AgentRecord(gateway=gateway, type="internal", role="worker", last_seen_at=NOW)
 
 
-def delivery(cursor: int) -> Delivery:
-    return Delivery(inbox_cursor_acked=cursor, inbox_cursor_seen=cursor, last_ack_at=NOW + cursor)
+def delivery(cursor: int) -> DeliveryRecord:
+    return DeliveryRecord(
+        inbox_cursor_acked=cursor, inbox_cursor_seen=cursor, last_ack_at=NOW + cursor
+    )
 
 
-def entry(who: Author, version: int = 1, **changes: object) -> Signed:
+def entry(who: RecordAuthor, version: int = 1, **changes: object) -> SignedRecord:
     """The node's own record."""
-    return sign(who, "nodes", who.node, version, NOW, replace(node(who), **changes))
+    return sign_record(who, "nodes", who.node, version, NOW, replace(node(who), **changes))
 
 
-def claim(who: Author, map: str, id: str, data: Record | None, version: int = 1) -> Signed:
-    return sign(who, map, claim_key(id, who.node), version, NOW, data)
+def claim(
+    who: RecordAuthor, map: str, id: str, data: RoomRecord | None, version: int = 1
+) -> SignedRecord:
+    return sign_record(who, map, claim_key(id, who.node), version, NOW, data)
 
 
-def revocation(who: Author, of: Author, *standing: Author, version: int = 1) -> Signed:
-    data = Revocation(
+def revocation(
+    who: RecordAuthor, of: RecordAuthor, *standing: RecordAuthor, version: int = 1
+) -> SignedRecord:
+    data = RevocationRecord(
         key=of.key.fingerprint,
         standing=tuple(s.key.fingerprint for s in standing),
         last_seq=7,
@@ -86,40 +92,40 @@ def revocation(who: Author, of: Author, *standing: Author, version: int = 1) -> 
     return claim(who, "nodes", of.node, data, version)
 
 
-def update(*records: Signed, epoch: int = 1) -> bytes:
+def update(*records: SignedRecord, epoch: int = 1) -> bytes:
     """These records as an honest node sends them."""
-    (only,) = Document(room_id(epoch)).chunks(records)
+    (only,) = RoomDocument(room_id(epoch)).encode_updates(records)
     return only
 
 
-def placed(signed: Signed, **changes: object) -> bytes:
+def placed(signed: SignedRecord, **changes: object) -> bytes:
     """An update that is the honest one but for these changes to its Yjs structure."""
-    client = Document(room_id(1)).client_of(signed.place)
-    slot = Slot(client, signed.version, signed.map, signed.key, signed.text, signed.signature)
-    return encode([replace(slot, **changes)])
+    client = RoomDocument(room_id(1)).yjs_client(signed.slot_key)
+    slot = RecordSlot(client, signed.version, signed.map, signed.key, signed.text, signed.signature)
+    return encode_update([replace(slot, **changes)])
 
 
-def room(*records: Signed, of: Author | None = None) -> Room:
-    return Room(GENESIS, author=of, records=records)
+def room(*records: SignedRecord, of: RecordAuthor | None = None) -> SharedRoom:
+    return SharedRoom(GENESIS, author=of, records=records)
 
 
-def contents(of: Room) -> set[str]:
+def contents(of: SharedRoom) -> set[str]:
     """Everything a replica holds."""
     return {signed.text for signed in of.document}
 
 
-def shown(of: Room) -> dict[str, object]:
+def shown(of: SharedRoom) -> dict[str, object]:
     """Everything a replica makes of it."""
-    view = of.view
+    view = of.effective
     return {
         "nodes": dict(view.nodes),
         "revoked": {
-            identity: {s.text for s in by} for identity, by in view.standing.revoked.items()
+            identity: {s.text for s in by} for identity, by in view.membership.revoked.items()
         },
         "agents": dict(view.agents),
         "routing": dict(view.routing),
-        "catalog": dict(view.catalog),
-        "index": dict(view.index),
+        "catalog": dict(view.capability_catalog),
+        "index": dict(view.capability_index),
         "invites": dict(view.invites),
         "delivery": dict(view.delivery),
         "reviews": dict(view.reviews),

@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from gatepost.errors import RoomViolation
-from gatepost.room import Author, Chains, Genesis, admit
-from gatepost.room.admission import MAX_DEPTH
+from gatepost.room import ChainVerifier, Genesis, RecordAuthor, sign_admission
+from gatepost.room.admission_chain import MAX_CHAIN_LENGTH
 from tests.room.cast import GENESIS, NOW, ROOT, author, key
 
 BACKBONE = author("vps", "backbone")
@@ -14,7 +14,7 @@ EDGE = author("laptop", "edge", BACKBONE)
 
 def holds(*chain: object) -> bool:
     try:
-        Chains(GENESIS).verify(tuple(chain))  # type: ignore[arg-type]
+        ChainVerifier(GENESIS).verify_chain(tuple(chain))  # type: ignore[arg-type]
     except RoomViolation as violation:
         assert violation.rule == "not_admitted"
         return False
@@ -30,16 +30,16 @@ def test_the_genesis_admits_itself_and_others() -> None:
 
 def test_a_chain_to_another_genesis_does_not_hold() -> None:
     with pytest.raises(RoomViolation):
-        Chains(Genesis("root", key("other").public)).verify(EDGE.chain)
+        ChainVerifier(Genesis("root", key("other").public)).verify_chain(EDGE.chain)
 
 
 def test_an_edge_node_admits_nobody() -> None:
-    guest = admit(EDGE.key, "laptop", "phone", key("phone").public, "edge", NOW)
+    guest = sign_admission(EDGE.key, "laptop", "phone", key("phone").public, "edge", NOW)
     assert not holds(*EDGE.chain, guest)
 
 
 def test_nobody_is_admitted_in_another_issuers_name() -> None:
-    forged = admit(EDGE.key, "vps", "phone", key("phone").public, "edge", NOW)
+    forged = sign_admission(EDGE.key, "vps", "phone", key("phone").public, "edge", NOW)
     assert not holds(*BACKBONE.chain, forged)
 
 
@@ -62,9 +62,9 @@ def test_a_link_left_out_does_not_hold() -> None:
 
 
 def test_nobody_else_becomes_the_genesis_node() -> None:
-    twin = admit(ROOT.key, "root", "root", key("twin").public, "backbone", NOW)
+    twin = sign_admission(ROOT.key, "root", "root", key("twin").public, "backbone", NOW)
     assert not holds(twin)
-    again = admit(BACKBONE.key, "vps", "root", ROOT.key.public, "backbone", NOW)
+    again = sign_admission(BACKBONE.key, "vps", "root", ROOT.key.public, "backbone", NOW)
     assert not holds(*BACKBONE.chain, again)
 
 
@@ -73,8 +73,8 @@ def test_the_genesis_is_no_link_in_the_chains_of_others() -> None:
 
 
 def test_chains_may_be_as_long_as_the_limit() -> None:
-    last: Author = ROOT
-    for number in range(MAX_DEPTH):
+    last: RecordAuthor = ROOT
+    for number in range(MAX_CHAIN_LENGTH):
         last = author(f"n{number}", "backbone", last)
-    assert len(last.chain) == MAX_DEPTH
+    assert len(last.chain) == MAX_CHAIN_LENGTH
     assert holds(*last.chain)

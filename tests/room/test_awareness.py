@@ -8,46 +8,46 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gatepost.errors import RoomViolation
-from gatepost.room import Awareness, Presence
+from gatepost.room import ConnectionPresence, RoomAwareness
 from gatepost.room import awareness as protocol
-from gatepost.room.awareness import MAX_ENTRIES, Entry
+from gatepost.room.awareness import MAX_ENTRIES, AwarenessEntry
 
 
-def hub() -> Awareness:
-    return Awareness("hub", 1)
+def hub() -> RoomAwareness:
+    return RoomAwareness("hub", 1)
 
 
-def says(client: int, clock: int, **state: object) -> Entry:
-    return Entry(client, clock, json.dumps(state))
+def says(client: int, clock: int, **state: object) -> AwarenessEntry:
+    return AwarenessEntry(client, clock, json.dumps(state))
 
 
 def test_entries_are_read_as_they_were_written() -> None:
-    entries = [says(5, 1, nodeId="ben"), Entry(2**53 - 1, 0, "null")]
-    assert protocol.read(protocol.write(entries)) == entries
+    entries = [says(5, 1, nodeId="ben"), AwarenessEntry(2**53 - 1, 0, "null")]
+    assert protocol.decode_awareness(protocol.encode_awareness(entries)) == entries
 
 
 def test_a_guest_is_present_until_it_leaves() -> None:
-    here, heard = hub(), list[Entry]()
+    here, heard = hub(), list[AwarenessEntry]()
     here.on_change(lambda entry, speaker: heard.append(entry))
-    here.hear([says(5, 3, nodeId="ben")], "conn", "ben")
-    assert here.present() == [says(5, 3, nodeId="ben")]
-    here.left("conn")
-    assert here.present() == []
-    assert heard == [says(5, 3, nodeId="ben"), Entry(5, 4, "null")]
+    here.receive_entries([says(5, 3, nodeId="ben")], "conn", "ben")
+    assert here.present_entries() == [says(5, 3, nodeId="ben")]
+    here.remove_connection("conn")
+    assert here.present_entries() == []
+    assert heard == [says(5, 3, nodeId="ben"), AwarenessEntry(5, 4, "null")]
 
 
 def test_the_gateway_announces_itself_with_a_rising_clock() -> None:
     here = hub()
-    here.announce(Presence(node_id="hub", status="online"))
-    here.announce(Presence(node_id="hub", status="degraded"))
-    assert here.own() == [Entry(1, 2, '{"nodeId":"hub","status":"degraded"}')]
+    here.announce_presence(ConnectionPresence(node_id="hub", status="online"))
+    here.announce_presence(ConnectionPresence(node_id="hub", status="degraded"))
+    assert here.own_entries() == [AwarenessEntry(1, 2, '{"nodeId":"hub","status":"degraded"}')]
 
 
-def two_guests() -> Awareness:
+def two_guests() -> RoomAwareness:
     here = hub()
-    here.announce(Presence(node_id="hub"))
-    here.hear([says(5, 3)], "bens", "ben")
-    here.hear([says(6, 3)], "cats", "cat")
+    here.announce_presence(ConnectionPresence(node_id="hub"))
+    here.receive_entries([says(5, 3)], "bens", "ben")
+    here.receive_entries([says(6, 3)], "cats", "cat")
     return here
 
 
@@ -55,84 +55,90 @@ def two_guests() -> Awareness:
     "entry",
     [
         says(5, 4),
-        Entry(5, 4, "null"),
+        AwarenessEntry(5, 4, "null"),
         says(1, 9),
         says(7, 1),
         says(6, 4, nodeId="ben"),
         says(6, 4, payload="x"),
-        Entry(6, 4, "[]"),
-        Entry(6, 4, "{"),
-        Entry(6, 4, '"payload"'),
+        AwarenessEntry(6, 4, "[]"),
+        AwarenessEntry(6, 4, "{"),
+        AwarenessEntry(6, 4, '"payload"'),
     ],
 )
-def test_forged_awareness_is_a_violation_and_changes_nothing(entry: Entry) -> None:
+def test_forged_awareness_is_a_violation_and_changes_nothing(entry: AwarenessEntry) -> None:
     here = two_guests()
-    before = here.present()
+    before = here.present_entries()
     with pytest.raises(RoomViolation) as caught:
-        here.hear([says(6, 5), entry], "cats", "cat")
+        here.receive_entries([says(6, 5), entry], "cats", "cat")
     assert caught.value.rule == "awareness"
-    assert here.present() == before
+    assert here.present_entries() == before
 
 
 def test_a_connection_does_not_start_by_speaking_for_somebody_else() -> None:
     for client in (1, 5):
         with pytest.raises(RoomViolation):
-            two_guests().hear([says(client, 9)], "dans", "dan")
+            two_guests().receive_entries([says(client, 9)], "dans", "dan")
 
 
 @pytest.mark.parametrize(
-    "entry", [says(5, 3), says(5, 1, nodeId="zoe"), Entry(5, 3, "null"), Entry(77, 8, "null")]
+    "entry",
+    [
+        says(5, 3),
+        says(5, 1, nodeId="zoe"),
+        AwarenessEntry(5, 3, "null"),
+        AwarenessEntry(77, 8, "null"),
+    ],
 )
-def test_an_echo_is_passed_over(entry: Entry) -> None:
+def test_an_echo_is_passed_over(entry: AwarenessEntry) -> None:
     here = two_guests()
-    before = here.present()
-    here.hear([entry], "cats", "cat")
-    assert here.present() == before
+    before = here.present_entries()
+    here.receive_entries([entry], "cats", "cat")
+    assert here.present_entries() == before
 
 
 def test_an_echo_of_somebody_who_left_is_passed_over() -> None:
     here = two_guests()
-    here.left("bens")
-    here.hear([says(5, 3)], "cats", "cat")
-    assert 5 not in {entry.client for entry in here.present()}
+    here.remove_connection("bens")
+    here.receive_entries([says(5, 3)], "cats", "cat")
+    assert 5 not in {entry.client for entry in here.present_entries()}
 
 
 def test_a_guest_that_comes_back_over_a_new_connection_is_the_same_guest() -> None:
     here = two_guests()
-    here.hear([says(5, 4)], "bens again", "ben")
-    here.left("bens")
-    assert says(5, 4) in here.present()
+    here.receive_entries([says(5, 4)], "bens again", "ben")
+    here.remove_connection("bens")
+    assert says(5, 4) in here.present_entries()
 
 
 def test_a_guest_may_leave_with_the_clock_it_has() -> None:
     here = two_guests()
-    here.hear([Entry(6, 3, "null")], "cats", "cat")
-    assert 6 not in {entry.client for entry in here.present()}
+    here.receive_entries([AwarenessEntry(6, 3, "null")], "cats", "cat")
+    assert 6 not in {entry.client for entry in here.present_entries()}
 
 
 def test_what_is_remembered_of_those_who_left_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "_REMEMBERED", 10)
+    monkeypatch.setattr(protocol, "_MAX_KNOWN_CLIENTS", 10)
     here = hub()
     for client in range(100, 200):
-        here.hear([says(client, 1)], client, "ben")
-        here.left(client)
-    assert len(here._known) == 10
+        here.receive_entries([says(client, 1)], client, "ben")
+        here.remove_connection(client)
+    assert len(here._known_clients) == 10
     for client in range(200, 220):
-        here.hear([says(client, 1)], client, "ben")
-    assert len(here.present()) == 20
+        here.receive_entries([says(client, 1)], client, "ben")
+    assert len(here.present_entries()) == 20
 
 
 def test_oversized_awareness_is_a_violation() -> None:
     for data in (
-        protocol.write([Entry(5, 1, json.dumps({"nodeId": "x" * 600}))]),
-        protocol.write([says(n, 1) for n in range(MAX_ENTRIES + 1)]),
-        bytes(protocol.MAX_MESSAGE + 1),
+        protocol.encode_awareness([AwarenessEntry(5, 1, json.dumps({"nodeId": "x" * 600}))]),
+        protocol.encode_awareness([says(n, 1) for n in range(MAX_ENTRIES + 1)]),
+        bytes(protocol.MAX_AWARENESS_BYTES + 1),
     ):
         with pytest.raises(RoomViolation):
-            protocol.read(data)
+            protocol.decode_awareness(data)
 
 
 @given(st.binary(max_size=100))
 def test_random_bytes_raise_nothing_but_violations(data: bytes) -> None:
     with contextlib.suppress(RoomViolation):
-        hub().hear(protocol.read(data), "conn", "ben")
+        hub().receive_entries(protocol.decode_awareness(data), "conn", "ben")

@@ -10,7 +10,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gatepost.room import Coordination, Term, handed_over, transfer
+from gatepost.room import CoordinationRecord, CoordinatorTerm, sign_transfer, transfer_claim
 from tests.conftest import choose
 from tests.room.cast import (
     ROOT,
@@ -29,13 +29,13 @@ VPS = author("vps", "backbone")
 ANN, BEN = author("ann", "edge", VPS), author("ben", "edge", VPS)
 CAT = author("cat")
 ANNS = agent("ann")
-BENS = handed_over(ANNS, transfer(ANN.key, "ann", "ben", "job", 2))
-CATS = handed_over(BENS, transfer(ROOT.key, "root", "cat", "job", 3), by_backbone=True)
+BENS = transfer_claim(ANNS, sign_transfer(ANN.key, "ann", "ben", "job", 2))
+CATS = transfer_claim(BENS, sign_transfer(ROOT.key, "root", "cat", "job", 3), by_backbone=True)
 
 
-def coordination(who: str, counter: int) -> Coordination:
-    term = Term(counter=counter, node=who)
-    return Coordination(coordinator=who, term=term, sweep_every_seconds=60)
+def coordination(who: str, counter: int) -> CoordinationRecord:
+    term = CoordinatorTerm(counter=counter, node=who)
+    return CoordinationRecord(coordinator=who, term=term, sweep_every_seconds=60)
 
 
 HISTORY = [
@@ -65,7 +65,7 @@ def test_any_order_with_repeats_gives_the_same_room(random: Random) -> None:
     random.shuffle(deal)
     late = room()
     for record in deal:
-        late.apply(update(record))
+        late.apply_update(update(record))
     assert contents(late) == contents(room(*HISTORY))
     assert shown(late) == shown(room(*HISTORY))
 
@@ -77,12 +77,12 @@ def test_partitions_that_meet_in_any_order_agree(random: Random) -> None:
     replicas = [room() for _ in range(4)]
     for record in HISTORY:
         for replica in random.sample(replicas, random.randint(1, 3)):
-            replica.apply(update(record, *random.sample(HISTORY, random.randint(0, 2))))
+            replica.apply_update(update(record, *random.sample(HISTORY, random.randint(0, 2))))
     for _ in range(3):
         for here in random.sample(replicas, 4):
             for there in random.sample(replicas, 4):
-                for chunk in here.missing(there.state_vector()):
-                    there.apply(chunk)
+                for chunk in here.missing_updates(there.state_vector()):
+                    there.apply_update(chunk)
     for replica in replicas:
         assert contents(replica) == contents(room(*HISTORY))
         assert shown(replica) == shown(room(*HISTORY))
@@ -94,7 +94,7 @@ def test_of_two_texts_for_one_version_all_who_saw_both_choose_the_same() -> None
 
 
 def test_the_history_ends_as_its_authors_would_expect() -> None:
-    view = room(*HISTORY).view
+    view = room(*HISTORY).effective
     assert set(view.nodes) == {"root", "ben", "cat"}
     assert view.agents["job"].gateway == "cat"
     assert view.agents["other"].gateway == "ben"

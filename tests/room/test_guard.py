@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from pycrdt import Doc, Map
 
 from gatepost.errors import RoomViolation
-from gatepost.room import Author, Room, admit, lib0
-from gatepost.room.document import MAX_KEYS_PER_WRITER, Document
+from gatepost.room import RecordAuthor, SharedRoom, lib0, sign_admission
+from gatepost.room.document import MAX_KEYS_PER_WRITER, RoomDocument
 from gatepost.room.room import room_id
-from gatepost.room.signing import sign
-from gatepost.room.update import Slot, encode
+from gatepost.room.signed_record import sign_record
+from gatepost.room.yjs_update import RecordSlot, encode_update
 from tests.room.cast import (
     GENESIS,
     NOW,
@@ -35,17 +35,17 @@ from tests.room.cast import (
 ALICE = author("alice")
 MALLORY = author("mallory")
 OLD, CURRENT = entry(ALICE, 3), entry(ALICE, 9, status="degraded")
-CLIENT = Document(room_id(1)).client_of(CURRENT.place)
+CLIENT = RoomDocument(room_id(1)).yjs_client(CURRENT.slot_key)
 
 
-def victim() -> Room:
+def victim() -> SharedRoom:
     return room(entry(ROOT), CURRENT, entry(MALLORY), of=ROOT)
 
 
-def yjs(of: Room) -> "Doc[Any]":
+def yjs(of: SharedRoom) -> "Doc[Any]":
     """The same document in the hands of an ordinary Yjs client."""
     doc: Doc[Any] = Doc()
-    for chunk in of.missing(b"\x00"):
+    for chunk in of.missing_updates(b"\x00"):
         doc.apply_update(chunk)
     return doc
 
@@ -62,9 +62,9 @@ def by_client(write: Callable[["Map[Any]"], object], map: str = "nodes") -> byte
     return doc.get_update(before)
 
 
-def forged(record: Any, by: Author) -> Any:
+def forged(record: Any, by: RecordAuthor) -> Any:
     """Somebody's record, signed by somebody else."""
-    return replace(record, signature=sign(by, "nodes", by.node, 1, NOW, node(by)).signature)
+    return replace(record, signature=sign_record(by, "nodes", by.node, 1, NOW, node(by)).signature)
 
 
 NEXT = entry(ALICE, 10)
@@ -78,15 +78,17 @@ ATTACKS: dict[str, tuple[str, bytes]] = {
     ),
     "another's key in own name": (
         "not_writer",
-        update(sign(MALLORY, "nodes", "alice", 10, NOW, node(MALLORY))),
+        update(sign_record(MALLORY, "nodes", "alice", 10, NOW, node(MALLORY))),
     ),
     "another's claim in own name": (
         "not_writer",
-        update(sign(MALLORY, "agents", "builder@alice", 1, NOW, agent("mallory"))),
+        update(sign_record(MALLORY, "agents", "builder@alice", 1, NOW, agent("mallory"))),
     ),
     "a chain nobody signed": (
         "not_admitted",
-        update(entry(Author(MALLORY.key, (replace(ALICE.chain[0], key=MALLORY.key.public),)), 10)),
+        update(
+            entry(RecordAuthor(MALLORY.key, (replace(ALICE.chain[0], key=MALLORY.key.public),)), 10)
+        ),
     ),
     "rollback by a Yjs client": ("rollback", by_client(lambda m: m.update({"alice": value(OLD)}))),
     "rollback as the next write": ("rollback", placed(OLD, version=10)),
@@ -94,8 +96,8 @@ ATTACKS: dict[str, tuple[str, bytes]] = {
     "somebody's next clock": ("misplaced", placed(entry(MALLORY, 10), client=CLIENT)),
     "a record moved to another map": ("misplaced", placed(entry(MALLORY), map="delivery")),
     "delete by a Yjs client": ("deleted", by_client(lambda m: m.pop("alice"))),
-    "delete in a delete set": ("deleted", b"\x00\x01" + lib0.uint(CLIENT) + b"\x01\x08\x01"),
-    "delete of everything": ("deleted", b"\x00\x01" + lib0.uint(CLIENT) + b"\x01\x00\x7f"),
+    "delete in a delete set": ("deleted", b"\x00\x01" + lib0.encode_uint(CLIENT) + b"\x01\x08\x01"),
+    "delete of everything": ("deleted", b"\x00\x01" + lib0.encode_uint(CLIENT) + b"\x01\x00\x7f"),
     "an extra root map": (
         "unknown_map",
         by_client(lambda m: m.update({"a": value(NEXT)}), "payloads"),
@@ -128,33 +130,33 @@ def test_an_attack_changes_nothing_and_is_a_violation(rule: str, attack: bytes) 
     attacked.on_change(heard.append)
     before = contents(attacked), shown(attacked), attacked.state_vector()
     with pytest.raises(RoomViolation) as caught:
-        attacked.apply(attack)
+        attacked.apply_update(attack)
     assert caught.value.rule == rule
     assert (contents(attacked), shown(attacked), attacked.state_vector()) == before
     assert heard == []
-    assert attacked.apply(update(NEXT)).changed == (NEXT,)
+    assert attacked.apply_update(update(NEXT)).changed == (NEXT,)
 
 
 @pytest.mark.parametrize("kind", [b"\x00", b"\x0a", b"\x21\x01\x05nodes\x05alice"])
 def test_nobodys_clocks_are_taken_by_structs_that_hold_nothing(kind: bytes) -> None:
-    squat = b"\x01\x01" + lib0.uint(CLIENT) + b"\x09" + kind + b"\x7f" + b"\x00"
+    squat = b"\x01\x01" + lib0.encode_uint(CLIENT) + b"\x09" + kind + b"\x7f" + b"\x00"
     attacked = victim()
-    assert attacked.apply(squat).changed == ()
-    assert attacked.apply(update(NEXT)).changed == (NEXT,)
+    assert attacked.apply_update(squat).changed == ()
+    assert attacked.apply_update(update(NEXT)).changed == (NEXT,)
 
 
 def test_nothing_waits_for_structs_that_are_missing() -> None:
     """Yjs would keep this pending, and show it once the gap is filled."""
-    hidden = encode([Slot(77, 5, "nodes", "mallory", "payload", "s")])
+    hidden = encode_update([RecordSlot(77, 5, "nodes", "mallory", "payload", "s")])
     pending = hidden.replace(b"\x02\x4d\x00", b"\x01\x4d\x03").replace(
         b"\x21\x01\x05nodes\x07mallory\x04", b""
     )
     with pytest.raises(RoomViolation):
-        victim().apply(pending)
+        victim().apply_update(pending)
     honest = yjs(room(entry(ALICE, 9), NEXT))
-    ahead = honest.get_update(bytes([1]) + lib0.uint(CLIENT) + b"\x08")
+    ahead = honest.get_update(bytes([1]) + lib0.encode_uint(CLIENT) + b"\x08")
     attacked = victim()
-    attacked.apply(ahead)
+    attacked.apply_update(ahead)
     assert shown(attacked) == shown(room(entry(ROOT), NEXT, entry(MALLORY)))
 
 
@@ -162,7 +164,7 @@ def test_the_update_of_an_ordinary_yjs_client_that_relays_is_taken() -> None:
     source = room(entry(ROOT), NEXT, entry(MALLORY), claim(ALICE, "agents", "a", agent("alice")))
     relayed = yjs(source).get_update()
     for target in (victim(), room(), room(OLD)):
-        target.apply(relayed)
+        target.apply_update(relayed)
         assert contents(target) == contents(source)
 
 
@@ -172,52 +174,52 @@ def test_what_one_replica_took_every_other_takes() -> None:
     records = [entry(ROOT), entry(MALLORY), revoked, lost, CURRENT]
     relay = room()
     for record in records:
-        relay.apply(update(record))
+        relay.apply_update(update(record))
     for target in (victim(), room(revoked), room(NEXT)):
-        for chunk in relay.missing(target.state_vector()):
-            target.apply(chunk)
+        for chunk in relay.missing_updates(target.state_vector()):
+            target.apply_update(chunk)
         assert {r.text for r in records} - {CURRENT.text} <= contents(target)
 
 
 def test_the_same_update_again_is_nothing_new() -> None:
     target = victim()
-    assert target.apply(update(NEXT)).changed == (NEXT,)
-    assert target.apply(update(NEXT)).changed == ()
-    assert target.apply(update(OLD)).changed == ()
+    assert target.apply_update(update(NEXT)).changed == (NEXT,)
+    assert target.apply_update(update(NEXT)).changed == ()
+    assert target.apply_update(update(OLD)).changed == ()
 
 
 def test_a_writer_may_write_with_an_ordinary_yjs_client() -> None:
     doc: Doc[Any] = Doc(client_id=CLIENT)
-    for chunk in victim().missing(b"\x00"):
+    for chunk in victim().missing_updates(b"\x00"):
         doc.apply_update(chunk)
     doc.get("nodes", type=Map)["alice"] = value(NEXT)
     target = victim()
-    assert target.apply(doc.get_update()).changed == (NEXT,)
+    assert target.apply_update(doc.get_update()).changed == (NEXT,)
 
 
 def test_two_keys_of_one_node_id_stand_side_by_side_through_any_relay() -> None:
     """Yjs shows only one of them, and lists the other as deleted."""
-    link = admit(ROOT.key, "root", "alice", key("twin").public, "edge", NOW + 1)
-    twin = Author(key("twin"), (link,))
-    rival = sign(twin, "nodes", "alice", 4, NOW, node(twin))
+    link = sign_admission(ROOT.key, "root", "alice", key("twin").public, "edge", NOW + 1)
+    twin = RecordAuthor(key("twin"), (link,))
+    rival = sign_record(twin, "nodes", "alice", 4, NOW, node(twin))
     relayed = yjs(room(CURRENT, rival)).get_update()
     for target in (room(CURRENT, rival), room(rival, CURRENT), room(entry(ALICE, 8), rival)):
-        target.apply(relayed)
-        assert target.view.nodes["alice"].public_key == ALICE.key.public
+        target.apply_update(relayed)
+        assert target.effective.nodes["alice"].public_key == ALICE.key.public
 
 
 def test_a_writer_cannot_fill_the_room() -> None:
     crowd = [
         claim(MALLORY, "agents", f"a{i}", agent("mallory")) for i in range(MAX_KEYS_PER_WRITER)
     ]
-    full = Room(GENESIS, records=crowd)
+    full = SharedRoom(GENESIS, records=crowd)
     more = claim(MALLORY, "agents", "more", agent("mallory"))
-    assert full.apply(update(more, entry(ALICE), delivery_of(ALICE))).changed == (
+    assert full.apply_update(update(more, entry(ALICE), delivery_of(ALICE))).changed == (
         entry(ALICE),
         delivery_of(ALICE),
     )
-    assert (len(full.document), full.ignored) == (MAX_KEYS_PER_WRITER + 2, 1)
+    assert (len(full.document), full.ignored_count) == (MAX_KEYS_PER_WRITER + 2, 1)
 
 
-def delivery_of(who: Author) -> Any:
-    return sign(who, "delivery", who.node, 1, NOW, delivery(1))
+def delivery_of(who: RecordAuthor) -> Any:
+    return sign_record(who, "delivery", who.node, 1, NOW, delivery(1))

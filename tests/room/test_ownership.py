@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from gatepost.room import Agent, Author, Signed, handed_over, transfer
+from gatepost.room import AgentRecord, RecordAuthor, SignedRecord, sign_transfer, transfer_claim
 from tests.room.cast import NOW, ROOT, agent, author, claim, entry, revocation, room
 
 VPS = author("vps", "backbone", at=NOW + 1)
@@ -12,23 +12,23 @@ CAT = author("cat", at=NOW + 4)
 EVERYONE = [entry(who) for who in (ROOT, VPS, ANN, BEN, CAT)]
 
 
-def gateway(*claims: Signed) -> str | None:
-    found = room(*EVERYONE, *claims).view.agents.get("job")
+def gateway(*claims: SignedRecord) -> str | None:
+    found = room(*EVERYONE, *claims).effective.agents.get("job")
     return found.gateway if found else None
 
 
-def says(who: Author, data: Agent | None, version: int = 1) -> Signed:
+def says(who: RecordAuthor, data: AgentRecord | None, version: int = 1) -> SignedRecord:
     return claim(who, "agents", "job", data, version)
 
 
-def handed(claim: Agent, giver: Author, taker: Author) -> Agent:
-    step = transfer(giver.key, giver.node, taker.node, "job", claim.epoch + 1)
-    return handed_over(claim, step)
+def handed(claim: AgentRecord, giver: RecordAuthor, taker: RecordAuthor) -> AgentRecord:
+    step = sign_transfer(giver.key, giver.node, taker.node, "job", claim.epoch + 1)
+    return transfer_claim(claim, step)
 
 
-def overridden(by: Author, taker: Author, epoch: int) -> Agent:
-    step = transfer(by.key, by.node, taker.node, "job", epoch)
-    return handed_over(agent("ben"), step, by_backbone=True)
+def overridden(by: RecordAuthor, taker: RecordAuthor, epoch: int) -> AgentRecord:
+    step = sign_transfer(by.key, by.node, taker.node, "job", epoch)
+    return transfer_claim(agent("ben"), step, by_backbone=True)
 
 
 BENS = agent("ben")
@@ -65,13 +65,13 @@ def test_a_transfer_by_somebody_who_never_owned_it_does_not_beat_the_senior_line
 
 
 def test_a_transfer_of_another_agent_is_nothing() -> None:
-    step = transfer(BEN.key, "ben", "cat", "other", 2)
-    assert gateway(says(BEN, BENS), says(CAT, handed_over(BENS, step))) == "ben"
+    step = sign_transfer(BEN.key, "ben", "cat", "other", 2)
+    assert gateway(says(BEN, BENS), says(CAT, transfer_claim(BENS, step))) == "ben"
 
 
 def test_a_transfer_with_a_signature_of_another_is_nothing() -> None:
-    step = transfer(CAT.key, "ben", "cat", "job", 2)
-    assert gateway(says(BEN, BENS), says(CAT, handed_over(BENS, step))) == "ben"
+    step = sign_transfer(CAT.key, "ben", "cat", "job", 2)
+    assert gateway(says(BEN, BENS), says(CAT, transfer_claim(BENS, step))) == "ben"
 
 
 def test_an_agent_goes_round_and_comes_back() -> None:
@@ -83,7 +83,7 @@ def test_an_agent_goes_round_and_comes_back() -> None:
 
 
 def test_an_agent_that_left_has_no_gateway_but_is_known() -> None:
-    found = room(*EVERYONE, says(BEN, agent(None))).view.agents["job"]
+    found = room(*EVERYONE, says(BEN, agent(None))).effective.agents["job"]
     assert found.gateway is None
 
 
@@ -127,16 +127,16 @@ def test_an_agent_handed_to_a_node_that_was_revoked_is_nobodys() -> None:
 
 def test_standbys_are_listed_and_own_nothing() -> None:
     standby = replace(agent("ann"), standby=True)
-    found = room(*EVERYONE, says(BEN, BENS), says(ANN, standby)).view.agents["job"]
+    found = room(*EVERYONE, says(BEN, BENS), says(ANN, standby)).effective.agents["job"]
     assert (found.gateway, found.standbys, found.rivals) == ("ben", ("ann",), ())
 
 
 def test_rivals_are_named() -> None:
-    found = room(*EVERYONE, says(BEN, BENS), says(ANN, agent("ann"))).view.agents["job"]
+    found = room(*EVERYONE, says(BEN, BENS), says(ANN, agent("ann"))).effective.agents["job"]
     assert (found.gateway, found.rivals) == ("ann", ("ben",))
 
 
 def test_the_owners_own_signs_of_life_are_shown() -> None:
     alive = replace(CATS, last_seen_at=NOW + 500)
-    found = room(*EVERYONE, says(BEN, CATS, 2), says(CAT, alive)).view.agents["job"]
+    found = room(*EVERYONE, says(BEN, CATS, 2), says(CAT, alive)).effective.agents["job"]
     assert found.record.last_seen_at == NOW + 500

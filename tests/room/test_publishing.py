@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from gatepost.errors import Forbidden, PayloadTooLarge, RoomFull
-from gatepost.room import Author, Room, document
+from gatepost.room import RecordAuthor, SharedRoom, document
 from tests.room.cast import NOW, agent, author, delivery, entry, node, room
 
 BEN = author("ben")
@@ -15,20 +15,20 @@ def alive(at: int, status: str = "online") -> object:
     return replace(node(BEN), last_heartbeat_at=at, status=status)
 
 
-def put(into: Room, at: int, **changes: object) -> int:
+def put(into: SharedRoom, at: int, **changes: object) -> int:
     data = replace(node(BEN), last_heartbeat_at=at, **changes)
-    return len(into.put("nodes", "ben", data, at).changed)
+    return len(into.publish_record("nodes", "ben", data, at).changed)
 
 
-def version(of: Room, map: str = "nodes", key: str = "ben") -> int:
-    found = of.document.get((map, key, BEN.key.public))
+def version(of: SharedRoom, map: str = "nodes", key: str = "ben") -> int:
+    found = of.document.record_at((map, key, BEN.key.public))
     return found.version if found else 0
 
 
 def test_versions_count_up_from_one() -> None:
     mine = room(of=BEN)
     for number in range(1, 4):
-        mine.put("agents", "job@ben", replace(agent("ben"), epoch=number), NOW + number)
+        mine.publish_record("agents", "job@ben", replace(agent("ben"), epoch=number), NOW + number)
         assert version(mine, "agents", "job@ben") == number
 
 
@@ -46,20 +46,23 @@ def test_a_change_of_status_goes_out_at_once() -> None:
 def test_the_last_sign_of_life_goes_out_when_its_minute_has_come() -> None:
     mine = room(of=BEN)
     for at in (NOW, NOW + 1, NOW + 2):
-        mine.put("delivery", "ben", delivery(at - NOW), at)
+        mine.publish_record("delivery", "ben", delivery(at - NOW), at)
     assert mine.publisher.next_due() == NOW + MINUTE
-    assert mine.publisher.due(NOW + MINUTE - 1) == []
-    mine.accept(mine.publisher.due(NOW + MINUTE))
+    assert mine.publisher.due_drafts(NOW + MINUTE - 1) == []
+    mine.accept_drafts(mine.publisher.due_drafts(NOW + MINUTE))
     assert mine.publisher.next_due() is None
-    found = mine.document.get(("delivery", "ben", BEN.key.public))
+    found = mine.document.record_at(("delivery", "ben", BEN.key.public))
     assert found is not None
     assert (found.data, found.version) == (delivery(2), 2)
 
 
 def test_saying_the_same_again_writes_nothing() -> None:
     mine = room(of=BEN)
-    assert [put(mine, NOW), len(mine.put("nodes", "ben", node(BEN), NOW + 9**9).changed)] == [1, 0]
-    assert mine.tombstone("agents", "never@ben", NOW).changed == ()
+    assert [
+        put(mine, NOW),
+        len(mine.publish_record("nodes", "ben", node(BEN), NOW + 9**9).changed),
+    ] == [1, 0]
+    assert mine.publish_tombstone("agents", "never@ben", NOW).changed == ()
 
 
 def test_a_clock_that_went_back_does_not_silence_a_node() -> None:
@@ -69,13 +72,13 @@ def test_a_clock_that_went_back_does_not_silence_a_node() -> None:
 
 def test_two_drafts_before_either_is_accepted_have_two_versions() -> None:
     mine = room(of=BEN)
-    first = mine.draft("agents", "job@ben", agent("ben"), NOW)
-    second = mine.draft("agents", "job@ben", None, NOW)
+    first = mine.draft_record("agents", "job@ben", agent("ben"), NOW)
+    second = mine.draft_record("agents", "job@ben", None, NOW)
     assert first is not None
     assert second is not None
     assert (first.version, second.version) == (1, 2)
-    mine.accept([second])
-    mine.accept([first])
+    mine.accept_drafts([second])
+    mine.accept_drafts([first])
     assert version(mine, "agents", "job@ben") == 2
 
 
@@ -86,7 +89,7 @@ def test_after_a_restart_versions_go_on() -> None:
 
 
 def test_a_version_from_before_the_backup_is_not_signed_again() -> None:
-    restored = Room(room().genesis, author=BEN, records=[entry(BEN, 41)], leap=1000)
+    restored = SharedRoom(room().genesis, author=BEN, records=[entry(BEN, 41)], leap=1000)
     put(restored, NOW + MINUTE)
     put(restored, NOW + 2 * MINUTE)
     assert version(restored) == 1043
@@ -94,7 +97,7 @@ def test_a_version_from_before_the_backup_is_not_signed_again() -> None:
 
 def test_what_came_back_from_others_is_gone_on_from() -> None:
     mine = room(entry(BEN, 4), of=BEN)
-    mine.accept([entry(BEN, 90)])
+    mine.accept_drafts([entry(BEN, 90)])
     put(mine, NOW + MINUTE)
     assert version(mine) == 91
 
@@ -104,7 +107,7 @@ def test_a_record_nobody_would_take_is_not_written() -> None:
     with pytest.raises(Forbidden, match="protocolVersion"):
         put(mine, NOW, protocol_version="two words")
     with pytest.raises(Forbidden, match="ann to write"):
-        mine.put("nodes", "ann", node(BEN), NOW)
+        mine.publish_record("nodes", "ann", node(BEN), NOW)
     with pytest.raises(PayloadTooLarge):
         put(mine, NOW, capabilities=tuple("x" * 100 + str(i) for i in range(60)))
     assert len(mine.document) == 0
@@ -114,22 +117,22 @@ def test_a_node_with_too_many_keys_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(document, "MAX_KEYS_PER_WRITER", 1)
     mine = room(entry(BEN), of=BEN)
     with pytest.raises(RoomFull):
-        mine.put("agents", "job@ben", agent("ben"), NOW)
+        mine.publish_record("agents", "job@ben", agent("ben"), NOW)
 
 
 def test_a_node_that_was_not_admitted_yet_writes_nothing() -> None:
     joining = room()
     with pytest.raises(Forbidden, match="not admitted"):
-        joining.put("nodes", "ben", node(BEN), NOW)
-    joining.enter(Author(BEN.key, BEN.chain))
+        joining.publish_record("nodes", "ben", node(BEN), NOW)
+    joining.set_author(RecordAuthor(BEN.key, BEN.chain))
     assert put(joining, NOW) == 1
 
 
 def test_a_node_admitted_anew_goes_on_with_its_versions() -> None:
     mine = room(of=BEN)
-    assert mine.draft("agents", "job@ben", agent("ben"), NOW) is not None
+    assert mine.draft_record("agents", "job@ben", agent("ben"), NOW) is not None
     again = author("ben", "backbone", at=NOW + 5)
-    mine.enter(again)
-    draft = mine.draft("agents", "job@ben", agent(None), NOW)
+    mine.set_author(again)
+    draft = mine.draft_record("agents", "job@ben", agent(None), NOW)
     assert draft is not None
     assert (draft.version, draft.chain) == (2, again.chain)

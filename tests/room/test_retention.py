@@ -5,24 +5,24 @@ from msgspec.structs import replace
 
 from gatepost.errors import RoomViolation
 from gatepost.room import (
-    Invite,
-    Retention,
-    Review,
-    Room,
-    Signed,
-    handed_over,
+    InviteRecord,
+    RecordRetention,
+    ReviewRecord,
+    SharedRoom,
+    SignedRecord,
     retention,
     room_id,
-    transfer,
+    sign_transfer,
+    transfer_claim,
 )
-from gatepost.room.signing import sign
+from gatepost.room.signed_record import sign_record
 from tests.room.cast import NOW, ROOT, agent, author, claim, contents, entry, room, shown, update
 
 DAY = 86_400_000
-KEEP = Retention(tombstone_ms=30 * DAY, invite_ms=7 * DAY, review_ms=10 * DAY)
+KEEP = RecordRetention(tombstone_ms=30 * DAY, invite_ms=7 * DAY, review_ms=10 * DAY)
 BEN = author("ben")
-INVITE = Invite(tier="edge", expires_at=NOW + DAY, created_by="root")
-REVIEW = Review(
+INVITE = InviteRecord(tier="edge", expires_at=NOW + DAY, created_by="root")
+REVIEW = ReviewRecord(
     capability_id="job",
     delegation_skill_version="1",
     executor_skill_version="1",
@@ -31,9 +31,9 @@ REVIEW = Review(
 )
 
 
-def kept(signed: Signed, now: int) -> bool:
+def kept(signed: SignedRecord, now: int) -> bool:
     old = room(entry(ROOT), entry(BEN), signed, of=ROOT)
-    return signed.text in contents(retention.rotated(old, 2, now, KEEP))
+    return signed.text in contents(retention.rotate_room(old, 2, now, KEEP))
 
 
 def test_an_invite_is_over_some_days_after_it_was_used_or_expired() -> None:
@@ -56,12 +56,12 @@ def test_a_tombstone_is_kept_as_long_as_somebody_may_be_away() -> None:
 
 
 def test_an_agent_stays_where_a_node_handed_it_before_it_left() -> None:
-    step = transfer(BEN.key, "ben", "cat", "job", 2)
-    cats = claim(author("cat"), "agents", "job", handed_over(agent("ben"), step))
-    left = sign(BEN, "nodes", "ben", 2, NOW, None)
+    step = sign_transfer(BEN.key, "ben", "cat", "job", 2)
+    cats = claim(author("cat"), "agents", "job", transfer_claim(agent("ben"), step))
+    left = sign_record(BEN, "nodes", "ben", 2, NOW, None)
     old = room(entry(ROOT), entry(author("cat")), left, cats, of=ROOT)
-    new = retention.rotated(old, 2, NOW + 999 * DAY, KEEP)
-    assert new.view.agents["job"].gateway == "cat"
+    new = retention.rotate_room(old, 2, NOW + 999 * DAY, KEEP)
+    assert new.effective.agents["job"].gateway == "cat"
 
 
 def test_everything_else_is_kept() -> None:
@@ -74,24 +74,24 @@ def test_a_writer_finds_its_own_records_that_are_over() -> None:
     theirs = claim(other, "invites", "a", INVITE)
     own = claim(mine, "invites", "b", replace(INVITE, created_by="vps"))
     crowded = room(theirs, own, of=mine)
-    assert retention.finished(crowded, NOW, KEEP) == []
-    assert retention.finished(crowded, NOW + 30 * DAY, KEEP) == [("invites", "b@vps")]
+    assert retention.finished_records(crowded, NOW, KEEP) == []
+    assert retention.finished_records(crowded, NOW + 30 * DAY, KEEP) == [("invites", "b@vps")]
 
 
 def test_an_epoch_is_a_document_of_its_own() -> None:
     old = room(entry(ROOT), entry(BEN, 7), of=ROOT)
-    new = retention.rotated(old, 2, NOW, KEEP)
+    new = retention.rotate_room(old, 2, NOW, KEEP)
     assert (old.id, new.id) == (room_id(1), "ansible-control.2")
-    assert not set(dict(new.document.clocks())) & set(dict(old.document.clocks()))
+    assert not set(dict(new.document.slot_clocks())) & set(dict(old.document.slot_clocks()))
     assert shown(new) == shown(old)
 
 
 def test_replicas_that_move_with_different_knowledge_meet_again() -> None:
-    ahead = retention.rotated(room(entry(ROOT), entry(BEN, 7), of=ROOT), 2, NOW, KEEP)
-    behind = retention.rotated(room(entry(ROOT), entry(BEN, 5), of=ROOT), 2, NOW, KEEP)
+    ahead = retention.rotate_room(room(entry(ROOT), entry(BEN, 7), of=ROOT), 2, NOW, KEEP)
+    behind = retention.rotate_room(room(entry(ROOT), entry(BEN, 5), of=ROOT), 2, NOW, KEEP)
     for here, there in ((ahead, behind), (behind, ahead)):
-        for chunk in here.missing(there.state_vector()):
-            there.apply(chunk)
+        for chunk in here.missing_updates(there.state_vector()):
+            there.apply_update(chunk)
     assert contents(ahead) == contents(behind) == {entry(ROOT).text, entry(BEN, 7).text}
 
 
@@ -100,9 +100,9 @@ def test_who_was_away_brings_only_its_own_records() -> None:
     mine = claim(BEN, "agents", "job", agent("ben"), 3)
     gone = claim(BEN, "agents", "old", None, 2)
     away = room(entry(ROOT), entry(BEN), forgotten, mine, gone, of=BEN)
-    back = retention.rejoined(away, 5)
+    back = retention.rejoin_room(away, 5)
     assert contents(back) == {entry(BEN).text, mine.text}
-    back.put("agents", "job@ben", replace(agent("ben"), role=None), NOW + 1)
+    back.publish_record("agents", "job@ben", replace(agent("ben"), role=None), NOW + 1)
     assert max(signed.version for signed in back.document) == 4
 
 
@@ -110,13 +110,13 @@ def test_moving_is_due_when_most_of_a_large_room_is_over() -> None:
     few = [claim(ROOT, "invites", f"i{n}", INVITE) for n in range(50)]
     many = [claim(ROOT, "invites", f"i{n}", INVITE) for n in range(200)]
     later = NOW + 30 * DAY
-    assert not retention.is_due(room(*few, of=ROOT), later, KEEP)
-    assert not retention.is_due(room(*many, of=ROOT), NOW, KEEP)
-    assert retention.is_due(room(*many, of=ROOT), later, KEEP)
+    assert not retention.is_rotation_due(room(*few, of=ROOT), later, KEEP)
+    assert not retention.is_rotation_due(room(*many, of=ROOT), NOW, KEEP)
+    assert retention.is_rotation_due(room(*many, of=ROOT), later, KEEP)
 
 
 def test_an_update_of_another_epoch_is_refused() -> None:
-    new = Room(room().genesis, epoch=2)
+    new = SharedRoom(room().genesis, epoch=2)
     with pytest.raises(RoomViolation):
-        new.apply(update(entry(BEN)))
-    assert new.apply(update(entry(BEN), epoch=2)).changed == (entry(BEN),)
+        new.apply_update(update(entry(BEN)))
+    assert new.apply_update(update(entry(BEN), epoch=2)).changed == (entry(BEN),)

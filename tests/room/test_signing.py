@@ -8,40 +8,47 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gatepost.errors import RoomViolation
-from gatepost.room import Author, Chains, Record, Term, claim_key, records
-from gatepost.room.records import (
-    Capability,
-    Coordination,
-    Delivery,
-    Eligibility,
-    Invite,
-    Review,
-    Revocation,
-    Routing,
-    Skill,
+from gatepost.room import (
+    ChainVerifier,
+    CoordinatorTerm,
+    RecordAuthor,
+    RoomRecord,
+    claim_key,
+    records,
 )
-from gatepost.room.signing import Signed, open_signed, sign
+from gatepost.room.records import (
+    CapabilityRecord,
+    CoordinationRecord,
+    DeliveryRecord,
+    EligibilityRecord,
+    InviteRecord,
+    ReviewRecord,
+    RevocationRecord,
+    RoutingRecord,
+    SkillRef,
+)
+from gatepost.room.signed_record import SignedRecord, open_signed_record, sign_record
 from tests.room.cast import GENESIS, NOW, agent, author, claim, entry, node
 
 VPS = author("vps", "backbone")
 EDGE = author("laptop", "edge", VPS)
-SKILL = Skill(ref="skills/review@main", version="1.2.0")
+SKILL = SkillRef(ref="skills/review@main", version="1.2.0")
 
-EVERY_KIND: list[tuple[Author, str, str, Record]] = [
+EVERY_KIND: list[tuple[RecordAuthor, str, str, RoomRecord]] = [
     (EDGE, "nodes", "laptop", node(EDGE)),
-    (VPS, "nodes", "laptop@vps", Revocation(key="0" * 32, revoked_at=NOW)),
+    (VPS, "nodes", "laptop@vps", RevocationRecord(key="0" * 32, revoked_at=NOW)),
     (EDGE, "agents", "builder@laptop", agent("laptop")),
     (
         EDGE,
         "routing",
         "builder@laptop",
-        Routing(owner_node_id="laptop", fallback_node_ids=("vps",)),
+        RoutingRecord(owner_node_id="laptop", fallback_node_ids=("vps",)),
     ),
     (
         EDGE,
         "capabilities.catalog",
         "code.review@laptop",
-        Capability(
+        CapabilityRecord(
             name="Code review",
             version="2",
             owner_agent_id="builder",
@@ -56,21 +63,23 @@ EVERY_KIND: list[tuple[Author, str, str, Record]] = [
         EDGE,
         "capabilities.index",
         "code.review@laptop",
-        Eligibility(eligible_agent_ids=("builder",), updated_at=NOW, policy_version=3),
+        EligibilityRecord(eligible_agent_ids=("builder",), updated_at=NOW, policy_version=3),
     ),
-    (VPS, "invites", "abc@vps", Invite(tier="edge", expires_at=NOW, created_by="vps")),
-    (EDGE, "delivery", "laptop", Delivery(inbox_cursor_acked=5)),
+    (VPS, "invites", "abc@vps", InviteRecord(tier="edge", expires_at=NOW, created_by="vps")),
+    (EDGE, "delivery", "laptop", DeliveryRecord(inbox_cursor_acked=5)),
     (
         VPS,
         "coordination",
         "coordinator@vps",
-        Coordination(coordinator="vps", term=Term(counter=3, node="vps"), sweep_every_seconds=60),
+        CoordinationRecord(
+            coordinator="vps", term=CoordinatorTerm(counter=3, node="vps"), sweep_every_seconds=60
+        ),
     ),
     (
         EDGE,
         "reviews",
         "r1@laptop",
-        Review(
+        ReviewRecord(
             capability_id="code.review",
             delegation_skill_version="1",
             executor_skill_version="1",
@@ -82,12 +91,12 @@ EVERY_KIND: list[tuple[Author, str, str, Record]] = [
 ]
 
 
-def opened(signed: Signed, **changes: str) -> Signed:
+def opened(signed: SignedRecord, **changes: str) -> SignedRecord:
     text, signature = changes.get("text", signed.text), changes.get("signature", signed.signature)
-    return open_signed(text, signature, Chains(GENESIS))
+    return open_signed_record(text, signature, ChainVerifier(GENESIS))
 
 
-def broken_rule(signed: Signed, **changes: str) -> str:
+def broken_rule(signed: SignedRecord, **changes: str) -> str:
     with pytest.raises(RoomViolation) as caught:
         opened(signed, **changes)
     return caught.value.rule
@@ -95,9 +104,9 @@ def broken_rule(signed: Signed, **changes: str) -> str:
 
 @pytest.mark.parametrize(("who", "map", "key", "data"), EVERY_KIND, ids=lambda v: str(v)[:24])
 def test_every_kind_of_record_is_read_as_it_was_signed(
-    who: Author, map: str, key: str, data: Record
+    who: RecordAuthor, map: str, key: str, data: RoomRecord
 ) -> None:
-    signed = sign(who, map, key, 3, NOW, data)
+    signed = sign_record(who, map, key, 3, NOW, data)
     assert opened(signed) == signed
     assert opened(signed).data == data
     assert json.loads(signed.text)["data"] == json.loads(msgspec.json.encode(data))
@@ -154,20 +163,22 @@ def test_an_altered_text_breaks_the_rule_that_covers_it(before: str, after: str,
 
 
 def test_a_record_of_one_map_is_not_taken_for_another() -> None:
-    assert broken_rule(sign(EDGE, "delivery", "laptop", 1, NOW, node(EDGE))) == "type"
-    assert broken_rule(sign(EDGE, "agents", "laptop", 1, NOW, agent("laptop"))) == "unknown_key"
+    assert broken_rule(sign_record(EDGE, "delivery", "laptop", 1, NOW, node(EDGE))) == "type"
+    assert (
+        broken_rule(sign_record(EDGE, "agents", "laptop", 1, NOW, agent("laptop"))) == "unknown_key"
+    )
 
 
 @pytest.mark.parametrize("map", ["nodes", "agents", "capabilities.index"])
 def test_a_record_over_its_limit_is_refused(map: str) -> None:
     ids = tuple(f"{i:04}" + "x" * 120 for i in range(150))
-    index = Eligibility(eligible_agent_ids=ids, updated_at=NOW, policy_version=1)
-    assert broken_rule(sign(EDGE, map, "a@laptop", 1, NOW, index)) == "too_large"
+    index = EligibilityRecord(eligible_agent_ids=ids, updated_at=NOW, policy_version=1)
+    assert broken_rule(sign_record(EDGE, map, "a@laptop", 1, NOW, index)) == "too_large"
 
 
 def test_an_index_may_be_larger_than_other_records() -> None:
     ids = tuple(f"{i:04}" + "x" * 120 for i in range(100))
-    index = Eligibility(eligible_agent_ids=ids, updated_at=NOW, policy_version=1)
+    index = EligibilityRecord(eligible_agent_ids=ids, updated_at=NOW, policy_version=1)
     signed = claim(EDGE, "capabilities.index", "c", index)
     assert 12_000 < len(signed.text) < 16_384
     assert opened(signed).data == index
@@ -176,40 +187,46 @@ def test_an_index_may_be_larger_than_other_records() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        Invite(tier="edge", expires_at=NOW, created_by="vps"),
-        Coordination(coordinator="vps", term=Term(counter=1, node="vps"), sweep_every_seconds=1),
-        Coordination(coordinator="laptop", term=Term(counter=1, node="vps"), sweep_every_seconds=1),
+        InviteRecord(tier="edge", expires_at=NOW, created_by="vps"),
+        CoordinationRecord(
+            coordinator="vps", term=CoordinatorTerm(counter=1, node="vps"), sweep_every_seconds=1
+        ),
+        CoordinationRecord(
+            coordinator="laptop", term=CoordinatorTerm(counter=1, node="vps"), sweep_every_seconds=1
+        ),
     ],
 )
-def test_nobody_speaks_in_anothers_name_inside_a_record(data: Record) -> None:
-    map = "invites" if isinstance(data, Invite) else "coordination"
+def test_nobody_speaks_in_anothers_name_inside_a_record(data: RoomRecord) -> None:
+    map = "invites" if isinstance(data, InviteRecord) else "coordination"
     assert broken_rule(claim(EDGE, map, "coordinator", data)) == "inconsistent"
 
 
 def test_an_edge_node_neither_invites_nor_revokes() -> None:
-    invite = Invite(tier="edge", expires_at=NOW, created_by="laptop")
+    invite = InviteRecord(tier="edge", expires_at=NOW, created_by="laptop")
     assert broken_rule(claim(EDGE, "invites", "i", invite)) == "inconsistent"
-    assert broken_rule(claim(EDGE, "nodes", "vps", Revocation(key="0" * 32, revoked_at=NOW)))
+    assert broken_rule(claim(EDGE, "nodes", "vps", RevocationRecord(key="0" * 32, revoked_at=NOW)))
 
 
 def test_nobody_revokes_itself_or_the_genesis() -> None:
-    data = Revocation(key="0" * 32, revoked_at=NOW)
+    data = RevocationRecord(key="0" * 32, revoked_at=NOW)
     assert broken_rule(claim(VPS, "nodes", "root", data)) == "inconsistent"
     assert broken_rule(claim(VPS, "nodes", "vps", data)) == "inconsistent"
 
 
 def test_a_node_that_was_never_admitted_is_refused() -> None:
-    forger = Author(
+    forger = RecordAuthor(
         author("m").key, (msgspec.structs.replace(author("m").chain[0], node="laptop"),)
     )
-    assert broken_rule(sign(forger, "delivery", "laptop", 1, NOW, Delivery(inbox_cursor_acked=1)))
+    assert broken_rule(
+        sign_record(forger, "delivery", "laptop", 1, NOW, DeliveryRecord(inbox_cursor_acked=1))
+    )
 
 
 @pytest.mark.parametrize(
     "smuggled", ["x" * 300, "two words", "line\nbreak", "{}", "é", "", "a@b@c"]
 )
 def test_no_name_in_a_record_can_carry_a_payload(smuggled: str) -> None:
-    for data in (agent(smuggled), Routing(owner_node_id=smuggled)):
+    for data in (agent(smuggled), RoutingRecord(owner_node_id=smuggled)):
         map = "agents" if smuggled == getattr(data, "gateway", None) else "routing"
         assert broken_rule(claim(EDGE, map, "builder", data)) in ("type", "too_large")
     assert broken_rule(claim(EDGE, "agents", smuggled, agent("laptop"))) in (
@@ -222,10 +239,10 @@ def test_no_name_in_a_record_can_carry_a_payload(smuggled: str) -> None:
 @given(st.text(max_size=300), st.text(max_size=100))
 def test_random_texts_raise_nothing_but_violations(text: str, signature: str) -> None:
     with pytest.raises(RoomViolation):
-        open_signed(text, signature, Chains(GENESIS))
+        open_signed_record(text, signature, ChainVerifier(GENESIS))
 
 
 def test_a_key_names_its_subject_and_its_writer() -> None:
     assert claim_key("a", "n") == "a@n"
-    assert (records.subject("a@n"), records.writer("a@n")) == ("a", "n")
-    assert (records.subject("n"), records.writer("n")) == ("n", "n")
+    assert (records.key_subject("a@n"), records.key_writer("a@n")) == ("a", "n")
+    assert (records.key_subject("n"), records.key_writer("n")) == ("n", "n")

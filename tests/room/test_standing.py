@@ -6,8 +6,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatepost.room import Author, Signed, admit
-from gatepost.room.signing import sign
+from gatepost.room import RecordAuthor, SignedRecord, sign_admission
+from gatepost.room.signed_record import sign_record
 from tests.room.cast import GENESIS, NOW, ROOT, author, claim, entry, key, node, revocation, room
 
 VPS = author("vps", "backbone", at=NOW + 1)
@@ -18,11 +18,11 @@ PHONE = author("phone", "edge", DEEP)
 EVERYONE = [entry(who) for who in (ROOT, VPS, LAB, LAPTOP, DEEP, PHONE)]
 
 
-def counted(*records: Signed) -> set[str]:
-    return set(room(*records).view.nodes)
+def counted(*records: SignedRecord) -> set[str]:
+    return set(room(*records).effective.nodes)
 
 
-def after(*more: Signed) -> set[str]:
+def after(*more: SignedRecord) -> set[str]:
     return counted(*EVERYONE, *more)
 
 
@@ -35,7 +35,7 @@ def test_a_node_counts_without_its_issuers_record() -> None:
 
 
 def test_a_node_that_left_does_not_count_but_those_it_admitted_do() -> None:
-    left = sign(VPS, "nodes", "vps", 2, NOW, None)
+    left = sign_record(VPS, "nodes", "vps", 2, NOW, None)
     assert after(left) == {"root", "lab", "laptop", "deep", "phone"}
 
 
@@ -83,32 +83,35 @@ def test_a_revocation_taken_back_leaves_the_node_in() -> None:
 
 
 def test_a_revocation_is_of_a_key_not_of_a_name() -> None:
-    other = Author(key("other"), author("x").chain)
-    assert after(sign(LAB, "nodes", "laptop@lab", 1, NOW, revocation(LAB, other).data)) == after()
+    other = RecordAuthor(key("other"), author("x").chain)
+    assert (
+        after(sign_record(LAB, "nodes", "laptop@lab", 1, NOW, revocation(LAB, other).data))
+        == after()
+    )
 
 
 def test_a_node_admitted_again_by_another_outlives_its_first_issuer() -> None:
-    again = Author(LAPTOP.key, author("laptop", "edge", LAB, NOW + 9).chain)
-    saved = sign(again, "nodes", "laptop", 2, NOW, node(again))
+    again = RecordAuthor(LAPTOP.key, author("laptop", "edge", LAB, NOW + 9).chain)
+    saved = sign_record(again, "nodes", "laptop", 2, NOW, node(again))
     assert after(revocation(ROOT, VPS), saved) == {"root", "lab", "laptop"}
 
 
 def test_admitted_again_an_issuer_keeps_those_it_admitted_before() -> None:
-    again = Author(DEEP.key, author("deep", "backbone", LAB, NOW + 9).chain)
-    saved = sign(again, "nodes", "deep", 2, NOW, node(again))
+    again = RecordAuthor(DEEP.key, author("deep", "backbone", LAB, NOW + 9).chain)
+    saved = sign_record(again, "nodes", "deep", 2, NOW, node(again))
     assert after(revocation(ROOT, VPS), saved) == {"root", "lab", "deep", "phone"}
 
 
 def test_of_two_keys_for_one_name_the_senior_counts() -> None:
-    link = admit(DEEP.key, "deep", "laptop", key("thief").public, "edge", 0)
-    thief = Author(key("thief"), (*DEEP.chain, link))
-    both = room(*EVERYONE, sign(thief, "nodes", "laptop", 99, NOW, node(thief)))
-    assert both.view.nodes["laptop"].public_key == LAPTOP.key.public
+    link = sign_admission(DEEP.key, "deep", "laptop", key("thief").public, "edge", 0)
+    thief = RecordAuthor(key("thief"), (*DEEP.chain, link))
+    both = room(*EVERYONE, sign_record(thief, "nodes", "laptop", 99, NOW, node(thief)))
+    assert both.effective.nodes["laptop"].public_key == LAPTOP.key.public
 
 
 def test_a_revoked_node_is_known_to_be_revoked_and_by_whom() -> None:
     word = revocation(LAB, LAPTOP)
-    standing = room(*EVERYONE, word).view.standing
+    standing = room(*EVERYONE, word).effective.membership
     assert standing.revoked == {("laptop", LAPTOP.key.public): (word,)}
 
 
@@ -128,9 +131,9 @@ def test_the_order_of_arrival_does_not_matter(chosen: set[int], random: Random) 
     random.shuffle(records)
     late = room()
     for record in records:
-        late.accept([record])
-        assert len(late.view.nodes) <= len(EVERYONE)
-    assert set(late.view.nodes) == expected
+        late.accept_drafts([record])
+        assert len(late.effective.nodes) <= len(EVERYONE)
+    assert set(late.effective.nodes) == expected
 
 
 def test_two_in_a_circle_come_out_the_same_in_every_order() -> None:
@@ -139,7 +142,7 @@ def test_two_in_a_circle_come_out_the_same_in_every_order() -> None:
 
 
 def test_genesis_is_first_in_seniority() -> None:
-    members = room(*EVERYONE).view.nodes
+    members = room(*EVERYONE).effective.nodes
     ranked = sorted(members.values(), key=lambda m: m.rank)
     assert [m.id for m in ranked] == ["root", "vps", "lab", "deep", "laptop", "phone"]
     assert members["root"].public_key == GENESIS.key

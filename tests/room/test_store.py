@@ -11,40 +11,40 @@ import pytest
 
 from gatepost.errors import JournalCorrupt
 from gatepost.journal import Database, Tx, open_memory_journal
-from gatepost.room import Room, store
-from gatepost.room.signing import Signed
+from gatepost.room import SharedRoom, store
+from gatepost.room.signed_record import SignedRecord
 from tests.room.cast import GENESIS, NOW, ROOT, agent, author, claim, contents, entry, room, shown
 
 BEN = author("ben")
 RECORDS = [entry(ROOT), entry(BEN, 5), claim(BEN, "agents", "job", agent("ben"), 3)]
 
 
-def saved(*records: Signed) -> Tx:
+def saved(*records: SignedRecord) -> Tx:
     tx = Tx(open_memory_journal(), NOW)
-    store.create(tx, GENESIS)
-    store.save(tx, records)
+    store.create_room(tx, GENESIS)
+    store.save_records(tx, records)
     return tx
 
 
 def test_what_was_saved_is_loaded() -> None:
-    assert set(store.load(saved(*RECORDS), GENESIS)) == set(RECORDS)
+    assert set(store.load_records(saved(*RECORDS), GENESIS)) == set(RECORDS)
 
 
 def test_a_gateway_in_no_room_knows_that() -> None:
     tx = Tx(open_memory_journal(), NOW)
-    assert store.which(tx) is None
-    store.create(tx, GENESIS)
-    assert store.which(tx) == (GENESIS, 1)
+    assert store.load_room_identity(tx) is None
+    store.create_room(tx, GENESIS)
+    assert store.load_room_identity(tx) == (GENESIS, 1)
 
 
 def test_a_gateway_is_in_one_room_for_ever() -> None:
     with pytest.raises(apsw.ConstraintError):
-        store.create(saved(), GENESIS)
+        store.create_room(saved(), GENESIS)
 
 
 def test_only_the_latest_version_is_kept_in_whatever_order() -> None:
     tx = saved(entry(BEN, 2), entry(BEN, 9), entry(BEN, 4))
-    assert store.load(tx, GENESIS) == [entry(BEN, 9)]
+    assert store.load_records(tx, GENESIS) == [entry(BEN, 9)]
 
 
 def test_storage_itself_refuses_to_go_back() -> None:
@@ -54,23 +54,23 @@ def test_storage_itself_refuses_to_go_back() -> None:
 
 def test_rotation_replaces_everything_at_once() -> None:
     tx = saved(*RECORDS)
-    store.rotate(tx, 2, RECORDS[:1])
-    assert store.which(tx) == (GENESIS, 2)
-    assert store.load(tx, GENESIS) == RECORDS[:1]
+    store.replace_records(tx, 2, RECORDS[:1])
+    assert store.load_room_identity(tx) == (GENESIS, 2)
+    assert store.load_records(tx, GENESIS) == RECORDS[:1]
 
 
 def test_verify_finds_what_was_tampered_with() -> None:
     tx = saved(*RECORDS)
-    assert list(store.verify(tx, GENESIS)) == []
+    assert list(store.find_violations(tx, GENESIS)) == []
     tx.execute("UPDATE room_record SET record = replace(record, '\"online\"', '\"offline\"')")
-    assert [violation.rule for violation in store.verify(tx, GENESIS)] == ["signature"] * 2
+    assert [violation.rule for violation in store.find_violations(tx, GENESIS)] == ["signature"] * 2
 
 
 def test_a_damaged_record_is_noticed_when_loading() -> None:
     tx = saved(*RECORDS)
     tx.execute("UPDATE room_record SET record = 'nonsense'")
     with pytest.raises(JournalCorrupt, match="damaged"):
-        store.load(tx, GENESIS)
+        store.load_records(tx, GENESIS)
 
 
 WRITER = """
@@ -100,7 +100,7 @@ def test_what_was_heard_of_before_a_kill_is_there_after_it(tmp_path: Path) -> No
         heard = [int(writer.stdout.readline()) for _ in range(20)][-1]
         os.kill(writer.pid, signal.SIGKILL)
     database = Database.open(path)
-    reopened = store.load(Tx(database.writer_connection, NOW), GENESIS)
+    reopened = store.load_records(Tx(database.writer_connection, NOW), GENESIS)
     database.close()
     assert [signed.key for signed in reopened] == ["ben"]
     assert reopened[0].version >= heard
@@ -109,10 +109,12 @@ def test_what_was_heard_of_before_a_kill_is_there_after_it(tmp_path: Path) -> No
 def test_a_reopened_room_is_the_same_room_and_goes_on() -> None:
     before = room(*RECORDS, of=BEN)
     tx = saved(*before.document)
-    found = store.which(tx)
+    found = store.load_room_identity(tx)
     assert found is not None
-    after = Room(found[0], author=BEN, epoch=found[1], records=store.load(tx, found[0]))
+    after = SharedRoom(
+        found[0], author=BEN, epoch=found[1], records=store.load_records(tx, found[0])
+    )
     assert (contents(after), shown(after)) == (contents(before), shown(before))
-    assert sorted(after.document.clocks()) == sorted(before.document.clocks())
-    (gone,) = after.tombstone("agents", "job@ben", NOW).changed
+    assert sorted(after.document.slot_clocks()) == sorted(before.document.slot_clocks())
+    (gone,) = after.publish_tombstone("agents", "job@ben", NOW).changed
     assert gone.version == 4

@@ -17,8 +17,16 @@ from pycrdt import (
 )
 
 from gatepost.errors import Forbidden, RoomViolation
-from gatepost.room import MAX_MESSAGE, Author, Awareness, Peer, Presence, Room, lib0
-from gatepost.room.document import CHUNK
+from gatepost.room import (
+    MAX_MESSAGE_BYTES,
+    ConnectionPresence,
+    RecordAuthor,
+    RoomAwareness,
+    SharedRoom,
+    SyncPeer,
+    lib0,
+)
+from gatepost.room.document import CHUNK_BYTES
 from tests.conftest import choose
 from tests.room.cast import (
     GENESIS,
@@ -42,14 +50,14 @@ BEN, CAT = author("ben"), author("cat")
 class Gateway:
     """A room, its awareness, and connections to others."""
 
-    def __init__(self, who: Author, *records: Any) -> None:
+    def __init__(self, who: RecordAuthor, *records: Any) -> None:
         self.who = who
-        self.room = Room(GENESIS, author=who, records=records)
-        self.awareness = Awareness(who.node, Random(who.node).randrange(2**32))
-        self.awareness.announce(Presence(node_id=who.node, status="online"))
+        self.room = SharedRoom(GENESIS, author=who, records=records)
+        self.awareness = RoomAwareness(who.node, Random(who.node).randrange(2**32))
+        self.awareness.announce_presence(ConnectionPresence(node_id=who.node, status="online"))
 
-    def meets(self, other: "Gateway", role: Any) -> Peer:
-        return Peer(self.room, self.awareness, other.who.node, role)
+    def meets(self, other: "Gateway", role: Any) -> SyncPeer:
+        return SyncPeer(self.room, self.awareness, other.who.node, role)
 
 
 class Link:
@@ -59,16 +67,16 @@ class Link:
         self.ends = (guest.meets(host, "host"), host.meets(guest, "guest"))
         self.wires = (deque[bytes](), deque[bytes]())
         for end, wire in zip(self.ends, self.wires, strict=True):
-            wire.extend(end.connected())
+            wire.extend(end.first_messages())
 
     def carry(self) -> bool:
         """One message each way; whether there was any."""
         busy = False
         for side in (0, 1):
-            self.wires[side].extend(self.ends[side].outgoing())
+            self.wires[side].extend(self.ends[side].pending_messages())
             if self.wires[side]:
                 busy = True
-                answer = self.ends[1 - side].receive(self.wires[side].popleft())
+                answer = self.ends[1 - side].receive_message(self.wires[side].popleft())
                 self.wires[1 - side].extend(answer)
         return busy
 
@@ -100,29 +108,29 @@ def test_a_change_reaches_everyone_through_a_relay_and_comes_back_to_nobody() ->
     root, ben, cat = Gateway(ROOT, entry(ROOT)), Gateway(BEN, entry(BEN)), Gateway(CAT, entry(CAT))
     links = [Link(ben, root), Link(cat, root)]
     settle(*links)
-    ben.room.put("agents", "job@ben", agent("ben"), NOW)
-    assert len(links[0].ends[0].outgoing()) == 1
-    ben.room.put("agents", "job@ben", agent(None), NOW)
+    ben.room.publish_record("agents", "job@ben", agent("ben"), NOW)
+    assert len(links[0].ends[0].pending_messages()) == 1
+    ben.room.publish_record("agents", "job@ben", agent(None), NOW)
     settle(*links)
-    assert cat.room.view.agents["job"].gateway is None
-    assert [end.outgoing() for link in links for end in link.ends] == [[]] * 4
+    assert cat.room.effective.agents["job"].gateway is None
+    assert [end.pending_messages() for link in links for end in link.ends] == [[]] * 4
 
 
 def test_what_a_peer_brought_is_not_sent_back_to_it() -> None:
     root = Gateway(ROOT, entry(ROOT))
     ben, cat = (root.meets(Gateway(who), "guest") for who in (BEN, CAT))
-    ben.receive(b"\x00\x02" + lib0.data(update(entry(BEN))))
-    assert ben.outgoing() == []
-    assert len(cat.outgoing()) == 1
+    ben.receive_message(b"\x00\x02" + lib0.encode_bytes(update(entry(BEN))))
+    assert ben.pending_messages() == []
+    assert len(cat.pending_messages()) == 1
 
 
 def test_what_went_out_with_step_2_does_not_go_out_again() -> None:
     root = Gateway(ROOT, entry(ROOT))
     peer = root.meets(Gateway(BEN), "guest")
-    root.room.put("delivery", "root", delivery(1), NOW)
-    (answer,) = peer.receive(b"\x00\x00\x01\x00")
+    root.room.publish_record("delivery", "root", delivery(1), NOW)
+    (answer,) = peer.receive_message(b"\x00\x00\x01\x00")
     assert b"inboxCursorAcked" in answer
-    assert peer.outgoing() == []
+    assert peer.pending_messages() == []
 
 
 def test_a_slow_peer_is_sent_each_key_once_however_often_it_changed() -> None:
@@ -130,26 +138,26 @@ def test_a_slow_peer_is_sent_each_key_once_however_often_it_changed() -> None:
     link = Link(ben, cat)
     link.settle()
     for number in range(500):
-        ben.room.put("delivery", "ben", delivery(number), NOW + number * 60_000)
-    waiting = link.ends[0].outgoing()
+        ben.room.publish_record("delivery", "ben", delivery(number), NOW + number * 60_000)
+    waiting = link.ends[0].pending_messages()
     assert sum(map(len, waiting)) < 1000
-    assert cat.room.document.get(("delivery", "ben", BEN.key.public)) is None
+    assert cat.room.document.record_at(("delivery", "ben", BEN.key.public)) is None
     for message in waiting:
-        link.ends[1].receive(message)
-    assert cat.room.view.delivery["ben"] == delivery(499)
+        link.ends[1].receive_message(message)
+    assert cat.room.effective.delivery["ben"] == delivery(499)
 
 
 def test_a_large_room_goes_over_in_pieces_and_step_2_is_the_last() -> None:
     many = [claim(BEN, "agents", f"a{n}", agent("ben")) for n in range(2500)]
     ben = Gateway(BEN, entry(BEN), *many)
     peer = ben.meets(Gateway(CAT), "guest")
-    messages = peer.receive(b"\x00\x00\x01\x00")
+    messages = peer.receive_message(b"\x00\x00\x01\x00")
     assert len(messages) > 2
     assert [message[1] for message in messages] == [2] * (len(messages) - 1) + [1]
-    assert max(map(len, messages)) < CHUNK + 20_000 < MAX_MESSAGE
+    assert max(map(len, messages)) < CHUNK_BYTES + 20_000 < MAX_MESSAGE_BYTES
     cat = Gateway(CAT)
     for message in messages:
-        cat.meets(ben, "host").receive(message)
+        cat.meets(ben, "host").receive_message(message)
     assert contents(cat.room) == contents(ben.room)
 
 
@@ -158,24 +166,24 @@ def test_guests_hear_of_each_other_and_a_host_only_of_its_guest() -> None:
     far = Gateway(author("far"))
     links = [Link(ben, root), Link(cat, root), Link(root, far)]
     settle(*links)
-    assert {len(root.awareness.present()), len(far.awareness.present())} == {3, 2}
+    assert {len(root.awareness.present_entries()), len(far.awareness.present_entries())} == {3, 2}
     links[1].cut()
-    told = links[0].ends[1].outgoing()
+    told = links[0].ends[1].pending_messages()
     assert [message[0] for message in told] == [YMessageType.AWARENESS]
-    assert links[2].ends[0].outgoing() == []
-    assert len(root.awareness.present()) == 2
+    assert links[2].ends[0].pending_messages() == []
+    assert len(root.awareness.present_entries()) == 2
 
 
 def test_asking_for_awareness_is_answered() -> None:
     root = Gateway(ROOT)
-    (answer,) = root.meets(Gateway(BEN), "guest").receive(b"\x03")
+    (answer,) = root.meets(Gateway(BEN), "guest").receive_message(b"\x03")
     assert b'{"nodeId":"root","status":"online"}' in answer
 
 
 def test_a_host_that_refuses_is_heard() -> None:
     peer = Gateway(BEN).meets(Gateway(ROOT), "host")
     with pytest.raises(Forbidden, match="root refused the room: revoked"):
-        peer.receive(b"\x02\x00" + lib0.text("revoked"))
+        peer.receive_message(b"\x02\x00" + lib0.encode_text("revoked"))
 
 
 @pytest.mark.parametrize(
@@ -187,36 +195,36 @@ def test_a_host_that_refuses_is_heard() -> None:
         b"\x00\x03\x00",
         b"\x00\x02\x01",
         b"\x00\x00\x01\x00more",
-        b"\x00\x02" + lib0.data(update(entry(BEN))) + b"more",
-        b"\x01" + lib0.data(b"\x01\x05\x01" + lib0.text("{}")) + b"more",
+        b"\x00\x02" + lib0.encode_bytes(update(entry(BEN))) + b"more",
+        b"\x01" + lib0.encode_bytes(b"\x01\x05\x01" + lib0.encode_text("{}")) + b"more",
         b"\x03more",
-        b"\x02\x00" + lib0.text("no"),
+        b"\x02\x00" + lib0.encode_text("no"),
         b"\x01\x00\x00",
-        b"\x00\x02" + lib0.data(b"nonsense"),
-        bytes(MAX_MESSAGE + 1),
+        b"\x00\x02" + lib0.encode_bytes(b"nonsense"),
+        bytes(MAX_MESSAGE_BYTES + 1),
     ],
 )
 def test_a_message_that_is_none_is_a_violation(message: bytes) -> None:
     root = Gateway(ROOT, entry(ROOT))
-    before = contents(root.room), root.awareness.present()
+    before = contents(root.room), root.awareness.present_entries()
     with pytest.raises(RoomViolation):
-        root.meets(Gateway(BEN), "guest").receive(message)
-    assert (contents(root.room), root.awareness.present()) == before
+        root.meets(Gateway(BEN), "guest").receive_message(message)
+    assert (contents(root.room), root.awareness.present_entries()) == before
 
 
 def test_a_forged_state_is_a_violation_from_a_guest() -> None:
     root = Gateway(ROOT)
     ben, cat = (root.meets(Gateway(who), "guest") for who in (BEN, CAT))
-    state = b"\x01" + lib0.data(b"\x01\x05\x01" + lib0.text('{"nodeId":"ben"}'))
-    ben.receive(state)
+    state = b"\x01" + lib0.encode_bytes(b"\x01\x05\x01" + lib0.encode_text('{"nodeId":"ben"}'))
+    ben.receive_message(state)
     with pytest.raises(RoomViolation):
-        cat.receive(state.replace(b"\x05\x01", b"\x05\x02"))
+        cat.receive_message(state.replace(b"\x05\x01", b"\x05\x02"))
 
 
 @given(st.binary(max_size=60))
 def test_random_messages_raise_nothing_but_violations(message: bytes) -> None:
     with contextlib.suppress(RoomViolation):
-        Gateway(ROOT, entry(ROOT)).meets(Gateway(BEN), "guest").receive(message)
+        Gateway(ROOT, entry(ROOT)).meets(Gateway(BEN), "guest").receive_message(message)
 
 
 def test_a_standard_client_reads_the_room_and_sees_live_changes() -> None:
@@ -224,15 +232,15 @@ def test_a_standard_client_reads_the_room_and_sees_live_changes() -> None:
     peer = root.meets(Gateway(CAT), "guest")
     doc: Doc[Any] = Doc()
     nodes = doc.get("nodes", type=Map)
-    answers = peer.receive(create_sync_message(doc))
-    for message in [*answers, *peer.connected()]:
+    answers = peer.receive_message(create_sync_message(doc))
+    for message in [*answers, *peer.first_messages()]:
         if message[0] == YMessageType.SYNC:
             reply = handle_sync_message(message[1:], doc)
             if reply is not None:
-                assert peer.receive(reply) == []
+                assert peer.receive_message(reply) == []
     assert nodes["ben"]["record"] == entry(BEN, 8).text
-    root.room.accept([entry(BEN, 9)])
-    for message in peer.outgoing():
+    root.room.accept_drafts([entry(BEN, 9)])
+    for message in peer.pending_messages():
         handle_sync_message(message[1:], doc)
     assert nodes["ben"]["record"] == entry(BEN, 9).text
     assert peer.synced
@@ -243,8 +251,8 @@ def test_a_peer_that_left_is_not_kept() -> None:
     peer = root.meets(Gateway(BEN), "guest")
     peer.close()
     peer.close()
-    root.room.put("delivery", "root", delivery(1), NOW)
-    assert peer.outgoing() == []
+    root.room.publish_record("delivery", "root", delivery(1), NOW)
+    assert peer.pending_messages() == []
 
 
 @settings(max_examples=choose(25, 500))
@@ -273,17 +281,19 @@ def write(gateway: Gateway, random: Random, step: int) -> None:
     name, now = gateway.who.node, NOW + step * 60_000
     what = random.randrange(3)
     if what == 0:
-        gateway.room.put("delivery", name, delivery(step), now)
+        gateway.room.publish_record("delivery", name, delivery(step), now)
     elif what == 1:
-        gateway.room.put("agents", f"job@{name}", agent(random.choice([name, None])), now)
+        gateway.room.publish_record(
+            "agents", f"job@{name}", agent(random.choice([name, None])), now
+        )
     else:
-        gateway.room.tombstone("agents", f"job@{name}", now)
+        gateway.room.publish_tombstone("agents", f"job@{name}", now)
 
 
 def test_records_of_a_node_are_taken_before_its_own_record() -> None:
     late = room(entry(ROOT))
-    late.apply(update(claim(BEN, "agents", "job", agent("ben"))))
-    assert dict(late.view.agents) == {}
-    late.apply(update(entry(BEN)))
-    assert late.view.agents["job"].gateway == "ben"
-    assert late.view.nodes["ben"].record == node(BEN)
+    late.apply_update(update(claim(BEN, "agents", "job", agent("ben"))))
+    assert dict(late.effective.agents) == {}
+    late.apply_update(update(entry(BEN)))
+    assert late.effective.agents["job"].gateway == "ben"
+    assert late.effective.nodes["ben"].record == node(BEN)

@@ -11,22 +11,22 @@ from pycrdt import Array, Doc, Map, Text
 
 from gatepost.errors import RoomViolation
 from gatepost.room import lib0
-from gatepost.room.update import (
-    MAX_UPDATE,
-    Item,
-    Slot,
-    decode,
+from gatepost.room.yjs_update import (
+    MAX_UPDATE_BYTES,
+    RecordSlot,
+    YjsItem,
     decode_state_vector,
-    encode,
+    decode_update,
     encode_state_vector,
+    encode_update,
 )
 
 CLIENT = 2**53 - 7
 VALUE = {"record": "{}", "signature": "s"}
 
 
-def slot(version: int, client: int = CLIENT, key: str = "a", record: str = "") -> Slot:
-    return Slot(client, version, "nodes", key, record or f"v{version}", "s")
+def slot(version: int, client: int = CLIENT, key: str = "a", record: str = "") -> RecordSlot:
+    return RecordSlot(client, version, "nodes", key, record or f"v{version}", "s")
 
 
 def doc(*updates: bytes) -> "Doc[Any]":
@@ -46,45 +46,47 @@ def test_yjs_itself_would_have_written_the_same() -> None:
     map = theirs.get("nodes", type=Map)
     for version in range(1, 6):
         map["a"] = {"record": f"v{version}", "signature": "s"}
-    ours = doc(encode([slot(5)]))
+    ours = doc(encode_update([slot(5)]))
     assert ours.get_state() == theirs.get_state()
-    assert decode(ours.get_update()) == decode(theirs.get_update())
+    assert decode_update(ours.get_update()) == decode_update(theirs.get_update())
     assert len(ours.get_update()) == len(theirs.get_update())
 
 
 @given(st.permutations([1, 2, 3, 7, 40]))
 def test_a_yjs_document_ends_at_the_highest_version_in_any_order(versions: list[int]) -> None:
-    made = doc(*(encode([slot(version)]) for version in versions))
+    made = doc(*(encode_update([slot(version)]) for version in versions))
     assert values(made) == {"a": {"record": "v40", "signature": "s"}}
     assert decode_state_vector(made.get_state()) == {CLIENT: 40}
-    assert decode(made.get_update()) == decode(doc(encode([slot(40)])).get_update())
+    assert decode_update(made.get_update()) == decode_update(
+        doc(encode_update([slot(40)])).get_update()
+    )
 
 
 @given(st.permutations([(1, 3), (2, 3), (1, 4), (2, 1)]))
 def test_two_slots_of_one_key_show_the_higher_client_in_any_order(
     writes: list[tuple[int, int]],
 ) -> None:
-    made = doc(*(encode([slot(v, c, record=f"{c}.{v}")]) for c, v in writes))
+    made = doc(*(encode_update([slot(v, c, record=f"{c}.{v}")]) for c, v in writes))
     assert values(made)["a"]["record"] == "2.3"
 
 
 def test_what_is_written_is_read_back() -> None:
-    read = decode(encode([slot(1), slot(3, 5, "b")]))
+    read = decode_update(encode_update([slot(1), slot(3, 5, "b")]))
     assert read.items == [
-        Item(CLIENT, 0, ("nodes", "a"), "v1", "s"),
-        Item(5, 2, None, "v3", "s"),
+        YjsItem(CLIENT, 0, ("nodes", "a"), "v1", "s"),
+        YjsItem(5, 2, None, "v3", "s"),
     ]
     assert read.deletes == []
 
 
 def test_state_vectors_are_yjs_state_vectors() -> None:
-    made = doc(encode([slot(9), slot(4, 5, "b")]))
+    made = doc(encode_update([slot(9), slot(4, 5, "b")]))
     assert decode_state_vector(made.get_state()) == {CLIENT: 9, 5: 4}
     assert decode_state_vector(encode_state_vector([(CLIENT, 9), (5, 4)])) == {CLIENT: 9, 5: 4}
 
 
 def test_the_delete_set_of_a_yjs_document_is_read() -> None:
-    assert decode(doc(encode([slot(9)])).get_update()).deletes == [(CLIENT, 0, 8)]
+    assert decode_update(doc(encode_update([slot(9)])).get_update()).deletes == [(CLIENT, 0, 8)]
 
 
 def made_by(write: Callable[["Doc[Any]"], object]) -> bytes:
@@ -123,7 +125,7 @@ def test_nothing_but_signed_values_in_known_maps_is_read(
     rule: str, write: Callable[["Doc[Any]"], object]
 ) -> None:
     with pytest.raises(RoomViolation) as caught:
-        decode(made_by(write))
+        decode_update(made_by(write))
     assert caught.value.rule == rule
 
 
@@ -134,19 +136,19 @@ def test_a_value_inside_a_nested_type_is_refused() -> None:
     before = made.get_state()
     nested["b"] = VALUE
     with pytest.raises(RoomViolation) as caught:
-        decode(made.get_update(before))
+        decode_update(made.get_update(before))
     assert caught.value.rule == "nested"
 
 
 def test_structs_that_are_gone_say_nothing() -> None:
     gc, skip = b"\x00\x05", b"\x0a\x07"
-    update = b"\x01\x02" + lib0.uint(9) + b"\x00" + gc + skip + b"\x00"
-    assert decode(update).items == []
+    update = b"\x01\x02" + lib0.encode_uint(9) + b"\x00" + gc + skip + b"\x00"
+    assert decode_update(update).items == []
 
 
 def test_an_update_over_the_limit_is_not_even_looked_at() -> None:
     with pytest.raises(RoomViolation) as caught:
-        decode(bytes(MAX_UPDATE + 1))
+        decode_update(bytes(MAX_UPDATE_BYTES + 1))
     assert caught.value.rule == "too_large"
 
 
@@ -155,17 +157,17 @@ def test_an_update_over_the_limit_is_not_even_looked_at() -> None:
 )
 def test_a_count_nobody_honest_would_write_is_malformed(claimed: bytes) -> None:
     with pytest.raises(RoomViolation, match="at most"):
-        decode(claimed)
+        decode_update(claimed)
 
 
 @given(st.binary(max_size=200))
 def test_random_bytes_raise_nothing_but_violations(data: bytes) -> None:
-    for read in (decode, decode_state_vector):
+    for read in (decode_update, decode_state_vector):
         with contextlib.suppress(RoomViolation):
             read(data)
 
 
-GOOD = encode([slot(1), slot(3, 5, "b"), slot(9, 6, "c")])
+GOOD = encode_update([slot(1), slot(3, 5, "b"), slot(9, 6, "c")])
 
 
 @given(st.integers(0, len(GOOD) - 1), st.integers(0, 255), st.integers(0, len(GOOD)))
@@ -174,4 +176,4 @@ def test_damaged_updates_raise_nothing_but_violations(at: int, byte: int, end: i
     damaged[at] = byte
     for data in (bytes(damaged), bytes(damaged[:end]), GOOD[:at] + GOOD[at + 1 :]):
         with contextlib.suppress(RoomViolation):
-            decode(data)
+            decode_update(data)

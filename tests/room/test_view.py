@@ -7,19 +7,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gatepost.room import (
-    Author,
-    Capability,
-    Coordination,
-    Eligibility,
-    Invite,
-    Review,
-    Routing,
-    Signed,
-    Skill,
-    Term,
-    admit,
+    CapabilityRecord,
+    CoordinationRecord,
+    CoordinatorTerm,
+    EligibilityRecord,
+    InviteRecord,
+    RecordAuthor,
+    ReviewRecord,
+    RoutingRecord,
+    SignedRecord,
+    SkillRef,
+    sign_admission,
 )
-from gatepost.room.signing import sign
+from gatepost.room.signed_record import sign_record
 from tests.room.cast import (
     NOW,
     ROOT,
@@ -40,8 +40,8 @@ ANN = author("ann", at=NOW + 2)
 BEN = author("ben", at=NOW + 3)
 EVERYONE = [entry(who) for who in (ROOT, VPS, ANN, BEN)]
 BENS = claim(BEN, "agents", "job", agent("ben"))
-SKILL = Skill(ref="skills/job", version="1")
-CAPABILITY = Capability(
+SKILL = SkillRef(ref="skills/job", version="1")
+CAPABILITY = CapabilityRecord(
     name="Job",
     version="1",
     owner_agent_id="job",
@@ -51,15 +51,15 @@ CAPABILITY = Capability(
     contract_schema_ref="schemas/job",
     status="active",
 )
-ELIGIBLE = Eligibility(eligible_agent_ids=("job",), updated_at=NOW, policy_version=1)
+ELIGIBLE = EligibilityRecord(eligible_agent_ids=("job",), updated_at=NOW, policy_version=1)
 
 
-def route(owner: str, epoch: int = 1) -> Routing:
-    return Routing(owner_node_id=owner, epoch=epoch)
+def route(owner: str, epoch: int = 1) -> RoutingRecord:
+    return RoutingRecord(owner_node_id=owner, epoch=epoch)
 
 
-def routed(*claims: Signed) -> str | None:
-    found = room(*EVERYONE, BENS, *claims).view.routing.get("job")
+def routed(*claims: SignedRecord) -> str | None:
+    found = room(*EVERYONE, BENS, *claims).effective.routing.get("job")
     return found.owner_node_id if found else None
 
 
@@ -80,19 +80,19 @@ def test_the_later_epoch_routes_and_of_one_epoch_the_senior() -> None:
 
 def test_routing_follows_when_the_agent_moves() -> None:
     seen = room(*EVERYONE, BENS, claim(BEN, "routing", "job", route("ben")))
-    assert "job" in seen.view.routing
-    seen.accept([claim(BEN, "agents", "job", None, 2)])
-    assert "job" not in seen.view.routing
+    assert "job" in seen.effective.routing
+    seen.accept_drafts([claim(BEN, "agents", "job", None, 2)])
+    assert "job" not in seen.effective.routing
 
 
 def test_a_node_routes_itself() -> None:
     seen = room(*EVERYONE, claim(ANN, "routing", "ann", route("ann")))
-    assert seen.view.routing["ann"].owner_node_id == "ann"
+    assert seen.effective.routing["ann"].owner_node_id == "ann"
 
 
-def catalogued(*claims: Signed) -> tuple[bool, bool]:
-    view = room(*EVERYONE, BENS, *claims).view
-    return "job" in view.catalog, "job" in view.index
+def catalogued(*claims: SignedRecord) -> tuple[bool, bool]:
+    view = room(*EVERYONE, BENS, *claims).effective
+    return "job" in view.capability_catalog, "job" in view.capability_index
 
 
 PUBLISHED = claim(BEN, "capabilities.catalog", "job", CAPABILITY)
@@ -114,35 +114,41 @@ def test_who_takes_back_a_capability_takes_back_who_may_be_asked_for_it() -> Non
 
 def test_a_capability_taken_back_is_not_asked_for_by_who_looked_before() -> None:
     seen = room(*EVERYONE, BENS, PUBLISHED, INDEXED)
-    assert list(seen.view.index) == ["job"]
-    seen.accept([claim(BEN, "capabilities.catalog", "job", None, 2)])
-    assert list(seen.view.index) == []
+    assert list(seen.effective.capability_index) == ["job"]
+    seen.accept_drafts([claim(BEN, "capabilities.catalog", "job", None, 2)])
+    assert list(seen.effective.capability_index) == []
 
 
 def test_a_capability_goes_when_its_agent_goes_also_after_it_was_looked_at() -> None:
     seen = room(*EVERYONE, BENS, PUBLISHED, INDEXED)
-    assert list(seen.view.index) == ["job"]
-    seen.accept([claim(BEN, "agents", "job", None, 2)])
-    assert (list(seen.view.catalog), list(seen.view.index)) == ([], [])
+    assert list(seen.effective.capability_index) == ["job"]
+    seen.accept_drafts([claim(BEN, "agents", "job", None, 2)])
+    assert (list(seen.effective.capability_catalog), list(seen.effective.capability_index)) == (
+        [],
+        [],
+    )
 
 
 def test_the_index_follows_the_agent_also_where_the_catalog_stays() -> None:
     published = claim(VPS, "capabilities.catalog", "job", CAPABILITY)
     seen = room(*EVERYONE, BENS, published, INDEXED)
-    assert list(seen.view.index) == ["job"]
-    seen.accept([claim(BEN, "agents", "job", agent(None), 2)])
-    assert (list(seen.view.catalog), list(seen.view.index)) == (["job"], [])
+    assert list(seen.effective.capability_index) == ["job"]
+    seen.accept_drafts([claim(BEN, "agents", "job", agent(None), 2)])
+    assert (list(seen.effective.capability_catalog), list(seen.effective.capability_index)) == (
+        ["job"],
+        [],
+    )
 
 
 def test_invites_count_from_backbone_nodes() -> None:
-    invite = Invite(tier="edge", expires_at=NOW, created_by="vps")
+    invite = InviteRecord(tier="edge", expires_at=NOW, created_by="vps")
     seen = room(*EVERYONE, claim(VPS, "invites", "i1", invite))
-    assert dict(seen.view.invites) == {"i1": invite}
+    assert dict(seen.effective.invites) == {"i1": invite}
 
 
-def coordination(who: Author, counter: int) -> Signed:
-    term = Term(counter=counter, node=who.node)
-    data = Coordination(coordinator=who.node, term=term, sweep_every_seconds=60)
+def coordination(who: RecordAuthor, counter: int) -> SignedRecord:
+    term = CoordinatorTerm(counter=counter, node=who.node)
+    data = CoordinationRecord(coordinator=who.node, term=term, sweep_every_seconds=60)
     return claim(who, "coordination", "coordinator", data)
 
 
@@ -152,47 +158,47 @@ def test_the_highest_term_coordinates_and_the_node_id_breaks_a_tie() -> None:
         ((coordination(ANN, 3), coordination(BEN, 3)), "ben"),
         ((coordination(ANN, 3), coordination(BEN, 3), revocation(VPS, BEN)), "ann"),
     ):
-        found = room(*EVERYONE, *claims).view.coordination
+        found = room(*EVERYONE, *claims).effective.coordination
         assert found is not None
         assert found.coordinator == winner
-    assert room(*EVERYONE).view.coordination is None
+    assert room(*EVERYONE).effective.coordination is None
 
 
 def test_deliveries_and_reviews_are_shown() -> None:
-    review = Review(
+    review = ReviewRecord(
         capability_id="job",
         delegation_skill_version="1",
         executor_skill_version="1",
         failure_class="routing_miss",
         raised_at=NOW,
     )
-    moved = sign(ANN, "delivery", "ann", 1, NOW, delivery(7))
-    view = room(*EVERYONE, moved, claim(ANN, "reviews", "r", review)).view
+    moved = sign_record(ANN, "delivery", "ann", 1, NOW, delivery(7))
+    view = room(*EVERYONE, moved, claim(ANN, "reviews", "r", review)).effective
     assert (view.delivery["ann"].inbox_cursor_acked, view.reviews["r"]) == (7, review)
 
 
 def test_a_sign_of_life_is_seen() -> None:
     seen = room(*EVERYONE)
-    assert seen.view.nodes["ann"].record == node(ANN)
-    seen.accept([entry(ANN, 2, status="degraded")])
-    assert seen.view.nodes["ann"].record == replace(node(ANN), status="degraded")
+    assert seen.effective.nodes["ann"].record == node(ANN)
+    seen.accept_drafts([entry(ANN, 2, status="degraded")])
+    assert seen.effective.nodes["ann"].record == replace(node(ANN), status="degraded")
 
 
 def test_nothing_of_a_node_counts_before_its_record_came_or_after_it_was_revoked() -> None:
     seen = room(entry(ROOT), BENS)
-    assert dict(seen.view.agents) == {}
-    seen.accept([entry(BEN)])
-    assert list(seen.view.agents) == ["job"]
-    seen.accept([revocation(ROOT, BEN)])
-    assert dict(seen.view.agents) == {}
+    assert dict(seen.effective.agents) == {}
+    seen.accept_drafts([entry(BEN)])
+    assert list(seen.effective.agents) == ["job"]
+    seen.accept_drafts([revocation(ROOT, BEN)])
+    assert dict(seen.effective.agents) == {}
 
 
 def test_nothing_of_a_second_key_for_a_nodes_name_counts() -> None:
-    link = admit(VPS.key, "vps", "ben", key("thief").public, "edge", NOW + 9)
-    thief = Author(key("thief"), (*VPS.chain, link))
+    link = sign_admission(VPS.key, "vps", "ben", key("thief").public, "edge", NOW + 9)
+    thief = RecordAuthor(key("thief"), (*VPS.chain, link))
     stolen = claim(thief, "agents", "loot", agent("ben"))
-    seen = room(*EVERYONE, BENS, sign(thief, "nodes", "ben", 9, NOW, node(thief)), stolen)
-    assert list(seen.view.agents) == ["job"]
+    seen = room(*EVERYONE, BENS, sign_record(thief, "nodes", "ben", 9, NOW, node(thief)), stolen)
+    assert list(seen.effective.agents) == ["job"]
 
 
 RECORDS = [
@@ -210,8 +216,8 @@ RECORDS = [
     revocation(VPS, BEN),
     claim(VPS, "nodes", "ben", None, 2),
     entry(ANN, 2, status="offline"),
-    sign(BEN, "nodes", "ben", 2, NOW, None),
-    sign(ANN, "delivery", "ann", 1, NOW, delivery(3)),
+    sign_record(BEN, "nodes", "ben", 2, NOW, None),
+    sign_record(ANN, "delivery", "ann", 1, NOW, delivery(3)),
 ]
 
 
@@ -225,6 +231,6 @@ def test_the_view_depends_on_the_records_not_on_when_they_came(
     random.shuffle(records)
     one_by_one = room()
     for record in records + records[:3]:
-        one_by_one.accept([record])
+        one_by_one.accept_drafts([record])
         shown(one_by_one)
     assert shown(one_by_one) == shown(at_once)

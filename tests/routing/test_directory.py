@@ -2,12 +2,12 @@
 
 from msgspec.structs import replace
 
-from gatepost.room import Routing
+from gatepost.room import RoutingRecord
 from gatepost.routing import AgentHome, RoutingRule, build_directory
 from tests.room.cast import ROOT, agent, author, claim, entry, room
 
 VPS = author("vps", "backbone")
-RULE = Routing(
+RULE = RoutingRecord(
     owner_node_id="root",
     fallback_node_ids=("vps",),
     requires_capabilities=("gpu",),
@@ -24,7 +24,7 @@ def test_the_picture_is_what_the_view_shows() -> None:
         claim(VPS, "agents", "job", replace(agent("vps"), standby=True)),
         claim(ROOT, "routing", "job", RULE),
     )
-    picture = build_directory(found.view, lambda id: id == "vps")
+    picture = build_directory(found.effective, lambda id: id == "vps")
     online = [picture.is_online(id) for id in ("vps", "root", "nobody", None)]
     assert online == [True, False, False, False]
     assert picture.gateways["vps"].key == VPS.key.public
@@ -40,6 +40,6 @@ def test_rivals_are_in_the_picture() -> None:
         claim(ROOT, "agents", "job", agent("root")),
         claim(VPS, "agents", "job", agent("vps")),
     )
-    assert build_directory(found.view, lambda id: True).agents == {
+    assert build_directory(found.effective, lambda id: True).agents == {
         "job": AgentHome("root", (), ("vps",))
     }

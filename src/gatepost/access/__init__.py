@@ -4,42 +4,53 @@ All functions work on a transaction and a time passed in. A refusal is raised, a
 is rolled back. State that must be committed together with a refusal is returned instead of raised.
 """
 
-from gatepost.access.agent_sessions import AgentSession, AgentSessions, Reused, SessionInfo
-from gatepost.access.door import Admitted, Door
+from gatepost.access.agent_sessions import (
+    AgentSession,
+    AgentSessionInfo,
+    AgentSessions,
+    RefreshTokenReuse,
+)
+from gatepost.access.exchange_request import ExchangeRequester, check_exchange_answer
 from gatepost.access.issuer import Issuer
-from gatepost.access.joining import Joiner, check_answer
-from gatepost.access.limits import RateLimiter, source_of
-from gatepost.access.mesh_secrets import MeshSecrets, SecretStore
-from gatepost.access.nodes import Admission, Directories, Directory, JournalDirectory, Standing
-from gatepost.access.policy import Policy
-from gatepost.access.revocation import Revocation, Revoker, ShutOut
-from gatepost.access.scopes import Scope, authorize, authorize_name, require
+from gatepost.access.mesh_secrets import MeshSecrets, MeshSecretStore
+from gatepost.access.node_authentication import AdmittedNode, NodeAuthenticator
+from gatepost.access.node_directory import (
+    CombinedNodeDirectory,
+    JournalNodeDirectory,
+    KnownNode,
+    NodeAdmission,
+    NodeDirectory,
+)
+from gatepost.access.node_revocation import NodeRevocation, NodeRevoker, RevocationResult
+from gatepost.access.policy import AccessPolicy
+from gatepost.access.rate_limit import SourceRateLimiter, rate_limit_source
+from gatepost.access.scopes import Scope, authorize_op, authorize_operation_name, require_scope
 
 __all__ = [
-    "Admission",
-    "Admitted",
+    "AccessPolicy",
+    "AdmittedNode",
     "AgentSession",
+    "AgentSessionInfo",
     "AgentSessions",
-    "Directories",
-    "Directory",
-    "Door",
+    "CombinedNodeDirectory",
+    "ExchangeRequester",
     "Issuer",
-    "Joiner",
-    "JournalDirectory",
+    "JournalNodeDirectory",
+    "KnownNode",
+    "MeshSecretStore",
     "MeshSecrets",
-    "Policy",
-    "RateLimiter",
-    "Reused",
-    "Revocation",
-    "Revoker",
+    "NodeAdmission",
+    "NodeAuthenticator",
+    "NodeDirectory",
+    "NodeRevocation",
+    "NodeRevoker",
+    "RefreshTokenReuse",
+    "RevocationResult",
     "Scope",
-    "SecretStore",
-    "SessionInfo",
-    "ShutOut",
-    "Standing",
-    "authorize",
-    "authorize_name",
-    "check_answer",
-    "require",
-    "source_of",
+    "SourceRateLimiter",
+    "authorize_op",
+    "authorize_operation_name",
+    "check_exchange_answer",
+    "rate_limit_source",
+    "require_scope",
 ]

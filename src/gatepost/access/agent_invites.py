@@ -3,9 +3,9 @@
 import msgspec
 from msgspec import Struct
 
-from gatepost.access.forms import AgentInviteRequest
-from gatepost.access.scopes import Holder, check_grantable
-from gatepost.access.tokens import Guarded, Kind, matches, mint, parse
+from gatepost.access.auth_messages import AgentInviteRequest
+from gatepost.access.scopes import ScopeHolder, check_grantable
+from gatepost.access.tokens import SecretValue, TokenKind, matches_hash, mint_token, parse_token
 from gatepost.clock import Clock
 from gatepost.errors import (
     ExpiredToken,
@@ -20,12 +20,12 @@ from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Row, Tx
 
 _COLUMNS = "id, agent_id, scopes, created_by, created_at, expires_at, used_at, revoked_at"
-_INSERT = f"""
+_INSERT_INVITE = f"""
 INSERT INTO agent_invite ({_COLUMNS}, secret_hash) VALUES (?, ?, ?, ?, ?, ?, NULL, NULL, ?)
 """
-_FIND = f"SELECT {_COLUMNS}, secret_hash FROM agent_invite WHERE id = ?"
-_LIST = f"SELECT {_COLUMNS} FROM agent_invite ORDER BY created_at, id"
-_REVOKE_OPEN = """
+_SELECT_INVITE = f"SELECT {_COLUMNS}, secret_hash FROM agent_invite WHERE id = ?"
+_SELECT_INVITES = f"SELECT {_COLUMNS} FROM agent_invite ORDER BY created_at, id"
+_REVOKE_OPEN_INVITES = """
 UPDATE agent_invite SET revoked_at = ?
 WHERE agent_id = ? AND used_at IS NULL AND revoked_at IS NULL
 """
@@ -42,68 +42,74 @@ class AgentInvite(Struct, frozen=True):
     revoked_at: int | None
 
 
-class IssuedAgentInvite(Guarded, frozen=True):
+class IssuedAgentInvite(SecretValue, frozen=True):
     """A new invite with its token. The token is not stored and is visible only here."""
 
     invite: AgentInvite
     token: str
 
 
-def issue(
-    tx: Tx, clock: Clock, request: AgentInviteRequest, actor: str, grantor: Holder | None = None
+def issue_agent_invite(
+    tx: Tx,
+    clock: Clock,
+    request: AgentInviteRequest,
+    actor: str,
+    grantor: ScopeHolder | None = None,
 ) -> IssuedAgentInvite:
     """Issue an invite as the operator, or as the session `grantor` with scopes that it holds."""
     agent_id = check_agent_id(request.agent_id)
     scopes = check_grantable(request.scopes, None if grantor is None else grantor.scopes)
-    token = mint(clock, Kind.AGENT_INVITE)
+    token = mint_token(clock, TokenKind.AGENT_INVITE)
     times = (tx.now, tx.now + request.ttl_secs * 1000)
-    tx.execute(_INSERT, (token.id, agent_id, pack(scopes), actor, *times, token.hash))
+    tx.execute(
+        _INSERT_INVITE, (token.id, agent_id, encode_scopes(scopes), actor, *times, token.hash)
+    )
     record_audit_entry(tx, actor, "agent.invite", agent_id, " ".join(scopes))
-    return IssuedAgentInvite(get(tx, token.id), token.text)
+    return IssuedAgentInvite(load_agent_invite(tx, token.id), token.text)
 
 
-def listed(tx: Tx) -> list[AgentInvite]:
-    return [_load(row) for row in tx.fetch_all(_LIST)]
+def list_agent_invites(tx: Tx) -> list[AgentInvite]:
+    return [_invite_from_row(row) for row in tx.fetch_all(_SELECT_INVITES)]
 
 
-def get(tx: Tx, id: str) -> AgentInvite:
-    row = tx.fetch_one(_FIND, (id,))
+def load_agent_invite(tx: Tx, id: str) -> AgentInvite:
+    row = tx.fetch_one(_SELECT_INVITE, (id,))
     if row is None:
         raise UnknownInvite(f"this gateway has no agent invite {id!r}")
-    return _load(row[:-1])
+    return _invite_from_row(row[:-1])
 
 
-def revoke(tx: Tx, id: str, actor: str) -> AgentInvite:
-    invite = get(tx, id)
+def revoke_agent_invite(tx: Tx, id: str, actor: str) -> AgentInvite:
+    invite = load_agent_invite(tx, id)
     if invite.used_at is not None:
         raise WrongState(f"invite {id} was used; revoke agent {invite.agent_id} instead")
     if invite.revoked_at is None:
         tx.execute("UPDATE agent_invite SET revoked_at = ? WHERE id = ?", (tx.now, id))
         record_audit_entry(tx, actor, "agent.invite.revoke", id)
-    return get(tx, id)
+    return load_agent_invite(tx, id)
 
 
-def revoke_open(tx: Tx, agent_id: str) -> None:
-    tx.execute(_REVOKE_OPEN, (tx.now, agent_id))
+def revoke_open_invites(tx: Tx, agent_id: str) -> None:
+    tx.execute(_REVOKE_OPEN_INVITES, (tx.now, agent_id))
 
 
-def redeem(tx: Tx, text: str) -> AgentInvite:
+def redeem_agent_invite(tx: Tx, text: str) -> AgentInvite:
     """Check an invite token and mark its invite as used."""
-    token = parse(text, Kind.AGENT_INVITE)
-    row = tx.fetch_one(_FIND, (token.id,))
-    if not matches(token, None if row is None else row[-1]) or row is None:
+    token = parse_token(text, TokenKind.AGENT_INVITE)
+    row = tx.fetch_one(_SELECT_INVITE, (token.id,))
+    if not matches_hash(token, None if row is None else row[-1]) or row is None:
         raise InvalidToken("this gateway did not issue this invite; check where it came from")
-    invite = _load(row[:-1])
+    invite = _invite_from_row(row[:-1])
     _check_open(invite, tx.now)
     tx.execute("UPDATE agent_invite SET used_at = ? WHERE id = ?", (tx.now, invite.id))
     return invite
 
 
-def pack(scopes: tuple[str, ...]) -> str:
+def encode_scopes(scopes: tuple[str, ...]) -> str:
     return msgspec.json.encode(scopes).decode()
 
 
-def unpack(text: str) -> tuple[str, ...]:
+def decode_scopes(text: str) -> tuple[str, ...]:
     return msgspec.json.decode(text, type=tuple[str, ...])
 
 
@@ -116,6 +122,6 @@ def _check_open(invite: AgentInvite, now: int) -> None:
         raise ExpiredToken("this invite has expired; ask for a new one")
 
 
-def _load(row: Row) -> AgentInvite:
+def _invite_from_row(row: Row) -> AgentInvite:
     id, agent_id, scopes, *rest = row
-    return AgentInvite(id, agent_id, unpack(scopes), *rest)
+    return AgentInvite(id, agent_id, decode_scopes(scopes), *rest)

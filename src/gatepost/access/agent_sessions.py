@@ -10,35 +10,50 @@ from typing import Literal
 from msgspec import Struct
 
 from gatepost.access import agent_invites
-from gatepost.access.agent_invites import pack, unpack
-from gatepost.access.forms import AgentTokens, ContextToken, ContextTokenRequest
-from gatepost.access.policy import Policy
+from gatepost.access.agent_invites import decode_scopes, encode_scopes
+from gatepost.access.auth_messages import AgentTokens, ContextToken, ContextTokenRequest
+from gatepost.access.policy import AccessPolicy
 from gatepost.access.scopes import check_grantable
-from gatepost.access.tokens import Kind, Token, matches, mint, new_id, parse
+from gatepost.access.tokens import (
+    BearerToken,
+    TokenKind,
+    matches_hash,
+    mint_token,
+    new_public_id,
+    parse_token,
+)
 from gatepost.clock import Clock
 from gatepost.errors import ExpiredToken, Forbidden, InvalidToken, Revoked, TokenReused
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Tx
 
-_NAMES = {Kind.ACCESS: "access", Kind.REFRESH: "refresh", Kind.CONTEXT: "context"}
-_FIND = """
+_KIND_NAMES = {
+    TokenKind.ACCESS: "access",
+    TokenKind.REFRESH: "refresh",
+    TokenKind.CONTEXT: "context",
+}
+_SELECT_TOKEN = """
 SELECT t.session, s.agent_id, t.scopes, t.label, t.expires_at, t.used_at, s.revoked_at, s.seen_at,
        t.secret_hash
 FROM agent_token t JOIN agent_session s ON s.id = t.session WHERE t.id = ? AND t.kind = ?
 """
 _INSERT_SESSION = "INSERT INTO agent_session VALUES (?, ?, ?, ?, ?, NULL, NULL)"
 _INSERT_TOKEN = "INSERT INTO agent_token VALUES (?, ?, ?, ?, ?, ?, NULL, ?)"
-_LIST = """
+_SELECT_SESSIONS = """
 SELECT s.id, s.agent_id, s.scopes, s.created_at, s.seen_at,
        (SELECT max(expires_at) FROM agent_token WHERE session = s.id AND used_at IS NULL),
        s.revoked_at, s.revoked_by
 FROM agent_session s ORDER BY s.created_at, s.id
 """
-_REVOKE = """
+_REVOKE_SESSION = """
 UPDATE agent_session SET revoked_at = ?, revoked_by = ? WHERE id = ? AND revoked_at IS NULL
 """
-_LIVE = "SELECT id FROM agent_session WHERE agent_id = ? AND revoked_at IS NULL ORDER BY id"
-_TOUCH = "UPDATE agent_session SET seen_at = ? WHERE id = ? AND revoked_at IS NULL AND seen_at < ?"
+_SELECT_LIVE_SESSIONS = (
+    "SELECT id FROM agent_session WHERE agent_id = ? AND revoked_at IS NULL ORDER BY id"
+)
+_TOUCH_SESSION = (
+    "UPDATE agent_session SET seen_at = ? WHERE id = ? AND revoked_at IS NULL AND seen_at < ?"
+)
 
 
 class AgentSession(Struct, frozen=True):
@@ -53,7 +68,7 @@ class AgentSession(Struct, frozen=True):
     seen_at: int
 
 
-class SessionInfo(Struct, frozen=True):
+class AgentSessionInfo(Struct, frozen=True):
     """A session in the operator's list."""
 
     id: str
@@ -66,7 +81,7 @@ class SessionInfo(Struct, frozen=True):
     revoked_by: str | None
 
 
-class Reused(Struct, frozen=True):
+class RefreshTokenReuse(Struct, frozen=True):
     """A refresh token was presented twice, so its session has ended.
 
     This is returned and not raised, because raising rolls the transaction back. Commit first, then
@@ -76,14 +91,14 @@ class Reused(Struct, frozen=True):
     session_id: str
     agent_id: str
 
-    def error(self) -> TokenReused:
+    def as_error(self) -> TokenReused:
         return TokenReused(
             "this refresh token was used before, so its session has ended;"
             " if that was not you, someone has a copy: ask for a new invite"
         )
 
 
-class _Found(Struct, frozen=True):
+class _FoundToken(Struct, frozen=True):
     session: str
     agent_id: str
     scopes: tuple[str, ...]
@@ -95,45 +110,47 @@ class _Found(Struct, frozen=True):
 
 
 class AgentSessions:
-    def __init__(self, clock: Clock, policy: Policy) -> None:
+    def __init__(self, clock: Clock, policy: AccessPolicy) -> None:
         self._clock = clock
         self._policy = policy
 
-    def exchange(self, tx: Tx, invite_token: str) -> AgentTokens:
+    def exchange_invite(self, tx: Tx, invite_token: str) -> AgentTokens:
         """Open a session for an invite token."""
-        invite = agent_invites.redeem(tx, invite_token)
-        id = new_id(self._clock)
-        row = (id, invite.agent_id, pack(invite.scopes), tx.now, tx.now)
+        invite = agent_invites.redeem_agent_invite(tx, invite_token)
+        id = new_public_id(self._clock)
+        row = (id, invite.agent_id, encode_scopes(invite.scopes), tx.now, tx.now)
         tx.execute(_INSERT_SESSION, row)
-        return self._hand_out(tx, id, invite.agent_id, invite.scopes)
+        return self._issue_tokens(tx, id, invite.agent_id, invite.scopes)
 
-    def refresh(self, tx: Tx, refresh_token: str) -> AgentTokens | Reused:
+    def refresh_tokens(self, tx: Tx, refresh_token: str) -> AgentTokens | RefreshTokenReuse:
         """Consume a refresh token and issue new tokens."""
-        token = parse(refresh_token, Kind.REFRESH)
-        found = _recognise(tx, token)
+        token = parse_token(refresh_token, TokenKind.REFRESH)
+        found = _find_token(tx, token)
         if found.used_at is not None:
-            _end(tx, found.session, "token reuse")
+            _end_session(tx, found.session, "token reuse")
             record_audit_entry(tx, found.agent_id, "agent.session.reuse", found.session)
-            return Reused(found.session, found.agent_id)
-        _check_expiry(found, tx.now)
+            return RefreshTokenReuse(found.session, found.agent_id)
+        _check_token_expiry(found, tx.now)
         tx.execute("UPDATE agent_token SET used_at = ? WHERE id = ?", (tx.now, token.id))
-        self.touch(tx, found.session)
-        return self._hand_out(tx, found.session, found.agent_id, found.scopes)
+        self.touch_session(tx, found.session)
+        return self._issue_tokens(tx, found.session, found.agent_id, found.scopes)
 
-    def authenticate(self, tx: Tx, bearer: str) -> AgentSession:
+    def authenticate_token(self, tx: Tx, bearer: str) -> AgentSession:
         """Return the session of an access or context token. Reads only; see `touch_session`."""
-        token = parse(bearer, Kind.ACCESS, Kind.CONTEXT)
-        found = _recognise(tx, token)
-        _check_expiry(found, tx.now)
-        kind: Literal["access", "context"] = "access" if token.kind is Kind.ACCESS else "context"
+        token = parse_token(bearer, TokenKind.ACCESS, TokenKind.CONTEXT)
+        found = _find_token(tx, token)
+        _check_token_expiry(found, tx.now)
+        kind: Literal["access", "context"] = (
+            "access" if token.kind is TokenKind.ACCESS else "context"
+        )
         owner = (found.session, found.agent_id, found.scopes)
         return AgentSession(*owner, kind, found.label, found.expires_at, found.seen_at)
 
-    def touch(self, tx: Tx, session_id: str) -> None:
+    def touch_session(self, tx: Tx, session_id: str) -> None:
         """Record that a session is in use. This costs a write; once a minute is enough."""
-        tx.execute(_TOUCH, (tx.now, session_id, tx.now))
+        tx.execute(_TOUCH_SESSION, (tx.now, session_id, tx.now))
 
-    def context_token(
+    def issue_context_token(
         self, tx: Tx, session: AgentSession, request: ContextTokenRequest
     ) -> ContextToken:
         """Issue a restricted token: fewer scopes, expires no later than its parent, no refresh."""
@@ -141,64 +158,66 @@ class AgentSessions:
             raise Forbidden("a context token cannot create another one; use the access token")
         scopes = check_grantable(request.scopes, session.scopes)
         expires_at = min(tx.now + request.ttl_secs * 1000, session.expires_at)
-        token = self._keep(tx, Kind.CONTEXT, session.id, scopes, expires_at, request.label)
+        token = self._store_token(
+            tx, TokenKind.CONTEXT, session.id, scopes, expires_at, request.label
+        )
         return ContextToken(token.text, expires_at, scopes)
 
-    def revoke(self, tx: Tx, agent_id: str, actor: str) -> list[str]:
+    def revoke_agent(self, tx: Tx, agent_id: str, actor: str) -> list[str]:
         """End all sessions and open invites of an agent; return the ids of the ended sessions."""
-        ended = [row[0] for row in tx.fetch_all(_LIVE, (agent_id,))]
+        ended = [row[0] for row in tx.fetch_all(_SELECT_LIVE_SESSIONS, (agent_id,))]
         for id in ended:
-            _end(tx, id, actor)
-        agent_invites.revoke_open(tx, agent_id)
+            _end_session(tx, id, actor)
+        agent_invites.revoke_open_invites(tx, agent_id)
         record_audit_entry(tx, actor, "agent.revoke", agent_id, f"{len(ended)} sessions")
         return ended
 
-    def listed(self, tx: Tx) -> list[SessionInfo]:
+    def list_sessions(self, tx: Tx) -> list[AgentSessionInfo]:
         return [
-            SessionInfo(id, agent_id, unpack(scopes), *rest)
-            for id, agent_id, scopes, *rest in tx.fetch_all(_LIST)
+            AgentSessionInfo(id, agent_id, decode_scopes(scopes), *rest)
+            for id, agent_id, scopes, *rest in tx.fetch_all(_SELECT_SESSIONS)
         ]
 
-    def _hand_out(
+    def _issue_tokens(
         self, tx: Tx, session: str, agent_id: str, scopes: tuple[str, ...]
     ) -> AgentTokens:
         access_end = tx.now + self._policy.access_life
         refresh_end = tx.now + self._policy.refresh_life
-        access = self._keep(tx, Kind.ACCESS, session, scopes, access_end)
-        refresh = self._keep(tx, Kind.REFRESH, session, scopes, refresh_end)
+        access = self._store_token(tx, TokenKind.ACCESS, session, scopes, access_end)
+        refresh = self._store_token(tx, TokenKind.REFRESH, session, scopes, refresh_end)
         tokens = (access.text, access_end, refresh.text, refresh_end)
         return AgentTokens(*tokens, session, agent_id, scopes)
 
-    def _keep(
+    def _store_token(
         self,
         tx: Tx,
-        kind: Kind,
+        kind: TokenKind,
         session: str,
         scopes: tuple[str, ...],
         expires_at: int,
         label: str = "",
-    ) -> Token:
-        token = mint(self._clock, kind)
-        grant = (_NAMES[kind], pack(scopes), label)
+    ) -> BearerToken:
+        token = mint_token(self._clock, kind)
+        grant = (_KIND_NAMES[kind], encode_scopes(scopes), label)
         tx.execute(_INSERT_TOKEN, (token.id, session, *grant, expires_at, token.hash))
         return token
 
 
-def _recognise(tx: Tx, token: Token) -> _Found:
-    row = tx.fetch_one(_FIND, (token.id, _NAMES[token.kind]))
-    if not matches(token, None if row is None else row[-1]) or row is None:
+def _find_token(tx: Tx, token: BearerToken) -> _FoundToken:
+    row = tx.fetch_one(_SELECT_TOKEN, (token.id, _KIND_NAMES[token.kind]))
+    if not matches_hash(token, None if row is None else row[-1]) or row is None:
         raise InvalidToken("this gateway does not know this token; exchange an invite for one")
     session, agent_id, scopes, *rest = row[:-1]
-    found = _Found(session, agent_id, unpack(scopes), *rest)
+    found = _FoundToken(session, agent_id, decode_scopes(scopes), *rest)
     if found.revoked_at is not None:
         raise Revoked("this session was ended; ask for a new invite")
     return found
 
 
-def _check_expiry(found: _Found, now: int) -> None:
+def _check_token_expiry(found: _FoundToken, now: int) -> None:
     if now >= found.expires_at:
         raise ExpiredToken("this token has expired; refresh it, or ask for a new invite")
 
 
-def _end(tx: Tx, session: str, by: str) -> None:
-    tx.execute(_REVOKE, (tx.now, by, session))
+def _end_session(tx: Tx, session: str, by: str) -> None:
+    tx.execute(_REVOKE_SESSION, (tx.now, by, session))

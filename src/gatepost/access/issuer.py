@@ -15,7 +15,7 @@ class Issuer(Struct, frozen=True):
     clock: Clock
     tier: Tier = "backbone"
 
-    def derive(self, purpose: str) -> bytes:
+    def derive_key(self, purpose: str) -> bytes:
         """Derive a secret for one purpose. It does not reveal the node's own key."""
         domain = frame_parts("gatepost/derive/1", purpose.encode())
         return blake2b(domain, key=self.key.secret, digest_size=32).digest()

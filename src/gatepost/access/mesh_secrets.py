@@ -9,14 +9,14 @@ import msgspec
 from nacl.secret import SecretBox
 
 from gatepost.access.issuer import Issuer
-from gatepost.access.tokens import Guarded, b64
+from gatepost.access.tokens import SecretValue, encode_b64
 from gatepost.journal.transaction import Tx
 
-_SIZE = 32
-_STORE = "INSERT OR REPLACE INTO mesh_secret VALUES (1, ?, ?, ?)"
+_SECRET_BYTES = 32
+_UPSERT_SECRETS = "INSERT OR REPLACE INTO mesh_secret VALUES (1, ?, ?, ?)"
 
 
-class MeshSecrets(Guarded, frozen=True):
+class MeshSecrets(SecretValue, frozen=True):
     """One version of the shared secrets. The highest `version` is valid."""
 
     version: int
@@ -24,38 +24,38 @@ class MeshSecrets(Guarded, frozen=True):
     join_secret: str
 
 
-class SecretStore:
+class MeshSecretStore:
     def __init__(self, issuer: Issuer) -> None:
         self._clock = issuer.clock
-        self._box = SecretBox(issuer.derive("mesh secrets"))
+        self._box = SecretBox(issuer.derive_key("mesh secrets"))
 
-    def current(self, tx: Tx) -> MeshSecrets | None:
+    def current_secrets(self, tx: Tx) -> MeshSecrets | None:
         """The stored secrets; None if this node has neither created nor adopted any."""
         row = tx.fetch_one("SELECT sealed FROM mesh_secret")
         if row is None:
             return None
         return msgspec.json.decode(self._box.decrypt(row[0]), type=MeshSecrets)
 
-    def rotate(self, tx: Tx) -> MeshSecrets:
+    def rotate_secrets(self, tx: Tx) -> MeshSecrets:
         """Create and store the next version of the secrets."""
-        old = self.current(tx)
+        old = self.current_secrets(tx)
         version = 1 if old is None else old.version + 1
-        secrets = MeshSecrets(version, self._fresh(), self._fresh())
-        self._keep(tx, secrets)
+        secrets = MeshSecrets(version, self._new_secret(), self._new_secret())
+        self._store_secrets(tx, secrets)
         return secrets
 
-    def adopt(self, tx: Tx, secrets: MeshSecrets) -> MeshSecrets:
+    def adopt_secrets(self, tx: Tx, secrets: MeshSecrets) -> MeshSecrets:
         """Store secrets from another node, unless ours are as new; return the valid ones."""
-        old = self.current(tx)
+        old = self.current_secrets(tx)
         if old is not None and old.version >= secrets.version:
             return old
-        self._keep(tx, secrets)
+        self._store_secrets(tx, secrets)
         return secrets
 
-    def _keep(self, tx: Tx, secrets: MeshSecrets) -> None:
+    def _store_secrets(self, tx: Tx, secrets: MeshSecrets) -> None:
         nonce = self._clock.random(SecretBox.NONCE_SIZE)
         encrypted = bytes(self._box.encrypt(msgspec.json.encode(secrets), nonce))
-        tx.execute(_STORE, (secrets.version, encrypted, tx.now))
+        tx.execute(_UPSERT_SECRETS, (secrets.version, encrypted, tx.now))
 
-    def _fresh(self) -> str:
-        return b64(self._clock.random(_SIZE))
+    def _new_secret(self) -> str:
+        return encode_b64(self._clock.random(_SECRET_BYTES))

@@ -4,17 +4,17 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gatepost.access.forms import CONTROL_ROOM
+from gatepost.access.auth_messages import CONTROL_ROOM
 from gatepost.errors import ConfigError
 
-Profile = Literal["development", "production"]
+AccessProfile = Literal["development", "production"]
 _DAY = 86_400_000
 
 
-class Policy(Struct, frozen=True, kw_only=True):
+class AccessPolicy(Struct, frozen=True, kw_only=True):
     """Times are milliseconds."""
 
-    profile: Profile = "production"
+    profile: AccessProfile = "production"
     require_proof: bool = True
     rooms: frozenset[str] = frozenset({CONTROL_ROOM})
     ticket_life: int = 45_000

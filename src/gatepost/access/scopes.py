@@ -38,7 +38,7 @@ class Scope(StrEnum):
     ADMIN_ALL = "ansible.admin.*"
 
 
-class Endpoint(StrEnum):
+class AgentEndpoint(StrEnum):
     """The endpoints for external agents, below /ansible/agent."""
 
     INVITES = "invites"
@@ -48,7 +48,7 @@ class Endpoint(StrEnum):
     CONTEXT_TOKEN = "context-token"
 
 
-class Gate(StrEnum):
+class EndpointAuthority(StrEnum):
     """The authority an endpoint requires instead of a scope."""
 
     OWN_TOKEN = "the token in the body is the authority"
@@ -56,16 +56,16 @@ class Gate(StrEnum):
     ITS_OPERATION = "a session with the scope of the operation invoked"
 
 
-ENDPOINTS: Mapping[Endpoint, Scope | Gate] = {
-    Endpoint.INVITES: Scope.ADMIN_ACCESS,
-    Endpoint.EXCHANGE: Gate.OWN_TOKEN,
-    Endpoint.REFRESH: Gate.OWN_TOKEN,
-    Endpoint.INVOKE: Gate.ITS_OPERATION,
-    Endpoint.CONTEXT_TOKEN: Gate.ANY_SESSION,
+ENDPOINT_AUTHORITY: Mapping[AgentEndpoint, Scope | EndpointAuthority] = {
+    AgentEndpoint.INVITES: Scope.ADMIN_ACCESS,
+    AgentEndpoint.EXCHANGE: EndpointAuthority.OWN_TOKEN,
+    AgentEndpoint.REFRESH: EndpointAuthority.OWN_TOKEN,
+    AgentEndpoint.INVOKE: EndpointAuthority.ITS_OPERATION,
+    AgentEndpoint.CONTEXT_TOKEN: EndpointAuthority.ANY_SESSION,
 }
 
 # Keys are the operation names on the wire.
-OPERATIONS: Mapping[str, Scope] = {
+OPERATION_SCOPES: Mapping[str, Scope] = {
     "enqueue": Scope.MESSAGE_SEND,
     "send": Scope.MESSAGE_SEND,
     "dequeue": Scope.MESSAGE_READ,
@@ -87,7 +87,7 @@ OPERATIONS: Mapping[str, Scope] = {
     "task_complete": Scope.TASK_COMPLETE,
 }
 
-_ON_A_MAILBOX: tuple[type[Op], ...] = (
+_MAILBOX_OPS: tuple[type[Op], ...] = (
     Dequeue,
     Subscribe,
     Unsubscribe,
@@ -100,16 +100,16 @@ _ON_A_MAILBOX: tuple[type[Op], ...] = (
     PurgeDeadLetter,
 )
 # The agents an operation acts as. `await` names an event, and only the journal knows its owner.
-_ACTS_AS: Mapping[type[Op], Callable[[Any], Iterable[str]]] = {
+_ACTING_AGENTS: Mapping[type[Op], Callable[[Any], Iterable[str]]] = {
     Enqueue: lambda op: (message.from_ for message in op.messages),
     Send: lambda op: (message.from_agent for message in op.messages),
     Register: lambda op: (op.agent,),
     Await: lambda op: (),
-    **dict.fromkeys(_ON_A_MAILBOX, lambda op: (op.mailbox,)),
+    **dict.fromkeys(_MAILBOX_OPS, lambda op: (op.mailbox,)),
 }
 
 
-class Holder(Protocol):
+class ScopeHolder(Protocol):
     """A session that acts under scopes."""
 
     @property
@@ -119,7 +119,7 @@ class Holder(Protocol):
     def scopes(self) -> tuple[str, ...]: ...
 
 
-def covers(granted: Iterable[str], wanted: str) -> bool:
+def scopes_cover(granted: Iterable[str], wanted: str) -> bool:
     """Whether the granted scopes include `wanted`. Only `ansible.admin.*` covers other scopes."""
     held = set(granted)
     is_admin = wanted.startswith("ansible.admin.")
@@ -131,36 +131,36 @@ def check_grantable(scopes: Iterable[str], granted: Iterable[str] | None) -> tup
     wanted = sorted(set(scopes))
     if unknown := [scope for scope in wanted if scope not in set(Scope)]:
         raise InvalidRequest(f"unknown scopes {', '.join(unknown)}; known: {', '.join(Scope)}")
-    if granted is not None and (beyond := [s for s in wanted if not covers(granted, s)]):
+    if granted is not None and (beyond := [s for s in wanted if not scopes_cover(granted, s)]):
         raise InsufficientScope(f"a session cannot grant what it lacks: {', '.join(beyond)}")
     return tuple(wanted)
 
 
-def require(holder: Holder, scope: str) -> None:
-    if not covers(holder.scopes, scope):
+def require_scope(holder: ScopeHolder, scope: str) -> None:
+    if not scopes_cover(holder.scopes, scope):
         raise InsufficientScope(f"this needs the scope {scope}; ask for an invite that has it")
 
 
-def authorize(holder: Holder, op: Op) -> None:
+def authorize_op(holder: ScopeHolder, op: Op) -> None:
     """Raise unless the session has the scopes for `op` and acts as its own agent."""
-    for scope in scopes_of(op):
-        require(holder, scope)
-    if any(actor != holder.agent_id for actor in _ACTS_AS[type(op)](op)):
+    for scope in required_scopes(op):
+        require_scope(holder, scope)
+    if any(actor != holder.agent_id for actor in _ACTING_AGENTS[type(op)](op)):
         raise Forbidden(f"this session acts only as {holder.agent_id}")
 
 
-def authorize_name(holder: Holder, operation: str) -> None:
+def authorize_operation_name(holder: ScopeHolder, operation: str) -> None:
     """Raise unless the session may do the named operation. Unlisted operations are refused."""
-    scope = OPERATIONS.get(operation)
+    scope = OPERATION_SCOPES.get(operation)
     if scope is None:
         raise Forbidden("no session may do this; see the list of operations")
-    require(holder, scope)
+    require_scope(holder, scope)
 
 
-def scopes_of(op: Op) -> list[Scope]:
+def required_scopes(op: Op) -> list[Scope]:
     """The scopes an operation requires. An ack with replies also sends."""
     tag = op.__struct_config__.tag
-    needed = [OPERATIONS[str(tag)]]
+    needed = [OPERATION_SCOPES[str(tag)]]
     if isinstance(op, Ack) and op.replies:
         needed.append(Scope.MESSAGE_SEND)
     return needed

@@ -8,29 +8,29 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from gatepost.archive.store import Store
+from gatepost.archive.archive_store import ArchiveStore
 from gatepost.errors import ArchiveError
 from gatepost.events import NodeKey, frame_parts, verify_signature
 
-VERSION: Final = 1
-NAME: Final = "_manifest.json"
+MANIFEST_VERSION: Final = 1
+MANIFEST_NAME: Final = "_manifest.json"
 
 _DOMAIN = "gatepost/manifest/1"
-_PREFIX = "node="
+_NODE_PREFIX = "node="
 
 _encoder = msgspec.json.Encoder(order="sorted")
 
-Count = Annotated[int, Meta(ge=0)]
+NonNegative = Annotated[int, Meta(ge=0)]
 
 
-class Incarnation(Struct, frozen=True, rename="camel"):
+class ArchivedIncarnation(Struct, frozen=True, rename="camel"):
     """One incarnation of the node's journal. Its hash chain starts at `first_seq`."""
 
     id: str
     first_seq: Annotated[int, Meta(ge=1)]
 
 
-class Segment(Struct, frozen=True, kw_only=True, rename="camel"):
+class ArchiveSegment(Struct, frozen=True, kw_only=True, rename="camel"):
     """One Parquet file: a contiguous range of one incarnation on one UTC date.
 
     `path` is relative to the node's folder; `chain` is the hash chain after `last`, in hex.
@@ -40,26 +40,26 @@ class Segment(Struct, frozen=True, kw_only=True, rename="camel"):
     incarnation: str
     first: Annotated[int, Meta(ge=1)]
     last: Annotated[int, Meta(ge=1)]
-    rows: Count
-    bytes: Count
+    rows: NonNegative
+    bytes: NonNegative
     sha256: str
-    min_created_at: Count
-    max_created_at: Count
+    min_created_at: NonNegative
+    max_created_at: NonNegative
     chain: str
-    sealed_at: Count
+    sealed_at: NonNegative
 
 
-class Manifest(Struct, frozen=True, kw_only=True, rename="camel"):
-    version: int = VERSION
+class ArchiveManifest(Struct, frozen=True, kw_only=True, rename="camel"):
+    version: int = MANIFEST_VERSION
     node: str
     public_key: bytes
-    incarnations: tuple[Incarnation, ...] = ()
-    segments: tuple[Segment, ...] = ()
-    sealed_through: Count = 0
+    incarnations: tuple[ArchivedIncarnation, ...] = ()
+    segments: tuple[ArchiveSegment, ...] = ()
+    sealed_through: NonNegative = 0
     signature: bytes = b""
 
     @property
-    def last(self) -> Segment | None:
+    def last_segment(self) -> ArchiveSegment | None:
         return self.segments[-1] if self.segments else None
 
     @property
@@ -67,34 +67,38 @@ class Manifest(Struct, frozen=True, kw_only=True, rename="camel"):
         return sum(segment.rows for segment in self.segments)
 
 
-def folder_of(node: str) -> str:
-    return f"{_PREFIX}{node}"
+def node_folder(node: str) -> str:
+    return f"{_NODE_PREFIX}{node}"
 
 
-def name_of(node: str) -> str:
-    return f"{folder_of(node)}/{NAME}"
+def manifest_path(node: str) -> str:
+    return f"{node_folder(node)}/{MANIFEST_NAME}"
 
 
-def nodes(store: Store) -> list[str]:
+def archived_nodes(store: ArchiveStore) -> list[str]:
     """The nodes that have a folder in the archive."""
-    return [f.removeprefix(_PREFIX) for f in store.folders() if f.startswith(_PREFIX)]
+    return [
+        f.removeprefix(_NODE_PREFIX) for f in store.list_folders() if f.startswith(_NODE_PREFIX)
+    ]
 
 
-def sign(manifest: Manifest, key: NodeKey) -> Manifest:
+def sign_manifest(manifest: ArchiveManifest, key: NodeKey) -> ArchiveManifest:
     bare = replace(manifest, public_key=key.public)
-    return replace(bare, signature=key.sign(_statement(bare)))
+    return replace(bare, signature=key.sign(_signed_bytes(bare)))
 
 
-def is_signed(manifest: Manifest) -> bool:
+def is_manifest_signed(manifest: ArchiveManifest) -> bool:
     """Whether the manifest was signed by the key that it names."""
-    return verify_signature(manifest.public_key, _statement(manifest), manifest.signature)
+    return verify_signature(manifest.public_key, _signed_bytes(manifest), manifest.signature)
 
 
-def extended(manifest: Manifest, segment: Segment, first_seq: int) -> Manifest:
+def append_segment(
+    manifest: ArchiveManifest, segment: ArchiveSegment, first_seq: int
+) -> ArchiveManifest:
     """Append a segment; the result is unsigned. `first_seq` starts the segment's incarnation."""
     incarnations = manifest.incarnations
     if segment.incarnation not in {incarnation.id for incarnation in incarnations}:
-        incarnations = (*incarnations, Incarnation(segment.incarnation, first_seq))
+        incarnations = (*incarnations, ArchivedIncarnation(segment.incarnation, first_seq))
     return replace(
         manifest,
         incarnations=incarnations,
@@ -103,44 +107,46 @@ def extended(manifest: Manifest, segment: Segment, first_seq: int) -> Manifest:
     )
 
 
-def merged(manifest: Manifest, parts: Sequence[Segment], whole: Segment) -> Manifest:
+def replace_segments(
+    manifest: ArchiveManifest, parts: Sequence[ArchiveSegment], whole: ArchiveSegment
+) -> ArchiveManifest:
     """Replace adjacent segments by the one merged from them; the result is unsigned."""
     start = manifest.segments.index(parts[0])
     after = manifest.segments[start + len(parts) :]
     return replace(manifest, segments=(*manifest.segments[:start], whole, *after))
 
 
-def encode(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: ArchiveManifest) -> bytes:
     return _encoder.encode(manifest)
 
 
-def decode(data: bytes, where: str) -> Manifest:
+def decode_manifest(data: bytes, where: str) -> ArchiveManifest:
     try:
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = msgspec.json.decode(data, type=ArchiveManifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ArchiveError(f"{where} is not a manifest ({error}); restore it from a copy") from None
-    if manifest.version != VERSION:
+    if manifest.version != MANIFEST_VERSION:
         raise ArchiveError(
-            f"{where} has version {manifest.version}, this Gatepost reads {VERSION}; upgrade it"
+            f"{where} has version {manifest.version}, this Gatepost reads {MANIFEST_VERSION}; upgrade it"
         )
     return manifest
 
 
-def read(store: Store, node: str) -> Manifest | None:
+def read_manifest(store: ArchiveStore, node: str) -> ArchiveManifest | None:
     """Read a node's manifest without checking its signature; None if there is none."""
-    data = store.read(name_of(node))
-    return None if data is None else decode(data, store.path(name_of(node)))
+    data = store.read_file(manifest_path(node))
+    return None if data is None else decode_manifest(data, store.full_path(manifest_path(node)))
 
 
-def write(store: Store, manifest: Manifest) -> None:
-    store.write(name_of(manifest.node), encode(manifest))
+def write_manifest(store: ArchiveStore, manifest: ArchiveManifest) -> None:
+    store.write_file(manifest_path(manifest.node), encode_manifest(manifest))
 
 
-def digest(content: "bytes | memoryview") -> str:
+def content_digest(content: "bytes | memoryview") -> str:
     return sha256(content).hexdigest()
 
 
-def _statement(manifest: Manifest) -> bytes:
+def _signed_bytes(manifest: ArchiveManifest) -> bytes:
     """The bytes to sign: the manifest in canonical JSON, without its signature."""
     fields = msgspec.to_builtins(manifest)
     del fields["signature"]

@@ -6,11 +6,11 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gatepost.archive.store import Store
+from gatepost.archive.archive_store import ArchiveStore
 from gatepost.errors import ArchiveError
 from gatepost.events import NodeKey, frame_parts, verify_signature
 
-VERSION: Final = 1
+FACTS_VERSION: Final = 1
 
 _DOMAIN = "gatepost/room-facts/1"
 _FOLDER = "room"
@@ -47,7 +47,7 @@ class TermFact(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class RoomFacts(Struct, frozen=True, kw_only=True, rename="camel"):
-    version: int = VERSION
+    version: int = FACTS_VERSION
     node: str
     at: int
     nodes: tuple[NodeFact, ...] = ()
@@ -55,54 +55,54 @@ class RoomFacts(Struct, frozen=True, kw_only=True, rename="camel"):
     terms: tuple[TermFact, ...] = ()
     signature: bytes = b""
 
-    def key_of(self, node: str) -> bytes | None:
+    def public_key_of(self, node: str) -> bytes | None:
         """The public key under which this gateway knows a node, revoked or not."""
         known = {fact.node: fact.public_key for fact in self.revocations}
         known |= {fact.id: fact.public_key for fact in self.nodes}
         return known.get(node)
 
 
-def name_of(node: str) -> str:
+def facts_path(node: str) -> str:
     return f"{_FOLDER}/{node}.json"
 
 
-def sign(facts: RoomFacts, key: NodeKey) -> RoomFacts:
-    return replace(facts, signature=key.sign(_statement(facts)))
+def sign_facts(facts: RoomFacts, key: NodeKey) -> RoomFacts:
+    return replace(facts, signature=key.sign(_signed_bytes(facts)))
 
 
-def is_signed(facts: RoomFacts, public_key: bytes) -> bool:
-    return verify_signature(public_key, _statement(facts), facts.signature)
+def are_facts_signed(facts: RoomFacts, public_key: bytes) -> bool:
+    return verify_signature(public_key, _signed_bytes(facts), facts.signature)
 
 
-def write(store: Store, facts: RoomFacts) -> None:
-    store.write(name_of(facts.node), _encoder.encode(facts))
+def write_facts(store: ArchiveStore, facts: RoomFacts) -> None:
+    store.write_file(facts_path(facts.node), _encoder.encode(facts))
 
 
-def read(store: Store, node: str) -> RoomFacts | None:
-    data = store.read(name_of(node))
-    return None if data is None else _decode(data, store.path(name_of(node)))
+def read_facts(store: ArchiveStore, node: str) -> RoomFacts | None:
+    data = store.read_file(facts_path(node))
+    return None if data is None else _decode_facts(data, store.full_path(facts_path(node)))
 
 
-def read_all(store: Store) -> list[RoomFacts]:
+def read_all_facts(store: ArchiveStore) -> list[RoomFacts]:
     """Read the facts of all gateways, sorted by name."""
-    names = [name for name in store.files(_FOLDER) if name.endswith(".json")]
-    files = [(store.read(name), store.path(name)) for name in names]
-    return [_decode(data, where) for data, where in files if data is not None]
+    names = [name for name in store.list_files(_FOLDER) if name.endswith(".json")]
+    files = [(store.read_file(name), store.full_path(name)) for name in names]
+    return [_decode_facts(data, where) for data, where in files if data is not None]
 
 
-def _decode(data: bytes, where: str) -> RoomFacts:
+def _decode_facts(data: bytes, where: str) -> RoomFacts:
     try:
         facts = msgspec.json.decode(data, type=RoomFacts)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ArchiveError(f"{where} is not a file of room facts: {error}") from None
-    if facts.version != VERSION:
+    if facts.version != FACTS_VERSION:
         raise ArchiveError(
-            f"{where} has version {facts.version}, this Gatepost reads {VERSION}; upgrade it"
+            f"{where} has version {facts.version}, this Gatepost reads {FACTS_VERSION}; upgrade it"
         )
     return facts
 
 
-def _statement(facts: RoomFacts) -> bytes:
+def _signed_bytes(facts: RoomFacts) -> bytes:
     fields = msgspec.to_builtins(facts)
     del fields["signature"]
     return frame_parts(_DOMAIN, _encoder.encode(fields))

@@ -9,35 +9,35 @@ from typing import Final
 
 import pyarrow as pa
 
-VERSION: Final = 1
+SCHEMA_VERSION: Final = 1
 
 
-def _required(name: str, type: pa.DataType) -> pa.Field:
+def _required_field(name: str, type: pa.DataType) -> pa.Field:
     return pa.field(name, type, nullable=False)
 
 
-EVENTS: Final = pa.schema(
+EVENT_SCHEMA: Final = pa.schema(
     [
-        _required("incarnation", pa.string()),
-        _required("seq", pa.int64()),
-        _required("event_id", pa.binary()),
-        _required("kind", pa.string()),
-        _required("source_agent", pa.string()),
+        _required_field("incarnation", pa.string()),
+        _required_field("seq", pa.int64()),
+        _required_field("event_id", pa.binary()),
+        _required_field("kind", pa.string()),
+        _required_field("source_agent", pa.string()),
         pa.field("to_node", pa.string()),
         pa.field("to_agent", pa.string()),
-        _required("pair_seq", pa.int64()),
-        _required("pair_base", pa.int64()),
-        _required("prev_seq_to", pa.int64()),
+        _required_field("pair_seq", pa.int64()),
+        _required_field("pair_base", pa.int64()),
+        _required_field("prev_seq_to", pa.int64()),
         pa.field("corr_id", pa.string()),
         pa.field("ref_id", pa.binary()),
         pa.field("causation_id", pa.binary()),
-        _required("created_at", pa.int64()),
+        _required_field("created_at", pa.int64()),
         pa.field("expires_at", pa.int64()),
-        _required("attempt", pa.int32()),
-        _required("priority", pa.int32()),
-        _required("offer", pa.bool_()),
+        _required_field("attempt", pa.int32()),
+        _required_field("priority", pa.int32()),
+        _required_field("offer", pa.bool_()),
         # Size in bytes of the inline payload; 0 without one.
-        _required("payload_size", pa.int32()),
+        _required_field("payload_size", pa.int32()),
         pa.field("blob_digest", pa.string()),
         pa.field("blob_size", pa.int64()),
         # From a receipt; `reason` also from a dead letter or a signal.
@@ -61,12 +61,12 @@ EVENTS: Final = pa.schema(
         pa.field("policy_version", pa.string()),
         pa.field("traceparent", pa.string()),
         # SHA-256 of the event as sent.
-        _required("digest", pa.binary()),
+        _required_field("digest", pa.binary()),
         pa.field("group_first", pa.int64()),
         pa.field("chain", pa.binary()),
         pa.field("signature", pa.binary()),
         # The event as sent, its payload still encrypted; null if the archive keeps no bodies.
         pa.field("body", pa.binary()),
     ],
-    metadata={"gatepost.schema": str(VERSION)},
+    metadata={"gatepost.schema": str(SCHEMA_VERSION)},
 )

@@ -20,8 +20,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from gatepost.archive import manifest
-from gatepost.archive.manifest import Manifest
-from gatepost.archive.store import Store
+from gatepost.archive.archive_store import ArchiveStore
+from gatepost.archive.manifest import ArchiveManifest
 from gatepost.bench.mailbox import Machine, machine
 from gatepost.errors import BenchFailed
 
@@ -165,17 +165,19 @@ def hold_back(archive: str, events: int) -> dict[str, bytes]:
 
     Returns the original manifests by name.
     """
-    store = Store.open(archive)
+    store = ArchiveStore.open(archive)
     kept: dict[str, bytes] = {}
-    for node in manifest.nodes(store):
-        whole = manifest.read(store, node)
+    for node in manifest.archived_nodes(store):
+        whole = manifest.read_manifest(store, node)
         if whole is not None:
-            kept[manifest.name_of(node)] = manifest.encode(whole)
-            manifest.write(store, _shorter(whole, events // len(manifest.nodes(store))))
+            kept[manifest.manifest_path(node)] = manifest.encode_manifest(whole)
+            manifest.write_manifest(
+                store, _shorter(whole, events // len(manifest.archived_nodes(store)))
+            )
     return kept
 
 
-def _shorter(whole: Manifest, events: int) -> Manifest:
+def _shorter(whole: ArchiveManifest, events: int) -> ArchiveManifest:
     cut = len(whole.segments) - 1
     while cut > 1 and sum(s.rows for s in whole.segments[cut - 1 :]) <= events:
         cut -= 1
@@ -184,9 +186,9 @@ def _shorter(whole: Manifest, events: int) -> Manifest:
 
 def give_back(archive: str, kept: dict[str, bytes]) -> None:
     """Write back the manifests that `hold_back_segments` returned."""
-    store = Store.open(archive)
+    store = ArchiveStore.open(archive)
     for name, content in kept.items():
-        store.write(name, content)
+        store.write_file(name, content)
 
 
 @contextmanager

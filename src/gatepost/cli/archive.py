@@ -15,9 +15,9 @@ from gatepost.cli.progress import Progress
 from gatepost.errors import ConfigError, GatepostError
 
 if TYPE_CHECKING:
-    from gatepost.archive.manifest import Manifest
-    from gatepost.archive.store import Store
-    from gatepost.archive.verify import Finding
+    from gatepost.archive.archive_store import ArchiveStore
+    from gatepost.archive.manifest import ArchiveManifest
+    from gatepost.archive.verification import ArchiveFinding
 
 Uri = Annotated[str | None, Parameter(show_default=False)]
 
@@ -44,7 +44,7 @@ class ArchiveStatus(Struct):
 class ArchiveVerified(Struct):
     uri: str
     events: int
-    findings: "list[Finding]"
+    findings: "list[ArchiveFinding]"
 
 
 def status(uri: Uri = None, /, *, state_dir: Path | None = None, options: Output = OUTPUT) -> None:
@@ -72,13 +72,13 @@ def verify(uri: Uri = None, /, *, state_dir: Path | None = None, options: Output
     state_dir
         State directory with the settings. Default: $GATEPOST_HOME, else ~/.gatepost.
     """
-    from gatepost.archive import verify as checking
+    from gatepost.archive import verification as checking
 
     store, manifests = _open(uri, state_dir, lenient=True)
     events = sum(manifest.rows for manifest in manifests)
     try:
         with Progress("verifying", events, options, "messages") as progress:
-            findings = list(checking.verify(store, progress.advance))
+            findings = list(checking.verify_archive(store, progress.advance))
     except GatepostError as error:
         raise Problem(error.code, error.message) from None
     verified = ArchiveVerified(store.root, events, findings)
@@ -88,19 +88,19 @@ def verify(uri: Uri = None, /, *, state_dir: Path | None = None, options: Output
 
 def _open(
     uri: str | None, state_dir: Path | None, *, lenient: bool = False
-) -> "tuple[Store, list[Manifest]]":
+) -> "tuple[ArchiveStore, list[ArchiveManifest]]":
     """Open the archive and read its manifests; `lenient` skips unreadable manifests."""
     archive_uri = uri or _configured(state_dir)
     try:
         from gatepost.archive import manifest
-        from gatepost.archive.store import Store
+        from gatepost.archive.archive_store import ArchiveStore
     except ModuleNotFoundError:
         raise Problem(
             "config_error", "archives need pyarrow: install gatepost[archive]", Exit.USAGE
         ) from None
     try:
-        store = Store.open(archive_uri)
-        nodes = manifest.nodes(store)
+        store = ArchiveStore.open(archive_uri)
+        nodes = manifest.archived_nodes(store)
     except GatepostError as error:
         raise Problem(error.code, error.message, Exit.USAGE) from None
     if not nodes:
@@ -110,7 +110,7 @@ def _open(
     manifests = []
     for node in nodes:
         try:
-            manifests.append(manifest.read(store, node))
+            manifests.append(manifest.read_manifest(store, node))
         except GatepostError as error:
             if not lenient:
                 raise Problem(error.code, error.message) from None
@@ -134,7 +134,7 @@ def _configured(state_dir: Path | None) -> str:
     return settings.archive.uri
 
 
-def _summary(listed: "Manifest") -> NodeArchive:
+def _summary(listed: "ArchiveManifest") -> NodeArchive:
     segments = listed.segments
     return NodeArchive(
         listed.node,

@@ -20,9 +20,9 @@ from gatepost.clock import SystemClock
 from gatepost.config import Settings, default_settings_path
 from gatepost.errors import GatepostError, Unavailable
 from gatepost.events import check_agent_id
-from gatepost.migration import Folder, Lookup, Names, Plan, phase
-from gatepost.migration.fields import Kind
-from gatepost.migration.phase import Phase
+from gatepost.migration import AgentNames, ImportPlan, MigrationFolder, OutcomeClient, phase_marker
+from gatepost.migration.legacy_records import LegacyKind
+from gatepost.migration.phase_marker import MigrationPhase
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def import_(
     *,
     dry_run: Flag = False,
     map_agent: MapAgent = (),
-    only: Kind | None = None,
+    only: LegacyKind | None = None,
     from_: str = "legacy",
     ttl_days: float = 30.0,
     history: Path | None = None,
@@ -69,9 +69,9 @@ def import_(
         File for items that were not understood or not accepted. Default: in the state directory.
     """
     folder, plan = _folder(options), _plan(map_agent, from_, ttl_days, history, rejects)
-    found = migration.read(dump, only)
+    found = migration.read_dump(dump, only)
     if dry_run or _is_cut_over(folder):
-        report = migration.survey(folder, found, plan, _CLOCK)
+        report = migration.survey_dump(folder, found, plan, _CLOCK)
     else:
         report = _run(_import(options, folder, found, plan))
     output.show(options, _document(report), lambda: _print_report(report))
@@ -80,8 +80,8 @@ def import_(
 
 
 async def _import(
-    options: Options, folder: Folder, dump: migration.Dump, plan: Plan
-) -> migration.Report:
+    options: Options, folder: MigrationFolder, dump: migration.LegacyDump, plan: ImportPlan
+) -> migration.ImportReport:
     async with _client(options) as client:
         return await migration.import_dump(client, folder, dump, plan, _CLOCK)
 
@@ -91,7 +91,7 @@ def verify(
     /,
     *,
     map_agent: MapAgent = (),
-    only: Kind | None = None,
+    only: LegacyKind | None = None,
     options: Options = OPTIONS,
 ) -> int:
     """Check that every item of a dump is at the gateway exactly once.
@@ -101,16 +101,18 @@ def verify(
     only
         Check only messages, or only tasks.
     """
-    names, found = Names(_renamed(map_agent)), migration.read(dump, only)
+    names, found = AgentNames(_renamed(map_agent)), migration.read_dump(dump, only)
     proof = _run(_verify(options, found, names))
-    document = msgspec.to_builtins(proof) | {"holds": proof.holds}
+    document = msgspec.to_builtins(proof) | {"holds": proof.is_complete}
     output.show(options, document, lambda: _print_proof(proof))
-    return Exit.OK if proof.holds else Exit.FAILED
+    return Exit.OK if proof.is_complete else Exit.FAILED
 
 
-async def _verify(options: Options, dump: migration.Dump, names: Names) -> migration.Proof:
+async def _verify(
+    options: Options, dump: migration.LegacyDump, names: AgentNames
+) -> migration.ImportProof:
     async with _lookup(options) as lookup:
-        return await migration.verify(lookup, _folder(options), dump, names, _CLOCK)
+        return await migration.verify_import(lookup, _folder(options), dump, names, _CLOCK)
 
 
 def cut_over(
@@ -141,14 +143,14 @@ def cut_over(
         File for items that were not understood or not accepted. Default: in the state directory.
     """
     plan = _plan(map_agent, from_, ttl_days, history, rejects)
-    done = _run(_cut_over(options, migration.read(dump), plan, leave_rejects=leave_rejects))
+    done = _run(_cut_over(options, migration.read_dump(dump), plan, leave_rejects=leave_rejects))
     document = {"report": _document(done.report), "proof": done.proof, "marker": done.marker}
     output.show(options, document, lambda: _print_cut_over(done))
 
 
 async def _cut_over(
-    options: Options, dump: migration.Dump, plan: Plan, *, leave_rejects: bool
-) -> migration.CutOver:
+    options: Options, dump: migration.LegacyDump, plan: ImportPlan, *, leave_rejects: bool
+) -> migration.CutOverResult:
     async with _client(options) as client, _lookup(options) as lookup:
         parts = (client, lookup, _folder(options), dump, plan, _CLOCK)
         return await migration.cut_over(*parts, leave_rejects=leave_rejects)
@@ -227,31 +229,31 @@ async def _answer(mirror: migration.LegacyMirror, number: int, line: bytes) -> d
 def status(*, options: Options = OPTIONS) -> int:
     """Show the phase, the counts, and the differences between both sides of a dual-write."""
     folder = _folder(options)
-    marker = phase.load(folder)
+    marker = phase_marker.load_marker(folder)
     mirror = marker and marker.mirror
-    difference = migration.compare(folder, Path(mirror), _CLOCK) if mirror else None
+    difference = migration.compare_mirror(folder, Path(mirror), _CLOCK) if mirror else None
     document = {"marker": marker, "dual_write": difference}
     output.show(options, document, lambda: _print_status(marker, difference))
     # After cut-over only the gateway gets messages, so the two sides are expected to differ.
-    matters = marker is not None and marker.phase is Phase.DUAL_WRITE
-    return Exit.FAILED if matters and difference and not difference.equal else Exit.OK
+    matters = marker is not None and marker.phase is MigrationPhase.DUAL_WRITE
+    return Exit.FAILED if matters and difference and not difference.is_equal else Exit.OK
 
 
 # -- printing
 
 
-def _document(report: migration.Report) -> dict[str, Any]:
+def _document(report: migration.ImportReport) -> dict[str, Any]:
     built: dict[str, Any] = msgspec.to_builtins(report)
     total = report.total
-    return built | {"total": msgspec.to_builtins(total), "balanced": total.balanced}
+    return built | {"total": msgspec.to_builtins(total), "balanced": total.is_balanced}
 
 
-def _print_report(report: migration.Report) -> None:
+def _print_report(report: migration.ImportReport) -> None:
     rows = [("messages", report.messages), ("tasks", report.tasks), ("total", report.total)]
     verb = "Would import" if report.dry_run else "Imported"
     columns = ("", "Read", verb, "Already", "History", "Rejected")
     output.table(columns, [(name, *msgspec.structs.astuple(counts)) for name, counts in rows])
-    if not report.total.balanced:
+    if not report.total.is_balanced:
         output.say("the counts do not add up", "red")
     for code, count in sorted(report.reasons.items()):
         output.say(f"rejected: {count} {code}")
@@ -264,7 +266,7 @@ def _print_report(report: migration.Report) -> None:
         output.say(f"maps that hold state, not messages or tasks: {', '.join(report.others)}")
 
 
-def _print_proof(proof: migration.Proof) -> None:
+def _print_proof(proof: migration.ImportProof) -> None:
     output.table(
         ("Read", "Imported", "History", "Rejected", "Left", "Missing", "Doubled"),
         [
@@ -284,16 +286,20 @@ def _print_proof(proof: migration.Proof) -> None:
     for problem in ("left", "missing", "doubled"):
         for name in getattr(proof, problem):
             output.say(f"{problem}: {name}")
-    output.say("verified" if proof.holds else "not verified", "" if proof.holds else "red")
+    output.say(
+        "verified" if proof.is_complete else "not verified", "" if proof.is_complete else "red"
+    )
 
 
-def _print_cut_over(done: migration.CutOver) -> None:
+def _print_cut_over(done: migration.CutOverResult) -> None:
     _print_report(done.report)
     _print_proof(done.proof)
     output.say("cut over: only the gateway carries messages now")
 
 
-def _print_status(marker: migration.Marker | None, both: migration.Difference | None) -> None:
+def _print_status(
+    marker: migration.PhaseMarker | None, both: migration.MirrorDifference | None
+) -> None:
     if marker is None:
         output.say("no migration has started here: run `gatepost migrate import DUMP`")
         return
@@ -319,9 +325,9 @@ def _plan(
     ttl_days: float,
     history: Path | None,
     rejects: Path | None,
-) -> Plan:
-    names = Names(_renamed(map_agent), check_agent_id(sender))
-    return Plan(names, ttl_days * 86_400, rejects, history)
+) -> ImportPlan:
+    names = AgentNames(_renamed(map_agent), check_agent_id(sender))
+    return ImportPlan(names, ttl_days * 86_400, rejects, history)
 
 
 def _renamed(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -334,16 +340,18 @@ def _renamed(pairs: tuple[str, ...]) -> dict[str, str]:
     return renamed
 
 
-def _folder(options: Options) -> Folder:
+def _folder(options: Options) -> MigrationFolder:
     if options.state_dir is not None:
-        return Folder(options.state_dir.absolute())
+        return MigrationFolder(options.state_dir.absolute())
     file = default_settings_path(os.environ)
-    return Folder(Settings.load(file if file.exists() else None, os.environ).node.state_dir)
+    return MigrationFolder(
+        Settings.load(file if file.exists() else None, os.environ).node.state_dir
+    )
 
 
-def _is_cut_over(folder: Folder) -> bool:
-    marker = phase.load(folder)
-    return marker is not None and marker.phase is Phase.CUT_OVER
+def _is_cut_over(folder: MigrationFolder) -> bool:
+    marker = phase_marker.load_marker(folder)
+    return marker is not None and marker.phase is MigrationPhase.CUT_OVER
 
 
 def _token(options: Options) -> str | None:
@@ -360,9 +368,9 @@ def _client(options: Options) -> Client:
 
 
 @asynccontextmanager
-async def _lookup(options: Options) -> AsyncIterator[Lookup]:
+async def _lookup(options: Options) -> AsyncIterator[OutcomeClient]:
     target = locator(options.state_dir, options.url, _token(options))()
-    async with Lookup(target) as lookup:
+    async with OutcomeClient(target) as lookup:
         yield lookup
 
 

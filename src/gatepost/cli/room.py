@@ -79,9 +79,9 @@ def invite(
 def _say_invited(invited: Invited, *, qr: bool) -> None:
     output.say(invited.token)
     if qr or sys.stdout.isatty():
-        from gatepost.access.qr import render
+        from gatepost.access.invite_qr import render_qr
 
-        print(render(invited.token))
+        print(render_qr(invited.token))
     node = invited.invite.node or "the new node"
     seed = invited.seed or "https://THIS-GATEWAY"
     output.hint(f"on {node}, paste the line above into\n  gatepost join {seed} --token -")

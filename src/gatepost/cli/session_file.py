@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from gatepost.access.forms import AgentExchangeRequest, AgentRefreshRequest, AgentTokens
-from gatepost.access.tokens import Kind
+from gatepost.access.auth_messages import AgentExchangeRequest, AgentRefreshRequest, AgentTokens
+from gatepost.access.tokens import TokenKind
 from gatepost.cli.connect import Target, read_token
 from gatepost.cli.problems import Problem, unreachable
 from gatepost.clock import Clock, SystemClock
@@ -46,7 +46,7 @@ def _is_renewed(file: Path) -> bool:
     except OSError:
         # `read_token` reports why the file cannot be read.
         return False
-    return start.startswith((b"{", f"{Kind.AGENT_INVITE}.".encode()))
+    return start.startswith((b"{", f"{TokenKind.AGENT_INVITE}.".encode()))
 
 
 def _held(file: Path) -> AgentTokens | str:

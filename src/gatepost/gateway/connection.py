@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gatepost.errors import DeadlineExceeded, GatepostError, RateLimited
-from gatepost.room import Awareness, Peer, Room
-from gatepost.room.sync import Role
+from gatepost.room import RoomAwareness, SharedRoom, SyncPeer
+from gatepost.room.sync_protocol import SyncRole
 
 # First byte of a message for the link rather than the room. No Yjs message starts with it.
 PIPE = b"\x70"
@@ -32,7 +32,13 @@ class Connection:
     """Call `run` once. The peer has proved to be `node` with `public_key`."""
 
     def __init__(
-        self, room: Room, awareness: Awareness, wire: Wire, node: str, public_key: bytes, role: Role
+        self,
+        room: SharedRoom,
+        awareness: RoomAwareness,
+        wire: Wire,
+        node: str,
+        public_key: bytes,
+        role: SyncRole,
     ) -> None:
         self.node = node
         self.public_key = public_key
@@ -43,10 +49,10 @@ class Connection:
         self.synced = asyncio.Event()
         self.idle = asyncio.Event()
         self._wire = wire
-        self._peer = Peer(room, awareness, node, role)
+        self._peer = SyncPeer(room, awareness, node, role)
         self.on_frame: Callable[[bytes], None] | None = None
         self._frames: deque[bytes] = deque()
-        self._answers: deque[list[bytes]] = deque([self._peer.connected()])
+        self._answers: deque[list[bytes]] = deque([self._peer.first_messages()])
         self._wake = asyncio.Event()
         self._wake.set()
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -82,7 +88,7 @@ class Connection:
             if message[:1] == PIPE and self.on_frame is not None:
                 self.on_frame(message[1:])
                 continue
-            answer = self._peer.receive(message)
+            answer = self._peer.receive_message(message)
             if self._peer.synced:
                 self.synced.set()
             if answer:
@@ -105,7 +111,7 @@ class Connection:
                 await self._send(self._answers.popleft())
             while self._frames:
                 await self._send([self._frames.popleft()])
-            await self._send(self._peer.outgoing())
+            await self._send(self._peer.pending_messages())
 
     async def _send(self, messages: list[bytes]) -> None:
         for message in messages:

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gatepost.access.forms import ExchangeAnswer
-from gatepost.access.invites import issuer_fingerprint
+from gatepost.access.auth_messages import ExchangeAnswer
+from gatepost.access.node_invites import issuer_fingerprint
 from gatepost.errors import DeadlineExceeded, GatepostError, Revoked, RoomViolation, Unavailable
 from gatepost.events import fingerprint_key
 from gatepost.gateway.connection import Connection
@@ -18,7 +18,7 @@ from gatepost.gateway.knocking import BROKEN, ClientWire, Host, Knocker, Ourselv
 from gatepost.gateway.pipes import Pipes
 from gatepost.gateway.room import RoomKeeper
 from gatepost.journal import Tx
-from gatepost.room import Room
+from gatepost.room import SharedRoom
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Dialer:
         """Return backbone nodes, a different choice per gateway, and nodes we have mail for."""
         own, mail_for = self._core.node.key.public, self._core.messages.sender.nodes
         backbone, others = [], []
-        for member in self._keeper.current.view.nodes.values():
+        for member in self._keeper.current.effective.nodes.values():
             if member.public_key == own or not member.record.endpoint_ws:
                 continue
             seed = Seed(http_url(member.record.endpoint_ws), fingerprint_key(member.public_key))
@@ -158,7 +158,12 @@ class Dialer:
             await self._hold(seed, peer, connection, room, joined)
 
     async def _hold(
-        self, seed: Seed, peer: Host, connection: Connection, room: Room, joined: Joined | None
+        self,
+        seed: Seed,
+        peer: Host,
+        connection: Connection,
+        room: SharedRoom,
+        joined: Joined | None,
     ) -> None:
         with self._keeper.connected(connection):
             running = asyncio.ensure_future(connection.run())
@@ -181,17 +186,17 @@ class Dialer:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
 
-    async def _replica(self, peer: Host) -> Room:
+    async def _replica(self, peer: Host) -> SharedRoom:
         """Return our room, moved to the peer's document; or an empty room if we are joining."""
         ours, theirs = self._keeper.room, peer.welcome
         if ours is None or ours.genesis != theirs.genesis:
-            return Room(theirs.genesis, epoch=theirs.epoch)
+            return SharedRoom(theirs.genesis, epoch=theirs.epoch)
         if theirs.epoch < ours.epoch:
             raise Unavailable(f"{peer.id} is still in an earlier document of the room")
         await self._keeper.catch_up(theirs.epoch)
         return self._keeper.current
 
-    async def _enter(self, seed: Seed, peer: Host, room: Room) -> None:
+    async def _enter(self, seed: Seed, peer: Host, room: SharedRoom) -> None:
         if room is not self._keeper.room:
             await self._keeper.enter(room, peer.welcome, lambda tx: _store(tx, seed))
 

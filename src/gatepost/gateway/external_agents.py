@@ -12,19 +12,19 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from gatepost.access import (
+    AccessPolicy,
     AgentSession,
     AgentSessions,
-    Policy,
-    RateLimiter,
-    Reused,
+    RefreshTokenReuse,
     Scope,
+    SourceRateLimiter,
     agent_invites,
-    authorize,
-    authorize_name,
-    require,
+    authorize_op,
+    authorize_operation_name,
+    require_scope,
 )
 from gatepost.access.agent_invites import IssuedAgentInvite
-from gatepost.access.forms import (
+from gatepost.access.auth_messages import (
     AgentExchangeRequest,
     AgentInviteRequest,
     AgentRefreshRequest,
@@ -32,7 +32,7 @@ from gatepost.access.forms import (
     ContextToken,
     ContextTokenRequest,
 )
-from gatepost.access.scopes import ENDPOINTS, Endpoint
+from gatepost.access.scopes import ENDPOINT_AUTHORITY, AgentEndpoint
 from gatepost.errors import Forbidden, InvalidRequest, NotFound, Revoked, Unauthorized
 from gatepost.events import check_agent_id, parse_event_id
 from gatepost.gateway.door import Door
@@ -71,14 +71,14 @@ class _Named(Struct):
 
 class ExternalAgents:
     def __init__(
-        self, operations: Operations, local_auth: Door, guard: Threshold, policy: Policy
+        self, operations: Operations, local_auth: Door, guard: Threshold, policy: AccessPolicy
     ) -> None:
         self.threshold = guard
         self._operations = operations
         self._core = operations.core
         self._door = local_auth
         self._sessions = AgentSessions(self._core.clock, policy)
-        self._limiter = RateLimiter(_CALLS_PER_SEC, _CALL_BURST)
+        self._limiter = SourceRateLimiter(_CALLS_PER_SEC, _CALL_BURST)
         self._calls: dict[str, set[asyncio.Future[None]]] = {}
 
     # -- invites and sessions
@@ -89,7 +89,7 @@ class ExternalAgents:
         actor = "operator" if grantor is None else grantor.agent_id
         clock = self._core.clock
         issued: IssuedAgentInvite = await self._core.commit(
-            lambda tx: agent_invites.issue(tx, clock, wanted, actor, grantor)
+            lambda tx: agent_invites.issue_agent_invite(tx, clock, wanted, actor, grantor)
         )
         kept = issued.invite
         return InvitedAgent(issued.token, kept.id, kept.agent_id, kept.scopes, kept.expires_at)
@@ -100,35 +100,39 @@ class ExternalAgents:
             self._door.check(authorization)
             return None
         session = await self.authenticate(request)
-        scope = ENDPOINTS[Endpoint.INVITES]
+        scope = ENDPOINT_AUTHORITY[AgentEndpoint.INVITES]
         assert isinstance(scope, Scope), "inviting needs a scope"
-        require(session, scope)
+        require_scope(session, scope)
         return session
 
     async def exchange(self, token: str) -> AgentTokens:
-        return await self._core.commit(lambda tx: self._sessions.exchange(tx, token))
+        return await self._core.commit(lambda tx: self._sessions.exchange_invite(tx, token))
 
     async def refresh(self, token: str) -> AgentTokens:
-        found = await self._core.commit(lambda tx: self._sessions.refresh(tx, token))
-        if isinstance(found, Reused):
+        found = await self._core.commit(lambda tx: self._sessions.refresh_tokens(tx, token))
+        if isinstance(found, RefreshTokenReuse):
             self._end_calls([found.session_id])
-            raise found.error()
+            raise found.as_error()
         return found
 
     async def authenticate(self, request: AnyRequest) -> AgentSession:
         scheme, _, token = (request.headers.get("authorization") or "").partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthorized("send `Authorization: Bearer` with an access or context token")
-        session = await self._core.read(lambda tx: self._sessions.authenticate(tx, token.strip()))
+        session = await self._core.read(
+            lambda tx: self._sessions.authenticate_token(tx, token.strip())
+        )
         now = self._core.clock.now()
-        self._limiter.take(session.id, now)
+        self._limiter.take_token(session.id, now)
         if now >= session.seen_at + _TOUCH_MS:
-            self._core.submit(lambda tx: self._sessions.touch(tx, session.id))
+            self._core.submit(lambda tx: self._sessions.touch_session(tx, session.id))
         return session
 
     async def context_token(self, request: AnyRequest, wanted: ContextTokenRequest) -> ContextToken:
         session = await self.authenticate(request)
-        return await self._core.commit(lambda tx: self._sessions.context_token(tx, session, wanted))
+        return await self._core.commit(
+            lambda tx: self._sessions.issue_context_token(tx, session, wanted)
+        )
 
     # -- operations
 
@@ -137,13 +141,13 @@ class ExternalAgents:
         session = await self.authenticate(request)
         body = await request.body()
         name = _read(msgspec.json.Decoder(_Named).decode, body).op
-        authorize_name(session, name)
+        authorize_operation_name(session, name)
         if name == "status":
             return await status(self._operations)
         if name.startswith("task_"):
             raise NotFound("this gateway has no tasks yet; they come with the hub")
         op = _read(_decode, body)
-        authorize(session, op)
+        authorize_op(session, op)
         self._operations.admit(op)
         return await self._while_allowed(session, while_connected(request, self._do(session, op)))
 
@@ -190,15 +194,21 @@ class ExternalAgents:
 
     async def listed(self) -> AgentAccess:
         def read(tx: Tx) -> AgentAccess:
-            invites = [AgentInviteView(*astuple(each)) for each in agent_invites.listed(tx)]
-            sessions = [AgentSessionView(*astuple(each)) for each in self._sessions.listed(tx)]
+            invites = [
+                AgentInviteView(*astuple(each)) for each in agent_invites.list_agent_invites(tx)
+            ]
+            sessions = [
+                AgentSessionView(*astuple(each)) for each in self._sessions.list_sessions(tx)
+            ]
             return AgentAccess(invites, sessions)
 
         return await self._core.read(read)
 
     async def revoke(self, agent: str) -> EndedSessions:
         """End an agent's sessions and open invites, and cancel its running calls."""
-        ended = await self._core.commit(lambda tx: self._sessions.revoke(tx, agent, "operator"))
+        ended = await self._core.commit(
+            lambda tx: self._sessions.revoke_agent(tx, agent, "operator")
+        )
         self._end_calls(ended)
         return EndedSessions(agent, len(ended))
 
@@ -216,17 +226,23 @@ def routes(agents: ExternalAgents) -> list[Any]:
 def _entry_routes(agents: ExternalAgents) -> list[Any]:
     limited: dict[str, Any] = {"status_code": 200, "request_max_body_size": _MAX_BODY, "opt": _OPEN}
 
-    @post(f"{_BASE}/{Endpoint.INVITES}", summary="Invite an external agent", **limited)
+    @post(f"{_BASE}/{AgentEndpoint.INVITES}", summary="Invite an external agent", **limited)
     async def invite(data: JSONBody[AgentInviteRequest], request: AnyRequest) -> InvitedAgent:
         agents.threshold.check_plain(request)
         return await agents.invite(request, data)
 
-    @post(f"{_BASE}/{Endpoint.EXCHANGE}", summary="Exchange an invite for a session", **limited)
+    @post(
+        f"{_BASE}/{AgentEndpoint.EXCHANGE}", summary="Exchange an invite for a session", **limited
+    )
     async def exchange(data: JSONBody[AgentExchangeRequest], request: AnyRequest) -> AgentTokens:
         agents.threshold.cross(request)
         return await agents.exchange(data.invite_token)
 
-    @post(f"{_BASE}/{Endpoint.REFRESH}", summary="Exchange a refresh token for new ones", **limited)
+    @post(
+        f"{_BASE}/{AgentEndpoint.REFRESH}",
+        summary="Exchange a refresh token for new ones",
+        **limited,
+    )
     async def refresh(data: JSONBody[AgentRefreshRequest], request: AnyRequest) -> AgentTokens:
         agents.threshold.cross(request)
         return await agents.refresh(data.refresh_token)
@@ -242,7 +258,7 @@ def _session_routes(agents: ExternalAgents) -> list[Any]:
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
     @post(
-        f"{_BASE}/{Endpoint.CONTEXT_TOKEN}",
+        f"{_BASE}/{AgentEndpoint.CONTEXT_TOKEN}",
         status_code=200,
         request_max_body_size=_MAX_BODY,
         summary="Issue a narrower token to pass on",

@@ -15,7 +15,7 @@ from litestar import Request
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from msgspec import Meta, Struct, field
 
-from gatepost.access import Scope, require
+from gatepost.access import Scope, require_scope
 from gatepost.errors import Conflict, NotFound, Unauthorized
 from gatepost.events import AgentId, EventId, MsgId
 from gatepost.events.envelope import EpochMs, NonNegativeInt
@@ -37,8 +37,8 @@ from gatepost.gateway.route import get, post
 from gatepost.journal import Tx
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Row
-from gatepost.room import Review as ReviewRecord
-from gatepost.room import Room, claim_key
+from gatepost.room import ReviewRecord as ReviewRecord
+from gatepost.room import SharedRoom, claim_key
 from gatepost.room.records import SkillVersion
 
 AnyRequest = Request[Any, Any, Any]
@@ -221,7 +221,7 @@ class Feedback:
         records = {("reviews", k): _record(r) for k, r in by_key.items() if k in allowed}
         await self._keeper.publish(records)
 
-    def _said(self, room: Room) -> set[str]:
+    def _said(self, room: SharedRoom) -> set[str]:
         own = self._core.node.key.public
         return {s.key for s in room.document if s.map == "reviews" and s.public_key == own}
 
@@ -291,7 +291,7 @@ class Gate:
             self._door.check(request.headers.get("authorization"))
             return
         self._agents.threshold.check_plain(request)
-        require(await self._agents.authenticate(request), Scope.ADMIN_FEEDBACK)
+        require_scope(await self._agents.authenticate(request), Scope.ADMIN_FEEDBACK)
 
 
 def routes(feedback: Feedback, gate: Gate) -> list[Any]:

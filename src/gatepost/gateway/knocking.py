@@ -16,9 +16,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
-from gatepost.access import Joiner, check_answer
-from gatepost.access.forms import CONTROL_ROOM, Challenge, ExchangeAnswer, ExchangeRequest
-from gatepost.access.invites import issuer_fingerprint
+from gatepost.access import ExchangeRequester, check_exchange_answer
+from gatepost.access.auth_messages import CONTROL_ROOM, Challenge, ExchangeAnswer, ExchangeRequest
+from gatepost.access.node_invites import issuer_fingerprint
 from gatepost.config import RoomSettings as Settings
 from gatepost.config import is_loopback
 from gatepost.errors import (
@@ -35,7 +35,7 @@ from gatepost.gateway.core import Core
 from gatepost.gateway.members import RoomDirectory
 from gatepost.gateway.nodes import CHALLENGE_PATH, EXCHANGE_PATH, ROOM_PATH
 from gatepost.gateway.welcome import HEADER, SUBPROTOCOL, Welcome
-from gatepost.room import MAX_MESSAGE
+from gatepost.room import MAX_MESSAGE_BYTES
 from gatepost.wire import Failure
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class Knocker:
         self._node = core.node
         self._settings = core.settings.room
         self._known = known
-        self._joiner = Joiner(core.node.id, core.node.key, core.clock)
+        self._joiner = ExchangeRequester(core.node.id, core.node.key, core.clock)
         self._clients: dict[str, httpx.AsyncClient] = {}
 
     async def close(self) -> None:
@@ -102,7 +102,7 @@ class Knocker:
         if challenge.issuer_key == self._node.key.public:
             raise OurselvesError
         issuer = issuer or self._recognise(challenge)
-        return await self._exchange(url, self._joiner.with_proof(challenge, issuer), issuer)
+        return await self._exchange(url, self._joiner.with_challenge(challenge, issuer), issuer)
 
     @asynccontextmanager
     async def opened(
@@ -116,7 +116,7 @@ class Knocker:
                 address,
                 additional_headers=ticket,
                 subprotocols=[Subprotocol(SUBPROTOCOL)],
-                max_size=MAX_MESSAGE,
+                max_size=MAX_MESSAGE_BYTES,
                 open_timeout=_SECS,
                 close_timeout=1,
                 compression=None,
@@ -133,7 +133,7 @@ class Knocker:
     async def _exchange(self, url: str, request: ExchangeRequest, issuer: str) -> ExchangeAnswer:
         body = msgspec.json.encode(request)
         answer = await self._ask("POST", url + EXCHANGE_PATH, ExchangeAnswer, content=body)
-        check_answer(request, answer, issuer)
+        check_exchange_answer(request, answer, issuer)
         return answer
 
     def _recognise(self, challenge: Challenge) -> str:

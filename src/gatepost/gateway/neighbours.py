@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from gatepost.access.retention import prune
+from gatepost.access.retention import prune_expired
 from gatepost.errors import GatepostError
 from gatepost.gateway import nodes, ownership, room_api, route_api
 from gatepost.gateway.core import Core
@@ -98,7 +98,7 @@ class Neighbours:
         """Delete spent tickets, old invites and finished records."""
         core = self.keeper.core
         batch, policy = core.settings.journal.sweep_batch, self.keeper.policy
-        while await core.commit(lambda tx: prune(tx, policy, batch)):
+        while await core.commit(lambda tx: prune_expired(tx, policy, batch)):
             pass
         await self.keeper.tidy()
 

@@ -9,9 +9,9 @@ from litestar import websocket as websocket_route
 from litestar.params import FromPath, JSONBody
 from msgspec.structs import replace
 
-from gatepost.access import Admission, Admitted, Door
-from gatepost.access import sessions as node_sessions
-from gatepost.access.forms import CONTROL_ROOM, Challenge, ExchangeAnswer, ExchangeRequest
+from gatepost.access import AdmittedNode, NodeAdmission, NodeAuthenticator
+from gatepost.access import node_sessions as node_sessions
+from gatepost.access.auth_messages import CONTROL_ROOM, Challenge, ExchangeAnswer, ExchangeRequest
 from gatepost.errors import (
     GatepostError,
     InvalidTicket,
@@ -29,7 +29,7 @@ from gatepost.gateway.route import get, post
 from gatepost.gateway.threshold import Threshold
 from gatepost.gateway.websocket import TOO_LARGE
 from gatepost.gateway.welcome import SUBPROTOCOL, TICKET_PREFIX, Welcome
-from gatepost.room import Invite, Link, claim_key
+from gatepost.room import AdmissionLink, InviteRecord, claim_key
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +56,13 @@ class NodeDoor:
         self.threshold = guard
         self._core = replica.core
         self._settings = replica.core.settings
-        self._door = Door(replica.issuer(), replica.policy, replica.directory)
+        self._door = NodeAuthenticator(replica.issuer(), replica.policy, replica.directory)
 
     def challenge(self) -> Challenge:
-        return self._door.challenge(self._core.clock.now())
+        return self._door.make_challenge(self._core.clock.now())
 
     async def exchange(self, request: ExchangeRequest) -> ExchangeAnswer:
-        return await self._core.commit(lambda tx: self._door.exchange(tx, request))
+        return await self._core.commit(lambda tx: self._door.issue_ticket(tx, request))
 
     async def receive(self, socket: Socket, room: str) -> None:
         """Refuse the handshake, or run the connection until either side ends it."""
@@ -74,9 +74,9 @@ class NodeDoor:
         try:
             await self._host(socket, admitted)
         finally:
-            self._core.submit(lambda tx: node_sessions.close(tx, admitted.session_id))
+            self._core.submit(lambda tx: node_sessions.close_node_session(tx, admitted.session_id))
 
-    async def _admit(self, socket: Socket, room: str) -> Admitted:
+    async def _admit(self, socket: Socket, room: str) -> AdmittedNode:
         self.threshold.cross(socket)
         check_origin(socket, self._settings.room.allowed_origins)
         ticket = _ticket(socket)
@@ -84,9 +84,9 @@ class NodeDoor:
             raise NotFound(f"there is no room of this name; the only room is {CONTROL_ROOM}")
         if len(self._keeper.connections) >= self._settings.limits.max_connections:
             raise Unavailable("too many connections", retry_after=1.0)
-        return await self._core.commit(lambda tx: self._door.admit(tx, ticket))
+        return await self._core.commit(lambda tx: self._door.redeem_ticket(tx, ticket))
 
-    async def _host(self, socket: Socket, admitted: Admitted) -> None:
+    async def _host(self, socket: Socket, admitted: AdmittedNode) -> None:
         room, awareness = self._keeper.current, self._keeper.awareness
         identity = (admitted.node_id, admitted.public_key)
         connection = Connection(room, awareness, _SocketWire(socket), *identity, "guest")
@@ -100,7 +100,7 @@ class NodeDoor:
             finally:
                 self._pipes.left(connection)
 
-    async def _run(self, socket: Socket, connection: Connection, admitted: Admitted) -> None:
+    async def _run(self, socket: Socket, connection: Connection, admitted: AdmittedNode) -> None:
         publishing = asyncio.ensure_future(self._note_entry(admitted))
         try:
             await connection.run()
@@ -112,16 +112,16 @@ class NodeDoor:
         finally:
             await publishing
 
-    def _welcome(self, admitted: Admitted) -> dict[str, Any]:
+    def _welcome(self, admitted: AdmittedNode) -> dict[str, Any]:
         room = self._keeper.current
         chain = () if admitted.admission is None else self._chain(admitted.admission)
         value = Welcome(room.genesis, room.epoch, chain)
         header = welcome.write(value, admitted.session_id, self._core.node.key)
         return {welcome.HEADER: header}
 
-    def _chain(self, admission: Admission) -> tuple[Link, ...]:
+    def _chain(self, admission: NodeAdmission) -> tuple[AdmissionLink, ...]:
         return self._keeper.chain_for(
-            Link(
+            AdmissionLink(
                 admission.node_id,
                 admission.tier,
                 admission.issued_at,
@@ -130,15 +130,19 @@ class NodeDoor:
             )
         )
 
-    async def _note_entry(self, admitted: Admitted) -> None:
+    async def _note_entry(self, admitted: AdmittedNode) -> None:
         """Publish in the room which of our invites this peer used."""
         sql = "SELECT id, used_at FROM invite WHERE used_by = ?"
         rows = await self._core.read(lambda tx: tx.fetch_all(sql, (admitted.node_id,)))
         records = {}
         for id, used_at in rows:
             key = ("invites", claim_key(id, self._core.node.id))
-            known = self._keeper.current.document.get((*key, self._core.node.key.public))
-            if known is not None and isinstance(known.data, Invite) and known.data.used_at is None:
+            known = self._keeper.current.document.record_at((*key, self._core.node.key.public))
+            if (
+                known is not None
+                and isinstance(known.data, InviteRecord)
+                and known.data.used_at is None
+            ):
                 records[key] = replace(known.data, used_at=used_at)
         try:
             await self._keeper.publish(records)

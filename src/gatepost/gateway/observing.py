@@ -220,9 +220,9 @@ class Observing(Collector):
         if replica.room is None:
             return
         room, own = replica.room, self._core.node.id
-        others = sorted(node for node in room.view.nodes if node != own)
+        others = sorted(node for node in room.effective.nodes if node != own)
         linked = links.linked()
-        yield _gauge("room_members", "Nodes in the room.", len(room.view.nodes))
+        yield _gauge("room_members", "Nodes in the room.", len(room.effective.nodes))
         yield _gauge("room_records", "Records in the room.", len(room.document))
         size = sum(len(signed.text) for signed in room.document)
         yield _gauge("room_bytes", "Size of all records in the room.", size)

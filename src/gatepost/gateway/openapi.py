@@ -11,7 +11,7 @@ from litestar.openapi.spec import Components, SecurityScheme
 from msgspec import Meta, Struct
 
 from gatepost import __version__
-from gatepost.access import forms
+from gatepost.access import auth_messages
 from gatepost.events import AgentId, Digest, EventId, MsgId, NodeId
 from gatepost.gateway import external_agents, feedback, http, reports, undelivered_api, views
 from gatepost.wire import Status
@@ -70,7 +70,7 @@ def _describe_ids(parameters: Iterable[dict[str, Any]]) -> None:
 
 
 def _schemas() -> dict[str, Any]:
-    modules = (views, forms, undelivered_api, reports)
+    modules = (views, auth_messages, undelivered_api, reports)
     own = [each for module in modules for each in vars(module).values()]
     found = [each for each in (*vars(http).values(), *own) if isinstance(each, type)]
     found += [feedback.NewIncident, feedback.NewReview, feedback.NewEtaAdvice]

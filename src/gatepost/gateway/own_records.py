@@ -6,9 +6,9 @@ from typing import Literal
 from msgspec.structs import replace
 
 from gatepost.journal import Tx
-from gatepost.room import Agent, Delivery, Node, Owned, Room, claim_key
-from gatepost.room.admission import issuer_of
-from gatepost.room.records import subject
+from gatepost.room import AgentRecord, DeliveryRecord, NodeRecord, OwnedAgent, SharedRoom, claim_key
+from gatepost.room.admission_chain import chain_issuer
+from gatepost.room.records import key_subject
 from gatepost.wire import PROTOCOL_VERSION
 from gatepost.wire import AgentInfo as LocalAgent
 
@@ -21,26 +21,26 @@ SELECT sum(seq - first_seq + 1), max(at),
 FROM cursor
 """
 
-Claims = dict[tuple[str, str], Agent | None]
+Claims = dict[tuple[str, str], AgentRecord | None]
 
 
 def node(
-    room: Room, endpoint: str | None, status: Status, now: int, capabilities: tuple[str, ...]
-) -> Node:
+    room: SharedRoom, endpoint: str | None, status: Status, now: int, capabilities: tuple[str, ...]
+) -> NodeRecord:
     chain = room.publisher.author.chain
-    return Node(
+    return NodeRecord(
         tier=chain[-1].tier,
         endpoint_ws=endpoint,
         capabilities=capabilities,
         status=status,
         last_heartbeat_at=now,
         protocol_version=PROTOCOL_VERSION,
-        added_by=issuer_of(room.genesis, chain),
+        added_by=chain_issuer(room.genesis, chain),
         added_at=chain[-1].issued_at,
     )
 
 
-def agents(room: Room, local: Iterable[LocalAgent], gateway: str) -> Claims:
+def agents(room: SharedRoom, local: Iterable[LocalAgent], gateway: str) -> Claims:
     """Return our claims to agents by (map, key). None withdraws a claim."""
     published = claims_of(room)
     hosted = {each.id: each for each in local}
@@ -48,7 +48,7 @@ def agents(room: Room, local: Iterable[LocalAgent], gateway: str) -> Claims:
     for id in published.keys() | hosted.keys():
         old = published.get(id)
         if id in hosted:
-            claim = _hosted(hosted[id], room.view.agents.get(id), old, gateway)
+            claim = _hosted(hosted[id], room.effective.agents.get(id), old, gateway)
         else:
             claim = old if old is not None and _is_news(room, id, old, gateway) else None
         if claim is not None or old is not None:
@@ -56,25 +56,29 @@ def agents(room: Room, local: Iterable[LocalAgent], gateway: str) -> Claims:
     return claims
 
 
-def claims_of(room: Room) -> dict[str, Agent]:
+def claims_of(room: SharedRoom) -> dict[str, AgentRecord]:
     """Return the claims this gateway has in the room now, by agent."""
     own = room.publisher.author.key.public
     return {
-        subject(signed.key): signed.data
+        key_subject(signed.key): signed.data
         for signed in room.document
-        if signed.map == "agents" and signed.public_key == own and isinstance(signed.data, Agent)
+        if signed.map == "agents"
+        and signed.public_key == own
+        and isinstance(signed.data, AgentRecord)
     }
 
 
 def _hosted(
-    local: LocalAgent, owned: Owned | None, old: Agent | None, gateway: str
-) -> Agent | None:
+    local: LocalAgent, owned: OwnedAgent | None, old: AgentRecord | None, gateway: str
+) -> AgentRecord | None:
     """Return our claim to a hosted agent.
 
     An agent another gateway owns is not claimed: its owner is asked for it (agent_ownership.py).
     """
     kind: Literal["internal", "external"] = "internal" if local.type == "internal" else "external"
-    claim = Agent(gateway=gateway, type=kind, last_seen_at=local.seen_at, standby=local.standby)
+    claim = AgentRecord(
+        gateway=gateway, type=kind, last_seen_at=local.seen_at, standby=local.standby
+    )
     if local.standby or owned is None or owned.gateway is None:
         return claim
     if owned.gateway != gateway:
@@ -83,22 +87,22 @@ def _hosted(
     return replace(claim, role=record.role, epoch=record.epoch, transfers=record.transfers)
 
 
-def _is_news(room: Room, id: str, claim: Agent, gateway: str) -> bool:
+def _is_news(room: SharedRoom, id: str, claim: AgentRecord, gateway: str) -> bool:
     """Return whether we gave the agent to a node that has not claimed it yet."""
-    taker = None if claim.gateway == gateway else room.view.nodes.get(claim.gateway or "")
+    taker = None if claim.gateway == gateway else room.effective.nodes.get(claim.gateway or "")
     if taker is None or claim.standby:
         return False
-    found = room.document.get(("agents", claim_key(id, taker.id), taker.public_key))
+    found = room.document.record_at(("agents", claim_key(id, taker.id), taker.public_key))
     theirs = found.data if found else None
-    return not (isinstance(theirs, Agent) and theirs.epoch >= claim.epoch)
+    return not (isinstance(theirs, AgentRecord) and theirs.epoch >= claim.epoch)
 
 
-def delivery(tx: Tx) -> Delivery | None:
+def delivery(tx: Tx) -> DeliveryRecord | None:
     """Return the progress over all outboxes this gateway reads; None if it reads none yet."""
     ((seen, last_at, held, dead),) = tx.fetch_all(_PROGRESS)
     if seen is None:
         return None
-    return Delivery(
+    return DeliveryRecord(
         inbox_cursor_acked=max(0, seen - held),
         inbox_cursor_seen=seen,
         dead_letter_count=dead,

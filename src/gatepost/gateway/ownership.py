@@ -28,7 +28,14 @@ from gatepost.gateway.route import get, post
 from gatepost.gateway.views import Claiming, RoomAgent
 from gatepost.journal import Tx
 from gatepost.journal.audit import record_audit_entry
-from gatepost.room import Agent, Owned, View, claim_key, handed_over, transfer
+from gatepost.room import (
+    AgentRecord,
+    EffectiveRecords,
+    OwnedAgent,
+    claim_key,
+    sign_transfer,
+    transfer_claim,
+)
 from gatepost.wire import AgentInfo as LocalAgent
 
 log = logging.getLogger(__name__)
@@ -79,8 +86,8 @@ class Ownership:
         return self._transfers.requests(tx), self._core.agents.list(tx)
 
     @property
-    def _view(self) -> View:
-        return self._keeper.current.view
+    def _view(self) -> EffectiveRecords:
+        return self._keeper.current.effective
 
     def _owner(self, agent: str) -> str | None:
         owned = self._view.agents.get(agent)
@@ -122,13 +129,13 @@ class Ownership:
             await self._publish(agent, claim)
         log.info("agent %s lives behind %s now", agent, node)
 
-    def _claim(self, owned: Owned, taker: str, *, by_backbone: bool) -> Agent:
+    def _claim(self, owned: OwnedAgent, taker: str, *, by_backbone: bool) -> AgentRecord:
         """Return the claim, with our signed transfer, that we and then the taker publish."""
         key, epoch = self._core.node.key, owned.record.epoch + 1
-        step = transfer(key, self._me, taker, owned.id, epoch)
-        return handed_over(owned.record, step, by_backbone=by_backbone)
+        step = sign_transfer(key, self._me, taker, owned.id, epoch)
+        return transfer_claim(owned.record, step, by_backbone=by_backbone)
 
-    async def _publish(self, agent: str, claim: Agent) -> None:
+    async def _publish(self, agent: str, claim: AgentRecord) -> None:
         await self._keeper.publish({("agents", claim_key(agent, self._me)): claim})
 
     # -- agents hosted here and owned elsewhere
@@ -149,9 +156,12 @@ class Ownership:
     def _is_lost(self, agent: LocalAgent, served: bool) -> bool:
         """Return whether the agent was ours, is another node's now, and did not register again."""
         key = ("agents", claim_key(agent.id, self._me), self._core.node.key.public)
-        signed, owned = self._keeper.current.document.get(key), self._view.agents.get(agent.id)
+        signed, owned = (
+            self._keeper.current.document.record_at(key),
+            self._view.agents.get(agent.id),
+        )
         claim = signed.data if signed else None
-        if signed is None or owned is None or not isinstance(claim, Agent) or claim.standby:
+        if signed is None or owned is None or not isinstance(claim, AgentRecord) or claim.standby:
             return False
         if claim.gateway != self._me:
             return agent.seen_at <= signed.at
@@ -181,7 +191,7 @@ class Ownership:
         record_audit_entry(tx, "operator", "agent.claim", agent, "asked its owner")
         return self._transfers.ask(tx, agent, take_over=True)
 
-    async def _override(self, owned: Owned, node: str) -> RoomAgent:
+    async def _override(self, owned: OwnedAgent, node: str) -> RoomAgent:
         """Give an agent to `node` as a backbone node, when its owner cannot be asked."""
         own = self._view.nodes.get(self._me)
         if own is None or not own.is_backbone:
@@ -203,7 +213,7 @@ class Ownership:
         )
 
 
-def _shown(owned: Owned) -> RoomAgent:
+def _shown(owned: OwnedAgent) -> RoomAgent:
     return RoomAgent(owned.id, owned.gateway, owned.record.epoch, owned.standbys, owned.rivals)
 
 

@@ -87,7 +87,7 @@ class Pipes:
         heard = [each.heard for each in self._keeper.connections if each.node == node]
         if heard:
             return max(0.0, asyncio.get_running_loop().time() - max(heard))
-        member = self._keeper.current.view.nodes[node]
+        member = self._keeper.current.effective.nodes[node]
         return max(0, self._core.clock.now() - member.record.last_heartbeat_at) / 1000
 
     def acked(self, node: str) -> int:
@@ -130,7 +130,7 @@ class Pipes:
         self._core.outbox.live_nodes = frozenset(live)
 
     def is_backbone(self, node: str) -> bool:
-        member = self._keeper.current.view.nodes.get(node)
+        member = self._keeper.current.effective.nodes.get(node)
         return member is not None and member.is_backbone
 
     # -- what routing knows
@@ -175,7 +175,7 @@ class Pipes:
     async def _look(self) -> None:
         if self._keeper.room is None:
             return
-        directory = build_directory(self._keeper.room.view, self._presence.is_online)
+        directory = build_directory(self._keeper.room.effective, self._presence.is_online)
         if directory != self.directory:
             room_changed = self._core.messages.room_changed
             await self._core.commit(lambda tx: room_changed(tx, directory))
@@ -287,7 +287,7 @@ class Presence:
         keeper = self._keeper
         if node == keeper.core.node.id or any(c.node == node for c in keeper.connections):
             return True
-        member = keeper.current.view.nodes.get(node)
+        member = keeper.current.effective.nodes.get(node)
         if member is None or member.record.status == "offline":
             return False
         self._listen(node, member.record.last_heartbeat_at)

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
-from gatepost.access import Directories, Issuer, JournalDirectory, Policy
-from gatepost.access import sessions as node_sessions
+from gatepost.access import AccessPolicy, CombinedNodeDirectory, Issuer, JournalNodeDirectory
+from gatepost.access import node_sessions as node_sessions
 from gatepost.errors import (
     Conflict,
     Forbidden,
@@ -33,29 +33,29 @@ from gatepost.gateway.welcome import Welcome
 from gatepost.journal import Tx
 from gatepost.journal.audit import record_audit_entry
 from gatepost.room import (
-    Applied,
-    Author,
-    Awareness,
-    Chains,
+    AdmissionLink,
+    ChainVerifier,
+    ConnectionPresence,
     Genesis,
-    Link,
-    Node,
-    Presence,
-    Record,
-    Retention,
-    Room,
-    Signed,
-    extend,
-    found,
+    NodeRecord,
+    RecordAuthor,
+    RecordRetention,
+    RoomAwareness,
+    RoomChange,
+    RoomRecord,
+    SharedRoom,
+    SignedRecord,
+    append_admission,
+    found_room,
     store,
 )
-from gatepost.room.document import Place
-from gatepost.room.retention import finished, rejoined, rotated
+from gatepost.room.document import SlotKey
+from gatepost.room.retention import finished_records, rejoin_room, rotate_room
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Words = Mapping[tuple[str, str], Record | None]
+Words = Mapping[tuple[str, str], RoomRecord | None]
 
 _FAREWELL_SECS = 0.5
 _RETRY_SECS = 1.0
@@ -69,19 +69,19 @@ class RoomKeeper:
     def __init__(self, core: Core) -> None:
         self.core = core
         settings = core.settings.room
-        self.policy = Policy(profile=settings.profile, require_proof=settings.require_proof)
-        self.room: Room | None = None
+        self.policy = AccessPolicy(profile=settings.profile, require_proof=settings.require_proof)
+        self.room: SharedRoom | None = None
         self.endpoint: str | None = None
         self.known = RoomDirectory()
-        self.directory = Directories(JournalDirectory(), self.known)
+        self.directory = CombinedNodeDirectory(JournalNodeDirectory(), self.known)
         client = int.from_bytes(core.clock.random(4), "big")
-        self.awareness = Awareness(core.node.id, client)
+        self.awareness = RoomAwareness(core.node.id, client)
         self.connections: set[Connection] = set()
         self.incidents: Counter[str] = Counter()
         self.changes = 0
         self._changed = asyncio.Event()
-        self._outstanding: dict[Place, Signed] = {}
-        self._unsaved: dict[Place, Signed] = {}
+        self._outstanding: dict[SlotKey, SignedRecord] = {}
+        self._unsaved: dict[SlotKey, SignedRecord] = {}
         self._dirty = asyncio.Event()
         self._entering = asyncio.Lock()
         self._announced_at = 0
@@ -95,16 +95,16 @@ class RoomKeeper:
 
     async def load(self) -> None:
         """Open the room that is stored in the journal, if any."""
-        await self.core.commit(node_sessions.close_all)
+        await self.core.commit(node_sessions.close_all_node_sessions)
         loaded = await self.core.read(_load)
         if loaded is None:
             return
         genesis, epoch, records, leap = loaded
-        own = next((s for s in records if s.place == self._own_place()), None)
+        own = next((s for s in records if s.slot_key == self._own_place()), None)
         if own is None:
             raise JournalCorrupt("the room in the journal lacks this node's own record")
-        author = Author(self.core.node.key, own.chain)
-        self._open(Room(genesis, author=author, epoch=epoch, records=records, leap=leap))
+        author = RecordAuthor(self.core.node.key, own.chain)
+        self._open(SharedRoom(genesis, author=author, epoch=epoch, records=records, leap=leap))
 
     async def found(self, also: Callable[[Tx], T]) -> T:
         """Commit `also`; if there is no room yet, found one in the same transaction."""
@@ -112,17 +112,17 @@ class RoomKeeper:
             if self.room is not None:
                 return await self.core.commit(also)
             now = self.core.clock.now()
-            genesis, chain = found(self.core.node.key, self.core.node.id, now)
-            room = Room(genesis, author=Author(self.core.node.key, chain))
+            genesis, chain = found_room(self.core.node.key, self.core.node.id, now)
+            room = SharedRoom(genesis, author=RecordAuthor(self.core.node.key, chain))
             result = await self._settle_in(room, also)
             log.info("founded a room; this node is its genesis")
             return result
 
-    async def enter(self, room: Room, welcome: Welcome, also: Callable[[Tx], None]) -> None:
+    async def enter(self, room: SharedRoom, welcome: Welcome, also: Callable[[Tx], None]) -> None:
         """Adopt a synced copy of a peer's room as ours. The welcome was checked."""
         async with self._entering:
             await self.check_may_join()
-            room.enter(Author(self.core.node.key, welcome.chain))
+            room.set_author(RecordAuthor(self.core.node.key, welcome.chain))
             await self._settle_in(room, also)
             log.info("joined the room of %s", welcome.genesis.node)
 
@@ -131,29 +131,31 @@ class RoomKeeper:
         if self.room is None:
             return
         admitted = await self.core.read(lambda tx: tx.fetch_one("SELECT 1 FROM admission"))
-        if admitted is not None or len(self.room.view.nodes) > 1 or not self._is_genesis():
+        if admitted is not None or len(self.room.effective.nodes) > 1 or not self._is_genesis():
             raise Conflict(
                 "this gateway is in a room with others already, and cannot change to another room"
             )
 
-    async def _settle_in(self, room: Room, also: Callable[[Tx], T]) -> T:
-        first = room.draft("nodes", self.core.node.id, self._node(room, "online"), self._now())
+    async def _settle_in(self, room: SharedRoom, also: Callable[[Tx], T]) -> T:
+        first = room.draft_record(
+            "nodes", self.core.node.id, self._node(room, "online"), self._now()
+        )
         records = [*room.document, *([first] if first else [])]
 
         def replace_room(tx: Tx) -> T:
             # Records of a room without other members were never seen by another node.
             tx.execute("DELETE FROM room_record")
             tx.execute("DELETE FROM room")
-            store.create(tx, room.genesis, room.epoch)
-            store.save(tx, records)
+            store.create_room(tx, room.genesis, room.epoch)
+            store.save_records(tx, records)
             return also(tx)
 
         result = await self.core.commit(replace_room)
-        room.accept([first] if first else [])
+        room.accept_drafts([first] if first else [])
         self._open(room)
         return result
 
-    def _open(self, room: Room) -> None:
+    def _open(self, room: SharedRoom) -> None:
         self.room = room
         self._outstanding.clear()
         self.known.refresh(room)
@@ -164,17 +166,17 @@ class RoomKeeper:
 
     async def follow_epoch(self) -> None:
         """Move to the document the coordinator names, if it is later than ours."""
-        coordination = self.current.view.coordination
+        coordination = self.current.effective.coordination
         if coordination is not None and coordination.room_epoch > self.current.epoch:
             epoch, kept = coordination.room_epoch, coordination.retention
-            await self._move(lambda room: rotated(room, epoch, self._now(), kept))
+            await self._move(lambda room: rotate_room(room, epoch, self._now(), kept))
 
     async def catch_up(self, epoch: int) -> None:
         """Move to the later document a peer is in, if we missed the rotation."""
         if epoch > self.current.epoch:
-            await self._move(lambda room: rejoined(room, epoch))
+            await self._move(lambda room: rejoin_room(room, epoch))
 
-    async def _move(self, moved: Callable[[Room], Room]) -> None:
+    async def _move(self, moved: Callable[[SharedRoom], SharedRoom]) -> None:
         async with self._entering:
             while True:
                 count, room = self.changes, moved(self.current)
@@ -196,11 +198,11 @@ class RoomKeeper:
         return Issuer(node.id, node.key, self.core.clock, tier)
 
     @property
-    def author(self) -> Author:
+    def author(self) -> RecordAuthor:
         return self.current.publisher.author
 
     @property
-    def current(self) -> Room:
+    def current(self) -> SharedRoom:
         if self.room is None:
             raise Conflict("this gateway is in no room yet; `gatepost invite` or `gatepost join`")
         return self.room
@@ -213,7 +215,7 @@ class RoomKeeper:
         own = (self.core.node.id, self.core.node.key.public)
         if not chain or (chain[-1].node, chain[-1].key) != own:
             raise Forbidden("the peer sent no admission for this node")
-        Chains(welcome.genesis).verify(chain)
+        ChainVerifier(welcome.genesis).verify_chain(chain)
         issuer = chain[-2].key if len(chain) > 1 else welcome.genesis.key
         if issuer != issuer_key:
             raise Forbidden("the admission of this node was not issued by the peer")
@@ -222,17 +224,17 @@ class RoomKeeper:
         """Use the chain of a newer admission, which may give another tier."""
         chain, room = welcome.chain, self.current
         if chain and chain[-1].issued_at > self.author.chain[-1].issued_at:
-            Chains(room.genesis).verify(chain)
-            room.enter(Author(self.core.node.key, chain))
+            ChainVerifier(room.genesis).verify_chain(chain)
+            room.set_author(RecordAuthor(self.core.node.key, chain))
 
-    def chain_for(self, link: Link) -> tuple[Link, ...]:
+    def chain_for(self, link: AdmissionLink) -> tuple[AdmissionLink, ...]:
         """Return the chain of a node that we admitted."""
-        return extend(self.current.genesis, self.author.chain, link)
+        return append_admission(self.current.genesis, self.author.chain, link)
 
     def _is_genesis(self) -> bool:
         return self.current.genesis.key == self.core.node.key.public
 
-    def _own_place(self) -> Place:
+    def _own_place(self) -> SlotKey:
         return ("nodes", self.core.node.id, self.core.node.key.public)
 
     # -- our own records
@@ -241,34 +243,34 @@ class RoomKeeper:
         """Sign and save these records, then send them. None deletes a record."""
         now = self._now()
         for (map, key), data in changes.items():
-            draft = self.current.draft(map, key, data, now)
+            draft = self.current.draft_record(map, key, data, now)
             if draft is not None:
-                self._outstanding[draft.place] = draft
+                self._outstanding[draft.slot_key] = draft
         await self._flush()
 
-    async def commit_with(self, map: str, key: str, data: Record, also: Callable[[Tx], T]) -> T:
+    async def commit_with(self, map: str, key: str, data: RoomRecord, also: Callable[[Tx], T]) -> T:
         """Publish a record in one transaction with `also`: both happen, or neither."""
-        draft = self.current.draft(map, key, data, self._now())
+        draft = self.current.draft_record(map, key, data, self._now())
         drafts = [draft] if draft else []
 
         def save_both(tx: Tx) -> T:
             result = also(tx)
-            store.save(tx, drafts)
+            store.save_records(tx, drafts)
             return result
 
         result = await self.core.commit(save_both)
-        self.current.accept(drafts)
+        self.current.accept_drafts(drafts)
         return result
 
     async def _flush(self) -> None:
         """Save and send pending drafts. A failed one stays pending: it is never drafted again."""
         drafts = list(self._outstanding.values())
         if drafts:
-            await self.core.commit(lambda tx: store.save(tx, drafts))
+            await self.core.commit(lambda tx: store.save_records(tx, drafts))
             for draft in drafts:
-                if self._outstanding.get(draft.place) is draft:
-                    del self._outstanding[draft.place]
-            self.current.accept(drafts)
+                if self._outstanding.get(draft.slot_key) is draft:
+                    del self._outstanding[draft.slot_key]
+            self.current.accept_drafts(drafts)
 
     async def refresh(self) -> None:
         """Publish changes of this node and its agents, and a heartbeat."""
@@ -277,7 +279,7 @@ class RoomKeeper:
         await self.follow_epoch()
         async with self.speaking:
             agents = await self.core.read(self.core.agents.list)
-            changes: dict[tuple[str, str], Record | None] = {
+            changes: dict[tuple[str, str], RoomRecord | None] = {
                 ("nodes", self.core.node.id): self._node(self.room, "online"),
                 **own_records.agents(self.room, agents, self.core.node.id),
                 **await self._progress(),
@@ -285,7 +287,7 @@ class RoomKeeper:
             await self.publish(changes)
         self._announce()
 
-    async def _progress(self) -> dict[tuple[str, str], Record]:
+    async def _progress(self) -> dict[tuple[str, str], RoomRecord]:
         """Return our delivery record, but only now and then: it changes with every message."""
         if self._now() < self._counted_at + _COUNT_MS:
             return {}
@@ -299,18 +301,18 @@ class RoomKeeper:
         """Remove our finished records; the coordinator sets how long they are kept."""
         if self.room is None or not self.may_speak.is_set():
             return
-        coordination = self.room.view.coordination
-        kept = Retention() if coordination is None else coordination.retention
-        await self.publish(dict.fromkeys(finished(self.room, self._now(), kept)))
+        coordination = self.room.effective.coordination
+        kept = RecordRetention() if coordination is None else coordination.retention
+        await self.publish(dict.fromkeys(finished_records(self.room, self._now(), kept)))
 
     def _announce(self) -> None:
         now = self._now()
         if now >= self._announced_at + _ANNOUNCE_MS:
             self._announced_at = now
-            presence = Presence(node_id=self.core.node.id, status="online", seen_at=now)
-            self.awareness.announce(presence)
+            presence = ConnectionPresence(node_id=self.core.node.id, status="online", seen_at=now)
+            self.awareness.announce_presence(presence)
 
-    def _node(self, room: Room, status: Status) -> Node:
+    def _node(self, room: SharedRoom, status: Status) -> NodeRecord:
         capabilities = self.core.settings.node.capabilities
         return own_records.node(room, self.endpoint, status, self._now(), capabilities)
 
@@ -328,9 +330,9 @@ class RoomKeeper:
 
     # -- records of other nodes
 
-    def _on_change(self, applied: Applied) -> None:
+    def _on_change(self, applied: RoomChange) -> None:
         if applied.origin is not None:
-            self._unsaved |= {signed.place: signed for signed in applied.changed}
+            self._unsaved |= {signed.slot_key: signed for signed in applied.changed}
             self._dirty.set()
         if any(self.known.is_out_of_date(signed) for signed in applied.changed):
             self.known.refresh(self.current)
@@ -361,7 +363,7 @@ class RoomKeeper:
 
     async def _save(self) -> None:
         records = dict(self._unsaved)
-        await self.core.commit(lambda tx: store.save(tx, records.values()))
+        await self.core.commit(lambda tx: store.save_records(tx, records.values()))
         for key, signed in records.items():
             if self._unsaved.get(key) is signed:
                 del self._unsaved[key]
@@ -403,17 +405,17 @@ class RoomKeeper:
         return self.core.clock.now()
 
 
-def _load(tx: Tx) -> tuple[Genesis, int, list[Signed], int] | None:
-    which = store.which(tx)
+def _load(tx: Tx) -> tuple[Genesis, int, list[SignedRecord], int] | None:
+    which = store.load_room_identity(tx)
     if which is None:
         return None
     # A restored journal lacks the versions signed since the backup: leap over them.
     leap = tx.fetch_one("SELECT value FROM fact WHERE name = 'leap'")
-    return (*which, store.load(tx, which[0]), int(leap[0]) if leap else 0)
+    return (*which, store.load_records(tx, which[0]), int(leap[0]) if leap else 0)
 
 
-def _rotate(epoch: int, records: list[Signed], tx: Tx) -> None:
-    store.rotate(tx, epoch, records)
+def _rotate(epoch: int, records: list[SignedRecord], tx: Tx) -> None:
+    store.replace_records(tx, epoch, records)
 
 
 def _shut_out(node: str) -> Revoked:

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 from litestar.params import FromPath, JSONBody, QueryParameter
 from msgspec import Raw
 
-from gatepost.access import Revoker, SecretStore, invites
-from gatepost.access.invites import Invite, IssuedInvite
-from gatepost.access.nodes import Standing
+from gatepost.access import MeshSecretStore, NodeRevoker, node_invites
+from gatepost.access.node_directory import KnownNode
+from gatepost.access.node_invites import IssuedNodeInvite, NodeInvite
 from gatepost.errors import Conflict, Forbidden, UnknownNode
 from gatepost.events import check_node_id, fingerprint_key
 from gatepost.gateway.dial import Dialer
@@ -31,16 +31,16 @@ from gatepost.gateway.views import (
 )
 from gatepost.journal import Tx
 from gatepost.room import (
-    Coordination,
-    Member,
-    Retention,
-    Revocation,
-    Room,
-    Term,
+    CoordinationRecord,
+    CoordinatorTerm,
+    RecordRetention,
+    RevocationRecord,
+    RoomMember,
+    SharedRoom,
     claim_key,
     store,
 )
-from gatepost.room import Invite as InviteRecord
+from gatepost.room import InviteRecord as InviteRecord
 
 Name = FromPath[str]
 WaitSecs = Annotated[float, QueryParameter(ge=0, le=60)]
@@ -57,12 +57,12 @@ class RoomApi:
         self._dialer = dialer
 
     async def invite(self, wanted: NewInvite) -> Invited:
-        issued: IssuedInvite = await self._keeper.found(lambda tx: self._issue(tx, wanted))
+        issued: IssuedNodeInvite = await self._keeper.found(lambda tx: self._issue(tx, wanted))
         await self._publish(issued.invite)
         return Invited(issued.token, self._seed(), self._view(issued.invite))
 
-    def _issue(self, tx: Tx, wanted: NewInvite) -> IssuedInvite:
-        return invites.issue(
+    def _issue(self, tx: Tx, wanted: NewInvite) -> IssuedNodeInvite:
+        return node_invites.issue_node_invite(
             tx,
             self._keeper.issuer(),
             tier=wanted.tier,
@@ -72,10 +72,14 @@ class RoomApi:
         )
 
     async def invites(self) -> list[InviteView]:
-        return [self._view(invite) for invite in await self._core.read(invites.listed)]
+        return [
+            self._view(invite) for invite in await self._core.read(node_invites.list_node_invites)
+        ]
 
     async def withdraw(self, id: str) -> InviteView:
-        invite = await self._core.commit(lambda tx: invites.revoke(tx, id, "operator"))
+        invite = await self._core.commit(
+            lambda tx: node_invites.revoke_node_invite(tx, id, "operator")
+        )
         await self._publish(invite)
         return self._view(invite)
 
@@ -86,9 +90,10 @@ class RoomApi:
 
     def nodes(self) -> Nodes:
         room = self._keeper.current
-        members = sorted(room.view.nodes.values(), key=lambda member: member.rank)
+        members = sorted(room.effective.nodes.values(), key=lambda member: member.rank)
         revoked = [
-            RevokedView(node, fingerprint_key(key)) for node, key in room.view.standing.revoked
+            RevokedView(node, fingerprint_key(key))
+            for node, key in room.effective.membership.revoked
         ]
         return Nodes([self._node(m) for m in members], revoked, dict(self._dialer.problems))
 
@@ -102,44 +107,44 @@ class RoomApi:
 
         def revoke_sessions(tx: Tx) -> list[str]:
             options: Any = {"last_seq": wanted.last_seq, "reason": wanted.reason}
-            return revoker.revoke(tx, node, actor="operator", **options).sessions
+            return revoker.revoke_node(tx, node, actor="operator", **options).sessions
 
         sessions = await self._keeper.commit_with("nodes", key, record, revoke_sessions)
         ended = self._keeper.end_sessions(sessions, node)
         return RevocationView(node, record.revoked_at, ended)
 
-    def _check_revocable(self, node: str, known: Standing | None) -> None:
+    def _check_revocable(self, node: str, known: KnownNode | None) -> None:
         """Raise, with the reason, for a revocation the room would ignore."""
         if known is None:
             raise UnknownNode(f"no node {node!r} is known here; `gatepost nodes` shows all")
         if known.revoked:
             raise Conflict(f"node {node} was revoked before; a revocation is permanent")
-        members = self._keeper.current.view.nodes
+        members = self._keeper.current.effective.nodes
         own, other = members.get(self._core.node.id), members.get(node)
         if own is None or not own.is_backbone:
             raise Forbidden("only a backbone node of the room can revoke others")
         if other is not None and other.rank <= own.rank:
             raise Forbidden(f"{node} is senior to this node; revoke it from a node senior to it")
 
-    def _revocation(self, known: Standing, wanted: Revoking) -> Revocation:
+    def _revocation(self, known: KnownNode, wanted: Revoking) -> RevocationRecord:
         kept = self._keeper.known.admitted_by(None, known.node_id)
-        return Revocation(
+        return RevocationRecord(
             key=fingerprint_key(known.public_key),
             standing=tuple(sorted(fingerprint_key(each.public_key) for each in kept)),
             last_seq=wanted.last_seq,
             revoked_at=self._core.clock.now(),
         )
 
-    def _revoker(self) -> Revoker:
+    def _revoker(self) -> NodeRevoker:
         issuer = self._keeper.issuer()
-        return Revoker(issuer, self._keeper.directory, SecretStore(issuer))
+        return NodeRevoker(issuer, self._keeper.directory, MeshSecretStore(issuer))
 
     async def show(self, seen: int, wait_secs: float) -> RoomView:
         await self._keeper.changed_since(seen, wait_secs)
         room = self._keeper.current
         records = [
             RecordView(s.map, s.key, s.version, s.writer, _state(s.data), Raw(s.text.encode()))
-            for s in sorted(room.document, key=lambda s: s.place)
+            for s in sorted(room.document, key=lambda s: s.slot_key)
         ]
         incidents = dict(self._keeper.incidents)
         changes = self._keeper.changes
@@ -148,7 +153,9 @@ class RoomApi:
     async def verify(self) -> Verified:
         """Check the signature of every stored record."""
         genesis = self._keeper.current.genesis
-        found = await self._core.read(lambda tx: [e.message for e in store.verify(tx, genesis)])
+        found = await self._core.read(
+            lambda tx: [e.message for e in store.find_violations(tx, genesis)]
+        )
         count = await self._core.read(
             lambda tx: tx.fetch_all("SELECT count(*) FROM room_record")[0][0]
         )
@@ -165,17 +172,17 @@ class RoomApi:
         moved = self._keeper.current
         return Rotated(moved.id, moved.epoch, len(moved.document))
 
-    def _next_term(self, room: Room) -> Coordination:
-        known, node = room.view.coordination, self._core.node.id
-        return Coordination(
+    def _next_term(self, room: SharedRoom) -> CoordinationRecord:
+        known, node = room.effective.coordination, self._core.node.id
+        return CoordinationRecord(
             coordinator=node,
-            term=Term(counter=1 if known is None else known.term.counter + 1, node=node),
+            term=CoordinatorTerm(counter=1 if known is None else known.term.counter + 1, node=node),
             sweep_every_seconds=_SWEEP_SECS if known is None else known.sweep_every_seconds,
-            retention=Retention() if known is None else known.retention,
+            retention=RecordRetention() if known is None else known.retention,
             room_epoch=room.epoch + 1,
         )
 
-    async def _publish(self, invite: Invite) -> None:
+    async def _publish(self, invite: NodeInvite) -> None:
         record = InviteRecord(
             tier=invite.tier,
             expected_node_id=invite.expected_node_id,
@@ -190,13 +197,13 @@ class RoomApi:
         endpoint = self._keeper.endpoint
         return None if endpoint is None else "http" + endpoint.removeprefix("ws")
 
-    def _view(self, invite: Invite) -> InviteView:
-        state = invite.state(self._core.clock.now())
+    def _view(self, invite: NodeInvite) -> InviteView:
+        state = invite.state_at(self._core.clock.now())
         times = (invite.created_at, invite.expires_at)
         identity = (invite.id, invite.tier, invite.expected_node_id)
         return InviteView(*identity, state, *times, invite.used_by)
 
-    def _node(self, member: Member) -> NodeView:
+    def _node(self, member: RoomMember) -> NodeView:
         connected = sum(c.public_key == member.public_key for c in self._keeper.connections)
         record = member.record
         return NodeView(

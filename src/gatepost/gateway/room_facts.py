@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from gatepost.gateway.room import RoomKeeper
-from gatepost.room import Coordination, Revocation
-from gatepost.room.records import subject
+from gatepost.room import CoordinationRecord, RevocationRecord
+from gatepost.room.records import key_subject
 
 if TYPE_CHECKING:
     from gatepost.archive.room_facts import RoomFacts
@@ -16,7 +16,7 @@ def room_facts(replica: RoomKeeper) -> "RoomFacts | None":
 
     if replica.room is None:
         return None
-    room, members = replica.room, replica.room.view.nodes
+    room, members = replica.room, replica.room.effective.nodes
     nodes = tuple(
         NodeFact(
             id=member.id,
@@ -33,8 +33,8 @@ def room_facts(replica: RoomKeeper) -> "RoomFacts | None":
         author, record = members.get(signed.writer), signed.data
         if author is None or author.public_key != signed.public_key:
             continue
-        if isinstance(record, Revocation) and author.is_backbone:
-            node = subject(signed.key)
+        if isinstance(record, RevocationRecord) and author.is_backbone:
+            node = key_subject(signed.key)
             revocations.append(
                 RevocationFact(
                     node=node,
@@ -44,7 +44,7 @@ def room_facts(replica: RoomKeeper) -> "RoomFacts | None":
                     last_seq=record.last_seq,
                 )
             )
-        elif isinstance(record, Coordination):
+        elif isinstance(record, CoordinationRecord):
             at = author.record.last_heartbeat_at
             terms.append(TermFact(counter=record.term.counter, node=record.term.node, at=at))
     return RoomFacts(

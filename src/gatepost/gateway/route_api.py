@@ -15,8 +15,8 @@ from gatepost.gateway.room import RoomKeeper
 from gatepost.gateway.route import delete, get, put
 from gatepost.gateway.views import NewRoute, RouteView
 from gatepost.journal.audit import record_audit_entry
-from gatepost.room import Routing, claim_key
-from gatepost.room.records import subject
+from gatepost.room import RoutingRecord, claim_key
+from gatepost.room.records import key_subject
 
 Name = FromPath[str]
 
@@ -27,10 +27,10 @@ class RouteApi:
         self._me = replica.core.node.id
 
     def list(self) -> list[RouteView]:
-        return [self._shown(target) for target in sorted(self._keeper.current.view.routing)]
+        return [self._shown(target) for target in sorted(self._keeper.current.effective.routing)]
 
     def get(self, target: str) -> RouteView:
-        if target not in self._keeper.current.view.routing:
+        if target not in self._keeper.current.effective.routing:
             raise NotFound(f"there is no route for {target!r}; `gatepost route list` shows all")
         return self._shown(target)
 
@@ -39,8 +39,8 @@ class RouteApi:
         owner = wanted.owner or self._owner(target)
         self._check_nodes(owner, *wanted.fallbacks)
         async with self._keeper.speaking:
-            known = self._keeper.current.view.routing.get(target)
-            record = Routing(
+            known = self._keeper.current.effective.routing.get(target)
+            record = RoutingRecord(
                 owner_node_id=owner,
                 fallback_node_ids=wanted.fallbacks,
                 requires_capabilities=wanted.requires,
@@ -60,7 +60,7 @@ class RouteApi:
         await self._say(target, None, "route.remove")
         return shown
 
-    async def _say(self, target: str, record: Routing | None, action: str) -> None:
+    async def _say(self, target: str, record: RoutingRecord | None, action: str) -> None:
         await self._keeper.publish({("routing", claim_key(target, self._me)): record})
         detail = "" if record is None else f"epoch {record.epoch}"
         await self._keeper.core.commit(
@@ -69,7 +69,7 @@ class RouteApi:
 
     def _check_say(self, target: str) -> None:
         """Raise Forbidden for a route the room would ignore."""
-        view = self._keeper.current.view
+        view = self._keeper.current.effective
         own = view.nodes.get(self._me)
         owned = view.agents.get(target)
         mine = self._me in (target, owned.gateway if owned else None)
@@ -81,7 +81,7 @@ class RouteApi:
 
     def _owner(self, target: str) -> str:
         """Return the gateway that owns the agent, or the node itself."""
-        view = self._keeper.current.view
+        view = self._keeper.current.effective
         owned = view.agents.get(target)
         if owned is not None and owned.gateway is not None:
             return owned.gateway
@@ -91,11 +91,11 @@ class RouteApi:
 
     def _check_nodes(self, *nodes: str) -> None:
         for node in nodes:
-            if node not in self._keeper.current.view.nodes:
+            if node not in self._keeper.current.effective.nodes:
                 raise UnknownNode(f"no node {node!r} is in the room; `gatepost nodes` shows all")
 
     def _shown(self, target: str) -> RouteView:
-        rule = self._keeper.current.view.routing[target]
+        rule = self._keeper.current.effective.routing[target]
         return RouteView(
             target,
             rule.owner_node_id,
@@ -106,10 +106,10 @@ class RouteApi:
             self._writer(target, rule),
         )
 
-    def _writer(self, target: str, rule: Routing) -> str:
+    def _writer(self, target: str, rule: RoutingRecord) -> str:
         room = self._keeper.current
-        members = room.view.nodes
-        claims = (s for s in room.document if s.map == "routing" and subject(s.key) == target)
+        members = room.effective.nodes
+        claims = (s for s in room.document if s.map == "routing" and key_subject(s.key) == target)
         writers = (members[s.writer] for s in claims if s.writer in members and s.data == rule)
         return min(writers, key=lambda member: member.rank).id
 

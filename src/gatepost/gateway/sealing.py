@@ -16,8 +16,8 @@ from gatepost.gateway.core import Core
 from gatepost.journal import Tx
 
 if TYPE_CHECKING:
+    from gatepost.archive.outbox_archive import OutboxArchive
     from gatepost.archive.room_facts import RoomFacts
-    from gatepost.archive.seal import Archive
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Sealing:
         self._said: RoomFacts | None = None
         self._read = read
         self._settled = settled
-        self._opened: tuple[apsw.Connection, Archive] | None = None
+        self._opened: tuple[apsw.Connection, OutboxArchive] | None = None
         self._stopping = False
         self._compacting = True
         self.sealed_through = 0
@@ -99,19 +99,19 @@ class Sealing:
         self._say(archive, facts)
         while not self._stopping:
             tx = Tx(connection, self._core.clock.now())
-            segment = archive.seal(tx)
-            self.sealed_through = archive.sealed_through(tx)
+            segment = archive.archive_segment(tx)
+            self.sealed_through = archive.archived_through(tx)
             if segment is None:
                 break
             log.info("archived seq %d to %d", segment.first, segment.last)
         if self._compacting:
             self._compact(connection, archive)
 
-    def _compact(self, connection: apsw.Connection, archive: "Archive") -> None:
+    def _compact(self, connection: apsw.Connection, archive: "OutboxArchive") -> None:
         """Merge small segments. If that fails they stay as they are, and archiving goes on."""
         try:
             while not self._stopping:
-                whole = archive.compact(Tx(connection, self._core.clock.now()))
+                whole = archive.merge_small_segments(Tx(connection, self._core.clock.now()))
                 if whole is None:
                     return
                 log.info("merged small segments of seq %d to %d", whole.first, whole.last)
@@ -119,25 +119,25 @@ class Sealing:
             log.warning("small segments stay as they are until the next start: %s", error.message)
             self._compacting = False
 
-    def _say(self, archive: "Archive", facts: "RoomFacts | None") -> None:
+    def _say(self, archive: "OutboxArchive", facts: "RoomFacts | None") -> None:
         """Write the room's facts beside the segments, if they changed."""
         from gatepost.archive import room_facts
 
         if facts is None or (self._said and replace(self._said, at=0) == replace(facts, at=0)):
             return
-        room_facts.write(archive.store, room_facts.sign(facts, self._core.node.key))
+        room_facts.write_facts(archive.store, room_facts.sign_facts(facts, self._core.node.key))
         self._said = facts
 
-    def _open(self) -> "tuple[apsw.Connection, Archive]":
-        from gatepost.archive.seal import Archive, Policy
-        from gatepost.archive.store import Store
+    def _open(self) -> "tuple[apsw.Connection, OutboxArchive]":
+        from gatepost.archive.archive_store import ArchiveStore
+        from gatepost.archive.outbox_archive import ArchivePolicy, OutboxArchive
 
         settings, node = self._core.settings.archive, self._core.node
-        policy = Policy(
+        policy = ArchivePolicy(
             settings.max_rows, int(settings.max_age_secs * 1000), settings.payloads == "sealed"
         )
-        store = Store.open(settings.uri)
-        archive = Archive(store, node.id, node.incarnation, node.key, policy)
+        store = ArchiveStore.open(settings.uri)
+        archive = OutboxArchive(store, node.id, node.incarnation, node.key, policy)
         self._opened = (self._core.database.open_reader(), archive)
         return self._opened
 
@@ -148,7 +148,7 @@ class Sealing:
     # -- on the event loop
 
     async def _prune(self) -> None:
-        from gatepost.archive.seal import prune
+        from gatepost.archive.outbox_archive import prune_outbox
 
         through, limit = self.sealed_through, self._core.settings.journal.sweep_batch
         keep = int(self._core.settings.archive.keep_secs * 1000)
@@ -156,7 +156,7 @@ class Sealing:
         def prune_batch(tx: Tx) -> int:
             old = tx.fetch_one(_OLDER_THAN, (tx.now - keep,)) or (None,)
             upto = min(through, old[0] or 0)
-            return prune(tx, upto, read=self._read, settled=self._settled, limit=limit)
+            return prune_outbox(tx, upto, read=self._read, settled=self._settled, limit=limit)
 
         while await self._core.commit(prune_batch):
             pass
@@ -173,6 +173,6 @@ def check(settings: Settings) -> None:
             "archive.uri is set, but pyarrow is not installed:"
             " install gatepost[archive], or set archive.uri back to empty"
         ) from None
-    from gatepost.archive.store import Store
+    from gatepost.archive.archive_store import ArchiveStore
 
-    Store.open(settings.archive.uri)
+    ArchiveStore.open(settings.archive.uri)

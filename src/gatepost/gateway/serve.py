@@ -38,7 +38,7 @@ from gatepost.gateway.state import Endpoint
 from gatepost.gateway.threshold import Threshold
 from gatepost.gateway.tracing import Tracer
 from gatepost.gateway.unix import UnixDoor
-from gatepost.room import MAX_MESSAGE
+from gatepost.room import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +197,7 @@ def _server(settings: Settings, app: Litestar) -> uvicorn.Server:
             app,
             http=BoundedHttp,
             ws="websockets-sansio",
-            ws_max_size=max(settings.limits.max_body_bytes, MAX_MESSAGE),
+            ws_max_size=max(settings.limits.max_body_bytes, MAX_MESSAGE_BYTES),
             ws_per_message_deflate=False,
             log_config=None,
             access_log=False,

@@ -4,7 +4,7 @@ from typing import Any
 
 from litestar.connection import ASGIConnection
 
-from gatepost.access import RateLimiter, source_of
+from gatepost.access import SourceRateLimiter, rate_limit_source
 from gatepost.clock import Clock
 from gatepost.config import RoomSettings, is_loopback
 from gatepost.errors import Forbidden
@@ -18,11 +18,11 @@ class Threshold:
     def __init__(self, settings: RoomSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._limiter = RateLimiter(settings.knocks_per_sec, settings.knock_burst)
+        self._limiter = SourceRateLimiter(settings.knocks_per_sec, settings.knock_burst)
 
     def cross(self, connection: Connection) -> None:
         """Count an attempt of this address against its rate limit, and require TLS."""
-        self._limiter.take(source_of(_host(connection)), self._clock.now())
+        self._limiter.take_token(rate_limit_source(_host(connection)), self._clock.now())
         self.check_plain(connection)
 
     def check_plain(self, connection: Connection) -> None:

@@ -10,10 +10,10 @@ import binascii
 import msgspec
 from msgspec import Struct
 
-from gatepost.access.tokens import b64, unb64
+from gatepost.access.tokens import decode_b64, encode_b64
 from gatepost.errors import InvalidTicket
 from gatepost.events import NodeKey, frame_parts, verify_signature
-from gatepost.room import Genesis, Link
+from gatepost.room import AdmissionLink, Genesis
 
 HEADER = "gatepost-welcome"
 SUBPROTOCOL = "gatepost"
@@ -25,20 +25,20 @@ class Welcome(Struct, frozen=True, forbid_unknown_fields=True):
 
     genesis: Genesis
     epoch: int
-    chain: tuple[Link, ...] = ()
+    chain: tuple[AdmissionLink, ...] = ()
 
 
 def write(welcome: Welcome, session: str, key: NodeKey) -> str:
     body = msgspec.json.encode(welcome)
-    return f"{b64(body)}.{b64(key.sign(_statement(session, body)))}"
+    return f"{encode_b64(body)}.{encode_b64(key.sign(_statement(session, body)))}"
 
 
 def read(text: str, session: str, issuer_key: bytes) -> Welcome:
     """Decode the header; raise InvalidTicket unless the issuer signed it for this session."""
     encoded, _, signature = text.partition(".")
     try:
-        body = unb64(encoded)
-        if verify_signature(issuer_key, _statement(session, body), unb64(signature)):
+        body = decode_b64(encoded)
+        if verify_signature(issuer_key, _statement(session, body), decode_b64(signature)):
             return msgspec.json.decode(body, type=Welcome)
     except (binascii.Error, ValueError):
         pass

@@ -21,7 +21,7 @@ class Tx:
     reverse change with `on_rollback`.
     """
 
-    __slots__ = ("_connection", "_effects", "_undos", "appended", "now")
+    __slots__ = ("_connection", "_effects", "_undos", "appended_drafts", "now")
 
     def __init__(self, connection: apsw.Connection, now: int) -> None:
         self._connection = connection

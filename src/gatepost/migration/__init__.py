@@ -4,38 +4,38 @@ The phases are: import undelivered items, write to both sides while old readers 
 Every step may be interrupted and repeated: see docs/migration.md.
 """
 
-from gatepost.migration.cutover import CutOver, cut_over
-from gatepost.migration.dump import Dump, parse, read
-from gatepost.migration.fields import Item, Names, Reject
-from gatepost.migration.files import Folder
-from gatepost.migration.importing import Plan, import_dump, survey
-from gatepost.migration.lookup import Lookup
-from gatepost.migration.mirror import Difference, LegacyMirror, compare
-from gatepost.migration.phase import Marker, Phase
-from gatepost.migration.report import Counts, Report
-from gatepost.migration.verify import Proof, verify
+from gatepost.migration.cutover import CutOverResult, cut_over
+from gatepost.migration.import_proof import ImportProof, verify_import
+from gatepost.migration.import_report import ImportCounts, ImportReport
+from gatepost.migration.importer import ImportPlan, import_dump, survey_dump
+from gatepost.migration.legacy_dump import LegacyDump, parse_dump, read_dump
+from gatepost.migration.legacy_mirror import LegacyMirror, MirrorDifference, compare_mirror
+from gatepost.migration.legacy_records import AgentNames, LegacyItem, RejectedItem
+from gatepost.migration.migration_files import MigrationFolder
+from gatepost.migration.outcome_client import OutcomeClient
+from gatepost.migration.phase_marker import MigrationPhase, PhaseMarker
 
 __all__ = [
-    "Counts",
-    "CutOver",
-    "Difference",
-    "Dump",
-    "Folder",
-    "Item",
+    "AgentNames",
+    "CutOverResult",
+    "ImportCounts",
+    "ImportPlan",
+    "ImportProof",
+    "ImportReport",
+    "LegacyDump",
+    "LegacyItem",
     "LegacyMirror",
-    "Lookup",
-    "Marker",
-    "Names",
-    "Phase",
-    "Plan",
-    "Proof",
-    "Reject",
-    "Report",
-    "compare",
+    "MigrationFolder",
+    "MigrationPhase",
+    "MirrorDifference",
+    "OutcomeClient",
+    "PhaseMarker",
+    "RejectedItem",
+    "compare_mirror",
     "cut_over",
     "import_dump",
-    "parse",
-    "read",
-    "survey",
-    "verify",
+    "parse_dump",
+    "read_dump",
+    "survey_dump",
+    "verify_import",
 ]

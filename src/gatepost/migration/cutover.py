@@ -5,56 +5,60 @@ from msgspec import Struct
 from gatepost.client import Client
 from gatepost.clock import Clock
 from gatepost.errors import WrongState
-from gatepost.migration import phase
-from gatepost.migration.dump import Dump
-from gatepost.migration.files import Folder
-from gatepost.migration.importing import Plan, take_over
-from gatepost.migration.ledger import Ledger
-from gatepost.migration.lookup import Lookup
-from gatepost.migration.mirror import finish_interrupted
-from gatepost.migration.phase import Command, Marker
-from gatepost.migration.report import Report
-from gatepost.migration.verify import Proof, verify
+from gatepost.migration import phase_marker
+from gatepost.migration.import_proof import ImportProof, verify_import
+from gatepost.migration.import_report import ImportReport
+from gatepost.migration.importer import ImportPlan, send_dump
+from gatepost.migration.legacy_dump import LegacyDump
+from gatepost.migration.legacy_mirror import finish_interrupted_group
+from gatepost.migration.migration_files import MigrationFolder
+from gatepost.migration.migration_ledger import MigrationLedger
+from gatepost.migration.outcome_client import OutcomeClient
+from gatepost.migration.phase_marker import MigrationCommand, PhaseMarker
 
 
-class CutOver(Struct):
-    report: Report
-    proof: Proof
-    marker: Marker
+class CutOverResult(Struct):
+    report: ImportReport
+    proof: ImportProof
+    marker: PhaseMarker
 
 
 async def cut_over(
     client: Client,
-    lookup: Lookup,
-    folder: Folder,
-    dump: Dump,
-    plan: Plan,
+    lookup: OutcomeClient,
+    folder: MigrationFolder,
+    dump: LegacyDump,
+    plan: ImportPlan,
     clock: Clock,
     *,
     leave_rejects: bool = False,
-) -> CutOver:
+) -> CutOverResult:
     """Import the remaining items and mark the cut-over; raise with all objections otherwise.
 
     It may be repeated with a newer dump, for items that old writers added after the cut-over.
     """
     node_id = (await client.status()).node_id
-    phase.allowed(phase.load(folder), Command.CUT_OVER, node_id)
-    ledger = Ledger(folder.ledger, clock)
-    async with ledger.turn():
-        await finish_interrupted(client, ledger, folder, None)
-    report = await take_over(client, folder, dump, plan, clock)
-    proof = await verify(lookup, folder, dump, plan.names, clock)
-    if objections := _objections(report, proof, leave_rejects):
+    phase_marker.check_transition(
+        phase_marker.load_marker(folder), MigrationCommand.CUT_OVER, node_id
+    )
+    ledger = MigrationLedger(folder.ledger, clock)
+    async with ledger.take_turn():
+        await finish_interrupted_group(client, ledger, folder, None)
+    report = await send_dump(client, folder, dump, plan, clock)
+    proof = await verify_import(lookup, folder, dump, plan.names, clock)
+    if objections := _find_objections(report, proof, leave_rejects):
         raise WrongState(f"not cut over: {'; '.join(objections)}")
-    marker = phase.enter(folder, Command.CUT_OVER, node_id, clock.now(), counts=report.total)
-    return CutOver(report, proof, marker)
+    marker = phase_marker.enter_phase(
+        folder, MigrationCommand.CUT_OVER, node_id, clock.now(), counts=report.total
+    )
+    return CutOverResult(report, proof, marker)
 
 
-def _objections(report: Report, proof: Proof, leave_rejects: bool) -> list[str]:
+def _find_objections(report: ImportReport, proof: ImportProof, leave_rejects: bool) -> list[str]:
     found = []
-    if not report.total.balanced:
+    if not report.total.is_balanced:
         found.append("the counts of the import do not add up")
-    if not proof.holds:
+    if not proof.is_complete:
         found.append(
             f"{len(proof.left)} items are only in the legacy document, {len(proof.missing)} are"
             f" not known to the gateway, {len(proof.doubled)} share a message;"

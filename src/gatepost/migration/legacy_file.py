@@ -5,36 +5,36 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gatepost.errors import InvalidRequest
-from gatepost.migration import dump, yjs
-from gatepost.migration.fields import EVENT_FIELD
-from gatepost.migration.files import replace
+from gatepost.migration import legacy_dump, yjs_document
+from gatepost.migration.legacy_records import EVENT_FIELD
+from gatepost.migration.migration_files import replace_file
 
-Records = dict[str, dict[str, Any]]
+LegacyRecords = dict[str, dict[str, Any]]
 
 
 class LegacyFile(Protocol):
-    def put(self, records: Records) -> None:
+    def add_messages(self, records: LegacyRecords) -> None:
         """Add the missing messages, all or none; on disk on return."""
 
 
-class JsonFile:
+class JsonLegacyFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def put(self, records: Records) -> None:
-        document = self._read()
+    def add_messages(self, records: LegacyRecords) -> None:
+        document = self._read_document()
         document["messages"] = records | document.get("messages", {})
-        replace(self._path, json.dumps(document, ensure_ascii=False).encode())
+        replace_file(self._path, json.dumps(document, ensure_ascii=False).encode())
 
-    def _read(self) -> dict[str, Any]:
+    def _read_document(self) -> dict[str, Any]:
         if not self._path.exists():
             return {}
-        dump.read(self._path)
+        legacy_dump.read_dump(self._path)
         found: dict[str, Any] = json.loads(self._path.read_text("utf-8-sig"))
         return found
 
 
-class YjsFile:
+class YjsLegacyFile:
     """A Yjs state dump. Each message is a nested map, so that readers can change its status.
 
     One in-memory document with one client id lives as long as this object. Changes that others
@@ -43,26 +43,26 @@ class YjsFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._doc = yjs.empty()
+        self._doc = yjs_document.new_document()
 
-    def put(self, records: Records) -> None:
+    def add_messages(self, records: LegacyRecords) -> None:
         if self._path.exists():
             content = self._path.read_bytes()
-            yjs.load(content)
+            yjs_document.load_document(content)
             self._doc.apply_update(content)
-        replace(self._path, yjs.put(self._doc, "messages", records))
+        replace_file(self._path, yjs_document.add_records(self._doc, "messages", records))
 
 
-def open_legacy(path: Path) -> LegacyFile:
+def open_legacy_file(path: Path) -> LegacyFile:
     """Choose the format by suffix: `.json` is JSON, all else Yjs. The file may not exist yet."""
     if not path.parent.is_dir():
         raise InvalidRequest(f"{path.parent} is not a folder")
-    return JsonFile(path) if path.suffix == ".json" else YjsFile(path)
+    return JsonLegacyFile(path) if path.suffix == ".json" else YjsLegacyFile(path)
 
 
 def mirrored_ids(path: Path) -> set[str]:
     """Ids of the messages in the file that the mirror wrote."""
     if not path.exists():
         return set()
-    messages = dump.read(path, "messages").records["messages"]
+    messages = legacy_dump.read_dump(path, "messages").records["messages"]
     return {id for id, each in messages.items() if isinstance(each, dict) and EVENT_FIELD in each}

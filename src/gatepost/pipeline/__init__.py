@@ -1,5 +1,5 @@
-"""Spark over the archive: what happened in all the pipes, and what it means.
+"""Spark jobs over the archive: they make tables, reports and audits of all archived events.
 
-Nothing is imported here: the command line works without Spark, and the parts that need it say
-so when they are used.
+This package imports nothing itself, so that the command line works without Spark. The modules that
+need Spark raise `PipelineMissing` when they are used without it.
 """

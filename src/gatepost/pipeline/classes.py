@@ -1,8 +1,8 @@
-"""What one JVM has loaded, for the next one to start from: half of a short job is loading classes.
+"""A cache of loaded JVM classes: a short job spends half of its time on loading classes.
 
-A JVM that is asked to writes all its classes to a file at its end (about 190 MB, which takes it ten
-seconds); others map that file instead of reading jars. It lies beside the Java it was made by, and
-is of no use to another Java or another Spark.
+On request a JVM writes all its classes to a file when it ends (about 190 MB, ten seconds). Later
+JVMs map that file instead of reading jars. The file lies in the JAVA_HOME that made it, and works
+for that Java and that Spark only.
 """
 
 import hashlib
@@ -12,13 +12,16 @@ from pathlib import Path
 
 from gatepost.pipeline.java import java_home, started_by
 
-# Whatever is wrong with the file, a JVM does without it.
+# A JVM starts without the file if anything is wrong with it.
 _QUIET = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 _NAME = "classes-*.jsa"
 
 
 class SharedClasses:
-    """The file of this Java and this Spark: `options` use it where it is, or have it made."""
+    """The cache file of this Java and this Spark.
+
+    `jvm_options` make a JVM use the file if it exists, or record it with `make`.
+    """
 
     def __init__(self, home: Path, *, make: bool = False) -> None:
         self._make = make
@@ -32,19 +35,20 @@ class SharedClasses:
         return f"-XX:SharedArchiveFile={self._file} {_QUIET}" if self._file.exists() else ""
 
     def ended(self, well: bool) -> None:
-        """Keep what the JVM wrote, if it ended by itself; only the newest is of use."""
+        """Keep the file the JVM wrote if it ended `well`; only the newest file is of use."""
         if not self._make:
             return
         if well and self._fresh.exists():
             for old in self._file.parent.glob(_NAME):
                 old.unlink(missing_ok=True)
             self._fresh.replace(self._file)
-        for left in self._file.parent.glob(f".{_NAME}.*"):
-            if left == self._fresh or not _is_alive(left.suffix[1:]):
-                left.unlink(missing_ok=True)
+        for leftover in self._file.parent.glob(f".{_NAME}.*"):
+            if leftover == self._fresh or not _is_alive(leftover.suffix[1:]):
+                leftover.unlink(missing_ok=True)
 
 
 def is_prepared() -> bool:
+    """Whether JVMs of this Java and this Spark start from a cache file."""
     return bool(SharedClasses(java_home()).options)
 
 

@@ -1,7 +1,7 @@
-"""A real Spark cluster on this machine, from the same installation: to try and to test things.
+"""A standalone Spark cluster on this machine, from the same installation, for tests.
 
-One master and some workers, each a process of its own on loopback, as they would be on machines
-of their own. They end with the block, and with them the executors they started.
+One master and several workers run as separate processes on loopback, as they would on separate
+machines. They and the executors they started end with the block.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _DEPLOY = "org.apache.spark.deploy"
 def standalone_cluster(
     workers: int = 2, *, cores: int = 1, memory: str = "1g", java_options: str = ""
 ) -> Iterator[str]:
-    """The URL of the master, once all workers have registered with it."""
+    """Yield the URL of the master once all workers have registered with it."""
     require_spark()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gatepost-cluster-")))
@@ -76,14 +76,14 @@ def _process(
 
 
 def _started(command: list[str], env: dict[str, str], log: IO[bytes]) -> "subprocess.Popen[bytes]":
-    # In a group of its own, so that ending it ends its executors and their Python workers.
+    # A process group of its own, so that ending it ends its executors and their Python workers.
     return subprocess.Popen(
         command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
     )
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Ask, and if that takes too long insist; either way nobody of its group stays."""
+    """Terminate the whole process group, and kill the processes that are left after 5 s."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,7 +1,7 @@
-"""What the tables found, back to the people: incidents, reviews and ETA advice, to a gateway.
+"""Posts incidents, reviews and ETA advice from the tables to a gateway, for people to see.
 
-The tables give the same thing the same id, and a gateway ignores what it knows. So this may be
-run as often as one likes, and needs no memory of its own.
+The tables give the same incident the same id every time, and a gateway ignores ids it knows. So
+posting may be repeated at will, and keeps no state.
 """
 
 import re
@@ -63,7 +63,11 @@ class Answer(Struct, frozen=True):
 
 
 class Posted(Struct):
-    """What became of all of one sort. `skipped` lack what a gateway needs; `refused` say why."""
+    """The result for all items of one sort.
+
+    `skipped` counts items that lack a field the gateway needs. `refused` holds the gateway's reason
+    for each item it refused.
+    """
 
     what: str
     found: int
@@ -79,7 +83,7 @@ class Posted(Struct):
 
 
 def post(tables: str, gateway: Gateway) -> list[Posted]:
-    """All three; what goes wrong with one does not hold up the others."""
+    """Post all three sorts; an error with one does not stop the others."""
     return [
         _post(gateway, "incidents", "/v1/incidents", lambda: incidents(tables)),
         _post(gateway, "reviews", "/v1/reviews", lambda: reviews(tables)),
@@ -109,17 +113,17 @@ def reviews(tables: str) -> list[Struct | None]:
 
 
 def _review(row: Row, events: dict[str, str]) -> Review | None:
-    """None if the task did not say which skills it was about."""
+    """Build the review; None if its tasks did not name their skill versions."""
     capability = row["capability_id"]
-    ours, theirs = row["delegation_version"], row["executor_version"]
-    if not (capability and ours and theirs):
+    delegation, executor = row["delegation_version"], row["executor_version"]
+    if not (capability and delegation and executor):
         return None
     ids = [events[corr_id] for corr_id in row["samples"] if corr_id in events]
     return Review(
         row["review_id"],
         capability,
-        ours,
-        theirs,
+        delegation,
+        executor,
         row["class"],
         row["count"],
         row["samples"],
@@ -129,7 +133,7 @@ def _review(row: Row, events: dict[str, str]) -> Review | None:
 
 
 def eta_advice(tables: str) -> list[Struct | None]:
-    """For each capability, what its latest version needs."""
+    """Read the ETA advice for the latest version of each capability."""
     latest: dict[str, Row] = {}
     for row in _newest(tables, schemas.ETA, "completed"):
         name = row["capability_id"]
@@ -161,18 +165,18 @@ def _post(
     gateway: Gateway, what: str, path: str, find: Callable[[], list[Struct | None]]
 ) -> Posted:
     found = find()
-    fit = [item for item in found if item is not None]
-    posted = Posted(what, len(found), skipped=len(found) - len(fit))
+    items = [item for item in found if item is not None]
+    posted = Posted(what, len(found), skipped=len(found) - len(items))
     try:
-        for start in range(0, len(fit), _BATCH):
-            _hand_over(gateway, path, fit[start : start + _BATCH], posted)
+        for start in range(0, len(items), _BATCH):
+            _hand_over(gateway, path, items[start : start + _BATCH], posted)
     except GatepostError as error:
         posted.error = error.message
     return posted
 
 
 def _hand_over(gateway: Gateway, path: str, items: Sequence[Struct], posted: Posted) -> None:
-    """One bad item must not keep a whole batch out: halve the batch until it stands alone."""
+    """Post one batch; if the gateway refuses it, halve it until the bad item stands alone."""
     try:
         answer = gateway.post(path, items, Answer)
     except InvalidRequest as error:
@@ -188,7 +192,7 @@ def _hand_over(gateway: Gateway, path: str, items: Sequence[Struct], posted: Pos
 
 
 def _newest(tables: str, table: Table, by: str) -> list[Row]:
-    """The table's rows, the highest `by` first, and no more than can be posted."""
+    """The table's rows, highest `by` first, up to the most that are posted."""
     return sorted(small.rows(tables, table), key=lambda row: -row[by])[:_MOST]
 
 
@@ -198,7 +202,7 @@ def _made_at(tables: str, table: Table) -> int:
 
 
 def _event_ids(tables: str, rows: Sequence[Row]) -> dict[str, str]:
-    """The tasks that samples are about, by their corrIds."""
+    """`corr_id` → event id of the task, for all samples of these rows."""
     opened = small.open_table(tables, schemas.TASKS)
     samples = [corr_id for row in rows for corr_id in row["samples"]]
     if opened is None or not samples:

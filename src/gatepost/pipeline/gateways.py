@@ -1,4 +1,4 @@
-"""A gateway's API as the pipeline uses it: every call ends, and so do its retries."""
+"""A client of the gateway's HTTP API for the pipeline, with timeouts and bounded retries."""
 
 import ssl
 import time
@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 import httpx
 import msgspec
 
-from gatepost.errors import GatepostError, Unavailable, from_code
+from gatepost.errors import GatepostError, Unavailable, error_from_code
 from gatepost.wire import Failure, Status
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ _BUSY = (429, 502, 503, 504)
 
 
 class Gateway:
-    """Calls here may be repeated: what they ask for is done once, however often it is asked."""
+    """Repeats calls that fail. This is safe because the gateway performs each request once."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Gateway:
         self._http.close()
 
     def node(self) -> str:
-        """Which node this is."""
+        """The id of the gateway's node."""
         return self.get("/v1/status", Status).node_id
 
     def get(self, path: str, answer: type[T]) -> T:
@@ -74,7 +74,7 @@ class Gateway:
         try:
             response = self._http.request(method, path, **request)
         except httpx.RequestError as error:
-            # Only its name: its text may quote what was sent, token and all.
+            # Only the error's name: its text may quote the request, including the token.
             why = f"{self.url} does not answer ({type(error).__name__})"
             raise _Later(why) from None
         if response.is_success:
@@ -82,7 +82,7 @@ class Gateway:
         failure = self._failure(response)
         if response.status_code in _BUSY:
             raise _Later(f"{self.url} says {failure.message!r}", failure.retry_after)
-        raise from_code(failure.code, failure.message)
+        raise error_from_code(failure.code, failure.message)
 
     def _decoded(self, response: httpx.Response, answer: type[T]) -> T:
         try:
@@ -104,7 +104,7 @@ class Gateway:
 
 
 class _Later(Exception):
-    """It may work a moment later."""
+    """The call failed for a reason that may pass; `after` is the pause the gateway asks for."""
 
     def __init__(self, why: str, after: float | None = None) -> None:
         super().__init__(why)

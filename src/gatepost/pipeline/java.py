@@ -1,4 +1,4 @@
-"""A Java for Spark: the machine's own if it is new enough, else the one that pip installed."""
+"""Finds a Java for Spark: the machine's own if it is new enough, else the one pip installed."""
 
 import contextlib
 import hashlib
@@ -18,10 +18,10 @@ _PATIENCE = 10.0
 _PLACES = ("/usr/lib/jvm", "/usr/java", "/opt/java", "/Library/Java/JavaVirtualMachines")
 _VERSION = re.compile(r'version "(\d+)')
 
-# Spark asks for a module that only MLlib would use, that makes Java print a warning at every
-# start, and that the Java from pip was built without.
+# Spark asks for a module that only MLlib uses. It makes Java print a warning at every start, and
+# the Java from pip was built without it.
 _MODULE = "--add-modules=jdk.incubator.vector"
-# Newer ones have this no more, and warn.
+# Java 24 and later no longer have this package, and warn.
 _OPENED = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 _WITHOUT_OPENED = 24
 _SHIM = """\
@@ -39,12 +39,12 @@ def java_home(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def find_java(env: Mapping[str, str] = os.environ) -> Path:
-    """The program: the first one new enough of JAVA_HOME, PATH, the usual places and pip."""
+    """The first program new enough among JAVA_HOME, PATH, the usual folders and pip."""
     return _found(env)[0]
 
 
 def _found(env: Mapping[str, str]) -> tuple[Path, int]:
-    """The program and its release; to ask for that takes a JVM."""
+    """The program and its release; asking for the release starts a JVM."""
     for java in _candidates(env):
         if (release := version(java) or 0) >= OLDEST:
             return java, release
@@ -67,7 +67,7 @@ def version(java: Path) -> int | None:
 
 
 def shim(java: Path, cache: Path, left_out: Sequence[str] = (_MODULE,)) -> Path:
-    """A folder that serves as JAVA_HOME and starts `java` without what it lacks."""
+    """Make a folder that serves as JAVA_HOME and starts `java` without the options `left_out`."""
     script = _SHIM.format(java=quote(str(java)), left_out="|".join(left_out))
     home = cache / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     target = home / "bin" / "java"

@@ -1,4 +1,4 @@
-"""One process at a time: a lock that is gone with whoever holds it, however it ends."""
+"""A lock file for one process at a time; the system releases it however its holder ends."""
 
 import fcntl
 import time
@@ -11,15 +11,15 @@ _AGAIN = 0.1
 
 @contextmanager
 def locked(path: Path, patience: float, busy: Exception) -> Iterator[None]:
-    """Hold the lock of this file; raises `busy` if somebody else has it for longer than that."""
+    """Hold the lock of this file; raise `busy` if it is not free within `patience` seconds."""
     with path.open("a") as file:
-        until = time.monotonic() + patience
+        deadline = time.monotonic() + patience
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() >= until:
+                if time.monotonic() >= deadline:
                     raise busy from None
                 time.sleep(_AGAIN)
         yield

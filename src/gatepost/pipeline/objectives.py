@@ -1,4 +1,4 @@
-"""What the room promises its people, and from when on something is worth their attention."""
+"""Service level objectives, and the thresholds above which people are told."""
 
 import tomllib
 from pathlib import Path
@@ -14,16 +14,16 @@ _HOUR = 3600
 class Objectives(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Times in seconds. The same objectives give the same tables, however often they are made."""
 
-    # A window never crosses an hour, because an hour is what is replaced at once.
+    # A window never crosses an hour, because tables are replaced by whole hours.
     window: int = 300
-    # Deliveries that waited longer than this waited for a node that was away.
+    # A delivery that waited longer than this waited for a node that was away.
     online: int = 60
     delivery_p95: float = 5.0
     sla: int = 600
     backlog: int = 600
     backlog_least: int = 10
     silence: int = 600
-    # What a node wrote this recently may not be sealed yet, so it is not missed yet either.
+    # Events this recent may not be archived yet, so a node without any is not yet silent.
     sealing: int = 120
     burst: int = 10
     # Repeated routing misses of a capability are a misfire; one may be bad luck.
@@ -41,7 +41,7 @@ class Objectives(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def read(cls, path: Path) -> "Objectives":
-        """From a TOML file that names what differs from the defaults."""
+        """Load a TOML file that names only the values that differ from the defaults."""
         try:
             return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), cls)
         except OSError as error:
@@ -50,6 +50,7 @@ class Objectives(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ConfigError(f"{path}: {error}") from None
 
     def differing(self, other: "Objectives") -> list[str]:
+        """The names of the objectives whose values differ."""
         names = self.__struct_fields__
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 

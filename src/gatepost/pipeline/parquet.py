@@ -1,6 +1,6 @@
-"""What an executor does for a Delta table: Arrow batches in, Parquet files and their facts out.
+"""Writes Parquet files for Delta tables on executors, and describes them for the commit.
 
-Needs pyarrow and msgspec, and nothing of Spark or of `deltalake`.
+Needs pyarrow and msgspec, but neither Spark nor `deltalake`.
 """
 
 import json
@@ -21,7 +21,7 @@ from pyarrow import fs
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _SPECIAL = re.compile(r"""[\x00-\x1f"#%'*/:=?\\\x7f{\[\]^]""")
 _GROUP_ROWS = 128 * 1024
-# Longer texts are of no use to skip a file by.
+# Longer texts do not help a reader to skip a file.
 _LONGEST = 64
 
 
@@ -83,11 +83,11 @@ def partition_text(value: Any) -> str | None:
 
 def _folder(value: str | None) -> str:
     """A value as Hive spells it in a path, which is how Spark reads it back."""
-    return _SPECIAL.sub(lambda m: f"%{ord(m[0]):02X}", value) if value else _NULL
+    return _SPECIAL.sub(lambda match: f"%{ord(match[0]):02X}", value) if value else _NULL
 
 
 class _Writer:
-    """One file in the making. Rows are gathered into row groups worth reading."""
+    """Writes one file. Rows are gathered into row groups large enough to read efficiently."""
 
     def __init__(self, root: str, values: dict[str, str | None]) -> None:
         self.values = values
@@ -125,7 +125,7 @@ class _Writer:
                 table.schema,
                 filesystem=self._fs,
                 compression="zstd",
-                # Numbers and ids hardly repeat: looking for repetitions costs more than all else.
+                # Numbers and ids hardly repeat: a dictionary for them costs more than all else.
                 use_dictionary=_texts(table.schema),
                 metadata_collector=self._metadata,
             )
@@ -134,7 +134,7 @@ class _Writer:
 
 
 def _texts(fields: Iterable[pa.Field], above: str = "") -> list[str]:
-    """The columns that hold text, also within others, as Parquet names them."""
+    """The text columns, nested ones included, as Parquet names them."""
     found: list[str] = []
     for field in fields:
         name = f"{above}{field.name}"
@@ -148,9 +148,9 @@ def _texts(fields: Iterable[pa.Field], above: str = "") -> list[str]:
 
 
 def read_file(uri: str, columns: Sequence[str], encoded: Sequence[str] = ()) -> pa.Table:
-    """These columns of a file that was written so; these texts stay encoded."""
-    place, path = place_of(uri)
-    with pq.ParquetFile(path, filesystem=place, read_dictionary=list(encoded)) as file:
+    """Read these columns of a file that `write_files` wrote; `encoded` texts stay dictionaries."""
+    filesystem, path = place_of(uri)
+    with pq.ParquetFile(path, filesystem=filesystem, read_dictionary=list(encoded)) as file:
         return file.read(columns=list(columns), use_threads=False)
 
 
@@ -163,7 +163,7 @@ def place_of(uri: str) -> tuple[fs.FileSystem, str]:
 
 
 def statistics(metadata: pq.FileMetaData) -> str:
-    """Row count and, for flat columns of whole numbers, days and short texts, the extremes."""
+    """Row count, and the extremes of flat columns of whole numbers, dates and short texts."""
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
     for index in range(metadata.num_columns):

@@ -1,13 +1,13 @@
-"""Which rows to read next: pure functions over what the manifests list.
+"""Decides which rows to read next: pure functions over the segments that manifests list.
 
 A *lane* is one incarnation of one node's outbox. Its sequence numbers have no holes, so a range
-of them names the same rows for ever, also after small segments were merged into larger ones.
-That is what offsets are made of: {node: {incarnation: last seq read}}.
+of them names the same rows for ever, even after small segments were merged into larger ones.
+Offsets are made of them: {node: {incarnation: last seq read}}.
 
-A stream takes lanes forward together in time. Each batch is what all lanes hold up to one
-moment, the *frontier*, which is chosen so that the batch is as large as allowed. So no node
-runs ahead of another by more than one batch; a node that comes back after a week has the oldest
-rows and is simply read first.
+A stream moves all lanes forward together in time. A batch holds the rows of all lanes up to one
+moment, the *frontier*. The frontier is the latest one at which the batch stays within its budget.
+So no node runs ahead of another by more than one batch; a node that comes back after a week has
+the oldest rows and is read first.
 """
 
 import heapq
@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from gatepost.errors import PipelineError
 
-# The archive's row groups: reading a part of one decodes all of it.
+# Rows of a row group in the archive: reading a part of one decodes all of it.
 ROW_GROUP = 128 * 1024
 
 Offsets = dict[str, dict[str, int]]
@@ -34,7 +34,10 @@ class LaneKey(NamedTuple):
 
 
 class Segment(Struct, frozen=True):
-    """One listed file. `path` is relative to the archive's root; times are epoch milliseconds."""
+    """A file that a manifest lists.
+
+    `path` is relative to the archive's root; times are epoch milliseconds.
+    """
 
     node: str
     date: date
@@ -71,7 +74,7 @@ class Slice(Struct, frozen=True):
 
 
 class Selection(Struct, frozen=True):
-    """What a reader asked for; None means all. Both dates are included."""
+    """The nodes and dates a reader asked for; None means all. Both dates are included."""
 
     nodes: frozenset[str] | None = None
     since: date | None = None
@@ -85,18 +88,18 @@ class Selection(Struct, frozen=True):
         )
 
 
-# The `created_at` of each row of a segment, which a plan asks for only where it must cut one.
+# Reads the `created_at` of each row of a segment. A plan calls it only where it must cut one.
 Times = Callable[[Segment], Sequence[int]]
 
 
 class Lane:
-    """What one lane still has to give, in its own order."""
+    """The unread rows of one lane, in its own order."""
 
     def __init__(self, slices: Sequence[Slice]) -> None:
         self._slices = slices
-        # A clock may go back: rows behind a later moment wait for that moment.
-        self._tops = list(accumulate((s.segment.max_created_at for s in slices), max))
-        self._rows = list(accumulate((s.rows for s in slices), initial=0))
+        # A clock may go back: a row is due no earlier than the rows before it.
+        self._tops = list(accumulate((piece.segment.max_created_at for piece in slices), max))
+        self._rows = list(accumulate((piece.rows for piece in slices), initial=0))
 
     @property
     def rows(self) -> int:
@@ -111,14 +114,14 @@ class Lane:
         return self._tops[-1]
 
     def bounds(self, moment: int) -> tuple[int, int]:
-        """At least and at most how many rows are due by then, without reading any."""
+        """The fewest and the most rows that can be due by `moment`, without reading any."""
         whole = bisect_right(self._tops, moment)
         least = self._rows[whole]
         cut = whole < len(self._slices) and self._slices[whole].segment.min_created_at <= moment
         return least, self._rows[whole + 1] if cut else least
 
     def due(self, moment: int, times: Times) -> int:
-        """Exactly how many rows are due by then."""
+        """The exact number of rows due by `moment`."""
         least, most = self.bounds(moment)
         if least == most:
             return least
@@ -127,15 +130,15 @@ class Lane:
         return least + max(0, until - cut.skipped)
 
     def seq_after(self, rows: int) -> int:
-        """The number of the last of that many rows."""
+        """The sequence number of the last of the first `rows` rows."""
         index = bisect_right(self._rows, rows - 1) - 1
         return self._slices[index].first + rows - self._rows[index] - 1
 
 
 def by_lane(segments: Iterable[Segment]) -> dict[LaneKey, list[Segment]]:
-    """Lanes in a fixed order, each in the order of its numbers."""
+    """Lanes in a fixed order, each with its segments in sequence."""
     lanes: dict[LaneKey, list[Segment]] = {}
-    for segment in sorted(segments, key=lambda s: (s.lane, s.first)):
+    for segment in sorted(segments, key=lambda segment: (segment.lane, segment.first)):
         lanes.setdefault(segment.lane, []).append(segment)
     return lanes
 
@@ -143,7 +146,7 @@ def by_lane(segments: Iterable[Segment]) -> dict[LaneKey, list[Segment]]:
 def pending(
     segments: Iterable[Segment], start: Offsets, selection: Selection
 ) -> dict[LaneKey, Lane]:
-    """The lanes that have something to give after `start`."""
+    """The lanes with rows after `start`."""
     lanes = {}
     for key, listed in by_lane(segments).items():
         after = start.get(key.node, {}).get(key.incarnation, 0)
@@ -161,16 +164,16 @@ def advance(
     budget: int | None = None,
     until: int | None = None,
 ) -> Offsets:
-    """Where a batch that begins at `start` ends.
+    """The end of a batch that begins at `start`.
 
-    `budget` is the most rows it may have, `until` a moment nobody may pass yet.
+    `budget` is the most rows it may have, `until` a moment that no lane may pass yet.
     """
     taken = _take(lanes, times, budget, until)
     end = {node: dict(seqs) for node, seqs in start.items()}
     for key, rows in taken.items():
         if rows:
             end.setdefault(key.node, {})[key.incarnation] = lanes[key].seq_after(rows)
-    # One spelling per offset: Spark compares them as text.
+    # Sorted, because Spark compares offsets as text.
     return {node: dict(sorted(end[node].items())) for node in sorted(end)}
 
 
@@ -195,7 +198,7 @@ def _take(
 
 
 def _fits(lanes: Iterable[Lane], moment: int, times: Times, budget: int) -> bool:
-    """Whether no more than `budget` rows are due by then; rows are looked at only in doubt."""
+    """Whether at most `budget` rows are due by `moment`; reads rows only if bounds do not tell."""
     bounds = [(lane, *lane.bounds(moment)) for lane in lanes]
     if sum(most for _, _, most in bounds) <= budget:
         return True
@@ -211,7 +214,7 @@ def _fill(
     times: Times,
     budget: int,
 ) -> dict[LaneKey, int]:
-    """Part of a millisecond that does not fit as a whole; otherwise it could block for ever."""
+    """Add part of a millisecond that exceeds the budget as a whole, or it would block for ever."""
     filled, left = dict(taken), budget - sum(taken.values())
     for key, lane in lanes.items():
         more = min(left, lane.due(moment, times) - taken[key])
@@ -221,21 +224,24 @@ def _fill(
 
 
 def in_step(segments: Iterable[Segment], now: int, patience: int) -> int | None:
-    """The moment up to which every node that is awake has sealed; None if none is.
+    """The moment up to which every active node has archived; None if no node is active.
 
-    Waiting for it keeps a node from running ahead of one that will seal in a moment. Nobody
-    waits for a node that has sealed nothing for `patience`, or that is further behind than that.
+    Stopping there keeps a node from running ahead of one that archives a moment later. A node is
+    not active if it has archived nothing for `patience`, or is further behind than `patience`.
     """
     newest: dict[str, tuple[int, int]] = {}
-    for s in segments:
-        top, sealed = newest.get(s.node, (0, 0))
-        newest[s.node] = max(top, s.max_created_at), max(sealed, s.sealed_at)
+    for segment in segments:
+        top, archived_at = newest.get(segment.node, (0, 0))
+        newest[segment.node] = (
+            max(top, segment.max_created_at),
+            max(archived_at, segment.sealed_at),
+        )
     latest = max((top for top, _ in newest.values()), default=0)
     return min(
         (
             top
-            for top, sealed in newest.values()
-            if now - sealed <= patience and latest - top <= patience
+            for top, archived_at in newest.values()
+            if now - archived_at <= patience and latest - top <= patience
         ),
         default=None,
     )
@@ -244,7 +250,7 @@ def in_step(segments: Iterable[Segment], now: int, patience: int) -> int | None:
 def between(
     segments: Iterable[Segment], start: Offsets, end: Offsets, selection: Selection
 ) -> list[Slice]:
-    """Exactly the rows after `start` up to `end`; an error if some are no longer there."""
+    """The rows after `start` up to `end`; an error if the archive no longer lists some of them."""
     found: list[Slice] = []
     lanes = by_lane(segments)
     for node, seqs in end.items():
@@ -257,15 +263,15 @@ def between(
 
 
 def _range(key: LaneKey, segments: Sequence[Segment], after: int, last: int) -> Iterator[Slice]:
-    # Before anything was read, an outbox may begin at any number: older ones were let go.
+    # The first read of a lane may begin at any number: retention may have removed older ones.
     expected = after + 1 if after else None
-    for s in segments:
-        if s.last <= after or s.first > last:
+    for segment in segments:
+        if segment.last <= after or segment.first > last:
             continue
-        if expected is not None and s.first > expected:
-            raise _gone(key, expected, s.first - 1)
-        yield Slice(s, max(s.first, after + 1), min(s.last, last))
-        expected = s.last + 1
+        if expected is not None and segment.first > expected:
+            raise _gone(key, expected, segment.first - 1)
+        yield Slice(segment, max(segment.first, after + 1), min(segment.last, last))
+        expected = segment.last + 1
     if expected is None or expected <= last:
         raise _gone(key, expected or 1, last)
 
@@ -279,7 +285,7 @@ def _gone(key: LaneKey, first: int, last: int) -> PipelineError:
 
 
 def pack(slices: Iterable[Slice], parallelism: int, most_rows: int) -> list[list[Slice]]:
-    """Shares of about equal size, at least one per core if there is enough for all."""
+    """Shares of about equal size, at least one per core if there are enough rows."""
     slices = list(slices)
     total = sum(piece.rows for piece in slices)
     share = max(ROW_GROUP // 4, min(most_rows, -(-total // max(1, parallelism))))
@@ -298,7 +304,7 @@ def pack(slices: Iterable[Slice], parallelism: int, most_rows: int) -> list[list
 
 
 class Stretch(NamedTuple):
-    """About how many rows there are between two moments."""
+    """The approximate number of rows between two moments."""
 
     since: int
     until: int
@@ -306,15 +312,16 @@ class Stretch(NamedTuple):
 
 
 def cuts(stretches: Sequence[Stretch], parts: int) -> list[int]:
-    """The moments that divide the rows into about equal parts, each after the one before."""
+    """The moments, in order, that divide the rows into about equal parts."""
     if not stretches:
         return []
-    moments = np.unique([edge for s in stretches for edge in (s.since, s.until + 1)])
-    before = np.zeros(len(moments))
-    for s in stretches:
-        before += s.rows * np.clip((moments - s.since) / (s.until + 1 - s.since), 0, 1)
-    shares = np.arange(1, parts) * (sum(s.rows for s in stretches) / parts)
-    return sorted({int(moment) for moment in np.interp(shares, before, moments)})
+    moments = np.unique([edge for each in stretches for edge in (each.since, each.until + 1)])
+    rows_before = np.zeros(len(moments))
+    for each in stretches:
+        elapsed = (moments - each.since) / (each.until + 1 - each.since)
+        rows_before += each.rows * np.clip(elapsed, 0, 1)
+    shares = np.arange(1, parts) * (sum(each.rows for each in stretches) / parts)
+    return sorted({int(moment) for moment in np.interp(shares, rows_before, moments)})
 
 
 def _split(piece: Slice, share: int) -> Iterator[Slice]:

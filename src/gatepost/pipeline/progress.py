@@ -1,4 +1,4 @@
-"""A progress bar for Spark jobs on standard error, where a person is looking."""
+"""A progress bar for Spark jobs, on standard error if that is a terminal."""
 
 import contextlib
 import sys
@@ -16,7 +16,7 @@ _PATIENCE = 5.0
 
 @contextlib.contextmanager
 def progress(spark: "SparkSession", label: str) -> Iterator[None]:
-    """Shows how many tasks are done while the block runs; without a terminal, nothing."""
+    """Show how many tasks are done while the block runs; without a terminal show nothing."""
     if not sys.stderr.isatty():
         yield
         return
@@ -58,12 +58,13 @@ def _watch(context: "SparkContext", bar: Any, task: Any, done: threading.Event) 
 
 
 class Stages:
-    """Tasks done and known, over all stages seen so far. A stage that ended was completed."""
+    """Counts tasks over all stages seen so far. A stage that is no longer active is complete."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[int, int]] = {}
 
     def look(self, tracker: "StatusTracker") -> tuple[int, int]:
+        """The number of completed tasks, and of all known tasks."""
         active = set(tracker.getActiveStageIds())
         for id in active:
             if info := tracker.getStageInfo(id):

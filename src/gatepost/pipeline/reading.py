@@ -1,6 +1,6 @@
-"""The archive's files: manifests into segments, segments into Arrow batches.
+"""Reads the archive: manifests into segments, segments into Arrow batches.
 
-A file that no manifest lists does not exist. This needs pyarrow and msgspec and no Spark.
+A file that no manifest lists does not exist. Needs pyarrow and msgspec, but not Spark.
 """
 
 import hashlib
@@ -15,19 +15,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from gatepost.archive.schema import EVENTS
-from gatepost.archive.store import Store
+from gatepost.archive.archive_store import ArchiveStore
+from gatepost.archive.schema import EVENT_SCHEMA
 from gatepost.errors import ArchiveError
 from gatepost.pipeline.planning import ROW_GROUP, Segment, Slice
 
 if TYPE_CHECKING:
-    from gatepost.archive.manifest import Segment as Listed
+    from gatepost.archive.manifest import ArchiveSegment as Listed
 
-# A path says which node and which day; in Spark these are columns like any other.
-# Spark's readers promise no column is never null, so neither does this schema.
+# The path names node and date; in Spark these are ordinary columns.
+# All columns are nullable, because Spark's readers do not promise otherwise.
 SCHEMA: Final = pa.schema(
     [
-        *(field.with_nullable(True) for field in EVENTS),
+        *(field.with_nullable(True) for field in EVENT_SCHEMA),
         pa.field("node", pa.string()),
         pa.field("date", pa.date32()),
     ]
@@ -43,16 +43,17 @@ class Archive:
     """The folder of all nodes' segments, as their manifests describe it."""
 
     def __init__(self, root: str) -> None:
-        store = Store.open(root)
+        store = ArchiveStore.open(root)
         self._fs, self._base = store.filesystem, store.root
-        # What Spark is told: absolute, and with its scheme if it has one.
+        # The root as Spark needs it: absolute, with its scheme if it has one.
         self.uri = root.rstrip("/") if "://" in root else store.root
         self._seen: dict[str, tuple[object, list[Segment]]] = {}
 
     def segments(self) -> list[Segment]:
-        """Everything that is listed now; a manifest that did not change is not read again."""
+        """All segments listed now; a manifest that did not change is not read again."""
         folders = self._fs.get_file_info(fs.FileSelector(self._base, allow_not_found=True))
-        paths = [f"{f.path}/_manifest.json" for f in folders if f.base_name.startswith("node=")]
+        nodes = [folder for folder in folders if folder.base_name.startswith("node=")]
+        paths = [f"{folder.path}/_manifest.json" for folder in nodes]
         self._seen = {
             info.path: self._manifest(info)
             for info in self._fs.get_file_info(paths)
@@ -61,7 +62,7 @@ class Archive:
         return [segment for _, segments in self._seen.values() for segment in segments]
 
     def times(self, segment: Segment) -> Sequence[int]:
-        """When each row was created, by the latest of it and the rows before it."""
+        """For each row the latest `created_at` of it and the rows before it."""
         table = pq.read_table(self._where(segment), columns=["created_at"], filesystem=self._fs)
         times: Any = np.maximum.accumulate(table["created_at"].to_numpy())
         return cast("Sequence[int]", times)
@@ -72,19 +73,19 @@ class Archive:
         """The rows of a slice with `node` and `date` attached."""
         schema = pa.schema([SCHEMA.field(name) for name in columns])
         with pq.ParquetFile(self._input(piece.segment, verify), pre_buffer=True) as file:
-            there = set(file.schema_arrow.names)
-            for batch in _rows(file, piece, [name for name in columns if name in there]):
+            present = set(file.schema_arrow.names)
+            for batch in _rows(file, piece, [name for name in columns if name in present]):
                 yield _complete(batch, schema, piece.segment)
 
     def tables(
         self, piece: Slice, columns: Collection[str], texts: Collection[str]
     ) -> Iterator[pa.Table]:
-        """The rows of a slice, a row group or so at a time; these texts stay encoded."""
+        """The rows of a slice, about a row group at a time; `texts` stay dictionary-encoded."""
         encoded = [name for name in texts if name in columns]
         with _readable(piece.segment), self._file(piece.segment, encoded) as file:
-            there = set(file.schema_arrow.names)
-            present = [name for name in columns if name in there]
-            for batch in _rows(file, piece, present, ROW_GROUP):
+            present = set(file.schema_arrow.names)
+            wanted = [name for name in columns if name in present]
+            for batch in _rows(file, piece, wanted, ROW_GROUP):
                 yield _with_missing(pa.Table.from_batches([batch]), columns, piece.segment)
 
     def _file(self, segment: Segment, encoded: Sequence[str]) -> pq.ParquetFile:
@@ -92,9 +93,9 @@ class Archive:
         try:
             return pq.ParquetFile(where, filesystem=self._fs, read_dictionary=encoded)
         except KeyError:
-            # An older one that lacks some of them.
-            there = set(pq.read_schema(where, filesystem=self._fs).names)
-            known = [name for name in encoded if name in there]
+            # An older file lacks some of the columns.
+            present = set(pq.read_schema(where, filesystem=self._fs).names)
+            known = [name for name in encoded if name in present]
             return pq.ParquetFile(where, filesystem=self._fs, read_dictionary=known)
 
     def files(self, segments: Iterable[Segment]) -> list[str]:
@@ -123,7 +124,7 @@ class Archive:
 
 @contextmanager
 def _readable(segment: Segment) -> Iterator[None]:
-    """Whoever reads a thousand files wants to know which one is broken."""
+    """Re-raise read errors as `ArchiveError` that names the segment."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -131,17 +132,17 @@ def _readable(segment: Segment) -> Iterator[None]:
 
 
 def _listed(where: str, content: bytes) -> list[Segment]:
-    # Here and not above: workers read segments, and need not have what signing needs.
-    from gatepost.archive.manifest import decode
+    # A late import: workers read segments only, and need not have the signing libraries.
+    from gatepost.archive.manifest import decode_manifest
 
-    manifest = decode(content, where)
+    manifest = decode_manifest(content, where)
     if where.split("/")[-2] != f"node={manifest.node}":
         raise ArchiveError(f"{where} belongs to node {manifest.node}, not into this folder")
     return [_segment(where, manifest.node, listed) for listed in manifest.segments]
 
 
 def _segment(where: str, node: str, listed: "Listed") -> Segment:
-    # A manifest must not lead a reader out of its node's folder.
+    # A manifest must not point outside its node's folder.
     match = _PATH.fullmatch(listed.path)
     if not match or listed.rows != listed.last - listed.first + 1:
         raise ArchiveError(f"{where} lists an impossible segment: {listed.path!r}")
@@ -163,7 +164,7 @@ def _segment(where: str, node: str, listed: "Listed") -> Segment:
 def _rows(
     file: pq.ParquetFile, piece: Slice, columns: list[str], at_once: int = _BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
-    """The slice's rows and not one more, from the row groups that hold them."""
+    """Exactly the rows of the slice, read from the row groups that hold them."""
     sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
     groups: list[int] = []
     skip = position = 0
@@ -182,7 +183,7 @@ def _rows(
 
 
 def _with_missing(table: pa.Table, columns: Collection[str], segment: Segment) -> pa.Table:
-    """The table with its node, and nulls for what an older archive lacks."""
+    """Add the node, and nulls for columns that an older archive lacks."""
     for name in (name for name in columns if name not in table.column_names):
         kind = SCHEMA.field(name).type
         if name == "node":
@@ -197,7 +198,7 @@ def _with_missing(table: pa.Table, columns: Collection[str], segment: Segment) -
 
 
 def _complete(batch: pa.RecordBatch, schema: pa.Schema, segment: Segment) -> pa.RecordBatch:
-    """The batch with the columns of its path, and nulls for what an older archive lacks."""
+    """Add the columns of the path, and nulls for columns that an older archive lacks."""
     of_path = {"node": segment.node, "date": segment.date}
     present = set(batch.schema.names)
     arrays = [

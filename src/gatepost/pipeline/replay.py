@@ -1,9 +1,9 @@
-"""Dead letters, chosen with SQL over the table `deliveries`, back to the gateways that hold them.
+"""Replays dead letters at the gateways that hold them, chosen by SQL over the table `deliveries`.
 
-A sender's gateway holds what it gave up; an owner's gateway holds what its agent could not deal
-with. A gateway sends each of them again at most once, whoever asks how often: what it has sent
-again before is reported so. Only the gateway we have a token for is asked; for all others there
-are commands to run there.
+The sender's gateway holds messages it gave up; the owner's gateway holds messages its agent could
+not process. A gateway replays each dead letter at most once, and reports `already_replayed` after
+that. Only the gateway we have a token for is called; for all others `replay_commands` lists the
+commands to run there.
 """
 
 import shlex
@@ -27,7 +27,7 @@ _IDS_A_COMMAND = 50
 
 
 class Letter(Struct, frozen=True):
-    """A dead letter and where it lies: in a mailbox, or among what its sender gave up (None)."""
+    """A dead letter in a mailbox, or one that its sender gave up (`mailbox` is None)."""
 
     event_id: str
     node: str
@@ -37,9 +37,10 @@ class Letter(Struct, frozen=True):
 
 
 class Chosen(Struct, frozen=True):
-    """`answered` were given up and answered all the same, so they are left alone.
+    """The dead letters that match a condition, up to a limit.
 
-    `more`: there are more than were asked for.
+    `answered` counts letters that were given up but answered all the same, and are not replayed.
+    `more` says that the limit left some out.
     """
 
     letters: list[Letter]
@@ -56,7 +57,7 @@ class Outcome(Struct, frozen=True):
 
 
 class Elsewhere(Struct, frozen=True):
-    """What another gateway holds, and how to replay it there."""
+    """The number of letters that another gateway holds, and the commands to replay them there."""
 
     node: str
     letters: int
@@ -92,12 +93,12 @@ def _matching(deliveries: "DataFrame", where: str) -> "DataFrame":
     try:
         return deliveries.where(where)
     except (AnalysisException, ParseException) as error:
-        said = str(error).partition("\n")[0]
-        raise InvalidRequest(f"{where!r} is no condition over deliveries: {said}") from None
+        reason = str(error).partition("\n")[0]
+        raise InvalidRequest(f"{where!r} is no condition over deliveries: {reason}") from None
 
 
 def _dead(deliveries: "DataFrame") -> "DataFrame":
-    """Whose turn ended as a dead letter, or whom the sender gave up."""
+    """Deliveries whose turn ended as a dead letter, or that the sender gave up."""
     from pyspark.sql import functions as F
 
     by_owner = F.coalesce(F.col("outcome") == "dead_letter", F.lit(False))
@@ -111,7 +112,7 @@ def _dead(deliveries: "DataFrame") -> "DataFrame":
 
 
 def elsewhere(letters: Sequence[Letter]) -> list[Elsewhere]:
-    """Commands for each gateway that holds some."""
+    """The replay commands for each gateway that holds some of these letters."""
     by_node: dict[str, list[Letter]] = {}
     for letter in letters:
         by_node.setdefault(letter.node, []).append(letter)
@@ -123,8 +124,8 @@ def elsewhere(letters: Sequence[Letter]) -> list[Elsewhere]:
 def _commands(letters: Sequence[Letter]) -> Iterator[str]:
     for mailbox, ids in _by_mailbox(letters).items():
         start = ["undelivered", "replay"] if mailbox is None else ["dlq", "replay", mailbox]
-        for some in _batches(ids, _IDS_A_COMMAND):
-            yield shlex.join(["gatepost", *start, *some])
+        for batch in _batches(ids, _IDS_A_COMMAND):
+            yield shlex.join(["gatepost", *start, *batch])
 
 
 def replay(
@@ -135,49 +136,52 @@ def replay(
     done: Callable[[int], None] = lambda count: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Outcome]:
-    """Have the gateway send these again, at most `rate` a second; `done` is told how many were."""
+    """Have the gateway replay these letters, at most `rate` a second.
+
+    `done` is called with the size of each batch.
+    """
     outcomes: list[Outcome] = []
-    # The pace is kept here, so that whoever stops this stops the replay.
+    # The rate is limited here and not by the gateway, so that stopping this stops the replay.
     size = _BATCH if rate is None else max(1, min(_BATCH, int(rate / 5)))
     for mailbox, ids in _by_mailbox(letters).items():
-        for some in _batches(ids, size):
+        replay_batch = _given_up if mailbox is None else _in_mailbox(mailbox)
+        for batch in _batches(ids, size):
             if rate is not None and outcomes:
-                sleep(len(some) / rate)
-            asked = _given_up if mailbox is None else _in_mailbox(mailbox)
-            outcomes += asked(gateway, some)
-            done(len(some))
+                sleep(len(batch) / rate)
+            outcomes += replay_batch(gateway, batch)
+            done(len(batch))
     return outcomes
 
 
 def _given_up(gateway: Gateway, ids: Sequence[str]) -> list[Outcome]:
     body = {"event_ids": ids, "limit": len(ids)}
-    answers = gateway.post("/v1/undelivered/replay", body, Replays).results
-    told = {answer.event_id: answer for answer in answers}
+    results = gateway.post("/v1/undelivered/replay", body, Replays).results
+    answers = {answer.event_id: answer for answer in results}
     outcomes = []
     for id in ids:
-        answer = told.get(id)
+        answer = answers.get(id)
         if answer is None:
             outcomes.append(_gone(id))
         elif answer.as_event is not None:
             outcomes.append(Outcome(id, "replayed", answer.as_event))
         else:
-            look = gateway.get(f"/v1/undelivered/{quote(id)}", Undelivered)
-            outcomes.append(_left(id, look.replayed_as, answer.error))
+            held = gateway.get(f"/v1/undelivered/{quote(id)}", Undelivered)
+            outcomes.append(_left(id, held.replayed_as, answer.error))
     return outcomes
 
 
 def _in_mailbox(mailbox: str) -> Callable[[Gateway, Sequence[str]], list[Outcome]]:
     folder = f"/v1/mailboxes/{quote(mailbox, safe='')}/dead-letters"
 
-    def ask(gateway: Gateway, ids: Sequence[str]) -> list[Outcome]:
+    def replay_batch(gateway: Gateway, ids: Sequence[str]) -> list[Outcome]:
         body = {"msg_ids": ids, "limit": len(ids)}
         acks = gateway.post(f"{folder}/replay", body, Enqueued).results
         fresh = {ack.msg_id for ack in acks if ack.error is None}
         error = next((ack.error for ack in acks if ack.error is not None), None)
-        # The answer names the new messages; only the dead letters know which of them is whose.
+        # The answer names the new messages only; each dead letter says which one replays it.
         return [_looked(gateway, folder, id, fresh, error) for id in ids]
 
-    return ask
+    return replay_batch
 
 
 def _looked(

@@ -1,6 +1,6 @@
-"""A Spark session that starts anywhere pip has been, and leaves nothing behind.
+"""Starts a Spark session from a plain pip installation, and cleans up all its files afterwards.
 
-PySpark is imported here and nowhere above: without the extra, `require_spark` says what to do.
+PySpark is imported inside functions only: without the extra, `require_spark` says how to get it.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 _NEEDS = ("pyspark", "pyarrow", "deltalake", "pandas")
 _OPTIONS = "spark.driver.extraJavaOptions"
-# Where else a user may have put options for every JVM.
+# Environment variables in which a user may have set options for every JVM.
 _JVM_READS = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
-# A JVM may have its classes to write.
+# Long, because a JVM may write its class cache when it ends.
 _PATIENCE = 60.0
 _GIB = 1024**3
 
-# Java 24 and later warn on every start about what Spark does by design.
+# Java 24 and later warn on every start about memory access that Spark does by design.
 _JVM_OPTIONS = "-XX:+IgnoreUnrecognizedVMOptions --sun-misc-unsafe-memory-access=allow"
 
 _LOG4J = """\
@@ -46,10 +46,11 @@ appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n%throwable{{short.message}}%n
 """
 
-# To compile well takes longer than to run what little there is, and cores from those who work.
+# In a short job the optimising compiler takes longer than the code it compiles, and takes cores
+# from the Python workers.
 _BRIEF = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 
-# What every job needs, whoever made the session.
+# Settings that every job needs, also in a session that was started elsewhere.
 _SQL = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",
@@ -82,8 +83,9 @@ def spark_session(
 ) -> "Iterator[SparkSession]":
     """A session on `master` (default: all cores of this machine), stopped at the end.
 
-    A `brief` one is for jobs that leave little to its JVM: that starts sooner, and never gets as
-    fast. One that keeps its classes lets later ones start from them.
+    `brief` is for jobs that do little work in the JVM: it starts sooner, and never gets as fast.
+    With `keep_classes` the JVM writes its class cache at the end, so that later sessions start
+    faster.
 
     Where a session runs already, as in a notebook or on a managed cluster, that one is used and
     left running.
@@ -125,7 +127,7 @@ def _settings(master: str, name: str, scratch: Path, log_level: str) -> dict[str
         "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
         "spark.sql.catalogImplementation": "in-memory",
         "spark.ui.enabled": "false",
-        # Or every column function asks the JVM twice where in our code it was called.
+        # Otherwise every column function asks the JVM twice for its call site in our code.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
@@ -136,7 +138,7 @@ def _settings(master: str, name: str, scratch: Path, log_level: str) -> dict[str
             "spark.driver.memory": f"{_heap() // 1024**2}m",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "localhost",
-            # A machine has few cores, and partitions that turn out small are merged.
+            # Few, for one machine's cores; Spark merges partitions that turn out small.
             "spark.sql.shuffle.partitions": str(max(8, 4 * (os.cpu_count() or 2))),
         }
     return settings
@@ -145,7 +147,7 @@ def _settings(master: str, name: str, scratch: Path, log_level: str) -> dict[str
 def _merged(
     ours: Mapping[str, str], theirs: Mapping[str, str], brief: bool, shared: str
 ) -> dict[str, str]:
-    """Theirs win, but options for the JVM add up."""
+    """The user's settings replace ours, but options for the JVM are joined."""
     more = theirs.get(_OPTIONS, "")
     shared = "" if "Xshare" in _chosen(more) or "Archive" in _chosen(more) else shared
     options = [ours[_OPTIONS], shared, _BRIEF if brief else "", _collector(more, brief), more]
@@ -153,19 +155,22 @@ def _merged(
 
 
 def _collector(options: str, brief: bool) -> str:
-    """A JVM takes one: the user's, or the one that is quick to start or that wastes least."""
+    """The garbage collector, of which a JVM takes only one.
+
+    The user's choice wins; otherwise serial for a quick start, or parallel for throughput.
+    """
     return "" if "GC" in _chosen(options) else f"-XX:+Use{'Serial' if brief else 'Parallel'}GC"
 
 
 def _chosen(options: str) -> str:
-    """All options that are the user's own."""
+    """All JVM options that the user set."""
     return " ".join([options, *(os.environ.get(name, "") for name in _JVM_READS)])
 
 
 def _heap() -> int:
-    """2 GiB for each core, but at most half of the memory this process may use, and 1 GiB.
+    """2 GiB for each core, at most half of the memory this process may use, at least 1 GiB.
 
-    A JVM takes what it may before it tidies up; the other half is for the Python workers.
+    A JVM fills its heap before it collects garbage; the other half is for the Python workers.
     """
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     half = min(physical, _cgroup_limit() or physical) // 2
@@ -181,10 +186,10 @@ def _cgroup_limit() -> int | None:
 
 @contextlib.contextmanager
 def _environment(home: Path, local: bool) -> Iterator[None]:
-    """What Spark's scripts read from the environment, while the session lasts."""
+    """Set the environment variables that Spark's scripts read, while the session lasts."""
     ours = {"JAVA_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
     if local:
-        # A machine's own name need not resolve, and local mode needs no other address.
+        # The machine's own name may not resolve, and local mode needs no other address.
         ours |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "localhost"}
     else:
         ours["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
@@ -206,23 +211,23 @@ def _started(settings: Mapping[str, str], shared: SharedClasses) -> "Iterator[Sp
     with contextlib.ExitStack() as stack:
         if ours:
             stack.callback(lambda: shared.ended(_end_jvm()))
-        # Inside of that: what went wrong is told by the JVM, which is about to end.
+        # Inside the stack: the text of an error comes from the JVM, so it is read before that ends.
         with _plainly():
             context = SparkContext(conf=SparkConf().setAll(list(settings.items())))
             stack.callback(context.stop)
-            # While the JVM gets ready for queries, which is work for one core.
-            with ThreadPoolExecutor(1) as other:
-                waking = other.submit(_wake, context)
+            # Workers warm up while the JVM gets ready for queries, which uses one core.
+            with ThreadPoolExecutor(1) as executor:
+                warm_up = executor.submit(_wake, context)
                 session = SparkSession.builder.getOrCreate()
                 stack.callback(session.stop)
                 _prepare(session)
-                waking.result()
+                warm_up.result()
             yield session
 
 
 @contextlib.contextmanager
 def _plainly() -> Iterator[None]:
-    """What Spark has to complain of, as an error of ours."""
+    """Re-raise Spark errors as `PipelineError`."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
@@ -233,24 +238,23 @@ def _plainly() -> Iterator[None]:
 
 
 def _said(error: str) -> str:
-    """What a worker said at last, without where in its code it was; else all of it."""
+    """The last line of a worker's traceback; the whole text if there is no traceback."""
     lines = error.strip().splitlines()
     if "Traceback (most recent call last):" not in lines:
         return error
-    said = lines[-1]
-    return said.partition(": ")[2] if said.startswith("gatepost.") else said
+    last = lines[-1]
+    return last.partition(": ")[2] if last.startswith("gatepost.") else last
 
 
 def _wake(context: "SparkContext") -> None:
-    """Have the Python workers of this machine started and their libraries loaded."""
+    """Start the Python workers of this machine, and let them load their libraries."""
     if is_local(context.master or ""):
         cores = context.defaultParallelism
         context.parallelize(range(cores), cores).foreach(_load)
 
 
 def _load(_: int) -> None:
-    for job in ("deliver", "hourly", "overall"):
-        importlib.import_module(f"gatepost.pipeline.jobs.{job}")
+    from gatepost.pipeline.jobs import deliver, hourly, overall  # noqa: F401
 
 
 def _prepare(spark: "SparkSession") -> None:
@@ -265,9 +269,9 @@ def _prepare(spark: "SparkSession") -> None:
 
 
 def _end_jvm() -> bool:
-    """End the JVM that PySpark started for us, and let PySpark start another one later.
+    """End the JVM that PySpark started for us, so that PySpark may start another one later.
 
-    Says whether it ended by itself.
+    Returns whether it ended by itself.
     """
     from pyspark import SparkContext
 
@@ -281,7 +285,7 @@ def _end_jvm() -> bool:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    # The JVM ends by itself when its standard input does.
+    # The JVM ends by itself when its standard input is closed.
     if process.stdin:
         process.stdin.close()
     try:

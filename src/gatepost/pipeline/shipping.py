@@ -1,7 +1,7 @@
-"""The package, sent to the workers of a cluster.
+"""Sends the gatepost package to the workers of a cluster.
 
-Workers need the same minor version of Python as the driver, pyarrow, numpy and msgspec, which
-hold compiled code and cannot travel this way. Gatepost itself is pure Python and does.
+Gatepost itself is pure Python, so a zip file suffices. Workers must already have pyarrow, numpy and
+msgspec, which hold compiled code, and the same minor version of Python as the driver.
 """
 
 import zipfile
@@ -13,14 +13,14 @@ import gatepost
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Fixed, so that the same package always makes the same file.
+# A fixed time stamp, so that the same package always makes the same file.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def ship(spark: "SparkSession") -> None:
     """Let executors import gatepost.
 
-    They fetch the file when they start, so it stays in Spark's own folder until Spark stops.
+    Executors fetch the file when they start, so it stays in Spark's own folder until Spark stops.
     """
     context = spark.sparkContext
     target = Path(context._temp_dir) / "gatepost.zip"
@@ -29,7 +29,7 @@ def ship(spark: "SparkSession") -> None:
 
 
 def package(target: Path) -> Path:
-    """The installed package as a zip file that Python can import from."""
+    """Write the installed package to a zip file that Python can import from."""
     root = Path(gatepost.__file__).parent
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for source in sorted(root.rglob("*.py")):

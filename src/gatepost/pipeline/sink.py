@@ -1,9 +1,9 @@
 """Delta tables without a JVM connector: executors write Parquet, the driver commits file lists.
 
-Executors put files beside the table's own, where nobody sees them; one commit through
-`deltalake` makes all of them visible, and removes those they replace, or does nothing. A stream
-commits each batch as an application transaction (query, batch), so one that is run again after
-a crash changes nothing. What a crash leaves behind are files no commit names, for `vacuum`.
+Executors put files beside the table's own, where no reader sees them. One commit through
+`deltalake` makes all of them visible and removes the files they replace, or changes nothing. A
+stream commits each batch as an application transaction (query, batch), so repeating a batch after
+a crash changes nothing. A crash leaves files that no commit names; `vacuum_table` deletes them.
 """
 
 import json
@@ -34,14 +34,14 @@ _QUERY_ID = "sql.streaming.queryId"
 
 
 class Transaction(Struct, frozen=True):
-    """Who commits, and which of its batches: a table takes each one once, in order."""
+    """A batch of an application. A table takes each batch once, in order."""
 
     app_id: str
     batch: int
 
 
 class Written(Struct, frozen=True):
-    """`version` is the table's after the commit. `again`: the batch was there already."""
+    """`version` is the table's after the commit. `again`: the batch was committed before."""
 
     version: int
     files: int
@@ -50,10 +50,10 @@ class Written(Struct, frozen=True):
 
 
 class How(TypedDict, total=False):
-    """How rows get into a table: appended to it, unless this says otherwise.
+    """How rows get into a table; the default is to append.
 
-    `replace` names partitions, `{"date": [...]}`: what they held is gone with this commit, also
-    where there is no row for them.
+    `replace` names partitions, `{"date": [...]}`. The commit removes all their former rows, also of
+    partitions without new rows.
     """
 
     mode: Mode
@@ -63,16 +63,16 @@ class How(TypedDict, total=False):
 
 
 def write_table(df: "DataFrame", path: str, **how: Unpack[How]) -> Written:
-    """Write all rows of `df` in one commit; the table is made if there is none.
+    """Write all rows of `df` in one commit, creating the table if there is none.
 
-    Columns the table lacks are added to it.
+    Columns that the table lacks are added to it.
     """
     writing = begin(path, json.loads(df.schema.json()), **how)
     return writing.done or writing.commit(_spread(df, writing.path, writing.partitions))
 
 
 def begin(path: str, schema: Mapping[str, Any], **how: Unpack[How]) -> "Writing":
-    """The first half of `write_table`, for whoever has rows of this schema written otherwise."""
+    """Start a write of rows of this schema; the caller writes the files and commits them."""
     mode, replace = how.get("mode", "append"), how.get("replace")
     if (mode == "replace") != bool(replace):
         raise PipelineError('mode="replace" and the partitions to replace belong together')
@@ -95,9 +95,9 @@ def commit_batch(
     partition_by: Sequence[str] = (),
     replace: Mapping[str, Collection[Any]] | None = None,
 ) -> Written:
-    """`write_table` for `foreachBatch`: the same batch of the same query counts once.
+    """`write_table` for `foreachBatch`: a batch of a query is committed once.
 
-    A query is known by the id in its checkpoint, so a fresh checkpoint is a new query.
+    The query's id is the one in its checkpoint, so a fresh checkpoint is a new query.
     """
     transaction = Transaction(app_id or query_id(df), batch_id)
     return write_table(
@@ -114,7 +114,7 @@ def write_stream(
     every: str | None = None,
     name: str | None = None,
 ) -> "StreamingQuery":
-    """Append a stream to a table: all there is now, or again and again `every` ("30 seconds")."""
+    """Append a stream to a table: all rows available now, or repeatedly `every` "30 seconds"."""
 
     def commit(batch: "DataFrame", batch_id: int) -> None:
         commit_batch(batch, batch_id, path, partition_by=partition_by)
@@ -134,14 +134,14 @@ def query_id(df: "DataFrame") -> str:
 
 
 def read_table(spark: "SparkSession", path: str, *, version: int | None = None) -> "DataFrame":
-    """The table as of now, or of an older version."""
+    """The table at its current version, or at an older `version`."""
     path = _absolute(path)
     table = _existing(path, version)
     return _frame(spark, path, table, table.file_uris())
 
 
 class Held(Struct, frozen=True):
-    """A file of a table: where it is, the value that was asked for, and how many its rows are."""
+    """A file of a table; `value` is the partition or statistic that the caller asked for."""
 
     uri: str
     value: Any
@@ -149,24 +149,24 @@ class Held(Struct, frozen=True):
 
 
 def files(path: str, partition: str) -> list[Held]:
-    """All files of a table that is there, each with its value of this partition."""
+    """All files of an existing table, each with its value of this partition."""
     return _held(path, f"partition.{partition}")
 
 
 def files_since(path: str, column: str, least: int) -> list[Held]:
-    """The files of a table that is there that may hold a value of this column that is no less."""
-    every = _held(path, f"max.{column}")
-    return [file for file in every if file.value is None or file.value >= least]
+    """The files of an existing table that may hold a value of `column` of at least `least`."""
+    stored = _held(path, f"max.{column}")
+    return [file for file in stored if file.value is None or file.value >= least]
 
 
 def largest(path: str, column: str) -> int | None:
-    """The largest value of a column of whole numbers, by what the log knows of each file."""
+    """The largest value of a column of whole numbers, from the log's statistics of each file."""
     known = (file.value for file in _held(path, f"max.{column}"))
     return max((value for value in known if value is not None), default=None)
 
 
 def _held(path: str, value: str) -> list[Held]:
-    """All files, each with one of the values that the log has of it."""
+    """All files, each with one of its values in the log."""
     import pyarrow as pa
 
     path = _absolute(path)
@@ -185,7 +185,7 @@ def table_exists(path: str) -> bool:
 def compact(
     spark: "SparkSession", path: str, *, target: int = 128 * _MIB, at_least: int = 4
 ) -> int:
-    """Merge the small files of each partition that has several; returns how many went away."""
+    """Merge the small files of each partition that has several; returns how many fewer remain."""
     path = _absolute(path)
     table = _existing(path)
     merged = [group for group in _small(table, target) if len(group) >= at_least]
@@ -193,14 +193,14 @@ def compact(
 
 
 def vacuum(path: str, *, older_than_hours: int = 7 * 24) -> list[str]:
-    """Delete files that no commit names, or none that recent readers use; returns their names."""
+    """Delete old files that the table no longer uses or no commit names; returns their names."""
     return _existing(path).vacuum(
         older_than_hours, dry_run=False, enforce_retention_duration=False, full=True
     )
 
 
 class Writing(Struct, frozen=True):
-    """A table, as it is, and what is going to be written to it."""
+    """A write to a table in progress; `table` is its current state, or None before the first."""
 
     path: str
     table: Any
@@ -212,11 +212,11 @@ class Writing(Struct, frozen=True):
 
     @property
     def done(self) -> Written | None:
-        """Whether the same transaction was there before."""
+        """The earlier commit of the same transaction, if there is one."""
         return _committed(self.table, self.transaction)
 
     def commit(self, files: Sequence[File]) -> Written:
-        """Let everybody see these files, unless it is done."""
+        """Make these files visible, unless the transaction was committed before."""
         from deltalake.exceptions import CommitFailedError
 
         if done := self.done:
@@ -225,10 +225,10 @@ class Writing(Struct, frozen=True):
         try:
             version = _create(self, files) if self.table is None else _add(self, files)
         except CommitFailedError as error:
-            # Another attempt at the same batch may have been faster; that is the same success.
+            # Another attempt at the same batch may have committed first; that is a success too.
             if done := _committed(_open(self.path), self.transaction):
                 return done
-            raise PipelineError(f"{self.path} was changed by somebody else: {error}") from None
+            raise PipelineError(f"{self.path} was changed by another writer: {error}") from None
         return Written(version, len(files), sum(file.rows for file in files))
 
 
@@ -250,7 +250,7 @@ def _existing(path: str, version: int | None = None) -> "DeltaTable":
 
 
 def _absolute(path: str) -> str:
-    """Executors need not run in the folder the driver runs in."""
+    """The absolute path: executors may run in another folder than the driver."""
     return path if "://" in path else str(Path(path).expanduser().absolute())
 
 
@@ -263,7 +263,7 @@ def _committed(table: "DeltaTable | None", transaction: Transaction | None) -> W
 
 
 def _check(writing: Writing) -> None:
-    """What would break the table is refused before any file is written."""
+    """Refuse rows that would break the table, before any file is written."""
     fields, table = writing.schema.fields, writing.table
     names = {field.name for field in fields}
     missing = [name for name in writing.partitions if name not in names]
@@ -291,9 +291,9 @@ def _check_within(files: Sequence[File], replace: Mapping[str, Collection[Any]] 
 
 
 def _spread(df: "DataFrame", path: str, partitions: tuple[str, ...]) -> list[File]:
-    """Let executors write the rows; only the list of files comes back."""
+    """Let executors write the rows, balanced over the partitions; returns the list of files."""
     if partitions:
-        # Few files, of a good size each; and sorted, so that a task has one of them open.
+        # Few files of a good size each, and sorted, so that a task has one file open at a time.
         df = df.hint("rebalance", *partitions).sortWithinPartitions(*partitions)
     return _collect(df, path, partitions)
 
@@ -333,7 +333,7 @@ def _add(writing: Writing, files: Sequence[File]) -> int:
         if fresh := [field for field in schema.fields if field.name not in known]:
             table.alter.add_columns(fresh)
         schema = table.schema()
-    # To replace no partition at all must not be taken for to replace all of them.
+    # A replacement of no partition at all must not become a replacement of all of them.
     replace = writing.replace if writing.replace and all(writing.replace.values()) else None
     append = writing.mode == "append" or (writing.mode == "replace" and replace is None)
     table.create_write_transaction(
@@ -370,7 +370,7 @@ def _adds(files: Sequence[File], *, data_change: bool = True) -> "list[AddAction
 
 
 def _schema(schema: Mapping[str, Any]) -> "DeltaSchema":
-    """Of Spark's, in which every column may be null whatever Spark knows about it."""
+    """Spark's schema in Delta's form, with every column nullable."""
     from deltalake import Schema
 
     fields = [field | {"nullable": True} for field in schema["fields"]]
@@ -404,7 +404,7 @@ def _small(table: "DeltaTable", target: int) -> list[list[dict[str, Any]]]:
     groups: dict[str, list[dict[str, Any]]] = {}
     for file in pa.table(table.get_add_actions()).to_pylist():
         if file["size_bytes"] < target // 2:
-            # The log's spelling of a path, back to the name on disk.
+            # The log escapes paths; this is the name on disk.
             file["path"] = unquote(file["path"])
             groups.setdefault(file["path"].rpartition("/")[0], []).append(file)
     return list(groups.values())
@@ -413,7 +413,7 @@ def _small(table: "DeltaTable", target: int) -> list[list[dict[str, Any]]]:
 def _merge(
     spark: "SparkSession", path: str, group: Sequence[Mapping[str, Any]], target: int
 ) -> int:
-    """Replace these files by fewer that hold the same rows; readers see no change of data."""
+    """Replace these files by fewer with the same rows; readers see no change of data."""
     from deltalake.transaction import RemoveAction
 
     table = _existing(path)

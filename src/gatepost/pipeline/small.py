@@ -1,4 +1,4 @@
-"""Small tables, read without Spark: what is in them, and when they were made."""
+"""Reads small Delta tables without Spark."""
 
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 
 def open_table(tables: str, table: Table) -> "DeltaTable | None":
-    """None if it was never written."""
+    """Open the table; None if it was never written."""
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
@@ -23,20 +23,20 @@ def open_table(tables: str, table: Table) -> "DeltaTable | None":
 
 
 def rows(tables: str, table: Table) -> list[Row]:
-    """All of a table that is replaced whole, because it is small."""
+    """All rows of a table without partitions, which is small."""
     opened = open_table(tables, table)
     found: list[Row] = [] if opened is None else opened.to_pyarrow_table().to_pylist()
     return found
 
 
 def made_at(table: "DeltaTable") -> int:
-    """When it was last written."""
+    """The time of the table's last commit, in epoch milliseconds."""
     at: int = table.history(1)[0]["timestamp"]
     return at
 
 
 def counts(table: "DeltaTable", column: str) -> dict[str, int]:
-    """How often each value stands in a column, however long the table is."""
+    """Value → number of rows with it in `column`; reads a table of any size in batches."""
     found: Counter[str] = Counter()
     for batch in table.to_pyarrow_dataset().to_batches(columns=[column]):
         for value in batch.column(0).value_counts().to_pylist():
@@ -45,6 +45,6 @@ def counts(table: "DeltaTable", column: str) -> dict[str, int]:
 
 
 def first(table: "DeltaTable", most: int) -> list[Row]:
-    """A few of its rows."""
+    """The first rows of the table, at most `most`."""
     found: list[Row] = table.to_pyarrow_dataset().head(most).to_pylist()
     return found

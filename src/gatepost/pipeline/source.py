@@ -1,8 +1,8 @@
-"""Spark reads the archive: `format("gatepost")` in batch and streaming, and plain Parquet.
+"""Spark's view of the archive: `format("gatepost")` in batch and streaming, and plain Parquet.
 
-Reading is planned from the nodes' manifests alone; a file that none of them lists does not
-exist. PySpark's own classes are imported when a session asks for the source, so this module
-needs pyarrow and msgspec only; so do the workers of a cluster.
+Reads are planned from the nodes' manifests alone; a file that no manifest lists does not exist.
+PySpark's classes are imported when a session registers the source, so this module and the workers
+of a cluster need pyarrow and msgspec only.
 
 Options of the source: `path` (the archive's root, a folder or any URI pyarrow can open),
 `nodes` (comma-separated), `since` and `until` (dates, both included), `columns`
@@ -34,7 +34,7 @@ _PARTITION_ROWS = 2 * 1024 * 1024
 
 
 def spark_schema(columns: Collection[str] | None = None) -> "StructType":
-    """The Spark schema of events; the same for every way to read them."""
+    """The Spark schema of events, the same for every way to read them."""
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StructField, StructType
 
@@ -50,7 +50,7 @@ def _known(columns: Collection[str]) -> list[str]:
 
 
 class Options(Struct, frozen=True):
-    """What the source was asked for, decoded once."""
+    """The decoded options of the source."""
 
     path: str
     selection: Selection
@@ -62,7 +62,7 @@ class Options(Struct, frozen=True):
 
 
 def decode_options(options: Mapping[str, str]) -> Options:
-    # Spark hands options over in lower case.
+    # Spark passes option names in lower case.
     given = {name.lower(): value for name, value in options.items()}
     if not given.get("path"):
         raise PipelineError("the source needs the archive's root: option `path`")
@@ -109,14 +109,14 @@ def _number(given: Mapping[str, str], name: str, default: int, least: int = 1) -
 
 
 class Predicate(Struct, frozen=True):
-    """One pushed filter: `column op value`, where op is one of = < <= > >= in."""
+    """A filter that Spark pushed down: `column op value`, where op is one of = < <= > >= in."""
 
     column: str
     op: str
     value: Any
 
     def admits(self, segment: Segment) -> bool:
-        """Whether the segment can hold such a row."""
+        """Whether the segment can hold a row that passes."""
         least, most = _span(segment, self.column)
         if least is None:
             return True
@@ -157,7 +157,7 @@ def _span(segment: Segment, column: str) -> tuple[Any, Any]:
 
 
 class BatchPlan:
-    """A batch read: which shares there are, and what is in one."""
+    """A batch read: plans the shares, and reads one of them."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -175,10 +175,10 @@ class BatchPlan:
     def read(self, share: list[Slice]) -> Iterator[pa.RecordBatch]:
         options = self.options
         archive = Archive(options.path)
-        local = [p for p in self.predicates if p.column in options.columns]
+        applicable = [p for p in self.predicates if p.column in options.columns]
         for piece in share:
             for batch in archive.batches(piece, options.columns, options.verify):
-                yield from _filtered(batch, local)
+                yield from _filtered(batch, applicable)
 
 
 def _filtered(batch: pa.RecordBatch, predicates: list[Predicate]) -> Iterator[pa.RecordBatch]:
@@ -192,7 +192,7 @@ def _filtered(batch: pa.RecordBatch, predicates: list[Predicate]) -> Iterator[pa
 
 
 class StreamPlan:
-    """A streaming read: where the next batch ends, and what lies between two offsets."""
+    """A streaming read: plans the end of the next batch, and the shares between two offsets."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -201,21 +201,21 @@ class StreamPlan:
         self._times: dict[str, Sequence[int]] = {}
 
     def freeze(self) -> None:
-        """From here on what is listed now is all there is."""
+        """Keep to the segments listed now; later ones are ignored."""
         self._frozen = self.archive.segments()
 
     def next(self, start: Offsets, budget: int | None) -> Offsets:
         options = self.options
         segments = self._segments()
         lanes = planning.pending(segments, start, options.selection)
-        # Whoever asks for all there is does not wait for what there may be.
+        # A read of everything available does not wait for slower nodes.
         waits = budget is not None and self._frozen is None and options.patience > 0
         until = planning.in_step(segments, SystemClock().now(), options.patience) if waits else None
         used: dict[str, Sequence[int]] = {}
         end = planning.advance(
             lanes, start, times=lambda s: self._known_times(s, used), budget=budget, until=until
         )
-        # The segment a batch ends in is the one the next begins in.
+        # The next batch begins in the segment this one ends in, so keep its times.
         self._times = used
         return end
 
@@ -240,7 +240,7 @@ class StreamPlan:
 
 
 def register(spark: "SparkSession") -> None:
-    """Make `format("gatepost")` known to this session."""
+    """Register `format("gatepost")` with this session."""
     from gatepost.pipeline.spark_source import GatepostSource
 
     spark.dataSource.register(GatepostSource)
@@ -258,8 +258,8 @@ def read_events(
 ) -> "DataFrame":
     """All archived events, read the fastest way there is.
 
-    That is Spark's own Parquet reader over the listed files, where Spark can open them; the
-    Arrow source reads from any storage pyarrow knows, and checks digests.
+    That is Spark's own Parquet reader over the listed files, where Spark can open them. The Arrow
+    source is slower, but reads from any storage pyarrow knows, and verifies digests.
     """
     if verify != "none" or not _spark_opens(root):
         options = _as_options(nodes=nodes, since=since, until=until, columns=columns)
@@ -292,7 +292,7 @@ def read_stream(
     max_rows: int = 1_000_000,
     patience: int = 60,
 ) -> "DataFrame":
-    """Archived events as they are sealed, all nodes together in time."""
+    """A stream of events as they are archived, all nodes together in time."""
     options = _as_options(nodes=nodes, since=since, until=until, columns=columns)
     stream = spark.readStream.format(FORMAT).options(**options, parallelism=_parallelism(spark))
     return stream.options(maxRowsPerBatch=max_rows, patience=patience).load(Archive(root).uri)

@@ -1,4 +1,4 @@
-"""The source in the shape PySpark asks for: thin classes around the plans in `source`."""
+"""The PySpark data source: thin classes around the plans in `archive_source`."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -58,13 +58,16 @@ class GatepostSource(ds.DataSource):
 
 
 class GatepostReader(ds.DataSourceReader):
-    """Plans by manifest and pushed filters. Columns are pruned by option or by schema."""
+    """A batch read, planned by manifest and pushed filters.
+
+    Columns are pruned by option or by schema.
+    """
 
     def __init__(self, options: Options) -> None:
         self.plan = BatchPlan(options)
 
     def pushFilters(self, filters: list[ds.Filter]) -> list[ds.Filter]:
-        """Use what helps and leave every filter to Spark as well, which then decides."""
+        """Use the filters that skip files; return all of them, so that Spark applies them too."""
         for pushed in filters:
             op = _OPS.get(type(pushed))
             path: tuple[str, ...] = getattr(pushed, "attribute", ())
@@ -80,7 +83,7 @@ class GatepostReader(ds.DataSourceReader):
 
 
 class GatepostStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Offsets are {node: {incarnation: last seq read}}."""
+    """A streaming read; offsets are {node: {incarnation: last seq read}}."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -88,7 +91,7 @@ class GatepostStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNo
 
     @property
     def plan(self) -> StreamPlan:
-        # Made where it is used: executors get this object without the driver's view.
+        # Made on first use: executors receive this object without the driver's plan.
         self._plan = self._plan or StreamPlan(self.options)
         return self._plan
 
@@ -107,7 +110,7 @@ class GatepostStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNo
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         if isinstance(limit, ReadMaxRows):
             return self.plan.next(start, limit.max_rows)
-        assert isinstance(limit, ReadAllAvailable), "we announce no other limit"
+        assert isinstance(limit, ReadAllAvailable), "getDefaultReadLimit announces no other limit"
         return self.plan.next(start, None)
 
     def reportLatestOffset(self) -> Offsets:

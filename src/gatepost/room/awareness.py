@@ -16,17 +16,17 @@ from gatepost.errors import RoomViolation
 from gatepost.events import NodeId
 from gatepost.events.envelope import EpochMs
 from gatepost.room import lib0
-from gatepost.room.lib0 import Reader
-from gatepost.room.records import Record
+from gatepost.room.lib0 import Lib0Reader
+from gatepost.room.records import RoomRecord
 
-MAX_STATE = 512
+MAX_STATE_BYTES = 512
 MAX_ENTRIES = 1000
-MAX_MESSAGE = 256 * 1024
-_REMEMBERED = 10_000
-_GONE = "null"
+MAX_AWARENESS_BYTES = 256 * 1024
+_MAX_KNOWN_CLIENTS = 10_000
+_GONE_STATE = "null"
 
 
-class Presence(Record, frozen=True, kw_only=True):
+class ConnectionPresence(RoomRecord, frozen=True, kw_only=True):
     """The state a connection may publish about itself. Clients without a state send `{}`."""
 
     node_id: NodeId | None = None
@@ -34,130 +34,149 @@ class Presence(Record, frozen=True, kw_only=True):
     seen_at: EpochMs | None = None
 
 
-class Entry(Struct, frozen=True):
+class AwarenessEntry(Struct, frozen=True):
     client: int
     clock: int
     state: str
 
 
-class _Known(Struct, frozen=True):
-    entry: Entry
+class _KnownClient(Struct, frozen=True):
+    entry: AwarenessEntry
     speaker: object
     node: str
 
 
-Listener = Callable[[Entry, object], None]
+AwarenessListener = Callable[[AwarenessEntry, object], None]
 
-_decode = msgspec.json.Decoder(Presence | None).decode
-_encode = msgspec.json.Encoder().encode
+_decode_presence = msgspec.json.Decoder(ConnectionPresence | None).decode
+_encode_presence = msgspec.json.Encoder().encode
 
 
-def read(data: bytes) -> list[Entry]:
+def decode_awareness(data: bytes) -> list[AwarenessEntry]:
     """Decode the entries of an awareness update. Malformed bytes raise RoomViolation."""
-    if len(data) > MAX_MESSAGE:
-        raise lib0.too_large("an awareness update", len(data), MAX_MESSAGE)
-    reader = Reader(data)
+    if len(data) > MAX_AWARENESS_BYTES:
+        raise lib0.too_large_error("an awareness update", len(data), MAX_AWARENESS_BYTES)
+    reader = Lib0Reader(data)
     entries = [
-        Entry(reader.uint(), reader.uint(), reader.text(MAX_STATE))
-        for _ in range(reader.count(MAX_ENTRIES))
+        AwarenessEntry(reader.read_uint(), reader.read_uint(), reader.read_text(MAX_STATE_BYTES))
+        for _ in range(reader.read_count(MAX_ENTRIES))
     ]
-    reader.end()
+    reader.expect_end()
     return entries
 
 
-def write(entries: Iterable[Entry]) -> bytes:
-    encoded = [lib0.uint(e.client) + lib0.uint(e.clock) + lib0.text(e.state) for e in entries]
-    return lib0.uint(len(encoded)) + b"".join(encoded)
+def encode_awareness(entries: Iterable[AwarenessEntry]) -> bytes:
+    encoded = [
+        lib0.encode_uint(e.client) + lib0.encode_uint(e.clock) + lib0.encode_text(e.state)
+        for e in entries
+    ]
+    return lib0.encode_uint(len(encoded)) + b"".join(encoded)
 
 
-class Awareness:
+class RoomAwareness:
     """The clients connected to this gateway, and the gateway itself as client `client`."""
 
     def __init__(self, node: str, client: int) -> None:
         self._node = node
         self._client = client
-        self._known: dict[int, _Known] = {}
-        self._speaks: dict[object, int] = {}
-        self._listeners: list[Listener] = []
+        self._known_clients: dict[int, _KnownClient] = {}
+        self._clients_by_speaker: dict[object, int] = {}
+        self._listeners: list[AwarenessListener] = []
 
-    def on_change(self, listener: Listener) -> Callable[[], None]:
+    def on_change(self, listener: AwarenessListener) -> Callable[[], None]:
         """Call `listener` with every new entry. The returned function unsubscribes it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def announce(self, presence: Presence) -> None:
+    def announce_presence(self, presence: ConnectionPresence) -> None:
         """Publish this gateway's own state. Standard clients drop it unless renewed every 30 s."""
-        known = self._known.get(self._client)
+        known = self._known_clients.get(self._client)
         # Standard clients ignore a first entry whose clock is 0.
         clock = known.entry.clock + 1 if known else 1
-        self._keep(Entry(self._client, clock, _encode(presence).decode()), self, self._node)
+        self._store_entry(
+            AwarenessEntry(self._client, clock, _encode_presence(presence).decode()),
+            self,
+            self._node,
+        )
 
-    def own(self) -> list[Entry]:
-        return [e for e in self.present() if e.client == self._client]
+    def own_entries(self) -> list[AwarenessEntry]:
+        return [e for e in self.present_entries() if e.client == self._client]
 
-    def present(self) -> list[Entry]:
-        return [known.entry for known in self._known.values() if known.entry.state != _GONE]
+    def present_entries(self) -> list[AwarenessEntry]:
+        return [
+            known.entry
+            for known in self._known_clients.values()
+            if known.entry.state != _GONE_STATE
+        ]
 
-    def hear(self, entries: Iterable[Entry], speaker: object, node: str) -> None:
+    def receive_entries(
+        self, entries: Iterable[AwarenessEntry], speaker: object, node: str
+    ) -> None:
         """Store the new entries of a connection of `node`. A forged entry raises RoomViolation."""
-        newer = [entry for entry in entries if self._is_news(entry, speaker)]
+        newer = [entry for entry in entries if self._is_newer(entry, speaker)]
         for entry in newer:
-            self._check(entry, speaker, node)
-            self._speaks.setdefault(speaker, entry.client)
+            self._check_entry(entry, speaker, node)
+            self._clients_by_speaker.setdefault(speaker, entry.client)
         for entry in newer:
-            self._keep(entry, speaker, node)
+            self._store_entry(entry, speaker, node)
 
-    def left(self, speaker: object) -> None:
+    def remove_connection(self, speaker: object) -> None:
         """Mark the client of a closed connection as gone."""
-        client = self._speaks.pop(speaker, None)
-        known = self._known.get(client) if client is not None else None
-        if known and known.speaker is speaker and known.entry.state != _GONE:
-            self._keep(Entry(known.entry.client, known.entry.clock + 1, _GONE), speaker, known.node)
+        client = self._clients_by_speaker.pop(speaker, None)
+        known = self._known_clients.get(client) if client is not None else None
+        if known and known.speaker is speaker and known.entry.state != _GONE_STATE:
+            self._store_entry(
+                AwarenessEntry(known.entry.client, known.entry.clock + 1, _GONE_STATE),
+                speaker,
+                known.node,
+            )
 
-    def _is_news(self, entry: Entry, speaker: object) -> bool:
-        known = self._known.get(entry.client)
+    def _is_newer(self, entry: AwarenessEntry, speaker: object) -> bool:
+        known = self._known_clients.get(entry.client)
         if known is None:
-            return entry.state != _GONE
+            return entry.state != _GONE_STATE
         if entry.clock == known.entry.clock:
-            leaves = entry.state == _GONE != known.entry.state
+            leaves = entry.state == _GONE_STATE != known.entry.state
             return leaves and known.speaker is speaker
         return entry.clock > known.entry.clock
 
-    def _check(self, entry: Entry, speaker: object, node: str) -> None:
-        known = self._known.get(entry.client)
+    def _check_entry(self, entry: AwarenessEntry, speaker: object, node: str) -> None:
+        known = self._known_clients.get(entry.client)
         if known is not None and known.node != node:
-            raise _forged(f"{node} speaks for a client of {known.node}")
-        if self._speaks.get(speaker, entry.client) != entry.client:
-            raise _forged(f"{node} speaks for two clients over one connection")
+            raise _forged_error(f"{node} speaks for a client of {known.node}")
+        if self._clients_by_speaker.get(speaker, entry.client) != entry.client:
+            raise _forged_error(f"{node} speaks for two clients over one connection")
         if check_state(entry.state) not in (None, node):
-            raise _forged(f"{node} says it is another node")
+            raise _forged_error(f"{node} says it is another node")
 
-    def _keep(self, entry: Entry, speaker: object, node: str) -> None:
+    def _store_entry(self, entry: AwarenessEntry, speaker: object, node: str) -> None:
         # Move the client to the end: the first one is then the longest unheard.
-        self._known.pop(entry.client, None)
-        self._known[entry.client] = _Known(entry, speaker, node)
-        self._forget()
+        self._known_clients.pop(entry.client, None)
+        self._known_clients[entry.client] = _KnownClient(entry, speaker, node)
+        self._forget_oldest_gone()
         for listener in list(self._listeners):
             listener(entry, speaker)
 
-    def _forget(self) -> None:
+    def _forget_oldest_gone(self) -> None:
         """Drop the oldest gone client beyond the limit.
 
         Clocks of gone clients are kept until then, to recognise late echoes of their entries.
         """
-        if len(self._known) > _REMEMBERED:
-            gone = (client for client, k in self._known.items() if k.entry.state == _GONE)
-            self._known.pop(next(gone, -1), None)
+        if len(self._known_clients) > _MAX_KNOWN_CLIENTS:
+            gone = (
+                client for client, k in self._known_clients.items() if k.entry.state == _GONE_STATE
+            )
+            self._known_clients.pop(next(gone, -1), None)
 
 
 def check_state(state: str) -> str | None:
     """Return the node id in a state. A state with unknown fields raises RoomViolation."""
     try:
-        presence = _decode(state)
+        presence = _decode_presence(state)
     except (ValueError, RecursionError) as error:
         raise RoomViolation(f"not an awareness state: {error}", rule="awareness") from None
     return None if presence is None else presence.node_id
 
 
-def _forged(why: str) -> RoomViolation:
+def _forged_error(why: str) -> RoomViolation:
     return RoomViolation(f"forged awareness: {why}", rule="awareness")

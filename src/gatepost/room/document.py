@@ -20,98 +20,100 @@ from hashlib import sha256
 from gatepost.errors import RoomViolation
 from gatepost.events import frame_parts
 from gatepost.room.lib0 import MAX_UINT
-from gatepost.room.signing import Signed
-from gatepost.room.update import Delete, Item, Slot, encode_in_chunks
+from gatepost.room.signed_record import SignedRecord
+from gatepost.room.yjs_update import DeletedRange, RecordSlot, YjsItem, encode_in_chunks
 
-CHUNK = 256 * 1024
+CHUNK_BYTES = 256 * 1024
 # One writer must not fill the room of all others. Beyond this limit replicas may hold different
 # subsets of the writer's keys, but no peer is cut off for passing its records on.
 MAX_KEYS_PER_WRITER = 4096
 
-Place = tuple[str, str, bytes]
+SlotKey = tuple[str, str, bytes]
 
 
-class Document:
+class RoomDocument:
     """All slots of one room. It trusts its input; update_guard.py checks updates before."""
 
     def __init__(self, room_id: str) -> None:
         self.room_id = room_id
-        self._slots: dict[Place, Signed] = {}
-        self._places: dict[int, Place] = {}
-        self._clients: dict[Place, int] = {}
-        self._written: dict[bytes, int] = {}
+        self._slots: dict[SlotKey, SignedRecord] = {}
+        self._slot_keys: dict[int, SlotKey] = {}
+        self._clients: dict[SlotKey, int] = {}
+        self._slot_counts: dict[bytes, int] = {}
 
     def __len__(self) -> int:
         return len(self._slots)
 
-    def __iter__(self) -> Iterator[Signed]:
+    def __iter__(self) -> Iterator[SignedRecord]:
         return iter(self._slots.values())
 
-    def get(self, place: Place) -> Signed | None:
+    def record_at(self, place: SlotKey) -> SignedRecord | None:
         return self._slots.get(place)
 
-    def is_news(self, signed: Signed) -> bool:
-        known = self._slots.get(signed.place)
-        return known is None or signed.order > known.order
+    def is_newer(self, signed: SignedRecord) -> bool:
+        known = self._slots.get(signed.slot_key)
+        return known is None or signed.version_order > known.version_order
 
-    def has_room_for(self, signed: Signed) -> bool:
-        written = self._written.get(signed.public_key, 0)
-        return signed.place in self._slots or written < MAX_KEYS_PER_WRITER
+    def has_capacity_for(self, signed: SignedRecord) -> bool:
+        written = self._slot_counts.get(signed.public_key, 0)
+        return signed.slot_key in self._slots or written < MAX_KEYS_PER_WRITER
 
-    def put(self, signed: Signed) -> None:
-        if signed.place not in self._slots:
-            self._open(signed.place)
-        self._slots[signed.place] = signed
+    def put_record(self, signed: SignedRecord) -> None:
+        if signed.slot_key not in self._slots:
+            self._open_slot(signed.slot_key)
+        self._slots[signed.slot_key] = signed
 
-    def same(self, item: Item) -> Signed | None:
+    def matching_record(self, item: YjsItem) -> SignedRecord | None:
         """The stored record, if `item` holds exactly the same text and signature; else None."""
-        place = self._places.get(item.client)
+        place = self._slot_keys.get(item.client)
         known = self._slots[place] if place else None
         if known is None or (known.text, known.signature) != (item.record, item.signature):
             return None
         return known
 
-    def check_item(self, item: Item, signed: Signed) -> None:
+    def check_item(self, item: YjsItem, signed: SignedRecord) -> None:
         """Raise RoomViolation unless the record has its own client, clock, map and key."""
-        if item.place not in (None, (signed.map, signed.key)):
+        if item.map_key not in (None, (signed.map, signed.key)):
             raise RoomViolation(f"{signed.map} {signed.key} is at another key", rule="misplaced")
-        if (item.client, item.clock) == (self.client_of(signed.place), signed.version - 1):
+        if (item.client, item.clock) == (self.yjs_client(signed.slot_key), signed.version - 1):
             return
-        known = self._slots.get(signed.place)
+        known = self._slots.get(signed.slot_key)
         rule = "rollback" if known and signed.version <= known.version else "misplaced"
         raise RoomViolation(
             f"version {signed.version} of {signed.map} {signed.key} is at another client or clock",
             rule=rule,
         )
 
-    def check_deletes(self, deletes: Iterable[Delete], news: Collection[Signed]) -> None:
+    def check_deletes(
+        self, deletes: Iterable[DeletedRange], news: Collection[SignedRecord]
+    ) -> None:
         """Raise RoomViolation if a delete covers the latest version of a visible slot.
 
         Deletes of older versions are normal: every Yjs document lists them. A delete may also cover
         the latest version of a slot that shares its key with another one, because Yjs shows only
         one of the two.
         """
-        places = {self.client_of(signed.place): signed.place for signed in news}
+        places = {self.yjs_client(signed.slot_key): signed.slot_key for signed in news}
         tops = dict.fromkeys(places, -1)
         for signed in news:
-            client = self.client_of(signed.place)
+            client = self.yjs_client(signed.slot_key)
             tops[client] = max(tops[client], signed.version - 1)
         deleted = {
             client
             for client, clock, length in deletes
-            if clock <= max(tops.get(client, -1), self._top(client)) < clock + length
+            if clock <= max(tops.get(client, -1), self._latest_clock(client)) < clock + length
         }
-        if deleted & _shown(deleted, self._places | places):
+        if deleted & _visible_clients(deleted, self._slot_keys | places):
             raise RoomViolation("records are not deleted; write a tombstone", rule="deleted")
 
-    def client_of(self, place: Place) -> int:
-        return self._clients.get(place) or self._derive(place)
+    def yjs_client(self, place: SlotKey) -> int:
+        return self._clients.get(place) or self._derive_client(place)
 
-    def clocks(self) -> list[tuple[int, int]]:
+    def slot_clocks(self) -> list[tuple[int, int]]:
         """The state vector: (client, next clock) of every slot."""
         return [(self._clients[place], s.version) for place, s in self._slots.items()]
 
-    def newer_than(self, clocks: dict[int, int]) -> list[Signed]:
+    def records_newer_than(self, clocks: dict[int, int]) -> list[SignedRecord]:
         """The records that a document with this state vector lacks."""
         return [
             signed
@@ -119,32 +121,32 @@ class Document:
             if signed.version > clocks.get(self._clients[place], 0)
         ]
 
-    def chunks(self, records: Iterable[Signed]) -> Iterator[bytes]:
+    def encode_updates(self, records: Iterable[SignedRecord]) -> Iterator[bytes]:
         """Encode the records as one or more updates of about CHUNK_BYTES each."""
-        return encode_in_chunks(map(self._slot, records), CHUNK)
+        return encode_in_chunks(map(self._as_slot, records), CHUNK_BYTES)
 
-    def _open(self, place: Place) -> None:
-        client = self._derive(place)
+    def _open_slot(self, place: SlotKey) -> None:
+        client = self._derive_client(place)
         self._clients[place] = client
-        self._places[client] = place
-        self._written[place[2]] = self._written.get(place[2], 0) + 1
+        self._slot_keys[client] = place
+        self._slot_counts[place[2]] = self._slot_counts.get(place[2], 0) + 1
 
-    def _derive(self, place: Place) -> int:
+    def _derive_client(self, place: SlotKey) -> int:
         names = (name.encode() for name in (self.room_id, *place[:2]))
         digest = sha256(frame_parts("gatepost/slot/1", *names, place[2])).digest()
         return int.from_bytes(digest[:8], "big") & MAX_UINT
 
-    def _top(self, client: int) -> int:
-        place = self._places.get(client)
+    def _latest_clock(self, client: int) -> int:
+        place = self._slot_keys.get(client)
         return -1 if place is None else self._slots[place].version - 1
 
-    def _slot(self, signed: Signed) -> Slot:
-        client = self.client_of(signed.place)
+    def _as_slot(self, signed: SignedRecord) -> RecordSlot:
+        client = self.yjs_client(signed.slot_key)
         where = (signed.map, signed.key)
-        return Slot(client, signed.version, *where, signed.text, signed.signature)
+        return RecordSlot(client, signed.version, *where, signed.text, signed.signature)
 
 
-def _shown(clients: set[int], places: dict[int, Place]) -> set[int]:
+def _visible_clients(clients: set[int], places: dict[int, SlotKey]) -> set[int]:
     """The clients that Yjs shows at the keys of `clients`: the greatest id at each key."""
     keys = {places[client][:2] for client in clients}
     greatest: dict[tuple[str, str], int] = {}

@@ -9,15 +9,15 @@ from gatepost.errors import RoomViolation
 MAX_UINT = 2**53 - 1
 
 
-def malformed(why: str) -> RoomViolation:
+def malformed_error(why: str) -> RoomViolation:
     return RoomViolation(f"malformed Yjs message: {why}", rule="malformed")
 
 
-def too_large(what: str, size: int, limit: int) -> RoomViolation:
+def too_large_error(what: str, size: int, limit: int) -> RoomViolation:
     return RoomViolation(f"{what} has {size} bytes, at most {limit} are allowed", rule="too_large")
 
 
-class Reader:
+class Lib0Reader:
     """Decodes a byte string from front to back."""
 
     __slots__ = ("_data", "_position")
@@ -26,54 +26,54 @@ class Reader:
         self._data = data
         self._position = 0
 
-    def byte(self) -> int:
+    def read_byte(self) -> int:
         if self._position >= len(self._data):
-            raise malformed("they end too early")
+            raise malformed_error("they end too early")
         self._position += 1
         return self._data[self._position - 1]
 
-    def uint(self) -> int:
+    def read_uint(self) -> int:
         result = shift = 0
-        while (byte := self.byte()) >= 0x80:
+        while (byte := self.read_byte()) >= 0x80:
             result |= (byte & 0x7F) << shift
             shift += 7
             if shift > 49:
-                raise malformed("a number is too long")
+                raise malformed_error("a number is too long")
         result |= byte << shift
         if result > MAX_UINT:
-            raise malformed("a number is too large")
+            raise malformed_error("a number is too large")
         return result
 
-    def count(self, limit: int) -> int:
+    def read_count(self, limit: int) -> int:
         """Read the number of entries that follow; more than `limit` is a violation."""
-        number = self.uint()
+        number = self.read_uint()
         if number > limit:
-            raise malformed(f"{number} entries where at most {limit} are allowed")
+            raise malformed_error(f"{number} entries where at most {limit} are allowed")
         return number
 
-    def data(self, limit: int) -> bytes:
-        size = self.uint()
+    def read_bytes(self, limit: int) -> bytes:
+        size = self.read_uint()
         if size > limit:
-            raise too_large("a value", size, limit)
+            raise too_large_error("a value", size, limit)
         end = self._position + size
         if end > len(self._data):
-            raise malformed("they end too early")
+            raise malformed_error("they end too early")
         found = self._data[self._position : end]
         self._position = end
         return found
 
-    def text(self, limit: int) -> str:
+    def read_text(self, limit: int) -> str:
         try:
-            return str(self.data(limit), "utf-8")
+            return str(self.read_bytes(limit), "utf-8")
         except UnicodeDecodeError:
-            raise malformed("a string is not UTF-8") from None
+            raise malformed_error("a string is not UTF-8") from None
 
-    def end(self) -> None:
+    def expect_end(self) -> None:
         if self._position != len(self._data):
-            raise malformed(f"{len(self._data) - self._position} bytes too many")
+            raise malformed_error(f"{len(self._data) - self._position} bytes too many")
 
 
-def uint(number: int) -> bytes:
+def encode_uint(number: int) -> bytes:
     if number < 0x80:
         return bytes((number,))
     out = bytearray()
@@ -84,9 +84,9 @@ def uint(number: int) -> bytes:
     return bytes(out)
 
 
-def data(value: bytes) -> bytes:
-    return uint(len(value)) + value
+def encode_bytes(value: bytes) -> bytes:
+    return encode_uint(len(value)) + value
 
 
-def text(value: str) -> bytes:
-    return data(value.encode())
+def encode_text(value: str) -> bytes:
+    return encode_bytes(value.encode())

@@ -13,9 +13,9 @@ from gatepost.events import AgentId, EventId, MsgId, NodeId
 from gatepost.events.envelope import MAX_JSON_INT, EpochMs, NonNegativeInt
 from gatepost.wire import Tier
 
-MAX_KEY = 257
-MAX_RECORD = 16 * 1024
-_RECORD = 4 * 1024
+MAX_KEY_LENGTH = 257
+MAX_RECORD_BYTES = 16 * 1024
+_DEFAULT_RECORD_BYTES = 4 * 1024
 
 _FINGERPRINT = r"\A[0-9a-f]{32}\Z"
 _VERSION = r"\A[0-9A-Za-z][0-9A-Za-z.+-]{0,31}\Z"
@@ -29,7 +29,7 @@ SkillVersion = ProtocolVersion
 CapabilityId = AgentId
 Reference = Annotated[str, Meta(pattern=_REFERENCE, max_length=200)]
 Title = Annotated[str, Meta(pattern=_TITLE, max_length=64)]
-Endpoint = Annotated[str, Meta(pattern=_URL, max_length=360)]
+WebSocketUrl = Annotated[str, Meta(pattern=_URL, max_length=360)]
 Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 Seconds = Annotated[int, Meta(ge=1, le=10 * 365 * 86_400)]
 Millis = Annotated[int, Meta(ge=1, le=10 * 365 * 86_400_000)]
@@ -43,7 +43,7 @@ NodeIds = Annotated[tuple[NodeId, ...], Meta(max_length=16)]
 Fingerprints = Annotated[tuple[Fingerprint, ...], Meta(max_length=100)]
 
 
-class Record(
+class RoomRecord(
     Struct,
     frozen=True,
     kw_only=True,
@@ -54,11 +54,11 @@ class Record(
     """Base of all room records: immutable, camelCase, no unknown fields."""
 
 
-class Node(Record, frozen=True, kw_only=True):
+class NodeRecord(RoomRecord, frozen=True, kw_only=True):
     """`nodes.<nodeId>`: a gateway. Tier, addedBy and addedAt repeat its admission."""
 
     tier: Tier
-    endpoint_ws: Endpoint | None = None
+    endpoint_ws: WebSocketUrl | None = None
     capabilities: CapabilityIds = ()
     status: Literal["online", "degraded", "offline"]
     last_heartbeat_at: EpochMs
@@ -67,7 +67,7 @@ class Node(Record, frozen=True, kw_only=True):
     added_at: EpochMs
 
 
-class Revocation(Record, frozen=True, kw_only=True):
+class RevocationRecord(RoomRecord, frozen=True, kw_only=True):
     """`nodes.<nodeId>@<revoker>`: this node is revoked, under all of its admissions.
 
     `standing` lists the keys the node admitted that stay admitted. They are listed and not limited
@@ -81,7 +81,7 @@ class Revocation(Record, frozen=True, kw_only=True):
     revoked_at: EpochMs
 
 
-class Transfer(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class AgentTransfer(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Signed by `giver`: from `epoch` on the agent lives behind the gateway `taker`."""
 
     giver: NodeId
@@ -90,10 +90,10 @@ class Transfer(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
     signature: Signature
 
 
-Transfers = Annotated[tuple[Transfer, ...], Meta(max_length=8)]
+AgentTransfers = Annotated[tuple[AgentTransfer, ...], Meta(max_length=8)]
 
 
-class Agent(Record, frozen=True, kw_only=True):
+class AgentRecord(RoomRecord, frozen=True, kw_only=True):
     """`agents.<agentId>@<nodeId>`: one node's claim about an agent; see agent_ownership.py.
 
     `gateway` is None for an agent that has left. A standby hosts the agent but does not own it.
@@ -105,10 +105,10 @@ class Agent(Record, frozen=True, kw_only=True):
     last_seen_at: EpochMs
     standby: bool = False
     epoch: Epoch = 1
-    transfers: Transfers = ()
+    transfers: AgentTransfers = ()
 
 
-class Routing(Record, frozen=True, kw_only=True):
+class RoutingRecord(RoomRecord, frozen=True, kw_only=True):
     """`routing.<agentId or nodeId>@<nodeId>`: how to reach a target."""
 
     owner_node_id: NodeId
@@ -118,28 +118,28 @@ class Routing(Record, frozen=True, kw_only=True):
     epoch: Epoch = 1
 
 
-class Skill(Record, frozen=True, kw_only=True):
+class SkillRef(RoomRecord, frozen=True, kw_only=True):
     """A skill by id or path, and its version."""
 
     ref: Reference
     version: SkillVersion
 
 
-class Capability(Record, frozen=True, kw_only=True):
+class CapabilityRecord(RoomRecord, frozen=True, kw_only=True):
     """`capabilities.catalog.<capabilityId>@<nodeId>`: a task an agent can do for others."""
 
     name: Title
     version: SkillVersion
     owner_agent_id: AgentId
-    delegation_skill_ref: Skill
-    executor_skill_ref: Skill
+    delegation_skill_ref: SkillRef
+    executor_skill_ref: SkillRef
     default_eta_seconds: Seconds
     contract_schema_ref: Reference
     status: Literal["active", "deprecated", "disabled"]
     epoch: Epoch = 1
 
 
-class Eligibility(Record, frozen=True, kw_only=True):
+class EligibilityRecord(RoomRecord, frozen=True, kw_only=True):
     """`capabilities.index.<capabilityId>@<nodeId>`: the agents that offer it now."""
 
     eligible_agent_ids: Annotated[tuple[AgentId, ...], Meta(max_length=1000)]
@@ -148,7 +148,7 @@ class Eligibility(Record, frozen=True, kw_only=True):
     epoch: Epoch = 1
 
 
-class Invite(Record, frozen=True, kw_only=True):
+class InviteRecord(RoomRecord, frozen=True, kw_only=True):
     """`invites.<inviteId>@<nodeId>`: an invite of a node, never with its secret."""
 
     tier: Tier
@@ -159,7 +159,7 @@ class Invite(Record, frozen=True, kw_only=True):
     revoked_at: EpochMs | None = None
 
 
-class Delivery(Record, frozen=True, kw_only=True):
+class DeliveryRecord(RoomRecord, frozen=True, kw_only=True):
     """`delivery.<nodeId>`: a gateway's delivery progress, summed over all its sources."""
 
     inbox_cursor_acked: NonNegativeInt
@@ -168,14 +168,14 @@ class Delivery(Record, frozen=True, kw_only=True):
     last_ack_at: EpochMs | None = None
 
 
-class Term(Record, frozen=True, kw_only=True, order=True):
+class CoordinatorTerm(RoomRecord, frozen=True, kw_only=True, order=True):
     """A coordinator's term. It includes the node id, so two nodes never share one."""
 
     counter: Counter
     node: NodeId
 
 
-class Retention(Record, frozen=True, kw_only=True):
+class RecordRetention(RoomRecord, frozen=True, kw_only=True):
     """How long control records are kept after they ended."""
 
     tombstone_ms: Millis = 30 * 86_400_000
@@ -183,17 +183,17 @@ class Retention(Record, frozen=True, kw_only=True):
     review_ms: Millis = 30 * 86_400_000
 
 
-class Coordination(Record, frozen=True, kw_only=True):
+class CoordinationRecord(RoomRecord, frozen=True, kw_only=True):
     """`coordination.coordinator@<nodeId>`: a node's claim to coordinate, and its settings."""
 
     coordinator: NodeId
-    term: Term
+    term: CoordinatorTerm
     sweep_every_seconds: Seconds
-    retention: Retention = Retention()
+    retention: RecordRetention = RecordRetention()
     room_epoch: Epoch = 1
 
 
-class Review(Record, frozen=True, kw_only=True):
+class ReviewRecord(RoomRecord, frozen=True, kw_only=True):
     """`reviews.<reviewId>@<nodeId>`: a failed delegation that a person has to review."""
 
     capability_id: CapabilityId
@@ -209,24 +209,24 @@ class Review(Record, frozen=True, kw_only=True):
     settled_at: EpochMs | None = None
 
 
-class Kind(Struct, frozen=True):
+class MapSchema(Struct, frozen=True):
     """Record types of a map, under `<nodeId>` (`own`) and `<id>@<nodeId>` (`claim`); size limit."""
 
-    own: type[Record] | None = None
-    claim: type[Record] | None = None
-    limit: int = _RECORD
+    own: type[RoomRecord] | None = None
+    claim: type[RoomRecord] | None = None
+    limit: int = _DEFAULT_RECORD_BYTES
 
 
-MAPS: dict[str, Kind] = {
-    "nodes": Kind(Node, Revocation),
-    "agents": Kind(claim=Agent),
-    "routing": Kind(claim=Routing),
-    "capabilities.catalog": Kind(claim=Capability),
-    "capabilities.index": Kind(claim=Eligibility, limit=MAX_RECORD),
-    "invites": Kind(claim=Invite),
-    "delivery": Kind(own=Delivery),
-    "coordination": Kind(claim=Coordination),
-    "reviews": Kind(claim=Review),
+MAPS: dict[str, MapSchema] = {
+    "nodes": MapSchema(NodeRecord, RevocationRecord),
+    "agents": MapSchema(claim=AgentRecord),
+    "routing": MapSchema(claim=RoutingRecord),
+    "capabilities.catalog": MapSchema(claim=CapabilityRecord),
+    "capabilities.index": MapSchema(claim=EligibilityRecord, limit=MAX_RECORD_BYTES),
+    "invites": MapSchema(claim=InviteRecord),
+    "delivery": MapSchema(own=DeliveryRecord),
+    "coordination": MapSchema(claim=CoordinationRecord),
+    "reviews": MapSchema(claim=ReviewRecord),
 }
 
 
@@ -235,16 +235,16 @@ def claim_key(id: str, node_id: str) -> str:
     return f"{id}@{node_id}"
 
 
-def subject(key: str) -> str:
+def key_subject(key: str) -> str:
     """The id a key describes."""
     return key.partition("@")[0]
 
 
-def writer(key: str) -> str:
+def key_writer(key: str) -> str:
     """The only node that may write a key."""
     return key.rpartition("@")[2]
 
 
-def type_of(map: str, key: str) -> type[Record] | None:
+def record_type(map: str, key: str) -> type[RoomRecord] | None:
     """The record type at a key of a map; None if the map has no keys of that form."""
     return MAPS[map].claim if "@" in key else MAPS[map].own

@@ -12,15 +12,17 @@ records of other nodes were withdrawn meanwhile.
 
 from collections.abc import Iterable
 
-from gatepost.room.records import Invite, Record, Retention, Review
-from gatepost.room.room import Room
-from gatepost.room.signing import Signed
+from gatepost.room.records import InviteRecord, RecordRetention, ReviewRecord, RoomRecord
+from gatepost.room.room import SharedRoom
+from gatepost.room.signed_record import SignedRecord
 
 # A rotation costs every node a full sync, so it has to save at least this much.
-_WORTH_BYTES = 64 * 1024
+_MIN_SAVED_BYTES = 64 * 1024
 
 
-def finished(room: Room, now: int, retention: Retention) -> list[tuple[str, str]]:
+def finished_records(
+    room: SharedRoom, now: int, retention: RecordRetention
+) -> list[tuple[str, str]]:
     """Map and key of this node's ended records, ready to be tombstoned."""
     own = room.publisher.author.key.public
     return [
@@ -30,47 +32,49 @@ def finished(room: Room, now: int, retention: Retention) -> list[tuple[str, str]
     ]
 
 
-def is_due(room: Room, now: int, retention: Retention) -> bool:
+def is_rotation_due(room: SharedRoom, now: int, retention: RecordRetention) -> bool:
     """Whether a rotation would drop most of the document, and enough bytes to be worth it."""
-    kept = sum(len(signed.text) for signed in _kept(room.document, now, retention))
+    kept = sum(len(signed.text) for signed in _records_to_keep(room.document, now, retention))
     dropped = sum(len(signed.text) for signed in room.document) - kept
-    return dropped > max(_WORTH_BYTES, kept)
+    return dropped > max(_MIN_SAVED_BYTES, kept)
 
 
-def rotated(room: Room, epoch: int, now: int, retention: Retention) -> Room:
+def rotate_room(room: SharedRoom, epoch: int, now: int, retention: RecordRetention) -> SharedRoom:
     """Move the room to a later epoch, on a node that was present when the epoch started."""
-    return _moved(room, epoch, _kept(room.document, now, retention))
+    return _move_room(room, epoch, _records_to_keep(room.document, now, retention))
 
 
-def rejoined(room: Room, epoch: int) -> Room:
+def rejoin_room(room: SharedRoom, epoch: int) -> SharedRoom:
     """Move the room to a later epoch on a node that was away: own records first, then a sync."""
     own = room.publisher.author.key.public
-    return _moved(room, epoch, (s for s in room.document if s.public_key == own and s.data))
+    return _move_room(room, epoch, (s for s in room.document if s.public_key == own and s.data))
 
 
-def _moved(room: Room, epoch: int, records: Iterable[Signed]) -> Room:
-    return Room(room.genesis, author=room.publisher.author, epoch=epoch, records=records)
+def _move_room(room: SharedRoom, epoch: int, records: Iterable[SignedRecord]) -> SharedRoom:
+    return SharedRoom(room.genesis, author=room.publisher.author, epoch=epoch, records=records)
 
 
-def _kept(records: Iterable[Signed], now: int, retention: Retention) -> Iterable[Signed]:
+def _records_to_keep(
+    records: Iterable[SignedRecord], now: int, retention: RecordRetention
+) -> Iterable[SignedRecord]:
     for signed in records:
         if signed.data is None:
-            over = signed.at + retention.tombstone_ms <= now and not _is_node(signed)
+            over = signed.at + retention.tombstone_ms <= now and not _is_node_record(signed)
         else:
             over = _is_over(signed.data, now, retention)
         if not over:
             yield signed
 
 
-def _is_node(signed: Signed) -> bool:
+def _is_node_record(signed: SignedRecord) -> bool:
     """Whether this is a node's record about itself. Its key still verifies old agent transfers."""
     return signed.map == "nodes" and signed.key == signed.writer
 
 
-def _is_over(data: Record, now: int, retention: Retention) -> bool:
-    if isinstance(data, Invite):
+def _is_over(data: RoomRecord, now: int, retention: RecordRetention) -> bool:
+    if isinstance(data, InviteRecord):
         ended = min(t for t in (data.expires_at, data.used_at, data.revoked_at) if t is not None)
         return ended + retention.invite_ms <= now
-    if isinstance(data, Review) and data.settled_at is not None:
+    if isinstance(data, ReviewRecord) and data.settled_at is not None:
         return data.settled_at + retention.review_ms <= now
     return False

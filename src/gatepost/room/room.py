@@ -11,124 +11,126 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec import Struct
 
 from gatepost.errors import Forbidden
-from gatepost.room.admission import Genesis
-from gatepost.room.document import Document
-from gatepost.room.guard import Guard
-from gatepost.room.publishing import Publisher
-from gatepost.room.records import Record
-from gatepost.room.signing import Author, Signed
-from gatepost.room.update import decode_state_vector, encode_state_vector
-from gatepost.room.view import View
+from gatepost.room.admission_chain import Genesis
+from gatepost.room.document import RoomDocument
+from gatepost.room.effective_records import EffectiveRecords
+from gatepost.room.publisher import RecordPublisher
+from gatepost.room.records import RoomRecord
+from gatepost.room.signed_record import RecordAuthor, SignedRecord
+from gatepost.room.update_guard import UpdateGuard
+from gatepost.room.yjs_update import decode_state_vector, encode_state_vector
 
-NAME = "ansible-control"
+ROOM_NAME = "ansible-control"
 
-Listener = Callable[["Applied"], None]
+RoomListener = Callable[["RoomChange"], None]
 
 
-class Applied(Struct, frozen=True):
+class RoomChange(Struct, frozen=True):
     """The records that changed, and the origin of the change."""
 
-    changed: tuple[Signed, ...]
+    changed: tuple[SignedRecord, ...]
     origin: object = None
 
 
 def room_id(epoch: int) -> str:
     """The name of the document of an epoch; see retention.py."""
-    return NAME if epoch == 1 else f"{NAME}.{epoch}"
+    return ROOM_NAME if epoch == 1 else f"{ROOM_NAME}.{epoch}"
 
 
-class Room:
+class SharedRoom:
     """One replica of the room. `effective` holds the records that count."""
 
     def __init__(
         self,
         genesis: Genesis,
         *,
-        author: Author | None = None,
+        author: RecordAuthor | None = None,
         epoch: int = 1,
-        records: Iterable[Signed] = (),
+        records: Iterable[SignedRecord] = (),
         leap: int = 0,
     ) -> None:
         self.genesis = genesis
         self.epoch = epoch
-        self.document = Document(room_id(epoch))
-        self.view = View(genesis)
-        self._guard = Guard(genesis)
-        self._listeners: list[Listener] = []
-        self._publisher: Publisher | None = None
+        self.document = RoomDocument(room_id(epoch))
+        self.effective = EffectiveRecords(genesis)
+        self._guard = UpdateGuard(genesis)
+        self._listeners: list[RoomListener] = []
+        self._publisher: RecordPublisher | None = None
         # Number of records dropped because their writer has reached its limit of keys.
-        self.ignored = 0
-        self._merge(records)
+        self.ignored_count = 0
+        self._merge_records(records)
         if author is not None:
-            self.enter(author, leap)
+            self.set_author(author, leap)
 
     @property
     def id(self) -> str:
         return self.document.room_id
 
     @property
-    def publisher(self) -> Publisher:
+    def publisher(self) -> RecordPublisher:
         if self._publisher is None:
             raise Forbidden("this node is not admitted to the room yet")
         return self._publisher
 
-    def enter(self, author: Author, leap: int = 0) -> None:
+    def set_author(self, author: RecordAuthor, leap: int = 0) -> None:
         """Set the key and admission chain that this node writes with from now on."""
         if self._publisher is None:
-            self._publisher = Publisher(self.document, self.genesis, author, leap)
+            self._publisher = RecordPublisher(self.document, self.genesis, author, leap)
         self._publisher.author = author
 
-    def apply(self, update: bytes, origin: object = None) -> Applied:
+    def apply_update(self, update: bytes, origin: object = None) -> RoomChange:
         """Apply an update as a whole; a RoomViolation leaves the room unchanged."""
-        return self._take(self._guard.inspect(update, self.document), origin)
+        return self._apply_records(self._guard.check_update(update, self.document), origin)
 
-    def draft(self, map: str, key: str, data: Record | None, now: int) -> Signed | None:
+    def draft_record(
+        self, map: str, key: str, data: RoomRecord | None, now: int
+    ) -> SignedRecord | None:
         """Draft an own record, to be made durable and then accepted; None if nothing changed."""
-        return self.publisher.draft(map, key, data, now)
+        return self.publisher.draft_record(map, key, data, now)
 
-    def accept(self, drafts: Iterable[Signed]) -> Applied:
+    def accept_drafts(self, drafts: Iterable[SignedRecord]) -> RoomChange:
         """Put drafts of own records into effect."""
-        return self._take(list(drafts), None)
+        return self._apply_records(list(drafts), None)
 
-    def put(self, map: str, key: str, data: Record, now: int) -> Applied:
+    def publish_record(self, map: str, key: str, data: RoomRecord, now: int) -> RoomChange:
         """Draft and accept an own record in one step, where it need not be durable."""
-        draft = self.draft(map, key, data, now)
-        return self.accept([draft] if draft else [])
+        draft = self.draft_record(map, key, data, now)
+        return self.accept_drafts([draft] if draft else [])
 
-    def tombstone(self, map: str, key: str, now: int) -> Applied:
+    def publish_tombstone(self, map: str, key: str, now: int) -> RoomChange:
         """Withdraw an own record."""
-        draft = self.draft(map, key, None, now)
-        return self.accept([draft] if draft else [])
+        draft = self.draft_record(map, key, None, now)
+        return self.accept_drafts([draft] if draft else [])
 
-    def on_change(self, listener: Listener) -> Callable[[], None]:
+    def on_change(self, listener: RoomListener) -> Callable[[], None]:
         """Call `listener` after every change. The returned function unsubscribes it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def state_vector(self) -> bytes:
-        return encode_state_vector(self.document.clocks())
+        return encode_state_vector(self.document.slot_clocks())
 
-    def missing(self, state_vector: bytes) -> Iterator[bytes]:
+    def missing_updates(self, state_vector: bytes) -> Iterator[bytes]:
         """Updates that bring a document with this state vector up to date; at least one."""
-        newer = self.document.newer_than(decode_state_vector(state_vector))
-        return self.document.chunks(newer)
+        newer = self.document.records_newer_than(decode_state_vector(state_vector))
+        return self.document.encode_updates(newer)
 
-    def _take(self, records: list[Signed], origin: object) -> Applied:
-        applied = Applied(self._merge(records), origin)
+    def _apply_records(self, records: list[SignedRecord], origin: object) -> RoomChange:
+        applied = RoomChange(self._merge_records(records), origin)
         if applied.changed:
             for listener in list(self._listeners):
                 listener(applied)
         return applied
 
-    def _merge(self, records: Iterable[Signed]) -> tuple[Signed, ...]:
+    def _merge_records(self, records: Iterable[SignedRecord]) -> tuple[SignedRecord, ...]:
         changed = {}
         for signed in records:
-            if not self.document.is_news(signed):
+            if not self.document.is_newer(signed):
                 continue
-            if self.document.has_room_for(signed):
-                self.document.put(signed)
-                changed[signed.place] = signed
+            if self.document.has_capacity_for(signed):
+                self.document.put_record(signed)
+                changed[signed.slot_key] = signed
             else:
-                self.ignored += 1
-        self.view.update(changed.values())
+                self.ignored_count += 1
+        self.effective.add_records(changed.values())
         return tuple(changed.values())

@@ -7,54 +7,59 @@ from collections.abc import Iterable, Iterator
 
 from gatepost.errors import JournalCorrupt, RoomViolation
 from gatepost.journal.transaction import Tx
-from gatepost.room.admission import Chains, Genesis
-from gatepost.room.signing import Signed, open_signed, read
+from gatepost.room.admission_chain import ChainVerifier, Genesis
+from gatepost.room.signed_record import SignedRecord, open_signed_record, parse_record
 
-_SAVE = """
+_UPSERT_RECORD = """
 INSERT INTO room_record VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE
 SET version = excluded.version, record = excluded.record, signature = excluded.signature
 WHERE (excluded.version, excluded.record) > (version, record)
 """
-_ALL = "SELECT record, signature FROM room_record ORDER BY map, key, public_key"
+_SELECT_RECORDS = "SELECT record, signature FROM room_record ORDER BY map, key, public_key"
 
 
-def create(tx: Tx, genesis: Genesis, epoch: int = 1) -> None:
+def create_room(tx: Tx, genesis: Genesis, epoch: int = 1) -> None:
     """Store the genesis of this gateway's room. A gateway stays in one room for ever."""
     tx.execute("INSERT INTO room VALUES (1, ?, ?, ?)", (genesis.node, genesis.key, epoch))
 
 
-def which(tx: Tx) -> tuple[Genesis, int] | None:
+def load_room_identity(tx: Tx) -> tuple[Genesis, int] | None:
     """Load genesis and epoch of the room; None if this gateway is in no room yet."""
     row = tx.fetch_one("SELECT genesis_node, genesis_key, epoch FROM room")
     return None if row is None else (Genesis(row[0], row[1]), row[2])
 
 
-def save(tx: Tx, records: Iterable[Signed]) -> None:
+def save_records(tx: Tx, records: Iterable[SignedRecord]) -> None:
     """Store the records, except where a newer version is stored already."""
-    tx.execute_many(_SAVE, [(*s.place, s.version, s.text, s.signature) for s in records])
+    tx.execute_many(
+        _UPSERT_RECORD, [(*s.slot_key, s.version, s.text, s.signature) for s in records]
+    )
 
 
-def load(tx: Tx, genesis: Genesis) -> list[Signed]:
+def load_records(tx: Tx, genesis: Genesis) -> list[SignedRecord]:
     """Load every record. Signatures were checked before saving and are not checked again."""
     try:
-        return [read(text, signature, genesis) for text, signature in tx.iterate_rows(_ALL)]
+        return [
+            parse_record(text, signature, genesis)
+            for text, signature in tx.iterate_rows(_SELECT_RECORDS)
+        ]
     except RoomViolation as error:
         raise JournalCorrupt(f"the room in the journal is damaged: {error.message}") from None
 
 
-def rotate(tx: Tx, epoch: int, records: Iterable[Signed]) -> None:
+def replace_records(tx: Tx, epoch: int, records: Iterable[SignedRecord]) -> None:
     """Replace the records by those of a later epoch."""
     tx.execute("UPDATE room SET epoch = ?", (epoch,))
     tx.execute("DELETE FROM room_record")
-    save(tx, records)
+    save_records(tx, records)
 
 
-def verify(tx: Tx, genesis: Genesis) -> Iterator[RoomViolation]:
+def find_violations(tx: Tx, genesis: Genesis) -> Iterator[RoomViolation]:
     """Check the stored records, signatures included, and yield every violation."""
-    chains = Chains(genesis)
-    for text, signature in tx.iterate_rows(_ALL):
+    chains = ChainVerifier(genesis)
+    for text, signature in tx.iterate_rows(_SELECT_RECORDS):
         try:
-            open_signed(text, signature, chains)
+            open_signed_record(text, signature, chains)
         except RoomViolation as error:
             yield error

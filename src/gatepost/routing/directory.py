@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from msgspec import Struct, field
 
-from gatepost.room import View
+from gatepost.room import EffectiveRecords
 
 
 class GatewayEntry(Struct, frozen=True):
@@ -52,7 +52,7 @@ class RoutingDirectory(Struct, frozen=True):
         return gateway is not None and gateway.online
 
 
-def build_directory(view: View, online: Callable[[str], bool]) -> RoutingDirectory:
+def build_directory(view: EffectiveRecords, online: Callable[[str], bool]) -> RoutingDirectory:
     """Take a snapshot of the room; `online` tells whether a node is believed to be online."""
     gateways = {
         id: GatewayEntry(member.public_key, online(id), frozenset(member.record.capabilities))

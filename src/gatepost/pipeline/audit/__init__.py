@@ -1,1 +1,1 @@
-"""Full verification of an archive: every promise of the protocol, every event."""
+"""Verifies a whole archive: every promise of the protocol against every event."""

@@ -1,7 +1,7 @@
-"""Hash chains and signatures of all segments, checked in parallel.
+"""Checks the hash chains and signatures of all segments in parallel.
 
-A segment ends with a signed head, and the manifest says which; so each segment is checked on its
-own, from the chain the one before it ended in.
+A segment ends with a signed head, and the manifest lists the chain value of that head. So each
+segment is checked on its own, starting from the chain value at the end of the one before it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,17 +15,17 @@ from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
 
 from gatepost.archive import manifest
-from gatepost.archive.manifest import Manifest
-from gatepost.archive.store import Store
+from gatepost.archive.archive_store import ArchiveStore
+from gatepost.archive.manifest import ArchiveManifest
 from gatepost.errors import ChainError
-from gatepost.events.chain import Head, extend, genesis, verify_head
+from gatepost.events.chain import ChainHead, extend_chain, genesis_chain, verify_head
 
 _COLUMNS = ["seq", "digest", "group_first", "chain", "signature", "body", "created_at"]
 FOUND = "rule string, node string, incarnation string, seq bigint, at bigint, detail string"
 
 
 class Link(Struct, frozen=True):
-    """One segment, and where the one before it ended; `chain` is None if nobody knows."""
+    """One segment, and the end of the one before it; `chain` is None if that end is unknown."""
 
     root: str
     node: str
@@ -46,7 +46,7 @@ class Found(Struct, frozen=True):
 
 
 class Rows(Struct, frozen=True):
-    """What of a segment its chain is made of."""
+    """The columns of a segment that its chain is made of."""
 
     seq: list[int]
     digest: list[bytes]
@@ -58,7 +58,10 @@ class Rows(Struct, frozen=True):
 
 
 def check(
-    spark: SparkSession, root: str, listed: Sequence[Manifest], keys: dict[str, tuple[bytes, ...]]
+    spark: SparkSession,
+    root: str,
+    listed: Sequence[ArchiveManifest],
+    keys: dict[str, tuple[bytes, ...]],
 ) -> DataFrame:
     """All violations of chains and signatures in the archive."""
     links = [link for node in listed for link in links_of(root, node, keys)]
@@ -68,30 +71,32 @@ def check(
     return frame.mapInArrow(_checked, FOUND)
 
 
-def links_of(root: str, listed: Manifest, keys: dict[str, tuple[bytes, ...]]) -> Iterator[Link]:
+def links_of(
+    root: str, listed: ArchiveManifest, keys: dict[str, tuple[bytes, ...]]
+) -> Iterator[Link]:
     """The segments of one node in order, each with the end of the one before."""
-    firsts = {life.id: life.first_seq for life in listed.incarnations}
+    first_seqs = {known.id: known.first_seq for known in listed.incarnations}
     ends: dict[str, tuple[int, bytes]] = {}
     for segment in listed.segments:
-        life = segment.incarnation
-        if life in ends:
-            after, chain = ends[life]
+        incarnation = segment.incarnation
+        if incarnation in ends:
+            after, chain = ends[incarnation]
         else:
             after = segment.first - 1
-            begins = segment.first == firsts.get(life)
-            chain = genesis(listed.node, life) if begins else b""
+            begins = segment.first == first_seqs.get(incarnation)
+            chain = genesis_chain(listed.node, incarnation) if begins else b""
         yield Link(
             root,
             listed.node,
-            life,
-            f"{manifest.folder_of(listed.node)}/{segment.path}",
+            incarnation,
+            f"{manifest.node_folder(listed.node)}/{segment.path}",
             segment.sha256,
             after,
             chain or None,
             segment.chain,
             keys[listed.node],
         )
-        ends[life] = segment.last, bytes.fromhex(segment.chain)
+        ends[incarnation] = segment.last, bytes.fromhex(segment.chain)
 
 
 def _checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -114,7 +119,8 @@ def _batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
 
 
 def check_segment(link: Link) -> Iterator[Found]:
-    content = Store.open(link.root).read(link.path)
+    """All violations in one segment."""
+    content = ArchiveStore.open(link.root).read_file(link.path)
     if content is None:
         yield Found("chain_gap", link.after + 1, None, f"the listed file {link.path} is missing")
         return
@@ -135,36 +141,36 @@ def _read(content: bytes) -> Rows:
 
 
 def _bodies(rows: Rows) -> Iterator[Found]:
-    for place, body in enumerate(rows.body):
-        if body is not None and sha256(body).digest() != rows.digest[place]:
+    for row, body in enumerate(rows.body):
+        if body is not None and sha256(body).digest() != rows.digest[row]:
             yield Found(
                 "altered_event",
-                rows.seq[place],
-                rows.created_at[place],
+                rows.seq[row],
+                rows.created_at[row],
                 "the event's bytes do not have its digest",
             )
 
 
 def _groups(link: Link, rows: Rows) -> Iterator[Found]:
-    """Walk from head to head. After a gap the chain is taken up again at the next head."""
+    """Check group by group, head to head. After a gap the chain resumes at the next head."""
     after, chain, start = link.after, link.chain, 0
-    heads = [place for place, chain in enumerate(rows.chain) if chain is not None]
-    for place in heads:
-        group = range(start, place + 1)
-        gaps = list(_gaps(after, [rows.seq[p] for p in group], rows.created_at[start]))
+    heads = [row for row, chain in enumerate(rows.chain) if chain is not None]
+    for end in heads:
+        group = range(start, end + 1)
+        gaps = list(_gaps(after, [rows.seq[row] for row in group], rows.created_at[start]))
         yield from gaps
-        yield from _signature(link, rows, place)
-        head = rows.chain[place] or b""
+        yield from _signature(link, rows, end)
+        head = rows.chain[end] or b""
         known = chain is not None and not gaps
-        if known and extend(chain or b"", (rows.digest[p] for p in group)) != head:
+        if known and extend_chain(chain or b"", (rows.digest[row] for row in group)) != head:
             yield Found(
                 "chain_fork",
-                rows.seq[place],
-                rows.created_at[place],
-                f"the group {rows.seq[start]} to {rows.seq[place]} continues"
-                " another past than the events before it",
+                rows.seq[end],
+                rows.created_at[end],
+                f"the group {rows.seq[start]} to {rows.seq[end]} does not continue"
+                " the chain of the events before it",
             )
-        after, chain, start = rows.seq[place], head, place + 1
+        after, chain, start = rows.seq[end], head, end + 1
     if start < len(rows.seq):
         yield Found(
             "bad_signature",
@@ -190,14 +196,14 @@ def _gaps(after: int, seqs: Sequence[int], at: int) -> Iterator[Found]:
         expected = seq + 1
 
 
-def _signature(link: Link, rows: Rows, place: int) -> Iterable[Found]:
-    head = Head(
+def _signature(link: Link, rows: Rows, end: int) -> Iterable[Found]:
+    head = ChainHead(
         link.node,
         link.incarnation,
-        rows.group_first[place] or 0,
-        rows.seq[place],
-        rows.chain[place] or b"",
-        rows.signature[place] or b"",
+        rows.group_first[end] or 0,
+        rows.seq[end],
+        rows.chain[end] or b"",
+        rows.signature[end] or b"",
     )
     for key in link.keys:
         try:
@@ -206,4 +212,4 @@ def _signature(link: Link, rows: Rows, place: int) -> Iterable[Found]:
             continue
         return ()
     detail = f"the head over {head.first} to {head.last} is not signed by the node's key"
-    return (Found("bad_signature", head.last, rows.created_at[place], detail),)
+    return (Found("bad_signature", head.last, rows.created_at[end], detail),)

@@ -1,7 +1,7 @@
-"""What outboxes promise each other, checked with native Spark expressions.
+"""Checks the promises between outboxes with native Spark expressions.
 
-Each check first finds the few keys that break its rule, by numbers only, and then fetches the
-events that show it.
+Each check first finds the few keys that break its rule, comparing numbers only, and then fetches
+the events that show it.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from gatepost.pipeline.objectives import Objectives
 
 _TRACKED = ("message", "reply", "task_create", "task_cancel")
 _LIFE = ("node", "incarnation")
-_RECEIPT = ["about", "owner", "node", "place"]
+_RECEIPT = ["about", "owner", "node", "position"]
 
 
 def check(
@@ -37,7 +37,7 @@ def check(
 
 
 def publishers(facts: list[RoomFacts]) -> list[tuple[int, list[tuple[int, str]]]]:
-    """Terms that more than one node claimed, with all claims in order of time."""
+    """Terms that more than one node claimed, each with its claims (time, node) in order."""
     claims: dict[int, dict[str, int]] = {}
     for term in (term for known in facts for term in known.terms):
         claims.setdefault(term.counter, {}).setdefault(term.node, term.at)
@@ -63,7 +63,7 @@ def _receipts(events: DataFrame, known: Sequence[Span]) -> DataFrame:
     """Accepted and processed receipts, by the event they are about."""
     rows = events.where("kind = 'ack' and status in ('accepted', 'processed')")
     owner = F.coalesce("to_node", "node")
-    return rows.withColumns({"about": F.col("ref_id"), "owner": owner, "place": place(known)})
+    return rows.withColumns({"about": F.col("ref_id"), "owner": owner, "position": place(known)})
 
 
 def _oversized(events: DataFrame, max_inline: int) -> DataFrame:
@@ -73,37 +73,38 @@ def _oversized(events: DataFrame, max_inline: int) -> DataFrame:
 
 def _revoked(events: DataFrame, facts: list[RoomFacts]) -> DataFrame:
     last: dict[str, int] = {}
-    for gone in (gone for known in facts for gone in known.revocations):
-        last[gone.node] = min(last.get(gone.node, gone.last_seq), gone.last_seq)
-    written = F.lit(False)
+    for revoked in (revoked for known in facts for revoked in known.revocations):
+        last[revoked.node] = min(last.get(revoked.node, revoked.last_seq), revoked.last_seq)
+    later = F.lit(False)
     for node, seq in last.items():
-        written = written | ((F.col("node") == node) & (F.col("seq") > seq))
-    detail = F.lit("written after the node was shut out")
-    return _found(events.where(written), "revoked_node", detail)
+        later = later | ((F.col("node") == node) & (F.col("seq") > seq))
+    detail = F.lit("written after the node was revoked")
+    return _found(events.where(later), "revoked_node", detail)
 
 
 def _doubled(receipts: DataFrame, known: Sequence[Span]) -> DataFrame:
-    """Two nodes ended it, or one told two ends, or completed again what it had forgotten.
+    """Events that two nodes processed, one incarnation with two outcomes, or one node twice.
 
-    To repeat a receipt is harmless. A journal that was restored may give up what its former life
-    completed: that is no second turn.
+    A node completes an event twice if its journal was restored and had forgotten the first turn.
+    Repeating a receipt is harmless. A restored journal may also give up an event that an earlier
+    incarnation completed: that is no second turn.
     """
     ends = receipts.where("status = 'processed'")
     # Numbers only, so that this stays a hash aggregation over all receipts.
-    teller = F.xxhash64("node", "incarnation", "outcome")
+    writer = F.xxhash64("node", "incarnation", "outcome")
     keys = (
         ends.groupBy("about", "owner")
-        .agg(F.min(teller).alias("one"), F.max(teller).alias("other"))
+        .agg(F.min(writer).alias("one"), F.max(writer).alias("other"))
         .where("one <> other")
         .select("about", "owner")
     )
     about = Window.partitionBy("about", "owner")
-    told = F.when(F.col("outcome") == "ok", F.concat_ws("/", "node", forgotten(known)))
+    turn = F.when(F.col("outcome") == "ok", F.concat_ws("/", "node", forgotten(known)))
     within = F.size(F.collect_set("outcome").over(Window.partitionBy("about", "owner", *_LIFE)))
     rows = ends.join(F.broadcast(keys), ["about", "owner"]).withColumns(
         {
             "nodes": F.collect_set("node").over(about),
-            "turns": F.size(F.collect_set(told).over(about)),
+            "turns": F.size(F.collect_set(turn).over(about)),
             "ends": within,
             "rank": F.row_number().over(about.orderBy(F.desc("created_at"), F.desc("seq"))),
         }
@@ -115,13 +116,16 @@ def _doubled(receipts: DataFrame, known: Sequence[Span]) -> DataFrame:
 
 
 def _hasty(receipts: DataFrame, known: Sequence[Span], slack: int) -> DataFrame:
-    """Processed first, or never accepted; what lies before an archive began may have been it."""
-    accepted = F.min(F.when(F.col("status") == "accepted", F.col("place")))
-    processed = F.min(F.when(F.col("status") == "processed", F.col("place")))
+    """Receipts `processed` without `accepted` before them.
+
+    Events from before the archive begins are left out: their `accepted` may lie there too.
+    """
+    accepted = F.min(F.when(F.col("status") == "accepted", F.col("position")))
+    processed = F.min(F.when(F.col("status") == "processed", F.col("position")))
     keys = (
         receipts.groupBy("about", "owner", "node")
-        .agg(accepted.alias("accepted"), processed.alias("place"))
-        .where("place is not null and coalesce(accepted > place, true)")
+        .agg(accepted.alias("accepted"), processed.alias("position"))
+        .where("position is not null and coalesce(accepted > position, true)")
         .where(drawn_at(F.col("about")) >= begun(known, F.col("node"), slack))
         .select(*_RECEIPT)
     )
@@ -133,17 +137,17 @@ def _hasty(receipts: DataFrame, known: Sequence[Span], slack: int) -> DataFrame:
 def _orphaned(
     events: DataFrame, receipts: DataFrame, known: Sequence[Span], slack: int
 ) -> DataFrame:
-    """Receipts for events that are not where they should be.
+    """Receipts about events that are missing from the outbox they should be in.
 
-    An id tells when its event was written, by the clock of the outbox that should have it; whether
-    that outbox is archived around that moment is known.
+    An event id carries the time it was written, by the clock of the outbox that should hold it. So
+    only outboxes that are archived around that time are checked.
     """
     sent = events.where(F.col("kind").isin(*_TRACKED)).select(
         F.col("event_id").alias("about"), F.col("node").alias("owner"), F.lit(1).alias("sent")
     )
-    told = receipts.select("about", "owner", F.lit(0).alias("sent"))
+    mentioned = receipts.select("about", "owner", F.lit(0).alias("sent"))
     keys = (
-        sent.unionByName(told)
+        sent.unionByName(mentioned)
         .groupBy("about", "owner")
         .agg(F.max("sent").alias("sent"))
         .where("sent = 0")
@@ -156,10 +160,11 @@ def _orphaned(
 
 
 def _overtaken(events: DataFrame, receipts: DataFrame) -> DataFrame:
-    """A turn that ended after a later one of its pair, on the same node.
+    """Turns that ended after a later one of their pair, on the same node.
 
-    The first receipt tells when; others repeat it. A restored journal numbers its pairs, and its
-    own events, anew from the backup on; so order is within a life of the sender and of the owner.
+    The first receipt counts; others repeat it. A restored journal numbers its pairs and its own
+    events anew from the backup on. So order is checked within one incarnation of the sender and one
+    of the owner.
     """
     sent = events.where(F.col("kind").isin(*_TRACKED) & (F.col("attempt") == 1)).where(
         "pair_seq > 0"
@@ -173,9 +178,9 @@ def _overtaken(events: DataFrame, receipts: DataFrame) -> DataFrame:
     turns = (
         receipts.where("status = 'processed' and outcome in ('ok', 'failed')")
         .groupBy("about", "owner", "node")
-        .agg(F.min("place").alias("place"))
+        .agg(F.min("position").alias("position"))
     )
-    in_order = Window.partitionBy("pair", "node", life(F.col("place"))).orderBy("place")
+    in_order = Window.partitionBy("pair", "node", life(F.col("position"))).orderBy("position")
     before = in_order.rowsBetween(Window.unboundedPreceding, -1)
     numbered = turns.join(sent, ["about", "owner"])
     keys = (

@@ -1,4 +1,4 @@
-"""The promises an audit checks: one code and one sentence each."""
+"""The rules an audit checks: a code and a sentence for each promise of the protocol."""
 
 from typing import Final
 
@@ -9,12 +9,12 @@ RULES: Final[dict[str, str]] = {
     "altered_event": "An archived event has the digest that was signed for it.",
     "altered_segment": "An archived file is the one its signed manifest lists.",
     "unsigned_manifest": "The list of a node's archived files is signed by the node.",
-    "room_facts": "What a gateway says of the room it signed, and others do not contradict it.",
+    "room_facts": "A gateway's facts of the room are signed, and other gateways agree with them.",
     "doubled_turn": "One event completes at most one turn.",
     "receipt_without_message": "A receipt is about an event of the outbox it is addressed to.",
-    "processed_before_accepted": "A node processes only what it has accepted before.",
-    "fifo_broken": "What one agent sends to another is processed in the order of sending.",
-    "revoked_node": "Nothing counts that a node wrote after it was shut out.",
+    "processed_before_accepted": "A node processes only events it has accepted before.",
+    "fifo_broken": "Events from one agent to another are processed in the order of sending.",
+    "revoked_node": "Events that a node wrote after it was revoked do not count.",
     "payload_over_limit": "A payload over the limit travels as a blob, not inside its event.",
     "two_publishers": "A term has one publisher.",
 }

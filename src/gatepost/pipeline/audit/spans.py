@@ -1,7 +1,8 @@
-"""Which part of an outbox the archive knows, and what a restored journal forgot.
+"""The archived part of each outbox, and the events that a restored journal forgot.
 
-An archive may begin in the middle of a journal, ends a little before now, and a journal that came
-back from a backup does not know what it did since. Nobody is blamed for what cannot be known.
+An archive may begin in the middle of a journal, and ends a little before now. A journal restored
+from a backup does not know its events since that backup. Checks use these spans so that they report
+no violation where the evidence may be missing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,54 +12,55 @@ from msgspec import Struct
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from gatepost.archive.manifest import Manifest
+from gatepost.archive.manifest import ArchiveManifest
 
 _SEQ_BITS = 48
 
 
 class Span(Struct, frozen=True):
-    """One life of a journal: what it wrote between two moments, by its own clock, is there."""
+    """All events of one incarnation of a journal from `begin` to `end`, by its own clock."""
 
     node: str
     incarnation: str
     begin: int
     end: int
-    # Later lives do not know what was written from here on; None for the latest life.
+    # The first seq that later incarnations do not know; None for the latest incarnation.
     forgotten: int | None
 
 
-def spans(listed: Sequence[Manifest]) -> list[Span]:
+def spans(listed: Sequence[ArchiveManifest]) -> list[Span]:
     return [span for node in listed for span in _of(node)]
 
 
-def _of(listed: Manifest) -> Iterator[Span]:
-    for place, life in enumerate(listed.incarnations):
-        mine = [segment for segment in listed.segments if segment.incarnation == life.id]
-        if not mine:
+def _of(listed: ArchiveManifest) -> Iterator[Span]:
+    for index, incarnation in enumerate(listed.incarnations):
+        segments = [each for each in listed.segments if each.incarnation == incarnation.id]
+        if not segments:
             continue
-        first = place == 0 and mine[0].first == 1
+        complete = index == 0 and segments[0].first == 1
         yield Span(
             listed.node,
-            life.id,
-            0 if first else min(segment.min_created_at for segment in mine),
-            max(segment.max_created_at for segment in mine),
-            min((later.first_seq for later in listed.incarnations[place + 1 :]), default=None),
+            incarnation.id,
+            0 if complete else min(segment.min_created_at for segment in segments),
+            max(segment.max_created_at for segment in segments),
+            min((later.first_seq for later in listed.incarnations[index + 1 :]), default=None),
         )
 
 
 def place(known: Sequence[Span]) -> Column:
-    """Where an event stands among all of its node, whichever life wrote it: one number."""
-    age = F.lit(0).cast("bigint")
-    for _, lives in groupby(known, lambda span: span.node):
-        for number, span in enumerate(lives):
+    """One number that orders all events of a node: the incarnation's number, then the seq."""
+    incarnation = F.lit(0).cast("bigint")
+    for _, spans_of_node in groupby(known, lambda span: span.node):
+        for number, span in enumerate(spans_of_node):
             if number:
                 written = (F.col("incarnation") == span.incarnation) & (F.col("node") == span.node)
-                age = F.when(written, F.lit(number).cast("bigint")).otherwise(age)
-    return F.shiftleft(age, _SEQ_BITS) + F.col("seq")
+                incarnation = F.when(written, F.lit(number).cast("bigint")).otherwise(incarnation)
+    return F.shiftleft(incarnation, _SEQ_BITS) + F.col("seq")
 
 
-def life(place: Column) -> Column:
-    return F.shiftright(place, _SEQ_BITS)
+def life(position: Column) -> Column:
+    """The number of the incarnation in an event's position."""
+    return F.shiftright(position, _SEQ_BITS)
 
 
 def drawn_at(id: Column) -> Column:
@@ -67,7 +69,7 @@ def drawn_at(id: Column) -> Column:
 
 
 def begun(known: Sequence[Span], node: Column, slack: int) -> Column:
-    """From which moment on everything a node wrote is there."""
+    """The moment from which on all events of a node are archived."""
     moments = {span.node: span.begin for span in reversed(known)}
     found = F.lit(0).cast("bigint")
     for name, begin in moments.items():
@@ -77,7 +79,7 @@ def begun(known: Sequence[Span], node: Column, slack: int) -> Column:
 
 
 def covered(known: Sequence[Span], node: Column, at: Column, slack: int) -> Column:
-    """Whether what a node wrote at that moment would be there."""
+    """Whether an event that a node wrote at that moment would be archived."""
     found = F.lit(False)
     for span in known:
         inside = at.between(span.begin + (slack if span.begin else 0), span.end - slack)
@@ -86,7 +88,7 @@ def covered(known: Sequence[Span], node: Column, at: Column, slack: int) -> Colu
 
 
 def forgotten(known: Sequence[Span]) -> Column:
-    """The life that wrote an event which later lives do not know of; empty if they do."""
+    """The incarnation of an event that later incarnations do not know; empty if they know it."""
     found = F.lit("")
     for span in known:
         if span.forgotten is not None:

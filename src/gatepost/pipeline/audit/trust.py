@@ -1,9 +1,9 @@
-"""Whose word counts: which key is a node's, and who says so.
+"""Decides which keys belong to which node, from the facts that gateways signed.
 
-A gateway tells in `room/<id>.json` which nodes it knows by which keys, and signs that. Its word
-counts if the signature is its own and if it does not contradict what most others say. What nobody
-but the node itself says of its key proves that the archive was not changed, but not by whom it was
-written: such a key is self-asserted.
+A gateway lists in `room/<id>.json` the nodes it knows and their keys, and signs the list. Its facts
+are believed if the signature is its own, and if they do not contradict most other gateways. A key
+that only the node itself states is *self-asserted*: it proves that the archive was not changed, but
+not who wrote it.
 """
 
 from collections import Counter
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import Struct
 
 from gatepost.archive import room_facts
-from gatepost.archive.manifest import Manifest
+from gatepost.archive.archive_store import ArchiveStore
+from gatepost.archive.manifest import ArchiveManifest
 from gatepost.archive.room_facts import RoomFacts
-from gatepost.archive.store import Store
 from gatepost.errors import ArchiveError
 
 _FOLDER = "room"
@@ -24,7 +24,7 @@ Keys = dict[str, set[bytes]]
 
 
 class Doubt(Struct, frozen=True):
-    """Why a gateway is not believed; `at` is when it said what it said."""
+    """The reason not to believe a gateway's facts; `at` is the time of these facts."""
 
     node: str
     at: int
@@ -32,7 +32,7 @@ class Doubt(Struct, frozen=True):
 
 
 class Trust(Struct, frozen=True):
-    """`facts` are the believed ones, `keys` are those that sign for each node."""
+    """`facts` are the believed ones, `keys` the keys whose signatures count for each node."""
 
     facts: list[RoomFacts]
     keys: dict[str, tuple[bytes, ...]]
@@ -40,32 +40,32 @@ class Trust(Struct, frozen=True):
     doubts: list[Doubt]
 
 
-def read(store: Store) -> tuple[list[RoomFacts], list[Doubt]]:
-    """What every gateway says, and which of it cannot be read or is not its own."""
-    told, doubts = [], []
-    for name in store.files(_FOLDER):
+def read(store: ArchiveStore) -> tuple[list[RoomFacts], list[Doubt]]:
+    """The facts of every gateway, and doubts about files that are unreadable or misplaced."""
+    read_facts, doubts = [], []
+    for name in store.list_files(_FOLDER):
         node = name.removeprefix(f"{_FOLDER}/").removesuffix(_SUFFIX)
         try:
-            facts = room_facts.read(store, node) if name.endswith(_SUFFIX) else None
+            facts = room_facts.read_facts(store, node) if name.endswith(_SUFFIX) else None
         except ArchiveError as error:
             doubts.append(Doubt(node, 0, error.message))
             continue
         if facts is not None and facts.node != node:
-            doubts.append(Doubt(node, facts.at, f"{name} is what {facts.node} says"))
+            doubts.append(Doubt(node, facts.at, f"{name} holds the facts of {facts.node}"))
         elif facts is not None:
-            told.append(facts)
-    return told, doubts
+            read_facts.append(facts)
+    return read_facts, doubts
 
 
-def judge(told: Sequence[RoomFacts], listed: Sequence[Manifest]) -> Trust:
-    """Believe who signed and is not contradicted."""
+def judge(told: Sequence[RoomFacts], listed: Sequence[ArchiveManifest]) -> Trust:
+    """Believe gateways that signed their facts and are not contradicted."""
     doubts: list[Doubt] = []
     believed = list(told)
-    for doubted in (_unsigned, _impostors, _contradictory):
-        found = list(doubted(believed))
+    for find_doubts in (_unsigned, _impostors, _contradictory):
+        found = list(find_doubts(believed))
         doubts += found
-        gone = {doubt.node for doubt in found}
-        believed = [facts for facts in believed if facts.node not in gone]
+        doubted = {doubt.node for doubt in found}
+        believed = [facts for facts in believed if facts.node not in doubted]
     own: dict[str, tuple[bytes, ...]] = {node.node: (node.public_key,) for node in listed}
     own |= {facts.node: tuple(sorted(_said(facts)[facts.node])) for facts in believed}
     vouched = _vouched(believed)
@@ -75,7 +75,7 @@ def judge(told: Sequence[RoomFacts], listed: Sequence[Manifest]) -> Trust:
 
 
 def _said(facts: RoomFacts) -> Keys:
-    """By node the keys this gateway knows; one that was shut out may be back with a new one."""
+    """Node → keys this gateway knows; a revoked node may be back with a new key."""
     keys: Keys = {}
     known = [(fact.id, fact.public_key) for fact in facts.nodes]
     known += [(fact.node, fact.public_key) for fact in facts.revocations if fact.public_key]
@@ -87,12 +87,12 @@ def _said(facts: RoomFacts) -> Keys:
 def _unsigned(told: Iterable[RoomFacts]) -> Iterator[Doubt]:
     for facts in told:
         own = _said(facts).get(facts.node, set())
-        if not any(room_facts.is_signed(facts, key) for key in own):
-            yield _doubt(facts, "what it says of the room is not signed with its key")
+        if not any(room_facts.are_facts_signed(facts, key) for key in own):
+            yield _doubt(facts, "its facts of the room are not signed with its key")
 
 
 def _impostors(told: Sequence[RoomFacts]) -> Iterator[Doubt]:
-    """Signed, but with a key under which most others do not know this node."""
+    """Gateways that signed, but with a key that most others do not know as this node's."""
     for facts in told:
         others = [_said(other) for other in told if other.node != facts.node]
         votes = [known[facts.node] for known in others if facts.node in known]
@@ -102,26 +102,29 @@ def _impostors(told: Sequence[RoomFacts]) -> Iterator[Doubt]:
 
 
 def _contradictory(told: Sequence[RoomFacts]) -> Iterator[Doubt]:
-    """Those who know a node by another key than most do; if there is no most, all who know it."""
-    said = {facts.node: _said(facts) for facts in told}
-    for node in sorted({node for known in said.values() for node in known}):
-        votes = [known[node] for known in said.values() if node in known]
+    """Gateways that know a node by another key than the majority.
+
+    Without a majority all gateways that know the node are doubted.
+    """
+    stated = {facts.node: _said(facts) for facts in told}
+    for node in sorted({node for known in stated.values() for node in known}):
+        votes = [known[node] for known in stated.values() if node in known]
         key = _majority(votes)
         if any(not one & other for one in votes for other in votes):
             for facts in told:
-                if node in said[facts.node] and key not in said[facts.node][node]:
+                if node in stated[facts.node] and key not in stated[facts.node][node]:
                     yield _doubt(facts, f"it contradicts other gateways about the key of {node}")
 
 
 def _majority(votes: Sequence[set[bytes]]) -> bytes | None:
-    """The key that more than half of them know."""
+    """The key that more than half of the voters know, if there is one."""
     counts = Counter(key for keys in votes for key in keys)
     best = max(counts, key=lambda key: (counts[key], key), default=None)
     return best if best is not None and 2 * counts[best] > len(votes) else None
 
 
 def _vouched(believed: Iterable[RoomFacts]) -> Keys:
-    """By node the keys that others know it by."""
+    """Node → keys that other gateways know it by."""
     keys: Keys = {}
     for facts in believed:
         for node, known in _said(facts).items():

@@ -1,1 +1,1 @@
-"""The pipeline's jobs: what alone knows paths, batches and when to run."""
+"""The pipeline's jobs. They alone know paths and batches, and decide when to run."""

@@ -1,8 +1,8 @@
-"""One batch of events into all tables.
+"""Brings all tables up to date with one batch of events.
 
-Deliveries of the hours that the events are about are merged with what is stored of them and
-replaced; what is made of deliveries is made again for these hours only. Incidents, reviews and
-ETA advice are made from what is unusual, of which there is little.
+The deliveries of the hours that the events refer to are merged with the stored ones and replaced.
+Tables made of deliveries are made again for these hours only. Incidents, reviews and ETA advice
+are made anew from the few unusual deliveries (`cases`) and the sums of each hour (`paces`).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -36,14 +36,14 @@ from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.tables.schemas import Table
 from gatepost.pipeline.tables.turns import turns
 
-# Incidents come last: who has them has all of the batch.
+# Incidents come last: once that table has a batch, all tables have it (`BatchLedger.is_done`).
 _OVERALL: Final = (schemas.ETA, schemas.REVIEWS, schemas.INCIDENTS)
 _HOURS_A_DAY = 24
 _MANY_FILES = 256
 
 
 class Tables(Struct, frozen=True):
-    """The folder of all tables."""
+    """The folder that holds all tables."""
 
     root: str
 
@@ -51,7 +51,7 @@ class Tables(Struct, frozen=True):
         return f"{self.root.rstrip('/')}/{table.name}"
 
     def read(self, spark: SparkSession, table: Table) -> DataFrame:
-        """The table; empty if it was never written."""
+        """Read the table; it is empty if it was never written."""
         if table is schemas.TURNS:
             return turns(self.read(spark, schemas.DELIVERIES))
         path = self.path(table)
@@ -61,7 +61,7 @@ class Tables(Struct, frozen=True):
 
 
 class Apply:
-    """A batch on its way into the tables. What of it is there already is not done again."""
+    """Writes a batch to all tables. A table that has the batch already is left as it is."""
 
     def __init__(self, spark: SparkSession, tables: Tables, objectives: Objectives) -> None:
         self._spark = spark
@@ -77,13 +77,13 @@ class Apply:
         self._tidy()
 
     def _tidy(self) -> None:
-        """Every batch adds to activity, and every batch reads all of it that is recent."""
+        """Merge the files of activity: every batch adds to them and reads all recent ones."""
         path = self._tables.path(schemas.ACTIVITY)
         if len(files_since(path, "last_at", 0)) >= _MANY_FILES:
             compact(self._spark, path)
 
     def _survey(self, source: Source, batch: Transaction) -> set[int] | None:
-        """Counts events; returns the hours that change, or None if all of them are new."""
+        """Count activity; returns the hours that change, or None if the tables are still empty."""
         activity = begin(
             self._tables.path(schemas.ACTIVITY), schemas.ACTIVITY.schema, transaction=batch
         )
@@ -104,43 +104,43 @@ class Apply:
             writing.commit(deliver.deliveries(self._spark, source, stored, writing.path))
 
     def _hourly(self, batch: Transaction, hours: set[int] | None) -> None:
-        every = {table: self._replacing(table, batch, hours) for table in HOURLY}
+        writes = {table: self._replacing(table, batch, hours) for table in HOURLY}
         changed = self._held(schemas.DELIVERIES, hours)
-        _write(every, lambda todo: hourly(self._spark, changed, todo, self._objectives))
+        _write(writes, lambda folders: hourly(self._spark, changed, folders, self._objectives))
 
     def _overall(self, batch: Transaction) -> None:
-        every = {
+        writes = {
             table: begin(
                 self._tables.path(table), table.schema, mode="overwrite", transaction=batch
             )
             for table in _OVERALL
         }
         known = self._known()
-        _write(every, lambda todo: overall(self._spark, known, todo, self._objectives))
+        _write(writes, lambda folders: overall(self._spark, known, folders, self._objectives))
 
     def _known(self) -> Known:
         activity = self._tables.path(schemas.ACTIVITY)
         as_of = (largest(activity, "last_at") or 0) - self._objectives.sealing * 1000
         since = as_of // schemas.HOUR_MS - self._objectives.days * _HOURS_A_DAY
-        alive = files_since(activity, "last_at", since * schemas.HOUR_MS)
+        recent = files_since(activity, "last_at", since * schemas.HOUR_MS)
         return Known(
             since * schemas.HOUR_MS,
             as_of,
-            activity=[file.uri for file in alive],
+            activity=[file.uri for file in recent],
             cases=self._recent(schemas.CASES, since),
             paces=self._recent(schemas.PACES, since),
         )
 
     def _recent(self, table: Table, since: int) -> list[str]:
-        every = files(self._tables.path(table), "hour")
-        return [file.uri for file in every if file.value >= since]
+        stored = files(self._tables.path(table), "hour")
+        return [file.uri for file in stored if file.value >= since]
 
     def _held(self, table: Table, hours: Collection[int] | None) -> list[Held]:
-        every = files(self._tables.path(table), "hour")
-        return [file for file in every if hours is None or file.value in hours]
+        stored = files(self._tables.path(table), "hour")
+        return [file for file in stored if hours is None or file.value in hours]
 
     def _replacing(self, table: Table, batch: Transaction, hours: set[int] | None) -> Writing:
-        """The table is made by this batch, or these hours of it are replaced."""
+        """Begin to replace these hours of the table, or to create the table if `hours` is None."""
         how: How = {"partition_by": ["hour"], "transaction": batch}
         if hours is not None:
             how |= {"mode": "replace", "replace": {"hour": sorted(hours)}}
@@ -148,11 +148,11 @@ class Apply:
 
 
 def _write(
-    every: Mapping[Table, Writing],
+    writes: Mapping[Table, Writing],
     make: Callable[[dict[Table, str]], Mapping[Table, Sequence[File]]],
 ) -> None:
-    """What is made for the folders of these tables, unless they have it already."""
-    todo = {table: writing.path for table, writing in every.items() if not writing.done}
-    made = make(todo) if todo else {}
-    for table, fresh in made.items():
-        every[table].commit(fresh)
+    """Have `make` write files for the tables that lack this batch, and commit them."""
+    folders = {table: writing.path for table, writing in writes.items() if not writing.done}
+    made = make(folders) if folders else {}
+    for table, written in made.items():
+        writes[table].commit(written)

@@ -1,4 +1,4 @@
-"""`audit`: does the archive keep every promise of the protocol?"""
+"""The `audit` job: checks that the archive keeps every promise of the protocol."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from gatepost.archive import manifest
-from gatepost.archive.manifest import Manifest
-from gatepost.archive.store import Store
+from gatepost.archive.archive_store import ArchiveStore
+from gatepost.archive.manifest import ArchiveManifest
 from gatepost.errors import ArchiveError
 from gatepost.pipeline.audit import chains, promises, trust
 from gatepost.pipeline.audit.rules import RULES
@@ -30,10 +30,10 @@ _OF_ROOM = "rule string, node string, at bigint, detail string"
 
 
 class Audited(Struct, frozen=True):
-    """How many violations of each rule there are; an archive that keeps its word has none.
+    """The result of an audit; `violations` counts the violations of each broken rule.
 
-    `self_asserted` are nodes whose key nobody else vouches for: what they wrote is consistent, but
-    whoever can write the whole archive could have written it.
+    No other node vouches for the keys of the `self_asserted` nodes. Their events are consistent,
+    but anybody who can write to the whole archive could have written them.
     """
 
     events: int
@@ -46,24 +46,24 @@ class Audited(Struct, frozen=True):
 
     @property
     def keys(self) -> str:
-        """Who says which key is whose."""
+        """The origin of the nodes' keys: the room, or `self-asserted` if any node's is."""
         return "self-asserted" if self.self_asserted else "room"
 
 
 class _Case(Struct, frozen=True):
-    """An archive on the table: what its manifests list, and whom to believe."""
+    """An opened archive: its manifests, and the keys to believe."""
 
     archive: str
-    listed: list[Manifest]
+    listed: list[ArchiveManifest]
     trust: Trust
-    # Nodes whose files nobody can know, and why.
+    # Nodes without a usable manifest, and the reason.
     unlisted: list[Doubt]
 
 
 def audit(
     spark: SparkSession, archive: str, tables: str, objectives: Objectives | None = None
 ) -> Audited:
-    """Check everything, and write what was found to the table `violations`."""
+    """Check the whole archive, and write the table `violations`."""
     case = _open(archive)
     path = f"{tables.rstrip('/')}/{VIOLATIONS.name}"
     agreed = Ledger(tables).objectives(objectives)
@@ -77,7 +77,7 @@ def audit(
 def violations(
     spark: SparkSession, archive: str, objectives: Objectives | None = None
 ) -> DataFrame:
-    """Every broken promise, with its sentence."""
+    """Every violation, with the sentence of its rule."""
     return _violations(spark, _open(archive), objectives or Objectives())
 
 
@@ -92,28 +92,28 @@ def _violations(spark: SparkSession, case: _Case, objectives: Objectives) -> Dat
 
 
 def _open(archive: str) -> _Case:
-    store = Store.open(archive)
+    store = ArchiveStore.open(archive)
     listed, unlisted = [], []
-    for node in manifest.nodes(store):
+    for node in manifest.archived_nodes(store):
         try:
-            one = manifest.read(store, node)
+            found = manifest.read_manifest(store, node)
         except ArchiveError as error:
             unlisted.append(Doubt(node, 0, error.message))
             continue
-        if one is None or one.node != node:
+        if found is None or found.node != node:
             unlisted.append(Doubt(node, 0, "no manifest of its own lists its files"))
         else:
-            listed.append(one)
-    told, doubts = trust.read(store)
-    judged = trust.judge(told, listed)
+            listed.append(found)
+    facts, doubts = trust.read(store)
+    judged = trust.judge(facts, listed)
     judged.doubts.extend(doubts)
     return _Case(archive, listed, judged, unlisted)
 
 
 def _events(spark: SparkSession, case: _Case) -> DataFrame:
-    """What the manifests list, whether it is complete or not."""
+    """The events of all listed files that exist, whether the archive is complete or not."""
     names = [
-        f"{manifest.folder_of(node.node)}/{segment.path}"
+        f"{manifest.node_folder(node.node)}/{segment.path}"
         for node in case.listed
         for segment in node.segments
     ]
@@ -121,13 +121,13 @@ def _events(spark: SparkSession, case: _Case) -> DataFrame:
     if not files:
         return spark.createDataFrame([], spark_schema()).select(*_COLUMNS)
     reader = spark.read.schema(spark_schema()).option("basePath", case.archive)
-    # What cannot be read is found with the chains, and keeps nobody from judging the rest.
+    # Unreadable files are reported by the chain check, and must not stop the checks of the rest.
     return reader.option("ignoreCorruptFiles", "true").parquet(*files).select(*_COLUMNS)
 
 
 def _there(archive: str, names: Sequence[str]) -> list[str]:
-    store = Store.open(archive)
-    found = store.filesystem.get_file_info([store.path(name) for name in names])
+    store = ArchiveStore.open(archive)
+    found = store.filesystem.get_file_info([store.full_path(name) for name in names])
     return [
         f"{archive.rstrip('/')}/{name}"
         for name, info in zip(names, found, strict=True)
@@ -136,7 +136,7 @@ def _there(archive: str, names: Sequence[str]) -> list[str]:
 
 
 def _of_room(spark: SparkSession, case: _Case) -> DataFrame:
-    """What the files beside the events show."""
+    """The violations that show in manifests and room facts, beside the events."""
     rows = [
         (
             "two_publishers",
@@ -151,6 +151,7 @@ def _of_room(spark: SparkSession, case: _Case) -> DataFrame:
     rows += [
         ("unsigned_manifest", node.node, 0, "the manifest is not signed by the node's key")
         for node in case.listed
-        if node.public_key not in case.trust.keys[node.node] or not manifest.is_signed(node)
+        if node.public_key not in case.trust.keys[node.node]
+        or not manifest.is_manifest_signed(node)
     ]
     return spark.createDataFrame(rows, _OF_ROOM)

@@ -1,7 +1,8 @@
-"""Events into activity and deliveries, on executors.
+"""Makes activity and deliveries of events, on executors.
 
-Executors read segments and hand each other facts in blocks, by when the ids they are about were
-drawn; whoever has all facts of a stretch of time folds them into deliveries and writes these.
+Executors read segments, turn events into facts, and exchange the facts in blocks by the time the
+event ids were drawn. The executor that receives all facts of a stretch of time folds them into
+deliveries and writes these.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,23 +26,24 @@ from gatepost.pipeline.tables.schemas import ACTIVITY, DELIVERIES, HOUR_MS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# About how many events are read, and how many facts are folded, by one executor in one go.
+# About how many events one executor reads at once, and how many facts it folds at once.
 _READ = 2_000_000
 _FOLDED = 750_000
 _AT_ONCE = 128 * 1024
 
 
 class Source(Struct, frozen=True):
-    """New events of an archive."""
+    """The new events of an archive."""
 
     archive: str
     slices: list[Slice]
 
 
 class Survey(Struct, frozen=True):
-    """What to find out about new events, in one look at few of their columns.
+    """The results wanted from one pass over a few columns of the new events.
 
-    How much was written when, in files in this folder; and which hours these events are about.
+    `activity` is the folder to write activity to, or None. `hours` asks for the hours of the
+    deliveries that the events refer to.
     """
 
     batch: int
@@ -61,7 +63,7 @@ def survey(spark: "SparkSession", source: Source, wanted: Survey) -> Surveyed:
     if not columns:
         return Surveyed([], set())
 
-    def look(share: list[Slice]) -> Iterator[tuple[list[bytes], list[int]]]:
+    def survey_share(share: list[Slice]) -> Iterator[tuple[list[bytes], list[int]]]:
         counted: list[pa.Table] = []
         hours: set[int] = set()
         for events in _events(archive, share, columns):
@@ -71,7 +73,7 @@ def survey(spark: "SparkSession", source: Source, wanted: Survey) -> Surveyed:
                 hours.update(hours_of(events).tolist())
         yield [file.encode() for file in _written(counted, wanted.activity)], sorted(hours)
 
-    found = spread(spark, _shares(spark, source), look)
+    found = spread(spark, _shares(spark, source), survey_share)
     files = [File.decode(file) for files, _ in found for file in files]
     return Surveyed(files, {hour for _, hours in found for hour in hours})
 
@@ -84,26 +86,28 @@ def _written(counted: Sequence[pa.Table], folder: str | None) -> Iterable[File]:
 def deliveries(
     spark: "SparkSession", source: Source, stored: Sequence[Held], folder: str
 ) -> list[File]:
-    """What became of new events and of stored deliveries; those of an hour are in few files."""
+    """Merge new events into stored deliveries, and write those to few files for each hour."""
     archive, cores = source.archive, spark.sparkContext.defaultParallelism
-    stretches = [*map(_stretch, source.slices), *map(_hour, stored)]
-    rows = sum(stretch.rows for stretch in stretches)
-    cuts = planning.cuts(stretches, -(-max(1, rows // _FOLDED) // cores) * cores)
+    estimates = [*map(_stretch, source.slices), *map(_hour, stored)]
+    rows = sum(estimate.rows for estimate in estimates)
+    cuts = planning.cuts(estimates, -(-max(1, rows // _FOLDED) // cores) * cores)
 
-    def told(share: list[Slice] | Held) -> Iterator[tuple[int, dict[str, bytes]]]:
-        for each in _facts(archive, share):
-            for part, mine in each.split(cuts):
-                yield part, mine.encode()
+    def read_blocks(share: list[Slice] | Held) -> Iterator[tuple[int, dict[str, bytes]]]:
+        """The facts of a share as blocks, each with the number of its stretch of time."""
+        for read in _facts(archive, share):
+            for part, block in read.split(cuts):
+                yield part, block.encode()
 
-    def folded(blocks: Iterable[dict[str, bytes]]) -> Iterator[bytes]:
-        """Blocks of one stretch of time into its deliveries."""
+    def fold_blocks(blocks: Iterable[dict[str, bytes]]) -> Iterator[bytes]:
+        """Write the deliveries of one stretch of time, from all its blocks."""
         parts = [Facts.decode(**block) for block in blocks]
         rows = lifecycle.deliveries(Facts.joined(parts)).to_batches(_AT_ONCE) if parts else []
         for file in write_files(rows, folder, DELIVERIES.names, ("hour",)):
             yield file.encode()
 
     shares: list[list[Slice] | Held] = [*_shares(spark, source), *stored]
-    return [File.decode(file) for file in exchanged(spark, shares, told, len(cuts) + 1, folded)]
+    files = exchanged(spark, shares, read_blocks, len(cuts) + 1, fold_blocks)
+    return [File.decode(file) for file in files]
 
 
 def _stretch(piece: Slice) -> Stretch:
@@ -126,21 +130,21 @@ def _facts(archive: str, share: list[Slice] | Held) -> Iterator[Facts]:
 
 
 def _stored(file: str) -> Iterator[pa.Table]:
-    place, path = place_of(file)
-    with pq.ParquetFile(path, filesystem=place) as parquet:
+    filesystem, path = place_of(file)
+    with pq.ParquetFile(path, filesystem=filesystem) as parquet:
         for batch in parquet.iter_batches(_AT_ONCE, use_threads=False):
             yield pa.Table.from_batches([batch])
 
 
 def _events(root: str, share: list[Slice], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """The events of a share: many small tables as few that are worth the effort."""
+    """The events of a share, small tables joined into larger ones."""
     archive = Archive(root)
-    waiting: list[pa.Table] = []
+    pending: list[pa.Table] = []
     for piece in share:
         for table in archive.tables(piece, columns, TEXTS):
-            waiting.append(table)
-            if sum(map(len, waiting)) >= _AT_ONCE:
-                yield pa.concat_tables(waiting)
-                waiting = []
-    if waiting:
-        yield pa.concat_tables(waiting)
+            pending.append(table)
+            if sum(map(len, pending)) >= _AT_ONCE:
+                yield pa.concat_tables(pending)
+                pending = []
+    if pending:
+        yield pa.concat_tables(pending)

@@ -1,8 +1,8 @@
-"""Deliveries into what is made of them an hour at a time, on executors.
+"""Makes the tables that are made of deliveries an hour at a time, on executors.
 
-An executor reads the files of an hour and makes all tables of it: nothing has to be exchanged. An
-hour of very many deliveries is cut by the nodes that sent them, because what is said in these
-tables is said of one sender, or adds up.
+An executor reads the files of an hour and makes all its tables, so nothing has to be exchanged. An
+hour with very many deliveries is cut by sending node: each row of these tables is about one sender,
+or adds up with the rows of other senders.
 """
 
 import zlib
@@ -24,7 +24,7 @@ from gatepost.pipeline.tables.schemas import CASES, PACES, SLO, TASKS, TRAFFIC, 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# About how many deliveries are looked at in one go, and how many by one executor.
+# About how many deliveries are processed at once, and how many by one executor.
 _AT_ONCE = 1_000_000
 _A_SHARE = 500_000
 
@@ -39,7 +39,7 @@ TABLES: Final = tuple(_MADE)
 
 
 class Piece(Struct, frozen=True):
-    """The deliveries of an hour that come from one of `parts` kinds of nodes."""
+    """The deliveries of an hour whose sending nodes hash to `part` of `parts`."""
 
     hour: int
     files: list[str]
@@ -54,20 +54,20 @@ def hourly(
     folders: Mapping[Table, str],
     objectives: Objectives,
 ) -> dict[Table, list[File]]:
-    """Write these tables of the hours that these are the files of, each into its folder."""
+    """Write these tables for the hours of these files of deliveries, each into its folder."""
     tables = list(folders)
 
-    def make(share: list[Piece]) -> Iterator[tuple[Table, pa.Table]]:
+    def make_tables(share: list[Piece]) -> Iterator[tuple[Table, pa.Table]]:
         for piece in share:
             hour = Hour(piece.hour, read(piece, COLUMNS))
             for table in tables:
                 yield table, _MADE[table](hour, objectives)
 
-    return written(spark, shares(spark, deliveries), make, folders)
+    return written(spark, shares(spark, deliveries), make_tables, folders)
 
 
 def shares(spark: "SparkSession", deliveries: Sequence[Held]) -> list[list[Piece]]:
-    """The hours that these are the files of, in pieces, for all executors."""
+    """The hours of these files of deliveries in pieces, shared among all executors."""
     cores = spark.sparkContext.defaultParallelism
     enough = min(_A_SHARE, sum(file.rows for file in deliveries) // cores)
     return packed(_pieces(deliveries), enough)
@@ -85,7 +85,7 @@ def _pieces(deliveries: Sequence[Held]) -> Iterator[Piece]:
 
 
 def read(piece: Piece, columns: Sequence[str]) -> pa.Table:
-    """These columns of a piece, of which the node is one."""
+    """Read these columns of a piece; `node` must be one of them."""
     tables = (read_file(uri, columns, TEXTS) for uri in piece.files)
     return pa.concat_tables([_of_part(table, piece) for table in tables])
 

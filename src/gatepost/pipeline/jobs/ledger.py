@@ -1,8 +1,9 @@
-"""Which events are in the tables: a list of batches, each written down before it is begun.
+"""The ledger of batches: which events are in the tables.
 
-A batch is a range of every outbox, so running it again reads the same events; every table takes
-each batch once. So whatever dies at whatever moment, the next run finishes that batch first and
-the tables are exact. One process at a time works on tables that are on this machine's disk.
+A batch is recorded before work on it begins. It is a range of every outbox, so repeating it reads
+the same events, and every table takes each batch once. So after a crash at any moment the next run
+finishes that batch first, and the tables are exact. For tables on a local disk a lock admits one
+process at a time.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from gatepost.archive.store import Store
+from gatepost.archive.archive_store import ArchiveStore
 from gatepost.errors import PipelineError, TablesBusy
 from gatepost.pipeline.locking import locked
 from gatepost.pipeline.objectives import Objectives
@@ -28,25 +29,27 @@ _PATIENCE = 600.0
 
 
 class Batch(Struct, frozen=True, rename="camel"):
-    """The events after `start` up to `end`, and what their tables are judged by."""
+    """The events after `start` up to `end`, and the objectives of their tables."""
 
     number: int
     start: Offsets
     end: Offsets
     objectives: Objectives = Objectives()
-    # Which tables there are and what is in them; before this was noted, it was the first.
+    # The version of the tables' layout; the first version did not record it.
     layout: int = 1
 
 
 class Ledger:
+    """The batches of one folder of tables, each in a file of its own."""
+
     def __init__(self, tables: str) -> None:
         self._tables = tables
-        self._store = Store.open(tables)
+        self._store = ArchiveStore.open(tables)
 
     def last(self) -> Batch | None:
-        """The batch that was begun last, done or not."""
-        names = self._store.files(_FOLDER)
-        content = self._store.read(names[-1]) if names else None
+        """The latest batch, whether it is done or not."""
+        names = self._store.list_files(_FOLDER)
+        content = self._store.read_file(names[-1]) if names else None
         if content is None:
             return None
         batch = msgspec.json.decode(content, type=Batch)
@@ -64,18 +67,18 @@ class Ledger:
 
     @contextmanager
     def held(self, patience: float = _PATIENCE) -> Iterator[None]:
-        """Keep others off the tables, once those who are at work have ended a batch."""
+        """Hold the lock of the tables, after waiting for another job to end its batch."""
         if not self._store.is_local:
             yield
             return
-        path = Path(self._store.path(_LOCK))
+        path = Path(self._store.full_path(_LOCK))
         path.parent.mkdir(parents=True, exist_ok=True)
         busy = TablesBusy(f"another job is at work on the tables in {path.parent}")
         with locked(path, patience, busy):
             yield
 
     def objectives(self, wanted: Objectives | None = None) -> Objectives:
-        """Those the tables were begun with; whoever wants others has to begin others."""
+        """The objectives the tables were begun with; raises if `wanted` differs from them."""
         last = self.last()
         if last is None:
             return wanted or Objectives()
@@ -87,9 +90,10 @@ class Ledger:
         return last.objectives
 
     def begin(self, end: Offsets, objectives: Objectives | None = None) -> Batch:
+        """Record the next batch, from the end of the last one up to `end`."""
         last, agreed = self.last(), self.objectives(objectives)
         number, start = (last.number + 1, last.end) if last else (1, {})
         batch = Batch(number, start, end, agreed, _LAYOUT)
         name = f"{_FOLDER}/{batch.number:012d}.json"
-        self._store.write(name, msgspec.json.encode(batch))
+        self._store.write_file(name, msgspec.json.encode(batch))
         return batch

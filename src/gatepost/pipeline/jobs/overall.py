@@ -1,7 +1,7 @@
-"""What is unusual, of the last days and all nodes, into incidents, reviews and ETA advice.
+"""Makes the findings of the last days over all nodes: incidents, reviews and ETA advice.
 
-One executor does it: there are few cases where all is well, and sums of an hour are few in any
-case, however many tasks they are the sums of.
+One executor suffices: there are few cases while all is well, and an hour has few paces however many
+tasks they sum up.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Known(Struct, frozen=True):
-    """The moments between which anything is known, and the files of what is known."""
+    """The period that findings cover, and the files of each table they are made of."""
 
     since: int
     as_of: int
@@ -48,11 +48,11 @@ def overall(
     """Write these tables, each into its folder."""
     tables = list(folders)
 
-    def make(known: Known) -> list[tuple[Table, pa.Table]]:
+    def make_tables(known: Known) -> list[tuple[Table, pa.Table]]:
         made = _made(known, objectives)
         return [(table, made[table]) for table in tables]
 
-    return written(spark, [known], make, folders)
+    return written(spark, [known], make_tables, folders)
 
 
 def _made(known: Known, objectives: Objectives) -> dict[Table, pa.Table]:
@@ -66,13 +66,13 @@ def _made(known: Known, objectives: Objectives) -> dict[Table, pa.Table]:
 
 
 def _read(table: Table, files: Sequence[str], where: pc.Expression | None = None) -> pa.Table:
-    """All of these files, but for what their folder says."""
+    """Read all of these files, without the partition column, which only their path holds."""
     names = [name for name in table.names if name != table.partition]
     schema = pa.schema([schema_of(table).field(name) for name in names])
     if not files:
         return schema.empty_table()
-    places = [place_of(uri) for uri in files]
-    paths = [path for _, path in places]
-    dataset = ds.dataset(paths, schema=schema, format="parquet", filesystem=places[0][0])
-    # In one piece, or to take a few rows of it means to look at all of them.
+    located = [place_of(uri) for uri in files]
+    paths = [path for _, path in located]
+    dataset = ds.dataset(paths, schema=schema, format="parquet", filesystem=located[0][0])
+    # In one chunk, because taking a few rows of a chunked table searches all its chunks.
     return dataset.to_table(filter=where).combine_chunks()

@@ -1,7 +1,7 @@
-"""Old hours leave the tables. The archive keeps everything; a backfill brings them back.
+"""Drops old hours from the tables. The archive keeps everything, so a backfill restores them.
 
-What is still told about an hour that is gone, such as a receipt that comes weeks later, makes a row
-of `deliveries` without its message there (`orphan`), until the next time.
+An event about an hour that was dropped, such as a receipt that comes weeks later, makes a row of
+`deliveries` without its message (state `orphan`), until the next time that hour is dropped.
 """
 
 from gatepost.pipeline.jobs.apply import Tables
@@ -13,26 +13,26 @@ DAY_MS = 24 * HOUR_MS
 
 
 def oldest(tables: str, days: int) -> int | None:
-    """The first moment of the last `days` days before the latest event; None before any."""
+    """The moment `days` days before the latest event; None if there are no events."""
     path = Tables(tables).path(schemas.ACTIVITY)
     latest = largest(path, "last_at") if table_exists(path) else None
     return None if latest is None else latest - days * DAY_MS
 
 
 def forget(tables: str, before: int) -> dict[str, int]:
-    """Drop whole hours that ended before this moment; says how many files went, by table."""
+    """Drop whole hours that ended before this moment; returns table → number of files removed."""
     from deltalake import DeltaTable
 
-    known, gone = Tables(tables), {}
+    folder, removed = Tables(tables), {}
     for table in schemas.TABLES.values():
-        path = known.path(table)
+        path = folder.path(table)
         if table_exists(path) and (condition := _older(table, before // HOUR_MS)):
-            gone[table.name] = DeltaTable(path).delete(condition)["num_removed_files"]
-    return gone
+            removed[table.name] = DeltaTable(path).delete(condition)["num_removed_files"]
+    return removed
 
 
 def _older(table: schemas.Table, hour: int) -> str | None:
-    """Which rows are older than this hour; None for tables made anew with every batch."""
+    """The SQL condition for older rows; None for tables that every batch makes anew."""
     if table.partition == "hour":
         return f"hour < {hour}"
     if table is schemas.ACTIVITY:

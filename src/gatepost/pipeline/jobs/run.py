@@ -1,4 +1,4 @@
-"""The jobs that bring tables up to date: once, again and again, or from nothing."""
+"""The jobs that bring tables up to date: once, as a stream, or from nothing."""
 
 from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
@@ -19,19 +19,19 @@ from gatepost.pipeline.tables.schemas import TABLES
 
 _ALL = Selection()
 _MAX_ROWS = 100_000_000
-# All a stream has to tell: how far it is.
+# A stream reads only its position; `TableUpdater` reads the events themselves.
 _POSITION = ("node", "incarnation", "seq")
 
 
 class Ran(Struct, frozen=True):
-    """`events` are those that were new."""
+    """The result of a run; `events` counts the new ones."""
 
     batches: int
     events: int
 
 
 class Pipeline:
-    """An archive, the tables made of it, and the session that does it."""
+    """Keeps the tables of one archive up to date, with one Spark session."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Pipeline:
         self._apply = Apply(spark, self.tables, self._objectives)
 
     def run(self, max_rows: int = _MAX_ROWS) -> Ran:
-        """Take in everything that was sealed since the last run."""
+        """Take in all events that were archived since the last run."""
         with self._ledger.held():
             ran = self._recover()
             while (batch := self._next(max_rows)) is not None:
@@ -57,7 +57,7 @@ class Pipeline:
             return ran
 
     def recover(self) -> Ran:
-        """Finish the batch that somebody began and did not live to finish."""
+        """Finish the last batch if the process that began it ended before it was done."""
         with self._ledger.held():
             return self._recover()
 
@@ -70,10 +70,10 @@ class Pipeline:
     def stream(
         self, checkpoint: str, *, every: str | None = None, max_rows: int = 1_000_000
     ) -> StreamingQuery:
-        """The same in micro-batches: all there is now, or again and again `every` ("30 seconds").
+        """Run in micro-batches: over all events available now, or repeatedly `every` "30 seconds".
 
-        The ledger and not the checkpoint says what is in the tables, so `run` and `stream` may
-        take turns.
+        The ledger, not the checkpoint, says which events are in the tables, so `run` and `stream`
+        may take turns.
         """
         self.recover()
         events = read_stream(self._spark, self._archive.uri, columns=_POSITION, max_rows=max_rows)
@@ -84,7 +84,7 @@ class Pipeline:
         ).start()
 
     def _micro_batch(self, events: DataFrame, _id: int) -> None:
-        """What Spark hands over, as far as it is not in the tables yet."""
+        """Take in the events of a Spark micro-batch that are not in the tables yet."""
         with self._ledger.held():
             self._take_new(events)
 
@@ -116,14 +116,14 @@ class Pipeline:
 def run(
     spark: SparkSession, archive: str, tables: str, objectives: Objectives | None = None
 ) -> Ran:
-    """Bring the tables up to date; the cost follows what is new."""
+    """Bring the tables up to date; the cost grows with the number of new events."""
     return Pipeline(spark, archive, tables, objectives).run()
 
 
 def backfill(
     spark: SparkSession, archive: str, tables: str, objectives: Objectives | None = None
 ) -> Ran:
-    """Make the tables from nothing, in an empty folder; they equal those made step by step."""
+    """Make the tables in an empty folder; they equal tables made in many runs."""
     if Ledger(tables).last() is not None:
         raise PipelineError(f"{tables} already holds tables: choose an empty folder")
     return run(spark, archive, tables, objectives)
@@ -138,7 +138,7 @@ def stream(
     every: str | None = None,
     max_rows: int = 1_000_000,
 ) -> StreamingQuery:
-    """Keep the tables up to date; stop the query that is returned."""
+    """Keep the tables up to date until the caller stops the returned query."""
     pipeline = Pipeline(spark, archive, tables, objectives)
     checkpoint = f"{tables.rstrip('/')}/_checkpoint"
     return pipeline.stream(checkpoint, every=every, max_rows=max_rows)
@@ -147,10 +147,10 @@ def stream(
 def compact(
     spark: SparkSession, tables: str, *, keep_hours: int = 7 * 24, keep_days: int | None = None
 ) -> dict[str, int]:
-    """Merge small files and delete replaced ones; says how many files went, by table.
+    """Merge small files and delete replaced ones; returns table → number of files removed.
 
     Files replaced within `keep_hours` stay for readers that still use an older version. Hours more
-    than `keep_days` older than the latest event are dropped; without it all are kept.
+    than `keep_days` older than the latest event are dropped; by default all are kept.
     """
     with Ledger(tables).held():
         return _compact(spark, tables, keep_hours, keep_days)
@@ -161,10 +161,10 @@ def _compact(
 ) -> dict[str, int]:
     if keep_days is not None and (before := retention.oldest(tables, keep_days)) is not None:
         retention.forget(tables, before)
-    known, gone = Tables(tables), {}
+    folder, removed = Tables(tables), {}
     for table in TABLES.values():
-        path = known.path(table)
+        path = folder.path(table)
         if sink.table_exists(path):
             merged = sink.compact(spark, path)
-            gone[table.name] = merged + len(sink.vacuum(path, older_than_hours=keep_hours))
-    return gone
+            removed[table.name] = merged + len(sink.vacuum(path, older_than_hours=keep_hours))
+    return removed

@@ -1,8 +1,8 @@
-"""Work in shares, each done by one executor; names of files come back, or a few sums.
+"""Runs work on executors, one share each; only file descriptions or small sums come back.
 
-Spark carries shares and blocks and looks into none of them; what is done to each of the rows is
-done by Arrow and numpy, a column at a time. These are RDDs and not DataFrames because nothing
-here is left for a query planner to decide, and a JVM that has just started plans for seconds.
+Spark carries shares and blocks without looking into them; Arrow and numpy process the rows, a
+column at a time. These are RDDs and not DataFrames because there is nothing for a query planner to
+decide, and a JVM that has just started plans for seconds.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ Item = TypeVar("Item", bound=Sized)
 
 
 def packed(items: Iterable[Item], rows: int) -> list[list[Item]]:
-    """Those that follow each other in shares of about so many rows."""
+    """Pack consecutive items into shares of about `rows` rows."""
     shares: list[list[Item]] = []
     left = 0
     for item in items:
@@ -43,7 +43,7 @@ def packed(items: Iterable[Item], rows: int) -> list[list[Item]]:
 def spread(
     spark: "SparkSession", shares: Sequence[Share], work: Callable[[Share], Iterable[Made]]
 ) -> list[Made]:
-    """What the executors made of all shares."""
+    """Apply `work` to each share on an executor, and collect all results."""
     return shared(spark, shares).flatMap(work).collect() if shares else []
 
 
@@ -53,7 +53,7 @@ def written(
     make: "Callable[[Share], Iterable[tuple[Table, pa.Table]]]",
     folders: Mapping[Table, str],
 ) -> dict[Table, list[File]]:
-    """The files of what the executors made of all shares, each table's in its folder."""
+    """Apply `make` to each share on an executor, and write its tables, each into its folder."""
 
     def write(share: Share) -> Iterator[tuple[str, bytes]]:
         for table, rows in make(share):
@@ -71,14 +71,14 @@ def written(
 def exchanged(
     spark: "SparkSession",
     shares: Sequence[Share],
-    told: Callable[[Share], Iterable[tuple[int, Any]]],
+    read: Callable[[Share], Iterable[tuple[int, Any]]],
     parts: int,
     work: Callable[[Iterable[Any]], Iterable[Made]],
 ) -> list[Made]:
-    """The same in two steps: what is told about one of the parts, whoever tells it, meets there."""
+    """Run in two steps: `read` yields (part, block) pairs, `work` gets all blocks of a part."""
     if not shares:
         return []
-    blocks = shared(spark, shares).flatMap(told).partitionBy(parts, int)
+    blocks = shared(spark, shares).flatMap(read).partitionBy(parts, int)
     return blocks.values().mapPartitions(work).collect()
 
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from gatepost.archive.store import Store
+from gatepost.archive.archive_store import ArchiveStore
 from gatepost.errors import PipelineError
 from gatepost.pipeline.synth import ground_truth
 from gatepost.pipeline.synth.event_records import RECORD_TYPE, Records, record_times
@@ -63,8 +63,8 @@ def generate_archive(
 
     `progress` is called with the number of events generated since its last call.
     """
-    store = Store.open(root)
-    if store.files():
+    store = ArchiveStore.open(root)
+    if store.list_files():
         raise PipelineError(f"{root} is not empty: choose another folder, or remove it first")
     mesh, plan = _build_plan(options)
     traffic = OrdinaryTraffic(mesh, max(1, round(options.events / EVENTS_PER_MESSAGE)))
@@ -78,7 +78,7 @@ def generate_archive(
     written.sort(key=lambda node: node.node)
     ground_truth.write_room_facts(store, mesh, plan, written)
     result = ground_truth.collect_truth(mesh, traffic, plan, written)
-    store.write(ground_truth.TRUTH_FILE, msgspec.json.format(msgspec.json.encode(result)))
+    store.write_file(ground_truth.TRUTH_FILE, msgspec.json.format(msgspec.json.encode(result)))
     return result
 
 
@@ -139,7 +139,7 @@ class _LocalShardWriter:
         tampering = ChainTampering(
             marks.get("chain_gap", -1), marks.get("chain_fork", -1), marks.get("bad_signature", -1)
         )
-        store = Store.open(root)
+        store = ArchiveStore.open(root)
         self._writers = {
             node: NodeArchiveWriter(
                 mesh, node, store, options.segment_rows, options.bodies, tampering

@@ -4,8 +4,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gatepost.archive import room_facts
+from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.room_facts import NodeFact, RevocationFact, RoomFacts, TermFact
-from gatepost.archive.store import Store
 from gatepost.pipeline.synth.faults import (
     ExpectedIncident,
     ExpectedMisfire,
@@ -70,7 +70,7 @@ def collect_truth(
 
 
 def write_room_facts(
-    store: Store, mesh: SyntheticMesh, plan: FaultPlan, written: list[WrittenNode]
+    store: ArchiveStore, mesh: SyntheticMesh, plan: FaultPlan, written: list[WrittenNode]
 ) -> None:
     """Write the room facts of every gateway; all gateways hold the same facts."""
     nodes = tuple(
@@ -91,7 +91,7 @@ def write_room_facts(
         terms=terms,
     )
     for name, key in zip(mesh.nodes, mesh.keys, strict=True):
-        room_facts.write(store, room_facts.sign(replace(facts, node=name), key))
+        room_facts.write_facts(store, room_facts.sign_facts(replace(facts, node=name), key))
 
 
 def _revocation_facts(

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from gatepost.events import NodeKey, Sealed
+from gatepost.events import EncryptedPayload, NodeKey
 
 IntArray = NDArray[np.int64]
 IdWords = NDArray[np.uint64]
@@ -163,7 +163,7 @@ def _payload_sizes(rng: np.random.Generator) -> list[int]:
 
 
 def _make_payload(rng: np.random.Generator, size: int) -> SynthPayload:
-    encrypted = Sealed(
+    encrypted = EncryptedPayload(
         "xchacha20poly1305", rng.bytes(size + 40), {rng.bytes(16).hex(): rng.bytes(72)}
     )
     return SynthPayload(msgspec.json.encode(encrypted).decode(), size)

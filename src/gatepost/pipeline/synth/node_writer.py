@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
-from gatepost.archive import manifest, segments
-from gatepost.archive.manifest import Manifest
-from gatepost.archive.store import Store
-from gatepost.events import extend, format_event_id, genesis, sign_head
+from gatepost.archive import manifest, segment_encoding
+from gatepost.archive.archive_store import ArchiveStore
+from gatepost.archive.manifest import ArchiveManifest
+from gatepost.events import extend_chain, format_event_id, genesis_chain, sign_head
 from gatepost.pipeline.synth.event_records import (
     KIND_INDEX,
     KINDS,
@@ -70,7 +70,7 @@ class NodeArchiveWriter:
         self,
         mesh: SyntheticMesh,
         node: int,
-        store: Store,
+        store: ArchiveStore,
         segment_rows: int,
         bodies: bool,
         tampering: ChainTampering,
@@ -89,7 +89,7 @@ class NodeArchiveWriter:
         self._chain = b""
         self._last_seq_to = np.zeros(len(mesh.nodes) + 1, dtype=np.int64)
         self._pending_rows: list[Records] = []
-        self._manifest = Manifest(node=self._name, public_key=mesh.keys[node].public)
+        self._manifest = ArchiveManifest(node=self._name, public_key=mesh.keys[node].public)
         self._kind_counts = np.zeros(len(KINDS), dtype=np.int64)
         self._marked: list[MarkedEvent] = []
         self._begin_incarnation()
@@ -102,7 +102,9 @@ class NodeArchiveWriter:
 
     def finish(self) -> WrittenNode:
         self._write_segments(final=True)
-        manifest.write(self._store, manifest.sign(self._manifest, self._mesh.keys[self._node]))
+        manifest.write_manifest(
+            self._store, manifest.sign_manifest(self._manifest, self._mesh.keys[self._node])
+        )
         kinds = {kind: int(n) for kind, n in zip(KINDS, self._kind_counts, strict=True) if n}
         return WrittenNode(self._name, int(self._kind_counts.sum()), kinds, self._marked)
 
@@ -137,7 +139,7 @@ class NodeArchiveWriter:
 
     def _begin_incarnation(self) -> None:
         self._incarnation = self._mesh.incarnation_id(self._node, self._incarnation_number)
-        self._chain = genesis(self._name, self._incarnation)
+        self._chain = genesis_chain(self._name, self._incarnation)
         self._first_seq = self._seq + 1
 
     def _write_segment(self, rows: Records) -> None:
@@ -164,11 +166,11 @@ class NodeArchiveWriter:
             rows, events = rows[kept], events.filter(pa.array(kept))
         self._kind_counts += np.bincount(KIND_INDEX[rows["template"]], minlength=len(KINDS))
         first, last = (events.column("seq")[place].as_py() for place in (0, -1))
-        content = segments.to_parquet(events)
+        content = segment_encoding.encode_parquet(events)
         now = events.column("created_at")[-1].as_py() + 60_000
-        segment = segments.describe(events, content, first, last, now)
-        self._store.write(f"{manifest.folder_of(self._name)}/{segment.path}", content)
-        self._manifest = manifest.extended(self._manifest, segment, self._first_seq)
+        segment = segment_encoding.describe_segment(events, content, first, last, now)
+        self._store.write_file(f"{manifest.node_folder(self._name)}/{segment.path}", content)
+        self._manifest = manifest.append_segment(self._manifest, segment, self._first_seq)
 
     def _previous_seqs(self, rows: Records, seqs: IntArray) -> IntArray:
         """The seq of the previous event for the same node; 0 for events that stay on this node."""
@@ -218,7 +220,7 @@ class NodeArchiveWriter:
             incarnation=self._incarnation,
             first=first,
             last=first + len(rows) - 1,
-            chain=extend(self._chain, digests),
+            chain=extend_chain(self._chain, digests),
         )
         self._chain = head.chain
         if self._tampering.signature in marks:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from gatepost.archive.schema import EVENTS
+from gatepost.archive.schema import EVENT_SCHEMA
 from gatepost.pipeline.synth.event_records import (
     TEMPLATES,
     EventTemplate,
@@ -390,8 +390,8 @@ def _dictionary_column(values: list[Any], index: IntArray) -> pa.Array:
 
 def event_table(columns: dict[str, Any]) -> pa.Table:
     """Build a table in the column order of the archive schema."""
-    arrays = [_as_array(columns[field.name], field.type) for field in EVENTS]
-    fields = [f.with_type(a.type) for f, a in zip(EVENTS, arrays, strict=True)]
+    arrays = [_as_array(columns[field.name], field.type) for field in EVENT_SCHEMA]
+    fields = [f.with_type(a.type) for f, a in zip(EVENT_SCHEMA, arrays, strict=True)]
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 

@@ -1,6 +1,6 @@
-"""What each node wrote in each window of its own clock, counted where it is read.
+"""Counts the events of each node in each window of its own clock, where they are read.
 
-Counts of one window may come in parts, of one batch as of several.
+The count of one window may come in several rows, from one batch or from several.
 """
 
 import numpy as np
@@ -14,10 +14,10 @@ COLUMNS = ("node", "created_at")
 
 
 def activity(events: pa.Table, batch: int, objectives: Objectives) -> pa.Table:
-    """How many of these events there are by node and window."""
+    """Count these events by node and window."""
     width = objectives.window_ms
     at = numbers(events["created_at"])
-    # As texts: one dictionary for all of them there is not.
+    # As plain texts, because the chunks do not share one dictionary.
     node = events["node"].cast(pa.string())
     rows = pa.table({"node": node, "window_start": at // width * width, "at": at})
     by_window = rows.group_by(["node", "window_start"], use_threads=False)

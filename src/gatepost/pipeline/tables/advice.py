@@ -1,4 +1,4 @@
-"""Cases and paces into reviews and ETA advice: few rows in, a handful out."""
+"""Makes reviews and ETA advice of cases and paces: few rows in, a handful out."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +19,7 @@ _CAPABILITY = ("capability_id", "capability_version")
 
 
 def reviews(cases: Columns, paces: Columns, as_of: int, objectives: Objectives) -> pa.Table:
-    """Misfires by capability, skill versions and class."""
+    """Count misfires by capability, skill versions and class."""
     totals = _totals(paces)
     rows = [
         row | {"tasks": totals[tuple(row[name] for name in VERSIONS)]}
@@ -52,20 +52,20 @@ def _found(cases: Columns, name: str, rows: Column) -> Iterator[dict[str, Any]]:
     samples = groups.samples(SAMPLES, created_at, cases.rank("corr_id", rows))
     versions = cases.names(groups, keys)
     times = zip(groups.least(created_at), groups.most(created_at), groups.sizes, strict=True)
-    for known, (first, last, count), some in zip(versions, times, samples, strict=True):
+    for key, (first, last, count), sampled in zip(versions, times, samples, strict=True):
         yield {
-            **dict(zip(VERSIONS, known, strict=True)),
-            "review_id": identity(*known, name),
+            **dict(zip(VERSIONS, key, strict=True)),
+            "review_id": identity(*key, name),
             "class": name,
             "count": int(count),
             "first_at": int(first),
             "last_at": int(last),
-            "samples": cases.table["corr_id"].take(pa.array(rows[some])).to_pylist(),
+            "samples": cases.table["corr_id"].take(pa.array(rows[sampled])).to_pylist(),
         }
 
 
 def _totals(paces: Columns) -> dict[tuple[str | None, ...], int]:
-    """How many tasks there were under each pair of versions."""
+    """Skill versions → number of tasks under them."""
     keys = [paces.text(name) for name in VERSIONS]
     groups = Groups.alike(*keys)
     return dict(
@@ -74,7 +74,7 @@ def _totals(paces: Columns) -> dict[tuple[str | None, ...], int]:
 
 
 def eta(paces: Columns) -> pa.Table:
-    """How long a capability takes, and what to promise."""
+    """Compute how long each capability takes, and the ETA to promise for it."""
     keys = [paces.text(name) for name in _CAPABILITY]
     groups = Groups.alike(*keys)
     sums = {name: groups.sum(paces.number(name)) for name in ("completed", "promised", "kept")}
@@ -94,12 +94,13 @@ def eta(paces: Columns) -> pa.Table:
     return listed(columns, ETA.names).filter(pa.array(sums["completed"] > 0))
 
 
-def _ratio(of: Column, by: Column | int) -> pa.Array:
-    return pa.array(of / np.maximum(by, 1), mask=(of == ABSENT) | (by == np.int64(0)))
+def _ratio(part: Column, whole: Column | int) -> pa.Array:
+    """`part / whole`; null if `part` is ABSENT or `whole` is 0."""
+    return pa.array(part / np.maximum(whole, 1), mask=(part == ABSENT) | (whole == np.int64(0)))
 
 
 def _times(paces: Columns, groups: Groups, name: str) -> Sorted:
-    """Times of several hours, each with how often it was, by group."""
+    """The counted times of several hours, by group."""
     counted = paces.table[name].combine_chunks()
     sizes = np.diff(counted.offsets.to_numpy())
     ms, count = (counted.flatten().field(field).to_numpy() for field in ("ms", "count"))

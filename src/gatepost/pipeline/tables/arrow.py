@@ -1,4 +1,4 @@
-"""The tables' schemas as Arrow has them."""
+"""The tables' schemas in Arrow's types."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

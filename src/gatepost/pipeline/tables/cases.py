@@ -1,4 +1,4 @@
-"""One hour's deliveries into cases: the few that incidents and reviews are made of."""
+"""Selects the cases of an hour: the few deliveries that incidents and reviews are made of."""
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +17,12 @@ PROMISED = ("completed", "running", "accepted")
 
 
 def cases(hour: Hour, objectives: Objectives) -> pa.Table:
-    """Deliveries that went wrong, or may yet."""
+    """Select the deliveries that went wrong, or still may."""
     accepted_at, ended_at = hour.number("accepted_at"), hour.ended_at
     waited = window_of(accepted_at, objectives) > window_of(hour.sent_at, objectives)
     slow = ended_at - accepted_at > objectives.sla * 1000
-    unsettled = (accepted_at == ABSENT) | (ended_at == ABSENT)
-    unusual = hour.there("dead_at") | unsettled | waited | slow | _misfired(hour)
+    unfinished = (accepted_at == ABSENT) | (ended_at == ABSENT)
+    unusual = hour.there("dead_at") | unfinished | waited | slow | _misfired(hour)
     dead_at = hour.number("dead_at")
     columns = {
         "hour": np.full(len(hour), hour.hour),
@@ -39,7 +39,7 @@ def cases(hour: Hour, objectives: Objectives) -> pa.Table:
 
 
 def _misfired(hour: Hour) -> Column:
-    """Tasks that failed, or are not known to have kept what was promised."""
+    """Whether each delivery is a task that failed, or that is not known to have kept its ETA."""
     eta_at, ended_at = hour.number("task.eta_at"), hour.task_ended_at
     held = np.asarray(pc.is_in(hour.task_state, value_set=pa.array(PROMISED)))
     promised = held & (eta_at != ABSENT)

@@ -1,10 +1,10 @@
-"""Events into facts: what one event says about one delivery.
+"""Turns events into facts. A fact is one statement of one event about one delivery.
 
-A delivery is known by its sender's node and its event id. Most events say one thing about one
-delivery; a reply or a cancellation opens its own and says something about another one.
+A delivery is identified by its sender's node and its event id. Most events make one statement about
+one delivery; a reply or a cancellation opens its own delivery and makes a statement about another.
 
-Facts are columns of numbers, a million at a time: texts are places in a list of words, ids are
-two halves. Needs pyarrow and numpy, and nothing of Spark.
+Facts are columns of numbers, a million at a time: a text is a code, which is its index in a list of
+words; an id is two halves. Needs pyarrow and numpy, but not Spark.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from gatepost.pipeline.tables.schemas import HOUR_MS
 
 Column = NDArray[Any]
-"""Numbers, places or truth values, one for each row."""
+"""Numbers, codes of words or truth values, one for each row."""
 
 TEXTS: Final = (
     *("kind", "source_agent", "to_node", "to_agent", "status", "outcome", "reason", "signal"),
@@ -31,17 +31,19 @@ COLUMNS: Final = (
     *("node", "event_id", "pair_seq", "corr_id", "ref_id", "created_at", "expires_at", "attempt"),
     *("payload_size", "blob_size", "eta_at", "eta_seconds", "progress", *TEXTS),
 )
-"""What is read of an event; the rest stays on disk."""
+"""The columns that are read of an event; the others stay on disk."""
 IDS: Final = ("kind", "event_id", "ref_id")
-"""What says which hours an event is about."""
+"""The columns that tell which hours an event refers to."""
 
 NONE: Final = -1
-"""No word."""
+"""The code of a missing text; also the index of a missing row."""
 ABSENT: Final = np.iinfo(np.int64).min
-"""No number, and less than any."""
+"""A missing number; less than any other."""
 
 
 class What(IntEnum):
+    """The kinds of statements. Their names in lower case are stored in `deliveries.told`."""
+
     SENT = 0
     ACCEPTED = 1
     REFUSED = 2
@@ -63,7 +65,7 @@ _BY_STATUS = {
     "refused": What.REFUSED,
 }
 _BY_SIGNAL = {"confirm": What.CONFIRMED, "withdraw": What.WITHDRAWN}
-# Others of a task say when it is promised for or how far it is, as receipts may, or nothing.
+# Other events of a task may carry an ETA or progress, as receipts may; these are separate facts.
 _BY_KIND = {
     "dead_letter": What.DEAD,
     "reply": What.REPLIED,
@@ -91,10 +93,11 @@ TOLD: Final = pa.schema(
         "progress": pa.float64(),
     }
 )
-"""One row per thing said: about which id of which node, by or to which peer, what and when.
+"""One row per fact: the id and node of the delivery, the peer that said it or was sent it, the
+kind of fact (`what`) and its time.
 
-The `number` of a SENT is its attempt; of all else it is how often it was said. A promise is `at`
-the time it is for.
+The `number` of a SENT fact is its attempt; for other kinds it counts how often the fact was
+stated. The `at` of a PROMISED fact is the promised time.
 """
 
 SENT: Final = pa.schema(
@@ -106,13 +109,13 @@ SENT: Final = pa.schema(
         **dict.fromkeys(TASK, pa.int32()),
     }
 )
-"""What every attempt of a message says, one row for each SENT, in the same order."""
+"""The message itself: one row for each SENT fact, in the same order."""
 
 _PLACES = {"node", "peer", "text", "kind", "from_agent", "to_agent", *TASK}
 
 
 class Words:
-    """Texts and their places, in the order they were first seen."""
+    """Assigns codes to texts, in the order they are first seen."""
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
@@ -121,32 +124,34 @@ class Words:
         return self._places.setdefault(word, len(self._places))
 
     def of(self, column: pa.ChunkedArray) -> Column:
-        """The column as places."""
+        """The column as codes."""
         if not pa.types.is_dictionary(column.type):
             column = column.dictionary_encode()
         whole = column.unify_dictionaries().combine_chunks()
         known = [self.place(word) for word in whole.dictionary.to_pylist()]
-        places: Column = np.array([*known, NONE], np.int32)
-        found: Column = places[np.asarray(whole.indices.fill_null(NONE))]
+        # NONE is -1, so a null picks the last entry.
+        codes: Column = np.array([*known, NONE], np.int32)
+        found: Column = codes[np.asarray(whole.indices.fill_null(NONE))]
         return found
 
-    def any_of(self, places: Column, words: Iterable[str]) -> Column:
-        found: Column = self.chosen(places, dict.fromkeys(words, 1)) == 1
+    def any_of(self, codes: Column, words: Iterable[str]) -> Column:
+        """Whether each code is that of one of these words."""
+        found: Column = self.chosen(codes, dict.fromkeys(words, 1)) == 1
         return found
 
-    def chosen(self, places: Column, by: Mapping[str, int]) -> Column:
-        """What `by` has for each word."""
-        chosen = {self.place(word): what for word, what in by.items()}
+    def chosen(self, codes: Column, by: Mapping[str, int]) -> Column:
+        """The value that `by` has for the word of each code, or NONE."""
+        values = {self.place(word): value for word, value in by.items()}
         table: Column = np.full(len(self._places) + 1, NONE, np.int32)
-        table[list(chosen)] = list(chosen.values())
-        return table[places]
+        table[list(values)] = list(values.values())
+        return table[codes]
 
     def all(self) -> pa.Array:
         return pa.array(self._places, pa.string())
 
 
 class Facts(Struct, frozen=True):
-    """`told` and `sent` as described above; their texts are places in `words`."""
+    """`told` has `TOLD_SCHEMA`, `sent` has `SENT_SCHEMA`; their texts are indexes in `words`."""
 
     told: pa.RecordBatch
     sent: pa.RecordBatch
@@ -156,11 +161,11 @@ class Facts(Struct, frozen=True):
         return int(self.told.num_rows)
 
     def times(self) -> Column:
-        """When the ids were drawn, in epoch milliseconds."""
+        """The times at which the ids were drawn, in epoch milliseconds."""
         return drawn_at(self.told["high"].to_numpy())
 
     def split(self, cuts: Sequence[int]) -> Iterator[tuple[int, Self]]:
-        """By when ids were drawn: part n is before the nth cut and not before the one ahead."""
+        """Split by the times of the ids: part n ends before cut n and begins at cut n - 1."""
         part = np.searchsorted(np.array(cuts, np.int64), self.times(), side="right")
         order = np.argsort(part.astype(np.uint16), kind="stable")
         opens = self.told["what"].to_numpy() == What.SENT
@@ -168,20 +173,20 @@ class Facts(Struct, frozen=True):
         sent = self.sent.take(pa.array((np.cumsum(opens) - 1)[order][opens[order]]))
         sizes, opened = np.bincount(part), np.bincount(part[opens], minlength=len(cuts) + 1)
         for number in np.flatnonzero(sizes).tolist():
-            mine = told.slice(int(sizes[:number].sum()), int(sizes[number]))
-            messages = sent.slice(int(opened[:number].sum()), int(opened[number]))
-            yield number, type(self)(mine, messages, self.words)
+            told_part = told.slice(int(sizes[:number].sum()), int(sizes[number]))
+            sent_part = sent.slice(int(opened[:number].sum()), int(opened[number]))
+            yield number, type(self)(told_part, sent_part, self.words)
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """All of them over one list of words, which is sorted: places compare as texts do."""
+        """Join parts over one sorted list of words, so that codes compare as texts do."""
         known = [part.words.to_pylist() for part in parts]
         words = sorted(set[str]().union(*known))
-        places = {word: place for place, word in enumerate(words)}
-        moved = [np.array([*map(places.__getitem__, mine), NONE], np.int32) for mine in known]
+        codes = {word: code for code, word in enumerate(words)}
+        new_codes = [np.array([*map(codes.__getitem__, own), NONE], np.int32) for own in known]
         return cls(
-            _moved([part.told for part in parts], moved, TOLD),
-            _moved([part.sent for part in parts], moved, SENT),
+            _moved([part.told for part in parts], new_codes, TOLD),
+            _moved([part.sent for part in parts], new_codes, SENT),
             pa.array(words, pa.string()),
         )
 
@@ -195,7 +200,7 @@ class Facts(Struct, frozen=True):
         return cls(_read(told), _read(sent), _read(words)["word"])
 
 
-# Blocks are copied several times on their way.
+# Compressed, because blocks are copied several times on their way.
 _PACKED = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
@@ -212,16 +217,16 @@ def _read(block: bytes) -> pa.RecordBatch:
 
 
 def _moved(
-    batches: Sequence[pa.RecordBatch], moved: Sequence[Column], schema: pa.Schema
+    batches: Sequence[pa.RecordBatch], new_codes: Sequence[Column], schema: pa.Schema
 ) -> pa.RecordBatch:
-    """The batches as one, with each one's places of words changed as `moved` says."""
+    """Join the batches; `new_codes` maps the old codes of each batch to new ones."""
     columns = []
     for field in schema:
         arrays = [batch[field.name] for batch in batches]
         if field.name in _PLACES:
             arrays = [
                 pa.array(table[array.to_numpy()])
-                for table, array in zip(moved, arrays, strict=True)
+                for table, array in zip(new_codes, arrays, strict=True)
             ]
         columns.append(pa.concat_arrays(arrays))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -233,7 +238,7 @@ def drawn_at(high: Column) -> Column:
 
 
 def halves(ids: pa.Array) -> tuple[Column, Column]:
-    """The two halves of ids that all have 16 bytes; they compare as the ids do."""
+    """Split ids of 16 bytes each into two halves, which compare as the ids do."""
     start = int(np.frombuffer(ids.buffers()[1], np.int32)[ids.offset]) if len(ids) else 0
     data = np.frombuffer(ids.buffers()[2] or b"", ">u8", 2 * len(ids), start)
     pairs = data.reshape(-1, 2).astype(np.uint64)
@@ -241,7 +246,7 @@ def halves(ids: pa.Array) -> tuple[Column, Column]:
 
 
 def is_id(ids: pa.ChunkedArray) -> Column:
-    """Whether there is an id; nothing can be known about what has none."""
+    """Whether each row has an id; rows without one make no facts."""
     return _plain(pc.equal(pc.binary_length(ids), 16).fill_null(False))
 
 
@@ -250,15 +255,15 @@ def numbers(column: pa.ChunkedArray | pa.Array) -> Column:
 
 
 def ranks(column: pa.ChunkedArray | pa.Array) -> Column:
-    """Numbers that compare as the values do, nulls first."""
+    """Numbers that compare as the values do, nulls lowest."""
     return np.asarray(pc.rank(column, [("", "ascending", "at_start")], tiebreaker="dense"))
 
 
 def changes(column: Column) -> Column:
-    """Where a value differs from the one before it."""
-    changes = np.ones(len(column), bool)
-    np.not_equal(column[1:], column[:-1], out=changes[1:])
-    return changes
+    """Whether each value differs from the one before it; true for the first."""
+    marks = np.ones(len(column), bool)
+    np.not_equal(column[1:], column[:-1], out=marks[1:])
+    return marks
 
 
 def _plain(column: pa.ChunkedArray | pa.Array) -> Column:
@@ -266,19 +271,19 @@ def _plain(column: pa.ChunkedArray | pa.Array) -> Column:
 
 
 def hours_of(events: pa.Table) -> Column:
-    """The hours of deliveries that these events open or refer to; no others change."""
+    """The hours of the deliveries that these events open or refer to; no others change."""
     words = Words()
     opens = words.any_of(words.of(events["kind"]), _TRACKED)
     rows = {"event_id": opens & is_id(events["event_id"]), "ref_id": is_id(events["ref_id"])}
     drawn = [
-        drawn_at(halves(events[name].filter(pa.array(mine)).combine_chunks())[0])
-        for name, mine in rows.items()
+        drawn_at(halves(events[name].filter(pa.array(chosen)).combine_chunks())[0])
+        for name, chosen in rows.items()
     ]
     return np.unique(np.concatenate(drawn) // HOUR_MS)
 
 
 class _Events:
-    """A table of events, and what several facts need of it."""
+    """A table of events, with the columns that several kinds of facts need."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
@@ -293,22 +298,23 @@ class _Events:
         return self.words.any_of(self.texts["kind"], kinds)
 
     def what(self) -> Column:
-        """What each event says about the one it refers to."""
-        kind, chosen = self.texts["kind"], self.words.chosen
-        what = chosen(kind, _BY_KIND)
-        by_status = chosen(self.texts["status"], _BY_STATUS)
+        """The kind of fact that each event states about the one it refers to, or NONE."""
+        kind, to_kinds = self.texts["kind"], self.words.chosen
+        what = to_kinds(kind, _BY_KIND)
+        by_status = to_kinds(self.texts["status"], _BY_STATUS)
         what = np.where(self.is_any(["ack"]), by_status, what)
-        by_signal = chosen(self.texts["signal"], _BY_SIGNAL)
+        by_signal = to_kinds(self.texts["signal"], _BY_SIGNAL)
         return np.where(self.is_any(["signal"]), by_signal, what)
 
     def eta_at(self) -> Column:
+        """The promised time, given as such or in seconds from the event."""
         promised, seconds = numbers(self.table["eta_at"]), numbers(self.table["eta_seconds"])
-        reckoned = np.where(seconds == ABSENT, ABSENT, self.created_at + seconds * 1000)
-        return np.where(promised == ABSENT, reckoned, promised)
+        computed = np.where(seconds == ABSENT, ABSENT, self.created_at + seconds * 1000)
+        return np.where(promised == ABSENT, computed, promised)
 
 
 def _first(*columns: Column) -> Column:
-    """The first word there is."""
+    """For each row the first of the columns that has a word."""
     found = columns[0]
     for column in columns[1:]:
         found = np.where(found == NONE, column, found)
@@ -316,7 +322,7 @@ def _first(*columns: Column) -> Column:
 
 
 def facts(table: pa.Table) -> Facts:
-    """What these events say; `table` has the columns above, its texts encoded or not."""
+    """Make facts of events; `table` has `FACT_COLUMNS`, with texts dictionary-encoded or plain."""
     events = _Events(table)
     tracked = events.is_any(_TRACKED)
     opening = np.flatnonzero(tracked & is_id(table["event_id"]))
@@ -332,6 +338,7 @@ def batch(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
 
 
 def _opened(events: _Events, rows: Column) -> dict[str, Column]:
+    """The SENT facts of events that open a delivery."""
     to_node = events.texts["to_node"][rows]
     return {
         **_said(events, rows, "event_id"),
@@ -343,7 +350,7 @@ def _opened(events: _Events, rows: Column) -> dict[str, Column]:
 
 
 def _referred(events: _Events, about: Column) -> Iterator[dict[str, Column]]:
-    """What is said about events that others opened."""
+    """The facts about deliveries that other events opened."""
     what, eta = events.what(), events.eta_at()
     progress = _plain(events.table["progress"].fill_null(np.nan))
     rows = np.flatnonzero(about & (what != NONE))
@@ -351,16 +358,16 @@ def _referred(events: _Events, about: Column) -> Iterator[dict[str, Column]]:
     rows = np.flatnonzero(about & (eta != ABSENT))
     yield _about(events, rows) | {"what": np.full(len(rows), What.PROMISED), "at": eta[rows]}
     rows = np.flatnonzero(about & ~np.isnan(progress))
-    far = {"what": np.full(len(rows), What.PROGRESSED), "progress": progress[rows]}
-    yield _about(events, rows) | far
+    progressed = {"what": np.full(len(rows), What.PROGRESSED), "progress": progress[rows]}
+    yield _about(events, rows) | progressed
 
 
 def _about(events: _Events, rows: Column) -> dict[str, Column]:
     own = events.is_any(_ABOUT_OWN)[rows]
     node, to_node = events.texts["node"][rows], events.texts["to_node"][rows]
-    # An old receipt may not say whom it is for; then it is for an agent of its own node.
-    nobody = np.where(own, events.words.place(""), node)
-    to_node = np.where(to_node == NONE, nobody, to_node)
+    # An old receipt may lack `to_node`; then it is addressed to an agent of its own node.
+    default = np.where(own, events.words.place(""), node)
+    to_node = np.where(to_node == NONE, default, to_node)
     return {
         **_said(events, rows, "ref_id"),
         "node": np.where(own, node, to_node),

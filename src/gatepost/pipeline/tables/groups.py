@@ -1,4 +1,4 @@
-"""Rows that belong together, a column of numbers at a time. Needs numpy, and nothing of Spark."""
+"""Groups rows and aggregates their columns of numbers. Needs pyarrow and numpy, but not Spark."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
@@ -21,7 +21,7 @@ _MOST = 2**62
 
 
 class Columns:
-    """A table's columns as numbers: texts are places in one list of words."""
+    """A table's columns as numbers: texts are codes of one list of words."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
@@ -44,30 +44,30 @@ class Columns:
         return self._words.any_of(self.text(name), texts)
 
     def chosen(self, name: str, by: Mapping[str, int]) -> Column:
-        """What `by` has for each text, or NONE."""
+        """The value that `by` has for each text, or NONE."""
         return self._words.chosen(self.text(name), by)
 
     def rank(self, name: str, rows: Column) -> Column:
-        """Numbers that compare as the texts of these rows do."""
+        """Numbers that compare as the texts of these rows do, nulls lowest."""
         return ranks(self.table[name].take(pa.array(rows)))
 
-    def texts(self, places: Column) -> pa.Array:
-        return self._words.all().take(pa.array(places, mask=places == NONE))
+    def texts(self, codes: Column) -> pa.Array:
+        return self._words.all().take(pa.array(codes, mask=codes == NONE))
 
     def names(self, groups: "Groups", keys: Sequence[Column]) -> list[tuple[str | None, ...]]:
-        """In which texts each of the groups is alike."""
+        """For each group the texts that all its rows have in these key columns."""
         return list(zip(*(self.texts(groups.first(key)).to_pylist() for key in keys), strict=True))
 
-    def _once(self, name: str, made: Any) -> Column:
+    def _once(self, name: str, convert: Any) -> Column:
         if name not in self._seen:
-            self._seen[name] = made(self.table[name])
+            self._seen[name] = convert(self.table[name])
         return self._seen[name]
 
 
 class Groups(Struct, frozen=True):
-    """Rows in an order, cut where another group begins.
+    """Groups of rows: all rows in `order`, with a new group at each of `starts`.
 
-    A row without a number (ABSENT) counts for nothing.
+    Aggregates ignore rows without a number (ABSENT).
     """
 
     order: Column
@@ -75,14 +75,14 @@ class Groups(Struct, frozen=True):
 
     @classmethod
     def alike(cls, *keys: Column) -> Self:
-        """Those that are equal in all keys."""
+        """Group rows that are equal in all keys."""
         code = _code(keys)
         order = np.argsort(code, kind="stable")
         return cls(order, np.flatnonzero(changes(code[order])))
 
     @classmethod
     def runs(cls, at: Column, gap: int, *keys: Column) -> Self:
-        """Those that are equal in all keys and follow each other with no gap longer than this."""
+        """Group rows that are equal in all keys and follow each other with gaps up to `gap`."""
         code = _code(keys)
         order = np.lexsort((at, code))
         far = np.diff(at[order], prepend=at[order][:1]) > gap
@@ -97,13 +97,13 @@ class Groups(Struct, frozen=True):
 
     @property
     def of(self) -> Column:
-        """Which group each row is in."""
+        """For each row the number of its group."""
         found: Column = np.empty(len(self.order), np.int64)
         found[self.order] = np.repeat(np.arange(len(self)), self.sizes)
         return found
 
     def first(self, column: Column) -> Column:
-        """What a group has in a column in which it is alike."""
+        """For each group the value of its first row."""
         found: Column = column[self.order[self.starts]]
         return found
 
@@ -112,32 +112,32 @@ class Groups(Struct, frozen=True):
         return self._reduced(np.add, known.astype(np.int64))
 
     def least(self, values: Column) -> Column:
-        last = np.iinfo(np.int64).max
-        found = self._reduced(np.minimum, np.where(values == ABSENT, last, values))
-        return np.where(found == last, ABSENT, found)
+        largest = np.iinfo(np.int64).max
+        found = self._reduced(np.minimum, np.where(values == ABSENT, largest, values))
+        return np.where(found == largest, ABSENT, found)
 
     def most(self, values: Column) -> Column:
         return self._reduced(np.maximum, values)
 
-    def _reduced(self, how: np.ufunc, values: Column) -> Column:
+    def _reduced(self, function: np.ufunc, values: Column) -> Column:
         if not len(self):
             return np.zeros(0, np.int64)
-        found: Column = how.reduceat(values[self.order], self.starts)
+        found: Column = function.reduceat(values[self.order], self.starts)
         return found
 
     def each(self) -> Iterator[Column]:
-        """The rows of one group after the other."""
+        """The rows of each group in turn."""
         return iter(np.split(self.order, self.starts[1:]) if len(self) else [])
 
     def samples(self, most: int, *keys: Column) -> list[Column]:
-        """The first few rows of each group, by these keys."""
+        """The first `most` rows of each group, ordered by these keys."""
         order = np.lexsort((*reversed(keys), self.of))
         ends = self.starts + np.minimum(self.sizes, most)
         return [order[start:end] for start, end in zip(self.starts, ends, strict=True)]
 
 
 class Sorted(Struct, frozen=True):
-    """The numbers of each group in order, and how many there are up to each: for percentiles."""
+    """The sorted numbers of each group with cumulative counts, for percentiles."""
 
     values: Column
     until: Column
@@ -151,37 +151,37 @@ class Sorted(Struct, frozen=True):
 
     @classmethod
     def counted(cls, of: Column, values: Column, counts: Column, groups: int) -> Self:
-        """Of numbers that are there several times, each with the group that it is in."""
+        """Build from counted numbers; `of` is the group of each."""
         order = np.lexsort((values, of))
         sizes = np.bincount(of, counts, groups).astype(np.int64)
         return cls(values[order], np.cumsum(counts[order]), sizes)
 
     def percentile(self, share: float, among: Column | None = None) -> Column:
-        """The number that this share of a group is not above, or ABSENT.
+        """The smallest number that this share of a group does not exceed, or ABSENT.
 
-        With `among` only that many of the smallest are looked at.
+        With `among` only that many of the smallest numbers of each group count.
         """
         sizes = self.sizes if among is None else among
         rank = np.cumsum(self.sizes) - self.sizes + np.ceil(sizes * share).astype(np.int64)
         found: Column = np.full(len(sizes), ABSENT, np.int64)
-        some = sizes > 0
-        found[some] = self.values[np.searchsorted(self.until, rank[some])]
+        filled = sizes > 0
+        found[filled] = self.values[np.searchsorted(self.until, rank[filled])]
         return found
 
 
 def _code(keys: Sequence[Column]) -> Column:
-    """One number for several that are equal only where all of them are."""
-    code, many = _dense(keys[0])
+    """Combine several keys into one number that is equal only where all of them are."""
+    code, count = _dense(keys[0])
     for key in keys[1:]:
         more, size = _dense(key)
-        if many * size > _MOST:
-            code, many = _numbered(code)
-        code, many = code * size + more, many * size
+        if count * size > _MOST:
+            code, count = _numbered(code)
+        code, count = code * size + more, count * size
     return code
 
 
 def _dense(key: Column) -> tuple[Column, int]:
-    """Numbers from 0, as they are if they are small, and how many there may be."""
+    """Codes from 0, and their possible number; keys of a small range are only shifted."""
     least, most = (int(key.min()), int(key.max())) if len(key) else (0, 0)
     if most - least <= max(len(key), 2**16):
         return key.astype(np.int64) - least, most - least + 1
@@ -194,13 +194,13 @@ def _numbered(key: Column) -> tuple[Column, int]:
 
 
 def earlier(one: Column, other: Column) -> Column:
-    """The lesser of two numbers, or the one there is."""
+    """The lesser of two numbers, or the one that is not ABSENT."""
     lesser = np.minimum(one, other)
     return np.where(one == ABSENT, other, np.where(other == ABSENT, one, lesser))
 
 
 def listed(columns: Mapping[str, Any], names: Sequence[str]) -> pa.Table:
-    """These columns in this order; numbers that are ABSENT are null."""
+    """A table of these columns in the order of `names`; ABSENT becomes null."""
     return pa.table({name: _array(columns[name]) for name in names})
 
 

@@ -1,6 +1,6 @@
-"""One hour's deliveries as columns of numbers, and what several tables are made of.
+"""One hour's deliveries as columns of numbers, with the columns that several tables share.
 
-Needs pyarrow and numpy, and nothing of Spark.
+Needs pyarrow and numpy, but not Spark.
 """
 
 from functools import cached_property
@@ -18,22 +18,22 @@ COLUMNS: Final = (
     *("event_id", "corr_id", "sent_at", "size", "attempts", "accepted_at", "processed_at"),
     *("replied_at", "dead_at", "duplicates", "amended", "closed", "task"),
 )
-"""What is read of a delivery."""
+"""The columns that are read of a delivery."""
 
 
 class Hour(Columns):
-    """All deliveries of an hour, or of some of its nodes, as far as their messages are known."""
+    """The deliveries of an hour, or of some of its nodes; orphans are left out."""
 
     def __init__(self, number: int, deliveries: pa.Table) -> None:
         known = deliveries.filter(deliveries["kind"].is_valid())
-        # Fields of a task are columns as well: `task.eta_at`.
+        # Fields of a task become columns such as `task.eta_at`.
         super().__init__(known.flatten())
         self.hour = number
 
     def there(self, name: str) -> Column:
-        """Whether there is such a number."""
-        there: Column = self.number(name) != ABSENT
-        return there
+        """Whether each row has a number in this column."""
+        present: Column = self.number(name) != ABSENT
+        return present
 
     @cached_property
     def sent_at(self) -> Column:
@@ -45,22 +45,22 @@ class Hour(Columns):
 
     @cached_property
     def ended_at(self) -> Column:
-        """When the delivery's turn ended, or its reply came."""
+        """The time at which the delivery's turn ended, or its reply came."""
         return earlier(self.number("processed_at"), self.number("replied_at"))
 
     @cached_property
     def dropped(self) -> Column:
-        """Whether the turn ended without anybody having done it."""
+        """Whether the turn ended without being done."""
         return self.is_any("outcome", "dead_letter", "expired")
 
     @cached_property
     def process_ms(self) -> Column:
-        """How long it took until it was done, if it was."""
+        """The time from send to done; ABSENT if it was not done."""
         return np.where(self.dropped, ABSENT, self._since_sent(self.ended_at))
 
     @cached_property
     def dead(self) -> Column:
-        """Whether its sender gave it up, or its owner did."""
+        """Whether the sender or the owner gave the delivery up."""
         return self.there("dead_at") | self.dropped
 
     @cached_property
@@ -69,19 +69,19 @@ class Hour(Columns):
 
     @cached_property
     def task_ended_at(self) -> Column:
-        """When a task completed, failed or was cancelled, in this order."""
+        """The time at which a task completed, failed or was cancelled, in this order."""
         completed, failed = self.number("task.completed_at"), self.number("task.failed_at")
         ended = np.where(completed == ABSENT, failed, completed)
         return np.where(ended == ABSENT, self.number("task.cancelled_at"), ended)
 
     @cached_property
     def took_ms(self) -> Column:
-        """How long a task took, if it was completed."""
+        """The time a task took; ABSENT if it was not completed."""
         return self._since_sent(self.number("task.completed_at"))
 
     @cached_property
     def task_state(self) -> pa.Array:
-        """Of tasks; null for all else."""
+        """The state of each task; null for other deliveries."""
         conditions = {
             "completed": self.there("task.completed_at"),
             "failed": self.there("task.failed_at"),

@@ -1,7 +1,7 @@
-"""Cases into incidents: few rows in, a handful out.
+"""Finds incidents in cases and activity: few rows in, a handful out.
 
-An incident covers an *island*: rows that follow each other without a hole of a whole window. Its
-id is made of its class, its subject and when it began, so finding it again changes nothing.
+An incident covers an *island*: rows that follow each other without a gap of a whole window. Its id
+is made of its class, its subject and its start, so finding it again changes nothing.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ Row = dict[str, Any]
 
 
 def identity(*parts: object) -> str:
-    """An id that is the same for the same thing, whoever finds it and how often."""
-    said = "\x1f".join("" if part is None else str(part) for part in parts)
-    return hashlib.sha256(said.encode()).hexdigest()[:32]
+    """An id made of these parts alone, so that it is the same every time."""
+    joined = "\x1f".join("" if part is None else str(part) for part in parts)
+    return hashlib.sha256(joined.encode()).hexdigest()[:32]
 
 
 def slow(cases: Columns, as_of: int, objectives: Objectives) -> Column:
-    """Accepted, and not processed or replied to within the SLA."""
+    """Whether each case was accepted, but not processed or replied to within the SLA."""
     accepted_at, ended_at = cases.number("accepted_at"), cases.number("ended_at")
     took = np.where(ended_at == ABSENT, as_of, ended_at) - accepted_at
     late: Column = (accepted_at != ABSENT) & (took > objectives.sla * 1000)
@@ -39,7 +39,7 @@ def slow(cases: Columns, as_of: int, objectives: Objectives) -> Column:
 
 
 def incidents(cases: Columns, activity: Columns, as_of: int, objectives: Objectives) -> pa.Table:
-    """All incidents, as of the latest event known."""
+    """Find all incidents as of the latest known event."""
     return table_of(INCIDENTS, _Found(cases, activity, as_of, objectives).rows())
 
 
@@ -48,7 +48,7 @@ _Subject = tuple[str | None, str | None, str | None]
 
 
 class _Silence(NamedTuple):
-    """A node wrote nothing after `since`, and until `until` if it is back; else ABSENT."""
+    """A node wrote nothing from `since` to `until`; `until` is ABSENT while it is still silent."""
 
     node: str
     since: int
@@ -56,6 +56,8 @@ class _Silence(NamedTuple):
 
 
 class _Found:
+    """Finds the incidents of each class, one method for each."""
+
     def __init__(
         self, cases: Columns, activity: Columns, as_of: int, objectives: Objectives
     ) -> None:
@@ -69,13 +71,13 @@ class _Found:
     def rows(self) -> Iterator[Row]:
         yield from self._sla_breaches()
         dead = self._cases.number("dead_at") != ABSENT
-        nowhere = self._cases.is_any("reason", "no_route")
-        yield from self._routing_misses(np.flatnonzero(dead & nowhere))
-        yield from self._bursts(np.flatnonzero(dead & ~nowhere))
+        unroutable = self._cases.is_any("reason", "no_route")
+        yield from self._routing_misses(np.flatnonzero(dead & unroutable))
+        yield from self._bursts(np.flatnonzero(dead & ~unroutable))
         yield from self._backlogs()
         yield from self._silent()
 
-    # -- slow, or given up
+    # -- slow or given-up deliveries
 
     def _sla_breaches(self) -> Iterator[Row]:
         late = np.flatnonzero(slow(self._cases, self._as_of, self._objectives))
@@ -94,7 +96,7 @@ class _Found:
     def _routing_misses(self, dead: Column) -> Iterator[Row]:
         for rows in self._islands(dead, self._cases.number("dead_at"), "node"):
             node, agent, _ = subject = self._subject(rows, "node")
-            sentence = f"{len(rows)} deliveries from {node} to {agent} had nowhere to go"
+            sentence = f"{len(rows)} deliveries from {node} to {agent} had no route"
             yield self._dead("routing_miss", subject, rows, sentence)
 
     def _bursts(self, dead: Column) -> Iterator[Row]:
@@ -106,7 +108,7 @@ class _Found:
                 yield self._dead("dead_letter_burst", subject, rows, sentence)
 
     def _islands(self, rows: Column, at: Column, node: str) -> Iterator[Column]:
-        """Rows of one node, agent and capability, with no whole window without any."""
+        """The rows of one node, agent and capability, split where a whole window has none."""
         keys = [self._cases.text(name)[rows] for name in (node, "to_agent", "capability_id")]
         for each in Groups.runs(at[rows], self._objectives.window_ms, *keys).each():
             yield rows[each]
@@ -123,10 +125,10 @@ class _Found:
         lasted = int(self._sent_at[rows].min()), int(dead_at.max())
         return self._incident(name, subject, lasted, rows, sentence, int(dead_at.min()))
 
-    # -- waiting
+    # -- waiting deliveries
 
     def _backlogs(self) -> Iterator[Row]:
-        """More and more waits for an agent; where its whole node is silent, for that node."""
+        """Growing backlogs of agents; where a whole node is silent, one backlog for the node."""
         by_node: dict[_Silence, list[Column]] = {}
         for node, agent, begin, end in self._growing():
             rows = self._waiting(node, agent, end)
@@ -139,8 +141,8 @@ class _Found:
                 by_node.setdefault(silence, []).append(rows)
             if len(rows) and not silences:
                 yield self._backlog(node, agent, rows, begin)
-        for silence, several in by_node.items():
-            if len(rows := np.unique(np.concatenate(several))):
+        for silence, waiting in by_node.items():
+            if len(rows := np.unique(np.concatenate(waiting))):
                 yield self._backlog(silence.node, None, rows, silence.since)
 
     def _backlog(self, node: str, agent: str | None, rows: Column, since: int) -> Row:
@@ -152,7 +154,7 @@ class _Found:
         return self._incident("backlog", (node, agent, None), lasted, rows, sentence, since)
 
     def _growing(self) -> Iterator[tuple[str, str, int, int]]:
-        """For whom more waited at the end of every window than at its start, since and until."""
+        """Node, agent, start and end of each run of windows in which the agent's backlog grew."""
         objectives, step = self._objectives, self._objectives.window_ms
         node, agent, window, net = self._flows()
         runs = Groups.runs(window, step, node, agent)
@@ -164,17 +166,17 @@ class _Found:
             yield *names[run], begins[run], ends[run]
 
     def _flows(self) -> tuple[Column, Column, Column, Column]:
-        """By node, agent and window: how many more wait at its end than at its start."""
-        came = window_of(self._sent_at, self._objectives)
+        """Node, agent, window and growth for windows at whose end more waited than at its start."""
+        sent_in = window_of(self._sent_at, self._objectives)
         left = self._left_at != ABSENT
-        went = np.where(left, window_of(self._left_at, self._objectives), ABSENT)
+        left_in = np.where(left, window_of(self._left_at, self._objectives), ABSENT)
         node, agent = self._cases.text("to_node"), self._cases.text("to_agent")
-        waited = (node != NONE) & (agent != NONE) & (~left | (went > came))
+        waited = (node != NONE) & (agent != NONE) & (~left | (left_in > sent_in))
         rows = np.concatenate([np.flatnonzero(waited), np.flatnonzero(waited & left)])
-        window = np.concatenate([came[waited], went[waited & left]])
-        by = np.where(np.arange(len(rows)) < np.count_nonzero(waited), 1, -1)
+        window = np.concatenate([sent_in[waited], left_in[waited & left]])
+        change = np.where(np.arange(len(rows)) < np.count_nonzero(waited), 1, -1)
         groups = Groups.alike(node[rows], agent[rows], window)
-        grows = (net := groups.sum(by)) > 0
+        grows = (net := groups.sum(change)) > 0
         return (
             groups.first(node[rows])[grows],
             groups.first(agent[rows])[grows],
@@ -183,10 +185,10 @@ class _Found:
         )
 
     def _waiting(self, node: str, agent: str, at: int) -> Column:
-        """What had been sent to it by then and had not been taken."""
-        mine = self._by_agent[node, agent]
-        left_at = np.where(self._left_at[mine] == ABSENT, self._as_of + 1, self._left_at[mine])
-        found: Column = mine[(self._sent_at[mine] < at) & (left_at >= at)]
+        """The cases sent to the agent before `at` that were neither accepted nor dead by then."""
+        rows = self._by_agent[node, agent]
+        left_at = np.where(self._left_at[rows] == ABSENT, self._as_of + 1, self._left_at[rows])
+        found: Column = rows[(self._sent_at[rows] < at) & (left_at >= at)]
         return found
 
     @cached_property
@@ -198,7 +200,7 @@ class _Found:
         return self._grouped("to_node")
 
     def _grouped(self, *names: str) -> dict[tuple[str | None, ...], Column]:
-        """Which cases there are for each of them."""
+        """Texts of these columns → rows of the cases that have them."""
         keys = [self._cases.text(name) for name in names]
         groups = Groups.alike(*keys)
         return dict(zip(self._cases.names(groups, keys), groups.each(), strict=True))
@@ -207,30 +209,34 @@ class _Found:
 
     @cached_property
     def _silences(self) -> dict[_Silence, Column]:
-        """Nodes that wrote nothing for long while mail was waiting for them, and which mail."""
+        """Long silences of nodes for which deliveries waited → rows of these deliveries."""
         found = ((silence, self._missed(silence)) for silence in self._gaps())
         return {silence: rows for silence, rows in found if len(rows)}
 
     def _gaps(self) -> Iterator[_Silence]:
+        """All gaps in the activity of nodes that are longer than the objective."""
         node = self._activity.text("node")
         windows = Groups.alike(node, self._activity.number("window_start"))
-        of = windows.first(node)
+        node_of = windows.first(node)
         since = windows.most(self._activity.number("last_at"))
         first_at = windows.least(self._activity.number("first_at"))
-        again = of[1:] == of[:-1]
-        back = np.append(np.where(again, first_at[1:], ABSENT), [ABSENT] * min(1, len(of)))
-        quiet = np.where(back == ABSENT, self._as_of, back) - since
-        long = np.flatnonzero(quiet > self._objectives.silence * 1000)
-        names = self._activity.texts(of[long]).to_pylist()
-        return map(_Silence, names, since[long].tolist(), back[long].tolist())
+        same_node = node_of[1:] == node_of[:-1]
+        until = np.append(
+            np.where(same_node, first_at[1:], ABSENT), [ABSENT] * min(1, len(node_of))
+        )
+        silent_ms = np.where(until == ABSENT, self._as_of, until) - since
+        long = np.flatnonzero(silent_ms > self._objectives.silence * 1000)
+        names = self._activity.texts(node_of[long]).to_pylist()
+        return map(_Silence, names, since[long].tolist(), until[long].tolist())
 
     def _missed(self, silence: _Silence) -> Column:
-        mine = self._by_node.get((silence.node,), np.zeros(0, np.int64))
-        sent_at, left_at = self._sent_at[mine], self._left_at[mine]
+        """The cases sent to the node during the silence that waited until its end."""
+        rows = self._by_node.get((silence.node,), np.zeros(0, np.int64))
+        sent_at, left_at = self._sent_at[rows], self._left_at[rows]
         waited = left_at == ABSENT
         if silence.until != ABSENT:
             waited |= left_at >= silence.until
-        found: Column = mine[(sent_at > silence.since) & (sent_at < self._end_of(silence)) & waited]
+        found: Column = rows[(sent_at > silence.since) & (sent_at < self._end_of(silence)) & waited]
         return found
 
     def _end_of(self, silence: _Silence) -> int:
@@ -255,7 +261,7 @@ class _Found:
         sentence: str,
         since: int | None = None,
     ) -> Row:
-        """`since` tells it from others of the same subject, unless its start does."""
+        """Build the row; `since` replaces the start in the id where the start may still change."""
         node, agent, capability = subject
         return {
             "incident_id": identity(name, *subject, lasted[0] if since is None else since),
@@ -271,7 +277,7 @@ class _Found:
         }
 
     def _samples(self, rows: Column) -> list[str]:
-        """The first few conversations, the same ones every time."""
+        """The first few conversations, in an order that is the same every time."""
         rank = self._cases.rank("corr_id", rows)
         first = np.lexsort((rank, self._sent_at[rows]))[:SAMPLES]
         names: list[str] = self._cases.table["corr_id"].take(pa.array(rows[first])).to_pylist()
@@ -279,11 +285,11 @@ class _Found:
 
 
 def _end(times: Column) -> int | None:
-    """The last of them, or None while one is missing."""
+    """The last of these times, or None while one is missing."""
     return None if np.any(times == ABSENT) else int(times.max())
 
 
 def _densest(at: Column, width: int) -> int:
-    """The most there were in any stretch of this length."""
+    """The most times in any stretch of this width."""
     at = np.sort(at)
     return int(np.max(np.searchsorted(at, at, "right") - np.searchsorted(at, at - width)))

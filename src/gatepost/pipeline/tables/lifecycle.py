@@ -1,17 +1,17 @@
-"""Facts into deliveries, by the state machine of the protocol.
+"""Folds facts into deliveries, by the state machine of the protocol.
 
-A *leg* is what is known of one delivery and one node: was it asked, did it accept, process,
-reply. Legs merge: each value is the earliest, the latest or the sum of its parts, so a delivery
-is the same however its events were cut into batches. A receipt counts only if the event was
-routed to the node that wrote it, and which nodes those are may become known after the receipt.
-Most deliveries have one leg that says nothing the delivery does not say; of the others, the
-facts that made them are stored as well.
+A *leg* holds all facts about one delivery and one node: whether the node was asked, whether it
+accepted, processed or replied. Legs merge: each value is the earliest, the latest or the sum of its
+parts, so a delivery is the same however its events were cut into batches. A receipt counts only if
+the event was routed to the node that wrote it, and that routing may become known after the receipt.
+Most deliveries have one leg that adds nothing to the delivery's own columns. For the others the
+facts are stored as well, in the column `told`.
 
     emitted ──retry──▶ retry_pending
        └──────┬─────────────┘
          accepted ──▶ processed | replied          dead_letter (amended if answered all the same)
 
-Facts are sorted once, by id, node and peer; the rest goes along that order, a column at a time.
+Facts are sorted once, by id, node and peer; all further steps use that order, a column at a time.
 An id begins with the time it was drawn at, so the rows of an hour follow each other.
 """
 
@@ -43,18 +43,18 @@ from gatepost.pipeline.tables.schemas import DELIVERIES, HOUR_MS
 
 
 def deliveries(told: Facts) -> pa.Table:
-    """What became of every message these facts are about, in the order of their ids.
+    """Build the delivery of every message these facts are about, in the order of their ids.
 
-    The facts are joined ones: their words are sorted.
+    The facts must come from `Facts.join_parts`, which sorts their words.
     """
     return _Deliveries(told).table()
 
 
 class _Rows(NamedTuple):
-    """Facts in order. `leg` and `delivery` number what a row belongs to, from 0."""
+    """Sorted facts. `leg` and `delivery` number each row's leg and delivery from 0."""
 
     columns: Mapping[str, Column]
-    # Of a SENT: which of the messages.
+    # For a SENT fact the index of its message.
     message: Column
     leg: Column
     delivery: Column
@@ -66,18 +66,18 @@ class _Rows(NamedTuple):
         order = np.lexsort((among + plain["what"], plain["low"], plain["high"]))
         columns = {name: column[order] for name, column in plain.items()}
         message = (np.cumsum(plain["what"] == What.SENT) - 1)[order]
-        fresh = changes(columns["high"]) | changes(columns["low"]) | changes(columns["node"])
-        leg = np.cumsum(fresh | changes(columns["peer"])) - 1
-        return cls(columns, message, leg, np.cumsum(fresh) - 1)
+        starts = changes(columns["high"]) | changes(columns["low"]) | changes(columns["node"])
+        leg = np.cumsum(starts | changes(columns["peer"])) - 1
+        return cls(columns, message, leg, np.cumsum(starts) - 1)
 
 
 Key = Column | Callable[[Column], Column]
 
 
 def _least(group: Column, *keys: Key) -> Column:
-    """The place of the least row of each group, by its keys. Rows of a group are together.
+    """The index of the least row of each group, by these keys. Rows of a group must be adjacent.
 
-    A key may be a function of the rows that have to be compared, which are few.
+    A key may be a function; it is called with the few rows that have to be compared.
     """
     starts = np.flatnonzero(changes(group))
     sizes = np.diff(starts, append=len(group))
@@ -91,22 +91,22 @@ def _least(group: Column, *keys: Key) -> Column:
     return starts
 
 
-def _spread(places: Column, values: Column, size: int) -> Column:
-    """For each of `size` places the value that is there, or NONE."""
+def _spread(indexes: Column, values: Column, size: int) -> Column:
+    """A column of `size` with the values at these indexes, and NONE elsewhere."""
     whole = np.full(size, NONE, values.dtype)
-    whole[places] = values
+    whole[indexes] = values
     return whole
 
 
-def _pick(values: Column, places: Column, nothing: float = ABSENT) -> Column:
-    """The values at these places, and nothing where the place is NONE."""
+def _pick(values: Column, indexes: Column, nothing: float = ABSENT) -> Column:
+    """The values at these indexes, and `nothing` where the index is NONE."""
     if not len(values):
-        return np.full(len(places), nothing, values.dtype)
-    return np.where(places < 0, values.dtype.type(nothing), values[places])
+        return np.full(len(indexes), nothing, values.dtype)
+    return np.where(indexes < 0, values.dtype.type(nothing), values[indexes])
 
 
 class _Legs:
-    """One entry per leg: of all there is to tell, when first, in which words, how often."""
+    """One entry per leg: for each kind of fact its first time, its text and its count."""
 
     def __init__(self, rows: _Rows) -> None:
         self._leg, columns = rows.leg, rows.columns
@@ -116,8 +116,8 @@ class _Legs:
         self.peer = columns["peer"][start]
         self._told = {what: np.flatnonzero(columns["what"] == what) for what in What}
         first = {what: self._least(what, columns["at"], columns["text"]) for what in What}
-        self.at = {what: _pick(columns["at"], place) for what, place in first.items()}
-        self.text = {what: _pick(columns["text"], place, NONE) for what, place in first.items()}
+        self.at = {what: _pick(columns["at"], row) for what, row in first.items()}
+        self.text = {what: _pick(columns["text"], row, NONE) for what, row in first.items()}
         self.times = {what: self._sum(what, columns["number"]) for what in _COUNTED}
         last = self._least(What.SENT, ~columns["number"], ~columns["text"])
         self.attempt = _pick(columns["number"].astype(np.int64), last)
@@ -126,35 +126,39 @@ class _Legs:
         self.progress = _pick(columns["progress"], furthest, np.nan)
 
     def _least(self, what: What, *keys: Column) -> Column:
-        """For each leg the least of the rows that tell this, or NONE."""
-        mine = self._told[what]
-        least = mine[_least(self._leg[mine], *(key[mine] for key in keys))]
+        """For each leg the least row of this kind of fact, or NONE."""
+        rows = self._told[what]
+        least = rows[_least(self._leg[rows], *(key[rows] for key in keys))]
         return _spread(self._leg[least], least, self.size)
 
     def _sum(self, what: What, column: Column) -> Column:
-        mine = self._told[what]
-        return np.bincount(self._leg[mine], column[mine], self.size).astype(np.int64)
+        rows = self._told[what]
+        return np.bincount(self._leg[rows], column[rows], self.size).astype(np.int64)
 
     def plain(self, sent_at: Column, is_task: Column) -> Column:
-        """Whether the delivery it is alone in, sent then, says all that this leg says."""
-        plain: Column = self.at[What.SENT] == sent_at
+        """Whether the columns of its delivery state all facts of each leg.
+
+        This holds for the only leg of a delivery; `sent_at` and `is_task` are the delivery's.
+        """
+        implied: Column = self.at[What.SENT] == sent_at
         for what in _UNSAID:
-            plain &= self.at[what] == ABSENT
+            implied &= self.at[what] == ABSENT
         for what in _OF_TASKS:
-            plain &= (self.at[what] == ABSENT) | is_task
+            implied &= (self.at[what] == ABSENT) | is_task
         for times in self.times.values():
-            plain &= times <= 1
-        return plain
+            implied &= times <= 1
+        return implied
 
 
-# What may be told often, what a delivery does not say, and what it says only of tasks.
+# Kinds of facts that are counted.
 _COUNTED = (What.ACCEPTED, What.PROCESSED)
+# Kinds that the columns of a delivery do not state, and kinds that they state for tasks only.
 _UNSAID = (What.REFUSED, What.DEAD, What.CONFIRMED, What.WITHDRAWN)
 _OF_TASKS = (What.PROMISED, What.PROGRESSED, What.COMPLETED, What.FAILED, What.CANCELLED)
 
 
 class _Deliveries:
-    """All legs of a delivery into one row. Only nodes that were asked count."""
+    """Folds all legs of a delivery into one row. Only answers of nodes that were asked count."""
 
     def __init__(self, told: Facts) -> None:
         self._texts, self._sent = told.words, told.sent
@@ -220,36 +224,37 @@ class _Deliveries:
         }
 
     def _first(self, what: What, legs: Column, *keys: Column) -> Column:
-        """For each delivery the one of these legs that told this first, or NONE."""
+        """For each delivery the one of these legs with the earliest such fact, or NONE."""
         at = self._legs.at[what]
         return self._best(legs & (at != ABSENT), at, *keys)
 
     def _best(self, legs: Column, *keys: Column) -> Column:
         """For each delivery the least of these legs, or NONE."""
-        mine, delivery = np.flatnonzero(legs), self._legs.delivery
-        best = mine[_least(delivery[mine], *(key[mine] for key in keys))]
+        candidates, delivery = np.flatnonzero(legs), self._legs.delivery
+        least = _least(delivery[candidates], *(key[candidates] for key in keys))
+        best = candidates[least]
         return _spread(delivery[best], best, self.size)
 
     def _sum(self, values: Column) -> Column:
-        """Over all legs of each delivery."""
+        """The sum over all legs of each delivery."""
         return np.bincount(self._legs.delivery, values, self.size).astype(np.int64)
 
     def _first_message(self, rows: _Rows) -> Column:
-        """For each delivery which of the messages opened it, or NONE."""
-        mine = np.flatnonzero(rows.columns["what"] == What.SENT)
-        delivery, message = rows.delivery[mine], rows.message[mine]
+        """For each delivery the index of the message that opened it, or NONE."""
+        sent = np.flatnonzero(rows.columns["what"] == What.SENT)
+        delivery, message = rows.delivery[sent], rows.message[sent]
 
-        def ranked(name: str) -> Callable[[Column], Column]:
-            return lambda places: ranks(self._sent[name].take(pa.array(message[places])))
+        def rank_by(name: str) -> Callable[[Column], Column]:
+            return lambda contested: ranks(self._sent[name].take(pa.array(message[contested])))
 
-        first = _least(delivery, *(ranked(name) for name in SENT.names))
+        first = _least(delivery, *(rank_by(name) for name in SENT.names))
         return _spread(delivery[first], message[first], self.size)
 
     def _of_message(self, name: str, nothing: int = ABSENT) -> Column:
         return _pick(self._sent[name].to_numpy(), self._message, nothing)
 
     def _said(self) -> dict[str, pa.Array]:
-        """What the message says."""
+        """The columns that the message itself states."""
         corr_id = self._sent["corr_id"].take(pa.array(self._message, mask=self._message < 0))
         texts = ("kind", "from_agent", "to_agent")
         return {
@@ -259,91 +264,91 @@ class _Deliveries:
         }
 
     def _judged(self, answers: Mapping[str, Column]) -> dict[str, pa.Array]:
-        """The state all of that amounts to."""
-        there = {name: answers[name] != ABSENT for name in answers if name.endswith("_at")}
-        answered = there["processed_at"] | there["replied_at"]
+        """The state that follows from the answers."""
+        has = {name: answers[name] != ABSENT for name in answers if name.endswith("_at")}
+        answered = has["processed_at"] | has["replied_at"]
         states = {
             "orphan": self._message < 0,
-            "dead_letter": there["dead_at"],
-            "replied": there["replied_at"],
-            "processed": there["processed_at"],
-            "accepted": there["accepted_at"],
+            "dead_letter": has["dead_at"],
+            "replied": has["replied_at"],
+            "processed": has["processed_at"],
+            "accepted": has["accepted_at"],
             "retry_pending": answers["attempts"] > 1,
         }
         state = np.select(list(states.values()), list(range(len(states))), len(states))
         return {
             "state": pa.array([*states, "emitted"]).take(pa.array(state)),
-            "amended": pa.array(there["dead_at"] & answered),
-            "closed": pa.array(there["dead_at"] | answered),
+            "amended": pa.array(has["dead_at"] & answered),
+            "closed": pa.array(has["dead_at"] | answered),
         }
 
     def _task(self) -> pa.Array:
-        """What a task asks for, and what anybody told about it."""
+        """The request of a task, and all facts that any node stated about it."""
         legs, everyone = self._legs, self._everyone
 
-        def at(what: What) -> pa.Array:
+        def first_time(what: What) -> pa.Array:
             return _numbers(_pick(legs.at[what], self._first(what, everyone)))
 
         failed = self._first(What.FAILED, everyone, legs.text[What.FAILED])
         furthest = self._best(~np.isnan(legs.progress), -legs.progress)
         fields = {
             **{name: self._words(self._of_message(name, NONE)) for name in TASK},
-            "eta_at": at(What.PROMISED),
+            "eta_at": first_time(What.PROMISED),
             "progress": _shares(_pick(legs.progress, furthest, np.nan)),
-            "completed_at": at(What.COMPLETED),
+            "completed_at": first_time(What.COMPLETED),
             "failed_at": _numbers(_pick(legs.at[What.FAILED], failed)),
             "failure_class": self._words(_pick(legs.text[What.FAILED], failed, NONE)),
-            "cancelled_at": at(What.CANCELLED),
+            "cancelled_at": first_time(What.CANCELLED),
         }
         return _struct(fields, self._is_task)
 
     def _listed(self) -> pa.Array:
-        """The facts of each delivery, or null where it says all of them by itself."""
+        """The facts of each delivery, or null where its other columns state them all."""
         legs = self._legs
-        of = legs.delivery
-        alone = np.bincount(of, minlength=self.size)[of] == 1
-        plain = legs.plain(self._of_message("sent_at")[of], self._is_task[of])
-        listed = ~(alone & self._asked & plain)
+        delivery = legs.delivery
+        alone = np.bincount(delivery, minlength=self.size)[delivery] == 1
+        implied = legs.plain(self._of_message("sent_at")[delivery], self._is_task[delivery])
+        listed = ~(alone & self._asked & implied)
         rows = {what: np.flatnonzero(listed & (legs.at[what] != ABSENT)) for what in What}
         leg = np.concatenate(list(rows.values()))
-        sizes = np.bincount(of[leg], minlength=self.size)
+        sizes = np.bincount(delivery[leg], minlength=self.size)
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
         facts = self._facts(rows).take(pa.array(np.argsort(leg, kind="stable")))
         return pa.ListArray.from_arrays(offsets, facts, mask=pa.array(sizes == 0))
 
     def _facts(self, rows: Mapping[What, Column]) -> pa.Array:
-        """What these legs told, one of all that is told after the other."""
+        """The facts of these legs, one kind of fact after the other."""
         legs = self._legs
 
-        def every(values: Callable[[What], Column]) -> Column:
-            return np.concatenate([values(what)[mine] for what, mine in rows.items()])
+        def gather(values: Callable[[What], Column]) -> Column:
+            return np.concatenate([values(what)[chosen] for what, chosen in rows.items()])
 
         once, never = np.ones(legs.size, np.int64), np.full(legs.size, np.nan)
         numbers = {What.SENT: legs.attempt, **legs.times}
         text = {**legs.text, What.SENT: legs.why}
-        what = np.concatenate([np.full(len(mine), what) for what, mine in rows.items()])
+        what = np.concatenate([np.full(len(chosen), what) for what, chosen in rows.items()])
         fields = {
-            "peer": self._words(every(lambda _: legs.peer)),
+            "peer": self._words(gather(lambda _: legs.peer)),
             "what": pa.array([what.name.lower() for what in What]).take(pa.array(what)),
-            "at": pa.array(every(lambda what: legs.at[what])),
-            "text": self._words(every(lambda what: text[what])),
-            "number": pa.array(every(lambda what: numbers.get(what, once)).astype(np.int32)),
+            "at": pa.array(gather(lambda what: legs.at[what])),
+            "text": self._words(gather(lambda what: text[what])),
+            "number": pa.array(gather(lambda what: numbers.get(what, once)).astype(np.int32)),
             "progress": _shares(
-                every(lambda what: legs.progress if what == What.PROGRESSED else never)
+                gather(lambda what: legs.progress if what == What.PROGRESSED else never)
             ),
         }
         return _struct(fields, np.ones(len(what), bool))
 
     def _place(self, word: str) -> int:
-        place = int(self._texts.index(word).as_py())
-        # What is nowhere is not what nobody said.
-        return place if place >= 0 else NONE - 1
+        code = int(self._texts.index(word).as_py())
+        # A word that is not in the list must not match rows without a word (NONE).
+        return code if code >= 0 else NONE - 1
 
     def _array(self, column: Column) -> pa.Array:
         return self._words(column) if column.dtype == np.int32 else _numbers(column)
 
-    def _words(self, places: Column) -> pa.Array:
-        return self._texts.take(pa.array(places, mask=places == NONE))
+    def _words(self, codes: Column) -> pa.Array:
+        return self._texts.take(pa.array(codes, mask=codes == NONE))
 
 
 def _either(one: Column, other: Column) -> Column:
@@ -358,8 +363,8 @@ def _shares(column: Column) -> pa.Array:
     return pa.array(column, mask=np.isnan(column))
 
 
-def _struct(fields: Mapping[str, pa.Array], there: Column) -> pa.Array:
-    return pa.StructArray.from_arrays(list(fields.values()), list(fields), mask=pa.array(~there))
+def _struct(fields: Mapping[str, pa.Array], valid: Column) -> pa.Array:
+    return pa.StructArray.from_arrays(list(fields.values()), list(fields), mask=pa.array(~valid))
 
 
 def _ids(high: Column, low: Column) -> pa.Array:
@@ -370,11 +375,11 @@ def _ids(high: Column, low: Column) -> pa.Array:
 
 
 def facts_of(stored: pa.Table) -> Facts:
-    """Stored deliveries back into facts that make the same deliveries."""
+    """Turn stored deliveries back into facts that build the same deliveries."""
     return _Stored(stored.combine_chunks()).facts()
 
 
-# What a delivery says by itself: when, and in which words or which attempt it was.
+# The columns of a delivery that state a fact: its time, and its text if it has one.
 _SAYS: Final = {
     What.SENT: ("sent_at", "decision"),
     What.ACCEPTED: ("accepted_at", None),
@@ -388,12 +393,14 @@ _SAYS: Final = {
 
 
 class _Stored:
+    """Stored deliveries: some list their facts in `told`, for the others the columns state them."""
+
     def __init__(self, table: pa.Table) -> None:
         self._table = table
         self._all = Words()
         told = table["told"].combine_chunks()
         self._listed = told.flatten()
-        # Which delivery each listed fact is of, and which deliveries list none.
+        # The delivery of each listed fact, and the deliveries that list none.
         self._of = pc.list_parent_indices(told).to_numpy()
         self._alone = np.flatnonzero(np.asarray(told.is_null()))
         self._to_node = self._all.of(table["to_node"])
@@ -424,19 +431,19 @@ class _Stored:
     def _says(self, what: What) -> dict[str, Column]:
         at_name, text_name = _SAYS[what]
         at = numbers(self._column(at_name))[self._alone]
-        there = at != ABSENT
-        part = self._part(what, self._alone[there])
-        part["at"] = at[there]
+        stated = at != ABSENT
+        part = self._part(what, self._alone[stated])
+        part["at"] = at[stated]
         if text_name:
-            part["text"] = self._all.of(self._column(text_name))[self._alone][there]
+            part["text"] = self._all.of(self._column(text_name))[self._alone][stated]
         if what == What.SENT:
-            part["number"] = numbers(self._table["attempts"])[self._alone][there]
+            part["number"] = numbers(self._table["attempts"])[self._alone][stated]
         return part
 
     def _progressed(self) -> dict[str, Column]:
         progress = np.asarray(self._column("task.progress").fill_null(np.nan))[self._alone]
-        there = ~np.isnan(progress)
-        return self._part(What.PROGRESSED, self._alone[there]) | {"progress": progress[there]}
+        stated = ~np.isnan(progress)
+        return self._part(What.PROGRESSED, self._alone[stated]) | {"progress": progress[stated]}
 
     def _part(self, what: What, rows: Column) -> dict[str, Column]:
         size = len(rows)
@@ -471,6 +478,6 @@ _NUMBERS: Final = ("sent_at", "pair_seq", "expires_at", "size")
 
 
 def _field(column: pa.Array | pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """A field of a struct, and null where the struct is."""
+    """A field of a struct column, null where the struct is null."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     return pa.chunked_array([pc.struct_field(chunk, name) for chunk in chunks])

@@ -1,8 +1,8 @@
-"""Every table of the pipeline: its columns, their Spark types, and what each one means.
+"""The schemas of all tables of the pipeline: columns, Spark types and meanings.
 
-Times are epoch milliseconds, ids are 16 bytes, `hour` counts the hours since 1970. The hour of an
-event id partitions all that is known about the event: an id carries the time it was drawn at, so
-a receipt finds its message's partition without looking the message up.
+Times are epoch milliseconds, ids are 16 bytes, `hour` counts the hours since 1970. Rows about an
+event are partitioned by the hour of its id: an id carries the time it was drawn at, so a receipt
+finds its message's partition without looking the message up.
 """
 
 import re
@@ -16,13 +16,15 @@ _SPARK = {"bigint": "long", "int": "integer"}
 
 
 class Column(Struct, frozen=True):
+    """A column of a table; `type` is Spark's."""
+
     name: str
     type: str
     meaning: str
 
 
 class Table(Struct, frozen=True):
-    """`name` is also its folder; a table without a `partition` is small and replaced whole."""
+    """A table; `name` is also its folder. One without a `partition` is small and replaced whole."""
 
     name: str
     meaning: str
@@ -36,7 +38,7 @@ class Table(Struct, frozen=True):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The same as Spark and Delta write it down; to ask Spark for it takes a JVM."""
+        """The same schema in the JSON form of Spark and Delta, made without a JVM."""
         return _struct([(column.name, column.type) for column in self.columns])
 
     @property
@@ -59,14 +61,14 @@ def _type(kind: str) -> Any:
     if outer == "array":
         return {"type": "array", "elementType": _type(inner), "containsNull": True}
     if outer == "struct":
-        # None of them has a field that has fields.
+        # No struct here has nested fields.
         pairs = re.findall(r"(\w+): (\w+)", inner)
         return _struct(pairs)
     return _SPARK.get(kind, kind)
 
 
 def _table(name: str, meaning: str, *columns: str, partition: str | None = "hour") -> Table:
-    """Columns as `name type | meaning`, the way one reads them."""
+    """Define a table; each column is written as `name type | meaning`."""
     return Table(name, meaning, tuple(map(_column, columns)), partition)
 
 
@@ -123,14 +125,14 @@ EVENTS = _table(
     "group_first bigint | on the last event of a commit group: where the group starts",
     "chain binary | on the last event of a commit group: the hash chain after it",
     "signature binary | on the last event of a commit group: the node's over the head",
-    "body binary | the encoded event, if the archive keeps sealed payloads",
+    "body binary | the encoded event, if the archive keeps encrypted payloads",
     "date date | UTC date of created_at",
     partition=None,
 )
 
 DELIVERIES = _table(
     "deliveries",
-    "One message, reply, task_create or task_cancel, and what became of it.",
+    "One message, reply, task_create or task_cancel, with its state.",
     "hour bigint | of its event id",
     "node string | the sender's node",
     "event_id binary | its id",
@@ -161,9 +163,9 @@ DELIVERIES = _table(
     "task struct<capability_id: string, capability_version: string, delegation_version: string, "
     "executor_version: string, task_type: string, eta_at: bigint, progress: double, "
     "completed_at: bigint, failed_at: bigint, failure_class: string, cancelled_at: bigint>"
-    " | what a task asks for and what was told about it; null for messages",
+    " | the request of a task and the facts stated about it; null for messages",
     "told array<struct<peer: string, what: string, at: bigint, text: string, number: int, "
-    "progress: double>> | what was said first by or to each node; null if this row says it all",
+    "progress: double>> | the first facts by or to each node; null if the other columns state them",
 )
 
 TASKS = _table(
@@ -239,7 +241,7 @@ SLO = _table(
     "duplicate_rate double | duplicates / sent",
     "dead_rate double | dead / sent",
     "online_p95 bigint | accept_p95 without deliveries that waited for a node that was away",
-    "objective_ms bigint | what online_p95 should stay under",
+    "objective_ms bigint | the limit that online_p95 should stay below",
     "met boolean | whether it did; null if nothing was accepted",
 )
 
@@ -286,7 +288,7 @@ ETA = _table(
     "p90_seconds double | 90 %",
     "p95_seconds double | 95 %",
     "p99_seconds double | 99 %",
-    "promised_seconds double | median of what was promised",
+    "promised_seconds double | median of the promised times",
     "kept_rate double | completed by the promised time / promised",
     "recommended_eta_seconds bigint | a defaultEtaSeconds kept 95 % of the time",
     partition=None,
@@ -294,7 +296,7 @@ ETA = _table(
 
 TRAFFIC = _table(
     "traffic",
-    "Who talks to whom in one hour, how much, how well.",
+    "Deliveries from one agent to another in one hour: number, size and outcomes.",
     "hour bigint | of the event ids",
     "node string | the sender's node",
     "from_agent string | the sender",
@@ -353,7 +355,7 @@ PACES = _table(
 
 ACTIVITY = _table(
     "activity",
-    "What one node wrote in one window, by its own clock; what silence is measured by.",
+    "Events one node wrote in one window, by its own clock; silence is measured by it.",
     "batch bigint | the batch that counted it; sum over batches",
     "node string | whose outbox",
     "window_start bigint | the window of created_at",
@@ -373,8 +375,8 @@ VIOLATIONS = _table(
     "seq bigint | where; null if the rule is not about one event",
     "event_id binary | the event concerned",
     "corr_id string | its conversation",
-    "at bigint | created_at of what shows it",
-    "detail string | what exactly",
+    "at bigint | created_at of the event that shows it",
+    "detail string | the details, in words",
     partition=None,
 )
 

@@ -1,8 +1,8 @@
-"""One hour's deliveries into service levels and traffic.
+"""Computes the service levels and the traffic of one hour's deliveries.
 
-A delivery belongs to the window of its `sent_at`, whenever the rest of it became known: a laptop
-that was away for a week changes last week's windows. Percentiles are exact: what a node sends in
-a window is little enough to sort.
+A delivery belongs to the window of its `sent_at`, however late its other facts become known: a
+laptop that was away for a week changes last week's windows. Percentiles are exact: a node sends few
+enough deliveries in a window to sort them.
 """
 
 from typing import Any
@@ -24,9 +24,10 @@ def window_of(at: Column, objectives: Objectives) -> Column:
 
 
 def slo(hour: Hour, objectives: Objectives) -> pa.Table:
-    """Service levels by window, kind, node and capability."""
+    """Compute service levels by window, kind, node and capability."""
     start, width = hour.hour * HOUR_MS, objectives.window_ms
-    # Inside of the hour of its id. They differ only where a clock went back: ids never do.
+    # Keep the window inside the hour of the id. They differ only if a clock went back: id times
+    # never do.
     window = np.clip(window_of(hour.sent_at, objectives), start, start + HOUR_MS - width)
     texts = {"kind": "kind", "node": "node", "capability_id": "task.capability_id"}
     groups = Groups.alike(window, *map(hour.text, texts.values()))
@@ -46,14 +47,14 @@ def slo(hour: Hour, objectives: Objectives) -> pa.Table:
 
 
 def _key(hour: Hour, groups: Groups, texts: dict[str, str]) -> dict[str, Any]:
-    """What the rows of each group have in common."""
-    named = {name: hour.texts(groups.first(hour.text(of))) for name, of in texts.items()}
-    return {"hour": np.full(len(groups), hour.hour), **named}
+    """The key columns of each group; `texts` maps names to columns of the hour."""
+    keys = {name: hour.texts(groups.first(hour.text(column))) for name, column in texts.items()}
+    return {"hour": np.full(len(groups), hour.hour), **keys}
 
 
 def _counts(hour: Hour, groups: Groups, end: Column) -> dict[str, Column]:
-    settled = earlier(hour.number("accepted_at"), hour.number("dead_at"))
-    found = {
+    left_at = earlier(hour.number("accepted_at"), hour.number("dead_at"))
+    counted = {
         "accepted": hour.there("accepted_at"),
         "processed": hour.process_ms != ABSENT,
         "failed": hour.is_any("outcome", "failed"),
@@ -61,11 +62,12 @@ def _counts(hour: Hour, groups: Groups, end: Column) -> dict[str, Column]:
         "amended": hour.truth("amended"),
         "retried": hour.number("attempts") > 1,
         "open": ~hour.truth("closed"),
-        "ack_lag": np.where(settled == ABSENT, end, settled) >= end,
+        "ack_lag": np.where(left_at == ABSENT, end, left_at) >= end,
         "duplicates": hour.number("duplicates"),
         "bytes": hour.number("size"),
     }
-    return {"sent": groups.sizes, **{name: groups.sum(each) for name, each in found.items()}}
+    sums = {name: groups.sum(values) for name, values in counted.items()}
+    return {"sent": groups.sizes, **sums}
 
 
 def _levels(hour: Hour, groups: Groups, objectives: Objectives) -> dict[str, Any]:
@@ -88,7 +90,7 @@ def _levels(hour: Hour, groups: Groups, objectives: Objectives) -> dict[str, Any
 
 
 def traffic(hour: Hour) -> pa.Table:
-    """Who talks to whom."""
+    """Count deliveries by sender and receiver."""
     texts = {name: name for name in ("node", "from_agent", "to_node", "to_agent")}
     groups = Groups.alike(*map(hour.text, texts))
     columns = {

@@ -1,4 +1,4 @@
-"""Times in steps of three digits, rounded up: as exact as anybody reads them, and few to count."""
+"""Rounds times up to three digits, into buckets: exact enough to read, and few to count."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from gatepost.pipeline.tables.facts import Column
 
-# Every millisecond below a second; from there on 900 steps from one power of ten to the next.
+# One bucket for every millisecond below a second, then 900 from each power of ten to the next.
 _FINE = 1000
 _STEPS = 900
 _POWERS = 10 ** np.arange(3, 14)
@@ -15,7 +15,7 @@ MANY: Final = _FINE + _STEPS * (len(_POWERS) - 1) + 1
 
 
 def steps_of(ms: Column) -> Column:
-    """Which step each time is in; time that ran backwards is none at all, and ages are an age."""
+    """The bucket of each time; negative times count as 0, and the longest bucket has no limit."""
     ms = np.clip(ms, 0, _POWERS[-1])
     power = np.searchsorted(_POWERS, ms, side="right")
     lead = -(-ms // 10**power)
@@ -23,7 +23,7 @@ def steps_of(ms: Column) -> Column:
 
 
 def times_of(steps: Column) -> Column:
-    """The longest time in each step."""
+    """The longest time in each bucket."""
     power, lead = np.divmod(np.maximum(steps - _FINE, 0), _STEPS)
     return np.where(steps < _FINE, steps, (lead + 100) * 10 ** (power + 1))
 

@@ -1,6 +1,6 @@
-"""One hour's deliveries into tasks, and into sums of these: how many, and how long they took.
+"""Makes tasks of one hour's deliveries, and paces: their number and how long they took.
 
-What takes all tasks of a month to say is said by the sums of its hours.
+The paces of all its hours replace the tasks of a whole month.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ _TOLD = (*TASK, "eta_at", "progress", "failure_class")
 
 
 def tasks(hour: Hour) -> pa.Table:
-    """Each task_create with all that its owner told about it later."""
+    """Select each task_create, with all facts that its owner stated later."""
     columns = {
         "hour": np.full(len(hour), hour.hour),
         **{name: hour.table[name] for name in (*_SAME, "accepted_at")},
@@ -31,29 +31,29 @@ def tasks(hour: Hour) -> pa.Table:
 
 
 def plain(table: pa.Table) -> pa.Table:
-    """Texts as they are, whatever way they were read."""
-    for place, field in enumerate(table.schema):
+    """Turn dictionary-encoded columns into plain texts."""
+    for index, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
-            table = table.set_column(place, field.name, table[field.name].cast(pa.string()))
+            table = table.set_column(index, field.name, table[field.name].cast(pa.string()))
     return table
 
 
 def paces(hour: Hour) -> pa.Table:
-    """How many tasks there were under each pair of versions, and how long they took."""
-    mine = np.flatnonzero(hour.is_task)
-    keys = {name: hour.text(f"task.{name}")[mine] for name in VERSIONS}
+    """Count the tasks under each pair of skill versions, and how long they took."""
+    rows = np.flatnonzero(hour.is_task)
+    keys = {name: hour.text(f"task.{name}")[rows] for name in VERSIONS}
     groups = Groups.alike(*keys.values())
-    took, eta = hour.took_ms[mine], hour.number("task.eta_at")[mine]
+    took, eta = hour.took_ms[rows], hour.number("task.eta_at")[rows]
     completed = took != ABSENT
     promised = completed & (eta != ABSENT)
-    promise = np.where(promised, eta - hour.sent_at[mine], ABSENT)
+    promise = np.where(promised, eta - hour.sent_at[rows], ABSENT)
     columns = {
         "hour": np.full(len(groups), hour.hour),
-        **{name: hour.texts(groups.first(places)) for name, places in keys.items()},
+        **{name: hour.texts(groups.first(codes)) for name, codes in keys.items()},
         "tasks": groups.sizes,
         "completed": groups.sum(completed),
         "promised": groups.sum(promised),
-        "kept": groups.sum(promised & (hour.task_ended_at[mine] <= eta)),
+        "kept": groups.sum(promised & (hour.task_ended_at[rows] <= eta)),
         "took": _counted(groups, took),
         "promises": _counted(groups, promise),
     }
@@ -61,12 +61,12 @@ def paces(hour: Hour) -> pa.Table:
 
 
 def _counted(groups: Groups, values: Column) -> pa.Array:
-    """For each group its numbers, each with how often it is there."""
-    there = np.flatnonzero(values != ABSENT)
-    of, ms = groups.of[there], rounded(values[there])
-    each = Groups.alike(of, ms)
-    sizes = np.bincount(each.first(of), minlength=len(groups))
-    pairs = [pa.array(each.first(ms)), pa.array(each.sizes)]
+    """For each group its rounded times, each with its count."""
+    known = np.flatnonzero(values != ABSENT)
+    group, ms = groups.of[known], rounded(values[known])
+    equal = Groups.alike(group, ms)
+    sizes = np.bincount(equal.first(group), minlength=len(groups))
+    pairs = [pa.array(equal.first(ms)), pa.array(equal.sizes)]
     return pa.ListArray.from_arrays(
         np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
         pa.StructArray.from_arrays(pairs, ["ms", "count"]),

@@ -1,4 +1,4 @@
-"""Deliveries into turns, which are looked at and not kept."""
+"""Derives turns from deliveries. The table `turns` is a view: it is never stored."""
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -7,12 +7,12 @@ from gatepost.pipeline.tables.schemas import TURNS
 
 
 def turns(deliveries: DataFrame) -> DataFrame:
-    """Every node that processed an event, asked or not."""
+    """One row for every node that processed an event, whether it was asked or not."""
     rows = deliveries.select("*", F.explode(_ends()).alias("turn"))
 
-    def first(what: str) -> Column:
+    def first_time(what: str) -> Column:
         same = F.filter(
-            "told", lambda said: (said["peer"] == F.col("turn.peer")) & (said["what"] == what)
+            "told", lambda fact: (fact["peer"] == F.col("turn.peer")) & (fact["what"] == what)
         )
         return F.try_element_at(same, F.lit(1))["at"]
 
@@ -22,17 +22,17 @@ def turns(deliveries: DataFrame) -> DataFrame:
         F.col("turn.peer").alias("turn_node"),
         F.col("to_agent").alias("agent"),
         *("kind", "corr_id"),
-        F.when(alone, F.col("accepted_at")).otherwise(first("accepted")).alias("accepted_at"),
+        F.when(alone, F.col("accepted_at")).otherwise(first_time("accepted")).alias("accepted_at"),
         F.col("turn.at").alias("processed_at"),
         F.col("turn.text").alias("outcome"),
-        (alone | first("sent").isNotNull()).alias("asked"),
+        (alone | first_time("sent").isNotNull()).alias("asked"),
     ).select(*TURNS.names)
 
 
 def _ends() -> Column:
-    """Who processed it, when and how; also where the delivery says that by itself."""
-    told = F.filter("told", lambda said: said["what"] == "processed")
-    ends = F.transform(told, lambda said: F.struct(said["peer"], said["at"], said["text"]))
+    """Node, time and outcome of each `processed` fact, from `told` or the delivery's columns."""
+    processed = F.filter("told", lambda fact: fact["what"] == "processed")
+    ends = F.transform(processed, lambda fact: F.struct(fact["peer"], fact["at"], fact["text"]))
     only = F.struct(
         F.col("to_node").alias("peer"),
         F.col("processed_at").alias("at"),

@@ -1,0 +1,95 @@
+"""Requests and answers of the authentication endpoints (JSON, camelCase).
+
+Bytes are base64 on the wire. A value that carries a secret prints only the name of its type.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from gatepost.access.tokens import SecretValue
+from gatepost.events.ids import AgentId, NodeId
+
+CONTROL_ROOM = "ansible-control"
+
+PublicKey = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
+Nonce = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{16,128}\Z")]
+TokenText = Annotated[str, Meta(max_length=256)]
+RoomId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._:-]{0,127}\Z")]
+ScopeName = Annotated[str, Meta(max_length=64)]
+Scopes = Annotated[tuple[ScopeName, ...], Meta(min_length=1, max_length=32)]
+
+
+class Challenge(SecretValue, frozen=True, rename="camel"):
+    """A challenge that a known node signs instead of presenting an invite."""
+
+    challenge: str
+    expires_at: int
+    issuer_id: str
+    issuer_key: bytes
+
+
+class ExchangeRequest(SecretValue, frozen=True, rename="camel", kw_only=True):
+    """A node's request for a ticket, with an invite or a signed challenge."""
+
+    node_id: NodeId
+    node_key: PublicKey
+    nonce: Nonce
+    invite_token: TokenText | None = None
+    challenge: TokenText | None = None
+    node_proof: Signature | None = None
+    requested_rooms: Annotated[tuple[RoomId, ...], Meta(min_length=1, max_length=16)] = (
+        CONTROL_ROOM,
+    )
+
+
+class ExchangeAnswer(SecretValue, frozen=True, rename="camel"):
+    """`expires_at` is the expiry of the ticket in epoch milliseconds."""
+
+    ws_ticket: str
+    expires_at: int
+    rooms: tuple[str, ...]
+    session_id: str
+    issuer_id: str
+    issuer_key: bytes
+
+
+class AgentInviteRequest(SecretValue, frozen=True, rename="camel"):
+    agent_id: AgentId
+    scopes: Scopes
+    ttl_secs: Annotated[int, Meta(ge=1, le=30 * 86_400)] = 86_400
+
+
+class AgentExchangeRequest(SecretValue, frozen=True, rename="camel"):
+    invite_token: TokenText
+
+
+class AgentRefreshRequest(SecretValue, frozen=True, rename="camel"):
+    refresh_token: TokenText
+
+
+class AgentTokens(SecretValue, frozen=True, rename="camel"):
+    """Times are epoch milliseconds."""
+
+    access_token: str
+    access_expires_at: int
+    refresh_token: str
+    refresh_expires_at: int
+    session_id: str
+    agent_id: str
+    scopes: tuple[str, ...]
+
+
+class ContextTokenRequest(SecretValue, frozen=True, rename="camel"):
+    """`label` names the purpose of the token, such as a conversation or a task."""
+
+    scopes: Scopes
+    ttl_secs: Annotated[int, Meta(ge=1, le=900)] = 300
+    label: Annotated[str, Meta(max_length=256)] = ""
+
+
+class ContextToken(SecretValue, frozen=True, rename="camel"):
+    context_token: str
+    expires_at: int
+    scopes: tuple[str, ...]

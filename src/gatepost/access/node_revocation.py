@@ -1,0 +1,146 @@
+"""Revocation of nodes: permanent and immediate."""
+
+from collections.abc import Collection
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gatepost.access import node_sessions
+from gatepost.access.issuer import Issuer
+from gatepost.access.mesh_secrets import MeshSecrets, MeshSecretStore
+from gatepost.access.node_directory import KnownNode, NodeDirectory
+from gatepost.access.tokens import SecretValue
+from gatepost.errors import Forbidden, InvalidRequest, UnknownNode
+from gatepost.events import fingerprint_key, frame_parts, verify_signature
+from gatepost.journal.audit import record_audit_entry
+from gatepost.journal.transaction import Tx
+from gatepost.wire import Tier
+
+_INSERT_REVOCATION = "INSERT INTO revocation VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class NodeRevocation(Struct, frozen=True):
+    """The issuer's signed statement that a node is revoked.
+
+    The node's events up to `last_seq` still count. `standing` lists the key fingerprints of the
+    nodes it admitted that stay admitted. They are listed by fingerprint and not limited by date,
+    because a revoked node can backdate admissions.
+    """
+
+    node_id: str
+    public_key: bytes
+    tier: Tier
+    issuer: str
+    revoked_at: int
+    last_seq: int
+    standing: tuple[str, ...]
+    reason: str
+    signature: bytes = b""
+
+    def signed_bytes(self) -> bytes:
+        texts = (self.node_id, self.issuer, self.reason, *self.standing)
+        numbers = self.revoked_at.to_bytes(8, "big") + self.last_seq.to_bytes(8, "big")
+        encoded = (text.encode() for text in texts)
+        return frame_parts("gatepost/revocation/1", self.public_key, numbers, *encoded)
+
+    def is_signed_by(self, issuer_key: bytes) -> bool:
+        return verify_signature(issuer_key, self.signed_bytes(), self.signature)
+
+
+class RevocationResult(SecretValue, frozen=True):
+    """The effects of a revocation: sessions to disconnect, and secrets to send to other nodes."""
+
+    revocation: NodeRevocation
+    sessions: list[str]
+    secrets: MeshSecrets
+
+
+class NodeRevoker:
+    def __init__(self, issuer: Issuer, directory: NodeDirectory, secrets: MeshSecretStore) -> None:
+        self._issuer = issuer
+        self._directory = directory
+        self._secrets = secrets
+
+    def revoke_node(
+        self,
+        tx: Tx,
+        node_id: str,
+        *,
+        actor: str,
+        last_seq: int,
+        standing: Collection[str] | None = None,
+        reason: str = "",
+    ) -> RevocationResult:
+        """Revoke a node. Of the nodes it admitted, those in `standing` stay; None keeps all.
+
+        Repeating it changes nothing; the first revocation counts.
+        """
+        known = self._find_revocable(tx, node_id)
+        before = load_revocation(tx, node_id)
+        if before is not None:
+            return RevocationResult(
+                before, node_sessions.end_node_sessions(tx, node_id), self._current_secrets(tx)
+            )
+        kept = self._fingerprints_to_keep(tx, node_id, standing)
+        revocation = self._sign_revocation(known, tx.now, last_seq, kept, reason)
+        _store_revocation(tx, revocation)
+        record_audit_entry(tx, actor, "node.revoke", node_id, reason)
+        return RevocationResult(
+            revocation,
+            node_sessions.end_node_sessions(tx, node_id),
+            self._secrets.rotate_secrets(tx),
+        )
+
+    def _find_revocable(self, tx: Tx, node_id: str) -> KnownNode:
+        if self._issuer.tier != "backbone":
+            raise Forbidden(f"{self._issuer.id} is an edge node; revoke from a backbone node")
+        if node_id == self._issuer.id:
+            raise InvalidRequest("a node cannot revoke itself; do it from another one")
+        known = self._directory.by_id(tx, node_id)
+        if known is None:
+            raise UnknownNode(f"no node {node_id!r} is known here; `gatepost nodes` shows all")
+        return known
+
+    def _fingerprints_to_keep(
+        self, tx: Tx, node_id: str, chosen: Collection[str] | None
+    ) -> tuple[str, ...]:
+        admitted = self._directory.admitted_by(tx, node_id)
+        if others := sorted(set(chosen or ()) - {each.node_id for each in admitted}):
+            raise InvalidRequest(f"{node_id} did not admit {', '.join(others)}")
+        kept = [each for each in admitted if chosen is None or each.node_id in chosen]
+        return tuple(sorted(fingerprint_key(each.public_key) for each in kept))
+
+    def _sign_revocation(
+        self, known: KnownNode, now: int, last_seq: int, standing: tuple[str, ...], reason: str
+    ) -> NodeRevocation:
+        parties = (known.node_id, known.public_key, known.tier, self._issuer.id)
+        unsigned = NodeRevocation(*parties, now, last_seq, standing, reason)
+        return replace(unsigned, signature=self._issuer.key.sign(unsigned.signed_bytes()))
+
+    def _current_secrets(self, tx: Tx) -> MeshSecrets:
+        return self._secrets.current_secrets(tx) or self._secrets.rotate_secrets(tx)
+
+
+def load_revocation(tx: Tx, node_id: str) -> NodeRevocation | None:
+    row = tx.fetch_one("SELECT * FROM revocation WHERE node_id = ?", (node_id,))
+    return None if row is None else _revocation_from_row(row)
+
+
+def list_revocations(tx: Tx) -> list[NodeRevocation]:
+    return [
+        _revocation_from_row(row)
+        for row in tx.fetch_all("SELECT * FROM revocation ORDER BY node_id")
+    ]
+
+
+def _store_revocation(tx: Tx, revocation: NodeRevocation) -> None:
+    fields = msgspec.structs.asdict(revocation)
+    fields["standing"] = msgspec.json.encode(revocation.standing).decode()
+    tx.execute(_INSERT_REVOCATION, tuple(fields.values()))
+
+
+def _revocation_from_row(row: tuple[object, ...]) -> NodeRevocation:
+    fields = dict(zip(NodeRevocation.__struct_fields__, row, strict=True))
+    fields["standing"] = msgspec.json.decode(str(fields["standing"]))
+    return msgspec.convert(fields, NodeRevocation)

@@ -1,0 +1,152 @@
+"""Membership: the nodes whose admission chain leads to the genesis without a revoked node.
+
+Nodes have a seniority: first the genesis, then backbone nodes before edge nodes, then nodes with
+fewer admissions between them and the genesis, then nodes admitted earlier. A revocation counts if
+its writer is a member and senior to the node it names. Deciding nodes from senior to junior then
+uses only decisions already made; without the order, two nodes that revoke each other would have no
+outcome. The order also prevents a compromised node from revoking the nodes that can revoke it.
+
+A node whose issuer was revoked stays a member if the revocation lists its key in `standing`.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from heapq import heappop, heappush
+
+from msgspec import Struct
+
+from gatepost.room.admission_chain import AdmissionLink, Genesis
+from gatepost.room.records import NodeRecord, RevocationRecord, key_subject
+from gatepost.room.signed_record import SignedRecord
+from gatepost.wire import Tier
+
+SeniorityRank = tuple[bool, int, int, str, bytes]
+# The rank of a non-member: junior to every member.
+OUTSIDER_RANK: SeniorityRank = (True, 2**31, 0, "", b"")
+
+NodeIdentity = tuple[str, bytes]
+
+
+class RoomMember(Struct, frozen=True):
+    """A node that counts. The smaller rank is the senior one."""
+
+    id: str
+    public_key: bytes
+    rank: SeniorityRank
+    record: NodeRecord
+    chain: tuple[AdmissionLink, ...]
+
+    @property
+    def tier(self) -> Tier:
+        return self.record.tier
+
+    @property
+    def is_backbone(self) -> bool:
+        return self.record.tier == "backbone"
+
+
+class RoomMembership(Struct, frozen=True):
+    """Members by node id, the revocations that count, and all keys seen per node id."""
+
+    members: Mapping[str, RoomMember]
+    revoked: Mapping[NodeIdentity, tuple[SignedRecord, ...]]
+    keys: Mapping[str, frozenset[bytes]]
+
+
+def decide_membership(records: Iterable[SignedRecord], genesis: Genesis) -> RoomMembership:
+    """Decide the membership from all records of the map `nodes`."""
+    records = list(records)
+    case = _MembershipWalk(genesis, records)
+    case.walk_admissions()
+    keys = defaultdict(set)
+    for link in case.all_links():
+        keys[link.node].add(link.key)
+    members = _members_by_id(records, case.ranks)
+    return RoomMembership(members, case.revoked, {n: frozenset(k) for n, k in keys.items()})
+
+
+class _MembershipWalk:
+    """Walks the admissions from the genesis outwards, senior nodes first."""
+
+    def __init__(self, genesis: Genesis, records: list[SignedRecord]) -> None:
+        self._genesis = (genesis.node, genesis.key)
+        self._links_by_issuer = self._links_issued({signed.chain for signed in records})
+        self._revocations = _revocations_by_node(records)
+        self._queue: list[tuple[SeniorityRank, NodeIdentity]] = []
+        self._seen: set[NodeIdentity] = set()
+        self.ranks: dict[NodeIdentity, SeniorityRank] = {}
+        self.revoked: dict[NodeIdentity, tuple[SignedRecord, ...]] = {}
+
+    def all_links(self) -> Iterable[AdmissionLink]:
+        return (link for links in self._links_by_issuer.values() for link in links)
+
+    def walk_admissions(self) -> None:
+        self._queue = [((False, 0, 0, *self._genesis), self._genesis)]
+        while self._queue:
+            rank, identity = heappop(self._queue)
+            if identity not in self._seen:
+                self._seen.add(identity)
+                self._judge_node(identity, rank)
+
+    def _judge_node(self, identity: NodeIdentity, rank: SeniorityRank) -> None:
+        revocations = [s for s in self._revocations.get(identity, ()) if self._revocation_counts(s)]
+        if revocations:
+            self.revoked[identity] = tuple(revocations)
+        else:
+            self.ranks[identity] = rank
+        for link in self._links_by_issuer.get(identity, ()):
+            if all(_spares_link(revocation, link) for revocation in revocations):
+                heappush(self._queue, (_rank_link(link, rank[1] + 1), (link.node, link.key)))
+
+    def _revocation_counts(self, revocation: SignedRecord) -> bool:
+        # Only nodes senior to the one being judged have a rank by now.
+        rank = self.ranks.get((revocation.writer, revocation.public_key))
+        return rank is not None and not rank[0]
+
+    def _links_issued(
+        self, chains: set[tuple[AdmissionLink, ...]]
+    ) -> dict[NodeIdentity, set[AdmissionLink]]:
+        issued: dict[NodeIdentity, set[AdmissionLink]] = defaultdict(set)
+        for chain in chains:
+            issuer = self._genesis
+            for link in chain:
+                issued[issuer].add(link)
+                issuer = (link.node, link.key)
+        return issued
+
+
+def _revocations_by_node(records: list[SignedRecord]) -> dict[NodeIdentity, list[SignedRecord]]:
+    """The revocations by the node they name."""
+    links = {link for signed in records for link in signed.chain}
+    keys = {(link.node, link.fingerprint): link.key for link in links}
+    against: dict[NodeIdentity, list[SignedRecord]] = defaultdict(list)
+    for signed in records:
+        if isinstance(signed.data, RevocationRecord):
+            node = key_subject(signed.key)
+            if (key := keys.get((node, signed.data.key))) is not None:
+                against[node, key].append(signed)
+    return against
+
+
+def _spares_link(revocation: SignedRecord, link: AdmissionLink) -> bool:
+    data = revocation.data
+    return isinstance(data, RevocationRecord) and link.fingerprint in data.standing
+
+
+def _rank_link(link: AdmissionLink, depth: int) -> SeniorityRank:
+    return link.tier == "edge", depth, link.issued_at, link.node, link.key
+
+
+def _members_by_id(
+    records: list[SignedRecord], ranks: Mapping[NodeIdentity, SeniorityRank]
+) -> dict[str, RoomMember]:
+    members: dict[str, RoomMember] = {}
+    for signed in records:
+        rank = ranks.get((signed.writer, signed.public_key))
+        if isinstance(signed.data, NodeRecord) and rank is not None:
+            found = RoomMember(signed.writer, signed.public_key, rank, signed.data, signed.chain)
+            known = members.get(found.id)
+            # A node id keeps one key for ever. If two keys turn up, the senior one counts.
+            if known is None or found.rank < known.rank:
+                members[found.id] = found
+    return members

@@ -1,0 +1,105 @@
+"""Drafts this node's own records: next version, signature, and limited heartbeat frequency."""
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from gatepost.errors import Forbidden, PayloadTooLarge, RoomFull, RoomViolation
+from gatepost.room.admission_chain import Genesis
+from gatepost.room.document import RoomDocument, SlotKey
+from gatepost.room.records import AgentRecord, DeliveryRecord, NodeRecord, RoomRecord
+from gatepost.room.signed_record import RecordAuthor, SignedRecord, parse_record, sign_record
+
+HEARTBEAT_INTERVAL_MS = 60_000
+
+
+class RecordPublisher:
+    """Drafts this node's records. A draft takes effect when the room accepts it.
+
+    The caller makes the draft durable before the room accepts it. No version is ever signed twice:
+    a drafted version is not drafted again, accepted or not. A node with a restored journal cannot
+    know the versions it signed since the backup. It passes a random number as `leap`, to continue
+    well above all of them.
+    """
+
+    def __init__(
+        self, document: RoomDocument, genesis: Genesis, author: RecordAuthor, leap: int = 0
+    ) -> None:
+        self._document = document
+        self._genesis = genesis
+        self.author = author
+        self._leap = leap
+        self._drafts: dict[SlotKey, SignedRecord] = {}
+        self._waiting: dict[SlotKey, tuple[int, RoomRecord]] = {}
+
+    def draft_record(
+        self, map: str, key: str, data: RoomRecord | None, now: int
+    ) -> SignedRecord | None:
+        """Draft a record, or a tombstone if `data` is None; return None if nothing changed.
+
+        A mere heartbeat waits until HEARTBEAT_INTERVAL_MS after the last version. Then `due_drafts`
+        returns it.
+        """
+        place = (map, key, self.author.key.public)
+        known = self._latest_version(place)
+        self._waiting.pop(place, None)
+        if (data is None and known is None) or (known is not None and known.data == data):
+            return None
+        if (
+            known
+            and data
+            and _is_only_heartbeat(known, data)
+            and known.at <= now < known.at + HEARTBEAT_INTERVAL_MS
+        ):
+            self._waiting[place] = (known.at + HEARTBEAT_INTERVAL_MS, data)
+            return None
+        return self._sign_draft(place, known, data, now)
+
+    def due_drafts(self, now: int) -> list[SignedRecord]:
+        """Draft the heartbeats that have waited long enough."""
+        ready = [(place, w[1]) for place, w in self._waiting.items() if w[0] <= now]
+        drafts = (self.draft_record(*place[:2], data, now) for place, data in ready)
+        return [signed for signed in drafts if signed is not None]
+
+    def next_due(self) -> int | None:
+        return min((at for at, _ in self._waiting.values()), default=None)
+
+    def _latest_version(self, place: SlotKey) -> SignedRecord | None:
+        known, draft = self._document.record_at(place), self._drafts.get(place)
+        return max((s for s in (known, draft) if s), key=lambda s: s.version_order, default=None)
+
+    def _sign_draft(
+        self, place: SlotKey, known: SignedRecord | None, data: RoomRecord | None, now: int
+    ) -> SignedRecord:
+        base = known.version if known else 0
+        leap = 0 if place in self._drafts else self._leap
+        signed = sign_record(self.author, *place[:2], base + 1 + leap, now, data)
+        self._check_draft(signed)
+        self._drafts[place] = signed
+        return signed
+
+    def _check_draft(self, signed: SignedRecord) -> None:
+        """Raise the caller's error for a draft that every replica would refuse."""
+        if not self._document.has_capacity_for(signed):
+            raise RoomFull(f"{signed.writer} has reached its maximum number of keys in the room")
+        try:
+            parse_record(signed.text, signed.signature, self._genesis)
+        except RoomViolation as error:
+            refusal = PayloadTooLarge if error.rule == "too_large" else Forbidden
+            raise refusal(f"the room does not accept this record: {error.message}") from None
+
+
+_WITHOUT_HEARTBEAT: dict[type[RoomRecord], Callable[[Any], RoomRecord]] = {
+    NodeRecord: lambda data: replace(data, last_heartbeat_at=0),
+    AgentRecord: lambda data: replace(data, last_seen_at=0),
+    DeliveryRecord: lambda data: DeliveryRecord(inbox_cursor_acked=0),
+}
+
+
+def _is_only_heartbeat(known: SignedRecord, data: RoomRecord) -> bool:
+    """Whether only a heartbeat time or a cursor changed."""
+    if type(known.data) is not type(data):
+        return False
+    strip = _WITHOUT_HEARTBEAT.get(type(data))
+    return strip is not None and strip(known.data) == strip(data)

@@ -1,0 +1,145 @@
+"""The Yjs sync protocol with one peer, compatible with y-websocket, without the socket.
+
+A message is a type and its content: sync (step 1: own state vector; step 2: the updates the other
+side lacks; update), awareness, auth, and awareness query. Both sides send step 1 when they connect
+and answer the other's step 1 with step 2. Content too large for one message precedes step 2 as
+updates.
+
+Later room changes are kept per peer as the set of slots to send, not as bytes. A slow peer thus
+costs no more memory than the room has keys, and receives the latest version of each key once.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+from gatepost.errors import Forbidden, RoomViolation
+from gatepost.room import awareness, lib0
+from gatepost.room.awareness import AwarenessEntry, RoomAwareness
+from gatepost.room.document import SlotKey
+from gatepost.room.lib0 import Lib0Reader
+from gatepost.room.room import RoomChange, SharedRoom
+from gatepost.room.yjs_update import MAX_UPDATE_BYTES
+
+SYNC, AWARENESS, AUTH, QUERY_AWARENESS = 0, 1, 2, 3
+STEP_1, STEP_2, UPDATE = 0, 1, 2
+MAX_MESSAGE_BYTES = MAX_UPDATE_BYTES + 16
+_MAX_REASON = 1024
+
+# The role of the other side: a guest dialed us, a host was dialed by us. A host relays the
+# awareness of all its connections, so only a guest must speak for itself alone.
+SyncRole = Literal["host", "guest"]
+
+
+class SyncPeer:
+    """One connection to the authenticated node `node`; `role` is the role of the other side.
+
+    `receive_message` raises RoomViolation when the connection has to be closed. The caller calls
+    `close` however the connection ends. `synced` tells whether the other side has answered our
+    step 1.
+    """
+
+    def __init__(
+        self, room: SharedRoom, awareness: RoomAwareness, node: str, role: SyncRole
+    ) -> None:
+        self._room = room
+        self._awareness = awareness
+        self.node = node
+        self._role = role
+        self._slots_to_send: dict[SlotKey, None] = {}
+        self._entries_to_send: dict[int, AwarenessEntry] = {}
+        self._unsubscribers: tuple[Callable[[], None], ...] = (
+            room.on_change(self._on_room_change),
+            awareness.on_change(self._on_awareness),
+        )
+        self.synced = False
+        self._handlers: dict[int, Callable[[Lib0Reader], list[bytes]]] = {
+            SYNC: self._handle_sync,
+            AWARENESS: self._handle_awareness,
+            AUTH: self._handle_auth,
+            QUERY_AWARENESS: self._handle_awareness_query,
+        }
+
+    def first_messages(self) -> list[bytes]:
+        """The messages to send right after connecting."""
+        return [_sync_message(STEP_1, self._room.state_vector()), *self._presence_messages()]
+
+    def receive_message(self, message: bytes) -> list[bytes]:
+        """Handle a message and return the answers to it."""
+        if len(message) > MAX_MESSAGE_BYTES:
+            raise lib0.too_large_error("a message", len(message), MAX_MESSAGE_BYTES)
+        reader = Lib0Reader(message)
+        handler = self._handlers.get(reader.read_uint())
+        if handler is None:
+            raise RoomViolation("unknown message type", rule="message")
+        return handler(reader)
+
+    def pending_messages(self) -> list[bytes]:
+        """Messages with the changes since the last call; call it when the peer can take more."""
+        places, self._slots_to_send = self._slots_to_send, {}
+        said, self._entries_to_send = self._entries_to_send, {}
+        records = [s for place in places if (s := self._room.document.record_at(place)) is not None]
+        updates = self._room.document.encode_updates(records) if records else ()
+        messages = [_sync_message(UPDATE, update) for update in updates]
+        return messages + ([_awareness_message(list(said.values()))] if said else [])
+
+    def close(self) -> None:
+        """Unsubscribe from room and awareness after the connection ended."""
+        unsubscribers, self._unsubscribers = self._unsubscribers, ()
+        for unsubscribe in unsubscribers:
+            unsubscribe()
+        self._awareness.remove_connection(self)
+
+    def _on_awareness(self, entry: AwarenessEntry, speaker: object) -> None:
+        if speaker is self._awareness or (self._role == "guest" and speaker is not self):
+            self._entries_to_send[entry.client] = entry
+
+    def _on_room_change(self, applied: RoomChange) -> None:
+        if applied.origin is not self:
+            self._slots_to_send |= dict.fromkeys(signed.slot_key for signed in applied.changed)
+
+    def _handle_sync(self, reader: Lib0Reader) -> list[bytes]:
+        step, data = reader.read_uint(), reader.read_bytes(MAX_UPDATE_BYTES)
+        reader.expect_end()
+        if step == STEP_1:
+            return self._answer_state_vector(data)
+        if step not in (STEP_2, UPDATE):
+            raise RoomViolation("unknown sync message type", rule="message")
+        self._room.apply_update(data, self)
+        self.synced |= step == STEP_2
+        return []
+
+    def _answer_state_vector(self, state_vector: bytes) -> list[bytes]:
+        *first, last = self._room.missing_updates(state_vector)
+        self._slots_to_send.clear()
+        return [*(_sync_message(UPDATE, u) for u in first), _sync_message(STEP_2, last)]
+
+    def _handle_awareness(self, reader: Lib0Reader) -> list[bytes]:
+        entries = awareness.decode_awareness(reader.read_bytes(awareness.MAX_AWARENESS_BYTES))
+        reader.expect_end()
+        for entry in entries:
+            awareness.check_state(entry.state)
+        if self._role == "guest":
+            self._awareness.receive_entries(entries, self, self.node)
+        return []
+
+    def _handle_auth(self, reader: Lib0Reader) -> list[bytes]:
+        if self._role == "guest" or reader.read_uint() != 0:
+            raise RoomViolation("only the accepting side may refuse permission", rule="message")
+        raise Forbidden(f"{self.node} refused the room: {reader.read_text(_MAX_REASON)}")
+
+    def _handle_awareness_query(self, reader: Lib0Reader) -> list[bytes]:
+        reader.expect_end()
+        return self._presence_messages()
+
+    def _presence_messages(self) -> list[bytes]:
+        relays = self._role == "guest"
+        present = self._awareness.present_entries() if relays else self._awareness.own_entries()
+        return [_awareness_message(present)] if present else []
+
+
+def _sync_message(step: int, data: bytes) -> bytes:
+    return bytes((SYNC, step)) + lib0.encode_bytes(data)
+
+
+def _awareness_message(entries: list[AwarenessEntry]) -> bytes:
+    return bytes((AWARENESS,)) + lib0.encode_bytes(awareness.encode_awareness(entries))

@@ -1,0 +1,203 @@
+"""Yjs updates (version 1): strict decoding, and encoding in the one form this room uses.
+
+An update holds, per client, a run of structs with rising clocks, followed by a delete set. A struct
+is an item with content, or marks deleted content. The decoder keeps the items that hold a signed
+record, and the delete set; it skips structs of deleted content, which need no check. Any other
+content, a nested type or an unknown root map raises RoomViolation.
+
+The encoder writes each slot (see document.py) as two structs: all clocks before the latest version
+as deleted, then that version. Each slot in an update therefore stands alone. It applies to every
+document in any state and never waits for missing structs.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+
+from msgspec import Struct
+
+from gatepost.errors import RoomViolation
+from gatepost.room import lib0
+from gatepost.room.lib0 import Lib0Reader
+from gatepost.room.records import MAPS, MAX_KEY_LENGTH, MAX_RECORD_BYTES
+
+MAX_UPDATE_BYTES = 4 << 20
+MAX_STRUCTS = 100_000
+MAX_DELETES = 200_000
+MAX_STATE_VECTOR = 200_000
+_MAX_SIGNATURE = 128
+_MAX_NAME = 64
+
+_GC, _DELETED, _ANY, _SKIP = 0, 1, 8, 10
+_KIND, _HAS_KEY, _HAS_RIGHT, _HAS_LEFT = 0x1F, 0x20, 0x40, 0x80
+_OBJECT, _STRING = 118, 119
+
+DeletedRange = tuple[int, int, int]  # client, first clock, length
+
+
+class YjsItem(Struct, frozen=True):
+    """A signed record in a Yjs document; `map_key` is None if an adjacent item implies it."""
+
+    client: int
+    clock: int
+    map_key: tuple[str, str] | None
+    record: str
+    signature: str
+
+
+class YjsUpdate(Struct, frozen=True):
+    items: list[YjsItem]
+    deletes: list[DeletedRange]
+
+
+class RecordSlot(Struct, frozen=True):
+    """A signed record to encode, with its own client id and version."""
+
+    client: int
+    version: int
+    map: str
+    key: str
+    record: str
+    signature: str
+
+
+def decode_update(data: bytes) -> YjsUpdate:
+    """Decode an update; anything unexpected raises RoomViolation."""
+    if len(data) > MAX_UPDATE_BYTES:
+        raise lib0.too_large_error("an update", len(data), MAX_UPDATE_BYTES)
+    reader, items = Lib0Reader(data), list[YjsItem]()
+    left = MAX_STRUCTS
+    for _ in range(reader.read_count(MAX_STRUCTS)):
+        left -= _read_client(reader, left, items)
+    deletes = _read_deletes(reader)
+    reader.expect_end()
+    return YjsUpdate(items, deletes)
+
+
+def encode_update(slots: Iterable[RecordSlot]) -> bytes:
+    """Encode one update with these slots and an empty delete set."""
+    return _join_blocks([_encode_block(slot) for slot in slots])
+
+
+def encode_in_chunks(slots: Iterable[RecordSlot], size: int) -> Iterator[bytes]:
+    """Encode the slots as one or more updates of about `size` bytes."""
+    blocks: list[bytes] = []
+    left = size
+    for slot in slots:
+        blocks.append(_encode_block(slot))
+        left -= len(blocks[-1])
+        if left <= 0:
+            yield _join_blocks(blocks)
+            blocks, left = [], size
+    yield _join_blocks(blocks)
+
+
+def decode_state_vector(data: bytes) -> dict[int, int]:
+    if len(data) > MAX_UPDATE_BYTES:
+        raise lib0.too_large_error("a state vector", len(data), MAX_UPDATE_BYTES)
+    reader = Lib0Reader(data)
+    pairs = [
+        (reader.read_uint(), reader.read_uint()) for _ in range(reader.read_count(MAX_STATE_VECTOR))
+    ]
+    reader.expect_end()
+    return dict(pairs)
+
+
+def encode_state_vector(clocks: Collection[tuple[int, int]]) -> bytes:
+    pairs = (lib0.encode_uint(client) + lib0.encode_uint(clock) for client, clock in clocks)
+    return lib0.encode_uint(len(clocks)) + b"".join(pairs)
+
+
+def _read_client(reader: Lib0Reader, limit: int, items: list[YjsItem]) -> int:
+    count, client, clock = reader.read_count(limit), reader.read_uint(), reader.read_uint()
+    for _ in range(count):
+        clock += _read_struct(reader, client, clock, items)
+    return count
+
+
+def _read_struct(reader: Lib0Reader, client: int, clock: int, items: list[YjsItem]) -> int:
+    """Read one struct and return the number of clocks it covers."""
+    info = reader.read_byte()
+    kind = info & _KIND
+    if kind in (_GC, _SKIP):
+        return reader.read_uint()
+    place = _read_map_key(reader, info)
+    if kind == _DELETED:
+        return reader.read_uint()
+    if kind != _ANY:
+        raise RoomViolation(
+            f"content of kind {kind}; a key of this room holds one plain value", rule="content"
+        )
+    count = reader.read_count(MAX_STRUCTS)
+    items += [YjsItem(client, clock + i, place, *_read_signed(reader)) for i in range(count)]
+    return count
+
+
+def _read_map_key(reader: Lib0Reader, info: int) -> tuple[str, str] | None:
+    """Read root map and key; None if the struct names an adjacent item instead."""
+    adjacent = (info & _HAS_LEFT > 0) + (info & _HAS_RIGHT > 0)
+    for _ in range(adjacent):
+        reader.read_uint(), reader.read_uint()
+    if adjacent:
+        return None
+    if reader.read_uint() != 1:
+        raise RoomViolation("this room has no nested types", rule="nested")
+    name = reader.read_text(_MAX_NAME)
+    if name not in MAPS:
+        raise RoomViolation(f"{name!r} is not a map of this room", rule="unknown_map")
+    if not info & _HAS_KEY:
+        raise RoomViolation(f"{name} is a map, but the value has no key", rule="content")
+    return name, reader.read_text(MAX_KEY_LENGTH)
+
+
+def _read_signed(reader: Lib0Reader) -> tuple[str, str]:
+    """Read exactly `{"record": text, "signature": text}`, in either order."""
+    if reader.read_byte() != _OBJECT or reader.read_uint() != 2:
+        raise _unsigned_error()
+    fields = dict(_read_field(reader) for _ in range(2))
+    if fields.keys() != {"record", "signature"} or len(fields["signature"]) > _MAX_SIGNATURE:
+        raise _unsigned_error()
+    return fields["record"], fields["signature"]
+
+
+def _read_field(reader: Lib0Reader) -> tuple[str, str]:
+    name = reader.read_text(_MAX_NAME)
+    if reader.read_byte() != _STRING:
+        raise _unsigned_error()
+    return name, reader.read_text(MAX_RECORD_BYTES)
+
+
+def _unsigned_error() -> RoomViolation:
+    return RoomViolation("the value is not a signed record", rule="unsigned")
+
+
+def _read_deletes(reader: Lib0Reader) -> list[DeletedRange]:
+    deletes: list[DeletedRange] = []
+    for _ in range(reader.read_count(MAX_DELETES)):
+        client = reader.read_uint()
+        count = reader.read_count(MAX_DELETES - len(deletes))
+        deletes += [(client, reader.read_uint(), reader.read_uint()) for _ in range(count)]
+    return deletes
+
+
+def _join_blocks(blocks: list[bytes]) -> bytes:
+    return lib0.encode_uint(len(blocks)) + b"".join(blocks) + b"\x00"
+
+
+def _encode_block(slot: RecordSlot) -> bytes:
+    place = b"\x01" + lib0.encode_text(slot.map) + lib0.encode_text(slot.key)
+    content = _encode_content(slot)
+    client = lib0.encode_uint(slot.client)
+    if slot.version == 1:
+        return b"\x01" + client + b"\x00" + bytes((_ANY | _HAS_KEY,)) + place + content
+    deleted = bytes((_DELETED | _HAS_KEY,)) + place + lib0.encode_uint(slot.version - 1)
+    left = client + lib0.encode_uint(slot.version - 2)
+    latest = bytes((_ANY | _HAS_KEY | _HAS_LEFT,)) + left + content
+    return b"\x02" + client + b"\x00" + deleted + latest
+
+
+def _encode_content(slot: RecordSlot) -> bytes:
+    fields = (("record", slot.record), ("signature", slot.signature))
+    written = (
+        lib0.encode_text(name) + bytes((_STRING,)) + lib0.encode_text(value)
+        for name, value in fields
+    )
+    return b"\x01" + bytes((_OBJECT, 2)) + b"".join(written)
