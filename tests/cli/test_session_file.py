@@ -18,7 +18,7 @@ from gatepost.errors import Unauthorized
 from gatepost.pipeline import feedback
 from gatepost.pipeline.gateways import Gateway as Api
 from gatepost.testing import ManualClock
-from tests.gateway.test_external_agents import invited
+from tests.gateway.admin.test_external_agents import invited
 from tests.mesh.tools import Gateway
 
 HOUR = 3_600_000

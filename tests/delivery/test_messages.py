@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from gatepost.errors import GatepostError, IdempotencyConflict, MailboxFull, UnknownAgent
 from gatepost.events import EventIdGenerator, decode_event, genesis_chain, verify_group
-from gatepost.gateway.operations import Operations
+from gatepost.gateway.api.operations import Operations
 from gatepost.journal.outbox import read_heads
 from gatepost.mailbox.dead_letters import DeadLetterFilter
 from gatepost.testing import ManualClock
@@ -255,7 +255,9 @@ async def test_replaying_a_dead_event_is_a_new_event_caused_by_the_old(
     post: Post, clock: ManualClock
 ) -> None:
     sent = await _kill(post, clock)
-    (ack,) = await post.operations.replay("bob", DeadLetterFilter(), 10, None, "operator")
+    (ack,) = await post.operations.replay_dead_letters(
+        "bob", DeadLetterFilter(), 10, None, "operator"
+    )
     assert (ack.queued, ack.pending) == (True, 1)
     assert ack.msg_id != sent.event_id
     event = next(e for e in await post.outbox() if e.event_id == ack.msg_id)
@@ -273,26 +275,32 @@ async def test_replaying_into_a_full_mailbox_says_so_and_loses_nothing(
     await _kill(post, clock)
     for _ in range(5):
         await post.send()
-    (ack,) = await post.operations.replay("bob", DeadLetterFilter(), 10, None, "operator")
+    (ack,) = await post.operations.replay_dead_letters(
+        "bob", DeadLetterFilter(), 10, None, "operator"
+    )
     assert ack.error is not None
     assert ack.error.code == "mailbox_full"
     await post.take("bob", 5)
-    (ack,) = await post.operations.replay("bob", DeadLetterFilter(), 10, None, "operator")
+    (ack,) = await post.operations.replay_dead_letters(
+        "bob", DeadLetterFilter(), 10, None, "operator"
+    )
     assert ack.queued
 
 
 async def test_replaying_to_a_removed_agent_is_refused(post: Post, clock: ManualClock) -> None:
     await _kill(post, clock)
     await post.core.commit(lambda tx: post.core.agents.remove(tx, "bob", "operator"))
-    (ack,) = await post.operations.replay("bob", DeadLetterFilter(), 10, None, "operator")
+    (ack,) = await post.operations.replay_dead_letters(
+        "bob", DeadLetterFilter(), 10, None, "operator"
+    )
     assert ack.error is not None
     assert ack.error.code == "unknown_agent"
 
 
 async def test_a_replayed_blob_is_still_there(post: Post, clock: ManualClock) -> None:
     await post.send("x" * 70_000)
-    await post.operations.purge("bob", "operator")
-    await post.operations.replay("bob", DeadLetterFilter(), 10, None, "operator")
+    await post.operations.purge_mailbox("bob", "operator")
+    await post.operations.replay_dead_letters("bob", DeadLetterFilter(), 10, None, "operator")
     (mail,) = await post.take()
     assert b'"payload_ref"' in bytes(msgspec.json.encode(mail.event))
 
@@ -347,7 +355,7 @@ async def test_a_group_that_fails_wakes_nobody_and_forgets_no_one(
 
 async def test_the_outbox_of_all_this_is_one_signed_chain(post: Post, clock: ManualClock) -> None:
     await _kill(post, clock)
-    await post.operations.replay("bob", DeadLetterFilter(), 10, None, "operator")
+    await post.operations.replay_dead_letters("bob", DeadLetterFilter(), 10, None, "operator")
     node = post.core.node
     groups = await post.core.read(lambda tx: list(read_heads(tx, node.id, node.incarnation)))
     chain = genesis_chain(node.id, node.incarnation)

@@ -10,10 +10,10 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gatepost.gateway.api.local_auth import LocalTokenAuth
+from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.app import create_app
-from gatepost.gateway.door import Door
-from gatepost.gateway.metrics import Metrics
-from gatepost.gateway.operations import Operations
+from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.testing import GatewayProcess
 from tests.gateway.tools import client, mail, opened, websocket
 
@@ -79,7 +79,7 @@ def test_each_message_of_a_batch_counts(start: Callable[..., GatewayProcess], bo
 
 
 def _asgi(operations: Operations) -> httpx.AsyncClient:
-    app: Any = create_app(operations, Door("t" * 32), Metrics(operations.core))
+    app: Any = create_app(operations, LocalTokenAuth("t" * 32), Metrics(operations.core))
     transport = httpx.ASGITransport(app=app)
     headers = {"authorization": "Bearer " + "t" * 32}
     return httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers)

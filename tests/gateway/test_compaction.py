@@ -10,8 +10,8 @@ from msgspec import Raw
 from gatepost.delivery import letters
 from gatepost.events import NodeKey
 from gatepost.gateway import serve
-from gatepost.gateway.compaction import compact, remove_orphans
-from gatepost.gateway.operations import Operations
+from gatepost.gateway.api.operations import Operations
+from gatepost.gateway.compaction import compact_journal, remove_orphan_blobs
 from gatepost.routing import AgentHome, GatewayEntry, RoutingDirectory
 from gatepost.testing import ManualClock
 from gatepost.wire import Ack, Dequeue, Enqueue, NewMessage, NewSend, Register, Send
@@ -53,15 +53,15 @@ async def test_bodies_go_before_ids_and_ids_before_nothing(state: Path, clock: M
         await _send(operations, Raw(b"2"), idempotency_key="k")
         await _work(operations)
         tables = ("body", "mail", "delivery", "idempotency")
-        assert await compact(operations.core) == 0
+        assert await compact_journal(operations.core) == 0
         assert _sizes(operations, *tables) == [2, 2, 1, 1]
         clock.advance(2 * HOUR)
-        await compact(operations.core)
+        await compact_journal(operations.core)
         assert _sizes(operations, *tables) == [0, 2, 1, 1]
         (ack,) = (await operations.perform(Enqueue(messages=[new]))).results
         assert not ack.queued, "its id is remembered"
         clock.advance(3 * DAY)
-        await compact(operations.core)
+        await compact_journal(operations.core)
         assert _sizes(operations, *tables) == [0, 0, 0, 0]
 
 
@@ -71,7 +71,7 @@ async def test_a_key_is_remembered_as_long_as_its_message_lives(
     async with opened(state, clock) as operations:
         id = await _send(operations, Raw(b"1"), idempotency_key="k", ttl_secs=30 * 86_400)
         clock.advance(10 * DAY)
-        await compact(operations.core)
+        await compact_journal(operations.core)
         assert await _send(operations, Raw(b"1"), idempotency_key="k") == id
 
 
@@ -82,7 +82,7 @@ async def test_compaction_goes_in_batches_and_ends(state: Path, clock: ManualClo
         await _work(operations)
         clock.advance(3 * DAY)
         before = operations.core.writer.group_count
-        await compact(operations.core)
+        await compact_journal(operations.core)
         assert operations.core.writer.group_count - before > 3
         assert _sizes(operations, "mail", "body", "delivery", "idempotency") == [0, 0, 0, 0]
 
@@ -91,13 +91,13 @@ async def test_a_blob_lives_as_long_as_mail_that_needs_it(state: Path, clock: Ma
     async with opened(state, clock) as operations:
         await _send(operations)
         clock.advance(2 * HOUR)
-        await compact(operations.core)
+        await compact_journal(operations.core)
         assert _blobs(operations) == 1, "its mail waits"
         await _work(operations)
-        await compact(operations.core)
+        await compact_journal(operations.core)
         assert _blobs(operations) == 1, "its mail was settled just now"
         clock.advance(2 * HOUR)
-        assert await compact(operations.core) > 0
+        assert await compact_journal(operations.core) > 0
         assert _blobs(operations) == 0
         assert _sizes(operations, "blob", "blob_use") == [0, 0]
 
@@ -105,20 +105,20 @@ async def test_a_blob_lives_as_long_as_mail_that_needs_it(state: Path, clock: Ma
 async def test_a_dead_letters_blob_stays(state: Path, clock: ManualClock) -> None:
     async with opened(state, clock) as operations:
         await _send(operations)
-        await operations.purge("bob", "operator")
+        await operations.purge_mailbox("bob", "operator")
         clock.advance(30 * DAY)
-        await compact(operations.core)
+        await compact_journal(operations.core)
         assert _blobs(operations) == 1
 
 
 async def test_a_blob_nobody_used_goes_after_an_hour(state: Path, clock: ManualClock) -> None:
     async with opened(state, clock) as operations:
-        await operations.upload([b"x"])
+        await operations.store_blob([b"x"])
         clock.advance(HOUR // 2)
-        await compact(operations.core)
+        await compact_journal(operations.core)
         assert _blobs(operations) == 1
         clock.advance(HOUR)
-        await compact(operations.core)
+        await compact_journal(operations.core)
         assert _blobs(operations) == 0
 
 
@@ -126,10 +126,10 @@ async def test_a_blob_that_a_crash_left_unknown_is_removed_at_the_start(
     state: Path, clock: ManualClock
 ) -> None:
     async with opened(state, clock) as operations:
-        known = await operations.upload([b"known"])
+        known = await operations.store_blob([b"known"])
         operations.core.blobs.store_payload([b"orphan"])
         assert _blobs(operations) == 2
-        assert await remove_orphans(operations.core) == 1
+        assert await remove_orphan_blobs(operations.core) == 1
         assert known in operations.core.blobs
 
 
@@ -141,7 +141,7 @@ async def test_background_work_survives_its_errors(caplog: pytest.LogCaptureFixt
         calls += 1
         raise OSError("no such luck")
 
-    async with serve.repeated(0.01, fail):
+    async with serve.run_every(0.01, fail):
         while calls < 3:
             await asyncio.sleep(0.01)
     assert "no such luck" in caplog.text
@@ -163,28 +163,28 @@ async def test_a_blob_of_an_open_delivery_stays_however_old(
         assert sent.node == "far"
         clock.advance(4 * DAY)
         await core.commit(lambda tx: tx.execute("UPDATE delivery SET next_at = expires_at"))
-        await compact(core)
+        await compact_journal(core)
         assert _blobs(operations) == 1, "it may have to be sent again"
         clock.advance(2 * DAY)
         await core.commit(lambda tx: None)
-        await compact(core)
+        await compact_journal(core)
         assert _sizes(operations, "undelivered", "blob") == [1, 1], "given up, and not discarded"
         await core.commit(lambda tx: letters.discard(tx, letters.Filter(), 10, "al"))
-        await compact(core)
+        await compact_journal(core)
         assert _sizes(operations, "undelivered", "blob") == [0, 0]
         assert _blobs(operations) == 0
 
 
 async def test_a_blob_of_what_is_not_accepted_yet_stays(state: Path, clock: ManualClock) -> None:
     async with opened(state, clock) as operations:
-        digest = await operations.upload([b"x"])
+        digest = await operations.store_blob([b"x"])
         body = b'{"payloadRef":{"digest":"' + digest.encode() + b'"}}'
         held = ("far", "al", "bob", 1, b"e" * 16, 1, "order", None, body)
         insert = "INSERT INTO held VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
         await operations.core.commit(lambda tx: tx.execute(insert, held))
         clock.advance(2 * HOUR)
-        await compact(operations.core)
+        await compact_journal(operations.core)
         assert _blobs(operations) == 1
         await operations.core.commit(lambda tx: tx.execute("DELETE FROM held"))
-        await compact(operations.core)
+        await compact_journal(operations.core)
         assert _blobs(operations) == 0

@@ -139,7 +139,7 @@ def test_a_port_in_use_is_explained_before_anything_is_opened(state: Path) -> No
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=r"listen\.port"):
-            serve.run(settings(state, listen__port=port))
+            serve.run_gateway(settings(state, listen__port=port))
     assert not state.exists()
 
 

@@ -14,8 +14,8 @@ import psutil  # type: ignore[import-untyped]
 from websockets.sync.client import connect
 
 from gatepost.config import Settings
+from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.core import Core
-from gatepost.gateway.operations import Operations
 from gatepost.gateway.serve import open_core
 from gatepost.testing import GatewayProcess, ManualClock
 

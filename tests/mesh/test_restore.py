@@ -13,8 +13,8 @@ import pytest
 from gatepost.client import SyncClient
 from gatepost.clock import SystemClock
 from gatepost.errors import GatepostError
-from gatepost.gateway.backup import back_up, restore
-from gatepost.gateway.state import StateDir
+from gatepost.gateway.admin.backup import create_backup, restore_backup
+from gatepost.gateway.state_dir import StateDir
 from tests.gateway.tools import client, eventually, settings
 from tests.mesh.tools import Gateway, converge
 
@@ -111,7 +111,7 @@ def test_nothing_is_doubled_and_nothing_acknowledged_is_lost_silently(
     # Before the backup: what waits in a mailbox then is what the restore finds there.
     sent = send("waits", 5)
     time.sleep(0.5)
-    back_up(StateDir(victim.state_dir), tmp_path / "backup.tar", SystemClock())
+    create_backup(StateDir(victim.state_dir), tmp_path / "backup.tar", SystemClock())
     workers = [Worker(ann, "al", turns), Worker(bob, "bo", turns)]
     sent += send("since", 20)
     eventually(lambda: sum(turns.values()) >= 45)
@@ -123,7 +123,7 @@ def test_nothing_is_doubled_and_nothing_acknowledged_is_lost_silently(
     sent += _traffic(
         other, "al" if other is ann else "bo", "bo" if other is ann else "al", "down", 5
     )
-    restore(
+    restore_backup(
         tmp_path / "backup.tar", settings(victim.state_dir, node__id=victim.name), SystemClock()
     )
     victim.start()

@@ -17,8 +17,8 @@ from gatepost.access import ExchangeRequester
 from gatepost.access.auth_messages import Challenge, ExchangeRequest
 from gatepost.clock import SystemClock
 from gatepost.events import NodeKey, fingerprint_key
-from gatepost.gateway import welcome
-from gatepost.gateway.welcome import Welcome
+from gatepost.gateway.peers import welcome_header
+from gatepost.gateway.peers.welcome_header import Welcome
 from gatepost.room import Genesis, RecordAuthor
 from gatepost.testing import GatewayProcess
 from tests.gateway.tools import client, eventually
@@ -135,8 +135,8 @@ class Guest:
 
     def welcome(self, socket: ClientConnection) -> Welcome:
         assert socket.response is not None
-        said = socket.response.headers[welcome.HEADER]
-        return welcome.read(said, self.session, self.issuer_key)
+        said = socket.response.headers[welcome_header.WELCOME_HEADER]
+        return welcome_header.decode_welcome(said, self.session, self.issuer_key)
 
     def enter(self, token: str) -> tuple[Genesis, RecordAuthor]:
         """Join, and leave again with all it takes to write."""

@@ -18,7 +18,7 @@ from gatepost.pipeline.replay import Letter, choose, elsewhere, replay
 from gatepost.pipeline.sink import write_table
 from gatepost.pipeline.tables.schemas import DELIVERIES
 from gatepost.testing import GatewayProcess
-from tests.gateway.test_undelivered_api import bury
+from tests.gateway.admin.test_undelivered_api import bury
 
 IDS = [new_event_id(SystemClock()) for _ in range(6)]
 GIVEN_UP = {"state": "dead_letter", "amended": False, "reason": "no_route"}

@@ -7,13 +7,13 @@ from gatepost.cli.connect import Gateway
 from gatepost.cli.options import OPTIONS, AgentName, Flag, Options, Yes
 from gatepost.cli.problems import Exit
 from gatepost.events import check_agent_id
-from gatepost.gateway.views import (
-    AgentAccess,
+from gatepost.gateway.api.room_views import (
+    AgentInviteResult,
     AgentInviteView,
     AgentSessionView,
     EndedSessions,
-    InvitedAgent,
-    RoomAgent,
+    ExternalAgentList,
+    RoomAgentView,
 )
 from gatepost.wire import AgentInfo, Count, MailboxCounts
 
@@ -67,7 +67,7 @@ def claim(
     body = {"override": override, "node": node}
     with options.gateway() as gateway:
         path = f"/v1/room/agents/{check_agent_id(name)}/claim"
-        claimed = gateway.post(path, body, RoomAgent)
+        claimed = gateway.post(path, body, RoomAgentView)
     text = f"{name} lives behind {claimed.owner}"
     if claimed.asked:
         text += ", which was asked to let it go"
@@ -116,7 +116,7 @@ def _lives(agent: AgentInfo) -> str:
 
 def _list_room(options: Options) -> None:
     with options.gateway() as gateway:
-        agents = gateway.get("/v1/room/agents", list[RoomAgent])
+        agents = gateway.get("/v1/room/agents", list[RoomAgentView])
     rows = [(a.id, a.owner or "", " ".join(a.standbys), " ".join(a.rivals)) for a in agents]
     columns = ("Agent", "Lives behind", "Standbys", "Rivals")
     output.show(options, agents, lambda: output.table(columns, rows))
@@ -124,11 +124,11 @@ def _list_room(options: Options) -> None:
 
 def _list_external(options: Options) -> None:
     with options.gateway() as gateway:
-        access = gateway.get("/v1/external-agents", AgentAccess)
+        access = gateway.get("/v1/external-agents", ExternalAgentList)
     output.show(options, access, lambda: _say_external(access))
 
 
-def _say_external(access: AgentAccess) -> None:
+def _say_external(access: ExternalAgentList) -> None:
     rows = [(i.agent_id, "invite", _state(i), " ".join(i.scopes)) for i in access.invites]
     rows += [(s.agent_id, "session", _state(s), " ".join(s.scopes)) for s in access.sessions]
     if rows:
@@ -166,7 +166,7 @@ def invite(
     """
     body = {"agentId": check_agent_id(name), "scopes": scope, "ttlSecs": ttl}
     with options.gateway() as gateway:
-        invited = gateway.post("/ansible/agent/invites", body, InvitedAgent)
+        invited = gateway.post("/ansible/agent/invites", body, AgentInviteResult)
     output.show(options, invited, lambda: output.say(invited.invite_token))
     output.hint("the agent exchanges it once for a session: POST /ansible/agent/auth/exchange")
 

@@ -30,11 +30,11 @@ def backup(file: Path, /, *, state_dir: StateFolder = None, options: Output = OU
         The file to write; it must not exist yet.
     """
     from gatepost.clock import SystemClock
-    from gatepost.gateway.backup import back_up
-    from gatepost.gateway.state import StateDir
+    from gatepost.gateway.admin.backup import create_backup
+    from gatepost.gateway.state_dir import StateDir
 
     state = StateDir(_settings(state_dir).node.state_dir)
-    made = _told(lambda: back_up(state, file.absolute(), SystemClock()))
+    made = _told(lambda: create_backup(state, file.absolute(), SystemClock()))
     size = output.size(file.stat().st_size)
     text = f"{file}: node {made.node_id} up to seq {made.last_seq}, {size}"
     output.show(options, made, lambda: output.say(text))
@@ -58,8 +58,8 @@ def restore(
         The backup file.
     """
     from gatepost.clock import SystemClock
-    from gatepost.gateway.backup import read_manifest
-    from gatepost.gateway.backup import restore as put_back
+    from gatepost.gateway.admin.backup import read_manifest
+    from gatepost.gateway.admin.backup import restore_backup as put_back
 
     settings = _settings(state_dir)
     made = _told(lambda: read_manifest(file))

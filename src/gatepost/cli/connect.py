@@ -17,7 +17,7 @@ from gatepost.cli.problems import Problem, lost_answer, unreachable, usage
 from gatepost.config import Settings, default_settings_path
 from gatepost.errors import Unauthorized
 from gatepost.events import check_agent_id
-from gatepost.gateway.state import Endpoint, StateDir
+from gatepost.gateway.state_dir import GatewayEndpoint, StateDir
 from gatepost.wire import Failure
 
 # httpx loads click, rich and pygments for its own command line whenever they are installed, which
@@ -189,12 +189,12 @@ def _token_file_of(options: Options, env: Mapping[str, str]) -> Path | None:
     return Path(named).expanduser() if named else None
 
 
-def _endpoint(state: StateDir, *, settings_decide: bool) -> tuple[Endpoint, StateDir]:
+def _endpoint(state: StateDir, *, settings_decide: bool) -> tuple[GatewayEndpoint, StateDir]:
     """The endpoint announced in this state directory, or in the one its settings file names."""
     if settings_decide and not state.endpoint.exists():
         state = _configured(state)
     try:
-        return msgspec.json.decode(state.endpoint.read_bytes(), type=Endpoint), state
+        return msgspec.json.decode(state.endpoint.read_bytes(), type=GatewayEndpoint), state
     except FileNotFoundError:
         raise unreachable(
             f"no gateway runs on {state.path}: start one with `gatepost up`,"

@@ -10,7 +10,12 @@ from cyclopts.validators import Number
 from gatepost.cli import output
 from gatepost.cli.connect import segment
 from gatepost.cli.options import OPTIONS, Options
-from gatepost.gateway.reports import EtaAdviceView, Incidents, ReviewView, Settling
+from gatepost.gateway.api.report_views import (
+    EtaAdviceView,
+    IncidentPage,
+    ReviewDecision,
+    ReviewView,
+)
 
 Limit = Annotated[
     int, Parameter(validator=Number(gte=1, lte=1000), help="Maximum number of entries.")
@@ -37,11 +42,11 @@ def incidents(
     start = None if since is None else int((time.time() - since) * 1000)
     wanted: dict[str, object] = {"since": start, "class": class_, "limit": limit}
     with options.gateway() as gateway:
-        found = gateway.get("/v1/incidents", Incidents, 0.0, **wanted)
+        found = gateway.get("/v1/incidents", IncidentPage, 0.0, **wanted)
     output.show(options, found, lambda: _list(found))
 
 
-def _list(found: Incidents) -> None:
+def _list(found: IncidentPage) -> None:
     if not found.incidents:
         output.say("no matching incidents")
         return
@@ -111,7 +116,7 @@ def dismiss(id: str, /, *, note: Note = "", options: Options = OPTIONS) -> None:
 
 def _settle(id: str, verb: str, note: str, options: Options) -> None:
     with options.gateway() as gateway:
-        review = gateway.post(f"/v1/reviews/{segment(id)}/{verb}", Settling(note), ReviewView)
+        review = gateway.post(f"/v1/reviews/{segment(id)}/{verb}", ReviewDecision(note), ReviewView)
     output.show(options, review, lambda: output.say(f"{review.id} {review.status}"))
 
 

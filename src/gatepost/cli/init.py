@@ -9,7 +9,7 @@ from gatepost import config
 from gatepost.cli import output
 from gatepost.cli.options import OUTPUT, Flag, Output
 from gatepost.cli.problems import Problem, usage
-from gatepost.gateway.state import StateDir, write_private
+from gatepost.gateway.state_dir import StateDir, write_private_file
 
 
 def init(
@@ -62,8 +62,8 @@ def _settings_text(node_id: str | None) -> str:
 
 def _write(home: Path, file: Path, text: str) -> None:
     try:
-        StateDir(home).prepare()
-        write_private(file, text.encode())
+        StateDir(home).create_folder()
+        write_private_file(file, text.encode())
     except OSError as error:
         raise Problem("storage_failed", f"{file} cannot be written: {error.strerror}") from None
 

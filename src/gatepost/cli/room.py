@@ -13,17 +13,17 @@ from gatepost.cli import output
 from gatepost.cli.connect import Gateway, segment
 from gatepost.cli.options import COMMON, OPTIONS, Flag, Options, Output, Yes
 from gatepost.cli.problems import Exit, Problem, usage
-from gatepost.gateway.views import (
-    Invited,
+from gatepost.gateway.api.room_views import (
+    InviteResult,
     InviteView,
-    Joined,
-    Nodes,
+    JoinResult,
+    NodeList,
     NodeView,
     RecordView,
     RevocationView,
     RoomView,
-    Rotated,
-    Verified,
+    RotateResult,
+    VerifyResult,
 )
 from gatepost.wire import Tier
 
@@ -72,11 +72,11 @@ def invite(
     """
     with options.gateway() as gateway:
         body = {"tier": tier, "node": node, "ttl_secs": ttl}
-        invited = gateway.post("/v1/room/invites", body, Invited)
+        invited = gateway.post("/v1/room/invites", body, InviteResult)
     output.show(options, invited, lambda: _say_invited(invited, qr=qr))
 
 
-def _say_invited(invited: Invited, *, qr: bool) -> None:
+def _say_invited(invited: InviteResult, *, qr: bool) -> None:
     output.say(invited.token)
     if qr or sys.stdout.isatty():
         from gatepost.access.invite_qr import render_qr
@@ -131,7 +131,7 @@ def join(
     """
     body = {"seed": seed.rstrip("/"), "token": _token(invite_file, token)}
     with options.gateway() as gateway:
-        joined = gateway.post("/v1/room/join", body, Joined, wait=_JOIN_SECS)
+        joined = gateway.post("/v1/room/join", body, JoinResult, wait=_JOIN_SECS)
     text = f"joined the room of {joined.genesis} through {joined.host}, as {joined.tier} node"
     output.show(options, joined, lambda: output.say(text))
 
@@ -153,11 +153,11 @@ def _token(file: Path | None, token: str | None) -> str:
 def nodes(*, options: Options = OPTIONS) -> None:
     """List the nodes of the room."""
     with options.gateway() as gateway:
-        found = gateway.get("/v1/room/nodes", Nodes)
+        found = gateway.get("/v1/room/nodes", NodeList)
     output.show(options, found, lambda: _say_nodes(found))
 
 
-def _say_nodes(found: Nodes) -> None:
+def _say_nodes(found: NodeList) -> None:
     rows = [
         (n.id, n.tier, n.status, _link(n), f"{output.age(n.last_heartbeat_at / 1000)} ago")
         for n in found.nodes
@@ -239,7 +239,7 @@ def _say_record(record: RecordView, options: Options) -> None:
 def verify(*, options: Options = OPTIONS) -> int:
     """Check the signature of every record this gateway keeps."""
     with options.gateway() as gateway:
-        found = gateway.get("/v1/room/verify", Verified)
+        found = gateway.get("/v1/room/verify", VerifyResult)
     output.show(options, found, lambda: _say_verified(found))
     return Exit.FAILED if found.problems else Exit.OK
 
@@ -247,12 +247,12 @@ def verify(*, options: Options = OPTIONS) -> int:
 def rotate(*, options: Options = OPTIONS) -> None:
     """Move the room to a new document without records that are no longer needed."""
     with options.gateway() as gateway:
-        moved = gateway.post("/v1/room/rotate", {}, Rotated)
+        moved = gateway.post("/v1/room/rotate", {}, RotateResult)
     count = output.plural(moved.records, "record")
     output.show(options, moved, lambda: output.say(f"the room is {moved.room} now, with {count}"))
 
 
-def _say_verified(found: Verified) -> None:
+def _say_verified(found: VerifyResult) -> None:
     for problem in found.problems:
         output.say(problem, "red")
     count = output.plural(found.records, "record")

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from gatepost.cli import output
 from gatepost.cli.connect import segment
 from gatepost.cli.options import OPTIONS, Options
-from gatepost.gateway.views import RouteView
+from gatepost.gateway.api.room_views import RouteView
 
 Several = Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=True)]
 

@@ -15,7 +15,7 @@ from gatepost.access.tokens import TokenKind
 from gatepost.cli.connect import Target, read_token
 from gatepost.cli.problems import Problem, unreachable
 from gatepost.clock import Clock, SystemClock
-from gatepost.gateway.state import write_private
+from gatepost.gateway.state_dir import write_private_file
 from gatepost.pipeline.locking import locked
 from gatepost.wire import Failure
 
@@ -36,7 +36,7 @@ def bearer(target: Target, clock: Clock | None = None) -> str:
         if isinstance(held, AgentTokens) and held.access_expires_at - now > _MARGIN_MS:
             return held.access_token
         tokens = _asked(target, held)
-        write_private(file, msgspec.json.encode(tokens))
+        write_private_file(file, msgspec.json.encode(tokens))
         return tokens.access_token
 
 

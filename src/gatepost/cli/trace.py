@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from gatepost.cli import output
 from gatepost.cli.connect import segment
 from gatepost.cli.options import OPTIONS, Flag, Options
-from gatepost.gateway.reports import Journey, Step
+from gatepost.gateway.api.report_views import Journey, JourneyStep
 
 _WORDS: Mapping[str, str] = {
     "sent": "{kind} by {agent} to {to}{where}",
@@ -81,14 +81,14 @@ def _print(journey: Journey) -> None:
         )
 
 
-def _messages(steps: list[Step]) -> dict[str, Step]:
+def _messages(steps: list[JourneyStep]) -> dict[str, JourneyStep]:
     """The first `sent` step of each message; of replies only if there is nothing else."""
     sent = {step.event_id: step for step in reversed(steps) if step.what == "sent"}
     first = {id: step for id, step in reversed(sent.items()) if step.kind != "reply"}
     return first or dict(reversed(sent.items()))
 
 
-def _timeline(steps: list[Step], numbers: Mapping[str, int]) -> None:
+def _timeline(steps: list[JourneyStep], numbers: Mapping[str, int]) -> None:
     replies = {step.event_id for step in steps if step.kind == "reply"}
     rows = []
     for previous, step in zip([steps[0], *steps[:-1]], steps, strict=True):
@@ -98,7 +98,7 @@ def _timeline(steps: list[Step], numbers: Mapping[str, int]) -> None:
     output.table(("Time", "Node", "Step", "After"), rows)
 
 
-def _print_end(sent: Step, steps: list[Step]) -> None:
+def _print_end(sent: JourneyStep, steps: list[JourneyStep]) -> None:
     about = [step for step in steps if step.event_id == sent.event_id]
     if not any(step.what in _ENDS for step in about):
         output.say(f"{sent.to_agent}'s turn has not ended yet")
@@ -108,18 +108,18 @@ def _print_end(sent: Step, steps: list[Step]) -> None:
         output.say(f"see `gatepost undelivered show {sent.event_id}`")
 
 
-def _at(step: Step) -> str:
+def _at(step: JourneyStep) -> str:
     moment = datetime.fromtimestamp(step.at / 1000)
     return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{step.at % 1000:03d}"
 
 
-def _after(previous: Step, step: Step) -> str:
+def _after(previous: JourneyStep, step: JourneyStep) -> str:
     if previous is step:
         return ""
     return f"+{output.duration((step.at - previous.at) / 1000)}"
 
 
-def _what(step: Step, replies: set[str]) -> str:
+def _what(step: JourneyStep, replies: set[str]) -> str:
     words = _WORDS.get(step.what, f"{step.what} {step.detail}")
     kind = "sent" if step.kind == "message" else step.kind
     where = f" at {step.peer}" if step.peer not in ("", step.node) else ""

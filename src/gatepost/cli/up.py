@@ -16,7 +16,7 @@ from gatepost import __version__, config
 from gatepost.cli.options import OUTPUT, Output
 from gatepost.cli.problems import Exit, Problem
 from gatepost.errors import ConfigError, GatepostError
-from gatepost.gateway.state import Endpoint, StateDir
+from gatepost.gateway.state_dir import GatewayEndpoint, StateDir
 
 LogFormat = Literal["json", "text"]
 
@@ -90,11 +90,12 @@ def _names_format(file: Path) -> bool:
 
 
 def _run(settings: config.Settings) -> None:
-    from gatepost.gateway import logs, serve
+    from gatepost.gateway import serve
+    from gatepost.gateway.monitoring import logs
 
-    logs.configure(settings.log.level, settings.log.format)
+    logs.configure_logging(settings.log.level, settings.log.format)
     try:
-        serve.run(settings)
+        serve.run_gateway(settings)
     except KeyboardInterrupt:
         pass
     except GatepostError as error:
@@ -121,10 +122,10 @@ def _greet(settings: config.Settings, chosen: Path | None) -> None:
     print("\n".join(lines), file=sys.stderr, flush=True)
 
 
-def _announced(file: Path, began: float) -> Endpoint | None:
+def _announced(file: Path, began: float) -> GatewayEndpoint | None:
     """The endpoint that this process announced; None while only an older one exists."""
     try:
-        endpoint = msgspec.json.decode(file.read_bytes(), type=Endpoint)
+        endpoint = msgspec.json.decode(file.read_bytes(), type=GatewayEndpoint)
         mine = endpoint.pid == os.getpid() and file.stat().st_mtime >= began - 1
         return endpoint if mine else None
     except (OSError, msgspec.MsgspecError):

@@ -5,7 +5,8 @@ import sys
 
 from gatepost.config import Settings, default_settings_path
 from gatepost.errors import GatepostError
-from gatepost.gateway import logs, serve
+from gatepost.gateway import serve
+from gatepost.gateway.monitoring import logs
 
 
 def main(arguments: list[str]) -> None:
@@ -14,8 +15,8 @@ def main(arguments: list[str]) -> None:
         env["GATEPOST_HOME"] = arguments[0]
     file = default_settings_path(env)
     settings = Settings.load(file if file.exists() else None, env)
-    logs.configure(settings.log.level, settings.log.format)
-    serve.run(settings)
+    logs.configure_logging(settings.log.level, settings.log.format)
+    serve.run_gateway(settings)
 
 
 if __name__ == "__main__":

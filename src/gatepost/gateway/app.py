@@ -19,23 +19,24 @@ from gatepost.errors import (
     Unauthorized,
     Unavailable,
 )
-from gatepost.gateway import http, openapi
-from gatepost.gateway.door import Door
-from gatepost.gateway.handshake import check_origin, refuse
-from gatepost.gateway.metrics import Metrics
-from gatepost.gateway.operations import Operations
-from gatepost.gateway.request import TypedRequest
-from gatepost.gateway.route import get
-from gatepost.gateway.session import Session
-from gatepost.gateway.status import status
-from gatepost.gateway.websocket import WebSocketDoor
+from gatepost.gateway import openapi
+from gatepost.gateway.admin.status import gateway_status
+from gatepost.gateway.api import http_routes
+from gatepost.gateway.api.frame_session import FrameSession
+from gatepost.gateway.api.local_auth import LocalTokenAuth
+from gatepost.gateway.api.operations import Operations
+from gatepost.gateway.api.route_decorators import get
+from gatepost.gateway.api.typed_request import TypedRequest
+from gatepost.gateway.api.websocket_handshake import check_origin, refuse_websocket
+from gatepost.gateway.api.websocket_transport import WebSocketTransport
+from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.wire import Failure, Status
 
 log = logging.getLogger(__name__)
 
-Connection = ASGIConnection[Any, Any, Any, Any]
+AnyConnection = ASGIConnection[Any, Any, Any, Any]
 
-_CODES = {
+_CODE_BY_STATUS = {
     400: "invalid_request",
     401: "unauthorized",
     403: "forbidden",
@@ -44,34 +45,34 @@ _CODES = {
     413: "payload_too_large",
     429: "rate_limited",
 }
-_OPEN = ("/healthz", "/readyz")
+_PATHS_WITHOUT_TOKEN = ("/healthz", "/readyz")
 
 
 def create_app(
-    operations: Operations, local_auth: Door, metrics: Metrics, more: Sequence[Any] = ()
+    operations: Operations, local_auth: LocalTokenAuth, metrics: Metrics, more: Sequence[Any] = ()
 ) -> Litestar:
     """Build the application. Routes in `more` with the option `open` need no local token."""
     settings = operations.core.settings
 
-    def guard(connection: Connection, handler: BaseRouteHandler) -> None:
-        is_open = connection.scope["path"] in _OPEN or "open" in handler.opt
+    def guard(connection: AnyConnection, handler: BaseRouteHandler) -> None:
+        is_open = connection.scope["path"] in _PATHS_WITHOUT_TOKEN or "open" in handler.opt
         # The WebSocket handler checks the token itself: a handshake is refused in another way.
         if not is_open and connection.scope["type"] == ScopeType.HTTP:
-            local_auth.check(connection.headers.get("authorization"))
-            operations.bucket.take(1)
+            local_auth.require_token(connection.headers.get("authorization"))
+            operations.bucket.take_tokens(1)
 
     return Litestar(
         [
-            http.routes(operations),
+            http_routes.create_router(operations),
             *_health_routes(operations, metrics),
-            _websocket(operations, local_auth, metrics),
+            _websocket_route(operations, local_auth, metrics),
             *more,
         ],
         guards=[guard],
         exception_handlers={Exception: _answer_error},
         request_class=TypedRequest,
         request_max_body_size=settings.limits.max_body_bytes,
-        openapi_config=openapi.config(),
+        openapi_config=openapi.openapi_config(),
         logging_config=None,
         debug=False,
     )
@@ -92,33 +93,33 @@ def _health_routes(operations: Operations, metrics: Metrics) -> list[Any]:
 
     @get("/metrics", media_type=MediaType.TEXT, summary="Prometheus metrics")
     async def prometheus() -> Response[bytes]:
-        content, kind = await metrics.render()
+        content, kind = await metrics.render_text()
         return Response(content, media_type=kind)
 
     @get("/v1/status", summary="This gateway at a glance")
     async def glance() -> Status:
-        return await status(operations)
+        return await gateway_status(operations)
 
     return [healthz, readyz, prometheus, glance]
 
 
-def _websocket(operations: Operations, local_auth: Door, metrics: Metrics) -> Any:
+def _websocket_route(operations: Operations, local_auth: LocalTokenAuth, metrics: Metrics) -> Any:
     limits = operations.core.settings.limits
 
     @websocket_route("/v1/ws")
     async def frames(socket: WebSocket[Any, Any, Any]) -> None:
         try:
             check_origin(socket, operations.core.settings.room.allowed_origins)
-            local_auth.check(socket.headers.get("authorization"))
-            if metrics.sessions >= limits.max_connections:
+            local_auth.require_token(socket.headers.get("authorization"))
+            if metrics.session_count >= limits.max_connections:
                 raise Unavailable("too many connections", retry_after=1.0)
         except GatepostError as error:
-            await refuse(socket, error)
+            await refuse_websocket(socket, error)
             return
         await socket.accept()
-        carrier = WebSocketDoor(socket, limits.max_body_bytes)
-        with metrics.session():
-            await carrier.run(Session(operations, carrier.wake))
+        carrier = WebSocketTransport(socket, limits.max_body_bytes)
+        with metrics.track_session():
+            await carrier.run(FrameSession(operations, carrier.wake))
 
     return frames
 
@@ -128,7 +129,7 @@ def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response
     if isinstance(error, GatepostError):
         status_code, failure = error.status, Failure.from_error(error)
     elif isinstance(error, HTTPException | WebSocketException):
-        status_code, failure = _from_litestar(error)
+        status_code, failure = _failure_from_litestar(error)
     else:
         log.error("a request failed unexpectedly", exc_info=error)
         status_code, failure = (
@@ -143,15 +144,17 @@ def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response
     return Response(failure, status_code=status_code, headers=headers, media_type=MediaType.JSON)
 
 
-def _from_litestar(error: HTTPException | WebSocketException) -> tuple[int, Failure]:
+def _failure_from_litestar(error: HTTPException | WebSocketException) -> tuple[int, Failure]:
     status_code = getattr(error, "status_code", 500)
-    code = _CODES.get(status_code, "error")
+    code = _CODE_BY_STATUS.get(status_code, "error")
     problems = getattr(error, "extra", None) or []
-    details = "; ".join(_problem(p) for p in problems) if isinstance(problems, list) else ""
+    details = (
+        "; ".join(_describe_problem(p) for p in problems) if isinstance(problems, list) else ""
+    )
     return status_code, Failure(code, ": ".join(filter(None, (error.detail, details))))
 
 
-def _problem(problem: Any) -> str:
+def _describe_problem(problem: Any) -> str:
     if not isinstance(problem, dict):
         return str(problem)
     return " ".join(str(problem[k]) for k in ("key", "message") if problem.get(k))

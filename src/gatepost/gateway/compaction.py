@@ -7,13 +7,13 @@ from gatepost.mailbox import sweep
 
 _UNUSED_BLOB_MS = 3_600_000
 
-_DELIVERIES = """
+_DELETE_DELIVERIES = """
 DELETE FROM delivery WHERE event_id IN (
     SELECT event_id FROM delivery WHERE processed_at <= ? LIMIT ?
 )
 """
 # An idempotency key is kept as long as its delivery, which may outlive the tombstone time.
-_KEYS = """
+_DELETE_IDEMPOTENCY_KEYS = """
 DELETE FROM idempotency WHERE (agent, key) IN (
     SELECT agent, key FROM idempotency i WHERE at <= ?
     AND NOT EXISTS (SELECT 1 FROM delivery d WHERE d.event_id = i.event_id) LIMIT ?
@@ -21,7 +21,7 @@ DELETE FROM idempotency WHERE (agent, key) IN (
 """
 # A blob is in use by mail, by open deliveries, by undelivered messages, and by events that are
 # held or offered but not accepted yet.
-_BLOBS = """
+_DELETE_UNUSED_BLOBS = """
 DELETE FROM blob WHERE created_at <= ? AND NOT EXISTS (
     SELECT 1 FROM blob_use u JOIN body b ON b.id = u.mail WHERE u.digest = blob.digest
 ) AND NOT EXISTS (
@@ -38,30 +38,30 @@ DELETE FROM blob WHERE created_at <= ? AND NOT EXISTS (
 """
 
 
-async def compact(core: Core) -> int:
+async def compact_journal(core: Core) -> int:
     """Delete expired bodies, tombstones, idempotency keys and blobs; return how many."""
     total = 0
-    while deleted := await core.commit(lambda tx: _forget(core, tx)):
+    while deleted := await core.commit(lambda tx: _delete_expired_batch(core, tx)):
         total += deleted
     await core.commit(core.bounds.cut_off)
-    for digest in await core.commit(_unused_blobs):
+    for digest in await core.commit(_delete_unused_blobs):
         core.blobs.delete(digest)
         total += 1
     return total
 
 
-def _forget(core: Core, tx: Tx) -> int:
+def _delete_expired_batch(core: Core, tx: Tx) -> int:
     journal = core.settings.journal
     bodies_before = tx.now - int(journal.retain_acked_secs * 1000)
     rows_before = tx.now - int(journal.tombstone_secs * 1000)
     deleted = sweep.forget_settled_mail(tx, bodies_before, rows_before, journal.sweep_batch)
-    for sql in (_DELIVERIES, _KEYS):
+    for sql in (_DELETE_DELIVERIES, _DELETE_IDEMPOTENCY_KEYS):
         tx.execute(sql, (rows_before, journal.sweep_batch))
         deleted += tx.changed_rows()
     return deleted + retention.forget(tx, core.messages.receiver, rows_before, journal.sweep_batch)
 
 
-async def remove_orphans(core: Core) -> int:
+async def remove_orphan_blobs(core: Core) -> int:
     """Remove blob files the journal does not know, left by a crash.
 
     Call it before any upload starts: a blob file exists before its journal row.
@@ -73,7 +73,7 @@ async def remove_orphans(core: Core) -> int:
     return len(orphans)
 
 
-def _unused_blobs(tx: Tx) -> list[str]:
-    digests = [row[0] for row in tx.fetch_all(_BLOBS, (tx.now - _UNUSED_BLOB_MS,))]
+def _delete_unused_blobs(tx: Tx) -> list[str]:
+    digests = [row[0] for row in tx.fetch_all(_DELETE_UNUSED_BLOBS, (tx.now - _UNUSED_BLOB_MS,))]
     tx.execute_many("DELETE FROM blob_use WHERE digest = ?", [(digest,) for digest in digests])
     return digests

@@ -16,9 +16,9 @@ from gatepost.delivery import Agents, Messages, Node, Patience
 from gatepost.delivery.retention import Bounds
 from gatepost.errors import ConfigError, GatepostError
 from gatepost.events import Blob, BlobStore
-from gatepost.gateway.observing import Observer
-from gatepost.gateway.state import StateDir
-from gatepost.gateway.telemetry import Telemetry, telemetry_of
+from gatepost.gateway.monitoring.observer import CommitObserver
+from gatepost.gateway.monitoring.spans import SpanRecorder, create_span_recorder
+from gatepost.gateway.state_dir import StateDir
 from gatepost.journal import Database, JobOutcome, Tx, Writer
 from gatepost.journal.outbox import Outbox
 from gatepost.mailbox import Dispatcher, MailboxPolicy
@@ -35,7 +35,7 @@ class Core:
         self.settings = settings
         self.clock = clock or SystemClock()
         self.state = StateDir(settings.node.state_dir)
-        self.state.prepare()
+        self.state.create_folder()
         self.database = Database.open(self.state.journal, settings.journal.integrity_check)
         try:
             self.node = self._identify()
@@ -50,10 +50,10 @@ class Core:
         self.bounds = Bounds(self.node.id, self.messages.sender, self.messages.incidents, cut_off)
         self.blobs = BlobStore(self.state.blobs, self.clock, settings.limits.max_blob_bytes)
         self.outbox = Outbox(self.node.id, self.node.incarnation, self.node.key)
-        self.telemetry: Telemetry | None = telemetry_of(
+        self.telemetry: SpanRecorder | None = create_span_recorder(
             settings.telemetry, self.node.id, self.clock
         )
-        self.observer = Observer(self.messages, self.telemetry)
+        self.observer = CommitObserver(self.messages, self.telemetry)
         self.on_blob_wanted: Callable[[str, str], None] = _nobody_fetches
         self.writer = Writer(
             self.database.writer_connection,
@@ -86,7 +86,7 @@ class Core:
         self.database.writer_connection.execute(
             "INSERT OR IGNORE INTO incarnation VALUES (?, 1)", (incarnation,)
         )
-        return Node(id, incarnation, self.state.node_key(self.clock), self.clock)
+        return Node(id, incarnation, self.state.load_node_key(self.clock), self.clock)
 
     def _want_blob(self, digest: str, source: str) -> None:
         """Called in the writer's thread."""

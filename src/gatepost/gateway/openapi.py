@@ -13,16 +13,22 @@ from msgspec import Meta, Struct
 from gatepost import __version__
 from gatepost.access import auth_messages
 from gatepost.events import AgentId, Digest, EventId, MsgId, NodeId
-from gatepost.gateway import external_agents, feedback, http, reports, undelivered_api, views
+from gatepost.gateway.admin import external_agents, feedback, undelivered_api
+from gatepost.gateway.api import http_routes, report_views, room_views
 from gatepost.wire import Status
 
 # Types of ids in paths. Handlers check ids themselves, so that the error names the problem.
-_IDS: dict[str, Any] = {"mailbox": AgentId, "agent": AgentId, "msg_id": MsgId, "event_id": EventId}
-_IDS |= {"digest": Digest, "payload_ref": Digest}
-_IDS |= {"node": NodeId, "invite_id": Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]}
-_IDS |= {"ref": MsgId, "review_id": reports.ReviewId, "target": AgentId}
+_ID_TYPES: dict[str, Any] = {
+    "mailbox": AgentId,
+    "agent": AgentId,
+    "msg_id": MsgId,
+    "event_id": EventId,
+}
+_ID_TYPES |= {"digest": Digest, "payload_ref": Digest}
+_ID_TYPES |= {"node": NodeId, "invite_id": Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]}
+_ID_TYPES |= {"ref": MsgId, "review_id": report_views.ReviewId, "target": AgentId}
 # Rules between fields, which the types cannot express.
-_RULES = {
+_FIELD_RULES = {
     "NewMessage": {"anyOf": [{"required": ["msg_id"]}, {"required": ["msgId"]}]},
     "NewSend": {
         "allOf": [
@@ -31,18 +37,18 @@ _RULES = {
         ]
     },
 }
-_BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_BINARY_CONTENT = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 # Any operation of the WebSocket, or one that is known by its name only.
-_OPERATION = {"type": "object", "properties": {"op": {"type": "string"}}, "required": ["op"]}
-_INVOCATION = {"application/json": {"schema": _OPERATION}}
+_OPERATION_SCHEMA = {"type": "object", "properties": {"op": {"type": "string"}}, "required": ["op"]}
+_INVOCATION_CONTENT = {"application/json": {"schema": _OPERATION_SCHEMA}}
 
 
-def config() -> OpenAPIConfig:
+def openapi_config() -> OpenAPIConfig:
     return OpenAPIConfig(
         title="Gatepost",
         version=__version__,
         path="/openapi",
-        render_plugins=[_Render(path="/openapi.json")],
+        render_plugins=[_OpenApiRenderer(path="/openapi.json")],
         components=Components(
             security_schemes={"local": SecurityScheme(type="http", scheme="bearer")}
         ),
@@ -50,48 +56,48 @@ def config() -> OpenAPIConfig:
     )
 
 
-class _Render(JsonRenderPlugin):
+class _OpenApiRenderer(JsonRenderPlugin):
     def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
-        openapi_schema["components"]["schemas"].update(_schemas())
+        openapi_schema["components"]["schemas"].update(_component_schemas())
         for methods in openapi_schema["paths"].values():
             for operation in methods.values():
                 _describe_ids(operation.get("parameters", ()))
-        openapi_schema["paths"]["/v1/blobs"]["post"]["requestBody"] = {"content": _BINARY}
+        openapi_schema["paths"]["/v1/blobs"]["post"]["requestBody"] = {"content": _BINARY_CONTENT}
         invoke = openapi_schema["paths"].get(external_agents.INVOKE_PATH)
         if invoke is not None:
-            invoke["post"]["requestBody"] = {"content": _INVOCATION}
-        return msgspec.json.encode(_portable(openapi_schema))
+            invoke["post"]["requestBody"] = {"content": _INVOCATION_CONTENT}
+        return msgspec.json.encode(_portable_patterns(openapi_schema))
 
 
 def _describe_ids(parameters: Iterable[dict[str, Any]]) -> None:
     for parameter in parameters:
         if parameter["in"] == "path":
-            parameter["schema"] = msgspec.json.schema(_IDS[parameter["name"]])
+            parameter["schema"] = msgspec.json.schema(_ID_TYPES[parameter["name"]])
 
 
-def _schemas() -> dict[str, Any]:
-    modules = (views, auth_messages, undelivered_api, reports)
+def _component_schemas() -> dict[str, Any]:
+    modules = (room_views, auth_messages, undelivered_api, report_views)
     own = [each for module in modules for each in vars(module).values()]
-    found = [each for each in (*vars(http).values(), *own) if isinstance(each, type)]
+    found = [each for each in (*vars(http_routes).values(), *own) if isinstance(each, type)]
     found += [feedback.NewIncident, feedback.NewReview, feedback.NewEtaAdvice]
     structs = {each for each in found if issubclass(each, Struct) and each is not Struct}
     _, schemas = msgspec.json.schema_components(
         [*structs, Status], ref_template="#/components/schemas/{name}"
     )
-    for name, rule in _RULES.items():
+    for name, rule in _FIELD_RULES.items():
         schemas[name] |= rule
     for name in ("event_id", "payload_ref"):
-        schemas["NewSend"]["properties"][name] = msgspec.json.schema(_IDS[name])
+        schemas["NewSend"]["properties"][name] = msgspec.json.schema(_ID_TYPES[name])
     return schemas
 
 
-def _portable(schema: Any) -> Any:
+def _portable_patterns(schema: Any) -> Any:
     r"""Rewrite patterns for JSON Schema, where `^` and `$` mean `\A` and `\Z`."""
     if isinstance(schema, list):
-        return [_portable(each) for each in schema]
+        return [_portable_patterns(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    portable = {key: _portable(value) for key, value in schema.items()}
+    portable = {key: _portable_patterns(value) for key, value in schema.items()}
     if isinstance(pattern := portable.get("pattern"), str):
         portable["pattern"] = pattern.replace(r"\A", "^").replace(r"\Z", "$")
     return portable

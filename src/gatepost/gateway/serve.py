@@ -19,75 +19,75 @@ from litestar import Litestar
 from gatepost.clock import Clock
 from gatepost.config import ListenSettings, Settings
 from gatepost.errors import ConfigError
-from gatepost.gateway import external_agents, feedback, tracing, undelivered_api
-from gatepost.gateway.alerts import Alerts
+from gatepost.gateway.admin import external_agents, feedback, trace_api, undelivered_api
+from gatepost.gateway.admin.external_agents import ExternalAgents
+from gatepost.gateway.admin.feedback import Feedback, FeedbackGuard
+from gatepost.gateway.admin.trace_api import JourneyTracer
+from gatepost.gateway.api.connection_guard import ConnectionGuard
+from gatepost.gateway.api.drop_folder import DropFolder
+from gatepost.gateway.api.local_auth import LocalTokenAuth
+from gatepost.gateway.api.operations import Operations
+from gatepost.gateway.api.unix_socket import UnixSocketServer
 from gatepost.gateway.app import create_app
-from gatepost.gateway.compaction import compact, remove_orphans
+from gatepost.gateway.archiver import OutboxArchiver
+from gatepost.gateway.bounded_http import BoundedHttpProtocol
+from gatepost.gateway.compaction import compact_journal, remove_orphan_blobs
 from gatepost.gateway.core import Core
-from gatepost.gateway.door import Door
-from gatepost.gateway.drop import DropDoor
-from gatepost.gateway.external_agents import ExternalAgents
-from gatepost.gateway.feedback import Feedback, Gate
-from gatepost.gateway.metrics import Metrics
-from gatepost.gateway.neighbours import Neighbours
-from gatepost.gateway.operations import Operations
-from gatepost.gateway.protocol import BoundedHttp
-from gatepost.gateway.room_facts import room_facts
-from gatepost.gateway.sealing import Sealing
-from gatepost.gateway.state import Endpoint
-from gatepost.gateway.threshold import Threshold
-from gatepost.gateway.tracing import Tracer
-from gatepost.gateway.unix import UnixDoor
+from gatepost.gateway.monitoring.backlog_alerts import BacklogAlerts
+from gatepost.gateway.monitoring.metrics import Metrics
+from gatepost.gateway.peering import Peering
+from gatepost.gateway.peers.room_facts import collect_room_facts
+from gatepost.gateway.state_dir import GatewayEndpoint
 from gatepost.room import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
 
-_COMPACT_EVERY = 60.0
-_SWEEP_DROP_EVERY = 600.0
-_SAY_REVIEWS_EVERY = 60.0
-_ANY_HOST = ("0.0.0.0", "::")
+_COMPACT_SECS = 60.0
+_SWEEP_DROP_SECS = 600.0
+_PUBLISH_REVIEWS_SECS = 60.0
+_WILDCARD_HOSTS = ("0.0.0.0", "::")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def run(settings: Settings) -> None:
+def run_gateway(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, then stop in order."""
     # A short switch interval: the writer thread needs the interpreter soon after each fsync,
     # even while the event loop is busy.
     sys.setswitchinterval(0.0005)
-    uvloop.run(serve(settings))
+    uvloop.run(serve_until_stopped(settings))
 
 
-async def serve(settings: Settings) -> None:
-    listener = _bind(settings)
+async def serve_until_stopped(settings: Settings) -> None:
+    listener = _bind_listener(settings)
     async with open_core(settings) as operations:
         core = operations.core
-        local_auth = Door(core.state.local_token(core.clock))
+        local_auth = LocalTokenAuth(core.state.load_local_token(core.clock))
         metrics = Metrics(core)
-        guard = Threshold(settings.room, core.clock)
-        peering = Neighbours(core, metrics, guard)
-        external = ExternalAgents(operations, local_auth, guard, peering.keeper.policy)
-        routes = [*peering.routes(), *external_agents.routes(external)]
-        routes.append(undelivered_api.routes(core))
-        routes.append(tracing.routes(Tracer(core, peering.pipes)))
-        findings = Feedback(core, peering.keeper)
-        routes += feedback.routes(findings, Gate(local_auth, external))
-        alerts = Alerts(core, settings.alerts)
-        archiver = _sealing(core, peering)
-        metrics.observing.growing = lambda: alerts.growing
+        guard = ConnectionGuard(settings.room, core.clock)
+        peering = Peering(core, metrics, guard)
+        external = ExternalAgents(operations, local_auth, guard, peering.replica.policy)
+        routes = [*peering.create_routes(), *external_agents.create_routes(external)]
+        routes.append(undelivered_api.create_router(core))
+        routes.append(trace_api.create_router(JourneyTracer(core, peering.links)))
+        findings = Feedback(core, peering.replica)
+        routes += feedback.create_routes(findings, FeedbackGuard(local_auth, external))
+        alerts = BacklogAlerts(core, settings.alerts)
+        archiver = _create_archiver(core, peering)
+        metrics.traffic.growing_backlogs = lambda: alerts.growing_backlogs
         app = create_app(operations, local_auth, metrics, routes)
-        server = _server(settings, app)
-        await remove_orphans(core)
+        server = _create_server(settings, app)
+        await remove_orphan_blobs(core)
         async with (
-            _doors(operations),
-            _background(operations),
-            repeated(alerts.every_secs, alerts.look),
-            repeated(_SAY_REVIEWS_EVERY, findings.publish),
+            _local_transports(operations),
+            _compaction_loop(operations),
+            run_every(alerts.every_secs, alerts.check_backlogs),
+            run_every(_PUBLISH_REVIEWS_SECS, findings.publish_open_reviews),
             archiver.running(),
             peering.running(_public_url(settings, listener)),
-            _stopping(server, operations, peering),
+            _stop_on_signals(server, operations, peering),
         ):
-            core.state.announce(_endpoint(core, listener))
-            log.info("node %s listens on %s", core.node.id, _url(settings, listener))
+            core.state.write_endpoint(_local_endpoint(core, listener))
+            log.info("node %s listens on %s", core.node.id, _listener_url(settings, listener))
             # Objects that exist now live as long as the process, and messages make no cycles. So
             # the garbage collector skips the former and runs rarely for the latter.
             gc.freeze()
@@ -95,12 +95,12 @@ async def serve(settings: Settings) -> None:
             try:
                 await server.serve(sockets=[listener])
             finally:
-                core.state.withdraw()
+                core.state.remove_endpoint()
 
 
-def _sealing(core: Core, peering: Neighbours) -> Sealing:
-    bounds, facts = core.bounds, lambda: room_facts(peering.keeper)
-    return Sealing(core, read=bounds.read, settled=bounds.settled, facts=facts)
+def _create_archiver(core: Core, peering: Peering) -> OutboxArchiver:
+    bounds, facts = core.bounds, lambda: collect_room_facts(peering.replica)
+    return OutboxArchiver(core, read=bounds.read, settled=bounds.settled, facts=facts)
 
 
 @contextlib.asynccontextmanager
@@ -114,29 +114,29 @@ async def open_core(settings: Settings, clock: Clock | None = None) -> AsyncIter
 
 
 @contextlib.asynccontextmanager
-async def _doors(operations: Operations) -> AsyncIterator[None]:
+async def _local_transports(operations: Operations) -> AsyncIterator[None]:
     core, listen = operations.core, operations.core.settings.listen
     async with contextlib.AsyncExitStack() as transports:
         if listen.unix_socket:
-            unix = UnixDoor(operations, core.state.socket)
+            unix = UnixSocketServer(operations, core.state.socket)
             await unix.start()
             transports.push_async_callback(unix.stop)
         if listen.drop_folder:
-            drop = DropDoor(operations, core.state.drop)
+            drop = DropFolder(operations, core.state.drop)
             await drop.start()
             transports.push_async_callback(drop.stop)
-            await transports.enter_async_context(repeated(_SWEEP_DROP_EVERY, drop.sweep))
+            await transports.enter_async_context(run_every(_SWEEP_DROP_SECS, drop.sweep_answers))
         yield
 
 
-def _background(operations: Operations) -> contextlib.AbstractAsyncContextManager[None]:
-    return repeated(_COMPACT_EVERY, lambda: compact(operations.core))
+def _compaction_loop(operations: Operations) -> contextlib.AbstractAsyncContextManager[None]:
+    return run_every(_COMPACT_SECS, lambda: compact_journal(operations.core))
 
 
 @contextlib.asynccontextmanager
-async def repeated(seconds: float, work: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+async def run_every(seconds: float, work: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
     """Run `work` every `seconds` until exit."""
-    loop = asyncio.create_task(_every(seconds, work))
+    loop = asyncio.create_task(_repeat_forever(seconds, work))
     try:
         yield
     finally:
@@ -146,8 +146,8 @@ async def repeated(seconds: float, work: Callable[[], Awaitable[object]]) -> Asy
 
 
 @contextlib.asynccontextmanager
-async def _stopping(
-    server: uvicorn.Server, operations: Operations, peering: Neighbours
+async def _stop_on_signals(
+    server: uvicorn.Server, operations: Operations, peering: Peering
 ) -> AsyncIterator[None]:
     """Stop the server on SIGTERM or SIGINT; everything else then stops in order."""
     loop = asyncio.get_running_loop()
@@ -155,7 +155,7 @@ async def _stopping(
 
     async def leave(number: int) -> None:
         try:
-            await peering.retire()
+            await peering.announce_leaving()
         finally:
             server.handle_exit(number, None)
 
@@ -172,14 +172,14 @@ async def _stopping(
             loop.remove_signal_handler(number)
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Do not capture: we handle signals, and uvicorn would raise them again too early."""
         yield
 
 
-async def _every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
+async def _repeat_forever(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
     """Repeat `work`; an error is logged and does not end the loop."""
     while True:
         await asyncio.sleep(seconds)
@@ -189,13 +189,13 @@ async def _every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
             log.exception("background work failed and will be tried again")
 
 
-def _server(settings: Settings, app: Litestar) -> uvicorn.Server:
+def _create_server(settings: Settings, app: Litestar) -> uvicorn.Server:
     listen = settings.listen
     _check_tls(listen)
-    return _Server(
+    return _UvicornServer(
         uvicorn.Config(
             app,
-            http=BoundedHttp,
+            http=BoundedHttpProtocol,
             ws="websockets-sansio",
             ws_max_size=max(settings.limits.max_body_bytes, MAX_MESSAGE_BYTES),
             ws_per_message_deflate=False,
@@ -205,13 +205,13 @@ def _server(settings: Settings, app: Litestar) -> uvicorn.Server:
             server_header=False,
             limit_concurrency=settings.limits.max_connections,
             timeout_graceful_shutdown=2,
-            ssl_certfile=_file(listen.tls_cert),
-            ssl_keyfile=_file(listen.tls_key),
+            ssl_certfile=_expand_path(listen.tls_cert),
+            ssl_keyfile=_expand_path(listen.tls_key),
         )
     )
 
 
-def _bind(settings: Settings) -> socket.socket:
+def _bind_listener(settings: Settings) -> socket.socket:
     host, port = settings.listen.host, settings.listen.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -234,18 +234,20 @@ def _check_tls(listen: ListenSettings) -> None:
     if listen.tls_cert:
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(_file(listen.tls_cert) or "", _file(listen.tls_key))
+            context.load_cert_chain(
+                _expand_path(listen.tls_cert) or "", _expand_path(listen.tls_key)
+            )
         except OSError as error:
             raise ConfigError(
                 f"listen.tls_cert and listen.tls_key cannot be used: {error}"
             ) from None
 
 
-def _file(path: str) -> str | None:
+def _expand_path(path: str) -> str | None:
     return str(Path(path).expanduser()) if path else None
 
 
-def _url(settings: Settings, listener: socket.socket) -> str:
+def _listener_url(settings: Settings, listener: socket.socket) -> str:
     scheme = "https" if settings.listen.tls_cert else "http"
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
@@ -255,10 +257,12 @@ def _public_url(settings: Settings, listener: socket.socket) -> str | None:
     """Return the URL peers dial; None if it is not configured and cannot be derived."""
     if settings.room.public_url:
         return settings.room.public_url
-    return _url(settings, listener) if settings.listen.host not in _ANY_HOST else None
+    return (
+        _listener_url(settings, listener) if settings.listen.host not in _WILDCARD_HOSTS else None
+    )
 
 
-def _endpoint(core: Core, listener: socket.socket) -> Endpoint:
+def _local_endpoint(core: Core, listener: socket.socket) -> GatewayEndpoint:
     unix = str(core.state.socket) if core.settings.listen.unix_socket else None
-    url, cert = _url(core.settings, listener), _file(core.settings.listen.tls_cert)
-    return Endpoint(url, unix, os.getpid(), core.node.id, cert)
+    url, cert = _listener_url(core.settings, listener), _expand_path(core.settings.listen.tls_cert)
+    return GatewayEndpoint(url, unix, os.getpid(), core.node.id, cert)

@@ -1,0 +1,375 @@
+"""Backup and restore of a state directory: journal, node key and blobs in one file.
+
+A backup is a tar file. Its journal is a snapshot of one moment, even while the gateway runs; its
+blobs are those the snapshot names. A restored journal begins a new incarnation (see
+delivery/restoring.py) before it replaces the present journal, which is moved aside, not removed.
+"""
+
+import os
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+from typing import IO, TypeVar
+
+import apsw
+import msgspec
+from msgspec import Struct
+
+from gatepost.clock import Clock
+from gatepost.config import Settings
+from gatepost.delivery import Agents, Messages, Node, restoring
+from gatepost.errors import BackupError, GatepostError
+from gatepost.events import NodeKey
+from gatepost.gateway.core import patience_of, policy_of
+from gatepost.gateway.state_dir import StateDir, sync_folder, write_private_file
+from gatepost.journal import Database, Tx, Writer
+from gatepost.journal.database import lock_journal
+from gatepost.journal.outbox import Outbox
+from gatepost.mailbox import Dispatcher
+
+T = TypeVar("T")
+
+_FORMAT_VERSION = 1
+_MANIFEST_NAME, _JOURNAL_NAME, _KEY_NAME, _BLOBS_PREFIX = (
+    "manifest.json",
+    "journal.db",
+    "node.key",
+    "blobs/",
+)
+_DIGEST_LENGTH = 64
+_QUARANTINE_BATCH = 1000
+# Added to the room versions this node signs after a restore: far more than a node signs between a
+# backup and its restore. A random part is added, so that one backup restored twice does not sign
+# two different records with the same version.
+_VERSION_LEAP = 1 << 32
+_MAX_MANIFEST_BYTES = 64 * 1024
+
+_SELECT_FACTS = (
+    "SELECT (SELECT value FROM fact WHERE name = ?), (SELECT value FROM fact WHERE name = ?)"
+)
+_SELECT_LAST_SEQ = "SELECT coalesce(max(last_seq), 0) FROM head"
+
+
+class BackupManifest(Struct, frozen=True):
+    """Contents of a backup. `missing` blobs were deleted by the gateway while it was made."""
+
+    version: int
+    node_id: str
+    incarnation: str
+    last_seq: int
+    made_at: int
+    journal_bytes: int
+    journal_sha256: str
+    blobs: int
+    missing: int
+
+
+class RestoreResult(Struct, frozen=True):
+    """Outcome of a restore. `kept_in` is the folder that now holds the previous journal."""
+
+    node_id: str
+    incarnation: str
+    first_seq: int
+    made_at: int
+    dead_letters: int
+    in_doubt: int
+    blobs: int
+    kept_in: str | None
+
+
+# -- backup
+
+
+def create_backup(state: StateDir, target: Path, clock: Clock) -> BackupManifest:
+    """Write a backup to `target`, which must not exist. The gateway may run."""
+    if target.exists():
+        raise BackupError(f"{target} exists; a backup replaces nothing")
+    if not state.journal.exists():
+        raise BackupError(f"there is no journal in {state.path}; name another --state-dir")
+    work = target.with_name(f".{target.name}.{clock.random(4).hex()}")
+    journal = work.with_name(f"{work.name}.journal")
+    try:
+        _copy_journal(state.journal, journal)
+        with _new_private_file(work) as file:
+            manifest = _write_archive(state, journal, file, clock)
+        work.replace(target)
+        sync_folder(target.parent)
+    except OSError as error:
+        raise BackupError(f"{target} cannot be written: {error.strerror or error}") from None
+    except apsw.Error as error:
+        raise BackupError(f"{state.journal} cannot be copied: {error}") from None
+    finally:
+        for leftover in (work, journal):
+            leftover.unlink(missing_ok=True)
+    return manifest
+
+
+def _copy_journal(source: Path, target: Path) -> None:
+    """Copy in one step: that gives a snapshot of one moment, and does not block the writer."""
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    reader = apsw.Connection(str(source), flags=apsw.SQLITE_OPEN_READONLY)
+    copy = apsw.Connection(str(target))
+    try:
+        reader.set_busy_timeout(5_000)
+        with copy.backup("main", reader, "main") as backup:
+            backup.step()
+        # The copy becomes a single file, without a write-ahead log beside it.
+        copy.execute("PRAGMA journal_mode = DELETE")
+    finally:
+        copy.close()
+        reader.close()
+
+
+@contextmanager
+def _new_private_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a new file that only its owner can read; it is synced to disk on exit."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_archive(state: StateDir, journal: Path, file: IO[bytes], clock: Clock) -> BackupManifest:
+    node_id, incarnation, last_seq, digests = _read_journal_facts(journal)
+    blobs = [state.blobs / digest.removeprefix("sha256:") for digest in digests]
+    present = [blob for blob in blobs if blob.is_file()]
+    manifest = BackupManifest(
+        _FORMAT_VERSION,
+        node_id,
+        incarnation,
+        last_seq,
+        clock.now(),
+        journal.stat().st_size,
+        _file_sha256(journal),
+        len(present),
+        len(blobs) - len(present),
+    )
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        _add_content(tar, _MANIFEST_NAME, msgspec.json.encode(manifest))
+        _add_content(tar, _KEY_NAME, state.key.read_bytes())
+        for name, path in [
+            (_JOURNAL_NAME, journal),
+            *((_BLOBS_PREFIX + b.name, b) for b in present),
+        ]:
+            with path.open("rb") as content:
+                tar.addfile(_tar_member(name, os.fstat(content.fileno()).st_size), content)
+    return manifest
+
+
+def _read_journal_facts(journal: Path) -> tuple[str, str, int, list[str]]:
+    """Return (node id, incarnation, last seq, digests of the blobs)."""
+    connection = apsw.Connection(str(journal), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        tx = Tx(connection, 0)
+        ((node_id, incarnation),) = tx.fetch_all(_SELECT_FACTS, ("node_id", "incarnation"))
+        ((last,),) = tx.fetch_all(_SELECT_LAST_SEQ)
+        digests = [row[0] for row in tx.fetch_all("SELECT digest FROM blob ORDER BY digest")]
+    finally:
+        connection.close()
+    return str(node_id), str(incarnation), int(last), digests
+
+
+def _add_content(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    tar.addfile(_tar_member(name, len(content)), BytesIO(content))
+
+
+def _tar_member(name: str, size: int) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = size, 0o600
+    return member
+
+
+def _file_sha256(path: Path) -> str:
+    digest = sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+# -- restore
+
+
+def read_manifest(file: Path) -> BackupManifest:
+    try:
+        with tarfile.open(file, "r:") as tar:
+            member = tar.next()
+            content = tar.extractfile(member) if member and member.name == _MANIFEST_NAME else None
+            if content is None:
+                raise BackupError(f"{file} is no backup")
+            manifest = msgspec.json.decode(content.read(_MAX_MANIFEST_BYTES), type=BackupManifest)
+    except (OSError, tarfile.TarError, msgspec.MsgspecError) as error:
+        raise BackupError(f"{file} is no backup: {error}") from None
+    if manifest.version != _FORMAT_VERSION:
+        raise BackupError(f"{file} is of another version of Gatepost; upgrade this one")
+    return manifest
+
+
+def restore_backup(file: Path, settings: Settings, clock: Clock) -> RestoreResult:
+    """Restore the backup in `file` into the state directory of `settings`.
+
+    The gateway must be stopped.
+    """
+    manifest = read_manifest(file)
+    if manifest.node_id != settings.node.id:
+        raise BackupError(
+            f"{file} is of node {manifest.node_id!r}, and this is {settings.node.id!r}:"
+            " set node.id, or choose another backup"
+        )
+    state = StateDir(settings.node.state_dir)
+    state.create_folder()
+    guard = lock_journal(state.journal)
+    work = state.path / "restoring"
+    try:
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(mode=0o700)
+        _unpack_archive(file, manifest, work)
+        _check_node_key(state, work)
+        return _install_restored(
+            state, work, manifest, _renew_journal(work, manifest, settings, clock), clock
+        )
+    except OSError as error:
+        raise BackupError(f"{file} cannot be restored: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        guard.close()
+
+
+class _RenewedJournal(Struct, frozen=True):
+    incarnation: str
+    first_seq: int
+    dead_letters: int
+    in_doubt: int
+
+
+def _unpack_archive(file: Path, manifest: BackupManifest, work: Path) -> None:
+    """Extract only the members a backup has, under names chosen here."""
+    (work / "blobs").mkdir(mode=0o700)
+    try:
+        with tarfile.open(file, "r:") as tar:
+            for member in tar:
+                path = _target_path(work, member)
+                content = tar.extractfile(member)
+                if path is not None and content is not None:
+                    with _new_private_file(path) as target:
+                        shutil.copyfileobj(content, target)
+    except tarfile.TarError as error:
+        raise BackupError(f"{file} is damaged: {error}") from None
+    journal = work / _JOURNAL_NAME
+    whole = journal.exists() and (work / _KEY_NAME).exists()
+    if not whole or _file_sha256(journal) != manifest.journal_sha256:
+        raise BackupError(f"{file} is damaged: its journal does not match its manifest")
+
+
+def _target_path(work: Path, member: tarfile.TarInfo) -> Path | None:
+    name = member.name
+    if not member.isreg():
+        return None
+    if name in (_JOURNAL_NAME, _KEY_NAME):
+        return work / name
+    digits = name.removeprefix(_BLOBS_PREFIX)
+    is_blob = name.startswith(_BLOBS_PREFIX) and len(digits) == _DIGEST_LENGTH and digits.isalnum()
+    return work / "blobs" / digits if is_blob else None
+
+
+def _check_node_key(state: StateDir, work: Path) -> None:
+    if state.key.exists() and state.key.read_bytes() != (work / _KEY_NAME).read_bytes():
+        raise BackupError(
+            f"{state.key} is another key than the backup's, so this is another node:"
+            " choose another state_dir"
+        )
+
+
+def _renew_journal(
+    work: Path, manifest: BackupManifest, settings: Settings, clock: Clock
+) -> _RenewedJournal:
+    """Begin a new incarnation, and quarantine mail that may have been processed since."""
+    database = Database.open(work / _JOURNAL_NAME)
+    try:
+        incarnation = clock.random(8).hex()
+        leap = _VERSION_LEAP + int.from_bytes(clock.random(4))
+        bare = Writer(database.writer_connection, clock, lambda outcomes: None)
+        first = _run_transaction(bare, lambda tx: restoring.begin(tx, incarnation, leap))
+        key = NodeKey((work / _KEY_NAME).read_bytes())
+        node = Node(manifest.node_id, incarnation, key, clock)
+        messages = Messages(node, Agents(), patience_of(settings))
+        messages.dispatcher = Dispatcher(clock, policy_of(settings), messages.close)
+        # The outbox is the only participant: no timer may fire for quarantined mail.
+        outbox = Outbox(node.id, incarnation, node.key)
+        writer = Writer(
+            database.writer_connection, clock, lambda outcomes: None, participants=(outbox,)
+        )
+        while _run_transaction(
+            writer, lambda tx: restoring.quarantine(tx, messages, _QUARANTINE_BATCH)
+        ):
+            pass
+        dead, doubt = _run_transaction(bare, restoring.counts)
+        database.writer_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    finally:
+        database.close()
+    return _RenewedJournal(incarnation, first, dead, doubt)
+
+
+def _run_transaction(writer: Writer, operation: Callable[[Tx], T]) -> T:
+    found: list[tuple[T, GatepostError | None]] = []
+    outcomes = writer.run_group([(operation, lambda value, error: found.append((value, error)))])
+    for done, value, error in outcomes:
+        done(value, error)
+    ((result, failure),) = found
+    if failure is not None:
+        raise failure
+    return result
+
+
+def _install_restored(
+    state: StateDir, work: Path, manifest: BackupManifest, renewed: _RenewedJournal, clock: Clock
+) -> RestoreResult:
+    """Move the restored files into the state directory.
+
+    The journal comes last: until then the previous state is intact.
+    """
+    blobs = _add_blobs(state, work)
+    if not state.key.exists():
+        write_private_file(state.key, (work / _KEY_NAME).read_bytes())
+    kept_in = _move_journal_aside(state, clock.now())
+    (work / _JOURNAL_NAME).replace(state.journal)
+    sync_folder(state.path)
+    return RestoreResult(
+        manifest.node_id,
+        renewed.incarnation,
+        renewed.first_seq,
+        manifest.made_at,
+        renewed.dead_letters,
+        renewed.in_doubt,
+        blobs,
+        None if kept_in is None else str(kept_in),
+    )
+
+
+def _add_blobs(state: StateDir, work: Path) -> int:
+    state.blobs.mkdir(mode=0o700, exist_ok=True)
+    found = list((work / "blobs").iterdir())
+    for blob in found:
+        blob.replace(state.blobs / blob.name)
+    sync_folder(state.blobs)
+    return len(found)
+
+
+def _move_journal_aside(state: StateDir, now: int) -> Path | None:
+    """Move the old journal and its log together: a log must never meet another journal."""
+    files = [state.journal.with_name(state.journal.name + end) for end in ("-wal", "-shm", "")]
+    present = [file for file in files if file.exists()]
+    if not present:
+        return None
+    folder = state.path / f"before-restore-{now}"
+    folder.mkdir(mode=0o700)
+    for file in present:
+        file.replace(folder / file.name)
+    sync_folder(folder)
+    sync_folder(state.path)
+    return folder

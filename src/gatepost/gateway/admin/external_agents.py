@@ -1,0 +1,314 @@
+"""External agents: invites, sessions, and the operations of a session. They never see the room."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+from litestar import Request, Response
+from litestar.params import FromPath, JSONBody
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from gatepost.access import (
+    AccessPolicy,
+    AgentSession,
+    AgentSessions,
+    RefreshTokenReuse,
+    Scope,
+    SourceRateLimiter,
+    agent_invites,
+    authorize_op,
+    authorize_operation_name,
+    require_scope,
+)
+from gatepost.access.agent_invites import IssuedAgentInvite
+from gatepost.access.auth_messages import (
+    AgentExchangeRequest,
+    AgentInviteRequest,
+    AgentRefreshRequest,
+    AgentTokens,
+    ContextToken,
+    ContextTokenRequest,
+)
+from gatepost.access.scopes import ENDPOINT_AUTHORITY, AgentEndpoint
+from gatepost.errors import Forbidden, InvalidRequest, NotFound, Revoked, Unauthorized
+from gatepost.events import check_agent_id, parse_event_id
+from gatepost.gateway.admin.status import gateway_status
+from gatepost.gateway.api.connection_guard import ConnectionGuard
+from gatepost.gateway.api.http_routes import while_connected
+from gatepost.gateway.api.local_auth import LocalTokenAuth
+from gatepost.gateway.api.operations import Operations
+from gatepost.gateway.api.room_views import (
+    AgentInviteResult,
+    AgentInviteView,
+    AgentSessionView,
+    EndedSessions,
+    ExternalAgentList,
+)
+from gatepost.gateway.api.route_decorators import get, post
+from gatepost.journal import Tx
+from gatepost.wire import Await, Op, Operation, Subscribe, Unsubscribe
+
+T = TypeVar("T")
+AnyRequest = Request[Any, Any, Any]
+
+INVOKE_PATH = "/ansible/agent/invoke"
+_BASE_PATH = "/ansible/agent"
+_NO_LOCAL_TOKEN = {"open": True}
+_MAX_BODY_BYTES = 16 * 1024
+_TOUCH_EVERY_MS = 60_000
+_SELECT_SENDER = "SELECT from_agent FROM delivery WHERE event_id = ?"
+_CALLS_PER_SEC, _CALL_BURST = 200.0, 1000
+
+_decode_operation = msgspec.json.Decoder(Operation).decode
+
+
+class _OperationName(Struct):
+    op: str
+
+
+class ExternalAgents:
+    def __init__(
+        self,
+        operations: Operations,
+        local_auth: LocalTokenAuth,
+        guard: ConnectionGuard,
+        policy: AccessPolicy,
+    ) -> None:
+        self.guard = guard
+        self._operations = operations
+        self._core = operations.core
+        self._local_auth = local_auth
+        self._sessions = AgentSessions(self._core.clock, policy)
+        self._limiter = SourceRateLimiter(_CALLS_PER_SEC, _CALL_BURST)
+        self._calls: dict[str, set[asyncio.Future[None]]] = {}
+
+    # -- invites and sessions
+
+    async def invite_agent(
+        self, request: AnyRequest, wanted: AgentInviteRequest
+    ) -> AgentInviteResult:
+        """Issue an invite for the operator, or for a session that may grant these scopes."""
+        grantor = await self._find_grantor(request)
+        actor = "operator" if grantor is None else grantor.agent_id
+        clock = self._core.clock
+        issued: IssuedAgentInvite = await self._core.commit(
+            lambda tx: agent_invites.issue_agent_invite(tx, clock, wanted, actor, grantor)
+        )
+        kept = issued.invite
+        return AgentInviteResult(issued.token, kept.id, kept.agent_id, kept.scopes, kept.expires_at)
+
+    async def _find_grantor(self, request: AnyRequest) -> AgentSession | None:
+        authorization = request.headers.get("authorization")
+        with contextlib.suppress(Unauthorized):
+            self._local_auth.require_token(authorization)
+            return None
+        session = await self.authenticate_session(request)
+        scope = ENDPOINT_AUTHORITY[AgentEndpoint.INVITES]
+        assert isinstance(scope, Scope), "inviting needs a scope"
+        require_scope(session, scope)
+        return session
+
+    async def exchange_invite(self, token: str) -> AgentTokens:
+        return await self._core.commit(lambda tx: self._sessions.exchange_invite(tx, token))
+
+    async def refresh_session(self, token: str) -> AgentTokens:
+        found = await self._core.commit(lambda tx: self._sessions.refresh_tokens(tx, token))
+        if isinstance(found, RefreshTokenReuse):
+            self._end_calls([found.session_id])
+            raise found.as_error()
+        return found
+
+    async def authenticate_session(self, request: AnyRequest) -> AgentSession:
+        scheme, _, token = (request.headers.get("authorization") or "").partition(" ")
+        if scheme.lower() != "bearer":
+            raise Unauthorized("send `Authorization: Bearer` with an access or context token")
+        session = await self._core.read(
+            lambda tx: self._sessions.authenticate_token(tx, token.strip())
+        )
+        now = self._core.clock.now()
+        self._limiter.take_token(session.id, now)
+        if now >= session.seen_at + _TOUCH_EVERY_MS:
+            self._core.submit(lambda tx: self._sessions.touch_session(tx, session.id))
+        return session
+
+    async def issue_context_token(
+        self, request: AnyRequest, wanted: ContextTokenRequest
+    ) -> ContextToken:
+        session = await self.authenticate_session(request)
+        return await self._core.commit(
+            lambda tx: self._sessions.issue_context_token(tx, session, wanted)
+        )
+
+    # -- operations
+
+    async def invoke_operation(self, request: AnyRequest) -> Any:
+        """Run an operation; refuse it unless one of the session's scopes lists it."""
+        session = await self.authenticate_session(request)
+        body = await request.body()
+        name = _decode_body(msgspec.json.Decoder(_OperationName).decode, body).op
+        authorize_operation_name(session, name)
+        if name == "status":
+            return await gateway_status(self._operations)
+        if name.startswith("task_"):
+            raise NotFound("this gateway has no tasks yet; they come with the hub")
+        op = _decode_body(_decode_operation, body)
+        authorize_op(session, op)
+        self._operations.admit(op)
+        return await self._while_allowed(
+            session, while_connected(request, self._perform(session, op))
+        )
+
+    async def _perform(self, session: AgentSession, op: Op) -> Any:
+        if isinstance(op, Subscribe | Unsubscribe):
+            raise InvalidRequest("nothing is pushed over HTTP: use `dequeue` with `wait_secs`")
+        if isinstance(op, Await):
+            await self._check_sender(session, op)
+        return await self._operations.perform(op)
+
+    async def _check_sender(self, session: AgentSession, op: Await) -> None:
+        id = parse_event_id(op.event_id)
+        row = await self._core.read(lambda tx: tx.fetch_one(_SELECT_SENDER, (id,)))
+        if row is not None and row[0] != session.agent_id:
+            raise Forbidden(f"this message was not sent by {session.agent_id}")
+
+    async def _while_allowed(self, session: AgentSession, work: Awaitable[T]) -> T:
+        """Await `work`, but cancel it and raise Revoked when the session ends first."""
+        task: asyncio.Future[T] = asyncio.ensure_future(work)
+        with self._register_call(session.id) as ended:
+            try:
+                await asyncio.wait((task, ended), return_when="FIRST_COMPLETED")
+                if not task.done():
+                    raise Revoked("this session was ended; ask for a new invite")
+                return await task
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    @contextlib.contextmanager
+    def _register_call(self, session: str) -> "Iterator[asyncio.Future[None]]":
+        """Yield a future that is resolved when the session ends."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._calls.setdefault(session, set()).add(ended)
+        try:
+            yield ended
+        finally:
+            calls = self._calls[session]
+            calls.discard(ended)
+            if not calls:
+                del self._calls[session]
+
+    # -- for the operator
+
+    async def list_access(self) -> ExternalAgentList:
+        def read(tx: Tx) -> ExternalAgentList:
+            invites = [
+                AgentInviteView(*astuple(each)) for each in agent_invites.list_agent_invites(tx)
+            ]
+            sessions = [
+                AgentSessionView(*astuple(each)) for each in self._sessions.list_sessions(tx)
+            ]
+            return ExternalAgentList(invites, sessions)
+
+        return await self._core.read(read)
+
+    async def revoke_agent(self, agent: str) -> EndedSessions:
+        """End an agent's sessions and open invites, and cancel its running calls."""
+        ended = await self._core.commit(
+            lambda tx: self._sessions.revoke_agent(tx, agent, "operator")
+        )
+        self._end_calls(ended)
+        return EndedSessions(agent, len(ended))
+
+    def _end_calls(self, sessions: list[str]) -> None:
+        for session in sessions:
+            for ended in self._calls.get(session, ()):
+                if not ended.done():
+                    ended.set_result(None)
+
+
+def create_routes(agents: ExternalAgents) -> list[Any]:
+    return [*_entry_routes(agents), *_session_routes(agents), *_operator_routes(agents)]
+
+
+def _entry_routes(agents: ExternalAgents) -> list[Any]:
+    limited: dict[str, Any] = {
+        "status_code": 200,
+        "request_max_body_size": _MAX_BODY_BYTES,
+        "opt": _NO_LOCAL_TOKEN,
+    }
+
+    @post(f"{_BASE_PATH}/{AgentEndpoint.INVITES}", summary="Invite an external agent", **limited)
+    async def invite(data: JSONBody[AgentInviteRequest], request: AnyRequest) -> AgentInviteResult:
+        agents.guard.require_tls(request)
+        return await agents.invite_agent(request, data)
+
+    @post(
+        f"{_BASE_PATH}/{AgentEndpoint.EXCHANGE}",
+        summary="Exchange an invite for a session",
+        **limited,
+    )
+    async def exchange(data: JSONBody[AgentExchangeRequest], request: AnyRequest) -> AgentTokens:
+        agents.guard.check_attempt(request)
+        return await agents.exchange_invite(data.invite_token)
+
+    @post(
+        f"{_BASE_PATH}/{AgentEndpoint.REFRESH}",
+        summary="Exchange a refresh token for new ones",
+        **limited,
+    )
+    async def refresh(data: JSONBody[AgentRefreshRequest], request: AnyRequest) -> AgentTokens:
+        agents.guard.check_attempt(request)
+        return await agents.refresh_session(data.refresh_token)
+
+    return [invite, exchange, refresh]
+
+
+def _session_routes(agents: ExternalAgents) -> list[Any]:
+    @post(
+        INVOKE_PATH, status_code=200, summary="Do an operation as this agent", opt=_NO_LOCAL_TOKEN
+    )
+    async def invoke(request: AnyRequest) -> Response[bytes]:
+        agents.guard.require_tls(request)
+        answer = await agents.invoke_operation(request)
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    @post(
+        f"{_BASE_PATH}/{AgentEndpoint.CONTEXT_TOKEN}",
+        status_code=200,
+        request_max_body_size=_MAX_BODY_BYTES,
+        summary="Issue a narrower token to pass on",
+        opt=_NO_LOCAL_TOKEN,
+    )
+    async def context_token(
+        data: JSONBody[ContextTokenRequest], request: AnyRequest
+    ) -> ContextToken:
+        agents.guard.require_tls(request)
+        return await agents.issue_context_token(request, data)
+
+    return [invoke, context_token]
+
+
+def _operator_routes(agents: ExternalAgents) -> list[Any]:
+    @get("/v1/external-agents", summary="Invites and sessions of external agents")
+    async def listed() -> ExternalAgentList:
+        return await agents.list_access()
+
+    @post(
+        "/v1/external-agents/{agent:str}/revoke",
+        status_code=200,
+        summary="End an external agent's sessions",
+    )
+    async def revoke(agent: FromPath[str]) -> EndedSessions:
+        return await agents.revoke_agent(check_agent_id(agent))
+
+    return [listed, revoke]
+
+
+def _decode_body(decode: Any, body: bytes) -> Any:
+    try:
+        return decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(str(error)) from None

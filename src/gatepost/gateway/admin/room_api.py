@@ -1,0 +1,270 @@
+"""Operator API for the room: invites, joining, nodes, revocation and rotation (/v1/room)."""
+
+from typing import Annotated, Any, Literal
+
+from litestar.params import FromPath, JSONBody, QueryParameter
+from msgspec import Raw
+
+from gatepost.access import MeshSecretStore, NodeRevoker, node_invites
+from gatepost.access.node_directory import KnownNode
+from gatepost.access.node_invites import IssuedNodeInvite, NodeInvite
+from gatepost.errors import Conflict, Forbidden, UnknownNode
+from gatepost.events import check_node_id, fingerprint_key
+from gatepost.gateway.api.room_views import (
+    InviteResult,
+    InviteView,
+    JoinRequest,
+    JoinResult,
+    NewInvite,
+    NodeList,
+    NodeView,
+    RecordView,
+    RevocationView,
+    RevokedView,
+    RevokeRequest,
+    RoomView,
+    RotateResult,
+    VerifyResult,
+)
+from gatepost.gateway.api.route_decorators import delete, get, post
+from gatepost.gateway.peers.dialer import Dialer
+from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.journal import Tx
+from gatepost.room import (
+    CoordinationRecord,
+    CoordinatorTerm,
+    RecordRetention,
+    RevocationRecord,
+    RoomMember,
+    SharedRoom,
+    claim_key,
+    store,
+)
+from gatepost.room import InviteRecord as InviteRecord
+
+PathName = FromPath[str]
+WaitSecs = Annotated[float, QueryParameter(ge=0, le=60)]
+SeenCount = Annotated[int, QueryParameter(ge=-1)]
+
+_SECOND_MS = 1000
+_DEFAULT_SWEEP_SECS = 600
+
+
+class RoomApi:
+    def __init__(self, replica: RoomReplica, dialer: Dialer) -> None:
+        self._replica = replica
+        self._core = replica.core
+        self._dialer = dialer
+
+    async def issue_invite(self, wanted: NewInvite) -> InviteResult:
+        issued: IssuedNodeInvite = await self._replica.found_room(
+            lambda tx: self._issue_in(tx, wanted)
+        )
+        await self._publish_invite(issued.invite)
+        return InviteResult(issued.token, self._seed_url(), self._invite_view(issued.invite))
+
+    def _issue_in(self, tx: Tx, wanted: NewInvite) -> IssuedNodeInvite:
+        return node_invites.issue_node_invite(
+            tx,
+            self._replica.create_issuer(),
+            tier=wanted.tier,
+            ttl=wanted.ttl_secs * _SECOND_MS,
+            actor="operator",
+            expected_node_id=wanted.node,
+        )
+
+    async def list_invites(self) -> list[InviteView]:
+        return [
+            self._invite_view(invite)
+            for invite in await self._core.read(node_invites.list_node_invites)
+        ]
+
+    async def withdraw_invite(self, id: str) -> InviteView:
+        invite = await self._core.commit(
+            lambda tx: node_invites.revoke_node_invite(tx, id, "operator")
+        )
+        await self._publish_invite(invite)
+        return self._invite_view(invite)
+
+    async def join_room(self, wanted: JoinRequest) -> JoinResult:
+        peer = await self._dialer.join_room(wanted.seed, wanted.token)
+        tier = self._replica.author.chain[-1].tier
+        return JoinResult(peer.id, peer.welcome.genesis.node, tier)
+
+    def list_nodes(self) -> NodeList:
+        room = self._replica.current_room
+        members = sorted(room.effective.nodes.values(), key=lambda member: member.rank)
+        revoked = [
+            RevokedView(node, fingerprint_key(key))
+            for node, key in room.effective.membership.revoked
+        ]
+        return NodeList([self._node_view(m) for m in members], revoked, dict(self._dialer.problems))
+
+    async def revoke_node(self, node: str, wanted: RevokeRequest) -> RevocationView:
+        known = await self._core.read(lambda tx: self._replica.directory.by_id(tx, node))
+        self._check_revocable(node, known)
+        assert known is not None
+        record = self._revocation_record(known, wanted)
+        revoker = self._create_revoker()
+        key = claim_key(node, self._core.node.id)
+
+        def revoke_sessions(tx: Tx) -> list[str]:
+            options: Any = {"last_seq": wanted.last_seq, "reason": wanted.reason}
+            return revoker.revoke_node(tx, node, actor="operator", **options).sessions
+
+        sessions = await self._replica.commit_with("nodes", key, record, revoke_sessions)
+        ended = self._replica.end_sessions(sessions, node)
+        return RevocationView(node, record.revoked_at, ended)
+
+    def _check_revocable(self, node: str, known: KnownNode | None) -> None:
+        """Raise, with the reason, for a revocation the room would ignore."""
+        if known is None:
+            raise UnknownNode(f"no node {node!r} is known here; `gatepost nodes` shows all")
+        if known.revoked:
+            raise Conflict(f"node {node} was revoked before; a revocation is permanent")
+        members = self._replica.current_room.effective.nodes
+        own, other = members.get(self._core.node.id), members.get(node)
+        if own is None or not own.is_backbone:
+            raise Forbidden("only a backbone node of the room can revoke others")
+        if other is not None and other.rank <= own.rank:
+            raise Forbidden(f"{node} is senior to this node; revoke it from a node senior to it")
+
+    def _revocation_record(self, known: KnownNode, wanted: RevokeRequest) -> RevocationRecord:
+        kept = self._replica.members.admitted_by(None, known.node_id)
+        return RevocationRecord(
+            key=fingerprint_key(known.public_key),
+            standing=tuple(sorted(fingerprint_key(each.public_key) for each in kept)),
+            last_seq=wanted.last_seq,
+            revoked_at=self._core.clock.now(),
+        )
+
+    def _create_revoker(self) -> NodeRevoker:
+        issuer = self._replica.create_issuer()
+        return NodeRevoker(issuer, self._replica.directory, MeshSecretStore(issuer))
+
+    async def show_room(self, seen: int, wait_secs: float) -> RoomView:
+        await self._replica.wait_for_change(seen, wait_secs)
+        room = self._replica.current_room
+        records = [
+            RecordView(
+                s.map, s.key, s.version, s.writer, _record_state(s.data), Raw(s.text.encode())
+            )
+            for s in sorted(room.document, key=lambda s: s.slot_key)
+        ]
+        incidents = dict(self._replica.incident_counts)
+        changes = self._replica.change_count
+        return RoomView(room.id, room.genesis.node, room.epoch, changes, records, incidents)
+
+    async def verify_records(self) -> VerifyResult:
+        """Check the signature of every stored record."""
+        genesis = self._replica.current_room.genesis
+        found = await self._core.read(
+            lambda tx: [e.message for e in store.find_violations(tx, genesis)]
+        )
+        count = await self._core.read(
+            lambda tx: tx.fetch_all("SELECT count(*) FROM room_record")[0][0]
+        )
+        return VerifyResult(count, found)
+
+    async def rotate_room(self) -> RotateResult:
+        """Start a new document without finished records; every gateway follows."""
+        room = self._replica.current_room
+        if self._replica.create_issuer().tier != "backbone":
+            raise Forbidden("an edge node cannot rotate the room; run this on a backbone node")
+        key = ("coordination", claim_key("coordinator", self._core.node.id))
+        await self._replica.publish_records({key: self._next_term(room)})
+        await self._replica.follow_epoch()
+        moved = self._replica.current_room
+        return RotateResult(moved.id, moved.epoch, len(moved.document))
+
+    def _next_term(self, room: SharedRoom) -> CoordinationRecord:
+        known, node = room.effective.coordination, self._core.node.id
+        return CoordinationRecord(
+            coordinator=node,
+            term=CoordinatorTerm(counter=1 if known is None else known.term.counter + 1, node=node),
+            sweep_every_seconds=_DEFAULT_SWEEP_SECS if known is None else known.sweep_every_seconds,
+            retention=RecordRetention() if known is None else known.retention,
+            room_epoch=room.epoch + 1,
+        )
+
+    async def _publish_invite(self, invite: NodeInvite) -> None:
+        record = InviteRecord(
+            tier=invite.tier,
+            expected_node_id=invite.expected_node_id,
+            expires_at=invite.expires_at,
+            created_by=self._core.node.id,
+            used_at=invite.used_at,
+            revoked_at=invite.revoked_at,
+        )
+        await self._replica.publish_records(
+            {("invites", claim_key(invite.id, self._core.node.id)): record}
+        )
+
+    def _seed_url(self) -> str | None:
+        endpoint = self._replica.endpoint
+        return None if endpoint is None else "http" + endpoint.removeprefix("ws")
+
+    def _invite_view(self, invite: NodeInvite) -> InviteView:
+        state = invite.state_at(self._core.clock.now())
+        times = (invite.created_at, invite.expires_at)
+        identity = (invite.id, invite.tier, invite.expected_node_id)
+        return InviteView(*identity, state, *times, invite.used_by)
+
+    def _node_view(self, member: RoomMember) -> NodeView:
+        connected = sum(c.public_key == member.public_key for c in self._replica.connections)
+        record = member.record
+        return NodeView(
+            member.id,
+            member.tier,
+            record.status,
+            fingerprint_key(member.public_key),
+            record.endpoint_ws,
+            record.added_by,
+            record.last_heartbeat_at,
+            connected,
+            member.public_key == self._core.node.key.public,
+        )
+
+
+def create_routes(api: RoomApi) -> list[Any]:
+    @post("/v1/room/invites", status_code=201, summary="Invite a node")
+    async def invite(data: JSONBody[NewInvite]) -> InviteResult:
+        return await api.issue_invite(data)
+
+    @get("/v1/room/invites", summary="Invites this gateway issued")
+    async def invites() -> list[InviteView]:
+        return await api.list_invites()
+
+    @delete("/v1/room/invites/{invite_id:str}", status_code=200, summary="Withdraw an invite")
+    async def withdraw(invite_id: PathName) -> InviteView:
+        return await api.withdraw_invite(invite_id)
+
+    @post("/v1/room/join", status_code=200, summary="Join the room of another gateway")
+    async def join(data: JSONBody[JoinRequest]) -> JoinResult:
+        return await api.join_room(data)
+
+    @get("/v1/room/nodes", summary="Every node of the room")
+    async def nodes() -> NodeList:
+        return api.list_nodes()
+
+    @post("/v1/room/nodes/{node:str}/revoke", status_code=200, summary="Revoke a node for good")
+    async def revoke(node: PathName, data: JSONBody[RevokeRequest]) -> RevocationView:
+        return await api.revoke_node(check_node_id(node), data)
+
+    @get("/v1/room", summary="Every record of the room; may wait for a change")
+    async def show(seen: SeenCount = -1, wait_secs: WaitSecs = 0.0) -> RoomView:
+        return await api.show_room(seen, wait_secs)
+
+    @post("/v1/room/rotate", status_code=200, summary="Move the room to a fresh document")
+    async def rotate() -> RotateResult:
+        return await api.rotate_room()
+
+    @get("/v1/room/verify", summary="Check the signature of every record kept")
+    async def verify() -> VerifyResult:
+        return await api.verify_records()
+
+    return [invite, invites, withdraw, join, nodes, revoke, show, rotate, verify]
+
+
+def _record_state(data: object) -> Literal["live", "tombstone"]:
+    return "tombstone" if data is None else "live"

@@ -1,0 +1,139 @@
+"""Operator API for routes: /v1/room/routes.
+
+A route is a node's claim of how to reach an agent, or any agent of a node. Backbone nodes may set
+any route, an edge node only its own and those of its agents. Of several claims the latest epoch
+counts.
+"""
+
+from typing import Any
+
+from litestar.params import FromPath, JSONBody
+
+from gatepost.errors import Conflict, Forbidden, NotFound, UnknownNode
+from gatepost.events import check_agent_id
+from gatepost.gateway.api.room_views import NewRoute, RouteView
+from gatepost.gateway.api.route_decorators import delete, get, put
+from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.journal.audit import record_audit_entry
+from gatepost.room import RoutingRecord, claim_key
+from gatepost.room.records import key_subject
+
+PathName = FromPath[str]
+
+
+class RouteApi:
+    def __init__(self, replica: RoomReplica) -> None:
+        self._replica = replica
+        self._node_id = replica.core.node.id
+
+    def list_routes(self) -> list[RouteView]:
+        return [
+            self._route_view(target)
+            for target in sorted(self._replica.current_room.effective.routing)
+        ]
+
+    def get_route(self, target: str) -> RouteView:
+        if target not in self._replica.current_room.effective.routing:
+            raise NotFound(f"there is no route for {target!r}; `gatepost route list` shows all")
+        return self._route_view(target)
+
+    async def set_route(self, target: str, wanted: NewRoute) -> RouteView:
+        self._check_may_set(target)
+        owner = wanted.owner or self._default_owner(target)
+        self._check_members(owner, *wanted.fallbacks)
+        async with self._replica.claims_lock:
+            known = self._replica.current_room.effective.routing.get(target)
+            record = RoutingRecord(
+                owner_node_id=owner,
+                fallback_node_ids=wanted.fallbacks,
+                requires_capabilities=wanted.requires,
+                priority_default=wanted.priority,
+                epoch=1 if known is None else known.epoch + 1,
+            )
+            await self._publish_route(target, record, "route.set")
+        return self.get_route(target)
+
+    async def remove_route(self, target: str) -> RouteView:
+        """Withdraw our own claim; an earlier claim of another node counts again."""
+        shown = self.get_route(target)
+        if shown.set_by != self._node_id:
+            raise Conflict(
+                f"the route for {target} was set by {shown.set_by}: remove it there, or set another"
+            )
+        await self._publish_route(target, None, "route.remove")
+        return shown
+
+    async def _publish_route(self, target: str, record: RoutingRecord | None, action: str) -> None:
+        await self._replica.publish_records({("routing", claim_key(target, self._node_id)): record})
+        detail = "" if record is None else f"epoch {record.epoch}"
+        await self._replica.core.commit(
+            lambda tx: record_audit_entry(tx, "operator", action, target, detail)
+        )
+
+    def _check_may_set(self, target: str) -> None:
+        """Raise Forbidden for a route the room would ignore."""
+        view = self._replica.current_room.effective
+        own = view.nodes.get(self._node_id)
+        owned = view.agents.get(target)
+        mine = self._node_id in (target, owned.gateway if owned else None)
+        if own is None or not (own.is_backbone or mine):
+            raise Forbidden(
+                f"this node may not set the route for {target}: it is an edge node, and {target}"
+                " does not live here; set it on a backbone node, or where it lives"
+            )
+
+    def _default_owner(self, target: str) -> str:
+        """Return the gateway that owns the agent, or the node itself."""
+        view = self._replica.current_room.effective
+        owned = view.agents.get(target)
+        if owned is not None and owned.gateway is not None:
+            return owned.gateway
+        if target in view.nodes:
+            return target
+        raise UnknownNode(f"the room does not know where {target!r} lives; name its --owner")
+
+    def _check_members(self, *nodes: str) -> None:
+        for node in nodes:
+            if node not in self._replica.current_room.effective.nodes:
+                raise UnknownNode(f"no node {node!r} is in the room; `gatepost nodes` shows all")
+
+    def _route_view(self, target: str) -> RouteView:
+        rule = self._replica.current_room.effective.routing[target]
+        return RouteView(
+            target,
+            rule.owner_node_id,
+            rule.fallback_node_ids,
+            rule.requires_capabilities,
+            rule.priority_default,
+            rule.epoch,
+            self._find_writer(target, rule),
+        )
+
+    def _find_writer(self, target: str, rule: RoutingRecord) -> str:
+        room = self._replica.current_room
+        members = room.effective.nodes
+        claims = (s for s in room.document if s.map == "routing" and key_subject(s.key) == target)
+        writers = (members[s.writer] for s in claims if s.writer in members and s.data == rule)
+        return min(writers, key=lambda member: member.rank).id
+
+
+def create_routes(api: RouteApi) -> list[Any]:
+    path = "/v1/room/routes/{target:str}"
+
+    @get("/v1/room/routes", summary="Every route of the room")
+    async def all_routes() -> list[RouteView]:
+        return api.list_routes()
+
+    @get(path, summary="How an agent, or any agent of a node, is reached")
+    async def route(target: PathName) -> RouteView:
+        return api.get_route(check_agent_id(target))
+
+    @put(path, summary="Set a route")
+    async def set_route(target: PathName, data: JSONBody[NewRoute]) -> RouteView:
+        return await api.set_route(check_agent_id(target), data)
+
+    @delete(path, status_code=200, summary="Withdraw a route of this node")
+    async def remove_route(target: PathName) -> RouteView:
+        return await api.remove_route(check_agent_id(target))
+
+    return [all_routes, route, set_route, remove_route]

@@ -1,0 +1,54 @@
+"""Status of the gateway: counts, storage failure, links and incidents."""
+
+import os
+
+from gatepost import __version__
+from gatepost.gateway.api.operations import Operations
+from gatepost.journal import Tx
+from gatepost.journal.outbox import EVERYBODY
+from gatepost.wire import Status
+
+
+async def gateway_status(operations: Operations) -> Status:
+    core = operations.core
+    counts = await core.read(_read_counts)
+    return Status(
+        core.node.id,
+        __version__,
+        os.getpid(),
+        core.writer.failure is None,
+        core.writer.failure,
+        **dict(zip(_COUNT_NAMES, counts, strict=True)),
+        journal_bytes=core.state.journal.stat().st_size,
+        links=sorted(core.outbox.live_nodes - {EVERYBODY}),
+        incidents=await core.read(_count_incidents),
+    )
+
+
+_COUNT_NAMES = (
+    "agents",
+    "waiting",
+    "in_flight",
+    "dead_letters",
+    "outbox_seq",
+    "deliveries_open",
+    "undelivered",
+    "reviews_open",
+)
+
+
+def _read_counts(tx: Tx) -> tuple[int, ...]:
+    row = tx.fetch_all(
+        """SELECT (SELECT count(*) FROM agent), total(waiting), total(in_flight),
+                  (SELECT count(*) FROM dead_letter), (SELECT coalesce(max(seq), 0) FROM outbox),
+                  (SELECT count(*) FROM delivery WHERE processed_at IS NULL),
+                  (SELECT count(*) FROM undelivered WHERE replayed_as IS NULL),
+                  (SELECT count(*) FROM review WHERE status = 'open')
+           FROM mailbox"""
+    )[0]
+    return tuple(int(value) for value in row)
+
+
+def _count_incidents(tx: Tx) -> dict[str, int]:
+    rows = tx.fetch_all("SELECT class, count(*) FROM incident GROUP BY class ORDER BY class")
+    return {row[0]: row[1] for row in rows}

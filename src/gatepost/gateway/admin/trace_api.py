@@ -1,0 +1,191 @@
+"""Operator API for journeys: the path of an event or conversation through all gateways.
+
+Our own journal is read first. It names the gateways that sent or received the events. Those are
+asked over their links, with a short deadline.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+from litestar import Router
+from litestar.params import FromPath, FromQuery
+from msgspec import Struct
+
+from gatepost.delivery.frames import TraceAnswer, TraceStep
+from gatepost.delivery.journey import Story, conversation, sent_in, subject
+from gatepost.errors import GatepostError, UnknownMessage
+from gatepost.events import check_msg_id, parse_event_id
+from gatepost.gateway.api.report_views import Journey, JourneyStep
+from gatepost.gateway.api.route_decorators import get
+from gatepost.gateway.core import Core
+from gatepost.gateway.peers.peer_links import LinkPort, PeerLinks
+from gatepost.journal import Tx
+
+_DEADLINE_SECS = 3.0
+# Maximum number of events one gateway is asked about.
+_MAX_EVENTS_ASKED = 64
+
+# Order of steps within the same millisecond.
+_STAGES = (
+    *("sent", "sent_again", "held", "offered", "taken", "accepted", "refused", "heard_accepted"),
+    *("confirm", "withdraw", "settled", "waiting", "in_hand", "backing_off", "turn_ended"),
+    *("turn_failed", "handed_on", "reply", "processed", "heard_processed", "given_up", "verdict"),
+)
+_STAGE_ORDER = {what: index for index, what in enumerate(_STAGES)}
+_SELECT_CORR_ID = """
+SELECT corr_id FROM delivery WHERE event_id = ?1
+UNION ALL SELECT corr_id FROM inbox WHERE event_id = ?1 AND source IN (SELECT source FROM cursor)
+LIMIT 1
+"""
+
+
+class LocalJourney(Struct, frozen=True):
+    """The steps found in our own journal."""
+
+    event_ids: list[str]
+    corr_id: str
+    steps: list[TraceStep]
+    more: int
+
+
+class PeerJourney(Struct, frozen=True):
+    """The steps a peer reported, and how many milliseconds its clock is ahead of ours."""
+
+    node: str
+    steps: list[TraceStep]
+    ahead: int
+
+
+class JourneyTracer:
+    def __init__(self, core: Core, links: PeerLinks) -> None:
+        self._core = core
+        self._links = links
+
+    async def trace_journey(self, ref: str, whole: bool) -> Journey:
+        """Trace an event or a conversation; with `whole`, `ref` is always a conversation."""
+        check_msg_id(ref)
+        local = await self._core.read(lambda tx: self._local_journey(tx, ref, whole))
+        if not local.steps:
+            raise UnknownMessage(f"no event and no conversation {ref} in this gateway's journal")
+        heard, unreachable = await self._ask_peers(local)
+        reported = {step.event_id for each in heard for step in each.steps}
+        more = sorted(reported - {step.event_id for step in local.steps})
+        late = await self._core.read(lambda tx: Story(tx, self._core.node.id).of(more))
+        own = [_journey_step(self._core.node.id, each, 0) for each in (*local.steps, *late)]
+        others = [
+            _journey_step(each.node, step, each.ahead) for each in heard for step in each.steps
+        ]
+        return Journey(
+            ref,
+            local.corr_id,
+            sorted({*local.event_ids, *reported}),
+            sort_steps([*own, *others]),
+            unreachable,
+            {each.node: each.ahead for each in heard if each.ahead},
+            local.more,
+        )
+
+    def _local_journey(self, tx: Tx, ref: str, whole: bool) -> LocalJourney:
+        story = Story(tx, self._core.node.id)
+        nothing: tuple[list[TraceStep], list[str]] = ([], [])
+        steps, ids = nothing if whole else self._event_steps(tx, story, ref)
+        if not steps:
+            ids = conversation(tx, ref)
+            return LocalJourney(ids, ref, story.of(ids), 0)
+        corr = self._conversation_of(tx, ids[0])
+        return LocalJourney(ids, corr, steps, len(set(sent_in(tx, corr)) - {*ids}))
+
+    def _event_steps(self, tx: Tx, story: Story, ref: str) -> tuple[list[TraceStep], list[str]]:
+        """Return (steps, event ids) of an event; empty if unknown, as it may be a conversation."""
+        try:
+            about = subject(tx, ref)
+            steps = story.of([about])
+        except GatepostError:
+            return [], []
+        return steps, [about, *sorted({step.event_id for step in steps} - {about})]
+
+    def _conversation_of(self, tx: Tx, event_id: str) -> str:
+        row = tx.fetch_one(_SELECT_CORR_ID, (parse_event_id(event_id),))
+        return row[0] if row else ""
+
+    # -- asking peers
+
+    async def _ask_peers(self, local: LocalJourney) -> tuple[list[PeerJourney], dict[str, str]]:
+        parts = _events_by_peer(local.steps, self._core.node.id)
+        work = [
+            self._ask_peer(node, sorted(ids)[:_MAX_EVENTS_ASKED])
+            for node, ids in sorted(parts.items())
+        ]
+        answers = await asyncio.gather(*work)
+        heard = [each for each in answers if isinstance(each, PeerJourney)]
+        missing = [each for each in answers if not isinstance(each, PeerJourney)]
+        return heard, dict(missing)
+
+    async def _ask_peer(self, node: str, event_ids: list[str]) -> PeerJourney | tuple[str, str]:
+        ends = [end for end in self._links.links_to(node) if end.link.greeted and not end.ended]
+        if not ends:
+            return node, "there is no link to it"
+        try:
+            async with asyncio.timeout(_DEADLINE_SECS):
+                return await self._ask_over_link(ends[0], node, event_ids)
+        except TimeoutError:
+            return node, f"it did not answer within {_DEADLINE_SECS:g} s"
+
+    async def _ask_over_link(self, end: LinkPort, node: str, event_ids: list[str]) -> PeerJourney:
+        answered: asyncio.Future[TraceAnswer] = asyncio.get_running_loop().create_future()
+
+        def resolve(answer: TraceAnswer) -> None:
+            if not answered.done():
+                answered.set_result(answer)
+
+        asked_at = self._core.clock.now()
+        number = end.trace.ask(event_ids, resolve)
+        try:
+            answer = await answered
+        finally:
+            end.trace.forget(number)
+        return PeerJourney(
+            node, answer.steps, clock_offset(asked_at, answer.now, self._core.clock.now())
+        )
+
+
+def clock_offset(asked_at: int, theirs: int, answered_at: int) -> int:
+    """Return how many ms a peer's clock is ahead; 0 if within the error of the round trip."""
+    difference = theirs - (asked_at + answered_at) // 2
+    return difference if abs(difference) > (answered_at - asked_at) // 2 + 1 else 0
+
+
+def _events_by_peer(steps: Iterable[TraceStep], own: str) -> dict[str, set[str]]:
+    """Return the peers named in the steps, each with the events it took part in."""
+    parties: dict[str, set[str]] = {}
+    for step in steps:
+        if step.peer not in ("", own):
+            parties.setdefault(step.peer, set()).add(step.event_id)
+    return parties
+
+
+def _journey_step(node: str, step: TraceStep, ahead: int) -> JourneyStep:
+    details = (step.kind, step.agent, step.to_agent, step.peer, step.detail)
+    return JourneyStep(step.at - ahead, node, step.what, step.event_id, *details)
+
+
+def sort_steps(steps: Iterable[JourneyStep]) -> list[JourneyStep]:
+    """Sort by time; within a millisecond by stage, with a reply's steps inside its turn."""
+    once = list(dict.fromkeys(steps))
+    replies = {step.event_id for step in once if step.kind == "reply"}
+
+    def sort_key(step: JourneyStep) -> tuple[int, float, str]:
+        stage: float = _STAGE_ORDER.get(step.what, len(_STAGES))
+        if step.event_id in replies:
+            stage = _STAGE_ORDER["reply"] + stage / 100
+        return step.at, stage, step.event_id
+
+    return sorted(once, key=sort_key)
+
+
+def create_router(tracer: JourneyTracer) -> Router:
+    @get("/{ref:str}", summary="The journey of an event or a conversation, through all gateways")
+    async def trace(ref: FromPath[str], conversation: FromQuery[bool] = False) -> Journey:
+        return await tracer.trace_journey(ref, conversation)
+
+    return Router("/v1/trace", route_handlers=[trace])

@@ -1,0 +1,144 @@
+"""Operator API for undelivered messages: list, show, replay and discard (/v1/undelivered)."""
+
+import asyncio
+from functools import partial
+from typing import Annotated, Any
+
+from litestar import Request, Router
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from msgspec import Meta, Struct
+
+from gatepost.delivery import letters
+from gatepost.delivery.letters import Filter, Letter
+from gatepost.errors import UnknownMessage
+from gatepost.events import AgentId, EventId
+from gatepost.gateway.api.http_routes import while_connected
+from gatepost.gateway.api.route_decorators import delete, get, post
+from gatepost.gateway.core import Core
+from gatepost.journal import Tx
+from gatepost.wire import Count, Replayed, Replays, Seconds, Undelivered, UndeliveredPage
+
+AnyRequest = Request[Any, Any, Any]
+PageSize = Annotated[int, QueryParameter(ge=1, le=1000)]
+EpochMsQuery = Annotated[int | None, QueryParameter(ge=0, le=2**53)]
+
+_OPERATOR = "operator"
+
+
+class UndeliveredFilterBody(Struct, forbid_unknown_fields=True):
+    """Selects messages that match all given conditions; without conditions, all of them."""
+
+    event_ids: Annotated[list[EventId], Meta(min_length=1, max_length=1000)] | None = None
+    agent: AgentId | None = None
+    reason: Annotated[str, Meta(max_length=100)] | None = None
+    failed_after: Seconds | None = None
+    failed_before: Seconds | None = None
+    replayed: bool | None = None
+
+    def to_filter(self) -> Filter:
+        return Filter(**{name: getattr(self, name) for name in Filter.__struct_fields__})
+
+
+class UndeliveredReplayBody(UndeliveredFilterBody):
+    """Selects messages to replay. `force` includes those their last owner may have processed."""
+
+    force: bool = False
+    limit: Annotated[int, Meta(ge=1, le=100_000)] = 1000
+    rate_per_sec: Annotated[float, Meta(ge=0.01, le=1e6)] | None = None
+
+
+class UndeliveredApi:
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._batch_size = core.settings.journal.sweep_batch
+
+    async def find_page(self, wanted: Filter, limit: int, after: str) -> UndeliveredPage:
+        found = await self._core.read(lambda tx: letters.find(tx, wanted, limit, after))
+        return UndeliveredPage([letters.view(letter, with_payload=False) for letter in found])
+
+    async def show_message(self, event_id: str) -> Undelivered:
+        wanted = Filter(event_ids=[event_id])
+        found = await self._core.read(lambda tx: letters.find(tx, wanted, 1))
+        if not found:
+            raise UnknownMessage(f"no undelivered message {event_id} here")
+        return letters.view(found[0], with_payload=True)
+
+    async def replay_messages(self, wanted: UndeliveredReplayBody) -> Replays:
+        """Send messages again, at most `rate_per_sec`. Failed ones are reported and kept."""
+        which, rate = wanted.to_filter(), wanted.rate_per_sec
+        if which.event_ids is None and which.replayed is None:
+            which.replayed = False
+        done: list[Replayed] = []
+        after = ""
+        while len(done) < wanted.limit:
+            pace = self._batch_size if rate is None else max(1, int(rate / 10))
+            size = min(wanted.limit - len(done), pace)
+            batch = partial(
+                self._replay_batch, wanted=which, size=size, after=after, force=wanted.force
+            )
+            more = await self._core.commit(batch)
+            done += more
+            if len(more) < size:
+                break
+            after = more[-1].event_id
+            await asyncio.sleep(0 if rate is None else size / rate)
+        return Replays(done)
+
+    def _replay_batch(
+        self, tx: Tx, wanted: Filter, size: int, after: str, force: bool
+    ) -> list[Replayed]:
+        return [
+            letters.replay(tx, letter, self._send_again, force=force, actor=_OPERATOR)
+            for letter in letters.find(tx, wanted, size, after)
+        ]
+
+    def _send_again(self, tx: Tx, letter: Letter) -> str:
+        out = letter.outgoing(self._core.node.event_ids.next_id())
+        self._core.messages.send_again(tx, out, letter.node)
+        return out.event_id
+
+    async def discard_messages(self, wanted: Filter) -> int:
+        total = 0
+        while deleted := await self._core.commit(
+            lambda tx: letters.discard(tx, wanted, self._batch_size, _OPERATOR)
+        ):
+            total += deleted
+        return total
+
+
+def create_router(core: Core) -> Router:
+    api = UndeliveredApi(core)
+
+    @get("/", summary="List messages this gateway gave up, oldest first")
+    async def undelivered(
+        limit: PageSize = 100,
+        after: FromQuery[str] = "",
+        agent: FromQuery[str | None] = None,
+        reason: FromQuery[str | None] = None,
+        failed_after: EpochMsQuery = None,
+        failed_before: EpochMsQuery = None,
+        replayed: FromQuery[bool | None] = None,
+    ) -> UndeliveredPage:
+        wanted = Filter(None, agent, reason, failed_after, failed_before, replayed)
+        return await api.find_page(wanted, limit, after)
+
+    @get("/{event_id:str}", summary="Show one, with its payload")
+    async def one(event_id: FromPath[str]) -> Undelivered:
+        return await api.show_message(event_id)
+
+    @post("/replay", status_code=200, summary="Send some again, as new events")
+    async def replay(data: JSONBody[UndeliveredReplayBody], request: AnyRequest) -> Replays:
+        return await while_connected(request, api.replay_messages(data))
+
+    @post("/discard", status_code=200, summary="Give some up for good")
+    async def discard(data: JSONBody[UndeliveredFilterBody]) -> Count:
+        return Count(count=await api.discard_messages(data.to_filter()))
+
+    @delete("/{event_id:str}", status_code=200, summary="Give one up for good")
+    async def drop(event_id: FromPath[str]) -> Count:
+        count = await api.discard_messages(Filter(event_ids=[event_id]))
+        if not count:
+            raise UnknownMessage(f"no undelivered message {event_id} here")
+        return Count(count=count)
+
+    return Router("/v1/undelivered", route_handlers=[undelivered, one, replay, discard, drop])

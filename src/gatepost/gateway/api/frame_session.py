@@ -1,0 +1,313 @@
+"""One client's session in frames, independent of the transport.
+
+A transport passes frames to `receive_frame`, and sends the output of `take_output` whenever `wake`
+is called. Replies to operations of one commit group leave together, in one frame.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Struct
+
+from gatepost.errors import GatepostError, InvalidRequest, Unavailable
+from gatepost.gateway.api.operations import Operations, operation_weight
+from gatepost.journal import Tx
+from gatepost.mailbox import Waiter
+from gatepost.wire import (
+    AnyAnswer,
+    Await,
+    Deliver,
+    Dequeue,
+    Done,
+    Failed,
+    Failure,
+    LeasedMessage,
+    Op,
+    Operation,
+    Peek,
+    PeekDeadLetter,
+    Send,
+    Subscribe,
+    Unsubscribe,
+)
+
+log = logging.getLogger(__name__)
+
+_MAX_UNANSWERED = 1024
+_MAX_UNSENT = 256
+_MAX_WAITS = 4096
+_MAX_FRAME_BYTES = 512 * 1024
+_LARGE_READS = (Peek, PeekDeadLetter)
+
+OperationBatch = Annotated[list[Operation], msgspec.Meta(max_length=4096)]
+
+_frame_decoder = msgspec.json.Decoder(Operation | OperationBatch)
+_reply_encoder = msgspec.json.Encoder()
+
+
+def read_frame(frame: bytes | str) -> Op | list[Op]:
+    try:
+        ops: Op | list[Op] = _frame_decoder.decode(frame)
+        return ops
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"bad frame: {error}") from None
+
+
+class Subscription(Struct, eq=False):
+    """A subscription. The subscribing transaction sets `waiter`, before any later transaction."""
+
+    waiter: Waiter | None = None
+
+
+class FrameSession:
+    """Runs a client's operations. Not thread-safe: everything happens on the event loop."""
+
+    def __init__(self, operations: Operations, wake: Callable[[], None]) -> None:
+        self._operations = operations
+        self._core = operations.core
+        self._wake = wake
+        self._replies: list[AnyAnswer] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._subscriptions: dict[str, Subscription] = {}
+        self._unanswered = 0
+        self._closed = False
+        self._has_capacity = _set_event()
+        self._output_taken = _set_event()
+        self._large_read_lock = asyncio.Lock()
+        self._last_send: asyncio.Task[None] | None = None
+
+    async def wait_for_capacity(self) -> None:
+        """Wait until the client may send more: few operations are open, and it reads replies."""
+        await self._has_capacity.wait()
+
+    @property
+    def has_pending_replies(self) -> bool:
+        """Return whether an operation is unanswered, or a reply was not taken yet."""
+        return bool(self._unanswered or self._tasks or self._replies)
+
+    def receive_frame(self, frame: bytes | str) -> None:
+        try:
+            ops = read_frame(frame)
+        except InvalidRequest as error:
+            self.send_failure(error)
+            return
+        for op in ops if isinstance(ops, list) else (ops,):
+            self._admit_operation(op)
+
+    def send_failure(self, error: GatepostError) -> None:
+        """Answer input that was not an operation."""
+        self._queue_reply(Failed(error=Failure.from_error(error)))
+
+    def take_output(self) -> list[bytes]:
+        """Return all replies, in as few frames as their size allows."""
+        out, self._replies = self._replies, []
+        self._output_taken.set()
+        self._release_capacity()
+        return [
+            _reply_encoder.encode(part[0] if len(part) == 1 else part)
+            for part in _group_replies(out)
+        ]
+
+    def close(self) -> None:
+        """End the session. Leases stay until they time out, because the client may come back."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        for subscription in self._subscriptions.values():
+            if subscription.waiter is not None:
+                subscription.waiter.gone = True
+            self._core.submit(partial(self._leave_waiters, subscription))
+        self._subscriptions.clear()
+
+    # -- operations
+
+    def _admit_operation(self, op: Op) -> None:
+        self._unanswered += 1
+        if self._unanswered >= _MAX_UNANSWERED:
+            self._has_capacity.clear()
+        try:
+            self._operations.admit(op)
+            self._start_operation(op)
+        except GatepostError as error:
+            self._finish_operation(Failed(re=op.id, error=Failure.from_error(error)))
+
+    def _start_operation(self, op: Op) -> None:
+        behind = self._last_send if isinstance(op, Send) else None
+        plan = self._operations.plan_transaction(op) if behind is None else None
+        if plan is not None:
+            self._core.writer.submit(
+                plan, partial(self._finish_planned, op.id), operation_weight(op)
+            )
+        elif isinstance(op, Subscribe):
+            self._subscribe_mailbox(op)
+        elif isinstance(op, Unsubscribe):
+            self._unsubscribe_mailbox(op)
+        elif _is_waiting(op):
+            self._start_waiting(op)
+        else:
+            task = self._spawn_task(self._perform_in_order(op, behind))
+            if isinstance(op, Send):
+                self._last_send = task
+
+    def _start_waiting(self, op: Op) -> None:
+        """Start an operation that waits; it does not count against the client's open operations."""
+        if len(self._tasks) >= _MAX_WAITS:
+            raise Unavailable("too many operations wait on this connection", retry_after=1.0)
+        self._spawn_task(self._perform_waiting(op))
+        self._unanswered -= 1
+
+    def _spawn_task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if self._last_send is task:
+            self._last_send = None
+
+    async def _perform_waiting(self, op: Op) -> None:
+        self._queue_reply(await self._operations.answer(op))
+
+    async def _perform_in_order(self, op: Op, behind: "asyncio.Task[None] | None") -> None:
+        if behind is not None:
+            # A message must not overtake an earlier one whose payload is still being stored.
+            await asyncio.wait([behind])
+        if isinstance(op, _LARGE_READS):
+            # Large replies are made one at a time, and only once the last output was taken.
+            async with self._large_read_lock:
+                await self._output_taken.wait()
+                self._finish_operation(await self._operations.answer(op))
+        else:
+            self._finish_operation(await self._operations.answer(op))
+
+    def _finish_planned(self, re: int, reply: AnyAnswer, error: GatepostError | None) -> None:
+        self._finish_operation(
+            reply if error is None else Failed(re=re, error=Failure.from_error(error))
+        )
+
+    def _finish_operation(self, reply: AnyAnswer) -> None:
+        self._unanswered -= 1
+        self._release_capacity()
+        self._queue_reply(reply)
+
+    def _queue_reply(self, reply: AnyAnswer) -> None:
+        if self._closed:
+            return
+        self._replies.append(reply)
+        if len(self._replies) == 1:
+            self._output_taken.clear()
+            self._wake()
+        elif len(self._replies) >= _MAX_UNSENT:
+            self._has_capacity.clear()
+
+    def _release_capacity(self) -> None:
+        if self._unanswered < _MAX_UNANSWERED:
+            self._has_capacity.set()
+
+    def _subscribe_mailbox(self, op: Subscribe) -> None:
+        if op.mailbox in self._subscriptions:
+            raise InvalidRequest(f"this connection already listens to {op.mailbox}")
+        consumer = op.consumer or f"session:{self._core.clock.random(8).hex()}"
+        push = partial(self._push_messages, op.mailbox)
+        subscription = Subscription()
+
+        def join_waiters(tx: Tx) -> list[LeasedMessage]:
+            box = self._core.dispatcher.mailbox_ref(tx, op.mailbox)
+            waiter = Waiter(box, consumer, op.credit, push)
+            again = self._core.dispatcher.add_waiter(tx, waiter)
+            subscription.waiter = waiter
+            return again
+
+        self._core.writer.submit(join_waiters, partial(self._finish_subscribe, op))
+        self._subscriptions[op.mailbox] = subscription
+
+    def _finish_subscribe(
+        self, op: Subscribe, again: list[LeasedMessage], error: GatepostError | None
+    ) -> None:
+        if error is not None:
+            self._subscriptions.pop(op.mailbox, None)
+        self._finish_planned(op.id, Done(re=op.id), error)
+        if again:
+            self._push_messages(op.mailbox, again)
+
+    def _unsubscribe_mailbox(self, op: Unsubscribe) -> None:
+        subscription = self._subscriptions.get(op.mailbox)
+        if subscription is None:
+            raise InvalidRequest(f"this connection does not listen to {op.mailbox}")
+
+        def give_up(tx: Tx) -> AnyAnswer:
+            if subscription.waiter is not None:
+                self._core.dispatcher.release_waiter(tx, subscription.waiter)
+            return Done(re=op.id)
+
+        self._core.writer.submit(give_up, partial(self._finish_planned, op.id))
+        del self._subscriptions[op.mailbox]
+
+    def _leave_waiters(self, subscription: Subscription, tx: Tx) -> None:
+        if subscription.waiter is not None:
+            self._core.dispatcher.remove_waiter(tx, subscription.waiter)
+
+    def _push_messages(self, mailbox: str, messages: list[LeasedMessage]) -> None:
+        self._queue_reply(Deliver(mailbox=mailbox, messages=messages))
+
+
+async def carry_session(
+    session: FrameSession, receive: Coroutine[Any, Any, None], send: Coroutine[Any, Any, None]
+) -> None:
+    """Run a session until receiving or sending ends, whichever is first."""
+    tasks = (asyncio.ensure_future(receive), asyncio.ensure_future(send))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        session.close()
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            # A lost connection is the usual end, and not an error.
+            if isinstance(result, Exception) and not isinstance(result, OSError):
+                log.error("a session failed unexpectedly", exc_info=result)
+
+
+def _is_waiting(op: Op) -> bool:
+    return isinstance(op, Await) or (isinstance(op, Dequeue) and op.wait_secs > 0)
+
+
+def _set_event() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
+def _group_replies(replies: list[AnyAnswer]) -> list[list[AnyAnswer]]:
+    """Group replies by size; a delivery too large for a frame is split."""
+    parts: list[list[AnyAnswer]] = [[]]
+    size = 0
+    for part, part_size in (piece for reply in replies for piece in _split_reply(reply)):
+        if size > _MAX_FRAME_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(part)
+        size += part_size
+    return parts if parts[0] else []
+
+
+def _split_reply(reply: AnyAnswer) -> list[tuple[AnyAnswer, int]]:
+    """Return a reply with its weight; split a delivery that is too large for a frame."""
+    weight = _reply_weight(reply)
+    if weight <= _MAX_FRAME_BYTES or not isinstance(reply, Deliver) or len(reply.messages) == 1:
+        return [(reply, weight)]
+    half = len(reply.messages) // 2
+    first = Deliver(mailbox=reply.mailbox, messages=reply.messages[:half])
+    second = Deliver(mailbox=reply.mailbox, messages=reply.messages[half:])
+    return _split_reply(first) + _split_reply(second)
+
+
+def _reply_weight(reply: AnyAnswer) -> int:
+    messages = getattr(reply, "messages", ())
+    return 100 + sum(300 + memoryview(getattr(m, "payload", b"")).nbytes for m in messages)

@@ -1,0 +1,388 @@
+"""HTTP routes of the local API: mailboxes, dead letters, messages, agents and blobs."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from litestar import Request, Response, Router
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.response import Stream
+from msgspec import Struct, field
+
+from gatepost.delivery.messages import is_reached
+from gatepost.errors import GatepostError, UnknownBlob, UnknownMessage
+from gatepost.events import AgentId, Envelope, check_agent_id, check_digest, check_msg_id
+from gatepost.gateway.api.blob_upload import BlobUploads
+from gatepost.gateway.api.operations import Operations, operation_weight
+from gatepost.gateway.api.route_decorators import ERROR_RESPONSES, delete, get, post, put
+from gatepost.journal.outbox import read_journey
+from gatepost.mailbox import browse
+from gatepost.mailbox.dead_letters import DeadLetterFilter
+from gatepost.wire import (
+    Ack,
+    AgentInfo,
+    AuditEntry,
+    Await,
+    Awaited,
+    Consumer,
+    Count,
+    DeadLetter,
+    DeadLetters,
+    Dequeue,
+    Enqueue,
+    EnqueueAck,
+    Enqueued,
+    Extend,
+    Failure,
+    LeaseHandles,
+    Limit,
+    MailboxCounts,
+    Messages,
+    MsgIds,
+    Nack,
+    NewMessage,
+    NewSend,
+    Peek,
+    Reason,
+    Register,
+    Replies,
+    Seconds,
+    Send,
+    SendResults,
+    Sent,
+    Settled,
+    StoredBlob,
+    Summaries,
+    Wait,
+)
+
+T = TypeVar("T")
+PathName = FromPath[str]
+QueryText = FromQuery[str]
+OptionalText = FromQuery[str | None]
+PageSize = Annotated[int, QueryParameter(ge=1, le=1000)]
+WaitSecs = Annotated[float, QueryParameter(ge=0, le=3600)]
+AnyRequest = Request[Any, Any, Any]
+
+_BATCH_SIZE = msgspec.Meta(min_length=1, max_length=1000)
+_NOT_REACHED_YET = ResponseSpec(
+    Sent,
+    description="Sent, but the wanted state is not reached yet.",
+    generate_examples=False,
+)
+
+
+class EnqueueBatch(Struct):
+    messages: Annotated[list[NewMessage], _BATCH_SIZE]
+
+
+class SendBatch(Struct):
+    messages: Annotated[list[NewSend], _BATCH_SIZE]
+
+
+class DequeueBody(Struct):
+    limit: Limit = 1
+    wait_secs: Wait = 0.0
+    consumer: Consumer = ""
+
+
+class AckBody(Struct):
+    receipts: LeaseHandles = field(default_factory=list)
+    msg_ids: MsgIds = field(default_factory=list)
+    replies: Replies = field(default_factory=dict)
+
+
+class NackBody(Struct):
+    receipts: LeaseHandles = field(default_factory=list)
+    msg_ids: MsgIds = field(default_factory=list)
+    reason: Reason = ""
+
+
+class ExtendBody(Struct):
+    receipts: LeaseHandles
+
+
+class DeadLetterFilterBody(Struct, forbid_unknown_fields=True):
+    """Selects dead letters that match all given conditions; without conditions, all of them."""
+
+    msg_ids: MsgIds | None = None
+    sender: AgentId | None = None
+    reason_contains: Reason | None = None
+    failed_after: Seconds | None = None
+    failed_before: Seconds | None = None
+    replayed: bool | None = None
+
+    def to_filter(self) -> DeadLetterFilter:
+        return DeadLetterFilter(
+            **{name: getattr(self, name) for name in DeadLetterFilter.__struct_fields__}
+        )
+
+
+class DeadLetterReplayBody(DeadLetterFilterBody):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1000
+    rate_per_sec: Annotated[float, msgspec.Meta(ge=0.01, le=1e6)] | None = None
+
+
+def create_router(operations: Operations) -> Router:
+    """Build the router for everything under /v1 except the WebSocket."""
+    handlers = [
+        *_mailbox_routes(operations),
+        *_dead_letter_routes(operations),
+        *_message_routes(operations),
+        *_agent_routes(operations),
+        *_blob_routes(operations),
+    ]
+    return Router("/v1", route_handlers=handlers)
+
+
+def _mailbox_routes(operations: Operations) -> list[Any]:
+    @post("/enqueue", status_code=200, summary="Put one message into a mailbox")
+    async def enqueue(data: JSONBody[NewMessage]) -> EnqueueAck:
+        reply: Enqueued = await operations.perform(Enqueue(messages=[data]))
+        (ack,) = reply.results
+        if ack.error is not None:
+            raise _failure_error(ack.error)
+        return ack
+
+    @post("/enqueue/batch", status_code=200, summary="Put messages into mailboxes")
+    async def enqueue_batch(data: JSONBody[EnqueueBatch]) -> Enqueued:
+        operations.bucket.take_tokens(len(data.messages))
+        reply: Enqueued = await operations.perform(Enqueue(messages=data.messages))
+        return reply
+
+    @post("/mailboxes/{mailbox:str}/dequeue", status_code=200, summary="Lease mail")
+    async def dequeue(
+        mailbox: PathName, data: JSONBody[DequeueBody], request: AnyRequest
+    ) -> Messages:
+        op = Dequeue(mailbox=check_agent_id(mailbox), limit=data.limit)
+        op.wait_secs, op.consumer = data.wait_secs, data.consumer
+        reply: Messages = await while_connected(request, operations.perform(op))
+        return reply
+
+    @post("/mailboxes/{mailbox:str}/ack", status_code=200, summary="End turns")
+    async def ack(mailbox: PathName, data: JSONBody[AckBody]) -> Settled:
+        op = Ack(mailbox=check_agent_id(mailbox), receipts=data.receipts)
+        op.msg_ids, op.replies = data.msg_ids, data.replies
+        return _raise_single_failure(await operations.perform(op))
+
+    @post("/mailboxes/{mailbox:str}/nack", status_code=200, summary="Fail turns")
+    async def nack(mailbox: PathName, data: JSONBody[NackBody]) -> Settled:
+        op = Nack(mailbox=check_agent_id(mailbox), receipts=data.receipts)
+        op.msg_ids, op.reason = data.msg_ids, data.reason
+        return _raise_single_failure(await operations.perform(op))
+
+    @post("/mailboxes/{mailbox:str}/extend", status_code=200, summary="Keep leases alive")
+    async def extend(mailbox: PathName, data: JSONBody[ExtendBody]) -> Settled:
+        op = Extend(mailbox=check_agent_id(mailbox), receipts=data.receipts)
+        return _raise_single_failure(await operations.perform(op))
+
+    @get("/mailboxes", summary="Every mailbox and what it holds")
+    async def mailboxes() -> list[MailboxCounts]:
+        rows = await operations.core.read(browse.mailbox_counts)
+        return [MailboxCounts(*row) for row in rows]
+
+    @get("/mailboxes/{mailbox:str}", summary="Look at a mailbox's unsettled mail")
+    async def peek(mailbox: PathName, limit: PageSize = 100, after: QueryText = "") -> Summaries:
+        op = Peek(mailbox=check_agent_id(mailbox), limit=limit, after=after)
+        reply: Summaries = await operations.perform(op)
+        return reply
+
+    @delete(
+        "/mailboxes/{mailbox:str}", status_code=200, summary="Turn waiting mail to dead letters"
+    )
+    async def purge(mailbox: PathName) -> Count:
+        return Count(count=await operations.purge_mailbox(check_agent_id(mailbox), "operator"))
+
+    return [enqueue, enqueue_batch, dequeue, ack, nack, extend, mailboxes, peek, purge]
+
+
+def _dead_letter_routes(operations: Operations) -> list[Any]:
+    folder = "/mailboxes/{mailbox:str}/dead-letters"
+
+    @get(folder, summary="List dead letters")
+    async def letters(
+        mailbox: PathName,
+        limit: PageSize = 100,
+        after: QueryText = "",
+        sender: OptionalText = None,
+        reason_contains: OptionalText = None,
+        replayed: FromQuery[bool | None] = None,
+    ) -> DeadLetters:
+        wanted = DeadLetterFilter(sender=sender, reason_contains=reason_contains, replayed=replayed)
+        found = await operations.find_dead_letters(check_agent_id(mailbox), wanted, limit, after)
+        return DeadLetters(messages=found)
+
+    @get(folder + "/{msg_id:str}", summary="Show one dead letter")
+    async def letter(mailbox: PathName, msg_id: PathName) -> DeadLetter:
+        wanted = DeadLetterFilter(msg_ids=[check_msg_id(msg_id)])
+        found = await operations.find_dead_letters(check_agent_id(mailbox), wanted, 1)
+        if not found:
+            raise UnknownMessage(f"no dead letter {msg_id} in {mailbox}")
+        return found[0]
+
+    @post(folder + "/replay", status_code=200, summary="Send dead letters again")
+    async def replay(
+        mailbox: PathName, data: JSONBody[DeadLetterReplayBody], request: AnyRequest
+    ) -> Enqueued:
+        name, rate = check_agent_id(mailbox), data.rate_per_sec
+        work = operations.replay_dead_letters(name, data.to_filter(), data.limit, rate, "operator")
+        return Enqueued(results=await while_connected(request, work))
+
+    @post(folder + "/discard", status_code=200, summary="Give up dead letters for good")
+    async def discard(mailbox: PathName, data: JSONBody[DeadLetterFilterBody]) -> Count:
+        name = check_agent_id(mailbox)
+        return Count(
+            count=await operations.discard_dead_letters(name, data.to_filter(), "operator")
+        )
+
+    @delete(folder, status_code=200, summary="Give up all dead letters of a mailbox")
+    async def purge_dead_letters(mailbox: PathName) -> Count:
+        return Count(
+            count=await operations.discard_dead_letters(
+                check_agent_id(mailbox), DeadLetterFilter(), "operator"
+            )
+        )
+
+    @get("/audit", summary="Audit log of manual actions, newest first")
+    async def audit(limit: PageSize = 100) -> list[AuditEntry]:
+        query = "SELECT at, actor, action, subject, detail FROM audit ORDER BY id DESC LIMIT ?"
+        rows = await operations.core.read(lambda tx: tx.fetch_all(query, (limit,)))
+        return [AuditEntry(*row) for row in rows]
+
+    return [letters, letter, replay, discard, purge_dead_letters, audit]
+
+
+def _message_routes(operations: Operations) -> list[Any]:
+    @post(
+        "/messages",
+        status_code=200,
+        responses={**ERROR_RESPONSES, 202: _NOT_REACHED_YET},
+        summary="Send a message to one or several agents; may wait for the outcome",
+    )
+    async def send(
+        data: JSONBody[NewSend],
+        request: AnyRequest,
+        wait: FromQuery[Literal["accepted", "processed"] | None] = None,
+        timeout: WaitSecs = 30.0,
+    ) -> Response[Sent]:
+        operation = Send(messages=[data])
+        operations.bucket.take_tokens(operation_weight(operation) - 1)
+        reply: SendResults = await operations.perform(operation)
+        (sent,) = reply.results
+        if sent.error is not None:
+            raise _failure_error(sent.error)
+        if wait is None:
+            return Response(sent)
+        work = operations.wait_for_receipts(sent, wait, timeout)
+        sent = await while_connected(request, work)
+        copies = [copy for copy in sent.copies or [sent] if copy.error is None]
+        reached = all(is_reached(copy, wait) for copy in copies)
+        return Response(sent, status_code=200 if reached else 202)
+
+    @post("/messages/batch", status_code=200, summary="Send messages to agents")
+    async def send_batch(data: JSONBody[SendBatch]) -> SendResults:
+        operation = Send(messages=data.messages)
+        operations.bucket.take_tokens(operation_weight(operation))
+        reply: SendResults = await operations.perform(operation)
+        return reply
+
+    @get("/messages/{event_id:str}", summary="The outcome of a message; may wait for it")
+    async def message(
+        event_id: PathName,
+        request: AnyRequest,
+        wait_secs: WaitSecs = 0.0,
+        until: FromQuery[Literal["accepted", "processed"]] = "processed",
+    ) -> Sent:
+        op = Await(event_id=event_id, wait_secs=wait_secs, until=until)
+        reply: Awaited = await while_connected(request, operations.perform(op))
+        return reply.result
+
+    @get("/messages/{event_id:str}/trace", summary="The events of a message's journey")
+    async def trace(event_id: PathName) -> list[Envelope]:
+        found = await operations.core.read(lambda tx: read_journey(tx, event_id))
+        if not found:
+            raise UnknownMessage(f"no event {event_id} in this gateway's outbox")
+        return found
+
+    return [send, send_batch, message, trace]
+
+
+def _agent_routes(operations: Operations) -> list[Any]:
+    core = operations.core
+
+    @get("/agents", summary="Agents this gateway answers for")
+    async def agents() -> list[AgentInfo]:
+        found = await core.read(core.agents.list)
+        return [core.messages.transfers.describe(each) for each in found]
+
+    @put("/agents/{agent:str}", summary="Register an agent")
+    async def register(agent: PathName, standby: FromQuery[bool] = False) -> AgentInfo:
+        name = check_agent_id(agent)
+        await operations.perform(Register(agent=name, standby=standby))
+        found = await core.read(lambda tx: core.agents.get(tx, name))
+        return core.messages.transfers.describe(found)
+
+    @delete("/agents/{agent:str}", status_code=200, summary="Remove an agent; its mail is kept")
+    async def remove(agent: PathName) -> Count:
+        name = check_agent_id(agent)
+        await core.commit(lambda tx: core.agents.remove(tx, name, "operator"))
+        return Count(count=await operations.purge_mailbox(name, "agent removal"))
+
+    return [agents, register, remove]
+
+
+def _blob_routes(operations: Operations) -> list[Any]:
+    core = operations.core
+    uploads = BlobUploads(operations)
+
+    @post("/blobs", status_code=201, request_max_body_size=None, summary="Store a large payload")
+    async def upload(request: AnyRequest) -> StoredBlob:
+        digest, size = await uploads.store_body(request.stream())
+        return StoredBlob(digest, size)
+
+    @get("/blobs/{digest:str}", media_type="application/octet-stream", summary="Fetch a payload")
+    async def download(digest: PathName) -> Stream:
+        query = "SELECT key FROM blob WHERE digest = ?"
+        row = await core.read(lambda tx: tx.fetch_one(query, (check_digest(digest),)))
+        if row is None:
+            raise UnknownBlob(f"no blob {digest} on this gateway")
+        chunks: Iterator[bytes] = core.blobs.read_payload(digest, row[0])
+        return Stream(chunks, media_type="application/octet-stream")
+
+    return [upload, download]
+
+
+def _raise_single_failure(reply: Settled) -> Settled:
+    """Raise the failure of a request for one message; a batch reports failures in its reply."""
+    if not reply.settled and len(reply.failures) == 1:
+        raise _failure_error(reply.failures[0])
+    return reply
+
+
+def _failure_error(failure: Failure) -> GatepostError:
+    error = failure.to_error()
+    error.retry_after = failure.retry_after
+    return error
+
+
+async def while_connected(request: AnyRequest, work: Awaitable[T]) -> T:
+    """Await `work`, but cancel it when the client hangs up: it must not lease mail unseen."""
+    task: asyncio.Future[T] = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_wait_for_disconnect(request.receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else await _cancel_and_wait(task)
+    finally:
+        gone.cancel()
+
+
+async def _cancel_and_wait(task: "asyncio.Future[T]") -> T:
+    task.cancel()
+    return await task
+
+
+async def _wait_for_disconnect(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,24 @@
+"""Authentication of local API clients by the bearer token in the state directory."""
+
+import hashlib
+import hmac
+
+from gatepost.errors import Unauthorized
+
+
+class LocalTokenAuth:
+    """Checks bearer tokens. Keeps the token's hash, never the token."""
+
+    def __init__(self, token: str) -> None:
+        self._hash = _hash_token(token)
+
+    def require_token(self, authorization: str | None) -> None:
+        """Raise Unauthorized unless the header carries the token."""
+        scheme, _, token = (authorization or "").partition(" ")
+        matches = hmac.compare_digest(_hash_token(token), self._hash)
+        if scheme.lower() != "bearer" or not matches:
+            raise Unauthorized("send `Authorization: Bearer` with the token in the state directory")
+
+
+def _hash_token(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

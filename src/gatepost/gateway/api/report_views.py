@@ -1,0 +1,98 @@
+"""API bodies for journeys, incidents and reviews; the command line decodes the same types."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+# Review ids become part of a key in the room.
+ReviewId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z", max_length=128)]
+ReviewStatus = Literal["open", "resolved", "dismissed"]
+
+
+class JourneyStep(Struct, frozen=True, omit_defaults=True):
+    """One event of a journey, reported by `node`. `at` is converted to our clock."""
+
+    at: int
+    node: str
+    what: str
+    event_id: str
+    kind: str = ""
+    agent: str = ""
+    to_agent: str = ""
+    peer: str = ""
+    detail: str = ""
+
+
+class Journey(Struct, frozen=True):
+    """The journey of an event or a conversation, as reported by all gateways involved.
+
+    `unreachable`: node → why it could not be asked.
+    `clocks`: node → milliseconds its clock is ahead of ours, where it differs.
+    """
+
+    ref: str
+    corr_id: str
+    event_ids: list[str]
+    steps: list[JourneyStep]
+    unreachable: dict[str, str] = field(default_factory=dict)
+    clocks: dict[str, int] = field(default_factory=dict)
+    more_in_conversation: int = 0
+
+
+class IncidentView(Struct, frozen=True, rename={"class_": "class"}):
+    """An incident. `source` is the node that raised it, or `pipeline`."""
+
+    id: str
+    class_: str
+    subject: str
+    detail: str
+    raised_at: int
+    source: str
+    corr_ids: list[str]
+
+
+class IncidentPage(Struct, frozen=True):
+    """A page of incidents, newest first, and the total count of each class."""
+
+    incidents: list[IncidentView]
+    counts: dict[str, int]
+
+
+class ReviewView(Struct, frozen=True):
+    """One misfire to review, and the decision about it."""
+
+    id: str
+    capability_id: str
+    delegation_skill_version: str
+    executor_skill_version: str
+    failure_class: str
+    count: int
+    corr_ids: list[str]
+    event_ids: list[str]
+    raised_at: int
+    status: str
+    settled_at: int | None
+    settled_by: str | None
+    note: str
+
+
+class EtaAdviceView(Struct, frozen=True):
+    capability_id: str
+    p50_secs: float
+    p95_secs: float
+    recommended_eta_seconds: int
+    samples: int
+    at: int
+
+
+class NotedCounts(Struct, frozen=True):
+    """Number of findings posted, and how many of them were new."""
+
+    given: int
+    new: int
+
+
+class ReviewDecision(Struct, frozen=True, forbid_unknown_fields=True):
+    """The decision to resolve or dismiss a review, with a note."""
+
+    note: Annotated[str, Meta(max_length=1000)] = ""

@@ -1,0 +1,203 @@
+"""API bodies for the room and external agents; the command line decodes the same types."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Raw, Struct
+
+from gatepost.events import NodeId
+from gatepost.room.records import CapabilityIds, NodeIds, Priority
+from gatepost.wire import Reason, Seconds, Tier
+
+_URL_PATTERN = r"\Ahttps?://[A-Za-z0-9._\[\]:-]{1,260}\Z"
+_MAX_TTL_SECS = 30 * 86_400
+
+
+class NewInvite(Struct, forbid_unknown_fields=True):
+    tier: Tier = "edge"
+    node: NodeId | None = None
+    ttl_secs: Annotated[int, Meta(ge=1, le=_MAX_TTL_SECS)] = 3600
+
+
+class InviteView(Struct):
+    id: str
+    tier: str
+    node: str | None
+    state: str
+    created_at: int
+    expires_at: int
+    used_by: str | None
+
+
+class InviteResult(Struct):
+    """An issued invite. `token` is shown this once."""
+
+    token: str
+    seed: str | None
+    invite: InviteView
+
+
+class JoinRequest(Struct, forbid_unknown_fields=True):
+    seed: Annotated[str, Meta(pattern=_URL_PATTERN, max_length=300)]
+    token: Annotated[str, Meta(max_length=256)]
+
+
+class JoinResult(Struct):
+    host: str
+    genesis: str
+    tier: str
+
+
+class NodeView(Struct):
+    """A member of the room. `connected` is the number of sockets from here to it."""
+
+    id: str
+    tier: str
+    status: str
+    fingerprint: str
+    endpoint: str | None
+    added_by: str
+    last_heartbeat_at: int
+    connected: int
+    is_self: bool
+
+
+class RevokedView(Struct):
+    id: str
+    fingerprint: str
+
+
+class NodeList(Struct):
+    """All nodes of the room. `problems`: address → why it is not connected."""
+
+    nodes: list[NodeView]
+    revoked: list[RevokedView]
+    problems: dict[str, str]
+
+
+class RevokeRequest(Struct, forbid_unknown_fields=True):
+    reason: Reason = ""
+    last_seq: Seconds = 0
+
+
+class RevocationView(Struct):
+    node: str
+    revoked_at: int
+    connections_ended: int
+
+
+class RoomAgentView(Struct):
+    """An agent of the room. The claims of `rivals` do not count. `asked` is the owner we asked."""
+
+    id: str
+    owner: str | None
+    epoch: int
+    standbys: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()
+    asked: str | None = None
+
+
+class ClaimRequest(Struct, forbid_unknown_fields=True):
+    """A claim to an agent. With `override` its owner is not asked, and `node` may be any node."""
+
+    override: bool = False
+    node: NodeId | None = None
+
+
+class NewRoute(Struct, forbid_unknown_fields=True):
+    """A route to an agent, or to any agent of a node. `owner` defaults to its gateway."""
+
+    owner: NodeId | None = None
+    fallbacks: NodeIds = ()
+    requires: CapabilityIds = ()
+    priority: Priority = 0
+
+
+class RouteView(Struct):
+    """A route. `set_by` is the node whose claim counts."""
+
+    target: str
+    owner: str
+    fallbacks: tuple[str, ...]
+    requires: tuple[str, ...]
+    priority: int
+    epoch: int
+    set_by: str
+
+
+class RecordView(Struct):
+    """A record of the room. `record` is exactly the text its writer signed."""
+
+    map: str
+    key: str
+    version: int
+    writer: str
+    state: Literal["live", "tombstone"]
+    record: Raw
+
+
+class RoomView(Struct):
+    """All records. Pass `changes` as `seen` in the next request to wait for a change."""
+
+    room: str
+    genesis: str
+    epoch: int
+    changes: int
+    records: list[RecordView]
+    incidents: dict[str, int]
+
+
+class VerifyResult(Struct):
+    records: int
+    problems: list[str]
+
+
+class RotateResult(Struct):
+    """The document the room is in now, and how many records were kept."""
+
+    room: str
+    epoch: int
+    records: int
+
+
+class AgentInviteView(Struct):
+    id: str
+    agent_id: str
+    scopes: tuple[str, ...]
+    created_by: str
+    created_at: int
+    expires_at: int
+    used_at: int | None
+    revoked_at: int | None
+
+
+class AgentSessionView(Struct):
+    id: str
+    agent_id: str
+    scopes: tuple[str, ...]
+    created_at: int
+    seen_at: int
+    expires_at: int | None
+    revoked_at: int | None
+    revoked_by: str | None
+
+
+class ExternalAgentList(Struct):
+    """External agents: their invites, and their sessions, live or ended."""
+
+    invites: list[AgentInviteView]
+    sessions: list[AgentSessionView]
+
+
+class AgentInviteResult(Struct, rename="camel"):
+    """An issued agent invite. `inviteToken` is shown this once."""
+
+    invite_token: str
+    invite_id: str
+    agent_id: str
+    scopes: tuple[str, ...]
+    expires_at: int
+
+
+class EndedSessions(Struct):
+    agent: str
+    sessions: int

@@ -1,0 +1,26 @@
+"""A request class that decodes JSON bodies straight into the handler's type."""
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from litestar import Request
+
+from gatepost.errors import InvalidRequest
+
+
+class TypedRequest(Request[Any, Any, Any]):
+    """Decodes a body into the type of the handler's `data`, so that payloads stay raw bytes."""
+
+    async def json(self) -> Any:
+        body = await self.body()
+        wanted = self.route_handler.parsed_fn_signature.parameters["data"].annotation
+        try:
+            return _json_decoder(wanted).decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidRequest(str(error)) from None
+
+
+@lru_cache(64)
+def _json_decoder(type: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(type)

@@ -1,0 +1,53 @@
+"""Frames over WebSocket: the transport of one session."""
+
+import asyncio
+from typing import Any
+
+from litestar import WebSocket
+
+from gatepost.gateway.api.frame_session import FrameSession, carry_session
+
+CLOSE_TOO_LARGE = 1009
+
+
+class WebSocketTransport:
+    """Carries one session: one task receives frames, one sends the session's output."""
+
+    def __init__(self, socket: "WebSocket[Any, Any, Any]", max_frame: int) -> None:
+        self._socket = socket
+        self._max_frame = max_frame
+        self._pending = asyncio.Event()
+        self._binary = True
+        self.wake = self._pending.set
+
+    async def run(self, session: FrameSession) -> None:
+        await carry_session(session, self._receive_frames(session), self._send_frames(session))
+
+    async def _receive_frames(self, session: FrameSession) -> None:
+        while True:
+            message: dict[str, Any] = dict(await self._socket.receive())
+            if message["type"] == "websocket.disconnect":
+                return
+            data = message.get("bytes")
+            self._binary = data is not None
+            frame = message.get("text") or "" if data is None else data
+            # The server allows larger frames, because messages of the room may be larger.
+            if len(frame) > self._max_frame:
+                await self._socket.close(CLOSE_TOO_LARGE, "limits.max_body_bytes")
+                return
+            session.receive_frame(frame)
+            await session.wait_for_capacity()
+
+    async def _send_frames(self, session: FrameSession) -> None:
+        """Send output in the kind of the last frame received: text for text, bytes for bytes."""
+        send = self._socket.send
+        while True:
+            await self._pending.wait()
+            self._pending.clear()
+            # Each send waits while the client's buffers are full.
+            for frame in session.take_output():
+                if self._binary:
+                    await send({"type": "websocket.send", "bytes": frame, "text": None})
+                else:
+                    text = frame.decode()
+                    await send({"type": "websocket.send", "bytes": None, "text": text})

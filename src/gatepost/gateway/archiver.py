@@ -1,0 +1,186 @@
+"""The archiver: writes outbox segments to the archive, and prunes archived events."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import apsw
+from msgspec.structs import replace
+
+from gatepost.config import Settings
+from gatepost.errors import ArchiveError, ConfigError, GatepostError
+from gatepost.gateway.core import Core
+from gatepost.journal import Tx
+
+if TYPE_CHECKING:
+    from gatepost.archive.outbox_archive import OutboxArchive
+    from gatepost.archive.room_facts import RoomFacts
+
+log = logging.getLogger(__name__)
+
+# Returns the highest seq that may be pruned for one reason; None if there is no bound.
+SeqBound = Callable[[Tx], int | None]
+RoomFactsSource = Callable[[], "RoomFacts | None"]
+
+_SELECT_LAST_OLDER = "SELECT max(last_seq) FROM head WHERE signed_at <= ?"
+
+
+class OutboxArchiver:
+    """Archives in its own thread with its own journal reader, so that no sender waits for it.
+
+    `read` bounds pruning by the events every active subscriber has taken, `settled` by the first
+    open delivery. Nothing is pruned beyond either bound.
+    """
+
+    def __init__(
+        self, core: Core, *, read: SeqBound, settled: SeqBound, facts: RoomFactsSource
+    ) -> None:
+        self._core = core
+        self._collect_facts = facts
+        self._written_facts: RoomFacts | None = None
+        self._read_bound = read
+        self._open_delivery_bound = settled
+        self._opened: tuple[apsw.Connection, OutboxArchive] | None = None
+        self._stopping = False
+        self._compacting = True
+        self.archived_through = 0
+        # Message of the last failure; None after a success.
+        self.problem: str | None = None
+        check_archive_settings(core.settings)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Archive due segments until exit. Without `archive.uri` do nothing."""
+        if not self._core.settings.archive.uri:
+            yield
+            return
+        thread = ThreadPoolExecutor(1, "archiver")
+        work = asyncio.create_task(self._archive_forever(thread))
+        try:
+            yield
+        finally:
+            self._stopping = True
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+            # A segment that was begun is finished, without blocking the event loop.
+            thread.submit(self._close_reader)
+            await asyncio.to_thread(thread.shutdown)
+
+    async def _archive_forever(self, thread: ThreadPoolExecutor) -> None:
+        while True:
+            await self._archive_once(thread)
+            await asyncio.sleep(self._core.settings.archive.every_secs)
+
+    async def _archive_once(self, thread: ThreadPoolExecutor) -> None:
+        try:
+            facts = self._collect_facts()
+            await asyncio.get_running_loop().run_in_executor(
+                thread, self._archive_due_segments, facts
+            )
+            await self._prune_archived()
+        except GatepostError as error:
+            self._report_problem(error.message)
+        except Exception as error:
+            log.exception("archiving failed and will be tried again")
+            self.problem = str(error)
+        else:
+            self.problem = None
+
+    def _report_problem(self, problem: str) -> None:
+        if problem != self.problem:
+            log.warning("archiving failed and will be tried again: %s", problem)
+        self.problem = problem
+
+    # -- in the archiver thread
+
+    def _archive_due_segments(self, facts: "RoomFacts | None") -> None:
+        """Archive all due events, one segment at a time, then merge small segments."""
+        connection, archive = self._opened or self._open_archive()
+        self._write_room_facts(archive, facts)
+        while not self._stopping:
+            tx = Tx(connection, self._core.clock.now())
+            segment = archive.archive_segment(tx)
+            self.archived_through = archive.archived_through(tx)
+            if segment is None:
+                break
+            log.info("archived seq %d to %d", segment.first, segment.last)
+        if self._compacting:
+            self._merge_small_segments(connection, archive)
+
+    def _merge_small_segments(self, connection: apsw.Connection, archive: "OutboxArchive") -> None:
+        """Merge small segments. If that fails they stay as they are, and archiving goes on."""
+        try:
+            while not self._stopping:
+                whole = archive.merge_small_segments(Tx(connection, self._core.clock.now()))
+                if whole is None:
+                    return
+                log.info("merged small segments of seq %d to %d", whole.first, whole.last)
+        except ArchiveError as error:
+            log.warning("small segments stay as they are until the next start: %s", error.message)
+            self._compacting = False
+
+    def _write_room_facts(self, archive: "OutboxArchive", facts: "RoomFacts | None") -> None:
+        """Write the room's facts beside the segments, if they changed."""
+        from gatepost.archive import room_facts
+
+        if facts is None or (
+            self._written_facts and replace(self._written_facts, at=0) == replace(facts, at=0)
+        ):
+            return
+        room_facts.write_facts(archive.store, room_facts.sign_facts(facts, self._core.node.key))
+        self._written_facts = facts
+
+    def _open_archive(self) -> "tuple[apsw.Connection, OutboxArchive]":
+        from gatepost.archive.archive_store import ArchiveStore
+        from gatepost.archive.outbox_archive import ArchivePolicy, OutboxArchive
+
+        settings, node = self._core.settings.archive, self._core.node
+        policy = ArchivePolicy(
+            settings.max_rows, int(settings.max_age_secs * 1000), settings.payloads == "sealed"
+        )
+        store = ArchiveStore.open(settings.uri)
+        archive = OutboxArchive(store, node.id, node.incarnation, node.key, policy)
+        self._opened = (self._core.database.open_reader(), archive)
+        return self._opened
+
+    def _close_reader(self) -> None:
+        if self._opened is not None:
+            self._opened[0].close()
+
+    # -- on the event loop
+
+    async def _prune_archived(self) -> None:
+        from gatepost.archive.outbox_archive import prune_outbox
+
+        through, limit = self.archived_through, self._core.settings.journal.sweep_batch
+        keep = int(self._core.settings.archive.keep_secs * 1000)
+
+        def prune_batch(tx: Tx) -> int:
+            old = tx.fetch_one(_SELECT_LAST_OLDER, (tx.now - keep,)) or (None,)
+            upto = min(through, old[0] or 0)
+            return prune_outbox(
+                tx, upto, read=self._read_bound, settled=self._open_delivery_bound, limit=limit
+            )
+
+        while await self._core.commit(prune_batch):
+            pass
+
+
+def check_archive_settings(settings: Settings) -> None:
+    """Raise ConfigError at startup, where the operator sees it, if archiving cannot work."""
+    if not settings.archive.uri:
+        return
+    try:
+        import pyarrow  # noqa: F401
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "archive.uri is set, but pyarrow is not installed:"
+            " install gatepost[archive], or set archive.uri back to empty"
+        ) from None
+    from gatepost.archive.archive_store import ArchiveStore
+
+    ArchiveStore.open(settings.archive.uri)

@@ -1,0 +1,115 @@
+"""Everything about peers as one part of the process: replica, links, dialling and routes."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from gatepost.access.retention import prune_expired
+from gatepost.errors import GatepostError
+from gatepost.gateway.admin import room_api, route_api
+from gatepost.gateway.admin.room_api import RoomApi
+from gatepost.gateway.admin.route_api import RouteApi
+from gatepost.gateway.api.connection_guard import ConnectionGuard
+from gatepost.gateway.core import Core
+from gatepost.gateway.monitoring.metrics import Metrics
+from gatepost.gateway.peers import agent_ownership, join_server
+from gatepost.gateway.peers.agent_ownership import AgentOwnership
+from gatepost.gateway.peers.dialer import Dialer
+from gatepost.gateway.peers.join_server import JoinServer
+from gatepost.gateway.peers.peer_links import PeerLinks
+from gatepost.gateway.peers.room_replica import RoomReplica
+
+log = logging.getLogger(__name__)
+
+_REFRESH_SECS = 0.5
+_COALESCE_SECS = 0.02
+_PRUNE_SECS = 60.0
+# A gateway with seeds waits this long for the first sync before it publishes records.
+_LISTEN_FIRST_SECS = 2.0
+_FAREWELL_SECS = 2.0
+
+
+class Peering:
+    def __init__(self, core: Core, metrics: Metrics, guard: ConnectionGuard) -> None:
+        self.replica = RoomReplica(core)
+        self.links = PeerLinks(self.replica)
+        self._agents_changed = asyncio.Event()
+        core.messages.on_agents = self._agents_changed.set
+        self._dialer = Dialer(self.replica, self.links)
+        self._ownership = AgentOwnership(self.replica)
+        self._join_server = JoinServer(self.replica, self.links, metrics, guard)
+        metrics.show_incident_counts(self.replica.incident_counts)
+        metrics.traffic.watch_room(self.replica, self.links)
+
+    def create_routes(self) -> list[Any]:
+        api = RoomApi(self.replica, self._dialer)
+        return [
+            *join_server.create_routes(self._join_server),
+            *room_api.create_routes(api),
+            *agent_ownership.create_routes(self._ownership),
+            *route_api.create_routes(RouteApi(self.replica)),
+        ]
+
+    @contextlib.asynccontextmanager
+    async def running(self, url: str | None) -> AsyncIterator[None]:
+        """Run until exit. `url` is the address where peers reach this gateway."""
+        self.replica.endpoint = None if url is None else "ws" + url.removeprefix("http")
+        await self.replica.load_room()
+        work = [
+            asyncio.create_task(self.replica.keep_saving()),
+            asyncio.create_task(self._dialer.run()),
+            asyncio.create_task(self.links.run()),
+            asyncio.create_task(self._publish_own_records()),
+            asyncio.create_task(self._ownership.run()),
+            asyncio.create_task(_repeat_forever(self._prune_expired, _PRUNE_SECS)),
+        ]
+        try:
+            yield
+        finally:
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+
+    async def announce_leaving(self) -> None:
+        """Tell peers that this gateway stops. Never raises, and is bounded in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL_SECS):
+                await self.replica.announce_leaving()
+
+    async def _publish_own_records(self) -> None:
+        if await self._dialer.has_seeds():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LISTEN_FIRST_SECS):
+                    await self.replica.may_publish.wait()
+        self.replica.may_publish.set()
+        self._agents_changed.set()
+        await _repeat_forever(self._refresh_own_records, _COALESCE_SECS)
+
+    async def _refresh_own_records(self) -> None:
+        """Publish changed agents at once, and a heartbeat after a pause."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_REFRESH_SECS):
+                await self._agents_changed.wait()
+        self._agents_changed.clear()
+        await self.replica.refresh_own_records()
+
+    async def _prune_expired(self) -> None:
+        """Delete spent tickets, old invites and finished records."""
+        core = self.replica.core
+        batch, policy = core.settings.journal.sweep_batch, self.replica.policy
+        while await core.commit(lambda tx: prune_expired(tx, policy, batch)):
+            pass
+        await self.replica.remove_finished_records()
+
+
+async def _repeat_forever(work: Callable[[], Awaitable[None]], secs: float) -> None:
+    while True:
+        try:
+            await work()
+        except GatepostError as error:
+            log.warning("the room was not kept up to date: %s", error.message)
+        except Exception:
+            log.exception("the room was not kept up to date")
+        await asyncio.sleep(secs)

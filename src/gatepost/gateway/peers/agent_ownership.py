@@ -1,0 +1,237 @@
+"""Agent ownership: an agent that registers at another gateway moves there with its mail.
+
+If an agent registers here while the room says another gateway owns it, this gateway asks the owner
+for it (delivery/transfers.py). Once no client has listened to the agent's mailbox for a moment,
+the owner signs the transfer and publishes it in the room; the new owner publishes the same. Then
+the old owner removes its registration, and forwards the mail. Each step is decided from the room
+and the journal, so it is taken again after a crash.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+from litestar.params import FromPath, JSONBody
+
+from gatepost.delivery.transfers import Request
+from gatepost.errors import (
+    Conflict,
+    Forbidden,
+    GatepostError,
+    InvalidRequest,
+    UnknownAgent,
+    UnknownNode,
+)
+from gatepost.events import check_agent_id
+from gatepost.gateway.api.room_views import ClaimRequest, RoomAgentView
+from gatepost.gateway.api.route_decorators import get, post
+from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.journal import Tx
+from gatepost.journal.audit import record_audit_entry
+from gatepost.room import (
+    AgentRecord,
+    EffectiveRecords,
+    OwnedAgent,
+    claim_key,
+    sign_transfer,
+    transfer_claim,
+)
+from gatepost.wire import AgentInfo as LocalAgent
+
+log = logging.getLogger(__name__)
+
+PathName = FromPath[str]
+
+_CHECK_SECS = 0.25
+# How often the owner is asked again for an agent that is served here.
+_ASK_AGAIN_MS = 15_000
+# A claim carries at most this many transfers since the last one by a backbone node.
+_MAX_TRANSFERS = 8
+
+
+class AgentOwnership:
+    def __init__(self, replica: RoomReplica) -> None:
+        self._replica = replica
+        self._core = replica.core
+        self._node_id = replica.core.node.id
+        self._transfers = replica.core.messages.transfers
+        self._grace_ms = int(replica.core.settings.delivery.handover_grace_secs * 1000)
+        self._unserved_since: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """Check ownership until cancelled."""
+        while True:
+            try:
+                await self.check_ownership()
+            except GatepostError as error:
+                log.warning("agent ownership was not checked: %s", error.message)
+            except Exception:
+                log.exception("agent ownership was not checked")
+            await asyncio.sleep(_CHECK_SECS)
+
+    async def check_ownership(self) -> None:
+        """Answer requests, ask for agents served here, and unregister agents given away."""
+        if self._replica.room is None or not self._replica.may_publish.is_set():
+            return
+        requests, agents = await self._core.read(self._read_journal)
+        asked = {request.agent for request in requests}
+        self._unserved_since = {id: at for id, at in self._unserved_since.items() if id in asked}
+        for request in requests:
+            await self._answer_request(request)
+        away = [
+            a for a in agents if not a.standby and self._owner_of(a.id) not in (None, self._node_id)
+        ]
+        if away:
+            await self._core.commit(lambda tx: self._check_agents_owned_elsewhere(tx, away))
+
+    def _read_journal(self, tx: Tx) -> tuple[list[Request], list[LocalAgent]]:
+        return self._transfers.requests(tx), self._core.agents.list(tx)
+
+    @property
+    def _room_view(self) -> EffectiveRecords:
+        return self._replica.current_room.effective
+
+    def _owner_of(self, agent: str) -> str | None:
+        owned = self._room_view.agents.get(agent)
+        return None if owned is None else owned.gateway
+
+    # -- giving an agent to a peer
+
+    async def _answer_request(self, request: Request) -> None:
+        agent, node = request.agent, request.node
+        if (
+            self._owner_of(agent) != self._node_id
+            or node == self._node_id
+            or node not in self._room_view.nodes
+        ):
+            await self._core.commit(lambda tx: self._transfers.forget(tx, request))
+            return
+        served = await self._core.commit(lambda tx: self._core.dispatcher.has_consumer(tx, agent))
+        now = self._core.clock.now()
+        if served:
+            self._unserved_since.pop(agent, None)
+        if request.take_over or (not served and self._is_unserved(agent, now)):
+            await self._give_agent(agent, node)
+        elif served and now - request.at >= self._grace_ms:
+            log.info("%s asked for agent %s, which is served here: refused", node, agent)
+            await self._core.commit(lambda tx: self._transfers.refuse(tx, request))
+
+    def _is_unserved(self, agent: str, now: int) -> bool:
+        """Return whether no client has listened to its mailbox for the grace time."""
+        return now - self._unserved_since.setdefault(agent, now) >= self._grace_ms
+
+    async def _give_agent(self, agent: str, node: str) -> None:
+        """Publish in the room that the agent is theirs. The other steps follow from that."""
+        async with self._replica.claims_lock:
+            owned, own = self._room_view.agents.get(agent), self._room_view.nodes.get(self._node_id)
+            if owned is None or own is None or owned.gateway != self._node_id:
+                return
+            claim = self._transfer_claim(owned, node, by_backbone=own.is_backbone)
+            if len(claim.transfers) > _MAX_TRANSFERS:
+                raise Conflict(
+                    f"agent {agent} has moved too often between edge nodes; on a backbone node run"
+                    f" `gatepost agent claim {agent} --override --node {node}`"
+                )
+            await self._publish_claim(agent, claim)
+        log.info("agent %s lives behind %s now", agent, node)
+
+    def _transfer_claim(self, owned: OwnedAgent, taker: str, *, by_backbone: bool) -> AgentRecord:
+        """Return the claim, with our signed transfer, that we and then the taker publish."""
+        key, epoch = self._core.node.key, owned.record.epoch + 1
+        step = sign_transfer(key, self._node_id, taker, owned.id, epoch)
+        return transfer_claim(owned.record, step, by_backbone=by_backbone)
+
+    async def _publish_claim(self, agent: str, claim: AgentRecord) -> None:
+        await self._replica.publish_records({("agents", claim_key(agent, self._node_id)): claim})
+
+    # -- agents hosted here and owned elsewhere
+
+    def _check_agents_owned_elsewhere(self, tx: Tx, agents: list[LocalAgent]) -> None:
+        for agent in agents:
+            served = self._core.dispatcher.has_consumer(tx, agent.id)
+            if self._is_lost(agent, served):
+                self._unregister_agent(tx, agent.id)
+            elif served and tx.now >= self._transfers.asked.get(agent.id, 0) + _ASK_AGAIN_MS:
+                self._transfers.ask(tx, agent.id)
+
+    def _unregister_agent(self, tx: Tx, agent: str) -> None:
+        """Unregister an agent: mail for it is refused, and senders look for it elsewhere."""
+        if self._core.agents.known(tx, agent):
+            self._core.agents.remove(tx, agent, "transfer")
+
+    def _is_lost(self, agent: LocalAgent, served: bool) -> bool:
+        """Return whether the agent was ours, is another node's now, and did not register again."""
+        key = ("agents", claim_key(agent.id, self._node_id), self._core.node.key.public)
+        signed, owned = (
+            self._replica.current_room.document.record_at(key),
+            self._room_view.agents.get(agent.id),
+        )
+        claim = signed.data if signed else None
+        if signed is None or owned is None or not isinstance(claim, AgentRecord) or claim.standby:
+            return False
+        if claim.gateway != self._node_id:
+            return agent.seen_at <= signed.at
+        return not served and claim.epoch < owned.record.epoch
+
+    # -- requests of the operator
+
+    def list_agents(self) -> list[RoomAgentView]:
+        return [_agent_view(owned) for _, owned in sorted(self._room_view.agents.items())]
+
+    async def claim_agent(self, agent: str, wanted: ClaimRequest) -> RoomAgentView:
+        """Move an agent of the room to this gateway, or to another one."""
+        owned = self._room_view.agents.get(agent)
+        if owned is None:
+            raise UnknownAgent(f"the room knows no agent {agent!r}; `gatepost agent add {agent}`")
+        if wanted.override:
+            return await self._override_owner(owned, wanted.node or self._node_id)
+        if wanted.node not in (None, self._node_id):
+            raise InvalidRequest("run this on the gateway the agent moves to, or use --override")
+        asked = await self._core.commit(lambda tx: self._request_takeover(tx, agent))
+        shown = _agent_view(owned)
+        shown.asked = asked
+        return shown
+
+    def _request_takeover(self, tx: Tx, agent: str) -> str | None:
+        self._core.agents.register(tx, agent, standby=False)
+        record_audit_entry(tx, "operator", "agent.claim", agent, "asked its owner")
+        return self._transfers.ask(tx, agent, take_over=True)
+
+    async def _override_owner(self, owned: OwnedAgent, node: str) -> RoomAgentView:
+        """Give an agent to `node` as a backbone node, when its owner cannot be asked."""
+        own = self._room_view.nodes.get(self._node_id)
+        if own is None or not own.is_backbone:
+            raise Forbidden("only a backbone node can override an owner; run this on one")
+        if node not in self._room_view.nodes:
+            raise UnknownNode(f"no node {node!r} is in the room; `gatepost nodes` shows all")
+        await self._core.commit(lambda tx: self._record_override(tx, owned.id, node))
+        async with self._replica.claims_lock:
+            owned = self._room_view.agents.get(owned.id, owned)
+            if owned.gateway != node:
+                await self._publish_claim(
+                    owned.id, self._transfer_claim(owned, node, by_backbone=True)
+                )
+        return _agent_view(self._room_view.agents[owned.id])
+
+    def _record_override(self, tx: Tx, agent: str, node: str) -> None:
+        if node == self._node_id:
+            self._core.agents.register(tx, agent, standby=False)
+        record_audit_entry(
+            tx, "operator", "agent.claim", agent, f"overridden: it lives behind {node}"
+        )
+
+
+def _agent_view(owned: OwnedAgent) -> RoomAgentView:
+    return RoomAgentView(owned.id, owned.gateway, owned.record.epoch, owned.standbys, owned.rivals)
+
+
+def create_routes(ownership: AgentOwnership) -> list[Any]:
+    @get("/v1/room/agents", summary="Every agent of the room, and where it lives")
+    async def agents() -> list[RoomAgentView]:
+        return ownership.list_agents()
+
+    @post("/v1/room/agents/{agent:str}/claim", status_code=200, summary="Let an agent move here")
+    async def claim(agent: PathName, data: JSONBody[ClaimRequest]) -> RoomAgentView:
+        return await ownership.claim_agent(check_agent_id(agent), data)
+
+    return [agents, claim]

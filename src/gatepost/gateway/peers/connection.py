@@ -1,0 +1,137 @@
+"""One live connection between two gateways: the Yjs sync protocol over a message socket.
+
+One task reads, one writes. Outgoing updates are computed only when the socket can take them, so a
+slow peer costs no memory. Answers queued for a peer that does not read are bounded.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from gatepost.errors import DeadlineExceeded, GatepostError, RateLimited
+from gatepost.room import RoomAwareness, SharedRoom, SyncPeer
+from gatepost.room.sync_protocol import SyncRole
+
+# First byte of a message for the link rather than the room. No Yjs message starts with it.
+LINK_PREFIX = b"\x70"
+_SEND_SECS = 30.0
+_MAX_QUEUED_ANSWERS = 8
+
+
+class PeerSocket(Protocol):
+    """A socket that carries whole messages."""
+
+    async def receive(self) -> bytes | None:
+        """Return the next message, or None once the peer has hung up."""
+
+    async def send(self, message: bytes) -> None: ...
+
+
+class PeerConnection:
+    """Call `run` once. The peer has proved to be `node` with `public_key`."""
+
+    def __init__(
+        self,
+        room: SharedRoom,
+        awareness: RoomAwareness,
+        wire: PeerSocket,
+        node: str,
+        public_key: bytes,
+        role: SyncRole,
+    ) -> None:
+        self.node = node
+        self.public_key = public_key
+        self.role = role
+        self.session = ""
+        # When the last message came, by the event loop's clock.
+        self.heard_at = asyncio.get_running_loop().time()
+        self.synced = asyncio.Event()
+        self.idle = asyncio.Event()
+        self._socket = wire
+        self._peer = SyncPeer(room, awareness, node, role)
+        self.on_frame: Callable[[bytes], None] | None = None
+        self._frames: deque[bytes] = deque()
+        self._answers: deque[list[bytes]] = deque([self._peer.first_messages()])
+        self._wake = asyncio.Event()
+        self._wake.set()
+        self._end_error: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unsubscribers = (
+            room.on_change(lambda _: self._wake_writer()),
+            awareness.on_change(lambda *_: self._wake_writer()),
+        )
+
+    def send_frame(self, data: bytes) -> None:
+        """Queue data for the peer's link. The link's credit bounds how much is queued."""
+        self._frames.append(LINK_PREFIX + data)
+        self._wake_writer()
+
+    def end_with(self, error: GatepostError) -> None:
+        """Make `run` raise `error`."""
+        if not self._end_error.done():
+            self._end_error.set_exception(error)
+
+    async def run(self) -> None:
+        """Run until the peer hangs up; raise the error if this side has to end it."""
+        work = [
+            asyncio.ensure_future(self._read_messages()),
+            asyncio.ensure_future(self._write_messages()),
+        ]
+        try:
+            done, _ = await asyncio.wait((*work, self._end_error), return_when="FIRST_COMPLETED")
+            for ended in done:
+                ended.result()
+        finally:
+            self._stop_tasks(work)
+            await asyncio.gather(*work, return_exceptions=True)
+
+    async def _read_messages(self) -> None:
+        while (message := await self._socket.receive()) is not None:
+            self.heard_at = asyncio.get_running_loop().time()
+            if message[:1] == LINK_PREFIX and self.on_frame is not None:
+                self.on_frame(message[1:])
+                continue
+            answer = self._peer.receive_message(message)
+            if self._peer.synced:
+                self.synced.set()
+            if answer:
+                self._queue_answer(answer)
+
+    def _queue_answer(self, answer: list[bytes]) -> None:
+        # Reading must go on while the peer does not read, or the two could wait for each other.
+        if len(self._answers) >= _MAX_QUEUED_ANSWERS:
+            raise RateLimited("this peer asks for more than it takes")
+        self._answers.append(answer)
+        self._wake_writer()
+
+    async def _write_messages(self) -> None:
+        while True:
+            if not self._wake.is_set():
+                self.idle.set()
+            await self._wake.wait()
+            self._wake.clear()
+            while self._answers:
+                await self._send_all(self._answers.popleft())
+            while self._frames:
+                await self._send_all([self._frames.popleft()])
+            await self._send_all(self._peer.pending_messages())
+
+    async def _send_all(self, messages: list[bytes]) -> None:
+        for message in messages:
+            try:
+                async with asyncio.timeout(_SEND_SECS):
+                    await self._socket.send(message)
+            except TimeoutError:
+                raise DeadlineExceeded(f"{self.node} takes nothing any more") from None
+
+    def _wake_writer(self) -> None:
+        self.idle.clear()
+        self._wake.set()
+
+    def _stop_tasks(self, work: "Sequence[asyncio.Future[None]]") -> None:
+        for task in work:
+            task.cancel()
+        self._end_error.cancel()
+        for end in self._unsubscribers:
+            end()
+        self._peer.close()

@@ -1,0 +1,237 @@
+"""Server side of joining: challenge, ticket exchange, and the room's WebSocket for peers."""
+
+import asyncio
+import logging
+from typing import Any
+
+from litestar import Request
+from litestar import websocket as websocket_route
+from litestar.params import FromPath, JSONBody
+from msgspec.structs import replace
+
+from gatepost.access import AdmittedNode, NodeAdmission, NodeAuthenticator
+from gatepost.access import node_sessions as node_sessions
+from gatepost.access.auth_messages import CONTROL_ROOM, Challenge, ExchangeAnswer, ExchangeRequest
+from gatepost.errors import (
+    GatepostError,
+    InvalidTicket,
+    NotFound,
+    RoomViolation,
+    Unavailable,
+)
+from gatepost.gateway.api.connection_guard import ConnectionGuard
+from gatepost.gateway.api.route_decorators import get, post
+from gatepost.gateway.api.websocket_handshake import AnyWebSocket, check_origin, refuse_websocket
+from gatepost.gateway.api.websocket_transport import CLOSE_TOO_LARGE
+from gatepost.gateway.monitoring.metrics import Metrics
+from gatepost.gateway.peers import welcome_header
+from gatepost.gateway.peers.connection import PeerConnection
+from gatepost.gateway.peers.peer_links import PeerLinks
+from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.gateway.peers.welcome_header import SUBPROTOCOL, TICKET_PREFIX, Welcome
+from gatepost.room import AdmissionLink, InviteRecord, claim_key
+
+log = logging.getLogger(__name__)
+
+AnyRequest = Request[Any, Any, Any]
+
+CHALLENGE_PATH = "/ansible/auth/challenge"
+EXCHANGE_PATH = "/ansible/auth/exchange"
+ROOM_PATH = "/ansible/room"
+_MAX_BODY_BYTES = 16 * 1024
+# Application close codes: the HTTP status that would have been, plus 4000.
+_CLOSE_CODE_BASE = 4000
+_NO_LOCAL_TOKEN = {"open": True}
+
+
+class JoinServer:
+    """Serves joining peers over HTTP and WebSocket; `access` decides which of them may join."""
+
+    def __init__(
+        self, replica: RoomReplica, pipes: PeerLinks, metrics: Metrics, guard: ConnectionGuard
+    ) -> None:
+        self._replica = replica
+        self._links = pipes
+        self._metrics = metrics
+        self.guard = guard
+        self._core = replica.core
+        self._settings = replica.core.settings
+        self._admission = NodeAuthenticator(
+            replica.create_issuer(), replica.policy, replica.directory
+        )
+
+    def issue_challenge(self) -> Challenge:
+        return self._admission.make_challenge(self._core.clock.now())
+
+    async def issue_ticket(self, request: ExchangeRequest) -> ExchangeAnswer:
+        return await self._core.commit(lambda tx: self._admission.issue_ticket(tx, request))
+
+    async def serve_socket(self, socket: AnyWebSocket, room: str) -> None:
+        """Refuse the handshake, or run the connection until either side ends it."""
+        try:
+            admitted = await self._admit_peer(socket, room)
+        except GatepostError as error:
+            await refuse_websocket(socket, error)
+            return
+        try:
+            await self._host_connection(socket, admitted)
+        finally:
+            self._core.submit(lambda tx: node_sessions.close_node_session(tx, admitted.session_id))
+
+    async def _admit_peer(self, socket: AnyWebSocket, room: str) -> AdmittedNode:
+        self.guard.check_attempt(socket)
+        check_origin(socket, self._settings.room.allowed_origins)
+        ticket = _read_ticket(socket)
+        if room != CONTROL_ROOM:
+            raise NotFound(f"there is no room of this name; the only room is {CONTROL_ROOM}")
+        if len(self._replica.connections) >= self._settings.limits.max_connections:
+            raise Unavailable("too many connections", retry_after=1.0)
+        return await self._core.commit(lambda tx: self._admission.redeem_ticket(tx, ticket))
+
+    async def _host_connection(self, socket: AnyWebSocket, admitted: AdmittedNode) -> None:
+        room, awareness = self._replica.current_room, self._replica.awareness
+        identity = (admitted.node_id, admitted.public_key)
+        connection = PeerConnection(
+            room, awareness, _AcceptedPeerSocket(socket), *identity, "guest"
+        )
+        connection.session = admitted.session_id
+        # Registered before anything is awaited, so that a revocation after admission finds it.
+        with self._replica.track_connection(connection), self._metrics.track_peer():
+            self._links.joined(connection)
+            try:
+                await socket.accept(
+                    subprotocols=_chosen_subprotocol(socket),
+                    headers=self._welcome_headers(admitted),
+                )
+                await self._run_connection(socket, connection, admitted)
+            finally:
+                self._links.left(connection)
+
+    async def _run_connection(
+        self, socket: AnyWebSocket, connection: PeerConnection, admitted: AdmittedNode
+    ) -> None:
+        publishing = asyncio.ensure_future(self._publish_invite_use(admitted))
+        try:
+            await connection.run()
+        except RoomViolation as violation:
+            self._replica.count_incident(admitted.node_id, violation)
+            await _close_socket(socket, violation)
+        except GatepostError as error:
+            await _close_socket(socket, error)
+        finally:
+            await publishing
+
+    def _welcome_headers(self, admitted: AdmittedNode) -> dict[str, Any]:
+        room = self._replica.current_room
+        chain = () if admitted.admission is None else self._admission_chain(admitted.admission)
+        value = Welcome(room.genesis, room.epoch, chain)
+        header = welcome_header.encode_welcome(value, admitted.session_id, self._core.node.key)
+        return {welcome_header.WELCOME_HEADER: header}
+
+    def _admission_chain(self, admission: NodeAdmission) -> tuple[AdmissionLink, ...]:
+        return self._replica.chain_for(
+            AdmissionLink(
+                admission.node_id,
+                admission.tier,
+                admission.issued_at,
+                admission.public_key,
+                admission.signature,
+            )
+        )
+
+    async def _publish_invite_use(self, admitted: AdmittedNode) -> None:
+        """Publish in the room which of our invites this peer used."""
+        sql = "SELECT id, used_at FROM invite WHERE used_by = ?"
+        rows = await self._core.read(lambda tx: tx.fetch_all(sql, (admitted.node_id,)))
+        records = {}
+        for id, used_at in rows:
+            key = ("invites", claim_key(id, self._core.node.id))
+            known = self._replica.current_room.document.record_at(
+                (*key, self._core.node.key.public)
+            )
+            if (
+                known is not None
+                and isinstance(known.data, InviteRecord)
+                and known.data.used_at is None
+            ):
+                records[key] = replace(known.data, used_at=used_at)
+        try:
+            await self._replica.publish_records(records)
+        except GatepostError as error:
+            log.warning("the use of an invite is not in the room yet: %s", error.message)
+
+
+class _AcceptedPeerSocket:
+    def __init__(self, socket: AnyWebSocket) -> None:
+        self._socket = socket
+
+    async def receive(self) -> bytes | None:
+        message: dict[str, Any] = dict(await self._socket.receive())
+        if message["type"] == "websocket.disconnect":
+            if message.get("code") == CLOSE_TOO_LARGE:
+                raise RoomViolation("the message is larger than the limit", rule="too_large")
+            return None
+        data = message.get("bytes")
+        if data is None:
+            raise RoomViolation("the room takes binary messages, not text", rule="message")
+        return bytes(data)
+
+    async def send(self, message: bytes) -> None:
+        await self._socket.send({"type": "websocket.send", "bytes": message, "text": None})
+
+
+def create_routes(server: JoinServer) -> list[Any]:
+    @get(
+        CHALLENGE_PATH,
+        summary="A challenge that a known node answers with its key",
+        opt=_NO_LOCAL_TOKEN,
+    )
+    async def challenge(request: AnyRequest) -> Challenge:
+        server.guard.check_attempt(request)
+        return server.issue_challenge()
+
+    @post(
+        EXCHANGE_PATH,
+        status_code=200,
+        request_max_body_size=_MAX_BODY_BYTES,
+        summary="Exchange an invite or a proof for a ticket",
+        opt=_NO_LOCAL_TOKEN,
+    )
+    async def exchange(data: JSONBody[ExchangeRequest], request: AnyRequest) -> ExchangeAnswer:
+        server.guard.check_attempt(request)
+        return await server.issue_ticket(data)
+
+    @websocket_route(ROOM_PATH + "/{room:str}")
+    async def room_socket(socket: AnyWebSocket, room: FromPath[str]) -> None:
+        await server.serve_socket(socket, room)
+
+    return [challenge, exchange, room_socket]
+
+
+def _read_ticket(socket: AnyWebSocket) -> str:
+    """Read the ticket from the header, or from the subprotocols if a client cannot set it."""
+    scheme, _, value = (socket.headers.get("authorization") or "").partition(" ")
+    if scheme.lower() == "bearer" and value:
+        return value.strip()
+    for each in _offered_subprotocols(socket):
+        if each.startswith(TICKET_PREFIX):
+            return each.removeprefix(TICKET_PREFIX)
+    raise InvalidTicket(
+        "show a ticket: in the header `Authorization: Bearer`, or as a second subprotocol"
+        f" `{TICKET_PREFIX}<ticket>` beside `{SUBPROTOCOL}`"
+    )
+
+
+def _offered_subprotocols(socket: AnyWebSocket) -> list[str]:
+    return list(socket.scope.get("subprotocols") or ())
+
+
+def _chosen_subprotocol(socket: AnyWebSocket) -> str | None:
+    return SUBPROTOCOL if SUBPROTOCOL in _offered_subprotocols(socket) else None
+
+
+async def _close_socket(socket: AnyWebSocket, error: GatepostError) -> None:
+    try:
+        await socket.close(_CLOSE_CODE_BASE + error.status, error.code)
+    except Exception:
+        log.debug("a socket was gone before it could be closed")

@@ -1,0 +1,116 @@
+"""The room records a gateway writes about itself: node, agent claims and delivery progress."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from msgspec.structs import replace
+
+from gatepost.journal import Tx
+from gatepost.room import AgentRecord, DeliveryRecord, NodeRecord, OwnedAgent, SharedRoom, claim_key
+from gatepost.room.admission_chain import chain_issuer
+from gatepost.room.records import key_subject
+from gatepost.wire import PROTOCOL_VERSION
+from gatepost.wire import AgentInfo as LocalAgent
+
+NodeStatus = Literal["online", "offline"]
+# Held events were taken, but have no receipt yet.
+_SELECT_PROGRESS = """
+SELECT sum(seq - first_seq + 1), max(at),
+       (SELECT count(*) FROM held WHERE event_id IS NOT NULL),
+       (SELECT count(*) FROM dead_letter) + (SELECT count(*) FROM undelivered)
+FROM cursor
+"""
+
+AgentClaims = dict[tuple[str, str], AgentRecord | None]
+
+
+def node_record(
+    room: SharedRoom,
+    endpoint: str | None,
+    status: NodeStatus,
+    now: int,
+    capabilities: tuple[str, ...],
+) -> NodeRecord:
+    chain = room.publisher.author.chain
+    return NodeRecord(
+        tier=chain[-1].tier,
+        endpoint_ws=endpoint,
+        capabilities=capabilities,
+        status=status,
+        last_heartbeat_at=now,
+        protocol_version=PROTOCOL_VERSION,
+        added_by=chain_issuer(room.genesis, chain),
+        added_at=chain[-1].issued_at,
+    )
+
+
+def agent_claims(room: SharedRoom, local: Iterable[LocalAgent], gateway: str) -> AgentClaims:
+    """Return our claims to agents by (map, key). None withdraws a claim."""
+    published = published_claims(room)
+    hosted = {each.id: each for each in local}
+    claims: AgentClaims = {}
+    for id in published.keys() | hosted.keys():
+        old = published.get(id)
+        if id in hosted:
+            claim = _hosted_agent_claim(hosted[id], room.effective.agents.get(id), old, gateway)
+        else:
+            claim = (
+                old if old is not None and _is_pending_transfer(room, id, old, gateway) else None
+            )
+        if claim is not None or old is not None:
+            claims["agents", claim_key(id, gateway)] = claim
+    return claims
+
+
+def published_claims(room: SharedRoom) -> dict[str, AgentRecord]:
+    """Return the claims this gateway has in the room now, by agent."""
+    own = room.publisher.author.key.public
+    return {
+        key_subject(signed.key): signed.data
+        for signed in room.document
+        if signed.map == "agents"
+        and signed.public_key == own
+        and isinstance(signed.data, AgentRecord)
+    }
+
+
+def _hosted_agent_claim(
+    local: LocalAgent, owned: OwnedAgent | None, old: AgentRecord | None, gateway: str
+) -> AgentRecord | None:
+    """Return our claim to a hosted agent.
+
+    An agent another gateway owns is not claimed: its owner is asked for it (agent_ownership.py).
+    """
+    kind: Literal["internal", "external"] = "internal" if local.type == "internal" else "external"
+    claim = AgentRecord(
+        gateway=gateway, type=kind, last_seen_at=local.seen_at, standby=local.standby
+    )
+    if local.standby or owned is None or owned.gateway is None:
+        return claim
+    if owned.gateway != gateway:
+        return None if old is None or old.standby else old
+    record = owned.record
+    return replace(claim, role=record.role, epoch=record.epoch, transfers=record.transfers)
+
+
+def _is_pending_transfer(room: SharedRoom, id: str, claim: AgentRecord, gateway: str) -> bool:
+    """Return whether we gave the agent to a node that has not claimed it yet."""
+    taker = None if claim.gateway == gateway else room.effective.nodes.get(claim.gateway or "")
+    if taker is None or claim.standby:
+        return False
+    found = room.document.record_at(("agents", claim_key(id, taker.id), taker.public_key))
+    theirs = found.data if found else None
+    return not (isinstance(theirs, AgentRecord) and theirs.epoch >= claim.epoch)
+
+
+def delivery_record(tx: Tx) -> DeliveryRecord | None:
+    """Return the progress over all outboxes this gateway reads; None if it reads none yet."""
+    ((seen, last_at, held, dead),) = tx.fetch_all(_SELECT_PROGRESS)
+    if seen is None:
+        return None
+    return DeliveryRecord(
+        inbox_cursor_acked=max(0, seen - held),
+        inbox_cursor_seen=seen,
+        dead_letter_count=dead,
+        last_ack_at=last_at,
+    )

@@ -1,0 +1,303 @@
+"""Links over the connections gateways have: one WebSocket carries the room and both outboxes."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gatepost.delivery.fetch import Bounds, Fetcher
+from gatepost.delivery.follow import SourcePart
+from gatepost.delivery.frames import Frame, pack, unpack
+from gatepost.delivery.journey import TracePart
+from gatepost.delivery.link import Link, Part
+from gatepost.delivery.relay import RelayHost
+from gatepost.delivery.relay_reader import RelayReader
+from gatepost.errors import GatepostError, InternalError, LinkError
+from gatepost.events import encrypted_size
+from gatepost.gateway.peers.blob_files import BlobFiles
+from gatepost.gateway.peers.connection import PeerConnection
+from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.journal import Tx
+from gatepost.journal.outbox import EVERYBODY, OutboxGroup
+from gatepost.routing import RoutingDirectory, build_directory
+
+log = logging.getLogger(__name__)
+
+# The room is looked at again this often at most, and at least.
+_SOONEST_SECS = 0.05
+_LATEST_SECS = 1.0
+# A gateway we have no connection to shows signs of life in the room once a minute.
+_HEARTBEAT_SECS = 90.0
+_PRUNE_SECS = 60.0
+_RESUME_SECS = 600.0
+
+
+class PeerLinks:
+    """Every connection to another gateway gets a link; each outbox is read over one of them."""
+
+    def __init__(self, keeper: RoomReplica) -> None:
+        self._keeper = keeper
+        self._core = keeper.core
+        self._links: dict[PeerConnection, LinkPort] = {}
+        self._presence = PeerPresence(keeper)
+        core, window = self._core, self._core.settings.delivery.window_bytes
+        core.outbox.on_published = self._published
+        self.directory = RoutingDirectory()
+        self.host = RelayHost(core.messages, window)
+        self.reader = RelayReader(core.node, core.messages, window)
+        self.fetcher = Fetcher(
+            core.node.id,
+            core.messages,
+            BlobFiles(core.blobs, core.storers),
+            self._commit,
+            core.clock.now,
+            Bounds(max_bytes=encrypted_size(core.settings.limits.max_blob_bytes)),
+        )
+        core.on_blob_wanted = self.fetcher.want
+        self._pruned_at = self._resumed_at = 0.0
+
+    # -- connections come and go
+
+    def dialled(self, connection: PeerConnection) -> None:
+        """We opened it, so we speak first: nobody else can tell a gateway from a mere reader."""
+        self._end_of(connection).link.open()
+
+    def joined(self, connection: PeerConnection) -> None:
+        """They opened it; a link starts when they say so."""
+        connection.on_frame = partial(self._first, connection)
+
+    def left(self, connection: PeerConnection) -> None:
+        end = self._links.pop(connection, None)
+        if end is not None:
+            end.ended = True
+            end.link.closed()
+            self.go_live()
+            self._read_elsewhere(end.link.peer)
+        self._presence.saw(connection.node)
+
+    def links_to(self, node: str) -> "list[LinkPort]":
+        return [end for end in self._links.values() if end.link.peer == node]
+
+    def linked(self) -> set[str]:
+        return {end.link.peer for end in self._links.values() if end.link.greeted}
+
+    def silence(self, node: str) -> float:
+        """Seconds since its last sign of life: on a connection, or else in the room."""
+        heard = [each.heard_at for each in self._keeper.connections if each.node == node]
+        if heard:
+            return max(0.0, asyncio.get_running_loop().time() - max(heard))
+        member = self._keeper.current_room.effective.nodes[node]
+        return max(0, self._core.clock.now() - member.record.last_heartbeat_at) / 1000
+
+    def acked(self, node: str) -> int:
+        """How far a node says it has taken our outbox, though that may not be on disk yet."""
+        return max((end.link.acked for end in self.links_to(node)), default=0)
+
+    def _first(self, connection: PeerConnection, data: bytes) -> None:
+        end = self._end_of(connection)
+        end.link.open()
+        end.receive(data)
+
+    def _end_of(self, connection: PeerConnection) -> "LinkPort":
+        end = LinkPort(self, connection)
+        self._links[connection] = end
+        connection.on_frame = end.receive
+        return end
+
+    def may_read(self, end: "LinkPort") -> bool:
+        """One link to a gateway is enough to read its outbox."""
+        others = (other for other in self.links_to(end.link.peer) if other is not end)
+        return not any(other.link.reading for other in others)
+
+    def _read_elsewhere(self, node: str) -> None:
+        for end in self.links_to(node):
+            if end.link.greeted and not end.link.reading and self.may_read(end):
+                end.link.read()
+
+    # -- our outbox
+
+    def _published(self, group: OutboxGroup) -> None:
+        for end in list(self._links.values()):
+            end.link.appended(group)
+
+    def go_live(self) -> None:
+        """The writer marks as sent what these nodes are about to hear."""
+        ends = list(self._links.values())
+        live = {end.link.peer for end in ends if end.link.feed is not None}
+        if any(end.source.follows for end in ends):
+            live.add(EVERYBODY)
+        self._core.outbox.live_nodes = frozenset(live)
+
+    def is_backbone(self, node: str) -> bool:
+        member = self._keeper.current_room.effective.nodes.get(node)
+        return member is not None and member.is_backbone
+
+    # -- what routing knows
+
+    async def run(self) -> None:
+        """For as long as the gateway runs: keep the picture of the room that routing has."""
+        self._core.submit(self.host.load)
+        while True:
+            changes = self._keeper.change_count
+            try:
+                await self._look()
+                self._tend()
+            except GatepostError as error:
+                log.warning("routing goes by an old picture of the room: %s", error.message)
+            except Exception:
+                log.exception("routing goes by an old picture of the room")
+            await asyncio.sleep(_SOONEST_SECS)
+            await self._keeper.wait_for_change(changes, _LATEST_SECS)
+
+    def _tend(self) -> None:
+        """What relays and fetches have to do now and then."""
+        now = asyncio.get_running_loop().time()
+        for end in self._links.values():
+            end.look()
+        self.reader.refresh()
+        self.fetcher.tick()
+        if now >= self._pruned_at + _PRUNE_SECS:
+            self._pruned_at = now
+            self.host.prune(lambda operation, done: self._commit(operation, _if_done(done)))
+        if now >= self._resumed_at + _RESUME_SECS:
+            self._resumed_at = now
+            self.fetcher.resume()
+
+    def _commit(
+        self, operation: Callable[[Tx], Any], done: Callable[[Any, GatepostError | None], None]
+    ) -> None:
+        try:
+            self._core.writer.submit(operation, done)
+        except GatepostError as error:
+            done(None, error)
+
+    async def _look(self) -> None:
+        if self._keeper.room is None:
+            return
+        directory = build_directory(self._keeper.room.effective, self._presence.is_online)
+        if directory != self.directory:
+            room_changed = self._core.messages.room_changed
+            await self._core.commit(lambda tx: room_changed(tx, directory))
+            self.directory = directory
+            self.host.room_changed()
+
+
+class LinkPort:
+    """One link's port: the connection it runs over, and this gateway's journal."""
+
+    def __init__(self, pipes: PeerLinks, connection: PeerConnection) -> None:
+        self._pipes = pipes
+        self._connection = connection
+        self._core = pipes._core
+        self.ended = False
+        window = self._core.settings.delivery.window_bytes
+        self.link = Link(self, self._core.node, self._core.messages, connection.node, window)
+        self.link.may_read = lambda: pipes.may_read(self)
+        self.link.on_live = pipes.go_live
+        self.trace = TracePart(self, self._core.node, connection.node)
+        self.link.parts += [self.trace, *self._parts(window)]
+
+    def _parts(self, window: int) -> list[Part]:
+        """Relays are backbone nodes; only they keep outboxes, and pass on who asks for blobs."""
+        pipes, core, peer = self._pipes, self._core, self.link.peer
+        theirs, ours = pipes.is_backbone(peer), pipes.is_backbone(core.node.id)
+        live = pipes.go_live
+        self.source = SourcePart(self, core.node, core.messages, window, on_live=live)
+        self._reader = pipes.reader.part(self, peer, relays=theirs)
+        self._blobs = pipes.fetcher.part(self, peer, relays=theirs, passes=ours)
+        parts: list[Part] = [self.source, self._reader, self._blobs]
+        return [*parts, pipes.host.part(self, peer)] if ours else parts
+
+    def look(self) -> None:
+        """A node may be known as a relay only after it was linked."""
+        self._reader.relays = self._blobs.relays = self._pipes.is_backbone(self.link.peer)
+
+    def receive(self, data: bytes) -> None:
+        try:
+            self.link.receive(unpack(data))
+        except GatepostError as error:
+            self.end(error)
+
+    def send(self, frame: Frame) -> None:
+        if not self.ended:
+            self._connection.send_frame(pack(frame))
+
+    def commit(self, operation: Callable[[Tx], Any], done: Callable[[Any], None]) -> None:
+        try:
+            self._core.writer.submit(operation, partial(self._done, done))
+        except GatepostError as error:
+            self.end(error)
+
+    def _done(self, done: Callable[[Any], None], value: Any, error: GatepostError | None) -> None:
+        if self.ended:
+            return
+        if error is not None:
+            self.end(error)
+            return
+        try:
+            done(value)
+        except GatepostError as mistake:
+            self.end(mistake)
+        except Exception:
+            log.exception("a link failed unexpectedly")
+            self.end(InternalError("an internal error; see the log"))
+
+    def now(self) -> int:
+        return self._core.clock.now()
+
+    def end(self, error: GatepostError) -> None:
+        """The connection goes, and is opened again by whoever dialled."""
+        if self.ended:
+            return
+        self.ended = True
+        peer = self.link.peer
+        log.warning("the link to %s ends: %s", peer, error.message)
+        if isinstance(error, LinkError):
+            incidents, why = self._core.messages.incidents, error.message
+            subject = f"{peer}@{self.now()}"
+            self._core.submit(lambda tx: incidents.raise_(tx, "link_error", subject, why))
+        self._connection.end_with(error)
+
+
+def _if_done(done: Callable[[Any], None]) -> Callable[[Any, GatepostError | None], None]:
+    def finished(value: Any, error: GatepostError | None) -> None:
+        if error is None:
+            done(value)
+        else:
+            log.warning("outboxes kept for others were not pruned: %s", error.message)
+
+    return finished
+
+
+class PeerPresence:
+    """Whether a gateway is believed to be there: connected, or heard of not long ago."""
+
+    def __init__(self, keeper: RoomReplica) -> None:
+        self._keeper = keeper
+        self._clock = keeper.core.clock
+        self._patience = keeper.core.settings.delivery.offline_secs * 1000
+        self._seen: dict[str, int] = {}
+        self._heartbeats: dict[str, int] = {}
+
+    def saw(self, node: str) -> None:
+        self._seen[node] = self._clock.now()
+
+    def is_online(self, node: str) -> bool:
+        keeper = self._keeper
+        if node == keeper.core.node.id or any(c.node == node for c in keeper.connections):
+            return True
+        member = keeper.current_room.effective.nodes.get(node)
+        if member is None or member.record.status == "offline":
+            return False
+        self._listen(node, member.record.last_heartbeat_at)
+        return self._clock.now() < self._seen.get(node, 0) + self._patience
+
+    def _listen(self, node: str, heartbeat: int) -> None:
+        """A heartbeat is worth as much as a meeting, until the next one should have come."""
+        if self._heartbeats.get(node) != heartbeat:
+            # What stood in the room when we came says nothing of now.
+            fresh = node in self._heartbeats
+            self._heartbeats[node] = heartbeat
+            if fresh:
+                self._seen[node] = self._clock.now() + int(_HEARTBEAT_SECS * 1000)

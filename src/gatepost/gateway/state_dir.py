@@ -1,0 +1,88 @@
+"""The state directory: a gateway's journal, key, token, blobs, socket and endpoint file."""
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from gatepost.clock import Clock
+from gatepost.errors import ConfigError
+from gatepost.events import NodeKey
+
+
+class GatewayEndpoint(msgspec.Struct):
+    """The addresses of a running gateway; clients on this machine read them."""
+
+    url: str
+    socket: str | None
+    pid: int
+    node_id: str
+    # The certificate clients must trust, if the gateway uses TLS.
+    tls_cert: str | None = None
+
+
+class StateDir:
+    """Paths of the state directory. Its files are readable by their owner only."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.journal = path / "journal.db"
+        self.blobs = path / "blobs"
+        self.drop = path / "drop"
+        self.socket = path / "gateway.sock"
+        self.token = path / "token"
+        self.key = path / "node.key"
+        self.endpoint = path / "endpoint.json"
+
+    def create_folder(self) -> None:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = self.path.stat().st_mode & 0o777
+        if mode & 0o077:
+            raise ConfigError(
+                f"{self.path} can be read by others (mode {mode:o}); run `chmod 700 {self.path}`"
+            )
+
+    def load_node_key(self, clock: Clock) -> NodeKey:
+        return NodeKey(read_or_create(self.key, clock.random(32)))
+
+    def load_local_token(self, clock: Clock) -> str:
+        """Return the secret of the local API; create it if it is missing."""
+        token = read_or_create(self.token, clock.random(32).hex().encode()).decode().strip()
+        if len(token) < 32:
+            raise ConfigError(f"{self.token} holds no token; remove it to have a new one made")
+        return token
+
+    def write_endpoint(self, endpoint: GatewayEndpoint) -> None:
+        write_private_file(self.endpoint, msgspec.json.encode(endpoint))
+
+    def remove_endpoint(self) -> None:
+        self.endpoint.unlink(missing_ok=True)
+
+
+def read_or_create(path: Path, content: bytes) -> bytes:
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_bytes()
+    write_private_file(path, content)
+    return content
+
+
+def write_private_file(path: Path, content: bytes) -> None:
+    """Write a file atomically and durably, readable by its owner only."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Sync a folder, so that renames in it are durable."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

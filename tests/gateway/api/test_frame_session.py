@@ -1,0 +1,267 @@
+"""A session's promises: bounded, orderly, and nothing left behind when its client goes."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from gatepost.gateway.api import frame_session as sessions
+from gatepost.gateway.api.frame_session import FrameSession, carry_session
+from gatepost.gateway.api.operations import Operations
+from gatepost.wire import Enqueue, NewMessage, NewSend, Register, Send
+from tests.gateway.tools import dump, opened
+
+pytestmark = pytest.mark.anyio
+
+
+class Peer:
+    """A client's end of a session, which takes its output only when told to."""
+
+    def __init__(self, operations: Operations) -> None:
+        self.woken = 0
+        self.session = FrameSession(operations, self._wake)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def send(self, *ops: Mapping[str, object]) -> None:
+        self.session.receive_frame(json.dumps(ops if len(ops) > 1 else ops[0]))
+
+    def take(self) -> list[Any]:
+        frames = [json.loads(frame) for frame in self.session.take_output()]
+        return [one for frame in frames for one in (frame if isinstance(frame, list) else [frame])]
+
+    async def heard(self, count: int) -> list[Any]:
+        found: list[Any] = []
+        while len(found) < count:
+            await asyncio.sleep(0.002)
+            found += self.take()
+        return found
+
+
+async def _fill(operations: Operations, box: str, count: int, size: int = 10) -> None:
+    payload = Raw(json.dumps("x" * size).encode())
+    news = [NewMessage(f"s{n}", box, payload, msg_id=f"m:{n}") for n in range(count)]
+    await operations.perform(Enqueue(messages=news))
+
+
+async def _has_room(session: FrameSession) -> bool:
+    try:
+        await asyncio.wait_for(session.wait_for_capacity(), 0.05)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def test_answers_of_one_group_leave_in_one_frame_and_in_order(state: Path) -> None:
+    async with opened(state) as operations:
+        peer = Peer(operations)
+        peer.send(*({"op": "register", "id": n, "agent": f"a{n}"} for n in range(20)))
+        while peer.session._unanswered:
+            await asyncio.sleep(0.002)
+        (frame,) = peer.session.take_output()
+        assert [answer["re"] for answer in json.loads(frame)[1:]] == list(range(1, 20))
+
+
+async def test_a_client_with_too_much_under_way_must_wait(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "_MAX_UNANSWERED", 3)
+    async with opened(state) as operations:
+        peer = Peer(operations)
+        peer.send({"op": "register", "agent": "a"})
+        while not peer.session._replies:
+            await asyncio.sleep(0.002)
+        peer.send(*({"op": "peek", "mailbox": "b"} for _ in range(3)))
+        assert not await _has_room(peer.session), "its first answer is not taken yet"
+        await peer.heard(2)
+        assert await _has_room(peer.session)
+
+
+async def test_who_waits_may_still_ask_for_other_things_but_not_wait_without_end(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "_MAX_UNANSWERED", 3)
+    monkeypatch.setattr(sessions, "_MAX_WAITS", 5)
+    async with opened(state) as operations:
+        peer = Peer(operations)
+        await operations.perform(Register(agent="bob"))
+        new = NewSend("al", "bob", Raw(b"1"))
+        (sent,) = (await operations.perform(Send(messages=[new]))).results
+        wait = {"op": "await", "event_id": sent.event_id, "wait_secs": 50}
+        peer.send(*({"id": n, **wait} for n in range(5)))
+        assert await _has_room(peer.session)
+        peer.send({"id": 9, **wait})
+        (refused,) = await peer.heard(1)
+        assert (refused["re"], refused["error"]["code"]) == (9, "unavailable")
+        await operations.purge_mailbox("bob", "operator")
+        assert {answer["op"] for answer in await peer.heard(5)} == {"awaited"}
+
+
+async def test_a_client_that_does_not_listen_must_wait(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "_MAX_UNSENT", 5)
+    async with opened(state) as operations:
+        peer = Peer(operations)
+        peer.send(*({"op": "register", "id": n, "agent": "a"} for n in range(9)))
+        while peer.session._unanswered:
+            await asyncio.sleep(0.002)
+        assert not await _has_room(peer.session)
+        assert len(peer.take()) == 9
+        assert await _has_room(peer.session)
+
+
+async def test_large_answers_are_made_one_at_a_time(state: Path) -> None:
+    async with opened(state) as operations:
+        await _fill(operations, "b", 10)
+        await operations.purge_mailbox("b", "operator")
+        peer = Peer(operations)
+        peer.send(*({"op": "peek_dead_letter", "id": n, "mailbox": "b"} for n in range(1, 6)))
+        await asyncio.sleep(0.1)
+        assert len(peer.take()) == 1, "the next is not made before this one is taken"
+        assert [answer["re"] for answer in await peer.heard(4)] == [2, 3, 4, 5]
+
+
+async def test_a_large_delivery_is_divided_into_frames(state: Path) -> None:
+    async with opened(state) as operations:
+        await _fill(operations, "b", 40, 60_000)
+        peer = Peer(operations)
+        peer.send({"op": "subscribe", "mailbox": "b", "credit": 100})
+        frames: list[bytes] = []
+        while b'"m:39"' not in b"".join(frames):
+            await asyncio.sleep(0.002)
+            frames += peer.session.take_output()
+        assert len(frames) > 3
+        assert max(map(len, frames)) < 1024 * 1024
+
+
+async def test_closing_leaves_no_waiter_and_no_task(state: Path) -> None:
+    async with opened(state) as operations:
+        peer = Peer(operations)
+        for n in range(5):
+            peer.send({"op": "subscribe", "mailbox": f"b{n}"})
+            peer.send({"op": "dequeue", "mailbox": f"b{n}", "wait_secs": 50})
+        peer.session.close()
+        later = Peer(operations)
+        later.send({"op": "subscribe", "mailbox": "c"}, {"op": "await", "event_id": "x"})
+        await later.heard(2)
+        later.session.close()
+        await asyncio.sleep(0.05)
+        await operations.core.commit(lambda tx: None)
+        assert operations.core.dispatcher._waiters._waiters == set()
+        assert not peer.session._tasks | later.session._tasks
+        assert operations._waits == set()
+
+
+async def test_mail_that_comes_after_the_end_stays_where_it_is(state: Path) -> None:
+    async with opened(state) as operations:
+        peer = Peer(operations)
+        peer.send({"op": "subscribe", "mailbox": "b"}, {"op": "dequeue", "mailbox": "c"})
+        peer.session.close()
+        for box in ("b", "c"):
+            await _fill(operations, box, 3)
+        await operations.core.commit(lambda tx: None)
+        assert {row[3] for row in dump(operations.core)["mail"]} == {0}
+        assert dump(operations.core)["lease"] == []
+
+
+@pytest.mark.parametrize("wait", [0, 5])
+@pytest.mark.parametrize("pause", [0, 0.0002, 0.0005, 0.001, 0.002, 0.004])
+async def test_a_poll_broken_off_at_any_moment_gives_its_mail_back(
+    state: Path, wait: float, pause: float
+) -> None:
+    """Before, during and after the transaction that leases, with and without waiting."""
+    async with opened(state) as operations:
+        await _fill(operations, "b", 1)
+        peer = Peer(operations)
+        peer.send({"op": "dequeue", "mailbox": "b", "wait_secs": wait})
+        await asyncio.sleep(pause)
+        answered = bool(peer.session._replies)
+        peer.session.close()
+        for _ in range(3):
+            await asyncio.sleep(0.005)
+            await operations.core.commit(lambda tx: None)
+        rows = dump(operations.core)
+        assert len(rows["lease"]) == answered
+        assert rows["mail"][0][4] == 0, "no attempt was counted"
+
+
+async def test_a_failing_journal_does_not_keep_a_session_from_closing(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(state) as operations:
+        peer = Peer(operations)
+        peer.send({"op": "subscribe", "mailbox": "b"}, {"op": "subscribe", "mailbox": "c"})
+        await peer.heard(2)
+        waiters = [each.waiter for each in peer.session._subscriptions.values()]
+        monkeypatch.setattr(operations.core.writer, "failure", "broken")
+        peer.session.close()
+        assert [waiter and waiter.gone for waiter in waiters] == [True, True]
+        monkeypatch.undo()
+
+
+async def test_an_operation_that_fails_unexpectedly_is_answered(
+    state: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(state) as operations:
+
+        async def fail(query: object) -> None:
+            raise RuntimeError("the secret inside")
+
+        monkeypatch.setattr(operations.core, "read", fail)
+        peer = Peer(operations)
+        peer.send({"op": "peek", "id": 4, "mailbox": "b"})
+        (answer,) = await peer.heard(1)
+        assert (answer["re"], answer["error"]["code"]) == (4, "internal")
+        assert "secret" not in json.dumps(answer)
+        assert "the secret inside" in caplog.text
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), RuntimeError("a bug")])
+async def test_a_conversation_ends_when_either_side_does(
+    state: Path, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail() -> None:
+        raise error
+
+    async with opened(state) as operations:
+        for receive, send in ((fail(), asyncio.sleep(60)), (asyncio.sleep(60), fail())):
+            peer = Peer(operations)
+            await asyncio.wait_for(carry_session(peer.session, receive, send), 5)
+            assert peer.session._closed
+    assert ("a bug" in caplog.text) == isinstance(error, RuntimeError)
+
+
+async def test_a_small_message_does_not_overtake_a_large_one(state: Path) -> None:
+    async with opened(state) as operations:
+        await operations.core.commit(lambda tx: operations.core.agents.register(tx, "bob"))
+        peer = Peer(operations)
+        for id, payload in ((1, "x" * 200_000), (2, "small")):
+            new = {"from_agent": "ann", "to_agent": "bob", "payload": payload}
+            peer.send({"op": "send", "id": id, "messages": [new]})
+        answers = await peer.heard(2)
+        assert [answer["re"] for answer in answers] == [1, 2]
+        peer.session.close()
+
+
+async def test_those_who_wait_do_not_hold_up_the_others(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "_MAX_UNANSWERED", 3)
+    async with opened(state) as operations:
+        await operations.core.commit(lambda tx: operations.core.agents.register(tx, "bob"))
+        peer = Peer(operations)
+        peer.send(
+            {"op": "send", "messages": [{"from_agent": "a", "to_agent": "bob", "payload": 1}]}
+        )
+        ((sent,),) = [answer["results"] for answer in await peer.heard(1)]
+        peer.send(*({"op": "await", "event_id": sent["event_id"], "wait_secs": 5},) * 9)
+        assert await _has_room(peer.session)
+        peer.send({"op": "register", "id": 7, "agent": "ann"})
+        assert [answer["re"] for answer in await peer.heard(1)] == [7]
+        peer.session.close()

@@ -1,0 +1,104 @@
+"""Frames over the Unix socket: who may open it, and lines of every kind."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from gatepost.errors import ConfigError
+from gatepost.gateway.api import unix_socket
+from gatepost.gateway.api.unix_socket import UnixSocketServer
+from gatepost.testing import GatewayProcess
+from tests.gateway.tools import mail, opened, unix_socket
+
+
+def test_only_its_user_can_open_the_socket(gateway: GatewayProcess) -> None:
+    status = (gateway.state_dir / "gateway.sock").stat()
+    assert stat.S_ISSOCK(status.st_mode)
+    assert stat.S_IMODE(status.st_mode) == 0o600
+
+
+@pytest.mark.anyio
+async def test_another_users_connection_is_closed_unanswered(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(state) as operations:
+        door = UnixSocketServer(operations, operations.core.state.socket)
+        await door.start()
+        monkeypatch.setattr(os, "getuid", lambda: 4711)
+        monkeypatch.setattr(unix_socket, "_ROOT", 4712)
+        reader, writer = await asyncio.open_unix_connection(operations.core.state.socket)
+        writer.write(b'{"op":"register","agent":"spy"}\n')
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+        monkeypatch.undo()
+        assert await operations.core.read(operations.core.agents.list) == []
+        await door.stop()
+        assert not operations.core.state.socket.exists()
+
+
+def test_lines_are_answered_in_lines(gateway: GatewayProcess, box: str) -> None:
+    with unix_socket(gateway) as frames:
+        assert frames.ask("enqueue", id=1, messages=[mail("m:1", box)])["results"][0]["queued"]
+        (message,) = frames.ask("dequeue", mailbox=box)["messages"]
+        assert message["msg_id"] == "m:1"
+
+
+def test_mail_is_pushed_over_the_socket_too(gateway: GatewayProcess, box: str) -> None:
+    with unix_socket(gateway) as frames:
+        frames.ask("subscribe", mailbox=box)
+        frames.send({"op": "enqueue", "messages": [mail("m:1", box)]})
+        assert {frames.next()["op"], frames.next()["op"]} == {"enqueued", "deliver"}
+
+
+def test_a_bad_line_is_answered_and_the_connection_lives(gateway: GatewayProcess, box: str) -> None:
+    with unix_socket(gateway) as frames:
+        for line in (b"nonsense", b"", b"\xff", b"[" * 100_000):
+            frames.send(line)
+            assert frames.next()["error"]["code"] == "invalid_request"
+        assert frames.ask("peek", mailbox=box)["messages"] == []
+
+
+def test_a_line_of_nearly_the_limit_is_taken(gateway: GatewayProcess, box: str) -> None:
+    with unix_socket(gateway) as frames:
+        padding = " " * (1024 * 1024 - 200)
+        frames.send(json.dumps({"op": "peek", "mailbox": box}).encode() + padding.encode())
+        assert frames.next()["messages"] == []
+
+
+def test_a_line_without_end_is_refused_and_the_connection_closed(
+    gateway: GatewayProcess,
+) -> None:
+    with unix_socket(gateway) as frames:
+        frames.send(b"x" * (3 * 1024 * 1024))
+        assert "max_body_bytes" in frames.next()["error"]["message"]
+        with pytest.raises((EOFError, ConnectionResetError)):
+            frames.next()
+
+
+def test_a_client_may_close_its_side_before_it_reads(gateway: GatewayProcess, box: str) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(gateway.state_dir / "gateway.sock"))
+        ops = [{"op": "enqueue", "messages": [mail("m:1", box)]}, {"op": "peek", "mailbox": box}]
+        connection.sendall("".join(json.dumps(op) + "\n" for op in ops).encode())
+        connection.shutdown(socket.SHUT_WR)
+        answers = b"".join(iter(lambda: connection.recv(65_536), b""))
+    assert b'"enqueued"' in answers
+    assert b'"summaries"' in answers
+
+
+@pytest.mark.anyio
+async def test_a_path_too_long_for_a_socket_is_explained(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    async with opened(deep) as operations:
+        door = UnixSocketServer(operations, operations.core.state.socket)
+        with pytest.raises(ConfigError, match="shorter"):
+            await door.start()
+        await door.stop()
+    assert os.umask(0o022) == 0o022, "the mask is what it was"

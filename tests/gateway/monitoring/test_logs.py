@@ -1,0 +1,81 @@
+"""Logs: structured, and without secrets."""
+
+import json
+import logging
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from gatepost.gateway.monitoring.logs import JsonFormatter, TextFormatter, redact_secrets
+from gatepost.testing import GatewayProcess
+from tests.gateway.tools import client, mail, raw_websocket, websocket
+
+SECRET = "3f9c2b7e51d84a60b1c2d3e4f5a69788"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Authorization: Bearer {SECRET}",
+        f"authorization=bearer {SECRET}",
+        f"'authorization': 'Bearer {SECRET}'",
+        f"(b'authorization', b'Bearer {SECRET}')",
+        f'{{"token": "{SECRET}"}}',
+        f"GET /v1/ws?token={SECRET}&x=1",
+        f"gp1.public.{SECRET}",
+    ],
+)
+def test_secrets_are_taken_out(text: str) -> None:
+    assert SECRET not in redact_secrets(text)
+    assert "[redacted]" in redact_secrets(text)
+
+
+def test_ordinary_text_stays() -> None:
+    text = "node vm listens on http://127.0.0.1:7433; 5 tokens counted, bearer of news"
+    assert redact_secrets(text) == text
+
+
+def _record(exception: BaseException | None = None) -> logging.LogRecord:
+    info = None if exception is None else (type(exception), exception, exception.__traceback__)
+    return logging.LogRecord("x.y", logging.WARNING, "", 1, "token=%s", (SECRET,), info)
+
+
+def test_a_json_line_has_its_parts() -> None:
+    entry = json.loads(JsonFormatter().format(_record(ValueError(f"Bearer {SECRET}"))))
+    assert (entry["level"], entry["logger"], entry["message"]) == (
+        "warning",
+        "x.y",
+        "token=[redacted]",
+    )
+    assert "ValueError" in entry["exception"]
+    assert SECRET not in entry["exception"]
+
+
+def test_a_text_line_is_redacted_too() -> None:
+    line = TextFormatter().format(_record(ValueError(f"Bearer {SECRET}")))
+    assert "warning token=[redacted]" in line
+    assert SECRET not in line
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_the_token_is_in_no_log_even_at_debug(
+    start: Callable[..., GatewayProcess], box: str, style: str
+) -> None:
+    gateway = start(log__level="debug", log__format=style)
+    with client(gateway) as http:
+        http.post("/v1/enqueue", json=mail("m:1", box))
+        http.post("/v1/enqueue", content=b"nonsense")
+        httpx.get(f"{gateway.url}/v1/agents", params={"token": gateway.token})
+        httpx.get(f"{gateway.url}/v1/agents", headers={"authorization": f"Basic {gateway.token}"})
+        httpx.get(f"{gateway.url}/v1/{gateway.token}", headers={"cookie": gateway.token})
+    with websocket(gateway) as frames:
+        frames.ask("peek", mailbox=box)
+        frames.ask("register", agent=gateway.token)
+    with raw_websocket(gateway) as connection:
+        connection.send(gateway.token)
+        connection.socket.close()
+    gateway.stop()
+    log = gateway.log.read_text()
+    assert "listens on" in log
+    assert gateway.token not in log

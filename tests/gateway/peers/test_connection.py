@@ -1,0 +1,107 @@
+"""One connection between gateways, with a socket that does as the test says."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from gatepost.errors import DeadlineExceeded, RateLimited, Revoked
+from gatepost.gateway.peers import connection as under_test
+from gatepost.gateway.peers.connection import PeerConnection
+from gatepost.room import RoomAwareness
+from tests.room.cast import ROOT, agent, author, claim, entry, room
+
+pytestmark = pytest.mark.anyio
+BEN = author("ben")
+STEP_1 = b"\x00\x00\x01\x00"
+
+
+class Wire:
+    """What comes in is put into `inbox`; `open` lets what goes out through."""
+
+    def __init__(self) -> None:
+        self.inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.sent: list[bytes] = []
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def receive(self) -> bytes | None:
+        return await self.inbox.get()
+
+    async def send(self, message: bytes) -> None:
+        await self.open.wait()
+        self.sent.append(message)
+
+
+def _connection(wire: Wire) -> tuple[PeerConnection, Callable[[], None]]:
+    replica = room(entry(ROOT), of=ROOT)
+    connection = PeerConnection(
+        replica, RoomAwareness("root", 1), wire, "ben", BEN.key.public, "guest"
+    )
+    numbers = iter(range(1000))
+
+    def change() -> None:
+        replica.accept_drafts([claim(ROOT, "agents", f"a{next(numbers)}", agent("root"))])
+
+    return connection, change
+
+
+async def test_it_greets_answers_and_ends_when_the_other_side_does() -> None:
+    wire = Wire()
+    connection, _ = _connection(wire)
+    for message in (STEP_1, None):
+        wire.inbox.put_nowait(message)
+    await connection.run()
+    assert wire.sent[0][:2] == b"\x00\x00"
+
+
+async def test_what_changes_while_the_peer_takes_nothing_goes_out_as_one() -> None:
+    wire = Wire()
+    connection, change = _connection(wire)
+    running = asyncio.create_task(connection.run())
+    await connection.idle.wait()
+    wire.open.clear()
+    change()
+    await asyncio.sleep(0)
+    for _ in range(99):
+        change()
+    before = len(wire.sent)
+    wire.open.set()
+    await connection.idle.wait()
+    assert len(wire.sent) - before <= 2
+    wire.inbox.put_nowait(None)
+    await running
+
+
+async def test_who_asks_again_and_again_and_takes_nothing_is_cut_off() -> None:
+    wire = Wire()
+    connection, _ = _connection(wire)
+    wire.open.clear()
+    for _ in range(20):
+        wire.inbox.put_nowait(STEP_1)
+    with pytest.raises(RateLimited):
+        await connection.run()
+
+
+async def test_who_takes_nothing_for_long_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_test, "_SEND_SECS", 0.01)
+    wire = Wire()
+    connection, _ = _connection(wire)
+    wire.open.clear()
+    with pytest.raises(DeadlineExceeded):
+        await connection.run()
+
+
+async def test_it_can_be_ended_from_outside_and_then_listens_no_more() -> None:
+    wire = Wire()
+    connection, change = _connection(wire)
+    running = asyncio.create_task(connection.run())
+    await connection.idle.wait()
+    connection.end_with(Revoked("out"))
+    connection.end_with(Revoked("again"))
+    with pytest.raises(Revoked, match="out"):
+        await running
+    sent = len(wire.sent)
+    change()
+    await asyncio.sleep(0.01)
+    assert len(wire.sent) == sent
