@@ -36,7 +36,7 @@ HOMES = {"architect": "vps-jane", "builder": "mbp-jane", "tester": "lab-jane"}
 SEED, SLEEPER, OFFLINE, FALLBACK = "vps-jane", "lab-jane", "mbp-jane", "lab-jane"
 FAIL_RATE = 0.05
 POISON_RATE = 0.005
-PATIENCE = 60.0
+TIMEOUT_SECS = 60.0
 SETTINGS = {
     "log__level": "error",
     "mailbox__base_backoff_secs": 0.02,
@@ -48,21 +48,21 @@ SETTINGS = {
 console = Console()
 
 
-class Town:
+class DemoMesh:
     """The three gateways, and counters that the demo's agents keep."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
         self.archive = folder / "archive"
         self.chance = random.Random(seed)
-        self.gateways = {name: self._gateway(name) for name in HOMES.values()}
+        self.gateways = {name: self._new_gateway(name) for name in HOMES.values()}
         self.turns: Counter[str] = Counter()
         self.taken_over = 0
         self.failures = 0
         self.repaired = False
         self.kills = 0
 
-    def _gateway(self, name: str) -> GatewayProcess:
+    def _new_gateway(self, name: str) -> GatewayProcess:
         archive = {
             "archive__uri": self.archive,
             "archive__max_age_secs": 0.2,
@@ -70,27 +70,27 @@ class Town:
         }
         return GatewayProcess(self.folder / name, node__id=name, **SETTINGS, **archive)
 
-    def call(self, name: str, method: str, path: str, body: object = None) -> Any:
+    def call_api(self, name: str, method: str, path: str, body: object = None) -> Any:
         gateway = self.gateways[name]
         headers = {"authorization": f"Bearer {gateway.token}"}
         url = f"{gateway.url}/v1{path}"
-        answer = httpx.request(method, url, json=body, headers=headers, timeout=PATIENCE)
+        answer = httpx.request(method, url, json=body, headers=headers, timeout=TIMEOUT_SECS)
         if not answer.is_success:
             raise SystemExit(f"{name}: {method} {path}: {answer.text}")
         return answer.json()
 
-    def join(self) -> None:
+    def join_gateways(self) -> None:
         """Join the room by invite; each token is good for one node and one use."""
         for name in HOMES.values():
             if name != SEED:
                 invite = {"tier": "backbone", "node": name, "ttl_secs": 60}
-                token = self.call(SEED, "POST", "/room/invites", invite)["token"]
+                token = self.call_api(SEED, "POST", "/room/invites", invite)["token"]
                 began = time.monotonic()
                 seed = self.gateways[SEED].url
-                self.call(name, "POST", "/room/join", {"seed": seed, "token": token})
+                self.call_api(name, "POST", "/room/join", {"seed": seed, "token": token})
                 console.print(f"  {name} joined by invite in {time.monotonic() - began:.2f} s")
 
-    def agent(self, name: str, home: str, standby: bool = False) -> Agent:
+    def new_agent(self, name: str, home: str, standby: bool = False) -> Agent:
         gateway = self.gateways[home]
         agent = Agent(name, url=gateway.url, token=gateway.token, standby=standby)
 
@@ -115,22 +115,22 @@ class Town:
 
 
 @contextlib.asynccontextmanager
-async def at_work(town: Town) -> AsyncIterator[None]:
+async def run_agents(town: DemoMesh) -> AsyncIterator[None]:
     """Run all agents, and the standby of builder."""
-    agents = [town.agent(name, home) for name, home in HOMES.items()]
-    agents.append(town.agent("builder", FALLBACK, standby=True))
+    agents = [town.new_agent(name, home) for name, home in HOMES.items()]
+    agents.append(town.new_agent("builder", FALLBACK, standby=True))
     serving = [asyncio.create_task(agent.serve()) for agent in agents]
     rule = {"owner": OFFLINE, "fallbacks": [FALLBACK]}
-    await asyncio.to_thread(town.call, SEED, "PUT", "/room/routes/builder", rule)
+    await asyncio.to_thread(town.call_api, SEED, "PUT", "/room/routes/builder", rule)
     try:
         yield
     finally:
         for agent in agents:
             agent.end()
-        await asyncio.wait(serving, timeout=PATIENCE)
+        await asyncio.wait(serving, timeout=TIMEOUT_SECS)
 
 
-class Bar:
+class SentBar:
     """A progress bar of sent messages, on which tasks can wait for a count."""
 
     def __init__(self, progress: Progress, total: int) -> None:
@@ -139,19 +139,19 @@ class Bar:
         self._marks: dict[int, asyncio.Event] = {}
         self.done = 0
 
-    def advance(self) -> None:
+    def count_sent(self) -> None:
         self.done += 1
         self._progress.advance(self._task)
         for mark, event in self._marks.items():
             if self.done >= mark:
                 event.set()
 
-    async def reached(self, done: int) -> None:
+    async def wait_for_count(self, done: int) -> None:
         event = self._marks.setdefault(done, asyncio.Event())
         await event.wait()
 
 
-async def send_all(town: Town, sender: str, count: int, bar: Bar) -> None:
+async def send_all(town: DemoMesh, sender: str, count: int, bar: SentBar) -> None:
     """Send `count` messages to the other agents; each is on disk when its send returns."""
     gateway = town.gateways[HOMES[sender]]
     others = [name for name in HOMES if name != sender]
@@ -159,17 +159,17 @@ async def send_all(town: Town, sender: str, count: int, bar: Bar) -> None:
         for number in range(count):
             poison = town.chance.random() < POISON_RATE
             payload = {"number": number, "poison": poison}
-            await send(client, others[number % len(others)], payload)
-            bar.advance()
+            await send_when_known(client, others[number % len(others)], payload)
+            bar.count_sent()
             await asyncio.sleep(town.chance.uniform(0, 0.008))
 
 
-async def send(client: Client, to: str, payload: object) -> None:
+async def send_when_known(client: Client, to: str, payload: object) -> None:
     """Send, and retry while a gateway that just started does not know the receiver yet."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT_SECS
     while True:
         try:
-            await client.send(to, payload, timeout=PATIENCE)
+            await client.send(to, payload, timeout=TIMEOUT_SECS)
         except GatepostError as error:
             if error.code != "unknown_agent" or time.monotonic() > deadline:
                 raise
@@ -178,8 +178,8 @@ async def send(client: Client, to: str, payload: object) -> None:
             return
 
 
-async def sleep_and_wake(town: Town, bar: Bar, at: int) -> None:
-    await bar.reached(at)
+async def sleep_and_wake(town: DemoMesh, bar: SentBar, at: int) -> None:
+    await bar.wait_for_count(at)
     gateway = town.gateways[SLEEPER]
     await asyncio.to_thread(gateway.stop)
     console.print(f"  {SLEEPER} is stopped; its mail waits")
@@ -188,8 +188,8 @@ async def sleep_and_wake(town: Town, bar: Bar, at: int) -> None:
     console.print(f"  {SLEEPER} is back")
 
 
-async def kill_and_restart(town: Town, bar: Bar, at: int) -> None:
-    await bar.reached(at)
+async def kill_and_restart(town: DemoMesh, bar: SentBar, at: int) -> None:
+    await bar.wait_for_count(at)
     gateway = town.gateways[SEED]
     pid = gateway.pid
     await asyncio.to_thread(gateway.kill9)
@@ -200,27 +200,27 @@ async def kill_and_restart(town: Town, bar: Bar, at: int) -> None:
     console.print(f"  {SEED} is back as {gateway.pid}")
 
 
-async def switch_off(town: Town, bar: Bar, at: int, count: int) -> None:
+async def switch_off_owner(town: DemoMesh, bar: SentBar, at: int, count: int) -> None:
     """Switch builder's gateway off and let a scout send to builder: the standby takes the mail.
 
     Senders with an open delivery to builder are held back, to keep their messages in order.
     """
-    await bar.reached(at)
+    await bar.wait_for_count(at)
     gateway, seed = town.gateways[OFFLINE], town.gateways[SEED]
     await asyncio.to_thread(gateway.stop)
     console.print(f"  {OFFLINE} is switched off; {FALLBACK} takes the mail of builder")
     async with Client("scout", url=seed.url, token=seed.token) as client:
         for number in range(count):
-            await send(client, "builder", {"number": number, "poison": False})
-            bar.advance()
-    deadline = time.monotonic() + PATIENCE
+            await send_when_known(client, "builder", {"number": number, "poison": False})
+            bar.count_sent()
+    deadline = time.monotonic() + TIMEOUT_SECS
     while town.taken_over < count and time.monotonic() < deadline:
         await asyncio.sleep(0.1)
     await asyncio.to_thread(gateway.start)
     console.print(f"  {OFFLINE} is back; the standby took {town.taken_over:,} turns meanwhile")
 
 
-async def exchange(town: Town, total: int) -> None:
+async def exchange_messages(town: DemoMesh, total: int) -> None:
     bar = Progress(
         TextColumn("  {task.description}"),
         BarColumn(),
@@ -229,21 +229,23 @@ async def exchange(town: Town, total: int) -> None:
         console=console,
     )
     with bar as progress:
-        sent = Bar(progress, total)
+        sent = SentBar(progress, total)
         async with asyncio.TaskGroup() as group:
             scouts = total // 10
             for sender in HOMES:
                 group.create_task(send_all(town, sender, (total - scouts) // len(HOMES), sent))
             group.create_task(sleep_and_wake(town, sent, total * 2 // 10))
             group.create_task(kill_and_restart(town, sent, total * 4 // 10))
-            group.create_task(switch_off(town, sent, total * 6 // 10, scouts))
-    console.print(f"  all sent; all deliveries closed after {await drained(town):,.1f} s")
+            group.create_task(switch_off_owner(town, sent, total * 6 // 10, scouts))
+    console.print(
+        f"  all sent; all deliveries closed after {await wait_until_drained(town):,.1f} s"
+    )
 
 
-async def drained(town: Town) -> float:
+async def wait_until_drained(town: DemoMesh) -> float:
     """Wait until no delivery is open and no mail waits; returns the seconds it took."""
     began = time.monotonic()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_SECS):
         while True:
             states = [await asyncio.to_thread(g.get, "/v1/status") for g in town.gateways.values()]
             if not any(s["deliveries_open"] + s["waiting"] + s["in_flight"] for s in states):
@@ -251,36 +253,36 @@ async def drained(town: Town) -> float:
             await asyncio.sleep(0.1)
 
 
-async def replay(town: Town) -> int:
+async def replay_dead_letters(town: DemoMesh) -> int:
     """Fix the cause of the failures and replay all dead letters; returns their number."""
     town.repaired = True
     replayed = 0
     for home in set(HOMES.values()):
         for agent in HOMES:
             path = f"/mailboxes/{agent}/dead-letters/replay"
-            acks = await asyncio.to_thread(town.call, home, "POST", path, {"limit": 1000})
+            acks = await asyncio.to_thread(town.call_api, home, "POST", path, {"limit": 1000})
             replayed += len(acks["results"])
-    await drained(town)
+    await wait_until_drained(town)
     return replayed
 
 
-async def play(town: Town, total: int) -> tuple[int, Verdict]:
-    async with at_work(town):
-        await exchange(town, total)
+async def run_scenario(town: DemoMesh, total: int) -> tuple[int, Verdict]:
+    async with run_agents(town):
+        await exchange_messages(town, total)
         died = sum(g.get("/v1/status")["dead_letters"] for g in town.gateways.values())
-        replayed = await replay(town)
+        replayed = await replay_dead_letters(town)
         console.print(
             f"  {died} dead letters, each with its reason and payload; replayed {replayed}"
         )
-    await sealed(town)
+    await wait_until_archived(town)
     for gateway in town.gateways.values():
         await asyncio.to_thread(gateway.stop)
-    return replayed, check([_journal(gateway) for gateway in town.gateways.values()])
+    return replayed, check([_read_gateway_journal(gateway) for gateway in town.gateways.values()])
 
 
-async def sealed(town: Town) -> None:
+async def wait_until_archived(town: DemoMesh) -> None:
     """Wait until every event written so far is in the archive."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_SECS):
         for name, gateway in town.gateways.items():
             seq = (await asyncio.to_thread(gateway.get, "/v1/status"))["outbox_seq"]
             manifest = town.archive / f"node={name}" / "_manifest.json"
@@ -288,7 +290,7 @@ async def sealed(town: Town) -> None:
                 await asyncio.sleep(0.1)
 
 
-def reckon(town: Town, page_at: Path) -> bool:
+def run_pipeline(town: DemoMesh, page_at: Path) -> bool:
     """Run the pipeline on the archives and write the report; whether the audit was clean."""
     from gatepost.pipeline.jobs.audit import audit
     from gatepost.pipeline.jobs.run import run
@@ -317,12 +319,14 @@ def reckon(town: Town, page_at: Path) -> bool:
     return audited.clean
 
 
-def _journal(gateway: GatewayProcess) -> Any:
+def _read_gateway_journal(gateway: GatewayProcess) -> Any:
     key = NodeKey((gateway.state_dir / "node.key").read_bytes())
     return read_journal(gateway.state_dir / "journal.db", key.public)
 
 
-def show(town: Town, total: int, replayed: int, verdict: Verdict, seconds: float) -> bool:
+def print_counts(
+    town: DemoMesh, total: int, replayed: int, verdict: Verdict, seconds: float
+) -> bool:
     """Print the counts; whether every message is accounted for."""
     truth = verdict.truth
     replies = truth.sent - total - replayed
@@ -374,16 +378,16 @@ def main() -> int:
         tempfile.TemporaryDirectory(dir=cache, prefix="demo-") as folder,
         contextlib.ExitStack() as running,
     ):
-        town = Town(Path(folder), seed)
+        town = DemoMesh(Path(folder), seed)
         for gateway in town.gateways.values():
             running.enter_context(gateway)
         console.print(f"Three gateways: {', '.join(town.gateways)}; seed {seed}")
-        town.join()
+        town.join_gateways()
         started = time.monotonic()
-        replayed, verdict = asyncio.run(play(town, total))
-        fine = show(town, total, replayed, verdict, time.monotonic() - started)
+        replayed, verdict = asyncio.run(run_scenario(town, total))
+        fine = print_counts(town, total, replayed, verdict, time.monotonic() - started)
         if not options.no_pipeline:
-            fine = reckon(town, cache / "demo-report.html") and fine
+            fine = run_pipeline(town, cache / "demo-report.html") and fine
     return 0 if fine else 1
 
 

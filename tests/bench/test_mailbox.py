@@ -9,41 +9,41 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from gatepost.bench import Options, Result, bench, render
+from gatepost.bench import MailboxBenchOptions, MailboxBenchResult, bench_mailbox, render_result
 from gatepost.bench.fsync import percentile
-from gatepost.bench.mailbox import Consumer
+from gatepost.bench.mailbox import CheckingConsumer
 from gatepost.errors import BenchFailed
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    options = Options(messages=2000, outstanding=64, senders=3, singles=50, fsyncs=50)
-    return bench(tmp_path_factory.mktemp("bench"), options)
+def result(tmp_path_factory: pytest.TempPathFactory) -> MailboxBenchResult:
+    options = MailboxBenchOptions(messages=2000, outstanding=64, senders=3, singles=50, fsyncs=50)
+    return bench_mailbox(tmp_path_factory.mktemp("bench"), options)
 
 
-def test_every_phase_has_its_figures(result: Result) -> None:
+def test_every_phase_has_its_figures(result: MailboxBenchResult) -> None:
     assert result.throughput.messages == 2000
     assert result.throughput.per_sec > 0
     assert 0 < result.single.p50_ms <= result.single.p99_ms
     assert 0 < result.fsync.p50_ms <= result.fsync.p99_ms
 
 
-def test_the_client_coalesced(result: Result) -> None:
+def test_the_client_coalesced(result: MailboxBenchResult) -> None:
     assert result.throughput.frames < 2000
 
 
-def test_it_reads_as_a_table_and_as_json(result: Result) -> None:
+def test_it_reads_as_a_table_and_as_json(result: MailboxBenchResult) -> None:
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(render(result))
+    console.print(render_result(result))
     text = console.export_text()
     assert "64 outstanding, 3 senders" in text
     assert "fsync before the answer" in text
-    again = msgspec.json.decode(msgspec.json.encode(result), type=Result)
+    again = msgspec.json.decode(msgspec.json.encode(result), type=MailboxBenchResult)
     assert again == result
 
 
 def test_the_gateways_state_is_gone_afterwards(tmp_path: Path) -> None:
-    bench(tmp_path, Options(messages=50, outstanding=8, singles=10, fsyncs=10))
+    bench_mailbox(tmp_path, MailboxBenchOptions(messages=50, outstanding=8, singles=10, fsyncs=10))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -59,8 +59,8 @@ def test_percentiles_are_of_the_ordered_list() -> None:
 )
 async def test_a_doubled_or_overtaken_message_fails_the_run(arrivals: list[int], why: str) -> None:
     unused: Any = None
-    consumer = Consumer(unused, total=2)
+    consumer = CheckingConsumer(unused, total=2)
     for number in arrivals:
-        consumer._check("sender", number)
+        consumer._check_order("sender", number)
     with pytest.raises(BenchFailed, match=why):
         await asyncio.wait_for(consumer.finished, 1)

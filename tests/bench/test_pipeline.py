@@ -7,14 +7,19 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from gatepost.bench.pipeline import Options, Result, bench, render
+from gatepost.bench.pipeline import (
+    PipelineBenchOptions,
+    PipelineBenchResult,
+    bench_pipeline,
+    render_result,
+)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_full_run_and_one_percent_more_take_in_every_event(tmp_path: Path) -> None:
     steps: list[str] = []
-    result = bench(tmp_path, Options(sizes=(20_000,), nodes=3), steps.append)
+    result = bench_pipeline(tmp_path, PipelineBenchOptions(sizes=(20_000,), nodes=3), steps.append)
     (size,) = result.sizes
     assert size.full.events + size.more.events == size.events
     assert 0 < size.more.events < size.events // 10
@@ -22,7 +27,7 @@ def test_a_full_run_and_one_percent_more_take_in_every_event(tmp_path: Path) -> 
     assert len(steps) == 5
     assert list(tmp_path.iterdir()) == []
     console = Console(width=110, record=True, file=io.StringIO())
-    console.print(render(result))
+    console.print(render_result(result))
     shown = console.export_text()
     assert all(row in shown for row in ("lifecycle + SLO", "full run", "one percent more"))
-    assert msgspec.json.decode(msgspec.json.encode(result), type=Result) == result
+    assert msgspec.json.decode(msgspec.json.encode(result), type=PipelineBenchResult) == result

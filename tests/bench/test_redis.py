@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from gatepost.bench.redis import installed, measure_redis
+from gatepost.bench.redis import is_redis_installed, measure_redis
 from gatepost.errors import BenchFailed
 
 
-@pytest.mark.skipif(not installed(), reason="redis-server is not installed on this machine")
+@pytest.mark.skipif(
+    not is_redis_installed(), reason="redis-server is not installed on this machine"
+)
 def test_redis_streams_does_the_same_work(tmp_path: Path) -> None:
     peer = measure_redis(tmp_path, messages=200, outstanding=50, size=64, singles=10)
     assert peer.per_sec > 0
@@ -27,6 +29,6 @@ def test_a_server_that_does_not_start_is_reported(
     fake.write_text("#!/bin/sh\nexit 1\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(fake.parent))
-    monkeypatch.setattr("gatepost.bench.redis._PATIENCE", 0.3)
+    monkeypatch.setattr("gatepost.bench.redis._TIMEOUT_SECS", 0.3)
     with pytest.raises(BenchFailed, match="did not start"):
         measure_redis(tmp_path, messages=1, outstanding=1, size=1, singles=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gatepost import __version__
-from gatepost.cli.run import leading_options_last, run
+from gatepost.cli.runner import move_leading_options, run_command
 from tests.cli.conftest import Cli, environment
 
 COMMANDS = [
@@ -33,7 +33,7 @@ def nowhere(tmp_path: Path) -> Cli:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_an_example_and_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*command.split(), "--help"]) == 0
+    assert run_command([*command.split(), "--help"]) == 0
     shown = capsys.readouterr().out
     assert f"\n  gatepost {command}" in shown
     assert "--json" in shown
@@ -58,14 +58,15 @@ def test_a_mistyped_command_is_guessed(nowhere: Cli) -> None:
 
 def test_help_loads_nothing_it_does_not_need() -> None:
     heavy = ("litestar", "uvicorn", "httpx", "msgspec", "apsw", "nacl", "pydantic")
-    code = f"import sys, gatepost.cli.run; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, gatepost.cli.runner; print([m for m in {heavy} if m in sys.modules])"
     assert output_of(code) == "[]\n"
 
 
 def test_commands_load_no_server() -> None:
     heavy = ("litestar", "uvicorn", "apsw", "rich", "pydantic")
     code = (
-        "import sys, gatepost.cli.send, gatepost.cli.inbox, gatepost.cli.dlq, gatepost.cli.up;"
+        "import sys;"
+        "from gatepost.cli.commands import dead_letters, inbox, send, up;"
         f"print([m for m in {heavy} if m in sys.modules])"
     )
     assert output_of(code) == "[]\n"
@@ -97,8 +98,8 @@ def test_completion_offers_agents(cli: Cli, agent: str) -> None:
 
 
 def test_leading_options_move_behind_the_command() -> None:
-    assert leading_options_last(["--json", "--url", "u", "send", "a", "--", "b"]) == [
+    assert move_leading_options(["--json", "--url", "u", "send", "a", "--", "b"]) == [
         *("send", "a", "--json", "--url", "u", "--", "b"),
     ]
-    assert leading_options_last(["--url=u", "status"]) == ["status", "--url=u"]
-    assert leading_options_last(["send", "--json"]) == ["send", "--json"]
+    assert move_leading_options(["--url=u", "status"]) == ["status", "--url=u"]
+    assert move_leading_options(["send", "--json"]) == ["send", "--json"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gatepost.cli.run import run
+from gatepost.cli.runner import run_command
 from gatepost.pipeline.synth import SynthOptions, generate_archive
 from tests.cli.conftest import Cli
 
@@ -25,7 +25,7 @@ def cli(tmp_path: Path) -> Cli:
 
 @pytest.mark.parametrize("command", ["archive status", "archive verify"])
 def test_help_shows_an_example_and_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*command.split(), "--help"]) == 0
+    assert run_command([*command.split(), "--help"]) == 0
     shown = capsys.readouterr().out
     assert f"\n  gatepost {command}" in shown
     assert "--json" in shown

@@ -14,8 +14,8 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 from pyspark.sql import SparkSession
 
-from gatepost.cli.problems import Exit
-from gatepost.cli.run import run
+from gatepost.cli.problems import ExitCode
+from gatepost.cli.runner import run_command
 from gatepost.pipeline.session import spark_session
 from tests.cli.conftest import Cli, gateway
 from tests.pipeline.conftest import QUICK
@@ -51,9 +51,12 @@ def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Made:
     made = Made(str(folder / "archive"), str(folder / "tables"))
     faults = ("--fault", "doubled_turn", "--fault", "dead_letter_burst")
     assert (
-        run(["pipeline", "synth", made.archive, "--events", "2000", "--nodes", "3", *faults]) == 0
+        run_command(
+            ["pipeline", "synth", made.archive, "--events", "2000", "--nodes", "3", *faults]
+        )
+        == 0
     )
-    assert run(["pipeline", "run", "--archive", made.archive, "--tables", made.tables]) == 0
+    assert run_command(["pipeline", "run", "--archive", made.archive, "--tables", made.tables]) == 0
     return made
 
 
@@ -71,7 +74,7 @@ class Shown(NamedTuple):
 def pipeline(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> Any:
     def call(*arguments: str) -> Shown:
         capsys.readouterr()
-        code = run(["pipeline", *arguments])
+        code = run_command(["pipeline", *arguments])
         return Shown(code, *capsys.readouterr())
 
     return call
@@ -79,7 +82,7 @@ def pipeline(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> Any:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_an_example_and_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["pipeline", command, "--help"]) == 0
+    assert run_command(["pipeline", command, "--help"]) == 0
     shown = capsys.readouterr().out
     assert f"\n  gatepost pipeline {command}" in shown
     assert "--json" in shown
@@ -104,15 +107,15 @@ def test_tables_are_not_judged_by_two_sorts_of_objectives(
     promises.write_text("sla = 60")
     places = ("--archive", made.archive, "--tables", made.tables)
     shown = pipeline("run", *places, "--objectives", str(promises))
-    assert (shown.code, "other objectives (sla)" in shown.err) == (Exit.FAILED, True)
+    assert (shown.code, "other objectives (sla)" in shown.err) == (ExitCode.FAILED, True)
     promises.write_text("sla = 'soon'")
     shown = pipeline("run", *places, "--objectives", str(promises))
-    assert (shown.code, str(promises) in shown.err) == (Exit.FAILED, True)
+    assert (shown.code, str(promises) in shown.err) == (ExitCode.FAILED, True)
 
 
 def test_run_on_an_empty_folder_says_so(pipeline: Any, tmp_path: Path) -> None:
     shown = pipeline("run", "--archive", str(tmp_path / "a"), "--tables", str(tmp_path / "t"))
-    assert (shown.code, "no segment was archived there yet" in shown.err) == (Exit.FAILED, True)
+    assert (shown.code, "no segment was archived there yet" in shown.err) == (ExitCode.FAILED, True)
 
 
 def test_a_broken_segment_is_named_and_nothing_else_is_said(pipeline: Any, tmp_path: Path) -> None:
@@ -121,7 +124,7 @@ def test_a_broken_segment_is_named_and_nothing_else_is_said(pipeline: Any, tmp_p
     segment = min(archive.glob("node=*/date=*/*.parquet"))
     segment.write_bytes(segment.read_bytes()[:300])
     shown = pipeline("run", "--archive", str(archive), "--tables", str(tmp_path / "tables"))
-    assert shown.code == Exit.FAILED
+    assert shown.code == ExitCode.FAILED
     assert shown.err.startswith(f"gatepost: {segment.relative_to(archive)} cannot be read: ")
     assert len(shown.err.splitlines()) == 1
 
@@ -140,7 +143,7 @@ def test_stream_takes_what_there_is_and_ends(made: Made, pipeline: Any, tmp_path
 def test_audit_lists_what_was_broken_and_its_exit_code_tells(made: Made, pipeline: Any) -> None:
     shown = pipeline("audit", "--archive", made.archive, "--tables", made.tables)
     head, found, last = shown.out.splitlines()
-    assert shown.code == Exit.FAILED
+    assert shown.code == ExitCode.FAILED
     assert head == "Node\tSeq\tRule\tPromise"
     node, seq, rule, sentence = found.split("\t")
     assert node.startswith("node-") and seq.isdigit()
@@ -164,13 +167,13 @@ def test_report_is_written_or_shown(made: Made, pipeline: Any, tmp_path: Path) -
     shown = pipeline("report", "--tables", made.tables, "--terminal")
     assert "\tDeliveries\t" in shown.out
     shown = pipeline("report", "--tables", made.tables, "-o", str(tmp_path / "no" / "r.html"))
-    assert (shown.code, "cannot be written" in shown.err) == (Exit.USAGE, True)
+    assert (shown.code, "cannot be written" in shown.err) == (ExitCode.USAGE, True)
 
 
 def test_compact_says_what_went(made: Made, pipeline: Any, tmp_path: Path) -> None:
     shown = pipeline("compact", "--tables", made.tables, "--json")
     assert {"deliveries", "slo", "incidents"} <= shown.document.keys()
-    assert pipeline("compact", "--tables", str(tmp_path)).code == Exit.FAILED
+    assert pipeline("compact", "--tables", str(tmp_path)).code == ExitCode.FAILED
 
 
 def test_replay_without_a_gateway_only_looks(made: Made, pipeline: Any) -> None:
@@ -182,7 +185,7 @@ def test_replay_without_a_gateway_only_looks(made: Made, pipeline: Any) -> None:
     shown = pipeline(*where, "--dry-run", "--limit", "1")
     assert f"{there['node']} holds 1 dead letter; run there:" in shown.out
     shown = pipeline("replay", "--where", "nonsense", "--tables", made.tables, "--dry-run")
-    assert (shown.code, "no condition over deliveries" in shown.err) == (Exit.USAGE, True)
+    assert (shown.code, "no condition over deliveries" in shown.err) == (ExitCode.USAGE, True)
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +218,7 @@ def test_feedback_reaches_the_gateway(made: Made, pipeline: Any, live: Cli) -> N
 
 def test_no_gateway_is_said_so(made: Made, pipeline: Any, tmp_path: Path) -> None:
     shown = pipeline("feedback", "--tables", made.tables, "--state-dir", str(tmp_path))
-    assert shown.code == Exit.UNREACHABLE
+    assert shown.code == ExitCode.UNREACHABLE
 
 
 # -- as a program of its own
@@ -264,7 +267,7 @@ def test_ctrl_c_while_spark_starts_leaves_no_jvm_behind(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == Exit.INTERRUPTED
+        assert process.wait(60) == ExitCode.INTERRUPTED
         gone, alive = psutil.wait_procs(jvms, timeout=30)
         for jvm in alive:
             jvm.kill()
@@ -274,7 +277,9 @@ def test_ctrl_c_while_spark_starts_leaves_no_jvm_behind(tmp_path: Path) -> None:
 def test_ctrl_c_at_work_ends_it_without_a_word(tmp_path: Path) -> None:
     cli = _cli(tmp_path)
     archive, tables = tmp_path / "archive", tmp_path / "tables"
-    assert run(["pipeline", "synth", str(archive), "--events", "200000", "--nodes", "4"]) == 0
+    assert (
+        run_command(["pipeline", "synth", str(archive), "--events", "200000", "--nodes", "4"]) == 0
+    )
     arguments = ("pipeline", "run", "--archive", str(archive), "--tables", str(tables))
     with cli.running(*arguments) as process:
         deadline = time.monotonic() + 60
@@ -284,7 +289,7 @@ def test_ctrl_c_at_work_ends_it_without_a_word(tmp_path: Path) -> None:
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-        assert (process.returncode, out, err) == (Exit.INTERRUPTED, "", "")
+        assert (process.returncode, out, err) == (ExitCode.INTERRUPTED, "", "")
 
 
 def test_spark_is_not_imported_by_help(tmp_path: Path) -> None:

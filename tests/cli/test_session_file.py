@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gatepost.access import Scope
-from gatepost.cli.connect import Target
-from gatepost.cli.problems import Problem
-from gatepost.cli.session_file import bearer
+from gatepost.cli.gateway_api import CliTarget
+from gatepost.cli.problems import CommandProblem
+from gatepost.cli.session_file import current_token
 from gatepost.clock import SystemClock
 from gatepost.errors import Unauthorized
 from gatepost.pipeline import feedback
@@ -32,17 +32,17 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 
 @pytest.fixture
-def target(host: Gateway, tmp_path: Path) -> Target:
+def target(host: Gateway, tmp_path: Path) -> CliTarget:
     """A file with an invite for what the pipeline has to say."""
     file = tmp_path / "pipeline.token"
     file.write_text(invited(host, "pipeline", Scope.ADMIN_FEEDBACK).json()["inviteToken"] + "\n")
-    return Target(host.url, file)
+    return CliTarget(host.url, file)
 
 
-def test_an_invite_becomes_a_session_that_opens_what_it_is_for(target: Target) -> None:
-    token = bearer(target)
+def test_an_invite_becomes_a_session_that_opens_what_it_is_for(target: CliTarget) -> None:
+    token = current_token(target)
     assert target.token_file.stat().st_mode & 0o777 == 0o600
-    assert bearer(target) == token
+    assert current_token(target) == token
     incident = {"id": "d" * 32, "class": "silent_node", "subject": "bob", "detail": "away"}
     with Api(target.url, token) as api:
         said = [{**incident, "raisedAt": 5, "corrIds": []}]
@@ -51,29 +51,29 @@ def test_an_invite_becomes_a_session_that_opens_what_it_is_for(target: Target) -
             api.node()
 
 
-def test_a_session_is_renewed_before_it_ends(target: Target) -> None:
+def test_a_session_is_renewed_before_it_ends(target: CliTarget) -> None:
     clock = ManualClock(SystemClock().now())
-    first = bearer(target, clock)
+    first = current_token(target, clock)
     clock.advance(24 * HOUR)
-    second = bearer(target, clock)
+    second = current_token(target, clock)
     assert second != first
     assert target.token_file.read_bytes().count(second.encode()) == 1
 
 
-def test_a_copy_that_was_left_behind_ends_the_session_and_says_so(target: Target) -> None:
+def test_a_copy_that_was_left_behind_ends_the_session_and_says_so(target: CliTarget) -> None:
     clock = ManualClock(SystemClock().now())
-    bearer(target, clock)
-    copy = Target(target.url, target.token_file.with_name("copy.token"))
+    current_token(target, clock)
+    copy = CliTarget(target.url, target.token_file.with_name("copy.token"))
     copy.token_file.write_bytes(target.token_file.read_bytes())
     clock.advance(24 * HOUR)
-    bearer(target, clock)
-    with pytest.raises(Problem, match="gatepost agent invite"):
-        bearer(copy, clock)
+    current_token(target, clock)
+    with pytest.raises(CommandProblem, match="gatepost agent invite"):
+        current_token(copy, clock)
 
 
-def test_two_jobs_that_begin_at_once_share_one_exchange(target: Target) -> None:
+def test_two_jobs_that_begin_at_once_share_one_exchange(target: CliTarget) -> None:
     found: list[str] = []
-    jobs = [threading.Thread(target=lambda: found.append(bearer(target))) for _ in range(4)]
+    jobs = [threading.Thread(target=lambda: found.append(current_token(target))) for _ in range(4)]
     for job in jobs:
         job.start()
     for job in jobs:
@@ -82,7 +82,7 @@ def test_two_jobs_that_begin_at_once_share_one_exchange(target: Target) -> None:
     assert len(set(found)) == 1
 
 
-def test_feedback_needs_nothing_but_the_invite(target: Target, tmp_path: Path) -> None:
+def test_feedback_needs_nothing_but_the_invite(target: CliTarget, tmp_path: Path) -> None:
     command = ("pipeline", "feedback", "--tables", str(tmp_path), "--json")
     where = ("--url", target.url, "--token-file", str(target.token_file))
     for _ in range(2):
@@ -99,20 +99,20 @@ def test_feedback_needs_nothing_but_the_invite(target: Target, tmp_path: Path) -
 def test_other_tokens_are_used_as_they_are(host: Gateway, tmp_path: Path) -> None:
     file = tmp_path / "operator.token"
     file.write_text(host.token)
-    assert bearer(Target(host.url, file)) == host.token
+    assert current_token(CliTarget(host.url, file)) == host.token
 
 
 @pytest.mark.parametrize("content", ["{}", "{", ""])
 def test_a_file_without_a_session_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "broken.token"
     file.write_text(content)
-    with pytest.raises(Problem, match="holds no"):
-        bearer(Target("http://127.0.0.1:9", file))
+    with pytest.raises(CommandProblem, match="holds no"):
+        current_token(CliTarget("http://127.0.0.1:9", file))
 
 
 def test_a_gateway_that_is_away_is_told_and_uses_nothing_up(tmp_path: Path) -> None:
     file = tmp_path / "pipeline.token"
     file.write_text("gpa1.0123456789abcdef." + "A" * 43)
-    with pytest.raises(Problem, match="does not answer"):
-        bearer(Target("http://127.0.0.1:9", file))
+    with pytest.raises(CommandProblem, match="does not answer"):
+        current_token(CliTarget("http://127.0.0.1:9", file))
     assert file.read_text().startswith("gpa1.")

@@ -23,7 +23,7 @@ def test_the_archives_of_real_gateways_keep_every_promise(
     """With a kill -9, a node asleep, a fallback, failing turns and replays."""
     # Turns fail on purpose.
     logging.getLogger("gatepost.client").setLevel(logging.CRITICAL)
-    town = demo.Town(tmp_path, seed=5)
+    town = demo.DemoMesh(tmp_path, seed=5)
     total = count(180, 3000)
     verdict = played(town, total)
     assert verdict.ok, verdict
@@ -36,10 +36,10 @@ def test_the_archives_of_real_gateways_keep_every_promise(
     assert found.events >= 3 * total
 
 
-def played(town: demo.Town, total: int) -> Verdict:
+def played(town: demo.DemoMesh, total: int) -> Verdict:
     with contextlib.ExitStack() as running:
         for gateway in town.gateways.values():
             running.enter_context(gateway)
-        town.join()
-        _, verdict = asyncio.run(demo.play(town, total))
+        town.join_gateways()
+        _, verdict = asyncio.run(demo.run_scenario(town, total))
     return verdict

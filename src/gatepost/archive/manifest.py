@@ -127,7 +127,8 @@ def decode_manifest(data: bytes, where: str) -> ArchiveManifest:
         raise ArchiveError(f"{where} is not a manifest ({error}); restore it from a copy") from None
     if manifest.version != MANIFEST_VERSION:
         raise ArchiveError(
-            f"{where} has version {manifest.version}, this Gatepost reads {MANIFEST_VERSION}; upgrade it"
+            f"{where} has version {manifest.version}, this Gatepost reads"
+            f" {MANIFEST_VERSION}; upgrade it"
         )
     return manifest
 

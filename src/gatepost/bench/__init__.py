@@ -1,6 +1,20 @@
 """The measurements behind `gatepost bench`."""
 
-from gatepost.bench.fsync import Fsync, measure_fsync
-from gatepost.bench.mailbox import Options, Result, bench, render, run
+from gatepost.bench.fsync import FsyncResult, measure_fsync
+from gatepost.bench.mailbox import (
+    MailboxBenchOptions,
+    MailboxBenchResult,
+    bench_mailbox,
+    measure_gateway,
+    render_result,
+)
 
-__all__ = ["Fsync", "Options", "Result", "bench", "measure_fsync", "render", "run"]
+__all__ = [
+    "FsyncResult",
+    "MailboxBenchOptions",
+    "MailboxBenchResult",
+    "bench_mailbox",
+    "measure_fsync",
+    "measure_gateway",
+    "render_result",
+]

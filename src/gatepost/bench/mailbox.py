@@ -17,14 +17,14 @@ from msgspec import Struct
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from gatepost.bench.fsync import Fsync, measure_fsync, percentile
-from gatepost.bench.redis import Peer, installed, measure_redis
+from gatepost.bench.fsync import FsyncResult, measure_fsync, percentile
+from gatepost.bench.redis import RedisResult, is_redis_installed, measure_redis
 from gatepost.client import Client, Message
 from gatepost.errors import BenchFailed
 from gatepost.testing import GatewayProcess
 
 # No Unix socket: its path is limited to about 100 bytes, and state directories may be longer.
-QUIET = {"log__level": "error", "listen__unix_socket": False}
+QUIET_SETTINGS = {"log__level": "error", "listen__unix_socket": False}
 
 _MAILBOX = "bench"
 _DURABILITY = {
@@ -34,7 +34,7 @@ _DURABILITY = {
 }
 
 
-class Options(Struct, frozen=True):
+class MailboxBenchOptions(Struct, frozen=True):
     messages: int = 100_000
     outstanding: int = 256
     size: int = 512
@@ -43,21 +43,21 @@ class Options(Struct, frozen=True):
     fsyncs: int = 2000
 
 
-class Machine(Struct, frozen=True):
+class BenchMachine(Struct, frozen=True):
     cores: int
     python: str
     sqlite: str
     system: str
 
 
-class Throughput(Struct, frozen=True):
+class MailboxThroughput(Struct, frozen=True):
     messages: int
     seconds: float
     per_sec: float
     frames: int
 
 
-class Single(Struct, frozen=True):
+class MailboxLatency(Struct, frozen=True):
     """One message at a time: `p50_ms` and `p99_ms` are from send to arrival."""
 
     messages: int
@@ -66,35 +66,39 @@ class Single(Struct, frozen=True):
     per_sec: float
 
 
-class Result(Struct, frozen=True):
-    machine: Machine
-    options: Options
+class MailboxBenchResult(Struct, frozen=True):
+    machine: BenchMachine
+    options: MailboxBenchOptions
     durability: dict[str, str]
-    throughput: Throughput
-    single: Single
-    fsync: Fsync
-    redis: Peer | None = None
+    throughput: MailboxThroughput
+    single: MailboxLatency
+    fsync: FsyncResult
+    redis: RedisResult | None = None
 
 
-def bench(state_dir: Path, options: Options) -> Result:
+def bench_mailbox(state_dir: Path, options: MailboxBenchOptions) -> MailboxBenchResult:
     """Run all measurements on a fresh gateway inside `state_dir`, so on the same disk."""
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="bench-", dir=state_dir) as folder,
-        GatewayProcess(Path(folder) / "gateway", **QUIET) as gateway,
+        GatewayProcess(Path(folder) / "gateway", **QUIET_SETTINGS) as gateway,
     ):
-        return run(gateway.url, gateway.token, Path(folder), options)
+        return measure_gateway(gateway.url, gateway.token, Path(folder), options)
 
 
-def run(url: str, token: str, folder: Path, options: Options) -> Result:
+def measure_gateway(
+    url: str, token: str, folder: Path, options: MailboxBenchOptions
+) -> MailboxBenchResult:
     """Measure the gateway at `url`, and the fsync of the disk that holds `folder`."""
-    throughput, single = uvloop.run(_measure(url, token, options))
+    throughput, single = uvloop.run(_measure_mailbox(url, token, options))
     fsync = measure_fsync(folder, size=options.size, count=options.fsyncs)
-    redis = _measure_redis(folder, options) if installed() else None
-    return Result(machine(), options, _DURABILITY, throughput, single, fsync, redis)
+    redis = _measure_redis(folder, options) if is_redis_installed() else None
+    return MailboxBenchResult(
+        describe_machine(), options, _DURABILITY, throughput, single, fsync, redis
+    )
 
 
-def _measure_redis(folder: Path, options: Options) -> Peer:
+def _measure_redis(folder: Path, options: MailboxBenchOptions) -> RedisResult:
     return measure_redis(
         folder,
         messages=options.messages,
@@ -104,13 +108,13 @@ def _measure_redis(folder: Path, options: Options) -> Peer:
     )
 
 
-def machine() -> Machine:
+def describe_machine() -> BenchMachine:
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     cores = len(os.sched_getaffinity(0))
-    return Machine(cores, platform.python_version(), apsw.sqlite_lib_version(), system)
+    return BenchMachine(cores, platform.python_version(), apsw.sqlite_lib_version(), system)
 
 
-def render(result: Result) -> RenderableType:
+def render_result(result: MailboxBenchResult) -> RenderableType:
     """The result as a table with notes."""
     single, throughput, fsync = result.single, result.throughput, result.fsync
     table = Table(title=f"Mailbox, {result.options.size} B messages: enqueue → push → ack")
@@ -141,25 +145,29 @@ def render(result: Result) -> RenderableType:
     )
 
 
-async def _measure(url: str, token: str, options: Options) -> tuple[Throughput, Single]:
+async def _measure_mailbox(
+    url: str, token: str, options: MailboxBenchOptions
+) -> tuple[MailboxThroughput, MailboxLatency]:
     async with Client(url=url, token=token) as client:
-        await _many(client, options, options.messages // 10)  # warm up
-        throughput = await _many(client, options, options.messages)
-        await _one_by_one(client, options, options.singles // 10)
-        return throughput, await _one_by_one(client, options, options.singles)
+        await _measure_throughput(client, options, options.messages // 10)  # warm up
+        throughput = await _measure_throughput(client, options, options.messages)
+        await _measure_latency(client, options, options.singles // 10)
+        return throughput, await _measure_latency(client, options, options.singles)
 
 
-async def _many(client: Client, options: Options, total: int) -> Throughput:
+async def _measure_throughput(
+    client: Client, options: MailboxBenchOptions, total: int
+) -> MailboxThroughput:
     """Keep `outstanding` enqueue calls open at any time, each awaited on its own."""
-    consumer = Consumer(client, total)
-    await client.subscribe(_MAILBOX, consumer.take, credit=4 * options.outstanding)
-    pad = "x" * (options.size - 2 - len(_payload(0, "")))
+    consumer = CheckingConsumer(client, total)
+    await client.subscribe(_MAILBOX, consumer.take_messages, credit=4 * options.outstanding)
+    pad = "x" * (options.size - 2 - len(_numbered_payload(0, "")))
     numbers = iter(range(total))
 
     async def slot() -> None:
         for number in numbers:
             sender = f"sender-{number % options.senders}"
-            await client.enqueue(_MAILBOX, _payload(number, pad), from_=sender)
+            await client.enqueue(_MAILBOX, _numbered_payload(number, pad), from_=sender)
 
     frames, began = client.frames_sent, time.perf_counter()
     await asyncio.gather(*(slot() for _ in range(options.outstanding)))
@@ -167,29 +175,31 @@ async def _many(client: Client, options: Options, total: int) -> Throughput:
     seconds = time.perf_counter() - began
     frames = client.frames_sent - frames
     await client.unsubscribe(_MAILBOX)
-    return Throughput(total, seconds, total / seconds, frames)
+    return MailboxThroughput(total, seconds, total / seconds, frames)
 
 
-async def _one_by_one(client: Client, options: Options, total: int) -> Single:
+async def _measure_latency(
+    client: Client, options: MailboxBenchOptions, total: int
+) -> MailboxLatency:
     """Send each message after the ack of the previous one is confirmed."""
-    pad = "x" * (options.size - 2 - len(_payload(0, "")))
+    pad = "x" * (options.size - 2 - len(_numbered_payload(0, "")))
     times: list[float] = []
     began = time.perf_counter()
-    consumer = Consumer(client, total)
-    await client.subscribe(_MAILBOX, consumer.take)
+    consumer = CheckingConsumer(client, total)
+    await client.subscribe(_MAILBOX, consumer.take_messages)
     for number in range(total):
         confirmed = consumer.next_confirmed()
         sent = time.perf_counter()
-        await client.enqueue(_MAILBOX, _payload(number, pad), from_="sender-0")
+        await client.enqueue(_MAILBOX, _numbered_payload(number, pad), from_="sender-0")
         await confirmed
         times.append(consumer.arrived_at - sent)
     per_sec = total / (time.perf_counter() - began)
     await client.unsubscribe(_MAILBOX)
     times.sort()
-    return Single(total, percentile(times, 50) * 1e3, percentile(times, 99) * 1e3, per_sec)
+    return MailboxLatency(total, percentile(times, 50) * 1e3, percentile(times, 99) * 1e3, per_sec)
 
 
-class Consumer:
+class CheckingConsumer:
     """Acks each message and checks that none is missing, doubled or out of order."""
 
     def __init__(self, client: Client, total: int, mailbox: str = _MAILBOX) -> None:
@@ -199,7 +209,7 @@ class Consumer:
         self._client = client
         self._mailbox = mailbox
         self._missing = total
-        self._unseen = bytearray(total)
+        self._seen = bytearray(total)
         self._latest: dict[str, int] = {}
         self._confirmed: asyncio.Future[None] = loop.create_future()
 
@@ -208,34 +218,34 @@ class Consumer:
         self._confirmed = asyncio.get_running_loop().create_future()
         return self._confirmed
 
-    def take(self, messages: list[Message]) -> None:
+    def take_messages(self, messages: list[Message]) -> None:
         self.arrived_at = time.perf_counter()
         for message in messages:
-            self._check(message.from_, int(message.payload[:12]))
-            self._client.ack(self._mailbox, message.receipt).add_done_callback(self._acked)
+            self._check_order(message.from_, int(message.payload[:12]))
+            self._client.ack(self._mailbox, message.receipt).add_done_callback(self._count_ack)
 
-    def _check(self, sender: str, number: int) -> None:
-        if self._unseen[number]:
-            self._fail(f"message {number} arrived twice")
+    def _check_order(self, sender: str, number: int) -> None:
+        if self._seen[number]:
+            self._fail_run(f"message {number} arrived twice")
         if number <= self._latest.get(sender, -1):
-            self._fail(f"message {number} of {sender} arrived out of order")
-        self._unseen[number] = 1
+            self._fail_run(f"message {number} of {sender} arrived out of order")
+        self._seen[number] = 1
         self._latest[sender] = number
 
-    def _acked(self, ack: "asyncio.Future[None]") -> None:
+    def _count_ack(self, ack: "asyncio.Future[None]") -> None:
         if (error := ack.exception()) is not None:
-            self._fail(f"an ack failed: {error}")
+            self._fail_run(f"an ack failed: {error}")
         self._missing -= 1
         if not self._confirmed.done():
             self._confirmed.set_result(None)
         if not self._missing and not self.finished.done():
             self.finished.set_result(None)
 
-    def _fail(self, reason: str) -> None:
+    def _fail_run(self, reason: str) -> None:
         for future in (self.finished, self._confirmed):
             if not future.done():
                 future.set_exception(BenchFailed(reason))
 
 
-def _payload(number: int, pad: str) -> str:
+def _numbered_payload(number: int, pad: str) -> str:
     return f"{number:012d}{pad}"

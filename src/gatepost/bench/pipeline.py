@@ -22,13 +22,13 @@ from rich.table import Table
 from gatepost.archive import manifest
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.manifest import ArchiveManifest
-from gatepost.bench.mailbox import Machine, machine
+from gatepost.bench.mailbox import BenchMachine, describe_machine
 from gatepost.errors import BenchFailed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_LIFECYCLE = """
+_LIFECYCLE_QUERY = """
 WITH told AS (
   SELECT CASE WHEN kind = 'ack' THEN ref_id ELSE event_id END AS id,
          CASE WHEN kind = 'ack' THEN to_node ELSE node END AS owner,
@@ -43,13 +43,13 @@ FROM told GROUP BY ALL
 """
 
 
-class Options(Struct, frozen=True):
+class PipelineBenchOptions(Struct, frozen=True):
     sizes: tuple[int, ...] = (10_000_000, 50_000_000)
     nodes: int = 8
     master: str = "local[*]"
 
 
-class Phase(Struct, frozen=True):
+class TimedRun(Struct, frozen=True):
     """One run in its own session. `peak_mib` is the memory of driver, JVM and workers together."""
 
     events: int
@@ -59,7 +59,7 @@ class Phase(Struct, frozen=True):
     peak_mib: int
 
 
-class Size(Struct, frozen=True):
+class SizeResult(Struct, frozen=True):
     """`share` is the time of the second run divided by the first, without session starts.
 
     `levels` is a run of the lifecycle and service level tables alone.
@@ -67,31 +67,35 @@ class Size(Struct, frozen=True):
 
     events: int
     archive_bytes: int
-    levels: Phase
-    full: Phase
-    more: Phase
+    levels: TimedRun
+    full: TimedRun
+    more: TimedRun
     share: float
     duckdb_seconds: float | None = None
 
 
-class Result(Struct, frozen=True):
-    machine: Machine
-    options: Options
-    sizes: list[Size]
+class PipelineBenchResult(Struct, frozen=True):
+    machine: BenchMachine
+    options: PipelineBenchOptions
+    sizes: list[SizeResult]
     durability: str = "tables are not fsynced: they can be rebuilt from the archive"
 
 
-def bench(folder: Path, options: Options, step: Callable[[str], object] = str) -> Result:
+def bench_pipeline(
+    folder: Path, options: PipelineBenchOptions, step: Callable[[str], object] = str
+) -> PipelineBenchResult:
     """Measure every size in a temporary folder; calls `step` with each step's description."""
     folder.mkdir(parents=True, exist_ok=True)
     sizes = []
     for events in options.sizes:
         with tempfile.TemporaryDirectory(prefix="bench-", dir=folder) as work_dir:
-            sizes.append(measure(Path(work_dir), events, options, step))
-    return Result(machine(), options, sizes)
+            sizes.append(measure_size(Path(work_dir), events, options, step))
+    return PipelineBenchResult(describe_machine(), options, sizes)
 
 
-def measure(work_dir: Path, events: int, options: Options, step: Callable[[str], object]) -> Size:
+def measure_size(
+    work_dir: Path, events: int, options: PipelineBenchOptions, step: Callable[[str], object]
+) -> SizeResult:
     from gatepost.pipeline.synth import SynthOptions as Synth
     from gatepost.pipeline.synth import generate_archive
 
@@ -102,28 +106,28 @@ def measure(work_dir: Path, events: int, options: Options, step: Callable[[str],
     jobs = os.cpu_count() or 1
     shape = Synth(events=events, nodes=options.nodes, segment_rows=rows, jobs=jobs)
     truth = generate_archive(archive, shape)
-    kept = hold_back(archive, truth.events // 100)
+    kept = hold_back_segments(archive, truth.events // 100)
     step(f"{events:,} events: lifecycles and service levels")
-    levels = _timed(archive, str(work_dir / "levels"), options.master, _levels)
+    levels = _time_job(archive, str(work_dir / "levels"), options.master, _run_service_levels)
     step(f"{events:,} events: the full run")
-    full = _timed(archive, tables, options.master, _run)
-    give_back(archive, kept)
+    full = _time_job(archive, tables, options.master, _run_pipeline)
+    restore_manifests(archive, kept)
     step(f"{events:,} events: one percent more")
-    more = _timed(archive, tables, options.master, _run)
+    more = _time_job(archive, tables, options.master, _run_pipeline)
     if full.events + more.events != truth.events:
         raise BenchFailed(f"{truth.events} events were archived, {full.events + more.events} read")
     step(f"{events:,} events: DuckDB")
-    share, size = more.seconds / full.seconds, _bytes(Path(archive))
-    return Size(truth.events, size, levels, full, more, share, _duckdb(archive))
+    share, size = more.seconds / full.seconds, _parquet_bytes(Path(archive))
+    return SizeResult(truth.events, size, levels, full, more, share, _time_duckdb(archive))
 
 
-def _run(spark: "SparkSession", archive: str, tables: str) -> int:
+def _run_pipeline(spark: "SparkSession", archive: str, tables: str) -> int:
     from gatepost.pipeline.jobs.run import run
 
     return run(spark, archive, tables).events
 
 
-def _levels(spark: "SparkSession", archive: str, tables: str) -> int:
+def _run_service_levels(spark: "SparkSession", archive: str, tables: str) -> int:
     from gatepost.pipeline.jobs.deliver import Source, deliveries
     from gatepost.pipeline.jobs.hourly import hourly
     from gatepost.pipeline.objectives import Objectives
@@ -141,26 +145,26 @@ def _levels(spark: "SparkSession", archive: str, tables: str) -> int:
     return sum(piece.rows for piece in slices)
 
 
-def _timed(
+def _time_job(
     archive: str, tables: str, master: str, job: "Callable[[SparkSession, str, str], int]"
-) -> Phase:
+) -> TimedRun:
     """Time a job as a user starts it: in a fresh JVM, where nothing is compiled yet."""
     from gatepost.pipeline.session import spark_session
 
-    with watched() as peak:
+    with watch_memory() as peak:
         start = time.perf_counter()
         with spark_session(master, name="bench", brief=True) as spark:
             session = time.perf_counter() - start
             events = job(spark, archive, tables)
             seconds = time.perf_counter() - start - session
-    return Phase(events, session, seconds, events / seconds, peak[0] // 2**20)
+    return TimedRun(events, session, seconds, events / seconds, peak[0] // 2**20)
 
 
-def _bytes(folder: Path) -> int:
+def _parquet_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*.parquet"))
 
 
-def hold_back(archive: str, events: int) -> dict[str, bytes]:
+def hold_back_segments(archive: str, events: int) -> dict[str, bytes]:
     """Remove each node's last segments from its manifest: at least one, about `events` in all.
 
     Returns the original manifests by name.
@@ -172,19 +176,19 @@ def hold_back(archive: str, events: int) -> dict[str, bytes]:
         if whole is not None:
             kept[manifest.manifest_path(node)] = manifest.encode_manifest(whole)
             manifest.write_manifest(
-                store, _shorter(whole, events // len(manifest.archived_nodes(store)))
+                store, _shorten_manifest(whole, events // len(manifest.archived_nodes(store)))
             )
     return kept
 
 
-def _shorter(whole: ArchiveManifest, events: int) -> ArchiveManifest:
+def _shorten_manifest(whole: ArchiveManifest, events: int) -> ArchiveManifest:
     cut = len(whole.segments) - 1
     while cut > 1 and sum(s.rows for s in whole.segments[cut - 1 :]) <= events:
         cut -= 1
     return msgspec.structs.replace(whole, segments=whole.segments[:cut])
 
 
-def give_back(archive: str, kept: dict[str, bytes]) -> None:
+def restore_manifests(archive: str, kept: dict[str, bytes]) -> None:
     """Write back the manifests that `hold_back_segments` returned."""
     store = ArchiveStore.open(archive)
     for name, content in kept.items():
@@ -192,13 +196,13 @@ def give_back(archive: str, kept: dict[str, bytes]) -> None:
 
 
 @contextmanager
-def watched() -> Iterator[list[int]]:
+def watch_memory() -> Iterator[list[int]]:
     """Peak memory of this process and its descendants while the block runs, in a list of one."""
     peak, done = [0], threading.Event()
 
     def watch() -> None:
         while not done.wait(0.5):
-            peak[0] = max(peak[0], _resident())
+            peak[0] = max(peak[0], _resident_bytes())
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -209,7 +213,7 @@ def watched() -> Iterator[list[int]]:
         watcher.join(5)
 
 
-def _resident() -> int:
+def _resident_bytes() -> int:
     """Resident bytes of this process and its descendants, from /proc."""
     children: dict[int, list[int]] = {}
     pages: dict[int, int] = {}
@@ -229,23 +233,23 @@ def _resident() -> int:
     return total * os.sysconf("SC_PAGE_SIZE")
 
 
-def _duckdb(archive: str) -> float | None:
+def _time_duckdb(archive: str) -> float | None:
     try:
         import duckdb
     except ImportError:
         return None
     start = time.perf_counter()
     with duckdb.connect() as connection:
-        connection.execute(_LIFECYCLE, [f"{archive}/node=*/date=*/*.parquet"]).fetchall()
+        connection.execute(_LIFECYCLE_QUERY, [f"{archive}/node=*/date=*/*.parquet"]).fetchall()
     return time.perf_counter() - start
 
 
-def render(result: Result) -> RenderableType:
+def render_result(result: PipelineBenchResult) -> RenderableType:
     table = Table(title="pipeline", title_justify="left")
     for heading in ("", "events", "seconds", "events/s", "session s", "peak MiB"):
         table.add_column(heading, justify="right" if heading else "left")
     for size in result.sizes:
-        _rows(table, size)
+        _add_rows(table, size)
     about = result.machine
     return Group(
         table,
@@ -255,7 +259,7 @@ def render(result: Result) -> RenderableType:
     )
 
 
-def _rows(table: Table, size: Size) -> None:
+def _add_rows(table: Table, size: SizeResult) -> None:
     phases = {
         "lifecycle + SLO": size.levels,
         "full run, all tables": size.full,

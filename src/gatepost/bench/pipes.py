@@ -19,14 +19,14 @@ from msgspec import Struct
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from gatepost.bench.fsync import Fsync, measure_fsync, percentile
-from gatepost.bench.mailbox import QUIET, Consumer, Machine, machine
+from gatepost.bench.fsync import FsyncResult, measure_fsync, percentile
+from gatepost.bench.mailbox import QUIET_SETTINGS, BenchMachine, CheckingConsumer, describe_machine
 from gatepost.client import Client
 from gatepost.errors import BenchFailed, UnknownAgent
 from gatepost.testing import GatewayProcess
 
 _AGENT = "bench"
-_PATIENCE = 60.0
+_TIMEOUT_SECS = 60.0
 _DURABILITY = {
     "send": "event and delivery, fsync before the answer",
     "accept": "inbox, mailbox, receipt and cursor, fsync before the sender is told",
@@ -35,7 +35,7 @@ _DURABILITY = {
 }
 
 
-class Options(Struct, frozen=True):
+class PipesBenchOptions(Struct, frozen=True):
     messages: int = 40_000
     outstanding: int = 512
     size: int = 512
@@ -43,13 +43,13 @@ class Options(Struct, frozen=True):
     fsyncs: int = 2000
 
 
-class Lifecycles(Struct, frozen=True):
+class LifecycleThroughput(Struct, frozen=True):
     messages: int
     seconds: float
     per_sec: float
 
 
-class Latency(Struct, frozen=True):
+class LifecycleLatency(Struct, frozen=True):
     """One message at a time: from `send` to the receipt's arrival at the sender."""
 
     messages: int
@@ -59,38 +59,38 @@ class Latency(Struct, frozen=True):
     processed_p99_ms: float
 
 
-class Result(Struct, frozen=True):
-    machine: Machine
-    options: Options
+class PipesBenchResult(Struct, frozen=True):
+    machine: BenchMachine
+    options: PipesBenchOptions
     durability: dict[str, str]
-    lifecycles: Lifecycles
-    latency: Latency
-    fsync: Fsync
+    lifecycles: LifecycleThroughput
+    latency: LifecycleLatency
+    fsync: FsyncResult
     sealed: str = "every payload, xchacha20-poly1305, one key per event"
 
 
-def bench(state_dir: Path, options: Options) -> Result:
+def bench_pipes(state_dir: Path, options: PipesBenchOptions) -> PipesBenchResult:
     """Run all measurements on fresh gateways inside `state_dir`, so on the same disk."""
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=state_dir) as name:
         folder = Path(name)
-        with _gateway(folder, "here") as here, _gateway(folder, "there") as there:
-            _link(here, there)
-            lifecycles, latency = _measure(here, there, options)
+        with _new_gateway(folder, "here") as here, _new_gateway(folder, "there") as there:
+            _join_gateways(here, there)
+            lifecycles, latency = _measure_lifecycles(here, there, options)
         fsync = measure_fsync(folder, size=options.size, count=options.fsyncs)
-    return Result(machine(), options, _DURABILITY, lifecycles, latency, fsync)
+    return PipesBenchResult(describe_machine(), options, _DURABILITY, lifecycles, latency, fsync)
 
 
-def _gateway(folder: Path, name: str) -> GatewayProcess:
-    return GatewayProcess(folder / name, node__id=name, **QUIET)
+def _new_gateway(folder: Path, name: str) -> GatewayProcess:
+    return GatewayProcess(folder / name, node__id=name, **QUIET_SETTINGS)
 
 
-def _link(here: GatewayProcess, there: GatewayProcess) -> None:
-    invite = _call(here, "POST", "/room/invites", {"tier": "backbone", "node": "there"})
-    _call(there, "POST", "/room/join", {"seed": here.url, "token": invite["token"]})
+def _join_gateways(here: GatewayProcess, there: GatewayProcess) -> None:
+    invite = _call_api(here, "POST", "/room/invites", {"tier": "backbone", "node": "there"})
+    _call_api(there, "POST", "/room/join", {"seed": here.url, "token": invite["token"]})
 
 
-def _call(gateway: GatewayProcess, method: str, path: str, body: object = None) -> Any:
+def _call_api(gateway: GatewayProcess, method: str, path: str, body: object = None) -> Any:
     headers = {"authorization": f"Bearer {gateway.token}"}
     answer = httpx.request(method, f"{gateway.url}/v1{path}", json=body, headers=headers)
     if not answer.is_success:
@@ -98,37 +98,39 @@ def _call(gateway: GatewayProcess, method: str, path: str, body: object = None) 
     return answer.json()
 
 
-def _measure(
-    here: GatewayProcess, there: GatewayProcess, options: Options
-) -> tuple[Lifecycles, Latency]:
+def _measure_lifecycles(
+    here: GatewayProcess, there: GatewayProcess, options: PipesBenchOptions
+) -> tuple[LifecycleThroughput, LifecycleLatency]:
     """Run the agent in its own process, so that it costs the sender nothing."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(there.url, there.token, theirs), daemon=True)
+    process = context.Process(
+        target=_run_agent_process, args=(there.url, there.token, theirs), daemon=True
+    )
     process.start()
     try:
-        return uvloop.run(_send_all(here, ours, options))
+        return uvloop.run(_run_sender(here, ours, options))
     finally:
         process.terminate()
         process.join(10)
 
 
-async def _send_all(
-    here: GatewayProcess, agent: Connection, options: Options
-) -> tuple[Lifecycles, Latency]:
+async def _run_sender(
+    here: GatewayProcess, agent: Connection, options: PipesBenchOptions
+) -> tuple[LifecycleThroughput, LifecycleLatency]:
     async with Client("sender", url=here.url, token=here.token) as client:
-        await _known(client)
-        await _many(client, here, agent, options, options.messages // 10)
-        lifecycles = await _many(client, here, agent, options, options.messages)
-        return lifecycles, await _one_by_one(client, agent, options)
+        await _wait_until_known(client)
+        await _measure_throughput(client, here, agent, options, options.messages // 10)
+        lifecycles = await _measure_throughput(client, here, agent, options, options.messages)
+        return lifecycles, await _measure_latency(client, agent, options)
 
 
-async def _known(client: Client) -> None:
+async def _wait_until_known(client: Client) -> None:
     """Wait until the sender's gateway knows the agent from the room."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT_SECS
     while True:
         try:
-            await client.send(_AGENT, "hello", ttl_secs=_PATIENCE)
+            await client.send(_AGENT, "hello", ttl_secs=_TIMEOUT_SECS)
         except UnknownAgent:
             if time.monotonic() > deadline:
                 raise
@@ -137,12 +139,12 @@ async def _known(client: Client) -> None:
             return
 
 
-async def _many(
-    client: Client, here: GatewayProcess, agent: Connection, options: Options, total: int
-) -> Lifecycles:
-    await _settled(here)
+async def _measure_throughput(
+    client: Client, here: GatewayProcess, agent: Connection, options: PipesBenchOptions, total: int
+) -> LifecycleThroughput:
+    await _wait_until_closed(here)
     agent.send(total)
-    await _said(agent, "ready")
+    await _expect_word(agent, "ready")
     pad = "x" * (options.size - 2 - 12)
     numbers = iter(range(total))
 
@@ -152,13 +154,15 @@ async def _many(
 
     began = time.perf_counter()
     await asyncio.gather(*(slot() for _ in range(options.outstanding)))
-    await _said(agent, "done")
-    await _settled(here)
+    await _expect_word(agent, "done")
+    await _wait_until_closed(here)
     seconds = time.perf_counter() - began
-    return Lifecycles(total, seconds, total / seconds)
+    return LifecycleThroughput(total, seconds, total / seconds)
 
 
-async def _one_by_one(client: Client, agent: Connection, options: Options) -> Latency:
+async def _measure_latency(
+    client: Client, agent: Connection, options: PipesBenchOptions
+) -> LifecycleLatency:
     pad = "x" * (options.size - 2 - 12)
     accepted: list[float] = []
     processed: list[float] = []
@@ -166,50 +170,50 @@ async def _one_by_one(client: Client, agent: Connection, options: Options) -> La
     waits = [("accepted", accepted), ("processed", processed)]
     for wait, times in waits:
         agent.send(options.singles)
-        await _said(agent, "ready")
+        await _expect_word(agent, "ready")
         for number in range(options.singles):
             began = time.perf_counter()
             await client.send(_AGENT, f"{number:012d}{pad}", wait=wait)
             times.append(time.perf_counter() - began)
-        await _said(agent, "done")
+        await _expect_word(agent, "done")
     accepted.sort()
     processed.sort()
     spread = [percentile(times, p) * 1e3 for times in (accepted, processed) for p in (50, 99)]
-    return Latency(options.singles, *spread)
+    return LifecycleLatency(options.singles, *spread)
 
 
-async def _settled(here: GatewayProcess) -> None:
+async def _wait_until_closed(here: GatewayProcess) -> None:
     """Wait until the sender's gateway has no open delivery left."""
-    deadline = time.monotonic() + _PATIENCE
-    while _call(here, "GET", "/status")["deliveries_open"]:
+    deadline = time.monotonic() + _TIMEOUT_SECS
+    while _call_api(here, "GET", "/status")["deliveries_open"]:
         if time.monotonic() > deadline:
             raise BenchFailed("some deliveries never ended")
         await asyncio.sleep(0.01)
 
 
-async def _said(agent: Connection, word: str) -> None:
+async def _expect_word(agent: Connection, word: str) -> None:
     loop = asyncio.get_running_loop()
-    ready = await loop.run_in_executor(None, agent.poll, _PATIENCE)
+    ready = await loop.run_in_executor(None, agent.poll, _TIMEOUT_SECS)
     received = agent.recv() if ready else "nothing"
     if received != word:
         raise BenchFailed(f"the agent process sent {received!r} instead of {word!r}")
 
 
-def _serve(url: str, token: str, parent: Connection) -> None:
-    uvloop.run(_agent(url, token, parent))
+def _run_agent_process(url: str, token: str, parent: Connection) -> None:
+    uvloop.run(_serve_agent(url, token, parent))
 
 
-async def _agent(url: str, token: str, parent: Connection) -> None:
+async def _serve_agent(url: str, token: str, parent: Connection) -> None:
     """For each number the parent sends: take and check so many messages, then report."""
     loop = asyncio.get_running_loop()
     async with Client(url=url, token=token) as client:
         await client.register(_AGENT)
-        for message in await client.dequeue(_AGENT, wait_secs=_PATIENCE):
+        for message in await client.dequeue(_AGENT, wait_secs=_TIMEOUT_SECS):
             await client.ack(_AGENT, message.receipt)
         while True:
             total = await loop.run_in_executor(None, parent.recv)
-            consumer = Consumer(client, total, _AGENT)
-            await client.subscribe(_AGENT, consumer.take, credit=2048)
+            consumer = CheckingConsumer(client, total, _AGENT)
+            await client.subscribe(_AGENT, consumer.take_messages, credit=2048)
             parent.send("ready")
             try:
                 await consumer.finished
@@ -220,7 +224,7 @@ async def _agent(url: str, token: str, parent: Connection) -> None:
             await client.unsubscribe(_AGENT)
 
 
-def render(result: Result) -> RenderableType:
+def render_result(result: PipesBenchResult) -> RenderableType:
     """The result as a table with notes."""
     lifecycles, latency, fsync = result.lifecycles, result.latency, result.fsync
     table = Table(title=f"Between two gateways, {result.options.size} B messages, encrypted")

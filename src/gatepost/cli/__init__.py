@@ -18,6 +18,6 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    from gatepost.cli.run import run
+    from gatepost.cli.runner import run_command
 
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run_command(sys.argv[1:]))

@@ -6,11 +6,11 @@ from cyclopts import App, Group
 
 from gatepost import __version__
 
-_RUN = Group("Gateway", sort_key=1)
-_MAIL = Group("Messages", sort_key=2)
-_MESH = Group("Other gateways", sort_key=3)
-_CARE = Group("Operations", sort_key=4)
-_SHELL = Group("Shell", sort_key=5)
+_GATEWAY_GROUP = Group("Gateway", sort_key=1)
+_MESSAGES_GROUP = Group("Messages", sort_key=2)
+_PEERS_GROUP = Group("Other gateways", sort_key=3)
+_OPERATIONS_GROUP = Group("Operations", sort_key=4)
+_SHELL_GROUP = Group("Shell", sort_key=5)
 
 app = App(
     name="gatepost",
@@ -29,30 +29,30 @@ Exit codes: 0 done, 1 failed or timed out, 2 wrong usage, 3 no gateway.
     version=__version__,
     help_format="plaintext",
 )
-app["--help"].group = _SHELL
-app["--version"].group = _SHELL
+app["--help"].group = _SHELL_GROUP
+app["--version"].group = _SHELL_GROUP
 
-_places = count()
+_sort_keys = count()
 
 
-def _add(to: App, name: str, where: str, *, help: str, group: Group | None = None) -> None:
+def _add_command(to: App, name: str, where: str, *, help: str, group: Group | None = None) -> None:
     """Add a lazily loaded command; the help lists commands in the order they are added."""
-    path = f"gatepost.cli.{where}"
-    to.command(path, name=name, help=help, group=group, sort_key=next(_places))
+    path = f"gatepost.cli.commands.{where}"
+    to.command(path, name=name, help=help, group=group, sort_key=next(_sort_keys))
 
 
-def _add_family(name: str, *, help: str, group: Group = _CARE) -> App:
+def _add_family(name: str, *, help: str, group: Group = _OPERATIONS_GROUP) -> App:
     """Add a command that has subcommands."""
-    family = App(name=name, help=help, group=group, sort_key=next(_places))
+    family = App(name=name, help=help, group=group, sort_key=next(_sort_keys))
     app.command(family)
     return family
 
 
-_add(
+_add_command(
     app,
     "up",
-    "up:up",
-    group=_RUN,
+    "up:run_gateway",
+    group=_GATEWAY_GROUP,
     help="""Run the gateway in the foreground until Ctrl-C.
 
 Settings come from gatepost.toml in the state directory. GATEPOST_* variables
@@ -65,11 +65,11 @@ For example:
   GATEPOST_MAILBOX__MAX_RETRIES=5 gatepost up
 """,
 )
-_add(
+_add_command(
     app,
     "init",
-    "init:init",
-    group=_RUN,
+    "init:write_settings_file",
+    group=_GATEWAY_GROUP,
     help="""Write a settings file that explains every setting.
 
 For example:
@@ -78,11 +78,11 @@ For example:
   gatepost init --state-dir /srv/gatepost --node-id lab-1
 """,
 )
-_add(
+_add_command(
     app,
     "status",
-    "status:status",
-    group=_RUN,
+    "status:show_status",
+    group=_GATEWAY_GROUP,
     help="""Show the state of the gateway and of its mailboxes.
 
 Exits with 1 if the gateway runs but does not accept messages.
@@ -93,11 +93,11 @@ For example:
   gatepost status --json | jq .gateway.waiting
 """,
 )
-_add(
+_add_command(
     app,
     "send",
-    "send:send",
-    group=_MAIL,
+    "send:send_message",
+    group=_MESSAGES_GROUP,
     help="""Send a message to an agent.
 
 Prints the message's id and state, and the reply if there is one. With --wait
@@ -113,11 +113,11 @@ For example:
   gatepost send --broadcast "all of you" --wait accepted
 """,
 )
-_add(
+_add_command(
     app,
     "inbox",
-    "inbox:inbox",
-    group=_MAIL,
+    "inbox:show_inbox",
+    group=_MESSAGES_GROUP,
     help="""List an agent's waiting mail, or take it.
 
 Listing changes nothing. Taking leases the messages: end each turn with
@@ -130,11 +130,11 @@ For example:
   gatepost inbox bob --take --limit 5 --wait 30
 """,
 )
-_add(
+_add_command(
     app,
     "ack",
-    "settle:ack",
-    group=_MAIL,
+    "settle:ack_turns",
+    group=_MESSAGES_GROUP,
     help="""Ack leased messages: their turns ended well.
 
 The sender learns that its message was processed.
@@ -146,11 +146,11 @@ For example:
   gatepost ack bob --msg-id ID
 """,
 )
-_add(
+_add_command(
     app,
     "nack",
-    "settle:nack",
-    group=_MAIL,
+    "settle:nack_turns",
+    group=_MESSAGES_GROUP,
     help="""Nack leased messages: their turns failed.
 
 Each message is retried later, or becomes a dead letter.
@@ -160,11 +160,11 @@ For example:
   gatepost nack bob HANDLE --reason "cannot reach the database"
 """,
 )
-_add(
+_add_command(
     app,
     "fetch",
-    "fetch:fetch",
-    group=_MAIL,
+    "fetch:fetch_payload",
+    group=_MESSAGES_GROUP,
     help="""Download a payload that was too large to travel inside its message.
 
 For example:
@@ -172,11 +172,11 @@ For example:
   gatepost fetch sha256:DIGEST --output photo.jpg
 """,
 )
-_add(
+_add_command(
     app,
     "trace",
-    "trace:trace",
-    group=_MAIL,
+    "trace:show_trace",
+    group=_MESSAGES_GROUP,
     help="""Show every step of a message, from send to the end of its turn, at every gateway.
 
 Name a message by its id, or a conversation by its correlation id. Gateways that
@@ -189,11 +189,11 @@ For example:
 """,
 )
 
-_add(
+_add_command(
     app,
     "invite",
-    "room:invite",
-    group=_MESH,
+    "room:invite_node",
+    group=_PEERS_GROUP,
     help="""Invite another gateway into this one's room.
 
 Prints the invite, a secret that works once, and how to use it. A terminal also
@@ -205,11 +205,11 @@ For example:
   gatepost invite --node mbp-jane > invite.txt
 """,
 )
-_add(
+_add_command(
     app,
     "invites",
-    "room:invites",
-    group=_MESH,
+    "room:list_invites",
+    group=_PEERS_GROUP,
     help="""List the invites this gateway issued.
 
 For example:
@@ -217,11 +217,11 @@ For example:
   gatepost invites
 """,
 )
-_add(
+_add_command(
     app,
     "withdraw",
-    "room:withdraw",
-    group=_MESH,
+    "room:withdraw_invite",
+    group=_PEERS_GROUP,
     help="""Withdraw an invite that was not used yet.
 
 For example:
@@ -229,11 +229,11 @@ For example:
   gatepost withdraw 3618f0c1d4f9b164
 """,
 )
-_add(
+_add_command(
     app,
     "join",
-    "room:join",
-    group=_MESH,
+    "room:join_room",
+    group=_PEERS_GROUP,
     help="""Join the room of the gateway that issued an invite.
 
 The invite is read from a file or from standard input. Other users of the machine
@@ -245,11 +245,11 @@ For example:
   gatepost join https://vps-jane:7433 --token-file invite.txt
 """,
 )
-_add(
+_add_command(
     app,
     "nodes",
-    "room:nodes",
-    group=_MESH,
+    "room:list_nodes",
+    group=_PEERS_GROUP,
     help="""List the nodes of the room.
 
 For example:
@@ -257,11 +257,11 @@ For example:
   gatepost nodes
 """,
 )
-_add(
+_add_command(
     app,
     "revoke",
-    "room:revoke",
-    group=_MESH,
+    "room:revoke_node",
+    group=_PEERS_GROUP,
     help="""Revoke a node: it is disconnected now and can never join again.
 
 For example:
@@ -278,12 +278,12 @@ For example:
 
   gatepost room show
 """,
-    group=_MESH,
+    group=_PEERS_GROUP,
 )
-_add(
+_add_command(
     _room,
     "show",
-    "room:show",
+    "room:show_room",
     help="""Show every record of the room.
 
 For example:
@@ -292,10 +292,10 @@ For example:
   gatepost room show --json | jq .records
 """,
 )
-_add(
+_add_command(
     _room,
     "watch",
-    "room:watch",
+    "room:watch_room",
     help="""Print every record as it changes, until Ctrl-C.
 
 For example:
@@ -304,10 +304,10 @@ For example:
   gatepost room watch --json
 """,
 )
-_add(
+_add_command(
     _room,
     "verify",
-    "room:verify",
+    "room:verify_room",
     help="""Check the signature of every record this gateway keeps.
 
 Exits with 1 if one is invalid.
@@ -318,10 +318,10 @@ For example:
 """,
 )
 
-_add(
+_add_command(
     _room,
     "rotate",
-    "room:rotate",
+    "room:rotate_room",
     help="""Move the room to a new document without records that are no longer needed.
 
 All gateways follow; a gateway that is offline follows when it is back.
@@ -341,10 +341,10 @@ For example:
   gatepost agent add bob
 """,
 )
-_add(
+_add_command(
     _agent,
     "add",
-    "agents:add",
+    "agents:add_agents",
     help="""Register agents, so that mail can be sent to them.
 
 A running agent registers itself when it connects; use this for agents that have
@@ -356,10 +356,10 @@ For example:
   gatepost agent add bob --standby
 """,
 )
-_add(
+_add_command(
     _agent,
     "list",
-    "agents:list_",
+    "agents:list_agents",
     help="""List the gateway's agents.
 
 For example:
@@ -369,10 +369,10 @@ For example:
   gatepost agent list --external
 """,
 )
-_add(
+_add_command(
     _agent,
     "claim",
-    "agents:claim",
+    "agents:claim_agent",
     help="""Move an agent of the room to this gateway.
 
 The gateway it lives behind is asked to let it go, even if the agent is being
@@ -386,10 +386,10 @@ For example:
   gatepost agent claim bob --override --node lab-1
 """,
 )
-_add(
+_add_command(
     _agent,
     "remove",
-    "agents:remove",
+    "agents:remove_agent",
     help="""Remove an agent; its waiting mail becomes dead letters.
 
 For example:
@@ -398,10 +398,10 @@ For example:
 """,
 )
 
-_add(
+_add_command(
     _agent,
     "invite",
-    "agents:invite",
+    "agents:invite_agent",
     help="""Invite an external agent, one that reaches this gateway over the network.
 
 Prints the invite, a secret that works once. Without --scope the agent may send
@@ -413,10 +413,10 @@ For example:
   gatepost agent invite ci-bot --scope ansible.message.send --ttl 600
 """,
 )
-_add(
+_add_command(
     _agent,
     "revoke",
-    "agents:revoke",
+    "agents:revoke_agent",
     help="""End the sessions and open invites of an external agent.
 
 For example:
@@ -427,7 +427,7 @@ For example:
 
 _route = _add_family(
     "route",
-    group=_MESH,
+    group=_PEERS_GROUP,
     help="""List, set and remove routes: fallbacks for an agent whose gateway is away.
 
 For example:
@@ -435,10 +435,10 @@ For example:
   gatepost route set bob --fallback lab-2
 """,
 )
-_add(
+_add_command(
     _route,
     "list",
-    "routes:list_",
+    "routes:list_routes",
     help="""List the routes of the room.
 
 For example:
@@ -446,10 +446,10 @@ For example:
   gatepost route list
 """,
 )
-_add(
+_add_command(
     _route,
     "set",
-    "routes:set_",
+    "routes:set_route",
     help="""Set the route to an agent, or to every agent of a node.
 
 A fallback takes mail while the owner is away, if it hosts the agent as a
@@ -463,10 +463,10 @@ For example:
   gatepost route set bob --priority 30
 """,
 )
-_add(
+_add_command(
     _route,
     "remove",
-    "routes:remove",
+    "routes:remove_route",
     help="""Remove a route that this gateway set.
 
 For example:
@@ -484,10 +484,10 @@ For example:
   gatepost dlq list bob
 """,
 )
-_add(
+_add_command(
     _dlq,
     "list",
-    "dlq:list_",
+    "dead_letters:list_dead_letters",
     help="""List an agent's dead letters, oldest first.
 
 For example:
@@ -496,10 +496,10 @@ For example:
   gatepost dlq list bob --reason-contains database
 """,
 )
-_add(
+_add_command(
     _dlq,
     "show",
-    "dlq:show",
+    "dead_letters:show_dead_letter",
     help="""Show one dead letter with its payload.
 
 For example:
@@ -507,10 +507,10 @@ For example:
   gatepost dlq show bob ID
 """,
 )
-_add(
+_add_command(
     _dlq,
     "replay",
-    "dlq:replay",
+    "dead_letters:replay_dead_letters",
     help="""Send dead letters again as new messages.
 
 A replayed dead letter stays, with the id of its new message, and is not
@@ -523,10 +523,10 @@ For example:
   gatepost dlq replay bob --all --rate 5
 """,
 )
-_add(
+_add_command(
     _dlq,
     "discard",
-    "dlq:discard",
+    "dead_letters:discard_dead_letters",
     help="""Discard dead letters and their payloads.
 
 For example:
@@ -549,10 +549,10 @@ For example:
   gatepost undelivered list
 """,
 )
-_add(
+_add_command(
     _undelivered,
     "list",
-    "undelivered:list_",
+    "undelivered:list_undelivered",
     help="""List messages this gateway gave up, oldest first.
 
 For example:
@@ -561,10 +561,10 @@ For example:
   gatepost undelivered list --agent bob --reason expired --older-than 3600
 """,
 )
-_add(
+_add_command(
     _undelivered,
     "show",
-    "undelivered:show",
+    "undelivered:show_undelivered",
     help="""Show one undelivered message with its payload.
 
 For example:
@@ -572,10 +572,10 @@ For example:
   gatepost undelivered show ID
 """,
 )
-_add(
+_add_command(
     _undelivered,
     "replay",
-    "undelivered:replay",
+    "undelivered:replay_undelivered",
     help="""Send undelivered messages again as new events.
 
 The gateway that was asked last may have taken the turn after all. Without
@@ -588,10 +588,10 @@ For example:
   gatepost undelivered replay ID --force
 """,
 )
-_add(
+_add_command(
     _undelivered,
     "discard",
-    "undelivered:discard",
+    "undelivered:discard_undelivered",
     help="""Discard undelivered messages and their payloads.
 
 For example:
@@ -601,11 +601,11 @@ For example:
 """,
 )
 
-_add(
+_add_command(
     app,
     "purge",
-    "inbox:purge",
-    group=_CARE,
+    "inbox:purge_mailbox",
+    group=_OPERATIONS_GROUP,
     help="""Turn an agent's waiting mail into dead letters.
 
 Messages in flight are not touched.
@@ -615,11 +615,11 @@ For example:
   gatepost purge bob
 """,
 )
-_add(
+_add_command(
     app,
     "audit",
-    "status:audit",
-    group=_CARE,
+    "status:list_audit_log",
+    group=_OPERATIONS_GROUP,
     help="""List manual actions (purge, replay, removal), newest first.
 
 For example:
@@ -628,11 +628,11 @@ For example:
 """,
 )
 
-_add(
+_add_command(
     app,
     "incidents",
-    "incidents:incidents",
-    group=_CARE,
+    "incidents:list_incidents",
+    group=_OPERATIONS_GROUP,
     help="""List incidents, newest first.
 
 For example:
@@ -641,11 +641,11 @@ For example:
   gatepost incidents --since 3600 --class dead_letter
 """,
 )
-_add(
+_add_command(
     app,
     "eta",
-    "incidents:eta",
-    group=_CARE,
+    "incidents:show_eta_advice",
+    group=_OPERATIONS_GROUP,
     help="""Show how long the tasks of each capability take, and the ETA it should promise.
 
 For example:
@@ -663,10 +663,10 @@ For example:
   gatepost reviews list
 """,
 )
-_add(
+_add_command(
     _reviews,
     "list",
-    "incidents:reviews",
+    "incidents:list_reviews",
     help="""List reviews of misfires, newest first.
 
 For example:
@@ -675,10 +675,10 @@ For example:
   gatepost reviews list --status all
 """,
 )
-_add(
+_add_command(
     _reviews,
     "resolve",
-    "incidents:resolve",
+    "incidents:resolve_review",
     help="""Mark a review as resolved.
 
 For example:
@@ -686,10 +686,10 @@ For example:
   gatepost reviews resolve ID --note "promises 90 s now"
 """,
 )
-_add(
+_add_command(
     _reviews,
     "dismiss",
-    "incidents:dismiss",
+    "incidents:dismiss_review",
     help="""Mark a review as needing no action.
 
 For example:
@@ -698,11 +698,11 @@ For example:
 """,
 )
 
-_add(
+_add_command(
     app,
     "backup",
-    "backup:backup",
-    group=_CARE,
+    "backup:back_up_gateway",
+    group=_OPERATIONS_GROUP,
     help="""Back up the gateway's state into one file.
 
 The gateway may keep running. The file holds a consistent copy of the journal,
@@ -713,11 +713,11 @@ For example:
   gatepost backup /backups/lab-1.tar
 """,
 )
-_add(
+_add_command(
     app,
     "restore",
-    "backup:restore",
-    group=_CARE,
+    "backup:restore_gateway",
+    group=_OPERATIONS_GROUP,
     help="""Restore a stopped gateway from a backup.
 
 The gateway forgets its actions since the backup, so nothing may run twice:
@@ -746,10 +746,10 @@ For example:
   gatepost migrate cut-over dump.bin
 """,
 )
-_add(
+_add_command(
     _migrate,
     "import",
-    "migrate:import_",
+    "migrate:import_dump",
     help="""Import every undelivered message and task of a legacy document.
 
 Items that were imported before are skipped. After cut-over nothing is imported:
@@ -763,10 +763,10 @@ For example:
   gatepost migrate import dump.bin --only tasks --history done.jsonl
 """,
 )
-_add(
+_add_command(
     _migrate,
     "verify",
-    "migrate:verify",
+    "migrate:verify_migration",
     help="""Check that every item of a legacy document is at the gateway exactly once.
 
 Exits with 1 if not.
@@ -776,10 +776,10 @@ For example:
   gatepost migrate verify dump.bin
 """,
 )
-_add(
+_add_command(
     _migrate,
     "dual-write",
-    "migrate:dual_write",
+    "migrate:dual_write_stdin",
     help="""Send messages to the gateway and write them to the legacy document too.
 
 Reads one JSON object per line: {"from": "a", "to": "b", "payload": …},
@@ -792,10 +792,10 @@ For example:
   gatepost migrate dual-write --out legacy.json < messages.jsonl
 """,
 )
-_add(
+_add_command(
     _migrate,
     "cut-over",
-    "migrate:cut_over",
+    "migrate:cut_over_migration",
     help="""Import for the last time, verify, and end dual-write.
 
 The cut-over is recorded only if the verification succeeds. It can be repeated
@@ -807,10 +807,10 @@ For example:
   gatepost migrate cut-over dump.bin --leave-rejects
 """,
 )
-_add(
+_add_command(
     _migrate,
     "status",
-    "migrate:status",
+    "migrate:show_migration_status",
     help="""Show the phase of the migration, and whether both sides of a dual-write agree.
 
 Exits with 1 if they do not.
@@ -830,10 +830,10 @@ For example:
   gatepost archive status
 """,
 )
-_add(
+_add_command(
     _archive,
     "status",
-    "archive:status",
+    "archive:show_archive_status",
     help="""Show the archived events of each node.
 
 For example:
@@ -842,10 +842,10 @@ For example:
   gatepost archive status /srv/archive --json
 """,
 )
-_add(
+_add_command(
     _archive,
     "verify",
-    "archive:verify",
+    "archive:verify_archive",
     help="""Check every signature, file and chain link.
 
 Exits with 1 if it finds a problem.
@@ -870,10 +870,10 @@ For example:
   gatepost pipeline report --tables /tmp/tables
 """,
 )
-_add(
+_add_command(
     _pipeline,
     "run",
-    "pipeline:run",
+    "pipeline:run_pipeline",
     help="""Bring the tables up to date with events archived since the last run.
 
 Prints the service levels of the last day.
@@ -884,10 +884,10 @@ For example:
   gatepost pipeline run --archive s3://bucket/archive --master spark://host:7077
 """,
 )
-_add(
+_add_command(
     _pipeline,
     "stream",
-    "pipeline:stream",
+    "pipeline:stream_archive",
     help="""Keep the tables up to date in micro-batches, until Ctrl-C.
 
 For example:
@@ -895,10 +895,10 @@ For example:
   gatepost pipeline stream --every "30 seconds"
 """,
 )
-_add(
+_add_command(
     _pipeline,
     "audit",
-    "pipeline:audit",
+    "pipeline:audit_archive",
     help="""Check every promise of the protocol against every event.
 
 Exits with 1 if one was broken.
@@ -909,10 +909,10 @@ For example:
   gatepost pipeline audit --archive /srv/archive --json
 """,
 )
-_add(
+_add_command(
     _pipeline,
     "report",
-    "pipeline:report",
+    "pipeline:write_report",
     help="""Write the report, a self-contained HTML file.
 
 For example:
@@ -922,10 +922,10 @@ For example:
   gatepost pipeline report --terminal
 """,
 )
-_add(
+_add_command(
     _pipeline,
     "replay",
-    "pipeline:replay",
+    "pipeline:replay_dead_letters",
     help="""Choose dead letters with SQL, and replay them at their gateway.
 
 Replays only at the gateway of the given token; for other gateways it prints
@@ -937,10 +937,10 @@ For example:
   gatepost pipeline replay --where "reason = 'no_route'" --rate 5
 """,
 )
-_add(
+_add_command(
     _pipeline,
     "feedback",
-    "pipeline:feedback",
+    "pipeline:post_feedback",
     help="""Post incidents, reviews and ETA advice to a gateway.
 
 The gateway ignores items it has already, so this can be repeated. It needs a token
@@ -953,10 +953,10 @@ For example:
   gatepost pipeline feedback --url https://vps-jane:7433 --token-file feedback.token
 """,
 )
-_add(
+_add_command(
     _pipeline,
     "backfill",
-    "pipeline:backfill",
+    "pipeline:backfill_tables",
     help="""Build all tables from scratch in an empty folder.
 
 For example:
@@ -964,10 +964,10 @@ For example:
   gatepost pipeline backfill --tables /srv/tables-2
 """,
 )
-_add(
+_add_command(
     _pipeline,
     "compact",
-    "pipeline:compact",
+    "pipeline:compact_tables",
     help="""Merge small files of the tables, and delete files that are no longer needed.
 
 For example:
@@ -976,20 +976,20 @@ For example:
   gatepost pipeline compact --keep-hours 24
 """,
 )
-_add(
+_add_command(
     _pipeline,
     "prepare",
-    "pipeline:prepare",
+    "pipeline:prepare_spark",
     help="""Create a JVM class cache, so that later jobs on this machine start faster.
 
 Takes a minute and about 190 MB in ~/.cache/gatepost. Repeat it after an update of
 Java or Spark.
 """,
 )
-_add(
+_add_command(
     _pipeline,
     "synth",
-    "pipeline:synth",
+    "pipeline:write_synthetic_archive",
     help="""Write a synthetic archive for trials, with a file of its true figures.
 
 For example:
@@ -1009,10 +1009,10 @@ For example:
   gatepost bench mailbox --messages 20000 --json
 """,
 )
-_add(
+_add_command(
     _bench,
     "mailbox",
-    "bench:mailbox",
+    "bench:bench_mailbox",
     help="""Measure durable enqueue, push and ack over the WebSocket.
 
 Starts a fresh gateway on the disk of the state directory.
@@ -1023,10 +1023,10 @@ For example:
   gatepost bench mailbox --messages 20000 --json
 """,
 )
-_add(
+_add_command(
     _bench,
     "pipes",
-    "bench:pipes",
+    "bench:bench_pipes",
     help="""Measure complete lifecycles between two gateways: sent, accepted, processed, closed.
 
 Starts two fresh gateways on the disk of the state directory.
@@ -1037,10 +1037,10 @@ For example:
   gatepost bench pipes --messages 10000 --json
 """,
 )
-_add(
+_add_command(
     _bench,
     "pipeline",
-    "bench:pipeline",
+    "bench:bench_pipeline",
     help="""Measure the pipeline on synthetic archives: a full run, then one percent more.
 
 Each run has its own Spark session. The archives are written first, which takes a while, and
@@ -1053,11 +1053,11 @@ For example:
 """,
 )
 
-_add(
+_add_command(
     app,
     "completion",
-    "completion:completion",
-    group=_SHELL,
+    "completion:print_completion",
+    group=_SHELL_GROUP,
     help="""Print or install a completion script.
 
 For example:
@@ -1066,10 +1066,10 @@ For example:
   source <(gatepost completion bash)
 """,
 )
-_add(
+_add_command(
     app,
     "--install-completion",
-    "completion:install_completion",
-    group=_SHELL,
+    "completion:install_for_current_shell",
+    group=_SHELL_GROUP,
     help="Install completion for the current shell.",
 )

@@ -9,25 +9,25 @@ from cyclopts import Group, Parameter
 if TYPE_CHECKING:
     from cyclopts.completion import CompletionContext
 
-    from gatepost.cli.connect import Gateway
+    from gatepost.cli.gateway_api import CliGateway
 
-COMMON = Group("Common options", sort_key=100)
+COMMON_GROUP = Group("Common options", sort_key=100)
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
-@Parameter(name="*", group=COMMON)
+@Parameter(name="*", group=COMMON_GROUP)
 @dataclass(frozen=True, kw_only=True)
-class Output:
+class OutputOptions:
     """Options for the output of a command."""
 
     json: Flag = False
     "Print one JSON document instead of text."
 
 
-@Parameter(name="*", group=COMMON)
+@Parameter(name="*", group=COMMON_GROUP)
 @dataclass(frozen=True, kw_only=True)
-class Options(Output):
+class GatewayOptions(OutputOptions):
     """Options for the output of a command and for the gateway it talks to.
 
     An option wins over all environment variables: `--state-dir` alone selects the gateway of that
@@ -41,24 +41,24 @@ class Options(Output):
     token_file: Path | None = None
     "File that holds the token. Default: $GATEPOST_TOKEN_FILE, else `token` in the state directory."
 
-    def gateway(self) -> "Gateway":
+    def find_gateway(self) -> "CliGateway":
         """The selected gateway; nothing has been sent to it yet."""
-        from gatepost.cli.connect import Gateway
+        from gatepost.cli.gateway_api import CliGateway
 
-        return Gateway.find(self)
-
-
-OUTPUT = Output()
-OPTIONS = Options()
+        return CliGateway.find(self)
 
 
-def agent_names(_: "CompletionContext") -> list[str]:
+DEFAULT_OUTPUT = OutputOptions()
+DEFAULT_OPTIONS = GatewayOptions()
+
+
+def complete_agent_names(_: "CompletionContext") -> list[str]:
     """Shell completion of agent names."""
     from gatepost.wire import AgentInfo
 
-    with OPTIONS.gateway() as gateway:
+    with DEFAULT_OPTIONS.find_gateway() as gateway:
         return [agent.id for agent in gateway.get("/v1/agents", list[AgentInfo])]
 
 
-AgentName = Annotated[str, Parameter(completer=agent_names)]
-Yes = Annotated[Flag, Parameter(alias="-y", help="Do not ask for confirmation.")]
+AgentName = Annotated[str, Parameter(completer=complete_agent_names)]
+YesOption = Annotated[Flag, Parameter(alias="-y", help="Do not ask for confirmation.")]

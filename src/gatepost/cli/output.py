@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gatepost.cli.options import Output
-from gatepost.cli.problems import usage
+from gatepost.cli.options import OutputOptions
+from gatepost.cli.problems import usage_problem
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_GAP = 2
-_SENTENCE = 12
-_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+_CONTROL_CHARS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_COLUMN_GAP = 2
+_MIN_SENTENCE_WIDTH = 12
+_TIME_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
-def show(options: Output, document: object, human: Callable[[], None]) -> None:
+def print_result(options: OutputOptions, document: object, human: Callable[[], None]) -> None:
     """Print the result: `document` as JSON with `--json`, else by calling `human`."""
     if not options.json:
         human()
@@ -28,41 +28,41 @@ def show(options: Output, document: object, human: Callable[[], None]) -> None:
     print(data.decode())
 
 
-def say(text: str, style: str = "") -> None:
+def print_line(text: str, style: str = "") -> None:
     """Print one line on standard output."""
     if not style or not sys.stdout.isatty():
-        print(printable(text))
+        print(escape_control_chars(text))
         return
     from rich.console import Console
 
     Console(highlight=False, markup=False, emoji=False).print(
-        printable(text), style=style, soft_wrap=True
+        escape_control_chars(text), style=style, soft_wrap=True
     )
 
 
-def hint(text: str) -> None:
+def print_hint(text: str) -> None:
     """Print advice on standard error, only if it is a terminal."""
     if sys.stderr.isatty():
         print(text, file=sys.stderr)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table: aligned on a terminal; in a pipe one line per row, separated by tabs."""
-    cells = [[_cell(value) for value in row] for row in rows]
+    cells = [[_cell_text(value) for value in row] for row in rows]
     if not sys.stdout.isatty():
         print("\n".join("\t".join(line) for line in (columns, *cells)))
-    elif widths := _widths([columns, *cells], shutil.get_terminal_size().columns):
+    elif widths := _column_widths([columns, *cells], shutil.get_terminal_size().columns):
         numbers = [isinstance(value, int) for value in rows[0]]
-        _draw(columns, cells, widths, numbers)
+        _draw_table(columns, cells, widths, numbers)
     else:
-        _list(columns, cells)
+        _print_rows_as_blocks(columns, cells)
 
 
-def _widths(lines: Sequence[Sequence[str]], available: int) -> list[int] | None:
+def _column_widths(lines: Sequence[Sequence[str]], available: int) -> list[int] | None:
     """The width of each column; None if ids would have to be cut, which makes them useless."""
     columns = list(zip(*lines, strict=True))
-    widths = [_least_width(column) for column in columns]
-    spare = available - sum(widths) - _GAP * (len(widths) - 1)
+    widths = [_min_column_width(column) for column in columns]
+    spare = available - sum(widths) - _COLUMN_GAP * (len(widths) - 1)
     if spare < 0:
         return None
     for index, column in enumerate(columns):
@@ -72,21 +72,21 @@ def _widths(lines: Sequence[Sequence[str]], available: int) -> list[int] | None:
     return widths
 
 
-def _least_width(column: Sequence[str]) -> int:
+def _min_column_width(column: Sequence[str]) -> int:
     """Cells may be wrapped between words, but never inside a word."""
     longest = max(map(len, column))
     words = max((len(word) for cell in column for word in cell.split()), default=0)
-    return max(words, min(longest, _SENTENCE))
+    return max(words, min(longest, _MIN_SENTENCE_WIDTH))
 
 
-def _draw(
+def _draw_table(
     columns: Sequence[str], cells: list[list[str]], widths: list[int], numbers: list[bool]
 ) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    drawn = Table(box=None, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0), header_style="bold")
     for name, width, number in zip(columns, widths, numbers, strict=True):
         drawn.add_column(name, justify="right" if number else "left", width=width)
     for row in cells:
@@ -94,22 +94,22 @@ def _draw(
     Console(highlight=False).print(drawn)
 
 
-def _list(columns: Sequence[str], cells: list[list[str]]) -> None:
+def _print_rows_as_blocks(columns: Sequence[str], cells: list[list[str]]) -> None:
     """Print each value on its own line, for rows that do not fit on one."""
     for row in cells:
-        say(row[0], "bold")
+        print_line(row[0], "bold")
         for name, cell in zip(columns[1:], row[1:], strict=True):
             if cell:
-                say(f"  {name.lower()}: {cell}")
+                print_line(f"  {name.lower()}: {cell}")
 
 
-def _cell(value: object) -> str:
-    return printable(str(value)).replace("\t", " ").replace("\n", " ")
+def _cell_text(value: object) -> str:
+    return escape_control_chars(str(value)).replace("\t", " ").replace("\n", " ")
 
 
-def printable(text: str) -> str:
+def escape_control_chars(text: str) -> str:
     """`text` with control characters escaped, so that it cannot control the terminal."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _CONTROL_CHARS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def payload_text(raw: msgspec.Raw | msgspec.UnsetType) -> str:
@@ -118,11 +118,11 @@ def payload_text(raw: msgspec.Raw | msgspec.UnsetType) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def plural(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def size(count: int) -> str:
+def format_size(count: int) -> str:
     amount, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB"):
         if amount < 1024:
@@ -131,30 +131,30 @@ def size(count: int) -> str:
     return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration with two figures: `340 ms`, `12 s`, `3.5 min`, `5 h`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
-    secs, unit = next((s, unit) for s, unit in _UNITS if seconds >= s)
+    secs, unit = next((s, unit) for s, unit in _TIME_UNITS if seconds >= s)
     amount = seconds / secs
     exact = seconds % secs == 0 or amount >= 9.95
     return f"{amount:.0f} {unit}" if exact else f"{amount:.1f} {unit}"
 
 
-def age(at: float) -> str:
+def format_age(at: float) -> str:
     """The time since an epoch second."""
     seconds = int(time.time() - at)
-    return duration(seconds) if seconds > 0 else "0 s"
+    return format_duration(seconds) if seconds > 0 else "0 s"
 
 
-def confirm(question: str, yes: bool, options: Output) -> bool:
+def confirm_action(question: str, yes: bool, options: OutputOptions) -> bool:
     """Ask for confirmation; where nobody can be asked, `--yes` is required."""
     if yes:
         return True
     if options.json or not sys.stdin.isatty():
-        raise usage(f"{question} Add --yes to confirm.")
-    print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+        raise usage_problem(f"{question} Add --yes to confirm.")
+    print(f"{escape_control_chars(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
     if not agreed:
-        hint("nothing was done")
+        print_hint("nothing was done")
     return agreed

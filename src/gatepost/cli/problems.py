@@ -2,10 +2,10 @@
 
 from enum import IntEnum
 
-LOST_ANSWER = "unknown"
+LOST_ANSWER_CODE = "unknown"
 
 
-class Exit(IntEnum):
+class ExitCode(IntEnum):
     OK = 0
     FAILED = 1
     USAGE = 2
@@ -13,25 +13,25 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-class Problem(Exception):
+class CommandProblem(Exception):
     """Ends a command. `message` names the problem and the next step; `code` is for scripts."""
 
-    def __init__(self, code: str, message: str, exit: Exit = Exit.FAILED) -> None:
+    def __init__(self, code: str, message: str, exit: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.exit = exit
 
 
-def usage(message: str) -> Problem:
-    return Problem("usage", message, Exit.USAGE)
+def usage_problem(message: str) -> CommandProblem:
+    return CommandProblem("usage", message, ExitCode.USAGE)
 
 
-def unreachable(message: str) -> Problem:
-    return Problem("unreachable", message, Exit.UNREACHABLE)
+def unreachable_problem(message: str) -> CommandProblem:
+    return CommandProblem("unreachable", message, ExitCode.UNREACHABLE)
 
 
-def lost_answer(event: str) -> Problem:
+def lost_answer_problem(event: str) -> CommandProblem:
     """The answer was lost, so the outcome at the gateway is unknown."""
     message = f"{event}; it is unknown whether the gateway did it"
-    return Problem(LOST_ANSWER, message, Exit.UNREACHABLE)
+    return CommandProblem(LOST_ANSWER_CODE, message, ExitCode.UNREACHABLE)

@@ -13,9 +13,9 @@ agent.run()
 
 from gatepost.client._agent import Agent
 from gatepost.client._client import Client
-from gatepost.client._discover import Target, locator
+from gatepost.client._gateway_locator import Target, locator
 from gatepost.client._message import Message
-from gatepost.client._sync import SyncClient
+from gatepost.client._sync_client import SyncClient
 from gatepost.wire import DeadLetter, EnqueueAck, EventInfo, Sent, Status, Summary
 
 __all__ = [

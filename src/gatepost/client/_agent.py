@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from gatepost.client._client import Client, Wait
-from gatepost.client._desk import Desk, State, Turn
+from gatepost.client._agent_turns import AgentTurn, AgentTurns, TurnState
+from gatepost.client._client import Client, WaitGoal
 from gatepost.client._encoding import encode_reply
-from gatepost.client._mailbox import TIMEOUT
+from gatepost.client._failure_reason import failure_reason
+from gatepost.client._mailbox_client import DEFAULT_TIMEOUT
 from gatepost.client._message import Message
-from gatepost.client._reason import reason_of
-from gatepost.client._sync import Blocking
+from gatepost.client._sync_client import BlockingCalls
 from gatepost.errors import (
     GatepostError,
     InvalidRequest,
@@ -35,10 +35,10 @@ Handler = Callable[[Message], Any]
 H = TypeVar("H", bound=Handler)
 
 # Payloads up to this size are fetched before the turn starts, so that `message.payload` works.
-_FETCH_BEFORE = 1024 * 1024
+_PREFETCH_MAX_BYTES = 1024 * 1024
 # Yield to the event loop at least this often: handlers that never await would otherwise delay
 # acks and heartbeats.
-_LONGEST_STRETCH = 0.005
+_MAX_UNYIELDING_SECS = 0.005
 
 
 class Agent:
@@ -71,13 +71,13 @@ class Agent:
         self._handler: Handler | None = None
         self._is_async = False
         self._threads = ThreadPoolExecutor(concurrency, f"agent-{name}")
-        self._desk = Desk()
-        self._working: set[asyncio.Task[None]] = set()
-        self._settling: set[asyncio.Future[Any]] = set()
-        self._extending: set[asyncio.Task[None]] = set()
-        self._beat: asyncio.TimerHandle | None = None
+        self._turns = AgentTurns()
+        self._workers: set[asyncio.Task[None]] = set()
+        self._settlements: set[asyncio.Future[Any]] = set()
+        self._extensions: set[asyncio.Task[None]] = set()
+        self._heartbeat_timer: asyncio.TimerHandle | None = None
         self._stopping = False
-        self._ending: asyncio.Future[None] | None = None
+        self._end_requested: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop
 
     def on_message(self, handler: H) -> H:
@@ -91,28 +91,28 @@ class Agent:
 
     def run(self) -> None:
         """Handle mail until SIGINT or SIGTERM; then finish running turns and return other mail."""
-        asyncio.run(self._run())
+        asyncio.run(self._run_until_signal())
 
     async def serve(self) -> None:
         """Handle mail until `end` is called or the task is cancelled."""
         async with self:
-            assert self._ending is not None
-            await self._ending
+            assert self._end_requested is not None
+            await self._end_requested
 
     def end(self) -> None:
         """Make `serve` return."""
-        if self._ending is not None and not self._ending.done():
-            self._ending.set_result(None)
+        if self._end_requested is not None and not self._end_requested.done():
+            self._end_requested.set_result(None)
 
     async def __aenter__(self) -> Self:
         if self._handler is None:
             raise InvalidRequest(f"agent {self.name} has no handler; use @agent.on_message")
         self._loop = asyncio.get_running_loop()
-        self._ending = self._loop.create_future()
+        self._end_requested = self._loop.create_future()
         await self.client.__aenter__()
         try:
             await self.client.register(self.name, standby=self._standby)
-            await self.client.subscribe(self.name, self._deliver, credit=self._credit)
+            await self.client.subscribe(self.name, self._accept_delivery, credit=self._credit)
         except BaseException:
             await self.client.close()
             raise
@@ -120,32 +120,32 @@ class Agent:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stop()
+        await self._stop_gracefully()
 
-    async def _run(self) -> None:
+    async def _run_until_signal(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._signalled)
+            loop.add_signal_handler(number, self._handle_signal)
         await self.serve()
 
-    def _signalled(self) -> None:
+    def _handle_signal(self) -> None:
         # A second signal ends the process at once.
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().remove_signal_handler(number)
         log.info("agent %s finishes its turns; press again to exit at once", self.name)
         self.end()
 
-    async def _stop(self) -> None:
+    async def _stop_gracefully(self) -> None:
         """Take no more mail, finish running turns, and return waiting mail to the gateway."""
         self._stopping = True
-        self._desk.drop_all_waiting()
+        self._turns.drop_all_waiting()
         deadline = self._loop.time() + self._stop_timeout
-        await self._end_turns(deadline)
-        while self._settling and self._loop.time() < deadline:
-            await asyncio.wait(list(self._settling), timeout=deadline - self._loop.time())
-        if self._beat is not None:
-            self._beat.cancel()
-        for task in self._extending:
+        await self._finish_turns(deadline)
+        while self._settlements and self._loop.time() < deadline:
+            await asyncio.wait(list(self._settlements), timeout=deadline - self._loop.time())
+        if self._heartbeat_timer is not None:
+            self._heartbeat_timer.cancel()
+        for task in self._extensions:
             task.cancel()
         try:
             await self.client.unsubscribe(self.name, timeout=5.0)
@@ -154,10 +154,10 @@ class Agent:
         await self.client.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _end_turns(self, deadline: float) -> None:
-        if not self._working:
+    async def _finish_turns(self, deadline: float) -> None:
+        if not self._workers:
             return
-        _, late = await asyncio.wait(self._working, timeout=deadline - self._loop.time())
+        _, late = await asyncio.wait(self._workers, timeout=deadline - self._loop.time())
         for task in late:
             log.warning("a turn of agent %s did not end in time; its mail is returned", self.name)
             task.cancel()
@@ -171,8 +171,8 @@ class Agent:
         to: str | Sequence[str],
         payload: Any = None,
         *,
-        wait: Wait | None = None,
-        timeout: float = TIMEOUT,
+        wait: WaitGoal | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
         idempotency_key: str | None = None,
         corr_id: str | None = None,
     ) -> Sent:
@@ -187,81 +187,83 @@ class Agent:
         )
 
     async def broadcast(
-        self, payload: Any = None, *, wait: Wait | None = None, timeout: float = TIMEOUT
+        self, payload: Any = None, *, wait: WaitGoal | None = None, timeout: float = DEFAULT_TIMEOUT
     ) -> Sent:
         """Send a message as this agent to every other agent."""
         return await self.client.broadcast(payload, wait=wait, timeout=timeout)
 
-    async def request(self, to: str, payload: Any = None, *, timeout: float = TIMEOUT) -> Any:
+    async def request(
+        self, to: str, payload: Any = None, *, timeout: float = DEFAULT_TIMEOUT
+    ) -> Any:
         """Send a message as this agent and return the reply."""
         return await self.client.request(to, payload, timeout=timeout)
 
     @property
-    def blocking(self) -> Blocking:
+    def blocking(self) -> BlockingCalls:
         """The client's calls in blocking form, for handlers that are plain functions."""
-        return Blocking(self.client, self._loop)
+        return BlockingCalls(self.client, self._loop)
 
     # -- turns
 
-    def _deliver(self, messages: list[Message]) -> None:
+    def _accept_delivery(self, messages: list[Message]) -> None:
         if self._stopping:
             return
-        for turn in self._desk.take(messages, self._loop.time()):
-            self._settle(turn)
+        for turn in self._turns.add_delivered(messages, self._loop.time()):
+            self._settle_turn(turn)
         self._start_turns()
-        if self._beat is None and messages:
-            self._beat_later(messages[0].lease_secs)
+        if self._heartbeat_timer is None and messages:
+            self._schedule_heartbeat(messages[0].lease_secs)
 
     def _start_turns(self) -> None:
-        while len(self._working) < self._concurrency:
-            turn = self._desk.next(self._loop.time())
+        while len(self._workers) < self._concurrency:
+            turn = self._turns.start_next(self._loop.time())
             if turn is None:
                 return
-            task = self._loop.create_task(self._work(turn))
-            self._working.add(task)
-            task.add_done_callback(self._worked)
+            task = self._loop.create_task(self._run_turns(turn))
+            self._workers.add(task)
+            task.add_done_callback(self._finish_worker)
 
-    def _worked(self, task: "asyncio.Task[None]") -> None:
-        self._working.discard(task)
+    def _finish_worker(self, task: "asyncio.Task[None]") -> None:
+        self._workers.discard(task)
         if task.cancelled():
             return
         error = task.exception()
         if error is not None:
             log.error("agent %s failed unexpectedly", self.name, exc_info=error)
-            if self._ending is not None and not self._ending.done():
-                self._ending.set_exception(error)
+            if self._end_requested is not None and not self._end_requested.done():
+                self._end_requested.set_exception(error)
         elif not self._stopping:
             self._start_turns()
 
-    async def _work(self, first: Turn) -> None:
+    async def _run_turns(self, first: AgentTurn) -> None:
         """Take one turn after the other until none is ready."""
-        turn: Turn | None = first
+        turn: AgentTurn | None = first
         began = self._loop.time()
         while turn is not None:
             await self._take_turn(turn)
-            if self._loop.time() - began > _LONGEST_STRETCH:
+            if self._loop.time() - began > _MAX_UNYIELDING_SECS:
                 await asyncio.sleep(0)
                 began = self._loop.time()
-            turn = None if self._stopping else self._desk.next(self._loop.time())
+            turn = None if self._stopping else self._turns.start_next(self._loop.time())
 
-    async def _take_turn(self, turn: Turn) -> None:
+    async def _take_turn(self, turn: AgentTurn) -> None:
         try:
-            answer = await self._handle(turn.message)
+            answer = await self._call_handler(turn.message)
             # A reply is never answered, so two agents cannot reply to each other forever.
             quiet = answer is None or turn.message.kind == "reply"
             reply = None if quiet else encode_reply(answer)
         except asyncio.CancelledError:
-            self._desk.abandoned(turn)
+            self._turns.abandon_turn(turn)
             raise
         except Exception as error:
             log.warning("the turn for %s failed", turn.message, exc_info=error)
-            self._desk.failed(turn, reason_of(error))
+            self._turns.mark_failed(turn, failure_reason(error))
         else:
-            self._desk.done(turn, reply)
-        self._settle(turn)
+            self._turns.mark_done(turn, reply)
+        self._settle_turn(turn)
 
-    async def _handle(self, message: Message) -> Any:
-        if 0 < message.blob_size <= _FETCH_BEFORE:
+    async def _call_handler(self, message: Message) -> Any:
+        if 0 < message.blob_size <= _PREFETCH_MAX_BYTES:
             with contextlib.suppress(InvalidRequest):
                 await message.load()
         assert self._handler is not None
@@ -272,61 +274,63 @@ class Agent:
 
     # -- settling
 
-    def _settle(self, turn: Turn) -> None:
+    def _settle_turn(self, turn: AgentTurn) -> None:
         """Ack or nack the turn; `_handle_settled` gets the gateway's answer."""
         if turn.settling:
             return
         turn.settling = True
-        receipt = turn.receipt
-        if turn.state is State.DONE:
+        receipt = turn.lease_handle
+        if turn.state is TurnState.DONE:
             future = self.client.ack(self.name, receipt, reply=turn.reply)
         else:
             future = self.client.nack(self.name, receipt, reason=turn.reason)
-        self._settling.add(future)
-        future.add_done_callback(partial(self._settled, turn, receipt))
+        self._settlements.add(future)
+        future.add_done_callback(partial(self._handle_settled, turn, receipt))
 
-    def _settled(self, turn: Turn, receipt: str, future: "asyncio.Future[Any]") -> None:
-        self._settling.discard(future)
+    def _handle_settled(self, turn: AgentTurn, receipt: str, future: "asyncio.Future[Any]") -> None:
+        self._settlements.discard(future)
         turn.settling = False
         error = None if future.cancelled() else future.exception()
         if error is None:
-            self._desk.forget(turn)
+            self._turns.forget_turn(turn)
         elif not isinstance(error, StaleLeaseHandle | WrongState | UnknownMessage):
             # The turn has ended, so it is settled again at the next heartbeat or when the message
             # is delivered again.
             log.warning("the end of the turn for %s is not confirmed yet: %s", turn.message, error)
-        elif turn.receipt != receipt:
-            self._settle(turn)
+        elif turn.lease_handle != receipt:
+            self._settle_turn(turn)
         else:
             log.warning(
                 "the turn for %s ended too late and does not count: %s", turn.message, error
             )
-            self._desk.forget(turn)
+            self._turns.forget_turn(turn)
 
     # -- heartbeats
 
-    def _beat_later(self, lease_secs: float) -> None:
-        self._beat = self._loop.call_later(lease_secs / 3, self._heartbeat, lease_secs)
+    def _schedule_heartbeat(self, lease_secs: float) -> None:
+        self._heartbeat_timer = self._loop.call_later(
+            lease_secs / 3, self._send_heartbeat, lease_secs
+        )
 
-    def _heartbeat(self, lease_secs: float) -> None:
+    def _send_heartbeat(self, lease_secs: float) -> None:
         """Extend leases that were not just renewed; settle again turns that ended unconfirmed."""
-        self._beat = None
-        if not len(self._desk):
+        self._heartbeat_timer = None
+        if not len(self._turns):
             return
         now = self._loop.time()
-        for turn in self._desk:
-            if turn.ended:
-                self._settle(turn)
-        due = [t for t in self._desk if t.lease_until - now < lease_secs * 0.75]
+        for turn in self._turns:
+            if turn.has_ended:
+                self._settle_turn(turn)
+        due = [t for t in self._turns if t.lease_until - now < lease_secs * 0.75]
         if due:
-            extending = self._loop.create_task(self._extend(due, lease_secs))
-            self._extending.add(extending)
-            extending.add_done_callback(self._extending.discard)
-        self._beat_later(lease_secs)
+            extending = self._loop.create_task(self._extend_leases(due, lease_secs))
+            self._extensions.add(extending)
+            extending.add_done_callback(self._extensions.discard)
+        self._schedule_heartbeat(lease_secs)
 
-    async def _extend(self, turns: list[Turn], lease_secs: float) -> None:
+    async def _extend_leases(self, turns: list[AgentTurn], lease_secs: float) -> None:
         until = self._loop.time() + lease_secs
-        receipts = [turn.receipt for turn in turns]
+        receipts = [turn.lease_handle for turn in turns]
         try:
             stale = await self.client.extend(self.name, receipts, timeout=lease_secs)
         except GatepostError as error:
@@ -336,4 +340,4 @@ class Agent:
         else:
             for turn in turns:
                 turn.lease_until = max(turn.lease_until, until)
-            self._desk.lost(stale)
+            self._turns.drop_lost_leases(stale)

@@ -9,16 +9,21 @@ import msgspec
 from msgspec import UnsetType
 
 from gatepost import wire
-from gatepost.client._encoding import MAX_FRAME_BYTES, checked, encode_payload, given
-from gatepost.client._http import pieces_of
-from gatepost.client._mailbox import TIMEOUT, MailboxClient
+from gatepost.client._encoding import (
+    MAX_FRAME_BYTES,
+    check_encodable,
+    encode_payload,
+    unset_if_none,
+)
+from gatepost.client._http_client import read_pieces
+from gatepost.client._mailbox_client import DEFAULT_TIMEOUT, MailboxClient
 from gatepost.errors import DeadlineExceeded, InvalidRequest, TurnFailed
 from gatepost.wire import NewSend, Sent
 
-_LONGEST_AWAIT = 30.0
+_MAX_AWAIT_SECS = 30.0
 _EVERYBODY: Literal["*"] = "*"
 
-Wait = Literal["accepted", "processed"]
+WaitGoal = Literal["accepted", "processed"]
 PayloadFile = Path | str | IO[bytes]
 
 
@@ -36,8 +41,8 @@ class Client(MailboxClient):
         payload: Any = None,
         *,
         from_: str | None = None,
-        wait: Wait | None = None,
-        timeout: float = TIMEOUT,
+        wait: WaitGoal | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
         payload_file: PayloadFile | None = None,
         idempotency_key: str | None = None,
         corr_id: str | None = None,
@@ -52,12 +57,12 @@ class Client(MailboxClient):
         sent has an `error`.
         """
         new = NewSend(
-            from_agent=self._sender(from_),
+            from_agent=self._resolve_sender(from_),
             event_id=self._ids.next_id(),
-            corr_id=given(corr_id),
-            idempotency_key=given(idempotency_key),
-            ttl_secs=given(ttl_secs),
-            traceparent=given(traceparent),
+            corr_id=unset_if_none(corr_id),
+            idempotency_key=unset_if_none(idempotency_key),
+            ttl_secs=unset_if_none(ttl_secs),
+            traceparent=unset_if_none(traceparent),
             replies="caller" if wait == "processed" else "mailbox",
         )
         if to == _EVERYBODY:
@@ -66,18 +71,20 @@ class Client(MailboxClient):
             new.to_agent = to
         else:
             new.to_agents = list(to)
-        checked(new)
+        check_encodable(new)
         deadline = self._loop.time() + timeout
-        await self._fill(new, payload, payload_file, deadline)
-        return await self._wait_for(await self._send(new, deadline), wait, deadline)
+        await self._attach_payload(new, payload, payload_file, deadline)
+        return await self._wait_until_reached(
+            await self._submit_send(new, deadline), wait, deadline
+        )
 
     async def broadcast(
         self,
         payload: Any = None,
         *,
         from_: str | None = None,
-        wait: Wait | None = None,
-        timeout: float = TIMEOUT,
+        wait: WaitGoal | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
         payload_file: PayloadFile | None = None,
         idempotency_key: str | None = None,
         corr_id: str | None = None,
@@ -104,7 +111,7 @@ class Client(MailboxClient):
         payload: Any = None,
         *,
         from_: str | None = None,
-        timeout: float = TIMEOUT,
+        timeout: float = DEFAULT_TIMEOUT,
         payload_file: PayloadFile | None = None,
         idempotency_key: str | None = None,
         corr_id: str | None = None,
@@ -133,7 +140,7 @@ class Client(MailboxClient):
 
     # -- helpers
 
-    async def _fill(
+    async def _attach_payload(
         self, new: NewSend, payload: Any, file: PayloadFile | None, deadline: float
     ) -> None:
         """Put the payload into `new`; upload it as a blob first if it is too large for a frame."""
@@ -144,52 +151,52 @@ class Client(MailboxClient):
             if len(memoryview(raw)) <= MAX_FRAME_BYTES:
                 new.payload = raw
                 return
-            pieces = pieces_of(bytes(raw))
+            pieces = read_pieces(bytes(raw))
         else:
-            pieces = pieces_of(file)
+            pieces = read_pieces(file)
         new.payload_ref = await self._http.upload(pieces, deadline - self._loop.time())
 
-    async def _send(self, new: NewSend, deadline: float) -> Sent:
+    async def _submit_send(self, new: NewSend, deadline: float) -> Sent:
         size = 0 if isinstance(new.payload, UnsetType) else len(memoryview(new.payload))
-        await self._place(deadline)
+        await self._take_slot(deadline)
         sent: Sent = await self._connection.send(new, size, deadline)
         return sent
 
-    async def _wait_for(self, sent: Sent, wait: Wait | None, deadline: float) -> Sent:
+    async def _wait_until_reached(self, sent: Sent, wait: WaitGoal | None, deadline: float) -> Sent:
         """Wait until the message, or each of its copies, is accepted or processed."""
         if wait is None or sent.error is not None:
             return sent
         if sent.copies:
-            waiting = (self._wait_for(copy, wait, deadline) for copy in sent.copies)
+            waiting = (self._wait_until_reached(copy, wait, deadline) for copy in sent.copies)
             sent.copies = list(await asyncio.gather(*waiting))
             return sent
         to_agent = sent.to_agent
-        while not _reached(sent, wait):
-            sent = await self._await(sent.event_id, wait, deadline)
+        while not _has_reached(sent, wait):
+            sent = await self._await_progress(sent.event_id, wait, deadline)
         sent.to_agent = to_agent
         return sent
 
-    async def _await(self, event_id: str, until: Wait, deadline: float) -> Sent:
-        async with self._long_wait(deadline):
+    async def _await_progress(self, event_id: str, until: WaitGoal, deadline: float) -> Sent:
+        async with self._long_wait_slot(deadline):
             left = deadline - self._loop.time()
-            wait = max(0.0, min(left, _LONGEST_AWAIT))
+            wait = max(0.0, min(left, _MAX_AWAIT_SECS))
             op = wire.Await(event_id=event_id, wait_secs=wait, until=until)
             try:
-                answer: wire.Awaited = await self._ask(op, deadline + 0.1)
+                answer: wire.Awaited = await self._request_answer(op, deadline + 0.1)
             except DeadlineExceeded:
-                raise _not_yet(event_id, until) from None
-        if not _reached(answer.result, until) and self._loop.time() >= deadline:
-            raise _not_yet(event_id, until)
+                raise _not_reached_error(event_id, until) from None
+        if not _has_reached(answer.result, until) and self._loop.time() >= deadline:
+            raise _not_reached_error(event_id, until)
         return answer.result
 
 
-def _reached(sent: Sent, wait: Wait) -> bool:
+def _has_reached(sent: Sent, wait: WaitGoal) -> bool:
     """Whether the message has reached the goal or its turn is over."""
     accepted = wait == "accepted" and sent.accepted_at is not None
     return accepted or sent.processed_at is not None
 
 
-def _not_yet(event_id: str, wait: Wait) -> DeadlineExceeded:
+def _not_reached_error(event_id: str, wait: WaitGoal) -> DeadlineExceeded:
     missing = "nobody has accepted it" if wait == "accepted" else "its turn has not ended"
     return DeadlineExceeded(
         f"message {event_id} was sent, but {missing} in time; its outcome is unknown"

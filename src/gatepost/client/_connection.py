@@ -14,23 +14,23 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from gatepost.client._batches import (
-    Acks,
-    Enqueues,
+from gatepost.client._frame_packer import FramePacker
+from gatepost.client._frame_socket import FrameSocket
+from gatepost.client._gateway_locator import LocateGateway
+from gatepost.client._operation_slots import OperationSlots
+from gatepost.client._operations import (
+    AckCalls,
+    EnqueueCalls,
     Future,
-    Pending,
-    Sends,
-    Settling,
-    Single,
-    Verdict,
-    error_of,
+    PendingOperation,
+    SendCalls,
+    SettleOperation,
+    SingleOperation,
+    UnslottedOperation,
+    error_from_failure,
 )
-from gatepost.client._discover import Locate
-from gatepost.client._link import Link
-from gatepost.client._listening import Listening
-from gatepost.client._packing import Packer
-from gatepost.client._places import Places
-from gatepost.client._socket import FrameSocket
+from gatepost.client._reconnecting_socket import ReconnectingSocket
+from gatepost.client._subscription import ClientSubscription
 from gatepost.clock import Clock
 from gatepost.errors import (
     DeadlineExceeded,
@@ -58,41 +58,43 @@ log = logging.getLogger("gatepost.client")
 _BATCH_MAX = 1000
 # Flush a batch of this many calls before the tick ends, so that the gateway works on it while
 # the caller still submits the rest.
-_FULL_ENOUGH = 128
+_EARLY_FLUSH_CALLS = 128
 _MESSAGE_OVERHEAD = 256
 # Calls of one tick with deadlines this close share one operation and the later deadline.
-_SAME_DEADLINE = 0.05
-_LISTEN_WITHIN = 10.0
+_SHARED_DEADLINE_SECS = 0.05
+_RESUBSCRIBE_SECS = 10.0
 # Statuses of a refused operation that one bad call in it may have caused.
-_ONE_MAY_BE_BAD = range(400, 429)
+_STATUSES_OF_ONE_CALL = range(400, 429)
 
 _decoder = msgspec.json.Decoder(AnyAnswer | list[AnyAnswer])
 _checker = msgspec.json.Decoder(Operation)
 _encoder = msgspec.json.Encoder()
 
 
-class Connection:
+class ClientConnection:
     """Not thread-safe: use it only on the event loop that opened it."""
 
-    def __init__(self, locate: Locate, clock: Clock, *, max_outstanding: int = 10_000) -> None:
-        self._link = Link(
+    def __init__(
+        self, locate: LocateGateway, clock: Clock, *, max_outstanding: int = 10_000
+    ) -> None:
+        self._socket = ReconnectingSocket(
             locate,
             clock,
-            on_open=self._resume,
-            on_frame=self._received,
-            on_lost=self._lost,
-            on_writable=self._flush,
+            on_open=self._resend_unanswered,
+            on_frame=self._receive_frame,
+            on_lost=self._handle_lost_socket,
+            on_writable=self._flush_queue,
         )
         self._loop: asyncio.AbstractEventLoop
-        self._unanswered: dict[int, Pending] = {}
-        self._queue: list[Pending] = []
+        self._unanswered: dict[int, PendingOperation] = {}
+        self._queue: list[PendingOperation] = []
         self._scheduled = False
-        self._filling: Enqueues | Sends | None = None
-        self._acking: dict[str, Acks] = {}
+        self._open_batch: EnqueueCalls | SendCalls | None = None
+        self._open_acks: dict[str, AckCalls] = {}
         self._next_id = 0
-        self.places = Places(max_outstanding)
-        self._packer = Packer()
-        self._listening: dict[str, Listening] = {}
+        self.slots = OperationSlots(max_outstanding)
+        self._packer = FramePacker()
+        self._subscriptions: dict[str, ClientSubscription] = {}
         self._closed = False
         self.frames_sent = 0
 
@@ -100,56 +102,58 @@ class Connection:
 
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
-        await self._link.open()
+        await self._socket.open()
 
     async def close(self) -> None:
         self._closed = True
-        await self._link.close()
+        await self._socket.close()
         for pending in list(self._unanswered.values()):
-            self._give_up(pending, Unavailable("the client was closed; the outcome is unknown"))
+            self._fail_operation(
+                pending, Unavailable("the client was closed; the outcome is unknown")
+            )
 
     # -- operations. Each returns a future. Callers of operations that take a slot hold one already.
 
     def enqueue(self, new: NewMessage, size: int, deadline: float) -> Future:
-        batch = self._filling
-        if type(batch) is not Enqueues or not self._fits(batch, size, deadline):
-            batch = self._filling = Enqueues(deadline)
-            self._submit(batch)
+        batch = self._open_batch
+        if type(batch) is not EnqueueCalls or not self._try_join_batch(batch, size, deadline):
+            batch = self._open_batch = EnqueueCalls(deadline)
+            self._queue_operation(batch)
         future = self._loop.create_future()
-        batch.add(new, size + _MESSAGE_OVERHEAD, future)
-        if len(batch.items) == _FULL_ENOUGH:
-            self._flush()
+        batch.add_call(new, size + _MESSAGE_OVERHEAD, future)
+        if len(batch.items) == _EARLY_FLUSH_CALLS:
+            self._flush_queue()
         return future
 
     def send(self, new: NewSend, size: int, deadline: float) -> Future:
-        batch = self._filling
-        if type(batch) is not Sends or not self._fits(batch, size, deadline):
-            batch = self._filling = Sends(deadline)
-            self._submit(batch)
+        batch = self._open_batch
+        if type(batch) is not SendCalls or not self._try_join_batch(batch, size, deadline):
+            batch = self._open_batch = SendCalls(deadline)
+            self._queue_operation(batch)
         future = self._loop.create_future()
-        batch.add(new, size + _MESSAGE_OVERHEAD, future)
+        batch.add_call(new, size + _MESSAGE_OVERHEAD, future)
         return future
 
     def ack(self, mailbox: str, lease_handle: str, reply: Raw | None, deadline: float) -> Future:
-        batch = self._acking.get(mailbox)
+        batch = self._open_acks.get(mailbox)
         size = 64 if reply is None else memoryview(reply).nbytes + 128
-        if batch is None or not self._fits(batch, size, deadline):
-            batch = self._acking[mailbox] = Acks(deadline, mailbox)
-            self._submit(batch)
+        if batch is None or not self._try_join_batch(batch, size, deadline):
+            batch = self._open_acks[mailbox] = AckCalls(deadline, mailbox)
+            self._queue_operation(batch)
         future = self._loop.create_future()
-        batch.add((lease_handle, reply), size, future)
+        batch.add_call((lease_handle, reply), size, future)
         return future
 
     def settle(self, op: Ack | Nack, deadline: float) -> Future:
         """Ack or nack one turn, after the acks submitted before it."""
-        return self._single(Verdict, op, deadline)
+        return self._submit_single(SettleOperation, op, deadline)
 
     def extend(self, op: Extend, deadline: float) -> Future:
-        return self._single(Settling, op, deadline)
+        return self._submit_single(UnslottedOperation, op, deadline)
 
-    def ask(self, op: Op, deadline: float) -> Future:
+    def submit_op(self, op: Op, deadline: float) -> Future:
         """Submit any other operation; the future holds its answer."""
-        return self._single(Single, op, deadline)
+        return self._submit_single(SingleOperation, op, deadline)
 
     # -- subscriptions
 
@@ -164,51 +168,51 @@ class Connection:
         resumed: Callable[[], None] | None = None,
     ) -> None:
         """Call `deliver` with incoming mail, and `resumed` after each reconnect."""
-        if mailbox in self._listening:
+        if mailbox in self._subscriptions:
             raise InvalidRequest(f"this client already listens to {mailbox}")
-        listening = Listening(mailbox, credit, consumer, deliver, resumed)
-        self._listening[mailbox] = listening
+        listening = ClientSubscription(mailbox, credit, consumer, deliver, resumed)
+        self._subscriptions[mailbox] = listening
         try:
-            subscribed = self._single(Settling, listening.subscribe(), deadline)
-            listening.joining = self._queue[-1]
+            subscribed = self._submit_single(UnslottedOperation, listening.subscribe_op(), deadline)
+            listening.subscribing = self._queue[-1]
             await subscribed
         except BaseException:
-            self._listening.pop(mailbox, None)
+            self._subscriptions.pop(mailbox, None)
             raise
 
     async def unsubscribe(self, mailbox: str, deadline: float) -> None:
         """Stop listening; the gateway takes back unsettled mail without counting an attempt."""
-        listening = self._listening.get(mailbox)
+        listening = self._subscriptions.get(mailbox)
         if listening is None:
             return
-        unsubscribed = self._single(Settling, listening.unsubscribe(), deadline)
-        listening.leaving = self._queue[-1]
+        unsubscribed = self._submit_single(UnslottedOperation, listening.unsubscribe_op(), deadline)
+        listening.unsubscribing = self._queue[-1]
         try:
             await unsubscribed
         finally:
-            self._listening.pop(mailbox, None)
+            self._subscriptions.pop(mailbox, None)
 
     # -- outgoing
 
-    def _single(self, kind: type[Single], op: Op, deadline: float) -> Future:
-        _check(op)
-        self._filling = None
-        self._acking.clear()
+    def _submit_single(self, kind: type[SingleOperation], op: Op, deadline: float) -> Future:
+        _check_op(op)
+        self._open_batch = None
+        self._open_acks.clear()
         future = self._loop.create_future()
-        self._submit(kind(op, future, deadline))
+        self._queue_operation(kind(op, future, deadline))
         return future
 
-    def _fits(self, batch: Any, size: int, deadline: float) -> bool:
+    def _try_join_batch(self, batch: Any, size: int, deadline: float) -> bool:
         if (
             len(batch.items) >= _BATCH_MAX
             or batch.weight + size > self._packer.limit
-            or abs(deadline - batch.first_deadline) > _SAME_DEADLINE
+            or abs(deadline - batch.first_deadline) > _SHARED_DEADLINE_SECS
         ):
             return False
         batch.deadline = max(batch.deadline, deadline)
         return True
 
-    def _submit(self, pending: Pending) -> None:
+    def _queue_operation(self, pending: PendingOperation) -> None:
         if self._closed:
             raise Unavailable("the client is closed")
         self._next_id += 1
@@ -217,44 +221,48 @@ class Connection:
         self._queue.append(pending)
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush_queue)
 
-    def _flush(self) -> None:
+    def _flush_queue(self) -> None:
         """At the end of a tick, send the operations submitted in it."""
         self._scheduled = False
-        self._filling = None
-        self._acking.clear()
+        self._open_batch = None
+        self._open_acks.clear()
         for pending in self._queue:
             if pending.timer is None:
-                pending.timer = self._loop.call_at(pending.deadline, self._expire, pending)
-        socket = self._link.socket
+                pending.timer = self._loop.call_at(
+                    pending.deadline, self._expire_operation, pending
+                )
+        socket = self._socket.current
         if socket is None:
             # The operations stay in `_unanswered` and are sent on the next connection.
             self._queue.clear()
-        elif not socket.paused:
+        elif not socket.is_paused:
             queue, self._queue = self._queue, []
-            self._write(queue, socket)
+            self._write_frames(queue, socket)
 
-    def _write(self, queue: list[Pending], socket: FrameSocket) -> None:
-        for frame in self._packer.frames(queue):
+    def _write_frames(self, queue: list[PendingOperation], socket: FrameSocket) -> None:
+        for frame in self._packer.pack_frames(queue):
             self.frames_sent += 1
             socket.send(frame)
 
     # -- incoming
 
-    def _received(self, frame: bytes) -> None:
+    def _receive_frame(self, frame: bytes) -> None:
         try:
             answers = _decoder.decode(frame)
         except msgspec.DecodeError as error:
-            self._link.drop(f"the gateway sent a frame this client cannot read: {error}")
+            self._socket.drop_connection(
+                f"the gateway sent a frame this client cannot read: {error}"
+            )
             return
         for answer in answers if isinstance(answers, list) else (answers,):
             if type(answer) is Deliver:
-                self._deliver(answer)
+                self._deliver_mail(answer)
             else:
-                self._answer(answer)
+                self._handle_answer(answer)
 
-    def _answer(self, answer: Any) -> None:
+    def _handle_answer(self, answer: Any) -> None:
         pending = self._unanswered.pop(answer.re, None)
         if pending is None:
             if answer.re == 0:
@@ -263,22 +271,25 @@ class Connection:
         if pending.timer is not None:
             pending.timer.cancel()
         if type(answer) is not Failed:
-            pending.resolve(answer)
-        elif len(pending.futures) > 1 and error_of(answer.error).status in _ONE_MAY_BE_BAD:
-            self._one_by_one(pending)
+            pending.resolve_calls(answer)
+        elif (
+            len(pending.futures) > 1
+            and error_from_failure(answer.error).status in _STATUSES_OF_ONE_CALL
+        ):
+            self._requeue_separately(pending)
             return
         else:
-            pending.fail(error_of(answer.error))
-        if pending.counted:
-            self.places.release(len(pending.futures))
+            pending.fail_calls(error_from_failure(answer.error))
+        if pending.takes_slot:
+            self.slots.release_slots(len(pending.futures))
 
-    def _one_by_one(self, pending: Pending) -> None:
+    def _requeue_separately(self, pending: PendingOperation) -> None:
         """Send each call on its own, so that one bad call does not fail the others."""
-        for part in pending.parts():
-            self._submit(part)
+        for part in pending.split_calls():
+            self._queue_operation(part)
 
-    def _deliver(self, delivery: Deliver) -> None:
-        listening = self._listening.get(delivery.mailbox)
+    def _deliver_mail(self, delivery: Deliver) -> None:
+        listening = self._subscriptions.get(delivery.mailbox)
         if listening is None:
             return
         try:
@@ -286,24 +297,24 @@ class Connection:
         except Exception:
             log.exception("delivering mail of %s failed", delivery.mailbox)
 
-    def _expire(self, pending: Pending) -> None:
-        why = f"; {self._link.problem}" if self._link.socket is None else ""
-        self._give_up(
+    def _expire_operation(self, pending: PendingOperation) -> None:
+        why = f"; {self._socket.problem}" if self._socket.current is None else ""
+        self._fail_operation(
             pending, DeadlineExceeded(f"no answer in time, so the outcome is unknown{why}")
         )
 
-    def _give_up(self, pending: Pending, error: GatepostError) -> None:
+    def _fail_operation(self, pending: PendingOperation, error: GatepostError) -> None:
         if self._unanswered.pop(pending.id, None) is None:
             return
         if pending.timer is not None:
             pending.timer.cancel()
-        pending.fail(error)
-        if pending.counted:
-            self.places.release(len(pending.futures))
+        pending.fail_calls(error)
+        if pending.takes_slot:
+            self.slots.release_slots(len(pending.futures))
 
     # -- connections that come and go
 
-    def _resume(self) -> None:
+    def _resend_unanswered(self) -> None:
         """On a new connection, send unanswered operations again, then subscribe again.
 
         In this order the gateway knows of every settled message before it delivers again the
@@ -311,57 +322,63 @@ class Connection:
         """
         unanswered, self._unanswered = list(self._unanswered.values()), {}
         # Renewed below: these belong to the lost connection.
-        subscribing = [pending for each in self._listening.values() for pending in each.pending()]
-        self._packer.fresh()
+        subscribing = [
+            pending
+            for each in self._subscriptions.values()
+            for pending in each.pending_operations()
+        ]
+        self._packer.reset_sizes()
         self._queue.clear()
         for pending in unanswered:
             if pending in subscribing:
                 continue
-            if pending.wanted():
-                self._submit(pending)
-            elif pending.counted:
-                self.places.release(len(pending.futures))
-        for listening in self._listening.values():
-            self._listen_again(listening)
+            if pending.has_waiters():
+                self._queue_operation(pending)
+            elif pending.takes_slot:
+                self.slots.release_slots(len(pending.futures))
+        for listening in self._subscriptions.values():
+            self._renew_subscription(listening)
 
-    def _listen_again(self, listening: Listening) -> None:
-        if listening.joining is not None and listening.joining.wanted():
-            self._submit(listening.joining)
+    def _renew_subscription(self, listening: ClientSubscription) -> None:
+        if listening.subscribing is not None and listening.subscribing.has_waiters():
+            self._queue_operation(listening.subscribing)
         else:
-            op, future = listening.subscribe(), self._loop.create_future()
-            listening.joining = Settling(op, future, self._loop.time() + _LISTEN_WITHIN)
-            self._submit(listening.joining)
-            future.add_done_callback(partial(self._listens_again, listening))
-        if listening.leaving is not None:
-            self._submit(listening.leaving)
+            op, future = listening.subscribe_op(), self._loop.create_future()
+            listening.subscribing = UnslottedOperation(
+                op, future, self._loop.time() + _RESUBSCRIBE_SECS
+            )
+            self._queue_operation(listening.subscribing)
+            future.add_done_callback(partial(self._handle_renewed, listening))
+        if listening.unsubscribing is not None:
+            self._queue_operation(listening.unsubscribing)
 
-    def _listens_again(self, listening: Listening, future: Future) -> None:
+    def _handle_renewed(self, listening: ClientSubscription, future: Future) -> None:
         error = future.exception()
         if error is not None and not self._closed:
-            self._link.drop(f"cannot subscribe again to {listening.mailbox}: {error}")
+            self._socket.drop_connection(f"cannot subscribe again to {listening.mailbox}: {error}")
         elif error is None and listening.resumed is not None:
             listening.resumed()
 
-    def _lost(self, socket: FrameSocket) -> None:
+    def _handle_lost_socket(self, socket: FrameSocket) -> None:
         if socket.refused_as_too_big:
-            self._smaller_frames()
-        elif socket.reset:
+            self._shrink_frames()
+        elif socket.was_reset:
             # The gateway may have refused a frame as too large and reset the connection before
             # its close code was read. If it died instead, smaller frames do no harm.
-            self._packer.shrink_a_little()
+            self._packer.shrink_limit_gently()
 
-    def _smaller_frames(self) -> None:
+    def _shrink_frames(self) -> None:
         """Send unanswered operations again in smaller frames; fail a call that can never fit."""
-        too_large = self._packer.shrink()
+        too_large = self._packer.shrink_limit()
         if too_large is not None:
             message = "the message is larger than the gateway's limits.max_body_bytes allows"
-            self._give_up(too_large, PayloadTooLarge(message))
+            self._fail_operation(too_large, PayloadTooLarge(message))
         unanswered, self._unanswered = list(self._unanswered.values()), {}
-        for pending in self._packer.divided(unanswered):
-            self._submit(pending)
+        for pending in self._packer.split_oversized(unanswered):
+            self._queue_operation(pending)
 
 
-def _check(op: Op) -> None:
+def _check_op(op: Op) -> None:
     """Check an operation before it joins a frame: one bad operation fails the whole frame."""
     try:
         _checker.decode(_encoder.encode(op))

@@ -43,17 +43,17 @@ def encode_reply(reply: Any) -> Raw:
     return raw
 
 
-def check_receipt(lease_handle: str) -> None:
+def check_lease_handle(lease_handle: str) -> None:
     if len(lease_handle) > 64:
         raise InvalidRequest("not a lease handle: it is longer than 64 characters")
 
 
-def checked(new: NewMessage | NewSend) -> None:
+def check_encodable(new: NewMessage | NewSend) -> None:
     try:
         _checkers[type(new)].decode(_encoder.encode(new))
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error)) from None
 
 
-def given(value: T | None) -> T | UnsetType:
+def unset_if_none(value: T | None) -> T | UnsetType:
     return UNSET if value is None else value

@@ -9,7 +9,7 @@ from msgspec import UnsetType
 from gatepost import wire
 from gatepost.errors import InvalidRequest
 
-Fetch = Callable[[str], AsyncIterator[bytes]]
+FetchBlob = Callable[[str], AsyncIterator[bytes]]
 
 _NOT_LOADED = object()
 
@@ -23,7 +23,7 @@ class Message:
 
     __slots__ = ("_fetch", "_payload", "_wire", "event")
 
-    def __init__(self, message: wire.LeasedMessage, fetch: Fetch) -> None:
+    def __init__(self, message: wire.LeasedMessage, fetch: FetchBlob) -> None:
         event = message.event
         self._wire = message
         self._fetch = fetch

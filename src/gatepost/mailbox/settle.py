@@ -36,7 +36,8 @@ SELECT id FROM mail WHERE id BETWEEN ? AND ? AND {_IF_IN_FLIGHT} ORDER BY id LIM
 """
 _SELECT_TRACKED_ACKED = f"""
 SELECT m.msg_id, m.id, b.meta FROM mail m JOIN body b ON b.id = m.id
-WHERE m.id BETWEEN ? AND ? AND m.tracked AND m.lease = ? AND m.state = {MailState.ACKED:d} ORDER BY m.id
+WHERE m.id BETWEEN ? AND ? AND m.tracked AND m.lease = ? AND m.state = {MailState.ACKED:d}
+ORDER BY m.id
 """
 
 LeaseRef = tuple[int, int]  # mail id, lease id

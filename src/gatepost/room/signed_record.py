@@ -182,7 +182,8 @@ def _check_key(statement: RecordStatement, size: int) -> type[RoomRecord]:
         raise RoomViolation(f"{map} has no such key", rule="unknown_key")
     if not records.key_writer(key) == statement.writer == statement.chain[-1].node:
         raise RoomViolation(
-            f"{map} {key} is for {records.key_writer(key)} to write, not {statement.chain[-1].node}",
+            f"{map} {key} is for {records.key_writer(key)} to write,"
+            f" not {statement.chain[-1].node}",
             rule="not_writer",
         )
     if size > MAPS[map].limit:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gatepost.errors import ConfigError
-from gatepost.gateway.api import unix_socket
+from gatepost.gateway.api import unix_socket as unix_socket_module
 from gatepost.gateway.api.unix_socket import UnixSocketServer
 from gatepost.testing import GatewayProcess
 from tests.gateway.tools import mail, opened, unix_socket
@@ -31,7 +31,7 @@ async def test_another_users_connection_is_closed_unanswered(
         door = UnixSocketServer(operations, operations.core.state.socket)
         await door.start()
         monkeypatch.setattr(os, "getuid", lambda: 4711)
-        monkeypatch.setattr(unix_socket, "_ROOT", 4712)
+        monkeypatch.setattr(unix_socket_module, "_ROOT", 4712)
         reader, writer = await asyncio.open_unix_connection(operations.core.state.socket)
         writer.write(b'{"op":"register","agent":"spy"}\n')
         with contextlib.suppress(ConnectionResetError):

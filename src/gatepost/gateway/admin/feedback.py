@@ -37,8 +37,7 @@ from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.journal import Tx
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Row
-from gatepost.room import ReviewRecord as ReviewRecord
-from gatepost.room import SharedRoom, claim_key
+from gatepost.room import ReviewRecord, SharedRoom, claim_key
 from gatepost.room.records import SkillVersion
 
 AnyRequest = Request[Any, Any, Any]
@@ -86,7 +85,8 @@ id, capability_id, delegation_skill_version, executor_skill_version, failure_cla
 corr_ids, event_ids, raised_at, status, settled_at, settled_by, note
 """
 _SELECT_REVIEWS = f"""
-SELECT {_REVIEW_COLUMNS} FROM review WHERE ?1 IS NULL OR status = ?1 ORDER BY raised_at DESC, id LIMIT ?
+SELECT {_REVIEW_COLUMNS} FROM review WHERE ?1 IS NULL OR status = ?1
+ORDER BY raised_at DESC, id LIMIT ?
 """
 _SELECT_REVIEW = f"SELECT {_REVIEW_COLUMNS} FROM review WHERE id = ?"
 _UPSERT_REVIEW = f"""
@@ -195,7 +195,7 @@ class Feedback:
     async def close_review(
         self, id: str, status: ReviewStatus, note: str, actor: str
     ) -> ReviewView:
-        def settle(tx: Tx) -> ReviewView:
+        def close_review(tx: Tx) -> ReviewView:
             tx.execute(_CLOSE_REVIEW, (status, tx.now, actor, note, id))
             changed = tx.changed_rows()
             row = tx.fetch_one(_SELECT_REVIEW, (id,))

@@ -33,6 +33,7 @@ from gatepost.journal import Tx
 from gatepost.room import (
     CoordinationRecord,
     CoordinatorTerm,
+    InviteRecord,
     RecordRetention,
     RevocationRecord,
     RoomMember,
@@ -40,7 +41,6 @@ from gatepost.room import (
     claim_key,
     store,
 )
-from gatepost.room import InviteRecord as InviteRecord
 
 PathName = FromPath[str]
 WaitSecs = Annotated[float, QueryParameter(ge=0, le=60)]

@@ -161,7 +161,7 @@ class Dialer:
     ) -> None:
         async with self._join_client.open_socket(seed.url, answer) as (socket, peer):
             self._replica.check_welcome(peer.welcome, peer.public_key)
-            room = await self._replica(peer)
+            room = await self._room_of(peer)
             identity = (peer.id, peer.public_key)
             wire = DialedPeerSocket(socket)
             connection = PeerConnection(room, self._replica.awareness, wire, *identity, "host")
@@ -196,7 +196,7 @@ class Dialer:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
 
-    async def _replica(self, peer: JoinedPeer) -> SharedRoom:
+    async def _room_of(self, peer: JoinedPeer) -> SharedRoom:
         """Return our room, moved to the peer's document; or an empty room if we are joining."""
         ours, theirs = self._replica.room, peer.welcome
         if ours is None or ours.genesis != theirs.genesis:

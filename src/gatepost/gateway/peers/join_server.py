@@ -9,8 +9,7 @@ from litestar import websocket as websocket_route
 from litestar.params import FromPath, JSONBody
 from msgspec.structs import replace
 
-from gatepost.access import AdmittedNode, NodeAdmission, NodeAuthenticator
-from gatepost.access import node_sessions as node_sessions
+from gatepost.access import AdmittedNode, NodeAdmission, NodeAuthenticator, node_sessions
 from gatepost.access.auth_messages import CONTROL_ROOM, Challenge, ExchangeAnswer, ExchangeRequest
 from gatepost.errors import (
     GatepostError,

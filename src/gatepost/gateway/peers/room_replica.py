@@ -13,8 +13,13 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
-from gatepost.access import AccessPolicy, CombinedNodeDirectory, Issuer, JournalNodeDirectory
-from gatepost.access import node_sessions as node_sessions
+from gatepost.access import (
+    AccessPolicy,
+    CombinedNodeDirectory,
+    Issuer,
+    JournalNodeDirectory,
+    node_sessions,
+)
 from gatepost.errors import (
     Conflict,
     Forbidden,

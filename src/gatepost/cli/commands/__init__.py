@@ -1,0 +1,1 @@
+"""The commands of `gatepost`, one module for each family."""

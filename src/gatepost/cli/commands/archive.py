@@ -1,0 +1,193 @@
+"""`gatepost archive`: shows the archive and verifies that it is intact."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from msgspec import Struct
+
+from gatepost import config
+from gatepost.cli import output
+from gatepost.cli.options import DEFAULT_OUTPUT, OutputOptions
+from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
+from gatepost.cli.progress_bar import ProgressBar
+from gatepost.errors import ConfigError, GatepostError
+
+if TYPE_CHECKING:
+    from gatepost.archive.archive_store import ArchiveStore
+    from gatepost.archive.manifest import ArchiveManifest
+    from gatepost.archive.verification import ArchiveFinding
+
+ArchiveUri = Annotated[str | None, Parameter(show_default=False)]
+
+
+class NodeArchive(Struct):
+    """The archived events of one node."""
+
+    node: str
+    events: int
+    segments: int
+    bytes: int
+    sealed_through: int
+    incarnations: int
+    first_at: int | None
+    last_at: int | None
+    sealed_at: int | None
+
+
+class ArchiveStatus(Struct):
+    uri: str
+    nodes: list[NodeArchive]
+
+
+class ArchiveVerification(Struct):
+    uri: str
+    events: int
+    findings: "list[ArchiveFinding]"
+
+
+def show_archive_status(
+    uri: ArchiveUri = None,
+    /,
+    *,
+    state_dir: Path | None = None,
+    options: OutputOptions = DEFAULT_OUTPUT,
+) -> None:
+    """Show the archived events of each node.
+
+    Parameters
+    ----------
+    uri
+        The archive. Default: archive.uri of the settings.
+    state_dir
+        State directory with the settings. Default: $GATEPOST_HOME, else ~/.gatepost.
+    """
+    store, manifests = _open_archive(uri, state_dir)
+    found = ArchiveStatus(store.root, [_summarize_node(manifest) for manifest in manifests])
+    output.print_result(options, found, lambda: _print_status(found))
+
+
+def verify_archive(
+    uri: ArchiveUri = None,
+    /,
+    *,
+    state_dir: Path | None = None,
+    options: OutputOptions = DEFAULT_OUTPUT,
+) -> int:
+    """Check every signature, file and chain link.
+
+    Parameters
+    ----------
+    uri
+        The archive. Default: archive.uri of the settings.
+    state_dir
+        State directory with the settings. Default: $GATEPOST_HOME, else ~/.gatepost.
+    """
+    from gatepost.archive import verification as checking
+
+    store, manifests = _open_archive(uri, state_dir, lenient=True)
+    events = sum(manifest.rows for manifest in manifests)
+    try:
+        with ProgressBar("verifying", events, options, "messages") as progress:
+            findings = list(checking.verify_archive(store, progress.advance))
+    except GatepostError as error:
+        raise CommandProblem(error.code, error.message) from None
+    verified = ArchiveVerification(store.root, events, findings)
+    output.print_result(options, verified, lambda: _print_verification(verified))
+    return ExitCode.FAILED if findings else ExitCode.OK
+
+
+def _open_archive(
+    uri: str | None, state_dir: Path | None, *, lenient: bool = False
+) -> "tuple[ArchiveStore, list[ArchiveManifest]]":
+    """Open the archive and read its manifests; `lenient` skips unreadable manifests."""
+    archive_uri = uri or _configured_uri(state_dir)
+    try:
+        from gatepost.archive import manifest
+        from gatepost.archive.archive_store import ArchiveStore
+    except ModuleNotFoundError:
+        raise CommandProblem(
+            "config_error", "archives need pyarrow: install gatepost[archive]", ExitCode.USAGE
+        ) from None
+    try:
+        store = ArchiveStore.open(archive_uri)
+        nodes = manifest.archived_nodes(store)
+    except GatepostError as error:
+        raise CommandProblem(error.code, error.message, ExitCode.USAGE) from None
+    if not nodes:
+        raise CommandProblem(
+            "not_found", f"{store.root} holds no archive: no segment was archived there yet"
+        )
+    manifests = []
+    for node in nodes:
+        try:
+            manifests.append(manifest.read_manifest(store, node))
+        except GatepostError as error:
+            if not lenient:
+                raise CommandProblem(error.code, error.message) from None
+    return store, [listed for listed in manifests if listed is not None]
+
+
+def _configured_uri(state_dir: Path | None) -> str:
+    env = dict(os.environ)
+    if state_dir is not None:
+        env["GATEPOST_HOME"] = env["GATEPOST_NODE__STATE_DIR"] = str(state_dir.absolute())
+    file = config.default_settings_path(env)
+    try:
+        settings = config.Settings.load(file if file.exists() else None, env)
+    except ConfigError as error:
+        raise CommandProblem(error.code, error.message, ExitCode.USAGE) from None
+    if not settings.archive.uri:
+        raise usage_problem(
+            f"no archive is configured: set archive.uri in {file}, or name an archive:"
+            " gatepost archive status /srv/archive"
+        )
+    return settings.archive.uri
+
+
+def _summarize_node(listed: "ArchiveManifest") -> NodeArchive:
+    segments = listed.segments
+    return NodeArchive(
+        listed.node,
+        listed.rows,
+        len(segments),
+        sum(segment.bytes for segment in segments),
+        listed.sealed_through,
+        len(listed.incarnations),
+        min((segment.min_created_at for segment in segments), default=None),
+        max((segment.max_created_at for segment in segments), default=None),
+        segments[-1].sealed_at if segments else None,
+    )
+
+
+def _print_status(found: ArchiveStatus) -> None:
+    output.print_line(found.uri, "bold")
+    rows = [
+        (
+            n.node,
+            n.events,
+            n.segments,
+            output.format_size(n.bytes),
+            n.sealed_through,
+            _age_text(n.sealed_at),
+        )
+        for n in found.nodes
+    ]
+    output.print_table(("Node", "Events", "Segments", "Size", "Through", "Archived"), rows)
+
+
+def _age_text(at: int | None) -> str:
+    return "never" if at is None else f"{output.format_age(at / 1000)} ago"
+
+
+def _print_verification(verified: ArchiveVerification) -> None:
+    if verified.findings:
+        rows = [(f.node, f.seq or "", f.rule.value, f.detail) for f in verified.findings]
+        output.print_table(("Node", "Seq", "Rule", "Problem"), rows)
+    events = f"{output.format_count(verified.events, 'event')} in {verified.uri}"
+    if verified.findings:
+        findings = output.format_count(len(verified.findings), "finding")
+        output.print_line(f"{events}: {findings}", "red")
+    else:
+        output.print_line(f"{events}: complete and authentic", "green")

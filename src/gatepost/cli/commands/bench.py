@@ -1,0 +1,140 @@
+"""`gatepost bench`: measures gateways and the pipeline on this machine."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from gatepost import config
+from gatepost.cli import output
+from gatepost.cli.commands.pipeline import require_pipeline
+from gatepost.cli.options import DEFAULT_OUTPUT, OutputOptions
+
+if TYPE_CHECKING:
+    from gatepost.bench import MailboxBenchResult
+
+PositiveInt = Annotated[int, Parameter(validator=Number(gte=1))]
+
+
+def bench_mailbox(
+    *,
+    messages: PositiveInt = 100_000,
+    outstanding: Annotated[int, Parameter(validator=Number(gte=1, lte=2500))] = 256,
+    size: Annotated[int, Parameter(validator=Number(gte=32, lte=65_536))] = 512,
+    senders: PositiveInt = 1,
+    singles: PositiveInt = 2000,
+    state_dir: Path | None = None,
+    options: OutputOptions = DEFAULT_OUTPUT,
+) -> None:
+    """Measure durable enqueue, push and ack.
+
+    Parameters
+    ----------
+    messages
+        Number of messages for throughput, sent with many outstanding.
+    outstanding
+        Number of unanswered messages at a time.
+    size
+        Bytes of each payload.
+    senders
+        Number of sending agents.
+    singles
+        Number of messages for latency, sent one at a time.
+    state_dir
+        Directory for the measured gateway; it decides which disk is measured.
+        Default: $GATEPOST_HOME, else ~/.gatepost.
+    """
+    from gatepost import bench
+
+    home = _bench_folder(state_dir)
+    output.print_hint("Measuring; this takes a while and leaves running gateways alone.")
+    wanted = bench.MailboxBenchOptions(messages, outstanding, size, senders, singles)
+    result = bench.bench_mailbox(home, wanted)
+    output.print_result(options, result, lambda: _print_mailbox_result(result))
+
+
+def bench_pipes(
+    *,
+    messages: PositiveInt = 40_000,
+    outstanding: Annotated[int, Parameter(validator=Number(gte=1, lte=2500))] = 512,
+    size: Annotated[int, Parameter(validator=Number(gte=32, lte=60_000))] = 512,
+    singles: PositiveInt = 500,
+    state_dir: Path | None = None,
+    options: OutputOptions = DEFAULT_OUTPUT,
+) -> None:
+    """Measure complete lifecycles between two gateways.
+
+    Parameters
+    ----------
+    messages
+        Number of messages for throughput, sent with many outstanding.
+    outstanding
+        Number of messages the first gateway has not answered, at a time.
+    size
+        Bytes of each payload.
+    singles
+        Number of messages for latency, sent one at a time.
+    state_dir
+        Directory for the measured gateways; it decides which disk is measured.
+        Default: $GATEPOST_HOME, else ~/.gatepost.
+    """
+    from rich.console import Console
+
+    from gatepost.bench import pipes as measured
+
+    home = _bench_folder(state_dir)
+    output.print_hint("Measuring; this takes a while and leaves running gateways alone.")
+    result = measured.bench_pipes(
+        home, measured.PipesBenchOptions(messages, outstanding, size, singles)
+    )
+    console = Console(highlight=False)
+    output.print_result(options, result, lambda: console.print(measured.render_result(result)))
+
+
+def bench_pipeline(
+    *,
+    events: Annotated[list[PositiveInt] | None, Parameter(consume_multiple=True)] = None,
+    nodes: PositiveInt = 8,
+    master: str = "local[*]",
+    folder: Path | None = None,
+    options: OutputOptions = DEFAULT_OUTPUT,
+) -> None:
+    """Measure the pipeline on synthetic archives.
+
+    Parameters
+    ----------
+    events
+        Number of events in the archive; several numbers measure several sizes. Default: 10 and 50
+        million.
+    nodes
+        Number of gateways in the archive.
+    master
+        Spark master.
+    folder
+        Folder for archives and tables. Default: $GATEPOST_HOME, else ~/.gatepost.
+    """
+    from rich.console import Console
+
+    from gatepost.bench import pipeline as measured
+
+    home = _bench_folder(folder)
+    sizes = tuple(events) if events else measured.PipelineBenchOptions().sizes
+    wanted = measured.PipelineBenchOptions(sizes, nodes, master)
+    with require_pipeline():
+        result = measured.bench_pipeline(home, wanted, output.print_hint)
+    console = Console(highlight=False)
+    output.print_result(options, result, lambda: console.print(measured.render_result(result)))
+
+
+def _bench_folder(folder: Path | None) -> Path:
+    return config.default_settings_path(os.environ).parent if folder is None else folder.absolute()
+
+
+def _print_mailbox_result(result: "MailboxBenchResult") -> None:
+    from rich.console import Console
+
+    from gatepost.bench import render_result
+
+    Console(highlight=False).print(render_result(result))

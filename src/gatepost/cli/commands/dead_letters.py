@@ -1,0 +1,251 @@
+"""`gatepost dlq`: lists, shows, replays and discards dead letters."""
+
+import time
+from collections.abc import Iterator
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+from msgspec import Struct
+
+from gatepost.cli import output
+from gatepost.cli.gateway_api import CliGateway, mailbox_path, quote_segment
+from gatepost.cli.options import DEFAULT_OPTIONS, AgentName, Flag, GatewayOptions, YesOption
+from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
+from gatepost.cli.progress_bar import ProgressBar
+from gatepost.wire import Count, DeadLetter, DeadLetters, EnqueueAck, Enqueued, MailboxCounts
+
+SenderOption = Annotated[str | None, Parameter(help="Only dead letters from this agent.")]
+ReasonContainsOption = Annotated[
+    str | None, Parameter(help="Only dead letters whose reason contains this text.")
+]
+AllOption = Annotated[Flag, Parameter(name="--all", help="All dead letters of the agent.")]
+
+_COLUMNS = ("Message", "From", "Failed", "Attempts", "Reason", "Replayed as")
+_MAX_BATCH = 1000
+
+
+class CliDeadLetterFilter(Struct, omit_defaults=True):
+    msg_ids: list[str] | None = None
+    sender: str | None = None
+    reason_contains: str | None = None
+
+
+class CliDeadLetterReplay(CliDeadLetterFilter):
+    limit: int = 0
+
+
+def list_dead_letters(
+    agent: AgentName,
+    /,
+    *,
+    sender: SenderOption = None,
+    reason_contains: ReasonContainsOption = None,
+    limit: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 100,
+    after: str | None = None,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> None:
+    """List an agent's dead letters, oldest first.
+
+    Parameters
+    ----------
+    agent
+        The agent whose dead letters are meant.
+    limit
+        Maximum number of dead letters.
+    after
+        Start after this message id.
+    """
+    with options.find_gateway() as gateway:
+        found = gateway.get(
+            f"{mailbox_path(agent)}/dead-letters",
+            DeadLetters,
+            limit=limit,
+            after=after,
+            sender=sender,
+            reason_contains=reason_contains,
+        ).messages
+    output.print_result(options, {"messages": found}, lambda: _print_dead_letters(agent, found))
+    if len(found) == limit:
+        output.print_hint(f"There may be more: --after {found[-1].msg_id}")
+
+
+def _print_dead_letters(agent: str, found: list[DeadLetter]) -> None:
+    if not found:
+        output.print_line(f"{agent} has no matching dead letters")
+        return
+    rows = [
+        (d.msg_id, d.from_, _age_text(d.failed_at), d.attempts, d.reason, d.replayed_as or "")
+        for d in found
+    ]
+    replayed = any(letter.replayed_as for letter in found)
+    columns = len(_COLUMNS) if replayed else len(_COLUMNS) - 1
+    output.print_table(_COLUMNS[:columns], [row[:columns] for row in rows])
+
+
+def _age_text(at: int) -> str:
+    return f"{output.format_age(at)} ago"
+
+
+def show_dead_letter(
+    agent: AgentName, msg_id: str, /, *, options: GatewayOptions = DEFAULT_OPTIONS
+) -> None:
+    """Show one dead letter with its payload.
+
+    Parameters
+    ----------
+    agent
+        The agent whose dead letter is meant.
+    msg_id
+        The id of the dead letter.
+    """
+    with options.find_gateway() as gateway:
+        path = f"{mailbox_path(agent)}/dead-letters/{quote_segment(msg_id)}"
+        letter = gateway.get(path, DeadLetter)
+    output.print_result(options, letter, lambda: _print_dead_letter(letter))
+
+
+def _print_dead_letter(letter: DeadLetter) -> None:
+    output.print_line(f"{letter.msg_id} from {letter.from_} to {letter.to}", "bold")
+    output.print_line(f"sent      {_age_text(letter.created_at)}")
+    output.print_line(f"failed    {_age_text(letter.failed_at)}, {_attempts_text(letter)}")
+    output.print_line(f"reason    {letter.reason}")
+    if letter.replayed_as:
+        output.print_line(f"replayed  as {letter.replayed_as}")
+    output.print_line("")
+    output.print_line(output.payload_text(letter.payload))
+
+
+def _attempts_text(letter: DeadLetter) -> str:
+    times = {0: "never", 1: "once"}.get(letter.attempts, f"{letter.attempts} times")
+    return f"delivered {times}"
+
+
+def replay_dead_letters(
+    agent: AgentName,
+    /,
+    *msg_ids: str,
+    sender: SenderOption = None,
+    reason_contains: ReasonContainsOption = None,
+    all_: AllOption = False,
+    rate: Annotated[float | None, Parameter(validator=Number(gt=0))] = None,
+    limit: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> int:
+    """Send dead letters again as new messages.
+
+    Parameters
+    ----------
+    agent
+        The agent whose dead letters are meant.
+    msg_ids
+        Ids of dead letters; or choose by the options below.
+    rate
+        Maximum number per second. Ctrl-C stops the replay but does not undo it.
+    limit
+        Maximum number of dead letters.
+    """
+    wanted = _build_filter(msg_ids, sender, reason_contains, all_)
+    with options.find_gateway() as gateway:
+        total = _replay_count(gateway, agent, wanted, limit)
+        acks: list[EnqueueAck] = []
+        with ProgressBar("replaying", total, options, unit="messages") as progress:
+            for batch in _replay_batches(gateway, agent, wanted, total, rate):
+                acks += batch
+                progress.advance(len(batch))
+    return _report_replayed(agent, acks, options)
+
+
+def _replay_count(
+    gateway: CliGateway, agent: str, wanted: CliDeadLetterFilter, limit: int | None
+) -> int:
+    """Never more than there are now, so that a letter that dies again is not replayed again."""
+    boxes = gateway.get("/v1/mailboxes", list[MailboxCounts])
+    dead = sum(box.dead_letters for box in boxes if box.name == agent)
+    named = len(wanted.msg_ids) if wanted.msg_ids else dead
+    return min(dead, named, dead if limit is None else limit)
+
+
+def _replay_batches(
+    gateway: CliGateway, agent: str, wanted: CliDeadLetterFilter, total: int, rate: float | None
+) -> Iterator[list[EnqueueAck]]:
+    """Replay batch by batch. The command keeps the rate, so that Ctrl-C stops the replay."""
+    done, batch = 0, _MAX_BATCH if rate is None else max(1, int(rate / 5))
+    while done < total:
+        began, size = time.monotonic(), min(batch, total - done)
+        body = CliDeadLetterReplay(wanted.msg_ids, wanted.sender, wanted.reason_contains, size)
+        acks = gateway.post(f"{mailbox_path(agent)}/dead-letters/replay", body, Enqueued).results
+        yield acks
+        done += len(acks)
+        if len(acks) < size or any(ack.error for ack in acks):
+            return
+        if rate is not None and done < total:
+            time.sleep(max(0.0, began + size / rate - time.monotonic()))
+
+
+def _report_replayed(agent: str, acks: list[EnqueueAck], options: GatewayOptions) -> int:
+    replayed = [ack.msg_id for ack in acks if ack.error is None]
+    refused = [ack.error for ack in acks if ack.error is not None]
+    document = {"count": len(replayed), "replayed_as": replayed}
+    done = f"{output.format_count(len(replayed), 'dead letter')} of {agent} replayed"
+    output.print_result(options, document, lambda: output.print_line(done))
+    if refused:
+        raise CommandProblem(refused[0].code, f"stopped: {refused[0].message}")
+    if not replayed:
+        raise CommandProblem(
+            "unknown_message",
+            f"{agent} has no matching dead letter that was not replayed before;"
+            f" see `gatepost dlq list {agent}`",
+        )
+    return ExitCode.OK
+
+
+def discard_dead_letters(
+    agent: AgentName,
+    /,
+    *msg_ids: str,
+    sender: SenderOption = None,
+    reason_contains: ReasonContainsOption = None,
+    all_: AllOption = False,
+    yes: YesOption = False,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> int:
+    """Discard dead letters.
+
+    Parameters
+    ----------
+    agent
+        The agent whose dead letters are meant.
+    msg_ids
+        Ids of dead letters; or choose by the options below.
+    """
+    wanted = _build_filter(msg_ids, sender, reason_contains, all_)
+    path = f"{mailbox_path(agent)}/dead-letters/discard"
+    if not output.confirm_action(
+        f"Discard {_filter_text(wanted)} of {agent} for good?", yes, options
+    ):
+        return ExitCode.FAILED
+    with options.find_gateway() as gateway:
+        count = gateway.post(path, wanted, Count).count
+    done = f"{output.format_count(count, 'dead letter')} of {agent} discarded"
+    output.print_result(options, {"count": count}, lambda: output.print_line(done))
+    return ExitCode.OK
+
+
+def _build_filter(
+    msg_ids: tuple[str, ...], sender: str | None, reason_contains: str | None, every: bool
+) -> CliDeadLetterFilter:
+    chosen = bool(msg_ids or sender or reason_contains)
+    if chosen == every:
+        raise usage_problem(
+            "choose dead letters by id, --sender or --reason-contains, or all with --all"
+        )
+    return CliDeadLetterFilter(list(msg_ids) or None, sender, reason_contains)
+
+
+def _filter_text(wanted: CliDeadLetterFilter) -> str:
+    if wanted.msg_ids:
+        return output.format_count(len(wanted.msg_ids), "dead letter")
+    if wanted.sender or wanted.reason_contains:
+        return "the matching dead letters"
+    return "all dead letters"

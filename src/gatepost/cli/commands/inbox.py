@@ -1,0 +1,171 @@
+"""`gatepost inbox` lists or leases the mail of an agent; `gatepost purge` empties its mailbox."""
+
+import time
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+from cyclopts.validators import Number
+from msgspec import Struct, UnsetType
+
+from gatepost.cli import output
+from gatepost.cli.gateway_api import CliGateway, mailbox_path
+from gatepost.cli.options import DEFAULT_OPTIONS, AgentName, Flag, GatewayOptions, YesOption
+from gatepost.cli.problems import ExitCode, usage_problem
+from gatepost.wire import (
+    AgentInfo,
+    Count,
+    LeasedMessage,
+    MailboxCounts,
+    Messages,
+    Summaries,
+    Summary,
+)
+
+_COLUMNS = ("Message", "From", "Age", "Attempt", "State", "Size")
+
+
+class CliDequeueRequest(Struct):
+    limit: int
+    wait_secs: float
+
+
+class PayloadAttachment(Struct):
+    """The fields of an event that describe a payload stored as a blob."""
+
+    payload_ref: str | None = None
+    size: int = 0
+
+
+def show_inbox(
+    agent: AgentName,
+    /,
+    *,
+    take: Flag = False,
+    limit: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 20,
+    wait: Annotated[float, Parameter(validator=Number(gte=0, lte=60))] = 0.0,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> None:
+    """List an agent's waiting mail, or take it.
+
+    Parameters
+    ----------
+    agent
+        The agent whose mail is meant.
+    take
+        Lease the messages and print them with their lease handles.
+    limit
+        Maximum number of messages.
+    wait
+        With --take: seconds to wait if there is no mail.
+    """
+    if wait and not take:
+        raise usage_problem("--wait works only with --take")
+    with options.find_gateway() as gateway:
+        if take:
+            _take_mail(gateway, agent, CliDequeueRequest(limit, wait), options)
+        else:
+            _peek_mail(gateway, agent, limit, options)
+
+
+def _peek_mail(gateway: CliGateway, agent: str, limit: int, options: GatewayOptions) -> None:
+    found = gateway.get(mailbox_path(agent), Summaries, limit=limit).messages
+    if found or options.json:
+        output.print_result(options, {"messages": found}, lambda: _print_summaries(found))
+    else:
+        output.print_line(f"{agent} has no mail{_unknown_agent_note(gateway, agent)}")
+    if len(found) == limit:
+        output.print_hint("There may be more: raise --limit.")
+
+
+def _unknown_agent_note(gateway: CliGateway, agent: str) -> str:
+    """A note for unknown agents, so that a mistyped name does not look like an empty mailbox."""
+    agents = {known.id for known in gateway.get("/v1/agents", list[AgentInfo])}
+    boxes = {box.name for box in gateway.get("/v1/mailboxes", list[MailboxCounts])}
+    return "" if agent in agents | boxes else "; no such agent, see `gatepost agent list`"
+
+
+def _print_summaries(found: list[Summary]) -> None:
+    output.print_table(
+        _COLUMNS,
+        [
+            (m.msg_id, m.from_, output.format_age(m.created_at), m.attempt, _state_text(m), m.size)
+            for m in found
+        ],
+    )
+
+
+def _state_text(summary: Summary) -> str:
+    if summary.not_before is None:
+        return summary.state
+    left = int(summary.not_before - time.time())
+    return (
+        f"{summary.state}, again in {output.format_duration(left)}" if left > 0 else "nacked, due"
+    )
+
+
+def _take_mail(
+    gateway: CliGateway, agent: str, wanted: CliDequeueRequest, options: GatewayOptions
+) -> None:
+    path = f"{mailbox_path(agent)}/dequeue"
+    found = gateway.post(path, wanted, Messages, wait=wanted.wait_secs).messages
+    output.print_result(
+        options, {"messages": found}, lambda: _print_messages(gateway, agent, found)
+    )
+
+
+def _print_messages(gateway: CliGateway, agent: str, found: list[LeasedMessage]) -> None:
+    if not found:
+        output.print_line(f"{agent} has no mail to take{_unknown_agent_note(gateway, agent)}")
+        return
+    for message in found:
+        _print_message(message)
+    output.print_hint(
+        f"Settle the messages in this order, each within {found[0].lease_secs:g} s:"
+        f" gatepost ack {agent} {found[0].receipt}"
+    )
+
+
+def _print_message(message: LeasedMessage) -> None:
+    output.print_line(
+        f"{message.msg_id} from {message.from_}, {output.format_age(message.created_at)} ago,"
+        f" attempt {message.attempt}",
+        "bold",
+    )
+    output.print_line(f"lease handle {message.receipt}")
+    output.print_line(_attachment_text(message) or output.payload_text(message.payload))
+    output.print_line("")
+
+
+def _attachment_text(message: LeasedMessage) -> str:
+    if isinstance(message.event, UnsetType):
+        return ""
+    event = msgspec.json.decode(message.event, type=PayloadAttachment)
+    if event.payload_ref is None:
+        return ""
+    return f"{output.format_size(event.size)}, see `gatepost fetch {event.payload_ref}`"
+
+
+def purge_mailbox(
+    agent: AgentName, /, *, yes: YesOption = False, options: GatewayOptions = DEFAULT_OPTIONS
+) -> int:
+    """Turn an agent's waiting mail into dead letters.
+
+    Parameters
+    ----------
+    agent
+        The agent whose mail is meant.
+    """
+    path = mailbox_path(agent)
+    if not output.confirm_action(
+        f"Turn all waiting mail of {agent} into dead letters?", yes, options
+    ):
+        return ExitCode.FAILED
+    with options.find_gateway() as gateway:
+        count = gateway.delete(path, Count).count
+    output.print_result(options, {"count": count}, lambda: _print_purged(agent, count))
+    return ExitCode.OK
+
+
+def _print_purged(agent: str, count: int) -> None:
+    output.print_line(f"{output.format_count(count, 'message')} of {agent} became dead letters")

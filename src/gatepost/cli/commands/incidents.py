@@ -1,0 +1,160 @@
+"""`gatepost incidents`, `reviews` and `eta`: incidents, misfires to review, and ETA advice."""
+
+import time
+from datetime import datetime
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from gatepost.cli import output
+from gatepost.cli.gateway_api import quote_segment
+from gatepost.cli.options import DEFAULT_OPTIONS, GatewayOptions
+from gatepost.gateway.api.report_views import (
+    EtaAdviceView,
+    IncidentPage,
+    ReviewDecision,
+    ReviewView,
+)
+
+LimitOption = Annotated[
+    int, Parameter(validator=Number(gte=1, lte=1000), help="Maximum number of entries.")
+]
+NoteOption = Annotated[str, Parameter(help="A note that is kept with the review.")]
+
+
+def list_incidents(
+    *,
+    since: Annotated[float | None, Parameter(validator=Number(gte=0))] = None,
+    class_: Annotated[
+        str | None, Parameter(name="--class", help="Only incidents of this class.")
+    ] = None,
+    limit: LimitOption = 100,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> None:
+    """List incidents, newest first.
+
+    Parameters
+    ----------
+    since
+        Only incidents of the last SINCE seconds.
+    """
+    start = None if since is None else int((time.time() - since) * 1000)
+    wanted: dict[str, object] = {"since": start, "class": class_, "limit": limit}
+    with options.find_gateway() as gateway:
+        found = gateway.get("/v1/incidents", IncidentPage, 0.0, **wanted)
+    output.print_result(options, found, lambda: _print_incidents(found))
+
+
+def _print_incidents(found: IncidentPage) -> None:
+    if not found.incidents:
+        output.print_line("no matching incidents")
+        return
+    output.print_table(
+        ("When", "Class", "Subject", "Detail", "Seen by"),
+        [
+            (_format_time(i.raised_at), i.class_, i.subject, i.detail, i.source)
+            for i in found.incidents
+        ],
+    )
+    counts = ", ".join(f"{count} {name}" for name, count in found.counts.items())
+    output.print_hint(f"In all: {counts}")
+
+
+def list_reviews(
+    *,
+    status: Literal["open", "resolved", "dismissed", "all"] = "open",
+    limit: LimitOption = 100,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> None:
+    """List reviews of misfires, newest first.
+
+    Parameters
+    ----------
+    status
+        Only reviews with this status.
+    """
+    wanted = None if status == "all" else status
+    with options.find_gateway() as gateway:
+        found = gateway.get("/v1/reviews", list[ReviewView], status=wanted, limit=limit)
+    output.print_result(options, found, lambda: _print_reviews(found))
+
+
+def _print_reviews(found: list[ReviewView]) -> None:
+    if not found:
+        output.print_line("no matching reviews")
+        return
+    columns = ("Review", "Capability", "Versions", "Class", "Count", "Raised", "Status", "Example")
+    output.print_table(columns, [_review_row(review) for review in found])
+
+
+def _review_row(review: ReviewView) -> tuple[object, ...]:
+    versions = f"{review.delegation_skill_version} / {review.executor_skill_version}"
+    head = (review.id, review.capability_id, versions, review.failure_class, review.count)
+    status = f"{review.status} ({review.note})" if review.note else review.status
+    return (*head, _format_time(review.raised_at), status, next(iter(review.corr_ids), ""))
+
+
+def resolve_review(
+    id: str, /, *, note: NoteOption = "", options: GatewayOptions = DEFAULT_OPTIONS
+) -> None:
+    """Mark a review as resolved.
+
+    Parameters
+    ----------
+    id
+        The id of the review; `gatepost reviews list` shows all.
+    """
+    _close_review(id, "resolve", note, options)
+
+
+def dismiss_review(
+    id: str, /, *, note: NoteOption = "", options: GatewayOptions = DEFAULT_OPTIONS
+) -> None:
+    """Mark a review as needing no action.
+
+    Parameters
+    ----------
+    id
+        The id of the review; `gatepost reviews list` shows all.
+    """
+    _close_review(id, "dismiss", note, options)
+
+
+def _close_review(id: str, verb: str, note: str, options: GatewayOptions) -> None:
+    with options.find_gateway() as gateway:
+        review = gateway.post(
+            f"/v1/reviews/{quote_segment(id)}/{verb}", ReviewDecision(note), ReviewView
+        )
+    output.print_result(options, review, lambda: output.print_line(f"{review.id} {review.status}"))
+
+
+def show_eta_advice(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
+    """Show how long the tasks of each capability take, and the ETA it should promise."""
+    with options.find_gateway() as gateway:
+        found = gateway.get("/v1/eta-advice", list[EtaAdviceView])
+    output.print_result(options, found, lambda: _print_eta_advice(found))
+
+
+def _print_eta_advice(found: list[EtaAdviceView]) -> None:
+    if not found:
+        output.print_line("no advice yet: the pipeline posts it with `gatepost pipeline feedback`")
+        return
+    output.print_table(
+        ("Capability", "Median", "95 %", "Promise", "Tasks", "As of"),
+        [
+            (
+                each.capability_id,
+                output.format_duration(each.p50_secs),
+                output.format_duration(each.p95_secs),
+                output.format_duration(each.recommended_eta_seconds),
+                each.samples,
+                _format_time(each.at),
+            )
+            for each in found
+        ],
+    )
+
+
+def _format_time(millis: int) -> str:
+    return datetime.fromtimestamp(millis / 1000).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,302 @@
+"""`gatepost invite`, `join`, `nodes`, `revoke` and `room`: the room and its nodes."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from gatepost.cli import output
+from gatepost.cli.gateway_api import CliGateway, quote_segment
+from gatepost.cli.options import (
+    COMMON_GROUP,
+    DEFAULT_OPTIONS,
+    Flag,
+    GatewayOptions,
+    OutputOptions,
+    YesOption,
+)
+from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
+from gatepost.gateway.api.room_views import (
+    InviteResult,
+    InviteView,
+    JoinResult,
+    NodeList,
+    NodeView,
+    RecordView,
+    RevocationView,
+    RoomView,
+    RotateResult,
+    VerifyResult,
+)
+from gatepost.wire import Tier
+
+_WATCH_SECS = 30.0
+_JOIN_SECS = 30.0
+_MAX_INVITE_CHARS = 1024
+
+
+@Parameter(name="*", group=COMMON_GROUP)
+@dataclass(frozen=True, kw_only=True)
+class JoinOptions(OutputOptions):
+    """The common options without `--token-file`, which names the invite's file here."""
+
+    state_dir: Path | None = None
+    "State directory of the gateway. Default: $GATEPOST_HOME, else ~/.gatepost."
+    url: str | None = None
+    "Address of the gateway. Default: $GATEPOST_URL, else the one running on the state directory."
+
+    def find_gateway(self) -> CliGateway:
+        return GatewayOptions(json=self.json, state_dir=self.state_dir, url=self.url).find_gateway()
+
+
+_JOIN_OPTIONS = JoinOptions()
+
+
+def invite_node(
+    *,
+    tier: Tier = "edge",
+    node: str | None = None,
+    ttl: Annotated[int, Parameter(name="--ttl")] = 3600,
+    qr: Flag = False,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> None:
+    """Invite a node.
+
+    Parameters
+    ----------
+    tier
+        The role of the new node: backbone nodes may invite others, edge nodes may not.
+    node
+        The id of the new node, so that no other node can use the invite.
+    ttl
+        Seconds until the invite expires.
+    qr
+        Draw the QR code even if the output is not a terminal.
+    """
+    with options.find_gateway() as gateway:
+        body = {"tier": tier, "node": node, "ttl_secs": ttl}
+        invited = gateway.post("/v1/room/invites", body, InviteResult)
+    output.print_result(options, invited, lambda: _print_invite(invited, qr=qr))
+
+
+def _print_invite(invited: InviteResult, *, qr: bool) -> None:
+    output.print_line(invited.token)
+    if qr or sys.stdout.isatty():
+        from gatepost.access.invite_qr import render_qr
+
+        print(render_qr(invited.token))
+    node = invited.invite.node or "the new node"
+    seed = invited.seed or "https://THIS-GATEWAY"
+    output.print_hint(f"on {node}, paste the line above into\n  gatepost join {seed} --token -")
+
+
+def list_invites(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
+    """List the invites this gateway issued."""
+    with options.find_gateway() as gateway:
+        found = gateway.get("/v1/room/invites", list[InviteView])
+    rows = [(i.id, i.tier, i.node or "any", i.state, i.used_by or "") for i in found]
+    columns = ("Invite", "Tier", "For", "State", "Used by")
+    output.print_result(
+        options, found, lambda: _print_table_or_note(columns, rows, "no invites yet")
+    )
+
+
+def withdraw_invite(invite_id: str, /, *, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
+    """Withdraw an invite that was not used yet.
+
+    Parameters
+    ----------
+    invite_id
+        The id of the invite; `gatepost invites` shows all.
+    """
+    with options.find_gateway() as gateway:
+        taken = gateway.delete(f"/v1/room/invites/{quote_segment(invite_id)}", InviteView)
+    output.print_result(
+        options, taken, lambda: output.print_line(f"invite {taken.id} is {taken.state}")
+    )
+
+
+def join_room(
+    seed: str,
+    /,
+    *,
+    invite_file: Annotated[Path | None, Parameter(name="--token-file")] = None,
+    token: Annotated[str | None, Parameter(name="--token", allow_leading_hyphen=True)] = None,
+    options: JoinOptions = _JOIN_OPTIONS,
+) -> None:
+    """Join the room of another gateway.
+
+    Parameters
+    ----------
+    seed
+        The gateway that issued the invite, as https://HOST:PORT.
+    invite_file
+        File that holds the invite.
+    token
+        `-` reads the invite from standard input. Invites on the command line are refused: other
+        users could see them.
+    """
+    body = {"seed": seed.rstrip("/"), "token": _read_invite(invite_file, token)}
+    with options.find_gateway() as gateway:
+        joined = gateway.post("/v1/room/join", body, JoinResult, wait=_JOIN_SECS)
+    text = f"joined the room of {joined.genesis} through {joined.host}, as {joined.tier} node"
+    output.print_result(options, joined, lambda: output.print_line(text))
+
+
+def _read_invite(file: Path | None, token: str | None) -> str:
+    if (file is None) == (token is None):
+        raise usage_problem(
+            "give the invite with --token-file FILE, or with --token - on standard input"
+        )
+    if token is not None and token != "-":
+        raise usage_problem(
+            "an invite on the command line can be seen by others: use --token - instead"
+        )
+    if file is None:
+        output.print_hint("paste the invite, then press Enter")
+        return sys.stdin.readline(_MAX_INVITE_CHARS).strip()
+    try:
+        return file.read_text(encoding="utf-8")[:_MAX_INVITE_CHARS].strip()
+    except (OSError, UnicodeDecodeError):
+        raise CommandProblem("usage", f"{file} cannot be read", ExitCode.USAGE) from None
+
+
+def list_nodes(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
+    """List the nodes of the room."""
+    with options.find_gateway() as gateway:
+        found = gateway.get("/v1/room/nodes", NodeList)
+    output.print_result(options, found, lambda: _print_nodes(found))
+
+
+def _print_nodes(found: NodeList) -> None:
+    rows = [
+        (
+            n.id,
+            n.tier,
+            n.status,
+            _connection_text(n),
+            f"{output.format_age(n.last_heartbeat_at / 1000)} ago",
+        )
+        for n in found.nodes
+    ]
+    rows += [(node.id, "", "revoked", "", "") for node in found.revoked]
+    _print_table_or_note(
+        ("Node", "Tier", "Status", "Connected", "Last heartbeat"), rows, "no nodes yet"
+    )
+    for url, problem in found.problems.items():
+        output.print_hint(f"not connected to {url}: {problem}")
+
+
+def _connection_text(node: NodeView) -> str:
+    return "this one" if node.is_self else "yes" if node.connected else "no"
+
+
+def revoke_node(
+    node: str,
+    /,
+    *,
+    reason: str = "",
+    yes: YesOption = False,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> int:
+    """Revoke a node: it is disconnected now and can never join again.
+
+    Parameters
+    ----------
+    node
+        The id of the node; `gatepost nodes` shows all.
+    reason
+        The reason, for the audit log.
+    """
+    question = f"Revoke {node}? Its id and its key can never join again."
+    if not output.confirm_action(question, yes, options):
+        return ExitCode.FAILED
+    with options.find_gateway() as gateway:
+        path = f"/v1/room/nodes/{quote_segment(node)}/revoke"
+        done = gateway.post(path, {"reason": reason}, RevocationView)
+    ended = output.format_count(done.connections_ended, "connection")
+    output.print_result(
+        options, done, lambda: output.print_line(f"{done.node} is revoked; {ended} closed")
+    )
+    return ExitCode.OK
+
+
+def show_room(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
+    """Show every record of the room."""
+    with options.find_gateway() as gateway:
+        room = gateway.get("/v1/room", RoomView)
+    output.print_result(options, room, lambda: _print_room(room))
+
+
+def _print_room(room: RoomView) -> None:
+    output.print_line(f"{room.room}, founded by {room.genesis}", "bold")
+    rows = [(r.map, r.key, r.version, r.state, _data_text(r)) for r in room.records]
+    _print_table_or_note(("Map", "Key", "Version", "State", "Data"), rows, "no records")
+
+
+def _data_text(record: RecordView) -> str:
+    parsed = msgspec.json.decode(record.record)
+    return msgspec.json.encode(parsed.get("data")).decode() if "data" in parsed else ""
+
+
+def watch_room(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
+    """Print every record as it changes, until Ctrl-C."""
+    with options.find_gateway() as gateway:
+        seen = gateway.get("/v1/room", RoomView)
+        print(f"watching {seen.room}; Ctrl-C stops", file=sys.stderr, flush=True)
+        while True:
+            seen = _print_changes(gateway, seen, options)
+
+
+def _print_changes(gateway: CliGateway, before: RoomView, options: GatewayOptions) -> RoomView:
+    wait = {"seen": before.changes, "wait_secs": _WATCH_SECS}
+    room = gateway.get("/v1/room", RoomView, _WATCH_SECS, **wait)
+    known = {bytes(record.record) for record in before.records}
+    for record in room.records:
+        if bytes(record.record) not in known:
+            _print_record(record, options)
+    return room
+
+
+def _print_record(record: RecordView, options: GatewayOptions) -> None:
+    text = f"{record.map} {record.key} v{record.version} {record.state} {_data_text(record)}"
+    output.print_result(options, record, lambda: output.print_line(text))
+    sys.stdout.flush()
+
+
+def verify_room(*, options: GatewayOptions = DEFAULT_OPTIONS) -> int:
+    """Check the signature of every record this gateway keeps."""
+    with options.find_gateway() as gateway:
+        found = gateway.get("/v1/room/verify", VerifyResult)
+    output.print_result(options, found, lambda: _print_verification(found))
+    return ExitCode.FAILED if found.problems else ExitCode.OK
+
+
+def rotate_room(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
+    """Move the room to a new document without records that are no longer needed."""
+    with options.find_gateway() as gateway:
+        moved = gateway.post("/v1/room/rotate", {}, RotateResult)
+    count = output.format_count(moved.records, "record")
+    output.print_result(
+        options, moved, lambda: output.print_line(f"the room is {moved.room} now, with {count}")
+    )
+
+
+def _print_verification(found: VerifyResult) -> None:
+    for problem in found.problems:
+        output.print_line(problem, "red")
+    count = output.format_count(found.records, "record")
+    output.print_line(f"{count}, {len(found.problems) or 'none'} of them invalid")
+
+
+def _print_table_or_note(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], empty: str
+) -> None:
+    if rows:
+        output.print_table(columns, rows)
+    else:
+        output.print_line(empty)

@@ -1,0 +1,108 @@
+"""`gatepost ack` and `gatepost nack`: settle leased messages."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+from msgspec import Raw, Struct, field
+
+from gatepost.cli import output
+from gatepost.cli.gateway_api import mailbox_path
+from gatepost.cli.options import DEFAULT_OPTIONS, AgentName, Flag, GatewayOptions
+from gatepost.cli.payload import encode_payload_argument
+from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
+from gatepost.wire import Settled
+
+MsgIdsOption = Annotated[
+    list[str] | None,
+    Parameter(negative=(), help="Message id instead of a lease handle; repeatable."),
+]
+
+
+class CliSettleRequest(Struct, omit_defaults=True):
+    receipts: list[str]
+    msg_ids: list[str]
+    replies: dict[str, Raw] = field(default_factory=dict)
+    reason: str = ""
+
+
+def ack_turns(
+    agent: AgentName,
+    /,
+    *receipts: str,
+    msg_id: MsgIdsOption = None,
+    reply: str | None = None,
+    json_payload: Flag = False,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> int:
+    """Ack leased messages: their turns ended well.
+
+    Parameters
+    ----------
+    agent
+        The agent whose turns end.
+    receipts
+        Lease handles in the order in which `gatepost inbox --take` printed them.
+    reply
+        Answer to the sender; - reads it from standard input.
+    json_payload
+        The reply is JSON, not text.
+    """
+    turns = _build_request(receipts, msg_id)
+    if reply is not None:
+        if msg_id:
+            raise usage_problem("--reply needs a lease handle, not --msg-id")
+        answer = Raw(encode_payload_argument(reply, is_json=json_payload))
+        turns.replies = dict.fromkeys(receipts, answer)
+    return _settle_turns("ack", agent, turns, options)
+
+
+def nack_turns(
+    agent: AgentName,
+    /,
+    *receipts: str,
+    msg_id: MsgIdsOption = None,
+    reason: str = "",
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> int:
+    """Nack leased messages: each is retried later, or becomes a dead letter.
+
+    Parameters
+    ----------
+    agent
+        The agent whose turns failed.
+    receipts
+        Lease handles, as `gatepost inbox --take` printed them.
+    reason
+        The reason; it is kept with the dead letter.
+    """
+    turns = _build_request(receipts, msg_id)
+    turns.reason = reason
+    return _settle_turns("nack", agent, turns, options)
+
+
+def _build_request(receipts: tuple[str, ...], msg_ids: list[str] | None) -> CliSettleRequest:
+    if not receipts and not msg_ids:
+        raise usage_problem(
+            "name at least one lease handle, as `gatepost inbox AGENT --take` prints it"
+        )
+    return CliSettleRequest(list(receipts), msg_ids or [])
+
+
+def _settle_turns(verb: str, agent: str, turns: CliSettleRequest, options: GatewayOptions) -> int:
+    with options.find_gateway() as gateway:
+        answer = gateway.post(f"{mailbox_path(agent)}/{verb}", turns, Settled)
+    document = {"settled": answer.settled, "failures": answer.failures}
+    output.print_result(options, document, lambda: _print_settled(verb, turns, answer))
+    if answer.failures:
+        raise CommandProblem(answer.failures[0].code, _failures_text(answer))
+    return ExitCode.OK
+
+
+def _print_settled(verb: str, turns: CliSettleRequest, answer: Settled) -> None:
+    repeated = len(turns.receipts) + len(turns.msg_ids) - answer.settled - len(answer.failures)
+    note = f", {repeated} already were" if repeated else ""
+    output.print_line(f"{output.format_count(answer.settled, 'message')} {verb}ed{note}")
+
+
+def _failures_text(answer: Settled) -> str:
+    return "; ".join(f"{failure.subject}: {failure.message}" for failure in answer.failures)

@@ -1,0 +1,91 @@
+"""`gatepost status` and `gatepost audit`: the state of the gateway, and its audit log."""
+
+from datetime import datetime
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+from msgspec import Struct
+
+from gatepost.cli import output
+from gatepost.cli.options import DEFAULT_OPTIONS, GatewayOptions
+from gatepost.cli.problems import ExitCode
+from gatepost.wire import AuditEntry, MailboxCounts, Status
+
+
+class StatusOverview(Struct):
+    url: str
+    gateway: Status
+    mailboxes: list[MailboxCounts]
+
+
+def show_status(*, options: GatewayOptions = DEFAULT_OPTIONS) -> int:
+    """Show the state of the gateway and of its mailboxes."""
+    with options.find_gateway() as gateway:
+        glance = StatusOverview(
+            gateway.target.url,
+            gateway.get("/v1/status", Status),
+            gateway.get("/v1/mailboxes", list[MailboxCounts]),
+        )
+    output.print_result(options, glance, lambda: _print_status(glance))
+    return ExitCode.OK if glance.gateway.accepting else ExitCode.FAILED
+
+
+def _print_status(glance: StatusOverview) -> None:
+    now = glance.gateway
+    output.print_line(f"node {now.node_id} at {glance.url}", "bold")
+    if now.accepting:
+        output.print_line("accepting messages", "green")
+    else:
+        output.print_line(f"NOT accepting messages: {now.problem}", "red")
+    output.print_line(
+        f"version {now.version}, pid {now.pid}, journal {output.format_size(now.journal_bytes)}"
+    )
+    output.print_line(
+        f"{output.format_count(now.agents, 'agent')}, {now.waiting} waiting,"
+        f" {now.in_flight} in flight,"
+        f" {output.format_count(now.dead_letters, 'dead letter')}"
+    )
+    if now.undelivered or now.reviews_open:
+        given_up = f"{now.undelivered} undelivered"
+        output.print_line(f"{given_up}, {output.format_count(now.reviews_open, 'open review')}")
+    if now.incidents:
+        counts = ", ".join(f"{count} {name}" for name, count in now.incidents.items())
+        output.print_line(f"incidents: {counts}; see `gatepost incidents`", "yellow")
+    if glance.mailboxes:
+        output.print_line("")
+        output.print_table(
+            ("Mailbox", "Waiting", "In flight", "Dead letters"),
+            [(m.name, m.waiting, m.in_flight, m.dead_letters) for m in glance.mailboxes],
+        )
+
+
+def list_audit_log(
+    *,
+    limit: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 20,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> None:
+    """List manual actions, newest first.
+
+    Parameters
+    ----------
+    limit
+        Maximum number of entries.
+    """
+    with options.find_gateway() as gateway:
+        entries = gateway.get("/v1/audit", list[AuditEntry], limit=limit)
+    output.print_result(options, entries, lambda: _print_audit_log(entries))
+
+
+def _print_audit_log(entries: list[AuditEntry]) -> None:
+    if not entries:
+        output.print_line("no manual actions yet")
+        return
+    output.print_table(
+        ("When", "Actor", "Action", "Subject", "Detail"),
+        [(_format_time(e.at), e.actor, e.action, e.subject, e.detail) for e in entries],
+    )
+
+
+def _format_time(millis: int) -> str:
+    return datetime.fromtimestamp(millis / 1000).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,140 @@
+"""`gatepost trace`: the steps of a message or a conversation at all gateways."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from gatepost.cli import output
+from gatepost.cli.gateway_api import quote_segment
+from gatepost.cli.options import DEFAULT_OPTIONS, Flag, GatewayOptions
+from gatepost.gateway.api.report_views import Journey, JourneyStep
+
+_STEP_TEXTS: Mapping[str, str] = {
+    "sent": "{kind} by {agent} to {to}{where}",
+    "sent_again": "sent again{where} ({detail})",
+    "held": "held for {to}: {detail}",
+    "offered": "offer to {to} taken",
+    "taken": "taken for {to}",
+    "withdrawn": "taken back by {peer}",
+    "accepted": "accepted by {agent}",
+    "refused": "refused by {agent}: {detail}",
+    "heard_accepted": "knows that {peer} accepted it",
+    "confirm": "confirmed to {peer}",
+    "withdraw": "withdrawn from {peer}",
+    "status_request": "asked {peer} for its receipts",
+    "waiting": "waits in {to}'s mailbox ({detail})",
+    "in_hand": "leased to {to} ({detail})",
+    "backing_off": "failed; waits for its next turn ({detail})",
+    "turn_ended": "{to}'s turn ended ({detail})",
+    "turn_failed": "became a dead letter of {to} ({detail})",
+    "handed_on": "forwarded {detail}",
+    "processed": "processed by {agent}: {detail}",
+    "heard_processed": "knows that {peer} processed it: {detail}",
+    "given_up": "given up: {detail}",
+    "verdict": "{peer} reported later: {detail}",
+}
+_FINAL_STEPS = ("processed", "heard_processed", "given_up", "refused")
+
+
+def show_trace(
+    ref: str,
+    /,
+    *,
+    conversation: Annotated[
+        Flag, Parameter(help="Show all messages with the same correlation id.")
+    ] = False,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> None:
+    """Show every step of a message, from send to the end of its turn, at every gateway.
+
+    Parameters
+    ----------
+    ref
+        A message id, as `gatepost send` prints it, or the correlation id of a conversation.
+    """
+    whole = "true" if conversation else None
+    with options.find_gateway() as gateway:
+        journey = gateway.get(f"/v1/trace/{quote_segment(ref)}", Journey, conversation=whole)
+    output.print_result(options, journey, lambda: _print_journey(journey))
+
+
+def _print_journey(journey: Journey) -> None:
+    sent = _sent_messages(journey.steps)
+    for number, step in enumerate(sent.values(), 1):
+        mark = f"#{number} " if len(sent) > 1 else ""
+        output.print_line(f"{mark}{step.event_id} {step.agent} → {step.to_agent}", "bold")
+        if "replay of " in step.detail:
+            output.print_line(f"a {step.detail[step.detail.index('replay of ') :]}")
+    numbers = {id: number for number, id in enumerate(sent, 1)}
+    _print_timeline(journey.steps, numbers if len(sent) > 1 else {})
+    for node, why in journey.unreachable.items():
+        output.print_line(f"the steps at {node} are missing: {why}", "yellow")
+    for node, ahead in journey.clocks.items():
+        output.print_line(f"the clock of {node} is {ahead} ms ahead; its times are corrected")
+    for step in sent.values():
+        _print_end(step, journey.steps)
+    if journey.more_in_conversation:
+        output.print_hint(
+            f"The conversation has more messages: gatepost trace --conversation {journey.corr_id}"
+        )
+
+
+def _sent_messages(steps: list[JourneyStep]) -> dict[str, JourneyStep]:
+    """The first `sent` step of each message; of replies only if there is nothing else."""
+    sent = {step.event_id: step for step in reversed(steps) if step.what == "sent"}
+    first = {id: step for id, step in reversed(sent.items()) if step.kind != "reply"}
+    return first or dict(reversed(sent.items()))
+
+
+def _print_timeline(steps: list[JourneyStep], numbers: Mapping[str, int]) -> None:
+    replies = {step.event_id for step in steps if step.kind == "reply"}
+    rows = []
+    for previous, step in zip([steps[0], *steps[:-1]], steps, strict=True):
+        number = f"#{numbers[step.event_id]} " if step.event_id in numbers else ""
+        row = (
+            _time_text(step),
+            step.node,
+            number + _step_text(step, replies),
+            _elapsed_text(previous, step),
+        )
+        rows.append(row)
+    output.print_table(("Time", "Node", "Step", "After"), rows)
+
+
+def _print_end(sent: JourneyStep, steps: list[JourneyStep]) -> None:
+    about = [step for step in steps if step.event_id == sent.event_id]
+    if not any(step.what in _FINAL_STEPS for step in about):
+        output.print_line(f"{sent.to_agent}'s turn has not ended yet")
+    elif any(step.what == "turn_failed" for step in about):
+        output.print_line(f"see `gatepost dlq show {sent.to_agent} {sent.event_id}`")
+    elif any(step.what == "given_up" for step in about):
+        output.print_line(f"see `gatepost undelivered show {sent.event_id}`")
+
+
+def _time_text(step: JourneyStep) -> str:
+    moment = datetime.fromtimestamp(step.at / 1000)
+    return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{step.at % 1000:03d}"
+
+
+def _elapsed_text(previous: JourneyStep, step: JourneyStep) -> str:
+    if previous is step:
+        return ""
+    return f"+{output.format_duration((step.at - previous.at) / 1000)}"
+
+
+def _step_text(step: JourneyStep, replies: set[str]) -> str:
+    words = _STEP_TEXTS.get(step.what, f"{step.what} {step.detail}")
+    kind = "sent" if step.kind == "message" else step.kind
+    where = f" at {step.peer}" if step.peer not in ("", step.node) else ""
+    said = words.format(
+        kind=kind,
+        agent=step.agent,
+        to=step.to_agent,
+        peer=step.peer or "nobody",
+        where=where,
+        detail=step.detail,
+    )
+    is_reply = step.event_id in replies and step.what != "sent"
+    return f"reply {said}" if is_reply else said

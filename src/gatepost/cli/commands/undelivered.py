@@ -1,0 +1,234 @@
+"""`gatepost undelivered`: lists, shows, replays and discards messages this gateway gave up."""
+
+import time
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+from msgspec import Struct
+
+from gatepost.cli import output
+from gatepost.cli.gateway_api import quote_segment
+from gatepost.cli.options import DEFAULT_OPTIONS, Flag, GatewayOptions, YesOption
+from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
+from gatepost.wire import Count, Replayed, Replays, Undelivered, UndeliveredPage
+
+AgentOption = Annotated[str | None, Parameter(help="Only messages from or to this agent.")]
+ReasonOption = Annotated[str | None, Parameter(help="Only messages given up for this reason.")]
+OlderThanOption = Annotated[
+    float | None,
+    Parameter(
+        validator=Number(gte=0), help="Only messages given up at least this many seconds ago."
+    ),
+]
+AllOption = Annotated[Flag, Parameter(name="--all", help="All undelivered messages.")]
+
+_COLUMNS = ("Message", "From", "To", "Given up", "Reason", "Verdict", "Replayed as")
+# A replay with a rate is answered only when it is complete.
+_MAX_REPLAY_SECS = 24 * 3600.0
+
+
+class CliUndeliveredFilter(Struct, omit_defaults=True):
+    event_ids: list[str] | None = None
+    agent: str | None = None
+    reason: str | None = None
+    failed_before: int | None = None
+
+
+class CliUndeliveredReplay(CliUndeliveredFilter, omit_defaults=True):
+    force: bool = False
+    limit: int = 1000
+    rate_per_sec: float | None = None
+
+
+def list_undelivered(
+    *,
+    agent: AgentOption = None,
+    reason: ReasonOption = None,
+    older_than: OlderThanOption = None,
+    replayed: Annotated[bool | None, Parameter(negative="--not-replayed")] = None,
+    limit: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 100,
+    after: str | None = None,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> None:
+    """List messages this gateway gave up, oldest first.
+
+    Parameters
+    ----------
+    replayed
+        Only messages that were replayed, or that were not.
+    limit
+        Maximum number of messages.
+    after
+        Start after this message id.
+    """
+    with options.find_gateway() as gateway:
+        found = gateway.get(
+            "/v1/undelivered",
+            UndeliveredPage,
+            limit=limit,
+            after=after,
+            agent=agent,
+            reason=reason,
+            failed_before=_failed_before(older_than),
+            replayed=None if replayed is None else str(replayed).lower(),
+        ).messages
+    output.print_result(options, {"messages": found}, lambda: _print_undelivered_list(found))
+    if len(found) == limit:
+        output.print_hint(f"There may be more: --after {found[-1].event_id}")
+
+
+def _failed_before(age: float | None) -> int | None:
+    return None if age is None else int(time.time() - age)
+
+
+def _print_undelivered_list(found: list[Undelivered]) -> None:
+    if not found:
+        output.print_line("no matching undelivered messages")
+        return
+    rows = [
+        (
+            u.event_id,
+            u.from_agent,
+            u.to_agent,
+            _age_text(u),
+            u.reason,
+            _verdict_text(u),
+            u.replayed_as or "",
+        )
+        for u in found
+    ]
+    output.print_table(_COLUMNS, rows)
+
+
+def _age_text(letter: Undelivered) -> str:
+    return f"{output.format_age(letter.failed_at / 1000)} ago"
+
+
+def _verdict_text(letter: Undelivered) -> str:
+    return f"{letter.verdict or 'unknown'}{'' if letter.safe else ' (needs --force)'}"
+
+
+def show_undelivered(event_id: str, /, *, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
+    """Show one undelivered message with its payload.
+
+    Parameters
+    ----------
+    event_id
+        The id of the message; `gatepost undelivered list` shows all.
+    """
+    with options.find_gateway() as gateway:
+        letter = gateway.get(f"/v1/undelivered/{quote_segment(event_id)}", Undelivered)
+    output.print_result(options, letter, lambda: _print_undelivered(letter))
+
+
+def _print_undelivered(letter: Undelivered) -> None:
+    ends = f"from {letter.from_agent} to {letter.to_agent}"
+    output.print_line(f"{letter.event_id} {ends} at {letter.node or 'no gateway'}", "bold")
+    output.print_line(f"given up  {_age_text(letter)}, sent {letter.attempts} times")
+    output.print_line(f"reason    {letter.reason}")
+    output.print_line(f"verdict   {_verdict_text(letter)}")
+    if letter.replayed_as:
+        output.print_line(f"replayed  as {letter.replayed_as}")
+    output.print_line("")
+    if letter.payload_ref is None:
+        output.print_line(output.payload_text(letter.payload))
+    else:
+        output.print_line(f"see `gatepost fetch {letter.payload_ref}`")
+
+
+def replay_undelivered(
+    *event_ids: str,
+    agent: AgentOption = None,
+    reason: ReasonOption = None,
+    older_than: OlderThanOption = None,
+    all_: AllOption = False,
+    force: Flag = False,
+    rate: Annotated[float | None, Parameter(validator=Number(gte=0.01))] = None,
+    limit: Annotated[int, Parameter(validator=Number(gte=1, lte=100_000))] = 1000,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> int:
+    """Send undelivered messages again as new events.
+
+    Parameters
+    ----------
+    event_ids
+        Ids of messages; or choose by the options below.
+    force
+        Include messages whose turn may have been taken, and messages replayed before.
+    rate
+        Maximum number per second.
+    limit
+        Maximum number of messages.
+    """
+    chosen = _build_filter(event_ids, agent, reason, older_than, all_)
+    body = CliUndeliveredReplay(
+        chosen.event_ids, chosen.agent, chosen.reason, chosen.failed_before, force, limit, rate
+    )
+    wait = 0.0 if rate is None else min(limit / rate, _MAX_REPLAY_SECS)
+    with options.find_gateway() as gateway:
+        results = gateway.post("/v1/undelivered/replay", body, Replays, wait=wait).results
+    output.print_result(options, {"results": results}, lambda: _print_replayed(results))
+    return _replay_exit_code(results)
+
+
+def _print_replayed(results: list[Replayed]) -> None:
+    for each in results:
+        outcome = (
+            f"not replayed: {each.error.message}" if each.error else f"replayed as {each.as_event}"
+        )
+        output.print_line(f"{each.event_id} {outcome}")
+
+
+def _replay_exit_code(results: list[Replayed]) -> int:
+    if not results:
+        raise CommandProblem(
+            "unknown_message", "no matching undelivered message; see `gatepost undelivered list`"
+        )
+    refused = [each.error for each in results if each.error is not None]
+    if refused:
+        count = output.format_count(len(refused), "message")
+        raise CommandProblem(refused[0].code, f"{count} not replayed: {refused[0].message}")
+    return ExitCode.OK
+
+
+def discard_undelivered(
+    *event_ids: str,
+    agent: AgentOption = None,
+    reason: ReasonOption = None,
+    older_than: OlderThanOption = None,
+    all_: AllOption = False,
+    yes: YesOption = False,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> int:
+    """Discard undelivered messages.
+
+    Parameters
+    ----------
+    event_ids
+        Ids of messages; or choose by the options below.
+    """
+    wanted = _build_filter(event_ids, agent, reason, older_than, all_)
+    named = output.format_count(len(event_ids), "message") if event_ids else "the matching messages"
+    if not output.confirm_action(f"Discard {named} for good?", yes, options):
+        return ExitCode.FAILED
+    with options.find_gateway() as gateway:
+        count = gateway.post("/v1/undelivered/discard", wanted, Count).count
+    done = f"{output.format_count(count, 'undelivered message')} discarded"
+    output.print_result(options, {"count": count}, lambda: output.print_line(done))
+    return ExitCode.OK
+
+
+def _build_filter(
+    event_ids: tuple[str, ...],
+    agent: str | None,
+    reason: str | None,
+    older_than: float | None,
+    every: bool,
+) -> CliUndeliveredFilter:
+    chosen = bool(event_ids or agent or reason or older_than is not None)
+    if chosen == every:
+        raise usage_problem(
+            "choose messages by id, --agent, --reason or --older-than, or all with --all"
+        )
+    return CliUndeliveredFilter(list(event_ids) or None, agent, reason, _failed_before(older_than))

@@ -1,0 +1,15 @@
+"""Describes why a turn failed, without secrets."""
+
+import re
+
+_MAX_LENGTH = 500
+_SECRETS = re.compile(
+    r"(?i)(bearer\s+|(?:authorization|token|password|secret|api[_-]?key)[\"']?\s*[:=]\s*[\"']?"
+    r"|gp1\.[^.\s]+\.)(?!bearer)[^\s\"',;]+"
+)
+
+
+def failure_reason(error: BaseException) -> str:
+    """The error's type and message; text that looks like a secret is redacted."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return _SECRETS.sub(r"\1[redacted]", " ".join(text.split()))[:_MAX_LENGTH]

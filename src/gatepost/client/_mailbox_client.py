@@ -1,0 +1,344 @@
+"""The asynchronous client of the mailbox protocol."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from msgspec import Raw
+
+from gatepost import wire
+from gatepost.client._connection import ClientConnection
+from gatepost.client._encoding import (
+    MAX_FRAME_BYTES,
+    check_encodable,
+    check_lease_handle,
+    encode_payload,
+    encode_reply,
+    unset_if_none,
+)
+from gatepost.client._gateway_locator import LocateGateway, locator
+from gatepost.client._http_client import ClientHttp
+from gatepost.client._message import Message
+from gatepost.clock import Clock, SystemClock
+from gatepost.errors import (
+    DeadlineExceeded,
+    GatepostError,
+    InvalidRequest,
+    PayloadTooLarge,
+    Unavailable,
+)
+from gatepost.events import EventIdGenerator, check_agent_id, check_msg_id
+from gatepost.wire import (
+    DeadLetter,
+    EnqueueAck,
+    Failure,
+    NewMessage,
+    Op,
+    Settled,
+    Status,
+    Summary,
+)
+
+DEFAULT_TIMEOUT = 30.0
+# The gateway stops reading from a client with about a thousand unanswered operations, so only
+# some of these may be long waits.
+_MAX_LONG_WAITS = 256
+
+
+class MailboxClient:
+    """Calls of the mailbox protocol; `Client` adds messages between agents."""
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        state_dir: Path | str | None = None,
+        url: str | None = None,
+        token: str | None = None,
+        max_outstanding: int = 10_000,
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = None if name is None else check_agent_id(name)
+        self._clock = clock or SystemClock()
+        self._locate: LocateGateway = locator(state_dir, url, token)
+        self._ids = EventIdGenerator(self._clock)
+        self._http = ClientHttp(self._locate)
+        self._connection = ClientConnection(
+            self._locate, self._clock, max_outstanding=max_outstanding
+        )
+        self._names: set[str] = set()
+        self._long_waits = asyncio.Semaphore(_MAX_LONG_WAITS)
+        self._loop: asyncio.AbstractEventLoop
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        await self._connection.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._connection.close()
+        await self._http.close()
+
+    @property
+    def frames_sent(self) -> int:
+        """Number of frames sent; calls made in one tick of the event loop share a frame."""
+        return self._connection.frames_sent
+
+    # -- the mailbox protocol
+
+    async def enqueue(
+        self,
+        to: str,
+        payload: Any,
+        *,
+        from_: str | None = None,
+        msg_id: str | None = None,
+        created_at: int | None = None,
+        ttl_secs: float | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> EnqueueAck:
+        """Put a message into a mailbox; returns once the gateway has it on disk."""
+        raw = encode_payload(payload)
+        new = self._new_message(to, from_, raw, msg_id, created_at, ttl_secs)
+        size = len(memoryview(raw))
+        if size > MAX_FRAME_BYTES:
+            raise PayloadTooLarge("use `send`, which stores large payloads as blobs")
+        connection, deadline = self._connection, self._loop.time() + timeout
+        if connection.slots.is_full:
+            await connection.slots.wait_for_free(deadline)
+        else:
+            connection.slots.take_free()
+        ack: EnqueueAck = await connection.enqueue(new, size, deadline)
+        return ack
+
+    async def enqueue_many(
+        self,
+        to: str,
+        payloads: Iterable[Any],
+        *,
+        from_: str | None = None,
+        ttl_secs: float | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> list[EnqueueAck]:
+        """Enqueue many messages. The result of a refused one has an `error`."""
+        calls = []
+        for payload in payloads:
+            id = self._ids.next_id()
+            call = self.enqueue(
+                to, payload, from_=from_, msg_id=id, ttl_secs=ttl_secs, timeout=timeout
+            )
+            calls.append(_ack_or_refusal(id, call))
+        return await asyncio.gather(*calls)
+
+    async def dequeue(
+        self,
+        mailbox: str,
+        *,
+        limit: int = 1,
+        wait_secs: float = 0.0,
+        consumer: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> list[Message]:
+        """Lease up to `limit` messages, waiting up to `wait_secs` for the first.
+
+        The same `consumer` gets the same messages again until it has settled them.
+        """
+        op = wire.Dequeue(mailbox=mailbox, limit=limit, wait_secs=wait_secs)
+        # With a consumer name of its own, a repeated dequeue gets the messages it got before.
+        op.consumer = self.new_consumer() if consumer is None else consumer
+        deadline = self._loop.time() + wait_secs + timeout
+        async with self._long_wait_slot(deadline):
+            answer: wire.Messages = await self._request_answer(op, deadline)
+        return [Message(message, self._http.download) for message in answer.messages]
+
+    def ack(
+        self, mailbox: str, receipt: str, *, reply: Any = None, timeout: float = DEFAULT_TIMEOUT
+    ) -> "asyncio.Future[None]":
+        """End a turn with success; `receipt` is the lease handle, `reply` goes to the sender.
+
+        The ack is sent without being awaited; await it to know that the gateway has it.
+        """
+        self._check_name(mailbox)
+        check_lease_handle(receipt)
+        raw = None if reply is None else encode_reply(reply)
+        return self._connection.ack(mailbox, receipt, raw, self._loop.time() + timeout)
+
+    async def ack_by_id(
+        self, mailbox: str, msg_id: str, *, timeout: float = DEFAULT_TIMEOUT
+    ) -> None:
+        """Ack a leased message by its id, whichever consumer holds it."""
+        op = wire.Ack(mailbox=mailbox, msg_ids=[msg_id])
+        await self._connection.settle(op, self._loop.time() + timeout)
+
+    def nack(
+        self, mailbox: str, receipt: str, *, reason: str = "", timeout: float = DEFAULT_TIMEOUT
+    ) -> "asyncio.Future[None]":
+        """Fail a turn: the message is delivered again later or becomes a dead letter.
+
+        The nack is sent without being awaited; await it to know that the gateway has it.
+        """
+        op = wire.Nack(mailbox=mailbox, receipts=[receipt], reason=reason[:2000])
+        return self._connection.settle(op, self._loop.time() + timeout)
+
+    async def nack_by_id(
+        self, mailbox: str, msg_id: str, *, reason: str = "", timeout: float = DEFAULT_TIMEOUT
+    ) -> None:
+        """Nack a leased message by its id, whichever consumer holds it."""
+        op = wire.Nack(mailbox=mailbox, msg_ids=[msg_id], reason=reason[:2000])
+        await self._connection.settle(op, self._loop.time() + timeout)
+
+    async def extend(
+        self, mailbox: str, receipts: Sequence[str], *, timeout: float = DEFAULT_TIMEOUT
+    ) -> list[str]:
+        """Extend leases; returns the lease handles that are no longer valid."""
+        stale: list[str] = []
+        deadline = self._loop.time() + timeout
+        for start in range(0, len(receipts), 1000):
+            op = wire.Extend(mailbox=mailbox, receipts=list(receipts[start : start + 1000]))
+            answer: Settled = await self._connection.extend(op, deadline)
+            stale += [failure.subject for failure in answer.failures]
+        return stale
+
+    async def peek(
+        self, mailbox: str, *, limit: int = 100, after: str = "", timeout: float = DEFAULT_TIMEOUT
+    ) -> list[Summary]:
+        """List unsettled mail without leasing it."""
+        op = wire.Peek(mailbox=mailbox, limit=limit, after=after)
+        answer: wire.Summaries = await self._request_answer(op, self._loop.time() + timeout)
+        return answer.messages
+
+    async def purge(self, mailbox: str, *, timeout: float = DEFAULT_TIMEOUT) -> int:
+        """Turn all waiting mail into dead letters; returns their number."""
+        op = wire.Purge(mailbox=mailbox)
+        answer: wire.Count = await self._request_answer(op, self._loop.time() + timeout)
+        return answer.count
+
+    async def peek_dead_letter(
+        self, mailbox: str, *, limit: int = 100, after: str = "", timeout: float = DEFAULT_TIMEOUT
+    ) -> list[DeadLetter]:
+        """List dead letters, oldest first."""
+        op = wire.PeekDeadLetter(mailbox=mailbox, limit=limit, after=after)
+        answer: wire.DeadLetters = await self._request_answer(op, self._loop.time() + timeout)
+        return answer.messages
+
+    async def purge_dead_letter(self, mailbox: str, *, timeout: float = DEFAULT_TIMEOUT) -> int:
+        """Discard all dead letters; returns their number."""
+        op = wire.PurgeDeadLetter(mailbox=mailbox)
+        answer: wire.Count = await self._request_answer(op, self._loop.time() + timeout)
+        return answer.count
+
+    async def subscribe(
+        self,
+        mailbox: str,
+        deliver: Callable[[list[Message]], None],
+        *,
+        credit: int = 64,
+        consumer: str | None = None,
+        resumed: Callable[[], None] | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        """Call `deliver` with incoming mail, at most `credit` unsettled messages at a time.
+
+        After a reconnect the gateway delivers again the messages this consumer still holds; then
+        `resumed` is called. The caller settles messages in the order of delivery.
+        """
+
+        def wrap(messages: list[wire.LeasedMessage]) -> None:
+            fetch = self._http.download
+            deliver([Message(message, fetch) for message in messages])
+
+        await self._connection.subscribe(
+            mailbox,
+            wrap,
+            credit=credit,
+            consumer=consumer or self.new_consumer(),
+            deadline=self._loop.time() + timeout,
+            resumed=resumed,
+        )
+
+    async def unsubscribe(self, mailbox: str, *, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Stop listening; unsettled mail is returned without counting an attempt."""
+        await self._connection.unsubscribe(mailbox, self._loop.time() + timeout)
+
+    async def register(
+        self, agent: str, *, standby: bool = False, timeout: float = DEFAULT_TIMEOUT
+    ) -> None:
+        """Register `agent`, so that messages can be sent to it."""
+        await self._request_answer(
+            wire.Register(agent=agent, standby=standby), self._loop.time() + timeout
+        )
+
+    async def status(self, *, timeout: float = DEFAULT_TIMEOUT) -> Status:
+        """The gateway's status."""
+        return await self._http.get("/v1/status", Status, timeout)
+
+    def new_consumer(self) -> str:
+        """A fresh consumer name, under which the gateway keeps leases."""
+        return self._clock.random(8).hex()
+
+    # -- helpers
+
+    def _new_message(
+        self,
+        to: str,
+        from_: str | None,
+        payload: Raw,
+        msg_id: str | None,
+        created_at: int | None,
+        ttl_secs: float | None,
+    ) -> NewMessage:
+        self._check_name(to)
+        id = self._ids.next_id() if msg_id is None else check_msg_id(msg_id)
+        new = NewMessage(self._resolve_sender(from_), to, payload, id)
+        if created_at is not None or ttl_secs is not None:
+            new.created_at, new.ttl_secs = unset_if_none(created_at), unset_if_none(ttl_secs)
+            check_encodable(new)
+        return new
+
+    def _resolve_sender(self, from_: str | None) -> str:
+        sender = from_ or self.name
+        if sender is None:
+            raise InvalidRequest("name the sender: pass `from_=`, or `Client(name)` for all calls")
+        self._check_name(sender)
+        return sender
+
+    def _check_name(self, name: str) -> None:
+        if name not in self._names:
+            self._names.add(check_agent_id(name))
+
+    async def _request_answer(self, op: Op, deadline: float) -> Any:
+        await self._take_slot(deadline)
+        return await self._connection.submit_op(op, deadline)
+
+    async def _take_slot(self, deadline: float) -> None:
+        if self._connection.slots.is_full:
+            await self._connection.slots.wait_for_free(deadline)
+        else:
+            self._connection.slots.take_free()
+
+    @asynccontextmanager
+    async def _long_wait_slot(self, deadline: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._long_waits.acquire()
+        except TimeoutError:
+            raise DeadlineExceeded("too many calls wait already; this one was not sent") from None
+        try:
+            yield
+        finally:
+            self._long_waits.release()
+
+
+async def _ack_or_refusal(id: str, call: Any) -> EnqueueAck:
+    try:
+        ack: EnqueueAck = await call
+    except (DeadlineExceeded, Unavailable):
+        raise
+    except GatepostError as error:
+        return EnqueueAck(id, False, 0, Failure.from_error(error, id))
+    return ack

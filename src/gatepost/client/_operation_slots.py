@@ -1,0 +1,52 @@
+"""Limits the unanswered calls of a client; further callers wait in order."""
+
+import asyncio
+from collections import deque
+
+from gatepost.errors import DeadlineExceeded
+
+
+class OperationSlots:
+    """A counting semaphore with a deadline; a free slot goes to the first waiter."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def is_full(self) -> bool:
+        return self._free <= 0
+
+    def take_free(self) -> None:
+        """Take a slot; only call this when `is_full` is false."""
+        self._free -= 1
+
+    async def wait_for_free(self, deadline: float) -> None:
+        """Wait for a slot and take it."""
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(ready)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await ready
+        except TimeoutError:
+            self._leave_queue(ready)
+            raise DeadlineExceeded(
+                "too many operations are unanswered; this one was not sent"
+            ) from None
+        except asyncio.CancelledError:
+            self._leave_queue(ready)
+            raise
+
+    def release_slots(self, count: int) -> None:
+        while count and self._waiters:
+            ready = self._waiters.popleft()
+            if not ready.done():
+                ready.set_result(None)
+                count -= 1
+        self._free += count
+
+    def _leave_queue(self, ready: "asyncio.Future[None]") -> None:
+        """A waiter that leaves just after it got its slot passes the slot on."""
+        if ready.done() and not ready.cancelled():
+            self.release_slots(1)
+        ready.cancel()
