@@ -292,18 +292,21 @@ async def wait_until_archived(town: DemoMesh) -> None:
 
 def run_pipeline(town: DemoMesh, page_at: Path) -> bool:
     """Run the pipeline on the archives and write the report; whether the audit was clean."""
-    from gatepost.pipeline.jobs.audit import audit
-    from gatepost.pipeline.jobs.run import run
-    from gatepost.pipeline.progress import progress
+    from gatepost.pipeline.jobs.audit import audit_archive
+    from gatepost.pipeline.jobs.pipeline import update_tables
+    from gatepost.pipeline.progress_bar import show_progress
     from gatepost.pipeline.report import terminal_summary
     from gatepost.pipeline.report.gatherer import gather_report
     from gatepost.pipeline.report.html_page import render_page
     from gatepost.pipeline.session import spark_session
 
     archive, tables = str(town.archive), str(town.folder / "tables")
-    with spark_session(brief=True) as spark, progress(spark, "the pipeline reads the archives"):
-        run(spark, archive, tables)
-        audited = audit(spark, archive, tables)
+    with (
+        spark_session(brief=True) as spark,
+        show_progress(spark, "the pipeline reads the archives"),
+    ):
+        update_tables(spark, archive, tables)
+        audited = audit_archive(spark, archive, tables)
         made = gather_report(spark, tables, days=1)
     table = Table(title="Objectives", title_justify="left")
     for column in terminal_summary.LEVEL_COLUMNS:
@@ -311,12 +314,12 @@ def run_pipeline(town: DemoMesh, page_at: Path) -> bool:
     for row in terminal_summary.level_rows(made):
         table.add_row(*map(str, row))
     console.print(table)
-    verdict = "every promise kept" if audited.clean else f"broken: {audited.violations}"
-    colour = "green" if audited.clean else "red"
+    verdict = "every promise kept" if audited.is_clean else f"broken: {audited.violations}"
+    colour = "green" if audited.is_clean else "red"
     console.print(f"Audit of {audited.events:,} events: [{colour}]{verdict}[/]")
     page_at.write_text(render_page(made), encoding="utf-8")
     console.print(f"Report: {page_at}")
-    return audited.clean
+    return audited.is_clean
 
 
 def _read_gateway_journal(gateway: GatewayProcess) -> Any:

@@ -18,8 +18,8 @@ from gatepost.archive.outbox_archive import prune_outbox
 from gatepost.archive.verification import verify_archive
 from gatepost.errors import ArchiveError, ChainError, StorageFailed
 from gatepost.events import NodeKey
-from gatepost.pipeline import planning
-from gatepost.pipeline.reading import Archive as Reader
+from gatepost.pipeline import read_plan
+from gatepost.pipeline.archive_reader import ArchiveReader as Reader
 from gatepost.testing import ManualClock
 from tests.archive.desk import HOUR, NODE, Desk
 
@@ -456,12 +456,12 @@ def test_readers_go_on_where_they_were(desk: Desk) -> None:
     _small(desk, 8)
     reader = Reader(str(desk.root))
     start, end = {NODE: {"first": 8}}, {NODE: {"first": 24}}
-    before = planning.between(reader.segments(), start, end, planning.Selection())
+    before = read_plan.slices_between(reader.list_segments(), start, end, read_plan.Selection())
     _merge(desk)
-    after = planning.between(reader.segments(), start, end, planning.Selection())
+    after = read_plan.slices_between(reader.list_segments(), start, end, read_plan.Selection())
     assert [(piece.first, piece.last) for piece in before][:2] == [(9, 9), (10, 12)]
     assert [(piece.first, piece.last) for piece in after] == [(9, 24)]
-    rows = [batch.to_pylist() for piece in after for batch in reader.batches(piece, ["seq"])]
+    rows = [batch.to_pylist() for piece in after for batch in reader.read_batches(piece, ["seq"])]
     assert [row["seq"] for batch in rows for row in batch] == list(range(9, 25))
 
 

@@ -16,7 +16,7 @@ from gatepost.cli.session_file import current_token
 from gatepost.clock import SystemClock
 from gatepost.errors import Unauthorized
 from gatepost.pipeline import feedback
-from gatepost.pipeline.gateways import Gateway as Api
+from gatepost.pipeline.gateway_api import GatewayApi as Api
 from gatepost.testing import ManualClock
 from tests.gateway.admin.test_external_agents import invited
 from tests.mesh.tools import Gateway
@@ -46,9 +46,9 @@ def test_an_invite_becomes_a_session_that_opens_what_it_is_for(target: CliTarget
     incident = {"id": "d" * 32, "class": "silent_node", "subject": "bob", "detail": "away"}
     with Api(target.url, token) as api:
         said = [{**incident, "raisedAt": 5, "corrIds": []}]
-        assert api.post("/v1/incidents", said, feedback.Answer).new == 1
+        assert api.post("/v1/incidents", said, feedback.FeedbackAnswer).new == 1
         with pytest.raises(Unauthorized):
-            api.node()
+            api.fetch_node_id()
 
 
 def test_a_session_is_renewed_before_it_ends(target: CliTarget) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 
-from gatepost.pipeline.jobs.run import Pipeline
+from gatepost.pipeline.jobs.pipeline import Pipeline
 from gatepost.pipeline.session import is_local, spark_session
 from tests.pipeline.conftest import QUICK
 from tests.pipeline.streaming_job import _LOOPBACK

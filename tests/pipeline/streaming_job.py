@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from gatepost.pipeline.archive_source import read_stream
+from gatepost.pipeline.delta_tables import write_stream, write_table
 from gatepost.pipeline.session import is_local, spark_session
-from gatepost.pipeline.sink import write_stream, write_table
-from gatepost.pipeline.source import read_stream
 from tests.pipeline.conftest import QUICK
 
 COLUMNS = ["node", "seq", "kind", "event_id", "date"]

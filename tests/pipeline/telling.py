@@ -5,9 +5,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from gatepost.pipeline.reading import SCHEMA
-from gatepost.pipeline.tables.facts import COLUMNS, Facts, facts
-from gatepost.pipeline.tables.lifecycle import deliveries
+from gatepost.pipeline.archive_reader import EVENT_SCHEMA
+from gatepost.pipeline.tables.facts import FACT_COLUMNS, Facts, facts_from_events
+from gatepost.pipeline.tables.lifecycle import build_deliveries
 
 T = 1_772_490_600_000
 Event = dict[str, Any]
@@ -37,12 +37,12 @@ def receipt(node: str, status: str, at: int, **fields: Any) -> Event:
 
 
 def told(events: Sequence[Event]) -> Facts:
-    schema = pa.schema([SCHEMA.field(name) for name in COLUMNS])
-    return facts(pa.Table.from_pylist(list(events), schema))
+    schema = pa.schema([EVENT_SCHEMA.field(name) for name in FACT_COLUMNS])
+    return facts_from_events(pa.Table.from_pylist(list(events), schema))
 
 
 def fold(*parts: Facts) -> pa.Table:
-    return deliveries(Facts.joined(parts))
+    return build_deliveries(Facts.join_parts(parts))
 
 
 OK = {"outcome": "ok"}

@@ -14,7 +14,7 @@ from gatepost.archive import manifest, room_facts
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.room_facts import RoomFacts
 from gatepost.pipeline.audit.rules import RULES
-from gatepost.pipeline.jobs.audit import audit, violations
+from gatepost.pipeline.jobs.audit import audit_archive, find_violations
 from gatepost.pipeline.synth import FAULTS, ArchiveTruth, SynthOptions, generate_archive
 from gatepost.pipeline.synth.faults import VIOLATIONS
 from gatepost.testing.simulation import Shape
@@ -57,7 +57,7 @@ def test_every_planted_violation_is_found_and_nothing_else(
 ) -> None:
     root, truth = made(tmp_path, seed, nodes, *FAULTS)
     assert {known.rule for known in truth.violations} == set(BROKEN)
-    assert_exactly(violations(spark, root).collect(), truth)
+    assert_exactly(find_violations(spark, root).collect(), truth)
 
 
 @pytest.mark.full
@@ -68,7 +68,7 @@ def test_each_alone(
 ) -> None:
     root, truth = made(tmp_path, seed, nodes, *([fault] if fault else []))
     assert len(truth.violations) == bool(fault)
-    assert_exactly(violations(spark, root).collect(), truth)
+    assert_exactly(find_violations(spark, root).collect(), truth)
 
 
 # -- files that are not what they were
@@ -79,7 +79,7 @@ def test_a_right_archive_passes_and_what_is_done_to_its_files_is_found(
 ) -> None:
     root, tables = tmp_path / "archive", str(tmp_path / "tables")
     generate_archive(str(root), SynthOptions(events=3000, bodies=True, segment_rows=300))
-    first = audit(spark, str(root), tables)
+    first = audit_archive(spark, str(root), tables)
     assert (first.violations, first.keys) == ({}, "room")
     assert first.events > 2500
     one, two, three = sorted(root.glob("node=node-01/date=*/*.parquet"))[:3]
@@ -89,7 +89,7 @@ def test_a_right_archive_passes_and_what_is_done_to_its_files_is_found(
     _say_of_itself(root, "node-02")
     (root / "room" / "node-03.json").write_bytes(b"{}")
     _change(manifest_of(root, "node-04"), b'"sealedThrough":', b'"sealedThrough":1')
-    again = audit(spark, str(root), tables)
+    again = audit_archive(spark, str(root), tables)
     assert again.violations.keys() >= {
         *("altered_event", "altered_segment", "chain_gap", "room_facts", "unsigned_manifest"),
     }
@@ -107,7 +107,7 @@ def test_without_the_word_of_others_keys_are_self_asserted(
     generate_archive(str(root), SynthOptions(events=3000))
     shutil.rmtree(root / "room")
     manifest_of(root, "node-02").unlink()
-    found = audit(spark, str(root), str(tmp_path / "tables"))
+    found = audit_archive(spark, str(root), str(tmp_path / "tables"))
     assert found.keys == "self-asserted"
     assert found.self_asserted == ("node-01", "node-03", "node-04")
     assert found.violations == {"unsigned_manifest": 1}
@@ -151,5 +151,5 @@ def test_the_protocol_under_faults_breaks_no_promise(
     verdict = archive_of(tmp_path, seed + 3, Shape(messages=count(150, 500)))
     assert verdict.ok, verdict
     assert verdict.truth.processed > 100
-    found = violations(spark, str(tmp_path)).collect()
+    found = find_violations(spark, str(tmp_path)).collect()
     assert found == [], f"seed {seed + 3}"

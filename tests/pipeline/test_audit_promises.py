@@ -9,11 +9,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from gatepost.archive.manifest import ArchivedIncarnation, ArchiveManifest, ArchiveSegment
+from gatepost.pipeline.archive_source import spark_schema
 from gatepost.pipeline.audit import promises
-from gatepost.pipeline.audit.spans import Span, spans
+from gatepost.pipeline.audit.spans import ArchivedSpan, archived_spans
 from gatepost.pipeline.jobs.audit import _COLUMNS
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.source import spark_schema
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -23,12 +23,12 @@ START = 1_772_490_600_000 // HOUR * HOUR
 # a and b are archived from their first event; `late` only from its seq 1000 on. `old` was restored:
 # its second life begins at seq 50, and knows nothing of what the first one did from there on.
 SPANS = [
-    Span("a", "a1", 0, START + 10 * HOUR, None),
-    Span("b", "b1", 0, START + 10 * HOUR, None),
-    Span("c", "c1", 0, START + 10 * HOUR, None),
-    Span("late", "l1", START + 4 * HOUR, START + 10 * HOUR, None),
-    Span("old", "o1", 0, START + 3 * HOUR, 50),
-    Span("old", "o2", START + 5 * HOUR, START + 10 * HOUR, None),
+    ArchivedSpan("a", "a1", 0, START + 10 * HOUR, None),
+    ArchivedSpan("b", "b1", 0, START + 10 * HOUR, None),
+    ArchivedSpan("c", "c1", 0, START + 10 * HOUR, None),
+    ArchivedSpan("late", "l1", START + 4 * HOUR, START + 10 * HOUR, None),
+    ArchivedSpan("old", "o1", 0, START + 3 * HOUR, 50),
+    ArchivedSpan("old", "o2", START + 5 * HOUR, START + 10 * HOUR, None),
 ]
 LIVES = {span.node: span.incarnation for span in reversed(SPANS)}
 
@@ -153,7 +153,7 @@ def _found(spark: SparkSession, story: Story) -> set[tuple[str, str]]:
     fields = [spark_schema()[name] for name in _COLUMNS]
     rows: Iterable[Any] = [tuple(row[field.name] for field in fields) for row in story.rows]
     events = spark.createDataFrame(rows, StructType(fields))
-    found = promises.check(events, [], SPANS, Objectives()).collect()
+    found = promises.check_promises(events, [], SPANS, Objectives()).collect()
     return {(row.rule, story.names[bytes(row.event_id)]) for row in found}
 
 
@@ -204,5 +204,8 @@ def _listed(*segments: tuple[str, int, int, int]) -> ArchiveManifest:
 
 def test_spans_say_what_of_each_life_is_there() -> None:
     listed = _listed(("o1", 1, 60, 5), ("o1", 61, 90, 9), ("o2", 50, 70, 20))
-    assert spans([listed]) == [Span("n", "o1", 0, 9, 50), Span("n", "o2", 20, 20, None)]
-    assert spans([_listed(("o1", 40, 60, 5))]) == [Span("n", "o1", 5, 5, None)]
+    assert archived_spans([listed]) == [
+        ArchivedSpan("n", "o1", 0, 9, 50),
+        ArchivedSpan("n", "o2", 20, 20, None),
+    ]
+    assert archived_spans([_listed(("o1", 40, 60, 5))]) == [ArchivedSpan("n", "o1", 5, 5, None)]

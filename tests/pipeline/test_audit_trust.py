@@ -8,7 +8,7 @@ from gatepost.archive.manifest import ArchiveManifest
 from gatepost.archive.room_facts import NodeFact, RevocationFact, RoomFacts
 from gatepost.events import NodeKey
 from gatepost.pipeline.audit import trust
-from gatepost.pipeline.audit.trust import Trust
+from gatepost.pipeline.audit.trust import KeyTrust
 from gatepost.testing import ManualClock
 
 NODES = ("a", "b", "c", "d")
@@ -37,11 +37,11 @@ def listed(*nodes: str) -> list[ArchiveManifest]:
     ]
 
 
-def judged(*told: RoomFacts) -> Trust:
-    return trust.judge(told, listed(*NODES))
+def judged(*told: RoomFacts) -> KeyTrust:
+    return trust.judge_room_facts(told, listed(*NODES))
 
 
-def doubted(found: Trust) -> list[str]:
+def doubted(found: KeyTrust) -> list[str]:
     return [doubt.node for doubt in found.doubts]
 
 
@@ -60,7 +60,7 @@ def test_without_any_facts_keys_are_self_asserted() -> None:
 
 def test_nobody_vouches_for_itself() -> None:
     assert judged(says("a")).self_asserted == ("a",)
-    alone = trust.judge([says("a", {"a": PUBLIC["a"]})], listed("a", "b"))
+    alone = trust.judge_room_facts([says("a", {"a": PUBLIC["a"]})], listed("a", "b"))
     assert alone.self_asserted == ("a", "b")
     assert alone.doubts == []
 
@@ -125,6 +125,6 @@ def test_files_that_cannot_be_read_or_lie_elsewhere_are_doubted(tmp_path: object
     room_facts.write_facts(store, says("a"))
     store.write_file("room/b.json", b"{}")
     store.write_file("room/c.json", store.read_file("room/a.json") or b"")
-    told, doubts = trust.read(store)
+    told, doubts = trust.read_room_facts(store)
     assert [facts.node for facts in told] == ["a"]
     assert [doubt.node for doubt in doubts] == ["b", "c"]

@@ -13,10 +13,10 @@ from pyspark.sql import SparkSession
 from gatepost.errors import Unavailable
 from gatepost.events import parse_event_id
 from gatepost.pipeline import feedback
-from gatepost.pipeline.gateways import Gateway
-from gatepost.pipeline.sink import write_table
+from gatepost.pipeline.delta_tables import write_table
+from gatepost.pipeline.gateway_api import GatewayApi
 from gatepost.pipeline.tables import schemas
-from gatepost.pipeline.tables.schemas import Table
+from gatepost.pipeline.tables.schemas import TableSpec
 from gatepost.testing import GatewayProcess
 
 TASK = "019cb0cd-23c0-7181-8f2f-540b49b2a054"
@@ -69,7 +69,7 @@ def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str
 
 
 def _write(
-    spark: SparkSession, root: Path, table: Table, rows: Sequence[dict[str, object]]
+    spark: SparkSession, root: Path, table: TableSpec, rows: Sequence[dict[str, object]]
 ) -> None:
     filled = [tuple(row.get(name) for name in table.names) for row in rows]
     by = [table.partition] if table.partition else []
@@ -84,21 +84,21 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
 
 
 @pytest.fixture
-def gateway(process: GatewayProcess) -> Iterator[Gateway]:
-    with Gateway(process.url, process.token) as gateway:
+def gateway(process: GatewayProcess) -> Iterator[GatewayApi]:
+    with GatewayApi(process.url, process.token) as gateway:
         yield gateway
 
 
 def test_a_gateway_takes_everything_once(
-    tables: str, process: GatewayProcess, gateway: Gateway
+    tables: str, process: GatewayProcess, gateway: GatewayApi
 ) -> None:
-    first = feedback.post(tables, gateway)
+    first = feedback.post_feedback(tables, gateway)
     assert [(p.what, p.found, p.given, p.new, p.skipped, p.ok) for p in first] == [
         ("incidents", 1, 1, 1, 0, True),
         ("reviews", 2, 1, 1, 1, True),
         ("ETA advice", 1, 1, 1, 0, True),
     ]
-    again = feedback.post(tables, gateway)
+    again = feedback.post_feedback(tables, gateway)
     assert [posted.new for posted in again[:2]] == [0, 0]
     assert all(posted.ok for posted in again)
     (incident,) = process.get("/v1/incidents?class=silent_node")["incidents"]
@@ -111,24 +111,24 @@ def test_a_gateway_takes_everything_once(
     assert (advice["samples"], advice["recommended_eta_seconds"]) == (7, 1)
 
 
-def test_without_tables_there_is_nothing_to_say(tmp_path: Path, gateway: Gateway) -> None:
-    assert [posted.found for posted in feedback.post(str(tmp_path), gateway)] == [0, 0, 0]
+def test_without_tables_there_is_nothing_to_say(tmp_path: Path, gateway: GatewayApi) -> None:
+    assert [posted.found for posted in feedback.post_feedback(str(tmp_path), gateway)] == [0, 0, 0]
 
 
 def test_a_wrong_token_is_told_for_each(tables: str, process: GatewayProcess) -> None:
-    with Gateway(process.url, "wrong") as gateway:
-        posted = feedback.post(tables, gateway)
+    with GatewayApi(process.url, "wrong") as gateway:
+        posted = feedback.post_feedback(tables, gateway)
     assert all(each.error for each in posted)
     assert not any("wrong" in (each.error or "") for each in posted)
 
 
 def test_one_bad_item_does_not_keep_the_others_out(
-    spark: SparkSession, tmp_path: Path, gateway: Gateway
+    spark: SparkSession, tmp_path: Path, gateway: GatewayApi
 ) -> None:
     rows = [INCIDENT | {"incident_id": f"{n:032}"} for n in range(7)]
     rows[3] |= {"class": "unheard_of"}
     _write(spark, tmp_path, schemas.INCIDENTS, rows)
-    posted, *_ = feedback.post(str(tmp_path), gateway)
+    posted, *_ = feedback.post_feedback(str(tmp_path), gateway)
     assert (posted.found, posted.given, posted.new, len(posted.refused)) == (7, 6, 6, 1)
     assert not posted.ok
 
@@ -174,26 +174,26 @@ def busy(request: pytest.FixtureRequest) -> Iterator[_Server]:
 @pytest.mark.parametrize("busy", [2], indirect=True)
 def test_a_busy_gateway_is_asked_again_when_it_says(busy: _Server) -> None:
     pauses: list[float] = []
-    with Gateway(f"http://127.0.0.1:{busy.server_port}", "t", sleep=pauses.append) as gateway:
-        answer = gateway.post("/v1/incidents", [1], feedback.Answer)
+    with GatewayApi(f"http://127.0.0.1:{busy.server_port}", "t", sleep=pauses.append) as gateway:
+        answer = gateway.post("/v1/incidents", [1], feedback.FeedbackAnswer)
     assert (answer.new, pauses) == (1, [3.0, 3.0])
 
 
 @pytest.mark.parametrize("busy", [100], indirect=True)
 def test_retries_end(busy: _Server) -> None:
     with (
-        Gateway(f"http://127.0.0.1:{busy.server_port}", "t", sleep=lambda _: None) as gateway,
+        GatewayApi(f"http://127.0.0.1:{busy.server_port}", "t", sleep=lambda _: None) as gateway,
         pytest.raises(Unavailable, match=r"slow down.*asked 5 times"),
     ):
-        gateway.post("/v1/incidents", [1], feedback.Answer)
+        gateway.post("/v1/incidents", [1], feedback.FeedbackAnswer)
     assert busy.asked == 5
 
 
 def test_nobody_there_is_said_so() -> None:
     pauses: list[float] = []
     with (
-        Gateway("http://127.0.0.1:9", "t", sleep=pauses.append) as gateway,
+        GatewayApi("http://127.0.0.1:9", "t", sleep=pauses.append) as gateway,
         pytest.raises(Unavailable, match="does not answer"),
     ):
-        gateway.node()
+        gateway.fetch_node_id()
     assert pauses == [0.5, 1.0, 2.0, 4.0]

@@ -57,8 +57,8 @@ def test_none_at_all_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_java_that_does_not_answer_is_none(tmp_path: Path) -> None:
     silent = fake(tmp_path, "17")
     silent.write_text("#!/bin/sh\nexit 1\n")
-    assert java.version(silent) is None
-    assert java.version(tmp_path) is None
+    assert java.java_version(silent) is None
+    assert java.java_version(tmp_path) is None
 
 
 def test_the_shim_drops_one_argument_and_keeps_the_rest(tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_the_shim_drops_one_argument_and_keeps_the_rest(tmp_path: Path) -> None:
     echo.parent.mkdir()
     echo.write_text('#!/bin/sh\nprintf "<%s>" "$@"\n')
     echo.chmod(0o755)
-    home = java.shim(echo, tmp_path / "cache")
-    assert java.shim(echo, tmp_path / "cache") == home
+    home = java.write_shim(echo, tmp_path / "cache")
+    assert java.write_shim(echo, tmp_path / "cache") == home
     command = [str(home / "bin" / "java"), "-a b", "--add-modules=jdk.incubator.vector", "", "$x"]
     said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
     assert said == "<-a b><><$x>"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gatepost.errors import PipelineError
-from gatepost.pipeline.jobs.retention import forget
-from gatepost.pipeline.jobs.run import Pipeline, Ran, backfill, compact
+from gatepost.pipeline.jobs.pipeline import Pipeline, RunSummary, backfill_tables, compact_tables
+from gatepost.pipeline.jobs.retention import drop_old_hours
 from gatepost.pipeline.tables import schemas
 from tests.pipeline.crashing import Program
 from tests.pipeline.worlds import MADE, World
@@ -52,22 +52,22 @@ def test_run_in_batches_is_killed_and_equals_backfill(
     pipeline = Pipeline(world.spark, world.archive, str(tables))
     assert pipeline.run(max_rows).events > 0, "killed too late to prove anything"
     world.assert_same(str(tables))
-    assert pipeline.run() == Ran(0, 0)
+    assert pipeline.run() == RunSummary(0, 0)
     with pytest.raises(PipelineError, match="already holds tables"):
-        backfill(world.spark, world.archive, str(tables))
+        backfill_tables(world.spark, world.archive, str(tables))
     _assert_compacted(world, str(tables))
     _assert_old_hours_go(world, str(tables))
 
 
 def _assert_compacted(world: World, tables: str) -> None:
-    assert compact(world.spark, tables, keep_hours=0, keep_days=1)["deliveries"] > 0
+    assert compact_tables(world.spark, tables, keep_hours=0, keep_days=1)["deliveries"] > 0
     world.assert_same(tables)
 
 
 def _assert_old_hours_go(world: World, tables: str) -> None:
     hours = sorted({row["hour"] for row in world.rows["deliveries"]})
     assert len(hours) > 1
-    assert forget(tables, hours[-1] * HOUR)["deliveries"] > 0
+    assert drop_old_hours(tables, hours[-1] * HOUR)["deliveries"] > 0
     for table in MADE:
         if table.partition:
             left = [row for row in world.rows[table.name] if row["hour"] == hours[-1]]
@@ -75,7 +75,7 @@ def _assert_old_hours_go(world: World, tables: str) -> None:
     activity = world.read(tables, schemas.ACTIVITY)
     assert {row["window_start"] // HOUR for row in activity} == {hours[-1]}
     again = Pipeline(world.spark, world.archive, tables).run()
-    assert again == Ran(0, 0), "what is gone is not read again"
+    assert again == RunSummary(0, 0), "what is gone is not read again"
 
 
 def test_a_stream_is_killed_goes_on_and_run_goes_on_where_it_stopped(

@@ -7,14 +7,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gatepost.pipeline.parquet import File, write_files
+from gatepost.pipeline.parquet import WrittenFile, write_files
 
 
-def written(root: Path, batches: list[dict[str, Any]], partitions: list[str]) -> list[File]:
+def written(root: Path, batches: list[dict[str, Any]], partitions: list[str]) -> list[WrittenFile]:
     arrow = [pa.RecordBatch.from_pydict(batch) for batch in batches]
     columns = arrow[0].schema.names
     files = write_files(iter(arrow), str(root), columns, partitions)
-    return [File.decode(file.encode()) for file in files]
+    return [WrittenFile.decode(file.encode()) for file in files]
 
 
 def test_a_run_goes_on_over_batches(tmp_path: Path) -> None:

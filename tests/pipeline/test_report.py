@@ -12,10 +12,11 @@ from playwright.sync_api import Browser, sync_playwright
 from pyspark.sql import SparkSession
 
 from gatepost.errors import PipelineError
-from gatepost.pipeline.jobs.apply import Tables
-from gatepost.pipeline.jobs.audit import audit
-from gatepost.pipeline.jobs.ledger import Ledger
-from gatepost.pipeline.jobs.run import run
+from gatepost.pipeline.delta_tables import write_table
+from gatepost.pipeline.jobs.audit import audit_archive
+from gatepost.pipeline.jobs.batch_ledger import BatchLedger
+from gatepost.pipeline.jobs.pipeline import update_tables
+from gatepost.pipeline.jobs.table_update import TableFolder
 from gatepost.pipeline.report import axis_scale, charts, formatting, terminal_summary, traffic_graph
 from gatepost.pipeline.report.gatherer import choose_step, gather_report
 from gatepost.pipeline.report.html_page import render_page
@@ -28,10 +29,9 @@ from gatepost.pipeline.report.model import (
     TrafficEdge,
     TrafficSummary,
 )
-from gatepost.pipeline.sink import write_table
 from gatepost.pipeline.synth import ArchiveTruth, SynthOptions, generate_archive
 from gatepost.pipeline.tables import schemas
-from gatepost.pipeline.tables.schemas import Table
+from gatepost.pipeline.tables.schemas import TableSpec
 from gatepost.testing import ManualClock
 from tests.pipeline import reckoning
 
@@ -55,8 +55,8 @@ def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("report")
     archive, tables = str(folder / "archive"), str(folder / "tables")
     truth = generate_archive(archive, SynthOptions(events=3000, nodes=3, faults=FAULTS))
-    run(spark, archive, tables)
-    audit(spark, archive, tables)
+    update_tables(spark, archive, tables)
+    audit_archive(spark, archive, tables)
     return Made(truth, archive, tables, gather_report(spark, tables, clock=ManualClock(MADE_AT)))
 
 
@@ -76,7 +76,9 @@ def test_counts_are_the_truth(made: Made) -> None:
 
 
 def test_percentiles_are_those_of_the_deliveries(made: Made, spark: SparkSession) -> None:
-    rows = Tables(made.tables).read(spark, schemas.DELIVERIES).where("kind = 'message'").collect()
+    rows = (
+        TableFolder(made.tables).read(spark, schemas.DELIVERIES).where("kind = 'message'").collect()
+    )
     took = sorted(row.accepted_at - row.sent_at for row in rows if row.accepted_at is not None)
     (level,) = (level for level in made.report.kinds if level.name == "message")
     expected = [
@@ -99,7 +101,7 @@ def test_charts_add_up_to_the_totals(made: Made) -> None:
 
 
 def test_windows_are_judged_as_the_table_judges_them(made: Made, spark: SparkSession) -> None:
-    slo = Tables(made.tables).read(spark, schemas.SLO)
+    slo = TableFolder(made.tables).read(spark, schemas.SLO)
     judged = {row.met: row["count"] for row in slo.groupBy("met").count().collect()}
     assert made.report.total.met == judged[True]
     assert made.report.total.windows == judged[True] + judged.get(False, 0)
@@ -131,7 +133,7 @@ def test_without_tables_it_says_what_to_do(spark: SparkSession, tmp_path: Path) 
 
 
 def _write(
-    spark: SparkSession, root: Path, table: Table, rows: Sequence[dict[str, object]]
+    spark: SparkSession, root: Path, table: TableSpec, rows: Sequence[dict[str, object]]
 ) -> None:
     """Rows with only what matters; everything else is null."""
     filled = [tuple(row.get(name) for name in table.names) for row in rows]
@@ -158,7 +160,7 @@ def wide(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pipel
     _write(spark, root, schemas.DELIVERIES, ids)
     ends = [row | zero | {"to_node": nodes[0]} for row in named]
     _write(spark, root, schemas.TRAFFIC, ends)
-    Ledger(str(root)).begin({})
+    BatchLedger(str(root)).begin_batch({})
     return gather_report(spark, str(root), clock=ManualClock(MADE_AT))
 
 

@@ -15,8 +15,8 @@ from gatepost.pipeline.report.aggregation import (
     SparseCounts,
 )
 from gatepost.pipeline.report.model import OTHERS
-from gatepost.pipeline.tables.arrow import schema_of, table_of
-from gatepost.pipeline.tables.hours import Hour
+from gatepost.pipeline.tables.arrow_schemas import arrow_schema, rows_to_table
+from gatepost.pipeline.tables.hour_deliveries import HourDeliveries
 from gatepost.pipeline.tables.schemas import DELIVERIES, HOUR_MS, SLO, TRAFFIC
 from tests.pipeline.reckoning import three_digits
 
@@ -48,8 +48,8 @@ def exchange(rows: random.Random) -> Row:
 
 
 def test_parts_add_up_to_the_whole(rows: random.Random) -> None:
-    levels = table_of(SLO, [level(rows) for _ in range(500)])
-    traffic = table_of(TRAFFIC, [exchange(rows) for _ in range(500)])
+    levels = rows_to_table(SLO, [level(rows) for _ in range(500)])
+    traffic = rows_to_table(TRAFFIC, [exchange(rows) for _ in range(500)])
     cuts = [(0, 100), (100, 0), (100, 400)]
     parts = [
         *(aggregation.sum_slo(levels.slice(*cut), PERIOD) for cut in cuts),
@@ -87,9 +87,9 @@ def test_a_mean_is_weighed_by_what_it_is_of() -> None:
     ends = {"node": "a", "from_agent": "ann", "to_node": "b", "to_agent": "bob"}
     took = [(3, 10.0), (1, 50.0), (9, None)]
     rows = [ends | {"sent": sent, "process_ms": ms} for sent, ms in took]
-    none = aggregation.sum_slo(schema_of(SLO).empty_table(), PERIOD)
+    none = aggregation.sum_slo(arrow_schema(SLO).empty_table(), PERIOD)
     shown = ReportSums.from_sums(
-        aggregation.add_parts([none, aggregation.sum_traffic(table_of(TRAFFIC, rows))]), 2
+        aggregation.add_parts([none, aggregation.sum_traffic(rows_to_table(TRAFFIC, rows))]), 2
     )
     (pair,) = shown.pairs
     assert (pair["source"], pair["target"]) == ("ann @ a", "bob @ b")
@@ -109,10 +109,10 @@ def test_percentiles_are_exact_to_three_digits(rows: random.Random) -> None:
     keys = LatencyGroups(["message", "reply"], ["a", "b"], PERIOD)
     total = keys.zero_counts()
     # What is no column is left out.
-    table = table_of(DELIVERIES, every).select(_times())
+    table = rows_to_table(DELIVERIES, every).select(_times())
     for start in range(0, 900, 300):
         part = SparseCounts.from_dense(
-            aggregation.count_latencies(Hour(HOUR, table.slice(start, 300)), keys)
+            aggregation.count_latencies(HourDeliveries(HOUR, table.slice(start, 300)), keys)
         )
         total[part.positions] += part.counts
     times = aggregation.measure_percentiles(total, 60_000)
@@ -141,6 +141,6 @@ def _times() -> list[str]:
 
 def test_of_nothing_there_are_no_percentiles() -> None:
     keys = LatencyGroups([], [], PERIOD)
-    hour = Hour(HOUR, pa.table(schema_of(DELIVERIES).empty_table()).select(_times()))
+    hour = HourDeliveries(HOUR, pa.table(arrow_schema(DELIVERIES).empty_table()).select(_times()))
     for times in aggregation.measure_percentiles(aggregation.count_latencies(hour, keys), 60_000):
         assert (times.accept, times.online) == ((None, None, None), None)

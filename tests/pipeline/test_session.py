@@ -113,4 +113,4 @@ def test_local_masters_are_told_from_clusters() -> None:
 
 
 def test_the_heap_leaves_room_for_others() -> None:
-    assert 1024**3 <= session._heap() <= max(1024**3, psutil.virtual_memory().total // 2)
+    assert 1024**3 <= session._heap_bytes() <= max(1024**3, psutil.virtual_memory().total // 2)

@@ -3,7 +3,7 @@
 import pyarrow as pa
 
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.tables.activity import activity
+from gatepost.pipeline.tables.activity import count_activity
 from gatepost.pipeline.tables.schemas import ACTIVITY
 
 T = 1_767_614_400_000
@@ -16,7 +16,7 @@ def test_events_are_counted_by_node_and_window() -> None:
         pa.table({"node": pa.array([node] * len(at)).dictionary_encode(), "created_at": at})
         for node, at in (("a", [T, T + 5]), ("b", [T + 1]), ("a", [T + WINDOW, T + 2]))
     ]
-    found = activity(pa.concat_tables(parts), 7, Objectives())
+    found = count_activity(pa.concat_tables(parts), 7, Objectives())
     assert found.column_names == ACTIVITY.names
     rows = sorted(tuple(row.values()) for row in found.to_pylist())
     assert rows == [
@@ -28,4 +28,4 @@ def test_events_are_counted_by_node_and_window() -> None:
 
 def test_of_nothing_there_is_nothing_to_count() -> None:
     empty = pa.table({"node": pa.array([], pa.string()), "created_at": pa.array([], pa.int64())})
-    assert activity(empty, 1, Objectives()).num_rows == 0
+    assert count_activity(empty, 1, Objectives()).num_rows == 0

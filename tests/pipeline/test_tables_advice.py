@@ -3,9 +3,9 @@
 from typing import Any
 
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.tables.advice import eta, reviews
-from gatepost.pipeline.tables.arrow import table_of
-from gatepost.pipeline.tables.groups import Columns
+from gatepost.pipeline.tables.advice import compute_eta_advice, find_reviews
+from gatepost.pipeline.tables.arrow_schemas import rows_to_table
+from gatepost.pipeline.tables.groups import CodedColumns
 from gatepost.pipeline.tables.schemas import CASES, PACES
 
 T = 1_772_490_600_000
@@ -23,7 +23,7 @@ def pace(took: dict[int, int], *, promises: dict[int, int] | None = None, **fiel
 
 
 def advised(*rows: Row) -> list[Row]:
-    return list(eta(Columns(table_of(PACES, rows))).to_pylist())
+    return list(compute_eta_advice(CodedColumns(rows_to_table(PACES, rows))).to_pylist())
 
 
 def test_hours_and_versions_of_skills_add_up() -> None:
@@ -57,8 +57,8 @@ def case(number: int, state: str, **fields: Any) -> Row:
 
 
 def reviewed(*cases: Row, as_of: int = T + 10_000) -> dict[str, Row]:
-    paces = Columns(table_of(PACES, [pace({1: 5}), pace({2: 3})]))
-    made = reviews(Columns(table_of(CASES, cases)), paces, as_of, Objectives())
+    paces = CodedColumns(rows_to_table(PACES, [pace({1: 5}), pace({2: 3})]))
+    made = find_reviews(CodedColumns(rows_to_table(CASES, cases)), paces, as_of, Objectives())
     rows = {row["class"]: row for row in made.to_pylist()}
     assert len(rows) == made.num_rows
     return rows

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.tables.arrow import table_of
-from gatepost.pipeline.tables.groups import Columns
-from gatepost.pipeline.tables.incidents import incidents
+from gatepost.pipeline.tables.arrow_schemas import rows_to_table
+from gatepost.pipeline.tables.groups import CodedColumns
+from gatepost.pipeline.tables.incidents import find_incidents
 from gatepost.pipeline.tables.schemas import ACTIVITY, CASES
 
 T = 1_772_490_600_000
@@ -39,8 +39,11 @@ def alive(node: str, *minutes: int) -> list[Row]:
 
 
 def found(cases: list[Row], activity: list[Row] | None = None, as_of: int = LATER) -> list[Row]:
-    known, there = Columns(table_of(CASES, cases)), Columns(table_of(ACTIVITY, activity or []))
-    rows = incidents(known, there, as_of, Objectives()).to_pylist()
+    known, there = (
+        CodedColumns(rows_to_table(CASES, cases)),
+        CodedColumns(rows_to_table(ACTIVITY, activity or [])),
+    )
+    rows = find_incidents(known, there, as_of, Objectives()).to_pylist()
     return sorted(rows, key=lambda row: (row["class"], row["started_at"]))
 
 

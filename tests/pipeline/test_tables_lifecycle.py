@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gatepost.pipeline.tables.facts import Facts
-from gatepost.pipeline.tables.lifecycle import facts_of
+from gatepost.pipeline.tables.lifecycle import facts_from_deliveries
 from tests.pipeline.telling import OK, Event, M, Row, T, event, fold, receipt, sent, told
 
 
@@ -140,7 +140,10 @@ def test_however_events_are_cut_into_batches_deliveries_are_the_same(
     early = [event for event in events if event["created_at"] - T < cuts.get(event["node"], 7)]
     late = [event for event in events if event not in early]
     stored = fold(told(early))
-    assert fold(told(late), facts_of(stored)).to_pylist() == fold(told(events)).to_pylist()
+    assert (
+        fold(told(late), facts_from_deliveries(stored)).to_pylist()
+        == fold(told(events)).to_pylist()
+    )
 
 
 @given(stories(), st.randoms(use_true_random=False))
@@ -156,11 +159,11 @@ def test_facts_are_divided_by_when_their_ids_were_drawn(
     events: list[Event], moments: list[int]
 ) -> None:
     cuts = sorted(moments)
-    parts = dict(told(events).split(cuts))
+    parts = dict(told(events).split_by_time(cuts))
     rows = [row for part in sorted(parts) for row in fold(parts[part]).to_pylist()]
     assert rows == fold(told(events)).to_pylist()
     for part, mine in parts.items():
-        assert all(sum(cut <= at for cut in cuts) == part for at in mine.times())
+        assert all(sum(cut <= at for cut in cuts) == part for at in mine.drawn_times())
 
 
 def test_blocks_are_read_as_they_were_written() -> None:

@@ -3,7 +3,7 @@
 from pyspark.sql import DataFrame, SparkSession
 
 from gatepost.pipeline.tables.schemas import DELIVERIES
-from gatepost.pipeline.tables.turns import turns
+from gatepost.pipeline.tables.turns import derive_turns
 from tests.pipeline.telling import OK, Event, T, fold, receipt, sent, told
 
 
@@ -14,7 +14,7 @@ def frame(spark: SparkSession, *events: Event) -> DataFrame:
 def test_a_turn_is_a_node_that_processed_an_event(spark: SparkSession) -> None:
     doubled = [sent(), sent(4, to="c", attempt=2), receipt("b", "processed", 9, **OK)]
     rows = frame(spark, *doubled, receipt("c", "processed", 10, **OK))
-    nodes = sorted((row.turn_node, row.outcome, row.asked) for row in turns(rows).collect())
+    nodes = sorted((row.turn_node, row.outcome, row.asked) for row in derive_turns(rows).collect())
     assert nodes == [("b", "ok", True), ("c", "ok", True)]
     assert rows.first().turns == 2  # type: ignore[union-attr]
 
@@ -22,7 +22,7 @@ def test_a_turn_is_a_node_that_processed_an_event(spark: SparkSession) -> None:
 def test_a_plain_turn_is_told_by_its_delivery_alone(spark: SparkSession) -> None:
     rows = frame(spark, sent(), receipt("b", "accepted", 5), receipt("b", "processed", 9, **OK))
     assert rows.first().told is None  # type: ignore[union-attr]
-    (turn,) = turns(rows).collect()
+    (turn,) = derive_turns(rows).collect()
     assert (turn.turn_node, turn.accepted_at, turn.processed_at) == ("b", T + 5, T + 9)
     assert (turn.outcome, turn.asked) == ("ok", True)
-    assert turns(frame(spark, sent(), receipt("b", "accepted", 5))).collect() == []
+    assert derive_turns(frame(spark, sent(), receipt("b", "accepted", 5))).collect() == []

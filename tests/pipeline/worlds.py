@@ -5,10 +5,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from gatepost.pipeline.jobs.run import Pipeline, backfill
+from gatepost.pipeline.jobs.pipeline import Pipeline, backfill_tables
 from gatepost.pipeline.synth import FAULTS, ArchiveTruth, SynthOptions, generate_archive
 from gatepost.pipeline.tables import schemas
-from gatepost.pipeline.tables.schemas import Table
+from gatepost.pipeline.tables.schemas import TableSpec
 
 # A gap in a chain is for the audit; the pipeline's source refuses to read over it.
 PLANTED = tuple(name for name in FAULTS if name != "chain_gap")
@@ -26,10 +26,10 @@ class World:
         self.archive = str(folder / "archive")
         self.truth: ArchiveTruth = generate_archive(self.archive, options)
         self.tables = str(folder / "tables")
-        self.ran = backfill(spark, self.archive, self.tables)
+        self.ran = backfill_tables(spark, self.archive, self.tables)
         self.rows = {table.name: self.read(self.tables, table) for table in MADE}
 
-    def read(self, tables: str, table: Table) -> Rows:
+    def read(self, tables: str, table: TableSpec) -> Rows:
         rows = Pipeline(self.spark, self.archive, tables).tables.read(self.spark, table).collect()
         return sorted((_plain(row.asDict(recursive=True)) for row in rows), key=repr)
 

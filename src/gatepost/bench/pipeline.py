@@ -122,26 +122,26 @@ def measure_size(
 
 
 def _run_pipeline(spark: "SparkSession", archive: str, tables: str) -> int:
-    from gatepost.pipeline.jobs.run import run
+    from gatepost.pipeline.jobs.pipeline import update_tables
 
-    return run(spark, archive, tables).events
+    return update_tables(spark, archive, tables).events
 
 
 def _run_service_levels(spark: "SparkSession", archive: str, tables: str) -> int:
-    from gatepost.pipeline.jobs.deliver import Source, deliveries
-    from gatepost.pipeline.jobs.hourly import hourly
+    from gatepost.pipeline.archive_reader import ArchiveReader
+    from gatepost.pipeline.delta_tables import begin_write, list_files
+    from gatepost.pipeline.jobs.deliveries import NewEvents, write_deliveries
+    from gatepost.pipeline.jobs.hourly_tables import write_hourly_tables
     from gatepost.pipeline.objectives import Objectives
-    from gatepost.pipeline.planning import Slice
-    from gatepost.pipeline.reading import Archive
-    from gatepost.pipeline.sink import begin, files
+    from gatepost.pipeline.read_plan import Slice
     from gatepost.pipeline.tables.schemas import DELIVERIES, SLO
 
-    slices = [Slice(s, s.first, s.last) for s in Archive(archive).segments()]
-    lives = begin(f"{tables}/deliveries", DELIVERIES.schema, partition_by=["hour"])
-    lives.commit(deliveries(spark, Source(archive, slices), [], lives.path))
-    levels = begin(f"{tables}/slo", SLO.schema, partition_by=["hour"])
-    held = files(lives.path, "hour")
-    levels.commit(hourly(spark, held, {SLO: levels.path}, Objectives())[SLO])
+    slices = [Slice(s, s.first, s.last) for s in ArchiveReader(archive).list_segments()]
+    lives = begin_write(f"{tables}/deliveries", DELIVERIES.schema, partition_by=["hour"])
+    lives.commit(write_deliveries(spark, NewEvents(archive, slices), [], lives.path))
+    levels = begin_write(f"{tables}/slo", SLO.schema, partition_by=["hour"])
+    held = list_files(lives.path, "hour")
+    levels.commit(write_hourly_tables(spark, held, {SLO: levels.path}, Objectives())[SLO])
     return sum(piece.rows for piece in slices)
 
 

@@ -16,7 +16,7 @@ from gatepost.cli.gateway_api import CliTarget, read_token
 from gatepost.cli.problems import CommandProblem, unreachable_problem
 from gatepost.clock import Clock, SystemClock
 from gatepost.gateway.state_dir import write_private_file
-from gatepost.pipeline.locking import locked
+from gatepost.pipeline.file_lock import hold_file_lock
 from gatepost.wire import Failure
 
 _ANSWER_SECS = 30.0
@@ -31,7 +31,7 @@ def current_token(target: CliTarget, clock: Clock | None = None) -> str:
     if not _holds_session(file):
         return read_token(file)
     busy = CommandProblem("unavailable", f"another process is using {file}")
-    with locked(file.with_name(f".{file.name}.lock"), _LOCK_SECS, busy):
+    with hold_file_lock(file.with_name(f".{file.name}.lock"), _LOCK_SECS, busy):
         held = _read_session(file)
         if isinstance(held, AgentTokens) and held.access_expires_at - now > _RENEW_MARGIN_MS:
             return held.access_token

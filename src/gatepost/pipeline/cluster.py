@@ -20,9 +20,9 @@ from gatepost.errors import PipelineError
 from gatepost.pipeline.java import java_home
 from gatepost.pipeline.session import require_spark
 
-_PATIENCE = 60.0
+_START_TIMEOUT = 60.0
 _HOST = "127.0.0.1"
-_DEPLOY = "org.apache.spark.deploy"
+_DEPLOY_PACKAGE = "org.apache.spark.deploy"
 
 
 @contextlib.contextmanager
@@ -33,23 +33,27 @@ def standalone_cluster(
     require_spark()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gatepost-cluster-")))
-        env = _environment(folder, java_options)
+        env = _cluster_environment(folder, java_options)
         port, web = _free_port(), _free_port()
         master = f"spark://{_HOST}:{port}"
         args = ["--host", _HOST, "--port", str(port), "--webui-port", str(web)]
-        stack.enter_context(_process("master", f"{_DEPLOY}.master.Master", args, env, folder))
-        _wait_for(folder / "master.log", "I have been elected leader")
+        stack.enter_context(
+            _run_process("master", f"{_DEPLOY_PACKAGE}.master.Master", args, env, folder)
+        )
+        _wait_for_log(folder / "master.log", "I have been elected leader")
         for number in range(workers):
             name = f"worker-{number}"
             args = ["--host", _HOST, "--cores", str(cores), "--memory", memory]
             args += ["--webui-port", "0", "--work-dir", str(folder / name), master]
-            stack.enter_context(_process(name, f"{_DEPLOY}.worker.Worker", args, env, folder))
+            stack.enter_context(
+                _run_process(name, f"{_DEPLOY_PACKAGE}.worker.Worker", args, env, folder)
+            )
         for number in range(workers):
-            _wait_for(folder / f"worker-{number}.log", "Successfully registered with master")
+            _wait_for_log(folder / f"worker-{number}.log", "Successfully registered with master")
         yield master
 
 
-def _environment(folder: Path, java_options: str) -> dict[str, str]:
+def _cluster_environment(folder: Path, java_options: str) -> dict[str, str]:
     return os.environ | {
         "JAVA_HOME": str(java_home()),
         "PYSPARK_PYTHON": sys.executable,
@@ -61,28 +65,30 @@ def _environment(folder: Path, java_options: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _process(
+def _run_process(
     name: str, main: str, args: list[str], env: dict[str, str], folder: Path
 ) -> Iterator[None]:
     import pyspark
 
     command = [str(Path(pyspark.__file__).parent / "bin" / "spark-class"), main, *args]
     with (folder / f"{name}.log").open("wb") as log:
-        process = _started(command, env, log)
+        process = _start_process(command, env, log)
     try:
         yield
     finally:
-        _end(process)
+        _end_process_group(process)
 
 
-def _started(command: list[str], env: dict[str, str], log: IO[bytes]) -> "subprocess.Popen[bytes]":
+def _start_process(
+    command: list[str], env: dict[str, str], log: IO[bytes]
+) -> "subprocess.Popen[bytes]":
     # A process group of its own, so that ending it ends its executors and their Python workers.
     return subprocess.Popen(
         command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
     )
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end_process_group(process: "subprocess.Popen[bytes]") -> None:
     """Terminate the whole process group, and kill the processes that are left after 5 s."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
@@ -90,11 +96,11 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.wait(5)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait(_PATIENCE)
+    process.wait(_START_TIMEOUT)
 
 
-def _wait_for(log: Path, sentence: str) -> None:
-    deadline = time.monotonic() + _PATIENCE
+def _wait_for_log(log: Path, sentence: str) -> None:
+    deadline = time.monotonic() + _START_TIMEOUT
     while sentence not in log.read_text(errors="replace"):
         if time.monotonic() > deadline:
             raise PipelineError(f"the cluster did not start:\n{log.read_text(errors='replace')}")

@@ -12,19 +12,19 @@ from msgspec import Struct, field
 
 from gatepost.errors import GatepostError, InvalidRequest
 from gatepost.events import format_event_id
-from gatepost.pipeline import small
-from gatepost.pipeline.gateways import Gateway
-from gatepost.pipeline.small import Row
+from gatepost.pipeline import small_tables
+from gatepost.pipeline.gateway_api import GatewayApi
+from gatepost.pipeline.small_tables import Row
 from gatepost.pipeline.tables import schemas
-from gatepost.pipeline.tables.schemas import Table
+from gatepost.pipeline.tables.schemas import TableSpec
 
-_BATCH = 100
-_MOST = 10_000
-_TEXT = 500
+_BATCH_SIZE = 100
+_MOST_ITEMS = 10_000
+_MOST_CHARACTERS = 500
 _HOUR_MS = 3_600_000
 
 
-class Incident(Struct, frozen=True, rename={"class_": "class", "raised_at": "raisedAt",
+class IncidentFeedback(Struct, frozen=True, rename={"class_": "class", "raised_at": "raisedAt",
                                             "corr_ids": "corrIds"}):  # fmt: skip
     id: str
     class_: str
@@ -34,7 +34,7 @@ class Incident(Struct, frozen=True, rename={"class_": "class", "raised_at": "rai
     corr_ids: list[str]
 
 
-class Review(Struct, frozen=True, rename="camel"):
+class ReviewFeedback(Struct, frozen=True, rename="camel"):
     id: str
     capability_id: str
     delegation_skill_version: str
@@ -55,14 +55,14 @@ class EtaAdvice(Struct, frozen=True, rename="camel"):
     at: int
 
 
-class Answer(Struct, frozen=True):
+class FeedbackAnswer(Struct, frozen=True):
     """How many a gateway was given, and how many of them were new to it."""
 
     given: int
     new: int
 
 
-class Posted(Struct):
+class FeedbackOutcome(Struct):
     """The result for all items of one sort.
 
     `skipped` counts items that lack a field the gateway needs. `refused` holds the gateway's reason
@@ -82,23 +82,23 @@ class Posted(Struct):
         return not self.refused and self.error is None
 
 
-def post(tables: str, gateway: Gateway) -> list[Posted]:
+def post_feedback(tables: str, gateway: GatewayApi) -> list[FeedbackOutcome]:
     """Post all three sorts; an error with one does not stop the others."""
     return [
-        _post(gateway, "incidents", "/v1/incidents", lambda: incidents(tables)),
-        _post(gateway, "reviews", "/v1/reviews", lambda: reviews(tables)),
-        _post(gateway, "ETA advice", "/v1/eta-advice", lambda: eta_advice(tables)),
+        _post_items(gateway, "incidents", "/v1/incidents", lambda: read_incidents(tables)),
+        _post_items(gateway, "reviews", "/v1/reviews", lambda: read_reviews(tables)),
+        _post_items(gateway, "ETA advice", "/v1/eta-advice", lambda: read_eta_advice(tables)),
     ]
 
 
-def incidents(tables: str) -> list[Struct | None]:
-    rows = _newest(tables, schemas.INCIDENTS, "started_at")
+def read_incidents(tables: str) -> list[Struct | None]:
+    rows = _newest_rows(tables, schemas.INCIDENTS, "started_at")
     return [
-        Incident(
+        IncidentFeedback(
             row["incident_id"],
             row["class"],
             " / ".join(row[name] for name in ("node", "agent", "capability_id") if row[name]),
-            row["sentence"][:_TEXT],
+            row["sentence"][:_MOST_CHARACTERS],
             row["started_at"],
             row["samples"],
         )
@@ -106,20 +106,20 @@ def incidents(tables: str) -> list[Struct | None]:
     ]
 
 
-def reviews(tables: str) -> list[Struct | None]:
-    rows = _newest(tables, schemas.REVIEWS, "last_at")
-    events = _event_ids(tables, rows)
-    return [_review(row, events) for row in rows]
+def read_reviews(tables: str) -> list[Struct | None]:
+    rows = _newest_rows(tables, schemas.REVIEWS, "last_at")
+    events = _task_event_ids(tables, rows)
+    return [_to_review(row, events) for row in rows]
 
 
-def _review(row: Row, events: dict[str, str]) -> Review | None:
+def _to_review(row: Row, events: dict[str, str]) -> ReviewFeedback | None:
     """Build the review; None if its tasks did not name their skill versions."""
     capability = row["capability_id"]
     delegation, executor = row["delegation_version"], row["executor_version"]
     if not (capability and delegation and executor):
         return None
     ids = [events[corr_id] for corr_id in row["samples"] if corr_id in events]
-    return Review(
+    return ReviewFeedback(
         row["review_id"],
         capability,
         delegation,
@@ -132,14 +132,14 @@ def _review(row: Row, events: dict[str, str]) -> Review | None:
     )
 
 
-def eta_advice(tables: str) -> list[Struct | None]:
+def read_eta_advice(tables: str) -> list[Struct | None]:
     """Read the ETA advice for the latest version of each capability."""
     latest: dict[str, Row] = {}
-    for row in _newest(tables, schemas.ETA, "completed"):
+    for row in _newest_rows(tables, schemas.ETA, "completed"):
         name = row["capability_id"]
-        if name and (name not in latest or _newer(row, latest[name])):
+        if name and (name not in latest or _is_newer(row, latest[name])):
             latest[name] = row
-    at = _made_at(tables, schemas.ETA)
+    at = _written_at(tables, schemas.ETA)
     return [
         EtaAdvice(
             name,
@@ -153,57 +153,59 @@ def eta_advice(tables: str) -> list[Struct | None]:
     ]
 
 
-def _newer(row: Row, than: Row) -> bool:
-    return _version(row["capability_version"]) > _version(than["capability_version"])
+def _is_newer(row: Row, than: Row) -> bool:
+    return _version_key(row["capability_version"]) > _version_key(than["capability_version"])
 
 
-def _version(text: str | None) -> list[int]:
+def _version_key(text: str | None) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", text or "")]
 
 
-def _post(
-    gateway: Gateway, what: str, path: str, find: Callable[[], list[Struct | None]]
-) -> Posted:
+def _post_items(
+    gateway: GatewayApi, what: str, path: str, find: Callable[[], list[Struct | None]]
+) -> FeedbackOutcome:
     found = find()
     items = [item for item in found if item is not None]
-    posted = Posted(what, len(found), skipped=len(found) - len(items))
+    posted = FeedbackOutcome(what, len(found), skipped=len(found) - len(items))
     try:
-        for start in range(0, len(items), _BATCH):
-            _hand_over(gateway, path, items[start : start + _BATCH], posted)
+        for start in range(0, len(items), _BATCH_SIZE):
+            _post_batch(gateway, path, items[start : start + _BATCH_SIZE], posted)
     except GatepostError as error:
         posted.error = error.message
     return posted
 
 
-def _hand_over(gateway: Gateway, path: str, items: Sequence[Struct], posted: Posted) -> None:
+def _post_batch(
+    gateway: GatewayApi, path: str, items: Sequence[Struct], posted: FeedbackOutcome
+) -> None:
     """Post one batch; if the gateway refuses it, halve it until the bad item stands alone."""
     try:
-        answer = gateway.post(path, items, Answer)
+        answer = gateway.post(path, items, FeedbackAnswer)
     except InvalidRequest as error:
         if len(items) == 1:
             posted.refused.append(error.message)
             return
         middle = len(items) // 2
-        _hand_over(gateway, path, items[:middle], posted)
-        _hand_over(gateway, path, items[middle:], posted)
+        _post_batch(gateway, path, items[:middle], posted)
+        _post_batch(gateway, path, items[middle:], posted)
     else:
         posted.given += answer.given
         posted.new += answer.new
 
 
-def _newest(tables: str, table: Table, by: str) -> list[Row]:
+def _newest_rows(tables: str, table: TableSpec, by: str) -> list[Row]:
     """The table's rows, highest `by` first, up to the most that are posted."""
-    return sorted(small.rows(tables, table), key=lambda row: -row[by])[:_MOST]
+    return sorted(small_tables.read_rows(tables, table), key=lambda row: -row[by])[:_MOST_ITEMS]
 
 
-def _made_at(tables: str, table: Table) -> int:
-    opened = small.open_table(tables, table)
-    return small.made_at(opened) if opened else 0
+def _written_at(tables: str, table: TableSpec) -> int:
+    opened = small_tables.open_table(tables, table)
+    return small_tables.last_written_at(opened) if opened else 0
 
 
-def _event_ids(tables: str, rows: Sequence[Row]) -> dict[str, str]:
+def _task_event_ids(tables: str, rows: Sequence[Row]) -> dict[str, str]:
     """`corr_id` → event id of the task, for all samples of these rows."""
-    opened = small.open_table(tables, schemas.TASKS)
+    opened = small_tables.open_table(tables, schemas.TASKS)
     samples = [corr_id for row in rows for corr_id in row["samples"]]
     if opened is None or not samples:
         return {}

@@ -12,18 +12,18 @@ from shutil import which
 
 from gatepost.errors import PipelineMissing
 
-OLDEST = 17
+OLDEST_RELEASE = 17
 
-_PATIENCE = 10.0
+_VERSION_TIMEOUT = 10.0
 _PLACES = ("/usr/lib/jvm", "/usr/java", "/opt/java", "/Library/Java/JavaVirtualMachines")
 _VERSION = re.compile(r'version "(\d+)')
 
 # Spark asks for a module that only MLlib uses. It makes Java print a warning at every start, and
 # the Java from pip was built without it.
-_MODULE = "--add-modules=jdk.incubator.vector"
+_VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
 # Java 24 and later no longer have this package, and warn.
-_OPENED = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
-_WITHOUT_OPENED = 24
+_OPENED_PACKAGE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+_FIRST_WITHOUT_PACKAGE = 24
 _SHIM = """\
 #!/bin/sh
 for arg; do shift; case "$arg" in {left_out}) ;; *) set -- "$@" "$arg" ;; esac; done
@@ -33,32 +33,34 @@ exec {java} "$@"
 
 def java_home(env: Mapping[str, str] = os.environ) -> Path:
     """The JAVA_HOME to run Spark with."""
-    java, release = _found(env)
-    newer = release >= _WITHOUT_OPENED
-    return shim(java, _cache(env), (_MODULE, _OPENED) if newer else (_MODULE,))
+    java, release = _find_release(env)
+    newer = release >= _FIRST_WITHOUT_PACKAGE
+    return write_shim(
+        java, _cache_folder(env), (_VECTOR_MODULE, _OPENED_PACKAGE) if newer else (_VECTOR_MODULE,)
+    )
 
 
 def find_java(env: Mapping[str, str] = os.environ) -> Path:
     """The first program new enough among JAVA_HOME, PATH, the usual folders and pip."""
-    return _found(env)[0]
+    return _find_release(env)[0]
 
 
-def _found(env: Mapping[str, str]) -> tuple[Path, int]:
+def _find_release(env: Mapping[str, str]) -> tuple[Path, int]:
     """The program and its release; asking for the release starts a JVM."""
-    for java in _candidates(env):
-        if (release := version(java) or 0) >= OLDEST:
+    for java in _java_candidates(env):
+        if (release := java_version(java) or 0) >= OLDEST_RELEASE:
             return java, release
     raise PipelineMissing(
-        f"Spark needs Java {OLDEST} or newer and none was found: install a JDK, set JAVA_HOME,"
+        f"Spark needs Java {OLDEST_RELEASE} or newer and none was found: install a JDK, set JAVA_HOME,"
         " or `pip install 'gatepost[pipeline]'`, which brings one"
     )
 
 
-def version(java: Path) -> int | None:
+def java_version(java: Path) -> int | None:
     """The feature release of this Java, or None if it does not answer."""
     try:
         answer = subprocess.run(
-            [java, "-version"], capture_output=True, text=True, timeout=_PATIENCE, check=True
+            [java, "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
@@ -66,7 +68,7 @@ def version(java: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def shim(java: Path, cache: Path, left_out: Sequence[str] = (_MODULE,)) -> Path:
+def write_shim(java: Path, cache: Path, left_out: Sequence[str] = (_VECTOR_MODULE,)) -> Path:
     """Make a folder that serves as JAVA_HOME and starts `java` without the options `left_out`."""
     script = _SHIM.format(java=quote(str(java)), left_out="|".join(left_out))
     home = cache / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
@@ -81,13 +83,13 @@ def shim(java: Path, cache: Path, left_out: Sequence[str] = (_MODULE,)) -> Path:
     return home
 
 
-def started_by(home: Path) -> Path:
+def shim_target(home: Path) -> Path:
     """The program that the shim starts."""
     last = (home / "bin" / "java").read_text().splitlines()[-1]
     return Path(split(last)[1])
 
 
-def _candidates(env: Mapping[str, str]) -> Iterator[Path]:
+def _java_candidates(env: Mapping[str, str]) -> Iterator[Path]:
     if home := env.get("JAVA_HOME"):
         yield Path(home) / "bin" / "java"
     if found := which("java", path=env.get("PATH", "")):
@@ -101,6 +103,6 @@ def _candidates(env: Mapping[str, str]) -> Iterator[Path]:
         yield JAVA
 
 
-def _cache(env: Mapping[str, str]) -> Path:
+def _cache_folder(env: Mapping[str, str]) -> Path:
     base = env.get("XDG_CACHE_HOME") or Path(env.get("HOME") or Path.home()) / ".cache"
     return Path(base) / "gatepost"

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from gatepost.errors import ConfigError
 
-_HOUR = 3600
+_HOUR_SECS = 3600
 
 
 class Objectives(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,14 +33,14 @@ class Objectives(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     days: int = 30
 
     def __post_init__(self) -> None:
-        if self.window < 1 or _HOUR % self.window:
+        if self.window < 1 or _HOUR_SECS % self.window:
             raise ConfigError(f"a window of {self.window} s does not divide an hour")
         for name in self.__struct_fields__:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, and cannot be negative")
 
     @classmethod
-    def read(cls, path: Path) -> "Objectives":
+    def load_file(cls, path: Path) -> "Objectives":
         """Load a TOML file that names only the values that differ from the defaults."""
         try:
             return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), cls)
@@ -49,7 +49,7 @@ class Objectives(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         except (ValueError, msgspec.ValidationError) as error:
             raise ConfigError(f"{path}: {error}") from None
 
-    def differing(self, other: "Objectives") -> list[str]:
+    def differing_names(self, other: "Objectives") -> list[str]:
         """The names of the objectives whose values differ."""
         names = self.__struct_fields__
         return [name for name in names if getattr(self, name) != getattr(other, name)]

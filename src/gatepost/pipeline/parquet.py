@@ -18,14 +18,14 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 from pyarrow import fs
 
-_NULL = "__HIVE_DEFAULT_PARTITION__"
-_SPECIAL = re.compile(r"""[\x00-\x1f"#%'*/:=?\\\x7f{\[\]^]""")
+_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+_SPECIAL_CHARACTERS = re.compile(r"""[\x00-\x1f"#%'*/:=?\\\x7f{\[\]^]""")
 _GROUP_ROWS = 128 * 1024
 # Longer texts do not help a reader to skip a file.
-_LONGEST = 64
+_LONGEST_STATISTIC = 64
 
 
-class File(Struct, frozen=True):
+class WrittenFile(Struct, frozen=True):
     """One written file; `stats` is Delta's JSON of row count, smallest and largest values."""
 
     path: str
@@ -44,22 +44,22 @@ class File(Struct, frozen=True):
 
 def write_files(
     batches: Iterable[pa.RecordBatch], root: str, columns: Sequence[str], partitions: Sequence[str]
-) -> Iterator[File]:
+) -> Iterator[WrittenFile]:
     """Write the rows below `root`, one file for each run of equal partition values."""
     kept = [name for name in columns if name not in partitions]
-    writer: _Writer | None = None
+    writer: _PartitionWriter | None = None
     for batch in batches:
-        for values, run in _runs(batch, partitions):
+        for values, run in _partition_runs(batch, partitions):
             if writer is not None and writer.values != values:
                 yield writer.close()
                 writer = None
-            writer = writer or _Writer(root, values)
-            writer.add(run.select(kept))
+            writer = writer or _PartitionWriter(root, values)
+            writer.add_batch(run.select(kept))
     if writer is not None:
         yield writer.close()
 
 
-def _runs(
+def _partition_runs(
     batch: pa.RecordBatch, partitions: Sequence[str]
 ) -> Iterator[tuple[dict[str, str | None], pa.RecordBatch]]:
     if not batch.num_rows:
@@ -81,59 +81,65 @@ def partition_text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def _folder(value: str | None) -> str:
+def _hive_folder(value: str | None) -> str:
     """A value as Hive spells it in a path, which is how Spark reads it back."""
-    return _SPECIAL.sub(lambda match: f"%{ord(match[0]):02X}", value) if value else _NULL
+    return (
+        _SPECIAL_CHARACTERS.sub(lambda match: f"%{ord(match[0]):02X}", value)
+        if value
+        else _NULL_FOLDER
+    )
 
 
-class _Writer:
+class _PartitionWriter:
     """Writes one file. Rows are gathered into row groups large enough to read efficiently."""
 
     def __init__(self, root: str, values: dict[str, str | None]) -> None:
         self.values = values
-        folders = [f"{name}={_folder(value)}" for name, value in values.items()]
+        folders = [f"{name}={_hive_folder(value)}" for name, value in values.items()]
         self._path = "/".join([*folders, f"part-{uuid.uuid4()}.parquet"])
-        self._fs, base = place_of(root)
-        self._full = f"{base.rstrip('/')}/{self._path}"
-        self._fs.create_dir(self._full.rpartition("/")[0], recursive=True)
+        self._filesystem, base = resolve_filesystem(root)
+        self._full_path = f"{base.rstrip('/')}/{self._path}"
+        self._filesystem.create_dir(self._full_path.rpartition("/")[0], recursive=True)
         self._writer: pq.ParquetWriter | None = None
         self._metadata: list[pq.FileMetaData] = []
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_rows = 0
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = 0
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        self._waiting.append(batch)
-        self._waiting_rows += batch.num_rows
-        if self._waiting_rows >= _GROUP_ROWS:
-            self._flush()
+    def add_batch(self, batch: pa.RecordBatch) -> None:
+        self._pending.append(batch)
+        self._pending_rows += batch.num_rows
+        if self._pending_rows >= _GROUP_ROWS:
+            self._flush_rows()
 
-    def close(self) -> File:
-        self._flush()
+    def close(self) -> WrittenFile:
+        self._flush_rows()
         assert self._writer is not None, "a writer is made for its first row"
         self._writer.close()
-        size = self._fs.get_file_info(self._full).size
+        size = self._filesystem.get_file_info(self._full_path).size
         (metadata,) = self._metadata
-        return File(self._path, size, metadata.num_rows, self.values, statistics(metadata))
+        return WrittenFile(
+            self._path, size, metadata.num_rows, self.values, delta_statistics(metadata)
+        )
 
-    def _flush(self) -> None:
-        if not self._waiting:
+    def _flush_rows(self) -> None:
+        if not self._pending:
             return
-        table = pa.Table.from_batches(self._waiting)
+        table = pa.Table.from_batches(self._pending)
         if self._writer is None:
             self._writer = pq.ParquetWriter(
-                self._full,
+                self._full_path,
                 table.schema,
-                filesystem=self._fs,
+                filesystem=self._filesystem,
                 compression="zstd",
                 # Numbers and ids hardly repeat: a dictionary for them costs more than all else.
-                use_dictionary=_texts(table.schema),
+                use_dictionary=_text_columns(table.schema),
                 metadata_collector=self._metadata,
             )
         self._writer.write_table(table)
-        self._waiting, self._waiting_rows = [], 0
+        self._pending, self._pending_rows = [], 0
 
 
-def _texts(fields: Iterable[pa.Field], above: str = "") -> list[str]:
+def _text_columns(fields: Iterable[pa.Field], above: str = "") -> list[str]:
     """The text columns, nested ones included, as Parquet names them."""
     found: list[str] = []
     for field in fields:
@@ -141,15 +147,15 @@ def _texts(fields: Iterable[pa.Field], above: str = "") -> list[str]:
         if pa.types.is_string(field.type):
             found.append(name)
         elif pa.types.is_struct(field.type):
-            found += _texts(field.type, f"{name}.")
+            found += _text_columns(field.type, f"{name}.")
         elif pa.types.is_list(field.type):
-            found += _texts([field.type.value_field.with_name("element")], f"{name}.list.")
+            found += _text_columns([field.type.value_field.with_name("element")], f"{name}.list.")
     return found
 
 
 def read_file(uri: str, columns: Sequence[str], encoded: Sequence[str] = ()) -> pa.Table:
     """Read these columns of a file that `write_files` wrote; `encoded` texts stay dictionaries."""
-    filesystem, path = place_of(uri)
+    filesystem, path = resolve_filesystem(uri)
     with pq.ParquetFile(path, filesystem=filesystem, read_dictionary=list(encoded)) as file:
         return file.read(columns=list(columns), use_threads=False)
 
@@ -157,12 +163,12 @@ def read_file(uri: str, columns: Sequence[str], encoded: Sequence[str] = ()) -> 
 _LOCAL = fs.LocalFileSystem()
 
 
-def place_of(uri: str) -> tuple[fs.FileSystem, str]:
+def resolve_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
     """The file system of a URI or a plain path, and the path in it."""
     return fs.FileSystem.from_uri(uri) if "://" in uri else (_LOCAL, uri)
 
 
-def statistics(metadata: pq.FileMetaData) -> str:
+def delta_statistics(metadata: pq.FileMetaData) -> str:
     """Row count, and the extremes of flat columns of whole numbers, dates and short texts."""
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
@@ -172,16 +178,16 @@ def statistics(metadata: pq.FileMetaData) -> str:
         name = chunks[0].path_in_schema if chunks else ""
         if "." not in name and known and len(known) == len(chunks):
             low, high = min(s.min for s in known), max(s.max for s in known)
-            if _useful(low) and _useful(high):
-                least[name], most[name] = _plain(low), _plain(high)
+            if _is_useful(low) and _is_useful(high):
+                least[name], most[name] = _json_value(low), _json_value(high)
     return json.dumps({"numRecords": metadata.num_rows, "minValues": least, "maxValues": most})
 
 
-def _useful(value: object) -> bool:
+def _is_useful(value: object) -> bool:
     if isinstance(value, str):
-        return len(value) <= _LONGEST
+        return len(value) <= _LONGEST_STATISTIC
     return type(value) in {int, date}
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     return value.isoformat() if isinstance(value, date) else value

@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gatepost.errors import PipelineError, PipelineMissing
-from gatepost.pipeline.classes import SharedClasses
 from gatepost.pipeline.java import java_home
+from gatepost.pipeline.jvm_class_cache import JvmClassCache
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 _NEEDS = ("pyspark", "pyarrow", "deltalake", "pandas")
-_OPTIONS = "spark.driver.extraJavaOptions"
+_JVM_OPTIONS_KEY = "spark.driver.extraJavaOptions"
 # Environment variables in which a user may have set options for every JVM.
-_JVM_READS = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
+_JVM_VARIABLES = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
 # Long, because a JVM may write its class cache when it ends.
-_PATIENCE = 60.0
+_END_TIMEOUT = 60.0
 _GIB = 1024**3
 
 # Java 24 and later warn on every start about memory access that Spark does by design.
@@ -48,10 +48,10 @@ appender.stderr.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n%throwable{{shor
 
 # In a short job the optimising compiler takes longer than the code it compiles, and takes cores
 # from the Python workers.
-_BRIEF = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+_BRIEF_JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 
 # Settings that every job needs, also in a session that was started elsewhere.
-_SQL = {
+_SQL_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -96,19 +96,19 @@ def spark_session(
 
     if SparkContext._active_spark_context is not None:
         running = SparkSession.builder.getOrCreate()
-        _prepare(running)
-        with _plainly():
+        _prepare_session(running)
+        with _wrap_spark_errors():
             yield running
         return
     with contextlib.ExitStack() as stack:
         scratch = Path(tempfile.mkdtemp(prefix="gatepost-spark-"))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        settings = _settings(master or "local[*]", name, scratch, log_level)
+        settings = _base_settings(master or "local[*]", name, scratch, log_level)
         home = java_home()
-        shared = SharedClasses(home, make=keep_classes)
-        settings = _merged(settings, conf or {}, brief, shared.options)
-        stack.enter_context(_environment(home, is_local(settings["spark.master"])))
-        yield stack.enter_context(_started(settings, shared))
+        shared = JvmClassCache(home, make=keep_classes)
+        settings = _merge_settings(settings, conf or {}, brief, shared.jvm_options)
+        stack.enter_context(_spark_environment(home, is_local(settings["spark.master"])))
+        yield stack.enter_context(_start_session(settings, shared))
 
 
 def is_local(master: str) -> bool:
@@ -116,13 +116,13 @@ def is_local(master: str) -> bool:
     return master.partition("[")[0] in {"local", "local-cluster"}
 
 
-def _settings(master: str, name: str, scratch: Path, log_level: str) -> dict[str, str]:
+def _base_settings(master: str, name: str, scratch: Path, log_level: str) -> dict[str, str]:
     log4j = scratch / "log4j2.properties"
     log4j.write_text(_LOG4J.format(level=log_level))
-    settings = _SQL | {
+    settings = _SQL_SETTINGS | {
         "spark.master": master,
         "spark.app.name": name,
-        _OPTIONS: f"{_JVM_OPTIONS} -Dlog4j2.configurationFile={log4j.as_uri()}"
+        _JVM_OPTIONS_KEY: f"{_JVM_OPTIONS} -Dlog4j2.configurationFile={log4j.as_uri()}"
         f" -Dderby.system.home={scratch} -Djava.io.tmpdir={scratch}",
         "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri(),
         "spark.sql.catalogImplementation": "in-memory",
@@ -135,7 +135,7 @@ def _settings(master: str, name: str, scratch: Path, log_level: str) -> dict[str
     if is_local(master):
         settings |= {
             "spark.local.dir": str(scratch),
-            "spark.driver.memory": f"{_heap() // 1024**2}m",
+            "spark.driver.memory": f"{_heap_bytes() // 1024**2}m",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "localhost",
             # Few, for one machine's cores; Spark merges partitions that turn out small.
@@ -144,30 +144,38 @@ def _settings(master: str, name: str, scratch: Path, log_level: str) -> dict[str
     return settings
 
 
-def _merged(
+def _merge_settings(
     ours: Mapping[str, str], theirs: Mapping[str, str], brief: bool, shared: str
 ) -> dict[str, str]:
     """The user's settings replace ours, but options for the JVM are joined."""
-    more = theirs.get(_OPTIONS, "")
-    shared = "" if "Xshare" in _chosen(more) or "Archive" in _chosen(more) else shared
-    options = [ours[_OPTIONS], shared, _BRIEF if brief else "", _collector(more, brief), more]
-    return {**ours, **theirs, _OPTIONS: " ".join(filter(None, options))}
+    more = theirs.get(_JVM_OPTIONS_KEY, "")
+    shared = "" if "Xshare" in _user_options(more) or "Archive" in _user_options(more) else shared
+    options = [
+        ours[_JVM_OPTIONS_KEY],
+        shared,
+        _BRIEF_JVM_OPTIONS if brief else "",
+        _collector_option(more, brief),
+        more,
+    ]
+    return {**ours, **theirs, _JVM_OPTIONS_KEY: " ".join(filter(None, options))}
 
 
-def _collector(options: str, brief: bool) -> str:
+def _collector_option(options: str, brief: bool) -> str:
     """The garbage collector, of which a JVM takes only one.
 
     The user's choice wins; otherwise serial for a quick start, or parallel for throughput.
     """
-    return "" if "GC" in _chosen(options) else f"-XX:+Use{'Serial' if brief else 'Parallel'}GC"
+    return (
+        "" if "GC" in _user_options(options) else f"-XX:+Use{'Serial' if brief else 'Parallel'}GC"
+    )
 
 
-def _chosen(options: str) -> str:
+def _user_options(options: str) -> str:
     """All JVM options that the user set."""
-    return " ".join([options, *(os.environ.get(name, "") for name in _JVM_READS)])
+    return " ".join([options, *(os.environ.get(name, "") for name in _JVM_VARIABLES)])
 
 
-def _heap() -> int:
+def _heap_bytes() -> int:
     """2 GiB for each core, at most half of the memory this process may use, at least 1 GiB.
 
     A JVM fills its heap before it collects garbage; the other half is for the Python workers.
@@ -185,7 +193,7 @@ def _cgroup_limit() -> int | None:
 
 
 @contextlib.contextmanager
-def _environment(home: Path, local: bool) -> Iterator[None]:
+def _spark_environment(home: Path, local: bool) -> Iterator[None]:
     """Set the environment variables that Spark's scripts read, while the session lasts."""
     ours = {"JAVA_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
     if local:
@@ -203,30 +211,30 @@ def _environment(home: Path, local: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _started(settings: Mapping[str, str], shared: SharedClasses) -> "Iterator[SparkSession]":
+def _start_session(settings: Mapping[str, str], shared: JvmClassCache) -> "Iterator[SparkSession]":
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
     ours = SparkContext._gateway is None
     with contextlib.ExitStack() as stack:
         if ours:
-            stack.callback(lambda: shared.ended(_end_jvm()))
+            stack.callback(lambda: shared.finish_recording(_end_jvm()))
         # Inside the stack: the text of an error comes from the JVM, so it is read before that ends.
-        with _plainly():
+        with _wrap_spark_errors():
             context = SparkContext(conf=SparkConf().setAll(list(settings.items())))
             stack.callback(context.stop)
             # Workers warm up while the JVM gets ready for queries, which uses one core.
             with ThreadPoolExecutor(1) as executor:
-                warm_up = executor.submit(_wake, context)
+                warm_up = executor.submit(_warm_up_workers, context)
                 session = SparkSession.builder.getOrCreate()
                 stack.callback(session.stop)
-                _prepare(session)
+                _prepare_session(session)
                 warm_up.result()
             yield session
 
 
 @contextlib.contextmanager
-def _plainly() -> Iterator[None]:
+def _wrap_spark_errors() -> Iterator[None]:
     """Re-raise Spark errors as `PipelineError`."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
@@ -234,10 +242,10 @@ def _plainly() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        raise PipelineError(_said(str(error))) from None
+        raise PipelineError(_worker_message(str(error))) from None
 
 
-def _said(error: str) -> str:
+def _worker_message(error: str) -> str:
     """The last line of a worker's traceback; the whole text if there is no traceback."""
     lines = error.strip().splitlines()
     if "Traceback (most recent call last):" not in lines:
@@ -246,26 +254,26 @@ def _said(error: str) -> str:
     return last.partition(": ")[2] if last.startswith("gatepost.") else last
 
 
-def _wake(context: "SparkContext") -> None:
+def _warm_up_workers(context: "SparkContext") -> None:
     """Start the Python workers of this machine, and let them load their libraries."""
     if is_local(context.master or ""):
         cores = context.defaultParallelism
-        context.parallelize(range(cores), cores).foreach(_load)
+        context.parallelize(range(cores), cores).foreach(_load_libraries)
 
 
-def _load(_: int) -> None:
-    from gatepost.pipeline.jobs import deliver, hourly, overall  # noqa: F401
+def _load_libraries(_: int) -> None:
+    pass
 
 
-def _prepare(spark: "SparkSession") -> None:
-    from gatepost.pipeline.shipping import ship
-    from gatepost.pipeline.source import register
+def _prepare_session(spark: "SparkSession") -> None:
+    from gatepost.pipeline.archive_source import register_source
+    from gatepost.pipeline.package_upload import send_package
 
-    for key, value in _SQL.items():
+    for key, value in _SQL_SETTINGS.items():
         spark.conf.set(key, value)
     if not is_local(spark.sparkContext.master or "local"):
-        ship(spark)
-    register(spark)
+        send_package(spark)
+    register_source(spark)
 
 
 def _end_jvm() -> bool:
@@ -280,16 +288,16 @@ def _end_jvm() -> bool:
         return False
     gateway.shutdown()
     SparkContext._gateway = SparkContext._jvm = None
-    _end(gateway.proc)
+    _end_process(gateway.proc)
     return bool(gateway.proc.returncode == 0)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end_process(process: "subprocess.Popen[bytes]") -> None:
     # The JVM ends by itself when its standard input is closed.
     if process.stdin:
         process.stdin.close()
     try:
-        process.wait(_PATIENCE)
+        process.wait(_END_TIMEOUT)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait(_PATIENCE)
+        process.wait(_END_TIMEOUT)

@@ -13,20 +13,20 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from gatepost.pipeline.planning import Offsets
-from gatepost.pipeline.reading import Archive
-from gatepost.pipeline.source import (
+from gatepost.pipeline.archive_reader import ArchiveReader
+from gatepost.pipeline.archive_source import (
     FORMAT,
-    PUSHED,
+    PUSHABLE_COLUMNS,
     BatchPlan,
-    Options,
-    Predicate,
+    PushedFilter,
+    SourceOptions,
     StreamPlan,
     decode_options,
     spark_schema,
 )
+from gatepost.pipeline.read_plan import Offsets
 
-_OPS: dict[type[ds.Filter], str] = {
+_OPERATORS: dict[type[ds.Filter], str] = {
     ds.EqualTo: "=",
     ds.LessThan: "<",
     ds.LessThanOrEqual: "<=",
@@ -44,15 +44,15 @@ class GatepostSource(ds.DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        return spark_schema(self._decoded().columns)
+        return spark_schema(self._decode_options().columns)
 
     def reader(self, schema: StructType) -> "GatepostReader":
-        return GatepostReader(self._decoded(schema))
+        return GatepostReader(self._decode_options(schema))
 
     def streamReader(self, schema: StructType) -> "GatepostStreamReader":
-        return GatepostStreamReader(self._decoded(schema))
+        return GatepostStreamReader(self._decode_options(schema))
 
-    def _decoded(self, schema: StructType | None = None) -> Options:
+    def _decode_options(self, schema: StructType | None = None) -> SourceOptions:
         columns = {"columns": ",".join(schema.names)} if schema else {}
         return decode_options({**self.options, **columns})
 
@@ -63,29 +63,29 @@ class GatepostReader(ds.DataSourceReader):
     Columns are pruned by option or by schema.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self.plan = BatchPlan(options)
 
     def pushFilters(self, filters: list[ds.Filter]) -> list[ds.Filter]:
         """Use the filters that skip files; return all of them, so that Spark applies them too."""
         for pushed in filters:
-            op = _OPS.get(type(pushed))
+            op = _OPERATORS.get(type(pushed))
             path: tuple[str, ...] = getattr(pushed, "attribute", ())
-            if op and len(path) == 1 and path[0] in PUSHED:
-                self.plan.predicates.append(Predicate(path[0], op, pushed.value))  # type: ignore[attr-defined]
+            if op and len(path) == 1 and path[0] in PUSHABLE_COLUMNS:
+                self.plan.predicates.append(PushedFilter(path[0], op, pushed.value))  # type: ignore[attr-defined]
         return filters
 
     def partitions(self) -> Sequence[ds.InputPartition]:
-        return [ds.InputPartition(share) for share in self.plan.shares()]
+        return [ds.InputPartition(share) for share in self.plan.plan_shares()]
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
-        return self.plan.read(partition.value or [])
+        return self.plan.read_share(partition.value or [])
 
 
 class GatepostStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming read; offsets are {node: {incarnation: last seq read}}."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self._plan: StreamPlan | None = None
 
@@ -99,7 +99,7 @@ class GatepostStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNo
         return {"options": self.options, "_plan": None}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self.plan.freeze()
+        self.plan.freeze_listing()
 
     def initialOffset(self) -> Offsets:
         return {}
@@ -109,17 +109,17 @@ class GatepostStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         if isinstance(limit, ReadMaxRows):
-            return self.plan.next(start, limit.max_rows)
+            return self.plan.next_offsets(start, limit.max_rows)
         assert isinstance(limit, ReadAllAvailable), "getDefaultReadLimit announces no other limit"
-        return self.plan.next(start, None)
+        return self.plan.next_offsets(start, None)
 
     def reportLatestOffset(self) -> Offsets:
-        return self.plan.newest()
+        return self.plan.newest_offsets()
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[ds.InputPartition]:
-        return [ds.InputPartition(share) for share in self.plan.shares(start, end)]
+        return [ds.InputPartition(share) for share in self.plan.plan_shares(start, end)]
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
-        archive = Archive(self.options.path)
+        archive = ArchiveReader(self.options.path)
         for piece in partition.value:
-            yield from archive.batches(piece, self.options.columns, self.options.verify)
+            yield from archive.read_batches(piece, self.options.columns, self.options.verify)

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from gatepost.pipeline.feedback import Posted
-    from gatepost.pipeline.gateways import Gateway
-    from gatepost.pipeline.jobs.audit import Audited
-    from gatepost.pipeline.jobs.run import Ran
+    from gatepost.pipeline.dead_letter_replay import ChosenLetters, RemoteLetters, ReplayOutcome
+    from gatepost.pipeline.feedback import FeedbackOutcome
+    from gatepost.pipeline.gateway_api import GatewayApi
+    from gatepost.pipeline.jobs.audit import AuditResult
+    from gatepost.pipeline.jobs.pipeline import RunSummary
     from gatepost.pipeline.objectives import Objectives
-    from gatepost.pipeline.replay import Chosen, Elsewhere, Outcome
     from gatepost.pipeline.report.model import PipelineReport, ReportViolation
 
 Result = TypeVar("Result")
@@ -82,7 +82,7 @@ class JobLocations:
     def load_objectives(self) -> "Objectives | None":
         from gatepost.pipeline.objectives import Objectives
 
-        return Objectives.read(self.objectives) if self.objectives else None
+        return Objectives.load_file(self.objectives) if self.objectives else None
 
     def archive_uri(self) -> str:
         if self.archive:
@@ -120,8 +120,8 @@ class ReplayDocument(Struct):
     """`elsewhere`: letters that other gateways hold. `answered`: skipped, as they were answered."""
 
     node: str | None
-    outcomes: "list[Outcome]"
-    elsewhere: "list[Elsewhere]"
+    outcomes: "list[ReplayOutcome]"
+    elsewhere: "list[RemoteLetters]"
     answered: int
     more: bool
 
@@ -146,14 +146,14 @@ def backfill_tables(
 def _run_job(places: JobLocations, options: OutputOptions, job: Literal["run", "backfill"]) -> None:
     archive, tables, wanted = places.archive_uri(), places.tables_folder(), places.load_objectives()
     with _open_spark(places.master, options, "reading the archive", brief=True) as spark:
-        from gatepost.pipeline import small
-        from gatepost.pipeline.jobs import run as jobs
+        from gatepost.pipeline import small_tables
+        from gatepost.pipeline.jobs import pipeline as jobs
         from gatepost.pipeline.report.gatherer import gather_report
         from gatepost.pipeline.tables.schemas import ACTIVITY
 
-        work = jobs.run if job == "run" else jobs.backfill
+        work = jobs.update_tables if job == "run" else jobs.backfill_tables
         ran = _run_in_thread(spark, lambda: work(spark, archive, tables, wanted))
-        if small.open_table(tables, ACTIVITY) is None:
+        if small_tables.open_table(tables, ACTIVITY) is None:
             raise CommandProblem(
                 "not_found", f"{archive} holds no archive: no segment was archived there yet"
             )
@@ -162,7 +162,7 @@ def _run_job(places: JobLocations, options: OutputOptions, job: Literal["run", "
     output.print_result(options, document, lambda: _print_run(ran, report))
 
 
-def _print_run(ran: "Ran", report: "PipelineReport") -> None:
+def _print_run(ran: "RunSummary", report: "PipelineReport") -> None:
     batches = "1 batch" if ran.batches == 1 else f"{ran.batches} batches"
     text = f"{output.format_count(ran.events, 'new event')} in {batches}"
     output.print_line(text if ran.events else "no new events", "bold")
@@ -188,7 +188,7 @@ def stream_archive(
     """
     archive, tables, wanted = places.archive_uri(), places.tables_folder(), places.load_objectives()
     with _open_spark(places.master, options, "following the archive") as spark:
-        from gatepost.pipeline.jobs.run import stream as follow
+        from gatepost.pipeline.jobs.pipeline import stream_tables as follow
         from gatepost.pipeline.report.gatherer import gather_report
 
         query = follow(spark, archive, tables, wanted, every=every, max_rows=max_rows)
@@ -230,7 +230,7 @@ def compact_tables(
     """
     tables = places.tables_folder()
     with _open_spark(places.master, options, "compacting", brief=True) as spark:
-        from gatepost.pipeline.jobs.run import compact as merge
+        from gatepost.pipeline.jobs.pipeline import compact_tables as merge
 
         job = partial(merge, spark, tables, keep_hours=keep_hours, keep_days=keep_days)
         deleted = _run_in_thread(spark, job)
@@ -250,7 +250,7 @@ def audit_archive(
     """Check every promise of the protocol against every event."""
     archive, tables, wanted = places.archive_uri(), places.tables_folder(), places.load_objectives()
     with _open_spark(places.master, options, "auditing") as spark:
-        from gatepost.pipeline.jobs.audit import audit as check
+        from gatepost.pipeline.jobs.audit import audit_archive as check
         from gatepost.pipeline.report.gatherer import read_last_audit
 
         found = _run_in_thread(spark, lambda: check(spark, archive, tables, wanted))
@@ -258,10 +258,10 @@ def audit_archive(
     samples = known.samples if known else []
     document = AuditDocument(found.events, found.violations, found.keys, samples)
     output.print_result(options, document, lambda: _print_audit(found, samples))
-    return ExitCode.OK if found.clean else ExitCode.FAILED
+    return ExitCode.OK if found.is_clean else ExitCode.FAILED
 
 
-def _print_audit(found: "Audited", samples: "list[ReportViolation]") -> None:
+def _print_audit(found: "AuditResult", samples: "list[ReportViolation]") -> None:
     if samples:
         rows = [(v.node or "", "" if v.seq is None else v.seq, v.rule, v.sentence) for v in samples]
         output.print_table(("Node", "Seq", "Rule", "Promise"), rows)
@@ -269,7 +269,7 @@ def _print_audit(found: "Audited", samples: "list[ReportViolation]") -> None:
     if broken > len(samples):
         output.print_line(f"… and {broken - len(samples)} more, in the table violations")
     events = output.format_count(found.events, "event")
-    if found.clean:
+    if found.is_clean:
         output.print_line(f"{events}: every promise kept", "green")
     else:
         output.print_line(f"{events}: {output.format_count(broken, 'broken promise')}", "red")
@@ -346,13 +346,13 @@ class PreparedDocument(Struct):
 
 def prepare_spark(*, options: OutputOptions = DEFAULT_OUTPUT) -> None:
     """Create a JVM class cache, so that later jobs on this machine start faster."""
-    from gatepost.pipeline.classes import is_prepared
+    from gatepost.pipeline.jvm_class_cache import has_class_cache
 
     with TemporaryDirectory(prefix="gatepost-") as folder:
         archive, tables = f"{folder}/archive", f"{folder}/tables"
         with _open_spark(None, options, "running every job once", True, keep_classes=True) as spark:
-            from gatepost.pipeline.jobs.audit import audit as check
-            from gatepost.pipeline.jobs.run import run as bring
+            from gatepost.pipeline.jobs.audit import audit_archive as check
+            from gatepost.pipeline.jobs.pipeline import update_tables as bring
             from gatepost.pipeline.report.gatherer import gather_report
             from gatepost.pipeline.synth import SynthOptions as Synth
             from gatepost.pipeline.synth import generate_archive
@@ -361,7 +361,7 @@ def prepare_spark(*, options: OutputOptions = DEFAULT_OUTPUT) -> None:
             _run_in_thread(spark, lambda: bring(spark, archive, tables))
             _run_in_thread(spark, lambda: check(spark, archive, tables))
             _run_in_thread(spark, lambda: gather_report(spark, tables))
-    done = is_prepared()
+    done = has_class_cache()
     text = "later jobs start faster now" if done else "this Java cannot create a class cache"
     output.print_result(options, PreparedDocument(done), lambda: output.print_line(text))
 
@@ -419,14 +419,14 @@ def post_feedback(*, tables: TablesOption = None, options: GatewayOptions = DEFA
     """Post incidents, reviews and ETA advice to a gateway."""
     folder = _tables_folder(tables, options.state_dir)
     with require_pipeline():
-        from gatepost.pipeline.feedback import post
+        from gatepost.pipeline.feedback import post_feedback
     with _open_gateway(options) as gateway:
-        posted = post(folder, gateway)
+        posted = post_feedback(folder, gateway)
     output.print_result(options, posted, lambda: _print_posted(posted))
     return ExitCode.OK if all(each.ok for each in posted) else ExitCode.FAILED
 
 
-def _print_posted(posted: "list[Posted]") -> None:
+def _print_posted(posted: "list[FeedbackOutcome]") -> None:
     rows = [
         (p.what, p.found, p.new, p.given - p.new, p.skipped, len(p.refused), _problem_text(p))
         for p in posted
@@ -435,7 +435,7 @@ def _print_posted(posted: "list[Posted]") -> None:
     output.print_table(columns, rows)
 
 
-def _problem_text(posted: "Posted") -> str:
+def _problem_text(posted: "FeedbackOutcome") -> str:
     return posted.error or (posted.refused[0] if posted.refused else "")
 
 
@@ -464,37 +464,37 @@ def replay_dead_letters(
     """
     folder = _tables_folder(tables, options.state_dir)
     with _open_spark(master, options, "choosing") as spark:
-        from gatepost.pipeline.replay import choose
+        from gatepost.pipeline.dead_letter_replay import choose_letters
 
-        chosen = _run_in_thread(spark, lambda: choose(spark, folder, where, limit))
+        chosen = _run_in_thread(spark, lambda: choose_letters(spark, folder, where, limit))
     document = _dry_run_document(chosen) if dry_run else _replay_at_gateway(chosen, rate, options)
     output.print_result(options, document, lambda: _print_replay(document, chosen))
     refused = any(outcome.state == "refused" for outcome in document.outcomes)
     return ExitCode.FAILED if refused else ExitCode.OK
 
 
-def _dry_run_document(chosen: "Chosen") -> ReplayDocument:
-    from gatepost.pipeline.replay import elsewhere
+def _dry_run_document(chosen: "ChosenLetters") -> ReplayDocument:
+    from gatepost.pipeline.dead_letter_replay import replay_commands
 
-    return ReplayDocument(None, [], elsewhere(chosen.letters), chosen.answered, chosen.more)
+    return ReplayDocument(None, [], replay_commands(chosen.letters), chosen.answered, chosen.more)
 
 
 def _replay_at_gateway(
-    chosen: "Chosen", rate: float | None, options: GatewayOptions
+    chosen: "ChosenLetters", rate: float | None, options: GatewayOptions
 ) -> ReplayDocument:
     """Replay letters at our gateway; for other gateways list the commands to run there."""
-    from gatepost.pipeline import replay as job
+    from gatepost.pipeline import dead_letter_replay as job
 
     with _open_gateway(options) as gateway:
-        node = gateway.node()
+        node = gateway.fetch_node_id()
         here = [letter for letter in chosen.letters if letter.node == node]
         others = [letter for letter in chosen.letters if letter.node != node]
         with ProgressBar("replaying", len(here), options, "messages") as progress:
-            outcomes = job.replay(gateway, here, rate=rate, done=progress.advance)
-    return ReplayDocument(node, outcomes, job.elsewhere(others), chosen.answered, chosen.more)
+            outcomes = job.replay_letters(gateway, here, rate=rate, done=progress.advance)
+    return ReplayDocument(node, outcomes, job.replay_commands(others), chosen.answered, chosen.more)
 
 
-def _print_replay(document: ReplayDocument, chosen: "Chosen") -> None:
+def _print_replay(document: ReplayDocument, chosen: "ChosenLetters") -> None:
     if not chosen.letters:
         output.print_line("no matching dead letters")
     if document.outcomes:
@@ -529,13 +529,13 @@ def _open_spark(
         from gatepost.pipeline.session import require_spark, spark_session
 
         require_spark()
-    from gatepost.pipeline.progress import progress
+    from gatepost.pipeline.progress_bar import show_progress
 
     with ExitStack() as stack:
         session = spark_session(master, brief=brief, keep_classes=keep_classes)
         spark = _start_uninterrupted(lambda: stack.enter_context(session))
         if not options.json:
-            stack.enter_context(progress(spark, label))
+            stack.enter_context(show_progress(spark, label))
         yield spark
 
 
@@ -588,15 +588,15 @@ def require_pipeline() -> Iterator[None]:
 
 
 @contextmanager
-def _open_gateway(options: GatewayOptions) -> "Iterator[Gateway]":
+def _open_gateway(options: GatewayOptions) -> "Iterator[GatewayApi]":
     from gatepost.cli.gateway_api import locate_gateway
     from gatepost.cli.session_file import current_token
-    from gatepost.pipeline.gateways import Gateway
+    from gatepost.pipeline.gateway_api import GatewayApi
 
     target = locate_gateway(options, os.environ)
     token = current_token(target)
     try:
-        with Gateway(target.url, token, verify=target.tls_verification()) as gateway:
+        with GatewayApi(target.url, token, verify=target.tls_verification()) as gateway:
             yield gateway
     except Unavailable as error:
         raise unreachable_problem(error.message) from None

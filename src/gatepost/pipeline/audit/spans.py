@@ -17,7 +17,7 @@ from gatepost.archive.manifest import ArchiveManifest
 _SEQ_BITS = 48
 
 
-class Span(Struct, frozen=True):
+class ArchivedSpan(Struct, frozen=True):
     """All events of one incarnation of a journal from `begin` to `end`, by its own clock."""
 
     node: str
@@ -28,17 +28,17 @@ class Span(Struct, frozen=True):
     forgotten: int | None
 
 
-def spans(listed: Sequence[ArchiveManifest]) -> list[Span]:
-    return [span for node in listed for span in _of(node)]
+def archived_spans(listed: Sequence[ArchiveManifest]) -> list[ArchivedSpan]:
+    return [span for node in listed for span in _node_spans(node)]
 
 
-def _of(listed: ArchiveManifest) -> Iterator[Span]:
+def _node_spans(listed: ArchiveManifest) -> Iterator[ArchivedSpan]:
     for index, incarnation in enumerate(listed.incarnations):
         segments = [each for each in listed.segments if each.incarnation == incarnation.id]
         if not segments:
             continue
         complete = index == 0 and segments[0].first == 1
-        yield Span(
+        yield ArchivedSpan(
             listed.node,
             incarnation.id,
             0 if complete else min(segment.min_created_at for segment in segments),
@@ -47,7 +47,7 @@ def _of(listed: ArchiveManifest) -> Iterator[Span]:
         )
 
 
-def place(known: Sequence[Span]) -> Column:
+def event_position(known: Sequence[ArchivedSpan]) -> Column:
     """One number that orders all events of a node: the incarnation's number, then the seq."""
     incarnation = F.lit(0).cast("bigint")
     for _, spans_of_node in groupby(known, lambda span: span.node):
@@ -58,7 +58,7 @@ def place(known: Sequence[Span]) -> Column:
     return F.shiftleft(incarnation, _SEQ_BITS) + F.col("seq")
 
 
-def life(position: Column) -> Column:
+def incarnation_number(position: Column) -> Column:
     """The number of the incarnation in an event's position."""
     return F.shiftright(position, _SEQ_BITS)
 
@@ -68,7 +68,7 @@ def drawn_at(id: Column) -> Column:
     return F.conv(F.hex(F.substring(id, 1, 6)), 16, 10).cast("bigint")
 
 
-def begun(known: Sequence[Span], node: Column, slack: int) -> Column:
+def archived_since(known: Sequence[ArchivedSpan], node: Column, slack: int) -> Column:
     """The moment from which on all events of a node are archived."""
     moments = {span.node: span.begin for span in reversed(known)}
     found = F.lit(0).cast("bigint")
@@ -78,7 +78,7 @@ def begun(known: Sequence[Span], node: Column, slack: int) -> Column:
     return found
 
 
-def covered(known: Sequence[Span], node: Column, at: Column, slack: int) -> Column:
+def is_archived(known: Sequence[ArchivedSpan], node: Column, at: Column, slack: int) -> Column:
     """Whether an event that a node wrote at that moment would be archived."""
     found = F.lit(False)
     for span in known:
@@ -87,7 +87,7 @@ def covered(known: Sequence[Span], node: Column, at: Column, slack: int) -> Colu
     return found
 
 
-def forgotten(known: Sequence[Span]) -> Column:
+def forgotten_incarnation(known: Sequence[ArchivedSpan]) -> Column:
     """The incarnation of an event that later incarnations do not know; empty if they know it."""
     found = F.lit("")
     for span in known:

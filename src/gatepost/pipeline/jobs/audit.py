@@ -11,14 +11,14 @@ from gatepost.archive import manifest
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.manifest import ArchiveManifest
 from gatepost.errors import ArchiveError
-from gatepost.pipeline.audit import chains, promises, trust
+from gatepost.pipeline.archive_source import spark_schema
+from gatepost.pipeline.audit import hash_chains, promises, trust
 from gatepost.pipeline.audit.rules import RULES
-from gatepost.pipeline.audit.spans import spans
-from gatepost.pipeline.audit.trust import Doubt, Trust
-from gatepost.pipeline.jobs.ledger import Ledger
+from gatepost.pipeline.audit.spans import archived_spans
+from gatepost.pipeline.audit.trust import FactsDoubt, KeyTrust
+from gatepost.pipeline.delta_tables import read_table, write_table
+from gatepost.pipeline.jobs.batch_ledger import BatchLedger
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.sink import read_table, write_table
-from gatepost.pipeline.source import spark_schema
 from gatepost.pipeline.tables.schemas import VIOLATIONS
 
 _COLUMNS = (
@@ -26,10 +26,10 @@ _COLUMNS = (
     *("pair_seq", "corr_id", "ref_id", "created_at", "attempt", "payload_size"),
     *("status", "outcome"),
 )
-_OF_ROOM = "rule string, node string, at bigint, detail string"
+_ROOM_VIOLATIONS = "rule string, node string, at bigint, detail string"
 
 
-class Audited(Struct, frozen=True):
+class AuditResult(Struct, frozen=True):
     """The result of an audit; `violations` counts the violations of each broken rule.
 
     No other node vouches for the keys of the `self_asserted` nodes. Their events are consistent,
@@ -41,7 +41,7 @@ class Audited(Struct, frozen=True):
     self_asserted: tuple[str, ...] = ()
 
     @property
-    def clean(self) -> bool:
+    def is_clean(self) -> bool:
         return not self.violations
 
     @property
@@ -50,74 +50,77 @@ class Audited(Struct, frozen=True):
         return "self-asserted" if self.self_asserted else "room"
 
 
-class _Case(Struct, frozen=True):
+class _AuditInput(Struct, frozen=True):
     """An opened archive: its manifests, and the keys to believe."""
 
     archive: str
     listed: list[ArchiveManifest]
-    trust: Trust
+    trust: KeyTrust
     # Nodes without a usable manifest, and the reason.
-    unlisted: list[Doubt]
+    unlisted: list[FactsDoubt]
 
 
-def audit(
+def audit_archive(
     spark: SparkSession, archive: str, tables: str, objectives: Objectives | None = None
-) -> Audited:
+) -> AuditResult:
     """Check the whole archive, and write the table `violations`."""
-    case = _open(archive)
+    case = _open_archive(archive)
     path = f"{tables.rstrip('/')}/{VIOLATIONS.name}"
-    agreed = Ledger(tables).objectives(objectives)
-    write_table(_violations(spark, case, agreed), path, mode="overwrite")
+    agreed = BatchLedger(tables).agreed_objectives(objectives)
+    write_table(_find_violations(spark, case, agreed), path, mode="overwrite")
     counts = read_table(spark, path).groupBy("rule").count().collect()
     events = sum(listed.rows for listed in case.listed)
     found = {row["rule"]: row["count"] for row in counts}
-    return Audited(events, found, case.trust.self_asserted)
+    return AuditResult(events, found, case.trust.self_asserted)
 
 
-def violations(
+def find_violations(
     spark: SparkSession, archive: str, objectives: Objectives | None = None
 ) -> DataFrame:
     """Every violation, with the sentence of its rule."""
-    return _violations(spark, _open(archive), objectives or Objectives())
+    return _find_violations(spark, _open_archive(archive), objectives or Objectives())
 
 
-def _violations(spark: SparkSession, case: _Case, objectives: Objectives) -> DataFrame:
+def _find_violations(spark: SparkSession, case: _AuditInput, objectives: Objectives) -> DataFrame:
     listed, keys = case.listed, case.trust.keys
-    events = _events(spark, case)
-    found = promises.check(events, case.trust.facts, spans(listed), objectives)
-    for more in (chains.check(spark, case.archive, listed, keys), _of_room(spark, case)):
+    events = _read_events(spark, case)
+    found = promises.check_promises(events, case.trust.facts, archived_spans(listed), objectives)
+    for more in (
+        hash_chains.check_chains(spark, case.archive, listed, keys),
+        _room_violations(spark, case),
+    ):
         found = found.unionByName(more, allowMissingColumns=True)
     sentences = F.create_map(*(F.lit(text) for rule in RULES.items() for text in rule))
     return found.withColumn("sentence", sentences[F.col("rule")]).select(*VIOLATIONS.names)
 
 
-def _open(archive: str) -> _Case:
+def _open_archive(archive: str) -> _AuditInput:
     store = ArchiveStore.open(archive)
     listed, unlisted = [], []
     for node in manifest.archived_nodes(store):
         try:
             found = manifest.read_manifest(store, node)
         except ArchiveError as error:
-            unlisted.append(Doubt(node, 0, error.message))
+            unlisted.append(FactsDoubt(node, 0, error.message))
             continue
         if found is None or found.node != node:
-            unlisted.append(Doubt(node, 0, "no manifest of its own lists its files"))
+            unlisted.append(FactsDoubt(node, 0, "no manifest of its own lists its files"))
         else:
             listed.append(found)
-    facts, doubts = trust.read(store)
-    judged = trust.judge(facts, listed)
+    facts, doubts = trust.read_room_facts(store)
+    judged = trust.judge_room_facts(facts, listed)
     judged.doubts.extend(doubts)
-    return _Case(archive, listed, judged, unlisted)
+    return _AuditInput(archive, listed, judged, unlisted)
 
 
-def _events(spark: SparkSession, case: _Case) -> DataFrame:
+def _read_events(spark: SparkSession, case: _AuditInput) -> DataFrame:
     """The events of all listed files that exist, whether the archive is complete or not."""
     names = [
         f"{manifest.node_folder(node.node)}/{segment.path}"
         for node in case.listed
         for segment in node.segments
     ]
-    files = _there(case.archive, names)
+    files = _existing_files(case.archive, names)
     if not files:
         return spark.createDataFrame([], spark_schema()).select(*_COLUMNS)
     reader = spark.read.schema(spark_schema()).option("basePath", case.archive)
@@ -125,7 +128,7 @@ def _events(spark: SparkSession, case: _Case) -> DataFrame:
     return reader.option("ignoreCorruptFiles", "true").parquet(*files).select(*_COLUMNS)
 
 
-def _there(archive: str, names: Sequence[str]) -> list[str]:
+def _existing_files(archive: str, names: Sequence[str]) -> list[str]:
     store = ArchiveStore.open(archive)
     found = store.filesystem.get_file_info([store.full_path(name) for name in names])
     return [
@@ -135,7 +138,7 @@ def _there(archive: str, names: Sequence[str]) -> list[str]:
     ]
 
 
-def _of_room(spark: SparkSession, case: _Case) -> DataFrame:
+def _room_violations(spark: SparkSession, case: _AuditInput) -> DataFrame:
     """The violations that show in manifests and room facts, beside the events."""
     rows = [
         (
@@ -144,7 +147,7 @@ def _of_room(spark: SparkSession, case: _Case) -> DataFrame:
             claims[-1][0],
             f"term {counter}: {', '.join(node for _, node in claims)}",
         )
-        for counter, claims in promises.publishers(case.trust.facts)
+        for counter, claims in promises.contested_terms(case.trust.facts)
     ]
     rows += [("room_facts", doubt.node, doubt.at, doubt.detail) for doubt in case.trust.doubts]
     rows += [("unsigned_manifest", node.node, node.at, node.detail) for node in case.unlisted]
@@ -154,4 +157,4 @@ def _of_room(spark: SparkSession, case: _Case) -> DataFrame:
         if node.public_key not in case.trust.keys[node.node]
         or not manifest.is_manifest_signed(node)
     ]
-    return spark.createDataFrame(rows, _OF_ROOM)
+    return spark.createDataFrame(rows, _ROOM_VIOLATIONS)

@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from gatepost.pipeline.report.model import OTHERS
 from gatepost.pipeline.tables.facts import ABSENT, Column
-from gatepost.pipeline.tables.hours import Hour
-from gatepost.pipeline.tables.steps import MANY, steps_of, times_of
+from gatepost.pipeline.tables.hour_deliveries import HourDeliveries
+from gatepost.pipeline.tables.time_buckets import BUCKET_COUNT, bucket_of, longest_time
 
 MAX_THROUGHPUT_NODES: Final = 12
 MAX_LEVELS: Final = 30
@@ -254,7 +254,7 @@ class LatencyGroups(Struct, frozen=True):
 
     def zero_counts(self) -> Column:
         """Counts of zero by (accepted or processed, group, latency step)."""
-        return np.zeros((2, len(self), MANY), np.int64)
+        return np.zeros((2, len(self), BUCKET_COUNT), np.int64)
 
     def split_percentiles(self, times: "list[GroupPercentiles]") -> "SplitPercentiles":
         """Split the percentiles of all groups into those of kinds, nodes, steps and all."""
@@ -262,7 +262,7 @@ class LatencyGroups(Struct, frozen=True):
         nodes = each[len(self.kinds) :]
         return each[: len(self.kinds)], nodes[: len(self.nodes)], nodes[len(self.nodes) :], every
 
-    def group_indexes(self, hour: Hour) -> list[Column]:
+    def group_indexes(self, hour: HourDeliveries) -> list[Column]:
         """Four group indexes of each delivery: by kind, node, step and all.
 
         An index is negative where the kind or node has no group.
@@ -270,8 +270,8 @@ class LatencyGroups(Struct, frozen=True):
         kinds = {name: index for index, name in enumerate(self.kinds)}
         nodes = {name: len(kinds) + index for index, name in enumerate(self.nodes)}
         return [
-            hour.chosen("kind", kinds),
-            hour.chosen("node", nodes),
+            hour.map_texts("kind", kinds),
+            hour.map_texts("node", nodes),
             len(kinds) + len(nodes) + self.period.step_index(hour.sent_at),
             np.full(len(hour), len(self) - 1),
         ]
@@ -289,7 +289,7 @@ class SparseCounts(Struct, frozen=True):
         return cls(positions, counts[positions])
 
 
-def count_latencies(hour: Hour, groups: LatencyGroups) -> Column:
+def count_latencies(hour: HourDeliveries, groups: LatencyGroups) -> Column:
     """Count the deliveries of one hour by (accepted or processed, group, latency step)."""
     indexes = groups.group_indexes(hour)
     both = [_count_steps(indexes, ms, len(groups)) for ms in (hour.accept_ms, hour.process_ms)]
@@ -298,9 +298,13 @@ def count_latencies(hour: Hour, groups: LatencyGroups) -> Column:
 
 def _count_steps(indexes: Sequence[Column], ms: Column, groups: int) -> Column:
     present = ms != ABSENT
-    step = steps_of(ms[present])
-    code = np.concatenate([index[present].astype(np.int64) * MANY + step for index in indexes])
-    return np.bincount(code[code >= 0], minlength=groups * MANY).reshape(groups, MANY)
+    step = bucket_of(ms[present])
+    code = np.concatenate(
+        [index[present].astype(np.int64) * BUCKET_COUNT + step for index in indexes]
+    )
+    return np.bincount(code[code >= 0], minlength=groups * BUCKET_COUNT).reshape(
+        groups, BUCKET_COUNT
+    )
 
 
 class GroupPercentiles(Struct, frozen=True):
@@ -323,7 +327,7 @@ def measure_percentiles(counts: Column, online_ms: int) -> list[GroupPercentiles
     Deliveries accepted after `online_ms` do not count for `online`: their node was away.
     """
     accept, process = counts
-    online = accept[:, : int(steps_of(np.array(online_ms))) + 1]
+    online = accept[:, : int(bucket_of(np.array(online_ms))) + 1]
     points = [
         list(zip(*(_percentile_of_rows(each, point) for point in _PERCENTILES), strict=True))
         for each in (accept, process)
@@ -336,5 +340,5 @@ def _percentile_of_rows(counts: Column, share: float) -> list[int | None]:
     cumulated = np.cumsum(counts, axis=1)
     total = cumulated[:, -1]
     step = (cumulated < np.ceil(total * share)[:, None]).sum(axis=1)
-    found = zip(times_of(step).tolist(), total, strict=True)
+    found = zip(longest_time(step).tolist(), total, strict=True)
     return [time if some else None for time, some in found]

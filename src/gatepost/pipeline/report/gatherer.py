@@ -14,12 +14,19 @@ from msgspec import Struct
 from gatepost import __version__
 from gatepost.clock import Clock, SystemClock
 from gatepost.errors import PipelineError
-from gatepost.pipeline import small
-from gatepost.pipeline.jobs import hourly
-from gatepost.pipeline.jobs.apply import Tables
-from gatepost.pipeline.jobs.hourly import Piece
-from gatepost.pipeline.jobs.ledger import Ledger
-from gatepost.pipeline.jobs.spreading import exchanged, packed, spread
+from gatepost.pipeline import small_tables
+from gatepost.pipeline.delta_tables import (
+    StoredFile,
+    files_since,
+    largest_value,
+    list_files,
+    table_exists,
+)
+from gatepost.pipeline.jobs import hourly_tables
+from gatepost.pipeline.jobs.batch_ledger import BatchLedger
+from gatepost.pipeline.jobs.executors import exchange_on_executors, pack_shares, run_on_executors
+from gatepost.pipeline.jobs.hourly_tables import HourPiece
+from gatepost.pipeline.jobs.table_update import TableFolder
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.parquet import read_file
 from gatepost.pipeline.report import aggregation
@@ -49,11 +56,10 @@ from gatepost.pipeline.report.model import (
     TrafficEdge,
     TrafficSummary,
 )
-from gatepost.pipeline.sink import Held, files, files_since, largest, table_exists
 from gatepost.pipeline.tables import schemas
-from gatepost.pipeline.tables.arrow import schema_of
-from gatepost.pipeline.tables.hours import Hour
-from gatepost.pipeline.tables.schemas import HOUR_MS, Table
+from gatepost.pipeline.tables.arrow_schemas import arrow_schema
+from gatepost.pipeline.tables.hour_deliveries import HourDeliveries
+from gatepost.pipeline.tables.schemas import HOUR_MS, TableSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,7 +86,7 @@ def gather_report(
     clock: Clock | None = None,
 ) -> PipelineReport:
     """Make the report on the last `days` days up to the latest event in the tables."""
-    objectives = Ledger(tables).objectives()
+    objectives = BatchLedger(tables).agreed_objectives()
     return _ReportGatherer(spark, tables, days, objectives).build_report(clock or SystemClock())
 
 
@@ -121,10 +127,10 @@ class _ReportGatherer:
         self, spark: "SparkSession", tables: str, days: int, objectives: Objectives
     ) -> None:
         self._spark = spark
-        self._tables = Tables(tables)
+        self._tables = TableFolder(tables)
         self._objectives = objectives
-        last = Ledger(tables).last()
-        if last is None or not table_exists(self._tables.path(schemas.ACTIVITY)):
+        last = BatchLedger(tables).last_batch()
+        if last is None or not table_exists(self._tables.table_path(schemas.ACTIVITY)):
             raise PipelineError(f"{tables} holds no tables yet: run `gatepost pipeline run` first")
         self._batch = last.number
         self._activity = self._read_activity(days)
@@ -133,10 +139,10 @@ class _ReportGatherer:
         self._period = ReportPeriod(start, step, (self._activity.last - start) // step + 1)
 
     def _read_activity(self, days: int) -> _PeriodActivity:
-        path = self._tables.path(schemas.ACTIVITY)
-        since = (largest(path, "last_at") or 0) - days * _DAY_MS
+        path = self._tables.table_path(schemas.ACTIVITY)
+        since = (largest_value(path, "last_at") or 0) - days * _DAY_MS
 
-        def summarize_files(share: list[Held]) -> Iterator[_PeriodActivity]:
+        def summarize_files(share: list[StoredFile]) -> Iterator[_PeriodActivity]:
             for file in share:
                 rows = read_file(file.uri, _ACTIVITY_COLUMNS)
                 recent = rows.filter(pa.array(np.asarray(rows["window_start"]) > since))
@@ -144,7 +150,7 @@ class _ReportGatherer:
                     yield _PeriodActivity.from_rows(recent)
 
         recent = files_since(path, "last_at", since)
-        parts = spread(self._spark, packed(recent, _ROWS_PER_SHARE), summarize_files)
+        parts = run_on_executors(self._spark, pack_shares(recent, _ROWS_PER_SHARE), summarize_files)
         if not parts:
             raise PipelineError(
                 "the tables hold no events: archive some, then run `gatepost pipeline run`"
@@ -183,9 +189,9 @@ class _ReportGatherer:
             audit=read_last_audit(self._tables.root),
         )
 
-    def _files_in_period(self, table: Table) -> list[Held]:
-        path = self._tables.path(table)
-        held = files(path, "hour") if table_exists(path) else []
+    def _files_in_period(self, table: TableSpec) -> list[StoredFile]:
+        path = self._tables.table_path(table)
+        held = list_files(path, "hour") if table_exists(path) else []
         return [file for file in held if file.value >= self._period.start // HOUR_MS]
 
     # -- aggregation on the executors
@@ -193,7 +199,7 @@ class _ReportGatherer:
     def _sum_tables(self) -> ReportSums:
         period, node_count = self._period, len(self._activity.nodes)
 
-        def sum_share(share: tuple[Table, list[Held]]) -> Iterator[tuple[int, SumTables]]:
+        def sum_share(share: tuple[TableSpec, list[StoredFile]]) -> Iterator[tuple[int, SumTables]]:
             if share[0] == schemas.SLO:
                 yield 0, aggregation.sum_slo(_read_files(*share, aggregation.SLO_COLUMNS), period)
             else:
@@ -206,19 +212,22 @@ class _ReportGatherer:
             (table, share)
             for table in (schemas.SLO, schemas.TRAFFIC)
             # A table without files gets one empty share, so that its columns exist.
-            for share in packed(self._files_in_period(table), _ROWS_PER_SHARE) or [[]]
+            for share in pack_shares(self._files_in_period(table), _ROWS_PER_SHARE) or [[]]
         ]
-        (shown,) = exchanged(self._spark, shares, sum_share, 1, combine_parts)
+        (shown,) = exchange_on_executors(self._spark, shares, sum_share, 1, combine_parts)
         return shown
 
     def _measure_latency(self, groups: LatencyGroups) -> list[GroupPercentiles]:
         online_ms = self._objectives.online * 1000
 
-        def count_share(share: list[Piece]) -> Iterator[tuple[int, SparseCounts]]:
+        def count_share(share: list[HourPiece]) -> Iterator[tuple[int, SparseCounts]]:
             total = groups.zero_counts()
             for piece in share:
                 total += aggregation.count_latencies(
-                    Hour(piece.hour, hourly.read(piece, aggregation.DELIVERY_COLUMNS)), groups
+                    HourDeliveries(
+                        piece.hour, hourly_tables.read_piece(piece, aggregation.DELIVERY_COLUMNS)
+                    ),
+                    groups,
                 )
             yield 0, SparseCounts.from_dense(total)
 
@@ -228,8 +237,8 @@ class _ReportGatherer:
                 total[each.positions] += each.counts
             yield from aggregation.measure_percentiles(total, online_ms)
 
-        shares = hourly.shares(self._spark, self._files_in_period(schemas.DELIVERIES))
-        found = exchanged(self._spark, shares, count_share, 1, combine_counts)
+        shares = hourly_tables.plan_shares(self._spark, self._files_in_period(schemas.DELIVERIES))
+        found = exchange_on_executors(self._spark, shares, count_share, 1, combine_counts)
         return found or aggregation.measure_percentiles(groups.zero_counts(), online_ms)
 
     # -- service levels and charts
@@ -284,7 +293,7 @@ class _ReportGatherer:
                 row["samples"],
                 row["sentence"],
             )
-            for row in small.rows(self._tables.root, schemas.INCIDENTS)
+            for row in small_tables.read_rows(self._tables.root, schemas.INCIDENTS)
             if row["ended_at"] is None or row["ended_at"] >= self._period.start
         ]
         return sorted(found, key=lambda i: (i.ended_at is not None, -i.count, i.started_at, i.id))
@@ -303,7 +312,7 @@ class _ReportGatherer:
                 row["last_at"],
                 row["samples"],
             )
-            for row in small.rows(self._tables.root, schemas.REVIEWS)
+            for row in small_tables.read_rows(self._tables.root, schemas.REVIEWS)
             if row["last_at"] >= self._period.start
         ]
         return sorted(found, key=lambda review: (-review.count, review.id))
@@ -320,23 +329,25 @@ class _ReportGatherer:
                 row["kept_rate"],
                 row["recommended_eta_seconds"],
             )
-            for row in small.rows(self._tables.root, schemas.ETA)
+            for row in small_tables.read_rows(self._tables.root, schemas.ETA)
         ]
         return sorted(found, key=lambda eta: (-eta.completed, eta.capability_id or ""))
 
 
 def read_last_audit(tables: str) -> AuditSummary | None:
     """Read the result of the last audit; None if no audit has run."""
-    table = small.open_table(tables, schemas.VIOLATIONS)
+    table = small_tables.open_table(tables, schemas.VIOLATIONS)
     if table is None:
         return None
-    rows = small.first(table, _MAX_ROWS)
+    rows = small_tables.first_rows(table, _MAX_ROWS)
     samples = [
         ReportViolation(row["rule"], row["sentence"], row["node"], row["seq"], row["detail"])
         for row in rows
     ]
     samples.sort(key=lambda found: (found.rule, found.node or "", found.seq or 0))
-    return AuditSummary(small.made_at(table), small.counts(table, "rule"), samples)
+    return AuditSummary(
+        small_tables.last_written_at(table), small_tables.count_values(table, "rule"), samples
+    )
 
 
 def _missed_window(row: SumRow) -> MissedWindow:
@@ -350,7 +361,7 @@ def _traffic_summary(shown: ReportSums) -> TrafficSummary:
     return TrafficSummary(shown.graph_nodes, shown.merged_nodes, edges, pairs)
 
 
-def _read_files(table: Table, held: Sequence[Held], columns: Sequence[str]) -> pa.Table:
+def _read_files(table: TableSpec, held: Sequence[StoredFile], columns: Sequence[str]) -> pa.Table:
     """Read columns of a table from some of its files, or an empty table if there are none."""
-    empty = schema_of(table).empty_table().select(list(columns))
+    empty = arrow_schema(table).empty_table().select(list(columns))
     return pa.concat_tables([empty, *(read_file(file.uri, columns) for file in held)])

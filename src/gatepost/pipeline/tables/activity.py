@@ -7,16 +7,16 @@ import numpy as np
 import pyarrow as pa
 
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.tables.facts import numbers
+from gatepost.pipeline.tables.facts import to_numbers
 from gatepost.pipeline.tables.schemas import ACTIVITY
 
-COLUMNS = ("node", "created_at")
+ACTIVITY_COLUMNS = ("node", "created_at")
 
 
-def activity(events: pa.Table, batch: int, objectives: Objectives) -> pa.Table:
+def count_activity(events: pa.Table, batch: int, objectives: Objectives) -> pa.Table:
     """Count these events by node and window."""
     width = objectives.window_ms
-    at = numbers(events["created_at"])
+    at = to_numbers(events["created_at"])
     # As plain texts, because the chunks do not share one dictionary.
     node = events["node"].cast(pa.string())
     rows = pa.table({"node": node, "window_start": at // width * width, "at": at})

@@ -22,17 +22,17 @@ from gatepost.pipeline.tables.schemas import HOUR_MS
 Column = NDArray[Any]
 """Numbers, codes of words or truth values, one for each row."""
 
-TEXTS: Final = (
+TEXT_COLUMNS: Final = (
     *("kind", "source_agent", "to_node", "to_agent", "status", "outcome", "reason", "signal"),
     *("capability_id", "capability_version", "delegation_version", "executor_version"),
     *("task_type", "failure_class", "route_decision"),
 )
-COLUMNS: Final = (
+FACT_COLUMNS: Final = (
     *("node", "event_id", "pair_seq", "corr_id", "ref_id", "created_at", "expires_at", "attempt"),
-    *("payload_size", "blob_size", "eta_at", "eta_seconds", "progress", *TEXTS),
+    *("payload_size", "blob_size", "eta_at", "eta_seconds", "progress", *TEXT_COLUMNS),
 )
 """The columns that are read of an event; the others stay on disk."""
-IDS: Final = ("kind", "event_id", "ref_id")
+ID_COLUMNS: Final = ("kind", "event_id", "ref_id")
 """The columns that tell which hours an event refers to."""
 
 NONE: Final = -1
@@ -41,10 +41,10 @@ ABSENT: Final = np.iinfo(np.int64).min
 """A missing number; less than any other."""
 
 
-class What(IntEnum):
+class FactKind(IntEnum):
     """The kinds of statements. Their names in lower case are stored in `deliveries.told`."""
 
-    SENT = 0
+    SENT_SCHEMA = 0
     ACCEPTED = 1
     REFUSED = 2
     PROCESSED = 3
@@ -60,32 +60,32 @@ class What(IntEnum):
 
 
 _BY_STATUS = {
-    "accepted": What.ACCEPTED,
-    "processed": What.PROCESSED,
-    "refused": What.REFUSED,
+    "accepted": FactKind.ACCEPTED,
+    "processed": FactKind.PROCESSED,
+    "refused": FactKind.REFUSED,
 }
-_BY_SIGNAL = {"confirm": What.CONFIRMED, "withdraw": What.WITHDRAWN}
+_BY_SIGNAL = {"confirm": FactKind.CONFIRMED, "withdraw": FactKind.WITHDRAWN}
 # Other events of a task may carry an ETA or progress, as receipts may; these are separate facts.
 _BY_KIND = {
-    "dead_letter": What.DEAD,
-    "reply": What.REPLIED,
-    "task_complete": What.COMPLETED,
-    "task_failed": What.FAILED,
-    "task_cancel": What.CANCELLED,
+    "dead_letter": FactKind.DEAD,
+    "reply": FactKind.REPLIED,
+    "task_complete": FactKind.COMPLETED,
+    "task_failed": FactKind.FAILED,
+    "task_cancel": FactKind.CANCELLED,
 }
-_TRACKED = ("message", "reply", "task_create", "task_cancel")
-_ABOUT_OWN = ("dead_letter", "signal", "task_cancel")
-_ALSO_ABOUT = ("reply", "task_cancel")
+_TRACKED_KINDS = ("message", "reply", "task_create", "task_cancel")
+_KINDS_ABOUT_OWN = ("dead_letter", "signal", "task_cancel")
+_KINDS_ALSO_ABOUT = ("reply", "task_cancel")
 
-VERSIONS: Final = (
+VERSION_COLUMNS: Final = (
     "capability_id",
     "capability_version",
     "delegation_version",
     "executor_version",
 )
-TASK: Final = (*VERSIONS, "task_type")
+TASK_COLUMNS: Final = (*VERSION_COLUMNS, "task_type")
 
-TOLD: Final = pa.schema(
+TOLD_SCHEMA: Final = pa.schema(
     {
         **dict.fromkeys(("high", "low"), pa.uint64()),
         **dict.fromkeys(("node", "peer", "what", "text", "number"), pa.int32()),
@@ -100,54 +100,54 @@ The `number` of a SENT fact is its attempt; for other kinds it counts how often 
 stated. The `at` of a PROMISED fact is the promised time.
 """
 
-SENT: Final = pa.schema(
+SENT_SCHEMA: Final = pa.schema(
     {
         **dict.fromkeys(("first", "sent_at"), pa.int64()),
         **dict.fromkeys(("kind", "from_agent", "to_agent"), pa.int32()),
         "corr_id": pa.string(),
         **dict.fromkeys(("pair_seq", "expires_at", "size"), pa.int64()),
-        **dict.fromkeys(TASK, pa.int32()),
+        **dict.fromkeys(TASK_COLUMNS, pa.int32()),
     }
 )
 """The message itself: one row for each SENT fact, in the same order."""
 
-_PLACES = {"node", "peer", "text", "kind", "from_agent", "to_agent", *TASK}
+_CODE_COLUMNS = {"node", "peer", "text", "kind", "from_agent", "to_agent", *TASK_COLUMNS}
 
 
-class Words:
+class WordCodes:
     """Assigns codes to texts, in the order they are first seen."""
 
     def __init__(self) -> None:
-        self._places: dict[str, int] = {}
+        self._codes: dict[str, int] = {}
 
-    def place(self, word: str) -> int:
-        return self._places.setdefault(word, len(self._places))
+    def code_of(self, word: str) -> int:
+        return self._codes.setdefault(word, len(self._codes))
 
-    def of(self, column: pa.ChunkedArray) -> Column:
+    def encode_column(self, column: pa.ChunkedArray) -> Column:
         """The column as codes."""
         if not pa.types.is_dictionary(column.type):
             column = column.dictionary_encode()
         whole = column.unify_dictionaries().combine_chunks()
-        known = [self.place(word) for word in whole.dictionary.to_pylist()]
+        known = [self.code_of(word) for word in whole.dictionary.to_pylist()]
         # NONE is -1, so a null picks the last entry.
         codes: Column = np.array([*known, NONE], np.int32)
         found: Column = codes[np.asarray(whole.indices.fill_null(NONE))]
         return found
 
-    def any_of(self, codes: Column, words: Iterable[str]) -> Column:
+    def matches_any(self, codes: Column, words: Iterable[str]) -> Column:
         """Whether each code is that of one of these words."""
-        found: Column = self.chosen(codes, dict.fromkeys(words, 1)) == 1
+        found: Column = self.map_codes(codes, dict.fromkeys(words, 1)) == 1
         return found
 
-    def chosen(self, codes: Column, by: Mapping[str, int]) -> Column:
+    def map_codes(self, codes: Column, by: Mapping[str, int]) -> Column:
         """The value that `by` has for the word of each code, or NONE."""
-        values = {self.place(word): value for word, value in by.items()}
-        table: Column = np.full(len(self._places) + 1, NONE, np.int32)
+        values = {self.code_of(word): value for word, value in by.items()}
+        table: Column = np.full(len(self._codes) + 1, NONE, np.int32)
         table[list(values)] = list(values.values())
         return table[codes]
 
-    def all(self) -> pa.Array:
-        return pa.array(self._places, pa.string())
+    def word_array(self) -> pa.Array:
+        return pa.array(self._codes, pa.string())
 
 
 class Facts(Struct, frozen=True):
@@ -160,15 +160,15 @@ class Facts(Struct, frozen=True):
     def __len__(self) -> int:
         return int(self.told.num_rows)
 
-    def times(self) -> Column:
+    def drawn_times(self) -> Column:
         """The times at which the ids were drawn, in epoch milliseconds."""
         return drawn_at(self.told["high"].to_numpy())
 
-    def split(self, cuts: Sequence[int]) -> Iterator[tuple[int, Self]]:
+    def split_by_time(self, cuts: Sequence[int]) -> Iterator[tuple[int, Self]]:
         """Split by the times of the ids: part n ends before cut n and begins at cut n - 1."""
-        part = np.searchsorted(np.array(cuts, np.int64), self.times(), side="right")
+        part = np.searchsorted(np.array(cuts, np.int64), self.drawn_times(), side="right")
         order = np.argsort(part.astype(np.uint16), kind="stable")
-        opens = self.told["what"].to_numpy() == What.SENT
+        opens = self.told["what"].to_numpy() == FactKind.SENT
         told = self.told.take(pa.array(order))
         sent = self.sent.take(pa.array((np.cumsum(opens) - 1)[order][opens[order]]))
         sizes, opened = np.bincount(part), np.bincount(part[opens], minlength=len(cuts) + 1)
@@ -178,52 +178,52 @@ class Facts(Struct, frozen=True):
             yield number, type(self)(told_part, sent_part, self.words)
 
     @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
+    def join_parts(cls, parts: Sequence[Self]) -> Self:
         """Join parts over one sorted list of words, so that codes compare as texts do."""
         known = [part.words.to_pylist() for part in parts]
         words = sorted(set[str]().union(*known))
         codes = {word: code for code, word in enumerate(words)}
         new_codes = [np.array([*map(codes.__getitem__, own), NONE], np.int32) for own in known]
         return cls(
-            _moved([part.told for part in parts], new_codes, TOLD),
-            _moved([part.sent for part in parts], new_codes, SENT),
+            _remap_codes([part.told for part in parts], new_codes, TOLD_SCHEMA),
+            _remap_codes([part.sent for part in parts], new_codes, SENT_SCHEMA),
             pa.array(words, pa.string()),
         )
 
     def encode(self) -> dict[str, bytes]:
         words = pa.RecordBatch.from_arrays([self.words], ["word"])
         batches = {"told": self.told, "sent": self.sent, "words": words}
-        return {name: _ipc(batch) for name, batch in batches.items()}
+        return {name: _encode_ipc(batch) for name, batch in batches.items()}
 
     @classmethod
     def decode(cls, told: bytes, sent: bytes, words: bytes) -> Self:
-        return cls(_read(told), _read(sent), _read(words)["word"])
+        return cls(_decode_ipc(told), _decode_ipc(sent), _decode_ipc(words)["word"])
 
 
 # Compressed, because blocks are copied several times on their way.
-_PACKED = pa.ipc.IpcWriteOptions(compression="lz4")
+_IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
-def _ipc(batch: pa.RecordBatch) -> bytes:
+def _encode_ipc(batch: pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=_PACKED) as stream:
+    with pa.ipc.new_stream(sink, batch.schema, options=_IPC_OPTIONS) as stream:
         stream.write_batch(batch)
     return bytes(sink.getvalue())
 
 
-def _read(block: bytes) -> pa.RecordBatch:
+def _decode_ipc(block: bytes) -> pa.RecordBatch:
     with pa.ipc.open_stream(pa.py_buffer(block)) as stream:
         return stream.read_next_batch()
 
 
-def _moved(
+def _remap_codes(
     batches: Sequence[pa.RecordBatch], new_codes: Sequence[Column], schema: pa.Schema
 ) -> pa.RecordBatch:
     """Join the batches; `new_codes` maps the old codes of each batch to new ones."""
     columns = []
     for field in schema:
         arrays = [batch[field.name] for batch in batches]
-        if field.name in _PLACES:
+        if field.name in _CODE_COLUMNS:
             arrays = [
                 pa.array(table[array.to_numpy()])
                 for table, array in zip(new_codes, arrays, strict=True)
@@ -237,7 +237,7 @@ def drawn_at(high: Column) -> Column:
     return (high >> np.uint64(16)).astype(np.int64)
 
 
-def halves(ids: pa.Array) -> tuple[Column, Column]:
+def split_ids(ids: pa.Array) -> tuple[Column, Column]:
     """Split ids of 16 bytes each into two halves, which compare as the ids do."""
     start = int(np.frombuffer(ids.buffers()[1], np.int32)[ids.offset]) if len(ids) else 0
     data = np.frombuffer(ids.buffers()[2] or b"", ">u8", 2 * len(ids), start)
@@ -247,59 +247,61 @@ def halves(ids: pa.Array) -> tuple[Column, Column]:
 
 def is_id(ids: pa.ChunkedArray) -> Column:
     """Whether each row has an id; rows without one make no facts."""
-    return _plain(pc.equal(pc.binary_length(ids), 16).fill_null(False))
+    return _to_numpy(pc.equal(pc.binary_length(ids), 16).fill_null(False))
 
 
-def numbers(column: pa.ChunkedArray | pa.Array) -> Column:
-    return _plain(column.cast(pa.int64()).fill_null(ABSENT))
+def to_numbers(column: pa.ChunkedArray | pa.Array) -> Column:
+    return _to_numpy(column.cast(pa.int64()).fill_null(ABSENT))
 
 
-def ranks(column: pa.ChunkedArray | pa.Array) -> Column:
+def dense_ranks(column: pa.ChunkedArray | pa.Array) -> Column:
     """Numbers that compare as the values do, nulls lowest."""
     return np.asarray(pc.rank(column, [("", "ascending", "at_start")], tiebreaker="dense"))
 
 
-def changes(column: Column) -> Column:
+def mark_changes(column: Column) -> Column:
     """Whether each value differs from the one before it; true for the first."""
     marks = np.ones(len(column), bool)
     np.not_equal(column[1:], column[:-1], out=marks[1:])
     return marks
 
 
-def _plain(column: pa.ChunkedArray | pa.Array) -> Column:
+def _to_numpy(column: pa.ChunkedArray | pa.Array) -> Column:
     return np.asarray(column)
 
 
 def hours_of(events: pa.Table) -> Column:
     """The hours of the deliveries that these events open or refer to; no others change."""
-    words = Words()
-    opens = words.any_of(words.of(events["kind"]), _TRACKED)
+    words = WordCodes()
+    opens = words.matches_any(words.encode_column(events["kind"]), _TRACKED_KINDS)
     rows = {"event_id": opens & is_id(events["event_id"]), "ref_id": is_id(events["ref_id"])}
     drawn = [
-        drawn_at(halves(events[name].filter(pa.array(chosen)).combine_chunks())[0])
+        drawn_at(split_ids(events[name].filter(pa.array(chosen)).combine_chunks())[0])
         for name, chosen in rows.items()
     ]
     return np.unique(np.concatenate(drawn) // HOUR_MS)
 
 
-class _Events:
+class _EventColumns:
     """A table of events, with the columns that several kinds of facts need."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
-        self.words = Words()
-        self.texts = {name: self.words.of(table[name]) for name in ("node", *TEXTS)}
-        self.created_at = numbers(table["created_at"])
-        self.attempt = numbers(table["attempt"])
+        self.words = WordCodes()
+        self.texts = {
+            name: self.words.encode_column(table[name]) for name in ("node", *TEXT_COLUMNS)
+        }
+        self.created_at = to_numbers(table["created_at"])
+        self.attempt = to_numbers(table["attempt"])
         names = ("outcome", "reason", "failure_class", "route_decision")
-        self.text = _first(*(self.texts[name] for name in names))
+        self.text = _first_word(*(self.texts[name] for name in names))
 
     def is_any(self, kinds: Iterable[str]) -> Column:
-        return self.words.any_of(self.texts["kind"], kinds)
+        return self.words.matches_any(self.texts["kind"], kinds)
 
-    def what(self) -> Column:
+    def fact_kinds(self) -> Column:
         """The kind of fact that each event states about the one it refers to, or NONE."""
-        kind, to_kinds = self.texts["kind"], self.words.chosen
+        kind, to_kinds = self.texts["kind"], self.words.map_codes
         what = to_kinds(kind, _BY_KIND)
         by_status = to_kinds(self.texts["status"], _BY_STATUS)
         what = np.where(self.is_any(["ack"]), by_status, what)
@@ -308,12 +310,12 @@ class _Events:
 
     def eta_at(self) -> Column:
         """The promised time, given as such or in seconds from the event."""
-        promised, seconds = numbers(self.table["eta_at"]), numbers(self.table["eta_seconds"])
+        promised, seconds = to_numbers(self.table["eta_at"]), to_numbers(self.table["eta_seconds"])
         computed = np.where(seconds == ABSENT, ABSENT, self.created_at + seconds * 1000)
         return np.where(promised == ABSENT, computed, promised)
 
 
-def _first(*columns: Column) -> Column:
+def _first_word(*columns: Column) -> Column:
     """For each row the first of the columns that has a word."""
     found = columns[0]
     for column in columns[1:]:
@@ -321,63 +323,70 @@ def _first(*columns: Column) -> Column:
     return found
 
 
-def facts(table: pa.Table) -> Facts:
+def facts_from_events(table: pa.Table) -> Facts:
     """Make facts of events; `table` has `FACT_COLUMNS`, with texts dictionary-encoded or plain."""
-    events = _Events(table)
-    tracked = events.is_any(_TRACKED)
+    events = _EventColumns(table)
+    tracked = events.is_any(_TRACKED_KINDS)
     opening = np.flatnonzero(tracked & is_id(table["event_id"]))
-    about = (~tracked | events.is_any(_ALSO_ABOUT)) & is_id(table["ref_id"])
-    told = [_opened(events, opening), *_referred(events, about)]
-    columns = {name: np.concatenate([part[name] for part in told]) for name in TOLD.names}
-    return Facts(batch(TOLD, columns), _messages(events, opening), events.words.all())
+    about = (~tracked | events.is_any(_KINDS_ALSO_ABOUT)) & is_id(table["ref_id"])
+    told = [_opening_facts(events, opening), *_referring_facts(events, about)]
+    columns = {name: np.concatenate([part[name] for part in told]) for name in TOLD_SCHEMA.names}
+    return Facts(
+        build_batch(TOLD_SCHEMA, columns),
+        _message_batch(events, opening),
+        events.words.word_array(),
+    )
 
 
-def batch(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
+def build_batch(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
     arrays = [pa.array(columns[field.name], field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _opened(events: _Events, rows: Column) -> dict[str, Column]:
+def _opening_facts(events: _EventColumns, rows: Column) -> dict[str, Column]:
     """The SENT facts of events that open a delivery."""
     to_node = events.texts["to_node"][rows]
     return {
-        **_said(events, rows, "event_id"),
+        **_shared_columns(events, rows, "event_id"),
         "node": events.texts["node"][rows],
-        "peer": np.where(to_node == NONE, events.words.place(""), to_node),
-        "what": np.full(len(rows), What.SENT),
+        "peer": np.where(to_node == NONE, events.words.code_of(""), to_node),
+        "what": np.full(len(rows), FactKind.SENT),
         "number": events.attempt[rows],
     }
 
 
-def _referred(events: _Events, about: Column) -> Iterator[dict[str, Column]]:
+def _referring_facts(events: _EventColumns, about: Column) -> Iterator[dict[str, Column]]:
     """The facts about deliveries that other events opened."""
-    what, eta = events.what(), events.eta_at()
-    progress = _plain(events.table["progress"].fill_null(np.nan))
+    what, eta = events.fact_kinds(), events.eta_at()
+    progress = _to_numpy(events.table["progress"].fill_null(np.nan))
     rows = np.flatnonzero(about & (what != NONE))
-    yield _about(events, rows) | {"what": what[rows]}
+    yield _referring_columns(events, rows) | {"what": what[rows]}
     rows = np.flatnonzero(about & (eta != ABSENT))
-    yield _about(events, rows) | {"what": np.full(len(rows), What.PROMISED), "at": eta[rows]}
+    yield _referring_columns(events, rows) | {
+        "what": np.full(len(rows), FactKind.PROMISED),
+        "at": eta[rows],
+    }
     rows = np.flatnonzero(about & ~np.isnan(progress))
-    progressed = {"what": np.full(len(rows), What.PROGRESSED), "progress": progress[rows]}
-    yield _about(events, rows) | progressed
+    progressed = {"what": np.full(len(rows), FactKind.PROGRESSED), "progress": progress[rows]}
+    yield _referring_columns(events, rows) | progressed
 
 
-def _about(events: _Events, rows: Column) -> dict[str, Column]:
-    own = events.is_any(_ABOUT_OWN)[rows]
+def _referring_columns(events: _EventColumns, rows: Column) -> dict[str, Column]:
+    own = events.is_any(_KINDS_ABOUT_OWN)[rows]
     node, to_node = events.texts["node"][rows], events.texts["to_node"][rows]
     # An old receipt may lack `to_node`; then it is addressed to an agent of its own node.
-    default = np.where(own, events.words.place(""), node)
+    default = np.where(own, events.words.code_of(""), node)
     to_node = np.where(to_node == NONE, default, to_node)
     return {
-        **_said(events, rows, "ref_id"),
+        **_shared_columns(events, rows, "ref_id"),
         "node": np.where(own, node, to_node),
         "peer": np.where(own, to_node, node),
         "number": np.ones(len(rows), np.int32),
     }
 
 
-def _said(events: _Events, rows: Column, about: str) -> dict[str, Column]:
-    high, low = halves(events.table[about].take(rows).combine_chunks())
+def _shared_columns(events: _EventColumns, rows: Column, about: str) -> dict[str, Column]:
+    high, low = split_ids(events.table[about].take(rows).combine_chunks())
     return {
         "high": high,
         "low": low,
@@ -387,9 +396,9 @@ def _said(events: _Events, rows: Column, about: str) -> dict[str, Column]:
     }
 
 
-def _messages(events: _Events, rows: Column) -> pa.RecordBatch:
+def _message_batch(events: _EventColumns, rows: Column) -> pa.RecordBatch:
     table = events.table
-    blob, inline = numbers(table["blob_size"]), numbers(table["payload_size"])
+    blob, inline = to_numbers(table["blob_size"]), to_numbers(table["payload_size"])
     is_task = events.is_any(["task_create"])
     columns = {
         "first": events.attempt,
@@ -397,10 +406,12 @@ def _messages(events: _Events, rows: Column) -> pa.RecordBatch:
         "kind": events.texts["kind"],
         "from_agent": events.texts["source_agent"],
         "to_agent": events.texts["to_agent"],
-        "pair_seq": numbers(table["pair_seq"]),
-        "expires_at": numbers(table["expires_at"]),
+        "pair_seq": to_numbers(table["pair_seq"]),
+        "expires_at": to_numbers(table["expires_at"]),
         "size": np.where(blob == ABSENT, inline, blob),
-        **{name: np.where(is_task, events.texts[name], NONE) for name in TASK},
+        **{name: np.where(is_task, events.texts[name], NONE) for name in TASK_COLUMNS},
     }
     taken: dict[str, Any] = {name: column[rows] for name, column in columns.items()}
-    return batch(SENT, taken | {"corr_id": table["corr_id"].take(rows).combine_chunks()})
+    return build_batch(
+        SENT_SCHEMA, taken | {"corr_id": table["corr_id"].take(rows).combine_chunks()}
+    )

@@ -11,57 +11,62 @@ from gatepost.pipeline.tables.facts import (
     ABSENT,
     NONE,
     Column,
-    Words,
-    changes,
-    numbers,
-    ranks,
+    WordCodes,
+    dense_ranks,
+    mark_changes,
+    to_numbers,
 )
 
 _MOST = 2**62
 
 
-class Columns:
+class CodedColumns:
     """A table's columns as numbers: texts are codes of one list of words."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
-        self._words = Words()
-        self._seen: dict[str, Column] = {}
+        self._words = WordCodes()
+        self._coded: dict[str, Column] = {}
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
-    def text(self, name: str) -> Column:
-        return self._once(name, self._words.of)
+    def text_codes(self, name: str) -> Column:
+        return self._cached_column(name, self._words.encode_column)
 
-    def number(self, name: str) -> Column:
-        return self._once(name, numbers)
+    def number_column(self, name: str) -> Column:
+        return self._cached_column(name, to_numbers)
 
-    def truth(self, name: str) -> Column:
+    def bool_column(self, name: str) -> Column:
         return np.asarray(self.table[name].fill_null(False))
 
     def is_any(self, name: str, *texts: str) -> Column:
-        return self._words.any_of(self.text(name), texts)
+        return self._words.matches_any(self.text_codes(name), texts)
 
-    def chosen(self, name: str, by: Mapping[str, int]) -> Column:
+    def map_texts(self, name: str, by: Mapping[str, int]) -> Column:
         """The value that `by` has for each text, or NONE."""
-        return self._words.chosen(self.text(name), by)
+        return self._words.map_codes(self.text_codes(name), by)
 
-    def rank(self, name: str, rows: Column) -> Column:
+    def text_ranks(self, name: str, rows: Column) -> Column:
         """Numbers that compare as the texts of these rows do, nulls lowest."""
-        return ranks(self.table[name].take(pa.array(rows)))
+        return dense_ranks(self.table[name].take(pa.array(rows)))
 
-    def texts(self, codes: Column) -> pa.Array:
-        return self._words.all().take(pa.array(codes, mask=codes == NONE))
+    def decode_texts(self, codes: Column) -> pa.Array:
+        return self._words.word_array().take(pa.array(codes, mask=codes == NONE))
 
-    def names(self, groups: "Groups", keys: Sequence[Column]) -> list[tuple[str | None, ...]]:
+    def group_texts(self, groups: "Groups", keys: Sequence[Column]) -> list[tuple[str | None, ...]]:
         """For each group the texts that all its rows have in these key columns."""
-        return list(zip(*(self.texts(groups.first(key)).to_pylist() for key in keys), strict=True))
+        return list(
+            zip(
+                *(self.decode_texts(groups.first_values(key)).to_pylist() for key in keys),
+                strict=True,
+            )
+        )
 
-    def _once(self, name: str, convert: Any) -> Column:
-        if name not in self._seen:
-            self._seen[name] = convert(self.table[name])
-        return self._seen[name]
+    def _cached_column(self, name: str, convert: Any) -> Column:
+        if name not in self._coded:
+            self._coded[name] = convert(self.table[name])
+        return self._coded[name]
 
 
 class Groups(Struct, frozen=True):
@@ -74,19 +79,19 @@ class Groups(Struct, frozen=True):
     starts: Column
 
     @classmethod
-    def alike(cls, *keys: Column) -> Self:
+    def group_equal(cls, *keys: Column) -> Self:
         """Group rows that are equal in all keys."""
-        code = _code(keys)
+        code = _combine_keys(keys)
         order = np.argsort(code, kind="stable")
-        return cls(order, np.flatnonzero(changes(code[order])))
+        return cls(order, np.flatnonzero(mark_changes(code[order])))
 
     @classmethod
-    def runs(cls, at: Column, gap: int, *keys: Column) -> Self:
+    def group_runs(cls, at: Column, gap: int, *keys: Column) -> Self:
         """Group rows that are equal in all keys and follow each other with gaps up to `gap`."""
-        code = _code(keys)
+        code = _combine_keys(keys)
         order = np.lexsort((at, code))
         far = np.diff(at[order], prepend=at[order][:1]) > gap
-        return cls(order, np.flatnonzero(changes(code[order]) | far))
+        return cls(order, np.flatnonzero(mark_changes(code[order]) | far))
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -96,47 +101,47 @@ class Groups(Struct, frozen=True):
         return np.diff(self.starts, append=len(self.order))
 
     @property
-    def of(self) -> Column:
+    def group_numbers(self) -> Column:
         """For each row the number of its group."""
         found: Column = np.empty(len(self.order), np.int64)
         found[self.order] = np.repeat(np.arange(len(self)), self.sizes)
         return found
 
-    def first(self, column: Column) -> Column:
+    def first_values(self, column: Column) -> Column:
         """For each group the value of its first row."""
         found: Column = column[self.order[self.starts]]
         return found
 
-    def sum(self, values: Column) -> Column:
+    def sum_values(self, values: Column) -> Column:
         known = np.where(values == ABSENT, 0, values) if values.dtype != bool else values
-        return self._reduced(np.add, known.astype(np.int64))
+        return self._reduce_groups(np.add, known.astype(np.int64))
 
-    def least(self, values: Column) -> Column:
+    def min_values(self, values: Column) -> Column:
         largest = np.iinfo(np.int64).max
-        found = self._reduced(np.minimum, np.where(values == ABSENT, largest, values))
+        found = self._reduce_groups(np.minimum, np.where(values == ABSENT, largest, values))
         return np.where(found == largest, ABSENT, found)
 
-    def most(self, values: Column) -> Column:
-        return self._reduced(np.maximum, values)
+    def max_values(self, values: Column) -> Column:
+        return self._reduce_groups(np.maximum, values)
 
-    def _reduced(self, function: np.ufunc, values: Column) -> Column:
+    def _reduce_groups(self, function: np.ufunc, values: Column) -> Column:
         if not len(self):
             return np.zeros(0, np.int64)
         found: Column = function.reduceat(values[self.order], self.starts)
         return found
 
-    def each(self) -> Iterator[Column]:
+    def each_group(self) -> Iterator[Column]:
         """The rows of each group in turn."""
         return iter(np.split(self.order, self.starts[1:]) if len(self) else [])
 
-    def samples(self, most: int, *keys: Column) -> list[Column]:
+    def sample_rows(self, most: int, *keys: Column) -> list[Column]:
         """The first `most` rows of each group, ordered by these keys."""
-        order = np.lexsort((*reversed(keys), self.of))
+        order = np.lexsort((*reversed(keys), self.group_numbers))
         ends = self.starts + np.minimum(self.sizes, most)
         return [order[start:end] for start, end in zip(self.starts, ends, strict=True)]
 
 
-class Sorted(Struct, frozen=True):
+class SortedGroups(Struct, frozen=True):
     """The sorted numbers of each group with cumulative counts, for percentiles."""
 
     values: Column
@@ -144,13 +149,13 @@ class Sorted(Struct, frozen=True):
     sizes: Column
 
     @classmethod
-    def of(cls, groups: Groups, values: Column) -> Self:
+    def from_groups(cls, groups: Groups, values: Column) -> Self:
         known = np.flatnonzero(values != ABSENT)
         once = np.ones(len(known), np.int64)
-        return cls.counted(groups.of[known], values[known], once, len(groups))
+        return cls.from_counts(groups.group_numbers[known], values[known], once, len(groups))
 
     @classmethod
-    def counted(cls, of: Column, values: Column, counts: Column, groups: int) -> Self:
+    def from_counts(cls, of: Column, values: Column, counts: Column, groups: int) -> Self:
         """Build from counted numbers; `of` is the group of each."""
         order = np.lexsort((values, of))
         sizes = np.bincount(of, counts, groups).astype(np.int64)
@@ -169,42 +174,42 @@ class Sorted(Struct, frozen=True):
         return found
 
 
-def _code(keys: Sequence[Column]) -> Column:
+def _combine_keys(keys: Sequence[Column]) -> Column:
     """Combine several keys into one number that is equal only where all of them are."""
-    code, count = _dense(keys[0])
+    code, count = _dense_codes(keys[0])
     for key in keys[1:]:
-        more, size = _dense(key)
+        more, size = _dense_codes(key)
         if count * size > _MOST:
-            code, count = _numbered(code)
+            code, count = _unique_codes(code)
         code, count = code * size + more, count * size
     return code
 
 
-def _dense(key: Column) -> tuple[Column, int]:
+def _dense_codes(key: Column) -> tuple[Column, int]:
     """Codes from 0, and their possible number; keys of a small range are only shifted."""
     least, most = (int(key.min()), int(key.max())) if len(key) else (0, 0)
     if most - least <= max(len(key), 2**16):
         return key.astype(np.int64) - least, most - least + 1
-    return _numbered(key)
+    return _unique_codes(key)
 
 
-def _numbered(key: Column) -> tuple[Column, int]:
+def _unique_codes(key: Column) -> tuple[Column, int]:
     known, code = np.unique(key, return_inverse=True)
     return code, len(known)
 
 
-def earlier(one: Column, other: Column) -> Column:
+def earliest_known(one: Column, other: Column) -> Column:
     """The lesser of two numbers, or the one that is not ABSENT."""
     lesser = np.minimum(one, other)
     return np.where(one == ABSENT, other, np.where(other == ABSENT, one, lesser))
 
 
-def listed(columns: Mapping[str, Any], names: Sequence[str]) -> pa.Table:
+def columns_to_table(columns: Mapping[str, Any], names: Sequence[str]) -> pa.Table:
     """A table of these columns in the order of `names`; ABSENT becomes null."""
-    return pa.table({name: _array(columns[name]) for name in names})
+    return pa.table({name: _nullable_array(columns[name]) for name in names})
 
 
-def _array(column: Any) -> Any:
+def _nullable_array(column: Any) -> Any:
     if isinstance(column, np.ndarray) and column.dtype == np.int64:
         return pa.array(column, mask=column == ABSENT)
     return column

@@ -25,32 +25,32 @@ import pyarrow.compute as pc
 from gatepost.pipeline.tables.facts import (
     ABSENT,
     NONE,
-    SENT,
-    TASK,
-    TOLD,
+    SENT_SCHEMA,
+    TASK_COLUMNS,
+    TOLD_SCHEMA,
     Column,
+    FactKind,
     Facts,
-    What,
-    Words,
-    batch,
-    changes,
+    WordCodes,
+    build_batch,
+    dense_ranks,
     drawn_at,
-    halves,
-    numbers,
-    ranks,
+    mark_changes,
+    split_ids,
+    to_numbers,
 )
 from gatepost.pipeline.tables.schemas import DELIVERIES, HOUR_MS
 
 
-def deliveries(told: Facts) -> pa.Table:
+def build_deliveries(told: Facts) -> pa.Table:
     """Build the delivery of every message these facts are about, in the order of their ids.
 
     The facts must come from `Facts.join_parts`, which sorts their words.
     """
-    return _Deliveries(told).table()
+    return _DeliveryBuilder(told).build_table()
 
 
-class _Rows(NamedTuple):
+class _SortedFacts(NamedTuple):
     """Sorted facts. `leg` and `delivery` number each row's leg and delivery from 0."""
 
     columns: Mapping[str, Column]
@@ -60,26 +60,30 @@ class _Rows(NamedTuple):
     delivery: Column
 
     @classmethod
-    def of(cls, told: Facts) -> Self:
-        plain = {name: told.told[name].to_numpy() for name in TOLD.names}
-        among = (plain["node"].astype(np.int64) * len(told.words) + plain["peer"]) * len(What)
+    def from_facts(cls, told: Facts) -> Self:
+        plain = {name: told.told[name].to_numpy() for name in TOLD_SCHEMA.names}
+        among = (plain["node"].astype(np.int64) * len(told.words) + plain["peer"]) * len(FactKind)
         order = np.lexsort((among + plain["what"], plain["low"], plain["high"]))
         columns = {name: column[order] for name, column in plain.items()}
-        message = (np.cumsum(plain["what"] == What.SENT) - 1)[order]
-        starts = changes(columns["high"]) | changes(columns["low"]) | changes(columns["node"])
-        leg = np.cumsum(starts | changes(columns["peer"])) - 1
+        message = (np.cumsum(plain["what"] == FactKind.SENT) - 1)[order]
+        starts = (
+            mark_changes(columns["high"])
+            | mark_changes(columns["low"])
+            | mark_changes(columns["node"])
+        )
+        leg = np.cumsum(starts | mark_changes(columns["peer"])) - 1
         return cls(columns, message, leg, np.cumsum(starts) - 1)
 
 
-Key = Column | Callable[[Column], Column]
+SortKey = Column | Callable[[Column], Column]
 
 
-def _least(group: Column, *keys: Key) -> Column:
+def _least_per_group(group: Column, *keys: SortKey) -> Column:
     """The index of the least row of each group, by these keys. Rows of a group must be adjacent.
 
     A key may be a function; it is called with the few rows that have to be compared.
     """
-    starts = np.flatnonzero(changes(group))
+    starts = np.flatnonzero(mark_changes(group))
     sizes = np.diff(starts, append=len(group))
     if len(starts) == len(group):
         return starts
@@ -91,14 +95,14 @@ def _least(group: Column, *keys: Key) -> Column:
     return starts
 
 
-def _spread(indexes: Column, values: Column, size: int) -> Column:
+def _scatter_values(indexes: Column, values: Column, size: int) -> Column:
     """A column of `size` with the values at these indexes, and NONE elsewhere."""
     whole = np.full(size, NONE, values.dtype)
     whole[indexes] = values
     return whole
 
 
-def _pick(values: Column, indexes: Column, nothing: float = ABSENT) -> Column:
+def _pick_values(values: Column, indexes: Column, nothing: float = ABSENT) -> Column:
     """The values at these indexes, and `nothing` where the index is NONE."""
     if not len(values):
         return np.full(len(indexes), nothing, values.dtype)
@@ -108,42 +112,42 @@ def _pick(values: Column, indexes: Column, nothing: float = ABSENT) -> Column:
 class _Legs:
     """One entry per leg: for each kind of fact its first time, its text and its count."""
 
-    def __init__(self, rows: _Rows) -> None:
+    def __init__(self, rows: _SortedFacts) -> None:
         self._leg, columns = rows.leg, rows.columns
-        start = np.flatnonzero(changes(rows.leg))
+        start = np.flatnonzero(mark_changes(rows.leg))
         self.size = len(start)
         self.delivery = rows.delivery[start]
         self.peer = columns["peer"][start]
-        self._told = {what: np.flatnonzero(columns["what"] == what) for what in What}
-        first = {what: self._least(what, columns["at"], columns["text"]) for what in What}
-        self.at = {what: _pick(columns["at"], row) for what, row in first.items()}
-        self.text = {what: _pick(columns["text"], row, NONE) for what, row in first.items()}
-        self.times = {what: self._sum(what, columns["number"]) for what in _COUNTED}
-        last = self._least(What.SENT, ~columns["number"], ~columns["text"])
-        self.attempt = _pick(columns["number"].astype(np.int64), last)
-        self.why = _pick(columns["text"], last, NONE)
-        furthest = self._least(What.PROGRESSED, -columns["progress"])
-        self.progress = _pick(columns["progress"], furthest, np.nan)
+        self._rows_by_kind = {what: np.flatnonzero(columns["what"] == what) for what in FactKind}
+        first = {what: self._least_row(what, columns["at"], columns["text"]) for what in FactKind}
+        self.at = {what: _pick_values(columns["at"], row) for what, row in first.items()}
+        self.text = {what: _pick_values(columns["text"], row, NONE) for what, row in first.items()}
+        self.times = {what: self._sum_per_leg(what, columns["number"]) for what in _COUNTED_KINDS}
+        last = self._least_row(FactKind.SENT, ~columns["number"], ~columns["text"])
+        self.attempt = _pick_values(columns["number"].astype(np.int64), last)
+        self.why = _pick_values(columns["text"], last, NONE)
+        furthest = self._least_row(FactKind.PROGRESSED, -columns["progress"])
+        self.progress = _pick_values(columns["progress"], furthest, np.nan)
 
-    def _least(self, what: What, *keys: Column) -> Column:
+    def _least_row(self, what: FactKind, *keys: Column) -> Column:
         """For each leg the least row of this kind of fact, or NONE."""
-        rows = self._told[what]
-        least = rows[_least(self._leg[rows], *(key[rows] for key in keys))]
-        return _spread(self._leg[least], least, self.size)
+        rows = self._rows_by_kind[what]
+        least = rows[_least_per_group(self._leg[rows], *(key[rows] for key in keys))]
+        return _scatter_values(self._leg[least], least, self.size)
 
-    def _sum(self, what: What, column: Column) -> Column:
-        rows = self._told[what]
+    def _sum_per_leg(self, what: FactKind, column: Column) -> Column:
+        rows = self._rows_by_kind[what]
         return np.bincount(self._leg[rows], column[rows], self.size).astype(np.int64)
 
-    def plain(self, sent_at: Column, is_task: Column) -> Column:
+    def is_implied(self, sent_at: Column, is_task: Column) -> Column:
         """Whether the columns of its delivery state all facts of each leg.
 
         This holds for the only leg of a delivery; `sent_at` and `is_task` are the delivery's.
         """
-        implied: Column = self.at[What.SENT] == sent_at
-        for what in _UNSAID:
+        implied: Column = self.at[FactKind.SENT] == sent_at
+        for what in _UNSTATED_KINDS:
             implied &= self.at[what] == ABSENT
-        for what in _OF_TASKS:
+        for what in _TASK_KINDS:
             implied &= (self.at[what] == ABSENT) | is_task
         for times in self.times.values():
             implied &= times <= 1
@@ -151,119 +155,129 @@ class _Legs:
 
 
 # Kinds of facts that are counted.
-_COUNTED = (What.ACCEPTED, What.PROCESSED)
+_COUNTED_KINDS = (FactKind.ACCEPTED, FactKind.PROCESSED)
 # Kinds that the columns of a delivery do not state, and kinds that they state for tasks only.
-_UNSAID = (What.REFUSED, What.DEAD, What.CONFIRMED, What.WITHDRAWN)
-_OF_TASKS = (What.PROMISED, What.PROGRESSED, What.COMPLETED, What.FAILED, What.CANCELLED)
+_UNSTATED_KINDS = (FactKind.REFUSED, FactKind.DEAD, FactKind.CONFIRMED, FactKind.WITHDRAWN)
+_TASK_KINDS = (
+    FactKind.PROMISED,
+    FactKind.PROGRESSED,
+    FactKind.COMPLETED,
+    FactKind.FAILED,
+    FactKind.CANCELLED,
+)
 
 
-class _Deliveries:
+class _DeliveryBuilder:
     """Folds all legs of a delivery into one row. Only answers of nodes that were asked count."""
 
     def __init__(self, told: Facts) -> None:
-        self._texts, self._sent = told.words, told.sent
-        rows = _Rows.of(told)
+        self._word_array, self._sent = told.words, told.sent
+        rows = _SortedFacts.from_facts(told)
         self._legs = legs = _Legs(rows)
-        start = np.flatnonzero(changes(rows.delivery))
+        start = np.flatnonzero(mark_changes(rows.delivery))
         self.size = len(start)
         self._id = rows.columns["high"][start], rows.columns["low"][start]
         self._node = rows.columns["node"][start]
-        self._nobody = self._place("")
+        self._nobody = self._word_code("")
         self._everyone = np.ones(legs.size, bool)
-        self._asked = (legs.at[What.SENT] != ABSENT) & (legs.peer != self._nobody)
+        self._asked = (legs.at[FactKind.SENT] != ABSENT) & (legs.peer != self._nobody)
         self._message = self._first_message(rows)
-        self._is_task = self._of_message("kind", NONE) == self._place("task_create")
+        self._is_task = self._message_column("kind", NONE) == self._word_code("task_create")
 
-    def table(self) -> pa.Table:
-        answers = self._answers()
+    def build_table(self) -> pa.Table:
+        answers = self._answer_columns()
         high, low = self._id
         columns = {
             "hour": pa.array(drawn_at(high) // HOUR_MS),
-            "node": self._words(self._node),
-            "event_id": _ids(high, low),
-            **self._said(),
-            **{name: self._array(column) for name, column in answers.items()},
-            **self._judged(answers),
-            "task": self._task(),
-            "told": self._listed(),
+            "node": self._to_texts(self._node),
+            "event_id": _id_array(high, low),
+            **self._message_columns(),
+            **{name: self._to_array(column) for name, column in answers.items()},
+            **self._state_columns(answers),
+            "task": self._task_column(),
+            "told": self._told_column(),
         }
         for name in ("attempts", "routes"):
             columns[name] = columns[name].cast(pa.int32())
         return pa.Table.from_pydict({name: columns[name] for name in DELIVERIES.names})
 
-    def _answers(self) -> dict[str, Column]:
+    def _answer_columns(self) -> dict[str, Column]:
         legs, asked = self._legs, self._asked
         at, text, peer = legs.at, legs.text, legs.peer
-        accept = self._first(What.ACCEPTED, asked, peer)
-        turn = self._first(What.PROCESSED, asked, text[What.PROCESSED], peer)
-        replied = self._first(What.REPLIED, asked)
-        dead = self._first(What.DEAD, self._everyone, text[What.DEAD])
-        refused = self._first(What.REFUSED, asked, text[What.REFUSED])
-        last = self._best(self._everyone, ~legs.attempt, ~legs.why, ~peer)
-        to_node = _pick(peer, _either(turn, _either(accept, last)), NONE)
-        answered = (at[What.ACCEPTED] != ABSENT) | (at[What.PROCESSED] != ABSENT)
+        accept = self._first_leg(FactKind.ACCEPTED, asked, peer)
+        turn = self._first_leg(FactKind.PROCESSED, asked, text[FactKind.PROCESSED], peer)
+        replied = self._first_leg(FactKind.REPLIED, asked)
+        dead = self._first_leg(FactKind.DEAD, self._everyone, text[FactKind.DEAD])
+        refused = self._first_leg(FactKind.REFUSED, asked, text[FactKind.REFUSED])
+        last = self._least_leg(self._everyone, ~legs.attempt, ~legs.why, ~peer)
+        to_node = _pick_values(peer, _first_known(turn, _first_known(accept, last)), NONE)
+        answered = (at[FactKind.ACCEPTED] != ABSENT) | (at[FactKind.PROCESSED] != ABSENT)
         again = np.sum([np.maximum(times - 1, 0) for times in legs.times.values()], axis=0)
         reasons = [
-            _pick(text[What.DEAD], dead, NONE),
-            _pick(text[What.REFUSED], refused, NONE),
+            _pick_values(text[FactKind.DEAD], dead, NONE),
+            _pick_values(text[FactKind.REFUSED], refused, NONE),
         ]
         return {
             "to_node": np.where(to_node == self._nobody, np.int32(NONE), to_node),
-            "attempts": _pick(legs.attempt, last),
-            "routes": self._sum(asked),
-            "decision": _pick(legs.why, last, NONE),
-            "accepted_at": _pick(at[What.ACCEPTED], accept),
-            "processed_at": _pick(at[What.PROCESSED], turn),
-            "replied_at": _pick(at[What.REPLIED], replied),
-            "dead_at": _pick(at[What.DEAD], dead),
-            "outcome": _pick(text[What.PROCESSED], turn, NONE),
-            "reason": _either(*reasons),
-            "duplicates": self._sum(again),
-            "strangers": self._sum(~asked & answered),
-            "turns": self._sum(asked & (text[What.PROCESSED] == self._place("ok"))),
+            "attempts": _pick_values(legs.attempt, last),
+            "routes": self._sum_per_delivery(asked),
+            "decision": _pick_values(legs.why, last, NONE),
+            "accepted_at": _pick_values(at[FactKind.ACCEPTED], accept),
+            "processed_at": _pick_values(at[FactKind.PROCESSED], turn),
+            "replied_at": _pick_values(at[FactKind.REPLIED], replied),
+            "dead_at": _pick_values(at[FactKind.DEAD], dead),
+            "outcome": _pick_values(text[FactKind.PROCESSED], turn, NONE),
+            "reason": _first_known(*reasons),
+            "duplicates": self._sum_per_delivery(again),
+            "strangers": self._sum_per_delivery(~asked & answered),
+            "turns": self._sum_per_delivery(
+                asked & (text[FactKind.PROCESSED] == self._word_code("ok"))
+            ),
         }
 
-    def _first(self, what: What, legs: Column, *keys: Column) -> Column:
+    def _first_leg(self, what: FactKind, legs: Column, *keys: Column) -> Column:
         """For each delivery the one of these legs with the earliest such fact, or NONE."""
         at = self._legs.at[what]
-        return self._best(legs & (at != ABSENT), at, *keys)
+        return self._least_leg(legs & (at != ABSENT), at, *keys)
 
-    def _best(self, legs: Column, *keys: Column) -> Column:
+    def _least_leg(self, legs: Column, *keys: Column) -> Column:
         """For each delivery the least of these legs, or NONE."""
         candidates, delivery = np.flatnonzero(legs), self._legs.delivery
-        least = _least(delivery[candidates], *(key[candidates] for key in keys))
+        least = _least_per_group(delivery[candidates], *(key[candidates] for key in keys))
         best = candidates[least]
-        return _spread(delivery[best], best, self.size)
+        return _scatter_values(delivery[best], best, self.size)
 
-    def _sum(self, values: Column) -> Column:
+    def _sum_per_delivery(self, values: Column) -> Column:
         """The sum over all legs of each delivery."""
         return np.bincount(self._legs.delivery, values, self.size).astype(np.int64)
 
-    def _first_message(self, rows: _Rows) -> Column:
+    def _first_message(self, rows: _SortedFacts) -> Column:
         """For each delivery the index of the message that opened it, or NONE."""
-        sent = np.flatnonzero(rows.columns["what"] == What.SENT)
+        sent = np.flatnonzero(rows.columns["what"] == FactKind.SENT)
         delivery, message = rows.delivery[sent], rows.message[sent]
 
         def rank_by(name: str) -> Callable[[Column], Column]:
-            return lambda contested: ranks(self._sent[name].take(pa.array(message[contested])))
+            return lambda contested: dense_ranks(
+                self._sent[name].take(pa.array(message[contested]))
+            )
 
-        first = _least(delivery, *(rank_by(name) for name in SENT.names))
-        return _spread(delivery[first], message[first], self.size)
+        first = _least_per_group(delivery, *(rank_by(name) for name in SENT_SCHEMA.names))
+        return _scatter_values(delivery[first], message[first], self.size)
 
-    def _of_message(self, name: str, nothing: int = ABSENT) -> Column:
-        return _pick(self._sent[name].to_numpy(), self._message, nothing)
+    def _message_column(self, name: str, nothing: int = ABSENT) -> Column:
+        return _pick_values(self._sent[name].to_numpy(), self._message, nothing)
 
-    def _said(self) -> dict[str, pa.Array]:
+    def _message_columns(self) -> dict[str, pa.Array]:
         """The columns that the message itself states."""
         corr_id = self._sent["corr_id"].take(pa.array(self._message, mask=self._message < 0))
         texts = ("kind", "from_agent", "to_agent")
         return {
             "corr_id": corr_id,
-            **{name: _numbers(self._of_message(name)) for name in _NUMBERS},
-            **{name: self._words(self._of_message(name, NONE)) for name in texts},
+            **{name: _nullable_numbers(self._message_column(name)) for name in _NUMBER_COLUMNS},
+            **{name: self._to_texts(self._message_column(name, NONE)) for name in texts},
         }
 
-    def _judged(self, answers: Mapping[str, Column]) -> dict[str, pa.Array]:
+    def _state_columns(self, answers: Mapping[str, Column]) -> dict[str, pa.Array]:
         """The state that follows from the answers."""
         has = {name: answers[name] != ABSENT for name in answers if name.endswith("_at")}
         answered = has["processed_at"] | has["replied_at"]
@@ -282,170 +296,188 @@ class _Deliveries:
             "closed": pa.array(has["dead_at"] | answered),
         }
 
-    def _task(self) -> pa.Array:
+    def _task_column(self) -> pa.Array:
         """The request of a task, and all facts that any node stated about it."""
         legs, everyone = self._legs, self._everyone
 
-        def first_time(what: What) -> pa.Array:
-            return _numbers(_pick(legs.at[what], self._first(what, everyone)))
+        def first_time(what: FactKind) -> pa.Array:
+            return _nullable_numbers(_pick_values(legs.at[what], self._first_leg(what, everyone)))
 
-        failed = self._first(What.FAILED, everyone, legs.text[What.FAILED])
-        furthest = self._best(~np.isnan(legs.progress), -legs.progress)
+        failed = self._first_leg(FactKind.FAILED, everyone, legs.text[FactKind.FAILED])
+        furthest = self._least_leg(~np.isnan(legs.progress), -legs.progress)
         fields = {
-            **{name: self._words(self._of_message(name, NONE)) for name in TASK},
-            "eta_at": first_time(What.PROMISED),
-            "progress": _shares(_pick(legs.progress, furthest, np.nan)),
-            "completed_at": first_time(What.COMPLETED),
-            "failed_at": _numbers(_pick(legs.at[What.FAILED], failed)),
-            "failure_class": self._words(_pick(legs.text[What.FAILED], failed, NONE)),
-            "cancelled_at": first_time(What.CANCELLED),
+            **{name: self._to_texts(self._message_column(name, NONE)) for name in TASK_COLUMNS},
+            "eta_at": first_time(FactKind.PROMISED),
+            "progress": _nullable_floats(_pick_values(legs.progress, furthest, np.nan)),
+            "completed_at": first_time(FactKind.COMPLETED),
+            "failed_at": _nullable_numbers(_pick_values(legs.at[FactKind.FAILED], failed)),
+            "failure_class": self._to_texts(_pick_values(legs.text[FactKind.FAILED], failed, NONE)),
+            "cancelled_at": first_time(FactKind.CANCELLED),
         }
-        return _struct(fields, self._is_task)
+        return _struct_array(fields, self._is_task)
 
-    def _listed(self) -> pa.Array:
+    def _told_column(self) -> pa.Array:
         """The facts of each delivery, or null where its other columns state them all."""
         legs = self._legs
         delivery = legs.delivery
         alone = np.bincount(delivery, minlength=self.size)[delivery] == 1
-        implied = legs.plain(self._of_message("sent_at")[delivery], self._is_task[delivery])
+        implied = legs.is_implied(
+            self._message_column("sent_at")[delivery], self._is_task[delivery]
+        )
         listed = ~(alone & self._asked & implied)
-        rows = {what: np.flatnonzero(listed & (legs.at[what] != ABSENT)) for what in What}
+        rows = {what: np.flatnonzero(listed & (legs.at[what] != ABSENT)) for what in FactKind}
         leg = np.concatenate(list(rows.values()))
         sizes = np.bincount(delivery[leg], minlength=self.size)
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
-        facts = self._facts(rows).take(pa.array(np.argsort(leg, kind="stable")))
+        facts = self._told_structs(rows).take(pa.array(np.argsort(leg, kind="stable")))
         return pa.ListArray.from_arrays(offsets, facts, mask=pa.array(sizes == 0))
 
-    def _facts(self, rows: Mapping[What, Column]) -> pa.Array:
+    def _told_structs(self, rows: Mapping[FactKind, Column]) -> pa.Array:
         """The facts of these legs, one kind of fact after the other."""
         legs = self._legs
 
-        def gather(values: Callable[[What], Column]) -> Column:
+        def gather(values: Callable[[FactKind], Column]) -> Column:
             return np.concatenate([values(what)[chosen] for what, chosen in rows.items()])
 
         once, never = np.ones(legs.size, np.int64), np.full(legs.size, np.nan)
-        numbers = {What.SENT: legs.attempt, **legs.times}
-        text = {**legs.text, What.SENT: legs.why}
+        numbers = {FactKind.SENT: legs.attempt, **legs.times}
+        text = {**legs.text, FactKind.SENT: legs.why}
         what = np.concatenate([np.full(len(chosen), what) for what, chosen in rows.items()])
         fields = {
-            "peer": self._words(gather(lambda _: legs.peer)),
-            "what": pa.array([what.name.lower() for what in What]).take(pa.array(what)),
+            "peer": self._to_texts(gather(lambda _: legs.peer)),
+            "what": pa.array([what.name.lower() for what in FactKind]).take(pa.array(what)),
             "at": pa.array(gather(lambda what: legs.at[what])),
-            "text": self._words(gather(lambda what: text[what])),
+            "text": self._to_texts(gather(lambda what: text[what])),
             "number": pa.array(gather(lambda what: numbers.get(what, once)).astype(np.int32)),
-            "progress": _shares(
-                gather(lambda what: legs.progress if what == What.PROGRESSED else never)
+            "progress": _nullable_floats(
+                gather(lambda what: legs.progress if what == FactKind.PROGRESSED else never)
             ),
         }
-        return _struct(fields, np.ones(len(what), bool))
+        return _struct_array(fields, np.ones(len(what), bool))
 
-    def _place(self, word: str) -> int:
-        code = int(self._texts.index(word).as_py())
+    def _word_code(self, word: str) -> int:
+        code = int(self._word_array.index(word).as_py())
         # A word that is not in the list must not match rows without a word (NONE).
         return code if code >= 0 else NONE - 1
 
-    def _array(self, column: Column) -> pa.Array:
-        return self._words(column) if column.dtype == np.int32 else _numbers(column)
+    def _to_array(self, column: Column) -> pa.Array:
+        return self._to_texts(column) if column.dtype == np.int32 else _nullable_numbers(column)
 
-    def _words(self, codes: Column) -> pa.Array:
-        return self._texts.take(pa.array(codes, mask=codes == NONE))
+    def _to_texts(self, codes: Column) -> pa.Array:
+        return self._word_array.take(pa.array(codes, mask=codes == NONE))
 
 
-def _either(one: Column, other: Column) -> Column:
+def _first_known(one: Column, other: Column) -> Column:
     return np.where(one >= 0, one, other)
 
 
-def _numbers(column: Column) -> pa.Array:
+def _nullable_numbers(column: Column) -> pa.Array:
     return pa.array(column, mask=column == ABSENT)
 
 
-def _shares(column: Column) -> pa.Array:
+def _nullable_floats(column: Column) -> pa.Array:
     return pa.array(column, mask=np.isnan(column))
 
 
-def _struct(fields: Mapping[str, pa.Array], valid: Column) -> pa.Array:
+def _struct_array(fields: Mapping[str, pa.Array], valid: Column) -> pa.Array:
     return pa.StructArray.from_arrays(list(fields.values()), list(fields), mask=pa.array(~valid))
 
 
-def _ids(high: Column, low: Column) -> pa.Array:
+def _id_array(high: Column, low: Column) -> pa.Array:
     data = np.column_stack([high, low]).astype(">u8")
     offsets = np.arange(len(high) + 1, dtype=np.int32) * 16
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data.tobytes())]
     return pa.Array.from_buffers(pa.binary(), len(high), buffers)
 
 
-def facts_of(stored: pa.Table) -> Facts:
+def facts_from_deliveries(stored: pa.Table) -> Facts:
     """Turn stored deliveries back into facts that build the same deliveries."""
-    return _Stored(stored.combine_chunks()).facts()
+    return _StoredDeliveries(stored.combine_chunks()).to_facts()
 
 
 # The columns of a delivery that state a fact: its time, and its text if it has one.
-_SAYS: Final = {
-    What.SENT: ("sent_at", "decision"),
-    What.ACCEPTED: ("accepted_at", None),
-    What.PROCESSED: ("processed_at", "outcome"),
-    What.REPLIED: ("replied_at", None),
-    What.PROMISED: ("task.eta_at", None),
-    What.COMPLETED: ("task.completed_at", None),
-    What.FAILED: ("task.failed_at", "task.failure_class"),
-    What.CANCELLED: ("task.cancelled_at", None),
+_STATED_COLUMNS: Final = {
+    FactKind.SENT: ("sent_at", "decision"),
+    FactKind.ACCEPTED: ("accepted_at", None),
+    FactKind.PROCESSED: ("processed_at", "outcome"),
+    FactKind.REPLIED: ("replied_at", None),
+    FactKind.PROMISED: ("task.eta_at", None),
+    FactKind.COMPLETED: ("task.completed_at", None),
+    FactKind.FAILED: ("task.failed_at", "task.failure_class"),
+    FactKind.CANCELLED: ("task.cancelled_at", None),
 }
 
 
-class _Stored:
+class _StoredDeliveries:
     """Stored deliveries: some list their facts in `told`, for the others the columns state them."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
-        self._all = Words()
+        self._word_codes = WordCodes()
         told = table["told"].combine_chunks()
         self._listed = told.flatten()
         # The delivery of each listed fact, and the deliveries that list none.
-        self._of = pc.list_parent_indices(told).to_numpy()
-        self._alone = np.flatnonzero(np.asarray(told.is_null()))
-        self._to_node = self._all.of(table["to_node"])
+        self._delivery_of_fact = pc.list_parent_indices(told).to_numpy()
+        self._unlisted = np.flatnonzero(np.asarray(told.is_null()))
+        self._to_node = self._word_codes.encode_column(table["to_node"])
 
-    def facts(self) -> Facts:
-        parts = [self._told(), *map(self._says, _SAYS), self._progressed()]
+    def to_facts(self) -> Facts:
+        parts = [
+            self._listed_facts(),
+            *map(self._stated_facts, _STATED_COLUMNS),
+            self._progress_facts(),
+        ]
         row = np.concatenate([part.pop("row") for part in parts])
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        high, low = halves(self._table["event_id"].combine_chunks())
-        node = self._all.of(self._table["node"])
+        high, low = split_ids(self._table["event_id"].combine_chunks())
+        node = self._word_codes.encode_column(self._table["node"])
         columns |= {"high": high[row], "low": low[row], "node": node[row]}
-        sent = row[columns["what"] == What.SENT]
-        return Facts(batch(TOLD, columns), self._messages(sent), self._all.all())
+        sent = row[columns["what"] == FactKind.SENT]
+        return Facts(
+            build_batch(TOLD_SCHEMA, columns),
+            self._message_batch(sent),
+            self._word_codes.word_array(),
+        )
 
-    def _told(self) -> dict[str, Column]:
-        by_name = {what.name.lower(): what for what in What}
-        column = {name: _field(self._listed, name) for name in ("peer", "what", "at", "text")}
+    def _listed_facts(self) -> dict[str, Column]:
+        by_name = {what.name.lower(): what for what in FactKind}
+        column = {
+            name: _struct_field(self._listed, name) for name in ("peer", "what", "at", "text")
+        }
         return {
-            "row": self._of,
-            "peer": self._all.of(column["peer"]),
-            "what": self._all.chosen(self._all.of(column["what"]), by_name),
-            "at": numbers(column["at"]),
-            "text": self._all.of(column["text"]),
-            "number": numbers(_field(self._listed, "number")),
-            "progress": np.asarray(_field(self._listed, "progress").fill_null(np.nan)),
+            "row": self._delivery_of_fact,
+            "peer": self._word_codes.encode_column(column["peer"]),
+            "what": self._word_codes.map_codes(
+                self._word_codes.encode_column(column["what"]), by_name
+            ),
+            "at": to_numbers(column["at"]),
+            "text": self._word_codes.encode_column(column["text"]),
+            "number": to_numbers(_struct_field(self._listed, "number")),
+            "progress": np.asarray(_struct_field(self._listed, "progress").fill_null(np.nan)),
         }
 
-    def _says(self, what: What) -> dict[str, Column]:
-        at_name, text_name = _SAYS[what]
-        at = numbers(self._column(at_name))[self._alone]
+    def _stated_facts(self, what: FactKind) -> dict[str, Column]:
+        at_name, text_name = _STATED_COLUMNS[what]
+        at = to_numbers(self._column_at(at_name))[self._unlisted]
         stated = at != ABSENT
-        part = self._part(what, self._alone[stated])
+        part = self._fact_columns(what, self._unlisted[stated])
         part["at"] = at[stated]
         if text_name:
-            part["text"] = self._all.of(self._column(text_name))[self._alone][stated]
-        if what == What.SENT:
-            part["number"] = numbers(self._table["attempts"])[self._alone][stated]
+            part["text"] = self._word_codes.encode_column(self._column_at(text_name))[
+                self._unlisted
+            ][stated]
+        if what == FactKind.SENT:
+            part["number"] = to_numbers(self._table["attempts"])[self._unlisted][stated]
         return part
 
-    def _progressed(self) -> dict[str, Column]:
-        progress = np.asarray(self._column("task.progress").fill_null(np.nan))[self._alone]
+    def _progress_facts(self) -> dict[str, Column]:
+        progress = np.asarray(self._column_at("task.progress").fill_null(np.nan))[self._unlisted]
         stated = ~np.isnan(progress)
-        return self._part(What.PROGRESSED, self._alone[stated]) | {"progress": progress[stated]}
+        return self._fact_columns(FactKind.PROGRESSED, self._unlisted[stated]) | {
+            "progress": progress[stated]
+        }
 
-    def _part(self, what: What, rows: Column) -> dict[str, Column]:
+    def _fact_columns(self, what: FactKind, rows: Column) -> dict[str, Column]:
         size = len(rows)
         return {
             "row": rows,
@@ -457,27 +489,39 @@ class _Stored:
             "progress": np.full(size, np.nan),
         }
 
-    def _column(self, path: str) -> pa.ChunkedArray:
+    def _column_at(self, path: str) -> pa.ChunkedArray:
         name, _, inner = path.partition(".")
-        return _field(self._table[name], inner) if inner else self._table[name]
+        return _struct_field(self._table[name], inner) if inner else self._table[name]
 
-    def _messages(self, rows: Column) -> pa.RecordBatch:
-        table = self._table.select([*_MESSAGE, "task"]).take(pa.array(rows))
+    def _message_batch(self, rows: Column) -> pa.RecordBatch:
+        table = self._table.select([*_MESSAGE_COLUMNS, "task"]).take(pa.array(rows))
         columns = {
             "first": np.ones(len(rows), np.int64),
             "corr_id": table["corr_id"].combine_chunks(),
-            **{name: numbers(table[name]) for name in _MESSAGE if name in _NUMBERS},
-            **{name: self._all.of(table[name]) for name in ("kind", "from_agent", "to_agent")},
-            **{name: self._all.of(_field(table["task"], name)) for name in TASK},
+            **{
+                name: to_numbers(table[name])
+                for name in _MESSAGE_COLUMNS
+                if name in _NUMBER_COLUMNS
+            },
+            **{
+                name: self._word_codes.encode_column(table[name])
+                for name in ("kind", "from_agent", "to_agent")
+            },
+            **{
+                name: self._word_codes.encode_column(_struct_field(table["task"], name))
+                for name in TASK_COLUMNS
+            },
         }
-        return batch(SENT, columns)
+        return build_batch(SENT_SCHEMA, columns)
 
 
-_MESSAGE: Final = tuple(name for name in SENT.names if name not in {"first", *TASK})
-_NUMBERS: Final = ("sent_at", "pair_seq", "expires_at", "size")
+_MESSAGE_COLUMNS: Final = tuple(
+    name for name in SENT_SCHEMA.names if name not in {"first", *TASK_COLUMNS}
+)
+_NUMBER_COLUMNS: Final = ("sent_at", "pair_seq", "expires_at", "size")
 
 
-def _field(column: pa.Array | pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+def _struct_field(column: pa.Array | pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     """A field of a struct column, null where the struct is null."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     return pa.chunked_array([pc.struct_field(chunk, name) for chunk in chunks])

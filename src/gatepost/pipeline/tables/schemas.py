@@ -12,10 +12,10 @@ from msgspec import Struct
 
 HOUR_MS = 3_600_000
 
-_SPARK = {"bigint": "long", "int": "integer"}
+_SPARK_TYPES = {"bigint": "long", "int": "integer"}
 
 
-class Column(Struct, frozen=True):
+class ColumnSpec(Struct, frozen=True):
     """A column of a table; `type` is Spark's."""
 
     name: str
@@ -23,12 +23,12 @@ class Column(Struct, frozen=True):
     meaning: str
 
 
-class Table(Struct, frozen=True):
+class TableSpec(Struct, frozen=True):
     """A table; `name` is also its folder. One without a `partition` is small and replaced whole."""
 
     name: str
     meaning: str
-    columns: tuple[Column, ...]
+    columns: tuple[ColumnSpec, ...]
     partition: str | None = "hour"
 
     @property
@@ -39,46 +39,48 @@ class Table(Struct, frozen=True):
     @property
     def schema(self) -> dict[str, Any]:
         """The same schema in the JSON form of Spark and Delta, made without a JVM."""
-        return _struct([(column.name, column.type) for column in self.columns])
+        return _struct_type([(column.name, column.type) for column in self.columns])
 
     @property
     def names(self) -> list[str]:
         return [column.name for column in self.columns]
 
 
-def _struct(fields: list[tuple[str, str]]) -> dict[str, Any]:
+def _struct_type(fields: list[tuple[str, str]]) -> dict[str, Any]:
     return {
         "type": "struct",
         "fields": [
-            {"name": name, "type": _type(kind), "nullable": True, "metadata": {}}
+            {"name": name, "type": _spark_type(kind), "nullable": True, "metadata": {}}
             for name, kind in fields
         ],
     }
 
 
-def _type(kind: str) -> Any:
+def _spark_type(kind: str) -> Any:
     outer, _, inner = kind.removesuffix(">").partition("<")
     if outer == "array":
-        return {"type": "array", "elementType": _type(inner), "containsNull": True}
+        return {"type": "array", "elementType": _spark_type(inner), "containsNull": True}
     if outer == "struct":
         # No struct here has nested fields.
         pairs = re.findall(r"(\w+): (\w+)", inner)
-        return _struct(pairs)
-    return _SPARK.get(kind, kind)
+        return _struct_type(pairs)
+    return _SPARK_TYPES.get(kind, kind)
 
 
-def _table(name: str, meaning: str, *columns: str, partition: str | None = "hour") -> Table:
+def _define_table(
+    name: str, meaning: str, *columns: str, partition: str | None = "hour"
+) -> TableSpec:
     """Define a table; each column is written as `name type | meaning`."""
-    return Table(name, meaning, tuple(map(_column, columns)), partition)
+    return TableSpec(name, meaning, tuple(map(_parse_column, columns)), partition)
 
 
-def _column(line: str) -> Column:
+def _parse_column(line: str) -> ColumnSpec:
     head, meaning = line.rsplit(" | ", 1)
     name, kind = head.split(" ", 1)
-    return Column(name, kind, meaning)
+    return ColumnSpec(name, kind, meaning)
 
 
-EVENTS = _table(
+EVENTS = _define_table(
     "events",
     "One event of an outbox, as archived; unique by (node, incarnation, seq). Read, never copied.",
     "node string | whose outbox it is in",
@@ -130,7 +132,7 @@ EVENTS = _table(
     partition=None,
 )
 
-DELIVERIES = _table(
+DELIVERIES = _define_table(
     "deliveries",
     "One message, reply, task_create or task_cancel, with its state.",
     "hour bigint | of its event id",
@@ -168,7 +170,7 @@ DELIVERIES = _table(
     "progress: double>> | the first facts by or to each node; null if the other columns state them",
 )
 
-TASKS = _table(
+TASKS = _define_table(
     "tasks",
     "One task from its creation to its end.",
     "hour bigint | of its event id",
@@ -194,7 +196,7 @@ TASKS = _table(
     "state string | pending, accepted, running, completed, failed, cancelled or dead_letter",
 )
 
-TURNS = _table(
+TURNS = _define_table(
     "turns",
     "One agent turn: a node that processed an event. Two with outcome ok are a doubled turn.",
     "hour bigint | of the event's id",
@@ -210,7 +212,7 @@ TURNS = _table(
     "asked boolean | the event was routed to that node",
 )
 
-SLO = _table(
+SLO = _define_table(
     "slo",
     "Service levels of what one node sent in one window, by kind and capability.",
     "hour bigint | the window's",
@@ -245,7 +247,7 @@ SLO = _table(
     "met boolean | whether it did; null if nothing was accepted",
 )
 
-INCIDENTS = _table(
+INCIDENTS = _define_table(
     "incidents",
     "Something a person should look at.",
     "incident_id string | the same for the same incident, however often it is found",
@@ -261,7 +263,7 @@ INCIDENTS = _table(
     partition=None,
 )
 
-REVIEWS = _table(
+REVIEWS = _define_table(
     "reviews",
     "Misfires of one capability under one pair of skill versions, for review.",
     "review_id string | the same for the same misfire, however often it is found",
@@ -278,7 +280,7 @@ REVIEWS = _table(
     partition=None,
 )
 
-ETA = _table(
+ETA = _define_table(
     "eta",
     "How long a capability really takes.",
     "capability_id string | which capability",
@@ -294,7 +296,7 @@ ETA = _table(
     partition=None,
 )
 
-TRAFFIC = _table(
+TRAFFIC = _define_table(
     "traffic",
     "Deliveries from one agent to another in one hour: number, size and outcomes.",
     "hour bigint | of the event ids",
@@ -313,7 +315,7 @@ TRAFFIC = _table(
     "process_max bigint | the slowest",
 )
 
-CASES = _table(
+CASES = _define_table(
     "cases",
     "A delivery that was given up, waited beyond its window, is slow or misfired: for incidents.",
     "hour bigint | of its event id",
@@ -336,7 +338,7 @@ CASES = _table(
     "failure_class string | why it failed",
 )
 
-PACES = _table(
+PACES = _define_table(
     "paces",
     "One hour's tasks under one pair of skill versions: how many, how long. Several rows add up.",
     "hour bigint | of the event ids",
@@ -353,7 +355,7 @@ PACES = _table(
     "promises array<struct<ms: bigint, count: bigint>> | creation to the promised time, the same",
 )
 
-ACTIVITY = _table(
+ACTIVITY = _define_table(
     "activity",
     "Events one node wrote in one window, by its own clock; silence is measured by it.",
     "batch bigint | the batch that counted it; sum over batches",
@@ -365,7 +367,7 @@ ACTIVITY = _table(
     partition=None,
 )
 
-VIOLATIONS = _table(
+VIOLATIONS = _define_table(
     "violations",
     "One breach of a protocol promise.",
     "rule string | its code",
@@ -380,7 +382,7 @@ VIOLATIONS = _table(
     partition=None,
 )
 
-TABLES: dict[str, Table] = {
+TABLES: dict[str, TableSpec] = {
     table.name: table
     for table in (
         EVENTS,

@@ -6,9 +6,9 @@ from pyspark.sql import functions as F
 from gatepost.pipeline.tables.schemas import TURNS
 
 
-def turns(deliveries: DataFrame) -> DataFrame:
+def derive_turns(deliveries: DataFrame) -> DataFrame:
     """One row for every node that processed an event, whether it was asked or not."""
-    rows = deliveries.select("*", F.explode(_ends()).alias("turn"))
+    rows = deliveries.select("*", F.explode(_turn_ends()).alias("turn"))
 
     def first_time(what: str) -> Column:
         same = F.filter(
@@ -29,7 +29,7 @@ def turns(deliveries: DataFrame) -> DataFrame:
     ).select(*TURNS.names)
 
 
-def _ends() -> Column:
+def _turn_ends() -> Column:
     """Node, time and outcome of each `processed` fact, from `told` or the delivery's columns."""
     processed = F.filter("told", lambda fact: fact["what"] == "processed")
     ends = F.transform(processed, lambda fact: F.struct(fact["peer"], fact["at"], fact["text"]))

@@ -1,0 +1,216 @@
+"""Reads the archive: manifests into segments, segments into Arrow batches.
+
+A file that no manifest lists does not exist. Needs pyarrow and msgspec, but not Spark.
+"""
+
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from gatepost.archive.archive_store import ArchiveStore
+from gatepost.archive.schema import EVENT_SCHEMA
+from gatepost.errors import ArchiveError
+from gatepost.pipeline.read_plan import ROW_GROUP, SegmentFile, Slice
+
+if TYPE_CHECKING:
+    from gatepost.archive.manifest import ArchiveSegment as Listed
+
+# The path names node and date; in Spark these are ordinary columns.
+# All columns are nullable, because Spark's readers do not promise otherwise.
+EVENT_SCHEMA: Final = pa.schema(
+    [
+        *(field.with_nullable(True) for field in EVENT_SCHEMA),
+        pa.field("node", pa.string()),
+        pa.field("date", pa.date32()),
+    ]
+)
+
+Verify = Literal["none", "sha256"]
+
+_BATCH_ROWS = 64 * 1024
+_SEGMENT_PATH = re.compile(r"date=(\d{4}-\d\d-\d\d)/[\w.-]+\.parquet")
+
+
+class ArchiveReader:
+    """The folder of all nodes' segments, as their manifests describe it."""
+
+    def __init__(self, root: str) -> None:
+        store = ArchiveStore.open(root)
+        self._filesystem, self._base = store.filesystem, store.root
+        # The root as Spark needs it: absolute, with its scheme if it has one.
+        self.uri = root.rstrip("/") if "://" in root else store.root
+        self._manifests: dict[str, tuple[object, list[SegmentFile]]] = {}
+
+    def list_segments(self) -> list[SegmentFile]:
+        """All segments listed now; a manifest that did not change is not read again."""
+        folders = self._filesystem.get_file_info(fs.FileSelector(self._base, allow_not_found=True))
+        nodes = [folder for folder in folders if folder.base_name.startswith("node=")]
+        paths = [f"{folder.path}/_manifest.json" for folder in nodes]
+        self._manifests = {
+            info.path: self._read_manifest(info)
+            for info in self._filesystem.get_file_info(paths)
+            if info.type == fs.FileType.File
+        }
+        return [segment for _, segments in self._manifests.values() for segment in segments]
+
+    def row_times(self, segment: SegmentFile) -> Sequence[int]:
+        """For each row the latest `created_at` of it and the rows before it."""
+        table = pq.read_table(
+            self._file_path(segment), columns=["created_at"], filesystem=self._filesystem
+        )
+        times: Any = np.maximum.accumulate(table["created_at"].to_numpy())
+        return cast("Sequence[int]", times)
+
+    def read_batches(
+        self, piece: Slice, columns: Collection[str], verify: Verify = "none"
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a slice with `node` and `date` attached."""
+        schema = pa.schema([EVENT_SCHEMA.field(name) for name in columns])
+        with pq.ParquetFile(self._open_input(piece.segment, verify), pre_buffer=True) as file:
+            present = set(file.schema_arrow.names)
+            for batch in _slice_batches(file, piece, [name for name in columns if name in present]):
+                yield _complete_batch(batch, schema, piece.segment)
+
+    def read_tables(
+        self, piece: Slice, columns: Collection[str], texts: Collection[str]
+    ) -> Iterator[pa.Table]:
+        """The rows of a slice, about a row group at a time; `texts` stay dictionary-encoded."""
+        encoded = [name for name in texts if name in columns]
+        with _wrap_read_errors(piece.segment), self._open_parquet(piece.segment, encoded) as file:
+            present = set(file.schema_arrow.names)
+            wanted = [name for name in columns if name in present]
+            for batch in _slice_batches(file, piece, wanted, ROW_GROUP):
+                yield _add_missing_columns(pa.Table.from_batches([batch]), columns, piece.segment)
+
+    def _open_parquet(self, segment: SegmentFile, encoded: Sequence[str]) -> pq.ParquetFile:
+        where = self._file_path(segment)
+        try:
+            return pq.ParquetFile(where, filesystem=self._filesystem, read_dictionary=encoded)
+        except KeyError:
+            # An older file lacks some of the columns.
+            present = set(pq.read_schema(where, filesystem=self._filesystem).names)
+            known = [name for name in encoded if name in present]
+            return pq.ParquetFile(where, filesystem=self._filesystem, read_dictionary=known)
+
+    def file_uris(self, segments: Iterable[SegmentFile]) -> list[str]:
+        return [f"{self.uri}/{segment.path}" for segment in segments]
+
+    def _read_manifest(self, info: fs.FileInfo) -> tuple[object, list[SegmentFile]]:
+        version = (info.mtime_ns, info.size)
+        known = self._manifests.get(info.path)
+        if known and known[0] == version:
+            return known
+        with self._filesystem.open_input_file(info.path) as file:
+            return version, _parse_manifest(info.path, file.read())
+
+    def _open_input(self, segment: SegmentFile, verify: Verify) -> pa.NativeFile:
+        if verify == "none":
+            return self._filesystem.open_input_file(self._file_path(segment))
+        with self._filesystem.open_input_file(self._file_path(segment)) as file:
+            content = file.read_buffer()
+        if hashlib.sha256(content).hexdigest() != segment.sha256:
+            raise ArchiveError(f"{segment.path} is not the file its manifest lists: wrong SHA-256")
+        return pa.BufferReader(content)
+
+    def _file_path(self, segment: SegmentFile) -> str:
+        return f"{self._base}/{segment.path}"
+
+
+@contextmanager
+def _wrap_read_errors(segment: SegmentFile) -> Iterator[None]:
+    """Re-raise read errors as `ArchiveError` that names the segment."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise ArchiveError(f"{segment.path} cannot be read: {error}") from None
+
+
+def _parse_manifest(where: str, content: bytes) -> list[SegmentFile]:
+    # A late import: workers read segments only, and need not have the signing libraries.
+    from gatepost.archive.manifest import decode_manifest
+
+    manifest = decode_manifest(content, where)
+    if where.split("/")[-2] != f"node={manifest.node}":
+        raise ArchiveError(f"{where} belongs to node {manifest.node}, not into this folder")
+    return [_to_segment(where, manifest.node, listed) for listed in manifest.segments]
+
+
+def _to_segment(where: str, node: str, listed: "Listed") -> SegmentFile:
+    # A manifest must not point outside its node's folder.
+    match = _SEGMENT_PATH.fullmatch(listed.path)
+    if not match or listed.rows != listed.last - listed.first + 1:
+        raise ArchiveError(f"{where} lists an impossible segment: {listed.path!r}")
+    return SegmentFile(
+        node,
+        date.fromisoformat(match[1]),
+        f"node={node}/{listed.path}",
+        listed.incarnation,
+        listed.first,
+        listed.last,
+        listed.bytes,
+        listed.sha256,
+        listed.min_created_at,
+        listed.max_created_at,
+        listed.sealed_at,
+    )
+
+
+def _slice_batches(
+    file: pq.ParquetFile, piece: Slice, columns: list[str], at_once: int = _BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """Exactly the rows of the slice, read from the row groups that hold them."""
+    sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+    groups: list[int] = []
+    skip = position = 0
+    for index, size in enumerate(sizes):
+        if position < piece.skipped + piece.rows and position + size > piece.skipped:
+            skip = skip if groups else piece.skipped - position
+            groups.append(index)
+        position += size
+    left = piece.rows
+    for batch in file.iter_batches(at_once, row_groups=groups, columns=columns, use_threads=False):
+        cut = batch.slice(skip, left)
+        skip = max(0, skip - batch.num_rows)
+        left -= cut.num_rows
+        if cut.num_rows:
+            yield cut
+
+
+def _add_missing_columns(
+    table: pa.Table, columns: Collection[str], segment: SegmentFile
+) -> pa.Table:
+    """Add the node, and nulls for columns that an older archive lacks."""
+    for name in (name for name in columns if name not in table.column_names):
+        kind = EVENT_SCHEMA.field(name).type
+        if name == "node":
+            zeros = pa.array(np.zeros(table.num_rows, np.int32))
+            column = pa.DictionaryArray.from_arrays(zeros, pa.array([segment.node]))
+        elif pa.types.is_string(kind):
+            column = pa.nulls(table.num_rows, pa.dictionary(pa.int32(), kind))
+        else:
+            column = pa.nulls(table.num_rows, kind)
+        table = table.append_column(name, column)
+    return table
+
+
+def _complete_batch(
+    batch: pa.RecordBatch, schema: pa.Schema, segment: SegmentFile
+) -> pa.RecordBatch:
+    """Add the columns of the path, and nulls for columns that an older archive lacks."""
+    of_path = {"node": segment.node, "date": segment.date}
+    present = set(batch.schema.names)
+    arrays = [
+        batch[field.name].cast(field.type)
+        if field.name in present
+        else pa.repeat(pa.scalar(of_path.get(field.name), field.type), batch.num_rows)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,223 @@
+"""Checks the hash chains and signatures of all segments in parallel.
+
+A segment ends with a signed head, and the manifest lists the chain value of that head. So each
+segment is checked on its own, starting from the chain value at the end of the one before it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from msgspec import Struct
+from pyspark.sql import DataFrame, SparkSession
+
+from gatepost.archive import manifest
+from gatepost.archive.archive_store import ArchiveStore
+from gatepost.archive.manifest import ArchiveManifest
+from gatepost.errors import ChainError
+from gatepost.events.chain import ChainHead, extend_chain, genesis_chain, verify_head
+
+_COLUMNS = ["seq", "digest", "group_first", "chain", "signature", "body", "created_at"]
+VIOLATION_SCHEMA = (
+    "rule string, node string, incarnation string, seq bigint, at bigint, detail string"
+)
+
+
+class SegmentLink(Struct, frozen=True):
+    """One segment, and the end of the one before it; `chain` is None if that end is unknown."""
+
+    root: str
+    node: str
+    incarnation: str
+    path: str
+    sha256: str
+    after: int
+    chain: bytes | None
+    last_chain: str
+    keys: tuple[bytes, ...]
+
+
+class ChainViolation(Struct, frozen=True):
+    rule: str
+    seq: int | None
+    at: int | None
+    detail: str
+
+
+class ChainRows(Struct, frozen=True):
+    """The columns of a segment that its chain is made of."""
+
+    seq: list[int]
+    digest: list[bytes]
+    group_first: list[int | None]
+    chain: list[bytes | None]
+    signature: list[bytes | None]
+    body: list[bytes | None]
+    created_at: list[int]
+
+
+def check_chains(
+    spark: SparkSession,
+    root: str,
+    listed: Sequence[ArchiveManifest],
+    keys: dict[str, tuple[bytes, ...]],
+) -> DataFrame:
+    """All violations of chains and signatures in the archive."""
+    links = [link for node in listed for link in segment_links(root, node, keys)]
+    data = [(msgspec.msgpack.encode(link),) for link in links]
+    slots = max(1, min(len(data), 4 * spark.sparkContext.defaultParallelism))
+    frame = spark.createDataFrame(data, "link binary").repartition(slots)
+    return frame.mapInArrow(_check_batches, VIOLATION_SCHEMA)
+
+
+def segment_links(
+    root: str, listed: ArchiveManifest, keys: dict[str, tuple[bytes, ...]]
+) -> Iterator[SegmentLink]:
+    """The segments of one node in order, each with the end of the one before."""
+    first_seqs = {known.id: known.first_seq for known in listed.incarnations}
+    ends: dict[str, tuple[int, bytes]] = {}
+    for segment in listed.segments:
+        incarnation = segment.incarnation
+        if incarnation in ends:
+            after, chain = ends[incarnation]
+        else:
+            after = segment.first - 1
+            begins = segment.first == first_seqs.get(incarnation)
+            chain = genesis_chain(listed.node, incarnation) if begins else b""
+        yield SegmentLink(
+            root,
+            listed.node,
+            incarnation,
+            f"{manifest.node_folder(listed.node)}/{segment.path}",
+            segment.sha256,
+            after,
+            chain or None,
+            segment.chain,
+            keys[listed.node],
+        )
+        ends[incarnation] = segment.last, bytes.fromhex(segment.chain)
+
+
+def _check_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for data in batch.column(0).to_pylist():
+            link = msgspec.msgpack.decode(data, type=SegmentLink)
+            found = [
+                (f.rule, link.node, link.incarnation, f.seq, f.at, f.detail)
+                for f in check_segment(link)
+            ]
+            yield _violation_batch(found)
+
+
+def _violation_batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    names = [column.split(" ")[0] for column in VIOLATION_SCHEMA.split(", ")]
+    types = [
+        pa.int64() if c.endswith("bigint") else pa.string() for c in VIOLATION_SCHEMA.split(", ")
+    ]
+    columns = zip(*rows, strict=True) if rows else [[] for _ in names]
+    arrays = [pa.array(list(c), t) for c, t in zip(columns, types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+def check_segment(link: SegmentLink) -> Iterator[ChainViolation]:
+    """All violations in one segment."""
+    content = ArchiveStore.open(link.root).read_file(link.path)
+    if content is None:
+        yield ChainViolation(
+            "chain_gap", link.after + 1, None, f"the listed file {link.path} is missing"
+        )
+        return
+    if sha256(content).hexdigest() != link.sha256:
+        yield ChainViolation(
+            "altered_segment", None, None, f"{link.path} has another SHA-256 than listed"
+        )
+    try:
+        rows = _read_rows(content)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        yield ChainViolation("altered_segment", None, None, f"{link.path} cannot be read: {error}")
+        return
+    yield from _check_bodies(rows)
+    yield from _check_groups(link, rows)
+
+
+def _read_rows(content: bytes) -> ChainRows:
+    table = pq.read_table(pa.BufferReader(content), columns=_COLUMNS)
+    return ChainRows(**{name: table.column(name).to_pylist() for name in _COLUMNS})
+
+
+def _check_bodies(rows: ChainRows) -> Iterator[ChainViolation]:
+    for row, body in enumerate(rows.body):
+        if body is not None and sha256(body).digest() != rows.digest[row]:
+            yield ChainViolation(
+                "altered_event",
+                rows.seq[row],
+                rows.created_at[row],
+                "the event's bytes do not have its digest",
+            )
+
+
+def _check_groups(link: SegmentLink, rows: ChainRows) -> Iterator[ChainViolation]:
+    """Check group by group, head to head. After a gap the chain resumes at the next head."""
+    after, chain, start = link.after, link.chain, 0
+    heads = [row for row, chain in enumerate(rows.chain) if chain is not None]
+    for end in heads:
+        group = range(start, end + 1)
+        gaps = list(_find_gaps(after, [rows.seq[row] for row in group], rows.created_at[start]))
+        yield from gaps
+        yield from _check_signature(link, rows, end)
+        head = rows.chain[end] or b""
+        known = chain is not None and not gaps
+        if known and extend_chain(chain or b"", (rows.digest[row] for row in group)) != head:
+            yield ChainViolation(
+                "chain_fork",
+                rows.seq[end],
+                rows.created_at[end],
+                f"the group {rows.seq[start]} to {rows.seq[end]} does not continue"
+                " the chain of the events before it",
+            )
+        after, chain, start = rows.seq[end], head, end + 1
+    if start < len(rows.seq):
+        yield ChainViolation(
+            "bad_signature",
+            rows.seq[-1],
+            rows.created_at[-1],
+            f"no signed head covers {rows.seq[start]} to {rows.seq[-1]}",
+        )
+    elif (chain or b"").hex() != link.last_chain:
+        yield ChainViolation(
+            "chain_fork",
+            rows.seq[-1],
+            rows.created_at[-1],
+            "the manifest lists another chain for the end of this segment",
+        )
+
+
+def _find_gaps(after: int, seqs: Sequence[int], at: int) -> Iterator[ChainViolation]:
+    expected = after + 1
+    for seq in seqs:
+        if seq != expected:
+            detail = f"{expected} to {seq - 1} are missing" if seq > expected else "numbers go back"
+            yield ChainViolation("chain_gap", min(expected, seq), at, detail)
+        expected = seq + 1
+
+
+def _check_signature(link: SegmentLink, rows: ChainRows, end: int) -> Iterable[ChainViolation]:
+    head = ChainHead(
+        link.node,
+        link.incarnation,
+        rows.group_first[end] or 0,
+        rows.seq[end],
+        rows.chain[end] or b"",
+        rows.signature[end] or b"",
+    )
+    for key in link.keys:
+        try:
+            verify_head(head, key)
+        except ChainError:
+            continue
+        return ()
+    detail = f"the head over {head.first} to {head.last} is not signed by the node's key"
+    return (ChainViolation("bad_signature", head.last, rows.created_at[end], detail),)

@@ -1,0 +1,444 @@
+"""Delta tables without a JVM connector: executors write Parquet, the driver commits file lists.
+
+Executors put files beside the table's own, where no reader sees them. One commit through
+`deltalake` makes all of them visible and removes the files they replace, or changes nothing. A
+stream commits each batch as an application transaction (query, batch), so repeating a batch after
+a crash changes nothing. A crash leaves files that no commit names; `vacuum_table` deletes them.
+"""
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from urllib.parse import unquote
+
+from msgspec import Struct
+
+from gatepost.clock import SystemClock
+from gatepost.errors import PipelineError
+from gatepost.pipeline.parquet import WrittenFile, partition_text, write_files
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import CommitProperties, DeltaTable
+    from deltalake import Schema as DeltaSchema
+    from deltalake.transaction import AddAction
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+WriteMode = Literal["append", "overwrite", "replace"]
+
+_MIB = 1024 * 1024
+_QUERY_ID_PROPERTY = "sql.streaming.queryId"
+
+
+class BatchTransaction(Struct, frozen=True):
+    """A batch of an application. A table takes each batch once, in order."""
+
+    app_id: str
+    batch: int
+
+
+class CommitResult(Struct, frozen=True):
+    """`version` is the table's after the commit. `again`: the batch was committed before."""
+
+    version: int
+    files: int
+    rows: int
+    again: bool = False
+
+
+class WriteOptions(TypedDict, total=False):
+    """How rows get into a table; the default is to append.
+
+    `replace` names partitions, `{"date": [...]}`. The commit removes all their former rows, also of
+    partitions without new rows.
+    """
+
+    mode: WriteMode
+    partition_by: Sequence[str]
+    replace: Mapping[str, Collection[Any]] | None
+    transaction: BatchTransaction | None
+
+
+def write_table(df: "DataFrame", path: str, **how: Unpack[WriteOptions]) -> CommitResult:
+    """Write all rows of `df` in one commit, creating the table if there is none.
+
+    Columns that the table lacks are added to it.
+    """
+    writing = begin_write(path, json.loads(df.schema.json()), **how)
+    return writing.earlier_commit or writing.commit(
+        _write_balanced(df, writing.path, writing.partitions)
+    )
+
+
+def begin_write(path: str, schema: Mapping[str, Any], **how: Unpack[WriteOptions]) -> "TableWrite":
+    """Start a write of rows of this schema; the caller writes the files and commits them."""
+    mode, replace = how.get("mode", "append"), how.get("replace")
+    if (mode == "replace") != bool(replace):
+        raise PipelineError('mode="replace" and the partitions to replace belong together')
+    path, transaction = _absolute_path(path), how.get("transaction")
+    table = _open_table(path)
+    partitions = tuple(table.metadata().partition_columns if table else how.get("partition_by", ()))
+    writing = TableWrite(path, table, _delta_schema(schema), mode, partitions, replace, transaction)
+    if not writing.earlier_commit:
+        _check_schema(writing)
+    return writing
+
+
+def commit_batch(
+    df: "DataFrame",
+    batch_id: int,
+    path: str,
+    *,
+    app_id: str | None = None,
+    mode: WriteMode = "append",
+    partition_by: Sequence[str] = (),
+    replace: Mapping[str, Collection[Any]] | None = None,
+) -> CommitResult:
+    """`write_table` for `foreachBatch`: a batch of a query is committed once.
+
+    The query's id is the one in its checkpoint, so a fresh checkpoint is a new query.
+    """
+    transaction = BatchTransaction(app_id or query_id(df), batch_id)
+    return write_table(
+        df, path, mode=mode, partition_by=partition_by, replace=replace, transaction=transaction
+    )
+
+
+def write_stream(
+    df: "DataFrame",
+    path: str,
+    checkpoint: str,
+    *,
+    partition_by: Sequence[str] = (),
+    every: str | None = None,
+    name: str | None = None,
+) -> "StreamingQuery":
+    """Append a stream to a table: all rows available now, or repeatedly `every` "30 seconds"."""
+
+    def commit(batch: "DataFrame", batch_id: int) -> None:
+        commit_batch(batch, batch_id, path, partition_by=partition_by)
+
+    writer = df.writeStream.foreachBatch(commit).option("checkpointLocation", checkpoint)
+    writer = writer.queryName(name) if name else writer
+    trigger = writer.trigger(processingTime=every) if every else writer.trigger(availableNow=True)
+    return trigger.start()
+
+
+def query_id(df: "DataFrame") -> str:
+    """The id of the streaming query this batch belongs to."""
+    id = df.sparkSession.sparkContext.getLocalProperty(_QUERY_ID_PROPERTY)
+    if not id:
+        raise PipelineError("outside of a streaming query a batch needs an app_id of its own")
+    return id
+
+
+def read_table(spark: "SparkSession", path: str, *, version: int | None = None) -> "DataFrame":
+    """The table at its current version, or at an older `version`."""
+    path = _absolute_path(path)
+    table = _require_table(path, version)
+    return _read_files(spark, path, table, table.file_uris())
+
+
+class StoredFile(Struct, frozen=True):
+    """A file of a table; `value` is the partition or statistic that the caller asked for."""
+
+    uri: str
+    value: Any
+    rows: int
+
+
+def list_files(path: str, partition: str) -> list[StoredFile]:
+    """All files of an existing table, each with its value of this partition."""
+    return _stored_files(path, f"partition.{partition}")
+
+
+def files_since(path: str, column: str, least: int) -> list[StoredFile]:
+    """The files of an existing table that may hold a value of `column` of at least `least`."""
+    stored = _stored_files(path, f"max.{column}")
+    return [file for file in stored if file.value is None or file.value >= least]
+
+
+def largest_value(path: str, column: str) -> int | None:
+    """The largest value of a column of whole numbers, from the log's statistics of each file."""
+    known = (file.value for file in _stored_files(path, f"max.{column}"))
+    return max((value for value in known if value is not None), default=None)
+
+
+def _stored_files(path: str, value: str) -> list[StoredFile]:
+    """All files, each with one of its values in the log."""
+    import pyarrow as pa
+
+    path = _absolute_path(path)
+    listed = pa.table(_require_table(path).get_add_actions(flatten=True))
+    if not listed.num_rows:
+        return []
+    columns = (listed[name].to_pylist() for name in ("path", value, "num_records"))
+    found = zip(*columns, strict=True)
+    return [StoredFile(f"{path.rstrip('/')}/{unquote(name)}", *rest) for name, *rest in found]
+
+
+def table_exists(path: str) -> bool:
+    return _open_table(path) is not None
+
+
+def compact_table(
+    spark: "SparkSession", path: str, *, target: int = 128 * _MIB, at_least: int = 4
+) -> int:
+    """Merge the small files of each partition that has several; returns how many fewer remain."""
+    path = _absolute_path(path)
+    table = _require_table(path)
+    merged = [group for group in _small_files(table, target) if len(group) >= at_least]
+    return sum(_merge_files(spark, path, group, target) for group in merged)
+
+
+def vacuum_table(path: str, *, older_than_hours: int = 7 * 24) -> list[str]:
+    """Delete old files that the table no longer uses or no commit names; returns their names."""
+    return _require_table(path).vacuum(
+        older_than_hours, dry_run=False, enforce_retention_duration=False, full=True
+    )
+
+
+class TableWrite(Struct, frozen=True):
+    """A write to a table in progress; `table` is its current state, or None before the first."""
+
+    path: str
+    table: Any
+    schema: Any
+    mode: WriteMode
+    partitions: tuple[str, ...]
+    replace: Mapping[str, Collection[Any]] | None
+    transaction: BatchTransaction | None
+
+    @property
+    def earlier_commit(self) -> CommitResult | None:
+        """The earlier commit of the same transaction, if there is one."""
+        return _find_commit(self.table, self.transaction)
+
+    def commit(self, files: Sequence[WrittenFile]) -> CommitResult:
+        """Make these files visible, unless the transaction was committed before."""
+        from deltalake.exceptions import CommitFailedError
+
+        if done := self.earlier_commit:
+            return done
+        _check_partitions(files, self.replace)
+        try:
+            version = _create_table(self, files) if self.table is None else _add_files(self, files)
+        except CommitFailedError as error:
+            # Another attempt at the same batch may have committed first; that is a success too.
+            if done := _find_commit(_open_table(self.path), self.transaction):
+                return done
+            raise PipelineError(f"{self.path} was changed by another writer: {error}") from None
+        return CommitResult(version, len(files), sum(file.rows for file in files))
+
+
+def _open_table(path: str, version: int | None = None) -> "DeltaTable | None":
+    from deltalake import DeltaTable
+    from deltalake.exceptions import TableNotFoundError
+
+    try:
+        return DeltaTable(path, version=version)
+    except TableNotFoundError:
+        return None
+
+
+def _require_table(path: str, version: int | None = None) -> "DeltaTable":
+    table = _open_table(path, version)
+    if table is None:
+        raise PipelineError(f"there is no table at {path}")
+    return table
+
+
+def _absolute_path(path: str) -> str:
+    """The absolute path: executors may run in another folder than the driver."""
+    return path if "://" in path else str(Path(path).expanduser().absolute())
+
+
+def _find_commit(
+    table: "DeltaTable | None", transaction: BatchTransaction | None
+) -> CommitResult | None:
+    if table is None or transaction is None:
+        return None
+    last = table.transaction_version(transaction.app_id)
+    done = last is not None and last >= transaction.batch
+    return CommitResult(table.version(), 0, 0, again=True) if done else None
+
+
+def _check_schema(writing: TableWrite) -> None:
+    """Refuse rows that would break the table, before any file is written."""
+    fields, table = writing.schema.fields, writing.table
+    names = {field.name for field in fields}
+    missing = [name for name in writing.partitions if name not in names]
+    if missing:
+        raise PipelineError(f"the table is partitioned by {missing}, which these rows lack")
+    stray = [name for name in writing.replace or () if name not in writing.partitions]
+    if stray:
+        raise PipelineError(f"only partitions can be replaced, and {stray} is none of them")
+    if table is not None and writing.mode != "overwrite":
+        have = {field.name: field.type for field in table.schema().fields}
+        for field in fields:
+            if have.get(field.name, field.type) != field.type:
+                raise PipelineError(
+                    f"column {field.name} is {have[field.name]} in the table, not {field.type}"
+                )
+
+
+def _check_partitions(
+    files: Sequence[WrittenFile], replace: Mapping[str, Collection[Any]] | None
+) -> None:
+    for name, values in (replace or {}).items():
+        allowed = set(_partition_texts(values))
+        if outside := {file.partition[name] for file in files} - allowed:
+            raise PipelineError(
+                f"rows for {name}={sorted(map(str, outside))} are outside of what is replaced"
+            )
+
+
+def _write_balanced(df: "DataFrame", path: str, partitions: tuple[str, ...]) -> list[WrittenFile]:
+    """Let executors write the rows, balanced over the partitions; returns the list of files."""
+    if partitions:
+        # Few files of a good size each, and sorted, so that a task has one file open at a time.
+        df = df.hint("rebalance", *partitions).sortWithinPartitions(*partitions)
+    return _write_rows(df, path, partitions)
+
+
+def _write_rows(df: "DataFrame", path: str, partitions: tuple[str, ...]) -> list[WrittenFile]:
+    columns = df.columns
+
+    def write(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        import pyarrow as pa
+
+        for file in write_files(batches, path, columns, partitions):
+            yield pa.RecordBatch.from_pydict({"file": pa.array([file.encode()], pa.binary())})
+
+    rows = df.mapInArrow(write, "file binary").collect()
+    return [WrittenFile.decode(bytes(row.file)) for row in rows]
+
+
+def _create_table(writing: TableWrite, files: Sequence[WrittenFile]) -> int:
+    from deltalake.transaction import create_table_with_add_actions
+
+    create_table_with_add_actions(
+        writing.path,
+        writing.schema,
+        _add_actions(files),
+        mode="error",
+        partition_by=list(writing.partitions),
+        commit_properties=_commit_properties(writing.transaction),
+    )
+    return 0
+
+
+def _add_files(writing: TableWrite, files: Sequence[WrittenFile]) -> int:
+    table: DeltaTable = writing.table
+    schema = writing.schema
+    if writing.mode != "overwrite":
+        known = {field.name for field in table.schema().fields}
+        if fresh := [field for field in schema.fields if field.name not in known]:
+            table.alter.add_columns(fresh)
+        schema = table.schema()
+    # A replacement of no partition at all must not become a replacement of all of them.
+    replace = writing.replace if writing.replace and all(writing.replace.values()) else None
+    append = writing.mode == "append" or (writing.mode == "replace" and replace is None)
+    table.create_write_transaction(
+        list(_add_actions(files)),
+        "append" if append else "overwrite",
+        schema,
+        partition_by=list(writing.partitions),
+        partition_filters=_partition_filters(replace) if replace else None,
+        commit_properties=_commit_properties(writing.transaction),
+    )
+    table.update_incremental()
+    return table.version()
+
+
+def _commit_properties(transaction: BatchTransaction | None) -> "CommitProperties | None":
+    from deltalake import CommitProperties
+    from deltalake.transaction import Transaction as AppTransaction
+
+    if transaction is None:
+        return None
+    return CommitProperties(
+        app_transactions=[AppTransaction(transaction.app_id, transaction.batch)]
+    )
+
+
+def _add_actions(files: Sequence[WrittenFile], *, data_change: bool = True) -> "list[AddAction]":
+    from deltalake.transaction import AddAction
+
+    now = SystemClock().now()
+    return [
+        AddAction(file.path, file.size, file.partition, now, data_change, file.stats)
+        for file in files
+    ]
+
+
+def _delta_schema(schema: Mapping[str, Any]) -> "DeltaSchema":
+    """Spark's schema in Delta's form, with every column nullable."""
+    from deltalake import Schema
+
+    fields = [field | {"nullable": True} for field in schema["fields"]]
+    return Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
+
+
+def _partition_filters(
+    partitions: Mapping[str, Collection[Any]],
+) -> list[tuple[str, str, list[str]]]:
+    return [(name, "in", _partition_texts(values)) for name, values in partitions.items()]
+
+
+def _partition_texts(values: Collection[Any]) -> list[str]:
+    return [partition_text(value) or "" for value in values]
+
+
+def _read_files(
+    spark: "SparkSession", path: str, table: "DeltaTable", files: Sequence[str]
+) -> "DataFrame":
+    from pyspark.sql.types import StructType
+
+    schema = StructType.fromJson(json.loads(table.schema().to_json()))
+    if not files:
+        return spark.createDataFrame([], schema)
+    frame = spark.read.schema(schema).option("basePath", path).parquet(*files)
+    return frame.select(*schema.names)
+
+
+def _small_files(table: "DeltaTable", target: int) -> list[list[dict[str, Any]]]:
+    """The files below half of the target, by partition."""
+    import pyarrow as pa
+
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for file in pa.table(table.get_add_actions()).to_pylist():
+        if file["size_bytes"] < target // 2:
+            # The log escapes paths; this is the name on disk.
+            file["path"] = unquote(file["path"])
+            groups.setdefault(file["path"].rpartition("/")[0], []).append(file)
+    return list(groups.values())
+
+
+def _merge_files(
+    spark: "SparkSession", path: str, group: Sequence[Mapping[str, Any]], target: int
+) -> int:
+    """Replace these files by fewer with the same rows; readers see no change of data."""
+    from deltalake.transaction import RemoveAction
+
+    table = _require_table(path)
+    partitions = tuple(table.metadata().partition_columns)
+    rows = _read_files(spark, path, table, [f"{path.rstrip('/')}/{file['path']}" for file in group])
+    size = sum(file["size_bytes"] for file in group)
+    merged = rows.coalesce(max(1, math.ceil(size / target)))
+    files = _write_rows(merged, path, partitions)
+    now = SystemClock().now()
+    removes = [
+        RemoveAction(file["path"], False, now, file["size_bytes"], files[0].partition)
+        for file in group
+    ]
+    table.create_write_transaction(
+        [*_add_actions(files, data_change=False), *removes],
+        "append",
+        table.schema(),
+        partition_by=list(partitions),
+    )
+    return len(group) - len(files)

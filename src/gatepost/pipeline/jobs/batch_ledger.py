@@ -1,0 +1,99 @@
+"""The ledger of batches: which events are in the tables.
+
+A batch is recorded before work on it begins. It is a range of every outbox, so repeating it reads
+the same events, and every table takes each batch once. So after a crash at any moment the next run
+finishes that batch first, and the tables are exact. For tables on a local disk a lock admits one
+process at a time.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from gatepost.archive.archive_store import ArchiveStore
+from gatepost.errors import PipelineError, TablesBusy
+from gatepost.pipeline.file_lock import hold_file_lock
+from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.read_plan import Offsets
+from gatepost.pipeline.small_tables import open_table
+from gatepost.pipeline.tables.schemas import INCIDENTS
+
+APP_ID = "gatepost-pipeline"
+_BATCH_FOLDER = "_batches"
+_LOCK_FILE = "_lock"
+_LAYOUT_VERSION = 2
+_LOCK_TIMEOUT = 600.0
+
+
+class PipelineBatch(Struct, frozen=True, rename="camel"):
+    """The events after `start` up to `end`, and the objectives of their tables."""
+
+    number: int
+    start: Offsets
+    end: Offsets
+    objectives: Objectives = Objectives()
+    # The version of the tables' layout; the first version did not record it.
+    layout: int = 1
+
+
+class BatchLedger:
+    """The batches of one folder of tables, each in a file of its own."""
+
+    def __init__(self, tables: str) -> None:
+        self._tables = tables
+        self._store = ArchiveStore.open(tables)
+
+    def last_batch(self) -> PipelineBatch | None:
+        """The latest batch, whether it is done or not."""
+        names = self._store.list_files(_BATCH_FOLDER)
+        content = self._store.read_file(names[-1]) if names else None
+        if content is None:
+            return None
+        batch = msgspec.json.decode(content, type=PipelineBatch)
+        if batch.layout != _LAYOUT_VERSION:
+            raise PipelineError(
+                f"the tables in {self._tables} were made by another version of Gatepost:"
+                " make new ones in another folder, with backfill"
+            )
+        return batch
+
+    def is_done(self, batch: PipelineBatch) -> bool:
+        """Whether the table that is written last has this batch."""
+        table = open_table(self._tables, INCIDENTS)
+        return table is not None and (table.transaction_version(APP_ID) or 0) >= batch.number
+
+    @contextmanager
+    def hold_lock(self, patience: float = _LOCK_TIMEOUT) -> Iterator[None]:
+        """Hold the lock of the tables, after waiting for another job to end its batch."""
+        if not self._store.is_local:
+            yield
+            return
+        path = Path(self._store.full_path(_LOCK_FILE))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        busy = TablesBusy(f"another job is at work on the tables in {path.parent}")
+        with hold_file_lock(path, patience, busy):
+            yield
+
+    def agreed_objectives(self, wanted: Objectives | None = None) -> Objectives:
+        """The objectives the tables were begun with; raises if `wanted` differs from them."""
+        last = self.last_batch()
+        if last is None:
+            return wanted or Objectives()
+        if wanted and (names := wanted.differing_names(last.objectives)):
+            raise PipelineError(
+                f"the tables in {self._tables} were made with other objectives"
+                f" ({', '.join(names)}): make new ones in another folder, with backfill"
+            )
+        return last.objectives
+
+    def begin_batch(self, end: Offsets, objectives: Objectives | None = None) -> PipelineBatch:
+        """Record the next batch, from the end of the last one up to `end`."""
+        last, agreed = self.last_batch(), self.agreed_objectives(objectives)
+        number, start = (last.number + 1, last.end) if last else (1, {})
+        batch = PipelineBatch(number, start, end, agreed, _LAYOUT_VERSION)
+        name = f"{_BATCH_FOLDER}/{batch.number:012d}.json"
+        self._store.write_file(name, msgspec.json.encode(batch))
+        return batch

@@ -1,0 +1,164 @@
+"""Makes activity and deliveries of events, on executors.
+
+Executors read segments, turn events into facts, and exchange the facts in blocks by the time the
+event ids were drawn. The executor that receives all facts of a stretch of time folds them into
+deliveries and writes these.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from msgspec import Struct
+
+from gatepost.pipeline import read_plan
+from gatepost.pipeline.archive_reader import ArchiveReader
+from gatepost.pipeline.delta_tables import StoredFile
+from gatepost.pipeline.jobs.executors import exchange_on_executors, run_on_executors
+from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.parquet import WrittenFile, resolve_filesystem, write_files
+from gatepost.pipeline.read_plan import RowEstimate, Slice
+from gatepost.pipeline.tables import activity, lifecycle
+from gatepost.pipeline.tables.facts import (
+    FACT_COLUMNS,
+    ID_COLUMNS,
+    TEXT_COLUMNS,
+    Facts,
+    facts_from_events,
+    hours_of,
+)
+from gatepost.pipeline.tables.schemas import ACTIVITY, DELIVERIES, HOUR_MS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# About how many events one executor reads at once, and how many facts it folds at once.
+_READ_ROWS = 2_000_000
+_FOLDED_FACTS = 750_000
+_BATCH_ROWS = 128 * 1024
+
+
+class NewEvents(Struct, frozen=True):
+    """The new events of an archive."""
+
+    archive: str
+    slices: list[Slice]
+
+
+class SurveyRequest(Struct, frozen=True):
+    """The results wanted from one pass over a few columns of the new events.
+
+    `activity` is the folder to write activity to, or None. `hours` asks for the hours of the
+    deliveries that the events refer to.
+    """
+
+    batch: int
+    objectives: Objectives
+    activity: str | None
+    hours: bool
+
+
+class SurveyResult(Struct, frozen=True):
+    activity: list[WrittenFile]
+    hours: set[int]
+
+
+def survey_events(spark: "SparkSession", source: NewEvents, wanted: SurveyRequest) -> SurveyResult:
+    archive = source.archive
+    columns = (
+        *(activity.ACTIVITY_COLUMNS if wanted.activity else ()),
+        *(ID_COLUMNS if wanted.hours else ()),
+    )
+    if not columns:
+        return SurveyResult([], set())
+
+    def survey_share(share: list[Slice]) -> Iterator[tuple[list[bytes], list[int]]]:
+        counted: list[pa.Table] = []
+        hours: set[int] = set()
+        for events in _read_events(archive, share, columns):
+            if wanted.activity:
+                counted.append(activity.count_activity(events, wanted.batch, wanted.objectives))
+            if wanted.hours:
+                hours.update(hours_of(events).tolist())
+        yield [file.encode() for file in _write_activity(counted, wanted.activity)], sorted(hours)
+
+    found = run_on_executors(spark, _plan_shares(spark, source), survey_share)
+    files = [WrittenFile.decode(file) for files, _ in found for file in files]
+    return SurveyResult(files, {hour for _, hours in found for hour in hours})
+
+
+def _write_activity(counted: Sequence[pa.Table], folder: str | None) -> Iterable[WrittenFile]:
+    batches = [batch for table in counted for batch in table.to_batches()]
+    return write_files(batches, folder, ACTIVITY.names, ()) if folder else ()
+
+
+def write_deliveries(
+    spark: "SparkSession", source: NewEvents, stored: Sequence[StoredFile], folder: str
+) -> list[WrittenFile]:
+    """Merge new events into stored deliveries, and write those to few files for each hour."""
+    archive, cores = source.archive, spark.sparkContext.defaultParallelism
+    estimates = [*map(_slice_estimate, source.slices), *map(_file_estimate, stored)]
+    rows = sum(estimate.rows for estimate in estimates)
+    cuts = read_plan.cut_times(estimates, -(-max(1, rows // _FOLDED_FACTS) // cores) * cores)
+
+    def read_blocks(share: list[Slice] | StoredFile) -> Iterator[tuple[int, dict[str, bytes]]]:
+        """The facts of a share as blocks, each with the number of its stretch of time."""
+        for read in _read_facts(archive, share):
+            for part, block in read.split_by_time(cuts):
+                yield part, block.encode()
+
+    def fold_blocks(blocks: Iterable[dict[str, bytes]]) -> Iterator[bytes]:
+        """Write the deliveries of one stretch of time, from all its blocks."""
+        parts = [Facts.decode(**block) for block in blocks]
+        rows = (
+            lifecycle.build_deliveries(Facts.join_parts(parts)).to_batches(_BATCH_ROWS)
+            if parts
+            else []
+        )
+        for file in write_files(rows, folder, DELIVERIES.names, ("hour",)):
+            yield file.encode()
+
+    shares: list[list[Slice] | StoredFile] = [*_plan_shares(spark, source), *stored]
+    files = exchange_on_executors(spark, shares, read_blocks, len(cuts) + 1, fold_blocks)
+    return [WrittenFile.decode(file) for file in files]
+
+
+def _slice_estimate(piece: Slice) -> RowEstimate:
+    return RowEstimate(piece.segment.min_created_at, piece.segment.max_created_at, piece.rows)
+
+
+def _file_estimate(file: StoredFile) -> RowEstimate:
+    return RowEstimate(file.value * HOUR_MS, (file.value + 1) * HOUR_MS - 1, file.rows)
+
+
+def _plan_shares(spark: "SparkSession", source: NewEvents) -> list[list[Slice]]:
+    return read_plan.pack_slices(source.slices, spark.sparkContext.defaultParallelism, _READ_ROWS)
+
+
+def _read_facts(archive: str, share: list[Slice] | StoredFile) -> Iterator[Facts]:
+    if isinstance(share, StoredFile):
+        yield from map(lifecycle.facts_from_deliveries, _read_stored(share.uri))
+    else:
+        yield from map(facts_from_events, _read_events(archive, share, FACT_COLUMNS))
+
+
+def _read_stored(file: str) -> Iterator[pa.Table]:
+    filesystem, path = resolve_filesystem(file)
+    with pq.ParquetFile(path, filesystem=filesystem) as parquet:
+        for batch in parquet.iter_batches(_BATCH_ROWS, use_threads=False):
+            yield pa.Table.from_batches([batch])
+
+
+def _read_events(root: str, share: list[Slice], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """The events of a share, small tables joined into larger ones."""
+    archive = ArchiveReader(root)
+    pending: list[pa.Table] = []
+    for piece in share:
+        for table in archive.read_tables(piece, columns, TEXT_COLUMNS):
+            pending.append(table)
+            if sum(map(len, pending)) >= _BATCH_ROWS:
+                yield pa.concat_tables(pending)
+                pending = []
+    if pending:
+        yield pa.concat_tables(pending)

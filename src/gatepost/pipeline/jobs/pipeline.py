@@ -1,0 +1,178 @@
+"""The jobs that bring tables up to date: once, as a stream, or from nothing."""
+
+from msgspec import Struct
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from gatepost.errors import PipelineError
+from gatepost.pipeline import delta_tables, read_plan
+from gatepost.pipeline.archive_reader import ArchiveReader
+from gatepost.pipeline.archive_source import read_stream
+from gatepost.pipeline.jobs import retention
+from gatepost.pipeline.jobs.batch_ledger import BatchLedger, PipelineBatch
+from gatepost.pipeline.jobs.deliveries import NewEvents
+from gatepost.pipeline.jobs.table_update import TableFolder, TableUpdater
+from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.read_plan import Offsets, Selection
+from gatepost.pipeline.tables.schemas import TABLES
+
+_ALL_EVENTS = Selection()
+_MAX_ROWS = 100_000_000
+# A stream reads only its position; `TableUpdater` reads the events themselves.
+_POSITION_COLUMNS = ("node", "incarnation", "seq")
+
+
+class RunSummary(Struct, frozen=True):
+    """The result of a run; `events` counts the new ones."""
+
+    batches: int
+    events: int
+
+
+class Pipeline:
+    """Keeps the tables of one archive up to date, with one Spark session."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        archive: str,
+        tables: str,
+        objectives: Objectives | None = None,
+    ) -> None:
+        self._spark = spark
+        self._archive = ArchiveReader(archive)
+        self.tables = TableFolder(tables)
+        self._ledger = BatchLedger(tables)
+        self._objectives = self._ledger.agreed_objectives(objectives)
+        self._apply = TableUpdater(spark, self.tables, self._objectives)
+
+    def run(self, max_rows: int = _MAX_ROWS) -> RunSummary:
+        """Take in all events that were archived since the last run."""
+        with self._ledger.hold_lock():
+            ran = self._finish_last_batch()
+            while (batch := self._begin_next_batch(max_rows)) is not None:
+                rows = self._take_batch(batch)
+                ran = RunSummary(ran.batches + 1, ran.events + rows)
+            return ran
+
+    def recover(self) -> RunSummary:
+        """Finish the last batch if the process that began it ended before it was done."""
+        with self._ledger.hold_lock():
+            return self._finish_last_batch()
+
+    def _finish_last_batch(self) -> RunSummary:
+        last = self._ledger.last_batch()
+        if last is None or self._ledger.is_done(last):
+            return RunSummary(0, 0)
+        return RunSummary(1, self._take_batch(last))
+
+    def stream(
+        self, checkpoint: str, *, every: str | None = None, max_rows: int = 1_000_000
+    ) -> StreamingQuery:
+        """Run in micro-batches: over all events available now, or repeatedly `every` "30 seconds".
+
+        The ledger, not the checkpoint, says which events are in the tables, so `run` and `stream`
+        may take turns.
+        """
+        self.recover()
+        events = read_stream(
+            self._spark, self._archive.uri, columns=_POSITION_COLUMNS, max_rows=max_rows
+        )
+        writer = events.writeStream.foreachBatch(self._take_micro_batch)
+        writer = writer.option("checkpointLocation", checkpoint)
+        return (
+            writer.trigger(processingTime=every) if every else writer.trigger(availableNow=True)
+        ).start()
+
+    def _take_micro_batch(self, events: DataFrame, _id: int) -> None:
+        """Take in the events of a Spark micro-batch that are not in the tables yet."""
+        with self._ledger.hold_lock():
+            self._take_new_events(events)
+
+    def _take_new_events(self, events: DataFrame) -> None:
+        self._finish_last_batch()
+        last = self._ledger.last_batch()
+        known = last.end if last else {}
+        tops = events.groupBy("node", "incarnation").agg(F.max("seq").alias("seq")).collect()
+        end: Offsets = {node: dict(seqs) for node, seqs in known.items()}
+        for row in tops:
+            lane = end.setdefault(row.node, {})
+            lane[row.incarnation] = max(lane.get(row.incarnation, 0), row.seq)
+        if end != known:
+            self._take_batch(self._ledger.begin_batch(end, self._objectives))
+
+    def _begin_next_batch(self, max_rows: int) -> PipelineBatch | None:
+        last = self._ledger.last_batch()
+        start = last.end if last else {}
+        lanes = read_plan.pending_lanes(self._archive.list_segments(), start, _ALL_EVENTS)
+        end = read_plan.advance_offsets(
+            lanes, start, times=self._archive.row_times, budget=max_rows
+        )
+        return self._ledger.begin_batch(end, self._objectives) if end != start else None
+
+    def _take_batch(self, batch: PipelineBatch) -> int:
+        slices = read_plan.slices_between(
+            self._archive.list_segments(), batch.start, batch.end, _ALL_EVENTS
+        )
+        self._apply(NewEvents(self._archive.uri, slices), batch.number)
+        return sum(piece.rows for piece in slices)
+
+
+def update_tables(
+    spark: SparkSession, archive: str, tables: str, objectives: Objectives | None = None
+) -> RunSummary:
+    """Bring the tables up to date; the cost grows with the number of new events."""
+    return Pipeline(spark, archive, tables, objectives).run()
+
+
+def backfill_tables(
+    spark: SparkSession, archive: str, tables: str, objectives: Objectives | None = None
+) -> RunSummary:
+    """Make the tables in an empty folder; they equal tables made in many runs."""
+    if BatchLedger(tables).last_batch() is not None:
+        raise PipelineError(f"{tables} already holds tables: choose an empty folder")
+    return update_tables(spark, archive, tables, objectives)
+
+
+def stream_tables(
+    spark: SparkSession,
+    archive: str,
+    tables: str,
+    objectives: Objectives | None = None,
+    *,
+    every: str | None = None,
+    max_rows: int = 1_000_000,
+) -> StreamingQuery:
+    """Keep the tables up to date until the caller stops the returned query."""
+    pipeline = Pipeline(spark, archive, tables, objectives)
+    checkpoint = f"{tables.rstrip('/')}/_checkpoint"
+    return pipeline.stream(checkpoint, every=every, max_rows=max_rows)
+
+
+def compact_tables(
+    spark: SparkSession, tables: str, *, keep_hours: int = 7 * 24, keep_days: int | None = None
+) -> dict[str, int]:
+    """Merge small files and delete replaced ones; returns table → number of files removed.
+
+    Files replaced within `keep_hours` stay for readers that still use an older version. Hours more
+    than `keep_days` older than the latest event are dropped; by default all are kept.
+    """
+    with BatchLedger(tables).hold_lock():
+        return _compact_tables(spark, tables, keep_hours, keep_days)
+
+
+def _compact_tables(
+    spark: SparkSession, tables: str, keep_hours: int, keep_days: int | None
+) -> dict[str, int]:
+    if keep_days is not None and (before := retention.oldest_kept(tables, keep_days)) is not None:
+        retention.drop_old_hours(tables, before)
+    folder, removed = TableFolder(tables), {}
+    for table in TABLES.values():
+        path = folder.table_path(table)
+        if delta_tables.table_exists(path):
+            merged = delta_tables.compact_table(spark, path)
+            removed[table.name] = merged + len(
+                delta_tables.vacuum_table(path, older_than_hours=keep_hours)
+            )
+    return removed

@@ -1,0 +1,169 @@
+"""Brings all tables up to date with one batch of events.
+
+The deliveries of the hours that the events refer to are merged with the stored ones and replaced.
+Tables made of deliveries are made again for these hours only. Incidents, reviews and ETA advice
+are made anew from the few unusual deliveries (`cases`) and the sums of each hour (`paces`).
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+from pyspark.sql import DataFrame, SparkSession
+
+from gatepost.pipeline.delta_tables import (
+    BatchTransaction,
+    StoredFile,
+    TableWrite,
+    WriteOptions,
+    begin_write,
+    compact_table,
+    files_since,
+    largest_value,
+    list_files,
+    read_table,
+    table_exists,
+)
+from gatepost.pipeline.jobs import deliveries
+from gatepost.pipeline.jobs.batch_ledger import APP_ID
+from gatepost.pipeline.jobs.deliveries import NewEvents, SurveyRequest
+from gatepost.pipeline.jobs.findings import FindingsInput, write_findings
+from gatepost.pipeline.jobs.hourly_tables import HOURLY_TABLES as HOURLY
+from gatepost.pipeline.jobs.hourly_tables import write_hourly_tables
+from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.parquet import WrittenFile
+from gatepost.pipeline.tables import schemas
+from gatepost.pipeline.tables.schemas import TableSpec
+from gatepost.pipeline.tables.turns import derive_turns
+
+# Incidents come last: once that table has a batch, all tables have it (`BatchLedger.is_done`).
+_FINDINGS: Final = (schemas.ETA, schemas.REVIEWS, schemas.INCIDENTS)
+_HOURS_A_DAY = 24
+_MANY_FILES = 256
+
+
+class TableFolder(Struct, frozen=True):
+    """The folder that holds all tables."""
+
+    root: str
+
+    def table_path(self, table: TableSpec) -> str:
+        return f"{self.root.rstrip('/')}/{table.name}"
+
+    def read(self, spark: SparkSession, table: TableSpec) -> DataFrame:
+        """Read the table; it is empty if it was never written."""
+        if table is schemas.TURNS:
+            return derive_turns(self.read(spark, schemas.DELIVERIES))
+        path = self.table_path(table)
+        if not table_exists(path):
+            return spark.createDataFrame([], table.ddl)
+        return read_table(spark, path)
+
+
+class TableUpdater:
+    """Writes a batch to all tables. A table that has the batch already is left as it is."""
+
+    def __init__(self, spark: SparkSession, tables: TableFolder, objectives: Objectives) -> None:
+        self._spark = spark
+        self._tables = tables
+        self._objectives = objectives
+
+    def __call__(self, source: NewEvents, number: int) -> None:
+        batch = BatchTransaction(APP_ID, number)
+        hours = self._survey_events(source, batch)
+        self._write_deliveries(source, batch, hours)
+        self._write_hourly_tables(batch, hours)
+        self._write_findings(batch)
+        self._compact_activity()
+
+    def _compact_activity(self) -> None:
+        """Merge the files of activity: every batch adds to them and reads all recent ones."""
+        path = self._tables.table_path(schemas.ACTIVITY)
+        if len(files_since(path, "last_at", 0)) >= _MANY_FILES:
+            compact_table(self._spark, path)
+
+    def _survey_events(self, source: NewEvents, batch: BatchTransaction) -> set[int] | None:
+        """Count activity; returns the hours that change, or None if the tables are still empty."""
+        activity = begin_write(
+            self._tables.table_path(schemas.ACTIVITY), schemas.ACTIVITY.schema, transaction=batch
+        )
+        wanted = SurveyRequest(
+            batch.batch,
+            self._objectives,
+            activity=None if activity.earlier_commit else activity.path,
+            hours=table_exists(self._tables.table_path(schemas.DELIVERIES)),
+        )
+        found = deliveries.survey_events(self._spark, source, wanted)
+        activity.commit(found.activity)
+        return found.hours if wanted.hours else None
+
+    def _write_deliveries(
+        self, source: NewEvents, batch: BatchTransaction, hours: set[int] | None
+    ) -> None:
+        writing = self._begin_replacing(schemas.DELIVERIES, batch, hours)
+        if not writing.earlier_commit:
+            stored = self._hour_files(schemas.DELIVERIES, hours) if hours else []
+            writing.commit(deliveries.write_deliveries(self._spark, source, stored, writing.path))
+
+    def _write_hourly_tables(self, batch: BatchTransaction, hours: set[int] | None) -> None:
+        writes = {table: self._begin_replacing(table, batch, hours) for table in HOURLY}
+        changed = self._hour_files(schemas.DELIVERIES, hours)
+        _write_uncommitted(
+            writes,
+            lambda folders: write_hourly_tables(self._spark, changed, folders, self._objectives),
+        )
+
+    def _write_findings(self, batch: BatchTransaction) -> None:
+        writes = {
+            table: begin_write(
+                self._tables.table_path(table), table.schema, mode="overwrite", transaction=batch
+            )
+            for table in _FINDINGS
+        }
+        known = self._findings_input()
+        _write_uncommitted(
+            writes, lambda folders: write_findings(self._spark, known, folders, self._objectives)
+        )
+
+    def _findings_input(self) -> FindingsInput:
+        activity = self._tables.table_path(schemas.ACTIVITY)
+        as_of = (largest_value(activity, "last_at") or 0) - self._objectives.sealing * 1000
+        since = as_of // schemas.HOUR_MS - self._objectives.days * _HOURS_A_DAY
+        recent = files_since(activity, "last_at", since * schemas.HOUR_MS)
+        return FindingsInput(
+            since * schemas.HOUR_MS,
+            as_of,
+            activity=[file.uri for file in recent],
+            cases=self._recent_files(schemas.CASES, since),
+            paces=self._recent_files(schemas.PACES, since),
+        )
+
+    def _recent_files(self, table: TableSpec, since: int) -> list[str]:
+        stored = list_files(self._tables.table_path(table), "hour")
+        return [file.uri for file in stored if file.value >= since]
+
+    def _hour_files(self, table: TableSpec, hours: Collection[int] | None) -> list[StoredFile]:
+        stored = list_files(self._tables.table_path(table), "hour")
+        return [file for file in stored if hours is None or file.value in hours]
+
+    def _begin_replacing(
+        self, table: TableSpec, batch: BatchTransaction, hours: set[int] | None
+    ) -> TableWrite:
+        """Begin to replace these hours of the table, or to create the table if `hours` is None."""
+        how: WriteOptions = {"partition_by": ["hour"], "transaction": batch}
+        if hours is not None:
+            how |= {"mode": "replace", "replace": {"hour": sorted(hours)}}
+        return begin_write(self._tables.table_path(table), table.schema, **how)
+
+
+def _write_uncommitted(
+    writes: Mapping[TableSpec, TableWrite],
+    make: Callable[[dict[TableSpec, str]], Mapping[TableSpec, Sequence[WrittenFile]]],
+) -> None:
+    """Have `make` write files for the tables that lack this batch, and commit them."""
+    folders = {
+        table: writing.path for table, writing in writes.items() if not writing.earlier_commit
+    }
+    made = make(folders) if folders else {}
+    for table, written in made.items():
+        writes[table].commit(written)

@@ -1,0 +1,39 @@
+"""Sends the gatepost package to the workers of a cluster.
+
+Gatepost itself is pure Python, so a zip file suffices. Workers must already have pyarrow, numpy and
+msgspec, which hold compiled code, and the same minor version of Python as the driver.
+"""
+
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import gatepost
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# A fixed time stamp, so that the same package always makes the same file.
+_ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+def send_package(spark: "SparkSession") -> None:
+    """Let executors import gatepost.
+
+    Executors fetch the file when they start, so it stays in Spark's own folder until Spark stops.
+    """
+    context = spark.sparkContext
+    target = Path(context._temp_dir) / "gatepost.zip"
+    if not target.exists():
+        context.addPyFile(str(zip_package(target)))
+
+
+def zip_package(target: Path) -> Path:
+    """Write the installed package to a zip file that Python can import from."""
+    root = Path(gatepost.__file__).parent
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for source in sorted(root.rglob("*.py")):
+            info = zipfile.ZipInfo(str(source.relative_to(root.parent)), _ZIP_EPOCH)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, source.read_bytes())
+    return target

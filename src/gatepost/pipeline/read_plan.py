@@ -1,0 +1,339 @@
+"""Decides which rows to read next: pure functions over the segments that manifests list.
+
+A *lane* is one incarnation of one node's outbox. Its sequence numbers have no holes, so a range
+of them names the same rows for ever, even after small segments were merged into larger ones.
+Offsets are made of them: {node: {incarnation: last seq read}}.
+
+A stream moves all lanes forward together in time. A batch holds the rows of all lanes up to one
+moment, the *frontier*. The frontier is the latest one at which the batch stays within its budget.
+So no node runs ahead of another by more than one batch; a node that comes back after a week has
+the oldest rows and is read first.
+"""
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import date
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import Struct
+
+from gatepost.errors import PipelineError
+
+# Rows of a row group in the archive: reading a part of one decodes all of it.
+ROW_GROUP = 128 * 1024
+
+Offsets = dict[str, dict[str, int]]
+
+
+class LaneKey(NamedTuple):
+    node: str
+    incarnation: str
+
+
+class SegmentFile(Struct, frozen=True):
+    """A file that a manifest lists.
+
+    `path` is relative to the archive's root; times are epoch milliseconds.
+    """
+
+    node: str
+    date: date
+    path: str
+    incarnation: str
+    first: int
+    last: int
+    bytes: int
+    sha256: str
+    min_created_at: int
+    max_created_at: int
+    sealed_at: int
+
+    @property
+    def lane(self) -> LaneKey:
+        return LaneKey(self.node, self.incarnation)
+
+
+class Slice(Struct, frozen=True):
+    """The rows `first` to `last`, by sequence number, of one segment."""
+
+    segment: SegmentFile
+    first: int
+    last: int
+
+    @property
+    def rows(self) -> int:
+        return self.last - self.first + 1
+
+    @property
+    def skipped(self) -> int:
+        """Rows of the segment before this slice."""
+        return self.first - self.segment.first
+
+
+class Selection(Struct, frozen=True):
+    """The nodes and dates a reader asked for; None means all. Both dates are included."""
+
+    nodes: frozenset[str] | None = None
+    since: date | None = None
+    until: date | None = None
+
+    def includes(self, segment: SegmentFile) -> bool:
+        return (
+            (self.nodes is None or segment.node in self.nodes)
+            and (self.since is None or segment.date >= self.since)
+            and (self.until is None or segment.date <= self.until)
+        )
+
+
+# Reads the `created_at` of each row of a segment. A plan calls it only where it must cut one.
+RowTimes = Callable[[SegmentFile], Sequence[int]]
+
+
+class PendingLane:
+    """The unread rows of one lane, in its own order."""
+
+    def __init__(self, slices: Sequence[Slice]) -> None:
+        self._slices = slices
+        # A clock may go back: a row is due no earlier than the rows before it.
+        self._latest_times = list(
+            accumulate((piece.segment.max_created_at for piece in slices), max)
+        )
+        self._row_offsets = list(accumulate((piece.rows for piece in slices), initial=0))
+
+    @property
+    def rows(self) -> int:
+        return self._row_offsets[-1]
+
+    @property
+    def earliest(self) -> int:
+        return self._slices[0].segment.min_created_at
+
+    @property
+    def latest(self) -> int:
+        return self._latest_times[-1]
+
+    def due_bounds(self, moment: int) -> tuple[int, int]:
+        """The fewest and the most rows that can be due by `moment`, without reading any."""
+        whole = bisect_right(self._latest_times, moment)
+        least = self._row_offsets[whole]
+        cut = whole < len(self._slices) and self._slices[whole].segment.min_created_at <= moment
+        return least, self._row_offsets[whole + 1] if cut else least
+
+    def due_rows(self, moment: int, times: RowTimes) -> int:
+        """The exact number of rows due by `moment`."""
+        least, most = self.due_bounds(moment)
+        if least == most:
+            return least
+        cut = self._slices[bisect_right(self._latest_times, moment)]
+        until = bisect_right(times(cut.segment), moment, hi=cut.skipped + cut.rows)
+        return least + max(0, until - cut.skipped)
+
+    def seq_after(self, rows: int) -> int:
+        """The sequence number of the last of the first `rows` rows."""
+        index = bisect_right(self._row_offsets, rows - 1) - 1
+        return self._slices[index].first + rows - self._row_offsets[index] - 1
+
+
+def group_by_lane(segments: Iterable[SegmentFile]) -> dict[LaneKey, list[SegmentFile]]:
+    """Lanes in a fixed order, each with its segments in sequence."""
+    lanes: dict[LaneKey, list[SegmentFile]] = {}
+    for segment in sorted(segments, key=lambda segment: (segment.lane, segment.first)):
+        lanes.setdefault(segment.lane, []).append(segment)
+    return lanes
+
+
+def pending_lanes(
+    segments: Iterable[SegmentFile], start: Offsets, selection: Selection
+) -> dict[LaneKey, PendingLane]:
+    """The lanes with rows after `start`."""
+    lanes = {}
+    for key, listed in group_by_lane(segments).items():
+        after = start.get(key.node, {}).get(key.incarnation, 0)
+        wanted = [s for s in listed if s.last > after and selection.includes(s)]
+        if wanted:
+            lanes[key] = PendingLane([Slice(s, max(s.first, after + 1), s.last) for s in wanted])
+    return lanes
+
+
+def advance_offsets(
+    lanes: Mapping[LaneKey, PendingLane],
+    start: Offsets,
+    *,
+    times: RowTimes,
+    budget: int | None = None,
+    until: int | None = None,
+) -> Offsets:
+    """The end of a batch that begins at `start`.
+
+    `budget` is the most rows it may have, `until` a moment that no lane may pass yet.
+    """
+    taken = _rows_to_take(lanes, times, budget, until)
+    end = {node: dict(seqs) for node, seqs in start.items()}
+    for key, rows in taken.items():
+        if rows:
+            end.setdefault(key.node, {})[key.incarnation] = lanes[key].seq_after(rows)
+    # Sorted, because Spark compares offsets as text.
+    return {node: dict(sorted(end[node].items())) for node in sorted(end)}
+
+
+def _rows_to_take(
+    lanes: Mapping[LaneKey, PendingLane], times: RowTimes, budget: int | None, until: int | None
+) -> dict[LaneKey, int]:
+    if not lanes:
+        return {}
+    high = max(lane.latest for lane in lanes.values())
+    high = high if until is None else min(high, until)
+    if budget is None or _fits_budget(lanes.values(), high, times, budget):
+        return {key: lane.due_rows(high, times) for key, lane in lanes.items()}
+    low = min(lane.earliest for lane in lanes.values()) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _fits_budget(lanes.values(), middle, times, budget):
+            low = middle
+        else:
+            high = middle
+    taken = {key: lane.due_rows(low, times) for key, lane in lanes.items()}
+    return _fill_budget(lanes, taken, high, times, budget)
+
+
+def _fits_budget(lanes: Iterable[PendingLane], moment: int, times: RowTimes, budget: int) -> bool:
+    """Whether at most `budget` rows are due by `moment`; reads rows only if bounds do not tell."""
+    bounds = [(lane, *lane.due_bounds(moment)) for lane in lanes]
+    if sum(most for _, _, most in bounds) <= budget:
+        return True
+    if sum(least for _, least, _ in bounds) > budget:
+        return False
+    return sum(lane.due_rows(moment, times) for lane, _, _ in bounds) <= budget
+
+
+def _fill_budget(
+    lanes: Mapping[LaneKey, PendingLane],
+    taken: Mapping[LaneKey, int],
+    moment: int,
+    times: RowTimes,
+    budget: int,
+) -> dict[LaneKey, int]:
+    """Add part of a millisecond that exceeds the budget as a whole, or it would block for ever."""
+    filled, left = dict(taken), budget - sum(taken.values())
+    for key, lane in lanes.items():
+        more = min(left, lane.due_rows(moment, times) - taken[key])
+        filled[key] += more
+        left -= more
+    return filled
+
+
+def archived_frontier(segments: Iterable[SegmentFile], now: int, patience: int) -> int | None:
+    """The moment up to which every active node has archived; None if no node is active.
+
+    Stopping there keeps a node from running ahead of one that archives a moment later. A node is
+    not active if it has archived nothing for `patience`, or is further behind than `patience`.
+    """
+    newest: dict[str, tuple[int, int]] = {}
+    for segment in segments:
+        top, archived_at = newest.get(segment.node, (0, 0))
+        newest[segment.node] = (
+            max(top, segment.max_created_at),
+            max(archived_at, segment.sealed_at),
+        )
+    latest = max((top for top, _ in newest.values()), default=0)
+    return min(
+        (
+            top
+            for top, archived_at in newest.values()
+            if now - archived_at <= patience and latest - top <= patience
+        ),
+        default=None,
+    )
+
+
+def slices_between(
+    segments: Iterable[SegmentFile], start: Offsets, end: Offsets, selection: Selection
+) -> list[Slice]:
+    """The rows after `start` up to `end`; an error if the archive no longer lists some of them."""
+    found: list[Slice] = []
+    lanes = group_by_lane(segments)
+    for node, seqs in end.items():
+        for incarnation, last in seqs.items():
+            after = start.get(node, {}).get(incarnation, 0)
+            if last > after:
+                key = LaneKey(node, incarnation)
+                found += _lane_slices(key, lanes.get(key, []), after, last)
+    return [piece for piece in found if selection.includes(piece.segment)]
+
+
+def _lane_slices(
+    key: LaneKey, segments: Sequence[SegmentFile], after: int, last: int
+) -> Iterator[Slice]:
+    # The first read of a lane may begin at any number: retention may have removed older ones.
+    expected = after + 1 if after else None
+    for segment in segments:
+        if segment.last <= after or segment.first > last:
+            continue
+        if expected is not None and segment.first > expected:
+            raise _missing_events_error(key, expected, segment.first - 1)
+        yield Slice(segment, max(segment.first, after + 1), min(segment.last, last))
+        expected = segment.last + 1
+    if expected is None or expected <= last:
+        raise _missing_events_error(key, expected or 1, last)
+
+
+def _missing_events_error(key: LaneKey, first: int, last: int) -> PipelineError:
+    return PipelineError(
+        f"the archive no longer lists events {first} to {last} of node {key.node}"
+        f" (incarnation {key.incarnation}), which this query has yet to read:"
+        " restore them, or start again with a fresh checkpoint"
+    )
+
+
+def pack_slices(slices: Iterable[Slice], parallelism: int, most_rows: int) -> list[list[Slice]]:
+    """Shares of about equal size, at least one per core if there are enough rows."""
+    slices = list(slices)
+    total = sum(piece.rows for piece in slices)
+    share = max(ROW_GROUP // 4, min(most_rows, -(-total // max(1, parallelism))))
+    pieces = [part for piece in slices for part in _split_slice(piece, share)]
+    bins: list[tuple[int, int, list[Slice]]] = [
+        (0, index, []) for index in range(min(len(pieces), -(-total // share)))
+    ]
+    for part in sorted(pieces, key=lambda p: -p.rows):
+        load, index, parts = bins[0]
+        parts.append(part)
+        heapq.heapreplace(bins, (load + part.rows, index, parts))
+    return [
+        sorted(parts, key=lambda p: (p.segment.path, p.first))
+        for _, _, parts in sorted(bins, key=lambda b: b[1])
+    ]
+
+
+class RowEstimate(NamedTuple):
+    """The approximate number of rows between two moments."""
+
+    since: int
+    until: int
+    rows: int
+
+
+def cut_times(stretches: Sequence[RowEstimate], parts: int) -> list[int]:
+    """The moments, in order, that divide the rows into about equal parts."""
+    if not stretches:
+        return []
+    moments = np.unique([edge for each in stretches for edge in (each.since, each.until + 1)])
+    rows_before = np.zeros(len(moments))
+    for each in stretches:
+        elapsed = (moments - each.since) / (each.until + 1 - each.since)
+        rows_before += each.rows * np.clip(elapsed, 0, 1)
+    shares = np.arange(1, parts) * (sum(each.rows for each in stretches) / parts)
+    return sorted({int(moment) for moment in np.interp(shares, rows_before, moments)})
+
+
+def _split_slice(piece: Slice, share: int) -> Iterator[Slice]:
+    """Cut at row groups only."""
+    step = max(1, round(share / ROW_GROUP)) * ROW_GROUP
+    first = piece.first
+    while first <= piece.last:
+        group = (first - piece.segment.first) // ROW_GROUP * ROW_GROUP
+        last = min(piece.last, piece.segment.first + group + step - 1)
+        yield Slice(piece.segment, first, last)
+        first = last + 1
