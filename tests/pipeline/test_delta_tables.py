@@ -102,7 +102,7 @@ def test_two_attempts_at_one_batch_at_once_leave_one(
     commit_batch(df, 1, path, app_id="job")
     views = iter([stale])
     monkeypatch.setattr(
-        "gatepost.pipeline.delta_tables._open",
+        "gatepost.pipeline.delta_tables._open_table",
         lambda path, version=None: next(views, None) or DeltaTable(path, version=version),
     )
     assert commit_batch(df, 1, path, app_id="job").again

@@ -12,8 +12,8 @@ from gatepost.pipeline.objectives import Objectives
 
 _HOLDER = """
 import sys
-from gatepost.pipeline.jobs.batch_ledger import Ledger
-with Ledger(sys.argv[1]).held():
+from gatepost.pipeline.jobs.batch_ledger import BatchLedger
+with BatchLedger(sys.argv[1]).hold_lock():
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -9,7 +9,10 @@ from gatepost.pipeline.package_upload import zip_package
 
 def test_a_worker_imports_the_package_from_the_file(tmp_path: Path) -> None:
     shipped = zip_package(tmp_path / "gatepost.zip")
-    code = f"import sys; sys.path.insert(0, {str(shipped)!r}); import gatepost.pipeline.archive_reader as r"
+    code = (
+        f"import sys; sys.path.insert(0, {str(shipped)!r});"
+        " import gatepost.pipeline.archive_reader as r"
+    )
     said = subprocess.run(
         [sys.executable, "-I", "-c", f"{code}; print(r.__file__, 'nacl' in sys.modules)"],
         capture_output=True,
@@ -18,7 +21,7 @@ def test_a_worker_imports_the_package_from_the_file(tmp_path: Path) -> None:
         timeout=60,
     ).stdout
     # What signing needs is not asked of workers.
-    assert said.split() == [f"{shipped}/gatepost/pipeline/reading.py", "False"]
+    assert said.split() == [f"{shipped}/gatepost/pipeline/archive_reader.py", "False"]
 
 
 def test_the_same_package_makes_the_same_file(tmp_path: Path) -> None:

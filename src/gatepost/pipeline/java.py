@@ -51,8 +51,8 @@ def _find_release(env: Mapping[str, str]) -> tuple[Path, int]:
         if (release := java_version(java) or 0) >= OLDEST_RELEASE:
             return java, release
     raise PipelineMissing(
-        f"Spark needs Java {OLDEST_RELEASE} or newer and none was found: install a JDK, set JAVA_HOME,"
-        " or `pip install 'gatepost[pipeline]'`, which brings one"
+        f"Spark needs Java {OLDEST_RELEASE} or newer and none was found: install a JDK,"
+        " set JAVA_HOME, or `pip install 'gatepost[pipeline]'`, which brings one"
     )
 
 

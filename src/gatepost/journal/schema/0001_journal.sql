@@ -1,4 +1,6 @@
--- What one gateway remembers. Times are epoch milliseconds.
+-- The journal of one gateway. Times are epoch milliseconds.
+
+-- == Journal, outbox, audit
 
 -- Facts about this journal: node id, incarnation.
 CREATE TABLE fact (
@@ -6,17 +8,26 @@ CREATE TABLE fact (
     value BLOB NOT NULL
 ) WITHOUT ROWID;
 
+-- The incarnations of this journal. A restored journal starts a new one at `first_seq`.
+CREATE TABLE incarnation (
+    id        TEXT PRIMARY KEY,
+    first_seq INTEGER NOT NULL UNIQUE
+) WITHOUT ROWID;
+
 -- The outbox: append-only, gapless in seq, each row a link of the hash chain.
+-- `to_node` is one node, '*' for every node, or NULL for no other node.
 CREATE TABLE outbox (
     seq      INTEGER PRIMARY KEY,
     event_id BLOB NOT NULL,
     ref_id   BLOB,
     kind     TEXT NOT NULL,
     body     BLOB NOT NULL,
-    digest   BLOB NOT NULL
+    digest   BLOB NOT NULL,
+    to_node  TEXT
 );
 CREATE INDEX outbox_event ON outbox (event_id);
 CREATE INDEX outbox_ref ON outbox (ref_id) WHERE ref_id IS NOT NULL;
+CREATE INDEX outbox_to ON outbox (to_node, seq) WHERE to_node IS NOT NULL;
 
 CREATE TRIGGER outbox_is_append_only BEFORE UPDATE ON outbox
 BEGIN SELECT RAISE(ABORT, 'the outbox is append-only'); END;
@@ -30,13 +41,20 @@ CREATE TABLE head (
     signed_at INTEGER NOT NULL
 );
 
--- The last seq meant for each node: what the next event for it names as prevSeqTo.
+-- Other gateways as readers of this outbox. `last_seq` is the last event meant for the node, which
+-- the next event for it names as prevSeqTo; `sent_seq` is the last event it may have heard of;
+-- `acked_seq` is the last event it has taken. Events up to `cut_seq` were pruned while it was away.
 CREATE TABLE recipient (
-    node_id  TEXT PRIMARY KEY,
-    last_seq INTEGER NOT NULL
+    node_id     TEXT PRIMARY KEY,
+    last_seq    INTEGER NOT NULL,
+    incarnation TEXT,
+    sent_seq    INTEGER NOT NULL DEFAULT 0,
+    acked_seq   INTEGER NOT NULL DEFAULT 0,
+    cut_seq     INTEGER NOT NULL DEFAULT 0,
+    seen_at     INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 
--- Who did what by hand: purges, replays, discards, removals.
+-- Operations done by hand and their actor: purges, replays, discards, removals.
 CREATE TABLE audit (
     id      INTEGER PRIMARY KEY,
     at      INTEGER NOT NULL,
@@ -46,15 +64,18 @@ CREATE TABLE audit (
     detail  TEXT NOT NULL
 );
 
--- Agents this gateway answers for.
+-- == Agents and mailboxes
+
+-- Agents of this gateway. A `standby` agent is owned by another gateway and served here as its fallback.
 CREATE TABLE agent (
     id         TEXT PRIMARY KEY,
     type       TEXT NOT NULL,
     created_at INTEGER NOT NULL,
-    seen_at    INTEGER NOT NULL
+    seen_at    INTEGER NOT NULL,
+    standby    INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 
--- Mailboxes, with the counts an answer needs. `arrivals` numbers all mail that ever came.
+-- Mailboxes, with the counts that answers report. `arrivals` numbers all mail that ever arrived.
 CREATE TABLE mailbox (
     id        INTEGER PRIMARY KEY,
     name      TEXT NOT NULL UNIQUE,
@@ -67,7 +88,7 @@ CREATE TABLE mailbox (
 -- One sender to one mailbox: the unit of order.
 -- `head` is the first message waiting; `ready_at` is 0 if it may be leased, or else the moment
 -- its backoff ends. Both are NULL while nothing waits or while a lease on the pair is out.
--- A pair of which nothing is left is dropped; its id never comes back, nor do its messages'.
+-- A pair without mail is dropped; its id, and the ids of its messages, are never used again.
 CREATE TABLE pair (
     id           INTEGER PRIMARY KEY AUTOINCREMENT,
     mailbox      INTEGER NOT NULL REFERENCES mailbox,
@@ -80,13 +101,13 @@ CREATE TABLE pair (
     ready_at     INTEGER,
     UNIQUE (mailbox, sender)
 );
--- A pair that backs off stands behind all that are ready, so that nobody has to step over it.
+-- Pairs that back off sort behind all ready pairs, so that a scan for ready pairs never meets them.
 CREATE INDEX pair_queue ON pair (mailbox, ready_at, head_rank, head_arrival)
 WHERE ready_at IS NOT NULL;
 CREATE INDEX pair_retry ON pair (ready_at) WHERE ready_at > 0;
 
--- One message in one mailbox. id = pair << 38 | number, so that a pair's mail lies together,
--- in order, and a run is one range. `rank` is created_at made monotonic within the pair.
+-- One message in one mailbox. id = pair << 38 | number, so that a pair's mail lies together on
+-- disk, in order, and a run is one range. `rank` is created_at made monotonic within the pair.
 CREATE TABLE mail (
     id          INTEGER PRIMARY KEY,
     mailbox     INTEGER NOT NULL,
@@ -112,18 +133,18 @@ CREATE TRIGGER mail_terminal_is_immutable BEFORE UPDATE ON mail WHEN OLD.state >
 BEGIN SELECT RAISE(ABORT, 'a settled message never changes'); END;
 
 CREATE TRIGGER mail_is_itself BEFORE UPDATE OF id, mailbox, msg_id, arrival, created_at ON mail
-BEGIN SELECT RAISE(ABORT, 'who, whence and when of a message never change'); END;
+BEGIN SELECT RAISE(ABORT, 'id, mailbox and arrival of a message never change'); END;
 
--- Payloads apart from states, so that a change of state does not rewrite them.
+-- Payloads, apart from the states, so that a change of state does not rewrite them.
 CREATE TABLE body (
     id      INTEGER PRIMARY KEY,
     payload BLOB NOT NULL,
     meta    BLOB
 );
 
--- A run of consecutive messages of one pair, out with one consumer. `id` is its secret.
--- `next` is the first not settled yet, `last` the end of the run, `behind` where to look for
--- what waits behind it (all three are mail ids).
+-- A lease: a run of consecutive messages of one pair, held by one consumer. `id` is its secret.
+-- Three mail ids: `next` is the first message not settled yet, `last` ends the run, and the search
+-- for the pair's next head starts at `behind`.
 CREATE TABLE lease (
     pair       INTEGER PRIMARY KEY REFERENCES pair,
     id         INTEGER NOT NULL,
@@ -139,7 +160,7 @@ CREATE TABLE lease (
 CREATE INDEX lease_expiry ON lease (expires_at);
 CREATE INDEX lease_consumer ON lease (mailbox, consumer);
 
--- Why a message died. The message keeps its row and its body until somebody discards it.
+-- Dead letters. The message keeps its row and its body until the dead letter is discarded.
 CREATE TABLE dead_letter (
     id          INTEGER PRIMARY KEY REFERENCES mail,
     mailbox     INTEGER NOT NULL,
@@ -150,14 +171,18 @@ CREATE TABLE dead_letter (
 );
 CREATE INDEX dead_letter_age ON dead_letter (mailbox, failed_at, id);
 
--- Dead letters given up; their mail row goes once its msg_id cannot come again.
+-- Discarded dead letters. The mail row is deleted once its msg_id cannot arrive again.
 CREATE TABLE discarded (
     id INTEGER PRIMARY KEY REFERENCES mail,
     at INTEGER NOT NULL
 );
 CREATE INDEX discarded_age ON discarded (at);
 
--- What a sender knows of each message it sent.
+-- == Deliveries, as the sender sees them
+
+-- One delivery per message sent. `node` is its route, `next_at` the next deadline. `content_key`
+-- decrypts the payload in the outbox while it may have to be encrypted for another node. `verdict`
+-- is the last owner's late receipt, after the sender gave the message up.
 CREATE TABLE delivery (
     event_id     BLOB PRIMARY KEY,
     from_agent   TEXT NOT NULL,
@@ -170,18 +195,40 @@ CREATE TABLE delivery (
     accepted_at  INTEGER,
     processed_at INTEGER,
     replies_to   TEXT NOT NULL,
-    reply        BLOB
+    reply        BLOB,
+    kind         TEXT NOT NULL DEFAULT 'message',
+    node         TEXT,
+    offer        INTEGER NOT NULL DEFAULT 0,
+    attempt      INTEGER NOT NULL DEFAULT 1,
+    pair_seq     INTEGER NOT NULL DEFAULT 0,
+    expires_at   INTEGER NOT NULL DEFAULT 0,
+    next_at      INTEGER,
+    content_key  BLOB,
+    verdict      TEXT,
+    fingerprint  BLOB,
+    digest       TEXT
 ) WITHOUT ROWID;
 CREATE INDEX delivery_corr ON delivery (corr_id);
 CREATE INDEX delivery_age ON delivery (processed_at) WHERE processed_at IS NOT NULL;
+CREATE INDEX delivery_due ON delivery (next_at) WHERE next_at IS NOT NULL;
+CREATE INDEX delivery_open ON delivery (from_agent, to_agent, pair_seq) WHERE processed_at IS NULL;
+CREATE INDEX delivery_digest ON delivery (digest) WHERE digest IS NOT NULL;
+CREATE INDEX delivery_node ON delivery (node, event_id) WHERE processed_at IS NULL;
 
+-- A pair as its sender numbers it. `node` is the pair's route; every number below `base` is closed
+-- there. While `moving` is not 0, the pair has open numbers on several routes, and `moving` is the
+-- number up to which the route with the lowest ones was told to go.
 CREATE TABLE pair_seq (
     from_agent TEXT NOT NULL,
     to_agent   TEXT NOT NULL,
     last       INTEGER NOT NULL,
+    node       TEXT NOT NULL DEFAULT '',
+    base       INTEGER NOT NULL DEFAULT 1,
+    moving     INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (from_agent, to_agent)
 ) WITHOUT ROWID;
 
+-- Idempotency keys of `send`, and the event each of them made.
 CREATE TABLE idempotency (
     agent       TEXT NOT NULL,
     key         TEXT NOT NULL,
@@ -192,7 +239,30 @@ CREATE TABLE idempotency (
 ) WITHOUT ROWID;
 CREATE INDEX idempotency_age ON idempotency (at);
 
--- Blobs on disk, and the key that opens each.
+-- Undelivered messages: given up by their sender before an owner accepted them. Kept until discarded.
+CREATE TABLE undelivered (
+    event_id    BLOB PRIMARY KEY,
+    kind        TEXT NOT NULL,
+    from_agent  TEXT NOT NULL,
+    to_agent    TEXT NOT NULL,
+    corr_id     TEXT NOT NULL,
+    node        TEXT,
+    reason      TEXT NOT NULL,
+    attempts    INTEGER NOT NULL,
+    failed_at   INTEGER NOT NULL,
+    payload     BLOB NOT NULL,
+    digest      TEXT,
+    traceparent TEXT,
+    ref_id      BLOB,
+    verdict     TEXT,
+    replayed_as TEXT
+) WITHOUT ROWID;
+CREATE INDEX undelivered_age ON undelivered (failed_at);
+CREATE INDEX undelivered_reason ON undelivered (reason) WHERE replayed_as IS NULL;
+
+-- == Blobs
+
+-- Blobs on disk, and the content key of each.
 CREATE TABLE blob (
     digest     TEXT PRIMARY KEY,
     key        BLOB NOT NULL,
@@ -200,9 +270,351 @@ CREATE TABLE blob (
     created_at INTEGER NOT NULL
 ) WITHOUT ROWID;
 
--- Which mail needs which blob; a blob goes when the last of them has lost its body.
+-- The mail that refers to a blob. A blob is deleted when the last such mail has lost its body.
 CREATE TABLE blob_use (
     digest TEXT NOT NULL REFERENCES blob,
     mail   INTEGER NOT NULL,
     PRIMARY KEY (digest, mail)
+) WITHOUT ROWID;
+
+-- == The room
+
+-- The room this gateway is a member of: its genesis node, and the epoch of the document.
+CREATE TABLE room (
+    one          INTEGER PRIMARY KEY CHECK (one = 1),
+    genesis_node TEXT NOT NULL,
+    genesis_key  BLOB NOT NULL,
+    epoch        INTEGER NOT NULL
+);
+
+-- The latest version of every record, with its writer's signature.
+CREATE TABLE room_record (
+    map        TEXT NOT NULL,
+    key        TEXT NOT NULL,
+    public_key BLOB NOT NULL,
+    version    INTEGER NOT NULL,
+    record     TEXT NOT NULL,
+    signature  TEXT NOT NULL,
+    PRIMARY KEY (map, key, public_key)
+);
+
+CREATE TRIGGER room_record_never_goes_back BEFORE UPDATE ON room_record
+WHEN NEW.version < OLD.version
+BEGIN SELECT RAISE(ABORT, 'a newer version of this record is known'); END;
+
+-- == Access: invites, tickets, admissions, revocations, sessions
+-- Bearer secrets are stored as SHA-256 only. The mesh's own secret must be read again, so it is encrypted.
+
+-- Node invites issued by this gateway, which alone decides whether one is still valid.
+CREATE TABLE invite (
+    id               TEXT PRIMARY KEY,
+    tier             TEXT NOT NULL CHECK (tier IN ('backbone', 'edge')),
+    expected_node_id TEXT,
+    expected_key     BLOB,
+    created_by       TEXT NOT NULL,
+    created_at       INTEGER NOT NULL,
+    expires_at       INTEGER NOT NULL,
+    used_at          INTEGER,
+    used_by          TEXT,
+    used_key         BLOB,
+    revoked_at       INTEGER,
+    secret_hash      BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX invite_age ON invite (expires_at);
+
+CREATE TRIGGER invite_ends_once BEFORE UPDATE ON invite
+WHEN OLD.used_at IS NOT NULL OR OLD.revoked_at IS NOT NULL
+BEGIN SELECT RAISE(ABORT, 'a used or revoked invite never changes'); END;
+
+-- Tickets, and their replay guards. A `guard` (an invite with a nonce, or a challenge) earns one
+-- ticket. A row is kept until neither the ticket nor its guard can be presented again.
+CREATE TABLE ticket (
+    jti        TEXT PRIMARY KEY,
+    guard      TEXT NOT NULL UNIQUE,
+    used_at    INTEGER,
+    keep_until INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX ticket_age ON ticket (keep_until);
+
+CREATE TRIGGER ticket_is_used_once BEFORE UPDATE ON ticket WHEN OLD.used_at IS NOT NULL
+BEGIN SELECT RAISE(ABORT, 'a ticket is used once'); END;
+
+-- Nodes admitted by this gateway, with its signature.
+CREATE TABLE admission (
+    node_id    TEXT PRIMARY KEY,
+    public_key BLOB NOT NULL UNIQUE,
+    tier       TEXT NOT NULL CHECK (tier IN ('backbone', 'edge')),
+    issuer     TEXT NOT NULL,
+    issued_at  INTEGER NOT NULL,
+    signature  BLOB NOT NULL
+) WITHOUT ROWID;
+
+CREATE TRIGGER admission_binds_its_key BEFORE UPDATE OF node_id, public_key ON admission
+BEGIN SELECT RAISE(ABORT, 'the key of a node never changes'); END;
+
+-- Nodes revoked by this gateway, for ever. `standing` is a JSON list: the fingerprints of the keys
+-- which the revoked node had admitted and which stay admitted.
+CREATE TABLE revocation (
+    node_id    TEXT PRIMARY KEY,
+    public_key BLOB NOT NULL UNIQUE,
+    tier       TEXT NOT NULL,
+    issuer     TEXT NOT NULL,
+    revoked_at INTEGER NOT NULL,
+    last_seq   INTEGER NOT NULL,
+    standing   TEXT NOT NULL,
+    reason     TEXT NOT NULL,
+    signature  BLOB NOT NULL
+) WITHOUT ROWID;
+
+CREATE TRIGGER revocation_sticks BEFORE UPDATE ON revocation
+BEGIN SELECT RAISE(ABORT, 'a revocation never changes'); END;
+CREATE TRIGGER revocation_stays BEFORE DELETE ON revocation
+BEGIN SELECT RAISE(ABORT, 'a revocation never goes'); END;
+
+-- Nodes connected now. Emptied at start, because no socket outlives its process.
+CREATE TABLE node_session (
+    id        TEXT PRIMARY KEY,
+    node_id   TEXT NOT NULL,
+    opened_at INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX node_session_node ON node_session (node_id);
+
+-- The secrets all nodes share, encrypted under this node's key. One row.
+CREATE TABLE mesh_secret (
+    id         INTEGER PRIMARY KEY CHECK (id = 1),
+    version    INTEGER NOT NULL,
+    sealed     BLOB NOT NULL,
+    rotated_at INTEGER NOT NULL
+);
+
+-- Invites for external agents. `scopes` are JSON lists, here and below.
+CREATE TABLE agent_invite (
+    id          TEXT PRIMARY KEY,
+    agent_id    TEXT NOT NULL,
+    scopes      TEXT NOT NULL,
+    created_by  TEXT NOT NULL,
+    created_at  INTEGER NOT NULL,
+    expires_at  INTEGER NOT NULL,
+    used_at     INTEGER,
+    revoked_at  INTEGER,
+    secret_hash BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX agent_invite_age ON agent_invite (expires_at);
+CREATE INDEX agent_invite_agent ON agent_invite (agent_id);
+
+CREATE TRIGGER agent_invite_ends_once BEFORE UPDATE ON agent_invite
+WHEN OLD.used_at IS NOT NULL OR OLD.revoked_at IS NOT NULL
+BEGIN SELECT RAISE(ABORT, 'a used or revoked invite never changes'); END;
+
+-- A session of an external agent: the family of all tokens that descend from one invite.
+CREATE TABLE agent_session (
+    id         TEXT PRIMARY KEY,
+    agent_id   TEXT NOT NULL,
+    scopes     TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    seen_at    INTEGER NOT NULL,
+    revoked_at INTEGER,
+    revoked_by TEXT
+) WITHOUT ROWID;
+CREATE INDEX agent_session_agent ON agent_session (agent_id);
+
+CREATE TRIGGER agent_session_ends_once BEFORE UPDATE ON agent_session
+WHEN OLD.revoked_at IS NOT NULL
+BEGIN SELECT RAISE(ABORT, 'a revoked session never changes'); END;
+
+-- Tokens of a session. A refresh token that is presented again after `used_at` was stolen.
+CREATE TABLE agent_token (
+    id          TEXT PRIMARY KEY,
+    session     TEXT NOT NULL REFERENCES agent_session,
+    kind        TEXT NOT NULL CHECK (kind IN ('access', 'refresh', 'context')),
+    scopes      TEXT NOT NULL,
+    label       TEXT NOT NULL,
+    expires_at  INTEGER NOT NULL,
+    used_at     INTEGER,
+    secret_hash BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX agent_token_age ON agent_token (expires_at);
+CREATE INDEX agent_token_session ON agent_token (session);
+
+-- == Pipes: the outboxes of other gateways
+
+-- Positions of this gateway in other outboxes. `last_to` is the last event there for this gateway and
+-- `last_all` the last for every node; the next event of each sort names it as prevSeqTo.
+CREATE TABLE cursor (
+    source      TEXT NOT NULL,
+    incarnation TEXT NOT NULL,
+    first_seq   INTEGER NOT NULL,
+    seq         INTEGER NOT NULL,
+    last_to     INTEGER NOT NULL,
+    last_all    INTEGER NOT NULL,
+    at          INTEGER NOT NULL,
+    PRIMARY KEY (source, incarnation)
+) WITHOUT ROWID;
+
+-- The inbox: every tracked event taken from another outbox, kept for as long as it may arrive again.
+CREATE TABLE inbox (
+    source   TEXT NOT NULL,
+    event_id BLOB NOT NULL,
+    state    TEXT NOT NULL,
+    seq      INTEGER NOT NULL,
+    mailbox  TEXT NOT NULL,
+    sender   TEXT NOT NULL,
+    corr_id  TEXT NOT NULL,
+    pair_seq INTEGER NOT NULL,
+    at       INTEGER NOT NULL,
+    outcome  TEXT,
+    reason   TEXT,
+    PRIMARY KEY (source, event_id)
+) WITHOUT ROWID;
+CREATE INDEX inbox_age ON inbox (at);
+
+-- A pair as its receiver sees it: the next number to accept, the count of held events, and the count
+-- of accepted offers that are undecided.
+CREATE TABLE inbox_pair (
+    source      TEXT NOT NULL,
+    sender      TEXT NOT NULL,
+    mailbox     TEXT NOT NULL,
+    incarnation TEXT NOT NULL,
+    next        INTEGER NOT NULL,
+    held        INTEGER NOT NULL DEFAULT 0,
+    offered     INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (source, sender, mailbox)
+) WITHOUT ROWID;
+
+-- Held events: taken but not accepted yet, in the order of their pair. A row without a body is a
+-- number that will never arrive.
+CREATE TABLE held (
+    source   TEXT NOT NULL,
+    sender   TEXT NOT NULL,
+    mailbox  TEXT NOT NULL,
+    pair_seq INTEGER NOT NULL,
+    event_id BLOB,
+    seq      INTEGER NOT NULL,
+    why      TEXT NOT NULL,
+    digest   TEXT,
+    body     BLOB,
+    PRIMARY KEY (source, sender, mailbox, pair_seq)
+) WITHOUT ROWID;
+CREATE INDEX held_mailbox ON held (mailbox) WHERE why = 'full';
+CREATE INDEX held_digest ON held (digest) WHERE digest IS NOT NULL;
+
+-- Accepted offers which their sender has neither confirmed nor withdrawn.
+CREATE TABLE offered (
+    source   TEXT NOT NULL,
+    event_id BLOB NOT NULL,
+    seq      INTEGER NOT NULL,
+    body     BLOB NOT NULL,
+    PRIMARY KEY (source, event_id)
+) WITHOUT ROWID;
+
+-- Forwarded mail: accepted here, then sent on to the gateway where its agent lives now. `event_id`
+-- is this gateway's event; it carries on `original`, which `source` sent. Once `outcome` is set,
+-- `source` has been told.
+CREATE TABLE handover (
+    event_id BLOB PRIMARY KEY,
+    source   TEXT NOT NULL,
+    original BLOB NOT NULL,
+    sender   TEXT NOT NULL,
+    mailbox  TEXT NOT NULL,
+    meta     BLOB NOT NULL,
+    at       INTEGER NOT NULL,
+    outcome  TEXT,
+    reason   TEXT
+) WITHOUT ROWID;
+CREATE INDEX handover_original ON handover (source, original);
+CREATE INDEX handover_age ON handover (at);
+
+-- Requests of other gateways for agents of this one. `take_over` asks even if the agent is served here.
+CREATE TABLE transfer_request (
+    agent     TEXT NOT NULL,
+    node      TEXT NOT NULL,
+    take_over INTEGER NOT NULL,
+    at        INTEGER NOT NULL,
+    PRIMARY KEY (agent, node)
+) WITHOUT ROWID;
+
+-- Outboxes this gateway relays for nodes that cannot reach their source. `lives` are the
+-- incarnations as the source announced them. Events are kept from `start` on, and verified up to
+-- `seq` of `incarnation`, where the hash chain is `chain`.
+CREATE TABLE relayed (
+    source      TEXT PRIMARY KEY,
+    lives       BLOB,
+    incarnation TEXT NOT NULL DEFAULT '',
+    start       INTEGER NOT NULL DEFAULT 0,
+    seq         INTEGER NOT NULL DEFAULT 0,
+    chain       BLOB
+) WITHOUT ROWID;
+-- The readers of a relayed outbox. `positions` is the reader's own statement, in MessagePack. No
+-- event between those positions and `through` is for that reader.
+CREATE TABLE relay_reader (
+    source    TEXT NOT NULL,
+    reader    TEXT NOT NULL,
+    positions BLOB NOT NULL,
+    through   INTEGER NOT NULL,
+    at        INTEGER NOT NULL,
+    PRIMARY KEY (source, reader)
+) WITHOUT ROWID;
+CREATE TABLE replica (
+    source      TEXT NOT NULL,
+    incarnation TEXT NOT NULL,
+    seq         INTEGER NOT NULL,
+    to_node     TEXT,
+    body        BLOB NOT NULL,
+    digest      BLOB NOT NULL,
+    PRIMARY KEY (source, incarnation, seq)
+) WITHOUT ROWID;
+CREATE INDEX replica_to ON replica (to_node, source, incarnation, seq) WHERE to_node IS NOT NULL;
+CREATE TABLE replica_head (
+    source      TEXT NOT NULL,
+    incarnation TEXT NOT NULL,
+    last_seq    INTEGER NOT NULL,
+    first_seq   INTEGER NOT NULL,
+    previous    BLOB NOT NULL,
+    chain       BLOB NOT NULL,
+    signature   BLOB NOT NULL,
+    at          INTEGER NOT NULL,
+    PRIMARY KEY (source, incarnation, last_seq)
+) WITHOUT ROWID;
+
+-- == Incidents and feedback
+
+-- Incidents, for people; the room holds only their counts. `corr_ids` is a JSON list of conversations.
+CREATE TABLE incident (
+    id        TEXT PRIMARY KEY,
+    class     TEXT NOT NULL,
+    subject   TEXT NOT NULL,
+    detail    TEXT NOT NULL,
+    raised_at INTEGER NOT NULL,
+    source    TEXT NOT NULL,
+    corr_ids  TEXT NOT NULL DEFAULT '[]'
+) WITHOUT ROWID;
+CREATE INDEX incident_age ON incident (raised_at);
+CREATE INDEX incident_class ON incident (class, raised_at);
+
+-- Review items: misfires of capabilities. Lists are JSON. The room holds each item without the details.
+CREATE TABLE review (
+    id                       TEXT PRIMARY KEY,
+    capability_id            TEXT NOT NULL,
+    delegation_skill_version TEXT NOT NULL,
+    executor_skill_version   TEXT NOT NULL,
+    failure_class            TEXT NOT NULL,
+    count                    INTEGER NOT NULL,
+    corr_ids                 TEXT NOT NULL,
+    event_ids                TEXT NOT NULL,
+    raised_at                INTEGER NOT NULL,
+    status                   TEXT NOT NULL CHECK (status IN ('open', 'resolved', 'dismissed')),
+    settled_at               INTEGER,
+    settled_by               TEXT,
+    note                     TEXT NOT NULL DEFAULT ''
+) WITHOUT ROWID;
+CREATE INDEX review_status ON review (status, raised_at);
+
+-- The latest ETA advice on each capability, from all of its tasks.
+CREATE TABLE eta_advice (
+    capability_id           TEXT PRIMARY KEY,
+    p50_secs                REAL NOT NULL,
+    p95_secs                REAL NOT NULL,
+    recommended_eta_seconds INTEGER NOT NULL,
+    samples                 INTEGER NOT NULL,
+    at                      INTEGER NOT NULL
 ) WITHOUT ROWID;

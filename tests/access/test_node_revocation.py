@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from gatepost.access import KnownNode, MeshSecretStore, NodeRevoker, node_revocation, node_sessions
 from tests.access.gate import START, Gate, key, refused
-from tests.access.test_nodes import Told
+from tests.access.test_node_directory import Told
 
 
 def test_a_revocation_says_who_what_stands_and_up_to_where(gate: Gate) -> None:
