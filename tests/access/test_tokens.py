@@ -57,5 +57,5 @@ def test_secrets_are_compared_in_constant_time_also_when_there_is_nothing_to_com
 
 def test_no_form_of_printing_shows_the_secret() -> None:
     token = mint_token(ManualClock(), TokenKind.ACCESS)
-    assert repr(token) == str(token) == f"{token}" == "<Token>"
+    assert repr(token) == str(token) == f"{token}" == "<BearerToken>"
     assert token.__rich_repr__() == []

@@ -485,16 +485,16 @@ def deliver(outcomes):
 
 def put(name):
     def operation(tx):
-        tx.run("INSERT INTO fact VALUES (?, zeroblob(2000))", (name,))
+        tx.execute("INSERT INTO fact (name, value) VALUES (?, zeroblob(2000))", (name,))
         return name
     return operation
 
 database = Database.open(Path(sys.argv[1]))
-writer = Writer(database.writer, SystemClock(), deliver, group_max=16)
+writer = Writer(database.writer_connection, SystemClock(), deliver, group_max=16)
 writer.start()
 n = 0
 while True:
-    while writer.waiting() > 64:
+    while writer.queued_jobs() > 64:
         pass
     writer.submit(put(f"{sys.argv[2]}-{n}"), None)
     n += 1

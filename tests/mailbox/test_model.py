@@ -347,7 +347,7 @@ class MailboxMachine(RuleBasedStateMachine):
         if not self.jobs:
             self.commit()
 
-    @precondition(lambda self: not self.jobs and self.post.writer._due)
+    @precondition(lambda self: not self.jobs and self.post.writer._next_due_at)
     @rule()
     def wait_until_something_is_due(self) -> None:
         """To the very millisecond, and the one before it."""

@@ -30,10 +30,10 @@ def pile(ledger: MigrationLedger, item: object = ITEM, later: int = 0) -> str:
 @pytest.mark.parametrize(
     ("state", "expected", "a_day_later"),
     [
-        ("intent", "send", "in_doubt"),
-        ("sent", "already", "already"),
-        ("settled", "already", "already"),
-        ("refused", "send", "send"),
+        ("intent", "to_send", "in_doubt"),
+        ("sent", "already_imported", "already_imported"),
+        ("settled", "already_imported", "already_imported"),
+        ("refused", "to_send", "to_send"),
         ("conflict", "conflict", "conflict"),
     ],
 )
@@ -46,7 +46,7 @@ def test_an_open_item_by_its_latest_step(
 
 
 def test_what_is_new_is_sent_and_what_is_done_is_history(ledger: MigrationLedger) -> None:
-    assert pile(ledger) == "send"
+    assert pile(ledger) == "to_send"
     assert pile(ledger, item_of(status="read")) == "history"
 
 
@@ -54,7 +54,7 @@ def test_an_imported_item_stays_imported_when_old_readers_read_it_too(
     ledger: MigrationLedger,
 ) -> None:
     ledger.write_step([(ITEM, "e")], "sent")
-    assert pile(ledger, item_of(status="read")) == "already"
+    assert pile(ledger, item_of(status="read")) == "already_imported"
 
 
 def test_an_id_that_comes_again_with_another_content_is_not_passed_over(
@@ -67,7 +67,7 @@ def test_an_id_that_comes_again_with_another_content_is_not_passed_over(
 def test_what_the_mirror_wrote_is_not_imported_even_without_a_ledger(
     ledger: MigrationLedger,
 ) -> None:
-    assert pile(ledger, item_of(gatepostEventId="e")) == "already"
+    assert pile(ledger, item_of(gatepostEventId="e")) == "already_imported"
 
 
 def test_an_interrupted_item_keeps_the_time_of_its_first_attempt(

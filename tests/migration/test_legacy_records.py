@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.migration.test_values import values
+from tests.migration.test_json_values import values
 
 from gatepost.migration.legacy_records import (
     AgentNames,

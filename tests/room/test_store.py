@@ -81,11 +81,11 @@ from gatepost.room import store
 from tests.room.cast import GENESIS, NOW, author, entry
 database = Database.open(Path(sys.argv[1]))
 for version in range(1, 1_000_000):
-    tx = Tx(database.writer, NOW)
+    tx = Tx(database.writer_connection, NOW)
     tx.begin()
     if version == 1:
-        store.create(tx, GENESIS)
-    store.save(tx, [entry(author("ben"), version)])
+        store.create_room(tx, GENESIS)
+    store.save_records(tx, [entry(author("ben"), version)])
     tx.commit()
     print(version, flush=True)
 """
