@@ -1,5 +1,7 @@
 """What holds for every command."""
 
+import importlib
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -7,19 +9,11 @@ from pathlib import Path
 import pytest
 
 from gatepost import __version__
+from gatepost.cli.command_table import COMMANDS, FAMILIES, CommandEntry
 from gatepost.cli.runner import move_leading_options, run_command
 from tests.cli.conftest import Cli, environment
 
-COMMANDS = [
-    *("up", "init", "status", "send", "inbox", "ack", "nack", "fetch", "trace", "purge", "audit"),
-    *("agent add", "agent list", "agent remove", "completion", "bench mailbox"),
-    *("dlq list", "dlq show", "dlq replay", "dlq discard"),
-    *("invite", "invites", "withdraw", "join", "nodes", "revoke"),
-    *("incidents", "eta", "reviews list", "reviews resolve", "reviews dismiss"),
-    *("room show", "room watch", "room verify", "agent invite", "agent revoke"),
-    *("undelivered list", "undelivered show", "undelivered replay", "undelivered discard"),
-    *("backup", "restore"),
-]
+NAMES = [entry.name for entry in COMMANDS if not entry.name.startswith("-")]
 
 
 def output_of(code: str) -> str:
@@ -31,7 +25,7 @@ def nowhere(tmp_path: Path) -> Cli:
     return Cli(tmp_path / "none")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", NAMES)
 def test_help_shows_an_example_and_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command([*command.split(), "--help"]) == 0
     shown = capsys.readouterr().out
@@ -39,9 +33,20 @@ def test_help_shows_an_example_and_json(command: str, capsys: pytest.CaptureFixt
     assert "--json" in shown
 
 
+@pytest.mark.parametrize("entry", COMMANDS, ids=lambda entry: entry.name)
+def test_a_summary_is_the_first_line_of_the_docstring(entry: CommandEntry) -> None:
+    module, _, name = entry.function.partition(":")
+    function = getattr(importlib.import_module(f"gatepost.cli.commands.{module}"), name)
+    assert (inspect.getdoc(function) or "").partition("\n")[0] == entry.summary
+
+
+def test_every_family_has_commands() -> None:
+    assert set(FAMILIES) == {name.partition(" ")[0] for name in NAMES if " " in name}
+
+
 def test_help_lists_every_command(nowhere: Cli) -> None:
     shown = nowhere.ok("--help")
-    for command in COMMANDS:
+    for command in NAMES:
         assert f"│ {command.split()[0]} " in shown
     assert nowhere.ok() == shown
 

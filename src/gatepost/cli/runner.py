@@ -6,7 +6,7 @@ import sys
 
 from cyclopts import CycloptsError
 
-from gatepost.cli.app import app
+from gatepost.cli.app import app, use_docstring_help
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
 from gatepost.errors import GatepostError, InvalidRequest
 
@@ -51,6 +51,7 @@ def _end_of_options(tokens: list[str]) -> int:
 
 def _call_app(tokens: list[str]) -> int:
     try:
+        use_docstring_help(tokens)
         code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
         return code if isinstance(code, int) else ExitCode.OK

@@ -25,6 +25,14 @@ def add_agents(
 ) -> None:
     """Register agents, so that mail can be sent to them.
 
+    A running agent registers itself when it connects; use this for agents that have
+    never connected.
+
+    For example:
+
+      gatepost agent add bob alice
+      gatepost agent add bob --standby
+
     Parameters
     ----------
     names
@@ -57,6 +65,16 @@ def claim_agent(
 ) -> None:
     """Move an agent of the room to this gateway.
 
+    The gateway it lives behind is asked to let it go, even if the agent is being
+    served there; waiting mail is forwarded. If that gateway is gone for good, a
+    backbone node can override it.
+
+    For example:
+
+      gatepost agent claim bob
+      gatepost agent claim bob --override
+      gatepost agent claim bob --override --node lab-1
+
     Parameters
     ----------
     name
@@ -79,7 +97,13 @@ def claim_agent(
 def list_agents(
     *, external: Flag = False, room: Flag = False, options: GatewayOptions = DEFAULT_OPTIONS
 ) -> None:
-    """List the agents of the gateway.
+    """List the gateway's agents.
+
+    For example:
+
+      gatepost agent list
+      gatepost agent list --room
+      gatepost agent list --external
 
     Parameters
     ----------
@@ -160,7 +184,15 @@ def invite_agent(
     ttl: int = 86_400,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> None:
-    """Invite an external agent.
+    """Invite an external agent, one that reaches this gateway over the network.
+
+    Prints the invite, a secret that works once. Without --scope the agent may send
+    messages, take its own mail, and see the gateway's status.
+
+    For example:
+
+      gatepost agent invite ci-bot
+      gatepost agent invite ci-bot --scope ansible.message.send --ttl 600
 
     Parameters
     ----------
@@ -183,6 +215,10 @@ def invite_agent(
 def revoke_agent(name: AgentName, /, *, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
     """End the sessions and open invites of an external agent.
 
+    For example:
+
+      gatepost agent revoke ci-bot
+
     Parameters
     ----------
     name
@@ -203,6 +239,10 @@ def remove_agent(
     name: AgentName, /, *, yes: YesOption = False, options: GatewayOptions = DEFAULT_OPTIONS
 ) -> int:
     """Remove an agent; its waiting mail becomes dead letters.
+
+    For example:
+
+      gatepost agent remove bob
 
     Parameters
     ----------

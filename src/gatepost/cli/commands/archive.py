@@ -56,6 +56,11 @@ def show_archive_status(
 ) -> None:
     """Show the archived events of each node.
 
+    For example:
+
+      gatepost archive status
+      gatepost archive status /srv/archive --json
+
     Parameters
     ----------
     uri
@@ -76,6 +81,13 @@ def verify_archive(
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> int:
     """Check every signature, file and chain link.
+
+    Exits with 1 if it finds a problem.
+
+    For example:
+
+      gatepost archive verify
+      gatepost archive verify s3://bucket/archive --json
 
     Parameters
     ----------

@@ -26,6 +26,13 @@ def back_up_gateway(
 ) -> None:
     """Back up the gateway's state into one file.
 
+    The gateway may keep running. The file holds a consistent copy of the journal,
+    the large payloads, and the node's key: keep it as safe as the key.
+
+    For example:
+
+      gatepost backup /backups/lab-1.tar
+
     Parameters
     ----------
     file
@@ -55,6 +62,16 @@ def restore_gateway(
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> int:
     """Restore a stopped gateway from a backup.
+
+    The gateway forgets its actions since the backup, so nothing may run twice:
+    waiting mail becomes dead letters, to be released with `gatepost dlq replay`;
+    open invites are void; peers give up messages they sent here since. An existing
+    journal is moved aside, not removed.
+
+    For example:
+
+      gatepost restore /backups/lab-1.tar
+      gatepost restore lab-1.tar --state-dir /srv/gatepost --yes
 
     Parameters
     ----------

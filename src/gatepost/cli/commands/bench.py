@@ -28,7 +28,14 @@ def bench_mailbox(
     state_dir: Path | None = None,
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> None:
-    """Measure durable enqueue, push and ack.
+    """Measure durable enqueue, push and ack over the WebSocket.
+
+    Starts a fresh gateway on the disk of the state directory.
+
+    For example:
+
+      gatepost bench mailbox
+      gatepost bench mailbox --messages 20000 --json
 
     Parameters
     ----------
@@ -64,7 +71,14 @@ def bench_pipes(
     state_dir: Path | None = None,
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> None:
-    """Measure complete lifecycles between two gateways.
+    """Measure complete lifecycles between two gateways: sent, accepted, processed, closed.
+
+    Starts two fresh gateways on the disk of the state directory.
+
+    For example:
+
+      gatepost bench pipes
+      gatepost bench pipes --messages 10000 --json
 
     Parameters
     ----------
@@ -101,7 +115,15 @@ def bench_pipeline(
     folder: Path | None = None,
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> None:
-    """Measure the pipeline on synthetic archives.
+    """Measure the pipeline on synthetic archives: a full run, then one percent more.
+
+    Each run has its own Spark session. The archives are written first, which takes a while, and
+    removed at the end; 50 million events need about 6 GB.
+
+    For example:
+
+      gatepost bench pipeline
+      gatepost bench pipeline --events 1000000 --json
 
     Parameters
     ----------

@@ -14,7 +14,12 @@ ShellName = Literal["bash", "zsh", "fish"]
 def print_completion(
     shell: ShellName, /, *, install: Flag = False, options: OutputOptions = DEFAULT_OUTPUT
 ) -> None:
-    """Print a shell's completion script.
+    """Print or install a completion script.
+
+    For example:
+
+      gatepost completion bash --install
+      source <(gatepost completion bash)
 
     Parameters
     ----------

@@ -47,6 +47,11 @@ def list_dead_letters(
 ) -> None:
     """List an agent's dead letters, oldest first.
 
+    For example:
+
+      gatepost dlq list bob
+      gatepost dlq list bob --reason-contains database
+
     Parameters
     ----------
     agent
@@ -92,6 +97,10 @@ def show_dead_letter(
 ) -> None:
     """Show one dead letter with its payload.
 
+    For example:
+
+      gatepost dlq show bob ID
+
     Parameters
     ----------
     agent
@@ -133,6 +142,15 @@ def replay_dead_letters(
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> int:
     """Send dead letters again as new messages.
+
+    A replayed dead letter stays, with the id of its new message, and is not
+    replayed again.
+
+    For example:
+
+      gatepost dlq replay bob ID
+      gatepost dlq replay bob --sender alice --limit 10
+      gatepost dlq replay bob --all --rate 5
 
     Parameters
     ----------
@@ -210,7 +228,12 @@ def discard_dead_letters(
     yes: YesOption = False,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> int:
-    """Discard dead letters.
+    """Discard dead letters and their payloads.
+
+    For example:
+
+      gatepost dlq discard bob ID
+      gatepost dlq discard bob --all --yes
 
     Parameters
     ----------

@@ -22,7 +22,11 @@ def fetch_payload(
     output_file: Annotated[Path | None, Parameter(name="--output", alias="-o")] = None,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> None:
-    """Fetch a large payload.
+    """Download a payload that was too large to travel inside its message.
+
+    For example:
+
+      gatepost fetch sha256:DIGEST --output photo.jpg
 
     Parameters
     ----------

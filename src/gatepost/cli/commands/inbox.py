@@ -48,6 +48,15 @@ def show_inbox(
 ) -> None:
     """List an agent's waiting mail, or take it.
 
+    Listing changes nothing. Taking leases the messages: end each turn with
+    `gatepost ack` or `gatepost nack` before the lease expires, or the message is
+    delivered again.
+
+    For example:
+
+      gatepost inbox bob
+      gatepost inbox bob --take --limit 5 --wait 30
+
     Parameters
     ----------
     agent
@@ -150,6 +159,12 @@ def purge_mailbox(
     agent: AgentName, /, *, yes: YesOption = False, options: GatewayOptions = DEFAULT_OPTIONS
 ) -> int:
     """Turn an agent's waiting mail into dead letters.
+
+    Messages in flight are not touched.
+
+    For example:
+
+      gatepost purge bob
 
     Parameters
     ----------

@@ -34,6 +34,11 @@ def list_incidents(
 ) -> None:
     """List incidents, newest first.
 
+    For example:
+
+      gatepost incidents
+      gatepost incidents --since 3600 --class dead_letter
+
     Parameters
     ----------
     since
@@ -69,6 +74,11 @@ def list_reviews(
 ) -> None:
     """List reviews of misfires, newest first.
 
+    For example:
+
+      gatepost reviews list
+      gatepost reviews list --status all
+
     Parameters
     ----------
     status
@@ -100,6 +110,10 @@ def resolve_review(
 ) -> None:
     """Mark a review as resolved.
 
+    For example:
+
+      gatepost reviews resolve ID --note "promises 90 s now"
+
     Parameters
     ----------
     id
@@ -112,6 +126,10 @@ def dismiss_review(
     id: str, /, *, note: NoteOption = "", options: GatewayOptions = DEFAULT_OPTIONS
 ) -> None:
     """Mark a review as needing no action.
+
+    For example:
+
+      gatepost reviews dismiss ID --note "a planned outage"
 
     Parameters
     ----------
@@ -130,7 +148,12 @@ def _close_review(id: str, verb: str, note: str, options: GatewayOptions) -> Non
 
 
 def show_eta_advice(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
-    """Show how long the tasks of each capability take, and the ETA it should promise."""
+    """Show how long the tasks of each capability take, and the ETA it should promise.
+
+    For example:
+
+      gatepost eta
+    """
     with options.find_gateway() as gateway:
         found = gateway.get("/v1/eta-advice", list[EtaAdviceView])
     output.print_result(options, found, lambda: _print_eta_advice(found))

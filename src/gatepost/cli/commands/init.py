@@ -21,6 +21,11 @@ def write_settings_file(
 ) -> None:
     """Write a settings file that explains every setting.
 
+    For example:
+
+      gatepost init
+      gatepost init --state-dir /srv/gatepost --node-id lab-1
+
     Parameters
     ----------
     state_dir

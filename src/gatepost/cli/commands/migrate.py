@@ -51,7 +51,17 @@ def import_dump(
     rejects: Path | None = None,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> int:
-    """Import undelivered messages and tasks.
+    """Import every undelivered message and task of a legacy document.
+
+    Items that were imported before are skipped. After cut-over nothing is imported:
+    the command only reports the contents of the dump, and exits with 1 if items are
+    left behind.
+
+    For example:
+
+      gatepost migrate import dump.json --dry-run
+      gatepost migrate import dump.bin --map-agent "Jane's Mac=mbp-jane"
+      gatepost migrate import dump.bin --only tasks --history done.jsonl
 
     Parameters
     ----------
@@ -97,7 +107,13 @@ def verify_migration(
     only: LegacyKind | None = None,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> int:
-    """Check that every item of a dump is at the gateway exactly once.
+    """Check that every item of a legacy document is at the gateway exactly once.
+
+    Exits with 1 if not.
+
+    For example:
+
+      gatepost migrate verify dump.bin
 
     Parameters
     ----------
@@ -133,6 +149,14 @@ def cut_over_migration(
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> None:
     """Import for the last time, verify, and end dual-write.
+
+    The cut-over is recorded only if the verification succeeds. It can be repeated
+    with a newer dump.
+
+    For example:
+
+      gatepost migrate cut-over dump.bin
+      gatepost migrate cut-over dump.bin --leave-rejects
 
     Parameters
     ----------
@@ -174,7 +198,16 @@ class DualWriteLine(msgspec.Struct, rename="camel", forbid_unknown_fields=True, 
 
 
 def dual_write_stdin(*, out: Path, options: GatewayOptions = DEFAULT_OPTIONS) -> int:
-    """Send messages from standard input to the gateway and to the legacy document.
+    """Send messages to the gateway and write them to the legacy document too.
+
+    Reads one JSON object per line: {"from": "a", "to": "b", "payload": …},
+    optionally with "corrId" and "idempotencyKey". Prints a line with the event id
+    once both sides have the message. Messages of an interrupted run are finished
+    first.
+
+    For example:
+
+      gatepost migrate dual-write --out legacy.json < messages.jsonl
 
     Parameters
     ----------
@@ -234,7 +267,14 @@ async def _send_line(mirror: migration.LegacyMirror, number: int, line: bytes) -
 
 
 def show_migration_status(*, options: GatewayOptions = DEFAULT_OPTIONS) -> int:
-    """Show the phase, the counts, and the differences between both sides of a dual-write."""
+    """Show the phase of the migration, and whether both sides of a dual-write agree.
+
+    Exits with 1 if they do not.
+
+    For example:
+
+      gatepost migrate status
+    """
     folder = _migration_folder(options)
     marker = phase_marker.load_marker(folder)
     mirror = marker and marker.mirror

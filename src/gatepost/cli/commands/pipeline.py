@@ -132,14 +132,27 @@ class ReplayDocument(Struct):
 def run_pipeline(
     *, places: JobLocations = DEFAULT_LOCATIONS, options: OutputOptions = DEFAULT_OUTPUT
 ) -> None:
-    """Bring the tables up to date with the archive."""
+    """Bring the tables up to date with events archived since the last run.
+
+    Prints the service levels of the last day.
+
+    For example:
+
+      gatepost pipeline run
+      gatepost pipeline run --archive s3://bucket/archive --master spark://host:7077
+    """
     _run_job(places, options, "run")
 
 
 def backfill_tables(
     *, places: JobLocations = DEFAULT_LOCATIONS, options: OutputOptions = DEFAULT_OUTPUT
 ) -> None:
-    """Build all tables from scratch in an empty folder."""
+    """Build all tables from scratch in an empty folder.
+
+    For example:
+
+      gatepost pipeline backfill --tables /srv/tables-2
+    """
     _run_job(places, options, "backfill")
 
 
@@ -177,7 +190,11 @@ def stream_archive(
     places: JobLocations = DEFAULT_LOCATIONS,
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> None:
-    """Keep the tables up to date in micro-batches.
+    """Keep the tables up to date in micro-batches, until Ctrl-C.
+
+    For example:
+
+      gatepost pipeline stream --every "30 seconds"
 
     Parameters
     ----------
@@ -221,6 +238,11 @@ def compact_tables(
 ) -> None:
     """Merge small files of the tables, and delete files that are no longer needed.
 
+    For example:
+
+      gatepost pipeline compact
+      gatepost pipeline compact --keep-hours 24
+
     Parameters
     ----------
     keep_hours
@@ -247,7 +269,15 @@ def compact_tables(
 def audit_archive(
     *, places: JobLocations = DEFAULT_LOCATIONS, options: OutputOptions = DEFAULT_OUTPUT
 ) -> int:
-    """Check every promise of the protocol against every event."""
+    """Check every promise of the protocol against every event.
+
+    Exits with 1 if one was broken.
+
+    For example:
+
+      gatepost pipeline audit
+      gatepost pipeline audit --archive /srv/archive --json
+    """
     archive, tables, wanted = places.archive_uri(), places.tables_folder(), places.load_objectives()
     with _open_spark(places.master, options, "auditing") as spark:
         from gatepost.pipeline.jobs.audit import audit_archive as check
@@ -287,6 +317,12 @@ def write_report(
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> None:
     """Write the report, a self-contained HTML file.
+
+    For example:
+
+      gatepost pipeline report
+      gatepost pipeline report -o /srv/www/report.html --days 7
+      gatepost pipeline report --terminal
 
     Parameters
     ----------
@@ -345,7 +381,15 @@ class PreparedDocument(Struct):
 
 
 def prepare_spark(*, options: OutputOptions = DEFAULT_OUTPUT) -> None:
-    """Create a JVM class cache, so that later jobs on this machine start faster."""
+    """Create a JVM class cache, so that later jobs on this machine start faster.
+
+    Takes a minute and about 190 MB in ~/.cache/gatepost. Repeat it after an update of
+    Java or Spark.
+
+    For example:
+
+      gatepost pipeline prepare
+    """
     from gatepost.pipeline.jvm_class_cache import has_class_cache
 
     with TemporaryDirectory(prefix="gatepost-") as folder:
@@ -379,6 +423,11 @@ def write_synthetic_archive(
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> None:
     """Write a synthetic archive for trials, with a file of its true figures.
+
+    For example:
+
+      gatepost pipeline synth /tmp/archive
+      gatepost pipeline synth /tmp/archive --events 1000000 --nodes 6 --all-faults
 
     Parameters
     ----------
@@ -416,7 +465,17 @@ def write_synthetic_archive(
 
 
 def post_feedback(*, tables: TablesOption = None, options: GatewayOptions = DEFAULT_OPTIONS) -> int:
-    """Post incidents, reviews and ETA advice to a gateway."""
+    """Post incidents, reviews and ETA advice to a gateway.
+
+    The gateway ignores items it has already, so this can be repeated. It needs a token
+    file whose token has the scope ansible.admin.feedback. If the file holds an invite,
+    as `gatepost agent invite` prints it, the invite is replaced by its session.
+
+    For example:
+
+      gatepost pipeline feedback
+      gatepost pipeline feedback --url https://vps-jane:7433 --token-file feedback.token
+    """
     folder = _tables_folder(tables, options.state_dir)
     with require_pipeline():
         from gatepost.pipeline.feedback import post_feedback
@@ -449,7 +508,15 @@ def replay_dead_letters(
     master: MasterOption = None,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> int:
-    """Replay dead letters at the gateway that holds them.
+    """Choose dead letters with SQL, and replay them at their gateway.
+
+    Replays only at the gateway of the given token; for other gateways it prints
+    commands to run there. Letters that were replayed before are skipped.
+
+    For example:
+
+      gatepost pipeline replay --where "to_agent = 'bob'" --dry-run
+      gatepost pipeline replay --where "reason = 'no_route'" --rate 5
 
     Parameters
     ----------

@@ -64,7 +64,15 @@ def invite_node(
     qr: Flag = False,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> None:
-    """Invite a node.
+    """Invite another gateway into this one's room.
+
+    Prints the invite, a secret that works once, and how to use it. A terminal also
+    shows it as a QR code. The first invite founds the room.
+
+    For example:
+
+      gatepost invite --tier edge --node mbp-jane
+      gatepost invite --node mbp-jane > invite.txt
 
     Parameters
     ----------
@@ -95,7 +103,12 @@ def _print_invite(invited: InviteResult, *, qr: bool) -> None:
 
 
 def list_invites(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
-    """List the invites this gateway issued."""
+    """List the invites this gateway issued.
+
+    For example:
+
+      gatepost invites
+    """
     with options.find_gateway() as gateway:
         found = gateway.get("/v1/room/invites", list[InviteView])
     rows = [(i.id, i.tier, i.node or "any", i.state, i.used_by or "") for i in found]
@@ -107,6 +120,10 @@ def list_invites(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
 
 def withdraw_invite(invite_id: str, /, *, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
     """Withdraw an invite that was not used yet.
+
+    For example:
+
+      gatepost withdraw 3618f0c1d4f9b164
 
     Parameters
     ----------
@@ -128,7 +145,15 @@ def join_room(
     token: Annotated[str | None, Parameter(name="--token", allow_leading_hyphen=True)] = None,
     options: JoinOptions = _JOIN_OPTIONS,
 ) -> None:
-    """Join the room of another gateway.
+    """Join the room of the gateway that issued an invite.
+
+    The invite is read from a file or from standard input. Other users of the machine
+    could see it on the command line.
+
+    For example:
+
+      gatepost join https://vps-jane:7433 --token -
+      gatepost join https://vps-jane:7433 --token-file invite.txt
 
     Parameters
     ----------
@@ -166,7 +191,12 @@ def _read_invite(file: Path | None, token: str | None) -> str:
 
 
 def list_nodes(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
-    """List the nodes of the room."""
+    """List the nodes of the room.
+
+    For example:
+
+      gatepost nodes
+    """
     with options.find_gateway() as gateway:
         found = gateway.get("/v1/room/nodes", NodeList)
     output.print_result(options, found, lambda: _print_nodes(found))
@@ -205,6 +235,10 @@ def revoke_node(
 ) -> int:
     """Revoke a node: it is disconnected now and can never join again.
 
+    For example:
+
+      gatepost revoke mbp-jane --reason "laptop lost"
+
     Parameters
     ----------
     node
@@ -226,7 +260,13 @@ def revoke_node(
 
 
 def show_room(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
-    """Show every record of the room."""
+    """Show every record of the room.
+
+    For example:
+
+      gatepost room show
+      gatepost room show --json | jq .records
+    """
     with options.find_gateway() as gateway:
         room = gateway.get("/v1/room", RoomView)
     output.print_result(options, room, lambda: _print_room(room))
@@ -244,7 +284,13 @@ def _data_text(record: RecordView) -> str:
 
 
 def watch_room(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
-    """Print every record as it changes, until Ctrl-C."""
+    """Print every record as it changes, until Ctrl-C.
+
+    For example:
+
+      gatepost room watch
+      gatepost room watch --json
+    """
     with options.find_gateway() as gateway:
         seen = gateway.get("/v1/room", RoomView)
         print(f"watching {seen.room}; Ctrl-C stops", file=sys.stderr, flush=True)
@@ -269,7 +315,14 @@ def _print_record(record: RecordView, options: GatewayOptions) -> None:
 
 
 def verify_room(*, options: GatewayOptions = DEFAULT_OPTIONS) -> int:
-    """Check the signature of every record this gateway keeps."""
+    """Check the signature of every record this gateway keeps.
+
+    Exits with 1 if one is invalid.
+
+    For example:
+
+      gatepost room verify
+    """
     with options.find_gateway() as gateway:
         found = gateway.get("/v1/room/verify", VerifyResult)
     output.print_result(options, found, lambda: _print_verification(found))
@@ -277,7 +330,14 @@ def verify_room(*, options: GatewayOptions = DEFAULT_OPTIONS) -> int:
 
 
 def rotate_room(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
-    """Move the room to a new document without records that are no longer needed."""
+    """Move the room to a new document without records that are no longer needed.
+
+    All gateways follow; a gateway that is offline follows when it is back.
+
+    For example:
+
+      gatepost room rotate
+    """
     with options.find_gateway() as gateway:
         moved = gateway.post("/v1/room/rotate", {}, RotateResult)
     count = output.format_count(moved.records, "record")

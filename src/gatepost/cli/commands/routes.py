@@ -14,7 +14,12 @@ NamesOption = Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple
 
 
 def list_routes(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
-    """List the routes of the room."""
+    """List the routes of the room.
+
+    For example:
+
+      gatepost route list
+    """
     with options.find_gateway() as gateway:
         found = gateway.get("/v1/room/routes", list[RouteView])
     output.print_result(options, found, lambda: _print_routes(found))
@@ -44,6 +49,16 @@ def set_route(
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> None:
     """Set the route to an agent, or to every agent of a node.
+
+    A fallback takes mail while the owner is away, if it hosts the agent as a
+    standby and has the required capabilities. A route for an agent wins over a
+    route for its node.
+
+    For example:
+
+      gatepost route set bob --fallback lab-2 --fallback lab-3
+      gatepost route set lab-1 --fallback lab-2 --requires gpu
+      gatepost route set bob --priority 30
 
     Parameters
     ----------
@@ -75,6 +90,10 @@ def _route_text(route: RouteView) -> str:
 
 def remove_route(target: str, /, *, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
     """Remove a route that this gateway set.
+
+    For example:
+
+      gatepost route remove bob
 
     Parameters
     ----------

@@ -42,6 +42,18 @@ def send_message(
 ) -> int:
     """Send a message to an agent.
 
+    Prints the message's id and state, and the reply if there is one. With --wait
+    it exits with 0 only if the message was accepted or processed in time.
+
+    For example:
+
+      gatepost send bob "hello"
+      gatepost send bob '{"n": 1}' --json-payload --wait processed --timeout 60
+      git diff | gatepost send reviewer -
+      gatepost send bob --file photo.jpg
+      gatepost send --to bob --to carol "both of you"
+      gatepost send --broadcast "all of you" --wait accepted
+
     Parameters
     ----------
     to

@@ -36,6 +36,14 @@ def ack_turns(
 ) -> int:
     """Ack leased messages: their turns ended well.
 
+    The sender learns that its message was processed.
+
+    For example:
+
+      gatepost ack bob HANDLE
+      gatepost ack bob HANDLE --reply "done"
+      gatepost ack bob --msg-id ID
+
     Parameters
     ----------
     agent
@@ -64,7 +72,13 @@ def nack_turns(
     reason: str = "",
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> int:
-    """Nack leased messages: each is retried later, or becomes a dead letter.
+    """Nack leased messages: their turns failed.
+
+    Each message is retried later, or becomes a dead letter.
+
+    For example:
+
+      gatepost nack bob HANDLE --reason "cannot reach the database"
 
     Parameters
     ----------

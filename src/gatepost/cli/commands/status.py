@@ -20,7 +20,15 @@ class StatusOverview(Struct):
 
 
 def show_status(*, options: GatewayOptions = DEFAULT_OPTIONS) -> int:
-    """Show the state of the gateway and of its mailboxes."""
+    """Show the state of the gateway and of its mailboxes.
+
+    Exits with 1 if the gateway runs but does not accept messages.
+
+    For example:
+
+      gatepost status
+      gatepost status --json | jq .gateway.waiting
+    """
     with options.find_gateway() as gateway:
         glance = StatusOverview(
             gateway.target.url,
@@ -65,7 +73,11 @@ def list_audit_log(
     limit: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 20,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> None:
-    """List manual actions, newest first.
+    """List manual actions (purge, replay, removal), newest first.
+
+    For example:
+
+      gatepost audit --limit 50
 
     Parameters
     ----------

@@ -49,6 +49,14 @@ def show_trace(
 ) -> None:
     """Show every step of a message, from send to the end of its turn, at every gateway.
 
+    Name a message by its id, or a conversation by its correlation id. Gateways that
+    cannot be reached are listed.
+
+    For example:
+
+      gatepost trace ID
+      gatepost trace order-4711 --conversation
+
     Parameters
     ----------
     ref

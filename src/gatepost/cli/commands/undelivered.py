@@ -53,6 +53,11 @@ def list_undelivered(
 ) -> None:
     """List messages this gateway gave up, oldest first.
 
+    For example:
+
+      gatepost undelivered list
+      gatepost undelivered list --agent bob --reason expired --older-than 3600
+
     Parameters
     ----------
     replayed
@@ -112,6 +117,10 @@ def _verdict_text(letter: Undelivered) -> str:
 def show_undelivered(event_id: str, /, *, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
     """Show one undelivered message with its payload.
 
+    For example:
+
+      gatepost undelivered show ID
+
     Parameters
     ----------
     event_id
@@ -149,6 +158,15 @@ def replay_undelivered(
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> int:
     """Send undelivered messages again as new events.
+
+    The gateway that was asked last may have taken the turn after all. Without
+    --force, only messages are replayed that it denied, or for which none was asked.
+
+    For example:
+
+      gatepost undelivered replay ID
+      gatepost undelivered replay --agent bob --rate 5
+      gatepost undelivered replay ID --force
 
     Parameters
     ----------
@@ -201,7 +219,12 @@ def discard_undelivered(
     yes: YesOption = False,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> int:
-    """Discard undelivered messages.
+    """Discard undelivered messages and their payloads.
+
+    For example:
+
+      gatepost undelivered discard ID
+      gatepost undelivered discard --all --yes
 
     Parameters
     ----------

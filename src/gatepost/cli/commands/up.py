@@ -29,7 +29,16 @@ def run_gateway(
     log_format: LogFormat | None = None,
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> int:
-    """Run the gateway until Ctrl-C.
+    """Run the gateway in the foreground until Ctrl-C.
+
+    Settings come from gatepost.toml in the state directory. GATEPOST_* variables
+    override the file, and the options below override both.
+
+    For example:
+
+      gatepost up
+      gatepost up --port 0 --state-dir /tmp/try
+      GATEPOST_MAILBOX__MAX_RETRIES=5 gatepost up
 
     Parameters
     ----------
