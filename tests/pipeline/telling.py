@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gatepost.pipeline.archive_reader import EVENT_SCHEMA
+from gatepost.pipeline.archive_reader import ROW_SCHEMA
 from gatepost.pipeline.tables.facts import FACT_COLUMNS, Facts, facts_from_events
 from gatepost.pipeline.tables.lifecycle import build_deliveries
 
@@ -37,7 +37,7 @@ def receipt(node: str, status: str, at: int, **fields: Any) -> Event:
 
 
 def told(events: Sequence[Event]) -> Facts:
-    schema = pa.schema([EVENT_SCHEMA.field(name) for name in FACT_COLUMNS])
+    schema = pa.schema([ROW_SCHEMA.field(name) for name in FACT_COLUMNS])
     return facts_from_events(pa.Table.from_pylist(list(events), schema))
 
 

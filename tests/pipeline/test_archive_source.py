@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from gatepost.errors import ArchiveError, PipelineError
-from gatepost.pipeline.archive_reader import EVENT_SCHEMA, ArchiveReader
+from gatepost.pipeline.archive_reader import ROW_SCHEMA, ArchiveReader
 from gatepost.pipeline.archive_source import (
     FORMAT,
     BatchPlan,
@@ -65,7 +65,7 @@ def arrow(spark: SparkSession, root: Path, **options: object) -> DataFrame:
 def test_both_ways_to_read_give_the_same_rows_and_schema(spark: SparkSession, root: Path) -> None:
     parquet, source = read_events(spark, str(root)), arrow(spark, root)
     assert parquet.schema == source.schema
-    assert parquet.columns == EVENT_SCHEMA.names
+    assert parquet.columns == ROW_SCHEMA.names
     assert keys(parquet) == EXPECTED
     assert contents(parquet).equals(contents(source))
 

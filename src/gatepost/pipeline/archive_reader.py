@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # The path names node and date; in Spark these are ordinary columns.
 # All columns are nullable, because Spark's readers do not promise otherwise.
-EVENT_SCHEMA: Final = pa.schema(
+ROW_SCHEMA: Final = pa.schema(
     [
         *(field.with_nullable(True) for field in EVENT_SCHEMA),
         pa.field("node", pa.string()),
@@ -73,7 +73,7 @@ class ArchiveReader:
         self, piece: Slice, columns: Collection[str], verify: Verify = "none"
     ) -> Iterator[pa.RecordBatch]:
         """The rows of a slice with `node` and `date` attached."""
-        schema = pa.schema([EVENT_SCHEMA.field(name) for name in columns])
+        schema = pa.schema([ROW_SCHEMA.field(name) for name in columns])
         with pq.ParquetFile(self._open_input(piece.segment, verify), pre_buffer=True) as file:
             present = set(file.schema_arrow.names)
             for batch in _slice_batches(file, piece, [name for name in columns if name in present]):
@@ -189,7 +189,7 @@ def _add_missing_columns(
 ) -> pa.Table:
     """Add the node, and nulls for columns that an older archive lacks."""
     for name in (name for name in columns if name not in table.column_names):
-        kind = EVENT_SCHEMA.field(name).type
+        kind = ROW_SCHEMA.field(name).type
         if name == "node":
             zeros = pa.array(np.zeros(table.num_rows, np.int32))
             column = pa.DictionaryArray.from_arrays(zeros, pa.array([segment.node]))

@@ -21,7 +21,7 @@ from msgspec import Struct
 from gatepost.clock import SystemClock
 from gatepost.errors import PipelineError
 from gatepost.pipeline import read_plan
-from gatepost.pipeline.archive_reader import EVENT_SCHEMA, ArchiveReader, Verify
+from gatepost.pipeline.archive_reader import ROW_SCHEMA, ArchiveReader, Verify
 from gatepost.pipeline.read_plan import Offsets, SegmentFile, Selection, Slice
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ def spark_schema(columns: Collection[str] | None = None) -> "StructType":
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StructField, StructType
 
-    fields = {f.name: StructField(f.name, from_arrow_type(f.type)) for f in EVENT_SCHEMA}
-    return StructType([fields[name] for name in _check_columns(columns or EVENT_SCHEMA.names)])
+    fields = {f.name: StructField(f.name, from_arrow_type(f.type)) for f in ROW_SCHEMA}
+    return StructType([fields[name] for name in _check_columns(columns or ROW_SCHEMA.names)])
 
 
 def _check_columns(columns: Collection[str]) -> list[str]:
-    unknown = [name for name in columns if name not in EVENT_SCHEMA.names]
+    unknown = [name for name in columns if name not in ROW_SCHEMA.names]
     if unknown:
         raise PipelineError(f"events have no column {', '.join(unknown)}")
     return list(columns)
@@ -72,7 +72,7 @@ def decode_options(options: Mapping[str, str]) -> SourceOptions:
     return SourceOptions(
         path=given["path"],
         selection=_decode_selection(given),
-        columns=tuple(_check_columns(_split_names(given.get("columns")) or EVENT_SCHEMA.names)),
+        columns=tuple(_check_columns(_split_names(given.get("columns")) or ROW_SCHEMA.names)),
         verify="sha256" if verify == "sha256" else "none",
         parallelism=_decode_number(given, "parallelism", 8),
         max_rows=_decode_number(given, "maxrowsperbatch", 1_000_000),

@@ -44,7 +44,7 @@ ABSENT: Final = np.iinfo(np.int64).min
 class FactKind(IntEnum):
     """The kinds of statements. Their names in lower case are stored in `deliveries.told`."""
 
-    SENT_SCHEMA = 0
+    SENT = 0
     ACCEPTED = 1
     REFUSED = 2
     PROCESSED = 3
