@@ -177,8 +177,9 @@ def test_a_request_that_waited_through_a_stop_is_answered_at_the_start(
 
 _KILLED = """
 import os, signal, sys
-from gatepost.gateway import __main__, drop
-drop.Files.answer = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+from gatepost.gateway import __main__
+from gatepost.gateway.api import drop_folder
+drop_folder.DropFiles.write_answer = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 __main__.main(sys.argv[1:])
 """
 

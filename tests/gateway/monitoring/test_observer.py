@@ -133,7 +133,7 @@ def test_a_kind_nobody_knows_is_no_label(state: Path, clock: ManualClock) -> Non
                     kind=f"strange-{number}",
                     source_agent_id="gateway",
                 )
-                await core.commit(lambda tx, draft=draft: tx.append(draft))  # type: ignore[misc]
+                await core.commit(lambda tx, draft=draft: tx.append_event(draft))  # type: ignore[misc]
             content, _ = await Metrics(core).render_text()
         return samples(content.decode())
 

@@ -74,7 +74,7 @@ def by_yjs(map: str, key: str, value: object) -> bytes:
 
 
 def _client(signed: Any) -> int:
-    return RoomDocument(room_id(1)).yjs_client(signed.place)
+    return RoomDocument(room_id(1)).yjs_client(signed.slot_key)
 
 
 def _delete(signed: Any) -> bytes:
