@@ -118,6 +118,10 @@ class Gate:
         finally:
             tx.rollback()
 
+    def connected_nodes(self) -> dict[str, str]:
+        """Session id → node id of every connected node."""
+        return dict(self.connection.execute("SELECT id, node_id FROM node_session ORDER BY id"))
+
     # -- what tests do most
 
     def joiner(self, name: str, node_id: str | None = None) -> ExchangeRequester:

@@ -312,7 +312,7 @@ class DoorMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_revoked_node_is_connected(self) -> None:
-        connected = {s.id: s.node_id for s in self.gate.run(node_sessions.list_node_sessions)}
+        connected = self.gate.connected_nodes()
         assert connected == self.connected
         assert not set(connected.values()) & set(self.revoked)
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gatepost.access import AccessPolicy, node_directory, node_invites, node_sessions, tokens
+from gatepost.access import AccessPolicy, node_directory, node_invites, tokens
 from gatepost.access.auth_messages import Challenge, ExchangeAnswer, ExchangeRequest
 from gatepost.errors import GatepostError
 from gatepost.journal.transaction import Row, Tx
@@ -290,7 +290,7 @@ def test_entry_consumes_the_invite_binds_the_key_and_admits_in_one_transaction()
         key("mbp-jane").public,
     )
     assert gate.run(node_directory.list_admissions) == [admitted.admission]
-    assert [s.id for s in gate.run(node_sessions.list_node_sessions)] == [admitted.session_id]
+    assert list(gate.connected_nodes()) == [admitted.session_id]
 
 
 def _everything(tx: Tx) -> list[list[Row]]:

@@ -44,7 +44,9 @@ class Desk:
     def begin(self, incarnation: str, first: int = 1) -> None:
         """A life of the journal, from this seq on."""
         self.incarnation = incarnation
-        self.connection.execute("INSERT INTO incarnation VALUES (?, ?)", (incarnation, first))
+        self.connection.execute(
+            "INSERT INTO incarnation (id, first_seq) VALUES (?, ?)", (incarnation, first)
+        )
         self.begin_again()
 
     def begin_again(self) -> None:

@@ -35,7 +35,7 @@ def scribble(path: Path, first: int, last: int) -> None:
 
 def test_files_are_for_the_owner_only(path: Path) -> None:
     database = Database.open(path)
-    database.writer_connection.execute("INSERT INTO fact VALUES ('a', 1)")
+    database.writer_connection.execute("INSERT INTO fact (name, value) VALUES ('a', 1)")
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
     database.close()
     assert modes == dict.fromkeys(
@@ -165,7 +165,7 @@ def test_reader_sees_what_is_committed_and_cannot_write(path: Path) -> None:
     reader = database.open_reader()
     tx = Tx(database.writer_connection, 0)
     tx.begin()
-    tx.execute("INSERT INTO fact VALUES ('a', 1)")
+    tx.execute("INSERT INTO fact (name, value) VALUES ('a', 1)")
     query = "SELECT value FROM fact WHERE name = 'a'"
     assert reader.execute(query).fetchall() == []
     tx.commit()

@@ -51,7 +51,7 @@ class Watcher:
 
 def put(name: str, value: object = 1) -> Callable[[Tx], str]:
     def operation(tx: Tx) -> str:
-        tx.execute("INSERT INTO fact VALUES (?, ?)", (name, value))
+        tx.execute("INSERT INTO fact (name, value) VALUES (?, ?)", (name, value))
         return name
 
     return operation

@@ -37,8 +37,13 @@ SELECT t.session, s.agent_id, t.scopes, t.label, t.expires_at, t.used_at, s.revo
        t.secret_hash
 FROM agent_token t JOIN agent_session s ON s.id = t.session WHERE t.id = ? AND t.kind = ?
 """
-_INSERT_SESSION = "INSERT INTO agent_session VALUES (?, ?, ?, ?, ?, NULL, NULL)"
-_INSERT_TOKEN = "INSERT INTO agent_token VALUES (?, ?, ?, ?, ?, ?, NULL, ?)"
+_INSERT_SESSION = """
+INSERT INTO agent_session (id, agent_id, scopes, created_at, seen_at) VALUES (?, ?, ?, ?, ?)
+"""
+_INSERT_TOKEN = """
+INSERT INTO agent_token (id, session, kind, scopes, label, expires_at, secret_hash)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+"""
 _SELECT_SESSIONS = """
 SELECT s.id, s.agent_id, s.scopes, s.created_at, s.seen_at,
        (SELECT max(expires_at) FROM agent_token WHERE session = s.id AND used_at IS NULL),

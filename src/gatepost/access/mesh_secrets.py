@@ -13,7 +13,7 @@ from gatepost.access.tokens import SecretValue, encode_b64
 from gatepost.journal.transaction import Tx
 
 _SECRET_BYTES = 32
-_UPSERT_SECRETS = "INSERT OR REPLACE INTO mesh_secret VALUES (1, ?, ?, ?)"
+_UPSERT_SECRETS = "INSERT OR REPLACE INTO mesh_secret (one, encrypted) VALUES (1, ?)"
 
 
 class MeshSecrets(SecretValue, frozen=True):
@@ -31,7 +31,7 @@ class MeshSecretStore:
 
     def current_secrets(self, tx: Tx) -> MeshSecrets | None:
         """The stored secrets; None if this node has neither created nor adopted any."""
-        row = tx.fetch_one("SELECT sealed FROM mesh_secret")
+        row = tx.fetch_one("SELECT encrypted FROM mesh_secret")
         if row is None:
             return None
         return msgspec.json.decode(self._box.decrypt(row[0]), type=MeshSecrets)
@@ -55,7 +55,7 @@ class MeshSecretStore:
     def _store_secrets(self, tx: Tx, secrets: MeshSecrets) -> None:
         nonce = self._clock.random(SecretBox.NONCE_SIZE)
         encrypted = bytes(self._box.encrypt(msgspec.json.encode(secrets), nonce))
-        tx.execute(_UPSERT_SECRETS, (secrets.version, encrypted, tx.now))
+        tx.execute(_UPSERT_SECRETS, (encrypted,))
 
     def _new_secret(self) -> str:
         return encode_b64(self._clock.random(_SECRET_BYTES))

@@ -11,12 +11,16 @@ from gatepost.events import fingerprint_key, frame_parts, verify_signature
 from gatepost.journal.transaction import Tx
 from gatepost.wire import Tier
 
-_UPSERT_ADMISSION = """
-INSERT INTO admission VALUES (?, ?, ?, ?, ?, ?)
+# The columns of an admission row, in the order of the fields of `NodeAdmission`.
+_COLUMNS = "node_id, public_key, tier, issuer, issued_at, signature"
+_UPSERT_ADMISSION = f"""
+INSERT INTO admission ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (node_id) DO UPDATE
 SET tier = excluded.tier, issuer = excluded.issuer,
     issued_at = excluded.issued_at, signature = excluded.signature
 """
+_SELECT_ADMISSION = f"SELECT {_COLUMNS} FROM admission WHERE node_id = ?"
+_SELECT_ADMISSIONS = f"SELECT {_COLUMNS} FROM admission ORDER BY node_id"
 
 
 class NodeAdmission(Struct, frozen=True):
@@ -101,13 +105,13 @@ def admit_node(
 
 
 def load_admission(tx: Tx, node_id: str) -> NodeAdmission | None:
-    row = tx.fetch_one("SELECT * FROM admission WHERE node_id = ?", (node_id,))
+    row = tx.fetch_one(_SELECT_ADMISSION, (node_id,))
     return None if row is None else NodeAdmission(*row)
 
 
 def list_admissions(tx: Tx) -> list[NodeAdmission]:
     """All admissions made here, including those of nodes revoked since."""
-    return [NodeAdmission(*row) for row in tx.fetch_all("SELECT * FROM admission ORDER BY node_id")]
+    return [NodeAdmission(*row) for row in tx.fetch_all(_SELECT_ADMISSIONS)]
 
 
 def check_node_identity(

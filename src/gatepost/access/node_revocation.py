@@ -17,7 +17,11 @@ from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Tx
 from gatepost.wire import Tier
 
-_INSERT_REVOCATION = "INSERT INTO revocation VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+# The columns of a revocation row, in the order of the fields of `NodeRevocation`.
+_COLUMNS = "node_id, public_key, tier, issuer, revoked_at, last_seq, standing, reason, signature"
+_INSERT_REVOCATION = f"INSERT INTO revocation ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_SELECT_REVOCATION = f"SELECT {_COLUMNS} FROM revocation WHERE node_id = ?"
+_SELECT_REVOCATIONS = f"SELECT {_COLUMNS} FROM revocation ORDER BY node_id"
 
 
 class NodeRevocation(Struct, frozen=True):
@@ -123,15 +127,12 @@ class NodeRevoker:
 
 
 def load_revocation(tx: Tx, node_id: str) -> NodeRevocation | None:
-    row = tx.fetch_one("SELECT * FROM revocation WHERE node_id = ?", (node_id,))
+    row = tx.fetch_one(_SELECT_REVOCATION, (node_id,))
     return None if row is None else _revocation_from_row(row)
 
 
 def list_revocations(tx: Tx) -> list[NodeRevocation]:
-    return [
-        _revocation_from_row(row)
-        for row in tx.fetch_all("SELECT * FROM revocation ORDER BY node_id")
-    ]
+    return [_revocation_from_row(row) for row in tx.fetch_all(_SELECT_REVOCATIONS)]
 
 
 def _store_revocation(tx: Tx, revocation: NodeRevocation) -> None:

@@ -4,19 +4,11 @@ They are stored in the journal because it orders everything: a connection is adm
 a revocation, which then lists it, or after it, and is refused.
 """
 
-from msgspec import Struct
-
 from gatepost.journal.transaction import Tx
 
 
-class NodeSession(Struct, frozen=True):
-    id: str
-    node_id: str
-    opened_at: int
-
-
 def open_node_session(tx: Tx, id: str, node_id: str) -> None:
-    tx.execute("INSERT INTO node_session VALUES (?, ?, ?)", (id, node_id, tx.now))
+    tx.execute("INSERT INTO node_session (id, node_id) VALUES (?, ?)", (id, node_id))
 
 
 def close_node_session(tx: Tx, id: str) -> None:
@@ -33,9 +25,3 @@ def end_node_sessions(tx: Tx, node_id: str) -> list[str]:
     ended = tx.fetch_all("SELECT id FROM node_session WHERE node_id = ? ORDER BY id", (node_id,))
     tx.execute("DELETE FROM node_session WHERE node_id = ?", (node_id,))
     return [row[0] for row in ended]
-
-
-def list_node_sessions(tx: Tx) -> list[NodeSession]:
-    return [
-        NodeSession(*row) for row in tx.fetch_all("SELECT * FROM node_session ORDER BY opened_at")
-    ]

@@ -86,7 +86,9 @@ def remember_ticket(tx: Tx, jti: str, keep_until: int, guard: str) -> None:
     """Store a ticket; refuse it if its `guard` has given a ticket before."""
     if tx.fetch_one("SELECT 1 FROM ticket WHERE guard = ?", (guard,)) is not None:
         raise ReplayDetected("this exchange was made before; make a new one with a fresh nonce")
-    tx.execute("INSERT INTO ticket VALUES (?, ?, NULL, ?)", (jti, guard, keep_until))
+    tx.execute(
+        "INSERT INTO ticket (jti, guard, keep_until) VALUES (?, ?, ?)", (jti, guard, keep_until)
+    )
 
 
 def use_ticket(tx: Tx, jti: str) -> None:

@@ -80,11 +80,11 @@ class Core:
             )
         incarnation = facts.get("incarnation") or self.clock.random(8).hex()
         self.database.writer_connection.execute(
-            "INSERT OR IGNORE INTO fact VALUES ('node_id', ?), ('incarnation', ?)",
+            "INSERT OR IGNORE INTO fact (name, value) VALUES ('node_id', ?), ('incarnation', ?)",
             (id, incarnation),
         )
         self.database.writer_connection.execute(
-            "INSERT OR IGNORE INTO incarnation VALUES (?, 1)", (incarnation,)
+            "INSERT OR IGNORE INTO incarnation (id, first_seq) VALUES (?, 1)", (incarnation,)
         )
         return Node(id, incarnation, self.state.load_node_key(self.clock), self.clock)
 

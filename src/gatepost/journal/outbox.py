@@ -33,7 +33,9 @@ _SELECT_LAST_HEAD = "SELECT last_seq, chain FROM head ORDER BY last_seq DESC LIM
 _INSERT_EVENT = """
 INSERT INTO outbox (seq, event_id, ref_id, kind, body, digest, to_node) VALUES (?, ?, ?, ?, ?, ?, ?)
 """
-_INSERT_HEAD = "INSERT INTO head VALUES (?, ?, ?, ?, ?)"
+_INSERT_HEAD = """
+INSERT INTO head (last_seq, first_seq, chain, signature, signed_at) VALUES (?, ?, ?, ?, ?)
+"""
 _UPSERT_RECIPIENT = """
 INSERT INTO recipient (node_id, last_seq, sent_seq) VALUES (?1, ?2, ?3)
 ON CONFLICT (node_id) DO UPDATE SET last_seq = ?2, sent_seq = max(sent_seq, ?3)

@@ -28,7 +28,7 @@ JobOutcome = tuple[OutcomeCallback, Any, GatepostError | None]
 WriteJob = tuple[WriteOperation, OutcomeCallback]
 
 _PROBE_INTERVAL_SECS = 2.0
-_PROBE_SQL = "INSERT OR REPLACE INTO fact VALUES ('probe', zeroblob(65536))"
+_PROBE_SQL = "INSERT OR REPLACE INTO fact (name, value) VALUES ('probe', zeroblob(65536))"
 _IDLE_MAX_SECS = 3600.0
 _RETRY_DELAY_MS = 1000
 _STOPPING_MESSAGE = "the gateway is stopping; try again shortly"

@@ -140,7 +140,7 @@ def discard_dead_letters(
     for row in rows:
         tx.execute("DELETE FROM dead_letter WHERE id = ?", (row[_ID],))
         tx.execute("DELETE FROM body WHERE id = ?", (row[_ID],))
-        tx.execute("INSERT INTO discarded VALUES (?, ?)", (row[_ID], tx.now))
+        tx.execute("INSERT INTO discarded (id, at) VALUES (?, ?)", (row[_ID], tx.now))
         record_audit_entry(tx, actor, "dead_letter.discard", row[0], row[5])
     adjust_counts(tx, mailbox, 0, 0, -len(rows))
     return len(rows)

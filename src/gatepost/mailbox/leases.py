@@ -54,8 +54,12 @@ _DEQUEUE_MAIL = f"""
 UPDATE mail SET {_SET_IN_FLIGHT}, lease = ? WHERE id BETWEEN ? AND ? AND {_IF_PENDING}
 """
 _RELEASE_MAIL = f"UPDATE mail SET {_SET_RELEASED} WHERE id BETWEEN ? AND ? AND {_IF_IN_FLIGHT}"
-_INSERT_LEASE = "INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_SELECT_CONSUMER_LEASES = "SELECT * FROM lease WHERE mailbox = ? AND consumer = ? ORDER BY pair"
+# The columns of a lease row, in the order of the fields of `Lease`.
+LEASE_COLUMNS = "pair, id, mailbox, consumer, next, last, behind, size, tracked, expires_at"
+_INSERT_LEASE = f"INSERT INTO lease ({LEASE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_SELECT_CONSUMER_LEASES = f"""
+SELECT {LEASE_COLUMNS} FROM lease WHERE mailbox = ? AND consumer = ? ORDER BY pair
+"""
 _EXTEND_LEASE = """
 UPDATE lease SET expires_at = max(expires_at, ?) WHERE pair = ? AND id = ? AND mailbox = ?
 """

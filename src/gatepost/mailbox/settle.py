@@ -7,7 +7,7 @@ from gatepost.events.envelope import TurnOutcome
 from gatepost.journal.transaction import Tx
 from gatepost.mailbox import leases
 from gatepost.mailbox.enqueue import pair_of_mail
-from gatepost.mailbox.leases import Lease, format_lease_handle, parse_lease_handle
+from gatepost.mailbox.leases import LEASE_COLUMNS, Lease, format_lease_handle, parse_lease_handle
 from gatepost.mailbox.policy import MailboxPolicy
 from gatepost.mailbox.states import MailInput, MailState, transition_sql
 from gatepost.wire import Failure
@@ -17,7 +17,7 @@ _SET_NACKED, _ = transition_sql(MailInput.NACK)
 _SET_DEAD, _IF_NACKED = transition_sql(MailInput.EXHAUST)
 _SET_EXPIRED, _ = transition_sql(MailInput.EXPIRE)
 
-_SELECT_LEASE = "SELECT * FROM lease WHERE pair = ? AND id = ? AND mailbox = ?"
+_SELECT_LEASE = f"SELECT {LEASE_COLUMNS} FROM lease WHERE pair = ? AND id = ? AND mailbox = ?"
 _ACK_MAIL = f"""
 UPDATE mail SET {_SET_ACKED}, settled_at = ? WHERE id BETWEEN ? AND ? AND {_IF_IN_FLIGHT}
 """

@@ -5,7 +5,7 @@ from collections import Counter
 from gatepost.journal.transaction import Tx
 from gatepost.mailbox import leases
 from gatepost.mailbox.enqueue import PAIR_NUMBER_BITS, last_mail_id, pair_of_mail
-from gatepost.mailbox.leases import Lease
+from gatepost.mailbox.leases import LEASE_COLUMNS, Lease
 from gatepost.mailbox.policy import MailboxPolicy
 from gatepost.mailbox.settle import ClosedMail, Settlement, fail_head
 from gatepost.mailbox.states import MailInput, MailState, transition_sql
@@ -15,9 +15,9 @@ SWEEP_BATCH = 1000
 
 _SET_EXPIRED, _IF_WAITING = transition_sql(MailInput.EXPIRE)
 
-_SELECT_TIMED_OUT_LEASES = (
-    "SELECT * FROM lease WHERE expires_at <= ? ORDER BY expires_at, pair LIMIT ?"
-)
+_SELECT_TIMED_OUT_LEASES = f"""
+SELECT {LEASE_COLUMNS} FROM lease WHERE expires_at <= ? ORDER BY expires_at, pair LIMIT ?
+"""
 _SELECT_LATE_MAIL = f"""
 SELECT id, mailbox, msg_id, tracked FROM mail
 WHERE expires_at <= ? AND {_IF_WAITING} ORDER BY expires_at, id LIMIT ?
@@ -126,7 +126,9 @@ def _forget_bodies(tx: Tx, before: int, batch: int) -> int:
     tx.execute_many("DELETE FROM body WHERE id = ?", [(id,) for _, id in rows])
     if rows:
         position = f"{rows[-1][0]} {rows[-1][1]}"
-        tx.execute("INSERT OR REPLACE INTO fact VALUES ('bodies_forgotten', ?)", (position,))
+        tx.execute(
+            "INSERT OR REPLACE INTO fact (name, value) VALUES ('bodies_forgotten', ?)", (position,)
+        )
     return len(rows)
 
 

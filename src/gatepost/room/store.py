@@ -11,7 +11,8 @@ from gatepost.room.admission_chain import ChainVerifier, Genesis
 from gatepost.room.signed_record import SignedRecord, open_signed_record, parse_record
 
 _UPSERT_RECORD = """
-INSERT INTO room_record VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO room_record (map, key, public_key, version, record, signature)
+VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE
 SET version = excluded.version, record = excluded.record, signature = excluded.signature
 WHERE (excluded.version, excluded.record) > (version, record)
@@ -21,7 +22,10 @@ _SELECT_RECORDS = "SELECT record, signature FROM room_record ORDER BY map, key, 
 
 def create_room(tx: Tx, genesis: Genesis, epoch: int = 1) -> None:
     """Store the genesis of this gateway's room. A gateway stays in one room for ever."""
-    tx.execute("INSERT INTO room VALUES (1, ?, ?, ?)", (genesis.node, genesis.key, epoch))
+    tx.execute(
+        "INSERT INTO room (one, genesis_node, genesis_key, epoch) VALUES (1, ?, ?, ?)",
+        (genesis.node, genesis.key, epoch),
+    )
 
 
 def load_room_identity(tx: Tx) -> tuple[Genesis, int] | None:

@@ -98,13 +98,15 @@ _CLOSE_REVIEW = """
 UPDATE review SET status = ?, settled_at = ?, settled_by = ?, note = ?
 WHERE id = ? AND status = 'open'
 """
-_UPSERT_ADVICE = """
-INSERT INTO eta_advice VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (capability_id) DO UPDATE SET
+_ADVICE_COLUMNS = "capability_id, p50_secs, p95_secs, recommended_eta_seconds, samples, at"
+_UPSERT_ADVICE = f"""
+INSERT INTO eta_advice ({_ADVICE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (capability_id) DO UPDATE SET
     p50_secs = excluded.p50_secs, p95_secs = excluded.p95_secs, samples = excluded.samples,
     recommended_eta_seconds = excluded.recommended_eta_seconds, at = excluded.at
 WHERE excluded.at > at
 """
-_SELECT_ADVICE = "SELECT * FROM eta_advice ORDER BY capability_id"
+_SELECT_ADVICE = f"SELECT {_ADVICE_COLUMNS} FROM eta_advice ORDER BY capability_id"
 
 
 _INCIDENT_JSON_NAMES = {"class_": "class", "raised_at": "raisedAt", "corr_ids": "corrIds"}

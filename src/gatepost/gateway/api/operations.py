@@ -240,7 +240,7 @@ class Operations:
     async def store_blob(self, pieces: Iterable[bytes]) -> str:
         """Store a payload as a blob; return its digest."""
         blob, key = await self.core.store(pieces)
-        insert = "INSERT OR IGNORE INTO blob VALUES (?, ?, ?, ?)"
+        insert = "INSERT OR IGNORE INTO blob (digest, key, size, created_at) VALUES (?, ?, ?, ?)"
         await self.core.commit(lambda tx: tx.execute(insert, (blob.digest, key, blob.size, tx.now)))
         return blob.digest
 

@@ -250,4 +250,4 @@ def _load_seeds(tx: Tx) -> list[Seed]:
 def _store_seed(tx: Tx, seed: Seed) -> None:
     seeds = [each for each in _load_seeds(tx) if each.url != seed.url]
     value = msgspec.json.encode([*seeds, seed]).decode()
-    tx.execute("INSERT OR REPLACE INTO fact VALUES (?, ?)", (_SEEDS_FACT, value))
+    tx.execute("INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", (_SEEDS_FACT, value))

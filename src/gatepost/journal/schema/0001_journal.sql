@@ -373,18 +373,15 @@ BEGIN SELECT RAISE(ABORT, 'a revocation never goes'); END;
 
 -- Nodes connected now. Emptied at start, because no socket outlives its process.
 CREATE TABLE node_session (
-    id        TEXT PRIMARY KEY,
-    node_id   TEXT NOT NULL,
-    opened_at INTEGER NOT NULL
+    id      TEXT PRIMARY KEY,
+    node_id TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX node_session_node ON node_session (node_id);
 
 -- The secrets all nodes share, encrypted under this node's key. One row.
 CREATE TABLE mesh_secret (
-    id         INTEGER PRIMARY KEY CHECK (id = 1),
-    version    INTEGER NOT NULL,
-    sealed     BLOB NOT NULL,
-    rotated_at INTEGER NOT NULL
+    one       INTEGER PRIMARY KEY CHECK (one = 1),
+    encrypted BLOB NOT NULL
 );
 
 -- Invites for external agents. `scopes` are JSON lists, here and below.
