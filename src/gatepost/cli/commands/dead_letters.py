@@ -1,7 +1,7 @@
 """`gatepost dlq`: lists, shows, replays and discards dead letters."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -9,11 +9,19 @@ from cyclopts.validators import Number
 from msgspec import Struct
 
 from gatepost.cli import output
-from gatepost.cli.gateway_api import CliGateway, mailbox_path, quote_segment
+from gatepost.cli.gateway_api import CliGateway, mailbox_path
+from gatepost.cli.letters import (
+    LetterBox,
+    PageLimit,
+    check_replayed,
+    discard_letters,
+    print_letter,
+    print_page,
+    require_choice,
+)
 from gatepost.cli.options import DEFAULT_OPTIONS, AgentName, Flag, GatewayOptions, YesOption
-from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
 from gatepost.cli.progress_bar import ProgressBar
-from gatepost.wire import Count, DeadLetter, DeadLetters, EnqueueAck, Enqueued, MailboxCounts
+from gatepost.wire import DeadLetter, DeadLetters, EnqueueAck, Enqueued, MailboxCounts
 
 SenderOption = Annotated[str | None, Parameter(help="Only dead letters from this agent.")]
 ReasonContainsOption = Annotated[
@@ -41,7 +49,7 @@ def list_dead_letters(
     *,
     sender: SenderOption = None,
     reason_contains: ReasonContainsOption = None,
-    limit: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 100,
+    limit: PageLimit = 100,
     after: str | None = None,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> None:
@@ -63,22 +71,28 @@ def list_dead_letters(
     """
     with options.find_gateway() as gateway:
         found = gateway.get(
-            f"{mailbox_path(agent)}/dead-letters",
+            _dead_letter_box(agent).path,
             DeadLetters,
             limit=limit,
             after=after,
             sender=sender,
             reason_contains=reason_contains,
         ).messages
-    output.print_result(options, {"messages": found}, lambda: _print_dead_letters(agent, found))
-    if len(found) == limit:
-        output.print_hint(f"There may be more: --after {found[-1].msg_id}")
+    print_page(
+        options,
+        found,
+        limit,
+        lambda letter: letter.msg_id,
+        _print_dead_letters,
+        f"{agent} has no matching dead letters",
+    )
 
 
-def _print_dead_letters(agent: str, found: list[DeadLetter]) -> None:
-    if not found:
-        output.print_line(f"{agent} has no matching dead letters")
-        return
+def _dead_letter_box(agent: str) -> LetterBox:
+    return LetterBox(f"{mailbox_path(agent)}/dead-letters", "dead letter", agent)
+
+
+def _print_dead_letters(found: Sequence[DeadLetter]) -> None:
     rows = [
         (d.msg_id, d.from_, _age_text(d.failed_at), d.attempts, d.reason, d.replayed_as or "")
         for d in found
@@ -109,20 +123,19 @@ def show_dead_letter(
         The id of the dead letter.
     """
     with options.find_gateway() as gateway:
-        path = f"{mailbox_path(agent)}/dead-letters/{quote_segment(msg_id)}"
-        letter = gateway.get(path, DeadLetter)
+        letter = gateway.get(_dead_letter_box(agent).letter_path(msg_id), DeadLetter)
     output.print_result(options, letter, lambda: _print_dead_letter(letter))
 
 
 def _print_dead_letter(letter: DeadLetter) -> None:
-    output.print_line(f"{letter.msg_id} from {letter.from_} to {letter.to}", "bold")
-    output.print_line(f"sent      {_age_text(letter.created_at)}")
-    output.print_line(f"failed    {_age_text(letter.failed_at)}, {_attempts_text(letter)}")
-    output.print_line(f"reason    {letter.reason}")
-    if letter.replayed_as:
-        output.print_line(f"replayed  as {letter.replayed_as}")
-    output.print_line("")
-    output.print_line(output.payload_text(letter.payload))
+    facts = {
+        "sent": _age_text(letter.created_at),
+        "failed": f"{_age_text(letter.failed_at)}, {_attempts_text(letter)}",
+        "reason": letter.reason,
+        "replayed": f"as {letter.replayed_as}" if letter.replayed_as else "",
+    }
+    title = f"{letter.msg_id} from {letter.from_} to {letter.to}"
+    print_letter(title, facts, output.payload_text(letter.payload))
 
 
 def _attempts_text(letter: DeadLetter) -> str:
@@ -192,7 +205,7 @@ def _replay_batches(
     while done < total:
         began, size = time.monotonic(), min(batch, total - done)
         body = CliDeadLetterReplay(wanted.msg_ids, wanted.sender, wanted.reason_contains, size)
-        acks = gateway.post(f"{mailbox_path(agent)}/dead-letters/replay", body, Enqueued).results
+        acks = gateway.post(f"{_dead_letter_box(agent).path}/replay", body, Enqueued).results
         yield acks
         done += len(acks)
         if len(acks) < size or any(ack.error for ack in acks):
@@ -205,17 +218,13 @@ def _report_replayed(agent: str, acks: list[EnqueueAck], options: GatewayOptions
     replayed = [ack.msg_id for ack in acks if ack.error is None]
     refused = [ack.error for ack in acks if ack.error is not None]
     document = {"count": len(replayed), "replayed_as": replayed}
-    done = f"{output.format_count(len(replayed), 'dead letter')} of {agent} replayed"
+    done = f"{_dead_letter_box(agent).count_text(len(replayed))} replayed"
     output.print_result(options, document, lambda: output.print_line(done))
-    if refused:
-        raise CommandProblem(refused[0].code, f"stopped: {refused[0].message}")
-    if not replayed:
-        raise CommandProblem(
-            "unknown_message",
-            f"{agent} has no matching dead letter that was not replayed before;"
-            f" see `gatepost dlq list {agent}`",
-        )
-    return ExitCode.OK
+    none_text = (
+        f"{agent} has no matching dead letter that was not replayed before;"
+        f" see `gatepost dlq list {agent}`"
+    )
+    return check_replayed(len(replayed), refused, "stopped", none_text)
 
 
 def discard_dead_letters(
@@ -243,32 +252,14 @@ def discard_dead_letters(
         Ids of dead letters; or choose by the options below.
     """
     wanted = _build_filter(msg_ids, sender, reason_contains, all_)
-    path = f"{mailbox_path(agent)}/dead-letters/discard"
-    if not output.confirm_action(
-        f"Discard {_filter_text(wanted)} of {agent} for good?", yes, options
-    ):
-        return ExitCode.FAILED
-    with options.find_gateway() as gateway:
-        count = gateway.post(path, wanted, Count).count
-    done = f"{output.format_count(count, 'dead letter')} of {agent} discarded"
-    output.print_result(options, {"count": count}, lambda: output.print_line(done))
-    return ExitCode.OK
+    box = _dead_letter_box(agent)
+    choice = box.choice_text(msg_ids, every=all_)
+    return discard_letters(box, wanted, choice, yes, options)
 
 
 def _build_filter(
     msg_ids: tuple[str, ...], sender: str | None, reason_contains: str | None, every: bool
 ) -> CliDeadLetterFilter:
     chosen = bool(msg_ids or sender or reason_contains)
-    if chosen == every:
-        raise usage_problem(
-            "choose dead letters by id, --sender or --reason-contains, or all with --all"
-        )
+    require_choice(chosen, every, "dead letters by id, --sender or --reason-contains")
     return CliDeadLetterFilter(list(msg_ids) or None, sender, reason_contains)
-
-
-def _filter_text(wanted: CliDeadLetterFilter) -> str:
-    if wanted.msg_ids:
-        return output.format_count(len(wanted.msg_ids), "dead letter")
-    if wanted.sender or wanted.reason_contains:
-        return "the matching dead letters"
-    return "all dead letters"

@@ -1,6 +1,7 @@
 """`gatepost undelivered`: lists, shows, replays and discards messages this gateway gave up."""
 
 import time
+from collections.abc import Sequence
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -8,10 +9,17 @@ from cyclopts.validators import Number
 from msgspec import Struct
 
 from gatepost.cli import output
-from gatepost.cli.gateway_api import quote_segment
+from gatepost.cli.letters import (
+    LetterBox,
+    PageLimit,
+    check_replayed,
+    discard_letters,
+    print_letter,
+    print_page,
+    require_choice,
+)
 from gatepost.cli.options import DEFAULT_OPTIONS, Flag, GatewayOptions, YesOption
-from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
-from gatepost.wire import Count, Replayed, Replays, Undelivered, UndeliveredPage
+from gatepost.wire import Replayed, Replays, Undelivered, UndeliveredPage
 
 AgentOption = Annotated[str | None, Parameter(help="Only messages from or to this agent.")]
 ReasonOption = Annotated[str | None, Parameter(help="Only messages given up for this reason.")]
@@ -23,6 +31,7 @@ OlderThanOption = Annotated[
 ]
 AllOption = Annotated[Flag, Parameter(name="--all", help="All undelivered messages.")]
 
+_BOX = LetterBox("/v1/undelivered", "undelivered message")
 _COLUMNS = ("Message", "From", "To", "Given up", "Reason", "Verdict", "Replayed as")
 # A replay with a rate is answered only when it is complete.
 _MAX_REPLAY_SECS = 24 * 3600.0
@@ -47,7 +56,7 @@ def list_undelivered(
     reason: ReasonOption = None,
     older_than: OlderThanOption = None,
     replayed: Annotated[bool | None, Parameter(negative="--not-replayed")] = None,
-    limit: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 100,
+    limit: PageLimit = 100,
     after: str | None = None,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> None:
@@ -69,7 +78,7 @@ def list_undelivered(
     """
     with options.find_gateway() as gateway:
         found = gateway.get(
-            "/v1/undelivered",
+            _BOX.path,
             UndeliveredPage,
             limit=limit,
             after=after,
@@ -78,19 +87,21 @@ def list_undelivered(
             failed_before=_failed_before(older_than),
             replayed=None if replayed is None else str(replayed).lower(),
         ).messages
-    output.print_result(options, {"messages": found}, lambda: _print_undelivered_list(found))
-    if len(found) == limit:
-        output.print_hint(f"There may be more: --after {found[-1].event_id}")
+    print_page(
+        options,
+        found,
+        limit,
+        lambda letter: letter.event_id,
+        _print_undelivered_list,
+        "no matching undelivered messages",
+    )
 
 
 def _failed_before(age: float | None) -> int | None:
     return None if age is None else int(time.time() - age)
 
 
-def _print_undelivered_list(found: list[Undelivered]) -> None:
-    if not found:
-        output.print_line("no matching undelivered messages")
-        return
+def _print_undelivered_list(found: Sequence[Undelivered]) -> None:
     rows = [
         (
             u.event_id,
@@ -127,23 +138,27 @@ def show_undelivered(event_id: str, /, *, options: GatewayOptions = DEFAULT_OPTI
         The id of the message; `gatepost undelivered list` shows all.
     """
     with options.find_gateway() as gateway:
-        letter = gateway.get(f"/v1/undelivered/{quote_segment(event_id)}", Undelivered)
+        letter = gateway.get(_BOX.letter_path(event_id), Undelivered)
     output.print_result(options, letter, lambda: _print_undelivered(letter))
 
 
 def _print_undelivered(letter: Undelivered) -> None:
+    facts = {
+        "given up": f"{_age_text(letter)}, sent {letter.attempts} times",
+        "reason": letter.reason,
+        "verdict": _verdict_text(letter),
+        "replayed": f"as {letter.replayed_as}" if letter.replayed_as else "",
+    }
     ends = f"from {letter.from_agent} to {letter.to_agent}"
-    output.print_line(f"{letter.event_id} {ends} at {letter.node or 'no gateway'}", "bold")
-    output.print_line(f"given up  {_age_text(letter)}, sent {letter.attempts} times")
-    output.print_line(f"reason    {letter.reason}")
-    output.print_line(f"verdict   {_verdict_text(letter)}")
-    if letter.replayed_as:
-        output.print_line(f"replayed  as {letter.replayed_as}")
-    output.print_line("")
+    print_letter(
+        f"{letter.event_id} {ends} at {letter.node or 'no gateway'}", facts, _payload_text(letter)
+    )
+
+
+def _payload_text(letter: Undelivered) -> str:
     if letter.payload_ref is None:
-        output.print_line(output.payload_text(letter.payload))
-    else:
-        output.print_line(f"see `gatepost fetch {letter.payload_ref}`")
+        return output.payload_text(letter.payload)
+    return f"see `gatepost fetch {letter.payload_ref}`"
 
 
 def replay_undelivered(
@@ -185,9 +200,15 @@ def replay_undelivered(
     )
     wait = 0.0 if rate is None else min(limit / rate, _MAX_REPLAY_SECS)
     with options.find_gateway() as gateway:
-        results = gateway.post("/v1/undelivered/replay", body, Replays, wait=wait).results
+        results = gateway.post(f"{_BOX.path}/replay", body, Replays, wait=wait).results
     output.print_result(options, {"results": results}, lambda: _print_replayed(results))
-    return _replay_exit_code(results)
+    refused = [each.error for each in results if each.error is not None]
+    return check_replayed(
+        len(results),
+        refused,
+        f"{output.format_count(len(refused), 'message')} not replayed",
+        "no matching undelivered message; see `gatepost undelivered list`",
+    )
 
 
 def _print_replayed(results: list[Replayed]) -> None:
@@ -196,18 +217,6 @@ def _print_replayed(results: list[Replayed]) -> None:
             f"not replayed: {each.error.message}" if each.error else f"replayed as {each.as_event}"
         )
         output.print_line(f"{each.event_id} {outcome}")
-
-
-def _replay_exit_code(results: list[Replayed]) -> int:
-    if not results:
-        raise CommandProblem(
-            "unknown_message", "no matching undelivered message; see `gatepost undelivered list`"
-        )
-    refused = [each.error for each in results if each.error is not None]
-    if refused:
-        count = output.format_count(len(refused), "message")
-        raise CommandProblem(refused[0].code, f"{count} not replayed: {refused[0].message}")
-    return ExitCode.OK
 
 
 def discard_undelivered(
@@ -232,14 +241,7 @@ def discard_undelivered(
         Ids of messages; or choose by the options below.
     """
     wanted = _build_filter(event_ids, agent, reason, older_than, all_)
-    named = output.format_count(len(event_ids), "message") if event_ids else "the matching messages"
-    if not output.confirm_action(f"Discard {named} for good?", yes, options):
-        return ExitCode.FAILED
-    with options.find_gateway() as gateway:
-        count = gateway.post("/v1/undelivered/discard", wanted, Count).count
-    done = f"{output.format_count(count, 'undelivered message')} discarded"
-    output.print_result(options, {"count": count}, lambda: output.print_line(done))
-    return ExitCode.OK
+    return discard_letters(_BOX, wanted, _BOX.choice_text(event_ids, every=all_), yes, options)
 
 
 def _build_filter(
@@ -250,8 +252,5 @@ def _build_filter(
     every: bool,
 ) -> CliUndeliveredFilter:
     chosen = bool(event_ids or agent or reason or older_than is not None)
-    if chosen == every:
-        raise usage_problem(
-            "choose messages by id, --agent, --reason or --older-than, or all with --all"
-        )
+    require_choice(chosen, every, "messages by id, --agent, --reason or --older-than")
     return CliUndeliveredFilter(list(event_ids) or None, agent, reason, _failed_before(older_than))
