@@ -454,6 +454,15 @@ def default_settings_path(env: Mapping[str, str]) -> Path:
     return _default_state_dir(env) / FILE_NAME
 
 
+def load_settings(env: Mapping[str, str], state_dir: Path | None = None) -> Settings:
+    """Load the settings of a state directory: the given one, else the default one of `env`."""
+    if state_dir is not None:
+        home = str(state_dir.absolute())
+        env = {**env, "GATEPOST_HOME": home, "GATEPOST_NODE__STATE_DIR": home}
+    file = default_settings_path(env)
+    return Settings.load(file if file.exists() else None, env)
+
+
 def default_toml() -> str:
     """Return a settings file with every setting, its description and its default, commented out."""
     header = (

@@ -18,6 +18,9 @@ PROTOCOL_VERSION = "1.0"
 # The role of a node in the room: a backbone node may invite and revoke.
 Tier = Literal["backbone", "edge"]
 
+# The progress of a message that its sender can wait for.
+WaitGoal = Literal["accepted", "processed"]
+
 Seconds = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Limit = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Credit = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
@@ -114,7 +117,17 @@ class Failure(Struct, omit_defaults=True):
         return cls(error.code, error.message, subject, error.retry_after)
 
     def to_error(self) -> GatepostError:
-        return error_from_code(self.code, self.message)
+        error = error_from_code(self.code, self.message)
+        error.retry_after = self.retry_after
+        return error
+
+
+def decode_failure(body: bytes) -> GatepostError | None:
+    """The error in the body of a refusal; None if no gateway wrote the body."""
+    try:
+        return msgspec.json.decode(body, type=Failure).to_error()
+    except msgspec.MsgspecError:
+        return None
 
 
 class EnqueueAck(Struct, omit_defaults=True):
@@ -235,7 +248,7 @@ class Await(Op):
 
     event_id: Annotated[str, msgspec.Meta(max_length=36)]
     wait_secs: Wait = 30.0
-    until: Literal["accepted", "processed"] = "processed"
+    until: WaitGoal = "processed"
 
 
 class Register(Op):
@@ -321,6 +334,11 @@ class Sent(Struct, omit_defaults=True):
     error: Failure | None = None
     to_agent: str = ""
     copies: "list[Sent]" = field(default_factory=list)
+
+    def has_reached(self, goal: WaitGoal) -> bool:
+        """Whether the message has reached the goal, or will make no further progress."""
+        accepted = goal == "accepted" and self.accepted_at is not None
+        return accepted or self.processed_at is not None or self.error is not None
 
 
 class SendResults(Answer, tag="sent"):

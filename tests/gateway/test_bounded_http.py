@@ -16,7 +16,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from gatepost.gateway import bounded_http, serve
-from gatepost.gateway.state_dir import GatewayEndpoint
+from gatepost.gateway_endpoint import GatewayEndpoint
 from gatepost.testing import GatewayProcess
 from tests.gateway.tools import memory, settings
 

@@ -7,7 +7,8 @@ import pytest
 
 from gatepost.errors import ConfigError
 from gatepost.gateway.core import Core
-from gatepost.gateway.state_dir import GatewayEndpoint, StateDir, write_private_file
+from gatepost.gateway.state_dir import StateDir, write_private_file
+from gatepost.gateway_endpoint import GatewayEndpoint
 from gatepost.testing import GatewayProcess, ManualClock
 from tests.gateway.tools import settings
 

@@ -13,9 +13,10 @@ agent.run()
 
 from gatepost.client._agent import Agent
 from gatepost.client._client import Client
-from gatepost.client._gateway_locator import Target, locator
+from gatepost.client._gateway_locator import locator
 from gatepost.client._message import Message
 from gatepost.client._sync_client import SyncClient
+from gatepost.gateway_endpoint import Target
 from gatepost.wire import DeadLetter, EnqueueAck, EventInfo, Sent, Status, Summary
 
 __all__ = [

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from gatepost.client._agent_turns import AgentTurn, AgentTurns, TurnState
-from gatepost.client._client import Client, WaitGoal
+from gatepost.client._client import Client
 from gatepost.client._encoding import encode_reply
 from gatepost.client._failure_reason import failure_reason
 from gatepost.client._mailbox_client import DEFAULT_TIMEOUT
@@ -27,7 +27,7 @@ from gatepost.errors import (
     WrongState,
 )
 from gatepost.events import check_agent_id
-from gatepost.wire import Sent
+from gatepost.wire import Sent, WaitGoal
 
 log = logging.getLogger("gatepost.client")
 

@@ -18,12 +18,11 @@ from gatepost.client._encoding import (
 from gatepost.client._http_client import read_pieces
 from gatepost.client._mailbox_client import DEFAULT_TIMEOUT, MailboxClient
 from gatepost.errors import DeadlineExceeded, InvalidRequest, TurnFailed
-from gatepost.wire import NewSend, Sent
+from gatepost.wire import NewSend, Sent, WaitGoal
 
 _MAX_AWAIT_SECS = 30.0
 _EVERYBODY: Literal["*"] = "*"
 
-WaitGoal = Literal["accepted", "processed"]
 PayloadFile = Path | str | IO[bytes]
 
 
@@ -171,7 +170,7 @@ class Client(MailboxClient):
             sent.copies = list(await asyncio.gather(*waiting))
             return sent
         to_agent = sent.to_agent
-        while not _has_reached(sent, wait):
+        while not sent.has_reached(wait):
             sent = await self._await_progress(sent.event_id, wait, deadline)
         sent.to_agent = to_agent
         return sent
@@ -185,15 +184,9 @@ class Client(MailboxClient):
                 answer: wire.Awaited = await self._request_answer(op, deadline + 0.1)
             except DeadlineExceeded:
                 raise _not_reached_error(event_id, until) from None
-        if not _has_reached(answer.result, until) and self._loop.time() >= deadline:
+        if not answer.result.has_reached(until) and self._loop.time() >= deadline:
             raise _not_reached_error(event_id, until)
         return answer.result
-
-
-def _has_reached(sent: Sent, wait: WaitGoal) -> bool:
-    """Whether the message has reached the goal or its turn is over."""
-    accepted = wait == "accepted" and sent.accepted_at is not None
-    return accepted or sent.processed_at is not None
 
 
 def _not_reached_error(event_id: str, wait: WaitGoal) -> DeadlineExceeded:

@@ -16,7 +16,6 @@ from msgspec import Raw
 
 from gatepost.client._frame_packer import FramePacker
 from gatepost.client._frame_socket import FrameSocket
-from gatepost.client._gateway_locator import LocateGateway
 from gatepost.client._operation_slots import OperationSlots
 from gatepost.client._operations import (
     AckCalls,
@@ -27,7 +26,6 @@ from gatepost.client._operations import (
     SettleOperation,
     SingleOperation,
     UnslottedOperation,
-    error_from_failure,
 )
 from gatepost.client._reconnecting_socket import ReconnectingSocket
 from gatepost.client._subscription import ClientSubscription
@@ -39,6 +37,7 @@ from gatepost.errors import (
     PayloadTooLarge,
     Unavailable,
 )
+from gatepost.gateway_endpoint import LocateGateway
 from gatepost.wire import (
     Ack,
     AnyAnswer,
@@ -272,14 +271,11 @@ class ClientConnection:
             pending.timer.cancel()
         if type(answer) is not Failed:
             pending.resolve_calls(answer)
-        elif (
-            len(pending.futures) > 1
-            and error_from_failure(answer.error).status in _STATUSES_OF_ONE_CALL
-        ):
+        elif len(pending.futures) > 1 and answer.error.to_error().status in _STATUSES_OF_ONE_CALL:
             self._requeue_separately(pending)
             return
         else:
-            pending.fail_calls(error_from_failure(answer.error))
+            pending.fail_calls(answer.error.to_error())
         if pending.takes_slot:
             self.slots.release_slots(len(pending.futures))
 

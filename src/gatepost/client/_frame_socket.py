@@ -9,15 +9,14 @@ from collections.abc import Callable
 from typing import Self, cast
 from urllib.parse import urlsplit
 
-import msgspec
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
 
-from gatepost.client._gateway_locator import Target
 from gatepost.errors import GatepostError, InvalidRequest, Unavailable
-from gatepost.wire import Failure
+from gatepost.gateway_endpoint import Target
+from gatepost.wire import decode_failure
 
 # The gateway keeps its frames near 512 KiB, but a page of dead letters may be larger.
 _MAX_FRAME_BYTES = 128 * 1024 * 1024
@@ -184,9 +183,9 @@ def _handshake_error(error: Exception, url: str) -> GatepostError:
     if not isinstance(error, InvalidStatus):
         return Unavailable(f"{url} is not a gateway: {error}")
     status = error.response.status_code
-    try:
-        return msgspec.json.decode(error.response.body or b"", type=Failure).to_error()
-    except msgspec.DecodeError:
-        if status >= 500:
-            return Unavailable(f"the gateway at {url} answers with status {status}")
-        return InvalidRequest(f"{url} is not a gateway: it answers with status {status}")
+    refusal = decode_failure(bytes(error.response.body or b""))
+    if refusal is not None:
+        return refusal
+    if status >= 500:
+        return Unavailable(f"the gateway at {url} answers with status {status}")
+    return InvalidRequest(f"{url} is not a gateway: it answers with status {status}")

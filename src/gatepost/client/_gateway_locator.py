@@ -1,32 +1,21 @@
 """Finds the gateway: its address and its token."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
-from gatepost.config import Settings, default_settings_path
-from gatepost.errors import ConfigError, Unauthorized, Unavailable
+from gatepost.config import load_settings
+from gatepost.errors import ConfigError
+from gatepost.gateway_endpoint import (
+    TOKEN_FILE_NAME,
+    LocateGateway,
+    Target,
+    read_endpoint,
+    read_token,
+)
 
 _SCHEMES = ("http://", "https://")
-
-
-class Target(msgspec.Struct, frozen=True):
-    """A gateway's address and its token; the token is never printed."""
-
-    url: str
-    token: str
-
-    def __repr__(self) -> str:
-        return f"Target({self.url!r})"
-
-
-LocateGateway = Callable[[], Target]
-
-
-class _EndpointFile(msgspec.Struct):
-    url: str
+_TOKEN_ADVICE = "name the file in GATEPOST_TOKEN_FILE"
 
 
 def locator(
@@ -44,52 +33,14 @@ def locator(
     folder = None if state_dir is None else Path(state_dir).expanduser()
     if url is None and folder is None:
         url = env.get("GATEPOST_URL") or None
-    if url is not None:
-        _check_url(url)
-
-    def locate() -> Target:
-        home = folder or _configured_state_dir(env)
-        address = _read_announced_url(home) if url is None else url
-        return Target(address.rstrip("/"), token or _read_token(home, folder is None, env))
-
-    return locate
-
-
-def _configured_state_dir(env: Mapping[str, str]) -> Path:
-    file = default_settings_path(env)
-    return Settings.load(file if file.exists() else None, env).node.state_dir
-
-
-def _check_url(url: str) -> None:
-    if not url.startswith(_SCHEMES):
+    if url is not None and not url.startswith(_SCHEMES):
         raise ConfigError(f"{url!r} is not a gateway's address; write http://HOST:PORT")
 
+    def locate() -> Target:
+        home = folder or load_settings(env).node.state_dir
+        address = read_endpoint(home).url if url is None else url
+        named = env.get("GATEPOST_TOKEN_FILE") if folder is None else None
+        file = Path(named).expanduser() if named else home / TOKEN_FILE_NAME
+        return Target(address.rstrip("/"), token or read_token(file, _TOKEN_ADVICE))
 
-def _read_announced_url(home: Path) -> str:
-    file = home / "endpoint.json"
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=_EndpointFile).url
-    except FileNotFoundError:
-        raise Unavailable(
-            f"no gateway runs here ({file} is missing); start one with `gatepost up`"
-        ) from None
-    except OSError as error:
-        raise Unavailable(f"{file} cannot be read: {error.strerror}") from None
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{file} is damaged ({error}); restart the gateway") from None
-
-
-def _read_token(home: Path, use_env: bool, env: Mapping[str, str]) -> str:
-    named = env.get("GATEPOST_TOKEN_FILE") if use_env else None
-    file = Path(named).expanduser() if named else home / "token"
-    try:
-        token = file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise Unauthorized(
-            f"the gateway's token cannot be read from {file}: {why};"
-            " name the file in GATEPOST_TOKEN_FILE"
-        ) from None
-    if not token:
-        raise Unauthorized(f"{file} is empty; it should hold the gateway's token")
-    return token
+    return locate

@@ -6,14 +6,11 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeVar
 
-import msgspec
-
-from gatepost.client._gateway_locator import LocateGateway
-from gatepost.errors import DeadlineExceeded, GatepostError, Unavailable
-from gatepost.wire import Failure, StoredBlob
+from gatepost.gateway_endpoint import LocateGateway
+from gatepost.wire import StoredBlob
 
 if TYPE_CHECKING:
-    import httpx
+    from gatepost.http_calls import AsyncHttpCalls
 
 T = TypeVar("T")
 _PIECE_BYTES = 256 * 1024
@@ -24,61 +21,32 @@ class ClientHttp:
 
     def __init__(self, locate: LocateGateway) -> None:
         self._locate = locate
-        self._client: httpx.AsyncClient | None = None
+        self._opened: AsyncHttpCalls | None = None
+
+    @property
+    def _calls(self) -> "AsyncHttpCalls":
+        from gatepost.http_calls import AsyncHttpCalls
+
+        if self._opened is None:
+            self._opened = AsyncHttpCalls(self._locate)
+        return self._opened
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.aclose()
+        if self._opened is not None:
+            await self._opened.close()
 
     async def get(self, path: str, kind: type[T], timeout: float) -> T:
-        async with self._open_response("GET", path, timeout) as response:
-            return msgspec.json.decode(await response.aread(), type=kind)
+        return await self._calls.get(path, kind, timeout)
 
     async def upload(self, pieces: AsyncIterator[bytes], timeout: float) -> str:
         """Store a payload; returns its digest."""
-        async with self._open_response("POST", "/v1/blobs", timeout, pieces) as response:
-            return msgspec.json.decode(await response.aread(), type=StoredBlob).digest
+        async with self._calls.open_response("POST", "/v1/blobs", timeout, pieces) as response:
+            return (await self._calls.read_answer(response, StoredBlob)).digest
 
     async def download(self, digest: str) -> AsyncIterator[bytes]:
-        async with self._open_response("GET", f"/v1/blobs/{digest}", 30.0) as response:
+        async with self._calls.open_response("GET", f"/v1/blobs/{digest}", 30.0) as response:
             async for piece in response.aiter_bytes(_PIECE_BYTES):
                 yield piece
-
-    @contextlib.asynccontextmanager
-    async def _open_response(
-        self, method: str, path: str, timeout: float, content: AsyncIterator[bytes] | None = None
-    ) -> "AsyncIterator[httpx.Response]":
-        import httpx
-
-        if self._client is None:
-            # The gateway is on this machine or named explicitly, so no proxy is used.
-            self._client = httpx.AsyncClient(trust_env=False)
-        target = self._locate()
-        headers = {"authorization": f"Bearer {target.token}"}
-        try:
-            async with self._client.stream(
-                method, target.url + path, headers=headers, content=content, timeout=timeout
-            ) as response:
-                await _raise_failure(response)
-                yield response
-        except httpx.TimeoutException:
-            raise DeadlineExceeded(
-                f"no answer from {target.url} in time, so the outcome is unknown"
-            ) from None
-        except httpx.TransportError as error:
-            raise Unavailable(f"the gateway at {target.url} cannot be reached: {error}") from None
-
-
-async def _raise_failure(response: "httpx.Response") -> None:
-    if response.is_success:
-        return
-    try:
-        failure = msgspec.json.decode(await response.aread(), type=Failure)
-    except msgspec.DecodeError:
-        raise Unavailable(f"the gateway answers with status {response.status_code}") from None
-    error: GatepostError = failure.to_error()
-    error.retry_after = failure.retry_after
-    raise error
 
 
 async def read_pieces(content: bytes | Path | str | IO[bytes]) -> AsyncIterator[bytes]:

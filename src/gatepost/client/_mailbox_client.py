@@ -18,7 +18,7 @@ from gatepost.client._encoding import (
     encode_reply,
     unset_if_none,
 )
-from gatepost.client._gateway_locator import LocateGateway, locator
+from gatepost.client._gateway_locator import locator
 from gatepost.client._http_client import ClientHttp
 from gatepost.client._message import Message
 from gatepost.clock import Clock, SystemClock
@@ -30,6 +30,7 @@ from gatepost.errors import (
     Unavailable,
 )
 from gatepost.events import EventIdGenerator, check_agent_id, check_msg_id
+from gatepost.gateway_endpoint import LocateGateway
 from gatepost.wire import (
     DeadLetter,
     EnqueueAck,

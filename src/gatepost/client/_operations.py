@@ -12,7 +12,6 @@ from gatepost.wire import (
     Enqueue,
     EnqueueAck,
     Enqueued,
-    Failure,
     NewMessage,
     NewSend,
     Op,
@@ -97,7 +96,7 @@ class SettleOperation(UnslottedOperation):
 
     def resolve_calls(self, answer: Settled) -> None:
         if answer.failures:
-            reject_future(self.futures[0], error_from_failure(answer.failures[0]))
+            reject_future(self.futures[0], answer.failures[0].to_error())
         else:
             resolve_future(self.futures[0], None)
 
@@ -175,16 +174,10 @@ class AckCalls(CallBatch[tuple[str, Raw | None]]):
             if failure is None:
                 resolve_future(future, None)
             else:
-                reject_future(future, error_from_failure(failure))
+                reject_future(future, failure.to_error())
 
     def _new_empty(self) -> Self:
         return type(self)(self.deadline, self.mailbox)
-
-
-def error_from_failure(failure: Failure) -> GatepostError:
-    error = failure.to_error()
-    error.retry_after = failure.retry_after
-    return error
 
 
 def resolve_future(future: Future, value: object) -> None:
@@ -201,4 +194,4 @@ def _conclude_future(future: Future, result: EnqueueAck | Sent) -> None:
     if result.error is None:
         resolve_future(future, result)
     else:
-        reject_future(future, error_from_failure(result.error))
+        reject_future(future, result.error.to_error())

@@ -5,9 +5,9 @@ import logging
 from collections.abc import Callable
 
 from gatepost.client._frame_socket import FrameSocket
-from gatepost.client._gateway_locator import LocateGateway
 from gatepost.clock import Clock
 from gatepost.errors import GatepostError, Unavailable
+from gatepost.gateway_endpoint import LocateGateway
 
 log = logging.getLogger("gatepost.client")
 

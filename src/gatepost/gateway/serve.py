@@ -37,7 +37,7 @@ from gatepost.gateway.monitoring.backlog_alerts import BacklogAlerts
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.peering import Peering
 from gatepost.gateway.peers.room_facts import collect_room_facts
-from gatepost.gateway.state_dir import GatewayEndpoint
+from gatepost.gateway_endpoint import GatewayEndpoint
 from gatepost.room import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)

@@ -9,17 +9,7 @@ import msgspec
 from gatepost.clock import Clock
 from gatepost.errors import ConfigError
 from gatepost.events import NodeKey
-
-
-class GatewayEndpoint(msgspec.Struct):
-    """The addresses of a running gateway; clients on this machine read them."""
-
-    url: str
-    socket: str | None
-    pid: int
-    node_id: str
-    # The certificate clients must trust, if the gateway uses TLS.
-    tls_cert: str | None = None
+from gatepost.gateway_endpoint import ENDPOINT_FILE_NAME, TOKEN_FILE_NAME, GatewayEndpoint
 
 
 class StateDir:
@@ -31,9 +21,9 @@ class StateDir:
         self.blobs = path / "blobs"
         self.drop = path / "drop"
         self.socket = path / "gateway.sock"
-        self.token = path / "token"
+        self.token = path / TOKEN_FILE_NAME
         self.key = path / "node.key"
-        self.endpoint = path / "endpoint.json"
+        self.endpoint = path / ENDPOINT_FILE_NAME
 
     def create_folder(self) -> None:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)

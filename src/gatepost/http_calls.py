@@ -1,0 +1,155 @@
+"""HTTP calls to a gateway: each returns the value of the answer, or raises the gateway's error.
+
+No call uses a proxy: it would see the token.
+"""
+
+import contextlib
+import ssl
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Self, TypeVar, cast
+
+import msgspec
+
+from gatepost.errors import DeadlineExceeded, GatepostError, Unavailable
+from gatepost.gateway_endpoint import LocateGateway
+from gatepost.wire import decode_failure
+
+# httpx loads click, rich and pygments for its own command line whenever they are installed, which
+# costs a third of a `gatepost send`. With this entry its command line module cannot be imported,
+# and httpx works without it.
+cast(dict[str, object], sys.modules).setdefault("httpx._main", None)
+import httpx  # noqa: E402
+
+T = TypeVar("T")
+
+_CONNECT_SECS = 5.0
+
+
+class NotGatewayAnswer(Exception):
+    """An answer that no gateway gives. Each caller reports it with its own advice."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"HTTP {status} with unexpected content")
+        self.status = status
+
+
+def decode_answer(response: httpx.Response, kind: type[T]) -> T:
+    """The value of an answer; raises the gateway's error, or NotGatewayAnswer."""
+    if not response.is_success:
+        raise response_error(response)
+    try:
+        return msgspec.json.decode(response.content, type=kind)
+    except msgspec.MsgspecError:
+        raise NotGatewayAnswer(response.status_code) from None
+
+
+def response_error(response: httpx.Response) -> GatepostError | NotGatewayAnswer:
+    """The error of an answer without success, whose body was read."""
+    return decode_failure(response.content) or NotGatewayAnswer(response.status_code)
+
+
+class HttpCalls:
+    """Blocking calls to one gateway. Errors of the network are those of httpx."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str = "",
+        *,
+        timeout: float = 30.0,
+        verify: ssl.SSLContext | bool = True,
+    ) -> None:
+        self._timeout = timeout
+        self._http = httpx.Client(
+            base_url=url,
+            headers=_bearer_header(token),
+            # Loading the system's certificates takes longer than a whole call without TLS.
+            verify=verify if url.startswith("https:") else False,
+            trust_env=False,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        *,
+        body: object = None,
+        wait: float = 0.0,
+        **request: Any,
+    ) -> T:
+        """Call with `body` as JSON; `wait` is the time the gateway may take by design."""
+        if body is not None:
+            request["content"] = msgspec.json.encode(body)
+        timeout = httpx.Timeout(self._timeout + wait, connect=_CONNECT_SECS)
+        return decode_answer(self._http.request(method, path, timeout=timeout, **request), kind)
+
+    @contextlib.contextmanager
+    def download(self, path: str) -> Iterator[Iterator[bytes]]:
+        """Stream the body of an answer."""
+        timeout = httpx.Timeout(self._timeout, connect=_CONNECT_SECS)
+        with self._http.stream("GET", path, timeout=timeout) as response:
+            if not response.is_success:
+                response.read()
+                raise response_error(response)
+            yield response.iter_bytes()
+
+
+class AsyncHttpCalls:
+    """Calls to the gateway that `locate` finds: its address may change between calls."""
+
+    def __init__(self, locate: LocateGateway) -> None:
+        self._locate = locate
+        self._http: httpx.AsyncClient | None = None
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.aclose()
+
+    async def get(self, path: str, kind: type[T], timeout: float) -> T:
+        async with self.open_response("GET", path, timeout) as response:
+            return await self.read_answer(response, kind)
+
+    async def read_answer(self, response: httpx.Response, kind: type[T]) -> T:
+        await response.aread()
+        try:
+            return decode_answer(response, kind)
+        except NotGatewayAnswer as error:
+            raise Unavailable(f"the gateway answers with status {error.status}") from None
+
+    @contextlib.asynccontextmanager
+    async def open_response(
+        self, method: str, path: str, timeout: float, content: AsyncIterator[bytes] | None = None
+    ) -> AsyncIterator[httpx.Response]:
+        """Open an answer with success; its body is read by the caller."""
+        target = self._locate()
+        if self._http is None:
+            self._http = httpx.AsyncClient(trust_env=False)
+        headers = _bearer_header(target.token)
+        try:
+            async with self._http.stream(
+                method, target.url + path, headers=headers, content=content, timeout=timeout
+            ) as response:
+                if not response.is_success:
+                    await self.read_answer(response, object)
+                yield response
+        except httpx.TimeoutException:
+            raise DeadlineExceeded(
+                f"no answer from {target.url} in time, so the outcome is unknown"
+            ) from None
+        except httpx.TransportError as error:
+            raise Unavailable(f"the gateway at {target.url} cannot be reached: {error}") from None
+
+
+def _bearer_header(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"} if token else {}
