@@ -7,7 +7,7 @@ import pytest
 
 from gatepost.errors import ConfigError
 from gatepost.gateway.core import Core
-from gatepost.gateway.state_dir import StateDir, write_private_file
+from gatepost.gateway.state_dir import StateDir
 from gatepost.gateway_endpoint import GatewayEndpoint
 from gatepost.testing import GatewayProcess, ManualClock
 from tests.gateway.tools import settings
@@ -50,16 +50,6 @@ def test_an_empty_token_opens_nothing(state: Path, clock: ManualClock, content: 
     folder.token.write_text(content)
     with pytest.raises(ConfigError, match="holds no token"):
         folder.load_local_token(clock)
-
-
-def test_a_file_is_replaced_whole_and_privately(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("old")
-    path.chmod(0o644)
-    write_private_file(path, b"new")
-    assert path.read_bytes() == b"new"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_address_is_announced_and_withdrawn(state: Path) -> None:

@@ -1,12 +1,12 @@
 """Storage of an archive: a folder on any filesystem of pyarrow, with atomic file writes."""
 
-import os
 from pathlib import Path
 
 import pyarrow as pa
 from pyarrow import fs
 
 from gatepost.errors import ConfigError, StorageFailed
+from gatepost.files import sync_folder, write_file_atomically
 
 # Object stores publish a file when it is closed. Other filesystems need a rename.
 _ATOMIC_FILESYSTEMS = ("s3", "gcs", "abfs")
@@ -92,7 +92,9 @@ class ArchiveStore:
 
     def _write_atomically(self, path: str, content: "bytes | memoryview | pa.Buffer") -> None:
         if self.is_local:
-            _write_local(Path(path), content)
+            _make_folder(Path(path).parent)
+            # Other users may read an archive, if the umask lets them.
+            write_file_atomically(Path(path), memoryview(content), 0o666)
         elif self._fs.type_name in _ATOMIC_FILESYSTEMS:
             self._write_stream(path, content)
         else:
@@ -107,31 +109,12 @@ class ArchiveStore:
             file.write(content)
 
 
-def _write_local(path: Path, content: "bytes | memoryview | pa.Buffer") -> None:
-    _make_folder(path.parent)
-    temporary = path.with_name(f".{path.name}{_TEMPORARY_SUFFIX}")
-    with temporary.open("wb") as file:
-        file.write(memoryview(content))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    _sync_folder(path.parent)
-
-
 def _make_folder(folder: Path) -> None:
     """Create a folder and its parents durably, so that they survive a power cut."""
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
-        _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_folder(folder.parent)
 
 
 def _storage_error(what: str, path: str, error: OSError) -> StorageFailed:

@@ -15,8 +15,7 @@ from gatepost.access.tokens import TokenKind
 from gatepost.cli.gateway_api import CliTarget, read_token
 from gatepost.cli.problems import CommandProblem, unreachable_problem
 from gatepost.clock import Clock, SystemClock
-from gatepost.gateway.state_dir import write_private_file
-from gatepost.pipeline.file_lock import hold_file_lock
+from gatepost.files import hold_file_lock, write_file_atomically
 from gatepost.wire import Failure
 
 _ANSWER_SECS = 30.0
@@ -36,7 +35,7 @@ def current_token(target: CliTarget, clock: Clock | None = None) -> str:
         if isinstance(held, AgentTokens) and held.access_expires_at - now > _RENEW_MARGIN_MS:
             return held.access_token
         tokens = _request_tokens(target, held)
-        write_private_file(file, msgspec.json.encode(tokens))
+        write_file_atomically(file, msgspec.json.encode(tokens))
         return tokens.access_token
 
 

@@ -25,8 +25,8 @@ from gatepost.events.secretstream import (
     KEY_SIZE,
     decrypt_stream,
     encrypt_stream,
-    encrypted_size,
 )
+from gatepost.files import publish_file, sync_folder
 
 MAX_BLOB_BYTES = 64 * 1024 * 1024
 
@@ -54,22 +54,18 @@ class BlobStore:
         with _translate_os_errors("open the blob directory"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory.chmod(0o700)
-            _sync_directory(directory.parent)
+            sync_folder(directory.parent)
         self.delete_leftovers()
 
     def store_payload(self, pieces: Iterable[bytes]) -> tuple[Blob, bytes]:
         """Encrypt and store a payload as it streams in; return the blob and its content key."""
         key, header = self._clock.random(KEY_SIZE), self._clock.random(HEADER_SIZE)
-        return self._store_ciphertext(
-            encrypt_stream(_limit_size(pieces, self._limit), key, header)
-        ), key
-
-    def adopt_blob(self, digest: str, pieces: Iterable[bytes]) -> Blob:
-        """Store the ciphertext of another node's blob; EncryptionError if its digest differs."""
-        check_digest(digest)
-        return self._store_ciphertext(
-            _limit_size(pieces, encrypted_size(self._limit)), expected=digest
-        )
+        ciphertext = encrypt_stream(_limit_size(pieces, self._limit), key, header)
+        temporary = self._directory / f"{_TEMPORARY_PREFIX}{self._clock.random(16).hex()}"
+        with _delete_on_error(temporary):
+            blob = _write_file(temporary, ciphertext)
+            self._publish_blob(temporary, blob)
+        return blob, key
 
     def write_piece(self, digest: str, offset: int, piece: bytes) -> None:
         """Write a piece of a blob that is being fetched; `complete_fetch` makes it a blob."""
@@ -86,15 +82,11 @@ class BlobStore:
     def complete_fetch(self, digest: str) -> Blob:
         """Publish the fetched pieces if their digest is right, otherwise delete them and raise."""
         partial = self._partial_path(digest)
-        try:
+        with _delete_on_error(partial):
             blob = _digest_file(partial)
             if blob.digest != digest:
                 raise EncryptionError(f"fetched blob is {blob.digest}, not {digest}")
             self._publish_blob(partial, blob)
-        except BaseException:
-            with suppress(OSError):
-                partial.unlink()
-            raise
         return blob
 
     def abandon_fetch(self, digest: str) -> None:
@@ -147,45 +139,39 @@ class BlobStore:
     def _partial_path(self, digest: str) -> Path:
         return self._directory / f"{_TEMPORARY_PREFIX}{self._blob_path(digest).name}"
 
-    def _store_ciphertext(self, ciphertext: Iterable[bytes], expected: str | None = None) -> Blob:
-        temporary = self._directory / f"{_TEMPORARY_PREFIX}{self._clock.random(16).hex()}"
-        try:
-            blob = _write_file(temporary, ciphertext)
-            if expected not in (None, blob.digest):
-                raise EncryptionError(f"fetched blob is {blob.digest}, not {expected}")
-            self._publish_blob(temporary, blob)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
-        return blob
-
     def _publish_blob(self, temporary: Path, blob: Blob) -> None:
         with _translate_os_errors("publish a blob"):
-            temporary.rename(self._blob_path(blob.digest))
-            _sync_directory(self._directory)
+            publish_file(temporary, self._blob_path(blob.digest))
+
+
+@contextmanager
+def _delete_on_error(temporary: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def _write_file(path: Path, pieces: Iterable[bytes]) -> Blob:
-    hasher, size = sha256(), 0
     with _create_file(path) as file:
-        for piece in pieces:
-            hasher.update(piece)
-            size += len(piece)
-            _append_piece(file, piece)
-        with _translate_os_errors("sync a blob"):
-            os.fsync(file.fileno())
-    return Blob(f"sha256:{hasher.hexdigest()}", size)
+        return _digest_pieces(pieces, lambda piece: _append_piece(file, piece))
 
 
 def _digest_file(path: Path) -> Blob:
-    hasher, size = sha256(), 0
     with _open_file(path) as file:
-        while piece := _read_exactly(file, CHUNK_SIZE):
-            hasher.update(piece)
-            size += len(piece)
-        with _translate_os_errors("sync a blob"):
-            os.fsync(file.fileno())
+        return _digest_pieces(iter(lambda: _read_exactly(file, CHUNK_SIZE), b""))
+
+
+def _digest_pieces(
+    pieces: Iterable[bytes], observe: Callable[[bytes], None] = lambda piece: None
+) -> Blob:
+    hasher, size = sha256(), 0
+    for piece in pieces:
+        hasher.update(piece)
+        size += len(piece)
+        observe(piece)
     return Blob(f"sha256:{hasher.hexdigest()}", size)
 
 
@@ -246,14 +232,6 @@ def _create_file(path: Path) -> FileIO:
 def _open_file(path: Path) -> FileIO:
     with _translate_os_errors("open a blob"), _translate_missing_file(path):
         return FileIO(path, "rb")
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

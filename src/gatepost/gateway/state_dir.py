@@ -1,7 +1,6 @@
 """The state directory: a gateway's journal, key, token, blobs, socket and endpoint file."""
 
 import contextlib
-import os
 from pathlib import Path
 
 import msgspec
@@ -9,6 +8,7 @@ import msgspec
 from gatepost.clock import Clock
 from gatepost.errors import ConfigError
 from gatepost.events import NodeKey
+from gatepost.files import write_file_atomically
 from gatepost.gateway_endpoint import ENDPOINT_FILE_NAME, TOKEN_FILE_NAME, GatewayEndpoint
 
 
@@ -44,7 +44,7 @@ class StateDir:
         return token
 
     def write_endpoint(self, endpoint: GatewayEndpoint) -> None:
-        write_private_file(self.endpoint, msgspec.json.encode(endpoint))
+        write_file_atomically(self.endpoint, msgspec.json.encode(endpoint))
 
     def remove_endpoint(self) -> None:
         self.endpoint.unlink(missing_ok=True)
@@ -53,26 +53,5 @@ class StateDir:
 def read_or_create(path: Path, content: bytes) -> bytes:
     with contextlib.suppress(FileNotFoundError):
         return path.read_bytes()
-    write_private_file(path, content)
+    write_file_atomically(path, content)
     return content
-
-
-def write_private_file(path: Path, content: bytes) -> None:
-    """Write a file atomically and durably, readable by its owner only."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Sync a folder, so that renames in it are durable."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

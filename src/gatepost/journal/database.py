@@ -1,6 +1,5 @@
 """Open one gateway's SQLite file: lock, pragmas, integrity check, migrations."""
 
-import fcntl
 import os
 from importlib import resources
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import IO, Literal
 import apsw
 
 from gatepost.errors import JournalCorrupt, JournalLocked, JournalTooNew
+from gatepost.files import lock_file
 
 IntegrityCheck = Literal["quick", "full", "off"]
 
@@ -62,15 +62,12 @@ def open_memory_journal() -> apsw.Connection:
 
 def lock_journal(path: Path) -> IO[bytes]:
     """Take the journal's lock until the returned file is closed; JournalLocked if it is taken."""
-    guard = os.fdopen(os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600), "rb+")
     try:
-        fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_file(Path(f"{path}.lock"))
     except BlockingIOError:
-        guard.close()
         raise JournalLocked(
             f"{path} is in use by another gateway; stop it first, or choose another state_dir"
         ) from None
-    return guard
 
 
 def _open_connection(path: Path, check: IntegrityCheck) -> apsw.Connection:

@@ -7,20 +7,19 @@ again under the same key. The gateway accepts it once, as long as it remembers t
 """
 
 import asyncio
-import fcntl
 import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import msgspec
 from msgspec import Struct
 
 from gatepost.clock import Clock
 from gatepost.errors import ConfigError, DeadlineExceeded
+from gatepost.files import lock_file, sync_folder
 from gatepost.migration.legacy_records import LegacyItem, LegacyKind
-from gatepost.migration.migration_files import sync_folder
 
 # A `refused` item may be sent again. A `conflict` means the gateway has another message under the
 # item's key.
@@ -97,14 +96,10 @@ class MigrationLedger:
     @asynccontextmanager
     async def take_turn(self, timeout: float = 60.0) -> AsyncIterator[None]:
         """Hold the file lock on an up-to-date ledger. Call `write_step` only inside."""
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            await _lock_file(descriptor, timeout, self._path)
+        with await _lock_ledger(self._path, timeout) as file:
             # A crashed writer may have left a partial line.
-            os.ftruncate(descriptor, self.read_new_lines())
+            file.truncate(self.read_new_lines())
             yield
-        finally:
-            os.close(descriptor)
 
     def write_step(
         self,
@@ -143,13 +138,12 @@ class MigrationLedger:
         self.entries[entry.key] = entry
 
 
-async def _lock_file(descriptor: int, timeout: float, path: Path) -> None:
+async def _lock_ledger(path: Path, timeout: float) -> IO[bytes]:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            return lock_file(path)
         except BlockingIOError:
             if loop.time() > deadline:
                 raise DeadlineExceeded(f"another migration command holds {path}") from None

@@ -11,6 +11,7 @@ from shlex import quote, split
 from shutil import which
 
 from gatepost.errors import PipelineMissing
+from gatepost.files import write_file_atomically
 
 OLDEST_RELEASE = 17
 
@@ -75,11 +76,8 @@ def write_shim(java: Path, cache: Path, left_out: Sequence[str] = (_VECTOR_MODUL
     target = home / "bin" / "java"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Renamed into place: two jobs may start at once.
-        fresh = target.with_name(f"java.{os.getpid()}")
-        fresh.write_text(script)
-        fresh.chmod(0o700)
-        fresh.replace(target)
+        # Atomically, because two jobs may start at once.
+        write_file_atomically(target, script.encode(), 0o700)
     return home
 
 

@@ -10,6 +10,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from gatepost.files import publish_file
 from gatepost.pipeline.java import java_home, shim_target
 
 # A JVM starts without the file if anything is wrong with it.
@@ -41,7 +42,7 @@ class JvmClassCache:
         if well and self._fresh.exists():
             for old in self._file.parent.glob(_FILE_PATTERN):
                 old.unlink(missing_ok=True)
-            self._fresh.replace(self._file)
+            publish_file(self._fresh, self._file)
         for leftover in self._file.parent.glob(f".{_FILE_PATTERN}.*"):
             if leftover == self._fresh or not _is_process_alive(leftover.suffix[1:]):
                 leftover.unlink(missing_ok=True)

@@ -9,7 +9,8 @@ from gatepost import config
 from gatepost.cli import output
 from gatepost.cli.options import DEFAULT_OUTPUT, Flag, OutputOptions
 from gatepost.cli.problems import CommandProblem, usage_problem
-from gatepost.gateway.state_dir import StateDir, write_private_file
+from gatepost.files import write_file_atomically
+from gatepost.gateway.state_dir import StateDir
 
 
 def write_settings_file(
@@ -70,7 +71,7 @@ def _settings_text(node_id: str | None) -> str:
 def _write_file(home: Path, file: Path, text: str) -> None:
     try:
         StateDir(home).create_folder()
-        write_private_file(file, text.encode())
+        write_file_atomically(file, text.encode())
     except OSError as error:
         raise CommandProblem(
             "storage_failed", f"{file} cannot be written: {error.strerror}"

@@ -24,8 +24,9 @@ from gatepost.config import Settings
 from gatepost.delivery import Agents, Messages, Node, restoring
 from gatepost.errors import BackupError, GatepostError
 from gatepost.events import NodeKey
+from gatepost.files import open_replacement, sync_folder, write_file_atomically
 from gatepost.gateway.core import patience_of, policy_of
-from gatepost.gateway.state_dir import StateDir, sync_folder, write_private_file
+from gatepost.gateway.state_dir import StateDir
 from gatepost.journal import Database, Tx, Writer
 from gatepost.journal.database import lock_journal
 from gatepost.journal.outbox import Outbox
@@ -90,21 +91,17 @@ def create_backup(state: StateDir, target: Path, clock: Clock) -> BackupManifest
         raise BackupError(f"{target} exists; a backup replaces nothing")
     if not state.journal.exists():
         raise BackupError(f"there is no journal in {state.path}; name another --state-dir")
-    work = target.with_name(f".{target.name}.{clock.random(4).hex()}")
-    journal = work.with_name(f"{work.name}.journal")
+    journal = target.with_name(f".{target.name}.{clock.random(4).hex()}.journal")
     try:
         _copy_journal(state.journal, journal)
-        with _new_private_file(work) as file:
+        with open_replacement(target) as file:
             manifest = _write_archive(state, journal, file, clock)
-        work.replace(target)
-        sync_folder(target.parent)
     except OSError as error:
         raise BackupError(f"{target} cannot be written: {error.strerror or error}") from None
     except apsw.Error as error:
         raise BackupError(f"{state.journal} cannot be copied: {error}") from None
     finally:
-        for leftover in (work, journal):
-            leftover.unlink(missing_ok=True)
+        journal.unlink(missing_ok=True)
     return manifest
 
 
@@ -335,7 +332,7 @@ def _install_restored(
     """
     blobs = _add_blobs(state, work)
     if not state.key.exists():
-        write_private_file(state.key, (work / _KEY_NAME).read_bytes())
+        write_file_atomically(state.key, (work / _KEY_NAME).read_bytes())
     kept_in = _move_journal_aside(state, clock.now())
     (work / _JOURNAL_NAME).replace(state.journal)
     sync_folder(state.path)

@@ -41,6 +41,7 @@ from gatepost.errors import (
     RateLimited,
     Unavailable,
 )
+from gatepost.files import open_replacement_in
 from gatepost.gateway.api.folder_watch import watch_folder
 from gatepost.gateway.api.frame_session import read_frame
 from gatepost.gateway.api.operations import Operations
@@ -56,7 +57,6 @@ _UNREADABLE_ERRNOS = (errno.ELOOP, errno.ENXIO, errno.EACCES)
 _KEEP_ANSWERS_SECS = 86_400
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class DropRequest(Struct, frozen=True):
@@ -272,13 +272,8 @@ class DropFiles:
         return removed
 
     def _write_file(self, folder: int, name: str, content: bytes) -> None:
-        temporary = f".{name}"
-        with os.fdopen(os.open(temporary, _WRITE_FLAGS, 0o600, dir_fd=folder), "wb") as file:
+        with open_replacement_in(folder, name) as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-        os.fsync(folder)
 
     def _free_name(self, name: str) -> str:
         # Shortened: a name may be as long as the system allows, and gets a suffix here.

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.errors import PipelineError, TablesBusy
-from gatepost.pipeline.file_lock import hold_file_lock
+from gatepost.files import hold_file_lock
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.read_plan import Offsets
 from gatepost.pipeline.small_tables import open_table
