@@ -11,6 +11,7 @@ import pytest
 
 from gatepost.client import Agent, Client, Message
 from gatepost.testing import GatewayProcess
+from tests.waiting import async_wait_until, wait_until_in_thread
 
 SENDERS = ("ann", "bob", "cat")
 RECEIVERS = ("x", "y")
@@ -55,20 +56,20 @@ async def one(client: Client, sender: str, to: str, number: int, ledger: Ledger)
         ledger.acknowledged.add(ack.msg_id)
 
 
-async def kill_again_and_again(gateway: GatewayProcess, rounds: int) -> None:
+async def kill_again_and_again(gateway: GatewayProcess, rounds: int, ledger: Ledger) -> None:
     for _ in range(rounds):
-        await asyncio.sleep(random.uniform(0.05, 0.8))
+        wanted = len(ledger.acknowledged) + random.randint(51, 400)
+        await async_wait_until(lambda: len(ledger.acknowledged) >= wanted, 60)  # noqa: B023
         await asyncio.to_thread(gateway.kill9)
         await asyncio.to_thread(gateway.start)
 
 
 async def drained(gateway: GatewayProcess) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            status = await asyncio.to_thread(gateway.get, "/v1/status")
-            if not status["waiting"] + status["in_flight"]:
-                return
-            await asyncio.sleep(0.05)
+    def nothing_left() -> bool:
+        status = gateway.get("/v1/status")
+        return not status["waiting"] + status["in_flight"]
+
+    await wait_until_in_thread(nothing_left, 60)
 
 
 async def run(gateway: GatewayProcess, rounds: int, ledger: Ledger) -> None:
@@ -81,7 +82,7 @@ async def run(gateway: GatewayProcess, rounds: int, ledger: Ledger) -> None:
             for sender in SENDERS:
                 client = await stack.enter_async_context(Client(state_dir=gateway.state_dir))
                 group.create_task(produce(client, sender, ledger, stop))
-            await kill_again_and_again(gateway, rounds)
+            await kill_again_and_again(gateway, rounds, ledger)
             stop.set()
         await drained(gateway)
 

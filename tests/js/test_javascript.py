@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.tools import eventually
 from tests.mesh.tools import Gateway, Guest
+from tests.waiting import wait_until
 
 HERE = Path(__file__).parent
 CACHE = HERE.parent.parent / ".cache" / "js"
@@ -74,7 +74,7 @@ class Script:
 
     def hears(self, event: str, **fields: object) -> Any:
         """Wait for an event."""
-        eventually(lambda: self._found(event, fields))
+        wait_until(lambda: self._found(event, fields))
         return self._found(event, fields)[0]
 
     def _found(self, event: str, fields: dict[str, object]) -> list[Any]:
@@ -128,7 +128,7 @@ def test_it_joins_with_a_ticket_reads_and_sees_live_changes(client: Start, host:
         change = script.hears("change", map="agents")["record"]
         assert change["key"] == "builder@host"
         assert change["data"]["gateway"] == "host"
-        eventually(
+        wait_until(
             lambda: any("host" in s["nodes"] for s in script.said if "present" in s.values())
         )
 
@@ -151,8 +151,11 @@ def test_without_a_ticket(client: Start) -> None:
 
 
 def test_with_an_expired_ticket(client: Start, host: Gateway) -> None:
-    ticket = Guest(host, "late").ticket(host.invite(ttl_secs=2))
-    time.sleep(2.1)
+    token = host.invite(ttl_secs=2)
+    invited_at = time.monotonic()
+    ticket = Guest(host, "late").ticket(token)
+    # A ticket does not outlive its invite.
+    wait_until(lambda: time.monotonic() > invited_at + 2)
     assert _refusal(client, ticket) == (401, "expired_ticket")
 
 

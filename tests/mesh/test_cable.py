@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.tools import client, eventually
+from tests.gateway.tools import client
 from tests.mesh.cable import Cable
 from tests.mesh.tools import Gateway, converge
+from tests.waiting import wait_until
 
 Pair = tuple[Gateway, Gateway, Cable]
 
@@ -43,7 +44,7 @@ def test_a_host_killed_between_consumption_and_reply_lets_the_joiner_in_afterwar
     cable.deaf = True
     first = threading.Thread(target=join, args=(bob, cable, token))
     first.start()
-    eventually(lambda: used_by(ann) == ["bob"])
+    wait_until(lambda: used_by(ann) == ["bob"])
     ann.kill9()
     cable.cut()
     first.join(30)
@@ -65,13 +66,13 @@ def test_a_cut_network_heals(pair: Pair) -> None:
     assert join(bob, cable, ann.invite("bob", "edge")) == 200
     converge(ann, bob)
     with cable.broken():
-        eventually(lambda: not ann.connected_to("bob") and not bob.connected_to("ann"))
+        wait_until(lambda: not ann.connected_to("bob") and not bob.connected_to("ann"))
         ann.call("PUT", "/agents/planner")
         bob.call("PUT", "/agents/builder")
-        eventually(lambda: "agents planner@ann" in ann.records())
-        eventually(lambda: "agents builder@bob" in bob.records())
+        wait_until(lambda: "agents planner@ann" in ann.records())
+        wait_until(lambda: "agents builder@bob" in bob.records())
         assert "agents planner@ann" not in bob.records()
         assert "agents builder@bob" not in ann.records()
-    eventually(lambda: "agents planner@ann" in bob.records(), 20)
+    wait_until(lambda: "agents planner@ann" in bob.records(), 20)
     converge(ann, bob, secs=20)
     assert ann.incidents() == bob.incidents() == {}

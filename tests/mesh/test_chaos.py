@@ -20,6 +20,7 @@ from gatepost.testing import GatewayProcess
 from gatepost.testing.history import Journal, Seen, SendSeen, check, read_journal
 from tests.mesh.cable import Cable
 from tests.mesh.tools import Gateway
+from tests.waiting import async_wait_until, wait_until_in_thread
 
 pytestmark = pytest.mark.anyio
 
@@ -79,7 +80,7 @@ async def test_nothing_is_lost_or_doubled_whatever_happens_to_whom(
         await everybody_known(places)
         senders = [asyncio.create_task(send(p, places, chance, seen, ending)) for p in places]
         for _ in range(count(5, 30)):
-            await asyncio.sleep(chance.uniform(0.1, 0.6))
+            await acknowledged(seen, chance.randint(20, 80))
             await harm(chance.choice(places), chance)
         ending.set()
         await asyncio.gather(*senders)
@@ -89,7 +90,7 @@ async def test_nothing_is_lost_or_doubled_whatever_happens_to_whom(
     verdict = check([journal(place.gateway) for place in places], seen)
     print(verdict)
     assert verdict.ok, f"seed {seed}\n{verdict}"
-    assert verdict.truth.sent >= len([s for s in seen.sends if s.result == "acknowledged"]) > 100
+    assert verdict.truth.sent >= acknowledged_count(seen) > 100
     assert verdict.truth.dead_lettered > 0
     assert verdict.truth.waiting == verdict.truth.lost == verdict.truth.doubled == 0
 
@@ -100,6 +101,7 @@ async def working(place: Place, chance: random.Random) -> AsyncIterator[None]:
 
     @agent.on_message
     async def handle(message: Message) -> str | None:
+        # A turn takes some time, so that harm also comes in the middle of one.
         await asyncio.sleep(chance.uniform(0, 0.003))
         if chance.random() < 0.05 or message.payload["n"] % 200 == 7:
             raise RuntimeError("bad luck, or no luck ever")
@@ -115,14 +117,22 @@ async def working(place: Place, chance: random.Random) -> AsyncIterator[None]:
 
 async def everybody_known(places: list[Place]) -> None:
     names = {place.agent for place in places}
-    async with asyncio.timeout(20):
-        for place in places:
-            known: set[str] = set()
-            while not names <= known:
-                records = await asyncio.to_thread(place.gateway.records)
-                known = {key.split(" ")[1].split("@")[0] for key in records if "agents " in key}
-                await asyncio.sleep(0.05)
-    await asyncio.sleep(0.5)
+    for place in places:
+        await wait_until_in_thread(lambda: names <= known_agents(place), 20)  # noqa: B023
+
+
+def known_agents(place: Place) -> set[str]:
+    return {str(agent["id"]) for agent in place.gateway.call("GET", "/room/agents")}
+
+
+async def acknowledged(seen: Seen, count: int) -> None:
+    """Wait until this many more sends were acknowledged."""
+    wanted = acknowledged_count(seen) + count
+    await async_wait_until(lambda: acknowledged_count(seen) >= wanted, 60)
+
+
+def acknowledged_count(seen: Seen) -> int:
+    return sum(send.result == "acknowledged" for send in seen.sends)
 
 
 async def send(
@@ -135,6 +145,7 @@ async def send(
             await asyncio.gather(
                 *(one(client, place, chance.choice(places), seen) for _ in range(5))
             )
+            # The load leaves the gateways time to recover.
             await asyncio.sleep(chance.uniform(0, 0.05))
 
 
@@ -150,6 +161,7 @@ async def one(client: Client, place: Place, to: Place, seen: Seen) -> None:
 
 
 async def harm(place: Place, chance: random.Random) -> None:
+    """The sleeps are the outages themselves, longer and shorter than the timeouts they meet."""
     secs = chance.uniform(0.2, 2.5)
     kind = chance.choice(("kill", "freeze", "cut"))
     if kind == "kill":
@@ -165,13 +177,11 @@ async def harm(place: Place, chance: random.Random) -> None:
 
 
 async def drained(gateways: list[Gateway]) -> None:
-    async with asyncio.timeout(120):
-        while True:
-            states = [await asyncio.to_thread(g.get, "/v1/status") for g in gateways]
-            left = [s["deliveries_open"] + s["waiting"] + s["in_flight"] for s in states]
-            if not any(left):
-                return
-            await asyncio.sleep(0.2)
+    def nothing_left() -> bool:
+        states = [gateway.get("/v1/status") for gateway in gateways]
+        return not any(s["deliveries_open"] + s["waiting"] + s["in_flight"] for s in states)
+
+    await wait_until_in_thread(nothing_left, 120)
 
 
 def journal(gateway: GatewayProcess) -> Journal:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from gatepost.client import Agent, Client, Message
-from tests.gateway.tools import client, eventually
+from tests.gateway.tools import client
 from tests.mesh.conftest import running
-from tests.mesh.test_moving import live_behind, nothing_open, post, until
+from tests.mesh.test_moving import live_behind, nothing_open, post
 from tests.mesh.tools import Gateway
+from tests.waiting import wait_until, wait_until_in_thread
 
 pytestmark = pytest.mark.anyio
 
@@ -70,6 +71,7 @@ async def send_slowly(gateway: Gateway, to: str, senders: list[str]) -> None:
         for n in range(EACH):
             for sender in senders:
                 await sending.send(to, n, from_=sender)
+                # Slowly, so that there is mail before, during and after the outage.
                 await asyncio.sleep(0.002)
 
 
@@ -80,18 +82,20 @@ async def test_each_message_has_one_turn_wherever_it_is_taken(
     ann, bob, cat = three
     work = Work(f"job-{how}")
     async with work.at(bob), work.at(cat, standby=True):
-        await until(lambda: _is_known(ann, work.name))
+        await wait_until_in_thread(lambda: _is_known(ann, work.name))
         ann.call("PUT", f"/room/routes/{work.name}", {"fallbacks": ["cat"]})
         # Of these, some have mail in bob's hands when he goes, and so wait for him.
         old = asyncio.create_task(send_slowly(ann, work.name, OLD))
-        await until(lambda: work.by("bob") > 20)
+        await wait_until_in_thread(lambda: work.by("bob") > 20)
         await asyncio.to_thread(bob.stop if how == "stopped" else bob.kill9)
         new = asyncio.create_task(send_slowly(ann, work.name, NEW))
-        await until(lambda: work.by("cat") > 20)
+        await wait_until_in_thread(lambda: work.by("cat") > 20)
         await asyncio.to_thread(bob.start)
         await asyncio.gather(old, new)
         everything = EACH * len(OLD + NEW)
-        await until(lambda: len(work.done) >= everything and nothing_open(*three), 15)
+        await wait_until_in_thread(
+            lambda: len(work.done) >= everything and nothing_open(*three), 15
+        )
         async with asyncio.timeout(15):
             await _owner_is_back(ann, work)
     assert all(work.of(sender) == list(range(EACH)) for sender in OLD + NEW), "once, and in order"
@@ -114,11 +118,11 @@ async def test_a_route_sets_the_priority_of_mail(three: list[Gateway]) -> None:
     ann, bob, _ = three
     live_behind(bob, "clerk", three)
     post(ann, "slow", "clerk", "first")
-    eventually(lambda: _waiting(bob, "clerk") == 1)
+    wait_until(lambda: _waiting(bob, "clerk") == 1)
     ann.call("PUT", "/room/routes/clerk", {"priority": 600})
-    eventually(lambda: bob.call("GET", "/room/routes/clerk")["priority"] == 600)
+    wait_until(lambda: bob.call("GET", "/room/routes/clerk")["priority"] == 600)
     post(ann, "urgent", "clerk", "second")
-    eventually(lambda: _waiting(bob, "clerk") == 2)
+    wait_until(lambda: _waiting(bob, "clerk") == 2)
     taken = bob.call("POST", "/mailboxes/clerk/dequeue", {"limit": 2})["messages"]
     assert [mail["payload"] for mail in taken] == ["second", "first"]
 
@@ -136,7 +140,7 @@ def test_capabilities_are_in_the_room_and_asked_for(three: list[Gateway]) -> Non
     sent = _send(ann, "painter")
     assert (sent["state"], sent["node"]) == ("emitted", "bob")
     ann.call("PUT", "/room/routes/painter", {"requires": ["gpu", "oven"]})
-    eventually(lambda: _send(ann, "painter")["state"] == "dead_letter")
+    wait_until(lambda: _send(ann, "painter")["state"] == "dead_letter")
     lost = _send(ann, "painter")
     assert (lost["state"], lost["reason"]) == ("dead_letter", "no_route")
     with client(ann) as http:
@@ -154,7 +158,7 @@ def test_routes_are_set_listed_and_removed_by_who_has_a_say(three: list[Gateway]
     path = "/room/routes/target"
     set_ = bob.call("PUT", path, {"fallbacks": ["cat"]})
     assert (set_["owner"], set_["epoch"], set_["set_by"]) == ("bob", 1, "bob")
-    eventually(lambda: any(r["target"] == "target" for r in cat.call("GET", "/room/routes")))
+    wait_until(lambda: any(r["target"] == "target" for r in cat.call("GET", "/room/routes")))
     with client(cat) as http:
         answer = http.put(f"/v1{path}", json={})
         assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
@@ -165,14 +169,14 @@ def test_routes_are_set_listed_and_removed_by_who_has_a_say(three: list[Gateway]
         answer = http.put("/v1/room/routes/cat", json={"fallbacks": ["nowhere"]})
         assert (answer.status_code, answer.json()["code"]) == (404, "unknown_node")
         assert http.put("/v1/room/routes/cat", json={"fallbacks": ["ann"]}).is_success
-    eventually(lambda: "routing target@bob" in ann.records())
+    wait_until(lambda: "routing target@bob" in ann.records())
     again = ann.call("PUT", path, {"priority": 3})
     assert (again["epoch"], again["set_by"]) == (2, "ann"), "the later word counts"
-    eventually(lambda: bob.call("GET", path)["set_by"] == "ann")
+    wait_until(lambda: bob.call("GET", path)["set_by"] == "ann")
     ann.call("DELETE", path)
-    eventually(lambda: bob.call("GET", path)["set_by"] == "bob")
+    wait_until(lambda: bob.call("GET", path)["set_by"] == "bob")
     bob.call("DELETE", path)
-    eventually(lambda: _status(cat, path) == 404)
+    wait_until(lambda: _status(cat, path) == 404)
 
 
 def _status(gateway: Gateway, path: str) -> int:

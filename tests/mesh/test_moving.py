@@ -1,7 +1,6 @@
 """Agents that move between real gateways, with mail waiting and senders that do not stop."""
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -10,9 +9,15 @@ from typing import Any
 import pytest
 
 from gatepost.client import Agent, Client, Message
-from tests.gateway.tools import client, eventually
+from tests.gateway.tools import client
 from tests.mesh.conftest import running
 from tests.mesh.tools import Gateway, converge
+from tests.waiting import (
+    assert_stays_true,
+    async_assert_stays_true,
+    wait_until,
+    wait_until_in_thread,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +37,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Gateway]]:
 def live_behind(gateway: Gateway, agent: str, three: list[Gateway]) -> None:
     """Register an agent, and wait until all know of it."""
     gateway.call("PUT", f"/agents/{agent}")
-    eventually(lambda: all(owner(each, agent) == gateway.name for each in three))
+    wait_until(lambda: all(owner(each, agent) == gateway.name for each in three))
 
 
 def post(gateway: Gateway, sender: str, to: str, *payloads: object) -> None:
@@ -70,13 +75,6 @@ class Turns:
         return sum(map(len, self.seen.values()))
 
 
-async def until(holds: Callable[[], object], secs: float = 10) -> None:
-    deadline = time.monotonic() + secs
-    while not await asyncio.to_thread(holds):
-        assert time.monotonic() < deadline, "it did not come true in time"
-        await asyncio.sleep(0.02)
-
-
 def nothing_open(*gateways: Gateway) -> bool:
     return not any(gateway.call("GET", "/status")["deliveries_open"] for gateway in gateways)
 
@@ -85,6 +83,7 @@ async def keep_sending(gateway: Gateway, sender: str, to: str, first: int, last:
     async with Client(sender, url=gateway.url, token=gateway.token) as sending:
         for n in range(first, last):
             await sending.send(to, n)
+            # Slowly, so that the agent moves in the middle of it.
             await asyncio.sleep(0.005)
 
 
@@ -99,13 +98,14 @@ async def test_an_agent_moves_with_all_its_mail(three: list[Gateway], killed: bo
     turns = Turns()
     async with turns.by(cat, name):
         if killed:
-            await until(lambda: turns.count > 0)
+            await wait_until_in_thread(lambda: turns.count > 0)
             bob.kill9()
-            await asyncio.sleep(0.3)
+            await wait_until_in_thread(lambda: not ann.connected_to("bob"))
             bob.start()
         await sending
-        await until(lambda: turns.count >= 450 and nothing_open(*three), 20)
-        await asyncio.sleep(0.1)
+        await wait_until_in_thread(lambda: turns.count >= 450 and nothing_open(*three), 20)
+        # Nothing has a second turn.
+        await async_assert_stays_true(lambda: turns.count == 450, 0.1)
     assert turns.seen == {"al": list(range(400)), "bo": list(range(50))}
     assert {owner(each, name) for each in three} == {"cat"}
     assert name not in hosted(bob)
@@ -117,7 +117,7 @@ async def test_replies_come_back_though_the_agent_moved(three: list[Gateway]) ->
     live_behind(bob, "oracle", three)
     async with Client("al", url=ann.url, token=ann.token) as al:
         asked = asyncio.create_task(al.request("oracle", 20, timeout=15))
-        await until(lambda: bob.call("GET", "/status")["waiting"] == 1)
+        await wait_until_in_thread(lambda: bob.call("GET", "/status")["waiting"] == 1)
         agent = Agent("oracle", url=cat.url, token=cat.token)
 
         @agent.on_message
@@ -132,16 +132,16 @@ async def test_who_is_served_stays_and_the_other_is_told(three: list[Gateway]) -
     ann, bob, cat = three
     here, there = Turns(), Turns()
     async with here.by(bob, "twin"):
-        await until(lambda: owner(cat, "twin") == "bob")
+        await wait_until_in_thread(lambda: owner(cat, "twin") == "bob")
         async with there.by(cat, "twin"):
-            await until(lambda: "bob serves it" in hosted(cat)["twin"]["problem"])
+            await wait_until_in_thread(lambda: "bob serves it" in hosted(cat)["twin"]["problem"])
             post(ann, "al", "twin", 1)
-            await until(lambda: here.count == 1)
+            await wait_until_in_thread(lambda: here.count == 1)
             assert (owner(cat, "twin"), there.count) == ("bob", 0)
             cat.call("POST", "/room/agents/twin/claim", {})
-            await until(lambda: owner(ann, "twin") == "cat")
+            await wait_until_in_thread(lambda: owner(ann, "twin") == "cat")
             post(ann, "al", "twin", 2)
-            await until(lambda: there.count == 1)
+            await wait_until_in_thread(lambda: there.count == 1)
     assert (here.seen, there.seen) == ({"al": [1]}, {"al": [2]})
 
 
@@ -149,11 +149,11 @@ async def test_registering_again_where_it_lives_changes_nothing(three: list[Gate
     ann, bob, cat = three
     live_behind(bob, "stayer", three)
     cat.call("PUT", "/agents/stayer?standby=true")
-    eventually(lambda: "agents stayer@cat" in ann.records())
+    wait_until(lambda: "agents stayer@cat" in ann.records())
     before = ann.records()["agents stayer@bob"]
     bob.call("PUT", "/agents/stayer")
-    await asyncio.sleep(3 * GRACE)
-    assert {owner(each, "stayer") for each in three} == {"bob"}, "a standby never claims"
+    # A standby never claims.
+    assert_stays_true(lambda: {owner(each, "stayer") for each in three} == {"bob"}, 3 * GRACE)
     assert ann.records()["agents stayer@bob"] == before
     assert hosted(cat)["stayer"]["standby"]
 
@@ -164,7 +164,7 @@ async def test_a_dead_owner_is_overridden_and_hands_over_when_it_returns(
     ann, bob, cat = three
     live_behind(bob, "orphan", three)
     post(ann, "al", "orphan", *range(10))
-    eventually(lambda: bob.call("GET", "/status")["waiting"] == 10)
+    wait_until(lambda: bob.call("GET", "/status")["waiting"] == 10)
     bob.kill9()
     turns = Turns()
     async with turns.by(cat, "orphan"):
@@ -172,15 +172,15 @@ async def test_a_dead_owner_is_overridden_and_hands_over_when_it_returns(
         wanted = {"override": True, "node": "cat"}
         claimed = ann.call("POST", "/room/agents/orphan/claim", wanted)
         assert (claimed["owner"], claimed["epoch"]) == ("cat", 2)
-        await until(lambda: owner(cat, "orphan") == "cat")
+        await wait_until_in_thread(lambda: owner(cat, "orphan") == "cat")
         post(ann, "al", "orphan", 10)
         post(ann, "ed", "orphan", 0)
-        await until(lambda: turns.seen.get("ed") == [0])
+        await wait_until_in_thread(lambda: turns.seen.get("ed") == [0])
         assert "al" not in turns.seen, "what bob accepted goes first"
         bob.start()
-        await until(lambda: turns.count == 12 and nothing_open(*three), 15)
+        await wait_until_in_thread(lambda: turns.count == 12 and nothing_open(*three), 15)
     assert turns.seen == {"al": list(range(11)), "ed": [0]}
-    await until(lambda: "orphan" not in hosted(bob))
+    await wait_until_in_thread(lambda: "orphan" not in hosted(bob))
     assert {owner(each, "orphan") for each in three} == {"cat"}
 
 
@@ -190,7 +190,7 @@ async def test_the_request_waits_for_an_owner_that_is_away(three: list[Gateway])
     bob.stop()
     cat.call("PUT", "/agents/patient")
     bob.start()
-    await until(lambda: {owner(each, "patient") for each in three} == {"cat"}, 15)
+    await wait_until_in_thread(lambda: {owner(each, "patient") for each in three} == {"cat"}, 15)
 
 
 def test_in_the_end_all_gateways_hold_the_same(three: list[Gateway]) -> None:
@@ -202,7 +202,7 @@ def test_an_edge_node_overrides_nobody(start: Callable[..., list[Gateway]]) -> N
     ann, bob = start("ann", "bob")
     bob.join(ann, tier="edge")
     ann.call("PUT", "/agents/job")
-    eventually(lambda: owner(bob, "job") == "ann")
+    wait_until(lambda: owner(bob, "job") == "ann")
     for agent, body, status, code in (
         ("job", {"override": True}, 403, "forbidden"),
         ("nobody", {}, 404, "unknown_agent"),

@@ -1,7 +1,6 @@
 """A gateway comes back from a backup, in the middle of traffic with another one."""
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +14,9 @@ from gatepost.clock import SystemClock
 from gatepost.errors import GatepostError
 from gatepost.gateway.admin.backup import create_backup, restore_backup
 from gatepost.gateway.state_dir import StateDir
-from tests.gateway.tools import client, eventually, settings
+from tests.gateway.tools import client, settings
 from tests.mesh.tools import Gateway, converge
+from tests.waiting import wait_until
 
 _OPEN = "SELECT count(*) FROM delivery WHERE processed_at IS NULL"
 
@@ -42,11 +42,11 @@ class Worker:
                 with client(self._gateway) as http:
                     self._work(http)
             except (OSError, ValueError, KeyError):
-                time.sleep(0.05)
+                self._ending.wait(0.05)
             except Exception as error:
                 if type(error).__module__.split(".")[0] not in ("httpx", "httpcore"):
                     raise
-                time.sleep(0.05)
+                self._ending.wait(0.05)
 
     def _work(self, http: Any) -> None:
         path = f"/v1/mailboxes/{self._name}"
@@ -97,7 +97,7 @@ def test_nothing_is_doubled_and_nothing_acknowledged_is_lost_silently(
     bob.join(ann)
     for gateway, agent in ((ann, "al"), (bob, "bo")):
         gateway.call("PUT", f"/agents/{agent}")
-    eventually(
+    wait_until(
         lambda: {"agents al@ann", "agents bo@bob"} <= set(ann.records()) & set(bob.records())
     )
     turns: Counter[str] = Counter()
@@ -110,11 +110,11 @@ def test_nothing_is_doubled_and_nothing_acknowledged_is_lost_silently(
 
     # Before the backup: what waits in a mailbox then is what the restore finds there.
     sent = send("waits", 5)
-    time.sleep(0.5)
+    wait_until(lambda: all(each.get("/v1/status")["waiting"] == 5 for each in (ann, bob)))
     create_backup(StateDir(victim.state_dir), tmp_path / "backup.tar", SystemClock())
     workers = [Worker(ann, "al", turns), Worker(bob, "bo", turns)]
     sent += send("since", 20)
-    eventually(lambda: sum(turns.values()) >= 45)
+    wait_until(lambda: sum(turns.values()) >= 45)
     lost_life = _traffic(
         other, "al" if other is ann else "bo", "bo" if other is ann else "al", "x", 3
     )
@@ -133,7 +133,7 @@ def test_nothing_is_doubled_and_nothing_acknowledged_is_lost_silently(
     def settled() -> bool:
         return all(_rows(gateway, _OPEN) == [(0,)] for gateway in (ann, bob))
 
-    eventually(settled, 40)
+    wait_until(settled, 40)
     for worker in workers:
         worker.end()
     doubled = {payload: count for payload, count in turns.items() if count > 1}

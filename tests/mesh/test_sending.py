@@ -9,9 +9,10 @@ import pytest
 
 from gatepost.client import SyncClient
 from gatepost.errors import DeadlineExceeded
-from tests.gateway.tools import client, eventually
+from tests.gateway.tools import client
 from tests.mesh.conftest import running
 from tests.mesh.tools import Gateway
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, Ga
         bob.join(ann)
         ann.call("PUT", "/agents/al")
         bob.call("PUT", "/agents/bo")
-        eventually(lambda: "agents bo@bob" in ann.records())
+        wait_until(lambda: "agents bo@bob" in ann.records())
         _ready(ann)
         yield ann, bob
 
@@ -35,7 +36,7 @@ def _ready(ann: Gateway) -> None:
             body = {"from_agent": "al", "to_agent": "bo", "payload": "ready?"}
             return http.post("/v1/messages", json=body).is_success
 
-    eventually(known)
+    wait_until(known)
 
 
 def _take_all(bob: Gateway) -> list[Any]:
@@ -93,7 +94,7 @@ def test_what_is_given_up_says_so_to_whoever_waits(
     bob.join(ann)
     ann.call("PUT", "/agents/al")
     bob.call("PUT", "/agents/bo")
-    eventually(lambda: "agents bo@bob" in ann.records())
+    wait_until(lambda: "agents bo@bob" in ann.records())
     _ready(ann)
     bob.kill9()
     with SyncClient("al", state_dir=ann.state_dir) as al:
@@ -120,7 +121,7 @@ def test_the_room_shows_how_far_each_gateway_is(pair: tuple[Gateway, Gateway]) -
     ann, _ = pair
     with SyncClient("al", state_dir=ann.state_dir) as al:
         al.send("bo", "count me", wait="accepted")
-    eventually(lambda: "delivery bob" in ann.records(), 40)
+    wait_until(lambda: "delivery bob" in ann.records(), 40)
     data = ann.records()["delivery bob"]["data"]
     assert data["inboxCursorAcked"] >= 1
     assert data["inboxCursorSeen"] >= data["inboxCursorAcked"]

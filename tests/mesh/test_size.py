@@ -10,9 +10,9 @@ from gatepost.room.document import RoomDocument
 from gatepost.room.room import room_id
 from gatepost.room.signed_record import sign_record
 from tests.conftest import choose
-from tests.gateway.tools import eventually
 from tests.mesh.tools import Gateway, Guest
 from tests.room.cast import agent, node
+from tests.waiting import wait_until
 
 NODES, AGENTS = choose(300, 1000), 5
 
@@ -41,7 +41,7 @@ def test_a_newcomer_has_a_room_of_many_nodes_in_two_seconds(
     with loader.open(loader.ticket()) as socket:
         for update in RoomDocument(room_id(1)).encode_updates(records):
             socket.send(b"\x00\x02" + lib0.encode_bytes(update))
-        eventually(lambda: len(ann.nodes()) > NODES, 30)
+        wait_until(lambda: len(ann.nodes()) > NODES, 30)
     token = ann.invite()
     began = time.monotonic()
     newcomer.call("POST", "/room/join", {"seed": ann.url, "token": token})

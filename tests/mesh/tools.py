@@ -2,7 +2,6 @@
 
 import json
 from base64 import b64decode
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ from gatepost.gateway.peers import welcome_header
 from gatepost.gateway.peers.welcome_header import Welcome
 from gatepost.room import Genesis, RecordAuthor
 from gatepost.testing import GatewayProcess
-from tests.gateway.tools import client, eventually
+from tests.gateway.tools import client
+from tests.waiting import wait_until
 
 ROOM = "/ansible/room/ansible-control"
 
@@ -65,7 +65,7 @@ class Gateway(GatewayProcess):
 
 def converge(*gateways: Gateway, secs: float = 10) -> None:
     """Wait until all of them hold the same."""
-    eventually(lambda: len({json.dumps(g.records(), sort_keys=True) for g in gateways}) == 1, secs)
+    wait_until(lambda: len({json.dumps(g.records(), sort_keys=True) for g in gateways}) == 1, secs)
 
 
 class Guest:
@@ -153,7 +153,3 @@ def close_code(socket: ClientConnection, secs: float = 5) -> int:
     except ConnectionClosed as closed:
         assert closed.rcvd is not None
         return closed.rcvd.code
-
-
-def within(secs: float, holds: Callable[[], object]) -> None:
-    eventually(holds, secs)
