@@ -255,7 +255,7 @@ async def test_replaying_a_dead_event_is_a_new_event_caused_by_the_old(
     post: Post, clock: ManualClock
 ) -> None:
     sent = await _kill(post, clock)
-    (ack,) = await post.operations.replay_dead_letters(
+    (ack,) = await post.operations.dead_letters.replay(
         "bob", DeadLetterFilter(), 10, None, "operator"
     )
     assert (ack.queued, ack.pending) == (True, 1)
@@ -275,13 +275,13 @@ async def test_replaying_into_a_full_mailbox_says_so_and_loses_nothing(
     await _kill(post, clock)
     for _ in range(5):
         await post.send()
-    (ack,) = await post.operations.replay_dead_letters(
+    (ack,) = await post.operations.dead_letters.replay(
         "bob", DeadLetterFilter(), 10, None, "operator"
     )
     assert ack.error is not None
     assert ack.error.code == "mailbox_full"
     await post.take("bob", 5)
-    (ack,) = await post.operations.replay_dead_letters(
+    (ack,) = await post.operations.dead_letters.replay(
         "bob", DeadLetterFilter(), 10, None, "operator"
     )
     assert ack.queued
@@ -290,7 +290,7 @@ async def test_replaying_into_a_full_mailbox_says_so_and_loses_nothing(
 async def test_replaying_to_a_removed_agent_is_refused(post: Post, clock: ManualClock) -> None:
     await _kill(post, clock)
     await post.core.commit(lambda tx: post.core.agents.remove(tx, "bob", "operator"))
-    (ack,) = await post.operations.replay_dead_letters(
+    (ack,) = await post.operations.dead_letters.replay(
         "bob", DeadLetterFilter(), 10, None, "operator"
     )
     assert ack.error is not None
@@ -299,8 +299,8 @@ async def test_replaying_to_a_removed_agent_is_refused(post: Post, clock: Manual
 
 async def test_a_replayed_blob_is_still_there(post: Post, clock: ManualClock) -> None:
     await post.send("x" * 70_000)
-    await post.operations.purge_mailbox("bob", "operator")
-    await post.operations.replay_dead_letters("bob", DeadLetterFilter(), 10, None, "operator")
+    await post.operations.mailboxes.purge("bob", "operator")
+    await post.operations.dead_letters.replay("bob", DeadLetterFilter(), 10, None, "operator")
     (mail,) = await post.take()
     assert b'"payload_ref"' in bytes(msgspec.json.encode(mail.event))
 
@@ -355,7 +355,7 @@ async def test_a_group_that_fails_wakes_nobody_and_forgets_no_one(
 
 async def test_the_outbox_of_all_this_is_one_signed_chain(post: Post, clock: ManualClock) -> None:
     await _kill(post, clock)
-    await post.operations.replay_dead_letters("bob", DeadLetterFilter(), 10, None, "operator")
+    await post.operations.dead_letters.replay("bob", DeadLetterFilter(), 10, None, "operator")
     node = post.core.node
     groups = await post.core.read(lambda tx: list(read_heads(tx, node.id, node.incarnation)))
     chain = genesis_chain(node.id, node.incarnation)

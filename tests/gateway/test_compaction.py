@@ -105,7 +105,7 @@ async def test_a_blob_lives_as_long_as_mail_that_needs_it(state: Path, clock: Ma
 async def test_a_dead_letters_blob_stays(state: Path, clock: ManualClock) -> None:
     async with opened(state, clock) as operations:
         await _send(operations)
-        await operations.purge_mailbox("bob", "operator")
+        await operations.mailboxes.purge("bob", "operator")
         clock.advance(30 * DAY)
         await compact_journal(operations.core)
         assert _blobs(operations) == 1
@@ -113,7 +113,7 @@ async def test_a_dead_letters_blob_stays(state: Path, clock: ManualClock) -> Non
 
 async def test_a_blob_nobody_used_goes_after_an_hour(state: Path, clock: ManualClock) -> None:
     async with opened(state, clock) as operations:
-        await operations.store_blob([b"x"])
+        await operations.sends.store_blob([b"x"])
         clock.advance(HOUR // 2)
         await compact_journal(operations.core)
         assert _blobs(operations) == 1
@@ -126,7 +126,7 @@ async def test_a_blob_that_a_crash_left_unknown_is_removed_at_the_start(
     state: Path, clock: ManualClock
 ) -> None:
     async with opened(state, clock) as operations:
-        known = await operations.store_blob([b"known"])
+        known = await operations.sends.store_blob([b"known"])
         operations.core.blobs.store_payload([b"orphan"])
         assert _blobs(operations) == 2
         assert await remove_orphan_blobs(operations.core) == 1
@@ -177,7 +177,7 @@ async def test_a_blob_of_an_open_delivery_stays_however_old(
 
 async def test_a_blob_of_what_is_not_accepted_yet_stays(state: Path, clock: ManualClock) -> None:
     async with opened(state, clock) as operations:
-        digest = await operations.store_blob([b"x"])
+        digest = await operations.sends.store_blob([b"x"])
         body = b'{"payloadRef":{"digest":"' + digest.encode() + b'"}}'
         held = ("far", "al", "bob", 1, b"e" * 16, 1, "order", None, body)
         insert = "INSERT INTO held VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from gatepost.config import Settings
 from gatepost.errors import ArchiveError, ConfigError, GatepostError
+from gatepost.gateway.batch_commit import commit_until_none
 from gatepost.gateway.core import Core
 from gatepost.journal import Tx
 
@@ -166,8 +167,7 @@ class OutboxArchiver:
                 tx, upto, read=self._read_bound, settled=self._open_delivery_bound, limit=limit
             )
 
-        while await self._core.commit(prune_batch):
-            pass
+        await commit_until_none(self._core, prune_batch)
 
 
 def check_archive_settings(settings: Settings) -> None:

@@ -1,6 +1,7 @@
 """Deletion of expired journal rows and blobs, in small transactions beside the traffic."""
 
 from gatepost.delivery import retention
+from gatepost.gateway.batch_commit import commit_until_none
 from gatepost.gateway.core import Core
 from gatepost.journal import Tx
 from gatepost.mailbox import sweep
@@ -40,9 +41,7 @@ DELETE FROM blob WHERE created_at <= ? AND NOT EXISTS (
 
 async def compact_journal(core: Core) -> int:
     """Delete expired bodies, tombstones, idempotency keys and blobs; return how many."""
-    total = 0
-    while deleted := await core.commit(lambda tx: _delete_expired_batch(core, tx)):
-        total += deleted
+    total = await commit_until_none(core, lambda tx: _delete_expired_batch(core, tx))
     await core.commit(core.bounds.cut_off)
     for digest in await core.commit(_delete_unused_blobs):
         core.blobs.delete(digest)

@@ -12,6 +12,7 @@ from gatepost.gateway.admin import room_api, route_api
 from gatepost.gateway.admin.room_api import RoomApi
 from gatepost.gateway.admin.route_api import RouteApi
 from gatepost.gateway.api.connection_guard import ConnectionGuard
+from gatepost.gateway.batch_commit import commit_until_none
 from gatepost.gateway.core import Core
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.peers import agent_ownership, join_server
@@ -99,8 +100,7 @@ class Peering:
         """Delete spent tickets, old invites and finished records."""
         core = self.replica.core
         batch, policy = core.settings.journal.sweep_batch, self.replica.policy
-        while await core.commit(lambda tx: prune_expired(tx, policy, batch)):
-            pass
+        await commit_until_none(core, lambda tx: prune_expired(tx, policy, batch))
         await self.replica.remove_finished_records()
 
 

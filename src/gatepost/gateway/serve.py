@@ -160,7 +160,7 @@ async def _stop_on_signals(
             server.handle_exit(number, None)
 
     def stop(number: int) -> None:
-        operations.end_waits()
+        operations.waits.end_waits()
         leaving.add(asyncio.create_task(leave(number)))
 
     for number in _SIGNALS:

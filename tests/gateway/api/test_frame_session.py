@@ -98,7 +98,7 @@ async def test_who_waits_may_still_ask_for_other_things_but_not_wait_without_end
         peer.send({"id": 9, **wait})
         (refused,) = await peer.heard(1)
         assert (refused["re"], refused["error"]["code"]) == (9, "unavailable")
-        await operations.purge_mailbox("bob", "operator")
+        await operations.mailboxes.purge("bob", "operator")
         assert {answer["op"] for answer in await peer.heard(5)} == {"awaited"}
 
 
@@ -119,7 +119,7 @@ async def test_a_client_that_does_not_listen_must_wait(
 async def test_large_answers_are_made_one_at_a_time(state: Path) -> None:
     async with opened(state) as operations:
         await _fill(operations, "b", 10)
-        await operations.purge_mailbox("b", "operator")
+        await operations.mailboxes.purge("b", "operator")
         peer = Peer(operations)
         peer.send(*({"op": "peek_dead_letter", "id": n, "mailbox": "b"} for n in range(1, 6)))
         await asyncio.sleep(0.1)
@@ -155,7 +155,7 @@ async def test_closing_leaves_no_waiter_and_no_task(state: Path) -> None:
         await operations.core.commit(lambda tx: None)
         assert operations.core.dispatcher._waiters._waiters == set()
         assert not peer.session._tasks | later.session._tasks
-        assert operations._waits == set()
+        assert operations.waits.open_waits == 0
 
 
 async def test_mail_that_comes_after_the_end_stays_where_it_is(state: Path) -> None:

@@ -14,6 +14,7 @@ from gatepost.errors import UnknownMessage
 from gatepost.events import AgentId, EventId
 from gatepost.gateway.api.http_routes import while_connected
 from gatepost.gateway.api.route_decorators import delete, get, post
+from gatepost.gateway.batch_commit import commit_until_none
 from gatepost.gateway.core import Core
 from gatepost.journal import Tx
 from gatepost.wire import Count, Replayed, Replays, Seconds, Undelivered, UndeliveredPage
@@ -98,12 +99,9 @@ class UndeliveredApi:
         return out.event_id
 
     async def discard_messages(self, wanted: Filter) -> int:
-        total = 0
-        while deleted := await self._core.commit(
-            lambda tx: letters.discard(tx, wanted, self._batch_size, _OPERATOR)
-        ):
-            total += deleted
-        return total
+        return await commit_until_none(
+            self._core, lambda tx: letters.discard(tx, wanted, self._batch_size, _OPERATOR)
+        )
 
 
 def create_router(core: Core) -> Router:

@@ -35,7 +35,7 @@ class BlobUploads:
 
     async def _store_pieces(self, body: AsyncIterator[bytes]) -> tuple[str, int]:
         pieces: PieceQueue = queue.Queue(_MAX_QUEUED_PIECES)
-        storing = asyncio.create_task(self._operations.store_blob(_arriving_pieces(pieces)))
+        storing = asyncio.create_task(self._operations.sends.store_blob(_arriving_pieces(pieces)))
         size = 0
         try:
             while piece := await self._next_piece(body):

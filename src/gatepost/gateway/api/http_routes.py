@@ -193,7 +193,7 @@ def _mailbox_routes(operations: Operations) -> list[Any]:
         "/mailboxes/{mailbox:str}", status_code=200, summary="Turn waiting mail to dead letters"
     )
     async def purge(mailbox: PathName) -> Count:
-        return Count(count=await operations.purge_mailbox(check_agent_id(mailbox), "operator"))
+        return Count(count=await operations.mailboxes.purge(check_agent_id(mailbox), "operator"))
 
     return [enqueue, enqueue_batch, dequeue, ack, nack, extend, mailboxes, peek, purge]
 
@@ -211,13 +211,13 @@ def _dead_letter_routes(operations: Operations) -> list[Any]:
         replayed: FromQuery[bool | None] = None,
     ) -> DeadLetters:
         wanted = DeadLetterFilter(sender=sender, reason_contains=reason_contains, replayed=replayed)
-        found = await operations.find_dead_letters(check_agent_id(mailbox), wanted, limit, after)
+        found = await operations.dead_letters.find(check_agent_id(mailbox), wanted, limit, after)
         return DeadLetters(messages=found)
 
     @get(folder + "/{msg_id:str}", summary="Show one dead letter")
     async def letter(mailbox: PathName, msg_id: PathName) -> DeadLetter:
         wanted = DeadLetterFilter(msg_ids=[check_msg_id(msg_id)])
-        found = await operations.find_dead_letters(check_agent_id(mailbox), wanted, 1)
+        found = await operations.dead_letters.find(check_agent_id(mailbox), wanted, 1)
         if not found:
             raise UnknownMessage(f"no dead letter {msg_id} in {mailbox}")
         return found[0]
@@ -227,20 +227,20 @@ def _dead_letter_routes(operations: Operations) -> list[Any]:
         mailbox: PathName, data: JSONBody[DeadLetterReplayBody], request: AnyRequest
     ) -> Enqueued:
         name, rate = check_agent_id(mailbox), data.rate_per_sec
-        work = operations.replay_dead_letters(name, data.to_filter(), data.limit, rate, "operator")
+        work = operations.dead_letters.replay(name, data.to_filter(), data.limit, rate, "operator")
         return Enqueued(results=await while_connected(request, work))
 
     @post(folder + "/discard", status_code=200, summary="Give up dead letters for good")
     async def discard(mailbox: PathName, data: JSONBody[DeadLetterFilterBody]) -> Count:
         name = check_agent_id(mailbox)
         return Count(
-            count=await operations.discard_dead_letters(name, data.to_filter(), "operator")
+            count=await operations.dead_letters.discard(name, data.to_filter(), "operator")
         )
 
     @delete(folder, status_code=200, summary="Give up all dead letters of a mailbox")
     async def purge_dead_letters(mailbox: PathName) -> Count:
         return Count(
-            count=await operations.discard_dead_letters(
+            count=await operations.dead_letters.discard(
                 check_agent_id(mailbox), DeadLetterFilter(), "operator"
             )
         )
@@ -275,7 +275,7 @@ def _message_routes(operations: Operations) -> list[Any]:
             raise _failure_error(sent.error)
         if wait is None:
             return Response(sent)
-        work = operations.wait_for_receipts(sent, wait, timeout)
+        work = operations.sends.wait_for_receipts(sent, wait, timeout)
         sent = await while_connected(request, work)
         copies = [copy for copy in sent.copies or [sent] if copy.error is None]
         reached = all(is_reached(copy, wait) for copy in copies)
@@ -328,7 +328,7 @@ def _agent_routes(operations: Operations) -> list[Any]:
     async def remove(agent: PathName) -> Count:
         name = check_agent_id(agent)
         await core.commit(lambda tx: core.agents.remove(tx, name, "operator"))
-        return Count(count=await operations.purge_mailbox(name, "agent removal"))
+        return Count(count=await operations.mailboxes.purge(name, "agent removal"))
 
     return [agents, register, remove]
 

@@ -1,0 +1,148 @@
+"""Operations on mailboxes: enqueue, dequeue, ack, nack, extend, peek and purge."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from gatepost.errors import InvalidRequest, PayloadTooLarge
+from gatepost.gateway.api.dequeue_poll import DequeuePoll
+from gatepost.gateway.api.wait_registry import WaitRegistry
+from gatepost.gateway.batch_commit import commit_until_none
+from gatepost.gateway.core import Core
+from gatepost.journal import Tx
+from gatepost.mailbox import NewMail, Settlement, browse
+from gatepost.mailbox.enqueue import check_payload, find_mailbox
+from gatepost.wire import (
+    Ack,
+    AnyAnswer,
+    Count,
+    Dequeue,
+    Enqueue,
+    EnqueueAck,
+    Enqueued,
+    Extend,
+    Failure,
+    Messages,
+    Nack,
+    NewMessage,
+    Peek,
+    Purge,
+    Settled,
+    Summaries,
+)
+
+T = TypeVar("T")
+TransactionPlan = Callable[[Tx], AnyAnswer]
+# (receiver, sender) → messages of that pair, each with its index in the operation.
+PairRuns = dict[tuple[str, str], list[tuple[int, NewMail]]]
+
+
+class MailboxOperations:
+    """`plan_*` returns the one transaction of an operation; `perform_*` takes several, or waits."""
+
+    def __init__(self, core: Core, waits: WaitRegistry) -> None:
+        self._core = core
+        self._waits = waits
+        self._max_inline_bytes = core.settings.limits.max_payload_inline
+        self._batch_size = core.settings.journal.sweep_batch
+
+    def plan_enqueue(self, op: Enqueue) -> TransactionPlan:
+        """Group messages by pair, and answer them in the order they came."""
+        runs: PairRuns = {}
+        for index, new in enumerate(op.messages):
+            mail = self._build_mail(new)
+            runs.setdefault((new.to, new.from_), []).append((index, mail))
+        return partial(self._enqueue_by_pair, op.id, runs)
+
+    def _enqueue_by_pair(self, re: int, runs: PairRuns, tx: Tx) -> AnyAnswer:
+        answers: dict[int, EnqueueAck] = {}
+        for (to, sender), run in runs.items():
+            acks = self._core.dispatcher.enqueue(tx, to, sender, [mail for _, mail in run])
+            answers.update(zip((index for index, _ in run), acks, strict=True))
+        return Enqueued(re=re, results=[answers[index] for index in sorted(answers)])
+
+    def _build_mail(self, new: NewMessage) -> NewMail:
+        payload = bytes(new.payload)
+        self._check_inline_payload(payload)
+        return NewMail(new.message_id(), payload, new.created_at_ms(), new.ttl_ms())
+
+    def _check_inline_payload(self, payload: bytes) -> None:
+        if len(payload) > self._max_inline_bytes:
+            raise PayloadTooLarge(
+                f"a payload may have {self._max_inline_bytes} bytes here, this has {len(payload)};"
+                " `send` stores a larger one as a blob, and anything may name an uploaded blob"
+            )
+        check_payload(payload)
+
+    def plan_ack(self, op: Ack) -> TransactionPlan:
+        _require_messages(op.receipts, op.msg_ids)
+        for reply in op.replies.values():
+            self._check_inline_payload(bytes(reply))
+        ack = self._core.messages.ack
+        return lambda tx: _settled_reply(
+            op.id, ack(tx, op.mailbox, op.receipts, op.msg_ids, op.replies)
+        )
+
+    def plan_nack(self, op: Nack) -> TransactionPlan:
+        _require_messages(op.receipts, op.msg_ids)
+        nack = self._core.messages.nack
+        return lambda tx: _settled_reply(
+            op.id, nack(tx, op.mailbox, op.receipts, op.msg_ids, op.reason)
+        )
+
+    def plan_extend(self, op: Extend) -> TransactionPlan:
+        def extend_leases(tx: Tx) -> AnyAnswer:
+            stale = self._core.dispatcher.extend(tx, op.mailbox, op.receipts)
+            failures = [Failure("stale_receipt", "the lease ran out", text) for text in stale]
+            return Settled(re=op.id, settled=len(op.receipts) - len(stale), failures=failures)
+
+        return extend_leases
+
+    async def perform_dequeue(self, op: Dequeue) -> AnyAnswer:
+        """Lease mail. If the client hangs up before the reply, the leases are given back."""
+        consumer = op.consumer or f"poll:{self._core.clock.random(8).hex()}"
+        poll = DequeuePoll(self._core, op, consumer)
+        try:
+            messages = await (poll.wait_for_mail(self._waits) if op.wait_secs else poll.take_now())
+        except BaseException:
+            poll.give_back()
+            raise
+        return Messages(re=op.id, messages=messages)
+
+    async def perform_peek(self, op: Peek) -> AnyAnswer:
+        found = await query_mailbox(
+            self._core, op.mailbox, lambda tx, id: browse.peek_mailbox(tx, id, op.limit, op.after)
+        )
+        return Summaries(re=op.id, messages=found)
+
+    async def perform_purge(self, op: Purge) -> AnyAnswer:
+        return Count(re=op.id, count=await self.purge(op.mailbox, "operator"))
+
+    async def purge(self, mailbox: str, actor: str) -> int:
+        """Turn all waiting mail into dead letters, one batch per transaction."""
+
+        def purge_batch(tx: Tx) -> int:
+            if not find_mailbox(tx, mailbox):
+                return 0
+            return self._core.dispatcher.purge(tx, mailbox, self._batch_size, actor)
+
+        return await commit_until_none(self._core, purge_batch)
+
+
+async def query_mailbox(core: Core, mailbox: str, query: Callable[[Tx, int], list[T]]) -> list[T]:
+    """Run `query` with the id of the mailbox; an unknown mailbox is empty."""
+
+    def query_if_known(tx: Tx) -> list[T]:
+        id = find_mailbox(tx, mailbox)
+        return query(tx, id) if id else []
+
+    return await core.read(query_if_known)
+
+
+def _require_messages(*lists: list[str]) -> None:
+    if not any(lists):
+        raise InvalidRequest("name at least one message, by `receipts` or `msg_ids`")
+
+
+def _settled_reply(re: int, settlement: Settlement) -> AnyAnswer:
+    return Settled(re=re, settled=settlement.settled, failures=settlement.failures)

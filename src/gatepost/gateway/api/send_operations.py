@@ -1,0 +1,127 @@
+"""Operations on messages between agents: send them, and await their receipts."""
+
+import asyncio
+from collections.abc import Iterable
+
+from msgspec import UNSET, UnsetType
+
+from gatepost.delivery.messages import check, fingerprint, is_reached
+from gatepost.errors import GatepostError
+from gatepost.gateway.api.mailbox_operations import TransactionPlan
+from gatepost.gateway.api.wait_registry import WaitRegistry
+from gatepost.gateway.core import Core
+from gatepost.journal import Tx
+from gatepost.mailbox.enqueue import check_payload
+from gatepost.wire import AnyAnswer, Await, Awaited, Failure, NewSend, Send, SendResults, Sent
+
+_INSERT_BLOB = "INSERT OR IGNORE INTO blob (digest, key, size, created_at) VALUES (?, ?, ?, ?)"
+
+
+class SendOperations:
+    """Sends are one transaction, unless a payload has to be stored as a blob first."""
+
+    def __init__(self, core: Core, waits: WaitRegistry) -> None:
+        self._core = core
+        self._waits = waits
+        self._max_inline_bytes = core.settings.limits.max_payload_inline
+
+    def plan_send(self, op: Send) -> TransactionPlan | None:
+        for new in op.messages:
+            check(new)
+            if not isinstance(new.payload, UnsetType):
+                check_payload(bytes(new.payload))
+        if any(self._is_large(new) for new in op.messages):
+            return None
+        return self._build_send_plan(op, [fingerprint(new) for new in op.messages])
+
+    async def perform_send(self, op: Send) -> AnyAnswer:
+        """Store payloads too large to travel inline as blobs, then send."""
+        # Before payloads move into blobs: encryption gives a blob another digest each time.
+        fingerprints = [fingerprint(new) for new in op.messages]
+        for new in op.messages:
+            if self._is_large(new):
+                payload, new.payload = bytes(new.payload), UNSET  # type: ignore[arg-type]
+                new.payload_ref = await self.store_blob([payload])
+        return await self._core.commit(self._build_send_plan(op, fingerprints))
+
+    def _is_large(self, new: NewSend) -> bool:
+        if isinstance(new.payload, UnsetType):
+            return False
+        return memoryview(new.payload).nbytes > self._max_inline_bytes
+
+    def _build_send_plan(self, op: Send, fingerprints: list[bytes]) -> TransactionPlan:
+        if self._core.telemetry is not None:
+            self._core.telemetry.begin_sends(op.messages)
+        sends = list(zip(op.messages, fingerprints, strict=True))
+        return lambda tx: SendResults(re=op.id, results=self._send_together(tx, sends))
+
+    def _send_together(self, tx: Tx, sends: list[tuple[NewSend, bytes]]) -> list[Sent]:
+        """Send all in one savepoint; if one fails, undo them and send each on its own."""
+        mark = tx.begin_operation()
+        try:
+            sent = [self._core.messages.send(tx, *each) for each in sends]
+        except GatepostError:
+            tx.undo_operation(mark)
+            return [self._send_one(tx, *each) for each in sends]
+        tx.keep_operation()
+        return sent
+
+    def _send_one(self, tx: Tx, new: NewSend, fingerprint: bytes) -> Sent:
+        mark = tx.begin_operation()
+        try:
+            sent = self._core.messages.send(tx, new, fingerprint)
+        except GatepostError as error:
+            tx.undo_operation(mark)
+            if self._core.telemetry is not None:
+                self._core.telemetry.fail_send(new, error.code)
+            id = "" if isinstance(new.event_id, UnsetType) else new.event_id
+            return Sent(id, error=Failure.from_error(error, id))
+        tx.keep_operation()
+        return sent
+
+    async def store_blob(self, pieces: Iterable[bytes]) -> str:
+        """Store a payload as a blob; return its digest."""
+        blob, key = await self._core.store(pieces)
+        await self._core.commit(
+            lambda tx: tx.execute(_INSERT_BLOB, (blob.digest, key, blob.size, tx.now))
+        )
+        return blob.digest
+
+    async def perform_await(self, op: Await) -> AnyAnswer:
+        messages, id = self._core.messages, op.event_id
+        if op.wait_secs:
+            sent = await self._wait_until_reached(id, op.wait_secs, op.until)
+        else:
+            sent = await self._core.read(lambda tx: messages.status(tx, id))
+        return Awaited(re=op.id, result=sent)
+
+    async def wait_for_receipts(self, sent: Sent, until: str, secs: float) -> Sent:
+        """Return the state of a message and its copies once it is reached, or time is up."""
+        if sent.error is not None:
+            return sent
+        if not sent.copies:
+            found = await self._wait_until_reached(sent.event_id, secs, until)
+            found.to_agent = sent.to_agent
+            return found
+        each = (self.wait_for_receipts(copy, until, secs) for copy in sent.copies)
+        sent.copies = list(await asyncio.gather(*each))
+        return sent
+
+    async def _wait_until_reached(self, id: str, secs: float, until: str) -> Sent:
+        messages = self._core.messages
+        reached: asyncio.Future[Sent] = asyncio.get_running_loop().create_future()
+
+        def resolve_wait(sent: Sent, error: GatepostError | None) -> None:
+            if not reached.done():
+                reached.set_result(sent)
+
+        try:
+            sent = await self._core.commit(lambda tx: messages.wait(tx, id, resolve_wait, until))
+            if is_reached(sent, until):
+                reached.cancel()
+            elif await self._waits.wait_for(reached, secs):
+                return reached.result()
+        finally:
+            if not reached.done():
+                self._core.submit(lambda tx: messages.stop_waiting(tx, id, resolve_wait))
+        return sent
