@@ -2,77 +2,124 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatepost.access import SourceRateLimiter, rate_limit_source
+from gatepost.access import SourceRateLimiter, TokenBucket, rate_limit_source
 from gatepost.errors import RateLimited
+from gatepost.testing import ManualClock
 
 
-def knocks(limiter: SourceRateLimiter, source: str, now: int, count: int) -> int:
-    """How many of `count` knocks are let through."""
-    through = 0
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+# -- the bucket
+
+
+def test_a_burst_is_allowed_and_then_the_rate(clock: ManualClock) -> None:
+    bucket = TokenBucket(10, 5, clock)
+    for _ in range(5):
+        bucket.take_tokens(1)
+    with pytest.raises(RateLimited) as refused:
+        bucket.take_tokens(2)
+    assert refused.value.retry_after == pytest.approx(0.2)
+    clock.advance(200)
+    bucket.take_tokens(2)
+    with pytest.raises(RateLimited):
+        bucket.take_tokens(1)
+
+
+def test_waiting_never_saves_up_more_than_a_burst(clock: ManualClock) -> None:
+    bucket = TokenBucket(10, 5, clock)
+    clock.advance(1_000_000)
+    assert bucket.is_full()
+    bucket.take_tokens(5)
+    with pytest.raises(RateLimited):
+        bucket.take_tokens(1)
+
+
+def test_more_than_a_burst_takes_all_of_it_and_is_not_refused_for_ever(clock: ManualClock) -> None:
+    bucket = TokenBucket(10, 5, clock)
+    bucket.take_tokens(1000)
+    with pytest.raises(RateLimited):
+        bucket.take_tokens(1)
+    clock.advance(500)
+    bucket.take_tokens(1000)
+
+
+# -- a bucket per source
+
+
+def count_allowed(limiter: SourceRateLimiter, source: str, count: int) -> int:
+    """Make `count` attempts; return how many are allowed."""
+    allowed = 0
     for _ in range(count):
         try:
-            limiter.take_token(source, now)
-            through += 1
+            limiter.take_token(source)
+            allowed += 1
         except RateLimited:
             pass
-    return through
+    return allowed
 
 
-def test_a_burst_passes_and_then_the_rate_holds() -> None:
-    limiter = SourceRateLimiter(rate=2, burst=5)
-    assert knocks(limiter, "a", 0, 10) == 5
-    assert knocks(limiter, "a", 1000, 10) == 2
-    assert knocks(limiter, "a", 100_000, 10) == 5
+def test_a_burst_passes_and_then_the_rate_holds(clock: ManualClock) -> None:
+    limiter = SourceRateLimiter(2, 5, clock)
+    assert count_allowed(limiter, "a", 10) == 5
+    clock.set(1000)
+    assert count_allowed(limiter, "a", 10) == 2
+    clock.set(100_000)
+    assert count_allowed(limiter, "a", 10) == 5
 
 
-def test_a_refusal_says_when_to_try_again_and_keeps_its_word() -> None:
-    limiter = SourceRateLimiter(rate=0.5, burst=1)
-    limiter.take_token("a", 0)
+def test_an_attempt_after_the_given_wait_is_allowed(clock: ManualClock) -> None:
+    limiter = SourceRateLimiter(0.5, 1, clock)
+    limiter.take_token("a")
+    clock.set(500)
     with pytest.raises(RateLimited) as refusal:
-        limiter.take_token("a", 500)
+        limiter.take_token("a")
     assert refusal.value.retry_after == 1.5
-    limiter.take_token("a", 2000)
+    clock.set(2000)
+    limiter.take_token("a")
 
 
-def test_one_source_does_not_spend_anothers_knocks() -> None:
-    limiter = SourceRateLimiter(rate=1, burst=1)
-    limiter.take_token("a", 0)
-    limiter.take_token("b", 0)
+def test_one_source_does_not_spend_the_attempts_of_another(clock: ManualClock) -> None:
+    limiter = SourceRateLimiter(1, 1, clock)
+    limiter.take_token("a")
+    limiter.take_token("b")
 
 
-def test_a_crowd_of_sources_shares_one_bucket_and_washes_nobody_away() -> None:
-    limiter = SourceRateLimiter(rate=1, burst=2, most=3)
-    assert sum(knocks(limiter, f"s{i}", 0, 2) for i in range(100)) == 3 * 2 + 2
-    assert knocks(limiter, "s0", 0, 1) == 0
+def test_a_crowd_of_sources_shares_one_bucket_and_drops_no_other(clock: ManualClock) -> None:
+    limiter = SourceRateLimiter(1, 2, clock, most=3)
+    assert sum(count_allowed(limiter, f"s{i}", 2) for i in range(100)) == 3 * 2 + 2
+    assert count_allowed(limiter, "s0", 1) == 0
     assert len(limiter) == 3
 
 
-def test_sources_that_rested_make_room_for_new_ones() -> None:
-    limiter = SourceRateLimiter(rate=1, burst=2, most=3)
+def test_sources_that_rested_are_dropped_for_new_ones(clock: ManualClock) -> None:
+    limiter = SourceRateLimiter(1, 2, clock, most=3)
     for source in "abc":
-        limiter.take_token(source, 0)
-    assert knocks(limiter, "d", 1000, 5) == 2
+        limiter.take_token(source)
+    clock.set(1000)
+    assert count_allowed(limiter, "d", 5) == 2
     assert len(limiter) == 3
 
 
-def test_a_clock_set_back_takes_nothing_away() -> None:
-    limiter = SourceRateLimiter(rate=1, burst=3)
-    limiter.take_token("a", 10_000)
-    assert knocks(limiter, "a", 0, 5) == 2
+def test_a_clock_set_back_removes_no_tokens(clock: ManualClock) -> None:
+    limiter = SourceRateLimiter(1, 3, clock)
+    clock.set(10_000)
+    limiter.take_token("a")
+    clock.set(0)
+    assert count_allowed(limiter, "a", 5) == 2
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 3000)), max_size=60))
 def test_no_source_ever_passes_more_than_burst_and_rate_allow(steps: list[tuple[str, int]]) -> None:
-    limiter, now, passed = (
-        SourceRateLimiter(rate=2, burst=3, most=4),
-        0,
-        dict.fromkeys("abcdefgh", 0),
-    )
+    clock, allowed = ManualClock(), dict.fromkeys("abcdefgh", 0)
+    limiter = SourceRateLimiter(2, 3, clock, most=4)
     for source, pause in steps:
-        now += pause
-        passed[source] += knocks(limiter, source, now, 1)
+        clock.advance(pause)
+        allowed[source] += count_allowed(limiter, source, 1)
         assert len(limiter) <= 4
-    assert all(count <= 2 * (3 + now / 1000 * 2) for count in passed.values())
+    assert all(count <= 2 * (3 + clock.now() / 1000 * 2) for count in allowed.values())
 
 
 @pytest.mark.parametrize(
@@ -85,5 +132,5 @@ def test_no_source_ever_passes_more_than_burst_and_rate_allow(steps: list[tuple[
         ("unix", "unix"),
     ],
 )
-def test_what_counts_as_one_source(host: str, source: str) -> None:
+def test_the_source_of_a_host(host: str, source: str) -> None:
     assert rate_limit_source(host) == source

@@ -23,7 +23,7 @@ from gatepost.access.node_directory import (
 )
 from gatepost.access.node_revocation import NodeRevocation, NodeRevoker, RevocationResult
 from gatepost.access.policy import AccessPolicy
-from gatepost.access.rate_limit import SourceRateLimiter, rate_limit_source
+from gatepost.access.rate_limit import SourceRateLimiter, TokenBucket, rate_limit_source
 from gatepost.access.scopes import Scope, authorize_op, authorize_operation_name, require_scope
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "RevocationResult",
     "Scope",
     "SourceRateLimiter",
+    "TokenBucket",
     "authorize_op",
     "authorize_operation_name",
     "check_exchange_answer",

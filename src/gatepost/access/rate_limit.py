@@ -1,71 +1,85 @@
-"""Rate limit of authentication attempts per source address."""
+"""Rate limits: a token bucket, and one bucket per source address."""
 
 from collections import OrderedDict
 from ipaddress import IPv6Address, IPv6Network, ip_address
 
-from msgspec import Struct
-
+from gatepost.clock import Clock
 from gatepost.errors import RateLimited
 
 
-class SourceBucket(Struct):
-    tokens: float
-    at: int
+class TokenBucket:
+    """Allows `rate` requests per second, and `burst` at once."""
+
+    __slots__ = ("_burst", "_clock", "_rate", "_refilled_at", "_tokens")
+
+    def __init__(self, rate: float, burst: int, clock: Clock) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._clock = clock
+        self._tokens = float(burst)
+        self._refilled_at = clock.now()
+
+    def take_tokens(self, count: int) -> None:
+        """Take `count` tokens, or raise RateLimited. A full bucket is enough for any `count`."""
+        self._refill()
+        count = min(count, self._burst)
+        if self._tokens < count:
+            wait = (count - self._tokens) / self._rate
+            raise RateLimited("too many requests; slow down", retry_after=round(wait, 3))
+        self._tokens -= count
+
+    def is_full(self) -> bool:
+        self._refill()
+        return self._tokens >= self._burst
+
+    def _refill(self) -> None:
+        now = self._clock.now()
+        # The clock may go back: never remove tokens.
+        gained = max(now - self._refilled_at, 0) / 1000 * self._rate
+        self._tokens = min(self._tokens + gained, float(self._burst))
+        self._refilled_at = now
 
 
 class SourceRateLimiter:
-    """A token bucket per source: `rate` attempts a second, `burst` at once. Time is passed in.
+    """A token bucket per source: `rate` attempts a second, `burst` at once.
 
     At most `most` sources have a bucket. A full bucket carries no information, so the longest idle
     one is dropped for a new source once it is full. Until then all new sources share one bucket.
     Dropping a busy source instead would let an attacker with many addresses reset its own bucket.
     """
 
-    def __init__(self, rate: float, burst: int, most: int = 10_000) -> None:
+    def __init__(self, rate: float, burst: int, clock: Clock, most: int = 10_000) -> None:
         self._rate = rate
         self._burst = burst
+        self._clock = clock
         self._max_sources = most
-        self._buckets: OrderedDict[str, SourceBucket] = OrderedDict()
-        self._shared_bucket = SourceBucket(float(burst), 0)
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+        self._shared_bucket = self._new_bucket()
 
     def __len__(self) -> int:
         return len(self._buckets)
 
-    def take_token(self, source: str, now: int) -> None:
-        """Count one attempt at `now` (ms). RateLimited carries the time to wait."""
-        bucket = self._bucket_for(source, now)
-        self._refill_bucket(bucket, now)
-        if bucket.tokens < 1:
-            wait = (1 - bucket.tokens) / self._rate
-            raise RateLimited("too many attempts; wait a little", retry_after=round(wait, 3))
-        bucket.tokens -= 1
+    def take_token(self, source: str) -> None:
+        """Count one attempt. RateLimited carries the time to wait."""
+        self._bucket_for(source).take_tokens(1)
 
-    def _bucket_for(self, source: str, now: int) -> SourceBucket:
-        bucket = self._buckets.get(source)
-        if bucket is None:
-            bucket = self._new_bucket(source, now)
-        else:
+    def _bucket_for(self, source: str) -> TokenBucket:
+        if (bucket := self._buckets.get(source)) is not None:
             self._buckets.move_to_end(source)
-        return bucket
-
-    def _new_bucket(self, source: str, now: int) -> SourceBucket:
-        if len(self._buckets) >= self._max_sources and not self._drop_oldest(now):
+            return bucket
+        if len(self._buckets) >= self._max_sources and not self._drop_oldest():
             return self._shared_bucket
-        return self._buckets.setdefault(source, SourceBucket(float(self._burst), now))
+        return self._buckets.setdefault(source, self._new_bucket())
 
-    def _drop_oldest(self, now: int) -> bool:
+    def _new_bucket(self) -> TokenBucket:
+        return TokenBucket(self._rate, self._burst, self._clock)
+
+    def _drop_oldest(self) -> bool:
         source, bucket = next(iter(self._buckets.items()))
-        self._refill_bucket(bucket, now)
-        if bucket.tokens < self._burst:
+        if not bucket.is_full():
             return False
         del self._buckets[source]
         return True
-
-    def _refill_bucket(self, bucket: SourceBucket, now: int) -> None:
-        # The clock may go back: never remove tokens.
-        gained = max(now - bucket.at, 0) / 1000 * self._rate
-        bucket.tokens = min(bucket.tokens + gained, float(self._burst))
-        bucket.at = now
 
 
 def rate_limit_source(host: str) -> str:

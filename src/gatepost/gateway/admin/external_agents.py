@@ -82,7 +82,7 @@ class ExternalAgents:
         self._core = operations.core
         self._local_auth = local_auth
         self._sessions = AgentSessions(self._core.clock, policy)
-        self._limiter = SourceRateLimiter(_CALLS_PER_SEC, _CALL_BURST)
+        self._limiter = SourceRateLimiter(_CALLS_PER_SEC, _CALL_BURST, self._core.clock)
         self._calls: dict[str, set[asyncio.Future[None]]] = {}
 
     # -- invites and sessions
@@ -128,9 +128,8 @@ class ExternalAgents:
         session = await self._core.read(
             lambda tx: self._sessions.authenticate_token(tx, token.strip())
         )
-        now = self._core.clock.now()
-        self._limiter.take_token(session.id, now)
-        if now >= session.seen_at + _TOUCH_EVERY_MS:
+        self._limiter.take_token(session.id)
+        if self._core.clock.now() >= session.seen_at + _TOUCH_EVERY_MS:
             self._core.submit(lambda tx: self._sessions.touch_session(tx, session.id))
         return session
 

@@ -17,12 +17,11 @@ class ConnectionGuard:
 
     def __init__(self, settings: RoomSettings, clock: Clock) -> None:
         self._settings = settings
-        self._clock = clock
-        self._limiter = SourceRateLimiter(settings.knocks_per_sec, settings.knock_burst)
+        self._limiter = SourceRateLimiter(settings.knocks_per_sec, settings.knock_burst, clock)
 
     def check_attempt(self, connection: AnyConnection) -> None:
         """Count an attempt of this address against its rate limit, and require TLS."""
-        self._limiter.take_token(rate_limit_source(_client_host(connection)), self._clock.now())
+        self._limiter.take_token(rate_limit_source(_client_host(connection)))
         self.require_tls(connection)
 
     def require_tls(self, connection: AnyConnection) -> None:
