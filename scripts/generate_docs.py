@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from gatepost.delivery import states as deliveries
+from gatepost.delivery import delivery_states as deliveries
 from gatepost.errors import (
     BY_CODE,
     ArchiveError,

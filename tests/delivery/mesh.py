@@ -11,19 +11,19 @@ from typing import Any
 import apsw
 from msgspec import Raw
 
-from gatepost.delivery import Agents, Messages, Node, Patience
+from gatepost.delivery import LocalNode, RetryPolicy, build_core
 from gatepost.delivery.follow import SourcePart
 from gatepost.delivery.frames import AnyFrame, Frame, pack, unpack
 from gatepost.delivery.link import Link
-from gatepost.delivery.messages import fingerprint
 from gatepost.delivery.relay import RelayHost
 from gatepost.delivery.relay_reader import RelayReader
+from gatepost.delivery.send_request import fingerprint_send
 from gatepost.errors import GatepostError
 from gatepost.events import Envelope, NodeKey, decode
-from gatepost.journal import Tx, Writer, memory
-from gatepost.journal.outbox import EVERYBODY, Appended, Draft, Outbox
+from gatepost.journal import Tx, memory
+from gatepost.journal.outbox import EVERYBODY, Appended, Draft
 from gatepost.journal.writer import Job, Outcome
-from gatepost.mailbox import Dispatcher, Policy
+from gatepost.mailbox import Policy
 from gatepost.routing import Directory, Gateway, Home
 from gatepost.testing import ManualClock
 from gatepost.wire import NewSend, Sent
@@ -54,27 +54,23 @@ class Gate:
             self.connection.execute("DELETE FROM incarnation WHERE first_seq >= ?", (first_seq,))
             row = (f"{self.id}-{self.lives}", first_seq)
             self.connection.execute("INSERT INTO incarnation VALUES (?, ?)", row)
-        self.node = Node(self.id, f"{self.id}-{self.lives}", self.key, self.clock)
-        self.agents = Agents()
-        self.blobs_wanted: list[tuple[str, str]] = []
-        self.messages = Messages(self.node, self.agents, Patience(), self._want_blob)
-        self.dispatcher = Dispatcher(self.clock, Policy(), self.messages.close)
-        self.messages.dispatcher = self.dispatcher
-        self.outbox = Outbox(self.id, self.node.incarnation, self.key)
+        self.node = LocalNode(self.id, f"{self.id}-{self.lives}", self.key, self.clock)
+        self.core = core = build_core(self.node, RetryPolicy(), Policy())
+        self.agents = core.agents
+        self.coordinator = core.coordinator
+        self.dispatcher = core.dispatcher
+        self.outbox = core.outbox
         self.outbox.published = self._published
-        self.writer = Writer(
-            self.connection,
-            self.clock,
-            lambda outcomes: None,
-            participants=(self.dispatcher, self.messages, self.outbox),
-        )
+        self.blobs_wanted: list[tuple[str, str]] = []
+        self.coordinator.observe(on_blob_wanted=self._want_blob)
+        self.writer = core.writer(self.connection, lambda outcomes: None)
         self.jobs: list[Job] = []
         self.ends: list[End] = []
-        self.host = RelayHost(self.messages, self.window) if self.relays else None
-        self.reader = RelayReader(self.node, self.messages, self.window)
+        self.host = RelayHost(self.coordinator, self.window) if self.relays else None
+        self.reader = RelayReader(self.node, self.coordinator, self.window)
         if self.host is not None:
             self.do(self.host.load)
-        self.do(lambda tx: self.messages.room_changed(tx, self.directory))
+        self.do(lambda tx: self.coordinator.room_changed(tx, self.directory))
         self.do(lambda tx: self.agents.register(tx, self.id.upper()))
 
     def restore(self, backup: apsw.Connection) -> None:
@@ -130,7 +126,7 @@ class Gate:
 
     def send(self, to: "Gate", payload: bytes = b'"hi"', **fields: Any) -> Sent:
         new = NewSend(self.id.upper(), to.id.upper(), Raw(payload), **fields)
-        sent: Sent = self.do(lambda tx: self.messages.send(tx, new, fingerprint(new)))
+        sent: Sent = self.do(lambda tx: self.coordinator.send(tx, new, fingerprint_send(new)))
         return sent
 
     def send_many(self, to: "Gate", count: int, size: int = 2) -> list[str]:
@@ -139,7 +135,7 @@ class Gate:
         def all(tx: Tx) -> list[str]:
             payload = b'"' + b"x" * size + b'"'
             news = [NewSend(self.id.upper(), to.id.upper(), Raw(payload)) for _ in range(count)]
-            return [self.messages.send(tx, new, fingerprint(new)).event_id for new in news]
+            return [self.coordinator.send(tx, new, fingerprint_send(new)).event_id for new in news]
 
         found: list[str] = self.do(all)
         return found
@@ -168,17 +164,17 @@ class Gate:
         return taken
 
     def _ack(self, receipts: list[str], tx: Tx) -> None:
-        self.messages.ack(tx, self.id.upper(), receipts, [], {})
+        self.coordinator.ack(tx, self.id.upper(), receipts, [], {})
 
     def see(self, directory: Directory) -> None:
         """The room looks like this from now on."""
         self.directory = directory
-        self.do(lambda tx: self.messages.room_changed(tx, directory))
+        self.do(lambda tx: self.coordinator.room_changed(tx, directory))
         if self.host is not None:
             self.host.room_changed()
 
     def state(self, event_id: str) -> str:
-        found: Sent = self.do(lambda tx: self.messages.status(tx, event_id))
+        found: Sent = self.do(lambda tx: self.coordinator.sent.status(tx, event_id))
         return found.state
 
     def events(self) -> list[Envelope]:
@@ -203,9 +199,9 @@ class End:
         self.out: deque[bytes] = deque()
         self.seen: list[AnyFrame] = []
         self.tamper: Callable[[AnyFrame], AnyFrame | None] = lambda frame: frame
-        self.link = Link(self, gate.node, gate.messages, peer.id, gate.window)
+        self.link = Link(self, gate.node, gate.coordinator, peer.id, gate.window)
         self.link.on_live = self._live
-        self.source = SourcePart(self, gate.node, gate.messages, gate.window, self._live)
+        self.source = SourcePart(self, gate.node, gate.coordinator, gate.window, self._live)
         self.link.parts = [self.source, gate.reader.part(self, peer.id, relays=peer.relays)]
         if gate.host is not None:
             self.link.parts.append(gate.host.part(self, peer.id))

@@ -46,7 +46,7 @@ def test_what_is_written_while_a_reader_catches_up_comes_in_order(mesh: Mesh) ->
         ids.append(a.send(b).event_id)
     mesh.flow()
     assert (b.mail(), wire.errors) == (ids, [])
-    assert b.messages.receiver.duplicates == 0
+    assert b.core.receiver.duplicates == 0
 
 
 def test_a_large_group_passes_a_small_window(mesh: Mesh) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gatepost.delivery.fetch import BlobPart, Bounds, Done, Fetcher
 from gatepost.delivery.frames import PIECE_BYTES, AnyFrame, BlobAsk, BlobPiece
-from gatepost.delivery.messages import fingerprint
+from gatepost.delivery.send_request import fingerprint_send
 from gatepost.errors import GatepostError
 from gatepost.events import BlobStore
 from gatepost.wire import NewSend
@@ -84,13 +84,13 @@ class Post:
         disk = self.disks[gate.id] = Disk(BlobStore(folder, gate.clock))
         fetcher = self.fetchers[gate.id] = Fetcher(
             gate.id,
-            gate.messages,
+            gate.coordinator,
             disk,
             lambda operation, done: gate.jobs.append((operation, done)),
             gate.clock.now,
             BOUNDS,
         )
-        gate.messages.receiver._want_blob = fetcher.want
+        gate.coordinator.observe(on_blob_wanted=fetcher.want)
 
     def link(self, one: str, other: str) -> Wire:
         wire = self.mesh.link(one, other)
@@ -128,7 +128,7 @@ class Post:
         """(event id, digest) of a message with a blob."""
         digest = self.upload(source, size)
         new = NewSend(source.id.upper(), to.id.upper(), payload_ref=digest)
-        sent = source.do(lambda tx: source.messages.send(tx, new, fingerprint(new)))
+        sent = source.do(lambda tx: source.coordinator.send(tx, new, fingerprint_send(new)))
         return sent.event_id, digest
 
     def leftovers(self, name: str) -> list[str]:

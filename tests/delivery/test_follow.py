@@ -19,7 +19,7 @@ class Follower:
         self.frames: list[Frame] = []
         self.commit = gate.commit
         self.now = gate.clock.now
-        self.part = SourcePart(self, gate.node, gate.messages, window)
+        self.part = SourcePart(self, gate.node, gate.coordinator, window)
         gate.outbox.published = self.part.appended
 
     def send(self, frame: Frame) -> None:

@@ -91,7 +91,7 @@ def test_two_links_at_once_deliver_once(mesh: Mesh, a: Gate, b: Gate) -> None:
     assert b.mail() == ids
     assert slow.errors == fast.errors == []
     assert len(events_seen(fast, b)) == len(events_seen(slow, b)) == 10
-    assert b.messages.receiver.duplicates == 10
+    assert b.core.receiver.duplicates == 10
 
 
 def test_when_one_of_two_links_goes_the_other_carries_on(mesh: Mesh, a: Gate, b: Gate) -> None:

@@ -283,7 +283,7 @@ def test_one_of_two_relays_is_enough_and_the_other_takes_over() -> None:
     ids = [mesh["a"].send(mesh["b"]).event_id for _ in range(5)]
     mesh.flow()
     assert mesh["b"].mail() == ids
-    assert mesh["b"].messages.receiver.duplicates == 0
+    assert mesh["b"].core.receiver.duplicates == 0
     (asked,) = [
         relay
         for relay in ("s", "t")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gatepost.delivery.transfers import Request
+from gatepost.delivery.transfers import TransferRequest
 from gatepost.gateway import own_records
 from gatepost.gateway.operations import Operations
 from gatepost.gateway.ownership import Ownership
@@ -117,15 +117,15 @@ class Scene:
     async def refresh(self) -> None:
         await self.keeper.refresh()
         directory = directory_of(self.room.view, lambda id: True)
-        await self.core.commit(lambda tx: self.core.messages.room_changed(tx, directory))
+        await self.core.commit(lambda tx: self.core.coordinator.room_changed(tx, directory))
 
     async def asked_for(self, take_over: bool = False) -> None:
         """Ben asks for the agent."""
         insert = "INSERT INTO transfer_request VALUES ('job', 'ben', ?, ?)"
         await self.core.commit(lambda tx: tx.run(insert, (take_over, tx.now)))
 
-    async def requests(self) -> list[Request]:
-        return await self.core.read(self.core.messages.transfers.requests)
+    async def requests(self) -> list[TransferRequest]:
+        return await self.core.read(self.core.delivery.transfers.requests)
 
     async def serve(self) -> Waiter:
         """Somebody listens to the agent's mailbox."""
@@ -145,7 +145,7 @@ class Scene:
         return self.room.view.agents["job"].gateway
 
     async def hosts_it(self) -> bool:
-        return await self.core.read(lambda tx: self.core.agents.known(tx, "job"))
+        return await self.core.read(lambda tx: self.core.agents.is_registered(tx, "job"))
 
     async def signals(self) -> list[str]:
         query = "SELECT CAST(body AS TEXT) ->> '$.payload.signal' FROM outbox WHERE kind = 'signal'"

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 from msgspec import Struct, field
 
+from gatepost.delivery.coordinator import DeliveryCoordinator
 from gatepost.delivery.feed import Port
 from gatepost.delivery.frames import PIECE_BYTES, AnyFrame, BlobAsk, BlobPiece, Hello
-from gatepost.delivery.messages import Messages
+from gatepost.delivery.receiver.held_events import wanted_blobs
 from gatepost.errors import GatepostError, LinkError
 from gatepost.events import decode
 from gatepost.journal.outbox import Appended
@@ -95,14 +96,14 @@ class Fetcher:
     def __init__(
         self,
         node: str,
-        messages: Messages,
+        coordinator: DeliveryCoordinator,
         files: Files,
         commit: Commit,
         now: Callable[[], int],
         bounds: Bounds,
     ) -> None:
         self.node = node
-        self._messages = messages
+        self._coordinator = coordinator
         self.files = files
         self._commit = commit
         self._now = now
@@ -123,7 +124,7 @@ class Fetcher:
 
     def resume(self) -> None:
         """Want what is still needed from before: after a start."""
-        self._commit(self._messages.receiver.wanted_blobs, self._want_all)
+        self._commit(wanted_blobs, self._want_all)
 
     def _want_all(self, wanted: list[tuple[str, str]], error: GatepostError | None) -> None:
         for digest, source in wanted if error is None else ():
@@ -253,7 +254,7 @@ class Fetcher:
             return
         fetch.stage = Stage.LANDING
         self._commit(
-            lambda tx: self._messages.receiver.blob_came(tx, fetch.digest),
+            lambda tx: self._coordinator.blob_arrived(tx, fetch.digest),
             lambda _, error: self._landed(fetch, error),
         )
 
@@ -300,14 +301,14 @@ class Fetcher:
 
     def _incident(self, kind: str, fetch: Fetch, detail: str, by: str = "") -> None:
         subject = f"{by or fetch.source}/{fetch.digest}"
-        incidents = self._messages.incidents
+        incidents = self._coordinator.incidents
         self._commit(lambda tx: incidents.raise_(tx, kind, subject, detail), _ignore)
 
     # -- passing on, as a relay
 
     def pass_on(self, part: "BlobPart", ask: BlobAsk) -> bool:
         """Ask the source, if we have a link with it; whether we did."""
-        members = self._messages.sender.directory.gateways
+        members = self._coordinator.routes.directory.gateways
         source = next((each for each in self._parts if each.peer == ask.source), None)
         if source is None or part.peer not in members or ask.source not in members:
             return False

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from gatepost.delivery.coordinator import DeliveryCoordinator
 from gatepost.delivery.feed import Port, frames
 from gatepost.delivery.frames import (
     FRAME_BYTES,
@@ -25,8 +26,7 @@ from gatepost.delivery.frames import (
     weight,
 )
 from gatepost.delivery.lives import after, life_of, stretch
-from gatepost.delivery.messages import Messages
-from gatepost.delivery.node import Node
+from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.proof import check_reading, sign_lives
 from gatepost.errors import LinkError
 from gatepost.events import genesis
@@ -75,14 +75,14 @@ class SourcePart:
     def __init__(
         self,
         port: Port,
-        node: Node,
-        messages: Messages,
+        node: LocalNode,
+        coordinator: DeliveryCoordinator,
         window: int,
         on_live: Callable[[], None] = lambda: None,
     ) -> None:
         self._port = port
         self._node = node
-        self._messages = messages
+        self._coordinator = coordinator
         self._window = window
         self._on_live = on_live
         self._feed: GroupFeed | None = None
@@ -142,7 +142,7 @@ class SourcePart:
 
     def _read(self, frame: Reading) -> None:
         """Somebody reads us by relay, and says so itself."""
-        reader = self._messages.sender.directory.gateways.get(frame.reader)
+        reader = self._coordinator.routes.directory.gateways.get(frame.reader)
         if reader is None:
             raise LinkError(f"{frame.reader} is not in this room")
         check_reading(frame, reader.key)

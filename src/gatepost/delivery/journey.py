@@ -16,7 +16,7 @@ from gatepost.delivery.frames import (
     TraceAsk,
     TraceStep,
 )
-from gatepost.delivery.node import Node
+from gatepost.delivery.local_node import LocalNode
 from gatepost.errors import GatepostError
 from gatepost.events import (
     TRACKED,
@@ -219,7 +219,7 @@ Answered = Callable[[TraceAnswer], None]
 class TracePart:
     """Asks and answers over one link. Whoever asks waits no longer than it wants to."""
 
-    def __init__(self, port: Port, node: Node, peer: str) -> None:
+    def __init__(self, port: Port, node: LocalNode, peer: str) -> None:
         self._port = port
         self._node = node
         self._peer = peer

@@ -7,6 +7,7 @@ runs over WebSockets in a gateway and over a faulty network in a simulation.
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from gatepost.delivery.coordinator import DeliveryCoordinator
 from gatepost.delivery.feed import Feed, Port
 from gatepost.delivery.frames import (
     AnyFrame,
@@ -21,9 +22,9 @@ from gatepost.delivery.frames import (
 )
 from gatepost.delivery.lives import after as position_after
 from gatepost.delivery.lives import life_of
-from gatepost.delivery.messages import Messages
-from gatepost.delivery.node import Node
-from gatepost.delivery.receiver import Batch, positions
+from gatepost.delivery.local_node import LocalNode
+from gatepost.delivery.receiver.cursors import read_positions
+from gatepost.delivery.receiver.receiver import EventBatch
 from gatepost.errors import LinkError
 from gatepost.journal.outbox import Appended
 from gatepost.journal.tx import Tx
@@ -62,10 +63,12 @@ class Part(Protocol):
 class Link:
     """`peer` is who the other side has proved to be. `open` it, then feed it what comes."""
 
-    def __init__(self, port: Port, node: Node, messages: Messages, peer: str, window: int) -> None:
+    def __init__(
+        self, port: Port, node: LocalNode, coordinator: DeliveryCoordinator, peer: str, window: int
+    ) -> None:
         self._port = port
         self._node = node
-        self._messages = messages
+        self._coordinator = coordinator
         self.peer = peer
         self._window = window
         self.feed: Feed | None = None
@@ -132,7 +135,7 @@ class Link:
     def read(self) -> None:
         """Start to read their outbox over this link."""
         self.reading = True
-        self._port.commit(lambda tx: positions(tx, [self.peer]), self._subscribe)
+        self._port.commit(lambda tx: read_positions(tx, [self.peer]), self._subscribe)
 
     def _subscribe(self, positions: list[Position]) -> None:
         self._port.send(Subscribe(self._node.incarnation, positions, self._window))
@@ -140,19 +143,19 @@ class Link:
     def _events(self, frame: Events) -> None:
         if frame.source != self.peer:
             raise LinkError(f"{self.peer} sent the outbox of {frame.source} as its own")
-        batch = Batch(
+        batch = EventBatch(
             frame.source, frame.life, frame.first_seq, frame.upto, frame.now, frame.events
         )
         # Not how far we are: another link or a relay may be ahead of this one.
         taken = Taken(frame.source, frame.life, frame.upto, weight(frame))
         self._port.commit(
-            lambda tx: self._messages.receiver.take(tx, batch), lambda _: self._port.send(taken)
+            lambda tx: self._coordinator.take_batch(tx, batch), lambda _: self._port.send(taken)
         )
 
     def _skip(self, frame: Skip) -> None:
         if frame.source != self.peer:
             raise LinkError(f"{self.peer} speaks of the outbox of {frame.source}")
-        self._port.commit(lambda tx: self._messages.receiver.skip(tx, frame), _nothing)
+        self._port.commit(lambda tx: self._coordinator.skip_events(tx, frame), _nothing)
 
     # -- feeding them ours
 
@@ -177,7 +180,7 @@ class Link:
         skip = None
         if known is not None and known != frame.life and sent > after:
             why = f"{self.peer} has another journal than it had"
-            self._messages.sender.give_up_at(tx, self.peer, sent, why)
+            self._coordinator.give_up_sent(tx, self.peer, sent, why)
             # Should it not hear of that, it is told again.
             tx.run(_MISSED, (sent, self.peer))
             skip, after = "restored", max(sent, cut)

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from gatepost.delivery import replica
+from gatepost.delivery.coordinator import DeliveryCoordinator
 from gatepost.delivery.feed import Port
 from gatepost.delivery.frames import (
     AnyFrame,
@@ -27,7 +28,6 @@ from gatepost.delivery.frames import (
     weight,
 )
 from gatepost.delivery.lives import after, life_of
-from gatepost.delivery.messages import Messages
 from gatepost.delivery.proof import check_group, check_lives, read_event
 from gatepost.delivery.replica import Excerpt, Kept, Moved, Place, Row
 from gatepost.errors import LinkError
@@ -61,8 +61,8 @@ class RelayHost:
     Everything but `load` and what is committed runs where links do.
     """
 
-    def __init__(self, messages: Messages, window: int, keep: int = KEEP_MS) -> None:
-        self._messages = messages
+    def __init__(self, coordinator: DeliveryCoordinator, window: int, keep: int = KEEP_MS) -> None:
+        self._coordinator = coordinator
         self.window = window
         self._keep = keep
         self._wanted: set[str] = set()
@@ -78,7 +78,7 @@ class RelayHost:
 
     def key_of(self, node: str) -> bytes | None:
         """The key of a member; whoever is none gets nothing and gives nothing."""
-        found = self._messages.sender.directory.gateways.get(node)
+        found = self._coordinator.routes.directory.gateways.get(node)
         return None if found is None else found.key
 
     # -- links come and go
@@ -146,7 +146,7 @@ class RelayHost:
 
     def gap(self, tx: Tx, source: str, seq: int, first: int) -> None:
         detail = f"the replica goes on at {first} after {seq}: its source has nothing in between"
-        self._messages.incidents.raise_(tx, "replica_gap", f"{source}/{first}", detail)
+        self._coordinator.incidents.raise_(tx, "replica_gap", f"{source}/{first}", detail)
 
     # -- forgetting, every now and then
 

@@ -11,6 +11,7 @@ from zlib import crc32
 
 from msgspec import Struct
 
+from gatepost.delivery.coordinator import DeliveryCoordinator
 from gatepost.delivery.feed import Port
 from gatepost.delivery.frames import (
     AnyFrame,
@@ -23,10 +24,10 @@ from gatepost.delivery.frames import (
     Taken,
     weight,
 )
-from gatepost.delivery.messages import Messages
-from gatepost.delivery.node import Node
+from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.proof import check_events, check_lives, sign_reading
-from gatepost.delivery.receiver import Batch, positions
+from gatepost.delivery.receiver.cursors import read_positions
+from gatepost.delivery.receiver.receiver import EventBatch
 from gatepost.errors import GatepostError, LinkError
 from gatepost.events import Envelope
 from gatepost.journal.outbox import Appended
@@ -54,9 +55,9 @@ class Blame(Struct):
 class RelayReader:
     """`refresh` it whenever links or the room have changed, and every few seconds."""
 
-    def __init__(self, node: Node, messages: Messages, window: int) -> None:
+    def __init__(self, node: LocalNode, coordinator: DeliveryCoordinator, window: int) -> None:
         self._node = node
-        self.messages = messages
+        self.coordinator = coordinator
         self.window = window
         self._parts: list[ReaderPart] = []
         self._blamed: dict[tuple[str, str], Blame] = {}
@@ -79,7 +80,7 @@ class RelayReader:
     def refresh(self) -> None:
         """Ask for what we miss now: each outbox of one relay that has it, or until one has."""
         linked = {part.peer for part in self._parts}
-        members = self.messages.sender.directory.gateways.keys()
+        members = self.coordinator.routes.directory.gateways.keys()
         missing = members - linked - {self._node.id}
         self._missed = {source: self._missed.get(source, 0) for source in missing}
         wanted: dict[str, list[str]] = {part.peer: [] for part in self._parts}
@@ -106,7 +107,7 @@ class RelayReader:
         return sign_reading(node.key, node.id, node.incarnation, position)
 
     def key_of(self, node: str) -> bytes:
-        found = self.messages.sender.directory.gateways.get(node)
+        found = self.coordinator.routes.directory.gateways.get(node)
         if found is None:
             raise LinkError(f"{node} is not in this room")
         return found.key
@@ -167,7 +168,7 @@ class ReaderPart:
             return
         self._wants = wants
         self._port.commit(
-            lambda tx: positions(tx, wants),
+            lambda tx: read_positions(tx, wants),
             lambda found: self._port.send(Relay(found, wants, self._reader.window)),
         )
 
@@ -198,7 +199,7 @@ class ReaderPart:
         """Take it as if it came from its source; or nothing of it, and say why not."""
         mark = tx.mark()
         try:
-            self._reader.messages.receiver.take(tx, self._batch(tx, frame, envelopes))
+            self._reader.coordinator.take_batch(tx, self._batch(tx, frame, envelopes))
         except GatepostError as error:
             tx.undo(mark)
             self._incident(tx, frame.source, error.message)
@@ -206,12 +207,14 @@ class ReaderPart:
         tx.keep()
         return None
 
-    def _batch(self, tx: Tx, frame: Events, envelopes: list[Envelope]) -> Batch:
+    def _batch(self, tx: Tx, frame: Events, envelopes: list[Envelope]) -> EventBatch:
         """A relay's word counts for nothing: neither for what there is not, nor for the time."""
         last = envelopes[-1]
         now = max(last.created_at, min(frame.now, tx.now))
         heard = _heard_before(tx)
-        return Batch(frame.source, frame.life, frame.first_seq, last.seq, now, frame.events, heard)
+        return EventBatch(
+            frame.source, frame.life, frame.first_seq, last.seq, now, frame.events, heard
+        )
 
     def _took(self, taken: Taken, error: GatepostError | None) -> None:
         if error is not None:
@@ -232,7 +235,7 @@ class ReaderPart:
                 self._port.send(self._reader.sign(taken))
 
     def _incident(self, tx: Tx, source: str, detail: str) -> None:
-        incidents = self._reader.messages.incidents
+        incidents = self._reader.coordinator.incidents
         incidents.raise_(tx, "relay", f"{self.peer}/{source}", detail)
 
 

@@ -131,15 +131,16 @@ class DeadLetter(Struct, frozen=True, kw_only=True, rename="camel", omit_default
     pair_seq: Count = 0
 
 
-SignalName = Literal["confirm", "withdraw", "settled", "status_request", "incident", "notice"]
+SignalName = Literal["confirm", "withdraw", "pair_closed", "status_request", "incident", "notice"]
 
 
 class Signal(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """The payload of a `signal`: what two gateways tell each other about a delivery.
 
     `confirm` makes an accepted offer the receiver's to engage, and `withdraw` takes an offer back;
-    both refer to the event. `settled` says that of the pair `from_agent` to `to_agent` everything
-    up to and with `through` is settled, wherever. `status_request` asks for the receipts again.
+    both refer to the event. `pair_closed` says that of the pair `from_agent` to `to_agent` every
+    number up to and with `through` is closed, at any node. `status_request` asks
+    for the receipts again.
     """
 
     signal: SignalName | Label

@@ -21,15 +21,14 @@ from msgspec import Struct
 
 from gatepost.clock import Clock
 from gatepost.config import Settings
-from gatepost.delivery import Agents, Messages, Node, restoring
+from gatepost.delivery import LocalNode, build_core
+from gatepost.delivery.restore import begin_incarnation, count_quarantined, quarantine
 from gatepost.errors import BackupError, GatepostError
 from gatepost.events import NodeKey
-from gatepost.gateway.core import patience_of, policy_of
+from gatepost.gateway.core import mailbox_policy, retry_policy
 from gatepost.gateway.state import StateDir, sync_folder, write_private
 from gatepost.journal import Database, Tx, Writer
 from gatepost.journal.database import lock
-from gatepost.journal.outbox import Outbox
-from gatepost.mailbox import Dispatcher
 
 T = TypeVar("T")
 
@@ -276,16 +275,15 @@ def _renew(work: Path, manifest: Manifest, settings: Settings, clock: Clock) -> 
         life = clock.random(8).hex()
         leap = _LEAP + int.from_bytes(clock.random(4))
         bare = Writer(database.writer, clock, lambda outcomes: None)
-        first = _run(bare, lambda tx: restoring.begin(tx, life, leap))
-        node = Node(manifest.node_id, life, NodeKey((work / _KEY).read_bytes()), clock)
-        messages = Messages(node, Agents(), patience_of(settings))
-        messages.dispatcher = Dispatcher(clock, policy_of(settings), messages.close)
-        # Nobody else takes part: time must not pass for what is put into quarantine.
-        outbox = Outbox(node.id, life, node.key)
-        writer = Writer(database.writer, clock, lambda outcomes: None, participants=(outbox,))
-        while _run(writer, lambda tx: restoring.quarantine(tx, messages, _BATCH)):
+        first = _run(bare, lambda tx: begin_incarnation(tx, life, leap))
+        node = LocalNode(manifest.node_id, life, NodeKey((work / _KEY).read_bytes()), clock)
+        core = build_core(node, retry_policy(settings), mailbox_policy(settings))
+        # No other participant: time must not pass for the mail that is put into quarantine.
+        only = (core.outbox,)
+        writer = Writer(database.writer, clock, lambda outcomes: None, participants=only)
+        while _run(writer, lambda tx: quarantine(tx, core, _BATCH)):
             pass
-        dead, doubt = _run(bare, restoring.counts)
+        dead, doubt = _run(bare, count_quarantined)
         database.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     finally:
         database.close()

@@ -42,7 +42,7 @@ async def compact(core: Core) -> int:
     total = 0
     while gone := await core.commit(lambda tx: _forget(core, tx)):
         total += gone
-    await core.commit(core.bounds.cut_off)
+    await core.commit(core.bounds.cut_off_readers)
     for digest in await core.commit(_unused_blobs):
         core.blobs.delete(digest)
         total += 1
@@ -57,7 +57,7 @@ def _forget(core: Core, tx: Tx) -> int:
     for sql in (_DELIVERIES, _KEYS):
         tx.run(sql, (rows_before, journal.sweep_batch))
         gone += tx.changes()
-    return gone + retention.forget(tx, core.messages.receiver, rows_before, journal.sweep_batch)
+    return gone + retention.forget_closed(tx, core.delivery, rows_before, journal.sweep_batch)
 
 
 async def remove_orphans(core: Core) -> int:

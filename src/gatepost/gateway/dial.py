@@ -93,7 +93,10 @@ class Dialer:
 
     def _members(self) -> list[Seed]:
         """Backbone nodes, each gateway another choice of them; and those we have mail for."""
-        own, mail_for = self._core.node.key.public, self._core.messages.sender.nodes
+        own, mail_for = (
+            self._core.node.key.public,
+            self._core.delivery.sender.deliveries.destinations,
+        )
         backbone, others = [], []
         for member in self._keeper.current.view.nodes.values():
             if member.public_key == own or not member.record.endpoint_ws:

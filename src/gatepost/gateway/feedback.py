@@ -158,7 +158,7 @@ class Feedback:
         return await self._core.read(find)
 
     async def raise_(self, found: Sequence[NewIncident]) -> Noted:
-        counts = self._core.messages.incidents.counts
+        counts = self._core.delivery.incidents.counts
 
         def store(tx: Tx) -> int:
             new = 0

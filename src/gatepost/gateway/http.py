@@ -11,7 +11,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.response import Stream
 from msgspec import Struct, field
 
-from gatepost.delivery.messages import is_reached
+from gatepost.delivery.sent_messages import is_reached
 from gatepost.errors import GatepostError, UnknownBlob, UnknownMessage
 from gatepost.events import AgentId, Envelope, check_agent_id, check_digest, check_msg_id
 from gatepost.gateway.operations import Operations, weight
@@ -301,14 +301,14 @@ def _agent_routes(operations: Operations) -> list[Any]:
     @get("/agents", summary="Agents this gateway answers for")
     async def agents() -> list[Agent]:
         found = await core.read(core.agents.list)
-        return [core.messages.transfers.describe(each) for each in found]
+        return [core.delivery.transfers.describe(each) for each in found]
 
     @put("/agents/{agent:str}", summary="Register an agent")
     async def register(agent: Name, standby: FromQuery[bool] = False) -> Agent:
         name = check_agent_id(agent)
         await operations.perform(Register(agent=name, standby=standby))
         found = await core.read(lambda tx: core.agents.get(tx, name))
-        return core.messages.transfers.describe(found)
+        return core.delivery.transfers.describe(found)
 
     @delete("/agents/{agent:str}", status_code=200, summary="Remove an agent; its mail is kept")
     async def remove(agent: Name) -> Count:

@@ -35,7 +35,7 @@ class Neighbours:
         self.keeper = RoomKeeper(core)
         self.pipes = Pipes(self.keeper)
         self._news = asyncio.Event()
-        core.messages.on_agents = self._news.set
+        core.coordinator.observe(on_agents_changed=self._news.set)
         self._dialer = Dialer(self.keeper, self.pipes)
         self._ownership = Ownership(self.keeper)
         self._door = NodeDoor(self.keeper, self.pipes, metrics, threshold)

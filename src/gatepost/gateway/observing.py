@@ -19,8 +19,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from gatepost.delivery import Messages
-from gatepost.delivery.sender import Counted
+from gatepost.delivery import DeliveryCore
+from gatepost.delivery.coordinator import CountedReceipt
 from gatepost.events import KNOWN, TRACKED, Envelope
 from gatepost.journal import Tx
 from gatepost.journal.outbox import Draft
@@ -60,7 +60,7 @@ class Latency(Struct):
 class Observer:
     """All of it runs in the writer's thread; whoever scrapes reads numbers only."""
 
-    def __init__(self, messages: Messages, telemetry: "Telemetry | None" = None) -> None:
+    def __init__(self, delivery: DeliveryCore, telemetry: "Telemetry | None" = None) -> None:
         self.emitted: Counter[str] = Counter()
         self.taken: Counter[str] = Counter()
         self.latencies = {
@@ -74,12 +74,11 @@ class Observer:
         self._drafts: list[Draft] = []
         self._kinds: list[str] = []
         self._lags: dict[str, int] = {}
-        self._receipts: list[Counted] = []
+        self._receipts: list[CountedReceipt] = []
         self._now = 0
-        messages.sender.on_receipt = self._receipts.append
-        messages.receiver.on_taken = self._batch
+        delivery.coordinator.observe(on_receipt=self._receipts.append, on_batch=self._batch)
         if telemetry is not None:
-            messages.dispatcher.on_leased = telemetry.leased
+            delivery.dispatcher.on_leased = telemetry.leased
 
     def _batch(self, source: str, new: list[tuple[Envelope, bytes]], now: int) -> None:
         self._kinds += [envelope.kind for envelope, _ in new]
@@ -173,13 +172,13 @@ class Observing(Collector):
             yield from self._members(*self._room)
 
     def _data_plane(self) -> Iterator[Metric]:
-        observer, receiver = self._core.observer, self._core.messages.receiver
+        observer, receiver = self._core.observer, self._core.delivery.receiver
         yield _counters("events_emitted", "Events appended.", "kind", _known(observer.emitted))
         yield _counters("events_taken", "Events taken from others.", "kind", _known(observer.taken))
         yield _counter("duplicates", "Events that came again.", receiver.duplicates)
-        sender = self._core.messages.sender
-        yield _counter("receipts_ignored", "Receipts that did not count.", sender.ignored)
-        yield _counter("retries", "Messages sent again, unanswered.", sender.retries)
+        sender = self._core.delivery.sender
+        yield _counter("receipts_ignored", "Receipts that did not count.", sender.receipts.ignored)
+        yield _counter("retries", "Messages sent again, unanswered.", sender.timers.retries)
         yield _counter("blobs_fetched", "Blobs fetched from others.", receiver.blobs)
         if self._core.telemetry is not None:
             text = "Commit groups and sends without spans."
@@ -201,7 +200,7 @@ class Observing(Collector):
         yield _gauges("undelivered", "Messages given up and kept.", "reason", now.undelivered)
 
     def _control_plane(self) -> Iterator[Metric]:
-        counts = self._core.messages.incidents.counts
+        counts = self._core.delivery.incidents.counts
         yield _counters("incidents", "Incidents since the start.", "class", dict(counts))
         yield _counter("link_errors", "Links that broke a rule.", counts["link_error"])
         yield _gauges("incidents_kept", "Incidents on record.", "class", self._reading.incidents)

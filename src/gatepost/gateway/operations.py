@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from gatepost.delivery.messages import check, fingerprint, is_reached
+from gatepost.delivery.send_request import check_send, fingerprint_send
+from gatepost.delivery.sent_messages import is_reached
 from gatepost.errors import GatepostError, Internal, InvalidRequest, PayloadTooLarge
 from gatepost.gateway.core import Core
 from gatepost.gateway.limits import Bucket
@@ -149,12 +150,12 @@ class Operations:
         _some(op.receipts, op.msg_ids)
         for reply in op.replies.values():
             self._check_inline(bytes(reply))
-        ack = self.core.messages.ack
+        ack = self.core.coordinator.ack
         return lambda tx: _settled(op.id, ack(tx, op.mailbox, op.receipts, op.msg_ids, op.replies))
 
     def _nack(self, op: Nack) -> Plan:
         _some(op.receipts, op.msg_ids)
-        nack = self.core.messages.nack
+        nack = self.core.coordinator.nack
         return lambda tx: _settled(op.id, nack(tx, op.mailbox, op.receipts, op.msg_ids, op.reason))
 
     def _extend(self, op: Extend) -> Plan:
@@ -169,8 +170,8 @@ class Operations:
         def register(tx: Tx) -> Reply:
             # Who merely comes again stays what it was.
             self.core.agents.register(tx, op.agent, standby=op.standby or None)
-            if not self.core.agents.stands_by(tx, op.agent):
-                self.core.messages.transfers.ask(tx, op.agent)
+            if not self.core.agents.is_standby(tx, op.agent):
+                self.core.delivery.transfers.ask(tx, op.agent)
             return Done(re=op.id)
 
         return register
@@ -191,7 +192,7 @@ class Operations:
     async def _send(self, op: Send) -> Reply:
         """Payloads too large to travel inline are stored as blobs first."""
         # Taken before a payload moves into a blob, whose digest is another each time.
-        marks = [fingerprint(new) for new in op.messages]
+        marks = [fingerprint_send(new) for new in op.messages]
         for new in op.messages:
             if self._is_large(new):
                 payload, new.payload = bytes(new.payload), UNSET  # type: ignore[arg-type]
@@ -200,12 +201,12 @@ class Operations:
 
     def _plan_send(self, op: Send) -> Plan | None:
         for new in op.messages:
-            check(new)
+            check_send(new)
             if not isinstance(new.payload, UnsetType):
                 check_payload(bytes(new.payload))
         if any(self._is_large(new) for new in op.messages):
             return None
-        return self._send_all(op, [fingerprint(new) for new in op.messages])
+        return self._send_all(op, [fingerprint_send(new) for new in op.messages])
 
     def _is_large(self, new: NewSend) -> bool:
         if isinstance(new.payload, UnsetType):
@@ -222,7 +223,7 @@ class Operations:
         """All at once, as they mostly can be; if one cannot, each for itself."""
         mark = tx.mark()
         try:
-            sent = [self.core.messages.send(tx, *each) for each in sends]
+            sent = [self.core.coordinator.send(tx, *each) for each in sends]
         except GatepostError:
             tx.undo(mark)
             return [self._send_one(tx, *each) for each in sends]
@@ -231,7 +232,7 @@ class Operations:
 
     async def upload(self, pieces: Iterable[bytes]) -> str:
         """Store a payload as a blob; returns its digest."""
-        blob, key = await self.core.store(pieces)
+        blob, key = await self.core.store_blob(pieces)
         insert = "INSERT OR IGNORE INTO blob VALUES (?, ?, ?, ?)"
         await self.core.commit(lambda tx: tx.run(insert, (blob.digest, key, blob.size, tx.now)))
         return blob.digest
@@ -239,7 +240,7 @@ class Operations:
     def _send_one(self, tx: Tx, new: NewSend, fingerprint: bytes) -> Sent:
         mark = tx.mark()
         try:
-            sent = self.core.messages.send(tx, new, fingerprint)
+            sent = self.core.coordinator.send(tx, new, fingerprint)
         except GatepostError as error:
             tx.undo(mark)
             if self.core.telemetry is not None:
@@ -250,11 +251,11 @@ class Operations:
         return sent
 
     async def _await(self, op: Await) -> Reply:
-        messages, id = self.core.messages, op.event_id
+        id = op.event_id
         if op.wait_secs:
             sent = await self._reached(id, op.wait_secs, op.until)
         else:
-            sent = await self.core.read(lambda tx: messages.status(tx, id))
+            sent = await self.core.read(lambda tx: self.core.delivery.sent.status(tx, id))
         return Awaited(re=op.id, result=sent)
 
     async def wait_for(self, sent: Sent, until: str, secs: float) -> Sent:
@@ -270,7 +271,7 @@ class Operations:
         return sent
 
     async def _reached(self, id: str, secs: float, until: str) -> Sent:
-        messages = self.core.messages
+        messages = self.core.delivery.sent
         settled: asyncio.Future[Sent] = asyncio.get_running_loop().create_future()
 
         def woken(sent: Sent, error: GatepostError | None) -> None:
@@ -285,7 +286,7 @@ class Operations:
                 return settled.result()
         finally:
             if not settled.done():
-                self.core.submit(lambda tx: messages.stop_waiting(tx, id, woken))
+                self.core.submit(lambda tx: messages.stop_waiting(id, woken))
         return sent
 
     async def _wait(self, future: "asyncio.Future[T]", secs: float) -> bool:
@@ -364,7 +365,7 @@ class Operations:
         wanted.replayed = False if wanted.replayed is None else wanted.replayed
         while len(acks) < limit:
             size = min(limit - len(acks), self._batch if rate is None else max(1, int(rate / 10)))
-            replay = partial(self.core.messages.replay, mailbox=mailbox, wanted=wanted)
+            replay = partial(self.core.coordinator.replay, mailbox=mailbox, wanted=wanted)
             more = await self.core.commit(partial(replay, limit=size, actor=actor))
             acks += more
             if len(more) < size or any(ack.error for ack in more):

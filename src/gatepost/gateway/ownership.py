@@ -3,7 +3,7 @@
 An agent that registers here while the room says it lives behind another gateway is asked for
 (delivery/transfers.py). Its owner, once nobody has listened to the agent's mailbox for a moment,
 signs the transfer and says so in the room; the new owner says the same. Then the old one lets go of
-its registration, and its mail follows (delivery/handover.py). Each step is taken again after a
+its registration, and its mail follows (delivery/forwarding.py). Each step is taken again after a
 crash, for it is decided from what the room and the journal say.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from litestar.params import FromPath, JSONBody
 
-from gatepost.delivery.transfers import Request
+from gatepost.delivery.transfers import TransferRequest
 from gatepost.errors import (
     Conflict,
     Forbidden,
@@ -47,7 +47,7 @@ class Ownership:
         self._keeper = keeper
         self._core = keeper.core
         self._me = keeper.core.node.id
-        self._transfers = keeper.core.messages.transfers
+        self._transfers = keeper.core.delivery.transfers
         self._grace = int(keeper.core.settings.delivery.handover_grace_secs * 1000)
         self._unserved: dict[str, int] = {}
 
@@ -75,7 +75,7 @@ class Ownership:
         if away:
             await self._core.commit(lambda tx: self._look_at(tx, away))
 
-    def _journal(self, tx: Tx) -> tuple[list[Request], list[LocalAgent]]:
+    def _journal(self, tx: Tx) -> tuple[list[TransferRequest], list[LocalAgent]]:
         return self._transfers.requests(tx), self._core.agents.list(tx)
 
     @property
@@ -88,7 +88,7 @@ class Ownership:
 
     # -- giving
 
-    async def _answer(self, request: Request) -> None:
+    async def _answer(self, request: TransferRequest) -> None:
         agent, node = request.agent, request.node
         if self._owner(agent) != self._me or node == self._me or node not in self._view.nodes:
             await self._core.commit(lambda tx: self._transfers.forget(tx, request))
@@ -143,7 +143,7 @@ class Ownership:
 
     def _let_go(self, tx: Tx, agent: str) -> None:
         """From now on mail for it is refused, and its senders look for it elsewhere."""
-        if self._core.agents.known(tx, agent):
+        if self._core.agents.is_registered(tx, agent):
             self._core.agents.remove(tx, agent, "transfer")
 
     def _is_lost(self, agent: LocalAgent, served: bool) -> bool:

@@ -44,11 +44,11 @@ class Pipes:
         core, window = self._core, self._core.settings.delivery.window_bytes
         core.outbox.published = self._published
         self.directory = Directory()
-        self.host = RelayHost(core.messages, window)
-        self.reader = RelayReader(core.node, core.messages, window)
+        self.host = RelayHost(core.coordinator, window)
+        self.reader = RelayReader(core.node, core.coordinator, window)
         self.fetcher = Fetcher(
             core.node.id,
-            core.messages,
+            core.coordinator,
             BlobFiles(core.blobs, core.storers),
             self._commit,
             core.clock.now,
@@ -177,7 +177,7 @@ class Pipes:
             return
         directory = directory_of(self._keeper.room.view, self._presence.is_online)
         if directory != self.directory:
-            room_changed = self._core.messages.room_changed
+            room_changed = self._core.coordinator.room_changed
             await self._core.commit(lambda tx: room_changed(tx, directory))
             self.directory = directory
             self.host.room_changed()
@@ -192,7 +192,7 @@ class LinkEnd:
         self._core = pipes._core
         self.ended = False
         window = self._core.settings.delivery.window_bytes
-        self.link = Link(self, self._core.node, self._core.messages, connection.node, window)
+        self.link = Link(self, self._core.node, self._core.coordinator, connection.node, window)
         self.link.may_read = lambda: pipes.may_read(self)
         self.link.on_live = pipes.go_live
         self.trace = TracePart(self, self._core.node, connection.node)
@@ -203,7 +203,7 @@ class LinkEnd:
         pipes, core, peer = self._pipes, self._core, self.link.peer
         theirs, ours = pipes.is_backbone(peer), pipes.is_backbone(core.node.id)
         live = pipes.go_live
-        self.source = SourcePart(self, core.node, core.messages, window, on_live=live)
+        self.source = SourcePart(self, core.node, core.coordinator, window, on_live=live)
         self._reader = pipes.reader.part(self, peer, relays=theirs)
         self._blobs = pipes.fetcher.part(self, peer, relays=theirs, passes=ours)
         parts: list[Part] = [self.source, self._reader, self._blobs]
@@ -254,7 +254,7 @@ class LinkEnd:
         peer = self.link.peer
         log.warning("the link to %s ends: %s", peer, error.message)
         if isinstance(error, LinkError):
-            incidents, why = self._core.messages.incidents, error.message
+            incidents, why = self._core.coordinator.incidents, error.message
             subject = f"{peer}@{self.now()}"
             self._core.submit(lambda tx: incidents.raise_(tx, "link_error", subject, why))
         self._connection.end(error)

@@ -99,7 +99,7 @@ async def serve(settings: Settings) -> None:
 
 def _sealing(core: Core, neighbours: Neighbours) -> Sealing:
     bounds, facts = core.bounds, lambda: room_facts(neighbours.keeper)
-    return Sealing(core, read=bounds.read, settled=bounds.settled, facts=facts)
+    return Sealing(core, read=bounds.read_through, settled=bounds.closed_through, facts=facts)
 
 
 @contextlib.asynccontextmanager

@@ -18,7 +18,7 @@ from msgspec import Raw, Struct, UnsetType
 
 from gatepost import __version__, config
 from gatepost.clock import Clock
-from gatepost.delivery.sender import Counted
+from gatepost.delivery.coordinator import CountedReceipt
 from gatepost.errors import ConfigError
 from gatepost.events import TRACKED, Kind, Receipt
 from gatepost.journal.outbox import Draft
@@ -51,7 +51,7 @@ class Committed(Struct, frozen=True):
     """One commit group: what was appended, which receipts counted, what was leased."""
 
     drafts: list[Draft]
-    receipts: list[Counted]
+    receipts: list[CountedReceipt]
     leased: list[Message]
     now: int
 
@@ -134,7 +134,7 @@ class Telemetry:
     def leased(self, messages: list[Message]) -> None:
         self._leased += messages
 
-    def committed(self, drafts: list[Draft], receipts: list[Counted], now: int) -> None:
+    def committed(self, drafts: list[Draft], receipts: list[CountedReceipt], now: int) -> None:
         leased, self._leased = self._leased, []
         if drafts or receipts or leased:
             self._put(Committed(drafts, receipts, leased, now))

@@ -28,7 +28,7 @@ _ASKED = 64
 # The order of what happens in the same millisecond.
 _STAGES = (
     *("sent", "sent_again", "held", "offered", "taken", "accepted", "refused", "heard_accepted"),
-    *("confirm", "withdraw", "settled", "waiting", "in_hand", "backing_off", "turn_ended"),
+    *("confirm", "withdraw", "pair_closed", "waiting", "in_hand", "backing_off", "turn_ended"),
     *("turn_failed", "handed_on", "reply", "processed", "heard_processed", "given_up", "verdict"),
 )
 _STAGE = {what: place for place, what in enumerate(_STAGES)}

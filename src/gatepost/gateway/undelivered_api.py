@@ -8,8 +8,8 @@ from litestar import Request, Router
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
-from gatepost.delivery import letters
-from gatepost.delivery.letters import Filter, Letter
+from gatepost.delivery import undelivered as messages
+from gatepost.delivery.undelivered import UndeliveredFilter, UndeliveredMessage
 from gatepost.errors import UnknownMessage
 from gatepost.events import AgentId, EventId
 from gatepost.gateway.core import Core
@@ -35,8 +35,10 @@ class WantedBody(Struct, forbid_unknown_fields=True):
     failed_before: Seconds | None = None
     replayed: bool | None = None
 
-    def filter(self) -> Filter:
-        return Filter(**{name: getattr(self, name) for name in Filter.__struct_fields__})
+    def filter(self) -> UndeliveredFilter:
+        return UndeliveredFilter(
+            **{name: getattr(self, name) for name in UndeliveredFilter.__struct_fields__}
+        )
 
 
 class ReplayWanted(WantedBody):
@@ -52,16 +54,20 @@ class UndeliveredApi:
         self._core = core
         self._batch = core.settings.journal.sweep_batch
 
-    async def page(self, wanted: Filter, limit: int, after: str) -> UndeliveredPage:
-        found = await self._core.read(lambda tx: letters.find(tx, wanted, limit, after))
-        return UndeliveredPage([letters.view(letter, with_payload=False) for letter in found])
+    async def page(self, wanted: UndeliveredFilter, limit: int, after: str) -> UndeliveredPage:
+        found = await self._core.read(
+            lambda tx: messages.find_undelivered(tx, wanted, limit, after)
+        )
+        return UndeliveredPage(
+            [messages.view_message(message, with_payload=False) for message in found]
+        )
 
     async def show(self, event_id: str) -> Undelivered:
-        wanted = Filter(event_ids=[event_id])
-        found = await self._core.read(lambda tx: letters.find(tx, wanted, 1))
+        wanted = UndeliveredFilter(event_ids=[event_id])
+        found = await self._core.read(lambda tx: messages.find_undelivered(tx, wanted, 1))
         if not found:
             raise UnknownMessage(f"no undelivered message {event_id} here")
-        return letters.view(found[0], with_payload=True)
+        return messages.view_message(found[0], with_payload=True)
 
     async def replay(self, wanted: ReplayWanted) -> Replays:
         """One after the other, at most so many a second. What cannot be sent is told, and left."""
@@ -82,21 +88,23 @@ class UndeliveredApi:
             await asyncio.sleep(0 if rate is None else size / rate)
         return Replays(done)
 
-    def _replay(self, tx: Tx, wanted: Filter, size: int, after: str, force: bool) -> list[Replayed]:
+    def _replay(
+        self, tx: Tx, wanted: UndeliveredFilter, size: int, after: str, force: bool
+    ) -> list[Replayed]:
         return [
-            letters.replay(tx, letter, self._resend, force=force, actor=_ACTOR)
-            for letter in letters.find(tx, wanted, size, after)
+            messages.replay_message(tx, message, self._resend, force=force, actor=_ACTOR)
+            for message in messages.find_undelivered(tx, wanted, size, after)
         ]
 
-    def _resend(self, tx: Tx, letter: Letter) -> str:
-        out = letter.outgoing(self._core.node.event_ids.next())
-        self._core.messages.send_again(tx, out, letter.node)
+    def _resend(self, tx: Tx, message: UndeliveredMessage) -> str:
+        out = message.outgoing_event(self._core.node.event_ids.next())
+        self._core.coordinator.send_again(tx, out, message.node)
         return out.event_id
 
-    async def discard(self, wanted: Filter) -> int:
+    async def discard(self, wanted: UndeliveredFilter) -> int:
         total = 0
         while gone := await self._core.commit(
-            lambda tx: letters.discard(tx, wanted, self._batch, _ACTOR)
+            lambda tx: messages.discard_messages(tx, wanted, self._batch, _ACTOR)
         ):
             total += gone
         return total
@@ -115,7 +123,7 @@ def routes(core: Core) -> Router:
         failed_before: Moment = None,
         replayed: FromQuery[bool | None] = None,
     ) -> UndeliveredPage:
-        wanted = Filter(None, agent, reason, failed_after, failed_before, replayed)
+        wanted = UndeliveredFilter(None, agent, reason, failed_after, failed_before, replayed)
         return await api.page(wanted, limit, after)
 
     @get("/{event_id:str}", summary="Show one, with its payload")
@@ -132,7 +140,7 @@ def routes(core: Core) -> Router:
 
     @delete("/{event_id:str}", status_code=200, summary="Give one up for good")
     async def drop(event_id: FromPath[str]) -> Count:
-        count = await api.discard(Filter(event_ids=[event_id]))
+        count = await api.discard(UndeliveredFilter(event_ids=[event_id]))
         if not count:
             raise UnknownMessage(f"no undelivered message {event_id} here")
         return Count(count=count)

@@ -29,16 +29,14 @@ _SERVING = 2000
 class Dispatcher:
     """The mailboxes' part in every commit group.
 
-    `ack` and `nack` return what they closed; `on_closed` hears of what nobody asked for: what
-    time closed, and what a purge did.
+    `ack` and `nack` return the mail they closed. Mail that time or a purge closed is collected,
+    and the next participant of the commit group takes it with `take_closed`.
     """
 
-    def __init__(
-        self, clock: Clock, policy: Policy, on_closed: Callable[[Tx, list[Closed]], None]
-    ) -> None:
+    def __init__(self, clock: Clock, policy: Policy) -> None:
         self.policy = policy
         self._lease_ids = _random_ids(clock)
-        self._on_closed = on_closed
+        self._closed: list[Closed] = []
         self._line = Line()
         # Mailboxes in which a message may have become ready, or a waiter have got credit.
         self._touched: set[int] = set()
@@ -128,9 +126,14 @@ class Dispatcher:
         """Turn up to `limit` waiting messages into dead letters; repeat it until it returns 0."""
         box = self.box(tx, mailbox)
         size, closed = deadletters.purge(tx, box.id, min(limit, sweep.BATCH), actor)
-        self._close(tx, closed)
+        tx.effect(partial(self._collect_closed, closed))
         tx.effect(partial(self._touch, {box.id}))
         return size
+
+    def take_closed(self) -> list[Closed]:
+        """Mail that time or a purge closed in this commit group."""
+        closed, self._closed = self._closed, []
+        return closed
 
     def pass_on(self, tx: Tx, mailbox: str, consumer: str, limit: int) -> list[Message]:
         """Take waiting mail out for good. What became of it is for the caller to say."""
@@ -164,6 +167,7 @@ class Dispatcher:
         return [(_push(waiter), messages, None) for waiter, messages in served]
 
     def rolled_back(self) -> None:
+        self._closed.clear()
         self._served.clear()
         self._touched |= self._line.mailboxes()
         self._due = 0
@@ -193,6 +197,9 @@ class Dispatcher:
 
     def _touch(self, mailboxes: set[int]) -> None:
         self._touched |= mailboxes
+
+    def _collect_closed(self, closed: list[Closed]) -> None:
+        self._closed += closed
 
     def _free(self, tx: Tx, mailbox: int, freed: list[Freed]) -> None:
         self._touched.add(mailbox)
@@ -232,15 +239,11 @@ class Dispatcher:
             return
         self._due = None
         for mailbox, result in sweep.time_out(tx, self.policy):
-            self._close(tx, result.closed)
+            tx.effect(partial(self._collect_closed, result.closed))
             self._settled(tx, mailbox, result)
         expired, closed = sweep.expire(tx)
-        self._close(tx, closed)
+        tx.effect(partial(self._collect_closed, closed))
         tx.effect(partial(self._touch, expired | sweep.promote(tx)))
-
-    def _close(self, tx: Tx, closed: list[Closed]) -> None:
-        if closed:
-            self._on_closed(tx, closed)
 
 
 def _push(waiter: Waiter) -> Callable[[list[Message], object], None]:

@@ -136,13 +136,13 @@ class Encoder:
             text = f'{{"reason":"{template.reason}","attempts":{row.number}'
             text += f',"pairSeq":{row.other}}}' if row.other else "}"
         elif template.signal:
-            text = f'{{"signal":"{template.signal}"{self._settled(row, template)}}}'
+            text = f'{{"signal":"{template.signal}"{self._closed_pair(row, template)}}}'
         else:
             return "", 0
         return text, len(text)
 
-    def _settled(self, row: Row, template: Template) -> str:
-        if template.signal != "settled":
+    def _closed_pair(self, row: Row, template: Template) -> str:
+        if template.signal != "pair_closed":
             return ""
         agents = self._world.agents
         ends = f',"fromAgent":"{agents[row.source]}","toAgent":"{agents[row.to_agent - 1]}"'

@@ -120,7 +120,7 @@ TEMPLATES: Final = (
     Template("dead_letter", reason="no_route"),
     Template("signal", signal="confirm"),
     Template("signal", signal="withdraw"),
-    Template("signal", signal="settled"),
+    Template("signal", signal="pair_closed"),
     Template("signal", signal="notice"),
 )
 

@@ -14,13 +14,12 @@ from typing import Any, Literal
 import apsw
 from msgspec import Struct
 
-from gatepost.delivery import Agents, Messages, Node, Patience, restoring
+from gatepost.delivery import LocalNode, RetryPolicy, build_core, restore
 from gatepost.errors import GatepostError, StorageFailed
 from gatepost.events import NodeKey
 from gatepost.journal import Database, Outcome, Tx, Writer
-from gatepost.journal.outbox import Outbox
 from gatepost.journal.writer import Operation
-from gatepost.mailbox import Dispatcher, Policy
+from gatepost.mailbox import Policy
 from gatepost.testing.simulation.loop import Loop, NodeClock, Timer
 
 Done = Callable[[Any, GatepostError | None], None]
@@ -37,7 +36,7 @@ class PowerCut(BaseException):
 class Habits(Struct, frozen=True):
     """What all gateways of a mesh are set to."""
 
-    patience: Patience = Patience(
+    retries: RetryPolicy = RetryPolicy(
         accept_timeout=2_000,
         base_backoff=300,
         max_backoff=5_000,
@@ -91,29 +90,22 @@ class SimulatedGateway:
         self._database = Database.open(self.path, "off")
         self.connection = self._database.writer
         self.node = self._identify()
-        habits = self.habits
-        self.agents = Agents()
-        self.messages = Messages(self.node, self.agents, habits.patience)
-        self.dispatcher = Dispatcher(self.clock, habits.policy, self.messages.close)
-        self.messages.dispatcher = self.dispatcher
-        self.outbox = Outbox(self.id, self.node.incarnation, self.key)
-        core = (self.dispatcher, self.messages, self.outbox)
-        self.writer = Writer(
-            self.connection,
-            self.clock,
-            _nobody,
-            participants=(*core, Watch(self, self.node.incarnation)),
-        )
+        core = build_core(self.node, self.habits.retries, self.habits.policy)
+        self.agents = core.agents
+        self.dispatcher = core.dispatcher
+        self.coordinator = core.coordinator
+        self.outbox = core.outbox
+        self.writer = core.writer(self.connection, _nobody, Watch(self, self.node.incarnation))
         self.up = True
         for hear in self.on_up:
             hear()
         self._plan_group(0)
 
-    def _identify(self) -> Node:
+    def _identify(self) -> LocalNode:
         row = self.connection.execute("SELECT value FROM fact WHERE name = 'incarnation'")
         found: Any = row.fetchone()
         life = found[0] if found else self._begin_life()
-        return Node(self.id, str(life), self.key, self.clock)
+        return LocalNode(self.id, str(life), self.key, self.clock)
 
     def _begin_life(self) -> str:
         life = self.clock.random(8).hex()
@@ -167,14 +159,13 @@ class SimulatedGateway:
     def _renew(self, life: str) -> None:
         """Begin the new life, and take out of use what may have been dealt with in the old one."""
         database = Database.open(self.path, "off")
-        node = Node(self.id, life, self.key, self.clock)
-        messages = Messages(node, Agents(), self.habits.patience)
-        messages.dispatcher = Dispatcher(self.clock, self.habits.policy, messages.close)
-        part = (Outbox(self.id, life, self.key), Watch(self, life))
+        node = LocalNode(self.id, life, self.key, self.clock)
+        core = build_core(node, self.habits.retries, self.habits.policy)
+        part = (core.outbox, Watch(self, life))
         bare = Writer(database.writer, self.clock, _nobody)
         writer = Writer(database.writer, self.clock, _nobody, participants=part)
-        run(bare, lambda tx: restoring.begin(tx, life, _LEAP))
-        while run(writer, lambda tx: restoring.quarantine(tx, messages, 1000)):
+        run(bare, lambda tx: restore.begin_incarnation(tx, life, _LEAP))
+        while run(writer, lambda tx: restore.quarantine(tx, core, 1000)):
             pass
         database.close()
 

@@ -164,7 +164,7 @@ class SimulatedMesh:
 
     def status(self, seen: SendSeen) -> Sent:
         gateway = self.gateways[seen.node]
-        sent: Sent = gateway.do(lambda tx: gateway.messages.status(tx, seen.event_id))
+        sent: Sent = gateway.do(lambda tx: gateway.coordinator.sent.status(tx, seen.event_id))
         return sent
 
     def forge(self, forger: str, victim: str, event_id: str, receipt: Receipt) -> None:

@@ -1,4 +1,4 @@
-"""Known-bad gateways: each forgets one thing that matters. A checker that lets one pass is broken.
+"""Known-bad gateways: each has one defect that matters. A checker that lets one pass is broken.
 
 A mutant is applied to the real code for as long as its context lasts.
 """
@@ -12,10 +12,16 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from gatepost.delivery import pairs, receiver, sender
+from gatepost.delivery.decisions import Decision, Decisions, ReceiptArrived
 from gatepost.delivery.link import Link
-from gatepost.delivery.receiver import Batch, Cursor, Receiver, _Taking
-from gatepost.delivery.sender import Sender
+from gatepost.delivery.receiver import inbox_table
+from gatepost.delivery.receiver.accepting import EventAcceptor
+from gatepost.delivery.receiver.cursors import OutboxCursor
+from gatepost.delivery.receiver.intake import Intake
+from gatepost.delivery.receiver.receiver import EventBatch, Receiver, TakenBatch
+from gatepost.delivery.sender import receipts, rerouting
+from gatepost.delivery.sender.pairs import SenderPairs
+from gatepost.delivery.sender.receipts import ReceiptHandler
 from gatepost.events import Envelope, decode, extend, genesis
 from gatepost.journal import Database, Tx, outbox
 from gatepost.journal.outbox import Outbox
@@ -25,7 +31,7 @@ Mutant = AbstractContextManager[Any]
 
 
 def receipt_before_commit() -> Mutant:
-    """Others hear of what is not on disk yet."""
+    """Peers hear of events that are not on disk yet."""
     before_commit = Outbox.before_commit
 
     def publish_early(self: Outbox, tx: Tx) -> None:
@@ -39,26 +45,27 @@ def receipt_before_commit() -> Mutant:
 
 @contextmanager
 def no_dedup() -> Iterator[None]:
-    """Whatever comes is new."""
+    """Each event counts as new, however often it comes."""
     with (
-        _sql(receiver, "_SEEN", "WHERE", "WHERE 0 AND"),
-        patch.object(_Taking, "_mail", _mail_under_another_id()),
+        _sql(inbox_table, "_SELECT_STATE", "WHERE", "WHERE 0 AND"),
+        patch.object(EventAcceptor, "_build_mail", _mail_under_another_id()),
     ):
         yield
 
 
 @contextmanager
 def dedup_in_memory() -> Iterator[None]:
-    """What was seen before a restart is new after it."""
-    with _at_start("DELETE FROM inbox"), patch.object(_Taking, "_mail", _mail_under_another_id()):
+    """An event that was seen before a restart counts as new after it."""
+    mail = patch.object(EventAcceptor, "_build_mail", _mail_under_another_id())
+    with _at_start("DELETE FROM inbox"), mail:
         yield
 
 
-def _mail_under_another_id() -> Callable[[_Taking, Envelope, bytes], Mail]:
-    """The mailbox knows ids too, and would save the day."""
-    honest, numbers = _Taking._mail, count()
+def _mail_under_another_id() -> Callable[[EventAcceptor, Envelope, bytes], Mail]:
+    """The mailbox knows ids too, and would hide the defect."""
+    honest, numbers = EventAcceptor._build_mail, count()
 
-    def mail(self: _Taking, envelope: Envelope, payload: bytes) -> Mail:
+    def mail(self: EventAcceptor, envelope: Envelope, payload: bytes) -> Mail:
         made = honest(self, envelope, payload)
         made.msg_id = f"{made.msg_id}.{next(numbers)}"
         return made
@@ -68,84 +75,81 @@ def _mail_under_another_id() -> Callable[[_Taking, Envelope, bytes], Mail]:
 
 def cursor_before_batch() -> Mutant:
     """The cursor moves first, and the events follow in the next transaction, if there is one."""
-    take, before_commit = Receiver.take, Receiver.before_commit
-    waiting: dict[Receiver, list[Batch]] = {}
+    before_commit = Receiver.before_commit
+    waiting: dict[Receiver, list[EventBatch]] = {}
 
-    def move_only(self: Receiver, tx: Tx, batch: Batch) -> int:
-        cursor = Cursor.of(tx, batch.source, batch.incarnation, batch.first_seq)
+    def move_only(self: Receiver, tx: Tx, batch: EventBatch) -> TakenBatch:
+        cursor = OutboxCursor.load(tx, batch.source, batch.incarnation, batch.first_seq)
         new = [body for body in batch.events if decode(body).seq > cursor.seq]
         cursor.seq = max(cursor.seq, batch.upto)
         cursor.last_to = max([cursor.last_to, *(decode(body).seq for body in new)])
         cursor.save(tx)
-        later = replace(batch, events=new)
+        later = replace(batch, events=new, heard=0)
         tx.effect(lambda: waiting.setdefault(self, []).append(later))
-        return cursor.seq
+        return TakenBatch(cursor.seq, [], [])
 
-    def catch_up(self: Receiver, tx: Tx) -> None:
+    def catch_up(self: Receiver, tx: Tx) -> Decisions:
+        late: list[Decision] = []
         for batch in waiting.pop(self, []):
-            taking = _Taking(self, tx, batch.source, batch.incarnation, batch.now)
-            for body in batch.events:
-                taking.handle(decode(body), body)
-            taking.end()
-        before_commit(self, tx)
+            late += self._take_events(tx, batch, [(decode(body), body) for body in batch.events])
+        return [*late, *before_commit(self, tx)]
 
-    assert take is Receiver.take
-    return patch.multiple(Receiver, take=move_only, before_commit=catch_up)
+    return patch.multiple(Receiver, take_batch=move_only, before_commit=catch_up)
 
 
 def cursor_not_moved() -> Mutant:
-    return patch.object(Cursor, "save", lambda self, tx: None)
+    return patch.object(OutboxCursor, "save", lambda self, tx: None)
 
 
 def no_pair_order() -> Mutant:
-    """Whatever comes is taken as it comes."""
+    """Each event is accepted as it comes."""
 
-    def at_once(self: _Taking, envelope: Envelope, body: bytes) -> None:
-        key = self._key(envelope)
-        self._try(key, self._pair(key, envelope.pair_base, envelope.pair_seq), envelope, body)
+    def at_once(self: Intake, envelope: Envelope, body: bytes) -> None:
+        pair = self._load_for_arrival(self.pair_key(envelope), envelope)
+        self._accept_or_hold(self.pair_key(envelope), pair, envelope, body)
 
-    return patch.object(_Taking, "_in_order", at_once)
+    return patch.object(Intake, "_take_in_order", at_once)
 
 
 def engaged_without_confirm() -> Mutant:
-    def engage(self: _Taking, pair: Any, envelope: Envelope, body: bytes) -> None:
-        self._accept(envelope)
+    def engage(self: Intake, pair: Any, envelope: Envelope, body: bytes) -> None:
+        self.acceptor.accept(envelope)
 
-    return patch.object(_Taking, "_offer", engage)
+    return patch.object(Intake, "_accept_offer", engage)
 
 
 @contextmanager
 def receipts_from_anyone() -> Iterator[None]:
-    """A receipt counts, whoever wrote it."""
+    """A receipt counts from any node."""
     with (
-        _sql(sender, "_ACCEPT", "AND node = ?", "AND ? IS NOT NULL"),
-        _sql(sender, "_PROCESS", "AND node = ?", "AND ? IS NOT NULL"),
+        _sql(receipts, "_ACCEPT", "AND node = ?", "AND ? IS NOT NULL"),
+        _sql(receipts, "_PROCESS", "AND node = ?", "AND ? IS NOT NULL"),
     ):
         yield
 
 
 @contextmanager
 def accepted_work_rerouted() -> Iterator[None]:
-    """What somebody has accepted is given to somebody else as well."""
+    """A message that one node has accepted is sent to another node as well."""
     moves = "state IN ('emitted', 'retry_pending')"
     more = "state IN ('emitted', 'retry_pending', 'accepted', 'incident')"
     with (
-        _sql(sender, "_TAKEN_OF_PAIR", "WHERE", "WHERE 0 AND"),
-        _sql(sender, "_OF_PAIR", moves, more),
-        _sql(sender, "_WAITING_ROUTES", moves, more),
-        _sql(sender, "_PAIRS_WAITING", moves, more),
-        _sql(sender, "_REROUTE", moves, more),
+        _sql(rerouting, "_SELECT_ACCEPTED_OF_PAIR", "WHERE", "WHERE 0 AND"),
+        _sql(rerouting, "_SELECT_UNACCEPTED_OF_PAIR", moves, more),
+        _sql(rerouting, "_SELECT_WAITING_ROUTES", moves, more),
+        _sql(rerouting, "_SELECT_WAITING_SENDERS", moves, more),
+        _sql(rerouting, "_REROUTE", moves, more),
     ):
         yield
 
 
 def held_forgotten() -> Mutant:
-    """What waited for its turn does not outlive a restart."""
+    """Held events do not outlive a restart."""
     return _at_start("DELETE FROM held")
 
 
 def omissions_unnoticed() -> Mutant:
-    return patch.object(Cursor, "follows", lambda self, envelope: True)
+    return patch.object(OutboxCursor, "follows", lambda self, envelope: True)
 
 
 def restore_unnoticed() -> Mutant:
@@ -161,39 +165,39 @@ def restore_unnoticed() -> Mutant:
 
 def gap_left_open() -> Mutant:
     """A dead letter does not tell its pair to go on without it."""
-    return patch.object(_Taking, "_skip", lambda self, key, number: None)
+    return patch.object(Intake, "close_number", lambda self, key, number: None)
 
 
 def confirm_forgotten() -> Mutant:
-    honest = Sender._accepted
+    honest = ReceiptHandler.apply_receipt
 
-    def silent(self: Sender, tx: Tx, source: str, ref: str) -> None:
-        with _sql(sender, "_ACCEPT", "RETURNING offer", "RETURNING 0"):
-            honest(self, tx, source, ref)
+    def silent(self: ReceiptHandler, tx: Tx, arrived: ReceiptArrived) -> Decisions:
+        with _sql(receipts, "_ACCEPT", "RETURNING offer", "RETURNING 0"):
+            return honest(self, tx, arrived)
 
-    return patch.object(Sender, "_accepted", silent)
+    return patch.object(ReceiptHandler, "apply_receipt", silent)
 
 
 def late_receipt_reopens() -> Mutant:
-    """A dead letter comes back to life when its owner speaks."""
+    """A dead letter becomes an open delivery again when a late receipt comes."""
     open_states = "state IN ("
-    return _sql(sender, "_PROCESS", open_states, f"{open_states}'dead_letter', ")
+    return _sql(receipts, "_PROCESS", open_states, f"{open_states}'dead_letter', ")
 
 
-def pair_never_settled() -> Mutant:
-    """Who takes a pair over is never told that it may begin."""
-    return patch.object(pairs.Pairs, "settled", lambda self, tx, pair: None)
+def pair_never_closed() -> Mutant:
+    """A node that takes a pair over is never told that it may begin."""
+    return patch.object(SenderPairs, "close_numbers", lambda self, tx, pair: None)
 
 
 def moved_pair_not_held() -> Mutant:
-    """Who takes a pair over need not wait for what is still open elsewhere."""
-    honest = pairs.Pairs.pin
+    """A node that takes a pair over need not wait for numbers that are still open elsewhere."""
+    honest = SenderPairs.set_route
 
-    def careless(self: pairs.Pairs, tx: Tx, pair: Any, node: str, first: int) -> int:
+    def careless(self: SenderPairs, tx: Tx, pair: Any, node: str, first: int) -> int:
         honest(self, tx, pair, node, first)
         return first
 
-    return patch.object(pairs.Pairs, "pin", careless)
+    return patch.object(SenderPairs, "set_route", careless)
 
 
 def chain_broken() -> Mutant:
@@ -206,14 +210,14 @@ def chain_broken() -> Mutant:
 
 
 def _sql(module: Any, name: str, old: str, new: str) -> Mutant:
-    """Another spelling of one statement; it is an error if it would be the same."""
+    """Change one SQL statement of a module; it is an error if that changes nothing."""
     text = getattr(module, name)
     assert old in text, f"{name} has no {old!r}"
     return patch.object(module, name, text.replace(old, new))
 
 
 def _at_start(statement: str) -> Mutant:
-    """Do this to a journal whenever it is opened."""
+    """Run a statement on each journal that is opened."""
     honest = Database.open.__func__  # type: ignore[attr-defined]
 
     def opened(cls: type[Database], path: Path, check: Any = "quick") -> Database:
@@ -242,7 +246,7 @@ MUTANTS: dict[str, Callable[[], Mutant]] = {
         gap_left_open,
         confirm_forgotten,
         late_receipt_reopens,
-        pair_never_settled,
+        pair_never_closed,
         moved_pair_not_held,
         chain_broken,
     )

@@ -184,7 +184,7 @@ class End:
         self._opened = False
         self._gateway = gateway = pipes.gateway
         window = gateway.habits.window
-        self.link = Link(self, gateway.node, gateway.messages, peer, window)
+        self.link = Link(self, gateway.node, gateway.coordinator, peer, window)
         self.link.may_read = lambda: pipes.may_read(self)
         self.link.on_live = pipes.go_live
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from gatepost.delivery.messages import fingerprint
+from gatepost.delivery.send_request import fingerprint_send
 from gatepost.errors import GatepostError, StorageFailed
 from gatepost.journal import Tx
 from gatepost.mailbox import Settlement
@@ -47,7 +47,7 @@ class Client:
         self._gateway.call(self._operation, self._told, self._unheard)
 
     def _operation(self, tx: Tx) -> Sent:
-        return self._gateway.messages.send(tx, self._new, fingerprint(self._new))
+        return self._gateway.coordinator.send(tx, self._new, fingerprint_send(self._new))
 
     def _told(self, sent: Sent, error: GatepostError | None) -> None:
         if error is None:
@@ -177,10 +177,10 @@ class Consumer:
         replies = {}
         if info.kind == "message" and self._random.random() < self.manners.reply:
             replies[receipt] = Raw(b'{"re":"' + info.event_id.encode() + b'"}')
-        return self._gateway.messages.ack(tx, self.agent, [receipt], [], replies)
+        return self._gateway.coordinator.ack(tx, self.agent, [receipt], [], replies)
 
     def _nack(self, message: Message, tx: Tx) -> Settlement:
-        return self._gateway.messages.nack(tx, self.agent, [message.receipt], [], "simulated")
+        return self._gateway.coordinator.nack(tx, self.agent, [message.receipt], [], "simulated")
 
     def _settle(self, operation: Callable[[Tx], Any], turn: TurnSeen, wanted: str) -> None:
         def told(result: Settlement | None, error: GatepostError | None) -> None:

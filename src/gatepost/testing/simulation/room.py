@@ -5,7 +5,7 @@ from random import Random
 
 from msgspec import Struct
 
-from gatepost.delivery import Messages
+from gatepost.delivery import DeliveryCoordinator
 from gatepost.routing import Directory, Gateway, Home, Rule
 from gatepost.testing.simulation.gateway import SimulatedGateway
 from gatepost.testing.simulation.loop import Loop
@@ -93,9 +93,9 @@ class View:
         if directory == self._told:
             return
         self._told = directory
-        messages: Messages = self._gateway.messages
+        coordinator: DeliveryCoordinator = self._gateway.coordinator
         self._gateway.call(
-            lambda tx: messages.room_changed(tx, directory),
+            lambda tx: coordinator.room_changed(tx, directory),
             lambda _, error: self._again() if error else None,
         )
 
