@@ -1,4 +1,4 @@
-"""What the journal knows of blobs: the key and size of each, and the mail that refers to it."""
+"""Blobs in the journal: the key and size of each, and the mail that refers to it."""
 
 from gatepost.errors import UnknownBlob
 from gatepost.events import PayloadRef

@@ -150,9 +150,15 @@ class DeliveryCoordinator:
     # -- 1. send
 
     def send(self, tx: Tx, new: NewSend, fingerprint: bytes) -> Sent:
-        """Send one message, or return the status of an identical one that was sent before."""
+        """Send a message, to one agent or a copy to each of several.
+
+        Returns the status of an identical message that was sent before, if there is one.
+        """
         if not isinstance(new.to_agents, UnsetType):
-            return self._send_copies(tx, new, fingerprint)
+            whole = choose_event_id(new, self._node.event_ids)
+            targets = fanout.find_targets(tx, new, self.routes.directory, self._agents)
+            copies = fanout.make_copies(new, whole, fingerprint, targets)
+            return fanout.send_copies(tx, whole, copies, self.send)
         known = find_earlier_send(tx, new, fingerprint)
         if known is not None:
             return self.sent.status(tx, known)
@@ -182,13 +188,6 @@ class DeliveryCoordinator:
             return None
         self.apply(tx, self._sender.send(tx, out, route).decisions)
         return route.node
-
-    def _send_copies(self, tx: Tx, new: NewSend, fingerprint: bytes) -> Sent:
-        """Send a copy to each target; InvalidTargets if none of them could be sent."""
-        whole = choose_event_id(new, self._node.event_ids)
-        targets = fanout.find_targets(tx, new, self.routes.directory, self._agents)
-        copies = fanout.make_copies(new, whole, fingerprint, targets)
-        return fanout.send_copies(tx, whole, copies, self.send)
 
     # -- 2. accept, and 4. close: events of other gateways
 
@@ -227,10 +226,8 @@ class DeliveryCoordinator:
         self, tx: Tx, closed: list[Closed], replies: Replies = MappingProxyType({})
     ) -> None:
         """Tell the senders of closed mail how its turn ended."""
-        for mail in closed:
-            turn = self._turns.read_turn(tx, mail, replies.get(mail.receipt))
-            if turn is not None:
-                self.apply(tx, (turn,))
+        turns = [self._turns.read_turn(tx, mail, replies.get(mail.receipt)) for mail in closed]
+        self.apply(tx, [turn for turn in turns if turn is not None])
 
     def replay(
         self, tx: Tx, mailbox: str, wanted: Filter, limit: int, actor: str
@@ -308,7 +305,7 @@ class DeliveryCoordinator:
         That is the order of direct calls. It matters: of several deliveries that are routed to this
         node, the second is looked at only after the first was taken, or refused and moved on.
         """
-        pending = list(reversed(decisions))
+        pending = [*reversed(decisions)]
         while pending:
             decision = pending.pop()
             more = self._handlers[type(decision)](tx, decision)

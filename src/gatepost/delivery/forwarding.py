@@ -60,7 +60,7 @@ class MailForwarder:
         self._routes = routes
         self._dispatcher = dispatcher
         self._incidents = incidents
-        self._consumer = f"handover:{node.id}"
+        self._consumer = f"forward:{node.id}"
         # Agents that live at another node, and those of them whose mailbox is to be looked at.
         self._elsewhere: frozenset[str] = frozenset()
         self._unchecked: set[str] = set()

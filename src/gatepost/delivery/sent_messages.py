@@ -49,7 +49,7 @@ class SentMessages:
             self._waiting[event_id] = waiting
 
     def status_changed(self, tx: Tx, event_id: str) -> None:
-        """Wake the callers for whom the new status is good enough, once it is on disk."""
+        """Wake the callers that wait for no more than the new status, once it is on disk."""
         if event_id in self._waiting:
             tx.effect(partial(self._wake, tx, self.status(tx, event_id)))
 

@@ -1,4 +1,4 @@
-"""Turns that ended: from a closed row of a mailbox to what its sender is told."""
+"""Turns that ended: reads, for mail that was closed, the event that brought it and its pair."""
 
 import msgspec
 from msgspec import Raw

@@ -23,7 +23,7 @@ _SELECT_WAITING = "SELECT waiting FROM mailbox WHERE name = ?"
 
 
 class ReceiverParts(NamedTuple):
-    """What the receiver shares with each of its transactions."""
+    """The parts of the core that every transaction of the receiver uses."""
 
     node: LocalNode
     agents: Agents

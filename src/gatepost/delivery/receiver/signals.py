@@ -1,6 +1,6 @@
-"""What a sender says of its events besides sending them: signals and dead letters.
+"""Signals and dead letters: a sender's later decisions about events it has sent.
 
-An event that was accepted for good stays accepted, whatever its sender says afterwards.
+An event that was accepted for good stays accepted: no later decision changes that.
 """
 
 from gatepost.delivery.decisions import TransferSignal

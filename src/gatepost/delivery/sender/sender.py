@@ -55,6 +55,8 @@ class Sender:
 
     def send(self, tx: Tx, out: OutgoingEvent, route: Route) -> SentEvent:
         """Deliver an event here, or emit it for another gateway."""
+        # A fork for speed alone: emitting to ourselves works too, but send, lease and ack of a
+        # local message then take 38 % more CPU (275 instead of 199 µs, core only).
         if self._local.can_deliver(tx, out, route):
             return SentEvent(self._local.deliver(tx, out, route), NOTHING)
         return SentEvent(0, self.emitter.emit(tx, out, route))
