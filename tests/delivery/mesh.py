@@ -63,7 +63,7 @@ class Gate:
         self.outbox.published = self._published
         self.blobs_wanted: list[tuple[str, str]] = []
         self.coordinator.observe(on_blob_wanted=self._want_blob)
-        self.writer = core.writer(self.connection, lambda outcomes: None)
+        self.writer = core.build_writer(self.connection, lambda outcomes: None)
         self.jobs: list[Job] = []
         self.ends: list[End] = []
         self.host = RelayHost(self.coordinator, self.window) if self.relays else None

@@ -1,94 +1,36 @@
-"""Sending between agents: receipts, replies, idempotency, replay, and who waits for the end."""
+"""Sending between agents of one gateway: receipts, replies, expiry and replay."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
-import apsw
 import msgspec
 import pytest
 from msgspec import Raw
 
-from gatepost.errors import GatepostError, IdempotencyConflict, MailboxFull, UnknownAgent
-from gatepost.events import EventIds, decode, genesis, verify_group
-from gatepost.gateway.operations import Operations
+from gatepost.errors import MailboxFull, UnknownAgent
+from gatepost.events import genesis, verify_group
 from gatepost.journal.outbox import heads
 from gatepost.mailbox.deadletters import Filter
 from gatepost.testing import ManualClock
 from gatepost.wire import (
-    Ack,
-    Await,
-    Dequeue,
     Enqueue,
-    Message,
-    Nack,
     NewMessage,
-    NewSend,
-    Register,
-    Send,
     Sent,
 )
-from tests.gateway.tools import opened
+from tests.delivery.post import Post
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(1_800_000_000_000)
-
-
-@pytest.fixture
-async def post(tmp_path: Path, clock: ManualClock) -> AsyncIterator["Post"]:
-    async with opened(tmp_path / "state", clock, mailbox__max_pending=5) as operations:
-        found = Post(operations)
-        for agent in ("al", "bob"):
-            await operations.perform(Register(agent=agent))
-        yield found
-
-
-class Post:
-    """Two agents, `al` and `bob`, and what they do with each other's mail."""
-
-    def __init__(self, operations: Operations) -> None:
-        self.operations = operations
-        self.core = operations.core
-
-    async def send(self, payload: object = "hi", **fields: Any) -> Sent:
-        given = {"from_agent": "al", "to_agent": "bob"} | fields
-        if "payload_ref" not in fields:
-            given["payload"] = Raw(json.dumps(payload).encode())
-        reply = await self.operations.perform(Send(messages=[NewSend(**given)]))
-        (sent,) = reply.results
-        if sent.error is not None:
-            raise sent.error.error()
-        assert isinstance(sent, Sent)
-        return sent
-
-    async def take(self, agent: str = "bob", limit: int = 1) -> list[Message]:
-        reply = await self.operations.perform(Dequeue(mailbox=agent, limit=limit))
-        messages: list[Message] = reply.messages
-        return messages
-
-    async def ack(self, message: Message, reply: object = None) -> None:
-        replies = {} if reply is None else {message.receipt: Raw(json.dumps(reply).encode())}
-        op = Ack(mailbox=message.to, receipts=[message.receipt], replies=replies)
-        assert (await self.operations.perform(op)).settled == 1
-
-    async def nack(self, message: Message) -> None:
-        op = Nack(mailbox=message.to, receipts=[message.receipt], reason="broken")
-        assert (await self.operations.perform(op)).settled == 1
-
-    async def status(self, event_id: str, wait: float = 0.0) -> Sent:
-        reply = await self.operations.perform(Await(event_id=event_id, wait_secs=wait))
-        assert isinstance(reply.result, Sent)
-        return reply.result
-
-    async def outbox(self) -> list[Any]:
-        rows = await self.core.read(lambda tx: tx.rows("SELECT body FROM outbox ORDER BY seq"))
-        return [decode(row[0]) for row in rows]
+async def _kill(post: Post, clock: ManualClock) -> Sent:
+    sent = await post.send("fragile", corr_id="talk:1")
+    for delay in (5, 10, 20, 0):
+        (mail,) = await post.take()
+        await post.nack(mail)
+        clock.advance(delay * 1000)
+    status = await post.status(sent.event_id)
+    assert status.outcome == "dead_letter"
+    return sent
 
 
 async def test_sending_appends_the_event_and_its_first_receipt(post: Post) -> None:
@@ -155,50 +97,6 @@ async def test_an_ack_whose_reply_finds_no_room_changes_nothing(post: Post) -> N
     await post.ack(mail, "answer")
 
 
-async def test_the_conversation_is_named_after_its_first_message(post: Post) -> None:
-    first = await post.send()
-    assert first.corr_id == first.event_id
-    assert (await post.send(corr_id="talk:1")).corr_id == "talk:1"
-
-
-async def test_the_same_key_and_body_is_the_same_message(post: Post) -> None:
-    first = await post.send("hi", idempotency_key="k")
-    again = await post.send("hi", idempotency_key="k")
-    assert again.event_id == first.event_id
-    assert len(await post.take("bob", 5)) == 1
-
-
-async def test_the_same_key_with_a_large_body_is_the_same_message(post: Post) -> None:
-    large = "x" * 100_000
-    first = await post.send(large, idempotency_key="k")
-    assert (await post.send(large, idempotency_key="k")).event_id == first.event_id
-    with pytest.raises(IdempotencyConflict):
-        await post.send(large + "y", idempotency_key="k")
-
-
-async def test_the_same_key_with_another_body_or_receiver_is_a_conflict(post: Post) -> None:
-    await post.send("hi", idempotency_key="k")
-    with pytest.raises(IdempotencyConflict):
-        await post.send("ho", idempotency_key="k")
-    with pytest.raises(IdempotencyConflict):
-        await post.send("hi", idempotency_key="k", to_agent="al")
-    other = await post.send("ho", idempotency_key="k", from_agent="bob", to_agent="al")
-    assert other.state == "accepted", "a key belongs to its sender"
-
-
-async def test_an_event_id_makes_a_send_repeatable(post: Post, clock: ManualClock) -> None:
-    id = EventIds(clock).next()
-    await post.send("hi", event_id=id)
-    assert (await post.send("hi", event_id=id)).event_id == id
-    assert len(await post.take("bob", 5)) == 1
-    with pytest.raises(IdempotencyConflict):
-        await post.send("hi", event_id=id, to_agent="al")
-    with pytest.raises(IdempotencyConflict):
-        await post.send("ho", event_id=id)
-    with pytest.raises(IdempotencyConflict):
-        await post.send("hi", event_id=id, to_agent="al", idempotency_key="new")
-
-
 async def test_nothing_is_sent_to_nobody(post: Post) -> None:
     with pytest.raises(UnknownAgent):
         await post.send(to_agent="nobody")
@@ -238,17 +136,6 @@ async def test_expiry_is_told_to_the_sender(post: Post, clock: ManualClock) -> N
     post.core.writer.wake()
     status = await waiting
     assert (status.state, status.outcome) == ("processed", "expired")
-
-
-async def _kill(post: Post, clock: ManualClock) -> Sent:
-    sent = await post.send("fragile", corr_id="talk:1")
-    for delay in (5, 10, 20, 0):
-        (mail,) = await post.take()
-        await post.nack(mail)
-        clock.advance(delay * 1000)
-    status = await post.status(sent.event_id)
-    assert status.outcome == "dead_letter"
-    return sent
 
 
 async def test_replaying_a_dead_event_is_a_new_event_caused_by_the_old(
@@ -295,54 +182,6 @@ async def test_a_replayed_blob_is_still_there(post: Post, clock: ManualClock) ->
     await post.operations.replay("bob", Filter(), 10, None, "operator")
     (mail,) = await post.take()
     assert b'"payload_ref"' in bytes(msgspec.json.encode(mail.event))
-
-
-async def test_whoever_waits_hears_of_the_end_once_and_is_forgotten(post: Post) -> None:
-    sent = await post.send()
-    waiting = [asyncio.create_task(post.status(sent.event_id, 10)) for _ in range(3)]
-    await asyncio.sleep(0.05)
-    await post.ack((await post.take())[0])
-    assert [status.state for status in await asyncio.gather(*waiting)] == ["processed"] * 3
-    assert post.core.delivery.sent._waiting == {}
-
-
-async def test_who_stops_waiting_leaves_nothing_behind(post: Post) -> None:
-    sent = await post.send()
-    await post.status(sent.event_id)
-    await post.status(sent.event_id, 0.01)
-    for pause in (0, 0, 0.05):
-        waiting = asyncio.create_task(post.status(sent.event_id, 10))
-        await asyncio.sleep(pause)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-    await post.core.commit(lambda tx: None)
-    assert post.core.delivery.sent._waiting == {}
-
-
-async def test_a_group_that_fails_wakes_nobody_and_forgets_no_one(
-    post: Post, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent = await post.send()
-    (mail,) = await post.take()
-    waiting = asyncio.create_task(post.status(sent.event_id, 10))
-    while sent.event_id not in post.core.delivery.sent._waiting:
-        await asyncio.sleep(0.01)
-
-    def fail(tx: object) -> None:
-        monkeypatch.undo()
-        raise apsw.FullError("database or disk is full")
-
-    monkeypatch.setattr(post.core.coordinator, "before_commit", fail)
-    with pytest.raises(GatepostError):
-        await post.ack(mail)
-    await asyncio.sleep(0.05)
-    assert not waiting.done()
-    post.core.writer.wake()
-    while post.core.writer.failure is not None:
-        await asyncio.sleep(0.01)
-    await post.ack(mail)
-    assert (await waiting).state == "processed"
 
 
 async def test_the_outbox_of_all_this_is_one_signed_chain(post: Post, clock: ManualClock) -> None:

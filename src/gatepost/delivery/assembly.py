@@ -58,7 +58,7 @@ class DeliveryCore(NamedTuple):
         """
         return self.dispatcher, self.coordinator, self.outbox
 
-    def writer(
+    def build_writer(
         self,
         connection: apsw.Connection,
         deliver: Callable[[list[Outcome]], None],

@@ -108,23 +108,23 @@ class DeliveryCoordinator:
         self._receiver = receiver
         self._forwarder = forwarder
         self._turns = TurnReader()
-        self._on_receipt: Callable[[CountedReceipt], None] = _ignore
-        self._on_batch: Callable[[str, list[tuple[Envelope, bytes]], int], None] = _ignore
-        self._on_blob_wanted: Callable[[str, str], None] = _ignore
-        self._on_agents_changed: Callable[[], None] = _ignore
+        self._on_receipt: Callable[[CountedReceipt], None] = _ignore_event
+        self._on_batch: Callable[[str, list[tuple[Envelope, bytes]], int], None] = _ignore_event
+        self._on_blob_wanted: Callable[[str, str], None] = _ignore_event
+        self._on_agents_changed: Callable[[], None] = _ignore_event
         self._handlers: dict[type, Callable[[Tx, Any], Decisions | None]] = {
             OwnEvent: receiver.take_own,
             ReceiptArrived: sender.receipts.apply_receipt,
-            ReplyArrived: sender.receipts.end_answered,
-            RerouteDelivery: sender.rerouter.reroute,
-            GiveUpDelivery: sender.giving_up.give_up,
+            ReplyArrived: sender.receipts.apply_reply,
+            RerouteDelivery: sender.rerouter.reroute_delivery,
+            GiveUpDelivery: sender.giving_up.give_up_delivery,
             PairMoved: sender.close_pair_numbers,
             OwnerRestored: sender.recovery.announce_closed_pairs,
             DeliveryAccepted: self._note_accepted,
             DeliveryEnded: self._end_delivery,
             TurnEnded: self._end_turn,
             ForwardMail: self._forward_mail,
-            TransferSignal: transfers.apply_signal,
+            TransferSignal: transfers.apply_transfer_signal,
             BlobWanted: self._want_blob,
         }
 
@@ -176,7 +176,7 @@ class DeliveryCoordinator:
             route = Route(node, "reply")
         else:
             route = self.routes.find_route(tx, out.to_agent)
-        self.apply(tx, self._sender.send(tx, out, route).decisions)
+        self.apply_decisions(tx, self._sender.send_event(tx, out, route).decisions)
 
     def _send_event(self, tx: Tx, out: OutgoingEvent) -> str | None:
         """Returns the node it went to. If no node can take it, it is a dead letter at once."""
@@ -184,9 +184,9 @@ class DeliveryCoordinator:
             route = self.routes.find_route(tx, out.to_agent)
         except NoRoute as error:
             emit = self._sender.emitter.emit_undeliverable
-            self.apply(tx, emit(tx, out, "no_route", error.message))
+            self.apply_decisions(tx, emit(tx, out, "no_route", error.message))
             return None
-        self.apply(tx, self._sender.send(tx, out, route).decisions)
+        self.apply_decisions(tx, self._sender.send_event(tx, out, route).decisions)
         return route.node
 
     # -- 2. accept, and 4. close: events of other gateways
@@ -194,7 +194,7 @@ class DeliveryCoordinator:
     def take_batch(self, tx: Tx, batch: EventBatch) -> int:
         """Take a batch of another outbox; returns how far that is read now. All or nothing."""
         taken = self._receiver.take_batch(tx, batch)
-        self.apply(tx, taken.decisions)
+        self.apply_decisions(tx, taken.decisions)
         self._on_batch(batch.source, taken.new, batch.now)
         return taken.seq
 
@@ -204,7 +204,7 @@ class DeliveryCoordinator:
 
     def blob_arrived(self, tx: Tx, digest: str) -> None:
         """A blob was fetched and verified: accept the events that were held for it."""
-        self.apply(tx, self._receiver.release_for_blob(tx, digest))
+        self.apply_decisions(tx, self._receiver.release_for_blob(tx, digest))
 
     # -- 3. engage: turns of local agents
 
@@ -227,7 +227,7 @@ class DeliveryCoordinator:
     ) -> None:
         """Tell the senders of closed mail how its turn ended."""
         turns = [self._turns.read_turn(tx, mail, replies.get(mail.receipt)) for mail in closed]
-        self.apply(tx, [turn for turn in turns if turn is not None])
+        self.apply_decisions(tx, [turn for turn in turns if turn is not None])
 
     def replay(
         self, tx: Tx, mailbox: str, wanted: Filter, limit: int, actor: str
@@ -250,8 +250,8 @@ class DeliveryCoordinator:
         out.ref_event_id, out.causation_id = info.ref_event_id, info.event_id
         mark = tx.mark()
         try:
-            sent = self._sender.send(tx, out, self.routes.find_route(tx, out.to_agent))
-            self.apply(tx, sent.decisions)
+            sent = self._sender.send_event(tx, out, self.routes.find_route(tx, out.to_agent))
+            self.apply_decisions(tx, sent.decisions)
         except GatepostError as error:
             tx.undo(mark)
             return EnqueueAck(id, False, 0, Failure.of(error, letter.msg_id))
@@ -263,21 +263,21 @@ class DeliveryCoordinator:
     def room_changed(self, tx: Tx, directory: Directory) -> None:
         before, self.routes.directory = self.routes.directory, directory
         self._sender.deliveries.load_destinations(tx)
-        self.apply(tx, self._sender.rerouter.room_changed(tx, before))
+        self.apply_decisions(tx, self._sender.rerouter.room_changed(tx, before))
         self._forwarder.room_changed()
 
     def give_up_sent(self, tx: Tx, node: str, sent_seq: int, reason: str) -> None:
         """Give up the deliveries to a restored node that it may have heard of."""
-        self.apply(tx, self._sender.recovery.give_up_sent(tx, node, sent_seq, reason))
+        self.apply_decisions(tx, self._sender.recovery.give_up_sent(tx, node, sent_seq, reason))
 
     # -- the commit group
 
     def before_commit(self, tx: Tx) -> None:
         self.end_turns(tx, self._dispatcher.take_closed())
         for decisions in self._sender.timers.run_due(tx):
-            self.apply(tx, decisions)
-        self.apply(tx, self._receiver.before_commit(tx))
-        self.apply(tx, self._forwarder.take_stranded_mail(tx))
+            self.apply_decisions(tx, decisions)
+        self.apply_decisions(tx, self._receiver.before_commit(tx))
+        self.apply_decisions(tx, self._forwarder.take_stranded_mail(tx))
 
     def after_commit(self) -> list[Outcome]:
         woken = self.sent.take_woken()
@@ -299,7 +299,7 @@ class DeliveryCoordinator:
 
     # -- decisions
 
-    def apply(self, tx: Tx, decisions: Decisions) -> None:
+    def apply_decisions(self, tx: Tx, decisions: Decisions) -> None:
         """Apply decisions, each with all that follows from it before the next one.
 
         That is the order of direct calls. It matters: of several deliveries that are routed to this
@@ -346,7 +346,7 @@ class DeliveryCoordinator:
         mark = tx.mark()
         try:
             self._forwarder.record_forward(tx, forward)
-            decisions = self._sender.emitter.emit(tx, forward.event, forward.route)
+            decisions = self._sender.emitter.emit_event(tx, forward.event, forward.route)
         except GatepostError as error:
             tx.undo(mark)
             return self._forwarder.fail_forward(tx, forward, error)
@@ -357,5 +357,5 @@ class DeliveryCoordinator:
         tx.effect(partial(self._on_blob_wanted, *wanted))
 
 
-def _ignore(*_: object) -> None:
+def _ignore_event(*_: object) -> None:
     """The listener until there is another one."""

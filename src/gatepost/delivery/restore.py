@@ -56,7 +56,7 @@ def quarantine(tx: Tx, core: DeliveryCore, limit: int) -> int:
     count, decisions = core.receiver.disown_undecided(tx)
     if not count:
         count, decisions = core.sender.recovery.doubt_open(tx, limit)
-    core.coordinator.apply(tx, decisions)
+    core.coordinator.apply_decisions(tx, decisions)
     return count
 
 

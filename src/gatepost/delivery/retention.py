@@ -77,7 +77,7 @@ def forget_closed(tx: Tx, core: DeliveryCore, before: int, batch: int) -> int:
     """Forget rows that were closed before that time; returns how many. Repeat it until 0."""
     expired = tx.rows(_SELECT_EXPIRED, (before, tx.now, batch))
     for source, event_id in expired:
-        core.coordinator.apply(tx, core.receiver.expire(tx, source, event_id))
+        core.coordinator.apply_decisions(tx, core.receiver.expire_event(tx, source, event_id))
     gone = len(expired)
     incidents = (_FORGET_INCIDENTS, tx.now - _KEEP_INCIDENTS_MS)
     for sql, moment in ((_FORGET_INBOX, before), (_FORGET_FORWARDS, before), incidents):

@@ -40,7 +40,7 @@ class SentMessages:
         """The status now; if the message is not that far yet, `woken` gets it when it is."""
         sent = self.status(tx, event_id)
         if not is_reached(sent, until):
-            tx.effect(partial(self._park, sent.event_id, [(until, woken)]))
+            tx.effect(partial(self._park_callers, sent.event_id, [(until, woken)]))
         return sent
 
     def stop_waiting(self, event_id: str, woken: Woken) -> None:
@@ -51,7 +51,7 @@ class SentMessages:
     def status_changed(self, tx: Tx, event_id: str) -> None:
         """Wake the callers that wait for no more than the new status, once it is on disk."""
         if event_id in self._waiting:
-            tx.effect(partial(self._wake, tx, self.status(tx, event_id)))
+            tx.effect(partial(self._wake_callers, tx, self.status(tx, event_id)))
 
     def take_woken(self) -> list[Outcome]:
         woken, self._woken = self._woken, []
@@ -60,16 +60,16 @@ class SentMessages:
     def rolled_back(self) -> None:
         self._woken.clear()
 
-    def _park(self, event_id: str, waiting: list[tuple[str, Woken]]) -> None:
+    def _park_callers(self, event_id: str, waiting: list[tuple[str, Woken]]) -> None:
         self._waiting.setdefault(event_id, []).extend(waiting)
 
-    def _wake(self, tx: Tx, sent: Sent) -> None:
+    def _wake_callers(self, tx: Tx, sent: Sent) -> None:
         waiting = self._waiting.pop(sent.event_id, [])
         ready = [each for each in waiting if is_reached(sent, each[0])]
         if still := [each for each in waiting if each not in ready]:
             self._waiting[sent.event_id] = still
         self._woken += [(woken, sent, None) for _, woken in ready]
-        tx.on_rollback(partial(self._park, sent.event_id, ready))
+        tx.on_rollback(partial(self._park_callers, sent.event_id, ready))
 
 
 def is_reached(sent: Sent, until: str) -> bool:

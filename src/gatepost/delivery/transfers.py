@@ -54,7 +54,7 @@ class Transfers:
     def owner_elsewhere(self, agent: str) -> str | None:
         return self._routes.remote_owner(agent)
 
-    def describe(self, agent: Agent) -> Agent:
+    def describe_agent(self, agent: Agent) -> Agent:
         """A local agent, with its owner, rivals and problem according to the room."""
         home = self._routes.directory.agents.get(agent.id)
         if home is None:
@@ -70,7 +70,7 @@ class Transfers:
             return f"{owner} serves it and keeps it; `gatepost agent claim {agent.id}` moves it"
         return f"it lives behind {owner}, which has not answered yet"
 
-    def ask(self, tx: Tx, agent: str, take_over: bool = False) -> str | None:
+    def ask_owner(self, tx: Tx, agent: str, take_over: bool = False) -> str | None:
         """Ask the owner of an agent for it. Returns the owner; None if no other node owns it."""
         owner = self.owner_elsewhere(agent)
         if owner is not None:
@@ -80,7 +80,7 @@ class Transfers:
             self.refused.pop(agent, None)
         return owner
 
-    def apply_signal(self, tx: Tx, arrived: TransferSignal) -> None:
+    def apply_transfer_signal(self, tx: Tx, arrived: TransferSignal) -> None:
         """Another gateway asks for an agent, or refuses to give one away."""
         source, signal = arrived
         agent = signal.to_agent
@@ -95,12 +95,12 @@ class Transfers:
         rows = tx.rows(_SELECT_REQUESTS)
         return [TransferRequest(row[0], row[1], bool(row[2]), row[3]) for row in rows]
 
-    def refuse(self, tx: Tx, request: TransferRequest) -> None:
+    def refuse_request(self, tx: Tx, request: TransferRequest) -> None:
         """Keep the agent, and tell the node that asked for it."""
         self._send_signal(tx, request.node, Signal(signal=_REFUSAL, to_agent=request.agent))
-        self.forget(tx, request)
+        self.forget_request(tx, request)
 
-    def forget(self, tx: Tx, request: TransferRequest) -> None:
+    def forget_request(self, tx: Tx, request: TransferRequest) -> None:
         query = "DELETE FROM transfer_request WHERE agent = ? AND node = ?"
         tx.run(query, (request.agent, request.node))
 

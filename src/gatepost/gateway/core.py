@@ -58,7 +58,7 @@ class Core:
         )
         self.observer = Observer(delivery, self.telemetry)
         self.on_blob_wanted: Callable[[str, str], None] = _fetch_later
-        self.writer = delivery.writer(
+        self.writer = delivery.build_writer(
             self.database.writer,
             self._deliver_outcomes,
             self.observer,

@@ -301,14 +301,14 @@ def _agent_routes(operations: Operations) -> list[Any]:
     @get("/agents", summary="Agents this gateway answers for")
     async def agents() -> list[Agent]:
         found = await core.read(core.agents.list)
-        return [core.delivery.transfers.describe(each) for each in found]
+        return [core.delivery.transfers.describe_agent(each) for each in found]
 
     @put("/agents/{agent:str}", summary="Register an agent")
     async def register(agent: Name, standby: FromQuery[bool] = False) -> Agent:
         name = check_agent_id(agent)
         await operations.perform(Register(agent=name, standby=standby))
         found = await core.read(lambda tx: core.agents.get(tx, name))
-        return core.delivery.transfers.describe(found)
+        return core.delivery.transfers.describe_agent(found)
 
     @delete("/agents/{agent:str}", status_code=200, summary="Remove an agent; its mail is kept")
     async def remove(agent: Name) -> Count:

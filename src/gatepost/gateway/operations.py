@@ -171,7 +171,7 @@ class Operations:
             # Who merely comes again stays what it was.
             self.core.agents.register(tx, op.agent, standby=op.standby or None)
             if not self.core.agents.is_standby(tx, op.agent):
-                self.core.delivery.transfers.ask(tx, op.agent)
+                self.core.delivery.transfers.ask_owner(tx, op.agent)
             return Done(re=op.id)
 
         return register

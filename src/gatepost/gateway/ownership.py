@@ -91,7 +91,7 @@ class Ownership:
     async def _answer(self, request: TransferRequest) -> None:
         agent, node = request.agent, request.node
         if self._owner(agent) != self._me or node == self._me or node not in self._view.nodes:
-            await self._core.commit(lambda tx: self._transfers.forget(tx, request))
+            await self._core.commit(lambda tx: self._transfers.forget_request(tx, request))
             return
         served = await self._core.commit(lambda tx: self._core.dispatcher.is_served(tx, agent))
         now = self._core.clock.now()
@@ -101,7 +101,7 @@ class Ownership:
             await self._give(agent, node)
         elif served and now - request.at >= self._grace:
             log.info("%s asks for agent %s, which is served here", node, agent)
-            await self._core.commit(lambda tx: self._transfers.refuse(tx, request))
+            await self._core.commit(lambda tx: self._transfers.refuse_request(tx, request))
 
     def _is_left_alone(self, agent: str, now: int) -> bool:
         """Whether nobody has listened to its mailbox for a while."""
@@ -139,7 +139,7 @@ class Ownership:
             if self._is_lost(agent, served):
                 self._let_go(tx, agent.id)
             elif served and tx.now >= self._transfers.asked.get(agent.id, 0) + _ASK_AGAIN_MS:
-                self._transfers.ask(tx, agent.id)
+                self._transfers.ask_owner(tx, agent.id)
 
     def _let_go(self, tx: Tx, agent: str) -> None:
         """From now on mail for it is refused, and its senders look for it elsewhere."""
@@ -179,7 +179,7 @@ class Ownership:
     def _take_over(self, tx: Tx, agent: str) -> str | None:
         self._core.agents.register(tx, agent, standby=False)
         audit(tx, "operator", "agent.claim", agent, "asked its owner")
-        return self._transfers.ask(tx, agent, take_over=True)
+        return self._transfers.ask_owner(tx, agent, take_over=True)
 
     async def _override(self, owned: Owned, node: str) -> RoomAgent:
         """A backbone node's word, for an agent whose owner cannot be asked."""

@@ -46,14 +46,14 @@ class EventAcceptor:
         # An event in a run has no inbox row yet.
         self._in_runs: set[str] = set()
 
-    def accept(self, envelope: Envelope) -> None:
+    def accept_event(self, envelope: Envelope) -> None:
         try:
             payload = self._open_payload(envelope)
         except GatepostError as error:
-            self.refuse(envelope, f"unreadable: {error.message}")
+            self.refuse_event(envelope, f"unreadable: {error.message}")
             return
         if envelope.kind == Kind.REPLY and not self._is_mail_besides(envelope, payload):
-            self._inbox.record(envelope, InboxInput.ACCEPT)
+            self._inbox.record_event(envelope, InboxInput.ACCEPT)
             self.append_receipt(envelope, ACCEPTED)
             self.append_receipt(envelope, PROCESSED)
             return
@@ -68,22 +68,22 @@ class EventAcceptor:
         try:
             mail = self._build_mail(envelope, self._open_payload(envelope))
         except GatepostError as error:
-            self.refuse(envelope, f"unreadable: {error.message}")
+            self.refuse_event(envelope, f"unreadable: {error.message}")
             return
         mailbox, sender = envelope.to_agent_id or "", envelope.source_agent_id
         (ack,) = self._parts.dispatcher.enqueue(self._tx, mailbox, sender, [mail], over=True)
         if ack.error is None and ack.queued:
-            self._inbox.record(envelope, InboxInput.CONFIRM)
+            self._inbox.record_event(envelope, InboxInput.CONFIRM)
             self._use_blob(envelope)
         else:
-            self.refuse(envelope, _ID_IS_TAKEN)
+            self.refuse_event(envelope, _ID_IS_TAKEN)
 
-    def refuse(self, envelope: Envelope, reason: str) -> None:
+    def refuse_event(self, envelope: Envelope, reason: str) -> None:
         """Refuse an event, after the receipts of those of its pair that were accepted before it:
         the sender takes back the rest of the pair.
         """
-        self.flush()
-        self._inbox.record(envelope, InboxInput.REFUSE, reason)
+        self.flush_runs()
+        self._inbox.record_event(envelope, InboxInput.REFUSE, reason)
         self.append_receipt(envelope, Receipt(status="refused", reason=reason[:1000]))
 
     def append_receipt(self, envelope: Envelope, receipt: Receipt) -> None:
@@ -96,7 +96,7 @@ class EventAcceptor:
     def is_in_run(self, event_id: str) -> bool:
         return event_id in self._in_runs
 
-    def flush(self) -> None:
+    def flush_runs(self) -> None:
         """Put the mail of all runs away, with inbox rows and receipts."""
         runs, self._runs = self._runs, {}
         self._in_runs.clear()
@@ -110,7 +110,7 @@ class EventAcceptor:
                     self._use_blob(envelope)
                     self.append_receipt(envelope, ACCEPTED)
                 else:
-                    self.refuse(envelope, _ID_IS_TAKEN)
+                    self.refuse_event(envelope, _ID_IS_TAKEN)
             self._inbox.record_accepted(accepted)
 
     def _open_payload(self, envelope: Envelope) -> bytes:

@@ -32,11 +32,11 @@ class ReceiptAnswers:
         corr_id = envelope.corr_id or id
         if state is InboxState.RESTORED:
             refused = Receipt(status="refused", reason=RESTORED)
-            return self._append(mailbox, id, corr_id, refused)
+            return self._append_receipt(mailbox, id, corr_id, refused)
         if state is InboxState.OFFERED:
-            return self._append(mailbox, id, corr_id, ACCEPTED)
+            return self._append_receipt(mailbox, id, corr_id, ACCEPTED)
         if state is InboxState.ACCEPTED:
-            accepted = self._append(mailbox, id, corr_id, ACCEPTED)
+            accepted = self._append_receipt(mailbox, id, corr_id, ACCEPTED)
             return (*accepted, *self.report_outcome(mailbox, id, corr_id))
         return NOTHING
 
@@ -44,14 +44,14 @@ class ReceiptAnswers:
         """Tell the sender what became of an event; nothing while it is not decided."""
         if row is None:
             unknown = Receipt(status="refused", reason="unknown: it is not in this journal")
-            return self._append(GATEWAY, ref, ref, unknown)
+            return self._append_receipt(GATEWAY, ref, ref, unknown)
         if row.state is InboxState.ACCEPTED:
             return self.report_outcome(row.mailbox, ref, corr_id)
         if row.state in (InboxState.HELD, InboxState.OFFERED):
             return NOTHING
         reasons = {InboxState.REFUSED: row.reason, InboxState.RESTORED: RESTORED}
         refused = Receipt(status="refused", reason=reasons.get(row.state) or "withdrawn")
-        return self._append(row.mailbox, ref, ref, refused)
+        return self._append_receipt(row.mailbox, ref, ref, refused)
 
     def report_outcome(self, mailbox: str, event_id: str, corr_id: str) -> Decisions:
         """The `processed` receipt, if the turn has ended, here or where it was forwarded to."""
@@ -59,11 +59,11 @@ class ReceiptAnswers:
         if outcome is None:
             return NOTHING
         processed = Receipt(status="processed", outcome=outcome, reason=reason or None)
-        return self._append(mailbox, event_id, corr_id, processed)
+        return self._append_receipt(mailbox, event_id, corr_id, processed)
 
     def report_refusal(self, mailbox: str, event_id: str, corr_id: str, reason: str) -> Decisions:
         refused = Receipt(status="refused", reason=reason)
-        return self._append(mailbox, event_id, corr_id, refused)
+        return self._append_receipt(mailbox, event_id, corr_id, refused)
 
     def _find_outcome(self, mailbox: str, event_id: str) -> tuple[Any, str | None]:
         forwarded = forward_outcome(self._tx, self._source, parse_event_id(event_id))
@@ -72,7 +72,7 @@ class ReceiptAnswers:
         row = self._tx.one(_SELECT_MAIL, (mailbox, event_id))
         return (None, None) if row is None else (_OUTCOMES.get(row[0]), row[1])
 
-    def _append(self, by: str, ref: str, corr_id: str, receipt: Receipt) -> Decisions:
+    def _append_receipt(self, by: str, ref: str, corr_id: str, receipt: Receipt) -> Decisions:
         return self._writer.append_receipt(
             self._tx, by or GATEWAY, self._source, ref, corr_id, receipt
         )

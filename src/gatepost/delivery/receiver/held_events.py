@@ -90,7 +90,7 @@ class HeldEvents:
         self._inbox = inbox
         self._full = full
 
-    def hold(
+    def hold_event(
         self, key: PairKey, pair: InboxPair, envelope: Envelope, body: bytes, why: str
     ) -> None:
         """Keep an event until what it waits for has come: `order`, `offer`, `full` or `blob`."""
@@ -102,20 +102,20 @@ class HeldEvents:
         self._tx.run(_HOLD, (*key, number, id, envelope.seq, why, digest, body))
         if self._tx.changes():
             pair.count_held(1)
-            self._inbox.record(envelope, InboxInput.HOLD, why)
+            self._inbox.record_event(envelope, InboxInput.HOLD, why)
         if why == "full":
             self._full.add(key[2])
 
-    def hold_gone(self, key: PairKey, pair: InboxPair, number: int) -> None:
+    def hold_gone_number(self, key: PairKey, pair: InboxPair, number: int) -> None:
         """Note that a number never comes."""
         self._tx.run(_HOLD_GONE, (*key, number))
         pair.count_held(self._tx.changes())
 
-    def first(self, key: PairKey) -> HeldEvent | None:
+    def first_held(self, key: PairKey) -> HeldEvent | None:
         row = self._tx.one(_SELECT_FIRST, key)
         return None if row is None else HeldEvent(*row)
 
-    def wait_on(self, key: PairKey, held: HeldEvent, envelope: Envelope, why: str) -> None:
+    def keep_waiting(self, key: PairKey, held: HeldEvent, envelope: Envelope, why: str) -> None:
         """Let a held event wait on, perhaps for another reason than before."""
         if why != held.why:
             digest = _missing_digest(envelope, why)
@@ -123,7 +123,7 @@ class HeldEvents:
         if why == "full":
             self._full.add(key[2])
 
-    def remove(self, key: PairKey, pair: InboxPair, number: int) -> None:
+    def remove_number(self, key: PairKey, pair: InboxPair, number: int) -> None:
         self._tx.run(_REMOVE, (*key, number))
         pair.count_held(-1)
 
@@ -131,8 +131,8 @@ class HeldEvents:
         """Drop held offers: the new incarnation of their sender does not know of them."""
         for number, id, body in self._tx.rows(_SELECT_EVENTS, key) if pair.held else ():
             if decode(body).offer:
-                self.remove(key, pair, number)
-                self._inbox.move(id, InboxInput.LAPSE)
+                self.remove_number(key, pair, number)
+                self._inbox.change_state(id, InboxInput.LAPSE)
 
     def missing_digests(self, source: str, event_id: bytes) -> list[str]:
         return [row[0] for row in self._tx.rows(_SELECT_DIGESTS, (source, event_id))]
@@ -146,7 +146,7 @@ class HeldEvents:
         if row is None or row[0] == id:
             return
         if row[0] is None:
-            self.remove(key, pair, number)
+            self.remove_number(key, pair, number)
         else:
             self._tx.run(_MOVE_TO_FRONT, (*key, number))
 

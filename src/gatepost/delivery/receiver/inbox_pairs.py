@@ -54,7 +54,7 @@ class InboxPairs:
         self.incarnation = incarnation
         self._loaded: dict[PairKey, InboxPair] = {}
 
-    def load(self, key: PairKey) -> InboxPair:
+    def load_pair(self, key: PairKey) -> InboxPair:
         pair = self._loaded.get(key)
         if pair is None:
             row = self._tx.one(_SELECT_PAIR, key)

@@ -85,7 +85,7 @@ def is_taken_anew(state: InboxState) -> bool:
     return (state, InboxInput.HOLD) in TRANSITIONS
 
 
-def move_sql(input: InboxInput) -> tuple[str, str]:
+def transition_sql(input: InboxInput) -> tuple[str, str]:
     """The table's rows for one input as SQL: the target state, and the list of source states.
 
     Every statement that changes an inbox state is built from this, so storage knows no other moves.

@@ -7,7 +7,7 @@ from gatepost.delivery.receiver.inbox_states import (
     UNDECIDED,
     InboxInput,
     InboxState,
-    move_sql,
+    transition_sql,
 )
 from gatepost.events import Envelope, parse_event_id
 from gatepost.journal.tx import Row, Tx
@@ -26,7 +26,7 @@ SELECT source, event_id, mailbox, corr_id FROM inbox WHERE state IN ({_UNDECIDED
 
 
 def _record_sql(input: InboxInput) -> str:
-    target, sources = move_sql(input)
+    target, sources = transition_sql(input)
     return f"""
 INSERT INTO inbox (source, event_id, state, seq, mailbox, sender, corr_id, pair_seq, at, reason)
 VALUES (?, ?, {target}, ?, ?, ?, ?, ?, ?, ?)
@@ -37,8 +37,8 @@ WHERE state IN ({sources})
 """
 
 
-def _move_sql(input: InboxInput) -> str:
-    target, sources = move_sql(input)
+def _change_state_sql(input: InboxInput) -> str:
+    target, sources = transition_sql(input)
     return f"""
 UPDATE inbox SET state = {target} WHERE source = ? AND event_id = ? AND state IN ({sources})
 """
@@ -48,7 +48,7 @@ UPDATE inbox SET state = {target} WHERE source = ? AND event_id = ? AND state IN
 # the row's age counts. Any other input only changes the state.
 _FIRST_INPUTS = {input for state, input in TRANSITIONS if state is InboxState.UNSEEN}
 _RECORD = {input: _record_sql(input) for input in (*_FIRST_INPUTS, InboxInput.CONFIRM)}
-_MOVE = {input: _move_sql(input) for input in InboxInput if input not in _RECORD}
+_MOVE = {input: _change_state_sql(input) for input in InboxInput if input not in _RECORD}
 
 
 class InboxRow(NamedTuple):
@@ -87,23 +87,25 @@ class InboxTable:
         row = self._tx.one(_SELECT_STATE, (self._source, event_id))
         return InboxState.UNSEEN if row is None else InboxState(row[0])
 
-    def find(self, event_id: bytes) -> InboxRow | None:
+    def find_row(self, event_id: bytes) -> InboxRow | None:
         row = self._tx.one(_SELECT_ROW, (self._source, event_id))
         return None if row is None else InboxRow(InboxState(row[0]), *row[1:])
 
-    def record(self, envelope: Envelope, input: InboxInput, reason: str | None = None) -> None:
+    def record_event(
+        self, envelope: Envelope, input: InboxInput, reason: str | None = None
+    ) -> None:
         """Write down the state an input brings an event to."""
-        self._tx.run(_RECORD[input], self._row(envelope, reason))
+        self._tx.run(_RECORD[input], self._row_values(envelope, reason))
 
     def record_accepted(self, envelopes: list[Envelope]) -> None:
-        rows = [self._row(envelope, None) for envelope in envelopes]
+        rows = [self._row_values(envelope, None) for envelope in envelopes]
         self._tx.many(_RECORD[InboxInput.ACCEPT], rows)
 
-    def move(self, event_id: bytes, input: InboxInput) -> None:
+    def change_state(self, event_id: bytes, input: InboxInput) -> None:
         """Change the state of an event that has a row."""
         self._tx.run(_MOVE[input], (self._source, event_id))
 
-    def _row(self, envelope: Envelope, reason: str | None) -> Row:
+    def _row_values(self, envelope: Envelope, reason: str | None) -> Row:
         return (
             self._source,
             parse_event_id(envelope.event_id),

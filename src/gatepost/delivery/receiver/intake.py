@@ -20,7 +20,7 @@ from gatepost.delivery.receiver.inbox_states import (
     is_taken_anew,
 )
 from gatepost.delivery.receiver.inbox_table import InboxRow, InboxTable
-from gatepost.delivery.receiver.offers import Offers
+from gatepost.delivery.receiver.offers import OfferTable
 from gatepost.events import (
     Envelope,
     PayloadRef,
@@ -51,7 +51,7 @@ class Intake:
         self.inbox = InboxTable(tx, source)
         self.pairs = InboxPairs(tx, incarnation)
         self.held = HeldEvents(tx, self.inbox, parts.full)
-        self.offers = Offers(tx, source, self.inbox)
+        self.offers = OfferTable(tx, source, self.inbox)
         self.answers = ReceiptAnswers(tx, source, parts.writer)
         self._check = AcceptanceCheck(parts, tx, source, now, dealt_with_before)
         self.acceptor = EventAcceptor(
@@ -60,26 +60,26 @@ class Intake:
 
     # -- events
 
-    def take(self, envelope: Envelope, body: bytes) -> None:
+    def take_event(self, envelope: Envelope, body: bytes) -> None:
         """Take a tracked event. `body` is empty for an event of this gateway itself."""
         if self.acceptor.is_in_run(envelope.event_id):
-            self.acceptor.flush()
+            self.acceptor.flush_runs()
         state = self.inbox.state_of(parse_event_id(envelope.event_id))
         if not is_taken_anew(state):
             self.duplicates += 1
-            self.acceptor.flush()
+            self.acceptor.flush_runs()
             self._answer_again(envelope, state)
         elif envelope.payload is UNSET and envelope.payload_ref is None:
             # A retry of an event we do not have: we need all of it.
             self.acceptor.append_receipt(envelope, Receipt(status="refused", reason="resend"))
         elif envelope.to_agent_id is None:
-            self.acceptor.refuse(envelope, "no_agent")
+            self.acceptor.refuse_event(envelope, "no_agent")
         else:
             self._take_in_order(envelope, body)
 
     def finish(self) -> list[Decision]:
         """Put away what is accepted and save the pairs; returns the decisions."""
-        self.acceptor.flush()
+        self.acceptor.flush_runs()
         self.pairs.save_changed()
         return self.decisions
 
@@ -97,16 +97,16 @@ class Intake:
         number = envelope.pair_seq
         pair = self._load_for_arrival(key, envelope)
         if number > pair.next:
-            self.held.hold(key, pair, envelope, body, "order")
+            self.held.hold_event(key, pair, envelope, body, "order")
         elif pair.offered and not envelope.offer:
-            self.held.hold(key, pair, envelope, body, "offer")
+            self.held.hold_event(key, pair, envelope, body, "offer")
         else:
             self._accept_or_hold(key, pair, envelope, body)
             if pair.held:
-                self.release(key)
+                self.release_held(key)
 
     def _load_for_arrival(self, key: PairKey, envelope: Envelope) -> InboxPair:
-        pair = self.pairs.load(key)
+        pair = self.pairs.load_pair(key)
         if pair.incarnation != self.pairs.incarnation:
             pair.begin_incarnation(self.pairs.incarnation, envelope.pair_seq)
             self.offers.withdraw_all(key, pair)
@@ -119,19 +119,19 @@ class Intake:
     ) -> None:
         reason = self._reason_against(envelope)
         if reason in (FULL, BLOB):
-            self.held.hold(key, pair, envelope, body, reason)
+            self.held.hold_event(key, pair, envelope, body, reason)
         elif reason:
             # Its sender decides what becomes of it; until then no later number overtakes it.
-            self.acceptor.refuse(envelope, reason)
+            self.acceptor.refuse_event(envelope, reason)
         else:
             pair.advance_to(envelope.pair_seq + 1)
             if envelope.offer:
                 self._accept_offer(pair, envelope, body)
             else:
-                self.acceptor.accept(envelope)
+                self.acceptor.accept_event(envelope)
 
     def _accept_offer(self, pair: InboxPair, envelope: Envelope, body: bytes) -> None:
-        self.offers.keep(pair, envelope, body)
+        self.offers.keep_offer(pair, envelope, body)
         self.acceptor.append_receipt(envelope, ACCEPTED)
 
     def _reason_against(self, envelope: Envelope) -> str:
@@ -145,65 +145,67 @@ class Intake:
 
     # -- releasing held events
 
-    def release(self, key: PairKey) -> None:
+    def release_held(self, key: PairKey) -> None:
         """Accept the held events of a pair, in order, up to the first that still has to wait."""
-        pair = self.pairs.load(key)
-        while pair.held and (held := self.held.first(key)) is not None:
+        pair = self.pairs.load_pair(key)
+        while pair.held and (held := self.held.first_held(key)) is not None:
             if held.number > pair.next:
                 return
             if held.event_id is None:
                 pair.advance_to(held.number + 1)
-                self.held.remove(key, pair, held.number)
+                self.held.remove_number(key, pair, held.number)
                 continue
             envelope = decode(held.body)
             reason = self._reason_against(envelope)
             if reason in (FULL, BLOB):
-                self.held.wait_on(key, held, envelope, reason)
+                self.held.keep_waiting(key, held, envelope, reason)
                 return
             if pair.offered and not envelope.offer:
                 return
-            self.held.remove(key, pair, held.number)
+            self.held.remove_number(key, pair, held.number)
             self._accept_or_hold(key, pair, envelope, held.body)
 
     def close_number(self, key: PairKey, number: int) -> None:
         """This number of a pair never comes."""
-        pair = self.pairs.load(key)
+        pair = self.pairs.load_pair(key)
         if number == pair.next:
             pair.advance_to(number + 1)
         elif number > pair.next:
-            self.held.hold_gone(key, pair, number)
-        self.release(key)
+            self.held.hold_gone_number(key, pair, number)
+        self.release_held(key)
 
     def close_through(self, key: PairKey, through: int) -> None:
         """Of the numbers up to `through`, those that are not held here never come."""
-        pair = self.pairs.load(key)
+        pair = self.pairs.load_pair(key)
         if pair.held:
             for number in range(pair.next, through + 1):
-                self.held.hold_gone(key, pair, number)
-            self.release(key)
+                self.held.hold_gone_number(key, pair, number)
+            self.release_held(key)
         else:
             pair.advance_to(through + 1)
 
     # -- letting go of events that are not accepted for good
 
-    def drop(self, event_id: bytes, input: InboxInput) -> InboxRow | None:
+    def withdraw_event(self, event_id: bytes, input: InboxInput) -> InboxRow | None:
         """Withdraw an event; returns its row as it was, or None if it is accepted for good."""
-        row = self.inbox.find(event_id)
+        row = self.inbox.find_row(event_id)
         if row is None or row.state in FINAL:
             return None
         key = (self.source, row.sender, row.mailbox)
-        pair = self.pairs.load(key)
+        pair = self.pairs.load_pair(key)
         if row.state is InboxState.HELD:
-            self.held.remove(key, pair, row.pair_seq)
+            self.held.remove_number(key, pair, row.pair_seq)
         elif row.state is InboxState.OFFERED:
-            self.offers.take(event_id)
+            self.offers.take_offer(event_id)
             pair.count_offered(-1)
-        self.inbox.move(event_id, input)
+        self.inbox.change_state(event_id, input)
         return row
 
-    def let_go(self, event_id: bytes, input: InboxInput, reason: str) -> InboxRow | None:
+    def withdraw_and_report(
+        self, event_id: bytes, input: InboxInput, reason: str
+    ) -> InboxRow | None:
         """Withdraw an event, and if it was undecided report that no agent was engaged with it."""
-        row = self.drop(event_id, input)
+        row = self.withdraw_event(event_id, input)
         if row is not None and row.state in UNDECIDED:
             id = format_event_id(event_id)
             self.decisions += self.answers.report_refusal(row.mailbox, id, row.corr_id, reason)

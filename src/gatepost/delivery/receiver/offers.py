@@ -14,7 +14,7 @@ WHERE o.source = ? AND i.sender = ? AND i.mailbox = ?
 """
 
 
-class Offers:
+class OfferTable:
     """The offers of one source, in one transaction."""
 
     def __init__(self, tx: Tx, source: str, inbox: InboxTable) -> None:
@@ -22,13 +22,13 @@ class Offers:
         self._source = source
         self._inbox = inbox
 
-    def keep(self, pair: InboxPair, envelope: Envelope, body: bytes) -> None:
+    def keep_offer(self, pair: InboxPair, envelope: Envelope, body: bytes) -> None:
         id = parse_event_id(envelope.event_id)
         self._tx.run(_KEEP, (self._source, id, envelope.seq, body))
-        self._inbox.record(envelope, InboxInput.OFFER)
+        self._inbox.record_event(envelope, InboxInput.OFFER)
         pair.count_offered(1)
 
-    def take(self, event_id: bytes) -> Envelope | None:
+    def take_offer(self, event_id: bytes) -> Envelope | None:
         """Remove an offer; returns its event, or None if there is no such offer."""
         row = self._tx.one(_REMOVE, (self._source, event_id))
         return None if row is None else decode(row[0])
@@ -36,8 +36,8 @@ class Offers:
     def withdraw_all(self, key: PairKey, pair: InboxPair) -> None:
         """Drop a pair's offers: the new incarnation of their sender does not know of them."""
         for (id,) in self._tx.rows(_SELECT_OF_PAIR, key) if pair.offered else ():
-            self.take(id)
-            self._inbox.move(id, InboxInput.LAPSE)
+            self.take_offer(id)
+            self._inbox.change_state(id, InboxInput.LAPSE)
         pair.count_offered(-pair.offered)
 
 

@@ -90,8 +90,8 @@ class Receiver:
         fields = {name: getattr(own.draft, name) for name in _DRAFT_FIELDS}
         envelope = Envelope(seq=1, source_node_id=node.id, created_at=tx.now, **fields)
         intake = Intake(self._parts, tx, node.id, node.incarnation, tx.now)
-        self._handle(intake, envelope, b"")
-        return self._finish(intake)
+        self._handle_event(intake, envelope, b"")
+        return self._finish_intake(intake)
 
     def skip_events(self, tx: Tx, skip: Skip) -> None:
         """The events for us up to here are gone; the next one starts anew."""
@@ -110,8 +110,8 @@ class Receiver:
         intake = Intake(self._parts, tx, source, incarnation, batch.now, batch.heard)
         intake.inbox.look_up([envelope for envelope, _ in new if envelope.kind in TRACKED])
         for envelope, body in new:
-            self._handle(intake, envelope, body)
-        return self._finish(intake)
+            self._handle_event(intake, envelope, body)
+        return self._finish_intake(intake)
 
     def _is_new(self, envelope: Envelope, source: str, cursor: OutboxCursor) -> bool:
         """Whether an event is new; LinkError if it does not belong here, or one was left out."""
@@ -126,9 +126,9 @@ class Receiver:
         cursor.read_event(envelope)
         return True
 
-    def _handle(self, intake: Intake, envelope: Envelope, body: bytes) -> None:
+    def _handle_event(self, intake: Intake, envelope: Envelope, body: bytes) -> None:
         if envelope.kind in TRACKED:
-            intake.take(envelope, body)
+            intake.take_event(envelope, body)
             return
         try:
             self._handle_untracked(intake, envelope)
@@ -143,7 +143,7 @@ class Receiver:
                 arrived = ReceiptArrived(intake.source, envelope.ref_event_id, receipt)
                 intake.decisions.append(arrived)
             return
-        intake.acceptor.flush()
+        intake.acceptor.flush_runs()
         if envelope.kind == Kind.SIGNAL:
             apply_signal(intake, envelope, decode_payload(envelope, Signal))
         elif envelope.kind == Kind.DEAD_LETTER:
@@ -160,7 +160,7 @@ class Receiver:
             if ref is not None:
                 sender_key = self._parts.routes.public_key(key[0])
                 keep_blob(tx, ref, self._parts.node.cipher.unwrap(ref.keys, sender_key))
-            decisions += self._release(tx, [key])
+            decisions += self._release_pairs(tx, [key])
         return decisions
 
     def before_commit(self, tx: Tx) -> Decisions:
@@ -170,7 +170,7 @@ class Receiver:
         for mailbox in self._parts.full.names(tx):
             if mailbox_capacity(tx, self._parts.dispatcher, mailbox) > 0:
                 waiting = held_events.pairs_held_for_capacity(tx, mailbox)
-                decisions += self._release(tx, waiting)
+                decisions += self._release_pairs(tx, waiting)
                 if not held_events.pairs_held_for_capacity(tx, mailbox):
                     self._parts.full.discard(mailbox)
         return decisions
@@ -178,21 +178,21 @@ class Receiver:
     def rolled_back(self) -> None:
         self._parts.full.rolled_back()
 
-    def _release(self, tx: Tx, keys: Iterable[PairKey]) -> list[Decision]:
+    def _release_pairs(self, tx: Tx, keys: Iterable[PairKey]) -> list[Decision]:
         decisions: list[Decision] = []
         for key in keys:
             intake = Intake(self._parts, tx, key[0], pair_incarnation(tx, key), tx.now)
-            intake.release(key)
-            decisions += self._finish(intake)
+            intake.release_held(key)
+            decisions += self._finish_intake(intake)
         return decisions
 
     # -- letting go
 
-    def expire(self, tx: Tx, source: str, event_id: bytes) -> Decisions:
+    def expire_event(self, tx: Tx, source: str, event_id: bytes) -> Decisions:
         """Let go of a held or offered event whose sender never decided about it."""
         intake = Intake(self._parts, tx, source, last_incarnation(tx, source), tx.now)
         expire_event(intake, event_id)
-        return self._finish(intake)
+        return self._finish_intake(intake)
 
     def disown_undecided(self, tx: Tx) -> tuple[int, Decisions]:
         """In a restored journal: a held or offered event may be done, so its sender has to decide.
@@ -202,14 +202,14 @@ class Receiver:
         decisions: list[Decision] = []
         rows = select_undecided(tx)
         for source, id, mailbox, corr_id in rows:
-            InboxTable(tx, source).move(id, InboxInput.RESTORE)
+            InboxTable(tx, source).change_state(id, InboxInput.RESTORE)
             answers = ReceiptAnswers(tx, source, self._parts.writer)
             decisions += answers.report_refusal(mailbox, format_event_id(id), corr_id, RESTORED)
         pairs = held_events.drop_all_events(tx)
         drop_all_offers(tx)
-        decisions += self._release(tx, pairs)
+        decisions += self._release_pairs(tx, pairs)
         return len(rows), decisions
 
-    def _finish(self, intake: Intake) -> list[Decision]:
+    def _finish_intake(self, intake: Intake) -> list[Decision]:
         self.duplicates += intake.duplicates
         return intake.finish()

@@ -31,39 +31,41 @@ def apply_dead_letter(intake: Intake, envelope: Envelope, letter: DeadLetter) ->
     """The sender waits no more: let go of the event, and go on without its number."""
     if envelope.ref_event_id is None:
         return
-    intake.let_go(parse_event_id(envelope.ref_event_id), InboxInput.GIVE_UP, "given_up")
+    intake.withdraw_and_report(
+        parse_event_id(envelope.ref_event_id), InboxInput.GIVE_UP, "given_up"
+    )
     if envelope.to_agent_id is not None:
         intake.close_number(intake.pair_key(envelope), letter.pair_seq)
 
 
 def expire_event(intake: Intake, event_id: bytes) -> None:
     """Let go of a held or offered event whose sender never decided about it."""
-    row = intake.let_go(event_id, InboxInput.EXPIRE, "expired")
+    row = intake.withdraw_and_report(event_id, InboxInput.EXPIRE, "expired")
     if row is not None:
         intake.close_number((intake.source, row.sender, row.mailbox), row.pair_seq)
 
 
 def _confirm_offer(intake: Intake, event_id: bytes) -> None:
-    envelope = intake.offers.take(event_id)
+    envelope = intake.offers.take_offer(event_id)
     if envelope is None:
         return
     key = intake.pair_key(envelope)
-    intake.pairs.load(key).count_offered(-1)
+    intake.pairs.load_pair(key).count_offered(-1)
     intake.acceptor.accept_confirmed(envelope)
-    intake.release(key)
+    intake.release_held(key)
 
 
 def _withdraw_event(intake: Intake, event_id: bytes) -> None:
     """The sender routed it elsewhere. Its number is open again: if the pair comes back to this
     node, it waits until that number is closed.
     """
-    row = intake.drop(event_id, InboxInput.WITHDRAW)
+    row = intake.withdraw_event(event_id, InboxInput.WITHDRAW)
     if row is not None and row.pair_seq:
-        intake.pairs.load((intake.source, row.sender, row.mailbox)).go_back_to(row.pair_seq)
+        intake.pairs.load_pair((intake.source, row.sender, row.mailbox)).go_back_to(row.pair_seq)
 
 
 def _answer_status_request(intake: Intake, envelope: Envelope, ref: str) -> None:
-    row = intake.inbox.find(parse_event_id(ref))
+    row = intake.inbox.find_row(parse_event_id(ref))
     if row is not None and row.state is InboxState.HELD:
         # Only a sender that was restored asks about a held event, and the numbers this one waits
         # for never come.

@@ -40,7 +40,7 @@ class Emitter:
         self._encryption = encryption
         self._writer = writer
 
-    def emit(self, tx: Tx, out: OutgoingEvent, route: Route) -> Decisions:
+    def emit_event(self, tx: Tx, out: OutgoingEvent, route: Route) -> Decisions:
         """Append an event for the node of its route and open its delivery."""
         number = self._assign_pair_number(tx, out, route.node)
         self._deliveries.destinations.add(route.node)

@@ -40,7 +40,7 @@ class GivingUp:
         self._writer = writer
         self._incidents = incidents
 
-    def give_up(self, tx: Tx, decision: GiveUpDelivery) -> Decisions:
+    def give_up_delivery(self, tx: Tx, decision: GiveUpDelivery) -> Decisions:
         delivery, reason, detail, verdict = decision
         if not self._deliveries.is_unchanged(tx, delivery):
             return NOTHING

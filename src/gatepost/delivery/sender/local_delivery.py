@@ -48,9 +48,9 @@ class LocalDelivery:
         here = self._node.id
         return route.node == here and self._pairs.is_only_at(tx, out.pair, here)
 
-    def deliver(self, tx: Tx, out: OutgoingEvent, route: Route) -> int:
+    def deliver_event(self, tx: Tx, out: OutgoingEvent, route: Route) -> int:
         """Deliver an event; returns how much mail waits for its agent."""
-        waiting = self._enqueue(tx, out, route)
+        waiting = self._enqueue_mail(tx, out, route)
         number = self._pairs.next_number(tx, out.pair, route.node)
         expires = tx.now + (self._policy.ttl if out.ttl is None else out.ttl)
         self._append_event(tx, out, number, expires)
@@ -76,7 +76,7 @@ class LocalDelivery:
         trace = Trace(route_decision="local", traceparent=out.traceparent)
         tx.append(draft_event(out, content, expires, trace, number, to_node=self._node.id))
 
-    def _enqueue(self, tx: Tx, out: OutgoingEvent, route: Route) -> int:
+    def _enqueue_mail(self, tx: Tx, out: OutgoingEvent, route: Route) -> int:
         size = find_blob(tx, out.digest)[1] if out.digest else None
         priority = route.priority if out.priority is None else out.priority
         info = EventInfo(

@@ -67,13 +67,13 @@ class SenderPairs:
         row = tx.one(_SELECT_PAIR, pair)
         if row is None or (row[1] == node and not row[3]):
             return True
-        return self._lowest(tx, _LOWEST_OPEN_ELSEWHERE, (*pair, node)) is None
+        return self._lowest_number(tx, _LOWEST_OPEN_ELSEWHERE, (*pair, node)) is None
 
     def waits_for_others(self, tx: Tx, pair: SenderPair, node: str, number: int) -> bool:
         """Whether earlier numbers are still open elsewhere, so that `node` holds this one."""
         if pair not in self._moving_pairs(tx):
             return False
-        lowest = self._lowest(tx, _LOWEST_OPEN_ELSEWHERE, (*pair, node), below=number)
+        lowest = self._lowest_number(tx, _LOWEST_OPEN_ELSEWHERE, (*pair, node), below=number)
         return lowest is not None
 
     def set_route(self, tx: Tx, pair: SenderPair, node: str, first: int) -> int:
@@ -83,9 +83,9 @@ class SenderPairs:
         closed: only the old route was told.
         """
         ((last, routed, _, _),) = tx.rows(_SELECT_PAIR, pair)
-        elsewhere = self._lowest(tx, _LOWEST_OPEN_ELSEWHERE, (*pair, node)) is not None
+        elsewhere = self._lowest_number(tx, _LOWEST_OPEN_ELSEWHERE, (*pair, node)) is not None
         untold = elsewhere or (routed != node and first < last)
-        base = self._lowest(tx, _LOWEST_OPEN, pair, below=first) or first
+        base = self._lowest_number(tx, _LOWEST_OPEN, pair, below=first) or first
         tx.run(_SET_ROUTE, (node, base, _UNTOLD if untold else 0, *pair))
         if untold:
             self._moving_pairs(tx).add(pair)
@@ -126,7 +126,9 @@ class SenderPairs:
             self._moving = {(row[0], row[1]) for row in tx.rows(_SELECT_MOVING)}
         return self._moving
 
-    def _lowest(self, tx: Tx, query: str, params: tuple[str, ...], below: int = 0) -> int | None:
+    def _lowest_number(
+        self, tx: Tx, query: str, params: tuple[str, ...], below: int = 0
+    ) -> int | None:
         row = tx.one(query, params)
         lowest = row[0] if row else None
         return None if lowest is None or (below and lowest >= below) else int(lowest)

@@ -77,23 +77,23 @@ class ReceiptHandler:
     def apply_receipt(self, tx: Tx, arrived: ReceiptArrived) -> Decisions:
         source, ref, receipt = arrived
         if receipt.status == "accepted":
-            return self._accept(tx, source, ref)
+            return self._accept_delivery(tx, source, ref)
         if receipt.status == "processed":
-            return self._end(tx, source, ref, receipt)
-        return self._refuse(tx, source, ref, receipt.reason or "refused")
+            return self._end_delivery(tx, source, ref, receipt)
+        return self._handle_refusal(tx, source, ref, receipt.reason or "refused")
 
-    def end_answered(self, tx: Tx, arrived: ReplyArrived) -> Decisions:
+    def apply_reply(self, tx: Tx, arrived: ReplyArrived) -> Decisions:
         """End the delivery a reply answers, if it is open."""
         source, ref, payload = arrived
         row = tx.one(_REPLY, (tx.now, payload, tx.now, parse_event_id(ref), source))
-        return NOTHING if row is None else (self._ended(tx, ref, "ok", None, row),)
+        return NOTHING if row is None else (self._delivery_ended(tx, ref, "ok", None, row),)
 
-    def _accept(self, tx: Tx, source: str, ref: str) -> Decisions:
+    def _accept_delivery(self, tx: Tx, source: str, ref: str) -> Decisions:
         id = parse_event_id(ref)
         due = tx.now + self._policy.sla
         row = tx.one(_ACCEPT, (tx.now, due, id, source))
         if row is None:
-            return self._amend(tx, id, source, "accepted")
+            return self._amend_dead_letter(tx, id, source, "accepted")
         self._deliveries.note_due(due)
         offer, kind, emitted = row
         accepted = DeliveryAccepted(ref, kind, tx.now - emitted)
@@ -102,20 +102,22 @@ class ReceiptHandler:
         confirm = self._writer.append_signal(tx, source, ref, Signal(signal="confirm"))
         return (*confirm, accepted)
 
-    def _end(self, tx: Tx, source: str, ref: str, receipt: Receipt) -> Decisions:
+    def _end_delivery(self, tx: Tx, source: str, ref: str, receipt: Receipt) -> Decisions:
         id = parse_event_id(ref)
         outcome, reason = receipt.outcome, receipt.reason
         row = tx.one(_PROCESS, (outcome, reason, tx.now, tx.now, id, source))
         if row is None:
-            return self._amend(tx, id, source, f"processed: {outcome}")
-        return (self._ended(tx, ref, outcome or "ok", reason, row),)
+            return self._amend_dead_letter(tx, id, source, f"processed: {outcome}")
+        return (self._delivery_ended(tx, ref, outcome or "ok", reason, row),)
 
-    def _ended(self, tx: Tx, ref: str, outcome: str, reason: str | None, row: Row) -> DeliveryEnded:
+    def _delivery_ended(
+        self, tx: Tx, ref: str, outcome: str, reason: str | None, row: Row
+    ) -> DeliveryEnded:
         from_agent, to_agent, replies_to, kind, emitted = row
         pair = (from_agent, to_agent)
         return DeliveryEnded(ref, pair, outcome, reason, replies_to, kind, tx.now - emitted)
 
-    def _amend(self, tx: Tx, id: bytes, source: str, verdict: str) -> Decisions:
+    def _amend_dead_letter(self, tx: Tx, id: bytes, source: str, verdict: str) -> Decisions:
         """Amend a dead letter with a late receipt, if it is about one."""
         tx.run(_AMEND_DELIVERY, (verdict, id, source))
         amended = tx.changes()
@@ -124,16 +126,16 @@ class ReceiptHandler:
             self.ignored += 1
         return NOTHING
 
-    def _refuse(self, tx: Tx, source: str, ref: str, reason: str) -> Decisions:
+    def _handle_refusal(self, tx: Tx, source: str, ref: str, reason: str) -> Decisions:
         """Another node may take it; one that was accepted before is lost and given up."""
         found = self._deliveries.find(tx, ref)
         if found is None:
-            return self._amend(tx, parse_event_id(ref), source, f"refused: {reason}")
+            return self._amend_dead_letter(tx, parse_event_id(ref), source, f"refused: {reason}")
         if found.node != source or found.state in ("processed", "replied"):
             self.ignored += 1
             return NOTHING
         if found.state == "dead_letter":
-            return self._amend(tx, found.event_id, source, f"refused: {reason}")
+            return self._amend_dead_letter(tx, found.event_id, source, f"refused: {reason}")
         return self._decide_refused(tx, found, reason)
 
     def _decide_refused(self, tx: Tx, found: DeliveryRecord, reason: str) -> Decisions:

@@ -49,7 +49,7 @@ class ReplySender:
         if info.source_node in (None, self._node.id):
             return self._reply_here(tx, out, info.event_id, turn.reply)
         try:
-            return self._emitter.emit(tx, out, Route(info.source_node or "", "reply"))
+            return self._emitter.emit_event(tx, out, Route(info.source_node or "", "reply"))
         except NoRoute as error:
             self._incidents.raise_(tx, "reply_lost", out.event_id, error.message)
             return NOTHING
@@ -57,7 +57,7 @@ class ReplySender:
     def _reply_here(self, tx: Tx, out: OutgoingEvent, ref: str, payload: bytes) -> Decisions:
         """End the delivery here; the reply is mail only if the sender of the message wants it."""
         here = self._node.id
-        decisions = self._receipts.end_answered(tx, ReplyArrived(here, ref, payload))
+        decisions = self._receipts.apply_reply(tx, ReplyArrived(here, ref, payload))
         wanted = any(
             isinstance(each, DeliveryEnded) and each.replies_to == "mailbox" for each in decisions
         )
@@ -66,6 +66,6 @@ class ReplySender:
             return decisions
         route = Route(here, "local")
         if self._local.can_deliver(tx, out, route):
-            self._local.deliver(tx, out, route)
+            self._local.deliver_event(tx, out, route)
             return decisions
-        return (*decisions, *self._emitter.emit(tx, out, route))
+        return (*decisions, *self._emitter.emit_event(tx, out, route))

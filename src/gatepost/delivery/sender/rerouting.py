@@ -79,7 +79,7 @@ class Rerouter:
         self._encryption = encryption
         self._writer = writer
 
-    def reroute(self, tx: Tx, decision: RerouteDelivery) -> Decisions:
+    def reroute_delivery(self, tx: Tx, decision: RerouteDelivery) -> Decisions:
         """Withdraw a delivery from its node, and send it whole to the node of its new route."""
         delivery, route = decision
         if not self._deliveries.is_unchanged(tx, delivery):

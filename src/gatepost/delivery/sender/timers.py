@@ -78,7 +78,7 @@ class DeliveryTimers:
             return
         for row in tx.rows(_SELECT_DUE, (tx.now,)):
             if self._deliveries.is_unchanged(tx, row):
-                yield self._look_at(tx, DeliveryRecord(*row))
+                yield self._look_at_delivery(tx, DeliveryRecord(*row))
         ((self._deliveries.next_due,),) = tx.rows(_SELECT_NEXT_DUE)
 
     def forget_due(self) -> None:
@@ -92,7 +92,7 @@ class DeliveryTimers:
             tx.run(_CAP_DEADLINE, (tx.now + longest, state))
         self._deliveries.next_due = 0
 
-    def _look_at(self, tx: Tx, found: DeliveryRecord) -> Decisions:
+    def _look_at_delivery(self, tx: Tx, found: DeliveryRecord) -> Decisions:
         if found.state not in UNACCEPTED:
             return self._report_breach(tx, found)
         if tx.now >= found.expires_at:
@@ -116,7 +116,7 @@ class DeliveryTimers:
             wait = self._policy.backoff(found.attempt, self._node.clock)
             tx.run(_TIMEOUT, (min(tx.now + wait, found.expires_at), found.event_id))
         else:
-            return self._retry(tx, found)
+            return self._retry_delivery(tx, found)
         return NOTHING
 
     def _may_have_been_sent(self, tx: Tx, found: DeliveryRecord) -> bool:
@@ -125,7 +125,7 @@ class DeliveryTimers:
         row = tx.one(_SELECT_SENT_SEQ, (found.node,))
         return seq is None or (row is not None and seq <= row[0])
 
-    def _retry(self, tx: Tx, found: DeliveryRecord) -> Decisions:
+    def _retry_delivery(self, tx: Tx, found: DeliveryRecord) -> Decisions:
         due = min(tx.now + self._policy.accept_timeout, found.expires_at)
         tx.run(_RETRY, (found.attempt + 1, due, found.event_id))
         self.retries += 1

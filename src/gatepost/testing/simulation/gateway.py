@@ -95,7 +95,9 @@ class SimulatedGateway:
         self.dispatcher = core.dispatcher
         self.coordinator = core.coordinator
         self.outbox = core.outbox
-        self.writer = core.writer(self.connection, _nobody, Watch(self, self.node.incarnation))
+        self.writer = core.build_writer(
+            self.connection, _nobody, Watch(self, self.node.incarnation)
+        )
         self.up = True
         for hear in self.on_up:
             hear()

@@ -113,7 +113,7 @@ def no_pair_order() -> Mutant:
 
 def engaged_without_confirm() -> Mutant:
     def engage(self: Intake, pair: Any, envelope: Envelope, body: bytes) -> None:
-        self.acceptor.accept(envelope)
+        self.acceptor.accept_event(envelope)
 
     return patch.object(Intake, "_accept_offer", engage)
 
