@@ -1,8 +1,8 @@
 """Backup and restore of a state directory: journal, node key and blobs in one file.
 
 A backup is a tar file. The journal in it is as it was at one moment, though the gateway runs; the
-blobs are those that journal names. A restored journal begins a new life (see delivery/restoring.py)
-before it takes the place of what is there, and that is moved aside, not removed.
+blobs are those that journal names. A restored journal begins a new incarnation (see
+delivery/restore.py) before it replaces the journal that is there, which is moved aside, not removed.
 """
 
 import os
