@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from gatepost.journal import Tx, Writer, memory
+from gatepost.journal import Outcome, Tx, Writer, memory
 from gatepost.mailbox import Closed, Dispatcher, Mail, Policy, Settlement, Waiter, browse
 from gatepost.mailbox.deadletters import Filter, find
 from gatepost.testing import ManualClock
@@ -15,6 +15,30 @@ T = TypeVar("T")
 
 SECOND = 1000
 START = 1_700_000_000 * SECOND
+
+
+class Reporter:
+    """The participant behind the dispatcher: it takes the mail that time or a purge closed."""
+
+    def __init__(self, post: "Post") -> None:
+        self._post = post
+        self._taken: list[Closed] = []
+
+    def before_commit(self, tx: Tx) -> None:
+        self._taken = self._post.dispatcher.take_closed()
+        if self._taken:
+            self._post.report(tx, self._taken)
+
+    def after_commit(self) -> list[Outcome]:
+        self._post.closed += self._taken
+        self._taken = []
+        return []
+
+    def rolled_back(self) -> None:
+        self._taken = []
+
+    def next_due(self, tx: Tx) -> int | None:
+        return None
 
 
 class Post:
@@ -30,14 +54,13 @@ class Post:
         self.clock = clock or ManualClock(START)
         self.connection = memory() if connection is None else connection
         self.closed: list[Closed] = []
-        self.dispatcher = Dispatcher(self.clock, self.policy, self._on_closed)
+        self.dispatcher = Dispatcher(self.clock, self.policy)
+        participants = (self.dispatcher, Reporter(self))
         self.writer = Writer(
-            self.connection, self.clock, lambda outcomes: None, participants=(self.dispatcher,)
+            self.connection, self.clock, lambda outcomes: None, participants=participants
         )
-
-    def _on_closed(self, tx: Tx, closed: list[Closed]) -> None:
-        self.closed += closed
-        tx.on_rollback(lambda: self.closed.__delitem__(slice(-len(closed), None)))
+        # Called, as the coordinator would be, with mail that time or a purge closed.
+        self.report: Callable[[Tx, list[Closed]], None] = lambda tx, closed: None
 
     def group(self, *operations: Callable[[Tx], Any]) -> list[Any]:
         """All in one commit group; an operation that fails gives its error."""
