@@ -80,6 +80,12 @@ def test_an_event_of_an_earlier_incarnation_goes_before_one_with_its_number(shel
     assert (shelf.state_of(new), shelf.pair.held) == (InboxState.HELD, 2)
 
 
+def test_an_event_that_made_way_is_removed_and_not_the_one_with_its_number(shelf: Shelf) -> None:
+    old, new = shelf.hold(2), shelf.hold(2)
+    shelf.held.remove_event(KEY, shelf.pair, parse_event_id(old.event_id))
+    assert (shelf.first(), shelf.pair.held) == ((2, parse_event_id(new.event_id)), 1)
+
+
 def test_offers_of_an_earlier_incarnation_are_withdrawn(shelf: Shelf) -> None:
     offer, other = shelf.hold(2, offer=True), shelf.hold(3)
     shelf.held.withdraw_offers(KEY, shelf.pair)

@@ -31,6 +31,7 @@ SELECT pair_seq, event_id, body FROM held WHERE {_OF_PAIR} AND event_id IS NOT N
 """
 _SELECT_EVENT_AT = f"SELECT event_id FROM held WHERE {_OF_PAIR} AND pair_seq = ?"
 _REMOVE = f"DELETE FROM held WHERE {_OF_PAIR} AND pair_seq = ?"
+_REMOVE_EVENT = f"DELETE FROM held WHERE {_OF_PAIR} AND event_id = ?"
 _CHANGE_REASON = f"UPDATE held SET why = ?, digest = ? WHERE {_OF_PAIR} AND pair_seq = ?"
 # An event of an earlier incarnation that has the same number goes before all others.
 _MOVE_TO_FRONT = f"UPDATE held SET pair_seq = -pair_seq WHERE {_OF_PAIR} AND pair_seq = ?"
@@ -126,6 +127,11 @@ class HeldEvents:
     def remove_number(self, key: PairKey, pair: InboxPair, number: int) -> None:
         self._tx.run(_REMOVE, (*key, number))
         pair.count_held(-1)
+
+    def remove_event(self, key: PairKey, pair: InboxPair, event_id: bytes) -> None:
+        """Remove an event wherever it stands: one that made way has another number than its own."""
+        self._tx.run(_REMOVE_EVENT, (*key, event_id))
+        pair.count_held(-self._tx.changes())
 
     def withdraw_offers(self, key: PairKey, pair: InboxPair) -> None:
         """Drop held offers: the new incarnation of their sender does not know of them."""

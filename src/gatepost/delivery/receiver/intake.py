@@ -194,7 +194,7 @@ class Intake:
         key = (self.source, row.sender, row.mailbox)
         pair = self.pairs.load_pair(key)
         if row.state is InboxState.HELD:
-            self.held.remove_number(key, pair, row.pair_seq)
+            self.held.remove_event(key, pair, event_id)
         elif row.state is InboxState.OFFERED:
             self.offers.take_offer(event_id)
             pair.count_offered(-1)
