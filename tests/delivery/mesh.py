@@ -41,20 +41,20 @@ class Gate:
         self.relays = relays
         self.key = NodeKey.create(clock)
         self.connection = memory()
-        self.lives = 0
+        self.incarnations = 0
         self.directory = Directory()
         self.window = WINDOW
         self.start(1)
 
     def start(self, first_seq: int | None = None) -> None:
-        """Come up with the journal there is; with `first_seq` it is a new life of it."""
+        """Come up with the journal there is; with `first_seq` it is a new incarnation of it."""
         if first_seq is not None:
-            self.lives += 1
-            # A life in which nothing was written leaves no trace.
+            self.incarnations += 1
+            # An incarnation in which nothing was written leaves no trace.
             self.connection.execute("DELETE FROM incarnation WHERE first_seq >= ?", (first_seq,))
-            row = (f"{self.id}-{self.lives}", first_seq)
+            row = (f"{self.id}-{self.incarnations}", first_seq)
             self.connection.execute("INSERT INTO incarnation VALUES (?, ?)", row)
-        self.node = LocalNode(self.id, f"{self.id}-{self.lives}", self.key, self.clock)
+        self.node = LocalNode(self.id, f"{self.id}-{self.incarnations}", self.key, self.clock)
         self.core = core = build_core(self.node, RetryPolicy(), Policy())
         self.agents = core.agents
         self.coordinator = core.coordinator
@@ -74,7 +74,7 @@ class Gate:
         self.do(lambda tx: self.agents.register(tx, self.id.upper()))
 
     def restore(self, backup: apsw.Connection) -> None:
-        """Start a new life from a backup."""
+        """Start a new incarnation from a backup."""
         self.connection = backup
         self.start(self.value("SELECT coalesce(max(last_seq), 0) + 1 FROM head"))
 

@@ -2,7 +2,7 @@
 
 A backup is a tar file. The journal in it is as it was at one moment, though the gateway runs; the
 blobs are those that journal names. A restored journal begins a new incarnation (see
-delivery/restore.py) before it replaces the journal that is there, which is moved aside, not removed.
+delivery/restore.py) before it replaces the journal there, which is moved aside, not removed.
 """
 
 import os
