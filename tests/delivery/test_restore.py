@@ -32,7 +32,7 @@ def _link(mesh: Mesh) -> Wire:
 
 
 def _restore(mesh: Mesh, gate: Gate, backup: apsw.Connection) -> None:
-    """As the command does it: a new incarnation and the quarantine, before anything else happens."""
+    """As the command does it: a new incarnation and the quarantine, before anything else."""
     for wire in list(mesh.wires):
         if gate in (wire.one.gate, wire.other.gate):
             wire.cut()
@@ -153,7 +153,7 @@ def test_an_event_taken_since_the_backup_is_given_up_by_its_sender(mesh: Mesh) -
 
 
 def test_a_pair_that_went_elsewhere_meanwhile_does_not_wait_for_lost_numbers() -> None:
-    """Numbers 1 and 2 were done by an incarnation that is lost; 3 is under way, and 4 goes elsewhere."""
+    """A lost incarnation did numbers 1 and 2; 3 is under way, and 4 goes elsewhere."""
     mesh = Mesh("a", "b", "c")
     a, b, c = mesh["a"], mesh["b"], mesh["c"]
     c.do(lambda tx: c.agents.register(tx, "B"))
