@@ -112,8 +112,10 @@ class SimulatedGateway:
     def _begin_life(self) -> str:
         life = self.clock.random(8).hex()
         with self.connection:
-            self.connection.execute("INSERT INTO incarnation VALUES (?, 1)", (life,))
-            facts = "INSERT INTO fact VALUES ('node_id', ?), ('incarnation', ?)"
+            self.connection.execute(
+                "INSERT INTO incarnation (id, first_seq) VALUES (?, 1)", (life,)
+            )
+            facts = "INSERT INTO fact (name, value) VALUES ('node_id', ?), ('incarnation', ?)"
             self.connection.execute(facts, (self.id, life))
         return life
 
