@@ -30,7 +30,7 @@ from gatepost.client import Agent, Client, Message
 from gatepost.errors import GatepostError
 from gatepost.events import NodeKey
 from gatepost.testing import GatewayProcess
-from gatepost.testing.history import Verdict, check, read_journal
+from gatepost.testing.history import HistoryVerdict, check_history, read_journal
 
 HOMES = {"architect": "vps-jane", "builder": "mbp-jane", "tester": "lab-jane"}
 SEED, SLEEPER, OFFLINE, FALLBACK = "vps-jane", "lab-jane", "mbp-jane", "lab-jane"
@@ -264,7 +264,7 @@ async def replay(town: Town) -> int:
     return replayed
 
 
-async def play(town: Town, total: int) -> tuple[int, Verdict]:
+async def play(town: Town, total: int) -> tuple[int, HistoryVerdict]:
     async with at_work(town):
         await exchange(town, total)
         died = sum(g.get("/v1/status")["dead_letters"] for g in town.gateways.values())
@@ -275,7 +275,7 @@ async def play(town: Town, total: int) -> tuple[int, Verdict]:
     await sealed(town)
     for gateway in town.gateways.values():
         await asyncio.to_thread(gateway.stop)
-    return replayed, check([_journal(gateway) for gateway in town.gateways.values()])
+    return replayed, check_history([_journal(gateway) for gateway in town.gateways.values()])
 
 
 async def sealed(town: Town) -> None:
@@ -322,9 +322,9 @@ def _journal(gateway: GatewayProcess) -> Any:
     return read_journal(gateway.state_dir / "journal.db", key.public)
 
 
-def show(town: Town, total: int, replayed: int, verdict: Verdict, seconds: float) -> bool:
+def show(town: Town, total: int, replayed: int, verdict: HistoryVerdict, seconds: float) -> bool:
     """Print the truth; whether it is as promised."""
-    truth = verdict.truth
+    truth = verdict.counts
     replies = truth.sent - total - replayed
     doubled = sum(1 for turns in town.turns.values() if turns > 1)
     table = Table(title="What became of every message", title_justify="left")

@@ -12,12 +12,12 @@ import apsw
 from msgspec import Raw
 
 from gatepost.delivery import Agents, Messages, Node, Patience
-from gatepost.delivery.follow import SourcePart
-from gatepost.delivery.frames import AnyFrame, Frame, pack, unpack
-from gatepost.delivery.link import Link
+from gatepost.delivery.frames import AnyFrame, LinkFrame, decode_frame, encode_frame
 from gatepost.delivery.messages import fingerprint
-from gatepost.delivery.relay import RelayHost
+from gatepost.delivery.outbox_link import OutboxLink
+from gatepost.delivery.relay_host import RelayHost
 from gatepost.delivery.relay_reader import RelayReader
+from gatepost.delivery.source_feed import SourceFeedPart
 from gatepost.errors import GatepostError
 from gatepost.events import Envelope, NodeKey, decode
 from gatepost.journal import Tx, Writer, memory
@@ -73,7 +73,7 @@ class Gate:
         self.host = RelayHost(self.messages, self.window) if self.relays else None
         self.reader = RelayReader(self.node, self.messages, self.window)
         if self.host is not None:
-            self.do(self.host.load)
+            self.do(self.host.load_sources)
         self.do(lambda tx: self.messages.room_changed(tx, self.directory))
         self.do(lambda tx: self.agents.register(tx, self.id.upper()))
 
@@ -121,7 +121,7 @@ class Gate:
     def _published(self, group: Appended) -> None:
         for end in list(self.ends):
             if not end.wire.broken:
-                end.link.appended(group)
+                end.link.publish_group(group)
 
     def _want_blob(self, digest: str, source: str) -> None:
         self.blobs_wanted.append((digest, source))
@@ -175,7 +175,7 @@ class Gate:
         self.directory = directory
         self.do(lambda tx: self.messages.room_changed(tx, directory))
         if self.host is not None:
-            self.host.room_changed()
+            self.host.retry_unserved()
 
     def state(self, event_id: str) -> str:
         found: Sent = self.do(lambda tx: self.messages.status(tx, event_id))
@@ -203,18 +203,18 @@ class End:
         self.out: deque[bytes] = deque()
         self.seen: list[AnyFrame] = []
         self.tamper: Callable[[AnyFrame], AnyFrame | None] = lambda frame: frame
-        self.link = Link(self, gate.node, gate.messages, peer.id, gate.window)
+        self.link = OutboxLink(self, gate.node, gate.messages, peer.id, gate.window)
         self.link.on_live = self._live
-        self.source = SourcePart(self, gate.node, gate.messages, gate.window, self._live)
-        self.link.parts = [self.source, gate.reader.part(self, peer.id, relays=peer.relays)]
+        self.source = SourceFeedPart(self, gate.node, gate.messages, gate.window, self._live)
+        self.link.parts = [self.source, gate.reader.make_part(self, peer.id, relays=peer.relays)]
         if gate.host is not None:
-            self.link.parts.append(gate.host.part(self, peer.id))
+            self.link.parts.append(gate.host.make_part(self, peer.id))
         gate.ends.append(self)
         self.link.open()
 
-    def send(self, frame: Frame) -> None:
+    def send(self, frame: LinkFrame) -> None:
         if not self.wire.broken:
-            self.out.append(pack(frame))
+            self.out.append(encode_frame(frame))
 
     def commit(self, operation: Callable[[Tx], Any], done: Callable[[Any], None]) -> None:
         self.gate.jobs.append((operation, partial(self._done, done)))
@@ -240,14 +240,14 @@ class End:
     def _live(self) -> None:
         gate = self.gate
         live = {end.peer.id for end in gate.ends if end.link.feed is not None}
-        followed = any(end.source.follows for end in gate.ends)
+        followed = any(end.source.is_followed for end in gate.ends)
         gate.outbox.live = frozenset(live | {EVERYBODY} if followed else live)
 
     def deliver(self, other: "End") -> bool:
         """Hand the next frame to the other end."""
         if not self.out:
             return False
-        frame = self.tamper(unpack(self.out.popleft()))
+        frame = self.tamper(decode_frame(self.out.popleft()))
         if frame is not None:
             other.seen.append(frame)
             other.hear(frame)
@@ -255,7 +255,7 @@ class End:
 
     def hear(self, frame: AnyFrame) -> None:
         try:
-            self.link.receive(frame)
+            self.link.receive_frame(frame)
         except GatepostError as error:
             self.end(error)
 
@@ -287,7 +287,7 @@ class Wire:
             if end in end.gate.ends:
                 end.gate.ends.remove(end)
             end._live()
-            end.link.closed()
+            end.link.close()
 
 
 class Mesh:
@@ -328,7 +328,7 @@ class Mesh:
 
     def refresh(self) -> None:
         for gate in self.gates.values():
-            gate.reader.refresh()
+            gate.reader.refresh_requests()
         self.flow()
 
 

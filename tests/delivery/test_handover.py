@@ -11,10 +11,10 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gatepost.delivery import Agents, Messages, Patience
-from gatepost.delivery.frames import Frame, pack, unpack
-from gatepost.delivery.link import Link
+from gatepost.delivery.frames import LinkFrame, decode_frame, encode_frame
 from gatepost.delivery.messages import fingerprint
 from gatepost.delivery.node import Node
+from gatepost.delivery.outbox_link import OutboxLink
 from gatepost.errors import GatepostError
 from gatepost.events import NodeKey, Signal, decode, decode_payload
 from gatepost.journal import Tx, Writer
@@ -50,11 +50,11 @@ class Box:
         self.outbox.published = self._published
         core = (self.dispatcher, self.messages, self.outbox)
         self.writer = Writer(self.connection, clock, lambda outcomes: None, participants=core)
-        self.links: list[Link] = []
+        self.links: list[OutboxLink] = []
 
     def _published(self, group: Appended) -> None:
         for link in self.links:
-            link.appended(group)
+            link.publish_group(group)
 
     def run(self, operation: Callable[[Tx], Any] = lambda tx: None) -> Any:
         found: list[tuple[Any, GatepostError | None]] = []
@@ -108,8 +108,8 @@ class Port:
         self._box = box
         self._wire = wire
 
-    def send(self, frame: Frame) -> None:
-        self._wire.append(pack(frame))
+    def send(self, frame: LinkFrame) -> None:
+        self._wire.append(encode_frame(frame))
 
     def commit(self, operation: Callable[[Tx], Any], done: Callable[[Any], None]) -> None:
         done(self._box.run(operation))
@@ -145,7 +145,7 @@ class World:
             box.links = []
         for (here, there), wire in self.wires.items():
             box = self.boxes[here]
-            link = Link(Port(box, wire), box.node, box.messages, there, WINDOW)
+            link = OutboxLink(Port(box, wire), box.node, box.messages, there, WINDOW)
             box.links.append(link)
             link.open()
         self.flow()
@@ -157,7 +157,7 @@ class World:
                 if wire:
                     links = self.boxes[there].links
                     (link,) = (link for link in links if link.peer == here)
-                    link.receive(unpack(wire.popleft()))
+                    link.receive_frame(decode_frame(wire.popleft()))
             self.settle()
 
     def settle(self) -> None:

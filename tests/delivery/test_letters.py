@@ -7,7 +7,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from gatepost.delivery import letters
-from gatepost.delivery.frames import AnyFrame, Events
+from gatepost.delivery.frames import AnyFrame, EventsFrame
 from gatepost.delivery.letters import Filter, Letter, is_safe
 from gatepost.delivery.messages import fingerprint
 from gatepost.errors import UnknownMessage
@@ -59,7 +59,7 @@ def _replay(gate: Gate, letter: Letter, force: bool = False) -> Replayed:
 
 
 def _deaf(frame: AnyFrame) -> AnyFrame | None:
-    return None if isinstance(frame, Events) else frame
+    return None if isinstance(frame, EventsFrame) else frame
 
 
 def test_what_expired_before_it_was_sent_is_sent_again_as_a_new_event(mesh: Mesh) -> None:

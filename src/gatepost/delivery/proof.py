@@ -8,7 +8,14 @@ left out in between is for `prevSeqTo` to show.
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from gatepost.delivery.frames import Events, Group, Life, Lives, Position, Reading
+from gatepost.delivery.frames import (
+    CommitGroup,
+    EventsFrame,
+    Incarnation,
+    IncarnationsFrame,
+    Position,
+    ReadingFrame,
+)
 from gatepost.errors import ChainError, LinkError, MalformedEvent
 from gatepost.events import (
     Envelope,
@@ -24,31 +31,37 @@ from gatepost.events import (
 _HASH = 32
 
 
-def sign_lives(key: NodeKey, node: str, lives: list[Life]) -> Lives:
-    return Lives(node, lives, key.sign(_statement(node, lives)))
+def sign_incarnations(key: NodeKey, node: str, lives: list[Incarnation]) -> IncarnationsFrame:
+    return IncarnationsFrame(node, lives, key.sign(_incarnations_statement(node, lives)))
 
 
-def check_lives(said: Lives, public_key: bytes) -> None:
+def check_incarnations(said: IncarnationsFrame, public_key: bytes) -> None:
     """Raise LinkError unless the source itself signed this."""
-    if [first for _, first in said.lives] != sorted({first for _, first in said.lives}):
+    if [first for _, first in said.incarnations] != sorted(
+        {first for _, first in said.incarnations}
+    ):
         raise LinkError(f"the lives of {said.source} are in no order")
-    if not verify(public_key, _statement(said.source, said.lives), said.signature):
+    if not verify(
+        public_key, _incarnations_statement(said.source, said.incarnations), said.signature
+    ):
         raise LinkError(f"the lives of {said.source} are not signed with its key")
 
 
-def sign_reading(key: NodeKey, reader: str, life: str, taken: Position) -> Reading:
-    return Reading(reader, life, *taken, key.sign(_reads(reader, life, *taken)))
+def sign_reading(key: NodeKey, reader: str, life: str, taken: Position) -> ReadingFrame:
+    return ReadingFrame(reader, life, *taken, key.sign(_reading_statement(reader, life, *taken)))
 
 
-def check_reading(said: Reading, public_key: bytes) -> None:
+def check_reading(said: ReadingFrame, public_key: bytes) -> None:
     """Raise LinkError unless the reader itself signed this."""
-    statement = _reads(said.reader, said.life, said.source, said.of, said.upto)
+    statement = _reading_statement(
+        said.reader, said.incarnation, said.source, said.source_incarnation, said.upto
+    )
     if not verify(public_key, statement, said.signature):
         raise LinkError(f"how far {said.reader} has read is not signed with its key")
 
 
 def check_group(
-    source: str, life: str, group: Group, digests: Sequence[bytes], public_key: bytes
+    source: str, life: str, group: CommitGroup, digests: Sequence[bytes], public_key: bytes
 ) -> None:
     """Raise LinkError unless these are the digests of exactly this group."""
     head = Head(source, life, group.first, group.last, group.chain, group.signature)
@@ -58,10 +71,14 @@ def check_group(
         raise LinkError(error.message) from None
 
 
-def check_events(said: Events, lives: Sequence[Life], public_key: bytes) -> list[Envelope]:
+def check_relayed_events(
+    said: EventsFrame, lives: Sequence[Incarnation], public_key: bytes
+) -> list[Envelope]:
     """What is in a relay's frame, each event in its place in a group its source signed."""
-    if (said.life, said.first_seq) not in lives:
-        raise LinkError(f"{said.source} never had a life {said.life} from {said.first_seq} on")
+    if (said.incarnation, said.first_seq) not in lives:
+        raise LinkError(
+            f"{said.source} never had a life {said.incarnation} from {said.first_seq} on"
+        )
     if not said.events:
         raise LinkError(f"a frame of the outbox of {said.source} has no events")
     envelopes = [read_event(said.source, body) for body in said.events]
@@ -69,9 +86,9 @@ def check_events(said: Events, lives: Sequence[Life], public_key: bytes) -> list
     last, digests, first = 0, [], 0
     for envelope, body in zip(envelopes, said.events, strict=True):
         while envelope.seq > last:
-            group = _next(groups, envelope)
-            first, last, digests = group.first, group.last, list(split(group.digests))
-            check_group(said.source, said.life, group, digests, public_key)
+            group = _next_group(groups, envelope)
+            first, last, digests = group.first, group.last, list(split_digests(group.digests))
+            check_group(said.source, said.incarnation, group, digests, public_key)
         if envelope.seq < first or digests[envelope.seq - first] != event_digest(body):
             raise LinkError(f"event {envelope.seq} of {said.source} is not what its source wrote")
     if any(one.seq >= other.seq for one, other in pairwise(envelopes)):
@@ -79,13 +96,13 @@ def check_events(said: Events, lives: Sequence[Life], public_key: bytes) -> list
     return envelopes
 
 
-def split(digests: bytes) -> Iterator[bytes]:
+def split_digests(digests: bytes) -> Iterator[bytes]:
     if len(digests) % _HASH:
         raise LinkError("a group's digests are cut off")
     return (digests[at : at + _HASH] for at in range(0, len(digests), _HASH))
 
 
-def _next(groups: Iterator[Group], envelope: Envelope) -> Group:
+def _next_group(groups: Iterator[CommitGroup], envelope: Envelope) -> CommitGroup:
     group = next(groups, None)
     if group is None:
         raise LinkError(f"event {envelope.seq} of {envelope.source_node_id} came without proof")
@@ -102,11 +119,11 @@ def read_event(source: str, body: bytes) -> Envelope:
     return envelope
 
 
-def _statement(node: str, lives: Sequence[Life]) -> bytes:
+def _incarnations_statement(node: str, lives: Sequence[Incarnation]) -> bytes:
     parts = [part for life, first in lives for part in (life.encode(), first.to_bytes(8, "big"))]
     return frame("gatepost/lives/1", node.encode(), *parts)
 
 
-def _reads(reader: str, life: str, source: str, of: str, upto: int) -> bytes:
+def _reading_statement(reader: str, life: str, source: str, of: str, upto: int) -> bytes:
     names = (each.encode() for each in (reader, life, source, of))
     return frame("gatepost/reading/1", *names, upto.to_bytes(8, "big"))

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from gatepost.delivery.agents import Agents
-from gatepost.delivery.frames import Position, Skip
+from gatepost.delivery.frames import Position, SkipFrame
 from gatepost.delivery.handover import became
 from gatepost.delivery.incidents import Incidents
 from gatepost.delivery.node import Node
@@ -216,9 +216,9 @@ class Receiver:
             cursor.last_to = envelope.seq
         return True
 
-    def skip(self, tx: Tx, told: Skip) -> None:
+    def skip(self, tx: Tx, told: SkipFrame) -> None:
         """What there was for us up to here is gone; what comes next starts anew."""
-        cursor = Cursor.of(tx, told.source, told.life, told.first_seq)
+        cursor = Cursor.of(tx, told.source, told.incarnation, told.first_seq)
         if told.upto >= cursor.seq:
             cursor.seq, cursor.last_to, cursor.last_all = told.upto, ANYTHING, ANYTHING
             cursor.save(tx)

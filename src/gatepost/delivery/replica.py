@@ -12,13 +12,13 @@ from msgspec import Struct
 from gatepost.delivery.frames import (
     FRAME_BYTES,
     FRAME_EVENTS,
-    Group,
-    Life,
-    Lives,
+    CommitGroup,
+    Incarnation,
+    IncarnationsFrame,
     Position,
-    pack,
+    encode_frame,
 )
-from gatepost.delivery.lives import after, end_of, life_of, stretch
+from gatepost.delivery.incarnations import incarnation_at, last_seq_of, next_stretch, position_after
 from gatepost.journal.outbox import EVERYBODY
 from gatepost.journal.tx import Tx
 
@@ -73,14 +73,14 @@ _PRUNE_ROWS = "DELETE FROM replica WHERE source = ? AND incarnation = ? AND seq 
 _STARTS = "UPDATE relayed SET start = max(start, ?) WHERE source = ?"
 _CHAIN_AT = "SELECT chain FROM replica_head WHERE source = ? AND incarnation = ? AND last_seq = ?"
 
-_lives = msgspec.msgpack.Decoder(Lives)
-_positions = msgspec.msgpack.Decoder(list[Position])
+_incarnations_decoder = msgspec.msgpack.Decoder(IncarnationsFrame)
+_positions_decoder = msgspec.msgpack.Decoder(list[Position])
 
 # seq, for whom, event, digest
-Row = tuple[int, str | None, bytes, bytes]
+ReplicaRow = tuple[int, str | None, bytes, bytes]
 
 
-class Place(Struct, frozen=True):
+class ReplicaPosition(Struct, frozen=True):
     """How far an outbox is kept and checked. Without a chain: from where it is asked for."""
 
     incarnation: str
@@ -88,60 +88,62 @@ class Place(Struct, frozen=True):
     chain: bytes | None
 
 
-class Kept(Struct, frozen=True):
+class ReplicaState(Struct, frozen=True):
     """What there is of one outbox."""
 
-    lives: Lives | None
+    incarnations: IncarnationsFrame | None
     start: int
-    place: Place
+    position: ReplicaPosition
 
 
-class Moved(Struct, frozen=True):
+class ReaderProgress(Struct, frozen=True):
     """How far a reader has taken an outbox, and up to where there is nothing more for it."""
 
     positions: list[Position]
     through: int
 
 
-class Excerpt(Struct, frozen=True):
+class ReplicaExcerpt(Struct, frozen=True):
     """The next frame's worth for one reader; `complete` if there is no more.
 
     `last` is the last event in it, and up to `upto` there is no other.
     """
 
-    life: Life
+    incarnation: Incarnation
     upto: int
     complete: bool
     last: int
     events: list[bytes]
-    groups: list[Group]
+    groups: list[CommitGroup]
 
 
-def find(tx: Tx, source: str) -> Kept | None:
+def find_replica(tx: Tx, source: str) -> ReplicaState | None:
     row = tx.one(_FIND, (source,))
     if row is None:
         return None
     lives, incarnation, start, seq, chain = row
-    return Kept(
-        None if lives is None else _lives.decode(lives), start, Place(incarnation, seq, chain)
+    return ReplicaState(
+        None if lives is None else _incarnations_decoder.decode(lives),
+        start,
+        ReplicaPosition(incarnation, seq, chain),
     )
 
 
-def sources(tx: Tx) -> set[str]:
+def replicated_sources(tx: Tx) -> set[str]:
     return {row[0] for row in tx.rows("SELECT source FROM relayed")}
 
 
 # -- readers
 
 
-def read_by(
+def save_reader(
     tx: Tx, reader: str, wants: Iterable[str], positions: Sequence[Position]
-) -> dict[str, tuple[Kept, int]]:
+) -> dict[str, tuple[ReplicaState, int]]:
     """This is what a reader wants from now on, and from where.
 
     Returns what there is of it, and up to where there is nothing for the reader in it.
     """
-    found: dict[str, tuple[Kept, int]] = {}
+    found: dict[str, tuple[ReplicaState, int]] = {}
     wanted = dict.fromkeys(wants)
     for (source,) in tx.rows(_READ_BY, (reader,)):
         if source not in wanted:
@@ -149,53 +151,60 @@ def read_by(
     for source in wanted:
         mine = [each for each in positions if each[0] == source]
         tx.run(_NEW, (source,))
-        kept = find(tx, source)
+        kept = find_replica(tx, source)
         if kept is not None:
-            through = _through(tx, source, reader, mine, kept)
+            through = _reader_through(tx, source, reader, mine, kept)
             row = (source, reader, msgspec.msgpack.encode(mine), through, tx.now)
             tx.run(_READER, row)
             found[source] = kept, through
     return found
 
 
-def _through(tx: Tx, source: str, reader: str, now: Sequence[Position], kept: Kept) -> int:
+def _reader_through(
+    tx: Tx, source: str, reader: str, now: Sequence[Position], kept: ReplicaState
+) -> int:
     """What we know of a reader that comes back, unless it has gone back."""
     row = tx.one(f"{_READERS} AND reader = ?", (source, reader))
-    if row is None or kept.lives is None:
+    if row is None or kept.incarnations is None:
         return 0
-    lives = kept.lives.lives
-    then = after(lives, _positions.decode(row[0]), source)
-    return int(row[1]) if after(lives, now, source) >= then else 0
+    lives = kept.incarnations.incarnations
+    then = position_after(lives, _positions_decoder.decode(row[0]), source)
+    return int(row[1]) if position_after(lives, now, source) >= then else 0
 
 
-def _needed(tx: Tx, source: str, lives: Sequence[Life]) -> int | None:
+def _lowest_needed(tx: Tx, source: str, lives: Sequence[Incarnation]) -> int | None:
     """Where the reader furthest behind is; None if there is none."""
     rows = tx.rows(_READERS, (source,))
-    places = (max(after(lives, _positions.decode(row[0]), source), row[1]) for row in rows)
+    places = (
+        max(position_after(lives, _positions_decoder.decode(row[0]), source), row[1])
+        for row in rows
+    )
     return min(places, default=None)
 
 
-def begin(tx: Tx, source: str, lives: Sequence[Life]) -> Place | None:
+def begin_following(tx: Tx, source: str, lives: Sequence[Incarnation]) -> ReplicaPosition | None:
     """Where to go on following, now that the source has these lives; None: nobody wants it."""
-    kept = find(tx, source)
-    needed = _needed(tx, source, lives)
+    kept = find_replica(tx, source)
+    needed = _lowest_needed(tx, source, lives)
     if kept is None or needed is None:
         return None
-    place = _on_line(tx, source, lives, kept.place)
+    place = _cut_to_fork(tx, source, lives, kept.position)
     if place is not None and kept.start <= needed:
         return place
-    _forget(tx, source)
-    incarnation = life_of(lives, needed)[0]
+    _delete_rows(tx, source)
+    incarnation = incarnation_at(lives, needed)[0]
     tx.run(_RESET, (incarnation, needed, needed, source))
-    return Place(incarnation, needed, None)
+    return ReplicaPosition(incarnation, needed, None)
 
 
-def _on_line(tx: Tx, source: str, lives: Sequence[Life], place: Place) -> Place | None:
+def _cut_to_fork(
+    tx: Tx, source: str, lives: Sequence[Incarnation], place: ReplicaPosition
+) -> ReplicaPosition | None:
     """Give up what a restored source does not know any more; None if that is all there is."""
     life = next((each for each in lives if each[0] == place.incarnation), None)
     if life is None:
         return None
-    end = end_of(lives, life)
+    end = last_seq_of(lives, life)
     if place.seq <= end:
         return place
     row = tx.one(_CHAIN_AT, (source, life[0], end))
@@ -203,26 +212,30 @@ def _on_line(tx: Tx, source: str, lives: Sequence[Life], place: Place) -> Place 
         return None
     for sql in (_CUT_HEADS, _CUT_ROWS):
         tx.run(sql, (source, life[0], end))
-    cut = Place(life[0], end, row[0])
-    reached(tx, source, place, cut)
+    cut = ReplicaPosition(life[0], end, row[0])
+    advance_replica(tx, source, place, cut)
     return cut
 
 
 # -- storing and serving
 
 
-def learn(tx: Tx, lives: Lives) -> None:
+def save_incarnations(tx: Tx, lives: IncarnationsFrame) -> None:
     """The source says so itself. What was read behind its last fork was of another line."""
-    kept = find(tx, lives.source)
-    if kept is not None and kept.lives is not None and kept.lives.lives != lives.lives:
-        tx.run(_FORKED, (lives.lives[-1][1] - 1, lives.source))
-    tx.run("UPDATE relayed SET lives = ? WHERE source = ?", (pack(lives), lives.source))
-    names = msgspec.json.encode([life for life, _ in lives.lives]).decode()
+    kept = find_replica(tx, lives.source)
+    if (
+        kept is not None
+        and kept.incarnations is not None
+        and kept.incarnations.incarnations != lives.incarnations
+    ):
+        tx.run(_FORKED, (lives.incarnations[-1][1] - 1, lives.source))
+    tx.run("UPDATE relayed SET lives = ? WHERE source = ?", (encode_frame(lives), lives.source))
+    names = msgspec.json.encode([life for life, _ in lives.incarnations]).decode()
     for table in ("replica", "replica_head"):
         tx.run(_OTHER_LIVES.format(table), (lives.source, names))
 
 
-def reached(tx: Tx, source: str, before: Place, now: Place) -> bool:
+def advance_replica(tx: Tx, source: str, before: ReplicaPosition, now: ReplicaPosition) -> bool:
     """Move from one place to the next, unless the replica was started again in between."""
     tx.run(
         _REACHED,
@@ -231,7 +244,9 @@ def reached(tx: Tx, source: str, before: Place, now: Place) -> bool:
     return bool(tx.changes())
 
 
-def store(tx: Tx, source: str, life: str, rows: Sequence[Row], groups: Sequence[Group]) -> None:
+def store_rows(
+    tx: Tx, source: str, life: str, rows: Sequence[ReplicaRow], groups: Sequence[CommitGroup]
+) -> None:
     """Rows that no group covers yet are served to nobody, and may be written again."""
     tx.many(_ROW, [(source, life, *row) for row in rows])
     tx.many(
@@ -243,41 +258,41 @@ def store(tx: Tx, source: str, life: str, rows: Sequence[Row], groups: Sequence[
     )
 
 
-def excerpt(
-    tx: Tx, source: str, reader: str, lives: Sequence[Life], position: int
-) -> Excerpt | None:
+def read_excerpt(
+    tx: Tx, source: str, reader: str, lives: Sequence[Incarnation], position: int
+) -> ReplicaExcerpt | None:
     """What comes after `position` for a reader, with proof; None if that is not kept any more."""
-    life, end = stretch(lives, position)
-    kept = find(tx, source)
+    life, end = next_stretch(lives, position)
+    kept = find_replica(tx, source)
     if kept is None or position < kept.start:
         return None
-    reach = kept.place.seq
+    reach = kept.position.seq
     rows = tx.rows(_FOR, (reader, source, life[0], position, min(end, reach)))
     events: list[bytes] = []
-    groups: list[Group] = []
+    groups: list[CommitGroup] = []
     size, last = 0, position
     for seq, body in rows:
-        group = None if groups and seq <= groups[-1].last else _group(tx, source, life[0], seq)
+        group = None if groups and seq <= groups[-1].last else _read_group(tx, source, life[0], seq)
         size += len(body) + (len(group.digests) if group else 0)
         if events and size > FRAME_BYTES:
-            return Excerpt(life, last, False, last, events, groups)
+            return ReplicaExcerpt(life, last, False, last, events, groups)
         groups += [group] if group else []
         events.append(body)
         last = seq
     upto = last if len(rows) == FRAME_EVENTS else max(position, min(end, reach))
-    return Excerpt(life, upto, upto >= reach, last, events, groups)
+    return ReplicaExcerpt(life, upto, upto >= reach, last, events, groups)
 
 
-def _group(tx: Tx, source: str, life: str, seq: int) -> Group:
+def _read_group(tx: Tx, source: str, life: str, seq: int) -> CommitGroup:
     ((first, last, previous, chain, signature),) = tx.rows(_GROUP, (source, life, seq))
     digests = b"".join(row[0] for row in tx.rows(_DIGESTS, (source, life, first, last)))
-    return Group(first, last, previous, chain, signature, digests)
+    return CommitGroup(first, last, previous, chain, signature, digests)
 
 
 # -- forgetting
 
 
-def prune(tx: Tx, moved: Mapping[tuple[str, str], Moved], keep: int) -> set[str]:
+def prune_replicas(tx: Tx, moved: Mapping[tuple[str, str], ReaderProgress], keep: int) -> set[str]:
     """Forget what all its readers have taken, or what is older than `keep` ms.
 
     `moved` is where the readers are that are connected now. Returns the sources that nobody reads
@@ -289,27 +304,27 @@ def prune(tx: Tx, moved: Mapping[tuple[str, str], Moved], keep: int) -> set[str]
     tx.run(_GONE_READERS, (tx.now - keep,))
     unwanted = {row[0] for row in tx.rows(_UNWANTED)}
     for source in unwanted:
-        _forget(tx, source)
+        _delete_rows(tx, source)
         tx.run(_DROP.format("relayed"), (source,))
-    for source in sources(tx):
+    for source in replicated_sources(tx):
         _prune_source(tx, source, tx.now - keep)
     return unwanted
 
 
 def _prune_source(tx: Tx, source: str, before: int) -> None:
-    kept = find(tx, source)
-    if kept is None or kept.lives is None:
+    kept = find_replica(tx, source)
+    if kept is None or kept.incarnations is None:
         return
-    lives = kept.lives.lives
-    floor = _needed(tx, source, lives) or 0
+    lives = kept.incarnations.incarnations
+    floor = _lowest_needed(tx, source, lives) or 0
     for life in lives:
-        row = tx.one(_OLDEST, (source, life[0], min(floor, end_of(lives, life)), before))
+        row = tx.one(_OLDEST, (source, life[0], min(floor, last_seq_of(lives, life)), before))
         if row is not None:
             tx.run(_PRUNE_HEADS, (source, life[0], row[0]))
             tx.run(_PRUNE_ROWS, (source, life[0], row[0]))
             tx.run(_STARTS, (row[0], source))
 
 
-def _forget(tx: Tx, source: str) -> None:
+def _delete_rows(tx: Tx, source: str) -> None:
     for table in ("replica", "replica_head"):
         tx.run(_DROP.format(table), (source,))

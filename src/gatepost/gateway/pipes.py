@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gatepost.delivery.fetch import Bounds, Fetcher
-from gatepost.delivery.follow import SourcePart
-from gatepost.delivery.frames import Frame, pack, unpack
-from gatepost.delivery.journey import TracePart
-from gatepost.delivery.link import Link, Part
-from gatepost.delivery.relay import RelayHost
+from gatepost.delivery.blob_fetch import BlobFetcher, FetchLimits
+from gatepost.delivery.event_trace import TracePart
+from gatepost.delivery.frames import LinkFrame, decode_frame, encode_frame
+from gatepost.delivery.outbox_link import LinkPart, OutboxLink
+from gatepost.delivery.relay_host import RelayHost
 from gatepost.delivery.relay_reader import RelayReader
+from gatepost.delivery.source_feed import SourceFeedPart
 from gatepost.errors import GatepostError, Internal, LinkError
 from gatepost.events import sealed_size
 from gatepost.gateway.blob_files import BlobFiles
@@ -46,15 +46,15 @@ class Pipes:
         self.directory = Directory()
         self.host = RelayHost(core.messages, window)
         self.reader = RelayReader(core.node, core.messages, window)
-        self.fetcher = Fetcher(
+        self.fetcher = BlobFetcher(
             core.node.id,
             core.messages,
             BlobFiles(core.blobs, core.storers),
             self._commit,
             core.clock.now,
-            Bounds(max_bytes=sealed_size(core.settings.limits.max_blob_bytes)),
+            FetchLimits(max_bytes=sealed_size(core.settings.limits.max_blob_bytes)),
         )
-        core.on_blob_wanted = self.fetcher.want
+        core.on_blob_wanted = self.fetcher.want_blob
         self._pruned_at = self._resumed_at = 0.0
 
     # -- connections come and go
@@ -71,7 +71,7 @@ class Pipes:
         end = self._links.pop(connection, None)
         if end is not None:
             end.ended = True
-            end.link.closed()
+            end.link.close()
             self.go_live()
             self._read_elsewhere(end.link.peer)
         self._presence.saw(connection.node)
@@ -92,7 +92,7 @@ class Pipes:
 
     def acked(self, node: str) -> int:
         """How far a node says it has taken our outbox, though that may not be on disk yet."""
-        return max((end.link.acked for end in self.links_to(node)), default=0)
+        return max((end.link.acked_seq for end in self.links_to(node)), default=0)
 
     def _first(self, connection: Connection, data: bytes) -> None:
         end = self._end_of(connection)
@@ -113,19 +113,19 @@ class Pipes:
     def _read_elsewhere(self, node: str) -> None:
         for end in self.links_to(node):
             if end.link.greeted and not end.link.reading and self.may_read(end):
-                end.link.read()
+                end.link.read_outbox()
 
     # -- our outbox
 
     def _published(self, group: Appended) -> None:
         for end in list(self._links.values()):
-            end.link.appended(group)
+            end.link.publish_group(group)
 
     def go_live(self) -> None:
         """The writer marks as sent what these nodes are about to hear."""
         ends = list(self._links.values())
         live = {end.link.peer for end in ends if end.link.feed is not None}
-        if any(end.source.follows for end in ends):
+        if any(end.source.is_followed for end in ends):
             live.add(EVERYBODY)
         self._core.outbox.live = frozenset(live)
 
@@ -137,7 +137,7 @@ class Pipes:
 
     async def run(self) -> None:
         """For as long as the gateway runs: keep the picture of the room that routing has."""
-        self._core.submit(self.host.load)
+        self._core.submit(self.host.load_sources)
         while True:
             changes = self._keeper.changes
             try:
@@ -155,14 +155,16 @@ class Pipes:
         now = asyncio.get_running_loop().time()
         for end in self._links.values():
             end.look()
-        self.reader.refresh()
-        self.fetcher.tick()
+        self.reader.refresh_requests()
+        self.fetcher.expire_requests()
         if now >= self._pruned_at + _PRUNE_SECS:
             self._pruned_at = now
-            self.host.prune(lambda operation, done: self._commit(operation, _if_done(done)))
+            self.host.prune_replicas(
+                lambda operation, done: self._commit(operation, _if_done(done))
+            )
         if now >= self._resumed_at + _RESUME_SECS:
             self._resumed_at = now
-            self.fetcher.resume()
+            self.fetcher.resume_fetches()
 
     def _commit(
         self, operation: Callable[[Tx], Any], done: Callable[[Any, GatepostError | None], None]
@@ -180,7 +182,7 @@ class Pipes:
             room_changed = self._core.messages.room_changed
             await self._core.commit(lambda tx: room_changed(tx, directory))
             self.directory = directory
-            self.host.room_changed()
+            self.host.retry_unserved()
 
 
 class LinkEnd:
@@ -192,22 +194,22 @@ class LinkEnd:
         self._core = pipes._core
         self.ended = False
         window = self._core.settings.delivery.window_bytes
-        self.link = Link(self, self._core.node, self._core.messages, connection.node, window)
+        self.link = OutboxLink(self, self._core.node, self._core.messages, connection.node, window)
         self.link.may_read = lambda: pipes.may_read(self)
         self.link.on_live = pipes.go_live
         self.trace = TracePart(self, self._core.node, connection.node)
         self.link.parts += [self.trace, *self._parts(window)]
 
-    def _parts(self, window: int) -> list[Part]:
+    def _parts(self, window: int) -> list[LinkPart]:
         """Relays are backbone nodes; only they keep outboxes, and pass on who asks for blobs."""
         pipes, core, peer = self._pipes, self._core, self.link.peer
         theirs, ours = pipes.is_backbone(peer), pipes.is_backbone(core.node.id)
         live = pipes.go_live
-        self.source = SourcePart(self, core.node, core.messages, window, on_live=live)
-        self._reader = pipes.reader.part(self, peer, relays=theirs)
-        self._blobs = pipes.fetcher.part(self, peer, relays=theirs, passes=ours)
-        parts: list[Part] = [self.source, self._reader, self._blobs]
-        return [*parts, pipes.host.part(self, peer)] if ours else parts
+        self.source = SourceFeedPart(self, core.node, core.messages, window, on_live=live)
+        self._reader = pipes.reader.make_part(self, peer, relays=theirs)
+        self._blobs = pipes.fetcher.make_part(self, peer, relays=theirs, passes=ours)
+        parts: list[LinkPart] = [self.source, self._reader, self._blobs]
+        return [*parts, pipes.host.make_part(self, peer)] if ours else parts
 
     def look(self) -> None:
         """A node may be known as a relay only after it was linked."""
@@ -215,13 +217,13 @@ class LinkEnd:
 
     def receive(self, data: bytes) -> None:
         try:
-            self.link.receive(unpack(data))
+            self.link.receive_frame(decode_frame(data))
         except GatepostError as error:
             self.end(error)
 
-    def send(self, frame: Frame) -> None:
+    def send(self, frame: LinkFrame) -> None:
         if not self.ended:
-            self._connection.send_frame(pack(frame))
+            self._connection.send_frame(encode_frame(frame))
 
     def commit(self, operation: Callable[[Tx], Any], done: Callable[[Any], None]) -> None:
         try:

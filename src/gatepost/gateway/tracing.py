@@ -11,8 +11,13 @@ from litestar import Router
 from litestar.params import FromPath, FromQuery
 from msgspec import Struct
 
+from gatepost.delivery.event_trace import (
+    EventTrace,
+    conversation_events,
+    sent_conversation_events,
+    traced_event,
+)
 from gatepost.delivery.frames import TraceAnswer, TraceStep
-from gatepost.delivery.journey import Story, conversation, sent_in, subject
 from gatepost.errors import GatepostError, UnknownMessage
 from gatepost.events import check_msg_id, parse_event_id
 from gatepost.gateway.core import Core
@@ -70,7 +75,9 @@ class Tracer:
         heard, unreachable = await self._ask_all(local)
         told = {step.event_id for each in heard for step in each.steps}
         more = sorted(told - {step.event_id for step in local.steps})
-        late = await self._core.read(lambda tx: Story(tx, self._core.node.id).of(more))
+        late = await self._core.read(
+            lambda tx: EventTrace(tx, self._core.node.id).trace_events(more)
+        )
         own = [_step(self._core.node.id, each, 0) for each in (*local.steps, *late)]
         others = [_step(each.node, step, each.ahead) for each in heard for step in each.steps]
         return Journey(
@@ -84,20 +91,20 @@ class Tracer:
         )
 
     def _local(self, tx: Tx, ref: str, whole: bool) -> Local:
-        story = Story(tx, self._core.node.id)
+        story = EventTrace(tx, self._core.node.id)
         nothing: tuple[list[TraceStep], list[str]] = ([], [])
         steps, ids = nothing if whole else self._of_event(tx, story, ref)
         if not steps:
-            ids = conversation(tx, ref)
-            return Local(ids, ref, story.of(ids), 0)
+            ids = conversation_events(tx, ref)
+            return Local(ids, ref, story.trace_events(ids), 0)
         corr = self._corr(tx, ids[0])
-        return Local(ids, corr, steps, len(set(sent_in(tx, corr)) - {*ids}))
+        return Local(ids, corr, steps, len(set(sent_conversation_events(tx, corr)) - {*ids}))
 
-    def _of_event(self, tx: Tx, story: Story, ref: str) -> tuple[list[TraceStep], list[str]]:
+    def _of_event(self, tx: Tx, story: EventTrace, ref: str) -> tuple[list[TraceStep], list[str]]:
         """Nothing if there is no such event, for then it may be a conversation."""
         try:
-            about = subject(tx, ref)
-            steps = story.of([about])
+            about = traced_event(tx, ref)
+            steps = story.trace_events([about])
         except GatepostError:
             return [], []
         return steps, [about, *sorted({step.event_id for step in steps} - {about})]
@@ -134,11 +141,11 @@ class Tracer:
                 answered.set_result(answer)
 
         asked_at = self._core.clock.now()
-        number = end.trace.ask(event_ids, resolve)
+        number = end.trace.request_trace(event_ids, resolve)
         try:
             answer = await answered
         finally:
-            end.trace.forget(number)
+            end.trace.forget_request(number)
         return Heard(node, answer.steps, ahead(asked_at, answer.now, self._core.clock.now()))
 
 

@@ -21,7 +21,7 @@ RULES = {
 }
 
 
-class SendSeen(Struct):
+class ObservedSend(Struct):
     """What a client was told of one message: acknowledged, refused, or nothing."""
 
     node: str
@@ -33,7 +33,7 @@ class SendSeen(Struct):
     result: str = "unknown"
 
 
-class TurnSeen(Struct):
+class ObservedTurn(Struct):
     """One turn, as the agent that had it knows it. `result` is ok only if its ack was answered."""
 
     node: str
@@ -48,15 +48,15 @@ class TurnSeen(Struct):
     result: str = "unknown"
 
 
-class Seen(Struct):
+class Observations(Struct):
     """`appended` is when a commit group was really on disk, with its last seq, by (node, life);
     without it the gateways' own clocks have to do. `restored` gateways lost what they did after
     their backup; `absent` ones are not back yet; `surprises` are failures nobody caused. Nothing in
     a `brief` history lasted longer than a sender waits for an owner that it believes to be there.
     """
 
-    sends: list[SendSeen] = field(default_factory=list)
-    turns: list[TurnSeen] = field(default_factory=list)
+    sends: list[ObservedSend] = field(default_factory=list)
+    turns: list[ObservedTurn] = field(default_factory=list)
     appended: dict[tuple[str, str], list[tuple[int, int]]] = field(default_factory=dict)
     restored: set[str] = field(default_factory=set)
     absent: set[str] = field(default_factory=set)
@@ -64,7 +64,7 @@ class Seen(Struct):
     brief: bool = False
 
 
-class Violation(Struct, frozen=True):
+class HistoryViolation(Struct, frozen=True):
     rule: str
     node: str
     event: str
@@ -74,7 +74,7 @@ class Violation(Struct, frozen=True):
         return f"{self.node} {self.event}: {RULES[self.rule]} [{self.rule}]: {self.detail}"
 
 
-class Truth(Struct):
+class OutcomeCounts(Struct):
     """What became of everything that was sent, in numbers. `amended` is part of `dead_lettered`,
     `rewound` what a restored gateway has forgotten that it ever sent.
     """
@@ -89,11 +89,11 @@ class Truth(Struct):
     rewound: int = 0
 
 
-class Verdict(Struct):
+class HistoryVerdict(Struct):
     """`reasons` is why messages died, and how many of each."""
 
-    truth: Truth
-    violations: list[Violation]
+    counts: OutcomeCounts
+    violations: list[HistoryViolation]
     amended: list[str]
     reasons: dict[str, int]
 
@@ -103,7 +103,7 @@ class Verdict(Struct):
 
     def __str__(self) -> str:
         numbers = ", ".join(
-            f"{name} {getattr(self.truth, name)}" for name in Truth.__struct_fields__
+            f"{name} {getattr(self.counts, name)}" for name in OutcomeCounts.__struct_fields__
         )
         deaths = ", ".join(f"{why} {many}" for why, many in sorted(self.reasons.items()))
         return "\n".join([f"{numbers} ({deaths})", *map(str, self.violations)])

@@ -21,10 +21,10 @@ from gatepost.journal import Database, Outcome, Tx, Writer
 from gatepost.journal.outbox import Outbox
 from gatepost.journal.writer import Operation
 from gatepost.mailbox import Dispatcher, Policy
-from gatepost.testing.simulation.loop import Loop, NodeClock, Timer
+from gatepost.testing.simulation.virtual_time import SimulatedClock, VirtualLoop, VirtualTimer
 
-Done = Callable[[Any, GatepostError | None], None]
-Moment = Literal["before", "after"]
+SubmitDone = Callable[[Any, GatepostError | None], None]
+CrashMoment = Literal["before", "after"]
 
 # How far a restored room record leaps ahead; there is none here.
 _LEAP = 1
@@ -34,7 +34,7 @@ class PowerCut(BaseException):
     """Raised where the lights go out. Not an Exception, for nothing may handle it."""
 
 
-class Habits(Struct, frozen=True):
+class SimulatedSettings(Struct, frozen=True):
     """What all gateways of a mesh are set to."""
 
     patience: Patience = Patience(
@@ -52,22 +52,24 @@ class Habits(Struct, frozen=True):
     group_ms: int = 3
 
 
-class Call(Struct):
+class PendingCall(Struct):
     """`done` hears the outcome; `lost` is called instead if the gateway dies before it can say."""
 
     operation: Operation
-    done: Done
+    done: SubmitDone
     lost: Callable[[], None]
 
 
 class SimulatedGateway:
     """`up` while it runs. `on_up` and `on_down` hear of it; `on_appended` of what is on disk."""
 
-    def __init__(self, loop: Loop, folder: Path, id: str, seed: int, habits: Habits) -> None:
+    def __init__(
+        self, loop: VirtualLoop, folder: Path, id: str, seed: int, habits: SimulatedSettings
+    ) -> None:
         self.id = id
         self.loop = loop
-        self.habits = habits
-        self.clock = NodeClock(loop, f"{seed}/{id}")
+        self.settings = habits
+        self.clock = SimulatedClock(loop, f"{seed}/{id}")
         self.key = NodeKey.create(self.clock)
         self.path = folder / id / "journal.db"
         self.backups: list[Path] = []
@@ -77,11 +79,11 @@ class SimulatedGateway:
         self.on_down: list[Callable[[], None]] = []
         self.on_appended: Callable[[str, int], None] = lambda life, last: None
         self._random = Random(f"{seed}/{id}/groups")
-        self._queue: list[Call] = []
-        self._running: list[Call] = []
-        self._group: Timer | None = None
-        self._wake: Timer | None = None
-        self._cut_at: Moment | None = None
+        self._queue: list[PendingCall] = []
+        self._running: list[PendingCall] = []
+        self._group: VirtualTimer | None = None
+        self._wake: VirtualTimer | None = None
+        self._cut_at: CrashMoment | None = None
         self.path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(_empty_journal(), self.path)
 
@@ -91,7 +93,7 @@ class SimulatedGateway:
         self._database = Database.open(self.path, "off")
         self.connection = self._database.writer
         self.node = self._identify()
-        habits = self.habits
+        habits = self.settings
         self.agents = Agents()
         self.messages = Messages(self.node, self.agents, habits.patience)
         self.dispatcher = Dispatcher(self.clock, habits.policy, self.messages.close)
@@ -101,8 +103,8 @@ class SimulatedGateway:
         self.writer = Writer(
             self.connection,
             self.clock,
-            _nobody,
-            participants=(*core, Watch(self, self.node.incarnation)),
+            _deliver_nothing,
+            participants=(*core, CommitWatch(self, self.node.incarnation)),
         )
         self.up = True
         for hear in self.on_up:
@@ -112,10 +114,10 @@ class SimulatedGateway:
     def _identify(self) -> Node:
         row = self.connection.execute("SELECT value FROM fact WHERE name = 'incarnation'")
         found: Any = row.fetchone()
-        life = found[0] if found else self._begin_life()
+        life = found[0] if found else self._begin_incarnation()
         return Node(self.id, str(life), self.key, self.clock)
 
-    def _begin_life(self) -> str:
+    def _begin_incarnation(self) -> str:
         life = self.clock.random(8).hex()
         with self.connection:
             self.connection.execute("INSERT INTO incarnation VALUES (?, 1)", (life,))
@@ -140,11 +142,11 @@ class SimulatedGateway:
         for call in lost:
             call.lost()
 
-    def crash_at_commit(self, moment: Moment) -> None:
+    def crash_at_commit(self, moment: CrashMoment) -> None:
         """Lose power in the next group that has work: just before it is on disk, or just after."""
         self._cut_at = moment
 
-    def crash_never(self) -> None:
+    def cancel_crash(self) -> None:
         self._cut_at = None
 
     def back_up(self) -> None:
@@ -162,19 +164,19 @@ class SimulatedGateway:
         for suffix in ("-wal", "-shm"):
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         shutil.copy(backup, self.path)
-        self._renew(self.clock.random(8).hex())
+        self._begin_restored_incarnation(self.clock.random(8).hex())
 
-    def _renew(self, life: str) -> None:
+    def _begin_restored_incarnation(self, life: str) -> None:
         """Begin the new life, and take out of use what may have been dealt with in the old one."""
         database = Database.open(self.path, "off")
         node = Node(self.id, life, self.key, self.clock)
-        messages = Messages(node, Agents(), self.habits.patience)
-        messages.dispatcher = Dispatcher(self.clock, self.habits.policy, messages.close)
-        part = (Outbox(self.id, life, self.key), Watch(self, life))
-        bare = Writer(database.writer, self.clock, _nobody)
-        writer = Writer(database.writer, self.clock, _nobody, participants=part)
-        run(bare, lambda tx: restoring.begin(tx, life, _LEAP))
-        while run(writer, lambda tx: restoring.quarantine(tx, messages, 1000)):
+        messages = Messages(node, Agents(), self.settings.patience)
+        messages.dispatcher = Dispatcher(self.clock, self.settings.policy, messages.close)
+        part = (Outbox(self.id, life, self.key), CommitWatch(self, life))
+        bare = Writer(database.writer, self.clock, _deliver_nothing)
+        writer = Writer(database.writer, self.clock, _deliver_nothing, participants=part)
+        run_operation(bare, lambda tx: restoring.begin(tx, life, _LEAP))
+        while run_operation(writer, lambda tx: restoring.quarantine(tx, messages, 1000)):
             pass
         database.close()
 
@@ -188,36 +190,36 @@ class SimulatedGateway:
 
     # -- its work
 
-    def call(
-        self, operation: Operation, done: Done, lost: Callable[[], None] = lambda: None
+    def submit(
+        self, operation: Operation, done: SubmitDone, lost: Callable[[], None] = lambda: None
     ) -> None:
         """Run `operation` in the next commit group."""
         if not self.up:
             lost()
         elif self.writer.failure is not None:
             error = StorageFailed(self.writer.failure)
-            self.loop.after(1, lambda: done(None, error))
+            self.loop.call_after(1, lambda: done(None, error))
         else:
-            self._queue.append(Call(operation, done, lost))
-            self._plan_group(self._random.randint(1, self.habits.group_ms))
+            self._queue.append(PendingCall(operation, done, lost))
+            self._plan_group(self._random.randint(1, self.settings.group_ms))
 
-    def do(self, operation: Operation) -> Any:
+    def run_now(self, operation: Operation) -> Any:
         """Run `operation` at once, in a group with whatever waits, and return its outcome."""
         results: list[tuple[Any, GatepostError | None]] = []
-        self.call(operation, lambda value, error: results.append((value, error)))
+        self.submit(operation, lambda value, error: results.append((value, error)))
         self._run_group()
-        return _outcome(results)
+        return _unwrap_outcome(results)
 
-    def read(self, sql: str, *params: Any) -> list[Any]:
+    def query(self, sql: str, *params: Any) -> list[Any]:
         return self.connection.execute(sql, params).fetchall()
 
-    def busy(self) -> int:
+    def pending_work(self) -> int:
         """How much is to be done. A journal that cannot write has yet to find that it can again."""
         return len(self._queue) + (self.writer.failure is not None)
 
     def _plan_group(self, ms: int) -> None:
         if self._group is None:
-            self._group = self.loop.after(ms, self._run_group)
+            self._group = self.loop.call_after(ms, self._run_group)
 
     def _run_group(self) -> None:
         if self._group is not None:
@@ -235,11 +237,11 @@ class SimulatedGateway:
             return
         self._running = []
         self.commits += 1
-        self._tell(outcomes)
+        self._deliver_outcomes(outcomes)
         if self.up:
             self._plan_wake()
 
-    def _tell(self, outcomes: list[Outcome]) -> None:
+    def _deliver_outcomes(self, outcomes: list[Outcome]) -> None:
         for done, value, error in outcomes:
             if self.up:
                 done(value, error)
@@ -249,14 +251,14 @@ class SimulatedGateway:
         if self._wake is not None:
             self._wake.cancel()
         wait = int(self.writer.patience() * 1000)
-        self._wake = self.loop.after(max(wait, 1), self._run_group)
+        self._wake = self.loop.call_after(max(wait, 1), self._run_group)
 
     def about_to_commit(self) -> None:
         if self._cut_at == "before" and self._running:
             raise PowerCut
 
 
-class Watch:
+class CommitWatch:
     """The last to have a say in every group: it tells what was appended, or cuts the power."""
 
     def __init__(self, gateway: SimulatedGateway, life: str) -> None:
@@ -294,21 +296,21 @@ def _empty_journal() -> Path:
     return Path(_template().name) / "journal.db"
 
 
-def run(writer: Writer, operation: Operation) -> Any:
+def run_operation(writer: Writer, operation: Operation) -> Any:
     """One group with one operation; its outcome."""
     results: list[tuple[Any, GatepostError | None]] = []
     outcomes = writer.run_group([(operation, lambda value, error: results.append((value, error)))])
     for done, value, error in outcomes:
         done(value, error)
-    return _outcome(results)
+    return _unwrap_outcome(results)
 
 
-def _outcome(results: list[tuple[Any, GatepostError | None]]) -> Any:
+def _unwrap_outcome(results: list[tuple[Any, GatepostError | None]]) -> Any:
     ((value, error),) = results
     if error is not None:
         raise error
     return value
 
 
-def _nobody(outcomes: list[Outcome]) -> None:
+def _deliver_nothing(outcomes: list[Outcome]) -> None:
     """Without a thread there is nobody to deliver to."""

@@ -13,7 +13,7 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from gatepost.delivery import pairs, receiver, sender
-from gatepost.delivery.link import Link
+from gatepost.delivery.outbox_link import OutboxLink
 from gatepost.delivery.receiver import Batch, Cursor, Receiver, _Taking
 from gatepost.delivery.sender import Sender
 from gatepost.events import Envelope, decode, extend, genesis
@@ -150,13 +150,13 @@ def omissions_unnoticed() -> Mutant:
 
 def restore_unnoticed() -> Mutant:
     """A reader with another journal than it had is served as if nothing had happened."""
-    start = Link._start
+    start = OutboxLink._find_start
 
-    def trusting(self: Link, tx: Tx, frame: Any) -> Any:
+    def trusting(self: OutboxLink, tx: Tx, frame: Any) -> Any:
         tx.run("UPDATE recipient SET incarnation = NULL")
         return start(self, tx, frame)
 
-    return patch.object(Link, "_start", trusting)
+    return patch.object(OutboxLink, "_find_start", trusting)
 
 
 def gap_left_open() -> Mutant:

@@ -8,13 +8,13 @@ from msgspec import Struct
 from gatepost.delivery import Messages
 from gatepost.routing import Directory, Gateway, Home, Rule
 from gatepost.testing.simulation.gateway import SimulatedGateway
-from gatepost.testing.simulation.loop import Loop
-from gatepost.testing.simulation.network import Network
+from gatepost.testing.simulation.network import SimulatedNetwork
+from gatepost.testing.simulation.virtual_time import VirtualLoop
 
 _OFFLINE_MS = 3_000
 
 
-class Picture(Struct, frozen=True):
+class RoomState(Struct, frozen=True):
     """The room at one version."""
 
     version: int
@@ -22,29 +22,33 @@ class Picture(Struct, frozen=True):
     rules: dict[str, Rule]
 
 
-class Room:
+class SimulatedRoom:
     """Every change reaches every gateway, each in its own time and never an older one last."""
 
     def __init__(
-        self, loop: Loop, gateways: dict[str, SimulatedGateway], network: Network, seed: int
+        self,
+        loop: VirtualLoop,
+        gateways: dict[str, SimulatedGateway],
+        network: SimulatedNetwork,
+        seed: int,
     ) -> None:
         self._loop = loop
         self._gateways = gateways
         self._random = Random(f"{seed}/room")
         self.delay_ms = (5, 50)
         self.slow: dict[str, int] = {}
-        self.now = Picture(0, {}, {})
+        self.now = RoomState(0, {}, {})
         # Where an agent lives or stands by, or ever did: mail for it may be routed there still.
         self.believed: dict[str, set[str]] = {}
         self._views = {
-            id: View(loop, gateway, network, self.now) for id, gateway in gateways.items()
+            id: RoomViewer(loop, gateway, network, self.now) for id, gateway in gateways.items()
         }
         self._keys = {id: gateway.key.public for id, gateway in gateways.items()}
         for view in self._views.values():
             view.keys = self._keys
-        network.on_presence = lambda node: self._views[node].look()
+        network.on_presence = lambda node: self._views[node].refresh_directory()
 
-    def place(self, agent: str, owner: str, standbys: tuple[str, ...] = ()) -> None:
+    def place_agent(self, agent: str, owner: str, standbys: tuple[str, ...] = ()) -> None:
         """`agent` lives behind `owner` from now on."""
         self.believed.setdefault(agent, set()).update((owner, *standbys))
         homes = self.now.homes | {agent: Home(owner, standbys)}
@@ -52,24 +56,28 @@ class Room:
         rules.pop(agent, None)
         if standbys:
             rules[agent] = Rule(owner, standbys)
-        self.now = picture = Picture(self.now.version + 1, homes, rules)
+        self.now = picture = RoomState(self.now.version + 1, homes, rules)
         for id, view in self._views.items():
             delay = self._random.randint(*self.delay_ms) + self.slow.get(id, 0)
-            self._loop.after(delay, _learning(view, picture))
+            self._loop.call_after(delay, _learning_of(view, picture))
 
-    def owner(self, agent: str) -> str:
+    def owner_of(self, agent: str) -> str:
         return self.now.homes[agent].owner or ""
 
 
-def _learning(view: "View", picture: Picture) -> Callable[[], None]:
-    return lambda: view.learn(picture)
+def _learning_of(view: "RoomViewer", picture: RoomState) -> Callable[[], None]:
+    return lambda: view.learn_state(picture)
 
 
-class View:
+class RoomViewer:
     """What one gateway knows of the room, and whom it believes to be there."""
 
     def __init__(
-        self, loop: Loop, gateway: SimulatedGateway, network: Network, picture: Picture
+        self,
+        loop: VirtualLoop,
+        gateway: SimulatedGateway,
+        network: SimulatedNetwork,
+        picture: RoomState,
     ) -> None:
         self._loop = loop
         self._gateway = gateway
@@ -78,40 +86,40 @@ class View:
         self._told: Directory | None = None
         self._looks: set[int] = set()
         self.keys: dict[str, bytes] = {}
-        gateway.on_up.append(self._start)
+        gateway.on_up.append(self._refresh_at_start)
 
-    def learn(self, picture: Picture) -> None:
+    def learn_state(self, picture: RoomState) -> None:
         if picture.version > self._picture.version:
             self._picture = picture
-            self.look()
+            self.refresh_directory()
 
-    def look(self) -> None:
+    def refresh_directory(self) -> None:
         """Tell the gateway, if anything is new to it."""
         if not self._gateway.up:
             return
-        directory = self._directory()
+        directory = self._make_directory()
         if directory == self._told:
             return
         self._told = directory
         messages: Messages = self._gateway.messages
-        self._gateway.call(
+        self._gateway.submit(
             lambda tx: messages.room_changed(tx, directory),
-            lambda _, error: self._again() if error else None,
+            lambda _, error: self._refresh_later() if error else None,
         )
 
-    def _again(self) -> None:
+    def _refresh_later(self) -> None:
         self._told = None
-        self._loop.after(500, self.look)
+        self._loop.call_after(500, self.refresh_directory)
 
-    def _start(self) -> None:
+    def _refresh_at_start(self) -> None:
         self._told = None
-        self.look()
+        self.refresh_directory()
 
-    def _directory(self) -> Directory:
-        gateways = {id: Gateway(key, self._believes_in(id)) for id, key in self.keys.items()}
+    def _make_directory(self) -> Directory:
+        gateways = {id: Gateway(key, self._is_believed_online(id)) for id, key in self.keys.items()}
         return Directory(gateways, self._picture.homes, self._picture.rules)
 
-    def _believes_in(self, peer: str) -> bool:
+    def _is_believed_online(self, peer: str) -> bool:
         """Connected, or so lately that it may just be coming back."""
         pipes = self._network.pipes[self._gateway.id]
         if peer == self._gateway.id or pipes.ends_to(peer):
@@ -121,5 +129,5 @@ class View:
             return False
         if until not in self._looks:
             self._looks.add(until)
-            self._loop.at(until, self.look)
+            self._loop.call_at(until, self.refresh_directory)
         return True

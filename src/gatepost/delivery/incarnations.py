@@ -6,34 +6,34 @@ life wrote after that is on no line any more, so a position in it counts as the 
 
 from collections.abc import Sequence
 
-from gatepost.delivery.frames import Life, Position
+from gatepost.delivery.frames import Incarnation, Position
 
 _NO_END = 2**53
 
 
-def life_of(lives: Sequence[Life], seq: int) -> Life:
+def incarnation_at(lives: Sequence[Incarnation], seq: int) -> Incarnation:
     """The life in which this event was written; the first one, if it was before all."""
-    return max((life for life in lives if life[1] <= seq), key=_first, default=lives[0])
+    return max((life for life in lives if life[1] <= seq), key=_first_seq, default=lives[0])
 
 
-def stretch(lives: Sequence[Life], after: int) -> tuple[Life, int]:
+def next_stretch(lives: Sequence[Incarnation], after: int) -> tuple[Incarnation, int]:
     """The life the next event belongs to, and where that life ends."""
-    life = life_of(lives, after + 1)
-    return life, end_of(lives, life)
+    life = incarnation_at(lives, after + 1)
+    return life, last_seq_of(lives, life)
 
 
-def end_of(lives: Sequence[Life], life: Life) -> int:
+def last_seq_of(lives: Sequence[Incarnation], life: Incarnation) -> int:
     return min((first - 1 for _, first in lives if first > life[1]), default=_NO_END)
 
 
-def after(lives: Sequence[Life], positions: Sequence[Position], source: str) -> int:
+def position_after(lives: Sequence[Incarnation], positions: Sequence[Position], source: str) -> int:
     """How far a reader at these positions has read what is still one line of events."""
     known = {life: seq for node, life, seq in positions if node == source}
-    for life in sorted(lives, key=_first, reverse=True):
+    for life in sorted(lives, key=_first_seq, reverse=True):
         if life[0] in known:
-            return min(max(known[life[0]], life[1] - 1), end_of(lives, life))
+            return min(max(known[life[0]], life[1] - 1), last_seq_of(lives, life))
     return lives[0][1] - 1
 
 
-def _first(life: Life) -> int:
+def _first_seq(life: Incarnation) -> int:
     return life[1]

@@ -7,14 +7,14 @@ from msgspec.structs import replace
 
 from gatepost.delivery.frames import (
     AnyFrame,
-    BlobAsk,
-    Events,
-    Frame,
-    Hello,
-    Life,
-    Skip,
-    Subscribe,
-    Taken,
+    BlobRequest,
+    EventsFrame,
+    HelloFrame,
+    Incarnation,
+    LinkFrame,
+    SkipFrame,
+    SubscribeFrame,
+    TakenFrame,
 )
 from gatepost.events import decode
 from tests.delivery.mesh import Gate, Mesh, Wire
@@ -36,11 +36,11 @@ def b(mesh: Mesh) -> Gate:
 
 
 def events_seen(wire: Wire, gate: Gate) -> list[int]:
-    frames = [each for each in wire.end_of(gate).seen if isinstance(each, Events)]
+    frames = [each for each in wire.end_of(gate).seen if isinstance(each, EventsFrame)]
     return [decode(body).seq for frame in frames for body in frame.events]
 
 
-def of(kind: type[Frame], wire: Wire, gate: Gate) -> list[Any]:
+def of(kind: type[LinkFrame], wire: Wire, gate: Gate) -> list[Any]:
     return [each for each in wire.end_of(gate).seen if isinstance(each, kind)]
 
 
@@ -107,10 +107,10 @@ def test_an_event_left_out_is_noticed_and_nothing_is_taken(mesh: Mesh, a: Gate, 
     wire = mesh.link("a", "b")
     mesh.flow()
     first, second = a.send(b).event_id, a.send(b).event_id
-    left_out: list[Events] = []
+    left_out: list[EventsFrame] = []
 
     def without_the_first(frame: AnyFrame) -> AnyFrame | None:
-        if isinstance(frame, Events) and not left_out:
+        if isinstance(frame, EventsFrame) and not left_out:
             left_out.append(frame)
             return None
         return frame
@@ -128,7 +128,7 @@ def leave_out(wire: Wire, gate: Gate, *seqs: int) -> None:
     """These events of `gate` never come, and nobody says so."""
 
     def tamper(frame: AnyFrame) -> AnyFrame:
-        if not isinstance(frame, Events):
+        if not isinstance(frame, EventsFrame):
             return frame
         events = [body for body in frame.events if decode(body).seq not in seqs]
         return replace(frame, events=events)
@@ -150,59 +150,59 @@ def said_by(mesh: Mesh, frame: AnyFrame) -> str:
 
 
 def test_nobody_sends_the_outbox_of_another_as_its_own(mesh: Mesh) -> None:
-    assert "as its own" in said_by(mesh, Events("c", "c-1", 1, 1, 0, []))
+    assert "as its own" in said_by(mesh, EventsFrame("c", "c-1", 1, 1, 0, []))
 
 
 def test_nobody_speaks_of_the_outbox_of_another(mesh: Mesh, a: Gate) -> None:
-    assert "speaks of" in said_by(mesh, Skip("c", "c-1", 1, 9, "cut off"))
+    assert "speaks of" in said_by(mesh, SkipFrame("c", "c-1", 1, 9, "cut off"))
     assert a.rows("SELECT * FROM cursor WHERE source = 'c'") == []
 
 
 def test_nobody_subscribes_twice(mesh: Mesh) -> None:
-    assert "twice" in said_by(mesh, Subscribe("b-1", [], 1))
+    assert "twice" in said_by(mesh, SubscribeFrame("b-1", [], 1))
 
 
 def test_two_subscriptions_in_a_row_are_one_too_many(mesh: Mesh, a: Gate, b: Gate) -> None:
     """Even if the first has not been answered yet."""
     wire = Wire(a, b)
     end = wire.end_of(a)
-    end.hear(Hello("b", [("b-1", 1)], 0, 0))
-    end.hear(Subscribe("b-1", [], 1))
-    end.hear(Subscribe("b-1", [], 1))
+    end.hear(HelloFrame("b", [("b-1", 1)], 0, 0))
+    end.hear(SubscribeFrame("b-1", [], 1))
+    end.hear(SubscribeFrame("b-1", [], 1))
     assert wire.broken
 
 
 def test_nobody_subscribes_before_it_says_who_it_is(a: Gate, b: Gate) -> None:
     wire = Wire(a, b)
-    wire.end_of(a).hear(Subscribe("b-1", [], 1))
+    wire.end_of(a).hear(SubscribeFrame("b-1", [], 1))
     assert wire.broken
 
 
 def test_nobody_takes_what_it_was_not_sent(mesh: Mesh) -> None:
-    assert "not sent" in said_by(mesh, Taken("a", "a-1", 99, 1))
+    assert "not sent" in said_by(mesh, TakenFrame("a", "a-1", 99, 1))
 
 
 def test_nobody_is_somebody_else(mesh: Mesh) -> None:
-    assert "introduces itself as" in said_by(mesh, Hello("c", [("c-1", 1)], 0, 0))
+    assert "introduces itself as" in said_by(mesh, HelloFrame("c", [("c-1", 1)], 0, 0))
 
 
 def test_nobody_says_hello_twice(mesh: Mesh) -> None:
-    assert "introduces itself" in said_by(mesh, Hello("b", [("b-1", 1)], 0, 0))
+    assert "introduces itself" in said_by(mesh, HelloFrame("b", [("b-1", 1)], 0, 0))
 
 
 def test_what_no_part_of_a_link_knows_ends_it(mesh: Mesh) -> None:
-    assert "no use for" in said_by(mesh, BlobAsk("a", "sha256:" + "0" * 64, 0, 1))
+    assert "no use for" in said_by(mesh, BlobRequest("a", "sha256:" + "0" * 64, 0, 1))
 
 
 def test_an_event_for_somebody_else_ends_the_link(mesh: Mesh, a: Gate, b: Gate) -> None:
     b.note("c")
     ((body,),) = b.rows("SELECT body FROM outbox ORDER BY seq DESC LIMIT 1")
-    message = said_by(mesh, Events("b", "b-1", 1, 1, 0, [body]))
+    message = said_by(mesh, EventsFrame("b", "b-1", 1, 1, 0, [body]))
     assert "that is for c" in message
 
 
 def test_an_event_that_is_none_ends_the_link(mesh: Mesh) -> None:
-    assert "not an event" in said_by(mesh, Events("b", "b-1", 1, 1, 0, [b"{}"]))
+    assert "not an event" in said_by(mesh, EventsFrame("b", "b-1", 1, 1, 0, [b"{}"]))
 
 
 def test_a_reader_that_is_ahead_of_the_outbox_is_told(mesh: Mesh, a: Gate, b: Gate) -> None:
@@ -236,8 +236,8 @@ def test_a_restored_emitter_goes_on_in_a_new_life(mesh: Mesh, a: Gate, b: Gate) 
     after = a.send_many(b, 2)
     mesh.flow()
     assert b.mail() == [*before, lost, *after]
-    frames = of(Events, wire, b)
-    assert {(frame.life, frame.first_seq) for frame in frames} == {("a-2", 4)}
+    frames = of(EventsFrame, wire, b)
+    assert {(frame.incarnation, frame.first_seq) for frame in frames} == {("a-2", 4)}
     assert b.rows("SELECT incarnation, seq FROM cursor WHERE source = 'a'")[-1] == ("a-2", 5)
 
 
@@ -248,7 +248,9 @@ def test_a_reader_of_an_earlier_life_hears_its_rest_first(mesh: Mesh, a: Gate, b
     wire = mesh.link("a", "b")
     mesh.flow()
     assert b.mail() == before + after
-    lives: list[Life] = [(frame.life, frame.first_seq) for frame in of(Events, wire, b)]
+    lives: list[Incarnation] = [
+        (frame.incarnation, frame.first_seq) for frame in of(EventsFrame, wire, b)
+    ]
     assert lives == [("a-1", 1), ("a-2", 4)]
 
 
@@ -327,7 +329,7 @@ def test_a_restored_reader_is_not_sent_again_what_it_may_have_heard(
     b.restore(backup)
     wire = mesh.link("a", "b")
     mesh.flow()
-    (skip,) = of(Skip, wire, b)
+    (skip,) = of(SkipFrame, wire, b)
     assert (skip.upto, skip.why) == (1, "restored")
     assert b.mail() == []
     assert a.state(heard) == "dead_letter"
@@ -345,7 +347,7 @@ def test_a_retry_does_not_bring_back_what_a_restored_reader_may_have_heard(
     mesh.flow()
     backup = b.backup()
     heard = a.send(b).event_id
-    wire.end_of(b).tamper = lambda frame: None if isinstance(frame, Events) else frame
+    wire.end_of(b).tamper = lambda frame: None if isinstance(frame, EventsFrame) else frame
     mesh.flow()
     assert b.mail() == [heard]
     wire.cut()
@@ -378,7 +380,7 @@ def test_a_reader_that_was_cut_off_is_told_so(mesh: Mesh, a: Gate, b: Gate) -> N
     a.connection.execute("UPDATE recipient SET cut_seq = 2 WHERE node_id = 'b'")
     wire = mesh.link("a", "b")
     mesh.flow()
-    (skip,) = of(Skip, wire, b)
+    (skip,) = of(SkipFrame, wire, b)
     assert (skip.upto, skip.why) == (2, "cut off")
     assert events_seen(wire, b) == [3]
     assert b.incidents("skipped") == ["a/2"]

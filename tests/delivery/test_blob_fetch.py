@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gatepost.delivery.fetch import BlobPart, Bounds, Done, Fetcher
-from gatepost.delivery.frames import PIECE_BYTES, AnyFrame, BlobAsk, BlobPiece
+from gatepost.delivery.blob_fetch import BlobFetcher, BlobLinkPart, FetchLimits, FileDone
+from gatepost.delivery.frames import PIECE_BYTES, AnyFrame, BlobPiece, BlobRequest
 from gatepost.delivery.messages import fingerprint
 from gatepost.errors import GatepostError
 from gatepost.events import BlobStore
@@ -19,7 +19,7 @@ from gatepost.wire import NewSend
 from tests.conftest import choose
 from tests.delivery.mesh import Gate, Mesh, Wire
 
-BOUNDS = Bounds(max_bytes=8 * PIECE_BYTES)
+BOUNDS = FetchLimits(max_bytes=8 * PIECE_BYTES)
 
 
 class Disk:
@@ -30,7 +30,7 @@ class Disk:
         self.work: list[Callable[[], None]] = []
         self.puts: list[int] = []
 
-    def read(
+    def read_range(
         self, digest: str, offset: int, length: int, done: Callable[[int, bytes], None]
     ) -> None:
         def do() -> None:
@@ -42,17 +42,17 @@ class Disk:
 
         self.work.append(do)
 
-    def put(self, digest: str, offset: int, piece: bytes, done: Done) -> None:
+    def put_piece(self, digest: str, offset: int, piece: bytes, done: FileDone) -> None:
         self.puts.append(offset)
         self._do(partial(self.store.put, digest, offset, piece), done)
 
-    def complete(self, digest: str, done: Done) -> None:
+    def complete_blob(self, digest: str, done: FileDone) -> None:
         self._do(partial(self.store.complete, digest), done)
 
-    def abandon(self, digest: str) -> None:
+    def abandon_pieces(self, digest: str) -> None:
         self.work.append(partial(self.store.abandon, digest))
 
-    def _do(self, act: Callable[[], object], done: Done) -> None:
+    def _do(self, act: Callable[[], object], done: FileDone) -> None:
         def do() -> None:
             try:
                 act()
@@ -76,13 +76,13 @@ class Post:
     def __init__(self, folder: Path, *names: str, relays: tuple[str, ...] = ()) -> None:
         self.mesh = Mesh(*names, relays=relays)
         self.disks: dict[str, Disk] = {}
-        self.fetchers: dict[str, Fetcher] = {}
+        self.fetchers: dict[str, BlobFetcher] = {}
         for name in names:
             self._equip(self.mesh[name], folder / name)
 
     def _equip(self, gate: Gate, folder: Path) -> None:
         disk = self.disks[gate.id] = Disk(BlobStore(folder, gate.clock))
-        fetcher = self.fetchers[gate.id] = Fetcher(
+        fetcher = self.fetchers[gate.id] = BlobFetcher(
             gate.id,
             gate.messages,
             disk,
@@ -90,14 +90,14 @@ class Post:
             gate.clock.now,
             BOUNDS,
         )
-        gate.messages.receiver._want_blob = fetcher.want
+        gate.messages.receiver._want_blob = fetcher.want_blob
 
     def link(self, one: str, other: str) -> Wire:
         wire = self.mesh.link(one, other)
         for end in (wire.one, wire.other):
             relays, passes = end.peer.relays, end.gate.relays
             fetcher = self.fetchers[end.gate.id]
-            end.link.parts.append(fetcher.part(end, end.peer.id, relays=relays, passes=passes))
+            end.link.parts.append(fetcher.make_part(end, end.peer.id, relays=relays, passes=passes))
         return wire
 
     def step(self) -> bool:
@@ -113,7 +113,7 @@ class Post:
     def wait(self, ms: int) -> None:
         self.mesh.clock.advance(ms)
         for fetcher in self.fetchers.values():
-            fetcher.tick()
+            fetcher.expire_requests()
         self.flow()
 
     def upload(self, gate: Gate, size: int) -> str:
@@ -140,13 +140,13 @@ def post(tmp_path: Path) -> Post:
     return Post(tmp_path, "a", "b")
 
 
-def part_of(wire: Wire, gate: Gate) -> BlobPart:
-    (found,) = [each for each in wire.end_of(gate).link.parts if isinstance(each, BlobPart)]
+def part_of(wire: Wire, gate: Gate) -> BlobLinkPart:
+    (found,) = [each for each in wire.end_of(gate).link.parts if isinstance(each, BlobLinkPart)]
     return found
 
 
-def asks(wire: Wire, gate: Gate) -> list[BlobAsk]:
-    return [each for each in wire.end_of(gate).seen if isinstance(each, BlobAsk)]
+def asks(wire: Wire, gate: Gate) -> list[BlobRequest]:
+    return [each for each in wire.end_of(gate).seen if isinstance(each, BlobRequest)]
 
 
 def pieces(wire: Wire, gate: Gate) -> list[BlobPiece]:
@@ -209,9 +209,9 @@ def test_nothing_is_asked_while_an_earlier_answer_is_being_written(post: Post) -
         post.step()
     wire.cut()
     again = post.link("a", "b")
-    post.mesh.clock.advance(BOUNDS.max_backoff)
+    post.mesh.clock.advance(BOUNDS.max_backoff_ms)
     post.mesh.flow()
-    post.fetchers["b"].tick()
+    post.fetchers["b"].expire_requests()
     post.mesh.flow()
     assert asks(again, a) == []
     post.flow()
@@ -231,7 +231,7 @@ def test_what_was_needed_before_a_restart_is_fetched_after_it(post: Post, tmp_pa
     post.link("a", "b")
     post.flow()
     assert b.mail() == []
-    post.fetchers["b"].resume()
+    post.fetchers["b"].resume_fetches()
     post.flow()
     assert b.mail() == [sent]
 
@@ -303,7 +303,7 @@ def test_who_does_not_answer_has_failed(post: Post) -> None:
     wire.end_of(a).tamper = lambda frame: None if silent and isinstance(frame, BlobPiece) else frame
     sent, _ = post.send(a, b, 100)
     post.flow()
-    post.wait(BOUNDS.patience - 1)
+    post.wait(BOUNDS.answer_ms - 1)
     assert len(asks(wire, a)) == 1
     silent = False
     post.wait(1)
@@ -327,7 +327,7 @@ def test_an_answer_that_comes_too_late_is_harmless(post: Post) -> None:
     wire.end_of(a).tamper = keep
     sent, _ = post.send(a, b, 100)
     post.flow()
-    post.wait(BOUNDS.patience)
+    post.wait(BOUNDS.answer_ms)
     post.wait(5_000)
     wire.end_of(b).hear(late[0])
     post.flow()
@@ -353,14 +353,14 @@ def test_only_so_many_are_fetched_at_once(post: Post) -> None:
     post.flow()
     assert len({each.digest for each in asks(wire, a)}) == 1, "a pair's blobs come in its order"
     wire.end_of(a).tamper = lambda frame: frame
-    post.wait(BOUNDS.patience)
+    post.wait(BOUNDS.answer_ms)
     post.wait(5_000)
     assert b.mail() == sent
 
 
 def test_what_nobody_needs_any_more_is_not_fetched(post: Post) -> None:
     a, b = post.mesh["a"], post.mesh["b"]
-    post.fetchers["b"].want("sha256:" + "0" * 64, "a")
+    post.fetchers["b"].want_blob("sha256:" + "0" * 64, "a")
     wire = post.link("a", "b")
     post.flow()
     assert asks(wire, a) == []
@@ -371,7 +371,7 @@ def test_what_nobody_needs_any_more_is_not_fetched(post: Post) -> None:
 # -- who may have it
 
 
-def answered(post: Post, wire: Wire, by: Gate, ask: BlobAsk) -> BlobPiece:
+def answered(post: Post, wire: Wire, by: Gate, ask: BlobRequest) -> BlobPiece:
     """What `by` says to the other side's asking."""
     other = wire.one if wire.other.gate is by else wire.other
     wire.end_of(by).hear(ask)
@@ -387,7 +387,7 @@ def test_a_blob_is_given_only_to_whom_it_was_sent(tmp_path: Path) -> None:
     _, digest = post.send(a, b, 100)
     unsent = post.upload(a, 50)
     post.flow()
-    ask = BlobAsk("a", digest, 0, 10)
+    ask = BlobRequest("a", digest, 0, 10)
     assert len(answered(post, to_b, a, ask).data) == 10
     for refused in (ask, replace(ask, digest=unsent)):
         assert answered(post, to_c, a, refused) == BlobPiece("a", refused.digest, 0, 0, b"")
@@ -399,12 +399,12 @@ def test_nobody_asks_for_too_much(post: Post) -> None:
     a = post.mesh["a"]
     wire = post.link("a", "b")
     post.flow()
-    wire.end_of(a).hear(BlobAsk("a", "sha256:" + "0" * 64, 0, PIECE_BYTES + 1))
+    wire.end_of(a).hear(BlobRequest("a", "sha256:" + "0" * 64, 0, PIECE_BYTES + 1))
     assert "too much" in wire.errors[0]
     wire = post.link("a", "b")
     post.flow()
-    for _ in range(BOUNDS.reading + 1):
-        wire.end_of(a).hear(BlobAsk("a", "sha256:" + "0" * 64, 0, 1))
+    for _ in range(BOUNDS.reads + 1):
+        wire.end_of(a).hear(BlobRequest("a", "sha256:" + "0" * 64, 0, 1))
     assert "too much" in wire.errors[0]
 
 
@@ -431,7 +431,7 @@ def test_a_blob_comes_through_a_relay(triangle: Post) -> None:
     triangle.flow()
     assert (b.mail(), a.state(sent)) == ([sent], "accepted")
     assert digest not in triangle.disks["s"].store, "which keeps nothing of it"
-    assert triangle.fetchers["s"]._passing == {}
+    assert triangle.fetchers["s"]._forwarded == {}
 
 
 def test_a_relay_asks_for_nobody_but_who_asked_it(triangle: Post) -> None:
@@ -439,7 +439,7 @@ def test_a_relay_asks_for_nobody_but_who_asked_it(triangle: Post) -> None:
     a, b, s = (triangle.mesh[name] for name in "abs")
     _, digest = triangle.send(a, b, 100)
     triangle.flow()
-    ask = BlobAsk("a", digest, 0, 10)
+    ask = BlobRequest("a", digest, 0, 10)
     assert answered(triangle, wire_of(triangle, "a", "s"), a, ask).total == 0
     forged = replace(ask, reader="b")
     assert answered(triangle, wire_of(triangle, "b", "s"), s, forged).total == 0
@@ -448,13 +448,13 @@ def test_a_relay_asks_for_nobody_but_who_asked_it(triangle: Post) -> None:
 def test_a_relay_without_a_link_says_so_and_is_tried_later(triangle: Post) -> None:
     a, b = triangle.mesh["a"], triangle.mesh["b"]
     wire_of(triangle, "b", "s").end_of(b).tamper = lambda frame: (
-        None if isinstance(frame, BlobAsk) else frame
+        None if isinstance(frame, BlobRequest) else frame
     )
     sent, _ = triangle.send(a, b, 100)
     triangle.flow()
     wire_of(triangle, "a", "s").cut()
     wire_of(triangle, "b", "s").end_of(b).tamper = lambda frame: frame
-    triangle.wait(BOUNDS.patience)
+    triangle.wait(BOUNDS.answer_ms)
     triangle.wait(3_000)
     assert pieces(wire_of(triangle, "b", "s"), b)[-1].total == 0
     triangle.link("a", "s")
@@ -469,9 +469,9 @@ def test_a_source_that_leaves_its_relay_waiting_is_answered_for(triangle: Post) 
     wire.end_of(a).tamper = lambda frame: None if isinstance(frame, BlobPiece) else frame
     triangle.send(a, b, 100)
     triangle.flow()
-    assert len(triangle.fetchers["s"]._passing) == 1
-    triangle.wait(BOUNDS.patience)
-    assert triangle.fetchers["s"]._passing == {}
+    assert len(triangle.fetchers["s"]._forwarded) == 1
+    triangle.wait(BOUNDS.answer_ms)
+    assert triangle.fetchers["s"]._forwarded == {}
 
 
 def test_the_source_itself_is_asked_before_a_relay(triangle: Post) -> None:
@@ -518,11 +518,11 @@ def test_whatever_breaks_every_blob_comes(tmp_path_factory: Any, plan: list[str]
         elif move == "cut":
             wire.cut()
             wire = post.link("a", "b")
-            post.wait(BOUNDS.max_backoff)
+            post.wait(BOUNDS.max_backoff_ms)
         else:
             post.step()
     for _ in range(4):
-        post.wait(BOUNDS.max_backoff)
+        post.wait(BOUNDS.max_backoff_ms)
     assert b.mail() == sent
     assert post.leftovers("b") == []
     assert b.incidents() == []

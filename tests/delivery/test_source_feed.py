@@ -2,9 +2,17 @@
 
 import pytest
 
-from gatepost.delivery.follow import SourcePart
-from gatepost.delivery.frames import FRAME_BYTES, FRAME_EVENTS, Events, Follow, Frame, Lives, Taken
-from gatepost.delivery.proof import check_group, check_lives
+from gatepost.delivery.frames import (
+    FRAME_BYTES,
+    FRAME_EVENTS,
+    EventsFrame,
+    FollowFrame,
+    IncarnationsFrame,
+    LinkFrame,
+    TakenFrame,
+)
+from gatepost.delivery.proof import check_group, check_incarnations
+from gatepost.delivery.source_feed import SourceFeedPart
 from gatepost.events import event_digest, genesis
 from gatepost.journal.outbox import Draft
 from tests.delivery.mesh import WINDOW, Gate, Mesh
@@ -16,20 +24,20 @@ class Follower:
     def __init__(self, gate: Gate, window: int = WINDOW) -> None:
         self.gate = gate
         self.window = window
-        self.frames: list[Frame] = []
+        self.frames: list[LinkFrame] = []
         self.commit = gate.commit
         self.now = gate.clock.now
-        self.part = SourcePart(self, gate.node, gate.messages, window)
-        gate.outbox.published = self.part.appended
+        self.part = SourceFeedPart(self, gate.node, gate.messages, window)
+        gate.outbox.published = self.part.publish_group
 
-    def send(self, frame: Frame) -> None:
+    def send(self, frame: LinkFrame) -> None:
         self.frames.append(frame)
 
     def end(self, error: Exception) -> None:
         raise error
 
     def follow(self, *positions: tuple[str, str, int]) -> None:
-        self.part.receive(Follow(list(positions), self.window))
+        self.part.receive_frame(FollowFrame(list(positions), self.window))
         self.work()
 
     def work(self) -> None:
@@ -37,11 +45,11 @@ class Follower:
             pass
 
     def take(self) -> None:
-        self.part.receive(Taken("a", "a-1", 0, 2**50, "follow"))
+        self.part.receive_frame(TakenFrame("a", "a-1", 0, 2**50, "follow"))
         self.work()
 
-    def events(self) -> list[Events]:
-        return [each for each in self.frames if isinstance(each, Events)]
+    def events(self) -> list[EventsFrame]:
+        return [each for each in self.frames if isinstance(each, EventsFrame)]
 
     def spans(self) -> list[tuple[int, int]]:
         return [(group.first, group.last) for each in self.events() for group in each.groups]
@@ -60,9 +68,9 @@ def test_the_answer_starts_with_the_lives(a: Gate) -> None:
     follower = Follower(a)
     follower.follow()
     lives = follower.frames[0]
-    assert isinstance(lives, Lives)
-    check_lives(lives, a.key.public)
-    assert lives.lives == [("a-1", 1)]
+    assert isinstance(lives, IncarnationsFrame)
+    check_incarnations(lives, a.key.public)
+    assert lives.incarnations == [("a-1", 1)]
 
 
 def test_every_group_goes_out_whole_and_verifies(a: Gate) -> None:
@@ -90,29 +98,29 @@ def test_it_starts_again_when_asked_again(a: Gate) -> None:
     follower.follow(("a", "a-1", 4))
     follower.follow()
     assert follower.spans() == [(5, 6), (1, 3), (4, 4), (5, 6)]
-    assert sum(isinstance(each, Lives) for each in follower.frames) == 2
+    assert sum(isinstance(each, IncarnationsFrame) for each in follower.frames) == 2
 
 
 def test_a_feed_that_was_replaced_while_it_read_says_nothing(a: Gate) -> None:
     follower = Follower(a)
     for _ in range(2):
-        follower.part.receive(Follow([], WINDOW))
+        follower.part.receive_frame(FollowFrame([], WINDOW))
     follower.work()
     kinds = [type(each) for each in follower.frames]
-    assert kinds == [Lives, Lives, Events]
+    assert kinds == [IncarnationsFrame, IncarnationsFrame, EventsFrame]
 
 
 def test_without_a_window_it_ends(a: Gate) -> None:
     follower = Follower(a)
     follower.follow()
-    assert follower.part.follows
-    follower.part.receive(Follow([], 0))
+    assert follower.part.is_followed
+    follower.part.receive_frame(FollowFrame([], 0))
     follower.work()
     sent = len(follower.events())
     a.note("b")
     follower.work()
     assert len(follower.events()) == sent
-    assert not follower.part.follows
+    assert not follower.part.is_followed
 
 
 def test_a_large_group_goes_out_in_parts_with_its_head_in_the_last(a: Gate) -> None:

@@ -7,16 +7,16 @@ sent to it, and never what is in them.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from gatepost.delivery.feed import Port
 from gatepost.delivery.frames import (
     TRACE_STEPS,
     AnyFrame,
-    Hello,
+    HelloFrame,
     TraceAnswer,
-    TraceAsk,
+    TraceRequest,
     TraceStep,
 )
 from gatepost.delivery.node import Node
+from gatepost.delivery.outbox_feed import LinkPort
 from gatepost.errors import GatepostError
 from gatepost.events import (
     TRACKED,
@@ -67,7 +67,7 @@ _TAKEN_IN = f"SELECT event_id FROM inbox WHERE corr_id = ? ORDER BY event_id LIM
 _MAIL_WORDS = {0: "waiting", 1: "in_hand", 2: "backing_off"}
 
 
-class Story:
+class EventTrace:
     """All that a journal says of some events; `peer` is the gateway it is told to, if it is one."""
 
     def __init__(self, tx: Tx, node: str, peer: str | None = None) -> None:
@@ -75,11 +75,11 @@ class Story:
         self._node = node
         self._peer = peer
 
-    def of(self, event_ids: Iterable[str]) -> list[TraceStep]:
+    def trace_events(self, event_ids: Iterable[str]) -> list[TraceStep]:
         """What is known of these events, and of the replies to them from here."""
         steps: list[TraceStep] = []
         for id in self._with_replies(event_ids):
-            steps += self._of_one(id)
+            steps += self._trace_event(id)
             if len(steps) >= TRACE_STEPS:
                 break
         return steps[:TRACE_STEPS]
@@ -90,13 +90,13 @@ class Story:
             ids |= dict.fromkeys(row[0] for row in self._tx.rows(_REPLIES, (id,)))
         return list(ids)[:_EVENTS]
 
-    def _of_one(self, id: bytes) -> Iterator[TraceStep]:
+    def _trace_event(self, id: bytes) -> Iterator[TraceStep]:
         envelopes = [decode(body) for (body,) in self._tx.rows(_OUTBOX, (id,))]
         for envelope in envelopes:
-            if self._may_tell(envelope.to_node_id):
-                yield _said(envelope)
-        yield from self._heard(id)
-        yield from self._taken(id)
+            if self._is_visible(envelope.to_node_id):
+                yield _outbox_step(envelope)
+        yield from self._receipt_steps(id)
+        yield from self._inbox_steps(id)
         if self._peer is None:
             mailboxes = {
                 e.to_agent_id
@@ -104,32 +104,32 @@ class Story:
                 if e.to_node_id == self._node and e.kind in TRACKED and e.to_agent_id
             }
             for mailbox in mailboxes:
-                yield from self._mail(id, mailbox)
+                yield from self._mail_steps(id, mailbox)
 
-    def _may_tell(self, node: str | None) -> bool:
+    def _is_visible(self, node: str | None) -> bool:
         return self._peer is None or node == self._peer
 
-    def _heard(self, id: bytes) -> Iterator[TraceStep]:
+    def _receipt_steps(self, id: bytes) -> Iterator[TraceStep]:
         """When the receipts of an event of ours were read here."""
         row = self._tx.one(_DELIVERY, (id,))
-        if row is None or row[3] == self._node or not self._may_tell(row[3]):
+        if row is None or row[3] == self._node or not self._is_visible(row[3]):
             return
         kind, sender, to, node, outcome, reason, accepted, processed, state, verdict = row
         ends = (format_event_id(id), kind, sender, to, node or "")
         if accepted is not None:
             yield TraceStep(accepted, "heard_accepted", *ends)
         if processed is not None and state != "dead_letter":
-            yield TraceStep(processed, "heard_processed", *ends, _text(outcome, reason))
+            yield TraceStep(processed, "heard_processed", *ends, _join_details(outcome, reason))
         if verdict is not None:
-            yield TraceStep(processed or 0, "verdict", *ends, _text(verdict))
+            yield TraceStep(processed or 0, "verdict", *ends, _join_details(verdict))
 
-    def _taken(self, id: bytes) -> Iterator[TraceStep]:
+    def _inbox_steps(self, id: bytes) -> Iterator[TraceStep]:
         event = format_event_id(id)
         found = (self._tx.one(_INBOX, (source, id)) for source in self._sources())
         for source, state, mailbox, sender, at, reason in filter(None, found):
             word = "taken" if state == "accepted" else str(state)
-            yield TraceStep(at, word, event, "", sender, mailbox, source, _text(reason))
-            yield from self._mail(id, mailbox)
+            yield TraceStep(at, word, event, "", sender, mailbox, source, _join_details(reason))
+            yield from self._mail_steps(id, mailbox)
             for ours, handed in self._tx.rows(_HANDED_ON, (source, id)):
                 detail = f"as {format_event_id(ours)}"
                 yield TraceStep(handed, "handed_on", event, "", sender, mailbox, "", detail)
@@ -139,7 +139,7 @@ class Story:
             return [self._peer]
         return [self._node, *(row[0] for row in self._tx.rows(_SOURCES))]
 
-    def _mail(self, id: bytes, mailbox: str) -> Iterator[TraceStep]:
+    def _mail_steps(self, id: bytes, mailbox: str) -> Iterator[TraceStep]:
         event = format_event_id(id)
         row = self._tx.one(_MAIL, (mailbox, event))
         if row is None:
@@ -149,25 +149,27 @@ class Story:
         if state in _MAIL_WORDS:
             word, at = _MAIL_WORDS[state], self._tx.now
             more = f"until {not_before}" if word == "backing_off" else consumer
-            yield TraceStep(at, word, event, "", "", mailbox, "", _text(turns, more))
+            yield TraceStep(at, word, event, "", "", mailbox, "", _join_details(turns, more))
         elif failed is not None:
-            yield TraceStep(failed, "turn_failed", event, "", "", mailbox, "", _text(turns, reason))
+            yield TraceStep(
+                failed, "turn_failed", event, "", "", mailbox, "", _join_details(turns, reason)
+            )
         elif settled is not None:
             yield TraceStep(settled, "turn_ended", event, "", "", mailbox, "", turns)
 
 
-def conversation(tx: Tx, corr_id: str) -> list[str]:
+def conversation_events(tx: Tx, corr_id: str) -> list[str]:
     """The tracked events of a conversation that this gateway sent or took, oldest first."""
     rows = [*tx.rows(_SENT_IN, (corr_id,)), *tx.rows(_TAKEN_IN, (corr_id,))]
     return [format_event_id(id) for id in sorted({row[0] for row in rows})][:_EVENTS]
 
 
-def sent_in(tx: Tx, corr_id: str) -> list[str]:
+def sent_conversation_events(tx: Tx, corr_id: str) -> list[str]:
     """Those of them that this gateway sent; that is quickly told."""
     return [format_event_id(row[0]) for row in tx.rows(_SENT_IN, (corr_id,))]
 
 
-def subject(tx: Tx, event_id: str) -> str:
+def traced_event(tx: Tx, event_id: str) -> str:
     """The event meant: of a receipt, a signal or a dead letter, the one it is about."""
     row = tx.one(_ABOUT, (parse_event_id(event_id),))
     if row is None or row[0] is None or row[1] in TRACKED:
@@ -175,9 +177,9 @@ def subject(tx: Tx, event_id: str) -> str:
     return format_event_id(row[0])
 
 
-def _said(envelope: Envelope) -> TraceStep:
+def _outbox_step(envelope: Envelope) -> TraceStep:
     """What an event of our outbox says of the journey."""
-    what, detail = _words(envelope)
+    what, detail = _describe_event(envelope)
     about = envelope.event_id if envelope.kind in TRACKED else envelope.ref_event_id
     return TraceStep(
         envelope.created_at,
@@ -191,89 +193,89 @@ def _said(envelope: Envelope) -> TraceStep:
     )
 
 
-def _words(envelope: Envelope) -> tuple[str, str]:
+def _describe_event(envelope: Envelope) -> tuple[str, str]:
     try:
         if envelope.kind == Kind.ACK:
             receipt = decode_payload(envelope, Receipt)
-            return receipt.status, _text(receipt.outcome, receipt.reason)
+            return receipt.status, _join_details(receipt.outcome, receipt.reason)
         if envelope.kind == Kind.SIGNAL:
             return decode_payload(envelope, Signal).signal, ""
         if envelope.kind == Kind.DEAD_LETTER:
             letter = decode_payload(envelope, DeadLetter)
-            return "given_up", _text(letter.reason, letter.detail)
+            return "given_up", _join_details(letter.reason, letter.detail)
     except GatepostError as error:
         return "unreadable", error.message
     decision = envelope.trace.route_decision if envelope.trace else None
     again = f"attempt {envelope.attempt}" if envelope.attempt > 1 else None
     cause = f"replay of {envelope.causation_id}" if envelope.causation_id else None
-    return "sent_again" if again else "sent", _text(again, decision, cause)
+    return "sent_again" if again else "sent", _join_details(again, decision, cause)
 
 
-def _text(*parts: str | None) -> str:
+def _join_details(*parts: str | None) -> str:
     return ", ".join(filter(None, parts))[:_DETAIL]
 
 
-Answered = Callable[[TraceAnswer], None]
+TraceAnswered = Callable[[TraceAnswer], None]
 
 
 class TracePart:
     """Asks and answers over one link. Whoever asks waits no longer than it wants to."""
 
-    def __init__(self, port: Port, node: Node, peer: str) -> None:
+    def __init__(self, port: LinkPort, node: Node, peer: str) -> None:
         self._port = port
         self._node = node
         self._peer = peer
-        self._asked: dict[int, Answered] = {}
+        self._requests: dict[int, TraceAnswered] = {}
         self._numbers = 0
         self._answering = 0
 
-    def ask(self, event_ids: Sequence[str], answered: Answered) -> int:
+    def request_trace(self, event_ids: Sequence[str], answered: TraceAnswered) -> int:
         """Ask the other side; returns what to `forget` when nobody waits any more."""
         self._numbers += 1
-        self._asked[self._numbers] = answered
-        self._port.send(TraceAsk(self._numbers, list(event_ids)))
+        self._requests[self._numbers] = answered
+        self._port.send(TraceRequest(self._numbers, list(event_ids)))
         return self._numbers
 
-    def forget(self, number: int) -> None:
-        self._asked.pop(number, None)
+    def forget_request(self, number: int) -> None:
+        self._requests.pop(number, None)
 
-    def greeted(self, hello: Hello) -> None:
+    def handle_hello(self, hello: HelloFrame) -> None:
         """Nothing is due before somebody asks."""
 
-    def receive(self, frame: AnyFrame) -> bool:
+    def receive_frame(self, frame: AnyFrame) -> bool:
         match frame:
-            case TraceAsk():
-                self._answer(frame)
+            case TraceRequest():
+                self._answer_request(frame)
             case TraceAnswer():
-                answered = self._asked.pop(frame.id, None)
+                answered = self._requests.pop(frame.id, None)
                 if answered is not None:
                     answered(frame)
             case _:
                 return False
         return True
 
-    def appended(self, group: Appended) -> None:
+    def publish_group(self, group: Appended) -> None:
         """Nobody follows a journey live."""
 
-    def closed(self) -> None:
-        self._asked.clear()
+    def close(self) -> None:
+        self._requests.clear()
 
-    def _answer(self, frame: TraceAsk) -> None:
+    def _answer_request(self, frame: TraceRequest) -> None:
         """Who asks too much at once gets no answer to the rest."""
         if self._answering < _UNANSWERED:
             self._answering += 1
-            self._port.commit(lambda tx: self._tell(tx, frame), self._told)
+            self._port.commit(lambda tx: self._make_answer(tx, frame), self._send_answer)
 
-    def _tell(self, tx: Tx, frame: TraceAsk) -> TraceAnswer:
+    def _make_answer(self, tx: Tx, frame: TraceRequest) -> TraceAnswer:
         steps: list[TraceStep] = []
         for event_id in frame.event_ids:
             # What is no event id is nothing we know of.
             try:
-                steps += Story(tx, self._node.id, self._peer).of([event_id])
+                steps += EventTrace(tx, self._node.id, self._peer).trace_events([event_id])
             except GatepostError:
                 continue
         return TraceAnswer(frame.id, tx.now, steps[:TRACE_STEPS])
 
-    def _told(self, answer: TraceAnswer) -> None:
+    def _send_answer(self, answer: TraceAnswer) -> None:
         self._answering -= 1
         self._port.send(answer)

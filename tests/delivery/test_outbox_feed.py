@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gatepost.delivery.frames import FRAME_BYTES, FRAME_EVENTS, Events, Taken
+from gatepost.delivery.frames import FRAME_BYTES, FRAME_EVENTS, EventsFrame, TakenFrame
 from gatepost.events import decode
 from tests.conftest import choose
 from tests.delivery.mesh import Gate, Mesh, Wire
@@ -15,8 +15,8 @@ def mesh() -> Mesh:
     return Mesh("a", "b")
 
 
-def frames(wire: Wire, gate: Gate) -> list[Events]:
-    return [each for each in wire.end_of(gate).seen if isinstance(each, Events)]
+def frames(wire: Wire, gate: Gate) -> list[EventsFrame]:
+    return [each for each in wire.end_of(gate).seen if isinstance(each, EventsFrame)]
 
 
 def test_what_is_new_goes_out_without_a_look_into_the_journal(mesh: Mesh) -> None:
@@ -66,7 +66,7 @@ def test_a_reader_that_takes_nothing_is_sent_no_more_than_its_window(mesh: Mesh)
     a.window = b.window = 50_000
     wire = mesh.link("a", "b")
     mesh.flow()
-    wire.end_of(b).tamper = lambda frame: None if isinstance(frame, Taken) else frame
+    wire.end_of(b).tamper = lambda frame: None if isinstance(frame, TakenFrame) else frame
     for _ in range(50):
         a.send_many(b, 10, size=2_000)
         mesh.flow()
@@ -80,8 +80,8 @@ def test_credit_nobody_was_owed_buys_nothing(mesh: Mesh) -> None:
     a.window = b.window = 50_000
     wire = mesh.link("a", "b")
     mesh.flow()
-    wire.end_of(b).tamper = lambda frame: None if isinstance(frame, Taken) else frame
-    wire.end_of(a).hear(Taken("a", "a-1", 0, 2**50))
+    wire.end_of(b).tamper = lambda frame: None if isinstance(frame, TakenFrame) else frame
+    wire.end_of(a).hear(TakenFrame("a", "a-1", 0, 2**50))
     for _ in range(50):
         a.send_many(b, 10, size=2_000)
         mesh.flow()

@@ -4,8 +4,14 @@ from typing import Any
 
 import pytest
 
-from gatepost.delivery.frames import TraceAnswer, TraceAsk, TraceStep, pack, unpack
-from gatepost.delivery.journey import Story, TracePart, conversation, subject
+from gatepost.delivery.event_trace import EventTrace, TracePart, conversation_events, traced_event
+from gatepost.delivery.frames import (
+    TraceAnswer,
+    TraceRequest,
+    TraceStep,
+    decode_frame,
+    encode_frame,
+)
 from gatepost.errors import LinkError
 from tests.delivery.mesh import Gate, Mesh, Wire
 
@@ -16,7 +22,9 @@ def mesh() -> Mesh:
 
 
 def told(gate: Gate, *event_ids: str, peer: str | None = None) -> list[TraceStep]:
-    steps: list[TraceStep] = gate.do(lambda tx: Story(tx, gate.id, peer).of(event_ids))
+    steps: list[TraceStep] = gate.do(
+        lambda tx: EventTrace(tx, gate.id, peer).trace_events(event_ids)
+    )
     return steps
 
 
@@ -35,7 +43,7 @@ def ask(mesh: Mesh, wire: Wire, asker: Gate, *event_ids: str) -> list[TraceStep]
     """What the other end answers."""
     parts(wire, wire.end_of(asker).peer)
     answers: list[TraceAnswer] = []
-    parts(wire, asker).ask(event_ids, answers.append)
+    parts(wire, asker).request_trace(event_ids, answers.append)
     mesh.flow()
     (answer,) = answers
     assert answer.now == mesh.clock.now()
@@ -63,8 +71,8 @@ def test_a_receipt_is_about_the_event_it_refers_to(mesh: Mesh) -> None:
     id = a.send(b).event_id
     mesh.flow()
     (ack,) = [event for event in b.events() if event.kind == "ack"]
-    assert b.do(lambda tx: subject(tx, ack.event_id)) == id
-    assert a.do(lambda tx: subject(tx, id)) == id
+    assert b.do(lambda tx: traced_event(tx, ack.event_id)) == id
+    assert a.do(lambda tx: traced_event(tx, id)) == id
 
 
 def test_a_conversation_is_what_either_side_sent_in_order(mesh: Mesh) -> None:
@@ -76,7 +84,7 @@ def test_a_conversation_is_what_either_side_sent_in_order(mesh: Mesh) -> None:
     a.send(b, corr_id="other")
     mesh.flow()
     for gate in (a, b):
-        assert gate.do(lambda tx: conversation(tx, "talk")) == sorted(sent)
+        assert gate.do(lambda tx: conversation_events(tx, "talk")) == sorted(sent)
 
 
 def test_an_answer_over_a_link_has_no_payload(mesh: Mesh) -> None:
@@ -89,8 +97,8 @@ def test_an_answer_over_a_link_has_no_payload(mesh: Mesh) -> None:
     mesh.flow()
     steps = ask(mesh, wire, a, id)
     assert words(steps) == ["accepted", "processed", "taken", "turn_ended"]
-    assert b"secret" not in pack(TraceAnswer(1, 0, steps))
-    assert unpack(pack(TraceAnswer(1, 0, steps))) == TraceAnswer(1, 0, steps)
+    assert b"secret" not in encode_frame(TraceAnswer(1, 0, steps))
+    assert decode_frame(encode_frame(TraceAnswer(1, 0, steps))) == TraceAnswer(1, 0, steps)
 
 
 def test_others_are_not_told_of(mesh: Mesh) -> None:
@@ -127,7 +135,7 @@ def test_nonsense_is_answered_with_nothing(mesh: Mesh) -> None:
 def test_an_ask_has_bounds() -> None:
     for bad in ([], ["x"] * 65):
         with pytest.raises(LinkError):
-            unpack(pack(TraceAsk(1, bad)))
+            decode_frame(encode_frame(TraceRequest(1, bad)))
 
 
 def test_who_asks_too_much_at_once_gets_no_answer_to_the_rest(mesh: Mesh) -> None:
@@ -137,12 +145,12 @@ def test_who_asks_too_much_at_once_gets_no_answer_to_the_rest(mesh: Mesh) -> Non
     part, answers = parts(wire, mesh["a"]), list[Any]()
     unknown = "01900000-0000-7000-8000-000000000000"
     for _ in range(10):
-        part.ask([unknown], answers.append)
+        part.request_trace([unknown], answers.append)
     while wire.end_of(mesh["a"]).out:
         wire.one.deliver(wire.other)
     mesh.flow()
     assert len(answers) == 4
-    part.ask([unknown], answers.append)
+    part.request_trace([unknown], answers.append)
     mesh.flow()
     assert len(answers) == 5, "and goes on when those are answered"
 
@@ -152,6 +160,8 @@ def test_an_answer_nobody_waits_for_is_dropped(mesh: Mesh) -> None:
     mesh.flow()
     parts(wire, mesh["b"])
     part, answers = parts(wire, mesh["a"]), list[Any]()
-    part.forget(part.ask(["01900000-0000-7000-8000-000000000000"], answers.append))
+    part.forget_request(
+        part.request_trace(["01900000-0000-7000-8000-000000000000"], answers.append)
+    )
     mesh.flow()
     assert (answers, wire.errors) == ([], [])

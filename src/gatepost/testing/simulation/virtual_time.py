@@ -11,7 +11,7 @@ Action = Callable[[], object]
 START = 1_800_000_000_000
 
 
-class Timer:
+class VirtualTimer:
     """Something planned, which may still be called off."""
 
     __slots__ = ("action", "when")
@@ -24,21 +24,21 @@ class Timer:
         self.action = None
 
 
-class Loop:
+class VirtualLoop:
     """Milliseconds. What is planned for the same moment happens in the order it was planned."""
 
     def __init__(self) -> None:
         self.now = START
-        self._planned: list[tuple[int, int, Timer]] = []
+        self._planned: list[tuple[int, int, VirtualTimer]] = []
         self._order = count()
 
-    def at(self, when: int, action: Action) -> Timer:
-        timer = Timer(max(when, self.now), action)
+    def call_at(self, when: int, action: Action) -> VirtualTimer:
+        timer = VirtualTimer(max(when, self.now), action)
         heapq.heappush(self._planned, (timer.when, next(self._order), timer))
         return timer
 
-    def after(self, ms: int, action: Action) -> Timer:
-        return self.at(self.now + ms, action)
+    def call_after(self, ms: int, action: Action) -> VirtualTimer:
+        return self.call_at(self.now + ms, action)
 
     def run(self, until: int, enough: Callable[[], bool] = lambda: False) -> bool:
         """Let time pass up to `until`, or until it is `enough`; whether it was."""
@@ -54,10 +54,10 @@ class Loop:
         return enough()
 
 
-class NodeClock:
+class SimulatedClock:
     """One machine's clock: virtual time, wrong by `offset`, and randomness of its own."""
 
-    def __init__(self, loop: Loop, seed: int | str) -> None:
+    def __init__(self, loop: VirtualLoop, seed: int | str) -> None:
         self._loop = loop
         self._random = Random(seed)
         self.offset = 0

@@ -16,7 +16,7 @@ from gatepost.errors import GatepostError, StorageFailed
 from gatepost.journal import Tx
 from gatepost.mailbox import Settlement
 from gatepost.mailbox.dispatch import Waiter
-from gatepost.testing.history import SendSeen, TurnSeen
+from gatepost.testing.history import ObservedSend, ObservedTurn
 from gatepost.testing.simulation.gateway import SimulatedGateway
 from gatepost.wire import EventInfo, Message, NewSend, Sent
 
@@ -24,7 +24,7 @@ _RECONNECT_MS = 300
 _decode_info = msgspec.json.Decoder(EventInfo).decode
 
 
-class Manners(Struct, frozen=True):
+class AgentManners(Struct, frozen=True):
     """How an agent works: how long it takes, and how often it does what."""
 
     think_ms: tuple[int, int] = (1, 150)
@@ -34,45 +34,45 @@ class Manners(Struct, frozen=True):
     credit: int = 4
 
 
-class Client:
+class SimulatedClient:
     """Sends one message, again and again under the same key until it is told what became of it."""
 
-    def __init__(self, gateway: SimulatedGateway, new: NewSend, seen: SendSeen) -> None:
+    def __init__(self, gateway: SimulatedGateway, new: NewSend, seen: ObservedSend) -> None:
         self._gateway = gateway
         self._new = new
         self.seen = seen
         self._patience = 40
 
     def send(self) -> None:
-        self._gateway.call(self._operation, self._told, self._unheard)
+        self._gateway.submit(self._send_message, self._note_answer, self._try_again)
 
-    def _operation(self, tx: Tx) -> Sent:
+    def _send_message(self, tx: Tx) -> Sent:
         return self._gateway.messages.send(tx, self._new, fingerprint(self._new))
 
-    def _told(self, sent: Sent, error: GatepostError | None) -> None:
+    def _note_answer(self, sent: Sent, error: GatepostError | None) -> None:
         if error is None:
             self.seen.event_id, self.seen.result = sent.event_id, "acknowledged"
         elif isinstance(error, StorageFailed):
-            self._unheard()
+            self._try_again()
         else:
             self.seen.result = f"refused: {error.code}"
 
-    def _unheard(self) -> None:
+    def _try_again(self) -> None:
         self._patience -= 1
         if self._patience:
-            self._gateway.loop.after(_RECONNECT_MS, self.send)
+            self._gateway.loop.call_after(_RECONNECT_MS, self.send)
 
 
-class Consumer:
+class SimulatedAgent:
     """One agent behind one gateway, which takes its mail and ends its turns one after another."""
 
     def __init__(
         self,
         gateway: SimulatedGateway,
         agent: str,
-        manners: Manners,
+        manners: AgentManners,
         random: Random,
-        note: Callable[[TurnSeen], None],
+        note: Callable[[ObservedTurn], None],
         standby: bool = False,
     ) -> None:
         self._gateway = gateway
@@ -88,11 +88,11 @@ class Consumer:
         self._todo: list[Message] = []
         self._working = False
         self._shift = 0
-        gateway.on_down.append(self._cut_off)
+        gateway.on_down.append(self._drop_work)
         gateway.on_up.append(self._connect)
         self._connect()
 
-    def quiet(self) -> bool:
+    def is_idle(self) -> bool:
         return not self._todo
 
     # -- taking
@@ -100,9 +100,9 @@ class Consumer:
     def _connect(self) -> None:
         if self._gateway.up and not self._connected:
             self._connected = True
-            self._gateway.call(self._wait, self._waiting)
+            self._gateway.submit(self._open_waiter, self._note_waiting)
 
-    def _wait(self, tx: Tx) -> list[Message]:
+    def _open_waiter(self, tx: Tx) -> list[Message]:
         if not self.dismissed:
             self._gateway.agents.register(tx, self.agent, standby=self.standby)
         dispatcher = self._gateway.dispatcher
@@ -110,43 +110,45 @@ class Consumer:
             dispatcher.box(tx, self.agent),
             f"consumer-{self.agent}",
             self.manners.credit,
-            self._take,
+            self._take_messages,
         )
         return dispatcher.wait(tx, waiter)
 
-    def _waiting(self, held: list[Message] | None, error: GatepostError | None) -> None:
+    def _note_waiting(self, held: list[Message] | None, error: GatepostError | None) -> None:
         if error is None:
-            self._take(held or [])
+            self._take_messages(held or [])
         else:
             self._connected = False
-            self._gateway.loop.after(_RECONNECT_MS, self._connect)
+            self._gateway.loop.call_after(_RECONNECT_MS, self._connect)
 
-    def _cut_off(self) -> None:
+    def _drop_work(self) -> None:
         self._connected = self._working = False
         self._shift += 1
         self._todo.clear()
 
-    def _take(self, messages: list[Message]) -> None:
+    def _take_messages(self, messages: list[Message]) -> None:
         self._todo += messages
-        self._next()
+        self._begin_next()
 
     # -- working
 
-    def _next(self) -> None:
+    def _begin_next(self) -> None:
         if self._todo and not self._working and not self.paused:
             self._working = True
             message = self._todo.pop(0)
-            turn = self._begin(message)
+            turn = self._note_turn(message)
             think = self._random.randint(*self.manners.think_ms)
-            self._gateway.loop.after(think, partial(self._end, message, turn, self._shift))
+            self._gateway.loop.call_after(
+                think, partial(self._end_turn, message, turn, self._shift)
+            )
 
-    def go_on(self) -> None:
+    def resume_work(self) -> None:
         self.paused = False
-        self._next()
+        self._begin_next()
 
-    def _begin(self, message: Message) -> TurnSeen:
+    def _note_turn(self, message: Message) -> ObservedTurn:
         info = _decode_info(message.event)  # type: ignore[arg-type]
-        turn = TurnSeen(
+        turn = ObservedTurn(
             node=self._gateway.id,
             agent=self.agent,
             sender=message.from_,
@@ -159,19 +161,19 @@ class Consumer:
         self._note(turn)
         return turn
 
-    def _end(self, message: Message, turn: TurnSeen, shift: int) -> None:
+    def _end_turn(self, message: Message, turn: ObservedTurn, shift: int) -> None:
         if shift != self._shift:
             return  # The gateway went down meanwhile, and this turn with it.
         luck = self._random.random()
         if luck < self.manners.forget:
             self._working = False
-            self._next()
+            self._begin_next()
         elif luck < self.manners.forget + self.manners.nack:
-            self._settle(partial(self._nack, message), turn, "nacked")
+            self._settle_turn(partial(self._nack_message, message), turn, "nacked")
         else:
-            self._settle(partial(self._ack, message), turn, "ok")
+            self._settle_turn(partial(self._ack_message, message), turn, "ok")
 
-    def _ack(self, message: Message, tx: Tx) -> Settlement:
+    def _ack_message(self, message: Message, tx: Tx) -> Settlement:
         receipt = message.receipt
         info = _decode_info(message.event)  # type: ignore[arg-type]
         replies = {}
@@ -179,10 +181,10 @@ class Consumer:
             replies[receipt] = Raw(b'{"re":"' + info.event_id.encode() + b'"}')
         return self._gateway.messages.ack(tx, self.agent, [receipt], [], replies)
 
-    def _nack(self, message: Message, tx: Tx) -> Settlement:
+    def _nack_message(self, message: Message, tx: Tx) -> Settlement:
         return self._gateway.messages.nack(tx, self.agent, [message.receipt], [], "simulated")
 
-    def _settle(self, operation: Callable[[Tx], Any], turn: TurnSeen, wanted: str) -> None:
+    def _settle_turn(self, operation: Callable[[Tx], Any], turn: ObservedTurn, wanted: str) -> None:
         def told(result: Settlement | None, error: GatepostError | None) -> None:
             turn.ended_at = self._gateway.loop.now
             if error is not None or result is None:
@@ -190,6 +192,6 @@ class Consumer:
             else:
                 turn.result = wanted if result.settled else "stale"
             self._working = False
-            self._next()
+            self._begin_next()
 
-        self._gateway.call(operation, told)
+        self._gateway.submit(operation, told)

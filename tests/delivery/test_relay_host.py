@@ -12,20 +12,20 @@ from gatepost.delivery.frames import (
     FRAME_BYTES,
     FRAME_EVENTS,
     AnyFrame,
-    Events,
-    Follow,
-    Lives,
-    Relay,
-    Taken,
+    EventsFrame,
+    FollowFrame,
+    IncarnationsFrame,
+    RelayFrame,
+    TakenFrame,
 )
 from gatepost.delivery.proof import sign_reading
-from gatepost.delivery.relay import KEEP_MS
+from gatepost.delivery.relay_host import REPLICA_KEEP_MS
 from gatepost.events import decode
 from gatepost.routing import Directory
 from tests.conftest import choose
 from tests.delivery.mesh import Gate, Mesh, Wire
 
-Tamper = Callable[[Events], Events | None]
+Tamper = Callable[[EventsFrame], EventsFrame | None]
 
 
 @pytest.fixture
@@ -58,12 +58,12 @@ def wire_of(mesh: Mesh, one: str, other: str) -> Wire:
     return found
 
 
-def relayed(wire: Wire, gate: Gate) -> list[Events]:
+def relayed(wire: Wire, gate: Gate) -> list[EventsFrame]:
     seen = wire.end_of(gate).seen
-    return [each for each in seen if isinstance(each, Events) and each.stream == "relay"]
+    return [each for each in seen if isinstance(each, EventsFrame) and each.stream == "relay"]
 
 
-def seqs(frames: list[Events]) -> list[int]:
+def seqs(frames: list[EventsFrame]) -> list[int]:
     return [decode(body).seq for frame in frames for body in frame.events]
 
 
@@ -72,7 +72,9 @@ def tampered(mesh: Mesh, change: Tamper) -> Wire:
     wire = wire_of(mesh, "b", "s")
 
     def tamper(frame: AnyFrame) -> AnyFrame | None:
-        return change(frame) if isinstance(frame, Events) and frame.stream == "relay" else frame
+        return (
+            change(frame) if isinstance(frame, EventsFrame) and frame.stream == "relay" else frame
+        )
 
     wire.end_of(mesh["s"]).tamper = tamper
     return wire
@@ -88,7 +90,7 @@ def reconnect(mesh: Mesh, one: str, other: str) -> Wire:
 
 def prune(mesh: Mesh, gate: Gate) -> None:
     assert gate.host is not None
-    gate.host.prune(gate.commit)
+    gate.host.prune_replicas(gate.commit)
     mesh.flow()
 
 
@@ -211,7 +213,7 @@ def test_a_reader_that_takes_nothing_gets_no_more_than_its_window() -> None:
     wire = mesh.link("b", "s")
     mesh.flow()
     a, b = mesh["a"], mesh["b"]
-    wire.end_of(b).tamper = lambda frame: None if isinstance(frame, Taken) else frame
+    wire.end_of(b).tamper = lambda frame: None if isinstance(frame, TakenFrame) else frame
     for _ in range(50):
         a.send_many(b, 10, size=2_000)
         mesh.flow()
@@ -253,7 +255,7 @@ def test_who_is_linked_is_not_asked_for_by_relay(mesh: Mesh, a: Gate, b: Gate) -
     mesh.link("a", "b")
     mesh.flow()
     asked = wire_of(mesh, "b", "s").end_of(mesh["s"]).seen
-    wants = [each.wants for each in asked if isinstance(each, Relay)]
+    wants = [each.wants for each in asked if isinstance(each, RelayFrame)]
     assert wants == [["a"], []]
     a.send(b)
     mesh.flow()
@@ -287,7 +289,7 @@ def test_one_of_two_relays_is_enough_and_the_other_takes_over() -> None:
     (asked,) = [
         relay
         for relay in ("s", "t")
-        if any(isinstance(each, Relay) and each.wants for each in _said_to(mesh, relay))
+        if any(isinstance(each, RelayFrame) and each.wants for each in _said_to(mesh, relay))
     ]
     wire_of(mesh, "b", asked).cut()
     mesh["b"].clock.advance(6_000)
@@ -308,12 +310,12 @@ def test_one_link_to_a_source_is_enough_and_another_takes_over(
     first = wire_of(mesh, "a", "s")
     second = mesh.link("a", "s")
     mesh.flow()
-    assert not [each for each in second.end_of(a).seen if isinstance(each, Follow)]
+    assert not [each for each in second.end_of(a).seen if isinstance(each, FollowFrame)]
     first.cut()
     ids = a.send_many(b, 3)
     mesh.flow()
     assert b.mail() == ids
-    assert [each for each in second.end_of(a).seen if isinstance(each, Follow)]
+    assert [each for each in second.end_of(a).seen if isinstance(each, FollowFrame)]
 
 
 def test_who_is_not_in_the_room_gets_nothing_and_gives_nothing(
@@ -348,7 +350,7 @@ def test_a_node_that_relays_nothing_ends_the_link_of_who_asks(mesh: Mesh, b: Gat
     mesh.link("a", "b")
     mesh.flow()
     wire = wire_of(mesh, "a", "b")
-    wire.end_of(b).hear(Relay([], ["s"], 1))
+    wire.end_of(b).hear(RelayFrame([], ["s"], 1))
     assert "no use for" in wire.errors[0]
 
 
@@ -424,11 +426,11 @@ def test_one_with_another_journal_is_not_believed_to_have_read(
 # -- what a relay cannot do
 
 
-def with_event(frame: Events, change: Callable[[bytes], bytes]) -> Events:
+def with_event(frame: EventsFrame, change: Callable[[bytes], bytes]) -> EventsFrame:
     return replace(frame, events=[change(body) for body in frame.events])
 
 
-def with_group(frame: Events, **fields: object) -> Events:
+def with_group(frame: EventsFrame, **fields: object) -> EventsFrame:
     return replace(frame, groups=[replace(group, **fields) for group in frame.groups])
 
 
@@ -444,7 +446,7 @@ LIES: dict[str, Tamper] = {
     "another chain": lambda f: with_group(f, chain=b"x" * 32),
     "another past": lambda f: with_group(f, previous=b"x" * 32),
     "another signature": lambda f: with_group(f, signature=b"x" * 64),
-    "another life": lambda f: replace(f, life="a-0"),
+    "another life": lambda f: replace(f, incarnation="a-0"),
     "a later start": lambda f: replace(f, first_seq=f.first_seq + 1),
     "events in the wrong order": lambda f: replace(f, events=f.events[::-1]),
     "an event twice": lambda f: replace(f, events=f.events + f.events[:1]),
@@ -471,7 +473,7 @@ def test_lives_are_the_sources_own_word(mesh: Mesh, a: Gate, b: Gate) -> None:
     wire_of(mesh, "b", "s").cut()
     wire = mesh.link("b", "s")
     wire.end_of(mesh["s"]).tamper = lambda frame: (
-        replace(frame, lives=[("a-1", 5)]) if isinstance(frame, Lives) else frame
+        replace(frame, lives=[("a-1", 5)]) if isinstance(frame, IncarnationsFrame) else frame
     )
     mesh.flow()
     assert "not signed" in wire.errors[0]
@@ -485,9 +487,9 @@ def test_an_event_left_out_is_noticed_and_another_relay_is_asked() -> None:
     a, b = mesh["a"], mesh["b"]
     ids = [a.send(b).event_id]
     mesh.flow()
-    dropped: list[Events] = []
+    dropped: list[EventsFrame] = []
 
-    def drop_one(frame: Events) -> Events | None:
+    def drop_one(frame: EventsFrame) -> EventsFrame | None:
         if dropped:
             return frame
         dropped.append(frame)
@@ -501,7 +503,7 @@ def test_an_event_left_out_is_noticed_and_another_relay_is_asked() -> None:
     again = mesh.link("b", "s")
     mesh.flow()
     assert b.mail() == ids[:1], "it is not asked for a while"
-    asked = [each for each in again.end_of(mesh["s"]).seen if isinstance(each, Relay)]
+    asked = [each for each in again.end_of(mesh["s"]).seen if isinstance(each, RelayFrame)]
     assert [each.wants for each in asked] == [["t"]]
     mesh.link("b", "t")
     mesh.flow()
@@ -582,7 +584,7 @@ def test_a_relay_cannot_send_what_is_for_another(mesh: Mesh, a: Gate, b: Gate, s
         (lambda f: replace(f, events=f.events[1:]), "leaves out"),
         (lambda f: replace(f, events=[]), "sent nothing"),
         (lambda f: replace(f, source="b"), "as its own"),
-        (lambda f: replace(f, life="a-7"), "it does not have"),
+        (lambda f: replace(f, incarnation="a-7"), "it does not have"),
     ],
 )
 def test_what_does_not_verify_is_not_kept(mesh: Mesh, change: Tamper, error: str) -> None:
@@ -591,7 +593,7 @@ def test_what_does_not_verify_is_not_kept(mesh: Mesh, change: Tamper, error: str
     mesh.flow()
     wire = wire_of(mesh, "a", "s")
     wire.end_of(a).tamper = lambda frame: (
-        change(frame) if isinstance(frame, Events) and frame.stream == "follow" else frame
+        change(frame) if isinstance(frame, EventsFrame) and frame.stream == "follow" else frame
     )
     a.send_many(b, 2)
     mesh.flow()
@@ -604,7 +606,7 @@ def test_what_does_not_verify_is_not_kept(mesh: Mesh, change: Tamper, error: str
 
 def test_an_answer_nobody_asked_for_ends_the_link(mesh: Mesh, a: Gate, s: Gate) -> None:
     wire = wire_of(mesh, "a", "s")
-    wire.end_of(s).hear(Lives("a", [("a-1", 1)], b"x" * 64))
+    wire.end_of(s).hear(IncarnationsFrame("a", [("a-1", 1)], b"x" * 64))
     assert "nobody asked" in wire.errors[0]
 
 
@@ -643,13 +645,13 @@ def test_the_rest_of_an_earlier_life_comes_before_the_new_one(mesh: Mesh, a: Gat
     wire = mesh.link("b", "s")
     mesh.flow()
     assert b.mail() == ids, "what the source has forgotten is on no line any more"
-    assert [frame.life for frame in relayed(wire, b)] == ["a-1", "a-2"]
+    assert [frame.incarnation for frame in relayed(wire, b)] == ["a-1", "a-2"]
 
 
 def test_a_relay_cannot_leave_out_the_end_of_a_life(mesh: Mesh, a: Gate, b: Gate) -> None:
     a.send(b)
     mesh.flow()
-    tampered(mesh, lambda frame: None if frame.life == "a-1" else frame)
+    tampered(mesh, lambda frame: None if frame.incarnation == "a-1" else frame)
     a.send(b)
     mesh.flow()
     wire_of(mesh, "a", "s").cut()
@@ -684,7 +686,7 @@ def test_what_all_have_taken_is_forgotten(mesh: Mesh, a: Gate, b: Gate, s: Gate)
     assert b.mail()[3:] == ids
     wire = reconnect(mesh, "b", "s")
     assert wire.errors == []
-    follows = [f for f in wire_of(mesh, "a", "s").end_of(a).seen if isinstance(f, Follow)]
+    follows = [f for f in wire_of(mesh, "a", "s").end_of(a).seen if isinstance(f, FollowFrame)]
     assert len(follows) == 1, "a reader that is where it was needs nothing from before"
 
 
@@ -705,7 +707,7 @@ def test_what_somebody_has_not_taken_is_kept(mesh: Mesh, a: Gate, b: Gate, s: Ga
 
 def test_what_was_sent_and_not_taken_is_kept(mesh: Mesh, a: Gate, b: Gate, s: Gate) -> None:
     wire = wire_of(mesh, "b", "s")
-    wire.end_of(b).tamper = lambda frame: None if isinstance(frame, Taken) else frame
+    wire.end_of(b).tamper = lambda frame: None if isinstance(frame, TakenFrame) else frame
     a.send_many(b, 2)
     mesh.flow()
     prune(mesh, s)
@@ -718,10 +720,10 @@ def test_what_is_too_old_is_forgotten_and_so_is_who_never_comes(
     wire_of(mesh, "b", "s").cut()
     a.send_many(b, 2)
     mesh.flow()
-    mesh.clock.advance(KEEP_MS // 2)
+    mesh.clock.advance(REPLICA_KEEP_MS // 2)
     prune(mesh, s)
     assert replicas(s) == 2
-    mesh.clock.advance(KEEP_MS)
+    mesh.clock.advance(REPLICA_KEEP_MS)
     prune(mesh, s)
     assert replicas(s) == 0
     assert s.rows("SELECT source FROM relayed") == [("b",)], "which `a` reads"
@@ -760,11 +762,11 @@ def test_what_is_on_its_way_while_a_replica_starts_again_does_no_harm(
     for _ in range(5):
         ids.append(a.send(b).event_id)
     assert s.host is not None
-    s.host.start_again("a")
+    s.host.restart_following("a")
     for _ in range(5):
         ids.append(a.send(b).event_id)
         wire.step()
-        s.host.start_again("a")
+        s.host.restart_following("a")
     mesh.flow()
     assert (b.mail(), wire.errors) == (ids, [])
 
@@ -846,7 +848,7 @@ def test_a_reader_ends_with_exactly_what_was_addressed_to_it(plan: list[str], wi
 
     def pruned() -> None:
         assert s.host is not None
-        s.host.prune(s.commit)
+        s.host.prune_replicas(s.commit)
 
     acts: dict[str, Callable[[], object]] = {
         "send": lambda: there.append(a.send(b).event_id),
