@@ -10,18 +10,17 @@ from typing import Any
 
 import apsw
 from msgspec import Raw
+from msgspec.structs import replace
 
 from gatepost.delivery import Agents, Messages, Node, Patience
-from gatepost.delivery.frames import AnyFrame, LinkFrame, decode_frame, encode_frame
+from gatepost.delivery.blob_fetch import FetchLimits
+from gatepost.delivery.frames import PIECE_BYTES, AnyFrame, decode_frame
 from gatepost.delivery.messages import fingerprint
-from gatepost.delivery.outbox_link import OutboxLink
-from gatepost.delivery.relay_host import RelayHost
-from gatepost.delivery.relay_reader import RelayReader
-from gatepost.delivery.source_feed import SourceFeedPart
+from gatepost.delivery.peer_links import PeerLinks, PeerLinkSettings
 from gatepost.errors import GatepostError
 from gatepost.events import Envelope, NodeKey, decode
 from gatepost.journal import Tx, Writer, memory
-from gatepost.journal.outbox import EVERYBODY, Appended, Draft, Outbox
+from gatepost.journal.outbox import Draft, Outbox
 from gatepost.journal.writer import Job, Outcome
 from gatepost.mailbox import Dispatcher, Policy
 from gatepost.routing import Directory, Gateway, Home
@@ -43,7 +42,8 @@ class Gate:
         self.connection = memory()
         self.lives = 0
         self.directory = Directory()
-        self.window = WINDOW
+        self._window = WINDOW
+        self.backbone = {id} if relays else set()
         self.start(1)
 
     def start(self, first_seq: int | None = None) -> None:
@@ -61,7 +61,6 @@ class Gate:
         self.dispatcher = Dispatcher(self.clock, Policy(), self.messages.close)
         self.messages.dispatcher = self.dispatcher
         self.outbox = Outbox(self.id, self.node.incarnation, self.key)
-        self.outbox.published = self._published
         self.writer = Writer(
             self.connection,
             self.clock,
@@ -70,12 +69,25 @@ class Gate:
         )
         self.jobs: list[Job] = []
         self.ends: list[End] = []
-        self.host = RelayHost(self.messages, self.window) if self.relays else None
-        self.reader = RelayReader(self.node, self.messages, self.window)
-        if self.host is not None:
-            self.do(self.host.load_sources)
+        settings = PeerLinkSettings(self._window, FetchLimits(max_bytes=8 * PIECE_BYTES))
+        # Tests of blobs put files in place; without them no blob is ever asked for.
+        self.peers = PeerLinks(self, None, settings)  # type: ignore[arg-type]
+        self.host = self.peers.relay_host if self.relays else None
+        self.reader = self.peers.relay_reader
+        self.peers.start()
+        self.work()
         self.do(lambda tx: self.messages.room_changed(tx, self.directory))
         self.do(lambda tx: self.agents.register(tx, self.id.upper()))
+
+    @property
+    def window(self) -> int:
+        return self._window
+
+    @window.setter
+    def window(self, window: int) -> None:
+        """For links that are opened from now on."""
+        self._window = self.peers.relay_host.window = self.peers.relay_reader.window = window
+        self.peers.settings = replace(self.peers.settings, window_bytes=window)
 
     def restore(self, backup: apsw.Connection) -> None:
         """Start a new life from a backup."""
@@ -101,8 +113,16 @@ class Gate:
             raise error
         return value
 
-    def commit(self, operation: Callable[[Tx], Any], done: Callable[[Any], None]) -> None:
-        self.jobs.append((operation, partial(_done, done)))
+    def now(self) -> int:
+        return self.clock.now()
+
+    def commit(
+        self, operation: Callable[[Tx], Any], done: Callable[[Any, GatepostError | None], None]
+    ) -> None:
+        self.jobs.append((operation, done))
+
+    def is_backbone(self, node: str) -> bool:
+        return node in self.backbone
 
     def work(self) -> bool:
         """Commit what waits, as one group."""
@@ -117,11 +137,6 @@ class Gate:
     def value(self, sql: str, *params: Any) -> Any:
         ((found,),) = self.rows(sql, *params)
         return found
-
-    def _published(self, group: Appended) -> None:
-        for end in list(self.ends):
-            if not end.wire.broken:
-                end.link.publish_group(group)
 
     def _want_blob(self, digest: str, source: str) -> None:
         self.blobs_wanted.append((digest, source))
@@ -194,7 +209,7 @@ class Gate:
 
 
 class End:
-    """One end of a wire: a link, and the port it speaks through."""
+    """One end of a wire: the connection that a link runs over."""
 
     def __init__(self, wire: "Wire", gate: Gate, peer: Gate) -> None:
         self.wire = wire
@@ -203,45 +218,28 @@ class End:
         self.out: deque[bytes] = deque()
         self.seen: list[AnyFrame] = []
         self.tamper: Callable[[AnyFrame], AnyFrame | None] = lambda frame: frame
-        self.link = OutboxLink(self, gate.node, gate.messages, peer.id, gate.window)
-        self.link.on_live = self._live
-        self.source = SourceFeedPart(self, gate.node, gate.messages, gate.window, self._live)
-        self.link.parts = [self.source, gate.reader.make_part(self, peer.id, relays=peer.relays)]
-        if gate.host is not None:
-            self.link.parts.append(gate.host.make_part(self, peer.id))
+        gate.backbone |= {peer.id} if peer.relays else set()
+        self.peers = gate.peers
+        self.port = self.peers.add_link(self, peer.id)
+        self.link = self.port.outbox
         gate.ends.append(self)
-        self.link.open()
+        self.port.open()
 
-    def send(self, frame: LinkFrame) -> None:
+    def send_frame(self, data: bytes) -> None:
         if not self.wire.broken:
-            self.out.append(encode_frame(frame))
-
-    def commit(self, operation: Callable[[Tx], Any], done: Callable[[Any], None]) -> None:
-        self.gate.jobs.append((operation, partial(self._done, done)))
-
-    def _done(self, done: Callable[[Any], None], value: Any, error: GatepostError | None) -> None:
-        if self.wire.broken:
-            return
-        if error is not None:
-            self.end(error)
-            return
-        try:
-            done(value)
-        except GatepostError as mistake:
-            self.end(mistake)
-
-    def now(self) -> int:
-        return self.gate.clock.now()
+            self.out.append(data)
 
     def end(self, error: GatepostError) -> None:
         self.wire.errors.append(error.message)
         self.wire.cut()
 
-    def _live(self) -> None:
-        gate = self.gate
-        live = {end.peer.id for end in gate.ends if end.link.feed is not None}
-        followed = any(end.source.is_followed for end in gate.ends)
-        gate.outbox.live = frozenset(live | {EVERYBODY} if followed else live)
+    def close(self) -> None:
+        self.out.clear()
+        if self in self.gate.ends:
+            self.gate.ends.remove(self)
+        # A gate that was started again has forgotten the links it had.
+        if self.peers is self.gate.peers:
+            self.peers.remove_link(self.port)
 
     def deliver(self, other: "End") -> bool:
         """Hand the next frame to the other end."""
@@ -257,7 +255,7 @@ class End:
         try:
             self.link.receive_frame(frame)
         except GatepostError as error:
-            self.end(error)
+            self.port.end(error)
 
 
 class Wire:
@@ -283,11 +281,7 @@ class Wire:
             return
         self.broken = True
         for end in (self.one, self.other):
-            end.out.clear()
-            if end in end.gate.ends:
-                end.gate.ends.remove(end)
-            end._live()
-            end.link.close()
+            end.close()
 
 
 class Mesh:
@@ -330,12 +324,6 @@ class Mesh:
         for gate in self.gates.values():
             gate.reader.refresh_requests()
         self.flow()
-
-
-def _done(done: Callable[[Any], None], value: Any, error: GatepostError | None) -> None:
-    if error is not None:
-        raise error
-    done(value)
 
 
 def _drop(value: Any, error: GatepostError | None) -> None:

@@ -82,23 +82,12 @@ class Post:
 
     def _equip(self, gate: Gate, folder: Path) -> None:
         disk = self.disks[gate.id] = Disk(BlobStore(folder, gate.clock))
-        fetcher = self.fetchers[gate.id] = BlobFetcher(
-            gate.id,
-            gate.messages,
-            disk,
-            lambda operation, done: gate.jobs.append((operation, done)),
-            gate.clock.now,
-            BOUNDS,
-        )
+        fetcher = self.fetchers[gate.id] = gate.peers.fetcher
+        fetcher.files, fetcher.limits = disk, BOUNDS
         gate.messages.receiver._want_blob = fetcher.want_blob
 
     def link(self, one: str, other: str) -> Wire:
-        wire = self.mesh.link(one, other)
-        for end in (wire.one, wire.other):
-            relays, passes = end.peer.relays, end.gate.relays
-            fetcher = self.fetchers[end.gate.id]
-            end.link.parts.append(fetcher.make_part(end, end.peer.id, relays=relays, passes=passes))
-        return wire
+        return self.mesh.link(one, other)
 
     def step(self) -> bool:
         worked = [disk.run() for disk in self.disks.values()]

@@ -34,8 +34,7 @@ def words(steps: list[TraceStep]) -> list[str]:
 
 def parts(wire: Wire, gate: Gate) -> TracePart:
     end = wire.end_of(gate)
-    part = TracePart(end, gate.node, end.peer.id)
-    end.link.parts.append(part)
+    part = end.port.trace
     return part
 
 

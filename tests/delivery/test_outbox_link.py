@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from gatepost.delivery.frames import (
     AnyFrame,
-    BlobRequest,
     EventsFrame,
     HelloFrame,
     Incarnation,
@@ -78,20 +77,16 @@ def test_what_was_lost_on_a_broken_link_is_sent_again(mesh: Mesh, a: Gate, b: Ga
     assert b.mail() == ids
 
 
-def test_two_links_at_once_deliver_once(mesh: Mesh, a: Gate, b: Gate) -> None:
-    """One may be far ahead of the other, which must not be taken for a lie."""
-    a.window = 1
-    slow = mesh.link("a", "b")
-    a.window = 1 << 20
-    fast = mesh.link("a", "b")
+def test_of_two_links_at_once_one_is_read(mesh: Mesh, a: Gate, b: Gate) -> None:
+    one, other = mesh.link("a", "b"), mesh.link("a", "b")
     ids = [a.send(b).event_id for _ in range(5)]
     mesh.flow()
     ids += [a.send(b).event_id for _ in range(5)]
     mesh.flow()
     assert b.mail() == ids
-    assert slow.errors == fast.errors == []
-    assert len(events_seen(fast, b)) == len(events_seen(slow, b)) == 10
-    assert b.messages.receiver.duplicates == 10
+    assert one.errors == other.errors == []
+    assert sorted([len(events_seen(one, b)), len(events_seen(other, b))]) == [0, 10]
+    assert b.messages.receiver.duplicates == 0
 
 
 def test_when_one_of_two_links_goes_the_other_carries_on(mesh: Mesh, a: Gate, b: Gate) -> None:
@@ -191,7 +186,7 @@ def test_nobody_says_hello_twice(mesh: Mesh) -> None:
 
 
 def test_what_no_part_of_a_link_knows_ends_it(mesh: Mesh) -> None:
-    assert "no use for" in said_by(mesh, BlobRequest("a", "sha256:" + "0" * 64, 0, 1))
+    assert "no use for" in said_by(mesh, TakenFrame("a", "a-1", 0, 1, "no such stream"))
 
 
 def test_an_event_for_somebody_else_ends_the_link(mesh: Mesh, a: Gate, b: Gate) -> None:

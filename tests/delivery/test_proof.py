@@ -124,7 +124,7 @@ def test_events_do_not_swap_places() -> None:
 def test_only_the_source_says_which_lives_it_had(lives: list[Incarnation]) -> None:
     said = sign_incarnations(KEY, "a", LIVES)
     check_incarnations(said, KEY.public)
-    for lie in (replace(said, lives=lives), replace(said, source="b")):
+    for lie in (replace(said, incarnations=lives), replace(said, source="b")):
         with pytest.raises(LinkError):
             check_incarnations(lie, KEY.public)
 

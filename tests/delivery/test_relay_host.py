@@ -473,7 +473,7 @@ def test_lives_are_the_sources_own_word(mesh: Mesh, a: Gate, b: Gate) -> None:
     wire_of(mesh, "b", "s").cut()
     wire = mesh.link("b", "s")
     wire.end_of(mesh["s"]).tamper = lambda frame: (
-        replace(frame, lives=[("a-1", 5)]) if isinstance(frame, IncarnationsFrame) else frame
+        replace(frame, incarnations=[("a-1", 5)]) if isinstance(frame, IncarnationsFrame) else frame
     )
     mesh.flow()
     assert "not signed" in wire.errors[0]

@@ -1,5 +1,8 @@
 """The emitter's end of Follow: whole groups, with their heads, from wherever it is asked."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from gatepost.delivery.frames import (
@@ -15,6 +18,7 @@ from gatepost.delivery.proof import check_group, check_incarnations
 from gatepost.delivery.source_feed import SourceFeedPart
 from gatepost.events import event_digest, genesis
 from gatepost.journal.outbox import Draft
+from gatepost.journal.tx import Tx
 from tests.delivery.mesh import WINDOW, Gate, Mesh
 
 
@@ -25,10 +29,12 @@ class Follower:
         self.gate = gate
         self.window = window
         self.frames: list[LinkFrame] = []
-        self.commit = gate.commit
         self.now = gate.clock.now
         self.part = SourceFeedPart(self, gate.node, gate.messages, window)
         gate.outbox.published = self.part.publish_group
+
+    def commit(self, operation: Callable[[Tx], Any], done: Callable[[Any], None]) -> None:
+        self.gate.commit(operation, lambda value, error: done(value))
 
     def send(self, frame: LinkFrame) -> None:
         self.frames.append(frame)
@@ -128,7 +134,7 @@ def test_a_large_group_goes_out_in_parts_with_its_head_in_the_last(a: Gate) -> N
     follower.follow(("a", "a-1", 6))
     draft = Draft(event_id=a.node.event_ids.next(), kind="notice", source_agent_id="gateway")
     for _ in range(FRAME_EVENTS + 1):
-        a.commit(lambda tx: tx.append(draft), lambda _: None)
+        a.commit(lambda tx: tx.append(draft), lambda value, error: None)
     a.work()
     for _ in range(5):
         follower.take()

@@ -1,23 +1,23 @@
-"""Blobs over links: who is sent an event that refers to one fetches it from the event's source.
+"""Blobs over links: the receiver of an event that refers to a blob fetches it from the source.
 
 A blob comes in pieces, a few at a time, over a link with its source or through a relay that has
-one. When a link breaks, the next goes on where it ended. What came is kept only if it has the
-digest it should have. All that waits has a deadline, and trying again has an end: then what needs
-the blob stays held, until its sender asks again or gives up.
+such a link. When a link breaks, the next one goes on where it ended. A blob is kept only if it has
+the digest that its event names. Every request has a deadline and every fetch a last attempt; after
+that the event stays held until its sender asks again or gives up.
 
-This runs where links do; files are read and written elsewhere.
+All of this runs where links run; files are read and written elsewhere.
 """
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec import Struct, field
 
 from gatepost.delivery.frames import PIECE_BYTES, AnyFrame, BlobPiece, BlobRequest, HelloFrame
+from gatepost.delivery.link_port import JournalCommit, LinkPort
 from gatepost.delivery.messages import Messages
-from gatepost.delivery.outbox_feed import LinkPort
-from gatepost.errors import GatepostError, LinkError
+from gatepost.errors import GatepostError, LinkError, SealError
 from gatepost.events import decode
 from gatepost.journal.outbox import Appended
 from gatepost.journal.tx import Tx
@@ -26,7 +26,6 @@ _SELECT_HELD_EVENT = "SELECT body FROM held WHERE digest = ? LIMIT 1"
 _SELECT_ADDRESSED = "SELECT 1 FROM delivery WHERE digest = ? AND node = ? LIMIT 1"
 
 FileDone = Callable[[GatepostError | None], None]
-FetchCommit = Callable[[Callable[[Tx], Any], Callable[[Any, GatepostError | None], None]], None]
 
 
 class BlobFileAccess(Protocol):
@@ -45,11 +44,17 @@ class BlobFileAccess(Protocol):
 
 
 class FetchLimits(Struct, frozen=True):
-    """Times in milliseconds. `passing` is how many asks of others a relay passes on at once."""
+    """Times in milliseconds.
+
+    `fetches` and `pieces` are how many blobs, and pieces of one blob, are under way at once.
+    `forwards` is how many requests of others a relay forwards at once, `reads` how many requests
+    of one peer are being read from disk.
+    """
 
     max_bytes: int
     fetches: int = 4
     pieces: int = 4
+    piece_bytes: int = PIECE_BYTES
     answer_ms: int = 30_000
     attempts: int = 8
     first_backoff_ms: int = 1_000
@@ -59,22 +64,23 @@ class FetchLimits(Struct, frozen=True):
 
 
 class FetchStage(StrEnum):
-    """Waiting for a link, a turn, or time; looking up what it should be; asking for its pieces;
-    checking what came; and telling those who need it.
-    """
-
-    WAITING = "waiting"
-    LOOKING_UP = "looking"
-    ASKING = "asking"
-    CHECKING = "checking"
-    ACCEPTING = "landing"
+    WAITING = "waiting"  # for a link, a turn, or the end of a backoff
+    LOOKING_UP = "looking_up"  # the size that the held event names
+    ASKING = "asking"  # for pieces
+    CHECKING = "checking"  # the digest
+    ACCEPTING = "accepting"  # the events that were held for it
 
 
 class BlobFetch(Struct):
-    """One blob on its way. Up to `have` it is written; from `asked` on nobody was asked."""
+    """One blob on its way.
+
+    It is written up to `have`, and requested up to `asked`. `requested` maps the offset of each
+    unanswered request to its deadline; `writing` and `written` are offsets of pieces behind `have`.
+    """
 
     digest: str
     source: str
+    piece_bytes: int
     stage: FetchStage = FetchStage.WAITING
     due: int = 0
     attempts: int = 0
@@ -90,39 +96,41 @@ class BlobFetch(Struct):
 
 
 class BlobFetcher:
-    """`tick` it every second or so."""
+    """Call `expire_requests` every second or so."""
 
     def __init__(
         self,
         node: str,
         messages: Messages,
         files: BlobFileAccess,
-        commit: FetchCommit,
+        commit: JournalCommit,
         now: Callable[[], int],
-        bounds: FetchLimits,
+        limits: FetchLimits,
     ) -> None:
         self.node = node
         self._messages = messages
         self.files = files
         self._commit = commit
         self._now = now
-        self.limits = bounds
+        self.limits = limits
         self._fetches: dict[str, BlobFetch] = {}
         self._parts: list[BlobLinkPart] = []
         self._forwarded: dict[BlobRequest, list[tuple[BlobLinkPart, int]]] = {}
 
-    def make_part(self, port: LinkPort, peer: str, *, relays: bool, passes: bool) -> "BlobLinkPart":
-        """`relays`: the other side passes asks on; `passes`: so do we."""
-        return BlobLinkPart(self, port, peer, relays, passes)
+    def make_part(
+        self, port: LinkPort, peer: str, *, relays: bool, forwards: bool
+    ) -> "BlobLinkPart":
+        """`relays`: the peer forwards our requests; `forwards`: we forward the peer's."""
+        return BlobLinkPart(self, port, peer, relays, forwards)
 
     def want_blob(self, digest: str, source: str) -> None:
-        """Something is held for want of this. To want it again starts no second fetch."""
+        """An event is held until this blob is here. Wanting it again starts no second fetch."""
         if digest not in self._fetches:
-            self._fetches[digest] = BlobFetch(digest, source)
+            self._fetches[digest] = BlobFetch(digest, source, self.limits.piece_bytes)
             self._start_fetches()
 
     def resume_fetches(self) -> None:
-        """Want what is still needed from before: after a start."""
+        """Want every blob that held events still need, as after a start."""
         self._commit(self._messages.receiver.wanted_blobs, self._want_blobs)
 
     def _want_blobs(self, wanted: list[tuple[str, str]], error: GatepostError | None) -> None:
@@ -130,8 +138,9 @@ class BlobFetcher:
             self.want_blob(digest, source)
 
     def expire_requests(self) -> None:
-        """Whoever did not answer in time has failed."""
+        """Give up requests whose deadline has passed, and start fetches that are due."""
         now = self._now()
+        self._cap_deadlines(now)
         for fetch in list(self._fetches.values()):
             if any(deadline <= now for deadline in fetch.requested.values()):
                 self._try_elsewhere(fetch, "did not answer in time")
@@ -139,6 +148,16 @@ class BlobFetcher:
             if all(deadline <= now for _, deadline in waiting):
                 self._answer_waiting(ask, BlobPiece(ask.source, ask.digest, ask.offset, 0, b""))
         self._start_fetches()
+
+    def _cap_deadlines(self, now: int) -> None:
+        """The clock may have gone back: cap each deadline at now + its maximum."""
+        latest = now + self.limits.answer_ms
+        for fetch in self._fetches.values():
+            fetch.due = min(fetch.due, now + self.limits.max_backoff_ms)
+            for offset, deadline in fetch.requested.items():
+                fetch.requested[offset] = min(deadline, latest)
+        for waiting in self._forwarded.values():
+            waiting[:] = [(part, min(deadline, latest)) for part, deadline in waiting]
 
     # -- links
 
@@ -150,14 +169,15 @@ class BlobFetcher:
         if part in self._parts:
             self._parts.remove(part)
         for fetch in list(self._fetches.values()):
-            if fetch.via is part:
+            # A blob that is being checked or accepted does not need the link any more.
+            if fetch.via is part and fetch.stage in (FetchStage.LOOKING_UP, FetchStage.ASKING):
                 self._try_elsewhere(fetch, "is not linked any more")
         for ask in [each for each in self._forwarded if each.source == part.peer]:
             self._answer_waiting(ask, BlobPiece(ask.source, ask.digest, ask.offset, 0, b""))
         self._start_fetches()
 
     def _usable_parts(self, fetch: BlobFetch) -> "list[BlobLinkPart]":
-        """Over whom to ask, the source itself first."""
+        """The links to ask over: those with the source itself first, then relays."""
         direct = [part for part in self._parts if part.peer == fetch.source]
         relays = [part for part in self._parts if part.relays and part.peer != fetch.source]
         return [part for part in direct + relays if part.peer not in fetch.tried]
@@ -165,21 +185,19 @@ class BlobFetcher:
     # -- one fetch, step by step
 
     def _start_fetches(self) -> None:
-        """Start what may start."""
+        """Start fetches that are due, as many as may be under way."""
         active = sum(fetch.stage != FetchStage.WAITING for fetch in self._fetches.values())
         for fetch in list(self._fetches.values()):
             if active >= self.limits.fetches:
                 return
-            ready = (
-                fetch.stage == FetchStage.WAITING and fetch.due <= self._now() and not fetch.writing
-            )
-            ways = self._usable_parts(fetch) if ready else []
-            if ways:
+            is_due = fetch.stage == FetchStage.WAITING and fetch.due <= self._now()
+            parts = self._usable_parts(fetch) if is_due and not fetch.writing else []
+            if parts:
                 active += 1
-                self._look_up_size(fetch, ways[0])
+                self._look_up_size(fetch, parts[0])
 
-    def _look_up_size(self, fetch: BlobFetch, way: "BlobLinkPart") -> None:
-        fetch.stage, fetch.via = FetchStage.LOOKING_UP, way
+    def _look_up_size(self, fetch: BlobFetch, via: "BlobLinkPart") -> None:
+        fetch.stage, fetch.via = FetchStage.LOOKING_UP, via
         fetch.asked = fetch.started_at = fetch.have
         self._commit(
             lambda tx: _expected_size(tx, fetch.digest),
@@ -202,10 +220,8 @@ class BlobFetcher:
             self._request_pieces(fetch)
 
     def _request_pieces(self, fetch: BlobFetch) -> None:
-        while (
-            len(fetch.requested) + len(fetch.writing) < self.limits.pieces and fetch.via is not None
-        ):
-            if fetch.asked >= fetch.size:
+        while fetch.via is not None and fetch.asked < fetch.size:
+            if len(fetch.requested) + len(fetch.writing) >= self.limits.pieces:
                 break
             length = _piece_length(fetch, fetch.asked)
             if fetch.asked not in fetch.written:
@@ -256,8 +272,11 @@ class BlobFetcher:
 
     def _accept_blob(self, fetch: BlobFetch, error: GatepostError | None) -> None:
         if error is not None:
+            # The pieces are gone with a blob that could not be completed.
             fetch.have, fetch.started_at = 0, 0
-            self._report_forgery(fetch, error.message)
+            # Only a wrong digest is the peer's fault; our own disk may have failed as well.
+            forged = isinstance(error, SealError)
+            (self._report_forgery if forged else self._try_elsewhere)(fetch, error.message)
             return
         fetch.stage = FetchStage.ACCEPTING
         self._commit(
@@ -271,7 +290,7 @@ class BlobFetcher:
             self._raise_incident("blob_unused", fetch, error.message)
         self._start_fetches()
 
-    # -- what goes wrong
+    # -- failures
 
     def _report_forgery(self, fetch: BlobFetch, why: str) -> None:
         peer = fetch.via.peer if fetch.via else fetch.source
@@ -279,7 +298,7 @@ class BlobFetcher:
         self._try_elsewhere(fetch, why)
 
     def _try_elsewhere(self, fetch: BlobFetch, why: str) -> None:
-        """Try another way, or later; but not for ever, unless it gets further each time."""
+        """Ask over another link, or later. Only attempts that got no further are counted."""
         if fetch.via is not None:
             fetch.tried.add(fetch.via.peer)
         fetch.stage, fetch.via = FetchStage.WAITING, None
@@ -302,7 +321,7 @@ class BlobFetcher:
         self._start_fetches()
 
     def _abandon_pieces(self, fetch: BlobFetch) -> None:
-        """Pieces go when none of them is being written, and nobody has started anew."""
+        """Delete the pieces, unless one is being written or a new fetch has started."""
         if not fetch.writing and fetch.digest not in self._fetches:
             self.files.abandon_pieces(fetch.digest)
 
@@ -311,22 +330,29 @@ class BlobFetcher:
         incidents = self._messages.incidents
         self._commit(lambda tx: incidents.raise_(tx, kind, subject, detail), _ignore_result)
 
-    # -- passing on, as a relay
+    # -- forwarding, as a relay
 
     def forward_request(self, part: "BlobLinkPart", ask: BlobRequest) -> bool:
-        """Ask the source, if we have a link with it; whether we did."""
+        """Ask the source for a peer; False without a link to the source, or with too much to do."""
         members = self._messages.sender.directory.gateways
         source = next((each for each in self._parts if each.peer == ask.source), None)
         if source is None or part.peer not in members or ask.source not in members:
             return False
-        asked = BlobRequest(ask.source, ask.digest, ask.offset, ask.length, part.peer)
-        if sum(map(len, self._forwarded.values())) >= self.limits.forwards:
+        if not self._can_forward(ask.source):
             return False
+        asked = BlobRequest(ask.source, ask.digest, ask.offset, ask.length, part.peer)
         waiting = self._forwarded.setdefault(asked, [])
         waiting.append((part, self._now() + self.limits.answer_ms))
         if len(waiting) == 1:
             source.send_request(asked)
         return True
+
+    def _can_forward(self, source: str) -> bool:
+        """A source ends the link of a peer with more than `reads` requests; leave some for us."""
+        own = self.limits.fetches * self.limits.pieces
+        waiting = sum(each.source == source for each in self._forwarded)
+        total = sum(map(len, self._forwarded.values()))
+        return waiting + own < self.limits.reads and total < self.limits.forwards
 
     def _forward_piece(self, part: "BlobLinkPart", piece: BlobPiece) -> None:
         for ask in list(self._forwarded):
@@ -340,16 +366,16 @@ class BlobFetcher:
 
 
 class BlobLinkPart:
-    """A link's part in it: it asks, and it answers."""
+    """The blob part of one link: it sends our requests and answers the peer's."""
 
     def __init__(
-        self, fetcher: BlobFetcher, port: LinkPort, peer: str, relays: bool, passes: bool
+        self, fetcher: BlobFetcher, port: LinkPort, peer: str, relays: bool, forwards: bool
     ) -> None:
         self._fetcher = fetcher
         self._port = port
         self.peer = peer
         self.relays = relays
-        self._forwards = passes
+        self._forwards = forwards
         self._reads = 0
         self._addressed: set[tuple[str, str]] = set()
         self._open = False
@@ -359,7 +385,7 @@ class BlobLinkPart:
         self._fetcher.add_part(self)
 
     def publish_group(self, group: Appended) -> None:
-        """Events are none of our business."""
+        """Blobs do not depend on new events."""
 
     def close(self) -> None:
         self._open = False
@@ -395,7 +421,7 @@ class BlobLinkPart:
             self._send_nothing(ask)
 
     def _serve_range(self, ask: BlobRequest, reader: str) -> None:
-        """Only to whom an event of ours that refers to it was addressed."""
+        """Serve a blob only to a reader that one of our events with this blob was addressed to."""
         self._reads += 1
         if (ask.digest, reader) in self._addressed:
             self._read_range(ask)
@@ -432,15 +458,15 @@ class BlobLinkPart:
 
 
 def _expected_size(tx: Tx, digest: str) -> int | None:
-    """How large a blob should be; None if nobody needs it any more."""
+    """The size that a held event names for the blob; None if no event needs it any more."""
     row = tx.one(_SELECT_HELD_EVENT, (digest,))
     ref = None if row is None else decode(row[0]).payload_ref
     return None if ref is None else ref.size
 
 
 def _piece_length(fetch: BlobFetch, offset: int) -> int:
-    return min(PIECE_BYTES, fetch.size - offset)
+    return min(fetch.piece_bytes, fetch.size - offset)
 
 
-def _ignore_result(value: Any, error: GatepostError | None) -> None:
-    """Nobody waits for it."""
+def _ignore_result(value: object, error: GatepostError | None) -> None:
+    """For operations whose result nobody needs."""

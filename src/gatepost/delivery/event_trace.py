@@ -15,8 +15,8 @@ from gatepost.delivery.frames import (
     TraceRequest,
     TraceStep,
 )
+from gatepost.delivery.link_port import LinkPort
 from gatepost.delivery.node import Node
-from gatepost.delivery.outbox_feed import LinkPort
 from gatepost.errors import GatepostError
 from gatepost.events import (
     TRACKED,

@@ -1,39 +1,52 @@
-"""The lives of an outbox, as one line of events.
+"""The incarnations of an outbox, as one line of events.
 
-A restored journal goes on under a new name after the last event of its backup. What the earlier
-life wrote after that is on no line any more, so a position in it counts as the line's fork.
+A restored journal goes on under a new incarnation after the last event of its backup. Events that
+the earlier incarnation wrote after that backup are off the line, so a position behind the fork
+counts as the fork itself.
 """
 
 from collections.abc import Sequence
 
 from gatepost.delivery.frames import Incarnation, Position
+from gatepost.journal.tx import Tx
 
 _NO_END = 2**53
+_SELECT_INCARNATIONS = "SELECT id, first_seq FROM incarnation ORDER BY first_seq"
 
 
-def incarnation_at(lives: Sequence[Incarnation], seq: int) -> Incarnation:
-    """The life in which this event was written; the first one, if it was before all."""
-    return max((life for life in lives if life[1] <= seq), key=_first_seq, default=lives[0])
+def load_incarnations(tx: Tx) -> list[Incarnation]:
+    """The incarnations of our own outbox."""
+    return [(row[0], row[1]) for row in tx.rows(_SELECT_INCARNATIONS)]
 
 
-def next_stretch(lives: Sequence[Incarnation], after: int) -> tuple[Incarnation, int]:
-    """The life the next event belongs to, and where that life ends."""
-    life = incarnation_at(lives, after + 1)
-    return life, last_seq_of(lives, life)
+def incarnation_at(incarnations: Sequence[Incarnation], seq: int) -> Incarnation:
+    """The incarnation that wrote event `seq`; the first one for anything before it."""
+    started = (each for each in incarnations if each[1] <= seq)
+    return max(started, key=_first_seq, default=incarnations[0])
 
 
-def last_seq_of(lives: Sequence[Incarnation], life: Incarnation) -> int:
-    return min((first - 1 for _, first in lives if first > life[1]), default=_NO_END)
+def next_stretch(incarnations: Sequence[Incarnation], after: int) -> tuple[Incarnation, int]:
+    """The incarnation of the event after `after`, and the last seq of that incarnation."""
+    incarnation = incarnation_at(incarnations, after + 1)
+    return incarnation, last_seq_of(incarnations, incarnation)
 
 
-def position_after(lives: Sequence[Incarnation], positions: Sequence[Position], source: str) -> int:
-    """How far a reader at these positions has read what is still one line of events."""
-    known = {life: seq for node, life, seq in positions if node == source}
-    for life in sorted(lives, key=_first_seq, reverse=True):
-        if life[0] in known:
-            return min(max(known[life[0]], life[1] - 1), last_seq_of(lives, life))
-    return lives[0][1] - 1
+def last_seq_of(incarnations: Sequence[Incarnation], incarnation: Incarnation) -> int:
+    later = (first - 1 for _, first in incarnations if first > incarnation[1])
+    return min(later, default=_NO_END)
 
 
-def _first_seq(life: Incarnation) -> int:
-    return life[1]
+def position_after(
+    incarnations: Sequence[Incarnation], positions: Sequence[Position], source: str
+) -> int:
+    """How far a reader at these positions has read the events that are still on the line."""
+    known = {incarnation: seq for node, incarnation, seq in positions if node == source}
+    for incarnation in sorted(incarnations, key=_first_seq, reverse=True):
+        name, first = incarnation
+        if name in known:
+            return min(max(known[name], first - 1), last_seq_of(incarnations, incarnation))
+    return incarnations[0][1] - 1
+
+
+def _first_seq(incarnation: Incarnation) -> int:
+    return incarnation[1]

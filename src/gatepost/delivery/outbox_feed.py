@@ -1,17 +1,27 @@
-"""The emitter's end of a subscription: one reader, one outbox, as fast as the reader takes it.
+"""The emitter's end of a subscription: one outbox for one reader, as fast as the reader takes it.
 
-A feed that has caught up is told of every commit group and passes on what is for its reader from
-memory. One that has not reads the journal, in batches, as its credit allows. What it is about to
-send is written down first, as sent: should the reader come back with another journal than it had,
-that is how far it may have heard.
+A feed that has caught up is told of every commit group and sends the reader's events from memory.
+A feed that is behind reads the journal in batches, as its credit allows. Before events go out, the
+journal notes them as sent: if the reader comes back with another journal, that is how far the lost
+one may have read.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 
-from gatepost.delivery.frames import FRAME_BYTES, FRAME_EVENTS, EventsFrame, Incarnation, LinkFrame
+from msgspec import Struct
+
+from gatepost.delivery.credit_window import CreditWindow
+from gatepost.delivery.frames import (
+    FRAME_BYTES,
+    FRAME_EVENTS,
+    CommitGroup,
+    EventsFrame,
+    Incarnation,
+    frame_weight,
+)
 from gatepost.delivery.incarnations import incarnation_at, next_stretch
-from gatepost.errors import GatepostError
+from gatepost.delivery.link_port import LinkPort
 from gatepost.journal.outbox import EVERYBODY, Appended
 from gatepost.journal.tx import Tx
 
@@ -26,91 +36,136 @@ ON CONFLICT (node_id) DO UPDATE SET sent_seq = max(sent_seq, ?2)
 """
 
 
-class LinkPort(Protocol):
-    """How a link reaches the world: its wire, its journal, its clock."""
+class FeedBatch(Struct, frozen=True):
+    """One frame's worth of events; `complete` if the outbox has no more after `upto`."""
 
-    def send(self, frame: LinkFrame) -> None: ...
-
-    def commit(self, operation: Callable[[Tx], Any], done: Callable[[Any], None]) -> None:
-        """Run it in a transaction and call `done` with the outcome; an error ends the link."""
-
-    def now(self) -> int: ...
-
-    def end(self, error: GatepostError) -> None: ...
+    incarnation: Incarnation
+    upto: int
+    complete: bool
+    events: list[bytes]
+    groups: list[CommitGroup] = []
+    everyone: list[int] = []
 
 
-class OutboxFeed:
-    """`position` is how far the reader was sent everything there is for it."""
+class CatchUpFeed(ABC):
+    """Sends one outbox from memory while it can, and from the journal while it must.
+
+    `position` is how far the reader was sent everything there is for it.
+    """
+
+    stream: str
+
+    def __init__(
+        self,
+        port: LinkPort,
+        source: str,
+        incarnations: Sequence[Incarnation],
+        position: int,
+        window: int,
+    ) -> None:
+        self._port = port
+        self._source = source
+        self._incarnations = list(incarnations)
+        self.position = position
+        self._window = CreditWindow(window)
+        self.caught_up = False
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Send nothing more, even if a batch is being read."""
+        self._stopped = True
+
+    def pump(self) -> None:
+        """Read the next batch, unless nothing is missing or no credit is left."""
+        if not self.caught_up and not self._stopped and self._window.begin_read():
+            self._port.commit(self._read_batch, self._send_read_batch)
+
+    def add_credit(self, size: int) -> None:
+        self._window.refund(size)
+        self.pump()
+
+    def publish_group(self, group: Appended) -> None:
+        """A commit group is on disk: send it now, or read it later if others have to go first."""
+        if batches := self._batches_to_push(group):
+            for batch in batches:
+                self._send_batch(batch)
+        elif self.position < group.head.last:
+            self.caught_up = False
+            self.pump()
+
+    def _batches_to_push(self, group: Appended) -> list[FeedBatch]:
+        follows = self.caught_up and self.position == group.head.first - 1
+        if not follows or not self._window.has_credit:
+            return []
+        return self._batches_of(group, incarnation_at(self._incarnations, group.head.last))
+
+    @abstractmethod
+    def _batches_of(self, group: Appended, incarnation: Incarnation) -> list[FeedBatch]:
+        """The frames that carry a commit group; none if it has to be read from the journal."""
+
+    @abstractmethod
+    def _read_batch(self, tx: Tx) -> FeedBatch:
+        """The next frame's worth after `position`, noted as sent."""
+
+    def _send_read_batch(self, batch: FeedBatch) -> None:
+        self._window.end_read()
+        self.caught_up = batch.complete
+        self._send_batch(batch)
+        self.pump()
+
+    def _send_batch(self, batch: FeedBatch) -> None:
+        self.position = max(self.position, batch.upto)
+        if not batch.events or self._stopped:
+            return
+        frame = EventsFrame(
+            self._source,
+            *batch.incarnation,
+            batch.upto,
+            self._port.now(),
+            batch.events,
+            batch.groups,
+            self.stream,
+            batch.everyone,
+        )
+        self._window.spend(frame_weight(frame))
+        self._port.send(frame)
+
+
+class OutboxFeed(CatchUpFeed):
+    """Our outbox for a subscriber: the events for `reader` and those for everybody."""
+
+    stream = "own"
 
     def __init__(
         self,
         port: LinkPort,
         source: str,
         reader: str,
-        lives: Sequence[Incarnation],
+        incarnations: Sequence[Incarnation],
         position: int,
-        credit: int,
+        window: int,
     ) -> None:
-        self._port = port
-        self._source = source
+        super().__init__(port, source, incarnations, position, window)
         self._reader = reader
-        self._incarnations = list(lives)
-        self.position = position
-        self._window = self._credit = credit
-        self._reading = False
-        self.caught_up = False
 
-    def pump(self) -> None:
-        """Go on as far as credit allows."""
-        if not self._reading and not self.caught_up and self._credit > 0:
-            self._reading = True
-            self._port.commit(self._read_batch, self._send_batch)
+    def _batches_of(self, group: Appended, incarnation: Incarnation) -> list[FeedBatch]:
+        last = group.head.last
+        frames = list(split_frames(group.rows_for(self._reader), last)) or [(last, [])]
+        return [FeedBatch(incarnation, upto, True, events) for upto, events in frames]
 
-    def add_credit(self, size: int) -> None:
-        # What was sent and not taken is never negative, whatever a reader claims.
-        self._credit = min(self._window, self._credit + size)
-        self.pump()
-
-    def publish_group(self, group: Appended) -> None:
-        """A commit group is on disk. Pass it on, unless others have to go first."""
-        if self.caught_up and self._credit > 0 and self.position == group.head.first - 1:
-            mine = group.rows_for(self._reader)
-            self.position = group.head.last
-            life = incarnation_at(self._incarnations, group.head.last)
-            for upto, events in split_frames(mine, group.head.last):
-                self._send_events(life, upto, events)
-        elif self.position < group.head.last:
-            self.caught_up = False
-            self.pump()
-
-    def _read_batch(self, tx: Tx) -> tuple[Incarnation, int, bool, list[bytes]]:
-        """(life, up to where, whether that is all, events): the next frame's worth."""
-        life, end = next_stretch(self._incarnations, self.position)
+    def _read_batch(self, tx: Tx) -> FeedBatch:
+        incarnation, end = next_stretch(self._incarnations, self.position)
         ((head,),) = tx.rows(_SELECT_HEAD)
         rows = tx.rows(_SELECT_EVENTS_FOR, (self._reader, self.position, end))
         limit = min(head, end) if len(rows) < FRAME_EVENTS else rows[-1][0]
         upto, events = next(split_frames(rows, limit), (limit, []))
         if events:
             tx.run(_SAVE_SENT, (self._reader, upto))
-        return life, upto, upto == head, events
-
-    def _send_batch(self, found: tuple[Incarnation, int, bool, list[bytes]]) -> None:
-        life, upto, complete, events = found
-        self._reading = False
-        self.position = max(self.position, upto)
-        self.caught_up = complete
-        if events:
-            self._send_events(life, upto, events)
-        self.pump()
-
-    def _send_events(self, life: Incarnation, upto: int, events: list[bytes]) -> None:
-        self._credit -= sum(map(len, events))
-        now = self._port.now()
-        self._port.send(EventsFrame(self._source, life[0], life[1], upto, now, events))
+        return FeedBatch(incarnation, upto, upto == head, events)
 
 
 def split_frames(rows: Sequence[tuple[int, bytes]], upto: int) -> Iterator[tuple[int, list[bytes]]]:
-    """(up to where, events) of each frame these events take; the last one reaches `upto`."""
+    """(up to which seq, events) of each frame these events take; the last one reaches `upto`."""
     events: list[bytes] = []
     size = last = 0
     for seq, body in rows:

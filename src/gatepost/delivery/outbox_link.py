@@ -1,11 +1,10 @@
-"""A link between two gateways, without its socket: each reads the other's outbox.
+"""A link between two gateways, without its socket: each side reads the other's outbox.
 
-Both sides do the same. All that is asked of the world goes through a Port, so that the same code
-runs over WebSockets in a gateway and over a faulty network in a simulation.
+Both sides run the same code. The link reaches its connection, journal and clock through a
+LinkPort, so that it runs over WebSockets in a gateway and over a faulty network in a simulation.
 """
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
 
 from gatepost.delivery.frames import (
     AnyFrame,
@@ -18,17 +17,16 @@ from gatepost.delivery.frames import (
     TakenFrame,
     frame_weight,
 )
-from gatepost.delivery.incarnations import incarnation_at
-from gatepost.delivery.incarnations import position_after as position_after
+from gatepost.delivery.incarnations import incarnation_at, load_incarnations, position_after
+from gatepost.delivery.link_port import LinkPart, LinkPort, ignore_result
 from gatepost.delivery.messages import Messages
 from gatepost.delivery.node import Node
-from gatepost.delivery.outbox_feed import LinkPort, OutboxFeed
+from gatepost.delivery.outbox_feed import OutboxFeed
 from gatepost.delivery.receiver import Batch, positions
 from gatepost.errors import LinkError
 from gatepost.journal.outbox import Appended
 from gatepost.journal.tx import Tx
 
-_SELECT_INCARNATIONS = "SELECT id, first_seq FROM incarnation ORDER BY first_seq"
 _SELECT_HEAD = """
 SELECT max((SELECT coalesce(max(last_seq), 0) FROM head), max(first_seq) - 1) FROM incarnation
 """
@@ -39,53 +37,49 @@ ON CONFLICT (node_id) DO UPDATE SET incarnation = ?2, seen_at = ?3
 """
 _SAVE_CUT = "UPDATE recipient SET cut_seq = max(cut_seq, ?) WHERE node_id = ?"
 _SAVE_ACKED = "UPDATE recipient SET acked_seq = max(acked_seq, ?), seen_at = ? WHERE node_id = ?"
-# How long what a reader has taken may stay in memory only. It delays pruning, nothing else.
+# How long a reader's progress may stay in memory only. Losing it delays pruning, nothing else.
 _SAVE_ACKED_MS = 1_000
 
 
-class LinkPart(Protocol):
-    """What runs over a link besides the two outboxes: relaying, fetching."""
-
-    def handle_hello(self, hello: HelloFrame) -> None:
-        """The other side is there."""
-
-    def receive_frame(self, frame: AnyFrame) -> bool:
-        """Whether the frame was for this part. Raises LinkError if it may not be said."""
-
-    def publish_group(self, group: Appended) -> None:
-        """Our outbox grew."""
-
-    def close(self) -> None:
-        """The link is no more."""
-
-
 class OutboxLink:
-    """`peer` is who the other side has proved to be. `open` it, then feed it what comes."""
+    """`peer` is the node id that the other side has proved. `open` it, then pass it every frame.
+
+    `can_read` says whether this link should read the peer's outbox; only one link to a peer does.
+    `on_feed` is called when the peer starts to read ours.
+    """
 
     def __init__(
-        self, port: LinkPort, node: Node, messages: Messages, peer: str, window: int
+        self,
+        port: LinkPort,
+        node: Node,
+        messages: Messages,
+        peer: str,
+        window: int,
+        parts: Sequence[LinkPart] = (),
+        can_read: Callable[[], bool] = lambda: True,
+        on_feed: Callable[[], None] = lambda: None,
     ) -> None:
         self._port = port
         self._node = node
         self._messages = messages
         self.peer = peer
         self._window = window
+        self.parts = list(parts)
+        self._can_read = can_read
+        self._on_feed = on_feed
         self.feed: OutboxFeed | None = None
         self._incarnations: list[Incarnation] = []
         self.greeted = False
         self.reading = False
-        self.may_read: Callable[[], bool] = lambda: True
         self._is_subscribed = False
         self.acked_seq = 0
         self._acked_saved_at = 0
-        self.on_live: Callable[[], None] = lambda: None
-        self.parts: list[LinkPart] = []
 
     def open(self) -> None:
         self._port.commit(self._make_hello, self._port.send)
 
     def receive_frame(self, frame: AnyFrame) -> None:
-        """What the other side said. Raises LinkError if it may not say that."""
+        """Handle one frame of the peer. Raises LinkError if the peer may not send it."""
         match frame:
             case HelloFrame():
                 self._handle_hello(frame)
@@ -102,14 +96,14 @@ class OutboxLink:
                     raise LinkError(f"{self.peer} said something this link has no use for")
 
     def publish_group(self, group: Appended) -> None:
-        """Our outbox grew."""
+        """Our outbox grew by this commit group."""
         if self.feed is not None:
             self.feed.publish_group(group)
         for part in self.parts:
             part.publish_group(group)
 
     def close(self) -> None:
-        """The connection is gone; nothing is said over this link any more."""
+        """The connection is closed; no frame goes over this link any more."""
         if self.acked_seq:
             self._save_acked()
         for part in self.parts:
@@ -118,7 +112,7 @@ class OutboxLink:
     # -- reading theirs
 
     def _make_hello(self, tx: Tx) -> HelloFrame:
-        self._incarnations = [(row[0], row[1]) for row in tx.rows(_SELECT_INCARNATIONS)]
+        self._incarnations = load_incarnations(tx)
         ((head,),) = tx.rows(_SELECT_HEAD)
         return HelloFrame(self._node.id, self._incarnations, head, tx.now)
 
@@ -126,13 +120,13 @@ class OutboxLink:
         if frame.node != self.peer or self.greeted:
             raise LinkError(f"{self.peer} introduces itself as {frame.node}")
         self.greeted = True
-        if self.may_read():
+        if self._can_read():
             self.read_outbox()
         for part in self.parts:
             part.handle_hello(frame)
 
     def read_outbox(self) -> None:
-        """Start to read their outbox over this link."""
+        """Start to read the peer's outbox over this link."""
         self.reading = True
         self._port.commit(lambda tx: positions(tx, [self.peer]), self._send_subscribe)
 
@@ -145,7 +139,7 @@ class OutboxLink:
         batch = Batch(
             frame.source, frame.incarnation, frame.first_seq, frame.upto, frame.now, frame.events
         )
-        # Not how far we are: another link or a relay may be ahead of this one.
+        # Credit is given for this frame, not for our cursor: another link may be ahead of this one.
         taken = TakenFrame(frame.source, frame.incarnation, frame.upto, frame_weight(frame))
         self._port.commit(
             lambda tx: self._messages.receiver.take(tx, batch), lambda _: self._port.send(taken)
@@ -154,7 +148,7 @@ class OutboxLink:
     def _take_skip(self, frame: SkipFrame) -> None:
         if frame.source != self.peer:
             raise LinkError(f"{self.peer} speaks of the outbox of {frame.source}")
-        self._port.commit(lambda tx: self._messages.receiver.skip(tx, frame), _ignore_result)
+        self._port.commit(lambda tx: self._messages.receiver.skip(tx, frame), ignore_result)
 
     # -- feeding them ours
 
@@ -163,11 +157,12 @@ class OutboxLink:
             raise LinkError(f"{self.peer} subscribes twice, or before it says who it is")
         self._is_subscribed = True
         self._port.commit(
-            lambda tx: self._find_start(tx, frame), lambda found: self._start_feed(frame, found)
+            lambda tx: self._find_start(tx, frame),
+            lambda found: self._start_feed(frame, *found),
         )
 
     def _find_start(self, tx: Tx, frame: SubscribeFrame) -> tuple[int, SkipFrame | None]:
-        """Where to start; and what to tell a reader that cannot have everything."""
+        """The position to feed from, and the skip that a reader who misses something is told."""
         after = position_after(self._incarnations, frame.positions, self._node.id)
         ((head,),) = tx.rows(_SELECT_HEAD)
         if after > head:
@@ -178,29 +173,28 @@ class OutboxLink:
         known, sent, cut = tx.one(_SELECT_READER, (self.peer,)) or (None, 0, 0)
         tx.run(_SAVE_READER, (self.peer, frame.incarnation, tx.now))
         tx.run(_SAVE_ACKED, (after, tx.now, self.peer))
-        skip = None
+        why = None
         if known is not None and known != frame.incarnation and sent > after:
-            why = f"{self.peer} has another journal than it had"
-            self._messages.sender.give_up_at(tx, self.peer, sent, why)
-            # Should it not hear of that, it is told again.
+            reason = f"{self.peer} has another journal than it had"
+            self._messages.sender.give_up_at(tx, self.peer, sent, reason)
+            # The skip may get lost. The cut makes the next subscription repeat it.
             tx.run(_SAVE_CUT, (sent, self.peer))
-            skip, after = "restored", max(sent, cut)
+            why, after = "restored", max(sent, cut)
         elif cut > after:
-            skip, after = "cut off", cut
-        if skip is None:
+            why, after = "cut off", cut
+        if why is None:
             return after, None
-        life = incarnation_at(self._incarnations, after + 1)
-        return after, SkipFrame(self._node.id, life[0], life[1], after, skip)
+        incarnation, first_seq = incarnation_at(self._incarnations, after + 1)
+        return after, SkipFrame(self._node.id, incarnation, first_seq, after, why)
 
-    def _start_feed(self, frame: SubscribeFrame, found: tuple[int, SkipFrame | None]) -> None:
-        after, skip = found
+    def _start_feed(self, frame: SubscribeFrame, after: int, skip: SkipFrame | None) -> None:
         if skip is not None:
             self._port.send(skip)
         window = min(frame.window, self._window)
         self.feed = OutboxFeed(
             self._port, self._node.id, self.peer, self._incarnations, after, window
         )
-        self.on_live()
+        self._on_feed()
         self.feed.pump()
 
     def _handle_taken(self, frame: TakenFrame) -> None:
@@ -208,15 +202,10 @@ class OutboxLink:
             raise LinkError(f"{self.peer} has taken what it was not sent")
         self.acked_seq = max(self.acked_seq, frame.upto)
         self.feed.add_credit(frame.size)
-        if self._port.now() >= self._acked_saved_at + _SAVE_ACKED_MS:
+        # The clock may have gone back: then the time since the last save is negative.
+        if not 0 <= self._port.now() - self._acked_saved_at < _SAVE_ACKED_MS:
             self._save_acked()
 
     def _save_acked(self) -> None:
         self._acked_saved_at, acked = self._port.now(), self.acked_seq
-        self._port.commit(
-            lambda tx: tx.run(_SAVE_ACKED, (acked, tx.now, self.peer)), _ignore_result
-        )
-
-
-def _ignore_result(value: Any) -> None:
-    """There is nothing to do with it."""
+        self._port.commit(lambda tx: tx.run(_SAVE_ACKED, (acked, tx.now, self.peer)), ignore_result)

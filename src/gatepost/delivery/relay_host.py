@@ -1,20 +1,16 @@
-"""A relay: it keeps outboxes for those who cannot reach their nodes, and serves them with proof.
+"""A relay: it keeps outboxes for readers that cannot reach their nodes, and serves them with proof.
 
-It follows a source over its own link with it, so what it has by relay it does not relay. It checks
-every group before it keeps it; and whoever gets it from here checks it again, so nobody has to
-trust a relay. What was stored a moment ago goes to its readers from memory.
+A relay follows a source over its own link with that source, so it never relays a relayed outbox. It
+checks every commit group before it keeps it. A reader checks each group again, so nobody has to
+trust a relay. Groups that were stored a moment ago go to readers from memory.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
-
-from msgspec import Struct
+import logging
+from collections.abc import Sequence
 
 from gatepost.delivery import replica
 from gatepost.delivery.frames import (
     AnyFrame,
-    CommitGroup,
     EventsFrame,
     FollowFrame,
     HelloFrame,
@@ -23,67 +19,43 @@ from gatepost.delivery.frames import (
     ReadingFrame,
     RelayFrame,
     TakenFrame,
-    frame_weight,
 )
-from gatepost.delivery.incarnations import incarnation_at, position_after
+from gatepost.delivery.link_port import JournalCommit, LinkPort
 from gatepost.delivery.messages import Messages
-from gatepost.delivery.outbox_feed import LinkPort
-from gatepost.delivery.proof import check_group, check_incarnations, read_event
-from gatepost.delivery.replica import (
-    ReaderProgress,
-    ReplicaExcerpt,
-    ReplicaPosition,
-    ReplicaRow,
-    ReplicaState,
-)
-from gatepost.errors import LinkError
-from gatepost.events import event_digest, genesis
-from gatepost.journal.outbox import EVERYBODY, Appended
+from gatepost.delivery.proof import check_incarnations
+from gatepost.delivery.relay_feed import RelayFeed
+from gatepost.delivery.replica import ReaderProgress, ReplicaPosition, ReplicaState
+from gatepost.delivery.replica_follower import ReplicaFollower, StoredGroups
+from gatepost.errors import GatepostError, LinkError
+from gatepost.journal.outbox import Appended
 from gatepost.journal.tx import Tx
 
-# How long what no reader took is kept.
+log = logging.getLogger(__name__)
+
+# How long a relay keeps events that a reader has not taken.
 REPLICA_KEEP_MS = 48 * 3_600_000
-# No commit group has more events than this; one that has cannot be relayed.
-MAX_GROUP_EVENTS = 1 << 20
-
-
-CommitOperation = Callable[[Callable[[Tx], Any], Callable[[Any], None]], None]
-
-
-class StoredGroups(Struct, frozen=True):
-    """Groups just stored, whole: from `first` to `last` of one life."""
-
-    source: str
-    incarnation: Incarnation
-    first: int
-    last: int
-    rows: list[ReplicaRow]
-    groups: list[CommitGroup]
 
 
 class RelayHost:
-    """What a gateway does as a relay. `load` it, then give every link a part of it.
+    """All that one gateway relays. Every link of a relay gets a part of it.
 
-    Everything but `load` and what is committed runs where links do.
+    It runs where links run; only the operations it commits run in the writer's thread.
     """
 
-    def __init__(self, messages: Messages, window: int, keep: int = REPLICA_KEEP_MS) -> None:
+    def __init__(self, messages: Messages, window: int, keep_ms: int = REPLICA_KEEP_MS) -> None:
         self._messages = messages
         self.window = window
-        self._keep = keep
+        self._keep_ms = keep_ms
         self._wanted: set[str] = set()
         self._parts: list[RelayHostPart] = []
         self._clocks: dict[str, int] = {}
         self._readings: dict[tuple[str, str], ReadingFrame] = {}
 
-    def load_sources(self, tx: Tx) -> None:
-        self._wanted = replica.replicated_sources(tx)
-
     def make_part(self, port: LinkPort, peer: str) -> "RelayHostPart":
         return RelayHostPart(self, port, peer)
 
     def find_key(self, node: str) -> bytes | None:
-        """The key of a member; whoever is none gets nothing and gives nothing."""
+        """The public key of a member. Nothing is kept for, or served to, anybody else."""
         found = self._messages.sender.directory.gateways.get(node)
         return None if found is None else found.key
 
@@ -101,43 +73,44 @@ class RelayHost:
         self._follow_source(part.peer)
 
     def _follow_source(self, source: str) -> None:
-        """One link to a source is enough to follow it."""
+        """Follow a wanted source over one of the links to it."""
         links = [part for part in self._parts if part.peer == source]
         if source in self._wanted and links and not any(part.is_following for part in links):
             links[0].start_following()
 
     def retry_unserved(self) -> None:
-        """Who was asked for and unknown may be a member now."""
+        """The room changed: sources that were unknown when they were asked for may be members."""
         for part in self._parts:
             part.retry_unserved()
 
     def want_source(self, source: str) -> None:
+        """Somebody reads this outbox through us."""
         self._wanted.add(source)
         self._follow_source(source)
 
     def restart_following(self, source: str) -> None:
-        """Somebody needs it from further behind than it is kept."""
+        """A reader needs the outbox from further back than the replica reaches."""
         for part in self._parts:
             if part.peer == source and part.is_following:
                 part.start_following()
 
-    def forward_reading(self, said: ReadingFrame) -> None:
-        """Pass it on, now or when we meet; only the last word counts."""
-        source = next((part for part in self._parts if part.peer == said.source), None)
+    def forward_reading(self, reading: ReadingFrame) -> None:
+        """Pass a reader's progress on to the source, now or when it links to us again."""
+        source = next((part for part in self._parts if part.peer == reading.source), None)
         if source is not None:
-            source.send_reading(said)
-        elif said.source in self._wanted:
-            self._readings[said.source, said.reader] = said
+            source.send_reading(reading)
+        elif reading.source in self._wanted:
+            self._readings[reading.source, reading.reader] = reading
 
-    # -- what comes of it
+    # -- news of a replica, for all readers
 
-    def announce_incarnations(self, lives: IncarnationsFrame) -> None:
+    def announce_incarnations(self, incarnations: IncarnationsFrame) -> None:
         for part in self._parts:
-            part.learn_incarnations(lives)
+            part.learn_incarnations(incarnations)
 
-    def push_groups(self, fresh: StoredGroups) -> None:
+    def push_groups(self, stored: StoredGroups) -> None:
         for part in self._parts:
-            part.push_groups(fresh)
+            part.push_groups(stored)
 
     def mark_grown(self, source: str) -> None:
         for part in self._parts:
@@ -147,24 +120,27 @@ class RelayHost:
         self._clocks[source] = ahead
 
     def estimate_clock(self, source: str, now: int) -> int:
-        """What the clock of a source says, going by what it said last."""
+        """The time at a source, going by how far its clock was ahead of ours last."""
         return max(0, now + self._clocks.get(source, 0))
 
     def raise_gap(self, tx: Tx, source: str, seq: int, first: int) -> None:
         detail = f"the replica goes on at {first} after {seq}: its source has nothing in between"
         self._messages.incidents.raise_(tx, "replica_gap", f"{source}/{first}", detail)
 
-    # -- forgetting, every now and then
+    # -- forgetting, now and then
 
-    def prune_replicas(self, commit: CommitOperation) -> None:
-        moved = {
+    def prune_replicas(self, commit: JournalCommit) -> None:
+        progress = {
             (source, part.peer): at
             for part in self._parts
             for source, at in part.reader_progress().items()
         }
-        commit(lambda tx: replica.prune_replicas(tx, moved, self._keep), self._drop_unwanted)
+        commit(lambda tx: replica.prune_replicas(tx, progress, self._keep_ms), self._drop_unwanted)
 
-    def _drop_unwanted(self, unwanted: set[str]) -> None:
+    def _drop_unwanted(self, unwanted: set[str] | None, error: GatepostError | None) -> None:
+        if unwanted is None:
+            log.warning("outboxes kept for others were not pruned: %s", error)
+            return
         self._wanted -= unwanted
         for part in self._parts:
             if part.peer in unwanted:
@@ -172,22 +148,23 @@ class RelayHost:
 
 
 class RelayHostPart:
-    """A relay's part of one link: it follows the other side, or serves it, or both."""
+    """A relay's part of one link: it follows the peer, or serves it, or both."""
 
     def __init__(self, host: RelayHost, port: LinkPort, peer: str) -> None:
         self._host = host
         self._port = port
         self.peer = peer
-        self._following: ReplicaFollower | None = None
-        self._serving: RelayFeed | None = None
-        self._incarnations: list[Incarnation] = []
+        self._follower: ReplicaFollower | None = None
+        self._feed: RelayFeed | None = None
+        self._incarnations: Sequence[Incarnation] = ()
+        # How many Follow frames the peer has not answered yet.
         self._unanswered = 0
-        # What the other side wants, if some of it is of nodes we have not heard of yet.
+        # The peer's last request, if it names nodes that we do not know yet.
         self._unserved: RelayFrame | None = None
 
     @property
     def is_following(self) -> bool:
-        return self._unanswered > 0 or self._following is not None
+        return self._unanswered > 0 or self._follower is not None
 
     def handle_hello(self, hello: HelloFrame) -> None:
         self._incarnations = hello.incarnations
@@ -197,7 +174,7 @@ class RelayHostPart:
         """Our own outbox is no replica."""
 
     def close(self) -> None:
-        self._following, self._serving, self._unanswered = None, None, 0
+        self._follower, self._feed, self._unanswered = None, None, 0
         self._unserved = None
         self._host.remove_part(self)
 
@@ -206,8 +183,8 @@ class RelayHostPart:
             case RelayFrame():
                 self._handle_relay(frame)
             case TakenFrame(stream="relay"):
-                if self._serving is not None:
-                    self._serving.take_credit(frame)
+                if self._feed is not None:
+                    self._feed.take_credit(frame)
             case ReadingFrame():
                 self._handle_reading(frame)
             case IncarnationsFrame(source=self.peer):
@@ -221,55 +198,56 @@ class RelayHostPart:
     # -- following
 
     def start_following(self) -> None:
-        """Follow the other side, from where somebody needs it."""
+        """Follow the peer's outbox from where the furthest reader needs it."""
         self._unanswered += 1
         self._port.commit(
-            lambda tx: replica.begin_following(tx, self.peer, self._incarnations), self._send_follow
+            lambda tx: replica.begin_following(tx, self.peer, self._incarnations),
+            self._send_follow,
         )
 
     def stop_following(self) -> None:
         if self.is_following:
             self._unanswered += 1
-            self._following = None
+            self._follower = None
             self._port.send(FollowFrame([], 0))
 
-    def _send_follow(self, place: ReplicaPosition | None) -> None:
-        if place is None:
+    def _send_follow(self, position: ReplicaPosition | None) -> None:
+        if position is None:
             self._unanswered -= 1
             return
-        self._following = ReplicaFollower(self._host, self._port, self.peer, place)
-        position = (self.peer, place.incarnation, place.seq)
-        self._port.send(FollowFrame([position], self._host.window))
+        self._follower = ReplicaFollower(self._host, self._port, self.peer, position)
+        start = (self.peer, position.incarnation, position.seq)
+        self._port.send(FollowFrame([start], self._host.window))
 
-    def _handle_incarnations(self, lives: IncarnationsFrame) -> None:
+    def _handle_incarnations(self, frame: IncarnationsFrame) -> None:
         if self._unanswered == 0:
             raise LinkError(f"{self.peer} answers what nobody asked")
         self._unanswered -= 1
-        if self._following is None or self._unanswered:
+        if self._follower is None or self._unanswered:
             return
         key = self._host.find_key(self.peer)
         if key is None:
             raise LinkError(f"{self.peer} is not in this room")
-        check_incarnations(lives, key)
-        self._following.set_source(lives.incarnations, key)
+        check_incarnations(frame, key)
+        self._follower.set_source(frame.incarnations, key)
         self._port.commit(
-            lambda tx: replica.save_incarnations(tx, lives),
-            lambda _: self._host.announce_incarnations(lives),
+            lambda tx: replica.save_incarnations(tx, frame),
+            lambda _: self._host.announce_incarnations(frame),
         )
 
     def _handle_events(self, frame: EventsFrame) -> None:
-        # Until the last Follow is answered, what comes belongs to an earlier one.
-        if self._unanswered == 0 and self._following is not None:
-            self._following.take_events(frame)
+        # Until the last Follow is answered, events belong to an earlier one.
+        if self._unanswered == 0 and self._follower is not None:
+            self._follower.take_events(frame)
 
     # -- serving
 
     def _handle_relay(self, frame: RelayFrame) -> None:
         if self._host.find_key(self.peer) is None:
             raise LinkError(f"{self.peer} is not in this room")
-        if self._serving is None:
+        if self._feed is None:
             window = min(frame.window, self._host.window)
-            self._serving = RelayFeed(self._host, self._port, self.peer, window)
+            self._feed = RelayFeed(self._host, self._port, self.peer, window)
         wants = [each for each in frame.wants if each != self.peer and self._host.find_key(each)]
         self._unserved = frame if len(wants) < len(frame.wants) else None
         self._port.commit(
@@ -282,315 +260,31 @@ class RelayHostPart:
             self._handle_relay(self._unserved)
 
     def _start_serving(self, frame: RelayFrame, found: dict[str, tuple[ReplicaState, int]]) -> None:
-        if self._serving is None:
+        if self._feed is None:
             return
-        self._serving.set_wants(frame, found)
+        self._feed.set_wants(frame.positions, found)
         for source in found:
             self._host.want_source(source)
 
-    def _handle_reading(self, said: ReadingFrame) -> None:
-        if said.reader != self.peer:
-            raise LinkError(f"{self.peer} says how far {said.reader} has read")
-        self._host.forward_reading(said)
+    def _handle_reading(self, reading: ReadingFrame) -> None:
+        if reading.reader != self.peer:
+            raise LinkError(f"{self.peer} says how far {reading.reader} has read")
+        self._host.forward_reading(reading)
 
-    def send_reading(self, said: ReadingFrame) -> None:
-        self._port.send(said)
+    def send_reading(self, reading: ReadingFrame) -> None:
+        self._port.send(reading)
 
-    def learn_incarnations(self, lives: IncarnationsFrame) -> None:
-        if self._serving is not None:
-            self._serving.learn_incarnations(lives)
+    def learn_incarnations(self, incarnations: IncarnationsFrame) -> None:
+        if self._feed is not None:
+            self._feed.learn_incarnations(incarnations)
 
-    def push_groups(self, fresh: StoredGroups) -> None:
-        if self._serving is not None:
-            self._serving.push_groups(fresh)
-
-    def mark_grown(self, source: str) -> None:
-        if self._serving is not None:
-            self._serving.mark_grown(source)
-
-    def reader_progress(self) -> dict[str, ReaderProgress]:
-        return {} if self._serving is None else self._serving.reader_progress()
-
-
-class ReplicaFollower:
-    """Reads all of one outbox, checks it group by group, and stores it."""
-
-    def __init__(
-        self, host: RelayHost, port: LinkPort, source: str, place: ReplicaPosition
-    ) -> None:
-        self._host = host
-        self._port = port
-        self._source = source
-        self._stored = place
-        self._incarnations: Sequence[Incarnation] = ()
-        self._key = b""
-        self._incarnation = place.incarnation
-        self._seq = place.seq
-        self._chain = place.chain
-        self._tail: list[bytes] = []
-        self._first = True
-
-    def set_source(self, lives: Sequence[Incarnation], key: bytes) -> None:
-        self._incarnations, self._key = lives, key
-
-    def take_events(self, frame: EventsFrame) -> None:
-        if frame.source != self._source:
-            raise LinkError(f"{self._source} sent the outbox of {frame.source} as its own")
-        rows = self._read_rows(frame)
-        if not rows:
-            raise LinkError(f"{self._source} sent nothing")
-        self._enter_incarnation(frame, rows[0][0])
-        self._check_gapless(rows)
-        self._host.note_clock(self._source, frame.now - self._port.now())
-        first = self._seq + 1
-        whole = not self._tail
-        self._tail += [row[3] for row in rows]
-        groups = [self._close_group(group) for group in frame.groups]
-        if len(self._tail) > MAX_GROUP_EVENTS:
-            raise LinkError(f"{self._source} has a commit group without an end")
-        fresh = None
-        if whole and groups:
-            inside = [row for row in rows if row[0] <= self._seq]
-            life = (frame.incarnation, frame.first_seq)
-            fresh = StoredGroups(self._source, life, first, self._seq, inside, groups)
-        self._store_rows(frame, rows, groups, fresh)
-
-    def _read_rows(self, frame: EventsFrame) -> list[ReplicaRow]:
-        everyone = set(frame.everyone)
-        rows: list[ReplicaRow] = []
-        for body in frame.events:
-            envelope = read_event(self._source, body)
-            to = EVERYBODY if envelope.seq in everyone else envelope.to_node_id
-            rows.append((envelope.seq, to, body, event_digest(body)))
-        return rows
-
-    def _enter_incarnation(self, frame: EventsFrame, first: int) -> None:
-        """A new life starts with its genesis; a source may start later than it was asked to."""
-        if (frame.incarnation, frame.first_seq) not in self._incarnations:
-            raise LinkError(f"{self._source} sent a life it does not have")
-        if frame.incarnation != self._incarnation:
-            if self._tail:
-                raise LinkError(f"{self._source} ends a life in the middle of a group")
-            self._incarnation, self._seq = frame.incarnation, frame.first_seq - 1
-            self._chain = genesis(self._source, frame.incarnation)
-        if self._first and (self._chain is None or first > self._seq + 1):
-            if first > self._seq + 1:
-                self._report_gap(self._seq, first)
-            self._seq, self._chain = first - 1, None
-        self._first = False
-
-    def _report_gap(self, seq: int, first: int) -> None:
-        self._port.commit(
-            lambda tx: self._host.raise_gap(tx, self._source, seq, first), _ignore_result
-        )
-
-    def _check_gapless(self, rows: Sequence[ReplicaRow]) -> None:
-        expected = self._seq + len(self._tail) + 1
-        if [row[0] for row in rows] != list(range(expected, expected + len(rows))):
-            raise LinkError(f"{self._source} leaves out events: {expected} should be next")
-
-    def _close_group(self, group: CommitGroup) -> CommitGroup:
-        """A group is complete if it goes on where the last one ended, and is what was signed."""
-        size = group.last - self._seq
-        if group.first != self._seq + 1 or not 0 < size <= len(self._tail):
-            raise LinkError(f"a group of {self._source} does not start where the last one ended")
-        if self._chain not in (None, group.previous):
-            raise LinkError(f"the outbox of {self._source} is not the one it was")
-        digests, self._tail = self._tail[:size], self._tail[size:]
-        check_group(self._source, self._incarnation, group, digests, self._key)
-        self._seq, self._chain = group.last, group.chain
-        return CommitGroup(
-            group.first, group.last, group.previous, group.chain, group.signature, b"".join(digests)
-        )
-
-    def _store_rows(
-        self,
-        frame: EventsFrame,
-        rows: list[ReplicaRow],
-        groups: list[CommitGroup],
-        fresh: StoredGroups | None,
-    ) -> None:
-        before = self._stored
-        now = ReplicaPosition(self._incarnation, self._seq, self._chain) if groups else before
-        self._stored = now
-
-        def store(tx: Tx) -> bool:
-            if groups and not replica.advance_replica(tx, self._source, before, now):
-                return False
-            replica.store_rows(tx, self._source, frame.incarnation, rows, groups)
-            return True
-
-        self._port.commit(store, lambda kept: self._confirm_stored(frame, kept, groups, fresh))
-
-    def _confirm_stored(
-        self, frame: EventsFrame, kept: bool, groups: list[CommitGroup], fresh: StoredGroups | None
-    ) -> None:
-        size = frame_weight(frame)
-        self._port.send(TakenFrame(frame.source, frame.incarnation, frame.upto, size, "follow"))
-        if kept and fresh is not None:
-            self._host.push_groups(fresh)
-        elif kept and groups:
-            self._host.mark_grown(frame.source)
-
-
-class ReaderShelf(Struct):
-    """One reader's place in one replica. `position` is how far it was sent all there is for it."""
-
-    positions: list[tuple[str, str, int]]
-    through: int
-    incarnations: IncarnationsFrame | None = None
-    position: int = 0
-    caught_up: bool = False
-    sent: int = 0
-    taken: int = 0
-
-
-class RelayFeed:
-    """One reader, all it wants of what we keep, in turns, as fast as it takes it."""
-
-    def __init__(self, host: RelayHost, port: LinkPort, reader: str, credit: int) -> None:
-        self._host = host
-        self._port = port
-        self._reader = reader
-        self._window = self._credit = credit
-        self._reading = False
-        self._shelves: dict[str, ReaderShelf] = {}
-
-    def set_wants(self, frame: RelayFrame, found: dict[str, tuple[ReplicaState, int]]) -> None:
-        before = self._shelves
-        self._shelves = {}
-        for source, (kept, through) in found.items():
-            if source in before:
-                self._shelves[source] = before[source]
-                continue
-            said = [each for each in frame.positions if each[0] == source]
-            self._shelves[source] = ReaderShelf(said, through)
-            if kept.incarnations is not None:
-                self.learn_incarnations(kept.incarnations)
-        self.pump()
-
-    def learn_incarnations(self, lives: IncarnationsFrame) -> None:
-        """Where the lives changed, a reader goes on where they forked."""
-        shelf = self._shelves.get(lives.source)
-        if shelf is None or shelf.incarnations == lives:
-            return
-        if shelf.incarnations is None:
-            shelf.position = max(
-                position_after(lives.incarnations, shelf.positions, lives.source), shelf.through
-            )
-        else:
-            life = incarnation_at(shelf.incarnations.incarnations, shelf.position)
-            there = (lives.source, life[0], shelf.position)
-            shelf.position = position_after(lives.incarnations, [there], lives.source)
-            shelf.through = min(shelf.through, shelf.position)
-            shelf.sent = min(shelf.sent, shelf.position)
-        shelf.incarnations, shelf.caught_up = lives, False
-        self._port.send(lives)
-        self.pump()
-
-    def take_credit(self, frame: TakenFrame) -> None:
-        shelf = self._shelves.get(frame.source)
-        if shelf is not None:
-            shelf.positions = [(frame.source, frame.incarnation, frame.upto)]
-            shelf.taken = frame.upto
-        self._credit = min(self._window, self._credit + frame.size)
-        self.pump()
+    def push_groups(self, stored: StoredGroups) -> None:
+        if self._feed is not None:
+            self._feed.push_groups(stored)
 
     def mark_grown(self, source: str) -> None:
-        shelf = self._shelves.get(source)
-        if shelf is not None:
-            shelf.caught_up = False
-            self.pump()
-
-    def push_groups(self, fresh: StoredGroups) -> None:
-        """Pass on what was just stored, unless others have to go first."""
-        shelf = self._shelves.get(fresh.source)
-        if shelf is None or shelf.incarnations is None or not self._host.find_key(fresh.source):
-            return
-        if shelf.caught_up and self._credit > 0 and shelf.position == fresh.first - 1:
-            shelf.position = fresh.last
-            mine = [row for row in fresh.rows if row[1] in (self._reader, EVERYBODY)]
-            groups = list(_groups_holding(fresh.groups, [row[0] for row in mine]))
-            last = mine[-1][0] if mine else fresh.last
-            bodies = [row[2] for row in mine]
-            self._send_events(
-                fresh.source,
-                ReplicaExcerpt(fresh.incarnation, fresh.last, True, last, bodies, groups),
-            )
-        elif shelf.position < fresh.last:
-            self.mark_grown(fresh.source)
-
-    def pump(self) -> None:
-        """Go on as far as credit allows, with whoever waited longest."""
-        if self._reading or self._credit <= 0:
-            return
-        for source, shelf in self._shelves.items():
-            if (
-                shelf.incarnations is not None
-                and not shelf.caught_up
-                and self._host.find_key(source)
-            ):
-                self._read_excerpt(source, shelf, shelf.incarnations)
-                return
-
-    def _read_excerpt(self, source: str, shelf: ReaderShelf, lives: IncarnationsFrame) -> None:
-        self._reading = True
-        del self._shelves[source]
-        self._shelves[source] = shelf
-        position = shelf.position
-        self._port.commit(
-            lambda tx: replica.read_excerpt(tx, source, self._reader, lives.incarnations, position),
-            lambda found: self._send_excerpt(source, shelf, lives, found),
-        )
-
-    def _send_excerpt(
-        self,
-        source: str,
-        shelf: ReaderShelf,
-        lives: IncarnationsFrame,
-        found: ReplicaExcerpt | None,
-    ) -> None:
-        self._reading = False
-        if found is None:
-            shelf.caught_up = True
-            self._host.restart_following(source)
-        elif shelf.incarnations == lives and self._shelves.get(source) is shelf:
-            shelf.position = max(shelf.position, found.upto)
-            shelf.caught_up = found.complete
-            self._send_events(source, found)
-        self.pump()
-
-    def _send_events(self, source: str, found: ReplicaExcerpt) -> None:
-        if not found.events:
-            return
-        now = self._host.estimate_clock(source, self._port.now())
-        frame = EventsFrame(
-            source, *found.incarnation, found.last, now, found.events, found.groups, "relay"
-        )
-        self._credit -= frame_weight(frame)
-        self._shelves[source].sent = found.last
-        self._port.send(frame)
+        if self._feed is not None:
+            self._feed.mark_grown(source)
 
     def reader_progress(self) -> dict[str, ReaderProgress]:
-        """Where the reader is, for the journal."""
-        known = {
-            each: shelf for each, shelf in self._shelves.items() if shelf.incarnations is not None
-        }
-        for shelf in known.values():
-            if shelf.taken >= shelf.sent:
-                shelf.through = shelf.position
-        return {
-            source: ReaderProgress(shelf.positions, shelf.through)
-            for source, shelf in known.items()
-        }
-
-
-def _groups_holding(groups: Iterable[CommitGroup], seqs: Sequence[int]) -> Iterable[CommitGroup]:
-    for group in groups:
-        place = bisect_left(seqs, group.first)
-        if place < len(seqs) and seqs[place] <= group.last:
-            yield group
-
-
-def _ignore_result(value: object) -> None:
-    """There is nothing to do with it."""
+        return {} if self._feed is None else self._feed.reader_progress()

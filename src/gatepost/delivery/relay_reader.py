@@ -1,8 +1,8 @@
-"""Reading by relay: outboxes we have no link with, from whoever keeps them, believing nothing.
+"""Reading by relay: outboxes of members we have no link with, from relays that we need not trust.
 
-Each outbox is asked of one linked relay, and of another if the first does not have it; what comes
-twice is taken once. A relay that sends what its source did not write, or leaves something out, is
-not asked for that source again for a while.
+Each outbox is asked of one linked relay, and of more if that one does not have it. Events that come
+twice are taken once. A relay that sends forged events, or leaves some out, is not asked for that
+source again for a while.
 """
 
 from collections.abc import Callable
@@ -22,9 +22,9 @@ from gatepost.delivery.frames import (
     TakenFrame,
     frame_weight,
 )
+from gatepost.delivery.link_port import LinkPort, ignore_result
 from gatepost.delivery.messages import Messages
 from gatepost.delivery.node import Node
-from gatepost.delivery.outbox_feed import LinkPort
 from gatepost.delivery.proof import check_incarnations, check_relayed_events, sign_reading
 from gatepost.delivery.receiver import Batch, positions
 from gatepost.errors import GatepostError, LinkError
@@ -32,39 +32,52 @@ from gatepost.events import Envelope
 from gatepost.journal.outbox import Appended
 from gatepost.journal.tx import Tx
 
-# How often a source is told how far it was read. It delays forgetting there, nothing else.
+# How often a source is told how far it was read. It delays pruning at the source, nothing else.
 _READING_MS = 1_000
-_FIRST_MS = 30_000
 # How far the clocks of two gateways may differ.
 _CLOCK_TOLERANCE_MS = 30_000
-# How long a relay is given to show that it has an outbox before another is asked for it.
-_NEXT_MS = 5_000
-_LONGEST_MS = 3_600_000
 
 T = TypeVar("T")
+
+
+class RelayRetry(Struct, frozen=True):
+    """Times in milliseconds.
+
+    A relay that fails us with a source is not asked for it for `first_ban_ms`, twice as long each
+    time after that, `max_ban_ms` at most. A relay that has not shown an outbox within
+    `next_relay_ms` is joined by the next one.
+    """
+
+    first_ban_ms: int = 30_000
+    max_ban_ms: int = 3_600_000
+    next_relay_ms: int = 5_000
 
 
 class RelayBlame(Struct):
     """How often a relay failed us with a source, and until when it is not asked."""
 
     failures: int = 0
+    since: int = 0
     until: int = 0
 
 
 class RelayReader:
-    """`refresh` it whenever links or the room have changed, and every few seconds."""
+    """Call `refresh_requests` whenever links or the room have changed, and every few seconds."""
 
-    def __init__(self, node: Node, messages: Messages, window: int) -> None:
+    def __init__(
+        self, node: Node, messages: Messages, window: int, retry: RelayRetry | None = None
+    ) -> None:
         self._node = node
         self.messages = messages
         self.window = window
+        self._retry = retry or RelayRetry()
         self._parts: list[RelayReaderPart] = []
         self._blamed: dict[tuple[str, str], RelayBlame] = {}
-        # Since when each outbox is missed; 0 if nobody could be asked yet.
+        # Since when each outbox is missed; 0 while there is no relay to ask.
         self._missed: dict[str, int] = {}
 
     def make_part(self, port: LinkPort, peer: str, *, relays: bool) -> "RelayReaderPart":
-        """`relays`: the other side is one to ask."""
+        """`relays`: the peer is a relay that may be asked."""
         return RelayReaderPart(self, port, peer, relays)
 
     def add_part(self, part: "RelayReaderPart") -> None:
@@ -77,7 +90,7 @@ class RelayReader:
             self.refresh_requests()
 
     def refresh_requests(self) -> None:
-        """Ask for what we miss now: each outbox of one relay that has it, or until one has."""
+        """Ask for each outbox that no link brings: one relay that has it, or more until one has."""
         linked = {part.peer for part in self._parts}
         members = self.messages.sender.directory.gateways.keys()
         missing = members - linked - {self._node.id}
@@ -97,8 +110,10 @@ class RelayReader:
             return has[:1]
         if not ranked:
             return []
-        since = self._missed[source] = self._missed[source] or ranked[0].now()
-        return [part.peer for part in ranked[: 1 + (ranked[0].now() - since) // _NEXT_MS]]
+        now = ranked[0].now()
+        # The clock may have gone back: count from now then.
+        since = self._missed[source] = min(self._missed[source] or now, now)
+        return [part.peer for part in ranked[: 1 + (now - since) // self._retry.next_relay_ms]]
 
     def sign_reading(self, taken: TakenFrame) -> ReadingFrame:
         node = self._node
@@ -112,16 +127,18 @@ class RelayReader:
         return found.key
 
     def blame_relay(self, relay: str, source: str, now: int) -> None:
-        blamed = self._blamed.setdefault((relay, source), RelayBlame())
-        blamed.until = now + min(_FIRST_MS << min(blamed.failures, 20), _LONGEST_MS)
-        blamed.failures += 1
+        blame = self._blamed.setdefault((relay, source), RelayBlame())
+        ban = min(self._retry.first_ban_ms << min(blame.failures, 20), self._retry.max_ban_ms)
+        blame.since, blame.until = now, now + ban
+        blame.failures += 1
 
     def clear_blame(self, relay: str, source: str) -> None:
         self._blamed.pop((relay, source), None)
 
     def _is_blamed(self, part: "RelayReaderPart", source: str) -> bool:
-        blamed = self._blamed.get((part.peer, source))
-        return blamed is not None and part.now() < blamed.until
+        blame = self._blamed.get((part.peer, source))
+        # A time before the ban means that the clock has gone back: the ban is over.
+        return blame is not None and blame.since <= part.now() < blame.until
 
 
 class RelayReaderPart:
@@ -162,7 +179,7 @@ class RelayReaderPart:
         return source in self._incarnations
 
     def request_sources(self, wants: list[str]) -> None:
-        """Say what we want from this relay, unless it knows."""
+        """Ask this relay for these outboxes, unless it serves exactly these already."""
         if not self.relays or wants == self._wants:
             return
         self._wants = wants
@@ -176,10 +193,10 @@ class RelayReaderPart:
         self._incarnations[frame.source] = frame.incarnations
 
     def _take_events(self, frame: EventsFrame) -> None:
-        """Proven is proven, even if it was on its way when we stopped to want it."""
-        lives = self._incarnations.get(frame.source, [])
+        """Proven events are taken even if this relay is not asked for them any more."""
+        incarnations = self._incarnations.get(frame.source, [])
         envelopes = self._check_or_blame(
-            frame.source, lambda key: check_relayed_events(frame, lives, key)
+            frame.source, lambda key: check_relayed_events(frame, incarnations, key)
         )
         taken = TakenFrame(
             frame.source, frame.incarnation, envelopes[-1].seq, frame_weight(frame), "relay"
@@ -190,19 +207,19 @@ class RelayReaderPart:
         )
 
     def _check_or_blame(self, source: str, check: Callable[[bytes], T]) -> T:
-        """What `check` finds; if that is a lie, everybody shall know whose."""
+        """The result of `check`; if it finds a lie, blame the relay and raise an incident."""
         try:
             return check(self._reader.require_key(source))
         except LinkError as error:
-            said = error.message
+            detail = error.message
             self._reader.blame_relay(self.peer, source, self._port.now())
-            self._port.commit(lambda tx: self._raise_incident(tx, source, said), _ignore_result)
+            self._port.commit(lambda tx: self._raise_incident(tx, source, detail), ignore_result)
             raise
 
     def _take_batch(
         self, tx: Tx, frame: EventsFrame, envelopes: list[Envelope]
     ) -> GatepostError | None:
-        """Take it as if it came from its source; or nothing of it, and say why not."""
+        """Take the events as if they came from their source; or none of them, and return why."""
         mark = tx.mark()
         try:
             self._reader.messages.receiver.take(tx, self._make_batch(tx, frame, envelopes))
@@ -214,7 +231,7 @@ class RelayReaderPart:
         return None
 
     def _make_batch(self, tx: Tx, frame: EventsFrame, envelopes: list[Envelope]) -> Batch:
-        """A relay's word counts for nothing: neither for what there is not, nor for the time."""
+        """Only signed facts count: the batch ends with its last event, and not in the future."""
         last = envelopes[-1]
         now = max(last.created_at, min(frame.now, tx.now))
         heard = _heard_until(tx)
@@ -233,11 +250,13 @@ class RelayReaderPart:
         self.send_readings()
 
     def send_readings(self) -> None:
-        """Tell the sources how far we are, every now and then."""
-        if self._unsent_readings and self.now() >= self._readings_sent_at + _READING_MS:
+        """Tell the sources how far we are, once a second at most."""
+        # The clock may have gone back: then the time since the last readings is negative.
+        waited = not 0 <= self.now() - self._readings_sent_at < _READING_MS
+        if self._unsent_readings and waited:
             self._readings_sent_at = self.now()
-            unsaid, self._unsent_readings = self._unsent_readings, {}
-            for taken in unsaid.values():
+            unsent, self._unsent_readings = self._unsent_readings, {}
+            for taken in unsent.values():
                 self._port.send(self._reader.sign_reading(taken))
 
     def _raise_incident(self, tx: Tx, source: str, detail: str) -> None:
@@ -246,10 +265,9 @@ class RelayReaderPart:
 
 
 def _heard_until(tx: Tx) -> int:
-    """A source would skip what it sent to an earlier life of this journal; a relay cannot know."""
+    """Events created before this time may have been dealt with before this journal was restored.
+
+    On a direct link the source skips them. A relay cannot know, so the reader decides by time.
+    """
     row = tx.one("SELECT value FROM fact WHERE name = 'restored_at'")
     return 0 if row is None else int(row[0]) + _CLOCK_TOLERANCE_MS
-
-
-def _ignore_result(value: object) -> None:
-    """There is nothing to do with it."""

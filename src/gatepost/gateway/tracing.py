@@ -18,10 +18,11 @@ from gatepost.delivery.event_trace import (
     traced_event,
 )
 from gatepost.delivery.frames import TraceAnswer, TraceStep
+from gatepost.delivery.peer_links import PeerLink
 from gatepost.errors import GatepostError, UnknownMessage
 from gatepost.events import check_msg_id, parse_event_id
 from gatepost.gateway.core import Core
-from gatepost.gateway.pipes import LinkEnd, Pipes
+from gatepost.gateway.pipes import Pipes
 from gatepost.gateway.reports import Journey, Step
 from gatepost.gateway.route import get
 from gatepost.journal import Tx
@@ -124,7 +125,7 @@ class Tracer:
         return heard, dict(missing)
 
     async def _ask(self, node: str, event_ids: list[str]) -> Heard | tuple[str, str]:
-        ends = [end for end in self._pipes.links_to(node) if end.link.greeted and not end.ended]
+        ends = [end for end in self._pipes.links_to(node) if end.outbox.greeted and not end.ended]
         if not ends:
             return node, "there is no link to it"
         try:
@@ -133,7 +134,7 @@ class Tracer:
         except TimeoutError:
             return node, f"it did not answer within {_DEADLINE_SECS:g} s"
 
-    async def _ask_over(self, end: LinkEnd, node: str, event_ids: list[str]) -> Heard:
+    async def _ask_over(self, end: PeerLink, node: str, event_ids: list[str]) -> Heard:
         answered: asyncio.Future[TraceAnswer] = asyncio.get_running_loop().create_future()
 
         def resolve(answer: TraceAnswer) -> None:
