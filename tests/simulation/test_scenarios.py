@@ -26,7 +26,7 @@ def build() -> Iterator[Build]:
     def built(
         standbys: tuple[str, ...] = (), habits: SimulatedSettings | None = None
     ) -> SimulatedMesh:
-        mesh = SimulatedMesh(seed=1, nodes=3, habits=habits)
+        mesh = SimulatedMesh(seed=1, nodes=3, settings=habits)
         meshes.append(mesh)
         mesh.__enter__()
         mesh.connect_all()

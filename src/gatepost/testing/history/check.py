@@ -405,6 +405,76 @@ def _check_taken(
             )
 
 
+def _check_written(case: _CheckedMesh) -> Iterator[HistoryViolation]:
+    """Of every outbox that is here from its first event on and was never rewound."""
+    for journal in case.journals.values():
+        for source, event_id in sorted(journal.inbox):
+            other = case.journals.get(source)
+            if other is None or source in ({journal.node} | case.seen.restored):
+                continue
+            if (source, event_id) not in case.histories:
+                whole = not other.events or other.events[0].seq == other.incarnations[0][1]
+                if whole:
+                    detail = f"{source} never wrote it"
+                    yield HistoryViolation("written", journal.node, event_id, detail)
+            elif journal.node not in case.histories[source, event_id].routes:
+                detail = f"{source} wrote it for others"
+                yield HistoryViolation("written", journal.node, event_id, detail)
+
+
+def _check_complete(case: _CheckedMesh) -> Iterator[HistoryViolation]:
+    """In brief histories only: later an inbox is compacted."""
+    for history in case.histories.values() if case.seen.brief else ():
+        first = history.first
+        reader = case.journals.get(first.to_node_id or "")
+        if reader is None or reader.node == history.source or case.is_excused(history):
+            continue
+        read = reader.cursors.get((history.source, first.incarnation), 0)
+        if first.seq <= read and (history.source, history.id) not in reader.inbox:
+            detail = f"{reader.node} has read up to {read}, and never took {first.seq}"
+            yield HistoryViolation("complete", history.source, history.id, detail)
+
+
+def _check_payload(case: _CheckedMesh) -> Iterator[HistoryViolation]:
+    """Mail that was forwarded has another event id, so its payload counts, whatever its event."""
+    sent: dict[tuple[str, str], set[str]] = defaultdict(set)
+    exact: dict[str, str] = {}
+    for send in case.seen.sends:
+        sent[send.sender, send.target].add(send.payload)
+        if send.event_id:
+            exact[send.event_id] = send.payload
+    for turn in case.seen.turns:
+        if turn.kind != "message" or not turn.payload:
+            continue
+        known = exact.get(turn.event_id)
+        allowed = sent[turn.sender, turn.agent] if known is None else {known}
+        if turn.payload not in allowed:
+            detail = f"{turn.agent} got another payload from {turn.sender}"
+            yield HistoryViolation("payload", turn.node, turn.event_id, detail)
+
+
+def _check_blobs(case: _CheckedMesh) -> Iterator[HistoryViolation]:
+    for history in case.histories.values():
+        ref = history.first.payload_ref
+        for receipt in history.receipts if ref is not None and case.seen.blobs else ():
+            if receipt.status != "accepted" or ref is None:
+                continue
+            digest = ref.digest
+            stored = case.seen.blobs.get((receipt.node, digest))
+            if stored is None or stored > case.time_on_disk(receipt.node, receipt.event):
+                detail = f"{receipt.node} accepted it before {digest} was there"
+                yield HistoryViolation("blob here", receipt.node, history.id, detail)
+            elif case.journals[receipt.node].blobs.get(digest) != digest:
+                detail = f"{digest} is not intact at {receipt.node}"
+                yield HistoryViolation("blob here", receipt.node, history.id, detail)
+
+
+def _check_noticed(case: _CheckedMesh) -> Iterator[HistoryViolation]:
+    for node, forgery, noticed in case.seen.forged:
+        if not noticed:
+            yield HistoryViolation("noticed", node, "", forgery)
+
+
 def _check_calm(case: _CheckedMesh) -> Iterator[HistoryViolation]:
     for node, what in case.seen.surprises:
         yield HistoryViolation("calm", node, "", what)
@@ -425,6 +495,11 @@ _RULES = (
     _check_chains,
     _check_told,
     _check_calm,
+    _check_written,
+    _check_complete,
+    _check_payload,
+    _check_blobs,
+    _check_noticed,
 )
 
 

@@ -1,5 +1,6 @@
 """A stopped gateway's journal, read as plainly as possible."""
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,12 @@ _MAIL = """
 SELECT m.msg_id, b.name, m.state, m.tracked FROM mail m JOIN mailbox b ON b.id = m.mailbox
 """
 _PASSED_ON = "SELECT source, original FROM handover"
+_INBOX = "SELECT source, event_id FROM inbox"
 _CURSORS = "SELECT source, incarnation, seq FROM cursor"
+
+
+class JournalPayloadRef(Struct):
+    digest: str
 
 
 class JournalEvent(Struct, rename="camel"):
@@ -39,6 +45,7 @@ class JournalEvent(Struct, rename="camel"):
     to_agent_id: str | None = None
     ref_event_id: str | None = None
     offer: bool = False
+    payload_ref: JournalPayloadRef | None = None
     payload: Raw = Raw(b"{}")
     incarnation: str = ""
     body: bytes = b""
@@ -81,16 +88,21 @@ class GatewayJournal(Struct):
     mail: list[JournalMail]
     cursors: dict[tuple[str, str], int]
     forwarded: set[tuple[str, str]]
+    inbox: set[tuple[str, str]]
+    blobs: dict[str, str]
 
 
 _decode = msgspec.json.Decoder(JournalEvent).decode
 
 
-def read_journal(path: Path, key: bytes | None = None) -> GatewayJournal:
-    """Read everything the checker wants; the gateway must not be running."""
+def read_journal(path: Path, key: bytes | None = None, blobs: Path | None = None) -> GatewayJournal:
+    """Read everything the checker wants; the gateway must not be running.
+
+    `blobs` is the gateway's folder of blobs.
+    """
     connection = apsw.Connection(f"file:{path}?mode=ro", flags=_FLAGS)
     try:
-        return _read(connection, key)
+        return _read(connection, key, blobs)
     finally:
         connection.close()
 
@@ -98,7 +110,7 @@ def read_journal(path: Path, key: bytes | None = None) -> GatewayJournal:
 _FLAGS = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
 
 
-def _read(connection: apsw.Connection, key: bytes | None) -> GatewayJournal:
+def _read(connection: apsw.Connection, key: bytes | None, blobs: Path | None) -> GatewayJournal:
     def rows(sql: str) -> list[Any]:
         return connection.execute(sql).fetchall()
 
@@ -114,6 +126,8 @@ def _read(connection: apsw.Connection, key: bytes | None) -> GatewayJournal:
         mail=[JournalMail(id, box, state) for id, box, state, tracked in rows(_MAIL) if tracked],
         cursors={(source, life): seq for source, life, seq in rows(_CURSORS)},
         forwarded={(source, _id(original)) for source, original in rows(_PASSED_ON)},
+        inbox={(source, _id(event)) for source, event in rows(_INBOX)},
+        blobs=_digest_blobs(blobs),
     )
 
 
@@ -127,3 +141,13 @@ def _event(lives: list[tuple[str, int]], seq: int, body: bytes, digest: bytes) -
 def _id(data: bytes) -> str:
     text = data.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def _digest_blobs(folder: Path | None) -> dict[str, str]:
+    """Name and true digest of each blob file."""
+    files = [] if folder is None or not folder.is_dir() else sorted(folder.iterdir())
+    return {
+        f"sha256:{file.name}": f"sha256:{sha256(file.read_bytes()).hexdigest()}"
+        for file in files
+        if not file.name.startswith("tmp-")
+    }

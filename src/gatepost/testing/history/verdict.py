@@ -18,6 +18,11 @@ RULES = {
     "chain": "every outbox is one gapless chain under signed heads",
     "told": "every event names the one before it for the same reader, and is taken",
     "calm": "nothing fails that nobody broke",
+    "written": "a gateway takes only events that their source wrote for it",
+    "complete": "an event that a gateway has read past is in its inbox",
+    "payload": "an agent gets the payload that was sent to it",
+    "blob here": "a message is accepted only once its blob is complete and intact",
+    "noticed": "a forged frame ends its link at once",
 }
 
 
@@ -31,6 +36,7 @@ class ObservedSend(Struct):
     at: int
     event_id: str = ""
     result: str = "unknown"
+    payload: str = ""
 
 
 class ObservedTurn(Struct):
@@ -46,6 +52,8 @@ class ObservedTurn(Struct):
     attempt: int = 0
     ended_at: int = 0
     result: str = "unknown"
+    kind: str = ""
+    payload: str = ""
 
 
 class Observations(Struct):
@@ -62,6 +70,12 @@ class Observations(Struct):
     absent: set[str] = field(default_factory=set)
     surprises: list[tuple[str, str]] = field(default_factory=list)
     brief: bool = False
+    blobs: dict[tuple[str, str], int] = field(default_factory=dict)
+    forged: list[tuple[str, str, bool]] = field(default_factory=list)
+
+    def note_blob(self, node: str, digest: str, at: int) -> None:
+        """A blob is complete on the disk of a gateway; only the first time counts."""
+        self.blobs.setdefault((node, digest), at)
 
 
 class HistoryViolation(Struct, frozen=True):

@@ -15,6 +15,9 @@ import apsw
 from msgspec import Struct
 
 from gatepost.delivery import Agents, Messages, Node, Patience, restoring
+from gatepost.delivery.blob_fetch import FetchLimits
+from gatepost.delivery.peer_links import PeerLinkSettings
+from gatepost.delivery.relay_reader import RelayRetry
 from gatepost.errors import GatepostError, StorageFailed
 from gatepost.events import NodeKey
 from gatepost.journal import Database, Outcome, Tx, Writer
@@ -50,6 +53,28 @@ class SimulatedSettings(Struct, frozen=True):
     )
     window: int = 1 << 20
     group_ms: int = 3
+    # Small pieces, so that small blobs take several requests.
+    fetch: FetchLimits = FetchLimits(
+        max_bytes=1 << 20,
+        piece_bytes=700,
+        answer_ms=1_500,
+        first_backoff_ms=100,
+        max_backoff_ms=2_000,
+    )
+    relay_retry: RelayRetry = RelayRetry(first_ban_ms=500, max_ban_ms=4_000, next_relay_ms=500)
+    replica_keep_ms: int = 15_000
+    prune_every_ms: int = 2_000
+    resume_every_ms: int = 10_000
+
+    def link_settings(self) -> PeerLinkSettings:
+        return PeerLinkSettings(
+            self.window,
+            self.fetch,
+            self.relay_retry,
+            self.replica_keep_ms,
+            self.prune_every_ms,
+            self.resume_every_ms,
+        )
 
 
 class PendingCall(Struct):
@@ -72,6 +97,10 @@ class SimulatedGateway:
         self.clock = SimulatedClock(loop, f"{seed}/{id}")
         self.key = NodeKey.create(self.clock)
         self.path = folder / id / "journal.db"
+        self.blob_folder = folder / id / "blobs"
+        self.backbone: frozenset[str] = frozenset()
+        self.disk_is_full = False
+        self.on_blob_wanted: Callable[[str, str], None] = lambda digest, source: None
         self.backups: list[Path] = []
         self.up = False
         self.commits = 0
@@ -90,12 +119,13 @@ class SimulatedGateway:
     # -- its life
 
     def start(self) -> None:
+        self.disk_is_full = False
         self._database = Database.open(self.path, "off")
         self.connection = self._database.writer
         self.node = self._identify()
         habits = self.settings
         self.agents = Agents()
-        self.messages = Messages(self.node, self.agents, habits.patience)
+        self.messages = Messages(self.node, self.agents, habits.patience, self._want_blob)
         self.dispatcher = Dispatcher(self.clock, habits.policy, self.messages.close)
         self.messages.dispatcher = self.dispatcher
         self.outbox = Outbox(self.id, self.node.incarnation, self.key)
@@ -182,11 +212,28 @@ class SimulatedGateway:
 
     def fill_disk(self) -> None:
         """From now on the journal cannot grow."""
+        self.disk_is_full = True
         self.connection.pragma("max_page_count", 1)
 
     def free_disk(self) -> None:
+        self.disk_is_full = False
         if self.up:
             self.connection.pragma("max_page_count", 1 << 30)
+
+    # -- the gateway as its links see it
+
+    def now(self) -> int:
+        return self.clock.now()
+
+    def commit(self, operation: Operation, done: SubmitDone) -> None:
+        self.submit(operation, done)
+
+    def is_backbone(self, node: str) -> bool:
+        return node in self.backbone
+
+    def _want_blob(self, digest: str, source: str) -> None:
+        """Called inside a commit group; the fetch starts after it."""
+        self.loop.call_after(0, lambda: self.up and self.on_blob_wanted(digest, source))
 
     # -- its work
 

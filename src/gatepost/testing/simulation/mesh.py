@@ -5,8 +5,9 @@ Everything follows from one seed. Nothing here waits: time passes when `run` let
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
@@ -42,18 +43,26 @@ _LOOK_EVERY_MS = 500
 # A lease ends by the clock it was given by, and clocks are set back by a minute, some twice.
 _PATIENCE_MS = 180_000
 TraceLine = Callable[[str], None]
+# Errors logged here are surprises; without a handler, warnings would go to the terminal.
+_WATCHED_LOGS = ("gatepost.journal.writer", "gatepost.delivery")
 
 
 class SimulatedMesh:
-    """`with SimulatedMesh(seed=7, nodes=3) as mesh:` gives gateways n0, n1 and n2."""
+    """`with SimulatedMesh(seed=7, nodes=3) as mesh:` gives gateways n0, n1 and n2.
+
+    `backbone` gateways relay outboxes and blobs. `unreachable` pairs never connect, so everything
+    between them goes through a relay that both can reach.
+    """
 
     def __init__(
         self,
         seed: int,
         nodes: int = 3,
-        habits: SimulatedSettings | None = None,
+        settings: SimulatedSettings | None = None,
         trace: TraceLine | None = None,
         folder: Path | None = None,
+        backbone: Sequence[str] = (),
+        unreachable: Iterable[tuple[str, str]] = (),
     ) -> None:
         self.seed = seed
         self.random = Random(f"{seed}/mesh")
@@ -62,10 +71,15 @@ class SimulatedMesh:
         self._trace = trace
         self.seen = Observations()
         self.gateways = {
-            id: SimulatedGateway(self.loop, self._folder, id, seed, habits or SimulatedSettings())
+            id: SimulatedGateway(self.loop, self._folder, id, seed, settings or SimulatedSettings())
             for id in (f"n{number}" for number in range(nodes))
         }
+        self.backbone = list(backbone)
+        for gateway in self.gateways.values():
+            gateway.backbone = frozenset(backbone)
         self.network = SimulatedNetwork(self.loop, self.gateways, seed)
+        for pair in unreachable:
+            self.network.forbid_connection(*pair)
         self.room = SimulatedRoom(self.loop, self.gateways, self.network, seed)
         self.agents: dict[tuple[str, str], SimulatedAgent] = {}
         self._clients: list[SimulatedClient] = []
@@ -73,13 +87,17 @@ class SimulatedMesh:
         self.network.on_link_error = self._note_link_error
         self._honest = self.network.tamper
         self.healed = False
-        # Gateways that forged receipts, and for whose mail.
+        # Directions in which frames were tampered with; they start afresh when all is healed.
+        self.tampered: set[Direction] = set()
+        # (gateway, agent) for every gateway that forged receipts for an agent's mail.
         self.lies: set[tuple[str, str]] = set()
         self.link_errors: list[tuple[str, str, str]] = []
 
     def __enter__(self) -> Self:
-        logging.getLogger("gatepost.journal.writer").addHandler(self._surprises)
+        for name in _WATCHED_LOGS:
+            logging.getLogger(name).addHandler(self._surprises)
         for id, gateway in self.gateways.items():
+            self.network.links[id].files.on_stored = self._blob_listener(id)
             gateway.on_appended = self._append_listener(id)
             gateway.on_up.append(partial(self.trace, id, "starts"))
             gateway.on_down.append(partial(self.trace, id, "goes down"))
@@ -87,7 +105,8 @@ class SimulatedMesh:
         return self
 
     def __exit__(self, *_: object) -> None:
-        logging.getLogger("gatepost.journal.writer").removeHandler(self._surprises)
+        for name in _WATCHED_LOGS:
+            logging.getLogger(name).removeHandler(self._surprises)
         self.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -125,10 +144,16 @@ class SimulatedMesh:
         if (node, name) not in self.agents:
             random = Random(f"{self.seed}/{node}/{name}")
             self.agents[node, name] = SimulatedAgent(
-                gateway, name, manners or AgentManners(), random, self._note_turn, standby
+                gateway,
+                name,
+                manners or AgentManners(),
+                random,
+                self._note_turn,
+                self.network.links[node].files,
+                standby,
             )
-        consumer = self.agents[node, name]
-        consumer.standby, consumer.dismissed = standby, False
+        agent = self.agents[node, name]
+        agent.standby, agent.dismissed = standby, False
 
     def dismiss_agent(self, name: str, node: str) -> None:
         """`node` hosts `name` no more: nothing new is accepted for it there."""
@@ -161,16 +186,27 @@ class SimulatedMesh:
     # -- what they do
 
     def send(
-        self, sender: str, target: str, node: str | None = None, **fields: Any
+        self,
+        sender: str,
+        target: str,
+        node: str | None = None,
+        blob_bytes: int = 0,
+        **fields: Any,
     ) -> ObservedSend:
-        """Have a client send; what it is told will stand in the result."""
+        """Have a client send; the answer it gets will stand in the result.
+
+        A payload of `blob_bytes` travels as a blob.
+        """
         node = node or self.room.owner_of(sender)
         key = f"k{len(self.seen.sends)}"
         seen = ObservedSend(node, sender, target, key, self.loop.now)
         self.seen.sends.append(seen)
-        payload = Raw(b'{"n":"' + key.encode() + b'"}')
-        new = NewSend(sender, target, payload, idempotency_key=key, **fields)
-        client = SimulatedClient(self.gateways[node], new, seen)
+        filler = b',"x":"' + b"x" * blob_bytes + b'"' if blob_bytes else b""
+        payload = b'{"n":"' + key.encode() + b'"' + filler + b"}"
+        seen.payload = sha256(payload).hexdigest()
+        new = NewSend(sender, target, Raw(payload), idempotency_key=key, **fields)
+        files = self.network.links[node].files if blob_bytes else None
+        client = SimulatedClient(self.gateways[node], new, seen, files)
         self._clients.append(client)
         client.send()
         return seen
@@ -204,15 +240,20 @@ class SimulatedMesh:
         self.healed = True
         self.network.heal_directions()
         self.network.tamper = self._honest
+        # A reader cannot tell that a relay left out the last event, until another one follows.
+        for direction in sorted(self.tampered):
+            self.network.drop_connections(*direction)
+        for links in self.network.links.values():
+            links.files.fails_until, links.files.crashes_at_next = 0, False
         self.room.slow.clear()
         for gateway in self.gateways.values():
             gateway.cancel_crash()
             gateway.free_disk()
             if not gateway.up:
                 gateway.start()
-        for consumer in self.agents.values():
-            consumer.manners = replace(consumer.manners, forget=0.0, nack=0.0)
-            consumer.resume_work()
+        for agent in self.agents.values():
+            agent.manners = replace(agent.manners, forget=0.0, nack=0.0)
+            agent.resume_work()
 
     def drain(self, patience_ms: int = _PATIENCE_MS) -> bool:
         """Let time pass until nothing is open anywhere, and stays so; whether that came about.
@@ -248,7 +289,10 @@ class SimulatedMesh:
     def check_history(self, drained: bool = True) -> HistoryVerdict:
         """Stop everything and have the history checked."""
         self.close()
-        journals = [read_journal(each.path, each.key.public) for each in self.gateways.values()]
+        journals = [
+            read_journal(each.path, each.key.public, each.blob_folder)
+            for each in self.gateways.values()
+        ]
         return check_history(journals, self.seen, drained=drained)
 
     def finish(self) -> HistoryVerdict:
@@ -279,6 +323,9 @@ class SimulatedMesh:
     def _note_link_error(self, node: str, peer: str, error: GatepostError) -> None:
         self.link_errors.append((node, peer, error.message))
         self.trace(node, f"link to {peer} ends: {error.message}")
+
+    def _blob_listener(self, id: str) -> Callable[[str], None]:
+        return lambda digest: self.seen.note_blob(id, digest, self.loop.now)
 
     def _append_listener(self, id: str) -> Callable[[str, int], None]:
         def appended(life: str, last: int) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import combinations
 from random import Random
 from typing import Any
 
@@ -16,6 +17,8 @@ from gatepost.testing.simulation.users import AgentManners
 
 # What one message may cost at most, with receipts, reply, retries and reconnections.
 _LINK_BYTES = 40_000
+# How many messages have a payload that travels as a blob.
+_BLOBS = 0.06
 
 
 class RunShape(Struct, frozen=True):
@@ -59,7 +62,8 @@ def simulate(
 ) -> RunResult:
     shape = shape or RunShape()
     random = Random(f"{seed}/run")
-    with SimulatedMesh(seed, shape.nodes, _draw_settings(random), trace) as mesh:
+    settings, topology = _draw_settings(random), _draw_topology(random, shape.nodes)
+    with SimulatedMesh(seed, shape.nodes, settings, trace, **topology) as mesh:
         mesh.seen.brief = True
         if frames:
             mesh.trace_frames()
@@ -86,6 +90,18 @@ def _draw_settings(random: Random) -> SimulatedSettings:
     return replace(usual, policy=policy, window=window, group_ms=random.choice((1, 3, 30)))
 
 
+def _draw_topology(random: Random, nodes: int) -> dict[str, Any]:
+    """Most meshes have one or two relays, and gateways that can meet nowhere else."""
+    ids = [f"n{number}" for number in range(nodes)]
+    if nodes < 3 or random.random() < 0.3:
+        return {}
+    backbone = random.sample(ids, min(random.choice((1, 2)), nodes - 2))
+    edges = [id for id in ids if id not in backbone]
+    pairs = list(combinations(edges, 2))
+    unreachable = random.sample(pairs, min(len(pairs), random.randint(1, 3)))
+    return {"backbone": backbone, "unreachable": unreachable}
+
+
 def _place_agents(mesh: SimulatedMesh, random: Random, shape: RunShape) -> None:
     mesh.connect_all()
     ids = list(mesh.gateways)
@@ -106,5 +122,7 @@ def _plan_traffic(mesh: SimulatedMesh, random: Random, shape: RunShape) -> None:
         fields: dict[str, Any] = {"ttl_secs": 3.0} if random.random() < 0.08 else {}
         moment = random.randint(0, shape.over_ms)
         for _ in range(min(left, random.choice((1, 1, 1, 8)))):
-            mesh.loop.call_after(moment, partial(mesh.send, sender, target, **fields))
+            blob = random.randint(1, 3_000) if random.random() < _BLOBS else 0
+            send = partial(mesh.send, sender, target, blob_bytes=blob, **fields)
+            mesh.loop.call_after(moment, send)
             left -= 1

@@ -5,11 +5,13 @@ They write down what they were told, for that is all a client ever knows.
 
 from collections.abc import Callable
 from functools import partial
+from hashlib import sha256
 from random import Random
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct
+from msgspec.structs import replace
 
 from gatepost.delivery.messages import fingerprint
 from gatepost.errors import GatepostError, StorageFailed
@@ -17,10 +19,12 @@ from gatepost.journal import Tx
 from gatepost.mailbox import Settlement
 from gatepost.mailbox.dispatch import Waiter
 from gatepost.testing.history import ObservedSend, ObservedTurn
+from gatepost.testing.simulation.blob_files import SimulatedBlobFiles
 from gatepost.testing.simulation.gateway import SimulatedGateway
 from gatepost.wire import EventInfo, Message, NewSend, Sent
 
 _RECONNECT_MS = 300
+_SAVE_BLOB = "INSERT OR IGNORE INTO blob (digest, key, size, created_at) VALUES (?, ?, ?, ?)"
 _decode_info = msgspec.json.Decoder(EventInfo).decode
 
 
@@ -37,17 +41,54 @@ class AgentManners(Struct, frozen=True):
 class SimulatedClient:
     """Sends one message, again and again under the same key until it is told what became of it."""
 
-    def __init__(self, gateway: SimulatedGateway, new: NewSend, seen: ObservedSend) -> None:
+    def __init__(
+        self,
+        gateway: SimulatedGateway,
+        new: NewSend,
+        seen: ObservedSend,
+        files: SimulatedBlobFiles | None = None,
+    ) -> None:
         self._gateway = gateway
         self._new = new
+        # Taken of the payload itself: every upload of it has another digest.
+        self._fingerprint = fingerprint(new)
+        self._files = files
         self.seen = seen
         self._patience = 40
 
     def send(self) -> None:
-        self._gateway.submit(self._send_message, self._note_answer, self._try_again)
+        if self._files is None:
+            self._submit(self._new)
+        else:
+            self._upload(self._files)
 
-    def _send_message(self, tx: Tx) -> Sent:
-        return self._gateway.messages.send(tx, self._new, fingerprint(self._new))
+    def _upload(self, files: SimulatedBlobFiles) -> None:
+        """Store the payload as a blob, as the gateway does; then send a message that names it."""
+        if not self._gateway.up:
+            self._try_again()
+            return
+        try:
+            blob, key = files.write_blob(bytes(self._new.payload))  # type: ignore[arg-type]
+        except GatepostError:
+            self._try_again()
+            return
+        new = replace(self._new, payload=UNSET, payload_ref=blob.digest)
+        row = (blob.digest, key, blob.size)
+
+        def stored(value: Any, error: GatepostError | None) -> None:
+            if error is None:
+                self._submit(new)
+            else:
+                self._try_again()
+
+        self._gateway.submit(lambda tx: tx.run(_SAVE_BLOB, (*row, tx.now)), stored, self._try_again)
+
+    def _submit(self, new: NewSend) -> None:
+        self._gateway.submit(
+            lambda tx: self._gateway.messages.send(tx, new, self._fingerprint),
+            self._note_answer,
+            self._try_again,
+        )
 
     def _note_answer(self, sent: Sent, error: GatepostError | None) -> None:
         if error is None:
@@ -73,9 +114,11 @@ class SimulatedAgent:
         manners: AgentManners,
         random: Random,
         note: Callable[[ObservedTurn], None],
+        files: SimulatedBlobFiles,
         standby: bool = False,
     ) -> None:
         self._gateway = gateway
+        self._files = files
         self.agent = agent
         self.manners = manners
         self.paused = False
@@ -157,9 +200,21 @@ class SimulatedAgent:
             receipt=message.receipt,
             begun_at=self._gateway.loop.now,
             attempt=message.attempt,
+            kind=info.kind,
+            payload=sha256(self._read_payload(message, info)).hexdigest(),
         )
         self._note(turn)
         return turn
+
+    def _read_payload(self, message: Message, info: EventInfo) -> bytes:
+        """The payload as the agent gets it; nothing if its blob cannot be read."""
+        if info.payload_ref is None:
+            return bytes(message.payload)
+        rows = self._gateway.query("SELECT key FROM blob WHERE digest = ?", info.payload_ref)
+        try:
+            return b"".join(self._files.store.read(info.payload_ref, rows[0][0]))
+        except (GatepostError, IndexError):
+            return b""
 
     def _end_turn(self, message: Message, turn: ObservedTurn, shift: int) -> None:
         if shift != self._shift:
