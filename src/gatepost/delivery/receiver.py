@@ -487,6 +487,9 @@ class _Taking:
             self._receipt(envelope, Receipt(status="refused", reason="resend"))
         elif envelope.to_agent_id is None:
             self._refuse(envelope, "no_agent")
+        elif envelope.created_at < self._heard:
+            # Never held: what a held event waits for may come when nothing is known of this any more.
+            self._refuse(envelope, RESTORED)
         else:
             self._in_order(envelope, body)
 
@@ -523,8 +526,6 @@ class _Taking:
 
     def _why_not(self, envelope: Envelope) -> str:
         agent = envelope.to_agent_id or ""
-        if envelope.created_at < self._heard:
-            return RESTORED
         if envelope.expires_at is not None and envelope.expires_at <= self._now:
             return "expired"
         if envelope.kind != Kind.REPLY and not self._hosted(agent):

@@ -444,8 +444,15 @@ class Sender:
         found = self.find(tx, ref)
         if found is None:
             self._late(tx, parse_event_id(ref), source, f"refused: {reason}")
-        elif found.node != source or found.state in ("processed", "replied"):
+        elif found.node != source:
             self.ignored += 1
+        elif found.state in ("processed", "replied"):
+            self.ignored += 1
+            if reason == RESTORED:
+                # It settled this before it was restored; the number never comes to it again.
+                ends = {"from_agent": found.from_agent, "to_agent": found.to_agent}
+                settled = Signal(signal="settled", through=found.pair_seq, **ends)
+                self.say(tx, source, None, settled)
         elif found.state == "dead_letter":
             self._late(tx, found.event_id, source, f"refused: {reason}")
         elif reason == RESTORED:

@@ -457,7 +457,8 @@ def _check_blobs(case: _CheckedMesh) -> Iterator[HistoryViolation]:
     for history in case.histories.values():
         ref = history.first.payload_ref
         for receipt in history.receipts if ref is not None and case.seen.blobs else ():
-            if receipt.status != "accepted" or ref is None:
+            # A receipt of a gateway that the message never went to is a forgery.
+            if receipt.status != "accepted" or receipt.node not in history.routes or ref is None:
                 continue
             digest = ref.digest
             stored = case.seen.blobs.get((receipt.node, digest))

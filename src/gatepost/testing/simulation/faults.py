@@ -4,9 +4,10 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from gatepost.delivery.frames import EventsFrame, decode_frame
+from gatepost.delivery.frames import BlobPiece, BlobRequest, EventsFrame, decode_frame
 from gatepost.events import Kind, Receipt, decode
 from gatepost.testing.history import ObservedSend
+from gatepost.testing.simulation.forgeries import FORGERIES, wrong_piece
 from gatepost.testing.simulation.gateway import SimulatedGateway
 from gatepost.testing.simulation.mesh import SimulatedMesh
 from gatepost.testing.simulation.network import Direction, leave_out_event
@@ -177,30 +178,16 @@ _FORGED_RECEIPTS = (
 
 
 def omission(mesh: SimulatedMesh, random: Random) -> None:
-    """Somebody on the way leaves out one event, and rather a word than a message: those may come
-    again.
-    """
+    """An emitter or relay leaves out one event: rather a signal than a message that comes again."""
     a, b = random.sample(list(mesh.gateways), 2)
     any_kind = random.random() < 0.3
-    inner, done = mesh.network.tamper, False
 
-    def tamper(lane: Direction, data: bytes) -> bytes | None:
-        nonlocal done
-        passed = inner(lane, data)
-        if done or passed is None or lane != (a, b):
-            return passed
-        places = [
-            place
-            for place, kind in enumerate(_event_kinds(passed))
-            if any_kind or kind in _SAID_ONCE
-        ]
-        if not places:
-            return passed
-        done = True
-        mesh.trace("network", f"an event from {a} to {b} is left out")
-        return leave_out_event(passed, random.choice(places))
+    def leave_out(data: bytes) -> bytes | None:
+        kinds = _event_kinds(data)
+        places = [place for place, kind in enumerate(kinds) if any_kind or kind in _SAID_ONCE]
+        return leave_out_event(data, random.choice(places)) if places else data
 
-    mesh.network.tamper = tamper
+    _tamper_once(mesh, (a, b), leave_out, f"an event from {a} to {b} is left out")
 
 
 _SAID_ONCE = (Kind.SIGNAL, Kind.DEAD_LETTER)
@@ -209,6 +196,84 @@ _SAID_ONCE = (Kind.SIGNAL, Kind.DEAD_LETTER)
 def _event_kinds(data: bytes) -> list[str]:
     frame = decode_frame(data)
     return [decode(body).kind for body in frame.events] if isinstance(frame, EventsFrame) else []
+
+
+def relay_forgery(mesh: SimulatedMesh, random: Random) -> None:
+    """A relay passes on something that its source did not write; its reader has to notice."""
+    readers = sorted({one for one, _ in mesh.network.unreachable})
+    if not readers:
+        return
+    relay, reader = random.choice(mesh.backbone), random.choice(readers)
+    forge = random.choice(FORGERIES)
+
+    def change(data: bytes) -> bytes | None:
+        forged = forge(data)
+        if forged != data:
+            mesh.expect_link_error(reader, relay, f"{relay} sent {forge.__name__} to {reader}")
+        return forged
+
+    _tamper_once(mesh, (relay, reader), change, f"{relay} forges what it relays to {reader}")
+
+
+def blob_forgery(mesh: SimulatedMesh, random: Random) -> None:
+    """A piece of a blob arrives with a wrong byte."""
+    a, b = random.sample(list(mesh.gateways), 2)
+    _tamper_once(mesh, (a, b), wrong_piece, f"a piece of a blob from {a} to {b} is altered")
+
+
+def blob_loss(mesh: SimulatedMesh, random: Random) -> None:
+    """A request for a range of a blob, or the answer to it, never arrives."""
+    a, b = random.sample(list(mesh.gateways), 2)
+
+    def lose(data: bytes) -> bytes | None:
+        return None if isinstance(decode_frame(data), BlobRequest | BlobPiece) else data
+
+    for _ in range(random.randint(1, 3)):
+        _tamper_once(mesh, (a, b), lose, f"a range of a blob is lost between {a} and {b}")
+
+
+def _tamper_once(
+    mesh: SimulatedMesh,
+    direction: Direction,
+    change: Callable[[bytes], bytes | None],
+    what: str,
+) -> None:
+    """Change the next frame in this direction that `change` returns other than it was."""
+    inner, done = mesh.network.tamper, False
+
+    def tamper(on: Direction, data: bytes) -> bytes | None:
+        nonlocal done
+        passed = inner(on, data)
+        if done or passed is None or on != direction:
+            return passed
+        changed = change(passed)
+        if changed != passed:
+            done = True
+            mesh.tampered.add(direction)
+            mesh.trace("network", what)
+        return changed
+
+    mesh.network.tamper = tamper
+
+
+def blob_disk(mesh: SimulatedMesh, random: Random) -> None:
+    """The blob files of a gateway can neither be read nor written for a while."""
+    gateway = _pick_gateway(mesh, random)
+    mesh.trace(gateway.id, "blob files fail")
+    mesh.network.links[gateway.id].files.fails_until = mesh.loop.now + random.randint(200, 3_000)
+
+
+def blob_crash(mesh: SimulatedMesh, random: Random) -> None:
+    """Power goes when the next blob is complete on disk, before the journal knows of it."""
+    gateway = _pick_gateway(mesh, random)
+    files = mesh.network.links[gateway.id].files
+    files.crashes_at_next = True
+
+    def start() -> None:
+        files.crashes_at_next = False
+        _start_gateway(gateway)
+
+    mesh.loop.call_after(random.randint(2_000, 10_000), start)
 
 
 def restore(mesh: SimulatedMesh, random: Random) -> None:
@@ -250,6 +315,11 @@ FAULTS: dict[str, tuple[Fault, int]] = {
     "move_agent": (move_agent, 3),
     "forged_receipt": (forged_receipt, 4),
     "omission": (omission, 3),
+    "relay_forgery": (relay_forgery, 3),
+    "blob_forgery": (blob_forgery, 2),
+    "blob_loss": (blob_loss, 2),
+    "blob_disk": (blob_disk, 2),
+    "blob_crash": (blob_crash, 2),
     "restore": (restore, 1),
 }
 

@@ -63,8 +63,8 @@ class SimulatedSettings(Struct, frozen=True):
     )
     relay_retry: RelayRetry = RelayRetry(first_ban_ms=500, max_ban_ms=4_000, next_relay_ms=500)
     replica_keep_ms: int = 15_000
-    prune_every_ms: int = 2_000
-    resume_every_ms: int = 10_000
+    prune_every_ms: int = 5_000
+    resume_every_ms: int = 15_000
 
     def link_settings(self) -> PeerLinkSettings:
         return PeerLinkSettings(

@@ -229,6 +229,16 @@ class SimulatedMesh:
         )
         self._submit_until_done(gateway, lambda tx: tx.append(draft))
 
+    def expect_link_error(self, node: str, peer: str, forgery: str) -> None:
+        """The frame that `node` gets now is forged: note whether it ends its link with `peer`."""
+        before = len(self.link_errors)
+
+        def check() -> None:
+            errors = [(each[0], each[1]) for each in self.link_errors[before:]]
+            self.seen.forged.append((node, forgery, (node, peer) in errors))
+
+        self.loop.call_after(0, check)
+
     # -- time
 
     def run(self, ms: int, enough: Callable[[], bool] = lambda: False) -> bool:
