@@ -476,6 +476,12 @@ def _check_noticed(case: _CheckedMesh) -> Iterator[HistoryViolation]:
             yield HistoryViolation("noticed", node, "", forgery)
 
 
+def _check_left_out(case: _CheckedMesh) -> Iterator[HistoryViolation]:
+    for (reader, source, seq), read in case.seen.left_out.items() if case.drained else ():
+        if not read and case.seen.restored.isdisjoint((reader, source)):
+            yield HistoryViolation("left out", reader, "", f"event {seq} of {source} never came")
+
+
 def _check_calm(case: _CheckedMesh) -> Iterator[HistoryViolation]:
     for node, what in case.seen.surprises:
         yield HistoryViolation("calm", node, "", what)
@@ -501,6 +507,7 @@ _RULES = (
     _check_payload,
     _check_blobs,
     _check_noticed,
+    _check_left_out,
 )
 
 

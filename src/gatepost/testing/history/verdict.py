@@ -23,6 +23,7 @@ RULES = {
     "payload": "an agent gets the payload that was sent to it",
     "blob here": "a message is accepted only once its blob is complete and intact",
     "noticed": "a forged frame ends its link at once",
+    "left out": "an event that a relay leaves out is read after all",
 }
 
 
@@ -72,6 +73,7 @@ class Observations(Struct):
     brief: bool = False
     blobs: dict[tuple[str, str], int] = field(default_factory=dict)
     forged: list[tuple[str, str, bool]] = field(default_factory=list)
+    left_out: dict[tuple[str, str, int], bool] = field(default_factory=dict)
 
     def note_blob(self, node: str, digest: str, at: int) -> None:
         """A blob is complete on the disk of a gateway; only the first time counts."""

@@ -193,6 +193,25 @@ def omission(mesh: SimulatedMesh, random: Random) -> None:
 _SAID_ONCE = (Kind.SIGNAL, Kind.DEAD_LETTER)
 
 
+def relay_omission(mesh: SimulatedMesh, random: Random) -> None:
+    """A relay leaves out one event; its reader has to get it after all."""
+    readers = sorted({one for one, _ in mesh.network.unreachable})
+    if not readers:
+        return
+    relay, reader = random.choice(mesh.backbone), random.choice(readers)
+
+    def leave_out(data: bytes) -> bytes | None:
+        frame = decode_frame(data)
+        if not isinstance(frame, EventsFrame) or frame.stream != "relay":
+            return data
+        place = random.randrange(len(frame.events))
+        mesh.expect_event(reader, frame.source, decode(frame.events[place]).seq)
+        mesh.omitted.add((relay, reader))
+        return leave_out_event(data, place)
+
+    _tamper_once(mesh, (relay, reader), leave_out, f"{relay} leaves out an event for {reader}")
+
+
 def _event_kinds(data: bytes) -> list[str]:
     frame = decode_frame(data)
     return [decode(body).kind for body in frame.events] if isinstance(frame, EventsFrame) else []
@@ -249,7 +268,6 @@ def _tamper_once(
         changed = change(passed)
         if changed != passed:
             done = True
-            mesh.tampered.add(direction)
             mesh.trace("network", what)
         return changed
 
@@ -316,6 +334,7 @@ FAULTS: dict[str, tuple[Fault, int]] = {
     "forged_receipt": (forged_receipt, 4),
     "omission": (omission, 3),
     "relay_forgery": (relay_forgery, 3),
+    "relay_omission": (relay_omission, 3),
     "blob_forgery": (blob_forgery, 2),
     "blob_loss": (blob_loss, 2),
     "blob_disk": (blob_disk, 2),

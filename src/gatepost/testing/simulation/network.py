@@ -26,7 +26,7 @@ Tamper = Callable[[Direction, bytes], bytes | None]
 
 _DIAL_MS = (100, 600)
 _NOTICE_MS = (50, 4_000)
-_TEND_MS = 500
+_TEND_MS = 1_000
 # How long a gateway is believed to be online without a connection, and with a heartbeat.
 _OFFLINE_MS = 3_000
 _HEARTBEAT_MS = 1_000
@@ -47,6 +47,8 @@ class SimulatedNetwork:
         self.tamper: Tamper = lambda direction, data: data
         self.on_presence: Callable[[str], None] = lambda node: None
         self.on_link_error: Callable[[str, str, GatepostError], None] = lambda *_: None
+        # Called with every frame of events that reaches a reader, once somebody wants to know.
+        self.on_events: Callable[[str, EventsFrame], None] | None = None
         self.bytes: Counter[Direction] = Counter()
         self.total = 0
         self._connections: list[SimulatedConnection] = []
@@ -161,7 +163,13 @@ class SimulatedNetwork:
             return
         tampered = self.tamper(direction, data)
         if tampered is not None:
+            self._show_events(direction[1], tampered)
             connection.ends[direction[1]].receive_frame(tampered)
+
+    def _show_events(self, reader: str, data: bytes) -> None:
+        frame = decode_frame(data) if self.on_events is not None else None
+        if self.on_events is not None and isinstance(frame, EventsFrame):
+            self.on_events(reader, frame)
 
 
 class SimulatedConnection:

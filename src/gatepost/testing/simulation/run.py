@@ -93,12 +93,12 @@ def _draw_settings(random: Random) -> SimulatedSettings:
 def _draw_topology(random: Random, nodes: int) -> dict[str, Any]:
     """Most meshes have one or two relays, and gateways that can meet nowhere else."""
     ids = [f"n{number}" for number in range(nodes)]
-    if nodes < 3 or random.random() < 0.3:
+    if nodes < 3 or random.random() < 0.4:
         return {}
     backbone = random.sample(ids, min(random.choice((1, 2)), nodes - 2))
     edges = [id for id in ids if id not in backbone]
     pairs = list(combinations(edges, 2))
-    unreachable = random.sample(pairs, min(len(pairs), random.randint(1, 3)))
+    unreachable = random.sample(pairs, min(len(pairs), random.randint(1, 2)))
     return {"backbone": backbone, "unreachable": unreachable}
 
 
