@@ -1,8 +1,8 @@
-"""What one gateway knows of an event's journey, and how another gateway asks for it.
+"""The steps of an event that one gateway's journal knows, and how another gateway asks for them.
 
-A gateway tells what its own journal says: what it sent and heard as a sender, what it took, held
-and handed out as an owner. Another gateway is told only of events that it sent to us or that we
-sent to it, and never what is in them.
+As a sender, a gateway knows its sends and the receipts it read; as an owner, the events it took,
+held and handed to agents. A peer is told only of events that it sent to us or that we sent to it,
+and never of their payloads.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ from gatepost.events import (
 from gatepost.journal.outbox import Appended
 from gatepost.journal.tx import Tx
 
-# What one event, or one answer, may cost its gateway.
+# Bounds on the work that one event, or one answer, costs its gateway.
 _ROWS = 200
 _EVENTS = 256
 _UNANSWERED = 4
@@ -68,7 +68,7 @@ _MAIL_WORDS = {0: "waiting", 1: "in_hand", 2: "backing_off"}
 
 
 class EventTrace:
-    """All that a journal says of some events; `peer` is the gateway it is told to, if it is one."""
+    """The steps that one journal knows of some events. For a `peer`, only those that concern it."""
 
     def __init__(self, tx: Tx, node: str, peer: str | None = None) -> None:
         self._tx = tx
@@ -76,7 +76,7 @@ class EventTrace:
         self._peer = peer
 
     def trace_events(self, event_ids: Iterable[str]) -> list[TraceStep]:
-        """What is known of these events, and of the replies to them from here."""
+        """The steps of these events, and of the replies that this gateway sent to them."""
         steps: list[TraceStep] = []
         for id in self._with_replies(event_ids):
             steps += self._trace_event(id)
@@ -110,7 +110,7 @@ class EventTrace:
         return self._peer is None or node == self._peer
 
     def _receipt_steps(self, id: bytes) -> Iterator[TraceStep]:
-        """When the receipts of an event of ours were read here."""
+        """The times at which the receipts of an event of ours were read here."""
         row = self._tx.one(_DELIVERY, (id,))
         if row is None or row[3] == self._node or not self._is_visible(row[3]):
             return
@@ -165,12 +165,12 @@ def conversation_events(tx: Tx, corr_id: str) -> list[str]:
 
 
 def sent_conversation_events(tx: Tx, corr_id: str) -> list[str]:
-    """Those of them that this gateway sent; that is quickly told."""
+    """The events of a conversation that this gateway sent: a cheap query."""
     return [format_event_id(row[0]) for row in tx.rows(_SENT_IN, (corr_id,))]
 
 
 def traced_event(tx: Tx, event_id: str) -> str:
-    """The event meant: of a receipt, a signal or a dead letter, the one it is about."""
+    """The event to trace: for a receipt, signal or dead letter, the event that it is about."""
     row = tx.one(_ABOUT, (parse_event_id(event_id),))
     if row is None or row[0] is None or row[1] in TRACKED:
         return event_id
@@ -178,7 +178,7 @@ def traced_event(tx: Tx, event_id: str) -> str:
 
 
 def _outbox_step(envelope: Envelope) -> TraceStep:
-    """What an event of our outbox says of the journey."""
+    """The step that an event of our outbox stands for."""
     what, detail = _describe_event(envelope)
     about = envelope.event_id if envelope.kind in TRACKED else envelope.ref_event_id
     return TraceStep(
@@ -219,7 +219,7 @@ TraceAnswered = Callable[[TraceAnswer], None]
 
 
 class TracePart:
-    """Asks and answers over one link. Whoever asks waits no longer than it wants to."""
+    """Asks a peer for steps and answers its requests. The caller sets its own deadline."""
 
     def __init__(self, port: LinkPort, node: Node, peer: str) -> None:
         self._port = port
@@ -230,7 +230,7 @@ class TracePart:
         self._answering = 0
 
     def request_trace(self, event_ids: Sequence[str], answered: TraceAnswered) -> int:
-        """Ask the other side; returns what to `forget` when nobody waits any more."""
+        """Ask the peer; returns the number for `forget_request` once nobody waits any more."""
         self._numbers += 1
         self._requests[self._numbers] = answered
         self._port.send(TraceRequest(self._numbers, list(event_ids)))
@@ -240,7 +240,7 @@ class TracePart:
         self._requests.pop(number, None)
 
     def handle_hello(self, hello: HelloFrame) -> None:
-        """Nothing is due before somebody asks."""
+        """Requests start when somebody asks."""
 
     def receive_frame(self, frame: AnyFrame) -> bool:
         match frame:
@@ -255,13 +255,13 @@ class TracePart:
         return True
 
     def publish_group(self, group: Appended) -> None:
-        """Nobody follows a journey live."""
+        """A trace is asked for, never streamed."""
 
     def close(self) -> None:
         self._requests.clear()
 
     def _answer_request(self, frame: TraceRequest) -> None:
-        """Who asks too much at once gets no answer to the rest."""
+        """A peer with too many requests at once gets no answer to the rest."""
         if self._answering < _UNANSWERED:
             self._answering += 1
             self._port.commit(lambda tx: self._make_answer(tx, frame), self._send_answer)
@@ -269,7 +269,7 @@ class TracePart:
     def _make_answer(self, tx: Tx, frame: TraceRequest) -> TraceAnswer:
         steps: list[TraceStep] = []
         for event_id in frame.event_ids:
-            # What is no event id is nothing we know of.
+            # Of a malformed event id nothing is known.
             try:
                 steps += EventTrace(tx, self._node.id, self._peer).trace_events([event_id])
             except GatepostError:

@@ -1,8 +1,8 @@
-"""What two gateways say to each other over a link.
+"""The frames that two gateways exchange over a link.
 
-Either side reads the other's outbox: it subscribes from where it is, gets events as long as it has
-given credit for them, and says how far it has taken them, which gives new credit. Everything is
-MessagePack; events travel as the very bytes their digests were taken of.
+Either side reads the other's outbox: it subscribes from its position, gets events as long as its
+credit lasts, and confirms the events it has stored, which renews the credit. Frames are MessagePack
+arrays; events travel as the very bytes that their digests were taken of.
 """
 
 from typing import Annotated
@@ -15,7 +15,7 @@ from gatepost.events.chain import Hash, Signature
 from gatepost.events.ids import Digest
 
 VERSION = 1
-# No frame is larger than this, but for one event or one group's proof.
+# No frame is larger than this, unless a single event or the proof of a single group is.
 FRAME_BYTES = 256 * 1024
 FRAME_EVENTS = 1024
 PIECE_BYTES = 256 * 1024
@@ -36,7 +36,7 @@ class LinkFrame(Struct, frozen=True, array_like=True, tag=True):
 
 
 class HelloFrame(LinkFrame, frozen=True, tag="hello"):
-    """Who is there, through which lives its outbox went, and its clock."""
+    """The sender's node id, the incarnations and length of its outbox, and its clock."""
 
     node: FrameName
     incarnations: IncarnationList
@@ -46,7 +46,10 @@ class HelloFrame(LinkFrame, frozen=True, tag="hello"):
 
 
 class SubscribeFrame(LinkFrame, frozen=True, tag="subscribe"):
-    """Send me what is in your outbox for me. `life` is who I am, `positions` where I am."""
+    """Asks for the events of the peer's outbox that are for the sender, after `positions`.
+
+    `incarnation` is the sender's own.
+    """
 
     incarnation: FrameName
     positions: PositionList
@@ -54,9 +57,9 @@ class SubscribeFrame(LinkFrame, frozen=True, tag="subscribe"):
 
 
 class FollowFrame(LinkFrame, frozen=True, tag="follow"):
-    """Send me all of your outbox, with its heads, for I keep it for others.
+    """Asks for all of the peer's outbox with its heads, to keep it for others.
 
-    Said again, it starts again from these positions; a window of 0 ends it.
+    A second one starts again from its positions; one with a window of 0 ends it.
     """
 
     positions: PositionList
@@ -64,9 +67,9 @@ class FollowFrame(LinkFrame, frozen=True, tag="follow"):
 
 
 class RelayFrame(LinkFrame, frozen=True, tag="relay"):
-    """Send me what you keep for me of other outboxes, with proof; `wants` are those I miss.
+    """Asks a relay for the events of these other outboxes that are for the sender, with proof.
 
-    Said again, it says what I miss now. The window is what it was the first time.
+    A later one replaces `wants`. The window stays the one of the first.
     """
 
     positions: PositionList
@@ -75,7 +78,7 @@ class RelayFrame(LinkFrame, frozen=True, tag="relay"):
 
 
 class IncarnationsFrame(LinkFrame, frozen=True, tag="lives"):
-    """The lives of an outbox, signed by its node: the answer to Follow, and passed on by relays."""
+    """The incarnations of an outbox, signed by its node: the answer to Follow; relays forward it."""
 
     source: FrameName
     incarnations: IncarnationList
@@ -83,9 +86,9 @@ class IncarnationsFrame(LinkFrame, frozen=True, tag="lives"):
 
 
 class ReadingFrame(LinkFrame, frozen=True, tag="reading"):
-    """How far a reader in this life of its own has taken an outbox by relay, signed by it.
+    """How far a reader has taken an outbox through a relay, signed by the reader.
 
-    The relay passes it on to the source, which may then forget what nobody needs any more.
+    `incarnation` is the reader's own. The relay forwards it to the source, which may then prune.
     """
 
     reader: FrameName
@@ -108,10 +111,10 @@ class CommitGroup(LinkFrame, frozen=True, tag="group"):
 
 
 class EventsFrame(LinkFrame, frozen=True, tag="events"):
-    """What there is for the reader of one life of one outbox, up to and with `upto`.
+    """All events for the reader of one incarnation of one outbox, up to and with `upto`.
 
-    To who follows, `everyone` names the events that are for everybody: an envelope does not tell
-    them from those that are for nobody else.
+    On the stream to a relay, `everyone` lists the events for everybody. An envelope does not tell
+    them from events that are for nobody but their own gateway.
     """
 
     source: FrameName
@@ -126,7 +129,7 @@ class EventsFrame(LinkFrame, frozen=True, tag="events"):
 
 
 class TakenFrame(LinkFrame, frozen=True, tag="taken"):
-    """The reader has this on disk, and takes as many more bytes."""
+    """The reader has stored events up to `upto`, and gives back `size` bytes of credit."""
 
     source: FrameName
     incarnation: FrameName
@@ -136,7 +139,7 @@ class TakenFrame(LinkFrame, frozen=True, tag="taken"):
 
 
 class SkipFrame(LinkFrame, frozen=True, tag="skip"):
-    """There is nothing up to `upto` for the reader any more, and here is why."""
+    """The emitter has nothing up to `upto` for the reader any more; `why` says the reason."""
 
     source: FrameName
     incarnation: FrameName
@@ -146,7 +149,7 @@ class SkipFrame(LinkFrame, frozen=True, tag="skip"):
 
 
 class BlobRequest(LinkFrame, frozen=True, tag="blob_ask"):
-    """A range of a blob of `source`, for `reader` if that is not who asks."""
+    """Asks for a range of a blob of `source`; a relay names the `reader` it asks for."""
 
     source: FrameName
     digest: Digest
@@ -156,7 +159,7 @@ class BlobRequest(LinkFrame, frozen=True, tag="blob_ask"):
 
 
 class BlobPiece(LinkFrame, frozen=True, tag="blob_piece"):
-    """`total` is the whole blob's size as it is stored; 0 if it is not there."""
+    """A range of a blob. `total` is the size of the whole blob as stored; 0 if it is not there."""
 
     source: FrameName
     digest: Digest
@@ -166,9 +169,9 @@ class BlobPiece(LinkFrame, frozen=True, tag="blob_piece"):
 
 
 class TraceStep(Struct, frozen=True, array_like=True):
-    """One thing a gateway knows of an event, at which time by its own clock; never a payload.
+    """One fact that a gateway knows about an event, dated by its own clock; never a payload.
 
-    `peer` is the other gateway concerned: where it went, or where it came from.
+    `peer` is the other gateway concerned: the one it went to, or came from.
     """
 
     at: FrameNumber
@@ -182,7 +185,7 @@ class TraceStep(Struct, frozen=True, array_like=True):
 
 
 class TraceRequest(LinkFrame, frozen=True, tag="trace_ask"):
-    """What do you know of these events? Who asks sent them, or they are for it."""
+    """Asks for all steps of these events that concern the sender of this frame."""
 
     id: FrameNumber
     event_ids: Annotated[list[FrameName], Meta(min_length=1, max_length=64)]
@@ -217,7 +220,7 @@ _decoder = msgspec.msgpack.Decoder(AnyFrame)
 
 
 def frame_weight(frame: EventsFrame) -> int:
-    """What a frame costs of its reader's credit."""
+    """The bytes of credit that a frame costs its reader."""
     proof = sum(len(group.digests) + _GROUP_BYTES for group in frame.groups)
     return sum(map(len, frame.events)) + proof
 
@@ -227,7 +230,7 @@ def encode_frame(frame: LinkFrame) -> bytes:
 
 
 def decode_frame(data: bytes) -> AnyFrame:
-    """A frame, or LinkError and nothing else."""
+    """Decode one frame; any malformed input raises LinkError and nothing else."""
     try:
         frame: AnyFrame = _decoder.decode(data)
     except (ValueError, RecursionError) as error:

@@ -85,8 +85,8 @@ class RelayFeed:
             shelf.position = max(reached, shelf.through)
         else:
             incarnation = incarnation_at(shelf.incarnations.incarnations, shelf.position)
-            reached = (frame.source, incarnation[0], shelf.position)
-            shelf.position = position_after(frame.incarnations, [reached], frame.source)
+            before = (frame.source, incarnation[0], shelf.position)
+            shelf.position = position_after(frame.incarnations, [before], frame.source)
             shelf.through = min(shelf.through, shelf.position)
             shelf.sent = min(shelf.sent, shelf.position)
         shelf.incarnations, shelf.caught_up = frame, False

@@ -106,10 +106,10 @@ class ReplicaFollower:
     def _enter_incarnation(self, frame: EventsFrame, first: int) -> None:
         """Start a new incarnation with its genesis. A source may start later than it was asked."""
         if (frame.incarnation, frame.first_seq) not in self._incarnations:
-            raise LinkError(f"{self._source} sent a life it does not have")
+            raise LinkError(f"{self._source} sent an incarnation it does not have")
         if frame.incarnation != self._incarnation:
             if self._tail:
-                raise LinkError(f"{self._source} ends a life in the middle of a group")
+                raise LinkError(f"{self._source} ends an incarnation in the middle of a group")
             self._incarnation, self._seq = frame.incarnation, frame.first_seq - 1
             self._chain = genesis(self._source, frame.incarnation)
         if self._is_first and (self._chain is None or first > self._seq + 1):

@@ -450,8 +450,12 @@ class Sender:
             self.ignored += 1
             if reason == RESTORED:
                 # It settled this before it was restored; the number never comes to it again.
-                ends = {"from_agent": found.from_agent, "to_agent": found.to_agent}
-                settled = Signal(signal="settled", through=found.pair_seq, **ends)
+                settled = Signal(
+                    signal="settled",
+                    from_agent=found.from_agent,
+                    to_agent=found.to_agent,
+                    through=found.pair_seq,
+                )
                 self.say(tx, source, None, settled)
         elif found.state == "dead_letter":
             self._late(tx, found.event_id, source, f"refused: {reason}")

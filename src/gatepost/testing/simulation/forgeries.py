@@ -5,7 +5,7 @@ A frame that a forgery has no use for comes back as it is.
 
 from collections.abc import Callable
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 from msgspec.structs import replace
@@ -76,7 +76,7 @@ def wrong_piece(data: bytes) -> bytes:
     return encode_frame(replace(frame, data=bytes([frame.data[0] ^ 1]) + frame.data[1:]))
 
 
-def _is_relayed(frame: AnyFrame) -> bool:
+def _is_relayed(frame: AnyFrame) -> TypeGuard[EventsFrame]:
     return isinstance(frame, EventsFrame) and frame.stream == "relay"
 
 
