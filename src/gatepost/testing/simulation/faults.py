@@ -7,7 +7,7 @@ from random import Random
 from gatepost.delivery.frames import BlobPiece, BlobRequest, EventsFrame, decode_frame
 from gatepost.events import Kind, Receipt, decode
 from gatepost.testing.history import ObservedSend
-from gatepost.testing.simulation.forgeries import FORGERIES, wrong_piece
+from gatepost.testing.simulation.forgeries import FORGERIES, is_relayed, wrong_piece
 from gatepost.testing.simulation.gateway import SimulatedGateway
 from gatepost.testing.simulation.mesh import SimulatedMesh
 from gatepost.testing.simulation.network import Direction, leave_out_event
@@ -202,7 +202,7 @@ def relay_omission(mesh: SimulatedMesh, random: Random) -> None:
 
     def leave_out(data: bytes) -> bytes | None:
         frame = decode_frame(data)
-        if not isinstance(frame, EventsFrame) or frame.stream != "relay":
+        if not is_relayed(frame):
             return data
         place = random.randrange(len(frame.events))
         mesh.expect_event(reader, frame.source, decode(frame.events[place]).seq)

@@ -27,7 +27,7 @@ _HASH = 32
 def altered_event(data: bytes) -> bytes:
     """One event says something else; its proof is the old one."""
     frame = decode_frame(data)
-    if not _is_relayed(frame):
+    if not is_relayed(frame):
         return data
     return encode_frame(replace(frame, events=[_alter(frame.events[0]), *frame.events[1:]]))
 
@@ -35,7 +35,7 @@ def altered_event(data: bytes) -> bytes:
 def altered_group(data: bytes) -> bytes:
     """One event says something else, and digests and chain agree; only the signature cannot."""
     frame = decode_frame(data)
-    if not _is_relayed(frame) or not frame.groups:
+    if not is_relayed(frame) or not frame.groups:
         return data
     seq = msgspec.json.decode(frame.events[0])["seq"]
     body = _alter(frame.events[0])
@@ -46,7 +46,7 @@ def altered_group(data: bytes) -> bytes:
 def missing_proof(data: bytes) -> bytes:
     """The events come without their groups."""
     frame = decode_frame(data)
-    return encode_frame(replace(frame, groups=[])) if _is_relayed(frame) else data
+    return encode_frame(replace(frame, groups=[])) if is_relayed(frame) else data
 
 
 def invented_incarnation(data: bytes) -> bytes:
@@ -76,8 +76,9 @@ def wrong_piece(data: bytes) -> bytes:
     return encode_frame(replace(frame, data=bytes([frame.data[0] ^ 1]) + frame.data[1:]))
 
 
-def _is_relayed(frame: AnyFrame) -> TypeGuard[EventsFrame]:
-    return isinstance(frame, EventsFrame) and frame.stream == "relay"
+def is_relayed(frame: AnyFrame) -> TypeGuard[EventsFrame]:
+    """Whether it is a frame of a relay, of which another fault has left at least one event."""
+    return isinstance(frame, EventsFrame) and frame.stream == "relay" and bool(frame.events)
 
 
 def _alter(body: bytes) -> bytes:
