@@ -78,7 +78,7 @@ class RelayFrame(LinkFrame, frozen=True, tag="relay"):
 
 
 class IncarnationsFrame(LinkFrame, frozen=True, tag="lives"):
-    """The incarnations of an outbox, signed by its node: the answer to Follow; relays forward it."""
+    """The incarnations of an outbox, signed by its node. It answers Follow; relays forward it."""
 
     source: FrameName
     incarnations: IncarnationList

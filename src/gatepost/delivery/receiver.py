@@ -488,7 +488,7 @@ class _Taking:
         elif envelope.to_agent_id is None:
             self._refuse(envelope, "no_agent")
         elif envelope.created_at < self._heard:
-            # Never held: what a held event waits for may come when nothing is known of this any more.
+            # Never held: once it is released, nobody knows that it came before the restore.
             self._refuse(envelope, RESTORED)
         else:
             self._in_order(envelope, body)
