@@ -30,7 +30,7 @@ from gatepost.client import Agent, Client, Message
 from gatepost.errors import GatepostError
 from gatepost.events import NodeKey
 from gatepost.testing import GatewayProcess
-from gatepost.testing.history import Verdict, check, read_journal
+from gatepost.testing.history import HistoryVerdict, check_history, read_journal
 
 HOMES = {"architect": "vps-jane", "builder": "mbp-jane", "tester": "lab-jane"}
 SEED, SLEEPER, OFFLINE, FALLBACK = "vps-jane", "lab-jane", "mbp-jane", "lab-jane"
@@ -266,7 +266,7 @@ async def replay_dead_letters(town: DemoMesh) -> int:
     return replayed
 
 
-async def run_scenario(town: DemoMesh, total: int) -> tuple[int, Verdict]:
+async def run_scenario(town: DemoMesh, total: int) -> tuple[int, HistoryVerdict]:
     async with run_agents(town):
         await exchange_messages(town, total)
         died = sum(g.get("/v1/status")["dead_letters"] for g in town.gateways.values())
@@ -277,7 +277,9 @@ async def run_scenario(town: DemoMesh, total: int) -> tuple[int, Verdict]:
     await wait_until_archived(town)
     for gateway in town.gateways.values():
         await asyncio.to_thread(gateway.stop)
-    return replayed, check([_read_gateway_journal(gateway) for gateway in town.gateways.values()])
+    return replayed, check_history(
+        [_read_gateway_journal(gateway) for gateway in town.gateways.values()]
+    )
 
 
 async def wait_until_archived(town: DemoMesh) -> None:
@@ -328,10 +330,10 @@ def _read_gateway_journal(gateway: GatewayProcess) -> Any:
 
 
 def print_counts(
-    town: DemoMesh, total: int, replayed: int, verdict: Verdict, seconds: float
+    town: DemoMesh, total: int, replayed: int, verdict: HistoryVerdict, seconds: float
 ) -> bool:
     """Print the counts; whether every message is accounted for."""
-    truth = verdict.truth
+    truth = verdict.counts
     replies = truth.sent - total - replayed
     doubled = sum(1 for turns in town.turns.values() if turns > 1)
     table = Table(title="Every message, counted from the journals", title_justify="left")

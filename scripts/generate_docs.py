@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
-from gatepost.delivery import states as deliveries
+from gatepost.delivery import delivery_states as deliveries
+from gatepost.delivery.receiver import inbox_states as inbox
 from gatepost.errors import (
     ERRORS_BY_CODE,
     ArchiveError,
@@ -36,6 +37,15 @@ def draw_delivery_states() -> str:
     for (source, event), target in deliveries.TRANSITIONS.items():
         lines.append(f"    {source.value} --> {target.value}: {event.value}")
     lines += [f"    {state.value} --> [*]" for state in deliveries.TERMINAL]
+    return "\n".join([*lines, "```"])
+
+
+def draw_inbox_states() -> str:
+    lines = ["```mermaid", "stateDiagram-v2"]
+    for (source, event), target in inbox.TRANSITIONS.items():
+        start = "[*]" if source is inbox.InboxState.UNSEEN else source.value
+        lines.append(f"    {start} --> {target.value}: {event.value}")
+    lines += [f"    {state.value} --> [*]" for state in inbox.FINAL]
     return "\n".join([*lines, "```"])
 
 
@@ -75,6 +85,7 @@ def rule_table() -> str:
 PARTS = {
     "diagram: mailbox.states": draw_mailbox_states,
     "diagram: delivery.states": draw_delivery_states,
+    "diagram: inbox.states": draw_inbox_states,
     "table: errors": error_table,
     "table: pipeline.tables": describe_tables,
     "table: pipeline.rules": rule_table,

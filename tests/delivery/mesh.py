@@ -10,20 +10,19 @@ from typing import Any
 
 import apsw
 from msgspec import Raw
+from msgspec.structs import replace
 
-from gatepost.delivery import Agents, Messages, Node, Patience
-from gatepost.delivery.follow import SourcePart
-from gatepost.delivery.frames import AnyFrame, Frame, pack, unpack
-from gatepost.delivery.link import Link
-from gatepost.delivery.messages import fingerprint
-from gatepost.delivery.relay import RelayHost
-from gatepost.delivery.relay_reader import RelayReader
+from gatepost.delivery import LocalNode, RetryPolicy, build_core
+from gatepost.delivery.blob_fetch import FetchLimits
+from gatepost.delivery.frames import PIECE_BYTES, AnyFrame, decode_frame
+from gatepost.delivery.peer_links import PeerLinks, PeerLinkSettings
+from gatepost.delivery.send_request import fingerprint_send
 from gatepost.errors import GatepostError
 from gatepost.events import Envelope, NodeKey, decode_event
-from gatepost.journal import Tx, Writer, open_memory_journal
-from gatepost.journal.outbox import EVERYBODY, EventDraft, Outbox, OutboxGroup
+from gatepost.journal import Tx, open_memory_journal
+from gatepost.journal.outbox import EventDraft
 from gatepost.journal.writer import JobOutcome, WriteJob
-from gatepost.mailbox import Dispatcher, MailboxPolicy
+from gatepost.mailbox import MailboxPolicy
 from gatepost.routing import AgentHome, GatewayEntry, RoutingDirectory
 from gatepost.testing import ManualClock
 from gatepost.wire import NewSend, Sent
@@ -43,7 +42,8 @@ class Gate:
         self.connection = open_memory_journal()
         self.lives = 0
         self.directory = RoutingDirectory()
-        self.window = WINDOW
+        self._window = WINDOW
+        self.backbone = {id} if relays else set()
         self.start(1)
 
     def start(self, first_seq: int | None = None) -> None:
@@ -54,28 +54,36 @@ class Gate:
             self.connection.execute("DELETE FROM incarnation WHERE first_seq >= ?", (first_seq,))
             row = (f"{self.id}-{self.lives}", first_seq)
             self.connection.execute("INSERT INTO incarnation VALUES (?, ?)", row)
-        self.node = Node(self.id, f"{self.id}-{self.lives}", self.key, self.clock)
-        self.agents = Agents()
+        self.node = LocalNode(self.id, f"{self.id}-{self.lives}", self.key, self.clock)
+        self.core = core = build_core(self.node, RetryPolicy(), MailboxPolicy())
+        self.agents = core.agents
+        self.coordinator = core.coordinator
+        self.dispatcher = core.dispatcher
+        self.outbox = core.outbox
         self.blobs_wanted: list[tuple[str, str]] = []
-        self.messages = Messages(self.node, self.agents, Patience(), self._want_blob)
-        self.dispatcher = Dispatcher(self.clock, MailboxPolicy(), self.messages.close)
-        self.messages.dispatcher = self.dispatcher
-        self.outbox = Outbox(self.id, self.node.incarnation, self.key)
-        self.outbox.on_published = self._published
-        self.writer = Writer(
-            self.connection,
-            self.clock,
-            lambda outcomes: None,
-            participants=(self.dispatcher, self.messages, self.outbox),
-        )
+        self.coordinator.observe(on_blob_wanted=self._want_blob)
+        self.writer = core.build_writer(self.connection, lambda outcomes: None)
         self.jobs: list[WriteJob] = []
         self.ends: list[End] = []
-        self.host = RelayHost(self.messages, self.window) if self.relays else None
-        self.reader = RelayReader(self.node, self.messages, self.window)
-        if self.host is not None:
-            self.do(self.host.load)
-        self.do(lambda tx: self.messages.room_changed(tx, self.directory))
+        settings = PeerLinkSettings(self._window, FetchLimits(max_bytes=8 * PIECE_BYTES))
+        # Tests of blobs put files in place; without them no blob is ever asked for.
+        self.peers = PeerLinks(self, None, settings)  # type: ignore[arg-type]
+        self.host = self.peers.relay_host if self.relays else None
+        self.reader = self.peers.relay_reader
+        self.peers.start()
+        self.work()
+        self.do(lambda tx: self.coordinator.room_changed(tx, self.directory))
         self.do(lambda tx: self.agents.register(tx, self.id.upper()))
+
+    @property
+    def window(self) -> int:
+        return self._window
+
+    @window.setter
+    def window(self, window: int) -> None:
+        """For links that are opened from now on."""
+        self._window = self.peers.relay_host.window = self.peers.relay_reader.window = window
+        self.peers.settings = replace(self.peers.settings, window_bytes=window)
 
     def restore(self, backup: apsw.Connection) -> None:
         """Start a new life from a backup."""
@@ -101,8 +109,16 @@ class Gate:
             raise error
         return value
 
-    def commit(self, operation: Callable[[Tx], Any], done: Callable[[Any], None]) -> None:
-        self.jobs.append((operation, partial(_done, done)))
+    def now(self) -> int:
+        return self.clock.now()
+
+    def commit(
+        self, operation: Callable[[Tx], Any], done: Callable[[Any, GatepostError | None], None]
+    ) -> None:
+        self.jobs.append((operation, done))
+
+    def is_backbone(self, node: str) -> bool:
+        return node in self.backbone
 
     def work(self) -> bool:
         """Commit what waits, as one group."""
@@ -118,11 +134,6 @@ class Gate:
         ((found,),) = self.rows(sql, *params)
         return found
 
-    def _published(self, group: OutboxGroup) -> None:
-        for end in list(self.ends):
-            if not end.wire.broken:
-                end.link.appended(group)
-
     def _want_blob(self, digest: str, source: str) -> None:
         self.blobs_wanted.append((digest, source))
 
@@ -130,7 +141,7 @@ class Gate:
 
     def send(self, to: "Gate", payload: bytes = b'"hi"', **fields: Any) -> Sent:
         new = NewSend(self.id.upper(), to.id.upper(), Raw(payload), **fields)
-        sent: Sent = self.do(lambda tx: self.messages.send(tx, new, fingerprint(new)))
+        sent: Sent = self.do(lambda tx: self.coordinator.send(tx, new, fingerprint_send(new)))
         return sent
 
     def send_many(self, to: "Gate", count: int, size: int = 2) -> list[str]:
@@ -139,7 +150,7 @@ class Gate:
         def all(tx: Tx) -> list[str]:
             payload = b'"' + b"x" * size + b'"'
             news = [NewSend(self.id.upper(), to.id.upper(), Raw(payload)) for _ in range(count)]
-            return [self.messages.send(tx, new, fingerprint(new)).event_id for new in news]
+            return [self.coordinator.send(tx, new, fingerprint_send(new)).event_id for new in news]
 
         found: list[str] = self.do(all)
         return found
@@ -168,17 +179,17 @@ class Gate:
         return taken
 
     def _ack(self, receipts: list[str], tx: Tx) -> None:
-        self.messages.ack(tx, self.id.upper(), receipts, [], {})
+        self.coordinator.ack(tx, self.id.upper(), receipts, [], {})
 
     def see(self, directory: RoutingDirectory) -> None:
         """The room looks like this from now on."""
         self.directory = directory
-        self.do(lambda tx: self.messages.room_changed(tx, directory))
+        self.do(lambda tx: self.coordinator.room_changed(tx, directory))
         if self.host is not None:
-            self.host.room_changed()
+            self.host.retry_unserved()
 
     def state(self, event_id: str) -> str:
-        found: Sent = self.do(lambda tx: self.messages.status(tx, event_id))
+        found: Sent = self.do(lambda tx: self.coordinator.sent.status(tx, event_id))
         return found.state
 
     def events(self) -> list[Envelope]:
@@ -194,7 +205,7 @@ class Gate:
 
 
 class End:
-    """One end of a wire: a link, and the port it speaks through."""
+    """One end of a wire: the connection that a link runs over."""
 
     def __init__(self, wire: "Wire", gate: Gate, peer: Gate) -> None:
         self.wire = wire
@@ -203,51 +214,34 @@ class End:
         self.out: deque[bytes] = deque()
         self.seen: list[AnyFrame] = []
         self.tamper: Callable[[AnyFrame], AnyFrame | None] = lambda frame: frame
-        self.link = Link(self, gate.node, gate.messages, peer.id, gate.window)
-        self.link.on_live = self._live
-        self.source = SourcePart(self, gate.node, gate.messages, gate.window, self._live)
-        self.link.parts = [self.source, gate.reader.part(self, peer.id, relays=peer.relays)]
-        if gate.host is not None:
-            self.link.parts.append(gate.host.part(self, peer.id))
+        gate.backbone |= {peer.id} if peer.relays else set()
+        self.peers = gate.peers
+        self.port = self.peers.add_link(self, peer.id)
+        self.link = self.port.outbox
         gate.ends.append(self)
-        self.link.open()
+        self.port.open()
 
-    def send(self, frame: Frame) -> None:
+    def send_frame(self, data: bytes) -> None:
         if not self.wire.broken:
-            self.out.append(pack(frame))
-
-    def commit(self, operation: Callable[[Tx], Any], done: Callable[[Any], None]) -> None:
-        self.gate.jobs.append((operation, partial(self._done, done)))
-
-    def _done(self, done: Callable[[Any], None], value: Any, error: GatepostError | None) -> None:
-        if self.wire.broken:
-            return
-        if error is not None:
-            self.end(error)
-            return
-        try:
-            done(value)
-        except GatepostError as mistake:
-            self.end(mistake)
-
-    def now(self) -> int:
-        return self.gate.clock.now()
+            self.out.append(data)
 
     def end(self, error: GatepostError) -> None:
         self.wire.errors.append(error.message)
         self.wire.cut()
 
-    def _live(self) -> None:
-        gate = self.gate
-        live = {end.peer.id for end in gate.ends if end.link.feed is not None}
-        followed = any(end.source.follows for end in gate.ends)
-        gate.outbox.live_nodes = frozenset(live | {EVERYBODY} if followed else live)
+    def close(self) -> None:
+        self.out.clear()
+        if self in self.gate.ends:
+            self.gate.ends.remove(self)
+        # A gate that was started again has forgotten the links it had.
+        if self.peers is self.gate.peers:
+            self.peers.remove_link(self.port)
 
     def deliver(self, other: "End") -> bool:
         """Hand the next frame to the other end."""
         if not self.out:
             return False
-        frame = self.tamper(unpack(self.out.popleft()))
+        frame = self.tamper(decode_frame(self.out.popleft()))
         if frame is not None:
             other.seen.append(frame)
             other.hear(frame)
@@ -255,9 +249,9 @@ class End:
 
     def hear(self, frame: AnyFrame) -> None:
         try:
-            self.link.receive(frame)
+            self.link.receive_frame(frame)
         except GatepostError as error:
-            self.end(error)
+            self.port.end(error)
 
 
 class Wire:
@@ -283,11 +277,7 @@ class Wire:
             return
         self.broken = True
         for end in (self.one, self.other):
-            end.out.clear()
-            if end in end.gate.ends:
-                end.gate.ends.remove(end)
-            end._live()
-            end.link.closed()
+            end.close()
 
 
 class Mesh:
@@ -328,14 +318,8 @@ class Mesh:
 
     def refresh(self) -> None:
         for gate in self.gates.values():
-            gate.reader.refresh()
+            gate.reader.refresh_requests()
         self.flow()
-
-
-def _done(done: Callable[[Any], None], value: Any, error: GatepostError | None) -> None:
-    if error is not None:
-        raise error
-    done(value)
 
 
 def _drop(value: Any, error: GatepostError | None) -> None:

@@ -28,14 +28,14 @@ def test_registering_again_only_updates_when_it_was_seen(tx: Tx) -> None:
 def test_an_unknown_agent_is_an_error_that_says_what_to_do(tx: Tx) -> None:
     with pytest.raises(UnknownAgent, match="gatepost agent add al"):
         Agents().get(tx, "al")
-    assert not Agents().known(tx, "al")
+    assert not Agents().is_registered(tx, "al")
 
 
 def test_removal_is_audited(tx: Tx) -> None:
     agents = Agents()
     agents.register(tx, "al")
     agents.remove(tx, "al", "operator")
-    assert not agents.known(tx, "al")
+    assert not agents.is_registered(tx, "al")
     found = tx.fetch_all("SELECT actor, action, subject FROM audit")
     assert found == [("operator", "agent.remove", "al")]
     with pytest.raises(UnknownAgent):

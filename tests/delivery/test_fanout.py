@@ -4,7 +4,7 @@ import pytest
 from msgspec import Raw
 
 from gatepost.delivery import fanout
-from gatepost.delivery.messages import check, fingerprint
+from gatepost.delivery.send_request import check_send, fingerprint_send
 from gatepost.errors import IdempotencyConflict, InvalidRequest, InvalidTargets
 from gatepost.events import parse_event_id
 from gatepost.routing import AgentHome, RoutingDirectory
@@ -22,8 +22,8 @@ def mesh() -> Mesh:
 
 
 def _send(gate: Gate, new: NewSend) -> Sent:
-    check(new)
-    sent: Sent = gate.do(lambda tx: gate.messages.send(tx, new, fingerprint(new)))
+    check_send(new)
+    sent: Sent = gate.do(lambda tx: gate.coordinator.send(tx, new, fingerprint_send(new)))
     return sent
 
 
@@ -135,11 +135,11 @@ def test_a_message_is_for_one_or_for_several() -> None:
         if to is not None:
             new.to_agents = to
         with pytest.raises(InvalidRequest, match="either `to_agent` or `to_agents`"):
-            check(new)
+            check_send(new)
 
 
 def test_a_copys_id_is_a_uuid_of_the_same_time() -> None:
     whole = "0192f8a0-1234-7abc-8def-0123456789ab"
-    ids = {fanout.copy_id(whole, agent) for agent in ("a", "b", "c")}
+    ids = {fanout.copy_event_id(whole, agent) for agent in ("a", "b", "c")}
     assert len(ids) == 3
     assert all(parse_event_id(id)[:6] == parse_event_id(whole)[:6] for id in ids)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gatepost.delivery.frames import Events, Group, Life
-from gatepost.delivery.proof import check_events, check_lives, sign_lives
+from gatepost.delivery.frames import CommitGroup, EventsFrame, Incarnation
+from gatepost.delivery.proof import check_incarnations, check_relayed_events, sign_incarnations
 from gatepost.errors import LinkError
 from gatepost.events import (
     Envelope,
@@ -25,7 +25,7 @@ from gatepost.testing import ManualClock
 CLOCK = ManualClock(1_800_000_000_000)
 KEY = NodeKey.generate(CLOCK)
 IDS = EventIdGenerator(CLOCK)
-LIVES: list[Life] = [("one", 1), ("two", 4)]
+LIVES: list[Incarnation] = [("one", 1), ("two", 4)]
 
 
 def event(seq: int) -> bytes:
@@ -37,10 +37,10 @@ def event(seq: int) -> bytes:
     )  # fmt: skip
 
 
-def outbox(*sizes: int) -> tuple[list[bytes], list[Group]]:
+def outbox(*sizes: int) -> tuple[list[bytes], list[CommitGroup]]:
     """An outbox in groups of these sizes, of the first life."""
     events: list[bytes] = []
-    groups: list[Group] = []
+    groups: list[CommitGroup] = []
     chain = genesis_chain("a", "one")
     for size in sizes:
         first = len(events) + 1
@@ -51,13 +51,13 @@ def outbox(*sizes: int) -> tuple[list[bytes], list[Group]]:
             KEY, node="a", incarnation="one", first=first, last=first + size - 1, chain=chain
         )
         proof = (previous, chain, head.signature, b"".join(digests))
-        groups.append(Group(head.first, head.last, *proof))
+        groups.append(CommitGroup(head.first, head.last, *proof))
         events += fresh
     return events, groups
 
 
-def frame(events: list[bytes], groups: list[Group]) -> Events:
-    return Events("a", "one", 1, 0, 0, events, groups, "relay")
+def frame(events: list[bytes], groups: list[CommitGroup]) -> EventsFrame:
+    return EventsFrame("a", "one", 1, 0, 0, events, groups, "relay")
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.data())
@@ -68,7 +68,7 @@ def test_any_choice_of_events_passes_with_the_groups_that_hold_them(
     chosen = sorted(data.draw(st.sets(st.integers(1, len(events)), min_size=1)))
     needed = [g for g in groups if any(g.first <= seq <= g.last for seq in chosen)]
     said = frame([events[seq - 1] for seq in chosen], needed)
-    assert [each.seq for each in check_events(said, LIVES, KEY.public)] == chosen
+    assert [each.seq for each in check_relayed_events(said, LIVES, KEY.public)] == chosen
 
 
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=4), st.data())
@@ -76,7 +76,9 @@ def test_without_its_group_an_event_does_not_pass(sizes: list[int], data: st.Dat
     events, groups = outbox(*sizes)
     missing = data.draw(st.integers(0, len(groups) - 1))
     with pytest.raises(LinkError):
-        check_events(frame(events, groups[:missing] + groups[missing + 1 :]), LIVES, KEY.public)
+        check_relayed_events(
+            frame(events, groups[:missing] + groups[missing + 1 :]), LIVES, KEY.public
+        )
 
 
 @given(st.data())
@@ -92,42 +94,44 @@ def test_a_changed_bit_does_not_pass(data: st.DataObject) -> None:
     else:
         group = replace(group, **{where: bytes(target)})
     with pytest.raises(LinkError):
-        check_events(frame(events, [group]), LIVES, KEY.public)
+        check_relayed_events(frame(events, [group]), LIVES, KEY.public)
 
 
 def test_a_group_of_another_key_or_life_does_not_pass() -> None:
     events, groups = outbox(2)
     with pytest.raises(LinkError, match="not signed"):
-        check_events(frame(events, groups), LIVES, NodeKey.generate(CLOCK).public)
-    other = replace(frame(events, groups), life="two", first_seq=4)
+        check_relayed_events(frame(events, groups), LIVES, NodeKey.generate(CLOCK).public)
+    other = replace(frame(events, groups), incarnation="two", first_seq=4)
     with pytest.raises(LinkError, match="not signed"):
-        check_events(other, LIVES, KEY.public)
+        check_relayed_events(other, LIVES, KEY.public)
 
 
 def test_events_do_not_swap_places() -> None:
     events, groups = outbox(2)
     swapped = b"".join(event_digest(body) for body in reversed(events))
     with pytest.raises(LinkError):
-        check_events(frame(events[::-1], groups), LIVES, KEY.public)
+        check_relayed_events(frame(events[::-1], groups), LIVES, KEY.public)
     with pytest.raises(LinkError):
-        check_events(frame(events, [replace(groups[0], digests=swapped)]), LIVES, KEY.public)
+        check_relayed_events(
+            frame(events, [replace(groups[0], digests=swapped)]), LIVES, KEY.public
+        )
 
 
 @pytest.mark.parametrize(
     "lives",
     [[("one", 1)], [("one", 1), ("two", 5)], [("two", 1), ("one", 4)], [("one", 1), ("two", 1)]],
 )
-def test_only_the_source_says_which_lives_it_had(lives: list[Life]) -> None:
-    said = sign_lives(KEY, "a", LIVES)
-    check_lives(said, KEY.public)
-    for lie in (replace(said, lives=lives), replace(said, source="b")):
+def test_only_the_source_says_which_lives_it_had(lives: list[Incarnation]) -> None:
+    said = sign_incarnations(KEY, "a", LIVES)
+    check_incarnations(said, KEY.public)
+    for lie in (replace(said, incarnations=lives), replace(said, source="b")):
         with pytest.raises(LinkError):
-            check_lives(lie, KEY.public)
+            check_incarnations(lie, KEY.public)
 
 
 def test_lives_out_of_order_do_not_pass_even_if_signed() -> None:
     with pytest.raises(LinkError, match="no order"):
-        check_lives(sign_lives(KEY, "a", [("two", 4), ("one", 1)]), KEY.public)
+        check_incarnations(sign_incarnations(KEY, "a", [("two", 4), ("one", 1)]), KEY.public)
 
 
 def test_a_chain_is_made_of_what_it_says() -> None:

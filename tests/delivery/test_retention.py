@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from gatepost.delivery import retention
-from gatepost.delivery.messages import fingerprint
-from gatepost.delivery.retention import Bounds
+from gatepost.delivery.retention import OutboxBounds
+from gatepost.delivery.send_request import fingerprint_send
 from gatepost.wire import NewSend
 from tests.delivery.mesh import Gate, Mesh
 
@@ -21,15 +21,14 @@ def mesh() -> Mesh:
 
 
 def _forget(gate: Gate, age: int = 2 * DAY) -> int:
-    receiver = gate.messages.receiver
     total = 0
-    while gone := gate.do(lambda tx: retention.forget(tx, receiver, tx.now - age, 2)):
+    while gone := gate.do(lambda tx: retention.forget_closed(tx, gate.core, tx.now - age, 2)):
         total += gone
     return total
 
 
-def _bounds(gate: Gate, cut_off: int = 30 * DAY) -> Bounds:
-    return Bounds(gate.id, gate.messages.sender, gate.messages.incidents, cut_off)
+def _bounds(gate: Gate, cut_off: int = 30 * DAY) -> OutboxBounds:
+    return OutboxBounds(gate.id, gate.core.routes, gate.core.incidents, cut_off)
 
 
 def _away(gate: Gate, name: str) -> None:
@@ -106,7 +105,7 @@ def test_what_nobody_decides_about_is_let_go_when_its_time_is_over(mesh: Mesh) -
     a.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, ?)", blob))
     wire = mesh.link("a", "b")
     new = NewSend("A", "B", payload_ref=DIGEST)
-    a.do(lambda tx: a.messages.send(tx, new, fingerprint(new)))
+    a.do(lambda tx: a.coordinator.send(tx, new, fingerprint_send(new)))
     later = a.send(b, ttl_secs=30 * 86_400).event_id
     mesh.flow()
     wire.cut()
@@ -122,7 +121,7 @@ def test_what_nobody_decides_about_is_let_go_when_its_time_is_over(mesh: Mesh) -
 
 def test_incidents_are_kept_for_a_month(mesh: Mesh) -> None:
     a = mesh["a"]
-    a.do(lambda tx: a.messages.incidents.raise_(tx, "skipped", "x", "y"))
+    a.do(lambda tx: a.core.incidents.raise_(tx, "skipped", "x", "y"))
     mesh.clock.advance(29 * DAY)
     assert _forget(a) == 0
     mesh.clock.advance(2 * DAY)
@@ -145,7 +144,7 @@ def test_the_outbox_waits_for_every_member_that_has_not_read() -> None:
     mesh.link("a", "b")
     mesh.flow()
     assert a.do(bounds.lowest_needed) == second, "b has taken what is for it, c has not"
-    assert a.do(bounds.read) == second - 1
+    assert a.do(bounds.read_through) == second - 1
     mesh.link("a", "c")
     mesh.flow()
     assert a.do(bounds.lowest_needed) is None
@@ -159,14 +158,14 @@ def test_a_reader_that_comes_back_says_how_far_it_is(mesh: Mesh) -> None:
     mesh.flow()
     _note_acks(mesh)
     assert a.do(bounds.lowest_needed) is None
-    assert a.do(bounds.read) is None
+    assert a.do(bounds.read_through) is None
 
 
 def test_the_outbox_keeps_what_an_open_delivery_may_have_to_send_again(mesh: Mesh) -> None:
     a, b = mesh["a"], mesh["b"]
     bounds = _bounds(a)
     assert a.do(bounds.lowest_open) is None
-    assert a.do(bounds.settled) is None
+    assert a.do(bounds.closed_through) is None
     first, second = a.send(b).event_id, a.send(b).event_id
 
     def seq(id: str) -> Any:
@@ -177,10 +176,10 @@ def test_the_outbox_keeps_what_an_open_delivery_may_have_to_send_again(mesh: Mes
     mesh.link("a", "b")
     mesh.flow()
     (mail, _) = b.do(lambda tx: b.dispatcher.dequeue(tx, "B", "c", 2))
-    b.do(lambda tx: b.messages.ack(tx, "B", [mail.receipt], [], {}))
+    b.do(lambda tx: b.coordinator.ack(tx, "B", [mail.receipt], [], {}))
     mesh.flow()
     assert a.do(bounds.lowest_open) == seq(second)
-    assert a.do(bounds.settled) == seq(second) - 1
+    assert a.do(bounds.closed_through) == seq(second) - 1
 
 
 def test_a_reader_that_is_away_too_long_is_cut_off_and_told(mesh: Mesh) -> None:
@@ -191,15 +190,15 @@ def test_a_reader_that_is_away_too_long_is_cut_off_and_told(mesh: Mesh) -> None:
     mesh.clock.advance(9 * DAY)
     a.do(lambda tx: None)
     recent = a.send(b).event_id
-    assert a.do(bounds.cut_off) == []
+    assert a.do(bounds.cut_off_readers) == []
     mesh.clock.advance(2 * DAY)
-    assert a.do(bounds.cut_off) == ["b"]
+    assert a.do(bounds.cut_off_readers) == ["b"]
     (seq,) = [e.seq for e in a.events() if e.event_id == recent and e.kind == "message"]
     assert a.do(bounds.lowest_needed) is not None
     assert a.value("SELECT cut_seq FROM recipient WHERE node_id = 'b'") < seq
     (incident,) = a.incidents("reader_cut_off")
     assert incident.startswith("b/")
-    assert a.do(bounds.cut_off) == [], "what is newer waits on"
+    assert a.do(bounds.cut_off_readers) == [], "what is newer waits on"
     mesh.meet()
     mesh.link("a", "b")
     mesh.flow()
@@ -211,7 +210,7 @@ def test_a_member_that_is_there_is_never_cut_off(mesh: Mesh) -> None:
     a, b = mesh["a"], mesh["b"]
     a.send(b, ttl_secs=60 * 86_400)
     mesh.clock.advance(40 * DAY)
-    assert a.do(_bounds(a).cut_off) == []
+    assert a.do(_bounds(a).cut_off_readers) == []
 
 
 def test_a_member_for_whom_there_is_nothing_needs_nothing(mesh: Mesh) -> None:
@@ -220,4 +219,4 @@ def test_a_member_for_whom_there_is_nothing_needs_nothing(mesh: Mesh) -> None:
     a.send(a)
     mesh.clock.advance(60 * DAY)
     assert a.do(_bounds(a).lowest_needed) is None
-    assert a.do(_bounds(a).cut_off) == []
+    assert a.do(_bounds(a).cut_off_readers) == []

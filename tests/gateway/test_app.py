@@ -95,7 +95,7 @@ async def test_a_gateway_whose_disk_fails_says_so_and_accepts_nothing(
         def fail(tx: object) -> None:
             raise apsw.IOError("disk I/O error")
 
-        monkeypatch.setattr(operations.core.messages, "before_commit", fail)
+        monkeypatch.setattr(operations.core.coordinator, "before_commit", fail)
         for _ in range(2):
             refused = await http.post("/v1/enqueue", json=mail("m:1", "b"))
             assert (refused.status_code, refused.json()["code"]) == (503, "storage_failed")
@@ -117,7 +117,7 @@ async def test_a_full_disk_is_survived_once_there_is_room(
         def fail(tx: object) -> None:
             raise apsw.FullError("database or disk is full")
 
-        monkeypatch.setattr(operations.core.messages, "before_commit", fail)
+        monkeypatch.setattr(operations.core.coordinator, "before_commit", fail)
         assert (await http.post("/v1/enqueue", json=mail("m:1", "b"))).status_code == 503
         assert (await http.get("/readyz")).status_code == 503
         monkeypatch.undo()

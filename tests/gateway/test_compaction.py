@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gatepost.delivery import letters
+from gatepost.delivery.undelivered import UndeliveredFilter, discard_messages
 from gatepost.events import NodeKey
 from gatepost.gateway import serve
 from gatepost.gateway.api.operations import Operations
@@ -157,7 +157,7 @@ async def test_a_blob_of_an_open_delivery_stays_however_old(
         core = operations.core
         far = NodeKey(clock.random(32))
         directory = RoutingDirectory({"far": GatewayEntry(far.public)}, {"eve": AgentHome("far")})
-        await core.commit(lambda tx: core.messages.room_changed(tx, directory))
+        await core.commit(lambda tx: core.coordinator.room_changed(tx, directory))
         new = NewSend("al", "eve", LARGE, ttl_secs=5 * 86_400)
         (sent,) = (await operations.perform(Send(messages=[new]))).results
         assert sent.node == "far"
@@ -169,7 +169,7 @@ async def test_a_blob_of_an_open_delivery_stays_however_old(
         await core.commit(lambda tx: None)
         await compact_journal(core)
         assert _sizes(operations, "undelivered", "blob") == [1, 1], "given up, and not discarded"
-        await core.commit(lambda tx: letters.discard(tx, letters.Filter(), 10, "al"))
+        await core.commit(lambda tx: discard_messages(tx, UndeliveredFilter(), 10, "al"))
         await compact_journal(core)
         assert _sizes(operations, "undelivered", "blob") == [0, 0]
         assert _blobs(operations) == 0

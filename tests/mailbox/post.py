@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from gatepost.journal import Tx, Writer, open_memory_journal
+from gatepost.journal import JobOutcome, Tx, Writer, open_memory_journal
 from gatepost.mailbox import (
     ClosedMail,
     Dispatcher,
@@ -25,6 +25,30 @@ SECOND = 1000
 START = 1_700_000_000 * SECOND
 
 
+class Reporter:
+    """The participant behind the dispatcher: it takes the mail that time or a purge closed."""
+
+    def __init__(self, post: "Post") -> None:
+        self._post = post
+        self._taken: list[ClosedMail] = []
+
+    def before_commit(self, tx: Tx) -> None:
+        self._taken = self._post.dispatcher.take_closed()
+        if self._taken:
+            self._post.report(tx, self._taken)
+
+    def after_commit(self) -> list[JobOutcome]:
+        self._post.closed += self._taken
+        self._taken = []
+        return []
+
+    def rolled_back(self) -> None:
+        self._taken = []
+
+    def next_due(self, tx: Tx) -> int | None:
+        return None
+
+
 class Post:
     """Each call is one operation in a commit group of its own, unless `group` takes several."""
 
@@ -38,14 +62,13 @@ class Post:
         self.clock = clock or ManualClock(START)
         self.connection = open_memory_journal() if connection is None else connection
         self.closed: list[ClosedMail] = []
-        self.dispatcher = Dispatcher(self.clock, self.policy, self._on_closed)
+        self.dispatcher = Dispatcher(self.clock, self.policy)
+        participants = (self.dispatcher, Reporter(self))
         self.writer = Writer(
-            self.connection, self.clock, lambda outcomes: None, participants=(self.dispatcher,)
+            self.connection, self.clock, lambda outcomes: None, participants=participants
         )
-
-    def _on_closed(self, tx: Tx, closed: list[ClosedMail]) -> None:
-        self.closed += closed
-        tx.on_rollback(lambda: self.closed.__delitem__(slice(-len(closed), None)))
+        # Called, as the coordinator would be, with mail that time or a purge closed.
+        self.report: Callable[[Tx, list[ClosedMail]], None] = lambda tx, closed: None
 
     def group(self, *operations: Callable[[Tx], Any]) -> list[Any]:
         """All in one commit group; an operation that fails gives its error."""

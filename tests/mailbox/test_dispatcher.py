@@ -39,7 +39,7 @@ def disk() -> FullDisk:
 @pytest.fixture
 def frail(disk: FullDisk) -> Post:
     post = Post()
-    post.writer._participants = (post.dispatcher, disk)
+    post.writer._participants += (disk,)
     return post
 
 
@@ -356,7 +356,7 @@ def test_restart_sees_what_time_did_while_it_was_down() -> None:
     assert again.states() == {"a": "nacked", "b": "expired"}
 
 
-def test_what_closes_on_its_own_may_send_mail_that_is_served_in_the_same_group() -> None:
+def test_mail_about_closed_mail_is_served_in_the_next_group_which_is_due_at_once() -> None:
     post = Post(MailboxPolicy(max_retries=0))
     _, got = post.waiter(mailbox="alice")
 
@@ -364,9 +364,11 @@ def test_what_closes_on_its_own_may_send_mail_that_is_served_in_the_same_group()
         news = [NewMail(f"about-{each.msg_id}", b"1") for each in closed]
         post.dispatcher.enqueue(tx, "alice", "gateway", news)
 
-    post.dispatcher._on_closed = tell
+    post.report = tell
     post.send("a", ttl=1_000, meta=b"{}")
     post.tick(1_000)
+    assert post.writer.idle_timeout() == 0
+    post.tick()
     assert ids(got) == ["about-a"]
 
 

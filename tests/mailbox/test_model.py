@@ -82,7 +82,7 @@ class MailboxMachine(RuleBasedStateMachine):
         migrate_schema(connection, Path("journal.db"))
         post = Post(POLICY, self.clock, connection)
         self.saboteur = Saboteur()
-        post.writer._participants = (post.dispatcher, self.saboteur)
+        post.writer._participants += (self.saboteur,)
         return post
 
     def teardown(self) -> None:

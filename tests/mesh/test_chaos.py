@@ -17,7 +17,13 @@ from gatepost.client import Agent, Client, Message
 from gatepost.errors import GatepostError
 from gatepost.events import NodeKey
 from gatepost.testing import GatewayProcess
-from gatepost.testing.history import Journal, Seen, SendSeen, check, read_journal
+from gatepost.testing.history import (
+    GatewayJournal,
+    Observations,
+    ObservedSend,
+    check_history,
+    read_journal,
+)
 from tests.mesh.cable import Cable
 from tests.mesh.tools import Gateway
 from tests.waiting import async_wait_until, wait_until_in_thread
@@ -73,7 +79,7 @@ async def test_nothing_is_lost_or_doubled_whatever_happens_to_whom(
     logging.getLogger("gatepost.client").setLevel(logging.CRITICAL)
     seed = int(os.environ.get("GATEPOST_CHAOS_SEED", random.randrange(2**32)))
     print(f"repeat with GATEPOST_CHAOS_SEED={seed}")
-    chance, seen, ending = random.Random(seed), Seen(), asyncio.Event()
+    chance, seen, ending = random.Random(seed), Observations(), asyncio.Event()
     async with contextlib.AsyncExitStack() as stack:
         for place in places:
             await stack.enter_async_context(working(place, chance))
@@ -87,12 +93,12 @@ async def test_nothing_is_lost_or_doubled_whatever_happens_to_whom(
         await drained([place.gateway for place in places])
     for place in places:
         place.gateway.stop()
-    verdict = check([journal(place.gateway) for place in places], seen)
+    verdict = check_history([journal(place.gateway) for place in places], seen)
     print(verdict)
     assert verdict.ok, f"seed {seed}\n{verdict}"
-    assert verdict.truth.sent >= acknowledged_count(seen) > 100
-    assert verdict.truth.dead_lettered > 0
-    assert verdict.truth.waiting == verdict.truth.lost == verdict.truth.doubled == 0
+    assert verdict.counts.sent >= acknowledged_count(seen) > 100
+    assert verdict.counts.dead_lettered > 0
+    assert verdict.counts.waiting == verdict.counts.lost == verdict.counts.doubled == 0
 
 
 @contextlib.asynccontextmanager
@@ -125,18 +131,22 @@ def known_agents(place: Place) -> set[str]:
     return {str(agent["id"]) for agent in place.gateway.call("GET", "/room/agents")}
 
 
-async def acknowledged(seen: Seen, count: int) -> None:
+async def acknowledged(seen: Observations, count: int) -> None:
     """Wait until this many more sends were acknowledged."""
     wanted = acknowledged_count(seen) + count
     await async_wait_until(lambda: acknowledged_count(seen) >= wanted, 60)
 
 
-def acknowledged_count(seen: Seen) -> int:
+def acknowledged_count(seen: Observations) -> int:
     return sum(send.result == "acknowledged" for send in seen.sends)
 
 
 async def send(
-    place: Place, places: list[Place], chance: random.Random, seen: Seen, ending: asyncio.Event
+    place: Place,
+    places: list[Place],
+    chance: random.Random,
+    seen: Observations,
+    ending: asyncio.Event,
 ) -> None:
     """Send until told to end; what the gateway acknowledged is written down."""
     url, token = place.gateway.url, place.gateway.token
@@ -149,8 +159,8 @@ async def send(
             await asyncio.sleep(chance.uniform(0, 0.05))
 
 
-async def one(client: Client, place: Place, to: Place, seen: Seen) -> None:
-    sent = SendSeen(place.gateway.name, f"sender-{place.gateway.name}", to.agent, "", 0)
+async def one(client: Client, place: Place, to: Place, seen: Observations) -> None:
+    sent = ObservedSend(place.gateway.name, f"sender-{place.gateway.name}", to.agent, "", 0)
     seen.sends.append(sent)
     try:
         answer = await client.send(to.agent, {"n": len(seen.sends)}, timeout=60)
@@ -184,6 +194,6 @@ async def drained(gateways: list[Gateway]) -> None:
     await wait_until_in_thread(nothing_left, 120)
 
 
-def journal(gateway: GatewayProcess) -> Journal:
+def journal(gateway: GatewayProcess) -> GatewayJournal:
     key = NodeKey((gateway.state_dir / "node.key").read_bytes())
     return read_journal(gateway.state_dir / "journal.db", key.public)

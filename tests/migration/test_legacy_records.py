@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.migration.test_json_values import values
 
 from gatepost.migration.legacy_records import (
     AgentNames,
@@ -17,6 +16,7 @@ from gatepost.migration.legacy_records import (
     sort_by_age,
     unmapped_fields,
 )
+from tests.migration.test_json_values import values
 from tests.migration.tools import item_of, message
 
 names = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,20}\Z")

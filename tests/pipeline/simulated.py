@@ -6,39 +6,39 @@ from random import Random
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.outbox_archive import ArchivePolicy, OutboxArchive
 from gatepost.journal import Tx
-from gatepost.testing.history import Verdict
-from gatepost.testing.simulation import Shape, SimulatedGateway, SimulatedMesh, faults
-from gatepost.testing.simulation.run import _habits, _populate, _traffic
+from gatepost.testing.history import HistoryVerdict
+from gatepost.testing.simulation import RunShape, SimulatedGateway, SimulatedMesh, faults
+from gatepost.testing.simulation.run import _draw_settings, _place_agents, _plan_traffic
 
 # A forged receipt is a broken promise, and would be found.
 HONEST = [kind for kind in faults.FAULTS if kind != "forged_receipt"]
 _SEAL_EVERY_MS = 4_000
 
 
-def archive_of(root: Path, seed: int, shape: Shape, restores: int = 2) -> Verdict:
+def archive_of(root: Path, seed: int, shape: RunShape, restores: int = 2) -> HistoryVerdict:
     """What became of a run, by the journals; the archive lies at `root`."""
     random = Random(f"{seed}/run")
-    with SimulatedMesh(seed, shape.nodes, _habits(random)) as mesh:
+    with SimulatedMesh(seed, shape.nodes, _draw_settings(random)) as mesh:
         for gateway in mesh.gateways.values():
             _keep_sealing(gateway, root)
-        _populate(mesh, random, shape)
+        _place_agents(mesh, random, shape)
         mesh.run(500)
-        faults.plan(mesh, random, shape.faults, shape.over_ms, HONEST)
-        faults.plan(mesh, random, restores, shape.over_ms // 2, ["restore"])
-        _traffic(mesh, random, shape)
+        faults.plan_faults(mesh, random, shape.faults, shape.over_ms, HONEST)
+        faults.plan_faults(mesh, random, restores, shape.over_ms // 2, ["restore"])
+        _plan_traffic(mesh, random, shape)
         mesh.run(shape.over_ms + 1)
         mesh.heal()
         mesh.drain()
         for gateway in mesh.gateways.values():
             _seal(gateway, root)
-        return mesh.judge()
+        return mesh.check_history()
 
 
 def _keep_sealing(gateway: SimulatedGateway, root: Path) -> None:
     def again() -> None:
         if gateway.up:
             _seal(gateway, root)
-        gateway.loop.after(_SEAL_EVERY_MS, again)
+        gateway.loop.call_after(_SEAL_EVERY_MS, again)
 
     again()
 

@@ -17,7 +17,7 @@ from gatepost.pipeline.audit.rules import RULES
 from gatepost.pipeline.jobs.audit import audit_archive, find_violations
 from gatepost.pipeline.synth import FAULTS, ArchiveTruth, SynthOptions, generate_archive
 from gatepost.pipeline.synth.faults import VIOLATIONS
-from gatepost.testing.simulation import Shape
+from gatepost.testing.simulation import RunShape
 from tests.conftest import choose
 from tests.pipeline.simulated import archive_of
 
@@ -148,8 +148,8 @@ def test_the_protocol_under_faults_breaks_no_promise(
     spark: SparkSession, tmp_path: Path, seed: int, count: Callable[[int, int], int]
 ) -> None:
     """Crashes, partitions, retries, fallbacks, moves and journals restored from backups."""
-    verdict = archive_of(tmp_path, seed + 3, Shape(messages=count(150, 500)))
+    verdict = archive_of(tmp_path, seed + 3, RunShape(messages=count(150, 500)))
     assert verdict.ok, verdict
-    assert verdict.truth.processed > 100
+    assert verdict.counts.processed > 100
     found = find_violations(spark, str(tmp_path)).collect()
     assert found == [], f"seed {seed + 3}"

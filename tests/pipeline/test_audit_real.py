@@ -13,7 +13,7 @@ from examples import demo
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.verification import verify_archive
 from gatepost.pipeline.jobs.audit import audit_archive
-from gatepost.testing.history import Verdict
+from gatepost.testing.history import HistoryVerdict
 
 
 @pytest.mark.timeout(900)
@@ -36,7 +36,7 @@ def test_the_archives_of_real_gateways_keep_every_promise(
     assert found.events >= 3 * total
 
 
-def played(town: demo.DemoMesh, total: int) -> Verdict:
+def played(town: demo.DemoMesh, total: int) -> HistoryVerdict:
     with contextlib.ExitStack() as running:
         for gateway in town.gateways.values():
             running.enter_context(gateway)

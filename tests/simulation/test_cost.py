@@ -2,9 +2,9 @@
 
 from random import Random
 
-from gatepost.testing.simulation import Manners, SimulatedMesh
+from gatepost.testing.simulation import AgentManners, SimulatedMesh
 
-PROMPT = Manners(think_ms=(1, 5), reply=0.0, nack=0.0, forget=0.0)
+PROMPT = AgentManners(think_ms=(1, 5), reply=0.0, nack=0.0, forget=0.0)
 
 
 def link_bytes(gateways: int, messages: int) -> int:
@@ -13,7 +13,7 @@ def link_bytes(gateways: int, messages: int) -> int:
         ids = list(mesh.gateways)
         mesh.connect_all()
         for id in ids:
-            mesh.agent(f"agent-{id}", id, manners=PROMPT)
+            mesh.add_agent(f"agent-{id}", id, manners=PROMPT)
         mesh.run(3_000)
         before = mesh.network.total
         random = Random(gateways)
@@ -24,7 +24,7 @@ def link_bytes(gateways: int, messages: int) -> int:
         carried = mesh.network.total
         verdict = mesh.finish()
         assert verdict.ok, verdict
-        assert verdict.truth.processed == messages
+        assert verdict.counts.processed == messages
         return carried - before
 
 

@@ -6,11 +6,18 @@ from pathlib import Path
 import apsw
 import pytest
 
-from gatepost.testing.history import RULES, Seen, SendSeen, TurnSeen, check, read_journal
-from gatepost.testing.history.journals import Journal
-from gatepost.testing.simulation import Manners, SimulatedMesh
+from gatepost.testing.history import (
+    RULES,
+    Observations,
+    ObservedSend,
+    ObservedTurn,
+    check_history,
+    read_journal,
+)
+from gatepost.testing.history.journals import GatewayJournal
+from gatepost.testing.simulation import AgentManners, SimulatedMesh
 
-PROMPT = Manners(think_ms=(1, 5), reply=0.0, nack=0.0, forget=0.0)
+PROMPT = AgentManners(think_ms=(1, 5), reply=0.0, nack=0.0, forget=0.0)
 
 
 @pytest.fixture
@@ -18,8 +25,8 @@ def mesh(tmp_path: Path) -> Iterator[SimulatedMesh]:
     """Five messages from al to bob, all processed, and both gateways stopped."""
     with SimulatedMesh(seed=1, nodes=2, folder=tmp_path) as mesh:
         mesh.connect_all()
-        mesh.agent("al", "n0", manners=PROMPT)
-        mesh.agent("bob", "n1", manners=PROMPT)
+        mesh.add_agent("al", "n0", manners=PROMPT)
+        mesh.add_agent("bob", "n1", manners=PROMPT)
         mesh.run(1_000)
         for _ in range(5):
             mesh.send("al", "bob")
@@ -29,12 +36,12 @@ def mesh(tmp_path: Path) -> Iterator[SimulatedMesh]:
         yield mesh
 
 
-def journals(mesh: SimulatedMesh) -> list[Journal]:
+def journals(mesh: SimulatedMesh) -> list[GatewayJournal]:
     return [read_journal(each.path, each.key.public) for each in mesh.gateways.values()]
 
 
-def rules(mesh: SimulatedMesh, seen: Seen | None = None, drained: bool = True) -> set[str]:
-    verdict = check(journals(mesh), seen or mesh.seen, drained=drained)
+def rules(mesh: SimulatedMesh, seen: Observations | None = None, drained: bool = True) -> set[str]:
+    verdict = check_history(journals(mesh), seen or mesh.seen, drained=drained)
     return {violation.rule for violation in verdict.violations}
 
 
@@ -48,35 +55,35 @@ def tamper(mesh: SimulatedMesh, node: str, *statements: str) -> None:
 
 
 def test_a_clean_history_is_clean(mesh: SimulatedMesh) -> None:
-    verdict = check(journals(mesh), mesh.seen)
+    verdict = check_history(journals(mesh), mesh.seen)
     assert verdict.ok, verdict
-    assert (verdict.truth.sent, verdict.truth.processed) == (5, 5)
+    assert (verdict.counts.sent, verdict.counts.processed) == (5, 5)
 
 
 def test_journals_alone_are_enough(mesh: SimulatedMesh) -> None:
-    verdict = check([read_journal(each.path) for each in mesh.gateways.values()])
+    verdict = check_history([read_journal(each.path) for each in mesh.gateways.values()])
     assert verdict.ok, verdict
-    assert verdict.truth.processed == 5
+    assert verdict.counts.processed == 5
 
 
 def test_an_acknowledged_send_that_is_nowhere_is_lost(mesh: SimulatedMesh) -> None:
-    ghost = SendSeen("n0", "al", "bob", "k", 0, "01a3185c-6c0b-71d2-92c6-c050e8a28324")
+    ghost = ObservedSend("n0", "al", "bob", "k", 0, "01a3185c-6c0b-71d2-92c6-c050e8a28324")
     ghost.result = "acknowledged"
     mesh.seen.sends.append(ghost)
-    verdict = check(journals(mesh), mesh.seen)
+    verdict = check_history(journals(mesh), mesh.seen)
     assert {violation.rule for violation in verdict.violations} == {"kept"}
-    assert verdict.truth.lost == 1
+    assert verdict.counts.lost == 1
 
 
 def test_two_completed_turns_of_one_event(mesh: SimulatedMesh) -> None:
     turn = next(turn for turn in mesh.seen.turns if turn.result == "ok")
-    other = TurnSeen(
+    other = ObservedTurn(
         turn.node, turn.agent, turn.sender, turn.source, turn.event_id, "other", 0, result="ok"
     )
     mesh.seen.turns.append(other)
-    verdict = check(journals(mesh), mesh.seen)
+    verdict = check_history(journals(mesh), mesh.seen)
     assert {violation.rule for violation in verdict.violations} == {"one turn"}
-    assert verdict.truth.doubled == 1
+    assert verdict.counts.doubled == 1
 
 
 Damage = tuple[str, str]
@@ -114,8 +121,8 @@ def test_a_chain_is_checked_link_by_link(mesh: SimulatedMesh, statement: str) ->
 def test_what_is_open_is_fine_until_everything_had_time(mesh: SimulatedMesh) -> None:
     tamper(mesh, "n0", *[DAMAGES["settled"][1]])
     assert rules(mesh, drained=False) == set()
-    verdict = check(journals(mesh), mesh.seen, drained=False)
-    assert verdict.truth.waiting == 5
+    verdict = check_history(journals(mesh), mesh.seen, drained=False)
+    assert verdict.counts.waiting == 5
 
 
 def test_an_absent_owner_excuses_what_waits_for_it(mesh: SimulatedMesh) -> None:

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from gatepost.testing.simulation import Shape, simulate
-from gatepost.testing.simulation.mutants import MUTANTS
+from gatepost.testing.simulation import RunShape, simulate
+from tests.simulation.mutants import MUTANTS
 
-SHAPE = Shape(messages=200)
+SHAPE = RunShape(messages=200)
 SEEDS = 50
 
 

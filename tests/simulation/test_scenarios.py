@@ -6,14 +6,14 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from gatepost.delivery.frames import Events, Skip, unpack
+from gatepost.delivery.frames import EventsFrame, SkipFrame, decode_frame
 from gatepost.events import Receipt
-from gatepost.testing.history import SendSeen
-from gatepost.testing.simulation import Habits, Manners, SimulatedMesh
+from gatepost.testing.history import ObservedSend
+from gatepost.testing.simulation import AgentManners, SimulatedMesh, SimulatedSettings
 from gatepost.testing.simulation.faults import forged_receipt, move_agent
-from gatepost.testing.simulation.network import Lane, leave_out
+from gatepost.testing.simulation.network import Direction, leave_out_event
 
-PROMPT = Manners(think_ms=(1, 5), reply=0.0, nack=0.0, forget=0.0)
+PROMPT = AgentManners(think_ms=(1, 5), reply=0.0, nack=0.0, forget=0.0)
 
 Build = Callable[..., SimulatedMesh]
 
@@ -23,13 +23,15 @@ def build() -> Iterator[Build]:
     """A mesh of three gateways: al behind n0, bob behind n1, and everybody connected."""
     meshes: list[SimulatedMesh] = []
 
-    def built(standbys: tuple[str, ...] = (), habits: Habits | None = None) -> SimulatedMesh:
-        mesh = SimulatedMesh(seed=1, nodes=3, habits=habits)
+    def built(
+        standbys: tuple[str, ...] = (), habits: SimulatedSettings | None = None
+    ) -> SimulatedMesh:
+        mesh = SimulatedMesh(seed=1, nodes=3, settings=habits)
         meshes.append(mesh)
         mesh.__enter__()
         mesh.connect_all()
-        mesh.agent("al", "n0", manners=PROMPT)
-        mesh.agent("bob", "n1", standbys, PROMPT)
+        mesh.add_agent("al", "n0", manners=PROMPT)
+        mesh.add_agent("bob", "n1", standbys, PROMPT)
         mesh.run(1_000)
         return mesh
 
@@ -38,18 +40,18 @@ def build() -> Iterator[Build]:
         mesh.__exit__()
 
 
-def acknowledged(mesh: SimulatedMesh, seen: SendSeen) -> SendSeen:
+def acknowledged(mesh: SimulatedMesh, seen: ObservedSend) -> ObservedSend:
     assert mesh.run(5_000, lambda: bool(seen.event_id)), "the send was never answered"
     return seen
 
 
-def inbox_state(mesh: SimulatedMesh, node: str, seen: SendSeen) -> str | None:
+def inbox_state(mesh: SimulatedMesh, node: str, seen: ObservedSend) -> str | None:
     id = bytes.fromhex(seen.event_id.replace("-", ""))
-    rows = mesh[node].read("SELECT state FROM inbox WHERE event_id = ?", id)
+    rows = mesh[node].query("SELECT state FROM inbox WHERE event_id = ?", id)
     return rows[0][0] if rows else None
 
 
-def turns(mesh: SimulatedMesh, seen: SendSeen) -> list[str]:
+def turns(mesh: SimulatedMesh, seen: ObservedSend) -> list[str]:
     """Where its turns were completed."""
     mine = (turn for turn in mesh.seen.turns if turn.event_id == seen.event_id)
     return [turn.node for turn in mine if turn.result == "ok"]
@@ -61,30 +63,30 @@ def test_owner_accepts_and_crashes_before_its_receipt_is_read_and_the_sender_rer
     mesh = build(standbys=("n2",))
     seen = acknowledged(mesh, mesh.send("al", "bob"))
     # Everything n1 says is lost from here on, so that it accepts and nobody hears of it.
-    mesh.network.cut_lane("n1", "n0")
+    mesh.network.cut_direction("n1", "n0")
     assert mesh.run(2_000, lambda: inbox_state(mesh, "n1", seen) == "offered")
     mesh["n1"].crash()
     assert mesh.run(20_000, lambda: turns(mesh, seen) == ["n2"]), "no fallback took it"
-    mesh.network.heal()
+    mesh.network.heal_directions()
     mesh["n1"].start()
     mesh.run(5_000)
     assert inbox_state(mesh, "n1", seen) == "withdrawn"
     verdict = mesh.finish()
     assert verdict.ok, verdict
-    assert (verdict.truth.processed, verdict.truth.doubled) == (1, 0)
+    assert (verdict.counts.processed, verdict.counts.doubled) == (1, 0)
 
 
 def test_a_late_receipt_amends_a_dead_letter_and_changes_nothing_else(build: Build) -> None:
     mesh = build()
-    mesh.network.cut_lane("n1", "n0")
+    mesh.network.cut_direction("n1", "n0")
     seen = acknowledged(mesh, mesh.send("al", "bob", ttl_secs=3.0))
     mesh.run(10_000)
-    assert mesh.status(seen).state == "dead_letter"
+    assert mesh.status_of(seen).state == "dead_letter"
     assert turns(mesh, seen) == ["n1"]
     verdict = mesh.finish()
     assert verdict.ok, verdict
     assert verdict.amended == [seen.event_id]
-    assert (verdict.truth.dead_lettered, verdict.truth.amended) == (1, 1)
+    assert (verdict.counts.dead_lettered, verdict.counts.amended) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -98,12 +100,12 @@ def test_a_late_receipt_amends_a_dead_letter_and_changes_nothing_else(build: Bui
 )
 def test_a_forged_receipt_from_a_third_node_counts_for_nothing(build: Build, lie: Receipt) -> None:
     mesh = build()
-    mesh.consumers["n1", "bob"].paused = True
-    mesh.network.cut_lane("n0", "n1")
+    mesh.agents["n1", "bob"].paused = True
+    mesh.network.cut_direction("n0", "n1")
     seen = acknowledged(mesh, mesh.send("al", "bob"))
-    mesh.forge("n2", "n0", seen.event_id, lie)
+    mesh.forge_receipt("n2", "n0", seen.event_id, lie)
     mesh.run(1_000)
-    assert mesh.status(seen).state in ("emitted", "retry_pending")
+    assert mesh.status_of(seen).state in ("emitted", "retry_pending")
     verdict = mesh.finish()
     assert verdict.ok, verdict
     assert turns(mesh, seen) == ["n1"]
@@ -113,15 +115,15 @@ def test_no_receipt_is_forged_by_a_gateway_the_message_is_routed_to(build: Build
     """Its agent has moved since, but a sender that cannot know better believes its old home."""
     mesh = build()
     mesh.seen.brief = True
-    mesh.network.cut_lane("n0", "n1")
+    mesh.network.cut_direction("n0", "n1")
     seen = acknowledged(mesh, mesh.send("al", "bob"))
-    mesh.move("bob", "n2")
+    mesh.move_agent("bob", "n2")
     mesh.run(500)
-    mesh.dismiss("bob", "n1")
+    mesh.dismiss_agent("bob", "n1")
     for seed in range(10):
         forged_receipt(mesh, Random(seed))
     mesh.run(1_000)
-    assert mesh.status(seen).state in ("emitted", "retry_pending")
+    assert mesh.status_of(seen).state in ("emitted", "retry_pending")
     verdict = mesh.finish()
     assert verdict.ok, verdict
     assert turns(mesh, seen) == ["n2"]
@@ -135,7 +137,7 @@ def test_no_agent_moves_to_a_gateway_that_forged_receipts_for_its_mail(build: Bu
     homes = set()
     for seed in range(20):
         move_agent(mesh, Random(seed))
-        homes.add(mesh.room.owner("bob"))
+        homes.add(mesh.room.owner_of("bob"))
     assert homes == {"n0", "n1"}
 
 
@@ -145,12 +147,12 @@ def test_an_event_that_is_left_out_is_noticed_and_read_after_all(build: Build, p
     mesh = build()
     left_out: list[int] = []
 
-    def omit(lane: Lane, data: bytes) -> bytes:
-        frame = unpack(data)
-        if lane != ("n0", "n1") or not isinstance(frame, Events) or left_out:
+    def omit(lane: Direction, data: bytes) -> bytes:
+        frame = decode_frame(data)
+        if lane != ("n0", "n1") or not isinstance(frame, EventsFrame) or left_out:
             return data
         left_out.append(len(frame.events))
-        return leave_out(data, 0 if place == "first" else -1)
+        return leave_out_event(data, 0 if place == "first" else -1)
 
     mesh.network.tamper = omit
     sent = [mesh.send("al", "bob") for _ in range(5)]
@@ -171,17 +173,17 @@ def test_an_owner_restored_from_an_old_backup_does_nothing_twice(build: Build) -
     mesh["n1"].back_up()
     done = acknowledged(mesh, mesh.send("al", "bob"))
     mesh.run(1_000)
-    mesh.consumers["n1", "bob"].paused = True
+    mesh.agents["n1", "bob"].paused = True
     taken = acknowledged(mesh, mesh.send("al", "bob"))
     mesh.run(1_000)
-    assert mesh.status(taken).state == "accepted"
+    assert mesh.status_of(taken).state == "accepted"
     mesh.seen.restored.add("n1")
     mesh["n1"].restore(mesh["n1"].backups[0])
     mesh["n1"].start()
     mesh.run(5_000)
     # Nobody can say what became of it, so its sender is told that.
-    assert mesh.status(taken).state == "dead_letter"
-    assert mesh.status(taken).reason == "owner_restored"
+    assert mesh.status_of(taken).state == "dead_letter"
+    assert mesh.status_of(taken).reason == "owner_restored"
     after = acknowledged(mesh, mesh.send("al", "bob"))
     verdict = mesh.finish()
     assert verdict.ok, verdict
@@ -193,13 +195,13 @@ def test_a_restored_owner_that_never_heard_what_to_skip_is_told_again(build: Bui
     mesh["n1"].back_up()
     done = acknowledged(mesh, mesh.send("al", "bob"))
     mesh.run(1_000)
-    lost: list[Lane] = []
+    lost: list[Direction] = []
 
-    def lose_skips(lane: Lane, data: bytes) -> bytes | None:
-        if not isinstance(unpack(data), Skip) or lane in lost:
+    def lose_skips(lane: Direction, data: bytes) -> bytes | None:
+        if not isinstance(decode_frame(data), SkipFrame) or lane in lost:
             return data
         lost.append(lane)
-        mesh.network.drop(*lane)
+        mesh.network.drop_connections(*lane)
         return None
 
     mesh.network.tamper = lose_skips
@@ -230,30 +232,30 @@ def test_a_sender_restored_from_an_old_backup_is_noticed_and_goes_on(build: Buil
     verdict = mesh.finish()
     assert verdict.ok, verdict
     assert [turns(mesh, seen) for seen in (first, forgotten, again)] == [["n1"]] * 3
-    assert verdict.truth.rewound == 1
+    assert verdict.counts.rewound == 1
 
 
 def test_a_full_mailbox_does_not_hold_up_the_receipts_behind_it(build: Build) -> None:
-    policy = replace(Habits().policy, max_pending=2)
-    mesh = build(habits=replace(Habits(), policy=policy))
-    mesh.consumers["n1", "bob"].paused = True
+    policy = replace(SimulatedSettings().policy, max_pending=2)
+    mesh = build(habits=replace(SimulatedSettings(), policy=policy))
+    mesh.agents["n1", "bob"].paused = True
     mail = [mesh.send("al", "bob") for _ in range(12)]
     mesh.run(1_000)
-    held = mesh["n1"].read("SELECT count(*) FROM held")
+    held = mesh["n1"].query("SELECT count(*) FROM held")
     assert held[0][0] > 0
     # What bob sends is receipted by n0 in the same outbox, behind all that n1 cannot take.
     answer = acknowledged(mesh, mesh.send("bob", "al"))
-    assert mesh.run(1_000, lambda: mesh.status(answer).state == "processed")
+    assert mesh.run(1_000, lambda: mesh.status_of(answer).state == "processed")
     verdict = mesh.finish()
     assert verdict.ok, verdict
     assert all(turns(mesh, seen) == ["n1"] for seen in mail)
 
 
 def test_a_commit_group_larger_than_the_credit_window_gets_through(build: Build) -> None:
-    mesh = build(habits=replace(Habits(), window=700, group_ms=50))
+    mesh = build(habits=replace(SimulatedSettings(), window=700, group_ms=50))
     mail = [mesh.send("al", "bob") for _ in range(40)]
     mesh.run(200)
-    ((groups, events),) = mesh["n0"].read(
+    ((groups, events),) = mesh["n0"].query(
         "SELECT count(*), sum(last_seq - first_seq + 1) FROM head"
     )
     assert groups < events / 5, "the sends did not share a commit group"
@@ -267,14 +269,14 @@ def break_disk(mesh: SimulatedMesh, node: str) -> None:
     gateway = mesh[node]
     gateway.fill_disk()
     large = "INSERT OR REPLACE INTO fact VALUES ('large', zeroblob(1000000))"
-    gateway.call(lambda tx: tx.execute(large), lambda value, error: None)
+    gateway.submit(lambda tx: tx.execute(large), lambda value, error: None)
     assert mesh.run(1_000, lambda: gateway.writer.failure is not None)
 
 
 def test_whom_a_full_disk_turned_away_has_a_say_before_everything_is_judged(build: Build) -> None:
     mesh = build()
     slow = replace(PROMPT, think_ms=(300, 300))
-    mesh.consumers["n1", "bob"].manners = slow
+    mesh.agents["n1", "bob"].manners = slow
     break_disk(mesh, "n0")
     sent = [mesh.send("al", "bob") for _ in range(8)]
     mesh.run(500)
@@ -290,7 +292,7 @@ def test_who_cannot_write_yet_reads_what_it_was_told_before_everything_is_judged
     break_disk(mesh, "n1")
     seen = acknowledged(mesh, mesh.send("al", "bob", ttl_secs=2.0))
     mesh.run(5_000)
-    assert mesh.status(seen).state == "dead_letter"
+    assert mesh.status_of(seen).state == "dead_letter"
     # It has just found its disk full once more, and takes its time to look again.
     looked = mesh["n1"].commits
     assert mesh.run(5_000, lambda: mesh["n1"].commits > looked)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gatepost.testing.simulation import Shape, simulate
+from gatepost.testing.simulation import RunShape, simulate
 from tests.conftest import choose
 
 # The full run is the promised size; the reduced one has to fit beside everything else.
-SHAPE = Shape(messages=choose(200, 500))
+SHAPE = RunShape(messages=choose(200, 500))
 SEEDS = choose(50, 1_000)
 BATCH = 10
 
@@ -20,9 +20,9 @@ BATCH = 10
 def test_every_message_ends_once(first: int) -> None:
     for seed in range(first, first + BATCH):
         result = simulate(seed, SHAPE)
-        assert result.verdict.ok, f"replay it: {SHAPE.command(seed)}\n{result.verdict}"
-        assert result.verdict.truth.sent >= SHAPE.messages * 0.9
-        assert result.verdict.truth.processed > result.verdict.truth.dead_lettered
+        assert result.verdict.ok, f"replay it: {SHAPE.replay_command(seed)}\n{result.verdict}"
+        assert result.verdict.counts.sent >= SHAPE.messages * 0.9
+        assert result.verdict.counts.processed > result.verdict.counts.dead_lettered
 
 
 def _trace(seed: int, hash_seed: str) -> bytes:
@@ -45,8 +45,8 @@ def test_another_seed_is_another_history() -> None:
 
 
 def test_the_printed_command_replays_the_shape(tmp_path: Path) -> None:
-    shape = Shape(nodes=3, messages=20, kinds=["drop", "crash"])
-    command = shape.command(7)
+    shape = RunShape(nodes=3, messages=20, kinds=["drop", "crash"])
+    command = shape.replay_command(7)
     assert command == (
         "python -m gatepost.testing.simulation --seed 7 --nodes 3 --messages 20 --kinds drop,crash"
     )

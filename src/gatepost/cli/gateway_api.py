@@ -22,7 +22,8 @@ from gatepost.cli.problems import (
 from gatepost.config import Settings, default_settings_path
 from gatepost.errors import Unauthorized
 from gatepost.events import check_agent_id
-from gatepost.gateway.state_dir import GatewayEndpoint, StateDir
+from gatepost.gateway.state_dir import StateDir
+from gatepost.gateway_endpoint import GatewayEndpoint
 from gatepost.wire import Failure
 
 # httpx loads click, rich and pygments for its own command line whenever they are installed, which

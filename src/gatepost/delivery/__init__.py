@@ -1,8 +1,16 @@
-"""How a message gets there, and how its sender learns what became of it."""
+"""How a message gets to its agent, and how its sender learns the end of it."""
 
 from gatepost.delivery.agents import Agents
-from gatepost.delivery.messages import Messages
-from gatepost.delivery.node import Node
-from gatepost.delivery.patience import Patience
+from gatepost.delivery.assembly import DeliveryCore, build_core
+from gatepost.delivery.coordinator import DeliveryCoordinator
+from gatepost.delivery.local_node import LocalNode
+from gatepost.delivery.retry_policy import RetryPolicy
 
-__all__ = ["Agents", "Messages", "Node", "Patience"]
+__all__ = [
+    "Agents",
+    "DeliveryCoordinator",
+    "DeliveryCore",
+    "LocalNode",
+    "RetryPolicy",
+    "build_core",
+]

@@ -1,8 +1,8 @@
-"""What two gateways say to each other over a link.
+"""The frames that two gateways exchange over a link.
 
-Either side reads the other's outbox: it subscribes from where it is, gets events as long as it has
-given credit for them, and says how far it has taken them, which gives new credit. Everything is
-MessagePack; events travel as the very bytes their digests were taken of.
+Either side reads the other's outbox: it subscribes from its position, gets events as long as its
+credit lasts, and confirms the events it has stored, which renews the credit. Frames are MessagePack
+arrays; events travel as the very bytes that their digests were taken of.
 """
 
 from typing import Annotated
@@ -15,165 +15,168 @@ from gatepost.events.chain import ChainHash, Signature
 from gatepost.events.ids import Digest
 
 VERSION = 1
-# No frame is larger than this, but for one event or one group's proof.
+# No frame is larger than this, unless a single event or the proof of a single group is.
 FRAME_BYTES = 256 * 1024
 FRAME_EVENTS = 1024
 PIECE_BYTES = 256 * 1024
 TRACE_STEPS = 1000
 _GROUP_BYTES = 160
 
-Name = Annotated[str, Meta(min_length=1, max_length=128)]
-Number = Annotated[int, Meta(ge=0, le=2**53 - 1)]
-Life = tuple[Name, Number]  # an incarnation and its first seq
-Position = tuple[Name, Name, Number]  # source, incarnation, how far it is read
-Lifetime = Annotated[list[Life], Meta(min_length=1, max_length=1000)]
-Positions = Annotated[list[Position], Meta(max_length=100_000)]
-Names = Annotated[list[Name], Meta(max_length=10_000)]
+FrameName = Annotated[str, Meta(min_length=1, max_length=128)]
+FrameNumber = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+Incarnation = tuple[FrameName, FrameNumber]  # an incarnation and its first seq
+Position = tuple[FrameName, FrameName, FrameNumber]  # source, incarnation, how far it is read
+IncarnationList = Annotated[list[Incarnation], Meta(min_length=1, max_length=1000)]
+PositionList = Annotated[list[Position], Meta(max_length=100_000)]
+FrameNames = Annotated[list[FrameName], Meta(max_length=10_000)]
 
 
-class Frame(Struct, frozen=True, array_like=True, tag=True):
+class LinkFrame(Struct, frozen=True, array_like=True, tag=True):
     """One message of a link."""
 
 
-class Hello(Frame, frozen=True, tag="hello"):
-    """Who is there, through which lives its outbox went, and its clock."""
+class HelloFrame(LinkFrame, frozen=True, tag="hello"):
+    """The sender's node id, the incarnations and length of its outbox, and its clock."""
 
-    node: Name
-    lives: Lifetime
-    head: Number
-    now: Number
+    node: FrameName
+    incarnations: IncarnationList
+    head: FrameNumber
+    now: FrameNumber
     version: int = VERSION
 
 
-class Subscribe(Frame, frozen=True, tag="subscribe"):
-    """Send me what is in your outbox for me. `life` is who I am, `positions` where I am."""
+class SubscribeFrame(LinkFrame, frozen=True, tag="subscribe"):
+    """Asks for the events of the peer's outbox that are for the sender, after `positions`.
 
-    life: Name
-    positions: Positions
-    window: Number
-
-
-class Follow(Frame, frozen=True, tag="follow"):
-    """Send me all of your outbox, with its heads, for I keep it for others.
-
-    Said again, it starts again from these positions; a window of 0 ends it.
+    `incarnation` is the sender's own.
     """
 
-    positions: Positions
-    window: Number
+    incarnation: FrameName
+    positions: PositionList
+    window: FrameNumber
 
 
-class Relay(Frame, frozen=True, tag="relay"):
-    """Send me what you keep for me of other outboxes, with proof; `wants` are those I miss.
+class FollowFrame(LinkFrame, frozen=True, tag="follow"):
+    """Asks for all of the peer's outbox with its heads, to keep it for others.
 
-    Said again, it says what I miss now. The window is what it was the first time.
+    A second one starts again from its positions; one with a window of 0 ends it.
     """
 
-    positions: Positions
-    wants: Names
-    window: Number
+    positions: PositionList
+    window: FrameNumber
 
 
-class Lives(Frame, frozen=True, tag="lives"):
-    """The lives of an outbox, signed by its node: the answer to Follow, and passed on by relays."""
+class RelayFrame(LinkFrame, frozen=True, tag="relay"):
+    """Asks a relay for the events of these other outboxes that are for the sender, with proof.
 
-    source: Name
-    lives: Lifetime
+    A later one replaces `wants`. The window stays the one of the first.
+    """
+
+    positions: PositionList
+    wants: FrameNames
+    window: FrameNumber
+
+
+class IncarnationsFrame(LinkFrame, frozen=True, tag="lives"):
+    """The incarnations of an outbox, signed by its node. The answer to Follow."""
+
+    source: FrameName
+    incarnations: IncarnationList
     signature: Signature
 
 
-class Reading(Frame, frozen=True, tag="reading"):
-    """How far a reader in this life of its own has taken an outbox by relay, signed by it.
+class ReadingFrame(LinkFrame, frozen=True, tag="reading"):
+    """How far a reader has taken an outbox through a relay, signed by the reader.
 
-    The relay passes it on to the source, which may then forget what nobody needs any more.
+    `incarnation` is the reader's own. The relay forwards it to the source, which may then prune.
     """
 
-    reader: Name
-    life: Name
-    source: Name
-    of: Name
-    upto: Number
+    reader: FrameName
+    incarnation: FrameName
+    source: FrameName
+    source_incarnation: FrameName
+    upto: FrameNumber
     signature: Signature
 
 
-class Group(Frame, frozen=True, tag="group"):
+class CommitGroup(LinkFrame, frozen=True, tag="group"):
     """A commit group's signed head, the chain before it, and the digests of its events."""
 
-    first: Number
-    last: Number
+    first: FrameNumber
+    last: FrameNumber
     previous: ChainHash
     chain: ChainHash
     signature: Signature
     digests: bytes = b""
 
 
-class Events(Frame, frozen=True, tag="events"):
-    """What there is for the reader of one life of one outbox, up to and with `upto`.
+class EventsFrame(LinkFrame, frozen=True, tag="events"):
+    """All events for the reader of one incarnation of one outbox, up to and with `upto`.
 
-    To who follows, `everyone` names the events that are for everybody: an envelope does not tell
-    them from those that are for nobody else.
+    On the stream to a relay, `everyone` lists the events for everybody. An envelope does not tell
+    them from events that are for nobody but their own gateway.
     """
 
-    source: Name
-    life: Name
-    first_seq: Number
-    upto: Number
-    now: Number
+    source: FrameName
+    incarnation: FrameName
+    first_seq: FrameNumber
+    upto: FrameNumber
+    now: FrameNumber
     events: list[bytes]
-    groups: list[Group] = []
+    groups: list[CommitGroup] = []
     stream: str = "own"
-    everyone: list[Number] = []
+    everyone: list[FrameNumber] = []
 
 
-class Taken(Frame, frozen=True, tag="taken"):
-    """The reader has this on disk, and takes as many more bytes."""
+class TakenFrame(LinkFrame, frozen=True, tag="taken"):
+    """The reader has stored events up to `upto`, and gives back `size` bytes of credit."""
 
-    source: Name
-    life: Name
-    upto: Number
-    size: Number
+    source: FrameName
+    incarnation: FrameName
+    upto: FrameNumber
+    size: FrameNumber
     stream: str = "own"
 
 
-class Skip(Frame, frozen=True, tag="skip"):
-    """There is nothing up to `upto` for the reader any more, and here is why."""
+class SkipFrame(LinkFrame, frozen=True, tag="skip"):
+    """The emitter has nothing up to `upto` for the reader any more; `why` says the reason."""
 
-    source: Name
-    life: Name
-    first_seq: Number
-    upto: Number
+    source: FrameName
+    incarnation: FrameName
+    first_seq: FrameNumber
+    upto: FrameNumber
     why: str
 
 
-class BlobAsk(Frame, frozen=True, tag="blob_ask"):
-    """A range of a blob of `source`, for `reader` if that is not who asks."""
+class BlobRequest(LinkFrame, frozen=True, tag="blob_ask"):
+    """Asks for a range of a blob of `source`; a relay names the `reader` it asks for."""
 
-    source: Name
+    source: FrameName
     digest: Digest
-    offset: Number
-    length: Number
-    reader: Name | None = None
+    offset: FrameNumber
+    length: FrameNumber
+    reader: FrameName | None = None
 
 
-class BlobPiece(Frame, frozen=True, tag="blob_piece"):
-    """`total` is the whole blob's size as it is stored; 0 if it is not there."""
+class BlobPiece(LinkFrame, frozen=True, tag="blob_piece"):
+    """A range of a blob. `total` is the size of the whole blob as stored; 0 if it is not there."""
 
-    source: Name
+    source: FrameName
     digest: Digest
-    offset: Number
-    total: Number
+    offset: FrameNumber
+    total: FrameNumber
     data: bytes
 
 
 class TraceStep(Struct, frozen=True, array_like=True):
-    """One thing a gateway knows of an event, at which time by its own clock; never a payload.
+    """One fact that a gateway knows about an event, dated by its own clock; never a payload.
 
-    `peer` is the other gateway concerned: where it went, or where it came from.
+    `peer` is the other gateway concerned: the one it went to, or came from.
     """
 
-    at: Number
-    what: Name
-    event_id: Name
+    at: FrameNumber
+    what: FrameName
+    event_id: FrameName
     kind: str = ""
     agent: str = ""
     to_agent: str = ""
@@ -181,34 +184,34 @@ class TraceStep(Struct, frozen=True, array_like=True):
     detail: str = ""
 
 
-class TraceAsk(Frame, frozen=True, tag="trace_ask"):
-    """What do you know of these events? Who asks sent them, or they are for it."""
+class TraceRequest(LinkFrame, frozen=True, tag="trace_ask"):
+    """Asks for all steps of these events that concern the sender of this frame."""
 
-    id: Number
-    event_ids: Annotated[list[Name], Meta(min_length=1, max_length=64)]
+    id: FrameNumber
+    event_ids: Annotated[list[FrameName], Meta(min_length=1, max_length=64)]
 
 
-class TraceAnswer(Frame, frozen=True, tag="trace_answer"):
+class TraceAnswer(LinkFrame, frozen=True, tag="trace_answer"):
     """`now` is the answerer's clock, by which the steps are dated."""
 
-    id: Number
-    now: Number
+    id: FrameNumber
+    now: FrameNumber
     steps: Annotated[list[TraceStep], Meta(max_length=TRACE_STEPS)]
 
 
 AnyFrame = (
-    Hello
-    | Subscribe
-    | Follow
-    | Relay
-    | Lives
-    | Reading
-    | Events
-    | Taken
-    | Skip
-    | BlobAsk
+    HelloFrame
+    | SubscribeFrame
+    | FollowFrame
+    | RelayFrame
+    | IncarnationsFrame
+    | ReadingFrame
+    | EventsFrame
+    | TakenFrame
+    | SkipFrame
+    | BlobRequest
     | BlobPiece
-    | TraceAsk
+    | TraceRequest
     | TraceAnswer
 )
 
@@ -216,18 +219,18 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyFrame)
 
 
-def weight(frame: Events) -> int:
-    """What a frame costs of its reader's credit."""
+def frame_weight(frame: EventsFrame) -> int:
+    """The bytes of credit that a frame costs its reader."""
     proof = sum(len(group.digests) + _GROUP_BYTES for group in frame.groups)
     return sum(map(len, frame.events)) + proof
 
 
-def pack(frame: Frame) -> bytes:
+def encode_frame(frame: LinkFrame) -> bytes:
     return _encoder.encode(frame)
 
 
-def unpack(data: bytes) -> AnyFrame:
-    """A frame, or LinkError and nothing else."""
+def decode_frame(data: bytes) -> AnyFrame:
+    """Decode one frame; any malformed input raises LinkError and nothing else."""
     try:
         frame: AnyFrame = _decoder.decode(data)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""What went wrong and somebody should know of: counted, written down, never retried by itself."""
+"""The incident log: problems a person should know of. They are recorded, and never retried."""
 
 from collections import Counter
 
@@ -10,7 +10,7 @@ VALUES (?, ?, ?, ?, ?, ?)
 """
 
 
-class Incidents:
+class IncidentLog:
     """`counts` is by class, since the process started."""
 
     def __init__(self, node: str) -> None:
@@ -18,7 +18,7 @@ class Incidents:
         self.counts: Counter[str] = Counter()
 
     def raise_(self, tx: Tx, kind: str, subject: str, detail: str) -> None:
-        """The same class and subject again is the same incident."""
+        """Record an incident. The same class and subject again is the same incident."""
         tx.execute(_RAISE, (f"{kind}:{subject}", kind, subject, detail[:500], tx.now, self._node))
         if tx.changed_rows():
             tx.add_effect(lambda: self.counts.update([kind]))

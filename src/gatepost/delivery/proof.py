@@ -1,14 +1,21 @@
-"""Proof that events are their source's own, for who got them from somebody else.
+"""Proof that events were written by their source, for a reader that got them from a relay.
 
-A node signs through which lives its outbox went, and every commit group of it. With a group's
-digests and its signed head, one event of it can be checked without having the others. That none was
-left out in between is for `prevSeqTo` to show.
+A node signs the list of its incarnations and the head of every commit group. With a group's digests
+and signed head, a reader can check one event without having the others. `prevSeqTo` shows that no
+event in between was left out.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from gatepost.delivery.frames import Events, Group, Life, Lives, Position, Reading
+from gatepost.delivery.frames import (
+    CommitGroup,
+    EventsFrame,
+    Incarnation,
+    IncarnationsFrame,
+    Position,
+    ReadingFrame,
+)
 from gatepost.errors import ChainError, LinkError, MalformedEvent
 from gatepost.events import (
     ChainHead,
@@ -24,68 +31,79 @@ from gatepost.events import (
 _HASH = 32
 
 
-def sign_lives(key: NodeKey, node: str, lives: list[Life]) -> Lives:
-    return Lives(node, lives, key.sign(_statement(node, lives)))
+def sign_incarnations(
+    key: NodeKey, node: str, incarnations: list[Incarnation]
+) -> IncarnationsFrame:
+    signature = key.sign(_incarnations_statement(node, incarnations))
+    return IncarnationsFrame(node, incarnations, signature)
 
 
-def check_lives(said: Lives, public_key: bytes) -> None:
+def check_incarnations(signed: IncarnationsFrame, public_key: bytes) -> None:
     """Raise LinkError unless the source itself signed this."""
-    if [first for _, first in said.lives] != sorted({first for _, first in said.lives}):
-        raise LinkError(f"the lives of {said.source} are in no order")
-    if not verify_signature(public_key, _statement(said.source, said.lives), said.signature):
-        raise LinkError(f"the lives of {said.source} are not signed with its key")
+    firsts = [first for _, first in signed.incarnations]
+    if firsts != sorted(set(firsts)):
+        raise LinkError(f"the incarnations of {signed.source} are in no order")
+    statement = _incarnations_statement(signed.source, signed.incarnations)
+    if not verify_signature(public_key, statement, signed.signature):
+        raise LinkError(f"the incarnations of {signed.source} are not signed with its key")
 
 
-def sign_reading(key: NodeKey, reader: str, life: str, taken: Position) -> Reading:
-    return Reading(reader, life, *taken, key.sign(_reads(reader, life, *taken)))
+def sign_reading(key: NodeKey, reader: str, incarnation: str, taken: Position) -> ReadingFrame:
+    signature = key.sign(_reading_statement(reader, incarnation, *taken))
+    return ReadingFrame(reader, incarnation, *taken, signature)
 
 
-def check_reading(said: Reading, public_key: bytes) -> None:
+def check_reading(signed: ReadingFrame, public_key: bytes) -> None:
     """Raise LinkError unless the reader itself signed this."""
-    statement = _reads(said.reader, said.life, said.source, said.of, said.upto)
-    if not verify_signature(public_key, statement, said.signature):
-        raise LinkError(f"how far {said.reader} has read is not signed with its key")
+    statement = _reading_statement(
+        signed.reader, signed.incarnation, signed.source, signed.source_incarnation, signed.upto
+    )
+    if not verify_signature(public_key, statement, signed.signature):
+        raise LinkError(f"how far {signed.reader} has read is not signed with its key")
 
 
 def check_group(
-    source: str, life: str, group: Group, digests: Sequence[bytes], public_key: bytes
+    source: str, incarnation: str, group: CommitGroup, digests: Sequence[bytes], public_key: bytes
 ) -> None:
     """Raise LinkError unless these are the digests of exactly this group."""
-    head = ChainHead(source, life, group.first, group.last, group.chain, group.signature)
+    head = ChainHead(source, incarnation, group.first, group.last, group.chain, group.signature)
     try:
         verify_group(group.previous, digests, head, public_key)
     except ChainError as error:
         raise LinkError(error.message) from None
 
 
-def check_events(said: Events, lives: Sequence[Life], public_key: bytes) -> list[Envelope]:
-    """What is in a relay's frame, each event in its place in a group its source signed."""
-    if (said.life, said.first_seq) not in lives:
-        raise LinkError(f"{said.source} never had a life {said.life} from {said.first_seq} on")
-    if not said.events:
-        raise LinkError(f"a frame of the outbox of {said.source} has no events")
-    envelopes = [read_event(said.source, body) for body in said.events]
-    groups = iter(said.groups)
+def check_relayed_events(
+    relayed: EventsFrame, incarnations: Sequence[Incarnation], public_key: bytes
+) -> list[Envelope]:
+    """The events of a relay's frame; LinkError unless each is in a group that its source signed."""
+    source, incarnation = relayed.source, relayed.incarnation
+    if (incarnation, relayed.first_seq) not in incarnations:
+        raise LinkError(f"{source} had no incarnation {incarnation} from {relayed.first_seq} on")
+    if not relayed.events:
+        raise LinkError(f"a frame of the outbox of {source} has no events")
+    envelopes = [read_event(source, body) for body in relayed.events]
+    groups = iter(relayed.groups)
     last, digests, first = 0, [], 0
-    for envelope, body in zip(envelopes, said.events, strict=True):
+    for envelope, body in zip(envelopes, relayed.events, strict=True):
         while envelope.seq > last:
-            group = _next(groups, envelope)
-            first, last, digests = group.first, group.last, list(split(group.digests))
-            check_group(said.source, said.life, group, digests, public_key)
+            group = _next_group(groups, envelope)
+            first, last, digests = group.first, group.last, list(split_digests(group.digests))
+            check_group(source, incarnation, group, digests, public_key)
         if envelope.seq < first or digests[envelope.seq - first] != event_digest(body):
-            raise LinkError(f"event {envelope.seq} of {said.source} is not what its source wrote")
+            raise LinkError(f"event {envelope.seq} of {source} is not what its source wrote")
     if any(one.seq >= other.seq for one, other in pairwise(envelopes)):
-        raise LinkError(f"events of {said.source} are out of order")
+        raise LinkError(f"events of {source} are out of order")
     return envelopes
 
 
-def split(digests: bytes) -> Iterator[bytes]:
+def split_digests(digests: bytes) -> Iterator[bytes]:
     if len(digests) % _HASH:
         raise LinkError("a group's digests are cut off")
     return (digests[at : at + _HASH] for at in range(0, len(digests), _HASH))
 
 
-def _next(groups: Iterator[Group], envelope: Envelope) -> Group:
+def _next_group(groups: Iterator[CommitGroup], envelope: Envelope) -> CommitGroup:
     group = next(groups, None)
     if group is None:
         raise LinkError(f"event {envelope.seq} of {envelope.source_node_id} came without proof")
@@ -102,11 +120,15 @@ def read_event(source: str, body: bytes) -> Envelope:
     return envelope
 
 
-def _statement(node: str, lives: Sequence[Life]) -> bytes:
-    parts = [part for life, first in lives for part in (life.encode(), first.to_bytes(8, "big"))]
+def _incarnations_statement(node: str, incarnations: Sequence[Incarnation]) -> bytes:
+    parts = [
+        part for name, first in incarnations for part in (name.encode(), first.to_bytes(8, "big"))
+    ]
     return frame_parts("gatepost/lives/1", node.encode(), *parts)
 
 
-def _reads(reader: str, life: str, source: str, of: str, upto: int) -> bytes:
-    names = (each.encode() for each in (reader, life, source, of))
+def _reading_statement(
+    reader: str, incarnation: str, source: str, source_incarnation: str, upto: int
+) -> bytes:
+    names = (each.encode() for each in (reader, incarnation, source, source_incarnation))
     return frame_parts("gatepost/reading/1", *names, upto.to_bytes(8, "big"))

@@ -1,8 +1,8 @@
-"""Reading by relay: outboxes we have no link with, from whoever keeps them, believing nothing.
+"""Reading by relay: outboxes of members we have no link with, from relays that we need not trust.
 
-Each outbox is asked of one linked relay, and of another if the first does not have it; what comes
-twice is taken once. A relay that sends what its source did not write, or leaves something out, is
-not asked for that source again for a while.
+Each outbox is asked of one linked relay, and of more if that one does not have it. Events that come
+twice are taken once. A relay that sends forged events, or leaves some out, is not asked for that
+source again for a while.
 """
 
 from collections.abc import Callable
@@ -11,236 +11,268 @@ from zlib import crc32
 
 from msgspec import Struct
 
-from gatepost.delivery.feed import Port
+from gatepost.delivery.coordinator import DeliveryCoordinator
 from gatepost.delivery.frames import (
     AnyFrame,
-    Events,
-    Hello,
-    Life,
-    Lives,
-    Reading,
-    Relay,
-    Taken,
-    weight,
+    EventsFrame,
+    HelloFrame,
+    Incarnation,
+    IncarnationsFrame,
+    ReadingFrame,
+    RelayFrame,
+    TakenFrame,
+    frame_weight,
 )
-from gatepost.delivery.messages import Messages
-from gatepost.delivery.node import Node
-from gatepost.delivery.proof import check_events, check_lives, sign_reading
-from gatepost.delivery.receiver import Batch, positions
+from gatepost.delivery.link_port import LinkPort, ignore_result
+from gatepost.delivery.local_node import LocalNode
+from gatepost.delivery.proof import check_incarnations, check_relayed_events, sign_reading
+from gatepost.delivery.receiver.cursors import read_positions
+from gatepost.delivery.receiver.receiver import EventBatch
 from gatepost.errors import GatepostError, LinkError
 from gatepost.events import Envelope
 from gatepost.journal.outbox import OutboxGroup
 from gatepost.journal.transaction import Tx
 
-# How often a source is told how far it was read. It delays forgetting there, nothing else.
-_SAY_MS = 1_000
-_FIRST_MS = 30_000
+# How often a source is told how far it was read. It delays pruning at the source, nothing else.
+_READING_MS = 1_000
 # How far the clocks of two gateways may differ.
-_CLOCKS_MS = 30_000
-# How long a relay is given to show that it has an outbox before another is asked for it.
-_NEXT_MS = 5_000
-_LONGEST_MS = 3_600_000
+_CLOCK_TOLERANCE_MS = 30_000
 
 T = TypeVar("T")
 
 
-class Blame(Struct):
+class RelayRetry(Struct, frozen=True):
+    """Times in milliseconds.
+
+    A relay that fails us with a source is not asked for it for `first_ban_ms`, twice as long each
+    time after that, `max_ban_ms` at most. A relay that has not shown an outbox within
+    `next_relay_ms` is joined by the next one.
+    """
+
+    first_ban_ms: int = 30_000
+    max_ban_ms: int = 3_600_000
+    next_relay_ms: int = 5_000
+
+
+class RelayBlame(Struct):
     """How often a relay failed us with a source, and until when it is not asked."""
 
     failures: int = 0
+    since: int = 0
     until: int = 0
 
 
 class RelayReader:
-    """`refresh` it whenever links or the room have changed, and every few seconds."""
+    """Call `refresh_requests` whenever links or the room have changed, and every few seconds."""
 
-    def __init__(self, node: Node, messages: Messages, window: int) -> None:
+    def __init__(
+        self,
+        node: LocalNode,
+        coordinator: DeliveryCoordinator,
+        window: int,
+        retry: RelayRetry | None = None,
+    ) -> None:
         self._node = node
-        self.messages = messages
+        self.coordinator = coordinator
         self.window = window
-        self._parts: list[ReaderPart] = []
-        self._blamed: dict[tuple[str, str], Blame] = {}
-        # Since when each outbox is missed; 0 if nobody could be asked yet.
+        self._retry = retry or RelayRetry()
+        self._parts: list[RelayReaderPart] = []
+        self._blamed: dict[tuple[str, str], RelayBlame] = {}
+        # Since when each outbox is missed; 0 while there is no relay to ask.
         self._missed: dict[str, int] = {}
 
-    def part(self, port: Port, peer: str, *, relays: bool) -> "ReaderPart":
-        """`relays`: the other side is one to ask."""
-        return ReaderPart(self, port, peer, relays)
+    def make_part(self, port: LinkPort, peer: str, *, relays: bool) -> "RelayReaderPart":
+        """`relays`: the peer is a relay that may be asked."""
+        return RelayReaderPart(self, port, peer, relays)
 
-    def came(self, part: "ReaderPart") -> None:
+    def add_part(self, part: "RelayReaderPart") -> None:
         self._parts.append(part)
-        self.refresh()
+        self.refresh_requests()
 
-    def went(self, part: "ReaderPart") -> None:
+    def remove_part(self, part: "RelayReaderPart") -> None:
         if part in self._parts:
             self._parts.remove(part)
-            self.refresh()
+            self.refresh_requests()
 
-    def refresh(self) -> None:
-        """Ask for what we miss now: each outbox of one relay that has it, or until one has."""
+    def refresh_requests(self) -> None:
+        """Ask for each outbox that no link brings: one relay that has it, or more until one has."""
         linked = {part.peer for part in self._parts}
-        members = self.messages.sender.directory.gateways.keys()
+        members = self.coordinator.routes.directory.gateways.keys()
         missing = members - linked - {self._node.id}
         self._missed = {source: self._missed.get(source, 0) for source in missing}
         wanted: dict[str, list[str]] = {part.peer: [] for part in self._parts}
         for source in sorted(missing):
-            for peer in self._to_ask(source):
+            for peer in self._choose_relays(source):
                 wanted[peer].append(source)
         for part in self._parts:
-            part.ask(wanted[part.peer])
-            part.say()
+            part.request_sources(wanted[part.peer])
+            part.send_readings()
 
-    def _to_ask(self, source: str) -> list[str]:
+    def _choose_relays(self, source: str) -> list[str]:
         able = [p for p in self._parts if p.relays and not self._is_blamed(p, source)]
         ranked = sorted(able, key=lambda part: crc32(f"{source}/{part.peer}".encode()))
-        if has := [part.peer for part in ranked if part.has(source)]:
+        if has := [part.peer for part in ranked if part.has_source(source)]:
             return has[:1]
         if not ranked:
             return []
-        since = self._missed[source] = self._missed[source] or ranked[0].now()
-        return [part.peer for part in ranked[: 1 + (ranked[0].now() - since) // _NEXT_MS]]
+        now = ranked[0].now()
+        # The clock may have gone back: count from now then.
+        since = self._missed[source] = min(self._missed[source] or now, now)
+        return [part.peer for part in ranked[: 1 + (now - since) // self._retry.next_relay_ms]]
 
-    def sign(self, taken: Taken) -> Reading:
+    def sign_reading(self, taken: TakenFrame) -> ReadingFrame:
         node = self._node
-        position = (taken.source, taken.life, taken.upto)
+        position = (taken.source, taken.incarnation, taken.upto)
         return sign_reading(node.key, node.id, node.incarnation, position)
 
-    def key_of(self, node: str) -> bytes:
-        found = self.messages.sender.directory.gateways.get(node)
+    def require_key(self, node: str) -> bytes:
+        found = self.coordinator.routes.directory.gateways.get(node)
         if found is None:
             raise LinkError(f"{node} is not in this room")
         return found.key
 
-    def blame(self, relay: str, source: str, now: int) -> None:
-        blamed = self._blamed.setdefault((relay, source), Blame())
-        blamed.until = now + min(_FIRST_MS << min(blamed.failures, 20), _LONGEST_MS)
-        blamed.failures += 1
+    def blame_relay(self, relay: str, source: str, now: int) -> None:
+        blame = self._blamed.setdefault((relay, source), RelayBlame())
+        ban = min(self._retry.first_ban_ms << min(blame.failures, 20), self._retry.max_ban_ms)
+        blame.since, blame.until = now, now + ban
+        blame.failures += 1
 
-    def praise(self, relay: str, source: str) -> None:
+    def clear_blame(self, relay: str, source: str) -> None:
         self._blamed.pop((relay, source), None)
 
-    def _is_blamed(self, part: "ReaderPart", source: str) -> bool:
-        blamed = self._blamed.get((part.peer, source))
-        return blamed is not None and part.now() < blamed.until
+    def _is_blamed(self, part: "RelayReaderPart", source: str) -> bool:
+        blame = self._blamed.get((part.peer, source))
+        # A time before the ban means that the clock has gone back: the ban is over.
+        return blame is not None and blame.since <= part.now() < blame.until
 
 
-class ReaderPart:
+class RelayReaderPart:
     """A reader's part of one link."""
 
-    def __init__(self, reader: RelayReader, port: Port, peer: str, relays: bool) -> None:
+    def __init__(self, reader: RelayReader, port: LinkPort, peer: str, relays: bool) -> None:
         self._reader = reader
         self._port = port
         self.peer = peer
         self.relays = relays
         self._wants: list[str] = []
-        self._lives: dict[str, list[Life]] = {}
-        self._unsaid: dict[str, Taken] = {}
-        self._said_at = 0
+        self._incarnations: dict[str, list[Incarnation]] = {}
+        self._unsent_readings: dict[str, TakenFrame] = {}
+        self._readings_sent_at = 0
         self.now = port.now
 
-    def greeted(self, hello: Hello) -> None:
-        self._reader.came(self)
+    def handle_hello(self, hello: HelloFrame) -> None:
+        self._reader.add_part(self)
 
-    def appended(self, group: OutboxGroup) -> None:
+    def publish_group(self, group: OutboxGroup) -> None:
         """Our own outbox is read by others."""
 
-    def closed(self) -> None:
-        self._reader.went(self)
+    def close(self) -> None:
+        self._reader.remove_part(self)
 
-    def receive(self, frame: AnyFrame) -> bool:
+    def receive_frame(self, frame: AnyFrame) -> bool:
         match frame:
-            case Lives() if frame.source != self.peer:
-                self._learn(frame)
-            case Events(stream="relay"):
-                self._events(frame)
+            case IncarnationsFrame() if frame.source != self.peer:
+                self._learn_incarnations(frame)
+            case EventsFrame(stream="relay"):
+                self._take_events(frame)
             case _:
                 return False
         return True
 
-    def has(self, source: str) -> bool:
+    def has_source(self, source: str) -> bool:
         """Whether this relay has shown that it keeps that outbox."""
-        return source in self._lives
+        return source in self._incarnations
 
-    def ask(self, wants: list[str]) -> None:
-        """Say what we want from this relay, unless it knows."""
+    def request_sources(self, wants: list[str]) -> None:
+        """Ask this relay for these outboxes, unless it serves exactly these already."""
         if not self.relays or wants == self._wants:
             return
         self._wants = wants
         self._port.commit(
-            lambda tx: positions(tx, wants),
-            lambda found: self._port.send(Relay(found, wants, self._reader.window)),
+            lambda tx: read_positions(tx, wants),
+            lambda found: self._port.send(RelayFrame(found, wants, self._reader.window)),
         )
 
-    def _learn(self, frame: Lives) -> None:
-        self._checked(frame.source, lambda key: check_lives(frame, key))
-        self._lives[frame.source] = frame.lives
+    def _learn_incarnations(self, frame: IncarnationsFrame) -> None:
+        self._check_or_blame(frame.source, lambda key: check_incarnations(frame, key))
+        self._incarnations[frame.source] = frame.incarnations
 
-    def _events(self, frame: Events) -> None:
-        """Proven is proven, even if it was on its way when we stopped to want it."""
-        lives = self._lives.get(frame.source, [])
-        envelopes = self._checked(frame.source, lambda key: check_events(frame, lives, key))
-        taken = Taken(frame.source, frame.life, envelopes[-1].seq, weight(frame), "relay")
+    def _take_events(self, frame: EventsFrame) -> None:
+        """Proven events are taken even if this relay is not asked for them any more."""
+        incarnations = self._incarnations.get(frame.source, [])
+        envelopes = self._check_or_blame(
+            frame.source, lambda key: check_relayed_events(frame, incarnations, key)
+        )
+        taken = TakenFrame(
+            frame.source, frame.incarnation, envelopes[-1].seq, frame_weight(frame), "relay"
+        )
         self._port.commit(
-            lambda tx: self._take(tx, frame, envelopes), lambda error: self._took(taken, error)
+            lambda tx: self._take_batch(tx, frame, envelopes),
+            lambda error: self._confirm_taken(taken, error),
         )
 
-    def _checked(self, source: str, check: Callable[[bytes], T]) -> T:
-        """What `check` finds; if that is a lie, everybody shall know whose."""
+    def _check_or_blame(self, source: str, check: Callable[[bytes], T]) -> T:
+        """The result of `check`; if it finds a lie, blame the relay and raise an incident."""
         try:
-            return check(self._reader.key_of(source))
+            return check(self._reader.require_key(source))
         except LinkError as error:
-            said = error.message
-            self._reader.blame(self.peer, source, self._port.now())
-            self._port.commit(lambda tx: self._incident(tx, source, said), _nothing)
+            detail = error.message
+            self._reader.blame_relay(self.peer, source, self._port.now())
+            self._port.commit(lambda tx: self._raise_incident(tx, source, detail), ignore_result)
             raise
 
-    def _take(self, tx: Tx, frame: Events, envelopes: list[Envelope]) -> GatepostError | None:
-        """Take it as if it came from its source; or nothing of it, and say why not."""
+    def _take_batch(
+        self, tx: Tx, frame: EventsFrame, envelopes: list[Envelope]
+    ) -> GatepostError | None:
+        """Take the events as if they came from their source; or none of them, and return why."""
         mark = tx.begin_operation()
         try:
-            self._reader.messages.receiver.take(tx, self._batch(tx, frame, envelopes))
+            self._reader.coordinator.take_batch(tx, self._make_batch(tx, frame, envelopes))
         except GatepostError as error:
             tx.undo_operation(mark)
-            self._incident(tx, frame.source, error.message)
+            self._raise_incident(tx, frame.source, error.message)
             return error
         tx.keep_operation()
         return None
 
-    def _batch(self, tx: Tx, frame: Events, envelopes: list[Envelope]) -> Batch:
-        """A relay's word counts for nothing: neither for what there is not, nor for the time."""
+    def _make_batch(self, tx: Tx, frame: EventsFrame, envelopes: list[Envelope]) -> EventBatch:
+        """Only signed facts count: the batch ends with its last event, and not in the future."""
         last = envelopes[-1]
         now = max(last.created_at, min(frame.now, tx.now))
-        heard = _heard_before(tx)
-        return Batch(frame.source, frame.life, frame.first_seq, last.seq, now, frame.events, heard)
+        heard = _heard_until(tx)
+        return EventBatch(
+            frame.source, frame.incarnation, frame.first_seq, last.seq, now, frame.events, heard
+        )
 
-    def _took(self, taken: Taken, error: GatepostError | None) -> None:
+    def _confirm_taken(self, taken: TakenFrame, error: GatepostError | None) -> None:
         if error is not None:
-            self._reader.blame(self.peer, taken.source, self._port.now())
+            self._reader.blame_relay(self.peer, taken.source, self._port.now())
             self._port.end(error)
             return
-        self._reader.praise(self.peer, taken.source)
+        self._reader.clear_blame(self.peer, taken.source)
         self._port.send(taken)
-        self._unsaid[taken.source] = taken
-        self.say()
+        self._unsent_readings[taken.source] = taken
+        self.send_readings()
 
-    def say(self) -> None:
-        """Tell the sources how far we are, every now and then."""
-        if self._unsaid and self.now() >= self._said_at + _SAY_MS:
-            self._said_at = self.now()
-            unsaid, self._unsaid = self._unsaid, {}
-            for taken in unsaid.values():
-                self._port.send(self._reader.sign(taken))
+    def send_readings(self) -> None:
+        """Tell the sources how far we are, once a second at most."""
+        # The clock may have gone back: then the time since the last readings is negative.
+        waited = not 0 <= self.now() - self._readings_sent_at < _READING_MS
+        if self._unsent_readings and waited:
+            self._readings_sent_at = self.now()
+            unsent, self._unsent_readings = self._unsent_readings, {}
+            for taken in unsent.values():
+                self._port.send(self._reader.sign_reading(taken))
 
-    def _incident(self, tx: Tx, source: str, detail: str) -> None:
-        incidents = self._reader.messages.incidents
+    def _raise_incident(self, tx: Tx, source: str, detail: str) -> None:
+        incidents = self._reader.coordinator.incidents
         incidents.raise_(tx, "relay", f"{self.peer}/{source}", detail)
 
 
-def _heard_before(tx: Tx) -> int:
-    """A source would skip what it sent to an earlier life of this journal; a relay cannot know."""
+def _heard_until(tx: Tx) -> int:
+    """Events created before this time may have been dealt with before this journal was restored.
+
+    On a direct link the source skips them. A relay cannot know, so the reader decides by time.
+    """
     row = tx.fetch_one("SELECT value FROM fact WHERE name = 'restored_at'")
-    return 0 if row is None else int(row[0]) + _CLOCKS_MS
-
-
-def _nothing(value: object) -> None:
-    """There is nothing to do with it."""
+    return 0 if row is None else int(row[0]) + _CLOCK_TOLERANCE_MS

@@ -1,7 +1,7 @@
-"""Outboxes of others, as a relay stores them: whole groups, checked, for as long as somebody reads.
+"""Outboxes of others as a relay stores them: whole groups, checked, as long as somebody reads them.
 
-A replica starts where the reader furthest behind is. Should one come from further behind, it starts
-again from there. All of this runs in the writer's thread.
+A replica starts at the position of the reader that is furthest back. When a reader comes from
+further back, the replica starts again from there. All of this runs in the writer's thread.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,304 +12,354 @@ from msgspec import Struct
 from gatepost.delivery.frames import (
     FRAME_BYTES,
     FRAME_EVENTS,
-    Group,
-    Life,
-    Lives,
+    CommitGroup,
+    Incarnation,
+    IncarnationsFrame,
     Position,
-    pack,
+    encode_frame,
 )
-from gatepost.delivery.lives import after, end_of, life_of, stretch
+from gatepost.delivery.incarnations import incarnation_at, last_seq_of, next_stretch, position_after
 from gatepost.journal.outbox import EVERYBODY
 from gatepost.journal.transaction import Tx
 
-_FIND = "SELECT lives, incarnation, start, seq, chain FROM relayed WHERE source = ?"
-_NEW = "INSERT OR IGNORE INTO relayed (source) VALUES (?)"
-_RESET = """
+_SELECT_REPLICA = "SELECT lives, incarnation, start, seq, chain FROM relayed WHERE source = ?"
+_ADD_REPLICA = "INSERT OR IGNORE INTO relayed (source) VALUES (?)"
+_RESET_REPLICA = """
 UPDATE relayed SET incarnation = ?, start = ?, seq = ?, chain = NULL WHERE source = ?
 """
-_REACHED = """
+_ADVANCE_REPLICA = """
 UPDATE relayed SET incarnation = ?, seq = ?, chain = ?
 WHERE source = ? AND incarnation = ? AND seq = ? AND chain IS ?
 """
-_ROW = "INSERT OR REPLACE INTO replica VALUES (?, ?, ?, ?, ?, ?)"
-_HEAD = "INSERT OR REPLACE INTO replica_head VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-_FOR = f"""
+_SAVE_ROW = """
+INSERT OR REPLACE INTO replica (source, incarnation, seq, to_node, body, digest)
+VALUES (?, ?, ?, ?, ?, ?)
+"""
+_SAVE_HEAD = """
+INSERT OR REPLACE INTO replica_head
+    (source, incarnation, last_seq, first_seq, previous, chain, signature, at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_SELECT_EVENTS_FOR = f"""
 SELECT seq, body FROM replica WHERE to_node IN (?, '{EVERYBODY}') AND source = ?
 AND incarnation = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT {FRAME_EVENTS}
 """
-_GROUP = """
+_SELECT_GROUP = """
 SELECT first_seq, last_seq, previous, chain, signature FROM replica_head
 WHERE source = ? AND incarnation = ? AND last_seq >= ? ORDER BY last_seq LIMIT 1
 """
-_DIGESTS = """
+_SELECT_DIGESTS = """
 SELECT digest FROM replica WHERE source = ? AND incarnation = ? AND seq BETWEEN ? AND ?
 ORDER BY seq
 """
-_READER = "INSERT OR REPLACE INTO relay_reader VALUES (?, ?, ?, ?, ?)"
-_MOVED = """
+_SAVE_READER = """
+INSERT OR REPLACE INTO relay_reader (source, reader, positions, through, at)
+VALUES (?, ?, ?, ?, ?)
+"""
+_SAVE_PROGRESS = """
 UPDATE relay_reader SET positions = ?, through = ?, at = ? WHERE source = ? AND reader = ?
 """
-_READERS = "SELECT positions, through FROM relay_reader WHERE source = ?"
-_FORKED = "UPDATE relay_reader SET through = min(through, ?) WHERE source = ?"
-_READ_BY = "SELECT source FROM relay_reader WHERE reader = ?"
-_UNREAD = "DELETE FROM relay_reader WHERE source = ? AND reader = ?"
-_GONE_READERS = "DELETE FROM relay_reader WHERE at < ?"
-_UNWANTED = """
+_SELECT_READERS = "SELECT positions, through FROM relay_reader WHERE source = ?"
+_SELECT_READER = """
+SELECT positions, through FROM relay_reader WHERE source = ? AND reader = ?
+"""
+_CAP_THROUGH = "UPDATE relay_reader SET through = min(through, ?) WHERE source = ?"
+_SELECT_SOURCES_OF = "SELECT source FROM relay_reader WHERE reader = ?"
+_DELETE_READER = "DELETE FROM relay_reader WHERE source = ? AND reader = ?"
+_DELETE_OLD_READERS = "DELETE FROM relay_reader WHERE at < ?"
+_SELECT_UNWANTED = """
 SELECT source FROM relayed r WHERE NOT EXISTS
     (SELECT 1 FROM relay_reader x WHERE x.source = r.source)
 """
-_DROP = "DELETE FROM {} WHERE source = ?"
-_OTHER_LIVES = """
-DELETE FROM {} WHERE source = ?1 AND incarnation NOT IN (SELECT value FROM json_each(?2))
+_DELETE_ROWS = "DELETE FROM replica WHERE source = ?"
+_DELETE_HEADS = "DELETE FROM replica_head WHERE source = ?"
+_DELETE_REPLICA = "DELETE FROM relayed WHERE source = ?"
+_DELETE_OTHER_ROWS = """
+DELETE FROM replica
+WHERE source = ?1 AND incarnation NOT IN (SELECT value FROM json_each(?2))
+"""
+_DELETE_OTHER_HEADS = """
+DELETE FROM replica_head
+WHERE source = ?1 AND incarnation NOT IN (SELECT value FROM json_each(?2))
 """
 _CUT_HEADS = "DELETE FROM replica_head WHERE source = ? AND incarnation = ? AND last_seq > ?"
 _CUT_ROWS = "DELETE FROM replica WHERE source = ? AND incarnation = ? AND seq > ?"
-_OLDEST = """
+_SELECT_PRUNABLE = """
 SELECT last_seq FROM replica_head WHERE source = ?1 AND incarnation = ?2
 AND (last_seq <= ?3 OR at < ?4) ORDER BY last_seq DESC LIMIT 1
 """
 _PRUNE_HEADS = "DELETE FROM replica_head WHERE source = ? AND incarnation = ? AND last_seq <= ?"
 _PRUNE_ROWS = "DELETE FROM replica WHERE source = ? AND incarnation = ? AND seq <= ?"
-_STARTS = "UPDATE relayed SET start = max(start, ?) WHERE source = ?"
-_CHAIN_AT = "SELECT chain FROM replica_head WHERE source = ? AND incarnation = ? AND last_seq = ?"
+_SAVE_INCARNATIONS = "UPDATE relayed SET lives = ? WHERE source = ?"
+_SAVE_START = "UPDATE relayed SET start = max(start, ?) WHERE source = ?"
+_SELECT_CHAIN = (
+    "SELECT chain FROM replica_head WHERE source = ? AND incarnation = ? AND last_seq = ?"
+)
 
-_lives = msgspec.msgpack.Decoder(Lives)
-_positions = msgspec.msgpack.Decoder(list[Position])
+_incarnations_decoder = msgspec.msgpack.Decoder(IncarnationsFrame)
+_positions_decoder = msgspec.msgpack.Decoder(list[Position])
 
-# seq, for whom, event, digest
-Row = tuple[int, str | None, bytes, bytes]
+# seq, recipient, event, digest
+ReplicaRow = tuple[int, str | None, bytes, bytes]
 
 
-class Place(Struct, frozen=True):
-    """How far an outbox is kept and checked. Without a chain: from where it is asked for."""
+class ReplicaPosition(Struct, frozen=True):
+    """How far an outbox is kept and checked. `chain` is unknown before the first group."""
 
     incarnation: str
     seq: int
     chain: bytes | None
 
 
-class Kept(Struct, frozen=True):
-    """What there is of one outbox."""
+class ReplicaState(Struct, frozen=True):
+    """One kept outbox: events after `start`, up to `position`."""
 
-    lives: Lives | None
+    incarnations: IncarnationsFrame | None
     start: int
-    place: Place
+    position: ReplicaPosition
 
 
-class Moved(Struct, frozen=True):
-    """How far a reader has taken an outbox, and up to where there is nothing more for it."""
+class ReaderProgress(Struct, frozen=True):
+    """How far a reader has taken an outbox; up to `through` the replica has no more for it."""
 
     positions: list[Position]
     through: int
 
 
-class Excerpt(Struct, frozen=True):
-    """The next frame's worth for one reader; `complete` if there is no more.
+class ReplicaExcerpt(Struct, frozen=True):
+    """The next frame's worth for one reader; `complete` if the replica has no more.
 
-    `last` is the last event in it, and up to `upto` there is no other.
+    `last` is the last event in it. Up to `upto` there is no other event for the reader.
     """
 
-    life: Life
+    incarnation: Incarnation
     upto: int
     complete: bool
     last: int
     events: list[bytes]
-    groups: list[Group]
+    groups: list[CommitGroup]
 
 
-def find(tx: Tx, source: str) -> Kept | None:
-    row = tx.fetch_one(_FIND, (source,))
+def find_replica(tx: Tx, source: str) -> ReplicaState | None:
+    row = tx.fetch_one(_SELECT_REPLICA, (source,))
     if row is None:
         return None
-    lives, incarnation, start, seq, chain = row
-    return Kept(
-        None if lives is None else _lives.decode(lives), start, Place(incarnation, seq, chain)
-    )
+    packed, incarnation, start, seq, chain = row
+    incarnations = None if packed is None else _incarnations_decoder.decode(packed)
+    return ReplicaState(incarnations, start, ReplicaPosition(incarnation, seq, chain))
 
 
-def sources(tx: Tx) -> set[str]:
+def replicated_sources(tx: Tx) -> set[str]:
     return {row[0] for row in tx.fetch_all("SELECT source FROM relayed")}
 
 
 # -- readers
 
 
-def read_by(
+def save_reader(
     tx: Tx, reader: str, wants: Iterable[str], positions: Sequence[Position]
-) -> dict[str, tuple[Kept, int]]:
-    """This is what a reader wants from now on, and from where.
+) -> dict[str, tuple[ReplicaState, int]]:
+    """Note the outboxes that a reader wants from now on, and its positions in them.
 
-    Returns what there is of it, and up to where there is nothing for the reader in it.
+    Returns the state of each replica, and up to where it has nothing for the reader.
     """
-    found: dict[str, tuple[Kept, int]] = {}
+    found: dict[str, tuple[ReplicaState, int]] = {}
     wanted = dict.fromkeys(wants)
-    for (source,) in tx.fetch_all(_READ_BY, (reader,)):
+    for (source,) in tx.fetch_all(_SELECT_SOURCES_OF, (reader,)):
         if source not in wanted:
-            tx.execute(_UNREAD, (source, reader))
+            tx.execute(_DELETE_READER, (source, reader))
     for source in wanted:
         mine = [each for each in positions if each[0] == source]
-        tx.execute(_NEW, (source,))
-        kept = find(tx, source)
-        if kept is not None:
-            through = _through(tx, source, reader, mine, kept)
+        tx.execute(_ADD_REPLICA, (source,))
+        state = find_replica(tx, source)
+        if state is not None:
+            through = _reader_through(tx, source, reader, mine, state)
             row = (source, reader, msgspec.msgpack.encode(mine), through, tx.now)
-            tx.execute(_READER, row)
-            found[source] = kept, through
+            tx.execute(_SAVE_READER, row)
+            found[source] = state, through
     return found
 
 
-def _through(tx: Tx, source: str, reader: str, now: Sequence[Position], kept: Kept) -> int:
-    """What we know of a reader that comes back, unless it has gone back."""
-    row = tx.fetch_one(f"{_READERS} AND reader = ?", (source, reader))
-    if row is None or kept.lives is None:
+def _reader_through(
+    tx: Tx, source: str, reader: str, now: Sequence[Position], state: ReplicaState
+) -> int:
+    """`through` as we noted it before; 0 if the reader has gone back since."""
+    row = tx.fetch_one(_SELECT_READER, (source, reader))
+    if row is None or state.incarnations is None:
         return 0
-    lives = kept.lives.lives
-    then = after(lives, _positions.decode(row[0]), source)
-    return int(row[1]) if after(lives, now, source) >= then else 0
+    incarnations = state.incarnations.incarnations
+    then = position_after(incarnations, _positions_decoder.decode(row[0]), source)
+    return int(row[1]) if position_after(incarnations, now, source) >= then else 0
 
 
-def _needed(tx: Tx, source: str, lives: Sequence[Life]) -> int | None:
-    """Where the reader furthest behind is; None if there is none."""
-    rows = tx.fetch_all(_READERS, (source,))
-    places = (max(after(lives, _positions.decode(row[0]), source), row[1]) for row in rows)
+def _lowest_needed(tx: Tx, source: str, incarnations: Sequence[Incarnation]) -> int | None:
+    """The position of the reader that is furthest back; None if nobody reads this outbox."""
+    places = (
+        max(position_after(incarnations, _positions_decoder.decode(positions), source), through)
+        for positions, through in tx.fetch_all(_SELECT_READERS, (source,))
+    )
     return min(places, default=None)
 
 
-def begin(tx: Tx, source: str, lives: Sequence[Life]) -> Place | None:
-    """Where to go on following, now that the source has these lives; None: nobody wants it."""
-    kept = find(tx, source)
-    needed = _needed(tx, source, lives)
-    if kept is None or needed is None:
+def begin_following(
+    tx: Tx, source: str, incarnations: Sequence[Incarnation]
+) -> ReplicaPosition | None:
+    """The position to follow from, now that the source has these incarnations.
+
+    None if nobody reads this outbox. A replica that starts too late for one reader starts again.
+    """
+    state = find_replica(tx, source)
+    needed = _lowest_needed(tx, source, incarnations)
+    if state is None or needed is None:
         return None
-    place = _on_line(tx, source, lives, kept.place)
-    if place is not None and kept.start <= needed:
-        return place
-    _forget(tx, source)
-    incarnation = life_of(lives, needed)[0]
-    tx.execute(_RESET, (incarnation, needed, needed, source))
-    return Place(incarnation, needed, None)
+    position = _cut_to_fork(tx, source, incarnations, state.position)
+    if position is not None and state.start <= needed:
+        return position
+    _delete_rows(tx, source)
+    incarnation = incarnation_at(incarnations, needed)[0]
+    tx.execute(_RESET_REPLICA, (incarnation, needed, needed, source))
+    return ReplicaPosition(incarnation, needed, None)
 
 
-def _on_line(tx: Tx, source: str, lives: Sequence[Life], place: Place) -> Place | None:
-    """Give up what a restored source does not know any more; None if that is all there is."""
-    life = next((each for each in lives if each[0] == place.incarnation), None)
-    if life is None:
+def _cut_to_fork(
+    tx: Tx, source: str, incarnations: Sequence[Incarnation], position: ReplicaPosition
+) -> ReplicaPosition | None:
+    """Delete events that a restored source does not know any more; None if nothing is left."""
+    known = next((each for each in incarnations if each[0] == position.incarnation), None)
+    if known is None:
         return None
-    end = end_of(lives, life)
-    if place.seq <= end:
-        return place
-    row = tx.fetch_one(_CHAIN_AT, (source, life[0], end))
+    end = last_seq_of(incarnations, known)
+    if position.seq <= end:
+        return position
+    row = tx.fetch_one(_SELECT_CHAIN, (source, known[0], end))
     if row is None:
         return None
     for sql in (_CUT_HEADS, _CUT_ROWS):
-        tx.execute(sql, (source, life[0], end))
-    cut = Place(life[0], end, row[0])
-    reached(tx, source, place, cut)
+        tx.execute(sql, (source, known[0], end))
+    cut = ReplicaPosition(known[0], end, row[0])
+    advance_replica(tx, source, position, cut)
     return cut
 
 
 # -- storing and serving
 
 
-def learn(tx: Tx, lives: Lives) -> None:
-    """The source says so itself. What was read behind its last fork was of another line."""
-    kept = find(tx, lives.source)
-    if kept is not None and kept.lives is not None and kept.lives.lives != lives.lives:
-        tx.execute(_FORKED, (lives.lives[-1][1] - 1, lives.source))
-    tx.execute("UPDATE relayed SET lives = ? WHERE source = ?", (pack(lives), lives.source))
-    names = msgspec.json.encode([life for life, _ in lives.lives]).decode()
-    for table in ("replica", "replica_head"):
-        tx.execute(_OTHER_LIVES.format(table), (lives.source, names))
+def save_incarnations(tx: Tx, frame: IncarnationsFrame) -> None:
+    """Note the incarnations that the source signed, and forget events of any other."""
+    state = find_replica(tx, frame.source)
+    known = None if state is None else state.incarnations
+    if known is not None and known.incarnations != frame.incarnations:
+        # Behind the fork, readers have read events that are off the line now.
+        tx.execute(_CAP_THROUGH, (frame.incarnations[-1][1] - 1, frame.source))
+    tx.execute(_SAVE_INCARNATIONS, (encode_frame(frame), frame.source))
+    names = msgspec.json.encode([name for name, _ in frame.incarnations]).decode()
+    for sql in (_DELETE_OTHER_ROWS, _DELETE_OTHER_HEADS):
+        tx.execute(sql, (frame.source, names))
 
 
-def reached(tx: Tx, source: str, before: Place, now: Place) -> bool:
-    """Move from one place to the next, unless the replica was started again in between."""
+def advance_replica(tx: Tx, source: str, before: ReplicaPosition, now: ReplicaPosition) -> bool:
+    """Move the position on; False if the replica was started again in between."""
     tx.execute(
-        _REACHED,
+        _ADVANCE_REPLICA,
         (now.incarnation, now.seq, now.chain, source, before.incarnation, before.seq, before.chain),
     )
     return bool(tx.changed_rows())
 
 
-def store(tx: Tx, source: str, life: str, rows: Sequence[Row], groups: Sequence[Group]) -> None:
-    """Rows that no group covers yet are served to nobody, and may be written again."""
-    tx.execute_many(_ROW, [(source, life, *row) for row in rows])
+def store_rows(
+    tx: Tx,
+    source: str,
+    incarnation: str,
+    rows: Sequence[ReplicaRow],
+    groups: Sequence[CommitGroup],
+) -> None:
+    """Store events and heads. Events without a head are served to nobody and may come again."""
+    tx.execute_many(_SAVE_ROW, [(source, incarnation, *row) for row in rows])
     tx.execute_many(
-        _HEAD,
+        _SAVE_HEAD,
         [
-            (source, life, each.last, each.first, each.previous, each.chain, each.signature, tx.now)
-            for each in groups
+            (source, incarnation, g.last, g.first, g.previous, g.chain, g.signature, tx.now)
+            for g in groups
         ],
     )
 
 
-def excerpt(
-    tx: Tx, source: str, reader: str, lives: Sequence[Life], position: int
-) -> Excerpt | None:
-    """What comes after `position` for a reader, with proof; None if that is not kept any more."""
-    life, end = stretch(lives, position)
-    kept = find(tx, source)
-    if kept is None or position < kept.start:
+def read_excerpt(
+    tx: Tx, source: str, reader: str, incarnations: Sequence[Incarnation], position: int
+) -> ReplicaExcerpt | None:
+    """The events after `position` for a reader, with proof; None if they are not kept any more."""
+    incarnation, end = next_stretch(incarnations, position)
+    state = find_replica(tx, source)
+    if state is None or position < state.start:
         return None
-    reach = kept.place.seq
-    rows = tx.fetch_all(_FOR, (reader, source, life[0], position, min(end, reach)))
+    reach = state.position.seq
+    query = (reader, source, incarnation[0], position, min(end, reach))
+    rows = tx.fetch_all(_SELECT_EVENTS_FOR, query)
     events: list[bytes] = []
-    groups: list[Group] = []
+    groups: list[CommitGroup] = []
     size, last = 0, position
     for seq, body in rows:
-        group = None if groups and seq <= groups[-1].last else _group(tx, source, life[0], seq)
+        is_covered = bool(groups) and seq <= groups[-1].last
+        group = None if is_covered else _read_group(tx, source, incarnation[0], seq)
         size += len(body) + (len(group.digests) if group else 0)
         if events and size > FRAME_BYTES:
-            return Excerpt(life, last, False, last, events, groups)
+            return ReplicaExcerpt(incarnation, last, False, last, events, groups)
         groups += [group] if group else []
         events.append(body)
         last = seq
     upto = last if len(rows) == FRAME_EVENTS else max(position, min(end, reach))
-    return Excerpt(life, upto, upto >= reach, last, events, groups)
+    return ReplicaExcerpt(incarnation, upto, upto >= reach, last, events, groups)
 
 
-def _group(tx: Tx, source: str, life: str, seq: int) -> Group:
-    ((first, last, previous, chain, signature),) = tx.fetch_all(_GROUP, (source, life, seq))
-    digests = b"".join(row[0] for row in tx.fetch_all(_DIGESTS, (source, life, first, last)))
-    return Group(first, last, previous, chain, signature, digests)
+def _read_group(tx: Tx, source: str, incarnation: str, seq: int) -> CommitGroup:
+    """The group that holds event `seq`, with the digests of all its events."""
+    ((first, last, previous, chain, signature),) = tx.fetch_all(
+        _SELECT_GROUP, (source, incarnation, seq)
+    )
+    rows = tx.fetch_all(_SELECT_DIGESTS, (source, incarnation, first, last))
+    digests = b"".join(row[0] for row in rows)
+    return CommitGroup(first, last, previous, chain, signature, digests)
 
 
 # -- forgetting
 
 
-def prune(tx: Tx, moved: Mapping[tuple[str, str], Moved], keep: int) -> set[str]:
-    """Forget what all its readers have taken, or what is older than `keep` ms.
+def prune_replicas(
+    tx: Tx, progress: Mapping[tuple[str, str], ReaderProgress], keep_ms: int
+) -> set[str]:
+    """Forget events that all readers have taken, and those older than `keep_ms`.
 
-    `moved` is where the readers are that are connected now. Returns the sources that nobody reads
-    any more.
+    `progress` is where the connected readers are, by (source, reader). A reader that was not
+    connected for `keep_ms` is forgotten too. Returns the sources that nobody reads any more.
     """
-    for (source, reader), at in moved.items():
+    for (source, reader), at in progress.items():
         positions = msgspec.msgpack.encode(at.positions)
-        tx.execute(_MOVED, (positions, at.through, tx.now, source, reader))
-    tx.execute(_GONE_READERS, (tx.now - keep,))
-    unwanted = {row[0] for row in tx.fetch_all(_UNWANTED)}
+        tx.execute(_SAVE_PROGRESS, (positions, at.through, tx.now, source, reader))
+    tx.execute(_DELETE_OLD_READERS, (tx.now - keep_ms,))
+    unwanted = {row[0] for row in tx.fetch_all(_SELECT_UNWANTED)}
     for source in unwanted:
-        _forget(tx, source)
-        tx.execute(_DROP.format("relayed"), (source,))
-    for source in sources(tx):
-        _prune_source(tx, source, tx.now - keep)
+        _delete_rows(tx, source)
+        tx.execute(_DELETE_REPLICA, (source,))
+    for source in replicated_sources(tx):
+        _prune_source(tx, source, tx.now - keep_ms)
     return unwanted
 
 
 def _prune_source(tx: Tx, source: str, before: int) -> None:
-    kept = find(tx, source)
-    if kept is None or kept.lives is None:
+    state = find_replica(tx, source)
+    if state is None or state.incarnations is None:
         return
-    lives = kept.lives.lives
-    floor = _needed(tx, source, lives) or 0
-    for life in lives:
-        row = tx.fetch_one(_OLDEST, (source, life[0], min(floor, end_of(lives, life)), before))
+    incarnations = state.incarnations.incarnations
+    floor = _lowest_needed(tx, source, incarnations) or 0
+    for each in incarnations:
+        taken = min(floor, last_seq_of(incarnations, each))
+        row = tx.fetch_one(_SELECT_PRUNABLE, (source, each[0], taken, before))
         if row is not None:
-            tx.execute(_PRUNE_HEADS, (source, life[0], row[0]))
-            tx.execute(_PRUNE_ROWS, (source, life[0], row[0]))
-            tx.execute(_STARTS, (row[0], source))
+            tx.execute(_PRUNE_HEADS, (source, each[0], row[0]))
+            tx.execute(_PRUNE_ROWS, (source, each[0], row[0]))
+            tx.execute(_SAVE_START, (row[0], source))
 
 
-def _forget(tx: Tx, source: str) -> None:
-    for table in ("replica", "replica_head"):
-        tx.execute(_DROP.format(table), (source,))
+def _delete_rows(tx: Tx, source: str) -> None:
+    for sql in (_DELETE_ROWS, _DELETE_HEADS):
+        tx.execute(sql, (source,))

@@ -131,15 +131,16 @@ class DeadLetterNotice(Struct, frozen=True, kw_only=True, rename="camel", omit_d
     pair_seq: NonNegativeInt = 0
 
 
-SignalName = Literal["confirm", "withdraw", "settled", "status_request", "incident", "notice"]
+SignalName = Literal["confirm", "withdraw", "pair_closed", "status_request", "incident", "notice"]
 
 
 class Signal(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """The payload of a `signal`: a note from one gateway to another about a delivery.
 
     `confirm` lets the receiver engage an offer it accepted, and `withdraw` takes an offer back;
-    both refer to the event. `settled` says that all events of the pair `from_agent` to `to_agent`
-    up to and including pair number `through` are closed, on every gateway. `status_request` asks
+    both refer to the event. `pair_closed` says that all events of the pair `from_agent` to
+    `to_agent` up to and including pair number `through` are closed, on every gateway.
+    `status_request` asks
     for the receipts again.
     """
 

@@ -42,7 +42,7 @@ DELETE FROM blob WHERE created_at <= ? AND NOT EXISTS (
 async def compact_journal(core: Core) -> int:
     """Delete expired bodies, tombstones, idempotency keys and blobs; return how many."""
     total = await commit_until_none(core, lambda tx: _delete_expired_batch(core, tx))
-    await core.commit(core.bounds.cut_off)
+    await core.commit(core.bounds.cut_off_readers)
     for digest in await core.commit(_delete_unused_blobs):
         core.blobs.delete(digest)
         total += 1
@@ -57,7 +57,7 @@ def _delete_expired_batch(core: Core, tx: Tx) -> int:
     for sql in (_DELETE_DELIVERIES, _DELETE_IDEMPOTENCY_KEYS):
         tx.execute(sql, (rows_before, journal.sweep_batch))
         deleted += tx.changed_rows()
-    return deleted + retention.forget(tx, core.messages.receiver, rows_before, journal.sweep_batch)
+    return deleted + retention.forget_closed(tx, core.delivery, rows_before, journal.sweep_batch)
 
 
 async def remove_orphan_blobs(core: Core) -> int:

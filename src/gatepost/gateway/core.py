@@ -1,4 +1,4 @@
-"""One gateway without its doors: journal, mailboxes, messages, blobs, and the way into them."""
+"""One gateway without its network: journal, delivery core and blobs, and access to them."""
 
 import asyncio
 import logging
@@ -12,16 +12,15 @@ import apsw
 
 from gatepost.clock import Clock, SystemClock
 from gatepost.config import Settings
-from gatepost.delivery import Agents, Messages, Node, Patience
-from gatepost.delivery.retention import Bounds
+from gatepost.delivery import LocalNode, RetryPolicy, build_core
+from gatepost.delivery.retention import OutboxBounds
 from gatepost.errors import ConfigError, GatepostError
 from gatepost.events import Blob, BlobStore
 from gatepost.gateway.monitoring.observer import CommitObserver
 from gatepost.gateway.monitoring.spans import SpanRecorder, create_span_recorder
 from gatepost.gateway.state_dir import StateDir
-from gatepost.journal import Database, JobOutcome, Tx, Writer
-from gatepost.journal.outbox import Outbox
-from gatepost.mailbox import Dispatcher, MailboxPolicy
+from gatepost.journal import Database, JobOutcome, Tx
+from gatepost.mailbox import MailboxPolicy
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ T = TypeVar("T")
 
 
 class Core:
-    """Opened once per process. `commit` and `read` are how everything else reaches storage."""
+    """Opened once per process. All access to storage goes through `commit`, `submit` and `read`."""
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self.settings = settings
@@ -38,28 +37,31 @@ class Core:
         self.state.create_folder()
         self.database = Database.open(self.state.journal, settings.journal.integrity_check)
         try:
-            self.node = self._identify()
+            node = self._identify()
         except BaseException:
             self.database.close()
             raise
-        self.agents = Agents()
-        self.messages = Messages(self.node, self.agents, patience_of(settings), self._want_blob)
-        self.dispatcher = Dispatcher(self.clock, policy_of(settings), self.messages.close)
-        self.messages.dispatcher = self.dispatcher
+        self.delivery = delivery = build_core(
+            node, retry_policy(settings), mailbox_policy(settings)
+        )
+        self.node = node
+        self.agents = delivery.agents
+        self.dispatcher = delivery.dispatcher
+        self.coordinator = delivery.coordinator
+        self.outbox = delivery.outbox
+        self.coordinator.observe(on_blob_wanted=self._want_blob)
         cut_off = int(settings.delivery.cut_off_secs * 1000)
-        self.bounds = Bounds(self.node.id, self.messages.sender, self.messages.incidents, cut_off)
+        self.bounds = OutboxBounds(node.id, delivery.routes, delivery.incidents, cut_off)
         self.blobs = BlobStore(self.state.blobs, self.clock, settings.limits.max_blob_bytes)
-        self.outbox = Outbox(self.node.id, self.node.incarnation, self.node.key)
         self.telemetry: SpanRecorder | None = create_span_recorder(
             settings.telemetry, self.node.id, self.clock
         )
-        self.observer = CommitObserver(self.messages, self.telemetry)
-        self.on_blob_wanted: Callable[[str, str], None] = _nobody_fetches
-        self.writer = Writer(
+        self.observer = CommitObserver(delivery, self.telemetry)
+        self.on_blob_wanted: Callable[[str, str], None] = _fetch_later
+        self.writer = delivery.build_writer(
             self.database.writer_connection,
-            self.clock,
-            self._deliver,
-            participants=(self.dispatcher, self.messages, self.outbox, self.observer),
+            self._deliver_outcomes,
+            self.observer,
             group_max=settings.journal.group_max,
         )
         self._loop: asyncio.AbstractEventLoop
@@ -67,7 +69,7 @@ class Core:
         self.storers = ThreadPoolExecutor(16, "blob-writer")
         self._local = threading.local()
 
-    def _identify(self) -> Node:
+    def _identify(self) -> LocalNode:
         rows: Any = self.database.writer_connection.execute(
             "SELECT name, value FROM fact"
         ).fetchall()
@@ -86,7 +88,7 @@ class Core:
         self.database.writer_connection.execute(
             "INSERT OR IGNORE INTO incarnation (id, first_seq) VALUES (?, 1)", (incarnation,)
         )
-        return Node(id, incarnation, self.state.load_node_key(self.clock), self.clock)
+        return LocalNode(id, incarnation, self.state.load_node_key(self.clock), self.clock)
 
     def _want_blob(self, digest: str, source: str) -> None:
         """Called in the writer's thread."""
@@ -105,27 +107,27 @@ class Core:
         self.database.close()
 
     async def commit(self, operation: Callable[[Tx], T]) -> T:
-        """Run `operation` in the next commit group; returns once it is on disk."""
+        """Run `operation` in the next commit group; returns its result once that is on disk."""
         future: asyncio.Future[T] = self._loop.create_future()
-        self.writer.submit(operation, partial(_resolve, future))
+        self.writer.submit(operation, partial(_resolve_future, future))
         return await future
 
     def submit(self, operation: Callable[[Tx], object]) -> None:
-        """Run `operation` though nobody waits for it; a failure is logged."""
+        """Run `operation` without waiting for it; a failure is logged."""
         try:
             self.writer.submit(operation, _log_failure)
         except GatepostError as error:
             _log_failure(None, error)
 
-    async def store(self, pieces: Iterable[bytes]) -> tuple[Blob, bytes]:
-        """Write a blob, in a thread of its own for as long as its pieces take to come."""
+    async def store_blob(self, pieces: Iterable[bytes]) -> tuple[Blob, bytes]:
+        """Write a blob, in a thread of its own for as long as its pieces keep coming."""
         return await self._loop.run_in_executor(self.storers, self.blobs.store_payload, pieces)
 
     async def read(self, query: Callable[[Tx], T]) -> T:
-        """Run `query` beside the writer, on what is committed."""
-        return await self._loop.run_in_executor(self._readers, self._read, query)
+        """Run `query` beside the writer, on committed data."""
+        return await self._loop.run_in_executor(self._readers, self._run_query, query)
 
-    def _read(self, query: Callable[[Tx], T]) -> T:
+    def _run_query(self, query: Callable[[Tx], T]) -> T:
         connection: apsw.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
             connection = self._local.connection = self.database.open_reader()
@@ -136,12 +138,12 @@ class Core:
         finally:
             connection.execute("RELEASE reading")
 
-    def _deliver(self, outcomes: list[JobOutcome]) -> None:
+    def _deliver_outcomes(self, outcomes: list[JobOutcome]) -> None:
         if outcomes:
-            self._loop.call_soon_threadsafe(_tell, outcomes)
+            self._loop.call_soon_threadsafe(_call_back, outcomes)
 
 
-def policy_of(settings: Settings) -> MailboxPolicy:
+def mailbox_policy(settings: Settings) -> MailboxPolicy:
     mailbox = settings.mailbox
     return MailboxPolicy(
         mailbox.max_retries,
@@ -152,9 +154,9 @@ def policy_of(settings: Settings) -> MailboxPolicy:
     )
 
 
-def patience_of(settings: Settings) -> Patience:
+def retry_policy(settings: Settings) -> RetryPolicy:
     delivery = settings.delivery
-    return Patience(
+    return RetryPolicy(
         int(delivery.accept_timeout_secs * 1000),
         int(delivery.base_backoff_secs * 1000),
         int(delivery.max_backoff_secs * 1000),
@@ -164,11 +166,11 @@ def patience_of(settings: Settings) -> Patience:
     )
 
 
-def _nobody_fetches(digest: str, source: str) -> None:
-    """Until the gateway has links, nothing can be fetched; what waits for it is held."""
+def _fetch_later(digest: str, source: str) -> None:
+    """Until the gateway has links, nothing can be fetched; events that need a blob are held."""
 
 
-def _tell(outcomes: list[JobOutcome]) -> None:
+def _call_back(outcomes: list[JobOutcome]) -> None:
     for done, value, error in outcomes:
         try:
             done(value, error)
@@ -181,7 +183,7 @@ def _log_failure(value: Any, error: GatepostError | None) -> None:
         log.warning("an operation nobody waited for failed: %s", error.message)
 
 
-def _resolve(future: asyncio.Future[Any], value: Any, error: GatepostError | None) -> None:
+def _resolve_future(future: asyncio.Future[Any], value: Any, error: GatepostError | None) -> None:
     if future.done():
         return
     if error is None:

@@ -17,9 +17,9 @@ from gatepost.gateway.core import Core
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.peers import agent_ownership, join_server
 from gatepost.gateway.peers.agent_ownership import AgentOwnership
+from gatepost.gateway.peers.connection_links import ConnectionLinks
 from gatepost.gateway.peers.dialer import Dialer
 from gatepost.gateway.peers.join_server import JoinServer
-from gatepost.gateway.peers.peer_links import PeerLinks
 from gatepost.gateway.peers.room_replica import RoomReplica
 
 log = logging.getLogger(__name__)
@@ -35,9 +35,9 @@ _FAREWELL_SECS = 2.0
 class Peering:
     def __init__(self, core: Core, metrics: Metrics, guard: ConnectionGuard) -> None:
         self.replica = RoomReplica(core)
-        self.links = PeerLinks(self.replica)
+        self.links = ConnectionLinks(self.replica)
         self._agents_changed = asyncio.Event()
-        core.messages.on_agents = self._agents_changed.set
+        core.coordinator.observe(on_agents_changed=self._agents_changed.set)
         self._dialer = Dialer(self.replica, self.links)
         self._ownership = AgentOwnership(self.replica)
         self._join_server = JoinServer(self.replica, self.links, metrics, guard)

@@ -100,7 +100,9 @@ async def serve_until_stopped(settings: Settings) -> None:
 
 def _create_archiver(core: Core, peering: Peering) -> OutboxArchiver:
     bounds, facts = core.bounds, lambda: collect_room_facts(peering.replica)
-    return OutboxArchiver(core, read=bounds.read, settled=bounds.settled, facts=facts)
+    return OutboxArchiver(
+        core, read=bounds.read_through, settled=bounds.closed_through, facts=facts
+    )
 
 
 @contextlib.asynccontextmanager

@@ -45,16 +45,14 @@ _MAX_SERVED_PER_GROUP = 2000
 class Dispatcher:
     """Performs mailbox operations and takes part in every commit group.
 
-    `ack` and `nack` return the messages they closed. `on_closed` is called with messages closed
-    by a timeout, by expiry or by a purge.
+    `ack` and `nack` return the messages they closed. Messages closed by a timeout, by expiry or by
+    a purge are collected; the next participant of the commit group takes them with `take_closed`.
     """
 
-    def __init__(
-        self, clock: Clock, policy: MailboxPolicy, on_closed: Callable[[Tx, list[ClosedMail]], None]
-    ) -> None:
+    def __init__(self, clock: Clock, policy: MailboxPolicy) -> None:
         self.policy = policy
         self._lease_ids = _random_lease_ids(clock)
-        self._on_closed = on_closed
+        self._closed: list[ClosedMail] = []
         self._waiters = WaiterQueue()
         # Mailboxes in which a message may have become ready or a waiter may have got credit.
         self._touched_mailboxes: set[int] = set()
@@ -147,9 +145,14 @@ class Dispatcher:
         """Turn up to `limit` waiting messages into dead letters; repeat until it returns 0."""
         box = self.mailbox_ref(tx, mailbox)
         size, closed = dead_letters.purge_mailbox(tx, box.id, min(limit, sweep.SWEEP_BATCH), actor)
-        self._report_closed(tx, closed)
+        tx.add_effect(partial(self._collect_closed, closed))
         tx.add_effect(partial(self._mark_touched, {box.id}))
         return size
+
+    def take_closed(self) -> list[ClosedMail]:
+        """Mail that time or a purge closed in this commit group."""
+        closed, self._closed = self._closed, []
+        return closed
 
     def take_mail_to_forward(
         self, tx: Tx, mailbox: str, consumer: str, limit: int
@@ -185,6 +188,7 @@ class Dispatcher:
         return [(_push_callback(waiter), messages, None) for waiter, messages in served]
 
     def rolled_back(self) -> None:
+        self._closed.clear()
         self._served.clear()
         self._touched_mailboxes |= self._waiters.waiting_mailboxes()
         self._sweep_due_at = 0
@@ -214,6 +218,9 @@ class Dispatcher:
 
     def _mark_touched(self, mailboxes: set[int]) -> None:
         self._touched_mailboxes |= mailboxes
+
+    def _collect_closed(self, closed: list[ClosedMail]) -> None:
+        self._closed += closed
 
     def _free_leases(self, tx: Tx, mailbox: int, freed: list[FreedMail]) -> None:
         self._touched_mailboxes.add(mailbox)
@@ -255,15 +262,11 @@ class Dispatcher:
             return
         self._sweep_due_at = None
         for mailbox, result in sweep.time_out_leases(tx, self.policy):
-            self._report_closed(tx, result.closed)
+            tx.add_effect(partial(self._collect_closed, result.closed))
             self._free_settled(tx, mailbox, result)
         expired, closed = sweep.expire_mail(tx)
-        self._report_closed(tx, closed)
+        tx.add_effect(partial(self._collect_closed, closed))
         tx.add_effect(partial(self._mark_touched, expired | sweep.promote_pairs(tx)))
-
-    def _report_closed(self, tx: Tx, closed: list[ClosedMail]) -> None:
-        if closed:
-            self._on_closed(tx, closed)
 
 
 def _push_callback(waiter: Waiter) -> Callable[[list[LeasedMessage], object], None]:

@@ -116,7 +116,7 @@ def test_a_mailbox_nobody_empties_is_an_incident(
             assert (kind, subject.split("@")[0]) == ("backlog_growth", "mailbox/bob")
             assert "grew from 3 to 33 in 10 min" in detail
             assert list(alerts.growing_backlogs) == [("mailbox", "bob")]
-            assert core.messages.incidents.counts["backlog_growth"] == 1
+            assert core.delivery.incidents.counts["backlog_growth"] == 1
             await operations.mailboxes.purge("bob", "test")
             await alerts.check_backlogs()
             assert list(alerts.growing_backlogs) == []

@@ -7,7 +7,9 @@ import httpx
 from msgspec import Raw
 from prometheus_client.parser import text_string_to_metric_families
 
-from gatepost.delivery.receiver import ACCEPTED, PROCESSED
+from gatepost.delivery.coordinator import CountedReceipt
+from gatepost.delivery.decisions import ReceiptArrived
+from gatepost.delivery.outbox_writer import ACCEPTED, PROCESSED
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.monitoring.observer import LATENCY_BOUNDS_MS, CommitObserver, LatencyHistogram
 from gatepost.journal.outbox import EventDraft
@@ -32,7 +34,7 @@ class Watched:
     """A gate with an observer, which is a participant like in a gateway."""
 
     def __init__(self, gate: Gate) -> None:
-        self.observer = CommitObserver(gate.messages)
+        self.observer = CommitObserver(gate.core)
         gate.writer._participants += (self.observer,)
 
 
@@ -91,7 +93,7 @@ def test_a_source_is_behind_by_the_age_of_what_it_sends() -> None:
 def test_a_group_that_is_undone_is_not_counted() -> None:
     mesh = Mesh("a", "b")
     watched = Watched(mesh["a"]).observer
-    mesh["a"].messages.sender.on_receipt(("message", "accepted", 5, "x"))
+    watched._receipts.append(CountedReceipt("message", "accepted", 5, "x"))
     watched.rolled_back()
     watched.after_commit()
     assert not sum(watched.latencies["message", "accepted"].counts)
@@ -106,12 +108,12 @@ def test_a_receipt_that_repeats_what_is_known_is_not_ignored() -> None:
     mesh.flow()
     b.settle()
     mesh.flow()
-    sender = a.messages.sender
-    a.do(lambda tx: sender.receipt(tx, "b", id, ACCEPTED))
-    a.do(lambda tx: sender.receipt(tx, "b", id, PROCESSED))
-    assert sender.ignored == 0
-    a.do(lambda tx: sender.receipt(tx, "c", id, PROCESSED))
-    assert sender.ignored == 1, "from a node it was never routed to"
+    receipts = a.core.sender.receipts
+    a.do(lambda tx: receipts.apply_receipt(tx, ReceiptArrived("b", id, ACCEPTED)))
+    a.do(lambda tx: receipts.apply_receipt(tx, ReceiptArrived("b", id, PROCESSED)))
+    assert receipts.ignored == 0
+    a.do(lambda tx: receipts.apply_receipt(tx, ReceiptArrived("c", id, PROCESSED)))
+    assert receipts.ignored == 1, "from a node it was never routed to"
 
 
 def test_buckets_cover_every_latency() -> None:

@@ -18,6 +18,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from gatepost.config import TelemetrySettings as Settings
+from gatepost.delivery.coordinator import CountedReceipt
 from gatepost.events import decode_event
 from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.monitoring.observer import CommitObserver
@@ -133,7 +134,7 @@ def test_a_delivery_to_another_gateway_lasts_until_it_is_accepted() -> None:
     for gate in (a, b):
         exporters[gate.id] = InMemorySpanExporter()
         telemetry = SpanRecorder(exporters[gate.id], gate.id, mesh.clock)
-        gate.writer._participants += (CommitObserver(gate.messages, telemetry),)
+        gate.writer._participants += (CommitObserver(gate.core, telemetry),)
         ends.append(telemetry)
     mesh.link("a", "b")
     mesh.flow()
@@ -158,7 +159,7 @@ def test_what_cannot_be_kept_up_with_is_dropped_and_counted(clock: ManualClock) 
     telemetry = SpanRecorder(InMemorySpanExporter(), "ann", clock)
     telemetry.stop()
     for _ in range(10_100):
-        telemetry.submit_group([], [("message", "accepted", 1, "x")], 0)
+        telemetry.submit_group([], [CountedReceipt("message", "accepted", 1, "x")], 0)
     assert telemetry.dropped >= 100
 
 
@@ -168,7 +169,7 @@ def test_a_group_that_fails_leaves_no_spans(state: Path, clock: ManualClock) -> 
 
     async def scenario() -> None:
         async with opened(state, clock) as operations:
-            observer = CommitObserver(operations.core.messages, telemetry)
+            observer = CommitObserver(operations.core.delivery, telemetry)
             telemetry.add_leased([])
             observer.rolled_back()
             assert observer.after_commit() == []

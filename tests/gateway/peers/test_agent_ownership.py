@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gatepost.delivery.transfers import Request
+from gatepost.delivery.transfers import TransferRequest
 from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.api.room_views import ClaimRequest
 from gatepost.gateway.peers import own_records
@@ -130,15 +130,15 @@ class Scene:
     async def refresh(self) -> None:
         await self.keeper.refresh_own_records()
         directory = build_directory(self.room.effective, lambda id: True)
-        await self.core.commit(lambda tx: self.core.messages.room_changed(tx, directory))
+        await self.core.commit(lambda tx: self.core.coordinator.room_changed(tx, directory))
 
     async def asked_for(self, take_over: bool = False) -> None:
         """Ben asks for the agent."""
         insert = "INSERT INTO transfer_request VALUES ('job', 'ben', ?, ?)"
         await self.core.commit(lambda tx: tx.execute(insert, (take_over, tx.now)))
 
-    async def requests(self) -> list[Request]:
-        return await self.core.read(self.core.messages.transfers.requests)
+    async def requests(self) -> list[TransferRequest]:
+        return await self.core.read(self.core.delivery.transfers.requests)
 
     async def serve(self) -> Waiter:
         """Somebody listens to the agent's mailbox."""
@@ -158,7 +158,7 @@ class Scene:
         return self.room.effective.agents["job"].gateway
 
     async def hosts_it(self) -> bool:
-        return await self.core.read(lambda tx: self.core.agents.known(tx, "job"))
+        return await self.core.read(lambda tx: self.core.agents.is_registered(tx, "job"))
 
     async def signals(self) -> list[str]:
         query = "SELECT CAST(body AS TEXT) ->> '$.payload.signal' FROM outbox WHERE kind = 'signal'"

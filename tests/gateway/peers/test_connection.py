@@ -97,8 +97,8 @@ async def test_it_can_be_ended_from_outside_and_then_listens_no_more() -> None:
     connection, change = _connection(wire)
     running = asyncio.create_task(connection.run())
     await connection.idle.wait()
-    connection.end_with(Revoked("out"))
-    connection.end_with(Revoked("again"))
+    connection.end(Revoked("out"))
+    connection.end(Revoked("again"))
     with pytest.raises(Revoked, match="out"):
         await running
     sent = len(wire.sent)

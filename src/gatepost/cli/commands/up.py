@@ -16,7 +16,8 @@ from gatepost import __version__, config
 from gatepost.cli.options import DEFAULT_OUTPUT, OutputOptions
 from gatepost.cli.problems import CommandProblem, ExitCode
 from gatepost.errors import ConfigError, GatepostError
-from gatepost.gateway.state_dir import GatewayEndpoint, StateDir
+from gatepost.gateway.state_dir import StateDir
+from gatepost.gateway_endpoint import GatewayEndpoint
 
 LogFormat = Literal["json", "text"]
 

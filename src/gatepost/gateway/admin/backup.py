@@ -2,7 +2,7 @@
 
 A backup is a tar file. Its journal is a snapshot of one moment, even while the gateway runs; its
 blobs are those the snapshot names. A restored journal begins a new incarnation (see
-delivery/restoring.py) before it replaces the present journal, which is moved aside, not removed.
+delivery/restore.py) before it replaces the present journal, which is moved aside, not removed.
 """
 
 import os
@@ -21,16 +21,15 @@ from msgspec import Struct
 
 from gatepost.clock import Clock
 from gatepost.config import Settings
-from gatepost.delivery import Agents, Messages, Node, restoring
+from gatepost.delivery import LocalNode, build_core
+from gatepost.delivery.restore import begin_incarnation, count_quarantined, quarantine
 from gatepost.errors import BackupError, GatepostError
 from gatepost.events import NodeKey
 from gatepost.files import open_replacement, sync_folder, write_file_atomically
-from gatepost.gateway.core import patience_of, policy_of
+from gatepost.gateway.core import mailbox_policy, retry_policy
 from gatepost.gateway.state_dir import StateDir
 from gatepost.journal import Database, Tx, Writer
 from gatepost.journal.database import lock_journal
-from gatepost.journal.outbox import Outbox
-from gatepost.mailbox import Dispatcher
 
 T = TypeVar("T")
 
@@ -291,21 +290,16 @@ def _renew_journal(
         incarnation = clock.random(8).hex()
         leap = _VERSION_LEAP + int.from_bytes(clock.random(4))
         bare = Writer(database.writer_connection, clock, lambda outcomes: None)
-        first = _run_transaction(bare, lambda tx: restoring.begin(tx, incarnation, leap))
+        first = _run_transaction(bare, lambda tx: begin_incarnation(tx, incarnation, leap))
         key = NodeKey((work / _KEY_NAME).read_bytes())
-        node = Node(manifest.node_id, incarnation, key, clock)
-        messages = Messages(node, Agents(), patience_of(settings))
-        messages.dispatcher = Dispatcher(clock, policy_of(settings), messages.close)
+        node = LocalNode(manifest.node_id, incarnation, key, clock)
+        core = build_core(node, retry_policy(settings), mailbox_policy(settings))
         # The outbox is the only participant: no timer may fire for quarantined mail.
-        outbox = Outbox(node.id, incarnation, node.key)
-        writer = Writer(
-            database.writer_connection, clock, lambda outcomes: None, participants=(outbox,)
-        )
-        while _run_transaction(
-            writer, lambda tx: restoring.quarantine(tx, messages, _QUARANTINE_BATCH)
-        ):
+        only = (core.outbox,)
+        writer = Writer(database.writer_connection, clock, lambda outcomes: None, participants=only)
+        while _run_transaction(writer, lambda tx: quarantine(tx, core, _QUARANTINE_BATCH)):
             pass
-        dead, doubt = _run_transaction(bare, restoring.counts)
+        dead, doubt = _run_transaction(bare, count_quarantined)
         database.writer_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     finally:
         database.close()

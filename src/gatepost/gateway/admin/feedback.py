@@ -162,7 +162,7 @@ class Feedback:
         return await self._core.read(find)
 
     async def store_incidents(self, found: Sequence[NewIncident]) -> NotedCounts:
-        counts = self._core.messages.incidents.counts
+        counts = self._core.delivery.incidents.counts
 
         def store(tx: Tx) -> int:
             new = 0

@@ -11,14 +11,20 @@ from litestar import Router
 from litestar.params import FromPath, FromQuery
 from msgspec import Struct
 
+from gatepost.delivery.event_trace import (
+    EventTrace,
+    conversation_events,
+    sent_conversation_events,
+    traced_event,
+)
 from gatepost.delivery.frames import TraceAnswer, TraceStep
-from gatepost.delivery.journey import Story, conversation, sent_in, subject
+from gatepost.delivery.peer_links import PeerLink
 from gatepost.errors import GatepostError, UnknownMessage
 from gatepost.events import check_msg_id, parse_event_id
 from gatepost.gateway.api.report_views import Journey, JourneyStep
 from gatepost.gateway.api.route_decorators import get
 from gatepost.gateway.core import Core
-from gatepost.gateway.peers.peer_links import LinkPort, PeerLinks
+from gatepost.gateway.peers.connection_links import ConnectionLinks
 from gatepost.journal import Tx
 
 _DEADLINE_SECS = 3.0
@@ -28,7 +34,7 @@ _MAX_EVENTS_ASKED = 64
 # Order of steps within the same millisecond.
 _STAGES = (
     *("sent", "sent_again", "held", "offered", "taken", "accepted", "refused", "heard_accepted"),
-    *("confirm", "withdraw", "settled", "waiting", "in_hand", "backing_off", "turn_ended"),
+    *("confirm", "withdraw", "pair_closed", "waiting", "in_hand", "backing_off", "turn_ended"),
     *("turn_failed", "handed_on", "reply", "processed", "heard_processed", "given_up", "verdict"),
 )
 _STAGE_ORDER = {what: index for index, what in enumerate(_STAGES)}
@@ -57,7 +63,7 @@ class PeerJourney(Struct, frozen=True):
 
 
 class JourneyTracer:
-    def __init__(self, core: Core, links: PeerLinks) -> None:
+    def __init__(self, core: Core, links: ConnectionLinks) -> None:
         self._core = core
         self._links = links
 
@@ -70,7 +76,9 @@ class JourneyTracer:
         heard, unreachable = await self._ask_peers(local)
         reported = {step.event_id for each in heard for step in each.steps}
         more = sorted(reported - {step.event_id for step in local.steps})
-        late = await self._core.read(lambda tx: Story(tx, self._core.node.id).of(more))
+        late = await self._core.read(
+            lambda tx: EventTrace(tx, self._core.node.id).trace_events(more)
+        )
         own = [_journey_step(self._core.node.id, each, 0) for each in (*local.steps, *late)]
         others = [
             _journey_step(each.node, step, each.ahead) for each in heard for step in each.steps
@@ -86,20 +94,22 @@ class JourneyTracer:
         )
 
     def _local_journey(self, tx: Tx, ref: str, whole: bool) -> LocalJourney:
-        story = Story(tx, self._core.node.id)
+        story = EventTrace(tx, self._core.node.id)
         nothing: tuple[list[TraceStep], list[str]] = ([], [])
         steps, ids = nothing if whole else self._event_steps(tx, story, ref)
         if not steps:
-            ids = conversation(tx, ref)
-            return LocalJourney(ids, ref, story.of(ids), 0)
+            ids = conversation_events(tx, ref)
+            return LocalJourney(ids, ref, story.trace_events(ids), 0)
         corr = self._conversation_of(tx, ids[0])
-        return LocalJourney(ids, corr, steps, len(set(sent_in(tx, corr)) - {*ids}))
+        return LocalJourney(ids, corr, steps, len(set(sent_conversation_events(tx, corr)) - {*ids}))
 
-    def _event_steps(self, tx: Tx, story: Story, ref: str) -> tuple[list[TraceStep], list[str]]:
+    def _event_steps(
+        self, tx: Tx, story: EventTrace, ref: str
+    ) -> tuple[list[TraceStep], list[str]]:
         """Return (steps, event ids) of an event; empty if unknown, as it may be a conversation."""
         try:
-            about = subject(tx, ref)
-            steps = story.of([about])
+            about = traced_event(tx, ref)
+            steps = story.trace_events([about])
         except GatepostError:
             return [], []
         return steps, [about, *sorted({step.event_id for step in steps} - {about})]
@@ -122,7 +132,7 @@ class JourneyTracer:
         return heard, dict(missing)
 
     async def _ask_peer(self, node: str, event_ids: list[str]) -> PeerJourney | tuple[str, str]:
-        ends = [end for end in self._links.links_to(node) if end.link.greeted and not end.ended]
+        ends = [end for end in self._links.links_to(node) if end.outbox.greeted and not end.ended]
         if not ends:
             return node, "there is no link to it"
         try:
@@ -131,7 +141,7 @@ class JourneyTracer:
         except TimeoutError:
             return node, f"it did not answer within {_DEADLINE_SECS:g} s"
 
-    async def _ask_over_link(self, end: LinkPort, node: str, event_ids: list[str]) -> PeerJourney:
+    async def _ask_over_link(self, end: PeerLink, node: str, event_ids: list[str]) -> PeerJourney:
         answered: asyncio.Future[TraceAnswer] = asyncio.get_running_loop().create_future()
 
         def resolve(answer: TraceAnswer) -> None:
@@ -139,11 +149,11 @@ class JourneyTracer:
                 answered.set_result(answer)
 
         asked_at = self._core.clock.now()
-        number = end.trace.ask(event_ids, resolve)
+        number = end.trace.request_trace(event_ids, resolve)
         try:
             answer = await answered
         finally:
-            end.trace.forget(number)
+            end.trace.forget_request(number)
         return PeerJourney(
             node, answer.steps, clock_offset(asked_at, answer.now, self._core.clock.now())
         )

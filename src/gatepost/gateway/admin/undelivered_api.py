@@ -8,8 +8,8 @@ from litestar import Request, Router
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
-from gatepost.delivery import letters
-from gatepost.delivery.letters import Filter, Letter
+from gatepost.delivery import undelivered as messages
+from gatepost.delivery.undelivered import UndeliveredFilter, UndeliveredMessage
 from gatepost.errors import UnknownMessage
 from gatepost.events import AgentId, EventId
 from gatepost.gateway.api.http_routes import while_connected
@@ -36,8 +36,10 @@ class UndeliveredFilterBody(Struct, forbid_unknown_fields=True):
     failed_before: Seconds | None = None
     replayed: bool | None = None
 
-    def to_filter(self) -> Filter:
-        return Filter(**{name: getattr(self, name) for name in Filter.__struct_fields__})
+    def to_filter(self) -> UndeliveredFilter:
+        return UndeliveredFilter(
+            **{name: getattr(self, name) for name in UndeliveredFilter.__struct_fields__}
+        )
 
 
 class UndeliveredReplayBody(UndeliveredFilterBody):
@@ -53,16 +55,20 @@ class UndeliveredApi:
         self._core = core
         self._batch_size = core.settings.journal.sweep_batch
 
-    async def find_page(self, wanted: Filter, limit: int, after: str) -> UndeliveredPage:
-        found = await self._core.read(lambda tx: letters.find(tx, wanted, limit, after))
-        return UndeliveredPage([letters.view(letter, with_payload=False) for letter in found])
+    async def find_page(self, wanted: UndeliveredFilter, limit: int, after: str) -> UndeliveredPage:
+        found = await self._core.read(
+            lambda tx: messages.find_undelivered(tx, wanted, limit, after)
+        )
+        return UndeliveredPage(
+            [messages.view_message(message, with_payload=False) for message in found]
+        )
 
     async def show_message(self, event_id: str) -> Undelivered:
-        wanted = Filter(event_ids=[event_id])
-        found = await self._core.read(lambda tx: letters.find(tx, wanted, 1))
+        wanted = UndeliveredFilter(event_ids=[event_id])
+        found = await self._core.read(lambda tx: messages.find_undelivered(tx, wanted, 1))
         if not found:
             raise UnknownMessage(f"no undelivered message {event_id} here")
-        return letters.view(found[0], with_payload=True)
+        return messages.view_message(found[0], with_payload=True)
 
     async def replay_messages(self, wanted: UndeliveredReplayBody) -> Replays:
         """Send messages again, at most `rate_per_sec`. Failed ones are reported and kept."""
@@ -86,21 +92,22 @@ class UndeliveredApi:
         return Replays(done)
 
     def _replay_batch(
-        self, tx: Tx, wanted: Filter, size: int, after: str, force: bool
+        self, tx: Tx, wanted: UndeliveredFilter, size: int, after: str, force: bool
     ) -> list[Replayed]:
         return [
-            letters.replay(tx, letter, self._send_again, force=force, actor=_OPERATOR)
-            for letter in letters.find(tx, wanted, size, after)
+            messages.replay_message(tx, message, self._send_again, force=force, actor=_OPERATOR)
+            for message in messages.find_undelivered(tx, wanted, size, after)
         ]
 
-    def _send_again(self, tx: Tx, letter: Letter) -> str:
-        out = letter.outgoing(self._core.node.event_ids.next_id())
-        self._core.messages.send_again(tx, out, letter.node)
+    def _send_again(self, tx: Tx, message: UndeliveredMessage) -> str:
+        out = message.outgoing_event(self._core.node.event_ids.next_id())
+        self._core.coordinator.send_again(tx, out, message.node)
         return out.event_id
 
-    async def discard_messages(self, wanted: Filter) -> int:
+    async def discard_messages(self, wanted: UndeliveredFilter) -> int:
         return await commit_until_none(
-            self._core, lambda tx: letters.discard(tx, wanted, self._batch_size, _OPERATOR)
+            self._core,
+            lambda tx: messages.discard_messages(tx, wanted, self._batch_size, _OPERATOR),
         )
 
 
@@ -117,7 +124,7 @@ def create_router(core: Core) -> Router:
         failed_before: EpochMsQuery = None,
         replayed: FromQuery[bool | None] = None,
     ) -> UndeliveredPage:
-        wanted = Filter(None, agent, reason, failed_after, failed_before, replayed)
+        wanted = UndeliveredFilter(None, agent, reason, failed_after, failed_before, replayed)
         return await api.find_page(wanted, limit, after)
 
     @get("/{event_id:str}", summary="Show one, with its payload")
@@ -134,7 +141,7 @@ def create_router(core: Core) -> Router:
 
     @delete("/{event_id:str}", status_code=200, summary="Give one up for good")
     async def drop(event_id: FromPath[str]) -> Count:
-        count = await api.discard_messages(Filter(event_ids=[event_id]))
+        count = await api.discard_messages(UndeliveredFilter(event_ids=[event_id]))
         if not count:
             raise UnknownMessage(f"no undelivered message {event_id} here")
         return Count(count=count)

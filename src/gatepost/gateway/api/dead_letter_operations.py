@@ -60,7 +60,7 @@ class DeadLetterOperations:
             size = min(
                 limit - len(acks), self._batch_size if rate is None else max(1, int(rate / 10))
             )
-            replay = partial(self._core.messages.replay, mailbox=mailbox, wanted=wanted)
+            replay = partial(self._core.coordinator.replay, mailbox=mailbox, wanted=wanted)
             more = await self._core.commit(partial(replay, limit=size, actor=actor))
             acks += more
             if len(more) < size or any(ack.error for ack in more):

@@ -11,7 +11,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.response import Stream
 from msgspec import Struct, field
 
-from gatepost.delivery.messages import is_reached
+from gatepost.delivery.sent_messages import is_reached
 from gatepost.errors import GatepostError, UnknownBlob, UnknownMessage
 from gatepost.events import AgentId, Envelope, check_agent_id, check_digest, check_msg_id
 from gatepost.gateway.api.blob_upload import BlobUploads
@@ -315,14 +315,14 @@ def _agent_routes(operations: Operations) -> list[Any]:
     @get("/agents", summary="Agents this gateway answers for")
     async def agents() -> list[AgentInfo]:
         found = await core.read(core.agents.list)
-        return [core.messages.transfers.describe(each) for each in found]
+        return [core.delivery.transfers.describe_agent(each) for each in found]
 
     @put("/agents/{agent:str}", summary="Register an agent")
     async def register(agent: PathName, standby: FromQuery[bool] = False) -> AgentInfo:
         name = check_agent_id(agent)
         await operations.perform(Register(agent=name, standby=standby))
         found = await core.read(lambda tx: core.agents.get(tx, name))
-        return core.messages.transfers.describe(found)
+        return core.delivery.transfers.describe_agent(found)
 
     @delete("/agents/{agent:str}", status_code=200, summary="Remove an agent; its mail is kept")
     async def remove(agent: PathName) -> Count:

@@ -78,14 +78,14 @@ class MailboxOperations:
         _require_messages(op.receipts, op.msg_ids)
         for reply in op.replies.values():
             self._check_inline_payload(bytes(reply))
-        ack = self._core.messages.ack
+        ack = self._core.coordinator.ack
         return lambda tx: _settled_reply(
             op.id, ack(tx, op.mailbox, op.receipts, op.msg_ids, op.replies)
         )
 
     def plan_nack(self, op: Nack) -> TransactionPlan:
         _require_messages(op.receipts, op.msg_ids)
-        nack = self._core.messages.nack
+        nack = self._core.coordinator.nack
         return lambda tx: _settled_reply(
             op.id, nack(tx, op.mailbox, op.receipts, op.msg_ids, op.reason)
         )

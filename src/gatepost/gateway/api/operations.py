@@ -97,8 +97,8 @@ class Operations:
         def register_agent(tx: Tx) -> AnyAnswer:
             # Registering again without `standby` keeps the present standby state.
             self.core.agents.register(tx, op.agent, standby=op.standby or None)
-            if not self.core.agents.stands_by(tx, op.agent):
-                self.core.messages.transfers.ask(tx, op.agent)
+            if not self.core.agents.is_standby(tx, op.agent):
+                self.core.delivery.transfers.ask_owner(tx, op.agent)
             return Done(re=op.id)
 
         return register_agent

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 
 from msgspec import UNSET, UnsetType
 
-from gatepost.delivery.messages import check, fingerprint, is_reached
+from gatepost.delivery.send_request import check_send, fingerprint_send
+from gatepost.delivery.sent_messages import is_reached
 from gatepost.errors import GatepostError
 from gatepost.gateway.api.mailbox_operations import TransactionPlan
 from gatepost.gateway.api.wait_registry import WaitRegistry
@@ -27,17 +28,17 @@ class SendOperations:
 
     def plan_send(self, op: Send) -> TransactionPlan | None:
         for new in op.messages:
-            check(new)
+            check_send(new)
             if not isinstance(new.payload, UnsetType):
                 check_payload(bytes(new.payload))
         if any(self._is_large(new) for new in op.messages):
             return None
-        return self._build_send_plan(op, [fingerprint(new) for new in op.messages])
+        return self._build_send_plan(op, [fingerprint_send(new) for new in op.messages])
 
     async def perform_send(self, op: Send) -> AnyAnswer:
         """Store payloads too large to travel inline as blobs, then send."""
         # Before payloads move into blobs: encryption gives a blob another digest each time.
-        fingerprints = [fingerprint(new) for new in op.messages]
+        fingerprints = [fingerprint_send(new) for new in op.messages]
         for new in op.messages:
             if self._is_large(new):
                 payload, new.payload = bytes(new.payload), UNSET  # type: ignore[arg-type]
@@ -59,7 +60,7 @@ class SendOperations:
         """Send all in one savepoint; if one fails, undo them and send each on its own."""
         mark = tx.begin_operation()
         try:
-            sent = [self._core.messages.send(tx, *each) for each in sends]
+            sent = [self._core.coordinator.send(tx, *each) for each in sends]
         except GatepostError:
             tx.undo_operation(mark)
             return [self._send_one(tx, *each) for each in sends]
@@ -69,7 +70,7 @@ class SendOperations:
     def _send_one(self, tx: Tx, new: NewSend, fingerprint: bytes) -> Sent:
         mark = tx.begin_operation()
         try:
-            sent = self._core.messages.send(tx, new, fingerprint)
+            sent = self._core.coordinator.send(tx, new, fingerprint)
         except GatepostError as error:
             tx.undo_operation(mark)
             if self._core.telemetry is not None:
@@ -81,18 +82,18 @@ class SendOperations:
 
     async def store_blob(self, pieces: Iterable[bytes]) -> str:
         """Store a payload as a blob; return its digest."""
-        blob, key = await self._core.store(pieces)
+        blob, key = await self._core.store_blob(pieces)
         await self._core.commit(
             lambda tx: tx.execute(_INSERT_BLOB, (blob.digest, key, blob.size, tx.now))
         )
         return blob.digest
 
     async def perform_await(self, op: Await) -> AnyAnswer:
-        messages, id = self._core.messages, op.event_id
+        sent_messages, id = self._core.delivery.sent, op.event_id
         if op.wait_secs:
             sent = await self._wait_until_reached(id, op.wait_secs, op.until)
         else:
-            sent = await self._core.read(lambda tx: messages.status(tx, id))
+            sent = await self._core.read(lambda tx: sent_messages.status(tx, id))
         return Awaited(re=op.id, result=sent)
 
     async def wait_for_receipts(self, sent: Sent, until: str, secs: float) -> Sent:
@@ -108,7 +109,7 @@ class SendOperations:
         return sent
 
     async def _wait_until_reached(self, id: str, secs: float, until: str) -> Sent:
-        messages = self._core.messages
+        sent_messages = self._core.delivery.sent
         reached: asyncio.Future[Sent] = asyncio.get_running_loop().create_future()
 
         def resolve_wait(sent: Sent, error: GatepostError | None) -> None:
@@ -116,12 +117,14 @@ class SendOperations:
                 reached.set_result(sent)
 
         try:
-            sent = await self._core.commit(lambda tx: messages.wait(tx, id, resolve_wait, until))
+            sent = await self._core.commit(
+                lambda tx: sent_messages.wait(tx, id, resolve_wait, until)
+            )
             if is_reached(sent, until):
                 reached.cancel()
             elif await self._waits.wait_for(reached, secs):
                 return reached.result()
         finally:
             if not reached.done():
-                self._core.submit(lambda tx: messages.stop_waiting(tx, id, resolve_wait))
+                self._core.submit(lambda tx: sent_messages.stop_waiting(id, resolve_wait))
         return sent

@@ -146,7 +146,7 @@ class BacklogAlerts:
             return
         detail = f"the backlog {where} grew from {before} to {after} in {self._minutes:g} min"
         log.warning("%s, and does not stop", detail)
-        raise_ = self._core.messages.incidents.raise_
+        raise_ = self._core.delivery.incidents.raise_
 
         def note(tx: Tx) -> None:
             raise_(tx, "backlog_growth", f"{what}/{name}@{tx.now}", detail)

@@ -20,8 +20,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from gatepost.delivery import Messages
-from gatepost.delivery.sender import Counted
+from gatepost.delivery import DeliveryCore
+from gatepost.delivery.coordinator import CountedReceipt
 from gatepost.events import KNOWN_KINDS, TRACKED_KINDS, Envelope
 from gatepost.journal import Tx
 from gatepost.journal.outbox import EventDraft
@@ -30,7 +30,7 @@ from gatepost.journal.writer import JobOutcome
 if TYPE_CHECKING:
     from gatepost.gateway.core import Core
     from gatepost.gateway.monitoring.spans import SpanRecorder
-    from gatepost.gateway.peers.peer_links import PeerLinks
+    from gatepost.gateway.peers.connection_links import ConnectionLinks
     from gatepost.gateway.peers.room_replica import RoomReplica
 
 # Upper bounds of the histogram buckets. The delivery objective, 5 s, is one of them.
@@ -76,7 +76,7 @@ class LatencyHistogram(Struct):
 class CommitObserver:
     """Counts events and receipts in the writer's thread; a scrape only reads numbers."""
 
-    def __init__(self, messages: Messages, telemetry: "SpanRecorder | None" = None) -> None:
+    def __init__(self, delivery: DeliveryCore, telemetry: "SpanRecorder | None" = None) -> None:
         self.emitted: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         self.latencies = {
@@ -90,12 +90,11 @@ class CommitObserver:
         self._drafts: list[EventDraft] = []
         self._kinds: list[str] = []
         self._lags: dict[str, int] = {}
-        self._receipts: list[Counted] = []
+        self._receipts: list[CountedReceipt] = []
         self._now = 0
-        messages.sender.on_receipt = self._receipts.append
-        messages.receiver.on_taken = self._note_received
+        delivery.coordinator.observe(on_receipt=self._receipts.append, on_batch=self._note_received)
         if telemetry is not None:
-            messages.dispatcher.on_leased = telemetry.add_leased
+            delivery.dispatcher.on_leased = telemetry.add_leased
 
     def _note_received(self, source: str, new: list[tuple[Envelope, bytes]], now: int) -> None:
         self._kinds += [envelope.kind for envelope, _ in new]
@@ -174,11 +173,11 @@ class TrafficCollector(Collector):
     def __init__(self, core: "Core") -> None:
         self._core = core
         self._counts = JournalCounts({}, {}, {}, {}, {})
-        self._room: tuple[RoomReplica, PeerLinks] | None = None
+        self._room: tuple[RoomReplica, ConnectionLinks] | None = None
         # Returns the backlogs that keep growing, as (what, name).
         self.growing_backlogs: Callable[[], Iterable[tuple[str, str]]] = tuple
 
-    def watch_room(self, replica: "RoomReplica", links: "PeerLinks") -> None:
+    def watch_room(self, replica: "RoomReplica", links: "ConnectionLinks") -> None:
         """Include the room and its links from now on."""
         self._room = (replica, links)
 
@@ -193,7 +192,7 @@ class TrafficCollector(Collector):
             yield from self._member_metrics(*self._room)
 
     def _traffic_metrics(self) -> Iterator[Metric]:
-        observer, receiver = self._core.observer, self._core.messages.receiver
+        observer, receiver = self._core.observer, self._core.delivery.receiver
         yield _labelled_counters(
             "events_emitted", "Events appended.", "kind", _merge_unknown_kinds(observer.emitted)
         )
@@ -204,9 +203,11 @@ class TrafficCollector(Collector):
             _merge_unknown_kinds(observer.received),
         )
         yield _counter_metric("duplicates", "Events that came again.", receiver.duplicates)
-        sender = self._core.messages.sender
-        yield _counter_metric("receipts_ignored", "Receipts that did not count.", sender.ignored)
-        yield _counter_metric("retries", "Messages sent again, unanswered.", sender.retries)
+        sender = self._core.delivery.sender
+        yield _counter_metric(
+            "receipts_ignored", "Receipts that did not count.", sender.receipts.ignored
+        )
+        yield _counter_metric("retries", "Messages sent again, unanswered.", sender.timers.retries)
         yield _counter_metric("blobs_fetched", "Blobs fetched from others.", receiver.blobs)
         if self._core.telemetry is not None:
             text = "Commit groups and sends without spans."
@@ -231,7 +232,7 @@ class TrafficCollector(Collector):
         yield _labelled_gauges("undelivered", text, "reason", counts.undelivered)
 
     def _incident_metrics(self) -> Iterator[Metric]:
-        counts = self._core.messages.incidents.counts
+        counts = self._core.delivery.incidents.counts
         yield _labelled_counters("incidents", "Incidents since the start.", "class", dict(counts))
         yield _counter_metric("link_errors", "Links that broke a rule.", counts["link_error"])
         yield _labelled_gauges(
@@ -246,12 +247,12 @@ class TrafficCollector(Collector):
             family.add_metric([what, name], 1)
         yield family
 
-    def _member_metrics(self, replica: "RoomReplica", links: "PeerLinks") -> Iterator[Metric]:
+    def _member_metrics(self, replica: "RoomReplica", links: "ConnectionLinks") -> Iterator[Metric]:
         if replica.room is None:
             return
         room, own = replica.room, self._core.node.id
         others = sorted(node for node in room.effective.nodes if node != own)
-        linked = links.linked()
+        linked = links.linked_peers()
         yield _gauge_metric("room_members", "Nodes in the room.", len(room.effective.nodes))
         yield _gauge_metric("room_records", "Records in the room.", len(room.document))
         size = sum(len(signed.text) for signed in room.document)
@@ -259,14 +260,14 @@ class TrafficCollector(Collector):
         yield _gauge_metric("links", "Links that are up.", len(linked))
         up = {node: int(node in linked) for node in others}
         yield _labelled_gauges("link_up", "1 while there is a link.", "node", up)
-        ages = {node: links.silence(node) for node in others}
+        ages = {node: links.seconds_silent(node) for node in others}
         yield _labelled_gauges("node_silence_seconds", "Since its last sign of life.", "node", ages)
         yield from self._lag_metrics(others, links)
 
-    def _lag_metrics(self, others: list[str], links: "PeerLinks") -> Iterator[Metric]:
+    def _lag_metrics(self, others: list[str], links: "ConnectionLinks") -> Iterator[Metric]:
         readers, lags = self._counts.readers, self._core.observer.source_lags
         behind = {
-            node: max(0, readers[node][0] - max(readers[node][1], links.acked(node)))
+            node: max(0, readers[node][0] - max(readers[node][1], links.acked_seq(node)))
             for node in others
             if node in readers
         }

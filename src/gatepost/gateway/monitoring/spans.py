@@ -18,7 +18,7 @@ from msgspec import Raw, Struct, UnsetType
 
 from gatepost import __version__, config
 from gatepost.clock import Clock
-from gatepost.delivery.sender import Counted
+from gatepost.delivery.coordinator import CountedReceipt
 from gatepost.errors import ConfigError
 from gatepost.events import TRACKED_KINDS, EventKind, Receipt
 from gatepost.journal.outbox import EventDraft
@@ -51,7 +51,7 @@ class CommittedGroup(Struct, frozen=True):
     """One commit group: events appended, receipts that counted, and mail leased."""
 
     drafts: list[EventDraft]
-    receipts: list[Counted]
+    receipts: list[CountedReceipt]
     leased: list[LeasedMessage]
     now: int
 
@@ -139,7 +139,9 @@ class SpanRecorder:
     def add_leased(self, messages: list[LeasedMessage]) -> None:
         self._leased += messages
 
-    def submit_group(self, drafts: list[EventDraft], receipts: list[Counted], now: int) -> None:
+    def submit_group(
+        self, drafts: list[EventDraft], receipts: list[CountedReceipt], now: int
+    ) -> None:
         leased, self._leased = self._leased, []
         if drafts or receipts or leased:
             self._enqueue_work(CommittedGroup(drafts, receipts, leased, now))

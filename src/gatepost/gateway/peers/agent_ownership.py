@@ -3,8 +3,8 @@
 If an agent registers here while the room says another gateway owns it, this gateway asks the owner
 for it (delivery/transfers.py). Once no client has listened to the agent's mailbox for a moment,
 the owner signs the transfer and publishes it in the room; the new owner publishes the same. Then
-the old owner removes its registration, and forwards the mail. Each step is decided from the room
-and the journal, so it is taken again after a crash.
+the old owner removes its registration, and forwards the mail (delivery/forwarding.py). Each step is
+decided from the room and the journal, so it is taken again after a crash.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any
 
 from litestar.params import FromPath, JSONBody
 
-from gatepost.delivery.transfers import Request
+from gatepost.delivery.transfers import TransferRequest
 from gatepost.errors import (
     Conflict,
     Forbidden,
@@ -54,7 +54,7 @@ class AgentOwnership:
         self._replica = replica
         self._core = replica.core
         self._node_id = replica.core.node.id
-        self._transfers = replica.core.messages.transfers
+        self._transfers = replica.core.delivery.transfers
         self._grace_ms = int(replica.core.settings.delivery.handover_grace_secs * 1000)
         self._unserved_since: dict[str, int] = {}
 
@@ -84,7 +84,7 @@ class AgentOwnership:
         if away:
             await self._core.commit(lambda tx: self._check_agents_owned_elsewhere(tx, away))
 
-    def _read_journal(self, tx: Tx) -> tuple[list[Request], list[LocalAgent]]:
+    def _read_journal(self, tx: Tx) -> tuple[list[TransferRequest], list[LocalAgent]]:
         return self._transfers.requests(tx), self._core.agents.list(tx)
 
     @property
@@ -97,14 +97,14 @@ class AgentOwnership:
 
     # -- giving an agent to a peer
 
-    async def _answer_request(self, request: Request) -> None:
+    async def _answer_request(self, request: TransferRequest) -> None:
         agent, node = request.agent, request.node
         if (
             self._owner_of(agent) != self._node_id
             or node == self._node_id
             or node not in self._room_view.nodes
         ):
-            await self._core.commit(lambda tx: self._transfers.forget(tx, request))
+            await self._core.commit(lambda tx: self._transfers.forget_request(tx, request))
             return
         served = await self._core.commit(lambda tx: self._core.dispatcher.has_consumer(tx, agent))
         now = self._core.clock.now()
@@ -114,7 +114,7 @@ class AgentOwnership:
             await self._give_agent(agent, node)
         elif served and now - request.at >= self._grace_ms:
             log.info("%s asked for agent %s, which is served here: refused", node, agent)
-            await self._core.commit(lambda tx: self._transfers.refuse(tx, request))
+            await self._core.commit(lambda tx: self._transfers.refuse_request(tx, request))
 
     def _is_unserved(self, agent: str, now: int) -> bool:
         """Return whether no client has listened to its mailbox for the grace time."""
@@ -152,11 +152,11 @@ class AgentOwnership:
             if self._is_lost(agent, served):
                 self._unregister_agent(tx, agent.id)
             elif served and tx.now >= self._transfers.asked.get(agent.id, 0) + _ASK_AGAIN_MS:
-                self._transfers.ask(tx, agent.id)
+                self._transfers.ask_owner(tx, agent.id)
 
     def _unregister_agent(self, tx: Tx, agent: str) -> None:
         """Unregister an agent: mail for it is refused, and senders look for it elsewhere."""
-        if self._core.agents.known(tx, agent):
+        if self._core.agents.is_registered(tx, agent):
             self._core.agents.remove(tx, agent, "transfer")
 
     def _is_lost(self, agent: LocalAgent, served: bool) -> bool:
@@ -195,7 +195,7 @@ class AgentOwnership:
     def _request_takeover(self, tx: Tx, agent: str) -> str | None:
         self._core.agents.register(tx, agent, standby=False)
         record_audit_entry(tx, "operator", "agent.claim", agent, "asked its owner")
-        return self._transfers.ask(tx, agent, take_over=True)
+        return self._transfers.ask_owner(tx, agent, take_over=True)
 
     async def _override_owner(self, owned: OwnedAgent, node: str) -> RoomAgentView:
         """Give an agent to `node` as a backbone node, when its owner cannot be asked."""

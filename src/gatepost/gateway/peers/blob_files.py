@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from gatepost.delivery.fetch import Done
+from gatepost.delivery.blob_fetch import FileDone
 from gatepost.errors import GatepostError, InternalError, NotFound
 from gatepost.events import BlobStore
 
@@ -21,7 +21,7 @@ class BlobFiles:
         self._threads = threads
         self._running: set[asyncio.Task[None]] = set()
 
-    def read(
+    def read_range(
         self, digest: str, offset: int, length: int, done: Callable[[int, bytes], None]
     ) -> None:
         def work() -> tuple[int, bytes]:
@@ -35,15 +35,15 @@ class BlobFiles:
 
         self._run(work, finished)
 
-    def put(self, digest: str, offset: int, piece: bytes, done: Done) -> None:
+    def put_piece(self, digest: str, offset: int, piece: bytes, done: FileDone) -> None:
         self._run(
             lambda: self._blobs.write_piece(digest, offset, piece), lambda _, error: done(error)
         )
 
-    def complete(self, digest: str, done: Done) -> None:
+    def complete_blob(self, digest: str, done: FileDone) -> None:
         self._run(lambda: self._blobs.complete_fetch(digest), lambda _, error: done(error))
 
-    def abandon(self, digest: str) -> None:
+    def abandon_pieces(self, digest: str) -> None:
         self._run(lambda: self._blobs.abandon_fetch(digest), lambda _, error: None)
 
     def _run(

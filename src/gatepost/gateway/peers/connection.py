@@ -66,7 +66,7 @@ class PeerConnection:
         self._frames.append(LINK_PREFIX + data)
         self._wake_writer()
 
-    def end_with(self, error: GatepostError) -> None:
+    def end(self, error: GatepostError) -> None:
         """Make `run` raise `error`."""
         if not self._end_error.done():
             self._end_error.set_exception(error)

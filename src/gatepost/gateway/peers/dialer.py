@@ -14,6 +14,7 @@ from gatepost.access.node_invites import issuer_fingerprint
 from gatepost.errors import DeadlineExceeded, GatepostError, Revoked, RoomViolation, Unavailable
 from gatepost.events import fingerprint_key
 from gatepost.gateway.peers.connection import PeerConnection
+from gatepost.gateway.peers.connection_links import ConnectionLinks
 from gatepost.gateway.peers.join_client import (
     NETWORK_ERRORS,
     DialedPeerSocket,
@@ -22,7 +23,6 @@ from gatepost.gateway.peers.join_client import (
     SelfDialError,
     http_url,
 )
-from gatepost.gateway.peers.peer_links import PeerLinks
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.journal import Tx
 from gatepost.room import SharedRoom
@@ -52,7 +52,7 @@ JoinFuture = asyncio.Future[JoinedPeer]
 class Dialer:
     """Keeps connections to peers. `problems`: address → why it is not connected."""
 
-    def __init__(self, replica: RoomReplica, pipes: PeerLinks) -> None:
+    def __init__(self, replica: RoomReplica, pipes: ConnectionLinks) -> None:
         self._replica = replica
         self._links = pipes
         self._core = replica.core
@@ -100,7 +100,8 @@ class Dialer:
 
     def _member_seeds(self) -> list[Seed]:
         """Return backbone nodes, a different choice per gateway, and nodes we have mail for."""
-        own, mail_for = self._core.node.key.public, self._core.messages.sender.nodes
+        own = self._core.node.key.public
+        mail_for = self._core.delivery.sender.deliveries.destinations
         backbone, others = [], []
         for member in self._replica.current_room.effective.nodes.values():
             if member.public_key == own or not member.record.endpoint_ws:
@@ -184,7 +185,7 @@ class Dialer:
                     joined.set_result(peer)
                 self._replica.adopt_chain(peer.welcome)
                 self._replica.may_publish.set()
-                self._links.dialled(connection)
+                self._links.add_dialled(connection)
                 self.problems.pop(seed.url, None)
                 log.info("connected to %s at %s", peer.id, seed.url)
                 await running
@@ -192,7 +193,7 @@ class Dialer:
                 self._replica.count_incident(peer.id, violation)
                 raise
             finally:
-                self._links.left(connection)
+                self._links.remove_connection(connection)
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
 

@@ -25,7 +25,7 @@ from gatepost.gateway.api.websocket_transport import CLOSE_TOO_LARGE
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.peers import welcome_header
 from gatepost.gateway.peers.connection import PeerConnection
-from gatepost.gateway.peers.peer_links import PeerLinks
+from gatepost.gateway.peers.connection_links import ConnectionLinks
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.gateway.peers.welcome_header import SUBPROTOCOL, TICKET_PREFIX, Welcome
 from gatepost.room import AdmissionLink, InviteRecord, claim_key
@@ -47,7 +47,7 @@ class JoinServer:
     """Serves joining peers over HTTP and WebSocket; `access` decides which of them may join."""
 
     def __init__(
-        self, replica: RoomReplica, pipes: PeerLinks, metrics: Metrics, guard: ConnectionGuard
+        self, replica: RoomReplica, pipes: ConnectionLinks, metrics: Metrics, guard: ConnectionGuard
     ) -> None:
         self._replica = replica
         self._links = pipes
@@ -96,7 +96,7 @@ class JoinServer:
         connection.session = admitted.session_id
         # Registered before anything is awaited, so that a revocation after admission finds it.
         with self._replica.track_connection(connection), self._metrics.track_peer():
-            self._links.joined(connection)
+            self._links.add_joined(connection)
             try:
                 await socket.accept(
                     subprotocols=_chosen_subprotocol(socket),
@@ -104,7 +104,7 @@ class JoinServer:
                 )
                 await self._run_connection(socket, connection, admitted)
             finally:
-                self._links.left(connection)
+                self._links.remove_connection(connection)
 
     async def _run_connection(
         self, socket: AnyWebSocket, connection: PeerConnection, admitted: AdmittedNode

@@ -195,7 +195,7 @@ class RoomReplica:
             self._open_room(room)
         log.info("the room moved to its document %s", room.id)
         for connection in self.connections:
-            connection.end_with(Unavailable("the room moved to another document"))
+            connection.end(Unavailable("the room moved to another document"))
 
     # -- identity and admission
 
@@ -393,14 +393,14 @@ class RoomReplica:
         sessions = set(ids)
         ended = [c for c in self.connections if c.session in sessions or c.node == node]
         for connection in ended:
-            connection.end_with(_revoked_error(connection.node))
+            connection.end(_revoked_error(connection.node))
         return len(ended)
 
     def _end_revoked_connections(self) -> None:
         for connection in self.connections:
             known = self.members.by_key(None, connection.public_key)
             if known is not None and known.revoked:
-                connection.end_with(_revoked_error(connection.node))
+                connection.end(_revoked_error(connection.node))
 
     def count_incident(self, node: str, violation: RoomViolation) -> None:
         self.incident_counts[violation.rule] += 1

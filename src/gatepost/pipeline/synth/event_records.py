@@ -120,7 +120,7 @@ TEMPLATES: Final = (
     EventTemplate("dead_letter", reason="no_route"),
     EventTemplate("signal", signal="confirm"),
     EventTemplate("signal", signal="withdraw"),
-    EventTemplate("signal", signal="settled"),
+    EventTemplate("signal", signal="pair_closed"),
     EventTemplate("signal", signal="notice"),
 )
 

@@ -160,13 +160,13 @@ class RecordEncoder:
             text = f'{{"reason":"{template.reason}","attempts":{row.number}'
             text += f',"pairSeq":{row.other}}}' if row.other else "}"
         elif template.signal:
-            text = f'{{"signal":"{template.signal}"{self._settled_fields(row, template)}}}'
+            text = f'{{"signal":"{template.signal}"{self._closed_pair(row, template)}}}'
         else:
             return "", 0
         return text, len(text)
 
-    def _settled_fields(self, row: RecordRow, template: EventTemplate) -> str:
-        if template.signal != "settled":
+    def _closed_pair(self, row: RecordRow, template: EventTemplate) -> str:
+        if template.signal != "pair_closed":
             return ""
         agents = self._mesh.agents
         ends = f',"fromAgent":"{agents[row.source]}","toAgent":"{agents[row.to_agent - 1]}"'

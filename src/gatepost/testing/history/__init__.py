@@ -4,27 +4,27 @@ The checker shares no code with what it checks: it reads the journals of stopped
 there is one, the account of what clients were told.
 """
 
-from gatepost.testing.history.check import check
-from gatepost.testing.history.journals import Journal, read_journal
+from gatepost.testing.history.check import check_history
+from gatepost.testing.history.journals import GatewayJournal, read_journal
 from gatepost.testing.history.verdict import (
     RULES,
-    Seen,
-    SendSeen,
-    Truth,
-    TurnSeen,
-    Verdict,
-    Violation,
+    HistoryVerdict,
+    HistoryViolation,
+    Observations,
+    ObservedSend,
+    ObservedTurn,
+    OutcomeCounts,
 )
 
 __all__ = [
     "RULES",
-    "Journal",
-    "Seen",
-    "SendSeen",
-    "Truth",
-    "TurnSeen",
-    "Verdict",
-    "Violation",
-    "check",
+    "GatewayJournal",
+    "HistoryVerdict",
+    "HistoryViolation",
+    "Observations",
+    "ObservedSend",
+    "ObservedTurn",
+    "OutcomeCounts",
+    "check_history",
     "read_journal",
 ]

@@ -1,5 +1,6 @@
 """A stopped gateway's journal, read as plainly as possible."""
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,15 @@ _MAIL = """
 SELECT m.msg_id, b.name, m.state, m.tracked FROM mail m JOIN mailbox b ON b.id = m.mailbox
 """
 _PASSED_ON = "SELECT source, original FROM handover"
+_INBOX = "SELECT source, event_id FROM inbox"
 _CURSORS = "SELECT source, incarnation, seq FROM cursor"
 
 
-class Event(Struct, rename="camel"):
+class JournalPayloadRef(Struct):
+    digest: str
+
+
+class JournalEvent(Struct, rename="camel"):
     """As much of an envelope as a checker needs."""
 
     event_id: str
@@ -39,18 +45,19 @@ class Event(Struct, rename="camel"):
     to_agent_id: str | None = None
     ref_event_id: str | None = None
     offer: bool = False
+    payload_ref: JournalPayloadRef | None = None
     payload: Raw = Raw(b"{}")
-    life: str = ""
+    incarnation: str = ""
     body: bytes = b""
     digest: bytes = b""
 
-    def said(self) -> dict[str, Any]:
+    def read_payload(self) -> dict[str, Any]:
         """The payload, of kinds that travel in the clear."""
         said: dict[str, Any] = msgspec.json.decode(self.payload)
         return said
 
 
-class Delivery(Struct):
+class JournalDelivery(Struct):
     state: str
     outcome: str | None
     node: str | None
@@ -61,36 +68,41 @@ class Delivery(Struct):
     to_agent: str
 
 
-class Mail(Struct):
+class JournalMail(Struct):
     event_id: str
     mailbox: str
     state: int
 
 
-class Journal(Struct):
+class GatewayJournal(Struct):
     """`key` is the node's public key; without it signatures are not looked at. `passed_on` is mail
     that another gateway got to deal with, as (source, event).
     """
 
     node: str
     key: bytes | None
-    lives: list[tuple[str, int]]
-    events: list[Event]
+    incarnations: list[tuple[str, int]]
+    events: list[JournalEvent]
     heads: list[tuple[int, int, bytes, bytes]]
-    deliveries: dict[str, Delivery]
-    mail: list[Mail]
+    deliveries: dict[str, JournalDelivery]
+    mail: list[JournalMail]
     cursors: dict[tuple[str, str], int]
-    passed_on: set[tuple[str, str]]
+    forwarded: set[tuple[str, str]]
+    inbox: set[tuple[str, str]]
+    blobs: dict[str, str]
 
 
-_decode = msgspec.json.Decoder(Event).decode
+_decode = msgspec.json.Decoder(JournalEvent).decode
 
 
-def read_journal(path: Path, key: bytes | None = None) -> Journal:
-    """Read everything the checker wants; the gateway must not be running."""
+def read_journal(path: Path, key: bytes | None = None, blobs: Path | None = None) -> GatewayJournal:
+    """Read everything the checker wants; the gateway must not be running.
+
+    `blobs` is the gateway's folder of blobs.
+    """
     connection = apsw.Connection(f"file:{path}?mode=ro", flags=_FLAGS)
     try:
-        return _read(connection, key)
+        return _read(connection, key, blobs)
     finally:
         connection.close()
 
@@ -98,32 +110,44 @@ def read_journal(path: Path, key: bytes | None = None) -> Journal:
 _FLAGS = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
 
 
-def _read(connection: apsw.Connection, key: bytes | None) -> Journal:
+def _read(connection: apsw.Connection, key: bytes | None, blobs: Path | None) -> GatewayJournal:
     def rows(sql: str) -> list[Any]:
         return connection.execute(sql).fetchall()
 
     ((node,),) = rows("SELECT value FROM fact WHERE name = 'node_id'")
     lives = rows(_LIVES)
-    return Journal(
+    return GatewayJournal(
         node=str(node),
         key=key,
-        lives=lives,
+        incarnations=lives,
         events=[_event(lives, *row) for row in rows(_EVENTS)],
         heads=rows(_HEADS),
-        deliveries={_id(row[0]): Delivery(*row[1:]) for row in rows(_DELIVERIES)},
-        mail=[Mail(id, box, state) for id, box, state, tracked in rows(_MAIL) if tracked],
+        deliveries={_id(row[0]): JournalDelivery(*row[1:]) for row in rows(_DELIVERIES)},
+        mail=[JournalMail(id, box, state) for id, box, state, tracked in rows(_MAIL) if tracked],
         cursors={(source, life): seq for source, life, seq in rows(_CURSORS)},
-        passed_on={(source, _id(original)) for source, original in rows(_PASSED_ON)},
+        forwarded={(source, _id(original)) for source, original in rows(_PASSED_ON)},
+        inbox={(source, _id(event)) for source, event in rows(_INBOX)},
+        blobs=_digest_blobs(blobs),
     )
 
 
-def _event(lives: list[tuple[str, int]], seq: int, body: bytes, digest: bytes) -> Event:
+def _event(lives: list[tuple[str, int]], seq: int, body: bytes, digest: bytes) -> JournalEvent:
     event = _decode(body)
     event.body, event.digest = body, digest
-    event.life = max((life for life in lives if life[1] <= seq), key=lambda life: life[1])[0]
+    event.incarnation = max((life for life in lives if life[1] <= seq), key=lambda life: life[1])[0]
     return event
 
 
 def _id(data: bytes) -> str:
     text = data.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def _digest_blobs(folder: Path | None) -> dict[str, str]:
+    """Name and true digest of each blob file."""
+    files = [] if folder is None or not folder.is_dir() else sorted(folder.iterdir())
+    return {
+        f"sha256:{file.name}": f"sha256:{sha256(file.read_bytes()).hexdigest()}"
+        for file in files
+        if not file.name.startswith("tmp-")
+    }

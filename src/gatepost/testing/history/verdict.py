@@ -18,10 +18,16 @@ RULES = {
     "chain": "every outbox is one gapless chain under signed heads",
     "told": "every event names the one before it for the same reader, and is taken",
     "calm": "nothing fails that nobody broke",
+    "written": "a gateway takes only events that their source wrote for it",
+    "complete": "an event that a gateway has read past is in its inbox",
+    "payload": "an agent gets the payload that was sent to it",
+    "blob here": "a message is accepted only once its blob is complete and intact",
+    "noticed": "a forged frame ends its link at once",
+    "left out": "an event that a relay leaves out is read after all",
 }
 
 
-class SendSeen(Struct):
+class ObservedSend(Struct):
     """What a client was told of one message: acknowledged, refused, or nothing."""
 
     node: str
@@ -31,9 +37,10 @@ class SendSeen(Struct):
     at: int
     event_id: str = ""
     result: str = "unknown"
+    payload: str = ""
 
 
-class TurnSeen(Struct):
+class ObservedTurn(Struct):
     """One turn, as the agent that had it knows it. `result` is ok only if its ack was answered."""
 
     node: str
@@ -46,25 +53,34 @@ class TurnSeen(Struct):
     attempt: int = 0
     ended_at: int = 0
     result: str = "unknown"
+    kind: str = ""
+    payload: str = ""
 
 
-class Seen(Struct):
+class Observations(Struct):
     """`appended` is when a commit group was really on disk, with its last seq, by (node, life);
     without it the gateways' own clocks have to do. `restored` gateways lost what they did after
     their backup; `absent` ones are not back yet; `surprises` are failures nobody caused. Nothing in
     a `brief` history lasted longer than a sender waits for an owner that it believes to be there.
     """
 
-    sends: list[SendSeen] = field(default_factory=list)
-    turns: list[TurnSeen] = field(default_factory=list)
+    sends: list[ObservedSend] = field(default_factory=list)
+    turns: list[ObservedTurn] = field(default_factory=list)
     appended: dict[tuple[str, str], list[tuple[int, int]]] = field(default_factory=dict)
     restored: set[str] = field(default_factory=set)
     absent: set[str] = field(default_factory=set)
     surprises: list[tuple[str, str]] = field(default_factory=list)
     brief: bool = False
+    blobs: dict[tuple[str, str], int] = field(default_factory=dict)
+    forged: list[tuple[str, str, bool]] = field(default_factory=list)
+    left_out: dict[tuple[str, str, int], bool] = field(default_factory=dict)
+
+    def note_blob(self, node: str, digest: str, at: int) -> None:
+        """A blob is complete on the disk of a gateway; only the first time counts."""
+        self.blobs.setdefault((node, digest), at)
 
 
-class Violation(Struct, frozen=True):
+class HistoryViolation(Struct, frozen=True):
     rule: str
     node: str
     event: str
@@ -74,7 +90,7 @@ class Violation(Struct, frozen=True):
         return f"{self.node} {self.event}: {RULES[self.rule]} [{self.rule}]: {self.detail}"
 
 
-class Truth(Struct):
+class OutcomeCounts(Struct):
     """What became of everything that was sent, in numbers. `amended` is part of `dead_lettered`,
     `rewound` what a restored gateway has forgotten that it ever sent.
     """
@@ -89,11 +105,11 @@ class Truth(Struct):
     rewound: int = 0
 
 
-class Verdict(Struct):
+class HistoryVerdict(Struct):
     """`reasons` is why messages died, and how many of each."""
 
-    truth: Truth
-    violations: list[Violation]
+    counts: OutcomeCounts
+    violations: list[HistoryViolation]
     amended: list[str]
     reasons: dict[str, int]
 
@@ -103,7 +119,7 @@ class Verdict(Struct):
 
     def __str__(self) -> str:
         numbers = ", ".join(
-            f"{name} {getattr(self.truth, name)}" for name in Truth.__struct_fields__
+            f"{name} {getattr(self.counts, name)}" for name in OutcomeCounts.__struct_fields__
         )
         deaths = ", ".join(f"{why} {many}" for why, many in sorted(self.reasons.items()))
         return "\n".join([f"{numbers} ({deaths})", *map(str, self.violations)])

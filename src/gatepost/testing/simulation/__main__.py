@@ -4,12 +4,12 @@ import argparse
 import sys
 
 from gatepost.testing.simulation.faults import FAULTS
-from gatepost.testing.simulation.run import Shape, simulate
+from gatepost.testing.simulation.run import RunShape, simulate
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    shape = Shape(
+    shape = RunShape(
         options.nodes,
         options.messages,
         options.agents,
@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    usual = Shape()
+    usual = RunShape()
     parser = argparse.ArgumentParser("python -m gatepost.testing.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--seeds", type=int, default=1, help="how many, from this one on")

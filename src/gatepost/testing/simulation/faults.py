@@ -4,12 +4,13 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from gatepost.delivery.frames import Events, unpack
+from gatepost.delivery.frames import BlobPiece, BlobRequest, EventsFrame, decode_frame
 from gatepost.events import EventKind, Receipt, decode_event
-from gatepost.testing.history import SendSeen
+from gatepost.testing.history import ObservedSend
+from gatepost.testing.simulation.forgeries import FORGERIES, is_relayed, wrong_piece
 from gatepost.testing.simulation.gateway import SimulatedGateway
 from gatepost.testing.simulation.mesh import SimulatedMesh
-from gatepost.testing.simulation.network import Lane, leave_out
+from gatepost.testing.simulation.network import Direction, leave_out_event
 
 Fault = Callable[[SimulatedMesh, Random], None]
 
@@ -19,107 +20,109 @@ def partition(mesh: SimulatedMesh, random: Random) -> None:
     ids = list(mesh.gateways)
     island = set(random.sample(ids, random.randint(1, len(ids) // 2)))
     lanes = [(a, b) for a in ids for b in ids if (a in island) != (b in island)]
-    _cut(mesh, random, lanes)
+    _cut_for_a_while(mesh, random, lanes)
 
 
 def one_way(mesh: SimulatedMesh, random: Random) -> None:
     """A gateway is heard but hears nothing: not even that what it sent was dealt with in time."""
     a, b = random.sample(list(mesh.gateways), 2)
-    _cut(mesh, random, [(a, b)])
-    for sender in _living(mesh, b):
-        for target in _living(mesh, a):
+    _cut_for_a_while(mesh, random, [(a, b)])
+    for sender in _agents_behind(mesh, b):
+        for target in _agents_behind(mesh, a):
             mesh.send(sender, target, b, ttl_secs=2.0)
 
 
-def _living(mesh: SimulatedMesh, node: str) -> list[str]:
+def _agents_behind(mesh: SimulatedMesh, node: str) -> list[str]:
     return [name for name, home in mesh.room.now.homes.items() if home.owner == node]
 
 
-def _cut(mesh: SimulatedMesh, random: Random, lanes: list[Lane]) -> None:
-    mesh.note("network", f"cut {lanes}")
+def _cut_for_a_while(mesh: SimulatedMesh, random: Random, lanes: list[Direction]) -> None:
+    mesh.trace("network", f"cut {lanes}")
     for lane in lanes:
-        mesh.network.cut_lane(*lane)
-    mesh.loop.after(random.randint(200, 15_000), lambda: mesh.network.cut.difference_update(lanes))
+        mesh.network.cut_direction(*lane)
+    mesh.loop.call_after(
+        random.randint(200, 15_000), lambda: mesh.network.cut.difference_update(lanes)
+    )
 
 
 def drop(mesh: SimulatedMesh, random: Random) -> None:
     """A connection breaks, with what is in flight."""
     a, b = random.sample(list(mesh.gateways), 2)
-    mesh.note("network", f"drop {a} {b}")
-    mesh.network.drop(a, b)
+    mesh.trace("network", f"drop {a} {b}")
+    mesh.network.drop_connections(a, b)
 
 
-def slow_lane(mesh: SimulatedMesh, random: Random) -> None:
+def slow_direction(mesh: SimulatedMesh, random: Random) -> None:
     a, b = random.sample(list(mesh.gateways), 2)
     mesh.network.latency[a, b] = random.choice((50, 500, 2_500))
-    mesh.note("network", f"slow {a} {b}")
-    mesh.loop.after(random.randint(1_000, 20_000), lambda: _fast_again(mesh, (a, b)))
+    mesh.trace("network", f"slow {a} {b}")
+    mesh.loop.call_after(random.randint(1_000, 20_000), lambda: _restore_latency(mesh, (a, b)))
 
 
-def _fast_again(mesh: SimulatedMesh, lane: Lane) -> None:
+def _restore_latency(mesh: SimulatedMesh, lane: Direction) -> None:
     mesh.network.latency.pop(lane, None)
 
 
 def second_connection(mesh: SimulatedMesh, random: Random) -> None:
     """Both dialled, or one did not notice that its first connection still lives."""
     a, b = random.sample(list(mesh.gateways), 2)
-    mesh.note("network", f"one more connection {a} {b}")
-    mesh.network.connect(a, b)
+    mesh.trace("network", f"one more connection {a} {b}")
+    mesh.network.open_connection(a, b)
 
 
 def crash(mesh: SimulatedMesh, random: Random) -> None:
     """Power goes: at once, just before a commit, or just after one."""
-    gateway = _some(mesh, random)
+    gateway = _pick_gateway(mesh, random)
     moment = random.choice(("now", "before", "after"))
-    mesh.note(gateway.id, f"crash {moment}")
+    mesh.trace(gateway.id, f"crash {moment}")
     if moment == "now":
         gateway.crash()
     else:
         gateway.crash_at_commit("before" if moment == "before" else "after")
-    mesh.loop.after(random.randint(500, 10_000), lambda: _start(gateway))
+    mesh.loop.call_after(random.randint(500, 10_000), lambda: _start_gateway(gateway))
 
 
-def _start(gateway: SimulatedGateway) -> None:
-    gateway.crash_never()
+def _start_gateway(gateway: SimulatedGateway) -> None:
+    gateway.cancel_crash()
     if not gateway.up:
         gateway.start()
 
 
 def disk_full(mesh: SimulatedMesh, random: Random) -> None:
-    gateway = _some(mesh, random)
+    gateway = _pick_gateway(mesh, random)
     if gateway.up:
-        mesh.note(gateway.id, "disk full")
+        mesh.trace(gateway.id, "disk full")
         gateway.fill_disk()
-        mesh.loop.after(random.randint(500, 8_000), gateway.free_disk)
+        mesh.loop.call_after(random.randint(500, 8_000), gateway.free_disk)
 
 
 def clock_jump(mesh: SimulatedMesh, random: Random) -> None:
-    gateway = _some(mesh, random)
+    gateway = _pick_gateway(mesh, random)
     gateway.clock.offset += random.choice((-60_000, -5_000, -500, 500, 5_000, 60_000))
-    mesh.note(gateway.id, f"clock is off by {gateway.clock.offset}")
+    mesh.trace(gateway.id, f"clock is off by {gateway.clock.offset}")
 
 
-def lazy_agent(mesh: SimulatedMesh, random: Random) -> None:
+def idle_agent(mesh: SimulatedMesh, random: Random) -> None:
     """An agent takes nothing up for a while: its leases run out, and its mailbox runs full. That
     is when somebody restarts its gateway.
     """
-    node, name = random.choice(list(mesh.consumers))
-    consumer = mesh.consumers[node, name]
+    node, name = random.choice(list(mesh.agents))
+    consumer = mesh.agents[node, name]
     consumer.paused = True
-    mesh.note("agents", f"{name} pauses behind {node}")
-    mesh.loop.after(random.randint(1_000, 10_000), consumer.go_on)
+    mesh.trace("agents", f"{name} pauses behind {node}")
+    mesh.loop.call_after(random.randint(1_000, 10_000), consumer.resume_work)
     others = [agent for agent in mesh.room.now.homes if agent != name]
     for sender in random.choices(others, k=8):
-        mesh.loop.after(random.randint(0, 1_000), partial(mesh.send, sender, name))
+        mesh.loop.call_after(random.randint(0, 1_000), partial(mesh.send, sender, name))
     if random.random() < 0.5:
-        mesh.loop.after(1_500, lambda: _restart(mesh, mesh.gateways[node]))
+        mesh.loop.call_after(1_500, lambda: _restart_gateway(mesh, mesh.gateways[node]))
 
 
-def _restart(mesh: SimulatedMesh, gateway: SimulatedGateway) -> None:
+def _restart_gateway(mesh: SimulatedMesh, gateway: SimulatedGateway) -> None:
     if not mesh.healed:
-        mesh.note(gateway.id, "restart")
+        mesh.trace(gateway.id, "restart")
         gateway.crash()
-        _start(gateway)
+        _start_gateway(gateway)
 
 
 def move_agent(mesh: SimulatedMesh, random: Random) -> None:
@@ -129,18 +132,18 @@ def move_agent(mesh: SimulatedMesh, random: Random) -> None:
         return
     name = random.choice(names)
     to = random.choice([id for id in mesh.gateways if (id, name) not in mesh.lies])
-    old = mesh.room.owner(name)
+    old = mesh.room.owner_of(name)
     late = random.choice(list(mesh.gateways))
     mesh.room.slow[late] = random.randint(100, 5_000)
-    mesh.note("room", f"{name} moves from {old} to {to}; {late} learns it late")
-    mesh.move(name, to)
+    mesh.trace("room", f"{name} moves from {old} to {to}; {late} learns it late")
+    mesh.move_agent(name, to)
     if old != to:
-        mesh.loop.after(random.randint(500, 5_000), lambda: _dismiss(mesh, name, old))
+        mesh.loop.call_after(random.randint(500, 5_000), lambda: _dismiss_if_moved(mesh, name, old))
 
 
-def _dismiss(mesh: SimulatedMesh, name: str, node: str) -> None:
-    if mesh.room.owner(name) != node:
-        mesh.dismiss(name, node)
+def _dismiss_if_moved(mesh: SimulatedMesh, name: str, node: str) -> None:
+    if mesh.room.owner_of(name) != node:
+        mesh.dismiss_agent(name, node)
 
 
 def forged_receipt(mesh: SimulatedMesh, random: Random) -> None:
@@ -150,24 +153,24 @@ def forged_receipt(mesh: SimulatedMesh, random: Random) -> None:
     known = [seen for seen in mesh.seen.sends[-100:] if seen.event_id]
     if not known:
         return
-    seen = random.choice([seen for seen in known if _is_open(mesh, seen)] or known)
+    seen = random.choice([seen for seen in known if _is_open_delivery(mesh, seen)] or known)
     believed = mesh.room.believed[seen.target]
     others = [id for id in mesh.gateways if id not in believed and id != seen.node]
     if others:
         forger = random.choice(others)
-        mesh.note(forger, f"forges a receipt for {seen.event_id}")
+        mesh.trace(forger, f"forges a receipt for {seen.event_id}")
         mesh.lies.add((forger, seen.target))
-        mesh.forge(forger, seen.node, seen.event_id, random.choice(_LIES))
+        mesh.forge_receipt(forger, seen.node, seen.event_id, random.choice(_FORGED_RECEIPTS))
 
 
-def _is_open(mesh: SimulatedMesh, seen: SendSeen) -> bool:
+def _is_open_delivery(mesh: SimulatedMesh, seen: ObservedSend) -> bool:
     gateway = mesh.gateways[seen.node]
     id = bytes.fromhex(seen.event_id.replace("-", ""))
     query = "SELECT 1 FROM delivery WHERE event_id = ? AND processed_at IS NULL"
-    return gateway.up and bool(gateway.read(query, id))
+    return gateway.up and bool(gateway.query(query, id))
 
 
-_LIES = (
+_FORGED_RECEIPTS = (
     Receipt(status="accepted"),
     Receipt(status="processed", outcome="ok"),
     Receipt(status="refused", reason="forged"),
@@ -175,56 +178,146 @@ _LIES = (
 
 
 def omission(mesh: SimulatedMesh, random: Random) -> None:
-    """Somebody on the way leaves out one event, and rather a word than a message: those may come
-    again.
-    """
+    """An emitter or relay leaves out one event: rather a signal than a message that comes again."""
     a, b = random.sample(list(mesh.gateways), 2)
     any_kind = random.random() < 0.3
+
+    def leave_out(data: bytes) -> bytes | None:
+        kinds = _event_kinds(data)
+        places = [place for place, kind in enumerate(kinds) if any_kind or kind in _SAID_ONCE]
+        return leave_out_event(data, random.choice(places)) if places else data
+
+    _tamper_once(mesh, (a, b), leave_out, f"an event from {a} to {b} is left out")
+
+
+_SAID_ONCE = (EventKind.SIGNAL, EventKind.DEAD_LETTER)
+
+
+def relay_omission(mesh: SimulatedMesh, random: Random) -> None:
+    """A relay leaves out one event; its reader has to get it after all."""
+    readers = sorted({one for one, _ in mesh.network.unreachable})
+    if not readers:
+        return
+    relay, reader = random.choice(mesh.backbone), random.choice(readers)
+
+    def leave_out(data: bytes) -> bytes | None:
+        frame = decode_frame(data)
+        if not is_relayed(frame):
+            return data
+        place = random.randrange(len(frame.events))
+        mesh.expect_event(reader, frame.source, decode_event(frame.events[place]).seq)
+        mesh.omitted.add((relay, reader))
+        return leave_out_event(data, place)
+
+    _tamper_once(mesh, (relay, reader), leave_out, f"{relay} leaves out an event for {reader}")
+
+
+def _event_kinds(data: bytes) -> list[str]:
+    frame = decode_frame(data)
+    return (
+        [decode_event(body).kind for body in frame.events] if isinstance(frame, EventsFrame) else []
+    )
+
+
+def relay_forgery(mesh: SimulatedMesh, random: Random) -> None:
+    """A relay passes on something that its source did not write; its reader has to notice."""
+    readers = sorted({one for one, _ in mesh.network.unreachable})
+    if not readers:
+        return
+    relay, reader = random.choice(mesh.backbone), random.choice(readers)
+    forge = random.choice(FORGERIES)
+
+    def change(data: bytes) -> bytes | None:
+        forged = forge(data)
+        if forged != data:
+            mesh.expect_link_error(reader, relay, f"{relay} sent {forge.__name__} to {reader}")
+        return forged
+
+    _tamper_once(mesh, (relay, reader), change, f"{relay} forges what it relays to {reader}")
+
+
+def blob_forgery(mesh: SimulatedMesh, random: Random) -> None:
+    """A piece of a blob arrives with a wrong byte."""
+    a, b = random.sample(list(mesh.gateways), 2)
+    _tamper_once(mesh, (a, b), wrong_piece, f"a piece of a blob from {a} to {b} is altered")
+
+
+def blob_loss(mesh: SimulatedMesh, random: Random) -> None:
+    """A request for a range of a blob, or the answer to it, never arrives."""
+    a, b = random.sample(list(mesh.gateways), 2)
+
+    def lose(data: bytes) -> bytes | None:
+        return None if isinstance(decode_frame(data), BlobRequest | BlobPiece) else data
+
+    for _ in range(random.randint(1, 3)):
+        _tamper_once(mesh, (a, b), lose, f"a range of a blob is lost between {a} and {b}")
+
+
+def _tamper_once(
+    mesh: SimulatedMesh,
+    direction: Direction,
+    change: Callable[[bytes], bytes | None],
+    what: str,
+) -> None:
+    """Change the next frame in this direction that `change` returns other than it was."""
     inner, done = mesh.network.tamper, False
 
-    def tamper(lane: Lane, data: bytes) -> bytes | None:
+    def tamper(on: Direction, data: bytes) -> bytes | None:
         nonlocal done
-        passed = inner(lane, data)
-        if done or passed is None or lane != (a, b):
+        passed = inner(on, data)
+        if done or passed is None or on != direction:
             return passed
-        places = [place for place, kind in enumerate(_kinds(passed)) if any_kind or kind in _WORDS]
-        if not places:
-            return passed
-        done = True
-        mesh.note("network", f"an event from {a} to {b} is left out")
-        return leave_out(passed, random.choice(places))
+        changed = change(passed)
+        if changed != passed:
+            done = True
+            mesh.trace("network", what)
+        return changed
 
     mesh.network.tamper = tamper
 
 
-_WORDS = (EventKind.SIGNAL, EventKind.DEAD_LETTER)
+def blob_disk(mesh: SimulatedMesh, random: Random) -> None:
+    """The blob files of a gateway can neither be read nor written for a while."""
+    gateway = _pick_gateway(mesh, random)
+    mesh.trace(gateway.id, "blob files fail")
+    mesh.network.links[gateway.id].files.fails_until = mesh.loop.now + random.randint(200, 3_000)
 
 
-def _kinds(data: bytes) -> list[str]:
-    frame = unpack(data)
-    return [decode_event(body).kind for body in frame.events] if isinstance(frame, Events) else []
+def blob_crash(mesh: SimulatedMesh, random: Random) -> None:
+    """Power goes when the next blob is complete on disk, before the journal knows of it."""
+    gateway = _pick_gateway(mesh, random)
+    files = mesh.network.links[gateway.id].files
+    files.crashes_at_next = True
+
+    def start() -> None:
+        files.crashes_at_next = False
+        _start_gateway(gateway)
+
+    mesh.loop.call_after(random.randint(2_000, 10_000), start)
 
 
 def restore(mesh: SimulatedMesh, random: Random) -> None:
     """A gateway is backed up, goes on, and later comes back as it was then."""
-    gateway = _some(mesh, random)
+    gateway = _pick_gateway(mesh, random)
     if not gateway.up:
         return
-    mesh.note(gateway.id, "backup")
+    mesh.trace(gateway.id, "backup")
     gateway.back_up()
-    mesh.loop.after(random.randint(500, 20_000), lambda: _restore(mesh, gateway, random))
+    mesh.loop.call_after(
+        random.randint(500, 20_000), lambda: _restore_backup(mesh, gateway, random)
+    )
 
 
-def _restore(mesh: SimulatedMesh, gateway: SimulatedGateway, random: Random) -> None:
+def _restore_backup(mesh: SimulatedMesh, gateway: SimulatedGateway, random: Random) -> None:
     if mesh.healed:
         return
-    mesh.note(gateway.id, "restore")
+    mesh.trace(gateway.id, "restore")
     mesh.seen.restored.add(gateway.id)
     gateway.restore(gateway.backups[-1])
-    mesh.loop.after(random.randint(100, 3_000), lambda: _start(gateway))
+    mesh.loop.call_after(random.randint(100, 3_000), lambda: _start_gateway(gateway))
 
 
-def _some(mesh: SimulatedMesh, random: Random) -> SimulatedGateway:
+def _pick_gateway(mesh: SimulatedMesh, random: Random) -> SimulatedGateway:
     return mesh.gateways[random.choice(list(mesh.gateways))]
 
 
@@ -233,23 +326,31 @@ FAULTS: dict[str, tuple[Fault, int]] = {
     "partition": (partition, 4),
     "one_way": (one_way, 4),
     "drop": (drop, 6),
-    "slow_lane": (slow_lane, 4),
+    "slow_lane": (slow_direction, 4),
     "second_connection": (second_connection, 3),
     "crash": (crash, 8),
     "disk_full": (disk_full, 3),
     "clock_jump": (clock_jump, 3),
-    "lazy_agent": (lazy_agent, 3),
+    "lazy_agent": (idle_agent, 3),
     "move_agent": (move_agent, 3),
     "forged_receipt": (forged_receipt, 4),
     "omission": (omission, 3),
+    "relay_forgery": (relay_forgery, 3),
+    "relay_omission": (relay_omission, 3),
+    "blob_forgery": (blob_forgery, 2),
+    "blob_loss": (blob_loss, 2),
+    "blob_disk": (blob_disk, 2),
+    "blob_crash": (blob_crash, 2),
     "restore": (restore, 1),
 }
 
 
-def plan(mesh: SimulatedMesh, random: Random, faults: int, over_ms: int, kinds: list[str]) -> None:
+def plan_faults(
+    mesh: SimulatedMesh, random: Random, faults: int, over_ms: int, kinds: list[str]
+) -> None:
     """Spread `faults` faults of these kinds over the time to come."""
     weights = [FAULTS[kind][1] for kind in kinds]
     for kind in random.choices(kinds, weights, k=faults):
         fault = FAULTS[kind][0]
         when = random.randint(0, over_ms)
-        mesh.loop.after(when, partial(fault, mesh, random))
+        mesh.loop.call_after(when, partial(fault, mesh, random))

@@ -14,17 +14,19 @@ from typing import Any, Literal
 import apsw
 from msgspec import Struct
 
-from gatepost.delivery import Agents, Messages, Node, Patience, restoring
+from gatepost.delivery import LocalNode, RetryPolicy, build_core, restore
+from gatepost.delivery.blob_fetch import FetchLimits
+from gatepost.delivery.peer_links import PeerLinkSettings
+from gatepost.delivery.relay_reader import RelayRetry
 from gatepost.errors import GatepostError, StorageFailed
 from gatepost.events import NodeKey
 from gatepost.journal import Database, JobOutcome, Tx, Writer
-from gatepost.journal.outbox import Outbox
 from gatepost.journal.writer import WriteOperation
-from gatepost.mailbox import Dispatcher, MailboxPolicy
-from gatepost.testing.simulation.loop import Loop, NodeClock, Timer
+from gatepost.mailbox import MailboxPolicy
+from gatepost.testing.simulation.virtual_time import SimulatedClock, VirtualLoop, VirtualTimer
 
-Done = Callable[[Any, GatepostError | None], None]
-Moment = Literal["before", "after"]
+SubmitDone = Callable[[Any, GatepostError | None], None]
+CrashMoment = Literal["before", "after"]
 
 # How far a restored room record leaps ahead; there is none here.
 _LEAP = 1
@@ -34,10 +36,10 @@ class PowerCut(BaseException):
     """Raised where the lights go out. Not an Exception, for nothing may handle it."""
 
 
-class Habits(Struct, frozen=True):
+class SimulatedSettings(Struct, frozen=True):
     """What all gateways of a mesh are set to."""
 
-    patience: Patience = Patience(
+    retries: RetryPolicy = RetryPolicy(
         accept_timeout=2_000,
         base_backoff=300,
         max_backoff=5_000,
@@ -50,26 +52,54 @@ class Habits(Struct, frozen=True):
     )
     window: int = 1 << 20
     group_ms: int = 3
+    # Small pieces, so that small blobs take several requests.
+    fetch: FetchLimits = FetchLimits(
+        max_bytes=1 << 20,
+        piece_bytes=700,
+        answer_ms=1_500,
+        first_backoff_ms=100,
+        max_backoff_ms=2_000,
+    )
+    relay_retry: RelayRetry = RelayRetry(first_ban_ms=500, max_ban_ms=4_000, next_relay_ms=500)
+    replica_keep_ms: int = 15_000
+    prune_every_ms: int = 5_000
+    resume_every_ms: int = 15_000
+
+    def link_settings(self) -> PeerLinkSettings:
+        return PeerLinkSettings(
+            self.window,
+            self.fetch,
+            self.relay_retry,
+            self.replica_keep_ms,
+            self.prune_every_ms,
+            self.resume_every_ms,
+        )
 
 
-class Call(Struct):
+class PendingCall(Struct):
     """`done` hears the outcome; `lost` is called instead if the gateway dies before it can say."""
 
     operation: WriteOperation
-    done: Done
+    done: SubmitDone
     lost: Callable[[], None]
 
 
 class SimulatedGateway:
     """`up` while it runs. `on_up` and `on_down` hear of it; `on_appended` of what is on disk."""
 
-    def __init__(self, loop: Loop, folder: Path, id: str, seed: int, habits: Habits) -> None:
+    def __init__(
+        self, loop: VirtualLoop, folder: Path, id: str, seed: int, habits: SimulatedSettings
+    ) -> None:
         self.id = id
         self.loop = loop
-        self.habits = habits
-        self.clock = NodeClock(loop, f"{seed}/{id}")
+        self.settings = habits
+        self.clock = SimulatedClock(loop, f"{seed}/{id}")
         self.key = NodeKey.generate(self.clock)
         self.path = folder / id / "journal.db"
+        self.blob_folder = folder / id / "blobs"
+        self.backbone: frozenset[str] = frozenset()
+        self.disk_is_full = False
+        self.on_blob_wanted: Callable[[str, str], None] = lambda digest, source: None
         self.backups: list[Path] = []
         self.up = False
         self.commits = 0
@@ -77,45 +107,42 @@ class SimulatedGateway:
         self.on_down: list[Callable[[], None]] = []
         self.on_appended: Callable[[str, int], None] = lambda life, last: None
         self._random = Random(f"{seed}/{id}/groups")
-        self._queue: list[Call] = []
-        self._running: list[Call] = []
-        self._group: Timer | None = None
-        self._wake: Timer | None = None
-        self._cut_at: Moment | None = None
+        self._queue: list[PendingCall] = []
+        self._running: list[PendingCall] = []
+        self._group: VirtualTimer | None = None
+        self._wake: VirtualTimer | None = None
+        self._cut_at: CrashMoment | None = None
         self.path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(_empty_journal(), self.path)
 
     # -- its life
 
     def start(self) -> None:
+        self.disk_is_full = False
         self._database = Database.open(self.path, "off")
         self.connection = self._database.writer_connection
         self.node = self._identify()
-        habits = self.habits
-        self.agents = Agents()
-        self.messages = Messages(self.node, self.agents, habits.patience)
-        self.dispatcher = Dispatcher(self.clock, habits.policy, self.messages.close)
-        self.messages.dispatcher = self.dispatcher
-        self.outbox = Outbox(self.id, self.node.incarnation, self.key)
-        core = (self.dispatcher, self.messages, self.outbox)
-        self.writer = Writer(
-            self.connection,
-            self.clock,
-            _nobody,
-            participants=(*core, Watch(self, self.node.incarnation)),
+        core = build_core(self.node, self.settings.retries, self.settings.policy)
+        self.agents = core.agents
+        self.dispatcher = core.dispatcher
+        self.coordinator = core.coordinator
+        self.coordinator.observe(on_blob_wanted=self._want_blob)
+        self.outbox = core.outbox
+        self.writer = core.build_writer(
+            self.connection, _deliver_nothing, CommitWatch(self, self.node.incarnation)
         )
         self.up = True
         for hear in self.on_up:
             hear()
         self._plan_group(0)
 
-    def _identify(self) -> Node:
+    def _identify(self) -> LocalNode:
         row = self.connection.execute("SELECT value FROM fact WHERE name = 'incarnation'")
         found: Any = row.fetchone()
-        life = found[0] if found else self._begin_life()
-        return Node(self.id, str(life), self.key, self.clock)
+        life = found[0] if found else self._begin_incarnation()
+        return LocalNode(self.id, str(life), self.key, self.clock)
 
-    def _begin_life(self) -> str:
+    def _begin_incarnation(self) -> str:
         life = self.clock.random(8).hex()
         with self.connection:
             self.connection.execute("INSERT INTO incarnation VALUES (?, 1)", (life,))
@@ -140,11 +167,11 @@ class SimulatedGateway:
         for call in lost:
             call.lost()
 
-    def crash_at_commit(self, moment: Moment) -> None:
+    def crash_at_commit(self, moment: CrashMoment) -> None:
         """Lose power in the next group that has work: just before it is on disk, or just after."""
         self._cut_at = moment
 
-    def crash_never(self) -> None:
+    def cancel_crash(self) -> None:
         self._cut_at = None
 
     def back_up(self) -> None:
@@ -162,62 +189,78 @@ class SimulatedGateway:
         for suffix in ("-wal", "-shm"):
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         shutil.copy(backup, self.path)
-        self._renew(self.clock.random(8).hex())
+        self._begin_restored_incarnation(self.clock.random(8).hex())
 
-    def _renew(self, life: str) -> None:
+    def _begin_restored_incarnation(self, life: str) -> None:
         """Begin the new life, and take out of use what may have been dealt with in the old one."""
         database = Database.open(self.path, "off")
-        node = Node(self.id, life, self.key, self.clock)
-        messages = Messages(node, Agents(), self.habits.patience)
-        messages.dispatcher = Dispatcher(self.clock, self.habits.policy, messages.close)
-        part = (Outbox(self.id, life, self.key), Watch(self, life))
-        bare = Writer(database.writer_connection, self.clock, _nobody)
-        writer = Writer(database.writer_connection, self.clock, _nobody, participants=part)
-        run(bare, lambda tx: restoring.begin(tx, life, _LEAP))
-        while run(writer, lambda tx: restoring.quarantine(tx, messages, 1000)):
+        node = LocalNode(self.id, life, self.key, self.clock)
+        core = build_core(node, self.settings.retries, self.settings.policy)
+        part = (core.outbox, CommitWatch(self, life))
+        bare = Writer(database.writer_connection, self.clock, _deliver_nothing)
+        writer = Writer(database.writer_connection, self.clock, _deliver_nothing, participants=part)
+        run_operation(bare, lambda tx: restore.begin_incarnation(tx, life, _LEAP))
+        while run_operation(writer, lambda tx: restore.quarantine(tx, core, 1000)):
             pass
         database.close()
 
     def fill_disk(self) -> None:
         """From now on the journal cannot grow."""
+        self.disk_is_full = True
         self.connection.pragma("max_page_count", 1)
 
     def free_disk(self) -> None:
+        self.disk_is_full = False
         if self.up:
             self.connection.pragma("max_page_count", 1 << 30)
 
+    # -- the gateway as its links see it
+
+    def now(self) -> int:
+        return self.clock.now()
+
+    def commit(self, operation: WriteOperation, done: SubmitDone) -> None:
+        self.submit(operation, done)
+
+    def is_backbone(self, node: str) -> bool:
+        return node in self.backbone
+
+    def _want_blob(self, digest: str, source: str) -> None:
+        """Called inside a commit group; the fetch starts after it."""
+        self.loop.call_after(0, lambda: self.up and self.on_blob_wanted(digest, source))
+
     # -- its work
 
-    def call(
-        self, operation: WriteOperation, done: Done, lost: Callable[[], None] = lambda: None
+    def submit(
+        self, operation: WriteOperation, done: SubmitDone, lost: Callable[[], None] = lambda: None
     ) -> None:
         """Run `operation` in the next commit group."""
         if not self.up:
             lost()
         elif self.writer.failure is not None:
             error = StorageFailed(self.writer.failure)
-            self.loop.after(1, lambda: done(None, error))
+            self.loop.call_after(1, lambda: done(None, error))
         else:
-            self._queue.append(Call(operation, done, lost))
-            self._plan_group(self._random.randint(1, self.habits.group_ms))
+            self._queue.append(PendingCall(operation, done, lost))
+            self._plan_group(self._random.randint(1, self.settings.group_ms))
 
-    def do(self, operation: WriteOperation) -> Any:
+    def run_now(self, operation: WriteOperation) -> Any:
         """Run `operation` at once, in a group with whatever waits, and return its outcome."""
         results: list[tuple[Any, GatepostError | None]] = []
-        self.call(operation, lambda value, error: results.append((value, error)))
+        self.submit(operation, lambda value, error: results.append((value, error)))
         self._run_group()
-        return _outcome(results)
+        return _unwrap_outcome(results)
 
-    def read(self, sql: str, *params: Any) -> list[Any]:
+    def query(self, sql: str, *params: Any) -> list[Any]:
         return self.connection.execute(sql, params).fetchall()
 
-    def busy(self) -> int:
+    def pending_work(self) -> int:
         """How much is to be done. A journal that cannot write has yet to find that it can again."""
         return len(self._queue) + (self.writer.failure is not None)
 
     def _plan_group(self, ms: int) -> None:
         if self._group is None:
-            self._group = self.loop.after(ms, self._run_group)
+            self._group = self.loop.call_after(ms, self._run_group)
 
     def _run_group(self) -> None:
         if self._group is not None:
@@ -235,11 +278,11 @@ class SimulatedGateway:
             return
         self._running = []
         self.commits += 1
-        self._tell(outcomes)
+        self._deliver_outcomes(outcomes)
         if self.up:
             self._plan_wake()
 
-    def _tell(self, outcomes: list[JobOutcome]) -> None:
+    def _deliver_outcomes(self, outcomes: list[JobOutcome]) -> None:
         for done, value, error in outcomes:
             if self.up:
                 done(value, error)
@@ -249,14 +292,14 @@ class SimulatedGateway:
         if self._wake is not None:
             self._wake.cancel()
         wait = int(self.writer.idle_timeout() * 1000)
-        self._wake = self.loop.after(max(wait, 1), self._run_group)
+        self._wake = self.loop.call_after(max(wait, 1), self._run_group)
 
     def about_to_commit(self) -> None:
         if self._cut_at == "before" and self._running:
             raise PowerCut
 
 
-class Watch:
+class CommitWatch:
     """The last to have a say in every group: it tells what was appended, or cuts the power."""
 
     def __init__(self, gateway: SimulatedGateway, life: str) -> None:
@@ -294,21 +337,21 @@ def _empty_journal() -> Path:
     return Path(_template().name) / "journal.db"
 
 
-def run(writer: Writer, operation: WriteOperation) -> Any:
+def run_operation(writer: Writer, operation: WriteOperation) -> Any:
     """One group with one operation; its outcome."""
     results: list[tuple[Any, GatepostError | None]] = []
     outcomes = writer.run_group([(operation, lambda value, error: results.append((value, error)))])
     for done, value, error in outcomes:
         done(value, error)
-    return _outcome(results)
+    return _unwrap_outcome(results)
 
 
-def _outcome(results: list[tuple[Any, GatepostError | None]]) -> Any:
+def _unwrap_outcome(results: list[tuple[Any, GatepostError | None]]) -> Any:
     ((value, error),) = results
     if error is not None:
         raise error
     return value
 
 
-def _nobody(outcomes: list[JobOutcome]) -> None:
+def _deliver_nothing(outcomes: list[JobOutcome]) -> None:
     """Without a thread there is nobody to deliver to."""

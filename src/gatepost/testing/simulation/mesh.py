@@ -5,8 +5,9 @@ Everything follows from one seed. Nothing here waits: time passes when `run` let
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
@@ -15,16 +16,23 @@ from typing import Any, Self
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gatepost.delivery.frames import Events, unpack
+from gatepost.delivery.frames import EventsFrame, decode_frame
 from gatepost.errors import GatepostError, StorageFailed
 from gatepost.events import EventKind, Receipt, decode_event, encode_payload
 from gatepost.journal.outbox import EventDraft
-from gatepost.testing.history import Seen, SendSeen, TurnSeen, Verdict, check, read_journal
-from gatepost.testing.simulation.gateway import Habits, SimulatedGateway
-from gatepost.testing.simulation.loop import START, Loop
-from gatepost.testing.simulation.network import Lane, Network
-from gatepost.testing.simulation.people import Client, Consumer, Manners
-from gatepost.testing.simulation.room import Room
+from gatepost.testing.history import (
+    HistoryVerdict,
+    Observations,
+    ObservedSend,
+    ObservedTurn,
+    check_history,
+    read_journal,
+)
+from gatepost.testing.simulation.gateway import SimulatedGateway, SimulatedSettings
+from gatepost.testing.simulation.network import Direction, SimulatedNetwork
+from gatepost.testing.simulation.room import SimulatedRoom
+from gatepost.testing.simulation.users import AgentManners, SimulatedAgent, SimulatedClient
+from gatepost.testing.simulation.virtual_time import START, VirtualLoop
 from gatepost.wire import NewSend, Sent
 
 _OPEN = """
@@ -34,53 +42,71 @@ SELECT (SELECT count(*) FROM delivery WHERE processed_at IS NULL)
 _LOOK_EVERY_MS = 500
 # A lease ends by the clock it was given by, and clocks are set back by a minute, some twice.
 _PATIENCE_MS = 180_000
-Trace = Callable[[str], None]
+TraceLine = Callable[[str], None]
+# Errors logged here are surprises; without a handler, warnings would go to the terminal.
+_WATCHED_LOGS = ("gatepost.journal.writer", "gatepost.delivery")
 
 
 class SimulatedMesh:
-    """`with SimulatedMesh(seed=7, nodes=3) as mesh:` gives gateways n0, n1 and n2."""
+    """`with SimulatedMesh(seed=7, nodes=3) as mesh:` gives gateways n0, n1 and n2.
+
+    `backbone` gateways relay outboxes and blobs. `unreachable` pairs never connect, so everything
+    between them goes through a relay that both can reach.
+    """
 
     def __init__(
         self,
         seed: int,
         nodes: int = 3,
-        habits: Habits | None = None,
-        trace: Trace | None = None,
+        settings: SimulatedSettings | None = None,
+        trace: TraceLine | None = None,
         folder: Path | None = None,
+        backbone: Sequence[str] = (),
+        unreachable: Iterable[tuple[str, str]] = (),
     ) -> None:
         self.seed = seed
         self.random = Random(f"{seed}/mesh")
-        self.loop = Loop()
-        self._folder = folder or Path(mkdtemp(prefix="gatepost-mesh-", dir=_fastest()))
+        self.loop = VirtualLoop()
+        self._folder = folder or Path(mkdtemp(prefix="gatepost-mesh-", dir=_fastest_folder()))
         self._trace = trace
-        self.seen = Seen()
+        self.seen = Observations()
         self.gateways = {
-            id: SimulatedGateway(self.loop, self._folder, id, seed, habits or Habits())
+            id: SimulatedGateway(self.loop, self._folder, id, seed, settings or SimulatedSettings())
             for id in (f"n{number}" for number in range(nodes))
         }
-        self.network = Network(self.loop, self.gateways, seed)
-        self.room = Room(self.loop, self.gateways, self.network, seed)
-        self.consumers: dict[tuple[str, str], Consumer] = {}
-        self._clients: list[Client] = []
-        self._surprises = _Surprises(self.seen, self)
-        self.network.on_link_error = self._link_error
+        self.backbone = list(backbone)
+        for gateway in self.gateways.values():
+            gateway.backbone = frozenset(backbone)
+        self.network = SimulatedNetwork(self.loop, self.gateways, seed)
+        for pair in unreachable:
+            self.network.forbid_connection(*pair)
+        self.room = SimulatedRoom(self.loop, self.gateways, self.network, seed)
+        self.agents: dict[tuple[str, str], SimulatedAgent] = {}
+        self._clients: list[SimulatedClient] = []
+        self._surprises = _SurpriseHandler(self.seen, self)
+        self.network.on_link_error = self._note_link_error
         self._honest = self.network.tamper
         self.healed = False
-        # Gateways that forged receipts, and for whose mail.
+        # Directions in which a relay left out events; they start afresh when all is healed.
+        self.omitted: set[Direction] = set()
+        # (gateway, agent) for every gateway that forged receipts for an agent's mail.
         self.lies: set[tuple[str, str]] = set()
         self.link_errors: list[tuple[str, str, str]] = []
 
     def __enter__(self) -> Self:
-        logging.getLogger("gatepost.journal.writer").addHandler(self._surprises)
+        for name in _WATCHED_LOGS:
+            logging.getLogger(name).addHandler(self._surprises)
         for id, gateway in self.gateways.items():
-            gateway.on_appended = self._appending(id)
-            gateway.on_up.append(partial(self.note, id, "starts"))
-            gateway.on_down.append(partial(self.note, id, "goes down"))
+            self.network.links[id].files.on_stored = self._blob_listener(id)
+            gateway.on_appended = self._append_listener(id)
+            gateway.on_up.append(partial(self.trace, id, "starts"))
+            gateway.on_down.append(partial(self.trace, id, "goes down"))
             gateway.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        logging.getLogger("gatepost.journal.writer").removeHandler(self._surprises)
+        for name in _WATCHED_LOGS:
+            logging.getLogger(name).removeHandler(self._surprises)
         self.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -95,79 +121,102 @@ class SimulatedMesh:
             for b in ids[number + 1 :]:
                 self.network.keep_connected(a, b)
 
-    def agent(
+    def add_agent(
         self,
         name: str,
         home: str,
         standbys: tuple[str, ...] = (),
-        manners: Manners | None = None,
+        manners: AgentManners | None = None,
     ) -> None:
         """`name` works behind `home`, and behind the `standbys` should that fail."""
-        self.host(name, home, manners)
+        self.host_agent(name, home, manners)
         for node in standbys:
-            self.host(name, node, manners, standby=True)
-        self.room.place(name, home, standbys)
+            self.host_agent(name, node, manners, standby=True)
+        self.room.place_agent(name, home, standbys)
 
-    def host(
-        self, name: str, node: str, manners: Manners | None = None, standby: bool = False
+    def host_agent(
+        self, name: str, node: str, manners: AgentManners | None = None, standby: bool = False
     ) -> None:
         gateway = self.gateways[node]
-        self._insist(gateway, lambda tx: gateway.agents.register(tx, name, standby=standby))
-        if (node, name) not in self.consumers:
+        self._submit_until_done(
+            gateway, lambda tx: gateway.agents.register(tx, name, standby=standby)
+        )
+        if (node, name) not in self.agents:
             random = Random(f"{self.seed}/{node}/{name}")
-            self.consumers[node, name] = Consumer(
-                gateway, name, manners or Manners(), random, self._turn, standby
+            self.agents[node, name] = SimulatedAgent(
+                gateway,
+                name,
+                manners or AgentManners(),
+                random,
+                self._note_turn,
+                self.network.links[node].files,
+                standby,
             )
-        consumer = self.consumers[node, name]
-        consumer.standby, consumer.dismissed = standby, False
+        agent = self.agents[node, name]
+        agent.standby, agent.dismissed = standby, False
 
-    def dismiss(self, name: str, node: str) -> None:
+    def dismiss_agent(self, name: str, node: str) -> None:
         """`node` hosts `name` no more: nothing new is accepted for it there."""
         gateway = self.gateways[node]
-        self.consumers[node, name].dismissed = True
-        self._insist(gateway, lambda tx: gateway.agents.remove(tx, name, "simulation"))
+        self.agents[node, name].dismissed = True
+        self._submit_until_done(gateway, lambda tx: gateway.agents.remove(tx, name, "simulation"))
 
-    def move(self, name: str, to: str) -> None:
+    def move_agent(self, name: str, to: str) -> None:
         """`name` lives behind `to` from now on; what its old home accepted is worked off there."""
-        self.host(name, to)
-        self.room.place(name, to)
+        self.host_agent(name, to)
+        self.room.place_agent(name, to)
 
-    def _insist(self, gateway: SimulatedGateway, operation: Callable[[Any], Any]) -> None:
+    def _submit_until_done(
+        self, gateway: SimulatedGateway, operation: Callable[[Any], Any]
+    ) -> None:
         """Do it now or as soon as the gateway can."""
 
         def later() -> None:
-            self.loop.after(200, attempt)
+            self.loop.call_after(200, attempt)
 
         def again(value: Any, error: GatepostError | None) -> None:
             if isinstance(error, StorageFailed):
                 later()
 
         def attempt() -> None:
-            gateway.call(operation, again, later)
+            gateway.submit(operation, again, later)
 
         attempt()
 
     # -- what they do
 
-    def send(self, sender: str, target: str, node: str | None = None, **fields: Any) -> SendSeen:
-        """Have a client send; what it is told will stand in the result."""
-        node = node or self.room.owner(sender)
+    def send(
+        self,
+        sender: str,
+        target: str,
+        node: str | None = None,
+        blob_bytes: int = 0,
+        **fields: Any,
+    ) -> ObservedSend:
+        """Have a client send; the answer it gets will stand in the result.
+
+        A payload of `blob_bytes` travels as a blob.
+        """
+        node = node or self.room.owner_of(sender)
         key = f"k{len(self.seen.sends)}"
-        seen = SendSeen(node, sender, target, key, self.loop.now)
+        seen = ObservedSend(node, sender, target, key, self.loop.now)
         self.seen.sends.append(seen)
-        payload = Raw(b'{"n":"' + key.encode() + b'"}')
-        new = NewSend(sender, target, payload, idempotency_key=key, **fields)
-        client = Client(self.gateways[node], new, seen)
+        filler = b',"x":"' + b"x" * blob_bytes + b'"' if blob_bytes else b""
+        payload = b'{"n":"' + key.encode() + b'"' + filler + b"}"
+        seen.payload = sha256(payload).hexdigest()
+        new = NewSend(sender, target, Raw(payload), idempotency_key=key, **fields)
+        files = self.network.links[node].files if blob_bytes else None
+        client = SimulatedClient(self.gateways[node], new, seen, files)
         self._clients.append(client)
         client.send()
         return seen
 
-    def status(self, seen: SendSeen) -> Sent:
+    def status_of(self, seen: ObservedSend) -> Sent:
         gateway = self.gateways[seen.node]
-        sent: Sent = gateway.do(lambda tx: gateway.messages.status(tx, seen.event_id))
+        sent: Sent = gateway.run_now(lambda tx: gateway.coordinator.sent.status(tx, seen.event_id))
         return sent
 
-    def forge(self, forger: str, victim: str, event_id: str, receipt: Receipt) -> None:
+    def forge_receipt(self, forger: str, victim: str, event_id: str, receipt: Receipt) -> None:
         """`forger` says something about an event of `victim` that was never sent to it."""
         gateway = self.gateways[forger]
         draft = EventDraft(
@@ -178,7 +227,28 @@ class SimulatedMesh:
             ref_event_id=event_id,
             payload=encode_payload(receipt),
         )
-        self._insist(gateway, lambda tx: tx.append(draft))
+        self._submit_until_done(gateway, lambda tx: tx.append(draft))
+
+    def expect_link_error(self, node: str, peer: str, forgery: str) -> None:
+        """The frame that `node` gets now is forged: note whether it ends its link with `peer`."""
+        before = len(self.link_errors)
+
+        def check() -> None:
+            errors = [(each[0], each[1]) for each in self.link_errors[before:]]
+            self.seen.forged.append((node, forgery, (node, peer) in errors))
+
+        self.loop.call_after(0, check)
+
+    def expect_event(self, reader: str, source: str, seq: int) -> None:
+        """A relay leaves out this event now; the history notes when `reader` gets it after all."""
+        self.seen.left_out[reader, source, seq] = False
+        self.network.on_events = self._note_events
+
+    def _note_events(self, reader: str, frame: EventsFrame) -> None:
+        for body in frame.events:
+            key = (reader, frame.source, decode_event(body).seq)
+            if key in self.seen.left_out:
+                self.seen.left_out[key] = True
 
     # -- time
 
@@ -187,19 +257,24 @@ class SimulatedMesh:
 
     def heal(self) -> None:
         """Everything works again: gateways, disks, lines, agents."""
-        self.note("all", "heal")
+        self.trace("all", "heal")
         self.healed = True
-        self.network.heal()
+        self.network.heal_directions()
         self.network.tamper = self._honest
+        # A reader cannot tell that a relay left out the last event, until another one follows.
+        for direction in sorted(self.omitted):
+            self.network.drop_connections(*direction)
+        for links in self.network.links.values():
+            links.files.fails_until, links.files.crashes_at_next = 0, False
         self.room.slow.clear()
         for gateway in self.gateways.values():
-            gateway.crash_never()
+            gateway.cancel_crash()
             gateway.free_disk()
             if not gateway.up:
                 gateway.start()
-        for consumer in self.consumers.values():
-            consumer.manners = replace(consumer.manners, forget=0.0, nack=0.0)
-            consumer.go_on()
+        for agent in self.agents.values():
+            agent.manners = replace(agent.manners, forget=0.0, nack=0.0)
+            agent.resume_work()
 
     def drain(self, patience_ms: int = _PATIENCE_MS) -> bool:
         """Let time pass until nothing is open anywhere, and stays so; whether that came about.
@@ -210,21 +285,21 @@ class SimulatedMesh:
             # Cursors, and word of settled pairs, still travel; and who was turned away by a
             # gateway that could not take it tries again.
             self.run(4 * _LOOK_EVERY_MS)
-            if not self.open():
+            if not self.open_work():
                 return True
         return False
 
     def _settle(self, patience_ms: int) -> bool:
-        left, until = self.open(), self.loop.now + patience_ms
+        left, until = self.open_work(), self.loop.now + patience_ms
         while left and self.loop.now < until:
             self.run(_LOOK_EVERY_MS)
-            if (now := self.open()) < left:
+            if (now := self.open_work()) < left:
                 left, until = now, self.loop.now + patience_ms
         return left == 0
 
-    def open(self) -> int:
+    def open_work(self) -> int:
         """How many deliveries and how much mail are not settled, and how much is to be done."""
-        return sum(map(_open, self.gateways.values()))
+        return sum(map(_open_at, self.gateways.values()))
 
     # -- the end
 
@@ -232,52 +307,58 @@ class SimulatedMesh:
         for gateway in self.gateways.values():
             gateway.crash()
 
-    def judge(self, drained: bool = True) -> Verdict:
+    def check_history(self, drained: bool = True) -> HistoryVerdict:
         """Stop everything and have the history checked."""
         self.close()
-        journals = [read_journal(each.path, each.key.public) for each in self.gateways.values()]
-        return check(journals, self.seen, drained=drained)
+        journals = [
+            read_journal(each.path, each.key.public, each.blob_folder)
+            for each in self.gateways.values()
+        ]
+        return check_history(journals, self.seen, drained=drained)
 
-    def finish(self) -> Verdict:
+    def finish(self) -> HistoryVerdict:
         """Heal, drain, judge."""
         self.heal()
         self.drain()
-        return self.judge()
+        return self.check_history()
 
     # -- what is written down
 
-    def note(self, who: str, what: str) -> None:
+    def trace(self, who: str, what: str) -> None:
         if self._trace is not None:
             self._trace(f"{self.loop.now - START:>8} {who:<8} {what}")
 
     def trace_frames(self) -> None:
         """Have every frame traced as it arrives."""
 
-        def traced(lane: Lane, data: bytes) -> bytes:
-            self.note(f"{lane[0]}>{lane[1]}", describe(data))
+        def traced(lane: Direction, data: bytes) -> bytes:
+            self.trace(f"{lane[0]}>{lane[1]}", describe_frame(data))
             return data
 
         self.network.tamper = self._honest = traced
 
-    def _turn(self, turn: TurnSeen) -> None:
+    def _note_turn(self, turn: ObservedTurn) -> None:
         self.seen.turns.append(turn)
-        self.note(turn.node, f"{turn.agent} begins {turn.event_id} of {turn.sender}")
+        self.trace(turn.node, f"{turn.agent} begins {turn.event_id} of {turn.sender}")
 
-    def _link_error(self, node: str, peer: str, error: GatepostError) -> None:
+    def _note_link_error(self, node: str, peer: str, error: GatepostError) -> None:
         self.link_errors.append((node, peer, error.message))
-        self.note(node, f"link to {peer} ends: {error.message}")
+        self.trace(node, f"link to {peer} ends: {error.message}")
 
-    def _appending(self, id: str) -> Callable[[str, int], None]:
+    def _blob_listener(self, id: str) -> Callable[[str], None]:
+        return lambda digest: self.seen.note_blob(id, digest, self.loop.now)
+
+    def _append_listener(self, id: str) -> Callable[[str, int], None]:
         def appended(life: str, last: int) -> None:
             self.seen.appended.setdefault((id, life), []).append((last, self.loop.now))
 
         return appended
 
 
-class _Surprises(logging.Handler):
+class _SurpriseHandler(logging.Handler):
     """What the writer logs as unexpected is a bug, whoever survives it."""
 
-    def __init__(self, seen: Seen, mesh: SimulatedMesh) -> None:
+    def __init__(self, seen: Observations, mesh: SimulatedMesh) -> None:
         super().__init__(logging.ERROR)
         self._seen = seen
         self._mesh = mesh
@@ -286,30 +367,30 @@ class _Surprises(logging.Handler):
         if record.exc_info:
             what = f"{record.getMessage()}: {record.exc_info[1]!r}"
             self._seen.surprises.append(("", what))
-            self._mesh.note("", what)
+            self._mesh.trace("", what)
 
 
-def _open(gateway: SimulatedGateway) -> int:
-    ((found,),) = gateway.read(_OPEN)
-    return int(found) + gateway.busy()
+def _open_at(gateway: SimulatedGateway) -> int:
+    ((found,),) = gateway.query(_OPEN)
+    return int(found) + gateway.pending_work()
 
 
-def _fastest() -> str | None:
+def _fastest_folder() -> str | None:
     """Where files live in memory, if there is such a place."""
     memory = Path("/dev/shm")
     return str(memory) if memory.is_dir() else None
 
 
-def describe(data: bytes) -> str:
+def describe_frame(data: bytes) -> str:
     """A frame in one line."""
-    frame = unpack(data)
-    if not isinstance(frame, Events):
+    frame = decode_frame(data)
+    if not isinstance(frame, EventsFrame):
         return repr(frame)
-    events = ", ".join(_short(decode_event(body)) for body in frame.events)
+    events = ", ".join(_describe_event(decode_event(body)) for body in frame.events)
     return f"events up to {frame.upto}: {events}"
 
 
-def _short(event: Any) -> str:
+def _describe_event(event: Any) -> str:
     payload = (
         bytes(event.payload).decode() if event.kind in ("ack", "signal", "dead_letter") else ""
     )

@@ -1,294 +1,297 @@
-"""A faulty network between simulated gateways: connections that are slow, cut, or broken unnoticed.
+"""A faulty network between simulated gateways: slow, cut, or broken without anybody noticing.
 
-Within one connection bytes arrive in order or not at all, as over TCP. What is lost, doubled or
-out of order comes from connections that break and are opened anew, and from ends that notice it
-at different times.
+Within one connection frames arrive in order or not at all, as over TCP. Loss, duplicates and
+reordering come from connections that break and are opened anew, and from ends that notice it at
+different times. Some pairs of gateways can never connect, as if both were behind NAT.
 """
 
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import Any
 
 import msgspec
 
-from gatepost.delivery.frames import Events, Frame, pack, unpack
-from gatepost.delivery.link import Link
+from gatepost.delivery.frames import EventsFrame, decode_frame, encode_frame
+from gatepost.delivery.peer_links import PeerLinks
+from gatepost.delivery.peer_presence import PeerPresence
 from gatepost.errors import GatepostError, LinkError
-from gatepost.journal import Tx
-from gatepost.journal.outbox import OutboxGroup
+from gatepost.testing.simulation.blob_files import SimulatedBlobFiles
 from gatepost.testing.simulation.gateway import SimulatedGateway
-from gatepost.testing.simulation.loop import Loop
+from gatepost.testing.simulation.virtual_time import VirtualLoop, VirtualTimer
 
-Lane = tuple[str, str]  # from, to
-# What becomes of a frame on its way: the same, another, or None if it never comes.
-Tamper = Callable[[Lane, bytes], bytes | None]
+Direction = tuple[str, str]  # from, to
+# What arrives in place of a frame: the same, another, or None if it is lost.
+Tamper = Callable[[Direction, bytes], bytes | None]
 
 _DIAL_MS = (100, 600)
 _NOTICE_MS = (50, 4_000)
+_TEND_MS = 1_000
+# How long a gateway is believed to be online without a connection, and with a heartbeat.
+_OFFLINE_MS = 3_000
+_HEARTBEAT_MS = 1_000
 
 
-class Network:
-    """`cut` lanes carry nothing; `on_presence` hears whose neighbours may have changed."""
+class SimulatedNetwork:
+    """`cut` directions carry nothing. `on_presence` is called when a gateway's peers changed."""
 
-    def __init__(self, loop: Loop, gateways: dict[str, SimulatedGateway], seed: int) -> None:
+    def __init__(self, loop: VirtualLoop, gateways: dict[str, SimulatedGateway], seed: int) -> None:
         self.loop = loop
         self.gateways = gateways
         self.random = Random(f"{seed}/network")
-        self.pipes = {id: Pipes(self, gateway) for id, gateway in gateways.items()}
-        self.cut: set[Lane] = set()
-        self.latency: dict[Lane, int] = {}
-        self.tamper: Tamper = lambda lane, data: data
+        self.links = {id: SimulatedLinks(self, gateway, seed) for id, gateway in gateways.items()}
+        # Pairs that can never connect, in both directions.
+        self.unreachable: set[Direction] = set()
+        self.cut: set[Direction] = set()
+        self.latency: dict[Direction, int] = {}
+        self.tamper: Tamper = lambda direction, data: data
         self.on_presence: Callable[[str], None] = lambda node: None
         self.on_link_error: Callable[[str, str, GatepostError], None] = lambda *_: None
-        self.bytes: Counter[Lane] = Counter()
+        # Called with every frame of events that reaches a reader, once somebody wants to know.
+        self.on_events: Callable[[str, EventsFrame], None] | None = None
+        self.bytes: Counter[Direction] = Counter()
         self.total = 0
-        self._cables: list[Cable] = []
-        self._dialling: set[Lane] = set()
-        # Lanes whose dialler has a connection, so that it need not try.
-        self._idle: set[Lane] = set()
+        self._connections: list[SimulatedConnection] = []
+        self._dialling: set[Direction] = set()
+        # Directions whose dialler has a connection and need not dial.
+        self._idle: set[Direction] = set()
 
     # -- connections
 
+    def forbid_connection(self, one: str, other: str) -> None:
+        self.unreachable |= {(one, other), (other, one)}
+
     def keep_connected(self, dialler: str, other: str) -> None:
         """From now on `dialler` opens a connection whenever it has none to `other`."""
-        if (dialler, other) not in self._dialling:
+        if (dialler, other) not in self._dialling | self.unreachable:
             self._dialling.add((dialler, other))
-            self.loop.after(self.random.randint(1, 20), lambda: self._dial((dialler, other)))
+            self.loop.call_after(self.random.randint(1, 20), lambda: self._dial((dialler, other)))
 
-    def _dial(self, lane: Lane) -> None:
-        dialler, other = lane
-        if self.pipes[dialler].ends_to(other):
-            self._idle.add(lane)
+    def _dial(self, direction: Direction) -> None:
+        dialler, other = direction
+        if self.links[dialler].ends_to(other):
+            self._idle.add(direction)
             return
-        if self._is_open(lane):
-            rtt = self._latency(lane) + self._latency((other, dialler))
-            self.loop.after(rtt, lambda: self._connect(lane))
-        self.loop.after(self.random.randint(*_DIAL_MS), lambda: self._dial(lane))
+        if self._can_connect(direction):
+            rtt = self._latency(direction) + self._latency((other, dialler))
+            self.loop.call_after(rtt, lambda: self._open_connection(direction))
+        self.loop.call_after(self.random.randint(*_DIAL_MS), lambda: self._dial(direction))
 
-    def lost(self, lane: Lane) -> None:
-        """A connection is gone; who dialled it dials again."""
-        if lane in self._idle:
-            self._idle.discard(lane)
-            self.loop.after(self.random.randint(*_DIAL_MS), lambda: self._dial(lane))
+    def dial_again(self, direction: Direction) -> None:
+        """A connection is gone; its dialler opens another."""
+        if direction in self._idle:
+            self._idle.discard(direction)
+            self.loop.call_after(self.random.randint(*_DIAL_MS), lambda: self._dial(direction))
 
-    def connect(self, dialler: str, other: str) -> None:
+    def open_connection(self, dialler: str, other: str) -> None:
         """Open one more connection, whether there is one or not."""
-        if self._is_open((dialler, other)):
-            self._connect((dialler, other))
+        self._open_connection((dialler, other))
 
-    def _connect(self, lane: Lane) -> None:
-        if self._is_open(lane):
-            cable = Cable(self, lane)
-            self._cables.append(cable)
-            cable.open()
+    def _open_connection(self, direction: Direction) -> None:
+        if self._can_connect(direction):
+            connection = SimulatedConnection(self, direction)
+            self._connections.append(connection)
+            connection.open()
 
-    def _is_open(self, lane: Lane) -> bool:
-        there, back = lane, (lane[1], lane[0])
+    def _can_connect(self, direction: Direction) -> bool:
+        there, back = direction, (direction[1], direction[0])
         return (
-            self.gateways[lane[0]].up
-            and self.gateways[lane[1]].up
+            self.gateways[direction[0]].up
+            and self.gateways[direction[1]].up
+            and there not in self.unreachable
             and there not in self.cut
             and back not in self.cut
         )
 
-    def _latency(self, lane: Lane) -> int:
-        return self.latency.get(lane, 2) + self.random.randint(0, 3)
+    def has_path(self, one: str, other: str) -> bool:
+        """Whether a chain of connections leads from one gateway to the other."""
+        reached, found = {one}, [one]
+        while found:
+            for end in self.links[found.pop()].ends:
+                if end.peer not in reached:
+                    reached.add(end.peer)
+                    found.append(end.peer)
+        return other in reached
+
+    def _latency(self, direction: Direction) -> int:
+        return self.latency.get(direction, 2) + self.random.randint(0, 3)
 
     # -- what breaks them
 
-    def cut_lane(self, source: str, target: str) -> None:
-        """Nothing gets from `source` to `target` any more; both ends find out in their own time."""
+    def cut_direction(self, source: str, target: str) -> None:
+        """Nothing gets from `source` to `target` any more; both ends notice in their own time."""
         self.cut.add((source, target))
-        for cable in self._between(source, target):
-            cable.dead_lanes.add((source, target))
-            self._notice_later(cable)
+        for connection in self._connections_between(source, target):
+            connection.dead_directions.add((source, target))
+            self._close_later(connection)
 
-    def _notice_later(self, cable: "Cable") -> None:
-        for id in cable.ends:
-            self.loop.after(self.random.randint(*_NOTICE_MS), partial(cable.close, id))
+    def _close_later(self, connection: "SimulatedConnection") -> None:
+        for id in connection.ends:
+            self.loop.call_after(
+                self.random.randint(*_NOTICE_MS), partial(connection.close_end, id)
+            )
 
-    def drop(self, source: str, target: str) -> None:
+    def drop_connections(self, source: str, target: str) -> None:
         """Connections between the two break, with everything that is in flight."""
-        for cable in self._between(source, target):
-            cable.dead_lanes |= {(source, target), (target, source)}
-            self._notice_later(cable)
+        for connection in self._connections_between(source, target):
+            connection.dead_directions |= {(source, target), (target, source)}
+            self._close_later(connection)
 
-    def heal(self) -> None:
+    def heal_directions(self) -> None:
         self.cut.clear()
         self.latency.clear()
 
-    def _between(self, a: str, b: str) -> "list[Cable]":
-        self._cables = [cable for cable in self._cables if cable.alive()]
-        return [cable for cable in self._cables if {a, b} == set(cable.ends)]
+    def _connections_between(self, a: str, b: str) -> "list[SimulatedConnection]":
+        self._connections = [each for each in self._connections if each.is_alive()]
+        return [each for each in self._connections if {a, b} == set(each.ends)]
 
     # -- frames
 
-    def transmit(self, cable: "Cable", lane: Lane, data: bytes) -> None:
-        self.bytes[lane] += len(data)
+    def transmit_frame(
+        self, connection: "SimulatedConnection", direction: Direction, data: bytes
+    ) -> None:
+        self.bytes[direction] += len(data)
         self.total += len(data)
-        arrival = max(self.loop.now + self._latency(lane), cable.busy_until[lane])
-        cable.busy_until[lane] = arrival
-        self.loop.at(arrival, lambda: self._arrive(cable, lane, data))
+        arrival = max(self.loop.now + self._latency(direction), connection.busy_until[direction])
+        connection.busy_until[direction] = arrival
+        self.loop.call_at(arrival, lambda: self._deliver_frame(connection, direction, data))
 
-    def _arrive(self, cable: "Cable", lane: Lane, data: bytes) -> None:
-        if lane in cable.dead_lanes:
+    def _deliver_frame(
+        self, connection: "SimulatedConnection", direction: Direction, data: bytes
+    ) -> None:
+        if direction in connection.dead_directions or connection.ends[direction[1]].closed:
             return
-        tampered = self.tamper(lane, data)
+        tampered = self.tamper(direction, data)
         if tampered is not None:
-            cable.ends[lane[1]].receive(tampered)
+            self._show_events(direction[1], tampered)
+            connection.ends[direction[1]].receive_frame(tampered)
+
+    def _show_events(self, reader: str, data: bytes) -> None:
+        frame = decode_frame(data) if self.on_events is not None else None
+        if self.on_events is not None and isinstance(frame, EventsFrame):
+            self.on_events(reader, frame)
 
 
-class Cable:
-    """One connection and its two ends. Each end is closed when its gateway notices."""
+class SimulatedConnection:
+    """One connection with two ends. Each end is closed when its gateway notices."""
 
-    def __init__(self, network: Network, lane: Lane) -> None:
+    def __init__(self, network: SimulatedNetwork, direction: Direction) -> None:
         self.network = network
-        self.lane = lane
-        back = (lane[1], lane[0])
-        self.busy_until = {lane: 0, back: 0}
-        self.dead_lanes: set[Lane] = set()
-        self.ends = {id: End(self, network.pipes[id], peer) for id, peer in (lane, back)}
+        self.direction = direction
+        back = (direction[1], direction[0])
+        self.busy_until = {direction: 0, back: 0}
+        self.dead_directions: set[Direction] = set()
+        self.ends = {
+            id: ConnectionEnd(self, network.links[id], peer) for id, peer in (direction, back)
+        }
 
     def open(self) -> None:
-        """Who dialled speaks first."""
+        """The gateway that dialled speaks first."""
         for end in self.ends.values():
-            end.pipes.joined(end)
-        self.ends[self.lane[0]].open()
+            end.links.add_end(end)
+        self.ends[self.direction[0]].link.open()
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return any(not end.closed for end in self.ends.values())
 
-    def close(self, id: str) -> None:
-        """One end goes. What it sent before may still arrive; nothing comes back."""
+    def close_end(self, id: str) -> None:
+        """One end goes. Frames it sent before may still arrive; nothing comes back."""
         end = self.ends[id]
         if end.closed:
             return
         end.closed = True
-        end.pipes.left(end)
+        end.links.remove_end(end)
         (peer,) = (other for other in self.ends if other != id)
-        if (id, peer) not in self.dead_lanes:
+        if (id, peer) not in self.dead_directions:
             delay = self.network.random.randint(5, 200)
-            self.network.loop.after(delay, lambda: self.close(peer))
+            self.network.loop.call_after(delay, lambda: self.close_end(peer))
 
 
-class End:
-    """One end of a connection, and the port of the link that runs over it."""
+class ConnectionEnd:
+    """One end of a connection, and the link that runs over it."""
 
-    def __init__(self, cable: Cable, pipes: "Pipes", peer: str) -> None:
-        self._cable = cable
-        self.pipes = pipes
+    def __init__(self, connection: SimulatedConnection, links: "SimulatedLinks", peer: str) -> None:
+        self._connection = connection
+        self.links = links
         self.peer = peer
         self.closed = False
-        self._opened = False
-        self._gateway = gateway = pipes.gateway
-        window = gateway.habits.window
-        self.link = Link(self, gateway.node, gateway.messages, peer, window)
-        self.link.may_read = lambda: pipes.may_read(self)
-        self.link.on_live = pipes.go_live
+        self._id = links.gateway.id
+        self.link = links.peers.add_link(self, peer)
 
-    def open(self) -> None:
-        if not self._opened:
-            self._opened = True
-            self.link.open()
-
-    def receive(self, data: bytes) -> None:
-        if self.closed:
-            return
-        self.open()
-        try:
-            self.link.receive(unpack(data))
-        except GatepostError as error:
-            self.end(error)
-
-    # -- the port
-
-    def send(self, frame: Frame) -> None:
+    def receive_frame(self, data: bytes) -> None:
         if not self.closed:
-            self._cable.network.transmit(self._cable, (self._gateway.id, self.peer), pack(frame))
+            self.link.receive(data)
 
-    def commit(self, operation: Callable[[Tx], Any], done: Callable[[Any], None]) -> None:
-        self._gateway.call(operation, lambda value, error: self._done(done, value, error))
-
-    def _done(self, done: Callable[[Any], None], value: Any, error: GatepostError | None) -> None:
-        if self.closed:
-            return
-        try:
-            if error is not None:
-                raise error
-            done(value)
-        except GatepostError as mistake:
-            self.end(mistake)
-
-    def now(self) -> int:
-        return self._gateway.clock.now()
+    def send_frame(self, data: bytes) -> None:
+        if not self.closed:
+            network = self._connection.network
+            network.transmit_frame(self._connection, (self._id, self.peer), data)
 
     def end(self, error: GatepostError) -> None:
-        if not self.closed:
-            if isinstance(error, LinkError):
-                self._cable.network.on_link_error(self._gateway.id, self.peer, error)
-            self._cable.close(self._gateway.id)
+        if isinstance(error, LinkError):
+            self._connection.network.on_link_error(self._id, self.peer, error)
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close_end(self._id)
 
 
-class Pipes:
-    """The links of one gateway."""
+class SimulatedLinks:
+    """The connections of one gateway. Every start of the gateway begins with new `peers`."""
 
-    def __init__(self, network: Network, gateway: SimulatedGateway) -> None:
+    def __init__(self, network: SimulatedNetwork, gateway: SimulatedGateway, seed: int) -> None:
         self._network = network
         self.gateway = gateway
-        self.ends: list[End] = []
-        self.last_seen: dict[str, int] = {}
+        self.ends: list[ConnectionEnd] = []
+        self.files = SimulatedBlobFiles(gateway, seed)
+        self.presence = PeerPresence(_OFFLINE_MS, _HEARTBEAT_MS)
+        self.peers: PeerLinks
+        self._tending: VirtualTimer | None = None
         gateway.on_up.append(self._start)
         gateway.on_down.append(self._stop)
 
-    def ends_to(self, peer: str) -> list[End]:
+    def ends_to(self, peer: str) -> list[ConnectionEnd]:
         return [end for end in self.ends if end.peer == peer]
 
-    def joined(self, end: End) -> None:
+    def add_end(self, end: ConnectionEnd) -> None:
         self.ends.append(end)
         self._network.on_presence(self.gateway.id)
 
-    def left(self, end: End) -> None:
+    def remove_end(self, end: ConnectionEnd) -> None:
         self.ends.remove(end)
-        self.last_seen[end.peer] = self._network.loop.now
-        self._network.lost((self.gateway.id, end.peer))
+        self.presence.note_contact(end.peer, self._network.loop.now)
+        self._network.dial_again((self.gateway.id, end.peer))
         if self.gateway.up:
-            self.go_live()
-            self._read_elsewhere(end.peer)
+            self.peers.remove_link(end.link)
             self._network.on_presence(self.gateway.id)
 
-    def may_read(self, end: End) -> bool:
-        others = (other for other in self.ends_to(end.peer) if other is not end)
-        return not any(other.link.reading for other in others)
-
-    def go_live(self) -> None:
-        peers = (end.peer for end in self.ends if end.link.feed is not None)
-        self.gateway.outbox.live_nodes = frozenset(peers)
-
-    def _read_elsewhere(self, peer: str) -> None:
-        for end in self.ends_to(peer):
-            if end.link.greeted and not end.link.reading and self.may_read(end):
-                end.link.read()
-
-    def _published(self, group: OutboxGroup) -> None:
-        for end in list(self.ends):
-            end.link.appended(group)
+    def room_changed(self) -> None:
+        self.peers.room_changed()
+        self.peers.tend(self._network.loop.now)
 
     def _start(self) -> None:
-        self.gateway.outbox.on_published = self._published
+        self.peers = PeerLinks(self.gateway, self.files, self.gateway.settings.link_settings())
+        self.gateway.on_blob_wanted = self.peers.fetcher.want_blob
+        self.peers.start()
+        self._tend()
+
+    def _tend(self) -> None:
+        self.peers.tend(self._network.loop.now)
+        self._tending = self._network.loop.call_after(_TEND_MS, self._tend)
 
     def _stop(self) -> None:
-        """The power is gone: the other ends will find out."""
+        """The power is gone; the other ends notice later."""
+        if self._tending is not None:
+            self._tending.cancel()
         for end in list(self.ends):
-            end._cable.close(self.gateway.id)
+            end.close()
 
 
-def leave_out(data: bytes, place: int) -> bytes:
+def leave_out_event(data: bytes, place: int) -> bytes:
     """The same frame without one of its events, as an emitter that cheats would send it."""
-    frame = unpack(data)
-    if not isinstance(frame, Events):
+    frame = decode_frame(data)
+    if not isinstance(frame, EventsFrame):
         return data
     events = list(frame.events)
     del events[place]
-    return pack(msgspec.structs.replace(frame, events=events))
+    return encode_frame(msgspec.structs.replace(frame, events=events))

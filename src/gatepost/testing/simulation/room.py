@@ -1,20 +1,20 @@
-"""The room as a simulated mesh needs it: where agents live, and who learns of it when."""
+"""The room as a simulated mesh needs it: where agents live, and when each gateway learns of it."""
 
-from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from msgspec import Struct
 
-from gatepost.delivery import Messages
+from gatepost.delivery import DeliveryCoordinator
 from gatepost.routing import AgentHome, GatewayEntry, RoutingDirectory, RoutingRule
 from gatepost.testing.simulation.gateway import SimulatedGateway
-from gatepost.testing.simulation.loop import Loop
-from gatepost.testing.simulation.network import Network
+from gatepost.testing.simulation.network import SimulatedNetwork
+from gatepost.testing.simulation.virtual_time import VirtualLoop
 
-_OFFLINE_MS = 3_000
+_HEARTBEAT_EVERY_MS = 1_000
 
 
-class Picture(Struct, frozen=True):
+class RoomState(Struct, frozen=True):
     """The room at one version."""
 
     version: int
@@ -22,29 +22,34 @@ class Picture(Struct, frozen=True):
     rules: dict[str, RoutingRule]
 
 
-class Room:
+class SimulatedRoom:
     """Every change reaches every gateway, each in its own time and never an older one last."""
 
     def __init__(
-        self, loop: Loop, gateways: dict[str, SimulatedGateway], network: Network, seed: int
+        self,
+        loop: VirtualLoop,
+        gateways: dict[str, SimulatedGateway],
+        network: SimulatedNetwork,
+        seed: int,
     ) -> None:
         self._loop = loop
-        self._gateways = gateways
+        self._network = network
         self._random = Random(f"{seed}/room")
         self.delay_ms = (5, 50)
         self.slow: dict[str, int] = {}
-        self.now = Picture(0, {}, {})
-        # Where an agent lives or stands by, or ever did: mail for it may be routed there still.
+        self.now = RoomState(0, {}, {})
+        # Every gateway where an agent lives or stands by, or ever did: mail may still go there.
         self.believed: dict[str, set[str]] = {}
-        self._views = {
-            id: View(loop, gateway, network, self.now) for id, gateway in gateways.items()
+        keys = {id: gateway.key.public for id, gateway in gateways.items()}
+        self._viewers = {
+            id: RoomViewer(loop, gateway, network, self.now, keys)
+            for id, gateway in gateways.items()
         }
-        self._keys = {id: gateway.key.public for id, gateway in gateways.items()}
-        for view in self._views.values():
-            view.keys = self._keys
-        network.on_presence = lambda node: self._views[node].look()
+        network.on_presence = lambda node: self._viewers[node].refresh_directory()
+        if network.unreachable:
+            self._send_heartbeats()
 
-    def place(self, agent: str, owner: str, standbys: tuple[str, ...] = ()) -> None:
+    def place_agent(self, agent: str, owner: str, standbys: tuple[str, ...] = ()) -> None:
         """`agent` lives behind `owner` from now on."""
         self.believed.setdefault(agent, set()).update((owner, *standbys))
         homes = self.now.homes | {agent: AgentHome(owner, standbys)}
@@ -52,74 +57,91 @@ class Room:
         rules.pop(agent, None)
         if standbys:
             rules[agent] = RoutingRule(owner, standbys)
-        self.now = picture = Picture(self.now.version + 1, homes, rules)
-        for id, view in self._views.items():
+        self.now = state = RoomState(self.now.version + 1, homes, rules)
+        for id, viewer in self._viewers.items():
             delay = self._random.randint(*self.delay_ms) + self.slow.get(id, 0)
-            self._loop.after(delay, _learning(view, picture))
+            self._loop.call_after(delay, partial(viewer.learn_state, state))
 
-    def owner(self, agent: str) -> str:
+    def owner_of(self, agent: str) -> str:
         return self.now.homes[agent].owner or ""
 
+    def _send_heartbeats(self) -> None:
+        """Gateways that cannot connect see each other's heartbeat in the room, through others."""
+        for one, other in sorted(self._network.unreachable):
+            if self._network.has_path(one, other):
+                self._viewers[one].note_heartbeat(other)
+        self._loop.call_after(_HEARTBEAT_EVERY_MS, self._send_heartbeats)
 
-def _learning(view: "View", picture: Picture) -> Callable[[], None]:
-    return lambda: view.learn(picture)
 
-
-class View:
-    """What one gateway knows of the room, and whom it believes to be there."""
+class RoomViewer:
+    """One gateway's knowledge of the room, and of the gateways that are online."""
 
     def __init__(
-        self, loop: Loop, gateway: SimulatedGateway, network: Network, picture: Picture
+        self,
+        loop: VirtualLoop,
+        gateway: SimulatedGateway,
+        network: SimulatedNetwork,
+        state: RoomState,
+        keys: dict[str, bytes],
     ) -> None:
         self._loop = loop
         self._gateway = gateway
-        self._network = network
-        self._picture = picture
+        self._links = network.links[gateway.id]
+        self._state = state
+        self._keys = keys
         self._told: RoutingDirectory | None = None
-        self._looks: set[int] = set()
-        self.keys: dict[str, bytes] = {}
-        gateway.on_up.append(self._start)
+        self._planned: set[int] = set()
+        for peer in keys:
+            self._links.presence.note_contact(peer, loop.now)
+        gateway.on_up.append(self._refresh_at_start)
 
-    def learn(self, picture: Picture) -> None:
-        if picture.version > self._picture.version:
-            self._picture = picture
-            self.look()
+    def learn_state(self, state: RoomState) -> None:
+        if state.version > self._state.version:
+            self._state = state
+            self.refresh_directory()
 
-    def look(self) -> None:
+    def note_heartbeat(self, peer: str) -> None:
+        was_online = self._links.presence.is_online(peer, self._loop.now)
+        self._links.presence.note_heartbeat(peer, self._loop.now, self._loop.now)
+        if not was_online:
+            self.refresh_directory()
+
+    def refresh_directory(self) -> None:
         """Tell the gateway, if anything is new to it."""
         if not self._gateway.up:
             return
-        directory = self._directory()
+        directory = self._make_directory()
         if directory == self._told:
             return
         self._told = directory
-        messages: Messages = self._gateway.messages
-        self._gateway.call(
-            lambda tx: messages.room_changed(tx, directory),
-            lambda _, error: self._again() if error else None,
+        coordinator: DeliveryCoordinator = self._gateway.coordinator
+        self._gateway.submit(
+            lambda tx: coordinator.room_changed(tx, directory),
+            lambda _, error: self._refresh_later() if error else self._links.room_changed(),
         )
 
-    def _again(self) -> None:
+    def _refresh_later(self) -> None:
         self._told = None
-        self._loop.after(500, self.look)
+        self._loop.call_after(500, self.refresh_directory)
 
-    def _start(self) -> None:
+    def _refresh_at_start(self) -> None:
         self._told = None
-        self.look()
+        self.refresh_directory()
 
-    def _directory(self) -> RoutingDirectory:
-        gateways = {id: GatewayEntry(key, self._believes_in(id)) for id, key in self.keys.items()}
-        return RoutingDirectory(gateways, self._picture.homes, self._picture.rules)
+    def _make_directory(self) -> RoutingDirectory:
+        gateways = {
+            id: GatewayEntry(key, self._is_believed_online(id)) for id, key in self._keys.items()
+        }
+        return RoutingDirectory(gateways, self._state.homes, self._state.rules)
 
-    def _believes_in(self, peer: str) -> bool:
+    def _is_believed_online(self, peer: str) -> bool:
         """Connected, or so lately that it may just be coming back."""
-        pipes = self._network.pipes[self._gateway.id]
-        if peer == self._gateway.id or pipes.ends_to(peer):
+        if peer == self._gateway.id or self._links.ends_to(peer):
             return True
-        until = pipes.last_seen.setdefault(peer, self._loop.now) + _OFFLINE_MS
+        until = self._links.presence.online_until(peer)
         if self._loop.now >= until:
             return False
-        if until not in self._looks:
-            self._looks.add(until)
-            self._loop.at(until, self.look)
+        if until not in self._planned:
+            self._planned.add(until)
+            self._loop.call_at(until, self.refresh_directory)
         return True

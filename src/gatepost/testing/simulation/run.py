@@ -2,23 +2,26 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import combinations
 from random import Random
 from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gatepost.testing.history import Verdict
+from gatepost.testing.history import HistoryVerdict
 from gatepost.testing.simulation import faults
-from gatepost.testing.simulation.gateway import Habits
+from gatepost.testing.simulation.gateway import SimulatedSettings
 from gatepost.testing.simulation.mesh import SimulatedMesh
-from gatepost.testing.simulation.people import Manners
+from gatepost.testing.simulation.users import AgentManners
 
 # What one message may cost at most, with receipts, reply, retries and reconnections.
 _LINK_BYTES = 40_000
+# How many messages have a payload that travels as a blob.
+_BLOBS = 0.06
 
 
-class Shape(Struct, frozen=True):
+class RunShape(Struct, frozen=True):
     """How large a run is, and what may happen in it."""
 
     nodes: int = 5
@@ -28,10 +31,10 @@ class Shape(Struct, frozen=True):
     over_ms: int = 60_000
     kinds: list[str] = field(default_factory=lambda: list(faults.FAULTS))
 
-    def command(self, seed: int) -> str:
+    def replay_command(self, seed: int) -> str:
         """What replays this run of this seed."""
         given = [f"--seed {seed}"]
-        default = Shape()
+        default = RunShape()
         for name in ("nodes", "messages", "agents", "faults", "over_ms"):
             if getattr(self, name) != getattr(default, name):
                 given.append(f"--{name.replace('_', '-')} {getattr(self, name)}")
@@ -40,11 +43,11 @@ class Shape(Struct, frozen=True):
         return f"python -m gatepost.testing.simulation {' '.join(given)}"
 
 
-class Result(Struct):
+class RunResult(Struct):
     """`drained`: nothing was open in the end. `took_ms` is virtual."""
 
     seed: int
-    verdict: Verdict
+    verdict: HistoryVerdict
     drained: bool
     took_ms: int
     commits: int
@@ -53,21 +56,22 @@ class Result(Struct):
 
 def simulate(
     seed: int,
-    shape: Shape | None = None,
+    shape: RunShape | None = None,
     trace: Callable[[str], None] | None = None,
     frames: bool = False,
-) -> Result:
-    shape = shape or Shape()
+) -> RunResult:
+    shape = shape or RunShape()
     random = Random(f"{seed}/run")
-    with SimulatedMesh(seed, shape.nodes, _habits(random), trace) as mesh:
+    settings, topology = _draw_settings(random), _draw_topology(random, shape.nodes)
+    with SimulatedMesh(seed, shape.nodes, settings, trace, **topology) as mesh:
         mesh.seen.brief = True
         if frames:
             mesh.trace_frames()
         began = mesh.loop.now
-        _populate(mesh, random, shape)
+        _place_agents(mesh, random, shape)
         mesh.run(500)
-        faults.plan(mesh, random, shape.faults, shape.over_ms, shape.kinds)
-        _traffic(mesh, random, shape)
+        faults.plan_faults(mesh, random, shape.faults, shape.over_ms, shape.kinds)
+        _plan_traffic(mesh, random, shape)
         most = _LINK_BYTES * (shape.messages + shape.faults)
         mesh.run(shape.over_ms + 1, lambda: mesh.network.total > most)
         mesh.heal()
@@ -76,28 +80,40 @@ def simulate(
             mesh.seen.surprises.append(("", f"more than {most} bytes went over the links"))
         commits = sum(gateway.commits for gateway in mesh.gateways.values())
         size, took = mesh.network.total, mesh.loop.now - began
-        return Result(seed, mesh.judge(), drained, took, commits, size)
+        return RunResult(seed, mesh.check_history(), drained, took, commits, size)
 
 
-def _habits(random: Random) -> Habits:
-    usual = Habits()
+def _draw_settings(random: Random) -> SimulatedSettings:
+    usual = SimulatedSettings()
     policy = replace(usual.policy, max_pending=random.choice((2, 10, 1_000)))
     window = random.choice((1_500, 20_000, 1 << 20))
     return replace(usual, policy=policy, window=window, group_ms=random.choice((1, 3, 30)))
 
 
-def _populate(mesh: SimulatedMesh, random: Random, shape: Shape) -> None:
+def _draw_topology(random: Random, nodes: int) -> dict[str, Any]:
+    """Most meshes have one or two relays, and gateways that can meet nowhere else."""
+    ids = [f"n{number}" for number in range(nodes)]
+    if nodes < 3 or random.random() < 0.4:
+        return {}
+    backbone = random.sample(ids, min(random.choice((1, 2)), nodes - 2))
+    edges = [id for id in ids if id not in backbone]
+    pairs = list(combinations(edges, 2))
+    unreachable = random.sample(pairs, min(len(pairs), random.randint(1, 2)))
+    return {"backbone": backbone, "unreachable": unreachable}
+
+
+def _place_agents(mesh: SimulatedMesh, random: Random, shape: RunShape) -> None:
     mesh.connect_all()
     ids = list(mesh.gateways)
     for number in range(shape.agents):
         home = ids[number % len(ids)]
         others = [id for id in ids if id != home]
         standbys = (random.choice(others),) if random.random() < 0.4 else ()
-        manners = Manners(credit=random.randint(1, 5), nack=random.choice((0.0, 0.05)))
-        mesh.agent(f"a{number}", home, standbys, manners)
+        manners = AgentManners(credit=random.randint(1, 5), nack=random.choice((0.0, 0.05)))
+        mesh.add_agent(f"a{number}", home, standbys, manners)
 
 
-def _traffic(mesh: SimulatedMesh, random: Random, shape: Shape) -> None:
+def _plan_traffic(mesh: SimulatedMesh, random: Random, shape: RunShape) -> None:
     """Single messages and bursts of them; few have little time."""
     names = [f"a{number}" for number in range(shape.agents)]
     left = shape.messages
@@ -106,5 +122,7 @@ def _traffic(mesh: SimulatedMesh, random: Random, shape: Shape) -> None:
         fields: dict[str, Any] = {"ttl_secs": 3.0} if random.random() < 0.08 else {}
         moment = random.randint(0, shape.over_ms)
         for _ in range(min(left, random.choice((1, 1, 1, 8)))):
-            mesh.loop.after(moment, partial(mesh.send, sender, target, **fields))
+            blob = random.randint(1, 3_000) if random.random() < _BLOBS else 0
+            send = partial(mesh.send, sender, target, blob_bytes=blob, **fields)
+            mesh.loop.call_after(moment, send)
             left -= 1

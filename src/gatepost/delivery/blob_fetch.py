@@ -1,0 +1,473 @@
+"""Blobs over links: the receiver of an event that refers to a blob fetches it from the source.
+
+A blob comes in pieces, a few at a time, over a link with its source or through a relay that has
+such a link. When a link breaks, the next one goes on where it ended. A blob is kept only if it has
+the digest that its event names. Every request has a deadline and every fetch a last attempt; after
+that the event stays held until its sender asks again or gives up.
+
+All of this runs where links run; files are read and written elsewhere.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Protocol
+
+from msgspec import Struct, field
+
+from gatepost.delivery.coordinator import DeliveryCoordinator
+from gatepost.delivery.frames import PIECE_BYTES, AnyFrame, BlobPiece, BlobRequest, HelloFrame
+from gatepost.delivery.link_port import JournalCommit, LinkPort
+from gatepost.delivery.receiver.held_events import wanted_blobs
+from gatepost.errors import EncryptionError, GatepostError, LinkError
+from gatepost.events import decode_event
+from gatepost.journal.outbox import OutboxGroup
+from gatepost.journal.transaction import Tx
+
+_SELECT_HELD_EVENT = "SELECT body FROM held WHERE digest = ? LIMIT 1"
+_SELECT_ADDRESSED = "SELECT 1 FROM delivery WHERE digest = ? AND node = ? LIMIT 1"
+
+FileDone = Callable[[GatepostError | None], None]
+
+
+class BlobFileAccess(Protocol):
+    """The blob store, in threads of its own. Each `done` is called where links run."""
+
+    def read_range(
+        self, digest: str, offset: int, length: int, done: Callable[[int, bytes], None]
+    ) -> None:
+        """The size of a blob and a range of it; 0 and nothing if it is not here."""
+
+    def put_piece(self, digest: str, offset: int, piece: bytes, done: FileDone) -> None: ...
+
+    def complete_blob(self, digest: str, done: FileDone) -> None: ...
+
+    def abandon_pieces(self, digest: str) -> None: ...
+
+
+class FetchLimits(Struct, frozen=True):
+    """Times in milliseconds.
+
+    `fetches` and `pieces` are how many blobs, and pieces of one blob, are under way at once.
+    `forwards` is how many requests of others a relay forwards at once, `reads` how many requests
+    of one peer are being read from disk.
+    """
+
+    max_bytes: int
+    fetches: int = 4
+    pieces: int = 4
+    piece_bytes: int = PIECE_BYTES
+    answer_ms: int = 30_000
+    attempts: int = 8
+    first_backoff_ms: int = 1_000
+    max_backoff_ms: int = 300_000
+    forwards: int = 256
+    reads: int = 64
+
+
+class FetchStage(StrEnum):
+    WAITING = "waiting"  # for a link, a turn, or the end of a backoff
+    LOOKING_UP = "looking_up"  # the size that the held event names
+    ASKING = "asking"  # for pieces
+    CHECKING = "checking"  # the digest
+    ACCEPTING = "accepting"  # the events that were held for it
+
+
+class BlobFetch(Struct):
+    """One blob on its way.
+
+    It is written up to `have`, and requested up to `asked`. `requested` maps the offset of each
+    unanswered request to its deadline; `writing` and `written` are offsets of pieces behind `have`.
+    """
+
+    digest: str
+    source: str
+    piece_bytes: int
+    stage: FetchStage = FetchStage.WAITING
+    due: int = 0
+    attempts: int = 0
+    size: int = 0
+    have: int = 0
+    asked: int = 0
+    started_at: int = 0
+    via: "BlobLinkPart | None" = None
+    tried: set[str] = field(default_factory=set)
+    requested: dict[int, int] = field(default_factory=dict)
+    writing: set[int] = field(default_factory=set)
+    written: set[int] = field(default_factory=set)
+
+
+class BlobFetcher:
+    """Call `expire_requests` every second or so."""
+
+    def __init__(
+        self,
+        node: str,
+        coordinator: DeliveryCoordinator,
+        files: BlobFileAccess,
+        commit: JournalCommit,
+        now: Callable[[], int],
+        limits: FetchLimits,
+    ) -> None:
+        self.node = node
+        self._coordinator = coordinator
+        self.files = files
+        self._commit = commit
+        self._now = now
+        self.limits = limits
+        self._fetches: dict[str, BlobFetch] = {}
+        self._parts: list[BlobLinkPart] = []
+        self._forwarded: dict[BlobRequest, list[tuple[BlobLinkPart, int]]] = {}
+
+    def make_part(
+        self, port: LinkPort, peer: str, *, relays: bool, forwards: bool
+    ) -> "BlobLinkPart":
+        """`relays`: the peer forwards our requests; `forwards`: we forward the peer's."""
+        return BlobLinkPart(self, port, peer, relays, forwards)
+
+    def want_blob(self, digest: str, source: str) -> None:
+        """An event is held until this blob is here. Wanting it again starts no second fetch."""
+        if digest not in self._fetches:
+            self._fetches[digest] = BlobFetch(digest, source, self.limits.piece_bytes)
+            self._start_fetches()
+
+    def resume_fetches(self) -> None:
+        """Want every blob that held events still need, as after a start."""
+        self._commit(wanted_blobs, self._want_blobs)
+
+    def _want_blobs(self, wanted: list[tuple[str, str]], error: GatepostError | None) -> None:
+        for digest, source in wanted if error is None else ():
+            self.want_blob(digest, source)
+
+    def expire_requests(self) -> None:
+        """Give up requests whose deadline has passed, and start fetches that are due."""
+        now = self._now()
+        self._cap_deadlines(now)
+        for fetch in list(self._fetches.values()):
+            if any(deadline <= now for deadline in fetch.requested.values()):
+                self._try_elsewhere(fetch, "did not answer in time")
+        for ask, waiting in list(self._forwarded.items()):
+            if all(deadline <= now for _, deadline in waiting):
+                self._answer_waiting(ask, BlobPiece(ask.source, ask.digest, ask.offset, 0, b""))
+        self._start_fetches()
+
+    def _cap_deadlines(self, now: int) -> None:
+        """The clock may have gone back: cap each deadline at now + its maximum."""
+        latest = now + self.limits.answer_ms
+        for fetch in self._fetches.values():
+            fetch.due = min(fetch.due, now + self.limits.max_backoff_ms)
+            for offset, deadline in fetch.requested.items():
+                fetch.requested[offset] = min(deadline, latest)
+        for waiting in self._forwarded.values():
+            waiting[:] = [(part, min(deadline, latest)) for part, deadline in waiting]
+
+    # -- links
+
+    def add_part(self, part: "BlobLinkPart") -> None:
+        self._parts.append(part)
+        self._start_fetches()
+
+    def remove_part(self, part: "BlobLinkPart") -> None:
+        if part in self._parts:
+            self._parts.remove(part)
+        for fetch in list(self._fetches.values()):
+            # A blob that is being checked or accepted does not need the link any more.
+            if fetch.via is part and fetch.stage in (FetchStage.LOOKING_UP, FetchStage.ASKING):
+                self._try_elsewhere(fetch, "is not linked any more")
+        for ask in [each for each in self._forwarded if each.source == part.peer]:
+            self._answer_waiting(ask, BlobPiece(ask.source, ask.digest, ask.offset, 0, b""))
+        self._start_fetches()
+
+    def _usable_parts(self, fetch: BlobFetch) -> "list[BlobLinkPart]":
+        """The links to ask over: those with the source itself first, then relays."""
+        direct = [part for part in self._parts if part.peer == fetch.source]
+        relays = [part for part in self._parts if part.relays and part.peer != fetch.source]
+        return [part for part in direct + relays if part.peer not in fetch.tried]
+
+    # -- one fetch, step by step
+
+    def _start_fetches(self) -> None:
+        """Start fetches that are due, as many as may be under way."""
+        active = sum(fetch.stage != FetchStage.WAITING for fetch in self._fetches.values())
+        for fetch in list(self._fetches.values()):
+            if active >= self.limits.fetches:
+                return
+            is_due = fetch.stage == FetchStage.WAITING and fetch.due <= self._now()
+            parts = self._usable_parts(fetch) if is_due and not fetch.writing else []
+            if parts:
+                active += 1
+                self._look_up_size(fetch, parts[0])
+
+    def _look_up_size(self, fetch: BlobFetch, via: "BlobLinkPart") -> None:
+        fetch.stage, fetch.via = FetchStage.LOOKING_UP, via
+        fetch.asked = fetch.started_at = fetch.have
+        self._commit(
+            lambda tx: _expected_size(tx, fetch.digest),
+            lambda size, error: self._begin_asking(fetch, size, error),
+        )
+
+    def _begin_asking(
+        self, fetch: BlobFetch, size: int | None, error: GatepostError | None
+    ) -> None:
+        if fetch.stage != FetchStage.LOOKING_UP:
+            return
+        if error is not None:
+            self._try_elsewhere(fetch, error.message)
+        elif size is None:
+            self._drop_fetch(fetch)
+        elif size > self.limits.max_bytes:
+            self._drop_fetch(fetch, f"it has {size} bytes; we take {self.limits.max_bytes}")
+        else:
+            fetch.size, fetch.stage = size, FetchStage.ASKING
+            self._request_pieces(fetch)
+
+    def _request_pieces(self, fetch: BlobFetch) -> None:
+        while fetch.via is not None and fetch.asked < fetch.size:
+            if len(fetch.requested) + len(fetch.writing) >= self.limits.pieces:
+                break
+            length = _piece_length(fetch, fetch.asked)
+            if fetch.asked not in fetch.written:
+                fetch.requested[fetch.asked] = self._now() + self.limits.answer_ms
+                fetch.via.send_request(BlobRequest(fetch.source, fetch.digest, fetch.asked, length))
+            fetch.asked += length
+        if fetch.have >= fetch.size and not fetch.writing:
+            fetch.stage = FetchStage.CHECKING
+            self.files.complete_blob(fetch.digest, lambda error: self._accept_blob(fetch, error))
+
+    def take_piece(self, part: "BlobLinkPart", piece: BlobPiece) -> None:
+        self._forward_piece(part, piece)
+        fetch = self._fetches.get(piece.digest)
+        if fetch is None or fetch.via is not part or piece.offset not in fetch.requested:
+            return
+        if piece.total == 0:
+            self._try_elsewhere(fetch, "does not have it, or not for us")
+        elif piece.total != fetch.size or len(piece.data) != _piece_length(fetch, piece.offset):
+            self._report_forgery(
+                fetch, f"sent a piece of {piece.total} bytes, where {fetch.size} are due"
+            )
+        else:
+            del fetch.requested[piece.offset]
+            fetch.writing.add(piece.offset)
+            self.files.put_piece(
+                piece.digest,
+                piece.offset,
+                piece.data,
+                lambda error: self._note_written(fetch, piece.offset, error),
+            )
+
+    def _note_written(self, fetch: BlobFetch, offset: int, error: GatepostError | None) -> None:
+        fetch.writing.discard(offset)
+        if self._fetches.get(fetch.digest) is not fetch:
+            self._abandon_pieces(fetch)
+            return
+        if error is None:
+            fetch.written.add(offset)
+            while fetch.have in fetch.written and fetch.have < fetch.size:
+                fetch.written.discard(fetch.have)
+                fetch.have += _piece_length(fetch, fetch.have)
+        if fetch.stage == FetchStage.ASKING:
+            if error is None:
+                self._request_pieces(fetch)
+            else:
+                self._try_elsewhere(fetch, error.message)
+        self._start_fetches()
+
+    def _accept_blob(self, fetch: BlobFetch, error: GatepostError | None) -> None:
+        if error is not None:
+            # The pieces are gone with a blob that could not be completed.
+            fetch.have, fetch.started_at = 0, 0
+            # Only a wrong digest is the peer's fault; our own disk may have failed as well.
+            forged = isinstance(error, EncryptionError)
+            (self._report_forgery if forged else self._try_elsewhere)(fetch, error.message)
+            return
+        fetch.stage = FetchStage.ACCEPTING
+        self._commit(
+            lambda tx: self._coordinator.blob_arrived(tx, fetch.digest),
+            lambda _, error: self._finish_fetch(fetch, error),
+        )
+
+    def _finish_fetch(self, fetch: BlobFetch, error: GatepostError | None) -> None:
+        self._fetches.pop(fetch.digest, None)
+        if error is not None:
+            self._raise_incident("blob_unused", fetch, error.message)
+        self._start_fetches()
+
+    # -- failures
+
+    def _report_forgery(self, fetch: BlobFetch, why: str) -> None:
+        peer = fetch.via.peer if fetch.via else fetch.source
+        self._raise_incident("blob_forged", fetch, f"{peer}: {why}", peer)
+        self._try_elsewhere(fetch, why)
+
+    def _try_elsewhere(self, fetch: BlobFetch, why: str) -> None:
+        """Ask over another link, or later. Only attempts that got no further are counted."""
+        if fetch.via is not None:
+            fetch.tried.add(fetch.via.peer)
+        fetch.stage, fetch.via = FetchStage.WAITING, None
+        fetch.requested.clear()
+        fetch.written.clear()
+        if not self._usable_parts(fetch):
+            fetch.attempts += fetch.have <= fetch.started_at
+            fetch.tried.clear()
+            wait = self.limits.first_backoff_ms << min(fetch.attempts, 20)
+            fetch.due = self._now() + min(wait, self.limits.max_backoff_ms)
+        if fetch.attempts >= self.limits.attempts:
+            self._drop_fetch(fetch, f"nobody gave it to us; the last one {why}")
+        self._start_fetches()
+
+    def _drop_fetch(self, fetch: BlobFetch, why: str = "") -> None:
+        self._fetches.pop(fetch.digest, None)
+        self._abandon_pieces(fetch)
+        if why:
+            self._raise_incident("blob_missing", fetch, why)
+        self._start_fetches()
+
+    def _abandon_pieces(self, fetch: BlobFetch) -> None:
+        """Delete the pieces, unless one is being written or a new fetch has started."""
+        if not fetch.writing and fetch.digest not in self._fetches:
+            self.files.abandon_pieces(fetch.digest)
+
+    def _raise_incident(self, kind: str, fetch: BlobFetch, detail: str, by: str = "") -> None:
+        subject = f"{by or fetch.source}/{fetch.digest}"
+        incidents = self._coordinator.incidents
+        self._commit(lambda tx: incidents.raise_(tx, kind, subject, detail), _ignore_result)
+
+    # -- forwarding, as a relay
+
+    def forward_request(self, part: "BlobLinkPart", ask: BlobRequest) -> bool:
+        """Ask the source for a peer; False without a link to the source, or with too much to do."""
+        members = self._coordinator.routes.directory.gateways
+        source = next((each for each in self._parts if each.peer == ask.source), None)
+        if source is None or part.peer not in members or ask.source not in members:
+            return False
+        if not self._can_forward(ask.source):
+            return False
+        asked = BlobRequest(ask.source, ask.digest, ask.offset, ask.length, part.peer)
+        waiting = self._forwarded.setdefault(asked, [])
+        waiting.append((part, self._now() + self.limits.answer_ms))
+        if len(waiting) == 1:
+            source.send_request(asked)
+        return True
+
+    def _can_forward(self, source: str) -> bool:
+        """A source ends the link of a peer with more than `reads` requests; leave some for us."""
+        own = self.limits.fetches * self.limits.pieces
+        waiting = sum(each.source == source for each in self._forwarded)
+        total = sum(map(len, self._forwarded.values()))
+        return waiting + own < self.limits.reads and total < self.limits.forwards
+
+    def _forward_piece(self, part: "BlobLinkPart", piece: BlobPiece) -> None:
+        for ask in list(self._forwarded):
+            same = (ask.source, ask.digest, ask.offset) == (part.peer, piece.digest, piece.offset)
+            if same and len(piece.data) <= ask.length:
+                self._answer_waiting(ask, piece)
+
+    def _answer_waiting(self, ask: BlobRequest, piece: BlobPiece) -> None:
+        for part, _ in self._forwarded.pop(ask, []):
+            part.send_piece(piece)
+
+
+class BlobLinkPart:
+    """The blob part of one link: it sends our requests and answers the peer's."""
+
+    def __init__(
+        self, fetcher: BlobFetcher, port: LinkPort, peer: str, relays: bool, forwards: bool
+    ) -> None:
+        self._fetcher = fetcher
+        self._port = port
+        self.peer = peer
+        self.relays = relays
+        self._forwards = forwards
+        self._reads = 0
+        self._addressed: set[tuple[str, str]] = set()
+        self._open = False
+
+    def handle_hello(self, hello: HelloFrame) -> None:
+        self._open = True
+        self._fetcher.add_part(self)
+
+    def publish_group(self, group: OutboxGroup) -> None:
+        """Blobs do not depend on new events."""
+
+    def close(self) -> None:
+        self._open = False
+        self._fetcher.remove_part(self)
+
+    def receive_frame(self, frame: AnyFrame) -> bool:
+        match frame:
+            case BlobRequest():
+                self._handle_request(frame)
+            case BlobPiece():
+                self._fetcher.take_piece(self, frame)
+            case _:
+                return False
+        return True
+
+    def send_request(self, ask: BlobRequest) -> None:
+        self._port.send(ask)
+
+    def send_piece(self, piece: BlobPiece) -> None:
+        if self._open:
+            self._port.send(piece)
+
+    # -- answering
+
+    def _handle_request(self, ask: BlobRequest) -> None:
+        if ask.length > PIECE_BYTES or self._reads >= self._fetcher.limits.reads:
+            raise LinkError(f"{self.peer} asks for too much at once")
+        if ask.source == self._fetcher.node:
+            self._serve_range(ask, ask.reader or self.peer)
+        elif not (
+            self._forwards and ask.reader is None and self._fetcher.forward_request(self, ask)
+        ):
+            self._send_nothing(ask)
+
+    def _serve_range(self, ask: BlobRequest, reader: str) -> None:
+        """Serve a blob only to a reader that one of our events with this blob was addressed to."""
+        self._reads += 1
+        if (ask.digest, reader) in self._addressed:
+            self._read_range(ask)
+            return
+        self._port.commit(
+            lambda tx: tx.fetch_one(_SELECT_ADDRESSED, (ask.digest, reader)) is not None,
+            lambda known: self._serve_if_addressed(ask, reader, known),
+        )
+
+    def _serve_if_addressed(self, ask: BlobRequest, reader: str, known: bool) -> None:
+        if not known:
+            self._reads -= 1
+            self._send_nothing(ask)
+            return
+        if len(self._addressed) >= self._fetcher.limits.forwards:
+            self._addressed.clear()
+        self._addressed.add((ask.digest, reader))
+        self._read_range(ask)
+
+    def _read_range(self, ask: BlobRequest) -> None:
+        self._fetcher.files.read_range(
+            ask.digest,
+            ask.offset,
+            ask.length,
+            lambda total, data: self._send_range(ask, total, data),
+        )
+
+    def _send_range(self, ask: BlobRequest, total: int, data: bytes) -> None:
+        self._reads -= 1
+        self.send_piece(BlobPiece(ask.source, ask.digest, ask.offset, total, data))
+
+    def _send_nothing(self, ask: BlobRequest) -> None:
+        self.send_piece(BlobPiece(ask.source, ask.digest, ask.offset, 0, b""))
+
+
+def _expected_size(tx: Tx, digest: str) -> int | None:
+    """The size that a held event names for the blob; None if no event needs it any more."""
+    row = tx.fetch_one(_SELECT_HELD_EVENT, (digest,))
+    ref = None if row is None else decode_event(row[0]).payload_ref
+    return None if ref is None else ref.size
+
+
+def _piece_length(fetch: BlobFetch, offset: int) -> int:
+    return min(fetch.piece_bytes, fetch.size - offset)
+
+
+def _ignore_result(value: object, error: GatepostError | None) -> None:
+    """For operations whose result nobody needs."""

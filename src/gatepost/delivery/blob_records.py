@@ -1,0 +1,36 @@
+"""Blobs in the journal: the key and size of each, and the mail that refers to it."""
+
+from gatepost.errors import UnknownBlob
+from gatepost.events import PayloadRef
+from gatepost.journal.transaction import Tx
+
+_SELECT_BLOB = "SELECT key, size FROM blob WHERE digest = ?"
+_KEEP_BLOB = "INSERT OR IGNORE INTO blob (digest, key, size, created_at) VALUES (?, ?, ?, ?)"
+_SELECT_MAIL_ID = """
+SELECT m.id FROM mail m JOIN mailbox b ON b.id = m.mailbox WHERE b.name = ? AND m.msg_id = ?
+"""
+_USE_BLOB = "INSERT OR IGNORE INTO blob_use (digest, mail) VALUES (?, ?)"
+
+
+def find_blob(tx: Tx, digest: str) -> tuple[bytes, int]:
+    """(content key, size) of a blob this gateway has."""
+    row = tx.fetch_one(_SELECT_BLOB, (digest,))
+    if row is None:
+        raise UnknownBlob(f"no blob {digest} on this gateway; upload it first")
+    return row[0], row[1]
+
+
+def has_blob(tx: Tx, digest: str) -> bool:
+    return tx.fetch_one(_SELECT_BLOB, (digest,)) is not None
+
+
+def keep_blob(tx: Tx, ref: PayloadRef, key: bytes) -> None:
+    """Note the key and size of a blob that was fetched."""
+    tx.execute(_KEEP_BLOB, (ref.digest, key, ref.size, tx.now))
+
+
+def use_blob(tx: Tx, digest: str, mailbox: str, msg_id: str) -> None:
+    """Keep a blob for as long as this mail refers to it."""
+    row = tx.fetch_one(_SELECT_MAIL_ID, (mailbox, msg_id))
+    if row is not None:
+        tx.execute(_USE_BLOB, (digest, row[0]))

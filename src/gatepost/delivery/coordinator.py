@@ -1,0 +1,361 @@
+"""The delivery coordinator: messages between agents, wherever they live.
+
+A message takes four transactions, each durable before anybody hears of it:
+
+1. `send`: the sender's gateway appends the event and opens its delivery.
+2. `take_batch`: the owner's gateway takes it from that outbox, puts it into the agent's mailbox and
+   appends the `accepted` receipt.
+3. `ack` and `nack`: the agent's turn ends; its gateway appends the reply and `processed`.
+4. `take_batch` again, at the sender's gateway: the receipts close the delivery.
+
+To an agent of this very gateway, 1 and 2 are one transaction, and so are 3 and 4.
+
+Parts never call each other. A part changes its own tables and returns decisions; `_apply` passes
+each to the part that `_handlers` names, and goes on until no decision is left.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from msgspec import Raw, UnsetType
+
+from gatepost.delivery import fanout
+from gatepost.delivery.agents import Agents
+from gatepost.delivery.decisions import (
+    NOTHING,
+    BlobWanted,
+    Decisions,
+    DeliveryAccepted,
+    DeliveryEnded,
+    ForwardMail,
+    GiveUpDelivery,
+    OwnerRestored,
+    OwnEvent,
+    PairMoved,
+    ReceiptArrived,
+    ReplyArrived,
+    RerouteDelivery,
+    TransferSignal,
+    TurnEnded,
+)
+from gatepost.delivery.forwarding import MailForwarder
+from gatepost.delivery.frames import SkipFrame
+from gatepost.delivery.incidents import IncidentLog
+from gatepost.delivery.local_node import LocalNode
+from gatepost.delivery.outbox_writer import PROCESSED, OutboxWriter
+from gatepost.delivery.outgoing import EMPTY_PAYLOAD, OutgoingEvent
+from gatepost.delivery.receiver.receiver import EventBatch, Receiver
+from gatepost.delivery.routes import RouteFinder
+from gatepost.delivery.send_request import (
+    choose_event_id,
+    find_earlier_send,
+    outgoing_message,
+    remember_send,
+)
+from gatepost.delivery.sender.sender import Sender
+from gatepost.delivery.sent_messages import SentMessages
+from gatepost.delivery.transfers import Transfers
+from gatepost.delivery.turns import TurnReader, decode_info
+from gatepost.errors import GatepostError, NoRoute
+from gatepost.events import Envelope, EventKind, Receipt
+from gatepost.journal.transaction import Tx
+from gatepost.journal.writer import JobOutcome
+from gatepost.mailbox import ClosedMail, Dispatcher, NewMail, Settlement
+from gatepost.mailbox.dead_letters import DeadLetterFilter, replay_dead_letters
+from gatepost.mailbox.enqueue import find_mailbox
+from gatepost.routing import Route, RoutingDirectory
+from gatepost.wire import DeadLetter, EnqueueAck, Failure, NewSend, Sent
+
+Replies = Mapping[str, Raw]
+
+
+class CountedReceipt(NamedTuple):
+    """A receipt that counted: `stage` is `accepted` or `processed`."""
+
+    kind: str
+    stage: str
+    millis: int
+    event_id: str
+
+
+class DeliveryCoordinator:
+    """All of it runs in the writer's thread."""
+
+    def __init__(
+        self,
+        node: LocalNode,
+        agents: Agents,
+        routes: RouteFinder,
+        dispatcher: Dispatcher,
+        incidents: IncidentLog,
+        writer: OutboxWriter,
+        sender: Sender,
+        receiver: Receiver,
+        forwarder: MailForwarder,
+        transfers: Transfers,
+        sent: SentMessages,
+    ) -> None:
+        self.routes = routes
+        self.incidents = incidents
+        self.sent = sent
+        self._node = node
+        self._agents = agents
+        self._dispatcher = dispatcher
+        self._writer = writer
+        self._sender = sender
+        self._receiver = receiver
+        self._forwarder = forwarder
+        self._turns = TurnReader()
+        self._on_receipt: Callable[[CountedReceipt], None] = _ignore_event
+        self._on_batch: Callable[[str, list[tuple[Envelope, bytes]], int], None] = _ignore_event
+        self._on_blob_wanted: Callable[[str, str], None] = _ignore_event
+        self._on_agents_changed: Callable[[], None] = _ignore_event
+        self._handlers: dict[type, Callable[[Tx, Any], Decisions | None]] = {
+            OwnEvent: receiver.take_own,
+            ReceiptArrived: sender.receipts.apply_receipt,
+            ReplyArrived: sender.receipts.apply_reply,
+            RerouteDelivery: sender.rerouter.reroute_delivery,
+            GiveUpDelivery: sender.giving_up.give_up_delivery,
+            PairMoved: sender.close_pair_numbers,
+            OwnerRestored: sender.recovery.announce_closed_pairs,
+            DeliveryAccepted: self._note_accepted,
+            DeliveryEnded: self._end_delivery,
+            TurnEnded: self._end_turn,
+            ForwardMail: self._forward_mail,
+            TransferSignal: transfers.apply_transfer_signal,
+            BlobWanted: self._want_blob,
+        }
+
+    def observe(
+        self,
+        *,
+        on_receipt: Callable[[CountedReceipt], None] | None = None,
+        on_batch: Callable[[str, list[tuple[Envelope, bytes]], int], None] | None = None,
+        on_blob_wanted: Callable[[str, str], None] | None = None,
+        on_agents_changed: Callable[[], None] | None = None,
+    ) -> None:
+        """Set the listeners outside the core; those not given stay as they are.
+
+        `on_receipt` hears of each receipt that counted, `on_batch` of each batch (source, new
+        events, emitter's clock), `on_blob_wanted` of each blob to fetch (digest, source), and
+        `on_agents_changed` that agents came or went, once that is on disk.
+        """
+        self._on_receipt = on_receipt or self._on_receipt
+        self._on_batch = on_batch or self._on_batch
+        self._on_blob_wanted = on_blob_wanted or self._on_blob_wanted
+        self._on_agents_changed = on_agents_changed or self._on_agents_changed
+
+    # -- 1. send
+
+    def send(self, tx: Tx, new: NewSend, fingerprint: bytes) -> Sent:
+        """Send a message, to one agent or a copy to each of several.
+
+        Returns the status of an identical message that was sent before, if there is one.
+        """
+        if not isinstance(new.to_agents, UnsetType):
+            whole = choose_event_id(new, self._node.event_ids)
+            targets = fanout.find_targets(tx, new, self.routes.directory, self._agents)
+            copies = fanout.make_copies(new, whole, fingerprint, targets)
+            return fanout.send_copies(tx, whole, copies, self.send)
+        known = find_earlier_send(tx, new, fingerprint)
+        if known is not None:
+            return self.sent.status(tx, known)
+        event_id = choose_event_id(new, self._node.event_ids)
+        out = outgoing_message(new, event_id, fingerprint)
+        node = self._send_event(tx, out)
+        remember_send(tx, new, fingerprint, event_id)
+        if node not in (None, self._node.id):
+            return Sent(event_id, out.corr_id, "emitted", node)
+        return self.sent.status(tx, event_id)
+
+    def send_again(self, tx: Tx, out: OutgoingEvent, node: str | None) -> None:
+        """Send an event that was given up at `node`. A reply goes to no other node."""
+        if out.kind == EventKind.REPLY and node is not None:
+            route = Route(node, "reply")
+        else:
+            route = self.routes.find_route(tx, out.to_agent)
+        self.apply_decisions(tx, self._sender.send_event(tx, out, route).decisions)
+
+    def _send_event(self, tx: Tx, out: OutgoingEvent) -> str | None:
+        """Returns the node it went to. If no node can take it, it is a dead letter at once."""
+        try:
+            route = self.routes.find_route(tx, out.to_agent)
+        except NoRoute as error:
+            emit = self._sender.emitter.emit_undeliverable
+            self.apply_decisions(tx, emit(tx, out, "no_route", error.message))
+            return None
+        self.apply_decisions(tx, self._sender.send_event(tx, out, route).decisions)
+        return route.node
+
+    # -- 2. accept, and 4. close: events of other gateways
+
+    def take_batch(self, tx: Tx, batch: EventBatch) -> int:
+        """Take a batch of another outbox; returns how far that is read now. All or nothing."""
+        taken = self._receiver.take_batch(tx, batch)
+        self.apply_decisions(tx, taken.decisions)
+        self._on_batch(batch.source, taken.new, batch.now)
+        return taken.seq
+
+    def skip_events(self, tx: Tx, skip: SkipFrame) -> None:
+        """Events of another outbox are gone for good: go on behind them."""
+        self._receiver.skip_events(tx, skip)
+
+    def blob_arrived(self, tx: Tx, digest: str) -> None:
+        """A blob was fetched and verified: accept the events that were held for it."""
+        self.apply_decisions(tx, self._receiver.release_for_blob(tx, digest))
+
+    # -- 3. engage: turns of local agents
+
+    def ack(
+        self, tx: Tx, mailbox: str, receipts: list[str], msg_ids: list[str], replies: Replies
+    ) -> Settlement:
+        settlement = self._dispatcher.ack(tx, mailbox, receipts, msg_ids)
+        self.end_turns(tx, settlement.closed, replies)
+        return settlement
+
+    def nack(
+        self, tx: Tx, mailbox: str, receipts: list[str], msg_ids: list[str], reason: str
+    ) -> Settlement:
+        settlement = self._dispatcher.nack(tx, mailbox, receipts, msg_ids, reason)
+        self.end_turns(tx, settlement.closed)
+        return settlement
+
+    def end_turns(
+        self, tx: Tx, closed: list[ClosedMail], replies: Replies = MappingProxyType({})
+    ) -> None:
+        """Tell the senders of closed mail how its turn ended."""
+        turns = [self._turns.read_turn(tx, mail, replies.get(mail.lease_handle)) for mail in closed]
+        self.apply_decisions(tx, [turn for turn in turns if turn is not None])
+
+    def replay(
+        self, tx: Tx, mailbox: str, wanted: DeadLetterFilter, limit: int, actor: str
+    ) -> list[EnqueueAck]:
+        """Send dead letters again: an event as a new event caused by the old one."""
+        id = find_mailbox(tx, mailbox)
+        return replay_dead_letters(tx, id, wanted, limit, self._replay_letter, actor) if id else []
+
+    def _replay_letter(self, tx: Tx, letter: DeadLetter, meta: bytes | None) -> EnqueueAck:
+        id = self._node.event_ids.next_id()
+        given = letter.payload
+        payload = EMPTY_PAYLOAD if isinstance(given, UnsetType) else bytes(given)
+        if meta is None:
+            mail = NewMail(id, payload)
+            (ack,) = self._dispatcher.enqueue(tx, letter.to, letter.from_, [mail])
+            return ack
+        info = decode_info(meta)
+        out = OutgoingEvent(id, info.kind, letter.from_, letter.to, info.corr_id, payload)
+        out.digest, out.traceparent = info.payload_ref, info.traceparent
+        out.ref_event_id, out.causation_id = info.ref_event_id, info.event_id
+        mark = tx.begin_operation()
+        try:
+            sent = self._sender.send_event(tx, out, self.routes.find_route(tx, out.to_agent))
+            self.apply_decisions(tx, sent.decisions)
+        except GatepostError as error:
+            tx.undo_operation(mark)
+            return EnqueueAck(id, False, 0, Failure.from_error(error, letter.msg_id))
+        tx.keep_operation()
+        return EnqueueAck(id, True, sent.waiting)
+
+    # -- the room and its members
+
+    def room_changed(self, tx: Tx, directory: RoutingDirectory) -> None:
+        before, self.routes.directory = self.routes.directory, directory
+        self._sender.deliveries.load_destinations(tx)
+        self.apply_decisions(tx, self._sender.rerouter.room_changed(tx, before))
+        self._forwarder.room_changed()
+
+    def give_up_sent(self, tx: Tx, node: str, sent_seq: int, reason: str) -> None:
+        """Give up the deliveries to a restored node that it may have heard of."""
+        self.apply_decisions(tx, self._sender.recovery.give_up_sent(tx, node, sent_seq, reason))
+
+    # -- the commit group
+
+    def before_commit(self, tx: Tx) -> None:
+        self.end_turns(tx, self._dispatcher.take_closed())
+        for decisions in self._sender.timers.run_due(tx):
+            self.apply_decisions(tx, decisions)
+        self.apply_decisions(tx, self._receiver.before_commit(tx))
+        self.apply_decisions(tx, self._forwarder.take_stranded_mail(tx))
+
+    def after_commit(self) -> list[JobOutcome]:
+        woken = self.sent.take_woken()
+        if self._agents.has_changed:
+            self._agents.has_changed = False
+            woken.append((lambda value, error: self._on_agents_changed(), None, None))
+        return woken
+
+    def rolled_back(self) -> None:
+        self._agents.forget_registered()
+        self._turns.rolled_back()
+        self.sent.rolled_back()
+        self._sender.rolled_back()
+        self._receiver.rolled_back()
+        self._forwarder.rolled_back()
+
+    def next_due(self, tx: Tx) -> int | None:
+        return self._sender.deliveries.next_due
+
+    # -- decisions
+
+    def apply_decisions(self, tx: Tx, decisions: Decisions) -> None:
+        """Apply decisions, each with all that follows from it before the next one.
+
+        That is the order of direct calls. It matters: of several deliveries that are routed to this
+        node, the second is looked at only after the first was taken, or refused and moved on.
+        """
+        pending = [*reversed(decisions)]
+        while pending:
+            decision = pending.pop()
+            more = self._handlers[type(decision)](tx, decision)
+            if more:
+                pending.extend(reversed(more))
+
+    def _note_accepted(self, tx: Tx, accepted: DeliveryAccepted) -> None:
+        id, kind, elapsed = accepted
+        self._on_receipt(CountedReceipt(kind, "accepted", elapsed, id))
+        self.sent.status_changed(tx, id)
+
+    def _end_delivery(self, tx: Tx, ended: DeliveryEnded) -> Decisions:
+        """Tell the pair, the original sender of forwarded mail, and the callers that wait."""
+        if ended.elapsed is not None:
+            counted = CountedReceipt(ended.kind, "processed", ended.elapsed, ended.event_id)
+            self._on_receipt(counted)
+        told = self._sender.close_pair_numbers(tx, PairMoved(ended.pair))
+        turns = self._forwarder.end_forward(tx, ended)
+        self.sent.status_changed(tx, ended.event_id)
+        return (*told, *turns) if told or turns else NOTHING
+
+    def _end_turn(self, tx: Tx, turn: TurnEnded) -> Decisions:
+        """The reply, and behind it the second receipt."""
+        info = turn.info
+        reply = self._sender.replies.send_reply(tx, turn)
+        receipt = PROCESSED
+        if turn.outcome != "ok" or turn.reason:
+            reason = turn.reason or None
+            receipt = Receipt(status="processed", outcome=turn.outcome, reason=reason)
+        source = info.source_node or self._node.id
+        processed = self._writer.append_receipt(
+            tx, turn.to_agent, source, info.event_id, info.corr_id, receipt
+        )
+        return (*reply, *processed) if reply else processed
+
+    def _forward_mail(self, tx: Tx, forward: ForwardMail) -> Decisions:
+        """Emit forwarded mail; if that fails, only this mail is lost."""
+        mark = tx.begin_operation()
+        try:
+            self._forwarder.record_forward(tx, forward)
+            decisions = self._sender.emitter.emit_event(tx, forward.event, forward.route)
+        except GatepostError as error:
+            tx.undo_operation(mark)
+            return self._forwarder.fail_forward(tx, forward, error)
+        tx.keep_operation()
+        return decisions
+
+    def _want_blob(self, tx: Tx, wanted: BlobWanted) -> None:
+        tx.add_effect(partial(self._on_blob_wanted, *wanted))
+
+
+def _ignore_event(*_: object) -> None:
+    """The listener until there is another one."""

@@ -1,0 +1,35 @@
+"""Credit-based flow control: how many bytes an emitter may still send to one reader."""
+
+
+class CreditWindow:
+    """The reader grants `size` bytes. Sending spends them; the reader gives them back as it stores.
+
+    The emitter sends as long as any credit is left, so one frame may overdraw the window and no
+    commit group is too large for it. While credit is left, one batch at a time is read from the
+    journal: `begin_read` claims that turn and `end_read` gives it back.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = self._credit = size
+        self._is_reading = False
+
+    @property
+    def has_credit(self) -> bool:
+        return self._credit > 0
+
+    def spend(self, size: int) -> None:
+        self._credit -= size
+
+    def refund(self, size: int) -> None:
+        # A reader may claim any size; the window never grows beyond the size it was granted.
+        self._credit = min(self._size, self._credit + size)
+
+    def begin_read(self) -> bool:
+        """Claim the read from the journal; False while one is under way or no credit is left."""
+        if self._is_reading or not self.has_credit:
+            return False
+        self._is_reading = True
+        return True
+
+    def end_read(self) -> None:
+        self._is_reading = False

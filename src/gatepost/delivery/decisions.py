@@ -1,0 +1,156 @@
+"""Decisions: what one part of the core wants another part to do.
+
+A part works on its own tables and appends its own events, in the transaction it is given. It does
+not call other parts: it returns decisions, and the coordinator applies them. A decision is plain
+data, so a test can compare it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from gatepost.delivery.outgoing import OutgoingEvent
+from gatepost.delivery.sender.delivery_table import DeliveryRecord, SenderPair
+from gatepost.events import Receipt, Signal
+from gatepost.journal.outbox import EventDraft
+from gatepost.routing import Route
+from gatepost.wire import EventInfo
+
+# -- towards the receiver of this gateway
+
+
+class OwnEvent(NamedTuple):
+    """An event was appended that is for this gateway itself: take it in this transaction."""
+
+    draft: EventDraft
+
+
+# -- towards the sender of this gateway
+
+
+class ReceiptArrived(NamedTuple):
+    """A receipt of `source` came, about the event `ref` of this gateway."""
+
+    source: str
+    ref: str
+    receipt: Receipt
+
+
+class ReplyArrived(NamedTuple):
+    """A reply of `source` came, which ends the delivery of `ref`."""
+
+    source: str
+    ref: str
+    payload: bytes
+
+
+class RerouteDelivery(NamedTuple):
+    """Send a delivery whole to another node. Void if the delivery has changed since."""
+
+    delivery: DeliveryRecord
+    route: Route
+
+
+class GiveUpDelivery(NamedTuple):
+    """Make a delivery a dead letter. `verdict` is what is known of its last owner.
+
+    Void if the delivery has changed since.
+    """
+
+    delivery: DeliveryRecord
+    reason: str
+    detail: str
+    verdict: str | None = None
+
+
+class PairMoved(NamedTuple):
+    """A number of a pair got another route: somebody may have to be told how far it is closed."""
+
+    pair: SenderPair
+
+
+class OwnerRestored(NamedTuple):
+    """`node` has lost part of its journal: tell it up to where each of its pairs is closed."""
+
+    node: str
+
+
+# -- the ends of deliveries and turns
+
+
+class DeliveryAccepted(NamedTuple):
+    """The first receipt counted, `elapsed` milliseconds after the event was emitted."""
+
+    event_id: str
+    kind: str
+    elapsed: int
+
+
+class DeliveryEnded(NamedTuple):
+    """A delivery came to its end. `elapsed` is None if no receipt ended it: it was given up."""
+
+    event_id: str
+    pair: SenderPair
+    outcome: str
+    reason: str | None
+    replies_to: str
+    kind: str
+    elapsed: int | None
+
+
+class TurnEnded(NamedTuple):
+    """The turn with some mail ended: its sender gets the reply, if any, and the last receipt."""
+
+    info: EventInfo
+    from_agent: str
+    to_agent: str
+    outcome: Any
+    reason: str | None = None
+    reply: bytes | None = None
+
+
+class ForwardMail(NamedTuple):
+    """Mail left its mailbox and goes on to where its agent lives now, as `event`.
+
+    `info` is None for mail that was merely enqueued here: nobody is told what becomes of it.
+    """
+
+    event: OutgoingEvent
+    route: Route
+    msg_id: str
+    info: EventInfo | None
+
+
+# -- towards the rest of the gateway
+
+
+class TransferSignal(NamedTuple):
+    """Another gateway asks for an agent, or refuses to give one away."""
+
+    source: str
+    signal: Signal
+
+
+class BlobWanted(NamedTuple):
+    """Something can be accepted only once this blob is fetched."""
+
+    digest: str
+    source: str
+
+
+Decision = (
+    OwnEvent
+    | ReceiptArrived
+    | ReplyArrived
+    | RerouteDelivery
+    | GiveUpDelivery
+    | PairMoved
+    | OwnerRestored
+    | DeliveryAccepted
+    | DeliveryEnded
+    | TurnEnded
+    | ForwardMail
+    | TransferSignal
+    | BlobWanted
+)
+Decisions = Sequence[Decision]
+NOTHING: Decisions = ()

@@ -1,0 +1,31 @@
+"""An event on its way out, before it has a route, a pair number and an encrypted payload."""
+
+from msgspec import Struct
+
+EMPTY_PAYLOAD = b"null"
+
+
+class OutgoingEvent(Struct):
+    """One event for one agent. `inherits_number_from` is an event of ours, taken out of a local
+    mailbox: this one is sent in its stead and takes over its pair number.
+    """
+
+    event_id: str
+    kind: str
+    from_agent: str
+    to_agent: str
+    corr_id: str
+    payload: bytes
+    digest: str | None = None
+    ref_event_id: str | None = None
+    ttl: int | None = None
+    traceparent: str | None = None
+    replies_to: str = "caller"
+    causation_id: str | None = None
+    fingerprint: bytes | None = None
+    priority: int | None = None
+    inherits_number_from: str | None = None
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        return self.from_agent, self.to_agent

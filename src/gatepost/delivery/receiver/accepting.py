@@ -1,0 +1,171 @@
+"""Accepting and refusing events: the mail, the inbox row and the receipt of each.
+
+Mail is collected in runs of one sender and one mailbox, and put away together at the end.
+"""
+
+import msgspec
+
+from gatepost.delivery.blob_records import find_blob, use_blob
+from gatepost.delivery.decisions import Decision, ReplyArrived
+from gatepost.delivery.outbox_writer import ACCEPTED, GATEWAY, PROCESSED
+from gatepost.delivery.outgoing import EMPTY_PAYLOAD
+from gatepost.delivery.receiver.acceptance import AcceptanceCheck, ReceiverParts
+from gatepost.delivery.receiver.inbox_states import InboxInput
+from gatepost.delivery.receiver.inbox_table import InboxTable
+from gatepost.errors import EncryptionError, GatepostError
+from gatepost.events import (
+    EncryptedPayload,
+    Envelope,
+    EventKind,
+    Receipt,
+    decode_payload,
+    parse_event_id,
+)
+from gatepost.journal.transaction import Tx
+from gatepost.mailbox import NewMail
+from gatepost.wire import EventInfo
+
+_SELECT_REPLIES_TO = "SELECT replies_to FROM delivery WHERE event_id = ?"
+_ID_IS_TAKEN = "its id was used for another message"
+
+
+class EventAcceptor:
+    """The accepted events of one source, in one transaction. `now` is the emitter's clock."""
+
+    def __init__(
+        self,
+        parts: ReceiverParts,
+        tx: Tx,
+        source: str,
+        now: int,
+        inbox: InboxTable,
+        check: AcceptanceCheck,
+        decisions: list[Decision],
+    ) -> None:
+        self._parts = parts
+        self._tx = tx
+        self._source = source
+        self._now = now
+        self._inbox = inbox
+        self._check = check
+        self._decisions = decisions
+        self._runs: dict[tuple[str, str], list[tuple[Envelope, NewMail]]] = {}
+        # An event in a run has no inbox row yet.
+        self._in_runs: set[str] = set()
+
+    def accept_event(self, envelope: Envelope) -> None:
+        try:
+            payload = self._open_payload(envelope)
+        except GatepostError as error:
+            self.refuse_event(envelope, f"unreadable: {error.message}")
+            return
+        if envelope.kind == EventKind.REPLY and not self._is_mail_besides(envelope, payload):
+            self._inbox.record_event(envelope, InboxInput.ACCEPT)
+            self.append_receipt(envelope, ACCEPTED)
+            self.append_receipt(envelope, PROCESSED)
+            return
+        agent = envelope.to_agent_id or ""
+        self._check.use_capacity(agent)
+        run = self._runs.setdefault((agent, envelope.source_agent_id), [])
+        run.append((envelope, self._build_mail(envelope, payload)))
+        self._in_runs.add(envelope.event_id)
+
+    def accept_confirmed(self, envelope: Envelope) -> None:
+        """Put a confirmed offer into its mailbox. Its receipt was sent when it was offered."""
+        try:
+            mail = self._build_mail(envelope, self._open_payload(envelope))
+        except GatepostError as error:
+            self.refuse_event(envelope, f"unreadable: {error.message}")
+            return
+        mailbox, sender = envelope.to_agent_id or "", envelope.source_agent_id
+        (ack,) = self._parts.dispatcher.enqueue(self._tx, mailbox, sender, [mail], over=True)
+        if ack.error is None and ack.queued:
+            self._inbox.record_event(envelope, InboxInput.CONFIRM)
+            self._use_blob(envelope)
+        else:
+            self.refuse_event(envelope, _ID_IS_TAKEN)
+
+    def refuse_event(self, envelope: Envelope, reason: str) -> None:
+        """Refuse an event, after the receipts of those of its pair that were accepted before it:
+        the sender takes back the rest of the pair.
+        """
+        self.flush_runs()
+        self._inbox.record_event(envelope, InboxInput.REFUSE, reason)
+        self.append_receipt(envelope, Receipt(status="refused", reason=reason[:1000]))
+
+    def append_receipt(self, envelope: Envelope, receipt: Receipt) -> None:
+        by = envelope.to_agent_id or GATEWAY
+        corr_id = envelope.corr_id or envelope.event_id
+        self._decisions += self._parts.writer.append_receipt(
+            self._tx, by, self._source, envelope.event_id, corr_id, receipt
+        )
+
+    def is_in_run(self, event_id: str) -> bool:
+        return event_id in self._in_runs
+
+    def flush_runs(self) -> None:
+        """Put the mail of all runs away, with inbox rows and receipts."""
+        runs, self._runs = self._runs, {}
+        self._in_runs.clear()
+        for (mailbox, sender), run in runs.items():
+            mails = [mail for _, mail in run]
+            acks = self._parts.dispatcher.enqueue(self._tx, mailbox, sender, mails, over=True)
+            accepted = []
+            for (envelope, _), ack in zip(run, acks, strict=True):
+                if ack.queued:
+                    accepted.append(envelope)
+                    self._use_blob(envelope)
+                    self.append_receipt(envelope, ACCEPTED)
+                else:
+                    self.refuse_event(envelope, _ID_IS_TAKEN)
+            self._inbox.record_accepted(accepted)
+
+    def _open_payload(self, envelope: Envelope) -> bytes:
+        cipher, source = self._parts.node.cipher, envelope.source_node_id
+        key = self._parts.routes.public_key(source)
+        if (ref := envelope.payload_ref) is not None:
+            # A sender that refers to a blob must be able to open it.
+            if cipher.unwrap_key(ref.keys, key) != find_blob(self._tx, ref.digest)[0]:
+                raise EncryptionError("its blob is another's")
+            return EMPTY_PAYLOAD
+        sealed = decode_payload(envelope, EncryptedPayload)
+        return cipher.decrypt(
+            sealed, sealed_by=key, event_id=envelope.event_id, source_node_id=source
+        )
+
+    def _is_mail_besides(self, envelope: Envelope, payload: bytes) -> bool:
+        """A reply ends the delivery it answers; whether it is mail for the agent besides."""
+        ref, agent = envelope.ref_event_id, envelope.to_agent_id or ""
+        if ref is None:
+            return self._check.takes_mail(agent)
+        self._decisions.append(ReplyArrived(self._source, ref, payload))
+        row = self._tx.fetch_one(_SELECT_REPLIES_TO, (parse_event_id(ref),))
+        return (row is None or row[0] == "mailbox") and self._check.takes_mail(agent)
+
+    def _build_mail(self, envelope: Envelope, payload: bytes) -> NewMail:
+        ref = envelope.payload_ref
+        info = EventInfo(
+            envelope.event_id,
+            envelope.kind,
+            envelope.corr_id or envelope.event_id,
+            envelope.ref_event_id,
+            envelope.trace.traceparent if envelope.trace else None,
+            ref.digest if ref else None,
+            ref.size if ref else None,
+            self._source,
+            envelope.priority,
+        )
+        ttl = None if envelope.expires_at is None else max(1, envelope.expires_at - self._now)
+        return NewMail(
+            envelope.event_id,
+            payload,
+            created_at=envelope.created_at,
+            ttl=ttl,
+            meta=msgspec.json.encode(info),
+            priority=envelope.priority,
+        )
+
+    def _use_blob(self, envelope: Envelope) -> None:
+        if envelope.payload_ref is not None:
+            mailbox = envelope.to_agent_id or ""
+            use_blob(self._tx, envelope.payload_ref.digest, mailbox, envelope.event_id)

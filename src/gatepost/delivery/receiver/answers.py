@@ -1,0 +1,78 @@
+"""Answering again: receipts for an event that came before, or that its sender asks about."""
+
+from typing import Any
+
+from gatepost.delivery.decisions import NOTHING, Decisions
+from gatepost.delivery.forwarding import forward_outcome
+from gatepost.delivery.outbox_writer import ACCEPTED, GATEWAY, OutboxWriter
+from gatepost.delivery.receiver.inbox_states import InboxState
+from gatepost.delivery.receiver.inbox_table import InboxRow
+from gatepost.delivery.sender.receipts import RESTORED
+from gatepost.events import Envelope, Receipt, parse_event_id
+from gatepost.journal.transaction import Tx
+
+_SELECT_MAIL = """
+SELECT m.state, d.reason FROM mail m JOIN mailbox b ON b.id = m.mailbox
+LEFT JOIN dead_letter d ON d.id = m.id WHERE b.name = ? AND m.msg_id = ?
+"""
+_OUTCOMES = {3: "ok", 4: "dead_letter", 5: "expired"}
+
+
+class ReceiptAnswers:
+    """Receipts for one source, in one transaction."""
+
+    def __init__(self, tx: Tx, source: str, writer: OutboxWriter) -> None:
+        self._tx = tx
+        self._source = source
+        self._writer = writer
+
+    def repeat_receipts(self, envelope: Envelope, state: InboxState) -> Decisions:
+        """Send the receipts of an event that comes again."""
+        mailbox, id = envelope.to_agent_id or "", envelope.event_id
+        corr_id = envelope.corr_id or id
+        if state is InboxState.RESTORED:
+            refused = Receipt(status="refused", reason=RESTORED)
+            return self._append_receipt(mailbox, id, corr_id, refused)
+        if state is InboxState.OFFERED:
+            return self._append_receipt(mailbox, id, corr_id, ACCEPTED)
+        if state is InboxState.ACCEPTED:
+            accepted = self._append_receipt(mailbox, id, corr_id, ACCEPTED)
+            return (*accepted, *self.report_outcome(mailbox, id, corr_id))
+        return NOTHING
+
+    def answer_status_request(self, ref: str, corr_id: str, row: InboxRow | None) -> Decisions:
+        """Tell the sender what became of an event; nothing while it is not decided."""
+        if row is None:
+            unknown = Receipt(status="refused", reason="unknown: it is not in this journal")
+            return self._append_receipt(GATEWAY, ref, ref, unknown)
+        if row.state is InboxState.ACCEPTED:
+            return self.report_outcome(row.mailbox, ref, corr_id)
+        if row.state in (InboxState.HELD, InboxState.OFFERED):
+            return NOTHING
+        reasons = {InboxState.REFUSED: row.reason, InboxState.RESTORED: RESTORED}
+        refused = Receipt(status="refused", reason=reasons.get(row.state) or "withdrawn")
+        return self._append_receipt(row.mailbox, ref, ref, refused)
+
+    def report_outcome(self, mailbox: str, event_id: str, corr_id: str) -> Decisions:
+        """The `processed` receipt, if the turn has ended, here or where it was forwarded to."""
+        outcome, reason = self._find_outcome(mailbox, event_id)
+        if outcome is None:
+            return NOTHING
+        processed = Receipt(status="processed", outcome=outcome, reason=reason or None)
+        return self._append_receipt(mailbox, event_id, corr_id, processed)
+
+    def report_refusal(self, mailbox: str, event_id: str, corr_id: str, reason: str) -> Decisions:
+        refused = Receipt(status="refused", reason=reason)
+        return self._append_receipt(mailbox, event_id, corr_id, refused)
+
+    def _find_outcome(self, mailbox: str, event_id: str) -> tuple[Any, str | None]:
+        forwarded = forward_outcome(self._tx, self._source, parse_event_id(event_id))
+        if forwarded is not None:
+            return forwarded
+        row = self._tx.fetch_one(_SELECT_MAIL, (mailbox, event_id))
+        return (None, None) if row is None else (_OUTCOMES.get(row[0]), row[1])
+
+    def _append_receipt(self, by: str, ref: str, corr_id: str, receipt: Receipt) -> Decisions:
+        return self._writer.append_receipt(
+            self._tx, by or GATEWAY, self._source, ref, corr_id, receipt
+        )

@@ -1,0 +1,145 @@
+"""Cursors: how far this gateway has read other outboxes, and how it notices what was left out."""
+
+import msgspec
+from msgspec import Struct
+
+from gatepost.delivery.frames import Position
+from gatepost.errors import LinkError
+from gatepost.events import Envelope
+from gatepost.journal.transaction import Tx
+
+# The next event may follow any other.
+ANYTHING = -1
+
+_SELECT_CURSOR = """
+SELECT first_seq, seq, last_to, last_all FROM cursor WHERE source = ? AND incarnation = ?
+"""
+_SAVE_CURSOR = """
+INSERT OR REPLACE INTO cursor (source, incarnation, first_seq, seq, last_to, last_all, at)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+"""
+_SELECT_KNOWN_BEFORE = """
+SELECT max(CASE WHEN last_to < 0 THEN seq ELSE last_to END) FROM cursor
+WHERE source = ? AND first_seq < ?
+"""
+# Until an incarnation has been read, report the position in the previous one.
+_SELECT_POSITIONS = """
+SELECT source, incarnation, seq FROM cursor
+WHERE source IN (SELECT value FROM json_each(?)) AND (seq >= first_seq OR last_to < 0)
+ORDER BY source, first_seq
+"""
+# In this incarnation; and in those before it, if the gap may include the end of one of them.
+_GO_BACK = """
+UPDATE cursor SET seq = min(seq, max(?, first_seq - 1))
+WHERE source = ? AND (incarnation = ? OR (first_seq < ? AND last_to >= 0))
+"""
+_SELECT_LAST_INCARNATION = """
+SELECT incarnation FROM cursor WHERE source = ? ORDER BY first_seq DESC LIMIT 1
+"""
+
+
+class OutboxCursor(Struct):
+    """How far one incarnation of one outbox is read.
+
+    `last_to` is the last event there for this node, `last_all` the last for everybody; the next
+    event of each names it as its predecessor. A reader that starts anew, in another incarnation or
+    behind events it was told to skip, was told of the events for it up to `known`: if the next
+    event follows a later one, that one was left out. A reader that begins with an outbox has not
+    missed what was said to everybody before.
+    """
+
+    source: str
+    incarnation: str
+    first_seq: int
+    seq: int
+    last_to: int = 0
+    last_all: int = ANYTHING
+    known: int = 0
+
+    @classmethod
+    def load(cls, tx: Tx, source: str, incarnation: str, first_seq: int) -> "OutboxCursor":
+        row = tx.fetch_one(_SELECT_CURSOR, (source, incarnation))
+        cursor = cls(source, incarnation, *(row or (first_seq, first_seq - 1)))
+        if cursor.last_to == ANYTHING:
+            cursor.known = cursor.seq
+        elif not cursor.last_to and first_seq > 1:
+            ((known,),) = tx.fetch_all(_SELECT_KNOWN_BEFORE, (source, first_seq))
+            cursor.known = min(known or 0, first_seq - 1)
+        return cursor
+
+    def has_read(self, envelope: Envelope) -> bool:
+        last = self._last_like(envelope)
+        return envelope.seq <= (self.seq if last == ANYTHING else last)
+
+    def follows(self, envelope: Envelope) -> bool:
+        """Whether an event is the next one for this node, or for everybody."""
+        previous = envelope.prev_seq_to
+        if envelope.to_node_id is None:
+            return self.last_all in (ANYTHING, previous)
+        return previous == self.last_to if self.last_to > 0 else previous <= self.known
+
+    def gap_before(self, envelope: Envelope) -> int:
+        """The last seq read before events that were left out."""
+        last = self._last_like(envelope)
+        return last if last > 0 else self.known
+
+    def read_event(self, envelope: Envelope) -> None:
+        if envelope.to_node_id is None:
+            self.last_all = envelope.seq
+        else:
+            self.last_to = envelope.seq
+
+    def read_through(self, upto: int) -> None:
+        """Everything up to here has come. As long as nothing did, `seq` says what was skipped."""
+        if self.last_to != ANYTHING:
+            self.seq = max(self.seq, upto)
+
+    def skip_through(self, upto: int) -> None:
+        """Everything up to here is gone; the next event starts anew."""
+        self.seq, self.last_to, self.last_all = upto, ANYTHING, ANYTHING
+
+    def save(self, tx: Tx) -> None:
+        row = (self.source, self.incarnation, self.first_seq, self.seq, self.last_to, self.last_all)
+        tx.execute(_SAVE_CURSOR, (*row, tx.now))
+
+    def _last_like(self, envelope: Envelope) -> int:
+        return self.last_all if envelope.to_node_id is None else self.last_to
+
+
+class OutboxGaps:
+    """Events that were left out: the cursor goes back in the next group and reads them again.
+
+    The batch with the gap is refused as a whole, so the note has to outlive its transaction.
+    """
+
+    def __init__(self) -> None:
+        # (source, incarnation) -> (last seq before the gap, first seq of a previous incarnation).
+        self._gaps: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def check_follows(self, cursor: OutboxCursor, envelope: Envelope) -> None:
+        """LinkError if events between the cursor and this one were left out."""
+        if cursor.follows(envelope):
+            return
+        last = cursor.gap_before(envelope)
+        before = cursor.first_seq if last < cursor.first_seq else 0
+        self._gaps[cursor.source, cursor.incarnation] = (last, before)
+        raise LinkError(
+            f"events {last + 1} to {envelope.seq - 1} of {cursor.source} were left out:"
+            f" the next should follow {last}, this follows {envelope.prev_seq_to}"
+        )
+
+    def rewind_cursors(self, tx: Tx) -> None:
+        while self._gaps:
+            outbox, (last, before) = self._gaps.popitem()
+            tx.execute(_GO_BACK, (last, *outbox, before))
+
+
+def read_positions(tx: Tx, sources: list[str]) -> list[Position]:
+    """How far these outboxes are read, as (source, incarnation, seq)."""
+    rows = tx.fetch_all(_SELECT_POSITIONS, (msgspec.json.encode(sources).decode(),))
+    return [(row[0], row[1], row[2]) for row in rows]
+
+
+def last_incarnation(tx: Tx, source: str) -> str:
+    row = tx.fetch_one(_SELECT_LAST_INCARNATION, (source,))
+    return row[0] if row else ""

@@ -1,0 +1,184 @@
+"""Held events: taken, and not accepted yet, in the order of their pair.
+
+A row without an event says that its number never comes (`gone`). It keeps its place in the order
+until every number before it is dealt with.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from gatepost.delivery.receiver.inbox_pairs import InboxPair, PairKey
+from gatepost.delivery.receiver.inbox_states import InboxInput
+from gatepost.delivery.receiver.inbox_table import InboxTable
+from gatepost.events import Envelope, decode_event, parse_event_id
+from gatepost.journal.transaction import Tx
+
+_OF_PAIR = "source = ? AND sender = ? AND mailbox = ?"
+_HOLD = """
+INSERT OR IGNORE INTO held (source, sender, mailbox, pair_seq, event_id, seq, why, digest, body)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_HOLD_GONE = """
+INSERT OR IGNORE INTO held (source, sender, mailbox, pair_seq, seq, why)
+VALUES (?, ?, ?, ?, 0, 'gone')
+"""
+_SELECT_FIRST = f"""
+SELECT pair_seq, event_id, body, why FROM held WHERE {_OF_PAIR} ORDER BY pair_seq LIMIT 1
+"""
+_SELECT_EVENTS = f"""
+SELECT pair_seq, event_id, body FROM held WHERE {_OF_PAIR} AND event_id IS NOT NULL
+"""
+_SELECT_EVENT_AT = f"SELECT event_id FROM held WHERE {_OF_PAIR} AND pair_seq = ?"
+_REMOVE = f"DELETE FROM held WHERE {_OF_PAIR} AND pair_seq = ?"
+_REMOVE_EVENT = f"DELETE FROM held WHERE {_OF_PAIR} AND event_id = ?"
+_CHANGE_REASON = f"UPDATE held SET why = ?, digest = ? WHERE {_OF_PAIR} AND pair_seq = ?"
+# An event of an earlier incarnation that has the same number goes before all others.
+_MOVE_TO_FRONT = f"UPDATE held SET pair_seq = -pair_seq WHERE {_OF_PAIR} AND pair_seq = ?"
+_SELECT_DIGESTS = """
+SELECT digest FROM held WHERE source = ? AND event_id = ? AND digest IS NOT NULL
+"""
+_SELECT_FULL = "SELECT DISTINCT mailbox FROM held WHERE why = 'full'"
+_SELECT_HELD_FOR_CAPACITY = """
+SELECT DISTINCT source, sender FROM held WHERE why = 'full' AND mailbox = ?
+"""
+_SELECT_HELD_FOR_BLOB = "SELECT source, sender, mailbox, body FROM held WHERE digest = ?"
+_SELECT_WANTED_BLOBS = "SELECT DISTINCT digest, source FROM held WHERE digest IS NOT NULL"
+_SELECT_PAIRS = "SELECT source, sender, mailbox FROM inbox_pair WHERE held > 0"
+_MAKE_GONE = """
+UPDATE held SET event_id = NULL, digest = NULL, body = NULL, why = 'gone'
+WHERE event_id IS NOT NULL
+"""
+
+
+class HeldEvent(NamedTuple):
+    """`event_id` is None for a number that never comes."""
+
+    number: int
+    event_id: bytes | None
+    body: bytes
+    why: str
+
+
+class FullMailboxes:
+    """The mailboxes for whose capacity an event is held; read again after a rollback."""
+
+    def __init__(self) -> None:
+        self._names: set[str] | None = None
+
+    def add(self, mailbox: str) -> None:
+        if self._names is not None:
+            self._names.add(mailbox)
+
+    def discard(self, mailbox: str) -> None:
+        if self._names is not None:
+            self._names.discard(mailbox)
+
+    def names(self, tx: Tx) -> list[str]:
+        if self._names is None:
+            self._names = {row[0] for row in tx.fetch_all(_SELECT_FULL)}
+        return sorted(self._names)
+
+    def rolled_back(self) -> None:
+        self._names = None
+
+
+class HeldEvents:
+    """The held events of one source, in one transaction."""
+
+    def __init__(self, tx: Tx, inbox: InboxTable, full: FullMailboxes) -> None:
+        self._tx = tx
+        self._inbox = inbox
+        self._full = full
+
+    def hold_event(
+        self, key: PairKey, pair: InboxPair, envelope: Envelope, body: bytes, why: str
+    ) -> None:
+        """Keep an event until what it waits for has come: `order`, `offer`, `full` or `blob`."""
+        if not body:
+            body = msgspec.json.encode(envelope)
+        id, number = parse_event_id(envelope.event_id), envelope.pair_seq
+        self._make_way(key, pair, number, id)
+        digest = _missing_digest(envelope, why)
+        self._tx.execute(_HOLD, (*key, number, id, envelope.seq, why, digest, body))
+        if self._tx.changed_rows():
+            pair.count_held(1)
+            self._inbox.record_event(envelope, InboxInput.HOLD, why)
+        if why == "full":
+            self._full.add(key[2])
+
+    def hold_gone_number(self, key: PairKey, pair: InboxPair, number: int) -> None:
+        """Note that a number never comes."""
+        self._tx.execute(_HOLD_GONE, (*key, number))
+        pair.count_held(self._tx.changed_rows())
+
+    def first_held(self, key: PairKey) -> HeldEvent | None:
+        row = self._tx.fetch_one(_SELECT_FIRST, key)
+        return None if row is None else HeldEvent(*row)
+
+    def keep_waiting(self, key: PairKey, held: HeldEvent, envelope: Envelope, why: str) -> None:
+        """Let a held event wait on, perhaps for another reason than before."""
+        if why != held.why:
+            digest = _missing_digest(envelope, why)
+            self._tx.execute(_CHANGE_REASON, (why, digest, *key, held.number))
+        if why == "full":
+            self._full.add(key[2])
+
+    def remove_number(self, key: PairKey, pair: InboxPair, number: int) -> None:
+        self._tx.execute(_REMOVE, (*key, number))
+        pair.count_held(-1)
+
+    def remove_event(self, key: PairKey, pair: InboxPair, event_id: bytes) -> None:
+        """Remove an event wherever it stands: one that made way has another number than its own."""
+        self._tx.execute(_REMOVE_EVENT, (*key, event_id))
+        pair.count_held(-self._tx.changed_rows())
+
+    def withdraw_offers(self, key: PairKey, pair: InboxPair) -> None:
+        """Drop held offers: the new incarnation of their sender does not know of them."""
+        for number, id, body in self._tx.fetch_all(_SELECT_EVENTS, key) if pair.held else ():
+            if decode_event(body).offer:
+                self.remove_number(key, pair, number)
+                self._inbox.change_state(id, InboxInput.LAPSE)
+
+    def missing_digests(self, source: str, event_id: bytes) -> list[str]:
+        return [row[0] for row in self._tx.fetch_all(_SELECT_DIGESTS, (source, event_id))]
+
+    def _make_way(self, key: PairKey, pair: InboxPair, number: int, id: bytes) -> None:
+        """Another event may have this number: one of an earlier incarnation of the outbox.
+
+        That one then goes first. A row that says the number never comes was about that incarnation.
+        """
+        row = self._tx.fetch_one(_SELECT_EVENT_AT, (*key, number))
+        if row is None or row[0] == id:
+            return
+        if row[0] is None:
+            self.remove_number(key, pair, number)
+        else:
+            self._tx.execute(_MOVE_TO_FRONT, (*key, number))
+
+
+def _missing_digest(envelope: Envelope, why: str) -> str | None:
+    return envelope.payload_ref.digest if why == "blob" and envelope.payload_ref else None
+
+
+def pairs_held_for_capacity(tx: Tx, mailbox: str) -> list[PairKey]:
+    """The pairs with an event that waits until this mailbox has capacity again."""
+    return [
+        (row[0], row[1], mailbox) for row in tx.fetch_all(_SELECT_HELD_FOR_CAPACITY, (mailbox,))
+    ]
+
+
+def events_held_for_blob(tx: Tx, digest: str) -> list[tuple[PairKey, Envelope]]:
+    rows = tx.fetch_all(_SELECT_HELD_FOR_BLOB, (digest,))
+    return [((row[0], row[1], row[2]), decode_event(row[3])) for row in rows]
+
+
+def wanted_blobs(tx: Tx) -> list[tuple[str, str]]:
+    """(digest, source) of each blob that has to be fetched before something can be accepted."""
+    return [(row[0], row[1]) for row in tx.fetch_all(_SELECT_WANTED_BLOBS)]
+
+
+def drop_all_events(tx: Tx) -> list[PairKey]:
+    """In a restored journal: no held number comes from here; returns the pairs that go on."""
+    tx.execute(_MAKE_GONE)
+    return [(row[0], row[1], row[2]) for row in tx.fetch_all(_SELECT_PAIRS)]

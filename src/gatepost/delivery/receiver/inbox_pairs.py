@@ -1,0 +1,77 @@
+"""The order of a pair, as its receiver keeps it: the next number to accept, and what waits."""
+
+from msgspec import Struct
+
+from gatepost.journal.transaction import Tx
+
+_SELECT_PAIR = """
+SELECT incarnation, next, held, offered FROM inbox_pair
+WHERE source = ? AND sender = ? AND mailbox = ?
+"""
+_SAVE_PAIR = """
+INSERT OR REPLACE INTO inbox_pair (source, sender, mailbox, incarnation, next, held, offered)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+"""
+
+PairKey = tuple[str, str, str]  # source, sender, mailbox
+
+
+class InboxPair(Struct):
+    """`next` is the next number to accept, `held` how many rows wait out of turn, and `offered`
+    how many accepted offers are not confirmed.
+    """
+
+    incarnation: str
+    next: int
+    held: int = 0
+    offered: int = 0
+    changed: bool = False
+
+    def advance_to(self, number: int) -> None:
+        if number > self.next:
+            self.next, self.changed = number, True
+
+    def go_back_to(self, number: int) -> None:
+        self.next, self.changed = min(self.next, number), True
+
+    def count_held(self, more: int) -> None:
+        self.held, self.changed = self.held + more, True
+
+    def count_offered(self, more: int) -> None:
+        self.offered, self.changed = max(0, self.offered + more), True
+
+    def begin_incarnation(self, incarnation: str, number: int) -> None:
+        """Its outbox has a new incarnation, which may use numbers again that came before."""
+        self.incarnation = incarnation
+        self.go_back_to(number)
+
+
+class InboxPairs:
+    """The pairs one transaction deals with, read once each and saved at its end."""
+
+    def __init__(self, tx: Tx, incarnation: str) -> None:
+        self._tx = tx
+        self.incarnation = incarnation
+        self._loaded: dict[PairKey, InboxPair] = {}
+
+    def load_pair(self, key: PairKey) -> InboxPair:
+        pair = self._loaded.get(key)
+        if pair is None:
+            row = self._tx.fetch_one(_SELECT_PAIR, key)
+            pair = InboxPair(*row) if row else InboxPair(self.incarnation, 1)
+            self._loaded[key] = pair
+        return pair
+
+    def save_changed(self) -> None:
+        rows = [
+            (*key, pair.incarnation, pair.next, pair.held, pair.offered)
+            for key, pair in self._loaded.items()
+            if pair.changed
+        ]
+        self._tx.execute_many(_SAVE_PAIR, rows)
+
+
+def pair_incarnation(tx: Tx, key: PairKey) -> str:
+    """The incarnation of the outbox a pair was last read from."""
+    row = tx.fetch_one(_SELECT_PAIR, key)
+    return row[0] if row else ""

@@ -1,0 +1,216 @@
+"""The intake: tracked events of one source, taken in one transaction in the order of their pairs.
+
+Each event is accepted, offered, refused or held; whatever it frees is released behind it.
+"""
+
+from msgspec import UNSET
+
+from gatepost.delivery.decisions import BlobWanted, Decision
+from gatepost.delivery.outbox_writer import ACCEPTED
+from gatepost.delivery.receiver.acceptance import BLOB, FULL, AcceptanceCheck, ReceiverParts
+from gatepost.delivery.receiver.accepting import EventAcceptor
+from gatepost.delivery.receiver.answers import ReceiptAnswers
+from gatepost.delivery.receiver.held_events import HeldEvents
+from gatepost.delivery.receiver.inbox_pairs import InboxPair, InboxPairs, PairKey
+from gatepost.delivery.receiver.inbox_states import (
+    FINAL,
+    UNDECIDED,
+    InboxInput,
+    InboxState,
+    is_taken_anew,
+)
+from gatepost.delivery.receiver.inbox_table import InboxRow, InboxTable
+from gatepost.delivery.receiver.offers import OfferTable
+from gatepost.delivery.sender.receipts import RESTORED
+from gatepost.events import (
+    Envelope,
+    PayloadRef,
+    Receipt,
+    decode_event,
+    format_event_id,
+    parse_event_id,
+)
+from gatepost.journal.transaction import Tx
+
+
+class Intake:
+    """`decisions` collects what the other parts of the core have to do; `finish` it first."""
+
+    def __init__(
+        self,
+        parts: ReceiverParts,
+        tx: Tx,
+        source: str,
+        incarnation: str,
+        now: int,
+        dealt_with_before: int = 0,
+    ) -> None:
+        self.tx = tx
+        self.source = source
+        self.decisions: list[Decision] = []
+        self.duplicates = 0
+        self.inbox = InboxTable(tx, source)
+        self.pairs = InboxPairs(tx, incarnation)
+        self.held = HeldEvents(tx, self.inbox, parts.full)
+        self.offers = OfferTable(tx, source, self.inbox)
+        self.answers = ReceiptAnswers(tx, source, parts.writer)
+        self._check = AcceptanceCheck(parts, tx, source, now, dealt_with_before)
+        self.acceptor = EventAcceptor(
+            parts, tx, source, now, self.inbox, self._check, self.decisions
+        )
+
+    # -- events
+
+    def take_event(self, envelope: Envelope, body: bytes) -> None:
+        """Take a tracked event. `body` is empty for an event of this gateway itself."""
+        if self.acceptor.is_in_run(envelope.event_id):
+            self.acceptor.flush_runs()
+        state = self.inbox.state_of(parse_event_id(envelope.event_id))
+        if not is_taken_anew(state):
+            self.duplicates += 1
+            self.acceptor.flush_runs()
+            self._answer_again(envelope, state)
+        elif envelope.payload is UNSET and envelope.payload_ref is None:
+            # A retry of an event we do not have: we need all of it.
+            self.acceptor.append_receipt(envelope, Receipt(status="refused", reason="resend"))
+        elif envelope.to_agent_id is None:
+            self.acceptor.refuse_event(envelope, "no_agent")
+        elif self._check.may_be_dealt_with(envelope):
+            # Never held: by the time it is released, nothing may be known of this any more.
+            self.acceptor.refuse_event(envelope, RESTORED)
+        else:
+            self._take_in_order(envelope, body)
+
+    def finish(self) -> list[Decision]:
+        """Put away what is accepted and save the pairs; returns the decisions."""
+        self.acceptor.flush_runs()
+        self.pairs.save_changed()
+        return self.decisions
+
+    def _answer_again(self, envelope: Envelope, state: InboxState) -> None:
+        if state is InboxState.HELD:
+            # Its sender asks where it is: perhaps the fetch of its blob was given up.
+            id = parse_event_id(envelope.event_id)
+            digests = self.held.missing_digests(self.source, id)
+            self.decisions += [BlobWanted(digest, self.source) for digest in digests]
+        else:
+            self.decisions += self.answers.repeat_receipts(envelope, state)
+
+    def _take_in_order(self, envelope: Envelope, body: bytes) -> None:
+        key = self.pair_key(envelope)
+        number = envelope.pair_seq
+        pair = self._load_for_arrival(key, envelope)
+        if number > pair.next:
+            self.held.hold_event(key, pair, envelope, body, "order")
+        elif pair.offered and not envelope.offer:
+            self.held.hold_event(key, pair, envelope, body, "offer")
+        else:
+            self._accept_or_hold(key, pair, envelope, body)
+            if pair.held:
+                self.release_held(key)
+
+    def _load_for_arrival(self, key: PairKey, envelope: Envelope) -> InboxPair:
+        pair = self.pairs.load_pair(key)
+        if pair.incarnation != self.pairs.incarnation:
+            pair.begin_incarnation(self.pairs.incarnation, envelope.pair_seq)
+            self.offers.withdraw_all(key, pair)
+            self.held.withdraw_offers(key, pair)
+        pair.advance_to(envelope.pair_base)
+        return pair
+
+    def _accept_or_hold(
+        self, key: PairKey, pair: InboxPair, envelope: Envelope, body: bytes
+    ) -> None:
+        reason = self._reason_against(envelope)
+        if reason in (FULL, BLOB):
+            self.held.hold_event(key, pair, envelope, body, reason)
+        elif reason:
+            # Its sender decides what becomes of it; until then no later number overtakes it.
+            self.acceptor.refuse_event(envelope, reason)
+        else:
+            pair.advance_to(envelope.pair_seq + 1)
+            if envelope.offer:
+                self._accept_offer(pair, envelope, body)
+            else:
+                self.acceptor.accept_event(envelope)
+
+    def _accept_offer(self, pair: InboxPair, envelope: Envelope, body: bytes) -> None:
+        self.offers.keep_offer(pair, envelope, body)
+        self.acceptor.append_receipt(envelope, ACCEPTED)
+
+    def _reason_against(self, envelope: Envelope) -> str:
+        reason = self._check.reason_against(envelope)
+        if reason == BLOB and isinstance(envelope.payload_ref, PayloadRef):
+            self.decisions.append(BlobWanted(envelope.payload_ref.digest, self.source))
+        return reason
+
+    def pair_key(self, envelope: Envelope) -> PairKey:
+        return self.source, envelope.source_agent_id, envelope.to_agent_id or ""
+
+    # -- releasing held events
+
+    def release_held(self, key: PairKey) -> None:
+        """Accept the held events of a pair, in order, up to the first that still has to wait."""
+        pair = self.pairs.load_pair(key)
+        while pair.held and (held := self.held.first_held(key)) is not None:
+            if held.number > pair.next:
+                return
+            if held.event_id is None:
+                pair.advance_to(held.number + 1)
+                self.held.remove_number(key, pair, held.number)
+                continue
+            envelope = decode_event(held.body)
+            reason = self._reason_against(envelope)
+            if reason in (FULL, BLOB):
+                self.held.keep_waiting(key, held, envelope, reason)
+                return
+            if pair.offered and not envelope.offer:
+                return
+            self.held.remove_number(key, pair, held.number)
+            self._accept_or_hold(key, pair, envelope, held.body)
+
+    def close_number(self, key: PairKey, number: int) -> None:
+        """This number of a pair never comes."""
+        pair = self.pairs.load_pair(key)
+        if number == pair.next:
+            pair.advance_to(number + 1)
+        elif number > pair.next:
+            self.held.hold_gone_number(key, pair, number)
+        self.release_held(key)
+
+    def close_through(self, key: PairKey, through: int) -> None:
+        """Of the numbers up to `through`, those that are not held here never come."""
+        pair = self.pairs.load_pair(key)
+        if pair.held:
+            for number in range(pair.next, through + 1):
+                self.held.hold_gone_number(key, pair, number)
+            self.release_held(key)
+        else:
+            pair.advance_to(through + 1)
+
+    # -- letting go of events that are not accepted for good
+
+    def withdraw_event(self, event_id: bytes, input: InboxInput) -> InboxRow | None:
+        """Withdraw an event; returns its row as it was, or None if it is accepted for good."""
+        row = self.inbox.find_row(event_id)
+        if row is None or row.state in FINAL:
+            return None
+        key = (self.source, row.sender, row.mailbox)
+        pair = self.pairs.load_pair(key)
+        if row.state is InboxState.HELD:
+            self.held.remove_event(key, pair, event_id)
+        elif row.state is InboxState.OFFERED:
+            self.offers.take_offer(event_id)
+            pair.count_offered(-1)
+        self.inbox.change_state(event_id, input)
+        return row
+
+    def withdraw_and_report(
+        self, event_id: bytes, input: InboxInput, reason: str
+    ) -> InboxRow | None:
+        """Withdraw an event, and if it was undecided report that no agent was engaged with it."""
+        row = self.withdraw_event(event_id, input)
+        if row is not None and row.state in UNDECIDED:
+            id = format_event_id(event_id)
+            self.decisions += self.answers.report_refusal(row.mailbox, id, row.corr_id, reason)
+        return row

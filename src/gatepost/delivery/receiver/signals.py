@@ -1,0 +1,75 @@
+"""Signals and dead letters: a sender's later decisions about events it has sent.
+
+An event that was accepted for good stays accepted: no later decision changes that.
+"""
+
+from gatepost.delivery.decisions import TransferSignal
+from gatepost.delivery.receiver.inbox_states import InboxInput, InboxState
+from gatepost.delivery.receiver.intake import Intake
+from gatepost.delivery.transfers import TRANSFER_SIGNALS
+from gatepost.events import DeadLetterNotice, Envelope, Signal, parse_event_id
+
+
+def apply_signal(intake: Intake, envelope: Envelope, signal: Signal) -> None:
+    ref = envelope.ref_event_id
+    if signal.signal in TRANSFER_SIGNALS:
+        intake.decisions.append(TransferSignal(intake.source, signal))
+    elif signal.signal == "pair_closed" and signal.from_agent and signal.to_agent:
+        key = (intake.source, signal.from_agent, signal.to_agent)
+        intake.close_through(key, signal.through)
+    elif ref is None:
+        return
+    elif signal.signal == "confirm":
+        _confirm_offer(intake, parse_event_id(ref))
+    elif signal.signal == "withdraw":
+        _withdraw_event(intake, parse_event_id(ref))
+    elif signal.signal == "status_request":
+        _answer_status_request(intake, envelope, ref)
+
+
+def apply_dead_letter(intake: Intake, envelope: Envelope, letter: DeadLetterNotice) -> None:
+    """The sender waits no more: let go of the event, and go on without its number."""
+    if envelope.ref_event_id is None:
+        return
+    intake.withdraw_and_report(
+        parse_event_id(envelope.ref_event_id), InboxInput.GIVE_UP, "given_up"
+    )
+    if envelope.to_agent_id is not None:
+        intake.close_number(intake.pair_key(envelope), letter.pair_seq)
+
+
+def expire_event(intake: Intake, event_id: bytes) -> None:
+    """Let go of a held or offered event whose sender never decided about it."""
+    row = intake.withdraw_and_report(event_id, InboxInput.EXPIRE, "expired")
+    if row is not None:
+        intake.close_number((intake.source, row.sender, row.mailbox), row.pair_seq)
+
+
+def _confirm_offer(intake: Intake, event_id: bytes) -> None:
+    envelope = intake.offers.take_offer(event_id)
+    if envelope is None:
+        return
+    key = intake.pair_key(envelope)
+    intake.pairs.load_pair(key).count_offered(-1)
+    intake.acceptor.accept_confirmed(envelope)
+    intake.release_held(key)
+
+
+def _withdraw_event(intake: Intake, event_id: bytes) -> None:
+    """The sender routed it elsewhere. Its number is open again: if the pair comes back to this
+    node, it waits until that number is closed.
+    """
+    row = intake.withdraw_event(event_id, InboxInput.WITHDRAW)
+    if row is not None and row.pair_seq:
+        intake.pairs.load_pair((intake.source, row.sender, row.mailbox)).go_back_to(row.pair_seq)
+
+
+def _answer_status_request(intake: Intake, envelope: Envelope, ref: str) -> None:
+    row = intake.inbox.find_row(parse_event_id(ref))
+    if row is not None and row.state is InboxState.HELD:
+        # Only a sender that was restored asks about a held event, and the numbers this one waits
+        # for never come.
+        intake.close_through((intake.source, row.sender, row.mailbox), row.pair_seq - 1)
+        return
+    corr_id = envelope.corr_id or ref
+    intake.decisions += intake.answers.answer_status_request(ref, corr_id, row)

@@ -1,0 +1,292 @@
+"""A relay: it keeps outboxes for readers that cannot reach their nodes, and serves them with proof.
+
+A relay follows a source over its own link with that source, so it never relays a relayed outbox. It
+checks every commit group before it keeps it. A reader checks each group again, so nobody has to
+trust a relay. Groups that were stored a moment ago go to readers from memory.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from gatepost.delivery import replica
+from gatepost.delivery.coordinator import DeliveryCoordinator
+from gatepost.delivery.frames import (
+    AnyFrame,
+    EventsFrame,
+    FollowFrame,
+    HelloFrame,
+    Incarnation,
+    IncarnationsFrame,
+    ReadingFrame,
+    RelayFrame,
+    TakenFrame,
+)
+from gatepost.delivery.link_port import JournalCommit, LinkPort
+from gatepost.delivery.proof import check_incarnations
+from gatepost.delivery.relay_feed import RelayFeed
+from gatepost.delivery.replica import ReaderProgress, ReplicaPosition, ReplicaState
+from gatepost.delivery.replica_follower import ReplicaFollower, StoredGroups
+from gatepost.errors import GatepostError, LinkError
+from gatepost.journal.outbox import OutboxGroup
+from gatepost.journal.transaction import Tx
+
+log = logging.getLogger(__name__)
+
+# How long a relay keeps events that a reader has not taken.
+REPLICA_KEEP_MS = 48 * 3_600_000
+
+
+class RelayHost:
+    """All that one gateway relays. Every link of a relay gets a part of it.
+
+    It runs where links run; only the operations it commits run in the writer's thread.
+    """
+
+    def __init__(
+        self, coordinator: DeliveryCoordinator, window: int, keep_ms: int = REPLICA_KEEP_MS
+    ) -> None:
+        self._coordinator = coordinator
+        self.window = window
+        self._keep_ms = keep_ms
+        self._wanted: set[str] = set()
+        self._parts: list[RelayHostPart] = []
+        self._clocks: dict[str, int] = {}
+        self._readings: dict[tuple[str, str], ReadingFrame] = {}
+
+    def make_part(self, port: LinkPort, peer: str) -> "RelayHostPart":
+        return RelayHostPart(self, port, peer)
+
+    def find_key(self, node: str) -> bytes | None:
+        """The public key of a member. Nothing is kept for, or served to, anybody else."""
+        found = self._coordinator.routes.directory.gateways.get(node)
+        return None if found is None else found.key
+
+    # -- links come and go
+
+    def add_part(self, part: "RelayHostPart") -> None:
+        self._parts.append(part)
+        for key in [each for each in self._readings if each[0] == part.peer]:
+            part.send_reading(self._readings.pop(key))
+        self._follow_source(part.peer)
+
+    def remove_part(self, part: "RelayHostPart") -> None:
+        if part in self._parts:
+            self._parts.remove(part)
+        self._follow_source(part.peer)
+
+    def _follow_source(self, source: str) -> None:
+        """Follow a wanted source over one of the links to it."""
+        links = [part for part in self._parts if part.peer == source]
+        if source in self._wanted and links and not any(part.is_following for part in links):
+            links[0].start_following()
+
+    def retry_unserved(self) -> None:
+        """The room changed: sources that were unknown when they were asked for may be members."""
+        for part in self._parts:
+            part.retry_unserved()
+
+    def want_source(self, source: str) -> None:
+        """Somebody reads this outbox through us."""
+        self._wanted.add(source)
+        self._follow_source(source)
+
+    def restart_following(self, source: str) -> None:
+        """A reader needs the outbox from further back than the replica reaches."""
+        for part in self._parts:
+            if part.peer == source and part.is_following:
+                part.start_following()
+
+    def forward_reading(self, reading: ReadingFrame) -> None:
+        """Pass a reader's progress on to the source, now or when it links to us again."""
+        source = next((part for part in self._parts if part.peer == reading.source), None)
+        if source is not None:
+            source.send_reading(reading)
+        elif reading.source in self._wanted:
+            self._readings[reading.source, reading.reader] = reading
+
+    # -- news of a replica, for all readers
+
+    def announce_incarnations(self, incarnations: IncarnationsFrame) -> None:
+        for part in self._parts:
+            part.learn_incarnations(incarnations)
+
+    def push_groups(self, stored: StoredGroups) -> None:
+        for part in self._parts:
+            part.push_groups(stored)
+
+    def mark_grown(self, source: str) -> None:
+        for part in self._parts:
+            part.mark_grown(source)
+
+    def note_clock(self, source: str, ahead: int) -> None:
+        self._clocks[source] = ahead
+
+    def estimate_clock(self, source: str, now: int) -> int:
+        """The time at a source, going by how far its clock was ahead of ours last."""
+        return max(0, now + self._clocks.get(source, 0))
+
+    def raise_gap(self, tx: Tx, source: str, seq: int, first: int) -> None:
+        detail = f"the replica goes on at {first} after {seq}: its source has nothing in between"
+        self._coordinator.incidents.raise_(tx, "replica_gap", f"{source}/{first}", detail)
+
+    # -- forgetting, now and then
+
+    def prune_replicas(self, commit: JournalCommit) -> None:
+        progress = {
+            (source, part.peer): at
+            for part in self._parts
+            for source, at in part.reader_progress().items()
+        }
+        commit(lambda tx: replica.prune_replicas(tx, progress, self._keep_ms), self._drop_unwanted)
+
+    def _drop_unwanted(self, unwanted: set[str] | None, error: GatepostError | None) -> None:
+        if unwanted is None:
+            log.warning("outboxes kept for others were not pruned: %s", error)
+            return
+        self._wanted -= unwanted
+        for part in self._parts:
+            if part.peer in unwanted:
+                part.stop_following()
+
+
+class RelayHostPart:
+    """A relay's part of one link: it follows the peer, or serves it, or both."""
+
+    def __init__(self, host: RelayHost, port: LinkPort, peer: str) -> None:
+        self._host = host
+        self._port = port
+        self.peer = peer
+        self._follower: ReplicaFollower | None = None
+        self._feed: RelayFeed | None = None
+        self._incarnations: Sequence[Incarnation] = ()
+        # How many Follow frames the peer has not answered yet.
+        self._unanswered = 0
+        # The peer's last request, if it names nodes that we do not know yet.
+        self._unserved: RelayFrame | None = None
+
+    @property
+    def is_following(self) -> bool:
+        return self._unanswered > 0 or self._follower is not None
+
+    def handle_hello(self, hello: HelloFrame) -> None:
+        self._incarnations = hello.incarnations
+        self._host.add_part(self)
+
+    def publish_group(self, group: OutboxGroup) -> None:
+        """Our own outbox is no replica."""
+
+    def close(self) -> None:
+        self._follower, self._feed, self._unanswered = None, None, 0
+        self._unserved = None
+        self._host.remove_part(self)
+
+    def receive_frame(self, frame: AnyFrame) -> bool:
+        match frame:
+            case RelayFrame():
+                self._handle_relay(frame)
+            case TakenFrame(stream="relay"):
+                if self._feed is not None:
+                    self._feed.take_credit(frame)
+            case ReadingFrame():
+                self._handle_reading(frame)
+            case IncarnationsFrame(source=self.peer):
+                self._handle_incarnations(frame)
+            case EventsFrame(stream="follow"):
+                self._handle_events(frame)
+            case _:
+                return False
+        return True
+
+    # -- following
+
+    def start_following(self) -> None:
+        """Follow the peer's outbox from where the furthest reader needs it."""
+        self._unanswered += 1
+        self._port.commit(
+            lambda tx: replica.begin_following(tx, self.peer, self._incarnations),
+            self._send_follow,
+        )
+
+    def stop_following(self) -> None:
+        if self.is_following:
+            self._unanswered += 1
+            self._follower = None
+            self._port.send(FollowFrame([], 0))
+
+    def _send_follow(self, position: ReplicaPosition | None) -> None:
+        if position is None:
+            self._unanswered -= 1
+            return
+        self._follower = ReplicaFollower(self._host, self._port, self.peer, position)
+        start = (self.peer, position.incarnation, position.seq)
+        self._port.send(FollowFrame([start], self._host.window))
+
+    def _handle_incarnations(self, frame: IncarnationsFrame) -> None:
+        if self._unanswered == 0:
+            raise LinkError(f"{self.peer} answers what nobody asked")
+        self._unanswered -= 1
+        if self._follower is None or self._unanswered:
+            return
+        key = self._host.find_key(self.peer)
+        if key is None:
+            raise LinkError(f"{self.peer} is not in this room")
+        check_incarnations(frame, key)
+        self._follower.set_source(frame.incarnations, key)
+        self._port.commit(
+            lambda tx: replica.save_incarnations(tx, frame),
+            lambda _: self._host.announce_incarnations(frame),
+        )
+
+    def _handle_events(self, frame: EventsFrame) -> None:
+        # Until the last Follow is answered, events belong to an earlier one.
+        if self._unanswered == 0 and self._follower is not None:
+            self._follower.take_events(frame)
+
+    # -- serving
+
+    def _handle_relay(self, frame: RelayFrame) -> None:
+        if self._host.find_key(self.peer) is None:
+            raise LinkError(f"{self.peer} is not in this room")
+        if self._feed is None:
+            window = min(frame.window, self._host.window)
+            self._feed = RelayFeed(self._host, self._port, self.peer, window)
+        wants = [each for each in frame.wants if each != self.peer and self._host.find_key(each)]
+        self._unserved = frame if len(wants) < len(frame.wants) else None
+        self._port.commit(
+            lambda tx: replica.save_reader(tx, self.peer, wants, frame.positions),
+            lambda found: self._start_serving(frame, found),
+        )
+
+    def retry_unserved(self) -> None:
+        if self._unserved is not None and self._host.find_key(self.peer) is not None:
+            self._handle_relay(self._unserved)
+
+    def _start_serving(self, frame: RelayFrame, found: dict[str, tuple[ReplicaState, int]]) -> None:
+        if self._feed is None:
+            return
+        self._feed.set_wants(frame.positions, found)
+        for source in found:
+            self._host.want_source(source)
+
+    def _handle_reading(self, reading: ReadingFrame) -> None:
+        if reading.reader != self.peer:
+            raise LinkError(f"{self.peer} says how far {reading.reader} has read")
+        self._host.forward_reading(reading)
+
+    def send_reading(self, reading: ReadingFrame) -> None:
+        self._port.send(reading)
+
+    def learn_incarnations(self, incarnations: IncarnationsFrame) -> None:
+        if self._feed is not None:
+            self._feed.learn_incarnations(incarnations)
+
+    def push_groups(self, stored: StoredGroups) -> None:
+        if self._feed is not None:
+            self._feed.push_groups(stored)
+
+    def mark_grown(self, source: str) -> None:
+        if self._feed is not None:
+            self._feed.mark_grown(source)
+
+    def reader_progress(self) -> dict[str, ReaderProgress]:
+        return {} if self._feed is None else self._feed.reader_progress()

@@ -1,0 +1,100 @@
+"""Requests to send: their validation, their fingerprint, and what an earlier identical one made."""
+
+from hashlib import blake2b
+from typing import TypeVar
+
+from msgspec import UNSET, UnsetType
+
+from gatepost.delivery.outgoing import EMPTY_PAYLOAD, OutgoingEvent
+from gatepost.errors import IdempotencyConflict, InvalidRequest
+from gatepost.events import (
+    EventIdGenerator,
+    EventKind,
+    check_digest,
+    format_event_id,
+    parse_event_id,
+)
+from gatepost.journal.transaction import Tx
+from gatepost.wire import NewSend
+
+_SELECT_KEY = "SELECT fingerprint, event_id FROM idempotency WHERE agent = ? AND key = ?"
+_SELECT_SENT = "SELECT from_agent, to_agent, fingerprint FROM delivery WHERE event_id = ?"
+_REMEMBER_KEY = """
+INSERT INTO idempotency (agent, key, fingerprint, event_id, at) VALUES (?, ?, ?, ?, ?)
+"""
+
+T = TypeVar("T")
+
+
+def check_send(new: NewSend) -> None:
+    """Check what a decoder cannot: a message has one payload or reference, and one kind of target.
+
+    InvalidRequest if it has not.
+    """
+    if bool(new.to_agent) != isinstance(new.to_agents, UnsetType):
+        raise InvalidRequest("a message needs either `to_agent` or `to_agents`")
+    if isinstance(new.payload, UnsetType) == isinstance(new.payload_ref, UnsetType):
+        raise InvalidRequest("a message needs either `payload` or `payload_ref`")
+    if not isinstance(new.payload_ref, UnsetType):
+        check_digest(new.payload_ref)
+
+
+def fingerprint_send(new: NewSend) -> bytes:
+    """Tells a repeated call from a different one under the same idempotency key."""
+    mark = blake2b(digest_size=16)
+    payload, ref = bytes(_value_or_none(new.payload) or b""), _value_or_none(new.payload_ref)
+    for part in (new.to_agent.encode(), payload, ref):
+        data = part.encode() if isinstance(part, str) else part or b""
+        mark.update(len(data).to_bytes(8) + data)
+    return mark.digest()
+
+
+def find_earlier_send(tx: Tx, new: NewSend, fingerprint: bytes) -> str | None:
+    """The event an earlier, identical call made; IdempotencyConflict if it was a different one."""
+    if not isinstance(new.idempotency_key, UnsetType):
+        row = tx.fetch_one(_SELECT_KEY, (new.from_agent, new.idempotency_key))
+        if row is not None and row[0] != fingerprint:
+            raise IdempotencyConflict("this idempotency key was used with another message")
+        if row is not None:
+            return format_event_id(row[1])
+    if isinstance(new.event_id, UnsetType):
+        return None
+    row = tx.fetch_one(_SELECT_SENT, (parse_event_id(new.event_id),))
+    if row is None:
+        return None
+    if row[:2] != (new.from_agent, new.to_agent) or row[2] not in (None, fingerprint):
+        raise IdempotencyConflict(f"event {new.event_id} was another message")
+    return new.event_id
+
+
+def remember_send(tx: Tx, new: NewSend, fingerprint: bytes, event_id: str) -> None:
+    """Remember the idempotency key of a message, if it has one."""
+    if not isinstance(new.idempotency_key, UnsetType):
+        id = parse_event_id(event_id)
+        tx.execute(_REMEMBER_KEY, (new.from_agent, new.idempotency_key, fingerprint, id, tx.now))
+
+
+def choose_event_id(new: NewSend, ids: EventIdGenerator) -> str:
+    return ids.next_id() if new.event_id is UNSET else str(new.event_id)
+
+
+def outgoing_message(new: NewSend, event_id: str, fingerprint: bytes) -> OutgoingEvent:
+    parse_event_id(event_id)
+    return OutgoingEvent(
+        event_id,
+        EventKind.MESSAGE,
+        new.from_agent,
+        new.to_agent,
+        event_id if isinstance(new.corr_id, UnsetType) else new.corr_id,
+        EMPTY_PAYLOAD if isinstance(new.payload, UnsetType) else bytes(new.payload),
+        digest=_value_or_none(new.payload_ref),
+        ttl=None if isinstance(new.ttl_secs, UnsetType) else int(new.ttl_secs * 1000),
+        traceparent=_value_or_none(new.traceparent),
+        replies_to=new.replies,
+        fingerprint=fingerprint,
+        priority=_value_or_none(new.priority),
+    )
+
+
+def _value_or_none(value: T | UnsetType) -> T | None:
+    return None if isinstance(value, UnsetType) else value

@@ -1,0 +1,105 @@
+"""The deliveries of this gateway in the journal, and the earliest time one has to be looked at."""
+
+from typing import NamedTuple
+
+from gatepost.delivery.delivery_states import DeliveryState
+from gatepost.delivery.outgoing import OutgoingEvent
+from gatepost.events import format_event_id, parse_event_id
+from gatepost.journal.transaction import Row, Tx
+from gatepost.routing import Route
+
+DELIVERY_COLUMNS = """event_id, kind, from_agent, to_agent, corr_id, state, node, offer, attempt,
+    pair_seq, expires_at, accepted_at, content_key, digest, reason"""
+
+_OPEN = """
+INSERT INTO delivery (event_id, kind, from_agent, to_agent, corr_id, state, emitted_at, accepted_at,
+    replies_to, node, offer, pair_seq, expires_at, next_at, content_key, fingerprint, digest)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_SELECT_DELIVERY = f"SELECT {DELIVERY_COLUMNS} FROM delivery WHERE event_id = ?"
+_SELECT_DESTINATIONS = """
+SELECT DISTINCT node FROM delivery WHERE processed_at IS NULL AND node IS NOT NULL
+"""
+_SELECT_FIRST_SEQ = "SELECT min(seq) FROM outbox WHERE event_id = ? AND to_node = ?"
+
+# (sender agent, receiver agent)
+SenderPair = tuple[str, str]
+
+
+class DeliveryRecord(NamedTuple):
+    """One row of the table."""
+
+    event_id: bytes
+    kind: str
+    from_agent: str
+    to_agent: str
+    corr_id: str
+    state: str
+    node: str
+    offer: int
+    attempt: int
+    pair_seq: int
+    expires_at: int
+    accepted_at: int | None
+    content_key: bytes | None
+    digest: str | None
+    reason: str | None
+
+    @property
+    def id(self) -> str:
+        return format_event_id(self.event_id)
+
+    @property
+    def pair(self) -> SenderPair:
+        return self.from_agent, self.to_agent
+
+
+class DeliveryTable:
+    """`destinations` are the nodes something was sent to, for the dialer.
+
+    `next_due` is the earliest time the timers have to look at a delivery; 0 means at once.
+    """
+
+    def __init__(self) -> None:
+        self.destinations: set[str] = set()
+        self.next_due: int | None = 0
+
+    def open(
+        self,
+        tx: Tx,
+        out: OutgoingEvent,
+        state: DeliveryState,
+        route: Route | None,
+        number: int,
+        expires: int,
+        due: int,
+        content_key: bytes | None,
+    ) -> None:
+        """Write down a new delivery."""
+        node, offer = (route.node, route.offer) if route else (None, False)
+        accepted = tx.now if state is DeliveryState.ACCEPTED else None
+        head = (parse_event_id(out.event_id), out.kind, out.from_agent, out.to_agent, out.corr_id)
+        times = (state.value, tx.now, accepted, out.replies_to)
+        tail = (node, offer, number, expires, due, content_key, out.fingerprint, out.digest)
+        tx.execute(_OPEN, (*head, *times, *tail))
+        self.note_due(due)
+
+    def find(self, tx: Tx, event_id: str) -> DeliveryRecord | None:
+        row = tx.fetch_one(_SELECT_DELIVERY, (parse_event_id(event_id),))
+        return None if row is None else DeliveryRecord(*row)
+
+    def is_unchanged(self, tx: Tx, record: DeliveryRecord | Row) -> bool:
+        return tx.fetch_one(_SELECT_DELIVERY, (record[0],)) == record
+
+    def note_due(self, due: int) -> None:
+        if self.next_due is None or due < self.next_due:
+            self.next_due = due
+
+    def load_destinations(self, tx: Tx) -> None:
+        self.destinations |= {row[0] for row in tx.fetch_all(_SELECT_DESTINATIONS)}
+
+
+def first_seq_to(tx: Tx, event_id: bytes, node: str) -> int | None:
+    """The seq under which an event was first appended for a node."""
+    ((seq,),) = tx.fetch_all(_SELECT_FIRST_SEQ, (event_id, node))
+    return None if seq is None else int(seq)

@@ -1,0 +1,101 @@
+"""Delivery to an agent of this gateway: one transaction does what two gateways do in two.
+
+Event, mail, delivery record and `accepted` receipt are written at once, for owner and sender are
+the same journal.
+"""
+
+import msgspec
+
+from gatepost.delivery.blob_records import find_blob, use_blob
+from gatepost.delivery.delivery_states import DeliveryState
+from gatepost.delivery.local_node import LocalNode
+from gatepost.delivery.outbox_writer import ACCEPTED, PROCESSED, OutboxWriter
+from gatepost.delivery.outgoing import OutgoingEvent
+from gatepost.delivery.retry_policy import RetryPolicy
+from gatepost.delivery.sender.delivery_table import DeliveryTable
+from gatepost.delivery.sender.drafts import draft_event
+from gatepost.delivery.sender.pairs import PairNumber, SenderPairs
+from gatepost.delivery.sender.payloads import PayloadEncryption
+from gatepost.errors import IdempotencyConflict
+from gatepost.events import Trace
+from gatepost.journal.transaction import Tx
+from gatepost.mailbox import Dispatcher, NewMail
+from gatepost.routing import Route
+from gatepost.wire import EventInfo
+
+
+class LocalDelivery:
+    def __init__(
+        self,
+        node: LocalNode,
+        policy: RetryPolicy,
+        dispatcher: Dispatcher,
+        deliveries: DeliveryTable,
+        pairs: SenderPairs,
+        encryption: PayloadEncryption,
+        writer: OutboxWriter,
+    ) -> None:
+        self._node = node
+        self._policy = policy
+        self._dispatcher = dispatcher
+        self._deliveries = deliveries
+        self._pairs = pairs
+        self._encryption = encryption
+        self._writer = writer
+
+    def can_deliver(self, tx: Tx, out: OutgoingEvent, route: Route) -> bool:
+        """Whether an event is for this node and none of its pair is open at another one."""
+        here = self._node.id
+        return route.node == here and self._pairs.is_only_at(tx, out.pair, here)
+
+    def deliver_event(self, tx: Tx, out: OutgoingEvent, route: Route) -> int:
+        """Deliver an event; returns how much mail waits for its agent."""
+        waiting = self._enqueue_mail(tx, out, route)
+        number = self._pairs.next_number(tx, out.pair, route.node)
+        expires = tx.now + (self._policy.ttl if out.ttl is None else out.ttl)
+        self._append_event(tx, out, number, expires)
+        due = tx.now + self._policy.sla
+        self._deliveries.open(
+            tx, out, DeliveryState.ACCEPTED, route, number.number, expires, due, None
+        )
+        # The delivery is open as accepted, so the receipt changes nothing: it is for the record.
+        receipt = (out.to_agent, self._node.id, out.event_id, out.corr_id)
+        tx.append_event(self._writer.draft_receipt(*receipt, ACCEPTED))
+        return waiting
+
+    def append_taken_reply(self, tx: Tx, out: OutgoingEvent) -> None:
+        """Append a reply its sender waits for, with both receipts: it needs no mailbox."""
+        number = self._pairs.next_number(tx, out.pair, self._node.id)
+        self._append_event(tx, out, number, tx.now + self._policy.ttl)
+        receipt = (out.to_agent, self._node.id, out.event_id, out.corr_id)
+        tx.append_event(self._writer.draft_receipt(*receipt, ACCEPTED))
+        tx.append_event(self._writer.draft_receipt(*receipt, PROCESSED))
+
+    def _append_event(self, tx: Tx, out: OutgoingEvent, number: PairNumber, expires: int) -> None:
+        content = self._encryption.encrypt_for(tx, out, self._node.id)
+        trace = Trace(route_decision="local", traceparent=out.traceparent)
+        tx.append_event(draft_event(out, content, expires, trace, number, to_node=self._node.id))
+
+    def _enqueue_mail(self, tx: Tx, out: OutgoingEvent, route: Route) -> int:
+        size = find_blob(tx, out.digest)[1] if out.digest else None
+        priority = route.priority if out.priority is None else out.priority
+        info = EventInfo(
+            out.event_id,
+            out.kind,
+            out.corr_id,
+            out.ref_event_id,
+            out.traceparent,
+            out.digest,
+            size,
+            priority=priority,
+        )
+        meta = msgspec.json.encode(info)
+        mail = NewMail(out.event_id, out.payload, ttl=out.ttl, meta=meta, priority=priority)
+        (ack,) = self._dispatcher.enqueue(tx, out.to_agent, out.from_agent, [mail])
+        if ack.error is not None:
+            raise ack.error.to_error()
+        if not ack.queued:
+            raise IdempotencyConflict(f"{out.event_id} is already in the mailbox")
+        if out.digest:
+            use_blob(tx, out.digest, out.to_agent, out.event_id)
+        return ack.pending

@@ -1,0 +1,163 @@
+"""Receipts and replies, matched to the deliveries they are about.
+
+A receipt counts only from the node its event is routed to. One that comes after the sender gave up
+amends the dead letter and changes nothing else.
+"""
+
+from gatepost.delivery.decisions import (
+    NOTHING,
+    Decisions,
+    DeliveryAccepted,
+    DeliveryEnded,
+    GiveUpDelivery,
+    ReceiptArrived,
+    ReplyArrived,
+    RerouteDelivery,
+)
+from gatepost.delivery.delivery_states import UNACCEPTED, DeliveryInput, update_delivery
+from gatepost.delivery.outbox_writer import OutboxWriter
+from gatepost.delivery.retry_policy import RetryPolicy
+from gatepost.delivery.sender.delivery_table import DeliveryRecord, DeliveryTable
+from gatepost.delivery.sender.recovery import draft_pair_closed
+from gatepost.delivery.sender.rerouting import Rerouter
+from gatepost.events import Receipt, Signal, parse_event_id
+from gatepost.journal.transaction import Row, Tx
+from gatepost.routing import Route
+
+_FROM_ITS_NODE = "event_id = ? AND node = ?"
+_ACCEPT = update_delivery(
+    DeliveryInput.ACCEPT,
+    "accepted_at = ?, next_at = ?",
+    where=_FROM_ITS_NODE,
+    returning="offer, kind, emitted_at",
+)
+_PROCESS = update_delivery(
+    DeliveryInput.PROCESS,
+    "outcome = ?, reason = ?, processed_at = ?, next_at = NULL, content_key = NULL,"
+    " accepted_at = coalesce(accepted_at, processed_at, ?)",
+    where=_FROM_ITS_NODE,
+    returning="from_agent, to_agent, replies_to, kind, emitted_at",
+)
+_REPLY = update_delivery(
+    DeliveryInput.REPLY,
+    "outcome = 'ok', processed_at = ?, next_at = NULL, content_key = NULL, reply = ?,"
+    " accepted_at = coalesce(accepted_at, ?)",
+    where=_FROM_ITS_NODE,
+    returning="from_agent, to_agent, replies_to, kind, emitted_at",
+)
+_AMEND_DELIVERY = """
+UPDATE delivery SET verdict = ? WHERE event_id = ? AND node = ? AND state = 'dead_letter'
+"""
+# The receipt that a turn has ended is the last; a later one does not replace it.
+_AMEND_UNDELIVERED = """
+UPDATE undelivered SET verdict = ? WHERE event_id = ? AND node = ?
+    AND coalesce(verdict, '') NOT LIKE 'processed:%'
+"""
+_IS_ROUTED = "SELECT 1 FROM delivery WHERE event_id = ? AND node = ?"
+
+# The refusal of a gateway that was restored from a backup: it may have dealt with the event.
+RESTORED = "restored from a backup"
+
+
+class ReceiptHandler:
+    """`ignored` counts the receipts that did not count."""
+
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        deliveries: DeliveryTable,
+        rerouter: Rerouter,
+        writer: OutboxWriter,
+    ) -> None:
+        self._policy = policy
+        self._deliveries = deliveries
+        self._rerouter = rerouter
+        self._writer = writer
+        self.ignored = 0
+
+    def apply_receipt(self, tx: Tx, arrived: ReceiptArrived) -> Decisions:
+        source, ref, receipt = arrived
+        if receipt.status == "accepted":
+            return self._accept_delivery(tx, source, ref)
+        if receipt.status == "processed":
+            return self._end_delivery(tx, source, ref, receipt)
+        return self._handle_refusal(tx, source, ref, receipt.reason or "refused")
+
+    def apply_reply(self, tx: Tx, arrived: ReplyArrived) -> Decisions:
+        """End the delivery a reply answers, if it is open."""
+        source, ref, payload = arrived
+        row = tx.fetch_one(_REPLY, (tx.now, payload, tx.now, parse_event_id(ref), source))
+        return NOTHING if row is None else (self._delivery_ended(tx, ref, "ok", None, row),)
+
+    def _accept_delivery(self, tx: Tx, source: str, ref: str) -> Decisions:
+        id = parse_event_id(ref)
+        due = tx.now + self._policy.sla
+        row = tx.fetch_one(_ACCEPT, (tx.now, due, id, source))
+        if row is None:
+            return self._amend_dead_letter(tx, id, source, "accepted")
+        self._deliveries.note_due(due)
+        offer, kind, emitted = row
+        accepted = DeliveryAccepted(ref, kind, tx.now - emitted)
+        if not offer:
+            return (accepted,)
+        confirm = self._writer.append_signal(tx, source, ref, Signal(signal="confirm"))
+        return (*confirm, accepted)
+
+    def _end_delivery(self, tx: Tx, source: str, ref: str, receipt: Receipt) -> Decisions:
+        id = parse_event_id(ref)
+        outcome, reason = receipt.outcome, receipt.reason
+        row = tx.fetch_one(_PROCESS, (outcome, reason, tx.now, tx.now, id, source))
+        if row is None:
+            return self._amend_dead_letter(tx, id, source, f"processed: {outcome}")
+        return (self._delivery_ended(tx, ref, outcome or "ok", reason, row),)
+
+    def _delivery_ended(
+        self, tx: Tx, ref: str, outcome: str, reason: str | None, row: Row
+    ) -> DeliveryEnded:
+        from_agent, to_agent, replies_to, kind, emitted = row
+        pair = (from_agent, to_agent)
+        return DeliveryEnded(ref, pair, outcome, reason, replies_to, kind, tx.now - emitted)
+
+    def _amend_dead_letter(self, tx: Tx, id: bytes, source: str, verdict: str) -> Decisions:
+        """Amend a dead letter with a late receipt, if it is about one."""
+        tx.execute(_AMEND_DELIVERY, (verdict, id, source))
+        amended = tx.changed_rows()
+        tx.execute(_AMEND_UNDELIVERED, (verdict, id, source))
+        if not (amended or tx.changed_rows() or tx.fetch_one(_IS_ROUTED, (id, source))):
+            self.ignored += 1
+        return NOTHING
+
+    def _handle_refusal(self, tx: Tx, source: str, ref: str, reason: str) -> Decisions:
+        """Another node may take it; one that was accepted before is lost and given up."""
+        found = self._deliveries.find(tx, ref)
+        if found is None:
+            return self._amend_dead_letter(tx, parse_event_id(ref), source, f"refused: {reason}")
+        if found.node != source:
+            self.ignored += 1
+            return NOTHING
+        if found.state in ("processed", "replied"):
+            self.ignored += 1
+            return self._close_number_again(tx, found) if reason == RESTORED else NOTHING
+        if found.state == "dead_letter":
+            return self._amend_dead_letter(tx, found.event_id, source, f"refused: {reason}")
+        return self._decide_refused(tx, found, reason)
+
+    def _close_number_again(self, tx: Tx, found: DeliveryRecord) -> Decisions:
+        """A restored owner asks about an event it had processed: that number never comes again."""
+        signal = draft_pair_closed(found.pair, found.pair_seq)
+        return self._writer.append_signal(tx, found.node, None, signal)
+
+    def _decide_refused(self, tx: Tx, found: DeliveryRecord, reason: str) -> Decisions:
+        source = found.node
+        if reason == RESTORED:
+            why = f"{source} was restored from a backup, and cannot say what it did"
+            return (GiveUpDelivery(found, "owner_restored", why),)
+        if found.state not in UNACCEPTED:
+            return (GiveUpDelivery(found, "owner_lost_it", f"{source}: {reason}"),)
+        if reason == "resend" and found.attempt < self._policy.max_attempts:
+            return (RerouteDelivery(found, Route(source, "retry", bool(found.offer))),)
+        if reason == "moved":
+            return self._rerouter.follow_agent(tx, found)
+        if reason == "expired":
+            return (GiveUpDelivery(found, "expired", "it came too late", "refused: expired"),)
+        return self._rerouter.reroute_refused(tx, found, frozenset({source}), reason)

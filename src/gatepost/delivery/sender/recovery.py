@@ -1,0 +1,80 @@
+"""Deliveries after a journal was lost: the owner's, or this gateway's own."""
+
+from gatepost.delivery.decisions import Decision, Decisions, GiveUpDelivery, OwnerRestored
+from gatepost.delivery.delivery_states import DeliveryInput, update_delivery
+from gatepost.delivery.local_node import LocalNode
+from gatepost.delivery.outbox_writer import OutboxWriter
+from gatepost.delivery.retry_policy import RetryPolicy
+from gatepost.delivery.sender.delivery_table import (
+    DELIVERY_COLUMNS,
+    DeliveryRecord,
+    first_seq_to,
+)
+from gatepost.events import Signal
+from gatepost.journal.transaction import Tx
+
+# Without a pair number no receiver waits for it.
+_DOUBT = update_delivery(DeliveryInput.DOUBT, "next_at = ?, offer = 0, pair_seq = 0")
+_SELECT_UNDOUBTED = f"""
+SELECT {DELIVERY_COLUMNS} FROM delivery
+WHERE processed_at IS NULL AND node <> ? AND pair_seq > 0 LIMIT ?
+"""
+_SELECT_OPEN_AT = f"""
+SELECT {DELIVERY_COLUMNS} FROM delivery WHERE node = ? AND processed_at IS NULL ORDER BY event_id
+"""
+# Pairs that go to a node, or have a number open there; and their lowest number open elsewhere.
+_SELECT_PAIRS_AT = """
+SELECT from_agent, to_agent, last, (
+    SELECT min(pair_seq) FROM delivery d
+    WHERE d.from_agent = p.from_agent AND d.to_agent = p.to_agent AND d.processed_at IS NULL
+    AND d.node IS NOT ?1 AND d.pair_seq > 0
+) FROM pair_seq p WHERE node = ?1 OR (from_agent, to_agent) IN (
+    SELECT from_agent, to_agent FROM delivery WHERE node = ?1 AND processed_at IS NULL
+)
+"""
+
+
+class DeliveryRecovery:
+    def __init__(self, node: LocalNode, policy: RetryPolicy, writer: OutboxWriter) -> None:
+        self._node = node
+        self._policy = policy
+        self._writer = writer
+
+    def give_up_sent(self, tx: Tx, node: str, sent_seq: int, reason: str) -> Decisions:
+        """`node` was restored, may have heard of these, and cannot say what it did with them."""
+        records = (DeliveryRecord(*row) for row in tx.fetch_all(_SELECT_OPEN_AT, (node,)))
+        seqs = ((each, first_seq_to(tx, each.event_id, node)) for each in records)
+        lost = [each for each, seq in seqs if seq is not None and seq <= sent_seq]
+        given_up = [GiveUpDelivery(each, "owner_restored", reason) for each in lost]
+        return [*given_up, OwnerRestored(node)]
+
+    def announce_closed_pairs(self, tx: Tx, restored: OwnerRestored) -> Decisions:
+        """Tell a restored node which numbers never come again: it forgot what it closed since."""
+        node = restored.node
+        decisions: list[Decision] = []
+        for from_agent, to_agent, last, elsewhere in tx.fetch_all(_SELECT_PAIRS_AT, (node,)):
+            through = elsewhere - 1 if elsewhere else last
+            signal = draft_pair_closed((from_agent, to_agent), through)
+            decisions += self._writer.append_signal(tx, node, None, signal)
+        return decisions
+
+    def doubt_open(self, tx: Tx, limit: int) -> tuple[int, Decisions]:
+        """In a restored journal: an open delivery may be done. Ask its owner, never send it again.
+
+        Returns how many; repeat it until that is 0.
+        """
+        decisions: list[Decision] = []
+        rows = tx.fetch_all(_SELECT_UNDOUBTED, (self._node.id, limit))
+        for found in (DeliveryRecord(*row) for row in rows):
+            tx.execute(_DOUBT, (tx.now + self._policy.sla, found.event_id))
+            if found.offer:
+                withdraw = Signal(signal="withdraw", pair_seq=found.pair_seq)
+                decisions += self._writer.append_signal(tx, found.node, found.id, withdraw)
+            question = Signal(signal="status_request")
+            decisions += self._writer.append_signal(tx, found.node, found.id, question)
+        return len(rows), decisions
+
+
+def draft_pair_closed(pair: tuple[str, str], through: int) -> Signal:
+    """The signal that every number of a pair up to and with `through` is closed."""
+    return Signal(signal="pair_closed", from_agent=pair[0], to_agent=pair[1], through=through)

@@ -1,0 +1,143 @@
+"""The timers of deliveries: retry, fall back, expire, give up, and report a breached SLA."""
+
+from collections.abc import Iterator
+
+from gatepost.delivery.decisions import NOTHING, Decisions, GiveUpDelivery
+from gatepost.delivery.delivery_states import UNACCEPTED, DeliveryInput, update_delivery
+from gatepost.delivery.incidents import IncidentLog
+from gatepost.delivery.local_node import LocalNode
+from gatepost.delivery.outbox_writer import OutboxWriter
+from gatepost.delivery.retry_policy import RetryPolicy
+from gatepost.delivery.routes import RouteFinder
+from gatepost.delivery.sender.delivery_table import (
+    DELIVERY_COLUMNS,
+    DeliveryRecord,
+    DeliveryTable,
+    first_seq_to,
+)
+from gatepost.delivery.sender.drafts import draft_retry
+from gatepost.delivery.sender.emitting import NEVER_SENT
+from gatepost.delivery.sender.pairs import SenderPairs
+from gatepost.delivery.sender.rerouting import Rerouter
+from gatepost.events import Signal
+from gatepost.journal.transaction import Tx
+
+_DUE_AT_ONCE = 500
+
+_SELECT_DUE = f"""
+SELECT {DELIVERY_COLUMNS} FROM delivery WHERE next_at <= ? ORDER BY next_at LIMIT {_DUE_AT_ONCE}
+"""
+_SELECT_NEXT_DUE = "SELECT min(next_at) FROM delivery WHERE next_at IS NOT NULL"
+# A delivery that waits until it expires does so by the time of day, so it is left alone.
+_CAP_DEADLINE = """
+UPDATE delivery SET next_at = ?1 WHERE next_at > ?1 AND next_at < expires_at AND state = ?2
+"""
+_POSTPONE = "UPDATE delivery SET next_at = ? WHERE event_id = ?"
+_TIMEOUT = update_delivery(DeliveryInput.TIMEOUT, "next_at = ?")
+_RETRY = update_delivery(DeliveryInput.RETRY, "attempt = ?, next_at = ?")
+_BREACH = update_delivery(DeliveryInput.BREACH, "next_at = ?")
+_SELECT_SENT_SEQ = "SELECT sent_seq FROM recipient WHERE node_id = ?"
+
+
+class DeliveryTimers:
+    """`retries` counts the messages sent again because no receipt came."""
+
+    def __init__(
+        self,
+        node: LocalNode,
+        policy: RetryPolicy,
+        routes: RouteFinder,
+        deliveries: DeliveryTable,
+        pairs: SenderPairs,
+        rerouter: Rerouter,
+        writer: OutboxWriter,
+        incidents: IncidentLog,
+    ) -> None:
+        self._node = node
+        self._policy = policy
+        self._routes = routes
+        self._deliveries = deliveries
+        self._pairs = pairs
+        self._rerouter = rerouter
+        self._writer = writer
+        self._incidents = incidents
+        # The clock in the group before.
+        self._last_now: int | None = None
+        self.retries = 0
+
+    def run_due(self, tx: Tx) -> Iterator[Decisions]:
+        """Look at each delivery whose time has come.
+
+        The decisions about one must be applied before the next is looked at: they may change it.
+        """
+        if self._last_now is None or tx.now < self._last_now:
+            self._cap_deadlines(tx)
+        self._last_now = tx.now
+        due = self._deliveries.next_due
+        if due is None or tx.now < due:
+            return
+        for row in tx.fetch_all(_SELECT_DUE, (tx.now,)):
+            if self._deliveries.is_unchanged(tx, row):
+                yield self._look_at_delivery(tx, DeliveryRecord(*row))
+        ((self._deliveries.next_due,),) = tx.fetch_all(_SELECT_NEXT_DUE)
+
+    def forget_due(self) -> None:
+        """Look at the journal again: the group whose deadlines we remember was rolled back."""
+        self._deliveries.next_due = 0
+        self._last_now = None
+
+    def _cap_deadlines(self, tx: Tx) -> None:
+        """The clock may have gone back: cap each deadline at now + its maximum."""
+        for state, longest in self._policy.longest_waits().items():
+            tx.execute(_CAP_DEADLINE, (tx.now + longest, state))
+        self._deliveries.next_due = 0
+
+    def _look_at_delivery(self, tx: Tx, found: DeliveryRecord) -> Decisions:
+        if found.state not in UNACCEPTED:
+            return self._report_breach(tx, found)
+        if tx.now >= found.expires_at:
+            verdict = None if self._may_have_been_sent(tx, found) else NEVER_SENT
+            return (GiveUpDelivery(found, "expired", "nobody accepted it in time", verdict),)
+        if found.reason == "moved":
+            return self._rerouter.reroute_refused(tx, found, frozenset(), "moved")
+        if moves := self._rerouter.fall_back(tx, found):
+            return moves
+        return self._wait_or_retry(tx, found)
+
+    def _wait_or_retry(self, tx: Tx, found: DeliveryRecord) -> Decisions:
+        if not self._routes.is_online(found.node):
+            tx.execute(_POSTPONE, (found.expires_at, found.event_id))
+        elif self._pairs.waits_for_others(tx, found.pair, found.node, found.pair_seq):
+            later = tx.now + self._policy.accept_timeout
+            tx.execute(_POSTPONE, (min(later, found.expires_at), found.event_id))
+        elif found.attempt >= self._policy.max_attempts:
+            return (GiveUpDelivery(found, "exhausted", f"{found.node} never answered"),)
+        elif found.state == "emitted":
+            wait = self._policy.backoff(found.attempt, self._node.clock)
+            tx.execute(_TIMEOUT, (min(tx.now + wait, found.expires_at), found.event_id))
+        else:
+            return self._retry_delivery(tx, found)
+        return NOTHING
+
+    def _may_have_been_sent(self, tx: Tx, found: DeliveryRecord) -> bool:
+        """Whether its owner may have heard of it. From now on it would refuse it as expired."""
+        seq = first_seq_to(tx, found.event_id, found.node)
+        row = tx.fetch_one(_SELECT_SENT_SEQ, (found.node,))
+        return seq is None or (row is not None and seq <= row[0])
+
+    def _retry_delivery(self, tx: Tx, found: DeliveryRecord) -> Decisions:
+        due = min(tx.now + self._policy.accept_timeout, found.expires_at)
+        tx.execute(_RETRY, (found.attempt + 1, due, found.event_id))
+        self.retries += 1
+        return self._writer.append(tx, draft_retry(found))
+
+    def _report_breach(self, tx: Tx, found: DeliveryRecord) -> Decisions:
+        """Accepted and not processed in time: an incident, and a question to the owner."""
+        asks_again = tx.now < found.expires_at + self._policy.ttl
+        tx.execute(_BREACH, (tx.now + self._policy.sla if asks_again else None, found.event_id))
+        detail = f"{found.node} accepted it for {found.to_agent} and has not processed it"
+        self._incidents.raise_(tx, "sla_breach", found.id, detail)
+        if found.node == self._node.id:
+            return NOTHING
+        question = Signal(signal="status_request")
+        return self._writer.append_signal(tx, found.node, found.id, question)

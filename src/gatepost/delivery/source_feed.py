@@ -1,0 +1,210 @@
+"""The emitter's end of Follow: all of our outbox with its signed heads, for a relay that keeps it.
+
+A commit group may take several frames; its head travels in the frame that holds its last event.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from gatepost.delivery.coordinator import DeliveryCoordinator
+from gatepost.delivery.frames import (
+    FRAME_BYTES,
+    FRAME_EVENTS,
+    AnyFrame,
+    CommitGroup,
+    FollowFrame,
+    HelloFrame,
+    Incarnation,
+    IncarnationsFrame,
+    ReadingFrame,
+    TakenFrame,
+)
+from gatepost.delivery.incarnations import (
+    incarnation_at,
+    load_incarnations,
+    next_stretch,
+    position_after,
+)
+from gatepost.delivery.link_port import LinkPort, ignore_result
+from gatepost.delivery.local_node import LocalNode
+from gatepost.delivery.outbox_feed import CatchUpFeed, FeedBatch, split_frames
+from gatepost.delivery.proof import check_reading, sign_incarnations
+from gatepost.errors import LinkError
+from gatepost.events import genesis_chain
+from gatepost.journal.outbox import EVERYBODY, OutboxGroup
+from gatepost.journal.transaction import Tx
+
+_SELECT_HEAD = "SELECT coalesce(max(last_seq), 0) FROM head"
+_SELECT_EVENTS = f"""
+SELECT seq, body, to_node FROM outbox WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT {FRAME_EVENTS}
+"""
+_SELECT_HEADS = """
+SELECT first_seq, last_seq, chain, signature FROM head WHERE last_seq > ? AND last_seq <= ?
+ORDER BY last_seq
+"""
+# The first groups that are whole in the journal. Two of them, because pruning may have removed the
+# chain before the first one.
+_SELECT_GROUP_STARTS = """
+SELECT first_seq FROM head h WHERE last_seq > ?
+AND EXISTS (SELECT 1 FROM outbox WHERE seq = h.first_seq) ORDER BY last_seq LIMIT 2
+"""
+# A relay may pass our outbox on to any recipient, so all of them may have been sent it.
+_SAVE_SENT = "UPDATE recipient SET sent_seq = min(last_seq, ?1) WHERE sent_seq < min(last_seq, ?1)"
+# A reader with another incarnation than the one we know is dealt with when it links to us.
+_SAVE_ACKED = """
+UPDATE recipient SET acked_seq = max(acked_seq, min(last_seq, ?1)), seen_at = ?2, incarnation = ?4
+WHERE node_id = ?3 AND coalesce(incarnation, ?4) = ?4
+"""
+_SELECT_CHAIN = "SELECT chain FROM head WHERE last_seq = ?"
+
+
+class SourceFeedPart:
+    """Answers Follow on one link. `on_feed` is called when the peer starts or stops to follow."""
+
+    def __init__(
+        self,
+        port: LinkPort,
+        node: LocalNode,
+        coordinator: DeliveryCoordinator,
+        window: int,
+        on_feed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._port = port
+        self._node = node
+        self._coordinator = coordinator
+        self._window = window
+        self._on_feed = on_feed
+        self._feed: SourceFeed | None = None
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the peer keeps our outbox for others."""
+        return self._feed is not None
+
+    def handle_hello(self, hello: HelloFrame) -> None:
+        """The feed starts when the peer asks for it."""
+
+    def receive_frame(self, frame: AnyFrame) -> bool:
+        match frame:
+            case FollowFrame():
+                self._port.commit(
+                    lambda tx: self._find_start(tx, frame),
+                    lambda found: self._start_feed(frame, *found),
+                )
+            case TakenFrame(stream="follow"):
+                if self._feed is not None:
+                    self._feed.add_credit(frame.size)
+            case ReadingFrame() if frame.source == self._node.id:
+                self._check_reading(frame)
+            case _:
+                return False
+        return True
+
+    def publish_group(self, group: OutboxGroup) -> None:
+        if self._feed is not None:
+            self._feed.publish_group(group)
+
+    def close(self) -> None:
+        if self._feed is not None:
+            self._feed.stop()
+            self._feed = None
+
+    def _find_start(self, tx: Tx, frame: FollowFrame) -> tuple[IncarnationsFrame, int]:
+        incarnations = load_incarnations(tx)
+        position = position_after(incarnations, frame.positions, self._node.id)
+        for (first,) in tx.fetch_all(_SELECT_GROUP_STARTS, (position,)):
+            if _chain_before(tx, self._node.id, incarnations, first) is not None:
+                position = first - 1
+                break
+        return sign_incarnations(self._node.key, self._node.id, incarnations), position
+
+    def _start_feed(
+        self, frame: FollowFrame, incarnations: IncarnationsFrame, position: int
+    ) -> None:
+        if self._feed is not None:
+            self._feed.stop()
+        self._port.send(incarnations)
+        window = min(frame.window, self._window)
+        self._feed = None
+        if window:
+            self._feed = SourceFeed(
+                self._port, self._node.id, incarnations.incarnations, position, window
+            )
+        self._on_feed()
+        if self._feed is not None:
+            self._feed.pump()
+
+    def _check_reading(self, frame: ReadingFrame) -> None:
+        """A member reads our outbox through a relay, and signs how far it is."""
+        reader = self._coordinator.routes.directory.gateways.get(frame.reader)
+        if reader is None:
+            raise LinkError(f"{frame.reader} is not in this room")
+        check_reading(frame, reader.key)
+        self._port.commit(lambda tx: self._save_reading(tx, frame), ignore_result)
+
+    def _save_reading(self, tx: Tx, frame: ReadingFrame) -> None:
+        position = (frame.source, frame.source_incarnation, frame.upto)
+        upto = position_after(load_incarnations(tx), [position], frame.source)
+        tx.execute(_SAVE_ACKED, (upto, tx.now, frame.reader, frame.incarnation))
+
+
+class SourceFeed(CatchUpFeed):
+    """Our whole outbox for one relay; `position` is the last event sent."""
+
+    stream = "follow"
+
+    def _batches_of(self, group: OutboxGroup, incarnation: Incarnation) -> list[FeedBatch]:
+        """One frame for a whole group; a larger group is read from the journal in pieces."""
+        size = sum(len(row[4]) for row in group.rows)
+        if len(group.rows) > FRAME_EVENTS or size > FRAME_BYTES:
+            return []
+        head = group.head
+        rows = [(row[0], row[4], row[6]) for row in group.rows]
+        proof = CommitGroup(head.first, head.last, group.previous_chain, head.chain, head.signature)
+        return [_make_batch(incarnation, head.last, True, rows, [proof])]
+
+    def _read_batch(self, tx: Tx) -> FeedBatch:
+        incarnation, end = next_stretch(self._incarnations, self.position)
+        ((head,),) = tx.fetch_all(_SELECT_HEAD)
+        rows = tx.fetch_all(_SELECT_EVENTS, (self.position, end))
+        limit = min(head, end) if len(rows) < FRAME_EVENTS else rows[-1][0]
+        upto, events = next(split_frames([row[:2] for row in rows], limit), (limit, []))
+        groups = self._read_groups(tx, self.position, upto)
+        tx.execute(_SAVE_SENT, (upto,))
+        return _make_batch(incarnation, upto, upto >= head, rows[: len(events)], groups)
+
+    def _read_groups(self, tx: Tx, position: int, upto: int) -> list[CommitGroup]:
+        rows = tx.fetch_all(_SELECT_HEADS, (position, upto))
+        if not rows:
+            return []
+        before = _chain_before(tx, self._source, self._incarnations, rows[0][0])
+        chains = [before or b"", *(row[2] for row in rows)]
+        return [
+            CommitGroup(first, last, previous, chain, signature)
+            for (first, last, _, signature), (previous, chain) in zip(
+                rows, pairwise(chains), strict=True
+            )
+        ]
+
+
+def _make_batch(
+    incarnation: Incarnation,
+    upto: int,
+    complete: bool,
+    rows: Sequence[tuple[Any, ...]],
+    groups: list[CommitGroup],
+) -> FeedBatch:
+    everyone = [row[0] for row in rows if row[2] == EVERYBODY]
+    return FeedBatch(incarnation, upto, complete, [row[1] for row in rows], groups, everyone)
+
+
+def _chain_before(
+    tx: Tx, source: str, incarnations: Sequence[Incarnation], first: int
+) -> bytes | None:
+    """The chain before the group that starts with `first`; None if the journal has lost it."""
+    incarnation, start = incarnation_at(incarnations, first)
+    if start == first:
+        return genesis_chain(source, incarnation)
+    row = tx.fetch_one(_SELECT_CHAIN, (first - 1,))
+    return None if row is None else bytes(row[0])

@@ -1,0 +1,188 @@
+"""Undelivered messages: given up by their sender, and kept until they are replayed or discarded.
+
+The last owner of a message may have taken the turn though its sender never heard of it. So a
+message is replayed only if that cannot be, or by force.
+"""
+
+from collections.abc import Callable
+
+from msgspec import UNSET, Raw, Struct
+
+from gatepost.delivery.outgoing import OutgoingEvent
+from gatepost.delivery.sender.emitting import NEVER_SENT
+from gatepost.delivery.sender.receipts import RESTORED
+from gatepost.errors import GatepostError, UnknownMessage, UnsafeReplay
+from gatepost.events import format_event_id, parse_event_id
+from gatepost.journal.audit import record_audit_entry
+from gatepost.journal.transaction import Row, Tx
+from gatepost.wire import Failure, Replayed, Undelivered
+
+_COLUMNS = """
+event_id, kind, from_agent, to_agent, corr_id, node, reason, attempts, failed_at, verdict,
+digest, replayed_as, payload, traceparent, ref_id
+"""
+_SELECT_PAGE = f"SELECT {_COLUMNS} FROM undelivered WHERE (failed_at, event_id) > (?, ?)"
+_SELECT_POSITION = "SELECT failed_at, event_id FROM undelivered WHERE event_id = ?"
+# Reasons after which a refusal of the last owner can be relied on: no journal was lost.
+_RELIABLE = ("no_route", "expired", "exhausted", "refused")
+# Refusals that only say that the owner's journal does not know the event.
+_NO_ANSWER = ("refused: resend", "refused: unknown", f"refused: {RESTORED}")
+
+
+class UndeliveredFilter(Struct, forbid_unknown_fields=True):
+    """Selects messages: all given conditions must hold; none given means every one.
+
+    `agent` is either end; times are epoch seconds.
+    """
+
+    event_ids: list[str] | None = None
+    agent: str | None = None
+    reason: str | None = None
+    failed_after: int | None = None
+    failed_before: int | None = None
+    replayed: bool | None = None
+
+    def where_clause(self) -> tuple[str, list[object]]:
+        ids = None if self.event_ids is None else [parse_event_id(id) for id in self.event_ids]
+        marks = ", ".join("?" * len(ids or ()))
+        conditions: list[tuple[str, list[object] | None]] = [
+            (f"event_id IN ({marks})", None if ids is None else [*ids]),
+            ("? IN (from_agent, to_agent)", None if self.agent is None else [self.agent]),
+            ("reason = ?", None if self.reason is None else [self.reason]),
+            ("failed_at > ?", None if self.failed_after is None else [self.failed_after * 1000]),
+            ("failed_at < ?", None if self.failed_before is None else [self.failed_before * 1000]),
+            ("(replayed_as IS NOT NULL) = ?", None if self.replayed is None else [self.replayed]),
+        ]
+        used = [(sql, values) for sql, values in conditions if values is not None]
+        sql = "".join(f" AND {condition}" for condition, _ in used)
+        return sql, [value for _, values in used for value in values]
+
+
+class UndeliveredMessage(Struct, frozen=True):
+    """One row of the table."""
+
+    event_id: bytes
+    kind: str
+    from_agent: str
+    to_agent: str
+    corr_id: str
+    node: str | None
+    reason: str
+    attempts: int
+    failed_at: int
+    verdict: str | None
+    digest: str | None
+    replayed_as: str | None
+    payload: bytes
+    traceparent: str | None
+    ref_id: bytes | None
+
+    @property
+    def id(self) -> str:
+        return format_event_id(self.event_id)
+
+    def outgoing_event(self, event_id: str) -> OutgoingEvent:
+        """The same message as a new event, caused by the old one."""
+        return OutgoingEvent(
+            event_id,
+            self.kind,
+            self.from_agent,
+            self.to_agent,
+            self.corr_id,
+            self.payload,
+            digest=self.digest,
+            ref_event_id=None if self.ref_id is None else format_event_id(self.ref_id),
+            traceparent=self.traceparent,
+            replies_to="mailbox",
+            causation_id=self.id,
+        )
+
+
+# Sends a message again and returns the new event's id.
+Resend = Callable[[Tx, UndeliveredMessage], str]
+
+
+def is_safe_to_replay(reason: str, verdict: str | None) -> bool:
+    """Whether no turn with the message was taken, and none can be taken any more."""
+    if reason == "no_route":
+        return True
+    if reason not in _RELIABLE or verdict is None or verdict.startswith(_NO_ANSWER):
+        return False
+    return verdict in (NEVER_SENT, "processed: expired") or verdict.startswith("refused: ")
+
+
+def find_undelivered(
+    tx: Tx, wanted: UndeliveredFilter, limit: int, after: str = ""
+) -> list[UndeliveredMessage]:
+    """Oldest first; `after` is the event id the previous page ended with."""
+    start = _page_start(tx, after) if after else (-1, b"")
+    sql, values = wanted.where_clause()
+    query = f"{_SELECT_PAGE}{sql} ORDER BY failed_at, event_id LIMIT ?"
+    return [UndeliveredMessage(*row) for row in tx.fetch_all(query, (*start, *values, limit))]
+
+
+def _page_start(tx: Tx, event_id: str) -> Row:
+    row = tx.fetch_one(_SELECT_POSITION, (parse_event_id(event_id),))
+    if row is None:
+        raise UnknownMessage(f"no undelivered message {event_id} here")
+    return row
+
+
+def view_message(message: UndeliveredMessage, *, with_payload: bool) -> Undelivered:
+    inline = with_payload and message.digest is None
+    return Undelivered(
+        message.id,
+        message.kind,
+        message.from_agent,
+        message.to_agent,
+        message.corr_id,
+        message.node,
+        message.reason,
+        message.attempts,
+        message.failed_at,
+        is_safe_to_replay(message.reason, message.verdict),
+        message.verdict,
+        Raw(message.payload) if inline else UNSET,
+        message.digest,
+        message.replayed_as,
+    )
+
+
+def replay_message(
+    tx: Tx, message: UndeliveredMessage, resend: Resend, *, force: bool, actor: str
+) -> Replayed:
+    """Send a message again as a new event. Its row stays, with the id it was replayed as."""
+    mark = tx.begin_operation()
+    try:
+        _check_replay(message, force)
+        new = resend(tx, message)
+    except GatepostError as error:
+        tx.undo_operation(mark)
+        return Replayed(message.id, error=Failure.from_error(error, message.id))
+    tx.execute("UPDATE undelivered SET replayed_as = ? WHERE event_id = ?", (new, message.event_id))
+    detail = f"as {new}" + (f", by force ({message.verdict or 'no verdict'})" if force else "")
+    record_audit_entry(tx, actor, "undelivered.replay", message.id, detail)
+    tx.keep_operation()
+    return Replayed(message.id, as_event=new)
+
+
+def _check_replay(message: UndeliveredMessage, force: bool) -> None:
+    if message.replayed_as is not None and not force:
+        raise UnsafeReplay(f"{message.id} was replayed before, as {message.replayed_as}")
+    if not force and not is_safe_to_replay(message.reason, message.verdict):
+        said = (
+            f"{message.node} says {message.verdict!r}" if message.verdict else "it said nothing yet"
+        )
+        raise UnsafeReplay(
+            f"{message.node or 'its owner'} may have taken {message.id} ({message.reason}; {said}):"
+            " look there first, or replay it with force"
+        )
+
+
+def discard_messages(tx: Tx, wanted: UndeliveredFilter, limit: int, actor: str) -> int:
+    """Delete messages for good, payloads and all. The rows of their deliveries stay."""
+    messages = find_undelivered(tx, wanted, limit)
+    for message in messages:
+        tx.execute("DELETE FROM undelivered WHERE event_id = ?", (message.event_id,))
+        record_audit_entry(tx, actor, "undelivered.discard", message.id, message.reason)
+    return len(messages)

@@ -1,0 +1,167 @@
+"""Links over the connections gateways have: one WebSocket carries the room and both outboxes.
+
+This module adapts connections, the event loop and the room to `PeerLinks`, which does the rest.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gatepost.delivery.blob_fetch import FetchLimits
+from gatepost.delivery.peer_links import PeerLink, PeerLinks, PeerLinkSettings
+from gatepost.delivery.peer_presence import PeerPresence
+from gatepost.errors import GatepostError
+from gatepost.events import encrypted_size
+from gatepost.gateway.core import Core
+from gatepost.gateway.peers.blob_files import BlobFiles
+from gatepost.gateway.peers.connection import PeerConnection
+from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.journal import Tx
+from gatepost.routing import RoutingDirectory, build_directory
+
+log = logging.getLogger(__name__)
+
+# How soon after a change the room is looked at again, and how often without one.
+_SOONEST_SECS = 0.05
+_LATEST_SECS = 1.0
+# A gateway without a connection to us shows a heartbeat in the room once a minute.
+_HEARTBEAT_MS = 90_000
+
+
+class ConnectionLinks:
+    """Every connection to another gateway carries a link."""
+
+    def __init__(self, keeper: RoomReplica) -> None:
+        self._keeper = keeper
+        self._core = core = keeper.core
+        self._links: dict[PeerConnection, PeerLink] = {}
+        self._presence = RoomPresence(keeper)
+        self.directory = RoutingDirectory()
+        settings = PeerLinkSettings(
+            core.settings.delivery.window_bytes,
+            FetchLimits(max_bytes=encrypted_size(core.settings.limits.max_blob_bytes)),
+        )
+        files = BlobFiles(core.blobs, core.storers)
+        self._peers = PeerLinks(LinkedCore(keeper), files, settings)
+        core.on_blob_wanted = self._peers.fetcher.want_blob
+
+    # -- connections come and go
+
+    def add_dialled(self, connection: PeerConnection) -> None:
+        """We opened it, so we speak first: a plain Yjs reader must never get a frame."""
+        self._add_link(connection).open()
+
+    def add_joined(self, connection: PeerConnection) -> None:
+        """The peer opened it; a link starts with the peer's first frame."""
+        connection.on_frame = partial(self._receive_first, connection)
+
+    def remove_connection(self, connection: PeerConnection) -> None:
+        link = self._links.pop(connection, None)
+        if link is not None:
+            self._peers.remove_link(link)
+        self._presence.note_contact(connection.node)
+
+    def _receive_first(self, connection: PeerConnection, data: bytes) -> None:
+        self._add_link(connection).receive(data)
+
+    def _add_link(self, connection: PeerConnection) -> PeerLink:
+        link = self._links[connection] = self._peers.add_link(connection, connection.node)
+        connection.on_frame = link.receive
+        return link
+
+    # -- what others ask of the links
+
+    def links_to(self, node: str) -> list[PeerLink]:
+        return self._peers.links_to(node)
+
+    def linked_peers(self) -> set[str]:
+        return self._peers.linked_peers()
+
+    def acked_seq(self, node: str) -> int:
+        return self._peers.acked_seq(node)
+
+    def seconds_silent(self, node: str) -> float:
+        """Seconds since the last sign of life: on a connection, or else in the room."""
+        heard = [each.heard_at for each in self._keeper.connections if each.node == node]
+        if heard:
+            return max(0.0, asyncio.get_running_loop().time() - max(heard))
+        member = self._keeper.current_room.effective.nodes[node]
+        return max(0, self._core.clock.now() - member.record.last_heartbeat_at) / 1000
+
+    # -- the picture of the room that routing has
+
+    async def run(self) -> None:
+        """Keep routing's directory up to date, for as long as the gateway runs."""
+        self._peers.start()
+        while True:
+            changes = self._keeper.change_count
+            try:
+                await self._refresh_directory()
+                self._peers.tend(int(asyncio.get_running_loop().time() * 1000))
+            except GatepostError as error:
+                log.warning("routing goes by an old picture of the room: %s", error.message)
+            except Exception:
+                log.exception("routing goes by an old picture of the room")
+            await asyncio.sleep(_SOONEST_SECS)
+            await self._keeper.wait_for_change(changes, _LATEST_SECS)
+
+    async def _refresh_directory(self) -> None:
+        if self._keeper.room is None:
+            return
+        directory = build_directory(self._keeper.room.effective, self._presence.is_online)
+        if directory != self.directory:
+            room_changed = self._core.coordinator.room_changed
+            await self._core.commit(lambda tx: room_changed(tx, directory))
+            self.directory = directory
+            self._peers.room_changed()
+
+
+class LinkedCore:
+    """A gateway's core as its links see it."""
+
+    def __init__(self, keeper: RoomReplica) -> None:
+        self._keeper = keeper
+        self._core: Core = keeper.core
+        self.node = keeper.core.node
+        self.coordinator = keeper.core.coordinator
+        self.outbox = keeper.core.outbox
+
+    def now(self) -> int:
+        return self._core.clock.now()
+
+    def commit(
+        self, operation: Callable[[Tx], Any], done: Callable[[Any, GatepostError | None], None]
+    ) -> None:
+        try:
+            self._core.writer.submit(operation, done)
+        except GatepostError as error:
+            done(None, error)
+
+    def is_backbone(self, node: str) -> bool:
+        member = self._keeper.current_room.effective.nodes.get(node)
+        return member is not None and member.is_backbone
+
+
+class RoomPresence:
+    """Which gateways are believed to be online: connected, or heard of not long ago."""
+
+    def __init__(self, keeper: RoomReplica) -> None:
+        self._keeper = keeper
+        self._clock = keeper.core.clock
+        offline_ms = int(keeper.core.settings.delivery.offline_secs * 1000)
+        self._presence = PeerPresence(offline_ms, _HEARTBEAT_MS)
+
+    def note_contact(self, node: str) -> None:
+        self._presence.note_contact(node, self._clock.now())
+
+    def is_online(self, node: str) -> bool:
+        keeper, now = self._keeper, self._clock.now()
+        if node == keeper.core.node.id or any(c.node == node for c in keeper.connections):
+            return True
+        member = keeper.current_room.effective.nodes.get(node)
+        if member is None or member.record.status == "offline":
+            return False
+        self._presence.note_heartbeat(node, member.record.last_heartbeat_at, now)
+        return self._presence.is_online(node, now)

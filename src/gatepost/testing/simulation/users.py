@@ -1,0 +1,254 @@
+"""Who uses a simulated mesh: clients that send and try again, and agents that work, more or less.
+
+They write down what they were told, for that is all a client ever knows.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from hashlib import sha256
+from random import Random
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, Struct
+from msgspec.structs import replace
+
+from gatepost.delivery.send_request import fingerprint_send
+from gatepost.errors import GatepostError, StorageFailed
+from gatepost.journal import Tx
+from gatepost.mailbox import Settlement
+from gatepost.mailbox.dispatcher import Waiter
+from gatepost.testing.history import ObservedSend, ObservedTurn
+from gatepost.testing.simulation.blob_files import SimulatedBlobFiles
+from gatepost.testing.simulation.gateway import SimulatedGateway
+from gatepost.wire import EventInfo, LeasedMessage, NewSend, Sent
+
+_RECONNECT_MS = 300
+_SAVE_BLOB = "INSERT OR IGNORE INTO blob (digest, key, size, created_at) VALUES (?, ?, ?, ?)"
+_decode_info = msgspec.json.Decoder(EventInfo).decode
+
+
+class AgentManners(Struct, frozen=True):
+    """How an agent works: how long it takes, and how often it does what."""
+
+    think_ms: tuple[int, int] = (1, 150)
+    reply: float = 0.3
+    nack: float = 0.03
+    forget: float = 0.01
+    credit: int = 4
+
+
+class SimulatedClient:
+    """Sends one message, again and again under the same key until it is told what became of it."""
+
+    def __init__(
+        self,
+        gateway: SimulatedGateway,
+        new: NewSend,
+        seen: ObservedSend,
+        files: SimulatedBlobFiles | None = None,
+    ) -> None:
+        self._gateway = gateway
+        self._new = new
+        # Taken of the payload itself: every upload of it has another digest.
+        self._fingerprint = fingerprint_send(new)
+        self._files = files
+        self.seen = seen
+        self._patience = 40
+
+    def send(self) -> None:
+        if self._files is None:
+            self._submit(self._new)
+        else:
+            self._upload(self._files)
+
+    def _upload(self, files: SimulatedBlobFiles) -> None:
+        """Store the payload as a blob, as the gateway does; then send a message that names it."""
+        if not self._gateway.up:
+            self._try_again()
+            return
+        try:
+            blob, key = files.write_blob(bytes(self._new.payload))  # type: ignore[arg-type]
+        except GatepostError:
+            self._try_again()
+            return
+        new = replace(self._new, payload=UNSET, payload_ref=blob.digest)
+        row = (blob.digest, key, blob.size)
+
+        def stored(value: Any, error: GatepostError | None) -> None:
+            if error is None:
+                self._submit(new)
+            else:
+                self._try_again()
+
+        self._gateway.submit(
+            lambda tx: tx.execute(_SAVE_BLOB, (*row, tx.now)), stored, self._try_again
+        )
+
+    def _submit(self, new: NewSend) -> None:
+        self._gateway.submit(
+            lambda tx: self._gateway.coordinator.send(tx, new, self._fingerprint),
+            self._note_answer,
+            self._try_again,
+        )
+
+    def _note_answer(self, sent: Sent, error: GatepostError | None) -> None:
+        if error is None:
+            self.seen.event_id, self.seen.result = sent.event_id, "acknowledged"
+        elif isinstance(error, StorageFailed):
+            self._try_again()
+        else:
+            self.seen.result = f"refused: {error.code}"
+
+    def _try_again(self) -> None:
+        self._patience -= 1
+        if self._patience:
+            self._gateway.loop.call_after(_RECONNECT_MS, self.send)
+
+
+class SimulatedAgent:
+    """One agent behind one gateway, which takes its mail and ends its turns one after another."""
+
+    def __init__(
+        self,
+        gateway: SimulatedGateway,
+        agent: str,
+        manners: AgentManners,
+        random: Random,
+        note: Callable[[ObservedTurn], None],
+        files: SimulatedBlobFiles,
+        standby: bool = False,
+    ) -> None:
+        self._gateway = gateway
+        self._files = files
+        self.agent = agent
+        self.manners = manners
+        self.paused = False
+        self.standby = standby
+        # One that was sent away works off what it has, and registers no more.
+        self.dismissed = False
+        self._random = random
+        self._note = note
+        self._connected = False
+        self._todo: list[LeasedMessage] = []
+        self._working = False
+        self._shift = 0
+        gateway.on_down.append(self._drop_work)
+        gateway.on_up.append(self._connect)
+        self._connect()
+
+    def is_idle(self) -> bool:
+        return not self._todo
+
+    # -- taking
+
+    def _connect(self) -> None:
+        if self._gateway.up and not self._connected:
+            self._connected = True
+            self._gateway.submit(self._open_waiter, self._note_waiting)
+
+    def _open_waiter(self, tx: Tx) -> list[LeasedMessage]:
+        if not self.dismissed:
+            self._gateway.agents.register(tx, self.agent, standby=self.standby)
+        dispatcher = self._gateway.dispatcher
+        waiter = Waiter(
+            dispatcher.mailbox_ref(tx, self.agent),
+            f"consumer-{self.agent}",
+            self.manners.credit,
+            self._take_messages,
+        )
+        return dispatcher.add_waiter(tx, waiter)
+
+    def _note_waiting(self, held: list[LeasedMessage] | None, error: GatepostError | None) -> None:
+        if error is None:
+            self._take_messages(held or [])
+        else:
+            self._connected = False
+            self._gateway.loop.call_after(_RECONNECT_MS, self._connect)
+
+    def _drop_work(self) -> None:
+        self._connected = self._working = False
+        self._shift += 1
+        self._todo.clear()
+
+    def _take_messages(self, messages: list[LeasedMessage]) -> None:
+        self._todo += messages
+        self._begin_next()
+
+    # -- working
+
+    def _begin_next(self) -> None:
+        if self._todo and not self._working and not self.paused:
+            self._working = True
+            message = self._todo.pop(0)
+            turn = self._note_turn(message)
+            think = self._random.randint(*self.manners.think_ms)
+            self._gateway.loop.call_after(
+                think, partial(self._end_turn, message, turn, self._shift)
+            )
+
+    def resume_work(self) -> None:
+        self.paused = False
+        self._begin_next()
+
+    def _note_turn(self, message: LeasedMessage) -> ObservedTurn:
+        info = _decode_info(message.event)  # type: ignore[arg-type]
+        turn = ObservedTurn(
+            node=self._gateway.id,
+            agent=self.agent,
+            sender=message.from_,
+            source=info.source_node or self._gateway.id,
+            event_id=info.event_id,
+            receipt=message.receipt,
+            begun_at=self._gateway.loop.now,
+            attempt=message.attempt,
+            kind=info.kind,
+            payload=sha256(self._read_payload(message, info)).hexdigest(),
+        )
+        self._note(turn)
+        return turn
+
+    def _read_payload(self, message: LeasedMessage, info: EventInfo) -> bytes:
+        """The payload as the agent gets it; nothing if its blob cannot be read."""
+        if info.payload_ref is None:
+            return bytes(message.payload)
+        rows = self._gateway.query("SELECT key FROM blob WHERE digest = ?", info.payload_ref)
+        try:
+            return b"".join(self._files.store.read_payload(info.payload_ref, rows[0][0]))
+        except (GatepostError, IndexError):
+            return b""
+
+    def _end_turn(self, message: LeasedMessage, turn: ObservedTurn, shift: int) -> None:
+        if shift != self._shift:
+            return  # The gateway went down meanwhile, and this turn with it.
+        luck = self._random.random()
+        if luck < self.manners.forget:
+            self._working = False
+            self._begin_next()
+        elif luck < self.manners.forget + self.manners.nack:
+            self._settle_turn(partial(self._nack_message, message), turn, "nacked")
+        else:
+            self._settle_turn(partial(self._ack_message, message), turn, "ok")
+
+    def _ack_message(self, message: LeasedMessage, tx: Tx) -> Settlement:
+        receipt = message.receipt
+        info = _decode_info(message.event)  # type: ignore[arg-type]
+        replies = {}
+        if info.kind == "message" and self._random.random() < self.manners.reply:
+            replies[receipt] = Raw(b'{"re":"' + info.event_id.encode() + b'"}')
+        return self._gateway.coordinator.ack(tx, self.agent, [receipt], [], replies)
+
+    def _nack_message(self, message: LeasedMessage, tx: Tx) -> Settlement:
+        return self._gateway.coordinator.nack(tx, self.agent, [message.receipt], [], "simulated")
+
+    def _settle_turn(self, operation: Callable[[Tx], Any], turn: ObservedTurn, wanted: str) -> None:
+        def told(result: Settlement | None, error: GatepostError | None) -> None:
+            turn.ended_at = self._gateway.loop.now
+            if error is not None or result is None:
+                turn.result = "failed"
+            else:
+                turn.result = wanted if result.settled else "stale"
+            self._working = False
+            self._begin_next()
+
+        self._gateway.submit(operation, told)

@@ -1,0 +1,69 @@
+"""Virtual time: what happens next is whatever was planned for the earliest moment."""
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+from random import Random
+
+Action = Callable[[], object]
+
+# Some moment of the year 2027, for ids and expiries look at the clock as if it were real.
+START = 1_800_000_000_000
+
+
+class VirtualTimer:
+    """Something planned, which may still be called off."""
+
+    __slots__ = ("action", "when")
+
+    def __init__(self, when: int, action: Action | None) -> None:
+        self.when = when
+        self.action = action
+
+    def cancel(self) -> None:
+        self.action = None
+
+
+class VirtualLoop:
+    """Milliseconds. What is planned for the same moment happens in the order it was planned."""
+
+    def __init__(self) -> None:
+        self.now = START
+        self._planned: list[tuple[int, int, VirtualTimer]] = []
+        self._order = count()
+
+    def call_at(self, when: int, action: Action) -> VirtualTimer:
+        timer = VirtualTimer(max(when, self.now), action)
+        heapq.heappush(self._planned, (timer.when, next(self._order), timer))
+        return timer
+
+    def call_after(self, ms: int, action: Action) -> VirtualTimer:
+        return self.call_at(self.now + ms, action)
+
+    def run(self, until: int, enough: Callable[[], bool] = lambda: False) -> bool:
+        """Let time pass up to `until`, or until it is `enough`; whether it was."""
+        while self._planned and self._planned[0][0] <= until:
+            when, _, timer = heapq.heappop(self._planned)
+            if timer.action is None:
+                continue
+            self.now = when
+            timer.action()
+            if enough():
+                return True
+        self.now = max(self.now, until)
+        return enough()
+
+
+class SimulatedClock:
+    """One machine's clock: virtual time, wrong by `offset`, and randomness of its own."""
+
+    def __init__(self, loop: VirtualLoop, seed: int | str) -> None:
+        self._loop = loop
+        self._random = Random(seed)
+        self.offset = 0
+
+    def now(self) -> int:
+        return self._loop.now + self.offset
+
+    def random(self, size: int) -> bytes:
+        return self._random.randbytes(size)

@@ -1,0 +1,27 @@
+"""The agents al and bob behind one gateway."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gatepost.testing import ManualClock
+from gatepost.wire import (
+    Register,
+)
+from tests.delivery.post import Post
+from tests.gateway.tools import opened
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1_800_000_000_000)
+
+
+@pytest.fixture
+async def post(tmp_path: Path, clock: ManualClock) -> AsyncIterator["Post"]:
+    async with opened(tmp_path / "state", clock, mailbox__max_pending=5) as operations:
+        found = Post(operations)
+        for agent in ("al", "bob"):
+            await operations.perform(Register(agent=agent))
+        yield found

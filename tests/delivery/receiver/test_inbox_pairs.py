@@ -1,0 +1,52 @@
+"""Pairs as their receiver keeps them: read once in a transaction, saved if they changed."""
+
+import pytest
+
+from gatepost.delivery.receiver.inbox_pairs import InboxPairs, pair_incarnation
+from gatepost.journal import Tx, open_memory_journal
+
+KEY = ("a", "al", "bob")
+
+
+@pytest.fixture
+def tx() -> Tx:
+    return Tx(open_memory_journal(), 1)
+
+
+def test_an_unknown_pair_begins_with_one(tx: Tx) -> None:
+    pair = InboxPairs(tx, "a-1").load_pair(KEY)
+    assert (pair.incarnation, pair.next, pair.held, pair.offered) == ("a-1", 1, 0, 0)
+
+
+def test_only_pairs_that_changed_are_saved(tx: Tx) -> None:
+    pairs = InboxPairs(tx, "a-1")
+    pairs.load_pair(("a", "al", "idle"))
+    pairs.load_pair(KEY).advance_to(4)
+    pairs.save_changed()
+    assert tx.fetch_all("SELECT mailbox, next FROM inbox_pair") == [("bob", 4)]
+    assert pair_incarnation(tx, KEY) == "a-1"
+    assert pair_incarnation(tx, ("a", "al", "idle")) == ""
+
+
+def test_a_pair_goes_forward_and_back(tx: Tx) -> None:
+    pair = InboxPairs(tx, "a-1").load_pair(KEY)
+    pair.advance_to(9)
+    pair.advance_to(3)
+    assert pair.next == 9, "never back by advancing"
+    pair.go_back_to(5)
+    pair.go_back_to(7)
+    assert pair.next == 5, "never forward by going back"
+
+
+def test_a_new_incarnation_may_use_numbers_again(tx: Tx) -> None:
+    pair = InboxPairs(tx, "a-2").load_pair(KEY)
+    pair.advance_to(9)
+    pair.begin_incarnation("a-2", 6)
+    assert (pair.incarnation, pair.next, pair.changed) == ("a-2", 6, True)
+
+
+def test_there_are_never_less_than_no_offers(tx: Tx) -> None:
+    pair = InboxPairs(tx, "a-1").load_pair(KEY)
+    pair.count_offered(1)
+    pair.count_offered(-2)
+    assert pair.offered == 0

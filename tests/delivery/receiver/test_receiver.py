@@ -1,0 +1,114 @@
+"""What a receiver takes, holds and refuses."""
+
+import pytest
+from msgspec import Raw
+from msgspec.structs import replace as changed
+
+from gatepost.delivery.send_request import fingerprint_send
+from gatepost.delivery.sender.drafts import draft_retry
+from gatepost.events import EventKind, Receipt, decode_payload
+from gatepost.journal import Tx
+from gatepost.journal.outbox import EventDraft
+from gatepost.mailbox import MailboxPolicy
+from gatepost.routing import AgentHome, GatewayEntry, RoutingDirectory
+from gatepost.wire import NewSend
+from tests.delivery.mesh import Gate, Mesh
+
+
+@pytest.fixture
+def mesh() -> Mesh:
+    mesh = Mesh("a", "b")
+    mesh.link("a", "b")
+    mesh.flow()
+    return mesh
+
+
+@pytest.fixture
+def a(mesh: Mesh) -> Gate:
+    return mesh["a"]
+
+
+@pytest.fixture
+def b(mesh: Mesh) -> Gate:
+    return mesh["b"]
+
+
+def receipts(gate: Gate) -> list[tuple[str, str | None]]:
+    found = [decode_payload(e, Receipt) for e in gate.events() if e.kind == EventKind.ACK]
+    return [(said.status, said.reason) for said in found]
+
+
+def held(gate: Gate) -> list[str]:
+    return [row[0] for row in gate.rows("SELECT why FROM held ORDER BY pair_seq")]
+
+
+def test_a_full_mailbox_holds_mail_and_lets_receipts_through(mesh: Mesh, a: Gate, b: Gate) -> None:
+    b.dispatcher.policy = changed(MailboxPolicy(), max_pending=2)
+    mine = b.send(a).event_id
+    mesh.flow()
+    ids = a.send_many(b, 5)
+    a.settle()
+    mesh.flow()
+    assert (b.mail(), held(b)) == (ids[:2], ["full", "order", "order"])
+    assert b.state(mine) == "processed", "the receipt was behind what is held"
+    assert [a.state(id) for id in ids] == ["accepted"] * 2 + ["emitted"] * 3
+    while b.settle():
+        mesh.flow()
+    assert (b.mail(), held(b)) == (ids, [])
+    assert {a.state(id) for id in ids} == {"processed"}
+
+
+def test_an_agent_that_is_not_here_is_refused(mesh: Mesh, a: Gate, b: Gate) -> None:
+    gateways = {id: GatewayEntry(gate.key.public) for id, gate in mesh.gates.items()}
+    a.see(RoutingDirectory(gateways, {"GHOST": AgentHome("b")}))
+    new = NewSend("A", "GHOST", Raw(b"1"))
+    sent = a.do(lambda tx: a.coordinator.send(tx, new, fingerprint_send(new)))
+    mesh.flow()
+    assert ("refused", "no_agent") in receipts(b)
+    assert a.state(sent.event_id) == "dead_letter"
+
+
+def test_what_has_expired_on_the_way_is_not_engaged(mesh: Mesh, a: Gate, b: Gate) -> None:
+    for wire in mesh.wires:
+        wire.cut()
+    sent = a.send(b, ttl_secs=1.0).event_id
+    mesh.clock.advance(2_000)
+    mesh.link("a", "b")
+    mesh.flow()
+    assert (b.mail(), a.state(sent)) == ([], "dead_letter")
+
+
+def test_the_same_event_again_is_answered_and_not_taken_again(mesh: Mesh, a: Gate, b: Gate) -> None:
+    sent = a.send(b).event_id
+    mesh.flow()
+    b.settle()
+    mesh.flow()
+    before = len(b.events())
+    a.do(lambda tx: tx.append_event(_again(a, tx, sent)))
+    mesh.flow()
+    assert b.mail() == [sent]
+    assert [e.kind for e in b.events()[before:]] == [EventKind.ACK, EventKind.ACK]
+
+
+def _again(gate: Gate, tx: Tx, event_id: str) -> EventDraft:
+    """The event as a retry appends it."""
+    found = gate.core.sender.deliveries.find(tx, event_id)
+    assert found is not None
+    return draft_retry(found)
+
+
+def test_a_dead_letter_closes_its_gap(mesh: Mesh, a: Gate, b: Gate) -> None:
+    b.dispatcher.policy = changed(MailboxPolicy(), max_pending=1)
+    a.send(b)
+    gone = a.send(b, ttl_secs=5.0).event_id
+    last = a.send(b).event_id
+    mesh.flow()
+    assert held(b) == ["full", "order"]
+    mesh.clock.advance(6_000)
+    a.do(lambda tx: None)
+    mesh.flow()
+    assert a.state(gone) == "dead_letter"
+    b.settle()
+    b.do(lambda tx: None)
+    mesh.flow()
+    assert b.mail()[1:] == [last]

@@ -1,0 +1,27 @@
+"""Receipts count only from the right node; a late one amends the dead letter."""
+
+from gatepost.delivery.decisions import ReceiptArrived
+from gatepost.events import Receipt
+from tests.delivery.mesh import Gate, Mesh
+from tests.delivery.sender.tools import online, wait
+
+SECOND = 1_000
+DAY = 86_400 * SECOND
+
+
+def test_a_receipt_counts_only_from_where_it_was_routed(mesh: Mesh, a: Gate, b: Gate) -> None:
+    sent = a.send(b).event_id
+    said = Receipt(status="processed", outcome="ok")
+    a.do(lambda tx: a.coordinator.apply_decisions(tx, [ReceiptArrived("c", sent, said)]))
+    assert a.state(sent) == "emitted"
+    assert a.core.sender.receipts.ignored == 1
+
+
+def test_a_late_receipt_amends_a_dead_letter(mesh: Mesh, a: Gate, b: Gate) -> None:
+    online(mesh, "a")
+    sent = a.send(b).event_id
+    wait(mesh, DAY + SECOND)
+    late = ReceiptArrived("b", sent, Receipt(status="accepted"))
+    a.do(lambda tx: a.coordinator.apply_decisions(tx, [late]))
+    assert a.state(sent) == "dead_letter"
+    assert a.rows("SELECT verdict FROM undelivered") == [("accepted",)]

@@ -1,0 +1,387 @@
+"""Agents that move: their mail follows them, once, in order, and its senders hear of its end."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw
+from msgspec.structs import replace
+
+from gatepost.delivery.outbox_writer import OutboxWriter
+from gatepost.delivery.send_request import fingerprint_send
+from gatepost.events import Signal, decode_payload
+from gatepost.mailbox import NewMail
+from gatepost.wire import LeasedMessage, NewSend
+from tests.delivery.world import Box, World
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    yield World()
+
+
+@pytest.fixture
+def a(world: World) -> Box:
+    return world.boxes["a"]
+
+
+@pytest.fixture
+def b(world: World) -> Box:
+    return world.boxes["b"]
+
+
+@pytest.fixture
+def c(world: World) -> Box:
+    return world.boxes["c"]
+
+
+def payloads(messages: list[LeasedMessage]) -> list[Any]:
+    return [msgspec.json.decode(message.payload) for message in messages]
+
+
+def test_accepted_mail_follows_its_agent_and_its_sender_hears_of_the_turn(
+    world: World, a: Box, b: Box, c: Box
+) -> None:
+    sent = a.send("job", 1, corr_id="talk", traceparent="00-trace")
+    world.flow()
+    assert a.status(sent).state == "accepted"
+    world.moves("c")
+    (mail,) = c.take()
+    info = msgspec.json.decode(mail.event)  # type: ignore[arg-type]
+    assert (mail.from_, payloads([mail])) == ("al", [1])
+    assert (info["corr_id"], info["traceparent"]) == ("talk", "00-trace")
+    (event,) = b.events()
+    assert (event.causation_id, event.to_node_id, event.source_agent_id) == (
+        sent.event_id,
+        "c",
+        "al",
+    )
+    assert a.status(sent).state == "accepted", "nobody has processed it"
+    c.ack(mail)
+    world.flow()
+    assert (a.status(sent).state, a.status(sent).outcome) == ("processed", "ok")
+
+
+def test_the_reply_finds_its_way_back(world: World, a: Box, c: Box) -> None:
+    sent = a.send("job", "question")
+    world.flow()
+    world.moves("c")
+    c.ack(*c.take(), reply="answer")
+    world.flow()
+    assert a.status(sent).state == "replied"
+    (reply,) = a.take("al")
+    info = msgspec.json.decode(reply.event)  # type: ignore[arg-type]
+    assert (reply.from_, payloads([reply]), info["ref_event_id"]) == (
+        "job",
+        ["answer"],
+        sent.event_id,
+    )
+
+
+def test_what_went_wrong_is_passed_on_as_it_is(world: World, a: Box, b: Box, c: Box) -> None:
+    sent = a.send("job")
+    world.flow()
+    world.moves("c")
+    c.nack(*c.take())
+    world.flow()
+    status = a.status(sent)
+    assert (status.state, status.outcome, status.reason) == ("processed", "dead_letter", "broken")
+    dead = b.run(lambda tx: tx.fetch_all("SELECT * FROM dead_letter"))
+    assert dead == [], "it lies where the agent lives"
+
+
+def test_what_nobody_took_in_time_is_told_as_that(world: World, a: Box, c: Box) -> None:
+    sent = a.send("job", ttl_secs=20)
+    world.flow()
+    world.moves("c")
+    world.clock.advance(21_000)
+    world.settle()
+    c.run()
+    world.flow()
+    assert (a.status(sent).state, a.status(sent).outcome) == ("processed", "expired")
+
+
+def test_order_holds_between_what_is_handed_over_and_what_comes_straight(
+    world: World, a: Box, c: Box
+) -> None:
+    for n in range(5):
+        a.send("job", n)
+    world.flow()
+    world.moves("c")
+    for n in range(5, 10):
+        a.send("job", n)
+    world.flow()
+    seen = []
+    while mail := c.take(limit=2):
+        seen += payloads(mail)
+        c.ack(*mail)
+        world.flow()
+    assert seen == list(range(10))
+
+
+def test_the_old_owners_own_senders_keep_their_order_too(world: World, b: Box, c: Box) -> None:
+    sent = [b.send("job", n, "bo") for n in range(300)]
+    world.register("c", "job")
+    world.move("c")
+    b.run(lambda tx: b.agents.remove(tx, "job", "transfer"))
+    world.know("b", "c")
+    sent += [b.send("job", 300, "bo")]
+    world.know("a")
+    world.settle()
+    world.flow()
+    sent += [b.send("job", n, "bo") for n in range(301, 310)]
+    world.flow()
+    seen = []
+    while mail := c.take(limit=50):
+        seen += payloads(mail)
+        c.ack(*mail)
+        world.flow()
+    assert seen == list(range(310))
+    assert {b.status(each).outcome for each in sent} == {"ok"}
+
+
+def test_mail_a_consumer_has_in_hand_is_left_to_it(world: World, a: Box, b: Box, c: Box) -> None:
+    sent = [a.send("job", n) for n in range(3)]
+    world.flow()
+    (first,) = b.take(limit=1)
+    world.moves("c")
+    assert c.take() == [], "the others of its pair wait for it"
+    b.ack(first)
+    world.settle()
+    world.flow()
+    rest = c.take()
+    assert payloads(rest) == [1, 2]
+    c.ack(*rest)
+    world.flow()
+    assert {a.status(each).outcome for each in sent} == {"ok"}
+
+
+def test_mail_whose_consumer_never_came_back_is_handed_over_when_its_lease_ends(
+    world: World, a: Box, b: Box, c: Box
+) -> None:
+    b.dispatcher.policy = replace(b.dispatcher.policy, max_retries=1, base_backoff=0)
+    a.send("job", 1)
+    world.flow()
+    b.take()
+    world.moves("c")
+    world.clock.advance(6_000)
+    for _ in range(3):
+        b.run()
+    world.flow()
+    assert payloads(c.take()) == [1]
+
+
+def test_plain_mail_is_forwarded_as_an_event(world: World, b: Box, c: Box) -> None:
+    b.run(lambda tx: b.dispatcher.enqueue(tx, "job", "bo", [NewMail("old", b'"before"')]))
+    world.moves("c")
+    b.run(lambda tx: b.dispatcher.enqueue(tx, "job", "bo", [NewMail("new", b'"after"')]))
+    world.flow()
+    mail = c.take()
+    assert payloads(mail) == ["before", "after"]
+    c.ack(*mail)
+    world.flow()
+    assert b.waiting() == 0
+    assert b.run(lambda tx: tx.fetch_all("SELECT * FROM handover")) == []
+
+
+@pytest.mark.parametrize("killed", ["b", "c"])
+def test_a_gateway_that_restarts_at_any_moment_hands_over_once(world: World, killed: str) -> None:
+    a, b, c = (world.boxes[id] for id in "abc")
+    sent = [a.send("job", n) for n in range(20)]
+    world.flow()
+    world.register("c", "job")
+    world.move("c")
+    b.run(lambda tx: b.agents.remove(tx, "job", "transfer"))
+    world.know(*"abc")
+    seen = []
+    for _ in range(60):
+        for wire in world.wires.values():
+            if wire:
+                wire.popleft()
+        world.restart(killed)
+        mail = c.take(limit=1)
+        seen += payloads(mail)
+        if mail:
+            c.ack(*mail)
+    world.flow()
+    assert seen == list(range(20))
+    assert {a.status(each).outcome for each in sent} == {"ok"}
+
+
+def test_an_agent_that_comes_back_finds_its_mail(world: World, a: Box, b: Box) -> None:
+    sent = [a.send("job", n) for n in range(3)]
+    world.flow()
+    world.moves("c")
+    world.moves("b")
+    mail = b.take()
+    assert payloads(mail) == [0, 1, 2]
+    b.ack(*mail)
+    world.flow()
+    assert {a.status(each).outcome for each in sent} == {"ok"}
+
+
+def test_mail_that_arrives_late_is_refused_as_moved_and_follows(
+    world: World, a: Box, c: Box
+) -> None:
+    world.register("c", "job")
+    world.move("c")
+    b = world.boxes["b"]
+    b.run(lambda tx: b.agents.remove(tx, "job", "transfer"))
+    world.know("b", "c")
+    sent = [a.send("job", n) for n in range(3)]
+    assert sent[0].node == "b", "a has not heard yet"
+    world.flow()
+    status = a.status(sent[0])
+    assert (status.state, status.reason) == ("retry_pending", "moved")
+    world.know("a")
+    world.settle()
+    world.flow()
+    mail = c.take()
+    assert payloads(mail) == [0, 1, 2]
+    c.ack(*mail)
+    world.flow()
+    assert {a.status(each).outcome for each in sent} == {"ok"}
+
+
+def test_who_asks_again_while_mail_is_elsewhere_is_not_told_that_it_was_processed(
+    world: World, a: Box, b: Box, c: Box
+) -> None:
+    sent = a.send("job")
+    world.flow()
+    world.moves("c")
+    ask = Signal(signal="status_request")
+    a.run(lambda tx: OutboxWriter(a.node).append_signal(tx, "b", sent.event_id, ask))
+    world.flow()
+    assert a.status(sent).state == "accepted"
+    c.ack(*c.take())
+    world.flow()
+    a.run(lambda tx: OutboxWriter(a.node).append_signal(tx, "b", sent.event_id, ask))
+    world.flow()
+    said = [decode_payload(each, dict) for each in b.events("ack")]
+    assert [each["status"] for each in said] == ["accepted", "processed", "processed"]
+
+
+def test_a_reply_for_an_agent_that_moved_is_mail_where_it_lives(world: World, b: Box) -> None:
+    a, c = world.boxes["a"], world.boxes["c"]
+    a.send("job", "question")
+    world.flow()
+    world.moves("c", "al")
+    b.ack(*b.take(), reply="answer")
+    world.flow()
+    world.settle()
+    world.flow()
+    assert payloads(c.take("al")) == ["answer"]
+
+
+def test_a_reply_taken_together_with_a_message_that_is_refused_is_not_sent_to_both(
+    world: World, a: Box, b: Box, c: Box
+) -> None:
+    a.send("job", "question")
+    world.flow()
+    world.register("c", "al")
+    world.move("c", "al")
+    a.run(lambda tx: a.agents.remove(tx, "al", "transfer"))
+    b.ack(*b.take(), reply="answer")
+    sent = b.send("al", "news", sender="job")
+    assert sent.node == "a", "b has not heard yet"
+    world.know(*"abc")
+    world.connect()
+    said = [decode_payload(each, dict)["status"] for each in a.events("ack")]
+    assert said == ["accepted", "refused"], "in the order of the pair"
+    seen = []
+    while mail := c.take("al"):
+        seen += payloads(mail)
+        c.ack(*mail)
+        world.flow()
+    assert seen == ["answer", "news"]
+    assert b.status(sent).outcome == "ok"
+
+
+def test_a_standby_keeps_what_it_took(world: World, a: Box, b: Box) -> None:
+    a.send("job", 1)
+    world.flow()
+    b.run(lambda tx: b.agents.register(tx, "job", standby=True))
+    world.register("c", "job")
+    world.move("c")
+    world.know(*"abc")
+    world.settle()
+    world.flow()
+    assert payloads(b.take()) == [1]
+
+
+def test_a_large_payload_follows_as_a_blob_and_one_that_is_gone_is_told_of(
+    world: World, b: Box, c: Box
+) -> None:
+    digest = f"sha256:{'0' * 64}"
+    b.run(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, 5, 0)", (digest, b"k" * 32)))
+    new = NewSend("bo", "job", payload_ref=digest)
+    kept = b.run(lambda tx: b.coordinator.send(tx, new, fingerprint_send(new)))
+    world.moves("c")
+    (event,) = [event for event in b.events() if event.causation_id == kept.event_id]
+    assert event.payload_ref.digest == digest
+    world.moves("b")
+    again = NewSend("other", "job", payload_ref=digest)
+    lost = b.run(lambda tx: b.coordinator.send(tx, again, fingerprint_send(again)))
+    last = b.send("job", "last", "other")
+    b.run(lambda tx: tx.execute("DELETE FROM blob_use"))
+    b.run(lambda tx: tx.execute("DELETE FROM blob"))
+    world.moves("c")
+    assert (b.status(lost).outcome, b.status(last).state) == ("dead_letter", "accepted")
+    incidents = b.run(lambda tx: tx.fetch_all("SELECT class, subject FROM incident"))
+    assert incidents == [("handover_failed", lost.event_id)]
+    assert payloads(c.take()) == ["last"], "nothing waits for it"
+
+
+def test_what_a_gateway_accepted_of_itself_keeps_its_place(world: World, b: Box, c: Box) -> None:
+    world.moves("c")
+    first = b.send("job", 1, "bo")
+    world.flow()
+    (message,) = c.take()
+    world.moves("b")
+    second = b.send("job", 2, "bo")
+    world.flow()
+    c.ack(message)
+    world.flow()
+    assert [b.status(sent).state for sent in (first, second)] == ["processed", "accepted"]
+    world.moves("c")
+    (message,) = c.take()
+    assert payloads([message]) == [2], "it does not wait for what it stands for"
+    c.ack(message)
+    world.flow()
+    assert b.status(second).state == "processed"
+
+
+def test_what_is_urgent_stays_urgent(world: World, a: Box, b: Box, c: Box) -> None:
+    new = NewSend("bo", "job", payload=Raw(b"1"), priority=7)
+    a.run(lambda tx: a.coordinator.send(tx, new, fingerprint_send(new)))
+    b.run(lambda tx: b.coordinator.send(tx, new, fingerprint_send(new)))
+    world.flow()
+    world.moves("c")
+    sent = [event for event in b.events() if event.causation_id is not None]
+    assert [(event.kind, event.priority) for event in sent] == [("message", 7), ("message", 7)]
+    assert [message.event is not None for message in c.take()] == [True, True]
+
+
+def test_nothing_is_handed_to_a_gateway_that_is_not_in_the_room(world: World, b: Box) -> None:
+    b.send("job", 1, "bo")
+    world.move("stranger")
+    world.know("b")
+    world.settle()
+    assert b.waiting() == 1
+
+
+def test_what_nobody_can_take_is_a_dead_letter_at_once(world: World, a: Box) -> None:
+    world.move("stranger")
+    world.know("a")
+    sent = a.send("job", {"keep": "me"}, idempotency_key="k")
+    assert (sent.state, sent.reason) == ("dead_letter", "no_route")
+    again = a.send("job", {"keep": "me"}, idempotency_key="k")
+    assert (again.event_id, again.state) == (sent.event_id, "dead_letter")
+    ((payload, reason),) = a.run(lambda tx: tx.fetch_all("SELECT payload, reason FROM undelivered"))
+    assert (msgspec.json.decode(payload), reason) == ({"keep": "me"}, "no_route")
+    incidents = a.run(lambda tx: tx.fetch_all("SELECT class, subject FROM incident"))
+    assert incidents == [("dead_letter", sent.event_id)]
+    (message,), (letter,) = a.events(), a.events("dead_letter")
+    assert (message.event_id, letter.ref_event_id) == (sent.event_id, sent.event_id)
+    assert message.to_node_id is None

@@ -1,0 +1,60 @@
+"""Transfer requests: a gateway asks the owner of an agent for it, and may be refused."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.delivery.world import Box, World
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    yield World()
+
+
+@pytest.fixture
+def a(world: World) -> Box:
+    return world.boxes["a"]
+
+
+@pytest.fixture
+def b(world: World) -> Box:
+    return world.boxes["b"]
+
+
+@pytest.fixture
+def c(world: World) -> Box:
+    return world.boxes["c"]
+
+
+def requests(box: Box) -> list[tuple[str, str, bool]]:
+    rows = box.run(box.core.transfers.requests)
+    return [(row.agent, row.node, row.take_over) for row in rows]
+
+
+def test_who_hosts_an_agent_of_another_asks_for_it(world: World, b: Box, c: Box) -> None:
+    assert c.run(lambda tx: c.core.transfers.ask_owner(tx, "job")) == "b"
+    world.flow()
+    assert requests(b) == [("job", "c", False)]
+    c.run(lambda tx: c.core.transfers.ask_owner(tx, "job", take_over=True))
+    world.flow()
+    assert requests(b) == [("job", "c", True)], "the later word counts"
+    world.restart("b")
+    assert requests(b) == [("job", "c", True)], "it is not forgotten"
+
+
+def test_who_keeps_an_agent_says_so(world: World, b: Box, c: Box) -> None:
+    c.run(lambda tx: c.core.transfers.ask_owner(tx, "job"))
+    world.flow()
+    (request,) = b.run(b.core.transfers.requests)
+    b.run(lambda tx: b.core.transfers.refuse_request(tx, request))
+    world.flow()
+    assert requests(b) == []
+    assert c.core.transfers.refused == {"job": "b"}
+    c.run(lambda tx: c.core.transfers.ask_owner(tx, "job"))
+    assert c.core.transfers.refused == {}
+
+
+def test_nobody_asks_for_what_is_its_own_or_nobodys(b: Box) -> None:
+    assert b.run(lambda tx: b.core.transfers.ask_owner(tx, "job")) is None
+    assert b.run(lambda tx: b.core.transfers.ask_owner(tx, "nobody")) is None

@@ -1,0 +1,126 @@
+"""Known-bad links: each forgets one thing that matters of relays, blobs or reading.
+
+A mutant is applied to the real code for as long as its context lasts.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from gatepost.delivery import proof, relay_reader, replica
+from gatepost.delivery.blob_fetch import BlobFetch, BlobFetcher
+from gatepost.delivery.frames import EventsFrame
+from gatepost.delivery.peer_links import PeerLinks
+from gatepost.delivery.receiver.cursors import OutboxCursor
+from gatepost.delivery.relay_reader import RelayReaderPart
+from gatepost.events import Blob, BlobStore, Envelope, decode_event
+from gatepost.journal import Tx
+
+LinkMutant = AbstractContextManager[Any]
+
+
+def relay_proof_not_checked() -> LinkMutant:
+    """A relay is believed, whatever it sends."""
+
+    def believe(frame: EventsFrame, incarnations: Any, key: bytes) -> list[Envelope]:
+        return [decode_event(body) for body in frame.events]
+
+    return patch.object(relay_reader, "check_relayed_events", believe)
+
+
+def relay_signature_not_checked() -> LinkMutant:
+    """Digests and chain have to agree, but nobody looks who signed them."""
+    return patch.object(proof, "verify_group", lambda *_: None)
+
+
+def relay_incarnations_not_checked() -> LinkMutant:
+    """A relay may say that a source was restored."""
+    return patch.object(relay_reader, "check_incarnations", lambda *_: None)
+
+
+def relay_gap_not_checked() -> LinkMutant:
+    """Events that a relay leaves out are not missed."""
+    honest = RelayReaderPart._take_batch
+
+    def careless(self: RelayReaderPart, tx: Tx, frame: Any, envelopes: Any) -> Any:
+        with patch.object(OutboxCursor, "follows", lambda self, envelope: True):
+            return honest(self, tx, frame, envelopes)
+
+    return patch.object(RelayReaderPart, "_take_batch", careless)
+
+
+def replica_loses_rows() -> LinkMutant:
+    """A relay does not store the last event of what it follows."""
+    honest = replica.store_rows
+
+    def careless(tx: Tx, source: str, incarnation: str, rows: Any, groups: Any) -> None:
+        honest(tx, source, incarnation, rows[:-1], groups)
+
+    return patch.object(replica, "store_rows", careless)
+
+
+def restored_reader_trusts_relay() -> LinkMutant:
+    """A restored reader takes events from a relay that its lost journal may have dealt with."""
+    return patch.object(relay_reader, "_heard_until", lambda tx: 0)
+
+
+def blob_digest_not_checked() -> LinkMutant:
+    """A fetched blob is kept, whatever is in it."""
+
+    def keep(self: BlobStore, digest: str) -> Blob:
+        blob = Blob(digest, self._partial_path(digest).stat().st_size)
+        self._publish_blob(self._partial_path(digest), blob)
+        return blob
+
+    return patch.object(BlobStore, "complete_fetch", keep)
+
+
+def accepted_before_blob() -> LinkMutant:
+    """An event is accepted as soon as the first piece of its blob is asked for."""
+    honest = BlobFetcher._request_pieces
+
+    def hasty(self: BlobFetcher, fetch: BlobFetch) -> None:
+        if not fetch.asked:
+            came = self._coordinator.blob_arrived
+            self._commit(lambda tx: came(tx, fetch.digest), lambda value, error: None)
+        honest(self, fetch)
+
+    return patch.object(BlobFetcher, "_request_pieces", hasty)
+
+
+@contextmanager
+def blob_requests_never_expire() -> Iterator[None]:
+    """A lost range is waited for, for ever."""
+    honest = BlobFetcher.expire_requests
+
+    def patient(self: BlobFetcher) -> None:
+        for fetch in self._fetches.values():
+            fetch.requested = dict.fromkeys(fetch.requested, 2**60)
+        with patch.object(BlobFetcher, "_cap_deadlines", lambda self, now: None):
+            honest(self)
+
+    with patch.object(BlobFetcher, "expire_requests", patient):
+        yield
+
+
+def nothing_read_elsewhere() -> LinkMutant:
+    """When the link that reads an outbox ends, no other link takes over."""
+    return patch.object(PeerLinks, "_read_elsewhere", lambda self, peer: None)
+
+
+LINK_MUTANTS: dict[str, Callable[[], LinkMutant]] = {
+    mutant.__name__: mutant
+    for mutant in (
+        relay_proof_not_checked,
+        relay_signature_not_checked,
+        relay_incarnations_not_checked,
+        relay_gap_not_checked,
+        replica_loses_rows,
+        restored_reader_trusts_relay,
+        blob_digest_not_checked,
+        accepted_before_blob,
+        blob_requests_never_expire,
+        nothing_read_elsewhere,
+    )
+}

@@ -1,0 +1,255 @@
+"""Known-bad gateways: each has one defect that matters. A checker that lets one pass is broken.
+
+A mutant is applied to the real code for as long as its context lasts.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from msgspec.structs import replace
+
+from gatepost.delivery.decisions import Decision, Decisions, ReceiptArrived
+from gatepost.delivery.outbox_link import OutboxLink
+from gatepost.delivery.receiver import inbox_table
+from gatepost.delivery.receiver.accepting import EventAcceptor
+from gatepost.delivery.receiver.cursors import OutboxCursor
+from gatepost.delivery.receiver.intake import Intake
+from gatepost.delivery.receiver.receiver import EventBatch, Receiver, TakenBatch
+from gatepost.delivery.sender import receipts, rerouting
+from gatepost.delivery.sender.pairs import SenderPairs
+from gatepost.delivery.sender.receipts import ReceiptHandler
+from gatepost.events import Envelope, decode_event, extend_chain, genesis_chain
+from gatepost.journal import Database, Tx, outbox
+from gatepost.journal.outbox import Outbox
+from gatepost.mailbox import NewMail
+
+Mutant = AbstractContextManager[Any]
+
+
+def receipt_before_commit() -> Mutant:
+    """Peers hear of events that are not on disk yet."""
+    before_commit = Outbox.before_commit
+
+    def publish_early(self: Outbox, tx: Tx) -> None:
+        before_commit(self, tx)
+        if self._group is not None and self.on_published is not None:
+            appended, self._group = self._group, None
+            self.on_published(appended)
+
+    return patch.object(Outbox, "before_commit", publish_early)
+
+
+@contextmanager
+def no_dedup() -> Iterator[None]:
+    """Each event counts as new, however often it comes."""
+    with (
+        _sql(inbox_table, "_SELECT_STATE", "WHERE", "WHERE 0 AND"),
+        patch.object(EventAcceptor, "_build_mail", _mail_under_another_id()),
+    ):
+        yield
+
+
+@contextmanager
+def dedup_in_memory() -> Iterator[None]:
+    """An event that was seen before a restart counts as new after it."""
+    mail = patch.object(EventAcceptor, "_build_mail", _mail_under_another_id())
+    with _at_start("DELETE FROM inbox"), mail:
+        yield
+
+
+def _mail_under_another_id() -> Callable[[EventAcceptor, Envelope, bytes], NewMail]:
+    """The mailbox knows ids too, and would hide the defect."""
+    honest, numbers = EventAcceptor._build_mail, count()
+
+    def mail(self: EventAcceptor, envelope: Envelope, payload: bytes) -> NewMail:
+        made = honest(self, envelope, payload)
+        made.msg_id = f"{made.msg_id}.{next(numbers)}"
+        return made
+
+    return mail
+
+
+def cursor_before_batch() -> Mutant:
+    """The cursor moves first, and the events follow in the next transaction, if there is one."""
+    before_commit = Receiver.before_commit
+    waiting: dict[Receiver, list[EventBatch]] = {}
+
+    def move_only(self: Receiver, tx: Tx, batch: EventBatch) -> TakenBatch:
+        cursor = OutboxCursor.load(tx, batch.source, batch.incarnation, batch.first_seq)
+        new = [body for body in batch.events if decode_event(body).seq > cursor.seq]
+        cursor.seq = max(cursor.seq, batch.upto)
+        cursor.last_to = max([cursor.last_to, *(decode_event(body).seq for body in new)])
+        cursor.save(tx)
+        later = replace(batch, events=new, heard=0)
+        tx.add_effect(lambda: waiting.setdefault(self, []).append(later))
+        return TakenBatch(cursor.seq, [], [])
+
+    def catch_up(self: Receiver, tx: Tx) -> Decisions:
+        late: list[Decision] = []
+        for batch in waiting.pop(self, []):
+            late += self._take_events(
+                tx, batch, [(decode_event(body), body) for body in batch.events]
+            )
+        return [*late, *before_commit(self, tx)]
+
+    return patch.multiple(Receiver, take_batch=move_only, before_commit=catch_up)
+
+
+def cursor_not_moved() -> Mutant:
+    return patch.object(OutboxCursor, "save", lambda self, tx: None)
+
+
+def no_pair_order() -> Mutant:
+    """Each event is accepted as it comes."""
+
+    def at_once(self: Intake, envelope: Envelope, body: bytes) -> None:
+        pair = self._load_for_arrival(self.pair_key(envelope), envelope)
+        self._accept_or_hold(self.pair_key(envelope), pair, envelope, body)
+
+    return patch.object(Intake, "_take_in_order", at_once)
+
+
+def engaged_without_confirm() -> Mutant:
+    def engage(self: Intake, pair: Any, envelope: Envelope, body: bytes) -> None:
+        self.acceptor.accept_event(envelope)
+
+    return patch.object(Intake, "_accept_offer", engage)
+
+
+@contextmanager
+def receipts_from_anyone() -> Iterator[None]:
+    """A receipt counts from any node."""
+    with (
+        _sql(receipts, "_ACCEPT", "AND node = ?", "AND ? IS NOT NULL"),
+        _sql(receipts, "_PROCESS", "AND node = ?", "AND ? IS NOT NULL"),
+    ):
+        yield
+
+
+@contextmanager
+def accepted_work_rerouted() -> Iterator[None]:
+    """A message that one node has accepted is sent to another node as well."""
+    moves = "state IN ('emitted', 'retry_pending')"
+    more = "state IN ('emitted', 'retry_pending', 'accepted', 'incident')"
+    with (
+        _sql(rerouting, "_SELECT_ACCEPTED_OF_PAIR", "WHERE", "WHERE 0 AND"),
+        _sql(rerouting, "_SELECT_UNACCEPTED_OF_PAIR", moves, more),
+        _sql(rerouting, "_SELECT_WAITING_ROUTES", moves, more),
+        _sql(rerouting, "_SELECT_WAITING_SENDERS", moves, more),
+        _sql(rerouting, "_REROUTE", moves, more),
+    ):
+        yield
+
+
+def held_forgotten() -> Mutant:
+    """Held events do not outlive a restart."""
+    return _at_start("DELETE FROM held")
+
+
+def omissions_unnoticed() -> Mutant:
+    return patch.object(OutboxCursor, "follows", lambda self, envelope: True)
+
+
+def restore_unnoticed() -> Mutant:
+    """A reader with another journal than it had is served as if nothing had happened."""
+    start = OutboxLink._find_start
+
+    def trusting(self: OutboxLink, tx: Tx, frame: Any) -> Any:
+        tx.execute("UPDATE recipient SET incarnation = NULL")
+        return start(self, tx, frame)
+
+    return patch.object(OutboxLink, "_find_start", trusting)
+
+
+def gap_left_open() -> Mutant:
+    """A dead letter does not tell its pair to go on without it."""
+    return patch.object(Intake, "close_number", lambda self, key, number: None)
+
+
+def confirm_forgotten() -> Mutant:
+    honest = ReceiptHandler.apply_receipt
+
+    def silent(self: ReceiptHandler, tx: Tx, arrived: ReceiptArrived) -> Decisions:
+        with _sql(receipts, "_ACCEPT", "RETURNING offer", "RETURNING 0"):
+            return honest(self, tx, arrived)
+
+    return patch.object(ReceiptHandler, "apply_receipt", silent)
+
+
+def late_receipt_reopens() -> Mutant:
+    """A dead letter becomes an open delivery again when a late receipt comes."""
+    open_states = "state IN ("
+    return _sql(receipts, "_PROCESS", open_states, f"{open_states}'dead_letter', ")
+
+
+def pair_never_closed() -> Mutant:
+    """A node that takes a pair over is never told that it may begin."""
+    return patch.object(SenderPairs, "close_numbers", lambda self, tx, pair: None)
+
+
+def moved_pair_not_held() -> Mutant:
+    """A node that takes a pair over need not wait for numbers that are still open elsewhere."""
+    honest = SenderPairs.set_route
+
+    def careless(self: SenderPairs, tx: Tx, pair: Any, node: str, first: int) -> int:
+        honest(self, tx, pair, node, first)
+        return first
+
+    return patch.object(SenderPairs, "set_route", careless)
+
+
+def chain_broken() -> Mutant:
+    """Every commit group starts a chain of its own."""
+
+    def forget(chain: bytes, digests: Any) -> bytes:
+        return extend_chain(genesis_chain("nobody", "none"), digests)
+
+    return patch.object(outbox, "extend_chain", forget)
+
+
+def _sql(module: Any, name: str, old: str, new: str) -> Mutant:
+    """Change one SQL statement of a module; it is an error if that changes nothing."""
+    text = getattr(module, name)
+    assert old in text, f"{name} has no {old!r}"
+    return patch.object(module, name, text.replace(old, new))
+
+
+def _at_start(statement: str) -> Mutant:
+    """Run a statement on each journal that is opened."""
+    honest = Database.open.__func__  # type: ignore[attr-defined]
+
+    def opened(cls: type[Database], path: Path, check: Any = "quick") -> Database:
+        database: Database = honest(cls, path, check)
+        database.writer_connection.execute(statement)
+        return database
+
+    return patch.object(Database, "open", classmethod(opened))
+
+
+MUTANTS: dict[str, Callable[[], Mutant]] = {
+    mutant.__name__: mutant
+    for mutant in (
+        receipt_before_commit,
+        no_dedup,
+        dedup_in_memory,
+        cursor_before_batch,
+        cursor_not_moved,
+        no_pair_order,
+        engaged_without_confirm,
+        receipts_from_anyone,
+        accepted_work_rerouted,
+        held_forgotten,
+        omissions_unnoticed,
+        restore_unnoticed,
+        gap_left_open,
+        confirm_forgotten,
+        late_receipt_reopens,
+        pair_never_closed,
+        moved_pair_not_held,
+        chain_broken,
+    )
+}

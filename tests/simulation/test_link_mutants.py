@@ -1,0 +1,31 @@
+"""Every link that is known to be bad is found out by some seed."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from gatepost.testing.simulation import RunShape, simulate
+from tests.simulation.link_mutants import LINK_MUTANTS
+
+SHAPE = RunShape(messages=200)
+SEEDS = 50
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Mutants fail in ways the writer rightly complains about."""
+    writer = logging.getLogger("gatepost.journal.writer")
+    writer.propagate = False
+    yield
+    writer.propagate = True
+
+
+@pytest.mark.parametrize("name", LINK_MUTANTS)
+def test_a_link_mutant_is_caught(name: str) -> None:
+    for seed in range(SEEDS):
+        with LINK_MUTANTS[name]():
+            result = simulate(seed, SHAPE)
+        if not result.verdict.ok:
+            return
+    pytest.fail(f"{name} passed {SEEDS} seeds unnoticed")
