@@ -20,7 +20,7 @@ from gatepost.room.signed_record import RecordAuthor, SignedRecord
 from gatepost.room.update_guard import UpdateGuard
 from gatepost.room.yjs_update import decode_state_vector, encode_state_vector
 
-ROOM_NAME = "ansible-control"
+CONTROL_ROOM = "ansible-control"
 
 RoomListener = Callable[["RoomChange"], None]
 
@@ -34,7 +34,7 @@ class RoomChange(Struct, frozen=True):
 
 def room_id(epoch: int) -> str:
     """The name of the document of an epoch; see retention.py."""
-    return ROOM_NAME if epoch == 1 else f"{ROOM_NAME}.{epoch}"
+    return CONTROL_ROOM if epoch == 1 else f"{CONTROL_ROOM}.{epoch}"
 
 
 class SharedRoom:
