@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 from gatepost.access import ExchangeRequester, check_exchange_answer
-from gatepost.access.auth_messages import CONTROL_ROOM, Challenge, ExchangeAnswer, ExchangeRequest
+from gatepost.access.auth_messages import Challenge, ExchangeAnswer, ExchangeRequest
 from gatepost.access.node_invites import issuer_fingerprint
 from gatepost.config import RoomSettings as Settings
 from gatepost.config import is_loopback
@@ -36,7 +36,7 @@ from gatepost.gateway.peers.join_server import CHALLENGE_PATH, EXCHANGE_PATH, RO
 from gatepost.gateway.peers.room_directory import RoomDirectory
 from gatepost.gateway.peers.welcome_header import SUBPROTOCOL, WELCOME_HEADER, Welcome
 from gatepost.http_calls import NotGatewayAnswer, decode_answer
-from gatepost.room import MAX_MESSAGE_BYTES
+from gatepost.room import CONTROL_ROOM, MAX_MESSAGE_BYTES
 from gatepost.wire import decode_failure
 
 T = TypeVar("T")
