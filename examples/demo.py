@@ -21,7 +21,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -29,6 +28,7 @@ from rich.table import Table
 from gatepost.client import Agent, Client, Message
 from gatepost.errors import GatepostError
 from gatepost.events import NodeKey
+from gatepost.http_calls import HttpCalls
 from gatepost.testing import GatewayProcess
 from gatepost.testing.history import HistoryVerdict, check_history, read_journal
 
@@ -72,12 +72,11 @@ class DemoMesh:
 
     def call_api(self, name: str, method: str, path: str, body: object = None) -> Any:
         gateway = self.gateways[name]
-        headers = {"authorization": f"Bearer {gateway.token}"}
-        url = f"{gateway.url}/v1{path}"
-        answer = httpx.request(method, url, json=body, headers=headers, timeout=TIMEOUT_SECS)
-        if not answer.is_success:
-            raise SystemExit(f"{name}: {method} {path}: {answer.text}")
-        return answer.json()
+        with HttpCalls(gateway.url, gateway.token, timeout=TIMEOUT_SECS) as calls:
+            try:
+                return calls.call(method, f"/v1{path}", dict, body=body)
+            except GatepostError as error:
+                raise SystemExit(f"{name}: {method} {path}: {error.message}") from None
 
     def join_gateways(self) -> None:
         """Join the room by invite; each token is good for one node and one use."""

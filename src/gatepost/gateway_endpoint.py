@@ -60,7 +60,7 @@ def read_token(file: Path, advice: str) -> str:
             f"the gateway's token cannot be read from {file} ({why}): {advice}"
         ) from None
     if not token:
-        raise Unauthorized(f"{file} is empty; it should hold the gateway's token: {advice}")
+        raise Unauthorized(f"{file} holds no token (it is empty): {advice}")
     if not all(char.isalnum() or char in "-._~+/=" for char in token):
         raise Unauthorized(f"{file} holds no token: {advice}")
     return token

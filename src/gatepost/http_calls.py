@@ -21,6 +21,15 @@ from gatepost.wire import decode_failure
 cast(dict[str, object], sys.modules).setdefault("httpx._main", None)
 import httpx  # noqa: E402
 
+# Callers import httpx from here, after the line above.
+__all__ = [
+    "AsyncHttpCalls",
+    "HttpCalls",
+    "NotGatewayAnswer",
+    "decode_answer",
+    "httpx",
+]
+
 T = TypeVar("T")
 
 _CONNECT_SECS = 5.0
@@ -37,14 +46,14 @@ class NotGatewayAnswer(Exception):
 def decode_answer(response: httpx.Response, kind: type[T]) -> T:
     """The value of an answer; raises the gateway's error, or NotGatewayAnswer."""
     if not response.is_success:
-        raise response_error(response)
+        raise _response_error(response)
     try:
         return msgspec.json.decode(response.content, type=kind)
     except msgspec.MsgspecError:
         raise NotGatewayAnswer(response.status_code) from None
 
 
-def response_error(response: httpx.Response) -> GatepostError | NotGatewayAnswer:
+def _response_error(response: httpx.Response) -> GatepostError | NotGatewayAnswer:
     """The error of an answer without success, whose body was read."""
     return decode_failure(response.content) or NotGatewayAnswer(response.status_code)
 
@@ -101,7 +110,7 @@ class HttpCalls:
         with self._http.stream("GET", path, timeout=timeout) as response:
             if not response.is_success:
                 response.read()
-                raise response_error(response)
+                raise _response_error(response)
             yield response.iter_bytes()
 
 

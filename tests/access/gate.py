@@ -17,9 +17,11 @@ from gatepost.access import (
     Issuer,
     JournalNodeDirectory,
     MeshSecretStore,
+    NodeAdmission,
     NodeAuthenticator,
     NodeRevoker,
     agent_invites,
+    node_directory,
     node_invites,
 )
 from gatepost.access.agent_invites import IssuedAgentInvite
@@ -117,6 +119,19 @@ class Gate:
             operation(tx)
         finally:
             tx.rollback()
+
+    def admissions(self) -> list[NodeAdmission]:
+        return [a for id in self._column("admission") if (a := self._admission(id)) is not None]
+
+    def _admission(self, node_id: str) -> NodeAdmission | None:
+        return self.run(lambda tx: node_directory.load_admission(tx, node_id))
+
+    def revoked_nodes(self) -> list[str]:
+        return self._column("revocation")
+
+    def _column(self, table: str) -> list[str]:
+        rows = self.connection.execute(f"SELECT node_id FROM {table} ORDER BY node_id")
+        return [row[0] for row in rows]
 
     def connected_nodes(self) -> dict[str, str]:
         """Session id → node id of every connected node."""

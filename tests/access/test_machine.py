@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 from msgspec import Struct
 
-from gatepost.access import node_directory, node_invites, node_revocation, node_sessions, retention
+from gatepost.access import node_invites, node_sessions, retention
 from gatepost.access.auth_messages import ExchangeRequest
 from gatepost.errors import GatepostError
 from gatepost.journal import Tx
@@ -305,10 +305,9 @@ class DoorMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_journal_says_what_the_model_says(self) -> None:
-        admitted = {a.node_id: a.public_key for a in self.gate.run(node_directory.list_admissions)}
+        admitted = {a.node_id: a.public_key for a in self.gate.admissions()}
         assert admitted == {id: key(name).public for id, name in self.admitted.items()}
-        revoked = {r.node_id for r in self.gate.run(node_revocation.list_revocations)}
-        assert revoked == set(self.revoked)
+        assert set(self.gate.revoked_nodes()) == set(self.revoked)
 
     @invariant()
     def no_revoked_node_is_connected(self) -> None:

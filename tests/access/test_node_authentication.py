@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gatepost.access import AccessPolicy, node_directory, node_invites, tokens
+from gatepost.access import AccessPolicy, node_invites, tokens
 from gatepost.access.auth_messages import Challenge, ExchangeAnswer, ExchangeRequest
 from gatepost.errors import GatepostError
 from gatepost.journal.transaction import Row, Tx
@@ -289,7 +289,7 @@ def test_entry_consumes_the_invite_binds_the_key_and_admits_in_one_transaction()
         "mbp-jane",
         key("mbp-jane").public,
     )
-    assert gate.run(node_directory.list_admissions) == [admitted.admission]
+    assert gate.admissions() == [admitted.admission]
     assert list(gate.connected_nodes()) == [admitted.session_id]
 
 
@@ -303,7 +303,7 @@ def test_an_exchange_alone_consumes_nothing(gate: Gate) -> None:
     gate.exchange(gate.joiner("mbp-jane").with_invite(token))
     (invite,) = gate.run(node_invites.list_node_invites)
     assert invite.state_at(START) == "open"
-    assert gate.run(node_directory.list_admissions) == []
+    assert gate.admissions() == []
 
 
 def test_an_invite_earns_another_ticket_when_the_first_expired_unused(gate: Gate) -> None:
@@ -320,7 +320,7 @@ def test_two_live_tickets_of_one_invite_admit_one_node() -> None:
     entry.gate.admit(entry.ticket)
     with refused("token_already_used"):
         entry.gate.admit(rival)
-    assert [a.node_id for a in entry.gate.run(node_directory.list_admissions)] == ["mbp-jane"]
+    assert [a.node_id for a in entry.gate.admissions()] == ["mbp-jane"]
 
 
 def test_two_live_tickets_of_the_same_node_both_open_a_connection() -> None:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gatepost.access import Scope, agent_invites, node_directory, node_invites, node_revocation
+from gatepost.access import Scope, agent_invites, node_invites
 from gatepost.access.auth_messages import AgentTokens, ContextTokenRequest, ExchangeRequest
 from gatepost.access.tokens import decode_b64
 from gatepost.errors import GatepostError
@@ -87,8 +87,7 @@ def test_lists_hold_no_secret(gate: Gate) -> None:
         agent_invites.list_agent_invites,
         gate.agents.list_sessions,
     )
-    more = (node_directory.list_admissions, node_revocation.list_revocations)
-    shown = b"".join(msgspec.json.encode(gate.run(list)) for list in (*lists, *more))
+    shown = b"".join(msgspec.json.encode(gate.run(list)) for list in lists)
     assert [secret for secret in secrets if secret in shown] == []
 
 

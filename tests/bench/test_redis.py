@@ -9,7 +9,7 @@ from gatepost.errors import BenchFailed
 
 
 @pytest.mark.skipif(
-    not is_redis_installed(), reason="redis-server is not installed on this machine"
+    not is_redis_installed(), reason="redis-server or its Python client is not installed"
 )
 def test_redis_streams_does_the_same_work(tmp_path: Path) -> None:
     peer = measure_redis(tmp_path, messages=200, outstanding=50, size=64, singles=10)

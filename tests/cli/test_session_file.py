@@ -106,7 +106,7 @@ def test_other_tokens_are_used_as_they_are(host: Gateway, tmp_path: Path) -> Non
 def test_a_file_without_a_session_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "broken.token"
     file.write_text(content)
-    with pytest.raises(CommandProblem, match="holds no"):
+    with pytest.raises((CommandProblem, Unauthorized), match="holds no"):
         current_token(CliTarget("http://127.0.0.1:9", file))
 
 

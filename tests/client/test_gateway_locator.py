@@ -1,5 +1,6 @@
 """How a client finds its gateway, and what it says when it cannot."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,8 @@ from gatepost.errors import ConfigError, Unauthorized, Unavailable
 
 def announce(home: Path, url: str = "http://127.0.0.1:7433", token: str = "t0ken") -> Path:
     home.mkdir(parents=True, exist_ok=True)
-    (home / "endpoint.json").write_text(
-        f'{{"url": "{url}", "socket": null, "pid": 1, "node_id": "n"}}'
-    )
+    endpoint = {"url": url, "socket": None, "pid": 1, "node_id": "n"}
+    (home / "endpoint.json").write_text(json.dumps(endpoint))
     (home / "token").write_text(token + "\n")
     return home
 

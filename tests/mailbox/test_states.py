@@ -5,9 +5,8 @@ from itertools import product
 import apsw
 import pytest
 
-from gatepost.errors import WrongState
 from gatepost.mailbox import TRANSITIONS, MailInput, MailState
-from gatepost.mailbox.states import TERMINAL_STATES, next_state, transition_sql
+from gatepost.mailbox.states import TERMINAL_STATES, transition_sql
 from tests.mailbox.post import SECOND, Post
 
 
@@ -26,15 +25,6 @@ def test_expiry_never_strikes_in_flight() -> None:
 
 def test_terminal_states_take_no_input() -> None:
     assert not [key for key in product(TERMINAL_STATES, MailInput) if key in TRANSITIONS]
-
-
-@pytest.mark.parametrize(("state", "event"), list(product(MailState, MailInput)))
-def test_step_follows_the_table_or_is_refused(state: MailState, event: MailInput) -> None:
-    if (state, event) in TRANSITIONS:
-        assert next_state(state, event) is TRANSITIONS[state, event]
-    else:
-        with pytest.raises(WrongState, match=event.value):
-            next_state(state, event)
 
 
 def test_move_is_the_table_as_sql() -> None:

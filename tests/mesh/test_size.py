@@ -11,7 +11,7 @@ from gatepost.room.room import room_id
 from gatepost.room.signed_record import sign_record
 from tests.conftest import choose
 from tests.mesh.tools import Gateway, Guest
-from tests.room.cast import agent, node
+from tests.room.sample_records import agent, node
 from tests.waiting import wait_until
 
 NODES, AGENTS = choose(300, 1000), 5

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from gatepost.errors import RoomViolation
 from gatepost.room import ChainVerifier, Genesis, RecordAuthor, sign_admission
 from gatepost.room.admission_chain import MAX_CHAIN_LENGTH
-from tests.room.cast import GENESIS, NOW, ROOT, author, key
+from tests.room.sample_records import GENESIS, NOW, ROOT, author, key
 
 BACKBONE = author("vps", "backbone")
 EDGE = author("laptop", "edge", BACKBONE)

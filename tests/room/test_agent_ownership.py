@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from gatepost.room import AgentRecord, RecordAuthor, SignedRecord, sign_transfer, transfer_claim
-from tests.room.cast import NOW, ROOT, agent, author, claim, entry, revocation, room
+from tests.room.sample_records import NOW, ROOT, agent, author, claim, entry, revocation, room
 
 VPS = author("vps", "backbone", at=NOW + 1)
 ANN = author("ann", at=NOW + 2)

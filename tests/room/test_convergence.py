@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gatepost.room import CoordinationRecord, CoordinatorTerm, sign_transfer, transfer_claim
 from tests.conftest import choose
-from tests.room.cast import (
+from tests.room.sample_records import (
     ROOT,
     agent,
     author,

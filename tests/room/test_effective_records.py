@@ -20,7 +20,7 @@ from gatepost.room import (
     sign_admission,
 )
 from gatepost.room.signed_record import sign_record
-from tests.room.cast import (
+from tests.room.sample_records import (
     NOW,
     ROOT,
     agent,

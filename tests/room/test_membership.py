@@ -8,7 +8,18 @@ from hypothesis import strategies as st
 
 from gatepost.room import RecordAuthor, SignedRecord, sign_admission
 from gatepost.room.signed_record import sign_record
-from tests.room.cast import GENESIS, NOW, ROOT, author, claim, entry, key, node, revocation, room
+from tests.room.sample_records import (
+    GENESIS,
+    NOW,
+    ROOT,
+    author,
+    claim,
+    entry,
+    key,
+    node,
+    revocation,
+    room,
+)
 
 VPS = author("vps", "backbone", at=NOW + 1)
 LAB = author("lab", "backbone", at=NOW + 2)

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from gatepost.errors import Forbidden, PayloadTooLarge, RoomFull
 from gatepost.room import RecordAuthor, SharedRoom, document
-from tests.room.cast import NOW, agent, author, delivery, entry, node, room
+from tests.room.sample_records import NOW, agent, author, entry, node, publish, room
 
 BEN = author("ben")
 MINUTE = 60_000
@@ -17,7 +17,7 @@ def alive(at: int, status: str = "online") -> object:
 
 def put(into: SharedRoom, at: int, **changes: object) -> int:
     data = replace(node(BEN), last_heartbeat_at=at, **changes)
-    return len(into.publish_record("nodes", "ben", data, at).changed)
+    return len(publish(into, "nodes", "ben", data, at))
 
 
 def version(of: SharedRoom, map: str = "nodes", key: str = "ben") -> int:
@@ -28,7 +28,7 @@ def version(of: SharedRoom, map: str = "nodes", key: str = "ben") -> int:
 def test_versions_count_up_from_one() -> None:
     mine = room(of=BEN)
     for number in range(1, 4):
-        mine.publish_record("agents", "job@ben", replace(agent("ben"), epoch=number), NOW + number)
+        publish(mine, "agents", "job@ben", replace(agent("ben"), epoch=number), NOW + number)
         assert version(mine, "agents", "job@ben") == number
 
 
@@ -43,26 +43,13 @@ def test_a_change_of_status_goes_out_at_once() -> None:
     assert [put(mine, NOW), put(mine, NOW + 1), put(mine, NOW + 2, status="offline")] == [1, 0, 1]
 
 
-def test_the_last_sign_of_life_goes_out_when_its_minute_has_come() -> None:
-    mine = room(of=BEN)
-    for at in (NOW, NOW + 1, NOW + 2):
-        mine.publish_record("delivery", "ben", delivery(at - NOW), at)
-    assert mine.publisher.next_due() == NOW + MINUTE
-    assert mine.publisher.due_drafts(NOW + MINUTE - 1) == []
-    mine.accept_drafts(mine.publisher.due_drafts(NOW + MINUTE))
-    assert mine.publisher.next_due() is None
-    found = mine.document.record_at(("delivery", "ben", BEN.key.public))
-    assert found is not None
-    assert (found.data, found.version) == (delivery(2), 2)
-
-
 def test_saying_the_same_again_writes_nothing() -> None:
     mine = room(of=BEN)
     assert [
         put(mine, NOW),
-        len(mine.publish_record("nodes", "ben", node(BEN), NOW + 9**9).changed),
+        len(publish(mine, "nodes", "ben", node(BEN), NOW + 9**9)),
     ] == [1, 0]
-    assert mine.publish_tombstone("agents", "never@ben", NOW).changed == ()
+    assert publish(mine, "agents", "never@ben", None, NOW) == ()
 
 
 def test_a_clock_that_went_back_does_not_silence_a_node() -> None:
@@ -107,7 +94,7 @@ def test_a_record_nobody_would_take_is_not_written() -> None:
     with pytest.raises(Forbidden, match="protocolVersion"):
         put(mine, NOW, protocol_version="two words")
     with pytest.raises(Forbidden, match="ann to write"):
-        mine.publish_record("nodes", "ann", node(BEN), NOW)
+        publish(mine, "nodes", "ann", node(BEN), NOW)
     with pytest.raises(PayloadTooLarge):
         put(mine, NOW, capabilities=tuple("x" * 100 + str(i) for i in range(60)))
     assert len(mine.document) == 0
@@ -117,13 +104,13 @@ def test_a_node_with_too_many_keys_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(document, "MAX_KEYS_PER_WRITER", 1)
     mine = room(entry(BEN), of=BEN)
     with pytest.raises(RoomFull):
-        mine.publish_record("agents", "job@ben", agent("ben"), NOW)
+        publish(mine, "agents", "job@ben", agent("ben"), NOW)
 
 
 def test_a_node_that_was_not_admitted_yet_writes_nothing() -> None:
     joining = room()
     with pytest.raises(Forbidden, match="not admitted"):
-        joining.publish_record("nodes", "ben", node(BEN), NOW)
+        publish(joining, "nodes", "ben", node(BEN), NOW)
     joining.set_author(RecordAuthor(BEN.key, BEN.chain))
     assert put(joining, NOW) == 1
 

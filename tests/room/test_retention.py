@@ -16,7 +16,19 @@ from gatepost.room import (
     transfer_claim,
 )
 from gatepost.room.signed_record import sign_record
-from tests.room.cast import NOW, ROOT, agent, author, claim, contents, entry, room, shown, update
+from tests.room.sample_records import (
+    NOW,
+    ROOT,
+    agent,
+    author,
+    claim,
+    contents,
+    entry,
+    publish,
+    room,
+    shown,
+    update,
+)
 
 DAY = 86_400_000
 KEEP = RecordRetention(tombstone_ms=30 * DAY, invite_ms=7 * DAY, review_ms=10 * DAY)
@@ -102,7 +114,7 @@ def test_who_was_away_brings_only_its_own_records() -> None:
     away = room(entry(ROOT), entry(BEN), forgotten, mine, gone, of=BEN)
     back = retention.rejoin_room(away, 5)
     assert contents(back) == {entry(BEN).text, mine.text}
-    back.publish_record("agents", "job@ben", replace(agent("ben"), role=None), NOW + 1)
+    publish(back, "agents", "job@ben", replace(agent("ben"), role=None), NOW + 1)
     assert max(signed.version for signed in back.document) == 4
 
 

@@ -28,7 +28,7 @@ from gatepost.room.records import (
     SkillRef,
 )
 from gatepost.room.signed_record import SignedRecord, open_signed_record, sign_record
-from tests.room.cast import GENESIS, NOW, agent, author, claim, entry, node
+from tests.room.sample_records import GENESIS, NOW, agent, author, claim, entry, node
 
 VPS = author("vps", "backbone")
 EDGE = author("laptop", "edge", VPS)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gatepost.room import RecordAuthor, RoomAwareness, SharedRoom, SignedRecord, SyncPeer
 from gatepost.room.signed_record import sign_record
-from tests.room.cast import (
+from tests.room.sample_records import (
     GENESIS,
     NOW,
     ROOT,
@@ -18,6 +18,7 @@ from tests.room.cast import (
     delivery,
     entry,
     node,
+    publish,
 )
 
 Count = Callable[[int, int], int]
@@ -41,9 +42,9 @@ def test_heartbeats_and_cursor_moves_leave_the_room_small(count: Count) -> None:
 
 
 def beating(own: SharedRoom, who: RecordAuthor, now: int, beat: int) -> tuple[SignedRecord, ...]:
-    alive = own.publish_record("nodes", who.node, replace(node(who), last_heartbeat_at=now), now)
-    moved = own.publish_record("delivery", who.node, delivery(beat), now)
-    return alive.changed + moved.changed
+    alive = publish(own, "nodes", who.node, replace(node(who), last_heartbeat_at=now), now)
+    moved = publish(own, "delivery", who.node, delivery(beat), now)
+    return alive + moved
 
 
 def test_a_key_written_without_end_costs_as_much_as_one_written_once() -> None:

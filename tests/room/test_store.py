@@ -13,7 +13,19 @@ from gatepost.errors import JournalCorrupt
 from gatepost.journal import Database, Tx, open_memory_journal
 from gatepost.room import SharedRoom, store
 from gatepost.room.signed_record import SignedRecord
-from tests.room.cast import GENESIS, NOW, ROOT, agent, author, claim, contents, entry, room, shown
+from tests.room.sample_records import (
+    GENESIS,
+    NOW,
+    ROOT,
+    agent,
+    author,
+    claim,
+    contents,
+    entry,
+    publish,
+    room,
+    shown,
+)
 
 BEN = author("ben")
 RECORDS = [entry(ROOT), entry(BEN, 5), claim(BEN, "agents", "job", agent("ben"), 3)]
@@ -78,7 +90,7 @@ import sys
 from pathlib import Path
 from gatepost.journal import Database, Tx
 from gatepost.room import store
-from tests.room.cast import GENESIS, NOW, author, entry
+from tests.room.sample_records import GENESIS, NOW, author, entry
 database = Database.open(Path(sys.argv[1]))
 for version in range(1, 1_000_000):
     tx = Tx(database.writer_connection, NOW)
@@ -116,5 +128,5 @@ def test_a_reopened_room_is_the_same_room_and_goes_on() -> None:
     )
     assert (contents(after), shown(after)) == (contents(before), shown(before))
     assert sorted(after.document.slot_clocks()) == sorted(before.document.slot_clocks())
-    (gone,) = after.publish_tombstone("agents", "job@ben", NOW).changed
+    (gone,) = publish(after, "agents", "job@ben", None, NOW)
     assert gone.version == 4

@@ -28,7 +28,7 @@ from gatepost.room import (
 )
 from gatepost.room.document import CHUNK_BYTES
 from tests.conftest import choose
-from tests.room.cast import (
+from tests.room.sample_records import (
     GENESIS,
     NOW,
     ROOT,
@@ -39,6 +39,7 @@ from tests.room.cast import (
     delivery,
     entry,
     node,
+    publish,
     room,
     shown,
     update,
@@ -108,9 +109,9 @@ def test_a_change_reaches_everyone_through_a_relay_and_comes_back_to_nobody() ->
     root, ben, cat = Gateway(ROOT, entry(ROOT)), Gateway(BEN, entry(BEN)), Gateway(CAT, entry(CAT))
     links = [Link(ben, root), Link(cat, root)]
     settle(*links)
-    ben.room.publish_record("agents", "job@ben", agent("ben"), NOW)
+    publish(ben.room, "agents", "job@ben", agent("ben"), NOW)
     assert len(links[0].ends[0].pending_messages()) == 1
-    ben.room.publish_record("agents", "job@ben", agent(None), NOW)
+    publish(ben.room, "agents", "job@ben", agent(None), NOW)
     settle(*links)
     assert cat.room.effective.agents["job"].gateway is None
     assert [end.pending_messages() for link in links for end in link.ends] == [[]] * 4
@@ -127,7 +128,7 @@ def test_what_a_peer_brought_is_not_sent_back_to_it() -> None:
 def test_what_went_out_with_step_2_does_not_go_out_again() -> None:
     root = Gateway(ROOT, entry(ROOT))
     peer = root.meets(Gateway(BEN), "guest")
-    root.room.publish_record("delivery", "root", delivery(1), NOW)
+    publish(root.room, "delivery", "root", delivery(1), NOW)
     (answer,) = peer.receive_message(b"\x00\x00\x01\x00")
     assert b"inboxCursorAcked" in answer
     assert peer.pending_messages() == []
@@ -138,7 +139,7 @@ def test_a_slow_peer_is_sent_each_key_once_however_often_it_changed() -> None:
     link = Link(ben, cat)
     link.settle()
     for number in range(500):
-        ben.room.publish_record("delivery", "ben", delivery(number), NOW + number * 60_000)
+        publish(ben.room, "delivery", "ben", delivery(number), NOW + number * 60_000)
     waiting = link.ends[0].pending_messages()
     assert sum(map(len, waiting)) < 1000
     assert cat.room.document.record_at(("delivery", "ben", BEN.key.public)) is None
@@ -251,7 +252,7 @@ def test_a_peer_that_left_is_not_kept() -> None:
     peer = root.meets(Gateway(BEN), "guest")
     peer.close()
     peer.close()
-    root.room.publish_record("delivery", "root", delivery(1), NOW)
+    publish(root.room, "delivery", "root", delivery(1), NOW)
     assert peer.pending_messages() == []
 
 
@@ -281,13 +282,11 @@ def write(gateway: Gateway, random: Random, step: int) -> None:
     name, now = gateway.who.node, NOW + step * 60_000
     what = random.randrange(3)
     if what == 0:
-        gateway.room.publish_record("delivery", name, delivery(step), now)
+        publish(gateway.room, "delivery", name, delivery(step), now)
     elif what == 1:
-        gateway.room.publish_record(
-            "agents", f"job@{name}", agent(random.choice([name, None])), now
-        )
+        publish(gateway.room, "agents", f"job@{name}", agent(random.choice([name, None])), now)
     else:
-        gateway.room.publish_tombstone("agents", f"job@{name}", now)
+        publish(gateway.room, "agents", f"job@{name}", None, now)
 
 
 def test_records_of_a_node_are_taken_before_its_own_record() -> None:

@@ -18,8 +18,8 @@ from gatepost.room.yjs_update import (
     decode_state_vector,
     decode_update,
     encode_state_vector,
-    encode_update,
 )
+from tests.room.sample_records import encode_update
 
 CLIENT = 2**53 - 7
 VALUE = {"record": "{}", "signature": "s"}

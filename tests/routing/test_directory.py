@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from gatepost.room import RoutingRecord
 from gatepost.routing import AgentHome, RoutingRule, build_directory
-from tests.room.cast import ROOT, agent, author, claim, entry, room
+from tests.room.sample_records import ROOT, agent, author, claim, entry, room
 
 VPS = author("vps", "backbone")
 RULE = RoutingRecord(

@@ -8,12 +8,9 @@ from typing import Annotated
 from msgspec import Meta
 
 from gatepost.access.tokens import SecretValue
-from gatepost.events.ids import AgentId, NodeId
+from gatepost.events import AgentId, NodeId, PublicKey, Signature
+from gatepost.room import CONTROL_ROOM
 
-CONTROL_ROOM = "ansible-control"
-
-PublicKey = Annotated[bytes, Meta(min_length=32, max_length=32)]
-Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 Nonce = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{16,128}\Z")]
 TokenText = Annotated[str, Meta(max_length=256)]
 RoomId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._:-]{0,127}\Z")]

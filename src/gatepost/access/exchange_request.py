@@ -3,13 +3,14 @@
 from hmac import compare_digest
 
 from gatepost.access import tickets
-from gatepost.access.auth_messages import CONTROL_ROOM, Challenge, ExchangeAnswer, ExchangeRequest
+from gatepost.access.auth_messages import Challenge, ExchangeAnswer, ExchangeRequest
 from gatepost.access.node_invites import issuer_fingerprint
 from gatepost.access.node_proof import ProofStatement, challenge_ground, invite_ground
 from gatepost.access.tokens import TokenKind, encode_b64, parse_token
 from gatepost.clock import Clock
 from gatepost.errors import InvalidTicket
 from gatepost.events import NodeKey, fingerprint_key
+from gatepost.room import CONTROL_ROOM
 
 _DEFAULT_ROOMS = (CONTROL_ROOM,)
 

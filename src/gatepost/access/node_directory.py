@@ -7,8 +7,9 @@ from msgspec.structs import astuple
 
 from gatepost.access.issuer import Issuer
 from gatepost.errors import NodeMismatch, Revoked
-from gatepost.events import fingerprint_key, frame_parts, verify_signature
+from gatepost.events import fingerprint_key
 from gatepost.journal.transaction import Tx
+from gatepost.room.admission_chain import sign_admission
 from gatepost.wire import Tier
 
 # The columns of an admission row, in the order of the fields of `NodeAdmission`.
@@ -20,7 +21,6 @@ SET tier = excluded.tier, issuer = excluded.issuer,
     issued_at = excluded.issued_at, signature = excluded.signature
 """
 _SELECT_ADMISSION = f"SELECT {_COLUMNS} FROM admission WHERE node_id = ?"
-_SELECT_ADMISSIONS = f"SELECT {_COLUMNS} FROM admission ORDER BY node_id"
 
 
 class NodeAdmission(Struct, frozen=True):
@@ -31,16 +31,7 @@ class NodeAdmission(Struct, frozen=True):
     tier: Tier
     issuer: str
     issued_at: int
-    signature: bytes = b""
-
-    def signed_bytes(self) -> bytes:
-        names = (self.node_id, self.tier, self.issuer)
-        issued_at = self.issued_at.to_bytes(8, "big")
-        encoded = (name.encode() for name in names)
-        return frame_parts("gatepost/admission/1", *encoded, self.public_key, issued_at)
-
-    def is_signed_by(self, issuer_key: bytes) -> bool:
-        return verify_signature(issuer_key, self.signed_bytes(), self.signature)
+    signature: bytes
 
 
 class KnownNode(Struct, frozen=True):
@@ -97,9 +88,8 @@ def admit_node(
     tx: Tx, issuer: Issuer, node_id: str, public_key: bytes, tier: Tier
 ) -> NodeAdmission:
     """Store a signed admission. Admitting a node again may change its tier."""
-    unsigned = NodeAdmission(node_id, public_key, tier, issuer.id, tx.now)
-    signature = issuer.key.sign(unsigned.signed_bytes())
-    admission = NodeAdmission(node_id, public_key, tier, issuer.id, tx.now, signature)
+    link = sign_admission(issuer.key, issuer.id, node_id, public_key, tier, tx.now)
+    admission = NodeAdmission(node_id, public_key, tier, issuer.id, tx.now, link.signature)
     tx.execute(_UPSERT_ADMISSION, astuple(admission))
     return admission
 
@@ -107,11 +97,6 @@ def admit_node(
 def load_admission(tx: Tx, node_id: str) -> NodeAdmission | None:
     row = tx.fetch_one(_SELECT_ADMISSION, (node_id,))
     return None if row is None else NodeAdmission(*row)
-
-
-def list_admissions(tx: Tx) -> list[NodeAdmission]:
-    """All admissions made here, including those of nodes revoked since."""
-    return [NodeAdmission(*row) for row in tx.fetch_all(_SELECT_ADMISSIONS)]
 
 
 def check_node_identity(

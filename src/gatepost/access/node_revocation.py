@@ -4,7 +4,6 @@ from collections.abc import Collection
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from gatepost.access import node_sessions
 from gatepost.access.issuer import Issuer
@@ -12,20 +11,19 @@ from gatepost.access.mesh_secrets import MeshSecrets, MeshSecretStore
 from gatepost.access.node_directory import KnownNode, NodeDirectory
 from gatepost.access.tokens import SecretValue
 from gatepost.errors import Forbidden, InvalidRequest, UnknownNode
-from gatepost.events import fingerprint_key, frame_parts, verify_signature
+from gatepost.events import fingerprint_key
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Tx
 from gatepost.wire import Tier
 
 # The columns of a revocation row, in the order of the fields of `NodeRevocation`.
-_COLUMNS = "node_id, public_key, tier, issuer, revoked_at, last_seq, standing, reason, signature"
-_INSERT_REVOCATION = f"INSERT INTO revocation ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_COLUMNS = "node_id, public_key, tier, issuer, revoked_at, last_seq, standing, reason"
+_INSERT_REVOCATION = f"INSERT INTO revocation ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _SELECT_REVOCATION = f"SELECT {_COLUMNS} FROM revocation WHERE node_id = ?"
-_SELECT_REVOCATIONS = f"SELECT {_COLUMNS} FROM revocation ORDER BY node_id"
 
 
 class NodeRevocation(Struct, frozen=True):
-    """The issuer's signed statement that a node is revoked.
+    """A revocation as its issuer keeps it. In the room it is a signed record.
 
     The node's events up to `last_seq` still count. `standing` lists the key fingerprints of the
     nodes it admitted that stay admitted. They are listed by fingerprint and not limited by date,
@@ -40,16 +38,6 @@ class NodeRevocation(Struct, frozen=True):
     last_seq: int
     standing: tuple[str, ...]
     reason: str
-    signature: bytes = b""
-
-    def signed_bytes(self) -> bytes:
-        texts = (self.node_id, self.issuer, self.reason, *self.standing)
-        numbers = self.revoked_at.to_bytes(8, "big") + self.last_seq.to_bytes(8, "big")
-        encoded = (text.encode() for text in texts)
-        return frame_parts("gatepost/revocation/1", self.public_key, numbers, *encoded)
-
-    def is_signed_by(self, issuer_key: bytes) -> bool:
-        return verify_signature(issuer_key, self.signed_bytes(), self.signature)
 
 
 class RevocationResult(SecretValue, frozen=True):
@@ -87,7 +75,8 @@ class NodeRevoker:
                 before, node_sessions.end_node_sessions(tx, node_id), self._current_secrets(tx)
             )
         kept = self._fingerprints_to_keep(tx, node_id, standing)
-        revocation = self._sign_revocation(known, tx.now, last_seq, kept, reason)
+        parties = (known.node_id, known.public_key, known.tier, self._issuer.id)
+        revocation = NodeRevocation(*parties, tx.now, last_seq, kept, reason)
         _store_revocation(tx, revocation)
         record_audit_entry(tx, actor, "node.revoke", node_id, reason)
         return RevocationResult(
@@ -115,13 +104,6 @@ class NodeRevoker:
         kept = [each for each in admitted if chosen is None or each.node_id in chosen]
         return tuple(sorted(fingerprint_key(each.public_key) for each in kept))
 
-    def _sign_revocation(
-        self, known: KnownNode, now: int, last_seq: int, standing: tuple[str, ...], reason: str
-    ) -> NodeRevocation:
-        parties = (known.node_id, known.public_key, known.tier, self._issuer.id)
-        unsigned = NodeRevocation(*parties, now, last_seq, standing, reason)
-        return replace(unsigned, signature=self._issuer.key.sign(unsigned.signed_bytes()))
-
     def _current_secrets(self, tx: Tx) -> MeshSecrets:
         return self._secrets.current_secrets(tx) or self._secrets.rotate_secrets(tx)
 
@@ -129,10 +111,6 @@ class NodeRevoker:
 def load_revocation(tx: Tx, node_id: str) -> NodeRevocation | None:
     row = tx.fetch_one(_SELECT_REVOCATION, (node_id,))
     return None if row is None else _revocation_from_row(row)
-
-
-def list_revocations(tx: Tx) -> list[NodeRevocation]:
-    return [_revocation_from_row(row) for row in tx.fetch_all(_SELECT_REVOCATIONS)]
 
 
 def _store_revocation(tx: Tx, revocation: NodeRevocation) -> None:

@@ -4,8 +4,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gatepost.access.auth_messages import CONTROL_ROOM
 from gatepost.errors import ConfigError
+from gatepost.room import CONTROL_ROOM
 
 AccessProfile = Literal["development", "production"]
 _DAY = 86_400_000

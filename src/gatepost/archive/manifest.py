@@ -9,16 +9,15 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from gatepost.archive.archive_store import ArchiveStore
+from gatepost.archive.signed_json import bytes_to_sign, encode_canonical
 from gatepost.errors import ArchiveError
-from gatepost.events import NodeKey, frame_parts, verify_signature
+from gatepost.events import NodeKey, verify_signature
 
 MANIFEST_VERSION: Final = 1
 MANIFEST_NAME: Final = "_manifest.json"
 
 _DOMAIN = "gatepost/manifest/1"
 _NODE_PREFIX = "node="
-
-_encoder = msgspec.json.Encoder(order="sorted")
 
 NonNegative = Annotated[int, Meta(ge=0)]
 
@@ -59,10 +58,6 @@ class ArchiveManifest(Struct, frozen=True, kw_only=True, rename="camel"):
     signature: bytes = b""
 
     @property
-    def last_segment(self) -> ArchiveSegment | None:
-        return self.segments[-1] if self.segments else None
-
-    @property
     def rows(self) -> int:
         return sum(segment.rows for segment in self.segments)
 
@@ -84,12 +79,13 @@ def archived_nodes(store: ArchiveStore) -> list[str]:
 
 def sign_manifest(manifest: ArchiveManifest, key: NodeKey) -> ArchiveManifest:
     bare = replace(manifest, public_key=key.public)
-    return replace(bare, signature=key.sign(_signed_bytes(bare)))
+    return replace(bare, signature=key.sign(bytes_to_sign(_DOMAIN, bare)))
 
 
 def is_manifest_signed(manifest: ArchiveManifest) -> bool:
     """Whether the manifest was signed by the key that it names."""
-    return verify_signature(manifest.public_key, _signed_bytes(manifest), manifest.signature)
+    signed = bytes_to_sign(_DOMAIN, manifest)
+    return verify_signature(manifest.public_key, signed, manifest.signature)
 
 
 def append_segment(
@@ -117,7 +113,7 @@ def replace_segments(
 
 
 def encode_manifest(manifest: ArchiveManifest) -> bytes:
-    return _encoder.encode(manifest)
+    return encode_canonical(manifest)
 
 
 def decode_manifest(data: bytes, where: str) -> ArchiveManifest:
@@ -145,10 +141,3 @@ def write_manifest(store: ArchiveStore, manifest: ArchiveManifest) -> None:
 
 def content_digest(content: "bytes | memoryview") -> str:
     return sha256(content).hexdigest()
-
-
-def _signed_bytes(manifest: ArchiveManifest) -> bytes:
-    """The bytes to sign: the manifest in canonical JSON, without its signature."""
-    fields = msgspec.to_builtins(manifest)
-    del fields["signature"]
-    return frame_parts(_DOMAIN, _encoder.encode(fields))

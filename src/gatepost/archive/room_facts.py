@@ -7,15 +7,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gatepost.archive.archive_store import ArchiveStore
+from gatepost.archive.signed_json import bytes_to_sign, encode_canonical
 from gatepost.errors import ArchiveError
-from gatepost.events import NodeKey, frame_parts, verify_signature
+from gatepost.events import NodeKey, verify_signature
 
 FACTS_VERSION: Final = 1
 
 _DOMAIN = "gatepost/room-facts/1"
 _FOLDER = "room"
-
-_encoder = msgspec.json.Encoder(order="sorted")
 
 
 class NodeFact(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -67,15 +66,15 @@ def facts_path(node: str) -> str:
 
 
 def sign_facts(facts: RoomFacts, key: NodeKey) -> RoomFacts:
-    return replace(facts, signature=key.sign(_signed_bytes(facts)))
+    return replace(facts, signature=key.sign(bytes_to_sign(_DOMAIN, facts)))
 
 
 def are_facts_signed(facts: RoomFacts, public_key: bytes) -> bool:
-    return verify_signature(public_key, _signed_bytes(facts), facts.signature)
+    return verify_signature(public_key, bytes_to_sign(_DOMAIN, facts), facts.signature)
 
 
 def write_facts(store: ArchiveStore, facts: RoomFacts) -> None:
-    store.write_file(facts_path(facts.node), _encoder.encode(facts))
+    store.write_file(facts_path(facts.node), encode_canonical(facts))
 
 
 def read_facts(store: ArchiveStore, node: str) -> RoomFacts | None:
@@ -100,9 +99,3 @@ def _decode_facts(data: bytes, where: str) -> RoomFacts:
             f"{where} has version {facts.version}, this Gatepost reads {FACTS_VERSION}; upgrade it"
         )
     return facts
-
-
-def _signed_bytes(facts: RoomFacts) -> bytes:
-    fields = msgspec.to_builtins(facts)
-    del fields["signature"]
-    return frame_parts(_DOMAIN, _encoder.encode(fields))

@@ -127,7 +127,10 @@ def render_result(result: MailboxBenchResult) -> RenderableType:
     table.add_row("one at a time", f"{single.per_sec:,.0f}", *latency)
     disk = (f"{fsync.p50_ms:.2f}", f"{fsync.p99_ms:.2f}")
     table.add_row("the disk: append + fdatasync", f"{fsync.per_sec:,.0f}", *disk)
-    comparison = "To compare with Redis Streams, install redis-server and run this again."
+    comparison = (
+        "To compare with Redis Streams, install redis-server and its Python client, redis,"
+        " and run this again."
+    )
     if result.redis is not None:
         name = f"Redis Streams {result.redis.version}"
         laps = (f"{result.redis.p50_ms:.2f}", f"{result.redis.p99_ms:.2f}")

@@ -13,7 +13,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
 import uvloop
 from msgspec import Struct
 from rich.console import Group, RenderableType
@@ -23,6 +22,7 @@ from gatepost.bench.fsync import FsyncResult, measure_fsync, percentile
 from gatepost.bench.mailbox import QUIET_SETTINGS, BenchMachine, CheckingConsumer, describe_machine
 from gatepost.client import Client
 from gatepost.errors import BenchFailed, UnknownAgent
+from gatepost.http_calls import HttpCalls
 from gatepost.testing import GatewayProcess
 
 _AGENT = "bench"
@@ -86,16 +86,14 @@ def _new_gateway(folder: Path, name: str) -> GatewayProcess:
 
 
 def _join_gateways(here: GatewayProcess, there: GatewayProcess) -> None:
-    invite = _call_api(here, "POST", "/room/invites", {"tier": "backbone", "node": "there"})
-    _call_api(there, "POST", "/room/join", {"seed": here.url, "token": invite["token"]})
+    invite = _post(here, "/v1/room/invites", {"tier": "backbone", "node": "there"})
+    _post(there, "/v1/room/join", {"seed": here.url, "token": invite["token"]})
 
 
-def _call_api(gateway: GatewayProcess, method: str, path: str, body: object = None) -> Any:
-    headers = {"authorization": f"Bearer {gateway.token}"}
-    answer = httpx.request(method, f"{gateway.url}/v1{path}", json=body, headers=headers)
-    if not answer.is_success:
-        raise BenchFailed(f"{path}: {answer.text}")
-    return answer.json()
+def _post(gateway: GatewayProcess, path: str, body: object) -> dict[str, Any]:
+    with HttpCalls(gateway.url, gateway.token) as calls:
+        answer: dict[str, Any] = calls.call("POST", path, dict, body=body)
+        return answer
 
 
 def _measure_lifecycles(
@@ -185,7 +183,7 @@ async def _measure_latency(
 async def _wait_until_closed(here: GatewayProcess) -> None:
     """Wait until the sender's gateway has no open delivery left."""
     deadline = time.monotonic() + _TIMEOUT_SECS
-    while _call_api(here, "GET", "/status")["deliveries_open"]:
+    while here.get("/v1/status")["deliveries_open"]:
         if time.monotonic() > deadline:
             raise BenchFailed("some deliveries never ended")
         await asyncio.sleep(0.01)

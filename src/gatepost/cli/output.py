@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 
 import msgspec
 
@@ -141,10 +142,19 @@ def format_duration(seconds: float) -> str:
     return f"{amount:.0f} {unit}" if exact else f"{amount:.1f} {unit}"
 
 
-def format_age(at: float) -> str:
-    """The time since an epoch second."""
-    seconds = int(time.time() - at)
+def format_age(at_ms: int) -> str:
+    """The time since an epoch millisecond: `5 min`."""
+    seconds = int(time.time() - at_ms / 1000)
     return format_duration(seconds) if seconds > 0 else "0 s"
+
+
+def format_ago(at_ms: int) -> str:
+    return f"{format_age(at_ms)} ago"
+
+
+def format_time(at_ms: int) -> str:
+    """An epoch millisecond as local time: `2026-03-01 17:05:59`."""
+    return datetime.fromtimestamp(at_ms / 1000).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def confirm_action(question: str, yes: bool, options: OutputOptions) -> bool:

@@ -8,7 +8,7 @@ from cyclopts import CycloptsError
 
 from gatepost.cli.app import app, use_docstring_help
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
-from gatepost.errors import GatepostError, InvalidRequest
+from gatepost.errors import ConfigError, GatepostError, InvalidRequest
 
 _OPTIONS_WITH_VALUE = ("--state-dir", "--url", "--token-file")
 
@@ -58,7 +58,8 @@ def _call_app(tokens: list[str]) -> int:
     except CycloptsError as error:
         raise _misuse_problem(error) from None
     except GatepostError as error:
-        exit = ExitCode.USAGE if isinstance(error, InvalidRequest) else ExitCode.FAILED
+        misused = isinstance(error, InvalidRequest | ConfigError)
+        exit = ExitCode.USAGE if misused else ExitCode.FAILED
         raise CommandProblem(error.code, error.message, exit) from None
 
 

@@ -7,18 +7,17 @@ token works only once, so one process at a time refreshes, and the request is ne
 
 from pathlib import Path
 
-import httpx
 import msgspec
 
 from gatepost.access.auth_messages import AgentExchangeRequest, AgentRefreshRequest, AgentTokens
 from gatepost.access.tokens import TokenKind
-from gatepost.cli.gateway_api import CliTarget, read_token
+from gatepost.cli.gateway_api import CliTarget
 from gatepost.cli.problems import CommandProblem, unreachable_problem
 from gatepost.clock import Clock, SystemClock
+from gatepost.errors import GatepostError
 from gatepost.files import hold_file_lock, write_file_atomically
-from gatepost.wire import Failure
+from gatepost.http_calls import HttpCalls, NotGatewayAnswer, httpx
 
-_ANSWER_SECS = 30.0
 _LOCK_SECS = 60.0
 # Refresh early enough that a job started with the token can finish.
 _RENEW_MARGIN_MS = 120_000
@@ -28,10 +27,10 @@ def current_token(target: CliTarget, clock: Clock | None = None) -> str:
     """The token to use now: the file's own, or the access token of the session in it."""
     file, now = target.token_file, (clock or SystemClock()).now()
     if not _holds_session(file):
-        return read_token(file)
+        return target.read_token()
     busy = CommandProblem("unavailable", f"another process is using {file}")
     with hold_file_lock(file.with_name(f".{file.name}.lock"), _LOCK_SECS, busy):
-        held = _read_session(file)
+        held = _read_session(target)
         if isinstance(held, AgentTokens) and held.access_expires_at - now > _RENEW_MARGIN_MS:
             return held.access_token
         tokens = _request_tokens(target, held)
@@ -43,52 +42,44 @@ def _holds_session(file: Path) -> bool:
     try:
         start = file.read_bytes()[:8].lstrip()
     except OSError:
-        # `read_token` reports why the file cannot be read.
+        # `CliTarget.read_token` reports why the file cannot be read.
         return False
     return start.startswith((b"{", f"{TokenKind.AGENT_INVITE}.".encode()))
 
 
-def _read_session(file: Path) -> AgentTokens | str:
-    content = file.read_bytes().strip()
+def _read_session(target: CliTarget) -> AgentTokens | str:
+    content = target.token_file.read_bytes().strip()
     if not content.startswith(b"{"):
-        return read_token(file)
+        return target.read_token()
     try:
         return msgspec.json.decode(content, type=AgentTokens)
     except msgspec.MsgspecError:
         raise CommandProblem(
-            "unauthorized", f"{file} holds no session: invite the agent again"
+            "unauthorized", f"{target.token_file} holds no session: invite the agent again"
         ) from None
 
 
 def _request_tokens(target: CliTarget, held: AgentTokens | str) -> AgentTokens:
+    body: AgentExchangeRequest | AgentRefreshRequest
     if isinstance(held, str):
-        path, body = "exchange", msgspec.json.encode(AgentExchangeRequest(held))
+        path, body = "exchange", AgentExchangeRequest(held)
     else:
-        path, body = "refresh", msgspec.json.encode(AgentRefreshRequest(held.refresh_token))
-    with httpx.Client(
-        verify=target.tls_verification(), trust_env=False, timeout=_ANSWER_SECS
-    ) as http:
-        try:
-            answer = http.post(f"{target.url}/ansible/agent/auth/{path}", content=body)
-        except httpx.RequestError as error:
-            # Only the class name: the text may quote the request.
-            raise unreachable_problem(
-                f"{target.url} does not answer ({type(error).__name__})"
-            ) from None
-    return _decode_tokens(answer, target.token_file)
-
-
-def _decode_tokens(answer: httpx.Response, file: Path) -> AgentTokens:
+        path, body = "refresh", AgentRefreshRequest(held.refresh_token)
     try:
-        if answer.is_success:
-            return msgspec.json.decode(answer.content, type=AgentTokens)
-        failure = msgspec.json.decode(answer.content, type=Failure)
-    except msgspec.MsgspecError:
+        with HttpCalls(target.url, verify=target.tls_verification()) as calls:
+            return calls.call("POST", f"/ansible/agent/auth/{path}", AgentTokens, body=body)
+    except httpx.RequestError as error:
+        # Only the class name: the text may quote the request.
         raise unreachable_problem(
-            f"the answer to the session request is not a gateway's: HTTP {answer.status_code}"
+            f"{target.url} does not answer ({type(error).__name__})"
         ) from None
-    raise CommandProblem(
-        failure.code,
-        f"the session in {file} was not renewed: {failure.message}."
-        " Invite the agent again with `gatepost agent invite`",
-    )
+    except NotGatewayAnswer as answer:
+        raise unreachable_problem(
+            f"the answer to the session request is not a gateway's: HTTP {answer.status}"
+        ) from None
+    except GatepostError as error:
+        raise CommandProblem(
+            error.code,
+            f"the session in {target.token_file} was not renewed: {error.message}."
+            " Invite the agent again with `gatepost agent invite`",
+        ) from None

@@ -12,20 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from gatepost.client._agent_turns import AgentTurn, AgentTurns, TurnState
+from gatepost.client._agent_turns import AgentTurn, AgentTurns
 from gatepost.client._client import Client
 from gatepost.client._encoding import encode_reply
 from gatepost.client._failure_reason import failure_reason
+from gatepost.client._lease_heartbeat import LeaseHeartbeat
 from gatepost.client._mailbox_client import DEFAULT_TIMEOUT
 from gatepost.client._message import Message
 from gatepost.client._sync_client import BlockingCalls
-from gatepost.errors import (
-    GatepostError,
-    InvalidRequest,
-    StaleLeaseHandle,
-    UnknownMessage,
-    WrongState,
-)
+from gatepost.client._turn_settler import TurnSettler
+from gatepost.errors import GatepostError, InvalidRequest
 from gatepost.events import check_agent_id
 from gatepost.wire import Sent, WaitGoal
 
@@ -73,9 +69,8 @@ class Agent:
         self._threads = ThreadPoolExecutor(concurrency, f"agent-{name}")
         self._turns = AgentTurns()
         self._workers: set[asyncio.Task[None]] = set()
-        self._settlements: set[asyncio.Future[Any]] = set()
-        self._extensions: set[asyncio.Task[None]] = set()
-        self._heartbeat_timer: asyncio.TimerHandle | None = None
+        self._settler = TurnSettler(self.client, name, self._turns)
+        self._heartbeat = LeaseHeartbeat(self.client, name, self._turns, self._settler)
         self._stopping = False
         self._end_requested: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -141,12 +136,8 @@ class Agent:
         self._turns.drop_all_waiting()
         deadline = self._loop.time() + self._stop_timeout
         await self._finish_turns(deadline)
-        while self._settlements and self._loop.time() < deadline:
-            await asyncio.wait(list(self._settlements), timeout=deadline - self._loop.time())
-        if self._heartbeat_timer is not None:
-            self._heartbeat_timer.cancel()
-        for task in self._extensions:
-            task.cancel()
+        await self._settler.wait_until_settled(deadline)
+        self._heartbeat.stop()
         try:
             await self.client.unsubscribe(self.name, timeout=5.0)
         except GatepostError as error:
@@ -209,10 +200,10 @@ class Agent:
         if self._stopping:
             return
         for turn in self._turns.add_delivered(messages, self._loop.time()):
-            self._settle_turn(turn)
+            self._settler.settle_turn(turn)
         self._start_turns()
-        if self._heartbeat_timer is None and messages:
-            self._schedule_heartbeat(messages[0].lease_secs)
+        if messages:
+            self._heartbeat.start(messages[0].lease_secs)
 
     def _start_turns(self) -> None:
         while len(self._workers) < self._concurrency:
@@ -260,7 +251,7 @@ class Agent:
             self._turns.mark_failed(turn, failure_reason(error))
         else:
             self._turns.mark_done(turn, reply)
-        self._settle_turn(turn)
+        self._settler.settle_turn(turn)
 
     async def _call_handler(self, message: Message) -> Any:
         if 0 < message.blob_size <= _PREFETCH_MAX_BYTES:
@@ -271,73 +262,3 @@ class Agent:
             return await self._handler(message)
         call = partial(contextvars.copy_context().run, self._handler, message)
         return await self._loop.run_in_executor(self._threads, call)
-
-    # -- settling
-
-    def _settle_turn(self, turn: AgentTurn) -> None:
-        """Ack or nack the turn; `_handle_settled` gets the gateway's answer."""
-        if turn.settling:
-            return
-        turn.settling = True
-        receipt = turn.lease_handle
-        if turn.state is TurnState.DONE:
-            future = self.client.ack(self.name, receipt, reply=turn.reply)
-        else:
-            future = self.client.nack(self.name, receipt, reason=turn.reason)
-        self._settlements.add(future)
-        future.add_done_callback(partial(self._handle_settled, turn, receipt))
-
-    def _handle_settled(self, turn: AgentTurn, receipt: str, future: "asyncio.Future[Any]") -> None:
-        self._settlements.discard(future)
-        turn.settling = False
-        error = None if future.cancelled() else future.exception()
-        if error is None:
-            self._turns.forget_turn(turn)
-        elif not isinstance(error, StaleLeaseHandle | WrongState | UnknownMessage):
-            # The turn has ended, so it is settled again at the next heartbeat or when the message
-            # is delivered again.
-            log.warning("the end of the turn for %s is not confirmed yet: %s", turn.message, error)
-        elif turn.lease_handle != receipt:
-            self._settle_turn(turn)
-        else:
-            log.warning(
-                "the turn for %s ended too late and does not count: %s", turn.message, error
-            )
-            self._turns.forget_turn(turn)
-
-    # -- heartbeats
-
-    def _schedule_heartbeat(self, lease_secs: float) -> None:
-        self._heartbeat_timer = self._loop.call_later(
-            lease_secs / 3, self._send_heartbeat, lease_secs
-        )
-
-    def _send_heartbeat(self, lease_secs: float) -> None:
-        """Extend leases that were not just renewed; settle again turns that ended unconfirmed."""
-        self._heartbeat_timer = None
-        if not len(self._turns):
-            return
-        now = self._loop.time()
-        for turn in self._turns:
-            if turn.has_ended:
-                self._settle_turn(turn)
-        due = [t for t in self._turns if t.lease_until - now < lease_secs * 0.75]
-        if due:
-            extending = self._loop.create_task(self._extend_leases(due, lease_secs))
-            self._extensions.add(extending)
-            extending.add_done_callback(self._extensions.discard)
-        self._schedule_heartbeat(lease_secs)
-
-    async def _extend_leases(self, turns: list[AgentTurn], lease_secs: float) -> None:
-        until = self._loop.time() + lease_secs
-        receipts = [turn.lease_handle for turn in turns]
-        try:
-            stale = await self.client.extend(self.name, receipts, timeout=lease_secs)
-        except GatepostError as error:
-            log.warning("leases of agent %s could not be extended: %s", self.name, error)
-        except Exception:
-            log.exception("a heartbeat of agent %s failed unexpectedly", self.name)
-        else:
-            for turn in turns:
-                turn.lease_until = max(turn.lease_until, until)
-            self._turns.drop_lost_leases(stale)

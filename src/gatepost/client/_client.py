@@ -56,8 +56,8 @@ class Client(MailboxClient):
         sent has an `error`.
         """
         new = NewSend(
-            from_agent=self._resolve_sender(from_),
-            event_id=self._ids.next_id(),
+            from_agent=self._drafts.resolve_sender(from_),
+            event_id=self._drafts.next_id(),
             corr_id=unset_if_none(corr_id),
             idempotency_key=unset_if_none(idempotency_key),
             ttl_secs=unset_if_none(ttl_secs),
@@ -157,8 +157,8 @@ class Client(MailboxClient):
 
     async def _submit_send(self, new: NewSend, deadline: float) -> Sent:
         size = 0 if isinstance(new.payload, UnsetType) else len(memoryview(new.payload))
-        await self._take_slot(deadline)
-        sent: Sent = await self._connection.send(new, size, deadline)
+        await self._operations.slots.take(deadline)
+        sent: Sent = await self._operations.send(new, size, deadline)
         return sent
 
     async def _wait_until_reached(self, sent: Sent, wait: WaitGoal | None, deadline: float) -> Sent:
@@ -176,7 +176,7 @@ class Client(MailboxClient):
         return sent
 
     async def _await_progress(self, event_id: str, until: WaitGoal, deadline: float) -> Sent:
-        async with self._long_wait_slot(deadline):
+        async with self._long_waits.hold(deadline):
             left = deadline - self._loop.time()
             wait = max(0.0, min(left, _MAX_AWAIT_SECS))
             op = wire.Await(event_id=event_id, wait_secs=wait, until=until)

@@ -1,73 +1,27 @@
-"""Operations and their answers over one WebSocket that is reopened when it breaks.
-
-Operations submitted in one tick of the event loop leave in one frame. When the connection breaks,
-unanswered operations are sent again in their order on the next one; that is safe because every
-operation is idempotent.
-"""
+"""A client's connection: operations and subscriptions over a WebSocket that is reopened."""
 
 import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import msgspec
-from msgspec import Raw
 
-from gatepost.client._frame_packer import FramePacker
 from gatepost.client._frame_socket import FrameSocket
-from gatepost.client._operation_slots import OperationSlots
-from gatepost.client._operations import (
-    AckCalls,
-    EnqueueCalls,
-    Future,
-    PendingOperation,
-    SendCalls,
-    SettleOperation,
-    SingleOperation,
-    UnslottedOperation,
-)
+from gatepost.client._operation_queue import OperationQueue
+from gatepost.client._operations import Future, UnslottedOperation
 from gatepost.client._reconnecting_socket import ReconnectingSocket
 from gatepost.client._subscription import ClientSubscription
 from gatepost.clock import Clock
-from gatepost.errors import (
-    DeadlineExceeded,
-    GatepostError,
-    InvalidRequest,
-    PayloadTooLarge,
-    Unavailable,
-)
+from gatepost.errors import InvalidRequest
 from gatepost.gateway_endpoint import LocateGateway
-from gatepost.wire import (
-    Ack,
-    AnyAnswer,
-    Deliver,
-    Extend,
-    Failed,
-    LeasedMessage,
-    Nack,
-    NewMessage,
-    NewSend,
-    Op,
-    Operation,
-)
+from gatepost.wire import AnyAnswer, Deliver, LeasedMessage
 
 log = logging.getLogger("gatepost.client")
 
-_BATCH_MAX = 1000
-# Flush a batch of this many calls before the tick ends, so that the gateway works on it while
-# the caller still submits the rest.
-_EARLY_FLUSH_CALLS = 128
-_MESSAGE_OVERHEAD = 256
-# Calls of one tick with deadlines this close share one operation and the later deadline.
-_SHARED_DEADLINE_SECS = 0.05
 _RESUBSCRIBE_SECS = 10.0
-# Statuses of a refused operation that one bad call in it may have caused.
-_STATUSES_OF_ONE_CALL = range(400, 429)
 
 _decoder = msgspec.json.Decoder(AnyAnswer | list[AnyAnswer])
-_checker = msgspec.json.Decoder(Operation)
-_encoder = msgspec.json.Encoder()
 
 
 class ClientConnection:
@@ -79,80 +33,26 @@ class ClientConnection:
         self._socket = ReconnectingSocket(
             locate,
             clock,
-            on_open=self._resend_unanswered,
+            on_open=self._resume_operations,
             on_frame=self._receive_frame,
             on_lost=self._handle_lost_socket,
-            on_writable=self._flush_queue,
+            on_writable=self._handle_writable,
         )
+        self.operations = OperationQueue(self._socket, max_outstanding)
         self._loop: asyncio.AbstractEventLoop
-        self._unanswered: dict[int, PendingOperation] = {}
-        self._queue: list[PendingOperation] = []
-        self._scheduled = False
-        self._open_batch: EnqueueCalls | SendCalls | None = None
-        self._open_acks: dict[str, AckCalls] = {}
-        self._next_id = 0
-        self.slots = OperationSlots(max_outstanding)
-        self._packer = FramePacker()
         self._subscriptions: dict[str, ClientSubscription] = {}
         self._closed = False
-        self.frames_sent = 0
-
-    # -- open and close
 
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self.operations.open()
         await self._socket.open()
 
     async def close(self) -> None:
         self._closed = True
+        self.operations.refuse_operations()
         await self._socket.close()
-        for pending in list(self._unanswered.values()):
-            self._fail_operation(
-                pending, Unavailable("the client was closed; the outcome is unknown")
-            )
-
-    # -- operations. Each returns a future. Callers of operations that take a slot hold one already.
-
-    def enqueue(self, new: NewMessage, size: int, deadline: float) -> Future:
-        batch = self._open_batch
-        if type(batch) is not EnqueueCalls or not self._try_join_batch(batch, size, deadline):
-            batch = self._open_batch = EnqueueCalls(deadline)
-            self._queue_operation(batch)
-        future = self._loop.create_future()
-        batch.add_call(new, size + _MESSAGE_OVERHEAD, future)
-        if len(batch.items) == _EARLY_FLUSH_CALLS:
-            self._flush_queue()
-        return future
-
-    def send(self, new: NewSend, size: int, deadline: float) -> Future:
-        batch = self._open_batch
-        if type(batch) is not SendCalls or not self._try_join_batch(batch, size, deadline):
-            batch = self._open_batch = SendCalls(deadline)
-            self._queue_operation(batch)
-        future = self._loop.create_future()
-        batch.add_call(new, size + _MESSAGE_OVERHEAD, future)
-        return future
-
-    def ack(self, mailbox: str, lease_handle: str, reply: Raw | None, deadline: float) -> Future:
-        batch = self._open_acks.get(mailbox)
-        size = 64 if reply is None else memoryview(reply).nbytes + 128
-        if batch is None or not self._try_join_batch(batch, size, deadline):
-            batch = self._open_acks[mailbox] = AckCalls(deadline, mailbox)
-            self._queue_operation(batch)
-        future = self._loop.create_future()
-        batch.add_call((lease_handle, reply), size, future)
-        return future
-
-    def settle(self, op: Ack | Nack, deadline: float) -> Future:
-        """Ack or nack one turn, after the acks submitted before it."""
-        return self._submit_single(SettleOperation, op, deadline)
-
-    def extend(self, op: Extend, deadline: float) -> Future:
-        return self._submit_single(UnslottedOperation, op, deadline)
-
-    def submit_op(self, op: Op, deadline: float) -> Future:
-        """Submit any other operation; the future holds its answer."""
-        return self._submit_single(SingleOperation, op, deadline)
+        self.operations.fail_unanswered()
 
     # -- subscriptions
 
@@ -172,9 +72,10 @@ class ClientConnection:
         listening = ClientSubscription(mailbox, credit, consumer, deliver, resumed)
         self._subscriptions[mailbox] = listening
         try:
-            subscribed = self._submit_single(UnslottedOperation, listening.subscribe_op(), deadline)
-            listening.subscribing = self._queue[-1]
-            await subscribed
+            listening.subscribing = self.operations.submit_unslotted(
+                listening.subscribe_op(), deadline
+            )
+            await listening.subscribing.futures[0]
         except BaseException:
             self._subscriptions.pop(mailbox, None)
             raise
@@ -184,66 +85,13 @@ class ClientConnection:
         listening = self._subscriptions.get(mailbox)
         if listening is None:
             return
-        unsubscribed = self._submit_single(UnslottedOperation, listening.unsubscribe_op(), deadline)
-        listening.unsubscribing = self._queue[-1]
+        listening.unsubscribing = self.operations.submit_unslotted(
+            listening.unsubscribe_op(), deadline
+        )
         try:
-            await unsubscribed
+            await listening.unsubscribing.futures[0]
         finally:
             self._subscriptions.pop(mailbox, None)
-
-    # -- outgoing
-
-    def _submit_single(self, kind: type[SingleOperation], op: Op, deadline: float) -> Future:
-        _check_op(op)
-        self._open_batch = None
-        self._open_acks.clear()
-        future = self._loop.create_future()
-        self._queue_operation(kind(op, future, deadline))
-        return future
-
-    def _try_join_batch(self, batch: Any, size: int, deadline: float) -> bool:
-        if (
-            len(batch.items) >= _BATCH_MAX
-            or batch.weight + size > self._packer.limit
-            or abs(deadline - batch.first_deadline) > _SHARED_DEADLINE_SECS
-        ):
-            return False
-        batch.deadline = max(batch.deadline, deadline)
-        return True
-
-    def _queue_operation(self, pending: PendingOperation) -> None:
-        if self._closed:
-            raise Unavailable("the client is closed")
-        self._next_id += 1
-        pending.id = self._next_id
-        self._unanswered[pending.id] = pending
-        self._queue.append(pending)
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._flush_queue)
-
-    def _flush_queue(self) -> None:
-        """At the end of a tick, send the operations submitted in it."""
-        self._scheduled = False
-        self._open_batch = None
-        self._open_acks.clear()
-        for pending in self._queue:
-            if pending.timer is None:
-                pending.timer = self._loop.call_at(
-                    pending.deadline, self._expire_operation, pending
-                )
-        socket = self._socket.current
-        if socket is None:
-            # The operations stay in `_unanswered` and are sent on the next connection.
-            self._queue.clear()
-        elif not socket.is_paused:
-            queue, self._queue = self._queue, []
-            self._write_frames(queue, socket)
-
-    def _write_frames(self, queue: list[PendingOperation], socket: FrameSocket) -> None:
-        for frame in self._packer.pack_frames(queue):
-            self.frames_sent += 1
-            socket.send(frame)
 
     # -- incoming
 
@@ -259,30 +107,7 @@ class ClientConnection:
             if type(answer) is Deliver:
                 self._deliver_mail(answer)
             else:
-                self._handle_answer(answer)
-
-    def _handle_answer(self, answer: Any) -> None:
-        pending = self._unanswered.pop(answer.re, None)
-        if pending is None:
-            if answer.re == 0:
-                log.error("the gateway refused a frame: %s", answer)
-            return
-        if pending.timer is not None:
-            pending.timer.cancel()
-        if type(answer) is not Failed:
-            pending.resolve_calls(answer)
-        elif len(pending.futures) > 1 and answer.error.to_error().status in _STATUSES_OF_ONE_CALL:
-            self._requeue_separately(pending)
-            return
-        else:
-            pending.fail_calls(answer.error.to_error())
-        if pending.takes_slot:
-            self.slots.release_slots(len(pending.futures))
-
-    def _requeue_separately(self, pending: PendingOperation) -> None:
-        """Send each call on its own, so that one bad call does not fail the others."""
-        for part in pending.split_calls():
-            self._queue_operation(part)
+                self.operations.handle_answer(answer)
 
     def _deliver_mail(self, delivery: Deliver) -> None:
         listening = self._subscriptions.get(delivery.mailbox)
@@ -293,60 +118,36 @@ class ClientConnection:
         except Exception:
             log.exception("delivering mail of %s failed", delivery.mailbox)
 
-    def _expire_operation(self, pending: PendingOperation) -> None:
-        why = f"; {self._socket.problem}" if self._socket.current is None else ""
-        self._fail_operation(
-            pending, DeadlineExceeded(f"no answer in time, so the outcome is unknown{why}")
-        )
-
-    def _fail_operation(self, pending: PendingOperation, error: GatepostError) -> None:
-        if self._unanswered.pop(pending.id, None) is None:
-            return
-        if pending.timer is not None:
-            pending.timer.cancel()
-        pending.fail_calls(error)
-        if pending.takes_slot:
-            self.slots.release_slots(len(pending.futures))
-
     # -- connections that come and go
 
-    def _resend_unanswered(self) -> None:
+    def _resume_operations(self) -> None:
         """On a new connection, send unanswered operations again, then subscribe again.
 
         In this order the gateway knows of every settled message before it delivers again the
         messages that this consumer still holds.
         """
-        unanswered, self._unanswered = list(self._unanswered.values()), {}
         # Renewed below: these belong to the lost connection.
         subscribing = [
             pending
             for each in self._subscriptions.values()
             for pending in each.pending_operations()
         ]
-        self._packer.reset_sizes()
-        self._queue.clear()
-        for pending in unanswered:
-            if pending in subscribing:
-                continue
-            if pending.has_waiters():
-                self._queue_operation(pending)
-            elif pending.takes_slot:
-                self.slots.release_slots(len(pending.futures))
+        self.operations.resend_unanswered(except_for=subscribing)
         for listening in self._subscriptions.values():
             self._renew_subscription(listening)
 
     def _renew_subscription(self, listening: ClientSubscription) -> None:
         if listening.subscribing is not None and listening.subscribing.has_waiters():
-            self._queue_operation(listening.subscribing)
+            self.operations.queue_operation(listening.subscribing)
         else:
             op, future = listening.subscribe_op(), self._loop.create_future()
             listening.subscribing = UnslottedOperation(
                 op, future, self._loop.time() + _RESUBSCRIBE_SECS
             )
-            self._queue_operation(listening.subscribing)
+            self.operations.queue_operation(listening.subscribing)
             future.add_done_callback(partial(self._handle_renewed, listening))
         if listening.unsubscribing is not None:
-            self._queue_operation(listening.unsubscribing)
+            self.operations.queue_operation(listening.unsubscribing)
 
     def _handle_renewed(self, listening: ClientSubscription, future: Future) -> None:
         error = future.exception()
@@ -356,27 +157,7 @@ class ClientConnection:
             listening.resumed()
 
     def _handle_lost_socket(self, socket: FrameSocket) -> None:
-        if socket.refused_as_too_big:
-            self._shrink_frames()
-        elif socket.was_reset:
-            # The gateway may have refused a frame as too large and reset the connection before
-            # its close code was read. If it died instead, smaller frames do no harm.
-            self._packer.shrink_limit_gently()
+        self.operations.adapt_to_lost_socket(socket)
 
-    def _shrink_frames(self) -> None:
-        """Send unanswered operations again in smaller frames; fail a call that can never fit."""
-        too_large = self._packer.shrink_limit()
-        if too_large is not None:
-            message = "the message is larger than the gateway's limits.max_body_bytes allows"
-            self._fail_operation(too_large, PayloadTooLarge(message))
-        unanswered, self._unanswered = list(self._unanswered.values()), {}
-        for pending in self._packer.split_oversized(unanswered):
-            self._queue_operation(pending)
-
-
-def _check_op(op: Op) -> None:
-    """Check an operation before it joins a frame: one bad operation fails the whole frame."""
-    try:
-        _checker.decode(_encoder.encode(op))
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error)) from None
+    def _handle_writable(self) -> None:
+        self.operations.flush_queue()

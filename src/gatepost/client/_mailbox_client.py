@@ -1,41 +1,36 @@
 """The asynchronous client of the mailbox protocol."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
-
-from msgspec import Raw
 
 from gatepost import wire
 from gatepost.client._connection import ClientConnection
 from gatepost.client._encoding import (
     MAX_FRAME_BYTES,
-    check_encodable,
     check_lease_handle,
     encode_payload,
     encode_reply,
-    unset_if_none,
 )
 from gatepost.client._gateway_locator import locator
 from gatepost.client._http_client import ClientHttp
 from gatepost.client._message import Message
+from gatepost.client._message_drafts import MessageDrafts
+from gatepost.client._operation_slots import LongWaitSlots
 from gatepost.clock import Clock, SystemClock
 from gatepost.errors import (
     DeadlineExceeded,
     GatepostError,
-    InvalidRequest,
     PayloadTooLarge,
     Unavailable,
 )
-from gatepost.events import EventIdGenerator, check_agent_id, check_msg_id
+from gatepost.events import EventIdGenerator, check_agent_id
 from gatepost.gateway_endpoint import LocateGateway
 from gatepost.wire import (
     DeadLetter,
     EnqueueAck,
     Failure,
-    NewMessage,
     Op,
     Settled,
     Status,
@@ -43,9 +38,6 @@ from gatepost.wire import (
 )
 
 DEFAULT_TIMEOUT = 30.0
-# The gateway stops reading from a client with about a thousand unanswered operations, so only
-# some of these may be long waits.
-_MAX_LONG_WAITS = 256
 
 
 class MailboxClient:
@@ -64,13 +56,13 @@ class MailboxClient:
         self.name = None if name is None else check_agent_id(name)
         self._clock = clock or SystemClock()
         self._locate: LocateGateway = locator(state_dir, url, token)
-        self._ids = EventIdGenerator(self._clock)
         self._http = ClientHttp(self._locate)
         self._connection = ClientConnection(
             self._locate, self._clock, max_outstanding=max_outstanding
         )
-        self._names: set[str] = set()
-        self._long_waits = asyncio.Semaphore(_MAX_LONG_WAITS)
+        self._operations = self._connection.operations
+        self._drafts = MessageDrafts(self.name, EventIdGenerator(self._clock))
+        self._long_waits = LongWaitSlots()
         self._loop: asyncio.AbstractEventLoop
 
     async def __aenter__(self) -> Self:
@@ -88,7 +80,7 @@ class MailboxClient:
     @property
     def frames_sent(self) -> int:
         """Number of frames sent; calls made in one tick of the event loop share a frame."""
-        return self._connection.frames_sent
+        return self._operations.frames_sent
 
     # -- the mailbox protocol
 
@@ -105,16 +97,16 @@ class MailboxClient:
     ) -> EnqueueAck:
         """Put a message into a mailbox; returns once the gateway has it on disk."""
         raw = encode_payload(payload)
-        new = self._new_message(to, from_, raw, msg_id, created_at, ttl_secs)
+        new = self._drafts.new_message(to, from_, raw, msg_id, created_at, ttl_secs)
         size = len(memoryview(raw))
         if size > MAX_FRAME_BYTES:
             raise PayloadTooLarge("use `send`, which stores large payloads as blobs")
-        connection, deadline = self._connection, self._loop.time() + timeout
-        if connection.slots.is_full:
-            await connection.slots.wait_for_free(deadline)
+        operations, deadline = self._operations, self._loop.time() + timeout
+        if operations.slots.is_full:
+            await operations.slots.wait_for_free(deadline)
         else:
-            connection.slots.take_free()
-        ack: EnqueueAck = await connection.enqueue(new, size, deadline)
+            operations.slots.take_free()
+        ack: EnqueueAck = await operations.enqueue(new, size, deadline)
         return ack
 
     async def enqueue_many(
@@ -129,7 +121,7 @@ class MailboxClient:
         """Enqueue many messages. The result of a refused one has an `error`."""
         calls = []
         for payload in payloads:
-            id = self._ids.next_id()
+            id = self._drafts.next_id()
             call = self.enqueue(
                 to, payload, from_=from_, msg_id=id, ttl_secs=ttl_secs, timeout=timeout
             )
@@ -153,7 +145,7 @@ class MailboxClient:
         # With a consumer name of its own, a repeated dequeue gets the messages it got before.
         op.consumer = self.new_consumer() if consumer is None else consumer
         deadline = self._loop.time() + wait_secs + timeout
-        async with self._long_wait_slot(deadline):
+        async with self._long_waits.hold(deadline):
             answer: wire.Messages = await self._request_answer(op, deadline)
         return [Message(message, self._http.download) for message in answer.messages]
 
@@ -164,17 +156,17 @@ class MailboxClient:
 
         The ack is sent without being awaited; await it to know that the gateway has it.
         """
-        self._check_name(mailbox)
+        self._drafts.check_name(mailbox)
         check_lease_handle(receipt)
         raw = None if reply is None else encode_reply(reply)
-        return self._connection.ack(mailbox, receipt, raw, self._loop.time() + timeout)
+        return self._operations.ack(mailbox, receipt, raw, self._loop.time() + timeout)
 
     async def ack_by_id(
         self, mailbox: str, msg_id: str, *, timeout: float = DEFAULT_TIMEOUT
     ) -> None:
         """Ack a leased message by its id, whichever consumer holds it."""
         op = wire.Ack(mailbox=mailbox, msg_ids=[msg_id])
-        await self._connection.settle(op, self._loop.time() + timeout)
+        await self._operations.settle(op, self._loop.time() + timeout)
 
     def nack(
         self, mailbox: str, receipt: str, *, reason: str = "", timeout: float = DEFAULT_TIMEOUT
@@ -184,14 +176,14 @@ class MailboxClient:
         The nack is sent without being awaited; await it to know that the gateway has it.
         """
         op = wire.Nack(mailbox=mailbox, receipts=[receipt], reason=reason[:2000])
-        return self._connection.settle(op, self._loop.time() + timeout)
+        return self._operations.settle(op, self._loop.time() + timeout)
 
     async def nack_by_id(
         self, mailbox: str, msg_id: str, *, reason: str = "", timeout: float = DEFAULT_TIMEOUT
     ) -> None:
         """Nack a leased message by its id, whichever consumer holds it."""
         op = wire.Nack(mailbox=mailbox, msg_ids=[msg_id], reason=reason[:2000])
-        await self._connection.settle(op, self._loop.time() + timeout)
+        await self._operations.settle(op, self._loop.time() + timeout)
 
     async def extend(
         self, mailbox: str, receipts: Sequence[str], *, timeout: float = DEFAULT_TIMEOUT
@@ -201,7 +193,7 @@ class MailboxClient:
         deadline = self._loop.time() + timeout
         for start in range(0, len(receipts), 1000):
             op = wire.Extend(mailbox=mailbox, receipts=list(receipts[start : start + 1000]))
-            answer: Settled = await self._connection.extend(op, deadline)
+            answer: Settled = await self._operations.extend(op, deadline)
             stale += [failure.subject for failure in answer.failures]
         return stale
 
@@ -282,57 +274,9 @@ class MailboxClient:
         """A fresh consumer name, under which the gateway keeps leases."""
         return self._clock.random(8).hex()
 
-    # -- helpers
-
-    def _new_message(
-        self,
-        to: str,
-        from_: str | None,
-        payload: Raw,
-        msg_id: str | None,
-        created_at: int | None,
-        ttl_secs: float | None,
-    ) -> NewMessage:
-        self._check_name(to)
-        id = self._ids.next_id() if msg_id is None else check_msg_id(msg_id)
-        new = NewMessage(self._resolve_sender(from_), to, payload, id)
-        if created_at is not None or ttl_secs is not None:
-            new.created_at, new.ttl_secs = unset_if_none(created_at), unset_if_none(ttl_secs)
-            check_encodable(new)
-        return new
-
-    def _resolve_sender(self, from_: str | None) -> str:
-        sender = from_ or self.name
-        if sender is None:
-            raise InvalidRequest("name the sender: pass `from_=`, or `Client(name)` for all calls")
-        self._check_name(sender)
-        return sender
-
-    def _check_name(self, name: str) -> None:
-        if name not in self._names:
-            self._names.add(check_agent_id(name))
-
     async def _request_answer(self, op: Op, deadline: float) -> Any:
-        await self._take_slot(deadline)
-        return await self._connection.submit_op(op, deadline)
-
-    async def _take_slot(self, deadline: float) -> None:
-        if self._connection.slots.is_full:
-            await self._connection.slots.wait_for_free(deadline)
-        else:
-            self._connection.slots.take_free()
-
-    @asynccontextmanager
-    async def _long_wait_slot(self, deadline: float) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._long_waits.acquire()
-        except TimeoutError:
-            raise DeadlineExceeded("too many calls wait already; this one was not sent") from None
-        try:
-            yield
-        finally:
-            self._long_waits.release()
+        await self._operations.slots.take(deadline)
+        return await self._operations.submit_op(op, deadline)
 
 
 async def _ack_or_refusal(id: str, call: Any) -> EnqueueAck:

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from gatepost.errors import DeadlineExceeded
 
@@ -20,6 +22,13 @@ class OperationSlots:
     def take_free(self) -> None:
         """Take a slot; only call this when `is_full` is false."""
         self._free -= 1
+
+    async def take(self, deadline: float) -> None:
+        """Take a slot, waiting for it if need be."""
+        if self.is_full:
+            await self.wait_for_free(deadline)
+        else:
+            self.take_free()
 
     async def wait_for_free(self, deadline: float) -> None:
         """Wait for a slot and take it."""
@@ -50,3 +59,26 @@ class OperationSlots:
         if ready.done() and not ready.cancelled():
             self.release_slots(1)
         ready.cancel()
+
+
+class LongWaitSlots:
+    """Limits the calls that wait at the gateway.
+
+    The gateway stops reading from a client with about a thousand unanswered operations, so only
+    some of these may be long waits.
+    """
+
+    def __init__(self, count: int = 256) -> None:
+        self._free = asyncio.Semaphore(count)
+
+    @asynccontextmanager
+    async def hold(self, deadline: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._free.acquire()
+        except TimeoutError:
+            raise DeadlineExceeded("too many calls wait already; this one was not sent") from None
+        try:
+            yield
+        finally:
+            self._free.release()

@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gatepost.errors import LinkError
-from gatepost.events.chain import ChainHash, Signature
+from gatepost.events import Signature
+from gatepost.events.chain import ChainHash
 from gatepost.events.ids import Digest
 
 VERSION = 1

@@ -11,13 +11,12 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from gatepost.errors import ChainError
-from gatepost.events.encryption import NodeKey, verify_signature
+from gatepost.events.encryption import NodeKey, Signature, verify_signature
 from gatepost.events.envelope import MAX_JSON_INT, Seq
 from gatepost.events.framing import frame_parts
 from gatepost.events.ids import NodeId
 
 ChainHash = Annotated[bytes, Meta(min_length=32, max_length=32)]
-Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 Incarnation = Annotated[str, Meta(min_length=1, max_length=64)]
 
 

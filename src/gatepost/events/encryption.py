@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from hashlib import sha256
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 from nacl.exceptions import CryptoError
 from nacl.public import Box
@@ -17,6 +17,9 @@ from gatepost.errors import ConfigError, EncryptionError
 from gatepost.events.framing import frame_parts
 
 KEY_SIZE = 32
+
+PublicKey = Annotated[bytes, Meta(min_length=KEY_SIZE, max_length=KEY_SIZE)]
+Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 
 # PyNaCl raises a plain ValueError for a ciphertext shorter than its authentication tag.
 _DECRYPTION_ERRORS = (CryptoError, ValueError)

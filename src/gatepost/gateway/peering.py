@@ -20,6 +20,8 @@ from gatepost.gateway.peers.agent_ownership import AgentOwnership
 from gatepost.gateway.peers.connection_links import ConnectionLinks
 from gatepost.gateway.peers.dialer import Dialer
 from gatepost.gateway.peers.join_server import JoinServer
+from gatepost.gateway.peers.own_record_publisher import OwnRecordPublisher
+from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.gateway.peers.room_replica import RoomReplica
 
 log = logging.getLogger(__name__)
@@ -35,22 +37,24 @@ _FAREWELL_SECS = 2.0
 class Peering:
     def __init__(self, core: Core, metrics: Metrics, guard: ConnectionGuard) -> None:
         self.replica = RoomReplica(core)
+        self.publisher = RecordPublisher(self.replica)
         self.links = ConnectionLinks(self.replica)
+        self._own_records = OwnRecordPublisher(self.publisher)
         self._agents_changed = asyncio.Event()
         core.coordinator.observe(on_agents_changed=self._agents_changed.set)
-        self._dialer = Dialer(self.replica, self.links)
-        self._ownership = AgentOwnership(self.replica)
-        self._join_server = JoinServer(self.replica, self.links, metrics, guard)
-        metrics.show_incident_counts(self.replica.incident_counts)
+        self._dialer = Dialer(self.publisher, self.links)
+        self._ownership = AgentOwnership(self.publisher)
+        self._join_server = JoinServer(self.publisher, self.links, metrics, guard)
+        metrics.show_incident_counts(self.replica.connections.incident_counts)
         metrics.traffic.watch_room(self.replica, self.links)
 
     def create_routes(self) -> list[Any]:
-        api = RoomApi(self.replica, self._dialer)
+        api = RoomApi(self.publisher, self._dialer)
         return [
             *join_server.create_routes(self._join_server),
             *room_api.create_routes(api),
             *agent_ownership.create_routes(self._ownership),
-            *route_api.create_routes(RouteApi(self.replica)),
+            *route_api.create_routes(RouteApi(self.publisher)),
         ]
 
     @contextlib.asynccontextmanager
@@ -59,7 +63,7 @@ class Peering:
         self.replica.endpoint = None if url is None else "ws" + url.removeprefix("http")
         await self.replica.load_room()
         work = [
-            asyncio.create_task(self.replica.keep_saving()),
+            asyncio.create_task(self.replica.received.keep_saving()),
             asyncio.create_task(self._dialer.run()),
             asyncio.create_task(self.links.run()),
             asyncio.create_task(self._publish_own_records()),
@@ -77,14 +81,14 @@ class Peering:
         """Tell peers that this gateway stops. Never raises, and is bounded in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL_SECS):
-                await self.replica.announce_leaving()
+                await self._own_records.announce_leaving()
 
     async def _publish_own_records(self) -> None:
         if await self._dialer.has_seeds():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LISTEN_FIRST_SECS):
-                    await self.replica.may_publish.wait()
-        self.replica.may_publish.set()
+                    await self.publisher.may_publish.wait()
+        self.publisher.may_publish.set()
         self._agents_changed.set()
         await _repeat_forever(self._refresh_own_records, _COALESCE_SECS)
 
@@ -94,14 +98,14 @@ class Peering:
             async with asyncio.timeout(_REFRESH_SECS):
                 await self._agents_changed.wait()
         self._agents_changed.clear()
-        await self.replica.refresh_own_records()
+        await self._own_records.refresh_records()
 
     async def _prune_expired(self) -> None:
         """Delete spent tickets, old invites and finished records."""
         core = self.replica.core
         batch, policy = core.settings.journal.sweep_batch, self.replica.policy
         await commit_until_none(core, lambda tx: prune_expired(tx, policy, batch))
-        await self.replica.remove_finished_records()
+        await self._own_records.remove_finished_records()
 
 
 async def _repeat_forever(work: Callable[[], Awaitable[None]], secs: float) -> None:

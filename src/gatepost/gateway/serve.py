@@ -69,7 +69,7 @@ async def serve_until_stopped(settings: Settings) -> None:
         routes = [*peering.create_routes(), *external_agents.create_routes(external)]
         routes.append(undelivered_api.create_router(core))
         routes.append(trace_api.create_router(JourneyTracer(core, peering.links)))
-        findings = Feedback(core, peering.replica)
+        findings = Feedback(peering.publisher)
         routes += feedback.create_routes(findings, FeedbackGuard(local_auth, external))
         alerts = BacklogAlerts(core, settings.alerts)
         archiver = _create_archiver(core, peering)

@@ -9,7 +9,7 @@ from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Row, Tx
 from gatepost.mailbox.enqueue import PAIR_NUMBER_BITS, last_mail_id
 from gatepost.mailbox.leases import adjust_counts, advance_head
-from gatepost.mailbox.settle import ClosedMail
+from gatepost.mailbox.settle import INSERT_DEAD_LETTER, ClosedMail
 from gatepost.mailbox.states import MailInput, transition_sql
 from gatepost.wire import DeadLetter, EnqueueAck
 
@@ -34,9 +34,6 @@ WHERE id BETWEEN ? AND ? AND {_IF_WAITING} ORDER BY id LIMIT ?
 _PURGE_MAIL = f"""
 UPDATE mail SET {_SET_DEAD}, settled_at = ? WHERE id BETWEEN ? AND ? AND {_IF_WAITING}
 """
-_INSERT_DEAD_LETTER = (
-    "INSERT INTO dead_letter (id, mailbox, reason, failed_at, attempts) VALUES (?, ?, ?, ?, ?)"
-)
 
 # Enqueues the content of a dead letter again; the last argument is the meta of its event, if any.
 ResendCallback = Callable[[Tx, DeadLetter, bytes | None], EnqueueAck]
@@ -184,7 +181,7 @@ def _purge_pair(tx: Tx, mailbox: int, pair: int, first: int, limit: int, reason:
     if rows:
         tx.execute(_PURGE_MAIL, (tx.now, first, rows[-1][0]))
     tx.execute_many(
-        _INSERT_DEAD_LETTER, [(id, mailbox, reason, tx.now, attempt) for id, attempt, _, _ in rows]
+        INSERT_DEAD_LETTER, [(id, mailbox, reason, tx.now, attempt) for id, attempt, _, _ in rows]
     )
     return rows
 

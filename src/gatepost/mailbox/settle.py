@@ -28,7 +28,7 @@ _EXHAUST_MAIL = f"UPDATE mail SET {_SET_DEAD}, settled_at = ? WHERE id = ? AND {
 _EXPIRE_NACKED_MAIL = (
     f"UPDATE mail SET {_SET_EXPIRED}, settled_at = ? WHERE id = ? AND {_IF_NACKED}"
 )
-_INSERT_DEAD_LETTER = (
+INSERT_DEAD_LETTER = (
     "INSERT INTO dead_letter (id, mailbox, reason, failed_at, attempts) VALUES (?, ?, ?, ?, ?)"
 )
 _SELECT_IN_FLIGHT = f"""
@@ -270,5 +270,5 @@ def _fail_mail(
 def _bury_mail(tx: Tx, mailbox: int, id: int, reason: str, attempts: int) -> None:
     """Turn a nacked message into a dead letter; its payload stays."""
     tx.execute(_EXHAUST_MAIL, (tx.now, id))
-    tx.execute(_INSERT_DEAD_LETTER, (id, mailbox, reason, tx.now, attempts))
+    tx.execute(INSERT_DEAD_LETTER, (id, mailbox, reason, tx.now, attempts))
     leases.adjust_counts(tx, mailbox, -1, 0, 1)

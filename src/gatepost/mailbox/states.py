@@ -12,8 +12,6 @@ in the journal refuses any such update.
 
 from enum import IntEnum, StrEnum
 
-from gatepost.errors import WrongState
-
 
 class MailState(IntEnum):
     """The state as stored. States from ACKED up are terminal."""
@@ -54,18 +52,7 @@ TRANSITIONS: dict[tuple[MailState, MailInput], MailState] = {
     (MailState.NACKED, MailInput.PURGE): MailState.DEAD_LETTER,
 }
 
-WAITING_STATES = (MailState.PENDING, MailState.NACKED)
 TERMINAL_STATES = (MailState.ACKED, MailState.DEAD_LETTER, MailState.EXPIRED)
-
-
-def next_state(state: MailState, event: MailInput) -> MailState:
-    """Return the state after `event`, or raise WrongState."""
-    try:
-        return TRANSITIONS[state, event]
-    except KeyError:
-        raise WrongState(
-            f"a message in state {state.wire_name} does not allow {event.value}"
-        ) from None
 
 
 def transition_sql(event: MailInput) -> tuple[str, str]:

@@ -3,13 +3,11 @@
 import ssl
 import time
 from collections.abc import Callable
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
-import httpx
-import msgspec
-
-from gatepost.errors import GatepostError, Unavailable, error_from_code
-from gatepost.wire import Failure, Status
+from gatepost.errors import GatepostError, Unavailable
+from gatepost.http_calls import HttpCalls, NotGatewayAnswer, httpx
+from gatepost.wire import Status
 
 T = TypeVar("T")
 
@@ -33,20 +31,13 @@ class GatewayApi:
     ) -> None:
         self.url = url
         self._sleep = sleep
-        self._http = httpx.Client(
-            base_url=url,
-            headers={"authorization": f"Bearer {token}"},
-            timeout=httpx.Timeout(_ANSWER_TIMEOUT, connect=5.0),
-            verify=verify,
-            # The token is for the gateway alone, never for a proxy.
-            trust_env=False,
-        )
+        self._calls = HttpCalls(url, token, timeout=_ANSWER_TIMEOUT, verify=verify)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._http.close()
+        self._calls.close()
 
     def fetch_node_id(self) -> str:
         """The id of the gateway's node."""
@@ -56,13 +47,13 @@ class GatewayApi:
         return self._call_with_retries("GET", path, answer)
 
     def post(self, path: str, body: object, answer: type[T]) -> T:
-        return self._call_with_retries("POST", path, answer, content=msgspec.json.encode(body))
+        return self._call_with_retries("POST", path, answer, body)
 
-    def _call_with_retries(self, method: str, path: str, answer: type[T], **request: Any) -> T:
+    def _call_with_retries(self, method: str, path: str, answer: type[T], body: object = None) -> T:
         pause = _FIRST_PAUSE
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                return self._call_once(method, path, answer, request)
+                return self._call_once(method, path, answer, body)
             except _RetryLater as later:
                 if attempt == _ATTEMPTS:
                     raise Unavailable(f"{later.why}; asked {attempt} times") from None
@@ -70,37 +61,22 @@ class GatewayApi:
                 pause *= 2
         raise AssertionError("the last attempt returns or raises")
 
-    def _call_once(self, method: str, path: str, answer: type[T], request: dict[str, Any]) -> T:
+    def _call_once(self, method: str, path: str, answer: type[T], body: object) -> T:
         try:
-            response = self._http.request(method, path, **request)
+            return self._calls.call(method, path, answer, body=body)
         except httpx.RequestError as error:
             # Only the error's name: its text may quote the request, including the token.
             why = f"{self.url} does not answer ({type(error).__name__})"
             raise _RetryLater(why) from None
-        if response.is_success:
-            return self._decode_answer(response, answer)
-        failure = self._decode_failure(response)
-        if response.status_code in _BUSY_STATUSES:
-            raise _RetryLater(f"{self.url} says {failure.message!r}", failure.retry_after)
-        raise error_from_code(failure.code, failure.message)
-
-    def _decode_answer(self, response: httpx.Response, answer: type[T]) -> T:
-        try:
-            return msgspec.json.decode(response.content, type=answer)
-        except msgspec.MsgspecError:
-            raise self._unexpected_answer(response) from None
-
-    def _decode_failure(self, response: httpx.Response) -> Failure:
-        try:
-            return msgspec.json.decode(response.content, type=Failure)
-        except msgspec.MsgspecError:
-            raise self._unexpected_answer(response) from None
-
-    def _unexpected_answer(self, response: httpx.Response) -> GatepostError:
-        return Unavailable(
-            f"{self.url} answered HTTP {response.status_code} with something no gateway says:"
-            " check the address, and that gateway and pipeline have the same version"
-        )
+        except NotGatewayAnswer as other:
+            raise Unavailable(
+                f"{self.url} answered HTTP {other.status} with something no gateway says:"
+                " check the address, and that gateway and pipeline have the same version"
+            ) from None
+        except GatepostError as error:
+            if error.status not in _BUSY_STATUSES:
+                raise
+            raise _RetryLater(f"{self.url} says {error.message!r}", error.retry_after) from None
 
 
 class _RetryLater(Exception):

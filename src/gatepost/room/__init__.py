@@ -31,11 +31,12 @@ from gatepost.room.records import (
     SkillRef,
     claim_key,
 )
-from gatepost.room.room import RoomChange, SharedRoom, room_id
+from gatepost.room.room import CONTROL_ROOM, RoomChange, SharedRoom, room_id
 from gatepost.room.signed_record import RecordAuthor, SignedRecord
 from gatepost.room.sync_protocol import MAX_MESSAGE_BYTES, SyncPeer
 
 __all__ = [
+    "CONTROL_ROOM",
     "MAPS",
     "MAX_MESSAGE_BYTES",
     "AdmissionLink",

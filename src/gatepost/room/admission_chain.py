@@ -12,15 +12,20 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from gatepost.errors import RoomViolation
-from gatepost.events import NodeId, NodeKey, fingerprint_key, frame_parts, verify_signature
+from gatepost.events import (
+    NodeId,
+    NodeKey,
+    PublicKey,
+    Signature,
+    fingerprint_key,
+    frame_parts,
+    verify_signature,
+)
 from gatepost.events.envelope import EpochMs
-from gatepost.room.records import Signature
 from gatepost.wire import Tier
 
 MAX_CHAIN_LENGTH = 6
 _CACHED_CHAINS = 10_000
-
-PublicKey = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
 class AdmissionLink(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -31,19 +31,16 @@ class RecordPublisher:
         self.author = author
         self._leap = leap
         self._drafts: dict[SlotKey, SignedRecord] = {}
-        self._waiting: dict[SlotKey, tuple[int, RoomRecord]] = {}
 
     def draft_record(
         self, map: str, key: str, data: RoomRecord | None, now: int
     ) -> SignedRecord | None:
         """Draft a record, or a tombstone if `data` is None; return None if nothing changed.
 
-        A mere heartbeat waits until HEARTBEAT_INTERVAL_MS after the last version. Then `due_drafts`
-        returns it.
+        A mere heartbeat within HEARTBEAT_INTERVAL_MS of the last version counts as no change.
         """
         place = (map, key, self.author.key.public)
         known = self._latest_version(place)
-        self._waiting.pop(place, None)
         if (data is None and known is None) or (known is not None and known.data == data):
             return None
         if (
@@ -52,18 +49,8 @@ class RecordPublisher:
             and _is_only_heartbeat(known, data)
             and known.at <= now < known.at + HEARTBEAT_INTERVAL_MS
         ):
-            self._waiting[place] = (known.at + HEARTBEAT_INTERVAL_MS, data)
             return None
         return self._sign_draft(place, known, data, now)
-
-    def due_drafts(self, now: int) -> list[SignedRecord]:
-        """Draft the heartbeats that have waited long enough."""
-        ready = [(place, w[1]) for place, w in self._waiting.items() if w[0] <= now]
-        drafts = (self.draft_record(*place[:2], data, now) for place, data in ready)
-        return [signed for signed in drafts if signed is not None]
-
-    def next_due(self) -> int | None:
-        return min((at for at, _ in self._waiting.values()), default=None)
 
     def _latest_version(self, place: SlotKey) -> SignedRecord | None:
         known, draft = self._document.record_at(place), self._drafts.get(place)

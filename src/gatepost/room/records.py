@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from gatepost.events import AgentId, EventId, MsgId, NodeId
+from gatepost.events import AgentId, EventId, MsgId, NodeId, Signature
 from gatepost.events.envelope import MAX_JSON_INT, EpochMs, NonNegativeInt
 from gatepost.wire import Tier
 
@@ -30,7 +30,6 @@ CapabilityId = AgentId
 Reference = Annotated[str, Meta(pattern=_REFERENCE, max_length=200)]
 Title = Annotated[str, Meta(pattern=_TITLE, max_length=64)]
 WebSocketUrl = Annotated[str, Meta(pattern=_URL, max_length=360)]
-Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 Seconds = Annotated[int, Meta(ge=1, le=10 * 365 * 86_400)]
 Millis = Annotated[int, Meta(ge=1, le=10 * 365 * 86_400_000)]
 Epoch = Annotated[int, Meta(ge=1, le=2**31 - 1)]

@@ -1,9 +1,9 @@
 """One replica of the room.
 
 Updates from peers come in through `apply_update`. This node's own records come in through
-`publish_record`, or through `draft_record` and `accept_drafts` where the draft has to be durable
-in between. Listeners registered with `on_change` receive the changes. The replica reads no clock
-and does no I/O; use it from one thread at a time.
+`draft_record` and `accept_drafts`; in between, the caller makes the draft durable. Listeners
+registered with `on_change` receive the changes. The replica reads no clock and does no I/O; use it
+from one thread at a time.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +20,7 @@ from gatepost.room.signed_record import RecordAuthor, SignedRecord
 from gatepost.room.update_guard import UpdateGuard
 from gatepost.room.yjs_update import decode_state_vector, encode_state_vector
 
-ROOM_NAME = "ansible-control"
+CONTROL_ROOM = "ansible-control"
 
 RoomListener = Callable[["RoomChange"], None]
 
@@ -34,7 +34,7 @@ class RoomChange(Struct, frozen=True):
 
 def room_id(epoch: int) -> str:
     """The name of the document of an epoch; see retention.py."""
-    return ROOM_NAME if epoch == 1 else f"{ROOM_NAME}.{epoch}"
+    return CONTROL_ROOM if epoch == 1 else f"{CONTROL_ROOM}.{epoch}"
 
 
 class SharedRoom:
@@ -56,8 +56,6 @@ class SharedRoom:
         self._guard = UpdateGuard(genesis)
         self._listeners: list[RoomListener] = []
         self._publisher: RecordPublisher | None = None
-        # Number of records dropped because their writer has reached its limit of keys.
-        self.ignored_count = 0
         self._merge_records(records)
         if author is not None:
             self.set_author(author, leap)
@@ -85,22 +83,12 @@ class SharedRoom:
     def draft_record(
         self, map: str, key: str, data: RoomRecord | None, now: int
     ) -> SignedRecord | None:
-        """Draft an own record, to be made durable and then accepted; None if nothing changed."""
+        """Draft an own record, or its tombstone if `data` is None; None if nothing changed."""
         return self.publisher.draft_record(map, key, data, now)
 
     def accept_drafts(self, drafts: Iterable[SignedRecord]) -> RoomChange:
         """Put drafts of own records into effect."""
         return self._apply_records(list(drafts), None)
-
-    def publish_record(self, map: str, key: str, data: RoomRecord, now: int) -> RoomChange:
-        """Draft and accept an own record in one step, where it need not be durable."""
-        draft = self.draft_record(map, key, data, now)
-        return self.accept_drafts([draft] if draft else [])
-
-    def publish_tombstone(self, map: str, key: str, now: int) -> RoomChange:
-        """Withdraw an own record."""
-        draft = self.draft_record(map, key, None, now)
-        return self.accept_drafts([draft] if draft else [])
 
     def on_change(self, listener: RoomListener) -> Callable[[], None]:
         """Call `listener` after every change. The returned function unsubscribes it."""
@@ -125,12 +113,9 @@ class SharedRoom:
     def _merge_records(self, records: Iterable[SignedRecord]) -> tuple[SignedRecord, ...]:
         changed = {}
         for signed in records:
-            if not self.document.is_newer(signed):
-                continue
-            if self.document.has_capacity_for(signed):
+            # A record beyond its writer's limit of keys is ignored.
+            if self.document.is_newer(signed) and self.document.has_capacity_for(signed):
                 self.document.put_record(signed)
                 changed[signed.slot_key] = signed
-            else:
-                self.ignored_count += 1
         self.effective.add_records(changed.values())
         return tuple(changed.values())

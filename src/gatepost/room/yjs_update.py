@@ -72,13 +72,8 @@ def decode_update(data: bytes) -> YjsUpdate:
     return YjsUpdate(items, deletes)
 
 
-def encode_update(slots: Iterable[RecordSlot]) -> bytes:
-    """Encode one update with these slots and an empty delete set."""
-    return _join_blocks([_encode_block(slot) for slot in slots])
-
-
 def encode_in_chunks(slots: Iterable[RecordSlot], size: int) -> Iterator[bytes]:
-    """Encode the slots as one or more updates of about `size` bytes."""
+    """Encode the slots as one or more updates of about `size` bytes, without deletions."""
     blocks: list[bytes] = []
     left = size
     for slot in slots:

@@ -11,6 +11,8 @@ from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.api.room_views import ClaimRequest
 from gatepost.gateway.peers import own_records
 from gatepost.gateway.peers.agent_ownership import AgentOwnership
+from gatepost.gateway.peers.own_record_publisher import OwnRecordPublisher
+from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.mailbox import Waiter
 from gatepost.room import (
@@ -30,7 +32,7 @@ from gatepost.testing import ManualClock
 from gatepost.wire import AgentInfo as LocalAgent
 from gatepost.wire import Register
 from tests.gateway.tools import opened
-from tests.room.cast import NOW, ROOT, agent, author, claim, entry, key, node, room
+from tests.room.sample_records import NOW, ROOT, agent, author, claim, entry, key, node, room
 
 pytestmark = pytest.mark.anyio
 
@@ -103,32 +105,35 @@ class Scene:
         self.operations = operations
         self.core = operations.core
         self.clock = clock
-        self.keeper = RoomReplica(operations.core)
-        self.ownership = AgentOwnership(self.keeper)
+        self.replica = RoomReplica(operations.core)
+        self.publisher = RecordPublisher(self.replica)
+        self.ownership = AgentOwnership(self.publisher)
         self.me = self.core.node.id
 
     async def begin(self) -> None:
-        await self.keeper.found_room(lambda tx: None)
-        self.keeper.may_publish.set()
+        await self.replica.found_room(lambda tx: None)
+        self.publisher.may_publish.set()
         room, ben = self.room, key("ben")
         link = sign_admission(
             self.core.node.key, self.me, "ben", ben.public, "edge", self.clock.now()
         )
-        self.ben = RecordAuthor(ben, append_admission(room.genesis, self.keeper.author.chain, link))
+        self.ben = RecordAuthor(
+            ben, append_admission(room.genesis, self.replica.author.chain, link)
+        )
         self.hear("nodes", "ben", replace(node(self.ben, room.genesis), endpoint_ws=None))
         await self.operations.perform(Register(agent="job"))
         await self.refresh()
 
     @property
     def room(self) -> SharedRoom:
-        return self.keeper.current_room
+        return self.replica.current_room
 
     def hear(self, map: str, key: str, data: object, version: int = 1) -> None:
         """Ben says something in the room."""
         self.room.accept_drafts([sign_record(self.ben, map, key, version, self.clock.now(), data)])  # type: ignore[arg-type]
 
     async def refresh(self) -> None:
-        await self.keeper.refresh_own_records()
+        await OwnRecordPublisher(self.publisher).refresh_records()
         directory = build_directory(self.room.effective, lambda id: True)
         await self.core.commit(lambda tx: self.core.coordinator.room_changed(tx, directory))
 

@@ -9,7 +9,7 @@ from gatepost.errors import DeadlineExceeded, RateLimited, Revoked
 from gatepost.gateway.peers import connection as under_test
 from gatepost.gateway.peers.connection import PeerConnection
 from gatepost.room import RoomAwareness
-from tests.room.cast import ROOT, agent, author, claim, entry, room
+from tests.room.sample_records import ROOT, agent, author, claim, entry, room
 
 pytestmark = pytest.mark.anyio
 BEN = author("ben")

@@ -15,7 +15,7 @@ from gatepost.room.signed_record import sign_record
 from tests.gateway.tools import client, eventually
 from tests.mesh.conftest import running
 from tests.mesh.tools import Gateway, Guest, close_code, converge
-from tests.room.cast import agent, node, placed, update
+from tests.room.sample_records import agent, node, placed, update
 
 AWARENESS = 1
 

@@ -17,7 +17,7 @@ from gatepost.gateway.peers.join_client import JoinClient, SelfDialError
 from gatepost.gateway.peers.room_directory import RoomDirectory
 from gatepost.testing import ManualClock
 from tests.gateway.tools import opened
-from tests.room.cast import ROOT, entry, key, room
+from tests.room.sample_records import ROOT, entry, key, room
 
 pytestmark = pytest.mark.anyio
 URL = "http://127.0.0.1:1"

@@ -1,163 +1,159 @@
-"""What a gateway says in the room, and what is on disk when it does."""
+"""The replica: founding, loading, entering and moving, and which welcomes it believes."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from gatepost.errors import Forbidden, StorageFailed
+from gatepost.errors import Conflict, Forbidden, JournalCorrupt
+from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.gateway.peers.welcome_header import Welcome
-from gatepost.room import NodeRecord, RecordAuthor, ReviewRecord, RoomChange, sign_admission
+from gatepost.room import RecordAuthor, RoomChange, SharedRoom, sign_admission
 from gatepost.room.signed_record import sign_record
 from gatepost.testing import ManualClock
-from tests.gateway.tools import dump, opened
-from tests.room.cast import GENESIS, author, key, node, update
+from tests.gateway.peers.replicas import REVIEW_SLOT, records_on_disk, review
+from tests.gateway.tools import opened
+from tests.room.sample_records import GENESIS, author, key, node, publish, update
 
 pytestmark = pytest.mark.anyio
-PLACE = ("reviews", "r1@ann")
 
 
-@pytest.fixture
-async def keeper(state: Path, clock: ManualClock) -> AsyncIterator[RoomReplica]:
+async def test_without_a_room_an_operator_is_told_what_to_do(
+    state: Path, clock: ManualClock
+) -> None:
     async with opened(state, clock, node__id="ann") as operations:
-        keeper = RoomReplica(operations.core)
-        await keeper.load_room()
-        await keeper.found_room(lambda tx: None)
-        keeper.may_publish.set()
-        yield keeper
+        replica = RoomReplica(operations.core)
+        await replica.load_room()
+        with pytest.raises(Conflict, match="gatepost join"):
+            _ = replica.current_room
 
 
-def _review(status: Any = "open") -> ReviewRecord:
-    return ReviewRecord(
-        capability_id="c",
-        delegation_skill_version="1",
-        executor_skill_version="1",
-        failure_class="eta_breach",
-        raised_at=1,
-        status=status,
-    )
-
-
-def _on_disk(keeper: RoomReplica) -> set[str]:
-    return {row[4] for row in dump(keeper.core)["room_record"]}
-
-
-async def test_an_own_record_is_on_disk_before_anybody_hears_of_it(keeper: RoomReplica) -> None:
-    heard: list[bool] = []
-
-    def hear(applied: RoomChange) -> None:
-        heard.append({signed.text for signed in applied.changed} <= _on_disk(keeper))
-
-    keeper.current_room.on_change(hear)
-    await keeper.publish_records({PLACE: _review()})
-    assert heard == [True]
-
-
-async def test_what_could_not_be_saved_is_said_later(
-    keeper: RoomReplica, monkeypatch: pytest.MonkeyPatch
+async def test_a_room_is_founded_with_its_transaction_or_not_at_all(
+    state: Path, clock: ManualClock
 ) -> None:
-    async def full(operation: Any) -> None:
-        raise StorageFailed("the disk is full")
+    async with opened(state, clock, node__id="ann") as operations:
+        replica = RoomReplica(operations.core)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(keeper.core, "commit", full)
-        with pytest.raises(StorageFailed):
-            await keeper.publish_records({PLACE: _review()})
-        assert "r1" not in keeper.current_room.effective.reviews
-    await keeper.refresh_own_records()
-    assert "r1" in keeper.current_room.effective.reviews
+        def refuse(_: object) -> None:
+            raise Forbidden("no")
 
-
-async def test_nothing_is_said_if_what_it_depends_on_fails(keeper: RoomReplica) -> None:
-    def refuse(_: object) -> None:
-        raise Forbidden("no")
-
-    with pytest.raises(Forbidden):
-        await keeper.commit_with(*PLACE, _review(), refuse)
-    await keeper.refresh_own_records()
-    assert "r1" not in keeper.current_room.effective.reviews
+        with pytest.raises(Forbidden):
+            await replica.found_room(refuse)
+        assert replica.room is None
+        assert records_on_disk(replica) == set()
+        assert await replica.found_room(lambda tx: "first") == "first"
+        room = replica.room
+        assert await replica.found_room(lambda tx: "second") == "second"
+        assert replica.room is room
+        assert list(replica.current_room.effective.nodes) == ["ann"]
 
 
-async def test_a_sign_of_life_is_given_once_a_minute(
-    keeper: RoomReplica, clock: ManualClock
-) -> None:
-    def beat() -> int:
-        record = keeper.current_room.effective.nodes["ann"].record
-        assert isinstance(record, NodeRecord)
-        return record.last_heartbeat_at
-
-    first = beat()
-    clock.advance(59_000)
-    await keeper.refresh_own_records()
-    assert beat() == first
-    clock.advance(2_000)
-    await keeper.refresh_own_records()
-    assert beat() == first + 61_000
-
-
-async def test_it_is_the_same_after_it_was_loaded_again(keeper: RoomReplica) -> None:
-    await keeper.publish_records({PLACE: _review()})
-    again = RoomReplica(keeper.core)
+async def test_a_loaded_room_has_the_same_records(publisher: RecordPublisher) -> None:
+    await publisher.publish_records({REVIEW_SLOT: review()})
+    again = RoomReplica(publisher.replica.core)
     await again.load_room()
     assert {s.text for s in again.current_room.document} == {
-        s.text for s in keeper.current_room.document
+        s.text for s in publisher.replica.current_room.document
     }
-    await again.publish_records({PLACE: _review("resolved")})
+    await RecordPublisher(again).publish_records({REVIEW_SLOT: review("resolved")})
     assert again.current_room.effective.reviews["r1"].status == "resolved"
 
 
-async def test_what_others_say_is_saved_soon(keeper: RoomReplica) -> None:
-    genesis, own = keeper.current_room.genesis, keeper.author
+async def test_a_journal_without_our_own_record_is_corrupt(replica: RoomReplica) -> None:
+    await replica.core.commit(lambda tx: tx.execute("DELETE FROM room_record"))
+    with pytest.raises(JournalCorrupt):
+        await RoomReplica(replica.core).load_room()
+
+
+async def test_a_gateway_alone_in_its_room_may_enter_another(replica: RoomReplica) -> None:
+    welcome = _welcome(replica)
+    await replica.check_may_join()
+    await replica.enter_room(SharedRoom(GENESIS), welcome, lambda tx: None)
+    assert replica.current_room.genesis == GENESIS
+    assert {signed.text for signed in replica.current_room.document} == records_on_disk(replica)
+    with pytest.raises(Conflict, match="cannot change"):
+        await replica.check_may_join()
+
+
+async def test_a_newer_admission_is_adopted_and_an_older_one_is_not(replica: RoomReplica) -> None:
+    await replica.enter_room(SharedRoom(GENESIS), _welcome(replica), lambda tx: None)
+    assert replica.create_issuer().tier == "edge"
+    replica.adopt_chain(_welcome(replica, "backbone", issued_at=1))
+    assert replica.create_issuer().tier == "edge"
+    replica.adopt_chain(_welcome(replica, "backbone", issued_at=2))
+    assert replica.create_issuer().tier == "backbone"
+
+
+async def test_a_change_is_signalled_and_new_members_are_known(replica: RoomReplica) -> None:
+    genesis, own = replica.current_room.genesis, replica.author
     link = sign_admission(own.key, "ann", "ben", key("ben").public, "edge", 1)
     ben = RecordAuthor(key("ben"), (link,))
+    count = replica.change_count
     signed = sign_record(ben, "nodes", "ben", 1, 1, node(ben, genesis))
-    keeper.current_room.apply_update(update(signed), "somebody")
-    await keeper._save_received()
-    assert signed.text in _on_disk(keeper)
-    known = keeper.members.by_key(None, key("ben").public)
+    replica.current_room.apply_update(update(signed), "peer")
+    await replica.wait_for_change(count, 5)
+    assert replica.change_count > count
+    known = replica.members.by_key(None, key("ben").public)
     assert known is not None and known.node_id == "ben"
+    await replica.wait_for_change(replica.change_count, 0.01)
 
 
-async def test_a_welcome_into_a_room_nobody_let_us_into_is_refused(
+async def test_a_welcome_without_an_admission_for_this_node_is_refused(
     state: Path, clock: ManualClock
 ) -> None:
     async with opened(state, clock, node__id="ben") as operations:
-        keeper = RoomReplica(operations.core)
-        for said in (Welcome(GENESIS, 1), Welcome(GENESIS, 1, author("ben").chain)):
+        replica = RoomReplica(operations.core)
+        for welcome in (Welcome(GENESIS, 1), Welcome(GENESIS, 1, author("ben").chain)):
             with pytest.raises(Forbidden):
-                keeper.check_welcome(said, GENESIS.key)
+                replica.check_welcome(welcome, GENESIS.key)
 
 
-async def test_a_chain_is_believed_only_if_the_host_signed_it(
+async def test_a_chain_is_believed_only_if_the_peer_signed_it(
     state: Path, clock: ManualClock
 ) -> None:
     async with opened(state, clock, node__id="ben") as operations:
-        keeper, host = RoomReplica(operations.core), key("root")
-        link = sign_admission(host, "root", "ben", operations.core.node.key.public, "edge", 1)
-        keeper.check_welcome(Welcome(GENESIS, 1, (link,)), GENESIS.key)
-        forged = replace(link, signature=bytes(64))
+        replica = RoomReplica(operations.core)
+        welcome = _welcome(replica)
+        replica.check_welcome(welcome, GENESIS.key)
+        forged = replace(welcome.chain[0], signature=bytes(64))
         with pytest.raises(Forbidden):
-            keeper.check_welcome(Welcome(GENESIS, 1, (forged,)), GENESIS.key)
+            replica.check_welcome(Welcome(GENESIS, 1, (forged,)), GENESIS.key)
         with pytest.raises(Forbidden, match="not issued by the peer"):
-            keeper.check_welcome(Welcome(GENESIS, 1, (link,)), key("eve").public)
+            replica.check_welcome(welcome, key("eve").public)
 
 
-async def test_what_is_said_while_the_room_moves_is_not_left_behind(
-    keeper: RoomReplica, monkeypatch: pytest.MonkeyPatch
+async def test_a_record_published_while_the_room_moves_is_moved_too(
+    replica: RoomReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit, late = keeper.core.commit, [_review()]
+    commit, late = replica.core.commit, [review()]
 
     async def slow(operation: Any) -> Any:
         result = await commit(operation)
         if late:
-            keeper.current_room.publish_record(*PLACE, late.pop(), 1)
+            publish(replica.current_room, *REVIEW_SLOT, late.pop(), 1)
         return result
 
-    monkeypatch.setattr(keeper.core, "commit", slow)
-    await keeper.catch_up_to(2)
-    assert (keeper.current_room.epoch, keeper.current_room.id) == (2, "ansible-control.2")
-    assert "r1" in keeper.current_room.effective.reviews
-    assert {signed.text for signed in keeper.current_room.document} == _on_disk(keeper)
+    monkeypatch.setattr(replica.core, "commit", slow)
+    await replica.catch_up_to(2)
+    assert (replica.current_room.epoch, replica.current_room.id) == (2, "ansible-control.2")
+    assert "r1" in replica.current_room.effective.reviews
+    assert {signed.text for signed in replica.current_room.document} == records_on_disk(replica)
+
+
+async def test_only_records_of_other_nodes_are_saved_after_they_were_heard(
+    replica: RoomReplica,
+) -> None:
+    heard: list[RoomChange] = []
+    replica.current_room.on_change(heard.append)
+    publish(replica.current_room, *REVIEW_SLOT, review(), 1)
+    assert len(heard) == 1
+    assert not replica.received._unsaved
+
+
+def _welcome(replica: RoomReplica, tier: Any = "edge", issued_at: int = 1) -> Welcome:
+    """Return the welcome of the room's genesis node for the replica's node."""
+    node = replica.core.node
+    link = sign_admission(key("root"), "root", node.id, node.key.public, tier, issued_at)
+    return Welcome(GENESIS, 1, (link,))

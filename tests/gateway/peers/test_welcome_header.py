@@ -4,7 +4,7 @@ import pytest
 
 from gatepost.errors import InvalidTicket
 from gatepost.gateway.peers.welcome_header import Welcome, decode_welcome, encode_welcome
-from tests.room.cast import GENESIS, author, key
+from tests.room.sample_records import GENESIS, author, key
 
 HOST = key("root")
 SAID = Welcome(GENESIS, 1, author("ben").chain)

@@ -130,7 +130,13 @@ def _print_agents(agents: list[AgentInfo]) -> None:
     output.print_table(
         ("Agent", "Type", "Lives", "Registered", "Seen"),
         [
-            (a.id, a.type, _home_text(a), _age_text(a.created_at), _age_text(a.seen_at))
+            (
+                a.id,
+                a.type,
+                _home_text(a),
+                output.format_ago(a.created_at),
+                output.format_ago(a.seen_at),
+            )
             for a in agents
         ],
     )
@@ -229,10 +235,6 @@ def revoke_agent(name: AgentName, /, *, options: GatewayOptions = DEFAULT_OPTION
         ended = gateway.post(path, {}, EndedSessions)
     text = f"{output.format_count(ended.sessions, 'session')} of {ended.agent} ended"
     output.print_result(options, ended, lambda: output.print_line(text))
-
-
-def _age_text(millis: int) -> str:
-    return f"{output.format_age(millis / 1000)} ago"
 
 
 def remove_agent(

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from msgspec import Struct
 
-from gatepost import config
 from gatepost.cli import output
 from gatepost.cli.options import DEFAULT_OUTPUT, OutputOptions
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
 from gatepost.cli.progress_bar import ProgressBar
-from gatepost.errors import ConfigError, GatepostError
+from gatepost.config import FILE_NAME, default_settings_path, load_settings
+from gatepost.errors import GatepostError
 
 if TYPE_CHECKING:
     from gatepost.archive.archive_store import ArchiveStore
@@ -142,20 +142,13 @@ def _open_archive(
 
 
 def _configured_uri(state_dir: Path | None) -> str:
-    env = dict(os.environ)
-    if state_dir is not None:
-        env["GATEPOST_HOME"] = env["GATEPOST_NODE__STATE_DIR"] = str(state_dir.absolute())
-    file = config.default_settings_path(env)
-    try:
-        settings = config.Settings.load(file if file.exists() else None, env)
-    except ConfigError as error:
-        raise CommandProblem(error.code, error.message, ExitCode.USAGE) from None
-    if not settings.archive.uri:
-        raise usage_problem(
-            f"no archive is configured: set archive.uri in {file}, or name an archive:"
-            " gatepost archive status /srv/archive"
-        )
-    return settings.archive.uri
+    if uri := load_settings(os.environ, state_dir).archive.uri:
+        return uri
+    file = state_dir / FILE_NAME if state_dir else default_settings_path(os.environ)
+    raise usage_problem(
+        f"no archive is configured: set archive.uri in {file}, or name an archive:"
+        " gatepost archive status /srv/archive"
+    )
 
 
 def _summarize_node(listed: "ArchiveManifest") -> NodeArchive:
@@ -182,15 +175,11 @@ def _print_status(found: ArchiveStatus) -> None:
             n.segments,
             output.format_size(n.bytes),
             n.sealed_through,
-            _age_text(n.sealed_at),
+            "never" if n.sealed_at is None else output.format_ago(n.sealed_at),
         )
         for n in found.nodes
     ]
     output.print_table(("Node", "Events", "Segments", "Size", "Through", "Archived"), rows)
-
-
-def _age_text(at: int | None) -> str:
-    return "never" if at is None else f"{output.format_age(at / 1000)} ago"
 
 
 def _print_verification(verified: ArchiveVerification) -> None:

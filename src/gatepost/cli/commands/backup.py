@@ -1,19 +1,15 @@
 """`gatepost backup` and `gatepost restore`: the whole state of a gateway in one file."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from gatepost.cli import output
 from gatepost.cli.options import DEFAULT_OUTPUT, OutputOptions, YesOption
-from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
-from gatepost.config import Settings, default_settings_path
-from gatepost.errors import ConfigError, GatepostError
-
-T = TypeVar("T")
+from gatepost.cli.problems import ExitCode
+from gatepost.config import load_settings
 
 StateDirOption = Annotated[
     Path | None,
@@ -42,8 +38,8 @@ def back_up_gateway(
     from gatepost.gateway.admin.backup import create_backup
     from gatepost.gateway.state_dir import StateDir
 
-    state = StateDir(_load_settings(state_dir).node.state_dir)
-    made = _raise_problems(lambda: create_backup(state, file.absolute(), SystemClock()))
+    state = StateDir(load_settings(os.environ, state_dir).node.state_dir)
+    made = create_backup(state, file.absolute(), SystemClock())
     size = output.format_size(file.stat().st_size)
     text = f"{file}: node {made.node_id} up to seq {made.last_seq}, {size}"
     output.print_result(options, made, lambda: output.print_line(text))
@@ -82,13 +78,13 @@ def restore_gateway(
     from gatepost.gateway.admin.backup import read_manifest
     from gatepost.gateway.admin.backup import restore_backup as put_back
 
-    settings = _load_settings(state_dir)
-    made = _raise_problems(lambda: read_manifest(file))
-    age = output.format_age(made.made_at / 1000)
-    question = f"Restore {settings.node.state_dir} to its state of {age} ago?"
+    settings = load_settings(os.environ, state_dir)
+    made = read_manifest(file)
+    age = output.format_ago(made.made_at)
+    question = f"Restore {settings.node.state_dir} to its state of {age}?"
     if not output.confirm_action(question, yes, options):
         return ExitCode.FAILED
-    done = _raise_problems(lambda: put_back(file, settings, SystemClock()))
+    done = put_back(file, settings, SystemClock())
     output.print_result(
         options, done, lambda: _print_restored(done.dead_letters, done.in_doubt, done.kept_in)
     )
@@ -107,23 +103,3 @@ def _print_restored(dead_letters: int, in_doubt: int, kept_in: str | None) -> No
         output.print_line(f"{count} in flight: the receiving gateways are asked for their outcome")
     if kept_in is not None:
         output.print_line(f"the journal that was here is in {kept_in}")
-
-
-def _load_settings(state_dir: Path | None) -> Settings:
-    env = dict(os.environ)
-    if state_dir is not None:
-        env |= dict.fromkeys(
-            ("GATEPOST_HOME", "GATEPOST_NODE__STATE_DIR"), str(state_dir.absolute())
-        )
-    file = default_settings_path(env)
-    try:
-        return Settings.load(file if file.exists() else None, env)
-    except ConfigError as error:
-        raise usage_problem(error.message) from None
-
-
-def _raise_problems(work: Callable[[], T]) -> T:
-    try:
-        return work()
-    except GatepostError as error:
-        raise CommandProblem(error.code, error.message) from None

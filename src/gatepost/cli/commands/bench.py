@@ -9,8 +9,8 @@ from cyclopts.validators import Number
 
 from gatepost import config
 from gatepost.cli import output
-from gatepost.cli.commands.pipeline import require_pipeline
 from gatepost.cli.options import DEFAULT_OUTPUT, OutputOptions
+from gatepost.cli.spark_jobs import require_pipeline
 
 if TYPE_CHECKING:
     from gatepost.bench import MailboxBenchResult

@@ -94,16 +94,19 @@ def _dead_letter_box(agent: str) -> LetterBox:
 
 def _print_dead_letters(found: Sequence[DeadLetter]) -> None:
     rows = [
-        (d.msg_id, d.from_, _age_text(d.failed_at), d.attempts, d.reason, d.replayed_as or "")
+        (
+            d.msg_id,
+            d.from_,
+            output.format_ago(d.failed_at * 1000),
+            d.attempts,
+            d.reason,
+            d.replayed_as or "",
+        )
         for d in found
     ]
     replayed = any(letter.replayed_as for letter in found)
     columns = len(_COLUMNS) if replayed else len(_COLUMNS) - 1
     output.print_table(_COLUMNS[:columns], [row[:columns] for row in rows])
-
-
-def _age_text(at: int) -> str:
-    return f"{output.format_age(at)} ago"
 
 
 def show_dead_letter(
@@ -129,8 +132,8 @@ def show_dead_letter(
 
 def _print_dead_letter(letter: DeadLetter) -> None:
     facts = {
-        "sent": _age_text(letter.created_at),
-        "failed": f"{_age_text(letter.failed_at)}, {_attempts_text(letter)}",
+        "sent": output.format_ago(letter.created_at * 1000),
+        "failed": f"{output.format_ago(letter.failed_at * 1000)}, {_attempts_text(letter)}",
         "reason": letter.reason,
         "replayed": f"as {letter.replayed_as}" if letter.replayed_as else "",
     }

@@ -98,7 +98,14 @@ def _print_summaries(found: list[Summary]) -> None:
     output.print_table(
         _COLUMNS,
         [
-            (m.msg_id, m.from_, output.format_age(m.created_at), m.attempt, _state_text(m), m.size)
+            (
+                m.msg_id,
+                m.from_,
+                output.format_age(m.created_at * 1000),
+                m.attempt,
+                _state_text(m),
+                m.size,
+            )
             for m in found
         ],
     )
@@ -137,7 +144,7 @@ def _print_messages(gateway: CliGateway, agent: str, found: list[LeasedMessage])
 
 def _print_message(message: LeasedMessage) -> None:
     output.print_line(
-        f"{message.msg_id} from {message.from_}, {output.format_age(message.created_at)} ago,"
+        f"{message.msg_id} from {message.from_}, {output.format_ago(message.created_at * 1000)},"
         f" attempt {message.attempt}",
         "bold",
     )

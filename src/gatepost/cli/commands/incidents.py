@@ -1,7 +1,6 @@
 """`gatepost incidents`, `reviews` and `eta`: incidents, misfires to review, and ETA advice."""
 
 import time
-from datetime import datetime
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -58,7 +57,7 @@ def _print_incidents(found: IncidentPage) -> None:
     output.print_table(
         ("When", "Class", "Subject", "Detail", "Seen by"),
         [
-            (_format_time(i.raised_at), i.class_, i.subject, i.detail, i.source)
+            (output.format_time(i.raised_at), i.class_, i.subject, i.detail, i.source)
             for i in found.incidents
         ],
     )
@@ -102,7 +101,7 @@ def _review_row(review: ReviewView) -> tuple[object, ...]:
     versions = f"{review.delegation_skill_version} / {review.executor_skill_version}"
     head = (review.id, review.capability_id, versions, review.failure_class, review.count)
     status = f"{review.status} ({review.note})" if review.note else review.status
-    return (*head, _format_time(review.raised_at), status, next(iter(review.corr_ids), ""))
+    return (*head, output.format_time(review.raised_at), status, next(iter(review.corr_ids), ""))
 
 
 def resolve_review(
@@ -172,12 +171,8 @@ def _print_eta_advice(found: list[EtaAdviceView]) -> None:
                 output.format_duration(each.p95_secs),
                 output.format_duration(each.recommended_eta_seconds),
                 each.samples,
-                _format_time(each.at),
+                output.format_time(each.at),
             )
             for each in found
         ],
     )
-
-
-def _format_time(millis: int) -> str:
-    return datetime.fromtimestamp(millis / 1000).strftime("%Y-%m-%d %H:%M:%S")

@@ -17,9 +17,10 @@ from gatepost.cli.options import DEFAULT_OPTIONS, Flag, GatewayOptions
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
 from gatepost.client import Client, locator
 from gatepost.clock import SystemClock
-from gatepost.config import Settings, default_settings_path
+from gatepost.config import load_settings
 from gatepost.errors import GatepostError, Unavailable
 from gatepost.events import check_agent_id
+from gatepost.gateway_endpoint import read_token
 from gatepost.migration import AgentNames, ImportPlan, MigrationFolder, OutcomeClient, phase_marker
 from gatepost.migration.legacy_records import LegacyKind
 from gatepost.migration.phase_marker import MigrationPhase
@@ -352,9 +353,7 @@ def _print_status(
     if marker is None:
         output.print_line("no migration has started here: run `gatepost migrate import DUMP`")
         return
-    output.print_line(
-        f"{marker.phase}, to {marker.node_id}, {output.format_age(marker.at / 1000)} ago"
-    )
+    output.print_line(f"{marker.phase}, to {marker.node_id}, {output.format_ago(marker.at)}")
     if marker.counts is not None:
         columns = ("Read", "Imported", "Already", "History", "Rejected")
         output.print_table(columns, [msgspec.structs.astuple(marker.counts)])
@@ -398,10 +397,7 @@ def _parse_agent_map(pairs: tuple[str, ...]) -> dict[str, str]:
 def _migration_folder(options: GatewayOptions) -> MigrationFolder:
     if options.state_dir is not None:
         return MigrationFolder(options.state_dir.absolute())
-    file = default_settings_path(os.environ)
-    return MigrationFolder(
-        Settings.load(file if file.exists() else None, os.environ).node.state_dir
-    )
+    return MigrationFolder(load_settings(os.environ).node.state_dir)
 
 
 def _is_cut_over(folder: MigrationFolder) -> bool:
@@ -410,12 +406,8 @@ def _is_cut_over(folder: MigrationFolder) -> bool:
 
 
 def _read_token(options: GatewayOptions) -> str | None:
-    if options.token_file is None:
-        return None
-    try:
-        return options.token_file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        raise usage_problem(f"{options.token_file} cannot be read") from None
+    file = options.token_file
+    return None if file is None else read_token(file, "name its file with --token-file")
 
 
 def _new_client(options: GatewayOptions) -> Client:

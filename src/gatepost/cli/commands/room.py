@@ -209,7 +209,7 @@ def _print_nodes(found: NodeList) -> None:
             n.tier,
             n.status,
             _connection_text(n),
-            f"{output.format_age(n.last_heartbeat_at / 1000)} ago",
+            output.format_ago(n.last_heartbeat_at),
         )
         for n in found.nodes
     ]

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, BinaryIO
 
 from cyclopts import Parameter
 from msgspec import UNSET, Raw, UnsetType
@@ -17,9 +17,7 @@ from gatepost.cli.problems import LOST_ANSWER_CODE, CommandProblem, ExitCode, us
 from gatepost.cli.progress_bar import ProgressBar
 from gatepost.clock import SystemClock
 from gatepost.events import check_agent_id, new_event_id
-from gatepost.wire import NewSend, Sent, StoredBlob
-
-Goal = Literal["accepted", "processed"]
+from gatepost.wire import NewSend, Sent, StoredBlob, WaitGoal
 
 _PIECE_BYTES = 256 * 1024
 _POLL_SECS = 30.0
@@ -33,7 +31,7 @@ def send_message(
     more: Annotated[list[str] | None, Parameter(name="--to", negative=())] = None,
     broadcast: Flag = False,
     from_: str = "cli",
-    wait: Goal | None = None,
+    wait: WaitGoal | None = None,
     timeout: float = 30.0,
     json_payload: Flag = False,
     idempotency_key: str | None = None,
@@ -176,13 +174,13 @@ def _post_message(gateway: CliGateway, message: NewSend) -> Sent:
         raise CommandProblem(problem.code, f"{problem.message}: {advice}", problem.exit) from None
 
 
-def _wait_until_reached(gateway: CliGateway, sent: Sent, goal: Goal, deadline: float) -> Sent:
+def _wait_until_reached(gateway: CliGateway, sent: Sent, goal: WaitGoal, deadline: float) -> Sent:
     """Wait for the goal until the deadline, also while the gateway restarts."""
     if sent.copies:
         sent.copies = [_wait_until_reached(gateway, copy, goal, deadline) for copy in sent.copies]
         return sent
     to_agent, path = sent.to_agent, f"/v1/messages/{quote_segment(sent.event_id)}"
-    while not _has_reached(sent, goal) and (left := deadline - time.monotonic()) > 0:
+    while not sent.has_reached(goal) and (left := deadline - time.monotonic()) > 0:
         wait = min(left, _POLL_SECS)
         try:
             sent = gateway.get(path, Sent, wait=wait, wait_secs=wait, until=goal)
@@ -192,12 +190,6 @@ def _wait_until_reached(gateway: CliGateway, sent: Sent, goal: Goal, deadline: f
             time.sleep(min(left, 0.5))
     sent.to_agent = to_agent
     return sent
-
-
-def _has_reached(sent: Sent, goal: Goal) -> bool:
-    """Whether the message has reached the goal or will make no further progress."""
-    accepted = goal == "accepted" and sent.accepted_at is not None
-    return accepted or sent.processed_at is not None or sent.error is not None
 
 
 def _print_sent(sent: Sent) -> None:
@@ -223,7 +215,7 @@ def _outcome_text(sent: Sent) -> str:
     return f" {sent.outcome} after {took}" + (f": {sent.reason}" if sent.reason else "")
 
 
-def _check_outcome(sent: Sent, wait: Goal | None, timeout: float) -> None:
+def _check_outcome(sent: Sent, wait: WaitGoal | None, timeout: float) -> None:
     if sent.error is not None:
         raise CommandProblem(sent.error.code, f"not sent to {sent.to_agent}: {sent.error.message}")
     given_up = sent.processed_at is not None and sent.accepted_at is None

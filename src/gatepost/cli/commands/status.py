@@ -1,6 +1,5 @@
 """`gatepost status` and `gatepost audit`: the state of the gateway, and its audit log."""
 
-from datetime import datetime
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -95,9 +94,5 @@ def _print_audit_log(entries: list[AuditEntry]) -> None:
         return
     output.print_table(
         ("When", "Actor", "Action", "Subject", "Detail"),
-        [(_format_time(e.at), e.actor, e.action, e.subject, e.detail) for e in entries],
+        [(output.format_time(e.at), e.actor, e.action, e.subject, e.detail) for e in entries],
     )
-
-
-def _format_time(millis: int) -> str:
-    return datetime.fromtimestamp(millis / 1000).strftime("%Y-%m-%d %H:%M:%S")

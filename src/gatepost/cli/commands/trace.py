@@ -1,7 +1,6 @@
 """`gatepost trace`: the steps of a message or a conversation at all gateways."""
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -122,8 +121,7 @@ def _print_end(sent: JourneyStep, steps: list[JourneyStep]) -> None:
 
 
 def _time_text(step: JourneyStep) -> str:
-    moment = datetime.fromtimestamp(step.at / 1000)
-    return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{step.at % 1000:03d}"
+    return f"{output.format_time(step.at)}.{step.at % 1000:03d}"
 
 
 def _elapsed_text(previous: JourneyStep, step: JourneyStep) -> str:

@@ -107,7 +107,7 @@ def _print_undelivered_list(found: Sequence[Undelivered]) -> None:
             u.event_id,
             u.from_agent,
             u.to_agent,
-            _age_text(u),
+            output.format_ago(u.failed_at),
             u.reason,
             _verdict_text(u),
             u.replayed_as or "",
@@ -115,10 +115,6 @@ def _print_undelivered_list(found: Sequence[Undelivered]) -> None:
         for u in found
     ]
     output.print_table(_COLUMNS, rows)
-
-
-def _age_text(letter: Undelivered) -> str:
-    return f"{output.format_age(letter.failed_at / 1000)} ago"
 
 
 def _verdict_text(letter: Undelivered) -> str:
@@ -144,7 +140,7 @@ def show_undelivered(event_id: str, /, *, options: GatewayOptions = DEFAULT_OPTI
 
 def _print_undelivered(letter: Undelivered) -> None:
     facts = {
-        "given up": f"{_age_text(letter)}, sent {letter.attempts} times",
+        "given up": f"{output.format_ago(letter.failed_at)}, sent {letter.attempts} times",
         "reason": letter.reason,
         "verdict": _verdict_text(letter),
         "replayed": f"as {letter.replayed_as}" if letter.replayed_as else "",

@@ -8,16 +8,14 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
-import msgspec
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from gatepost import __version__, config
 from gatepost.cli.options import DEFAULT_OUTPUT, OutputOptions
 from gatepost.cli.problems import CommandProblem, ExitCode
-from gatepost.errors import ConfigError, GatepostError
-from gatepost.gateway.state_dir import StateDir
-from gatepost.gateway_endpoint import GatewayEndpoint
+from gatepost.errors import GatepostError
+from gatepost.gateway_endpoint import ENDPOINT_FILE_NAME, GatewayEndpoint, read_endpoint
 
 LogFormat = Literal["json", "text"]
 
@@ -79,13 +77,10 @@ def _build_environment(
 
 def _load_settings(env: dict[str, str], file: Path | None, *, watched: bool) -> config.Settings:
     file = file or config.default_settings_path(env)
-    try:
-        settings = config.Settings.load(file if _must_exist(file, env) else None, env)
-        if watched and "GATEPOST_LOG__FORMAT" not in env and not _sets_log_format(file):
-            env = env | {"GATEPOST_LOG__FORMAT": "text"}
-            settings = config.Settings.load(file if file.exists() else None, env)
-    except ConfigError as error:
-        raise CommandProblem(error.code, error.message, ExitCode.USAGE) from None
+    settings = config.Settings.load(file if _must_exist(file, env) else None, env)
+    if watched and "GATEPOST_LOG__FORMAT" not in env and not _sets_log_format(file):
+        env = env | {"GATEPOST_LOG__FORMAT": "text"}
+        settings = config.Settings.load(file if file.exists() else None, env)
     return settings
 
 
@@ -120,7 +115,7 @@ def _serve_gateway(settings: config.Settings) -> None:
 def _print_greeting(settings: config.Settings, chosen: Path | None) -> None:
     """Once the gateway listens, print its address and the first commands to try."""
     began, home = time.time(), settings.node.state_dir
-    while (endpoint := _read_own_endpoint(StateDir(home).endpoint, began)) is None:
+    while (endpoint := _read_own_endpoint(home, began)) is None:
         time.sleep(0.02)
     where = "" if chosen is None else f" --state-dir {chosen}"
     lines = (
@@ -134,11 +129,11 @@ def _print_greeting(settings: config.Settings, chosen: Path | None) -> None:
     print("\n".join(lines), file=sys.stderr, flush=True)
 
 
-def _read_own_endpoint(file: Path, began: float) -> GatewayEndpoint | None:
+def _read_own_endpoint(home: Path, began: float) -> GatewayEndpoint | None:
     """The endpoint that this process announced; None while only an older one exists."""
     try:
-        endpoint = msgspec.json.decode(file.read_bytes(), type=GatewayEndpoint)
-        mine = endpoint.pid == os.getpid() and file.stat().st_mtime >= began - 1
-        return endpoint if mine else None
-    except (OSError, msgspec.MsgspecError):
+        endpoint = read_endpoint(home)
+        written_at = (home / ENDPOINT_FILE_NAME).stat().st_mtime
+    except (OSError, GatepostError):
         return None
+    return endpoint if endpoint.pid == os.getpid() and written_at >= began - 1 else None

@@ -32,12 +32,11 @@ from gatepost.gateway.api.report_views import (
     ReviewView,
 )
 from gatepost.gateway.api.route_decorators import get, post
-from gatepost.gateway.core import Core
-from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.journal import Tx
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Row
-from gatepost.room import ReviewRecord, SharedRoom, claim_key
+from gatepost.room import ReviewRecord, claim_key
 from gatepost.room.records import SkillVersion
 
 AnyRequest = Request[Any, Any, Any]
@@ -147,9 +146,9 @@ class NewEtaAdvice(Struct, frozen=True, rename="camel"):
 
 
 class Feedback:
-    def __init__(self, core: Core, replica: RoomReplica) -> None:
-        self._core = core
-        self._replica = replica
+    def __init__(self, publisher: RecordPublisher) -> None:
+        self._publisher = publisher
+        self._core = publisher.replica.core
 
     # -- incidents
 
@@ -217,18 +216,18 @@ class Feedback:
         await self._publish_reviews(await self.find_reviews("open", 1000))
 
     async def _publish_reviews(self, reviews: Iterable[ReviewView]) -> None:
-        if self._replica.room is None or not self._replica.may_publish.is_set():
+        if not self._publisher.is_ready:
             return
-        node, published = self._core.node, self._published_keys(self._replica.room)
+        node, published = self._core.node, self._published_keys()
         by_key = {claim_key(each.id, node.id): each for each in reviews}
         # The number of keys a node may write is limited, and it needs some for other records.
         capacity = max(0, _MAX_ROOM_REVIEWS - len(published))
         allowed = {*published, *[key for key in by_key if key not in published][:capacity]}
         records = {("reviews", k): _review_record(r) for k, r in by_key.items() if k in allowed}
-        await self._replica.publish_records(records)
+        await self._publisher.publish_records(records)
 
-    def _published_keys(self, room: SharedRoom) -> set[str]:
-        own = self._core.node.key.public
+    def _published_keys(self) -> set[str]:
+        room, own = self._publisher.replica.current_room, self._core.node.key.public
         return {s.key for s in room.document if s.map == "reviews" and s.public_key == own}
 
     # -- advice

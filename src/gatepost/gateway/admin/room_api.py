@@ -28,7 +28,7 @@ from gatepost.gateway.api.room_views import (
 )
 from gatepost.gateway.api.route_decorators import delete, get, post
 from gatepost.gateway.peers.dialer import Dialer
-from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.journal import Tx
 from gatepost.room import (
     CoordinationRecord,
@@ -51,9 +51,10 @@ _DEFAULT_SWEEP_SECS = 600
 
 
 class RoomApi:
-    def __init__(self, replica: RoomReplica, dialer: Dialer) -> None:
-        self._replica = replica
-        self._core = replica.core
+    def __init__(self, publisher: RecordPublisher, dialer: Dialer) -> None:
+        self._publisher = publisher
+        self._replica = publisher.replica
+        self._core = publisher.replica.core
         self._dialer = dialer
 
     async def issue_invite(self, wanted: NewInvite) -> InviteResult:
@@ -112,8 +113,8 @@ class RoomApi:
             options: Any = {"last_seq": wanted.last_seq, "reason": wanted.reason}
             return revoker.revoke_node(tx, node, actor="operator", **options).sessions
 
-        sessions = await self._replica.commit_with("nodes", key, record, revoke_sessions)
-        ended = self._replica.end_sessions(sessions, node)
+        sessions = await self._publisher.commit_with("nodes", key, record, revoke_sessions)
+        ended = self._replica.connections.end_sessions(sessions, node)
         return RevocationView(node, record.revoked_at, ended)
 
     def _check_revocable(self, node: str, known: KnownNode | None) -> None:
@@ -151,7 +152,7 @@ class RoomApi:
             )
             for s in sorted(room.document, key=lambda s: s.slot_key)
         ]
-        incidents = dict(self._replica.incident_counts)
+        incidents = dict(self._replica.connections.incident_counts)
         changes = self._replica.change_count
         return RoomView(room.id, room.genesis.node, room.epoch, changes, records, incidents)
 
@@ -172,7 +173,7 @@ class RoomApi:
         if self._replica.create_issuer().tier != "backbone":
             raise Forbidden("an edge node cannot rotate the room; run this on a backbone node")
         key = ("coordination", claim_key("coordinator", self._core.node.id))
-        await self._replica.publish_records({key: self._next_term(room)})
+        await self._publisher.publish_records({key: self._next_term(room)})
         await self._replica.follow_epoch()
         moved = self._replica.current_room
         return RotateResult(moved.id, moved.epoch, len(moved.document))
@@ -196,7 +197,7 @@ class RoomApi:
             used_at=invite.used_at,
             revoked_at=invite.revoked_at,
         )
-        await self._replica.publish_records(
+        await self._publisher.publish_records(
             {("invites", claim_key(invite.id, self._core.node.id)): record}
         )
 

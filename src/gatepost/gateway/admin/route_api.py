@@ -13,7 +13,7 @@ from gatepost.errors import Conflict, Forbidden, NotFound, UnknownNode
 from gatepost.events import check_agent_id
 from gatepost.gateway.api.room_views import NewRoute, RouteView
 from gatepost.gateway.api.route_decorators import delete, get, put
-from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.journal.audit import record_audit_entry
 from gatepost.room import RoutingRecord, claim_key
 from gatepost.room.records import key_subject
@@ -22,9 +22,10 @@ PathName = FromPath[str]
 
 
 class RouteApi:
-    def __init__(self, replica: RoomReplica) -> None:
-        self._replica = replica
-        self._node_id = replica.core.node.id
+    def __init__(self, publisher: RecordPublisher) -> None:
+        self._publisher = publisher
+        self._replica = publisher.replica
+        self._node_id = publisher.replica.core.node.id
 
     def list_routes(self) -> list[RouteView]:
         return [
@@ -41,7 +42,7 @@ class RouteApi:
         self._check_may_set(target)
         owner = wanted.owner or self._default_owner(target)
         self._check_members(owner, *wanted.fallbacks)
-        async with self._replica.claims_lock:
+        async with self._publisher.claims_lock:
             known = self._replica.current_room.effective.routing.get(target)
             record = RoutingRecord(
                 owner_node_id=owner,
@@ -64,7 +65,8 @@ class RouteApi:
         return shown
 
     async def _publish_route(self, target: str, record: RoutingRecord | None, action: str) -> None:
-        await self._replica.publish_records({("routing", claim_key(target, self._node_id)): record})
+        key = ("routing", claim_key(target, self._node_id))
+        await self._publisher.publish_records({key: record})
         detail = "" if record is None else f"epoch {record.epoch}"
         await self._replica.core.commit(
             lambda tx: record_audit_entry(tx, "operator", action, target, detail)

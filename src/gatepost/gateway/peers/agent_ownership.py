@@ -25,7 +25,7 @@ from gatepost.errors import (
 from gatepost.events import check_agent_id
 from gatepost.gateway.api.room_views import ClaimRequest, RoomAgentView
 from gatepost.gateway.api.route_decorators import get, post
-from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.journal import Tx
 from gatepost.journal.audit import record_audit_entry
 from gatepost.room import (
@@ -50,12 +50,13 @@ _MAX_TRANSFERS = 8
 
 
 class AgentOwnership:
-    def __init__(self, replica: RoomReplica) -> None:
-        self._replica = replica
-        self._core = replica.core
-        self._node_id = replica.core.node.id
-        self._transfers = replica.core.delivery.transfers
-        self._grace_ms = int(replica.core.settings.delivery.handover_grace_secs * 1000)
+    def __init__(self, publisher: RecordPublisher) -> None:
+        self._publisher = publisher
+        self._replica = publisher.replica
+        self._core = core = publisher.replica.core
+        self._node_id = core.node.id
+        self._transfers = core.delivery.transfers
+        self._grace_ms = int(core.settings.delivery.handover_grace_secs * 1000)
         self._unserved_since: dict[str, int] = {}
 
     async def run(self) -> None:
@@ -71,7 +72,7 @@ class AgentOwnership:
 
     async def check_ownership(self) -> None:
         """Answer requests, ask for agents served here, and unregister agents given away."""
-        if self._replica.room is None or not self._replica.may_publish.is_set():
+        if not self._publisher.is_ready:
             return
         requests, agents = await self._core.read(self._read_journal)
         asked = {request.agent for request in requests}
@@ -122,7 +123,7 @@ class AgentOwnership:
 
     async def _give_agent(self, agent: str, node: str) -> None:
         """Publish in the room that the agent is theirs. The other steps follow from that."""
-        async with self._replica.claims_lock:
+        async with self._publisher.claims_lock:
             owned, own = self._room_view.agents.get(agent), self._room_view.nodes.get(self._node_id)
             if owned is None or own is None or owned.gateway != self._node_id:
                 return
@@ -142,7 +143,8 @@ class AgentOwnership:
         return transfer_claim(owned.record, step, by_backbone=by_backbone)
 
     async def _publish_claim(self, agent: str, claim: AgentRecord) -> None:
-        await self._replica.publish_records({("agents", claim_key(agent, self._node_id)): claim})
+        key = ("agents", claim_key(agent, self._node_id))
+        await self._publisher.publish_records({key: claim})
 
     # -- agents hosted here and owned elsewhere
 
@@ -205,7 +207,7 @@ class AgentOwnership:
         if node not in self._room_view.nodes:
             raise UnknownNode(f"no node {node!r} is in the room; `gatepost nodes` shows all")
         await self._core.commit(lambda tx: self._record_override(tx, owned.id, node))
-        async with self._replica.claims_lock:
+        async with self._publisher.claims_lock:
             owned = self._room_view.agents.get(owned.id, owned)
             if owned.gateway != node:
                 await self._publish_claim(

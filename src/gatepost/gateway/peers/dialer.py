@@ -23,7 +23,7 @@ from gatepost.gateway.peers.join_client import (
     SelfDialError,
     http_url,
 )
-from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.journal import Tx
 from gatepost.room import SharedRoom
 
@@ -52,9 +52,10 @@ JoinFuture = asyncio.Future[JoinedPeer]
 class Dialer:
     """Keeps connections to peers. `problems`: address → why it is not connected."""
 
-    def __init__(self, replica: RoomReplica, pipes: ConnectionLinks) -> None:
-        self._replica = replica
-        self._links = pipes
+    def __init__(self, publisher: RecordPublisher, links: ConnectionLinks) -> None:
+        self._publisher = publisher
+        self._replica = replica = publisher.replica
+        self._links = links
         self._core = replica.core
         self._join_client = JoinClient(replica.core, replica.members)
         self._calls: dict[str, asyncio.Task[None]] = {}
@@ -176,7 +177,7 @@ class Dialer:
         room: SharedRoom,
         joined: JoinFuture | None,
     ) -> None:
-        with self._replica.track_connection(connection):
+        with self._replica.connections.track_connection(connection):
             running = asyncio.ensure_future(connection.run())
             try:
                 await _wait_for_sync(connection.synced.wait(), running)
@@ -184,13 +185,13 @@ class Dialer:
                     await self._enter_room(seed, peer, room)
                     joined.set_result(peer)
                 self._replica.adopt_chain(peer.welcome)
-                self._replica.may_publish.set()
+                self._publisher.may_publish.set()
                 self._links.add_dialled(connection)
                 self.problems.pop(seed.url, None)
                 log.info("connected to %s at %s", peer.id, seed.url)
                 await running
             except RoomViolation as violation:
-                self._replica.count_incident(peer.id, violation)
+                self._replica.connections.count_incident(peer.id, violation)
                 raise
             finally:
                 self._links.remove_connection(connection)

@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 from gatepost.access import ExchangeRequester, check_exchange_answer
-from gatepost.access.auth_messages import CONTROL_ROOM, Challenge, ExchangeAnswer, ExchangeRequest
+from gatepost.access.auth_messages import Challenge, ExchangeAnswer, ExchangeRequest
 from gatepost.access.node_invites import issuer_fingerprint
 from gatepost.config import RoomSettings as Settings
 from gatepost.config import is_loopback
@@ -35,8 +35,9 @@ from gatepost.gateway.peers import welcome_header
 from gatepost.gateway.peers.join_server import CHALLENGE_PATH, EXCHANGE_PATH, ROOM_PATH
 from gatepost.gateway.peers.room_directory import RoomDirectory
 from gatepost.gateway.peers.welcome_header import SUBPROTOCOL, WELCOME_HEADER, Welcome
-from gatepost.room import MAX_MESSAGE_BYTES
-from gatepost.wire import Failure
+from gatepost.http_calls import NotGatewayAnswer, decode_answer
+from gatepost.room import CONTROL_ROOM, MAX_MESSAGE_BYTES
+from gatepost.wire import decode_failure
 
 T = TypeVar("T")
 
@@ -126,9 +127,7 @@ class JoinClient:
                 ssl=self._tls_context if address.startswith("wss:") else None,
             )
         except InvalidStatus as refusal:
-            raise _decode_refusal(
-                refusal.response.status_code, bytes(refusal.response.body or b"")
-            ) from None
+            raise _refusal_error(refusal) from None
         async with socket:
             yield socket, _read_peer(socket, answer)
 
@@ -149,12 +148,10 @@ class JoinClient:
     async def _request_json(self, method: str, url: str, answer: type[T], **request: Any) -> T:
         self._check_url(url)
         response = await self._http_client(url).request(method, url, **request)
-        if not response.is_success:
-            raise _decode_refusal(response.status_code, response.content)
         try:
-            return msgspec.json.decode(response.content, type=answer)
-        except msgspec.MsgspecError:
-            raise Unavailable(f"{url} answers, but is not a gateway") from None
+            return decode_answer(response, answer)
+        except NotGatewayAnswer as other:
+            raise Unavailable(f"{url} answered HTTP {other.status}, but is not a gateway") from None
 
     def _check_url(self, url: str) -> None:
         parts = urlsplit(url)
@@ -201,11 +198,11 @@ def _read_peer(socket: ClientConnection, answer: ExchangeAnswer) -> JoinedPeer:
     return JoinedPeer(answer.issuer_id, answer.issuer_key, received)
 
 
-def _decode_refusal(status: int, body: bytes) -> GatepostError:
-    try:
-        return msgspec.json.decode(body, type=Failure).to_error()
-    except msgspec.MsgspecError:
-        return Unavailable(f"the peer answered HTTP {status}, but is not a gateway")
+def _refusal_error(refusal: InvalidStatus) -> GatepostError:
+    status, body = refusal.response.status_code, bytes(refusal.response.body or b"")
+    return decode_failure(body) or Unavailable(
+        f"the peer answered HTTP {status}, but is not a gateway"
+    )
 
 
 def _load_tls_context(settings: Settings) -> ssl.SSLContext:

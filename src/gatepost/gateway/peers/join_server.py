@@ -10,7 +10,7 @@ from litestar.params import FromPath, JSONBody
 from msgspec.structs import replace
 
 from gatepost.access import AdmittedNode, NodeAdmission, NodeAuthenticator, node_sessions
-from gatepost.access.auth_messages import CONTROL_ROOM, Challenge, ExchangeAnswer, ExchangeRequest
+from gatepost.access.auth_messages import Challenge, ExchangeAnswer, ExchangeRequest
 from gatepost.errors import (
     GatepostError,
     InvalidTicket,
@@ -26,9 +26,9 @@ from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.peers import welcome_header
 from gatepost.gateway.peers.connection import PeerConnection
 from gatepost.gateway.peers.connection_links import ConnectionLinks
-from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.gateway.peers.welcome_header import SUBPROTOCOL, TICKET_PREFIX, Welcome
-from gatepost.room import AdmissionLink, InviteRecord, claim_key
+from gatepost.room import CONTROL_ROOM, AdmissionLink, InviteRecord, claim_key
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +47,15 @@ class JoinServer:
     """Serves joining peers over HTTP and WebSocket; `access` decides which of them may join."""
 
     def __init__(
-        self, replica: RoomReplica, pipes: ConnectionLinks, metrics: Metrics, guard: ConnectionGuard
+        self,
+        publisher: RecordPublisher,
+        links: ConnectionLinks,
+        metrics: Metrics,
+        guard: ConnectionGuard,
     ) -> None:
-        self._replica = replica
-        self._links = pipes
+        self._publisher = publisher
+        self._replica = replica = publisher.replica
+        self._links = links
         self._metrics = metrics
         self.guard = guard
         self._core = replica.core
@@ -95,7 +100,7 @@ class JoinServer:
         )
         connection.session = admitted.session_id
         # Registered before anything is awaited, so that a revocation after admission finds it.
-        with self._replica.track_connection(connection), self._metrics.track_peer():
+        with self._replica.connections.track_connection(connection), self._metrics.track_peer():
             self._links.add_joined(connection)
             try:
                 await socket.accept(
@@ -113,7 +118,7 @@ class JoinServer:
         try:
             await connection.run()
         except RoomViolation as violation:
-            self._replica.count_incident(admitted.node_id, violation)
+            self._replica.connections.count_incident(admitted.node_id, violation)
             await _close_socket(socket, violation)
         except GatepostError as error:
             await _close_socket(socket, error)
@@ -155,7 +160,7 @@ class JoinServer:
             ):
                 records[key] = replace(known.data, used_at=used_at)
         try:
-            await self._replica.publish_records(records)
+            await self._publisher.publish_records(records)
         except GatepostError as error:
             log.warning("the use of an invite is not in the room yet: %s", error.message)
 

@@ -362,8 +362,7 @@ CREATE TABLE revocation (
     revoked_at INTEGER NOT NULL,
     last_seq   INTEGER NOT NULL,
     standing   TEXT NOT NULL,
-    reason     TEXT NOT NULL,
-    signature  BLOB NOT NULL
+    reason     TEXT NOT NULL
 ) WITHOUT ROWID;
 
 CREATE TRIGGER revocation_sticks BEFORE UPDATE ON revocation

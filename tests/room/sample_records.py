@@ -1,5 +1,6 @@
-"""The nodes these tests are about, and records for them to write."""
+"""Nodes and records for the tests of the room."""
 
+from collections.abc import Iterable
 from functools import cache
 from random import Random
 
@@ -25,7 +26,7 @@ from gatepost.room.admission_chain import chain_issuer
 from gatepost.room.document import RoomDocument
 from gatepost.room.room import room_id
 from gatepost.room.signed_record import sign_record
-from gatepost.room.yjs_update import RecordSlot, encode_update
+from gatepost.room.yjs_update import MAX_UPDATE_BYTES, RecordSlot, encode_in_chunks
 from gatepost.wire import Tier
 
 NOW = 1_700_000_000_000
@@ -96,6 +97,19 @@ def update(*records: SignedRecord, epoch: int = 1) -> bytes:
     """These records as an honest node sends them."""
     (only,) = RoomDocument(room_id(epoch)).encode_updates(records)
     return only
+
+
+def encode_update(slots: Iterable[RecordSlot]) -> bytes:
+    (only,) = encode_in_chunks(slots, MAX_UPDATE_BYTES)
+    return only
+
+
+def publish(
+    into: SharedRoom, map: str, key: str, data: RoomRecord | None, now: int
+) -> tuple[SignedRecord, ...]:
+    """Draft and accept a record of the room's author; return the changed records."""
+    draft = into.draft_record(map, key, data, now)
+    return into.accept_drafts([draft] if draft else []).changed
 
 
 def placed(signed: SignedRecord, **changes: object) -> bytes:

@@ -1,0 +1,86 @@
+"""`gatepost pipeline report`: the report as an HTML file or as text."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from gatepost.cli import output
+from gatepost.cli.options import DEFAULT_OUTPUT, Flag, OutputOptions
+from gatepost.cli.problems import usage_problem
+from gatepost.cli.spark_jobs import (
+    DEFAULT_LOCATIONS,
+    JobLocations,
+    PositiveCount,
+    open_spark,
+    run_in_thread,
+)
+
+if TYPE_CHECKING:
+    from gatepost.pipeline.report.model import PipelineReport
+
+
+def write_report(
+    *,
+    output_file: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    terminal: Flag = False,
+    days: PositiveCount = 30,
+    places: JobLocations = DEFAULT_LOCATIONS,
+    options: OutputOptions = DEFAULT_OUTPUT,
+) -> None:
+    """Write the report, a self-contained HTML file.
+
+    For example:
+
+      gatepost pipeline report
+      gatepost pipeline report -o /srv/www/report.html --days 7
+      gatepost pipeline report --terminal
+
+    Parameters
+    ----------
+    output_file
+        The file to write. Default: report.html in the current folder.
+    terminal
+        Print a short version instead.
+    days
+        Number of days to cover, up to the latest event.
+    """
+    tables = places.tables_folder()
+    with open_spark(places.master, options, "reading the tables", brief=True) as spark:
+        from gatepost.pipeline.report.gatherer import gather_report
+
+        made = run_in_thread(spark, lambda: gather_report(spark, tables, days=days))
+    if not terminal:
+        _write_page(made, output_file or Path("report.html"), options)
+    else:
+        output.print_result(options, made, lambda: print_report(made))
+
+
+def _write_page(made: "PipelineReport", path: Path, options: OutputOptions) -> None:
+    from gatepost.pipeline.report.html_page import render_page
+
+    try:
+        path.write_text(render_page(made), encoding="utf-8")
+    except OSError as error:
+        raise usage_problem(f"{path} cannot be written: {error.strerror}") from None
+    output.print_result(options, made, lambda: output.print_line(f"written: {path.absolute()}"))
+
+
+def print_report(made: "PipelineReport") -> None:
+    from gatepost.pipeline.report import formatting, terminal_summary
+    from gatepost.pipeline.report.html_page import audit_verdict
+
+    first, last = map(formatting.format_timestamp, (made.first_at, made.last_at))
+    output.print_line(f"{first} to {last} UTC", "bold")
+    output.print_table(terminal_summary.LEVEL_COLUMNS, terminal_summary.level_rows(made))
+    output.print_line("")
+    for line in terminal_summary.trend_lines(made):
+        output.print_line(line)
+    output.print_line("")
+    level, text = audit_verdict(made)
+    output.print_line(text, {"good": "green", "bad": "red"}.get(level, ""))
+    if rows := terminal_summary.incident_rows(made):
+        output.print_line(f"{output.format_count(made.totals.incidents, 'incident')}:", "red")
+        output.print_table(terminal_summary.INCIDENT_COLUMNS, rows)
+    else:
+        output.print_line("No incidents", "green")

@@ -1,0 +1,157 @@
+"""Spark sessions and locations for the commands of `gatepost pipeline`.
+
+Spark is imported when a session is opened, so that commands without one start fast.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+from cyclopts import Group, Parameter
+from cyclopts.validators import Number
+
+from gatepost.cli.options import OutputOptions
+from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
+from gatepost.config import load_settings
+from gatepost.errors import PipelineMissing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from gatepost.pipeline.objectives import Objectives
+
+Result = TypeVar("Result")
+
+_LOCATIONS_GROUP = Group("Where", sort_key=90)
+
+TablesOption = Annotated[
+    str | None,
+    Parameter(
+        group=_LOCATIONS_GROUP,
+        help="Folder of the tables. Default: pipeline/ in the state directory.",
+    ),
+]
+MasterOption = Annotated[
+    str | None,
+    Parameter(group=_LOCATIONS_GROUP, help="Spark master. Default: all cores of this machine."),
+]
+PositiveCount = Annotated[int, Parameter(validator=Number(gte=1))]
+
+
+@Parameter(name="*", group=_LOCATIONS_GROUP)
+@dataclass(frozen=True, kw_only=True)
+class JobLocations:
+    """Options for the places a job reads from and writes to."""
+
+    archive: str | None = None
+    "The archive, a folder or a URI. Default: archive.uri of the gateway's settings."
+    tables: str | None = None
+    "Folder of the tables. Default: pipeline/ in the state directory."
+    master: str | None = None
+    "Spark master, such as spark://host:7077. Default: all cores of this machine."
+    objectives: Path | None = None
+    "TOML file with objectives that differ from the defaults. The tables remember it."
+    state_dir: Path | None = None
+    "State directory with the settings. Default: $GATEPOST_HOME, else ~/.gatepost."
+
+    def load_objectives(self) -> "Objectives | None":
+        from gatepost.pipeline.objectives import Objectives
+
+        return Objectives.load_file(self.objectives) if self.objectives else None
+
+    def archive_uri(self) -> str:
+        if self.archive:
+            return self.archive
+        if uri := load_settings(os.environ, self.state_dir).archive.uri:
+            return uri
+        raise usage_problem(
+            "no archive is configured: set archive.uri in the gateway's settings,"
+            " or name an archive with --archive"
+        )
+
+    def tables_folder(self) -> str:
+        return tables_folder_or_default(self.tables, self.state_dir)
+
+
+DEFAULT_LOCATIONS = JobLocations()
+
+
+@contextmanager
+def open_spark(
+    master: str | None,
+    options: OutputOptions,
+    label: str,
+    brief: bool = False,
+    *,
+    keep_classes: bool = False,
+) -> "Iterator[SparkSession]":
+    with require_pipeline():
+        from gatepost.pipeline.session import require_spark, spark_session
+
+        require_spark()
+    from gatepost.pipeline.progress_bar import show_progress
+
+    with ExitStack() as stack:
+        session = spark_session(master, brief=brief, keep_classes=keep_classes)
+        spark = _start_uninterrupted(lambda: stack.enter_context(session))
+        if not options.json:
+            stack.enter_context(show_progress(spark, label))
+        yield spark
+
+
+def _start_uninterrupted(start: "Callable[[], SparkSession]") -> "SparkSession":
+    """Start Spark; defer Ctrl-C until it has started, or its JVM would never be stopped."""
+    interrupted = threading.Event()
+
+    def record_interrupt(*_: object) -> None:
+        interrupted.set()
+
+    previous = signal.signal(signal.SIGINT, record_interrupt)
+    try:
+        return start()
+    finally:
+        # Spark installs its own handler when it starts; leave that one in place.
+        if signal.getsignal(signal.SIGINT) is record_interrupt:
+            signal.signal(signal.SIGINT, previous)
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+
+
+def run_in_thread(spark: "SparkSession", job: Callable[[], Result]) -> Result:
+    """Run the job in its own thread, so that Ctrl-C does not interrupt a call into the JVM.
+
+    On Ctrl-C Spark cancels its jobs, and the rest of the thread ends with the session.
+    """
+    from pyspark import inheritable_thread_target
+
+    pool = ThreadPoolExecutor(1)
+    try:
+        result: Result = pool.submit(inheritable_thread_target(spark)(job)).result()
+        return result
+    finally:
+        pool.shutdown(wait=False)
+
+
+@contextmanager
+def require_pipeline() -> Iterator[None]:
+    """Report a missing extra as a usage problem that names the package to install."""
+    try:
+        yield
+    except PipelineMissing as error:
+        raise CommandProblem(error.code, error.message, ExitCode.USAGE) from None
+    except ModuleNotFoundError as error:
+        raise CommandProblem(
+            PipelineMissing.code,
+            f"the pipeline needs {error.name}: pip install 'gatepost[pipeline]'",
+            ExitCode.USAGE,
+        ) from None
+
+
+def tables_folder_or_default(tables: str | None, state_dir: Path | None) -> str:
+    return tables or str(load_settings(os.environ, state_dir).node.state_dir / "pipeline")

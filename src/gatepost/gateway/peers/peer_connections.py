@@ -1,0 +1,75 @@
+"""The live connections to peers: counted, ended on revocation, and their violations recorded."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+from gatepost.errors import GatepostError, Revoked, RoomViolation
+from gatepost.gateway.core import Core
+from gatepost.gateway.peers.connection import PeerConnection
+from gatepost.gateway.peers.room_directory import RoomDirectory
+from gatepost.journal.audit import record_audit_entry
+
+log = logging.getLogger(__name__)
+
+
+class PeerConnections:
+    """`incident_counts`: rule of the room → how often a peer broke it."""
+
+    def __init__(self, core: Core, members: RoomDirectory) -> None:
+        self._core = core
+        self._members = members
+        self._connections: set[PeerConnection] = set()
+        self.incident_counts: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[PeerConnection]:
+        return iter(self._connections)
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    @contextmanager
+    def track_connection(self, connection: PeerConnection) -> Iterator[None]:
+        self._connections.add(connection)
+        self.end_revoked()
+        try:
+            yield
+        finally:
+            self._connections.discard(connection)
+
+    def end_sessions(self, ids: Iterable[str], node: str) -> int:
+        """End the connections of these sessions, and those we opened to `node`; return how many."""
+        sessions = set(ids)
+        ended = [c for c in self._connections if c.session in sessions or c.node == node]
+        for connection in ended:
+            connection.end(_revoked_error(connection.node))
+        return len(ended)
+
+    def end_revoked(self) -> None:
+        """End the connections of peers that the room says are revoked."""
+        for connection in self._connections:
+            known = self._members.by_key(None, connection.public_key)
+            if known is not None and known.revoked:
+                connection.end(_revoked_error(connection.node))
+
+    def end_all(self, error: GatepostError) -> None:
+        for connection in self._connections:
+            connection.end(error)
+
+    async def wait_until_idle(self, secs: float) -> None:
+        """Wait until everything queued for the peers was sent, or time is up."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(secs):
+                await asyncio.gather(*(each.idle.wait() for each in self._connections))
+
+    def count_incident(self, node: str, violation: RoomViolation) -> None:
+        self.incident_counts[violation.rule] += 1
+        log.warning("%s broke a rule of the room: %s", node, violation.message)
+        why = f"{violation.rule}: {violation.message}"[:500]
+        self._core.submit(lambda tx: record_audit_entry(tx, node, "room.violation", node, why))
+
+
+def _revoked_error(node: str) -> Revoked:
+    return Revoked(f"node {node} was revoked")

@@ -1,0 +1,80 @@
+"""The records a gateway publishes about itself, and when."""
+
+import pytest
+from msgspec.structs import replace
+
+from gatepost.gateway.peers.own_record_publisher import OwnRecordPublisher
+from gatepost.gateway.peers.record_publisher import RecordPublisher
+from gatepost.room import NodeRecord
+from gatepost.testing import ManualClock
+from tests.gateway.peers.replicas import REVIEW_SLOT, review
+
+pytestmark = pytest.mark.anyio
+_DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def own(publisher: RecordPublisher) -> OwnRecordPublisher:
+    return OwnRecordPublisher(publisher)
+
+
+def _node_record(publisher: RecordPublisher) -> NodeRecord:
+    record = publisher.replica.current_room.effective.nodes["ann"].record
+    assert isinstance(record, NodeRecord)
+    return record
+
+
+async def test_a_heartbeat_is_published_once_a_minute(
+    publisher: RecordPublisher, own: OwnRecordPublisher, clock: ManualClock
+) -> None:
+    first = _node_record(publisher).last_heartbeat_at
+    clock.advance(59_000)
+    await own.refresh_records()
+    assert _node_record(publisher).last_heartbeat_at == first
+    clock.advance(2_000)
+    await own.refresh_records()
+    assert _node_record(publisher).last_heartbeat_at == first + 61_000
+
+
+async def test_agents_registered_here_are_claimed_and_removed_ones_are_not(
+    publisher: RecordPublisher, own: OwnRecordPublisher
+) -> None:
+    core, room = publisher.replica.core, publisher.replica.current_room
+    await core.commit(lambda tx: core.agents.register(tx, "bob"))
+    await own.refresh_records()
+    assert room.effective.agents["bob"].gateway == "ann"
+    await core.commit(lambda tx: core.agents.remove(tx, "bob", "test"))
+    await own.refresh_records()
+    assert "bob" not in room.effective.agents
+
+
+async def test_nothing_is_published_before_the_room_was_heard(
+    publisher: RecordPublisher, own: OwnRecordPublisher
+) -> None:
+    publisher.may_publish.clear()
+    core = publisher.replica.core
+    await core.commit(lambda tx: core.agents.register(tx, "bob"))
+    await own.refresh_records()
+    assert "bob" not in publisher.replica.current_room.effective.agents
+
+
+async def test_a_gateway_that_leaves_is_offline_and_stays_so(
+    publisher: RecordPublisher, own: OwnRecordPublisher, clock: ManualClock
+) -> None:
+    await own.announce_leaving()
+    assert _node_record(publisher).status == "offline"
+    clock.advance(120_000)
+    await own.refresh_records()
+    assert _node_record(publisher).status == "offline"
+
+
+async def test_finished_records_are_removed_after_their_time(
+    publisher: RecordPublisher, own: OwnRecordPublisher, clock: ManualClock
+) -> None:
+    resolved = replace(review("resolved"), settled_at=clock.now())
+    await publisher.publish_records({REVIEW_SLOT: resolved})
+    await own.remove_finished_records()
+    assert "r1" in publisher.replica.current_room.effective.reviews
+    clock.advance(365 * _DAY_MS)
+    await own.remove_finished_records()
+    assert "r1" not in publisher.replica.current_room.effective.reviews

@@ -1,0 +1,77 @@
+"""Own records are on disk before they are sent, and a failed one is sent later."""
+
+from typing import Any
+
+import pytest
+
+from gatepost.errors import Forbidden, StorageFailed
+from gatepost.gateway.peers.record_publisher import RecordPublisher
+from gatepost.room import RoomChange
+from tests.gateway.peers.replicas import REVIEW_SLOT, records_on_disk, review
+
+pytestmark = pytest.mark.anyio
+
+
+async def _full(operation: Any) -> None:
+    raise StorageFailed("the disk is full")
+
+
+async def test_an_own_record_is_on_disk_before_it_is_sent(publisher: RecordPublisher) -> None:
+    heard: list[bool] = []
+
+    def hear(applied: RoomChange) -> None:
+        texts = {signed.text for signed in applied.changed}
+        heard.append(texts <= records_on_disk(publisher.replica))
+
+    publisher.replica.current_room.on_change(hear)
+    await publisher.publish_records({REVIEW_SLOT: review()})
+    assert heard == [True]
+
+
+async def test_a_record_that_could_not_be_saved_is_published_with_the_next(
+    publisher: RecordPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = publisher.replica
+    with monkeypatch.context() as patched:
+        patched.setattr(replica.core, "commit", _full)
+        with pytest.raises(StorageFailed):
+            await publisher.publish_records({REVIEW_SLOT: review()})
+        assert "r1" not in replica.current_room.effective.reviews
+    await publisher.publish_records({})
+    assert "r1" in replica.current_room.effective.reviews
+
+
+async def test_a_draft_of_an_earlier_document_is_dropped(
+    publisher: RecordPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = publisher.replica
+    with monkeypatch.context() as patched:
+        patched.setattr(replica.core, "commit", _full)
+        with pytest.raises(StorageFailed):
+            await publisher.publish_records({REVIEW_SLOT: review()})
+    await replica.catch_up_to(2)
+    await publisher.publish_records({})
+    assert "r1" not in replica.current_room.effective.reviews
+
+
+async def test_a_record_and_its_transaction_happen_together_or_not_at_all(
+    publisher: RecordPublisher,
+) -> None:
+    def refuse(_: object) -> None:
+        raise Forbidden("no")
+
+    room = publisher.replica.current_room
+    with pytest.raises(Forbidden):
+        await publisher.commit_with(*REVIEW_SLOT, review(), refuse)
+    await publisher.publish_records({})
+    assert "r1" not in room.effective.reviews
+    resolved = review("resolved")
+    assert await publisher.commit_with(*REVIEW_SLOT, resolved, lambda tx: "done") == "done"
+    assert room.effective.reviews["r1"] == resolved
+    assert {signed.text for signed in room.document} == records_on_disk(publisher.replica)
+
+
+async def test_none_deletes_a_record(publisher: RecordPublisher) -> None:
+    await publisher.publish_records({REVIEW_SLOT: review()})
+    await publisher.publish_records({REVIEW_SLOT: None})
+    assert "r1" not in publisher.replica.current_room.effective.reviews
