@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatepost.config import MailboxSettings, Settings, default_settings_path, default_toml
+from gatepost.config import (
+    MailboxSettings,
+    Settings,
+    default_settings_path,
+    default_toml,
+    load_settings,
+)
 from gatepost.errors import ConfigError
 
 HOME = {"HOME": "/home/ada"}
@@ -89,6 +95,14 @@ def test_default_path_is_inside_the_state_dir() -> None:
     assert default_settings_path(HOME | {"GATEPOST_HOME": "/srv/gp"}) == Path(
         "/srv/gp/gatepost.toml"
     )
+
+
+def test_a_state_directory_brings_its_own_settings_file(tmp_path: Path) -> None:
+    write(tmp_path, "[mailbox]\nmax_retries = 7\n")
+    env = HOME | {"GATEPOST_HOME": "/srv/gp"}
+    settings = load_settings(env, tmp_path)
+    assert (settings.mailbox.max_retries, settings.node.state_dir) == (7, tmp_path)
+    assert load_settings(env).node.state_dir == Path("/srv/gp")
 
 
 @pytest.mark.parametrize(
