@@ -9,7 +9,6 @@ from msgspec import Raw
 
 from gatepost.errors import MailboxFull, UnknownAgent
 from gatepost.events import genesis_chain, verify_group
-from gatepost.journal.outbox import read_heads
 from gatepost.mailbox.dead_letters import DeadLetterFilter
 from gatepost.testing import ManualClock
 from gatepost.wire import (
@@ -18,6 +17,7 @@ from gatepost.wire import (
     Sent,
 )
 from tests.delivery.post import Post
+from tests.journal.outbox_reader import read_heads
 
 pytestmark = pytest.mark.anyio
 
@@ -133,7 +133,7 @@ async def test_expiry_is_told_to_the_sender(post: Post, clock: ManualClock) -> N
     waiting = asyncio.create_task(post.status(sent.event_id, 10))
     await asyncio.sleep(0.05)
     clock.advance(11_000)
-    post.core.writer.wake()
+    post.core.submit(lambda tx: None)
     status = await waiting
     assert (status.state, status.outcome) == ("processed", "expired")
 

@@ -121,7 +121,6 @@ async def test_a_full_disk_is_survived_once_there_is_room(
         assert (await http.post("/v1/enqueue", json=mail("m:1", "b"))).status_code == 503
         assert (await http.get("/readyz")).status_code == 503
         monkeypatch.undo()
-        operations.core.writer.wake()
         while operations.core.writer.failure is not None:
             await asyncio.sleep(0.01)
         answer = await http.post("/v1/enqueue", json=mail("m:1", "b"))

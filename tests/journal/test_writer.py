@@ -427,23 +427,6 @@ def test_queue_is_bounded() -> None:
     assert caught.value.retry_after == 1.0
 
 
-def test_wake_runs_a_group_for_the_participants_sake() -> None:
-    looked = threading.Semaphore(0)
-
-    class Looks(Watcher):
-        def after_commit(self) -> list[JobOutcome]:
-            looked.release()
-            return []
-
-    thread = Thread(Looks())
-    thread.writer.start()
-    assert looked.acquire(timeout=10)  # the first look, at start
-    assert not looked.acquire(blocking=False)
-    thread.writer.wake()
-    assert looked.acquire(timeout=10)
-    thread.writer.stop()
-
-
 def test_thread_runs_a_group_when_one_is_due() -> None:
     looked = threading.Semaphore(0)
 

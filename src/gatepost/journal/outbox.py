@@ -5,7 +5,7 @@ whole group is linked into the hash chain, and its head is signed once. As soon 
 disk, it is handed to `on_published`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -218,23 +218,8 @@ class Outbox:
         )
 
 
-def read_events(tx: Tx, after: int, limit: int) -> Iterator[Envelope]:
-    """Yield up to `limit` events after seq `after`, in order."""
-    query = "SELECT body FROM outbox WHERE seq > ? ORDER BY seq LIMIT ?"
-    return (decode_event(row[0]) for row in tx.iterate_rows(query, (after, limit)))
-
-
 def read_journey(tx: Tx, event_id: str) -> list[Envelope]:
     """Return an event and all events of this outbox that refer to it, in order."""
     id = parse_event_id(event_id)
     query = "SELECT body FROM outbox WHERE event_id = ? OR ref_id = ? ORDER BY seq"
     return [decode_event(row[0]) for row in tx.fetch_all(query, (id, id))]
-
-
-def read_heads(tx: Tx, node_id: str, incarnation: str) -> Iterator[tuple[ChainHead, list[bytes]]]:
-    """Yield every signed head with the digests of its events, oldest first."""
-    query = "SELECT first_seq, last_seq, chain, signature FROM head ORDER BY last_seq"
-    digests = "SELECT digest FROM outbox WHERE seq BETWEEN ? AND ? ORDER BY seq"
-    for first, last, chain, signature in tx.iterate_rows(query):
-        head = ChainHead(node_id, incarnation, first, last, chain, signature)
-        yield head, [row[0] for row in tx.fetch_all(digests, (first, last))]

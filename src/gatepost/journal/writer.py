@@ -111,10 +111,6 @@ class Writer:
             raise Unavailable("the journal is behind; try again shortly", retry_after=1.0)
         self._queue.put(((operation, done), weight))
 
-    def wake(self) -> None:
-        """Run a group even if no operation waits, so that participants check the clock."""
-        self._queue.put(((lambda tx: None, _ignore_outcome), 0))
-
     def _run_loop(self) -> None:
         running = True
         while running:
@@ -238,7 +234,3 @@ def _run_operation(tx: Tx, operation: WriteOperation, done: OutcomeCallback) -> 
     tx.keep_operation()
     tx.run_effects()
     return done, value, None
-
-
-def _ignore_outcome(value: Any, error: GatepostError | None) -> None:
-    """Drop the outcome of a job that has no caller."""
