@@ -4,9 +4,11 @@ import sys
 from collections.abc import Iterator
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
 
 from gatepost.pipeline.archive_source import read_stream
-from gatepost.pipeline.delta_tables import write_stream, write_table
+from gatepost.pipeline.delta_tables import BatchTransaction, write_table
 from gatepost.pipeline.session import is_local, spark_session
 from tests.pipeline.conftest import QUICK
 
@@ -24,9 +26,22 @@ def main(root: str, table: str, checkpoint: str, max_rows: int, master: str) -> 
     conf = QUICK if is_local(master) else QUICK | _LOOPBACK
     with spark_session(master, conf=conf, brief=True) as spark:
         stream = read_stream(spark, root, max_rows=max_rows, columns=COLUMNS)
-        write_stream(stream, table, checkpoint, partition_by=["date"]).awaitTermination()
+        start_stream(stream, table, checkpoint).awaitTermination()
         homes = spark.range(2, numPartitions=2).mapInArrow(_home, "home string")
         write_table(homes, f"{table}.homes", mode="overwrite")
+
+
+def start_stream(stream: DataFrame, table: str, checkpoint: str) -> StreamingQuery:
+    """Append all rows available now to a table, each batch of the checkpoint once."""
+
+    def write_batch(batch: DataFrame, batch_id: int) -> None:
+        query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        assert query_id is not None
+        transaction = BatchTransaction(query_id, batch_id)
+        write_table(batch, table, partition_by=["date"], transaction=transaction)
+
+    writer = stream.writeStream.foreachBatch(write_batch).trigger(availableNow=True)
+    return writer.option("checkpointLocation", checkpoint).start()
 
 
 def _home(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

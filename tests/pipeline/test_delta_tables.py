@@ -13,15 +13,14 @@ from gatepost.pipeline.archive_source import read_stream
 from gatepost.pipeline.delta_tables import (
     BatchTransaction,
     CommitResult,
-    commit_batch,
     compact_table,
     read_table,
     table_exists,
     vacuum_table,
-    write_stream,
     write_table,
 )
 from tests.pipeline.archives import NOON, write_node
+from tests.pipeline.streaming_job import start_stream
 
 MONDAY, TUESDAY = date(2026, 1, 5), date(2026, 1, 6)
 
@@ -80,8 +79,8 @@ def test_partition_values_may_be_anything(spark: SparkSession, path: str) -> Non
 def test_a_batch_counts_once(spark: SparkSession, path: str) -> None:
     df = frame(spark, (MONDAY, 1))
     for batch, again in [(0, False), (0, True), (1, False), (0, True)]:
-        assert commit_batch(df, batch, path, app_id="job").again is again
-    assert commit_batch(df, 0, path, app_id="other job").again is False
+        assert write_table(df, path, transaction=BatchTransaction("job", batch)).again is again
+    assert write_table(df, path, transaction=BatchTransaction("other job", 0)).again is False
     assert len(rows(spark, path)) == 3
 
 
@@ -97,15 +96,15 @@ def test_two_attempts_at_one_batch_at_once_leave_one(
     spark: SparkSession, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     df = frame(spark, (MONDAY, 1))
-    commit_batch(df, 0, path, app_id="job")
+    write_table(df, path, transaction=BatchTransaction("job", 0))
     stale = DeltaTable(path)
-    commit_batch(df, 1, path, app_id="job")
+    write_table(df, path, transaction=BatchTransaction("job", 1))
     views = iter([stale])
     monkeypatch.setattr(
         "gatepost.pipeline.delta_tables._open_table",
         lambda path, version=None: next(views, None) or DeltaTable(path, version=version),
     )
-    assert commit_batch(df, 1, path, app_id="job").again
+    assert write_table(df, path, transaction=BatchTransaction("job", 1)).again
     assert len(rows(spark, path)) == 2
 
 
@@ -216,11 +215,6 @@ def test_a_stream_into_a_table_and_again_from_a_fresh_checkpoint(
     write_node(archive, "n1", range(NOON, NOON + 100), segment_rows=30)
     for checkpoint, expected in [("a", 100), ("a", 100), ("b", 200)]:
         stream = read_stream(spark, str(archive), max_rows=40, columns=["node", "seq", "date"])
-        query = write_stream(stream, path, str(tmp_path / checkpoint), partition_by=["date"])
+        query = start_stream(stream, path, str(tmp_path / checkpoint))
         assert query.awaitTermination(60)
         assert read_table(spark, path).count() == expected
-
-
-def test_outside_of_a_stream_a_batch_needs_a_name(spark: SparkSession, path: str) -> None:
-    with pytest.raises(PipelineError, match="app_id"):
-        commit_batch(frame(spark, (MONDAY, 1)), 0, path)

