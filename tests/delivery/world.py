@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gatepost.delivery import LocalNode, RetryPolicy, build_core
 from gatepost.delivery.frames import LinkFrame, decode_frame, encode_frame
-from gatepost.delivery.outbox_link import OutboxLink
+from gatepost.delivery.links.outbox_link import OutboxLink
 from gatepost.delivery.send_request import fingerprint_send
 from gatepost.errors import GatepostError
 from gatepost.events import NodeKey, decode_event

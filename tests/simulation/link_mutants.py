@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from gatepost.delivery import proof, relay_reader, replica
-from gatepost.delivery.blob_fetch import BlobFetch, BlobFetcher
 from gatepost.delivery.frames import EventsFrame
-from gatepost.delivery.peer_links import PeerLinks
+from gatepost.delivery.links import proof, relay_reader, replica
+from gatepost.delivery.links.blob_fetch import BlobFetch, BlobFetcher
+from gatepost.delivery.links.peer_links import PeerLinks
+from gatepost.delivery.links.relay_reader import RelayReaderPart
 from gatepost.delivery.receiver.cursors import OutboxCursor
-from gatepost.delivery.relay_reader import RelayReaderPart
 from gatepost.events import Blob, BlobStore, Envelope, decode_event
 from gatepost.journal import Tx
 

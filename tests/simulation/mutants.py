@@ -13,7 +13,7 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from gatepost.delivery.decisions import Decision, Decisions, ReceiptArrived
-from gatepost.delivery.outbox_link import OutboxLink
+from gatepost.delivery.links.outbox_link import OutboxLink
 from gatepost.delivery.receiver import inbox_table
 from gatepost.delivery.receiver.accepting import EventAcceptor
 from gatepost.delivery.receiver.cursors import OutboxCursor

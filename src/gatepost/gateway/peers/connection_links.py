@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gatepost.delivery.blob_fetch import FetchLimits
-from gatepost.delivery.peer_links import PeerLink, PeerLinks, PeerLinkSettings
-from gatepost.delivery.peer_presence import PeerPresence
+from gatepost.delivery.links.blob_fetch import FetchLimits
+from gatepost.delivery.links.peer_links import PeerLink, PeerLinks, PeerLinkSettings
+from gatepost.delivery.links.peer_presence import PeerPresence
 from gatepost.errors import GatepostError
 from gatepost.events import encrypted_size
 from gatepost.gateway.core import Core

@@ -15,9 +15,9 @@ import apsw
 from msgspec import Struct
 
 from gatepost.delivery import LocalNode, RetryPolicy, build_core, restore
-from gatepost.delivery.blob_fetch import FetchLimits
-from gatepost.delivery.peer_links import PeerLinkSettings
-from gatepost.delivery.relay_reader import RelayRetry
+from gatepost.delivery.links.blob_fetch import FetchLimits
+from gatepost.delivery.links.peer_links import PeerLinkSettings
+from gatepost.delivery.links.relay_reader import RelayRetry
 from gatepost.errors import GatepostError, StorageFailed
 from gatepost.events import NodeKey
 from gatepost.journal import Database, JobOutcome, Tx, Writer

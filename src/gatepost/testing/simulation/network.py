@@ -13,8 +13,8 @@ from random import Random
 import msgspec
 
 from gatepost.delivery.frames import EventsFrame, decode_frame, encode_frame
-from gatepost.delivery.peer_links import PeerLinks
-from gatepost.delivery.peer_presence import PeerPresence
+from gatepost.delivery.links.peer_links import PeerLinks
+from gatepost.delivery.links.peer_presence import PeerPresence
 from gatepost.errors import GatepostError, LinkError
 from gatepost.testing.simulation.blob_files import SimulatedBlobFiles
 from gatepost.testing.simulation.gateway import SimulatedGateway

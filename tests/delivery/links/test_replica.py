@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gatepost.delivery import replica
 from gatepost.delivery.frames import CommitGroup, IncarnationsFrame
-from gatepost.delivery.replica import ReaderProgress, ReplicaPosition
+from gatepost.delivery.links import replica
+from gatepost.delivery.links.replica import ReaderProgress, ReplicaPosition
 from gatepost.journal.transaction import Tx
 from tests.delivery.mesh import Gate, Mesh
 

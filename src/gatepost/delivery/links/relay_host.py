@@ -8,7 +8,6 @@ trust a relay. Groups that were stored a moment ago go to readers from memory.
 import logging
 from collections.abc import Sequence
 
-from gatepost.delivery import replica
 from gatepost.delivery.coordinator import DeliveryCoordinator
 from gatepost.delivery.frames import (
     AnyFrame,
@@ -21,11 +20,12 @@ from gatepost.delivery.frames import (
     RelayFrame,
     TakenFrame,
 )
-from gatepost.delivery.link_port import JournalCommit, LinkPort
-from gatepost.delivery.proof import check_incarnations
-from gatepost.delivery.relay_feed import RelayFeed
-from gatepost.delivery.replica import ReaderProgress, ReplicaPosition, ReplicaState
-from gatepost.delivery.replica_follower import ReplicaFollower, StoredGroups
+from gatepost.delivery.links import replica
+from gatepost.delivery.links.link_port import JournalCommit, LinkPort
+from gatepost.delivery.links.proof import check_incarnations
+from gatepost.delivery.links.relay_feed import RelayFeed
+from gatepost.delivery.links.replica import ReaderProgress, ReplicaPosition, ReplicaState
+from gatepost.delivery.links.replica_follower import ReplicaFollower, StoredGroups
 from gatepost.errors import GatepostError, LinkError
 from gatepost.journal.outbox import OutboxGroup
 from gatepost.journal.transaction import Tx

@@ -12,17 +12,17 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from gatepost.delivery.blob_fetch import BlobFetcher, BlobFileAccess, FetchLimits
 from gatepost.delivery.coordinator import DeliveryCoordinator
-from gatepost.delivery.event_trace import TracePart
 from gatepost.delivery.frames import LinkFrame, decode_frame, encode_frame
-from gatepost.delivery.link_port import LinkPart
+from gatepost.delivery.links.blob_fetch import BlobFetcher, BlobFileAccess, FetchLimits
+from gatepost.delivery.links.event_trace import TracePart
+from gatepost.delivery.links.link_port import LinkPart
+from gatepost.delivery.links.outbox_link import OutboxLink
+from gatepost.delivery.links.relay_host import REPLICA_KEEP_MS, RelayHost
+from gatepost.delivery.links.relay_reader import RelayReader, RelayRetry
+from gatepost.delivery.links.replica import replicated_sources
+from gatepost.delivery.links.source_feed import SourceFeedPart
 from gatepost.delivery.local_node import LocalNode
-from gatepost.delivery.outbox_link import OutboxLink
-from gatepost.delivery.relay_host import REPLICA_KEEP_MS, RelayHost
-from gatepost.delivery.relay_reader import RelayReader, RelayRetry
-from gatepost.delivery.replica import replicated_sources
-from gatepost.delivery.source_feed import SourceFeedPart
 from gatepost.errors import GatepostError, InternalError, LinkError
 from gatepost.journal.outbox import EVERYBODY, Outbox, OutboxGroup
 from gatepost.journal.transaction import Tx

@@ -14,8 +14,8 @@ from gatepost.delivery.frames import (
     LinkFrame,
     TakenFrame,
 )
-from gatepost.delivery.proof import check_group, check_incarnations
-from gatepost.delivery.source_feed import SourceFeedPart
+from gatepost.delivery.links.proof import check_group, check_incarnations
+from gatepost.delivery.links.source_feed import SourceFeedPart
 from gatepost.events import event_digest, genesis_chain
 from gatepost.journal.outbox import EventDraft
 from gatepost.journal.transaction import Tx

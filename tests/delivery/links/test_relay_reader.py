@@ -3,7 +3,7 @@
 import pytest
 
 from gatepost.delivery.frames import AnyFrame, EventsFrame, RelayFrame
-from gatepost.delivery.relay_reader import RelayReader, RelayRetry
+from gatepost.delivery.links.relay_reader import RelayReader, RelayRetry
 from tests.delivery.mesh import Gate, Mesh, Wire
 
 RETRY = RelayRetry()

@@ -4,13 +4,18 @@ from typing import Any
 
 import pytest
 
-from gatepost.delivery.event_trace import EventTrace, TracePart, conversation_events, traced_event
 from gatepost.delivery.frames import (
     TraceAnswer,
     TraceRequest,
     TraceStep,
     decode_frame,
     encode_frame,
+)
+from gatepost.delivery.links.event_trace import (
+    EventTrace,
+    TracePart,
+    conversation_events,
+    traced_event,
 )
 from gatepost.errors import LinkError
 from tests.delivery.mesh import Gate, Mesh, Wire

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gatepost.delivery.blob_fetch import BlobFetcher, BlobLinkPart, FetchLimits, FileDone
 from gatepost.delivery.frames import PIECE_BYTES, AnyFrame, BlobPiece, BlobRequest
+from gatepost.delivery.links.blob_fetch import BlobFetcher, BlobLinkPart, FetchLimits, FileDone
 from gatepost.delivery.send_request import fingerprint_send
 from gatepost.errors import GatepostError
 from gatepost.events import BlobStore

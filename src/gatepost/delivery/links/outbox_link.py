@@ -19,9 +19,9 @@ from gatepost.delivery.frames import (
     frame_weight,
 )
 from gatepost.delivery.incarnations import incarnation_at, load_incarnations, position_after
-from gatepost.delivery.link_port import LinkPart, LinkPort, ignore_result
+from gatepost.delivery.links.link_port import LinkPart, LinkPort, ignore_result
+from gatepost.delivery.links.outbox_feed import OutboxFeed
 from gatepost.delivery.local_node import LocalNode
-from gatepost.delivery.outbox_feed import OutboxFeed
 from gatepost.delivery.receiver.cursors import read_positions
 from gatepost.delivery.receiver.receiver import EventBatch
 from gatepost.errors import LinkError

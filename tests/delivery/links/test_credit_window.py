@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatepost.delivery.credit_window import CreditWindow
+from gatepost.delivery.links.credit_window import CreditWindow
 
 
 def test_a_frame_may_overdraw_the_window_once() -> None:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from gatepost.delivery.credit_window import CreditWindow
 from gatepost.delivery.frames import (
     FRAME_BYTES,
     FRAME_EVENTS,
@@ -21,7 +20,8 @@ from gatepost.delivery.frames import (
     frame_weight,
 )
 from gatepost.delivery.incarnations import incarnation_at, next_stretch
-from gatepost.delivery.link_port import LinkPort
+from gatepost.delivery.links.credit_window import CreditWindow
+from gatepost.delivery.links.link_port import LinkPort
 from gatepost.journal.outbox import EVERYBODY, OutboxGroup
 from gatepost.journal.transaction import Tx
 

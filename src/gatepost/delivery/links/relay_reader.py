@@ -23,9 +23,9 @@ from gatepost.delivery.frames import (
     TakenFrame,
     frame_weight,
 )
-from gatepost.delivery.link_port import LinkPort, ignore_result
+from gatepost.delivery.links.link_port import LinkPort, ignore_result
+from gatepost.delivery.links.proof import check_incarnations, check_relayed_events, sign_reading
 from gatepost.delivery.local_node import LocalNode
-from gatepost.delivery.proof import check_incarnations, check_relayed_events, sign_reading
 from gatepost.delivery.receiver.cursors import read_positions
 from gatepost.delivery.receiver.receiver import EventBatch
 from gatepost.errors import GatepostError, LinkError

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from gatepost.delivery.coordinator import DeliveryCoordinator
 from gatepost.delivery.frames import PIECE_BYTES, AnyFrame, BlobPiece, BlobRequest, HelloFrame
-from gatepost.delivery.link_port import JournalCommit, LinkPort
+from gatepost.delivery.links.link_port import JournalCommit, LinkPort
 from gatepost.delivery.receiver.held_events import wanted_blobs
 from gatepost.errors import EncryptionError, GatepostError, LinkError
 from gatepost.events import decode_event

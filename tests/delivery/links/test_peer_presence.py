@@ -1,6 +1,6 @@
 """Which gateways are believed to be online without a connection to them."""
 
-from gatepost.delivery.peer_presence import PeerPresence
+from gatepost.delivery.links.peer_presence import PeerPresence
 
 
 def test_a_gateway_stays_online_for_a_while_after_its_connection() -> None:

@@ -26,10 +26,10 @@ from gatepost.delivery.incarnations import (
     next_stretch,
     position_after,
 )
-from gatepost.delivery.link_port import LinkPort, ignore_result
+from gatepost.delivery.links.link_port import LinkPort, ignore_result
+from gatepost.delivery.links.outbox_feed import CatchUpFeed, FeedBatch, split_frames
+from gatepost.delivery.links.proof import check_reading, sign_incarnations
 from gatepost.delivery.local_node import LocalNode
-from gatepost.delivery.outbox_feed import CatchUpFeed, FeedBatch, split_frames
-from gatepost.delivery.proof import check_reading, sign_incarnations
 from gatepost.errors import LinkError
 from gatepost.events import genesis_chain
 from gatepost.journal.outbox import EVERYBODY, OutboxGroup

@@ -18,8 +18,8 @@ from gatepost.delivery.frames import (
     RelayFrame,
     TakenFrame,
 )
-from gatepost.delivery.proof import sign_reading
-from gatepost.delivery.relay_host import REPLICA_KEEP_MS
+from gatepost.delivery.links.proof import sign_reading
+from gatepost.delivery.links.relay_host import REPLICA_KEEP_MS
 from gatepost.events import decode_event
 from gatepost.routing import RoutingDirectory
 from tests.conftest import choose

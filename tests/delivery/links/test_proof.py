@@ -8,7 +8,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gatepost.delivery.frames import CommitGroup, EventsFrame, Incarnation
-from gatepost.delivery.proof import check_incarnations, check_relayed_events, sign_incarnations
+from gatepost.delivery.links.proof import (
+    check_incarnations,
+    check_relayed_events,
+    sign_incarnations,
+)
 from gatepost.errors import LinkError
 from gatepost.events import (
     Envelope,

@@ -15,7 +15,7 @@ from gatepost.delivery.frames import (
     TraceRequest,
     TraceStep,
 )
-from gatepost.delivery.link_port import LinkPort
+from gatepost.delivery.links.link_port import LinkPort
 from gatepost.delivery.local_node import LocalNode
 from gatepost.errors import GatepostError
 from gatepost.events import (

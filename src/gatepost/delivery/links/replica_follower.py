@@ -6,7 +6,6 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gatepost.delivery import replica
 from gatepost.delivery.frames import (
     CommitGroup,
     EventsFrame,
@@ -14,9 +13,10 @@ from gatepost.delivery.frames import (
     TakenFrame,
     frame_weight,
 )
-from gatepost.delivery.link_port import LinkPort, ignore_result
-from gatepost.delivery.proof import check_group, read_event
-from gatepost.delivery.replica import ReplicaPosition, ReplicaRow
+from gatepost.delivery.links import replica
+from gatepost.delivery.links.link_port import LinkPort, ignore_result
+from gatepost.delivery.links.proof import check_group, read_event
+from gatepost.delivery.links.replica import ReplicaPosition, ReplicaRow
 from gatepost.errors import LinkError
 from gatepost.events import event_digest, genesis_chain
 from gatepost.journal.outbox import EVERYBODY

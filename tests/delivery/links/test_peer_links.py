@@ -2,9 +2,9 @@
 
 import pytest
 
-from gatepost.delivery.blob_fetch import BlobLinkPart
 from gatepost.delivery.frames import SubscribeFrame, TakenFrame
-from gatepost.delivery.relay_host import RelayHostPart
+from gatepost.delivery.links.blob_fetch import BlobLinkPart
+from gatepost.delivery.links.relay_host import RelayHostPart
 from gatepost.errors import LinkError, Unavailable
 from gatepost.journal.outbox import EVERYBODY
 from tests.delivery.mesh import Gate, Mesh, Wire

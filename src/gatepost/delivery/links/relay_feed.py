@@ -6,8 +6,6 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from gatepost.delivery import replica
-from gatepost.delivery.credit_window import CreditWindow
 from gatepost.delivery.frames import (
     CommitGroup,
     EventsFrame,
@@ -17,9 +15,11 @@ from gatepost.delivery.frames import (
     frame_weight,
 )
 from gatepost.delivery.incarnations import incarnation_at, position_after
-from gatepost.delivery.link_port import LinkPort
-from gatepost.delivery.replica import ReaderProgress, ReplicaExcerpt, ReplicaState
-from gatepost.delivery.replica_follower import StoredGroups
+from gatepost.delivery.links import replica
+from gatepost.delivery.links.credit_window import CreditWindow
+from gatepost.delivery.links.link_port import LinkPort
+from gatepost.delivery.links.replica import ReaderProgress, ReplicaExcerpt, ReplicaState
+from gatepost.delivery.links.replica_follower import StoredGroups
 from gatepost.journal.outbox import EVERYBODY
 
 

@@ -1,0 +1,1 @@
+"""Links between gateways, without their sockets: outboxes, relays and blobs over one connection."""
