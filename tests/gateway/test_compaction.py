@@ -1,6 +1,5 @@
 """Forgetting: what goes, what stays, and in which order."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ from msgspec import Raw
 
 from gatepost.delivery.undelivered import UndeliveredFilter, discard_messages
 from gatepost.events import NodeKey
-from gatepost.gateway import serve
 from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.compaction import compact_journal, remove_orphan_blobs
 from gatepost.routing import AgentHome, GatewayEntry, RoutingDirectory
@@ -131,23 +129,6 @@ async def test_a_blob_that_a_crash_left_unknown_is_removed_at_the_start(
         assert _blobs(operations) == 2
         assert await remove_orphan_blobs(operations.core) == 1
         assert known in operations.core.blobs
-
-
-async def test_background_work_survives_its_errors(caplog: pytest.LogCaptureFixture) -> None:
-    calls = 0
-
-    async def fail() -> None:
-        nonlocal calls
-        calls += 1
-        raise OSError("no such luck")
-
-    async with serve.run_every(0.01, fail):
-        while calls < 3:
-            await asyncio.sleep(0.01)
-    assert "no such luck" in caplog.text
-    ended = calls
-    await asyncio.sleep(0.05)
-    assert calls == ended
 
 
 async def test_a_blob_of_an_open_delivery_stays_however_old(

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from litestar import Litestar, MediaType, Request, Response, WebSocket
+from litestar import Litestar, MediaType, Response
 from litestar import websocket as websocket_route
 from litestar.connection import ASGIConnection
 from litestar.enums import ScopeType
@@ -26,6 +26,7 @@ from gatepost.gateway.api.frame_session import FrameSession
 from gatepost.gateway.api.local_auth import LocalTokenAuth
 from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.api.route_decorators import get
+from gatepost.gateway.api.route_parameters import AnyRequest, AnyWebSocket
 from gatepost.gateway.api.typed_request import TypedRequest
 from gatepost.gateway.api.websocket_handshake import check_origin, refuse_websocket
 from gatepost.gateway.api.websocket_transport import WebSocketTransport
@@ -107,7 +108,7 @@ def _websocket_route(operations: Operations, local_auth: LocalTokenAuth, metrics
     limits = operations.core.settings.limits
 
     @websocket_route("/v1/ws")
-    async def frames(socket: WebSocket[Any, Any, Any]) -> None:
+    async def frames(socket: AnyWebSocket) -> None:
         try:
             check_origin(socket, operations.core.settings.room.allowed_origins)
             local_auth.require_token(socket.headers.get("authorization"))
@@ -124,7 +125,7 @@ def _websocket_route(operations: Operations, local_auth: LocalTokenAuth, metrics
     return frames
 
 
-def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[Failure]:
+def _answer_error(request: AnyRequest, error: Exception) -> Response[Failure]:
     """Answer with a code and a sentence. Unexpected errors are logged, and their text not shown."""
     if isinstance(error, GatepostError):
         status_code, failure = error.status, Failure.from_error(error)

@@ -14,6 +14,7 @@ from gatepost.config import Settings
 from gatepost.errors import ArchiveError, ConfigError, GatepostError
 from gatepost.gateway.batch_commit import commit_until_none
 from gatepost.gateway.core import Core
+from gatepost.gateway.repetition import repeat_forever
 from gatepost.journal import Tx
 
 if TYPE_CHECKING:
@@ -59,7 +60,13 @@ class OutboxArchiver:
             yield
             return
         thread = ThreadPoolExecutor(1, "archiver")
-        work = asyncio.create_task(self._archive_forever(thread))
+        work = asyncio.create_task(
+            repeat_forever(
+                self._core.settings.archive.every_secs,
+                lambda: self._archive_once(thread),
+                "the outbox was not archived",
+            )
+        )
         try:
             yield
         finally:
@@ -70,11 +77,6 @@ class OutboxArchiver:
             # A segment that was begun is finished, without blocking the event loop.
             thread.submit(self._close_reader)
             await asyncio.to_thread(thread.shutdown)
-
-    async def _archive_forever(self, thread: ThreadPoolExecutor) -> None:
-        while True:
-            await self._archive_once(thread)
-            await asyncio.sleep(self._core.settings.archive.every_secs)
 
     async def _archive_once(self, thread: ThreadPoolExecutor) -> None:
         try:

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Request
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
@@ -15,6 +14,7 @@ from gatepost.access import auth_messages
 from gatepost.events import AgentId, Digest, EventId, MsgId, NodeId
 from gatepost.gateway.admin import external_agents, feedback, undelivered_api
 from gatepost.gateway.api import http_routes, report_views, room_views
+from gatepost.gateway.api.route_parameters import AnyRequest
 from gatepost.wire import Status
 
 # Types of ids in paths. Handlers check ids themselves, so that the error names the problem.
@@ -57,7 +57,7 @@ def openapi_config() -> OpenAPIConfig:
 
 
 class _OpenApiRenderer(JsonRenderPlugin):
-    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
+    def render(self, request: AnyRequest, openapi_schema: dict[str, Any]) -> bytes:
         openapi_schema["components"]["schemas"].update(_component_schemas())
         for methods in openapi_schema["paths"].values():
             for operation in methods.values():

@@ -2,12 +2,10 @@
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from gatepost.access.retention import prune_expired
-from gatepost.errors import GatepostError
 from gatepost.gateway.admin import room_api, route_api
 from gatepost.gateway.admin.room_api import RoomApi
 from gatepost.gateway.admin.route_api import RouteApi
@@ -19,12 +17,12 @@ from gatepost.gateway.peers import agent_ownership, join_server
 from gatepost.gateway.peers.agent_ownership import AgentOwnership
 from gatepost.gateway.peers.connection_links import ConnectionLinks
 from gatepost.gateway.peers.dialer import Dialer
+from gatepost.gateway.peers.join_client import websocket_url
 from gatepost.gateway.peers.join_server import JoinServer
 from gatepost.gateway.peers.own_record_publisher import OwnRecordPublisher
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.gateway.peers.room_replica import RoomReplica
-
-log = logging.getLogger(__name__)
+from gatepost.gateway.repetition import repeat_forever
 
 _REFRESH_SECS = 0.5
 _COALESCE_SECS = 0.02
@@ -60,7 +58,7 @@ class Peering:
     @contextlib.asynccontextmanager
     async def running(self, url: str | None) -> AsyncIterator[None]:
         """Run until exit. `url` is the address where peers reach this gateway."""
-        self.replica.endpoint = None if url is None else "ws" + url.removeprefix("http")
+        self.replica.endpoint = None if url is None else websocket_url(url)
         await self.replica.load_room()
         work = [
             asyncio.create_task(self.replica.received.keep_saving()),
@@ -68,7 +66,9 @@ class Peering:
             asyncio.create_task(self.links.run()),
             asyncio.create_task(self._publish_own_records()),
             asyncio.create_task(self._ownership.run()),
-            asyncio.create_task(_repeat_forever(self._prune_expired, _PRUNE_SECS)),
+            asyncio.create_task(
+                repeat_forever(_PRUNE_SECS, self._prune_expired, "deleting expired rows failed")
+            ),
         ]
         try:
             yield
@@ -90,7 +90,8 @@ class Peering:
                     await self.publisher.may_publish.wait()
         self.publisher.may_publish.set()
         self._agents_changed.set()
-        await _repeat_forever(self._refresh_own_records, _COALESCE_SECS)
+        failure = "the room was not kept up to date"
+        await repeat_forever(_COALESCE_SECS, self._refresh_own_records, failure)
 
     async def _refresh_own_records(self) -> None:
         """Publish changed agents at once, and a heartbeat after a pause."""
@@ -106,14 +107,3 @@ class Peering:
         batch, policy = core.settings.journal.sweep_batch, self.replica.policy
         await commit_until_none(core, lambda tx: prune_expired(tx, policy, batch))
         await self._own_records.remove_finished_records()
-
-
-async def _repeat_forever(work: Callable[[], Awaitable[None]], secs: float) -> None:
-    while True:
-        try:
-            await work()
-        except GatepostError as error:
-            log.warning("the room was not kept up to date: %s", error.message)
-        except Exception:
-            log.exception("the room was not kept up to date")
-        await asyncio.sleep(secs)

@@ -9,7 +9,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import uvicorn
@@ -37,6 +37,7 @@ from gatepost.gateway.monitoring.backlog_alerts import BacklogAlerts
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.peering import Peering
 from gatepost.gateway.peers.room_facts import collect_room_facts
+from gatepost.gateway.repetition import run_every
 from gatepost.gateway_endpoint import GatewayEndpoint
 from gatepost.room import MAX_MESSAGE_BYTES
 
@@ -79,9 +80,11 @@ async def serve_until_stopped(settings: Settings) -> None:
         await remove_orphan_blobs(core)
         async with (
             _local_transports(operations),
-            _compaction_loop(operations),
-            run_every(alerts.every_secs, alerts.check_backlogs),
-            run_every(_PUBLISH_REVIEWS_SECS, findings.publish_open_reviews),
+            run_every(_COMPACT_SECS, lambda: compact_journal(core), "compaction failed"),
+            run_every(alerts.every_secs, alerts.check_backlogs, "the check of backlogs failed"),
+            run_every(
+                _PUBLISH_REVIEWS_SECS, findings.publish_open_reviews, "publishing reviews failed"
+            ),
             archiver.running(),
             peering.running(_public_url(settings, listener)),
             _stop_on_signals(server, operations, peering),
@@ -127,24 +130,11 @@ async def _local_transports(operations: Operations) -> AsyncIterator[None]:
             drop = DropFolder(operations, core.state.drop)
             await drop.start()
             transports.push_async_callback(drop.stop)
-            await transports.enter_async_context(run_every(_SWEEP_DROP_SECS, drop.sweep_answers))
+            sweeping = run_every(
+                _SWEEP_DROP_SECS, drop.sweep_answers, "removing old answers failed"
+            )
+            await transports.enter_async_context(sweeping)
         yield
-
-
-def _compaction_loop(operations: Operations) -> contextlib.AbstractAsyncContextManager[None]:
-    return run_every(_COMPACT_SECS, lambda: compact_journal(operations.core))
-
-
-@contextlib.asynccontextmanager
-async def run_every(seconds: float, work: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
-    """Run `work` every `seconds` until exit."""
-    loop = asyncio.create_task(_repeat_forever(seconds, work))
-    try:
-        yield
-    finally:
-        loop.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await loop
 
 
 @contextlib.asynccontextmanager
@@ -179,16 +169,6 @@ class _UvicornServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Do not capture: we handle signals, and uvicorn would raise them again too early."""
         yield
-
-
-async def _repeat_forever(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
-    """Repeat `work`; an error is logged and does not end the loop."""
-    while True:
-        await asyncio.sleep(seconds)
-        try:
-            await work()
-        except Exception:
-            log.exception("background work failed and will be tried again")
 
 
 def _create_server(settings: Settings, app: Litestar) -> uvicorn.Server:

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
-from litestar import Request, Response
-from litestar.params import FromPath, JSONBody
+from litestar import Response
+from litestar.params import JSONBody
 from msgspec import Struct
 from msgspec.structs import astuple
 
@@ -36,8 +36,10 @@ from gatepost.access.scopes import ENDPOINT_AUTHORITY, AgentEndpoint
 from gatepost.errors import Forbidden, InvalidRequest, NotFound, Revoked, Unauthorized
 from gatepost.events import check_agent_id, parse_event_id
 from gatepost.gateway.admin.status import gateway_status
+from gatepost.gateway.api.bearer_token import parse_bearer_token
 from gatepost.gateway.api.connection_guard import ConnectionGuard
 from gatepost.gateway.api.http_routes import while_connected
+from gatepost.gateway.api.json_input import decode_json
 from gatepost.gateway.api.local_auth import LocalTokenAuth
 from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.api.room_views import (
@@ -48,11 +50,11 @@ from gatepost.gateway.api.room_views import (
     ExternalAgentList,
 )
 from gatepost.gateway.api.route_decorators import get, post
+from gatepost.gateway.api.route_parameters import AnyRequest, PathName
 from gatepost.journal import Tx
 from gatepost.wire import Await, Op, Operation, Subscribe, Unsubscribe
 
 T = TypeVar("T")
-AnyRequest = Request[Any, Any, Any]
 
 INVOKE_PATH = "/ansible/agent/invoke"
 _BASE_PATH = "/ansible/agent"
@@ -62,11 +64,13 @@ _TOUCH_EVERY_MS = 60_000
 _SELECT_SENDER = "SELECT from_agent FROM delivery WHERE event_id = ?"
 _CALLS_PER_SEC, _CALL_BURST = 200.0, 1000
 
-_decode_operation = msgspec.json.Decoder(Operation).decode
-
 
 class _OperationName(Struct):
     op: str
+
+
+_name_decoder = msgspec.json.Decoder(_OperationName)
+_operation_decoder: msgspec.json.Decoder[Op] = msgspec.json.Decoder(Operation)
 
 
 class ExternalAgents:
@@ -122,8 +126,8 @@ class ExternalAgents:
         return found
 
     async def authenticate_session(self, request: AnyRequest) -> AgentSession:
-        scheme, _, token = (request.headers.get("authorization") or "").partition(" ")
-        if scheme.lower() != "bearer":
+        token = parse_bearer_token(request.headers.get("authorization"))
+        if token is None:
             raise Unauthorized("send `Authorization: Bearer` with an access or context token")
         session = await self._core.read(
             lambda tx: self._sessions.authenticate_token(tx, token.strip())
@@ -147,13 +151,13 @@ class ExternalAgents:
         """Run an operation; refuse it unless one of the session's scopes lists it."""
         session = await self.authenticate_session(request)
         body = await request.body()
-        name = _decode_body(msgspec.json.Decoder(_OperationName).decode, body).op
+        name = decode_json(_name_decoder, body).op
         authorize_operation_name(session, name)
         if name == "status":
             return await gateway_status(self._operations)
         if name.startswith("task_"):
             raise NotFound("this gateway has no tasks yet; they come with the hub")
-        op = _decode_body(_decode_operation, body)
+        op = decode_json(_operation_decoder, body)
         authorize_op(session, op)
         self._operations.admit(op)
         return await self._while_allowed(
@@ -300,14 +304,7 @@ def _operator_routes(agents: ExternalAgents) -> list[Any]:
         status_code=200,
         summary="End an external agent's sessions",
     )
-    async def revoke(agent: FromPath[str]) -> EndedSessions:
+    async def revoke(agent: PathName) -> EndedSessions:
         return await agents.revoke_agent(check_agent_id(agent))
 
     return [listed, revoke]
-
-
-def _decode_body(decode: Any, body: bytes) -> Any:
-    try:
-        return decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(str(error)) from None

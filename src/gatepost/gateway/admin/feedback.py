@@ -11,8 +11,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Request
-from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.params import FromQuery, JSONBody, QueryParameter
 from msgspec import Meta, Struct, field
 
 from gatepost.access import Scope, require_scope
@@ -32,6 +31,8 @@ from gatepost.gateway.api.report_views import (
     ReviewView,
 )
 from gatepost.gateway.api.route_decorators import get, post
+from gatepost.gateway.api.route_parameters import AnyRequest, PageSize, PathName
+from gatepost.gateway.monitoring.incident_counts import count_incidents
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.journal import Tx
 from gatepost.journal.audit import record_audit_entry
@@ -39,8 +40,6 @@ from gatepost.journal.transaction import Row
 from gatepost.room import ReviewRecord, claim_key
 from gatepost.room.records import SkillVersion
 
-AnyRequest = Request[Any, Any, Any]
-PageSize = Annotated[int, QueryParameter(ge=1, le=1000)]
 SinceMs = Annotated[int, QueryParameter(ge=0, le=2**53)]
 IncidentClass = Annotated[str | None, QueryParameter(name="class", max_length=100)]
 DurationSecs = Annotated[float, Meta(ge=0, le=10 * 365 * 86_400)]
@@ -72,9 +71,6 @@ _SELECT_INCIDENTS = """
 SELECT id, class, subject, detail, raised_at, source, corr_ids FROM incident
 WHERE raised_at >= ? AND (?2 IS NULL OR class = ?2) ORDER BY raised_at DESC, id LIMIT ?
 """
-_COUNT_INCIDENTS = (
-    "SELECT class, count(*) FROM incident WHERE raised_at >= ? GROUP BY class ORDER BY class"
-)
 _INSERT_INCIDENT = """
 INSERT OR IGNORE INTO incident (id, class, subject, detail, raised_at, source, corr_ids)
 VALUES (?, ?, ?, ?, ?, ?, ?)
@@ -155,8 +151,7 @@ class Feedback:
     async def find_incidents(self, since: int, class_: str | None, limit: int) -> IncidentPage:
         def find(tx: Tx) -> IncidentPage:
             rows = tx.fetch_all(_SELECT_INCIDENTS, (since, class_, limit))
-            counts = {row[0]: row[1] for row in tx.fetch_all(_COUNT_INCIDENTS, (since,))}
-            return IncidentPage(list(map(_incident_view, rows)), counts)
+            return IncidentPage(list(map(_incident_view, rows)), count_incidents(tx, since))
 
         return await self._core.read(find)
 
@@ -356,11 +351,11 @@ def _review_routes(feedback: Feedback) -> list[Any]:
         return await feedback.find_reviews(status, limit)
 
     @post("/v1/reviews/{review_id:str}/resolve", status_code=200, summary="It was dealt with")
-    async def resolve(review_id: FromPath[str], data: JSONBody[ReviewDecision]) -> ReviewView:
+    async def resolve(review_id: PathName, data: JSONBody[ReviewDecision]) -> ReviewView:
         return await feedback.close_review(review_id, "resolved", data.note, "operator")
 
     @post("/v1/reviews/{review_id:str}/dismiss", status_code=200, summary="It needs nothing")
-    async def dismiss(review_id: FromPath[str], data: JSONBody[ReviewDecision]) -> ReviewView:
+    async def dismiss(review_id: PathName, data: JSONBody[ReviewDecision]) -> ReviewView:
         return await feedback.close_review(review_id, "dismissed", data.note, "operator")
 
     return [reviews, resolve, dismiss]

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from litestar.params import FromPath, JSONBody, QueryParameter
+from litestar.params import JSONBody, QueryParameter
 from msgspec import Raw
 
 from gatepost.access import MeshSecretStore, NodeRevoker, node_invites
@@ -27,7 +27,9 @@ from gatepost.gateway.api.room_views import (
     VerifyResult,
 )
 from gatepost.gateway.api.route_decorators import delete, get, post
+from gatepost.gateway.api.route_parameters import PathName, RoomWaitSecs
 from gatepost.gateway.peers.dialer import Dialer
+from gatepost.gateway.peers.join_client import http_url
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.journal import Tx
 from gatepost.room import (
@@ -42,8 +44,6 @@ from gatepost.room import (
     store,
 )
 
-PathName = FromPath[str]
-WaitSecs = Annotated[float, QueryParameter(ge=0, le=60)]
 SeenCount = Annotated[int, QueryParameter(ge=-1)]
 
 _SECOND_MS = 1000
@@ -203,7 +203,7 @@ class RoomApi:
 
     def _seed_url(self) -> str | None:
         endpoint = self._replica.endpoint
-        return None if endpoint is None else "http" + endpoint.removeprefix("ws")
+        return None if endpoint is None else http_url(endpoint)
 
     def _invite_view(self, invite: NodeInvite) -> InviteView:
         state = invite.state_at(self._core.clock.now())
@@ -253,7 +253,7 @@ def create_routes(api: RoomApi) -> list[Any]:
         return await api.revoke_node(check_node_id(node), data)
 
     @get("/v1/room", summary="Every record of the room; may wait for a change")
-    async def show(seen: SeenCount = -1, wait_secs: WaitSecs = 0.0) -> RoomView:
+    async def show(seen: SeenCount = -1, wait_secs: RoomWaitSecs = 0.0) -> RoomView:
         return await api.show_room(seen, wait_secs)
 
     @post("/v1/room/rotate", status_code=200, summary="Move the room to a fresh document")

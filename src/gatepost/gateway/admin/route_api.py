@@ -7,18 +7,17 @@ counts.
 
 from typing import Any
 
-from litestar.params import FromPath, JSONBody
+from litestar.params import JSONBody
 
 from gatepost.errors import Conflict, Forbidden, NotFound, UnknownNode
 from gatepost.events import check_agent_id
 from gatepost.gateway.api.room_views import NewRoute, RouteView
 from gatepost.gateway.api.route_decorators import delete, get, put
+from gatepost.gateway.api.route_parameters import PathName
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.journal.audit import record_audit_entry
 from gatepost.room import RoutingRecord, claim_key
 from gatepost.room.records import key_subject
-
-PathName = FromPath[str]
 
 
 class RouteApi:
@@ -41,7 +40,7 @@ class RouteApi:
     async def set_route(self, target: str, wanted: NewRoute) -> RouteView:
         self._check_may_set(target)
         owner = wanted.owner or self._default_owner(target)
-        self._check_members(owner, *wanted.fallbacks)
+        self._replica.check_members(owner, *wanted.fallbacks)
         async with self._publisher.claims_lock:
             known = self._replica.current_room.effective.routing.get(target)
             record = RoutingRecord(
@@ -93,11 +92,6 @@ class RouteApi:
         if target in view.nodes:
             return target
         raise UnknownNode(f"the room does not know where {target!r} lives; name its --owner")
-
-    def _check_members(self, *nodes: str) -> None:
-        for node in nodes:
-            if node not in self._replica.current_room.effective.nodes:
-                raise UnknownNode(f"no node {node!r} is in the room; `gatepost nodes` shows all")
 
     def _route_view(self, target: str) -> RouteView:
         rule = self._replica.current_room.effective.routing[target]

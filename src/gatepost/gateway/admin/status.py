@@ -4,6 +4,7 @@ import os
 
 from gatepost import __version__
 from gatepost.gateway.api.operations import Operations
+from gatepost.gateway.monitoring.incident_counts import count_incidents
 from gatepost.journal import Tx
 from gatepost.journal.outbox import EVERYBODY
 from gatepost.wire import Status
@@ -21,7 +22,7 @@ async def gateway_status(operations: Operations) -> Status:
         **dict(zip(_COUNT_NAMES, counts, strict=True)),
         journal_bytes=core.state.journal.stat().st_size,
         links=sorted(core.outbox.live_nodes - {EVERYBODY}),
-        incidents=await core.read(_count_incidents),
+        incidents=await core.read(count_incidents),
     )
 
 
@@ -47,8 +48,3 @@ def _read_counts(tx: Tx) -> tuple[int, ...]:
            FROM mailbox"""
     )[0]
     return tuple(int(value) for value in row)
-
-
-def _count_incidents(tx: Tx) -> dict[str, int]:
-    rows = tx.fetch_all("SELECT class, count(*) FROM incident GROUP BY class ORDER BY class")
-    return {row[0]: row[1] for row in rows}

@@ -8,21 +8,22 @@ import asyncio
 from collections.abc import Iterable
 
 from litestar import Router
-from litestar.params import FromPath, FromQuery
+from litestar.params import FromQuery
 from msgspec import Struct
 
-from gatepost.delivery.event_trace import (
+from gatepost.delivery.frames import TraceAnswer, TraceStep
+from gatepost.delivery.links.event_trace import (
     EventTrace,
     conversation_events,
     sent_conversation_events,
     traced_event,
 )
-from gatepost.delivery.frames import TraceAnswer, TraceStep
-from gatepost.delivery.peer_links import PeerLink
+from gatepost.delivery.links.peer_links import PeerLink
 from gatepost.errors import GatepostError, UnknownMessage
 from gatepost.events import check_msg_id, parse_event_id
 from gatepost.gateway.api.report_views import Journey, JourneyStep
 from gatepost.gateway.api.route_decorators import get
+from gatepost.gateway.api.route_parameters import PathName
 from gatepost.gateway.core import Core
 from gatepost.gateway.peers.connection_links import ConnectionLinks
 from gatepost.journal import Tx
@@ -195,7 +196,7 @@ def sort_steps(steps: Iterable[JourneyStep]) -> list[JourneyStep]:
 
 def create_router(tracer: JourneyTracer) -> Router:
     @get("/{ref:str}", summary="The journey of an event or a conversation, through all gateways")
-    async def trace(ref: FromPath[str], conversation: FromQuery[bool] = False) -> Journey:
+    async def trace(ref: PathName, conversation: FromQuery[bool] = False) -> Journey:
         return await tracer.trace_journey(ref, conversation)
 
     return Router("/v1/trace", route_handlers=[trace])

@@ -2,10 +2,10 @@
 
 import asyncio
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
-from litestar import Request, Router
-from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar import Router
+from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
 from gatepost.delivery import undelivered as messages
@@ -14,13 +14,19 @@ from gatepost.errors import UnknownMessage
 from gatepost.events import AgentId, EventId
 from gatepost.gateway.api.http_routes import while_connected
 from gatepost.gateway.api.route_decorators import delete, get, post
+from gatepost.gateway.api.route_parameters import (
+    AnyRequest,
+    OptionalFlag,
+    OptionalText,
+    PageSize,
+    PathName,
+    QueryText,
+)
 from gatepost.gateway.batch_commit import commit_until_none
 from gatepost.gateway.core import Core
 from gatepost.journal import Tx
 from gatepost.wire import Count, Replayed, Replays, Seconds, Undelivered, UndeliveredPage
 
-AnyRequest = Request[Any, Any, Any]
-PageSize = Annotated[int, QueryParameter(ge=1, le=1000)]
 EpochMsQuery = Annotated[int | None, QueryParameter(ge=0, le=2**53)]
 
 _OPERATOR = "operator"
@@ -117,18 +123,18 @@ def create_router(core: Core) -> Router:
     @get("/", summary="List messages this gateway gave up, oldest first")
     async def undelivered(
         limit: PageSize = 100,
-        after: FromQuery[str] = "",
-        agent: FromQuery[str | None] = None,
-        reason: FromQuery[str | None] = None,
+        after: QueryText = "",
+        agent: OptionalText = None,
+        reason: OptionalText = None,
         failed_after: EpochMsQuery = None,
         failed_before: EpochMsQuery = None,
-        replayed: FromQuery[bool | None] = None,
+        replayed: OptionalFlag = None,
     ) -> UndeliveredPage:
         wanted = UndeliveredFilter(None, agent, reason, failed_after, failed_before, replayed)
         return await api.find_page(wanted, limit, after)
 
     @get("/{event_id:str}", summary="Show one, with its payload")
-    async def one(event_id: FromPath[str]) -> Undelivered:
+    async def one(event_id: PathName) -> Undelivered:
         return await api.show_message(event_id)
 
     @post("/replay", status_code=200, summary="Send some again, as new events")
@@ -140,7 +146,7 @@ def create_router(core: Core) -> Router:
         return Count(count=await api.discard_messages(data.to_filter()))
 
     @delete("/{event_id:str}", status_code=200, summary="Give one up for good")
-    async def drop(event_id: FromPath[str]) -> Count:
+    async def drop(event_id: PathName) -> Count:
         count = await api.discard_messages(UndeliveredFilter(event_ids=[event_id]))
         if not count:
             raise UnknownMessage(f"no undelivered message {event_id} here")

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from litestar import Request, Response, Router
+from litestar import Response, Router
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.params import FromQuery, JSONBody
 from litestar.response import Stream
 from msgspec import Struct, field
 
@@ -17,6 +17,15 @@ from gatepost.events import AgentId, Envelope, check_agent_id, check_digest, che
 from gatepost.gateway.api.blob_upload import BlobUploads
 from gatepost.gateway.api.operations import Operations, operation_weight
 from gatepost.gateway.api.route_decorators import ERROR_RESPONSES, delete, get, post, put
+from gatepost.gateway.api.route_parameters import (
+    AnyRequest,
+    OptionalFlag,
+    OptionalText,
+    PageSize,
+    PathName,
+    QueryText,
+    WaitSecs,
+)
 from gatepost.journal.outbox import read_journey
 from gatepost.mailbox import browse
 from gatepost.mailbox.dead_letters import DeadLetterFilter
@@ -59,12 +68,6 @@ from gatepost.wire import (
 )
 
 T = TypeVar("T")
-PathName = FromPath[str]
-QueryText = FromQuery[str]
-OptionalText = FromQuery[str | None]
-PageSize = Annotated[int, QueryParameter(ge=1, le=1000)]
-WaitSecs = Annotated[float, QueryParameter(ge=0, le=3600)]
-AnyRequest = Request[Any, Any, Any]
 
 _BATCH_SIZE = msgspec.Meta(min_length=1, max_length=1000)
 _NOT_REACHED_YET = ResponseSpec(
@@ -208,7 +211,7 @@ def _dead_letter_routes(operations: Operations) -> list[Any]:
         after: QueryText = "",
         sender: OptionalText = None,
         reason_contains: OptionalText = None,
-        replayed: FromQuery[bool | None] = None,
+        replayed: OptionalFlag = None,
     ) -> DeadLetters:
         wanted = DeadLetterFilter(sender=sender, reason_contains=reason_contains, replayed=replayed)
         found = await operations.dead_letters.find(check_agent_id(mailbox), wanted, limit, after)

@@ -4,6 +4,7 @@ import hashlib
 import hmac
 
 from gatepost.errors import Unauthorized
+from gatepost.gateway.api.bearer_token import parse_bearer_token
 
 
 class LocalTokenAuth:
@@ -14,9 +15,8 @@ class LocalTokenAuth:
 
     def require_token(self, authorization: str | None) -> None:
         """Raise Unauthorized unless the header carries the token."""
-        scheme, _, token = (authorization or "").partition(" ")
-        matches = hmac.compare_digest(_hash_token(token), self._hash)
-        if scheme.lower() != "bearer" or not matches:
+        token = parse_bearer_token(authorization)
+        if token is None or not hmac.compare_digest(_hash_token(token), self._hash):
             raise Unauthorized("send `Authorization: Bearer` with the token in the state directory")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from litestar import Request
 
-from gatepost.errors import InvalidRequest
+from gatepost.gateway.api.json_input import decode_json
 
 
 class TypedRequest(Request[Any, Any, Any]):
@@ -15,10 +15,7 @@ class TypedRequest(Request[Any, Any, Any]):
     async def json(self) -> Any:
         body = await self.body()
         wanted = self.route_handler.parsed_fn_signature.parameters["data"].annotation
-        try:
-            return _json_decoder(wanted).decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidRequest(str(error)) from None
+        return decode_json(_json_decoder(wanted), body)
 
 
 @lru_cache(64)

@@ -5,12 +5,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
-from litestar import WebSocket
 
 from gatepost.errors import Forbidden, GatepostError
+from gatepost.gateway.api.route_parameters import AnyWebSocket
 from gatepost.wire import Failure
-
-AnyWebSocket = WebSocket[Any, Any, Any]
 
 
 async def refuse_websocket(socket: AnyWebSocket, error: GatepostError) -> None:

@@ -3,9 +3,8 @@
 import asyncio
 from typing import Any
 
-from litestar import WebSocket
-
 from gatepost.gateway.api.frame_session import FrameSession, carry_session
+from gatepost.gateway.api.route_parameters import AnyWebSocket
 
 CLOSE_TOO_LARGE = 1009
 
@@ -13,7 +12,7 @@ CLOSE_TOO_LARGE = 1009
 class WebSocketTransport:
     """Carries one session: one task receives frames, one sends the session's output."""
 
-    def __init__(self, socket: "WebSocket[Any, Any, Any]", max_frame: int) -> None:
+    def __init__(self, socket: AnyWebSocket, max_frame: int) -> None:
         self._socket = socket
         self._max_frame = max_frame
         self._pending = asyncio.Event()

@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from gatepost.delivery import DeliveryCore
 from gatepost.delivery.coordinator import CountedReceipt
 from gatepost.events import KNOWN_KINDS, TRACKED_KINDS, Envelope
+from gatepost.gateway.monitoring.incident_counts import count_incidents
 from gatepost.journal import Tx
 from gatepost.journal.outbox import EventDraft
 from gatepost.journal.writer import JobOutcome
@@ -150,7 +151,6 @@ _SELECT_COUNTS = (
     "SELECT why, count(*) FROM held WHERE event_id IS NOT NULL GROUP BY why",
 )
 _SELECT_READERS = "SELECT node_id, last_seq, acked_seq FROM recipient WHERE node_id <> '*'"
-_COUNT_INCIDENTS = "SELECT class, count(*) FROM incident GROUP BY class"
 
 
 def read_journal_counts(tx: Tx) -> JournalCounts:
@@ -158,9 +158,7 @@ def read_journal_counts(tx: Tx) -> JournalCounts:
         dict(map(_key_and_count, tx.fetch_all(query))) for query in _SELECT_COUNTS
     )
     readers = {row[0]: (row[1], row[2]) for row in tx.fetch_all(_SELECT_READERS)}
-    return JournalCounts(
-        undelivered, open, held, readers, dict(map(_key_and_count, tx.fetch_all(_COUNT_INCIDENTS)))
-    )
+    return JournalCounts(undelivered, open, held, readers, count_incidents(tx))
 
 
 def _key_and_count(row: tuple[str, int]) -> tuple[str, int]:

@@ -7,25 +7,24 @@ the old owner removes its registration, and forwards the mail (delivery/forwardi
 decided from the room and the journal, so it is taken again after a crash.
 """
 
-import asyncio
 import logging
 from typing import Any
 
-from litestar.params import FromPath, JSONBody
+from litestar.params import JSONBody
 
 from gatepost.delivery.transfers import TransferRequest
 from gatepost.errors import (
     Conflict,
     Forbidden,
-    GatepostError,
     InvalidRequest,
     UnknownAgent,
-    UnknownNode,
 )
 from gatepost.events import check_agent_id
 from gatepost.gateway.api.room_views import ClaimRequest, RoomAgentView
 from gatepost.gateway.api.route_decorators import get, post
+from gatepost.gateway.api.route_parameters import PathName
 from gatepost.gateway.peers.record_publisher import RecordPublisher
+from gatepost.gateway.repetition import repeat_forever
 from gatepost.journal import Tx
 from gatepost.journal.audit import record_audit_entry
 from gatepost.room import (
@@ -39,8 +38,6 @@ from gatepost.room import (
 from gatepost.wire import AgentInfo as LocalAgent
 
 log = logging.getLogger(__name__)
-
-PathName = FromPath[str]
 
 _CHECK_SECS = 0.25
 # How often the owner is asked again for an agent that is served here.
@@ -61,14 +58,8 @@ class AgentOwnership:
 
     async def run(self) -> None:
         """Check ownership until cancelled."""
-        while True:
-            try:
-                await self.check_ownership()
-            except GatepostError as error:
-                log.warning("agent ownership was not checked: %s", error.message)
-            except Exception:
-                log.exception("agent ownership was not checked")
-            await asyncio.sleep(_CHECK_SECS)
+        failure = "agent ownership was not checked"
+        await repeat_forever(_CHECK_SECS, self.check_ownership, failure)
 
     async def check_ownership(self) -> None:
         """Answer requests, ask for agents served here, and unregister agents given away."""
@@ -204,8 +195,7 @@ class AgentOwnership:
         own = self._room_view.nodes.get(self._node_id)
         if own is None or not own.is_backbone:
             raise Forbidden("only a backbone node can override an owner; run this on one")
-        if node not in self._room_view.nodes:
-            raise UnknownNode(f"no node {node!r} is in the room; `gatepost nodes` shows all")
+        self._replica.check_members(node)
         await self._core.commit(lambda tx: self._record_override(tx, owned.id, node))
         async with self._publisher.claims_lock:
             owned = self._room_view.agents.get(owned.id, owned)

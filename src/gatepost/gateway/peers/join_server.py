@@ -4,9 +4,8 @@ import asyncio
 import logging
 from typing import Any
 
-from litestar import Request
 from litestar import websocket as websocket_route
-from litestar.params import FromPath, JSONBody
+from litestar.params import JSONBody
 from msgspec.structs import replace
 
 from gatepost.access import AdmittedNode, NodeAdmission, NodeAuthenticator, node_sessions
@@ -18,9 +17,11 @@ from gatepost.errors import (
     RoomViolation,
     Unavailable,
 )
+from gatepost.gateway.api.bearer_token import parse_bearer_token
 from gatepost.gateway.api.connection_guard import ConnectionGuard
 from gatepost.gateway.api.route_decorators import get, post
-from gatepost.gateway.api.websocket_handshake import AnyWebSocket, check_origin, refuse_websocket
+from gatepost.gateway.api.route_parameters import AnyRequest, AnyWebSocket, PathName
+from gatepost.gateway.api.websocket_handshake import check_origin, refuse_websocket
 from gatepost.gateway.api.websocket_transport import CLOSE_TOO_LARGE
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.peers import welcome_header
@@ -31,8 +32,6 @@ from gatepost.gateway.peers.welcome_header import SUBPROTOCOL, TICKET_PREFIX, We
 from gatepost.room import CONTROL_ROOM, AdmissionLink, InviteRecord, claim_key
 
 log = logging.getLogger(__name__)
-
-AnyRequest = Request[Any, Any, Any]
 
 CHALLENGE_PATH = "/ansible/auth/challenge"
 EXCHANGE_PATH = "/ansible/auth/exchange"
@@ -78,7 +77,7 @@ class JoinServer:
             await refuse_websocket(socket, error)
             return
         try:
-            await self._host_connection(socket, admitted)
+            await self._serve_connection(socket, admitted)
         finally:
             self._core.submit(lambda tx: node_sessions.close_node_session(tx, admitted.session_id))
 
@@ -92,7 +91,7 @@ class JoinServer:
             raise Unavailable("too many connections", retry_after=1.0)
         return await self._core.commit(lambda tx: self._admission.redeem_ticket(tx, ticket))
 
-    async def _host_connection(self, socket: AnyWebSocket, admitted: AdmittedNode) -> None:
+    async def _serve_connection(self, socket: AnyWebSocket, admitted: AdmittedNode) -> None:
         room, awareness = self._replica.current_room, self._replica.awareness
         identity = (admitted.node_id, admitted.public_key)
         connection = PeerConnection(
@@ -206,7 +205,7 @@ def create_routes(server: JoinServer) -> list[Any]:
         return await server.issue_ticket(data)
 
     @websocket_route(ROOM_PATH + "/{room:str}")
-    async def room_socket(socket: AnyWebSocket, room: FromPath[str]) -> None:
+    async def room_socket(socket: AnyWebSocket, room: PathName) -> None:
         await server.serve_socket(socket, room)
 
     return [challenge, exchange, room_socket]
@@ -214,9 +213,8 @@ def create_routes(server: JoinServer) -> list[Any]:
 
 def _read_ticket(socket: AnyWebSocket) -> str:
     """Read the ticket from the header, or from the subprotocols if a client cannot set it."""
-    scheme, _, value = (socket.headers.get("authorization") or "").partition(" ")
-    if scheme.lower() == "bearer" and value:
-        return value.strip()
+    if ticket := parse_bearer_token(socket.headers.get("authorization")):
+        return ticket.strip()
     for each in _offered_subprotocols(socket):
         if each.startswith(TICKET_PREFIX):
             return each.removeprefix(TICKET_PREFIX)

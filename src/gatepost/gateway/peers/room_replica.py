@@ -19,6 +19,7 @@ from gatepost.errors import (
     Forbidden,
     JournalCorrupt,
     Unavailable,
+    UnknownNode,
 )
 from gatepost.gateway.core import Core
 from gatepost.gateway.peers import own_records
@@ -189,6 +190,12 @@ class RoomReplica:
         if self.room is None:
             raise Conflict("this gateway is in no room yet; `gatepost invite` or `gatepost join`")
         return self.room
+
+    def check_members(self, *nodes: str) -> None:
+        """Raise UnknownNode unless all these nodes are in the room."""
+        for node in nodes:
+            if node not in self.current_room.effective.nodes:
+                raise UnknownNode(f"no node {node!r} is in the room; `gatepost nodes` shows all")
 
     def check_welcome(self, welcome: Welcome, issuer_key: bytes) -> None:
         """Raise Forbidden unless the peer admits this node by it, or we are in its room already."""
