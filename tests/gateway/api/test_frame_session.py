@@ -198,7 +198,7 @@ async def test_a_failing_journal_does_not_keep_a_session_from_closing(
         peer = Peer(operations)
         peer.send({"op": "subscribe", "mailbox": "b"}, {"op": "subscribe", "mailbox": "c"})
         await peer.heard(2)
-        waiters = [each.waiter for each in peer.session._subscriptions.values()]
+        waiters = [each.waiter for each in peer.session._subscriptions._by_mailbox.values()]
         monkeypatch.setattr(operations.core.writer, "failure", "broken")
         peer.session.close()
         assert [waiter and waiter.gone for waiter in waiters] == [True, True]

@@ -11,18 +11,16 @@ from functools import partial
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
 
 from gatepost.errors import GatepostError, InvalidRequest, Unavailable
+from gatepost.gateway.api.json_input import decode_json
 from gatepost.gateway.api.operations import Operations, operation_weight
-from gatepost.journal import Tx
-from gatepost.mailbox import Waiter
+from gatepost.gateway.api.session_subscriptions import SessionSubscriptions
 from gatepost.wire import (
     AnyAnswer,
     Await,
     Deliver,
     Dequeue,
-    Done,
     Failed,
     Failure,
     LeasedMessage,
@@ -45,22 +43,14 @@ _LARGE_READS = (Peek, PeekDeadLetter)
 
 OperationBatch = Annotated[list[Operation], msgspec.Meta(max_length=4096)]
 
-_frame_decoder = msgspec.json.Decoder(Operation | OperationBatch)
+_frame_decoder: msgspec.json.Decoder[Op | list[Op]] = msgspec.json.Decoder(
+    Operation | OperationBatch
+)
 _reply_encoder = msgspec.json.Encoder()
 
 
 def read_frame(frame: bytes | str) -> Op | list[Op]:
-    try:
-        ops: Op | list[Op] = _frame_decoder.decode(frame)
-        return ops
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"bad frame: {error}") from None
-
-
-class Subscription(Struct, eq=False):
-    """A subscription. The subscribing transaction sets `waiter`, before any later transaction."""
-
-    waiter: Waiter | None = None
+    return decode_json(_frame_decoder, frame, "bad frame: ")
 
 
 class FrameSession:
@@ -72,7 +62,9 @@ class FrameSession:
         self._wake = wake
         self._replies: list[AnyAnswer] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._subscriptions: dict[str, Subscription] = {}
+        self._subscriptions = SessionSubscriptions(
+            self._core, self._push_messages, self._finish_planned
+        )
         self._unanswered = 0
         self._closed = False
         self._has_capacity = _set_event()
@@ -117,11 +109,7 @@ class FrameSession:
         self._closed = True
         for task in self._tasks:
             task.cancel()
-        for subscription in self._subscriptions.values():
-            if subscription.waiter is not None:
-                subscription.waiter.gone = True
-            self._core.submit(partial(self._leave_waiters, subscription))
-        self._subscriptions.clear()
+        self._subscriptions.close()
 
     # -- operations
 
@@ -143,9 +131,9 @@ class FrameSession:
                 plan, partial(self._finish_planned, op.id), operation_weight(op)
             )
         elif isinstance(op, Subscribe):
-            self._subscribe_mailbox(op)
+            self._subscriptions.subscribe(op)
         elif isinstance(op, Unsubscribe):
-            self._unsubscribe_mailbox(op)
+            self._subscriptions.unsubscribe(op)
         elif _is_waiting(op):
             self._start_waiting(op)
         else:
@@ -209,49 +197,6 @@ class FrameSession:
     def _release_capacity(self) -> None:
         if self._unanswered < _MAX_UNANSWERED:
             self._has_capacity.set()
-
-    def _subscribe_mailbox(self, op: Subscribe) -> None:
-        if op.mailbox in self._subscriptions:
-            raise InvalidRequest(f"this connection already listens to {op.mailbox}")
-        consumer = op.consumer or f"session:{self._core.clock.random(8).hex()}"
-        push = partial(self._push_messages, op.mailbox)
-        subscription = Subscription()
-
-        def join_waiters(tx: Tx) -> list[LeasedMessage]:
-            box = self._core.dispatcher.mailbox_ref(tx, op.mailbox)
-            waiter = Waiter(box, consumer, op.credit, push)
-            again = self._core.dispatcher.add_waiter(tx, waiter)
-            subscription.waiter = waiter
-            return again
-
-        self._core.writer.submit(join_waiters, partial(self._finish_subscribe, op))
-        self._subscriptions[op.mailbox] = subscription
-
-    def _finish_subscribe(
-        self, op: Subscribe, again: list[LeasedMessage], error: GatepostError | None
-    ) -> None:
-        if error is not None:
-            self._subscriptions.pop(op.mailbox, None)
-        self._finish_planned(op.id, Done(re=op.id), error)
-        if again:
-            self._push_messages(op.mailbox, again)
-
-    def _unsubscribe_mailbox(self, op: Unsubscribe) -> None:
-        subscription = self._subscriptions.get(op.mailbox)
-        if subscription is None:
-            raise InvalidRequest(f"this connection does not listen to {op.mailbox}")
-
-        def give_up(tx: Tx) -> AnyAnswer:
-            if subscription.waiter is not None:
-                self._core.dispatcher.release_waiter(tx, subscription.waiter)
-            return Done(re=op.id)
-
-        self._core.writer.submit(give_up, partial(self._finish_planned, op.id))
-        del self._subscriptions[op.mailbox]
-
-    def _leave_waiters(self, subscription: Subscription, tx: Tx) -> None:
-        if subscription.waiter is not None:
-            self._core.dispatcher.remove_waiter(tx, subscription.waiter)
 
     def _push_messages(self, mailbox: str, messages: list[LeasedMessage]) -> None:
         self._queue_reply(Deliver(mailbox=mailbox, messages=messages))
