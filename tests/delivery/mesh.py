@@ -40,21 +40,21 @@ class Gate:
         self.relays = relays
         self.key = NodeKey.generate(clock)
         self.connection = open_memory_journal()
-        self.lives = 0
+        self.incarnations = 0
         self.directory = RoutingDirectory()
         self._window = WINDOW
         self.backbone = {id} if relays else set()
         self.start(1)
 
     def start(self, first_seq: int | None = None) -> None:
-        """Come up with the journal there is; with `first_seq` it is a new life of it."""
+        """Come up with the journal there is; with `first_seq` it is a new incarnation of it."""
         if first_seq is not None:
-            self.lives += 1
-            # A life in which nothing was written leaves no trace.
+            self.incarnations += 1
+            # An incarnation in which nothing was written leaves no trace.
             self.connection.execute("DELETE FROM incarnation WHERE first_seq >= ?", (first_seq,))
-            row = (f"{self.id}-{self.lives}", first_seq)
+            row = (f"{self.id}-{self.incarnations}", first_seq)
             self.connection.execute("INSERT INTO incarnation VALUES (?, ?)", row)
-        self.node = LocalNode(self.id, f"{self.id}-{self.lives}", self.key, self.clock)
+        self.node = LocalNode(self.id, f"{self.id}-{self.incarnations}", self.key, self.clock)
         self.core = core = build_core(self.node, RetryPolicy(), MailboxPolicy())
         self.agents = core.agents
         self.coordinator = core.coordinator
@@ -86,7 +86,7 @@ class Gate:
         self.peers.settings = replace(self.peers.settings, window_bytes=window)
 
     def restore(self, backup: apsw.Connection) -> None:
-        """Start a new life from a backup."""
+        """Start a new incarnation from a backup."""
         self.connection = backup
         self.start(self.value("SELECT coalesce(max(last_seq), 0) + 1 FROM head"))
 

@@ -66,7 +66,7 @@ async def test_a_reply_is_mail_for_the_sender(post: Post) -> None:
     )
 
 
-async def test_a_reply_for_a_caller_who_waits_is_no_mail(post: Post) -> None:
+async def test_a_reply_for_a_caller_that_waits_is_no_mail(post: Post) -> None:
     sent = await post.send("question", replies="caller")
     waiting = asyncio.create_task(post.status(sent.event_id, 10))
     await asyncio.sleep(0.05)
@@ -85,7 +85,7 @@ async def test_a_reply_to_somebody_unregistered_is_kept_with_the_status(post: Po
     assert await post.take("stranger") == []
 
 
-async def test_an_ack_whose_reply_finds_no_room_changes_nothing(post: Post) -> None:
+async def test_an_ack_whose_reply_meets_a_full_mailbox_changes_nothing(post: Post) -> None:
     await post.send()
     (mail,) = await post.take()
     for n in range(5):
@@ -97,7 +97,7 @@ async def test_an_ack_whose_reply_finds_no_room_changes_nothing(post: Post) -> N
     await post.ack(mail, "answer")
 
 
-async def test_nothing_is_sent_to_nobody(post: Post) -> None:
+async def test_a_message_to_an_unknown_agent_is_an_error(post: Post) -> None:
     with pytest.raises(UnknownAgent):
         await post.send(to_agent="nobody")
     assert await post.outbox() == []

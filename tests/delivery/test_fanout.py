@@ -1,4 +1,4 @@
-"""One message for several: copies of its own for each, and each for itself."""
+"""One message for several agents: each gets a copy of its own."""
 
 import pytest
 from msgspec import Raw
@@ -53,7 +53,7 @@ def test_a_star_is_everybody_but_the_sender(mesh: Mesh) -> None:
     assert [copy.to_agent for copy in sent.copies] == ["B", "C", "local"]
 
 
-def test_a_star_leaves_out_whom_nobody_answers_for(mesh: Mesh) -> None:
+def test_a_star_leaves_out_agents_without_an_owner(mesh: Mesh) -> None:
     a = mesh["a"]
     a.see(RoutingDirectory(a.directory.gateways, {**a.directory.agents, "gone": AgentHome(None)}))
     sent = _send(a, _new("*"))

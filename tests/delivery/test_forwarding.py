@@ -79,7 +79,7 @@ def test_the_reply_finds_its_way_back(world: World, a: Box, c: Box) -> None:
     )
 
 
-def test_what_went_wrong_is_passed_on_as_it_is(world: World, a: Box, b: Box, c: Box) -> None:
+def test_a_failed_turn_is_reported_as_it_is(world: World, a: Box, b: Box, c: Box) -> None:
     sent = a.send("job")
     world.flow()
     world.moves("c")
@@ -91,7 +91,7 @@ def test_what_went_wrong_is_passed_on_as_it_is(world: World, a: Box, b: Box, c: 
     assert dead == [], "it lies where the agent lives"
 
 
-def test_what_nobody_took_in_time_is_told_as_that(world: World, a: Box, c: Box) -> None:
+def test_forwarded_mail_that_expires_is_reported_as_expired(world: World, a: Box, c: Box) -> None:
     sent = a.send("job", ttl_secs=20)
     world.flow()
     world.moves("c")
@@ -102,7 +102,7 @@ def test_what_nobody_took_in_time_is_told_as_that(world: World, a: Box, c: Box) 
     assert (a.status(sent).state, a.status(sent).outcome) == ("processed", "expired")
 
 
-def test_order_holds_between_what_is_handed_over_and_what_comes_straight(
+def test_order_holds_between_forwarded_mail_and_mail_that_comes_straight(
     world: World, a: Box, c: Box
 ) -> None:
     for n in range(5):
@@ -157,7 +157,7 @@ def test_mail_a_consumer_has_in_hand_is_left_to_it(world: World, a: Box, b: Box,
     assert {a.status(each).outcome for each in sent} == {"ok"}
 
 
-def test_mail_whose_consumer_never_came_back_is_handed_over_when_its_lease_ends(
+def test_mail_whose_consumer_never_came_back_is_forwarded_when_its_lease_ends(
     world: World, a: Box, b: Box, c: Box
 ) -> None:
     b.dispatcher.policy = replace(b.dispatcher.policy, max_retries=1, base_backoff=0)
@@ -186,7 +186,7 @@ def test_plain_mail_is_forwarded_as_an_event(world: World, b: Box, c: Box) -> No
 
 
 @pytest.mark.parametrize("killed", ["b", "c"])
-def test_a_gateway_that_restarts_at_any_moment_hands_over_once(world: World, killed: str) -> None:
+def test_a_gateway_that_restarts_at_any_moment_forwards_once(world: World, killed: str) -> None:
     a, b, c = (world.boxes[id] for id in "abc")
     sent = [a.send("job", n) for n in range(20)]
     world.flow()
@@ -244,7 +244,7 @@ def test_mail_that_arrives_late_is_refused_as_moved_and_follows(
     assert {a.status(each).outcome for each in sent} == {"ok"}
 
 
-def test_who_asks_again_while_mail_is_elsewhere_is_not_told_that_it_was_processed(
+def test_a_status_request_while_mail_is_forwarded_is_not_answered_with_processed(
     world: World, a: Box, b: Box, c: Box
 ) -> None:
     sent = a.send("job")
@@ -298,7 +298,7 @@ def test_a_reply_taken_together_with_a_message_that_is_refused_is_not_sent_to_bo
     assert b.status(sent).outcome == "ok"
 
 
-def test_a_standby_keeps_what_it_took(world: World, a: Box, b: Box) -> None:
+def test_a_standby_keeps_the_mail_it_accepted(world: World, a: Box, b: Box) -> None:
     a.send("job", 1)
     world.flow()
     b.run(lambda tx: b.agents.register(tx, "job", standby=True))
@@ -333,7 +333,9 @@ def test_a_large_payload_follows_as_a_blob_and_one_that_is_gone_is_told_of(
     assert payloads(c.take()) == ["last"], "nothing waits for it"
 
 
-def test_what_a_gateway_accepted_of_itself_keeps_its_place(world: World, b: Box, c: Box) -> None:
+def test_a_local_event_that_is_forwarded_keeps_its_pair_number(
+    world: World, b: Box, c: Box
+) -> None:
     world.moves("c")
     first = b.send("job", 1, "bo")
     world.flow()
@@ -352,7 +354,7 @@ def test_what_a_gateway_accepted_of_itself_keeps_its_place(world: World, b: Box,
     assert b.status(second).state == "processed"
 
 
-def test_what_is_urgent_stays_urgent(world: World, a: Box, b: Box, c: Box) -> None:
+def test_forwarded_mail_keeps_its_priority(world: World, a: Box, b: Box, c: Box) -> None:
     new = NewSend("bo", "job", payload=Raw(b"1"), priority=7)
     a.run(lambda tx: a.coordinator.send(tx, new, fingerprint_send(new)))
     b.run(lambda tx: b.coordinator.send(tx, new, fingerprint_send(new)))
@@ -363,7 +365,7 @@ def test_what_is_urgent_stays_urgent(world: World, a: Box, b: Box, c: Box) -> No
     assert [message.event is not None for message in c.take()] == [True, True]
 
 
-def test_nothing_is_handed_to_a_gateway_that_is_not_in_the_room(world: World, b: Box) -> None:
+def test_nothing_is_forwarded_to_a_gateway_that_is_not_in_the_room(world: World, b: Box) -> None:
     b.send("job", 1, "bo")
     world.move("stranger")
     world.know("b")
@@ -371,7 +373,7 @@ def test_nothing_is_handed_to_a_gateway_that_is_not_in_the_room(world: World, b:
     assert b.waiting() == 1
 
 
-def test_what_nobody_can_take_is_a_dead_letter_at_once(world: World, a: Box) -> None:
+def test_a_message_no_node_can_take_is_a_dead_letter_at_once(world: World, a: Box) -> None:
     world.move("stranger")
     world.know("a")
     sent = a.send("job", {"keep": "me"}, idempotency_key="k")

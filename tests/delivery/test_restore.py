@@ -1,4 +1,4 @@
-"""Coming back from a backup: a new life, in which nothing is done twice and nothing is lost."""
+"""Coming back from a backup: a new incarnation, in which nothing is done twice or lost."""
 
 from typing import Any
 
@@ -32,15 +32,15 @@ def _link(mesh: Mesh) -> Wire:
 
 
 def _restore(mesh: Mesh, gate: Gate, backup: apsw.Connection) -> None:
-    """As the command does it: a new life and the quarantine, before anything else happens."""
+    """As the command does it: a new incarnation and the quarantine, before anything else."""
     for wire in list(mesh.wires):
         if gate in (wire.one.gate, wire.other.gate):
             wire.cut()
     gate.connection = backup
-    gate.lives += 1
-    life = f"{gate.id}-{gate.lives}"
+    gate.incarnations += 1
+    incarnation = f"{gate.id}-{gate.incarnations}"
     bare = Writer(backup, gate.clock, lambda outcomes: None)
-    _run(bare, lambda tx: restore.begin_incarnation(tx, life, LEAP))
+    _run(bare, lambda tx: restore.begin_incarnation(tx, incarnation, LEAP))
     gate.start()
     quiet = Writer(backup, gate.clock, lambda outcomes: None, participants=(gate.outbox,))
     while _run(quiet, lambda tx: restore.quarantine(tx, gate.core, 2)):
@@ -71,7 +71,7 @@ def _nothing_open(mesh: Mesh) -> bool:
     )
 
 
-def test_a_new_life_goes_on_behind_the_backup(mesh: Mesh) -> None:
+def test_a_new_incarnation_goes_on_behind_the_backup(mesh: Mesh) -> None:
     _link(mesh)
     a, b = mesh["a"], mesh["b"]
     a.send(b)
@@ -79,13 +79,13 @@ def test_a_new_life_goes_on_behind_the_backup(mesh: Mesh) -> None:
     backup = b.backup()
     last = b.value("SELECT max(last_seq) FROM head")
     _restore(mesh, b, backup)
-    lives = b.rows("SELECT id, first_seq FROM incarnation ORDER BY first_seq")
-    assert lives == [("b-1", 1), ("b-2", last + 1)]
+    incarnations = b.rows("SELECT id, first_seq FROM incarnation ORDER BY first_seq")
+    assert incarnations == [("b-1", 1), ("b-2", last + 1)]
     facts = dict(b.rows("SELECT name, value FROM fact WHERE name IN ('incarnation', 'leap')"))
     assert facts == {"incarnation": "b-2", "leap": LEAP}
 
 
-def test_a_life_without_events_leaves_no_trace(mesh: Mesh) -> None:
+def test_an_incarnation_without_events_leaves_no_trace(mesh: Mesh) -> None:
     b = mesh["b"]
     before = b.backup()
     _restore(mesh, b, before)
@@ -109,7 +109,7 @@ def test_mail_that_waits_or_is_in_flight_becomes_dead_letters(mesh: Mesh) -> Non
     assert states == [("processed", "dead_letter", RESTORED)] * len(sent)
 
 
-def test_what_was_done_since_the_backup_is_not_done_again(mesh: Mesh) -> None:
+def test_work_done_since_the_backup_is_not_done_again(mesh: Mesh) -> None:
     _link(mesh)
     a, b = mesh["a"], mesh["b"]
     a.send(b)
@@ -133,7 +133,7 @@ def test_what_was_done_since_the_backup_is_not_done_again(mesh: Mesh) -> None:
     assert a.state(after) == "processed"
 
 
-def test_what_was_taken_since_the_backup_is_given_up_by_its_sender(mesh: Mesh) -> None:
+def test_an_event_taken_since_the_backup_is_given_up_by_its_sender(mesh: Mesh) -> None:
     _link(mesh)
     a, b = mesh["a"], mesh["b"]
     backup = b.backup()
@@ -152,8 +152,8 @@ def test_what_was_taken_since_the_backup_is_given_up_by_its_sender(mesh: Mesh) -
     assert _nothing_open(mesh)
 
 
-def test_a_pair_that_went_elsewhere_meanwhile_does_not_wait_for_what_is_lost() -> None:
-    """Numbers 1 and 2 were done by a life that is lost; 3 is on its way, and 4 goes elsewhere."""
+def test_a_pair_that_went_elsewhere_meanwhile_does_not_wait_for_lost_numbers() -> None:
+    """A lost incarnation did numbers 1 and 2; 3 is under way, and 4 goes elsewhere."""
     mesh = Mesh("a", "b", "c")
     a, b, c = mesh["a"], mesh["b"], mesh["c"]
     c.do(lambda tx: c.agents.register(tx, "B"))
@@ -179,7 +179,7 @@ def test_a_pair_that_went_elsewhere_meanwhile_does_not_wait_for_what_is_lost() -
 
 
 def test_a_retry_after_the_restore_does_not_bring_it_back(mesh: Mesh) -> None:
-    """The first of its events was heard by the lost life, a later one was not."""
+    """The first of its events was heard by the lost incarnation, a later one was not."""
     wire = _link(mesh)
     a, b = mesh["a"], mesh["b"]
     backup = b.backup()
@@ -199,7 +199,7 @@ def test_a_retry_after_the_restore_does_not_bring_it_back(mesh: Mesh) -> None:
     assert _undelivered(a) == [("owner_restored", "refused: resend")]
 
 
-def test_what_is_held_goes_back_to_its_senders_judgement(mesh: Mesh) -> None:
+def test_a_held_event_goes_back_to_its_senders_judgement(mesh: Mesh) -> None:
     _link(mesh)
     a, b = mesh["a"], mesh["b"]
     blob = (DIGEST, b"k" * 32, 10, mesh.clock.now())
@@ -219,7 +219,7 @@ def test_what_is_held_goes_back_to_its_senders_judgement(mesh: Mesh) -> None:
 
 
 def test_open_deliveries_are_asked_about_and_learn_the_truth(mesh: Mesh) -> None:
-    """The sender is restored: its owner did the work, and told a life that is lost."""
+    """The sender is restored: its owner did the work, and told an incarnation that is lost."""
     _link(mesh)
     a, b = mesh["a"], mesh["b"]
     done, waits = a.send(b).event_id, a.send(b).event_id
@@ -241,7 +241,7 @@ def test_open_deliveries_are_asked_about_and_learn_the_truth(mesh: Mesh) -> None
     assert len(b.mail()) == 2, "nothing came twice"
 
 
-def test_a_restored_sender_uses_numbers_again_and_nobody_waits(mesh: Mesh) -> None:
+def test_a_restored_sender_uses_numbers_again_and_no_receiver_waits(mesh: Mesh) -> None:
     _link(mesh)
     a, b = mesh["a"], mesh["b"]
     a.send(b)
@@ -259,8 +259,10 @@ def test_a_restored_sender_uses_numbers_again_and_nobody_waits(mesh: Mesh) -> No
     assert {a.state(id) for id in new} == {"processed"}
 
 
-def test_an_event_of_an_earlier_life_does_not_keep_a_number_from_its_place(mesh: Mesh) -> None:
-    """Both lives have a number 2 that has to be held, and neither is lost."""
+def test_an_event_of_an_earlier_incarnation_does_not_take_the_place_of_a_new_one(
+    mesh: Mesh,
+) -> None:
+    """Both incarnations have a number 2 that has to be held, and neither is lost."""
     _link(mesh)
     a, b = mesh["a"], mesh["b"]
     blob = (DIGEST, b"k" * 32, 10, mesh.clock.now())
@@ -304,7 +306,7 @@ def test_an_offer_that_was_confirmed_since_is_not_offered_again() -> None:
     assert c.mail() == []
 
 
-def test_an_offer_of_an_earlier_life_that_is_held_stops_nobody() -> None:
+def test_a_held_offer_of_an_earlier_incarnation_stops_no_other_event() -> None:
     """Nobody would ever confirm it, and what is no offer waits for offers before it."""
     mesh = Mesh("a", "b", "c")
     a, b, c = mesh["a"], mesh["b"], mesh["c"]
@@ -330,7 +332,7 @@ def test_an_offer_of_an_earlier_life_that_is_held_stops_nobody() -> None:
     assert b.value("SELECT held + offered FROM inbox_pair WHERE source = 'a'") == 0
 
 
-def test_what_may_have_been_used_since_is_good_no_more(mesh: Mesh) -> None:
+def test_invites_sessions_and_tickets_are_void_after_a_restore(mesh: Mesh) -> None:
     b = mesh["b"]
 
     def fill(tx: Tx) -> None:

@@ -1,4 +1,4 @@
-"""What is forgotten, what is kept, and for whom the outbox waits."""
+"""Retention: rows that are forgotten, rows that are kept, and readers the outbox waits for."""
 
 from typing import Any
 
@@ -99,7 +99,7 @@ def test_an_event_is_remembered_until_its_sender_has_read_the_receipt(mesh: Mesh
     assert _inbox(b) == 0
 
 
-def test_what_nobody_decides_about_is_let_go_when_its_time_is_over(mesh: Mesh) -> None:
+def test_an_undecided_event_is_let_go_when_it_expires(mesh: Mesh) -> None:
     a, b = mesh["a"], mesh["b"]
     blob = (DIGEST, b"k" * 32, 10, mesh.clock.now())
     a.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, ?)", blob))
@@ -161,7 +161,7 @@ def test_a_reader_that_comes_back_says_how_far_it_is(mesh: Mesh) -> None:
     assert a.do(bounds.read_through) is None
 
 
-def test_the_outbox_keeps_what_an_open_delivery_may_have_to_send_again(mesh: Mesh) -> None:
+def test_the_outbox_keeps_events_an_open_delivery_may_have_to_send_again(mesh: Mesh) -> None:
     a, b = mesh["a"], mesh["b"]
     bounds = _bounds(a)
     assert a.do(bounds.lowest_open) is None
@@ -213,7 +213,7 @@ def test_a_member_that_is_there_is_never_cut_off(mesh: Mesh) -> None:
     assert a.do(_bounds(a).cut_off_readers) == []
 
 
-def test_a_member_for_whom_there_is_nothing_needs_nothing(mesh: Mesh) -> None:
+def test_a_member_without_events_needs_nothing(mesh: Mesh) -> None:
     a = mesh["a"]
     _away(a, "b")
     a.send(a)

@@ -11,7 +11,7 @@ from tests.delivery.post import Post
 pytestmark = pytest.mark.anyio
 
 
-async def test_whoever_waits_hears_of_the_end_once_and_is_forgotten(post: Post) -> None:
+async def test_a_waiting_caller_hears_of_the_end_once_and_is_forgotten(post: Post) -> None:
     sent = await post.send()
     waiting = [asyncio.create_task(post.status(sent.event_id, 10)) for _ in range(3)]
     await asyncio.sleep(0.05)
@@ -20,7 +20,7 @@ async def test_whoever_waits_hears_of_the_end_once_and_is_forgotten(post: Post) 
     assert post.core.delivery.sent._waiting == {}
 
 
-async def test_who_stops_waiting_leaves_nothing_behind(post: Post) -> None:
+async def test_a_caller_that_stops_waiting_leaves_nothing_behind(post: Post) -> None:
     sent = await post.send()
     await post.status(sent.event_id)
     await post.status(sent.event_id, 0.01)
@@ -34,7 +34,7 @@ async def test_who_stops_waiting_leaves_nothing_behind(post: Post) -> None:
     assert post.core.delivery.sent._waiting == {}
 
 
-async def test_a_group_that_fails_wakes_nobody_and_forgets_no_one(
+async def test_a_group_that_fails_wakes_no_caller_and_forgets_none(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = await post.send()

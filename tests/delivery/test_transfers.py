@@ -32,7 +32,7 @@ def requests(box: Box) -> list[tuple[str, str, bool]]:
     return [(row.agent, row.node, row.take_over) for row in rows]
 
 
-def test_who_hosts_an_agent_of_another_asks_for_it(world: World, b: Box, c: Box) -> None:
+def test_a_node_that_hosts_an_agent_of_another_asks_for_it(world: World, b: Box, c: Box) -> None:
     assert c.run(lambda tx: c.core.transfers.ask_owner(tx, "job")) == "b"
     world.flow()
     assert requests(b) == [("job", "c", False)]
@@ -43,7 +43,7 @@ def test_who_hosts_an_agent_of_another_asks_for_it(world: World, b: Box, c: Box)
     assert requests(b) == [("job", "c", True)], "it is not forgotten"
 
 
-def test_who_keeps_an_agent_says_so(world: World, b: Box, c: Box) -> None:
+def test_an_owner_that_keeps_its_agent_refuses(world: World, b: Box, c: Box) -> None:
     c.run(lambda tx: c.core.transfers.ask_owner(tx, "job"))
     world.flow()
     (request,) = b.run(b.core.transfers.requests)
@@ -55,6 +55,6 @@ def test_who_keeps_an_agent_says_so(world: World, b: Box, c: Box) -> None:
     assert c.core.transfers.refused == {}
 
 
-def test_nobody_asks_for_what_is_its_own_or_nobodys(b: Box) -> None:
+def test_an_agent_without_another_owner_is_not_asked_for(b: Box) -> None:
     assert b.run(lambda tx: b.core.transfers.ask_owner(tx, "job")) is None
     assert b.run(lambda tx: b.core.transfers.ask_owner(tx, "nobody")) is None

@@ -1,4 +1,4 @@
-"""What a sender gave up: why it may be sent again, and why not."""
+"""Undelivered messages: when they may be replayed, and when not."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ def _deaf(frame: AnyFrame) -> AnyFrame | None:
     return None if isinstance(frame, EventsFrame) else frame
 
 
-def test_what_expired_before_it_was_sent_is_sent_again_as_a_new_event(mesh: Mesh) -> None:
+def test_a_message_that_expired_before_it_was_sent_is_replayed_as_a_new_event(mesh: Mesh) -> None:
     a, b = mesh["a"], mesh["b"]
     _away(mesh, "b")
     sent = a.send(b, b'"hi"', ttl_secs=60)
@@ -105,7 +105,7 @@ def test_one_that_was_replayed_is_not_replayed_again_by_mistake(mesh: Mesh) -> N
     assert str(first.as_event) in error.message
 
 
-def test_what_its_owner_may_have_taken_needs_force(mesh: Mesh) -> None:
+def test_a_message_its_owner_may_have_taken_needs_force(mesh: Mesh) -> None:
     a, b = mesh["a"], mesh["b"]
     wire = mesh.link("a", "b")
     mesh.flow()
@@ -174,7 +174,7 @@ def test_a_refusal_is_a_verdict(mesh: Mesh) -> None:
     assert is_safe_to_replay(message.reason, message.verdict)
 
 
-def test_what_was_held_when_its_sender_gave_up_is_said_to_be_untouched(mesh: Mesh) -> None:
+def test_a_held_event_is_reported_as_untouched_when_its_sender_gives_up(mesh: Mesh) -> None:
     a, b = mesh["a"], mesh["b"]
     key = (DIGEST, b"k" * 32, 10, mesh.clock.now())
     a.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, ?)", key))
@@ -209,7 +209,7 @@ def test_what_was_held_when_its_sender_gave_up_is_said_to_be_untouched(mesh: Mes
         ("expired", "restored from a backup", False),
     ],
 )
-def test_what_is_safe_to_replay(reason: str, verdict: str | None, safe: bool) -> None:
+def test_which_verdicts_are_safe_to_replay(reason: str, verdict: str | None, safe: bool) -> None:
     assert is_safe_to_replay(reason, verdict) is safe
 
 

@@ -209,7 +209,7 @@ def test_traffic_has_all_that_happens_to_messages(right: Made) -> None:
     decisions = Counter(event["route_decision"] for event in every)
     assert all(decisions[d] for d in ("owner", "local", "retry", "fallback", "moved"))
     signals = Counter(event["signal"] for event in every)
-    assert all(signals[s] for s in ("confirm", "withdraw", "settled"))
+    assert all(signals[s] for s in ("confirm", "withdraw", "pair_closed"))
     assert {e["outcome"] for e in every} == {"ok", "failed", "dead_letter", "expired", None}
     assert {e["reason"] for e in every if e["kind"] == "dead_letter"} == {"expired", "refused"}
     assert any(event["blob_size"] for event in every)

@@ -3,7 +3,7 @@
 A mutant is applied to the real code for as long as its context lasts.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -14,7 +14,8 @@ from gatepost.delivery.links.blob_fetch import BlobFetch, BlobFetcher
 from gatepost.delivery.links.peer_links import PeerLinks
 from gatepost.delivery.links.relay_reader import RelayReaderPart
 from gatepost.delivery.receiver.cursors import OutboxCursor
-from gatepost.events import Blob, BlobStore, Envelope, decode_event
+from gatepost.errors import ChainError, LinkError
+from gatepost.events import Blob, BlobStore, ChainHead, Envelope, decode_event, extend_chain
 from gatepost.journal import Tx
 
 LinkMutant = AbstractContextManager[Any]
@@ -24,6 +25,8 @@ def relay_proof_not_checked() -> LinkMutant:
     """A relay is believed, whatever it sends."""
 
     def believe(frame: EventsFrame, incarnations: Any, key: bytes) -> list[Envelope]:
+        if not frame.events:
+            raise LinkError("a frame has no events")
         return [decode_event(body) for body in frame.events]
 
     return patch.object(relay_reader, "check_relayed_events", believe)
@@ -31,7 +34,15 @@ def relay_proof_not_checked() -> LinkMutant:
 
 def relay_signature_not_checked() -> LinkMutant:
     """Digests and chain have to agree, but nobody looks who signed them."""
-    return patch.object(proof, "verify_group", lambda *_: None)
+
+    def agree(previous: bytes, digests: Sequence[bytes], head: ChainHead, key: bytes) -> None:
+        if (
+            len(digests) != head.last - head.first + 1
+            or extend_chain(previous, digests) != head.chain
+        ):
+            raise ChainError("digests and chain do not agree")
+
+    return patch.object(proof, "verify_group", agree)
 
 
 def relay_incarnations_not_checked() -> LinkMutant:
@@ -109,18 +120,19 @@ def nothing_read_elsewhere() -> LinkMutant:
     return patch.object(PeerLinks, "_read_elsewhere", lambda self, peer: None)
 
 
-LINK_MUTANTS: dict[str, Callable[[], LinkMutant]] = {
-    mutant.__name__: mutant
-    for mutant in (
-        relay_proof_not_checked,
-        relay_signature_not_checked,
-        relay_incarnations_not_checked,
-        relay_gap_not_checked,
-        replica_loses_rows,
-        restored_reader_trusts_relay,
-        blob_digest_not_checked,
-        accepted_before_blob,
-        blob_requests_never_expire,
-        nothing_read_elsewhere,
+# Each mutant, with the faults that make it show.
+LINK_MUTANTS: dict[str, tuple[Callable[[], LinkMutant], list[str]]] = {
+    mutant.__name__: (mutant, kinds)
+    for mutant, kinds in (
+        (relay_proof_not_checked, ["relay_forgery"]),
+        (relay_signature_not_checked, ["relay_forgery"]),
+        (relay_incarnations_not_checked, ["relay_forgery", "drop"]),
+        (relay_gap_not_checked, ["relay_omission"]),
+        (replica_loses_rows, ["crash", "drop"]),
+        (restored_reader_trusts_relay, ["restore", "drop"]),
+        (blob_digest_not_checked, ["blob_forgery"]),
+        (accepted_before_blob, ["blob_loss"]),
+        (blob_requests_never_expire, ["blob_loss"]),
+        (nothing_read_elsewhere, ["second_connection", "drop"]),
     )
 }

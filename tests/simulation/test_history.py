@@ -22,14 +22,14 @@ PROMPT = AgentManners(think_ms=(1, 5), reply=0.0, nack=0.0, forget=0.0)
 
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[SimulatedMesh]:
-    """Five messages from al to bob, all processed, and both gateways stopped."""
+    """Five messages from al to bob, one with a blob, all processed, and both gateways stopped."""
     with SimulatedMesh(seed=1, nodes=2, folder=tmp_path) as mesh:
         mesh.connect_all()
         mesh.add_agent("al", "n0", manners=PROMPT)
         mesh.add_agent("bob", "n1", manners=PROMPT)
         mesh.run(1_000)
-        for _ in range(5):
-            mesh.send("al", "bob")
+        for number in range(5):
+            mesh.send("al", "bob", blob_bytes=900 * (number == 2))
             mesh.run(300)
         assert mesh.drain()
         mesh.close()
@@ -37,7 +37,10 @@ def mesh(tmp_path: Path) -> Iterator[SimulatedMesh]:
 
 
 def journals(mesh: SimulatedMesh) -> list[GatewayJournal]:
-    return [read_journal(each.path, each.key.public) for each in mesh.gateways.values()]
+    return [
+        read_journal(each.path, each.key.public, each.blob_folder)
+        for each in mesh.gateways.values()
+    ]
 
 
 def rules(mesh: SimulatedMesh, seen: Observations | None = None, drained: bool = True) -> set[str]:
@@ -94,6 +97,8 @@ DAMAGES: dict[str, Damage] = {
     "accepted": ("n1", "UPDATE mail SET state = 0"),
     "chain": ("n0", "UPDATE outbox SET digest = zeroblob(32) WHERE seq = 2"),
     "told": ("n1", "UPDATE cursor SET seq = 1"),
+    "written": ("n1", "UPDATE inbox SET event_id = zeroblob(16) WHERE pair_seq = 2"),
+    "complete": ("n1", "DELETE FROM inbox WHERE pair_seq = 2"),
 }
 
 
@@ -101,6 +106,7 @@ DAMAGES: dict[str, Damage] = {
 def test_what_is_wrong_in_a_journal_is_named(mesh: SimulatedMesh, rule: str) -> None:
     node, statement = DAMAGES[rule]
     tamper(mesh, node, statement)
+    mesh.seen.brief = True
     assert rule in rules(mesh)
 
 
@@ -138,6 +144,43 @@ def test_turns_out_of_order_are_named(mesh: SimulatedMesh) -> None:
             lasts = (last for last, _ in groups)
             mesh.seen.appended[key] = list(zip(lasts, moments, strict=True))
     assert rules(mesh) == {"order"}
+
+
+def test_another_payload_than_was_sent_is_named(mesh: SimulatedMesh) -> None:
+    mesh.seen.turns[0].payload = mesh.seen.turns[1].payload
+    assert rules(mesh) == {"payload"}
+
+
+def test_a_payload_of_forwarded_mail_has_to_be_one_that_was_sent(mesh: SimulatedMesh) -> None:
+    mesh.seen.turns[0].event_id = "another"
+    assert rules(mesh) == set()
+    mesh.seen.turns[0].payload = "never sent"
+    assert rules(mesh) == {"payload"}
+
+
+def test_a_message_that_was_accepted_before_its_blob_is_named(mesh: SimulatedMesh) -> None:
+    mesh.seen.blobs = {key: at + 10_000 for key, at in mesh.seen.blobs.items()}
+    assert rules(mesh) == {"blob here"}
+
+
+def test_a_blob_that_is_not_intact_is_named(mesh: SimulatedMesh) -> None:
+    (blob,) = mesh["n1"].blob_folder.iterdir()
+    blob.write_bytes(blob.read_bytes()[:-1])
+    assert rules(mesh) == {"blob here"}
+
+
+def test_a_forgery_that_nobody_noticed_is_named(mesh: SimulatedMesh) -> None:
+    mesh.seen.forged.append(("n1", "an altered event", True))
+    assert rules(mesh) == set()
+    mesh.seen.forged.append(("n1", "an altered event", False))
+    assert rules(mesh) == {"noticed"}
+
+
+def test_an_event_that_was_left_out_and_never_came_is_named(mesh: SimulatedMesh) -> None:
+    mesh.seen.left_out["n1", "n0", 2] = True
+    assert rules(mesh) == set()
+    mesh.seen.left_out["n1", "n0", 2] = False
+    assert rules(mesh) == {"left out"}
 
 
 def test_every_rule_is_a_sentence() -> None:

@@ -8,8 +8,7 @@ import pytest
 from gatepost.testing.simulation import RunShape, simulate
 from tests.simulation.link_mutants import LINK_MUTANTS
 
-SHAPE = RunShape(messages=200)
-SEEDS = 50
+SEEDS = 30
 
 
 @pytest.fixture(autouse=True)
@@ -23,9 +22,13 @@ def _quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", LINK_MUTANTS)
 def test_a_link_mutant_is_caught(name: str) -> None:
+    mutant, kinds = LINK_MUTANTS[name]
+    shape = RunShape(messages=150, kinds=kinds)
     for seed in range(SEEDS):
-        with LINK_MUTANTS[name]():
-            result = simulate(seed, SHAPE)
+        with mutant():
+            result = simulate(seed, shape)
         if not result.verdict.ok:
+            honest = simulate(seed, shape).verdict
+            assert honest.ok, f"it is not the mutant that breaks seed {seed}: {honest}"
             return
     pytest.fail(f"{name} passed {SEEDS} seeds unnoticed")

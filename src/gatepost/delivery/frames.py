@@ -79,7 +79,7 @@ class RelayFrame(LinkFrame, frozen=True, tag="relay"):
 
 
 class IncarnationsFrame(LinkFrame, frozen=True, tag="lives"):
-    """The incarnations of an outbox, signed by its node. The answer to Follow."""
+    """The incarnations of an outbox, signed by its node. It answers Follow; relays forward it."""
 
     source: FrameName
     incarnations: IncarnationList

@@ -11,10 +11,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gatepost.delivery.frames import PIECE_BYTES, AnyFrame, BlobPiece, BlobRequest
-from gatepost.delivery.links.blob_fetch import BlobFetcher, BlobLinkPart, FetchLimits, FileDone
+from gatepost.delivery.links.blob_fetch import (
+    BlobFetcher,
+    BlobLinkPart,
+    FetchLimits,
+    FetchStage,
+    FileDone,
+)
 from gatepost.delivery.send_request import fingerprint_send
-from gatepost.errors import GatepostError
-from gatepost.events import BlobStore
+from gatepost.errors import GatepostError, StorageFailed
+from gatepost.events import Blob, BlobStore
 from gatepost.wire import NewSend
 from tests.conftest import choose
 from tests.delivery.mesh import Gate, Mesh, Wire
@@ -515,3 +521,72 @@ def test_whatever_breaks_every_blob_comes(tmp_path_factory: Any, plan: list[str]
     assert b.mail() == sent
     assert post.leftovers("b") == []
     assert b.incidents() == []
+
+
+def test_a_link_that_closes_while_a_blob_is_checked_changes_nothing(post: Post) -> None:
+    a, b = post.mesh["a"], post.mesh["b"]
+    wire = post.link("a", "b")
+    post.flow()
+    sent, digest = post.send(a, b, PIECE_BYTES)
+    fetch = None
+    while fetch is None or fetch.stage != FetchStage.CHECKING:
+        post.step()
+        fetch = post.fetchers["b"]._fetches.get(digest)
+    wire.cut()
+    post.flow()
+    assert b.mail() == [sent], "the blob was here, and needed no link"
+    assert b.incidents("blob_forged") == []
+
+
+def test_our_own_disk_is_not_blamed_on_the_peer(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = post.mesh["a"], post.mesh["b"]
+    post.link("a", "b")
+    post.flow()
+    store, failures = post.disks["b"].store, [StorageFailed("the disk is full")]
+    honest = store.complete_fetch
+
+    def complete(digest: str) -> Blob:
+        if failures:
+            store.abandon_fetch(digest)
+            raise failures.pop()
+        return honest(digest)
+
+    monkeypatch.setattr(store, "complete_fetch", complete)
+    sent, _ = post.send(a, b, PIECE_BYTES)
+    post.flow()
+    assert b.mail() == []
+    post.wait(10_000)
+    assert b.mail() == [sent]
+    assert b.incidents("blob_forged") == []
+
+
+def test_a_clock_that_goes_back_does_not_stop_a_fetch(post: Post) -> None:
+    a, b = post.mesh["a"], post.mesh["b"]
+    wire = post.link("a", "b")
+    post.flow()
+    wire.end_of(a).tamper = lambda frame: None if isinstance(frame, BlobPiece) else frame
+    sent, _ = post.send(a, b, PIECE_BYTES)
+    post.flow()
+    wire.end_of(a).tamper = lambda frame: frame
+    post.mesh.clock.advance(-3_600_000)
+    post.wait(0)
+    post.wait(BOUNDS.answer_ms)
+    post.wait(BOUNDS.max_backoff_ms)
+    assert b.mail() == [sent]
+
+
+def test_a_relay_forwards_no_more_than_a_source_tolerates(tmp_path: Path) -> None:
+    post = Post(tmp_path, "a", "b", "s", relays=("s",))
+    wire = post.link("a", "s")
+    post.link("b", "s")
+    post.flow()
+    fetcher, digest = post.fetchers["s"], "sha256:" + "0" * 64
+    (part,) = [each for each in fetcher._parts if each.peer == "b"]
+    asked = [
+        fetcher.forward_request(part, BlobRequest("a", digest, offset, 1)) for offset in range(100)
+    ]
+    assert sum(asked) + BOUNDS.fetches * BOUNDS.pieces == BOUNDS.reads
+    post.flow()
+    assert wire.errors == []

@@ -732,6 +732,21 @@ def test_what_is_too_old_is_forgotten_and_so_is_who_never_comes(
     assert replicas(s) == 0, "it is not followed any more"
 
 
+def test_a_source_that_is_away_longer_than_events_are_kept_is_relayed_when_it_comes() -> None:
+    """Its reader was linked all the time, and asks only once."""
+    mesh = Mesh("a", "b", "s", relays=["s"])
+    a, b, s = mesh["a"], mesh["b"], mesh["s"]
+    mesh.link("b", "s")
+    mesh.flow()
+    mesh.clock.advance(REPLICA_KEEP_MS + 1)
+    prune(mesh, s)
+    mesh.link("a", "s")
+    mesh.flow()
+    sent = a.send(b).event_id
+    mesh.flow()
+    assert b.mail() == [sent]
+
+
 def test_who_comes_from_further_behind_gets_it_all(mesh: Mesh) -> None:
     mesh = Mesh("a", "b", "c", "s", relays=["s"])
     a, b, c, s = (mesh[name] for name in "abcs")

@@ -111,7 +111,7 @@ def test_offers_of_an_earlier_incarnation_are_withdrawn(shelf: Shelf) -> None:
     assert shelf.pair.held == 1
 
 
-def test_an_event_is_found_by_what_it_waits_for(shelf: Shelf) -> None:
+def test_an_event_is_found_by_its_reason_to_wait(shelf: Shelf) -> None:
     envelope = shelf.hold(2, "blob")
     assert wanted_blobs(shelf.tx) == [(DIGEST, "a")]
     assert shelf.full.names(shelf.tx) == []

@@ -1,4 +1,4 @@
-"""What a receiver takes, holds and refuses."""
+"""The receiver accepts, holds, refuses, and answers again."""
 
 import pytest
 from msgspec import Raw
@@ -68,7 +68,7 @@ def test_an_agent_that_is_not_here_is_refused(mesh: Mesh, a: Gate, b: Gate) -> N
     assert a.state(sent.event_id) == "dead_letter"
 
 
-def test_what_has_expired_on_the_way_is_not_engaged(mesh: Mesh, a: Gate, b: Gate) -> None:
+def test_an_event_that_expired_on_the_way_is_not_engaged(mesh: Mesh, a: Gate, b: Gate) -> None:
     for wire in mesh.wires:
         wire.cut()
     sent = a.send(b, ttl_secs=1.0).event_id

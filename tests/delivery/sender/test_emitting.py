@@ -12,7 +12,7 @@ SECOND = 1_000
 DAY = 86_400 * SECOND
 
 
-def test_nobody_can_take_it_is_told_at_once_and_kept(mesh: Mesh, a: Gate) -> None:
+def test_a_message_no_node_can_take_is_given_up_at_once_and_kept(mesh: Mesh, a: Gate) -> None:
     gateways = {"a": GatewayEntry(a.key.public)}
     a.see(RoutingDirectory(gateways, {"GONE": AgentHome(None)}))
     new = NewSend("A", "GONE", Raw(b"1"))

@@ -48,7 +48,7 @@ def test_a_pair_that_stays_where_it_is_tells_nobody(book: Book) -> None:
     assert [book.close(number) for number in (1, 3, 2)] == [None] * 3
 
 
-def test_who_takes_over_is_told_when_all_before_is_closed(book: Book) -> None:
+def test_the_new_node_is_told_when_all_before_is_closed(book: Book) -> None:
     book.send("x")
     book.send("x")
     assert book.send("y") == (3, 1)

@@ -84,7 +84,7 @@ def test_a_pair_that_moves_there_and_back_drains(mesh: Mesh, a: Gate, b: Gate, c
     assert {a.state(id) for id in ids} == {"processed"}
 
 
-def test_who_takes_over_does_not_wait_for_what_died_behind_it_on_the_old_route(
+def test_the_new_node_does_not_wait_for_numbers_given_up_on_the_old_route(
     mesh: Mesh, a: Gate, b: Gate, c: Gate
 ) -> None:
     online(mesh, "a", "b", "c", fallback=True)

@@ -48,7 +48,7 @@ def test_after_fifteen_attempts_it_is_given_up_and_kept(mesh: Mesh, a: Gate, b: 
     assert a.incidents("dead_letter") == [sent]
 
 
-def test_no_attempt_is_spent_on_who_is_away(mesh: Mesh, a: Gate, b: Gate) -> None:
+def test_no_attempt_is_spent_on_a_node_that_is_away(mesh: Mesh, a: Gate, b: Gate) -> None:
     online(mesh, "a", "c")
     sent = a.send(b).event_id
     wait(mesh, DAY - SECOND)
@@ -57,7 +57,7 @@ def test_no_attempt_is_spent_on_who_is_away(mesh: Mesh, a: Gate, b: Gate) -> Non
     assert (a.state(sent), letters(a)[0].reason) == ("dead_letter", "expired")
 
 
-def test_who_comes_back_gets_what_waited(mesh: Mesh, a: Gate, b: Gate) -> None:
+def test_a_node_that_comes_back_gets_the_mail_that_waited(mesh: Mesh, a: Gate, b: Gate) -> None:
     online(mesh, "a", "c")
     ids = a.send_many(b, 3)
     wait(mesh, 3_600 * SECOND)

@@ -62,14 +62,13 @@ class TakenBatch(NamedTuple):
 
 
 class Receiver:
-    """Counts since the process started: events that came again, blobs fetched, events taken."""
+    """Counts since the process started: events that came again, and blobs fetched."""
 
     def __init__(self, parts: ReceiverParts) -> None:
         self._parts = parts
         self._gaps = OutboxGaps()
         self.duplicates = 0
         self.blobs = 0
-        self.taken = 0
 
     # -- events of other gateways, and of this one for itself
 
@@ -81,7 +80,6 @@ class Receiver:
         decisions = self._take_events(tx, batch, new)
         cursor.read_through(batch.upto)
         cursor.save(tx)
-        self.taken += len(batch.events)
         return TakenBatch(cursor.seq, new, decisions)
 
     def take_own(self, tx: Tx, own: OwnEvent) -> Decisions:

@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 
 class BlobFiles:
+    """Runs each operation in one of `threads` and calls back on the event loop."""
+
     def __init__(self, blobs: BlobStore, threads: Executor) -> None:
         self._blobs = blobs
         self._threads = threads
@@ -33,27 +35,29 @@ class BlobFiles:
                 log.warning("a blob cannot be read: %s", error.message)
             done(*(found or (0, b"")))
 
-        self._run(work, finished)
+        self._run_in_thread(work, finished)
 
     def put_piece(self, digest: str, offset: int, piece: bytes, done: FileDone) -> None:
-        self._run(
+        self._run_in_thread(
             lambda: self._blobs.write_piece(digest, offset, piece), lambda _, error: done(error)
         )
 
     def complete_blob(self, digest: str, done: FileDone) -> None:
-        self._run(lambda: self._blobs.complete_fetch(digest), lambda _, error: done(error))
+        self._run_in_thread(
+            lambda: self._blobs.complete_fetch(digest), lambda _, error: done(error)
+        )
 
     def abandon_pieces(self, digest: str) -> None:
-        self._run(lambda: self._blobs.abandon_fetch(digest), lambda _, error: None)
+        self._run_in_thread(lambda: self._blobs.abandon_fetch(digest), lambda _, error: None)
 
-    def _run(
+    def _run_in_thread(
         self, work: Callable[[], T], finished: Callable[[T | None, GatepostError | None], None]
     ) -> None:
-        task = asyncio.create_task(self._work(work, finished))
+        task = asyncio.create_task(self._await_work(work, finished))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _work(
+    async def _await_work(
         self, work: Callable[[], T], finished: Callable[[T | None, GatepostError | None], None]
     ) -> None:
         found, failure = None, None

@@ -1,4 +1,4 @@
-"""What clients saw, what the checker says of it, and the rules it goes by."""
+"""What clients observed, the rules of the checker, and its verdict."""
 
 from msgspec import Struct, field
 
@@ -9,15 +9,15 @@ RULES = {
     "one end": "a message ends once: processed by one gateway, or given up by its sender",
     "one turn": "at most one turn of an event is completed, on whatever gateways",
     "order": "turns of a pair are completed in the order it was sent",
-    "same outcome": "the sender says of a message what its owner says",
-    "routed": "only what a gateway said that the message was routed to has counted",
+    "same outcome": "sender and owner report the same outcome of a message",
+    "routed": "only receipts of a gateway that the message was routed to count",
     "confirmed": "an offer is engaged only by the gateway its sender confirmed",
-    "accepted": "what was accepted for good is processed or dead-lettered",
-    "amended": "what an owner says after its sender gave up stands beside the dead letter",
-    "deserved": "nothing is given up that was not beyond its sender's patience",
+    "accepted": "a message that was accepted for good is processed or dead-lettered",
+    "amended": "a receipt that comes after its sender gave up stands beside the dead letter",
+    "deserved": "a message is given up only after all attempts of its retry policy",
     "chain": "every outbox is one gapless chain under signed heads",
     "told": "every event names the one before it for the same reader, and is taken",
-    "calm": "nothing fails that nobody broke",
+    "calm": "no failure happens without a fault",
     "written": "a gateway takes only events that their source wrote for it",
     "complete": "an event that a gateway has read past is in its inbox",
     "payload": "an agent gets the payload that was sent to it",
@@ -28,7 +28,10 @@ RULES = {
 
 
 class ObservedSend(Struct):
-    """What a client was told of one message: acknowledged, refused, or nothing."""
+    """The answer a client got for one message: acknowledged, refused, or none.
+
+    `payload` is the digest of the payload it sent.
+    """
 
     node: str
     sender: str
@@ -41,7 +44,10 @@ class ObservedSend(Struct):
 
 
 class ObservedTurn(Struct):
-    """One turn, as the agent that had it knows it. `result` is ok only if its ack was answered."""
+    """One turn as its agent knows it. `result` is ok only if the agent's ack was answered.
+
+    `payload` is the digest of the payload that the agent got.
+    """
 
     node: str
     agent: str
@@ -58,10 +64,15 @@ class ObservedTurn(Struct):
 
 
 class Observations(Struct):
-    """`appended` is when a commit group was really on disk, with its last seq, by (node, life);
-    without it the gateways' own clocks have to do. `restored` gateways lost what they did after
-    their backup; `absent` ones are not back yet; `surprises` are failures nobody caused. Nothing in
-    a `brief` history lasted longer than a sender waits for an owner that it believes to be there.
+    """All that clients, agents and the simulation saw.
+
+    `appended` maps (node, incarnation) to the (last seq, time) of every commit group on disk;
+    without it the checker goes by the gateways' own clocks. `restored` gateways lost everything
+    after their backup; `absent` ones are not back yet; `surprises` are failures without a fault.
+    In a `brief` history no fault lasted longer than a sender retries.
+    `blobs` maps (node, digest) to the time at which a blob was complete on disk. `forged` holds
+    (reader, forgery, whether its link ended), `left_out` maps (reader, source, seq) of an event
+    that a relay left out to whether it came after all.
     """
 
     sends: list[ObservedSend] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What goes wrong in a run, and when: all of it drawn from the seed."""
+"""The faults of a run and their moments, all drawn from the seed."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +24,7 @@ def partition(mesh: SimulatedMesh, random: Random) -> None:
 
 
 def one_way(mesh: SimulatedMesh, random: Random) -> None:
-    """A gateway is heard but hears nothing: not even that what it sent was dealt with in time."""
+    """A gateway is heard but hears nothing, not even receipts for messages with little time."""
     a, b = random.sample(list(mesh.gateways), 2)
     _cut_for_a_while(mesh, random, [(a, b)])
     for sender in _agents_behind(mesh, b):
@@ -46,7 +46,7 @@ def _cut_for_a_while(mesh: SimulatedMesh, random: Random, lanes: list[Direction]
 
 
 def drop(mesh: SimulatedMesh, random: Random) -> None:
-    """A connection breaks, with what is in flight."""
+    """A connection breaks, with everything in flight."""
     a, b = random.sample(list(mesh.gateways), 2)
     mesh.trace("network", f"drop {a} {b}")
     mesh.network.drop_connections(a, b)
@@ -64,7 +64,7 @@ def _restore_latency(mesh: SimulatedMesh, lane: Direction) -> None:
 
 
 def second_connection(mesh: SimulatedMesh, random: Random) -> None:
-    """Both dialled, or one did not notice that its first connection still lives."""
+    """Both sides dialled, or one did not notice that its first connection still works."""
     a, b = random.sample(list(mesh.gateways), 2)
     mesh.trace("network", f"one more connection {a} {b}")
     mesh.network.open_connection(a, b)
@@ -103,8 +103,9 @@ def clock_jump(mesh: SimulatedMesh, random: Random) -> None:
 
 
 def idle_agent(mesh: SimulatedMesh, random: Random) -> None:
-    """An agent takes nothing up for a while: its leases run out, and its mailbox runs full. That
-    is when somebody restarts its gateway.
+    """An agent takes no mail for a while: leases run out and the mailbox runs full.
+
+    Sometimes its gateway is restarted in the middle of it.
     """
     node, name = random.choice(list(mesh.agents))
     consumer = mesh.agents[node, name]
@@ -147,8 +148,9 @@ def _dismiss_if_moved(mesh: SimulatedMesh, name: str, node: str) -> None:
 
 
 def forged_receipt(mesh: SimulatedMesh, random: Random) -> None:
-    """A gateway claims to have dealt with what was never routed to it, and never will be: what an
-    owner says of its mail counts, and nothing is promised of one that lies.
+    """A gateway gives a receipt for a message that was never routed to it, and never will be.
+
+    A receipt of the owner counts, even a false one, so the forger must never become the owner.
     """
     known = [seen for seen in mesh.seen.sends[-100:] if seen.event_id]
     if not known:
@@ -297,7 +299,7 @@ def blob_crash(mesh: SimulatedMesh, random: Random) -> None:
 
 
 def restore(mesh: SimulatedMesh, random: Random) -> None:
-    """A gateway is backed up, goes on, and later comes back as it was then."""
+    """A gateway is backed up, goes on, and is restored from that backup later."""
     gateway = _pick_gateway(mesh, random)
     if not gateway.up:
         return
@@ -321,7 +323,7 @@ def _pick_gateway(mesh: SimulatedMesh, random: Random) -> SimulatedGateway:
     return mesh.gateways[random.choice(list(mesh.gateways))]
 
 
-# How often each comes, relative to the others.
+# Each fault with its weight among the others.
 FAULTS: dict[str, tuple[Fault, int]] = {
     "partition": (partition, 4),
     "one_way": (one_way, 4),

@@ -1,6 +1,6 @@
 """One gateway of a simulated mesh: its real journal and core, without sockets or threads.
 
-It can lose power at any commit, run out of disk, have its clock set, and come back from a backup.
+It can lose power at any commit, run out of disk, have its clock set, and be restored from a backup.
 """
 
 import shutil
@@ -33,11 +33,11 @@ _LEAP = 1
 
 
 class PowerCut(BaseException):
-    """Raised where the lights go out. Not an Exception, for nothing may handle it."""
+    """Raised where the power goes. It is no Exception, because nothing may handle it."""
 
 
 class SimulatedSettings(Struct, frozen=True):
-    """What all gateways of a mesh are set to."""
+    """The settings of all gateways of a mesh, with times about ten times shorter than usual."""
 
     retries: RetryPolicy = RetryPolicy(
         accept_timeout=2_000,
@@ -77,7 +77,7 @@ class SimulatedSettings(Struct, frozen=True):
 
 
 class PendingCall(Struct):
-    """`done` hears the outcome; `lost` is called instead if the gateway dies before it can say."""
+    """`done` is called with the outcome; `lost` instead, if the gateway crashes before."""
 
     operation: WriteOperation
     done: SubmitDone
@@ -85,14 +85,16 @@ class PendingCall(Struct):
 
 
 class SimulatedGateway:
-    """`up` while it runs. `on_up` and `on_down` hear of it; `on_appended` of what is on disk."""
+    """`up` while it runs. `on_up` and `on_down` are called when that changes, `on_appended` with
+    the incarnation and last seq of every commit group on disk.
+    """
 
     def __init__(
-        self, loop: VirtualLoop, folder: Path, id: str, seed: int, habits: SimulatedSettings
+        self, loop: VirtualLoop, folder: Path, id: str, seed: int, settings: SimulatedSettings
     ) -> None:
         self.id = id
         self.loop = loop
-        self.settings = habits
+        self.settings = settings
         self.clock = SimulatedClock(loop, f"{seed}/{id}")
         self.key = NodeKey.generate(self.clock)
         self.path = folder / id / "journal.db"
@@ -105,7 +107,7 @@ class SimulatedGateway:
         self.commits = 0
         self.on_up: list[Callable[[], None]] = []
         self.on_down: list[Callable[[], None]] = []
-        self.on_appended: Callable[[str, int], None] = lambda life, last: None
+        self.on_appended: Callable[[str, int], None] = lambda incarnation, last: None
         self._random = Random(f"{seed}/{id}/groups")
         self._queue: list[PendingCall] = []
         self._running: list[PendingCall] = []
@@ -115,7 +117,7 @@ class SimulatedGateway:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(_empty_journal(), self.path)
 
-    # -- its life
+    # -- start, crash, restore
 
     def start(self) -> None:
         self.disk_is_full = False
@@ -139,19 +141,21 @@ class SimulatedGateway:
     def _identify(self) -> LocalNode:
         row = self.connection.execute("SELECT value FROM fact WHERE name = 'incarnation'")
         found: Any = row.fetchone()
-        life = found[0] if found else self._begin_incarnation()
-        return LocalNode(self.id, str(life), self.key, self.clock)
+        incarnation = found[0] if found else self._begin_incarnation()
+        return LocalNode(self.id, str(incarnation), self.key, self.clock)
 
     def _begin_incarnation(self) -> str:
-        life = self.clock.random(8).hex()
+        incarnation = self.clock.random(8).hex()
         with self.connection:
-            self.connection.execute("INSERT INTO incarnation VALUES (?, 1)", (life,))
-            facts = "INSERT INTO fact VALUES ('node_id', ?), ('incarnation', ?)"
-            self.connection.execute(facts, (self.id, life))
-        return life
+            self.connection.execute(
+                "INSERT INTO incarnation (id, first_seq) VALUES (?, 1)", (incarnation,)
+            )
+            facts = "INSERT INTO fact (name, value) VALUES ('node_id', ?), ('incarnation', ?)"
+            self.connection.execute(facts, (self.id, incarnation))
+        return incarnation
 
     def crash(self) -> None:
-        """It is gone, and so is everything that was not committed."""
+        """Lose power, with everything that was not committed."""
         if not self.up:
             return
         self.up = False
@@ -184,22 +188,22 @@ class SimulatedGateway:
         self.backups.append(copy)
 
     def restore(self, backup: Path) -> None:
-        """Crash, and begin a new life with an old journal. Start it again to see what happens."""
+        """Crash, and put the backup in place under a new incarnation. `start` it afterwards."""
         self.crash()
         for suffix in ("-wal", "-shm"):
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         shutil.copy(backup, self.path)
         self._begin_restored_incarnation(self.clock.random(8).hex())
 
-    def _begin_restored_incarnation(self, life: str) -> None:
-        """Begin the new life, and take out of use what may have been dealt with in the old one."""
+    def _begin_restored_incarnation(self, incarnation: str) -> None:
+        """Begin the incarnation and quarantine mail that the lost journal may have dealt with."""
         database = Database.open(self.path, "off")
-        node = LocalNode(self.id, life, self.key, self.clock)
+        node = LocalNode(self.id, incarnation, self.key, self.clock)
         core = build_core(node, self.settings.retries, self.settings.policy)
-        part = (core.outbox, CommitWatch(self, life))
+        part = (core.outbox, CommitWatch(self, incarnation))
         bare = Writer(database.writer_connection, self.clock, _deliver_nothing)
         writer = Writer(database.writer_connection, self.clock, _deliver_nothing, participants=part)
-        run_operation(bare, lambda tx: restore.begin_incarnation(tx, life, _LEAP))
+        run_operation(bare, lambda tx: restore.begin_incarnation(tx, incarnation, _LEAP))
         while run_operation(writer, lambda tx: restore.quarantine(tx, core, 1000)):
             pass
         database.close()
@@ -229,7 +233,7 @@ class SimulatedGateway:
         """Called inside a commit group; the fetch starts after it."""
         self.loop.call_after(0, lambda: self.up and self.on_blob_wanted(digest, source))
 
-    # -- its work
+    # -- operations
 
     def submit(
         self, operation: WriteOperation, done: SubmitDone, lost: Callable[[], None] = lambda: None
@@ -255,7 +259,7 @@ class SimulatedGateway:
         return self.connection.execute(sql, params).fetchall()
 
     def pending_work(self) -> int:
-        """How much is to be done. A journal that cannot write has yet to find that it can again."""
+        """How many operations wait, and one more while the journal cannot write."""
         return len(self._queue) + (self.writer.failure is not None)
 
     def _plan_group(self, ms: int) -> None:
@@ -288,7 +292,7 @@ class SimulatedGateway:
                 done(value, error)
 
     def _plan_wake(self) -> None:
-        """Look at the clock when the core wants to, as the writer's thread would."""
+        """Run a group when the core is due, as the writer's thread would."""
         if self._wake is not None:
             self._wake.cancel()
         wait = int(self.writer.idle_timeout() * 1000)
@@ -300,11 +304,11 @@ class SimulatedGateway:
 
 
 class CommitWatch:
-    """The last to have a say in every group: it tells what was appended, or cuts the power."""
+    """The last participant of every group: it reports appended events, or cuts the power."""
 
-    def __init__(self, gateway: SimulatedGateway, life: str) -> None:
+    def __init__(self, gateway: SimulatedGateway, incarnation: str) -> None:
         self._gateway = gateway
-        self._life = life
+        self._life = incarnation
         self._last = 0
 
     def before_commit(self, tx: Tx) -> None:

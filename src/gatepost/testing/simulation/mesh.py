@@ -1,6 +1,6 @@
-"""A mesh of simulated gateways: placed, connected, used, broken, healed and judged.
+"""A mesh of simulated gateways: build it, connect it, use it, break it, heal it, check it.
 
-Everything follows from one seed. Nothing here waits: time passes when `run` lets it.
+Everything follows from one seed. Time passes only while `run` lets it.
 """
 
 import logging
@@ -40,7 +40,7 @@ SELECT (SELECT count(*) FROM delivery WHERE processed_at IS NULL)
      + (SELECT count(*) FROM mail WHERE state < 3)
 """
 _LOOK_EVERY_MS = 500
-# A lease ends by the clock it was given by, and clocks are set back by a minute, some twice.
+# A lease ends by its gateway's clock, and a fault sets clocks back by a minute, some of them twice.
 _PATIENCE_MS = 180_000
 TraceLine = Callable[[str], None]
 # Errors logged here are surprises; without a handler, warnings would go to the terminal.
@@ -113,7 +113,7 @@ class SimulatedMesh:
     def __getitem__(self, id: str) -> SimulatedGateway:
         return self.gateways[id]
 
-    # -- who is there
+    # -- gateways and agents
 
     def connect_all(self) -> None:
         ids = list(self.gateways)
@@ -128,7 +128,7 @@ class SimulatedMesh:
         standbys: tuple[str, ...] = (),
         manners: AgentManners | None = None,
     ) -> None:
-        """`name` works behind `home`, and behind the `standbys` should that fail."""
+        """`name` lives behind `home`; the `standbys` stand in for it if that fails."""
         self.host_agent(name, home, manners)
         for node in standbys:
             self.host_agent(name, node, manners, standby=True)
@@ -156,20 +156,20 @@ class SimulatedMesh:
         agent.standby, agent.dismissed = standby, False
 
     def dismiss_agent(self, name: str, node: str) -> None:
-        """`node` hosts `name` no more: nothing new is accepted for it there."""
+        """`node` hosts `name` no more and accepts nothing new for it."""
         gateway = self.gateways[node]
         self.agents[node, name].dismissed = True
         self._submit_until_done(gateway, lambda tx: gateway.agents.remove(tx, name, "simulation"))
 
     def move_agent(self, name: str, to: str) -> None:
-        """`name` lives behind `to` from now on; what its old home accepted is worked off there."""
+        """`name` lives behind `to` from now on; its old home works off the mail it accepted."""
         self.host_agent(name, to)
         self.room.place_agent(name, to)
 
     def _submit_until_done(
         self, gateway: SimulatedGateway, operation: Callable[[Any], Any]
     ) -> None:
-        """Do it now or as soon as the gateway can."""
+        """Run the operation now, or as soon as the gateway can."""
 
         def later() -> None:
             self.loop.call_after(200, attempt)
@@ -183,7 +183,7 @@ class SimulatedMesh:
 
         attempt()
 
-    # -- what they do
+    # -- traffic
 
     def send(
         self,
@@ -217,7 +217,7 @@ class SimulatedMesh:
         return sent
 
     def forge_receipt(self, forger: str, victim: str, event_id: str, receipt: Receipt) -> None:
-        """`forger` says something about an event of `victim` that was never sent to it."""
+        """`forger` gives a receipt for an event of `victim` that was never routed to it."""
         gateway = self.gateways[forger]
         draft = EventDraft(
             event_id=gateway.node.event_ids.next_id(),
@@ -277,13 +277,12 @@ class SimulatedMesh:
             agent.resume_work()
 
     def drain(self, patience_ms: int = _PATIENCE_MS) -> bool:
-        """Let time pass until nothing is open anywhere, and stays so; whether that came about.
+        """Let time pass until nothing is open anywhere and stays so; returns whether that came.
 
-        It is over when nothing more was settled for as long as `patience_ms`.
+        It gives up when nothing more was settled for `patience_ms`.
         """
         while self._settle(patience_ms):
-            # Cursors, and word of settled pairs, still travel; and who was turned away by a
-            # gateway that could not take it tries again.
+            # Cursors and signals still travel, and clients that a full disk turned away try again.
             self.run(4 * _LOOK_EVERY_MS)
             if not self.open_work():
                 return True
@@ -298,7 +297,7 @@ class SimulatedMesh:
         return left == 0
 
     def open_work(self) -> int:
-        """How many deliveries and how much mail are not settled, and how much is to be done."""
+        """The number of open deliveries, unsettled mail and waiting operations."""
         return sum(map(_open_at, self.gateways.values()))
 
     # -- the end
@@ -308,7 +307,7 @@ class SimulatedMesh:
             gateway.crash()
 
     def check_history(self, drained: bool = True) -> HistoryVerdict:
-        """Stop everything and have the history checked."""
+        """Stop all gateways and check their history."""
         self.close()
         journals = [
             read_journal(each.path, each.key.public, each.blob_folder)
@@ -317,19 +316,19 @@ class SimulatedMesh:
         return check_history(journals, self.seen, drained=drained)
 
     def finish(self) -> HistoryVerdict:
-        """Heal, drain, judge."""
+        """Heal, drain and check the history."""
         self.heal()
         self.drain()
         return self.check_history()
 
-    # -- what is written down
+    # -- observations and trace
 
     def trace(self, who: str, what: str) -> None:
         if self._trace is not None:
             self._trace(f"{self.loop.now - START:>8} {who:<8} {what}")
 
     def trace_frames(self) -> None:
-        """Have every frame traced as it arrives."""
+        """Trace every frame as it arrives."""
 
         def traced(lane: Direction, data: bytes) -> bytes:
             self.trace(f"{lane[0]}>{lane[1]}", describe_frame(data))
@@ -356,7 +355,7 @@ class SimulatedMesh:
 
 
 class _SurpriseHandler(logging.Handler):
-    """What the writer logs as unexpected is a bug, whoever survives it."""
+    """An error that the core logs with a traceback is a bug, even if the gateway survives it."""
 
     def __init__(self, seen: Observations, mesh: SimulatedMesh) -> None:
         super().__init__(logging.ERROR)
@@ -376,7 +375,7 @@ def _open_at(gateway: SimulatedGateway) -> int:
 
 
 def _fastest_folder() -> str | None:
-    """Where files live in memory, if there is such a place."""
+    """A folder in memory, if this machine has one."""
     memory = Path("/dev/shm")
     return str(memory) if memory.is_dir() else None
 

@@ -1,4 +1,4 @@
-"""One run: a mesh drawn from a seed, traffic under faults, then healing and judgement."""
+"""One run: a mesh drawn from a seed, traffic under faults, then healing and the check."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,14 +15,14 @@ from gatepost.testing.simulation.gateway import SimulatedSettings
 from gatepost.testing.simulation.mesh import SimulatedMesh
 from gatepost.testing.simulation.users import AgentManners
 
-# What one message may cost at most, with receipts, reply, retries and reconnections.
+# The most bytes that one message may cost, with receipts, reply, blob, retries and reconnections.
 _LINK_BYTES = 40_000
 # How many messages have a payload that travels as a blob.
 _BLOBS = 0.06
 
 
 class RunShape(Struct, frozen=True):
-    """How large a run is, and what may happen in it."""
+    """The size of a run, and the kinds of faults in it."""
 
     nodes: int = 5
     messages: int = 500
@@ -32,7 +32,7 @@ class RunShape(Struct, frozen=True):
     kinds: list[str] = field(default_factory=lambda: list(faults.FAULTS))
 
     def replay_command(self, seed: int) -> str:
-        """What replays this run of this seed."""
+        """The command line that replays this run with this seed."""
         given = [f"--seed {seed}"]
         default = RunShape()
         for name in ("nodes", "messages", "agents", "faults", "over_ms"):

@@ -1,6 +1,6 @@
-"""Who uses a simulated mesh: clients that send and try again, and agents that work, more or less.
+"""The users of a simulated mesh: clients that send and try again, and agents that take mail.
 
-They write down what they were told, for that is all a client ever knows.
+They note the answers they get, for that is all a client ever knows.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ _decode_info = msgspec.json.Decoder(EventInfo).decode
 
 
 class AgentManners(Struct, frozen=True):
-    """How an agent works: how long it takes, and how often it does what."""
+    """How long an agent works on a message, and how often it replies, nacks or forgets it."""
 
     think_ms: tuple[int, int] = (1, 150)
     reply: float = 0.3
@@ -39,7 +39,7 @@ class AgentManners(Struct, frozen=True):
 
 
 class SimulatedClient:
-    """Sends one message, again and again under the same key until it is told what became of it."""
+    """Sends one message, again under the same idempotency key until it gets an answer."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class SimulatedClient:
 
 
 class SimulatedAgent:
-    """One agent behind one gateway, which takes its mail and ends its turns one after another."""
+    """One agent behind one gateway; it takes mail and ends its turns one after another."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class SimulatedAgent:
         self.manners = manners
         self.paused = False
         self.standby = standby
-        # One that was sent away works off what it has, and registers no more.
+        # A dismissed agent works off the mail it has, and registers no more.
         self.dismissed = False
         self._random = random
         self._note = note

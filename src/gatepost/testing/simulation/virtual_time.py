@@ -1,4 +1,4 @@
-"""Virtual time: what happens next is whatever was planned for the earliest moment."""
+"""Virtual time: the next action is the one that was planned for the earliest moment."""
 
 import heapq
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from random import Random
 
 Action = Callable[[], object]
 
-# Some moment of the year 2027, for ids and expiries look at the clock as if it were real.
+# A moment of the year 2027: ids and expiries look at the clock as if it were real.
 START = 1_800_000_000_000
 
 
 class VirtualTimer:
-    """Something planned, which may still be called off."""
+    """A planned action, which may still be cancelled."""
 
     __slots__ = ("action", "when")
 
@@ -25,7 +25,7 @@ class VirtualTimer:
 
 
 class VirtualLoop:
-    """Milliseconds. What is planned for the same moment happens in the order it was planned."""
+    """Time in milliseconds. Actions planned for the same moment run in the order of planning."""
 
     def __init__(self) -> None:
         self.now = START
@@ -41,7 +41,7 @@ class VirtualLoop:
         return self.call_at(self.now + ms, action)
 
     def run(self, until: int, enough: Callable[[], bool] = lambda: False) -> bool:
-        """Let time pass up to `until`, or until it is `enough`; whether it was."""
+        """Let time pass up to `until`, or until `enough` is true; returns whether it was."""
         while self._planned and self._planned[0][0] <= until:
             when, _, timer = heapq.heappop(self._planned)
             if timer.action is None:

@@ -1,0 +1,180 @@
+"""The rules of outboxes, links, relays and blobs: one function each."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from hashlib import sha256
+
+from nacl.exceptions import BadSignatureError
+from nacl.signing import VerifyKey
+
+from gatepost.testing.history.histories import CheckedMesh
+from gatepost.testing.history.journals import GatewayJournal
+from gatepost.testing.history.verdict import HistoryViolation
+
+
+def _check_chains(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
+    for journal in mesh.journals.values():
+        yield from _check_chain(journal)
+
+
+def _check_chain(journal: GatewayJournal) -> Iterator[HistoryViolation]:
+    digests = {event.seq: event.digest for event in journal.events}
+    for event in journal.events:
+        if sha256(event.body).digest() != event.digest:
+            yield HistoryViolation("chain", journal.node, event.event_id, f"digest of {event.seq}")
+    starts = {first: life for life, first in journal.incarnations}
+    chain, life, after = b"", "", (journal.incarnations[0][1] if journal.incarnations else 1) - 1
+    for first, last, claimed, signature in journal.heads:
+        if first in starts:
+            life = starts[first]
+            chain = sha256(_frame_parts("gatepost/genesis/1", journal.node, life)).digest()
+        if first != after + 1 or not all(seq in digests for seq in range(first, last + 1)):
+            yield HistoryViolation(
+                "chain", journal.node, "", f"a gap before or in {first} to {last}"
+            )
+            return
+        for seq in range(first, last + 1):
+            chain = sha256(chain + digests[seq]).digest()
+        if chain != claimed or not _is_signed(journal, life, first, last, chain, signature):
+            yield HistoryViolation("chain", journal.node, "", f"the head of {first} to {last}")
+            return
+        after = last
+    if digests and after != max(digests):
+        yield HistoryViolation("chain", journal.node, "", f"no head after {after}")
+
+
+def _is_signed(
+    journal: GatewayJournal, life: str, first: int, last: int, chain: bytes, signature: bytes
+) -> bool:
+    if journal.key is None:
+        return True
+    span = first.to_bytes(8, "big") + last.to_bytes(8, "big")
+    statement = _frame_parts("gatepost/head/1", journal.node, life, span, chain)
+    try:
+        VerifyKey(journal.key).verify(statement, signature)
+    except BadSignatureError:
+        return False
+    return True
+
+
+def _frame_parts(domain: str, *parts: str | bytes) -> bytes:
+    encoded = [part.encode() if isinstance(part, str) else part for part in (domain, *parts)]
+    return b"".join(len(part).to_bytes(4, "big") + part for part in encoded)
+
+
+def _check_told(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
+    for journal in mesh.journals.values():
+        last: dict[str, int] = defaultdict(int)
+        for event in journal.events:
+            reader = event.to_node_id
+            if reader is None or reader == journal.node:
+                continue
+            if event.prev_seq_to != last[reader]:
+                detail = f"{event.seq} for {reader} follows {event.prev_seq_to}, not {last[reader]}"
+                yield HistoryViolation("told", journal.node, event.event_id, detail)
+            last[reader] = event.seq
+        if mesh.drained:
+            yield from _check_taken(mesh, journal, last)
+
+
+def _check_taken(
+    mesh: CheckedMesh, journal: GatewayJournal, last: dict[str, int]
+) -> Iterator[HistoryViolation]:
+    for reader, seq in last.items():
+        other = mesh.journals.get(reader)
+        if other is None or reader in mesh.seen.absent:
+            continue
+        mine = (at for (source, _), at in other.cursors.items() if source == journal.node)
+        if (taken := max(mine, default=0)) < seq:
+            yield HistoryViolation(
+                "told", journal.node, "", f"{reader} has read up to {taken} of {seq}"
+            )
+
+
+def _check_written(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
+    """Applies to outboxes that are whole, from their first event on, and never rewound."""
+    for journal in mesh.journals.values():
+        for source, event_id in sorted(journal.inbox):
+            other = mesh.journals.get(source)
+            if other is None or source in ({journal.node} | mesh.seen.restored):
+                continue
+            if (source, event_id) not in mesh.histories:
+                whole = not other.events or other.events[0].seq == other.incarnations[0][1]
+                if whole:
+                    detail = f"{source} never wrote it"
+                    yield HistoryViolation("written", journal.node, event_id, detail)
+            elif journal.node not in mesh.histories[source, event_id].routes:
+                detail = f"{source} wrote it for others"
+                yield HistoryViolation("written", journal.node, event_id, detail)
+
+
+def _check_complete(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
+    """Applies to brief histories only, for an inbox is compacted after a while."""
+    for history in mesh.histories.values() if mesh.seen.brief else ():
+        first = history.first
+        reader = mesh.journals.get(first.to_node_id or "")
+        if reader is None or reader.node == history.source or mesh.is_excused(history):
+            continue
+        read = reader.cursors.get((history.source, first.incarnation), 0)
+        if first.seq <= read and (history.source, history.id) not in reader.inbox:
+            detail = f"{reader.node} has read up to {read}, and never took {first.seq}"
+            yield HistoryViolation("complete", history.source, history.id, detail)
+
+
+def _check_payload(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
+    """Forwarded mail has another event id: its payload must be any that its sender sent."""
+    sent: dict[tuple[str, str], set[str]] = defaultdict(set)
+    exact: dict[str, str] = {}
+    for send in mesh.seen.sends:
+        sent[send.sender, send.target].add(send.payload)
+        if send.event_id:
+            exact[send.event_id] = send.payload
+    for turn in mesh.seen.turns:
+        if turn.kind != "message" or not turn.payload:
+            continue
+        known = exact.get(turn.event_id)
+        allowed = sent[turn.sender, turn.agent] if known is None else {known}
+        if turn.payload not in allowed:
+            detail = f"{turn.agent} got another payload from {turn.sender}"
+            yield HistoryViolation("payload", turn.node, turn.event_id, detail)
+
+
+def _check_blobs(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
+    for history in mesh.histories.values():
+        ref = history.first.payload_ref
+        for receipt in history.receipts if ref is not None and mesh.seen.blobs else ():
+            # A receipt of a gateway that the message never went to is a forgery.
+            if receipt.status != "accepted" or receipt.node not in history.routes or ref is None:
+                continue
+            digest = ref.digest
+            stored = mesh.seen.blobs.get((receipt.node, digest))
+            if stored is None or stored > mesh.time_on_disk(receipt.node, receipt.event):
+                detail = f"{receipt.node} accepted it before {digest} was there"
+                yield HistoryViolation("blob here", receipt.node, history.id, detail)
+            elif mesh.journals[receipt.node].blobs.get(digest) != digest:
+                detail = f"{digest} is not intact at {receipt.node}"
+                yield HistoryViolation("blob here", receipt.node, history.id, detail)
+
+
+def _check_noticed(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
+    for node, forgery, noticed in mesh.seen.forged:
+        if not noticed:
+            yield HistoryViolation("noticed", node, "", forgery)
+
+
+def _check_left_out(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
+    for (reader, source, seq), read in mesh.seen.left_out.items() if mesh.drained else ():
+        if not read and mesh.seen.restored.isdisjoint((reader, source)):
+            yield HistoryViolation("left out", reader, "", f"event {seq} of {source} never came")
+
+
+LINK_RULES = (
+    _check_chains,
+    _check_told,
+    _check_written,
+    _check_complete,
+    _check_payload,
+    _check_blobs,
+    _check_noticed,
+    _check_left_out,
+)

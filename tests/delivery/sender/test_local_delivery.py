@@ -1,0 +1,27 @@
+"""Delivery within one gateway: one transaction, unless the pair is still open elsewhere."""
+
+from gatepost.events import EventKind, Receipt, decode_payload
+from gatepost.routing import AgentHome, RoutingDirectory
+from tests.delivery.mesh import Gate, Mesh
+
+
+def test_event_mail_delivery_and_receipt_are_one_transaction(a: Gate) -> None:
+    groups = a.writer.group_count
+    id = a.send(a).event_id
+    assert a.writer.group_count == groups + 1
+    assert (a.mail(), a.state(id)) == ([id], "accepted")
+    message, receipt = a.events()
+    assert (message.event_id, message.pair_seq, message.to_node_id) == (id, 1, "a")
+    assert (receipt.ref_event_id, decode_payload(receipt, Receipt).status) == (id, "accepted")
+    assert a.rows("SELECT * FROM inbox") == [], "it did not come from another outbox"
+
+
+def test_an_event_of_a_pair_that_is_open_elsewhere_waits_for_it(mesh: Mesh, a: Gate) -> None:
+    """The agent B moves home: its next message must not overtake the one that is at b."""
+    earlier = a.send(mesh["b"]).event_id
+    a.do(lambda tx: a.agents.register(tx, "B"))
+    a.see(RoutingDirectory(a.directory.gateways, a.directory.agents | {"B": AgentHome("a")}))
+    later = a.send(mesh["b"]).event_id
+    assert (a.state(earlier), a.state(later)) == ("emitted", "emitted")
+    assert a.rows("SELECT state FROM inbox") == [("held",)]
+    assert [event.kind for event in a.events()] == [EventKind.MESSAGE, EventKind.MESSAGE]
