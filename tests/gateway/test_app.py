@@ -1,6 +1,5 @@
 """Health, metrics, limits: what an operator sees."""
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from gatepost.gateway.app import create_app
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.testing import GatewayProcess
 from tests.gateway.tools import client, mail, opened, websocket
+from tests.waiting import async_wait_until
 
 
 def _samples(http: httpx.Client) -> dict[tuple[str, str], float]:
@@ -121,8 +121,7 @@ async def test_a_full_disk_is_survived_once_there_is_room(
         assert (await http.post("/v1/enqueue", json=mail("m:1", "b"))).status_code == 503
         assert (await http.get("/readyz")).status_code == 503
         monkeypatch.undo()
-        while operations.core.writer.failure is not None:
-            await asyncio.sleep(0.01)
+        await async_wait_until(lambda: operations.core.writer.failure is None)
         answer = await http.post("/v1/enqueue", json=mail("m:1", "b"))
         assert answer.json() == {"msg_id": "m:1", "queued": True, "pending": 1}
 

@@ -4,7 +4,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from gatepost.journal import Tx
 from gatepost.testing import ManualClock
 from gatepost.wire import NewSend, Register, Send
 from tests.gateway.tools import opened, settings
+from tests.waiting import async_assert_stays_true, async_wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -43,19 +43,22 @@ def _no_room() -> None:
     """A gateway that is in none."""
 
 
-async def _until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not holds():
-            await asyncio.sleep(0.005)
-
-
 async def _sealed_beyond(sealing: OutboxArchiver, seq: int) -> None:
-    await _until(lambda: sealing.archived_through > seq)
+    await async_wait_until(lambda: sealing.archived_through > seq)
 
 
 async def _left(operations: Operations) -> int:
     rows = await operations.core.read(lambda tx: tx.fetch_all("SELECT count(*) FROM outbox"))
     return int(rows[0][0])
+
+
+async def _nothing_left(operations: Operations) -> bool:
+    return await _left(operations) == 0
+
+
+async def _all_left(operations: Operations, sealing: OutboxArchiver) -> bool:
+    """Whether everything that was archived is still in the outbox."""
+    return await _left(operations) >= sealing.archived_through
 
 
 def _archive(state: Path, **more: Any) -> dict[str, Any]:
@@ -71,10 +74,8 @@ async def test_what_is_due_is_sealed_and_pruned(state: Path, clock: ManualClock)
         sealing = OutboxArchiver(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
         async with sealing.running():
             await _send(operations, 10)
-            await _until(lambda: sealing.archived_through >= 10)
-            async with asyncio.timeout(10):
-                while await _left(operations):
-                    await asyncio.sleep(0.005)
+            await async_wait_until(lambda: sealing.archived_through >= 10)
+            await async_wait_until(lambda: _nothing_left(operations))
         store = ArchiveStore.open(str(state.parent / "archive"))
         listed = manifest.read_manifest(store, operations.core.node.id)
         assert listed is not None
@@ -90,10 +91,9 @@ async def test_a_quiet_outbox_is_sealed_when_it_is_old_enough(
         sealing = OutboxArchiver(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
         async with sealing.running():
             await _send(operations, 1)
-            await asyncio.sleep(0.1)
-            assert sealing.archived_through == 0
+            await async_assert_stays_true(lambda: sealing.archived_through == 0, 0.1)
             clock.advance(60_000)
-            await _until(lambda: sealing.archived_through)
+            await async_wait_until(lambda: sealing.archived_through)
 
 
 async def test_small_segments_are_merged_and_a_damaged_one_stops_only_that(
@@ -116,11 +116,11 @@ async def test_small_segments_are_merged_and_a_damaged_one_stops_only_that(
         sealing = OutboxArchiver(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
         async with sealing.running():
             await seal(8)
-            await _until(lambda: len(segments()) == 1)
+            await async_wait_until(lambda: len(segments()) == 1)
             assert list(verify_archive(store)) == []
             store.write_file(f"node={node}/{segments()[0].path}", b"damaged")
             await seal(9)
-            await _until(lambda: "small segments stay" in caplog.text)
+            await async_wait_until(lambda: "small segments stay" in caplog.text)
             await seal(2)
             assert len(segments()) == 12
             assert sealing.problem is None
@@ -135,9 +135,8 @@ async def test_nothing_is_pruned_that_somebody_needs(
         sealing = OutboxArchiver(operations.core, facts=_no_room, **bounds)
         async with sealing.running():
             await _send(operations, 3)
-            await _until(lambda: sealing.archived_through)
-            await asyncio.sleep(0.1)
-            assert await _left(operations) == sealing.archived_through
+            await async_wait_until(lambda: sealing.archived_through)
+            await async_assert_stays_true(lambda: _all_left(operations, sealing), 0.1)
 
 
 async def test_without_an_archive_nothing_happens(state: Path, clock: ManualClock) -> None:
@@ -160,10 +159,10 @@ async def test_a_store_that_fails_is_tried_again(
         sealing = OutboxArchiver(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
         async with sealing.running():
             await _send(operations, 1)
-            await _until(lambda: sealing.problem)
+            await async_wait_until(lambda: sealing.problem)
             blocked.unlink()
-            await _until(lambda: sealing.archived_through)
-            await _until(lambda: sealing.problem is None)
+            await async_wait_until(lambda: sealing.archived_through)
+            await async_wait_until(lambda: sealing.problem is None)
     assert caplog.text.count("archiving failed") == 1, "the same problem is logged once"
 
 
@@ -181,7 +180,7 @@ async def test_sending_does_not_wait_for_a_slow_store(
         sealing = OutboxArchiver(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
         async with sealing.running():
             await _send(operations, 1)
-            await _until(entered.is_set)
+            await async_wait_until(entered.is_set)
             async with asyncio.timeout(5):
                 await _send(operations, 100)
             assert not released.is_set()
@@ -210,13 +209,10 @@ async def test_what_is_sealed_stays_for_a_while(state: Path, clock: ManualClock)
         sealing = OutboxArchiver(operations.core, read=_nobody, settled=_nobody, facts=_no_room)
         async with sealing.running():
             await _send(operations, 10)
-            await _until(lambda: sealing.archived_through == 20)
-            await asyncio.sleep(0.05)
-            assert await _left(operations) == 20
+            await async_wait_until(lambda: sealing.archived_through == 20)
+            await async_assert_stays_true(lambda: _all_left(operations, sealing), 0.05)
             clock.advance(61_000)
-            async with asyncio.timeout(10):
-                while await _left(operations):
-                    await asyncio.sleep(0.01)
+            await async_wait_until(lambda: _nothing_left(operations))
 
 
 async def test_what_is_known_of_the_room_lies_beside_it(state: Path, clock: ManualClock) -> None:
@@ -231,7 +227,7 @@ async def test_what_is_known_of_the_room_lies_beside_it(state: Path, clock: Manu
         )
         store = ArchiveStore.open(str(state.parent / "archive"))
         async with sealing.running():
-            await _until(lambda: room_facts.read_all_facts(store))
+            await async_wait_until(lambda: room_facts.read_all_facts(store))
         (read,) = room_facts.read_all_facts(store)
         assert read.nodes == (known,)
         assert room_facts.are_facts_signed(read, node.key.public)

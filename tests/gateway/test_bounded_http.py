@@ -19,6 +19,7 @@ from gatepost.gateway import bounded_http, serve
 from gatepost.gateway_endpoint import GatewayEndpoint
 from gatepost.testing import GatewayProcess
 from tests.gateway.tools import memory, settings
+from tests.waiting import async_wait_until
 
 
 def _endless(start: bytes, more: bytes) -> Iterator[bytes]:
@@ -74,8 +75,7 @@ async def _served(state: Path) -> AsyncIterator[GatewayEndpoint]:
     """A gateway with all its doors in this process, where its patience can be changed."""
     serving = asyncio.create_task(serve.serve_until_stopped(settings(state, listen__port=0)))
     path = state / "endpoint.json"
-    while not path.exists():
-        await asyncio.sleep(0.01)
+    await async_wait_until(path.exists)
     try:
         yield msgspec.json.decode(path.read_bytes(), type=GatewayEndpoint)
     finally:
@@ -96,6 +96,7 @@ async def test_a_connection_that_asks_nothing_is_closed_and_no_other(
         url = endpoint.url.replace("http", "ws") + "/v1/ws"
         async with connect(url, additional_headers=headers) as connection:
             assert await asyncio.wait_for(reader.read(), 5) == b""
+            # Longer than a connection may take to ask.
             await asyncio.sleep(0.2)
             await connection.send('{"op": "peek", "mailbox": "b"}')
             assert "summaries" in str(await connection.recv())

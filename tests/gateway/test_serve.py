@@ -24,6 +24,7 @@ from tests.gateway.tools import (
     unix_socket,
     websocket,
 )
+from tests.waiting import wait_until
 
 
 @contextlib.contextmanager
@@ -70,7 +71,11 @@ def test_it_stops_soon_with_clients_of_every_kind_connected(
         polling.send({"op": "dequeue", "mailbox": box, "wait_secs": 30})
         line.send({"op": "dequeue", "mailbox": box, "wait_secs": 30})
         drop(gateway, "waiting", {"op": "dequeue", "mailbox": box, "wait_secs": 30})
-        time.sleep(0.3)
+        # An answer to a later question shows that the question that waits has arrived.
+        polling.ask("peek", mailbox=box)
+        line.ask("peek", mailbox=box)
+        # Nothing shows that the poll by HTTP and the dropped file have.
+        time.sleep(0.1)
         with _within(5):
             assert gateway.stop() == 0
     waiting.join(5)
@@ -94,7 +99,7 @@ def test_what_was_answered_before_a_stop_is_there_after_it(
 
     sending = threading.Thread(target=send)
     sending.start()
-    time.sleep(0.3)
+    wait_until(lambda: len(acked) >= 20)
     assert gateway.stop() == 0
     sending.join(5)
     gateway.start()
@@ -115,7 +120,7 @@ def test_a_long_poll_broken_off_by_a_stop_costs_its_mail_nothing(
     gateway = start()
     with websocket(gateway) as frames:
         frames.send({"op": "dequeue", "mailbox": box, "wait_secs": 30})
-        time.sleep(0.1)
+        frames.ask("peek", mailbox=box)
         gateway.stop()
     gateway.start()
     with client(gateway) as http:

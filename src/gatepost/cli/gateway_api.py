@@ -17,6 +17,7 @@ from gatepost.cli.problems import (
     unreachable_problem,
     usage_problem,
 )
+from gatepost.cli.settings import report_unusable_settings
 from gatepost.config import default_settings_path, is_loopback, load_settings
 from gatepost.errors import GatepostError, Unauthorized
 from gatepost.events import check_agent_id
@@ -171,7 +172,8 @@ def _announcing_state_dir(home: Path, env: Mapping[str, str]) -> Path:
     """The state directory in which a gateway runs: `home`, or the one its settings file names."""
     if (home / ENDPOINT_FILE_NAME).exists():
         return home
-    configured = load_settings(env).node.state_dir
+    with report_unusable_settings():
+        configured = load_settings(env).node.state_dir
     return configured if (configured / ENDPOINT_FILE_NAME).exists() else home
 
 

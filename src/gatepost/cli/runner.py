@@ -8,7 +8,7 @@ from cyclopts import CycloptsError
 
 from gatepost.cli.app import app, use_docstring_help
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
-from gatepost.errors import ConfigError, GatepostError, InvalidRequest
+from gatepost.errors import GatepostError, InvalidRequest
 
 _OPTIONS_WITH_VALUE = ("--state-dir", "--url", "--token-file")
 
@@ -58,8 +58,7 @@ def _call_app(tokens: list[str]) -> int:
     except CycloptsError as error:
         raise _misuse_problem(error) from None
     except GatepostError as error:
-        misused = isinstance(error, InvalidRequest | ConfigError)
-        exit = ExitCode.USAGE if misused else ExitCode.FAILED
+        exit = ExitCode.USAGE if isinstance(error, InvalidRequest) else ExitCode.FAILED
         raise CommandProblem(error.code, error.message, exit) from None
 
 

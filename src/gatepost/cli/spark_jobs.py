@@ -3,7 +3,6 @@
 Spark is imported when a session is opened, so that commands without one start fast.
 """
 
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from cyclopts.validators import Number
 
 from gatepost.cli.options import OutputOptions
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
-from gatepost.config import load_settings
+from gatepost.cli.settings import load_settings
 from gatepost.errors import PipelineMissing
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ class JobLocations:
     def archive_uri(self) -> str:
         if self.archive:
             return self.archive
-        if uri := load_settings(os.environ, self.state_dir).archive.uri:
+        if uri := load_settings(self.state_dir).archive.uri:
             return uri
         raise usage_problem(
             "no archive is configured: set archive.uri in the gateway's settings,"
@@ -154,4 +153,4 @@ def require_pipeline() -> Iterator[None]:
 
 
 def tables_folder_or_default(tables: str | None, state_dir: Path | None) -> str:
-    return tables or str(load_settings(os.environ, state_dir).node.state_dir / "pipeline")
+    return tables or str(load_settings(state_dir).node.state_dir / "pipeline")

@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator
 from msgspec import Raw, Struct
 
 from gatepost.errors import UnknownMessage
+from gatepost.events import AgentId
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Row, Tx
 from gatepost.mailbox.enqueue import PAIR_NUMBER_BITS, last_mail_id
 from gatepost.mailbox.leases import adjust_counts, advance_head
 from gatepost.mailbox.settle import INSERT_DEAD_LETTER, ClosedMail
 from gatepost.mailbox.states import MailInput, transition_sql
-from gatepost.wire import DeadLetter, EnqueueAck
+from gatepost.wire import DeadLetter, EnqueueAck, MsgIds, Reason, Seconds
 
 _SET_DEAD, _IF_WAITING = transition_sql(MailInput.PURGE)
 
@@ -42,11 +43,11 @@ ResendCallback = Callable[[Tx, DeadLetter, bytes | None], EnqueueAck]
 class DeadLetterFilter(Struct, forbid_unknown_fields=True):
     """Selects dead letters: all given conditions must hold; without conditions it matches all."""
 
-    msg_ids: list[str] | None = None
-    sender: str | None = None
-    reason_contains: str | None = None
-    failed_after: int | None = None
-    failed_before: int | None = None
+    msg_ids: MsgIds | None = None
+    sender: AgentId | None = None
+    reason_contains: Reason | None = None
+    failed_after: Seconds | None = None
+    failed_before: Seconds | None = None
     replayed: bool | None = None
 
     def where_clause(self, mailbox: int) -> tuple[str, list[object]]:

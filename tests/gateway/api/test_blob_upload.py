@@ -88,13 +88,22 @@ def test_half_an_upload_leaves_nothing(gateway: GatewayProcess) -> None:
 # -- in this process
 
 
-async def _body(*pieces: bytes, then: Exception | float | None = None) -> AsyncIterator[bytes]:
+class Stall:
+    """A body stops here until it is released."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.released = asyncio.Event()
+
+
+async def _body(*pieces: bytes, then: Exception | Stall | None = None) -> AsyncIterator[bytes]:
     for piece in pieces:
         yield piece
     if isinstance(then, Exception):
         raise then
     if then is not None:
-        await asyncio.sleep(then)
+        then.reached.set()
+        await then.released.wait()
 
 
 def _files(state: Path) -> int:
@@ -115,8 +124,9 @@ async def test_a_cancelled_upload_is_not_stored_and_frees_its_thread(state: Path
     async with opened(state) as operations:
         uploads = BlobUploads(operations)
         for _ in range(40):
-            storing = asyncio.create_task(uploads.store_body(_body(b"half", then=60)))
-            await asyncio.sleep(0.005)
+            stall = Stall()
+            storing = asyncio.create_task(uploads.store_body(_body(b"half", then=stall)))
+            await stall.reached.wait()
             storing.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await storing
@@ -129,7 +139,7 @@ async def test_a_cancelled_upload_is_not_stored_and_frees_its_thread(state: Path
 async def test_a_stalled_upload_is_given_up(state: Path) -> None:
     async with opened(state, limits__request_timeout_secs=0.1) as operations:
         with pytest.raises(DeadlineExceeded):
-            await BlobUploads(operations).store_body(_body(b"half", then=60))
+            await BlobUploads(operations).store_body(_body(b"half", then=Stall()))
         assert _files(state) == 0
 
 
@@ -157,11 +167,15 @@ async def test_there_are_only_so_many_uploads_at_once(
     monkeypatch.setattr(blob_upload, "_AT_ONCE", 2)
     async with opened(state) as operations:
         uploads = BlobUploads(operations)
-        held = [asyncio.create_task(uploads.store_body(_body(b"x", then=0.3))) for _ in range(2)]
-        await asyncio.sleep(0.05)
+        stalls = [Stall(), Stall()]
+        held = [asyncio.create_task(uploads.store_body(_body(b"x", then=each))) for each in stalls]
+        for stall in stalls:
+            await stall.reached.wait()
         start = time.monotonic()
         with pytest.raises(Unavailable):
             await uploads.store_body(_body(b"x"))
         assert time.monotonic() - start < 0.2
+        for stall in stalls:
+            stall.released.set()
         await asyncio.gather(*held)
         await uploads.store_body(_body(b"x"))

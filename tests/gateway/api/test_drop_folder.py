@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tests.gateway.tools import (
     mail,
     opened,
 )
+from tests.waiting import async_assert_stays_true, async_wait_until
 
 
 def _enqueue(*messages: dict[str, object]) -> dict[str, object]:
@@ -41,11 +43,13 @@ def _put(folder: Path, name: str, content: object) -> None:
 
 
 async def _appears(path: Path) -> Any:
-    for _ in range(2000):
-        if path.exists():
-            return json.loads(path.read_bytes())
-        await asyncio.sleep(0.005)
-    raise AssertionError(f"{path} does not appear")
+    await async_wait_until(path.exists)
+    return json.loads(path.read_bytes())
+
+
+async def _mail_ids(operations: Operations) -> set[str]:
+    found = await operations.core.read(lambda tx: tx.fetch_all("SELECT msg_id FROM mail"))
+    return {str(row[0]) for row in found}
 
 
 def test_a_request_is_answered_in_a_file_and_removed(gateway: GatewayProcess, box: str) -> None:
@@ -231,9 +235,10 @@ async def test_without_inotify_the_folder_is_looked_at_every_second(
     async with opened(state) as operations:
         door = DropFolder(operations, folder)
         await door.start()
-        await asyncio.sleep(0.1)
-        _put(folder, "x.json", {"op": "peek", "mailbox": "b"})
-        assert (await _appears(folder / "out/x.json"))["op"] == "summaries"
+        # The first may still be found by the look at the start, the second is not.
+        for name in ("x.json", "y.json"):
+            _put(folder, name, {"op": "peek", "mailbox": "b"})
+            assert (await _appears(folder / "out" / name))["op"] == "summaries"
         await door.stop()
 
 
@@ -246,12 +251,16 @@ async def test_while_the_journal_cannot_write_requests_wait(
         door = DropFolder(operations, folder)
         await door.start()
 
+        refused = 0
+
         def refuse(*_: object) -> None:
+            nonlocal refused
+            refused += 1
             raise StorageFailed("the disk is full")
 
         monkeypatch.setattr(operations.core.writer, "submit", refuse)
         _put(folder, "x.json", _enqueue(mail("m:1", "b")))
-        await asyncio.sleep(0.2)
+        await async_wait_until(lambda: refused >= 3)
         assert (folder / "new/x.json").exists()
         assert not (folder / "out/x.json").exists()
         monkeypatch.undo()
@@ -269,8 +278,9 @@ async def test_an_answer_that_cannot_be_written_is_tried_again(
         await door.start()
         (folder / "out/x.json").mkdir()
         _put(folder, "x.json", _enqueue(mail("m:1", "b")))
-        await asyncio.sleep(0.2)
-        assert (folder / "new/x.json").exists()
+        await async_wait_until(lambda: _mail_ids(operations))
+        # Longer than it takes until it tries again.
+        await async_assert_stays_true((folder / "new/x.json").exists, 0.1)
         (folder / "out/x.json").rmdir()
         answer = await _appears(folder / "out/x.json")
         assert answer["results"] == [{"msg_id": "m:1", "queued": False, "pending": 1}]
@@ -284,11 +294,13 @@ async def test_a_name_used_again_at_once_is_answered_again(
     """The first request is gone, and its task has not ended yet."""
     answer = drop_module.DropFiles.write_answer
 
+    put_again = threading.Event()
+
     def slowly(
         self: drop_module.DropFiles, request: drop_module.DropRequest, content: bytes
     ) -> bool:
         done = answer(self, request, content)
-        time.sleep(0.2)
+        assert put_again.wait(10)
         return done
 
     monkeypatch.setattr(drop_module.DropFiles, "write_answer", slowly)
@@ -297,6 +309,8 @@ async def test_a_name_used_again_at_once_is_answered_again(
         await door.start()
         for id in ("m:1", "m:2"):
             _put(folder, "x.json", _enqueue(mail(id, "b")))
+            if id == "m:2":
+                put_again.set()
             assert (await _appears(folder / "out/x.json"))["results"][0]["msg_id"] == id
             (folder / "out/x.json").unlink()
         await door.stop()
@@ -319,12 +333,11 @@ async def test_a_newer_request_of_the_same_name_is_not_removed_unread(
         monkeypatch.setattr(Operations, "answer", overtaken)
         await door.start()
         _put(folder, "x.json", _enqueue(mail("m:1", "b")))
-        for _ in range(1000):
-            found = await operations.core.read(lambda tx: tx.fetch_all("SELECT msg_id FROM mail"))
-            if len(found) == 2:
-                break
-            await asyncio.sleep(0.005)
-        assert {row[0] for row in found} == {"m:1", "m:2"}
+
+        async def both_arrived() -> bool:
+            return await _mail_ids(operations) == {"m:1", "m:2"}
+
+        await async_wait_until(both_arrived)
         await door.stop()
 
 
@@ -348,8 +361,8 @@ async def test_only_so_many_files_are_in_work_at_once(
         monkeypatch.setattr(Operations, "answer", slow)
         for n in range(40):
             _put(folder, f"x{n:02}.json", {"op": "peek", "mailbox": "b"})
-        await asyncio.sleep(0.3)
-        assert most == 16
+        await async_wait_until(lambda: most == 16)
+        await async_assert_stays_true(lambda: most == 16, 0.1)
         await door.stop()
         assert len(list((folder / "new").iterdir())) == 40
 

@@ -14,6 +14,7 @@ from gatepost.gateway.api.frame_session import FrameSession, carry_session
 from gatepost.gateway.api.operations import Operations
 from gatepost.wire import Enqueue, NewMessage, NewSend, Register, Send
 from tests.gateway.tools import dump, opened
+from tests.waiting import async_assert_stays_true, async_wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -37,9 +38,12 @@ class Peer:
 
     async def heard(self, count: int) -> list[Any]:
         found: list[Any] = []
-        while len(found) < count:
-            await asyncio.sleep(0.002)
-            found += self.take()
+
+        def enough() -> bool:
+            found.extend(self.take())
+            return len(found) >= count
+
+        await async_wait_until(enough)
         return found
 
 
@@ -61,8 +65,7 @@ async def test_answers_of_one_group_leave_in_one_frame_and_in_order(state: Path)
     async with opened(state) as operations:
         peer = Peer(operations)
         peer.send(*({"op": "register", "id": n, "agent": f"a{n}"} for n in range(20)))
-        while peer.session._unanswered:
-            await asyncio.sleep(0.002)
+        await async_wait_until(lambda: not peer.session._unanswered)
         (frame,) = peer.session.take_output()
         assert [answer["re"] for answer in json.loads(frame)[1:]] == list(range(1, 20))
 
@@ -74,8 +77,7 @@ async def test_a_client_with_too_much_under_way_must_wait(
     async with opened(state) as operations:
         peer = Peer(operations)
         peer.send({"op": "register", "agent": "a"})
-        while not peer.session._replies:
-            await asyncio.sleep(0.002)
+        await async_wait_until(lambda: peer.session._replies)
         peer.send(*({"op": "peek", "mailbox": "b"} for _ in range(3)))
         assert not await _has_room(peer.session), "its first answer is not taken yet"
         await peer.heard(2)
@@ -109,8 +111,7 @@ async def test_a_client_that_does_not_listen_must_wait(
     async with opened(state) as operations:
         peer = Peer(operations)
         peer.send(*({"op": "register", "id": n, "agent": "a"} for n in range(9)))
-        while peer.session._unanswered:
-            await asyncio.sleep(0.002)
+        await async_wait_until(lambda: not peer.session._unanswered)
         assert not await _has_room(peer.session)
         assert len(peer.take()) == 9
         assert await _has_room(peer.session)
@@ -122,7 +123,8 @@ async def test_large_answers_are_made_one_at_a_time(state: Path) -> None:
         await operations.mailboxes.purge("b", "operator")
         peer = Peer(operations)
         peer.send(*({"op": "peek_dead_letter", "id": n, "mailbox": "b"} for n in range(1, 6)))
-        await asyncio.sleep(0.1)
+        await async_wait_until(lambda: peer.session._replies)
+        await async_assert_stays_true(lambda: len(peer.session._replies) == 1, 0.1)
         assert len(peer.take()) == 1, "the next is not made before this one is taken"
         assert [answer["re"] for answer in await peer.heard(4)] == [2, 3, 4, 5]
 
@@ -133,9 +135,12 @@ async def test_a_large_delivery_is_divided_into_frames(state: Path) -> None:
         peer = Peer(operations)
         peer.send({"op": "subscribe", "mailbox": "b", "credit": 100})
         frames: list[bytes] = []
-        while b'"m:39"' not in b"".join(frames):
-            await asyncio.sleep(0.002)
-            frames += peer.session.take_output()
+
+        def last_arrived() -> bool:
+            frames.extend(peer.session.take_output())
+            return b'"m:39"' in b"".join(frames)
+
+        await async_wait_until(last_arrived)
         assert len(frames) > 3
         assert max(map(len, frames)) < 1024 * 1024
 
@@ -151,11 +156,10 @@ async def test_closing_leaves_no_waiter_and_no_task(state: Path) -> None:
         later.send({"op": "subscribe", "mailbox": "c"}, {"op": "await", "event_id": "x"})
         await later.heard(2)
         later.session.close()
-        await asyncio.sleep(0.05)
+        await async_wait_until(lambda: not peer.session._tasks | later.session._tasks)
         await operations.core.commit(lambda tx: None)
-        assert operations.core.dispatcher._waiters._waiters == set()
-        assert not peer.session._tasks | later.session._tasks
-        assert operations.waits.open_waits == 0
+        await async_wait_until(lambda: operations.core.dispatcher._waiters._waiters == set())
+        await async_wait_until(lambda: operations.waits.open_waits == 0)
 
 
 async def test_mail_that_comes_after_the_end_stays_where_it_is(state: Path) -> None:
@@ -180,10 +184,13 @@ async def test_a_poll_broken_off_at_any_moment_gives_its_mail_back(
         await _fill(operations, "b", 1)
         peer = Peer(operations)
         peer.send({"op": "dequeue", "mailbox": "b", "wait_secs": wait})
+        # The moments at which a poll is broken off are the subject.
         await asyncio.sleep(pause)
         answered = bool(peer.session._replies)
         peer.session.close()
+        await async_wait_until(lambda: not peer.session._tasks)
         for _ in range(3):
+            # A lease is given back by a transaction that follows the one that was broken off.
             await asyncio.sleep(0.005)
             await operations.core.commit(lambda tx: None)
         rows = dump(operations.core)
@@ -229,8 +236,11 @@ async def test_a_conversation_ends_when_either_side_does(
     async def fail() -> None:
         raise error
 
+    async def wait_forever() -> None:
+        await asyncio.Event().wait()
+
     async with opened(state) as operations:
-        for receive, send in ((fail(), asyncio.sleep(60)), (asyncio.sleep(60), fail())):
+        for receive, send in ((fail(), wait_forever()), (wait_forever(), fail())):
             peer = Peer(operations)
             await asyncio.wait_for(carry_session(peer.session, receive, send), 5)
             assert peer.session._closed

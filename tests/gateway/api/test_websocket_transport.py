@@ -3,7 +3,6 @@
 import contextlib
 import json
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from websockets.sync.client import connect
 
 from gatepost.testing import GatewayProcess
 from tests.gateway.tools import Frames, client, eventually, mail, memory, raw_websocket, websocket
+from tests.waiting import assert_stays_true, wait_until
 
 
 def _enqueue(frames: Frames, *messages: dict[str, object]) -> None:
@@ -124,11 +124,19 @@ def test_unsubscribing_right_after_subscribing_works(gateway: GatewayProcess, bo
         assert frames.ask("unsubscribe", mailbox=box)["error"]["code"] == "invalid_request"
 
 
+def _sessions(gateway: GatewayProcess) -> str:
+    with client(gateway) as http:
+        lines = http.get("/metrics").text.splitlines()
+    (line,) = [line for line in lines if line.startswith("gatepost_sessions ")]
+    return line
+
+
 def test_after_a_disconnect_new_mail_goes_to_others(gateway: GatewayProcess, box: str) -> None:
+    before = _sessions(gateway)
     with websocket(gateway) as gone:
         gone.ask("subscribe", mailbox=box)
+    wait_until(lambda: _sessions(gateway) == before)
     with websocket(gateway) as frames:
-        time.sleep(0.1)
         _enqueue(frames, mail("m:1", box))
         assert [m["msg_id"] for m in frames.ask("dequeue", mailbox=box)["messages"]] == ["m:1"]
 
@@ -235,10 +243,8 @@ def test_a_client_that_never_reads_costs_little_memory(
                 deaf.send(ask)
             except OSError:
                 break
-        time.sleep(1)
-        grown = memory(gateway) - before
+        assert_stays_true(lambda: memory(gateway) - before < 80_000_000, 1)
         deaf.socket.shutdown(socket.SHUT_RDWR)
-    assert grown < 80_000_000, f"{grown:,} bytes"
     eventually(lambda: gateway.get("/v1/status")["accepting"])
 
 

@@ -11,7 +11,8 @@ from gatepost.cli import output
 from gatepost.cli.options import DEFAULT_OUTPUT, OutputOptions
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
 from gatepost.cli.progress_bar import ProgressBar
-from gatepost.config import FILE_NAME, default_settings_path, load_settings
+from gatepost.cli.settings import load_settings
+from gatepost.config import FILE_NAME, default_settings_path
 from gatepost.errors import GatepostError
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def _open_archive(
 
 
 def _configured_uri(state_dir: Path | None) -> str:
-    if uri := load_settings(os.environ, state_dir).archive.uri:
+    if uri := load_settings(state_dir).archive.uri:
         return uri
     file = state_dir / FILE_NAME if state_dir else default_settings_path(os.environ)
     raise usage_problem(

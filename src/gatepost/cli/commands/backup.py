@@ -1,6 +1,5 @@
 """`gatepost backup` and `gatepost restore`: the whole state of a gateway in one file."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +8,7 @@ from cyclopts import Parameter
 from gatepost.cli import output
 from gatepost.cli.options import DEFAULT_OUTPUT, OutputOptions, YesOption
 from gatepost.cli.problems import ExitCode
-from gatepost.config import load_settings
+from gatepost.cli.settings import load_settings
 
 StateDirOption = Annotated[
     Path | None,
@@ -38,7 +37,7 @@ def back_up_gateway(
     from gatepost.gateway.admin.backup import create_backup
     from gatepost.gateway.state_dir import StateDir
 
-    state = StateDir(load_settings(os.environ, state_dir).node.state_dir)
+    state = StateDir(load_settings(state_dir).node.state_dir)
     made = create_backup(state, file.absolute(), SystemClock())
     size = output.format_size(file.stat().st_size)
     text = f"{file}: node {made.node_id} up to seq {made.last_seq}, {size}"
@@ -78,7 +77,7 @@ def restore_gateway(
     from gatepost.gateway.admin.backup import read_manifest
     from gatepost.gateway.admin.backup import restore_backup as put_back
 
-    settings = load_settings(os.environ, state_dir)
+    settings = load_settings(state_dir)
     made = read_manifest(file)
     age = output.format_ago(made.made_at)
     question = f"Restore {settings.node.state_dir} to its state of {age}?"

@@ -9,7 +9,6 @@ from gatepost import config
 from gatepost.cli import output
 from gatepost.cli.options import DEFAULT_OUTPUT, Flag, OutputOptions
 from gatepost.cli.problems import CommandProblem, usage_problem
-from gatepost.errors import ConfigError
 from gatepost.files import write_file_atomically
 from gatepost.gateway.state_dir import StateDir
 
@@ -73,9 +72,6 @@ def _write_file(home: Path, file: Path, text: str) -> None:
     try:
         StateDir(home).create_folder()
         write_file_atomically(file, text.encode())
-    except ConfigError as error:
-        # The settings are fine; the folder is not.
-        raise CommandProblem(error.code, error.message) from None
     except OSError as error:
         raise CommandProblem(
             "storage_failed", f"{file} cannot be written: {error.strerror}"

@@ -1,7 +1,6 @@
 """`gatepost migrate`: moves from a legacy shared document to this gateway, in phases."""
 
 import asyncio
-import os
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -15,10 +14,10 @@ from gatepost import migration
 from gatepost.cli import output
 from gatepost.cli.options import DEFAULT_OPTIONS, Flag, GatewayOptions
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
+from gatepost.cli.settings import load_settings
 from gatepost.client import Client, locator
 from gatepost.clock import SystemClock
-from gatepost.config import load_settings
-from gatepost.errors import GatepostError, Unavailable
+from gatepost.errors import GatepostError, Unauthorized, Unavailable
 from gatepost.events import check_agent_id
 from gatepost.gateway_endpoint import read_token
 from gatepost.migration import AgentNames, ImportPlan, MigrationFolder, OutcomeClient, phase_marker
@@ -397,7 +396,7 @@ def _parse_agent_map(pairs: tuple[str, ...]) -> dict[str, str]:
 def _migration_folder(options: GatewayOptions) -> MigrationFolder:
     if options.state_dir is not None:
         return MigrationFolder(options.state_dir.absolute())
-    return MigrationFolder(load_settings(os.environ).node.state_dir)
+    return MigrationFolder(load_settings().node.state_dir)
 
 
 def _is_cut_over(folder: MigrationFolder) -> bool:
@@ -406,8 +405,12 @@ def _is_cut_over(folder: MigrationFolder) -> bool:
 
 
 def _read_token(options: GatewayOptions) -> str | None:
-    file = options.token_file
-    return None if file is None else read_token(file, "name its file with --token-file")
+    if options.token_file is None:
+        return None
+    try:
+        return read_token(options.token_file, "name its file with --token-file")
+    except Unauthorized as error:
+        raise usage_problem(error.message) from None
 
 
 def _new_client(options: GatewayOptions) -> Client:

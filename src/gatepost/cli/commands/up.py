@@ -14,6 +14,7 @@ from cyclopts.validators import Number
 from gatepost import __version__, config
 from gatepost.cli.options import DEFAULT_OUTPUT, OutputOptions
 from gatepost.cli.problems import CommandProblem, ExitCode
+from gatepost.cli.settings import report_unusable_settings
 from gatepost.errors import GatepostError
 from gatepost.gateway_endpoint import ENDPOINT_FILE_NAME, GatewayEndpoint, read_endpoint
 
@@ -77,10 +78,11 @@ def _build_environment(
 
 def _load_settings(env: dict[str, str], file: Path | None, *, watched: bool) -> config.Settings:
     file = file or config.default_settings_path(env)
-    settings = config.Settings.load(file if _must_exist(file, env) else None, env)
-    if watched and "GATEPOST_LOG__FORMAT" not in env and not _sets_log_format(file):
-        env = env | {"GATEPOST_LOG__FORMAT": "text"}
-        settings = config.Settings.load(file if file.exists() else None, env)
+    with report_unusable_settings():
+        settings = config.Settings.load(file if _must_exist(file, env) else None, env)
+        if watched and "GATEPOST_LOG__FORMAT" not in env and not _sets_log_format(file):
+            env = env | {"GATEPOST_LOG__FORMAT": "text"}
+            settings = config.Settings.load(file if file.exists() else None, env)
     return settings
 
 

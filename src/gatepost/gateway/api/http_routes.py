@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from gatepost.delivery.sent_messages import is_reached
 from gatepost.errors import GatepostError, UnknownBlob, UnknownMessage
-from gatepost.events import AgentId, Envelope, check_agent_id, check_digest, check_msg_id
+from gatepost.events import Envelope, check_agent_id, check_digest, check_msg_id
 from gatepost.gateway.api.blob_upload import BlobUploads
 from gatepost.gateway.api.operations import Operations, operation_weight
 from gatepost.gateway.api.route_decorators import ERROR_RESPONSES, delete, get, post, put
@@ -57,7 +57,6 @@ from gatepost.wire import (
     Reason,
     Register,
     Replies,
-    Seconds,
     Send,
     SendResults,
     Sent,
@@ -107,23 +106,7 @@ class ExtendBody(Struct):
     receipts: LeaseHandles
 
 
-class DeadLetterFilterBody(Struct, forbid_unknown_fields=True):
-    """Selects dead letters that match all given conditions; without conditions, all of them."""
-
-    msg_ids: MsgIds | None = None
-    sender: AgentId | None = None
-    reason_contains: Reason | None = None
-    failed_after: Seconds | None = None
-    failed_before: Seconds | None = None
-    replayed: bool | None = None
-
-    def to_filter(self) -> DeadLetterFilter:
-        return DeadLetterFilter(
-            **{name: getattr(self, name) for name in DeadLetterFilter.__struct_fields__}
-        )
-
-
-class DeadLetterReplayBody(DeadLetterFilterBody):
+class DeadLetterReplayBody(DeadLetterFilter):
     limit: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1000
     rate_per_sec: Annotated[float, msgspec.Meta(ge=0.01, le=1e6)] | None = None
 
@@ -230,15 +213,13 @@ def _dead_letter_routes(operations: Operations) -> list[Any]:
         mailbox: PathName, data: JSONBody[DeadLetterReplayBody], request: AnyRequest
     ) -> Enqueued:
         name, rate = check_agent_id(mailbox), data.rate_per_sec
-        work = operations.dead_letters.replay(name, data.to_filter(), data.limit, rate, "operator")
+        work = operations.dead_letters.replay(name, data, data.limit, rate, "operator")
         return Enqueued(results=await while_connected(request, work))
 
     @post(folder + "/discard", status_code=200, summary="Give up dead letters for good")
-    async def discard(mailbox: PathName, data: JSONBody[DeadLetterFilterBody]) -> Count:
+    async def discard(mailbox: PathName, data: JSONBody[DeadLetterFilter]) -> Count:
         name = check_agent_id(mailbox)
-        return Count(
-            count=await operations.dead_letters.discard(name, data.to_filter(), "operator")
-        )
+        return Count(count=await operations.dead_letters.discard(name, data, "operator"))
 
     @delete(folder, status_code=200, summary="Give up all dead letters of a mailbox")
     async def purge_dead_letters(mailbox: PathName) -> Count:
