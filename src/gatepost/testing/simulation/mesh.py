@@ -227,7 +227,7 @@ class SimulatedMesh:
             ref_event_id=event_id,
             payload=encode_payload(receipt),
         )
-        self._submit_until_done(gateway, lambda tx: tx.append(draft))
+        self._submit_until_done(gateway, lambda tx: tx.append_event(draft))
 
     def expect_link_error(self, node: str, peer: str, forgery: str) -> None:
         """The frame that `node` gets now is forged: note whether it ends its link with `peer`."""
