@@ -1,10 +1,10 @@
-"""A door of its own for every test."""
+"""A harness of its own for every test."""
 
 import pytest
 
-from tests.access.gate import Gate
+from tests.access.harness import AccessHarness
 
 
 @pytest.fixture
-def gate() -> Gate:
-    return Gate()
+def harness() -> AccessHarness:
+    return AccessHarness()

@@ -1,7 +1,7 @@
 import segno
 
 from gatepost.access import invite_qr
-from tests.access.gate import Gate
+from tests.access.harness import AccessHarness
 
 # (upper module light, lower module light), as a terminal draws light.
 HALVES = {"█": (True, True), "▀": (True, False), "▄": (False, True), " ": (False, False)}
@@ -15,8 +15,8 @@ def modules(drawn: str) -> list[list[bool]]:
     return rows
 
 
-def test_the_terminal_shows_the_invite_with_a_quiet_zone_around_it(gate: Gate) -> None:
-    token = gate.invite("mbp-jane").token
+def test_the_terminal_shows_the_invite_with_a_quiet_zone_around_it(harness: AccessHarness) -> None:
+    token = harness.invite("mbp-jane").token
     shown = modules(invite_qr.render_qr(token))
     expected = [[bool(m) for m in row] for row in segno.make_qr(token, error="l").matrix]
     size = len(expected)
@@ -25,7 +25,7 @@ def test_the_terminal_shows_the_invite_with_a_quiet_zone_around_it(gate: Gate) -
     assert not any(map(any, shown[:2]))
 
 
-def test_an_invite_fits_a_terminal_of_80_by_24(gate: Gate) -> None:
-    lines = invite_qr.render_qr(gate.invite("mbp-jane").token).splitlines()
+def test_an_invite_fits_a_terminal_of_80_by_24(harness: AccessHarness) -> None:
+    lines = invite_qr.render_qr(harness.invite("mbp-jane").token).splitlines()
     assert len(lines) <= 22
     assert max(map(len, lines)) <= 80

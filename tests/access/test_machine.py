@@ -24,7 +24,7 @@ from gatepost.access import node_invites, node_sessions, retention
 from gatepost.access.auth_messages import ExchangeRequest
 from gatepost.errors import GatepostError
 from gatepost.journal import Tx
-from tests.access.gate import DAY, HOUR, Gate, key
+from tests.access.harness import DAY, HOUR, AccessHarness, key
 from tests.conftest import choose
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class DoorMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
-        self.gate = Gate(Path(self.folder.name) / "journal.db")
+        self.harness = AccessHarness(Path(self.folder.name) / "journal.db")
         self.invites: list[InviteModel] = []
         self.made: list[Made] = []
         self.tickets: list[TicketModel] = []
@@ -90,12 +90,12 @@ class DoorMachine(RuleBasedStateMachine):
         self.connected: dict[str, str] = {}
 
     def teardown(self) -> None:
-        self.gate.close()
+        self.harness.close()
         self.folder.cleanup()
 
     @property
     def now(self) -> int:
-        return self.gate.clock.now()
+        return self.harness.clock.now()
 
     # -- what the model expects
 
@@ -150,7 +150,7 @@ class DoorMachine(RuleBasedStateMachine):
 
     @rule(expected=st.none() | IDS, ttl=TTL)
     def invite(self, expected: str | None, ttl: int) -> None:
-        issued = self.gate.invite(expected, ttl=ttl)
+        issued = self.harness.invite(expected, ttl=ttl)
         model = InviteModel(issued.token, issued.invite.id, expected, self.now + ttl)
         self.invites.append(model)
 
@@ -159,22 +159,22 @@ class DoorMachine(RuleBasedStateMachine):
     def withdraw(self, back: int) -> None:
         invite = recent(self.invites, back)
         if not invite.forgotten and invite.used_by is None:
-            self.gate.run(lambda tx: node_invites.revoke_node_invite(tx, invite.id, "operator"))
+            self.harness.run(lambda tx: node_invites.revoke_node_invite(tx, invite.id, "operator"))
             invite.revoked = True
 
     @precondition(lambda self: self.invites)
     @rule(back=BACK, who=WHO, crash=CRASH)
     def exchange_invite(self, back: int, who: Who, crash: str) -> None:
         invite = recent(self.invites, back)
-        request = self.gate.joiner(who[1], node_id=who[0]).with_invite(invite.token)
+        request = self.harness.joiner(who[1], node_id=who[0]).with_invite(invite.token)
         self.made.append(Made(request, who, invite, invite.expires_at))
         self.exchange(0, crash)
 
     @rule(who=WHO, crash=CRASH, sent=st.booleans())
     def exchange_proof(self, who: Who, crash: str, sent: bool) -> None:
-        challenge = self.gate.challenge()
-        joiner = self.gate.joiner(who[1], node_id=who[0])
-        request = joiner.with_challenge(challenge, self.gate.issuer.key.fingerprint)
+        challenge = self.harness.challenge()
+        joiner = self.harness.joiner(who[1], node_id=who[0])
+        request = joiner.with_challenge(challenge, self.harness.issuer.key.fingerprint)
         self.made.append(Made(request, who, None, challenge.expires_at))
         if sent:
             self.exchange(0, crash)
@@ -222,7 +222,9 @@ class DoorMachine(RuleBasedStateMachine):
         """Also again: a request once sent is known to whoever overheard it."""
         made = recent(self.made, back)
         answer = self.attempt(
-            lambda tx: self.gate.door.issue_ticket(tx, made.request), self.exchanging(made), crash
+            lambda tx: self.harness.door.issue_ticket(tx, made.request),
+            self.exchanging(made),
+            crash,
         )
         if answer is not None:
             made.earned = True
@@ -234,7 +236,9 @@ class DoorMachine(RuleBasedStateMachine):
     def admit(self, back: int, crash: str) -> None:
         ticket = recent(self.tickets, back)
         entered = self.attempt(
-            lambda tx: self.gate.door.redeem_ticket(tx, ticket.text), self.entering(ticket), crash
+            lambda tx: self.harness.door.redeem_ticket(tx, ticket.text),
+            self.entering(ticket),
+            crash,
         )
         if entered is None:
             return
@@ -250,9 +254,9 @@ class DoorMachine(RuleBasedStateMachine):
     def attempt(self, act: Callable[[Tx], T], expected: str, crash: str) -> T | None:
         """What `act` gave; None if it was refused, as expected, or lost in a crash."""
         try:
-            value = None if crash == "before commit" else self.gate.run(act)
+            value = None if crash == "before commit" else self.harness.run(act)
             if crash == "before commit":
-                self.gate.crash_during(act)
+                self.harness.crash_during(act)
         except GatepostError as error:
             assert error.code == expected
             return None
@@ -265,7 +269,7 @@ class DoorMachine(RuleBasedStateMachine):
     def revoke(self, id: str, sure: bool) -> None:
         if not sure or (id not in self.admitted and id not in self.revoked):
             return
-        out = self.gate.revoke(id)
+        out = self.harness.revoke(id)
         self.revoked.setdefault(id, self.admitted[id])
         named = {session for session, node in self.connected.items() if node == id}
         assert set(out.sessions) == named
@@ -274,7 +278,7 @@ class DoorMachine(RuleBasedStateMachine):
 
     @rule(ms=PAUSES)
     def wait(self, ms: int) -> None:
-        self.gate.clock.advance(ms)
+        self.harness.clock.advance(ms)
         self.prune()
 
     @rule(kind=st.sampled_from(["invites", "made", "tickets"]), back=BACK, early=st.booleans())
@@ -283,18 +287,18 @@ class DoorMachine(RuleBasedStateMachine):
         things = getattr(self, kind)
         if things:
             end = recent(things, back).expires_at - early
-            self.gate.clock.set(max(self.now, end))
+            self.harness.clock.set(max(self.now, end))
             self.prune()
 
     def prune(self) -> None:
-        self.gate.run(lambda tx: retention.prune_expired(tx, self.gate.policy, 1000))
+        self.harness.run(lambda tx: retention.prune_expired(tx, self.harness.policy, 1000))
         for invite in self.invites:
-            invite.forgotten |= invite.expires_at <= self.now - self.gate.policy.remember
+            invite.forgotten |= invite.expires_at <= self.now - self.harness.policy.remember
 
     @rule()
     def reopen(self) -> None:
-        self.gate.reopen()
-        self.gate.run(node_sessions.close_all_node_sessions)
+        self.harness.reopen()
+        self.harness.run(node_sessions.close_all_node_sessions)
         self.connected.clear()
 
     # -- what must hold whatever happened
@@ -305,13 +309,13 @@ class DoorMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_journal_says_what_the_model_says(self) -> None:
-        admitted = {a.node_id: a.public_key for a in self.gate.admissions()}
+        admitted = {a.node_id: a.public_key for a in self.harness.admissions()}
         assert admitted == {id: key(name).public for id, name in self.admitted.items()}
-        assert set(self.gate.revoked_nodes()) == set(self.revoked)
+        assert set(self.harness.revoked_nodes()) == set(self.revoked)
 
     @invariant()
     def no_revoked_node_is_connected(self) -> None:
-        connected = self.gate.connected_nodes()
+        connected = self.harness.connected_nodes()
         assert connected == self.connected
         assert not set(connected.values()) & set(self.revoked)
 

@@ -12,7 +12,7 @@ from gatepost.access import AccessPolicy, node_invites, tokens
 from gatepost.access.auth_messages import Challenge, ExchangeAnswer, ExchangeRequest
 from gatepost.errors import GatepostError
 from gatepost.journal.transaction import Row, Tx
-from tests.access.gate import HOUR, START, Gate, key, refused
+from tests.access.harness import HOUR, START, AccessHarness, key, refused
 
 OPEN_POLICY = AccessPolicy(profile="development", require_proof=False)
 
@@ -21,15 +21,15 @@ class Attempt:
     """One exchange with an invite, right in every way until a fault is put into it."""
 
     def __init__(self) -> None:
-        self.gate = Gate()
-        self.issued = self.gate.invite("mbp-jane")
+        self.harness = AccessHarness()
+        self.issued = self.harness.invite("mbp-jane")
         self.node_id, self.proof = "mbp-jane", "right"
         self.rooms: tuple[str, ...] = ("ansible-control",)
         self.token = self.issued.token
         self.nonce = "n" * 16
 
     def request(self) -> ExchangeRequest:
-        joiner = self.gate.joiner("mbp-jane", node_id=self.node_id)
+        joiner = self.harness.joiner("mbp-jane", node_id=self.node_id)
         joiner._new_nonce = lambda: self.nonce  # type: ignore[method-assign]
         request = joiner.with_invite(self.token, self.rooms)
         if self.proof == "right":
@@ -40,23 +40,23 @@ class Attempt:
         self.token = self.token[:-43] + "A" * 43
 
     def used(self) -> None:
-        request = self.gate.joiner("mbp-jane").with_invite(self.issued.token)
-        self.gate.admit(self.gate.exchange(request).ws_ticket)
+        request = self.harness.joiner("mbp-jane").with_invite(self.issued.token)
+        self.harness.admit(self.harness.exchange(request).ws_ticket)
 
     def withdrawn(self) -> None:
-        self.gate.run(
+        self.harness.run(
             lambda tx: node_invites.revoke_node_invite(tx, self.issued.invite.id, "operator")
         )
 
     def expired(self) -> None:
-        self.gate.clock.advance(HOUR)
+        self.harness.clock.advance(HOUR)
 
     def other_node(self) -> None:
         self.node_id = "lab-jane"
 
     def node_revoked(self) -> None:
-        self.gate.join("mbp-jane")
-        self.gate.revoke("mbp-jane")
+        self.harness.join("mbp-jane")
+        self.harness.revoke("mbp-jane")
 
     def no_proof(self) -> None:
         self.proof = "missing"
@@ -65,7 +65,7 @@ class Attempt:
         self.proof = "wrong"
 
     def replay(self) -> None:
-        self.gate.exchange(self.request())
+        self.harness.exchange(self.request())
 
     def closed_room(self) -> None:
         self.rooms = ("ansible-control", "ansible-secret")
@@ -106,7 +106,7 @@ def names(chosen: tuple[Callable[..., None], ...]) -> str:
 
 def test_an_exchange_without_fault_earns_a_ticket() -> None:
     attempt = Attempt()
-    assert attempt.gate.exchange(attempt.request()).rooms == ("ansible-control",)
+    assert attempt.harness.exchange(attempt.request()).rooms == ("ansible-control",)
 
 
 @pytest.mark.parametrize("chosen", some_faults(INVITED_FAULTS, EXCLUSIVE), ids=names)
@@ -118,22 +118,22 @@ def test_with_an_invite_the_first_fault_is_the_answer(
     for fault in early + [fault for fault in chosen if fault not in early]:
         fault(attempt)
     with refused(INVITED_FAULTS[chosen[0]]):
-        attempt.gate.exchange(attempt.request())
+        attempt.harness.exchange(attempt.request())
 
 
 class Return:
     """One exchange by proof, right in every way until a fault is put into it."""
 
     def __init__(self) -> None:
-        self.gate = Gate()
-        self.gate.join("mbp-jane")
-        self.issuer = self.gate.issuer.key.fingerprint
+        self.harness = AccessHarness()
+        self.harness.join("mbp-jane")
+        self.issuer = self.harness.issuer.key.fingerprint
         self.name, self.node_id, self.rooms = "mbp-jane", "mbp-jane", ("ansible-control",)
-        self.challenge: Challenge = self.gate.challenge()
+        self.challenge: Challenge = self.harness.challenge()
         self.missing: set[str] = set()
 
     def request(self) -> ExchangeRequest:
-        joiner = self.gate.joiner(self.name, node_id=self.node_id)
+        joiner = self.harness.joiner(self.name, node_id=self.node_id)
         request = joiner.with_challenge(self.challenge, self.issuer, self.rooms)
         return replace(request, **dict.fromkeys(self.missing))
 
@@ -144,7 +144,7 @@ class Return:
         self.missing.add("challenge")
 
     def late(self) -> None:
-        self.gate.clock.advance(60_000)
+        self.harness.clock.advance(60_000)
 
     def unknown_node(self) -> None:
         self.node_id = "lab-jane"
@@ -159,10 +159,10 @@ class Return:
         self.challenge = replace(self.challenge, challenge="A" * 75)
 
     def node_revoked(self) -> None:
-        self.gate.revoke("mbp-jane")
+        self.harness.revoke("mbp-jane")
 
     def replay(self) -> None:
-        self.gate.exchange(self.request())
+        self.harness.exchange(self.request())
 
     def closed_room(self) -> None:
         self.rooms = ("ansible-secret",)
@@ -182,10 +182,10 @@ RETURN_FAULTS: dict[Callable[[Return], None], str] = {
 }
 
 
-def test_a_node_that_was_admitted_comes_back_by_proof(gate: Gate) -> None:
-    first = gate.join("mbp-jane", tier="backbone")
-    gate.clock.advance(90 * 24 * HOUR)
-    again = gate.admit(gate.exchange(gate.come_back("mbp-jane")).ws_ticket)
+def test_a_node_that_was_admitted_comes_back_by_proof(harness: AccessHarness) -> None:
+    first = harness.join("mbp-jane", tier="backbone")
+    harness.clock.advance(90 * 24 * HOUR)
+    again = harness.admit(harness.exchange(harness.come_back("mbp-jane")).ws_ticket)
     assert again == replace(first, session_id=again.session_id)
     assert again.session_id != first.session_id
 
@@ -198,43 +198,43 @@ def test_by_proof_the_first_fault_is_the_answer(
     for fault in sorted(chosen, key=lambda fault: fault is not Return.replay):
         fault(attempt)
     with refused(RETURN_FAULTS[chosen[0]]):
-        attempt.gate.exchange(attempt.request())
+        attempt.harness.exchange(attempt.request())
 
 
 class Entry:
     """One ticket presented, right in every way until a fault is put into it."""
 
     def __init__(self) -> None:
-        self.gate = Gate()
-        self.issued = self.gate.invite()
+        self.harness = AccessHarness()
+        self.issued = self.harness.invite()
         self.ticket = self.mint("mbp-jane").ws_ticket
         self.claimed: str | None = None
 
     def mint(self, name: str) -> ExchangeAnswer:
-        return self.gate.exchange(self.gate.joiner(name).with_invite(self.issued.token))
+        return self.harness.exchange(self.harness.joiner(name).with_invite(self.issued.token))
 
     def forged(self) -> None:
         head, _, _ = self.ticket.rpartition(".")
         self.ticket = f"{head}.{'A' * 86}"
 
     def late(self) -> None:
-        self.gate.clock.advance(45_000)
+        self.harness.clock.advance(45_000)
 
     def used(self) -> None:
-        self.gate.admit(self.ticket)
+        self.harness.admit(self.ticket)
 
     def other_claim(self) -> None:
         self.claimed = "lab-jane"
 
     def node_revoked(self) -> None:
-        self.gate.join("mbp-jane")
-        self.gate.revoke("mbp-jane")
+        self.harness.join("mbp-jane")
+        self.harness.revoke("mbp-jane")
 
     def other_was_first(self) -> None:
-        self.gate.admit(self.mint("lab-jane").ws_ticket)
+        self.harness.admit(self.mint("lab-jane").ws_ticket)
 
     def withdrawn(self) -> None:
-        self.gate.run(
+        self.harness.run(
             lambda tx: node_invites.revoke_node_invite(tx, self.issued.invite.id, "operator")
         )
 
@@ -265,7 +265,7 @@ def test_at_entry_the_first_fault_is_the_answer(
     for fault in early + [fault for fault in chosen if fault not in early]:
         fault(entry)
     with refused(ENTRY_FAULTS[chosen[0]]):
-        entry.gate.admit(entry.ticket, entry.claimed)
+        entry.harness.admit(entry.ticket, entry.claimed)
 
 
 # -- getting in
@@ -273,24 +273,24 @@ def test_at_entry_the_first_fault_is_the_answer(
 
 def test_whoever_claims_the_node_of_the_ticket_enters() -> None:
     entry = Entry()
-    assert entry.gate.admit(entry.ticket, "mbp-jane").node_id == "mbp-jane"
+    assert entry.harness.admit(entry.ticket, "mbp-jane").node_id == "mbp-jane"
 
 
 def test_entry_consumes_the_invite_binds_the_key_and_admits_in_one_transaction() -> None:
     entry = Entry()
-    gate = entry.gate
-    before = gate.run(_everything)
-    gate.crash_during(lambda tx: gate.door.redeem_ticket(tx, entry.ticket))
-    assert gate.run(_everything) == before
-    admitted = gate.admit(entry.ticket)
-    (invite,) = gate.run(node_invites.list_node_invites)
+    harness = entry.harness
+    before = harness.run(_everything)
+    harness.crash_during(lambda tx: harness.door.redeem_ticket(tx, entry.ticket))
+    assert harness.run(_everything) == before
+    admitted = harness.admit(entry.ticket)
+    (invite,) = harness.run(node_invites.list_node_invites)
     assert (invite.used_at, invite.used_by, invite.used_key) == (
         START,
         "mbp-jane",
         key("mbp-jane").public,
     )
-    assert gate.admissions() == [admitted.admission]
-    assert list(gate.connected_nodes()) == [admitted.session_id]
+    assert harness.admissions() == [admitted.admission]
+    assert list(harness.connected_nodes()) == [admitted.session_id]
 
 
 def _everything(tx: Tx) -> list[list[Row]]:
@@ -298,115 +298,123 @@ def _everything(tx: Tx) -> list[list[Row]]:
     return [tx.fetch_all(f"SELECT * FROM {table}") for table in tables]
 
 
-def test_an_exchange_alone_consumes_nothing(gate: Gate) -> None:
-    token = gate.invite("mbp-jane").token
-    gate.exchange(gate.joiner("mbp-jane").with_invite(token))
-    (invite,) = gate.run(node_invites.list_node_invites)
+def test_an_exchange_alone_consumes_nothing(harness: AccessHarness) -> None:
+    token = harness.invite("mbp-jane").token
+    harness.exchange(harness.joiner("mbp-jane").with_invite(token))
+    (invite,) = harness.run(node_invites.list_node_invites)
     assert invite.state_at(START) == "open"
-    assert gate.admissions() == []
+    assert harness.admissions() == []
 
 
-def test_an_invite_earns_another_ticket_when_the_first_expired_unused(gate: Gate) -> None:
-    token = gate.invite("mbp-jane").token
-    gate.exchange(gate.joiner("mbp-jane").with_invite(token))
-    gate.clock.advance(45_000)
-    second = gate.exchange(gate.joiner("mbp-jane").with_invite(token))
-    assert gate.admit(second.ws_ticket).node_id == "mbp-jane"
+def test_an_invite_earns_another_ticket_when_the_first_expired_unused(
+    harness: AccessHarness,
+) -> None:
+    token = harness.invite("mbp-jane").token
+    harness.exchange(harness.joiner("mbp-jane").with_invite(token))
+    harness.clock.advance(45_000)
+    second = harness.exchange(harness.joiner("mbp-jane").with_invite(token))
+    assert harness.admit(second.ws_ticket).node_id == "mbp-jane"
 
 
 def test_two_live_tickets_of_one_invite_admit_one_node() -> None:
     entry = Entry()
     rival = entry.mint("lab-jane").ws_ticket
-    entry.gate.admit(entry.ticket)
+    entry.harness.admit(entry.ticket)
     with refused("token_already_used"):
-        entry.gate.admit(rival)
-    assert [a.node_id for a in entry.gate.admissions()] == ["mbp-jane"]
+        entry.harness.admit(rival)
+    assert [a.node_id for a in entry.harness.admissions()] == ["mbp-jane"]
 
 
 def test_two_live_tickets_of_the_same_node_both_open_a_connection() -> None:
     entry = Entry()
     second = entry.mint("mbp-jane").ws_ticket
-    first = entry.gate.admit(entry.ticket)
-    entry.gate.clock.advance(1000)
-    assert entry.gate.admit(second).admission == first.admission
+    first = entry.harness.admit(entry.ticket)
+    entry.harness.clock.advance(1000)
+    assert entry.harness.admit(second).admission == first.admission
 
 
-def test_two_invites_and_one_name_admit_the_first_key_only(gate: Gate) -> None:
+def test_two_invites_and_one_name_admit_the_first_key_only(harness: AccessHarness) -> None:
     mine, theirs = (
-        gate.exchange(gate.joiner(name, "mbp-jane").with_invite(gate.invite("mbp-jane").token))
+        harness.exchange(
+            harness.joiner(name, "mbp-jane").with_invite(harness.invite("mbp-jane").token)
+        )
         for name in ("jane", "eve")
     )
-    gate.admit(mine.ws_ticket)
+    harness.admit(mine.ws_ticket)
     with refused("node_mismatch"):
-        gate.admit(theirs.ws_ticket)
+        harness.admit(theirs.ws_ticket)
 
 
 def test_a_joiner_that_lost_the_answer_to_its_entry_comes_back_by_proof() -> None:
     entry = Entry()
-    entry.gate.admit(entry.ticket)
+    entry.harness.admit(entry.ticket)
     with refused("token_already_used"):
         entry.mint("mbp-jane")
-    again = entry.gate.admit(entry.gate.exchange(entry.gate.come_back("mbp-jane")).ws_ticket)
+    again = entry.harness.admit(
+        entry.harness.exchange(entry.harness.come_back("mbp-jane")).ws_ticket
+    )
     assert again.admission is not None
 
 
-def test_a_node_this_gateway_has_forgotten_cannot_enter_with_an_old_ticket(gate: Gate) -> None:
-    gate.join("mbp-jane")
-    ticket = gate.exchange(gate.come_back("mbp-jane")).ws_ticket
-    gate.connection.execute("DELETE FROM admission")
+def test_a_node_this_gateway_has_forgotten_cannot_enter_with_an_old_ticket(
+    harness: AccessHarness,
+) -> None:
+    harness.join("mbp-jane")
+    ticket = harness.exchange(harness.come_back("mbp-jane")).ws_ticket
+    harness.connection.execute("DELETE FROM admission")
     with refused("invalid_ticket"):
-        gate.admit(ticket)
+        harness.admit(ticket)
 
 
 # -- proof
 
 
-def test_only_the_expected_key_may_use_an_invite_bound_to_a_key(gate: Gate) -> None:
-    token = gate.invite("mbp-jane", expected_key=key("mbp-jane").public).token
+def test_only_the_expected_key_may_use_an_invite_bound_to_a_key(harness: AccessHarness) -> None:
+    token = harness.invite("mbp-jane", expected_key=key("mbp-jane").public).token
     with refused("invalid_proof"):
-        gate.exchange(gate.joiner("eve", node_id="mbp-jane").with_invite(token))
-    gate.exchange(gate.joiner("mbp-jane").with_invite(token))
+        harness.exchange(harness.joiner("eve", node_id="mbp-jane").with_invite(token))
+    harness.exchange(harness.joiner("mbp-jane").with_invite(token))
 
 
 def test_without_required_proof_a_key_is_bound_unproven_but_a_wrong_proof_stays_wrong() -> None:
-    gate = Gate(policy=OPEN_POLICY)
-    request = gate.joiner("mbp-jane").with_invite(gate.invite("mbp-jane").token)
+    harness = AccessHarness(policy=OPEN_POLICY)
+    request = harness.joiner("mbp-jane").with_invite(harness.invite("mbp-jane").token)
     with refused("invalid_proof"):
-        gate.exchange(replace(request, node_proof=bytes(64)))
-    ticket = gate.exchange(replace(request, node_proof=None)).ws_ticket
-    assert gate.admit(ticket).public_key == key("mbp-jane").public
+        harness.exchange(replace(request, node_proof=bytes(64)))
+    ticket = harness.exchange(replace(request, node_proof=None)).ws_ticket
+    assert harness.admit(ticket).public_key == key("mbp-jane").public
 
 
 def test_without_required_proof_an_expected_key_is_still_expected() -> None:
-    gate = Gate(policy=OPEN_POLICY)
-    token = gate.invite(expected_key=key("mbp-jane").public).token
-    request = gate.joiner("eve").with_invite(token)
+    harness = AccessHarness(policy=OPEN_POLICY)
+    token = harness.invite(expected_key=key("mbp-jane").public).token
+    request = harness.joiner("eve").with_invite(token)
     with refused("invalid_proof"):
-        gate.exchange(replace(request, node_proof=None))
+        harness.exchange(replace(request, node_proof=None))
 
 
 def test_coming_back_needs_a_proof_whatever_the_policy() -> None:
-    gate = Gate(policy=OPEN_POLICY)
-    gate.join("mbp-jane")
+    harness = AccessHarness(policy=OPEN_POLICY)
+    harness.join("mbp-jane")
     with refused("proof_required"):
-        gate.exchange(replace(gate.come_back("mbp-jane"), node_proof=None))
+        harness.exchange(replace(harness.come_back("mbp-jane"), node_proof=None))
 
 
-def test_a_proof_made_for_an_invite_is_no_answer_to_a_challenge(gate: Gate) -> None:
-    invited = gate.joiner("mbp-jane").with_invite(gate.invite("mbp-jane").token)
-    gate.admit(gate.exchange(invited).ws_ticket)
-    challenge = gate.challenge().challenge
+def test_a_proof_made_for_an_invite_is_no_answer_to_a_challenge(harness: AccessHarness) -> None:
+    invited = harness.joiner("mbp-jane").with_invite(harness.invite("mbp-jane").token)
+    harness.admit(harness.exchange(invited).ws_ticket)
+    challenge = harness.challenge().challenge
     with refused("invalid_proof"):
-        gate.exchange(replace(invited, invite_token=None, challenge=challenge))
+        harness.exchange(replace(invited, invite_token=None, challenge=challenge))
 
 
 # -- no oracle
 
 
 def test_an_unknown_id_a_wrong_secret_and_a_foreign_invite_are_one_answer_at_one_cost(
-    gate: Gate, monkeypatch: pytest.MonkeyPatch
+    harness: AccessHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token = gate.invite("mbp-jane").token
+    token = harness.invite("mbp-jane").token
     prefix, public, secret = token.split(".")
     foreign = f"{public[:16]}{key('eve').fingerprint}"
     wrong = [
@@ -416,7 +424,7 @@ def test_an_unknown_id_a_wrong_secret_and_a_foreign_invite_are_one_answer_at_one
         "gibberish",
         "",
     ]
-    request = gate.joiner("mbp-jane").with_invite(token)
+    request = harness.joiner("mbp-jane").with_invite(token)
     answers, work = set(), []
 
     def compare(a: bytes, b: bytes) -> bool:
@@ -426,7 +434,7 @@ def test_an_unknown_id_a_wrong_secret_and_a_foreign_invite_are_one_answer_at_one
     monkeypatch.setattr(tokens, "compare_digest", compare)
     for text in wrong:
         with pytest.raises(GatepostError) as found:
-            gate.exchange(replace(request, invite_token=text))
+            harness.exchange(replace(request, invite_token=text))
         answers.add((found.value.code, found.value.message))
     assert len(answers) == 1
     assert work == [(32, 32)] * len(wrong)
@@ -438,7 +446,7 @@ def test_an_unknown_node_a_wrong_key_and_an_old_challenge_are_one_answer() -> No
         attempt = Return()
         fault(attempt)
         with pytest.raises(GatepostError) as found:
-            attempt.gate.exchange(attempt.request())
+            attempt.harness.exchange(attempt.request())
         answers.add((found.value.code, found.value.message))
     assert len(answers) == 1
 
@@ -446,8 +454,8 @@ def test_an_unknown_node_a_wrong_key_and_an_old_challenge_are_one_answer() -> No
 # -- as it travels
 
 
-def test_a_request_travels_with_the_names_of_the_protocol(gate: Gate) -> None:
-    request = gate.joiner("mbp-jane").with_invite(gate.invite("mbp-jane").token)
+def test_a_request_travels_with_the_names_of_the_protocol(harness: AccessHarness) -> None:
+    request = harness.joiner("mbp-jane").with_invite(harness.invite("mbp-jane").token)
     encoded = msgspec.json.encode(request)
     assert set(msgspec.json.decode(encoded)) == {
         "inviteToken",
@@ -467,7 +475,9 @@ def test_the_control_room_is_asked_for_unless_others_are() -> None:
     assert request.requested_rooms == ("ansible-control",)
 
 
-def test_an_answer_travels_with_the_names_of_the_protocol(gate: Gate) -> None:
-    answer = gate.exchange(gate.joiner("mbp-jane").with_invite(gate.invite("mbp-jane").token))
+def test_an_answer_travels_with_the_names_of_the_protocol(harness: AccessHarness) -> None:
+    answer = harness.exchange(
+        harness.joiner("mbp-jane").with_invite(harness.invite("mbp-jane").token)
+    )
     names = {"wsTicket", "expiresAt", "rooms", "sessionId", "issuerId", "issuerKey"}
     assert set(msgspec.json.decode(msgspec.json.encode(answer))) == names

@@ -4,7 +4,7 @@ import pytest
 from gatepost.access import CombinedNodeDirectory, KnownNode
 from gatepost.journal import Tx
 from gatepost.room.admission_chain import AdmissionLink, ChainVerifier, Genesis
-from tests.access.gate import START, Gate, key, refused
+from tests.access.harness import START, AccessHarness, key, refused
 
 
 class Told:
@@ -24,8 +24,8 @@ class Told:
         return list(self._admitted)
 
 
-def test_an_admission_names_the_node_its_tier_and_its_issuer(gate: Gate) -> None:
-    admission = gate.join("mbp-jane", tier="backbone").admission
+def test_an_admission_names_the_node_its_tier_and_its_issuer(harness: AccessHarness) -> None:
+    admission = harness.join("mbp-jane", tier="backbone").admission
     assert admission is not None
     assert (admission.node_id, admission.public_key) == ("mbp-jane", key("mbp-jane").public)
     assert (admission.tier, admission.issuer, admission.issued_at) == (
@@ -35,41 +35,41 @@ def test_an_admission_names_the_node_its_tier_and_its_issuer(gate: Gate) -> None
     )
 
 
-def test_an_admission_is_the_link_by_which_the_room_traces_a_node(gate: Gate) -> None:
-    made = gate.join("mbp-jane").admission
+def test_an_admission_is_the_link_by_which_the_room_traces_a_node(harness: AccessHarness) -> None:
+    made = harness.join("mbp-jane").admission
     assert made is not None
     link = AdmissionLink(made.node_id, made.tier, made.issued_at, made.public_key, made.signature)
-    ChainVerifier(Genesis("vps-jane", gate.issuer.key.public)).verify_chain((link,))
+    ChainVerifier(Genesis("vps-jane", harness.issuer.key.public)).verify_chain((link,))
 
 
-def test_the_journal_knows_whom_it_admitted_by_id_and_by_key(gate: Gate) -> None:
-    gate.join("mbp-jane")
+def test_the_journal_knows_whom_it_admitted_by_id_and_by_key(harness: AccessHarness) -> None:
+    harness.join("mbp-jane")
     public = key("mbp-jane").public
     expected = KnownNode("mbp-jane", public, "edge", False)
-    assert gate.run(lambda tx: gate.directory.by_id(tx, "mbp-jane")) == expected
-    assert gate.run(lambda tx: gate.directory.by_key(tx, public)) == expected
-    assert gate.run(lambda tx: gate.directory.by_id(tx, "lab-jane")) is None
-    assert gate.run(lambda tx: gate.directory.admitted_by(tx, "vps-jane")) == [expected]
+    assert harness.run(lambda tx: harness.directory.by_id(tx, "mbp-jane")) == expected
+    assert harness.run(lambda tx: harness.directory.by_key(tx, public)) == expected
+    assert harness.run(lambda tx: harness.directory.by_id(tx, "lab-jane")) is None
+    assert harness.run(lambda tx: harness.directory.admitted_by(tx, "vps-jane")) == [expected]
 
 
-def test_a_node_invited_again_changes_its_tier_and_keeps_its_key(gate: Gate) -> None:
-    gate.join("mbp-jane", tier="edge")
-    again = gate.join("mbp-jane", tier="backbone").admission
-    assert gate.admissions() == [again]
+def test_a_node_invited_again_changes_its_tier_and_keeps_its_key(harness: AccessHarness) -> None:
+    harness.join("mbp-jane", tier="edge")
+    again = harness.join("mbp-jane", tier="backbone").admission
+    assert harness.admissions() == [again]
     assert again is not None
     assert again.tier == "backbone"
 
 
-def test_storage_itself_binds_an_id_to_its_key(gate: Gate) -> None:
-    gate.join("mbp-jane")
+def test_storage_itself_binds_an_id_to_its_key(harness: AccessHarness) -> None:
+    harness.join("mbp-jane")
     with pytest.raises(apsw.ConstraintError, match="never changes"):
-        gate.connection.execute("UPDATE admission SET public_key = x'00'")
+        harness.connection.execute("UPDATE admission SET public_key = x'00'")
 
 
-def test_of_several_directories_the_one_that_says_revoked_is_right(gate: Gate) -> None:
+def test_of_several_directories_the_one_that_says_revoked_is_right(harness: AccessHarness) -> None:
     fine = KnownNode("a", b"1", "edge", False)
     out = KnownNode("a", b"1", "edge", True)
-    tx = Tx(gate.connection, START)
+    tx = Tx(harness.connection, START)
     x, y, z = (KnownNode(name, name.encode(), "edge", False) for name in "xyz")
     both = CombinedNodeDirectory(Told(fine, admitted=(x, y)), Told(out, admitted=(y, z)))
     assert both.by_id(tx, "a") == both.by_key(tx, b"1") == out
@@ -79,7 +79,7 @@ def test_of_several_directories_the_one_that_says_revoked_is_right(gate: Gate) -
 
 
 @pytest.mark.parametrize(("id", "name"), [("vps-jane", "eve"), ("eve", "vps-jane")])
-def test_nobody_joins_as_the_gateway_itself(gate: Gate, id: str, name: str) -> None:
-    request = gate.joiner(name, node_id=id).with_invite(gate.invite().token)
+def test_nobody_joins_as_the_gateway_itself(harness: AccessHarness, id: str, name: str) -> None:
+    request = harness.joiner(name, node_id=id).with_invite(harness.invite().token)
     with refused("node_mismatch"):
-        gate.exchange(request)
+        harness.exchange(request)

@@ -3,13 +3,13 @@ import pytest
 
 from gatepost.access import AccessPolicy, node_invites
 from gatepost.errors import WrongState
-from tests.access.gate import DAY, HOUR, START, Gate, key, refused
+from tests.access.harness import DAY, HOUR, START, AccessHarness, key, refused
 
 
-def test_an_invite_names_its_issuer_by_fingerprint(gate: Gate) -> None:
-    token = gate.invite("mbp-jane").token
+def test_an_invite_names_its_issuer_by_fingerprint(harness: AccessHarness) -> None:
+    token = harness.invite("mbp-jane").token
     assert token.startswith("gp1.")
-    assert node_invites.issuer_fingerprint(token) == gate.issuer.key.fingerprint
+    assert node_invites.issuer_fingerprint(token) == harness.issuer.key.fingerprint
 
 
 def test_what_is_no_invite_names_no_issuer() -> None:
@@ -17,9 +17,9 @@ def test_what_is_no_invite_names_no_issuer() -> None:
         node_invites.issuer_fingerprint("gp1.what.ever")
 
 
-def test_an_issued_invite_is_listed_with_all_but_its_secret(gate: Gate) -> None:
-    issued = gate.invite("mbp-jane", tier="backbone", expected_key=key("mbp-jane").public)
-    (listed,) = gate.run(node_invites.list_node_invites)
+def test_an_issued_invite_is_listed_with_all_but_its_secret(harness: AccessHarness) -> None:
+    issued = harness.invite("mbp-jane", tier="backbone", expected_key=key("mbp-jane").public)
+    (listed,) = harness.run(node_invites.list_node_invites)
     assert listed == issued.invite
     assert (listed.tier, listed.expected_node_id) == ("backbone", "mbp-jane")
     assert listed.expected_key == key("mbp-jane").public
@@ -34,53 +34,55 @@ def test_an_issued_invite_is_listed_with_all_but_its_secret(gate: Gate) -> None:
 
 def test_an_edge_node_cannot_invite() -> None:
     with refused("forbidden"):
-        Gate(tier="edge").invite()
+        AccessHarness(tier="edge").invite()
 
 
 @pytest.mark.parametrize("ttl", [0, -1, 30 * DAY + 1])
-def test_an_invite_lasts_some_time_and_not_for_ever(gate: Gate, ttl: int) -> None:
+def test_an_invite_lasts_some_time_and_not_for_ever(harness: AccessHarness, ttl: int) -> None:
     with refused("invalid_request"):
-        gate.invite(ttl=ttl)
+        harness.invite(ttl=ttl)
 
 
-def test_an_invite_for_an_impossible_name_is_refused(gate: Gate) -> None:
+def test_an_invite_for_an_impossible_name_is_refused(harness: AccessHarness) -> None:
     with refused("invalid_id"):
-        gate.invite("../etc")
+        harness.invite("../etc")
 
 
-def test_a_revoked_invite_says_so_and_revoking_again_changes_nothing(gate: Gate) -> None:
-    id = gate.invite().invite.id
-    first = gate.run(lambda tx: node_invites.revoke_node_invite(tx, id, "operator"))
-    gate.clock.advance(HOUR)
-    assert gate.run(lambda tx: node_invites.revoke_node_invite(tx, id, "operator")) == first
+def test_a_revoked_invite_says_so_and_revoking_again_changes_nothing(
+    harness: AccessHarness,
+) -> None:
+    id = harness.invite().invite.id
+    first = harness.run(lambda tx: node_invites.revoke_node_invite(tx, id, "operator"))
+    harness.clock.advance(HOUR)
+    assert harness.run(lambda tx: node_invites.revoke_node_invite(tx, id, "operator")) == first
     assert first.state_at(START) == "revoked"
 
 
-def test_a_used_invite_cannot_be_revoked(gate: Gate) -> None:
-    gate.join("mbp-jane")
-    (invite,) = gate.run(node_invites.list_node_invites)
+def test_a_used_invite_cannot_be_revoked(harness: AccessHarness) -> None:
+    harness.join("mbp-jane")
+    (invite,) = harness.run(node_invites.list_node_invites)
     assert (invite.state_at(START), invite.used_by) == ("used", "mbp-jane")
     with pytest.raises(WrongState, match="mbp-jane"):
-        gate.run(lambda tx: node_invites.revoke_node_invite(tx, invite.id, "operator"))
+        harness.run(lambda tx: node_invites.revoke_node_invite(tx, invite.id, "operator"))
 
 
-def test_an_unknown_invite_cannot_be_revoked(gate: Gate) -> None:
+def test_an_unknown_invite_cannot_be_revoked(harness: AccessHarness) -> None:
     with refused("unknown_invite"):
-        gate.run(lambda tx: node_invites.revoke_node_invite(tx, "0" * 16, "operator"))
+        harness.run(lambda tx: node_invites.revoke_node_invite(tx, "0" * 16, "operator"))
 
 
-def test_storage_itself_keeps_a_used_invite_used(gate: Gate) -> None:
-    gate.join("mbp-jane")
+def test_storage_itself_keeps_a_used_invite_used(harness: AccessHarness) -> None:
+    harness.join("mbp-jane")
     with pytest.raises(apsw.ConstraintError, match="never changes"):
-        gate.connection.execute("UPDATE invite SET used_at = NULL")
+        harness.connection.execute("UPDATE invite SET used_at = NULL")
 
 
-def test_issuing_and_revoking_are_audited(gate: Gate) -> None:
-    id = gate.invite("mbp-jane").invite.id
-    gate.run(lambda tx: node_invites.revoke_node_invite(tx, id, "jane"))
-    rows = gate.run(lambda tx: tx.fetch_all("SELECT actor, action, subject FROM audit"))
+def test_issuing_and_revoking_are_audited(harness: AccessHarness) -> None:
+    id = harness.invite("mbp-jane").invite.id
+    harness.run(lambda tx: node_invites.revoke_node_invite(tx, id, "jane"))
+    rows = harness.run(lambda tx: tx.fetch_all("SELECT actor, action, subject FROM audit"))
     assert rows == [("operator", "invite.issue", id), ("jane", "invite.revoke", id)]
 
 
 def test_default_policy_is_the_strict_one() -> None:
-    assert Gate().policy == AccessPolicy(profile="production", require_proof=True)
+    assert AccessHarness().policy == AccessPolicy(profile="production", require_proof=True)

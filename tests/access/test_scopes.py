@@ -15,7 +15,7 @@ from gatepost.access.scopes import (
     scopes_cover,
 )
 from gatepost.wire import Ack, Await, Op, Operation
-from tests.access.gate import refused
+from tests.access.harness import refused
 
 TYPES: tuple[type[Op], ...] = get_args(Operation)
 TAGS = {kind: str(msgspec.inspect.type_info(kind).tag) for kind in TYPES}  # type: ignore[attr-defined]

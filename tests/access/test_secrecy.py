@@ -11,7 +11,7 @@ from gatepost.access import Scope, agent_invites, node_invites
 from gatepost.access.auth_messages import AgentTokens, ContextTokenRequest, ExchangeRequest
 from gatepost.access.tokens import decode_b64
 from gatepost.errors import GatepostError
-from tests.access.gate import Gate
+from tests.access.harness import AccessHarness
 
 
 def spellings(token: str) -> set[bytes]:
@@ -22,21 +22,21 @@ def spellings(token: str) -> set[bytes]:
     return {secret.encode(), raw, raw.hex().encode(), base64.b64encode(raw).rstrip(b"="), printed}
 
 
-def handed_out(gate: Gate) -> tuple[list[object], set[bytes]]:
+def handed_out(harness: AccessHarness) -> tuple[list[object], set[bytes]]:
     """Go through every door once; everything the caller saw, and the secrets in it."""
-    issued = gate.invite("mbp-jane")
-    request = gate.joiner("mbp-jane").with_invite(issued.token)
-    answer = gate.exchange(request)
-    admitted = gate.admit(answer.ws_ticket)
-    secrets = gate.run(gate.secrets.rotate_secrets)
-    out = gate.revoke("mbp-jane")
-    agent_invite = gate.agent_invite("codex", Scope.MESSAGE_READ)
-    first = gate.run(lambda tx: gate.agents.exchange_invite(tx, agent_invite.token))
-    second = gate.refresh(first.refresh_token)
+    issued = harness.invite("mbp-jane")
+    request = harness.joiner("mbp-jane").with_invite(issued.token)
+    answer = harness.exchange(request)
+    admitted = harness.admit(answer.ws_ticket)
+    secrets = harness.run(harness.secrets.rotate_secrets)
+    out = harness.revoke("mbp-jane")
+    agent_invite = harness.agent_invite("codex", Scope.MESSAGE_READ)
+    first = harness.run(lambda tx: harness.agents.exchange_invite(tx, agent_invite.token))
+    second = harness.refresh(first.refresh_token)
     assert isinstance(second, AgentTokens)
-    session = gate.authenticate(second.access_token)
+    session = harness.authenticate(second.access_token)
     wanted = ContextTokenRequest((Scope.MESSAGE_READ,))
-    narrow = gate.run(lambda tx: gate.agents.issue_context_token(tx, session, wanted))
+    narrow = harness.run(lambda tx: harness.agents.issue_context_token(tx, session, wanted))
     seen: list[object] = [
         issued,
         request,
@@ -49,7 +49,7 @@ def handed_out(gate: Gate) -> tuple[list[object], set[bytes]]:
         second,
         narrow,
     ]
-    seen += [session, gate.challenge(), gate.issuer]
+    seen += [session, harness.challenge(), harness.issuer]
     bearers = [issued.token, agent_invite.token, narrow.context_token]
     bearers += [t for pair in (first, second) for t in (pair.access_token, pair.refresh_token)]
     bearers += [answer.ws_ticket]
@@ -58,50 +58,50 @@ def handed_out(gate: Gate) -> tuple[list[object], set[bytes]]:
     return seen, words.union(*map(spellings, bearers))
 
 
-def test_there_is_something_to_find(gate: Gate) -> None:
-    seen, secrets = handed_out(gate)
+def test_there_is_something_to_find(harness: AccessHarness) -> None:
+    seen, secrets = handed_out(harness)
     shown = b"".join(msgspec.json.encode(value) for value in seen[:-1])
     assert sum(secret in shown for secret in secrets) >= 12
 
 
 def test_the_journals_files_hold_no_secret(tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "journal.db")
-    _, secrets = handed_out(gate)
+    harness = AccessHarness(tmp_path / "journal.db")
+    _, secrets = handed_out(harness)
     files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-    gate.close()
+    harness.close()
     files += (tmp_path / "journal.db").read_bytes()
     assert b"mbp-jane" in files
     assert [secret for secret in secrets if secret in files] == []
 
 
-def test_no_value_prints_a_secret(gate: Gate) -> None:
-    seen, secrets = handed_out(gate)
+def test_no_value_prints_a_secret(harness: AccessHarness) -> None:
+    seen, secrets = handed_out(harness)
     printed = "".join(f"{value!r} {value!s} {value}" for value in seen).encode()
     assert [secret for secret in secrets if secret in printed] == []
 
 
-def test_lists_hold_no_secret(gate: Gate) -> None:
-    _, secrets = handed_out(gate)
+def test_lists_hold_no_secret(harness: AccessHarness) -> None:
+    _, secrets = handed_out(harness)
     lists = (
         node_invites.list_node_invites,
         agent_invites.list_agent_invites,
-        gate.agents.list_sessions,
+        harness.agents.list_sessions,
     )
-    shown = b"".join(msgspec.json.encode(gate.run(list)) for list in lists)
+    shown = b"".join(msgspec.json.encode(harness.run(list)) for list in lists)
     assert [secret for secret in secrets if secret in shown] == []
 
 
-def test_no_refusal_repeats_what_was_presented(gate: Gate) -> None:
-    token, agent = gate.invite("lab-jane").token, gate.agent_invite().token
-    request = gate.joiner("mbp-jane").with_invite(token)
+def test_no_refusal_repeats_what_was_presented(harness: AccessHarness) -> None:
+    token, agent = harness.invite("lab-jane").token, harness.agent_invite().token
+    request = harness.joiner("mbp-jane").with_invite(token)
     refusals = []
     for act in (
-        lambda: gate.exchange(request),
-        lambda: gate.exchange(replace(request, invite_token=f"{token}x")),
-        lambda: gate.exchange(replace(request, invite_token=None, challenge=token)),
-        lambda: gate.admit(token),
-        lambda: gate.refresh(agent),
-        lambda: gate.authenticate(agent),
+        lambda: harness.exchange(request),
+        lambda: harness.exchange(replace(request, invite_token=f"{token}x")),
+        lambda: harness.exchange(replace(request, invite_token=None, challenge=token)),
+        lambda: harness.admit(token),
+        lambda: harness.refresh(agent),
+        lambda: harness.authenticate(agent),
         lambda: node_invites.issuer_fingerprint(f"{token}x"),
     ):
         with pytest.raises(GatepostError) as found:

@@ -18,13 +18,15 @@ from gatepost.access import tickets
 from gatepost.access.auth_messages import ExchangeAnswer
 from gatepost.access.tokens import encode_b64
 from gatepost.events import NodeKey
-from tests.access.gate import START, Gate, key, refused
+from tests.access.harness import START, AccessHarness, key, refused
 
 Claims = dict[str, Any]
 
 
-def ticket_of(gate: Gate) -> ExchangeAnswer:
-    return gate.exchange(gate.joiner("mbp-jane").with_invite(gate.invite("mbp-jane").token))
+def ticket_of(harness: AccessHarness) -> ExchangeAnswer:
+    return harness.exchange(
+        harness.joiner("mbp-jane").with_invite(harness.invite("mbp-jane").token)
+    )
 
 
 def claims_of(ticket: str) -> Claims:
@@ -43,10 +45,10 @@ def by_hand(header: dict[str, Any], claims: Claims, sign: Callable[[bytes], byte
     return (body + b"." + base64.urlsafe_b64encode(sign(body)).rstrip(b"=")).decode()
 
 
-def test_a_ticket_has_every_claim(gate: Gate) -> None:
-    issued = gate.invite("mbp-jane")
-    request = gate.joiner("mbp-jane").with_invite(issued.token)
-    answer = gate.exchange(request)
+def test_a_ticket_has_every_claim(harness: AccessHarness) -> None:
+    issued = harness.invite("mbp-jane")
+    request = harness.joiner("mbp-jane").with_invite(issued.token)
+    answer = harness.exchange(request)
     claims = claims_of(answer.ws_ticket)
     assert claims.pop("jti")
     assert claims == {
@@ -65,10 +67,10 @@ def test_a_ticket_has_every_claim(gate: Gate) -> None:
 
 
 def test_a_ticket_re_signed_by_its_issuer_would_be_good_so_the_forgeries_below_fail_for_cause(
-    gate: Gate,
+    harness: AccessHarness,
 ) -> None:
-    claims = claims_of(ticket_of(gate).ws_ticket)
-    assert gate.admit(signed(claims, gate.issuer.key)).node_id == "mbp-jane"
+    claims = claims_of(ticket_of(harness).ws_ticket)
+    assert harness.admit(signed(claims, harness.issuer.key)).node_id == "mbp-jane"
 
 
 @pytest.mark.parametrize(
@@ -90,73 +92,73 @@ def test_a_ticket_re_signed_by_its_issuer_would_be_good_so_the_forgeries_below_f
     ],
 )
 def test_claims_that_are_not_a_tickets_are_refused_even_if_signed(
-    gate: Gate, change: Claims
+    harness: AccessHarness, change: Claims
 ) -> None:
-    claims = claims_of(ticket_of(gate).ws_ticket) | change
+    claims = claims_of(ticket_of(harness).ws_ticket) | change
     with refused("invalid_ticket"):
-        gate.admit(signed(claims, gate.issuer.key))
+        harness.admit(signed(claims, harness.issuer.key))
 
 
 @pytest.mark.parametrize(
     "missing", ["iss", "sub", "aud", "rooms", "inviteId", "jti", "iat", "exp", "sid", "cnf"]
 )
-def test_no_claim_may_be_missing(gate: Gate, missing: str) -> None:
-    claims = claims_of(ticket_of(gate).ws_ticket)
+def test_no_claim_may_be_missing(harness: AccessHarness, missing: str) -> None:
+    claims = claims_of(ticket_of(harness).ws_ticket)
     del claims[missing]
     with refused("invalid_ticket"):
-        gate.admit(signed(claims, gate.issuer.key))
+        harness.admit(signed(claims, harness.issuer.key))
 
 
-def test_a_ticket_by_another_key_is_refused(gate: Gate) -> None:
-    claims = claims_of(ticket_of(gate).ws_ticket)
+def test_a_ticket_by_another_key_is_refused(harness: AccessHarness) -> None:
+    claims = claims_of(ticket_of(harness).ws_ticket)
     with refused("invalid_ticket"):
-        gate.admit(signed(claims, key("eve")))
+        harness.admit(signed(claims, key("eve")))
 
 
-def test_another_jwt_of_the_same_key_is_no_ticket(gate: Gate) -> None:
-    claims = claims_of(ticket_of(gate).ws_ticket)
+def test_another_jwt_of_the_same_key_is_no_ticket(harness: AccessHarness) -> None:
+    claims = claims_of(ticket_of(harness).ws_ticket)
     with refused("invalid_ticket"):
-        gate.admit(signed(claims, gate.issuer.key, typ="JWT"))
+        harness.admit(signed(claims, harness.issuer.key, typ="JWT"))
 
 
 @pytest.mark.parametrize("algorithm", ["none", "None", "", "HS256", "HS512", "RS256", "Ed25519"])
-def test_the_header_does_not_choose_the_algorithm(gate: Gate, algorithm: str) -> None:
-    claims = claims_of(ticket_of(gate).ws_ticket)
-    public = gate.issuer.key.public
+def test_the_header_does_not_choose_the_algorithm(harness: AccessHarness, algorithm: str) -> None:
+    claims = claims_of(ticket_of(harness).ws_ticket)
+    public = harness.issuer.key.public
 
     def sign(body: bytes) -> bytes:
         return hmac.digest(public, body, hashlib.sha512 if "512" in algorithm else "sha256")
 
     header = {"alg": algorithm, "typ": "gatepost-ticket+jwt"}
-    for signature in (sign, lambda body: b"", gate.issuer.key.sign):
+    for signature in (sign, lambda body: b"", harness.issuer.key.sign):
         with refused("invalid_ticket"):
-            gate.admit(by_hand(header, claims, signature))
+            harness.admit(by_hand(header, claims, signature))
 
 
-def test_a_key_in_the_header_is_not_trusted(gate: Gate) -> None:
-    claims, eve = claims_of(ticket_of(gate).ws_ticket), key("eve")
+def test_a_key_in_the_header_is_not_trusted(harness: AccessHarness) -> None:
+    claims, eve = claims_of(ticket_of(harness).ws_ticket), key("eve")
     jwk = {"kty": "OKP", "crv": "Ed25519", "x": encode_b64(eve.public)}
     header = {"alg": "EdDSA", "typ": "gatepost-ticket+jwt", "jwk": jwk, "kid": "eve"}
     with refused("invalid_ticket"):
-        gate.admit(by_hand(header, claims, eve.sign))
+        harness.admit(by_hand(header, claims, eve.sign))
 
 
-def test_an_rsa_ticket_is_refused(gate: Gate) -> None:
-    claims = claims_of(ticket_of(gate).ws_ticket)
+def test_an_rsa_ticket_is_refused(harness: AccessHarness) -> None:
+    claims = claims_of(ticket_of(harness).ws_ticket)
     rsa = generate_private_key(65537, 2048)
     with refused("invalid_ticket"):
-        gate.admit(jwt.encode(claims, rsa, "RS256", headers={"typ": "gatepost-ticket+jwt"}))
+        harness.admit(jwt.encode(claims, rsa, "RS256", headers={"typ": "gatepost-ticket+jwt"}))
 
 
 def test_a_ticket_tampered_with_anywhere_is_refused_and_costs_the_right_one_nothing(
-    gate: Gate,
+    harness: AccessHarness,
 ) -> None:
-    ticket = ticket_of(gate).ws_ticket
+    ticket = ticket_of(harness).ws_ticket
     for i in range(0, len(ticket) - 2, 7):
         tampered = ticket[:i] + ("A" if ticket[i] != "A" else "B") + ticket[i + 1 :]
         with refused("invalid_ticket"):
-            gate.admit(tampered)
-    assert gate.admit(ticket).node_id == "mbp-jane"
+            harness.admit(tampered)
+    assert harness.admit(ticket).node_id == "mbp-jane"
 
 
 @given(st.text(max_size=200) | st.from_regex(r"eyJ[\w-]{0,40}\.[\w-]{0,40}\.[\w-]{0,90}"))
@@ -165,23 +167,23 @@ def test_any_text_is_refused_the_same_way(text: str) -> None:
         tickets.read_ticket(text, "vps-jane", key("vps-jane").public)
 
 
-def test_a_deep_or_a_huge_ticket_is_refused(gate: Gate) -> None:
+def test_a_deep_or_a_huge_ticket_is_refused(harness: AccessHarness) -> None:
     deep = base64.urlsafe_b64encode(b"[" * 2500).decode()
     for text in (f"{deep}.e.e", f"e.{deep}.e", "e" * 1_000_000):
         with refused("invalid_ticket"):
-            gate.admit(text)
+            harness.admit(text)
 
 
-def test_a_ticket_expires_on_the_second(gate: Gate) -> None:
-    answer = ticket_of(gate)
-    gate.clock.set(answer.expires_at - 1)
-    gate.crash_during(lambda tx: gate.door.redeem_ticket(tx, answer.ws_ticket))
-    gate.clock.set(answer.expires_at)
+def test_a_ticket_expires_on_the_second(harness: AccessHarness) -> None:
+    answer = ticket_of(harness)
+    harness.clock.set(answer.expires_at - 1)
+    harness.crash_during(lambda tx: harness.door.redeem_ticket(tx, answer.ws_ticket))
+    harness.clock.set(answer.expires_at)
     with refused("expired_ticket"):
-        gate.admit(answer.ws_ticket)
+        harness.admit(answer.ws_ticket)
 
 
-def test_a_ticket_never_outlives_its_invite(gate: Gate) -> None:
-    token = gate.invite(ttl=10_000).token
-    answer = gate.exchange(gate.joiner("mbp-jane").with_invite(token))
+def test_a_ticket_never_outlives_its_invite(harness: AccessHarness) -> None:
+    token = harness.invite(ttl=10_000).token
+    answer = harness.exchange(harness.joiner("mbp-jane").with_invite(token))
     assert answer.expires_at == START + 10_000

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.archive.desk import Desk
+from tests.archive.harness import ArchiveHarness
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path / "archive")
+def harness(tmp_path: Path) -> ArchiveHarness:
+    return ArchiveHarness(tmp_path / "archive")

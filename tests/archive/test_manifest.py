@@ -10,7 +10,7 @@ from gatepost.archive.manifest import ArchivedIncarnation, ArchiveManifest, Arch
 from gatepost.errors import ArchiveError
 from gatepost.events import NodeKey
 from gatepost.testing import ManualClock
-from tests.archive.desk import NODE, Desk
+from tests.archive.harness import NODE, ArchiveHarness
 
 KEY = NodeKey.generate(ManualClock())
 SEGMENT = ArchiveSegment(
@@ -24,10 +24,10 @@ def _signed() -> ArchiveManifest:
     return manifest.sign_manifest(manifest.append_segment(bare, SEGMENT, 1), KEY)
 
 
-def test_it_survives_being_written_and_read(desk: Desk) -> None:
-    manifest.write_manifest(desk.store(), _signed())
-    assert manifest.read_manifest(desk.store(), NODE) == _signed()
-    assert manifest.archived_nodes(desk.store()) == [NODE]
+def test_it_survives_being_written_and_read(harness: ArchiveHarness) -> None:
+    manifest.write_manifest(harness.store(), _signed())
+    assert manifest.read_manifest(harness.store(), NODE) == _signed()
+    assert manifest.archived_nodes(harness.store()) == [NODE]
 
 
 def test_the_form_on_disk() -> None:
@@ -64,8 +64,8 @@ def test_an_incarnation_is_listed_once() -> None:
     assert (grown.rows, grown.sealed_through) == (14, 14)
 
 
-def test_what_is_no_manifest_is_refused(desk: Desk) -> None:
-    store: ArchiveStore = desk.store()
+def test_what_is_no_manifest_is_refused(harness: ArchiveHarness) -> None:
+    store: ArchiveStore = harness.store()
     for content in (b"", b"{}", b"\xff", b"[1]"):
         store.write_file(manifest.manifest_path(NODE), content)
         with pytest.raises(ArchiveError, match="restore it from a copy"):

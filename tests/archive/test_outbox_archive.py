@@ -21,7 +21,7 @@ from gatepost.events import NodeKey
 from gatepost.pipeline import read_plan
 from gatepost.pipeline.archive_reader import ArchiveReader as Reader
 from gatepost.testing import ManualClock
-from tests.archive.desk import HOUR, NODE, Desk
+from tests.archive.harness import HOUR, NODE, ArchiveHarness
 
 ROOT = Path(__file__).parents[2]
 # The largest segment where small ones are merged.
@@ -32,174 +32,178 @@ def _nobody(tx: object) -> None:
     """Somebody who does not mind."""
 
 
-def _prune(desk: Desk, through: int, limit: int = 1000, **bounds: Any) -> int:
+def _prune(harness: ArchiveHarness, through: int, limit: int = 1000, **bounds: Any) -> int:
     given = {"read": _nobody, "settled": _nobody} | bounds
-    return prune_outbox(desk.tx(), through, limit=limit, **given)
+    return prune_outbox(harness.tx(), through, limit=limit, **given)
 
 
-def _seqs(desk: Desk) -> list[int]:
-    return [event["seq"] for event in desk.events()]
+def _seqs(harness: ArchiveHarness) -> list[int]:
+    return [event["seq"] for event in harness.events()]
 
 
 # -- what is sealed, and when
 
 
-def test_nothing_is_sealed_before_it_is_due(desk: Desk) -> None:
-    assert desk.seal() == []
-    desk.groups(4, 5)
-    assert desk.seal() == []
-    desk.clock.advance(HOUR)
-    assert desk.seal() == [(1, 9)], "its oldest event is an hour old"
+def test_nothing_is_sealed_before_it_is_due(harness: ArchiveHarness) -> None:
+    assert harness.archive_segments() == []
+    harness.groups(4, 5)
+    assert harness.archive_segments() == []
+    harness.clock.advance(HOUR)
+    assert harness.archive_segments() == [(1, 9)], "its oldest event is an hour old"
 
 
-def test_a_segment_holds_whole_groups_up_to_its_size(desk: Desk) -> None:
-    desk.groups(4, 4, 4, 10, 3, 25, 1)
-    assert desk.seal() == [(1, 8), (9, 12), (13, 22), (23, 25), (26, 50)]
-    assert _seqs(desk) == list(range(1, 51))
-    ends = [event["seq"] for event in desk.events() if event["group_first"]]
+def test_a_segment_holds_whole_groups_up_to_its_size(harness: ArchiveHarness) -> None:
+    harness.groups(4, 4, 4, 10, 3, 25, 1)
+    assert harness.archive_segments() == [(1, 8), (9, 12), (13, 22), (23, 25), (26, 50)]
+    assert _seqs(harness) == list(range(1, 51))
+    ends = [event["seq"] for event in harness.events() if event["group_first"]]
     assert ends == [4, 8, 12, 22, 25, 50]
 
 
-def test_a_segment_ends_at_midnight(desk: Desk) -> None:
-    desk.groups(2)
-    desk.clock.advance(2 * HOUR)
-    desk.groups(2)
-    assert desk.seal(desk.archive(age=4 * HOUR)) == [(1, 2)], "the day before cannot grow any more"
-    desk.clock.advance(4 * HOUR)
-    assert desk.seal() == [(3, 4)]
-    assert {name.split("/")[1] for name in desk.files() if name.endswith("parquet")} == {
+def test_a_segment_ends_at_midnight(harness: ArchiveHarness) -> None:
+    harness.groups(2)
+    harness.clock.advance(2 * HOUR)
+    harness.groups(2)
+    assert harness.archive_segments(harness.archive(age=4 * HOUR)) == [(1, 2)], (
+        "the day before cannot grow any more"
+    )
+    harness.clock.advance(4 * HOUR)
+    assert harness.archive_segments() == [(3, 4)]
+    assert {name.split("/")[1] for name in harness.files() if name.endswith("parquet")} == {
         "date=2026-03-02",
         "date=2026-03-03",
     }
 
 
-def test_sealing_goes_on_where_it_stopped(desk: Desk) -> None:
-    desk.groups(10)
-    assert desk.seal() == [(1, 10)]
-    desk.groups(10)
-    assert desk.seal() == [(11, 20)]
-    assert list(verify_archive(desk.store())) == []
+def test_sealing_goes_on_where_it_stopped(harness: ArchiveHarness) -> None:
+    harness.groups(10)
+    assert harness.archive_segments() == [(1, 10)]
+    harness.groups(10)
+    assert harness.archive_segments() == [(11, 20)]
+    assert list(verify_archive(harness.store())) == []
 
 
-def test_large_bodies_make_smaller_segments(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_bodies_make_smaller_segments(
+    harness: ArchiveHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(outbox_archive, "MAX_SEGMENT_BYTES", 1000)
-    desk.groups(*[2] * 10)
-    sealed = desk.seal()
+    harness.groups(*[2] * 10)
+    sealed = harness.archive_segments()
     assert len(sealed) > 1
-    assert _seqs(desk) == list(range(1, sealed[-1][1] + 1))
+    assert _seqs(harness) == list(range(1, sealed[-1][1] + 1))
 
 
-def test_a_journal_that_was_tampered_with_is_not_sealed(desk: Desk) -> None:
-    desk.groups(5, 5)
-    desk.connection.execute("DELETE FROM outbox WHERE seq = 3")
+def test_a_journal_that_was_tampered_with_is_not_sealed(harness: ArchiveHarness) -> None:
+    harness.groups(5, 5)
+    harness.connection.execute("DELETE FROM outbox WHERE seq = 3")
     with pytest.raises(ChainError, match="missing"):
-        desk.seal()
-    assert desk.files() == set()
+        harness.archive_segments()
+    assert harness.files() == set()
 
 
-def test_changed_events_are_not_sealed(desk: Desk) -> None:
-    desk.groups(10)
-    desk.connection.execute("DROP TRIGGER outbox_is_append_only")
-    desk.connection.execute("UPDATE outbox SET body = CAST(body || ' ' AS BLOB) WHERE seq = 3")
+def test_changed_events_are_not_sealed(harness: ArchiveHarness) -> None:
+    harness.groups(10)
+    harness.connection.execute("DROP TRIGGER outbox_is_append_only")
+    harness.connection.execute("UPDATE outbox SET body = CAST(body || ' ' AS BLOB) WHERE seq = 3")
     with pytest.raises(ChainError, match="changed"):
-        desk.seal()
+        harness.archive_segments()
 
 
-def test_an_archive_of_another_key_is_left_alone(desk: Desk) -> None:
-    desk.groups(10)
-    desk.seal()
-    before = desk.files()
-    desk.key = NodeKey.generate(ManualClock(seed=9))
+def test_an_archive_of_another_key_is_left_alone(harness: ArchiveHarness) -> None:
+    harness.groups(10)
+    harness.archive_segments()
+    before = harness.files()
+    harness.key = NodeKey.generate(ManualClock(seed=9))
     with pytest.raises(ArchiveError, match="not signed by this node"):
-        desk.seal()
-    assert desk.files() == before
+        harness.archive_segments()
+    assert harness.files() == before
 
 
 # -- archives that lost something
 
 
-def test_a_lost_manifest_does_not_cost_the_segments(desk: Desk) -> None:
-    desk.groups(10, 10)
-    desk.seal()
-    _prune(desk, 20)
-    (desk.root / manifest.manifest_path(NODE)).unlink()
-    before = desk.files()
-    desk.groups(10)
+def test_a_lost_manifest_does_not_cost_the_segments(harness: ArchiveHarness) -> None:
+    harness.groups(10, 10)
+    harness.archive_segments()
+    _prune(harness, 20)
+    (harness.root / manifest.manifest_path(NODE)).unlink()
+    before = harness.files()
+    harness.groups(10)
     with pytest.raises(ArchiveError, match=r"restore _manifest\.json"):
-        desk.seal()
-    assert desk.files() == before
+        harness.archive_segments()
+    assert harness.files() == before
 
 
-def test_an_old_manifest_does_not_cost_the_segments(desk: Desk) -> None:
-    desk.groups(10)
-    desk.seal()
-    old = (desk.root / manifest.manifest_path(NODE)).read_bytes()
-    desk.groups(10)
-    desk.seal()
-    _prune(desk, 20)
-    (desk.root / manifest.manifest_path(NODE)).write_bytes(old)
-    before = desk.files()
+def test_an_old_manifest_does_not_cost_the_segments(harness: ArchiveHarness) -> None:
+    harness.groups(10)
+    harness.archive_segments()
+    old = (harness.root / manifest.manifest_path(NODE)).read_bytes()
+    harness.groups(10)
+    harness.archive_segments()
+    _prune(harness, 20)
+    (harness.root / manifest.manifest_path(NODE)).write_bytes(old)
+    before = harness.files()
     with pytest.raises(ArchiveError, match="no longer in the journal"):
-        desk.seal()
-    assert desk.files() == before
+        harness.archive_segments()
+    assert harness.files() == before
 
 
-def test_an_archive_that_misses_something_is_not_continued(desk: Desk) -> None:
-    desk.groups(10)
-    desk.seal()
-    desk.groups(10)
-    _prune(desk, 20)
-    desk.groups(10)
+def test_an_archive_that_misses_something_is_not_continued(harness: ArchiveHarness) -> None:
+    harness.groups(10)
+    harness.archive_segments()
+    harness.groups(10)
+    _prune(harness, 20)
+    harness.groups(10)
     with pytest.raises(ArchiveError, match="ends at seq 10, but the journal begins at seq 21"):
-        desk.seal()
+        harness.archive_segments()
 
 
-def test_a_new_archive_begins_where_the_journal_does(desk: Desk) -> None:
-    desk.groups(10, 10)
-    _prune(desk, 10)
-    assert desk.seal() == [(11, 20)]
-    (finding,) = verify_archive(desk.store())
+def test_a_new_archive_begins_where_the_journal_does(harness: ArchiveHarness) -> None:
+    harness.groups(10, 10)
+    _prune(harness, 10)
+    assert harness.archive_segments() == [(11, 20)]
+    (finding,) = verify_archive(harness.store())
     assert "seq 1 to 10 are missing" in finding.detail
 
 
-def test_files_that_are_not_ours_are_left_alone(desk: Desk) -> None:
-    desk.store().write_file(f"node={NODE}/notes.txt", b"mine")
-    desk.groups(10)
-    desk.seal()
-    assert f"node={NODE}/notes.txt" in desk.files()
+def test_files_that_are_not_ours_are_left_alone(harness: ArchiveHarness) -> None:
+    harness.store().write_file(f"node={NODE}/notes.txt", b"mine")
+    harness.groups(10)
+    harness.archive_segments()
+    assert f"node={NODE}/notes.txt" in harness.files()
 
 
 # -- restored journals
 
 
-def test_a_restored_journal_seals_what_it_writes_anew(desk: Desk) -> None:
-    desk.groups(10, 10)
-    assert desk.seal() == [(1, 10), (11, 20)]
+def test_a_restored_journal_seals_what_it_writes_anew(harness: ArchiveHarness) -> None:
+    harness.groups(10, 10)
+    assert harness.archive_segments() == [(1, 10), (11, 20)]
     # A backup from before seq 11 comes back, and goes on under a new name.
-    desk.connection.execute("DELETE FROM outbox WHERE seq > 10")
-    desk.connection.execute("DELETE FROM head WHERE last_seq > 10")
-    desk.begin("second", first=11)
-    assert desk.archive().archived_through(desk.tx()) == 10
-    desk.groups(10)
-    assert desk.seal() == [(11, 20)]
-    assert desk.archive().archived_through(desk.tx()) == 20
-    listed = manifest.read_manifest(desk.store(), NODE)
+    harness.connection.execute("DELETE FROM outbox WHERE seq > 10")
+    harness.connection.execute("DELETE FROM head WHERE last_seq > 10")
+    harness.start_incarnation("second", first=11)
+    assert harness.archive().archived_through(harness.tx()) == 10
+    harness.groups(10)
+    assert harness.archive_segments() == [(11, 20)]
+    assert harness.archive().archived_through(harness.tx()) == 20
+    listed = manifest.read_manifest(harness.store(), NODE)
     assert listed is not None
     assert [(life.id, life.first_seq) for life in listed.incarnations] == [
         ("first", 1),
         ("second", 11),
     ]
-    assert list(verify_archive(desk.store())) == []
+    assert list(verify_archive(harness.store())) == []
 
 
-def test_what_an_old_life_left_unsealed_is_sealed_under_its_name(desk: Desk) -> None:
-    desk.groups(4)
-    desk.begin("second", first=5)
-    desk.groups(10)
-    desk.clock.advance(HOUR)
-    assert desk.seal() == [(1, 4), (5, 14)]
-    assert [event["incarnation"] for event in desk.events()] == ["first"] * 4 + ["second"] * 10
-    assert list(verify_archive(desk.store())) == []
+def test_what_an_old_life_left_unsealed_is_sealed_under_its_name(harness: ArchiveHarness) -> None:
+    harness.groups(4)
+    harness.start_incarnation("second", first=5)
+    harness.groups(10)
+    harness.clock.advance(HOUR)
+    assert harness.archive_segments() == [(1, 4), (5, 14)]
+    assert [event["incarnation"] for event in harness.events()] == ["first"] * 4 + ["second"] * 10
+    assert list(verify_archive(harness.store())) == []
 
 
 # -- crashes
@@ -237,9 +241,9 @@ class Mortal(ArchiveStore):
         self._step()
 
 
-def _killed_at(desk: Desk, step: int) -> bool:
+def _killed_at(harness: ArchiveHarness, step: int) -> bool:
     try:
-        desk.seal(desk.archive(store=Mortal(desk.root, step)))
+        harness.archive_segments(harness.archive(store=Mortal(harness.root, step)))
     except Killed:
         return True
     return False
@@ -251,52 +255,52 @@ def test_killed_between_any_two_steps_nothing_is_lost_doubled_or_left(
 ) -> None:
     """Killed once, or killed again while it recovers."""
     for step in range(100):
-        desk = Desk(tmp_path / str(step))
-        desk.groups(3, 9, 4, 4)
-        died = _killed_at(desk, step)
-        desk.groups(2, 8)
+        harness = ArchiveHarness(tmp_path / str(step))
+        harness.groups(3, 9, 4, 4)
+        died = _killed_at(harness, step)
+        harness.groups(2, 8)
         if second is not None:
-            _killed_at(desk, second)
-            desk.groups(5)
-        desk.clock.advance(HOUR)
-        desk.seal()
-        total = desk.connection.execute("SELECT max(seq) FROM outbox").get
-        assert _seqs(desk) == list(range(1, total + 1))
-        assert list(verify_archive(desk.store())) == []
-        listed = manifest.read_manifest(desk.store(), NODE)
+            _killed_at(harness, second)
+            harness.groups(5)
+        harness.clock.advance(HOUR)
+        harness.archive_segments()
+        total = harness.connection.execute("SELECT max(seq) FROM outbox").get
+        assert _seqs(harness) == list(range(1, total + 1))
+        assert list(verify_archive(harness.store())) == []
+        listed = manifest.read_manifest(harness.store(), NODE)
         assert listed is not None
         named = {f"node={NODE}/{segment.path}" for segment in listed.segments}
-        assert desk.files() == named | {manifest.manifest_path(NODE)}
+        assert harness.files() == named | {manifest.manifest_path(NODE)}
         if not died:
             assert step > 5
             return
     pytest.fail("it never came to its end")
 
 
-def test_a_failed_write_is_made_good_without_a_restart(desk: Desk) -> None:
-    desk.groups(3, 9)
-    archive = desk.archive(store=Mortal(desk.root, 4))
+def test_a_failed_write_is_made_good_without_a_restart(harness: ArchiveHarness) -> None:
+    harness.groups(3, 9)
+    archive = harness.archive(store=Mortal(harness.root, 4))
     with pytest.raises(Killed):
-        archive.archive_segment(desk.tx())
-    archive.store = desk.store()
-    desk.groups(9)
-    desk.clock.advance(HOUR)
-    desk.seal(archive)
-    assert _seqs(desk) == list(range(1, 22))
-    assert list(verify_archive(desk.store())) == []
+        archive.archive_segment(harness.tx())
+    archive.store = harness.store()
+    harness.groups(9)
+    harness.clock.advance(HOUR)
+    harness.archive_segments(archive)
+    assert _seqs(harness) == list(range(1, 22))
+    assert list(verify_archive(harness.store())) == []
 
 
-def test_a_disk_that_refuses_says_so(desk: Desk) -> None:
-    desk.groups(10)
-    desk.root.parent.mkdir(exist_ok=True)
-    desk.root.write_bytes(b"no folder")
+def test_a_disk_that_refuses_says_so(harness: ArchiveHarness) -> None:
+    harness.groups(10)
+    harness.root.parent.mkdir(exist_ok=True)
+    harness.root.write_bytes(b"no folder")
     with pytest.raises(StorageFailed):
-        desk.seal()
+        harness.archive_segments()
 
 
 def test_a_real_process_is_killed_again_and_again(tmp_path: Path) -> None:
     """SIGKILL at arbitrary moments; what is left is whole each time, and complete in the end."""
-    command = [sys.executable, str(Path(__file__).with_name("sealer.py")), str(tmp_path)]
+    command = [sys.executable, str(Path(__file__).with_name("archiver_process.py")), str(tmp_path)]
     source = Path(gatepost.__file__).parents[1]
     env = os.environ | {"PYTHONPATH": f"{source}:{ROOT}"}
     cut_short = 0
@@ -323,141 +327,141 @@ def test_a_real_process_is_killed_again_and_again(tmp_path: Path) -> None:
 # -- merging small segments
 
 
-def _small(desk: Desk, count: int, rows: int = 3) -> None:
+def _small(harness: ArchiveHarness, count: int, rows: int = 3) -> None:
     """So many small segments."""
     for _ in range(count):
-        desk.groups(rows)
-        desk.seal(desk.archive(rows=ROOM, age=0))
+        harness.groups(rows)
+        harness.archive_segments(harness.archive(rows=ROOM, age=0))
 
 
 def _merge(
-    desk: Desk, archive: outbox_archive.OutboxArchive | None = None
+    harness: ArchiveHarness, archive: outbox_archive.OutboxArchive | None = None
 ) -> list[tuple[int, int]]:
-    archive = archive or desk.archive(rows=ROOM)
+    archive = archive or harness.archive(rows=ROOM)
     merged = []
-    while whole := archive.merge_small_segments(desk.tx()):
+    while whole := archive.merge_small_segments(harness.tx()):
         merged.append((whole.first, whole.last))
     return merged
 
 
-def _ranges(desk: Desk) -> list[tuple[int, int]]:
-    listed = manifest.read_manifest(desk.store(), NODE)
+def _ranges(harness: ArchiveHarness) -> list[tuple[int, int]]:
+    listed = manifest.read_manifest(harness.store(), NODE)
     assert listed is not None
     return [(segment.first, segment.last) for segment in listed.segments]
 
 
-def _named(desk: Desk) -> set[str]:
+def _named(harness: ArchiveHarness) -> set[str]:
     """The files that are meant to be there."""
-    listed = manifest.read_manifest(desk.store(), NODE)
+    listed = manifest.read_manifest(harness.store(), NODE)
     assert listed is not None
     return {f"node={NODE}/{s.path}" for s in listed.segments} | {manifest.manifest_path(NODE)}
 
 
-def test_small_neighbours_become_one_segment_with_the_same_events(desk: Desk) -> None:
-    _small(desk, 7)
-    assert _merge(desk) == [], "seven are not worth it"
-    _small(desk, 1)
-    before, old = desk.events(), _named(desk)
-    archive = desk.archive(rows=ROOM)
-    assert _merge(desk, archive) == [(1, 24)]
-    assert _ranges(desk) == [(1, 24)]
-    assert desk.events() == before
-    assert list(verify_archive(desk.store())) == []
-    assert old < desk.files(), "a reader may be in the middle of them"
-    desk.clock.advance(2 * HOUR)
-    assert _merge(desk, archive) == []
-    assert desk.files() == _named(desk)
+def test_small_neighbours_become_one_segment_with_the_same_events(harness: ArchiveHarness) -> None:
+    _small(harness, 7)
+    assert _merge(harness) == [], "seven are not worth it"
+    _small(harness, 1)
+    before, old = harness.events(), _named(harness)
+    archive = harness.archive(rows=ROOM)
+    assert _merge(harness, archive) == [(1, 24)]
+    assert _ranges(harness) == [(1, 24)]
+    assert harness.events() == before
+    assert list(verify_archive(harness.store())) == []
+    assert old < harness.files(), "a reader may be in the middle of them"
+    harness.clock.advance(2 * HOUR)
+    assert _merge(harness, archive) == []
+    assert harness.files() == _named(harness)
 
 
-def test_sealing_goes_on_behind_what_was_merged(desk: Desk) -> None:
-    _small(desk, 8)
-    archive = desk.archive(rows=ROOM, age=0)
-    assert _merge(desk, archive) == [(1, 24)]
-    desk.groups(5)
-    assert desk.seal(archive) == [(25, 29)]
-    assert archive.archived_through(desk.tx()) == 29
-    assert list(verify_archive(desk.store())) == []
+def test_sealing_goes_on_behind_what_was_merged(harness: ArchiveHarness) -> None:
+    _small(harness, 8)
+    archive = harness.archive(rows=ROOM, age=0)
+    assert _merge(harness, archive) == [(1, 24)]
+    harness.groups(5)
+    assert harness.archive_segments(archive) == [(25, 29)]
+    assert archive.archived_through(harness.tx()) == 29
+    assert list(verify_archive(harness.store())) == []
 
 
-def test_what_is_large_or_of_another_day_is_not_merged(desk: Desk) -> None:
-    _small(desk, 5)
-    _small(desk, 1, rows=11)
-    _small(desk, 5)
-    desk.clock.advance(2 * HOUR)
-    _small(desk, 5)
-    assert _merge(desk) == [], "no eight neighbours of one day are small"
-    _small(desk, 3)
-    assert _merge(desk) == [(42, 65)]
+def test_what_is_large_or_of_another_day_is_not_merged(harness: ArchiveHarness) -> None:
+    _small(harness, 5)
+    _small(harness, 1, rows=11)
+    _small(harness, 5)
+    harness.clock.advance(2 * HOUR)
+    _small(harness, 5)
+    assert _merge(harness) == [], "no eight neighbours of one day are small"
+    _small(harness, 3)
+    assert _merge(harness) == [(42, 65)]
 
 
-def test_a_merged_segment_is_no_larger_than_any_other(desk: Desk) -> None:
-    _small(desk, 10, rows=9)
-    assert _merge(desk) == [(1, 72)], "nine of nine rows would be more than eighty"
-    assert _ranges(desk) == [(1, 72), (73, 81), (82, 90)]
+def test_a_merged_segment_is_no_larger_than_any_other(harness: ArchiveHarness) -> None:
+    _small(harness, 10, rows=9)
+    assert _merge(harness) == [(1, 72)], "nine of nine rows would be more than eighty"
+    assert _ranges(harness) == [(1, 72), (73, 81), (82, 90)]
 
 
-def test_lives_are_not_mixed_even_if_their_numbers_are_the_same(desk: Desk) -> None:
-    _small(desk, 10)
-    desk.connection.execute("DELETE FROM outbox WHERE seq > 6")
-    desk.connection.execute("DELETE FROM head WHERE last_seq > 6")
-    desk.begin("second", first=7)
-    _small(desk, 8)
-    assert _merge(desk) == [(1, 30), (7, 30)]
-    assert list(verify_archive(desk.store())) == []
+def test_lives_are_not_mixed_even_if_their_numbers_are_the_same(harness: ArchiveHarness) -> None:
+    _small(harness, 10)
+    harness.connection.execute("DELETE FROM outbox WHERE seq > 6")
+    harness.connection.execute("DELETE FROM head WHERE last_seq > 6")
+    harness.start_incarnation("second", first=7)
+    _small(harness, 8)
+    assert _merge(harness) == [(1, 30), (7, 30)]
+    assert list(verify_archive(harness.store())) == []
 
 
-def test_a_damaged_segment_is_not_merged_into_a_good_one(desk: Desk) -> None:
-    _small(desk, 8)
-    damaged = sorted(desk.root.rglob("*.parquet"))[3]
+def test_a_damaged_segment_is_not_merged_into_a_good_one(harness: ArchiveHarness) -> None:
+    _small(harness, 8)
+    damaged = sorted(harness.root.rglob("*.parquet"))[3]
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    before = desk.files()
+    before = harness.files()
     with pytest.raises(ArchiveError, match="not the file that was archived"):
-        _merge(desk)
-    assert desk.files() == before
+        _merge(harness)
+    assert harness.files() == before
 
 
 def test_killed_while_merging_nothing_is_lost_doubled_or_left(tmp_path: Path) -> None:
     """Even if the journal has forgotten all of it."""
-    desk = Desk(tmp_path / "sealed")
-    _small(desk, 8)
-    before = desk.events()
-    _prune(desk, 24)
+    harness = ArchiveHarness(tmp_path / "sealed")
+    _small(harness, 8)
+    before = harness.events()
+    _prune(harness, 24)
     for step in range(100):
-        desk.root = shutil.copytree(tmp_path / "sealed", tmp_path / str(step))
-        died = _killed_merging(desk, step)
-        assert desk.events() == before
-        _merge_and_forget(desk, desk.archive(rows=ROOM))
-        assert desk.events() == before
-        assert _ranges(desk) == [(1, 24)]
-        assert desk.files() == _named(desk)
-        assert list(verify_archive(desk.store())) == []
+        harness.root = shutil.copytree(tmp_path / "sealed", tmp_path / str(step))
+        died = _killed_merging(harness, step)
+        assert harness.events() == before
+        _merge_and_forget(harness, harness.archive(rows=ROOM))
+        assert harness.events() == before
+        assert _ranges(harness) == [(1, 24)]
+        assert harness.files() == _named(harness)
+        assert list(verify_archive(harness.store())) == []
         if not died:
             assert step > 10
             return
     pytest.fail("it never came to its end")
 
 
-def _merge_and_forget(desk: Desk, archive: outbox_archive.OutboxArchive) -> None:
-    _merge(desk, archive)
-    desk.clock.advance(2 * HOUR)
-    _merge(desk, archive)
+def _merge_and_forget(harness: ArchiveHarness, archive: outbox_archive.OutboxArchive) -> None:
+    _merge(harness, archive)
+    harness.clock.advance(2 * HOUR)
+    _merge(harness, archive)
 
 
-def _killed_merging(desk: Desk, step: int) -> bool:
+def _killed_merging(harness: ArchiveHarness, step: int) -> bool:
     try:
-        _merge_and_forget(desk, desk.archive(rows=ROOM, store=Mortal(desk.root, step)))
+        _merge_and_forget(harness, harness.archive(rows=ROOM, store=Mortal(harness.root, step)))
     except Killed:
         return True
     return False
 
 
-def test_readers_go_on_where_they_were(desk: Desk) -> None:
+def test_readers_go_on_where_they_were(harness: ArchiveHarness) -> None:
     """A reader stopped in the middle of what is one segment now."""
-    _small(desk, 8)
-    reader = Reader(str(desk.root))
+    _small(harness, 8)
+    reader = Reader(str(harness.root))
     start, end = {NODE: {"first": 8}}, {NODE: {"first": 24}}
     before = read_plan.slices_between(reader.list_segments(), start, end, read_plan.Selection())
-    _merge(desk)
+    _merge(harness)
     after = read_plan.slices_between(reader.list_segments(), start, end, read_plan.Selection())
     assert [(piece.first, piece.last) for piece in before][:2] == [(9, 9), (10, 12)]
     assert [(piece.first, piece.last) for piece in after] == [(9, 24)]
@@ -468,13 +472,13 @@ def test_readers_go_on_where_they_were(desk: Desk) -> None:
 # -- pruning
 
 
-def _outbox(desk: Desk) -> list[int]:
-    return [int(row[0]) for row in desk.tx().fetch_all("SELECT seq FROM outbox ORDER BY seq")]
+def _outbox(harness: ArchiveHarness) -> list[int]:
+    return [int(row[0]) for row in harness.tx().fetch_all("SELECT seq FROM outbox ORDER BY seq")]
 
 
-def _heads(desk: Desk) -> list[int]:
+def _heads(harness: ArchiveHarness) -> list[int]:
     return [
-        int(row[0]) for row in desk.tx().fetch_all("SELECT last_seq FROM head ORDER BY last_seq")
+        int(row[0]) for row in harness.tx().fetch_all("SELECT last_seq FROM head ORDER BY last_seq")
     ]
 
 
@@ -492,34 +496,34 @@ def _heads(desk: Desk) -> list[int]:
     ],
 )
 def test_only_what_nobody_needs_goes_and_only_whole_groups(
-    desk: Desk, through: int, read: int | None, settled: int | None, left: list[int]
+    harness: ArchiveHarness, through: int, read: int | None, settled: int | None, left: list[int]
 ) -> None:
-    desk.groups(4, 4, 4)
-    gone = _prune(desk, through, read=lambda tx: read, settled=lambda tx: settled)
-    assert _outbox(desk) == left
+    harness.groups(4, 4, 4)
+    gone = _prune(harness, through, read=lambda tx: read, settled=lambda tx: settled)
+    assert _outbox(harness) == left
     assert gone == 12 - len(left)
     ends = [end for end in (4, 8, 12) if end in left]
-    assert _heads(desk) == (ends or [12]), "the latest head always stays"
+    assert _heads(harness) == (ends or [12]), "the latest head always stays"
 
 
-def test_pruning_goes_in_steps(desk: Desk) -> None:
-    desk.groups(4, 4, 4, 30, 4)
+def test_pruning_goes_in_steps(harness: ArchiveHarness) -> None:
+    harness.groups(4, 4, 4, 30, 4)
     steps = []
-    while gone := _prune(desk, 46, limit=9):
+    while gone := _prune(harness, 46, limit=9):
         steps.append(gone)
     assert steps == [8, 4, 30, 4], "a group larger than a step goes in one"
 
 
-def test_the_chain_goes_on_after_everything_was_pruned(desk: Desk) -> None:
-    desk.groups(10)
-    desk.seal()
-    _prune(desk, 10)
-    assert _prune(desk, 10) == 0
-    desk.begin_again()
-    desk.groups(10)
-    assert desk.seal() == [(11, 20)]
-    assert list(verify_archive(desk.store())) == []
+def test_the_chain_goes_on_after_everything_was_pruned(harness: ArchiveHarness) -> None:
+    harness.groups(10)
+    harness.archive_segments()
+    _prune(harness, 10)
+    assert _prune(harness, 10) == 0
+    harness.restart()
+    harness.groups(10)
+    assert harness.archive_segments() == [(11, 20)]
+    assert list(verify_archive(harness.store())) == []
 
 
-def test_an_empty_outbox_has_nothing_to_prune(desk: Desk) -> None:
-    assert _prune(desk, 100) == 0
+def test_an_empty_outbox_has_nothing_to_prune(harness: ArchiveHarness) -> None:
+    assert _prune(harness, 100) == 0

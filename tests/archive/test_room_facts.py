@@ -9,7 +9,7 @@ from gatepost.archive.room_facts import NodeFact, RevocationFact, RoomFacts, Ter
 from gatepost.errors import ArchiveError
 from gatepost.events import NodeKey
 from gatepost.testing import ManualClock
-from tests.archive.desk import Desk
+from tests.archive.harness import ArchiveHarness
 
 KEY, OTHER = NodeKey.generate(ManualClock()), NodeKey.generate(ManualClock(seed=1))
 FACTS = RoomFacts(
@@ -21,17 +21,17 @@ FACTS = RoomFacts(
 )
 
 
-def test_they_survive_being_written_and_read(desk: Desk) -> None:
+def test_they_survive_being_written_and_read(harness: ArchiveHarness) -> None:
     signed = room_facts.sign_facts(FACTS, KEY)
-    room_facts.write_facts(desk.store(), signed)
-    assert room_facts.read_facts(desk.store(), "ann") == signed
-    assert room_facts.read_all_facts(desk.store()) == [signed]
-    assert room_facts.read_facts(desk.store(), "bob") is None
+    room_facts.write_facts(harness.store(), signed)
+    assert room_facts.read_facts(harness.store(), "ann") == signed
+    assert room_facts.read_all_facts(harness.store()) == [signed]
+    assert room_facts.read_facts(harness.store(), "bob") is None
 
 
-def test_the_form_on_disk(desk: Desk) -> None:
-    room_facts.write_facts(desk.store(), room_facts.sign_facts(FACTS, KEY))
-    document = msgspec.json.decode((desk.root / "room/ann.json").read_bytes())
+def test_the_form_on_disk(harness: ArchiveHarness) -> None:
+    room_facts.write_facts(harness.store(), room_facts.sign_facts(FACTS, KEY))
+    document = msgspec.json.decode((harness.root / "room/ann.json").read_bytes())
     assert document["version"] == 1
     assert set(document["nodes"][0]) == {"id", "publicKey", "tier", "addedBy", "addedAt"}
     assert set(document["revocations"][0]) == {"node", "publicKey", "by", "at", "lastSeq"}
@@ -51,7 +51,7 @@ def test_keys_of_nodes_shut_out_are_known_too() -> None:
     assert FACTS.public_key_of("eve") is None
 
 
-def test_nonsense_is_refused(desk: Desk) -> None:
-    desk.store().write_file("room/ann.json", b"{}")
+def test_nonsense_is_refused(harness: ArchiveHarness) -> None:
+    harness.store().write_file("room/ann.json", b"{}")
     with pytest.raises(ArchiveError):
-        room_facts.read_all_facts(desk.store())
+        room_facts.read_all_facts(harness.store())

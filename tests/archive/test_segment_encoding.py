@@ -18,14 +18,14 @@ from gatepost.events import (
     encode_payload,
     parse_event_id,
 )
-from tests.archive.desk import NOW, Desk
+from tests.archive.harness import NOW, ArchiveHarness
 
 
-def _row(desk: Desk, **fields: Any) -> dict[str, Any]:
+def _row(harness: ArchiveHarness, **fields: Any) -> dict[str, Any]:
     """One event, all the way through sealing."""
-    desk.group(desk.message(**fields))
-    desk.seal(desk.archive(rows=1))
-    return desk.events()[-1]
+    harness.group(harness.message(**fields))
+    harness.archive_segments(harness.archive(rows=1))
+    return harness.events()[-1]
 
 
 def _said(row: dict[str, Any]) -> dict[str, Any]:
@@ -34,9 +34,9 @@ def _said(row: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in row.items() if v not in (None, 0, False) and k not in chain}
 
 
-def test_an_envelope_in_full(desk: Desk) -> None:
-    cause = desk.ids.next_id()
-    draft = desk.message(
+def test_an_envelope_in_full(harness: ArchiveHarness) -> None:
+    cause = harness.ids.next_id()
+    draft = harness.message(
         to_node_id="node-2",
         pair_seq=7,
         pair_base=3,
@@ -47,9 +47,9 @@ def test_an_envelope_in_full(desk: Desk) -> None:
         offer=True,
         trace=Trace(attempt=2, route_decision="owner", policy_version=3, traceparent="00-x"),
     )
-    desk.group(desk.message(to_node_id="node-2"), draft)
-    desk.seal(desk.archive(rows=1))
-    row = desk.events()[1]
+    harness.group(harness.message(to_node_id="node-2"), draft)
+    harness.archive_segments(harness.archive(rows=1))
+    row = harness.events()[1]
     assert _said(row) == {
         "event_id": parse_event_id(draft.event_id),
         "kind": "message",
@@ -103,9 +103,11 @@ def test_an_envelope_in_full(desk: Desk) -> None:
         ("signal", [1], {}),
     ],
 )
-def test_clear_payloads(desk: Desk, kind: str, payload: object, said: dict[str, Any]) -> None:
-    ref, raw = desk.ids.next_id(), encode_payload(payload)
-    row = _said(_row(desk, kind=kind, ref_event_id=ref, payload=raw))
+def test_clear_payloads(
+    harness: ArchiveHarness, kind: str, payload: object, said: dict[str, Any]
+) -> None:
+    ref, raw = harness.ids.next_id(), encode_payload(payload)
+    row = _said(_row(harness, kind=kind, ref_event_id=ref, payload=raw))
     assert row.pop("payload_size") == len(raw)
     for field in ("event_id", "corr_id", "created_at", "source_agent", "to_agent"):
         del row[field]
@@ -113,33 +115,35 @@ def test_clear_payloads(desk: Desk, kind: str, payload: object, said: dict[str, 
     assert row == expected | said
 
 
-def test_attempts_of_a_dead_letter_may_be_none(desk: Desk) -> None:
+def test_attempts_of_a_dead_letter_may_be_none(harness: ArchiveHarness) -> None:
     letter = _row(
-        desk, kind="dead_letter", payload=encode_payload(DeadLetterNotice(reason="no_route"))
+        harness, kind="dead_letter", payload=encode_payload(DeadLetterNotice(reason="no_route"))
     )
     assert letter["dead_attempts"] == 0
 
 
-def test_a_sealed_payload_is_as_large_as_what_it_seals(desk: Desk) -> None:
-    sealer = PayloadCipher(desk.key, desk.clock)
+def test_a_sealed_payload_is_as_large_as_what_it_seals(harness: ArchiveHarness) -> None:
+    sealer = PayloadCipher(harness.key, harness.clock)
     for size in (0, 1, 2, 3, 1000, 65_536):
-        id = desk.ids.next_id()
-        sealed, _ = sealer.encrypt(b"x" * size, [desk.key.public], event_id=id, source_node_id="n")
-        row = _row(desk, event_id=id, payload=encode_payload(sealed))
+        id = harness.ids.next_id()
+        sealed, _ = sealer.encrypt(
+            b"x" * size, [harness.key.public], event_id=id, source_node_id="n"
+        )
+        row = _row(harness, event_id=id, payload=encode_payload(sealed))
         assert row["payload_size"] == size
 
 
-def test_any_other_payload_is_as_large_as_its_text(desk: Desk) -> None:
-    assert _row(desk, payload=Raw(b'{"n": 1}'))["payload_size"] == 8
+def test_any_other_payload_is_as_large_as_its_text(harness: ArchiveHarness) -> None:
+    assert _row(harness, payload=Raw(b'{"n": 1}'))["payload_size"] == 8
 
 
-def test_large_payloads_are_named(desk: Desk) -> None:
+def test_large_payloads_are_named(harness: ArchiveHarness) -> None:
     digest = "sha256:" + "0" * 64
-    row = _row(desk, payload_ref=PayloadRef(digest, 70_000, {}))
+    row = _row(harness, payload_ref=PayloadRef(digest, 70_000, {}))
     assert (row["blob_digest"], row["blob_size"], row["payload_size"]) == (digest, 70_000, 0)
 
 
-def test_tasks(desk: Desk) -> None:
+def test_tasks(harness: ArchiveHarness) -> None:
     task = TaskInfo(
         capability_id="ocr",
         capability_version="1",
@@ -151,7 +155,7 @@ def test_tasks(desk: Desk) -> None:
         progress=0.25,
         failure_class="terminal_error",
     )
-    row = _row(desk, kind="task_update", task=task)
+    row = _row(harness, kind="task_update", task=task)
     expected = {
         "capability_id": "ocr",
         "capability_version": "1",
@@ -166,10 +170,10 @@ def test_tasks(desk: Desk) -> None:
     assert {name: row[name] for name in expected} == expected
 
 
-def test_bodies_are_kept_only_if_wanted(desk: Desk) -> None:
-    desk.groups(2)
-    desk.seal(desk.archive(rows=1, bodies=False))
-    assert [event["body"] for event in desk.events()] == [None, None]
+def test_bodies_are_kept_only_if_wanted(harness: ArchiveHarness) -> None:
+    harness.groups(2)
+    harness.archive_segments(harness.archive(rows=1, bodies=False))
+    assert [event["body"] for event in harness.events()] == [None, None]
 
 
 def test_what_is_no_event_is_not_sealed() -> None:

@@ -9,7 +9,7 @@ from gatepost.errors import StorageFailed
 from gatepost.journal import Tx
 from gatepost.journal.writer import JobOutcome
 from gatepost.mailbox import MailboxPolicy, NewMail, Waiter, dispatcher
-from tests.mailbox.post import Post, ids
+from tests.mailbox.harness import MailboxHarness, ids
 
 
 class FullDisk:
@@ -37,224 +37,224 @@ def disk() -> FullDisk:
 
 
 @pytest.fixture
-def frail(disk: FullDisk) -> Post:
-    post = Post()
-    post.writer._participants += (disk,)
-    return post
+def frail(disk: FullDisk) -> MailboxHarness:
+    harness = MailboxHarness()
+    harness.writer._participants += (disk,)
+    return harness
 
 
 def test_waiter_is_served_in_the_very_group_that_brings_the_mail() -> None:
-    post = Post()
-    _, got = post.waiter()
-    before = post.writer.group_count
-    post.send("a", "b")
+    harness = MailboxHarness()
+    _, got = harness.waiter()
+    before = harness.writer.group_count
+    harness.send("a", "b")
     assert ids(got) == ["a", "b"]
-    assert post.writer.group_count == before + 1
-    assert post.states() == {"a": "in_flight", "b": "in_flight"}
+    assert harness.writer.group_count == before + 1
+    assert harness.states() == {"a": "in_flight", "b": "in_flight"}
 
 
 def test_waiter_is_served_what_waited_before_it_came() -> None:
-    post = Post()
-    post.send("a")
-    assert ids(post.waiter()[1]) == ["a"]
+    harness = MailboxHarness()
+    harness.send("a")
+    assert ids(harness.waiter()[1]) == ["a"]
 
 
 def test_waiter_never_holds_more_than_its_credit() -> None:
-    post = Post()
-    waiter, got = post.waiter(2)
-    post.send("a", "b", "c")
+    harness = MailboxHarness()
+    waiter, got = harness.waiter(2)
+    harness.send("a", "b", "c")
     assert (ids(got), waiter.credit) == (["a", "b"], 0)
 
 
 def test_ack_gives_credit_and_the_next_mail_in_one_group() -> None:
-    post = Post()
-    waiter, got = post.waiter(1)
-    post.send("a", "b")
-    post.ack(got[0])
+    harness = MailboxHarness()
+    waiter, got = harness.waiter(1)
+    harness.send("a", "b")
+    harness.ack(got[0])
     assert ids(got) == ["a", "b"]
     assert waiter.credit == 0
 
 
 def test_nack_gives_back_the_credit_of_the_whole_run() -> None:
-    post = Post()
-    waiter, got = post.waiter(3)
-    post.send("a", "b", "c")
-    post.nack(got[0])
+    harness = MailboxHarness()
+    waiter, got = harness.waiter(3)
+    harness.send("a", "b", "c")
+    harness.nack(got[0])
     assert waiter.credit == 3
-    post.tick(5_000)
+    harness.tick(5_000)
     assert ids(got) == ["a", "b", "c"] * 2
 
 
 def test_timeout_gives_credit_back() -> None:
-    post = Post()
-    waiter, got = post.waiter(1)
-    post.send("a")
-    post.tick(30_000)
+    harness = MailboxHarness()
+    waiter, got = harness.waiter(1)
+    harness.send("a")
+    harness.tick(30_000)
     assert waiter.credit == 1
-    post.tick(5_000)
+    harness.tick(5_000)
     assert [(m.msg_id, m.attempt) for m in got] == [("a", 0), ("a", 1)]
 
 
 def test_end_of_a_backoff_wakes_a_waiter() -> None:
-    post = Post()
-    _, got = post.waiter(1)
-    post.send("a")
-    post.nack(got[0])
-    post.tick(4_999)
+    harness = MailboxHarness()
+    _, got = harness.waiter(1)
+    harness.send("a")
+    harness.nack(got[0])
+    harness.tick(4_999)
     assert len(got) == 1
-    post.tick(1)
+    harness.tick(1)
     assert len(got) == 2
 
 
 def test_expiry_of_a_head_that_backs_off_wakes_a_waiter_for_the_next() -> None:
-    post = Post()
-    _, got = post.waiter(1)
-    post.send("a", ttl=1_000)
-    post.send("b")
-    post.nack(got[0])
-    post.tick(1_000)
+    harness = MailboxHarness()
+    _, got = harness.waiter(1)
+    harness.send("a", ttl=1_000)
+    harness.send("b")
+    harness.nack(got[0])
+    harness.tick(1_000)
     assert ids(got) == ["a", "b"]
 
 
 def test_waiters_take_turns() -> None:
-    post = Post()
-    _, first = post.waiter(10)
-    _, second = post.waiter(10)
+    harness = MailboxHarness()
+    _, first = harness.waiter(10)
+    _, second = harness.waiter(10)
     for n in range(4):
-        post.send(f"m{n}", by=f"s{n}")
+        harness.send(f"m{n}", by=f"s{n}")
     assert (ids(first), ids(second)) == (["m0", "m2"], ["m1", "m3"])
 
 
 def test_waiter_without_credit_does_not_hold_up_the_line() -> None:
-    post = Post()
-    _, first = post.waiter(1)
-    _, second = post.waiter(1)
-    post.send("a", by="s1")
-    post.send("b", by="s2")
+    harness = MailboxHarness()
+    _, first = harness.waiter(1)
+    _, second = harness.waiter(1)
+    harness.send("a", by="s1")
+    harness.send("b", by="s2")
     assert (ids(first), ids(second)) == (["a"], ["b"])
 
 
 def test_credit_comes_back_to_the_waiter_that_held_the_mail() -> None:
     """Though two connections use one consumer name, or none."""
-    post = Post()
-    first, got = post.waiter(1)
-    second, other = post.waiter(5)
-    post.send("a")
+    harness = MailboxHarness()
+    first, got = harness.waiter(1)
+    second, other = harness.waiter(5)
+    harness.send("a")
     assert (ids(got), ids(other)) == (["a"], [])
-    post.ack(got[0])
+    harness.ack(got[0])
     assert (first.credit, second.credit) == (1, 5)
 
 
 def test_dequeued_mail_gives_no_waiter_credit() -> None:
-    post = Post()
-    post.send("a")
-    (message,) = post.dequeue(consumer="c1")
-    waiter, _ = post.waiter(5, consumer="other")
-    post.ack(message)
+    harness = MailboxHarness()
+    harness.send("a")
+    (message,) = harness.dequeue(consumer="c1")
+    waiter, _ = harness.waiter(5, consumer="other")
+    harness.ack(message)
     assert waiter.credit == 5
 
 
 def test_once_means_one_handful() -> None:
-    post = Post()
-    _, got = post.waiter(5, once=True)
-    post.send("a", "b")
-    post.send("c", by="carol")
+    harness = MailboxHarness()
+    _, got = harness.waiter(5, once=True)
+    harness.send("a", "b")
+    harness.send("c", by="carol")
     assert ids(got) == ["a", "b"]
-    post.ack(*got)
-    assert post.take() == ["c"]
+    harness.ack(*got)
+    assert harness.take() == ["c"]
 
 
 def test_waiter_that_is_gone_is_never_served() -> None:
-    post = Post()
-    waiter, got = post.waiter()
+    harness = MailboxHarness()
+    waiter, got = harness.waiter()
     waiter.gone = True
-    post.send("a")
+    harness.send("a")
     assert got == []
-    assert post.take() == ["a"]
+    assert harness.take() == ["a"]
 
 
 def test_consumer_that_leaves_keeps_its_leases_and_finds_them_again() -> None:
-    post = Post()
-    waiter, got = post.waiter(2, consumer="c1")
-    post.send("a", "b", "c")
-    post.do(lambda tx: post.dispatcher.remove_waiter(tx, waiter))
-    assert post.take() == []
-    _, again = post.waiter(2, consumer="c1")
+    harness = MailboxHarness()
+    waiter, got = harness.waiter(2, consumer="c1")
+    harness.send("a", "b", "c")
+    harness.do(lambda tx: harness.dispatcher.remove_waiter(tx, waiter))
+    assert harness.take() == []
+    _, again = harness.waiter(2, consumer="c1")
     assert [m.receipt for m in again] == [m.receipt for m in got]
 
 
 def test_consumer_that_comes_back_with_less_credit_is_not_overfilled() -> None:
-    post = Post()
-    waiter, _ = post.waiter(3, consumer="c1")
-    post.send("a", "b", "c", "d")
-    post.do(lambda tx: post.dispatcher.remove_waiter(tx, waiter))
-    back, got = post.waiter(1, consumer="c1")
+    harness = MailboxHarness()
+    waiter, _ = harness.waiter(3, consumer="c1")
+    harness.send("a", "b", "c", "d")
+    harness.do(lambda tx: harness.dispatcher.remove_waiter(tx, waiter))
+    back, got = harness.waiter(1, consumer="c1")
     assert (ids(got), back.credit) == (["a", "b", "c"], -2)
-    post.ack(*got[:2])
+    harness.ack(*got[:2])
     assert back.credit == 0
-    post.ack(got[2])
+    harness.ack(got[2])
     assert ids(got) == ["a", "b", "c", "d"]
 
 
 def test_second_connection_of_a_consumer_takes_over_what_the_first_held() -> None:
-    post = Post()
-    first, _ = post.waiter(2, consumer="c1")
-    post.send("a", "b")
-    second, got = post.waiter(5, consumer="c1")
+    harness = MailboxHarness()
+    first, _ = harness.waiter(2, consumer="c1")
+    harness.send("a", "b")
+    second, got = harness.waiter(5, consumer="c1")
     assert (ids(got), first.credit, second.credit) == (["a", "b"], 2, 3)
-    post.ack(*got)
+    harness.ack(*got)
     assert (first.credit, second.credit) == (2, 5)
 
 
 def test_once_waiter_that_holds_mail_gets_that_and_nothing_fresh() -> None:
-    post = Post()
-    post.send("a", by="s1")
-    post.send("b", by="s2")
-    post.dequeue(consumer="c1")
-    _, got = post.waiter(5, consumer="c1", once=True)
+    harness = MailboxHarness()
+    harness.send("a", by="s1")
+    harness.send("b", by="s2")
+    harness.dequeue(consumer="c1")
+    _, got = harness.waiter(5, consumer="c1", once=True)
     assert ids(got) == ["a"]
-    assert post.states() == {"a": "in_flight", "b": "pending"}
+    assert harness.states() == {"a": "in_flight", "b": "pending"}
 
 
 def test_giving_up_returns_the_mail_unharmed() -> None:
-    post = Post()
-    waiter, _ = post.waiter(2, consumer="c1")
-    post.send("a", "b")
-    post.do(lambda tx: post.dispatcher.release_waiter(tx, waiter))
-    assert [(m.msg_id, m.attempt) for m in post.dequeue(2)] == [("a", 0), ("b", 0)]
+    harness = MailboxHarness()
+    waiter, _ = harness.waiter(2, consumer="c1")
+    harness.send("a", "b")
+    harness.do(lambda tx: harness.dispatcher.release_waiter(tx, waiter))
+    assert [(m.msg_id, m.attempt) for m in harness.dequeue(2)] == [("a", 0), ("b", 0)]
 
 
 def test_giving_up_returns_only_what_this_waiter_was_handed() -> None:
-    post = Post()
-    post.send("a", by="s1")
-    post.dequeue()
-    waiter, got = post.waiter(1)
-    post.send("b", by="s2")
+    harness = MailboxHarness()
+    harness.send("a", by="s1")
+    harness.dequeue()
+    waiter, got = harness.waiter(1)
+    harness.send("b", by="s2")
     assert ids(got) == ["b"]
-    post.do(lambda tx: post.dispatcher.release_waiter(tx, waiter))
-    assert post.states() == {"a": "in_flight", "b": "pending"}
+    harness.do(lambda tx: harness.dispatcher.release_waiter(tx, waiter))
+    assert harness.states() == {"a": "in_flight", "b": "pending"}
 
 
 def test_subscribing_and_giving_up_in_one_group_leaves_nothing_behind() -> None:
-    post = Post()
-    post.send("a")
-    post.dequeue(consumer="c1")
-    box = post.do(lambda tx: post.dispatcher.mailbox_ref(tx, "bob"))
+    harness = MailboxHarness()
+    harness.send("a")
+    harness.dequeue(consumer="c1")
+    box = harness.do(lambda tx: harness.dispatcher.mailbox_ref(tx, "bob"))
     waiter = Waiter(box, "c1", 5, lambda messages: None)
-    post.group(
-        lambda tx: post.dispatcher.add_waiter(tx, waiter),
-        lambda tx: post.dispatcher.release_waiter(tx, waiter),
+    harness.group(
+        lambda tx: harness.dispatcher.add_waiter(tx, waiter),
+        lambda tx: harness.dispatcher.release_waiter(tx, waiter),
     )
-    assert post.states() == {"a": "pending"}
-    assert post.dispatcher._waiters._waiters == set()
+    assert harness.states() == {"a": "pending"}
+    assert harness.dispatcher._waiters._waiters == set()
 
 
 def test_giving_up_lets_others_have_it_at_once() -> None:
-    post = Post()
-    waiter, _ = post.waiter(1)
-    post.send("a")
-    _, got = post.waiter(1)
-    post.do(lambda tx: post.dispatcher.release_waiter(tx, waiter))
+    harness = MailboxHarness()
+    waiter, _ = harness.waiter(1)
+    harness.send("a")
+    _, got = harness.waiter(1)
+    harness.do(lambda tx: harness.dispatcher.release_waiter(tx, waiter))
     assert ids(got) == ["a"]
 
 
@@ -262,32 +262,32 @@ def test_one_group_hands_out_a_bounded_number_and_the_next_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dispatcher, "_MAX_SERVED_PER_GROUP", 2)
-    post = Post()
+    harness = MailboxHarness()
     for n in range(5):
-        post.send(f"m{n}", by=f"s{n}")
-    _, got = post.waiter(100)
+        harness.send(f"m{n}", by=f"s{n}")
+    _, got = harness.waiter(100)
     assert len(got) == 2
-    assert post.writer._next_due_at == post.clock.now()
-    post.tick()
-    post.tick()
+    assert harness.writer._next_due_at == harness.clock.now()
+    harness.tick()
+    harness.tick()
     assert ids(got) == [f"m{n}" for n in range(5)]
 
 
 def test_operation_that_fails_leaves_no_waiter_and_no_credit() -> None:
-    post = Post()
-    box = post.do(lambda tx: post.dispatcher.mailbox_ref(tx, "bob"))
+    harness = MailboxHarness()
+    box = harness.do(lambda tx: harness.dispatcher.mailbox_ref(tx, "bob"))
     waiter = Waiter(box, "", 5, lambda messages: None)
 
     def fails(tx: Tx) -> None:
-        post.dispatcher.add_waiter(tx, waiter)
+        harness.dispatcher.add_waiter(tx, waiter)
         raise StorageFailed("changed my mind")
 
-    post.group(fails)
-    assert post.dispatcher._waiters._waiters == set()
+    harness.group(fails)
+    assert harness.dispatcher._waiters._waiters == set()
 
 
 def test_failed_group_gives_no_credit_for_acks_that_did_not_happen(
-    frail: Post, disk: FullDisk
+    frail: MailboxHarness, disk: FullDisk
 ) -> None:
     waiter, got = frail.waiter(1)
     frail.send("a", "b")
@@ -301,7 +301,9 @@ def test_failed_group_gives_no_credit_for_acks_that_did_not_happen(
     assert ids(got) == ["a", "b"]
 
 
-def test_failed_group_serves_nobody_and_the_next_one_does(frail: Post, disk: FullDisk) -> None:
+def test_failed_group_serves_nobody_and_the_next_one_does(
+    frail: MailboxHarness, disk: FullDisk
+) -> None:
     waiter, got = frail.waiter(1)
     disk.full = True
     with pytest.raises(StorageFailed):
@@ -312,7 +314,7 @@ def test_failed_group_serves_nobody_and_the_next_one_does(frail: Post, disk: Ful
     assert ids(got) == ["a"]
 
 
-def test_waiter_of_a_failed_group_was_never_there(frail: Post, disk: FullDisk) -> None:
+def test_waiter_of_a_failed_group_was_never_there(frail: MailboxHarness, disk: FullDisk) -> None:
     box = frail.do(lambda tx: frail.dispatcher.mailbox_ref(tx, "bob"))
     waiter = Waiter(box, "", 5, lambda messages: None)
     disk.full = True
@@ -322,7 +324,9 @@ def test_waiter_of_a_failed_group_was_never_there(frail: Post, disk: FullDisk) -
     assert frail.dispatcher._waiters._waiters == set()
 
 
-def test_what_time_did_in_a_failed_group_is_done_again(frail: Post, disk: FullDisk) -> None:
+def test_what_time_did_in_a_failed_group_is_done_again(
+    frail: MailboxHarness, disk: FullDisk
+) -> None:
     waiter, got = frail.waiter(1)
     frail.send("a")
     frail.nack(got[0])
@@ -336,63 +340,65 @@ def test_what_time_did_in_a_failed_group_is_done_again(frail: Post, disk: FullDi
 
 
 def test_restart_keeps_leases_and_consumers_find_them() -> None:
-    post = Post()
-    post.send("a", "b")
-    (message,) = post.dequeue(consumer="c1")
-    again = Post(post.policy, post.clock, post.connection)
+    harness = MailboxHarness()
+    harness.send("a", "b")
+    (message,) = harness.dequeue(consumer="c1")
+    again = MailboxHarness(harness.policy, harness.clock, harness.connection)
     assert [m.receipt for m in again.dequeue(consumer="c1")] == [message.receipt]
     again.ack(message)
     assert again.take() == ["b"]
 
 
 def test_restart_sees_what_time_did_while_it_was_down() -> None:
-    post = Post()
-    post.send("a")
-    post.dequeue()
-    post.send("b", by="carol", ttl=1_000)
-    post.clock.advance(60_000)
-    again = Post(post.policy, post.clock, post.connection)
+    harness = MailboxHarness()
+    harness.send("a")
+    harness.dequeue()
+    harness.send("b", by="carol", ttl=1_000)
+    harness.clock.advance(60_000)
+    again = MailboxHarness(harness.policy, harness.clock, harness.connection)
     again.tick()
     assert again.states() == {"a": "nacked", "b": "expired"}
 
 
 def test_mail_about_closed_mail_is_served_in_the_next_group_which_is_due_at_once() -> None:
-    post = Post(MailboxPolicy(max_retries=0))
-    _, got = post.waiter(mailbox="alice")
+    harness = MailboxHarness(MailboxPolicy(max_retries=0))
+    _, got = harness.waiter(mailbox="alice")
 
     def tell(tx: Tx, closed: list[Any]) -> None:
         news = [NewMail(f"about-{each.msg_id}", b"1") for each in closed]
-        post.dispatcher.enqueue(tx, "alice", "gateway", news)
+        harness.dispatcher.enqueue(tx, "alice", "gateway", news)
 
-    post.report = tell
-    post.send("a", ttl=1_000, meta=b"{}")
-    post.tick(1_000)
-    assert post.writer.idle_timeout() == 0
-    post.tick()
+    harness.report = tell
+    harness.send("a", ttl=1_000, meta=b"{}")
+    harness.tick(1_000)
+    assert harness.writer.idle_timeout() == 0
+    harness.tick()
     assert ids(got) == ["about-a"]
 
 
 def test_only_waiters_with_credit_stand_in_line() -> None:
-    post = Post()
-    waiter, got = post.waiter(1)
-    line = post.dispatcher._waiters
+    harness = MailboxHarness()
+    waiter, got = harness.waiter(1)
+    line = harness.dispatcher._waiters
     assert line.next_waiter(waiter.mailbox.id) is waiter
-    post.send("a")
+    harness.send("a")
     assert line.waiting_mailboxes() == set()
-    post.ack(got[0])
+    harness.ack(got[0])
     assert line.next_waiter(waiter.mailbox.id) is waiter
 
 
 def test_consumer_that_subscribes_again_takes_its_own_place() -> None:
-    post = Post()
-    _, old = post.waiter(2, consumer="c")
-    _, new = post.waiter(2, consumer="c")
-    post.send("a", by="x")
-    post.send("b", by="y")
+    harness = MailboxHarness()
+    _, old = harness.waiter(2, consumer="c")
+    _, new = harness.waiter(2, consumer="c")
+    harness.send("a", by="x")
+    harness.send("b", by="y")
     assert (ids(old), ids(new)) == ([], ["a", "b"])
 
 
-def test_failed_group_leaves_the_old_connection_in_its_place(frail: Post, disk: FullDisk) -> None:
+def test_failed_group_leaves_the_old_connection_in_its_place(
+    frail: MailboxHarness, disk: FullDisk
+) -> None:
     _, old = frail.waiter(2, consumer="c")
     disk.full = True
     with pytest.raises(StorageFailed):

@@ -21,8 +21,8 @@ from gatepost.mailbox.dead_letters import DeadLetterFilter
 from gatepost.testing import ManualClock
 from gatepost.wire import DeadLetter, EnqueueAck, LeasedMessage
 from tests.conftest import choose
+from tests.mailbox.harness import START, MailboxHarness
 from tests.mailbox.model import Guest, Letter, Model
-from tests.mailbox.post import START, Post
 
 POLICY = MailboxPolicy(max_retries=3, base_backoff=5_000, inflight_timeout=30_000, ttl=120_000,
                 max_pending=12)  # fmt: skip
@@ -68,25 +68,25 @@ class MailboxMachine(RuleBasedStateMachine):
         self.folder = Path(mkdtemp())
         self.clock = ManualClock(START)
         self.model = Model(POLICY, START)
-        self.post = self._open()
+        self.harness = self._open()
         self.jobs: list[tuple[Callable[[Tx], Any], Callable[[Any], None]]] = []
         self.receipts: list[tuple[str, Letter, str]] = []  # mailbox, message, receipt
         self.guests: list[tuple[Waiter, Guest, list[LeasedMessage]]] = []
         self.replays = self.steps = 0
         self.gather, self.fail = 1, False
 
-    def _open(self) -> Post:
+    def _open(self) -> MailboxHarness:
         connection = apsw.Connection(str(self.folder / "journal.db"))
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = OFF")
         migrate_schema(connection, Path("journal.db"))
-        post = Post(POLICY, self.clock, connection)
+        harness = MailboxHarness(POLICY, self.clock, connection)
         self.saboteur = Saboteur()
-        post.writer._participants += (self.saboteur,)
-        return post
+        harness.writer._participants += (self.saboteur,)
+        return harness
 
     def teardown(self) -> None:
-        self.post.connection.close()
+        self.harness.connection.close()
         rmtree(self.folder)
 
     # -- commit groups
@@ -107,7 +107,7 @@ class MailboxMachine(RuleBasedStateMachine):
         jobs, self.jobs = self.jobs, []
         fail, self.fail, self.gather = self.fail, False, 1
         self.saboteur.armed = fail
-        values = self.post.group(*(operation for operation, _ in jobs))
+        values = self.harness.group(*(operation for operation, _ in jobs))
         if fail:
             assert all(isinstance(value, StorageFailed) for value in values)
             self._line_up()
@@ -122,7 +122,7 @@ class MailboxMachine(RuleBasedStateMachine):
 
     def _line_up(self) -> None:
         """A failed group may leave the waiters in another order, though never in another number."""
-        order = [w for line in self.post.dispatcher._waiters._turns.values() for w in line]
+        order = [w for line in self.harness.dispatcher._waiters._turns.values() for w in line]
         guests = {waiter: guest for waiter, guest, _ in self.guests}
         before = [guest for guest in self.model.line if not guest.gone]
         self.model.line = [guests[waiter] for waiter in order if not waiter.gone]
@@ -131,7 +131,7 @@ class MailboxMachine(RuleBasedStateMachine):
     def _learn(self, letters: list[Letter]) -> None:
         """Find out which receipts the core gave for what the model handed out too."""
         for letter in letters:
-            id, lease = self.post.sql(
+            id, lease = self.harness.sql(
                 """SELECT m.id, l.id FROM mail m JOIN mailbox b ON b.id = m.mailbox
                    JOIN lease l ON l.pair = m.id >> 38 WHERE b.name = ? AND m.msg_id = ?""",
                 (letter.mailbox, letter.msg_id),
@@ -155,7 +155,7 @@ class MailboxMachine(RuleBasedStateMachine):
             assert found == self.model.enqueue(to, sender, batch)
 
         new = [NewMail(m, body, at, ttl, b"{}" if t else None) for m, body, at, ttl, t in batch]
-        self.queue(lambda tx: self.post.dispatcher.enqueue(tx, to, sender, new), check)
+        self.queue(lambda tx: self.harness.dispatcher.enqueue(tx, to, sender, new), check)
 
     @rule(mailbox=mailboxes, consumer=consumers, limit=limits)
     def dequeue(self, mailbox: str, consumer: str, limit: int) -> None:
@@ -168,7 +168,7 @@ class MailboxMachine(RuleBasedStateMachine):
                 self.model.learn(letter, message.receipt.split(".")[1])
                 self.receipts.append((mailbox, letter, message.receipt))
 
-        self.queue(lambda tx: self.post.dispatcher.dequeue(tx, mailbox, consumer, limit), check)
+        self.queue(lambda tx: self.harness.dispatcher.dequeue(tx, mailbox, consumer, limit), check)
 
     @precondition(lambda self: self.receipts)
     @rule(data=st.data(), good=st.sampled_from(["ack", "ack", "ack", "nack"]))
@@ -199,8 +199,8 @@ class MailboxMachine(RuleBasedStateMachine):
 
         def operation(tx: Tx) -> Settlement:
             if how == "ack":
-                return self.post.dispatcher.ack(tx, mailbox, receipts, [])
-            return self.post.dispatcher.nack(tx, mailbox, receipts, [], "")
+                return self.harness.dispatcher.ack(tx, mailbox, receipts, [])
+            return self.harness.dispatcher.nack(tx, mailbox, receipts, [], "")
 
         def check(result: Settlement) -> None:
             known = [c for c in chosen if self.model.find(mailbox, c[1].msg_id) is c[1]]
@@ -224,8 +224,8 @@ class MailboxMachine(RuleBasedStateMachine):
     def settle_by_msg_id(self, mailbox: str, msg_id: str, good: bool) -> None:
         def operation(tx: Tx) -> Settlement:
             if good:
-                return self.post.dispatcher.ack(tx, mailbox, [], [msg_id])
-            return self.post.dispatcher.nack(tx, mailbox, [], [msg_id], "")
+                return self.harness.dispatcher.ack(tx, mailbox, [], [msg_id])
+            return self.harness.dispatcher.nack(tx, mailbox, [], [msg_id], "")
 
         def check(result: Settlement) -> None:
             found = [failure.code for failure in result.failures]
@@ -249,7 +249,7 @@ class MailboxMachine(RuleBasedStateMachine):
             kept = self.model.extend(mailbox, receipt.split(".")[1])
             assert stale == ([] if kept else [receipt])
 
-        self.queue(lambda tx: self.post.dispatcher.extend(tx, mailbox, [receipt]), check)
+        self.queue(lambda tx: self.harness.dispatcher.extend(tx, mailbox, [receipt]), check)
 
     @precondition(lambda self: self.rarely())
     @rule(mailbox=mailboxes)
@@ -257,14 +257,14 @@ class MailboxMachine(RuleBasedStateMachine):
         def check(size: int) -> None:
             assert size == self.model.purge(mailbox)
 
-        self.queue(lambda tx: self.post.dispatcher.purge(tx, mailbox, 1000, "operator"), check)
+        self.queue(lambda tx: self.harness.dispatcher.purge(tx, mailbox, 1000, "operator"), check)
 
     @precondition(lambda self: self.model.graves)
     @rule(data=st.data())
     def replay(self, data: st.DataObject) -> None:
         mailbox, msg_id = data.draw(st.sampled_from(sorted(self.model.graves)))
         self.replays += 1
-        new_id, dispatcher = f"r{self.replays}", self.post.dispatcher
+        new_id, dispatcher = f"r{self.replays}", self.harness.dispatcher
 
         def resend(tx: Tx, letter: DeadLetter, meta: bytes | None) -> EnqueueAck:
             mail = NewMail(new_id, bytes(letter.payload))  # type: ignore[arg-type]
@@ -289,7 +289,7 @@ class MailboxMachine(RuleBasedStateMachine):
 
         def operation(tx: Tx) -> int:
             wanted = DeadLetterFilter(msg_ids=[msg_id])
-            box = self.post.dispatcher.mailbox_ref(tx, mailbox)
+            box = self.harness.dispatcher.mailbox_ref(tx, mailbox)
             return dead_letters.discard_dead_letters(tx, box.id, wanted, 10, "operator")
 
         def check(size: int) -> None:
@@ -314,9 +314,9 @@ class MailboxMachine(RuleBasedStateMachine):
         waiters: list[Waiter] = []
 
         def operation(tx: Tx) -> list[LeasedMessage]:
-            box = self.post.dispatcher.mailbox_ref(tx, mailbox)
+            box = self.harness.dispatcher.mailbox_ref(tx, mailbox)
             waiters.append(Waiter(box, consumer, credit, got.extend, once))
-            return self.post.dispatcher.add_waiter(tx, waiters[0])
+            return self.harness.dispatcher.add_waiter(tx, waiters[0])
 
         def check(again: list[LeasedMessage]) -> None:
             letters = self.model.wait(guest)
@@ -330,7 +330,7 @@ class MailboxMachine(RuleBasedStateMachine):
     def leave(self, data: st.DataObject, for_good: bool) -> None:
         waiter, guest, _ = data.draw(st.sampled_from(self.guests))
         guest.gone = True
-        dispatcher = self.post.dispatcher
+        dispatcher = self.harness.dispatcher
 
         def check(_: None) -> None:
             (self.model.give_up if for_good else self.model.leave)(guest)
@@ -347,11 +347,11 @@ class MailboxMachine(RuleBasedStateMachine):
         if not self.jobs:
             self.commit()
 
-    @precondition(lambda self: not self.jobs and self.post.writer._next_due_at)
+    @precondition(lambda self: not self.jobs and self.harness.writer._next_due_at)
     @rule()
     def wait_until_something_is_due(self) -> None:
         """To the very millisecond, and the one before it."""
-        due = self.post.writer._next_due_at or 0
+        due = self.harness.writer._next_due_at or 0
         if due > self.clock.now():
             self.clock.set(due - 1)
             self.commit()
@@ -363,10 +363,10 @@ class MailboxMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.jobs.clear()
         self.guests.clear()
-        self.post.connection.close()
-        closed = self.post.closed
-        self.post = self._open()
-        self.post.closed = closed
+        self.harness.connection.close()
+        closed = self.harness.closed
+        self.harness = self._open()
+        self.harness.closed = closed
         self.model.restart()
 
     @precondition(lambda self: not self.jobs)
@@ -376,7 +376,7 @@ class MailboxMachine(RuleBasedStateMachine):
         expected = [(x.msg_id, x.state, x.attempt) for x in self.model.unsettled(mailbox)]
         found: list[tuple[str, str, int]] = []
         after = ""
-        while page := self.post.peek(limit, after, mailbox):
+        while page := self.harness.peek(limit, after, mailbox):
             found += [(row.msg_id, row.state, row.attempt) for row in page]
             after = page[-1].msg_id
         assert found == expected
@@ -397,7 +397,7 @@ class MailboxMachine(RuleBasedStateMachine):
         query = """SELECT b.name, m.msg_id, m.state, m.attempt, m.not_before
                    FROM mail m JOIN mailbox b ON b.id = m.mailbox"""
         names = ["pending", "in_flight", "nacked", "acked", "dead_letter", "expired"]
-        found = {(b, m): (names[state], *rest) for b, m, state, *rest in self.post.sql(query)}
+        found = {(b, m): (names[state], *rest) for b, m, state, *rest in self.harness.sql(query)}
         expected = {
             (x.mailbox, x.msg_id): (x.state, x.attempt, x.not_before)
             for mailbox in MAILBOXES
@@ -410,15 +410,15 @@ class MailboxMachine(RuleBasedStateMachine):
                      (SELECT count(*) FROM mail m WHERE m.mailbox = b.id AND m.state IN (0, 2)),
                      (SELECT count(*) FROM mail m WHERE m.mailbox = b.id AND m.state = 1),
                      (SELECT count(*) FROM dead_letter d WHERE d.mailbox = b.id) FROM mailbox b"""
-        for row in self.post.sql(query):
+        for row in self.harness.sql(query):
             assert row[:3] == row[3:]
 
     def heads_and_leases_agree_with_mail(self) -> None:
         query = """SELECT p.id, p.head, p.ready_at, l.next, l.last, l.behind, l.size
                    FROM pair p LEFT JOIN lease l ON l.pair = p.id"""
-        for pair, head, ready_at, first, last, behind, size in self.post.sql(query):
+        for pair, head, ready_at, first, last, behind, size in self.harness.sql(query):
             span = (pair << 38, (pair + 1 << 38) - 1)
-            rows = self.post.sql(
+            rows = self.harness.sql(
                 "SELECT id, state, not_before FROM mail WHERE id BETWEEN ? AND ? ORDER BY id", span
             )
             waiting = [row for row in rows if row[1] in (0, 2)]
@@ -442,17 +442,17 @@ class MailboxMachine(RuleBasedStateMachine):
         for waiter, _, _ in self.guests:
             if waiter.credit > 0 and not waiter.gone and waiter in self._members():
                 query = "SELECT 1 FROM pair WHERE mailbox = ? AND ready_at = 0"
-                assert not self.post.sql(query, (waiter.mailbox.id,))
+                assert not self.harness.sql(query, (waiter.mailbox.id,))
 
     def _members(self) -> set[Waiter]:
-        return self.post.dispatcher._waiters._waiters
+        return self.harness.dispatcher._waiters._waiters
 
     def dead_letters_keep_their_payload(self) -> None:
         for mailbox in MAILBOXES:
             query = """SELECT m.msg_id, d.reason, d.attempts, d.replayed_as, y.payload
                        FROM dead_letter d JOIN mail m ON m.id = d.id JOIN body y ON y.id = d.id
                        JOIN mailbox b ON b.id = d.mailbox WHERE b.name = ?"""
-            found = {row[0]: row[1:] for row in self.post.sql(query, (mailbox,))}
+            found = {row[0]: row[1:] for row in self.harness.sql(query, (mailbox,))}
             graves = {m: g for (box, m), g in self.model.graves.items() if box == mailbox}
             assert found.keys() == graves.keys()
             for msg_id, grave in graves.items():
@@ -461,7 +461,7 @@ class MailboxMachine(RuleBasedStateMachine):
                 assert rest == [grave.attempts, grave.replayed_as, grave.letter.payload]
 
     def senders_hear_of_every_end(self) -> None:
-        found = sorted((closed.msg_id, closed.outcome) for closed in self.post.closed)
+        found = sorted((closed.msg_id, closed.outcome) for closed in self.harness.closed)
         assert found == sorted(self.model.closed)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from gatepost.mailbox import TRANSITIONS, MailInput, MailState
 from gatepost.mailbox.states import TERMINAL_STATES, transition_sql
-from tests.mailbox.post import SECOND, Post
+from tests.mailbox.harness import SECOND, MailboxHarness
 
 
 def test_only_pending_is_dequeued() -> None:
@@ -31,29 +31,29 @@ def test_move_is_the_table_as_sql() -> None:
     assert transition_sql(MailInput.EXPIRE) == ("state = 5", "state IN (0, 2)")
 
 
-def _settled(post: Post) -> dict[str, MailState]:
+def _settled(harness: MailboxHarness) -> dict[str, MailState]:
     """One message in each terminal state."""
-    post.send("acked")
-    post.ack(*post.dequeue())
-    post.send("late", ttl=SECOND)
-    post.tick(SECOND)
-    post.send("dead")
-    post.purge()
+    harness.send("acked")
+    harness.ack(*harness.dequeue())
+    harness.send("late", ttl=SECOND)
+    harness.tick(SECOND)
+    harness.send("dead")
+    harness.purge()
     return {"acked": MailState.ACKED, "late": MailState.EXPIRED, "dead": MailState.DEAD_LETTER}
 
 
 @pytest.mark.parametrize("change", ["state = 0", "attempt = 0", "settled_at = 0", "lease = NULL"])
 def test_terminal_states_are_immutable_in_storage(change: str) -> None:
-    post = Post()
-    for msg_id, state in _settled(post).items():
-        assert post.states()[msg_id] == state.wire_name
+    harness = MailboxHarness()
+    for msg_id, state in _settled(harness).items():
+        assert harness.states()[msg_id] == state.wire_name
         with pytest.raises(apsw.ConstraintError, match="never changes"):
-            post.sql(f"UPDATE mail SET {change} WHERE msg_id = ?", (msg_id,))
+            harness.sql(f"UPDATE mail SET {change} WHERE msg_id = ?", (msg_id,))
 
 
 @pytest.mark.parametrize("column", ["created_at", "msg_id", "arrival", "mailbox"])
 def test_created_at_and_identity_are_immutable_in_storage(column: str) -> None:
-    post = Post()
-    post.send("m")
+    harness = MailboxHarness()
+    harness.send("m")
     with pytest.raises(apsw.ConstraintError, match="never change"):
-        post.sql(f"UPDATE mail SET {column} = 7")
+        harness.sql(f"UPDATE mail SET {column} = 7")

@@ -1,4 +1,4 @@
-"""A post office for tests: the real core on a journal in memory, driven one commit at a time."""
+"""The real mailbox core on a journal in memory, driven one commit group at a time."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -28,8 +28,8 @@ START = 1_700_000_000 * SECOND
 class Reporter:
     """The participant behind the dispatcher: it takes the mail that time or a purge closed."""
 
-    def __init__(self, post: "Post") -> None:
-        self._post = post
+    def __init__(self, harness: "MailboxHarness") -> None:
+        self._post = harness
         self._taken: list[ClosedMail] = []
 
     def before_commit(self, tx: Tx) -> None:
@@ -49,7 +49,7 @@ class Reporter:
         return None
 
 
-class Post:
+class MailboxHarness:
     """Each call is one operation in a commit group of its own, unless `group` takes several."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A journal that fills, and an archive that it is sealed into."""
+"""A journal that fills, and the archive of its outbox."""
 
 from functools import partial
 from pathlib import Path
@@ -22,35 +22,35 @@ NOW = 1_772_490_600_000  # 2026-03-02 22:30 UTC
 HOUR = 3_600_000
 
 
-class Desk:
+class ArchiveHarness:
     def __init__(self, root: Path, connection: apsw.Connection | None = None) -> None:
         self.root = root
         self.clock = ManualClock(NOW)
         self.key = NodeKey.generate(self.clock)
         self.ids = EventIdGenerator(self.clock)
         self.connection = connection or open_memory_journal()
-        self.begin("first")
+        self.start_incarnation("first")
 
     @classmethod
-    def reopened(cls, root: Path, connection: apsw.Connection) -> "Desk":
-        """The desk of a journal that is there already; its key is always the same."""
-        desk = cls.__new__(cls)
-        desk.root, desk.connection, desk.clock = root, connection, ManualClock(NOW)
-        desk.key, desk.ids = NodeKey.generate(desk.clock), EventIdGenerator(desk.clock)
-        desk.incarnation = "first"
-        desk.begin_again()
-        return desk
+    def reopened(cls, root: Path, connection: apsw.Connection) -> "ArchiveHarness":
+        """The harness of a journal that is there already; its key is always the same."""
+        harness = cls.__new__(cls)
+        harness.root, harness.connection, harness.clock = root, connection, ManualClock(NOW)
+        harness.key, harness.ids = NodeKey.generate(harness.clock), EventIdGenerator(harness.clock)
+        harness.incarnation = "first"
+        harness.restart()
+        return harness
 
-    def begin(self, incarnation: str, first: int = 1) -> None:
-        """A life of the journal, from this seq on."""
+    def start_incarnation(self, incarnation: str, first: int = 1) -> None:
+        """Start an incarnation of the journal at this seq."""
         self.incarnation = incarnation
         self.connection.execute(
             "INSERT INTO incarnation (id, first_seq) VALUES (?, ?)", (incarnation, first)
         )
-        self.begin_again()
+        self.restart()
 
-    def begin_again(self) -> None:
-        """A restart of the gateway."""
+    def restart(self) -> None:
+        """Restart the gateway."""
         outbox = Outbox(NODE, self.incarnation, self.key)
         self.writer = Writer(self.connection, self.clock, lambda _: None, participants=(outbox,))
 
@@ -93,13 +93,13 @@ class Desk:
             store, NODE, self.incarnation, self.key, ArchivePolicy(rows, age, bodies)
         )
 
-    def seal(self, archive: OutboxArchive | None = None) -> list[tuple[int, int]]:
-        """Seal all that is due; returns which ranges that was."""
+    def archive_segments(self, archive: OutboxArchive | None = None) -> list[tuple[int, int]]:
+        """Archive all segments that are due; return their ranges."""
         archive = archive or self.archive()
-        sealed = []
+        archived = []
         while segment := archive.archive_segment(self.tx()):
-            sealed.append((segment.first, segment.last))
-        return sealed
+            archived.append((segment.first, segment.last))
+        return archived
 
     def store(self) -> ArchiveStore:
         return ArchiveStore.open(str(self.root))

@@ -1,4 +1,4 @@
-"""A door on a real journal, for tests: every act is one commit group of the real writer."""
+"""Access control on a real journal: every operation is one commit group of the real writer."""
 
 import tempfile
 from collections.abc import Callable
@@ -63,7 +63,7 @@ def empty_journal() -> bytes:
         return path.read_bytes()
 
 
-class Gate:
+class AccessHarness:
     """`path` makes it outlive `reopen`; without one it lives in memory."""
 
     def __init__(

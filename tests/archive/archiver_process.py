@@ -1,10 +1,10 @@
-"""A process that seals and is killed for it: fills a journal once, then seals it."""
+"""A process that archives an outbox and is killed: fills a journal once, then archives it."""
 
 import sys
 from pathlib import Path
 
 from gatepost.journal import Database
-from tests.archive.desk import Desk
+from tests.archive.harness import ArchiveHarness
 
 GROUPS, SIZE = 300, 10
 
@@ -14,20 +14,20 @@ def main(folder: Path, to_the_end: bool) -> None:
     full = database.writer_connection.execute("SELECT count(*) FROM outbox").get == GROUPS * SIZE
     if not full:
         fill(database)
-    desk = Desk.reopened(folder / "archive", database.writer_connection)
-    archive = desk.archive(rows=50, age=0)
-    print("sealing", flush=True)
-    while archive.archive_segment(desk.tx()):
+    harness = ArchiveHarness.reopened(folder / "archive", database.writer_connection)
+    archive = harness.archive(rows=50, age=0)
+    print("archiving", flush=True)
+    while archive.archive_segment(harness.tx()):
         pass
     if not to_the_end:
-        # Whoever comes too late to kill it while it seals kills it here.
+        # A killer that comes too late finds it here.
         sys.stdin.read()
 
 
 def fill(database: Database) -> None:
-    desk = Desk(Path("unused"), database.writer_connection)
+    harness = ArchiveHarness(Path("unused"), database.writer_connection)
     for _ in range(GROUPS):
-        desk.groups(SIZE)
+        harness.groups(SIZE)
 
 
 if __name__ == "__main__":
