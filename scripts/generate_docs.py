@@ -1,8 +1,12 @@
 """Writes the generated diagrams and tables of docs/ from the code."""
 
+import ast
 import sys
+import tomllib
+from itertools import count
 from pathlib import Path
 
+from gatepost.delivery import LocalNode, RetryPolicy, build_core
 from gatepost.delivery import delivery_states as deliveries
 from gatepost.delivery.receiver import inbox_states as inbox
 from gatepost.errors import (
@@ -15,13 +19,52 @@ from gatepost.errors import (
     JournalError,
     PipelineError,
 )
+from gatepost.events import NodeKey
+from gatepost.mailbox import MailboxPolicy
 from gatepost.mailbox.states import TERMINAL_STATES, TRANSITIONS
 from gatepost.pipeline.audit.rules import RULES
 from gatepost.pipeline.tables.schemas import TABLES
+from gatepost.testing import ManualClock
 
 # Errors that end a program or a check rather than answer a request.
 LOCAL = (ConfigError, EncryptionError, ChainError, ArchiveError, PipelineError, JournalError)
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS, PACKAGE = ROOT / "docs", ROOT / "src" / "gatepost"
+
+sys.path.insert(0, str(ROOT))  # For `python scripts/generate_docs.py`.
+from scripts.journey import JOURNEY, function_name  # noqa: E402
+
+LAYERS = {
+    "errors": "every error Gatepost raises on purpose: one tree, each with a wire code",
+    "clock": "time and randomness",
+    "files": "atomic replacement of files, synced folders, file locks",
+    "config": "settings, each with its limits and its description",
+    "events": "envelope, ids, codec, payload encryption, hash chain, blobs",
+    "wire": "the operations and answers of agents and their gateway",
+    "gateway_endpoint": "the files by which a running gateway is found",
+    "http_calls": "HTTP calls to a gateway",
+    "journal": "the SQLite file, the writer with its commit groups, the outbox",
+    "archive": "the outbox as signed Parquet segments ([pipeline.md](pipeline.md))",
+    "room": "the document all gateways share: signed records in Yjs ([room.md](room.md))",
+    "access": "invites, tickets, proofs and sessions of nodes and external agents",
+    "mailbox": "lease, ack, nack and dead letters of an agent's mail ([protocol.md](protocol.md))",
+    "routing": "the node a message goes to: owner, fallback, or none",
+    "delivery": "messages between agents, and the links between gateways ([pipes.md](pipes.md))",
+    "gateway": "the process: API, connections to peers, administration, monitoring",
+    "client": "the library for authors of agents",
+    "pipeline": "Spark jobs over the archives ([pipeline.md](pipeline.md))",
+    "migration": "moving from a legacy shared document ([migration.md](migration.md))",
+    "testing": "public fakes: clocks, processes, the simulated mesh, the history checker",
+    "bench": "measurements",
+    "cli": "the command line",
+}
+# A module that imports one of these reads time or files, or has threads or sockets.
+IO_MODULES = {
+    *("asyncio", "concurrent", "fcntl", "httpx", "os", "pathlib", "secrets", "shutil", "signal"),
+    *("socket", "ssl", "subprocess", "tempfile", "threading", "time", "uvicorn", "uvloop"),
+    "websockets",
+}
+_MAX_NAMED = 4
 
 
 def draw_mailbox_states() -> str:
@@ -82,7 +125,88 @@ def rule_table() -> str:
     return "\n".join(["| rule | promise |", "|---|---|", *rows])
 
 
+def layer_table() -> str:
+    rows = [
+        f"| {', '.join(f'`{name}`' for name in layer)} | {'; '.join(LAYERS[n] for n in layer)}"
+        f" | {describe_io(layer)} |"
+        for layer in read_layers()
+    ]
+    return "\n".join(["| layer | purpose | modules with I/O |", "|---|---|---|", *rows])
+
+
+def read_layers() -> list[list[str]]:
+    """The layers of the import contract, lowest first."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["id"] == "layers")
+    return [_layer_names(layer) for layer in reversed(layers)]
+
+
+def _layer_names(layer: str) -> list[str]:
+    return layer.replace("|", " ").replace(":", " ").replace("(", " ").replace(")", " ").split()
+
+
+def describe_io(layer: list[str]) -> str:
+    found = [module for name in layer for module in _modules_with_io(name)]
+    if len(found) > _MAX_NAMED:
+        return "many"
+    return ", ".join(f"`{module}`" for module in found) or "none"
+
+
+def _modules_with_io(name: str) -> list[str]:
+    """The modules of a layer that have I/O, named from the package on."""
+    single = PACKAGE / f"{name}.py"
+    files = [single] if single.exists() else sorted((PACKAGE / name).rglob("*.py"))
+    found = [path for path in files if imported_modules(path) & IO_MODULES]
+    return [".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in found]
+
+
+def imported_modules(path: Path) -> set[str]:
+    """The top-level names of all modules that a file imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    return {name.partition(".")[0] for name in names}
+
+
+def decision_table() -> str:
+    """Each decision, its meaning, and the function that the coordinator applies it with."""
+    node = LocalNode("docs", "0", NodeKey(bytes(32)), ManualClock())
+    core = build_core(node, RetryPolicy(), MailboxPolicy())
+    rows = [
+        f"| `{decision.__name__}` | {_first_sentence(decision)} | `{function_name(handler)}` |"
+        for decision, handler in core.coordinator._handlers.items()
+    ]
+    return "\n".join(["| decision | meaning | applied by |", "|---|---|---|", *rows])
+
+
+def _first_sentence(decision: type) -> str:
+    text = " ".join((decision.__doc__ or "").split())
+    return text.partition(". ")[0].rstrip(".")
+
+
+def list_journey() -> str:
+    lines: list[str] = []
+    numbers, heading = count(1), ""
+    for leg in JOURNEY:
+        if leg.transaction != heading:
+            heading = leg.transaction
+            lines += [f"### {heading}", ""]
+        steps = [
+            f"{number}. {step.place}: `{step.name}` {step.text}"
+            for step, number in zip(leg.steps, numbers, strict=False)
+        ]
+        lines += [leg.text, "", *steps, ""]
+    return "\n".join(lines[:-1])
+
+
 PARTS = {
+    "table: layers": layer_table,
+    "table: decisions": decision_table,
+    "list: journey": list_journey,
     "diagram: mailbox.states": draw_mailbox_states,
     "diagram: delivery.states": draw_delivery_states,
     "diagram: inbox.states": draw_inbox_states,

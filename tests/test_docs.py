@@ -4,8 +4,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
+
+import pytest
+
+from gatepost.mailbox.enqueue import PAIR_NUMBER_BITS
 
 ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "gatepost"
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+# The changelog also names files that are gone.
+CURRENT_PAGES = [page for page in PAGES if page.name != "CHANGELOG.md"]
+# A file of settings, and the names of spans.
+NO_MODULES = {"gatepost.toml", "gatepost.send", "gatepost.deliver", "gatepost.turn"}
 
 
 def test_generated_parts_are_up_to_date() -> None:
@@ -15,10 +26,49 @@ def test_generated_parts_are_up_to_date() -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
-    for page in pages:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_links_to_headings_lead_to_one() -> None:
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+            linked = page.parent / target if target else page
+            assert anchor in _heading_anchors(linked), f"{page.name} links to {target}#{anchor}"
+
+
+def _heading_anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", CURRENT_PAGES, ids=lambda page: page.name)
+def test_files_and_modules_that_a_document_names_exist(page: Path) -> None:
+    text = page.read_text()
+    for file in re.findall(r"`([\w./-]+\.(?:py|sql|mjs))`", text):
+        assert _exists(file), f"{page.name} names {file}"
+    for folder in re.findall(r"`((?:\w+/)+)`", text):
+        # Folders of a state directory or an archive are not ours to find.
+        if _exists(folder.partition("/")[0]):
+            assert _exists(folder), f"{page.name} names {folder}"
+    for name in set(re.findall(r"`(gatepost(?:\.\w+)+)`", text)) - NO_MODULES:
+        assert resolve_name(name), f"{page.name} names {name}"
+
+
+def _exists(path: str) -> bool:
+    return (ROOT / path).exists() or (PACKAGE / path).exists()
+
+
+def test_the_architecture_states_the_row_id_of_mail() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    assert f"`pair << {PAIR_NUMBER_BITS} | number`" in text
+
+
+def test_each_state_diagram_is_in_its_document() -> None:
+    for page, name in (("protocol", "mailbox"), ("pipes", "delivery"), ("pipes", "inbox")):
+        text = (ROOT / "docs" / f"{page}.md").read_text()
+        assert f"<!-- diagram: {name}.states -->\n```mermaid\nstateDiagram-v2" in text
 
 
 def test_readme_names_the_commands_ci_runs() -> None:
