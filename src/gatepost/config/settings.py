@@ -1,36 +1,27 @@
-"""One typed settings tree, read from a TOML file and GATEPOST_* environment variables.
+"""All settings of a gateway, by section.
 
-The environment overrides the file, and the file overrides the defaults below.
-`GATEPOST_MAILBOX__MAX_RETRIES=5` sets `max_retries` in section `[mailbox]`.
-The limits and the description of a setting are declared with its field and nowhere else: loading
-checks the limits, and `default_toml` prints the descriptions.
+The limits and the description of a setting are declared with its field and nowhere else: loading.py
+checks the limits, and the settings file that `gatepost init` writes shows the descriptions.
 """
 
-import difflib
 import ipaddress
-import json
 import re
 import socket
-import textwrap
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_origin, get_type_hints
+from typing import Annotated, Literal, Self
 
 import msgspec
 from msgspec import Meta
 
+from gatepost.config.loading import load_tree
+from gatepost.config.toml_text import toml_value
 from gatepost.errors import ConfigError
 
-FILE_NAME = "gatepost.toml"
-
-_ENV_PREFIX = "GATEPOST_"
 _TEN_YEARS_SECS = 10 * 365 * 86_400
 _MIB = 1024 * 1024
 _GIB = 1024 * _MIB
 _ORIGIN_PATTERN = r"https?://[A-Za-z0-9._\[\]:-]{1,260}"
-
-SettingsTree = dict[str, dict[str, Any]]
 
 
 class SettingsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -432,180 +423,15 @@ class Settings(SettingsSection, frozen=True, kw_only=True):
         least = self.mailbox.ttl_secs + self.mailbox.retry_horizon_secs
         if self.journal.tombstone_secs < least:
             raise ConfigError(
-                f"journal.tombstone_secs is {_toml_value(self.journal.tombstone_secs)}, but with "
-                f"these mailbox settings a message can be delivered for {_toml_value(least)} s: "
+                f"journal.tombstone_secs is {toml_value(self.journal.tombstone_secs)}, but with "
+                f"these mailbox settings a message can be delivered for {toml_value(least)} s: "
                 "set it to at least that, or lower mailbox.ttl_secs"
             )
 
     @classmethod
     def load(cls, path: Path | None, env: Mapping[str, str]) -> Self:
         """Load settings from the file (None: no file) and the environment, or raise ConfigError."""
-        file = {} if path is None else _read_file(path)
-        base = Path.cwd() if path is None else path.absolute().parent
-        tree = _merge_trees(_env_defaults(env), file, _read_env(env))
-        try:
-            return msgspec.convert(tree, cls, dec_hook=_path_reader(base, env))
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"{path or 'settings'}: {_describe_error(error)}") from None
-
-
-def default_settings_path(env: Mapping[str, str]) -> Path:
-    """Return the path of the settings file that is used when none is named."""
-    return _default_state_dir(env) / FILE_NAME
-
-
-def load_settings(env: Mapping[str, str], state_dir: Path | None = None) -> Settings:
-    """Load the settings of a state directory: the given one, else the default one of `env`."""
-    if state_dir is not None:
-        home = str(state_dir.absolute())
-        env = {**env, "GATEPOST_HOME": home, "GATEPOST_NODE__STATE_DIR": home}
-    file = default_settings_path(env)
-    return Settings.load(file if file.exists() else None, env)
-
-
-def default_toml() -> str:
-    """Return a settings file with every setting, its description and its default, commented out."""
-    header = (
-        "# Settings of this Gatepost gateway. Remove the leading # to change one.\n"
-        f"# An environment variable overrides this file: {_ENV_PREFIX}MAILBOX__MAX_RETRIES=5\n"
-        "# sets max_retries in section [mailbox].\n"
-    )
-    sections = (_section_toml(name, section) for name, section in _section_types().items())
-    return "\n".join([header, *sections])
-
-
-def _section_types() -> dict[str, type[SettingsSection]]:
-    return get_type_hints(Settings)
-
-
-def _section_toml(name: str, section: type[SettingsSection]) -> str:
-    lines = [f"# {section.__doc__}", f"[{name}]"]
-    hints = get_type_hints(section, include_extras=True)
-    defaults = section()
-    for key in section.__struct_fields__:
-        (meta,) = hints[key].__metadata__
-        lines += textwrap.wrap(meta.description, 90, initial_indent="# ", subsequent_indent="# ")
-        lines.append(f"#{key} = {_toml_value(getattr(defaults, key))}")
-    return "\n".join(lines) + "\n"
-
-
-def _toml_value(value: object) -> str:
-    if isinstance(value, Path):
-        home = Path.home()
-        value = f"~/{value.relative_to(home)}" if value.is_relative_to(home) else str(value)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return json.dumps(value)
-
-
-def _read_file(path: Path) -> SettingsTree:
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist: `gatepost init` writes one") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    _refuse_unknown_keys(tree, str(path))
-    return tree
-
-
-def _default_state_dir(env: Mapping[str, str]) -> Path:
-    return _path_reader(Path.cwd(), env)(Path, env.get(_ENV_PREFIX + "HOME") or "~/.gatepost")
-
-
-def _env_defaults(env: Mapping[str, str]) -> SettingsTree:
-    return {"node": {"state_dir": str(_default_state_dir(env))}}
-
-
-def _read_env(env: Mapping[str, str]) -> SettingsTree:
-    """Build a tree from GATEPOST_SECTION__KEY variables; each value already has its type."""
-    tree: SettingsTree = {}
-    for variable in sorted(env):
-        if (setting := _setting_of_variable(variable)) is not None:
-            section, key = setting
-            tree.setdefault(section, {})[key] = _parse_variable(variable, env, section, key)
-    return tree
-
-
-def _setting_of_variable(variable: str) -> tuple[str, str] | None:
-    """Return the section and key that a variable sets; None if it is not a setting."""
-    if not variable.startswith(_ENV_PREFIX):
-        return None
-    name = variable.removeprefix(_ENV_PREFIX).lower()
-    section, nested, key = name.partition("__")
-    if not nested:
-        _refuse_single_underscore(variable, name)
-        return None
-    _refuse_unknown_keys({section: {key: None}}, variable)
-    return section, key
-
-
-def _refuse_single_underscore(variable: str, name: str) -> None:
-    for section, struct in _section_types().items():
-        key = name.removeprefix(section + "_")
-        if key != name and key in struct.__struct_fields__:
-            meant = f"{_ENV_PREFIX}{section}__{key}".upper()
-            raise ConfigError(f"{variable} sets nothing: write {meant}, with two underscores")
-
-
-def _parse_variable(variable: str, env: Mapping[str, str], section: str, key: str) -> object:
-    hint = get_type_hints(_section_types()[section], include_extras=True)[key]
-    reader = _path_reader(Path.cwd(), env)
-    # A tuple is written as values separated by spaces.
-    value = env[variable].split() if get_origin(hint.__origin__) is tuple else env[variable]
-    try:
-        return msgspec.convert(value, hint, strict=False, dec_hook=reader)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{variable}={env[variable]}: {_describe_error(error)}") from None
-
-
-def _path_reader(base: Path, env: Mapping[str, str]) -> Callable[[type, Any], Path]:
-    """Return a decoder for paths: `~` is the home folder, other paths are relative to `base`."""
-    home = env.get("HOME") or str(Path.home())
-
-    def read_path(kind: type, value: Any) -> Path:
-        if kind is not Path or not isinstance(value, str | Path) or not str(value):
-            raise ValueError("Expected a path")
-        return base / re.sub(r"^~(?=/|\Z)", lambda _: home, str(value))
-
-    return read_path
-
-
-def _merge_trees(*trees: SettingsTree) -> SettingsTree:
-    """Merge the trees key by key; later trees win."""
-    result: SettingsTree = {}
-    for tree in trees:
-        for name, section in tree.items():
-            result[name] = result.get(name, {}) | section
-    return result
-
-
-def _describe_error(error: msgspec.ValidationError) -> str:
-    """Return msgspec's message with the key first: `mailbox.max_retries: expected ...`."""
-    problem, _, path = str(error).partition(" - at `$.")
-    problem = problem[0].lower() + problem[1:]
-    return f"{path.rstrip('`')}: {problem}" if path else problem
-
-
-def _refuse_unknown_keys(tree: Mapping[str, Any], source: str) -> None:
-    sections = _section_types()
-    for name, content in tree.items():
-        _refuse_unknown_name(name, tuple(sections), source, "section")
-        if not isinstance(content, dict):
-            raise ConfigError(f"{source}: {name} is a section, write [{name}] on a line of its own")
-        for key in content:
-            _refuse_unknown_name(key, sections[name].__struct_fields__, source, f"[{name}] setting")
-
-
-def _refuse_unknown_name(name: str, valid: tuple[str, ...], source: str, what: str) -> None:
-    if name in valid:
-        return
-    nearest = difflib.get_close_matches(name, valid, n=1, cutoff=0)[0]
-    raise ConfigError(
-        f"{source}: unknown {what} {name!r}, did you mean {nearest!r}? Known: {', '.join(valid)}"
-    )
+        return load_tree(cls, path, env)
 
 
 def is_loopback(host: str) -> bool:

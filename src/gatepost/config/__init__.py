@@ -1,0 +1,33 @@
+"""One typed settings tree, read from a TOML file and GATEPOST_* environment variables."""
+
+from gatepost.config.settings import (
+    AlertsSettings,
+    ListenSettings,
+    MailboxSettings,
+    NodeSettings,
+    RoomSettings,
+    Settings,
+    TelemetrySettings,
+    is_loopback,
+)
+from gatepost.config.settings_file import (
+    FILE_NAME,
+    default_settings_path,
+    default_toml,
+    load_settings,
+)
+
+__all__ = [
+    "FILE_NAME",
+    "AlertsSettings",
+    "ListenSettings",
+    "MailboxSettings",
+    "NodeSettings",
+    "RoomSettings",
+    "Settings",
+    "TelemetrySettings",
+    "default_settings_path",
+    "default_toml",
+    "is_loopback",
+    "load_settings",
+]

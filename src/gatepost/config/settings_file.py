@@ -1,0 +1,35 @@
+"""The settings file of a state directory: its path, its template, and loading it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from gatepost.config.loading import ENV_PREFIX, default_state_dir, section_types
+from gatepost.config.settings import Settings
+from gatepost.config.toml_text import section_toml
+
+FILE_NAME = "gatepost.toml"
+
+
+def default_settings_path(env: Mapping[str, str]) -> Path:
+    """Return the path of the settings file that is used when none is named."""
+    return default_state_dir(env) / FILE_NAME
+
+
+def load_settings(env: Mapping[str, str], state_dir: Path | None = None) -> Settings:
+    """Load the settings of a state directory: the given one, else the default one of `env`."""
+    if state_dir is not None:
+        home = str(state_dir.absolute())
+        env = {**env, "GATEPOST_HOME": home, "GATEPOST_NODE__STATE_DIR": home}
+    file = default_settings_path(env)
+    return Settings.load(file if file.exists() else None, env)
+
+
+def default_toml() -> str:
+    """Return a settings file with every setting, its description and its default, commented out."""
+    header = (
+        "# Settings of this Gatepost gateway. Remove the leading # to change one.\n"
+        f"# An environment variable overrides this file: {ENV_PREFIX}MAILBOX__MAX_RETRIES=5\n"
+        "# sets max_retries in section [mailbox].\n"
+    )
+    sections = (section_toml(name, section) for name, section in section_types(Settings).items())
+    return "\n".join([header, *sections])
