@@ -287,7 +287,9 @@ async def wait_until_archived(town: DemoMesh) -> None:
         for name, gateway in town.gateways.items():
             seq = (await asyncio.to_thread(gateway.get, "/v1/status"))["outbox_seq"]
             manifest = town.archive / f"node={name}" / "_manifest.json"
-            while not manifest.exists() or json.loads(manifest.read_text())["sealedThrough"] < seq:
+            while (
+                not manifest.exists() or json.loads(manifest.read_text())["archivedThrough"] < seq
+            ):
                 await asyncio.sleep(0.1)
 
 

@@ -1,13 +1,17 @@
-"""What all tests share: how much to run, and on which event loop.
+"""All tests share this: how much to run, in which order, on which event loop, on which Spark.
 
 `scripts/test` runs everything at reduced counts, `scripts/test --full` at the full ones.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 FULL = os.environ.get("GATEPOST_FULL") == "1"
 
@@ -40,12 +44,63 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.fixture(scope="session")
+def spark() -> "Iterator[SparkSession]":
+    """The one Spark session of this process: its JVM takes seconds to start."""
+    from gatepost.pipeline.session import spark_session
+    from tests.pipeline.spark_settings import QUICK_SPARK
+
+    with spark_session("local[2]", name="tests", conf=QUICK_SPARK, brief=True) as session:
+        yield session
+
+
 def pytest_report_header() -> str:
     return f"gatepost: {'full' if FULL else 'reduced'} counts"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not FULL:
         for item in items:
             if item.get_closest_marker("full"):
                 item.add_marker(pytest.mark.skip(reason="only with scripts/test --full"))
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    if workers > 1:
+        items[:] = divide_among_workers(items, workers)
+
+
+# Tests that take long without the shared Spark session, the longest first.
+_LONG_TESTS = (
+    *("tests/simulation/", "tests/mesh/", "tests/cli/test_pipeline.py", "tests/room/test_conv"),
+    *("tests/pipeline/test_bare.py", "tests/crash/", "tests/migration/", "tests/gateway/test_open"),
+    *("tests/mailbox/test_model.py", "tests/access/test_machine.py", "tests/pipeline/"),
+)
+
+
+def divide_among_workers(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Order the tests so that workers stay evenly loaded, and only one of them starts Spark.
+
+    `--dist worksteal` cuts the list into one share of equal length for each worker, and an idle
+    worker steals from the end of a share. So Spark's tests begin the first share and the other
+    long tests begin the others; all shares end with short tests.
+    """
+    spark = [item for item in items if "spark" in getattr(item, "fixturenames", ())]
+    by_spark = set(spark)
+    rest = [item for item in items if item not in by_spark]
+    long = dict.fromkeys(
+        item for start in _LONG_TESTS for item in rest if item.nodeid.startswith(start)
+    )
+    short = [item for item in rest if item not in long]
+    shares = [spark, *(_every_nth_file(long, start, workers - 1) for start in range(workers - 1))]
+    size = len(items) // workers
+    for share in shares[:-1]:
+        wanted = max(0, size - len(share))
+        share.extend(short[:wanted])
+        del short[:wanted]
+    return [item for share in shares for item in share] + short
+
+
+def _every_nth_file(items: Iterable[pytest.Item], start: int, step: int) -> list[pytest.Item]:
+    """The tests of every `step`-th file: tests of one file share fixtures."""
+    files = list(dict.fromkeys(item.path for item in items))
+    chosen = set(files[start::step])
+    return [item for item in items if item.path in chosen]

@@ -271,7 +271,7 @@ class LinkError(GatepostError):
 
 
 class EncryptionError(GatepostError):
-    code = "seal_error"
+    code = "encryption_error"
 
 
 class ChainError(GatepostError):

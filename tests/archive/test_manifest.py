@@ -15,7 +15,7 @@ from tests.archive.harness import NODE, ArchiveHarness
 KEY = NodeKey.generate(ManualClock())
 SEGMENT = ArchiveSegment(
     path="date=2026-03-02/1-9.parquet", incarnation="a", first=1, last=9, rows=9, bytes=100,
-    sha256="00", min_created_at=1, max_created_at=2, chain="00", sealed_at=3,
+    sha256="00", min_created_at=1, max_created_at=2, chain="00", archived_at=3,
 )  # fmt: skip
 
 
@@ -35,16 +35,16 @@ def test_the_form_on_disk() -> None:
     assert document["incarnations"] == [{"id": "a", "firstSeq": 1}]
     assert set(document["segments"][0]) == {
         *("path", "incarnation", "first", "last", "rows", "bytes", "sha256"),
-        *("minCreatedAt", "maxCreatedAt", "chain", "sealedAt"),
+        *("minCreatedAt", "maxCreatedAt", "chain", "archivedAt"),
     }
-    assert document["sealedThrough"] == 9
+    assert document["archivedThrough"] == 9
 
 
 @pytest.mark.parametrize(
     "changed",
     [
         {"node": "node-2"},
-        {"sealed_through": 8},
+        {"archived_through": 8},
         {"segments": ()},
         {"segments": (replace(SEGMENT, sha256="01"),)},
         {"incarnations": (ArchivedIncarnation("a", 2),)},
@@ -61,7 +61,7 @@ def test_an_incarnation_is_listed_once() -> None:
     other = replace(SEGMENT, first=13, last=14, rows=2, incarnation="b")
     grown = manifest.append_segment(manifest.append_segment(_signed(), again, 1), other, 13)
     assert grown.incarnations == (ArchivedIncarnation("a", 1), ArchivedIncarnation("b", 13))
-    assert (grown.rows, grown.sealed_through) == (14, 14)
+    assert (grown.rows, grown.archived_through) == (14, 14)
 
 
 def test_what_is_no_manifest_is_refused(harness: ArchiveHarness) -> None:

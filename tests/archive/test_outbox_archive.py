@@ -320,7 +320,7 @@ def test_a_real_process_is_killed_again_and_again(tmp_path: Path) -> None:
     store = ArchiveStore.open(str(tmp_path / "archive"))
     listed = manifest.read_manifest(store, NODE)
     assert listed is not None
-    assert (listed.rows, listed.sealed_through) == (3000, 3000)
+    assert (listed.rows, listed.archived_through) == (3000, 3000)
     assert list(verify_archive(store)) == []
 
 

@@ -94,7 +94,7 @@ def test_a_cut_off_file(sealed: ArchiveHarness) -> None:
 
 def test_a_manifest_that_was_edited(sealed: ArchiveHarness) -> None:
     listed = _listed(sealed)
-    manifest.write_manifest(sealed.store(), replace(listed, sealed_through=99))
+    manifest.write_manifest(sealed.store(), replace(listed, archived_through=99))
     assert _found(sealed) == [(ArchiveRule.MANIFEST_SIGNATURE, None)]
 
 

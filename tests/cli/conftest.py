@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import gatepost
+from tests.waiting import wait_until
 
 SOURCE = Path(gatepost.__file__).parents[1]
 COMMAND = (sys.executable, "-m", "gatepost.cli")
@@ -174,11 +174,8 @@ def gateway(home: Path, **env: str) -> Iterator[Cli]:
     """A gateway started by `gatepost up`."""
     cli = Cli(home, **env)
     with cli.running("up", "--port", "0") as process:
-        deadline = time.monotonic() + _PATIENCE
-        while not _answers(cli):
-            assert process.poll() is None, process.stderr and process.stderr.read()
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: process.poll() is not None or _answers(cli), _PATIENCE)
+        assert process.poll() is None, process.stderr and process.stderr.read()
         yield cli
 
 

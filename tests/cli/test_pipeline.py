@@ -16,9 +16,8 @@ from pyspark.sql import SparkSession
 
 from gatepost.cli.problems import ExitCode
 from gatepost.cli.runner import run_command
-from gatepost.pipeline.session import spark_session
 from tests.cli.conftest import Cli, gateway
-from tests.pipeline.conftest import QUICK
+from tests.waiting import wait_until
 
 COMMANDS = [
     "run",
@@ -36,12 +35,6 @@ COMMANDS = [
 class Made(NamedTuple):
     archive: str
     tables: str
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with spark_session("local[2]", name="tests", conf=QUICK, brief=True) as session:
-        yield session
 
 
 @pytest.fixture(scope="module")
@@ -261,11 +254,10 @@ def test_ctrl_c_while_spark_starts_leaves_no_jvm_behind(tmp_path: Path) -> None:
     cli = _cli(tmp_path)
     arguments = ("pipeline", "compact", "--tables", str(tmp_path))
     with cli.running(*arguments) as process:
-        deadline = time.monotonic() + 60
         started = psutil.Process(process.pid)
-        while not (jvms := [child for child in started.children(True) if _is_spark(child)]):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        jvms = wait_until(
+            lambda: [child for child in started.children(True) if _is_spark(child)], 60
+        )
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == ExitCode.INTERRUPTED
         gone, alive = psutil.wait_procs(jvms, timeout=30)
@@ -282,10 +274,8 @@ def test_ctrl_c_at_work_ends_it_without_a_word(tmp_path: Path) -> None:
     )
     arguments = ("pipeline", "run", "--archive", str(archive), "--tables", str(tables))
     with cli.running(*arguments) as process:
-        deadline = time.monotonic() + 60
-        while not list(tables.glob("_batches/*.json")):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: list(tables.glob("_batches/*.json")), 60)
+        # Nothing tells that tasks run now; a moment later they do.
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli, gateway
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +29,9 @@ def _started(home: Path, **env: str) -> Iterator[Cli]:
     """A gateway that may speak TLS, so only the command line itself can tell that it runs."""
     cli = Cli(home, **env)
     with cli.running("up", "--port", "0") as process:
-        deadline = time.monotonic() + 20
-        while not (home / "endpoint.json").exists() or cli("status").code:
-            assert process.poll() is None, process.stderr and process.stderr.read()
-            assert time.monotonic() < deadline
+        wait_until(lambda: process.poll() is not None or (home / "endpoint.json").exists(), 20)
+        wait_until(lambda: process.poll() is not None or cli("status").code == 0, 20)
+        assert process.poll() is None, process.stderr and process.stderr.read()
         yield cli
 
 

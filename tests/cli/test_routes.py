@@ -1,13 +1,13 @@
 """Routes, standbys and claims from the command line, with two real gateways in one room."""
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
 from tests.cli.conftest import Cli, gateway
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +27,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, Cli]]:
 
 
 def _eventually(cli: Cli, arguments: list[str], expected: str) -> None:
-    deadline = time.monotonic() + 10
-    while expected not in (said := cli.ok(*arguments)):
-        assert time.monotonic() < deadline, said
-        time.sleep(0.05)
+    wait_until(lambda: expected in cli.ok(*arguments), 10, failure=lambda: str(cli.ok(*arguments)))
 
 
 def test_a_standby_and_a_route_to_it(pair: tuple[Cli, Cli]) -> None:

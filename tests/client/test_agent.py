@@ -16,18 +16,12 @@ import pytest
 from gatepost.client import Agent, Client, Message
 from gatepost.errors import InvalidRequest
 from gatepost.testing import GatewayProcess
+from tests.waiting import async_wait_until
 
 pytestmark = pytest.mark.anyio
 
 StartGateway = Callable[..., GatewayProcess]
 Unique = Callable[[str], str]
-
-
-async def until(condition: Callable[[], object], patience: float = 4.0) -> None:
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        await asyncio.sleep(0.005)
 
 
 @contextlib.asynccontextmanager
@@ -106,7 +100,7 @@ async def test_a_reply_comes_to_the_senders_mailbox(
 
     async with running(gateway, bob, collect) as agent, running(gateway, carol, answer):
         await agent.send(carol, "how are you")
-        await until(lambda: replies)
+        await async_wait_until(lambda: replies)
     assert replies == [("reply", "fine")]
 
 
@@ -123,6 +117,7 @@ async def test_mail_of_one_sender_is_handled_in_order_and_of_many_at_once(
         assert message.from_ not in busy
         busy.add(message.from_)
         most = max(most, len(busy))
+        # Long enough for turns to overlap.
         await asyncio.sleep(0.001)
         seen.setdefault(message.from_, []).append(message.payload)
         busy.discard(message.from_)
@@ -131,7 +126,7 @@ async def test_mail_of_one_sender_is_handled_in_order_and_of_many_at_once(
         await asyncio.gather(
             *(client.enqueue(bob, n, from_=f"s{s}") for n in range(30) for s in range(8))
         )
-        await until(lambda: sum(map(len, seen.values())) == 240)
+        await async_wait_until(lambda: sum(map(len, seen.values())) == 240)
     assert all(numbers == list(range(30)) for numbers in seen.values())
     assert most == 4
 
@@ -149,7 +144,7 @@ async def test_a_failed_turn_is_retried_before_what_is_behind_it(
 
     async with running(gateway, bob, handle):
         await client.enqueue_many(bob, range(4))
-        await until(lambda: len(seen) == 5)
+        await async_wait_until(lambda: len(seen) == 5)
     assert seen == [(0, 0), (1, 0), (1, 1), (2, 0), (3, 0)]
 
 
@@ -159,6 +154,7 @@ async def test_a_handler_that_never_waits_does_not_hold_up_its_acks(
     bob = unique("bob")
 
     async def handle(message: Message) -> int:
+        # A turn that blocks the event loop is the subject.
         time.sleep(0.002)
         return int(message.payload)
 
@@ -202,12 +198,13 @@ async def test_heartbeats_keep_a_slow_turn_and_what_waits_behind_it(
     async def handle(message: Message) -> None:
         seen.append((message.payload, message.attempt))
         if message.payload == 0:
+            # Longer than two leases.
             await asyncio.sleep(2.2)
 
     async with Client("alice", state_dir=gateway.state_dir) as client:
         async with running(gateway, "bob", handle):
             await client.enqueue_many("bob", range(3))
-            await until(lambda: len(seen) == 3)
+            await async_wait_until(lambda: len(seen) == 3)
         assert await client.peek("bob") == []
     assert seen == [(0, 0), (1, 0), (2, 0)]
 
@@ -227,7 +224,7 @@ async def test_a_turn_survives_a_killed_gateway_and_is_not_taken_twice(
     async with Client("alice", state_dir=gateway.state_dir) as client:
         async with running(gateway, "bob", handle):
             requests = [asyncio.create_task(client.request("bob", n)) for n in range(3)]
-            await until(lambda: started)
+            await async_wait_until(lambda: started)
             await asyncio.to_thread(gateway.restart)
             go_on.set()
             assert await asyncio.gather(*requests) == [0, 10, 20]
@@ -254,10 +251,11 @@ async def test_acks_lost_with_the_gateway_are_repeated_without_a_second_turn(
 
             slots = [asyncio.create_task(slot(f"s{n % 4}")) for n in range(32)]
             for _ in range(2):
-                await asyncio.sleep(0.2)
+                wanted = len(seen) + 200
+                await async_wait_until(lambda: len(seen) >= wanted)  # noqa: B023
                 await asyncio.to_thread(gateway.restart)
             await asyncio.gather(*slots)
-            await until(lambda: len(seen) >= 3000)
+            await async_wait_until(lambda: len(seen) >= 3000)
         assert await client.peek("bob") == []
     assert sorted(number for _, number in seen) == list(range(3000))
 
@@ -267,14 +265,17 @@ async def test_a_graceful_stop_ends_the_turn_and_gives_the_rest_back_unharmed(
 ) -> None:
     bob = unique("bob")
     seen: list[int] = []
+    started = asyncio.Event()
 
     async def handle(message: Message) -> None:
+        started.set()
+        # The turn goes on while the agent is being stopped.
         await asyncio.sleep(0.1)
         seen.append(message.payload)
 
     async with running(gateway, bob, handle):
         await client.enqueue_many(bob, range(4))
-        await asyncio.sleep(0.05)
+        await started.wait()
     assert seen == [0]
     left = await client.peek(bob)
     assert [(summary.state, summary.attempt) for summary in left] == [("pending", 0)] * 3
@@ -288,7 +289,7 @@ async def test_a_turn_that_does_not_end_in_time_goes_back_unharmed(
 
     async def handle(message: Message) -> None:
         started.set()
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     async with running(gateway, bob, handle, stop_timeout=0.05):
         await client.enqueue(bob, 1)
@@ -311,7 +312,7 @@ async def test_a_turn_that_comes_too_late_is_reported(
 
         async with agent:
             await client.enqueue("bob", 1)
-            await until(lambda: "does not count" in caplog.text)
+            await async_wait_until(lambda: "does not count" in caplog.text)
 
 
 TEN_LINES = """

@@ -22,6 +22,7 @@ from gatepost.errors import (
     UnknownMessage,
 )
 from gatepost.testing import GatewayProcess
+from tests.waiting import async_assert_stays_true
 
 pytestmark = pytest.mark.anyio
 
@@ -66,7 +67,8 @@ async def test_many_are_enqueued_in_order_and_a_refusal_stands_in_its_place(
 async def test_dequeue_waits_for_mail(client: Client, unique: Unique) -> None:
     box = unique("box")
     waiting = asyncio.create_task(client.dequeue(box, wait_secs=5))
-    await asyncio.sleep(0.05)
+    # Its answer shows that the call before it has arrived.
+    await client.peek(box)
     await client.enqueue(box, 1)
     (message,) = await waiting
     assert message.payload == 1
@@ -151,8 +153,7 @@ async def test_a_subscriber_is_pushed_mail_up_to_its_credit(client: Client, uniq
     await client.subscribe(box, deliver, credit=2)
     await client.enqueue_many(box, range(5))
     first, second = await got.get(), await got.get()
-    await asyncio.sleep(0.05)
-    assert got.empty()
+    await async_assert_stays_true(got.empty, 0.05)
     await asyncio.gather(client.ack(box, first.receipt), client.ack(box, second.receipt))
     assert (await got.get()).payload == 2
     await client.unsubscribe(box)
@@ -350,6 +351,7 @@ async def test_copies_survive_a_gateway_that_dies_before_it_answers(
             await client.register(name)
         with gateway.frozen():
             sending = asyncio.create_task(client.send(["bob", "carl"], "once"))
+            # A gateway that is frozen shows nothing; by now the message is on its way.
             await asyncio.sleep(0.1)
         await asyncio.to_thread(gateway.restart)
         sent = await sending

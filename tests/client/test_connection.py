@@ -18,6 +18,7 @@ from gatepost.errors import (
     Unavailable,
 )
 from gatepost.testing import GatewayProcess
+from tests.waiting import async_wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -134,15 +135,18 @@ async def test_unanswered_calls_survive_a_kill_without_loss_double_or_disorder(
 ) -> None:
     gateway = start_gateway()
     async with Client("alice", state_dir=gateway.state_dir) as client:
-        numbers = iter(range(6000))
+        numbers, answered = iter(range(6000)), 0
 
         async def slot() -> None:
+            nonlocal answered
             for number in numbers:
                 await client.enqueue("box", number)
+                answered += 1
 
         slots = [asyncio.create_task(slot()) for _ in range(64)]
         for _ in range(2):
-            await asyncio.sleep(0.15)
+            wanted = answered + 500
+            await async_wait_until(lambda: answered >= wanted)  # noqa: B023
             await asyncio.to_thread(gateway.restart)
         await asyncio.gather(*slots)
         got: list[int] = []
@@ -220,8 +224,10 @@ async def test_a_closed_client_says_so(gateway: GatewayProcess) -> None:
 
 async def test_closing_ends_calls_under_way(gateway: GatewayProcess, unique: Unique) -> None:
     client = await Client("alice", state_dir=gateway.state_dir).__aenter__()
-    call = asyncio.create_task(client.dequeue(unique("box"), wait_secs=20))
-    await asyncio.sleep(0.05)
+    box = unique("box")
+    call = asyncio.create_task(client.dequeue(box, wait_secs=20))
+    # Its answer shows that the call before it has arrived.
+    await client.peek(box)
     await client.close()
     with pytest.raises(Unavailable, match="outcome is unknown"):
         await call

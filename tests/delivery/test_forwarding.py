@@ -182,7 +182,7 @@ def test_plain_mail_is_forwarded_as_an_event(world: World, b: Box, c: Box) -> No
     c.ack(*mail)
     world.flow()
     assert b.waiting() == 0
-    assert b.run(lambda tx: tx.fetch_all("SELECT * FROM handover")) == []
+    assert b.run(lambda tx: tx.fetch_all("SELECT * FROM forwarded")) == []
 
 
 @pytest.mark.parametrize("killed", ["b", "c"])
@@ -329,7 +329,7 @@ def test_a_large_payload_follows_as_a_blob_and_one_that_is_gone_is_told_of(
     world.moves("c")
     assert (b.status(lost).outcome, b.status(last).state) == ("dead_letter", "accepted")
     incidents = b.run(lambda tx: tx.fetch_all("SELECT class, subject FROM incident"))
-    assert incidents == [("handover_failed", lost.event_id)]
+    assert incidents == [("forward_failed", lost.event_id)]
     assert payloads(c.take()) == ["last"], "nothing waits for it"
 
 

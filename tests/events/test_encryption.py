@@ -32,7 +32,7 @@ def unseal(
     event_id: str = "e1",
     source: str = "alice",
 ) -> bytes:
-    return sealer.decrypt(sealed, sealed_by=by, event_id=event_id, source_node_id=source)
+    return sealer.decrypt(sealed, encrypted_by=by, event_id=event_id, source_node_id=source)
 
 
 def flip(data: bytes, index: int) -> bytes:

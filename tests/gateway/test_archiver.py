@@ -79,7 +79,7 @@ async def test_what_is_due_is_sealed_and_pruned(state: Path, clock: ManualClock)
         store = ArchiveStore.open(str(state.parent / "archive"))
         listed = manifest.read_manifest(store, operations.core.node.id)
         assert listed is not None
-        assert listed.sealed_through == sealing.archived_through
+        assert listed.archived_through == sealing.archived_through
         assert list(verify_archive(store)) == []
         assert sealing.problem is None
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.core import Core
 from gatepost.gateway.serve import open_core
 from gatepost.testing import GatewayProcess, ManualClock
+from tests.waiting import wait_until
 
 
 def settings(state_dir: Path, **values: object) -> Settings:
@@ -119,20 +119,13 @@ def drop(gateway: GatewayProcess, name: str, content: object) -> Path:
 
 def drop_and_wait(gateway: GatewayProcess, name: str, content: object) -> Any:
     answer = drop(gateway, name, content)
-    eventually(answer.exists)
+    wait_until(answer.exists)
     return json.loads(answer.read_bytes())
 
 
 def memory(gateway: GatewayProcess) -> int:
     """What the gateway's process has in memory, in bytes."""
     return int(psutil.Process(gateway.pid).memory_info().rss)
-
-
-def eventually(holds: Callable[[], object], secs: float = 10) -> None:
-    deadline = time.monotonic() + secs
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.005)
 
 
 def mail(msg_id: str, to: str, sender: str = "sender", **fields: object) -> dict[str, object]:

@@ -212,7 +212,7 @@ def test_metrics_count_the_guests(three: list[Gateway]) -> None:
     _meet(three)
     headers = {"authorization": f"Bearer {three[0].token}"}
     text = httpx.get(f"{three[0].url}/metrics", headers=headers).text
-    assert "gatepost_room_guests 2.0" in text, "each of the others dials"
+    assert "gatepost_room_peers 2.0" in text, "each of the others dials"
 
 
 def test_nobody_was_taken_for_hostile_in_all_of_this(three: list[Gateway]) -> None:

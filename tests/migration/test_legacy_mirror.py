@@ -32,6 +32,7 @@ from gatepost.migration.migration_files import replace_file
 from gatepost.migration.phase_marker import MigrationCommand, enter_phase
 from gatepost.testing import GatewayProcess
 from tests.migration.tools import client_of, drain, message, payloads, register
+from tests.waiting import async_wait_until
 
 CLOCK = SystemClock()
 HERE = Path(__file__).parent
@@ -224,7 +225,7 @@ def test_the_gateway_is_killed_under_the_mirror(
                     asyncio.create_task(mirror.send("bob", n, from_="ann", timeout=60))
                     for n in numbers
                 ]
-                await asyncio.sleep(0.02)
+                await async_wait_until(lambda: any(task.done() for task in tasks))  # noqa: B023
                 await asyncio.to_thread(gateway.kill9)
                 await asyncio.to_thread(gateway.start)
                 await asyncio.gather(*tasks)
@@ -287,6 +288,7 @@ def test_a_closed_mirror_leaves_nobody_waiting(
                 sends = [
                     asyncio.create_task(mirror.send("bob", n, from_="ann")) for n in range(400)
                 ]
+                # A gateway that is frozen shows nothing; by now some are on their way.
                 await asyncio.sleep(0.1)
                 await mirror.__aexit__()
                 found = await asyncio.gather(*sends, return_exceptions=True)

@@ -29,7 +29,7 @@ def write_node(
     first: int = 1,
     incarnation: str = "a1",
     segment_rows: int = 1000,
-    sealed_at: int = NOON,
+    archived_at: int = NOON,
 ) -> None:
     """Append events created at these times to the node's archive, and list them."""
     times = np.asarray(created_at, np.int64)
@@ -38,7 +38,7 @@ def write_node(
     listed = read_manifest(root, node)["segments"] if manifest_path(root, node).exists() else []
     for start, stop in _cuts(times, segment_rows):
         entry = _segment(folder, times[start:stop], first + start, incarnation)
-        listed.append(entry | {"sealedAt": sealed_at})
+        listed.append(entry | {"archivedAt": archived_at})
     write_manifest(root, node, listed)
 
 
@@ -60,7 +60,7 @@ def write_manifest(root: Path, node: str, segments: list[dict[str, Any]]) -> Non
         "publicKey": "",
         "incarnations": [{"id": key, "firstSeq": first} for key, first in firsts.items()],
         "segments": segments,
-        "sealedThrough": segments[-1]["last"] if segments else 0,
+        "archivedThrough": segments[-1]["last"] if segments else 0,
         "signature": "",
     }
     manifest_path(root, node).write_text(json.dumps(manifest))

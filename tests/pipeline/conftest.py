@@ -1,4 +1,4 @@
-"""One Spark session for all tests of the pipeline: its JVM is what takes time to start."""
+"""A synthetic archive with its tables, and a cluster, for all tests of the pipeline."""
 
 from collections.abc import Iterator
 
@@ -6,23 +6,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from gatepost.pipeline.cluster import standalone_cluster
-from gatepost.pipeline.session import spark_session
 from gatepost.pipeline.synth import SynthOptions
+from tests.conftest import choose
 from tests.pipeline.worlds import PLANTED, World
-
-# Tests are many small jobs: compile little, shuffle nothing.
-QUICK = {
-    "spark.ui.enabled": "false",
-    "spark.sql.shuffle.partitions": "1",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.driver.memory": "2g",
-}
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    with spark_session("local[2]", name="tests", conf=QUICK, brief=True) as session:
-        yield session
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +20,8 @@ def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Worl
 
 @pytest.fixture(scope="session")
 def master() -> Iterator[str]:
-    """A cluster of two workers."""
-    with standalone_cluster(2, memory="600m", java_options="-XX:TieredStopAtLevel=1") as url:
+    """A cluster of two workers, or in a reduced run of one that has as many cores."""
+    workers = choose(1, 2)
+    quick = "-XX:TieredStopAtLevel=1"
+    with standalone_cluster(workers, cores=2 // workers, memory="600m", java_options=quick) as url:
         yield url

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pyarrow.dataset import dataset, partitioning
 
 from tests.pipeline.archives import DAY, NOON, write_node
 from tests.pipeline.streaming_job import COLUMNS
+from tests.waiting import wait_until
 
 ROWS = 600
 ORDER = [("node", "ascending"), ("seq", "ascending")]
@@ -59,11 +61,13 @@ class Program:
 
     def wait_until(self, reached: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
         """Wait for something that the process brings about."""
-        deadline = time.monotonic() + PATIENCE
-        while not reached():
-            assert process.poll() is None, f"ended early:\n{self.log()}"
-            assert time.monotonic() < deadline, self.log()
-            time.sleep(0.01)
+
+        def reached_alive() -> bool:
+            done = reached()
+            assert done or process.poll() is None, f"ended early:\n{self.log()}"
+            return done
+
+        wait_until(reached_alive, PATIENCE, failure=self.log)
 
 
 class Job(Program):
@@ -98,6 +102,11 @@ def make_archive(folder: Path) -> None:
     for node in ("n1", "n2"):
         times = range(NOON, NOON + 2 * DAY, 2 * DAY // ROWS)
         write_node(folder / "archive", node, times, segment_rows=70)
+
+
+def wait_a_moment(longest: float = 0.3) -> None:
+    """Let the program go on for a random time, to be killed between two commits or in one."""
+    time.sleep(random.uniform(0, longest))
 
 
 def kill9(process: "subprocess.Popen[bytes]") -> None:

@@ -4,12 +4,12 @@ import sys
 
 from gatepost.pipeline.jobs.pipeline import Pipeline
 from gatepost.pipeline.session import is_local, spark_session
-from tests.pipeline.conftest import QUICK
+from tests.pipeline.spark_settings import QUICK_SPARK
 from tests.pipeline.streaming_job import _LOOPBACK
 
 
 def main(what: str, archive: str, tables: str, max_rows: int, master: str) -> None:
-    conf = QUICK if is_local(master) else QUICK | _LOOPBACK
+    conf = QUICK_SPARK if is_local(master) else QUICK_SPARK | _LOOPBACK
     with spark_session(master, conf=conf, brief=True) as spark:
         pipeline = Pipeline(spark, archive, tables)
         if what == "run":

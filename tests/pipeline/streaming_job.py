@@ -10,7 +10,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from gatepost.pipeline.archive_source import read_stream
 from gatepost.pipeline.delta_tables import BatchTransaction, write_table
 from gatepost.pipeline.session import is_local, spark_session
-from tests.pipeline.conftest import QUICK
+from tests.pipeline.spark_settings import QUICK_SPARK
 
 COLUMNS = ["node", "seq", "kind", "event_id", "date"]
 
@@ -23,7 +23,7 @@ _LOOPBACK = {
 
 
 def main(root: str, table: str, checkpoint: str, max_rows: int, master: str) -> None:
-    conf = QUICK if is_local(master) else QUICK | _LOOPBACK
+    conf = QUICK_SPARK if is_local(master) else QUICK_SPARK | _LOOPBACK
     with spark_session(master, conf=conf, brief=True) as spark:
         stream = read_stream(spark, root, max_rows=max_rows, columns=COLUMNS)
         start_stream(stream, table, checkpoint).awaitTermination()

@@ -29,7 +29,9 @@ ROOMS = [(0, 4), (1, 3), (2, 5), (3, 6), (4, 8)]
 
 
 def made(folder: Path, seed: int, nodes: int, *faults: str) -> tuple[str, ArchiveTruth]:
-    options = SynthOptions(events=12_000, seed=seed, nodes=nodes, faults=faults, segment_rows=1500)
+    options = SynthOptions(
+        events=choose(6000, 12_000), seed=seed, nodes=nodes, faults=faults, segment_rows=1500
+    )
     return str(folder), generate_archive(str(folder), options)
 
 
@@ -51,7 +53,7 @@ def assert_exactly(found: list[Any], truth: ArchiveTruth) -> None:
     assert left == []
 
 
-@pytest.mark.parametrize(("seed", "nodes"), ROOMS[: choose(2, len(ROOMS))])
+@pytest.mark.parametrize(("seed", "nodes"), ROOMS[: choose(1, len(ROOMS))])
 def test_every_planted_violation_is_found_and_nothing_else(
     spark: SparkSession, tmp_path: Path, seed: int, nodes: int
 ) -> None:
@@ -88,7 +90,7 @@ def test_a_right_archive_passes_and_what_is_done_to_its_files_is_found(
     three.unlink()
     _say_of_itself(root, "node-02")
     (root / "room" / "node-03.json").write_bytes(b"{}")
-    _change(manifest_of(root, "node-04"), b'"sealedThrough":', b'"sealedThrough":1')
+    _change(manifest_of(root, "node-04"), b'"archivedThrough":', b'"archivedThrough":1')
     again = audit_archive(spark, str(root), tables)
     assert again.violations.keys() >= {
         *("altered_event", "altered_segment", "chain_gap", "room_facts", "unsigned_manifest"),

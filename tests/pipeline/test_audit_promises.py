@@ -195,7 +195,7 @@ def _listed(*segments: tuple[str, int, int, int]) -> ArchiveManifest:
                 min_created_at=at,
                 max_created_at=at,
                 chain="",
-                sealed_at=at,
+                archived_at=at,
             )
             for life, first, last, at in segments
         ),

@@ -1,7 +1,6 @@
 """On a real cluster the same job gives the same table, even if executors are killed under it."""
 
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 from deltalake import DeltaTable
 
-from tests.pipeline.crashing import PATIENCE, ROWS, Job, archived, make_archive
+from tests.pipeline.crashing import PATIENCE, ROWS, Job, archived, make_archive, wait_a_moment
 
 
 def executors() -> list[psutil.Process]:
@@ -35,7 +34,7 @@ def test_executors_killed_on_a_cluster_change_nothing(
     with job.running() as process:
         for _ in range(rounds):
             job.wait_for_commits(job.commits() + random.randint(1, 2), process)
-            time.sleep(random.uniform(0, 0.3))
+            wait_a_moment()
             for executor in executors():
                 executor.kill()
                 killed += 1

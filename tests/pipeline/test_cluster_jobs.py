@@ -1,13 +1,12 @@
 """On a real cluster the jobs make the same tables, even if executors are killed under them."""
 
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.pipeline.crashing import PATIENCE, Program
+from tests.pipeline.crashing import PATIENCE, Program, wait_a_moment
 from tests.pipeline.test_cluster import executors
 from tests.pipeline.test_jobs_kill import TABLES_A_BATCH, commits
 from tests.pipeline.worlds import World
@@ -29,7 +28,7 @@ def test_executors_killed_under_a_job_change_nothing(
         for _ in range(rounds):
             wanted = commits(tables) + random.randint(1, TABLES_A_BATCH // 2)
             job.wait_until(lambda wanted=wanted: commits(tables) >= wanted, process)  # type: ignore[misc]
-            time.sleep(random.uniform(0, 0.3))
+            wait_a_moment()
             for executor in executors():
                 executor.kill()
                 killed += 1

@@ -1,13 +1,12 @@
 """A driver is killed in mid-stream; the table has every row once."""
 
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.pipeline.crashing import ROWS, Job, archived, make_archive
+from tests.pipeline.crashing import ROWS, Job, archived, make_archive, wait_a_moment
 
 
 @pytest.mark.full
@@ -21,7 +20,7 @@ def test_a_driver_killed_in_mid_stream_goes_on_exactly_where_it_was(
     for _ in range(rounds):
         with job.running() as process:
             job.wait_for_commits(job.commits() + random.randint(1, 3), process)
-            time.sleep(random.uniform(0, 0.5))
+            wait_a_moment(0.5)
         assert job.commits() < 10 * rounds, "killed too late to prove anything"
     job.finish()
     assert job.rows() == archived(tmp_path)

@@ -5,7 +5,6 @@
 
 import random
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from gatepost.errors import PipelineError
 from gatepost.pipeline.jobs.pipeline import Pipeline, RunSummary, backfill_tables, compact_tables
 from gatepost.pipeline.jobs.retention import drop_old_hours
 from gatepost.pipeline.tables import schemas
-from tests.pipeline.crashing import Program
+from tests.pipeline.crashing import Program, wait_a_moment
 from tests.pipeline.worlds import MADE, World
 
 # Whole runs of Spark, on machines that do other things too.
@@ -35,7 +34,7 @@ def kill_again_and_again(
         wanted = commits(tables) + random.randint(1, TABLES_A_BATCH)
         with job.running() as process:
             job.wait_until(lambda wanted=wanted: commits(tables) >= wanted, process)  # type: ignore[misc]
-            time.sleep(random.uniform(0, 0.3))
+            wait_a_moment()
 
 
 def commits(tables: Path) -> int:

@@ -70,9 +70,9 @@ def crowd(nodes: int, agents: int) -> list[SignedRecord]:
 def test_a_newcomer_to_a_large_room_is_synced_in_two_seconds() -> None:
     """Signatures, view and all. It is the work that is timed, not what else the machine does."""
     resident = room_of(entry(ROOT), *crowd(1000, 5))
-    host = SyncPeer(resident, RoomAwareness("root", 1), "late", "guest")
+    host = SyncPeer(resident, RoomAwareness("root", 1), "late", "dialer")
     late = room_of()
-    guest = SyncPeer(late, RoomAwareness("late", 2), "root", "host")
+    guest = SyncPeer(late, RoomAwareness("late", 2), "root", "listener")
     start = time.process_time()
     for hello in guest.first_messages():
         for message in host.receive_message(hello):

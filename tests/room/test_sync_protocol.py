@@ -65,7 +65,7 @@ class Link:
     """A connection in memory: messages wait on either side until they are carried."""
 
     def __init__(self, guest: Gateway, host: Gateway) -> None:
-        self.ends = (guest.meets(host, "host"), host.meets(guest, "guest"))
+        self.ends = (guest.meets(host, "listener"), host.meets(guest, "dialer"))
         self.wires = (deque[bytes](), deque[bytes]())
         for end, wire in zip(self.ends, self.wires, strict=True):
             wire.extend(end.first_messages())
@@ -119,7 +119,7 @@ def test_a_change_reaches_everyone_through_a_relay_and_comes_back_to_nobody() ->
 
 def test_what_a_peer_brought_is_not_sent_back_to_it() -> None:
     root = Gateway(ROOT, entry(ROOT))
-    ben, cat = (root.meets(Gateway(who), "guest") for who in (BEN, CAT))
+    ben, cat = (root.meets(Gateway(who), "dialer") for who in (BEN, CAT))
     ben.receive_message(b"\x00\x02" + lib0.encode_bytes(update(entry(BEN))))
     assert ben.pending_messages() == []
     assert len(cat.pending_messages()) == 1
@@ -127,7 +127,7 @@ def test_what_a_peer_brought_is_not_sent_back_to_it() -> None:
 
 def test_what_went_out_with_step_2_does_not_go_out_again() -> None:
     root = Gateway(ROOT, entry(ROOT))
-    peer = root.meets(Gateway(BEN), "guest")
+    peer = root.meets(Gateway(BEN), "dialer")
     publish(root.room, "delivery", "root", delivery(1), NOW)
     (answer,) = peer.receive_message(b"\x00\x00\x01\x00")
     assert b"inboxCursorAcked" in answer
@@ -151,14 +151,14 @@ def test_a_slow_peer_is_sent_each_key_once_however_often_it_changed() -> None:
 def test_a_large_room_goes_over_in_pieces_and_step_2_is_the_last() -> None:
     many = [claim(BEN, "agents", f"a{n}", agent("ben")) for n in range(2500)]
     ben = Gateway(BEN, entry(BEN), *many)
-    peer = ben.meets(Gateway(CAT), "guest")
+    peer = ben.meets(Gateway(CAT), "dialer")
     messages = peer.receive_message(b"\x00\x00\x01\x00")
     assert len(messages) > 2
     assert [message[1] for message in messages] == [2] * (len(messages) - 1) + [1]
     assert max(map(len, messages)) < CHUNK_BYTES + 20_000 < MAX_MESSAGE_BYTES
     cat = Gateway(CAT)
     for message in messages:
-        cat.meets(ben, "host").receive_message(message)
+        cat.meets(ben, "listener").receive_message(message)
     assert contents(cat.room) == contents(ben.room)
 
 
@@ -177,12 +177,12 @@ def test_guests_hear_of_each_other_and_a_host_only_of_its_guest() -> None:
 
 def test_asking_for_awareness_is_answered() -> None:
     root = Gateway(ROOT)
-    (answer,) = root.meets(Gateway(BEN), "guest").receive_message(b"\x03")
+    (answer,) = root.meets(Gateway(BEN), "dialer").receive_message(b"\x03")
     assert b'{"nodeId":"root","status":"online"}' in answer
 
 
 def test_a_host_that_refuses_is_heard() -> None:
-    peer = Gateway(BEN).meets(Gateway(ROOT), "host")
+    peer = Gateway(BEN).meets(Gateway(ROOT), "listener")
     with pytest.raises(Forbidden, match="root refused the room: revoked"):
         peer.receive_message(b"\x02\x00" + lib0.encode_text("revoked"))
 
@@ -209,13 +209,13 @@ def test_a_message_that_is_none_is_a_violation(message: bytes) -> None:
     root = Gateway(ROOT, entry(ROOT))
     before = contents(root.room), root.awareness.present_entries()
     with pytest.raises(RoomViolation):
-        root.meets(Gateway(BEN), "guest").receive_message(message)
+        root.meets(Gateway(BEN), "dialer").receive_message(message)
     assert (contents(root.room), root.awareness.present_entries()) == before
 
 
 def test_a_forged_state_is_a_violation_from_a_guest() -> None:
     root = Gateway(ROOT)
-    ben, cat = (root.meets(Gateway(who), "guest") for who in (BEN, CAT))
+    ben, cat = (root.meets(Gateway(who), "dialer") for who in (BEN, CAT))
     state = b"\x01" + lib0.encode_bytes(b"\x01\x05\x01" + lib0.encode_text('{"nodeId":"ben"}'))
     ben.receive_message(state)
     with pytest.raises(RoomViolation):
@@ -225,12 +225,12 @@ def test_a_forged_state_is_a_violation_from_a_guest() -> None:
 @given(st.binary(max_size=60))
 def test_random_messages_raise_nothing_but_violations(message: bytes) -> None:
     with contextlib.suppress(RoomViolation):
-        Gateway(ROOT, entry(ROOT)).meets(Gateway(BEN), "guest").receive_message(message)
+        Gateway(ROOT, entry(ROOT)).meets(Gateway(BEN), "dialer").receive_message(message)
 
 
 def test_a_standard_client_reads_the_room_and_sees_live_changes() -> None:
     root = Gateway(ROOT, entry(ROOT), entry(BEN, 8))
-    peer = root.meets(Gateway(CAT), "guest")
+    peer = root.meets(Gateway(CAT), "dialer")
     doc: Doc[Any] = Doc()
     nodes = doc.get("nodes", type=Map)
     answers = peer.receive_message(create_sync_message(doc))
@@ -249,7 +249,7 @@ def test_a_standard_client_reads_the_room_and_sees_live_changes() -> None:
 
 def test_a_peer_that_left_is_not_kept() -> None:
     root = Gateway(ROOT, entry(ROOT))
-    peer = root.meets(Gateway(BEN), "guest")
+    peer = root.meets(Gateway(BEN), "dialer")
     peer.close()
     peer.close()
     publish(root.room, "delivery", "root", delivery(1), NOW)

@@ -45,7 +45,7 @@ class ArchiveSegment(Struct, frozen=True, kw_only=True, rename="camel"):
     min_created_at: NonNegative
     max_created_at: NonNegative
     chain: str
-    sealed_at: NonNegative
+    archived_at: NonNegative
 
 
 class ArchiveManifest(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -54,7 +54,7 @@ class ArchiveManifest(Struct, frozen=True, kw_only=True, rename="camel"):
     public_key: bytes
     incarnations: tuple[ArchivedIncarnation, ...] = ()
     segments: tuple[ArchiveSegment, ...] = ()
-    sealed_through: NonNegative = 0
+    archived_through: NonNegative = 0
     signature: bytes = b""
 
     @property
@@ -99,7 +99,7 @@ def append_segment(
         manifest,
         incarnations=incarnations,
         segments=(*manifest.segments, segment),
-        sealed_through=segment.last,
+        archived_through=segment.last,
     )
 
 

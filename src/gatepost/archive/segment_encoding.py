@@ -314,5 +314,5 @@ def describe_segment(
         min_created_at=created["min"],
         max_created_at=created["max"],
         chain=events.column("chain")[-1].as_py().hex(),
-        sealed_at=now,
+        archived_at=now,
     )

@@ -248,10 +248,10 @@ class RoomSettings(SettingsSection, frozen=True, kw_only=True):
             description="Web origins that may open a WebSocket here, besides this gateway's own.",
         ),
     ] = ()
-    knocks_per_sec: Annotated[
+    joins_per_sec: Annotated[
         float, Meta(gt=0, le=1e6, description="Join attempts per second one address may sustain.")
     ] = 10.0
-    knock_burst: Annotated[
+    join_burst: Annotated[
         int,
         Meta(ge=1, le=1_000_000, description="Join attempts one address may make at once."),
     ] = 100
@@ -276,8 +276,8 @@ class ArchiveSettings(SettingsSection, frozen=True, kw_only=True):
         ),
     ] = ""
     payloads: Annotated[
-        Literal["none", "sealed"],
-        Meta(description="Archive events without payloads (none) or with encrypted ones (sealed)."),
+        Literal["none", "encrypted"],
+        Meta(description="Archive events without payloads, or with encrypted ones."),
     ] = "none"
     max_rows: Annotated[int, Meta(ge=1, le=10_000_000, description="Events in a full segment.")] = (
         100_000
@@ -342,7 +342,7 @@ class DeliverySettings(SettingsSection, frozen=True, kw_only=True):
         float,
         Meta(gt=0, le=86_400, description="Silence after which a gateway is considered offline."),
     ] = 45.0
-    handover_grace_secs: Annotated[
+    transfer_grace_secs: Annotated[
         float,
         Meta(
             ge=0,

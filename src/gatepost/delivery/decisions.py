@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gatepost.delivery.outgoing import OutgoingEvent
-from gatepost.delivery.sender.delivery_table import DeliveryRecord, SenderPair
+from gatepost.delivery.sender.delivery_table import OpenDelivery, SenderPair
 from gatepost.events import Receipt, Signal
 from gatepost.journal.outbox import EventDraft
 from gatepost.routing import Route
@@ -46,7 +46,7 @@ class ReplyArrived(NamedTuple):
 class RerouteDelivery(NamedTuple):
     """Send a delivery whole to another node. Void if the delivery has changed since."""
 
-    delivery: DeliveryRecord
+    delivery: OpenDelivery
     route: Route
 
 
@@ -56,7 +56,7 @@ class GiveUpDelivery(NamedTuple):
     Void if the delivery has changed since.
     """
 
-    delivery: DeliveryRecord
+    delivery: OpenDelivery
     reason: str
     detail: str
     verdict: str | None = None

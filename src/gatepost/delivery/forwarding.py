@@ -30,16 +30,16 @@ _SELECT_WAITING = "SELECT 1 FROM mailbox WHERE waiting > 0 AND name = ?"
 _SELECT_NAME = "SELECT name FROM mailbox WHERE waiting > 0 AND id = ?"
 _SELECT_EXPIRY = "SELECT expires_at FROM mail WHERE id = ?"
 _RECORD_FORWARD = """
-INSERT INTO handover (event_id, source, original, sender, mailbox, meta, at)
+INSERT INTO forwarded (event_id, source, original, sender, mailbox, meta, at)
 VALUES (?, ?, ?, ?, ?, ?, ?)
 """
-_SELECT_OPEN = "SELECT 1 FROM handover WHERE outcome IS NULL LIMIT 1"
+_SELECT_OPEN = "SELECT 1 FROM forwarded WHERE outcome IS NULL LIMIT 1"
 _END_FORWARD = """
-UPDATE handover SET outcome = ?, reason = ? WHERE event_id = ? AND outcome IS NULL
+UPDATE forwarded SET outcome = ?, reason = ? WHERE event_id = ? AND outcome IS NULL
 RETURNING meta, sender, mailbox
 """
 _SELECT_REPLY = "SELECT reply FROM delivery WHERE event_id = ?"
-_SELECT_OUTCOME = "SELECT outcome, reason FROM handover WHERE source = ? AND original = ?"
+_SELECT_OUTCOME = "SELECT outcome, reason FROM forwarded WHERE source = ? AND original = ?"
 
 _decode_info = msgspec.json.Decoder(EventInfo).decode
 
@@ -101,7 +101,7 @@ class MailForwarder:
 
     def fail_forward(self, tx: Tx, forward: ForwardMail, error: GatepostError) -> Decisions:
         """Mail that cannot be sent on is lost, and its sender is told so."""
-        self._incidents.raise_(tx, "handover_failed", forward.msg_id, error.message)
+        self._incidents.raise_(tx, "forward_failed", forward.msg_id, error.message)
         if forward.info is None:
             return NOTHING
         return (TurnEnded(forward.info, *forward.event.pair, "dead_letter", error.message),)

@@ -78,7 +78,7 @@ class RelayFrame(LinkFrame, frozen=True, tag="relay"):
     window: FrameNumber
 
 
-class IncarnationsFrame(LinkFrame, frozen=True, tag="lives"):
+class IncarnationsFrame(LinkFrame, frozen=True, tag="incarnations"):
     """The incarnations of an outbox, signed by its node. It answers Follow; relays forward it."""
 
     source: FrameName

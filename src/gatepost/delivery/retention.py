@@ -27,7 +27,7 @@ DELETE FROM inbox WHERE (source, event_id) IN (
         WHERE b.name = inbox.mailbox AND m.msg_id = {_MSG_ID} AND m.state < 3
     )
     AND NOT EXISTS (
-        SELECT 1 FROM handover h
+        SELECT 1 FROM forwarded h
         WHERE h.source = inbox.source AND h.original = inbox.event_id AND h.outcome IS NULL
     )
     AND NOT EXISTS (
@@ -40,8 +40,8 @@ DELETE FROM inbox WHERE (source, event_id) IN (
 """
 # The outcome of forwarded mail is asked for as long as its event may come again.
 _FORGET_FORWARDS = """
-DELETE FROM handover WHERE event_id IN (
-    SELECT event_id FROM handover h WHERE at <= ? AND outcome IS NOT NULL AND NOT EXISTS (
+DELETE FROM forwarded WHERE event_id IN (
+    SELECT event_id FROM forwarded h WHERE at <= ? AND outcome IS NOT NULL AND NOT EXISTS (
         SELECT 1 FROM inbox i WHERE i.source = h.source AND i.event_id = h.original
     ) LIMIT ?
 )

@@ -97,10 +97,15 @@ class PayloadCipher:
         ), content_key
 
     def decrypt(
-        self, encrypted: EncryptedPayload, *, sealed_by: bytes, event_id: str, source_node_id: str
+        self,
+        encrypted: EncryptedPayload,
+        *,
+        encrypted_by: bytes,
+        event_id: str,
+        source_node_id: str,
     ) -> bytes:
-        """Decrypt a payload; `sealed_by` is the public key of the node that wrapped its key."""
-        content_key = self.unwrap_key(encrypted.keys, sealed_by)
+        """Decrypt a payload; `encrypted_by` is the public key of the node that wrapped its key."""
+        content_key = self.unwrap_key(encrypted.keys, encrypted_by)
         return self.decrypt_with_key(
             encrypted, content_key, event_id=event_id, source_node_id=source_node_id
         )

@@ -143,7 +143,7 @@ class OutboxArchiver:
 
         settings, node = self._core.settings.archive, self._core.node
         policy = ArchivePolicy(
-            settings.max_rows, int(settings.max_age_secs * 1000), settings.payloads == "sealed"
+            settings.max_rows, int(settings.max_age_secs * 1000), settings.payloads == "encrypted"
         )
         store = ArchiveStore.open(settings.uri)
         archive = OutboxArchive(store, node.id, node.incarnation, node.key, policy)

@@ -1,4 +1,4 @@
-"""All operations on one gateway's mailboxes, and the service of waiting consumers.
+"""All operations on one gateway's mailboxes.
 
 A waiting consumer is served in the same transaction that makes mail available to it. A message
 that finds a waiting consumer therefore costs one commit from enqueue to lease, and an ack shares
@@ -33,13 +33,11 @@ from gatepost.mailbox.settle import (
     nack_mail,
     resolve_refs,
 )
+from gatepost.mailbox.waiter_service import WaiterService
 from gatepost.mailbox.waiters import Waiter, WaiterQueue
 from gatepost.wire import EnqueueAck, LeasedMessage
 
 __all__ = ["Dispatcher", "Waiter"]
-
-# How many messages one commit group hands to waiters; the next group continues with the rest.
-_MAX_SERVED_PER_GROUP = 2000
 
 
 class Dispatcher:
@@ -54,11 +52,9 @@ class Dispatcher:
         self._lease_ids = _random_lease_ids(clock)
         self._closed: list[ClosedMail] = []
         self._waiters = WaiterQueue()
-        # Mailboxes in which a message may have become ready or a waiter may have got credit.
-        self._touched_mailboxes: set[int] = set()
-        # The touched mailboxes of the group that is about to commit.
+        self._service = WaiterService(self._waiters, self._take_mail)
+        # The mailboxes in which the group that is about to commit may have made mail ready.
         self.ready_mailboxes: set[int] = set()
-        self._served: list[tuple[Waiter, list[LeasedMessage]]] = []
         # When the next sweep is due, None for never. 0 makes the current group sweep.
         self._sweep_due_at: int | None = 0
         # The time of the previous group.
@@ -76,7 +72,7 @@ class Dispatcher:
         It is for messages that this gateway has already accepted.
         """
         id = ensure_mailbox(tx, to)
-        tx.add_effect(partial(self._mark_touched, {id}))
+        tx.add_effect(partial(self._service.mark_touched, {id}))
         return enqueue_mail(tx, id, sender, mails, self.policy, over)
 
     def dequeue(self, tx: Tx, mailbox: str, consumer: str, limit: int) -> list[LeasedMessage]:
@@ -97,7 +93,7 @@ class Dispatcher:
             tx.add_effect(partial(self._waiters.assign_lease, tx, waiter, lease))
         if not (waiter.once and held):
             tx.add_effect(partial(self._waiters.add_waiter, tx, waiter))
-        tx.add_effect(partial(self._mark_touched, {box.id}))
+        tx.add_effect(partial(self._service.mark_touched, {box.id}))
         return reread_leases(tx, box, held, limit, self.policy)
 
     def ack(self, tx: Tx, mailbox: str, receipts: list[str], msg_ids: list[str]) -> Settlement:
@@ -120,7 +116,7 @@ class Dispatcher:
     def extend(self, tx: Tx, mailbox: str, receipts: list[str]) -> list[str]:
         """Extend these leases; return the lease handles whose lease no longer exists."""
         id = find_mailbox(tx, mailbox)
-        return [text for text in receipts if not self._extend_lease(tx, id, text)]
+        return [text for text in receipts if not _try_extend_lease(tx, id, text, self.policy)]
 
     def remove_waiter(self, tx: Tx, waiter: Waiter) -> None:
         """Stop serving a consumer. It keeps its leases, because it may come back."""
@@ -139,14 +135,14 @@ class Dispatcher:
             release_lease(tx, lease)
         freed = [FreedMail(lease.id, lease.size, 0) for lease in held]
         tx.add_effect(self._force_sweep)
-        tx.add_effect(partial(self._free_leases, tx, waiter.mailbox.id, freed))
+        tx.add_effect(partial(self._service.free_leases, tx, waiter.mailbox.id, freed))
 
     def purge(self, tx: Tx, mailbox: str, limit: int, actor: str) -> int:
         """Turn up to `limit` waiting messages into dead letters; repeat until it returns 0."""
         box = self.mailbox_ref(tx, mailbox)
         size, closed = dead_letters.purge_mailbox(tx, box.id, min(limit, sweep.SWEEP_BATCH), actor)
         tx.add_effect(partial(self._collect_closed, closed))
-        tx.add_effect(partial(self._mark_touched, {box.id}))
+        tx.add_effect(partial(self._service.mark_touched, {box.id}))
         return size
 
     def take_closed(self) -> list[ClosedMail]:
@@ -178,24 +174,19 @@ class Dispatcher:
         self._previous_now = tx.now
         self._sweep_if_due(tx)
         tx.run_effects()
-        capacity = _MAX_SERVED_PER_GROUP
-        self.ready_mailboxes, self._touched_mailboxes = self._touched_mailboxes, set()
-        for id in self.ready_mailboxes:
-            capacity = self._serve_waiters(tx, id, capacity)
+        self.ready_mailboxes = self._service.serve_touched(tx)
 
     def after_commit(self) -> list[JobOutcome]:
-        served, self._served = self._served, []
-        return [(_push_callback(waiter), messages, None) for waiter, messages in served]
+        return self._service.take_served()
 
     def rolled_back(self) -> None:
         self._closed.clear()
-        self._served.clear()
-        self._touched_mailboxes |= self._waiters.waiting_mailboxes()
+        self._service.roll_back()
         self._sweep_due_at = 0
         self._previous_now = None
 
     def next_due(self, tx: Tx) -> int | None:
-        self._sweep_due_at = tx.now if self._touched_mailboxes else sweep.next_due(tx)
+        self._sweep_due_at = tx.now if self._service.has_touched() else sweep.next_due(tx)
         return self._sweep_due_at
 
     # -- internals
@@ -207,50 +198,11 @@ class Dispatcher:
         return taken
 
     def _free_settled(self, tx: Tx, mailbox: int, result: Settlement) -> Settlement:
-        tx.add_effect(partial(self._free_leases, tx, mailbox, result.freed))
+        tx.add_effect(partial(self._service.free_leases, tx, mailbox, result.freed))
         return result
-
-    def _extend_lease(self, tx: Tx, mailbox: int, text: str) -> bool:
-        try:
-            return extend_lease(tx, mailbox, parse_lease_handle(text), self.policy)
-        except GatepostError:
-            return False
-
-    def _mark_touched(self, mailboxes: set[int]) -> None:
-        self._touched_mailboxes |= mailboxes
 
     def _collect_closed(self, closed: list[ClosedMail]) -> None:
         self._closed += closed
-
-    def _free_leases(self, tx: Tx, mailbox: int, freed: list[FreedMail]) -> None:
-        self._touched_mailboxes.add(mailbox)
-        for each in freed:
-            self._waiters.free_lease(tx, each)
-
-    def _serve_waiters(self, tx: Tx, mailbox: int, capacity: int) -> int:
-        """Lease ready mail to the waiters in turn. Return how much more this group may lease."""
-        while waiter := self._waiters.next_waiter(mailbox):
-            if waiter.gone:
-                self._waiters.remove_waiter(tx, waiter)
-                continue
-            if capacity <= 0:
-                self._touched_mailboxes.add(mailbox)
-                return capacity
-            taken = self._take_mail(
-                tx, waiter.mailbox, waiter.consumer, min(waiter.credit, capacity)
-            )
-            if not taken.messages:
-                return capacity
-            self._hand_to_waiter(tx, waiter, taken)
-            capacity -= len(taken.messages)
-        return capacity
-
-    def _hand_to_waiter(self, tx: Tx, waiter: Waiter, taken: TakenMail) -> None:
-        self._served.append((waiter, taken.messages))
-        for lease in taken.leases:
-            self._waiters.assign_lease(tx, waiter, lease)
-        if waiter.once:
-            self._waiters.remove_waiter(tx, waiter)
 
     def _force_sweep(self) -> None:
         """Sweep in this group: mail that was given back may have expired while it was leased."""
@@ -266,11 +218,14 @@ class Dispatcher:
             self._free_settled(tx, mailbox, result)
         expired, closed = sweep.expire_mail(tx)
         tx.add_effect(partial(self._collect_closed, closed))
-        tx.add_effect(partial(self._mark_touched, expired | sweep.promote_pairs(tx)))
+        tx.add_effect(partial(self._service.mark_touched, expired | sweep.promote_pairs(tx)))
 
 
-def _push_callback(waiter: Waiter) -> Callable[[list[LeasedMessage], object], None]:
-    return lambda messages, _: waiter.push(messages)
+def _try_extend_lease(tx: Tx, mailbox: int, handle: str, policy: MailboxPolicy) -> bool:
+    try:
+        return extend_lease(tx, mailbox, parse_lease_handle(handle), policy)
+    except GatepostError:
+        return False
 
 
 def _random_lease_ids(clock: Clock) -> Iterator[int]:

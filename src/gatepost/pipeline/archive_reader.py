@@ -159,7 +159,7 @@ def _to_segment(where: str, node: str, listed: "Listed") -> SegmentFile:
         listed.sha256,
         listed.min_created_at,
         listed.max_created_at,
-        listed.sealed_at,
+        listed.archived_at,
     )
 
 

@@ -24,7 +24,7 @@ class Objectives(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     backlog_least: int = 10
     silence: int = 600
     # Events this recent may not be archived yet, so a node without any is not yet silent.
-    sealing: int = 120
+    archiving: int = 120
     burst: int = 10
     # Repeated routing misses of a capability are a misfire; one may be bad luck.
     routing_misses: int = 2

@@ -49,7 +49,7 @@ class SegmentFile(Struct, frozen=True):
     sha256: str
     min_created_at: int
     max_created_at: int
-    sealed_at: int
+    archived_at: int
 
     @property
     def lane(self) -> LaneKey:
@@ -236,7 +236,7 @@ def archived_frontier(segments: Iterable[SegmentFile], now: int, patience: int) 
         top, archived_at = newest.get(segment.node, (0, 0))
         newest[segment.node] = (
             max(top, segment.max_created_at),
-            max(archived_at, segment.sealed_at),
+            max(archived_at, segment.archived_at),
         )
     latest = max((top for top, _ in newest.values()), default=0)
     return min(

@@ -14,7 +14,7 @@ from gatepost.room.signed_record import RecordAuthor, SignedRecord, parse_record
 HEARTBEAT_INTERVAL_MS = 60_000
 
 
-class RecordPublisher:
+class RecordDrafter:
     """Drafts this node's records. A draft takes effect when the room accepts it.
 
     The caller makes the draft durable before the room accepts it. No version is ever signed twice:

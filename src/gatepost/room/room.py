@@ -14,7 +14,7 @@ from gatepost.errors import Forbidden
 from gatepost.room.admission_chain import Genesis
 from gatepost.room.document import RoomDocument
 from gatepost.room.effective_records import EffectiveRecords
-from gatepost.room.publisher import RecordPublisher
+from gatepost.room.publisher import RecordDrafter
 from gatepost.room.records import RoomRecord
 from gatepost.room.signed_record import RecordAuthor, SignedRecord
 from gatepost.room.update_guard import UpdateGuard
@@ -55,7 +55,7 @@ class SharedRoom:
         self.effective = EffectiveRecords(genesis)
         self._guard = UpdateGuard(genesis)
         self._listeners: list[RoomListener] = []
-        self._publisher: RecordPublisher | None = None
+        self._publisher: RecordDrafter | None = None
         self._merge_records(records)
         if author is not None:
             self.set_author(author, leap)
@@ -65,7 +65,7 @@ class SharedRoom:
         return self.document.room_id
 
     @property
-    def publisher(self) -> RecordPublisher:
+    def publisher(self) -> RecordDrafter:
         if self._publisher is None:
             raise Forbidden("this node is not admitted to the room yet")
         return self._publisher
@@ -73,7 +73,7 @@ class SharedRoom:
     def set_author(self, author: RecordAuthor, leap: int = 0) -> None:
         """Set the key and admission chain that this node writes with from now on."""
         if self._publisher is None:
-            self._publisher = RecordPublisher(self.document, self.genesis, author, leap)
+            self._publisher = RecordDrafter(self.document, self.genesis, author, leap)
         self._publisher.author = author
 
     def apply_update(self, update: bytes, origin: object = None) -> RoomChange:

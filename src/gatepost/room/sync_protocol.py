@@ -25,9 +25,9 @@ STEP_1, STEP_2, UPDATE = 0, 1, 2
 MAX_MESSAGE_BYTES = MAX_UPDATE_BYTES + 16
 _MAX_REASON = 1024
 
-# The role of the other side: a guest dialed us, a host was dialed by us. A host relays the
-# awareness of all its connections, so only a guest must speak for itself alone.
-SyncRole = Literal["host", "guest"]
+# The role of the other side: a dialer dialed us, a listener was dialed by us. A listener relays the
+# awareness of all its connections, so only a dialer must speak for itself alone.
+SyncRole = Literal["listener", "dialer"]
 
 
 class SyncPeer:
@@ -90,7 +90,7 @@ class SyncPeer:
         self._awareness.remove_connection(self)
 
     def _on_awareness(self, entry: AwarenessEntry, speaker: object) -> None:
-        if speaker is self._awareness or (self._role == "guest" and speaker is not self):
+        if speaker is self._awareness or (self._role == "dialer" and speaker is not self):
             self._entries_to_send[entry.client] = entry
 
     def _on_room_change(self, applied: RoomChange) -> None:
@@ -118,12 +118,12 @@ class SyncPeer:
         reader.expect_end()
         for entry in entries:
             awareness.check_state(entry.state)
-        if self._role == "guest":
+        if self._role == "dialer":
             self._awareness.receive_entries(entries, self, self.node)
         return []
 
     def _handle_auth(self, reader: Lib0Reader) -> list[bytes]:
-        if self._role == "guest" or reader.read_uint() != 0:
+        if self._role == "dialer" or reader.read_uint() != 0:
             raise RoomViolation("only the accepting side may refuse permission", rule="message")
         raise Forbidden(f"{self.node} refused the room: {reader.read_text(_MAX_REASON)}")
 
@@ -132,7 +132,7 @@ class SyncPeer:
         return self._presence_messages()
 
     def _presence_messages(self) -> list[bytes]:
-        relays = self._role == "guest"
+        relays = self._role == "dialer"
         present = self._awareness.present_entries() if relays else self._awareness.own_entries()
         return [_awareness_message(present)] if present else []
 

@@ -18,8 +18,8 @@ MOVES = [
     if move != (InboxState.UNSEEN, InboxInput.CONFIRM)
 ]
 _PUT = """
-INSERT INTO inbox (source, event_id, state, seq, mailbox, sender, corr_id, pair_seq, at)
-VALUES ('a', ?, ?, 1, 'bob', 'al', 'c', 1, 0)
+INSERT INTO inbox (source, event_id, state, mailbox, sender, corr_id, pair_seq, at)
+VALUES ('a', ?, ?, 'bob', 'al', 'c', 1, 0)
 """
 
 

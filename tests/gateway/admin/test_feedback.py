@@ -9,8 +9,9 @@ import pytest
 
 from gatepost.access import Scope
 from tests.gateway.admin.test_external_agents import External
-from tests.gateway.tools import client, eventually
+from tests.gateway.tools import client
 from tests.mesh.tools import Gateway
+from tests.waiting import wait_until
 
 NOW = 1_800_000_000_000
 
@@ -120,7 +121,7 @@ def test_a_review_stands_in_the_room_until_it_is_settled(
     host: Gateway, pipeline: httpx.Client
 ) -> None:
     assert stored(pipeline.post("/v1/reviews", json=[review("r-1")])) == (1, 1)
-    eventually(lambda: said_in_room(host, "r-1"))
+    wait_until(lambda: said_in_room(host, "r-1"))
     record = said_in_room(host, "r-1")
     (data,) = [each for each in record.values() if isinstance(each, dict) and "corrIds" in each]
     assert (data["failureClass"], len(data["corrIds"])) == ("eta_breach", 8)
@@ -175,5 +176,5 @@ def test_a_gateway_without_a_room_says_it_when_it_has_one(tmp_path: Path) -> Non
         assert kept["id"] == "r-early"
         alone.invite()
         alone.call("POST", "/reviews", [review("r-late")])
-        eventually(lambda: "reviews r-early@alone" in alone.records())
+        wait_until(lambda: "reviews r-early@alone" in alone.records())
         assert "reviews r-late@alone" in alone.records()

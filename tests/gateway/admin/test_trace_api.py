@@ -10,8 +10,9 @@ import pytest
 from gatepost.gateway.admin.trace_api import clock_offset, sort_steps
 from gatepost.gateway.api.report_views import JourneyStep
 from tests.gateway.monitoring.test_observer import samples
-from tests.gateway.tools import client, eventually
+from tests.gateway.tools import client
 from tests.mesh.tools import Gateway, converge
+from tests.waiting import wait_until
 
 Pair = tuple[Gateway, Gateway]
 
@@ -23,7 +24,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         bob.join(ann)
         ann.call("PUT", "/agents/asker")
         bob.call("PUT", "/agents/worker")
-        eventually(lambda: "agents worker@bob" in ann.records())
+        wait_until(lambda: "agents worker@bob" in ann.records())
         converge(ann, bob)
         yield ann, bob
 
@@ -37,7 +38,7 @@ def ask(ann: Gateway, **fields: object) -> str:
         return answer.json().get("event_id") if answer.is_success else None
 
     # Routing hears of the room a moment after the room does.
-    eventually(sent)
+    wait_until(sent)
     return str(sent())
 
 
@@ -49,13 +50,13 @@ def answer(bob: Gateway) -> None:
         taken.extend(bob.call("POST", "/mailboxes/worker/dequeue", {"limit": 100})["messages"])
         return taken
 
-    eventually(take)
+    wait_until(take)
     replies = {each["receipt"]: "done" for each in taken}
     bob.call("POST", "/mailboxes/worker/ack", {"receipts": [*replies], "replies": replies})
 
 
 def settled(ann: Gateway, event_id: str) -> None:
-    eventually(lambda: ann.call("GET", f"/messages/{event_id}")["state"] == "replied")
+    wait_until(lambda: ann.call("GET", f"/messages/{event_id}")["state"] == "replied")
 
 
 def words(journey: Any, event_id: str) -> list[tuple[str, str]]:
@@ -67,8 +68,8 @@ def test_the_whole_journey_is_told_by_either_side(pair: Pair) -> None:
     id = ask(ann, idempotency_key="whole")
     answer(bob)
     settled(ann, id)
-    eventually(lambda: len(ann.call("GET", f"/trace/{id}")["event_ids"]) == 2)
-    eventually(lambda: ("bob", "heard_accepted") in words_of_reply(ann, id))
+    wait_until(lambda: len(ann.call("GET", f"/trace/{id}")["event_ids"]) == 2)
+    wait_until(lambda: ("bob", "heard_accepted") in words_of_reply(ann, id))
     for gateway in pair:
         journey = gateway.call("GET", f"/trace/{id}")
         assert words(journey, id) == [
@@ -114,7 +115,7 @@ def test_both_planes_are_on_the_metrics(pair: Pair) -> None:
         with client(ann) as http:
             return samples(http.get("/metrics").text)
 
-    eventually(lambda: shown()["reader_lag", "bob"] == 0)
+    wait_until(lambda: shown()["reader_lag", "bob"] == 0)
     now = shown()
     assert now["links",] == now["link_up", "bob"] == 1
     assert now["room_members",] == 2 and now["room_records",] >= 4 and now["room_bytes",] > 500
@@ -129,7 +130,7 @@ def test_both_planes_are_on_the_metrics(pair: Pair) -> None:
 def test_a_gateway_that_is_away_is_named_and_not_waited_for(pair: Pair) -> None:
     ann, bob = pair
     id = ask(ann, idempotency_key="frozen")
-    eventually(lambda: ("bob", "taken") in words(ann.call("GET", f"/trace/{id}"), id))
+    wait_until(lambda: ("bob", "taken") in words(ann.call("GET", f"/trace/{id}"), id))
     with bob.frozen():
         began = time.monotonic()
         journey = ann.call("GET", f"/trace/{id}")
@@ -137,14 +138,14 @@ def test_a_gateway_that_is_away_is_named_and_not_waited_for(pair: Pair) -> None:
         assert journey["unreachable"] == {"bob": "it did not answer within 3 s"}
         assert words(journey, id)[:1] == [("ann", "sent")]
     bob.stop()
-    eventually(lambda: not ann.connected_to("bob"))
+    wait_until(lambda: not ann.connected_to("bob"))
     journey = ann.call("GET", f"/trace/{id}")
     assert journey["unreachable"] == {"bob": "there is no link to it"}
     with client(ann) as http:
         gone = samples(http.get("/metrics").text)
     assert (gone["link_up", "bob"], gone["reader_lag", "bob"]) == (0, 0), "what it took is known"
     bob.start()
-    eventually(lambda: ann.call("GET", f"/trace/{id}")["unreachable"] == {}, 20)
+    wait_until(lambda: ann.call("GET", f"/trace/{id}")["unreachable"] == {}, 20)
     answer(bob)
     settled(ann, id)
 

@@ -13,7 +13,8 @@ from gatepost.errors import DeadlineExceeded, InvalidRequest, PayloadTooLarge, U
 from gatepost.gateway.api import blob_upload
 from gatepost.gateway.api.blob_upload import BlobUploads
 from gatepost.testing import GatewayProcess
-from tests.gateway.tools import client, dump, eventually, memory, opened
+from tests.gateway.tools import client, dump, memory, opened
+from tests.waiting import wait_until
 
 MIB = 1024 * 1024
 LIMIT = 64 * MIB
@@ -81,7 +82,7 @@ def test_half_an_upload_leaves_nothing(gateway: GatewayProcess) -> None:
     files, rows = set(blobs.iterdir()), dump(gateway.state_dir / "journal.db")["blob"]
     with client(gateway) as http, pytest.raises(KeyboardInterrupt):
         http.post("/v1/blobs", content=broken())
-    eventually(lambda: set(blobs.iterdir()) == files)
+    wait_until(lambda: set(blobs.iterdir()) == files)
     assert dump(gateway.state_dir / "journal.db")["blob"] == rows
 
 

@@ -25,11 +25,10 @@ from tests.gateway.tools import (
     drop,
     drop_and_wait,
     dump,
-    eventually,
     mail,
     opened,
 )
-from tests.waiting import async_assert_stays_true, async_wait_until
+from tests.waiting import async_assert_stays_true, async_wait_until, wait_until
 
 
 def _enqueue(*messages: dict[str, object]) -> dict[str, object]:
@@ -56,7 +55,7 @@ def test_a_request_is_answered_in_a_file_and_removed(gateway: GatewayProcess, bo
     answer = drop_and_wait(gateway, box, _enqueue(mail("m:1", box)) | {"id": 5})
     assert answer["re"] == 5
     assert answer["results"] == [{"msg_id": "m:1", "queued": True, "pending": 1}]
-    eventually(lambda: not (gateway.state_dir / "drop/new" / f"{box}.json").exists())
+    wait_until(lambda: not (gateway.state_dir / "drop/new" / f"{box}.json").exists())
     out = gateway.state_dir / "drop/out" / f"{box}.json"
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
 
@@ -89,7 +88,7 @@ def test_files_are_run_in_the_order_of_their_names(gateway: GatewayProcess, box:
         for n in reversed(range(40)):
             drop(gateway, f"{box}-{n:02}", _enqueue(mail(f"m:{n:02}", box)))
     last = gateway.state_dir / "drop/out" / f"{box}-39.json"
-    eventually(last.exists)
+    wait_until(last.exists)
     found = gateway.get(f"/v1/mailboxes/{box}")["messages"]
     assert [m["msg_id"] for m in found] == [f"m:{n:02}" for n in range(40)]
 
@@ -100,7 +99,7 @@ def test_a_dequeue_in_a_file_is_held_by_the_files_name(gateway: GatewayProcess, 
     (first,) = drop_and_wait(gateway, f"{box}-get", request)["messages"]
     out = gateway.state_dir / "drop/out" / f"{box}-get.json"
     out.unlink()
-    eventually(lambda: not (gateway.state_dir / "drop/new" / f"{box}-get.json").exists())
+    wait_until(lambda: not (gateway.state_dir / "drop/new" / f"{box}-get.json").exists())
     assert drop_and_wait(gateway, f"{box}-get", request)["messages"] == [first]
     assert drop_and_wait(gateway, f"{box}-other", request)["messages"] == []
 
@@ -125,7 +124,7 @@ def test_a_bad_request_has_a_coded_answer(
     gateway: GatewayProcess, box: str, content: bytes, code: str
 ) -> None:
     assert drop_and_wait(gateway, box, content)["error"]["code"] == code
-    eventually(lambda: not (gateway.state_dir / "drop/new" / f"{box}.json").exists())
+    wait_until(lambda: not (gateway.state_dir / "drop/new" / f"{box}.json").exists())
 
 
 def test_what_is_no_request_is_set_aside_and_never_followed(
@@ -149,7 +148,7 @@ def test_what_is_no_request_is_set_aside_and_never_followed(
         return {path.name for path in (folder / "bad").iterdir()}
 
     _put(folder, "zz.json", {"op": "peek", "mailbox": box})
-    eventually(lambda: bad() >= expected | {f"{name}.error.json" for name in expected})
+    wait_until(lambda: bad() >= expected | {f"{name}.error.json" for name in expected})
     reason = json.loads((folder / "bad/link.json.error.json").read_bytes())
     assert reason["error"]["code"] == "invalid_request"
     assert secret.exists()
@@ -161,8 +160,8 @@ def test_what_was_set_aside_before_is_not_overwritten(gateway: GatewayProcess, b
     folder = gateway.state_dir / "drop"
     for content in (b"first", b"second"):
         _put(folder, box, content)
-        eventually(lambda: not (folder / "new" / box).exists())
-    eventually((folder / "bad" / f"{box}.1.error.json").exists)
+        wait_until(lambda: not (folder / "new" / box).exists())
+    wait_until((folder / "bad" / f"{box}.1.error.json").exists)
     assert (folder / "bad" / box).read_bytes() == b"first"
     assert (folder / "bad" / f"{box}.1").read_bytes() == b"second"
 
@@ -175,7 +174,7 @@ def test_a_request_that_waited_through_a_stop_is_answered_at_the_start(
         answer = drop(gateway, "late", _enqueue(mail("m:1", box)))
         (state / "drop/out/.half.json").write_text("{")
         gateway.start()
-        eventually(answer.exists)
+        wait_until(answer.exists)
         assert not (state / "drop/out/.half.json").exists()
 
 
@@ -207,7 +206,7 @@ def test_a_kill_between_commit_and_answer_loses_and_doubles_nothing(state: Path,
         committed = dump(state / "journal.db")
         assert [len(committed[table]) for table in ("mail", "delivery", "lease")] == [2, 1, 1]
         gateway.start()
-        eventually(answer.exists)
+        wait_until(answer.exists)
         enqueued, sent, messages = json.loads(answer.read_bytes())
         assert enqueued["results"][0]["queued"] is False
         assert sent["results"][0]["state"] == "accepted"

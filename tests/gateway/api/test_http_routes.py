@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from gatepost.testing import GatewayProcess
-from tests.gateway.tools import client, eventually, mail
+from tests.gateway.tools import client, mail
+from tests.waiting import wait_until
 
 Body = dict[str, Any]
 
@@ -439,7 +440,7 @@ def test_a_dequeue_that_was_broken_off_gives_its_mail_back(
         (summary,) = _ok(http.get(f"/v1/mailboxes/{box}"))["messages"]
         return bool(summary["state"] == "pending" and summary["attempt"] == 0)
 
-    eventually(free)
+    wait_until(free)
 
 
 # -- several receivers, and waiting

@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from gatepost.testing import GatewayProcess
-from tests.gateway.tools import Frames, client, eventually, mail, memory, raw_websocket, websocket
+from tests.gateway.tools import Frames, client, mail, memory, raw_websocket, websocket
 from tests.waiting import assert_stays_true, wait_until
 
 
@@ -245,7 +245,7 @@ def test_a_client_that_never_reads_costs_little_memory(
                 break
         assert_stays_true(lambda: memory(gateway) - before < 80_000_000, 1)
         deaf.socket.shutdown(socket.SHUT_RDWR)
-    eventually(lambda: gateway.get("/v1/status")["accepting"])
+    wait_until(lambda: gateway.get("/v1/status")["accepting"])
 
 
 def test_there_are_only_so_many_connections(start: Callable[..., GatewayProcess]) -> None:
@@ -257,4 +257,4 @@ def test_there_are_only_so_many_connections(start: Callable[..., GatewayProcess]
             for _ in range(3):
                 held.enter_context(raw_websocket(gateway))
         assert refused.value.response.status_code == 503
-    eventually(lambda: httpx.get(f"{gateway.url}/healthz").is_success)
+    wait_until(lambda: httpx.get(f"{gateway.url}/healthz").is_success)

@@ -14,7 +14,8 @@ from gatepost.gateway.monitoring.backlog_alerts import BacklogAlerts, BacklogKey
 from gatepost.journal import Tx
 from gatepost.mailbox import NewMail
 from gatepost.testing import GatewayProcess, ManualClock
-from tests.gateway.tools import client, eventually, mail, opened
+from tests.gateway.tools import client, mail, opened
+from tests.waiting import wait_until
 
 MINUTE = 60_000
 BOB: BacklogKey = ("node", "bob")
@@ -137,11 +138,11 @@ def test_a_running_gateway_says_so_everywhere(start: Callable[..., GatewayProces
             http.post("/v1/enqueue/batch", json={"messages": news})
             return http.get("/v1/incidents?class=backlog_growth").json()["incidents"]
 
-        eventually(grows)
+        wait_until(grows)
         assert http.get("/v1/status").json()["incidents"] == {"backlog_growth": 1}
         alarm = 'gatepost_backlog_growing{name="slow",what="mailbox"} 1.0'
         assert alarm in http.get("/metrics").text
         http.delete("/v1/mailboxes/slow")
-        eventually(lambda: alarm not in http.get("/metrics").text)
+        wait_until(lambda: alarm not in http.get("/metrics").text)
     assert "the backlog in the mailbox slow grew from" in gateway.log.read_text()
     assert "shrinks again" in gateway.log.read_text()

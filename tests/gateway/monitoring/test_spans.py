@@ -26,8 +26,9 @@ from gatepost.gateway.monitoring.spans import SpanRecorder, create_span_recorder
 from gatepost.testing import GatewayProcess, ManualClock
 from gatepost.wire import Ack, Dequeue, LeasedMessage, NewSend, Register, Send
 from tests.delivery.mesh import Mesh
-from tests.gateway.tools import client, eventually, opened
+from tests.gateway.tools import client, opened
 from tests.mesh.tools import Gateway
+from tests.waiting import wait_until
 
 GIVEN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -244,7 +245,7 @@ def test_a_gateway_exports_to_a_collector(
         assert mail["event"]["traceparent"].startswith("00-")
         http.post("/v1/mailboxes/bob/ack", json={"receipts": [mail["receipt"]]})
     gateway.stop()
-    eventually(lambda: "gatepost.turn" in collector.spans())
+    wait_until(lambda: "gatepost.turn" in collector.spans())
     assert collector.spans() == {"gatepost.send": ["ann"], "gatepost.turn": ["ann"]}
 
 
@@ -259,19 +260,19 @@ def test_two_gateways_tell_one_trace(collector: Collector, tmp_path: Path) -> No
             with client(ann) as http:
                 return http.post("/v1/messages", json=body).is_success
 
-        eventually(sent)
+        wait_until(sent)
         taken: list[Any] = []
 
         def take() -> list[Any]:
             taken.extend(bob.call("POST", "/mailboxes/worker/dequeue", {})["messages"])
             return taken
 
-        eventually(take)
+        wait_until(take)
         (mail,) = taken
         bob.call("POST", "/mailboxes/worker/ack", {"receipts": [mail["receipt"]]})
         for gateway in (ann, bob):
             assert gateway.stop() == 0
-    eventually(lambda: {"gatepost.deliver", "gatepost.turn"} <= collector.spans().keys())
+    wait_until(lambda: {"gatepost.deliver", "gatepost.turn"} <= collector.spans().keys())
     spans = collector.spans()
     assert (spans["gatepost.deliver"], spans["gatepost.turn"]) == (["ann"], ["bob"])
     trace = mail["event"]["traceparent"].split("-")[1]

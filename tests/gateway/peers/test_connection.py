@@ -10,6 +10,7 @@ from gatepost.gateway.peers import connection as under_test
 from gatepost.gateway.peers.connection import PeerConnection
 from gatepost.room import RoomAwareness
 from tests.room.sample_records import ROOT, agent, author, claim, entry, room
+from tests.waiting import async_assert_stays_true
 
 pytestmark = pytest.mark.anyio
 BEN = author("ben")
@@ -36,7 +37,7 @@ class Wire:
 def _connection(wire: Wire) -> tuple[PeerConnection, Callable[[], None]]:
     replica = room(entry(ROOT), of=ROOT)
     connection = PeerConnection(
-        replica, RoomAwareness("root", 1), wire, "ben", BEN.key.public, "guest"
+        replica, RoomAwareness("root", 1), wire, "ben", BEN.key.public, "dialer"
     )
     numbers = iter(range(1000))
 
@@ -103,5 +104,4 @@ async def test_it_can_be_ended_from_outside_and_then_listens_no_more() -> None:
         await running
     sent = len(wire.sent)
     change()
-    await asyncio.sleep(0.01)
-    assert len(wire.sent) == sent
+    await async_assert_stays_true(lambda: len(wire.sent) == sent, 0.01)

@@ -12,10 +12,11 @@ from gatepost.room import CoordinationRecord, CoordinatorTerm, Genesis, RecordAu
 from gatepost.room.document import RoomDocument
 from gatepost.room.room import room_id
 from gatepost.room.signed_record import sign_record
-from tests.gateway.tools import client, eventually
+from tests.gateway.tools import client
 from tests.mesh.conftest import running
 from tests.mesh.tools import Gateway, Guest, close_code, converge
 from tests.room.sample_records import agent, node, placed, update
+from tests.waiting import wait_until
 
 AWARENESS = 1
 
@@ -47,7 +48,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         scene = Scene(ann, bob, mallory, author, genesis)
         with mallory.open(mallory.ticket()) as socket:
             socket.send(message(update(scene.entry(3))))
-            eventually(lambda: "nodes mallory" in bob.records())
+            wait_until(lambda: "nodes mallory" in bob.records())
         converge(ann, bob)
         yield scene
 
@@ -123,7 +124,7 @@ def test_an_attack_changes_no_replica_ends_the_connection_and_is_counted(
     with scene.mallory.open(scene.mallory.ticket()) as socket:
         socket.send(attack(scene))
         assert close_code(socket) == 4403
-    eventually(lambda: scene.ann.incidents().get(rule, 0) == counted + 1)
+    wait_until(lambda: scene.ann.incidents().get(rule, 0) == counted + 1)
     assert scene.ann.records() == before
     converge(scene.ann, scene.bob)
 
@@ -135,14 +136,14 @@ def test_a_message_beyond_all_bounds_is_an_incident_too(scene: Scene) -> None:
         socket.recv(timeout=5)
         socket.recv(timeout=5)
         socket.recv(timeout=5)
-    eventually(lambda: sum(scene.ann.incidents().values()) == counted + 1)
+    wait_until(lambda: sum(scene.ann.incidents().values()) == counted + 1)
 
 
 def test_incidents_are_audited_and_measured(scene: Scene) -> None:
     with scene.mallory.open(scene.mallory.ticket()) as socket:
         socket.send(message(b"\x01\x02\x03"))
         close_code(socket)
-    eventually(lambda: _audited(scene))
+    wait_until(lambda: _audited(scene))
     with client(scene.ann) as http:
         assert 'gatepost_room_incidents_total{rule="malformed"}' in http.get("/metrics").text
 
@@ -161,7 +162,7 @@ def test_text_is_not_what_the_room_speaks(scene: Scene) -> None:
 def test_honest_words_are_taken_after_all_of_that(scene: Scene) -> None:
     with scene.mallory.open(scene.mallory.ticket()) as socket:
         socket.send(message(update(scene.entry(9, status="degraded"))))
-        eventually(lambda: scene.bob.nodes()["mallory"]["status"] == "degraded")
+        wait_until(lambda: scene.bob.nodes()["mallory"]["status"] == "degraded")
 
 
 def test_all_follow_the_coordinator_to_a_new_document(scene: Scene) -> None:
@@ -181,9 +182,9 @@ def test_all_follow_the_coordinator_to_a_new_document(scene: Scene) -> None:
     with eve.open(eve.ticket()) as socket:
         socket.send(message(update(own, claim)))
         assert close_code(socket) == 4503
-    eventually(lambda: scene.ann.call("GET", "/room")["epoch"] == 2)
+    wait_until(lambda: scene.ann.call("GET", "/room")["epoch"] == 2)
     scene.bob.start()
-    eventually(lambda: scene.bob.call("GET", "/room")["epoch"] == 2)
+    wait_until(lambda: scene.bob.call("GET", "/room")["epoch"] == 2)
     converge(scene.ann, scene.bob)
     assert scene.ann.records().keys() >= {"nodes ann", "nodes bob", "coordination coordinator@eve"}
     for gateway in (scene.ann, scene.bob):

@@ -30,11 +30,11 @@ class NodeArchive(Struct):
     events: int
     segments: int
     bytes: int
-    sealed_through: int
+    archived_through: int
     incarnations: int
     first_at: int | None
     last_at: int | None
-    sealed_at: int | None
+    archived_at: int | None
 
 
 class ArchiveStatus(Struct):
@@ -159,11 +159,11 @@ def _summarize_node(listed: "ArchiveManifest") -> NodeArchive:
         listed.rows,
         len(segments),
         sum(segment.bytes for segment in segments),
-        listed.sealed_through,
+        listed.archived_through,
         len(listed.incarnations),
         min((segment.min_created_at for segment in segments), default=None),
         max((segment.max_created_at for segment in segments), default=None),
-        segments[-1].sealed_at if segments else None,
+        segments[-1].archived_at if segments else None,
     )
 
 
@@ -175,8 +175,8 @@ def _print_status(found: ArchiveStatus) -> None:
             n.events,
             n.segments,
             output.format_size(n.bytes),
-            n.sealed_through,
-            "never" if n.sealed_at is None else output.format_ago(n.sealed_at),
+            n.archived_through,
+            "never" if n.archived_at is None else output.format_ago(n.archived_at),
         )
         for n in found.nodes
     ]

@@ -28,7 +28,7 @@ _STEP_TEXTS: Mapping[str, str] = {
     "backing_off": "failed; waits for its next turn ({detail})",
     "turn_ended": "{to}'s turn ended ({detail})",
     "turn_failed": "became a dead letter of {to} ({detail})",
-    "handed_on": "forwarded {detail}",
+    "forwarded": "forwarded {detail}",
     "processed": "processed by {agent}: {detail}",
     "heard_processed": "knows that {peer} processed it: {detail}",
     "given_up": "given up: {detail}",

@@ -61,7 +61,7 @@ FROM mail m JOIN mailbox b ON b.id = m.mailbox
 LEFT JOIN dead_letter d ON d.id = m.id LEFT JOIN lease l ON l.id = m.lease AND l.pair = m.id >> 38
 WHERE b.name = ? AND m.msg_id = ?
 """
-_HANDED_ON = "SELECT event_id, at FROM handover WHERE source = ? AND original = ?"
+_HANDED_ON = "SELECT event_id, at FROM forwarded WHERE source = ? AND original = ?"
 _SENT_IN = f"SELECT event_id FROM delivery WHERE corr_id = ? ORDER BY event_id LIMIT {_EVENTS}"
 _TAKEN_IN = f"SELECT event_id FROM inbox WHERE corr_id = ? ORDER BY event_id LIMIT {_EVENTS}"
 _MAIL_WORDS = {0: "waiting", 1: "in_hand", 2: "backing_off"}
@@ -132,7 +132,7 @@ class EventTrace:
             yield from self._mail_steps(id, mailbox)
             for ours, handed in self._tx.fetch_all(_HANDED_ON, (source, id)):
                 detail = f"as {format_event_id(ours)}"
-                yield TraceStep(handed, "handed_on", event, "", sender, mailbox, "", detail)
+                yield TraceStep(handed, "forwarded", event, "", sender, mailbox, "", detail)
 
     def _sources(self) -> list[str]:
         if self._peer is not None:

@@ -41,7 +41,7 @@ class PeerLinkSettings(Struct, frozen=True):
     resume_every_ms: int = 600_000
 
 
-class PeerConnection(Protocol):
+class FrameConnection(Protocol):
     """An authenticated connection to another gateway that carries whole frames in order."""
 
     def send_frame(self, data: bytes) -> None: ...
@@ -100,7 +100,7 @@ class PeerLinks:
 
     # -- links come and go
 
-    def add_link(self, connection: PeerConnection, peer: str) -> "PeerLink":
+    def add_link(self, connection: FrameConnection, peer: str) -> "PeerLink":
         """`open` the link at the side that dialled; the other side opens with the first frame."""
         link = PeerLink(self, connection, peer)
         self._links.append(link)
@@ -172,7 +172,7 @@ class PeerLinks:
 class PeerLink:
     """One link, its parts, and the port through which they reach connection and journal."""
 
-    def __init__(self, links: PeerLinks, connection: PeerConnection, peer: str) -> None:
+    def __init__(self, links: PeerLinks, connection: FrameConnection, peer: str) -> None:
         self._links = links
         self._gateway = gateway = links.gateway
         self._connection = connection

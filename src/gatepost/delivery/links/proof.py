@@ -124,7 +124,7 @@ def _incarnations_statement(node: str, incarnations: Sequence[Incarnation]) -> b
     parts = [
         part for name, first in incarnations for part in (name.encode(), first.to_bytes(8, "big"))
     ]
-    return frame_parts("gatepost/lives/1", node.encode(), *parts)
+    return frame_parts("gatepost/incarnations/1", node.encode(), *parts)
 
 
 def _reading_statement(

@@ -22,7 +22,9 @@ from gatepost.delivery.incarnations import incarnation_at, last_seq_of, next_str
 from gatepost.journal.outbox import EVERYBODY
 from gatepost.journal.transaction import Tx
 
-_SELECT_REPLICA = "SELECT lives, incarnation, start, seq, chain FROM relayed WHERE source = ?"
+_SELECT_REPLICA = (
+    "SELECT incarnations, incarnation, start, seq, chain FROM relayed WHERE source = ?"
+)
 _ADD_REPLICA = "INSERT OR IGNORE INTO relayed (source) VALUES (?)"
 _RESET_REPLICA = """
 UPDATE relayed SET incarnation = ?, start = ?, seq = ?, chain = NULL WHERE source = ?
@@ -90,7 +92,7 @@ AND (last_seq <= ?3 OR at < ?4) ORDER BY last_seq DESC LIMIT 1
 """
 _PRUNE_HEADS = "DELETE FROM replica_head WHERE source = ? AND incarnation = ? AND last_seq <= ?"
 _PRUNE_ROWS = "DELETE FROM replica WHERE source = ? AND incarnation = ? AND seq <= ?"
-_SAVE_INCARNATIONS = "UPDATE relayed SET lives = ? WHERE source = ?"
+_SAVE_INCARNATIONS = "UPDATE relayed SET incarnations = ? WHERE source = ?"
 _SAVE_START = "UPDATE relayed SET start = max(start, ?) WHERE source = ?"
 _SELECT_CHAIN = (
     "SELECT chain FROM replica_head WHERE source = ? AND incarnation = ? AND last_seq = ?"

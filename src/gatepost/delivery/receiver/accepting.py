@@ -130,7 +130,7 @@ class EventAcceptor:
             return EMPTY_PAYLOAD
         sealed = decode_payload(envelope, EncryptedPayload)
         return cipher.decrypt(
-            sealed, sealed_by=key, event_id=envelope.event_id, source_node_id=source
+            sealed, encrypted_by=key, event_id=envelope.event_id, source_node_id=source
         )
 
     def _is_mail_besides(self, envelope: Envelope, payload: bytes) -> bool:

@@ -16,12 +16,12 @@ from gatepost.journal.transaction import Tx
 
 _OF_PAIR = "source = ? AND sender = ? AND mailbox = ?"
 _HOLD = """
-INSERT OR IGNORE INTO held (source, sender, mailbox, pair_seq, event_id, seq, why, digest, body)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT OR IGNORE INTO held (source, sender, mailbox, pair_seq, event_id, why, digest, body)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
 _HOLD_GONE = """
-INSERT OR IGNORE INTO held (source, sender, mailbox, pair_seq, seq, why)
-VALUES (?, ?, ?, ?, 0, 'gone')
+INSERT OR IGNORE INTO held (source, sender, mailbox, pair_seq, why)
+VALUES (?, ?, ?, ?, 'gone')
 """
 _SELECT_FIRST = f"""
 SELECT pair_seq, event_id, body, why FROM held WHERE {_OF_PAIR} ORDER BY pair_seq LIMIT 1
@@ -100,7 +100,7 @@ class HeldEvents:
         id, number = parse_event_id(envelope.event_id), envelope.pair_seq
         self._make_way(key, pair, number, id)
         digest = _missing_digest(envelope, why)
-        self._tx.execute(_HOLD, (*key, number, id, envelope.seq, why, digest, body))
+        self._tx.execute(_HOLD, (*key, number, id, why, digest, body))
         if self._tx.changed_rows():
             pair.count_held(1)
             self._inbox.record_event(envelope, InboxInput.HOLD, why)

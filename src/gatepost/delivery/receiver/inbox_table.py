@@ -28,9 +28,9 @@ SELECT source, event_id, mailbox, corr_id FROM inbox WHERE state IN ({_UNDECIDED
 def _record_sql(input: InboxInput) -> str:
     target, sources = transition_sql(input)
     return f"""
-INSERT INTO inbox (source, event_id, state, seq, mailbox, sender, corr_id, pair_seq, at, reason)
-VALUES (?, ?, {target}, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (source, event_id) DO UPDATE SET state = excluded.state, seq = excluded.seq,
+INSERT INTO inbox (source, event_id, state, mailbox, sender, corr_id, pair_seq, at, reason)
+VALUES (?, ?, {target}, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (source, event_id) DO UPDATE SET state = excluded.state,
     mailbox = excluded.mailbox, sender = excluded.sender, corr_id = excluded.corr_id,
     pair_seq = excluded.pair_seq, at = excluded.at, reason = excluded.reason
 WHERE state IN ({sources})
@@ -109,7 +109,6 @@ class InboxTable:
         return (
             self._source,
             parse_event_id(envelope.event_id),
-            envelope.seq,
             envelope.to_agent_id or "",
             envelope.source_agent_id,
             envelope.corr_id or envelope.event_id,

@@ -6,7 +6,7 @@ from gatepost.delivery.receiver.inbox_table import InboxTable
 from gatepost.events import Envelope, decode_event, parse_event_id
 from gatepost.journal.transaction import Tx
 
-_KEEP = "INSERT OR REPLACE INTO offered (source, event_id, seq, body) VALUES (?, ?, ?, ?)"
+_KEEP = "INSERT OR REPLACE INTO offered (source, event_id, body) VALUES (?, ?, ?)"
 _REMOVE = "DELETE FROM offered WHERE source = ? AND event_id = ? RETURNING body"
 _SELECT_OF_PAIR = """
 SELECT o.event_id FROM offered o JOIN inbox i ON i.source = o.source AND i.event_id = o.event_id
@@ -24,7 +24,7 @@ class OfferTable:
 
     def keep_offer(self, pair: InboxPair, envelope: Envelope, body: bytes) -> None:
         id = parse_event_id(envelope.event_id)
-        self._tx.execute(_KEEP, (self._source, id, envelope.seq, body))
+        self._tx.execute(_KEEP, (self._source, id, body))
         self._inbox.record_event(envelope, InboxInput.OFFER)
         pair.count_offered(1)
 

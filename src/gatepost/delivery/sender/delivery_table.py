@@ -26,7 +26,7 @@ _SELECT_FIRST_SEQ = "SELECT min(seq) FROM outbox WHERE event_id = ? AND to_node 
 SenderPair = tuple[str, str]
 
 
-class DeliveryRecord(NamedTuple):
+class OpenDelivery(NamedTuple):
     """One row of the table."""
 
     event_id: bytes
@@ -84,11 +84,11 @@ class DeliveryTable:
         tx.execute(_OPEN, (*head, *times, *tail))
         self.note_due(due)
 
-    def find(self, tx: Tx, event_id: str) -> DeliveryRecord | None:
+    def find(self, tx: Tx, event_id: str) -> OpenDelivery | None:
         row = tx.fetch_one(_SELECT_DELIVERY, (parse_event_id(event_id),))
-        return None if row is None else DeliveryRecord(*row)
+        return None if row is None else OpenDelivery(*row)
 
-    def is_unchanged(self, tx: Tx, record: DeliveryRecord | Row) -> bool:
+    def is_unchanged(self, tx: Tx, record: OpenDelivery | Row) -> bool:
         return tx.fetch_one(_SELECT_DELIVERY, (record[0],)) == record
 
     def note_due(self, due: int) -> None:

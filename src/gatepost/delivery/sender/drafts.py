@@ -3,7 +3,7 @@
 from typing import Any
 
 from gatepost.delivery.outgoing import OutgoingEvent
-from gatepost.delivery.sender.delivery_table import DeliveryRecord
+from gatepost.delivery.sender.delivery_table import OpenDelivery
 from gatepost.delivery.sender.pairs import PairNumber
 from gatepost.delivery.sender.payloads import EncryptedContent
 from gatepost.events import Trace
@@ -45,7 +45,7 @@ def draft_event(
     )
 
 
-def draft_retry(delivery: DeliveryRecord) -> EventDraft:
+def draft_retry(delivery: OpenDelivery) -> EventDraft:
     """The same event again, without its payload: that is in the log already."""
     return EventDraft(
         event_id=delivery.id,
@@ -62,7 +62,7 @@ def draft_retry(delivery: DeliveryRecord) -> EventDraft:
 
 
 def draft_reroute(
-    delivery: DeliveryRecord, route: Route, first: Any, content: EncryptedContent, base: int
+    delivery: OpenDelivery, route: Route, first: Any, content: EncryptedContent, base: int
 ) -> EventDraft:
     """The same event, whole, for another node. `first` is its first attempt."""
     return EventDraft(

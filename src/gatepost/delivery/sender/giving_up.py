@@ -6,7 +6,7 @@ from gatepost.delivery.incidents import IncidentLog
 from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.outbox_writer import OutboxWriter
 from gatepost.delivery.outgoing import EMPTY_PAYLOAD
-from gatepost.delivery.sender.delivery_table import DeliveryRecord, DeliveryTable
+from gatepost.delivery.sender.delivery_table import DeliveryTable, OpenDelivery
 from gatepost.delivery.sender.payloads import PayloadEncryption, find_first_event
 from gatepost.errors import GatepostError
 from gatepost.events import DeadLetterNotice, EventKind, encode_payload, parse_event_id
@@ -54,7 +54,7 @@ class GivingUp:
         )
         return (*own, ended)
 
-    def _draft_dead_letter(self, delivery: DeliveryRecord, reason: str, detail: str) -> EventDraft:
+    def _draft_dead_letter(self, delivery: OpenDelivery, reason: str, detail: str) -> EventDraft:
         letter = DeadLetterNotice(
             reason=reason, detail=detail, attempts=delivery.attempt, pair_seq=delivery.pair_seq
         )
@@ -70,7 +70,7 @@ class GivingUp:
         )
 
     def _keep_undelivered(
-        self, tx: Tx, delivery: DeliveryRecord, reason: str, verdict: str | None
+        self, tx: Tx, delivery: OpenDelivery, reason: str, verdict: str | None
     ) -> None:
         """Keep the payload, for it may be sent again."""
         payload, trace, ref = EMPTY_PAYLOAD, None, None

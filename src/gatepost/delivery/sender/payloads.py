@@ -8,7 +8,7 @@ from gatepost.delivery.blob_records import find_blob
 from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.outgoing import EMPTY_PAYLOAD, OutgoingEvent
 from gatepost.delivery.routes import RouteFinder
-from gatepost.delivery.sender.delivery_table import DeliveryRecord
+from gatepost.delivery.sender.delivery_table import OpenDelivery
 from gatepost.errors import EncryptionError
 from gatepost.events import (
     EncryptedPayload,
@@ -48,7 +48,7 @@ class PayloadEncryption:
         return EncryptedContent(encode_payload(sealed), None, content_key)
 
     def encrypt_again(
-        self, tx: Tx, delivery: DeliveryRecord, first: Any, node: str
+        self, tx: Tx, delivery: OpenDelivery, first: Any, node: str
     ) -> EncryptedContent:
         """The payload of the event as it was first appended, for another node."""
         public_key = self._routes.public_key(node)
@@ -60,7 +60,7 @@ class PayloadEncryption:
         again = self._node.cipher.replace_recipients(sealed, delivery.content_key, [public_key])
         return EncryptedContent(encode_payload(again), None, delivery.content_key)
 
-    def decrypt_own(self, delivery: DeliveryRecord, first: Any) -> bytes:
+    def decrypt_own(self, delivery: OpenDelivery, first: Any) -> bytes:
         """The clear payload of a delivery, for keeping it as undelivered."""
         if delivery.content_key is None or delivery.digest:
             return EMPTY_PAYLOAD

@@ -17,7 +17,7 @@ from gatepost.delivery.decisions import (
 from gatepost.delivery.delivery_states import UNACCEPTED, DeliveryInput, update_delivery
 from gatepost.delivery.outbox_writer import OutboxWriter
 from gatepost.delivery.retry_policy import RetryPolicy
-from gatepost.delivery.sender.delivery_table import DeliveryRecord, DeliveryTable
+from gatepost.delivery.sender.delivery_table import DeliveryTable, OpenDelivery
 from gatepost.delivery.sender.recovery import draft_pair_closed
 from gatepost.delivery.sender.rerouting import Rerouter
 from gatepost.events import Receipt, Signal, parse_event_id
@@ -142,12 +142,12 @@ class ReceiptHandler:
             return self._amend_dead_letter(tx, found.event_id, source, f"refused: {reason}")
         return self._decide_refused(tx, found, reason)
 
-    def _close_number_again(self, tx: Tx, found: DeliveryRecord) -> Decisions:
+    def _close_number_again(self, tx: Tx, found: OpenDelivery) -> Decisions:
         """A restored owner asks about an event it had processed: that number never comes again."""
         signal = draft_pair_closed(found.pair, found.pair_seq)
         return self._writer.append_signal(tx, found.node, None, signal)
 
-    def _decide_refused(self, tx: Tx, found: DeliveryRecord, reason: str) -> Decisions:
+    def _decide_refused(self, tx: Tx, found: OpenDelivery, reason: str) -> Decisions:
         source = found.node
         if reason == RESTORED:
             why = f"{source} was restored from a backup, and cannot say what it did"

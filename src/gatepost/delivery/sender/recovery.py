@@ -7,7 +7,7 @@ from gatepost.delivery.outbox_writer import OutboxWriter
 from gatepost.delivery.retry_policy import RetryPolicy
 from gatepost.delivery.sender.delivery_table import (
     DELIVERY_COLUMNS,
-    DeliveryRecord,
+    OpenDelivery,
     first_seq_to,
 )
 from gatepost.events import Signal
@@ -42,7 +42,7 @@ class DeliveryRecovery:
 
     def give_up_sent(self, tx: Tx, node: str, sent_seq: int, reason: str) -> Decisions:
         """`node` was restored, may have heard of these, and cannot say what it did with them."""
-        records = (DeliveryRecord(*row) for row in tx.fetch_all(_SELECT_OPEN_AT, (node,)))
+        records = (OpenDelivery(*row) for row in tx.fetch_all(_SELECT_OPEN_AT, (node,)))
         seqs = ((each, first_seq_to(tx, each.event_id, node)) for each in records)
         lost = [each for each, seq in seqs if seq is not None and seq <= sent_seq]
         given_up = [GiveUpDelivery(each, "owner_restored", reason) for each in lost]
@@ -65,7 +65,7 @@ class DeliveryRecovery:
         """
         decisions: list[Decision] = []
         rows = tx.fetch_all(_SELECT_UNDOUBTED, (self._node.id, limit))
-        for found in (DeliveryRecord(*row) for row in rows):
+        for found in (OpenDelivery(*row) for row in rows):
             tx.execute(_DOUBT, (tx.now + self._policy.sla, found.event_id))
             if found.offer:
                 withdraw = Signal(signal="withdraw", pair_seq=found.pair_seq)

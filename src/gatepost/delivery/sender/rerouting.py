@@ -15,8 +15,8 @@ from gatepost.delivery.retry_policy import RetryPolicy
 from gatepost.delivery.routes import RouteFinder
 from gatepost.delivery.sender.delivery_table import (
     DELIVERY_COLUMNS,
-    DeliveryRecord,
     DeliveryTable,
+    OpenDelivery,
     SenderPair,
 )
 from gatepost.delivery.sender.drafts import draft_reroute
@@ -101,7 +101,7 @@ class Rerouter:
         return decisions
 
     def reroute_refused(
-        self, tx: Tx, delivery: DeliveryRecord, refused: frozenset[str], reason: str
+        self, tx: Tx, delivery: OpenDelivery, refused: frozenset[str], reason: str
     ) -> Decisions:
         """Send a refused delivery elsewhere, with everything unaccepted of its pair.
 
@@ -120,7 +120,7 @@ class Rerouter:
             for each in self._unaccepted_of_pair(tx, delivery.pair, delivery.node)
         ]
 
-    def follow_agent(self, tx: Tx, delivery: DeliveryRecord) -> Decisions:
+    def follow_agent(self, tx: Tx, delivery: OpenDelivery) -> Decisions:
         """Send it to where its agent lives now, or wait until the room says where that is."""
         elsewhere = frozenset({delivery.node})
         exhausted = delivery.attempt >= self._policy.max_attempts
@@ -132,7 +132,7 @@ class Rerouter:
         self._deliveries.note_due(due)
         return NOTHING
 
-    def fall_back(self, tx: Tx, delivery: DeliveryRecord) -> Decisions:
+    def fall_back(self, tx: Tx, delivery: OpenDelivery) -> Decisions:
         """Route the pair of an offer to a fallback if its node is away."""
         if not delivery.offer or self._routes.is_online(delivery.node):
             return NOTHING
@@ -176,6 +176,6 @@ class Rerouter:
             return False
         return True
 
-    def _unaccepted_of_pair(self, tx: Tx, pair: SenderPair, node: str) -> list[DeliveryRecord]:
+    def _unaccepted_of_pair(self, tx: Tx, pair: SenderPair, node: str) -> list[OpenDelivery]:
         rows = tx.fetch_all(_SELECT_UNACCEPTED_OF_PAIR, (*pair, node))
-        return [DeliveryRecord(*row) for row in rows]
+        return [OpenDelivery(*row) for row in rows]

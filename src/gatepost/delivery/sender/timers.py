@@ -11,8 +11,8 @@ from gatepost.delivery.retry_policy import RetryPolicy
 from gatepost.delivery.routes import RouteFinder
 from gatepost.delivery.sender.delivery_table import (
     DELIVERY_COLUMNS,
-    DeliveryRecord,
     DeliveryTable,
+    OpenDelivery,
     first_seq_to,
 )
 from gatepost.delivery.sender.drafts import draft_retry
@@ -78,7 +78,7 @@ class DeliveryTimers:
             return
         for row in tx.fetch_all(_SELECT_DUE, (tx.now,)):
             if self._deliveries.is_unchanged(tx, row):
-                yield self._look_at_delivery(tx, DeliveryRecord(*row))
+                yield self._look_at_delivery(tx, OpenDelivery(*row))
         ((self._deliveries.next_due,),) = tx.fetch_all(_SELECT_NEXT_DUE)
 
     def forget_due(self) -> None:
@@ -92,7 +92,7 @@ class DeliveryTimers:
             tx.execute(_CAP_DEADLINE, (tx.now + longest, state))
         self._deliveries.next_due = 0
 
-    def _look_at_delivery(self, tx: Tx, found: DeliveryRecord) -> Decisions:
+    def _look_at_delivery(self, tx: Tx, found: OpenDelivery) -> Decisions:
         if found.state not in UNACCEPTED:
             return self._report_breach(tx, found)
         if tx.now >= found.expires_at:
@@ -104,7 +104,7 @@ class DeliveryTimers:
             return moves
         return self._wait_or_retry(tx, found)
 
-    def _wait_or_retry(self, tx: Tx, found: DeliveryRecord) -> Decisions:
+    def _wait_or_retry(self, tx: Tx, found: OpenDelivery) -> Decisions:
         if not self._routes.is_online(found.node):
             tx.execute(_POSTPONE, (found.expires_at, found.event_id))
         elif self._pairs.waits_for_others(tx, found.pair, found.node, found.pair_seq):
@@ -119,19 +119,19 @@ class DeliveryTimers:
             return self._retry_delivery(tx, found)
         return NOTHING
 
-    def _may_have_been_sent(self, tx: Tx, found: DeliveryRecord) -> bool:
+    def _may_have_been_sent(self, tx: Tx, found: OpenDelivery) -> bool:
         """Whether its owner may have heard of it. From now on it would refuse it as expired."""
         seq = first_seq_to(tx, found.event_id, found.node)
         row = tx.fetch_one(_SELECT_SENT_SEQ, (found.node,))
         return seq is None or (row is not None and seq <= row[0])
 
-    def _retry_delivery(self, tx: Tx, found: DeliveryRecord) -> Decisions:
+    def _retry_delivery(self, tx: Tx, found: OpenDelivery) -> Decisions:
         due = min(tx.now + self._policy.accept_timeout, found.expires_at)
         tx.execute(_RETRY, (found.attempt + 1, due, found.event_id))
         self.retries += 1
         return self._writer.append(tx, draft_retry(found))
 
-    def _report_breach(self, tx: Tx, found: DeliveryRecord) -> Decisions:
+    def _report_breach(self, tx: Tx, found: OpenDelivery) -> Decisions:
         """Accepted and not processed in time: an incident, and a question to the owner."""
         asks_again = tx.now < found.expires_at + self._policy.ttl
         tx.execute(_BREACH, (tx.now + self._policy.sla if asks_again else None, found.event_id))

@@ -36,7 +36,7 @@ _MAX_EVENTS_ASKED = 64
 _STAGES = (
     *("sent", "sent_again", "held", "offered", "taken", "accepted", "refused", "heard_accepted"),
     *("confirm", "withdraw", "pair_closed", "waiting", "in_hand", "backing_off", "turn_ended"),
-    *("turn_failed", "handed_on", "reply", "processed", "heard_processed", "given_up", "verdict"),
+    *("turn_failed", "forwarded", "reply", "processed", "heard_processed", "given_up", "verdict"),
 )
 _STAGE_ORDER = {what: index for index, what in enumerate(_STAGES)}
 _SELECT_CORR_ID = """

@@ -17,7 +17,7 @@ class ConnectionGuard:
 
     def __init__(self, settings: RoomSettings, clock: Clock) -> None:
         self._settings = settings
-        self._limiter = SourceRateLimiter(settings.knocks_per_sec, settings.knock_burst, clock)
+        self._limiter = SourceRateLimiter(settings.joins_per_sec, settings.join_burst, clock)
 
     def check_attempt(self, connection: AnyConnection) -> None:
         """Count an attempt of this address against its rate limit, and require TLS."""

@@ -29,7 +29,7 @@ class Metrics:
         )
         self.session_count = 0
         self._peer_gauge = Gauge(
-            "gatepost_room_guests", "Nodes connected to the room here.", registry=self._registry
+            "gatepost_room_peers", "Nodes connected to the room here.", registry=self._registry
         )
         self.traffic = TrafficCollector(core)
         self._registry.register(self.traffic)

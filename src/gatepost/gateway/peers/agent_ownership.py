@@ -53,7 +53,7 @@ class AgentOwnership:
         self._core = core = publisher.replica.core
         self._node_id = core.node.id
         self._transfers = core.delivery.transfers
-        self._grace_ms = int(core.settings.delivery.handover_grace_secs * 1000)
+        self._grace_ms = int(core.settings.delivery.transfer_grace_secs * 1000)
         self._unserved_since: dict[str, int] = {}
 
     async def run(self) -> None:

@@ -166,7 +166,7 @@ class Dialer:
             room = await self._room_of(peer)
             identity = (peer.id, peer.public_key)
             wire = DialedPeerSocket(socket)
-            connection = PeerConnection(room, self._replica.awareness, wire, *identity, "host")
+            connection = PeerConnection(room, self._replica.awareness, wire, *identity, "listener")
             await self._run_connection(seed, peer, connection, room, joined)
 
     async def _run_connection(

@@ -95,7 +95,7 @@ class JoinServer:
         room, awareness = self._replica.current_room, self._replica.awareness
         identity = (admitted.node_id, admitted.public_key)
         connection = PeerConnection(
-            room, awareness, _AcceptedPeerSocket(socket), *identity, "guest"
+            room, awareness, _AcceptedPeerSocket(socket), *identity, "dialer"
         )
         connection.session = admitted.session_id
         # Registered before anything is awaited, so that a revocation after admission finds it.

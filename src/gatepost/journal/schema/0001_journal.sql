@@ -452,13 +452,11 @@ CREATE TABLE inbox (
     source   TEXT NOT NULL,
     event_id BLOB NOT NULL,
     state    TEXT NOT NULL,
-    seq      INTEGER NOT NULL,
     mailbox  TEXT NOT NULL,
     sender   TEXT NOT NULL,
     corr_id  TEXT NOT NULL,
     pair_seq INTEGER NOT NULL,
     at       INTEGER NOT NULL,
-    outcome  TEXT,
     reason   TEXT,
     PRIMARY KEY (source, event_id)
 ) WITHOUT ROWID;
@@ -485,7 +483,6 @@ CREATE TABLE held (
     mailbox  TEXT NOT NULL,
     pair_seq INTEGER NOT NULL,
     event_id BLOB,
-    seq      INTEGER NOT NULL,
     why      TEXT NOT NULL,
     digest   TEXT,
     body     BLOB,
@@ -498,7 +495,6 @@ CREATE INDEX held_digest ON held (digest) WHERE digest IS NOT NULL;
 CREATE TABLE offered (
     source   TEXT NOT NULL,
     event_id BLOB NOT NULL,
-    seq      INTEGER NOT NULL,
     body     BLOB NOT NULL,
     PRIMARY KEY (source, event_id)
 ) WITHOUT ROWID;
@@ -506,7 +502,7 @@ CREATE TABLE offered (
 -- Forwarded mail: accepted here, then sent on to the gateway where its agent lives now. `event_id`
 -- is this gateway's event; it carries on `original`, which `source` sent. Once `outcome` is set,
 -- `source` has been told.
-CREATE TABLE handover (
+CREATE TABLE forwarded (
     event_id BLOB PRIMARY KEY,
     source   TEXT NOT NULL,
     original BLOB NOT NULL,
@@ -517,8 +513,8 @@ CREATE TABLE handover (
     outcome  TEXT,
     reason   TEXT
 ) WITHOUT ROWID;
-CREATE INDEX handover_original ON handover (source, original);
-CREATE INDEX handover_age ON handover (at);
+CREATE INDEX forwarded_original ON forwarded (source, original);
+CREATE INDEX forwarded_age ON forwarded (at);
 
 -- Requests of other gateways for agents of this one. `take_over` asks even if the agent is served here.
 CREATE TABLE transfer_request (
@@ -529,16 +525,16 @@ CREATE TABLE transfer_request (
     PRIMARY KEY (agent, node)
 ) WITHOUT ROWID;
 
--- Outboxes this gateway relays for nodes that cannot reach their source. `lives` are the
--- incarnations as the source announced them. Events are kept from `start` on, and verified up to
+-- Outboxes this gateway relays for nodes that cannot reach their source. `incarnations` are the
+-- ones the source announced. Events are kept from `start` on, and verified up to
 -- `seq` of `incarnation`, where the hash chain is `chain`.
 CREATE TABLE relayed (
-    source      TEXT PRIMARY KEY,
-    lives       BLOB,
-    incarnation TEXT NOT NULL DEFAULT '',
-    start       INTEGER NOT NULL DEFAULT 0,
-    seq         INTEGER NOT NULL DEFAULT 0,
-    chain       BLOB
+    source       TEXT PRIMARY KEY,
+    incarnations BLOB,
+    incarnation  TEXT NOT NULL DEFAULT '',
+    start        INTEGER NOT NULL DEFAULT 0,
+    seq          INTEGER NOT NULL DEFAULT 0,
+    chain        BLOB
 ) WITHOUT ROWID;
 -- The readers of a relayed outbox. `positions` is the reader's own statement, in MessagePack. No
 -- event between those positions and `through` is for that reader.

@@ -32,7 +32,7 @@ def check_promises(
 ) -> DataFrame:
     """All violations that are visible in the events themselves."""
     receipts = _select_receipts(events, known)
-    slack = objectives.sealing * 1000
+    slack = objectives.archiving * 1000
     found = [
         _oversized_payloads(events, objectives.max_inline),
         _revoked_events(events, facts),

@@ -127,7 +127,7 @@ class TableUpdater:
 
     def _findings_input(self) -> FindingsInput:
         activity = self._tables.table_path(schemas.ACTIVITY)
-        as_of = (largest_value(activity, "last_at") or 0) - self._objectives.sealing * 1000
+        as_of = (largest_value(activity, "last_at") or 0) - self._objectives.archiving * 1000
         since = as_of // schemas.HOUR_MS - self._objectives.days * _HOURS_A_DAY
         recent = files_since(activity, "last_at", since * schemas.HOUR_MS)
         return FindingsInput(

@@ -30,7 +30,7 @@ class MessageFate(IntEnum):
     REFUSED = 11  # a dead letter: the owner refused it
 
 
-class SentMessages(Struct):
+class SentChunk(Struct):
     """One chunk of messages, sorted by pair.
 
     `home` is the node of the sending agent, `owner` the node of the receiving agent, and `standby`
@@ -53,7 +53,7 @@ class SentMessages(Struct):
 class ChunkWriter:
     """Writes events about the messages of one chunk, many at a time."""
 
-    def __init__(self, messages: SentMessages, rng: np.random.Generator) -> None:
+    def __init__(self, messages: SentChunk, rng: np.random.Generator) -> None:
         self._messages = messages
         self._rng = rng
         self._written: list[Records] = []

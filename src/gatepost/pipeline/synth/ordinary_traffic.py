@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from gatepost.pipeline.synth.chunk_writer import ChunkWriter, MessageFate, RowMask, SentMessages
+from gatepost.pipeline.synth.chunk_writer import ChunkWriter, MessageFate, RowMask, SentChunk
 from gatepost.pipeline.synth.event_records import Records, SynthEvent, new_ids
 from gatepost.pipeline.synth.mesh import (
     DRAIN,
@@ -77,7 +77,7 @@ class OrdinaryTraffic:
         messages = self._draw_messages(rng, first, last)
         return np.concatenate(_ChunkLifecycles(self, messages, rng).write_lifecycles())
 
-    def _draw_messages(self, rng: np.random.Generator, first: int, last: int) -> SentMessages:
+    def _draw_messages(self, rng: np.random.Generator, first: int, last: int) -> SentChunk:
         mesh = self.mesh
         pair = np.searchsorted(mesh.pair_weight, rng.random(last - first))
         times = arrival_times(mesh, first, last, self.message_count, rng)
@@ -90,7 +90,7 @@ class OrdinaryTraffic:
         order = PairOrder(pair)
         story = self._draw_fates(rng, home, owner, standby)
         short = np.isin(story, (MessageFate.EXPIRED, MessageFate.AMENDED))
-        return SentMessages(
+        return SentChunk(
             fate=story,
             order=order,
             source=source,
@@ -147,7 +147,7 @@ class _ChunkLifecycles(ChunkWriter):
     """Writes the complete lifecycles of one chunk of messages."""
 
     def __init__(
-        self, traffic: OrdinaryTraffic, messages: SentMessages, rng: np.random.Generator
+        self, traffic: OrdinaryTraffic, messages: SentChunk, rng: np.random.Generator
     ) -> None:
         super().__init__(messages, rng)
         self._traffic = traffic

@@ -21,7 +21,7 @@ SELECT event_id, state, outcome, node, verdict, processed_at IS NOT NULL, pair_s
 _MAIL = """
 SELECT m.msg_id, b.name, m.state, m.tracked FROM mail m JOIN mailbox b ON b.id = m.mailbox
 """
-_PASSED_ON = "SELECT source, original FROM handover"
+_PASSED_ON = "SELECT source, original FROM forwarded"
 _INBOX = "SELECT source, event_id FROM inbox"
 _CURSORS = "SELECT source, incarnation, seq FROM cursor"
 

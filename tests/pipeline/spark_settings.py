@@ -1,0 +1,9 @@
+"""Settings of Spark sessions that live for a test."""
+
+# Tests are many small jobs: compile little, shuffle nothing.
+QUICK_SPARK = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.driver.memory": "2g",
+}
