@@ -6,6 +6,7 @@ import pytest
 
 from gatepost.errors import StorageFailed
 from gatepost.gateway.repetition import repeat_forever, run_every
+from tests.waiting import async_assert_stays_true, async_wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -23,9 +24,7 @@ class _FailingWork:
             raise self._errors.pop(0)
 
     async def wait_for_calls(self, count: int) -> None:
-        async with asyncio.timeout(5):
-            while self.calls < count:
-                await asyncio.sleep(0.005)
+        await async_wait_until(lambda: self.calls >= count)
 
 
 async def test_work_is_repeated_after_errors_and_they_are_logged(
@@ -49,19 +48,19 @@ async def test_work_starts_after_a_pause_and_ends_at_exit() -> None:
         assert work.calls == 0
         await work.wait_for_calls(3)
     ended = work.calls
-    await asyncio.sleep(0.06)
-    assert work.calls == ended
+    await async_assert_stays_true(lambda: work.calls == ended, 0.06)
 
 
 async def test_exit_cancels_work_that_is_running() -> None:
-    cancelled = asyncio.Event()
+    started, cancelled = asyncio.Event(), asyncio.Event()
 
     async def hang() -> None:
         try:
-            await asyncio.sleep(60)
+            started.set()
+            await asyncio.Event().wait()
         finally:
             cancelled.set()
 
     async with run_every(0.001, hang, "hanging failed"):
-        await asyncio.sleep(0.05)
+        await started.wait()
     assert cancelled.is_set()

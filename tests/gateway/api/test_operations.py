@@ -32,6 +32,7 @@ from gatepost.wire import (
     Unsubscribe,
 )
 from tests.gateway.tools import dump, opened
+from tests.waiting import async_wait_until
 
 pytestmark = pytest.mark.anyio
 _LARGE = Raw(b'"' + b"x" * 70_000 + b'"')
@@ -98,8 +99,7 @@ async def test_one_refused_message_does_not_undo_the_others_of_its_batch(state: 
 async def test_a_waiting_dequeue_gets_the_mail_that_comes(state: Path) -> None:
     async with opened(state) as operations:
         waiting = asyncio.create_task(_lease(operations, "b", wait_secs=10))
-        while not operations.waits.open_waits:
-            await asyncio.sleep(0.002)
+        await async_wait_until(lambda: operations.waits.open_waits)
         await _enqueue(operations, "b", "m:1")
         assert [m.msg_id for m in await waiting] == ["m:1"]
         assert operations.waits.open_waits == 0
@@ -108,8 +108,7 @@ async def test_a_waiting_dequeue_gets_the_mail_that_comes(state: Path) -> None:
 async def test_stopping_ends_waits_with_the_reply_for_a_timeout(state: Path) -> None:
     async with opened(state) as operations:
         waiting = asyncio.create_task(_lease(operations, "b", wait_secs=60))
-        while not operations.waits.open_waits:
-            await asyncio.sleep(0.002)
+        await async_wait_until(lambda: operations.waits.open_waits)
         operations.waits.end_waits()
         assert await waiting == []
         assert await asyncio.wait_for(_lease(operations, "b", wait_secs=60), 5) == []
@@ -123,8 +122,7 @@ async def test_no_wait_is_longer_than_the_limit(state: Path) -> None:
 async def test_mail_for_a_dequeue_that_was_given_up_is_there_for_the_next(state: Path) -> None:
     async with opened(state) as operations:
         waiting = asyncio.create_task(_lease(operations, "b", wait_secs=60))
-        while not operations.waits.open_waits:
-            await asyncio.sleep(0.002)
+        await async_wait_until(lambda: operations.waits.open_waits)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         await _enqueue(operations, "b", "m:1")

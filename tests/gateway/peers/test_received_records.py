@@ -12,6 +12,7 @@ from gatepost.room import RecordAuthor, SignedRecord, sign_admission
 from gatepost.room.signed_record import sign_record
 from tests.gateway.peers.replicas import records_on_disk
 from tests.room.sample_records import key, node, update
+from tests.waiting import async_wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -46,8 +47,6 @@ async def test_saving_is_tried_again_until_it_succeeds(
     monkeypatch.setattr(replica.core, "commit", fail_twice)
     saving = asyncio.create_task(replica.received.keep_saving())
     signed = _hear_of_ben(replica)
-    async with asyncio.timeout(5):
-        while signed.text not in records_on_disk(replica):
-            await asyncio.sleep(0.01)
+    await async_wait_until(lambda: signed.text in records_on_disk(replica))
     saving.cancel()
     assert not failures
