@@ -60,6 +60,24 @@ def _exists(path: str) -> bool:
     return (ROOT / path).exists() or (PACKAGE / path).exists()
 
 
+def test_tests_mirror_modules_except_where_contributing_says_otherwise() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    table = text.partition("| package | its tests |")[2].partition("\n\n")[0]
+    grouped = {
+        name
+        for row in table.splitlines()
+        for name in re.findall(r"`([\w/]+)`", "".join(row.split("|")[1:2]))
+    }
+    assert all((PACKAGE / name).is_dir() for name in grouped)
+    for folder in PACKAGE.rglob("__init__.py"):
+        package = folder.parent.relative_to(PACKAGE)
+        if not any(f"{package.as_posix()}/".startswith(f"{name}/") for name in grouped):
+            modules = [each.stem for each in folder.parent.glob("*.py") if each != folder]
+            tests = ROOT / "tests" / package
+            mirrored = [m for m in modules if (tests / f"test_{m.lstrip('_')}.py").exists()]
+            assert len(mirrored) * 2 >= len(modules), f"few modules of {package} have a test file"
+
+
 def test_the_architecture_states_the_row_id_of_mail() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     assert f"`pair << {PAIR_NUMBER_BITS} | number`" in text
