@@ -8,7 +8,7 @@ import pytest
 from gatepost.errors import StorageFailed
 from gatepost.journal import Tx
 from gatepost.journal.writer import JobOutcome
-from gatepost.mailbox import MailboxPolicy, NewMail, Waiter, dispatcher
+from gatepost.mailbox import MailboxPolicy, NewMail, Waiter, waiter_service
 from tests.mailbox.harness import MailboxHarness, ids
 
 
@@ -261,7 +261,7 @@ def test_giving_up_lets_others_have_it_at_once() -> None:
 def test_one_group_hands_out_a_bounded_number_and_the_next_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dispatcher, "_MAX_SERVED_PER_GROUP", 2)
+    monkeypatch.setattr(waiter_service, "_MAX_SERVED_PER_GROUP", 2)
     harness = MailboxHarness()
     for n in range(5):
         harness.send(f"m{n}", by=f"s{n}")

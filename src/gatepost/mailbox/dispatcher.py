@@ -101,7 +101,8 @@ class Dispatcher:
         refs, failures = resolve_refs(tx, id, receipts, msg_ids)
         result = ack_mail(tx, id, refs)
         result.failures += failures
-        return self._free_settled(tx, id, result)
+        tx.add_effect(partial(self._service.free_leases, tx, id, result.freed))
+        return result
 
     def nack(
         self, tx: Tx, mailbox: str, receipts: list[str], msg_ids: list[str], reason: str
@@ -111,7 +112,8 @@ class Dispatcher:
         result = nack_mail(tx, id, refs, reason, self.policy)
         result.failures += failures
         tx.add_effect(self._force_sweep)
-        return self._free_settled(tx, id, result)
+        tx.add_effect(partial(self._service.free_leases, tx, id, result.freed))
+        return result
 
     def extend(self, tx: Tx, mailbox: str, receipts: list[str]) -> list[str]:
         """Extend these leases; return the lease handles whose lease no longer exists."""
@@ -197,10 +199,6 @@ class Dispatcher:
             self.on_leased(taken.messages)
         return taken
 
-    def _free_settled(self, tx: Tx, mailbox: int, result: Settlement) -> Settlement:
-        tx.add_effect(partial(self._service.free_leases, tx, mailbox, result.freed))
-        return result
-
     def _collect_closed(self, closed: list[ClosedMail]) -> None:
         self._closed += closed
 
@@ -215,7 +213,7 @@ class Dispatcher:
         self._sweep_due_at = None
         for mailbox, result in sweep.time_out_leases(tx, self.policy):
             tx.add_effect(partial(self._collect_closed, result.closed))
-            self._free_settled(tx, mailbox, result)
+            tx.add_effect(partial(self._service.free_leases, tx, mailbox, result.freed))
         expired, closed = sweep.expire_mail(tx)
         tx.add_effect(partial(self._collect_closed, closed))
         tx.add_effect(partial(self._service.mark_touched, expired | sweep.promote_pairs(tx)))

@@ -1,4 +1,4 @@
-"""The service of waiting consumers: ready mail is leased to them within the current commit group."""
+"""The service of waiting consumers: each commit group leases them the mail that is ready."""
 
 from collections.abc import Callable
 
