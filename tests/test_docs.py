@@ -5,9 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import get_args
 
 import pytest
+from msgspec import structs
 
+from gatepost.config import Settings
+from gatepost.delivery.frames import AnyFrame
 from gatepost.mailbox.enqueue import PAIR_NUMBER_BITS
 
 ROOT = Path(__file__).parent.parent
@@ -17,6 +21,14 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 CURRENT_PAGES = [page for page in PAGES if page.name != "CHANGELOG.md"]
 # A file of settings, and the names of spans.
 NO_MODULES = {"gatepost.toml", "gatepost.send", "gatepost.deliver", "gatepost.turn"}
+# Files of a state directory, and modules.
+NO_SETTINGS = {
+    "journal.db",
+    "node.key",
+    "archive.archive_store",
+    "journal.database",
+    "journal.writer",
+}
 
 
 def test_generated_parts_are_up_to_date() -> None:
@@ -60,14 +72,30 @@ def _exists(path: str) -> bool:
     return (ROOT / path).exists() or (PACKAGE / path).exists()
 
 
+@pytest.mark.parametrize("page", CURRENT_PAGES, ids=lambda page: page.name)
+def test_settings_that_a_document_names_exist(page: Path) -> None:
+    sections = {field.name: field.type for field in structs.fields(Settings)}
+    for section, key in re.findall(r"`(\w+)\.(\w+)(?: = [^`]*)?`", page.read_text()):
+        if section in sections and f"{section}.{key}" not in NO_SETTINGS:
+            keys = [field.name for field in structs.fields(sections[section])]
+            assert key in keys, f"{page.name} names {section}.{key}"
+
+
+def _names_in_first_column(page: Path, header: str) -> list[str]:
+    """The names in backticks in the first column of the table with this header."""
+    table = page.read_text().partition(f"{header}\n")[2].partition("\n\n")[0]
+    cells = [row.split("|")[1] for row in table.splitlines()]
+    return [name for cell in cells for name in re.findall(r"`([\w/]+)`", cell)]
+
+
+def test_the_table_of_frames_is_complete() -> None:
+    listed = _names_in_first_column(ROOT / "docs" / "pipes.md", "| frame | content |")
+    tags = {frame.__struct_config__.tag for frame in get_args(AnyFrame)}
+    assert len(listed) == len(set(listed)) and set(listed) == tags
+
+
 def test_tests_mirror_modules_except_where_contributing_says_otherwise() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    table = text.partition("| package | its tests |")[2].partition("\n\n")[0]
-    grouped = {
-        name
-        for row in table.splitlines()
-        for name in re.findall(r"`([\w/]+)`", "".join(row.split("|")[1:2]))
-    }
+    grouped = _names_in_first_column(ROOT / "CONTRIBUTING.md", "| package | its tests |")
     assert all((PACKAGE / name).is_dir() for name in grouped)
     for folder in PACKAGE.rglob("__init__.py"):
         package = folder.parent.relative_to(PACKAGE)
