@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gatepost.delivery import LocalNode, RetryPolicy, build_core
 from gatepost.delivery.frames import PIECE_BYTES, AnyFrame, decode_frame
-from gatepost.delivery.links.blob_fetch import FetchLimits
+from gatepost.delivery.links.blob_ports import FetchLimits
 from gatepost.delivery.links.peer_links import PeerLinks, PeerLinkSettings
 from gatepost.delivery.send_request import fingerprint_send
 from gatepost.errors import GatepostError

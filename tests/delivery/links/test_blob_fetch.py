@@ -11,13 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gatepost.delivery.frames import PIECE_BYTES, AnyFrame, BlobPiece, BlobRequest
-from gatepost.delivery.links.blob_fetch import (
-    BlobFetcher,
-    BlobLinkPart,
-    FetchLimits,
-    FetchStage,
-    FileDone,
-)
+from gatepost.delivery.links.blob_fetch import BlobFetcher, FetchStage
+from gatepost.delivery.links.blob_link_part import BlobLinkPart
+from gatepost.delivery.links.blob_ports import FetchLimits, FileDone
 from gatepost.delivery.send_request import fingerprint_send
 from gatepost.errors import GatepostError, StorageFailed
 from gatepost.events import Blob, BlobStore
@@ -89,7 +85,8 @@ class Post:
     def _equip(self, gate: Gate, folder: Path) -> None:
         disk = self.disks[gate.id] = Disk(BlobStore(folder, gate.clock))
         fetcher = self.fetchers[gate.id] = gate.peers.fetcher
-        fetcher.files, fetcher.limits = disk, BOUNDS
+        fetcher.files = disk
+        fetcher.limits = fetcher.forwarder.limits = BOUNDS
         gate.coordinator.observe(on_blob_wanted=fetcher.want_blob)
 
     def link(self, one: str, other: str) -> Wire:
@@ -426,7 +423,7 @@ def test_a_blob_comes_through_a_relay(triangle: Post) -> None:
     triangle.flow()
     assert (b.mail(), a.state(sent)) == ([sent], "accepted")
     assert digest not in triangle.disks["s"].store, "which keeps nothing of it"
-    assert triangle.fetchers["s"]._forwarded == {}
+    assert triangle.fetchers["s"].forwarder._forwarded == {}
 
 
 def test_a_relay_asks_for_nobody_but_who_asked_it(triangle: Post) -> None:
@@ -464,9 +461,9 @@ def test_a_source_that_leaves_its_relay_waiting_is_answered_for(triangle: Post) 
     wire.end_of(a).tamper = lambda frame: None if isinstance(frame, BlobPiece) else frame
     triangle.send(a, b, 100)
     triangle.flow()
-    assert len(triangle.fetchers["s"]._forwarded) == 1
+    assert len(triangle.fetchers["s"].forwarder._forwarded) == 1
     triangle.wait(BOUNDS.answer_ms)
-    assert triangle.fetchers["s"]._forwarded == {}
+    assert triangle.fetchers["s"].forwarder._forwarded == {}
 
 
 def test_the_source_itself_is_asked_before_a_relay(triangle: Post) -> None:
@@ -585,7 +582,8 @@ def test_a_relay_forwards_no_more_than_a_source_tolerates(tmp_path: Path) -> Non
     fetcher, digest = post.fetchers["s"], "sha256:" + "0" * 64
     (part,) = [each for each in fetcher._parts if each.peer == "b"]
     asked = [
-        fetcher.forward_request(part, BlobRequest("a", digest, offset, 1)) for offset in range(100)
+        fetcher.forwarder.forward_request(part, BlobRequest("a", digest, offset, 1))
+        for offset in range(100)
     ]
     assert sum(asked) + BOUNDS.fetches * BOUNDS.pieces == BOUNDS.reads
     post.flow()

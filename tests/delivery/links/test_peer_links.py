@@ -3,7 +3,7 @@
 import pytest
 
 from gatepost.delivery.frames import SubscribeFrame, TakenFrame
-from gatepost.delivery.links.blob_fetch import BlobLinkPart
+from gatepost.delivery.links.blob_link_part import BlobLinkPart
 from gatepost.delivery.links.relay_host import RelayHostPart
 from gatepost.errors import LinkError, Unavailable
 from gatepost.journal.outbox import EVERYBODY

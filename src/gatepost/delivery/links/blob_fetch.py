@@ -10,58 +10,20 @@ All of this runs where links run; files are read and written elsewhere.
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Protocol
 
 from msgspec import Struct, field
 
 from gatepost.delivery.coordinator import DeliveryCoordinator
-from gatepost.delivery.frames import PIECE_BYTES, AnyFrame, BlobPiece, BlobRequest, HelloFrame
-from gatepost.delivery.links.link_port import JournalCommit, LinkPort
+from gatepost.delivery.frames import BlobPiece, BlobRequest
+from gatepost.delivery.links.blob_forwarder import BlobForwarder
+from gatepost.delivery.links.blob_ports import BlobFileAccess, BlobPeer, FetchLimits
+from gatepost.delivery.links.link_port import JournalCommit
 from gatepost.delivery.receiver.held_events import wanted_blobs
-from gatepost.errors import EncryptionError, GatepostError, LinkError
+from gatepost.errors import EncryptionError, GatepostError
 from gatepost.events import decode_event
-from gatepost.journal.outbox import OutboxGroup
 from gatepost.journal.transaction import Tx
 
 _SELECT_HELD_EVENT = "SELECT body FROM held WHERE digest = ? LIMIT 1"
-_SELECT_ADDRESSED = "SELECT 1 FROM delivery WHERE digest = ? AND node = ? LIMIT 1"
-
-FileDone = Callable[[GatepostError | None], None]
-
-
-class BlobFileAccess(Protocol):
-    """The blob store, in threads of its own. Each `done` is called where links run."""
-
-    def read_range(
-        self, digest: str, offset: int, length: int, done: Callable[[int, bytes], None]
-    ) -> None:
-        """The size of a blob and a range of it; 0 and nothing if it is not here."""
-
-    def put_piece(self, digest: str, offset: int, piece: bytes, done: FileDone) -> None: ...
-
-    def complete_blob(self, digest: str, done: FileDone) -> None: ...
-
-    def abandon_pieces(self, digest: str) -> None: ...
-
-
-class FetchLimits(Struct, frozen=True):
-    """Times in milliseconds.
-
-    `fetches` and `pieces` are how many blobs, and pieces of one blob, are under way at once.
-    `forwards` is how many requests of others a relay forwards at once, `reads` how many requests
-    of one peer are being read from disk.
-    """
-
-    max_bytes: int
-    fetches: int = 4
-    pieces: int = 4
-    piece_bytes: int = PIECE_BYTES
-    answer_ms: int = 30_000
-    attempts: int = 8
-    first_backoff_ms: int = 1_000
-    max_backoff_ms: int = 300_000
-    forwards: int = 256
-    reads: int = 64
 
 
 class FetchStage(StrEnum):
@@ -89,7 +51,7 @@ class BlobFetch(Struct):
     have: int = 0
     asked: int = 0
     started_at: int = 0
-    via: "BlobLinkPart | None" = None
+    via: BlobPeer | None = None
     tried: set[str] = field(default_factory=set)
     requested: dict[int, int] = field(default_factory=dict)
     writing: set[int] = field(default_factory=set)
@@ -115,14 +77,8 @@ class BlobFetcher:
         self._now = now
         self.limits = limits
         self._fetches: dict[str, BlobFetch] = {}
-        self._parts: list[BlobLinkPart] = []
-        self._forwarded: dict[BlobRequest, list[tuple[BlobLinkPart, int]]] = {}
-
-    def make_part(
-        self, port: LinkPort, peer: str, *, relays: bool, forwards: bool
-    ) -> "BlobLinkPart":
-        """`relays`: the peer forwards our requests; `forwards`: we forward the peer's."""
-        return BlobLinkPart(self, port, peer, relays, forwards)
+        self._parts: list[BlobPeer] = []
+        self.forwarder = BlobForwarder(coordinator, self._parts, now, limits)
 
     def want_blob(self, digest: str, source: str) -> None:
         """An event is held until this blob is here. Wanting it again starts no second fetch."""
@@ -145,9 +101,7 @@ class BlobFetcher:
         for fetch in list(self._fetches.values()):
             if any(deadline <= now for deadline in fetch.requested.values()):
                 self._try_elsewhere(fetch, "did not answer in time")
-        for ask, waiting in list(self._forwarded.items()):
-            if all(deadline <= now for _, deadline in waiting):
-                self._answer_waiting(ask, BlobPiece(ask.source, ask.digest, ask.offset, 0, b""))
+        self.forwarder.expire_requests(now)
         self._start_fetches()
 
     def _cap_deadlines(self, now: int) -> None:
@@ -157,27 +111,25 @@ class BlobFetcher:
             fetch.due = min(fetch.due, now + self.limits.max_backoff_ms)
             for offset, deadline in fetch.requested.items():
                 fetch.requested[offset] = min(deadline, latest)
-        for waiting in self._forwarded.values():
-            waiting[:] = [(part, min(deadline, latest)) for part, deadline in waiting]
+        self.forwarder.cap_deadlines(latest)
 
     # -- links
 
-    def add_part(self, part: "BlobLinkPart") -> None:
+    def add_part(self, part: BlobPeer) -> None:
         self._parts.append(part)
         self._start_fetches()
 
-    def remove_part(self, part: "BlobLinkPart") -> None:
+    def remove_part(self, part: BlobPeer) -> None:
         if part in self._parts:
             self._parts.remove(part)
         for fetch in list(self._fetches.values()):
             # A blob that is being checked or accepted does not need the link any more.
             if fetch.via is part and fetch.stage in (FetchStage.LOOKING_UP, FetchStage.ASKING):
                 self._try_elsewhere(fetch, "is not linked any more")
-        for ask in [each for each in self._forwarded if each.source == part.peer]:
-            self._answer_waiting(ask, BlobPiece(ask.source, ask.digest, ask.offset, 0, b""))
+        self.forwarder.drop_source(part.peer)
         self._start_fetches()
 
-    def _usable_parts(self, fetch: BlobFetch) -> "list[BlobLinkPart]":
+    def _usable_parts(self, fetch: BlobFetch) -> list[BlobPeer]:
         """The links to ask over: those with the source itself first, then relays."""
         direct = [part for part in self._parts if part.peer == fetch.source]
         relays = [part for part in self._parts if part.relays and part.peer != fetch.source]
@@ -197,7 +149,7 @@ class BlobFetcher:
                 active += 1
                 self._look_up_size(fetch, parts[0])
 
-    def _look_up_size(self, fetch: BlobFetch, via: "BlobLinkPart") -> None:
+    def _look_up_size(self, fetch: BlobFetch, via: BlobPeer) -> None:
         fetch.stage, fetch.via = FetchStage.LOOKING_UP, via
         fetch.asked = fetch.started_at = fetch.have
         self._commit(
@@ -233,8 +185,8 @@ class BlobFetcher:
             fetch.stage = FetchStage.CHECKING
             self.files.complete_blob(fetch.digest, lambda error: self._accept_blob(fetch, error))
 
-    def take_piece(self, part: "BlobLinkPart", piece: BlobPiece) -> None:
-        self._forward_piece(part, piece)
+    def take_piece(self, part: BlobPeer, piece: BlobPiece) -> None:
+        self.forwarder.forward_piece(part, piece)
         fetch = self._fetches.get(piece.digest)
         if fetch is None or fetch.via is not part or piece.offset not in fetch.requested:
             return
@@ -330,132 +282,6 @@ class BlobFetcher:
         subject = f"{by or fetch.source}/{fetch.digest}"
         incidents = self._coordinator.incidents
         self._commit(lambda tx: incidents.raise_(tx, kind, subject, detail), _ignore_result)
-
-    # -- forwarding, as a relay
-
-    def forward_request(self, part: "BlobLinkPart", ask: BlobRequest) -> bool:
-        """Ask the source for a peer; False without a link to the source, or with too much to do."""
-        members = self._coordinator.routes.directory.gateways
-        source = next((each for each in self._parts if each.peer == ask.source), None)
-        if source is None or part.peer not in members or ask.source not in members:
-            return False
-        if not self._can_forward(ask.source):
-            return False
-        asked = BlobRequest(ask.source, ask.digest, ask.offset, ask.length, part.peer)
-        waiting = self._forwarded.setdefault(asked, [])
-        waiting.append((part, self._now() + self.limits.answer_ms))
-        if len(waiting) == 1:
-            source.send_request(asked)
-        return True
-
-    def _can_forward(self, source: str) -> bool:
-        """A source ends the link of a peer with more than `reads` requests; leave some for us."""
-        own = self.limits.fetches * self.limits.pieces
-        waiting = sum(each.source == source for each in self._forwarded)
-        total = sum(map(len, self._forwarded.values()))
-        return waiting + own < self.limits.reads and total < self.limits.forwards
-
-    def _forward_piece(self, part: "BlobLinkPart", piece: BlobPiece) -> None:
-        for ask in list(self._forwarded):
-            same = (ask.source, ask.digest, ask.offset) == (part.peer, piece.digest, piece.offset)
-            if same and len(piece.data) <= ask.length:
-                self._answer_waiting(ask, piece)
-
-    def _answer_waiting(self, ask: BlobRequest, piece: BlobPiece) -> None:
-        for part, _ in self._forwarded.pop(ask, []):
-            part.send_piece(piece)
-
-
-class BlobLinkPart:
-    """The blob part of one link: it sends our requests and answers the peer's."""
-
-    def __init__(
-        self, fetcher: BlobFetcher, port: LinkPort, peer: str, relays: bool, forwards: bool
-    ) -> None:
-        self._fetcher = fetcher
-        self._port = port
-        self.peer = peer
-        self.relays = relays
-        self._forwards = forwards
-        self._reads = 0
-        self._addressed: set[tuple[str, str]] = set()
-        self._open = False
-
-    def handle_hello(self, hello: HelloFrame) -> None:
-        self._open = True
-        self._fetcher.add_part(self)
-
-    def publish_group(self, group: OutboxGroup) -> None:
-        """Blobs do not depend on new events."""
-
-    def close(self) -> None:
-        self._open = False
-        self._fetcher.remove_part(self)
-
-    def receive_frame(self, frame: AnyFrame) -> bool:
-        match frame:
-            case BlobRequest():
-                self._handle_request(frame)
-            case BlobPiece():
-                self._fetcher.take_piece(self, frame)
-            case _:
-                return False
-        return True
-
-    def send_request(self, ask: BlobRequest) -> None:
-        self._port.send(ask)
-
-    def send_piece(self, piece: BlobPiece) -> None:
-        if self._open:
-            self._port.send(piece)
-
-    # -- answering
-
-    def _handle_request(self, ask: BlobRequest) -> None:
-        if ask.length > PIECE_BYTES or self._reads >= self._fetcher.limits.reads:
-            raise LinkError(f"{self.peer} asks for too much at once")
-        if ask.source == self._fetcher.node:
-            self._serve_range(ask, ask.reader or self.peer)
-        elif not (
-            self._forwards and ask.reader is None and self._fetcher.forward_request(self, ask)
-        ):
-            self._send_nothing(ask)
-
-    def _serve_range(self, ask: BlobRequest, reader: str) -> None:
-        """Serve a blob only to a reader that one of our events with this blob was addressed to."""
-        self._reads += 1
-        if (ask.digest, reader) in self._addressed:
-            self._read_range(ask)
-            return
-        self._port.commit(
-            lambda tx: tx.fetch_one(_SELECT_ADDRESSED, (ask.digest, reader)) is not None,
-            lambda known: self._serve_if_addressed(ask, reader, known),
-        )
-
-    def _serve_if_addressed(self, ask: BlobRequest, reader: str, known: bool) -> None:
-        if not known:
-            self._reads -= 1
-            self._send_nothing(ask)
-            return
-        if len(self._addressed) >= self._fetcher.limits.forwards:
-            self._addressed.clear()
-        self._addressed.add((ask.digest, reader))
-        self._read_range(ask)
-
-    def _read_range(self, ask: BlobRequest) -> None:
-        self._fetcher.files.read_range(
-            ask.digest,
-            ask.offset,
-            ask.length,
-            lambda total, data: self._send_range(ask, total, data),
-        )
-
-    def _send_range(self, ask: BlobRequest, total: int, data: bytes) -> None:
-        self._reads -= 1
-        self.send_piece(BlobPiece(ask.source, ask.digest, ask.offset, total, data))
-
-    def _send_nothing(self, ask: BlobRequest) -> None:
-        self.send_piece(BlobPiece(ask.source, ask.digest, ask.offset, 0, b""))
 
 
 def _expected_size(tx: Tx, digest: str) -> int | None:

@@ -14,7 +14,9 @@ from msgspec import Struct
 
 from gatepost.delivery.coordinator import DeliveryCoordinator
 from gatepost.delivery.frames import LinkFrame, decode_frame, encode_frame
-from gatepost.delivery.links.blob_fetch import BlobFetcher, BlobFileAccess, FetchLimits
+from gatepost.delivery.links.blob_fetch import BlobFetcher
+from gatepost.delivery.links.blob_link_part import BlobLinkPart
+from gatepost.delivery.links.blob_ports import BlobFileAccess, FetchLimits
 from gatepost.delivery.links.event_trace import TracePart
 from gatepost.delivery.links.link_port import LinkPart
 from gatepost.delivery.links.outbox_link import OutboxLink
@@ -184,7 +186,7 @@ class PeerLink:
         self.trace = TracePart(self, node, peer)
         self.source = SourceFeedPart(self, node, coordinator, window, links.mark_live)
         self._reader = links.relay_reader.make_part(self, peer, relays=theirs)
-        self._blobs = links.fetcher.make_part(self, peer, relays=theirs, forwards=ours)
+        self._blobs = BlobLinkPart(links.fetcher, self, peer, relays=theirs, forwards=ours)
         parts: list[LinkPart] = [self.trace, self.source, self._reader, self._blobs]
         if ours:
             parts.append(links.relay_host.make_part(self, peer))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from gatepost.delivery.links.blob_fetch import FileDone
+from gatepost.delivery.links.blob_ports import FileDone
 from gatepost.errors import GatepostError, InternalError, NotFound
 from gatepost.events import BlobStore
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gatepost.delivery.links.blob_fetch import FetchLimits
+from gatepost.delivery.links.blob_ports import FetchLimits
 from gatepost.delivery.links.peer_links import PeerLink, PeerLinks, PeerLinkSettings
 from gatepost.delivery.links.peer_presence import PeerPresence
 from gatepost.errors import GatepostError

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from gatepost.delivery.links.blob_fetch import FileDone
+from gatepost.delivery.links.blob_ports import FileDone
 from gatepost.errors import GatepostError, StorageFailed
 from gatepost.events import Blob, BlobStore
 from gatepost.testing.simulation.gateway import SimulatedGateway

@@ -15,7 +15,7 @@ import apsw
 from msgspec import Struct
 
 from gatepost.delivery import LocalNode, RetryPolicy, build_core, restore
-from gatepost.delivery.links.blob_fetch import FetchLimits
+from gatepost.delivery.links.blob_ports import FetchLimits
 from gatepost.delivery.links.peer_links import PeerLinkSettings
 from gatepost.delivery.links.relay_reader import RelayRetry
 from gatepost.errors import GatepostError, StorageFailed

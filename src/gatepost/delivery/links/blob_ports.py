@@ -1,0 +1,61 @@
+"""The surroundings of a blob exchange: its files, its peers and its limits."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from msgspec import Struct
+
+from gatepost.delivery.frames import PIECE_BYTES, BlobPiece, BlobRequest
+from gatepost.errors import GatepostError
+
+FileDone = Callable[[GatepostError | None], None]
+
+
+class BlobFileAccess(Protocol):
+    """The blob store, in threads of its own. Each `done` is called where links run."""
+
+    def read_range(
+        self, digest: str, offset: int, length: int, done: Callable[[int, bytes], None]
+    ) -> None:
+        """The size of a blob and a range of it; 0 and nothing if it is not here."""
+
+    def put_piece(self, digest: str, offset: int, piece: bytes, done: FileDone) -> None: ...
+
+    def complete_blob(self, digest: str, done: FileDone) -> None: ...
+
+    def abandon_pieces(self, digest: str) -> None: ...
+
+
+class BlobPeer(Protocol):
+    """A peer at the other end of an open link: it takes requests for blobs, and pieces of them."""
+
+    @property
+    def peer(self) -> str: ...
+
+    @property
+    def relays(self) -> bool:
+        """Whether the peer forwards our requests to gateways that we have no link with."""
+
+    def send_request(self, ask: BlobRequest) -> None: ...
+
+    def send_piece(self, piece: BlobPiece) -> None: ...
+
+
+class FetchLimits(Struct, frozen=True):
+    """Times in milliseconds.
+
+    `fetches` and `pieces` are how many blobs, and pieces of one blob, are under way at once.
+    `forwards` is how many requests of others a relay forwards at once, `reads` how many requests
+    of one peer are being read from disk.
+    """
+
+    max_bytes: int
+    fetches: int = 4
+    pieces: int = 4
+    piece_bytes: int = PIECE_BYTES
+    answer_ms: int = 30_000
+    attempts: int = 8
+    first_backoff_ms: int = 1_000
+    max_backoff_ms: int = 300_000
+    forwards: int = 256
+    reads: int = 64
