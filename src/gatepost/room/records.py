@@ -2,7 +2,7 @@
 
 A key is `<nodeId>` for a node's record about itself, or `<id>@<nodeId>` for a record about a
 subject that other nodes may describe too. The second kind is that node's claim, and
-effective_records.py picks one among the claims. Either way the key names its only writer.
+record_tables.py picks one among the claims. Either way the key names its only writer.
 """
 
 from typing import Annotated, Literal

@@ -1,0 +1,193 @@
+"""The tables of a room's records, one per map, and the choice among the claims for one subject.
+
+A claim counts if its writer is a member and has authority over the subject. Among the claims that
+count, the highest epoch or term wins; among equals the claim of the senior writer.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from msgspec.structs import replace
+
+from gatepost.room.agent_ownership import OwnedAgent, choose_owner
+from gatepost.room.membership import RoomMember, RoomMembership
+from gatepost.room.records import (
+    AgentRecord,
+    CapabilityRecord,
+    CoordinationRecord,
+    DeliveryRecord,
+    EligibilityRecord,
+    InviteRecord,
+    ReviewRecord,
+    RoomRecord,
+    RoutingRecord,
+    key_subject,
+)
+from gatepost.room.signed_record import SignedRecord
+
+T = TypeVar("T")
+R = TypeVar("R", bound=RoomRecord)
+ChooseRecord = Callable[[str, list[SignedRecord]], T | None]
+
+
+class RecordTable(Generic[T]):
+    """One map: all records by subject, and the result chosen for each subject."""
+
+    def __init__(self, judge: ChooseRecord[T]) -> None:
+        self._choose = judge
+        self.records: dict[str, dict[tuple[str, bytes], SignedRecord]] = defaultdict(dict)
+        self.chosen: dict[str, T] = {}
+        self.stale_ids: set[str] = set()
+
+    def add_record(self, signed: SignedRecord) -> SignedRecord | None:
+        """Store a record and return the one it supersedes."""
+        id, slot = key_subject(signed.key), (signed.key, signed.public_key)
+        known = self.records[id].get(slot)
+        self.records[id][slot] = signed
+        self.stale_ids.add(id)
+        return known
+
+    def refresh_stale(self) -> set[str]:
+        """Choose again for all stale ids; return the ids with a new result."""
+        changed = {id for id in self.stale_ids if self._refresh_id(id)}
+        self.stale_ids.clear()
+        return changed
+
+    def _refresh_id(self, id: str) -> bool:
+        before = self.chosen.pop(id, None)
+        after = self._choose(id, list(self.records[id].values()))
+        if after is not None:
+            self.chosen[id] = after
+        return before != after
+
+
+class RecordTables:
+    """All tables. `membership` and `members` say whose claims count; their owner keeps them.
+
+    `members` differs from the members in `membership` by later heartbeats.
+    """
+
+    def __init__(self) -> None:
+        self.membership = RoomMembership({}, {}, {})
+        self.members: dict[str, RoomMember] = {}
+        self.nodes = RecordTable[RoomMember](lambda id, records: None)
+        self.agents = RecordTable(self._choose_agent)
+        self.catalog = RecordTable(self._choose_capability)
+        self.index = RecordTable(self._choose_eligibility)
+        self.routing = RecordTable(self._choose_route)
+        self.invites = RecordTable(self._choose_invite)
+        self.delivery = RecordTable(self._choose_senior(DeliveryRecord))
+        self.coordination = RecordTable(self._choose_coordinator)
+        self.reviews = RecordTable(self._choose_senior(ReviewRecord))
+        self.by_map: dict[str, RecordTable[Any]] = {
+            "nodes": self.nodes,
+            "agents": self.agents,
+            "capabilities.catalog": self.catalog,
+            "capabilities.index": self.index,
+            "routing": self.routing,
+            "invites": self.invites,
+            "delivery": self.delivery,
+            "coordination": self.coordination,
+            "reviews": self.reviews,
+        }
+
+    def current_membership(self) -> RoomMembership:
+        return replace(self.membership, members=self.members)
+
+    def refresh_stale(self) -> None:
+        """Choose again for all stale subjects, and for those that depend on a changed one."""
+        before = {id: self.agents.chosen.get(id) for id in self.agents.stale_ids}
+        if any(
+            _has_moved(before[id], self.agents.chosen.get(id)) for id in self.agents.refresh_stale()
+        ):
+            self.routing.stale_ids.update(self.routing.records)
+            self.catalog.stale_ids.update(self.catalog.records)
+            self.index.stale_ids.update(self.index.records)
+        self.index.stale_ids |= self.catalog.refresh_stale() & self.index.records.keys()
+        for table in self.by_map.values():
+            table.refresh_stale()
+
+    def _claims_by_members(
+        self, records: list[SignedRecord], type: type[R]
+    ) -> list[tuple[RoomMember, R]]:
+        """The claims written by members, senior writers first, so that the first of equals wins."""
+        found = [
+            (member, signed.data)
+            for signed in records
+            if isinstance(signed.data, type)
+            and (member := self._writing_member(signed)) is not None
+        ]
+        return sorted(found, key=lambda pair: pair[0].rank)
+
+    def _writing_member(self, signed: SignedRecord) -> RoomMember | None:
+        member = self.members.get(signed.writer)
+        return member if member and member.public_key == signed.public_key else None
+
+    def _choose_agent(self, id: str, records: list[SignedRecord]) -> OwnedAgent | None:
+        claims = [s for s in records if isinstance(s.data, AgentRecord) and self._writing_member(s)]
+        return choose_owner(id, claims, self.current_membership())
+
+    def _choose_route(self, id: str, records: list[SignedRecord]) -> RoutingRecord | None:
+        return _highest_epoch(
+            [
+                claim
+                for member, claim in self._claims_by_members(records, RoutingRecord)
+                if member.is_backbone or member.id in (id, self._gateway_of(id))
+            ]
+        )
+
+    def _choose_capability(self, id: str, records: list[SignedRecord]) -> CapabilityRecord | None:
+        return _highest_epoch(
+            [
+                claim
+                for member, claim in self._claims_by_members(records, CapabilityRecord)
+                if member.is_backbone or member.id == self._gateway_of(claim.owner_agent_id)
+            ]
+        )
+
+    def _choose_eligibility(self, id: str, records: list[SignedRecord]) -> EligibilityRecord | None:
+        """Choose the index entry; a withdrawn or disabled capability has none."""
+        capability = self.catalog.chosen.get(id)
+        if capability is None or capability.status == "disabled":
+            return None
+        gateway = self._gateway_of(capability.owner_agent_id)
+        return _highest_epoch(
+            [
+                claim
+                for member, claim in self._claims_by_members(records, EligibilityRecord)
+                if member.is_backbone or member.id == gateway
+            ]
+        )
+
+    def _choose_invite(self, id: str, records: list[SignedRecord]) -> InviteRecord | None:
+        claims = self._claims_by_members(records, InviteRecord)
+        return next((claim for member, claim in claims if member.is_backbone), None)
+
+    def _choose_coordinator(
+        self, id: str, records: list[SignedRecord]
+    ) -> CoordinationRecord | None:
+        claims = [claim for _, claim in self._claims_by_members(records, CoordinationRecord)]
+        return max(claims, key=lambda claim: claim.term, default=None)
+
+    def _choose_senior(self, type: type[R]) -> ChooseRecord[R]:
+        def choose_first(id: str, records: list[SignedRecord]) -> R | None:
+            return next((claim for _, claim in self._claims_by_members(records, type)), None)
+
+        return choose_first
+
+    def _gateway_of(self, agent: str) -> str | None:
+        owned = self.agents.chosen.get(agent)
+        return None if owned is None else owned.gateway
+
+
+E = TypeVar("E", RoutingRecord, CapabilityRecord, EligibilityRecord)
+
+
+def _highest_epoch(claims: list[E]) -> E | None:
+    """The claim with the highest epoch; among equals the first, from the senior writer."""
+    return max(claims, key=lambda claim: claim.epoch, default=None)
+
+
+def _has_moved(before: OwnedAgent | None, after: OwnedAgent | None) -> bool:
+    return (before and before.gateway) != (after and after.gateway)
