@@ -308,6 +308,7 @@ def test_a_real_process_is_killed_again_and_again(tmp_path: Path) -> None:
         process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.readline()
+        # The moments of the kills are the subject.
         time.sleep(0.004 * attempt)
         process.send_signal(signal.SIGKILL)
         process.communicate()

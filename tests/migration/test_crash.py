@@ -61,6 +61,7 @@ class Run:
         while len(ledger_states(self._folder)) < lines:
             assert self._process.poll() is None, "it ended before it could be interrupted"
             assert time.monotonic() < deadline
+            # Often, because a whole import takes only a moment.
             time.sleep(0.001)
 
     def stop_behind(self, gateway: GatewayProcess) -> None:
@@ -72,6 +73,7 @@ class Run:
             if waiting > ledger_states(self._folder).count("sent"):
                 return
             self._process.send_signal(signal.SIGCONT)
+            # It goes on for a moment, and is then looked at again.
             time.sleep(0.001)
         raise AssertionError("it ended before it could be interrupted")
 
