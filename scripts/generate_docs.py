@@ -3,7 +3,6 @@
 import ast
 import sys
 import tomllib
-from itertools import count
 from pathlib import Path
 
 from gatepost.delivery import LocalNode, RetryPolicy, build_core
@@ -189,17 +188,20 @@ def _first_sentence(decision: type) -> str:
 
 
 def list_journey() -> str:
+    """All legs with numbered steps; a leg that does not follow the one above names its step."""
     lines: list[str] = []
-    numbers, heading = count(1), ""
+    last, heading, previous, ends = 0, "", "", {"": 0}
     for leg in JOURNEY:
         if leg.transaction != heading:
             heading = leg.transaction
             lines += [f"### {heading}", ""]
-        steps = [
-            f"{number}. {step.place}: `{step.name}` {step.text}"
-            for step, number in zip(leg.steps, numbers, strict=False)
-        ]
-        lines += [leg.text, "", *steps, ""]
+        follows = "" if leg.after == previous else f" This follows step {ends[leg.after]}."
+        lines += [leg.text + follows, ""]
+        for number, step in enumerate(leg.steps, last + 1):
+            lines.append(f"{number}. {step.place}: `{step.name}` {step.text}")
+        lines.append("")
+        last += len(leg.steps)
+        previous, ends[leg.name] = leg.name, last
     return "\n".join(lines[:-1])
 
 

@@ -196,7 +196,7 @@ JOURNEY = (
             _S(ANN_WRITER, DeliveryCoordinator.take_batch, "takes the batch of bob's outbox"),
             _S(ANN_WRITER, Receiver.take_batch, "returns the decision `ReceiptArrived`"),
             _S(ANN_WRITER, ReceiptHandler.apply_receipt, "moves the delivery to `accepted`"),
-            _S(ANN_WRITER, SentMessages.status_changed, "wakes callers that wait for no more"),
+            _S(ANN_WRITER, SentMessages.status_changed, "wakes callers that wait for `accepted`"),
         ),
     ),
     JourneyLeg(
@@ -213,7 +213,7 @@ JOURNEY = (
             _S(ANN_WRITER, OutboxWriter.append_receipt, "appends both receipts for the reply"),
             _S(ANN_WRITER, DeliveryCoordinator.apply_decisions, "applies the decisions in order"),
             _S(ANN_WRITER, ReceiptHandler.apply_reply, "moves the delivery to `replied`"),
-            _S(ANN_WRITER, Sender.close_pair_numbers, "closes its pair number"),
+            _S(ANN_WRITER, Sender.close_pair_numbers, "tells the next node, if the pair has moved"),
             _S(ANN_WRITER, SentMessages.status_changed, "wakes the caller once that is on disk"),
             _S(ANN_WRITER, ReceiptHandler.apply_receipt, "finds the delivery closed already"),
             _S(ANN_WRITER, Outbox.before_commit, "numbers, chains and signs the two receipts"),
