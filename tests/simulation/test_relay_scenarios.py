@@ -76,7 +76,7 @@ def test_a_relay_that_forges_is_noticed_and_nothing_wrong_is_taken(
     def change(direction: Direction, data: bytes) -> bytes:
         forged = forge(data) if direction[1] == "n1" else data
         if forged != data:
-            mesh.expect_link_error("n1", direction[0], forge.__name__)
+            mesh.observer.expect_link_error("n1", direction[0], forge.__name__)
         return forged
 
     for relay in ("n2", "n3"):

@@ -160,7 +160,7 @@ def test_an_event_that_is_left_out_is_noticed_and_read_after_all(build: Build, p
     assert left_out
     mesh.send("al", "bob")
     mesh.run(10_000)
-    assert any("left out" in message for _, _, message in mesh.link_errors)
+    assert any("left out" in message for _, _, message in mesh.observer.link_errors)
     verdict = mesh.finish()
     assert verdict.ok, verdict
     assert [turns(mesh, seen) for seen in sent] == [["n1"]] * 5

@@ -207,7 +207,7 @@ def relay_omission(mesh: SimulatedMesh, random: Random) -> None:
         if not is_relayed(frame):
             return data
         place = random.randrange(len(frame.events))
-        mesh.expect_event(reader, frame.source, decode_event(frame.events[place]).seq)
+        mesh.observer.expect_event(reader, frame.source, decode_event(frame.events[place]).seq)
         mesh.omitted.add((relay, reader))
         return leave_out_event(data, place)
 
@@ -232,7 +232,9 @@ def relay_forgery(mesh: SimulatedMesh, random: Random) -> None:
     def change(data: bytes) -> bytes | None:
         forged = forge(data)
         if forged != data:
-            mesh.expect_link_error(reader, relay, f"{relay} sent {forge.__name__} to {reader}")
+            mesh.observer.expect_link_error(
+                reader, relay, f"{relay} sent {forge.__name__} to {reader}"
+            )
         return forged
 
     _tamper_once(mesh, (relay, reader), change, f"{relay} forges what it relays to {reader}")

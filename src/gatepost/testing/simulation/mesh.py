@@ -3,10 +3,8 @@
 Everything follows from one seed. Time passes only while `run` lets it.
 """
 
-import logging
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -16,23 +14,21 @@ from typing import Any, Self
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gatepost.delivery.frames import EventsFrame, decode_frame
 from gatepost.errors import GatepostError, StorageFailed
-from gatepost.events import EventKind, Receipt, decode_event, encode_payload
+from gatepost.events import EventKind, Receipt, encode_payload
 from gatepost.journal.outbox import EventDraft
 from gatepost.testing.history import (
     HistoryVerdict,
-    Observations,
     ObservedSend,
-    ObservedTurn,
     check_history,
     read_journal,
 )
 from gatepost.testing.simulation.gateway import SimulatedGateway, SimulatedSettings
 from gatepost.testing.simulation.network import Direction, SimulatedNetwork
+from gatepost.testing.simulation.observer import MeshObserver, TraceLine
 from gatepost.testing.simulation.room import SimulatedRoom
 from gatepost.testing.simulation.users import AgentManners, SimulatedAgent, SimulatedClient
-from gatepost.testing.simulation.virtual_time import START, VirtualLoop
+from gatepost.testing.simulation.virtual_time import VirtualLoop
 from gatepost.wire import NewSend, Sent
 
 _OPEN = """
@@ -42,9 +38,6 @@ SELECT (SELECT count(*) FROM delivery WHERE processed_at IS NULL)
 _LOOK_EVERY_MS = 500
 # A lease ends by its gateway's clock, and a fault sets clocks back by a minute, some of them twice.
 _PATIENCE_MS = 180_000
-TraceLine = Callable[[str], None]
-# Errors logged here are surprises; without a handler, warnings would go to the terminal.
-_WATCHED_LOGS = ("gatepost.journal.writer", "gatepost.delivery")
 
 
 class SimulatedMesh:
@@ -68,8 +61,6 @@ class SimulatedMesh:
         self.random = Random(f"{seed}/mesh")
         self.loop = VirtualLoop()
         self._folder = folder or Path(mkdtemp(prefix="gatepost-mesh-", dir=_fastest_folder()))
-        self._trace = trace
-        self.seen = Observations()
         self.gateways = {
             id: SimulatedGateway(self.loop, self._folder, id, seed, settings or SimulatedSettings())
             for id in (f"n{number}" for number in range(nodes))
@@ -80,33 +71,27 @@ class SimulatedMesh:
         self.network = SimulatedNetwork(self.loop, self.gateways, seed)
         for pair in unreachable:
             self.network.forbid_connection(*pair)
+        self.observer = MeshObserver(self.network, trace)
+        self.seen, self.trace = self.observer.seen, self.observer.trace
         self.room = SimulatedRoom(self.loop, self.gateways, self.network, seed)
         self.agents: dict[tuple[str, str], SimulatedAgent] = {}
         self._clients: list[SimulatedClient] = []
-        self._surprises = _SurpriseHandler(self.seen, self)
-        self.network.on_link_error = self._note_link_error
         self._honest = self.network.tamper
         self.healed = False
         # Directions in which a relay left out events; they start afresh when all is healed.
         self.omitted: set[Direction] = set()
         # (gateway, agent) for every gateway that forged receipts for an agent's mail.
         self.lies: set[tuple[str, str]] = set()
-        self.link_errors: list[tuple[str, str, str]] = []
 
     def __enter__(self) -> Self:
-        for name in _WATCHED_LOGS:
-            logging.getLogger(name).addHandler(self._surprises)
+        self.observer.watch_logs()
         for id, gateway in self.gateways.items():
-            self.network.links[id].files.on_stored = self._blob_listener(id)
-            gateway.on_appended = self._append_listener(id)
-            gateway.on_up.append(partial(self.trace, id, "starts"))
-            gateway.on_down.append(partial(self.trace, id, "goes down"))
+            self.observer.watch_gateway(gateway, self.network.links[id].files)
             gateway.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in _WATCHED_LOGS:
-            logging.getLogger(name).removeHandler(self._surprises)
+        self.observer.unwatch_logs()
         self.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -148,7 +133,7 @@ class SimulatedMesh:
                 name,
                 manners or AgentManners(),
                 random,
-                self._note_turn,
+                self.observer.note_turn,
                 self.network.links[node].files,
                 standby,
             )
@@ -229,27 +214,6 @@ class SimulatedMesh:
         )
         self._submit_until_done(gateway, lambda tx: tx.append_event(draft))
 
-    def expect_link_error(self, node: str, peer: str, forgery: str) -> None:
-        """The frame that `node` gets now is forged: note whether it ends its link with `peer`."""
-        before = len(self.link_errors)
-
-        def check() -> None:
-            errors = [(each[0], each[1]) for each in self.link_errors[before:]]
-            self.seen.forged.append((node, forgery, (node, peer) in errors))
-
-        self.loop.call_after(0, check)
-
-    def expect_event(self, reader: str, source: str, seq: int) -> None:
-        """A relay leaves out this event now; the history notes when `reader` gets it after all."""
-        self.seen.left_out[reader, source, seq] = False
-        self.network.on_events = self._note_events
-
-    def _note_events(self, reader: str, frame: EventsFrame) -> None:
-        for body in frame.events:
-            key = (reader, frame.source, decode_event(body).seq)
-            if key in self.seen.left_out:
-                self.seen.left_out[key] = True
-
     # -- time
 
     def run(self, ms: int, enough: Callable[[], bool] = lambda: False) -> bool:
@@ -321,52 +285,9 @@ class SimulatedMesh:
         self.drain()
         return self.check_history()
 
-    # -- observations and trace
-
-    def trace(self, who: str, what: str) -> None:
-        if self._trace is not None:
-            self._trace(f"{self.loop.now - START:>8} {who:<8} {what}")
-
     def trace_frames(self) -> None:
         """Trace every frame as it arrives."""
-
-        def traced(lane: Direction, data: bytes) -> bytes:
-            self.trace(f"{lane[0]}>{lane[1]}", describe_frame(data))
-            return data
-
-        self.network.tamper = self._honest = traced
-
-    def _note_turn(self, turn: ObservedTurn) -> None:
-        self.seen.turns.append(turn)
-        self.trace(turn.node, f"{turn.agent} begins {turn.event_id} of {turn.sender}")
-
-    def _note_link_error(self, node: str, peer: str, error: GatepostError) -> None:
-        self.link_errors.append((node, peer, error.message))
-        self.trace(node, f"link to {peer} ends: {error.message}")
-
-    def _blob_listener(self, id: str) -> Callable[[str], None]:
-        return lambda digest: self.seen.note_blob(id, digest, self.loop.now)
-
-    def _append_listener(self, id: str) -> Callable[[str, int], None]:
-        def appended(life: str, last: int) -> None:
-            self.seen.appended.setdefault((id, life), []).append((last, self.loop.now))
-
-        return appended
-
-
-class _SurpriseHandler(logging.Handler):
-    """An error that the core logs with a traceback is a bug, even if the gateway survives it."""
-
-    def __init__(self, seen: Observations, mesh: SimulatedMesh) -> None:
-        super().__init__(logging.ERROR)
-        self._seen = seen
-        self._mesh = mesh
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info:
-            what = f"{record.getMessage()}: {record.exc_info[1]!r}"
-            self._seen.surprises.append(("", what))
-            self._mesh.trace("", what)
+        self.network.tamper = self._honest = self.observer.trace_frame
 
 
 def _open_at(gateway: SimulatedGateway) -> int:
@@ -378,20 +299,3 @@ def _fastest_folder() -> str | None:
     """A folder in memory, if this machine has one."""
     memory = Path("/dev/shm")
     return str(memory) if memory.is_dir() else None
-
-
-def describe_frame(data: bytes) -> str:
-    """A frame in one line."""
-    frame = decode_frame(data)
-    if not isinstance(frame, EventsFrame):
-        return repr(frame)
-    events = ", ".join(_describe_event(decode_event(body)) for body in frame.events)
-    return f"events up to {frame.upto}: {events}"
-
-
-def _describe_event(event: Any) -> str:
-    payload = (
-        bytes(event.payload).decode() if event.kind in ("ack", "signal", "dead_letter") else ""
-    )
-    about = event.ref_event_id or event.event_id
-    return f"#{event.seq} {event.kind}({event.pair_seq}) {about} {payload}"
