@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from gatepost.pipeline.cluster import standalone_cluster
 from gatepost.pipeline.synth import SynthOptions
 from tests.conftest import choose
+from tests.pipeline.cluster import standalone_cluster
 from tests.pipeline.worlds import PLANTED, World
 
 

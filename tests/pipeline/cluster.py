@@ -1,4 +1,4 @@
-"""A standalone Spark cluster on this machine, from the same installation, for tests.
+"""A standalone Spark cluster on this machine, from the same installation.
 
 One master and several workers run as separate processes on loopback, as they would on separate
 machines. They and the executors they started end with the block.
