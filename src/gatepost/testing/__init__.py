@@ -1,4 +1,4 @@
-"""Fakes and helpers that ship with Gatepost, for the tests of whoever builds on it."""
+"""Fakes and helpers that ship with Gatepost, for the tests of code that builds on it."""
 
 from gatepost.testing.clock import ManualClock
 from gatepost.testing.gateway import GatewayProcess

@@ -1,7 +1,7 @@
-"""Did every message end once, in order, and in everybody's eyes the same way?
+"""The checker of a history: every message ends once, in order, and all gateways agree on its end.
 
-The checker shares no code with what it checks: it reads the journals of stopped gateways and, if
-there is one, the account of what clients were told.
+The checker shares no code with the gateways it checks. It reads the journals of stopped gateways
+and, if there is one, the record of the answers that clients got.
 """
 
 from gatepost.testing.history.check import check_history

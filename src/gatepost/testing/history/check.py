@@ -83,8 +83,8 @@ def _check_order(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
     for history in mesh.histories.values():
         first = history.first
         for said in history.processed_receipts():
-            # An answer that somebody waits for ends without a turn, mail that is passed on with
-            # the turn somebody else had.
+            # An answer that a request waits for ends without a turn; forwarded mail ends with the
+            # turn it had at another gateway.
             passed_on = (history.source, history.id) in mesh.journals[said.node].forwarded
             is_turn = said.outcome == "ok" and history.id in mesh.acked[said.node] and not passed_on
             if is_turn and first.pair_seq and not mesh.is_excused(history):

@@ -8,7 +8,7 @@ import apsw
 import msgspec
 from msgspec import Raw, Struct
 
-# mail.state in the schema; what is below these is still waiting or out.
+# mail.state in the schema; mail in a lower state is still waiting or leased.
 ACKED, DEAD, EXPIRED = 3, 4, 5
 
 _EVENTS = "SELECT seq, body, digest FROM outbox ORDER BY seq"

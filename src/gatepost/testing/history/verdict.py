@@ -1,4 +1,4 @@
-"""What clients observed, the rules of the checker, and its verdict."""
+"""The observations of clients, the rules of the checker, and its verdict."""
 
 from msgspec import Struct, field
 
@@ -102,8 +102,10 @@ class HistoryViolation(Struct, frozen=True):
 
 
 class OutcomeCounts(Struct):
-    """What became of everything that was sent, in numbers. `amended` is part of `dead_lettered`,
-    `rewound` what a restored gateway has forgotten that it ever sent.
+    """The number of messages by outcome.
+
+    `amended` is part of `dead_lettered`. `rewound` messages were sent by a gateway that was then
+    restored from a backup without them.
     """
 
     sent: int = 0

@@ -249,7 +249,7 @@ class SimulatedGateway:
             self._plan_group(self._random.randint(1, self.settings.group_ms))
 
     def run_now(self, operation: WriteOperation) -> Any:
-        """Run `operation` at once, in a group with whatever waits, and return its outcome."""
+        """Run `operation` at once, in one group with all waiting operations; return its outcome."""
         results: list[tuple[Any, GatepostError | None]] = []
         self.submit(operation, lambda value, error: results.append((value, error)))
         self._run_group()

@@ -1,4 +1,4 @@
-"""A faulty network between simulated gateways: slow, cut, or broken without anybody noticing.
+"""A faulty network between simulated gateways: slow, cut, or broken without notice.
 
 Within one connection frames arrive in order or not at all, as over TCP. Loss, duplicates and
 reordering come from connections that break and are opened anew, and from ends that notice it at
@@ -21,7 +21,7 @@ from gatepost.testing.simulation.gateway import SimulatedGateway
 from gatepost.testing.simulation.virtual_time import VirtualLoop, VirtualTimer
 
 Direction = tuple[str, str]  # from, to
-# What arrives in place of a frame: the same, another, or None if it is lost.
+# Returns the frame that arrives: the one sent, another, or None if it is lost.
 Tamper = Callable[[Direction, bytes], bytes | None]
 
 _DIAL_MS = (100, 600)
@@ -47,7 +47,7 @@ class SimulatedNetwork:
         self.tamper: Tamper = lambda direction, data: data
         self.on_presence: Callable[[str], None] = lambda node: None
         self.on_link_error: Callable[[str, str, GatepostError], None] = lambda *_: None
-        # Called with every frame of events that reaches a reader, once somebody wants to know.
+        # Called with every frame of events that reaches a reader; None until an observer asks.
         self.on_events: Callable[[str, EventsFrame], None] | None = None
         self.bytes: Counter[Direction] = Counter()
         self.total = 0
@@ -116,7 +116,7 @@ class SimulatedNetwork:
     def _latency(self, direction: Direction) -> int:
         return self.latency.get(direction, 2) + self.random.randint(0, 3)
 
-    # -- what breaks them
+    # -- faults
 
     def cut_direction(self, source: str, target: str) -> None:
         """Nothing gets from `source` to `target` any more; both ends notice in their own time."""
