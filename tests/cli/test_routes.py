@@ -18,7 +18,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, Cli]]:
         for name in ("ann", "jane"):
             home = tmp_path_factory.mktemp(name) / "state"
             home.mkdir(mode=0o700)
-            env = {"GATEPOST_NODE__ID": name, "GATEPOST_DELIVERY__HANDOVER_GRACE_SECS": "0.2"}
+            env = {"GATEPOST_NODE__ID": name, "GATEPOST_DELIVERY__TRANSFER_GRACE_SECS": "0.2"}
             clis.append(running.enter_context(gateway(home, **env)))
         ann, jane = clis
         url = json.loads((ann.home / "endpoint.json").read_bytes())["url"]

@@ -28,7 +28,7 @@ GRACE = 0.3
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Gateway]]:
     """Ann, bob and cat in one room. Tests share them, each with an agent of its own."""
     folder = tmp_path_factory.mktemp("moving")
-    with running(folder, "ann", "bob", "cat", delivery__handover_grace_secs=GRACE) as gateways:
+    with running(folder, "ann", "bob", "cat", delivery__transfer_grace_secs=GRACE) as gateways:
         for guest in gateways[1:]:
             guest.join(gateways[0])
         yield gateways
