@@ -26,7 +26,7 @@ HOUR = 3_600_000
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with Gateway(tmp_path_factory.mktemp("session"), "host", room__knock_burst=10_000) as running:
+    with Gateway(tmp_path_factory.mktemp("session"), "host", room__join_burst=10_000) as running:
         running.invite()
         yield running
 

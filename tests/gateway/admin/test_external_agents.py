@@ -20,7 +20,7 @@ READ, SEND, STATUS = "ansible.message.read", "ansible.message.send", "ansible.st
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     path = tmp_path_factory.mktemp("external") / "state"
-    with GatewayProcess(path, room__knock_burst=10_000) as running:
+    with GatewayProcess(path, room__join_burst=10_000) as running:
         with client(running) as http:
             assert http.put("/v1/agents/desk").is_success
         yield running

@@ -19,7 +19,7 @@ NOW = 1_800_000_000_000
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder: Path = tmp_path_factory.mktemp("feedback")
-    with Gateway(folder, "host", room__knock_burst=10_000) as running:
+    with Gateway(folder, "host", room__join_burst=10_000) as running:
         running.invite()
         yield running
 

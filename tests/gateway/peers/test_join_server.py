@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("nodes")
-    with Gateway(folder, "host", room__knock_burst=10_000) as running:
+    with Gateway(folder, "host", room__join_burst=10_000) as running:
         running.invite()
         yield running
 
@@ -186,7 +186,7 @@ def test_bodies_are_bounded_and_typed(host: Gateway, guest: Guest) -> None:
 
 
 def test_who_knocks_too_often_is_told_to_wait(start: Callable[..., GatewayProcess]) -> None:
-    gateway = start(room__knock_burst=3, room__knocks_per_sec=0.1)
+    gateway = start(room__join_burst=3, room__joins_per_sec=0.1)
     url = f"{gateway.url}/ansible/auth/challenge"
     answers = [httpx.get(url) for _ in range(4)]
     assert [a.status_code for a in answers] == [200, 200, 200, 429]
