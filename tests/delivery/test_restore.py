@@ -152,6 +152,27 @@ def test_an_event_taken_since_the_backup_is_given_up_by_its_sender(mesh: Mesh) -
     assert _nothing_open(mesh)
 
 
+def test_an_event_both_sides_forgot_is_not_done_again(mesh: Mesh) -> None:
+    wire = _link(mesh)
+    a, b = mesh["a"], mesh["b"]
+    a.send(b)
+    mesh.flow()
+    assert b.settle() == 1
+    mesh.flow()
+    wire.cut()
+    a.send(b)
+    backups = a.backup(), b.backup()
+    _link(mesh)
+    assert b.settle() == 1, "it is sent and processed after both backups"
+    mesh.flow()
+    for gate, backup in zip((a, b), backups, strict=True):
+        _restore(mesh, gate, backup)
+    _link(mesh)
+    assert b.settle() == 0
+    mesh.flow()
+    assert _nothing_open(mesh)
+
+
 def test_a_pair_that_went_elsewhere_meanwhile_does_not_wait_for_lost_numbers() -> None:
     """A lost incarnation did numbers 1 and 2; 3 is under way, and 4 goes elsewhere."""
     mesh = Mesh("a", "b", "c")
