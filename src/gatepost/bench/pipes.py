@@ -66,7 +66,7 @@ class PipesBenchResult(Struct, frozen=True):
     lifecycles: LifecycleThroughput
     latency: LifecycleLatency
     fsync: FsyncResult
-    sealed: str = "every payload, xchacha20-poly1305, one key per event"
+    encrypted: str = "every payload, xchacha20-poly1305, one key per event"
 
 
 def bench_pipes(state_dir: Path, options: PipesBenchOptions) -> PipesBenchResult:
@@ -241,7 +241,7 @@ def render_result(result: PipesBenchResult) -> RenderableType:
     return Group(
         table,
         f"Durability: {durability}",
-        f"Encrypted: {result.sealed}",
+        f"Encrypted: {result.encrypted}",
         f"All {lifecycles.messages:,} messages arrived exactly once, in order.",
         f"Machine: {about.cores} cores, Python {about.python}, SQLite {about.sqlite},"
         f" {about.system}; two gateways, the sender and the agent share it",
