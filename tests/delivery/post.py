@@ -1,5 +1,6 @@
 """Two agents of one gateway, and their mail."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -17,6 +18,7 @@ from gatepost.wire import (
     Send,
     Sent,
 )
+from tests.waiting import async_wait_until
 
 
 class Post:
@@ -50,6 +52,12 @@ class Post:
     async def nack(self, message: LeasedMessage) -> None:
         op = Nack(mailbox=message.to, receipts=[message.receipt], reason="broken")
         assert (await self.operations.perform(op)).settled == 1
+
+    async def wait_for_callers(self, event_id: str, count: int) -> None:
+        """Wait until this many callers wait for the end of a message."""
+        await asyncio.sleep(0)
+        waiting = self.core.delivery.sent._waiting
+        await async_wait_until(lambda: len(waiting.get(event_id, [])) >= count)
 
     async def status(self, event_id: str, wait: float = 0.0) -> Sent:
         reply = await self.operations.perform(Await(event_id=event_id, wait_secs=wait))

@@ -69,7 +69,7 @@ async def test_a_reply_is_mail_for_the_sender(post: Post) -> None:
 async def test_a_reply_for_a_caller_that_waits_is_no_mail(post: Post) -> None:
     sent = await post.send("question", replies="caller")
     waiting = asyncio.create_task(post.status(sent.event_id, 10))
-    await asyncio.sleep(0.05)
+    await post.wait_for_callers(sent.event_id, 1)
     await post.ack((await post.take())[0], "answer")
     assert bytes(msgspec.json.encode((await waiting).reply)) == b'"answer"'
     assert await post.take("al") == []
@@ -131,7 +131,7 @@ async def test_a_payload_over_the_inline_limit_becomes_a_blob(post: Post) -> Non
 async def test_expiry_is_told_to_the_sender(post: Post, clock: ManualClock) -> None:
     sent = await post.send(ttl_secs=10)
     waiting = asyncio.create_task(post.status(sent.event_id, 10))
-    await asyncio.sleep(0.05)
+    await post.wait_for_callers(sent.event_id, 1)
     clock.advance(11_000)
     post.core.submit(lambda tx: None)
     status = await waiting
