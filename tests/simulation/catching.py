@@ -1,0 +1,34 @@
+"""Running a simulation with a mutant, until the checker catches it."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from gatepost.testing.simulation import RunShape, simulate
+from tests.conftest import FULL
+
+
+def find_catching_seed(
+    mutant: Callable[[], AbstractContextManager[Any]], shape: RunShape, seeds: int, likely: int
+) -> int | None:
+    """Return a seed that catches the mutant. A reduced run begins with the `likely` one."""
+    order = range(seeds) if FULL else [likely, *range(seeds)]
+    with _silent_writer():
+        for seed in order:
+            with mutant():
+                verdict = simulate(seed, shape).verdict
+            if not verdict.ok:
+                return seed
+    return None
+
+
+@contextmanager
+def _silent_writer() -> Iterator[None]:
+    """Mutants fail in ways the writer rightly complains about."""
+    writer = logging.getLogger("gatepost.journal.writer")
+    writer.propagate = False
+    try:
+        yield
+    finally:
+        writer.propagate = True
