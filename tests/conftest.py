@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FULL = os.environ.get("GATEPOST_FULL") == "1"
 
-settings.register_profile("reduced", deadline=None, max_examples=50)
+settings.register_profile("reduced", deadline=None, max_examples=30)
 settings.register_profile(
     "full", deadline=None, max_examples=1000, suppress_health_check=[HealthCheck.too_slow]
 )

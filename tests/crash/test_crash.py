@@ -91,7 +91,7 @@ async def run(gateway: GatewayProcess, rounds: int, ledger: Ledger) -> None:
 def test_nothing_acknowledged_is_lost_or_doubled(
     tmp_path: Path, count: Callable[[int, int], int]
 ) -> None:
-    ledger, rounds = Ledger(), count(5, 50)
+    ledger, rounds = Ledger(), count(3, 50)
     with GatewayProcess(tmp_path / "state", mailbox__base_backoff_secs=0.01) as gateway:
         asyncio.run(run(gateway, rounds, ledger))
         dead = {

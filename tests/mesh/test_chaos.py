@@ -85,7 +85,7 @@ async def test_nothing_is_lost_or_doubled_whatever_happens_to_whom(
             await stack.enter_async_context(working(place, chance))
         await everybody_known(places)
         senders = [asyncio.create_task(send(p, places, chance, seen, ending)) for p in places]
-        for _ in range(count(5, 30)):
+        for _ in range(count(4, 30)):
             await acknowledged(seen, chance.randint(20, 80))
             await harm(chance.choice(places), chance)
         ending.set()

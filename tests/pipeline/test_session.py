@@ -114,3 +114,13 @@ def test_local_masters_are_told_from_clusters() -> None:
 
 def test_the_heap_leaves_room_for_others() -> None:
     assert 1024**3 <= session._heap_bytes() <= max(1024**3, psutil.virtual_memory().total // 2)
+
+
+def test_a_worker_has_loaded_the_jobs_before_its_first_task() -> None:
+    code = (
+        "import sys; from gatepost.pipeline.session import _load_libraries; _load_libraries(0);"
+        "print(*(m for m in sys.modules if m.startswith('gatepost.pipeline.jobs.')))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+    for job in ("deliveries", "hourly_tables", "findings"):
+        assert f"gatepost.pipeline.jobs.{job}" in loaded.decode().split()

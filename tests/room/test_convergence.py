@@ -70,7 +70,7 @@ def test_any_order_with_repeats_gives_the_same_room(random: Random) -> None:
     assert shown(late) == shown(room(*HISTORY))
 
 
-@settings(max_examples=choose(50, 300))
+@settings(max_examples=choose(30, 300))
 @given(st.randoms(use_true_random=False))
 def test_partitions_that_meet_in_any_order_agree(random: Random) -> None:
     """Each replica hears a part, several records at a time; then they sync pair by pair."""

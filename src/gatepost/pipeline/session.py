@@ -4,6 +4,7 @@ PySpark is imported inside functions only: without the extra, `require_spark` sa
 """
 
 import contextlib
+import importlib
 import importlib.util
 import os
 import shutil
@@ -262,7 +263,8 @@ def _warm_up_workers(context: "SparkContext") -> None:
 
 
 def _load_libraries(_: int) -> None:
-    pass
+    for job in ("deliveries", "hourly_tables", "findings"):
+        importlib.import_module(f"gatepost.pipeline.jobs.{job}")
 
 
 def _prepare_session(spark: "SparkSession") -> None:

@@ -138,7 +138,7 @@ def test_a_reader_gets_its_own_and_what_is_for_everybody(mesh: Mesh) -> None:
 steps = st.lists(st.sampled_from(["send", "burst", "back", "step", "step", "cut"]), max_size=40)
 
 
-@settings(max_examples=choose(40, 500))
+@settings(max_examples=choose(25, 500))
 @given(steps, st.sampled_from([1, 3_000, 1 << 20]))
 def test_whatever_breaks_everything_comes_once_and_in_order(plan: list[str], window: int) -> None:
     mesh = Mesh("a", "b")

@@ -831,7 +831,7 @@ moves = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=choose(60, 1000))
+@settings(max_examples=choose(35, 1000))
 @given(moves, st.sampled_from([1, 4_000, 1 << 20]))
 def test_a_reader_ends_with_exactly_what_was_addressed_to_it(plan: list[str], window: int) -> None:
     mesh = Mesh("a", "b", "c", "s", relays=["s"])
