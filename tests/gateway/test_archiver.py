@@ -137,6 +137,7 @@ async def test_nothing_is_pruned_that_somebody_needs(
             await _send(operations, 3)
             await async_wait_until(lambda: sealing.archived_through)
             await async_assert_stays_true(lambda: _all_left(operations, sealing), 0.1)
+            assert await _left(operations) == sealing.archived_through
 
 
 async def test_without_an_archive_nothing_happens(state: Path, clock: ManualClock) -> None:
@@ -211,6 +212,7 @@ async def test_what_is_sealed_stays_for_a_while(state: Path, clock: ManualClock)
             await _send(operations, 10)
             await async_wait_until(lambda: sealing.archived_through == 20)
             await async_assert_stays_true(lambda: _all_left(operations, sealing), 0.05)
+            assert await _left(operations) == 20
             clock.advance(61_000)
             await async_wait_until(lambda: _nothing_left(operations))
 
