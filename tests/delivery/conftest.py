@@ -1,4 +1,4 @@
-"""The agents al and bob behind one gateway."""
+"""The agents al and bob behind one gateway; and a world of three gateways: a, b and c."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from gatepost.testing import ManualClock
-from gatepost.wire import (
-    Register,
-)
+from gatepost.wire import Register
 from tests.delivery.post import Post
+from tests.delivery.world import Box, World
 from tests.gateway.tools import opened
 
 
@@ -25,3 +24,23 @@ async def post(tmp_path: Path, clock: ManualClock) -> AsyncIterator["Post"]:
         for agent in ("al", "bob"):
             await operations.perform(Register(agent=agent))
         yield found
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def a(world: World) -> Box:
+    return world.boxes["a"]
+
+
+@pytest.fixture
+def b(world: World) -> Box:
+    return world.boxes["b"]
+
+
+@pytest.fixture
+def c(world: World) -> Box:
+    return world.boxes["c"]

@@ -1,6 +1,5 @@
 """Agents that move: their mail follows them, once, in order, and its senders hear of its end."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -14,26 +13,6 @@ from gatepost.events import Signal, decode_payload
 from gatepost.mailbox import NewMail
 from gatepost.wire import LeasedMessage, NewSend
 from tests.delivery.world import Box, World
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    yield World()
-
-
-@pytest.fixture
-def a(world: World) -> Box:
-    return world.boxes["a"]
-
-
-@pytest.fixture
-def b(world: World) -> Box:
-    return world.boxes["b"]
-
-
-@pytest.fixture
-def c(world: World) -> Box:
-    return world.boxes["c"]
 
 
 def payloads(messages: list[LeasedMessage]) -> list[Any]:

@@ -1,30 +1,6 @@
 """Transfer requests: a gateway asks the owner of an agent for it, and may be refused."""
 
-from collections.abc import Iterator
-
-import pytest
-
 from tests.delivery.world import Box, World
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    yield World()
-
-
-@pytest.fixture
-def a(world: World) -> Box:
-    return world.boxes["a"]
-
-
-@pytest.fixture
-def b(world: World) -> Box:
-    return world.boxes["b"]
-
-
-@pytest.fixture
-def c(world: World) -> Box:
-    return world.boxes["c"]
 
 
 def requests(box: Box) -> list[tuple[str, str, bool]]:
