@@ -104,7 +104,7 @@ def test_a_long_poll_wakes_as_soon_as_mail_comes(
 ) -> None:
     def deliver() -> None:
         # The mail comes while the poll waits.
-        time.sleep(0.1)
+        time.sleep(0.3)
         with client(gateway) as other:
             _enqueue(other, mail("m:1", box))
 
@@ -112,7 +112,7 @@ def test_a_long_poll_wakes_as_soon_as_mail_comes(
     threading.Thread(target=deliver).start()
     (message,) = _dequeue(http, box, wait_secs=20)
     assert message["msg_id"] == "m:1"
-    assert 0.08 < time.monotonic() - start < 2
+    assert 0.25 < time.monotonic() - start < 2
 
 
 def test_a_long_poll_ends_empty_when_its_time_is_over(http: httpx.Client, box: str) -> None:
