@@ -261,8 +261,13 @@ class SimulatedMesh:
         return left == 0
 
     def open_work(self) -> int:
-        """The number of open deliveries, unsettled mail and waiting operations."""
-        return sum(map(_open_at, self.gateways.values()))
+        """The number of open deliveries, unsettled mail, waiting operations and unread events."""
+        return sum(map(_open_at, self.gateways.values())) + self._count_unread_events()
+
+    def _count_unread_events(self) -> int:
+        restored = self.seen.restored
+        unread = self.observer.find_unread_events()
+        return sum(restored.isdisjoint((reader, source)) for reader, source, _ in unread)
 
     # -- the end
 

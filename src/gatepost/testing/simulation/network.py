@@ -48,7 +48,7 @@ class SimulatedNetwork:
         self.on_presence: Callable[[str], None] = lambda node: None
         self.on_link_error: Callable[[str, str, GatepostError], None] = lambda *_: None
         # Called with every frame of events that reaches a reader; None until an observer asks.
-        self.on_events: Callable[[str, EventsFrame], None] | None = None
+        self.on_frame: Callable[[str, bytes], None] | None = None
         self.bytes: Counter[Direction] = Counter()
         self.total = 0
         self._connections: list[SimulatedConnection] = []
@@ -163,13 +163,9 @@ class SimulatedNetwork:
             return
         tampered = self.tamper(direction, data)
         if tampered is not None:
-            self._show_events(direction[1], tampered)
+            if self.on_frame is not None:
+                self.on_frame(direction[1], tampered)
             connection.ends[direction[1]].receive_frame(tampered)
-
-    def _show_events(self, reader: str, data: bytes) -> None:
-        frame = decode_frame(data) if self.on_events is not None else None
-        if self.on_events is not None and isinstance(frame, EventsFrame):
-            self.on_events(reader, frame)
 
 
 class SimulatedConnection:

@@ -4,6 +4,7 @@ It also writes the trace, one line for each thing that happens.
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -29,6 +30,9 @@ class MeshObserver:
         self._loop = network.loop
         self._network = network
         network.on_link_error = self._note_link_error
+        network.on_frame = self._note_frame
+        self._undecoded: defaultdict[str, list[bytes]] = defaultdict(list)
+        self._arrived: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
         self._write_line = write_line
         self.seen = Observations()
         self.link_errors: list[tuple[str, str, str]] = []
@@ -76,15 +80,25 @@ class MeshObserver:
         self._loop.call_after(0, check)
 
     def expect_event(self, reader: str, source: str, seq: int) -> None:
-        """A relay leaves out this event now; the history notes when `reader` gets it after all."""
+        """A relay leaves out this event now; `reader` has it already, or gets it after all."""
         self.seen.left_out[reader, source, seq] = False
-        self._network.on_events = self._note_events
 
-    def _note_events(self, reader: str, frame: EventsFrame) -> None:
-        for body in frame.events:
-            key = (reader, frame.source, decode_event(body).seq)
-            if key in self.seen.left_out:
-                self.seen.left_out[key] = True
+    def find_unread_events(self) -> list[tuple[str, str, int]]:
+        """The events left out by a relay that have not reached their reader in any way."""
+        for key in self.seen.left_out:
+            self.seen.left_out[key] = key[1:] in self._decode_arrived(key[0])
+        return [key for key, read in self.seen.left_out.items() if not read]
+
+    def _decode_arrived(self, reader: str) -> set[tuple[str, int]]:
+        """Source and number of all events that reached this gateway. Most runs never ask."""
+        for data in self._undecoded.pop(reader, ()):
+            frame = decode_frame(data)
+            for body in frame.events if isinstance(frame, EventsFrame) else ():
+                self._arrived[reader].add((frame.source, decode_event(body).seq))
+        return self._arrived[reader]
+
+    def _note_frame(self, reader: str, data: bytes) -> None:
+        self._undecoded[reader].append(data)
 
     def _note_link_error(self, node: str, peer: str, error: GatepostError) -> None:
         self.link_errors.append((node, peer, error.message))
