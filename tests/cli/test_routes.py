@@ -30,42 +30,72 @@ def _eventually(cli: Cli, arguments: list[str], expected: str) -> None:
     wait_until(lambda: expected in cli.ok(*arguments), 10, failure=lambda: str(cli.ok(*arguments)))
 
 
-def test_a_standby_and_a_route_to_it(pair: tuple[Cli, Cli]) -> None:
+@pytest.fixture
+def bob(pair: tuple[Cli, Cli], request: pytest.FixtureRequest) -> str:
+    """An agent of the test's own: it lives behind ann, and jane knows it."""
     ann, jane = pair
-    assert "every agent is reached where it lives" in ann.ok("route", "list")
-    ann.ok("agent", "add", "bob")
-    _eventually(jane, ["agent", "list", "--room"], "bob\tann")
-    assert jane.ok("agent", "add", "bob", "--standby") == "this gateway stands by for bob\n"
-    _eventually(jane, ["agent", "list"], "bob\texternal\tann, standby here")
-    _eventually(ann, ["agent", "list", "--room"], "bob\tann\tjane")
-    said = ann.ok("route", "set", "bob", "--fallback", "jane", "--priority", "5")
-    assert said == "bob is reached by ann, then jane\n"
-    (route,) = ann.json("route", "list")
-    assert (route["target"], route["fallbacks"], route["priority"]) == ("bob", ["jane"], 5)
-    _eventually(jane, ["route", "list"], "bob\tann\tjane\t\t5\tann")
+    name = str(request.node.name)
+    ann.ok("agent", "add", name)
+    _eventually(jane, ["agent", "list", "--room"], f"{name}\tann")
+    return name
 
 
-def test_who_has_no_say_is_told_why(pair: tuple[Cli, Cli]) -> None:
-    result = pair[1]("route", "set", "bob", "--fallback", "jane", "--json")
+def _stand_by(pair: tuple[Cli, Cli], agent: str) -> None:
+    """Jane stands by for the agent, and ann knows it."""
+    ann, jane = pair
+    assert jane.ok("agent", "add", agent, "--standby") == f"this gateway stands by for {agent}\n"
+    _eventually(ann, ["agent", "list", "--room"], f"{agent}\tann\tjane")
+
+
+def test_a_room_without_routes_says_so(cli: Cli) -> None:
+    cli.ok("invite")
+    assert "every agent is reached where it lives" in cli.ok("route", "list")
+
+
+def test_a_standby_and_a_route_to_it(pair: tuple[Cli, Cli], bob: str) -> None:
+    ann, jane = pair
+    _stand_by(pair, bob)
+    _eventually(jane, ["agent", "list"], f"{bob}\texternal\tann, standby here")
+    said = ann.ok("route", "set", bob, "--fallback", "jane", "--priority", "5")
+    assert said == f"{bob} is reached by ann, then jane\n"
+    (route,) = (route for route in ann.json("route", "list") if route["target"] == bob)
+    assert (route["fallbacks"], route["priority"]) == (["jane"], 5)
+    _eventually(jane, ["route", "list"], f"{bob}\tann\tjane\t\t5\tann")
+
+
+def test_who_has_no_say_is_told_why(pair: tuple[Cli, Cli], bob: str) -> None:
+    ann, jane = pair
+    _stand_by(pair, bob)
+    result = jane("route", "set", bob, "--fallback", "jane", "--json")
     assert (result.code, result.error["code"]) == (1, "forbidden")
     assert "backbone node" in result.error["message"]
-    assert pair[1]("route", "remove", "bob").code == 1
-    assert pair[0]("route", "set", "bob", "--fallback", "nowhere").code == 1
+    ann.ok("route", "set", bob, "--fallback", "jane")
+    _eventually(jane, ["route", "list"], f"{bob}\tann\tjane")
+    result = jane("route", "remove", bob, "--json")
+    assert (result.code, result.error["code"]) == (1, "conflict")
 
 
-def test_a_route_is_taken_back(pair: tuple[Cli, Cli]) -> None:
-    assert pair[0].ok("route", "remove", "bob") == "the route for bob is removed\n"
-    result = pair[0]("route", "remove", "bob", "--json")
+def test_a_fallback_is_a_node_of_the_room(pair: tuple[Cli, Cli], bob: str) -> None:
+    result = pair[0]("route", "set", bob, "--fallback", "nowhere", "--json")
+    assert (result.code, result.error["code"]) == (1, "unknown_node")
+
+
+def test_a_route_is_taken_back(pair: tuple[Cli, Cli], bob: str) -> None:
+    ann, _ = pair
+    _stand_by(pair, bob)
+    ann.ok("route", "set", bob, "--fallback", "jane")
+    assert ann.ok("route", "remove", bob) == f"the route for {bob} is removed\n"
+    result = ann("route", "remove", bob, "--json")
     assert (result.code, result.error["code"]) == (1, "not_found")
 
 
-def test_an_agent_is_claimed_and_overridden(pair: tuple[Cli, Cli]) -> None:
+def test_an_agent_is_claimed_and_overridden(pair: tuple[Cli, Cli], bob: str) -> None:
     ann, jane = pair
-    said = jane.ok("agent", "claim", "bob")
-    assert said == "bob lives behind ann, which was asked to let it go\n"
-    _eventually(ann, ["agent", "list", "--room"], "bob\tjane")
-    result = jane("agent", "claim", "bob", "--override", "--json")
+    said = jane.ok("agent", "claim", bob)
+    assert said == f"{bob} lives behind ann, which was asked to let it go\n"
+    _eventually(ann, ["agent", "list", "--room"], f"{bob}\tjane")
+    result = jane("agent", "claim", bob, "--override", "--json")
     assert (result.code, result.error["code"]) == (1, "forbidden")
-    assert ann.ok("agent", "claim", "bob", "--override") == "bob lives behind ann\n"
-    _eventually(jane, ["agent", "list", "--room"], "bob\tann")
-    assert ann.ok("agent", "claim", "bob", "--override", "--node", "jane").endswith("jane\n")
+    assert ann.ok("agent", "claim", bob, "--override") == f"{bob} lives behind ann\n"
+    _eventually(jane, ["agent", "list", "--room"], f"{bob}\tann")
+    assert ann.ok("agent", "claim", bob, "--override", "--node", "jane").endswith("jane\n")
