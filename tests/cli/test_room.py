@@ -14,14 +14,30 @@ from tests.waiting import wait_until
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, Cli]]:
-    """Ann's gateway and jane's, which join in the first test and stay so."""
+    """Ann's gateway, and jane's, an edge node in ann's room."""
     with ExitStack() as running:
         clis = []
         for name in ("ann", "jane"):
             home = tmp_path_factory.mktemp(name) / "state"
             home.mkdir(mode=0o700)
             clis.append(running.enter_context(gateway(home, GATEPOST_NODE__ID=name)))
-        yield clis[0], clis[1]
+        ann, jane = clis
+        _join(jane, ann)
+        yield ann, jane
+
+
+@pytest.fixture
+def newcomer(tmp_path: Path) -> Iterator[Cli]:
+    """The gateway of a node that no other test knows, in no room yet."""
+    home = tmp_path / "state"
+    home.mkdir(mode=0o700)
+    with gateway(home, GATEPOST_NODE__ID=tmp_path.name) as cli:
+        yield cli
+
+
+def _join(cli: Cli, host: Cli) -> str:
+    token = host.ok("invite", "--tier", "edge", "--node", _node_id(cli))
+    return cli.ok("join", _url(host), "--token", "-", stdin=token.encode())
 
 
 @contextmanager
@@ -36,24 +52,27 @@ def _started(home: Path, **env: str) -> Iterator[Cli]:
 
 
 def _url(cli: Cli) -> str:
-    return str(json.loads((cli.home / "endpoint.json").read_bytes())["url"])
+    return _endpoint(cli)["url"]
 
 
-def test_before_the_first_invite_there_is_no_room(pair: tuple[Cli, Cli]) -> None:
-    result = pair[1]("nodes", "--json")
-    assert (result.code, result.error["code"]) == (1, "conflict")
-    assert "gatepost invite" in result.error["message"]
+def _node_id(cli: Cli) -> str:
+    return _endpoint(cli)["node_id"]
 
 
-def test_invite_here_and_join_there(pair: tuple[Cli, Cli]) -> None:
-    ann, jane = pair
-    token = ann.ok("invite", "--tier", "edge", "--node", "jane")
-    said = jane.ok("join", _url(ann), "--token", "-", stdin=token.encode())
-    assert said == "joined the room of ann through ann, as edge node\n"
+def _endpoint(cli: Cli) -> dict[str, str]:
+    return dict(json.loads((cli.home / "endpoint.json").read_bytes()))
+
+
+def test_invite_here_and_join_there(pair: tuple[Cli, Cli], newcomer: Cli) -> None:
+    ann, id = pair[0], _node_id(newcomer)
+    alone = newcomer("nodes", "--json")
+    assert (alone.code, alone.error["code"]) == (1, "conflict")
+    assert "gatepost invite" in alone.error["message"]
+    assert _join(newcomer, ann) == "joined the room of ann through ann, as edge node\n"
     nodes = {node["id"]: node for node in ann.json("nodes")["nodes"]}
-    assert (nodes["jane"]["tier"], nodes["jane"]["added_by"]) == ("edge", "ann")
+    assert (nodes[id]["tier"], nodes[id]["added_by"]) == ("edge", "ann")
     assert "ann\tbackbone\tonline\tthis one" in ann.ok("nodes")
-    assert "\tused\tjane" in ann.ok("invites")
+    assert f"\tused\t{id}" in ann.ok("invites")
 
 
 def test_on_a_terminal_an_invite_is_drawn_too(pair: tuple[Cli, Cli]) -> None:
@@ -112,14 +131,15 @@ def test_changes_are_watched(pair: tuple[Cli, Cli]) -> None:
     assert (record["map"], record["key"]) == ("agents", "newcomer@ann")
 
 
-def test_revoking_asks_first_and_is_seen_at_once(pair: tuple[Cli, Cli]) -> None:
-    ann, _ = pair
-    refused = ann("revoke", "jane")
+def test_revoking_asks_first_and_is_seen_at_once(pair: tuple[Cli, Cli], newcomer: Cli) -> None:
+    ann, id = pair[0], _node_id(newcomer)
+    _join(newcomer, ann)
+    refused = ann("revoke", id)
     assert (refused.code, "--yes" in refused.err) == (2, True)
-    assert ann.ok("revoke", "jane", "--yes").startswith("jane is revoked")
-    assert [node["id"] for node in ann.json("nodes")["nodes"]] == ["ann"]
-    assert "jane\t\trevoked" in ann.ok("nodes")
-    assert ann("revoke", "jane", "--yes", "--json").error["code"] == "conflict"
+    assert ann.ok("revoke", id, "--yes").startswith(f"{id} is revoked")
+    assert id not in [node["id"] for node in ann.json("nodes")["nodes"]]
+    assert f"{id}\t\trevoked" in ann.ok("nodes")
+    assert ann("revoke", id, "--yes", "--json").error["code"] == "conflict"
     assert ann("revoke", "nobody", "--yes", "--json").error["code"] == "unknown_node"
 
 
