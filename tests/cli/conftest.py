@@ -1,4 +1,9 @@
-"""The real command line as a subprocess, and a real gateway that it started itself."""
+"""The command line, and a real gateway that it started itself.
+
+Most tests run a command inside their own process. What a test sees only in a process of its own
+(a terminal, a signal, the start, the settings of logs) needs `in_own_process`, `running`, `seen`
+or `on_terminal`.
+"""
 
 import fcntl
 import json
@@ -17,6 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import gatepost
+from tests.cli.in_process import run_in_process
 from tests.waiting import wait_until
 
 SOURCE = Path(gatepost.__file__).parents[1]
@@ -51,6 +57,9 @@ class Cli:
         self.env = environment(GATEPOST_HOME=str(home), HOME=str(home.parent), **env)
 
     def __call__(self, *arguments: str, stdin: bytes = b"") -> Result:
+        return Result(*run_in_process(arguments, self.env, stdin))
+
+    def in_own_process(self, *arguments: str, stdin: bytes = b"") -> Result:
         done = subprocess.run(
             [*COMMAND, *arguments],
             env={"PYTHONWARNINGS": "error"} | self.env,

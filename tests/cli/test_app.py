@@ -45,14 +45,14 @@ def test_every_family_has_commands() -> None:
 
 
 def test_help_lists_every_command(nowhere: Cli) -> None:
-    shown = nowhere.ok("--help")
+    shown = nowhere.in_own_process("--help").out
     for command in NAMES:
         assert f"│ {command.split()[0]} " in shown
     assert nowhere.ok() == shown
 
 
 def test_version(nowhere: Cli) -> None:
-    assert nowhere.ok("--version") == f"{__version__}\n"
+    assert nowhere.in_own_process("--version") == (0, f"{__version__}\n", "")
 
 
 def test_a_mistyped_command_is_guessed(nowhere: Cli) -> None:

@@ -46,32 +46,33 @@ def test_init_refuses_a_bad_node_id(tmp_path: Path) -> None:
 def test_a_config_typo_is_explained(tmp_path: Path) -> None:
     file = tmp_path / "gatepost.toml"
     file.write_text("[mailbox]\nmax_retris = 3\n")
-    result = Cli(tmp_path)("up", "--config", str(file))
+    result = Cli(tmp_path).in_own_process("up", "--config", str(file))
     assert result.code == 2
     assert "did you mean 'max_retries'?" in result.err
     assert "Traceback" not in result.err
 
 
 def test_a_config_file_that_is_named_must_be_there(tmp_path: Path) -> None:
-    result = Cli(tmp_path)("up", "--config", str(tmp_path / "none.toml"), "--json")
+    missing = str(tmp_path / "none.toml")
+    result = Cli(tmp_path).in_own_process("up", "--config", missing, "--json")
     assert (result.code, result.error["code"]) == (2, "config_error")
 
 
 def test_a_bad_variable_is_explained(tmp_path: Path) -> None:
-    result = Cli(tmp_path, GATEPOST_LISTEN__PORT="many")("up")
+    result = Cli(tmp_path, GATEPOST_LISTEN__PORT="many").in_own_process("up")
     assert (result.code, "GATEPOST_LISTEN__PORT" in result.err) == (2, True)
 
 
 def test_a_port_in_use_is_explained(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        result = Cli(tmp_path / "state")("up", "--port", port)
+        result = Cli(tmp_path / "state").in_own_process("up", "--port", port)
     assert (result.code, f":{port}" in result.err) == (1, True)
     assert "Traceback" not in result.err
 
 
 def test_a_second_gateway_on_the_same_state_is_refused(cli: Cli) -> None:
-    result = cli("up", "--port", "0")
+    result = cli.in_own_process("up", "--port", "0")
     assert (result.code, "in use by another gateway" in result.err) == (1, True)
     assert "Traceback" not in result.err
     assert cli("status").code == 0

@@ -58,7 +58,7 @@ def test_an_address_needs_a_scheme(home: Path) -> None:
 
 
 def test_no_gateway_says_how_to_start_one(tmp_path: Path) -> None:
-    result = Cli(tmp_path / "none")("status")
+    result = Cli(tmp_path / "none").in_own_process("status")
     assert result.code == 3
     assert "start one with `gatepost up`" in result.err
     assert Cli(tmp_path / "none")("status", "--json").error["code"] == "unreachable"

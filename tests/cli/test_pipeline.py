@@ -224,7 +224,7 @@ def _cli(tmp_path: Path, **env: str) -> Cli:
 
 
 def test_without_an_archive_it_says_what_to_do(tmp_path: Path) -> None:
-    result = _cli(tmp_path)("pipeline", "run", "--json")
+    result = _cli(tmp_path).in_own_process("pipeline", "run", "--json")
     assert (result.code, result.error["code"]) == (2, "usage")
     assert "archive.uri" in result.error["message"]
 
@@ -238,7 +238,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     )
     cli = _cli(tmp_path)
     cli.env["PYTHONPATH"] = f"{tmp_path}:{cli.env['PYTHONPATH']}"
-    result = cli("pipeline", "audit", "--archive", str(tmp_path), "--json")
+    result = cli.in_own_process("pipeline", "audit", "--archive", str(tmp_path), "--json")
     assert (result.code, result.error["code"]) == (2, "pipeline_missing")
     assert "pip install 'gatepost[pipeline]'" in result.error["message"]
 
@@ -285,7 +285,7 @@ def test_ctrl_c_at_work_ends_it_without_a_word(tmp_path: Path) -> None:
 def test_spark_is_not_imported_by_help(tmp_path: Path) -> None:
     cli = _cli(tmp_path, PYTHONPROFILEIMPORTTIME="1")
     cli.env["PYTHONWARNINGS"] = "default"
-    result = cli("pipeline", "run", "--help")
+    result = cli.in_own_process("pipeline", "run", "--help")
     assert result.code == 0
     assert "cyclopts" in result.err
     assert not {"pyspark", "pyarrow", "deltalake"} & {

@@ -30,7 +30,7 @@ def test_a_payload_that_is_not_json_is_wrong_usage(cli: Cli, agent: str) -> None
 
 
 def test_a_dash_reads_standard_input(cli: Cli, agent: str) -> None:
-    cli.ok("send", agent, "-", stdin="grüße\n".encode())
+    assert cli.in_own_process("send", agent, "-", stdin="grüße\n".encode()).code == 0
     assert cli.take(agent)[0]["payload"] == "grüße\n"
 
 
@@ -67,7 +67,7 @@ def test_a_fetched_file_replaces_nothing(cli: Cli, agent: str, tmp_path: Path) -
     (tmp_path / "here").write_text("mine")
     assert cli("fetch", digest, "--output", str(tmp_path / "here")).code == 2
     assert (tmp_path / "here").read_text() == "mine"
-    assert cli.ok("fetch", digest) == "bytes"
+    assert cli.in_own_process("fetch", digest) == (0, "bytes", "")
 
 
 def test_a_file_that_cannot_be_read_is_wrong_usage(cli: Cli, agent: str) -> None:
@@ -123,7 +123,7 @@ def test_what_is_not_processed_in_time_was_not_reached(cli: Cli, agent: str) -> 
 
 
 def test_an_unknown_agent_is_told_how_to_become_known(cli: Cli) -> None:
-    result = cli("send", "nobody", "hi")
+    result = cli.in_own_process("send", "nobody", "hi")
     assert (result.code, result.out) == (1, "")
     assert "gatepost agent add nobody" in result.err
     assert cli("send", "nobody", "hi", "--json").error["code"] == "unknown_agent"
