@@ -79,13 +79,13 @@ def test_commands_load_no_server() -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_knows_the_commands(nowhere: Cli, shell: str) -> None:
-    script = nowhere.ok("completion", shell)
-    assert all(word in script for word in ("inbox", "replay", "idempotency-key"))
-    assert nowhere.json("completion", shell)["script"] == script
+    said = nowhere.json("completion", shell)
+    assert all(word in said["script"] for word in ("inbox", "replay", "idempotency-key"))
 
 
 def test_bash_loads_its_completion(nowhere: Cli) -> None:
     script = nowhere.ok("completion", "bash")
+    assert "idempotency-key" in script
     for check in (["bash", "-n"], ["bash", "--norc", "-e"]):
         subprocess.run(check, input=script.encode(), check=True, timeout=10)
 
