@@ -73,7 +73,7 @@ def replica_loses_rows() -> LinkMutant:
 
 def restored_reader_trusts_relay() -> LinkMutant:
     """A restored reader takes events from a relay that its lost journal may have dealt with."""
-    return patch.object(relay_reader, "_heard_until", lambda tx: 0)
+    return patch.object(relay_reader, "is_in_doubt", lambda tx, source: False)
 
 
 def blob_digest_not_checked() -> LinkMutant:

@@ -84,7 +84,7 @@ def cursor_before_batch() -> Mutant:
         cursor.seq = max(cursor.seq, batch.upto)
         cursor.last_to = max([cursor.last_to, *(decode_event(body).seq for body in new)])
         cursor.save(tx)
-        later = replace(batch, events=new, heard=0)
+        later = replace(batch, events=new)
         tx.add_effect(lambda: waiting.setdefault(self, []).append(later))
         return TakenBatch(cursor.seq, [], [])
 

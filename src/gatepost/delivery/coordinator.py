@@ -31,9 +31,10 @@ from gatepost.delivery.decisions import (
     DeliveryEnded,
     ForwardMail,
     GiveUpDelivery,
-    OwnerRestored,
     OwnEvent,
     PairMoved,
+    ReaderRestored,
+    ReaderResumed,
     ReceiptArrived,
     ReplyArrived,
     RerouteDelivery,
@@ -47,6 +48,7 @@ from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.outbox_writer import PROCESSED, OutboxWriter
 from gatepost.delivery.outgoing import EMPTY_PAYLOAD, OutgoingEvent
 from gatepost.delivery.receiver.receiver import EventBatch, Receiver
+from gatepost.delivery.receiver.resuming import ask_to_resume
 from gatepost.delivery.routes import RouteFinder
 from gatepost.delivery.send_request import (
     choose_event_id,
@@ -119,7 +121,8 @@ class DeliveryCoordinator:
             RerouteDelivery: sender.rerouter.reroute_delivery,
             GiveUpDelivery: sender.giving_up.give_up_delivery,
             PairMoved: sender.close_pair_numbers,
-            OwnerRestored: sender.recovery.announce_closed_pairs,
+            ReaderRestored: sender.recovery.answer_restored,
+            ReaderResumed: sender.recovery.announce_resumed,
             DeliveryAccepted: self._note_accepted,
             DeliveryEnded: self._end_delivery,
             TurnEnded: self._end_turn,
@@ -266,9 +269,22 @@ class DeliveryCoordinator:
         self.apply_decisions(tx, self._sender.rerouter.room_changed(tx, before))
         self._forwarder.room_changed()
 
-    def give_up_sent(self, tx: Tx, node: str, sent_seq: int, reason: str) -> None:
-        """Give up the deliveries to a restored node that it may have heard of."""
-        self.apply_decisions(tx, self._sender.recovery.give_up_sent(tx, node, sent_seq, reason))
+    def greet_reader(
+        self, tx: Tx, node: str, incarnation: str, after: int, *, restored: bool
+    ) -> bool:
+        """A node reads our outbox after `after`; returns whether it has another journal now.
+
+        Deliveries that only the lost journal may have heard of are given up then.
+        """
+        greeted = self._sender.recovery.greet_reader(
+            tx, node, incarnation, after, restored=restored
+        )
+        self.apply_decisions(tx, greeted)
+        return bool(greeted)
+
+    def ask_to_resume(self, tx: Tx, source: str) -> None:
+        """Tell a source, whose outbox relays bring, that our journal was restored."""
+        ask_to_resume(tx, source, self._writer, self._node.incarnation)
 
     # -- the commit group
 

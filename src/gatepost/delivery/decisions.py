@@ -68,10 +68,26 @@ class PairMoved(NamedTuple):
     pair: SenderPair
 
 
-class OwnerRestored(NamedTuple):
-    """`node` has lost part of its journal: tell it up to where each of its pairs is closed."""
+class ReaderRestored(NamedTuple):
+    """The journal of `node` was restored, and is `incarnation` now.
+
+    It has read `own_incarnation` of our outbox up to `through`.
+    """
 
     node: str
+    incarnation: str
+    own_incarnation: str
+    through: int
+
+
+class ReaderResumed(NamedTuple):
+    """Everything that the lost journal of `node` may have heard of is given up.
+
+    Tell the node up to where each of its pairs is closed, and which events are new to it.
+    """
+
+    node: str
+    incarnation: str
 
 
 # -- the ends of deliveries and turns
@@ -144,7 +160,8 @@ Decision = (
     | RerouteDelivery
     | GiveUpDelivery
     | PairMoved
-    | OwnerRestored
+    | ReaderRestored
+    | ReaderResumed
     | DeliveryAccepted
     | DeliveryEnded
     | TurnEnded

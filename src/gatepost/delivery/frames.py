@@ -49,12 +49,14 @@ class HelloFrame(LinkFrame, frozen=True, tag="hello"):
 class SubscribeFrame(LinkFrame, frozen=True, tag="subscribe"):
     """Asks for the events of the peer's outbox that are for the sender, after `positions`.
 
-    `incarnation` is the sender's own.
+    `incarnation` is the sender's own. `restored`: its journal was restored, and the peer has not
+    answered that yet.
     """
 
     incarnation: FrameName
     positions: PositionList
     window: FrameNumber
+    restored: bool = False
 
 
 class FollowFrame(LinkFrame, frozen=True, tag="follow"):

@@ -27,6 +27,7 @@ _VOID = (
 # Pairs go on behind their last number, on any route: receivers need not wait for the others.
 _RENEW_PAIRS = "UPDATE pair_seq SET node = '', base = last + 1, moving = 0"
 # Readers may have heard of every event in the backup since it was made.
+_FORGET_RESUMED = "DELETE FROM resuming"
 _ASSUME_ALL_SENT = "UPDATE recipient SET sent_seq = max(sent_seq, last_seq)"
 _DOUBT_UNDELIVERED = "UPDATE undelivered SET verdict = ? WHERE replayed_as IS NULL"
 _SELECT_LEASES = f"SELECT {', '.join(Lease.__struct_fields__)} FROM lease"
@@ -42,6 +43,7 @@ def begin_incarnation(tx: Tx, incarnation: str, leap: int) -> int:
     tx.execute(_RECORD_FACTS, (incarnation, leap, tx.now))
     tx.execute(_RENEW_PAIRS)
     tx.execute(_ASSUME_ALL_SENT)
+    tx.execute(_FORGET_RESUMED)
     tx.execute(_DOUBT_UNDELIVERED, (RESTORED,))
     for sql in _VOID:
         tx.execute(sql, (tx.now,))

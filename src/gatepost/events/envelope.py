@@ -131,7 +131,16 @@ class DeadLetterNotice(Struct, frozen=True, kw_only=True, rename="camel", omit_d
     pair_seq: NonNegativeInt = 0
 
 
-SignalName = Literal["confirm", "withdraw", "pair_closed", "status_request", "incident", "notice"]
+SignalName = Literal[
+    "confirm",
+    "withdraw",
+    "pair_closed",
+    "status_request",
+    "restored",
+    "resumed",
+    "incident",
+    "notice",
+]
 
 
 class Signal(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -140,8 +149,10 @@ class Signal(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
     `confirm` lets the receiver engage an offer it accepted, and `withdraw` takes an offer back;
     both refer to the event. `pair_closed` says that all events of the pair `from_agent` to
     `to_agent` up to and including pair number `through` are closed, on every gateway.
-    `status_request` asks
-    for the receipts again.
+    `status_request` asks for the receipts again. `restored` says that the journal of the sender was
+    restored: it is the incarnation `text` now, and has read the incarnation `incarnation` of the
+    receiver's outbox up to `through`. `resumed` answers: everything that the lost journal may have
+    heard of is given up, up to event `through`, and the events behind that are new to it.
     """
 
     signal: SignalName | Label
@@ -151,3 +162,4 @@ class Signal(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
     to_agent: AgentId | None = None
     through: NonNegativeInt = 0
     text: Label | None = None
+    incarnation: Label | None = None

@@ -1,10 +1,12 @@
 """Whom a reader asks for an outbox that no link brings, and for how long it avoids a bad relay."""
 
+import apsw
 import pytest
 
 from gatepost.delivery.frames import AnyFrame, EventsFrame, RelayFrame
 from gatepost.delivery.links.relay_reader import RelayReader, RelayRetry
 from tests.delivery.mesh import Gate, Mesh, Wire
+from tests.delivery.sender.tools import signals
 
 RETRY = RelayRetry()
 
@@ -115,28 +117,89 @@ def test_a_forging_relay_is_left_and_another_serves() -> None:
     assert b.mail() == [sent]
 
 
-def test_a_restored_reader_refuses_old_events_of_a_relay_and_its_pair_goes_on() -> None:
-    """Its sender has them as processed: nothing else would ever close their numbers."""
-    mesh = Mesh("a", "b", "s", relays=["s"])
-    a, b = mesh["a"], mesh["b"]
-    mesh.link("a", "s")
+def restore_reader(mesh: Mesh, backup: apsw.Connection) -> Wire:
+    """`b` comes back from its backup, and reaches its relay again."""
+    b = mesh["b"]
+    mesh.wires[-1].cut()
+    b.restore(backup)
+    b.do(lambda tx: tx.execute("INSERT INTO fact (name, value) VALUES ('restored_at', '1')"))
     wire = mesh.link("b", "s")
     mesh.flow()
-    backup = b.backup()
-    done = a.send_many(b, 2)
-    mesh.flow()
-    assert b.settle() == 2
-    mesh.flow()
-    assert [a.state(id) for id in done] == ["processed", "processed"]
-    wire.cut()
-    b.restore(backup)
-    restored = f"INSERT INTO fact (name, value) VALUES ('restored_at', '{b.clock.now()}')"
-    b.do(lambda tx: tx.execute(restored))
+    return wire
+
+
+@pytest.fixture
+def relayed() -> Mesh:
+    """`a` and `b` reach each other through `s` only."""
+    mesh = Mesh("a", "b", "s", relays=["s"])
+    mesh.link("a", "s")
     mesh.link("b", "s")
     mesh.flow()
+    return mesh
+
+
+def test_a_restored_reader_lets_old_mail_of_a_relay_go_by_and_its_pair_goes_on(
+    relayed: Mesh,
+) -> None:
+    """Its sender has it as processed: only the signal `pair_closed` closes its numbers."""
+    a, b = relayed["a"], relayed["b"]
+    backup = b.backup()
+    done = a.send_many(b, 2)
+    relayed.flow()
+    assert b.settle() == 2
+    relayed.flow()
+    restore_reader(relayed, backup)
     assert b.mail() == []
-    mesh.clock.advance(60_000)
     sent = a.send(b).event_id
-    mesh.flow()
+    relayed.flow()
     assert (b.mail(), a.state(sent)) == ([sent], "accepted")
     assert [a.state(id) for id in done] == ["processed", "processed"]
+
+
+@pytest.mark.parametrize("ahead", [-3_600_000, 3_600_000])
+def test_mail_that_a_lost_journal_took_is_given_up_whatever_the_clocks_say(
+    relayed: Mesh, ahead: int
+) -> None:
+    a, b = relayed["a"], relayed["b"]
+    backup = b.backup()
+    relayed.clock.advance(ahead)
+    taken = a.send(b).event_id
+    relayed.flow()
+    relayed.clock.advance(-ahead)
+    assert b.mail() == [taken]
+    restore_reader(relayed, backup)
+    assert (b.mail(), a.state(taken)) == ([], "dead_letter")
+    assert "restored" in signals(b, "a") and "resumed" in signals(a, "b")
+
+
+def test_a_relayed_reader_that_is_linked_later_is_resumed_once(relayed: Mesh) -> None:
+    """Behind its relay it has read everything, so nothing is skipped on the link."""
+    a, b = relayed["a"], relayed["b"]
+    backup = b.backup()
+    done = a.send_many(b, 2)
+    relayed.flow()
+    b.settle()
+    relayed.flow()
+    relayed.wires[0].cut()
+    restore_reader(relayed, backup)
+    assert "resumed" not in signals(a, "b"), "nobody could tell it"
+    relayed.link("a", "b")
+    sent = a.send(b).event_id
+    relayed.flow()
+    assert (b.mail(), a.state(sent)) == ([sent], "accepted")
+    assert [a.state(id) for id in done] == ["processed", "processed"]
+
+
+def test_the_answer_to_an_earlier_restore_does_not_count(relayed: Mesh) -> None:
+    a, b = relayed["a"], relayed["b"]
+    first, second = b.backup(), b.backup()
+    a.send(b)
+    relayed.flow()
+    restore_reader(relayed, first)
+    resumed = signals(a, "b").count("resumed")
+    taken = a.send(b).event_id
+    relayed.flow()
+    assert b.mail() == [taken]
+    restore_reader(relayed, second)
+    assert (b.mail(), a.state(taken)) == ([], "dead_letter")
+    assert signals(a, "b").count("resumed") > resumed

@@ -31,8 +31,8 @@ def event_for(gate: Gate, **fields: Any) -> Envelope:
     )
 
 
-def make_check(gate: Gate, tx: Tx, dealt_with_before: int = 0) -> AcceptanceCheck:
-    return AcceptanceCheck(gate.core.receiver._parts, tx, "a", START, dealt_with_before)
+def make_check(gate: Gate, tx: Tx) -> AcceptanceCheck:
+    return AcceptanceCheck(gate.core.receiver._parts, tx, "a", START)
 
 
 def reason(gate: Gate, **fields: Any) -> str:
@@ -48,12 +48,6 @@ def test_an_event_for_an_agent_here_can_be_accepted(b: Gate) -> None:
 
 def test_an_event_that_expired_is_refused(b: Gate) -> None:
     assert reason(b, expires_at=START) == "expired"
-
-
-def test_only_an_event_from_before_a_restore_may_be_dealt_with(b: Gate) -> None:
-    envelope = event_for(b)
-    assert b.do(lambda tx: make_check(b, tx, START + 1).may_be_dealt_with(envelope))
-    assert not b.do(lambda tx: make_check(b, tx, START).may_be_dealt_with(envelope))
 
 
 def test_an_agent_that_is_not_here_is_unknown_or_moved(b: Gate) -> None:

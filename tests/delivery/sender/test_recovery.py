@@ -1,6 +1,6 @@
 """After a journal was lost: deliveries to a restored owner, and those of a restored sender."""
 
-from gatepost.delivery.decisions import GiveUpDelivery, OwnerRestored
+from gatepost.delivery.decisions import GiveUpDelivery, ReaderRestored, ReaderResumed
 from gatepost.events import EventKind, Signal, decode_payload
 from tests.delivery.mesh import Gate
 from tests.delivery.sender.tools import signals
@@ -9,24 +9,41 @@ from tests.delivery.sender.tools import signals
 def test_only_what_a_restored_owner_may_have_heard_of_is_given_up(a: Gate, b: Gate) -> None:
     first, second = a.send(b).event_id, a.send(b).event_id
     sent_seq = a.value("SELECT min(seq) FROM outbox WHERE to_node = 'b'")
+    heard = "UPDATE recipient SET sent_seq = ?, incarnation = 'b-1' WHERE node_id = 'b'"
+    a.do(lambda tx: tx.execute(heard, (sent_seq,)))
     recovery = a.core.sender.recovery
-    decisions = a.do(lambda tx: recovery.give_up_sent(tx, "b", sent_seq, "it was restored"))
+    decisions = a.do(lambda tx: recovery.greet_reader(tx, "b", "b-2", 0, restored=False))
     found = a.do(lambda tx: a.core.sender.deliveries.find(tx, first))
-    given_up = GiveUpDelivery(found, "owner_restored", "it was restored")
-    assert decisions == [given_up, OwnerRestored("b")]
+    given_up = GiveUpDelivery(found, "owner_restored", "b has another journal than it had")
+    assert decisions == [given_up, ReaderResumed("b", "b-2")]
     a.do(lambda tx: a.coordinator.apply_decisions(tx, decisions))
     assert (a.state(first), a.state(second)) == ("dead_letter", "emitted")
 
 
 def test_a_restored_owner_is_told_which_numbers_never_come_again(a: Gate, b: Gate) -> None:
     a.send_many(b, 3)
-    restored = OwnerRestored("b")
-    a.do(lambda tx: a.core.sender.recovery.announce_closed_pairs(tx, restored))
-    (event,) = [event for event in a.events() if event.kind == EventKind.SIGNAL]
-    signal = decode_payload(event, Signal)
-    assert (signal.signal, signal.from_agent, signal.to_agent, signal.through) == (
-        "pair_closed", "A", "B", 3,
-    )  # fmt: skip
+    resumed = ReaderResumed("b", "b-2")
+    a.do(lambda tx: a.core.sender.recovery.announce_resumed(tx, resumed))
+    said = [decode_payload(each, Signal) for each in a.events() if each.kind == EventKind.SIGNAL]
+    closed = Signal(signal="pair_closed", from_agent="A", to_agent="B", through=3)
+    assert said == [closed, Signal(signal="resumed", text="b-2", through=0)]
+
+
+def test_a_reader_is_resumed_once_and_answered_each_time_it_asks(a: Gate) -> None:
+    recovery, resumed = a.core.sender.recovery, ReaderResumed("b", "b-2")
+    greet = recovery.greet_reader
+    assert a.do(lambda tx: greet(tx, "b", "b-1", 0, restored=False)) == (), "its first journal"
+    assert a.do(lambda tx: greet(tx, "b", "b-1", 0, restored=False)) == ()
+    assert a.do(lambda tx: greet(tx, "b", "b-2", 0, restored=False)) == [resumed]
+    restored = ReaderRestored("b", "b-2", "a-1", 0)
+    assert a.do(lambda tx: recovery.answer_restored(tx, restored)) == [resumed]
+
+
+def test_a_restored_reader_that_was_never_met_may_have_heard_by_relays(a: Gate, b: Gate) -> None:
+    sent = a.send(b).event_id
+    a.do(lambda tx: tx.execute("UPDATE recipient SET sent_seq = last_seq"))
+    greeted = a.do(lambda tx: a.coordinator.greet_reader(tx, "b", "b-2", 0, restored=True))
+    assert (greeted, a.state(sent)) == (True, "dead_letter")
 
 
 def test_a_restored_sender_asks_about_each_open_delivery_once(a: Gate, b: Gate) -> None:

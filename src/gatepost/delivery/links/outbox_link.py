@@ -12,7 +12,6 @@ from gatepost.delivery.frames import (
     EventsFrame,
     HelloFrame,
     Incarnation,
-    Position,
     SkipFrame,
     SubscribeFrame,
     TakenFrame,
@@ -24,6 +23,7 @@ from gatepost.delivery.links.outbox_feed import OutboxFeed
 from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.receiver.cursors import read_positions
 from gatepost.delivery.receiver.receiver import EventBatch
+from gatepost.delivery.receiver.resuming import is_in_doubt
 from gatepost.errors import LinkError
 from gatepost.journal.outbox import OutboxGroup
 from gatepost.journal.transaction import Tx
@@ -31,12 +31,7 @@ from gatepost.journal.transaction import Tx
 _SELECT_HEAD = """
 SELECT max((SELECT coalesce(max(last_seq), 0) FROM head), max(first_seq) - 1) FROM incarnation
 """
-_SELECT_READER = "SELECT incarnation, sent_seq, cut_seq FROM recipient WHERE node_id = ?"
-_SAVE_READER = """
-INSERT INTO recipient (node_id, last_seq, incarnation, seen_at) VALUES (?1, 0, ?2, ?3)
-ON CONFLICT (node_id) DO UPDATE SET incarnation = ?2, seen_at = ?3
-"""
-_SAVE_CUT = "UPDATE recipient SET cut_seq = max(cut_seq, ?) WHERE node_id = ?"
+_SELECT_CUT = "SELECT cut_seq FROM recipient WHERE node_id = ?"
 _SAVE_ACKED = "UPDATE recipient SET acked_seq = max(acked_seq, ?), seen_at = ? WHERE node_id = ?"
 # How long a reader's progress may stay in memory only. Losing it delays pruning, nothing else.
 _SAVE_ACKED_MS = 1_000
@@ -129,10 +124,11 @@ class OutboxLink:
     def read_outbox(self) -> None:
         """Start to read the peer's outbox over this link."""
         self.reading = True
-        self._port.commit(lambda tx: read_positions(tx, [self.peer]), self._send_subscribe)
+        self._port.commit(self._make_subscribe, self._port.send)
 
-    def _send_subscribe(self, positions: list[Position]) -> None:
-        self._port.send(SubscribeFrame(self._node.incarnation, positions, self._window))
+    def _make_subscribe(self, tx: Tx) -> SubscribeFrame:
+        positions, restored = read_positions(tx, [self.peer]), is_in_doubt(tx, self.peer)
+        return SubscribeFrame(self._node.incarnation, positions, self._window, restored)
 
     def _take_events(self, frame: EventsFrame) -> None:
         if frame.source != self.peer:
@@ -171,22 +167,16 @@ class OutboxLink:
                 f"{self.peer} has read up to {after} of an outbox that ends at {head}:"
                 " was this journal put back by hand, instead of restored?"
             )
-        known, sent, cut = tx.fetch_one(_SELECT_READER, (self.peer,)) or (None, 0, 0)
-        tx.execute(_SAVE_READER, (self.peer, frame.incarnation, tx.now))
+        is_another = self._coordinator.greet_reader(
+            tx, self.peer, frame.incarnation, after, restored=frame.restored
+        )
         tx.execute(_SAVE_ACKED, (after, tx.now, self.peer))
-        why = None
-        if known is not None and known != frame.incarnation and sent > after:
-            reason = f"{self.peer} has another journal than it had"
-            self._coordinator.give_up_sent(tx, self.peer, sent, reason)
-            # The skip may get lost. The cut makes the next subscription repeat it.
-            tx.execute(_SAVE_CUT, (sent, self.peer))
-            why, after = "restored", max(sent, cut)
-        elif cut > after:
-            why, after = "cut off", cut
-        if why is None:
+        ((cut,),) = tx.fetch_all(_SELECT_CUT, (self.peer,))
+        if cut <= after:
             return after, None
-        incarnation, first_seq = incarnation_at(self._incarnations, after + 1)
-        return after, SkipFrame(self._node.id, incarnation, first_seq, after, why)
+        why = "restored" if is_another else "cut off"
+        incarnation, first_seq = incarnation_at(self._incarnations, cut + 1)
+        return cut, SkipFrame(self._node.id, incarnation, first_seq, cut, why)
 
     def _start_feed(self, frame: SubscribeFrame, after: int, skip: SkipFrame | None) -> None:
         if skip is not None:

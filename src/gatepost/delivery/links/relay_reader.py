@@ -5,8 +5,8 @@ twice are taken once. A relay that sends forged events, or leaves some out, is n
 source again for a while.
 """
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 from zlib import crc32
 
 from msgspec import Struct
@@ -18,16 +18,20 @@ from gatepost.delivery.frames import (
     HelloFrame,
     Incarnation,
     IncarnationsFrame,
+    Position,
     ReadingFrame,
     RelayFrame,
+    SkipFrame,
     TakenFrame,
     frame_weight,
 )
+from gatepost.delivery.incarnations import incarnation_at
 from gatepost.delivery.links.link_port import LinkPort, ignore_result
 from gatepost.delivery.links.proof import check_incarnations, check_relayed_events, sign_reading
 from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.receiver.cursors import read_positions
 from gatepost.delivery.receiver.receiver import EventBatch
+from gatepost.delivery.receiver.resuming import find_resumed, is_in_doubt, note_resumed
 from gatepost.errors import GatepostError, LinkError
 from gatepost.events import Envelope
 from gatepost.journal.outbox import OutboxGroup
@@ -35,8 +39,6 @@ from gatepost.journal.transaction import Tx
 
 # How often a source is told how far it was read. It delays pruning at the source, nothing else.
 _READING_MS = 1_000
-# How far the clocks of two gateways may differ.
-_CLOCK_TOLERANCE_MS = 30_000
 
 T = TypeVar("T")
 
@@ -62,6 +64,18 @@ class RelayBlame(Struct):
     until: int = 0
 
 
+class RelayedResult(NamedTuple):
+    """Why a relayed frame was not taken, if it is an error, and how far its outbox is read now.
+
+    `scanned`: its events were looked through and not taken; `restart` if they have to come again.
+    """
+
+    error: GatepostError | None
+    position: Position
+    scanned: bool = False
+    restart: bool = False
+
+
 class RelayReader:
     """Call `refresh_requests` whenever links or the room have changed, and every few seconds."""
 
@@ -73,6 +87,7 @@ class RelayReader:
         retry: RelayRetry | None = None,
     ) -> None:
         self._node = node
+        self.incarnation = node.incarnation
         self.coordinator = coordinator
         self.window = window
         self._retry = retry or RelayRetry()
@@ -156,6 +171,10 @@ class RelayReaderPart:
         self.relays = relays
         self._wants: list[str] = []
         self._incarnations: dict[str, list[Incarnation]] = {}
+        # Outboxes whose events were looked through and not taken; only operations touch it.
+        self._scanned: set[str] = set()
+        # Outboxes that are read from our position again; until the relay begins, events are stale.
+        self._restarting: set[str] = set()
         self._unsent_readings: dict[str, TakenFrame] = {}
         self._readings_sent_at = 0
         self.now = port.now
@@ -196,19 +215,19 @@ class RelayReaderPart:
     def _learn_incarnations(self, frame: IncarnationsFrame) -> None:
         self._check_or_blame(frame.source, lambda key: check_incarnations(frame, key))
         self._incarnations[frame.source] = frame.incarnations
+        self._restarting.discard(frame.source)
 
     def _take_events(self, frame: EventsFrame) -> None:
         """Proven events are taken even if this relay is not asked for them any more."""
+        if frame.source in self._restarting:
+            return
         incarnations = self._incarnations.get(frame.source, [])
         envelopes = self._check_or_blame(
             frame.source, lambda key: check_relayed_events(frame, incarnations, key)
         )
-        taken = TakenFrame(
-            frame.source, frame.incarnation, envelopes[-1].seq, frame_weight(frame), "relay"
-        )
         self._port.commit(
-            lambda tx: self._take_batch(tx, frame, envelopes),
-            lambda error: self._confirm_taken(taken, error),
+            lambda tx: self._take_or_scan(tx, frame, envelopes, incarnations),
+            lambda result: self._confirm_taken(frame, result),
         )
 
     def _check_or_blame(self, source: str, check: Callable[[bytes], T]) -> T:
@@ -221,38 +240,85 @@ class RelayReaderPart:
             self._port.commit(lambda tx: self._raise_incident(tx, source, detail), ignore_result)
             raise
 
-    def _take_batch(
-        self, tx: Tx, frame: EventsFrame, envelopes: list[Envelope]
-    ) -> GatepostError | None:
+    def _take_or_scan(
+        self,
+        tx: Tx,
+        frame: EventsFrame,
+        envelopes: list[Envelope],
+        incarnations: Sequence[Incarnation],
+    ) -> RelayedResult:
+        source = frame.source
+        if is_in_doubt(tx, source):
+            self._scanned.add(source)
+            self._look_for_resumed(tx, source, envelopes, incarnations)
+        if source not in self._scanned:
+            return self._take_batch(tx, frame, envelopes)
+        start = (source, frame.incarnation, frame.first_seq - 1)
+        position = (read_positions(tx, [source]) or [start])[-1]
+        return RelayedResult(None, position, scanned=True, restart=not is_in_doubt(tx, source))
+
+    def _look_for_resumed(
+        self,
+        tx: Tx,
+        source: str,
+        envelopes: list[Envelope],
+        incarnations: Sequence[Incarnation],
+    ) -> None:
+        """Our journal was restored: these events count once their source has resumed us."""
+        coordinator = self._reader.coordinator
+        through = find_resumed(envelopes, self._reader.incarnation)
+        if through is None:
+            coordinator.ask_to_resume(tx, source)
+            return
+        note_resumed(tx, source)
+        if through:
+            name, first_seq = incarnation_at(incarnations, through + 1)
+            coordinator.skip_events(tx, SkipFrame(source, name, first_seq, through, "restored"))
+
+    def _take_batch(self, tx: Tx, frame: EventsFrame, envelopes: list[Envelope]) -> RelayedResult:
         """Take the events as if they came from their source; or none of them, and return why."""
         mark = tx.begin_operation()
+        position = (frame.source, frame.incarnation, envelopes[-1].seq)
         try:
             self._reader.coordinator.take_batch(tx, self._make_batch(tx, frame, envelopes))
         except GatepostError as error:
             tx.undo_operation(mark)
             self._raise_incident(tx, frame.source, error.message)
-            return error
+            return RelayedResult(error, position)
         tx.keep_operation()
-        return None
+        return RelayedResult(None, position)
 
     def _make_batch(self, tx: Tx, frame: EventsFrame, envelopes: list[Envelope]) -> EventBatch:
         """Only signed facts count: the batch ends with its last event, and not in the future."""
         last = envelopes[-1]
         now = max(last.created_at, min(frame.now, tx.now))
-        heard = _heard_until(tx)
         return EventBatch(
-            frame.source, frame.incarnation, frame.first_seq, last.seq, now, frame.events, heard
+            frame.source, frame.incarnation, frame.first_seq, last.seq, now, frame.events
         )
 
-    def _confirm_taken(self, taken: TakenFrame, error: GatepostError | None) -> None:
-        if error is not None:
-            self._reader.blame_relay(self.peer, taken.source, self._port.now())
-            self._port.end(error)
+    def _confirm_taken(self, frame: EventsFrame, result: RelayedResult) -> None:
+        if result.error is not None:
+            self._reader.blame_relay(self.peer, frame.source, self._port.now())
+            self._port.end(result.error)
             return
-        self._reader.clear_blame(self.peer, taken.source)
+        self._reader.clear_blame(self.peer, frame.source)
+        taken = TakenFrame(*result.position, frame_weight(frame), "relay")
         self._port.send(taken)
-        self._unsent_readings[taken.source] = taken
-        self.send_readings()
+        if not result.scanned:
+            self._unsent_readings[taken.source] = taken
+            self.send_readings()
+        elif result.restart:
+            self._restart_source(frame.source)
+
+    def _restart_source(self, source: str) -> None:
+        """Read an outbox from our position again, for events of it were only looked through."""
+        if source in self._restarting or source not in self._wants:
+            return
+        wants = self._wants
+        self.request_sources([each for each in wants if each != source])
+        self._port.commit(lambda tx: self._scanned.discard(source), ignore_result)
+        self._restarting.add(source)
+        self.request_sources(wants)
 
     def send_readings(self) -> None:
         """Tell the sources how far we are, once a second at most."""
@@ -267,12 +333,3 @@ class RelayReaderPart:
     def _raise_incident(self, tx: Tx, source: str, detail: str) -> None:
         incidents = self._reader.coordinator.incidents
         incidents.raise_(tx, "relay", f"{self.peer}/{source}", detail)
-
-
-def _heard_until(tx: Tx) -> int:
-    """Events created before this time may have been dealt with before this journal was restored.
-
-    On a direct link the source skips them. A relay cannot know, so the reader decides by time.
-    """
-    row = tx.fetch_one("SELECT value FROM fact WHERE name = 'restored_at'")
-    return 0 if row is None else int(row[0]) + _CLOCK_TOLERANCE_MS

@@ -36,24 +36,16 @@ class ReceiverParts(NamedTuple):
 class AcceptanceCheck:
     """Its answers about agents and mailboxes are kept for one transaction.
 
-    `now` is the emitter's clock. An event created before `dealt_with_before` may have been dealt
-    with in an earlier incarnation of this journal.
+    `now` is the emitter's clock.
     """
 
-    def __init__(
-        self, parts: ReceiverParts, tx: Tx, source: str, now: int, dealt_with_before: int
-    ) -> None:
+    def __init__(self, parts: ReceiverParts, tx: Tx, source: str, now: int) -> None:
         self._parts = parts
         self._tx = tx
         self._source = source
         self._now = now
-        self._dealt_with_before = dealt_with_before
         self._hosted: dict[str, bool] = {}
         self._capacity: dict[str, int] = {}
-
-    def may_be_dealt_with(self, envelope: Envelope) -> bool:
-        """Whether an earlier incarnation of this journal may have dealt with the event."""
-        return envelope.created_at < self._dealt_with_before
 
     def reason_against(self, envelope: Envelope) -> str:
         """Why an event cannot be accepted now; empty if it can."""

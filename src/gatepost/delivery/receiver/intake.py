@@ -21,7 +21,6 @@ from gatepost.delivery.receiver.inbox_states import (
 )
 from gatepost.delivery.receiver.inbox_table import InboxRow, InboxTable
 from gatepost.delivery.receiver.offers import OfferTable
-from gatepost.delivery.sender.receipts import RESTORED
 from gatepost.events import (
     Envelope,
     PayloadRef,
@@ -43,10 +42,10 @@ class Intake:
         source: str,
         incarnation: str,
         now: int,
-        dealt_with_before: int = 0,
     ) -> None:
         self.tx = tx
         self.source = source
+        self.own_incarnation = parts.node.incarnation
         self.decisions: list[Decision] = []
         self.duplicates = 0
         self.inbox = InboxTable(tx, source)
@@ -54,7 +53,7 @@ class Intake:
         self.held = HeldEvents(tx, self.inbox, parts.full)
         self.offers = OfferTable(tx, source, self.inbox)
         self.answers = ReceiptAnswers(tx, source, parts.writer)
-        self._check = AcceptanceCheck(parts, tx, source, now, dealt_with_before)
+        self._check = AcceptanceCheck(parts, tx, source, now)
         self.acceptor = EventAcceptor(
             parts, tx, source, now, self.inbox, self._check, self.decisions
         )
@@ -75,9 +74,6 @@ class Intake:
             self.acceptor.append_receipt(envelope, Receipt(status="refused", reason="resend"))
         elif envelope.to_agent_id is None:
             self.acceptor.refuse_event(envelope, "no_agent")
-        elif self._check.may_be_dealt_with(envelope):
-            # Never held: by the time it is released, nothing may be known of this any more.
-            self.acceptor.refuse_event(envelope, RESTORED)
         else:
             self._take_in_order(envelope, body)
 

@@ -38,11 +38,7 @@ _DRAFT_FIELDS = [name for name in EventDraft.__struct_fields__ if name != "every
 
 
 class EventBatch(Struct, frozen=True):
-    """Events of one outbox, all that are for us up to `upto`. `now` is the emitter's clock.
-
-    An event created before `heard` may have been dealt with in an earlier incarnation of this
-    journal.
-    """
+    """Events of one outbox, all that are for us up to `upto`. `now` is the emitter's clock."""
 
     source: str
     incarnation: str
@@ -50,7 +46,6 @@ class EventBatch(Struct, frozen=True):
     upto: int
     now: int
     events: list[bytes]
-    heard: int = 0
 
 
 class TakenBatch(NamedTuple):
@@ -105,7 +100,7 @@ class Receiver:
         self, tx: Tx, batch: EventBatch, new: list[tuple[Envelope, bytes]]
     ) -> Decisions:
         source, incarnation = batch.source, batch.incarnation
-        intake = Intake(self._parts, tx, source, incarnation, batch.now, batch.heard)
+        intake = Intake(self._parts, tx, source, incarnation, batch.now)
         intake.inbox.look_up([envelope for envelope, _ in new if envelope.kind in TRACKED_KINDS])
         for envelope, body in new:
             self._handle_event(intake, envelope, body)

@@ -3,9 +3,10 @@
 An event that was accepted for good stays accepted: no later decision changes that.
 """
 
-from gatepost.delivery.decisions import TransferSignal
+from gatepost.delivery.decisions import ReaderRestored, TransferSignal
 from gatepost.delivery.receiver.inbox_states import InboxInput, InboxState
 from gatepost.delivery.receiver.intake import Intake
+from gatepost.delivery.receiver.resuming import note_resumed
 from gatepost.delivery.transfers import TRANSFER_SIGNALS
 from gatepost.events import DeadLetterNotice, Envelope, Signal, parse_event_id
 
@@ -17,6 +18,12 @@ def apply_signal(intake: Intake, envelope: Envelope, signal: Signal) -> None:
     elif signal.signal == "pair_closed" and signal.from_agent and signal.to_agent:
         key = (intake.source, signal.from_agent, signal.to_agent)
         intake.close_through(key, signal.through)
+    elif signal.signal == "restored" and signal.text:
+        position = (signal.incarnation or "", signal.through)
+        intake.decisions.append(ReaderRestored(intake.source, signal.text, *position))
+    elif signal.signal == "resumed":
+        if signal.text == intake.own_incarnation:
+            note_resumed(intake.tx, intake.source)
     elif ref is None:
         return
     elif signal.signal == "confirm":

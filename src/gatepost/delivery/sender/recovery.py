@@ -1,7 +1,15 @@
 """Deliveries after a journal was lost: the owner's, or this gateway's own."""
 
-from gatepost.delivery.decisions import Decision, Decisions, GiveUpDelivery, OwnerRestored
+from gatepost.delivery.decisions import (
+    NOTHING,
+    Decision,
+    Decisions,
+    GiveUpDelivery,
+    ReaderRestored,
+    ReaderResumed,
+)
 from gatepost.delivery.delivery_states import DeliveryInput, update_delivery
+from gatepost.delivery.incarnations import load_incarnations, position_after
 from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.outbox_writer import OutboxWriter
 from gatepost.delivery.retry_policy import RetryPolicy
@@ -19,6 +27,13 @@ _SELECT_UNDOUBTED = f"""
 SELECT {DELIVERY_COLUMNS} FROM delivery
 WHERE processed_at IS NULL AND node <> ? AND pair_seq > 0 LIMIT ?
 """
+_SELECT_READER = "SELECT incarnation, sent_seq FROM recipient WHERE node_id = ?"
+_SAVE_READER = """
+INSERT INTO recipient (node_id, last_seq, incarnation, seen_at) VALUES (?1, 0, ?2, ?3)
+ON CONFLICT (node_id) DO UPDATE SET incarnation = ?2, seen_at = ?3
+"""
+_SAVE_CUT = "UPDATE recipient SET cut_seq = max(cut_seq, ?) WHERE node_id = ?"
+_SELECT_CUT = "SELECT cut_seq FROM recipient WHERE node_id = ?"
 _SELECT_OPEN_AT = f"""
 SELECT {DELIVERY_COLUMNS} FROM delivery WHERE node = ? AND processed_at IS NULL ORDER BY event_id
 """
@@ -40,23 +55,51 @@ class DeliveryRecovery:
         self._policy = policy
         self._writer = writer
 
-    def give_up_sent(self, tx: Tx, node: str, sent_seq: int, reason: str) -> Decisions:
-        """`node` was restored, may have heard of these, and cannot say what it did with them."""
+    def greet_reader(
+        self, tx: Tx, node: str, incarnation: str, after: int, *, restored: bool
+    ) -> Decisions:
+        """Learn which journal a reader has. If the one that we knew is lost, resume the new one.
+
+        The new journal has read our outbox up to `after`. `restored`: the reader says that it was
+        restored. A reader that we did not know may have read our outbox through relays before.
+        """
+        known, sent = tx.fetch_one(_SELECT_READER, (node,)) or (None, 0)
+        tx.execute(_SAVE_READER, (node, incarnation, tx.now))
+        if known == incarnation or (known is None and not restored):
+            return NOTHING
+        if sent > after:
+            # What the reader is told may get lost: the cut makes the next link repeat it.
+            tx.execute(_SAVE_CUT, (sent, node))
+        lost = self._give_up_sent(tx, node, after, sent)
+        return [*lost, ReaderResumed(node, incarnation)]
+
+    def answer_restored(self, tx: Tx, restored: ReaderRestored) -> Decisions:
+        """A restored reader waits for our word which events are new to it."""
+        node, incarnation, own_incarnation, through = restored
+        position = (self._node.id, own_incarnation, through)
+        after = position_after(load_incarnations(tx), [position], self._node.id)
+        greeted = self.greet_reader(tx, node, incarnation, after, restored=True)
+        return greeted or [ReaderResumed(node, incarnation)]
+
+    def _give_up_sent(self, tx: Tx, node: str, after: int, sent: int) -> Decisions:
+        """The lost journal of `node` may have heard of these, and nobody knows what it did."""
         records = (OpenDelivery(*row) for row in tx.fetch_all(_SELECT_OPEN_AT, (node,)))
         seqs = ((each, first_seq_to(tx, each.event_id, node)) for each in records)
-        lost = [each for each, seq in seqs if seq is not None and seq <= sent_seq]
-        given_up = [GiveUpDelivery(each, "owner_restored", reason) for each in lost]
-        return [*given_up, OwnerRestored(node)]
+        lost = [each for each, seq in seqs if seq is not None and after < seq <= sent]
+        reason = f"{node} has another journal than it had"
+        return [GiveUpDelivery(each, "owner_restored", reason) for each in lost]
 
-    def announce_closed_pairs(self, tx: Tx, restored: OwnerRestored) -> Decisions:
+    def announce_resumed(self, tx: Tx, resumed: ReaderResumed) -> Decisions:
         """Tell a restored node which numbers never come again: it forgot what it closed since."""
-        node = restored.node
+        node, incarnation = resumed
         decisions: list[Decision] = []
         for from_agent, to_agent, last, elsewhere in tx.fetch_all(_SELECT_PAIRS_AT, (node,)):
             through = elsewhere - 1 if elsewhere else last
             signal = draft_pair_closed((from_agent, to_agent), through)
             decisions += self._writer.append_signal(tx, node, None, signal)
-        return decisions
+        ((cut,),) = tx.fetch_all(_SELECT_CUT, (node,))
+        follows = Signal(signal="resumed", text=incarnation, through=cut)
+        return [*decisions, *self._writer.append_signal(tx, node, None, follows)]
 
     def doubt_open(self, tx: Tx, limit: int) -> tuple[int, Decisions]:
         """In a restored journal: an open delivery may be done. Ask its owner, never send it again.

@@ -447,6 +447,13 @@ CREATE TABLE cursor (
     PRIMARY KEY (source, incarnation)
 ) WITHOUT ROWID;
 
+-- Only in a restored journal: the sources that were told of it, and those that have resumed it.
+CREATE TABLE resuming (
+    source   TEXT PRIMARY KEY,
+    asked_at INTEGER NOT NULL,
+    resumed  INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+
 -- The inbox: every tracked event taken from another outbox, kept for as long as it may arrive again.
 CREATE TABLE inbox (
     source   TEXT NOT NULL,

@@ -93,8 +93,9 @@ class MeshObserver:
         """Source and number of all events that reached this gateway. Most runs never ask."""
         for data in self._undecoded.pop(reader, ()):
             frame = decode_frame(data)
-            for body in frame.events if isinstance(frame, EventsFrame) else ():
-                self._arrived[reader].add((frame.source, decode_event(body).seq))
+            if isinstance(frame, EventsFrame):
+                seqs = (decode_event(body).seq for body in frame.events)
+                self._arrived[reader].update((frame.source, seq) for seq in seqs)
         return self._arrived[reader]
 
     def _note_frame(self, reader: str, data: bytes) -> None:
