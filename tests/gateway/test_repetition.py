@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gatepost.errors import StorageFailed
-from gatepost.gateway.repetition import repeat_forever, run_every
+from gatepost.gateway.repetition import BackgroundLoops
 from tests.waiting import async_assert_stays_true, async_wait_until
 
 pytestmark = pytest.mark.anyio
@@ -31,7 +31,7 @@ async def test_work_is_repeated_after_errors_and_they_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     work = _FailingWork(StorageFailed("the disk is full"), OSError("no such luck"))
-    task = asyncio.create_task(repeat_forever(0.001, work, "sweeping failed"))
+    task = asyncio.create_task(_quiet_loops().repeat_forever(0.001, work, "sweeping failed"))
     await work.wait_for_calls(3)
     task.cancel()
     expected, unexpected = caplog.records
@@ -41,9 +41,48 @@ async def test_work_is_repeated_after_errors_and_they_are_logged(
     assert unexpected.exc_info is not None and "no such luck" in caplog.text
 
 
+async def test_a_loop_that_fails_the_same_way_says_so_once_and_raises_one_incident(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reported: list[tuple[str, str]] = []
+    loops = BackgroundLoops(lambda failure, error: reported.append((failure, error)))
+    work = _FailingWork(*[StorageFailed("the disk is full")] * 50, OSError("no such luck"))
+    task = asyncio.create_task(loops.repeat_forever(0, work, "sweeping failed"))
+    await async_wait_until(lambda: reported)
+    await work.wait_for_calls(53)
+    task.cancel()
+    assert reported == [("sweeping failed", "the disk is full")]
+    assert caplog.text.count("the disk is full") == 1
+    assert caplog.text.count("no such luck") >= 1
+    assert loops.failing == {}
+
+
+async def test_loops_that_keep_failing_are_known() -> None:
+    loops = _quiet_loops()
+    work = _FailingWork(*[StorageFailed("full")] * 1_000_000)
+    task = asyncio.create_task(loops.repeat_forever(0.001, work, "sweeping failed"))
+    await async_wait_until(lambda: loops.failing == {"sweeping failed": "full"})
+    task.cancel()
+
+
+async def test_the_next_episode_of_the_same_failure_is_reported_again() -> None:
+    reported: list[tuple[str, str]] = []
+    loops = BackgroundLoops(lambda failure, error: reported.append((failure, error)))
+    for _ in range(2):
+        work = _FailingWork(StorageFailed("full"), StorageFailed("full"))
+        task = asyncio.create_task(loops.repeat_forever(0, work, "sweeping failed"))
+        await work.wait_for_calls(4)
+        task.cancel()
+    assert reported == [("sweeping failed", "full")] * 2
+
+
+def _quiet_loops() -> BackgroundLoops:
+    return BackgroundLoops(lambda failure, error: None)
+
+
 async def test_work_starts_after_a_pause_and_ends_at_exit() -> None:
     work = _FailingWork()
-    async with run_every(0.02, work, "sweeping failed"):
+    async with _quiet_loops().run_every(0.02, work, "sweeping failed"):
         await asyncio.sleep(0)
         assert work.calls == 0
         await work.wait_for_calls(3)
@@ -61,6 +100,6 @@ async def test_exit_cancels_work_that_is_running() -> None:
         finally:
             cancelled.set()
 
-    async with run_every(0.001, hang, "hanging failed"):
+    async with _quiet_loops().run_every(0.001, hang, "hanging failed"):
         await started.wait()
     assert cancelled.is_set()

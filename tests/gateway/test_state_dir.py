@@ -9,6 +9,7 @@ from gatepost.errors import ConfigError
 from gatepost.gateway.core import Core
 from gatepost.gateway.state_dir import StateDir
 from gatepost.gateway_endpoint import GatewayEndpoint
+from gatepost.journal import Database
 from gatepost.testing import GatewayProcess, ManualClock
 from tests.gateway.tools import settings
 
@@ -67,3 +68,33 @@ def test_a_directory_belongs_to_one_node(state: Path) -> None:
     with pytest.raises(ConfigError, match="belongs to node 'one'"):
         Core(settings(state, node__id="two"))
     Core(settings(state, node__id="one")).database.close()
+
+
+def test_a_lost_node_key_is_named_and_not_replaced(state: Path) -> None:
+    Core(settings(state)).database.close()
+    (state / "node.key").unlink()
+    with pytest.raises(ConfigError, match=r"node\.key is missing.*gatepost restore.*new node\.id"):
+        Core(settings(state))
+    assert not (state / "node.key").exists()
+
+
+def test_a_truncated_node_key_is_refused(state: Path) -> None:
+    Core(settings(state)).database.close()
+    (state / "node.key").write_bytes(b"short")
+    with pytest.raises(ConfigError, match=r"node\.key is damaged"):
+        Core(settings(state))
+
+
+def test_the_key_of_another_node_is_refused(state: Path) -> None:
+    Core(settings(state)).database.close()
+    (state / "node.key").write_bytes(bytes(32))
+    with pytest.raises(ConfigError, match="not the key of the journal"):
+        Core(settings(state))
+
+
+def test_a_start_that_stopped_before_it_had_a_node_goes_on(state: Path) -> None:
+    folder = StateDir(state)
+    folder.create_folder()
+    Database.open(folder.journal).close()
+    Core(settings(state)).database.close()
+    assert folder.key.exists()

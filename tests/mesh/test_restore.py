@@ -128,6 +128,10 @@ def test_nothing_is_doubled_and_nothing_acknowledged_is_lost_silently(
     )
     victim.start()
     converge(ann, bob, secs=20)
+    # It is a member again: records that it writes now reach the other.
+    victim.call("PUT", "/agents/newcomer")
+    wait_until(lambda: f"agents newcomer@{victim.name}" in other.records())
+    assert other.nodes()[victim.name]["status"] == "online"
     sent += send("after", 20)
 
     def settled() -> bool:

@@ -4,7 +4,9 @@ import pytest
 from msgspec.structs import replace
 
 from gatepost.errors import Forbidden, PayloadTooLarge, RoomFull
-from gatepost.room import RecordAuthor, SharedRoom, document
+from gatepost.room import RecordAuthor, RecordRetention, SharedRoom, SignedRecord, document
+from gatepost.room.publisher import VersionLeap
+from gatepost.room.retention import rotate_room
 from tests.room.sample_records import NOW, agent, author, entry, node, publish, room
 
 BEN = author("ben")
@@ -23,6 +25,11 @@ def put(into: SharedRoom, at: int, **changes: object) -> int:
 def version(of: SharedRoom, map: str = "nodes", key: str = "ben") -> int:
     found = of.document.record_at((map, key, BEN.key.public))
     return found.version if found else 0
+
+
+def _restored_room(*records: SignedRecord) -> SharedRoom:
+    leap = VersionLeap(1000, NOW + 1)
+    return SharedRoom(room().genesis, author=BEN, records=records, leap=leap)
 
 
 def test_versions_count_up_from_one() -> None:
@@ -76,10 +83,24 @@ def test_after_a_restart_versions_go_on() -> None:
 
 
 def test_a_version_from_before_the_backup_is_not_signed_again() -> None:
-    restored = SharedRoom(room().genesis, author=BEN, records=[entry(BEN, 41)], leap=1000)
+    restored = _restored_room(entry(BEN, 41))
     put(restored, NOW + MINUTE)
     put(restored, NOW + 2 * MINUTE)
     assert version(restored) == 1043
+
+
+def test_a_restored_room_leaps_once_and_not_at_every_start() -> None:
+    restored = _restored_room(entry(BEN, 41))
+    put(restored, NOW + MINUTE)
+    started_again = _restored_room(*restored.document)
+    put(started_again, NOW + 2 * MINUTE)
+    assert version(started_again) == 1043
+
+
+def test_a_restored_room_leaps_in_its_next_document_too() -> None:
+    moved = rotate_room(_restored_room(entry(BEN, 41)), 2, NOW + MINUTE, RecordRetention())
+    put(moved, NOW + MINUTE)
+    assert version(moved) == 1042
 
 
 def test_what_came_back_from_others_is_gone_on_from() -> None:

@@ -14,7 +14,6 @@ from gatepost.config import Settings
 from gatepost.errors import ArchiveError, ConfigError, GatepostError
 from gatepost.gateway.batch_commit import commit_until_none
 from gatepost.gateway.core import Core
-from gatepost.gateway.repetition import repeat_forever
 from gatepost.journal import Tx
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class OutboxArchiver:
             return
         thread = ThreadPoolExecutor(1, "archiver")
         work = asyncio.create_task(
-            repeat_forever(
+            self._core.background.repeat_forever(
                 self._core.settings.archive.every_secs,
                 lambda: self._archive_once(thread),
                 "the outbox was not archived",
@@ -85,18 +84,10 @@ class OutboxArchiver:
                 thread, self._archive_due_segments, facts
             )
             await self._prune_archived()
-        except GatepostError as error:
-            self._report_problem(error.message)
         except Exception as error:
-            log.exception("archiving failed and will be tried again")
-            self.problem = str(error)
-        else:
-            self.problem = None
-
-    def _report_problem(self, problem: str) -> None:
-        if problem != self.problem:
-            log.warning("archiving failed and will be tried again: %s", problem)
-        self.problem = problem
+            self.problem = error.message if isinstance(error, GatepostError) else str(error)
+            raise
+        self.problem = None
 
     # -- in the archiver thread
 

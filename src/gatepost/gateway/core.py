@@ -15,9 +15,10 @@ from gatepost.config import Settings
 from gatepost.delivery import LocalNode, RetryPolicy, build_core
 from gatepost.delivery.retention import OutboxBounds
 from gatepost.errors import ConfigError, GatepostError
-from gatepost.events import Blob, BlobStore
+from gatepost.events import Blob, BlobStore, NodeKey
 from gatepost.gateway.monitoring.observer import CommitObserver
 from gatepost.gateway.monitoring.spans import SpanRecorder, create_span_recorder
+from gatepost.gateway.repetition import BackgroundLoops
 from gatepost.gateway.state_dir import StateDir
 from gatepost.journal import Database, JobOutcome, Tx
 from gatepost.mailbox import MailboxPolicy
@@ -58,6 +59,7 @@ class Core:
         )
         self.observer = CommitObserver(delivery, self.telemetry)
         self.on_blob_wanted: Callable[[str, str], None] = _fetch_later
+        self.background = BackgroundLoops(self._report_failing_loop)
         self.writer = delivery.build_writer(
             self.database.writer_connection,
             self._deliver_outcomes,
@@ -74,21 +76,41 @@ class Core:
             "SELECT name, value FROM fact"
         ).fetchall()
         facts = dict(rows)
+        id, key = self.settings.node.id, self._load_key(facts)
+        incarnation = facts.get("incarnation") or self.clock.random(8).hex()
+        self.database.writer_connection.execute(
+            "INSERT OR IGNORE INTO fact (name, value)"
+            " VALUES ('node_id', ?), ('incarnation', ?), ('public_key', ?)",
+            (id, incarnation, key.public),
+        )
+        self.database.writer_connection.execute(
+            "INSERT OR IGNORE INTO incarnation (id, first_seq) VALUES (?, 1)", (incarnation,)
+        )
+        return LocalNode(id, incarnation, key, self.clock)
+
+    def _load_key(self, facts: dict[str, Any]) -> NodeKey:
+        """Return the node key; raise ConfigError if the journal belongs to another node."""
         id = self.settings.node.id
         if (known := facts.get("node_id", id)) != id:
             raise ConfigError(
                 f"this state directory belongs to node {known!r}, not {id!r};"
                 " set node.id back or choose another state_dir"
             )
-        incarnation = facts.get("incarnation") or self.clock.random(8).hex()
-        self.database.writer_connection.execute(
-            "INSERT OR IGNORE INTO fact (name, value) VALUES ('node_id', ?), ('incarnation', ?)",
-            (id, incarnation),
+        if "node_id" in facts:
+            self.state.require_node_key()
+        key = self.state.load_node_key(self.clock)
+        if facts.get("public_key", key.public) != key.public:
+            raise ConfigError(
+                f"{self.state.key} is not the key of the journal beside it; put the right key back,"
+                " or restore both from a backup (`gatepost restore FILE`)"
+            )
+        return key
+
+    def _report_failing_loop(self, failure: str, error: str) -> None:
+        incidents = self.delivery.incidents
+        self.submit(
+            lambda tx: incidents.raise_(tx, "background_failure", f"{failure}@{tx.now}", error)
         )
-        self.database.writer_connection.execute(
-            "INSERT OR IGNORE INTO incarnation (id, first_seq) VALUES (?, 1)", (incarnation,)
-        )
-        return LocalNode(id, incarnation, self.state.load_node_key(self.clock), self.clock)
 
     def _want_blob(self, digest: str, source: str) -> None:
         """Called in the writer's thread."""

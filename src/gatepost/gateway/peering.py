@@ -22,7 +22,6 @@ from gatepost.gateway.peers.join_server import JoinServer
 from gatepost.gateway.peers.own_record_publisher import OwnRecordPublisher
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.gateway.peers.room_replica import RoomReplica
-from gatepost.gateway.repetition import repeat_forever
 
 _REFRESH_SECS = 0.5
 _COALESCE_SECS = 0.02
@@ -60,6 +59,7 @@ class Peering:
         """Run until exit. `url` is the address where peers reach this gateway."""
         self.replica.endpoint = None if url is None else websocket_url(url)
         await self.replica.load_room()
+        loops = self.replica.core.background
         work = [
             asyncio.create_task(self.replica.received.keep_saving()),
             asyncio.create_task(self._dialer.run()),
@@ -67,7 +67,9 @@ class Peering:
             asyncio.create_task(self._publish_own_records()),
             asyncio.create_task(self._ownership.run()),
             asyncio.create_task(
-                repeat_forever(_PRUNE_SECS, self._prune_expired, "deleting expired rows failed")
+                loops.repeat_forever(
+                    _PRUNE_SECS, self._prune_expired, "deleting expired rows failed"
+                )
             ),
         ]
         try:
@@ -91,7 +93,8 @@ class Peering:
         self.publisher.may_publish.set()
         self._agents_changed.set()
         failure = "the room was not kept up to date"
-        await repeat_forever(_COALESCE_SECS, self._refresh_own_records, failure)
+        loops = self.replica.core.background
+        await loops.repeat_forever(_COALESCE_SECS, self._refresh_own_records, failure)
 
     async def _refresh_own_records(self) -> None:
         """Publish changed agents at once, and a heartbeat after a pause."""

@@ -37,7 +37,6 @@ from gatepost.gateway.monitoring.backlog_alerts import BacklogAlerts
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.peering import Peering
 from gatepost.gateway.peers.room_facts import collect_room_facts
-from gatepost.gateway.repetition import run_every
 from gatepost.gateway_endpoint import GatewayEndpoint
 from gatepost.room import MAX_MESSAGE_BYTES
 
@@ -78,6 +77,7 @@ async def serve_until_stopped(settings: Settings) -> None:
         app = create_app(operations, local_auth, metrics, routes)
         server = _create_server(settings, app)
         await remove_orphan_blobs(core)
+        run_every = core.background.run_every
         async with (
             _local_transports(operations),
             run_every(_COMPACT_SECS, lambda: compact_journal(core), "compaction failed"),
@@ -130,7 +130,7 @@ async def _local_transports(operations: Operations) -> AsyncIterator[None]:
             drop = DropFolder(operations, core.state.drop)
             await drop.start()
             transports.push_async_callback(drop.stop)
-            sweeping = run_every(
+            sweeping = core.background.run_every(
                 _SWEEP_DROP_SECS, drop.sweep_answers, "removing old answers failed"
             )
             await transports.enter_async_context(sweeping)

@@ -11,6 +11,12 @@ from gatepost.events import NodeKey
 from gatepost.files import write_file_atomically
 from gatepost.gateway_endpoint import ENDPOINT_FILE_NAME, TOKEN_FILE_NAME, GatewayEndpoint
 
+_KEY_BYTES = 32
+_KEY_ADVICE = (
+    "Put the key back, or restore it with the journal from a backup (`gatepost restore FILE`)."
+    " Without either, move the state directory away, and join under a new node.id."
+)
+
 
 class StateDir:
     """Paths of the state directory. Its files are readable by their owner only."""
@@ -34,7 +40,22 @@ class StateDir:
             )
 
     def load_node_key(self, clock: Clock) -> NodeKey:
-        return NodeKey(read_or_create(self.key, clock.random(32)))
+        """Return the node key; create it if it is missing. Check `require_node_key` before."""
+        content = read_or_create(self.key, clock.random(_KEY_BYTES))
+        if len(content) != _KEY_BYTES:
+            raise ConfigError(
+                f"{self.key} is damaged: a key has {_KEY_BYTES} bytes, not {len(content)}."
+                f" {_KEY_ADVICE}"
+            )
+        return NodeKey(content)
+
+    def require_node_key(self) -> None:
+        """Raise ConfigError if the key of an existing journal is missing."""
+        if not self.key.exists():
+            raise ConfigError(
+                f"{self.key} is missing, and the journal beside it belongs to that key."
+                f" A new key would make this another node. {_KEY_ADVICE}"
+            )
 
     def load_local_token(self, clock: Clock) -> str:
         """Return the secret of the local API; create it if it is missing."""

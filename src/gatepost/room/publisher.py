@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gatepost.errors import Forbidden, PayloadTooLarge, RoomFull, RoomViolation
@@ -14,22 +15,35 @@ from gatepost.room.signed_record import RecordAuthor, SignedRecord, parse_record
 HEARTBEAT_INTERVAL_MS = 60_000
 
 
+class VersionLeap(Struct, frozen=True):
+    """The jump of each record's first version after a restore at `restored_at`.
+
+    A node with a restored journal cannot know the versions it signed since the backup, so it
+    continues `size` versions above the last one it knows. A record signed after the restore has
+    jumped already; versions are finite, and a restart must not use them up.
+    """
+
+    size: int = 0
+    restored_at: int = 0
+
+
+NO_LEAP = VersionLeap()
+
+
 class RecordDrafter:
     """Drafts this node's records. A draft takes effect when the room accepts it.
 
     The caller makes the draft durable before the room accepts it. No version is ever signed twice:
-    a drafted version is not drafted again, accepted or not. A node with a restored journal cannot
-    know the versions it signed since the backup. It passes a random number as `leap`, to continue
-    well above all of them.
+    a drafted version is not drafted again, accepted or not.
     """
 
     def __init__(
-        self, document: RoomDocument, genesis: Genesis, author: RecordAuthor, leap: int = 0
+        self, document: RoomDocument, genesis: Genesis, author: RecordAuthor, leap: VersionLeap
     ) -> None:
         self._document = document
         self._genesis = genesis
         self.author = author
-        self._leap = leap
+        self.leap = leap
         self._drafts: dict[SlotKey, SignedRecord] = {}
 
     def draft_record(
@@ -60,7 +74,8 @@ class RecordDrafter:
         self, place: SlotKey, known: SignedRecord | None, data: RoomRecord | None, now: int
     ) -> SignedRecord:
         base = known.version if known else 0
-        leap = 0 if place in self._drafts else self._leap
+        has_leapt = place in self._drafts or (known and known.at >= self.leap.restored_at)
+        leap = 0 if has_leapt else self.leap.size
         signed = sign_record(self.author, *place[:2], base + 1 + leap, now, data)
         self._check_draft(signed)
         self._drafts[place] = signed

@@ -51,7 +51,10 @@ def rejoin_room(room: SharedRoom, epoch: int) -> SharedRoom:
 
 
 def _move_room(room: SharedRoom, epoch: int, records: Iterable[SignedRecord]) -> SharedRoom:
-    return SharedRoom(room.genesis, author=room.publisher.author, epoch=epoch, records=records)
+    drafter = room.publisher
+    return SharedRoom(
+        room.genesis, author=drafter.author, epoch=epoch, records=records, leap=drafter.leap
+    )
 
 
 def _records_to_keep(

@@ -14,7 +14,7 @@ from gatepost.errors import Forbidden
 from gatepost.room.admission_chain import Genesis
 from gatepost.room.document import RoomDocument
 from gatepost.room.effective_records import EffectiveRecords
-from gatepost.room.publisher import RecordDrafter
+from gatepost.room.publisher import NO_LEAP, RecordDrafter, VersionLeap
 from gatepost.room.records import RoomRecord
 from gatepost.room.signed_record import RecordAuthor, SignedRecord
 from gatepost.room.update_guard import UpdateGuard
@@ -47,7 +47,7 @@ class SharedRoom:
         author: RecordAuthor | None = None,
         epoch: int = 1,
         records: Iterable[SignedRecord] = (),
-        leap: int = 0,
+        leap: VersionLeap = NO_LEAP,
     ) -> None:
         self.genesis = genesis
         self.epoch = epoch
@@ -70,7 +70,7 @@ class SharedRoom:
             raise Forbidden("this node is not admitted to the room yet")
         return self._publisher
 
-    def set_author(self, author: RecordAuthor, leap: int = 0) -> None:
+    def set_author(self, author: RecordAuthor, leap: VersionLeap = NO_LEAP) -> None:
         """Set the key and admission chain that this node writes with from now on."""
         if self._publisher is None:
             self._publisher = RecordDrafter(self.document, self.genesis, author, leap)

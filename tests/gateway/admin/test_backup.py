@@ -15,10 +15,12 @@ from gatepost.events import ChainHead, NodeKey, genesis_chain, verify_group
 from gatepost.gateway.admin.backup import (
     BackupManifest,
     create_backup,
+    draw_version_leap,
     read_manifest,
     restore_backup,
 )
 from gatepost.gateway.state_dir import StateDir
+from gatepost.room.signed_record import MAX_VERSION
 from gatepost.testing import GatewayProcess
 from tests.gateway.tools import client, dump, settings
 
@@ -59,6 +61,11 @@ def _backup(gateway: GatewayProcess, file: Path) -> BackupManifest:
 
 def _restore(file: Path, state_dir: Path, node: str = "ann") -> Any:
     return restore_backup(file, settings(state_dir, node__id=node), SystemClock())
+
+
+def test_a_thousand_restores_in_a_row_fit_into_the_versions_of_a_record() -> None:
+    version = sum(draw_version_leap(SystemClock()) for _ in range(1000))
+    assert version < MAX_VERSION
 
 
 def test_a_backup_is_one_private_file_made_while_the_gateway_runs(

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from gatepost.errors import StorageFailed
-from gatepost.gateway.peers import received_records
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.room import RecordAuthor, SignedRecord, sign_admission
 from gatepost.room.signed_record import sign_record
@@ -36,7 +35,6 @@ async def test_a_received_record_is_saved(replica: RoomReplica) -> None:
 async def test_saving_is_tried_again_until_it_succeeds(
     replica: RoomReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(received_records, "_RETRY_SECS", 0.01)
     commit, failures = replica.core.commit, [StorageFailed("full"), StorageFailed("full")]
 
     async def fail_twice(operation: Any) -> Any:

@@ -43,9 +43,10 @@ _MANIFEST_NAME, _JOURNAL_NAME, _KEY_NAME, _BLOBS_PREFIX = (
 _DIGEST_LENGTH = 64
 _QUARANTINE_BATCH = 1000
 # Added to the room versions this node signs after a restore: far more than a node signs between a
-# backup and its restore. A random part is added, so that one backup restored twice does not sign
-# two different records with the same version.
-_VERSION_LEAP = 1 << 32
+# backup and its restore, for a record changes about once a minute. A random part is added, so that
+# one backup restored twice does not sign two different records with the same version. A thousand
+# restores in a row fit under the greatest version of a record, which is 2**31 - 1.
+_VERSION_LEAP = 1 << 20
 _MAX_MANIFEST_BYTES = 64 * 1024
 
 _SELECT_FACTS = (
@@ -288,7 +289,7 @@ def _renew_journal(
     database = Database.open(work / _JOURNAL_NAME)
     try:
         incarnation = clock.random(8).hex()
-        leap = _VERSION_LEAP + int.from_bytes(clock.random(4))
+        leap = draw_version_leap(clock)
         bare = Writer(database.writer_connection, clock, lambda outcomes: None)
         first = _run_transaction(bare, lambda tx: begin_incarnation(tx, incarnation, leap))
         key = NodeKey((work / _KEY_NAME).read_bytes())
@@ -304,6 +305,10 @@ def _renew_journal(
     finally:
         database.close()
     return _RenewedJournal(incarnation, first, dead, doubt)
+
+
+def draw_version_leap(clock: Clock) -> int:
+    return _VERSION_LEAP + int.from_bytes(clock.random(4)) % _VERSION_LEAP
 
 
 def _run_transaction(writer: Writer, operation: Callable[[Tx], T]) -> T:

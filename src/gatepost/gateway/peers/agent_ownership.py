@@ -24,7 +24,6 @@ from gatepost.gateway.api.room_views import ClaimRequest, RoomAgentView
 from gatepost.gateway.api.route_decorators import get, post
 from gatepost.gateway.api.route_parameters import PathName
 from gatepost.gateway.peers.record_publisher import RecordPublisher
-from gatepost.gateway.repetition import repeat_forever
 from gatepost.journal import Tx
 from gatepost.journal.audit import record_audit_entry
 from gatepost.room import (
@@ -59,7 +58,7 @@ class AgentOwnership:
     async def run(self) -> None:
         """Check ownership until cancelled."""
         failure = "agent ownership was not checked"
-        await repeat_forever(_CHECK_SECS, self.check_ownership, failure)
+        await self._core.background.repeat_forever(_CHECK_SECS, self.check_ownership, failure)
 
     async def check_ownership(self) -> None:
         """Answer requests, ask for agents served here, and unregister agents given away."""

@@ -4,7 +4,6 @@ This module adapts connections, the event loop and the room to `PeerLinks`, whic
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,8 +20,6 @@ from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.journal import Tx
 from gatepost.routing import RoutingDirectory, build_directory
 
-log = logging.getLogger(__name__)
-
 # How soon after a change the room is looked at again, and how often without one.
 _SOONEST_SECS = 0.05
 _LATEST_SECS = 1.0
@@ -37,6 +34,7 @@ class ConnectionLinks:
         self._keeper = keeper
         self._core = core = keeper.core
         self._links: dict[PeerConnection, PeerLink] = {}
+        self._seen_changes = -1
         self._presence = RoomPresence(keeper)
         self.directory = RoutingDirectory()
         settings = PeerLinkSettings(
@@ -95,17 +93,15 @@ class ConnectionLinks:
     async def run(self) -> None:
         """Keep routing's directory up to date, for as long as the gateway runs."""
         self._peers.start()
-        while True:
-            changes = self._keeper.change_count
-            try:
-                await self._refresh_directory()
-                self._peers.tend(int(asyncio.get_running_loop().time() * 1000))
-            except GatepostError as error:
-                log.warning("routing goes by an old picture of the room: %s", error.message)
-            except Exception:
-                log.exception("routing goes by an old picture of the room")
-            await asyncio.sleep(_SOONEST_SECS)
-            await self._keeper.wait_for_change(changes, _LATEST_SECS)
+        failure = "routing goes by an old picture of the room"
+        await self._core.background.repeat_forever(_SOONEST_SECS, self._follow_room, failure)
+
+    async def _follow_room(self) -> None:
+        """Wait for a change of the room, or a second, and look at it."""
+        await self._keeper.wait_for_change(self._seen_changes, _LATEST_SECS)
+        self._seen_changes = self._keeper.change_count
+        await self._refresh_directory()
+        self._peers.tend(int(asyncio.get_running_loop().time() * 1000))
 
     async def _refresh_directory(self) -> None:
         if self._keeper.room is None:

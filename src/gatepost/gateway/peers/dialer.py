@@ -36,6 +36,7 @@ _MAX_RETRY_SECS = 15.0
 _STABLE_SECS = 10.0
 _SYNC_SECS = 10.0
 _CHECK_SECS = 1.0
+_SOONEST_SECS = 0.02
 _SEEDS_FACT = "room_seeds"
 
 
@@ -64,15 +65,20 @@ class Dialer:
     async def run(self) -> None:
         """Dial until cancelled."""
         try:
-            while True:
-                if self._replica.room is not None:
-                    self._update_calls(await self._find_seeds())
-                await self._replica.wait_for_change(self._replica.change_count, _CHECK_SECS)
+            await self._core.background.repeat_forever(
+                _SOONEST_SECS, self._choose_peers, "no peers were chosen to dial"
+            )
         finally:
             for call in self._calls.values():
                 call.cancel()
             await asyncio.gather(*self._calls.values(), return_exceptions=True)
             await self._join_client.close()
+
+    async def _choose_peers(self) -> None:
+        changes = self._replica.change_count
+        if self._replica.room is not None:
+            self._update_calls(await self._find_seeds())
+        await self._replica.wait_for_change(changes, _CHECK_SECS)
 
     async def has_seeds(self) -> bool:
         return self._replica.room is not None and bool(await self._find_seeds())

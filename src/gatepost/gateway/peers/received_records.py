@@ -5,17 +5,14 @@ the next sync brings it back.
 """
 
 import asyncio
-import logging
 from collections.abc import Iterable
 
-from gatepost.errors import GatepostError
 from gatepost.gateway.core import Core
 from gatepost.room import SignedRecord, store
 from gatepost.room.document import SlotKey
 
-log = logging.getLogger(__name__)
-
-_RETRY_SECS = 1.0
+# One transaction saves the records that come within this pause.
+_PAUSE_SECS = 0.1
 
 
 class ReceivedRecords:
@@ -40,10 +37,10 @@ class ReceivedRecords:
 
     async def keep_saving(self) -> None:
         """Save received records until cancelled."""
-        while True:
-            await self._has_unsaved.wait()
-            try:
-                await self.save_records()
-            except GatepostError as error:
-                log.warning("the room was not saved, and is retried: %s", error.message)
-                await asyncio.sleep(_RETRY_SECS)
+        await self._core.background.repeat_forever(
+            _PAUSE_SECS, self._wait_and_save, "the room was not saved"
+        )
+
+    async def _wait_and_save(self) -> None:
+        await self._has_unsaved.wait()
+        await self.save_records()

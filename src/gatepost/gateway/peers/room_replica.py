@@ -43,6 +43,7 @@ from gatepost.room import (
     found_room,
     store,
 )
+from gatepost.room.publisher import VersionLeap
 from gatepost.room.retention import rejoin_room, rotate_room
 
 log = logging.getLogger(__name__)
@@ -248,10 +249,14 @@ class RoomReplica:
                     await self._changed.wait()
 
 
-def _load_room(tx: Tx) -> tuple[Genesis, int, list[SignedRecord], int] | None:
+def _load_room(tx: Tx) -> tuple[Genesis, int, list[SignedRecord], VersionLeap] | None:
     which = store.load_room_identity(tx)
     if which is None:
         return None
-    # A restored journal lacks the versions signed since the backup: leap over them.
-    leap = tx.fetch_one("SELECT value FROM fact WHERE name = 'leap'")
-    return (*which, store.load_records(tx, which[0]), int(leap[0]) if leap else 0)
+    return (*which, store.load_records(tx, which[0]), _load_version_leap(tx))
+
+
+def _load_version_leap(tx: Tx) -> VersionLeap:
+    rows = tx.fetch_all("SELECT name, value FROM fact WHERE name IN ('leap', 'restored_at')")
+    facts = {name: int(value) for name, value in rows}
+    return VersionLeap(facts.get("leap", 0), facts.get("restored_at", 0))

@@ -2,7 +2,7 @@
 
 -- == Journal, outbox, audit
 
--- Facts about this journal: node id, incarnation.
+-- Facts about this journal: node id and public key, incarnation.
 CREATE TABLE fact (
     name  TEXT PRIMARY KEY,
     value BLOB NOT NULL
