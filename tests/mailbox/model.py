@@ -257,7 +257,7 @@ class Model:
         return False
 
     def _extend(self, loan: Loan) -> None:
-        loan.expires_at = max(loan.expires_at, self.now + self.policy.inflight_timeout)
+        loan.expires_at = self.now + self.policy.inflight_timeout
 
     def purge(self, mailbox: str) -> int:
         waiting = [x for x in self.letters(mailbox) if x.state in WAITING]

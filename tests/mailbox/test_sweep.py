@@ -260,6 +260,29 @@ def test_a_backoff_is_no_longer_though_the_clock_was_set_back_while_nobody_looke
     assert later.take() == ["a"]
 
 
+def test_a_lease_is_no_longer_though_the_clock_was_set_back() -> None:
+    harness = MailboxHarness()
+    harness.send("a")
+    (message,) = harness.dequeue()
+    harness.clock.set(START - 3_600_000)
+    harness.tick()
+    harness.tick(29_999)
+    assert harness.states()["a"] == "in_flight"
+    harness.tick(1)
+    assert harness.states()["a"] == "nacked"
+    assert codes(harness.ack(message)) == ["stale_receipt"]
+
+
+def test_a_lease_is_no_longer_though_the_clock_was_set_back_while_nobody_looked() -> None:
+    harness = MailboxHarness()
+    harness.send("a")
+    harness.dequeue()
+    later = MailboxHarness(clock=ManualClock(START - 3_600_000), connection=harness.connection)
+    later.tick()
+    later.tick(30_000)
+    assert later.states()["a"] == "nacked"
+
+
 def test_what_was_given_back_does_not_wait_for_a_backoff_that_is_over() -> None:
     harness = MailboxHarness()
     harness.send("a")

@@ -172,7 +172,7 @@ class Dispatcher:
 
     def before_commit(self, tx: Tx) -> None:
         if self._previous_now is None or tx.now < self._previous_now:
-            sweep.cap_backoffs(tx, self.policy)
+            sweep.cap_deadlines(tx, self.policy)
         self._previous_now = tx.now
         self._sweep_if_due(tx)
         tx.run_effects()

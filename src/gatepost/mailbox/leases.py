@@ -61,7 +61,7 @@ _SELECT_CONSUMER_LEASES = f"""
 SELECT {LEASE_COLUMNS} FROM lease WHERE mailbox = ? AND consumer = ? ORDER BY pair
 """
 _EXTEND_LEASE = """
-UPDATE lease SET expires_at = max(expires_at, ?) WHERE pair = ? AND id = ? AND mailbox = ?
+UPDATE lease SET expires_at = ? WHERE pair = ? AND id = ? AND mailbox = ?
 """
 # Only nacked mail backs off; mail that was released is ready at once.
 _SELECT_NEXT_HEAD = f"""

@@ -98,11 +98,10 @@ def promote_pairs(tx: Tx) -> set[int]:
     return {row[0] for row in tx.fetch_all(_PROMOTE_PAIRS, (tx.now, SWEEP_BATCH))}
 
 
-def cap_backoffs(tx: Tx, policy: MailboxPolicy) -> None:
-    """The clock may have gone back: cap each backoff at now + its full length.
-
-    Leases are not capped: if the clock went forward again, a live lease would run out early.
-    """
+def cap_deadlines(tx: Tx, policy: MailboxPolicy) -> None:
+    """The clock may have gone back: cap each lease and each backoff at now + its full length."""
+    latest_timeout = tx.now + policy.inflight_timeout
+    tx.execute("UPDATE lease SET expires_at = ?1 WHERE expires_at > ?1", (latest_timeout,))
     for pair, head, ready_at, attempt in tx.fetch_all(_SELECT_BACKING_OFF_PAIRS, (tx.now,)):
         latest = tx.now + policy.backoff_after(attempt - 1)
         if ready_at > latest:
