@@ -31,6 +31,7 @@ from gatepost.delivery.decisions import (
     DeliveryEnded,
     ForwardMail,
     GiveUpDelivery,
+    HoldReported,
     OwnEvent,
     PairMoved,
     ReaderRestored,
@@ -117,6 +118,7 @@ class DeliveryCoordinator:
         self._handlers: dict[type, Callable[[Tx, Any], Decisions | None]] = {
             OwnEvent: receiver.take_own,
             ReceiptArrived: sender.receipts.apply_receipt,
+            HoldReported: sender.receipts.apply_hold,
             ReplyArrived: sender.receipts.apply_reply,
             RerouteDelivery: sender.rerouter.reroute_delivery,
             GiveUpDelivery: sender.giving_up.give_up_delivery,

@@ -35,6 +35,14 @@ class ReceiptArrived(NamedTuple):
     receipt: Receipt
 
 
+class HoldReported(NamedTuple):
+    """`source` has the event `ref` of this gateway, and cannot accept it yet."""
+
+    source: str
+    ref: str
+    why: str
+
+
 class ReplyArrived(NamedTuple):
     """A reply of `source` came, which ends the delivery of `ref`."""
 
@@ -156,6 +164,7 @@ class BlobWanted(NamedTuple):
 Decision = (
     OwnEvent
     | ReceiptArrived
+    | HoldReported
     | ReplyArrived
     | RerouteDelivery
     | GiveUpDelivery

@@ -58,6 +58,56 @@ def test_a_full_mailbox_holds_mail_and_lets_receipts_through(mesh: Mesh, a: Gate
     assert {a.state(id) for id in ids} == {"processed"}
 
 
+def test_mail_for_a_full_mailbox_is_not_given_up_before_it_expires(
+    mesh: Mesh, a: Gate, b: Gate
+) -> None:
+    b.dispatcher.policy = changed(MailboxPolicy(), max_pending=1)
+    ids = a.send_many(b, 3)
+    mesh.flow()
+    assert held(b) == ["full", "order"]
+    assert a.rows("SELECT reason FROM delivery ORDER BY pair_seq")[1] == ("held: full",)
+    for _ in range(200):
+        mesh.clock.advance(120_000)
+        for gate in (a, b):
+            gate.do(lambda tx: None)
+        mesh.flow()
+    assert {a.state(id) for id in ids[1:]} <= {"emitted", "retry_pending"}
+    assert a.rows("SELECT reason FROM delivery ORDER BY pair_seq")[2] == ("held: order",)
+    while b.settle():
+        mesh.flow()
+    assert [a.state(id) for id in ids] == ["processed"] * 3
+    assert a.rows("SELECT DISTINCT reason FROM delivery") == [(None,)]
+
+
+def test_mail_for_a_full_mailbox_is_given_up_when_it_expires(mesh: Mesh, a: Gate, b: Gate) -> None:
+    b.dispatcher.policy = changed(MailboxPolicy(), max_pending=1)
+    a.send(b)
+    late = a.send(b, ttl_secs=3600.0).event_id
+    mesh.flow()
+    for _ in range(31):
+        mesh.clock.advance(120_000)
+        a.do(lambda tx: None)
+        mesh.flow()
+    assert a.state(late) == "dead_letter"
+    assert a.rows("SELECT reason FROM undelivered") == [("expired",)]
+    assert held(b) == []
+
+
+def test_an_owner_that_falls_silent_is_given_up_though_it_held_the_event(
+    mesh: Mesh, a: Gate, b: Gate
+) -> None:
+    b.dispatcher.policy = changed(MailboxPolicy(), max_pending=1)
+    a.send(b)
+    lost = a.send(b).event_id
+    mesh.flow()
+    b.jobs.clear()
+    for _ in range(100):
+        mesh.clock.advance(400_000)
+        a.do(lambda tx: None)
+    assert a.state(lost) == "dead_letter"
+    assert a.rows("SELECT reason FROM undelivered") == [("exhausted",)]
+
+
 def test_an_agent_that_is_not_here_is_refused(mesh: Mesh, a: Gate, b: Gate) -> None:
     gateways = {id: GatewayEntry(gate.key.public) for id, gate in mesh.gates.items()}
     a.see(RoutingDirectory(gateways, {"GHOST": AgentHome("b")}))

@@ -8,7 +8,7 @@ from gatepost.delivery.outbox_writer import ACCEPTED, GATEWAY, OutboxWriter
 from gatepost.delivery.receiver.inbox_states import InboxState
 from gatepost.delivery.receiver.inbox_table import InboxRow
 from gatepost.delivery.sender.receipts import RESTORED
-from gatepost.events import Envelope, Receipt, parse_event_id
+from gatepost.events import Envelope, Receipt, Signal, parse_event_id
 from gatepost.journal.transaction import Tx
 
 _SELECT_MAIL = """
@@ -60,6 +60,11 @@ class ReceiptAnswers:
             return NOTHING
         processed = Receipt(status="processed", outcome=outcome, reason=reason or None)
         return self._append_receipt(mailbox, event_id, corr_id, processed)
+
+    def report_hold(self, event_id: str, why: str) -> Decisions:
+        """Tell the sender that its event is here, and why it cannot be accepted yet."""
+        signal = Signal(signal="held", reason=why)
+        return self._writer.append_signal(self._tx, self._source, event_id, signal)
 
     def report_refusal(self, mailbox: str, event_id: str, corr_id: str, reason: str) -> Decisions:
         refused = Receipt(status="refused", reason=reason)

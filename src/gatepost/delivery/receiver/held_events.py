@@ -35,9 +35,7 @@ _REMOVE_EVENT = f"DELETE FROM held WHERE {_OF_PAIR} AND event_id = ?"
 _CHANGE_REASON = f"UPDATE held SET why = ?, digest = ? WHERE {_OF_PAIR} AND pair_seq = ?"
 # An event of an earlier incarnation that has the same number goes before all others.
 _MOVE_TO_FRONT = f"UPDATE held SET pair_seq = -pair_seq WHERE {_OF_PAIR} AND pair_seq = ?"
-_SELECT_DIGESTS = """
-SELECT digest FROM held WHERE source = ? AND event_id = ? AND digest IS NOT NULL
-"""
+_SELECT_REASON = "SELECT why, digest FROM held WHERE source = ? AND event_id = ?"
 _SELECT_FULL = "SELECT DISTINCT mailbox FROM held WHERE why = 'full'"
 _SELECT_HELD_FOR_CAPACITY = """
 SELECT DISTINCT source, sender FROM held WHERE why = 'full' AND mailbox = ?
@@ -140,8 +138,10 @@ class HeldEvents:
                 self.remove_number(key, pair, number)
                 self._inbox.change_state(id, InboxInput.LAPSE)
 
-    def missing_digests(self, source: str, event_id: bytes) -> list[str]:
-        return [row[0] for row in self._tx.fetch_all(_SELECT_DIGESTS, (source, event_id))]
+    def find_reason(self, source: str, event_id: bytes) -> tuple[str, str | None] | None:
+        """What a held event waits for, and the digest of the blob it waits for, if any."""
+        row = self._tx.fetch_one(_SELECT_REASON, (source, event_id))
+        return None if row is None else (row[0], row[1])
 
     def _make_way(self, key: PairKey, pair: InboxPair, number: int, id: bytes) -> None:
         """Another event may have this number: one of an earlier incarnation of the outbox.

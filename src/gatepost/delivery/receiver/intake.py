@@ -85,12 +85,17 @@ class Intake:
 
     def _answer_again(self, envelope: Envelope, state: InboxState) -> None:
         if state is InboxState.HELD:
-            # Its sender asks where it is: perhaps the fetch of its blob was given up.
-            id = parse_event_id(envelope.event_id)
-            digests = self.held.missing_digests(self.source, id)
-            self.decisions += [BlobWanted(digest, self.source) for digest in digests]
+            self._answer_held(envelope.event_id)
         else:
             self.decisions += self.answers.repeat_receipts(envelope, state)
+
+    def _answer_held(self, event_id: str) -> None:
+        """Its sender asks where it is: perhaps the fetch of its blob was given up."""
+        found = self.held.find_reason(self.source, parse_event_id(event_id))
+        if found is not None:
+            why, digest = found
+            self.decisions += [] if digest is None else [BlobWanted(digest, self.source)]
+            self.decisions += self.answers.report_hold(event_id, why)
 
     def _take_in_order(self, envelope: Envelope, body: bytes) -> None:
         key = self.pair_key(envelope)
@@ -120,6 +125,9 @@ class Intake:
         reason = self._reason_against(envelope)
         if reason in (FULL, BLOB):
             self.held.hold_event(key, pair, envelope, body, reason)
+            if reason == FULL:
+                # That may take long; the sender must not think that nobody is here.
+                self.decisions += self.answers.report_hold(envelope.event_id, reason)
         elif reason:
             # Its sender decides what becomes of it; until then no later number overtakes it.
             self.acceptor.refuse_event(envelope, reason)

@@ -3,7 +3,7 @@
 An event that was accepted for good stays accepted: no later decision changes that.
 """
 
-from gatepost.delivery.decisions import ReaderRestored, TransferSignal
+from gatepost.delivery.decisions import HoldReported, ReaderRestored, TransferSignal
 from gatepost.delivery.receiver.inbox_states import InboxInput, InboxState
 from gatepost.delivery.receiver.intake import Intake
 from gatepost.delivery.receiver.resuming import note_resumed
@@ -26,6 +26,8 @@ def apply_signal(intake: Intake, envelope: Envelope, signal: Signal) -> None:
             note_resumed(intake.tx, intake.source)
     elif ref is None:
         return
+    elif signal.signal == "held":
+        intake.decisions.append(HoldReported(intake.source, ref, signal.reason or ""))
     elif signal.signal == "confirm":
         _confirm_offer(intake, parse_event_id(ref))
     elif signal.signal == "withdraw":

@@ -10,11 +10,17 @@ from gatepost.delivery.decisions import (
     DeliveryAccepted,
     DeliveryEnded,
     GiveUpDelivery,
+    HoldReported,
     ReceiptArrived,
     ReplyArrived,
     RerouteDelivery,
 )
-from gatepost.delivery.delivery_states import UNACCEPTED, DeliveryInput, update_delivery
+from gatepost.delivery.delivery_states import (
+    IS_UNACCEPTED,
+    UNACCEPTED,
+    DeliveryInput,
+    update_delivery,
+)
 from gatepost.delivery.outbox_writer import OutboxWriter
 from gatepost.delivery.retry_policy import RetryPolicy
 from gatepost.delivery.sender.delivery_table import DeliveryTable, OpenDelivery
@@ -27,7 +33,7 @@ from gatepost.routing import Route
 _FROM_ITS_NODE = "event_id = ? AND node = ?"
 _ACCEPT = update_delivery(
     DeliveryInput.ACCEPT,
-    "accepted_at = ?, next_at = ?",
+    "accepted_at = ?, next_at = ?, reason = NULL",
     where=_FROM_ITS_NODE,
     returning="offer, kind, emitted_at",
 )
@@ -45,6 +51,11 @@ _REPLY = update_delivery(
     where=_FROM_ITS_NODE,
     returning="from_agent, to_agent, replies_to, kind, emitted_at",
 )
+# Attempts are counted from the last answer of the owner.
+_NOTE_HELD = f"""
+UPDATE delivery SET attempt = 1, reason = ?, next_at = min(?, expires_at)
+WHERE {_FROM_ITS_NODE} AND {IS_UNACCEPTED}
+"""
 _AMEND_DELIVERY = """
 UPDATE delivery SET verdict = ? WHERE event_id = ? AND node = ? AND state = 'dead_letter'
 """
@@ -54,6 +65,10 @@ UPDATE undelivered SET verdict = ? WHERE event_id = ? AND node = ?
     AND coalesce(verdict, '') NOT LIKE 'processed:%'
 """
 _IS_ROUTED = "SELECT 1 FROM delivery WHERE event_id = ? AND node = ?"
+
+# An event that waits for its blob is asked for again like one without an answer: asking makes its
+# owner fetch the blob again, and a blob that cannot be fetched has to be given up.
+_NOT_TO_BE_NOTED = ("blob",)
 
 # The refusal of a gateway that was restored from a backup: it may have dealt with the event.
 RESTORED = "restored from a backup"
@@ -82,6 +97,15 @@ class ReceiptHandler:
         if receipt.status == "processed":
             return self._end_delivery(tx, source, ref, receipt)
         return self._handle_refusal(tx, source, ref, receipt.reason or "refused")
+
+    def apply_hold(self, tx: Tx, reported: HoldReported) -> Decisions:
+        """The owner holds an event: it is not given up before it expires, and seldom asked for."""
+        source, ref, why = reported
+        if why not in _NOT_TO_BE_NOTED:
+            due = tx.now + self._policy.max_backoff
+            tx.execute(_NOTE_HELD, (f"held: {why}"[:100], due, parse_event_id(ref), source))
+            self._deliveries.note_due(due)
+        return NOTHING
 
     def apply_reply(self, tx: Tx, arrived: ReplyArrived) -> Decisions:
         """End the delivery a reply answers, if it is open."""
