@@ -2,6 +2,7 @@
 
 from gatepost.config.settings import (
     AlertsSettings,
+    ArchiveSettings,
     ListenSettings,
     MailboxSettings,
     NodeSettings,
@@ -20,6 +21,7 @@ from gatepost.config.settings_file import (
 __all__ = [
     "FILE_NAME",
     "AlertsSettings",
+    "ArchiveSettings",
     "ListenSettings",
     "MailboxSettings",
     "NodeSettings",

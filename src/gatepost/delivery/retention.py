@@ -1,8 +1,8 @@
 """Retention: which rows of deliveries may be forgotten, and what the outbox keeps for its readers.
 
 The outbox is forgotten up to where every active reader has taken it and no delivery is open. A
-reader that is away too long is not waited for: it is cut off from events that old, and told so when
-it comes back.
+reader that is away too long is not waited for: events that old are no longer kept for it, and when
+it comes back it gets them from the archive, if they are there.
 """
 
 from gatepost.delivery.assembly import DeliveryCore
@@ -123,7 +123,7 @@ class OutboxBounds:
         for node in gone:
             ((upto,),) = tx.fetch_all(_SELECT_OLD, (tx.now - self._cut_off,))
             tx.execute(_CUT_OFF, (node, upto))
-            why = f"it was away too long, and misses what is for it up to seq {upto}"
+            why = f"it was away too long: events for it up to seq {upto} are only in the archive"
             self._incidents.raise_(tx, "reader_cut_off", f"{node}/{upto}", why)
         return gone
 

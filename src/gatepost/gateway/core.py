@@ -16,6 +16,7 @@ from gatepost.delivery import LocalNode, RetryPolicy, build_core
 from gatepost.delivery.retention import OutboxBounds
 from gatepost.errors import ConfigError, GatepostError
 from gatepost.events import Blob, BlobStore, NodeKey
+from gatepost.gateway.archive_reader import ArchiveReader
 from gatepost.gateway.monitoring.observer import CommitObserver
 from gatepost.gateway.monitoring.spans import SpanRecorder, create_span_recorder
 from gatepost.gateway.repetition import BackgroundLoops
@@ -53,6 +54,7 @@ class Core:
         self.coordinator.observe(on_blob_wanted=self._want_blob)
         cut_off = int(settings.delivery.cut_off_secs * 1000)
         self.bounds = OutboxBounds(node.id, delivery.routes, delivery.incidents, cut_off)
+        self.archive = ArchiveReader(settings.archive, node)
         self.blobs = BlobStore(self.state.blobs, self.clock, settings.limits.max_blob_bytes)
         self.telemetry: SpanRecorder | None = create_span_recorder(
             settings.telemetry, self.node.id, self.clock
@@ -125,6 +127,7 @@ class Core:
         if self.telemetry is not None:
             await asyncio.to_thread(self.telemetry.stop)
         self._readers.shutdown()
+        self.archive.close()
         self.storers.shutdown()
         self.database.close()
 

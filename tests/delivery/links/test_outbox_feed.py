@@ -1,11 +1,25 @@
 """The emitter's end of a subscription: from memory if it can, from the journal if it must."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gatepost.delivery.frames import FRAME_BYTES, FRAME_EVENTS, EventsFrame, TakenFrame
+from gatepost.archive.archive_store import ArchiveStore
+from gatepost.archive.outbox_archive import ArchivePolicy, OutboxArchive
+from gatepost.archive.segment_reader import SegmentReader
+from gatepost.delivery.frames import (
+    FRAME_BYTES,
+    FRAME_EVENTS,
+    EventsFrame,
+    SkipFrame,
+    TakenFrame,
+)
+from gatepost.delivery.links.outbox_feed import ArchivedPage, PageRead, PrunedStretch
+from gatepost.errors import ArchiveError
 from gatepost.events import decode_event
+from gatepost.journal import Tx
 from tests.conftest import choose
 from tests.delivery.mesh import Gate, Mesh, Wire
 
@@ -164,3 +178,133 @@ def test_whatever_breaks_everything_comes_once_and_in_order(plan: list[str], win
     assert (b.mail(), a.mail()) == (there, back)
     assert [wire.errors for wire in mesh.wires] == [[]]
     assert a.incidents() == b.incidents() == []
+
+
+class GateArchive:
+    """The archive of a gate's outbox, read at once."""
+
+    def __init__(self, gate: Gate, folder: Path, *, bodies: bool = True) -> None:
+        self._gate = gate
+        self._store = ArchiveStore.open(str(folder))
+        policy = ArchivePolicy(4, 1, bodies)
+        node = gate.node
+        self._archive = OutboxArchive(self._store, node.id, node.incarnation, node.key, policy)
+        self._segments = SegmentReader(self._store, node.id, node.key.public)
+        self.pages: list[PrunedStretch] = []
+        self.broken = False
+        gate.peers.archive = self
+
+    def prune(self, upto: int) -> None:
+        """Archive everything, and prune it up to here, as if no reader were waited for."""
+        self._gate.clock.advance(10)
+        while self._archive.archive_segment(Tx(self._gate.connection, self._gate.now())):
+            pass
+        sql = "UPDATE recipient SET cut_seq = ? WHERE node_id = 'b'"
+        self._gate.connection.execute(sql, (upto,))
+        self._gate.connection.execute("DELETE FROM outbox WHERE seq <= ?", (upto,))
+
+    def read_page(self, wanted: PrunedStretch, done: PageRead) -> None:
+        self.pages.append(wanted)
+        if self.broken:
+            done(None, ArchiveError("the disk is away"))
+            return
+        found = self._segments.read_stretch(
+            wanted.incarnation, wanted.reader, wanted.after, wanted.upto
+        )
+        done(ArchivedPage(found.upto, found.rows, found.missing), None)
+
+
+def test_a_reader_that_was_cut_off_goes_on_from_the_archive(mesh: Mesh, tmp_path: Path) -> None:
+    a, b = mesh["a"], mesh["b"]
+    archive = GateArchive(a, tmp_path)
+    mesh.link("a", "b")
+    ids = a.send_many(b, 3)
+    mesh.flow()
+    mesh.wires[0].cut()
+    for _ in range(7):
+        ids += a.send_many(b, 3)
+    archive.prune(17)
+    a.send(a)
+    wire = mesh.link("a", "b")
+    mesh.flow()
+    ids.append(a.send(b).event_id)
+    mesh.flow()
+    assert (b.mail(), wire.errors) == (ids, [])
+    assert archive.pages != []
+    assert (b.core.receiver.duplicates, b.incidents("skipped")) == (0, [])
+
+
+def test_a_link_that_ends_while_the_archive_is_read_goes_on_where_it_was(
+    mesh: Mesh, tmp_path: Path
+) -> None:
+    a, b = mesh["a"], mesh["b"]
+    a.window = b.window = 1
+    archive = GateArchive(a, tmp_path)
+    mesh.link("a", "b")
+    mesh.flow()
+    mesh.wires[0].cut()
+    ids = [a.send(b).event_id for _ in range(12)]
+    archive.prune(10)
+    wire = mesh.link("a", "b")
+    while not b.mail():
+        mesh.step()
+    wire.cut()
+    assert len(b.mail()) < 10
+    again = mesh.link("a", "b")
+    mesh.flow()
+    assert (b.mail(), again.errors, b.incidents("skipped")) == (ids, [], [])
+
+
+def test_an_archive_without_bodies_leaves_the_skip(mesh: Mesh, tmp_path: Path) -> None:
+    a, b = mesh["a"], mesh["b"]
+    archive = GateArchive(a, tmp_path, bodies=False)
+    mesh.link("a", "b")
+    mesh.flow()
+    mesh.wires[0].cut()
+    for _ in range(6):
+        a.note("b")
+    archive.prune(4)
+    wire = mesh.link("a", "b")
+    mesh.flow()
+    (skip,) = [each for each in wire.end_of(b).seen if isinstance(each, SkipFrame)]
+    assert (skip.upto, skip.why, wire.errors) == (4, "cut off", [])
+
+
+def test_an_archive_that_cannot_be_read_ends_the_link_and_skips_nothing(
+    mesh: Mesh, tmp_path: Path
+) -> None:
+    a, b = mesh["a"], mesh["b"]
+    archive = GateArchive(a, tmp_path)
+    mesh.link("a", "b")
+    mesh.flow()
+    mesh.wires[0].cut()
+    ids = [a.send(b).event_id for _ in range(6)]
+    archive.prune(4)
+    archive.broken = True
+    wire = mesh.link("a", "b")
+    mesh.flow()
+    assert wire.errors == ["the disk is away"]
+    archive.broken = False
+    mesh.link("a", "b")
+    mesh.flow()
+    assert (b.mail(), b.incidents("skipped")) == (ids, [])
+
+
+def test_a_lost_journal_may_have_done_what_is_archived(mesh: Mesh, tmp_path: Path) -> None:
+    a, b = mesh["a"], mesh["b"]
+    archive = GateArchive(a, tmp_path)
+    mesh.link("a", "b")
+    mesh.flow()
+    backup = b.backup()
+    heard = a.send(b).event_id
+    mesh.flow()
+    mesh.wires[0].cut()
+    seqs = a.rows("SELECT max(seq) FROM outbox")
+    unheard = a.send(b).event_id
+    archive.prune(a.value("SELECT max(seq) FROM outbox"))
+    b.restore(backup)
+    wire = mesh.link("a", "b")
+    mesh.flow()
+    assert heard not in b.mail(), "the lost journal may have engaged it"
+    assert unheard in b.mail()
+    assert wire.errors == [] and seqs

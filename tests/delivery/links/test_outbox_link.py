@@ -369,10 +369,27 @@ def test_what_a_restored_reader_never_heard_is_sent(mesh: Mesh, a: Gate, b: Gate
     assert (b.mail(), a.state(unheard)) == ([unheard], "accepted")
 
 
-def test_a_reader_that_was_cut_off_is_told_so(mesh: Mesh, a: Gate, b: Gate) -> None:
+def cut_and_prune(a: Gate, upto: int) -> None:
+    a.connection.execute("UPDATE recipient SET cut_seq = ? WHERE node_id = 'b'", (upto,))
+    a.connection.execute("DELETE FROM outbox WHERE seq <= ?", (upto,))
+
+
+def test_a_reader_that_was_cut_off_gets_what_the_journal_still_has(
+    mesh: Mesh, a: Gate, b: Gate
+) -> None:
     for _ in range(3):
         a.note("b")
     a.connection.execute("UPDATE recipient SET cut_seq = 2 WHERE node_id = 'b'")
+    wire = mesh.link("a", "b")
+    mesh.flow()
+    assert of(SkipFrame, wire, b) == []
+    assert events_seen(wire, b) == [1, 2, 3]
+
+
+def test_a_reader_that_was_cut_off_is_told_so(mesh: Mesh, a: Gate, b: Gate) -> None:
+    for _ in range(3):
+        a.note("b")
+    cut_and_prune(a, 2)
     wire = mesh.link("a", "b")
     mesh.flow()
     (skip,) = of(SkipFrame, wire, b)
@@ -391,7 +408,7 @@ def test_what_is_left_out_right_behind_a_skip_is_noticed(
     """With 2, another event comes in the same frame; with 1, none does."""
     for _ in range(2 + size):
         a.note("b")
-    a.connection.execute("UPDATE recipient SET cut_seq = 2 WHERE node_id = 'b'")
+    cut_and_prune(a, 2)
     wire = mesh.link("a", "b")
     leave_out(wire, a, 3)
     mesh.flow()

@@ -1,13 +1,16 @@
 """The emitter's end of a subscription: one outbox for one reader, as fast as the reader takes it.
 
 A feed that has caught up is told of every commit group and sends the reader's events from memory.
-A feed that is behind reads the journal in batches, as its credit allows. Before events go out, the
-journal notes them as sent: if the reader comes back with another journal, that is how far the lost
-one may have read.
+A feed that is behind reads the journal in batches, as its credit allows. A reader that was cut off
+may need events that have left the journal: those are read from the archive, and skipped only if
+they are not there. Before events go out, the journal notes them as sent: if the reader comes back
+with another journal, that is how far the lost one may have read.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -17,11 +20,13 @@ from gatepost.delivery.frames import (
     CommitGroup,
     EventsFrame,
     Incarnation,
+    SkipFrame,
     frame_weight,
 )
 from gatepost.delivery.incarnations import incarnation_at, next_stretch
 from gatepost.delivery.links.credit_window import CreditWindow
 from gatepost.delivery.links.link_port import LinkPort
+from gatepost.errors import GatepostError
 from gatepost.journal.outbox import EVERYBODY, OutboxGroup
 from gatepost.journal.transaction import Tx
 
@@ -30,6 +35,7 @@ SELECT seq, body FROM outbox WHERE to_node IN (?, '{EVERYBODY}') AND seq > ? AND
 ORDER BY seq LIMIT {FRAME_EVENTS}
 """
 _SELECT_HEAD = "SELECT coalesce(max(last_seq), 0) FROM head"
+_SELECT_OLDEST = "SELECT min(seq) FROM outbox"
 _SAVE_SENT = """
 INSERT INTO recipient (node_id, last_seq, sent_seq) VALUES (?1, 0, ?2)
 ON CONFLICT (node_id) DO UPDATE SET sent_seq = max(sent_seq, ?2)
@@ -45,6 +51,33 @@ class FeedBatch(Struct, frozen=True):
     events: list[bytes]
     groups: list[CommitGroup] = []
     everyone: list[int] = []
+
+
+class PrunedStretch(Struct, frozen=True):
+    """A part of our outbox that has left the journal: the events of `reader` in (after, upto]."""
+
+    reader: str
+    incarnation: str
+    after: int
+    upto: int
+
+
+class ArchivedPage(Struct, frozen=True):
+    """The (seq, event) of a reader up to `upto`; `missing` if the archive does not have them."""
+
+    upto: int
+    rows: list[tuple[int, bytes]]
+    missing: bool = False
+
+
+PageRead = Callable[[ArchivedPage | None, GatepostError | None], None]
+
+
+class ArchivedOutbox(Protocol):
+    """The part of our outbox that is archived."""
+
+    def read_page(self, wanted: PrunedStretch, done: PageRead) -> None:
+        """Read the beginning of a stretch beside the gateway, and call back where links run."""
 
 
 class CatchUpFeed(ABC):
@@ -104,8 +137,8 @@ class CatchUpFeed(ABC):
         """The frames that carry a commit group; none if it has to be read from the journal."""
 
     @abstractmethod
-    def _read_batch(self, tx: Tx) -> FeedBatch:
-        """The next frame's worth after `position`, noted as sent."""
+    def _read_batch(self, tx: Tx) -> FeedBatch | PrunedStretch:
+        """The next frame's worth after `position`, noted as sent; or what the journal lacks."""
 
     def _send_read_batch(self, batch: FeedBatch) -> None:
         self._window.end_read()
@@ -132,7 +165,10 @@ class CatchUpFeed(ABC):
 
 
 class OutboxFeed(CatchUpFeed):
-    """Our outbox for a subscriber: the events for `reader` and those for everybody."""
+    """Our outbox for a subscriber: the events for `reader` and those for everybody.
+
+    Events up to `cut` may have left the journal while the reader was away.
+    """
 
     stream = "own"
 
@@ -144,24 +180,79 @@ class OutboxFeed(CatchUpFeed):
         incarnations: Sequence[Incarnation],
         position: int,
         window: int,
+        cut: int = 0,
+        archive: ArchivedOutbox | None = None,
     ) -> None:
         super().__init__(port, source, incarnations, position, window)
         self._reader = reader
+        self._cut = cut
+        self._archive = archive
+        # Frames read from the archive and not sent yet.
+        self._archived: deque[tuple[int, list[bytes]]] = deque()
 
     def _batches_of(self, group: OutboxGroup, incarnation: Incarnation) -> list[FeedBatch]:
         last = group.head.last
         frames = list(split_frames(group.rows_for(self._reader), last)) or [(last, [])]
         return [FeedBatch(incarnation, upto, True, events) for upto, events in frames]
 
-    def _read_batch(self, tx: Tx) -> FeedBatch:
+    def _read_batch(self, tx: Tx) -> FeedBatch | PrunedStretch:
         incarnation, end = next_stretch(self._incarnations, self.position)
+        if self._archived:
+            upto, events = self._archived[0]
+            self._note_sent(tx, upto, events)
+            return FeedBatch(incarnation, upto, False, events)
+        if (pruned := self._find_pruned(tx, incarnation[0], end)) is not None:
+            return pruned
         ((head,),) = tx.fetch_all(_SELECT_HEAD)
         rows = tx.fetch_all(_SELECT_EVENTS_FOR, (self._reader, self.position, end))
         limit = min(head, end) if len(rows) < FRAME_EVENTS else rows[-1][0]
         upto, events = next(split_frames(rows, limit), (limit, []))
+        self._note_sent(tx, upto, events)
+        return FeedBatch(incarnation, upto, upto == head, events)
+
+    def _note_sent(self, tx: Tx, upto: int, events: list[bytes]) -> None:
         if events:
             tx.execute(_SAVE_SENT, (self._reader, upto))
-        return FeedBatch(incarnation, upto, upto == head, events)
+
+    def _find_pruned(self, tx: Tx, incarnation: str, end: int) -> PrunedStretch | None:
+        """The events after `position` that have left the journal; beyond `cut` all are there."""
+        if self.position >= self._cut:
+            return None
+        ((oldest,),) = tx.fetch_all(_SELECT_OLDEST)
+        upto = min(end, self._cut, self._cut if oldest is None else oldest - 1)
+        if upto <= self.position:
+            return None
+        return PrunedStretch(self._reader, incarnation, self.position, upto)
+
+    def _send_read_batch(self, batch: FeedBatch | PrunedStretch) -> None:
+        if isinstance(batch, FeedBatch):
+            if self._archived and self._archived[0][0] == batch.upto:
+                self._archived.popleft()
+            super()._send_read_batch(batch)
+        elif self._archive is None:
+            self._use_page(ArchivedPage(batch.upto, [], missing=True), None)
+        else:
+            self._archive.read_page(batch, self._use_page)
+
+    def _use_page(self, page: ArchivedPage | None, error: GatepostError | None) -> None:
+        """Send the events that were archived, or tell the reader that they are gone."""
+        self._window.end_read()
+        if self._stopped:
+            return
+        if page is None:
+            # The reader dials again, and the archive may be readable then.
+            self._port.end(error or GatepostError("the archive gave no answer"))
+            return
+        if page.missing:
+            self._send_skip(page.upto)
+        self._archived.extend(split_frames(page.rows, page.upto))
+        if not self._archived:
+            self.position = max(self.position, page.upto)
+        self.pump()
+
+    def _send_skip(self, upto: int) -> None:
+        name, first_seq = incarnation_at(self._incarnations, upto + 1)
+        self._port.send(SkipFrame(self._source, name, first_seq, upto, "cut off"))
 
 
 def split_frames(rows: Sequence[tuple[int, bytes]], upto: int) -> Iterator[tuple[int, list[bytes]]]:

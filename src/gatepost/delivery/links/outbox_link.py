@@ -19,7 +19,7 @@ from gatepost.delivery.frames import (
 )
 from gatepost.delivery.incarnations import incarnation_at, load_incarnations, position_after
 from gatepost.delivery.links.link_port import LinkPart, LinkPort, ignore_result
-from gatepost.delivery.links.outbox_feed import OutboxFeed
+from gatepost.delivery.links.outbox_feed import ArchivedOutbox, OutboxFeed
 from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.receiver.cursors import read_positions
 from gatepost.delivery.receiver.receiver import EventBatch
@@ -31,7 +31,7 @@ from gatepost.journal.transaction import Tx
 _SELECT_HEAD = """
 SELECT max((SELECT coalesce(max(last_seq), 0) FROM head), max(first_seq) - 1) FROM incarnation
 """
-_SELECT_CUT = "SELECT cut_seq FROM recipient WHERE node_id = ?"
+_SELECT_CUT = "SELECT cut_seq, skip_seq FROM recipient WHERE node_id = ?"
 _SAVE_ACKED = "UPDATE recipient SET acked_seq = max(acked_seq, ?), seen_at = ? WHERE node_id = ?"
 # How long a reader's progress may stay in memory only. Losing it delays pruning, nothing else.
 _SAVE_ACKED_MS = 1_000
@@ -41,7 +41,8 @@ class OutboxLink:
     """`peer` is the node id that the other side has proved. `open` it, then pass it every frame.
 
     `can_read` says whether this link should read the peer's outbox; only one link to a peer does.
-    `on_feed` is called when the peer starts to read ours.
+    `on_feed` is called when the peer starts to read ours. `archive` has the events that have left
+    the journal.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class OutboxLink:
         parts: Sequence[LinkPart] = (),
         can_read: Callable[[], bool] = lambda: True,
         on_feed: Callable[[], None] = lambda: None,
+        archive: ArchivedOutbox | None = None,
     ) -> None:
         self._port = port
         self._node = node
@@ -63,6 +65,7 @@ class OutboxLink:
         self.parts = list(parts)
         self._can_read = can_read
         self._on_feed = on_feed
+        self._archive = archive
         self.feed: OutboxFeed | None = None
         self._incarnations: list[Incarnation] = []
         self.greeted = False
@@ -102,6 +105,8 @@ class OutboxLink:
         """The connection is closed; no frame goes over this link any more."""
         if self.acked_seq:
             self._save_acked()
+        if self.feed is not None:
+            self.feed.stop()
         for part in self.parts:
             part.close()
 
@@ -158,8 +163,12 @@ class OutboxLink:
             lambda found: self._start_feed(frame, *found),
         )
 
-    def _find_start(self, tx: Tx, frame: SubscribeFrame) -> tuple[int, SkipFrame | None]:
-        """The position to feed from, and the skip that a reader who misses something is told."""
+    def _find_start(self, tx: Tx, frame: SubscribeFrame) -> tuple[int, int, SkipFrame | None]:
+        """The position to feed from, the end of what may be pruned, and a skip for a new journal.
+
+        A lost journal of the reader may have done the events up to `skip_seq`: its new one never
+        gets them.
+        """
         after = position_after(self._incarnations, frame.positions, self._node.id)
         ((head,),) = tx.fetch_all(_SELECT_HEAD)
         if after > head:
@@ -167,23 +176,31 @@ class OutboxLink:
                 f"{self.peer} has read up to {after} of an outbox that ends at {head}:"
                 " was this journal put back by hand, instead of restored?"
             )
-        is_another = self._coordinator.greet_reader(
+        self._coordinator.greet_reader(
             tx, self.peer, frame.incarnation, after, restored=frame.restored
         )
         tx.execute(_SAVE_ACKED, (after, tx.now, self.peer))
-        ((cut,),) = tx.fetch_all(_SELECT_CUT, (self.peer,))
-        if cut <= after:
-            return after, None
-        why = "restored" if is_another else "cut off"
-        incarnation, first_seq = incarnation_at(self._incarnations, cut + 1)
-        return cut, SkipFrame(self._node.id, incarnation, first_seq, cut, why)
+        ((cut, through),) = tx.fetch_all(_SELECT_CUT, (self.peer,))
+        if through <= after:
+            return after, cut, None
+        incarnation, first_seq = incarnation_at(self._incarnations, through + 1)
+        return through, cut, SkipFrame(self._node.id, incarnation, first_seq, through, "restored")
 
-    def _start_feed(self, frame: SubscribeFrame, after: int, skip: SkipFrame | None) -> None:
+    def _start_feed(
+        self, frame: SubscribeFrame, after: int, cut: int, skip: SkipFrame | None
+    ) -> None:
         if skip is not None:
             self._port.send(skip)
         window = min(frame.window, self._window)
         self.feed = OutboxFeed(
-            self._port, self._node.id, self.peer, self._incarnations, after, window
+            self._port,
+            self._node.id,
+            self.peer,
+            self._incarnations,
+            after,
+            window,
+            cut,
+            self._archive,
         )
         self._on_feed()
         self.feed.pump()

@@ -19,6 +19,7 @@ from gatepost.delivery.links.blob_link_part import BlobLinkPart
 from gatepost.delivery.links.blob_ports import BlobFileAccess, FetchLimits
 from gatepost.delivery.links.event_trace import TracePart
 from gatepost.delivery.links.link_port import LinkPart
+from gatepost.delivery.links.outbox_feed import ArchivedOutbox
 from gatepost.delivery.links.outbox_link import OutboxLink
 from gatepost.delivery.links.relay_host import REPLICA_KEEP_MS, RelayHost
 from gatepost.delivery.links.relay_reader import RelayReader, RelayRetry
@@ -78,9 +79,14 @@ class PeerLinks:
     """`start` it once, then call `tend` every second or so."""
 
     def __init__(
-        self, gateway: LinkedGateway, files: BlobFileAccess, settings: PeerLinkSettings
+        self,
+        gateway: LinkedGateway,
+        files: BlobFileAccess,
+        settings: PeerLinkSettings,
+        archive: ArchivedOutbox | None = None,
     ) -> None:
         self.gateway = gateway
+        self.archive = archive
         self.settings = settings
         node, coordinator, window = gateway.node, gateway.coordinator, settings.window_bytes
         self.relay_host = RelayHost(coordinator, window, settings.replica_keep_ms)
@@ -192,7 +198,7 @@ class PeerLink:
             parts.append(links.relay_host.make_part(self, peer))
         can_read = partial(links.can_read, self)
         self.outbox = OutboxLink(
-            self, node, coordinator, peer, window, parts, can_read, links.mark_live
+            self, node, coordinator, peer, window, parts, can_read, links.mark_live, links.archive
         )
 
     def refresh_role(self) -> None:

@@ -32,7 +32,9 @@ _SAVE_READER = """
 INSERT INTO recipient (node_id, last_seq, incarnation, seen_at) VALUES (?1, 0, ?2, ?3)
 ON CONFLICT (node_id) DO UPDATE SET incarnation = ?2, seen_at = ?3
 """
-_SAVE_CUT = "UPDATE recipient SET cut_seq = max(cut_seq, ?) WHERE node_id = ?"
+_SAVE_CUT = """
+UPDATE recipient SET cut_seq = max(cut_seq, ?1), skip_seq = max(skip_seq, ?1) WHERE node_id = ?2
+"""
 _SELECT_CUT = "SELECT cut_seq FROM recipient WHERE node_id = ?"
 _SELECT_OPEN_AT = f"""
 SELECT {DELIVERY_COLUMNS} FROM delivery WHERE node = ? AND processed_at IS NULL ORDER BY event_id

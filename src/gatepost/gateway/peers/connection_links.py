@@ -42,7 +42,7 @@ class ConnectionLinks:
             FetchLimits(max_bytes=encrypted_size(core.settings.limits.max_blob_bytes)),
         )
         files = BlobFiles(core.blobs, core.storers)
-        self._peers = PeerLinks(LinkedCore(keeper), files, settings)
+        self._peers = PeerLinks(LinkedCore(keeper), files, settings, core.archive)
         core.on_blob_wanted = self._peers.fetcher.want_blob
 
     # -- connections come and go

@@ -43,7 +43,9 @@ CREATE TABLE head (
 
 -- Other gateways as readers of this outbox. `last_seq` is the last event meant for the node, which
 -- the next event for it names as prevSeqTo; `sent_seq` is the last event it may have heard of;
--- `acked_seq` is the last event it has taken. Events up to `cut_seq` were pruned while it was away.
+-- `acked_seq` is the last event it has taken. Events up to `cut_seq` are not kept for it: they may
+-- have been pruned while it was away. Events up to `skip_seq` are never sent to it again, because a
+-- journal that it lost may have taken them.
 CREATE TABLE recipient (
     node_id     TEXT PRIMARY KEY,
     last_seq    INTEGER NOT NULL,
@@ -51,6 +53,7 @@ CREATE TABLE recipient (
     sent_seq    INTEGER NOT NULL DEFAULT 0,
     acked_seq   INTEGER NOT NULL DEFAULT 0,
     cut_seq     INTEGER NOT NULL DEFAULT 0,
+    skip_seq    INTEGER NOT NULL DEFAULT 0,
     seen_at     INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 

@@ -1,0 +1,104 @@
+"""The gateway's own archive, for reading: beside the traffic, in a thread of its own.
+
+Cut-off readers get events from it that have left the journal, and traces find pruned events there.
+"""
+
+import asyncio
+import logging
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gatepost.config import ArchiveSettings
+from gatepost.delivery import LocalNode
+from gatepost.delivery.links.outbox_feed import ArchivedPage, PageRead, PrunedStretch
+from gatepost.errors import GatepostError, InternalError
+
+if TYPE_CHECKING:
+    from gatepost.archive.segment_reader import ArchiveFindings, SegmentReader
+
+log = logging.getLogger(__name__)
+
+SEARCH_SECS = 2.0
+# A reader whose events cannot be read this often in a row is told to skip them.
+_MAX_FAILURES = 5
+
+
+class ArchiveReader:
+    """Reads one request at a time. Without `archive.uri` there is nothing to read."""
+
+    def __init__(self, settings: ArchiveSettings, node: LocalNode) -> None:
+        self._settings = settings
+        self._node = node
+        self._thread = ThreadPoolExecutor(1, "archive-reader")
+        self._segments: SegmentReader | None = None
+        # Reader → failures in a row.
+        self._failures: dict[str, int] = {}
+
+    @property
+    def is_configured(self) -> bool:
+        return bool(self._settings.uri)
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    async def find_events(self, event_id: bytes) -> "ArchiveFindings | None":
+        """An event of ours and the events that refer to it; None if there is no archive."""
+        if not self.is_configured:
+            return None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._search, event_id)
+
+    def read_page(self, wanted: PrunedStretch, done: PageRead) -> None:
+        """Call `done` on the event loop."""
+        if not self.is_configured:
+            done(ArchivedPage(wanted.upto, [], missing=True), None)
+            return
+        loop = asyncio.get_running_loop()
+        reading = self._thread.submit(self._read_stretch, wanted)
+        reading.add_done_callback(
+            lambda future: loop.call_soon_threadsafe(partial(self._finish, wanted, done, future))
+        )
+
+    # -- in the thread
+
+    def _open_segments(self) -> "SegmentReader":
+        from gatepost.archive.archive_store import ArchiveStore
+        from gatepost.archive.segment_reader import SegmentReader
+
+        if self._segments is None:
+            store = ArchiveStore.open(self._settings.uri)
+            self._segments = SegmentReader(store, self._node.id, self._node.key.public)
+        return self._segments
+
+    def _search(self, event_id: bytes) -> "ArchiveFindings":
+        deadline = time.monotonic() + SEARCH_SECS
+        return self._open_segments().find_events(event_id, lambda: time.monotonic() > deadline)
+
+    def _read_stretch(self, wanted: PrunedStretch) -> ArchivedPage:
+        found = self._open_segments().read_stretch(
+            wanted.incarnation, wanted.reader, wanted.after, wanted.upto
+        )
+        return ArchivedPage(found.upto, found.rows, found.missing)
+
+    # -- on the event loop
+
+    def _finish(
+        self, wanted: PrunedStretch, done: PageRead, reading: "Future[ArchivedPage]"
+    ) -> None:
+        if reading.cancelled():
+            return
+        error = reading.exception()
+        if error is None:
+            self._failures.pop(wanted.reader, None)
+            done(reading.result(), None)
+            return
+        log.warning("archived events for %s cannot be read: %s", wanted.reader, error)
+        count = self._failures[wanted.reader] = self._failures.get(wanted.reader, 0) + 1
+        if count >= _MAX_FAILURES:
+            done(ArchivedPage(wanted.upto, [], missing=True), None)
+        elif isinstance(error, GatepostError):
+            done(None, error)
+        else:
+            done(None, InternalError("the archive cannot be read"))
