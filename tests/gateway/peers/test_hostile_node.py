@@ -1,6 +1,7 @@
 """A hostile node with a valid ticket: nothing changes anywhere, it is cut off and counted."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -32,7 +33,7 @@ class Scene(NamedTuple):
 
     def entry(self, version: int, **changes: object) -> Any:
         said = replace(node(self.author, self.genesis), endpoint_ws=None)
-        return self.sign("nodes", "mallory", version, replace(said, **changes))
+        return self.sign("nodes", self.mallory.name, version, replace(said, **changes))
 
     def sign(self, map: str, key: str, version: int, data: Any) -> Any:
         at = self.author.chain[-1].issued_at
@@ -43,14 +44,19 @@ class Scene(NamedTuple):
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with running(tmp_path_factory.mktemp("hostile"), "ann", "bob") as (ann, bob):
         bob.join(ann)
-        mallory = Guest(ann, "mallory")
-        genesis, author = mallory.enter(ann.invite("mallory"))
-        scene = Scene(ann, bob, mallory, author, genesis)
-        with mallory.open(mallory.ticket()) as socket:
-            socket.send(message(update(scene.entry(3))))
-            wait_until(lambda: "nodes mallory" in bob.records())
-        converge(ann, bob)
-        yield scene
+        yield _let_in(ann, bob, "mallory")
+
+
+def _let_in(ann: Gateway, bob: Gateway, name: str) -> Scene:
+    """The scene with a mallory of this name, whom both gateways know."""
+    mallory = Guest(ann, name)
+    genesis, author = mallory.enter(ann.invite(name))
+    scene = Scene(ann, bob, mallory, author, genesis)
+    with mallory.open(mallory.ticket()) as socket:
+        socket.send(message(update(scene.entry(3))))
+        wait_until(lambda: f"nodes {name}" in bob.records())
+    converge(ann, bob)
+    return scene
 
 
 def message(update: bytes) -> bytes:
@@ -159,16 +165,29 @@ def test_text_is_not_what_the_room_speaks(scene: Scene) -> None:
         assert close_code(socket) == 4403
 
 
-def test_honest_words_are_taken_after_all_of_that(scene: Scene) -> None:
-    with scene.mallory.open(scene.mallory.ticket()) as socket:
-        socket.send(message(update(scene.entry(9, status="degraded"))))
-        wait_until(lambda: scene.bob.nodes()["mallory"]["status"] == "degraded")
+def test_honest_words_are_taken_after_an_attack(scene: Scene) -> None:
+    own = _let_in(scene.ann, scene.bob, "penitent")
+    with own.mallory.open(own.mallory.ticket()) as socket:
+        socket.send(message(b"\x01\x02\x03"))
+        assert close_code(socket) == 4403
+    with own.mallory.open(own.mallory.ticket()) as socket:
+        socket.send(message(update(own.entry(9, status="degraded"))))
+        wait_until(lambda: own.bob.nodes()["penitent"]["status"] == "degraded")
 
 
-def test_all_follow_the_coordinator_to_a_new_document(scene: Scene) -> None:
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[list[Gateway]]:
+    """Two gateways in a room of their own, which the test changes for good."""
+    with running(tmp_path, "ann", "bob") as gateways:
+        gateways[1].join(gateways[0])
+        yield gateways
+
+
+def test_all_follow_the_coordinator_to_a_new_document(pair: list[Gateway]) -> None:
     """Also one who was away meanwhile."""
-    eve = Guest(scene.ann, "eve")
-    _, author = eve.enter(scene.ann.invite("eve", "backbone"))
+    ann, bob = pair
+    eve = Guest(ann, "eve")
+    genesis, author = eve.enter(ann.invite("eve", "backbone"))
     said = CoordinationRecord(
         coordinator="eve",
         term=CoordinatorTerm(counter=1, node="eve"),
@@ -176,25 +195,26 @@ def test_all_follow_the_coordinator_to_a_new_document(scene: Scene) -> None:
         room_epoch=2,
     )
     at = author.chain[-1].issued_at
-    own = sign_record(author, "nodes", "eve", 1, at, replace(node(author, scene.genesis)))
+    own = sign_record(author, "nodes", "eve", 1, at, node(author, genesis))
     claim = sign_record(author, "coordination", "coordinator@eve", 1, at, said)
-    scene.bob.kill9()
+    bob.kill9()
     with eve.open(eve.ticket()) as socket:
         socket.send(message(update(own, claim)))
         assert close_code(socket) == 4503
-    wait_until(lambda: scene.ann.call("GET", "/room")["epoch"] == 2)
-    scene.bob.start()
-    wait_until(lambda: scene.bob.call("GET", "/room")["epoch"] == 2)
-    converge(scene.ann, scene.bob)
-    assert scene.ann.records().keys() >= {"nodes ann", "nodes bob", "coordination coordinator@eve"}
-    for gateway in (scene.ann, scene.bob):
+    wait_until(lambda: ann.call("GET", "/room")["epoch"] == 2)
+    bob.start()
+    wait_until(lambda: bob.call("GET", "/room")["epoch"] == 2)
+    converge(ann, bob)
+    assert ann.records().keys() >= {"nodes ann", "nodes bob", "coordination coordinator@eve"}
+    for gateway in pair:
         gateway.restart()
         assert gateway.call("GET", "/room")["epoch"] == 2
-    assert scene.ann.call("GET", "/room/verify")["problems"] == []
+    assert ann.call("GET", "/room/verify")["problems"] == []
 
 
 def test_a_revocation_ends_a_live_socket_at_once(scene: Scene) -> None:
-    with scene.mallory.open(scene.mallory.ticket()) as socket:
-        scene.ann.call("POST", "/room/nodes/mallory/revoke", {})
+    own = _let_in(scene.ann, scene.bob, "trudy")
+    with own.mallory.open(own.mallory.ticket()) as socket:
+        own.ann.call("POST", "/room/nodes/trudy/revoke", {})
         assert close_code(socket, secs=1) == 4403
-    assert "mallory" not in scene.ann.nodes()
+    assert "trudy" not in own.ann.nodes()
