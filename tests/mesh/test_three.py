@@ -3,9 +3,11 @@
 import time
 from collections.abc import Callable
 
+import apsw
 import httpx
 import pytest
 
+from gatepost.client import SyncClient
 from gatepost.events import NodeKey
 from tests.gateway.tools import client
 from tests.mesh.tools import Gateway, Guest, converge
@@ -235,3 +237,43 @@ def test_the_room_moves_to_a_fresh_document_and_everyone_follows(
     assert cat.nodes().keys() == {"ann", "bob", "cat"}
     with client(cat) as http:
         assert http.post("/v1/room/rotate", json={}).json()["code"] == "forbidden"
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_revoked_gateway_refuses_sends_and_its_events_before_still_count(
+    start: Callable[..., list[Gateway]], away: bool
+) -> None:
+    ann, bob = start("ann", "bob")
+    bob.join(ann)
+    ann.call("PUT", "/agents/al")
+    wait_until(lambda: "agents al@ann" in bob.records())
+    with SyncClient("bo", state_dir=bob.state_dir) as agent:
+        agent.send("al", "before", wait="accepted", timeout=10)
+    if away:
+        bob.stop()
+    done = ann.call("POST", "/room/nodes/bob/revoke", {})
+    head = _last_seq(bob)
+    assert 0 < done["last_seq"] <= head, "an event of bob was read, and none he never wrote"
+    assert ann.records()["nodes bob@ann"]["data"]["lastSeq"] == done["last_seq"]
+    if away:
+        bob.start()
+
+    def code_of_send() -> str:
+        with client(bob) as http:
+            body = {"from_agent": "bo", "to_agent": "al", "payload": "after"}
+            return str(http.post("/v1/messages", json=body).json().get("code"))
+
+    wait_until(lambda: code_of_send() == "revoked", 20)
+    bob.restart()
+    assert code_of_send() == "revoked", "it is remembered"
+
+
+def _last_seq(gateway: Gateway) -> int:
+    connection = apsw.Connection(
+        str(gateway.state_dir / "journal.db"), flags=apsw.SQLITE_OPEN_READONLY
+    )
+    try:
+        ((seq,),) = connection.execute("SELECT max(seq) FROM outbox")
+        return int(str(seq))
+    finally:
+        connection.close()

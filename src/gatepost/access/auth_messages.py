@@ -5,11 +5,12 @@ Bytes are base64 on the wire. A value that carries a secret prints only the name
 
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from gatepost.access.tokens import SecretValue
 from gatepost.events import AgentId, NodeId, PublicKey, Signature
 from gatepost.room import CONTROL_ROOM
+from gatepost.room.records import MAX_RECORD_BYTES
 
 Nonce = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{16,128}\Z")]
 TokenText = Annotated[str, Meta(max_length=256)]
@@ -50,6 +51,13 @@ class ExchangeAnswer(SecretValue, frozen=True, rename="camel"):
     session_id: str
     issuer_id: str
     issuer_key: bytes
+
+
+class RevocationRecordProof(Struct, frozen=True):
+    """A signed room record which says that a node is revoked."""
+
+    record: Annotated[str, Meta(max_length=MAX_RECORD_BYTES)]
+    signature: Annotated[str, Meta(max_length=128)]
 
 
 class AgentInviteRequest(SecretValue, frozen=True, rename="camel"):

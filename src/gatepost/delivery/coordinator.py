@@ -181,6 +181,7 @@ class DeliveryCoordinator:
             route = Route(node, "reply")
         else:
             route = self.routes.find_route(tx, out.to_agent)
+        self.routes.require_member(route)
         self.apply_decisions(tx, self._sender.send_event(tx, out, route).decisions)
 
     def _send_event(self, tx: Tx, out: OutgoingEvent) -> str | None:
@@ -191,6 +192,7 @@ class DeliveryCoordinator:
             emit = self._sender.emitter.emit_undeliverable
             self.apply_decisions(tx, emit(tx, out, "no_route", error.message))
             return None
+        self.routes.require_member(route)
         self.apply_decisions(tx, self._sender.send_event(tx, out, route).decisions)
         return route.node
 
@@ -255,7 +257,9 @@ class DeliveryCoordinator:
         out.ref_event_id, out.causation_id = info.ref_event_id, info.event_id
         mark = tx.begin_operation()
         try:
-            sent = self._sender.send_event(tx, out, self.routes.find_route(tx, out.to_agent))
+            route = self.routes.find_route(tx, out.to_agent)
+            self.routes.require_member(route)
+            sent = self._sender.send_event(tx, out, route)
             self.apply_decisions(tx, sent.decisions)
         except GatepostError as error:
             tx.undo_operation(mark)
@@ -266,7 +270,8 @@ class DeliveryCoordinator:
     # -- the room and its members
 
     def room_changed(self, tx: Tx, directory: RoutingDirectory) -> None:
-        before, self.routes.directory = self.routes.directory, directory
+        before = self.routes.directory
+        self.routes.follow_directory(directory)
         self._sender.deliveries.load_destinations(tx)
         self.apply_decisions(tx, self._sender.rerouter.room_changed(tx, before))
         self._forwarder.room_changed()

@@ -2,7 +2,7 @@
 
 from gatepost.delivery.agents import Agents
 from gatepost.delivery.local_node import LocalNode
-from gatepost.errors import NoRoute
+from gatepost.errors import NoRoute, Revoked
 from gatepost.journal.transaction import Tx
 from gatepost.routing import Route, RoutingDirectory, decide_route
 
@@ -10,12 +10,34 @@ _NOBODY: frozenset[str] = frozenset()
 
 
 class RouteFinder:
-    """`directory` is replaced whenever the room changes."""
+    """`directory` is replaced whenever the room changes.
+
+    `honoured_seqs`: revoked node → the last sequence number of its outbox that counts.
+    """
 
     def __init__(self, node: LocalNode, agents: Agents) -> None:
         self._node = node
         self._agents = agents
         self.directory = RoutingDirectory()
+        self.honoured_seqs: dict[str, int] = {}
+
+    def follow_directory(self, directory: RoutingDirectory) -> None:
+        self.directory = directory
+        for node, revoked in directory.revoked.items():
+            self.limit_honoured(node, revoked.last_seq)
+
+    def limit_honoured(self, node: str, last_seq: int) -> None:
+        """Honour no event of a node beyond this one. The lowest limit stands."""
+        self.honoured_seqs[node] = min(last_seq, self.honoured_seqs.get(node, last_seq))
+
+    def require_member(self, route: Route) -> None:
+        """Raise Revoked if this gateway was revoked and the route leads to another one."""
+        own = self.directory.revoked.get(self._node.id)
+        if own is not None and own.key == self._node.key.public and route.node != self._node.id:
+            raise Revoked(
+                f"this gateway, {self._node.id}, was revoked from its room, and reaches no other"
+                " one; agents of this gateway still get mail"
+            )
 
     def find_route(self, tx: Tx, agent: str, refused: frozenset[str] = _NOBODY) -> Route:
         """The route to an agent, past the nodes that refused; NoRoute if there is none."""
@@ -30,6 +52,12 @@ class RouteFinder:
         if found is None:
             raise NoRoute(f"{node} is not in this room any more")
         return found.key
+
+    def sender_key(self, node: str) -> bytes:
+        """The key that decrypts events of a node, which may be revoked by now."""
+        if node in self.directory.gateways or node not in self.directory.revoked:
+            return self.public_key(node)
+        return self.directory.revoked[node].key
 
     def is_online(self, node: str | None) -> bool:
         return self.directory.is_online(node)

@@ -15,6 +15,7 @@ from gatepost.events import AgentId, Digest, EventId, MsgId, NodeId
 from gatepost.gateway.admin import external_agents, feedback, undelivered_api
 from gatepost.gateway.api import http_routes, report_views, room_views
 from gatepost.gateway.api.route_parameters import AnyRequest
+from gatepost.room.records import Fingerprint
 from gatepost.wire import Status
 
 # Types of ids in paths. Handlers check ids themselves, so that the error names the problem.
@@ -27,6 +28,7 @@ _ID_TYPES: dict[str, Any] = {
 _ID_TYPES |= {"digest": Digest, "payload_ref": Digest}
 _ID_TYPES |= {"node": NodeId, "invite_id": Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]}
 _ID_TYPES |= {"ref": MsgId, "review_id": report_views.ReviewId, "target": AgentId}
+_ID_TYPES |= {"fingerprint": Fingerprint}
 # Rules between fields, which the types cannot express.
 _FIELD_RULES = {
     "NewMessage": {"anyOf": [{"required": ["msg_id"]}, {"required": ["msgId"]}]},

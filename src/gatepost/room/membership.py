@@ -52,6 +52,16 @@ class RoomMembership(Struct, frozen=True):
     revoked: Mapping[NodeIdentity, tuple[SignedRecord, ...]]
     keys: Mapping[str, frozenset[bytes]]
 
+    def last_honoured_seqs(self) -> dict[NodeIdentity, int]:
+        """Revoked node → the last sequence number of its outbox that counts.
+
+        If several nodes have revoked it, the lowest number counts.
+        """
+        return {
+            identity: min(s.data.last_seq for s in records if isinstance(s.data, RevocationRecord))
+            for identity, records in self.revoked.items()
+        }
+
 
 def decide_membership(records: Iterable[SignedRecord], genesis: Genesis) -> RoomMembership:
     """Decide the membership from all records of the map `nodes`."""

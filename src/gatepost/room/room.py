@@ -80,6 +80,10 @@ class SharedRoom:
         """Apply an update as a whole; a RoomViolation leaves the room unchanged."""
         return self._apply_records(self._guard.check_update(update, self.document), origin)
 
+    def accept_record(self, text: str, signature: str, origin: object = "elsewhere") -> RoomChange:
+        """Put one signed record into effect that did not come in an update of this document."""
+        return self._apply_records([self._guard.open_record(text, signature)], origin)
+
     def draft_record(
         self, map: str, key: str, data: RoomRecord | None, now: int
     ) -> SignedRecord | None:

@@ -24,6 +24,9 @@ class UpdateGuard:
             document.check_deletes(decoded.deletes, records)
         return records
 
+    def open_record(self, text: str, signature: str) -> SignedRecord:
+        return open_signed_record(text, signature, self._chains)
+
     def _open_item(self, item: YjsItem, document: RoomDocument) -> SignedRecord:
         signed = document.matching_record(item) or open_signed_record(
             item.record, item.signature, self._chains

@@ -4,6 +4,7 @@ from gatepost.routing.decision import Route, decide_route
 from gatepost.routing.directory import (
     AgentHome,
     GatewayEntry,
+    RevokedGateway,
     RoutingDirectory,
     RoutingRule,
     build_directory,
@@ -12,6 +13,7 @@ from gatepost.routing.directory import (
 __all__ = [
     "AgentHome",
     "GatewayEntry",
+    "RevokedGateway",
     "Route",
     "RoutingDirectory",
     "RoutingRule",

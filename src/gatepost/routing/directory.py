@@ -19,6 +19,13 @@ class GatewayEntry(Struct, frozen=True):
     capabilities: frozenset[str] = frozenset()
 
 
+class RevokedGateway(Struct, frozen=True):
+    """A revoked node: its key, and the last sequence number of its outbox that counts."""
+
+    key: bytes
+    last_seq: int
+
+
 class AgentHome(Struct, frozen=True):
     """The gateway that owns an agent, and those that host it without owning it.
 
@@ -41,11 +48,12 @@ class RoutingRule(Struct, frozen=True):
 
 
 class RoutingDirectory(Struct, frozen=True):
-    """Gateways by node id, agents by agent id, rules by agent or node id."""
+    """Gateways and revoked gateways by node id, agents by agent id, rules by agent or node id."""
 
     gateways: dict[str, GatewayEntry] = field(default_factory=dict)
     agents: dict[str, AgentHome] = field(default_factory=dict)
     rules: dict[str, RoutingRule] = field(default_factory=dict)
+    revoked: dict[str, RevokedGateway] = field(default_factory=dict)
 
     def is_online(self, node: str | None) -> bool:
         gateway = self.gateways.get(node) if node is not None else None
@@ -72,4 +80,8 @@ def build_directory(view: EffectiveRecords, online: Callable[[str], bool]) -> Ro
         )
         for id, rule in view.routing.items()
     }
-    return RoutingDirectory(gateways, agents, rules)
+    revoked = {
+        node: RevokedGateway(key, last_seq)
+        for (node, key), last_seq in view.membership.last_honoured_seqs().items()
+    }
+    return RoutingDirectory(gateways, agents, rules, revoked)

@@ -254,7 +254,11 @@ def revoke_node(
         done = gateway.post(path, {"reason": reason}, RevocationView)
     ended = output.format_count(done.connections_ended, "connection")
     output.print_result(
-        options, done, lambda: output.print_line(f"{done.node} is revoked; {ended} closed")
+        options,
+        done,
+        lambda: output.print_line(
+            f"{done.node} is revoked; {ended} closed; its events count up to number {done.last_seq}"
+        ),
     )
     return ExitCode.OK
 

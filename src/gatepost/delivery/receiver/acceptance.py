@@ -83,7 +83,7 @@ class AcceptanceCheck:
     def _can_open(self, ref: PayloadRef) -> bool:
         """A blob that is not for us is not worth fetching: its event will be refused."""
         try:
-            key = self._parts.routes.public_key(self._source)
+            key = self._parts.routes.sender_key(self._source)
             self._parts.node.cipher.unwrap_key(ref.keys, key)
         except GatepostError:
             return False

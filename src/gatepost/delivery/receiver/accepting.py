@@ -122,7 +122,7 @@ class EventAcceptor:
 
     def _open_payload(self, envelope: Envelope) -> bytes:
         cipher, source = self._parts.node.cipher, envelope.source_node_id
-        key = self._parts.routes.public_key(source)
+        key = self._parts.routes.sender_key(source)
         if (ref := envelope.payload_ref) is not None:
             # A sender that refers to a blob must be able to open it.
             if cipher.unwrap_key(ref.keys, key) != find_blob(self._tx, ref.digest)[0]:

@@ -38,6 +38,14 @@ SELECT incarnation FROM cursor WHERE source = ? ORDER BY first_seq DESC LIMIT 1
 """
 
 
+# The positions in an outbox that was read, and in one that is kept for others.
+_SELECT_LAST_KNOWN = """
+SELECT coalesce(max(seq), 0) FROM (
+    SELECT seq FROM cursor WHERE source = ?1 UNION ALL SELECT seq FROM relayed WHERE source = ?1
+)
+"""
+
+
 class OutboxCursor(Struct):
     """How far one incarnation of one outbox is read.
 
@@ -138,6 +146,12 @@ def read_positions(tx: Tx, sources: list[str]) -> list[Position]:
     """How far these outboxes are read, as (source, incarnation, seq)."""
     rows = tx.fetch_all(_SELECT_POSITIONS, (msgspec.json.encode(sources).decode(),))
     return [(row[0], row[1], row[2]) for row in rows]
+
+
+def last_known_seq(tx: Tx, source: str) -> int:
+    """The highest sequence number of an outbox that this gateway has heard of."""
+    ((seq,),) = tx.fetch_all(_SELECT_LAST_KNOWN, (source,))
+    return int(seq)
 
 
 def last_incarnation(tx: Tx, source: str) -> str:

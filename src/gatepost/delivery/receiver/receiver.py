@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gatepost.delivery.blob_records import keep_blob
 from gatepost.delivery.decisions import Decision, Decisions, OwnEvent, ReceiptArrived
@@ -68,9 +69,13 @@ class Receiver:
     # -- events of other gateways, and of this one for itself
 
     def take_batch(self, tx: Tx, batch: EventBatch) -> TakenBatch:
-        """Take a batch in, all of it or nothing."""
+        """Take a batch in, all of it or nothing. Of a revoked node nothing counts beyond a seq."""
         cursor = OutboxCursor.load(tx, batch.source, batch.incarnation, batch.first_seq)
         events = [(decode_event(body), body) for body in batch.events]
+        last = self._parts.routes.honoured_seqs.get(batch.source)
+        if last is not None:
+            batch = replace(batch, upto=min(batch.upto, max(last, cursor.seq)))
+            events = [each for each in events if each[0].seq <= last]
         new = [each for each in events if self._is_new(each[0], batch.source, cursor)]
         decisions = self._take_events(tx, batch, new)
         cursor.read_through(batch.upto)
@@ -151,7 +156,7 @@ class Receiver:
         for key, envelope in held_events.events_held_for_blob(tx, digest):
             ref = envelope.payload_ref
             if ref is not None:
-                sender_key = self._parts.routes.public_key(key[0])
+                sender_key = self._parts.routes.sender_key(key[0])
                 keep_blob(tx, ref, self._parts.node.cipher.unwrap_key(ref.keys, sender_key))
             decisions += self._release_pairs(tx, [key])
         return decisions

@@ -8,6 +8,7 @@ from msgspec import Raw
 from gatepost.access import MeshSecretStore, NodeRevoker, node_invites
 from gatepost.access.node_directory import KnownNode
 from gatepost.access.node_invites import IssuedNodeInvite, NodeInvite
+from gatepost.delivery.receiver.cursors import last_known_seq
 from gatepost.errors import Conflict, Forbidden, UnknownNode
 from gatepost.events import check_node_id, fingerprint_key
 from gatepost.gateway.api.room_views import (
@@ -105,17 +106,30 @@ class RoomApi:
         known = await self._core.read(lambda tx: self._replica.directory.by_id(tx, node))
         self._check_revocable(node, known)
         assert known is not None
-        record = self._revocation_record(known, wanted)
+        last_seq = await self._core.commit(lambda tx: self._stop_honouring(tx, node, wanted))
+        record = self._revocation_record(known, last_seq)
         revoker = self._create_revoker()
         key = claim_key(node, self._core.node.id)
 
         def revoke_sessions(tx: Tx) -> list[str]:
-            options: Any = {"last_seq": wanted.last_seq, "reason": wanted.reason}
+            options: Any = {"last_seq": last_seq, "reason": wanted.reason}
             return revoker.revoke_node(tx, node, actor="operator", **options).sessions
 
-        sessions = await self._publisher.commit_with("nodes", key, record, revoke_sessions)
+        try:
+            sessions = await self._publisher.commit_with("nodes", key, record, revoke_sessions)
+        except BaseException:
+            self._core.delivery.routes.honoured_seqs.pop(node, None)
+            raise
         ended = self._replica.connections.end_sessions(sessions, node)
-        return RevocationView(node, record.revoked_at, ended)
+        return RevocationView(node, record.revoked_at, ended, last_seq)
+
+    def _stop_honouring(self, tx: Tx, node: str, wanted: RevokeRequest) -> int:
+        """Honour no further event of a node from now on; return the last one that counts."""
+        known = last_known_seq(tx, node)
+        last_seq = known if wanted.last_seq is None else wanted.last_seq
+        routes = self._core.delivery.routes
+        tx.add_effect(lambda: routes.limit_honoured(node, last_seq))
+        return last_seq
 
     def _check_revocable(self, node: str, known: KnownNode | None) -> None:
         """Raise, with the reason, for a revocation the room would ignore."""
@@ -130,12 +144,12 @@ class RoomApi:
         if other is not None and other.rank <= own.rank:
             raise Forbidden(f"{node} is senior to this node; revoke it from a node senior to it")
 
-    def _revocation_record(self, known: KnownNode, wanted: RevokeRequest) -> RevocationRecord:
+    def _revocation_record(self, known: KnownNode, last_seq: int) -> RevocationRecord:
         kept = self._replica.members.admitted_by(None, known.node_id)
         return RevocationRecord(
             key=fingerprint_key(known.public_key),
             standing=tuple(sorted(fingerprint_key(each.public_key) for each in kept)),
-            last_seq=wanted.last_seq,
+            last_seq=last_seq,
             revoked_at=self._core.clock.now(),
         )
 

@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 from msgspec import Meta, Raw, Struct
 
 from gatepost.events import NodeId
+from gatepost.events.envelope import NonNegativeInt
 from gatepost.room.records import CapabilityIds, NodeIds, Priority
-from gatepost.wire import Reason, Seconds, Tier
+from gatepost.wire import Reason, Tier
 
 _URL_PATTERN = r"\Ahttps?://[A-Za-z0-9._\[\]:-]{1,260}\Z"
 _MAX_TTL_SECS = 30 * 86_400
@@ -75,14 +76,17 @@ class NodeList(Struct):
 
 
 class RevokeRequest(Struct, forbid_unknown_fields=True):
+    """`last_seq` is the last event of the node that counts; by default the last one known here."""
+
     reason: Reason = ""
-    last_seq: Seconds = 0
+    last_seq: NonNegativeInt | None = None
 
 
 class RevocationView(Struct):
     node: str
     revoked_at: int
     connections_ended: int
+    last_seq: int
 
 
 class RoomAgentView(Struct):

@@ -37,6 +37,7 @@ _STABLE_SECS = 10.0
 _SYNC_SECS = 10.0
 _CHECK_SECS = 1.0
 _SOONEST_SECS = 0.02
+_MAX_PROOFS = 4
 _SEEDS_FACT = "room_seeds"
 
 
@@ -159,7 +160,9 @@ class Dialer:
                 return
             except Exception as error:
                 self._report_problem(seed.url, error)
-                wait = _MAX_RETRY_SECS if isinstance(error, Revoked) else wait
+                if isinstance(error, Revoked):
+                    await self._learn_revocation(seed.url)
+                    wait = _MAX_RETRY_SECS
             was_stable = asyncio.get_running_loop().time() - began > _STABLE_SECS
             wait = _FIRST_RETRY_SECS if was_stable else min(wait * 2, _MAX_RETRY_SECS)
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
@@ -217,6 +220,14 @@ class Dialer:
     async def _enter_room(self, seed: Seed, peer: JoinedPeer, room: SharedRoom) -> None:
         if room is not self._replica.room:
             await self._replica.enter_room(room, peer.welcome, lambda tx: _store_seed(tx, seed))
+
+    async def _learn_revocation(self, url: str) -> None:
+        """Take the records that revoke this node into our room, if they are genuine."""
+        try:
+            for proof in (await self._join_client.fetch_revocations(url))[:_MAX_PROOFS]:
+                self._replica.current_room.accept_record(proof.record, proof.signature)
+        except (GatepostError, *NETWORK_ERRORS) as error:
+            log.warning("%s does not prove that we are revoked: %s", url, error)
 
     def _report_problem(self, url: str, error: Exception) -> None:
         problem = _as_gatepost_error(url, error).message

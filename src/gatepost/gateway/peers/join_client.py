@@ -17,7 +17,12 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 from gatepost.access import ExchangeRequester, check_exchange_answer
-from gatepost.access.auth_messages import Challenge, ExchangeAnswer, ExchangeRequest
+from gatepost.access.auth_messages import (
+    Challenge,
+    ExchangeAnswer,
+    ExchangeRequest,
+    RevocationRecordProof,
+)
 from gatepost.access.node_invites import issuer_fingerprint
 from gatepost.config import RoomSettings as Settings
 from gatepost.config import is_loopback
@@ -32,7 +37,12 @@ from gatepost.errors import (
 from gatepost.events import fingerprint_key
 from gatepost.gateway.core import Core
 from gatepost.gateway.peers import welcome_header
-from gatepost.gateway.peers.join_server import CHALLENGE_PATH, EXCHANGE_PATH, ROOM_PATH
+from gatepost.gateway.peers.join_server import (
+    CHALLENGE_PATH,
+    EXCHANGE_PATH,
+    REVOCATION_PATH,
+    ROOM_PATH,
+)
 from gatepost.gateway.peers.room_directory import RoomDirectory
 from gatepost.gateway.peers.welcome_header import SUBPROTOCOL, WELCOME_HEADER, Welcome
 from gatepost.http_calls import NotGatewayAnswer, decode_answer
@@ -105,6 +115,13 @@ class JoinClient:
         issuer = issuer or self._expected_issuer(challenge)
         return await self._request_ticket(
             url, self._joiner.with_challenge(challenge, issuer), issuer
+        )
+
+    async def fetch_revocations(self, url: str) -> list[RevocationRecordProof]:
+        """Get the records that revoke this node, from a peer that says it is revoked."""
+        own = fingerprint_key(self._node.key.public)
+        return await self._request_json(
+            "GET", f"{url}{REVOCATION_PATH}/{own}", list[RevocationRecordProof]
         )
 
     @asynccontextmanager

@@ -9,7 +9,12 @@ from litestar.params import JSONBody
 from msgspec.structs import replace
 
 from gatepost.access import AdmittedNode, NodeAdmission, NodeAuthenticator, node_sessions
-from gatepost.access.auth_messages import Challenge, ExchangeAnswer, ExchangeRequest
+from gatepost.access.auth_messages import (
+    Challenge,
+    ExchangeAnswer,
+    ExchangeRequest,
+    RevocationRecordProof,
+)
 from gatepost.errors import (
     GatepostError,
     InvalidTicket,
@@ -17,6 +22,7 @@ from gatepost.errors import (
     RoomViolation,
     Unavailable,
 )
+from gatepost.events import fingerprint_key
 from gatepost.gateway.api.bearer_token import parse_bearer_token
 from gatepost.gateway.api.connection_guard import ConnectionGuard
 from gatepost.gateway.api.route_decorators import get, post
@@ -35,7 +41,9 @@ log = logging.getLogger(__name__)
 
 CHALLENGE_PATH = "/ansible/auth/challenge"
 EXCHANGE_PATH = "/ansible/auth/exchange"
+REVOCATION_PATH = "/ansible/auth/revocations"
 ROOM_PATH = "/ansible/room"
+_MAX_PROOFS = 4
 _MAX_BODY_BYTES = 16 * 1024
 # Application close codes: the HTTP status that would have been, plus 4000.
 _CLOSE_CODE_BASE = 4000
@@ -65,6 +73,14 @@ class JoinServer:
 
     def issue_challenge(self) -> Challenge:
         return self._admission.make_challenge(self._core.clock.now())
+
+    def prove_revocation(self, fingerprint: str) -> list[RevocationRecordProof]:
+        """Return the records that revoke the node with this key; NotFound if there is none."""
+        revoked = self._replica.current_room.effective.membership.revoked
+        found = [s for (_, key), s in revoked.items() if fingerprint_key(key) == fingerprint]
+        if not found:
+            raise NotFound("no node with this key was revoked")
+        return [RevocationRecordProof(s.text, s.signature) for s in found[0]][:_MAX_PROOFS]
 
     async def issue_ticket(self, request: ExchangeRequest) -> ExchangeAnswer:
         return await self._core.commit(lambda tx: self._admission.issue_ticket(tx, request))
@@ -193,6 +209,17 @@ def create_routes(server: JoinServer) -> list[Any]:
         server.guard.check_attempt(request)
         return server.issue_challenge()
 
+    @get(
+        REVOCATION_PATH + "/{fingerprint:str}",
+        summary="The signed records that revoke the node with this key",
+        opt=_NO_LOCAL_TOKEN,
+    )
+    async def revocations(
+        fingerprint: PathName, request: AnyRequest
+    ) -> list[RevocationRecordProof]:
+        server.guard.check_attempt(request)
+        return server.prove_revocation(fingerprint)
+
     @post(
         EXCHANGE_PATH,
         status_code=200,
@@ -208,7 +235,7 @@ def create_routes(server: JoinServer) -> list[Any]:
     async def room_socket(socket: AnyWebSocket, room: PathName) -> None:
         await server.serve_socket(socket, room)
 
-    return [challenge, exchange, room_socket]
+    return [challenge, revocations, exchange, room_socket]
 
 
 def _read_ticket(socket: AnyWebSocket) -> str:

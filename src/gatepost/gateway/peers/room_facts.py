@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.room import CoordinationRecord, RevocationRecord
-from gatepost.room.records import key_subject
 
 if TYPE_CHECKING:
     from gatepost.archive.room_facts import RoomFacts
@@ -27,24 +26,24 @@ def collect_room_facts(replica: RoomReplica) -> "RoomFacts | None":
         )
         for member in sorted(members.values(), key=lambda each: each.id)
     )
-    keys = {signed.writer: signed.public_key for signed in room.document if signed.map == "nodes"}
-    revocations, terms = [], []
+    revocations = [
+        RevocationFact(
+            node=node,
+            public_key=key,
+            by=signed.writer,
+            at=signed.data.revoked_at,
+            last_seq=signed.data.last_seq,
+        )
+        for (node, key), records in sorted(room.effective.membership.revoked.items())
+        for signed in sorted(records, key=lambda each: each.writer)
+        if isinstance(signed.data, RevocationRecord)
+    ]
+    terms = []
     for signed in sorted(room.document, key=lambda each: each.key):
         author, record = members.get(signed.writer), signed.data
         if author is None or author.public_key != signed.public_key:
             continue
-        if isinstance(record, RevocationRecord) and author.is_backbone:
-            node = key_subject(signed.key)
-            revocations.append(
-                RevocationFact(
-                    node=node,
-                    public_key=keys.get(node, b""),
-                    by=author.id,
-                    at=record.revoked_at,
-                    last_seq=record.last_seq,
-                )
-            )
-        elif isinstance(record, CoordinationRecord):
+        if isinstance(record, CoordinationRecord):
             at = author.record.last_heartbeat_at
             terms.append(TermFact(counter=record.term.counter, node=record.term.node, at=at))
     return RoomFacts(
