@@ -18,6 +18,9 @@ PROTOCOL_VERSION = "1.0"
 # The role of a node in the room: a backbone node may invite and revoke.
 Tier = Literal["backbone", "edge"]
 
+# The state of a message that has ended, and whose outcome this gateway no longer knows.
+ARCHIVED = "archived"
+
 # The progress of a message that its sender can wait for.
 WaitGoal = Literal["accepted", "processed"]
 
@@ -319,7 +322,9 @@ class Sent(Struct, omit_defaults=True):
     """The state of one message at its sender's gateway; `error` if it was not sent.
 
     A message for several agents has one entry per agent in `copies`, each with its own `to_agent`
-    and `event_id`; all of them share the `corr_id`.
+    and `event_id`; all of them share the `corr_id`. `sent_at` is the time of the send. For
+    a message that was given up, `verdict` says what is known of its owner; a receipt that came
+    later amends it at `verdict_at`, and changes nothing else.
     """
 
     event_id: str
@@ -333,12 +338,16 @@ class Sent(Struct, omit_defaults=True):
     reply: Raw | UnsetType = UNSET
     error: Failure | None = None
     to_agent: str = ""
+    sent_at: int | None = None
+    verdict: str | None = None
+    verdict_at: int | None = None
     copies: "list[Sent]" = field(default_factory=list)
 
     def has_reached(self, goal: WaitGoal) -> bool:
         """Whether the message has reached the goal, or will make no further progress."""
         accepted = goal == "accepted" and self.accepted_at is not None
-        return accepted or self.processed_at is not None or self.error is not None
+        ended = self.processed_at is not None or self.state == ARCHIVED
+        return accepted or ended or self.error is not None
 
 
 class SendResults(Answer, tag="sent"):
@@ -426,8 +435,8 @@ class Undelivered(Struct, frozen=True, omit_defaults=True):
     """A message that its sender's gateway gave up. Times are epoch milliseconds.
 
     `verdict` is the last answer of its owner, or says that there was none or that the message was
-    never sent. `safe` means that its turn cannot have been taken, so that a replay cannot cause a
-    second turn.
+    never sent; `verdict_at` is its time if it came after the message was given up. `safe` means
+    that its turn cannot have been taken, so that a replay cannot cause a second turn.
     """
 
     event_id: str
@@ -444,6 +453,7 @@ class Undelivered(Struct, frozen=True, omit_defaults=True):
     payload: Raw | UnsetType = UNSET
     payload_ref: str | None = None
     replayed_as: str | None = None
+    verdict_at: int | None = None
 
 
 class UndeliveredPage(Struct, frozen=True):
@@ -470,7 +480,10 @@ class StoredBlob(Struct, frozen=True):
 
 
 class Status(Struct, frozen=True):
-    """A gateway at a glance. `problem` says why it is not `accepting`."""
+    """A gateway at a glance. `problem` says why it is not `accepting`.
+
+    `answered_late` counts undelivered messages of which a receipt came after they were given up.
+    """
 
     node_id: str
     version: str
@@ -485,6 +498,7 @@ class Status(Struct, frozen=True):
     journal_bytes: int
     deliveries_open: int = 0
     undelivered: int = 0
+    answered_late: int = 0
     links: list[str] = field(default_factory=list)
     incidents: dict[str, int] = field(default_factory=dict)
     reviews_open: int = 0

@@ -55,6 +55,13 @@ def test_version(nowhere: Cli) -> None:
     assert nowhere.in_own_process("--version") == (0, f"{__version__}\n", "")
 
 
+def test_the_package_is_the_command() -> None:
+    run = [sys.executable, "-m", "gatepost", "--version"]
+    assert (
+        subprocess.run(run, check=True, capture_output=True, text=True).stdout == f"{__version__}\n"
+    )
+
+
 def test_a_mistyped_command_is_guessed(nowhere: Cli) -> None:
     result = nowhere("snd", "bob", "hi")
     assert (result.code, 'Did you mean "send"?' in result.err) == (2, True)

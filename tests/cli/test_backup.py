@@ -23,7 +23,7 @@ def test_back_up_restore_and_release(tmp_path: Path) -> None:
     stopped = Cli(home, GATEPOST_NODE__ID="lab")
     assert stopped("restore", str(file)).code == 2, "nobody can be asked, and --yes is not given"
     said = stopped.ok("restore", str(file), "--yes")
-    assert "1 message that waited may be processed already: see `gatepost dlq list AGENT`" in said
+    assert "1 message that waited may be processed already: see `gatepost dlq list`" in said
     assert f"the journal that was here is in {home}/before-restore-" in said
     with gateway(home, GATEPOST_NODE__ID="lab") as cli:
         assert cli.take("bob") == []

@@ -85,7 +85,7 @@ def test_a_nack_keeps_its_reason(cli: Cli, agent: str) -> None:
 def test_dead_letters_are_listed_by_sender_and_reason(cli: Cli, agent: str) -> None:
     fire, flood = cli.dead_letter(agent, reason="fire"), cli.dead_letter(agent, reason="flood")
     header, *rows = cli.ok("dlq", "list", agent).splitlines()
-    assert header.split("\t") == ["Message", "From", "Failed", "Attempts", "Reason"]
+    assert header.split("\t") == ["Message", "Agent", "From", "Failed", "Attempts", "Reason"]
     assert [row.split("\t")[0] for row in rows] == [fire, flood]
     some = cli.json("dlq", "list", agent, "--sender", "cli", "--reason-contains", "flo")
     assert [letter["msg_id"] for letter in some["messages"]] == [flood]
@@ -101,6 +101,16 @@ def test_a_dead_letter_is_shown_with_its_payload(cli: Cli, agent: str) -> None:
     assert cli("dlq", "show", agent, "other", "--json").error["code"] == "unknown_message"
 
 
+def test_dead_letters_of_all_agents_are_listed(cli: Cli, agent: str) -> None:
+    cli.ok("agent", "add", f"{agent}-2")
+    ids = {cli.dead_letter(agent), cli.dead_letter(f"{agent}-2")}
+    found = {each["msg_id"]: each["to"] for each in cli.json("dlq", "list")["messages"]}
+    assert ids <= found.keys()
+    assert f"\t{agent}-2\t" in cli.ok("dlq", "list")
+    assert len(cli.json("dlq", "list", "--limit", "1")["messages"]) == 1
+    assert cli("dlq", "list", "--after", "x").code == 2
+
+
 def test_replay_sends_a_dead_letter_again_but_once(cli: Cli, agent: str) -> None:
     id = cli.dead_letter(agent, "again")
     replayed = cli.json("dlq", "replay", agent, id)
@@ -114,8 +124,12 @@ def test_replay_sends_a_dead_letter_again_but_once(cli: Cli, agent: str) -> None
 def test_replay_keeps_to_its_rate_and_limit(cli: Cli, agent: str) -> None:
     for text in "abc":
         cli.dead_letter(agent, text)
-    said = cli.ok("dlq", "replay", agent, "--all", "--rate", "20", "--limit", "2")
-    assert said == f"2 dead letters of {agent} replayed\n"
+    *lines, said = cli.ok(
+        "dlq", "replay", agent, "--all", "--rate", "20", "--limit", "2"
+    ).splitlines()
+    assert said == f"2 dead letters of {agent} replayed"
+    waiting = [each["msg_id"] for each in cli.json("inbox", agent)["messages"]]
+    assert lines == [f"replayed as {id}" for id in waiting]
     assert cli.json("dlq", "replay", agent, "--sender", "cli")["count"] == 1
 
 

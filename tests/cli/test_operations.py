@@ -51,11 +51,19 @@ def test_trace_tells_a_journey_with_its_times(cli: Cli, agent: str) -> None:
         "reply processed by cli: ok",
         f"processed by {agent}: ok",
     ]
-    assert re.fullmatch(r"\+[\d.]+ (ms|s)", rows[2].split("\t")[3])
+    spans = [row.split("\t")[3] for row in rows]
+    assert spans[0] == "" and all(re.fullmatch(r"(\+[\d.]+ (ms|s))?", span) for span in spans)
+    assert spans[2] == spans[6], "both were committed together, so long after the send"
     events = cli.call("GET", f"/messages/{id}/trace")
     assert [event["kind"] for event in events] == ["message", "ack", "reply", "ack"]
     assert f"reply by {agent} to cli" in cli.ok("trace", events[2]["eventId"])
-    assert cli.ok("trace", events[1]["eventId"]) == cli.ok("trace", id)
+    receipt = events[1]["eventId"]
+    assert cli.ok("trace", receipt).splitlines() == [
+        f"{receipt} event about {id}",
+        *cli.ok("trace", id).splitlines(),
+    ]
+    reply = cli.ok("trace", events[2]["eventId"]).splitlines()
+    assert reply[0] == f"{events[2]['eventId']} {agent} → cli"
     journey = cli.json("trace", id)
     assert [step["what"] for step in journey["steps"]][:2] == ["sent", "accepted"]
     assert journey["unreachable"] == {}
@@ -64,7 +72,8 @@ def test_trace_tells_a_journey_with_its_times(cli: Cli, agent: str) -> None:
 def test_trace_of_a_conversation_tells_its_messages_apart(cli: Cli, agent: str) -> None:
     send = {"from_agent": "cli", "to_agent": agent, "payload": 1, "corr_id": f"talk:{agent}"}
     one, two = (cli.call("POST", "/messages", **send)["event_id"] for _ in range(2))
-    lines = cli.ok("trace", f"talk:{agent}").splitlines()
+    asked, *lines = cli.ok("trace", f"talk:{agent}").splitlines()
+    assert asked == f"talk:{agent} conversation of 2 messages"
     assert lines[:2] == [f"#1 {one} cli → {agent}", f"#2 {two} cli → {agent}"]
     assert f"#2 sent by cli to {agent}" in lines[3:][1] + lines[3:][2]
     assert f"#1 waits in {agent}'s mailbox (attempt 1)" in "\n".join(lines)
@@ -80,6 +89,17 @@ def test_trace_of_a_dead_letter_leads_to_it_and_to_its_replay(cli: Cli, agent: s
     assert f"gatepost dlq show {agent} {id}" in traced
     (replayed,) = cli.json("dlq", "replay", agent, id)["replayed_as"]
     assert f"a replay of {id}" in cli.ok("trace", replayed)
+
+
+def test_status_of_a_message(cli: Cli, agent: str) -> None:
+    id = cli.message_to(agent)
+    assert cli.ok("status", id).splitlines()[0] == f"{id} accepted"
+    cli.ok("ack", agent, cli.take(agent)[0]["receipt"], "--reply", "thanks")
+    shown = cli.ok("status", id)
+    assert re.search(rf"{id} replied ok after [\d.]+ (ms|s)\n", shown)
+    assert shown.endswith("\nthanks\n")
+    assert cli.json("status", id)["sent_at"] > 0
+    assert cli("status", "nonsense", "--json").error["code"] == "invalid_id"
 
 
 def test_trace_of_nothing_fails(cli: Cli) -> None:

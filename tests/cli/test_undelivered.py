@@ -12,7 +12,7 @@ from tests.cli.conftest import Cli
 
 _BURY = """
 INSERT INTO undelivered VALUES
-    (?, 'message', 'al', ?, 'c:1', 'far', 'expired', 3, ?, ?, NULL, NULL, NULL, ?, NULL)
+    (?, 'message', 'al', ?, 'c:1', 'far', 'expired', 3, ?, ?, NULL, NULL, NULL, ?, NULL, NULL)
 """
 
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from gatepost.delivery import undelivered
 from gatepost.delivery.frames import AnyFrame, EventsFrame
+from gatepost.delivery.links.event_trace import EventTrace
 from gatepost.delivery.send_request import fingerprint_send
 from gatepost.delivery.undelivered import (
     UndeliveredFilter,
@@ -144,6 +145,12 @@ def test_the_last_owners_word_comes_late_and_counts(mesh: Mesh) -> None:
     mesh.flow()
     (message,) = _kept(a)
     assert message.verdict == "processed: ok"
+    status = a.do(lambda tx: a.coordinator.sent.status(tx, message.id))
+    assert (status.state, status.verdict) == ("dead_letter", "processed: ok")
+    assert status.verdict_at == message.verdict_at == a.now()
+    steps = EventTrace(Tx(a.connection, a.now()), "a").trace_events([message.id])
+    (late,) = [step for step in steps if step.what == "verdict"]
+    assert (late.at, late.detail, late.peer) == (a.now(), "processed: ok", "b")
     error = _replay(a, message).error
     assert error is not None
     assert "b says 'processed: ok'" in error.message
@@ -158,7 +165,10 @@ def test_a_verdict_counts_even_when_the_delivery_is_forgotten(mesh: Mesh) -> Non
     mesh.meet()
     mesh.link("a", "b")
     mesh.flow()
-    assert [message.verdict for message in _kept(a)] == ["refused: expired"]
+    (message,) = _kept(a)
+    assert message.verdict == "refused: expired"
+    status = a.do(lambda tx: a.coordinator.sent.status(tx, message.id))
+    assert (status.state, status.verdict) == ("dead_letter", "refused: expired")
 
 
 def test_a_refusal_is_a_verdict(mesh: Mesh) -> None:

@@ -23,6 +23,13 @@ def test_a_directory_others_can_enter_is_refused(state: Path, mode: int) -> None
     assert list(state.iterdir()) == []
 
 
+def test_the_size_of_the_journal_includes_its_log(gateway: GatewayProcess) -> None:
+    state = StateDir(gateway.state_dir)
+    wal = state.journal.with_name("journal.db-wal")
+    assert wal.stat().st_size > 0
+    assert state.journal_size() == state.journal.stat().st_size + wal.stat().st_size
+
+
 def test_everything_a_running_gateway_writes_is_private(gateway: GatewayProcess) -> None:
     root = gateway.state_dir
     assert stat.S_IMODE(root.stat().st_mode) == 0o700

@@ -23,7 +23,7 @@ class CommandEntry(NamedTuple):
 COMMANDS = (
     CommandEntry("Gateway", "up", "up:run_gateway", "Run the gateway in the foreground until Ctrl-C."),
     CommandEntry("Gateway", "init", "init:write_settings_file", "Write a settings file that explains every setting."),
-    CommandEntry("Gateway", "status", "status:show_status", "Show the state of the gateway and of its mailboxes."),
+    CommandEntry("Gateway", "status", "status:show_status", "Show the state of the gateway and of its mailboxes, or of one message."),
     CommandEntry("Messages", "send", "send:send_message", "Send a message to an agent."),
     CommandEntry("Messages", "inbox", "inbox:show_inbox", "List an agent's waiting mail, or take it."),
     CommandEntry("Messages", "ack", "settle:ack_turns", "Ack leased messages: their turns ended well."),
@@ -49,7 +49,7 @@ COMMANDS = (
     CommandEntry("Operations", "agent remove", "agents:remove_agent", "Remove an agent; its waiting mail becomes dead letters."),
     CommandEntry("Operations", "agent invite", "agents:invite_agent", "Invite an external agent, one that reaches this gateway over the network."),
     CommandEntry("Operations", "agent revoke", "agents:revoke_agent", "End the sessions and open invites of an external agent."),
-    CommandEntry("Operations", "dlq list", "dead_letters:list_dead_letters", "List an agent's dead letters, oldest first."),
+    CommandEntry("Operations", "dlq list", "dead_letters:list_dead_letters", "List dead letters, oldest first: those of an agent, or of all agents."),
     CommandEntry("Operations", "dlq show", "dead_letters:show_dead_letter", "Show one dead letter with its payload."),
     CommandEntry("Operations", "dlq replay", "dead_letters:replay_dead_letters", "Send dead letters again as new messages."),
     CommandEntry("Operations", "dlq discard", "dead_letters:discard_dead_letters", "Discard dead letters and their payloads."),
@@ -115,7 +115,7 @@ For example:
 
 For example:
 
-  gatepost dlq list bob
+  gatepost dlq list
 """,
     "undelivered": """List, show, replay and discard messages this gateway gave up.
 

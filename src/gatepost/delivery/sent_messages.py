@@ -7,14 +7,22 @@ from typing import Any
 from msgspec import UNSET, Raw
 
 from gatepost.errors import GatepostError, UnknownMessage
-from gatepost.events import format_event_id, parse_event_id
+from gatepost.events import parse_event_id
 from gatepost.journal.transaction import Tx
 from gatepost.journal.writer import JobOutcome
 from gatepost.wire import Sent
 
 _SELECT_SENT = """
-SELECT event_id, corr_id, state, node, outcome, reason, accepted_at, processed_at, reply
-FROM delivery WHERE event_id = ?
+SELECT corr_id, state, node, outcome, reason, accepted_at, processed_at, emitted_at,
+    coalesce(verdict, (SELECT u.verdict FROM undelivered u WHERE u.event_id = d.event_id)),
+    verdict_at, reply
+FROM delivery d WHERE event_id = ?
+"""
+# The rows of deliveries are forgotten; a message that was given up is kept until it is discarded.
+_SELECT_GIVEN_UP = """
+SELECT corr_id, 'dead_letter', node, 'dead_letter', reason, NULL, failed_at, NULL, verdict,
+    verdict_at, NULL
+FROM undelivered WHERE event_id = ?
 """
 
 Woken = Callable[[Any, GatepostError | None], None]
@@ -29,11 +37,14 @@ class SentMessages:
         self._woken: list[JobOutcome] = []
 
     def status(self, tx: Tx, event_id: str) -> Sent:
-        row = tx.fetch_one(_SELECT_SENT, (parse_event_id(event_id),))
+        id = parse_event_id(event_id)
+        row = tx.fetch_one(_SELECT_SENT, (id,)) or tx.fetch_one(_SELECT_GIVEN_UP, (id,))
         if row is None:
             raise UnknownMessage(f"no message {event_id} was sent from this gateway")
-        sent = Sent(format_event_id(row[0]), *row[1:-1])
-        sent.reply = UNSET if row[-1] is None else Raw(row[-1])
+        *known, sent_at, verdict, verdict_at, reply = row
+        sent = Sent(event_id, *known)
+        sent.reply = UNSET if reply is None else Raw(reply)
+        sent.sent_at, sent.verdict, sent.verdict_at = sent_at, verdict, verdict_at
         return sent
 
     def wait(self, tx: Tx, event_id: str, woken: Woken, until: str = "processed") -> Sent:

@@ -19,7 +19,7 @@ from gatepost.wire import Failure, Replayed, Undelivered
 
 _COLUMNS = """
 event_id, kind, from_agent, to_agent, corr_id, node, reason, attempts, failed_at, verdict,
-digest, replayed_as, payload, traceparent, ref_id
+digest, replayed_as, payload, traceparent, ref_id, verdict_at
 """
 _SELECT_PAGE = f"SELECT {_COLUMNS} FROM undelivered WHERE (failed_at, event_id) > (?, ?)"
 _SELECT_POSITION = "SELECT failed_at, event_id FROM undelivered WHERE event_id = ?"
@@ -76,6 +76,7 @@ class UndeliveredMessage(Struct, frozen=True):
     payload: bytes
     traceparent: str | None
     ref_id: bytes | None
+    verdict_at: int | None = None
 
     @property
     def id(self) -> str:
@@ -145,6 +146,7 @@ def view_message(message: UndeliveredMessage, *, with_payload: bool) -> Undelive
         Raw(message.payload) if inline else UNSET,
         message.digest,
         message.replayed_as,
+        message.verdict_at,
     )
 
 

@@ -39,6 +39,11 @@ class StateDir:
                 f"{self.path} can be read by others (mode {mode:o}); run `chmod 700 {self.path}`"
             )
 
+    def journal_size(self) -> int:
+        """Bytes of the journal on disk, with its write-ahead log."""
+        files = (self.journal, self.journal.with_name(f"{self.journal.name}-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
     def load_node_key(self, clock: Clock) -> NodeKey:
         """Return the node key; create it if it is missing. Check `require_node_key` before."""
         content = read_or_create(self.key, clock.random(_KEY_BYTES))

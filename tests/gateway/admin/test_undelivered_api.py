@@ -14,7 +14,7 @@ from gatepost.testing import GatewayProcess
 
 _BURY = """
 INSERT INTO undelivered VALUES
-    (?, 'message', 'al', ?, 'c:1', 'elsewhere', ?, 3, ?, ?, NULL, NULL, NULL, ?, NULL)
+    (?, 'message', 'al', ?, 'c:1', 'elsewhere', ?, 3, ?, ?, NULL, NULL, NULL, ?, NULL, NULL)
 """
 
 

@@ -94,9 +94,7 @@ def _print_restored(dead_letters: int, in_doubt: int, kept_in: str | None) -> No
     output.print_line("restored; start the gateway with `gatepost up`")
     if dead_letters:
         count = output.format_count(dead_letters, "message")
-        output.print_line(
-            f"{count} that waited may be processed already: see `gatepost dlq list AGENT`"
-        )
+        output.print_line(f"{count} that waited may be processed already: see `gatepost dlq list`")
     if in_doubt:
         count = output.format_count(in_doubt, "message")
         output.print_line(f"{count} in flight: the receiving gateways are asked for their outcome")

@@ -1,7 +1,7 @@
 """`gatepost dlq`: lists, shows, replays and discards dead letters."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -20,6 +20,7 @@ from gatepost.cli.letters import (
     require_choice,
 )
 from gatepost.cli.options import DEFAULT_OPTIONS, AgentName, Flag, GatewayOptions, YesOption
+from gatepost.cli.problems import usage_problem
 from gatepost.cli.progress_bar import ProgressBar
 from gatepost.wire import DeadLetter, DeadLetters, EnqueueAck, Enqueued, MailboxCounts
 
@@ -29,7 +30,7 @@ ReasonContainsOption = Annotated[
 ]
 AllOption = Annotated[Flag, Parameter(name="--all", help="All dead letters of the agent.")]
 
-_COLUMNS = ("Message", "From", "Failed", "Attempts", "Reason", "Replayed as")
+_COLUMNS = ("Message", "Agent", "From", "Failed", "Attempts", "Reason", "Replayed as")
 _MAX_BATCH = 1000
 
 
@@ -44,7 +45,7 @@ class CliDeadLetterReplay(CliDeadLetterFilter):
 
 
 def list_dead_letters(
-    agent: AgentName,
+    agent: AgentName | None = None,
     /,
     *,
     sender: SenderOption = None,
@@ -53,39 +54,53 @@ def list_dead_letters(
     after: str | None = None,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> None:
-    """List an agent's dead letters, oldest first.
+    """List dead letters, oldest first: those of an agent, or of all agents.
 
     For example:
 
+      gatepost dlq list
       gatepost dlq list bob
       gatepost dlq list bob --reason-contains database
 
     Parameters
     ----------
     agent
-        The agent whose dead letters are meant.
+        The agent whose dead letters are meant; without one, all agents.
     limit
         Maximum number of dead letters.
     after
-        Start after this message id.
+        Start after this message id of the agent.
     """
+    if agent is None and after is not None:
+        raise usage_problem("--after goes on with the dead letters of one agent: name it")
     with options.find_gateway() as gateway:
-        found = gateway.get(
-            _dead_letter_box(agent).path,
-            DeadLetters,
-            limit=limit,
-            after=after,
-            sender=sender,
-            reason_contains=reason_contains,
-        ).messages
+        agents = _agents_with_dead_letters(gateway) if agent is None else [agent]
+        wanted = {"after": after, "sender": sender, "reason_contains": reason_contains}
+        found = _find_dead_letters(gateway, agents, limit, wanted)
     print_page(
         options,
         found,
         limit,
         lambda letter: letter.msg_id,
         _print_dead_letters,
-        f"{agent} has no matching dead letters",
+        f"{agent or 'this gateway'} has no matching dead letters",
     )
+
+
+def _find_dead_letters(
+    gateway: CliGateway, agents: Sequence[str], limit: int, wanted: Mapping[str, str | None]
+) -> list[DeadLetter]:
+    found: list[DeadLetter] = []
+    for agent in agents:
+        if (left := limit - len(found)) > 0:
+            path = _dead_letter_box(agent).path
+            found += gateway.get(path, DeadLetters, 0.0, limit=left, **wanted).messages
+    return found
+
+
+def _agents_with_dead_letters(gateway: CliGateway) -> list[str]:
+    boxes = gateway.get("/v1/mailboxes", list[MailboxCounts])
+    return [box.name for box in boxes if box.dead_letters]
 
 
 def _dead_letter_box(agent: str) -> LetterBox:
@@ -96,6 +111,7 @@ def _print_dead_letters(found: Sequence[DeadLetter]) -> None:
     rows = [
         (
             d.msg_id,
+            d.to,
             d.from_,
             output.format_ago(d.failed_at * 1000),
             d.attempts,
@@ -222,7 +238,8 @@ def _report_replayed(agent: str, acks: list[EnqueueAck], options: GatewayOptions
     refused = [ack.error for ack in acks if ack.error is not None]
     document = {"count": len(replayed), "replayed_as": replayed}
     done = f"{_dead_letter_box(agent).count_text(len(replayed))} replayed"
-    output.print_result(options, document, lambda: output.print_line(done))
+    lines = [*(f"replayed as {id}" for id in replayed), done]
+    output.print_result(options, document, lambda: output.print_line("\n".join(lines)))
     none_text = (
         f"{agent} has no matching dead letter that was not replayed before;"
         f" see `gatepost dlq list {agent}`"

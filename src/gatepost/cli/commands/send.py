@@ -198,21 +198,23 @@ def _print_sent(sent: Sent) -> None:
     if sent.copies:
         return
     receiver = f" {sent.to_agent}" if sent.to_agent else ""
-    state = (
-        f"not sent: {sent.error.message}" if sent.error else f"{sent.state}{_outcome_text(sent)}"
-    )
+    state = f"not sent: {sent.error.message}" if sent.error else describe_sent(sent)
     output.print_line(f"{sent.event_id}{receiver} {state}")
     if not isinstance(sent.reply, UnsetType):
         output.print_line(output.payload_text(sent.reply))
 
 
-def _outcome_text(sent: Sent) -> str:
+def describe_sent(sent: Sent) -> str:
+    """The state of a message and its outcome; the time counts from the send."""
     if sent.processed_at is None:
-        return ""
-    took = output.format_duration(
-        (sent.processed_at - (sent.accepted_at or sent.processed_at)) / 1000
-    )
-    return f" {sent.outcome} after {took}" + (f": {sent.reason}" if sent.reason else "")
+        return f"{sent.state} ({sent.reason})" if sent.reason else sent.state
+    took = "" if sent.sent_at is None else _duration_text(sent.sent_at, sent.processed_at)
+    reason = f": {sent.reason}" if sent.reason else ""
+    return f"{sent.state} {sent.outcome}{took}{reason}"
+
+
+def _duration_text(start: int, end: int) -> str:
+    return f" after {output.format_duration(max(0, end - start) / 1000)}"
 
 
 def _check_outcome(sent: Sent, wait: WaitGoal | None, timeout: float) -> None:

@@ -4,12 +4,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
-from msgspec import Struct
+from msgspec import Struct, UnsetType
 
 from gatepost.cli import output
+from gatepost.cli.commands.send import describe_sent
+from gatepost.cli.gateway_api import quote_segment
 from gatepost.cli.options import DEFAULT_OPTIONS, GatewayOptions
 from gatepost.cli.problems import ExitCode
-from gatepost.wire import AuditEntry, MailboxCounts, Status
+from gatepost.wire import AuditEntry, MailboxCounts, Sent, Status
 
 
 class StatusOverview(Struct):
@@ -18,8 +20,8 @@ class StatusOverview(Struct):
     mailboxes: list[MailboxCounts]
 
 
-def show_status(*, options: GatewayOptions = DEFAULT_OPTIONS) -> int:
-    """Show the state of the gateway and of its mailboxes.
+def show_status(message: str | None = None, /, *, options: GatewayOptions = DEFAULT_OPTIONS) -> int:
+    """Show the state of the gateway and of its mailboxes, or of one message.
 
     Exits with 1 if the gateway runs but does not accept messages.
 
@@ -27,8 +29,18 @@ def show_status(*, options: GatewayOptions = DEFAULT_OPTIONS) -> int:
 
       gatepost status
       gatepost status --json | jq .gateway.waiting
+      gatepost status ID
+
+    Parameters
+    ----------
+    message
+        The id of a message that was sent from this gateway. `gatepost trace` shows its steps.
     """
     with options.find_gateway() as gateway:
+        if message is not None:
+            sent = gateway.get(f"/v1/messages/{quote_segment(message)}", Sent)
+            output.print_result(options, sent, lambda: _print_message(sent))
+            return ExitCode.OK
         glance = StatusOverview(
             gateway.target.url,
             gateway.get("/v1/status", Status),
@@ -36,6 +48,30 @@ def show_status(*, options: GatewayOptions = DEFAULT_OPTIONS) -> int:
         )
     output.print_result(options, glance, lambda: _print_status(glance))
     return ExitCode.OK if glance.gateway.accepting else ExitCode.FAILED
+
+
+def _print_message(sent: Sent) -> None:
+    output.print_line(f"{sent.event_id} {describe_sent(sent)}", "bold")
+    facts = {
+        "sent": _moment_text(sent.sent_at),
+        "to": sent.node or "",
+        "accepted": _moment_text(sent.accepted_at),
+        "ended": _moment_text(sent.processed_at),
+        "reason": sent.reason or "",
+        "verdict": sent.verdict or "",
+    }
+    if sent.verdict_at is not None:
+        facts["verdict"] += f", {output.format_ago(sent.verdict_at)}: after it was given up"
+    for label, text in facts.items():
+        if text:
+            output.print_line(f"{label:<10}{text}")
+    if not isinstance(sent.reply, UnsetType):
+        output.print_line("")
+        output.print_line(output.payload_text(sent.reply))
+
+
+def _moment_text(at: int | None) -> str:
+    return "" if at is None else f"{output.format_time(at)}, {output.format_ago(at)}"
 
 
 def _print_status(glance: StatusOverview) -> None:
@@ -54,7 +90,8 @@ def _print_status(glance: StatusOverview) -> None:
         f" {output.format_count(now.dead_letters, 'dead letter')}"
     )
     if now.undelivered or now.reviews_open:
-        given_up = f"{now.undelivered} undelivered"
+        late = f" ({now.answered_late} answered after all)" if now.answered_late else ""
+        given_up = f"{now.undelivered} undelivered{late}"
         output.print_line(f"{given_up}, {output.format_count(now.reviews_open, 'open review')}")
     if now.incidents:
         counts = ", ".join(f"{count} {name}" for name, count in now.incidents.items())

@@ -69,13 +69,16 @@ def show_trace(
 
 def _print_journey(journey: Journey) -> None:
     sent = _sent_messages(journey.steps)
+    if journey.ref not in sent:
+        output.print_line(_ref_text(journey, list(sent)), "bold")
     for number, step in enumerate(sent.values(), 1):
         mark = f"#{number} " if len(sent) > 1 else ""
         output.print_line(f"{mark}{step.event_id} {step.agent} → {step.to_agent}", "bold")
         if "replay of " in step.detail:
             output.print_line(f"a {step.detail[step.detail.index('replay of ') :]}")
-    numbers = {id: number for number, id in enumerate(sent, 1)}
-    _print_timeline(journey.steps, numbers if len(sent) > 1 else {})
+    _print_timeline(journey.steps, sent)
+    for note in journey.notes:
+        output.print_line(note)
     for node, why in journey.unreachable.items():
         output.print_line(f"the steps at {node} are missing: {why}", "yellow")
     for node, ahead in journey.clocks.items():
@@ -95,19 +98,28 @@ def _sent_messages(steps: list[JourneyStep]) -> dict[str, JourneyStep]:
     return first or dict(reversed(sent.items()))
 
 
-def _print_timeline(steps: list[JourneyStep], numbers: Mapping[str, int]) -> None:
+def _ref_text(journey: Journey, messages: list[str]) -> str:
+    """The id that was asked for, if it is not the id of one of the messages."""
+    for step in journey.steps:
+        if step.event_id == journey.ref and step.what == "sent":
+            return f"{step.event_id} {step.kind} {step.agent} → {step.to_agent}"
+    if journey.ref in (journey.corr_id, *journey.event_ids):
+        return f"{journey.ref} conversation of {output.format_count(len(messages), 'message')}"
+    return f"{journey.ref} event about {messages[0] if messages else 'another event'}"
+
+
+def _print_timeline(steps: list[JourneyStep], sent: Mapping[str, JourneyStep]) -> None:
+    """Times count from the send of the step's message; those of replies from the first send."""
     replies = {step.event_id for step in steps if step.kind == "reply"}
+    numbers = {id: number for number, id in enumerate(sent, 1)} if len(sent) > 1 else {}
+    first = min((step.at for step in sent.values()), default=steps[0].at)
     rows = []
-    for previous, step in zip([steps[0], *steps[:-1]], steps, strict=True):
+    for step in steps:
         number = f"#{numbers[step.event_id]} " if step.event_id in numbers else ""
-        row = (
-            _time_text(step),
-            step.node,
-            number + _step_text(step, replies),
-            _elapsed_text(previous, step),
-        )
-        rows.append(row)
-    output.print_table(("Time", "Node", "Step", "After"), rows)
+        start = sent[step.event_id].at if step.event_id in sent else first
+        said = number + _step_text(step, replies)
+        rows.append((_time_text(step), step.node, said, _elapsed_text(start, step)))
+    output.print_table(("Time", "Node", "Step", "Since send"), rows)
 
 
 def _print_end(sent: JourneyStep, steps: list[JourneyStep]) -> None:
@@ -117,6 +129,9 @@ def _print_end(sent: JourneyStep, steps: list[JourneyStep]) -> None:
     elif any(step.what == "turn_failed" for step in about):
         output.print_line(f"see `gatepost dlq show {sent.to_agent} {sent.event_id}`")
     elif any(step.what == "given_up" for step in about):
+        for late in (step for step in about if step.what == "verdict"):
+            text = f"given up here, but {late.peer} reported later: {late.detail}"
+            output.print_line(text, "yellow")
         output.print_line(f"see `gatepost undelivered show {sent.event_id}`")
 
 
@@ -124,10 +139,10 @@ def _time_text(step: JourneyStep) -> str:
     return f"{output.format_time(step.at)}.{step.at % 1000:03d}"
 
 
-def _elapsed_text(previous: JourneyStep, step: JourneyStep) -> str:
-    if previous is step:
+def _elapsed_text(start: int, step: JourneyStep) -> str:
+    if step.at <= start:
         return ""
-    return f"+{output.format_duration((step.at - previous.at) / 1000)}"
+    return f"+{output.format_duration((step.at - start) / 1000)}"
 
 
 def _step_text(step: JourneyStep, replies: set[str]) -> str:

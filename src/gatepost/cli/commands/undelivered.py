@@ -118,7 +118,8 @@ def _print_undelivered_list(found: Sequence[Undelivered]) -> None:
 
 
 def _verdict_text(letter: Undelivered) -> str:
-    return f"{letter.verdict or 'unknown'}{'' if letter.safe else ' (needs --force)'}"
+    late = "" if letter.verdict_at is None else f", {output.format_ago(letter.verdict_at)}"
+    return f"{letter.verdict or 'unknown'}{late}{'' if letter.safe else ' (needs --force)'}"
 
 
 def show_undelivered(event_id: str, /, *, options: GatewayOptions = DEFAULT_OPTIONS) -> None:

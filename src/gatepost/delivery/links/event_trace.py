@@ -48,9 +48,17 @@ SELECT DISTINCT event_id FROM outbox WHERE ref_id = ? AND kind = '{EventKind.REP
 """
 _ABOUT = "SELECT ref_id, kind FROM outbox WHERE event_id = ? LIMIT 1"
 _DELIVERY = """
-SELECT kind, from_agent, to_agent, node, outcome, reason, accepted_at, processed_at, state, verdict
+SELECT kind, from_agent, to_agent, node, outcome, reason, accepted_at, processed_at, state, verdict,
+    verdict_at, emitted_at
 FROM delivery WHERE event_id = ?
 """
+_UNDELIVERED = """
+SELECT kind, from_agent, to_agent, node, NULL, reason, NULL, failed_at, 'dead_letter', verdict,
+    verdict_at, NULL
+FROM undelivered WHERE event_id = ?
+"""
+_LOCAL = "SELECT to_agent FROM delivery WHERE event_id = ? AND node = ?"
+_IN_OUTBOX = "SELECT 1 FROM outbox WHERE event_id = ?1 OR ref_id = ?1 LIMIT 1"
 _INBOX = """
 SELECT source, state, mailbox, sender, at, reason FROM inbox WHERE source = ? AND event_id = ?
 """
@@ -95,7 +103,7 @@ class EventTrace:
         for envelope in envelopes:
             if self._is_visible(envelope.to_node_id):
                 yield _outbox_step(envelope)
-        yield from self._receipt_steps(id)
+        yield from self._receipt_steps(id, pruned=not envelopes)
         yield from self._inbox_steps(id)
         if self._peer is None:
             mailboxes = {
@@ -103,25 +111,35 @@ class EventTrace:
                 for e in envelopes
                 if e.to_node_id == self._node and e.kind in TRACKED_KINDS and e.to_agent_id
             }
+            if not envelopes:
+                mailboxes |= {row[0] for row in self._tx.fetch_all(_LOCAL, (id, self._node))}
             for mailbox in mailboxes:
                 yield from self._mail_steps(id, mailbox)
 
     def _is_visible(self, node: str | None) -> bool:
         return self._peer is None or node == self._peer
 
-    def _receipt_steps(self, id: bytes) -> Iterator[TraceStep]:
-        """The times at which the receipts of an event of ours were read here."""
-        row = self._tx.fetch_one(_DELIVERY, (id,))
-        if row is None or row[3] == self._node or not self._is_visible(row[3]):
+    def _receipt_steps(self, id: bytes, *, pruned: bool) -> Iterator[TraceStep]:
+        """The times at which the receipts of an event of ours were read here.
+
+        Of an event that has left the outbox, the record of its delivery also tells the send.
+        """
+        row = self._tx.fetch_one(_DELIVERY, (id,)) or self._tx.fetch_one(_UNDELIVERED, (id,))
+        is_told = row is not None and (pruned or row[3] != self._node)
+        if row is None or not is_told or not self._is_visible(row[3]):
             return
-        kind, sender, to, node, outcome, reason, accepted, processed, state, verdict = row
+        kind, sender, to, node, outcome, reason, accepted, processed, state, verdict, late, sent = (
+            row
+        )
         ends = (format_event_id(id), kind, sender, to, node or "")
+        if pruned and sent is not None:
+            yield TraceStep(sent, "sent", *ends)
         if accepted is not None:
             yield TraceStep(accepted, "heard_accepted", *ends)
         if processed is not None and state != "dead_letter":
             yield TraceStep(processed, "heard_processed", *ends, _join_details(outcome, reason))
-        if verdict is not None:
-            yield TraceStep(processed or 0, "verdict", *ends, _join_details(verdict))
+        if late is not None:
+            yield TraceStep(late, "verdict", *ends, _join_details(verdict))
 
     def _inbox_steps(self, id: bytes) -> Iterator[TraceStep]:
         event = format_event_id(id)
@@ -167,6 +185,11 @@ def conversation_events(tx: Tx, corr_id: str) -> list[str]:
 def sent_conversation_events(tx: Tx, corr_id: str) -> list[str]:
     """The events of a conversation that this gateway sent: a cheap query."""
     return [format_event_id(row[0]) for row in tx.fetch_all(_SENT_IN, (corr_id,))]
+
+
+def is_in_outbox(tx: Tx, event_id: str) -> bool:
+    """Whether our outbox still has an event, or one that refers to it."""
+    return tx.fetch_one(_IN_OUTBOX, (parse_event_id(event_id),)) is not None
 
 
 def traced_event(tx: Tx, event_id: str) -> str:

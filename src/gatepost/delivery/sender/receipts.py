@@ -56,12 +56,13 @@ _NOTE_HELD = f"""
 UPDATE delivery SET attempt = 1, reason = ?, next_at = min(?, expires_at)
 WHERE {_FROM_ITS_NODE} AND {IS_UNACCEPTED}
 """
-_AMEND_DELIVERY = """
-UPDATE delivery SET verdict = ? WHERE event_id = ? AND node = ? AND state = 'dead_letter'
-"""
 # The receipt that a turn has ended is the last; a later one does not replace it.
+_AMEND_DELIVERY = """
+UPDATE delivery SET verdict = ?1, verdict_at = ?2 WHERE event_id = ?3 AND node = ?4
+    AND state = 'dead_letter' AND coalesce(verdict, '') NOT LIKE 'processed:%'
+"""
 _AMEND_UNDELIVERED = """
-UPDATE undelivered SET verdict = ? WHERE event_id = ? AND node = ?
+UPDATE undelivered SET verdict = ?1, verdict_at = ?2 WHERE event_id = ?3 AND node = ?4
     AND coalesce(verdict, '') NOT LIKE 'processed:%'
 """
 _IS_ROUTED = "SELECT 1 FROM delivery WHERE event_id = ? AND node = ?"
@@ -144,9 +145,9 @@ class ReceiptHandler:
 
     def _amend_dead_letter(self, tx: Tx, id: bytes, source: str, verdict: str) -> Decisions:
         """Amend a dead letter with a late receipt, if it is about one."""
-        tx.execute(_AMEND_DELIVERY, (verdict, id, source))
+        tx.execute(_AMEND_DELIVERY, (verdict, tx.now, id, source))
         amended = tx.changed_rows()
-        tx.execute(_AMEND_UNDELIVERED, (verdict, id, source))
+        tx.execute(_AMEND_UNDELIVERED, (verdict, tx.now, id, source))
         if not (amended or tx.changed_rows() or tx.fetch_one(_IS_ROUTED, (id, source))):
             self.ignored += 1
         return NOTHING

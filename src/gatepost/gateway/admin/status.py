@@ -20,7 +20,7 @@ async def gateway_status(operations: Operations) -> Status:
         core.writer.failure is None,
         core.writer.failure,
         **dict(zip(_COUNT_NAMES, counts, strict=True)),
-        journal_bytes=core.state.journal.stat().st_size,
+        journal_bytes=core.state.journal_size(),
         links=sorted(core.outbox.live_nodes - {EVERYBODY}),
         incidents=await core.read(count_incidents),
     )
@@ -34,6 +34,7 @@ _COUNT_NAMES = (
     "outbox_seq",
     "deliveries_open",
     "undelivered",
+    "answered_late",
     "reviews_open",
 )
 
@@ -44,6 +45,8 @@ def _read_counts(tx: Tx) -> tuple[int, ...]:
                   (SELECT count(*) FROM dead_letter), (SELECT coalesce(max(seq), 0) FROM outbox),
                   (SELECT count(*) FROM delivery WHERE processed_at IS NULL),
                   (SELECT count(*) FROM undelivered WHERE replayed_as IS NULL),
+                  (SELECT count(*) FROM undelivered
+                   WHERE replayed_as IS NULL AND verdict_at IS NOT NULL),
                   (SELECT count(*) FROM review WHERE status = 'open')
            FROM mailbox"""
     )[0]

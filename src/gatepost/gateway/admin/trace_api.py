@@ -1,32 +1,40 @@
 """Operator API for journeys: the path of an event or conversation through all gateways.
 
-Our own journal is read first. It names the gateways that sent or received the events. Those are
-asked over their links, with a short deadline.
+Our own journal is read first, and our archive if the event has left the journal. They name the
+gateways that sent or received the events. Those are asked over their links, with a short deadline.
 """
 
 import asyncio
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from litestar import Router
 from litestar.params import FromQuery
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gatepost.delivery.frames import TraceAnswer, TraceStep
 from gatepost.delivery.links.event_trace import (
     EventTrace,
     conversation_events,
+    is_in_outbox,
     sent_conversation_events,
     traced_event,
 )
 from gatepost.delivery.links.peer_links import PeerLink
-from gatepost.errors import GatepostError, UnknownMessage
+from gatepost.errors import GatepostError, InvalidId, UnknownMessage
 from gatepost.events import check_msg_id, parse_event_id
 from gatepost.gateway.api.report_views import Journey, JourneyStep
 from gatepost.gateway.api.route_decorators import get
 from gatepost.gateway.api.route_parameters import PathName
+from gatepost.gateway.archive_reader import SEARCH_SECS
+from gatepost.gateway.archived_messages import archived_steps
 from gatepost.gateway.core import Core
 from gatepost.gateway.peers.connection_links import ConnectionLinks
 from gatepost.journal import Tx
+
+if TYPE_CHECKING:
+    from gatepost.archive.segment_reader import FoundEvent
 
 _DEADLINE_SECS = 3.0
 # Maximum number of events one gateway is asked about.
@@ -53,6 +61,8 @@ class LocalJourney(Struct, frozen=True):
     corr_id: str
     steps: list[TraceStep]
     more: int
+    is_pruned: bool = False
+    notes: list[str] = []
 
 
 class PeerJourney(Struct, frozen=True):
@@ -72,6 +82,8 @@ class JourneyTracer:
         """Trace an event or a conversation; with `whole`, `ref` is always a conversation."""
         check_msg_id(ref)
         local = await self._core.read(lambda tx: self._local_journey(tx, ref, whole))
+        if local.is_pruned:
+            local = await self._add_archived_steps(local, ref)
         if not local.steps:
             raise UnknownMessage(f"no event and no conversation {ref} in this gateway's journal")
         heard, unreachable = await self._ask_peers(local)
@@ -92,7 +104,28 @@ class JourneyTracer:
             unreachable,
             {each.node: each.ahead for each in heard if each.ahead},
             local.more,
+            local.notes,
         )
+
+    async def _add_archived_steps(self, local: LocalJourney, ref: str) -> LocalJourney:
+        """The journey with the events that have left the outbox, if the archive has them."""
+        try:
+            found = await self._core.archive.find_events(parse_event_id(ref))
+        except InvalidId:
+            return local
+        except GatepostError as error:
+            return replace(local, notes=[f"the archive cannot be searched: {error.message}"])
+        if found is None:
+            return local
+        notes = [] if found.complete else [f"the archive was searched for {SEARCH_SECS:g} s only"]
+        if found.events:
+            notes.append("events that have left the journal come from the archive")
+        steps = archived_steps(found.events)
+        known = {(step.what, step.event_id) for step in steps}
+        steps += [step for step in local.steps if (step.what, step.event_id) not in known]
+        ids = dict.fromkeys([*local.event_ids, *(step.event_id for step in steps)])
+        corr_id = local.corr_id if local.steps else _corr_id_of(found.events)
+        return LocalJourney([*ids], corr_id, steps, local.more, notes=notes)
 
     def _local_journey(self, tx: Tx, ref: str, whole: bool) -> LocalJourney:
         story = EventTrace(tx, self._core.node.id)
@@ -100,9 +133,12 @@ class JourneyTracer:
         steps, ids = nothing if whole else self._event_steps(tx, story, ref)
         if not steps:
             ids = conversation_events(tx, ref)
-            return LocalJourney(ids, ref, story.trace_events(ids), 0)
+            return LocalJourney(
+                ids, ref, story.trace_events(ids), 0, is_pruned=not whole and not ids
+            )
         corr = self._conversation_of(tx, ids[0])
-        return LocalJourney(ids, corr, steps, len(set(sent_conversation_events(tx, corr)) - {*ids}))
+        more = len(set(sent_conversation_events(tx, corr)) - {*ids})
+        return LocalJourney(ids, corr, steps, more, is_pruned=not is_in_outbox(tx, ids[0]))
 
     def _event_steps(
         self, tx: Tx, story: EventTrace, ref: str
@@ -158,6 +194,10 @@ class JourneyTracer:
         return PeerJourney(
             node, answer.steps, clock_offset(asked_at, answer.now, self._core.clock.now())
         )
+
+
+def _corr_id_of(found: "list[FoundEvent]") -> str:
+    return next((event.corr_id for event in found if event.corr_id), "")
 
 
 def clock_offset(asked_at: int, theirs: int, answered_at: int) -> int:

@@ -28,6 +28,7 @@ class Journey(Struct, frozen=True):
 
     `unreachable`: node → why it could not be asked.
     `clocks`: node → milliseconds its clock is ahead of ours, where it differs.
+    `notes`: sentences about where the steps come from.
     """
 
     ref: str
@@ -37,6 +38,7 @@ class Journey(Struct, frozen=True):
     unreachable: dict[str, str] = field(default_factory=dict)
     clocks: dict[str, int] = field(default_factory=dict)
     more_in_conversation: int = 0
+    notes: list[str] = field(default_factory=list)
 
 
 class IncidentView(Struct, frozen=True, rename={"class_": "class"}):

@@ -7,9 +7,11 @@ from msgspec import UNSET, UnsetType
 
 from gatepost.delivery.send_request import check_send, fingerprint_send
 from gatepost.delivery.sent_messages import is_reached
-from gatepost.errors import GatepostError
+from gatepost.errors import GatepostError, UnknownMessage
+from gatepost.events import parse_event_id
 from gatepost.gateway.api.mailbox_operations import TransactionPlan
 from gatepost.gateway.api.wait_registry import WaitRegistry
+from gatepost.gateway.archived_messages import archived_status
 from gatepost.gateway.core import Core
 from gatepost.journal import Tx
 from gatepost.mailbox.enqueue import check_payload
@@ -89,12 +91,18 @@ class SendOperations:
         return blob.digest
 
     async def perform_await(self, op: Await) -> AnyAnswer:
-        sent_messages, id = self._core.delivery.sent, op.event_id
-        if op.wait_secs:
-            sent = await self._wait_until_reached(id, op.wait_secs, op.until)
-        else:
-            sent = await self._core.read(lambda tx: sent_messages.status(tx, id))
+        try:
+            sent = await self._read_status(op)
+        except UnknownMessage:
+            found = await self._core.archive.find_events(parse_event_id(op.event_id))
+            sent = archived_status(op.event_id, found.events if found else [])
         return Awaited(re=op.id, result=sent)
+
+    async def _read_status(self, op: Await) -> Sent:
+        if op.wait_secs:
+            return await self._wait_until_reached(op.event_id, op.wait_secs, op.until)
+        sent_messages = self._core.delivery.sent
+        return await self._core.read(lambda tx: sent_messages.status(tx, op.event_id))
 
     async def wait_for_receipts(self, sent: Sent, until: str, secs: float) -> Sent:
         """Return the state of a message and its copies once it is reached, or time is up."""

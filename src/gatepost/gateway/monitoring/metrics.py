@@ -111,6 +111,6 @@ class _JournalCollector(Collector):
         )
         yield GaugeMetricFamily(
             "gatepost_journal_bytes",
-            "Size of the journal file.",
-            value=self._core.state.journal.stat().st_size,
+            "Size of the journal with its write-ahead log.",
+            value=self._core.state.journal_size(),
         )

@@ -208,6 +208,7 @@ CREATE TABLE delivery (
     next_at      INTEGER,
     content_key  BLOB,
     verdict      TEXT,
+    verdict_at   INTEGER,
     fingerprint  BLOB,
     digest       TEXT
 ) WITHOUT ROWID;
@@ -258,6 +259,7 @@ CREATE TABLE undelivered (
     traceparent TEXT,
     ref_id      BLOB,
     verdict     TEXT,
+    verdict_at  INTEGER,
     replayed_as TEXT
 ) WITHOUT ROWID;
 CREATE INDEX undelivered_age ON undelivered (failed_at);

@@ -1,0 +1,5 @@
+"""`python -m gatepost` is `gatepost`."""
+
+from gatepost.cli import main
+
+main()
