@@ -125,7 +125,7 @@ def test_a_wrong_token_is_told_for_each(tables: str, process: GatewayProcess) ->
 def test_one_bad_item_does_not_keep_the_others_out(
     spark: SparkSession, tmp_path: Path, gateway: GatewayApi
 ) -> None:
-    rows = [INCIDENT | {"incident_id": f"{n:032}"} for n in range(7)]
+    rows = [INCIDENT | {"incident_id": f"{n:032}", "class": "backlog"} for n in range(7)]
     rows[3] |= {"class": "unheard_of"}
     _write(spark, tmp_path, schemas.INCIDENTS, rows)
     posted, *_ = feedback.post_feedback(str(tmp_path), gateway)
