@@ -35,6 +35,7 @@ Consumer = Annotated[str, msgspec.Meta(max_length=128)]
 LeaseHandles = Annotated[list[LeaseHandle], msgspec.Meta(max_length=1000)]
 MsgIds = Annotated[list[MsgId], msgspec.Meta(max_length=1000)]
 Replies = dict[LeaseHandle, Raw]
+ReplyRefs = dict[LeaseHandle, Annotated[str, msgspec.Meta(max_length=80)]]
 Targets = Annotated[list[AgentId], msgspec.Meta(min_length=1, max_length=1000)]
 
 
@@ -177,13 +178,15 @@ class Unsubscribe(Op):
 class Ack(Op):
     """Settle messages, named by `receipts` (lease handles) or `msg_ids`.
 
-    `replies` maps a lease handle to the answer for its sender.
+    `replies` maps a lease handle to the answer for its sender, `reply_refs` to the digest of an
+    uploaded blob that holds the answer.
     """
 
     mailbox: AgentId
     receipts: LeaseHandles = field(default_factory=list)
     msg_ids: MsgIds = field(default_factory=list)
     replies: Replies = field(default_factory=dict)
+    reply_refs: ReplyRefs = field(default_factory=dict)
 
 
 class Nack(Op):
@@ -324,7 +327,8 @@ class Sent(Struct, omit_defaults=True):
     A message for several agents has one entry per agent in `copies`, each with its own `to_agent`
     and `event_id`; all of them share the `corr_id`. `sent_at` is the time of the send. For
     a message that was given up, `verdict` says what is known of its owner; a receipt that came
-    later amends it at `verdict_at`, and changes nothing else.
+    later amends it at `verdict_at`, and changes nothing else. A reply too large to travel inline
+    is the blob `reply_ref` at this gateway, of `reply_size` bytes.
     """
 
     event_id: str
@@ -342,6 +346,8 @@ class Sent(Struct, omit_defaults=True):
     verdict: str | None = None
     verdict_at: int | None = None
     copies: "list[Sent]" = field(default_factory=list)
+    reply_ref: str | None = None
+    reply_size: int | None = None
 
     def has_reached(self, goal: WaitGoal) -> bool:
         """Whether the message has reached the goal, or will make no further progress."""

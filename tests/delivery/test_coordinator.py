@@ -5,7 +5,7 @@ import json
 
 import msgspec
 import pytest
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from gatepost.errors import MailboxFull, UnknownAgent
 from gatepost.events import genesis_chain, verify_group
@@ -85,16 +85,18 @@ async def test_a_reply_to_somebody_unregistered_is_kept_with_the_status(post: Po
     assert await post.take("stranger") == []
 
 
-async def test_an_ack_whose_reply_meets_a_full_mailbox_changes_nothing(post: Post) -> None:
-    await post.send()
+async def test_a_reply_that_meets_a_full_mailbox_waits_and_the_turn_ends(post: Post) -> None:
+    sent = await post.send()
     (mail,) = await post.take()
     for n in range(5):
         new = NewMessage("x", "al", Raw(b"1"), msg_id=f"fill:{n}")
         await post.operations.perform(Enqueue(messages=[new]))
-    with pytest.raises(MailboxFull):
-        await post.ack(mail, "answer")
-    await post.take("al", 5)
     await post.ack(mail, "answer")
+    assert (await post.status(sent.event_id)).state == "replied"
+    filling = await post.take("al", 5)
+    await post.ack(filling[0])
+    (reply,) = await post.take("al", 6)
+    assert (reply.from_, bytes(reply.payload)) == ("bob", b'"answer"')
 
 
 async def test_a_message_to_an_unknown_agent_is_an_error(post: Post) -> None:
@@ -203,3 +205,27 @@ async def test_the_outbox_of_all_this_is_one_signed_chain(post: Post, clock: Man
     events = await post.outbox()
     assert groups[-1][0].last == len(events)
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
+
+
+async def test_a_reply_over_the_inline_limit_becomes_a_blob(post: Post) -> None:
+    sent = await post.send("question")
+    answer = "y" * 70_000
+    await post.ack((await post.take())[0], answer)
+    status = await post.status(sent.event_id)
+    assert (status.state, status.reply) == ("replied", UNSET)
+    (mail,) = await post.take("al")
+    info = msgspec.json.decode(bytes(msgspec.json.encode(mail.event)))
+    assert (info["kind"], info["payload_ref"]) == ("reply", status.reply_ref)
+    ((key,),) = await post.core.read(lambda tx: tx.fetch_all("SELECT key FROM blob"))
+    content = b"".join(post.core.blobs.read_payload(info["payload_ref"], key))
+    assert json.loads(content) == answer
+
+
+async def test_a_reply_that_no_agent_takes_is_no_turn(post: Post) -> None:
+    await post.send("question", from_agent="stranger")
+    await post.ack((await post.take())[0], "answer")
+    events = await post.outbox()
+    (reply,) = (event.event_id for event in events if event.kind == "reply")
+    receipts = [event.payload for event in events if event.ref_event_id == reply]
+    ends = [msgspec.json.decode(bytes(payload)) for payload in receipts]
+    assert [end.get("outcome") for end in ends] == [None, "kept"]

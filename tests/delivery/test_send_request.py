@@ -52,3 +52,24 @@ async def test_an_event_id_makes_a_send_repeatable(post: Post, clock: ManualCloc
         await post.send("ho", event_id=id)
     with pytest.raises(IdempotencyConflict):
         await post.send("hi", event_id=id, to_agent="al", idempotency_key="new")
+
+
+async def test_the_same_key_with_a_file_uploaded_again_is_the_same_message(post: Post) -> None:
+    async def send_file(content: bytes) -> str:
+        blob = await post.core.keep_payload([content])
+        return (await post.send(payload_ref=blob.digest, idempotency_key="k")).event_id
+
+    first = await send_file(b"content")
+    assert await send_file(b"content") == first
+    with pytest.raises(IdempotencyConflict):
+        await send_file(b"other content")
+
+
+@pytest.mark.parametrize("other", [{"ttl_secs": 60.0}, {"priority": 7}])
+async def test_the_same_key_with_another_lifetime_or_priority_is_a_conflict(
+    post: Post, other: dict[str, float]
+) -> None:
+    sent = await post.send("hi", idempotency_key="k")
+    with pytest.raises(IdempotencyConflict):
+        await post.send("hi", idempotency_key="k", **other)
+    assert (await post.send("hi", idempotency_key="k")).event_id == sent.event_id

@@ -12,7 +12,7 @@ from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.compaction import compact_journal, remove_orphan_blobs
 from gatepost.routing import AgentHome, GatewayEntry, RoutingDirectory
 from gatepost.testing import ManualClock
-from gatepost.wire import Ack, Dequeue, Enqueue, NewMessage, NewSend, Register, Send
+from gatepost.wire import Ack, Await, Dequeue, Enqueue, NewMessage, NewSend, Register, Send
 from tests.gateway.tools import dump, opened
 
 pytestmark = pytest.mark.anyio
@@ -67,10 +67,11 @@ async def test_a_key_is_remembered_as_long_as_its_message_lives(
     state: Path, clock: ManualClock
 ) -> None:
     async with opened(state, clock) as operations:
-        id = await _send(operations, Raw(b"1"), idempotency_key="k", ttl_secs=30 * 86_400)
+        month: dict[str, Any] = {"idempotency_key": "k", "ttl_secs": 30 * 86_400}
+        id = await _send(operations, Raw(b"1"), **month)
         clock.advance(10 * DAY)
         await compact_journal(operations.core)
-        assert await _send(operations, Raw(b"1"), idempotency_key="k") == id
+        assert await _send(operations, Raw(b"1"), **month) == id
 
 
 async def test_compaction_goes_in_batches_and_ends(state: Path, clock: ManualClock) -> None:
@@ -111,7 +112,7 @@ async def test_a_dead_letters_blob_stays(state: Path, clock: ManualClock) -> Non
 
 async def test_a_blob_nobody_used_goes_after_an_hour(state: Path, clock: ManualClock) -> None:
     async with opened(state, clock) as operations:
-        await operations.sends.store_blob([b"x"])
+        await operations.core.keep_payload([b"x"])
         clock.advance(HOUR // 2)
         await compact_journal(operations.core)
         assert _blobs(operations) == 1
@@ -124,7 +125,7 @@ async def test_a_blob_that_a_crash_left_unknown_is_removed_at_the_start(
     state: Path, clock: ManualClock
 ) -> None:
     async with opened(state, clock) as operations:
-        known = await operations.sends.store_blob([b"known"])
+        known = (await operations.core.keep_payload([b"known"])).digest
         operations.core.blobs.store_payload([b"orphan"])
         assert _blobs(operations) == 2
         assert await remove_orphan_blobs(operations.core) == 1
@@ -158,7 +159,7 @@ async def test_a_blob_of_an_open_delivery_stays_however_old(
 
 async def test_a_blob_of_what_is_not_accepted_yet_stays(state: Path, clock: ManualClock) -> None:
     async with opened(state, clock) as operations:
-        digest = await operations.sends.store_blob([b"x"])
+        digest = (await operations.core.keep_payload([b"x"])).digest
         body = b'{"payloadRef":{"digest":"' + digest.encode() + b'"}}'
         held = ("far", "al", "bob", 1, b"e" * 16, "order", None, body)
         insert = "INSERT INTO held VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
@@ -169,3 +170,20 @@ async def test_a_blob_of_what_is_not_accepted_yet_stays(state: Path, clock: Manu
         await operations.core.commit(lambda tx: tx.execute("DELETE FROM held"))
         await compact_journal(operations.core)
         assert _blobs(operations) == 0
+
+
+async def test_a_reply_is_kept_for_the_lifetime_of_its_message(
+    state: Path, clock: ManualClock
+) -> None:
+    async with opened(state, clock) as operations:
+        id = await _send(operations, Raw(b"1"), ttl_secs=5 * 86_400)
+        (mail,) = (await operations.perform(Dequeue(mailbox="bob"))).messages
+        replies = {mail.receipt: LARGE}
+        await operations.perform(Ack(mailbox="bob", receipts=[mail.receipt], replies=replies))
+        clock.advance(4 * DAY)
+        await compact_journal(operations.core)
+        kept = (await operations.perform(Await(event_id=id, wait_secs=0.0))).result
+        assert kept.reply_ref in operations.core.blobs
+        clock.advance(2 * DAY)
+        await compact_journal(operations.core)
+        assert _sizes(operations, "delivery", "blob") == [0, 0]

@@ -77,10 +77,9 @@ def build_core(node: LocalNode, retries: RetryPolicy, mailboxes: MailboxPolicy) 
     dispatcher = Dispatcher(node.clock, mailboxes)
     incidents = IncidentLog(node.id)
     writer = OutboxWriter(node)
-    sender = _build_sender(node, retries, agents, routes, dispatcher, incidents, writer)
-    receiver = Receiver(
-        ReceiverParts(node, agents, routes, dispatcher, incidents, writer, FullMailboxes())
-    )
+    full = FullMailboxes()
+    sender = _build_sender(node, retries, agents, routes, dispatcher, incidents, writer, full)
+    receiver = Receiver(ReceiverParts(node, agents, routes, dispatcher, incidents, writer, full))
     forwarder = MailForwarder(node, agents, routes, dispatcher, incidents)
     transfers = Transfers(routes, writer)
     sent = SentMessages()
@@ -103,11 +102,12 @@ def _build_sender(
     dispatcher: Dispatcher,
     incidents: IncidentLog,
     writer: OutboxWriter,
+    full: FullMailboxes,
 ) -> Sender:
     deliveries, pairs = DeliveryTable(), SenderPairs()
     encryption = PayloadEncryption(node, routes)
     emitter = Emitter(node, retries, routes, deliveries, pairs, encryption, writer)
-    local = LocalDelivery(node, retries, dispatcher, deliveries, pairs, encryption, writer)
+    local = LocalDelivery(node, retries, dispatcher, deliveries, pairs, encryption, writer, full)
     rerouter = Rerouter(node, retries, routes, deliveries, pairs, encryption, writer)
     receipts = ReceiptHandler(retries, deliveries, rerouter, writer)
     replies = ReplySender(node, agents, emitter, local, receipts, incidents)

@@ -1,11 +1,15 @@
 """Blobs in the journal: the key and size of each, and the mail that refers to it."""
 
 from gatepost.errors import UnknownBlob
-from gatepost.events import PayloadRef
+from gatepost.events import Blob, PayloadRef
 from gatepost.journal.transaction import Tx
 
 _SELECT_BLOB = "SELECT key, size FROM blob WHERE digest = ?"
 _KEEP_BLOB = "INSERT OR IGNORE INTO blob (digest, key, size, created_at) VALUES (?, ?, ?, ?)"
+_KEEP_UPLOAD = """
+INSERT OR IGNORE INTO blob (digest, key, size, created_at, content) VALUES (?, ?, ?, ?, ?)
+"""
+_SELECT_CONTENT = "SELECT content FROM blob WHERE digest = ?"
 _SELECT_MAIL_ID = """
 SELECT m.id FROM mail m JOIN mailbox b ON b.id = m.mailbox WHERE b.name = ? AND m.msg_id = ?
 """
@@ -27,6 +31,19 @@ def has_blob(tx: Tx, digest: str) -> bool:
 def keep_blob(tx: Tx, ref: PayloadRef, key: bytes) -> None:
     """Note the key and size of a blob that was fetched."""
     tx.execute(_KEEP_BLOB, (ref.digest, key, ref.size, tx.now))
+
+
+def keep_uploaded_blob(tx: Tx, blob: Blob, key: bytes) -> None:
+    """Note the key, size and fingerprint of a blob that was uploaded here."""
+    tx.execute(_KEEP_UPLOAD, (blob.digest, key, blob.size, tx.now, blob.content))
+
+
+def blob_fingerprint(tx: Tx, digest: str) -> bytes:
+    """The fingerprint of a blob's plain content; its digest, if the blob was not uploaded here."""
+    row = tx.fetch_one(_SELECT_CONTENT, (digest,))
+    if row is None:
+        raise UnknownBlob(f"no blob {digest} on this gateway; upload it first")
+    return row[0] or digest.encode()
 
 
 def use_blob(tx: Tx, digest: str, mailbox: str, msg_id: str) -> None:

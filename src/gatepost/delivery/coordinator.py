@@ -46,8 +46,8 @@ from gatepost.delivery.forwarding import MailForwarder
 from gatepost.delivery.frames import SkipFrame
 from gatepost.delivery.incidents import IncidentLog
 from gatepost.delivery.local_node import LocalNode
-from gatepost.delivery.outbox_writer import PROCESSED, OutboxWriter
-from gatepost.delivery.outgoing import EMPTY_PAYLOAD, OutgoingEvent
+from gatepost.delivery.outbox_writer import PROCESSED, REPLIED, OutboxWriter
+from gatepost.delivery.outgoing import EMPTY_PAYLOAD, OutgoingEvent, TurnReply
 from gatepost.delivery.receiver.receiver import EventBatch, Receiver
 from gatepost.delivery.receiver.resuming import ask_to_resume
 from gatepost.delivery.routes import RouteFinder
@@ -60,7 +60,7 @@ from gatepost.delivery.send_request import (
 from gatepost.delivery.sender.sender import Sender
 from gatepost.delivery.sent_messages import SentMessages
 from gatepost.delivery.transfers import Transfers
-from gatepost.delivery.turns import TurnReader, decode_info
+from gatepost.delivery.turns import TurnReader, decode_info, read_replies
 from gatepost.errors import GatepostError, NoRoute
 from gatepost.events import Envelope, EventKind, Receipt
 from gatepost.journal.transaction import Tx
@@ -70,8 +70,6 @@ from gatepost.mailbox.dead_letters import DeadLetterFilter, replay_dead_letters
 from gatepost.mailbox.enqueue import find_mailbox
 from gatepost.routing import Route, RoutingDirectory
 from gatepost.wire import DeadLetter, EnqueueAck, Failure, NewSend, Sent
-
-Replies = Mapping[str, Raw]
 
 
 class CountedReceipt(NamedTuple):
@@ -216,10 +214,22 @@ class DeliveryCoordinator:
     # -- 3. engage: turns of local agents
 
     def ack(
-        self, tx: Tx, mailbox: str, receipts: list[str], msg_ids: list[str], replies: Replies
+        self,
+        tx: Tx,
+        mailbox: str,
+        receipts: list[str],
+        msg_ids: list[str],
+        replies: Mapping[str, Raw],
+        reply_refs: Mapping[str, str] = MappingProxyType({}),
     ) -> Settlement:
-        settlement = self._dispatcher.ack(tx, mailbox, receipts, msg_ids)
-        self.end_turns(tx, settlement.closed, replies)
+        """End turns, each with its reply: inline, or a blob that was uploaded before."""
+        given = read_replies(tx, replies, reply_refs)
+        if given.failures:
+            unsent = {failure.subject for failure in given.failures}
+            receipts = [handle for handle in receipts if handle not in unsent]
+        settlement = self._dispatcher.ack(tx, mailbox, receipts, msg_ids, given.marks)
+        settlement.failures += given.failures
+        self.end_turns(tx, settlement.closed, given.replies)
         return settlement
 
     def nack(
@@ -230,7 +240,10 @@ class DeliveryCoordinator:
         return settlement
 
     def end_turns(
-        self, tx: Tx, closed: list[ClosedMail], replies: Replies = MappingProxyType({})
+        self,
+        tx: Tx,
+        closed: list[ClosedMail],
+        replies: Mapping[str, TurnReply] = MappingProxyType({}),
     ) -> None:
         """Tell the senders of closed mail how its turn ended."""
         turns = [self._turns.read_turn(tx, mail, replies.get(mail.lease_handle)) for mail in closed]
@@ -354,10 +367,13 @@ class DeliveryCoordinator:
         """The reply, and behind it the second receipt."""
         info = turn.info
         reply = self._sender.replies.send_reply(tx, turn)
-        receipt = PROCESSED
+        receipt = PROCESSED if reply is None else REPLIED
         if turn.outcome != "ok" or turn.reason:
             reason = turn.reason or None
-            receipt = Receipt(status="processed", outcome=turn.outcome, reason=reason)
+            replied = reply is not None
+            receipt = Receipt(
+                status="processed", outcome=turn.outcome, reason=reason, replied=replied
+            )
         source = info.source_node or self._node.id
         processed = self._writer.append_receipt(
             tx, turn.to_agent, source, info.event_id, info.corr_id, receipt

@@ -8,7 +8,7 @@ data, so a test can compare it.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from gatepost.delivery.outgoing import OutgoingEvent
+from gatepost.delivery.outgoing import OutgoingEvent, TurnReply
 from gatepost.delivery.sender.delivery_table import OpenDelivery, SenderPair
 from gatepost.events import Receipt, Signal
 from gatepost.journal.outbox import EventDraft
@@ -48,7 +48,7 @@ class ReplyArrived(NamedTuple):
 
     source: str
     ref: str
-    payload: bytes
+    reply: TurnReply
 
 
 class RerouteDelivery(NamedTuple):
@@ -129,7 +129,7 @@ class TurnEnded(NamedTuple):
     to_agent: str
     outcome: Any
     reason: str | None = None
-    reply: bytes | None = None
+    reply: TurnReply | None = None
 
 
 class ForwardMail(NamedTuple):

@@ -14,7 +14,7 @@ from gatepost.delivery.agents import Agents
 from gatepost.delivery.decisions import NOTHING, Decisions, DeliveryEnded, ForwardMail, TurnEnded
 from gatepost.delivery.incidents import IncidentLog
 from gatepost.delivery.local_node import LocalNode
-from gatepost.delivery.outgoing import OutgoingEvent
+from gatepost.delivery.outgoing import EMPTY_PAYLOAD, OutgoingEvent, TurnReply
 from gatepost.delivery.routes import RouteFinder
 from gatepost.errors import GatepostError
 from gatepost.events import EventKind, parse_event_id
@@ -38,7 +38,7 @@ _END_FORWARD = """
 UPDATE forwarded SET outcome = ?, reason = ? WHERE event_id = ? AND outcome IS NULL
 RETURNING meta, sender, mailbox
 """
-_SELECT_REPLY = "SELECT reply FROM delivery WHERE event_id = ?"
+_SELECT_REPLY = "SELECT reply, reply_ref FROM delivery WHERE event_id = ?"
 _SELECT_OUTCOME = "SELECT outcome, reason FROM forwarded WHERE source = ? AND original = ?"
 
 _decode_info = msgspec.json.Decoder(EventInfo).decode
@@ -115,8 +115,10 @@ class MailForwarder:
         if row is None:
             return NOTHING
         meta, sender, mailbox = row
-        ((reply,),) = tx.fetch_all(_SELECT_REPLY, (id,))
+        ((payload, digest),) = tx.fetch_all(_SELECT_REPLY, (id,))
         info = _decode_info(meta)
+        is_answered = payload is not None or digest is not None
+        reply = TurnReply(payload or EMPTY_PAYLOAD, digest) if is_answered else None
         return (TurnEnded(info, sender, mailbox, ended.outcome, ended.reason, reply),)
 
     def _take_from(self, tx: Tx, mailbox: str) -> Decisions:

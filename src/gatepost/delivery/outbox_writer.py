@@ -8,7 +8,9 @@ from gatepost.journal.transaction import Tx
 
 ACCEPTED = Receipt(status="accepted")
 PROCESSED = Receipt(status="processed", outcome="ok")
-_ENCODED = {receipt: encode_payload(receipt) for receipt in (ACCEPTED, PROCESSED)}
+REPLIED = Receipt(status="processed", outcome="ok", replied=True)
+KEPT = Receipt(status="processed", outcome="kept")
+_ENCODED = {receipt: encode_payload(receipt) for receipt in (ACCEPTED, PROCESSED, REPLIED, KEPT)}
 
 # The name under which a gateway itself speaks, when no agent does.
 GATEWAY = "gateway"

@@ -1,8 +1,17 @@
 """An event on its way out, before it has a route, a pair number and an encrypted payload."""
 
+from typing import NamedTuple
+
 from msgspec import Struct
 
 EMPTY_PAYLOAD = b"null"
+
+
+class TurnReply(NamedTuple):
+    """The reply of a turn: its payload, or the digest of the blob that holds it."""
+
+    payload: bytes
+    digest: str | None = None
 
 
 class OutgoingEvent(Struct):

@@ -11,6 +11,7 @@ from gatepost.events import (
     EventIdGenerator,
     EventKind,
     check_digest,
+    fingerprint_content,
     format_event_id,
     parse_event_id,
 )
@@ -39,13 +40,21 @@ def check_send(new: NewSend) -> None:
         check_digest(new.payload_ref)
 
 
-def fingerprint_send(new: NewSend) -> bytes:
-    """Tells a repeated call from a different one under the same idempotency key."""
-    mark = blake2b(digest_size=16)
-    payload, ref = bytes(_value_or_none(new.payload) or b""), _value_or_none(new.payload_ref)
-    for part in (new.to_agent.encode(), payload, ref):
-        data = part.encode() if isinstance(part, str) else part or b""
-        mark.update(len(data).to_bytes(8) + data)
+def fingerprint_payload(new: NewSend) -> bytes | None:
+    """The fingerprint of an inline payload; None if the payload is a blob."""
+    return None if isinstance(new.payload, UnsetType) else fingerprint_content(bytes(new.payload))
+
+
+def fingerprint_send(new: NewSend, content: bytes | None = None) -> bytes:
+    """Tells a repeated call from a different one under the same idempotency key.
+
+    `content` is the fingerprint of the plain payload: encryption gives the blob of every upload
+    another digest.
+    """
+    content = content or fingerprint_payload(new) or str(new.payload_ref).encode()
+    ttl, priority = _value_or_none(new.ttl_secs), _value_or_none(new.priority)
+    mark = blake2b(content, digest_size=16)
+    mark.update(f"{len(content)} {new.to_agent} {ttl} {priority}".encode())
     return mark.digest()
 
 

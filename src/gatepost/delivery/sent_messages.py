@@ -13,15 +13,15 @@ from gatepost.journal.writer import JobOutcome
 from gatepost.wire import Sent
 
 _SELECT_SENT = """
-SELECT corr_id, state, node, outcome, reason, accepted_at, processed_at, emitted_at,
-    coalesce(verdict, (SELECT u.verdict FROM undelivered u WHERE u.event_id = d.event_id)),
-    verdict_at, reply
-FROM delivery d WHERE event_id = ?
+SELECT d.corr_id, d.state, d.node, d.outcome, d.reason, d.accepted_at, d.processed_at, d.emitted_at,
+    coalesce(d.verdict, (SELECT u.verdict FROM undelivered u WHERE u.event_id = d.event_id)),
+    d.verdict_at, d.reply, d.reply_ref, b.size
+FROM delivery d LEFT JOIN blob b ON b.digest = d.reply_ref WHERE d.event_id = ?
 """
 # The rows of deliveries are forgotten; a message that was given up is kept until it is discarded.
 _SELECT_GIVEN_UP = """
 SELECT corr_id, 'dead_letter', node, 'dead_letter', reason, NULL, failed_at, NULL, verdict,
-    verdict_at, NULL
+    verdict_at, NULL, NULL, NULL
 FROM undelivered WHERE event_id = ?
 """
 
@@ -41,9 +41,10 @@ class SentMessages:
         row = tx.fetch_one(_SELECT_SENT, (id,)) or tx.fetch_one(_SELECT_GIVEN_UP, (id,))
         if row is None:
             raise UnknownMessage(f"no message {event_id} was sent from this gateway")
-        *known, sent_at, verdict, verdict_at, reply = row
+        *known, sent_at, verdict, verdict_at, reply, ref, size = row
         sent = Sent(event_id, *known)
         sent.reply = UNSET if reply is None else Raw(reply)
+        sent.reply_ref, sent.reply_size = ref, size
         sent.sent_at, sent.verdict, sent.verdict_at = sent_at, verdict, verdict_at
         return sent
 

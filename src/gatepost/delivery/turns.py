@@ -1,13 +1,20 @@
-"""Turns that ended: reads, for mail that was closed, the event that brought it and its pair."""
+"""Turns that ended: their replies, and the event and pair that brought the mail they closed."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Raw
 
+from gatepost.delivery.blob_records import blob_fingerprint
 from gatepost.delivery.decisions import TurnEnded
+from gatepost.delivery.outgoing import EMPTY_PAYLOAD, TurnReply
+from gatepost.errors import UnknownBlob
+from gatepost.events import fingerprint_content
 from gatepost.journal.transaction import Tx
 from gatepost.mailbox import ClosedMail
 from gatepost.mailbox.enqueue import pair_of_mail
-from gatepost.wire import EventInfo
+from gatepost.wire import EventInfo, Failure
 
 _SELECT_META = "SELECT meta FROM body WHERE id = ?"
 _SELECT_PAIR = """
@@ -18,21 +25,50 @@ _PAIRS_CACHED = 10_000
 decode_info = msgspec.json.Decoder(EventInfo).decode
 
 
+class GivenReplies(NamedTuple):
+    """The replies of an ack by lease handle, with their fingerprints, and those it cannot send."""
+
+    replies: dict[str, TurnReply]
+    marks: dict[str, bytes]
+    failures: list[Failure]
+
+
+_NO_REPLIES = GivenReplies({}, {}, [])
+
+
+def read_replies(tx: Tx, inline: Mapping[str, Raw], refs: Mapping[str, str]) -> GivenReplies:
+    """Look up the replies of an ack, inline or uploaded before as blobs."""
+    if not inline and not refs:
+        return _NO_REPLIES
+    given = GivenReplies({}, {}, [])
+    for handle, raw in inline.items():
+        payload = bytes(raw)
+        given.replies[handle] = TurnReply(payload)
+        given.marks[handle] = fingerprint_content(payload)
+    for handle, digest in refs.items():
+        try:
+            given.marks[handle] = blob_fingerprint(tx, digest)
+        except UnknownBlob as error:
+            given.failures.append(Failure.from_error(error, handle))
+        else:
+            given.replies[handle] = TurnReply(EMPTY_PAYLOAD, digest)
+    return given
+
+
 class TurnReader:
     """The ends of pairs are cached, for an ack comes with nothing but the number of its pair."""
 
     def __init__(self) -> None:
         self._pairs: dict[int, tuple[str, str]] = {}
 
-    def read_turn(self, tx: Tx, closed: ClosedMail, reply: Raw | None) -> TurnEnded | None:
+    def read_turn(self, tx: Tx, closed: ClosedMail, reply: TurnReply | None) -> TurnEnded | None:
         """The turn that closed some mail; None if no event brought that mail."""
         meta = closed.meta or (tx.fetch_one(_SELECT_META, (closed.mail_id,)) or (None,))[0]
         if meta is None:
             return None
         sender, mailbox = self._find_pair(tx, pair_of_mail(closed.mail_id))
-        answer = None if reply is None else bytes(reply)
         info = decode_info(meta)
-        return TurnEnded(info, sender, mailbox, closed.outcome, closed.reason, answer)
+        return TurnEnded(info, sender, mailbox, closed.outcome, closed.reason, reply)
 
     def rolled_back(self) -> None:
         self._pairs.clear()

@@ -1,6 +1,6 @@
 """Events between gateways: envelopes, ids, kinds, payload encryption, blobs, the hash chain."""
 
-from gatepost.events.blobs import Blob, BlobStore
+from gatepost.events.blobs import Blob, BlobStore, fingerprint_content
 from gatepost.events.chain import (
     ChainHead,
     event_digest,
@@ -86,6 +86,7 @@ __all__ = [
     "encrypted_size",
     "event_digest",
     "extend_chain",
+    "fingerprint_content",
     "fingerprint_key",
     "format_event_id",
     "frame_parts",

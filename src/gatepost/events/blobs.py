@@ -3,11 +3,12 @@
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from io import FileIO
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gatepost.clock import Clock
 from gatepost.errors import (
@@ -31,13 +32,24 @@ from gatepost.files import publish_file, sync_folder
 MAX_BLOB_BYTES = 64 * 1024 * 1024
 
 _TEMPORARY_PREFIX = "tmp-"
+_FINGERPRINT_BYTES = 16
 
 
 class Blob(Struct, frozen=True):
-    """A stored blob: the digest and size of its ciphertext."""
+    """A stored blob: the digest and size of its ciphertext.
+
+    `content` is the fingerprint of the plain content. Every upload of the same content has another
+    digest and the same fingerprint. A blob that was fetched has none.
+    """
 
     digest: str
     size: int
+    content: bytes | None = None
+
+
+def fingerprint_content(payload: bytes) -> bytes:
+    """The fingerprint of a plain payload, wherever it is kept."""
+    return blake2b(payload, digest_size=_FINGERPRINT_BYTES).digest()
 
 
 class BlobStore:
@@ -60,12 +72,14 @@ class BlobStore:
     def store_payload(self, pieces: Iterable[bytes]) -> tuple[Blob, bytes]:
         """Encrypt and store a payload as it streams in; return the blob and its content key."""
         key, header = self._clock.random(KEY_SIZE), self._clock.random(HEADER_SIZE)
-        ciphertext = encrypt_stream(_limit_size(pieces, self._limit), key, header)
+        content = blake2b(digest_size=_FINGERPRINT_BYTES)
+        plain = _limit_size(_observe_pieces(pieces, content.update), self._limit)
+        ciphertext = encrypt_stream(plain, key, header)
         temporary = self._directory / f"{_TEMPORARY_PREFIX}{self._clock.random(16).hex()}"
         with _delete_on_error(temporary):
             blob = _write_file(temporary, ciphertext)
             self._publish_blob(temporary, blob)
-        return blob, key
+        return replace(blob, content=content.digest()), key
 
     def write_piece(self, digest: str, offset: int, piece: bytes) -> None:
         """Write a piece of a blob that is being fetched; `complete_fetch` makes it a blob."""
@@ -204,6 +218,12 @@ def _read_slice(path: Path, start: int, length: int) -> Iterator[bytes]:
         while length > 0 and (piece := _read_exactly(file, min(CHUNK_SIZE, length))):
             length -= len(piece)
             yield piece
+
+
+def _observe_pieces(pieces: Iterable[bytes], observe: Callable[[bytes], None]) -> Iterator[bytes]:
+    for piece in pieces:
+        observe(piece)
+        yield piece
 
 
 def _limit_size(pieces: Iterable[bytes], limit: int) -> Iterator[bytes]:

@@ -98,11 +98,16 @@ class Envelope(
 
 
 ReceiptStatus = Literal["accepted", "refused", "processed"]
-TurnOutcome = Literal["ok", "failed", "dead_letter", "expired"]
+TurnOutcome = Literal["ok", "failed", "dead_letter", "expired", "kept"]
 
 
 class Receipt(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """The payload of an `ack`: the fate of the event it refers to."""
+    """The payload of an `ack`: the fate of the event it refers to.
+
+    The outcome `kept` is that of a reply without a turn: it is kept for the sender of the message,
+    who waits for it or asks for it later. `replied` says that a reply was sent before this receipt;
+    the delivery ends with that reply, which may have to wait for its blob.
+    """
 
     status: ReceiptStatus
     reason: Reason | None = None
@@ -110,6 +115,7 @@ class Receipt(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=T
     eta_at: EpochMs | None = None
     eta_seconds: NonNegativeInt | None = None
     plan: str | None = None
+    replied: bool = False
 
     def __post_init__(self) -> None:
         if (self.status == "processed") != (self.outcome is not None):

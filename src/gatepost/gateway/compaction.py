@@ -8,9 +8,11 @@ from gatepost.mailbox import sweep
 
 _UNUSED_BLOB_MS = 3_600_000
 
+# A reply is kept for the lifetime of its message, for its sender may ask for it until then.
 _DELETE_DELIVERIES = """
 DELETE FROM delivery WHERE event_id IN (
-    SELECT event_id FROM delivery WHERE processed_at <= ? LIMIT ?
+    SELECT event_id FROM delivery WHERE processed_at <= ?1
+    AND (expires_at <= ?3 OR reply IS NULL AND reply_ref IS NULL) LIMIT ?2
 )
 """
 # An idempotency key is kept as long as its delivery, which may outlive the tombstone time.
@@ -20,13 +22,15 @@ DELETE FROM idempotency WHERE (agent, key) IN (
     AND NOT EXISTS (SELECT 1 FROM delivery d WHERE d.event_id = i.event_id) LIMIT ?
 )
 """
-# A blob is in use by mail, by open deliveries, by undelivered messages, and by events that are
-# held or offered but not accepted yet.
+# A blob is in use by mail, by open deliveries, by replies, by undelivered messages, and by events
+# that are held or offered but not accepted yet.
 _DELETE_UNUSED_BLOBS = """
 DELETE FROM blob WHERE created_at <= ? AND NOT EXISTS (
     SELECT 1 FROM blob_use u JOIN body b ON b.id = u.mail WHERE u.digest = blob.digest
 ) AND NOT EXISTS (
     SELECT 1 FROM delivery d WHERE d.digest = blob.digest AND d.processed_at IS NULL
+) AND NOT EXISTS (
+    SELECT 1 FROM delivery d WHERE d.reply_ref = blob.digest
 ) AND digest NOT IN (
     SELECT digest FROM undelivered WHERE digest IS NOT NULL
     UNION ALL
@@ -54,9 +58,10 @@ def _delete_expired_batch(core: Core, tx: Tx) -> int:
     bodies_before = tx.now - int(journal.retain_acked_secs * 1000)
     rows_before = tx.now - int(journal.tombstone_secs * 1000)
     deleted = sweep.forget_settled_mail(tx, bodies_before, rows_before, journal.sweep_batch)
-    for sql in (_DELETE_DELIVERIES, _DELETE_IDEMPOTENCY_KEYS):
-        tx.execute(sql, (rows_before, journal.sweep_batch))
-        deleted += tx.changed_rows()
+    tx.execute(_DELETE_DELIVERIES, (rows_before, journal.sweep_batch, tx.now))
+    deleted += tx.changed_rows()
+    tx.execute(_DELETE_IDEMPOTENCY_KEYS, (rows_before, journal.sweep_batch))
+    deleted += tx.changed_rows()
     return deleted + retention.forget_closed(tx, core.delivery, rows_before, journal.sweep_batch)
 
 

@@ -13,6 +13,7 @@ import apsw
 from gatepost.clock import Clock, SystemClock
 from gatepost.config import Settings
 from gatepost.delivery import LocalNode, RetryPolicy, build_core
+from gatepost.delivery.blob_records import keep_uploaded_blob
 from gatepost.delivery.retention import OutboxBounds
 from gatepost.errors import ConfigError, GatepostError
 from gatepost.events import Blob, BlobStore, NodeKey
@@ -147,6 +148,12 @@ class Core:
     async def store_blob(self, pieces: Iterable[bytes]) -> tuple[Blob, bytes]:
         """Write a blob, in a thread of its own for as long as its pieces keep coming."""
         return await self._loop.run_in_executor(self.storers, self.blobs.store_payload, pieces)
+
+    async def keep_payload(self, pieces: Iterable[bytes]) -> Blob:
+        """Store a payload as a blob, and its key in the journal."""
+        blob, key = await self.store_blob(pieces)
+        await self.commit(lambda tx: keep_uploaded_blob(tx, blob, key))
+        return blob
 
     async def read(self, query: Callable[[Tx], T]) -> T:
         """Run `query` beside the writer, on committed data."""

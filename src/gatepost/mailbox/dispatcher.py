@@ -7,6 +7,7 @@ its commit with the lease of the next message. All of this runs in the writer th
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import MappingProxyType
 
 from gatepost.clock import Clock
 from gatepost.errors import GatepostError
@@ -28,6 +29,7 @@ from gatepost.mailbox.policy import MailboxPolicy
 from gatepost.mailbox.settle import (
     ClosedMail,
     FreedMail,
+    ReplyMarks,
     Settlement,
     ack_mail,
     nack_mail,
@@ -96,10 +98,18 @@ class Dispatcher:
         tx.add_effect(partial(self._service.mark_touched, {box.id}))
         return reread_leases(tx, box, held, limit, self.policy)
 
-    def ack(self, tx: Tx, mailbox: str, receipts: list[str], msg_ids: list[str]) -> Settlement:
+    def ack(
+        self,
+        tx: Tx,
+        mailbox: str,
+        receipts: list[str],
+        msg_ids: list[str],
+        marks: ReplyMarks = MappingProxyType({}),
+    ) -> Settlement:
+        """Ack leased mail; `marks` are the fingerprints of the replies that come with it."""
         id = find_mailbox(tx, mailbox)
         refs, failures = resolve_refs(tx, id, receipts, msg_ids)
-        result = ack_mail(tx, id, refs)
+        result = ack_mail(tx, id, refs, marks)
         result.failures += failures
         tx.add_effect(partial(self._service.free_leases, tx, id, result.freed))
         return result

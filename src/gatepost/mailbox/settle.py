@@ -1,8 +1,18 @@
 """Settle leased mail: ack and nack, in the order of the lease, idempotently."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from msgspec import Struct, field
 
-from gatepost.errors import GatepostError, OutOfOrder, StaleLeaseHandle, UnknownMessage, WrongState
+from gatepost.errors import (
+    GatepostError,
+    IdempotencyConflict,
+    OutOfOrder,
+    StaleLeaseHandle,
+    UnknownMessage,
+    WrongState,
+)
 from gatepost.events.envelope import TurnOutcome
 from gatepost.journal.transaction import Tx
 from gatepost.mailbox import leases
@@ -21,6 +31,7 @@ _SELECT_LEASE = f"SELECT {LEASE_COLUMNS} FROM lease WHERE pair = ? AND id = ? AN
 _ACK_MAIL = f"""
 UPDATE mail SET {_SET_ACKED}, settled_at = ? WHERE id BETWEEN ? AND ? AND {_IF_IN_FLIGHT}
 """
+_RECORD_REPLY = f"UPDATE mail SET reply = ? WHERE id = ? AND {_IF_IN_FLIGHT}"
 _NACK_MAIL = f"""
 UPDATE mail SET {_SET_NACKED}, attempt = ?, not_before = ? WHERE id = ? AND {_IF_IN_FLIGHT}
 """
@@ -41,6 +52,8 @@ ORDER BY m.id
 """
 
 LeaseRef = tuple[int, int]  # mail id, lease id
+# Lease handle → fingerprint of the reply that comes with its ack.
+ReplyMarks = Mapping[str, bytes]
 
 
 class ClosedMail(Struct, frozen=True):
@@ -116,13 +129,13 @@ def _group_by_lease(refs: list[LeaseRef]) -> list[list[LeaseRef]]:
     return list(groups.values())
 
 
-def ack_mail(tx: Tx, mailbox: int, refs: list[LeaseRef]) -> Settlement:
+def ack_mail(tx: Tx, mailbox: int, refs: list[LeaseRef], marks: ReplyMarks) -> Settlement:
     """Ack these messages. Messages of one lease must come in its order."""
     result = Settlement()
     for run in _group_by_lease(refs):
         lease = _find_lease(tx, mailbox, run[0])
-        before = run if lease is None else _ack_run(tx, lease, run, result)
-        _check_repeats(tx, mailbox, before, MailState.ACKED, result)
+        before = run if lease is None else _ack_run(tx, lease, run, marks, result)
+        _check_repeats(tx, mailbox, before, MailState.ACKED, result, marks)
     return result
 
 
@@ -131,7 +144,9 @@ def _find_lease(tx: Tx, mailbox: int, ref: LeaseRef) -> Lease | None:
     return None if row is None else Lease(*row)
 
 
-def _ack_run(tx: Tx, lease: Lease, run: list[LeaseRef], result: Settlement) -> list[LeaseRef]:
+def _ack_run(
+    tx: Tx, lease: Lease, run: list[LeaseRef], marks: ReplyMarks, result: Settlement
+) -> list[LeaseRef]:
     """Ack the refs of `run` that are next in the lease; return the refs settled before."""
     before = [ref for ref in run if ref[0] < lease.next]
     now = [ref for ref in run if ref[0] >= lease.next]
@@ -141,8 +156,16 @@ def _ack_run(tx: Tx, lease: Lease, run: list[LeaseRef], result: Settlement) -> l
             now[good:], OutOfOrder("ack the messages of a lease in the order they came")
         )
     if good:
+        if marks:
+            _record_replies(tx, now[:good], marks)
         _end_turns(tx, lease, now[good - 1][0], good, result)
     return before
+
+
+def _record_replies(tx: Tx, refs: list[LeaseRef], marks: ReplyMarks) -> None:
+    """Remember the replies, so that a repeated ack with another reply is noticed."""
+    given = ((marks.get(format_lease_handle(*ref)), ref[0]) for ref in refs)
+    tx.execute_many(_RECORD_REPLY, [each for each in given if each[0] is not None])
 
 
 def _count_in_order(tx: Tx, lease: Lease, ids: list[int]) -> int:
@@ -179,28 +202,38 @@ def _shorten_lease(tx: Tx, lease: Lease, first: int, size: int) -> None:
 
 
 def _check_repeats(
-    tx: Tx, mailbox: int, refs: list[LeaseRef], state: MailState, result: Settlement
+    tx: Tx,
+    mailbox: int,
+    refs: list[LeaseRef],
+    state: MailState,
+    result: Settlement,
+    marks: ReplyMarks = MappingProxyType({}),
 ) -> None:
     """Accept refs that the same lease already settled this way; fail all others."""
     for ref in refs:
         try:
-            _check_repeat(tx, mailbox, ref, state)
+            mark = marks.get(format_lease_handle(*ref)) if marks else None
+            _check_repeat(tx, mailbox, ref, state, mark)
         except GatepostError as error:
             result.add_failures([ref], error)
 
 
-def _check_repeat(tx: Tx, mailbox: int, ref: LeaseRef, state: MailState) -> None:
-    query = "SELECT state, coalesce(lease, 0) FROM mail WHERE id = ? AND mailbox = ?"
+def _check_repeat(
+    tx: Tx, mailbox: int, ref: LeaseRef, state: MailState, mark: bytes | None
+) -> None:
+    query = "SELECT state, coalesce(lease, 0), reply FROM mail WHERE id = ? AND mailbox = ?"
     row = tx.fetch_one(query, (ref[0], mailbox))
     if row is None:
         raise UnknownMessage("no such message in this mailbox")
-    if row == (MailState.PENDING, 0):
+    if row[:2] == (MailState.PENDING, 0):
         raise WrongState("the message was not dequeued yet")
     done = row[0] == state or (state is MailState.NACKED and row[0] != MailState.ACKED)
     if not done or row[1] != ref[1]:
         raise StaleLeaseHandle(
             "the lease ran out or was settled differently; this turn does not count"
         )
+    if mark is not None and mark != row[2]:
+        raise IdempotencyConflict("this turn was acked before, with another reply or without one")
 
 
 def nack_mail(

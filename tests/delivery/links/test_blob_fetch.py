@@ -113,7 +113,7 @@ class Post:
         data = bytes(place % 251 for place in range(size))
         blob, key = self.disks[gate.id].store.store_payload([data])
         row = (blob.digest, key, blob.size, gate.clock.now())
-        gate.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, ?)", row))
+        gate.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, ?, NULL)", row))
         return blob.digest
 
     def send(self, source: Gate, to: Gate, size: int) -> tuple[str, str]:

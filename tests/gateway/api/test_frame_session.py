@@ -12,7 +12,7 @@ from msgspec import Raw
 from gatepost.gateway.api import frame_session as sessions
 from gatepost.gateway.api.frame_session import FrameSession, carry_session
 from gatepost.gateway.api.operations import Operations
-from gatepost.wire import Enqueue, NewMessage, NewSend, Register, Send
+from gatepost.wire import Await, Dequeue, Enqueue, NewMessage, NewSend, Register, Send
 from tests.gateway.tools import dump, opened
 from tests.waiting import async_assert_stays_true, async_wait_until
 
@@ -275,3 +275,22 @@ async def test_those_who_wait_do_not_hold_up_the_others(
         peer.send({"op": "register", "id": 7, "agent": "ann"})
         assert [answer["re"] for answer in await peer.heard(1)] == [7]
         peer.session.close()
+
+
+async def test_acks_behind_one_whose_reply_is_being_stored_keep_their_order(state: Path) -> None:
+    async with opened(state) as operations:
+        await operations.perform(Register(agent="bob"))
+        news = [NewSend("al", "bob", Raw(b"1"), replies="caller") for _ in range(3)]
+        sent = (await operations.perform(Send(messages=news))).results
+        leased = (await operations.perform(Dequeue(mailbox="bob", limit=3))).messages
+        peer = Peer(operations)
+        replies = ["x" * 70_000, "small", None]
+        for number, (mail, reply) in enumerate(zip(leased, replies, strict=True), 1):
+            given = {} if reply is None else {mail.receipt: reply}
+            ack = {"op": "ack", "mailbox": "bob", "receipts": [mail.receipt], "replies": given}
+            peer.send({**ack, "id": number})
+        answers = await peer.heard(3)
+        assert [(each["re"], each["settled"]) for each in answers] == [(1, 1), (2, 1), (3, 1)]
+        states = [(await operations.perform(Await(event_id=each.event_id))) for each in sent]
+        assert [each.result.outcome for each in states] == ["ok", "ok", "ok"]
+        assert states[0].result.reply_ref is not None

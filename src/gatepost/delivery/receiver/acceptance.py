@@ -10,7 +10,7 @@ from gatepost.delivery.outbox_writer import OutboxWriter
 from gatepost.delivery.receiver.held_events import FullMailboxes
 from gatepost.delivery.routes import RouteFinder
 from gatepost.errors import GatepostError
-from gatepost.events import Envelope, EventKind, PayloadRef
+from gatepost.events import Envelope, EventKind, PayloadRef, parse_event_id
 from gatepost.journal.transaction import Tx
 from gatepost.mailbox import Dispatcher
 
@@ -18,6 +18,7 @@ from gatepost.mailbox import Dispatcher
 FULL = "full"
 BLOB = "blob"
 
+_SELECT_REPLIES_TO = "SELECT replies_to FROM delivery WHERE event_id = ?"
 _SELECT_WAITING = "SELECT waiting FROM mailbox WHERE name = ?"
 
 
@@ -58,14 +59,28 @@ class AcceptanceCheck:
             return "no_agent" if home is None or home.owner is None else "moved"
         if envelope.payload_ref is not None and self._lacks_blob(envelope.payload_ref):
             return BLOB
-        return "" if self._has_capacity(agent) else FULL
+        if self._has_capacity(agent) or self._needs_no_mailbox(envelope):
+            return ""
+        return FULL
 
     def is_hosted(self, agent: str) -> bool:
         if agent not in self._hosted:
             self._hosted[agent] = self._parts.agents.is_registered(self._tx, agent)
         return self._hosted[agent]
 
-    def takes_mail(self, agent: str) -> bool:
+    def is_reply_mail(self, reply: Envelope) -> bool:
+        """Whether a reply is mail for the agent it answers, and not only kept for the caller."""
+        if reply.ref_event_id is not None:
+            id = parse_event_id(reply.ref_event_id)
+            row = self._tx.fetch_one(_SELECT_REPLIES_TO, (id,))
+            if row is not None and row[0] != "mailbox":
+                return False
+        return self._takes_mail(reply.to_agent_id or "")
+
+    def _needs_no_mailbox(self, envelope: Envelope) -> bool:
+        return envelope.kind == EventKind.REPLY and not self.is_reply_mail(envelope)
+
+    def _takes_mail(self, agent: str) -> bool:
         """Whether an agent lives here, or at another node to which its mail is forwarded."""
         return self.is_hosted(agent) or self._parts.routes.remote_owner(agent) is not None
 

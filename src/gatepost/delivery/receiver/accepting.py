@@ -7,8 +7,8 @@ import msgspec
 
 from gatepost.delivery.blob_records import find_blob, use_blob
 from gatepost.delivery.decisions import Decision, ReplyArrived
-from gatepost.delivery.outbox_writer import ACCEPTED, GATEWAY, PROCESSED
-from gatepost.delivery.outgoing import EMPTY_PAYLOAD
+from gatepost.delivery.outbox_writer import ACCEPTED, GATEWAY, KEPT
+from gatepost.delivery.outgoing import EMPTY_PAYLOAD, TurnReply
 from gatepost.delivery.receiver.acceptance import AcceptanceCheck, ReceiverParts
 from gatepost.delivery.receiver.inbox_states import InboxInput
 from gatepost.delivery.receiver.inbox_table import InboxTable
@@ -19,13 +19,11 @@ from gatepost.events import (
     EventKind,
     Receipt,
     decode_payload,
-    parse_event_id,
 )
 from gatepost.journal.transaction import Tx
 from gatepost.mailbox import NewMail
 from gatepost.wire import EventInfo
 
-_SELECT_REPLIES_TO = "SELECT replies_to FROM delivery WHERE event_id = ?"
 _ID_IS_TAKEN = "its id was used for another message"
 
 
@@ -60,9 +58,9 @@ class EventAcceptor:
             self.refuse_event(envelope, f"unreadable: {error.message}")
             return
         if envelope.kind == EventKind.REPLY and not self._is_mail_besides(envelope, payload):
-            self._inbox.record_event(envelope, InboxInput.ACCEPT)
+            self._inbox.record_event(envelope, InboxInput.ACCEPT, KEPT.outcome)
             self.append_receipt(envelope, ACCEPTED)
-            self.append_receipt(envelope, PROCESSED)
+            self.append_receipt(envelope, KEPT)
             return
         agent = envelope.to_agent_id or ""
         self._check.use_capacity(agent)
@@ -135,12 +133,12 @@ class EventAcceptor:
 
     def _is_mail_besides(self, envelope: Envelope, payload: bytes) -> bool:
         """A reply ends the delivery it answers; whether it is mail for the agent besides."""
-        ref, agent = envelope.ref_event_id, envelope.to_agent_id or ""
+        ref = envelope.ref_event_id
         if ref is None:
-            return self._check.takes_mail(agent)
-        self._decisions.append(ReplyArrived(self._source, ref, payload))
-        row = self._tx.fetch_one(_SELECT_REPLIES_TO, (parse_event_id(ref),))
-        return (row is None or row[0] == "mailbox") and self._check.takes_mail(agent)
+            return self._check.is_reply_mail(envelope)
+        digest = envelope.payload_ref.digest if envelope.payload_ref else None
+        self._decisions.append(ReplyArrived(self._source, ref, TurnReply(payload, digest)))
+        return self._check.is_reply_mail(envelope)
 
     def _build_mail(self, envelope: Envelope, payload: bytes) -> NewMail:
         ref = envelope.payload_ref

@@ -4,7 +4,7 @@ from typing import Any
 
 from gatepost.delivery.decisions import NOTHING, Decisions
 from gatepost.delivery.forwarding import forward_outcome
-from gatepost.delivery.outbox_writer import ACCEPTED, GATEWAY, OutboxWriter
+from gatepost.delivery.outbox_writer import ACCEPTED, GATEWAY, KEPT, OutboxWriter
 from gatepost.delivery.receiver.inbox_states import InboxState
 from gatepost.delivery.receiver.inbox_table import InboxRow
 from gatepost.delivery.sender.receipts import RESTORED
@@ -14,6 +14,12 @@ from gatepost.journal.transaction import Tx
 _SELECT_MAIL = """
 SELECT m.state, d.reason FROM mail m JOIN mailbox b ON b.id = m.mailbox
 LEFT JOIN dead_letter d ON d.id = m.id WHERE b.name = ? AND m.msg_id = ?
+"""
+_SELECT_TAKEN = "SELECT reason FROM inbox WHERE source = ? AND event_id = ?"
+# A reply that is still under way ends the delivery of the message it answers.
+_SELECT_OPEN_REPLY = """
+SELECT 1 FROM outbox o JOIN delivery d ON d.event_id = o.event_id
+WHERE o.ref_id = ? AND o.kind = 'reply' AND d.processed_at IS NULL LIMIT 1
 """
 _OUTCOMES = {3: "ok", 4: "dead_letter", 5: "expired"}
 
@@ -58,7 +64,10 @@ class ReceiptAnswers:
         outcome, reason = self._find_outcome(mailbox, event_id)
         if outcome is None:
             return NOTHING
-        processed = Receipt(status="processed", outcome=outcome, reason=reason or None)
+        replied = self._tx.fetch_one(_SELECT_OPEN_REPLY, (parse_event_id(event_id),)) is not None
+        processed = Receipt(
+            status="processed", outcome=outcome, reason=reason or None, replied=replied
+        )
         return self._append_receipt(mailbox, event_id, corr_id, processed)
 
     def report_hold(self, event_id: str, why: str) -> Decisions:
@@ -71,11 +80,15 @@ class ReceiptAnswers:
         return self._append_receipt(mailbox, event_id, corr_id, refused)
 
     def _find_outcome(self, mailbox: str, event_id: str) -> tuple[Any, str | None]:
-        forwarded = forward_outcome(self._tx, self._source, parse_event_id(event_id))
+        id = parse_event_id(event_id)
+        forwarded = forward_outcome(self._tx, self._source, id)
         if forwarded is not None:
             return forwarded
         row = self._tx.fetch_one(_SELECT_MAIL, (mailbox, event_id))
-        return (None, None) if row is None else (_OUTCOMES.get(row[0]), row[1])
+        if row is not None:
+            return _OUTCOMES.get(row[0]), row[1]
+        taken = self._tx.fetch_one(_SELECT_TAKEN, (self._source, id))
+        return (KEPT.outcome if taken == (KEPT.outcome,) else None), None
 
     def _append_receipt(self, by: str, ref: str, corr_id: str, receipt: Receipt) -> Decisions:
         return self._writer.append_receipt(

@@ -73,9 +73,15 @@ class FullMailboxes:
             self._names.discard(mailbox)
 
     def names(self, tx: Tx) -> list[str]:
+        return sorted(self._load_names(tx))
+
+    def has_mailbox(self, tx: Tx, mailbox: str) -> bool:
+        return mailbox in self._load_names(tx)
+
+    def _load_names(self, tx: Tx) -> set[str]:
         if self._names is None:
             self._names = {row[0] for row in tx.fetch_all(_SELECT_FULL)}
-        return sorted(self._names)
+        return self._names
 
     def rolled_back(self) -> None:
         self._names = None

@@ -82,7 +82,9 @@ class Emitter:
         old = out.inherits_number_from
         found = self._deliveries.find(tx, old) if old else None
         if found is None or found.node != self._node.id or not found.pair_seq:
-            return self._pairs.next_number(tx, out.pair, node)
+            is_own = node == self._node.id
+            next_number = self._pairs.next_own_number if is_own else self._pairs.next_number
+            return next_number(tx, out.pair, node)
         tx.execute(_RELEASE_NUMBER, (found.event_id, self._node.id))
         base = self._pairs.set_route(tx, out.pair, node, found.pair_seq)
         return PairNumber(found.pair_seq, base)

@@ -9,8 +9,10 @@ import msgspec
 from gatepost.delivery.blob_records import find_blob, use_blob
 from gatepost.delivery.delivery_states import DeliveryState
 from gatepost.delivery.local_node import LocalNode
-from gatepost.delivery.outbox_writer import ACCEPTED, PROCESSED, OutboxWriter
+from gatepost.delivery.outbox_writer import ACCEPTED, KEPT, OutboxWriter
 from gatepost.delivery.outgoing import OutgoingEvent
+from gatepost.delivery.receiver.acceptance import mailbox_capacity
+from gatepost.delivery.receiver.held_events import FullMailboxes
 from gatepost.delivery.retry_policy import RetryPolicy
 from gatepost.delivery.sender.delivery_table import DeliveryTable
 from gatepost.delivery.sender.drafts import draft_event
@@ -34,6 +36,7 @@ class LocalDelivery:
         pairs: SenderPairs,
         encryption: PayloadEncryption,
         writer: OutboxWriter,
+        full: FullMailboxes,
     ) -> None:
         self._node = node
         self._policy = policy
@@ -42,11 +45,20 @@ class LocalDelivery:
         self._pairs = pairs
         self._encryption = encryption
         self._writer = writer
+        self._full = full
 
     def can_deliver(self, tx: Tx, out: OutgoingEvent, route: Route) -> bool:
-        """Whether an event is for this node and none of its pair is open at another one."""
+        """Whether an event is for this node, and overtakes none of its pair by going there now."""
         here = self._node.id
-        return route.node == here and self._pairs.is_only_at(tx, out.pair, here)
+        if route.node != here or self._goes_behind_held(tx, out.to_agent):
+            return False
+        return self._pairs.is_only_at(tx, out.pair, here)
+
+    def _goes_behind_held(self, tx: Tx, mailbox: str) -> bool:
+        """Whether events that were held for a full mailbox are about to be released."""
+        if not self._full.has_mailbox(tx, mailbox):
+            return False
+        return mailbox_capacity(tx, self._dispatcher, mailbox) > 0
 
     def deliver_event(self, tx: Tx, out: OutgoingEvent, route: Route) -> int:
         """Deliver an event; returns how much mail waits for its agent."""
@@ -63,13 +75,13 @@ class LocalDelivery:
         tx.append_event(self._writer.draft_receipt(*receipt, ACCEPTED))
         return waiting
 
-    def append_taken_reply(self, tx: Tx, out: OutgoingEvent) -> None:
-        """Append a reply its sender waits for, with both receipts: it needs no mailbox."""
+    def append_kept_reply(self, tx: Tx, out: OutgoingEvent) -> None:
+        """Append a reply that is kept with its message, with both receipts: it needs no mailbox."""
         number = self._pairs.next_number(tx, out.pair, self._node.id)
         self._append_event(tx, out, number, tx.now + self._policy.ttl)
         receipt = (out.to_agent, self._node.id, out.event_id, out.corr_id)
         tx.append_event(self._writer.draft_receipt(*receipt, ACCEPTED))
-        tx.append_event(self._writer.draft_receipt(*receipt, PROCESSED))
+        tx.append_event(self._writer.draft_receipt(*receipt, KEPT))
 
     def _append_event(self, tx: Tx, out: OutgoingEvent, number: PairNumber, expires: int) -> None:
         content = self._encryption.encrypt_for(tx, out, self._node.id)

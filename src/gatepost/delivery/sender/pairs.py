@@ -8,6 +8,7 @@ tells it that everything before is closed. The pair may move on, or back, meanwh
 from functools import partial
 from typing import NamedTuple
 
+from gatepost.delivery.delivery_states import IS_UNACCEPTED
 from gatepost.delivery.sender.delivery_table import SenderPair
 from gatepost.journal.transaction import Tx
 
@@ -24,6 +25,7 @@ SELECT min(pair_seq) FROM delivery
 WHERE from_agent = ? AND to_agent = ? AND processed_at IS NULL AND pair_seq > 0
 """
 _LOWEST_OPEN_ELSEWHERE = _LOWEST_OPEN + " AND node IS NOT ?"
+_LOWEST_NOT_HERE = f"{_LOWEST_OPEN} AND (node IS NOT ? OR {IS_UNACCEPTED})"
 _LOWEST_OPEN_BY_NODE = """
 SELECT node, min(pair_seq) FROM delivery
 WHERE from_agent = ? AND to_agent = ? AND processed_at IS NULL AND pair_seq > 0
@@ -61,6 +63,17 @@ class SenderPairs:
         if routed == node:
             return PairNumber(last, base)
         return PairNumber(last, self.set_route(tx, pair, node, last))
+
+    def next_own_number(self, tx: Tx, pair: SenderPair, node: str) -> PairNumber:
+        """The next number of a pair, for an event of `node` for itself.
+
+        Numbers that were delivered locally never went through the inbox of this node, so it must
+        not wait for them.
+        """
+        number = self.next_number(tx, pair, node).number
+        return PairNumber(
+            number, self._lowest_number(tx, _LOWEST_NOT_HERE, (*pair, node)) or number
+        )
 
     def is_only_at(self, tx: Tx, pair: SenderPair, node: str) -> bool:
         """Whether no number of the pair is open at another node."""

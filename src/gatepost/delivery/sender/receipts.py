@@ -47,6 +47,7 @@ _PROCESS = update_delivery(
 _REPLY = update_delivery(
     DeliveryInput.REPLY,
     "outcome = 'ok', processed_at = ?, next_at = NULL, content_key = NULL, reply = ?,"
+    " reply_ref = ?,"
     " accepted_at = coalesce(accepted_at, ?)",
     where=_FROM_ITS_NODE,
     returning="from_agent, to_agent, replies_to, kind, emitted_at",
@@ -65,6 +66,11 @@ _AMEND_UNDELIVERED = """
 UPDATE undelivered SET verdict = ?1, verdict_at = ?2 WHERE event_id = ?3 AND node = ?4
     AND coalesce(verdict, '') NOT LIKE 'processed:%'
 """
+_KEEP_LATE_REPLY = """
+UPDATE delivery SET reply = ?, reply_ref = ? WHERE event_id = ? AND node = ?
+    AND state IN ('processed', 'dead_letter') AND reply IS NULL AND reply_ref IS NULL
+"""
+_SELECT_STATE = "SELECT state FROM delivery WHERE event_id = ? AND node = ?"
 _IS_ROUTED = "SELECT 1 FROM delivery WHERE event_id = ? AND node = ?"
 
 # An event that waits for its blob is asked for again like one without an answer: asking makes its
@@ -95,6 +101,8 @@ class ReceiptHandler:
         source, ref, receipt = arrived
         if receipt.status == "accepted":
             return self._accept_delivery(tx, source, ref)
+        if receipt.status == "processed" and receipt.replied:
+            return self._wait_for_reply(tx, source, ref)
         if receipt.status == "processed":
             return self._end_delivery(tx, source, ref, receipt)
         return self._handle_refusal(tx, source, ref, receipt.reason or "refused")
@@ -109,10 +117,14 @@ class ReceiptHandler:
         return NOTHING
 
     def apply_reply(self, tx: Tx, arrived: ReplyArrived) -> Decisions:
-        """End the delivery a reply answers, if it is open."""
-        source, ref, payload = arrived
-        row = tx.fetch_one(_REPLY, (tx.now, payload, tx.now, parse_event_id(ref), source))
-        return NOTHING if row is None else (self._delivery_ended(tx, ref, "ok", None, row),)
+        """End the delivery a reply answers; if it has ended otherwise, keep the reply beside it."""
+        source, ref, reply = arrived
+        id, kept = parse_event_id(ref), (None if reply.digest else reply.payload, reply.digest)
+        row = tx.fetch_one(_REPLY, (tx.now, *kept, tx.now, id, source))
+        if row is None:
+            tx.execute(_KEEP_LATE_REPLY, (*kept, id, source))
+            return NOTHING
+        return (self._delivery_ended(tx, ref, "ok", None, row),)
 
     def _accept_delivery(self, tx: Tx, source: str, ref: str) -> Decisions:
         id = parse_event_id(ref)
@@ -127,6 +139,19 @@ class ReceiptHandler:
             return (accepted,)
         confirm = self._writer.append_signal(tx, source, ref, Signal(signal="confirm"))
         return (*confirm, accepted)
+
+    def _wait_for_reply(self, tx: Tx, source: str, ref: str) -> Decisions:
+        """The turn has ended with a reply. That ends the delivery, now or when its blob is here.
+
+        If the reply never comes, the owner says so when it is asked what became of the message.
+        """
+        row = tx.fetch_one(_SELECT_STATE, (parse_event_id(ref), source))
+        state = row[0] if row else "dead_letter"
+        if state in UNACCEPTED:
+            return self._accept_delivery(tx, source, ref)
+        if state == "dead_letter":
+            return self._amend_dead_letter(tx, parse_event_id(ref), source, "processed: ok")
+        return NOTHING
 
     def _end_delivery(self, tx: Tx, source: str, ref: str, receipt: Receipt) -> Decisions:
         id = parse_event_id(ref)

@@ -1,14 +1,14 @@
 """Replies: the answer to a turn as an event of its own, for the agent that sent the message."""
 
 from gatepost.delivery.agents import Agents
-from gatepost.delivery.decisions import NOTHING, Decisions, DeliveryEnded, ReplyArrived, TurnEnded
+from gatepost.delivery.decisions import Decisions, DeliveryEnded, ReplyArrived, TurnEnded
 from gatepost.delivery.incidents import IncidentLog
 from gatepost.delivery.local_node import LocalNode
-from gatepost.delivery.outgoing import OutgoingEvent
+from gatepost.delivery.outgoing import OutgoingEvent, TurnReply
 from gatepost.delivery.sender.emitting import Emitter
 from gatepost.delivery.sender.local_delivery import LocalDelivery
 from gatepost.delivery.sender.receipts import ReceiptHandler
-from gatepost.errors import NoRoute
+from gatepost.errors import MailboxFull, NoRoute
 from gatepost.events import EventKind
 from gatepost.journal.transaction import Tx
 from gatepost.routing import Route
@@ -31,10 +31,13 @@ class ReplySender:
         self._receipts = receipts
         self._incidents = incidents
 
-    def send_reply(self, tx: Tx, turn: TurnEnded) -> Decisions:
-        """Send the reply of a turn, if it has one. It goes to no other node than the sender's."""
+    def send_reply(self, tx: Tx, turn: TurnEnded) -> Decisions | None:
+        """Send the reply of a turn; None if there is none, or it cannot be sent.
+
+        It goes to no other node than the sender's.
+        """
         if turn.reply is None:
-            return NOTHING
+            return None
         info = turn.info
         out = OutgoingEvent(
             self._node.event_ids.next_id(),
@@ -42,7 +45,8 @@ class ReplySender:
             turn.to_agent,
             turn.from_agent,
             info.corr_id,
-            turn.reply,
+            turn.reply.payload,
+            digest=turn.reply.digest,
             ref_event_id=info.event_id,
             traceparent=info.traceparent,
         )
@@ -52,20 +56,25 @@ class ReplySender:
             return self._emitter.emit_event(tx, out, Route(info.source_node or "", "reply"))
         except NoRoute as error:
             self._incidents.raise_(tx, "reply_lost", out.event_id, error.message)
-            return NOTHING
+            return None
 
-    def _reply_here(self, tx: Tx, out: OutgoingEvent, ref: str, payload: bytes) -> Decisions:
+    def _reply_here(self, tx: Tx, out: OutgoingEvent, ref: str, reply: TurnReply) -> Decisions:
         """End the delivery here; the reply is mail only if the sender of the message wants it."""
         here = self._node.id
-        decisions = self._receipts.apply_reply(tx, ReplyArrived(here, ref, payload))
+        decisions = self._receipts.apply_reply(tx, ReplyArrived(here, ref, reply))
         wanted = any(
             isinstance(each, DeliveryEnded) and each.replies_to == "mailbox" for each in decisions
         )
         if not wanted or not self._agents.is_registered(tx, out.to_agent):
-            self._local.append_taken_reply(tx, out)
+            self._local.append_kept_reply(tx, out)
             return decisions
         route = Route(here, "local")
         if self._local.can_deliver(tx, out, route):
-            self._local.deliver_event(tx, out, route)
-            return decisions
+            try:
+                self._local.deliver_event(tx, out, route)
+            except MailboxFull:
+                # Nothing was written yet: as an event for ourselves the reply is held.
+                pass
+            else:
+                return decisions
         return (*decisions, *self._emitter.emit_event(tx, out, route))

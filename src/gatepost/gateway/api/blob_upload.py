@@ -5,6 +5,7 @@ import queue
 from collections.abc import AsyncIterator, Iterator
 
 from gatepost.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from gatepost.events import Blob
 from gatepost.gateway.api.operations import Operations
 
 _MAX_QUEUED_PIECES = 8
@@ -19,7 +20,7 @@ class BlobUploads:
     """Stores uploads. Each keeps a thread busy, so their number and their stalls are limited."""
 
     def __init__(self, operations: Operations) -> None:
-        self._operations = operations
+        self._core = operations.core
         self._stall_secs = operations.core.settings.limits.request_timeout_secs
         self._open_count = 0
 
@@ -35,7 +36,7 @@ class BlobUploads:
 
     async def _store_pieces(self, body: AsyncIterator[bytes]) -> tuple[str, int]:
         pieces: PieceQueue = queue.Queue(_MAX_QUEUED_PIECES)
-        storing = asyncio.create_task(self._operations.sends.store_blob(_arriving_pieces(pieces)))
+        storing = asyncio.create_task(self._core.keep_payload(_arriving_pieces(pieces)))
         size = 0
         try:
             while piece := await self._next_piece(body):
@@ -48,7 +49,7 @@ class BlobUploads:
             await asyncio.gather(storing, return_exceptions=True)
             raise
         await _queue_piece(pieces, None, storing)
-        return await storing, size
+        return (await storing).digest, size
 
     async def _next_piece(self, body: AsyncIterator[bytes]) -> bytes:
         try:
@@ -66,7 +67,7 @@ def _arriving_pieces(pieces: PieceQueue) -> Iterator[bytes]:
 
 
 async def _queue_piece(
-    pieces: PieceQueue, piece: UploadPiece, storing: "asyncio.Task[str]"
+    pieces: PieceQueue, piece: UploadPiece, storing: "asyncio.Task[Blob]"
 ) -> bool:
     """Pass a piece to the storing thread, waiting while it is behind; False if it has ended."""
     while not storing.done():

@@ -17,6 +17,7 @@ from gatepost.gateway.api.json_input import decode_json
 from gatepost.gateway.api.operations import Operations, operation_weight
 from gatepost.gateway.api.session_subscriptions import SessionSubscriptions
 from gatepost.wire import (
+    Ack,
     AnyAnswer,
     Await,
     Deliver,
@@ -24,6 +25,7 @@ from gatepost.wire import (
     Failed,
     Failure,
     LeasedMessage,
+    Nack,
     Op,
     Operation,
     Peek,
@@ -40,6 +42,12 @@ _MAX_UNSENT = 256
 _MAX_WAITS = 4096
 _MAX_FRAME_BYTES = 512 * 1024
 _LARGE_READS = (Peek, PeekDeadLetter)
+# Operations that take effect in the order they came, though some store a payload first.
+_KEPT_IN_ORDER: dict[type[Op], tuple[type[Op], ...]] = {
+    Send: (Send,),
+    Ack: (Ack, Nack),
+    Nack: (Ack, Nack),
+}
 
 OperationBatch = Annotated[list[Operation], msgspec.Meta(max_length=4096)]
 
@@ -70,7 +78,7 @@ class FrameSession:
         self._has_capacity = _set_event()
         self._output_taken = _set_event()
         self._large_read_lock = asyncio.Lock()
-        self._last_send: asyncio.Task[None] | None = None
+        self._last_tasks: dict[type[Op], asyncio.Task[None]] = {}
 
     async def wait_for_capacity(self) -> None:
         """Wait until the client may send more: few operations are open, and it reads replies."""
@@ -124,7 +132,7 @@ class FrameSession:
             self._finish_operation(Failed(re=op.id, error=Failure.from_error(error)))
 
     def _start_operation(self, op: Op) -> None:
-        behind = self._last_send if isinstance(op, Send) else None
+        behind = self._last_tasks.get(type(op))
         plan = self._operations.plan_transaction(op) if behind is None else None
         if plan is not None:
             self._core.writer.submit(
@@ -138,8 +146,8 @@ class FrameSession:
             self._start_waiting(op)
         else:
             task = self._spawn_task(self._perform_in_order(op, behind))
-            if isinstance(op, Send):
-                self._last_send = task
+            for kind in _KEPT_IN_ORDER.get(type(op), ()):
+                self._last_tasks[kind] = task
 
     def _start_waiting(self, op: Op) -> None:
         """Start an operation that waits; it does not count against the client's open operations."""
@@ -156,15 +164,15 @@ class FrameSession:
 
     def _task_ended(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
-        if self._last_send is task:
-            self._last_send = None
+        for kind in [kind for kind, last in self._last_tasks.items() if last is task]:
+            del self._last_tasks[kind]
 
     async def _perform_waiting(self, op: Op) -> None:
         self._queue_reply(await self._operations.answer(op))
 
     async def _perform_in_order(self, op: Op, behind: "asyncio.Task[None] | None") -> None:
         if behind is not None:
-            # A message must not overtake an earlier one whose payload is still being stored.
+            # A message or ack must not overtake an earlier one whose payload is still being stored.
             await asyncio.wait([behind])
         if isinstance(op, _LARGE_READS):
             # Large replies are made one at a time, and only once the last output was taken.

@@ -57,6 +57,7 @@ from gatepost.wire import (
     Reason,
     Register,
     Replies,
+    ReplyRefs,
     Send,
     SendResults,
     Sent,
@@ -94,6 +95,7 @@ class AckBody(Struct):
     receipts: LeaseHandles = field(default_factory=list)
     msg_ids: MsgIds = field(default_factory=list)
     replies: Replies = field(default_factory=dict)
+    reply_refs: ReplyRefs = field(default_factory=dict)
 
 
 class NackBody(Struct):
@@ -150,7 +152,7 @@ def _mailbox_routes(operations: Operations) -> list[Any]:
     @post("/mailboxes/{mailbox:str}/ack", status_code=200, summary="End turns")
     async def ack(mailbox: PathName, data: JSONBody[AckBody]) -> Settled:
         op = Ack(mailbox=check_agent_id(mailbox), receipts=data.receipts)
-        op.msg_ids, op.replies = data.msg_ids, data.replies
+        op.msg_ids, op.replies, op.reply_refs = data.msg_ids, data.replies, data.reply_refs
         return _raise_single_failure(await operations.perform(op))
 
     @post("/mailboxes/{mailbox:str}/nack", status_code=200, summary="Fail turns")

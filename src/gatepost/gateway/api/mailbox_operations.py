@@ -4,7 +4,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from msgspec import Raw
+
 from gatepost.errors import InvalidRequest, PayloadTooLarge
+from gatepost.events import check_digest
 from gatepost.gateway.api.dequeue_poll import DequeuePoll
 from gatepost.gateway.api.wait_registry import WaitRegistry
 from gatepost.gateway.batch_commit import commit_until_none
@@ -74,14 +77,34 @@ class MailboxOperations:
             )
         check_payload(payload)
 
-    def plan_ack(self, op: Ack) -> TransactionPlan:
+    def plan_ack(self, op: Ack) -> TransactionPlan | None:
+        """The transaction of an ack, or None if a reply has to be stored as a blob first."""
         _require_messages(op.receipts, op.msg_ids)
-        for reply in op.replies.values():
-            self._check_inline_payload(bytes(reply))
-        ack = self._core.coordinator.ack
-        return lambda tx: _settled_reply(
-            op.id, ack(tx, op.mailbox, op.receipts, op.msg_ids, op.replies)
-        )
+        _check_replies(op)
+        if any(self._is_large(reply) for reply in op.replies.values()):
+            return None
+        return self._build_ack_plan(op)
+
+    async def perform_ack(self, op: Ack) -> AnyAnswer:
+        """Store replies too large to travel inline as blobs, then end the turns."""
+        large = {handle for handle, reply in op.replies.items() if self._is_large(reply)}
+        for handle in large:
+            blob = await self._core.keep_payload([bytes(op.replies[handle])])
+            op.reply_refs[handle] = blob.digest
+        op.replies = {handle: op.replies[handle] for handle in op.replies.keys() - large}
+        return await self._core.commit(self._build_ack_plan(op))
+
+    def _is_large(self, reply: Raw) -> bool:
+        return memoryview(reply).nbytes > self._max_inline_bytes
+
+    def _build_ack_plan(self, op: Ack) -> TransactionPlan:
+        def end_turns(tx: Tx) -> AnyAnswer:
+            settlement = self._core.coordinator.ack(
+                tx, op.mailbox, op.receipts, op.msg_ids, op.replies, op.reply_refs
+            )
+            return _settled_reply(op.id, settlement)
+
+        return end_turns
 
     def plan_nack(self, op: Nack) -> TransactionPlan:
         _require_messages(op.receipts, op.msg_ids)
@@ -137,6 +160,16 @@ async def query_mailbox(core: Core, mailbox: str, query: Callable[[Tx, int], lis
         return query(tx, id) if id else []
 
     return await core.read(query_if_known)
+
+
+def _check_replies(op: Ack) -> None:
+    """Check what a decoder cannot. InvalidRequest: a turn has one reply, which is valid."""
+    for reply in op.replies.values():
+        check_payload(bytes(reply))
+    for handle, digest in op.reply_refs.items():
+        check_digest(digest)
+        if handle in op.replies:
+            raise InvalidRequest("a turn has a reply in `replies` or in `reply_refs`, not both")
 
 
 def _require_messages(*lists: list[str]) -> None:

@@ -57,6 +57,7 @@ class Operations:
         }
         self._performers: dict[type[Op], Callable[[Any], Awaitable[AnyAnswer]]] = {
             Dequeue: self.mailboxes.perform_dequeue,
+            Ack: self.mailboxes.perform_ack,
             Send: self.sends.perform_send,
             Await: self.sends.perform_await,
             Peek: self.mailboxes.perform_peek,

@@ -1,11 +1,11 @@
 """Operations on messages between agents: send them, and await their receipts."""
 
 import asyncio
-from collections.abc import Iterable
 
 from msgspec import UNSET, UnsetType
 
-from gatepost.delivery.send_request import check_send, fingerprint_send
+from gatepost.delivery.blob_records import blob_fingerprint
+from gatepost.delivery.send_request import check_send, fingerprint_payload, fingerprint_send
 from gatepost.delivery.sent_messages import is_reached
 from gatepost.errors import GatepostError, UnknownMessage
 from gatepost.events import parse_event_id
@@ -16,8 +16,6 @@ from gatepost.gateway.core import Core
 from gatepost.journal import Tx
 from gatepost.mailbox.enqueue import check_payload
 from gatepost.wire import AnyAnswer, Await, Awaited, Failure, NewSend, Send, SendResults, Sent
-
-_INSERT_BLOB = "INSERT OR IGNORE INTO blob (digest, key, size, created_at) VALUES (?, ?, ?, ?)"
 
 
 class SendOperations:
@@ -35,44 +33,48 @@ class SendOperations:
                 check_payload(bytes(new.payload))
         if any(self._is_large(new) for new in op.messages):
             return None
-        return self._build_send_plan(op, [fingerprint_send(new) for new in op.messages])
+        return self._build_send_plan(op, [fingerprint_payload(new) for new in op.messages])
 
     async def perform_send(self, op: Send) -> AnyAnswer:
         """Store payloads too large to travel inline as blobs, then send."""
-        # Before payloads move into blobs: encryption gives a blob another digest each time.
-        fingerprints = [fingerprint_send(new) for new in op.messages]
+        contents = [fingerprint_payload(new) for new in op.messages]
         for new in op.messages:
             if self._is_large(new):
                 payload, new.payload = bytes(new.payload), UNSET  # type: ignore[arg-type]
-                new.payload_ref = await self.store_blob([payload])
-        return await self._core.commit(self._build_send_plan(op, fingerprints))
+                new.payload_ref = (await self._core.keep_payload([payload])).digest
+        return await self._core.commit(self._build_send_plan(op, contents))
 
     def _is_large(self, new: NewSend) -> bool:
         if isinstance(new.payload, UnsetType):
             return False
         return memoryview(new.payload).nbytes > self._max_inline_bytes
 
-    def _build_send_plan(self, op: Send, fingerprints: list[bytes]) -> TransactionPlan:
+    def _build_send_plan(self, op: Send, contents: list[bytes | None]) -> TransactionPlan:
         if self._core.telemetry is not None:
             self._core.telemetry.begin_sends(op.messages)
-        sends = list(zip(op.messages, fingerprints, strict=True))
+        sends = list(zip(op.messages, contents, strict=True))
         return lambda tx: SendResults(re=op.id, results=self._send_together(tx, sends))
 
-    def _send_together(self, tx: Tx, sends: list[tuple[NewSend, bytes]]) -> list[Sent]:
+    def _send_together(self, tx: Tx, sends: list[tuple[NewSend, bytes | None]]) -> list[Sent]:
         """Send all in one savepoint; if one fails, undo them and send each on its own."""
         mark = tx.begin_operation()
         try:
-            sent = [self._core.coordinator.send(tx, *each) for each in sends]
+            sent = [self._send(tx, *each) for each in sends]
         except GatepostError:
             tx.undo_operation(mark)
             return [self._send_one(tx, *each) for each in sends]
         tx.keep_operation()
         return sent
 
-    def _send_one(self, tx: Tx, new: NewSend, fingerprint: bytes) -> Sent:
+    def _send(self, tx: Tx, new: NewSend, content: bytes | None) -> Sent:
+        if content is None:
+            content = blob_fingerprint(tx, str(new.payload_ref))
+        return self._core.coordinator.send(tx, new, fingerprint_send(new, content))
+
+    def _send_one(self, tx: Tx, new: NewSend, content: bytes | None) -> Sent:
         mark = tx.begin_operation()
         try:
-            sent = self._core.coordinator.send(tx, new, fingerprint)
+            sent = self._send(tx, new, content)
         except GatepostError as error:
             tx.undo_operation(mark)
             if self._core.telemetry is not None:
@@ -81,14 +83,6 @@ class SendOperations:
             return Sent(id, error=Failure.from_error(error, id))
         tx.keep_operation()
         return sent
-
-    async def store_blob(self, pieces: Iterable[bytes]) -> str:
-        """Store a payload as a blob; return its digest."""
-        blob, key = await self._core.store_blob(pieces)
-        await self._core.commit(
-            lambda tx: tx.execute(_INSERT_BLOB, (blob.digest, key, blob.size, tx.now))
-        )
-        return blob.digest
 
     async def perform_await(self, op: Await) -> AnyAnswer:
         try:

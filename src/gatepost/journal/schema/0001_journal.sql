@@ -111,6 +111,7 @@ CREATE INDEX pair_retry ON pair (ready_at) WHERE ready_at > 0;
 
 -- One message in one mailbox. id = pair << 38 | number, so that a pair's mail lies together on
 -- disk, in order, and a run is one range. `rank` is created_at made monotonic within the pair.
+-- `reply` is the fingerprint of the reply with which it was acked.
 CREATE TABLE mail (
     id          INTEGER PRIMARY KEY,
     mailbox     INTEGER NOT NULL,
@@ -125,7 +126,8 @@ CREATE TABLE mail (
     lease       INTEGER,
     settled_at  INTEGER,
     tracked     INTEGER NOT NULL,
-    fingerprint BLOB NOT NULL
+    fingerprint BLOB NOT NULL,
+    reply       BLOB
 );
 CREATE UNIQUE INDEX mail_msg_id ON mail (mailbox, msg_id);
 -- States: 0 pending, 1 in_flight, 2 nacked, 3 acked, 4 dead_letter, 5 expired.
@@ -185,7 +187,8 @@ CREATE INDEX discarded_age ON discarded (at);
 
 -- One delivery per message sent. `node` is its route, `next_at` the next deadline. `content_key`
 -- decrypts the payload in the outbox while it may have to be encrypted for another node. `verdict`
--- is the last owner's late receipt, after the sender gave the message up.
+-- is the last owner's late receipt, after the sender gave the message up. The reply is kept here,
+-- inline in `reply` or as the blob `reply_ref`, whether it is mail besides or not.
 CREATE TABLE delivery (
     event_id     BLOB PRIMARY KEY,
     from_agent   TEXT NOT NULL,
@@ -199,6 +202,7 @@ CREATE TABLE delivery (
     processed_at INTEGER,
     replies_to   TEXT NOT NULL,
     reply        BLOB,
+    reply_ref    TEXT,
     kind         TEXT NOT NULL DEFAULT 'message',
     node         TEXT,
     offer        INTEGER NOT NULL DEFAULT 0,
@@ -217,6 +221,7 @@ CREATE INDEX delivery_age ON delivery (processed_at) WHERE processed_at IS NOT N
 CREATE INDEX delivery_due ON delivery (next_at) WHERE next_at IS NOT NULL;
 CREATE INDEX delivery_open ON delivery (from_agent, to_agent, pair_seq) WHERE processed_at IS NULL;
 CREATE INDEX delivery_digest ON delivery (digest) WHERE digest IS NOT NULL;
+CREATE INDEX delivery_reply_ref ON delivery (reply_ref) WHERE reply_ref IS NOT NULL;
 CREATE INDEX delivery_node ON delivery (node, event_id) WHERE processed_at IS NULL;
 
 -- A pair as its sender numbers it. `node` is the pair's route; every number below `base` is closed
@@ -267,12 +272,14 @@ CREATE INDEX undelivered_reason ON undelivered (reason) WHERE replayed_as IS NUL
 
 -- == Blobs
 
--- Blobs on disk, and the content key of each.
+-- Blobs on disk, and the content key of each. `content` is the fingerprint of the plain content,
+-- known only to the gateway it was uploaded to.
 CREATE TABLE blob (
     digest     TEXT PRIMARY KEY,
     key        BLOB NOT NULL,
     size       INTEGER NOT NULL,
-    created_at INTEGER NOT NULL
+    created_at INTEGER NOT NULL,
+    content    BLOB
 ) WITHOUT ROWID;
 
 -- The mail that refers to a blob. A blob is deleted when the last such mail has lost its body.

@@ -100,7 +100,9 @@ def compute_traffic(hour: HourDeliveries) -> pa.Table:
         **_key_columns(hour, groups, texts),
         "sent": groups.sizes,
         "bytes": groups.sum_values(hour.number_column("size")),
-        "ok": groups.sum_values(hour.has_number("replied_at") | hour.is_any("outcome", "ok")),
+        "ok": groups.sum_values(
+            hour.has_number("replied_at") | hour.is_any("outcome", "ok", "kept")
+        ),
         "failed": groups.sum_values(hour.is_any("outcome", "failed")),
         "dead": groups.sum_values(hour.is_dead),
         "open": groups.sum_values(~hour.bool_column("closed")),

@@ -7,8 +7,12 @@ from gatepost.pipeline.tables.schemas import TURNS
 
 
 def derive_turns(deliveries: DataFrame) -> DataFrame:
-    """One row for every node that processed an event, whether it was asked or not."""
+    """One row for every node that processed an event, whether it was asked or not.
+
+    A reply that is only kept for the sender of its message has no turn.
+    """
     rows = deliveries.select("*", F.explode(_turn_ends()).alias("turn"))
+    rows = rows.where(~F.col("turn.text").eqNullSafe("kept"))
 
     def first_time(what: str) -> Column:
         same = F.filter(

@@ -225,8 +225,8 @@ def _is_waiting(history: EventHistory) -> bool:
 
 def _is_processed(history: EventHistory) -> bool:
     if history.delivery is None:
-        return any(end.outcome == "ok" for end in history.processed_receipts())
-    return history.given_up is None and history.delivery.outcome == "ok"
+        return any(end.outcome in ("ok", "kept") for end in history.processed_receipts())
+    return history.given_up is None and history.delivery.outcome in ("ok", "kept")
 
 
 def _is_amended(history: EventHistory) -> bool:
@@ -263,6 +263,8 @@ def _count_reasons(mesh: CheckedMesh) -> dict[str, int]:
             reasons[history.given_up.read_payload()["reason"]] += 1
         else:
             reasons.update(
-                str(end.outcome) for end in history.processed_receipts() if end.outcome != "ok"
+                str(end.outcome)
+                for end in history.processed_receipts()
+                if end.outcome not in ("ok", "kept")
             )
     return dict(reasons)

@@ -139,6 +139,23 @@ def _check_payload(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
             yield HistoryViolation("payload", turn.node, turn.event_id, detail)
 
 
+def _check_reply_payload(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
+    """A reply to forwarded mail answers another event id: it must be any that its agent gave."""
+    given: dict[tuple[str, str], set[str]] = defaultdict(set)
+    exact: dict[str, set[str]] = defaultdict(set)
+    for turn in mesh.seen.turns:
+        if turn.reply:
+            given[turn.agent, turn.sender].add(turn.reply)
+            exact[turn.event_id].add(turn.reply)
+    for turn in mesh.seen.turns:
+        if turn.kind != "reply" or not turn.payload:
+            continue
+        allowed = exact.get(turn.ref_event_id) or given[turn.sender, turn.agent]
+        if turn.payload not in allowed:
+            detail = f"{turn.agent} got another reply than {turn.sender} gave"
+            yield HistoryViolation("payload", turn.node, turn.event_id, detail)
+
+
 def _check_blobs(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
     for history in mesh.histories.values():
         ref = history.first.payload_ref
@@ -174,6 +191,7 @@ LINK_RULES = (
     _check_written,
     _check_complete,
     _check_payload,
+    _check_reply_payload,
     _check_blobs,
     _check_noticed,
     _check_left_out,

@@ -20,7 +20,7 @@ RULES = {
     "calm": "no failure happens without a fault",
     "written": "a gateway takes only events that their source wrote for it",
     "complete": "an event that a gateway has read past is in its inbox",
-    "payload": "an agent gets the payload that was sent to it",
+    "payload": "an agent gets the payload of the message or reply that was sent to it",
     "blob here": "a message is accepted only once its blob is complete and intact",
     "noticed": "a forged frame ends its link at once",
     "left out": "an event that a relay leaves out is read after all",
@@ -46,7 +46,8 @@ class ObservedSend(Struct):
 class ObservedTurn(Struct):
     """One turn as its agent knows it. `result` is ok only if the agent's ack was answered.
 
-    `payload` is the digest of the payload that the agent got.
+    `payload` is the digest of the payload that the agent got, `reply` of the reply that it gave.
+    A reply that it got answers `ref_event_id`.
     """
 
     node: str
@@ -61,6 +62,8 @@ class ObservedTurn(Struct):
     result: str = "unknown"
     kind: str = ""
     payload: str = ""
+    ref_event_id: str = ""
+    reply: str = ""
 
 
 class Observations(Struct):

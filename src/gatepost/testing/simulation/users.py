@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
+from gatepost.delivery.blob_records import keep_uploaded_blob
 from gatepost.delivery.send_request import fingerprint_send
 from gatepost.errors import GatepostError, StorageFailed
 from gatepost.journal import Tx
@@ -24,15 +25,20 @@ from gatepost.testing.simulation.gateway import SimulatedGateway
 from gatepost.wire import EventInfo, LeasedMessage, NewSend, Sent
 
 _RECONNECT_MS = 300
-_SAVE_BLOB = "INSERT OR IGNORE INTO blob (digest, key, size, created_at) VALUES (?, ?, ?, ?)"
+# As small as the pieces in which blobs are fetched here; a real reply travels so from 64 KiB on.
+_LARGE_REPLY_BYTES = (1, 3_000)
 _decode_info = msgspec.json.Decoder(EventInfo).decode
 
 
 class AgentManners(Struct, frozen=True):
-    """How long an agent works on a message, and how often it replies, nacks or forgets it."""
+    """How long an agent works on a message, and how often it replies, nacks or forgets it.
+
+    Of its replies, `large_reply` travel as blobs.
+    """
 
     think_ms: tuple[int, int] = (1, 150)
     reply: float = 0.3
+    large_reply: float = 0.2
     nack: float = 0.03
     forget: float = 0.01
     credit: int = 4
@@ -73,7 +79,6 @@ class SimulatedClient:
             self._try_again()
             return
         new = replace(self._new, payload=UNSET, payload_ref=blob.digest)
-        row = (blob.digest, key, blob.size)
 
         def stored(value: Any, error: GatepostError | None) -> None:
             if error is None:
@@ -81,9 +86,7 @@ class SimulatedClient:
             else:
                 self._try_again()
 
-        self._gateway.submit(
-            lambda tx: tx.execute(_SAVE_BLOB, (*row, tx.now)), stored, self._try_again
-        )
+        self._gateway.submit(lambda tx: keep_uploaded_blob(tx, blob, key), stored, self._try_again)
 
     def _submit(self, new: NewSend) -> None:
         self._gateway.submit(
@@ -203,6 +206,7 @@ class SimulatedAgent:
             begun_at=self._gateway.loop.now,
             attempt=message.attempt,
             kind=info.kind,
+            ref_event_id=info.ref_event_id or "",
             payload=sha256(self._read_payload(message, info)).hexdigest(),
         )
         self._note(turn)
@@ -227,16 +231,44 @@ class SimulatedAgent:
             self._begin_next()
         elif luck < self.manners.forget + self.manners.nack:
             self._settle_turn(partial(self._nack_message, message), turn, "nacked")
+        elif turn.kind == "message" and self._random.random() < self.manners.reply:
+            self._end_with_reply(message, turn)
         else:
-            self._settle_turn(partial(self._ack_message, message), turn, "ok")
+            self._settle_turn(partial(self._ack_message, message, {}, {}), turn, "ok")
 
-    def _ack_message(self, message: LeasedMessage, tx: Tx) -> Settlement:
-        receipt = message.receipt
-        info = _decode_info(message.event)  # type: ignore[arg-type]
-        replies = {}
-        if info.kind == "message" and self._random.random() < self.manners.reply:
-            replies[receipt] = Raw(b'{"re":"' + info.event_id.encode() + b'"}')
-        return self._gateway.coordinator.ack(tx, self.agent, [receipt], [], replies)
+    def _end_with_reply(self, message: LeasedMessage, turn: ObservedTurn) -> None:
+        """End a turn with a reply, inline or as a blob that is stored before."""
+        is_large = self._random.random() < self.manners.large_reply
+        size = self._random.randint(*_LARGE_REPLY_BYTES) if is_large else 0
+        filler = b',"x":"' + b"x" * size + b'"' if is_large else b""
+        payload = b'{"re":"' + turn.event_id.encode() + b'"' + filler + b"}"
+        turn.reply = sha256(payload).hexdigest()
+        if is_large:
+            self._upload_reply(message, turn, payload)
+        else:
+            replies = {message.receipt: Raw(payload)}
+            self._settle_turn(partial(self._ack_message, message, replies, {}), turn, "ok")
+
+    def _upload_reply(self, message: LeasedMessage, turn: ObservedTurn, payload: bytes) -> None:
+        nack = partial(self._nack_message, message)
+        try:
+            blob, key = self._files.write_blob(payload)
+        except GatepostError:
+            self._settle_turn(nack, turn, "nacked")
+            return
+        refs = {message.receipt: blob.digest}
+
+        def stored(value: Any, error: GatepostError | None) -> None:
+            ack = partial(self._ack_message, message, {}, refs)
+            self._settle_turn(nack if error else ack, turn, "nacked" if error else "ok")
+
+        self._gateway.submit(lambda tx: keep_uploaded_blob(tx, blob, key), stored)
+
+    def _ack_message(
+        self, message: LeasedMessage, replies: dict[str, Raw], refs: dict[str, str], tx: Tx
+    ) -> Settlement:
+        ack = self._gateway.coordinator.ack
+        return ack(tx, self.agent, [message.receipt], [], replies, refs)
 
     def _nack_message(self, message: LeasedMessage, tx: Tx) -> Settlement:
         return self._gateway.coordinator.nack(tx, self.agent, [message.receipt], [], "simulated")
