@@ -308,7 +308,7 @@ def test_a_large_payload_follows_as_a_blob_and_one_that_is_gone_is_told_of(
     world.moves("c")
     assert (b.status(lost).outcome, b.status(last).state) == ("dead_letter", "accepted")
     incidents = b.run(lambda tx: tx.fetch_all("SELECT class, subject FROM incident"))
-    assert incidents == [("forward_failed", lost.event_id)]
+    assert set(incidents) == {("forward_failed", lost.event_id), ("forward_failed", event.event_id)}
     assert payloads(c.take()) == ["last"], "nothing waits for it"
 
 

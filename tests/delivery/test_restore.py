@@ -187,7 +187,9 @@ def test_a_pair_that_went_elsewhere_meanwhile_does_not_wait_for_lost_numbers() -
     mesh.flow()
     wire.cut()
     third = a.send(b).event_id
-    a.see(RoutingDirectory(a.directory.gateways, {**a.directory.agents, "B": AgentHome("c")}))
+    a.see(
+        RoutingDirectory(a.directory.gateways, {**a.directory.agents, "B": AgentHome("c", ("b",))})
+    )
     fourth = a.send(b).event_id
     _restore(mesh, b, backup)
     mesh.link("a", "b")

@@ -56,6 +56,7 @@ COMMANDS = (
     CommandEntry("Operations", "undelivered list", "undelivered:list_undelivered", "List messages this gateway gave up, oldest first."),
     CommandEntry("Operations", "undelivered show", "undelivered:show_undelivered", "Show one undelivered message with its payload."),
     CommandEntry("Operations", "undelivered replay", "undelivered:replay_undelivered", "Send undelivered messages again as new events."),
+    CommandEntry("Operations", "undelivered give-up", "undelivered:give_up_messages", "Give up open messages whose gateway never comes back."),
     CommandEntry("Operations", "undelivered discard", "undelivered:discard_undelivered", "Discard undelivered messages and their payloads."),
     CommandEntry("Operations", "purge", "inbox:purge_mailbox", "Turn an agent's waiting mail into dead letters."),
     CommandEntry("Operations", "audit", "status:list_audit_log", "List manual actions (purge, replay, removal), newest first."),
@@ -117,7 +118,7 @@ For example:
 
   gatepost dlq list
 """,
-    "undelivered": """List, show, replay and discard messages this gateway gave up.
+    "undelivered": """List, show, replay and discard messages this gateway gave up, or give some up.
 
 These messages were sent from here, and no gateway is known to have processed
 them. Messages whose turns failed are dead letters at the receiving gateway: see

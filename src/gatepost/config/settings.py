@@ -338,6 +338,15 @@ class DeliverySettings(SettingsSection, frozen=True, kw_only=True):
             description="Time from `accepted` to the end of the turn; longer is an incident.",
         ),
     ] = 600.0
+    abandon_after_days: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3650,
+            description="Time after `accepted` at which a message is given up if its owner never"
+            " reports the end of the turn.",
+        ),
+    ] = 7.0
     offline_secs: Annotated[
         float,
         Meta(gt=0, le=86_400, description="Silence after which a gateway is considered offline."),

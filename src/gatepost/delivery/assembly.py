@@ -20,6 +20,7 @@ from gatepost.delivery.sender.delivery_table import DeliveryTable
 from gatepost.delivery.sender.emitting import Emitter
 from gatepost.delivery.sender.giving_up import GivingUp
 from gatepost.delivery.sender.local_delivery import LocalDelivery
+from gatepost.delivery.sender.lost_owners import LostOwners
 from gatepost.delivery.sender.pairs import SenderPairs
 from gatepost.delivery.sender.payloads import PayloadEncryption
 from gatepost.delivery.sender.receipts import ReceiptHandler
@@ -114,7 +115,8 @@ def _build_sender(
     timers = DeliveryTimers(node, retries, routes, deliveries, pairs, rerouter, writer, incidents)
     giving_up = GivingUp(node, deliveries, encryption, writer, incidents)
     recovery = DeliveryRecovery(node, retries, writer)
+    lost_owners = LostOwners(node, routes, rerouter)
     return Sender(
         deliveries, pairs, emitter, local, receipts, replies,
-        rerouter, timers, giving_up, recovery, writer,
+        rerouter, timers, giving_up, recovery, lost_owners, writer,
     )  # fmt: skip

@@ -57,12 +57,14 @@ from gatepost.delivery.send_request import (
     outgoing_message,
     remember_send,
 )
+from gatepost.delivery.sender.lost_owners import OpenFilter
 from gatepost.delivery.sender.sender import Sender
 from gatepost.delivery.sent_messages import SentMessages
 from gatepost.delivery.transfers import Transfers
 from gatepost.delivery.turns import TurnReader, decode_info, read_replies
 from gatepost.errors import GatepostError, NoRoute
 from gatepost.events import Envelope, EventKind, Receipt
+from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Tx
 from gatepost.journal.writer import JobOutcome
 from gatepost.mailbox import ClosedMail, Dispatcher, NewMail, Settlement
@@ -287,7 +289,17 @@ class DeliveryCoordinator:
         self.routes.follow_directory(directory)
         self._sender.deliveries.load_destinations(tx)
         self.apply_decisions(tx, self._sender.rerouter.room_changed(tx, before))
+        self.apply_decisions(tx, self._sender.lost_owners.room_changed(tx))
         self._forwarder.room_changed()
+
+    def give_up_open(self, tx: Tx, wanted: OpenFilter, limit: int, actor: str) -> list[str]:
+        """Give up open deliveries by hand; returns the ids of these messages."""
+        decisions = self._sender.lost_owners.give_up_open(tx, wanted, limit, actor)
+        self.apply_decisions(tx, decisions)
+        ids = [each.delivery.id for each in decisions]
+        for id in ids:
+            record_audit_entry(tx, actor, "undelivered.give_up", id, "")
+        return ids
 
     def greet_reader(
         self, tx: Tx, node: str, incarnation: str, after: int, *, restored: bool

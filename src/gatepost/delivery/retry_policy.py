@@ -7,7 +7,7 @@ from gatepost.delivery.delivery_states import DeliveryState
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
-    """Times in milliseconds."""
+    """Times in milliseconds. `abandon_after` is how long an accepted message may stay open."""
 
     accept_timeout: int = 20_000
     base_backoff: int = 2_000
@@ -15,6 +15,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     max_attempts: int = 15
     sla: int = 600_000
     ttl: int = 86_400_000
+    abandon_after: int = 7 * 86_400_000
 
     def longest_waits(self) -> dict[DeliveryState, int]:
         """The longest time a delivery may rest in each state before the timers look at it."""

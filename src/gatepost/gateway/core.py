@@ -195,6 +195,7 @@ def retry_policy(settings: Settings) -> RetryPolicy:
         delivery.max_attempts,
         int(delivery.sla_secs * 1000),
         int(settings.mailbox.ttl_secs * 1000),
+        int(delivery.abandon_after_days * 86_400_000),
     )
 
 

@@ -18,7 +18,11 @@ def test_event_mail_delivery_and_receipt_are_one_transaction(a: Gate) -> None:
 
 def test_an_event_of_a_pair_that_is_open_elsewhere_waits_for_it(mesh: Mesh, a: Gate) -> None:
     """The agent B moves home: its next message must not overtake the one that is at b."""
+    wire = mesh.link("a", "b")
+    mesh.flow()
+    wire.end_of(mesh["b"]).tamper = lambda frame: None
     earlier = a.send(mesh["b"]).event_id
+    mesh.flow()
     a.do(lambda tx: a.agents.register(tx, "B"))
     a.see(RoutingDirectory(a.directory.gateways, a.directory.agents | {"B": AgentHome("a")}))
     later = a.send(mesh["b"]).event_id

@@ -1,4 +1,4 @@
-"""`gatepost undelivered`: lists, shows, replays and discards messages this gateway gave up."""
+"""`gatepost undelivered`: messages this gateway gave up, and giving up messages by hand."""
 
 import time
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ from gatepost.cli.letters import (
     require_choice,
 )
 from gatepost.cli.options import DEFAULT_OPTIONS, Flag, GatewayOptions, YesOption
-from gatepost.wire import Replayed, Replays, Undelivered, UndeliveredPage
+from gatepost.cli.problems import ExitCode
+from gatepost.wire import Count, Replayed, Replays, Undelivered, UndeliveredPage
 
 AgentOption = Annotated[str | None, Parameter(help="Only messages from or to this agent.")]
 ReasonOption = Annotated[str | None, Parameter(help="Only messages given up for this reason.")]
@@ -48,6 +49,12 @@ class CliUndeliveredReplay(CliUndeliveredFilter, omit_defaults=True):
     force: bool = False
     limit: int = 1000
     rate_per_sec: float | None = None
+
+
+class CliGiveUp(Struct, omit_defaults=True):
+    event_ids: list[str] | None = None
+    node: str | None = None
+    agent: str | None = None
 
 
 def list_undelivered(
@@ -239,6 +246,41 @@ def discard_undelivered(
     """
     wanted = _build_filter(event_ids, agent, reason, older_than, all_)
     return discard_letters(_BOX, wanted, _BOX.choice_text(event_ids, every=all_), yes, options)
+
+
+def give_up_messages(
+    *event_ids: str,
+    node: Annotated[str | None, Parameter(help="All open messages for this gateway.")] = None,
+    agent: Annotated[str | None, Parameter(help="All open messages for this agent.")] = None,
+    yes: YesOption = False,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> int:
+    """Give up open messages whose gateway never comes back.
+
+    They become undelivered messages with the reason `given_up`, and free their
+    senders' later messages. A receipt that comes after all is shown as verdict.
+
+    For example:
+
+      gatepost undelivered give-up --node lab
+      gatepost undelivered give-up ID
+
+    Parameters
+    ----------
+    event_ids
+        Ids of messages that were sent from here; or choose by the options below.
+    """
+    require_choice(bool(event_ids or node or agent), False, "messages by id, --node or --agent")
+    choice = output.format_count(len(event_ids), "message") if event_ids else "all open messages"
+    scope = "".join(f" for {name}" for name in (node, agent) if name)
+    if not output.confirm_action(f"Give up {choice}{scope}?", yes, options):
+        return ExitCode.FAILED
+    body = CliGiveUp(list(event_ids) or None, node, agent)
+    with options.find_gateway() as gateway:
+        count = gateway.post(f"{_BOX.path}/give-up", body, Count).count
+    text = f"{output.format_count(count, 'message')} given up"
+    output.print_result(options, {"count": count}, lambda: output.print_line(text))
+    return ExitCode.OK
 
 
 def _build_filter(

@@ -22,6 +22,8 @@ SELECT DISTINCT node FROM delivery WHERE processed_at IS NULL AND node IS NOT NU
 """
 _SELECT_FIRST_SEQ = "SELECT min(seq) FROM outbox WHERE event_id = ? AND to_node = ?"
 
+_SELECT_SENT_SEQ = "SELECT sent_seq FROM recipient WHERE node_id = ?"
+
 # (sender agent, receiver agent)
 SenderPair = tuple[str, str]
 
@@ -52,6 +54,11 @@ class OpenDelivery(NamedTuple):
     @property
     def pair(self) -> SenderPair:
         return self.from_agent, self.to_agent
+
+    @property
+    def known_verdict(self) -> str | None:
+        """The last word of its owner, if it is given up now."""
+        return "accepted" if self.accepted_at is not None else None
 
 
 class DeliveryTable:
@@ -97,6 +104,13 @@ class DeliveryTable:
 
     def load_destinations(self, tx: Tx) -> None:
         self.destinations |= {row[0] for row in tx.fetch_all(_SELECT_DESTINATIONS)}
+
+
+def may_have_been_sent(tx: Tx, delivery: OpenDelivery) -> bool:
+    """Whether the owner of a delivery may have heard of it."""
+    seq = first_seq_to(tx, delivery.event_id, delivery.node)
+    row = tx.fetch_one(_SELECT_SENT_SEQ, (delivery.node,))
+    return seq is None or (row is not None and seq <= row[0])
 
 
 def first_seq_to(tx: Tx, event_id: bytes, node: str) -> int | None:

@@ -18,6 +18,7 @@ from gatepost.delivery.sender.delivery_table import (
     DeliveryTable,
     OpenDelivery,
     SenderPair,
+    may_have_been_sent,
 )
 from gatepost.delivery.sender.drafts import draft_reroute
 from gatepost.delivery.sender.emitting import accept_deadline
@@ -32,11 +33,14 @@ _REROUTE = update_delivery(
     DeliveryInput.REROUTE,
     "node = ?, offer = ?, attempt = ?, next_at = ?, content_key = ?, reason = NULL",
 )
+# Why a delivery waits whose owner was revoked before it was sent: no node has taken the agent yet.
+HOMELESS = "homeless"
+_AWAIT_HOME = update_delivery(DeliveryInput.TIMEOUT, f"reason = '{HOMELESS}', next_at = expires_at")
 # Its node says the agent moved, and no other node is known to host it yet.
 _PARK = update_delivery(DeliveryInput.TIMEOUT, "reason = 'moved', next_at = ?")
 _UNPARK = f"""
 UPDATE delivery SET next_at = ? WHERE processed_at IS NULL AND node = ? AND to_agent = ?
-    AND {IS_UNACCEPTED} AND reason = 'moved'
+    AND {IS_UNACCEPTED} AND reason IN ('moved', '{HOMELESS}')
 """
 _SELECT_UNACCEPTED_OF_PAIR = f"""
 SELECT {DELIVERY_COLUMNS} FROM delivery WHERE from_agent = ? AND to_agent = ?
@@ -45,6 +49,10 @@ SELECT {DELIVERY_COLUMNS} FROM delivery WHERE from_agent = ? AND to_agent = ?
 _SELECT_ACCEPTED_OF_PAIR = f"""
 SELECT 1 FROM delivery WHERE from_agent = ? AND to_agent = ? AND processed_at IS NULL
     AND node = ? AND NOT {IS_UNACCEPTED} LIMIT 1
+"""
+_SELECT_UNACCEPTED_AT = f"""
+SELECT {DELIVERY_COLUMNS} FROM delivery WHERE processed_at IS NULL AND node = ? AND to_agent = ?
+    AND kind <> 'reply' AND {IS_UNACCEPTED} ORDER BY from_agent, pair_seq
 """
 _SELECT_WAITING_ROUTES = f"""
 SELECT DISTINCT node, to_agent FROM delivery
@@ -138,6 +146,16 @@ class Rerouter:
             return NOTHING
         return self._move_pair(tx, delivery.pair, delivery.node)
 
+    def seek_home(self, tx: Tx, delivery: OpenDelivery) -> Decisions:
+        """Send a delivery that its owner never got to another node, or wait until there is one."""
+        try:
+            route = self._routes.find_route(tx, delivery.to_agent, frozenset({delivery.node}))
+        except GatepostError:
+            tx.execute(_AWAIT_HOME, (delivery.event_id,))
+            self._deliveries.note_due(delivery.expires_at)
+            return NOTHING
+        return (RerouteDelivery(delivery, route),)
+
     def room_changed(self, tx: Tx, before: RoutingDirectory) -> Decisions:
         """A member came, went or moved: deliveries to it may not have to wait any longer."""
         decisions: list[Decision] = []
@@ -146,6 +164,7 @@ class Rerouter:
             if now.agents.get(agent) != before.agents.get(agent):
                 tx.execute(_UNPARK, (tx.now, node, agent))
                 self._deliveries.note_due(tx.now)
+                decisions += self._follow_unsent(tx, node, agent)
             if not now.is_online(node):
                 for (sender,) in tx.fetch_all(_SELECT_WAITING_SENDERS, (node, agent)):
                     decisions += self._move_pair(tx, (sender, agent), node)
@@ -154,6 +173,17 @@ class Rerouter:
                 tx.execute(_LOOK_SOONER, (soon, node, soon))
                 self._deliveries.note_due(soon)
         return decisions
+
+    def _follow_unsent(self, tx: Tx, node: str, agent: str) -> Decisions:
+        """Another node owns the agent now: send it the deliveries that `node` never got."""
+        home = self._routes.directory.agents.get(agent)
+        if home is None or home.owner in (None, node) or node in home.standbys:
+            return NOTHING
+        rows = tx.fetch_all(_SELECT_UNACCEPTED_AT, (node, agent))
+        unsent = (
+            each for each in map(OpenDelivery._make, rows) if not may_have_been_sent(tx, each)
+        )
+        return [move for each in unsent for move in self.seek_home(tx, each)]
 
     def _move_pair(self, tx: Tx, pair: SenderPair, node: str) -> Decisions:
         """Route the unaccepted deliveries of a pair to a fallback, unless `node` accepted one."""

@@ -9,6 +9,7 @@ from gatepost.delivery.sender.delivery_table import DeliveryTable
 from gatepost.delivery.sender.emitting import Emitter
 from gatepost.delivery.sender.giving_up import GivingUp
 from gatepost.delivery.sender.local_delivery import LocalDelivery
+from gatepost.delivery.sender.lost_owners import LostOwners
 from gatepost.delivery.sender.pairs import SenderPairs
 from gatepost.delivery.sender.receipts import ReceiptHandler
 from gatepost.delivery.sender.recovery import DeliveryRecovery, draft_pair_closed
@@ -39,6 +40,7 @@ class Sender:
         timers: DeliveryTimers,
         giving_up: GivingUp,
         recovery: DeliveryRecovery,
+        lost_owners: LostOwners,
         writer: OutboxWriter,
     ) -> None:
         self.deliveries = deliveries
@@ -49,6 +51,7 @@ class Sender:
         self.timers = timers
         self.giving_up = giving_up
         self.recovery = recovery
+        self.lost_owners = lost_owners
         self._pairs = pairs
         self._local = local
         self._writer = writer

@@ -13,12 +13,12 @@ from gatepost.delivery.sender.delivery_table import (
     DELIVERY_COLUMNS,
     DeliveryTable,
     OpenDelivery,
-    first_seq_to,
+    may_have_been_sent,
 )
 from gatepost.delivery.sender.drafts import draft_retry
 from gatepost.delivery.sender.emitting import NEVER_SENT
 from gatepost.delivery.sender.pairs import SenderPairs
-from gatepost.delivery.sender.rerouting import Rerouter
+from gatepost.delivery.sender.rerouting import HOMELESS, Rerouter
 from gatepost.events import Signal
 from gatepost.journal.transaction import Tx
 
@@ -36,7 +36,6 @@ _POSTPONE = "UPDATE delivery SET next_at = ? WHERE event_id = ?"
 _TIMEOUT = update_delivery(DeliveryInput.TIMEOUT, "next_at = ?")
 _RETRY = update_delivery(DeliveryInput.RETRY, "attempt = ?, next_at = ?")
 _BREACH = update_delivery(DeliveryInput.BREACH, "next_at = ?")
-_SELECT_SENT_SEQ = "SELECT sent_seq FROM recipient WHERE node_id = ?"
 
 
 class DeliveryTimers:
@@ -94,10 +93,12 @@ class DeliveryTimers:
 
     def _look_at_delivery(self, tx: Tx, found: OpenDelivery) -> Decisions:
         if found.state not in UNACCEPTED:
-            return self._report_breach(tx, found)
+            return self._abandon(tx, found) or self._report_breach(tx, found)
         if tx.now >= found.expires_at:
-            verdict = None if self._may_have_been_sent(tx, found) else NEVER_SENT
+            verdict = None if may_have_been_sent(tx, found) else NEVER_SENT
             return (GiveUpDelivery(found, "expired", "nobody accepted it in time", verdict),)
+        if found.reason == HOMELESS:
+            return self._rerouter.seek_home(tx, found)
         if found.reason == "moved":
             return self._rerouter.reroute_refused(tx, found, frozenset(), "moved")
         if moves := self._rerouter.fall_back(tx, found):
@@ -119,22 +120,29 @@ class DeliveryTimers:
             return self._retry_delivery(tx, found)
         return NOTHING
 
-    def _may_have_been_sent(self, tx: Tx, found: OpenDelivery) -> bool:
-        """Whether its owner may have heard of it. From now on it would refuse it as expired."""
-        seq = first_seq_to(tx, found.event_id, found.node)
-        row = tx.fetch_one(_SELECT_SENT_SEQ, (found.node,))
-        return seq is None or (row is not None and seq <= row[0])
-
     def _retry_delivery(self, tx: Tx, found: OpenDelivery) -> Decisions:
         due = min(tx.now + self._policy.accept_timeout, found.expires_at)
         tx.execute(_RETRY, (found.attempt + 1, due, found.event_id))
         self.retries += 1
         return self._writer.append(tx, draft_retry(found))
 
+    def _abandon(self, tx: Tx, found: OpenDelivery) -> Decisions:
+        """Give up a delivery whose owner never reported its end. A mailbox of ours always does."""
+        if found.node == self._node.id or tx.now < self._last_deadline(found):
+            return NOTHING
+        detail = f"{found.node} never said how it ended"
+        return (GiveUpDelivery(found, "abandoned", detail, found.known_verdict),)
+
+    def _last_deadline(self, found: OpenDelivery) -> int:
+        """Its owner may hold it until it expires, however long that is."""
+        return max((found.accepted_at or 0) + self._policy.abandon_after, found.expires_at)
+
     def _report_breach(self, tx: Tx, found: OpenDelivery) -> Decisions:
         """Accepted and not processed in time: an incident, and a question to the owner."""
-        asks_again = tx.now < found.expires_at + self._policy.ttl
-        tx.execute(_BREACH, (tx.now + self._policy.sla if asks_again else None, found.event_id))
+        due = tx.now + self._policy.sla
+        if found.node != self._node.id:
+            due = min(due, self._last_deadline(found))
+        tx.execute(_BREACH, (due, found.event_id))
         detail = f"{found.node} accepted it for {found.to_agent} and has not processed it"
         self._incidents.raise_(tx, "sla_breach", found.id, detail)
         if found.node == self._node.id:

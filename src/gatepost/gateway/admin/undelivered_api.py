@@ -1,4 +1,4 @@
-"""Operator API for undelivered messages: list, show, replay and discard (/v1/undelivered)."""
+"""Operator API for undelivered messages (/v1/undelivered): list, show, replay, discard, give up."""
 
 import asyncio
 from functools import partial
@@ -9,6 +9,7 @@ from litestar.params import JSONBody, QueryParameter
 from msgspec import Meta, Struct
 
 from gatepost.delivery import undelivered as messages
+from gatepost.delivery.sender.lost_owners import OpenFilter
 from gatepost.delivery.undelivered import UndeliveredFilter, UndeliveredMessage
 from gatepost.errors import UnknownMessage
 from gatepost.events import AgentId, EventId
@@ -54,6 +55,14 @@ class UndeliveredReplayBody(UndeliveredFilterBody):
     force: bool = False
     limit: Annotated[int, Meta(ge=1, le=100_000)] = 1000
     rate_per_sec: Annotated[float, Meta(ge=0.01, le=1e6)] | None = None
+
+
+class GiveUpBody(Struct, forbid_unknown_fields=True):
+    """Selects open messages: those given, or all for a gateway or a receiver."""
+
+    event_ids: Annotated[list[EventId], Meta(min_length=1, max_length=1000)] | None = None
+    node: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    agent: AgentId | None = None
 
 
 class UndeliveredApi:
@@ -110,6 +119,13 @@ class UndeliveredApi:
         self._core.coordinator.send_again(tx, out, message.node)
         return out.event_id
 
+    async def give_up_messages(self, wanted: GiveUpBody) -> int:
+        which = OpenFilter(wanted.event_ids, wanted.node, wanted.agent)
+        coordinator, size = self._core.coordinator, self._batch_size
+        return await commit_until_none(
+            self._core, lambda tx: len(coordinator.give_up_open(tx, which, size, _OPERATOR))
+        )
+
     async def discard_messages(self, wanted: UndeliveredFilter) -> int:
         return await commit_until_none(
             self._core,
@@ -145,6 +161,10 @@ def create_router(core: Core) -> Router:
     async def discard(data: JSONBody[UndeliveredFilterBody]) -> Count:
         return Count(count=await api.discard_messages(data.to_filter()))
 
+    @post("/give-up", status_code=200, summary="Give up open messages that nobody will end")
+    async def give_up(data: JSONBody[GiveUpBody]) -> Count:
+        return Count(count=await api.give_up_messages(data))
+
     @delete("/{event_id:str}", status_code=200, summary="Give one up for good")
     async def drop(event_id: PathName) -> Count:
         count = await api.discard_messages(UndeliveredFilter(event_ids=[event_id]))
@@ -152,4 +172,6 @@ def create_router(core: Core) -> Router:
             raise UnknownMessage(f"no undelivered message {event_id} here")
         return Count(count=count)
 
-    return Router("/v1/undelivered", route_handlers=[undelivered, one, replay, discard, drop])
+    return Router(
+        "/v1/undelivered", route_handlers=[undelivered, one, replay, discard, give_up, drop]
+    )

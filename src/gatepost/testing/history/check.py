@@ -39,7 +39,8 @@ def _check_kept(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
 
 def _check_settled(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
     for history in mesh.histories.values() if mesh.drained else ():
-        if _is_waiting(history) and not history.involves(mesh.seen.absent):
+        exempt = history.involves(mesh.seen.absent) or history.source in mesh.seen.lost
+        if _is_waiting(history) and not exempt:
             state = history.delivery.state if history.delivery else "unknown"
             where = history.delivery.node if history.delivery else None
             detail = f"it is {state}, routed to {where}"
@@ -156,14 +157,17 @@ def _check_accepted(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
     """Check both sides: the receipts, and the mail itself."""
     for history in mesh.histories.values() if mesh.drained else ():
         ended = {end.node for end in history.processed_receipts()}
-        for node in history.accepting_nodes() - ended:
-            if not mesh.is_excused(history) and node not in mesh.seen.absent:
+        silent = mesh.seen.absent | mesh.seen.lost
+        excused = mesh.is_excused(history) or history.source in mesh.seen.lost
+        for node in history.accepting_nodes() - ended - silent:
+            if not excused:
                 yield HistoryViolation(
                     "accepted", node, history.id, "accepted for good, and then nothing"
                 )
     for journal in mesh.journals.values() if mesh.drained else ():
         for mail in journal.mail:
-            if mail.state not in (ACKED, DEAD, EXPIRED) and journal.node not in mesh.seen.absent:
+            silent = mesh.seen.absent | mesh.seen.lost
+            if mail.state not in (ACKED, DEAD, EXPIRED) and journal.node not in silent:
                 detail = f"still in the mailbox of {mail.mailbox}"
                 yield HistoryViolation("accepted", journal.node, mail.event_id, detail)
 
@@ -173,8 +177,9 @@ def _check_amended(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
         delivery = history.delivery
         if not _is_amended(history) or delivery is None or mesh.is_excused(history):
             continue
-        if delivery.verdict is None:
-            ends = [f"{end.node}: {end.outcome}" for end in history.processed_receipts()]
+        heard = [end for end in history.processed_receipts() if end.node not in mesh.seen.lost]
+        if delivery.verdict is None and heard and history.source not in mesh.seen.lost:
+            ends = [f"{end.node}: {end.outcome}" for end in heard]
             yield HistoryViolation(
                 "amended", history.source, history.id, f"nothing is noted of {ends}"
             )
@@ -184,11 +189,15 @@ def _check_deserved(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
     for history in mesh.histories.values() if mesh.seen.brief else ():
         reason = history.given_up.read_payload()["reason"] if history.given_up else ""
         excuse = mesh.is_excused(history) and reason in _LOST
-        if reason in ("exhausted", *_LOST) and not excuse:
+        excuse |= reason == "owner_revoked" and history.involves(mesh.seen.revoked)
+        # Nobody waits for a gateway that is known to be gone.
+        excuse |= reason == "abandoned" and history.involves(mesh.seen.lost - mesh.seen.revoked)
+        if reason in ("exhausted", *_LOST, *_NEVER_BACK) and not excuse:
             yield HistoryViolation("deserved", history.source, history.id, f"given up: {reason}")
 
 
 _LOST = ("owner_lost_it", "owner_restored")
+_NEVER_BACK = ("owner_revoked", "abandoned")
 
 
 def _check_calm(mesh: CheckedMesh) -> Iterator[HistoryViolation]:

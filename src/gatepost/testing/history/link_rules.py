@@ -82,7 +82,7 @@ def _check_taken(
 ) -> Iterator[HistoryViolation]:
     for reader, seq in last.items():
         other = mesh.journals.get(reader)
-        if other is None or reader in mesh.seen.absent:
+        if other is None or {reader, journal.node} & (mesh.seen.absent | mesh.seen.lost):
             continue
         mine = (at for (source, _), at in other.cursors.items() if source == journal.node)
         if (taken := max(mine, default=0)) < seq:
@@ -181,7 +181,7 @@ def _check_noticed(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
 
 def _check_left_out(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
     for (reader, source, seq), read in mesh.seen.left_out.items() if mesh.drained else ():
-        if not read and mesh.seen.restored.isdisjoint((reader, source)):
+        if not read and (mesh.seen.restored | mesh.seen.lost).isdisjoint((reader, source)):
             yield HistoryViolation("left out", reader, "", f"event {seq} of {source} never came")
 
 

@@ -132,13 +132,18 @@ def move_agent(mesh: SimulatedMesh, random: Random) -> None:
     if not names:
         return
     name = random.choice(names)
-    to = random.choice([id for id in mesh.gateways if (id, name) not in mesh.lies])
+    places = [
+        id for id in mesh.gateways if (id, name) not in mesh.lies and id not in mesh.seen.lost
+    ]
+    if not places:
+        return
+    to = random.choice(places)
     old = mesh.room.owner_of(name)
     late = random.choice(list(mesh.gateways))
     mesh.room.slow[late] = random.randint(100, 5_000)
     mesh.trace("room", f"{name} moves from {old} to {to}; {late} learns it late")
     mesh.move_agent(name, to)
-    if old != to:
+    if old not in (to, ""):
         mesh.loop.call_after(random.randint(500, 5_000), lambda: _dismiss_if_moved(mesh, name, old))
 
 
@@ -321,6 +326,22 @@ def _restore_backup(mesh: SimulatedMesh, gateway: SimulatedGateway, random: Rand
     mesh.loop.call_after(random.randint(100, 3_000), lambda: _start_gateway(gateway))
 
 
+def lost_gateway(mesh: SimulatedMesh, random: Random) -> None:
+    """A machine never comes back. Often it is revoked later, or its agents live elsewhere."""
+    if mesh.seen.lost or mesh.healed:
+        return
+    # Without any relay, gateways that cannot connect have nothing to say to each other.
+    node = random.choice([id for id in mesh.gateways if mesh.backbone != [id]])
+    to = random.choice([id for id in mesh.gateways if id != node])
+    mesh.lose_gateway(node)
+    if random.random() < 0.7:
+        wait = random.randint(1_000, 20_000)
+        mesh.loop.call_after(wait, lambda: mesh.revoke_gateway(node))
+    if random.random() < 0.7:
+        wait = random.randint(1_000, 20_000)
+        mesh.loop.call_after(wait, lambda: mesh.rehome_agents(node, to))
+
+
 def _pick_gateway(mesh: SimulatedMesh, random: Random) -> SimulatedGateway:
     return mesh.gateways[random.choice(list(mesh.gateways))]
 
@@ -346,6 +367,7 @@ FAULTS: dict[str, tuple[Fault, int]] = {
     "blob_disk": (blob_disk, 2),
     "blob_crash": (blob_crash, 2),
     "restore": (restore, 1),
+    "lost_gateway": (lost_gateway, 1),
 }
 
 

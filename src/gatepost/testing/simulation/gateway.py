@@ -1,6 +1,7 @@
 """One gateway of a simulated mesh: its real journal and core, without sockets or threads.
 
-It can lose power at any commit, run out of disk, have its clock set, and be restored from a backup.
+It can lose power at any commit, run out of disk, have its clock set, be restored from a backup, and
+be destroyed.
 """
 
 import shutil
@@ -46,6 +47,7 @@ class SimulatedSettings(Struct, frozen=True):
         max_attempts=15,
         sla=15_000,
         ttl=600_000,
+        abandon_after=60_000,
     )
     policy: MailboxPolicy = MailboxPolicy(
         max_retries=3, base_backoff=300, inflight_timeout=4_000, ttl=600_000, max_pending=1_000
@@ -104,6 +106,7 @@ class SimulatedGateway:
         self.on_blob_wanted: Callable[[str, str], None] = lambda digest, source: None
         self.backups: list[Path] = []
         self.up = False
+        self.destroyed = False
         self.commits = 0
         self.on_up: list[Callable[[], None]] = []
         self.on_down: list[Callable[[], None]] = []
@@ -120,6 +123,9 @@ class SimulatedGateway:
     # -- start, crash, restore
 
     def start(self) -> None:
+        """Start, unless the machine is gone for good."""
+        if self.destroyed:
+            return
         self.disk_is_full = False
         self._database = Database.open(self.path, "off")
         self.connection = self._database.writer_connection
@@ -170,6 +176,11 @@ class SimulatedGateway:
             hear()
         for call in lost:
             call.lost()
+
+    def destroy(self) -> None:
+        """The machine burns down. Its disk is still there for the checker."""
+        self.crash()
+        self.destroyed = True
 
     def crash_at_commit(self, moment: CrashMoment) -> None:
         """Lose power in the next group that has work: just before it is on disk, or just after."""

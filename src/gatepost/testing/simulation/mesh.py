@@ -38,6 +38,8 @@ SELECT (SELECT count(*) FROM delivery WHERE processed_at IS NULL)
 _LOOK_EVERY_MS = 500
 # A lease ends by its gateway's clock, and a fault sets clocks back by a minute, some of them twice.
 _PATIENCE_MS = 180_000
+# Mail for a gateway that never returns waits until it expires.
+_LOST_PATIENCE_MS = 900_000
 
 
 class SimulatedMesh:
@@ -157,7 +159,8 @@ class SimulatedMesh:
         """Run the operation now, or as soon as the gateway can."""
 
         def later() -> None:
-            self.loop.call_after(200, attempt)
+            if not gateway.destroyed:
+                self.loop.call_after(200, attempt)
 
         def again(value: Any, error: GatepostError | None) -> None:
             if isinstance(error, StorageFailed):
@@ -185,6 +188,9 @@ class SimulatedMesh:
         node = node or self.room.owner_of(sender)
         key = f"k{len(self.seen.sends)}"
         seen = ObservedSend(node, sender, target, key, self.loop.now)
+        if not node:
+            # Its gateway was revoked, and it has found no other yet.
+            return seen
         self.seen.sends.append(seen)
         filler = b',"x":"' + b"x" * blob_bytes + b'"' if blob_bytes else b""
         payload = b'{"n":"' + key.encode() + b'"' + filler + b"}"
@@ -240,11 +246,30 @@ class SimulatedMesh:
             agent.manners = replace(agent.manners, forget=0.0, nack=0.0)
             agent.resume_work()
 
-    def drain(self, patience_ms: int = _PATIENCE_MS) -> bool:
+    def lose_gateway(self, node: str) -> None:
+        """The machine of a gateway is gone for good, and nobody else knows it yet."""
+        self.trace(node, "is destroyed")
+        self.seen.lost.add(node)
+        self.gateways[node].destroy()
+
+    def revoke_gateway(self, node: str) -> None:
+        self.trace("room", f"{node} is revoked")
+        self.seen.revoked.add(node)
+        self.room.revoke_node(node)
+
+    def rehome_agents(self, lost: str, to: str) -> None:
+        """The agents of a lost gateway live behind another one from now on."""
+        for name, home in list(self.room.now.homes.items()):
+            if home.owner in (None, lost):
+                self.trace("room", f"{name} lives behind {to}, for {lost} is lost")
+                self.move_agent(name, to)
+
+    def drain(self, patience_ms: int = 0) -> bool:
         """Let time pass until nothing is open anywhere and stays so; returns whether that came.
 
         It gives up when nothing more was settled for `patience_ms`.
         """
+        patience_ms = patience_ms or (_LOST_PATIENCE_MS if self.seen.lost else _PATIENCE_MS)
         while self._settle(patience_ms):
             # Cursors and signals still travel, and clients that a full disk turned away try again.
             self.run(4 * _LOOK_EVERY_MS)
@@ -262,12 +287,13 @@ class SimulatedMesh:
 
     def open_work(self) -> int:
         """The number of open deliveries, unsettled mail, waiting operations and unread events."""
-        return sum(map(_open_at, self.gateways.values())) + self._count_unread_events()
+        alive = [each for each in self.gateways.values() if not each.destroyed]
+        return sum(map(_open_at, alive)) + self._count_unread_events()
 
     def _count_unread_events(self) -> int:
-        restored = self.seen.restored
+        excused = self.seen.restored | self.seen.lost
         unread = self.observer.find_unread_events()
-        return sum(restored.isdisjoint((reader, source)) for reader, source, _ in unread)
+        return sum(excused.isdisjoint((reader, source)) for reader, source, _ in unread)
 
     # -- the end
 

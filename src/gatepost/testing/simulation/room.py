@@ -4,13 +4,22 @@ from functools import partial
 from random import Random
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gatepost.delivery import DeliveryCoordinator
-from gatepost.routing import AgentHome, GatewayEntry, RoutingDirectory, RoutingRule
+from gatepost.routing import (
+    AgentHome,
+    GatewayEntry,
+    RevokedGateway,
+    RoutingDirectory,
+    RoutingRule,
+)
 from gatepost.testing.simulation.gateway import SimulatedGateway
 from gatepost.testing.simulation.network import SimulatedNetwork
 from gatepost.testing.simulation.virtual_time import VirtualLoop
 
+# All events of a revoked gateway count, however late they come.
+_ALL_COUNT = 2**53
 _HEARTBEAT_EVERY_MS = 1_000
 
 
@@ -20,6 +29,7 @@ class RoomState(Struct, frozen=True):
     version: int
     homes: dict[str, AgentHome]
     rules: dict[str, RoutingRule]
+    revoked: frozenset[str] = frozenset()
 
 
 class SimulatedRoom:
@@ -57,7 +67,19 @@ class SimulatedRoom:
         rules.pop(agent, None)
         if standbys:
             rules[agent] = RoutingRule(owner, standbys)
-        self.now = state = RoomState(self.now.version + 1, homes, rules)
+        self._publish(RoomState(self.now.version + 1, homes, rules, self.now.revoked))
+
+    def revoke_node(self, node: str) -> None:
+        """`node` is a member no more, and owns no agents."""
+        homes = {
+            agent: replace(home, owner=None) if home.owner == node else home
+            for agent, home in self.now.homes.items()
+        }
+        revoked = self.now.revoked | {node}
+        self._publish(RoomState(self.now.version + 1, homes, self.now.rules, revoked))
+
+    def _publish(self, state: RoomState) -> None:
+        self.now = state
         for id, viewer in self._viewers.items():
             delay = self._random.randint(*self.delay_ms) + self.slow.get(id, 0)
             self._loop.call_after(delay, partial(viewer.learn_state, state))
@@ -129,10 +151,14 @@ class RoomViewer:
         self.refresh_directory()
 
     def _make_directory(self) -> RoutingDirectory:
+        state = self._state
         gateways = {
-            id: GatewayEntry(key, self._is_believed_online(id)) for id, key in self._keys.items()
+            id: GatewayEntry(key, self._is_believed_online(id))
+            for id, key in self._keys.items()
+            if id not in state.revoked
         }
-        return RoutingDirectory(gateways, self._state.homes, self._state.rules)
+        revoked = {id: RevokedGateway(self._keys[id], _ALL_COUNT) for id in state.revoked}
+        return RoutingDirectory(gateways, state.homes, state.rules, revoked)
 
     def _is_believed_online(self, peer: str) -> bool:
         """Connected, or so lately that it may just be coming back."""
