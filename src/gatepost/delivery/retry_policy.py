@@ -7,7 +7,11 @@ from gatepost.delivery.delivery_states import DeliveryState
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
-    """Times in milliseconds. `abandon_after` is how long an accepted message may stay open."""
+    """Times in milliseconds.
+
+    `abandon_after` is how long an accepted message may stay open. `verdict_wait` is how long the
+    sender of an expired message waits for the word of an owner that may have it.
+    """
 
     accept_timeout: int = 20_000
     base_backoff: int = 2_000
@@ -16,6 +20,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     sla: int = 600_000
     ttl: int = 86_400_000
     abandon_after: int = 7 * 86_400_000
+    verdict_wait: int = 65_000
 
     def longest_waits(self) -> dict[DeliveryState, int]:
         """The longest time a delivery may rest in each state before the timers look at it."""

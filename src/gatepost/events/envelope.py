@@ -143,6 +143,7 @@ SignalName = Literal[
     "pair_closed",
     "status_request",
     "held",
+    "expire",
     "restored",
     "resumed",
     "incident",
@@ -156,11 +157,12 @@ class Signal(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tr
     `confirm` lets the receiver engage an offer it accepted, and `withdraw` takes an offer back;
     both refer to the event. `pair_closed` says that all events of the pair `from_agent` to
     `to_agent` up to and including pair number `through` are closed, on every gateway.
-    `status_request` asks for the receipts again. `held` says that the receiver has the event it
-    refers to and cannot accept it yet, for `reason`. `restored` says that the journal of the sender
-    was restored: it is the incarnation `text` now, and has read the incarnation `incarnation` of
-    the receiver's outbox up to `through`. `resumed` answers: everything that the lost journal may
-    have heard of is given up, up to event `through`, and the events behind that are new to it.
+    `status_request` asks for the receipts again; `expire` does too, and takes the event back while
+    it is held. `held` says that the receiver has the event it refers to and cannot accept it yet,
+    for `reason`. `restored` says that the journal of the sender was restored: it is the incarnation
+    `text` now, and has read the incarnation `incarnation` of the receiver's outbox up to `through`.
+    `resumed` answers: everything that the lost journal may have heard of is given up, up to event
+    `through`, and the events behind that are new to it.
     """
 
     signal: SignalName | Label

@@ -196,6 +196,8 @@ def retry_policy(settings: Settings) -> RetryPolicy:
         int(delivery.sla_secs * 1000),
         int(settings.mailbox.ttl_secs * 1000),
         int(delivery.abandon_after_days * 86_400_000),
+        # By then a link that brings no answer is dead.
+        int((delivery.offline_secs + delivery.accept_timeout_secs) * 1000),
     )
 
 

@@ -630,6 +630,23 @@ def test_a_restored_source_goes_on_in_a_new_life(mesh: Mesh, a: Gate, b: Gate, s
     assert kept == [("a-1", 1), ("a-1", 2), ("a-1", 3), ("a-2", 4), ("a-2", 5)]
 
 
+def test_a_source_that_is_restored_twice_from_one_backup_is_relayed(
+    mesh: Mesh, a: Gate, b: Gate
+) -> None:
+    """The second incarnation, which the reader has read, is not on the source's line any more."""
+    ids = a.send_many(b, 3)
+    mesh.flow()
+    first, second = a.backup(), a.backup()
+    wire_of(mesh, "a", "s").cut()
+    for backup in (first, second):
+        a.restore(backup)
+        ids.append(a.send(b).event_id)
+        wire = mesh.link("a", "s")
+        mesh.flow()
+        assert b.mail() == ids
+        wire.cut()
+
+
 def test_the_rest_of_an_earlier_life_comes_before_the_new_one(mesh: Mesh, a: Gate, b: Gate) -> None:
     wire_of(mesh, "b", "s").cut()
     ids = a.send_many(b, 3)

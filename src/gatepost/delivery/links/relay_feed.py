@@ -86,7 +86,9 @@ class RelayFeed:
         else:
             incarnation = incarnation_at(shelf.incarnations.incarnations, shelf.position)
             before = (frame.source, incarnation[0], shelf.position)
-            shelf.position = position_after(frame.incarnations, [before], frame.source)
+            # The source may have been restored to before the incarnation that was read last.
+            reached = [*shelf.positions, before]
+            shelf.position = position_after(frame.incarnations, reached, frame.source)
             shelf.through = min(shelf.through, shelf.position)
             shelf.sent = min(shelf.sent, shelf.position)
         shelf.incarnations, shelf.caught_up = frame, False
@@ -96,7 +98,8 @@ class RelayFeed:
     def take_credit(self, frame: TakenFrame) -> None:
         shelf = self._shelves.get(frame.source)
         if shelf is not None:
-            shelf.positions = [(frame.source, frame.incarnation, frame.upto)]
+            others = [each for each in shelf.positions if each[1] != frame.incarnation]
+            shelf.positions = [*others, (frame.source, frame.incarnation, frame.upto)]
             shelf.taken = frame.upto
         self._window.refund(frame.size)
         self.pump()

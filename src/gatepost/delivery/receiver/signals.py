@@ -32,6 +32,8 @@ def apply_signal(intake: Intake, envelope: Envelope, signal: Signal) -> None:
         _confirm_offer(intake, parse_event_id(ref))
     elif signal.signal == "withdraw":
         _withdraw_event(intake, parse_event_id(ref))
+    elif signal.signal == "expire":
+        _expire_or_answer(intake, envelope, ref)
     elif signal.signal == "status_request":
         _answer_status_request(intake, envelope, ref)
 
@@ -71,6 +73,16 @@ def _withdraw_event(intake: Intake, event_id: bytes) -> None:
     row = intake.withdraw_event(event_id, InboxInput.WITHDRAW)
     if row is not None and row.pair_seq:
         intake.pairs.load_pair((intake.source, row.sender, row.mailbox)).go_back_to(row.pair_seq)
+
+
+def _expire_or_answer(intake: Intake, envelope: Envelope, ref: str) -> None:
+    """It has expired: take it back while it is held, or say what became of it."""
+    row = intake.inbox.find_row(parse_event_id(ref))
+    # The receipt for an offer is under way, and its sender decides when it comes.
+    if row is not None and row.state is InboxState.HELD:
+        expire_event(intake, parse_event_id(ref))
+    else:
+        _answer_status_request(intake, envelope, ref)
 
 
 def _answer_status_request(intake: Intake, envelope: Envelope, ref: str) -> None:

@@ -24,6 +24,9 @@ _SELECT_FIRST_SEQ = "SELECT min(seq) FROM outbox WHERE event_id = ? AND to_node 
 
 _SELECT_SENT_SEQ = "SELECT sent_seq FROM recipient WHERE node_id = ?"
 
+# Why a delivery waits that expired after it was sent: its owner may have taken it.
+EXPIRING = "expiring"
+
 # (sender agent, receiver agent)
 SenderPair = tuple[str, str]
 

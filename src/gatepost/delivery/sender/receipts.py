@@ -23,7 +23,7 @@ from gatepost.delivery.delivery_states import (
 )
 from gatepost.delivery.outbox_writer import OutboxWriter
 from gatepost.delivery.retry_policy import RetryPolicy
-from gatepost.delivery.sender.delivery_table import DeliveryTable, OpenDelivery
+from gatepost.delivery.sender.delivery_table import EXPIRING, DeliveryTable, OpenDelivery
 from gatepost.delivery.sender.recovery import draft_pair_closed
 from gatepost.delivery.sender.rerouting import Rerouter
 from gatepost.events import Receipt, Signal, parse_event_id
@@ -204,10 +204,10 @@ class ReceiptHandler:
             return (GiveUpDelivery(found, "owner_restored", why),)
         if found.state not in UNACCEPTED:
             return (GiveUpDelivery(found, "owner_lost_it", f"{source}: {reason}"),)
+        if found.reason == EXPIRING or reason == "expired":
+            return (GiveUpDelivery(found, "expired", "it came too late", f"refused: {reason}"),)
         if reason == "resend" and found.attempt < self._policy.max_attempts:
             return (RerouteDelivery(found, Route(source, "retry", bool(found.offer))),)
         if reason == "moved":
             return self._rerouter.follow_agent(tx, found)
-        if reason == "expired":
-            return (GiveUpDelivery(found, "expired", "it came too late", "refused: expired"),)
         return self._rerouter.reroute_refused(tx, found, frozenset({source}), reason)

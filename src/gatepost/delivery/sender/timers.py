@@ -11,6 +11,7 @@ from gatepost.delivery.retry_policy import RetryPolicy
 from gatepost.delivery.routes import RouteFinder
 from gatepost.delivery.sender.delivery_table import (
     DELIVERY_COLUMNS,
+    EXPIRING,
     DeliveryTable,
     OpenDelivery,
     may_have_been_sent,
@@ -33,6 +34,11 @@ _CAP_DEADLINE = """
 UPDATE delivery SET next_at = ?1 WHERE next_at > ?1 AND next_at < expires_at AND state = ?2
 """
 _POSTPONE = "UPDATE delivery SET next_at = ? WHERE event_id = ?"
+_AWAIT_VERDICT = update_delivery(DeliveryInput.TIMEOUT, f"reason = '{EXPIRING}', next_at = ?")
+_CAP_VERDICT_WAIT = f"""
+UPDATE delivery SET next_at = ?1 WHERE next_at > ?1 AND processed_at IS NULL
+    AND reason = '{EXPIRING}'
+"""
 _TIMEOUT = update_delivery(DeliveryInput.TIMEOUT, "next_at = ?")
 _RETRY = update_delivery(DeliveryInput.RETRY, "attempt = ?, next_at = ?")
 _BREACH = update_delivery(DeliveryInput.BREACH, "next_at = ?")
@@ -89,14 +95,14 @@ class DeliveryTimers:
         """The clock may have gone back: cap each deadline at now + its maximum."""
         for state, longest in self._policy.longest_waits().items():
             tx.execute(_CAP_DEADLINE, (tx.now + longest, state))
+        tx.execute(_CAP_VERDICT_WAIT, (tx.now + self._policy.verdict_wait,))
         self._deliveries.next_due = 0
 
     def _look_at_delivery(self, tx: Tx, found: OpenDelivery) -> Decisions:
         if found.state not in UNACCEPTED:
             return self._abandon(tx, found) or self._report_breach(tx, found)
-        if tx.now >= found.expires_at:
-            verdict = None if may_have_been_sent(tx, found) else NEVER_SENT
-            return (GiveUpDelivery(found, "expired", "nobody accepted it in time", verdict),)
+        if found.reason == EXPIRING or tx.now >= found.expires_at:
+            return self._expire(tx, found)
         if found.reason == HOMELESS:
             return self._rerouter.seek_home(tx, found)
         if found.reason == "moved":
@@ -104,6 +110,19 @@ class DeliveryTimers:
         if moves := self._rerouter.fall_back(tx, found):
             return moves
         return self._wait_or_retry(tx, found)
+
+    def _expire(self, tx: Tx, found: OpenDelivery) -> Decisions:
+        """Give up a delivery that expired, once its owner had time to say that it has it."""
+        detail = "nobody accepted it in time"
+        if not may_have_been_sent(tx, found):
+            return (GiveUpDelivery(found, "expired", detail, NEVER_SENT),)
+        until = found.expires_at + self._policy.verdict_wait
+        if tx.now >= until:
+            return (GiveUpDelivery(found, "expired", detail),)
+        tx.execute(_AWAIT_VERDICT, (until, found.event_id))
+        if found.reason == EXPIRING:
+            return NOTHING
+        return self._writer.append_signal(tx, found.node, found.id, Signal(signal="expire"))
 
     def _wait_or_retry(self, tx: Tx, found: OpenDelivery) -> Decisions:
         if not self._routes.is_online(found.node):

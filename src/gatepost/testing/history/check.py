@@ -185,6 +185,17 @@ def _check_amended(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
             )
 
 
+def _check_truthful(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
+    """A gateway that is lost or was restored cannot give its word in time."""
+    for history in mesh.histories.values() if mesh.seen.brief else ():
+        reason = history.given_up.read_payload()["reason"] if history.given_up else ""
+        done = [end.node for end in history.processed_receipts() if end.outcome == "ok"]
+        silent = mesh.is_excused(history) or history.involves(mesh.seen.lost)
+        if reason == "expired" and done and not silent:
+            detail = f"the sender was told that it expired, and {done} processed it"
+            yield HistoryViolation("truthful", history.source, history.id, detail)
+
+
 def _check_deserved(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
     for history in mesh.histories.values() if mesh.seen.brief else ():
         reason = history.given_up.read_payload()["reason"] if history.given_up else ""
@@ -216,6 +227,7 @@ _RULES = (
     _check_confirmed,
     _check_accepted,
     _check_amended,
+    _check_truthful,
     _check_deserved,
     _check_calm,
     *LINK_RULES,

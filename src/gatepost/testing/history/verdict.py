@@ -14,6 +14,7 @@ RULES = {
     "confirmed": "an offer is engaged only by the gateway its sender confirmed",
     "accepted": "a message that was accepted for good is processed or dead-lettered",
     "amended": "a receipt that comes after its sender gave up stands beside the dead letter",
+    "truthful": "no sender is told that a message expired which an agent then processes",
     "deserved": "a message is given up only after all attempts of its retry policy",
     "chain": "every outbox is one gapless chain under signed heads",
     "told": "every event names the one before it for the same reader, and is taken",

@@ -96,6 +96,18 @@ def disk_full(mesh: SimulatedMesh, random: Random) -> None:
         mesh.loop.call_after(random.randint(500, 8_000), gateway.free_disk)
 
 
+def freeze(mesh: SimulatedMesh, random: Random) -> None:
+    """A gateway stands still for longer than messages to it have time."""
+    gateway = _pick_gateway(mesh, random)
+    others = [id for id in mesh.gateways if id != gateway.id]
+    for target in _agents_behind(mesh, gateway.id):
+        for sender in _agents_behind(mesh, random.choice(others)):
+            moment = random.randint(0, 1_000)
+            mesh.loop.call_after(moment, partial(mesh.send, sender, target, ttl_secs=2.0))
+    mesh.trace(gateway.id, "stands still")
+    mesh.loop.call_after(300, lambda: gateway.freeze(random.randint(1_000, 15_000)))
+
+
 def clock_jump(mesh: SimulatedMesh, random: Random) -> None:
     gateway = _pick_gateway(mesh, random)
     gateway.clock.offset += random.choice((-60_000, -5_000, -500, 500, 5_000, 60_000))
@@ -355,6 +367,7 @@ FAULTS: dict[str, tuple[Fault, int]] = {
     "second_connection": (second_connection, 3),
     "crash": (crash, 8),
     "disk_full": (disk_full, 3),
+    "freeze": (freeze, 3),
     "clock_jump": (clock_jump, 3),
     "lazy_agent": (idle_agent, 3),
     "move_agent": (move_agent, 3),

@@ -48,6 +48,8 @@ class SimulatedSettings(Struct, frozen=True):
         sla=15_000,
         ttl=600_000,
         abandon_after=60_000,
+        # Longer than any fault but the loss of a gateway: no sender is told half the truth.
+        verdict_wait=150_000,
     )
     policy: MailboxPolicy = MailboxPolicy(
         max_retries=3, base_backoff=300, inflight_timeout=4_000, ttl=600_000, max_pending=1_000
@@ -117,6 +119,7 @@ class SimulatedGateway:
         self._group: VirtualTimer | None = None
         self._wake: VirtualTimer | None = None
         self._cut_at: CrashMoment | None = None
+        self._frozen_until = 0
         self.path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(_empty_journal(), self.path)
 
@@ -219,6 +222,10 @@ class SimulatedGateway:
             pass
         database.close()
 
+    def freeze(self, ms: int) -> None:
+        """The process stands still, as one that was stopped or swapped out. Frames wait for it."""
+        self._frozen_until = self.loop.now + ms
+
     def fill_disk(self) -> None:
         """From now on the journal cannot grow."""
         self.disk_is_full = True
@@ -281,6 +288,9 @@ class SimulatedGateway:
         if self._group is not None:
             self._group.cancel()
             self._group = None
+        if self.loop.now < self._frozen_until:
+            self._plan_group(self._frozen_until - self.loop.now)
+            return
         self._running, self._queue = self._queue, []
         cut = self._cut_at if self._running else None
         try:
