@@ -87,8 +87,8 @@ class RelayFeed:
             incarnation = incarnation_at(shelf.incarnations.incarnations, shelf.position)
             before = (frame.source, incarnation[0], shelf.position)
             # The source may have been restored to before the incarnation that was read last.
-            reached = [*shelf.positions, before]
-            shelf.position = position_after(frame.incarnations, reached, frame.source)
+            known = [*shelf.positions, before]
+            shelf.position = position_after(frame.incarnations, known, frame.source)
             shelf.through = min(shelf.through, shelf.position)
             shelf.sent = min(shelf.sent, shelf.position)
         shelf.incarnations, shelf.caught_up = frame, False
