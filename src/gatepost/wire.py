@@ -485,6 +485,26 @@ class StoredBlob(Struct, frozen=True):
     size: int
 
 
+class PeerStatus(Struct, frozen=True):
+    """How a gateway stands with another one. Times are epoch milliseconds.
+
+    `linked`: there is a link; else `relay` names the relay that brings its outbox, if one does.
+    `waiting` messages have no receipt of it yet, the oldest since `waiting_since`, for the reason
+    `why`; `accepted` ones are not processed yet. `problem` says why there is no link.
+    """
+
+    id: str
+    status: str
+    linked: bool
+    relay: str | None
+    last_heard_at: int | None
+    waiting: int = 0
+    waiting_since: int | None = None
+    accepted: int = 0
+    why: str = ""
+    problem: str = ""
+
+
 class Status(Struct, frozen=True):
     """A gateway at a glance. `problem` says why it is not `accepting`.
 
@@ -508,3 +528,4 @@ class Status(Struct, frozen=True):
     links: list[str] = field(default_factory=list)
     incidents: dict[str, int] = field(default_factory=dict)
     reviews_open: int = 0
+    peers: list[PeerStatus] = field(default_factory=list)

@@ -53,4 +53,11 @@ async def test_mail_and_blobs_pass_through_a_seed(gateways: list[Gateway]) -> No
         answers = await asyncio.gather(*(_request(client, {"n": n}) for n in range(50)))
         assert answers == [{"n": n} for n in range(50)]
         assert await _request(client, "x" * 900_000) == 900_000
+        sent = await client.send("echo", "traced", wait="processed")
     assert not left.connected_to("right") and not right.connected_to("left")
+    (peer,) = [each for each in left.call("GET", "/status")["peers"] if each["id"] == "right"]
+    assert (peer["linked"], peer["relay"]) == (False, "seed")
+    journey = left.call("GET", f"/trace/{sent.event_id}")
+    assert (journey["relays"], journey["unreachable"]) == ({"right": "seed"}, {})
+    told = {step["what"] for step in journey["steps"] if step["node"] == "right"}
+    assert {"taken", "accepted", "processed"} <= told

@@ -188,18 +188,29 @@ class TraceStep(Struct, frozen=True, array_like=True):
 
 
 class TraceRequest(LinkFrame, frozen=True, tag="trace_ask"):
-    """Asks for all steps of these events that concern the sender of this frame."""
+    """Asks for all steps of these events that concern the asker.
+
+    The asker is the sender of this frame. Through a relay, `asker` asks `target` and signs that.
+    """
 
     id: FrameNumber
     event_ids: Annotated[list[FrameName], Meta(min_length=1, max_length=64)]
+    target: FrameName | None = None
+    asker: FrameName | None = None
+    signature: Annotated[bytes, Meta(max_length=64)] = b""
 
 
 class TraceAnswer(LinkFrame, frozen=True, tag="trace_answer"):
-    """`now` is the answerer's clock, by which the steps are dated."""
+    """`now` is the answerer's clock, by which the steps are dated.
+
+    An answer through a relay is signed. `problem` says why a relay has none.
+    """
 
     id: FrameNumber
     now: FrameNumber
     steps: Annotated[list[TraceStep], Meta(max_length=TRACE_STEPS)]
+    signature: Annotated[bytes, Meta(max_length=64)] = b""
+    problem: Annotated[str, Meta(max_length=300)] = ""
 
 
 AnyFrame = (

@@ -20,7 +20,7 @@ from gatepost.errors import (
     Unavailable,
 )
 from gatepost.gateway import openapi
-from gatepost.gateway.admin.status import gateway_status
+from gatepost.gateway.admin.status import PeersSource, gateway_status, no_peers
 from gatepost.gateway.api import http_routes
 from gatepost.gateway.api.frame_session import FrameSession
 from gatepost.gateway.api.local_auth import LocalTokenAuth
@@ -50,7 +50,11 @@ _PATHS_WITHOUT_TOKEN = ("/healthz", "/readyz")
 
 
 def create_app(
-    operations: Operations, local_auth: LocalTokenAuth, metrics: Metrics, more: Sequence[Any] = ()
+    operations: Operations,
+    local_auth: LocalTokenAuth,
+    metrics: Metrics,
+    more: Sequence[Any] = (),
+    describe_peers: PeersSource = no_peers,
 ) -> Litestar:
     """Build the application. Routes in `more` with the option `open` need no local token."""
     settings = operations.core.settings
@@ -65,7 +69,7 @@ def create_app(
     return Litestar(
         [
             http_routes.create_router(operations),
-            *_health_routes(operations, metrics),
+            *_health_routes(operations, metrics, describe_peers),
             _websocket_route(operations, local_auth, metrics),
             *more,
         ],
@@ -79,7 +83,9 @@ def create_app(
     )
 
 
-def _health_routes(operations: Operations, metrics: Metrics) -> list[Any]:
+def _health_routes(
+    operations: Operations, metrics: Metrics, describe_peers: PeersSource
+) -> list[Any]:
     core = operations.core
 
     @get("/healthz", media_type=MediaType.TEXT, summary="The process lives", security=[])
@@ -99,7 +105,7 @@ def _health_routes(operations: Operations, metrics: Metrics) -> list[Any]:
 
     @get("/v1/status", summary="This gateway at a glance")
     async def glance() -> Status:
-        return await gateway_status(operations)
+        return await gateway_status(operations, describe_peers)
 
     return [healthz, readyz, prometheus, glance]
 

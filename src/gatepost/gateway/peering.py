@@ -13,6 +13,7 @@ from gatepost.gateway.api.connection_guard import ConnectionGuard
 from gatepost.gateway.batch_commit import commit_until_none
 from gatepost.gateway.core import Core
 from gatepost.gateway.monitoring.metrics import Metrics
+from gatepost.gateway.monitoring.peer_report import PeerReport
 from gatepost.gateway.peers import agent_ownership, join_server
 from gatepost.gateway.peers.agent_ownership import AgentOwnership
 from gatepost.gateway.peers.connection_links import ConnectionLinks
@@ -40,13 +41,14 @@ class Peering:
         self._agents_changed = asyncio.Event()
         core.coordinator.observe(on_agents_changed=self._agents_changed.set)
         self._dialer = Dialer(self.publisher, self.links)
+        self.report = PeerReport(self.replica, self.links, self._dialer)
         self._ownership = AgentOwnership(self.publisher)
         self._join_server = JoinServer(self.publisher, self.links, metrics, guard)
         metrics.show_incident_counts(self.replica.connections.incident_counts)
         metrics.traffic.watch_room(self.replica, self.links)
 
     def create_routes(self) -> list[Any]:
-        api = RoomApi(self.publisher, self._dialer)
+        api = RoomApi(self.publisher, self._dialer, self.report)
         return [
             *join_server.create_routes(self._join_server),
             *room_api.create_routes(api),

@@ -74,7 +74,7 @@ async def serve_until_stopped(settings: Settings) -> None:
         alerts = BacklogAlerts(core, settings.alerts)
         archiver = _create_archiver(core, peering)
         metrics.traffic.growing_backlogs = lambda: alerts.growing_backlogs
-        app = create_app(operations, local_auth, metrics, routes)
+        app = create_app(operations, local_auth, metrics, routes, peering.report.describe_peers)
         server = _create_server(settings, app)
         await remove_orphan_blobs(core)
         run_every = core.background.run_every

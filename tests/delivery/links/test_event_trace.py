@@ -13,10 +13,10 @@ from gatepost.delivery.frames import (
 )
 from gatepost.delivery.links.event_trace import (
     EventTrace,
-    TracePart,
     conversation_events,
     traced_event,
 )
+from gatepost.delivery.links.trace_part import TracePart
 from gatepost.errors import LinkError
 from tests.delivery.mesh import Gate, Mesh, Wire
 

@@ -140,7 +140,11 @@ def test_a_gateway_that_is_away_is_named_and_not_waited_for(pair: Pair) -> None:
     bob.stop()
     wait_until(lambda: not ann.connected_to("bob"))
     journey = ann.call("GET", f"/trace/{id}")
-    assert journey["unreachable"] == {"bob": "there is no link to it"}
+    assert journey["unreachable"] == {"bob": "there is no link to it, and no relay"}
+    (away,) = ann.call("GET", "/status")["peers"]
+    assert (away["id"], away["linked"], away["relay"]) == ("bob", False, None)
+    assert away["accepted"] >= 1
+    assert away["problem"]
     with client(ann) as http:
         gone = samples(http.get("/metrics").text)
     assert (gone["link_up", "bob"], gone["reader_lag", "bob"]) == (0, 0), "what it took is known"

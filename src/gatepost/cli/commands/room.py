@@ -19,6 +19,7 @@ from gatepost.cli.options import (
     OutputOptions,
     YesOption,
 )
+from gatepost.cli.peer_texts import heard_text, reach_text, waiting_text
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
 from gatepost.gateway.api.room_views import (
     InviteResult,
@@ -203,26 +204,21 @@ def list_nodes(*, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
 
 
 def _print_nodes(found: NodeList) -> None:
-    rows = [
-        (
-            n.id,
-            n.tier,
-            n.status,
-            _connection_text(n),
-            output.format_ago(n.last_heartbeat_at),
-        )
-        for n in found.nodes
-    ]
-    rows += [(node.id, "", "revoked", "", "") for node in found.revoked]
-    _print_table_or_note(
-        ("Node", "Tier", "Status", "Connected", "Last heartbeat"), rows, "no nodes yet"
-    )
+    rows = [_node_row(node) for node in found.nodes]
+    rows += [(node.id, "", "revoked", "", "", "", "") for node in found.revoked]
+    columns = ("Node", "Tier", "Status", "Reached", "Last heard", "Waiting for it", "Problem")
+    _print_table_or_note(columns, rows, "no nodes yet")
+    known = {node.peer.problem for node in found.nodes if node.peer is not None}
     for url, problem in found.problems.items():
-        output.print_hint(f"not connected to {url}: {problem}")
+        if problem not in known:
+            output.print_line(f"not connected to {url}: {problem}", "yellow")
 
 
-def _connection_text(node: NodeView) -> str:
-    return "this one" if node.is_self else "yes" if node.connected else "no"
+def _node_row(node: NodeView) -> tuple[str, ...]:
+    head, peer = (node.id, node.tier, node.status), node.peer
+    if node.is_self or peer is None:
+        return (*head, "this one" if node.is_self else "", "", "", "")
+    return (*head, reach_text(peer), heard_text(peer), waiting_text(peer), peer.why or peer.problem)
 
 
 def revoke_node(

@@ -10,8 +10,9 @@ from gatepost.cli import output
 from gatepost.cli.commands.send import describe_sent
 from gatepost.cli.gateway_api import quote_segment
 from gatepost.cli.options import DEFAULT_OPTIONS, GatewayOptions
+from gatepost.cli.peer_texts import heard_text, reach_text, waiting_text
 from gatepost.cli.problems import ExitCode
-from gatepost.wire import AuditEntry, MailboxCounts, Sent, Status
+from gatepost.wire import AuditEntry, MailboxCounts, PeerStatus, Sent, Status
 
 
 class StatusOverview(Struct):
@@ -96,12 +97,23 @@ def _print_status(glance: StatusOverview) -> None:
     if now.incidents:
         counts = ", ".join(f"{count} {name}" for name, count in now.incidents.items())
         output.print_line(f"incidents: {counts}; see `gatepost incidents`", "yellow")
+    if now.peers:
+        output.print_line("")
+        _print_peers(now.peers)
     if glance.mailboxes:
         output.print_line("")
         output.print_table(
             ("Mailbox", "Waiting", "In flight", "Dead letters"),
             [(m.name, m.waiting, m.in_flight, m.dead_letters) for m in glance.mailboxes],
         )
+
+
+def _print_peers(peers: list[PeerStatus]) -> None:
+    rows = [
+        (p.id or "none", reach_text(p), heard_text(p), waiting_text(p), p.why or p.problem)
+        for p in peers
+    ]
+    output.print_table(("Gateway", "Reached", "Last heard", "Waiting for it", "Problem"), rows)
 
 
 def list_audit_log(

@@ -77,6 +77,8 @@ def _print_journey(journey: Journey) -> None:
         if "replay of " in step.detail:
             output.print_line(f"a {step.detail[step.detail.index('replay of ') :]}")
     _print_timeline(journey.steps, sent)
+    for node, relay in journey.relays.items():
+        output.print_line(f"the steps at {node} came through {relay}")
     for note in journey.notes:
         output.print_line(note)
     for node, why in journey.unreachable.items():

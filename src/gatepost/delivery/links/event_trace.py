@@ -1,22 +1,13 @@
-"""The steps of an event that one gateway's journal knows, and how another gateway asks for them.
+"""The steps of an event that one gateway's journal knows.
 
 As a sender, a gateway knows its sends and the receipts it read; as an owner, the events it took,
 held and handed to agents. A peer is told only of events that it sent to us or that we sent to it,
 and never of their payloads.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
-from gatepost.delivery.frames import (
-    TRACE_STEPS,
-    AnyFrame,
-    HelloFrame,
-    TraceAnswer,
-    TraceRequest,
-    TraceStep,
-)
-from gatepost.delivery.links.link_port import LinkPort
-from gatepost.delivery.local_node import LocalNode
+from gatepost.delivery.frames import TRACE_STEPS, TraceStep
 from gatepost.errors import GatepostError
 from gatepost.events import (
     TRACKED_KINDS,
@@ -30,13 +21,11 @@ from gatepost.events import (
     format_event_id,
     parse_event_id,
 )
-from gatepost.journal.outbox import OutboxGroup
 from gatepost.journal.transaction import Tx
 
 # Bounds on the work that one event, or one answer, costs its gateway.
 _ROWS = 200
 _EVENTS = 256
-_UNANSWERED = 4
 _DETAIL = 300
 
 _OUTBOX = f"""
@@ -236,69 +225,3 @@ def _describe_event(envelope: Envelope) -> tuple[str, str]:
 
 def _join_details(*parts: str | None) -> str:
     return ", ".join(filter(None, parts))[:_DETAIL]
-
-
-TraceAnswered = Callable[[TraceAnswer], None]
-
-
-class TracePart:
-    """Asks a peer for steps and answers its requests. The caller sets its own deadline."""
-
-    def __init__(self, port: LinkPort, node: LocalNode, peer: str) -> None:
-        self._port = port
-        self._node = node
-        self._peer = peer
-        self._requests: dict[int, TraceAnswered] = {}
-        self._numbers = 0
-        self._answering = 0
-
-    def request_trace(self, event_ids: Sequence[str], answered: TraceAnswered) -> int:
-        """Ask the peer; returns the number for `forget_request` once nobody waits any more."""
-        self._numbers += 1
-        self._requests[self._numbers] = answered
-        self._port.send(TraceRequest(self._numbers, list(event_ids)))
-        return self._numbers
-
-    def forget_request(self, number: int) -> None:
-        self._requests.pop(number, None)
-
-    def handle_hello(self, hello: HelloFrame) -> None:
-        """Requests start when somebody asks."""
-
-    def receive_frame(self, frame: AnyFrame) -> bool:
-        match frame:
-            case TraceRequest():
-                self._answer_request(frame)
-            case TraceAnswer():
-                answered = self._requests.pop(frame.id, None)
-                if answered is not None:
-                    answered(frame)
-            case _:
-                return False
-        return True
-
-    def publish_group(self, group: OutboxGroup) -> None:
-        """A trace is asked for, never streamed."""
-
-    def close(self) -> None:
-        self._requests.clear()
-
-    def _answer_request(self, frame: TraceRequest) -> None:
-        """A peer with too many requests at once gets no answer to the rest."""
-        if self._answering < _UNANSWERED:
-            self._answering += 1
-            self._port.commit(lambda tx: self._make_answer(tx, frame), self._send_answer)
-
-    def _make_answer(self, tx: Tx, frame: TraceRequest) -> TraceAnswer:
-        steps: list[TraceStep] = []
-        for event_id in frame.event_ids:
-            # Of a malformed event id nothing is known.
-            try:
-                steps += EventTrace(tx, self._node.id, self._peer).trace_events([event_id])
-            except GatepostError:
-                continue
-        return TraceAnswer(frame.id, tx.now, steps[:TRACE_STEPS])
-
-    def _send_answer(self, answer: TraceAnswer) -> None:
-        self._answering -= 1
-        self._port.send(answer)

@@ -17,7 +17,6 @@ from gatepost.delivery.frames import LinkFrame, decode_frame, encode_frame
 from gatepost.delivery.links.blob_fetch import BlobFetcher
 from gatepost.delivery.links.blob_link_part import BlobLinkPart
 from gatepost.delivery.links.blob_ports import BlobFileAccess, FetchLimits
-from gatepost.delivery.links.event_trace import TracePart
 from gatepost.delivery.links.link_port import LinkPart
 from gatepost.delivery.links.outbox_feed import ArchivedOutbox
 from gatepost.delivery.links.outbox_link import OutboxLink
@@ -25,6 +24,7 @@ from gatepost.delivery.links.relay_host import REPLICA_KEEP_MS, RelayHost
 from gatepost.delivery.links.relay_reader import RelayReader, RelayRetry
 from gatepost.delivery.links.replica import replicated_sources
 from gatepost.delivery.links.source_feed import SourceFeedPart
+from gatepost.delivery.links.trace_part import TraceForwarder, TracePart
 from gatepost.delivery.local_node import LocalNode
 from gatepost.errors import GatepostError, InternalError, LinkError
 from gatepost.journal.outbox import EVERYBODY, Outbox, OutboxGroup
@@ -91,6 +91,7 @@ class PeerLinks:
         node, coordinator, window = gateway.node, gateway.coordinator, settings.window_bytes
         self.relay_host = RelayHost(coordinator, window, settings.replica_keep_ms)
         self.relay_reader = RelayReader(node, coordinator, window, settings.relay_retry)
+        self.traces = TraceForwarder(coordinator)
         self.fetcher = BlobFetcher(
             node.id, coordinator, files, gateway.commit, gateway.now, settings.fetch
         )
@@ -127,6 +128,11 @@ class PeerLinks:
 
     def linked_peers(self) -> set[str]:
         return {link.peer for link in self._links if link.outbox.greeted}
+
+    def relay_links(self, node: str) -> "list[PeerLink]":
+        """The links of relays that may reach a node; those that have its outbox come first."""
+        able = [link for link in self._links if link.outbox.greeted and link.reader.relays]
+        return sorted(able, key=lambda link: not link.reader.has_source(node))
 
     def acked_seq(self, peer: str) -> int:
         """How far a peer says it has taken our outbox; the journal may learn it a little later."""
@@ -189,11 +195,11 @@ class PeerLink:
         self._opened = False
         node, coordinator, window = gateway.node, gateway.coordinator, links.settings.window_bytes
         theirs, ours = gateway.is_backbone(peer), gateway.is_backbone(node.id)
-        self.trace = TracePart(self, node, peer)
+        self.trace = TracePart(self, node, peer, links.traces, forwards=ours)
         self.source = SourceFeedPart(self, node, coordinator, window, links.mark_live)
-        self._reader = links.relay_reader.make_part(self, peer, relays=theirs)
+        self.reader = links.relay_reader.make_part(self, peer, relays=theirs)
         self._blobs = BlobLinkPart(links.fetcher, self, peer, relays=theirs, forwards=ours)
-        parts: list[LinkPart] = [self.trace, self.source, self._reader, self._blobs]
+        parts: list[LinkPart] = [self.trace, self.source, self.reader, self._blobs]
         if ours:
             parts.append(links.relay_host.make_part(self, peer))
         can_read = partial(links.can_read, self)
@@ -203,7 +209,7 @@ class PeerLink:
 
     def refresh_role(self) -> None:
         """The room may show a peer as backbone only after it was linked."""
-        self._reader.relays = self._blobs.relays = self._gateway.is_backbone(self.peer)
+        self.reader.relays = self._blobs.relays = self._gateway.is_backbone(self.peer)
 
     def open(self) -> None:
         """Introduce ourselves, once."""

@@ -8,6 +8,8 @@ event in between was left out.
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+import msgspec
+
 from gatepost.delivery.frames import (
     CommitGroup,
     EventsFrame,
@@ -15,6 +17,8 @@ from gatepost.delivery.frames import (
     IncarnationsFrame,
     Position,
     ReadingFrame,
+    TraceAnswer,
+    TraceRequest,
 )
 from gatepost.errors import ChainError, LinkError, MalformedEvent
 from gatepost.events import (
@@ -60,6 +64,34 @@ def check_reading(signed: ReadingFrame, public_key: bytes) -> None:
     )
     if not verify_signature(public_key, statement, signed.signature):
         raise LinkError(f"how far {signed.reader} has read is not signed with its key")
+
+
+def sign_trace_request(key: NodeKey, asker: str, target: str, event_ids: Sequence[str]) -> bytes:
+    return key.sign(_trace_statement("request", asker, target, event_ids))
+
+
+def check_trace_request(request: TraceRequest, target: str, public_key: bytes) -> None:
+    """Raise LinkError unless the asker itself asks this node."""
+    statement = _trace_statement("request", request.asker or "", target, request.event_ids)
+    if not verify_signature(public_key, statement, request.signature):
+        raise LinkError(f"a request for a trace is not signed by {request.asker}")
+
+
+def sign_trace_answer(
+    key: NodeKey, request: TraceRequest, target: str, answer: TraceAnswer
+) -> bytes:
+    steps = msgspec.msgpack.encode([answer.now, answer.steps])
+    asker = request.asker or ""
+    return key.sign(_trace_statement("answer", asker, target, request.event_ids, steps))
+
+
+def check_trace_answer(request: TraceRequest, answer: TraceAnswer, public_key: bytes) -> None:
+    """Raise LinkError unless the target itself gave this answer."""
+    steps = msgspec.msgpack.encode([answer.now, answer.steps])
+    asker, target = request.asker or "", request.target or ""
+    statement = _trace_statement("answer", asker, target, request.event_ids, steps)
+    if not verify_signature(public_key, statement, answer.signature):
+        raise LinkError(f"an answer to a trace is not signed by {target}")
 
 
 def check_group(
@@ -125,6 +157,13 @@ def _incarnations_statement(node: str, incarnations: Sequence[Incarnation]) -> b
         part for name, first in incarnations for part in (name.encode(), first.to_bytes(8, "big"))
     ]
     return frame_parts("gatepost/incarnations/1", node.encode(), *parts)
+
+
+def _trace_statement(
+    what: str, asker: str, target: str, event_ids: Sequence[str], content: bytes = b""
+) -> bytes:
+    names = (each.encode() for each in (asker, target, *event_ids))
+    return frame_parts(f"gatepost/trace-{what}/1", content, *names)
 
 
 def _reading_statement(

@@ -135,6 +135,10 @@ class RelayReader:
         since = self._missed[source] = min(self._missed[source] or now, now)
         return [part.peer for part in ranked[: 1 + (now - since) // self._retry.next_relay_ms]]
 
+    def relay_of(self, source: str) -> str | None:
+        """The relay that brings us an outbox we have no link with; None if no relay has it."""
+        return next((part.peer for part in self._parts if part.brings_source(source)), None)
+
     def sign_reading(self, taken: TakenFrame) -> ReadingFrame:
         node = self._node
         position = (taken.source, taken.incarnation, taken.upto)
@@ -201,6 +205,9 @@ class RelayReaderPart:
     def has_source(self, source: str) -> bool:
         """Whether this relay has shown that it keeps that outbox."""
         return source in self._incarnations
+
+    def brings_source(self, source: str) -> bool:
+        return source in self._wants and self.has_source(source)
 
     def request_sources(self, wants: list[str]) -> None:
         """Ask this relay for these outboxes, unless it serves exactly these already."""

@@ -29,6 +29,7 @@ from gatepost.gateway.api.room_views import (
 )
 from gatepost.gateway.api.route_decorators import delete, get, post
 from gatepost.gateway.api.route_parameters import PathName, RoomWaitSecs
+from gatepost.gateway.monitoring.peer_report import PeerReport
 from gatepost.gateway.peers.dialer import Dialer
 from gatepost.gateway.peers.join_client import http_url
 from gatepost.gateway.peers.record_publisher import RecordPublisher
@@ -44,6 +45,7 @@ from gatepost.room import (
     claim_key,
     store,
 )
+from gatepost.wire import PeerStatus
 
 SeenCount = Annotated[int, QueryParameter(ge=-1)]
 
@@ -52,11 +54,12 @@ _DEFAULT_SWEEP_SECS = 600
 
 
 class RoomApi:
-    def __init__(self, publisher: RecordPublisher, dialer: Dialer) -> None:
+    def __init__(self, publisher: RecordPublisher, dialer: Dialer, report: PeerReport) -> None:
         self._publisher = publisher
         self._replica = publisher.replica
         self._core = publisher.replica.core
         self._dialer = dialer
+        self._report = report
 
     async def issue_invite(self, wanted: NewInvite) -> InviteResult:
         issued: IssuedNodeInvite = await self._replica.found_room(
@@ -93,14 +96,19 @@ class RoomApi:
         tier = self._replica.author.chain[-1].tier
         return JoinResult(peer.id, peer.welcome.genesis.node, tier)
 
-    def list_nodes(self) -> NodeList:
+    async def list_nodes(self) -> NodeList:
         room = self._replica.current_room
+        peers = {peer.id: peer for peer in await self._report.describe_peers()}
         members = sorted(room.effective.nodes.values(), key=lambda member: member.rank)
         revoked = [
             RevokedView(node, fingerprint_key(key))
             for node, key in room.effective.membership.revoked
         ]
-        return NodeList([self._node_view(m) for m in members], revoked, dict(self._dialer.problems))
+        return NodeList(
+            [self._node_view(m, peers.get(m.id)) for m in members],
+            revoked,
+            dict(self._dialer.problems),
+        )
 
     async def revoke_node(self, node: str, wanted: RevokeRequest) -> RevocationView:
         known = await self._core.read(lambda tx: self._replica.directory.by_id(tx, node))
@@ -225,7 +233,7 @@ class RoomApi:
         identity = (invite.id, invite.tier, invite.expected_node_id)
         return InviteView(*identity, state, *times, invite.used_by)
 
-    def _node_view(self, member: RoomMember) -> NodeView:
+    def _node_view(self, member: RoomMember, peer: PeerStatus | None) -> NodeView:
         connected = sum(c.public_key == member.public_key for c in self._replica.connections)
         record = member.record
         return NodeView(
@@ -238,6 +246,7 @@ class RoomApi:
             record.last_heartbeat_at,
             connected,
             member.public_key == self._core.node.key.public,
+            peer,
         )
 
 
@@ -260,7 +269,7 @@ def create_routes(api: RoomApi) -> list[Any]:
 
     @get("/v1/room/nodes", summary="Every node of the room")
     async def nodes() -> NodeList:
-        return api.list_nodes()
+        return await api.list_nodes()
 
     @post("/v1/room/nodes/{node:str}/revoke", status_code=200, summary="Revoke a node for good")
     async def revoke(node: PathName, data: JSONBody[RevokeRequest]) -> RevocationView:

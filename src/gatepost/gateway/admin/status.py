@@ -1,16 +1,24 @@
 """Status of the gateway: counts, storage failure, links and incidents."""
 
 import os
+from collections.abc import Awaitable, Callable
 
 from gatepost import __version__
 from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.monitoring.incident_counts import count_incidents
 from gatepost.journal import Tx
 from gatepost.journal.outbox import EVERYBODY
-from gatepost.wire import Status
+from gatepost.wire import PeerStatus, Status
+
+PeersSource = Callable[[], Awaitable[list[PeerStatus]]]
 
 
-async def gateway_status(operations: Operations) -> Status:
+async def no_peers() -> list[PeerStatus]:
+    """The peers of a gateway without a network."""
+    return []
+
+
+async def gateway_status(operations: Operations, describe_peers: PeersSource = no_peers) -> Status:
     core = operations.core
     counts = await core.read(_read_counts)
     return Status(
@@ -23,6 +31,7 @@ async def gateway_status(operations: Operations) -> Status:
         journal_bytes=core.state.journal_size(),
         links=sorted(core.outbox.live_nodes - {EVERYBODY}),
         incidents=await core.read(count_incidents),
+        peers=await describe_peers(),
     )
 
 

@@ -1,7 +1,8 @@
 """Operator API for journeys: the path of an event or conversation through all gateways.
 
 Our own journal is read first, and our archive if the event has left the journal. They name the
-gateways that sent or received the events. Those are asked over their links, with a short deadline.
+gateways that sent or received the events. Those are asked over their links, or through a relay,
+with a short deadline.
 """
 
 import asyncio
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _DEADLINE_SECS = 3.0
 # Maximum number of events one gateway is asked about.
 _MAX_EVENTS_ASKED = 64
+_MAX_RELAYS = 2
 
 # Order of steps within the same millisecond.
 _STAGES = (
@@ -66,11 +68,15 @@ class LocalJourney(Struct, frozen=True):
 
 
 class PeerJourney(Struct, frozen=True):
-    """The steps a peer reported, and how many milliseconds its clock is ahead of ours."""
+    """The steps a peer reported, and how many milliseconds its clock is ahead of ours.
+
+    `relay`: the gateway through which it was asked.
+    """
 
     node: str
     steps: list[TraceStep]
     ahead: int
+    relay: str | None = None
 
 
 class JourneyTracer:
@@ -105,6 +111,7 @@ class JourneyTracer:
             {each.node: each.ahead for each in heard if each.ahead},
             local.more,
             local.notes,
+            {each.node: each.relay for each in heard if each.relay is not None},
         )
 
     async def _add_archived_steps(self, local: LocalJourney, ref: str) -> LocalJourney:
@@ -169,16 +176,25 @@ class JourneyTracer:
         return heard, dict(missing)
 
     async def _ask_peer(self, node: str, event_ids: list[str]) -> PeerJourney | tuple[str, str]:
+        """Ask over the link to a node; without one, through a relay."""
         ends = [end for end in self._links.links_to(node) if end.outbox.greeted and not end.ended]
-        if not ends:
-            return node, "there is no link to it"
+        ends = ends[:1] or self._links.relay_links(node)[:_MAX_RELAYS]
+        problem = "there is no link to it, and no relay"
         try:
             async with asyncio.timeout(_DEADLINE_SECS):
-                return await self._ask_over_link(ends[0], node, event_ids)
+                for end in ends:
+                    told = await self._ask_over_link(end, node, event_ids)
+                    if isinstance(told, PeerJourney):
+                        return told
+                    problem = told
         except TimeoutError:
-            return node, f"it did not answer within {_DEADLINE_SECS:g} s"
+            problem = f"it did not answer within {_DEADLINE_SECS:g} s"
+        return node, problem
 
-    async def _ask_over_link(self, end: PeerLink, node: str, event_ids: list[str]) -> PeerJourney:
+    async def _ask_over_link(
+        self, end: PeerLink, node: str, event_ids: list[str]
+    ) -> PeerJourney | str:
+        """The steps that a node reports, or the problem of the relay that was asked."""
         answered: asyncio.Future[TraceAnswer] = asyncio.get_running_loop().create_future()
 
         def resolve(answer: TraceAnswer) -> None:
@@ -186,14 +202,16 @@ class JourneyTracer:
                 answered.set_result(answer)
 
         asked_at = self._core.clock.now()
-        number = end.trace.request_trace(event_ids, resolve)
+        relay = None if end.peer == node else end.peer
+        number = end.trace.request_trace(event_ids, resolve, None if relay is None else node)
         try:
             answer = await answered
         finally:
             end.trace.forget_request(number)
-        return PeerJourney(
-            node, answer.steps, clock_offset(asked_at, answer.now, self._core.clock.now())
-        )
+        if answer.problem:
+            return f"{end.peer} cannot ask it: {answer.problem}"
+        ahead = clock_offset(asked_at, answer.now, self._core.clock.now())
+        return PeerJourney(node, answer.steps, ahead, relay)
 
 
 def _corr_id_of(found: "list[FoundEvent]") -> str:

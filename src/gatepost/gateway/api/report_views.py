@@ -28,6 +28,7 @@ class Journey(Struct, frozen=True):
 
     `unreachable`: node → why it could not be asked.
     `clocks`: node → milliseconds its clock is ahead of ours, where it differs.
+    `relays`: node → the relay through which it was asked.
     `notes`: sentences about where the steps come from.
     """
 
@@ -39,6 +40,7 @@ class Journey(Struct, frozen=True):
     clocks: dict[str, int] = field(default_factory=dict)
     more_in_conversation: int = 0
     notes: list[str] = field(default_factory=list)
+    relays: dict[str, str] = field(default_factory=dict)
 
 
 class IncidentView(Struct, frozen=True, rename={"class_": "class"}):

@@ -7,7 +7,7 @@ from msgspec import Meta, Raw, Struct
 from gatepost.events import NodeId
 from gatepost.events.envelope import NonNegativeInt
 from gatepost.room.records import CapabilityIds, NodeIds, Priority
-from gatepost.wire import Reason, Tier
+from gatepost.wire import PeerStatus, Reason, Tier
 
 _URL_PATTERN = r"\Ahttps?://[A-Za-z0-9._\[\]:-]{1,260}\Z"
 _MAX_TTL_SECS = 30 * 86_400
@@ -49,7 +49,10 @@ class JoinResult(Struct):
 
 
 class NodeView(Struct):
-    """A member of the room. `connected` is the number of sockets from here to it."""
+    """A member of the room. `connected` is the number of sockets from here to it.
+
+    `peer` says how this gateway stands with it; None for this gateway itself.
+    """
 
     id: str
     tier: str
@@ -60,6 +63,7 @@ class NodeView(Struct):
     last_heartbeat_at: int
     connected: int
     is_self: bool
+    peer: PeerStatus | None = None
 
 
 class RevokedView(Struct):

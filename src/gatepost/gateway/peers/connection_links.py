@@ -77,6 +77,13 @@ class ConnectionLinks:
     def linked_peers(self) -> set[str]:
         return self._peers.linked_peers()
 
+    def relay_links(self, node: str) -> list[PeerLink]:
+        return self._peers.relay_links(node)
+
+    def relay_of(self, node: str) -> str | None:
+        """The relay that brings us the outbox of a node we have no link with."""
+        return self._peers.relay_reader.relay_of(node)
+
     def acked_seq(self, node: str) -> int:
         return self._peers.acked_seq(node)
 

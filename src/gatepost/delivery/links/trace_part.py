@@ -1,0 +1,220 @@
+"""How gateways ask each other for the steps of an event: over their link, or through a relay.
+
+A request through a relay is signed by the asker and its answer by the target, so that a relay can
+neither ask for others nor make up an answer.
+"""
+
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from gatepost.delivery.coordinator import DeliveryCoordinator
+from gatepost.delivery.frames import (
+    TRACE_STEPS,
+    AnyFrame,
+    HelloFrame,
+    TraceAnswer,
+    TraceRequest,
+    TraceStep,
+)
+from gatepost.delivery.links.event_trace import EventTrace
+from gatepost.delivery.links.link_port import LinkPort
+from gatepost.delivery.links.proof import (
+    check_trace_answer,
+    check_trace_request,
+    sign_trace_answer,
+    sign_trace_request,
+)
+from gatepost.delivery.local_node import LocalNode
+from gatepost.errors import GatepostError, LinkError
+from gatepost.journal.outbox import OutboxGroup
+from gatepost.journal.transaction import Tx
+
+# Requests of one link that are being answered or passed on; the rest get no answer.
+_UNANSWERED = 4
+# A relay forgets a request that its target has not answered for this long.
+_FORWARD_MS = 10_000
+
+TraceAnswered = Callable[[TraceAnswer], None]
+
+
+class TraceForwarder:
+    """A relay passes requests on to a target that it has a link with, and answers back."""
+
+    def __init__(self, coordinator: DeliveryCoordinator) -> None:
+        self._coordinator = coordinator
+        self._parts: list[TracePart] = []
+        # Our number → the link and number of the asker, and until when it waits.
+        self._waiting: dict[int, tuple[TracePart, int, int]] = {}
+        self._numbers = 0
+
+    def add_part(self, part: "TracePart") -> None:
+        self._parts.append(part)
+
+    def remove_part(self, part: "TracePart") -> None:
+        if part in self._parts:
+            self._parts.remove(part)
+        self._waiting = {n: each for n, each in self._waiting.items() if each[0] is not part}
+
+    def find_key(self, node: str) -> bytes | None:
+        found = self._coordinator.routes.directory.gateways.get(node)
+        return None if found is None else found.key
+
+    def forward_request(self, part: "TracePart", frame: TraceRequest) -> str:
+        """Pass a request on; returns the problem if that cannot be done."""
+        target = next((each for each in self._parts if each.peer == frame.target), None)
+        if target is None or target.is_closed:
+            return f"the relay has no link with {frame.target}"
+        self._expire_requests(part.now())
+        if sum(each[0] is part for each in self._waiting.values()) >= _UNANSWERED:
+            return "too many requests at once"
+        self._numbers += 1
+        self._waiting[self._numbers] = (part, frame.id, part.now() + _FORWARD_MS)
+        target.send_forwarded(self._numbers, replace(frame, asker=part.peer), self._pass_answer)
+        return ""
+
+    def _pass_answer(self, number: int, answer: TraceAnswer) -> None:
+        part, theirs, _ = self._waiting.pop(number, (None, 0, 0))
+        if part is not None:
+            part.send_answer(replace(answer, id=theirs))
+
+    def _expire_requests(self, now: int) -> None:
+        # The clock may have gone back: no request waits longer than from now on.
+        self._waiting = {
+            number: each
+            for number, each in self._waiting.items()
+            if now < each[2] <= now + _FORWARD_MS
+        }
+
+
+class TracePart:
+    """Asks a peer for steps and answers its requests. The caller sets its own deadline."""
+
+    def __init__(
+        self,
+        port: LinkPort,
+        node: LocalNode,
+        peer: str,
+        forwarder: TraceForwarder,
+        *,
+        forwards: bool,
+    ) -> None:
+        self._port = port
+        self._node = node
+        self.peer = peer
+        self._forwarder = forwarder
+        self._forwards = forwards
+        self.now = port.now
+        self.is_closed = False
+        self._requests: dict[int, Callable[[TraceAnswer], None]] = {}
+        self._numbers = 0
+        self._answering = 0
+
+    def request_trace(
+        self, event_ids: Sequence[str], answered: TraceAnswered, target: str | None = None
+    ) -> int:
+        """Ask the peer, or through it a `target`; returns the number for `forget_request`."""
+        self._numbers += 1
+        request = TraceRequest(self._numbers, list(event_ids))
+        if target is None:
+            self._requests[request.id] = answered
+        else:
+            key, own = self._node.key, self._node.id
+            signature = sign_trace_request(key, own, target, request.event_ids)
+            request = replace(request, target=target, asker=own, signature=signature)
+            self._requests[request.id] = lambda answer: self._use_relayed(request, answer, answered)
+        self._port.send(request)
+        return request.id
+
+    def send_forwarded(
+        self, number: int, request: TraceRequest, answered: Callable[[int, TraceAnswer], None]
+    ) -> None:
+        """Pass on the request of another peer."""
+        self._numbers += 1
+        self._requests[self._numbers] = lambda answer: answered(number, answer)
+        self._port.send(replace(request, id=self._numbers))
+
+    def forget_request(self, number: int) -> None:
+        self._requests.pop(number, None)
+
+    def handle_hello(self, hello: HelloFrame) -> None:
+        """Requests start when somebody asks."""
+        self._forwarder.add_part(self)
+
+    def receive_frame(self, frame: AnyFrame) -> bool:
+        match frame:
+            case TraceRequest():
+                self._receive_request(frame)
+            case TraceAnswer():
+                answered = self._requests.pop(frame.id, None)
+                if answered is not None:
+                    answered(frame)
+            case _:
+                return False
+        return True
+
+    def publish_group(self, group: OutboxGroup) -> None:
+        """A trace is asked for, never streamed."""
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._requests.clear()
+        self._forwarder.remove_part(self)
+
+    def send_answer(self, answer: TraceAnswer) -> None:
+        self._port.send(answer)
+
+    def _receive_request(self, frame: TraceRequest) -> None:
+        if frame.target not in (None, self._node.id):
+            problem = "it is no relay"
+            if self._forwards:
+                problem = self._forwarder.forward_request(self, frame)
+            if problem:
+                self._port.send(TraceAnswer(frame.id, self.now(), [], problem=problem))
+            return
+        asker = self.peer if frame.target is None else self._check_asker(frame)
+        if asker is None:
+            problem = f"{self._node.id} does not know {frame.asker}"
+            self._port.send(TraceAnswer(frame.id, self.now(), [], problem=problem[:300]))
+        # A peer with too many requests at once gets no answer to the rest.
+        elif self._answering < _UNANSWERED:
+            self._answering += 1
+            self._port.commit(lambda tx: self._make_answer(tx, frame, asker), self._finish_answer)
+
+    def _check_asker(self, frame: TraceRequest) -> str | None:
+        """The member that asks through a relay, if we know it; LinkError if it does not."""
+        key = self._forwarder.find_key(frame.asker or "")
+        if key is None or frame.asker is None:
+            return None
+        check_trace_request(frame, self._node.id, key)
+        return frame.asker
+
+    def _make_answer(self, tx: Tx, frame: TraceRequest, asker: str) -> TraceAnswer:
+        steps: list[TraceStep] = []
+        for event_id in frame.event_ids:
+            # Of a malformed event id nothing is known.
+            try:
+                steps += EventTrace(tx, self._node.id, asker).trace_events([event_id])
+            except GatepostError:
+                continue
+        answer = TraceAnswer(frame.id, tx.now, steps[:TRACE_STEPS])
+        if frame.target is None:
+            return answer
+        signature = sign_trace_answer(self._node.key, frame, self._node.id, answer)
+        return replace(answer, signature=signature)
+
+    def _finish_answer(self, answer: TraceAnswer) -> None:
+        self._answering -= 1
+        self._port.send(answer)
+
+    def _use_relayed(
+        self, request: TraceRequest, answer: TraceAnswer, answered: TraceAnswered
+    ) -> None:
+        key = self._forwarder.find_key(request.target or "")
+        if key is None:
+            raise LinkError(f"{request.target} is not in this room")
+        if not answer.problem:
+            check_trace_answer(request, answer, key)
+        elif answer.steps:
+            raise LinkError(f"{self.peer} sent steps of {request.target} without proof")
+        answered(answer)

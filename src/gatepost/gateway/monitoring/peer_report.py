@@ -1,0 +1,133 @@
+"""How this gateway stands with each other one: the way to it, its last sign of life, its backlog.
+
+Everything is read from the room, the links and the journal; nobody is asked.
+"""
+
+from msgspec import Struct
+
+from gatepost.gateway.core import Core
+from gatepost.gateway.peers.connection_links import ConnectionLinks
+from gatepost.gateway.peers.dialer import Dialer
+from gatepost.gateway.peers.join_client import http_url
+from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.journal import Tx
+from gatepost.room import RoomMember
+from gatepost.wire import PeerStatus
+
+# Open deliveries by gateway: without a receipt, by the reason its owner gave; and accepted ones.
+_SELECT_WAITING = """
+SELECT node, reason, count(*), min(emitted_at), max(attempt) FROM delivery
+WHERE processed_at IS NULL AND accepted_at IS NULL AND node IS NOT ?1 GROUP BY node, reason
+"""
+_SELECT_ACCEPTED = """
+SELECT node, count(*) FROM delivery
+WHERE processed_at IS NULL AND accepted_at IS NOT NULL AND node IS NOT ?1 GROUP BY node
+"""
+_HELD_TEXTS = {
+    "held: full": "a mailbox there is full",
+    "held: blob": "its large payload is still being fetched",
+    "held: order": "an earlier message of the same sender is missing there",
+}
+
+
+class PeerBacklog(Struct):
+    """Messages for one gateway: `waiting` for its receipt, and `accepted` but not processed."""
+
+    waiting: int = 0
+    since: int | None = None
+    attempts: int = 0
+    reasons: list[str] = []
+    accepted: int = 0
+
+
+class PeerReport:
+    def __init__(self, replica: RoomReplica, links: ConnectionLinks, dialer: Dialer) -> None:
+        self._replica = replica
+        self._core: Core = replica.core
+        self._links = links
+        self._dialer = dialer
+
+    async def describe_peers(self) -> list[PeerStatus]:
+        """Every other member of the room, and every other gateway that messages wait for."""
+        own = self._core.node.id
+        backlogs = await self._core.read(lambda tx: read_backlogs(tx, own))
+        room = self._replica.room
+        members = {} if room is None else dict(room.effective.nodes)
+        members.pop(own, None)
+        gone = [node for node in backlogs if node not in members]
+        return [
+            *(self._describe_member(m, backlogs.get(id)) for id, m in sorted(members.items())),
+            *(_describe_stranger(node, backlogs[node]) for node in sorted(gone)),
+        ]
+
+    def _describe_member(self, member: RoomMember, backlog: PeerBacklog | None) -> PeerStatus:
+        node, backlog = member.id, backlog or PeerBacklog()
+        linked = node in self._links.linked_peers()
+        relay = None if linked else self._links.relay_of(node)
+        heard_at = self._core.clock.now() - int(self._links.seconds_silent(node) * 1000)
+        problem = "" if linked else self._find_problem(member, relay)
+        return PeerStatus(
+            node,
+            member.record.status,
+            linked,
+            relay,
+            max(0, heard_at),
+            backlog.waiting,
+            backlog.since,
+            backlog.accepted,
+            _explain_backlog(backlog, reached=linked or relay is not None),
+            problem,
+        )
+
+    def _find_problem(self, member: RoomMember, relay: str | None) -> str:
+        """Why there is no link, as far as this gateway knows."""
+        endpoint = member.record.endpoint_ws
+        dialling = None if endpoint is None else self._dialer.problems.get(http_url(endpoint))
+        if dialling is not None:
+            return dialling
+        if endpoint is None:
+            return "" if relay else "it has no address, and has not connected to us or to a relay"
+        return "" if relay else "not connected, and no relay has its outbox"
+
+
+def _describe_stranger(node: str, backlog: PeerBacklog) -> PeerStatus:
+    problem = "it is not in the room" if node else "no gateway can take these messages"
+    return PeerStatus(
+        node,
+        "unknown",
+        False,
+        None,
+        None,
+        backlog.waiting,
+        backlog.since,
+        backlog.accepted,
+        "; ".join(backlog.reasons),
+        problem,
+    )
+
+
+def _explain_backlog(backlog: PeerBacklog, *, reached: bool) -> str:
+    """Why messages wait for a gateway; empty if none do."""
+    if not backlog.waiting:
+        return ""
+    if backlog.reasons:
+        return "; ".join(backlog.reasons)
+    if not reached:
+        return "it cannot be reached"
+    tries = f", sent {backlog.attempts} times" if backlog.attempts > 1 else ""
+    return f"it has not answered yet{tries}"
+
+
+def read_backlogs(tx: Tx, own: str) -> dict[str, PeerBacklog]:
+    """Open deliveries to other gateways; under the empty name those without a gateway."""
+    found: dict[str, PeerBacklog] = {}
+    for node, reason, count, since, attempts in tx.fetch_all(_SELECT_WAITING, (own,)):
+        backlog = found.setdefault(node or "", PeerBacklog(reasons=[]))
+        backlog.waiting += count
+        backlog.since = since if backlog.since is None else min(backlog.since, since)
+        backlog.attempts = max(backlog.attempts, attempts)
+        if reason:
+            backlog.reasons.append(f"{count} held: {_HELD_TEXTS.get(reason, reason)}")
+    for node, count in tx.fetch_all(_SELECT_ACCEPTED, (own,)):
+        found.setdefault(node or "", PeerBacklog(reasons=[])).accepted = count
+    return found
