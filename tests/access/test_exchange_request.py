@@ -11,7 +11,7 @@ def test_the_joiner_recognises_the_gateway_that_invited_it(harness: AccessHarnes
     token = harness.invite("mbp-jane").token
     request = harness.joiner("mbp-jane").with_invite(token)
     check_exchange_answer(
-        request, harness.exchange(request), node_invites.issuer_fingerprint(token)
+        request, harness.exchange(request), node_invites.read_invite_issuer(token).fingerprint
     )
 
 
@@ -23,7 +23,7 @@ def test_an_impostor_with_a_key_of_its_own_is_noticed(harness: AccessHarness) ->
         check_exchange_answer(
             request,
             replace(honest, issuer_key=key("eve").public),
-            node_invites.issuer_fingerprint(token),
+            node_invites.read_invite_issuer(token).fingerprint,
         )
 
 
@@ -38,7 +38,7 @@ def test_an_impostor_that_shows_the_right_key_without_having_it_is_noticed(
     forged = eve.exchange(eve.joiner("mbp-jane").with_invite(eve.invite("mbp-jane").token))
     shown = replace(forged, issuer_key=harness.issuer.key.public)
     with pytest.raises(InvalidTicket):
-        check_exchange_answer(request, shown, node_invites.issuer_fingerprint(token))
+        check_exchange_answer(request, shown, node_invites.read_invite_issuer(token).fingerprint)
 
 
 def test_an_answer_to_another_request_is_noticed(harness: AccessHarness) -> None:
@@ -46,5 +46,5 @@ def test_an_answer_to_another_request_is_noticed(harness: AccessHarness) -> None
     earlier, request = (harness.joiner("mbp-jane").with_invite(token) for _ in range(2))
     with pytest.raises(InvalidTicket, match="another request"):
         check_exchange_answer(
-            request, harness.exchange(earlier), node_invites.issuer_fingerprint(token)
+            request, harness.exchange(earlier), node_invites.read_invite_issuer(token).fingerprint
         )

@@ -9,12 +9,30 @@ from tests.access.harness import DAY, HOUR, START, AccessHarness, key, refused
 def test_an_invite_names_its_issuer_by_fingerprint(harness: AccessHarness) -> None:
     token = harness.invite("mbp-jane").token
     assert token.startswith("gp1.")
-    assert node_invites.issuer_fingerprint(token) == harness.issuer.key.fingerprint
+    assert node_invites.read_invite_issuer(token).fingerprint == harness.issuer.key.fingerprint
 
 
-def test_what_is_no_invite_names_no_issuer() -> None:
-    with refused("invalid_token"):
-        node_invites.issuer_fingerprint("gp1.what.ever")
+def test_an_invite_names_the_certificate_of_a_gateway_that_made_its_own(
+    harness: AccessHarness,
+) -> None:
+    pin = "0123456789abcdef" * 4
+    issued = harness.run(
+        lambda tx: node_invites.issue_node_invite(
+            tx, harness.issuer, tier="edge", ttl=HOUR, actor="operator", tls_pin=pin
+        )
+    )
+    found = node_invites.read_invite_issuer(issued.token)
+    assert (found.fingerprint, found.tls_pin) == (harness.issuer.key.fingerprint, pin)
+    request = harness.joiner("mbp-jane").with_invite(issued.token)
+    assert harness.exchange(request).issuer_id == harness.issuer.id
+
+
+@pytest.mark.parametrize("digits", [0, 31, 33, 95, 97, 112])
+def test_what_is_no_invite_names_no_issuer(digits: int) -> None:
+    secret = "s" * 43
+    for text in ("gp1.what.ever", f"gp1.{'0' * 16}{'a' * digits}.{secret}"):
+        with refused("invalid_token"):
+            node_invites.read_invite_issuer(text)
 
 
 def test_an_issued_invite_is_listed_with_all_but_its_secret(harness: AccessHarness) -> None:

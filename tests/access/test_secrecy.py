@@ -102,7 +102,7 @@ def test_no_refusal_repeats_what_was_presented(harness: AccessHarness) -> None:
         lambda: harness.admit(token),
         lambda: harness.refresh(agent),
         lambda: harness.authenticate(agent),
-        lambda: node_invites.issuer_fingerprint(f"{token}x"),
+        lambda: node_invites.read_invite_issuer(f"{token}x"),
     ):
         with pytest.raises(GatepostError) as found:
             act()

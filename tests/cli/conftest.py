@@ -76,6 +76,13 @@ class Cli:
         assert not result.err, result
         return result.out
 
+    def invite(self, *arguments: str) -> str:
+        """A new invite; gateways of tests listen on loopback, which `invite` warns of."""
+        result = self("invite", *arguments)
+        assert result.code == 0, result
+        assert "nobody on another machine can use this invite" in result.err, result
+        return result.out
+
     def json(self, *arguments: str, stdin: bytes = b"") -> Any:
         return json.loads(self.ok("--json", *arguments, stdin=stdin))
 

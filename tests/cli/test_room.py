@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gatepost.config import load_settings
+from gatepost.tls import own_certificate_pin
 from tests.cli.conftest import Cli, gateway
 from tests.waiting import wait_until
 
@@ -36,7 +38,7 @@ def newcomer(tmp_path: Path) -> Iterator[Cli]:
 
 
 def _join(cli: Cli, host: Cli) -> str:
-    token = host.ok("invite", "--tier", "edge", "--node", _node_id(cli))
+    token = host.invite("--tier", "edge", "--node", _node_id(cli))
     return cli.ok("join", _url(host), "--token", "-", stdin=token.encode())
 
 
@@ -80,13 +82,13 @@ def test_on_a_terminal_an_invite_is_drawn_too(pair: tuple[Cli, Cli]) -> None:
     token = next(line for line in seen.splitlines() if line.startswith("gp1."))
     assert "▄" in seen or "▀" in seen
     assert f"gatepost join {_url(pair[0])} --token -" in seen
-    assert "▄" not in pair[0].ok("invite")
-    assert "▄" in pair[0].ok("invite", "--qr")
+    assert "▄" not in pair[0].invite()
+    assert "▄" in pair[0].invite("--qr")
     assert token not in pair[0].ok("invites")
 
 
 def test_an_invite_on_the_command_line_is_refused(pair: tuple[Cli, Cli]) -> None:
-    token = pair[0].ok("invite").strip()
+    token = pair[0].invite().strip()
     result = pair[1]("join", _url(pair[0]), "--token", token)
     assert (result.code, "can be seen by others" in result.err) == (2, True)
     assert token not in result.err
@@ -104,7 +106,7 @@ def test_joining_says_what_was_wrong(pair: tuple[Cli, Cli], tmp_path: Path) -> N
 
 
 def test_an_invite_is_withdrawn(pair: tuple[Cli, Cli]) -> None:
-    invited = pair[0].json("invite")
+    invited = json.loads(pair[0].invite("--json"))
     id = invited["invite"]["id"]
     assert pair[0].ok("withdraw", id) == f"invite {id} is revoked\n"
     assert pair[0]("withdraw", "0" * 16).code == 1
@@ -154,24 +156,111 @@ def test_external_agents_are_invited_listed_and_revoked(pair: tuple[Cli, Cli]) -
     assert wrong.error["code"] == "invalid_request"
 
 
-def test_a_gateway_that_speaks_tls_is_known_by_its_certificate(tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-            *("-nodes", "-keyout", str(key), "-out", str(cert), "-days", "2"),
-            *("-subj", "/CN=vps", "-addext", "subjectAltName=IP:127.0.0.1"),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    homes = [tmp_path / name for name in ("vps", "mbp")]
-    tls = {"GATEPOST_LISTEN__TLS_CERT": str(cert), "GATEPOST_LISTEN__TLS_KEY": str(key)}
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority of our own, and a certificate for 127.0.0.1 that it signed."""
+    folder = tmp_path_factory.mktemp("certificates")
+    make_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
+    for command in (
+        ("req", "-x509", *make_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ours"),
+        (
+            *("req", "-x509", *make_key, "-CA", "ca.pem", "-CAkey", "ca.key"),
+            *("-keyout", "vps.key", "-out", "vps.pem", "-subj", "/CN=vps"),
+            *("-addext", "subjectAltName=IP:127.0.0.1"),
+        ),
+    ):
+        subprocess.run(["openssl", *command], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def test_a_private_authority_is_named_once_with_ca(certificates: Path, tmp_path: Path) -> None:
+    tls = {
+        "GATEPOST_LISTEN__TLS_CERT": str(certificates / "vps.pem"),
+        "GATEPOST_LISTEN__TLS_KEY": str(certificates / "vps.key"),
+    }
+    with _started(tmp_path / "vps", GATEPOST_NODE__ID="vps", **tls) as vps:
+        with _started(tmp_path / "mbp", GATEPOST_NODE__ID="mbp") as mbp:
+            token = vps.invite("--node", "mbp").encode()
+            refused = mbp("join", _url(vps), "--token", "-", "--json", stdin=token)
+            assert refused.error["code"] == "unavailable"
+            assert "does not trust the certificate" in refused.error["message"]
+            assert "--ca FILE" in refused.error["message"]
+            ca = str(certificates / "ca.pem")
+            assert "joined" in mbp.ok("join", _url(vps), "--token", "-", "--ca", ca, stdin=token)
+        # The authority is kept: after a restart the gateway dials again without being told.
+        with _started(tmp_path / "mbp", GATEPOST_NODE__ID="mbp") as mbp:
+            wait_until(lambda: _is_connected(mbp, "vps"), 20)
+
+
+def test_a_certificate_of_its_own_needs_no_file_at_all(tmp_path: Path) -> None:
+    vps, mbp = Cli(tmp_path / "vps"), Cli(tmp_path / "mbp")
+    vps.ok("init", "--public", "--host", "127.0.0.1", "--node-id", "vps")
+    mbp.ok("init", "--node-id", "mbp")
     with ExitStack() as running:
-        vps = running.enter_context(_started(homes[0], GATEPOST_NODE__ID="vps", **tls))
-        trusting = {"GATEPOST_ROOM__TLS_CA": str(cert)}
-        mbp = running.enter_context(_started(homes[1], GATEPOST_NODE__ID="mbp", **trusting))
-        assert _url(vps).startswith("https://")
-        token = vps.ok("invite", "--node", "mbp")
-        assert "joined" in mbp.ok("join", _url(vps), "--token", "-", stdin=token.encode())
-        assert {node["id"] for node in vps.json("nodes")["nodes"]} == {"vps", "mbp"}
+        running.enter_context(_started(vps.home))
+        running.enter_context(_started(mbp.home))
+        assert _url(vps).startswith("https://127.0.0.1:")
+        token = vps.invite("--node", "mbp").encode()
+        assert "joined" in mbp.ok("join", _url(vps), "--token", "-", stdin=token)
+        wait_until(lambda: _is_connected(mbp, "vps"))
+        vps.ok("agent", "add", "ann")
+        wait_until(lambda: mbp("send", "ann", "hello", "--wait", "accepted").code == 0)
+
+
+def _is_connected(cli: Cli, node: str) -> bool:
+    return any(each["connected"] for each in cli.json("nodes")["nodes"] if each["id"] == node)
+
+
+def test_another_certificate_than_the_invite_names_is_refused(tmp_path: Path) -> None:
+    vps, mbp = Cli(tmp_path / "vps"), Cli(tmp_path / "mbp")
+    vps.ok("init", "--public", "--host", "127.0.0.1", "--node-id", "vps")
+    with ExitStack() as running:
+        mbp = running.enter_context(_started(mbp.home, GATEPOST_NODE__ID="mbp"))
+        with _started(vps.home):
+            token = vps.invite().encode()
+        (vps.home / "tls.key").unlink()
+        vps.ok("init", "--public", "--host", "127.0.0.1", "--node-id", "vps", "--force")
+        running.enter_context(_started(vps.home))
+        refused = mbp("join", _url(vps), "--token", "-", "--json", stdin=token)
+        assert "another certificate than the one its invite named" in refused.error["message"]
+        fresh = vps.invite().encode()
+        assert "joined" in mbp.ok("join", _url(vps), "--token", "-", stdin=fresh)
+
+
+def test_each_reason_not_to_get_through_has_its_own_sentence(pair: tuple[Cli, Cli]) -> None:
+    ann, jane = pair
+    token = ann.invite().encode()
+
+    def refusal(url: str) -> str:
+        return str(jane("join", url, "--token", "-", "--json", stdin=token).error["message"])
+
+    assert "does not speak TLS" in refusal(_url(ann).replace("http:", "https:"))
+    assert "nothing listens at" in refusal("http://127.0.0.1:9")
+    assert "has no address" in refusal("https://no-such-host.invalid:7433")
+
+
+def test_init_makes_the_listener_public_and_its_key_private(tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "state")
+    said = cli.json("init", "--public", "--host", "vps.example")
+    assert said["public_url"] == "https://vps.example:7433"
+    assert {file.name for file in cli.home.iterdir()} == {"gatepost.toml", "tls.crt", "tls.key"}
+    assert (cli.home / "tls.key").stat().st_mode & 0o777 == 0o600
+    settings = load_settings(cli.env)
+    assert (settings.listen.host, settings.listen.allow_public) == ("0.0.0.0", True)
+    assert settings.named_file(settings.listen.tls_cert) == cli.home / "tls.crt"
+    before = own_certificate_pin(cli.home / "tls.crt")
+    cli.ok("init", "--public", "--host", "[fd00::1]:7000", "--force")
+    again = load_settings(cli.env)
+    assert (again.listen.host, again.listen.port) == ("::", 7000)
+    assert again.room.public_url == "https://[fd00::1]:7000"
+    assert own_certificate_pin(cli.home / "tls.crt") == before, "the key stays, so the pin does"
+    for bad in (("--public", "--host", "a b"), ("--host", "vps.example")):
+        assert cli("init", "--force", *bad).code == 2
+
+
+def test_a_public_listener_without_tls_is_warned_of(tmp_path: Path) -> None:
+    open_to_all = {"GATEPOST_LISTEN__HOST": "0.0.0.0", "GATEPOST_LISTEN__ALLOW_PUBLIC": "true"}
+    cli = Cli(tmp_path / "state", **open_to_all)
+    with cli.running("up", "--port", "0") as process:
+        assert process.stderr is not None
+        assert "without TLS" in process.stderr.readline()

@@ -22,7 +22,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, Cli]]:
             clis.append(running.enter_context(gateway(home, **env)))
         ann, jane = clis
         url = json.loads((ann.home / "endpoint.json").read_bytes())["url"]
-        jane.ok("join", url, "--token", "-", stdin=ann.ok("invite").encode())
+        jane.ok("join", url, "--token", "-", stdin=ann.invite().encode())
         yield ann, jane
 
 
@@ -48,7 +48,7 @@ def _stand_by(pair: tuple[Cli, Cli], agent: str) -> None:
 
 
 def test_a_room_without_routes_says_so(cli: Cli) -> None:
-    cli.ok("invite")
+    cli.invite()
     assert "every agent is reached where it lives" in cli.ok("route", "list")
 
 

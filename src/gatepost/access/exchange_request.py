@@ -4,7 +4,7 @@ from hmac import compare_digest
 
 from gatepost.access import tickets
 from gatepost.access.auth_messages import Challenge, ExchangeAnswer, ExchangeRequest
-from gatepost.access.node_invites import issuer_fingerprint
+from gatepost.access.node_invites import read_invite_issuer
 from gatepost.access.node_proof import ProofStatement, challenge_ground, invite_ground
 from gatepost.access.tokens import TokenKind, encode_b64, parse_token
 from gatepost.clock import Clock
@@ -30,7 +30,7 @@ class ExchangeRequester:
             node_key=self._key.public,
             nonce=nonce,
             invite_token=token,
-            node_proof=self._sign_proof(ground, nonce, issuer_fingerprint(token)),
+            node_proof=self._sign_proof(ground, nonce, read_invite_issuer(token).fingerprint),
             requested_rooms=rooms,
         )
 

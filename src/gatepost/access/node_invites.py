@@ -1,7 +1,9 @@
 """Invites for nodes: `gp1.<publicId>.<secret>`. An invite admits one node, once.
 
-The public part ends in the fingerprint of the issuer's key, so that the joining node can verify the
-gateway it talks to. Only the issuing gateway decides whether an invite is still valid.
+The public part has the fingerprint of the issuer's key, so that the joining node can verify the
+gateway it talks to. If no authority signed the issuer's certificate, the pin of its TLS key
+follows: the joining node then needs no other file to know the right machine. Only the issuing
+gateway decides whether an invite is still valid.
 """
 
 from typing import Literal
@@ -30,6 +32,7 @@ from gatepost.errors import (
 from gatepost.events import check_node_id, fingerprint_key
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Tx
+from gatepost.tls import PIN_DIGITS
 from gatepost.wire import Tier
 
 _COLUMNS = """
@@ -48,6 +51,7 @@ WHERE id = ? AND used_at IS NULL AND revoked_at IS NULL
 """
 _REVOKE_INVITE = "UPDATE invite SET revoked_at = ? WHERE id = ?"
 
+_FINGERPRINT_DIGITS = len(fingerprint_key(b""))
 # Exchanges are remembered until their invite expires, so its life must be limited.
 _MAX_TTL_MS = 30 * 86_400_000
 
@@ -93,6 +97,7 @@ def issue_node_invite(
     actor: str,
     expected_node_id: str | None = None,
     expected_key: bytes | None = None,
+    tls_pin: str | None = None,
 ) -> IssuedNodeInvite:
     """Issue an invite for `ttl` ms. Naming the expected node and its key makes it safer."""
     if issuer.tier != "backbone":
@@ -101,7 +106,8 @@ def issue_node_invite(
         raise InvalidRequest("an invite lasts at most 30 days; ask for less")
     if expected_node_id is not None:
         check_node_id(expected_node_id)
-    token = mint_token(issuer.clock, TokenKind.INVITE, issuer.key.fingerprint)
+    extra = issuer.key.fingerprint + (tls_pin or "")
+    token = mint_token(issuer.clock, TokenKind.INVITE, extra)
     expected = (expected_node_id, expected_key)
     row = (token.id, tier, *expected, actor, tx.now, tx.now + ttl, token.hash)
     tx.execute(_INSERT_INVITE, row)
@@ -158,18 +164,26 @@ def consume_node_invite(tx: Tx, id: str, node_id: str, node_key: bytes) -> bool:
     return False
 
 
-def issuer_fingerprint(text: str) -> str:
-    """The fingerprint of the key that must sign the answer to this invite."""
+class InviteIssuer(Struct, frozen=True):
+    """The gateway that issued an invite: its key's fingerprint, and its TLS pin if it has one."""
+
+    fingerprint: str
+    tls_pin: str | None
+
+
+def read_invite_issuer(text: str) -> InviteIssuer:
+    """The gateway that must answer to this invite."""
     token = parse_token(text, TokenKind.INVITE)
-    if len(token.extra) != len(fingerprint_key(b"")):
+    fingerprint, pin = token.extra[:_FINGERPRINT_DIGITS], token.extra[_FINGERPRINT_DIGITS:]
+    if len(fingerprint) != _FINGERPRINT_DIGITS or len(pin) not in {0, PIN_DIGITS}:
         raise InvalidToken("this is not an invite; it starts with `gp1.` and is one line")
-    return token.extra
+    return InviteIssuer(fingerprint, pin or None)
 
 
 def _find_invite(tx: Tx, token: BearerToken, issuer: str) -> NodeInvite:
     row = tx.fetch_one(_SELECT_INVITE, (token.id,))
     known = matches_hash(token, None if row is None else row[-1])
-    if row is None or not known or token.extra != issuer:
+    if row is None or not known or token.extra[:_FINGERPRINT_DIGITS] != issuer:
         raise InvalidToken("this gateway did not issue this invite; check where it came from")
     return NodeInvite(*row[:-1])
 

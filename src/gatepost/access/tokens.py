@@ -19,7 +19,7 @@ from gatepost.clock import Clock
 _ID_BYTES = 8
 _SECRET_BYTES = 32
 _ID_DIGITS = 2 * _ID_BYTES
-_TOKEN_PATTERN = re.compile(r"([a-z]+1)\.([0-9a-f]{16,64})\.([A-Za-z0-9_-]{43})")
+_TOKEN_PATTERN = re.compile(r"([a-z]+1)\.([0-9a-f]{16,128})\.([A-Za-z0-9_-]{43})")
 _NO_HASH = bytes(32)
 
 

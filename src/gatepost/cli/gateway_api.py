@@ -19,6 +19,7 @@ from gatepost.cli.problems import (
 )
 from gatepost.cli.settings import report_unusable_settings
 from gatepost.config import default_settings_path, is_loopback, load_settings
+from gatepost.connect_errors import explain_connect_error, is_untrusted
 from gatepost.errors import GatepostError, Unauthorized
 from gatepost.events import check_agent_id
 from gatepost.gateway_endpoint import (
@@ -28,11 +29,13 @@ from gatepost.gateway_endpoint import (
     read_token,
 )
 from gatepost.http_calls import HttpCalls, NotGatewayAnswer, httpx
+from gatepost.tls import local_context
 
 T = TypeVar("T")
 
 _ADDRESS_ADVICE = "write it as http://HOST:PORT"
 _TOKEN_ADVICE = "name its file with --token-file"
+_TRUST_ADVICE = "name a file with the certificate of its authority in SSL_CERT_FILE"
 
 
 class CliTarget(msgspec.Struct, frozen=True):
@@ -47,11 +50,7 @@ class CliTarget(msgspec.Struct, frozen=True):
 
     def tls_verification(self) -> ssl.SSLContext | bool:
         """httpx's `verify`: a local gateway is trusted by exactly its own certificate."""
-        if self.tls_cert is None:
-            return True
-        context = ssl.create_default_context(cafile=self.tls_cert)
-        context.check_hostname = False
-        return context
+        return True if self.tls_cert is None else local_context(self.tls_cert)
 
 
 class CliGateway:
@@ -114,10 +113,8 @@ class CliGateway:
             ) from None
         except httpx.InvalidURL:
             raise usage_problem(f"{url} is not an address; {_ADDRESS_ADVICE}") from None
-        except httpx.ConnectError:
-            raise unreachable_problem(
-                f"no gateway answers at {url}: start one with `gatepost up`"
-            ) from None
+        except httpx.ConnectError as error:
+            raise unreachable_problem(describe_unreachable(url, error)) from None
         except httpx.TimeoutException:
             raise lost_answer_problem(f"{url} did not answer in time") from None
         except httpx.RequestError as error:
@@ -134,6 +131,15 @@ class CliGateway:
             f"the gateway at {self.target.url} refused the token in {self.target.token_file}:"
             " name the right one with --state-dir or --token-file",
         )
+
+
+def describe_unreachable(url: str, error: Exception) -> str:
+    """Say why a gateway could not be reached, and the next step."""
+    if not _is_local(url) or is_untrusted(error):
+        explained = explain_connect_error(url, error, _TRUST_ADVICE)
+        if explained is not None:
+            return explained
+    return f"no gateway answers at {url}: start one with `gatepost up`"
 
 
 def mailbox_path(agent: str) -> str:

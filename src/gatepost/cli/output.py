@@ -47,6 +47,11 @@ def print_hint(text: str) -> None:
         print(text, file=sys.stderr)
 
 
+def print_warning(text: str) -> None:
+    """Print a warning on standard error, whether anybody looks at it now or reads it later."""
+    print(f"gatepost: {text}", file=sys.stderr)
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table: aligned on a terminal; in a pipe one line per row, separated by tabs."""
     cells = [[_cell_text(value) for value in row] for row in rows]

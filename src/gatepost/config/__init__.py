@@ -13,6 +13,7 @@ from gatepost.config.settings import (
 )
 from gatepost.config.settings_file import (
     FILE_NAME,
+    ChosenSettings,
     default_settings_path,
     default_toml,
     load_settings,
@@ -22,6 +23,7 @@ __all__ = [
     "FILE_NAME",
     "AlertsSettings",
     "ArchiveSettings",
+    "ChosenSettings",
     "ListenSettings",
     "MailboxSettings",
     "NodeSettings",

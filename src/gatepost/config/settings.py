@@ -86,7 +86,11 @@ class ListenSettings(SettingsSection, frozen=True, kw_only=True):
 
     tls_cert: Annotated[
         str,
-        Meta(max_length=4096, description="File with the certificate chain; empty: plain HTTP."),
+        Meta(
+            max_length=4096,
+            description="File with the certificate chain, in the state directory or with its whole"
+            " path; empty: plain HTTP.",
+        ),
     ] = ""
     tls_key: Annotated[
         str, Meta(max_length=4096, description="File with the certificate's private key.")
@@ -238,7 +242,8 @@ class RoomSettings(SettingsSection, frozen=True, kw_only=True):
         str,
         Meta(
             max_length=4096,
-            description="File with certificates to trust for other gateways, besides the system's.",
+            description="File with certificates to trust for other gateways, besides the system's,"
+            " in the state directory or with its whole path.",
         ),
     ] = ""
     allowed_origins: Annotated[
@@ -436,6 +441,13 @@ class Settings(SettingsSection, frozen=True, kw_only=True):
                 f"these mailbox settings a message can be delivered for {toml_value(least)} s: "
                 "set it to at least that, or lower mailbox.ttl_secs"
             )
+
+    def named_file(self, setting: str) -> Path | None:
+        """The file a setting names: `~` is the home folder, other paths are in the state directory.
+
+        None if the setting is empty.
+        """
+        return self.node.state_dir / Path(setting).expanduser() if setting else None
 
     @classmethod
     def load(cls, path: Path | None, env: Mapping[str, str]) -> Self:

@@ -3,11 +3,16 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from gatepost.config.loading import ENV_PREFIX, default_state_dir, section_types
 from gatepost.config.settings import Settings
 from gatepost.config.toml_text import section_toml
+from gatepost.errors import ConfigError
 
 FILE_NAME = "gatepost.toml"
+
+ChosenSettings = Mapping[str, Mapping[str, object]]
 
 
 def default_settings_path(env: Mapping[str, str]) -> Path:
@@ -24,12 +29,23 @@ def load_settings(env: Mapping[str, str], state_dir: Path | None = None) -> Sett
     return Settings.load(file if file.exists() else None, env)
 
 
-def default_toml() -> str:
-    """Return a settings file with every setting, its description and its default, commented out."""
+def default_toml(chosen: ChosenSettings | None = None) -> str:
+    """Return a settings file with every setting, its description and its default, commented out.
+
+    `chosen` has the settings, by section, that the file sets; ConfigError if they cannot be used.
+    """
+    chosen = chosen or {}
+    try:
+        msgspec.convert(chosen, Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from None
     header = (
         "# Settings of this Gatepost gateway. Remove the leading # to change one.\n"
         f"# An environment variable overrides this file: {ENV_PREFIX}MAILBOX__MAX_RETRIES=5\n"
         "# sets max_retries in section [mailbox].\n"
     )
-    sections = (section_toml(name, section) for name, section in section_types(Settings).items())
+    sections = (
+        section_toml(name, section, chosen.get(name))
+        for name, section in section_types(Settings).items()
+    )
     return "\n".join([header, *sections])

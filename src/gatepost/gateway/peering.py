@@ -57,9 +57,10 @@ class Peering:
         ]
 
     @contextlib.asynccontextmanager
-    async def running(self, url: str | None) -> AsyncIterator[None]:
-        """Run until exit. `url` is the address where peers reach this gateway."""
+    async def running(self, url: str | None, tls_pin: str | None = None) -> AsyncIterator[None]:
+        """Run until exit. Peers reach this gateway at `url` and know its TLS key by `tls_pin`."""
         self.replica.endpoint = None if url is None else websocket_url(url)
+        self.replica.tls_pin = tls_pin
         await self.replica.load_room()
         loops = self.replica.core.background
         work = [

@@ -10,14 +10,13 @@ import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import uvicorn
 import uvloop
 from litestar import Litestar
 
 from gatepost.clock import Clock
-from gatepost.config import ListenSettings, Settings
+from gatepost.config import Settings, is_loopback
 from gatepost.errors import ConfigError
 from gatepost.gateway.admin import external_agents, feedback, trace_api, undelivered_api
 from gatepost.gateway.admin.external_agents import ExternalAgents
@@ -39,13 +38,14 @@ from gatepost.gateway.peering import Peering
 from gatepost.gateway.peers.room_facts import collect_room_facts
 from gatepost.gateway_endpoint import GatewayEndpoint
 from gatepost.room import MAX_MESSAGE_BYTES
+from gatepost.tls import own_certificate_pin
 
 log = logging.getLogger(__name__)
 
 _COMPACT_SECS = 60.0
 _SWEEP_DROP_SECS = 600.0
 _PUBLISH_REVIEWS_SECS = 60.0
-_WILDCARD_HOSTS = ("0.0.0.0", "::")
+_LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -76,6 +76,7 @@ async def serve_until_stopped(settings: Settings) -> None:
         metrics.traffic.growing_backlogs = lambda: alerts.growing_backlogs
         app = create_app(operations, local_auth, metrics, routes, peering.report.describe_peers)
         server = _create_server(settings, app)
+        public_url = _public_url(settings, listener)
         await remove_orphan_blobs(core)
         run_every = core.background.run_every
         async with (
@@ -86,7 +87,7 @@ async def serve_until_stopped(settings: Settings) -> None:
                 _PUBLISH_REVIEWS_SECS, findings.publish_open_reviews, "publishing reviews failed"
             ),
             archiver.running(),
-            peering.running(_public_url(settings, listener)),
+            peering.running(public_url, _own_tls_pin(settings, public_url)),
             _stop_on_signals(server, operations, peering),
         ):
             core.state.write_endpoint(_local_endpoint(core, listener))
@@ -172,8 +173,7 @@ class _UvicornServer(uvicorn.Server):
 
 
 def _create_server(settings: Settings, app: Litestar) -> uvicorn.Server:
-    listen = settings.listen
-    _check_tls(listen)
+    _check_tls(settings)
     return _UvicornServer(
         uvicorn.Config(
             app,
@@ -187,8 +187,8 @@ def _create_server(settings: Settings, app: Litestar) -> uvicorn.Server:
             server_header=False,
             limit_concurrency=settings.limits.max_connections,
             timeout_graceful_shutdown=2,
-            ssl_certfile=_expand_path(listen.tls_cert),
-            ssl_keyfile=_expand_path(listen.tls_key),
+            ssl_certfile=settings.named_file(settings.listen.tls_cert),
+            ssl_keyfile=settings.named_file(settings.listen.tls_key),
         )
     )
 
@@ -211,27 +211,29 @@ def _bind_listener(settings: Settings) -> socket.socket:
     return listener
 
 
-def _check_tls(listen: ListenSettings) -> None:
+def _check_tls(settings: Settings) -> None:
     """Raise ConfigError at startup, where the operator sees it, for an unusable certificate."""
-    if listen.tls_cert:
+    listen = settings.listen
+    if (certificate := settings.named_file(listen.tls_cert)) is not None:
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(
-                _expand_path(listen.tls_cert) or "", _expand_path(listen.tls_key)
-            )
+            context.load_cert_chain(certificate, settings.named_file(listen.tls_key))
         except OSError as error:
             raise ConfigError(
                 f"listen.tls_cert and listen.tls_key cannot be used: {error}"
             ) from None
-
-
-def _expand_path(path: str) -> str | None:
-    return str(Path(path).expanduser()) if path else None
+    elif not is_loopback(listen.host):
+        log.warning(
+            "other machines can reach this gateway without TLS: tokens and mail can be read on the"
+            " way; set listen.tls_cert and listen.tls_key, or use `gatepost init --public`"
+        )
 
 
 def _listener_url(settings: Settings, listener: socket.socket) -> str:
+    """Return the URL for clients on this machine; a wildcard address is reached by loopback."""
     scheme = "https" if settings.listen.tls_cert else "http"
     host, port = listener.getsockname()[:2]
+    host = _LOOPBACK_OF_WILDCARD.get(host, host)
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
@@ -239,12 +241,25 @@ def _public_url(settings: Settings, listener: socket.socket) -> str | None:
     """Return the URL peers dial; None if it is not configured and cannot be derived."""
     if settings.room.public_url:
         return settings.room.public_url
-    return (
-        _listener_url(settings, listener) if settings.listen.host not in _WILDCARD_HOSTS else None
-    )
+    is_wildcard = settings.listen.host in _LOOPBACK_OF_WILDCARD
+    return None if is_wildcard else _listener_url(settings, listener)
+
+
+def _own_tls_pin(settings: Settings, url: str | None) -> str | None:
+    """Return the pin that peers need to know us by, if we made our certificate ourselves."""
+    certificate = settings.named_file(settings.listen.tls_cert)
+    if certificate is None or (url is not None and not url.startswith("https:")):
+        return None
+    return own_certificate_pin(certificate)
 
 
 def _local_endpoint(core: Core, listener: socket.socket) -> GatewayEndpoint:
     unix = str(core.state.socket) if core.settings.listen.unix_socket else None
-    url, cert = _listener_url(core.settings, listener), _expand_path(core.settings.listen.tls_cert)
-    return GatewayEndpoint(url, unix, os.getpid(), core.node.id, cert)
+    certificate = core.settings.named_file(core.settings.listen.tls_cert)
+    return GatewayEndpoint(
+        _listener_url(core.settings, listener),
+        unix,
+        os.getpid(),
+        core.node.id,
+        None if certificate is None else str(certificate),
+    )

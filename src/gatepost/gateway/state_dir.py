@@ -29,6 +29,8 @@ class StateDir:
         self.socket = path / "gateway.sock"
         self.token = path / TOKEN_FILE_NAME
         self.key = path / "node.key"
+        self.tls_key = path / "tls.key"
+        self.tls_cert = path / "tls.crt"
         self.endpoint = path / ENDPOINT_FILE_NAME
 
     def create_folder(self) -> None:

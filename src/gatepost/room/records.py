@@ -18,12 +18,14 @@ MAX_RECORD_BYTES = 16 * 1024
 _DEFAULT_RECORD_BYTES = 4 * 1024
 
 _FINGERPRINT = r"\A[0-9a-f]{32}\Z"
+_TLS_PIN = r"\A[0-9a-f]{64}\Z"
 _VERSION = r"\A[0-9A-Za-z][0-9A-Za-z.+-]{0,31}\Z"
 _REFERENCE = r"\A[A-Za-z0-9][A-Za-z0-9._:/@#+-]{0,199}\Z"
 _TITLE = r"\A[A-Za-z0-9][A-Za-z0-9 ._:/()&+-]{0,63}\Z"
 _URL = r"\Awss?://[A-Za-z0-9.\[\]:_-]{1,253}(/[A-Za-z0-9._~/-]{0,100})?\Z"
 
 Fingerprint = Annotated[str, Meta(pattern=_FINGERPRINT, max_length=32)]
+TlsPin = Annotated[str, Meta(pattern=_TLS_PIN, max_length=64)]
 ProtocolVersion = Annotated[str, Meta(pattern=_VERSION, max_length=32)]
 SkillVersion = ProtocolVersion
 CapabilityId = AgentId
@@ -54,10 +56,14 @@ class RoomRecord(
 
 
 class NodeRecord(RoomRecord, frozen=True, kw_only=True):
-    """`nodes.<nodeId>`: a gateway. Tier, addedBy and addedAt repeat its admission."""
+    """`nodes.<nodeId>`: a gateway. Tier, addedBy and addedAt repeat its admission.
+
+    `tls_pin` is the pin of its TLS key, if no authority signed its certificate.
+    """
 
     tier: Tier
     endpoint_ws: WebSocketUrl | None = None
+    tls_pin: TlsPin | None = None
     capabilities: CapabilityIds = ()
     status: Literal["online", "degraded", "offline"]
     last_heartbeat_at: EpochMs

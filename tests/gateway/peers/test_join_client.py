@@ -15,12 +15,14 @@ from gatepost.errors import Forbidden, InvalidRequest, InvalidTicket, Unavailabl
 from gatepost.events import NodeKey, fingerprint_key
 from gatepost.gateway.peers.join_client import JoinClient, SelfDialError
 from gatepost.gateway.peers.room_directory import RoomDirectory
+from gatepost.gateway.peers.seeds import Seed
 from gatepost.testing import ManualClock
 from tests.gateway.tools import opened
 from tests.room.sample_records import ROOT, entry, key, room
 
 pytestmark = pytest.mark.anyio
 URL = "http://127.0.0.1:1"
+SEED = Seed(URL)
 Host = Callable[[NodeKey], JoinClient]
 
 
@@ -64,13 +66,11 @@ async def knocker(state: Path, clock: ManualClock) -> AsyncIterator[JoinClient]:
     known = RoomDirectory()
     known.refresh_from(room(entry(ROOT)))
     async with opened(state, clock, node__id="ben") as operations:
-        knocker = JoinClient(operations.core, known)
-        yield knocker
-        await knocker.close()
+        yield JoinClient(operations.core, known)
 
 
 def _asks(knocker: JoinClient, host: Callable[[httpx.Request], httpx.Response]) -> None:
-    knocker._clients["http"] = httpx.AsyncClient(transport=httpx.MockTransport(host))
+    knocker.transport = httpx.MockTransport(host)
 
 
 async def test_the_gateway_that_was_meant_is_believed(
@@ -78,40 +78,40 @@ async def test_the_gateway_that_was_meant_is_believed(
 ) -> None:
     _asks(knocker, Impostor(key("root"), clock))
     token = mint_token(clock, TokenKind.INVITE, key("root").fingerprint).text
-    assert (await knocker.exchange_invite(URL, token)).issuer_key == key("root").public
-    assert (await knocker.exchange_proof(URL, None)).issuer_id == "root"
+    assert (await knocker.exchange_invite(SEED, token)).issuer_key == key("root").public
+    assert (await knocker.exchange_proof(SEED)).issuer_id == "root"
 
 
 async def test_another_one_is_not(knocker: JoinClient, clock: ManualClock) -> None:
     _asks(knocker, Impostor(key("eve"), clock))
     token = mint_token(clock, TokenKind.INVITE, key("root").fingerprint).text
     with pytest.raises(InvalidTicket, match="from another gateway"):
-        await knocker.exchange_invite(URL, token)
+        await knocker.exchange_invite(SEED, token)
     with pytest.raises(InvalidTicket, match="from another gateway"):
-        await knocker.exchange_proof(URL, fingerprint_key(key("root").public))
+        await knocker.exchange_proof(Seed(URL, fingerprint_key(key("root").public)))
     with pytest.raises(Forbidden, match="not a member of our room"):
-        await knocker.exchange_proof(URL, None)
+        await knocker.exchange_proof(SEED)
 
 
 async def test_an_old_answer_is_not(knocker: JoinClient, clock: ManualClock) -> None:
     _asks(knocker, Impostor(key("root"), clock, nonce="another-nonce-of-ours"))
     with pytest.raises(InvalidTicket, match="answers another request"):
-        await knocker.exchange_proof(URL, None)
+        await knocker.exchange_proof(SEED)
 
 
 async def test_a_gateway_does_not_visit_itself(knocker: JoinClient, clock: ManualClock) -> None:
     _asks(knocker, Impostor(knocker._node.key, clock))
     with pytest.raises(SelfDialError):
-        await knocker.exchange_proof(URL, None)
+        await knocker.exchange_proof(SEED)
 
 
 async def test_what_is_no_gateway_is_said_to_be_none(knocker: JoinClient) -> None:
     for status in (200, 500):
         _asks(knocker, lambda _, status=status: httpx.Response(status, text="<html>"))  # type: ignore[misc]
         with pytest.raises(Unavailable, match="not a gateway"):
-            await knocker.exchange_proof(URL, None)
+            await knocker.exchange_proof(SEED)
 
 
 async def test_nothing_is_sent_in_the_clear_to_another_machine(knocker: JoinClient) -> None:
     with pytest.raises(InvalidRequest, match="without TLS"):
-        await knocker.exchange_proof("http://192.0.2.1:1", None)
+        await knocker.exchange_proof(Seed("http://192.0.2.1:1"))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import msgspec
 from cyclopts import Parameter
@@ -21,6 +22,8 @@ from gatepost.cli.options import (
 )
 from gatepost.cli.peer_texts import heard_text, reach_text, waiting_text
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
+from gatepost.config import is_loopback
+from gatepost.errors import ConfigError
 from gatepost.gateway.api.room_views import (
     InviteResult,
     InviteView,
@@ -33,6 +36,7 @@ from gatepost.gateway.api.room_views import (
     RotateResult,
     VerifyResult,
 )
+from gatepost.tls import read_authorities
 from gatepost.wire import Tier
 
 _WATCH_SECS = 30.0
@@ -90,6 +94,11 @@ def invite_node(
         body = {"tier": tier, "node": node, "ttl_secs": ttl}
         invited = gateway.post("/v1/room/invites", body, InviteResult)
     output.print_result(options, invited, lambda: _print_invite(invited, qr=qr))
+    if invited.seed is not None and is_loopback(urlsplit(invited.seed).hostname or ""):
+        output.print_warning(
+            f"nobody on another machine can use this invite: this gateway listens on {invited.seed}"
+            " only; `gatepost init --public` writes settings with which others reach it"
+        )
 
 
 def _print_invite(invited: InviteResult, *, qr: bool) -> None:
@@ -99,7 +108,7 @@ def _print_invite(invited: InviteResult, *, qr: bool) -> None:
 
         print(render_qr(invited.token))
     node = invited.invite.node or "the new node"
-    seed = invited.seed or "https://THIS-GATEWAY"
+    seed = invited.seed or "https://THIS-GATEWAY:PORT"
     output.print_hint(f"on {node}, paste the line above into\n  gatepost join {seed} --token -")
 
 
@@ -144,12 +153,16 @@ def join_room(
     *,
     invite_file: Annotated[Path | None, Parameter(name="--token-file")] = None,
     token: Annotated[str | None, Parameter(name="--token", allow_leading_hyphen=True)] = None,
+    ca: Path | None = None,
     options: JoinOptions = _JOIN_OPTIONS,
 ) -> None:
     """Join the room of the gateway that issued an invite.
 
     The invite is read from a file or from standard input. Other users of the machine
     could see it on the command line.
+
+    The invite of a gateway with a certificate of its own names that certificate, and
+    nothing else is needed. `--ca` is for certificates of a private authority.
 
     For example:
 
@@ -165,12 +178,23 @@ def join_room(
     token
         `-` reads the invite from standard input. Invites on the command line are refused: other
         users could see them.
+    ca
+        File with the certificate of the authority that signed the gateway's certificate. This
+        gateway keeps it for every later connection.
     """
-    body = {"seed": seed.rstrip("/"), "token": _read_invite(invite_file, token)}
+    trusted = "" if ca is None else _read_authorities(ca)
+    body = {"seed": seed.rstrip("/"), "token": _read_invite(invite_file, token), "ca": trusted}
     with options.find_gateway() as gateway:
         joined = gateway.post("/v1/room/join", body, JoinResult, wait=_JOIN_SECS)
     text = f"joined the room of {joined.genesis} through {joined.host}, as {joined.tier} node"
     output.print_result(options, joined, lambda: output.print_line(text))
+
+
+def _read_authorities(file: Path) -> str:
+    try:
+        return read_authorities(file, "--ca")
+    except ConfigError as error:
+        raise usage_problem(error.message) from None
 
 
 def _read_invite(file: Path | None, token: str | None) -> str:

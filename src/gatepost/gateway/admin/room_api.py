@@ -76,6 +76,7 @@ class RoomApi:
             ttl=wanted.ttl_secs * _SECOND_MS,
             actor="operator",
             expected_node_id=wanted.node,
+            tls_pin=self._replica.tls_pin,
         )
 
     async def list_invites(self) -> list[InviteView]:
@@ -92,7 +93,7 @@ class RoomApi:
         return self._invite_view(invite)
 
     async def join_room(self, wanted: JoinRequest) -> JoinResult:
-        peer = await self._dialer.join_room(wanted.seed, wanted.token)
+        peer = await self._dialer.join_room(wanted.seed, wanted.token, wanted.ca)
         tier = self._replica.author.chain[-1].tier
         return JoinResult(peer.id, peer.welcome.genesis.node, tier)
 

@@ -11,6 +11,7 @@ from gatepost.wire import PeerStatus, Reason, Tier
 
 _URL_PATTERN = r"\Ahttps?://[A-Za-z0-9._\[\]:-]{1,260}\Z"
 _MAX_TTL_SECS = 30 * 86_400
+_MAX_CA_CHARS = 256 * 1024
 
 
 class NewInvite(Struct, forbid_unknown_fields=True):
@@ -38,8 +39,11 @@ class InviteResult(Struct):
 
 
 class JoinRequest(Struct, forbid_unknown_fields=True):
+    """`ca` is a PEM text of certificates to trust for this gateway, now and later."""
+
     seed: Annotated[str, Meta(pattern=_URL_PATTERN, max_length=300)]
     token: Annotated[str, Meta(max_length=256)]
+    ca: Annotated[str, Meta(max_length=_MAX_CA_CHARS)] = ""
 
 
 class JoinResult(Struct):

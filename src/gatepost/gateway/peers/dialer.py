@@ -6,11 +6,9 @@ import random
 from collections.abc import Coroutine
 from typing import Any
 
-import msgspec
-from msgspec import Struct
-
 from gatepost.access.auth_messages import ExchangeAnswer
-from gatepost.access.node_invites import issuer_fingerprint
+from gatepost.access.node_invites import read_invite_issuer
+from gatepost.connect_errors import is_untrusted
 from gatepost.errors import DeadlineExceeded, GatepostError, Revoked, RoomViolation, Unavailable
 from gatepost.events import fingerprint_key
 from gatepost.gateway.peers.connection import PeerConnection
@@ -21,11 +19,12 @@ from gatepost.gateway.peers.join_client import (
     JoinClient,
     JoinedPeer,
     SelfDialError,
+    dial_error,
     http_url,
 )
 from gatepost.gateway.peers.record_publisher import RecordPublisher
-from gatepost.journal import Tx
-from gatepost.room import SharedRoom
+from gatepost.gateway.peers.seeds import Seed, load_seeds, store_seed
+from gatepost.room import RoomMember, SharedRoom
 
 log = logging.getLogger(__name__)
 
@@ -38,15 +37,6 @@ _SYNC_SECS = 10.0
 _CHECK_SECS = 1.0
 _SOONEST_SECS = 0.02
 _MAX_PROOFS = 4
-_SEEDS_FACT = "room_seeds"
-
-
-class Seed(Struct, frozen=True):
-    """An address to dial. `fingerprint` is the expected key; None accepts any room member."""
-
-    url: str
-    fingerprint: str | None = None
-
 
 JoinFuture = asyncio.Future[JoinedPeer]
 
@@ -61,6 +51,7 @@ class Dialer:
         self._core = replica.core
         self._join_client = JoinClient(replica.core, replica.members)
         self._calls: dict[str, asyncio.Task[None]] = {}
+        self._seeds: dict[str, Seed] = {}
         self.problems: dict[str, str] = {}
 
     async def run(self) -> None:
@@ -73,7 +64,6 @@ class Dialer:
             for call in self._calls.values():
                 call.cancel()
             await asyncio.gather(*self._calls.values(), return_exceptions=True)
-            await self._join_client.close()
 
     async def _choose_peers(self) -> None:
         changes = self._replica.change_count
@@ -84,16 +74,19 @@ class Dialer:
     async def has_seeds(self) -> bool:
         return self._replica.room is not None and bool(await self._find_seeds())
 
-    async def join_room(self, url: str, token: str) -> JoinedPeer:
+    async def join_room(self, url: str, token: str, authorities: str = "") -> JoinedPeer:
         """Join a room with an invite, and keep the connection.
 
         A member may use another member's invite; it then gets the tier of that invite.
+        `authorities` is a PEM text to trust for this gateway, now and later.
         """
-        expected = issuer_fingerprint(token)
-        if not self._replica.members.has_member(expected):
+        issuer = read_invite_issuer(token)
+        if not self._replica.members.has_member(issuer.fingerprint):
             await self._replica.check_may_join()
         joined: JoinFuture = asyncio.get_running_loop().create_future()
-        call = asyncio.create_task(self._join_and_stay(Seed(url, expected), token, joined))
+        pins = () if issuer.tls_pin is None else (issuer.tls_pin,)
+        seed = Seed(url, issuer.fingerprint, pins, authorities)
+        call = asyncio.create_task(self._join_and_stay(seed, token, joined))
         if (before := self._calls.get(url)) is not None:
             before.cancel()
         self._calls[url] = call
@@ -102,11 +95,21 @@ class Dialer:
     # -- choosing addresses
 
     async def _find_seeds(self) -> dict[str, Seed]:
-        stored = await self._core.read(_load_seeds)
-        named = [Seed(url) for url in self._core.settings.room.seeds]
-        return {seed.url: seed for seed in (*named, *self._member_seeds(), *stored)}
+        stored = await self._core.read(load_seeds)
+        authorities = "\n".join(dict.fromkeys(seed.authorities for seed in stored))
+        named = [Seed(url, None, (), authorities) for url in self._core.settings.room.seeds]
+        members = self._member_seeds(authorities)
+        known = [self._refresh_pins(seed) for seed in stored]
+        return {seed.url: seed for seed in (*named, *members, *known)}
 
-    def _member_seeds(self) -> list[Seed]:
+    def _refresh_pins(self, seed: Seed) -> Seed:
+        """Prefer the pin in a member's own record to the older one of its invite."""
+        for member in self._replica.current_room.effective.nodes.values():
+            if fingerprint_key(member.public_key) == seed.fingerprint:
+                return Seed(seed.url, seed.fingerprint, _tls_pins(member), seed.authorities)
+        return seed
+
+    def _member_seeds(self, authorities: str) -> list[Seed]:
         """Return backbone nodes, a different choice per gateway, and nodes we have mail for."""
         own = self._core.node.key.public
         mail_for = self._core.delivery.sender.deliveries.destinations
@@ -114,7 +117,8 @@ class Dialer:
         for member in self._replica.current_room.effective.nodes.values():
             if member.public_key == own or not member.record.endpoint_ws:
                 continue
-            seed = Seed(http_url(member.record.endpoint_ws), fingerprint_key(member.public_key))
+            url, key = http_url(member.record.endpoint_ws), fingerprint_key(member.public_key)
+            seed = Seed(url, key, _tls_pins(member), authorities)
             if member.is_backbone:
                 backbone.append(seed)
             elif member.id in mail_for:
@@ -125,10 +129,16 @@ class Dialer:
             + others[:_MAX_MAIL_PEERS]
         )
 
+    def _with_member_pins(self, seed: Seed) -> Seed:
+        members = self._replica.current_room.effective.nodes.values()
+        pins = tuple(pin for member in members for pin in _tls_pins(member))
+        return Seed(seed.url, seed.fingerprint, pins, seed.authorities)
+
     def _update_calls(self, seeds: dict[str, Seed]) -> None:
         for url in self._calls.keys() - seeds.keys():
             self._calls.pop(url).cancel()
             self.problems.pop(url, None)
+        self._seeds = seeds
         for url, seed in seeds.items():
             if url not in self._calls:
                 self._calls[url] = asyncio.create_task(self._keep_connected(seed))
@@ -137,7 +147,7 @@ class Dialer:
 
     async def _join_and_stay(self, seed: Seed, token: str, joined: JoinFuture) -> None:
         try:
-            answer = await self._join_client.exchange_invite(seed.url, token)
+            answer = await self._join_client.exchange_invite(seed, token)
             await self._open_connection(seed, answer, joined)
         except asyncio.CancelledError:
             joined.cancel()
@@ -145,23 +155,29 @@ class Dialer:
         except Exception as error:
             if not joined.done():
                 self._calls.pop(seed.url, None)
-                joined.set_exception(_as_gatepost_error(seed.url, error))
+                joined.set_exception(dial_error(seed.url, error))
                 return
         await self._keep_connected(seed)
 
     async def _keep_connected(self, seed: Seed) -> None:
         wait = _FIRST_RETRY_SECS
+        by_pins = False
         while True:
             began = asyncio.get_running_loop().time()
+            # The room may name another pin by now.
+            seed = self._seeds.get(seed.url, seed)
+            chosen = self._with_member_pins(seed) if by_pins else seed
             try:
-                answer = await self._join_client.exchange_proof(seed.url, seed.fingerprint)
-                await self._open_connection(seed, answer)
+                answer = await self._join_client.exchange_proof(chosen)
+                await self._open_connection(chosen, answer)
             except SelfDialError:
                 return
             except Exception as error:
+                # A seed of the settings may be any member, known by an authority or by its pin.
+                by_pins = not by_pins and seed.fingerprint is None and is_untrusted(error)
                 self._report_problem(seed.url, error)
                 if isinstance(error, Revoked):
-                    await self._learn_revocation(seed.url)
+                    await self._learn_revocation(chosen)
                     wait = _MAX_RETRY_SECS
             was_stable = asyncio.get_running_loop().time() - began > _STABLE_SECS
             wait = _FIRST_RETRY_SECS if was_stable else min(wait * 2, _MAX_RETRY_SECS)
@@ -170,7 +186,7 @@ class Dialer:
     async def _open_connection(
         self, seed: Seed, answer: ExchangeAnswer, joined: JoinFuture | None = None
     ) -> None:
-        async with self._join_client.open_socket(seed.url, answer) as (socket, peer):
+        async with self._join_client.open_socket(seed, answer) as (socket, peer):
             self._replica.check_welcome(peer.welcome, peer.public_key)
             room = await self._room_of(peer)
             identity = (peer.id, peer.public_key)
@@ -218,19 +234,22 @@ class Dialer:
         return self._replica.current_room
 
     async def _enter_room(self, seed: Seed, peer: JoinedPeer, room: SharedRoom) -> None:
-        if room is not self._replica.room:
-            await self._replica.enter_room(room, peer.welcome, lambda tx: _store_seed(tx, seed))
+        if room is self._replica.room:
+            # A member joins again: the peer may have moved, or have a new certificate.
+            await self._core.commit(lambda tx: store_seed(tx, seed))
+        else:
+            await self._replica.enter_room(room, peer.welcome, lambda tx: store_seed(tx, seed))
 
-    async def _learn_revocation(self, url: str) -> None:
+    async def _learn_revocation(self, seed: Seed) -> None:
         """Take the records that revoke this node into our room, if they are genuine."""
         try:
-            for proof in (await self._join_client.fetch_revocations(url))[:_MAX_PROOFS]:
+            for proof in (await self._join_client.fetch_revocations(seed))[:_MAX_PROOFS]:
                 self._replica.current_room.accept_record(proof.record, proof.signature)
         except (GatepostError, *NETWORK_ERRORS) as error:
-            log.warning("%s does not prove that we are revoked: %s", url, error)
+            log.warning("%s does not prove that we are revoked: %s", seed.url, error)
 
     def _report_problem(self, url: str, error: Exception) -> None:
-        problem = _as_gatepost_error(url, error).message
+        problem = dial_error(url, error).message
         if self.problems.get(url) != problem:
             log.warning("not connected to %s: %s", url, problem)
         if not isinstance(error, (GatepostError, *NETWORK_ERRORS)):
@@ -254,19 +273,5 @@ async def _wait_for_sync(
         waiting.cancel()
 
 
-def _as_gatepost_error(url: str, error: Exception) -> GatepostError:
-    if isinstance(error, GatepostError):
-        return error
-    # Only the name of the error: its text may quote the request, including the ticket.
-    return Unavailable(f"{url} cannot be reached ({type(error).__name__})")
-
-
-def _load_seeds(tx: Tx) -> list[Seed]:
-    row = tx.fetch_one("SELECT value FROM fact WHERE name = ?", (_SEEDS_FACT,))
-    return [] if row is None else msgspec.json.decode(row[0], type=list[Seed])
-
-
-def _store_seed(tx: Tx, seed: Seed) -> None:
-    seeds = [each for each in _load_seeds(tx) if each.url != seed.url]
-    value = msgspec.json.encode([*seeds, seed]).decode()
-    tx.execute("INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", (_SEEDS_FACT, value))
+def _tls_pins(member: RoomMember) -> tuple[str, ...]:
+    return () if member.record.tls_pin is None else (member.record.tls_pin,)

@@ -3,8 +3,6 @@
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import cached_property
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -23,9 +21,9 @@ from gatepost.access.auth_messages import (
     ExchangeRequest,
     RevocationRecordProof,
 )
-from gatepost.access.node_invites import issuer_fingerprint
-from gatepost.config import RoomSettings as Settings
+from gatepost.access.node_invites import read_invite_issuer
 from gatepost.config import is_loopback
+from gatepost.connect_errors import explain_connect_error
 from gatepost.errors import (
     Forbidden,
     GatepostError,
@@ -44,14 +42,20 @@ from gatepost.gateway.peers.join_server import (
     ROOM_PATH,
 )
 from gatepost.gateway.peers.room_directory import RoomDirectory
+from gatepost.gateway.peers.seeds import Seed
 from gatepost.gateway.peers.welcome_header import SUBPROTOCOL, WELCOME_HEADER, Welcome
 from gatepost.http_calls import NotGatewayAnswer, decode_answer
 from gatepost.room import CONTROL_ROOM, MAX_MESSAGE_BYTES
+from gatepost.tls import authority_context, pinned_context, read_authorities
 from gatepost.wire import decode_failure
 
 T = TypeVar("T")
 
 _TIMEOUT_SECS = 10.0
+_TRUST_ADVICE = (
+    "give the certificate of its authority to `gatepost join --ca FILE`, which keeps it,"
+    " or name the file in room.tls_ca"
+)
 # Errors of the network, and of a socket that worked a moment ago.
 NETWORK_ERRORS = (OSError, TimeoutError, httpx.HTTPError, websockets.WebSocketException)
 
@@ -69,68 +73,56 @@ class SelfDialError(Exception):
 
 
 class JoinClient:
-    """Gets tickets and opens sockets. A refusal is raised with the error code the peer gave."""
+    """Gets tickets and opens sockets. A refusal is raised with the error code the peer gave.
+
+    `transport` stands in for the network in tests.
+    """
+
+    transport: httpx.AsyncBaseTransport | None = None
 
     def __init__(self, core: Core, known: RoomDirectory) -> None:
         self._node = core.node
-        self._settings = core.settings.room
+        self._settings = core.settings
         self._members = known
         self._joiner = ExchangeRequester(core.node.id, core.node.key, core.clock)
-        self._clients: dict[str, httpx.AsyncClient] = {}
+        # Loading the machine's certificates takes a while, so contexts with them are kept.
+        self._authority_contexts: dict[str, ssl.SSLContext] = {}
 
-    async def close(self) -> None:
-        for client in self._clients.values():
-            await client.aclose()
-
-    # Loading the machine's certificates takes a while, so it is done when they are needed.
-    @cached_property
-    def _tls_context(self) -> ssl.SSLContext:
-        return _load_tls_context(self._settings)
-
-    def _http_client(self, url: str) -> httpx.AsyncClient:
-        scheme = urlsplit(url).scheme
-        if scheme not in self._clients:
-            verify = self._tls_context if scheme == "https" else False
-            # A proxy must see neither tickets nor invites.
-            client = httpx.AsyncClient(timeout=_TIMEOUT_SECS, verify=verify, trust_env=False)
-            self._clients[scheme] = client
-        return self._clients[scheme]
-
-    async def exchange_invite(self, url: str, token: str) -> ExchangeAnswer:
+    async def exchange_invite(self, seed: Seed, token: str) -> ExchangeAnswer:
         """Get a ticket for an invite; if this node has used it before, get one by proof."""
-        issuer = issuer_fingerprint(token)
+        issuer = read_invite_issuer(token).fingerprint
         try:
-            return await self._request_ticket(url, self._joiner.with_invite(token), issuer)
+            async with self._open_http(seed) as http:
+                return await self._request_ticket(http, self._joiner.with_invite(token), issuer)
         except TokenAlreadyUsed as used:
             try:
-                return await self.exchange_proof(url, issuer)
+                return await self.exchange_proof(seed)
             except InvalidProof:
                 raise used from None
 
-    async def exchange_proof(self, url: str, issuer: str | None) -> ExchangeAnswer:
-        """Get a ticket for our signature. `issuer`: required fingerprint of the peer's key."""
-        challenge = await self._request_json("GET", url + CHALLENGE_PATH, Challenge)
-        if challenge.issuer_key == self._node.key.public:
-            raise SelfDialError
-        issuer = issuer or self._expected_issuer(challenge)
-        return await self._request_ticket(
-            url, self._joiner.with_challenge(challenge, issuer), issuer
-        )
+    async def exchange_proof(self, seed: Seed) -> ExchangeAnswer:
+        """Get a ticket for our signature."""
+        async with self._open_http(seed) as http:
+            challenge = await self._request_json(http, "GET", CHALLENGE_PATH, Challenge)
+            if challenge.issuer_key == self._node.key.public:
+                raise SelfDialError
+            issuer = seed.fingerprint or self._expected_issuer(challenge)
+            request = self._joiner.with_challenge(challenge, issuer)
+            return await self._request_ticket(http, request, issuer)
 
-    async def fetch_revocations(self, url: str) -> list[RevocationRecordProof]:
+    async def fetch_revocations(self, seed: Seed) -> list[RevocationRecordProof]:
         """Get the records that revoke this node, from a peer that says it is revoked."""
-        own = fingerprint_key(self._node.key.public)
-        return await self._request_json(
-            "GET", f"{url}{REVOCATION_PATH}/{own}", list[RevocationRecordProof]
-        )
+        path = f"{REVOCATION_PATH}/{fingerprint_key(self._node.key.public)}"
+        async with self._open_http(seed) as http:
+            return await self._request_json(http, "GET", path, list[RevocationRecordProof])
 
     @asynccontextmanager
     async def open_socket(
-        self, url: str, answer: ExchangeAnswer
+        self, seed: Seed, answer: ExchangeAnswer
     ) -> AsyncIterator[tuple[ClientConnection, JoinedPeer]]:
         """Open the WebSocket; yield it with the peer's identity."""
         ticket = {"authorization": f"Bearer {answer.ws_ticket}"}
-        address = f"{websocket_url(url)}{ROOM_PATH}/{CONTROL_ROOM}"
+        address = f"{websocket_url(seed.url)}{ROOM_PATH}/{CONTROL_ROOM}"
         try:
             socket = await connect(
                 address,
@@ -141,18 +133,40 @@ class JoinClient:
                 close_timeout=1,
                 compression=None,
                 proxy=None,
-                ssl=self._tls_context if address.startswith("wss:") else None,
+                ssl=self._tls_context(seed) if address.startswith("wss:") else None,
             )
         except InvalidStatus as refusal:
             raise _refusal_error(refusal) from None
         async with socket:
             yield socket, _read_peer(socket, answer)
 
+    def _open_http(self, seed: Seed) -> httpx.AsyncClient:
+        self._check_url(seed.url)
+        return httpx.AsyncClient(
+            base_url=seed.url,
+            timeout=_TIMEOUT_SECS,
+            verify=self._tls_context(seed) if seed.url.startswith("https:") else False,
+            # A proxy must see neither tickets nor invites.
+            trust_env=False,
+            transport=self.transport,
+        )
+
+    def _tls_context(self, seed: Seed) -> ssl.SSLContext:
+        if seed.tls_pins:
+            return pinned_context(*seed.tls_pins)
+        context = self._authority_contexts.get(seed.authorities)
+        if context is None:
+            file = self._settings.named_file(self._settings.room.tls_ca)
+            configured = "" if file is None else read_authorities(file, "room.tls_ca")
+            context = authority_context(configured, seed.authorities)
+            self._authority_contexts[seed.authorities] = context
+        return context
+
     async def _request_ticket(
-        self, url: str, request: ExchangeRequest, issuer: str
+        self, http: httpx.AsyncClient, request: ExchangeRequest, issuer: str
     ) -> ExchangeAnswer:
         body = msgspec.json.encode(request)
-        answer = await self._request_json("POST", url + EXCHANGE_PATH, ExchangeAnswer, content=body)
+        answer = await self._request_json(http, "POST", EXCHANGE_PATH, ExchangeAnswer, content=body)
         check_exchange_answer(request, answer, issuer)
         return answer
 
@@ -162,17 +176,20 @@ class JoinClient:
             raise Forbidden(f"{challenge.issuer_id} answered, but is not a member of our room")
         return fingerprint_key(known.public_key)
 
-    async def _request_json(self, method: str, url: str, answer: type[T], **request: Any) -> T:
-        self._check_url(url)
-        response = await self._http_client(url).request(method, url, **request)
+    async def _request_json(
+        self, http: httpx.AsyncClient, method: str, path: str, answer: type[T], **request: Any
+    ) -> T:
+        response = await http.request(method, path, **request)
         try:
             return decode_answer(response, answer)
         except NotGatewayAnswer as other:
-            raise Unavailable(f"{url} answered HTTP {other.status}, but is not a gateway") from None
+            raise Unavailable(
+                f"{http.base_url}{path} answered HTTP {other.status}, but is not a gateway"
+            ) from None
 
     def _check_url(self, url: str) -> None:
         parts = urlsplit(url)
-        plain = parts.scheme != "https" and not self._settings.allow_plain
+        plain = parts.scheme != "https" and not self._settings.room.allow_plain
         if plain and not is_loopback(parts.hostname or ""):
             raise InvalidRequest(
                 f"{parts.scheme}://{parts.netloc} is another machine without TLS: use https,"
@@ -222,8 +239,12 @@ def _refusal_error(refusal: InvalidStatus) -> GatepostError:
     )
 
 
-def _load_tls_context(settings: Settings) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    if settings.tls_ca:
-        context.load_verify_locations(Path(settings.tls_ca).expanduser())
-    return context
+def dial_error(url: str, error: Exception) -> GatepostError:
+    """The error of a failed dial, as a sentence that says what to do."""
+    if isinstance(error, GatepostError):
+        return error
+    explained = explain_connect_error(url, error, _TRUST_ADVICE)
+    if explained is None and url.startswith("http:") and isinstance(error, httpx.TransportError):
+        explained = f"{url} does not speak plain HTTP: if it is a gateway with TLS, write https://"
+    # Only the name of the error: its text may quote the request, including the ticket.
+    return Unavailable(explained or f"{url} cannot be reached ({type(error).__name__})")

@@ -27,6 +27,7 @@ AgentClaims = dict[tuple[str, str], AgentRecord | None]
 def node_record(
     room: SharedRoom,
     endpoint: str | None,
+    tls_pin: str | None,
     status: NodeStatus,
     now: int,
     capabilities: tuple[str, ...],
@@ -35,6 +36,7 @@ def node_record(
     return NodeRecord(
         tier=chain[-1].tier,
         endpoint_ws=endpoint,
+        tls_pin=tls_pin,
         capabilities=capabilities,
         status=status,
         last_heartbeat_at=now,

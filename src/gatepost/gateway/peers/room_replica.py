@@ -60,6 +60,7 @@ class RoomReplica:
         self.policy = AccessPolicy(profile=settings.profile, require_proof=settings.require_proof)
         self.room: SharedRoom | None = None
         self.endpoint: str | None = None
+        self.tls_pin: str | None = None
         self.members = RoomDirectory()
         self.directory = CombinedNodeDirectory(JournalNodeDirectory(), self.members)
         client = int.from_bytes(core.clock.random(4), "big")
@@ -224,7 +225,8 @@ class RoomReplica:
 
     def build_node_record(self, room: SharedRoom, status: NodeStatus) -> NodeRecord:
         now, capabilities = self.core.clock.now(), self.core.settings.node.capabilities
-        return own_records.node_record(room, self.endpoint, status, now, capabilities)
+        address = (self.endpoint, self.tls_pin)
+        return own_records.node_record(room, *address, status, now, capabilities)
 
     # -- changes of the room
 

@@ -1,0 +1,37 @@
+"""Addresses of gateways to dial and how each is recognised; the ones joined through are stored."""
+
+import msgspec
+from msgspec import Struct
+
+from gatepost.journal import Tx
+
+_SEEDS_FACT = "room_seeds"
+
+
+class Seed(Struct, frozen=True):
+    """An address to dial. `fingerprint` is the expected node key; None accepts any room member.
+
+    TLS accepts exactly the keys in `tls_pins`. Without pins it accepts certificates of the
+    system's authorities, of `room.tls_ca`, and of `authorities`, a PEM text given to `join`.
+    """
+
+    url: str
+    fingerprint: str | None = None
+    tls_pins: tuple[str, ...] = ()
+    authorities: str = ""
+
+
+def load_seeds(tx: Tx) -> list[Seed]:
+    row = tx.fetch_one("SELECT value FROM fact WHERE name = ?", (_SEEDS_FACT,))
+    return [] if row is None else msgspec.json.decode(row[0], type=list[Seed])
+
+
+def store_seed(tx: Tx, seed: Seed) -> None:
+    """Remember a gateway we joined through. It may have moved: only its last address is kept."""
+    others = [
+        each
+        for each in load_seeds(tx)
+        if each.url != seed.url and each.fingerprint != seed.fingerprint
+    ]
+    value = msgspec.json.encode([*others, seed]).decode()
+    tx.execute("INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", (_SEEDS_FACT, value))
