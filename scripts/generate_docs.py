@@ -42,6 +42,8 @@ LAYERS = {
     "wire": "the operations and answers of agents and their gateway",
     "gateway_endpoint": "the files by which a running gateway is found",
     "http_calls": "HTTP calls to a gateway",
+    "connect_errors": "sentences for connections that fail",
+    "tls": "certificates and pins",
     "journal": "the SQLite file, the writer with its commit groups, the outbox",
     "archive": "the outbox as signed Parquet segments ([pipeline.md](pipeline.md))",
     "room": "the document all gateways share: signed records in Yjs ([room.md](room.md))",

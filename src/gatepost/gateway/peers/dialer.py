@@ -5,9 +5,11 @@ import logging
 import random
 from collections.abc import Coroutine
 from typing import Any
+from urllib.parse import urlsplit
 
 from gatepost.access.auth_messages import ExchangeAnswer
 from gatepost.access.node_invites import read_invite_issuer
+from gatepost.config import is_loopback
 from gatepost.connect_errors import is_untrusted
 from gatepost.errors import DeadlineExceeded, GatepostError, Revoked, RoomViolation, Unavailable
 from gatepost.events import fingerprint_key
@@ -115,9 +117,9 @@ class Dialer:
         mail_for = self._core.delivery.sender.deliveries.destinations
         backbone, others = [], []
         for member in self._replica.current_room.effective.nodes.values():
-            if member.public_key == own or not member.record.endpoint_ws:
+            if member.public_key == own or not self._can_dial(member):
                 continue
-            url, key = http_url(member.record.endpoint_ws), fingerprint_key(member.public_key)
+            url, key = http_url(member.record.endpoint_ws or ""), fingerprint_key(member.public_key)
             seed = Seed(url, key, _tls_pins(member), authorities)
             if member.is_backbone:
                 backbone.append(seed)
@@ -128,6 +130,13 @@ class Dialer:
             sorted(backbone, key=lambda seed: shuffle.random())[:_MAX_BACKBONE_PEERS]
             + others[:_MAX_MAIL_PEERS]
         )
+
+    def _can_dial(self, member: RoomMember) -> bool:
+        """A member on loopback is on its own machine, and only there it can be dialled."""
+        theirs, ours = member.record.endpoint_ws, self._replica.endpoint
+        if theirs is None:
+            return False
+        return not _is_loopback_url(theirs) or (ours is not None and _is_loopback_url(ours))
 
     def _with_member_pins(self, seed: Seed) -> Seed:
         members = self._replica.current_room.effective.nodes.values()
@@ -271,6 +280,10 @@ async def _wait_for_sync(
             raise DeadlineExceeded("the peer did not send the room in time")
     finally:
         waiting.cancel()
+
+
+def _is_loopback_url(url: str) -> bool:
+    return is_loopback(urlsplit(url).hostname or "")
 
 
 def _tls_pins(member: RoomMember) -> tuple[str, ...]:
