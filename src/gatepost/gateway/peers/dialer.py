@@ -54,6 +54,7 @@ class Dialer:
         self._join_client = JoinClient(replica.core, replica.members)
         self._calls: dict[str, asyncio.Task[None]] = {}
         self._seeds: dict[str, Seed] = {}
+        self._joining: set[str] = set()
         self.problems: dict[str, str] = {}
 
     async def run(self) -> None:
@@ -92,7 +93,11 @@ class Dialer:
         if (before := self._calls.get(url)) is not None:
             before.cancel()
         self._calls[url] = call
-        return await joined
+        self._joining.add(url)
+        try:
+            return await joined
+        finally:
+            self._joining.discard(url)
 
     # -- choosing addresses
 
@@ -144,7 +149,8 @@ class Dialer:
         return Seed(seed.url, seed.fingerprint, pins, seed.authorities)
 
     def _update_calls(self, seeds: dict[str, Seed]) -> None:
-        for url in self._calls.keys() - seeds.keys():
+        # An address that is being joined becomes a seed once that has succeeded.
+        for url in self._calls.keys() - seeds.keys() - self._joining:
             self._calls.pop(url).cancel()
             self.problems.pop(url, None)
         self._seeds = seeds
