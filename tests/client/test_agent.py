@@ -177,6 +177,56 @@ async def test_a_reply_that_is_not_json_fails_the_turn(
     assert "JSON" in str(sent.reason)
 
 
+@pytest.mark.parametrize("size", [70_000, 3_000_000])
+async def test_a_large_reply_comes_back_whole_and_in_order(
+    client: Client, gateway: GatewayProcess, unique: Unique, size: int
+) -> None:
+    bob = unique("bob")
+
+    async def handle(message: Message) -> str:
+        return str(message.payload) * (size if message.payload % 2 else 1)
+
+    async with running(gateway, bob, handle):
+        replies = await asyncio.gather(*(client.request(bob, n) for n in range(4)))
+    assert replies == ["0", "1" * size, "2", "3" * size]
+
+
+async def test_a_large_reply_is_mail_for_its_sender(
+    client: Client, gateway: GatewayProcess, unique: Unique
+) -> None:
+    bob, answer = unique("bob"), "y" * 100_000
+    al = unique("al")
+    await client.register(al)
+
+    async def handle(message: Message) -> str:
+        return answer
+
+    async with running(gateway, bob, handle):
+        await client.send(bob, 1, from_=al)
+        (reply,) = await client.dequeue(al, wait_secs=10)
+    assert (reply.kind, await reply.load()) == ("reply", answer)
+
+
+@pytest.mark.parametrize("size", [300_000, 2_000_000])
+async def test_a_reply_that_cannot_be_sent_fails_the_turn_with_the_reason(
+    start_gateway: StartGateway, size: int
+) -> None:
+    limits = {"limits__max_blob_bytes": 200_000, "limits__max_payload_inline": 1_000}
+    policy = {"mailbox__base_backoff_secs": 0.01, "mailbox__max_retries": 1}
+    gateway = start_gateway(**limits, **policy)
+
+    async def handle(message: Message) -> str:
+        return "small" if message.payload == "small" else "x" * size
+
+    async with (
+        running(gateway, "bob", handle),
+        Client("al", state_dir=gateway.state_dir) as client,
+    ):
+        sent = await client.send("bob", "large", wait="processed")
+        assert (sent.outcome, "PayloadTooLarge" in str(sent.reason)) == ("dead_letter", True)
+        assert await client.request("bob", "small") == "small"
+
+
 async def test_a_large_payload_is_there_when_the_turn_begins(
     client: Client, gateway: GatewayProcess, unique: Unique
 ) -> None:

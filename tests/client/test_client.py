@@ -195,6 +195,54 @@ async def test_a_request_returns_the_reply(
         assert await client.request(bob, [1, 2]) == {"echo": [1, 2]}
 
 
+@pytest.mark.parametrize("size", [3, 100_000])
+async def test_the_reply_to_a_sender_without_a_mailbox_is_fetched_later(
+    client: Client, unique: Unique, size: int
+) -> None:
+    bob, answer = unique("bob"), "y" * size
+    await client.register(bob)
+    sent = await client.send(bob, "question", from_=unique("stranger"))
+    with pytest.raises(DeadlineExceeded):
+        await client.await_outcome(sent.event_id, timeout=0.05)
+    (message,) = await client.dequeue(bob)
+    await client.ack(bob, message.receipt, reply=answer)
+    for _ in range(2):
+        outcome = await client.await_outcome(sent.event_id)
+        assert (outcome.state, outcome.outcome) == ("replied", "ok")
+        assert msgspec.json.decode(outcome.reply) == answer  # type: ignore[arg-type]
+
+
+async def test_a_reply_over_the_frame_limit_is_uploaded_with_its_ack(
+    client: Client, unique: Unique
+) -> None:
+    bob, answer = unique("bob"), "y" * 2_000_000
+    await client.register(bob)
+    sent = await client.send(bob, "question")
+    (message,) = await client.dequeue(bob)
+    await client.ack(bob, message.receipt, reply=answer)
+    await client.ack(bob, message.receipt, reply=answer)
+    with pytest.raises(IdempotencyConflict):
+        await client.ack(bob, message.receipt, reply="another answer")
+    outcome = await client.await_outcome(sent.event_id)
+    assert msgspec.json.decode(outcome.reply) == answer  # type: ignore[arg-type]
+
+
+async def test_the_same_key_with_a_file_sent_again_is_the_same_message(
+    client: Client, unique: Unique
+) -> None:
+    bob = unique("bob")
+    await client.register(bob)
+    key = unique("key")
+
+    async def send(content: bytes) -> str:
+        file = io.BytesIO(content)
+        return (await client.send(bob, payload_file=file, idempotency_key=key)).event_id
+
+    assert await send(b"x" * 100) == await send(b"x" * 100)
+    with pytest.raises(IdempotencyConflict):
+        await send(b"y" * 100)
+
+
 async def test_a_request_whose_turn_fails_raises_with_the_reason(
     client: Client, gateway: GatewayProcess, unique: Unique
 ) -> None:

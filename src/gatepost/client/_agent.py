@@ -12,16 +12,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from msgspec import Raw
+
 from gatepost.client._agent_turns import AgentTurn, AgentTurns
 from gatepost.client._client import Client
-from gatepost.client._encoding import encode_reply
+from gatepost.client._encoding import EncodedReply, encode_payload, fits_frame
 from gatepost.client._failure_reason import failure_reason
 from gatepost.client._lease_heartbeat import LeaseHeartbeat
 from gatepost.client._mailbox_client import DEFAULT_TIMEOUT
 from gatepost.client._message import Message
 from gatepost.client._sync_client import BlockingCalls
 from gatepost.client._turn_settler import TurnSettler
-from gatepost.errors import GatepostError, InvalidRequest
+from gatepost.errors import (
+    DeadlineExceeded,
+    GatepostError,
+    InvalidRequest,
+    RateLimited,
+    Unavailable,
+)
 from gatepost.events import check_agent_id
 from gatepost.wire import Sent, WaitGoal
 
@@ -32,6 +40,8 @@ H = TypeVar("H", bound=Handler)
 
 # Payloads up to this size are fetched before the turn starts, so that `message.payload` works.
 _PREFETCH_MAX_BYTES = 1024 * 1024
+# Seconds between attempts to upload a large reply.
+_FIRST_UPLOAD_DELAY, _LONGEST_UPLOAD_DELAY = 0.2, 5.0
 # Yield to the event loop at least this often: handlers that never await would otherwise delay
 # acks and heartbeats.
 _MAX_UNYIELDING_SECS = 0.005
@@ -242,7 +252,7 @@ class Agent:
             answer = await self._call_handler(turn.message)
             # A reply is never answered, so two agents cannot reply to each other forever.
             quiet = answer is None or turn.message.kind == "reply"
-            reply = None if quiet else encode_reply(answer)
+            reply = None if quiet else await self._prepare_reply(turn, encode_payload(answer))
         except asyncio.CancelledError:
             self._turns.abandon_turn(turn)
             raise
@@ -252,6 +262,23 @@ class Agent:
         else:
             self._turns.mark_done(turn, reply)
         self._settler.settle_turn(turn)
+
+    async def _prepare_reply(self, turn: AgentTurn, reply: Raw) -> EncodedReply:
+        """Upload a reply too large for a frame, trying again as long as the lease lasts.
+
+        That is part of the turn, so no later turn of the same sender ends before it.
+        """
+        if fits_frame(reply):
+            return reply
+        delay = _FIRST_UPLOAD_DELAY
+        while True:
+            try:
+                return await self.client.upload_reply(reply)
+            except (Unavailable, DeadlineExceeded, RateLimited):
+                if self._loop.time() + delay >= turn.lease_until:
+                    raise
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, _LONGEST_UPLOAD_DELAY)
 
     async def _call_handler(self, message: Message) -> Any:
         if 0 < message.blob_size <= _PREFETCH_MAX_BYTES:

@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from enum import Enum
 
-from msgspec import Raw
-
+from gatepost.client._encoding import EncodedReply
 from gatepost.client._message import Message
 
 
@@ -33,7 +32,7 @@ class AgentTurn:
         self.lease_handle = message.receipt
         self.lease_until = now + message.lease_secs
         self.state = TurnState.WAITING
-        self.reply: Raw | None = None
+        self.reply: EncodedReply | None = None
         self.reason = ""
         self.settling = False
 
@@ -97,7 +96,7 @@ class AgentTurns:
             self._make_sender_ready(sender)
         return None
 
-    def mark_done(self, turn: AgentTurn, reply: Raw | None) -> None:
+    def mark_done(self, turn: AgentTurn, reply: EncodedReply | None) -> None:
         turn.reply = reply
         self._end_turn(turn, TurnState.DONE)
 
@@ -105,6 +104,11 @@ class AgentTurns:
         turn.reason = reason
         self._drop_waiting_from(turn.message.from_)
         self._end_turn(turn, TurnState.FAILED)
+
+    def mark_refused(self, turn: AgentTurn, reason: str) -> None:
+        """Fail a turn that was done: the gateway does not take its end, and never will."""
+        turn.reason, turn.reply, turn.state = reason, None, TurnState.FAILED
+        self._drop_waiting_from(turn.message.from_)
 
     def abandon_turn(self, turn: AgentTurn) -> None:
         """Drop a cancelled turn; its message is returned without counting an attempt."""

@@ -10,9 +10,10 @@ from msgspec import UnsetType
 
 from gatepost import wire
 from gatepost.client._encoding import (
-    MAX_FRAME_BYTES,
     check_encodable,
+    decode_json,
     encode_payload,
+    fits_frame,
     unset_if_none,
 )
 from gatepost.client._http_client import read_pieces
@@ -52,6 +53,7 @@ class Client(MailboxClient):
 
         Returns once the gateway has it on disk. With `wait`, returns once the receiver's gateway
         has accepted it or its turn has ended, or once it was given up (see `outcome` and `reason`).
+        With `wait="processed"`, `reply` is the receiver's reply, of any size.
         With several receivers, `copies` has one entry per receiver; an entry that could not be
         sent has an `error`.
         """
@@ -73,9 +75,25 @@ class Client(MailboxClient):
         check_encodable(new)
         deadline = self._loop.time() + timeout
         await self._attach_payload(new, payload, payload_file, deadline)
-        return await self._wait_until_reached(
+        sent = await self._wait_until_reached(
             await self._submit_send(new, deadline), wait, deadline
         )
+        if wait == "processed":
+            await self._load_replies(sent, deadline)
+        return sent
+
+    async def await_outcome(
+        self, event_id: str, *, until: WaitGoal = "processed", timeout: float = DEFAULT_TIMEOUT
+    ) -> Sent:
+        """Wait until a message that was sent before is accepted or processed.
+
+        Returns its state, and its reply for as long as the gateway keeps it: at least until the
+        message would have expired. DeadlineExceeded means that it is not that far yet.
+        """
+        deadline = self._loop.time() + timeout
+        sent = await self._wait_until_reached(Sent(event_id), until, deadline)
+        await self._load_replies(sent, deadline)
+        return sent
 
     async def broadcast(
         self,
@@ -135,9 +153,26 @@ class Client(MailboxClient):
             raise TurnFailed(
                 f"the turn of {to} ended with {sent.outcome}{why}", outcome=sent.outcome
             )
-        return None if isinstance(sent.reply, UnsetType) else msgspec.json.decode(sent.reply)
+        if isinstance(sent.reply, UnsetType):
+            if sent.reply_ref is not None:
+                raise InvalidRequest(f"the reply is not JSON; fetch the blob {sent.reply_ref}")
+            return None
+        return msgspec.json.decode(sent.reply)
 
     # -- helpers
+
+    async def _load_replies(self, sent: Sent, deadline: float) -> None:
+        """Fetch replies that are stored as blobs. One that is not JSON stays where it is."""
+        for copy in sent.copies or [sent]:
+            if copy.reply_ref is not None:
+                copy.reply = decode_json(await self._download(copy.reply_ref, deadline))
+
+    async def _download(self, digest: str, deadline: float) -> bytes:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return b"".join([piece async for piece in self._http.download(digest)])
+        except TimeoutError:
+            raise DeadlineExceeded(f"the reply {digest} did not arrive in time") from None
 
     async def _attach_payload(
         self, new: NewSend, payload: Any, file: PayloadFile | None, deadline: float
@@ -147,7 +182,7 @@ class Client(MailboxClient):
             raise InvalidRequest("a message has a `payload` or a `payload_file`, not both")
         if file is None:
             raw = encode_payload(payload)
-            if len(memoryview(raw)) <= MAX_FRAME_BYTES:
+            if fits_frame(raw):
                 new.payload = raw
                 return
             pieces = read_pieces(bytes(raw))

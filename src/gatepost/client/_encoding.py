@@ -4,12 +4,14 @@ The gateway refuses a frame that does not decode, with every operation in it. So
 checked before it is coalesced with those of other callers.
 """
 
-from typing import Any, TypeVar
+from collections.abc import Iterable, Set
+from math import isfinite
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from gatepost.errors import InvalidRequest, PayloadTooLarge
+from gatepost.errors import InvalidRequest
 from gatepost.wire import NewMessage, NewSend
 
 T = TypeVar("T")
@@ -19,10 +21,20 @@ MAX_FRAME_BYTES = 1_000_000
 
 _encoder = msgspec.json.Encoder()
 _raw_decoder = msgspec.json.Decoder(Raw)
+_FAITHFUL = frozenset({str, int, bool, type(None), Raw})
 _checkers: dict[type, msgspec.json.Decoder[Any]] = {
     NewMessage: msgspec.json.Decoder(NewMessage),
     NewSend: msgspec.json.Decoder(NewSend),
 }
+
+
+class UploadedReply(NamedTuple):
+    """A reply too large for a frame, stored as a blob at the gateway."""
+
+    digest: str
+
+
+EncodedReply = Raw | UploadedReply
 
 
 def encode_payload(payload: Any) -> Raw:
@@ -30,17 +42,51 @@ def encode_payload(payload: Any) -> Raw:
     try:
         if isinstance(payload, Raw):
             return _raw_decoder.decode(payload)
+        _check_faithful(payload)
         return Raw(_encoder.encode(payload))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"the payload is not JSON-encodable: {error}") from None
 
 
-def encode_reply(reply: Any) -> Raw:
-    """Encode a reply, which travels in the frame of its ack and must fit there."""
-    raw = encode_payload(reply)
-    if len(memoryview(raw)) > MAX_FRAME_BYTES:
-        raise PayloadTooLarge("a reply must fit into a frame; send a message instead")
-    return raw
+def fits_frame(payload: Raw) -> bool:
+    return memoryview(payload).nbytes <= MAX_FRAME_BYTES
+
+
+def decode_json(content: bytes) -> Raw | UnsetType:
+    """The content of a blob as JSON; unset if it is something else."""
+    try:
+        return _raw_decoder.decode(content)
+    except msgspec.DecodeError:
+        return UNSET
+
+
+def _check_faithful(value: Any) -> None:
+    """Refuse values that the encoder would turn into something else: bytes, sets, NaN."""
+    kind = type(value)
+    if kind in _FAITHFUL:
+        return
+    if kind is float:
+        if not isfinite(value):
+            raise ValueError(f"JSON has no {value}")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_faithful(key)
+            _check_faithful(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_faithful(item)
+    elif isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f"JSON has no {kind.__name__}; send text, or bytes as a file")
+    elif isinstance(value, Set):
+        raise TypeError(f"JSON has no {kind.__name__}; send a list")
+    else:
+        for name in _field_names(kind):
+            _check_faithful(getattr(value, name, None))
+
+
+def _field_names(kind: type) -> Iterable[str]:
+    """The fields of a struct or dataclass."""
+    return getattr(kind, "__struct_fields__", ()) or getattr(kind, "__dataclass_fields__", ())
 
 
 def check_lease_handle(lease_handle: str) -> None:

@@ -5,16 +5,19 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from msgspec import Raw
+
 from gatepost import wire
 from gatepost.client._connection import ClientConnection
 from gatepost.client._encoding import (
     MAX_FRAME_BYTES,
+    UploadedReply,
     check_lease_handle,
     encode_payload,
-    encode_reply,
+    fits_frame,
 )
 from gatepost.client._gateway_locator import locator
-from gatepost.client._http_client import ClientHttp
+from gatepost.client._http_client import ClientHttp, read_pieces
 from gatepost.client._message import Message
 from gatepost.client._message_drafts import MessageDrafts
 from gatepost.client._operation_slots import LongWaitSlots
@@ -154,12 +157,29 @@ class MailboxClient:
     ) -> "asyncio.Future[None]":
         """End a turn with success; `receipt` is the lease handle, `reply` goes to the sender.
 
-        The ack is sent without being awaited; await it to know that the gateway has it.
+        The ack is sent without being awaited; await it to know that the gateway has it. A reply
+        over 1 MB is uploaded first: await that ack before the next one for the same sender.
         """
         self._drafts.check_name(mailbox)
         check_lease_handle(receipt)
-        raw = None if reply is None else encode_reply(reply)
-        return self._operations.ack(mailbox, receipt, raw, self._loop.time() + timeout)
+        deadline = self._loop.time() + timeout
+        if reply is None or isinstance(reply, UploadedReply):
+            return self._operations.ack(mailbox, receipt, reply, deadline)
+        raw = encode_payload(reply)
+        if fits_frame(raw):
+            return self._operations.ack(mailbox, receipt, raw, deadline)
+        return asyncio.ensure_future(self._upload_and_ack(mailbox, receipt, raw, deadline))
+
+    async def _upload_and_ack(
+        self, mailbox: str, receipt: str, reply: Raw, deadline: float
+    ) -> None:
+        uploaded = await self.upload_reply(reply, timeout=deadline - self._loop.time())
+        await self._operations.ack(mailbox, receipt, uploaded, deadline)
+
+    async def upload_reply(self, reply: Raw, *, timeout: float = DEFAULT_TIMEOUT) -> UploadedReply:
+        """Store a reply as a blob at the gateway; pass the result to `ack`."""
+        pieces = read_pieces(bytes(reply))
+        return UploadedReply(await self._http.upload(pieces, max(0.0, timeout)))
 
     async def ack_by_id(
         self, mailbox: str, msg_id: str, *, timeout: float = DEFAULT_TIMEOUT

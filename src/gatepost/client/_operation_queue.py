@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw
 
+from gatepost.client._encoding import EncodedReply
 from gatepost.client._frame_packer import FramePacker
 from gatepost.client._frame_socket import FrameSocket
 from gatepost.client._operation_slots import OperationSlots
@@ -106,9 +107,11 @@ class OperationQueue:
         batch.add_call(new, size + _MESSAGE_OVERHEAD, future)
         return future
 
-    def ack(self, mailbox: str, lease_handle: str, reply: Raw | None, deadline: float) -> Future:
+    def ack(
+        self, mailbox: str, lease_handle: str, reply: EncodedReply | None, deadline: float
+    ) -> Future:
         batch = self._open_acks.get(mailbox)
-        size = 64 if reply is None else memoryview(reply).nbytes + 128
+        size = memoryview(reply).nbytes + 128 if isinstance(reply, Raw) else 64 + 128 * bool(reply)
         if batch is None or not self._try_join_batch(batch, size, deadline):
             batch = self._open_acks[mailbox] = AckCalls(deadline, mailbox)
             self.queue_operation(batch)

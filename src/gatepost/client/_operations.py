@@ -4,8 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from typing import Any, Generic, Self, TypeVar
 
-from msgspec import Raw
-
+from gatepost.client._encoding import EncodedReply, UploadedReply
 from gatepost.errors import GatepostError
 from gatepost.wire import (
     Ack,
@@ -151,7 +150,7 @@ class SendCalls(CallBatch[NewSend]):
             _conclude_future(future, sent)
 
 
-class AckCalls(CallBatch[tuple[str, Raw | None]]):
+class AckCalls(CallBatch[tuple[str, EncodedReply | None]]):
     """Acks of one mailbox: each item is a lease handle and the reply to its sender, if any."""
 
     __slots__ = ("mailbox",)
@@ -164,8 +163,13 @@ class AckCalls(CallBatch[tuple[str, Raw | None]]):
 
     def build_op(self) -> Op:
         handles = [handle for handle, _ in self.items]
-        replies = {handle: reply for handle, reply in self.items if reply is not None}
-        return Ack(id=self.id, mailbox=self.mailbox, receipts=handles, replies=replies)
+        op = Ack(id=self.id, mailbox=self.mailbox, receipts=handles)
+        for handle, reply in self.items:
+            if isinstance(reply, UploadedReply):
+                op.reply_refs[handle] = reply.digest
+            elif reply is not None:
+                op.replies[handle] = reply
+        return op
 
     def resolve_calls(self, answer: Settled) -> None:
         failures = {failure.subject: failure for failure in answer.failures}

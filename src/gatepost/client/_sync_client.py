@@ -50,6 +50,7 @@ class BlockingCalls:
     peek_dead_letter = _make_blocking(Client.peek_dead_letter)
     purge_dead_letter = _make_blocking(Client.purge_dead_letter)
     send = _make_blocking(Client.send)
+    await_outcome = _make_blocking(Client.await_outcome)
     broadcast = _make_blocking(Client.broadcast)
     request = _make_blocking(Client.request)
     register = _make_blocking(Client.register)

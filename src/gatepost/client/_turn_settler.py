@@ -7,7 +7,21 @@ from typing import Any
 
 from gatepost.client._agent_turns import AgentTurn, AgentTurns, TurnState
 from gatepost.client._client import Client
-from gatepost.errors import StaleLeaseHandle, UnknownMessage, WrongState
+from gatepost.client._failure_reason import failure_reason
+from gatepost.errors import (
+    IdempotencyConflict,
+    InvalidRequest,
+    PayloadTooLarge,
+    StaleLeaseHandle,
+    UnknownBlob,
+    UnknownMessage,
+    WrongState,
+)
+
+# The gateway will never take the end of this turn: its lease is lost, or it ended otherwise.
+_LOST_LEASES = (StaleLeaseHandle, WrongState, UnknownMessage, IdempotencyConflict)
+# The gateway will never take this reply, however often it is sent.
+_REFUSALS = (InvalidRequest, PayloadTooLarge, UnknownBlob)
 
 log = logging.getLogger("gatepost.client")
 
@@ -46,7 +60,11 @@ class TurnSettler:
         error = None if future.cancelled() else future.exception()
         if error is None:
             self._turns.forget_turn(turn)
-        elif not isinstance(error, StaleLeaseHandle | WrongState | UnknownMessage):
+        elif isinstance(error, _REFUSALS) and turn.state is TurnState.DONE:
+            log.warning("the reply for %s cannot be sent: %s", turn.message, error)
+            self._turns.mark_refused(turn, failure_reason(error))
+            self.settle_turn(turn)
+        elif not isinstance(error, _LOST_LEASES + _REFUSALS):
             # The turn has ended, so it is settled again at the next heartbeat or when the message
             # is delivered again.
             log.warning("the end of the turn for %s is not confirmed yet: %s", turn.message, error)
