@@ -37,6 +37,7 @@ GatepostError
 ├── PayloadTooLarge           413 payload_too_large
 ├── MailboxFull               429 mailbox_full
 ├── RoomFull                  429 room_full
+├── TooManyAgents             429 too_many_agents
 ├── RateLimited               429 rate_limited
 ├── InternalError             500 internal
 ├── TurnFailed                502 turn_failed
@@ -224,6 +225,10 @@ class MailboxFull(GatepostError):
 
 class RoomFull(GatepostError):
     code, status = "room_full", 429
+
+
+class TooManyAgents(GatepostError):
+    code, status = "too_many_agents", 429
 
 
 class RateLimited(GatepostError):

@@ -145,6 +145,8 @@ class EnqueueAck(Struct, omit_defaults=True):
 
 # -- operations, client to gateway
 
+AgentRole = Literal["coordinator", "maintenance", "worker"]
+
 
 class Op(Struct, tag_field="op", tag=str.lower, kw_only=True):
     id: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
@@ -258,10 +260,14 @@ class Await(Op):
 
 
 class Register(Op):
-    """Register an agent here. `standby`: another gateway owns it, and this one can stand in."""
+    """Register an agent here. `standby`: another gateway owns it, and this one can stand in.
+
+    `role` is for people, and stays as it is if it is not given.
+    """
 
     agent: AgentId
     standby: bool = False
+    role: AgentRole | None = None
 
 
 Operation = (
@@ -420,6 +426,7 @@ class AgentInfo(Struct, frozen=True, omit_defaults=True):
     owner: str | None = None
     rivals: tuple[str, ...] = ()
     problem: str = ""
+    role: AgentRole | None = None
 
 
 class MailboxCounts(Struct, frozen=True):

@@ -7,7 +7,7 @@ from tests.cli.conftest import Cli
 def test_agents_are_added_listed_and_removed(cli: Cli) -> None:
     assert cli.ok("agent", "add", "bert", "ernie") == "mail can be sent to bert, ernie\n"
     rows = [line.split("\t") for line in cli.ok("agent", "list").splitlines()]
-    assert rows[0] == ["Agent", "Type", "Lives", "Registered", "Seen"]
+    assert rows[0] == ["Agent", "Type", "Role", "Lives", "Registered", "Seen"]
     assert {"bert", "ernie"} <= {row[0] for row in rows}
     assert "bert removed" in cli.ok("agent", "remove", "bert")
     assert "bert" not in {agent["id"] for agent in cli.json("agent", "list")}

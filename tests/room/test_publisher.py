@@ -144,3 +144,29 @@ def test_a_node_admitted_anew_goes_on_with_its_versions() -> None:
     draft = mine.draft_record("agents", "job@ben", agent(None), NOW)
     assert draft is not None
     assert (draft.version, draft.chain) == (2, again.chain)
+
+
+def test_a_removed_agent_makes_place_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document, "MAX_KEYS_PER_WRITER", 2)
+    mine = room(of=BEN)
+    for name in ("a", "b"):
+        publish(mine, "agents", f"{name}@ben", agent("ben"), NOW)
+    with pytest.raises(RoomFull):
+        publish(mine, "agents", "c@ben", agent("ben"), NOW)
+    publish(mine, "agents", "a@ben", None, NOW)
+    publish(mine, "agents", "c@ben", agent("ben"), NOW)
+    assert set(mine.effective.agents) == set()
+    with pytest.raises(RoomFull):
+        publish(mine, "agents", "a@ben", agent("ben"), NOW)
+
+
+def test_tombstones_have_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document, "MAX_SLOTS_PER_WRITER", 3)
+    mine = room(of=BEN)
+    for number in range(3):
+        publish(mine, "agents", f"a{number}@ben", agent("ben"), NOW)
+        publish(mine, "agents", f"a{number}@ben", None, NOW)
+    assert mine.document.tombstone_count(BEN.key.public) == 3
+    with pytest.raises(RoomFull):
+        publish(mine, "agents", "a3@ben", agent("ben"), NOW)
+    publish(mine, "agents", "a0@ben", agent("ben"), NOW)

@@ -192,6 +192,14 @@ class LimitsSettings(SettingsSection, frozen=True, kw_only=True):
     max_connections: Annotated[
         int, Meta(ge=1, le=1_000_000, description="Connections open at the same time.")
     ] = 1024
+    max_agents: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=12_000,
+            description="Agents of this gateway; each has a record in the room.",
+        ),
+    ] = 10_000
     request_timeout_secs: Annotated[
         float, Meta(gt=0, le=86_400, description="Deadline of a request that does not wait.")
     ] = 30.0

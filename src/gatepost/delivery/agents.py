@@ -1,33 +1,60 @@
 """The agents this gateway answers for."""
 
-from gatepost.errors import UnknownAgent
+from collections.abc import Iterable
+
+from gatepost.errors import TooManyAgents, UnknownAgent
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Row, Tx
-from gatepost.wire import AgentInfo
+from gatepost.wire import AgentInfo, AgentRole
+
+MAX_AGENTS = 10_000
 
 _REGISTER = """
-INSERT INTO agent (id, type, created_at, seen_at, standby) VALUES (?1, ?2, ?3, ?3, ?4)
-ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, standby = coalesce(?5, standby)
+INSERT INTO agent (id, type, created_at, registered_at, seen_at, standby, role)
+VALUES (?1, ?2, ?3, ?3, ?3, ?4, ?6)
+ON CONFLICT (id) DO UPDATE SET registered_at = excluded.registered_at, seen_at = excluded.seen_at,
+    standby = coalesce(?5, standby), role = coalesce(?6, role)
 """
-_SELECT_AGENT = "SELECT id, type, created_at, seen_at, standby FROM agent"
+_SELECT_AGENT = "SELECT id, type, created_at, seen_at, standby, role FROM agent"
+_SAVE_ACTIVITY = "UPDATE agent SET seen_at = ?1 WHERE id = ?2 AND seen_at < ?1"
 
 
 class Agents:
     """Mail can be sent to an agent once it is registered; a client does that as it connects."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_agents: int = MAX_AGENTS) -> None:
+        self.max_agents = max_agents
         # The registered ids, once the writer asked for them; read again after any change.
         self._registered: set[str] | None = None
         self._changing: Tx | None = None
         self.has_changed = False
+        self._active: set[str] = set()
 
     def register(
-        self, tx: Tx, id: str, type: str = "external", standby: bool | None = None
+        self,
+        tx: Tx,
+        id: str,
+        type: str = "external",
+        standby: bool | None = None,
+        role: AgentRole | None = None,
     ) -> AgentInfo:
-        """Register an agent. `standby` means that it lives elsewhere; None keeps what it was."""
-        tx.execute(_REGISTER, (id, type, tx.now, bool(standby), standby))
+        """Register an agent. `standby` means that it lives elsewhere.
+
+        Registered again, `standby` and `role` change only if they are given.
+        """
+        if not self.is_registered(tx, id):
+            self._require_capacity(tx)
+        tx.execute(_REGISTER, (id, type, tx.now, bool(standby), standby, role))
         self.forget_registered(tx)
         return self.get(tx, id)
+
+    def _require_capacity(self, tx: Tx) -> None:
+        ((count,),) = tx.fetch_all("SELECT count(*) FROM agent")
+        if count >= self.max_agents:
+            raise TooManyAgents(
+                f"this gateway answers for {count} agents, its maximum; remove unused ones with"
+                " `gatepost agent remove`, or raise limits.max_agents"
+            )
 
     def get(self, tx: Tx, id: str) -> AgentInfo:
         row = tx.fetch_one(f"{_SELECT_AGENT} WHERE id = ?", (id,))
@@ -52,6 +79,11 @@ class Agents:
     def is_standby(self, tx: Tx, id: str) -> bool:
         return tx.fetch_one("SELECT 1 FROM agent WHERE id = ? AND standby", (id,)) is not None
 
+    def registered_at(self, tx: Tx, id: str) -> int:
+        """When an agent last registered; 0 if it is unknown."""
+        row = tx.fetch_one("SELECT registered_at FROM agent WHERE id = ?", (id,))
+        return 0 if row is None else int(row[0])
+
     def list(self, tx: Tx) -> list[AgentInfo]:
         return [_agent_from_row(row) for row in tx.fetch_all(f"{_SELECT_AGENT} ORDER BY id")]
 
@@ -62,7 +94,23 @@ class Agents:
         self.forget_registered(tx)
         record_audit_entry(tx, actor, "agent.remove", id, "")
 
+    # -- signs of life
+
+    def note_activity(self, *ids: str) -> None:
+        """Remember in memory that these agents did something. Any thread may call it."""
+        self._active.update(ids)
+
+    @property
+    def has_activity(self) -> bool:
+        return bool(self._active)
+
+    def save_activity(self, tx: Tx, waiting: Iterable[str] = ()) -> None:
+        """Write down which agents were active since the last call, or wait for mail now."""
+        active, self._active = self._active, set()
+        tx.execute_many(_SAVE_ACTIVITY, [(tx.now, id) for id in sorted({*active, *waiting})])
+        self.has_changed |= bool(active)
+
 
 def _agent_from_row(row: Row) -> AgentInfo:
-    id, type, created_at, seen_at, standby = row
-    return AgentInfo(id, type, created_at, seen_at, bool(standby))
+    id, type, created_at, seen_at, standby, role = row
+    return AgentInfo(id, type, created_at, seen_at, bool(standby), role=role)

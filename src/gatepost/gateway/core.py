@@ -49,6 +49,7 @@ class Core:
         )
         self.node = node
         self.agents = delivery.agents
+        self.agents.max_agents = settings.limits.max_agents
         self.dispatcher = delivery.dispatcher
         self.coordinator = delivery.coordinator
         self.outbox = delivery.outbox
@@ -144,6 +145,16 @@ class Core:
             self.writer.submit(operation, _log_failure)
         except GatepostError as error:
             _log_failure(None, error)
+
+    async def save_activity(self) -> None:
+        """Write down which agents were active. An idle gateway leaves its disk alone."""
+        if not (self.agents.has_activity or self.dispatcher.consumed_mailboxes()):
+            return
+
+        def save(tx: Tx) -> None:
+            self.agents.save_activity(tx, self.dispatcher.consumed_mailboxes())
+
+        await self.commit(save)
 
     async def store_blob(self, pieces: Iterable[bytes]) -> tuple[Blob, bytes]:
         """Write a blob, in a thread of its own for as long as its pieces keep coming."""

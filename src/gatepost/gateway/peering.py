@@ -39,13 +39,18 @@ class Peering:
         self.links = ConnectionLinks(self.replica)
         self._own_records = OwnRecordPublisher(self.publisher)
         self._agents_changed = asyncio.Event()
-        core.coordinator.observe(on_agents_changed=self._agents_changed.set)
+        core.coordinator.observe(on_agents_changed=self._note_agents_changed)
         self._dialer = Dialer(self.publisher, self.links)
         self.report = PeerReport(self.replica, self.links, self._dialer)
         self._ownership = AgentOwnership(self.publisher)
         self._join_server = JoinServer(self.publisher, self.links, metrics, guard)
         metrics.show_incident_counts(self.replica.connections.incident_counts)
         metrics.traffic.watch_room(self.replica, self.links)
+
+    def _note_agents_changed(self) -> None:
+        self._own_records.note_agents_changed()
+        self._ownership.note_agents_changed()
+        self._agents_changed.set()
 
     def create_routes(self) -> list[Any]:
         api = RoomApi(self.publisher, self._dialer, self.report)

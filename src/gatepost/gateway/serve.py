@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 _COMPACT_SECS = 60.0
 _SWEEP_DROP_SECS = 600.0
 _PUBLISH_REVIEWS_SECS = 60.0
+_SAVE_ACTIVITY_SECS = 60.0
 _LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -86,6 +87,7 @@ async def serve_until_stopped(settings: Settings) -> None:
             run_every(
                 _PUBLISH_REVIEWS_SECS, findings.publish_open_reviews, "publishing reviews failed"
             ),
+            run_every(_SAVE_ACTIVITY_SECS, core.save_activity, "noting active agents failed"),
             archiver.running(),
             peering.running(public_url, _own_tls_pin(settings, public_url)),
             _stop_on_signals(server, operations, peering),

@@ -175,6 +175,9 @@ class Dispatcher:
         """Tell whether a consumer waits for this mailbox's mail."""
         return self._waiters.has_consumer(find_mailbox(tx, mailbox))
 
+    def consumed_mailboxes(self) -> set[str]:
+        return self._waiters.consumed_mailboxes()
+
     def mailbox_ref(self, tx: Tx, name: str) -> MailboxRef:
         return MailboxRef(ensure_mailbox(tx, name), name)
 

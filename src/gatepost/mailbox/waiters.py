@@ -52,6 +52,10 @@ class WaiterQueue:
     def has_consumer(self, mailbox: int) -> bool:
         return any(each.mailbox.id == mailbox and not each.gone for each in self._waiters)
 
+    def consumed_mailboxes(self) -> set[str]:
+        """The mailboxes for whose mail a consumer waits."""
+        return {each.mailbox.name for each in self._waiters if not each.gone}
+
     def holds_lease(self, waiter: Waiter, lease: Lease) -> bool:
         return self._lease_holders.get(lease.id) is waiter
 

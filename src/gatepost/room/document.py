@@ -14,6 +14,7 @@ The document is a function of its records, so only the records are stored. Updat
 are encoded from them (yjs_update.py); incoming bytes are parsed and never applied as such.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from hashlib import sha256
 
@@ -24,9 +25,12 @@ from gatepost.room.signed_record import SignedRecord
 from gatepost.room.yjs_update import DeletedRange, RecordSlot, YjsItem, encode_in_chunks
 
 CHUNK_BYTES = 256 * 1024
-# One writer must not fill the room of all others. Beyond this limit replicas may hold different
-# subsets of the writer's keys, but no peer is cut off for passing its records on.
-MAX_KEYS_PER_WRITER = 4096
+# One writer must not fill the room of all others. Beyond these limits replicas may hold different
+# subsets of the writer's keys, but no peer is cut off for passing its records on. A tombstone frees
+# its key for another one. It stays in the document until the next rotation, so the number of slots
+# has a limit of its own.
+MAX_KEYS_PER_WRITER = 16_384
+MAX_SLOTS_PER_WRITER = 2 * MAX_KEYS_PER_WRITER
 
 SlotKey = tuple[str, str, bytes]
 
@@ -39,7 +43,9 @@ class RoomDocument:
         self._slots: dict[SlotKey, SignedRecord] = {}
         self._slot_keys: dict[int, SlotKey] = {}
         self._clients: dict[SlotKey, int] = {}
-        self._slot_counts: dict[bytes, int] = {}
+        # Per writer: all slots, and those that hold more than a tombstone.
+        self.slot_counts: Counter[bytes] = Counter()
+        self._live_counts: Counter[bytes] = Counter()
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -55,13 +61,22 @@ class RoomDocument:
         return known is None or signed.version_order > known.version_order
 
     def has_capacity_for(self, signed: SignedRecord) -> bool:
-        written = self._slot_counts.get(signed.public_key, 0)
-        return signed.slot_key in self._slots or written < MAX_KEYS_PER_WRITER
+        writer, known = signed.public_key, self._slots.get(signed.slot_key)
+        if known is None and self.slot_counts[writer] >= MAX_SLOTS_PER_WRITER:
+            return False
+        was_live = known is not None and known.data is not None
+        return signed.data is None or was_live or self._live_counts[writer] < MAX_KEYS_PER_WRITER
 
     def put_record(self, signed: SignedRecord) -> None:
-        if signed.slot_key not in self._slots:
+        known = self._slots.get(signed.slot_key)
+        if known is None:
             self._open_slot(signed.slot_key)
+        was_live = known is not None and known.data is not None
+        self._live_counts[signed.public_key] += (signed.data is not None) - was_live
         self._slots[signed.slot_key] = signed
+
+    def tombstone_count(self, writer: bytes) -> int:
+        return self.slot_counts[writer] - self._live_counts[writer]
 
     def matching_record(self, item: YjsItem) -> SignedRecord | None:
         """The stored record, if `item` holds exactly the same text and signature; else None."""
@@ -129,7 +144,7 @@ class RoomDocument:
         client = self._derive_client(place)
         self._clients[place] = client
         self._slot_keys[client] = place
-        self._slot_counts[place[2]] = self._slot_counts.get(place[2], 0) + 1
+        self.slot_counts[place[2]] += 1
 
     def _derive_client(self, place: SlotKey) -> int:
         names = (name.encode() for name in (self.room_id, *place[:2]))

@@ -58,6 +58,12 @@ class EffectiveRecords:
         return self._chosen_in(self._tables.agents)
 
     @property
+    def home_changes(self) -> int:
+        """How often an agent changed its owner, standbys or rivals; a heartbeat does not count."""
+        self._refresh_tables()
+        return self._tables.home_changes
+
+    @property
     def routing(self) -> Mapping[str, RoutingRecord]:
         return self._chosen_in(self._tables.routing)
 

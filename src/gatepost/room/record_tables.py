@@ -71,6 +71,8 @@ class RecordTables:
     def __init__(self) -> None:
         self.membership = RoomMembership({}, {}, {})
         self.members: dict[str, RoomMember] = {}
+        # Counts changes of owners, standbys and rivals of agents.
+        self.home_changes = 0
         self.nodes = RecordTable[RoomMember](lambda id, records: None)
         self.agents = RecordTable(self._choose_agent)
         self.catalog = RecordTable(self._choose_capability)
@@ -98,9 +100,9 @@ class RecordTables:
     def refresh_stale(self) -> None:
         """Choose again for all stale subjects, and for those that depend on a changed one."""
         before = {id: self.agents.chosen.get(id) for id in self.agents.stale_ids}
-        if any(
-            _has_moved(before[id], self.agents.chosen.get(id)) for id in self.agents.refresh_stale()
-        ):
+        changed = [(before[id], self.agents.chosen.get(id)) for id in self.agents.refresh_stale()]
+        self.home_changes += any(_has_other_home(*pair) for pair in changed)
+        if any(_has_moved(*pair) for pair in changed):
             self.routing.stale_ids.update(self.routing.records)
             self.catalog.stale_ids.update(self.catalog.records)
             self.index.stale_ids.update(self.index.records)
@@ -187,6 +189,13 @@ E = TypeVar("E", RoutingRecord, CapabilityRecord, EligibilityRecord)
 def _highest_epoch(claims: list[E]) -> E | None:
     """The claim with the highest epoch; among equals the first, from the senior writer."""
     return max(claims, key=lambda claim: claim.epoch, default=None)
+
+
+def _has_other_home(before: OwnedAgent | None, after: OwnedAgent | None) -> bool:
+    def home(owned: OwnedAgent | None) -> object:
+        return owned and (owned.gateway, owned.standbys, owned.rivals)
+
+    return home(before) != home(after)
 
 
 def _has_moved(before: OwnedAgent | None, after: OwnedAgent | None) -> bool:

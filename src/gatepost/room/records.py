@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from gatepost.events import AgentId, EventId, MsgId, NodeId, Signature
 from gatepost.events.envelope import MAX_JSON_INT, EpochMs, NonNegativeInt
-from gatepost.wire import Tier
+from gatepost.wire import AgentRole, Tier
 
 MAX_KEY_LENGTH = 257
 MAX_RECORD_BYTES = 16 * 1024
@@ -106,7 +106,7 @@ class AgentRecord(RoomRecord, frozen=True, kw_only=True):
 
     gateway: NodeId | None
     type: Literal["internal", "external"]
-    role: Literal["coordinator", "maintenance", "worker"] | None = None
+    role: AgentRole | None = None
     last_seen_at: EpochMs
     standby: bool = False
     epoch: Epoch = 1

@@ -3,6 +3,7 @@
 from gatepost.routing.decision import Route, decide_route
 from gatepost.routing.directory import (
     AgentHome,
+    DirectoryBuilder,
     GatewayEntry,
     RevokedGateway,
     RoutingDirectory,
@@ -12,6 +13,7 @@ from gatepost.routing.directory import (
 
 __all__ = [
     "AgentHome",
+    "DirectoryBuilder",
     "GatewayEntry",
     "RevokedGateway",
     "Route",

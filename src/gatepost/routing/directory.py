@@ -60,16 +60,42 @@ class RoutingDirectory(Struct, frozen=True):
         return gateway is not None and gateway.online
 
 
-def build_directory(view: EffectiveRecords, online: Callable[[str], bool]) -> RoutingDirectory:
-    """Take a snapshot of the room; `online` tells whether a node is believed to be online."""
+class DirectoryBuilder:
+    """Takes snapshots of the room. Agents may be many: they are copied only if one has moved."""
+
+    def __init__(self) -> None:
+        self._view: EffectiveRecords | None = None
+        self._home_changes = 0
+        self._agents: dict[str, AgentHome] = {}
+
+    def build_directory(
+        self, view: EffectiveRecords, online: Callable[[str], bool]
+    ) -> RoutingDirectory:
+        """`online` tells whether a node is believed to be online."""
+        if view is not self._view or view.home_changes != self._home_changes:
+            self._view, self._home_changes = view, view.home_changes
+            self._agents = copy_agent_homes(view)
+        return build_directory(view, online, self._agents)
+
+
+def copy_agent_homes(view: EffectiveRecords) -> dict[str, AgentHome]:
+    return {
+        id: AgentHome(owned.gateway, owned.standbys, owned.rivals)
+        for id, owned in view.agents.items()
+    }
+
+
+def build_directory(
+    view: EffectiveRecords,
+    online: Callable[[str], bool],
+    agents: dict[str, AgentHome] | None = None,
+) -> RoutingDirectory:
+    """Take a snapshot of the room; `agents` are its agents, if they were copied before."""
     gateways = {
         id: GatewayEntry(member.public_key, online(id), frozenset(member.record.capabilities))
         for id, member in view.nodes.items()
     }
-    agents = {
-        id: AgentHome(owned.gateway, owned.standbys, owned.rivals)
-        for id, owned in view.agents.items()
-    }
+    agents = copy_agent_homes(view) if agents is None else agents
     rules = {
         id: RoutingRule(
             rule.owner_node_id,

@@ -1,10 +1,14 @@
 """The records a gateway publishes about itself, and when."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
+from gatepost.delivery import Agents
 from gatepost.gateway.peers.own_record_publisher import OwnRecordPublisher
 from gatepost.gateway.peers.record_publisher import RecordPublisher
+from gatepost.journal import Tx
 from gatepost.room import NodeRecord
 from gatepost.testing import ManualClock
 from tests.gateway.peers.replicas import REVIEW_SLOT, review
@@ -44,6 +48,7 @@ async def test_agents_registered_here_are_claimed_and_removed_ones_are_not(
     await own.refresh_records()
     assert room.effective.agents["bob"].gateway == "ann"
     await core.commit(lambda tx: core.agents.remove(tx, "bob", "test"))
+    own.note_agents_changed()
     await own.refresh_records()
     assert "bob" not in room.effective.agents
 
@@ -78,3 +83,51 @@ async def test_finished_records_are_removed_after_their_time(
     clock.advance(365 * _DAY_MS)
     await own.remove_finished_records()
     assert "r1" not in publisher.replica.current_room.effective.reviews
+
+
+async def test_ten_thousand_agents_are_published_and_cost_nothing_while_nothing_changes(
+    publisher: RecordPublisher, own: OwnRecordPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, room = publisher.replica.core, publisher.replica.current_room
+
+    def register_all(tx: Tx) -> None:
+        for number in range(10_000):
+            core.agents.register(tx, f"agent-{number}")
+
+    await core.commit(register_all)
+    await own.refresh_records()
+    assert len(room.effective.agents) == 10_000
+    listed = 0
+
+    def list_agents(tx: Tx) -> list[Any]:
+        nonlocal listed
+        listed += 1
+        return Agents.list(core.agents, tx)
+
+    monkeypatch.setattr(core.agents, "list", list_agents)
+    # The room shows our own records as a change, once.
+    for _ in range(10):
+        await own.refresh_records()
+    assert listed <= 1
+    await core.commit(lambda tx: core.agents.remove(tx, "agent-1", "test"))
+    own.note_agents_changed()
+    await own.refresh_records()
+    assert len(room.effective.agents) == 9_999
+
+
+async def test_the_room_shows_role_and_last_activity_of_an_agent(
+    publisher: RecordPublisher, own: OwnRecordPublisher, clock: ManualClock
+) -> None:
+    core, room = publisher.replica.core, publisher.replica.current_room
+    await core.commit(lambda tx: core.agents.register(tx, "bob", role="worker"))
+    await own.refresh_records()
+    first = room.effective.agents["bob"].record
+    assert first.role == "worker"
+    for secs, is_shown in ((30, False), (40, True)):
+        clock.advance(secs * 1000)
+        core.agents.note_activity("bob")
+        await core.save_activity()
+        own.note_agents_changed()
+        await own.refresh_records()
+        shown = room.effective.agents["bob"].record.last_seen_at
+        assert shown == (clock.now() if is_shown else first.last_seen_at)

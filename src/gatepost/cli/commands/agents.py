@@ -1,6 +1,7 @@
 """`gatepost agent`: adds, lists, claims, invites and removes agents."""
 
 import time
+from urllib.parse import urlencode
 
 from gatepost.cli import output
 from gatepost.cli.gateway_api import CliGateway
@@ -15,13 +16,16 @@ from gatepost.gateway.api.room_views import (
     ExternalAgentList,
     RoomAgentView,
 )
-from gatepost.wire import AgentInfo, Count, MailboxCounts
+from gatepost.wire import AgentInfo, AgentRole, Count, MailboxCounts
 
 _DEFAULT_SCOPES = ("ansible.message.read", "ansible.message.send", "ansible.status.read")
 
 
 def add_agents(
-    *names: str, standby: Flag = False, options: GatewayOptions = DEFAULT_OPTIONS
+    *names: str,
+    standby: Flag = False,
+    role: AgentRole | None = None,
+    options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> None:
     """Register agents, so that mail can be sent to them.
 
@@ -32,6 +36,7 @@ def add_agents(
 
       gatepost agent add bob alice
       gatepost agent add bob --standby
+      gatepost agent add bob --role maintenance
 
     Parameters
     ----------
@@ -39,8 +44,12 @@ def add_agents(
         The agents' names.
     standby
         The agents live behind another gateway; this one takes their mail while that one is away.
+    role
+        Their role, which the room shows. For an agent that is there already, it is changed.
     """
-    more = "?standby=true" if standby else ""
+    wanted = {"standby": "true" if standby else None, "role": role}
+    query = urlencode({name: value for name, value in wanted.items() if value})
+    more = f"?{query}" if query else ""
     with options.find_gateway() as gateway:
         added = [gateway.put(_agent_path(name) + more, AgentInfo) for name in names]
     ids = ", ".join(agent.id for agent in added)
@@ -128,11 +137,12 @@ def _print_agents(agents: list[AgentInfo]) -> None:
         output.print_line("no agents yet: start one, or run `gatepost agent add NAME`")
         return
     output.print_table(
-        ("Agent", "Type", "Lives", "Registered", "Seen"),
+        ("Agent", "Type", "Role", "Lives", "Registered", "Seen"),
         [
             (
                 a.id,
                 a.type,
+                a.role or "",
                 _home_text(a),
                 output.format_ago(a.created_at),
                 output.format_ago(a.seen_at),

@@ -32,6 +32,7 @@ from gatepost.mailbox.dead_letters import DeadLetterFilter
 from gatepost.wire import (
     Ack,
     AgentInfo,
+    AgentRole,
     AuditEntry,
     Await,
     Awaited,
@@ -304,9 +305,13 @@ def _agent_routes(operations: Operations) -> list[Any]:
         return [core.delivery.transfers.describe_agent(each) for each in found]
 
     @put("/agents/{agent:str}", summary="Register an agent")
-    async def register(agent: PathName, standby: FromQuery[bool] = False) -> AgentInfo:
+    async def register(
+        agent: PathName,
+        standby: FromQuery[bool] = False,
+        role: FromQuery[AgentRole | None] = None,
+    ) -> AgentInfo:
         name = check_agent_id(agent)
-        await operations.perform(Register(agent=name, standby=standby))
+        await operations.perform(Register(agent=name, standby=standby, role=role))
         found = await core.read(lambda tx: core.agents.get(tx, name))
         return core.delivery.transfers.describe_agent(found)
 

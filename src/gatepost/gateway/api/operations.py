@@ -1,7 +1,7 @@
 """The wire operations: one implementation for HTTP, WebSocket, Unix socket and drop folder."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from gatepost.access import TokenBucket
@@ -34,6 +34,9 @@ from gatepost.wire import (
 )
 
 log = logging.getLogger(__name__)
+
+# The operations of an agent with its own mailbox. A person may browse or purge it too.
+_AGENT_OPERATIONS = (Dequeue, Ack, Nack, Extend)
 
 
 class Operations:
@@ -68,6 +71,7 @@ class Operations:
 
     def plan_transaction(self, op: Op) -> TransactionPlan | None:
         """Return the transaction that does all of `op`, or None if it needs more than one."""
+        self.core.agents.note_activity(*acting_agents(op))
         make = self._planners.get(type(op))
         return None if make is None else make(op)
 
@@ -97,12 +101,19 @@ class Operations:
     def _plan_register(self, op: Register) -> TransactionPlan:
         def register_agent(tx: Tx) -> AnyAnswer:
             # Registering again without `standby` keeps the present standby state.
-            self.core.agents.register(tx, op.agent, standby=op.standby or None)
+            self.core.agents.register(tx, op.agent, standby=op.standby or None, role=op.role)
             if not self.core.agents.is_standby(tx, op.agent):
                 self.core.delivery.transfers.ask_owner(tx, op.agent)
             return Done(re=op.id)
 
         return register_agent
+
+
+def acting_agents(op: Op) -> Iterable[str]:
+    """Return the agents that show a sign of life by this operation."""
+    if isinstance(op, Send):
+        return {new.from_agent for new in op.messages}
+    return (op.mailbox,) if isinstance(op, _AGENT_OPERATIONS) else ()
 
 
 def operation_weight(op: Op) -> int:

@@ -30,11 +30,13 @@ from gatepost.room import (
     AgentRecord,
     EffectiveRecords,
     OwnedAgent,
+    RevocationRecord,
+    RoomChange,
     claim_key,
     sign_transfer,
     transfer_claim,
 )
-from gatepost.wire import AgentInfo as LocalAgent
+from gatepost.room.records import key_subject
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,11 @@ class AgentOwnership:
         self._transfers = core.delivery.transfers
         self._grace_ms = int(core.settings.delivery.transfer_grace_secs * 1000)
         self._unserved_since: dict[str, int] = {}
+        # Agents hosted here and owned elsewhere, until an agent or its record changes.
+        self._away: list[str] = []
+        self._hosted: frozenset[str] = frozenset()
+        self._is_away_stale = True
+        self._replica.watch_changes(self._note_change)
 
     async def run(self) -> None:
         """Check ownership until cancelled."""
@@ -64,19 +71,38 @@ class AgentOwnership:
         """Answer requests, ask for agents served here, and unregister agents given away."""
         if not self._publisher.is_ready:
             return
-        requests, agents = await self._core.read(self._read_journal)
+        requests = await self._core.read(self._transfers.requests)
         asked = {request.agent for request in requests}
         self._unserved_since = {id: at for id, at in self._unserved_since.items() if id in asked}
         for request in requests:
             await self._answer_request(request)
-        away = [
-            a for a in agents if not a.standby and self._owner_of(a.id) not in (None, self._node_id)
-        ]
-        if away:
+        if self._is_away_stale:
+            self._is_away_stale = False
+            self._away = await self._find_away()
+        if away := self._away:
             await self._core.commit(lambda tx: self._check_agents_owned_elsewhere(tx, away))
 
-    def _read_journal(self, tx: Tx) -> tuple[list[TransferRequest], list[LocalAgent]]:
-        return self._transfers.requests(tx), self._core.agents.list(tx)
+    def note_agents_changed(self) -> None:
+        self._is_away_stale = True
+
+    def _note_change(self, change: RoomChange | None) -> None:
+        """Another owner shows in a record of the agent, or in the revocation of its owner."""
+        self._is_away_stale |= change is None or any(
+            key_subject(signed.key) in self._hosted
+            if signed.map == "agents"
+            else isinstance(signed.data, RevocationRecord)
+            for signed in change.changed
+        )
+
+    async def _find_away(self) -> list[str]:
+        """Return the agents that are hosted here and owned elsewhere."""
+        agents = await self._core.read(self._core.agents.list)
+        self._hosted = frozenset(a.id for a in agents)
+        return [
+            a.id
+            for a in agents
+            if not a.standby and self._owner_of(a.id) not in (None, self._node_id)
+        ]
 
     @property
     def _room_view(self) -> EffectiveRecords:
@@ -138,31 +164,31 @@ class AgentOwnership:
 
     # -- agents hosted here and owned elsewhere
 
-    def _check_agents_owned_elsewhere(self, tx: Tx, agents: list[LocalAgent]) -> None:
+    def _check_agents_owned_elsewhere(self, tx: Tx, agents: list[str]) -> None:
         for agent in agents:
-            served = self._core.dispatcher.has_consumer(tx, agent.id)
-            if self._is_lost(agent, served):
-                self._unregister_agent(tx, agent.id)
-            elif served and tx.now >= self._transfers.asked.get(agent.id, 0) + _ASK_AGAIN_MS:
-                self._transfers.ask_owner(tx, agent.id)
+            served = self._core.dispatcher.has_consumer(tx, agent)
+            if self._is_lost(agent, self._core.agents.registered_at(tx, agent), served):
+                self._unregister_agent(tx, agent)
+            elif served and tx.now >= self._transfers.asked.get(agent, 0) + _ASK_AGAIN_MS:
+                self._transfers.ask_owner(tx, agent)
 
     def _unregister_agent(self, tx: Tx, agent: str) -> None:
         """Unregister an agent: mail for it is refused, and senders look for it elsewhere."""
         if self._core.agents.is_registered(tx, agent):
             self._core.agents.remove(tx, agent, "transfer")
 
-    def _is_lost(self, agent: LocalAgent, served: bool) -> bool:
+    def _is_lost(self, agent: str, registered_at: int, served: bool) -> bool:
         """Return whether the agent was ours, is another node's now, and did not register again."""
-        key = ("agents", claim_key(agent.id, self._node_id), self._core.node.key.public)
+        key = ("agents", claim_key(agent, self._node_id), self._core.node.key.public)
         signed, owned = (
             self._replica.current_room.document.record_at(key),
-            self._room_view.agents.get(agent.id),
+            self._room_view.agents.get(agent),
         )
         claim = signed.data if signed else None
         if signed is None or owned is None or not isinstance(claim, AgentRecord) or claim.standby:
             return False
         if claim.gateway != self._node_id:
-            return agent.seen_at <= signed.at
+            return registered_at <= signed.at
         return not served and claim.epoch < owned.record.epoch
 
     # -- requests of the operator

@@ -18,7 +18,7 @@ from gatepost.gateway.peers.blob_files import BlobFiles
 from gatepost.gateway.peers.connection import PeerConnection
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.journal import Tx
-from gatepost.routing import RoutingDirectory, build_directory
+from gatepost.routing import DirectoryBuilder, RoutingDirectory
 
 # How soon after a change the room is looked at again, and how often without one.
 _SOONEST_SECS = 0.05
@@ -37,6 +37,7 @@ class ConnectionLinks:
         self._seen_changes = -1
         self._presence = RoomPresence(keeper)
         self.directory = RoutingDirectory()
+        self._builder = DirectoryBuilder()
         settings = PeerLinkSettings(
             core.settings.delivery.window_bytes,
             FetchLimits(max_bytes=encrypted_size(core.settings.limits.max_blob_bytes)),
@@ -113,7 +114,9 @@ class ConnectionLinks:
     async def _refresh_directory(self) -> None:
         if self._keeper.room is None:
             return
-        directory = build_directory(self._keeper.room.effective, self._presence.is_online)
+        directory = self._builder.build_directory(
+            self._keeper.room.effective, self._presence.is_online
+        )
         if directory != self.directory:
             room_changed = self._core.coordinator.room_changed
             await self._core.commit(lambda tx: room_changed(tx, directory))

@@ -1,16 +1,28 @@
 """Keeps the records this gateway writes about itself up to date in the room."""
 
 from contextlib import suppress
+from itertools import islice
 
 from gatepost.errors import GatepostError
 from gatepost.gateway.peers import own_records
-from gatepost.gateway.peers.record_publisher import RecordPublisher
-from gatepost.room import ConnectionPresence, RecordRetention, RoomRecord
+from gatepost.gateway.peers.record_publisher import RecordChanges, RecordPublisher
+from gatepost.room import (
+    ConnectionPresence,
+    RecordRetention,
+    RevocationRecord,
+    RoomChange,
+    RoomRecord,
+    SignedRecord,
+)
+from gatepost.room.records import key_subject
 from gatepost.room.retention import finished_records
 
 _FAREWELL_SECS = 0.5
 _ANNOUNCE_MS = 15_000
 _PROGRESS_MS = 30_000
+_CLAIMS_MS = 60_000
+# So many records are signed at a time; other work of the event loop goes on in between.
+_RECORDS_AT_ONCE = 256
 
 
 class OwnRecordPublisher:
@@ -21,6 +33,26 @@ class OwnRecordPublisher:
         self._announced_at = 0
         self._progress_at = 0
         self._has_left = False
+        # Claims are derived again after a change of an agent or of its record, and now and then.
+        self._claims_at = 0
+        self._are_claims_stale = True
+        self._watched: frozenset[str] = frozenset()
+        self._replica.watch_changes(self._note_change)
+
+    def note_agents_changed(self) -> None:
+        self._are_claims_stale = True
+
+    def _note_change(self, change: RoomChange | None) -> None:
+        """The room changed, or is another document now."""
+        self._are_claims_stale |= change is None or any(
+            map(self._may_change_claims, change.changed)
+        )
+
+    def _may_change_claims(self, signed: SignedRecord) -> bool:
+        is_revocation = isinstance(signed.data, RevocationRecord)
+        return is_revocation or (
+            signed.map == "agents" and key_subject(signed.key) in self._watched
+        )
 
     async def refresh_records(self) -> None:
         """Publish changes of this node and its agents, and a heartbeat."""
@@ -28,15 +60,36 @@ class OwnRecordPublisher:
             return
         await self._replica.follow_epoch()
         async with self._publisher.claims_lock:
-            agents = await self._core.read(self._core.agents.list)
             room, node = self._replica.current_room, self._core.node.id
-            changes: dict[tuple[str, str], RoomRecord | None] = {
-                ("nodes", node): self._replica.build_node_record(room, "online"),
-                **own_records.agent_claims(room, agents, node),
-                **await self._delivery_progress(),
-            }
-            await self._publisher.publish_records(changes)
+            await self._publisher.publish_records(
+                {
+                    ("nodes", node): self._replica.build_node_record(room, "online"),
+                    **await self._delivery_progress(),
+                }
+            )
+            await self._publish_claims()
         self._announce_presence()
+
+    async def _publish_claims(self) -> None:
+        now = self._core.clock.now()
+        if not self._are_claims_stale and self._claims_at <= now < self._claims_at + _CLAIMS_MS:
+            return
+        self._are_claims_stale = False
+        try:
+            agents = await self._core.read(self._core.agents.list)
+            room = self._replica.current_room
+            claims = own_records.agent_claims(room, agents, self._core.node.id)
+            self._watched = frozenset(a.id for a in agents) | {key_subject(k) for _, k in claims}
+            await self._publish_in_parts(claims)
+        except BaseException:
+            self._are_claims_stale = True
+            raise
+        self._claims_at = now
+
+    async def _publish_in_parts(self, changes: RecordChanges) -> None:
+        pending = iter(changes.items())
+        while part := dict(islice(pending, _RECORDS_AT_ONCE)):
+            await self._publisher.publish_records(part)
 
     async def remove_finished_records(self) -> None:
         """Remove our finished records; the coordinator sets how long they are kept."""

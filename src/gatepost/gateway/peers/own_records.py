@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from gatepost.journal import Tx
 from gatepost.room import AgentRecord, DeliveryRecord, NodeRecord, OwnedAgent, SharedRoom, claim_key
 from gatepost.room.admission_chain import chain_issuer
+from gatepost.room.publisher import HEARTBEAT_INTERVAL_MS
 from gatepost.room.records import key_subject
 from gatepost.wire import PROTOCOL_VERSION
 from gatepost.wire import AgentInfo as LocalAgent
@@ -20,6 +21,9 @@ SELECT sum(seq - first_seq + 1), max(at),
        (SELECT count(*) FROM dead_letter) + (SELECT count(*) FROM undelivered)
 FROM cursor
 """
+
+# With many agents each shows its activity less often: a gateway writes about 100 of them a minute.
+_AGENT_HEARTBEAT_MS = 600
 
 AgentClaims = dict[tuple[str, str], AgentRecord | None]
 
@@ -50,11 +54,13 @@ def agent_claims(room: SharedRoom, local: Iterable[LocalAgent], gateway: str) ->
     """Return our claims to agents by (map, key). None withdraws a claim."""
     published = published_claims(room)
     hosted = {each.id: each for each in local}
+    heartbeat_ms = max(HEARTBEAT_INTERVAL_MS, _AGENT_HEARTBEAT_MS * len(hosted))
     claims: AgentClaims = {}
     for id in published.keys() | hosted.keys():
         old = published.get(id)
         if id in hosted:
             claim = _hosted_agent_claim(hosted[id], room.effective.agents.get(id), old, gateway)
+            claim = _without_early_heartbeat(claim, old, heartbeat_ms)
         else:
             claim = (
                 old if old is not None and _is_pending_transfer(room, id, old, gateway) else None
@@ -85,14 +91,29 @@ def _hosted_agent_claim(
     """
     kind: Literal["internal", "external"] = "internal" if local.type == "internal" else "external"
     claim = AgentRecord(
-        gateway=gateway, type=kind, last_seen_at=local.seen_at, standby=local.standby
+        gateway=gateway,
+        type=kind,
+        role=local.role,
+        last_seen_at=local.seen_at,
+        standby=local.standby,
     )
     if local.standby or owned is None or owned.gateway is None:
         return claim
     if owned.gateway != gateway:
         return None if old is None or old.standby else old
     record = owned.record
-    return replace(claim, role=record.role, epoch=record.epoch, transfers=record.transfers)
+    role = local.role or record.role
+    return replace(claim, role=role, epoch=record.epoch, transfers=record.transfers)
+
+
+def _without_early_heartbeat(
+    claim: AgentRecord | None, old: AgentRecord | None, heartbeat_ms: int
+) -> AgentRecord | None:
+    """Keep the published time of an agent's last activity until the next one is due."""
+    if claim is None or old is None:
+        return claim
+    is_early = old.last_seen_at <= claim.last_seen_at < old.last_seen_at + heartbeat_ms
+    return replace(claim, last_seen_at=old.last_seen_at) if is_early else claim
 
 
 def _is_pending_transfer(room: SharedRoom, id: str, claim: AgentRecord, gateway: str) -> bool:

@@ -49,6 +49,7 @@ from gatepost.room.retention import rejoin_room, rotate_room
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+ReplicaWatcher = Callable[[RoomChange | None], None]
 
 
 class RoomReplica:
@@ -68,6 +69,7 @@ class RoomReplica:
         self.connections = PeerConnections(core, self.members)
         self.received = ReceivedRecords(core)
         self.change_count = 0
+        self._watchers: list[ReplicaWatcher] = []
         self._changed = asyncio.Event()
         # Held while the room is replaced by another one, or by its next document.
         self._room_lock = asyncio.Lock()
@@ -144,7 +146,7 @@ class RoomReplica:
         self.room = room
         self.members.refresh_from(room)
         room.on_change(self._apply_change)
-        self._signal_change()
+        self._signal_change(None)
 
     # -- moving to another document
 
@@ -230,15 +232,21 @@ class RoomReplica:
 
     # -- changes of the room
 
+    def watch_changes(self, watcher: ReplicaWatcher) -> None:
+        """Call `watcher` with every change of the room; with None if it is another document now."""
+        self._watchers.append(watcher)
+
     def _apply_change(self, applied: RoomChange) -> None:
         if applied.origin is not None:
             self.received.add_records(applied.changed)
         if any(self.members.is_affected_by(signed) for signed in applied.changed):
             self.members.refresh_from(self.current_room)
             self.connections.end_revoked()
-        self._signal_change()
+        self._signal_change(applied)
 
-    def _signal_change(self) -> None:
+    def _signal_change(self, change: RoomChange | None) -> None:
+        for watcher in self._watchers:
+            watcher(change)
         self.change_count += 1
         self._changed.set()
         self._changed = asyncio.Event()

@@ -70,12 +70,15 @@ CREATE TABLE audit (
 -- == Agents and mailboxes
 
 -- Agents of this gateway. A `standby` agent is owned by another gateway and served here as its fallback.
+-- `registered_at` is its last registration, `seen_at` its last activity, noted about once a minute.
 CREATE TABLE agent (
-    id         TEXT PRIMARY KEY,
-    type       TEXT NOT NULL,
-    created_at INTEGER NOT NULL,
-    seen_at    INTEGER NOT NULL,
-    standby    INTEGER NOT NULL DEFAULT 0
+    id            TEXT PRIMARY KEY,
+    type          TEXT NOT NULL,
+    created_at    INTEGER NOT NULL,
+    registered_at INTEGER NOT NULL,
+    seen_at       INTEGER NOT NULL,
+    standby       INTEGER NOT NULL DEFAULT 0,
+    role          TEXT
 ) WITHOUT ROWID;
 
 -- Mailboxes, with the counts that answers report. `arrivals` numbers all mail that ever arrived.
