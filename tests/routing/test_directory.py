@@ -3,8 +3,8 @@
 from msgspec.structs import replace
 
 from gatepost.room import RoutingRecord
-from gatepost.routing import AgentHome, RoutingRule, build_directory
-from tests.room.sample_records import ROOT, agent, author, claim, entry, room
+from gatepost.routing import AgentHome, DirectoryBuilder, RoutingRule, build_directory
+from tests.room.sample_records import ROOT, agent, author, claim, entry, publish, room
 
 VPS = author("vps", "backbone")
 RULE = RoutingRecord(
@@ -43,3 +43,17 @@ def test_rivals_are_in_the_picture() -> None:
     assert build_directory(found.effective, lambda id: True).agents == {
         "job": AgentHome("root", (), ("vps",))
     }
+
+
+def test_agents_are_copied_again_only_if_one_has_moved() -> None:
+    found = room(entry(ROOT), entry(VPS), claim(ROOT, "agents", "job", agent("root")), of=ROOT)
+    builder = DirectoryBuilder()
+
+    def agents() -> dict[str, AgentHome]:
+        return builder.build_directory(found.effective, lambda id: True).agents
+
+    first = agents()
+    publish(found, "agents", "job@root", replace(agent("root"), last_seen_at=9), 9)
+    assert agents() is first, "a heartbeat moves nobody"
+    publish(found, "agents", "two@root", agent("root"), 9)
+    assert agents() == {"job": AgentHome("root"), "two": AgentHome("root")}
