@@ -45,7 +45,8 @@ def test_every_family_has_commands() -> None:
 
 
 def test_help_lists_every_command(nowhere: Cli) -> None:
-    shown = nowhere.in_own_process("--help").out
+    code, shown, err = nowhere.in_own_process("--help")
+    assert (code, err) == (0, "")
     for command in NAMES:
         assert f"│ {command.split()[0]} " in shown
     assert nowhere.ok() == shown

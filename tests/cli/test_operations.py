@@ -147,6 +147,7 @@ def test_a_reader_that_leaves_early_is_no_error(cli: Cli) -> None:
 def test_bench_measures_a_gateway_of_its_own(tmp_path: Path) -> None:
     small = ("--messages", "300", "--outstanding", "32", "--singles", "10")
     cli = Cli(tmp_path / "state", PYTHONWARNINGS="")
-    result = cli.in_own_process("bench", "mailbox", *small, "--json").document
-    assert result["throughput"]["messages"] == 300
+    result = cli.in_own_process("bench", "mailbox", *small, "--json")
+    assert (result.code, result.err) == (0, "")
+    assert result.document["throughput"]["messages"] == 300
     assert not list((tmp_path / "state").glob("bench-*"))

@@ -30,7 +30,8 @@ def test_a_payload_that_is_not_json_is_wrong_usage(cli: Cli, agent: str) -> None
 
 
 def test_a_dash_reads_standard_input(cli: Cli, agent: str) -> None:
-    assert cli.in_own_process("send", agent, "-", stdin="grüße\n".encode()).code == 0
+    sent = cli.in_own_process("send", agent, "-", stdin="grüße\n".encode())
+    assert (sent.code, sent.err) == (0, "")
     assert cli.take(agent)[0]["payload"] == "grüße\n"
 
 
