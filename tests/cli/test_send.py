@@ -167,3 +167,35 @@ def test_whom_it_is_for_has_to_be_said_once(cli: Cli, agent: str) -> None:
     assert cli("send", "--to", agent).code == 2
     assert cli("send", "--broadcast").code == 2
     assert cli("send", agent, "--file", "-", "--to", agent, stdin=b"x").code == 0
+
+
+def test_await_prints_the_reply_to_a_sender_without_a_mailbox(cli: Cli, agent: str) -> None:
+    id = cli.ok("send", agent, "question", "--from", "nobody").split()[0]
+    (message,) = cli.take(agent)
+    cli.ok("ack", agent, message["receipt"], "--reply", "the answer")
+    first, second = cli.ok("await", id).splitlines()
+    assert first.startswith(f"{id} replied ok after ")
+    assert second == "the answer"
+    assert cli.json("await", id)["reply"] == "the answer"
+
+
+def test_await_ends_at_its_timeout_and_knows_no_strange_id(cli: Cli, agent: str) -> None:
+    id = cli.ok("send", agent, "question").split()[0]
+    assert cli.ok("await", id, "--until", "accepted").split() == [id, "accepted"]
+    result = cli("await", id, "--timeout", "0.1", "--json")
+    assert (result.code, result.error["code"]) == (1, "deadline_exceeded")
+    strange = cli("await", id[:-4] + "0000", "--timeout", "0.1", "--json")
+    assert (strange.code, strange.error["code"]) == (1, "unknown_message")
+    assert cli("await", "nonsense").code == 2
+
+
+def test_a_large_reply_is_uploaded_and_printed_whole(cli: Cli, agent: str) -> None:
+    id = cli.ok("send", agent, "question").split()[0]
+    (message,) = cli.take(agent)
+    answer = "y" * 600_000
+    acked = cli.in_own_process(
+        "ack", agent, message["receipt"], "--reply", "-", stdin=answer.encode()
+    )
+    assert acked.code == 0
+    assert cli.ok("await", id).splitlines()[1] == answer
+    assert cli.json("await", id)["reply"] == answer

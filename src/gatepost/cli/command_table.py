@@ -25,6 +25,7 @@ COMMANDS = (
     CommandEntry("Gateway", "init", "init:write_settings_file", "Write a settings file that explains every setting."),
     CommandEntry("Gateway", "status", "status:show_status", "Show the state of the gateway and of its mailboxes, or of one message."),
     CommandEntry("Messages", "send", "send:send_message", "Send a message to an agent."),
+    CommandEntry("Messages", "await", "await_message:await_message", "Wait for the outcome of a message, and print its reply."),
     CommandEntry("Messages", "inbox", "inbox:show_inbox", "List an agent's waiting mail, or take it."),
     CommandEntry("Messages", "ack", "settle:ack_turns", "Ack leased messages: their turns ended well."),
     CommandEntry("Messages", "nack", "settle:nack_turns", "Nack leased messages: their turns failed."),

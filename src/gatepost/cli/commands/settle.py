@@ -8,7 +8,8 @@ from msgspec import Raw, Struct, field
 from gatepost.cli import output
 from gatepost.cli.gateway_api import mailbox_path
 from gatepost.cli.options import DEFAULT_OPTIONS, AgentName, Flag, GatewayOptions
-from gatepost.cli.payload import encode_payload_argument
+from gatepost.cli.payload import MAX_INLINE_BYTES, encode_payload_argument
+from gatepost.cli.payload_upload import upload_payload
 from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
 from gatepost.wire import Settled
 
@@ -22,6 +23,7 @@ class CliSettleRequest(Struct, omit_defaults=True):
     receipts: list[str]
     msg_ids: list[str]
     replies: dict[str, Raw] = field(default_factory=dict)
+    reply_refs: dict[str, str] = field(default_factory=dict)
     reason: str = ""
 
 
@@ -30,7 +32,7 @@ def ack_turns(
     /,
     *receipts: str,
     msg_id: MsgIdsOption = None,
-    reply: str | None = None,
+    reply: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     json_payload: Flag = False,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> int:
@@ -51,7 +53,7 @@ def ack_turns(
     receipts
         Lease handles in the order in which `gatepost inbox --take` printed them.
     reply
-        Answer to the sender; - reads it from standard input.
+        Answer to the sender, up to 64 MiB; - reads it from standard input.
     json_payload
         The reply is JSON, not text.
     """
@@ -59,8 +61,7 @@ def ack_turns(
     if reply is not None:
         if msg_id:
             raise usage_problem("--reply needs a lease handle, not --msg-id")
-        answer = Raw(encode_payload_argument(reply, is_json=json_payload))
-        turns.replies = dict.fromkeys(receipts, answer)
+        _attach_reply(turns, encode_payload_argument(reply, is_json=json_payload), options)
     return _settle_turns("ack", agent, turns, options)
 
 
@@ -100,6 +101,16 @@ def _build_request(receipts: tuple[str, ...], msg_ids: list[str] | None) -> CliS
             "name at least one lease handle, as `gatepost inbox AGENT --take` prints it"
         )
     return CliSettleRequest(list(receipts), msg_ids or [])
+
+
+def _attach_reply(turns: CliSettleRequest, reply: bytes, options: GatewayOptions) -> None:
+    """Put a small reply inline; upload a large one as a blob."""
+    if len(reply) * len(turns.receipts) <= MAX_INLINE_BYTES:
+        turns.replies = dict.fromkeys(turns.receipts, Raw(reply))
+        return
+    with options.find_gateway() as gateway:
+        digest = upload_payload(gateway, reply, options)
+    turns.reply_refs = dict.fromkeys(turns.receipts, digest)
 
 
 def _settle_turns(verb: str, agent: str, turns: CliSettleRequest, options: GatewayOptions) -> int:

@@ -7,8 +7,8 @@ from cyclopts.validators import Number
 from msgspec import Struct, UnsetType
 
 from gatepost.cli import output
-from gatepost.cli.commands.send import describe_sent
 from gatepost.cli.gateway_api import quote_segment
+from gatepost.cli.message_outcome import describe_sent
 from gatepost.cli.options import DEFAULT_OPTIONS, GatewayOptions
 from gatepost.cli.peer_texts import heard_text, reach_text, waiting_text
 from gatepost.cli.problems import ExitCode
