@@ -174,3 +174,12 @@ def test_reader_sees_what_is_committed_and_cannot_write(path: Path) -> None:
         reader.execute("DELETE FROM fact")
     reader.close()
     database.close()
+
+
+def test_every_connection_keeps_its_query_plans(tmp_path: Path) -> None:
+    database = Database.open(tmp_path / "journal.db")
+    reader = database.open_reader()
+    for connection in (database.writer_connection, reader, open_memory_journal()):
+        assert connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, -1) == 1
+    reader.close()
+    database.close()
