@@ -24,6 +24,9 @@ ARCHIVED = "archived"
 # The progress of a message that its sender can wait for.
 WaitGoal = Literal["accepted", "processed"]
 
+# The order of a sender's messages in a mailbox: first in, first out, or none.
+Order = Literal["fifo", "none"]
+
 Seconds = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Limit = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Credit = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
@@ -93,6 +96,7 @@ class Summary(Struct, rename={"from_": "from"}, omit_defaults=True):
     state: str
     size: int
     not_before: int | None = None
+    order: Order = "fifo"
 
 
 class DeadLetter(Struct, rename={"from_": "from"}, omit_defaults=True):
@@ -106,6 +110,8 @@ class DeadLetter(Struct, rename={"from_": "from"}, omit_defaults=True):
     attempts: int
     payload: Raw | UnsetType = UNSET
     replayed_as: str | None = None
+    order: Order = "fifo"
+    max_retries: int | None = None
 
 
 class Failure(Struct, omit_defaults=True):

@@ -117,9 +117,16 @@ class MailboxHarness:
     def ack_id(self, *msg_ids: str, mailbox: str = "bob") -> Settlement:
         return self.do(lambda tx: self.dispatcher.ack(tx, mailbox, [], list(msg_ids)))
 
-    def nack(self, *messages: LeasedMessage, reason: str = "", mailbox: str = "bob") -> Settlement:
+    def nack(
+        self,
+        *messages: LeasedMessage,
+        reason: str = "",
+        mailbox: str = "bob",
+        retry: bool = True,
+    ) -> Settlement:
         receipts = [message.receipt for message in messages]
-        return self.do(lambda tx: self.dispatcher.nack(tx, mailbox, receipts, [], reason))
+        nack = self.dispatcher.nack
+        return self.do(lambda tx: nack(tx, mailbox, receipts, [], reason, retry=retry))
 
     def nack_id(self, *msg_ids: str, mailbox: str = "bob") -> Settlement:
         return self.do(lambda tx: self.dispatcher.nack(tx, mailbox, [], list(msg_ids), ""))
@@ -176,9 +183,9 @@ class MailboxHarness:
 
 def mail(
     msg_id: str, payload: bytes = b'"hello"', at: int | None = None, ttl: int | None = None,
-    meta: bytes | None = None,
+    meta: bytes | None = None, **more: Any,
 ) -> NewMail:  # fmt: skip
-    return NewMail(msg_id, payload, at, ttl, meta)
+    return NewMail(msg_id, payload, at, ttl, meta, **more)
 
 
 def ids(messages: list[LeasedMessage]) -> list[str]:

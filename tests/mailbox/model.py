@@ -1,8 +1,9 @@
 """What a mailbox should do, in the plainest Python: lists, no SQL, no indexes, no shortcuts."""
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 
-from gatepost.mailbox import MailboxPolicy
+from gatepost.mailbox import MailboxPolicy, NewMail
 
 WAITING = ("pending", "nacked")
 
@@ -20,9 +21,16 @@ class Letter:
     state: str = "pending"
     attempt: int = 0
     not_before: int = 0
+    ordered: bool = True
+    max_retries: int | None = None
     token: str = ""  # of its latest lease
     settled_at: int = 0
     deliveries: int = 0
+
+    @property
+    def lane(self) -> tuple[str, str, str]:
+        """Mail of one lane is in order: a pair's ordered mail, or one unordered letter."""
+        return self.mailbox, self.sender, "" if self.ordered else self.msg_id
 
 
 @dataclass
@@ -49,12 +57,19 @@ class Guest:
 
 
 @dataclass
+class Pair:
+    """What the mailbox remembers of a sender as long as it has any mail of it."""
+
+    id: int
+    last_rank: int = 0
+
+
+@dataclass
 class Couple:
-    """A pair."""
+    """A lane: the ordered mail of a pair, or one unordered letter."""
 
     letters: list[Letter] = field(default_factory=list)
     numbers: int = 0
-    last_rank: int = 0
     loan: Loan | None = None
 
     def waiting(self) -> list[Letter]:
@@ -74,7 +89,10 @@ class Grave:
 class Model:
     policy: MailboxPolicy
     now: int
-    pairs: dict[tuple[str, str], Couple] = field(default_factory=dict)
+    pairs: dict[tuple[str, str, str], Couple] = field(default_factory=dict)
+    senders: dict[tuple[str, str], Pair] = field(default_factory=dict)
+    pair_ids: int = 0
+    unordered: set[str] = field(default_factory=set)  # mailboxes
     arrivals: dict[str, int] = field(default_factory=dict)
     graves: dict[tuple[str, str], Grave] = field(default_factory=dict)
     discarded: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -87,7 +105,7 @@ class Model:
     def letters(self, mailbox: str) -> list[Letter]:
         return [
             letter
-            for (to, _), couple in self.pairs.items()
+            for (to, _, _), couple in self.pairs.items()
             for letter in couple.letters
             if to == mailbox
         ]
@@ -107,19 +125,25 @@ class Model:
         """Pairs one may take from, the oldest head first."""
         found = [
             couple
-            for (to, _), couple in self.pairs.items()
+            for (to, _, _), couple in self.pairs.items()
             if to == mailbox and couple.loan is None and couple.waiting()
             if couple.waiting()[0].not_before <= self.now
         ]
         return sorted(found, key=lambda couple: couple.waiting()[0].place)
 
     def loans(self, mailbox: str, consumer: str) -> list[Loan]:
-        """In the order their pairs came into being."""
-        return [
+        """In the order their pairs came into being, unordered letters last."""
+        found = [
             couple.loan
-            for (to, _), couple in self.pairs.items()
+            for (to, _, _), couple in self.pairs.items()
             if to == mailbox and couple.loan and couple.loan.consumer == consumer
         ]
+        return sorted(found, key=self._slot)
+
+    def _slot(self, loan: Loan) -> tuple[bool, int, int]:
+        first = loan.letters[0]
+        pair = self.senders[first.mailbox, first.sender]
+        return not first.ordered, pair.id, 0 if first.ordered else first.place[1]
 
     # -- operations
 
@@ -127,14 +151,12 @@ class Model:
         self,
         mailbox: str,
         sender: str,
-        mails: list[tuple[str, bytes, int | None, int | None, bool]],
+        mails: list[NewMail],
     ) -> list[tuple[bool, int, str | None]]:
-        return [self._enqueue(mailbox, sender, *mail) for mail in mails]
+        return [self._enqueue(mailbox, sender, mail) for mail in mails]
 
-    def _enqueue(
-        self, to: str, sender: str, msg_id: str, payload: bytes, at: int | None, ttl: int | None,
-        tracked: bool,
-    ) -> tuple[bool, int, str | None]:  # fmt: skip
+    def _enqueue(self, to: str, sender: str, mail: NewMail) -> tuple[bool, int, str | None]:
+        msg_id, payload = mail.msg_id, mail.payload
         waiting = self.count(to, *WAITING)
         known = self.find(to, msg_id)
         if known is not None:
@@ -142,16 +164,33 @@ class Model:
             return False, waiting, None if same else "idempotency_conflict"
         if waiting >= self.policy.max_pending:
             return False, waiting, "mailbox_full"
-        couple = self.pairs.setdefault((to, sender), Couple())
-        couple.numbers += 1
-        couple.last_rank = max(couple.last_rank, self.now if at is None else at)
-        self.arrivals[to] = self.arrivals.get(to, 0) + 1
-        place = (couple.last_rank, self.arrivals[to])
-        expires = self.now + (self.policy.ttl if ttl is None else ttl)
-        couple.letters.append(
-            Letter(to, sender, msg_id, payload, place, couple.numbers, expires, tracked)
+        ordered = to not in self.unordered if mail.ordered is None else mail.ordered
+        place = self._place(to, sender, mail, ordered)
+        due = mail.not_before if mail.not_before > self.now else 0
+        begin, ttl = (
+            (max(self.now, due), self.policy.ttl) if mail.ttl is None else (self.now, mail.ttl)
         )
+        letter = Letter(
+            to, sender, msg_id, payload, place, 0, begin + ttl, mail.meta is not None,
+            not_before=due, ordered=ordered, max_retries=mail.max_retries,
+        )  # fmt: skip
+        couple = self.pairs.setdefault(letter.lane, Couple())
+        couple.numbers = letter.number = couple.numbers + 1
+        couple.letters.append(letter)
         return True, waiting + 1, None
+
+    def _place(self, to: str, sender: str, mail: NewMail, ordered: bool) -> tuple[int, int]:
+        if (to, sender) not in self.senders:
+            self.pair_ids += 1
+            self.senders[to, sender] = Pair(self.pair_ids)
+        pair = self.senders[to, sender]
+        created = self.now if mail.created_at is None else mail.created_at
+        rank = max(created, mail.not_before if mail.not_before > self.now else 0)
+        rank -= mail.priority * 1000
+        if ordered:
+            rank = pair.last_rank = max(pair.last_rank, rank)
+        self.arrivals[to] = self.arrivals.get(to, 0) + 1
+        return rank, self.arrivals[to]
 
     def dequeue(self, mailbox: str, consumer: str, limit: int) -> list[Letter]:
         self.sweep()
@@ -173,21 +212,23 @@ class Model:
     ) -> list[Letter]:
         candidates: list[Letter] = []
         for couple in self.ready(mailbox)[:limit]:
-            head = couple.waiting()[0].number
-            candidates += [x for x in couple.waiting() if x.number < head + limit]
+            head, *rest = couple.waiting()
+            due = takewhile(lambda x: x.not_before <= self.now, rest)
+            candidates += [head, *(x for x in due if x.number < head.number + limit)]
         taken = sorted(candidates, key=lambda letter: letter.place)[:limit]
         for letter in taken:
-            couple = self.pairs[letter.mailbox, letter.sender]
+            couple = self.pairs[letter.lane]
             if couple.loan is None:
                 until = self.now + self.policy.inflight_timeout
                 couple.loan = Loan("", consumer, until, [], holder)
             couple.loan.letters.append(letter)
+            letter.not_before = 0 if letter.state == "nacked" else letter.not_before
             letter.state, letter.deliveries = "in_flight", letter.deliveries + 1
         return taken
 
     def learn(self, letter: Letter, token: str) -> None:
         """The real core chose this token for the lease of `letter`."""
-        loan = self.pairs[letter.mailbox, letter.sender].loan
+        loan = self.pairs[letter.lane].loan
         assert loan is not None
         assert loan.token in ("", token)
         loan.token = letter.token = token
@@ -197,7 +238,7 @@ class Model:
         settled, failures = 0, []
         for run in self._by_loan(mailbox, refs):
             letters, token = run
-            couple = self.pairs[letters[0].mailbox, letters[0].sender]
+            couple = self.pairs[letters[0].lane]
             loan = couple.loan
             if loan is None or loan.token != token:
                 failures += [f for x in letters if (f := self._repeat(x, token, ("acked",)))]
@@ -216,11 +257,13 @@ class Model:
             failures += [f for x in past if (f := self._repeat(x, token, ("acked",)))]
         return settled, sorted(failures)
 
-    def nack(self, mailbox: str, refs: list[tuple[str, str]]) -> tuple[int, list[str]]:
+    def nack(
+        self, mailbox: str, refs: list[tuple[str, str]], retry: bool = True
+    ) -> tuple[int, list[str]]:
         settled, failures = 0, []
         fine = ("pending", "in_flight", "nacked", "dead_letter", "expired")
         for letters, token in self._by_loan(mailbox, refs):
-            couple = self.pairs[letters[0].mailbox, letters[0].sender]
+            couple = self.pairs[letters[0].lane]
             loan = couple.loan
             if loan is None or loan.token != token:
                 failures += [f for x in letters if (f := self._repeat(x, token, fine))]
@@ -229,7 +272,7 @@ class Model:
             now = [x for x in letters if x.number >= first]
             past = [x for x in letters if x.number < first]
             if now and now[0] is loan.letters[0]:
-                self._fail(couple)
+                self._fail(couple, retry)
                 settled += 1
             else:
                 failures += ["out_of_order"] * len(now)
@@ -237,11 +280,11 @@ class Model:
         return settled, sorted(failures)
 
     def _by_loan(self, mailbox: str, refs: list[tuple[str, str]]) -> list[tuple[list[Letter], str]]:
-        groups: dict[tuple[str, str], list[Letter]] = {}
+        groups: dict[tuple[tuple[str, str, str], str], list[Letter]] = {}
         for msg_id, token in dict.fromkeys(refs):
             letter = self.find(mailbox, msg_id)
             assert letter is not None
-            groups.setdefault((letter.sender, token), []).append(letter)
+            groups.setdefault((letter.lane, token), []).append(letter)
         return [(letters, token) for (_, token), letters in groups.items()]
 
     def _repeat(self, letter: Letter, token: str, fine: tuple[str, ...]) -> str | None:
@@ -250,7 +293,7 @@ class Model:
         return None if letter.state in fine and letter.token == token else "stale_receipt"
 
     def extend(self, mailbox: str, token: str) -> bool:
-        for (to, _), couple in self.pairs.items():
+        for (to, _, _), couple in self.pairs.items():
             if to == mailbox and couple.loan and couple.loan.token == token:
                 self._extend(couple.loan)
                 return True
@@ -268,7 +311,7 @@ class Model:
     def replay(self, mailbox: str, msg_id: str, new_id: str) -> tuple[bool, int, str | None]:
         grave = self.graves[mailbox, msg_id]
         old = grave.letter
-        ack = self._enqueue(mailbox, old.sender, new_id, old.payload, None, None, False)
+        ack = self._enqueue(mailbox, old.sender, NewMail(new_id, old.payload))
         if ack[2] is None:
             grave.replayed_as = new_id
         return ack
@@ -284,6 +327,8 @@ class Model:
             couple.letters = [x for x in couple.letters if not self._forgettable(x, before)]
             if not couple.letters:
                 del self.pairs[key]
+        alive = {(to, sender) for to, sender, _ in self.pairs}
+        self.senders = {key: pair for key, pair in self.senders.items() if key in alive}
         self.discarded = {key: at for key, at in self.discarded.items() if at > before}
 
     def _forgettable(self, letter: Letter, before: int) -> bool:
@@ -363,14 +408,16 @@ class Model:
 
     def sweep(self) -> None:
         timed_out = [c for c in self.pairs.values() if c.loan and c.loan.expires_at <= self.now]
-        for couple in sorted(timed_out, key=lambda c: c.loan.expires_at if c.loan else 0):
+        for couple in sorted(timed_out, key=lambda c: (c.loan.expires_at, self._slot(c.loan))):  # type: ignore[union-attr,arg-type]
             self._fail(couple)
         for couple in self.pairs.values():
             for letter in couple.waiting():
                 if letter.expires_at <= self.now:
                     self._end(letter, "expired", "expired")
+                elif not letter.ordered and letter.not_before <= self.now:
+                    letter.not_before = 0
 
-    def _fail(self, couple: Couple) -> None:
+    def _fail(self, couple: Couple, retry: bool = True) -> None:
         loan = couple.loan
         assert loan is not None
         letter = loan.letters[0]
@@ -379,8 +426,10 @@ class Model:
         loan.letters.pop(0)
         self._release(couple)
         letter.state, letter.not_before = "nacked", self.now + delay
-        if letter.attempt == self.policy.max_retries:
-            self._bury(letter, "max_retries exhausted", letter.attempt + 1)
+        limit = self.policy.max_retries if letter.max_retries is None else letter.max_retries
+        if letter.attempt >= limit or not retry:
+            reason = "max_retries exhausted" if retry else "rejected"
+            self._bury(letter, reason, letter.attempt + 1)
             return
         letter.attempt += 1
         if letter.expires_at <= self.now:

@@ -1,6 +1,7 @@
 """The whole dispatcher against a model of it: any history must look the same to both."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -40,7 +41,11 @@ mails = st.tuples(
     st.sampled_from([None, None, 0, START - 5_000, START + 10_000]),
     st.sampled_from([None, None, 1, 4_000, 31_000]),
     st.booleans(),
+    st.sampled_from([None, None, True, False, False]),
+    st.sampled_from([None, None, None, -5_000, 2_000, 40_000]),
+    st.sampled_from([None, None, 0, 1]),
 )
+MailArguments = tuple[str, bytes, int | None, int | None, bool, bool | None, int | None, int | None]
 
 
 class Saboteur:
@@ -133,7 +138,8 @@ class MailboxMachine(RuleBasedStateMachine):
         for letter in letters:
             id, lease = self.harness.sql(
                 """SELECT m.id, l.id FROM mail m JOIN mailbox b ON b.id = m.mailbox
-                   JOIN lease l ON l.pair = m.id >> 38 WHERE b.name = ? AND m.msg_id = ?""",
+                   JOIN lease l ON l.slot IN (m.id, m.id >> 38) AND l.id = m.lease
+                   WHERE b.name = ? AND m.msg_id = ?""",
                 (letter.mailbox, letter.msg_id),
             )[0]
             self.model.learn(letter, f"{lease:x}")
@@ -147,15 +153,31 @@ class MailboxMachine(RuleBasedStateMachine):
     # -- operations
 
     @rule(to=mailboxes, sender=senders, batch=st.lists(mails, min_size=1, max_size=6))
-    def enqueue(
-        self, to: str, sender: str, batch: list[tuple[str, bytes, int | None, int | None, bool]]
-    ) -> None:
+    def enqueue(self, to: str, sender: str, batch: list[MailArguments]) -> None:
         def check(acks: list[EnqueueAck]) -> None:
             found = [(a.queued, a.pending, a.error.code if a.error else None) for a in acks]
-            assert found == self.model.enqueue(to, sender, batch)
+            assert found == self.model.enqueue(to, sender, new)
 
-        new = [NewMail(m, body, at, ttl, b"{}" if t else None) for m, body, at, ttl, t in batch]
+        new = [self._mail(*each) for each in batch]
         self.queue(lambda tx: self.harness.dispatcher.enqueue(tx, to, sender, new), check)
+
+    def _mail(
+        self, msg_id: str, body: bytes, at: int | None, ttl: int | None, tracked: bool,
+        ordered: bool | None, delay: int | None, max_retries: int | None,
+    ) -> NewMail:  # fmt: skip
+        not_before = 0 if delay is None else self.clock.now() + delay
+        return NewMail(
+            msg_id, body, at, ttl, b"{}" if tracked else None, ordered=ordered,
+            not_before=not_before, max_retries=max_retries,
+        )  # fmt: skip
+
+    @rule(mailbox=mailboxes, ordered=st.booleans())
+    def set_order(self, mailbox: str, ordered: bool) -> None:
+        def check(_: None) -> None:
+            (self.model.unordered.discard if ordered else self.model.unordered.add)(mailbox)
+
+        dispatcher, order = self.harness.dispatcher, "fifo" if ordered else "none"
+        self.queue(lambda tx: dispatcher.set_order(tx, mailbox, order), check)  # type: ignore[arg-type]
 
     @rule(mailbox=mailboxes, consumer=consumers, limit=limits)
     def dequeue(self, mailbox: str, consumer: str, limit: int) -> None:
@@ -171,7 +193,7 @@ class MailboxMachine(RuleBasedStateMachine):
         self.queue(lambda tx: self.harness.dispatcher.dequeue(tx, mailbox, consumer, limit), check)
 
     @precondition(lambda self: self.receipts)
-    @rule(data=st.data(), good=st.sampled_from(["ack", "ack", "ack", "nack"]))
+    @rule(data=st.data(), good=st.sampled_from(["ack", "ack", "ack", "nack", "reject"]))
     def settle(self, data: st.DataObject, good: str) -> None:
         """Any receipts ever given, in any order: most often the latest, in the right order."""
         newest = self.receipts[-6:]
@@ -184,7 +206,7 @@ class MailboxMachine(RuleBasedStateMachine):
         self._settle(good, chosen[0][0], [c for c in chosen if c[0] == chosen[0][0]])
 
     @precondition(lambda self: any(c.loan for c in self.model.pairs.values()))
-    @rule(data=st.data(), good=st.sampled_from(["ack", "nack"]))
+    @rule(data=st.data(), good=st.sampled_from(["ack", "nack", "reject"]))
     def settle_held(self, data: st.DataObject, good: str) -> None:
         """The next messages of a lease that is out."""
         loans = [c.loan for c in self.model.pairs.values() if c.loan]
@@ -200,15 +222,16 @@ class MailboxMachine(RuleBasedStateMachine):
         def operation(tx: Tx) -> Settlement:
             if how == "ack":
                 return self.harness.dispatcher.ack(tx, mailbox, receipts, [])
-            return self.harness.dispatcher.nack(tx, mailbox, receipts, [], "")
+            retry = how == "nack"
+            return self.harness.dispatcher.nack(tx, mailbox, receipts, [], "", retry=retry)
 
         def check(result: Settlement) -> None:
             known = [c for c in chosen if self.model.find(mailbox, c[1].msg_id) is c[1]]
             refs = [(letter.msg_id, r.split(".")[1]) for _, letter, r in known]
             lost = len({r for _, _, r in chosen} - {r for _, _, r in known})
-            model = self.model.ack if how == "ack" else self.model.nack
+            nack = partial(self.model.nack, retry=how == "nack")
             start = len(self.model.closed)
-            settled, failures = model(mailbox, refs)
+            settled, failures = (self.model.ack if how == "ack" else nack)(mailbox, refs)
             assert result.settled == settled
             found = sorted(failure.code for failure in result.failures)
             if not lost:
@@ -388,6 +411,7 @@ class MailboxMachine(RuleBasedStateMachine):
         self.states_are_the_models()
         self.counters_are_counted_rows()
         self.heads_and_leases_agree_with_mail()
+        self.unordered_mail_has_leases_of_its_own()
         self.credit_is_what_is_not_held()
         self.nobody_waits_beside_ready_mail()
         self.dead_letters_keep_their_payload()
@@ -415,9 +439,9 @@ class MailboxMachine(RuleBasedStateMachine):
 
     def heads_and_leases_agree_with_mail(self) -> None:
         query = """SELECT p.id, p.head, p.ready_at, l.next, l.last, l.behind, l.size
-                   FROM pair p LEFT JOIN lease l ON l.pair = p.id"""
+                   FROM pair p LEFT JOIN lease l ON l.slot = p.id"""
         for pair, head, ready_at, first, last, behind, size in self.harness.sql(query):
-            span = (pair << 38, (pair + 1 << 38) - 1)
+            span = (pair << 38, (pair << 38 | 1 << 37) - 1)
             rows = self.harness.sql(
                 "SELECT id, state, not_before FROM mail WHERE id BETWEEN ? AND ? ORDER BY id", span
             )
@@ -434,6 +458,16 @@ class MailboxMachine(RuleBasedStateMachine):
                 now = self.model.now
                 assert ready_at == (0 if expected is not None and expected <= now else expected)
 
+    def unordered_mail_has_leases_of_its_own(self) -> None:
+        query = """SELECT m.state, m.not_before, l.slot, l.next, l.last, l.size
+                   FROM mail m LEFT JOIN lease l ON l.slot = m.id WHERE m.id & (1 << 37)"""
+        for state, not_before, slot, first, last, size in self.harness.sql(query):
+            assert (slot is not None) == (state == 1)
+            if slot is not None:
+                assert (first, last, size) == (slot, slot, 1)
+            if state in (0, 2):
+                assert not_before == 0 or not_before > self.model.now
+
     def credit_is_what_is_not_held(self) -> None:
         for waiter, guest, _ in self.guests:
             assert waiter.credit == guest.credit
@@ -441,7 +475,9 @@ class MailboxMachine(RuleBasedStateMachine):
     def nobody_waits_beside_ready_mail(self) -> None:
         for waiter, _, _ in self.guests:
             if waiter.credit > 0 and not waiter.gone and waiter in self._members():
-                query = "SELECT 1 FROM pair WHERE mailbox = ? AND ready_at = 0"
+                query = """SELECT 1 FROM pair WHERE mailbox = ?1 AND ready_at = 0 UNION
+                           SELECT 1 FROM mail WHERE mailbox = ?1 AND state IN (0, 2)
+                           AND id & (1 << 37) AND not_before = 0"""
                 assert not self.harness.sql(query, (waiter.mailbox.id,))
 
     def _members(self) -> set[Waiter]:

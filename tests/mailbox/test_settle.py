@@ -302,3 +302,27 @@ def test_expired_mail_inside_a_run_is_not_told_twice() -> None:
     assert [closed.msg_id for closed in harness.closed] == ["b"]
     result = harness.ack(*harness.dequeue(3))
     assert [closed.msg_id for closed in result.closed] == ["a", "c"]
+
+
+def test_a_rejected_message_is_a_dead_letter_at_once() -> None:
+    harness = MailboxHarness()
+    harness.send("a", "b", meta=b"{}")
+    result = harness.nack(*harness.dequeue(), reason="not for me", retry=False)
+    assert [(closed.msg_id, closed.outcome) for closed in result.closed] == [("a", "dead_letter")]
+    (letter,) = harness.dead()
+    assert (letter.reason, letter.attempts) == ("rejected: not for me", 1)
+    assert harness.take() == ["b"]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("retries", [0, 1, 5])
+def test_a_message_may_have_its_own_number_of_retries(retries: int, ordered: bool) -> None:
+    harness = MailboxHarness()
+    harness.send("a", max_retries=retries, ordered=ordered)
+    for _ in range(retries):
+        harness.nack(*harness.dequeue())
+        harness.tick(3_600_000)
+        assert harness.states() == {"a": "nacked"}
+    harness.nack(*harness.dequeue())
+    (letter,) = harness.dead()
+    assert (letter.attempts, letter.max_retries) == (retries + 1, retries)

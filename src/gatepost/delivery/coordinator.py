@@ -235,9 +235,16 @@ class DeliveryCoordinator:
         return settlement
 
     def nack(
-        self, tx: Tx, mailbox: str, receipts: list[str], msg_ids: list[str], reason: str
+        self,
+        tx: Tx,
+        mailbox: str,
+        receipts: list[str],
+        msg_ids: list[str],
+        reason: str,
+        *,
+        retry: bool = True,
     ) -> Settlement:
-        settlement = self._dispatcher.nack(tx, mailbox, receipts, msg_ids, reason)
+        settlement = self._dispatcher.nack(tx, mailbox, receipts, msg_ids, reason, retry=retry)
         self.end_turns(tx, settlement.closed)
         return settlement
 

@@ -5,13 +5,22 @@ from operator import itemgetter
 
 from gatepost.errors import UnknownMessage
 from gatepost.journal.transaction import Row, Tx
-from gatepost.mailbox.enqueue import last_mail_id, pair_of_mail
-from gatepost.mailbox.states import MailState
+from gatepost.mailbox.enqueue import (
+    FIRST_UNORDERED,
+    IS_UNORDERED,
+    PAIR_NUMBER_BITS,
+    is_unordered,
+    last_mail_id,
+    pair_of_mail,
+)
+from gatepost.mailbox.states import MailInput, MailState, transition_sql
 from gatepost.wire import Summary
+
+_, _IF_WAITING = transition_sql(MailInput.EXPIRE)
 
 _SELECT_LEASED_PAIRS = """
 SELECT p.sender, l.next, l.last, p.id, l.behind
-FROM lease l JOIN pair p ON p.id = l.pair WHERE l.mailbox = ?
+FROM lease l JOIN pair p ON p.id = l.slot WHERE l.mailbox = ?
 """
 _SELECT_BACKING_OFF_PAIRS = """
 SELECT sender, head, id, head_rank, head_arrival FROM pair WHERE mailbox = ? AND ready_at > 0
@@ -20,13 +29,36 @@ _SELECT_QUEUED_PAIRS = """
 SELECT sender, head, id, head_rank, head_arrival FROM pair WHERE mailbox = ? AND ready_at = 0
 ORDER BY head_rank, head_arrival
 """
+_MAIL_COLUMNS = """
+m.rank, m.arrival, m.id, m.msg_id, m.created_at, m.attempt, m.state, length(b.payload), m.not_before
+"""
 _SELECT_UNSETTLED_MAIL = f"""
-SELECT m.rank, m.arrival, m.msg_id, m.created_at, m.attempt, m.state, length(b.payload),
-       m.not_before
+SELECT {_MAIL_COLUMNS}
 FROM mail m JOIN body b ON b.id = m.id
 WHERE m.id BETWEEN ? AND ? AND m.state < {MailState.ACKED:d} AND (m.rank, m.arrival) > (?, ?)
 ORDER BY m.id
 """
+_SELECT_UNORDERED = f"""
+SELECT {_MAIL_COLUMNS}, p.sender
+FROM mail m JOIN body b ON b.id = m.id JOIN pair p ON p.id = m.id >> {PAIR_NUMBER_BITS}
+WHERE m.mailbox = ?1 AND (m.rank, m.arrival) > (?2, ?3) AND
+"""
+# One by one: ready mail in its order, then mail that waits for its moment, and leased mail.
+_SELECT_READY_UNORDERED = f"""{_SELECT_UNORDERED}
+m.{_IF_WAITING} AND m.{IS_UNORDERED} AND m.not_before = 0 ORDER BY m.rank, m.arrival LIMIT ?4
+"""
+_SELECT_DELAYED_UNORDERED = f"""{_SELECT_UNORDERED}
+m.{_IF_WAITING} AND m.{IS_UNORDERED} AND m.not_before > 0 ORDER BY m.rank, m.arrival LIMIT ?4
+"""
+_SELECT_LEASED_UNORDERED = f"""{_SELECT_UNORDERED}
+m.id IN (SELECT next FROM lease WHERE mailbox = ?1 AND next & {FIRST_UNORDERED})
+ORDER BY m.rank, m.arrival LIMIT ?4
+"""
+_UNORDERED_QUERIES = (
+    _SELECT_READY_UNORDERED,
+    _SELECT_DELAYED_UNORDERED,
+    _SELECT_LEASED_UNORDERED,
+)
 _SELECT_POSITION = "SELECT rank, arrival, id FROM mail WHERE mailbox = ? AND msg_id = ?"
 _FIRST_POSITION = (-1, -1, -1)
 _rank_and_arrival = itemgetter(0, 1)
@@ -47,13 +79,23 @@ class PeekPage:
         """Add a span's messages; they are in order, so the first that does not fit ends it."""
         sender, first, last = span
         *position, id = self._after
-        if pair_of_mail(id) == pair_of_mail(first):
+        if pair_of_mail(id) == pair_of_mail(first) and not is_unordered(id):
             first = max(first, id + 1)
         for row in self._tx.iterate_rows(_SELECT_UNSETTLED_MAIL, (first, last, *position)):
             if not self.has_capacity_for(row[:2]):
                 return
-            insort(self.rows, (*row, sender), key=_rank_and_arrival)
-            del self.rows[self._limit :]
+            self._insert_row((*row, sender))
+
+    def offer_unordered(self, mailbox: int) -> None:
+        """Add the unordered messages of a mailbox."""
+        *position, _ = self._after
+        for query in _UNORDERED_QUERIES:
+            for row in self._tx.fetch_all(query, (mailbox, *position, self._limit)):
+                self._insert_row(row)
+
+    def _insert_row(self, row: Row) -> None:
+        insort(self.rows, row, key=_rank_and_arrival)
+        del self.rows[self._limit :]
 
     def has_capacity_for(self, position: Row) -> bool:
         return len(self.rows) < self._limit or position < self.rows[-1][:2]
@@ -65,6 +107,7 @@ def peek_mailbox(tx: Tx, mailbox: int, limit: int, after: str = "") -> list[Summ
     `after` is the msg_id the previous page ended with.
     """
     page = PeekPage(tx, limit, _page_position(tx, mailbox, after) if after else _FIRST_POSITION)
+    page.offer_unordered(mailbox)
     for sender, first, last, pair, behind in tx.iterate_rows(_SELECT_LEASED_PAIRS, (mailbox,)):
         page.offer_span((sender, first, last))
         page.offer_span((sender, behind, last_mail_id(pair)))
@@ -86,10 +129,17 @@ def _page_position(tx: Tx, mailbox: int, msg_id: str) -> Row:
 
 
 def _summarize_row(row: Row) -> Summary:
-    _, _, msg_id, created_at, attempt, state, size, not_before, sender = row
-    retry_at = not_before // 1000 if state == MailState.NACKED else None
+    _, _, id, msg_id, created_at, attempt, state, size, not_before, sender = row
+    due_at = not_before // 1000 if not_before or state == MailState.NACKED else None
     return Summary(
-        msg_id, sender, created_at // 1000, attempt, MailState(state).wire_name, size, retry_at
+        msg_id,
+        sender,
+        created_at // 1000,
+        attempt,
+        MailState(state).wire_name,
+        size,
+        due_at,
+        "none" if is_unordered(id) else "fifo",
     )
 
 

@@ -8,7 +8,13 @@ from gatepost.errors import UnknownMessage
 from gatepost.events import AgentId
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Row, Tx
-from gatepost.mailbox.enqueue import PAIR_NUMBER_BITS, last_mail_id
+from gatepost.mailbox.enqueue import (
+    FIRST_UNORDERED,
+    IS_UNORDERED,
+    PAIR_NUMBER_BITS,
+    is_unordered,
+    last_mail_id,
+)
 from gatepost.mailbox.leases import adjust_counts, advance_head
 from gatepost.mailbox.settle import INSERT_DEAD_LETTER, ClosedMail
 from gatepost.mailbox.states import MailInput, transition_sql
@@ -18,19 +24,25 @@ _SET_DEAD, _IF_WAITING = transition_sql(MailInput.PURGE)
 
 _SELECT_DEAD_LETTERS = f"""
 SELECT m.msg_id, p.sender, b.name, m.created_at / 1000, m.attempt, d.reason, d.failed_at / 1000,
-       d.attempts, body.payload, d.replayed_as, m.id, body.meta
+       d.attempts, body.payload, d.replayed_as, m.id, body.meta, m.max_retries
 FROM dead_letter d JOIN mail m ON m.id = d.id JOIN mailbox b ON b.id = m.mailbox
      JOIN pair p ON p.id = m.id >> {PAIR_NUMBER_BITS} JOIN body ON body.id = d.id
 """
-_PAYLOAD, _REPLAYED_AS, _ID, _META = range(8, 12)
+_PAYLOAD, _REPLAYED_AS, _ID, _META, _MAX_RETRIES = range(8, 13)
 # Both select pairs and the id at which their waiting mail begins.
 _SELECT_HEADED_PAIRS = (
     "SELECT id, head FROM pair WHERE mailbox = ? AND ready_at IS NOT NULL LIMIT ?"
 )
-_SELECT_LEASED_PAIRS = "SELECT pair, behind FROM lease WHERE mailbox = ?"
+_SELECT_LEASED_PAIRS = f"""
+SELECT slot, behind FROM lease WHERE mailbox = ? AND NOT next & {FIRST_UNORDERED}
+"""
 _SELECT_WAITING_MAIL = f"""
 SELECT id, attempt, msg_id, tracked FROM mail
 WHERE id BETWEEN ? AND ? AND {_IF_WAITING} ORDER BY id LIMIT ?
+"""
+_SELECT_WAITING_UNORDERED = f"""
+SELECT id, attempt, msg_id, tracked FROM mail INDEXED BY mail_queue
+WHERE mailbox = ? AND {_IF_WAITING} AND {IS_UNORDERED} ORDER BY not_before, rank, arrival LIMIT ?
 """
 _PURGE_MAIL = f"""
 UPDATE mail SET {_SET_DEAD}, settled_at = ? WHERE id BETWEEN ? AND ? AND {_IF_WAITING}
@@ -108,6 +120,8 @@ def _page_position(tx: Tx, mailbox: int, msg_id: str) -> Row:
 def _dead_letter(row: Row) -> DeadLetter:
     letter = DeadLetter(*row[:_PAYLOAD])
     letter.payload, letter.replayed_as = Raw(row[_PAYLOAD]), row[_REPLAYED_AS]
+    letter.order = "none" if is_unordered(row[_ID]) else "fifo"
+    letter.max_retries = row[_MAX_RETRIES]
     return letter
 
 
@@ -150,11 +164,11 @@ def purge_mailbox(
     """Turn up to `limit` waiting messages into dead letters; leased messages are left alone."""
     ((name, waiting),) = tx.fetch_all("SELECT name, waiting FROM mailbox WHERE id = ?", (mailbox,))
     limit = min(limit, waiting)
-    purged: list[Row] = []
+    reason = why or f"purged by {actor}"
+    purged = _purge_unordered(tx, mailbox, limit, reason)
     for pair, first, leased in _waiting_pairs(tx, mailbox, limit):
         if len(purged) == limit:
             break
-        reason = why or f"purged by {actor}"
         rows = _purge_pair(tx, mailbox, pair, first, limit - len(purged), reason)
         if rows:
             _advance_pair(tx, pair, rows[-1][0] + 1, leased)
@@ -177,18 +191,29 @@ def _waiting_pairs(tx: Tx, mailbox: int, limit: int) -> Iterator[tuple[int, int,
         yield pair, behind, True
 
 
+def _purge_unordered(tx: Tx, mailbox: int, limit: int, reason: str) -> list[Row]:
+    rows = tx.fetch_all(_SELECT_WAITING_UNORDERED, (mailbox, limit))
+    tx.execute_many(_PURGE_MAIL, [(tx.now, row[0], row[0]) for row in rows])
+    _insert_dead_letters(tx, mailbox, rows, reason)
+    return rows
+
+
 def _purge_pair(tx: Tx, mailbox: int, pair: int, first: int, limit: int, reason: str) -> list[Row]:
     rows = tx.fetch_all(_SELECT_WAITING_MAIL, (first, last_mail_id(pair), limit))
     if rows:
         tx.execute(_PURGE_MAIL, (tx.now, first, rows[-1][0]))
+    _insert_dead_letters(tx, mailbox, rows, reason)
+    return rows
+
+
+def _insert_dead_letters(tx: Tx, mailbox: int, rows: list[Row], reason: str) -> None:
     tx.execute_many(
         INSERT_DEAD_LETTER, [(id, mailbox, reason, tx.now, attempt) for id, attempt, _, _ in rows]
     )
-    return rows
 
 
 def _advance_pair(tx: Tx, pair: int, first: int, leased: bool) -> None:
     if leased:
-        tx.execute("UPDATE lease SET behind = ? WHERE pair = ?", (first, pair))
+        tx.execute("UPDATE lease SET behind = ? WHERE slot = ?", (first, pair))
     else:
         advance_head(tx, pair, first)

@@ -14,9 +14,18 @@ from gatepost.errors import GatepostError
 from gatepost.journal.transaction import Tx
 from gatepost.journal.writer import JobOutcome
 from gatepost.mailbox import dead_letters, sweep
-from gatepost.mailbox.enqueue import NewMail, enqueue_mail, ensure_mailbox, find_mailbox
+from gatepost.mailbox.enqueue import (
+    NewMail,
+    enqueue_mail,
+    ensure_mailbox,
+    find_mailbox,
+    set_mailbox_order,
+)
 from gatepost.mailbox.leases import (
+    READY_MAIL,
+    WAITING_MAIL,
     MailboxRef,
+    MailSelection,
     TakenMail,
     extend_lease,
     leases_held_by,
@@ -28,6 +37,7 @@ from gatepost.mailbox.leases import (
 from gatepost.mailbox.policy import MailboxPolicy
 from gatepost.mailbox.settle import (
     ClosedMail,
+    FailedTurn,
     FreedMail,
     ReplyMarks,
     Settlement,
@@ -37,7 +47,7 @@ from gatepost.mailbox.settle import (
 )
 from gatepost.mailbox.waiter_service import WaiterService
 from gatepost.mailbox.waiters import Waiter, WaiterQueue
-from gatepost.wire import EnqueueAck, LeasedMessage
+from gatepost.wire import EnqueueAck, LeasedMessage, Order
 
 __all__ = ["Dispatcher", "Waiter"]
 
@@ -115,11 +125,19 @@ class Dispatcher:
         return result
 
     def nack(
-        self, tx: Tx, mailbox: str, receipts: list[str], msg_ids: list[str], reason: str
+        self,
+        tx: Tx,
+        mailbox: str,
+        receipts: list[str],
+        msg_ids: list[str],
+        reason: str,
+        *,
+        retry: bool = True,
     ) -> Settlement:
         id = find_mailbox(tx, mailbox)
         refs, failures = resolve_refs(tx, id, receipts, msg_ids)
-        result = nack_mail(tx, id, refs, reason, self.policy)
+        turn = FailedTurn(reason or "nacked", rejected=not retry)
+        result = nack_mail(tx, id, refs, turn, self.policy)
         result.failures += failures
         tx.add_effect(self._force_sweep)
         tx.add_effect(partial(self._service.free_leases, tx, id, result.freed))
@@ -165,8 +183,11 @@ class Dispatcher:
     def take_mail_to_forward(
         self, tx: Tx, mailbox: str, consumer: str, limit: int
     ) -> list[LeasedMessage]:
-        """Remove and return waiting mail; the caller forwards it and reports its outcome."""
-        messages = self._take_mail(tx, self.mailbox_ref(tx, mailbox), consumer, limit).messages
+        """Remove and return waiting mail, delayed mail too; the caller forwards it and reports its
+        outcome.
+        """
+        box = self.mailbox_ref(tx, mailbox)
+        messages = self._take_mail(tx, box, consumer, limit, WAITING_MAIL).messages
         if messages:
             self.ack(tx, mailbox, [message.receipt for message in messages], [])
         return messages
@@ -177,6 +198,10 @@ class Dispatcher:
 
     def consumed_mailboxes(self) -> set[str]:
         return self._waiters.consumed_mailboxes()
+
+    def set_order(self, tx: Tx, mailbox: str, order: Order) -> None:
+        """Decide whether mail of this mailbox that does not say so itself is ordered."""
+        set_mailbox_order(tx, ensure_mailbox(tx, mailbox), order == "fifo")
 
     def mailbox_ref(self, tx: Tx, name: str) -> MailboxRef:
         return MailboxRef(ensure_mailbox(tx, name), name)
@@ -206,8 +231,15 @@ class Dispatcher:
 
     # -- internals
 
-    def _take_mail(self, tx: Tx, box: MailboxRef, consumer: str, limit: int) -> TakenMail:
-        taken = take_mail(tx, box, consumer, limit, self.policy, self._lease_ids)
+    def _take_mail(
+        self,
+        tx: Tx,
+        box: MailboxRef,
+        consumer: str,
+        limit: int,
+        selection: MailSelection = READY_MAIL,
+    ) -> TakenMail:
+        taken = take_mail(tx, box, consumer, limit, self.policy, self._lease_ids, selection)
         if self.on_leased is not None:
             self.on_leased(taken.messages)
         return taken
@@ -229,7 +261,7 @@ class Dispatcher:
             tx.add_effect(partial(self._service.free_leases, tx, mailbox, result.freed))
         expired, closed = sweep.expire_mail(tx)
         tx.add_effect(partial(self._collect_closed, closed))
-        tx.add_effect(partial(self._service.mark_touched, expired | sweep.promote_pairs(tx)))
+        tx.add_effect(partial(self._service.mark_touched, expired | sweep.promote_mail(tx)))
 
 
 def _try_extend_lease(tx: Tx, mailbox: int, handle: str, policy: MailboxPolicy) -> bool:

@@ -17,27 +17,33 @@ from gatepost.mailbox.policy import MailboxPolicy
 from gatepost.mailbox.states import MailState
 from gatepost.wire import EnqueueAck, Failure
 
-# A mail id has 63 bits: 25 for the pair, 38 for the pair number. That is enough for 33 million
-# pairs, and for eight years of a thousand messages a second in one pair.
+# A mail id has 63 bits: 25 for the pair, 38 for the pair number. The highest bit of that number
+# marks unordered mail. That is enough for 33 million pairs, and for four years of a thousand
+# ordered and a thousand unordered messages a second in one pair.
 PAIR_NUMBER_BITS = 38
-LAST_PAIR_NUMBER = (1 << PAIR_NUMBER_BITS) - 1
+FIRST_UNORDERED = 1 << PAIR_NUMBER_BITS - 1
+IS_UNORDERED = f"id & {FIRST_UNORDERED}"
+LAST_PAIR_NUMBER = FIRST_UNORDERED - 1
+_LAST_UNORDERED = (1 << PAIR_NUMBER_BITS) - 1
 _LAST_PAIR_ID = (1 << 63 - PAIR_NUMBER_BITS) - 1
 
-_SELECT_MAILBOX_COUNTERS = "SELECT arrivals, waiting FROM mailbox WHERE id = ?"
+_SELECT_MAILBOX = "SELECT arrivals, waiting, ordered FROM mailbox WHERE id = ?"
 _COUNT_ARRIVALS = "UPDATE mailbox SET arrivals = arrivals + ?, waiting = waiting + ? WHERE id = ?"
 _SELECT_PAIR = """
-SELECT p.id, p.next_number, p.last_rank, p.head IS NULL AND l.pair IS NULL
-FROM pair p LEFT JOIN lease l ON l.pair = p.id WHERE p.mailbox = ? AND p.sender = ?
+SELECT p.id, p.next_number, p.next_unordered, p.last_rank, p.head IS NULL AND l.slot IS NULL
+FROM pair p LEFT JOIN lease l ON l.slot = p.id WHERE p.mailbox = ? AND p.sender = ?
 """
-_ADVANCE_PAIR = "UPDATE pair SET next_number = ?, last_rank = ? WHERE id = ?"
+_ADVANCE_PAIR = """
+UPDATE pair SET next_number = ?, next_unordered = ?, last_rank = ? WHERE id = ?
+"""
 _ADVANCE_IDLE_PAIR = """
-UPDATE pair SET next_number = ?, last_rank = ?, head = ?, head_rank = ?, head_arrival = ?,
-                ready_at = 0 WHERE id = ?
+UPDATE pair SET next_number = ?, next_unordered = ?, last_rank = ?, head = ?, head_rank = ?,
+                head_arrival = ?, ready_at = ? WHERE id = ?
 """
 _INSERT_MAIL = f"""
 INSERT INTO mail (id, mailbox, msg_id, state, attempt, arrival, rank, created_at, expires_at,
-                  not_before, tracked, fingerprint)
-VALUES (?, ?, ?, {MailState.PENDING:d}, 0, ?, ?, ?, ?, 0, ?, ?)
+                  not_before, max_retries, tracked, fingerprint)
+VALUES (?, ?, ?, {MailState.PENDING:d}, 0, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _INSERT_BODY = "INSERT INTO body (id, payload, meta) VALUES (?, ?, ?)"
 _SELECT_KNOWN_MAIL = f"""
@@ -49,7 +55,8 @@ WHERE m.mailbox = ? AND m.msg_id = ?
 class NewMail(msgspec.Struct):
     """A message to enqueue. `meta` marks tracked mail: its sender is told when it is settled.
 
-    Times are in milliseconds; `ttl` is relative.
+    Times are in milliseconds; `ttl` is relative. `ordered` None means as its mailbox, and
+    `max_retries` None as many as the mailbox allows.
     """
 
     msg_id: str
@@ -58,6 +65,9 @@ class NewMail(msgspec.Struct):
     ttl: int | None = None
     meta: bytes | None = None
     priority: int = 0
+    ordered: bool | None = None
+    not_before: int = 0
+    max_retries: int | None = None
 
 
 class MailboxPair(msgspec.Struct):
@@ -65,8 +75,19 @@ class MailboxPair(msgspec.Struct):
 
     id: int
     next_number: int
+    next_unordered: int
     last_rank: int
     idle: bool
+
+    def place_mail(self, ordered: bool, rank: int) -> tuple[int, int]:
+        """Return the mail id and the rank of the pair's next message."""
+        if ordered:
+            number, self.next_number = self.next_number, self.next_number + 1
+            # Within the pair, ordered mail keeps its order whatever its rank would be.
+            rank = self.last_rank = max(self.last_rank, rank)
+        else:
+            number, self.next_unordered = self.next_unordered, self.next_unordered + 1
+        return (self.id << PAIR_NUMBER_BITS) + number, rank
 
 
 def ensure_mailbox(tx: Tx, name: str) -> int:
@@ -83,13 +104,32 @@ def find_mailbox(tx: Tx, name: str) -> int:
     return int(row[0]) if row else 0
 
 
+def set_mailbox_order(tx: Tx, mailbox: int, ordered: bool) -> None:
+    """Decide whether mail that does not say so itself is ordered; waiting mail stays as it is."""
+    tx.execute("UPDATE mailbox SET ordered = ? WHERE id = ?", (ordered, mailbox))
+
+
 def pair_of_mail(mail: int) -> int:
     return mail >> PAIR_NUMBER_BITS
 
 
+def is_unordered(mail: int) -> bool:
+    return bool(mail & FIRST_UNORDERED)
+
+
+def slot_of_mail(mail: int) -> int:
+    """Return the slot of the lease on a message: its pair, or itself if it is unordered."""
+    return mail if mail & FIRST_UNORDERED else mail >> PAIR_NUMBER_BITS
+
+
 def last_mail_id(pair: int) -> int:
-    """Return the highest id a message of this pair can have."""
+    """Return the highest id an ordered message of this pair can have."""
     return (pair << PAIR_NUMBER_BITS) | LAST_PAIR_NUMBER
+
+
+def last_unordered_id(pair: int) -> int:
+    """Return the highest id any message of this pair can have."""
+    return (pair << PAIR_NUMBER_BITS) | _LAST_UNORDERED
 
 
 def enqueue_mail(
@@ -101,14 +141,14 @@ def enqueue_mail(
     over: bool = False,
 ) -> list[EnqueueAck]:
     """Enqueue one sender's messages, in order. Each is queued, already known, or refused."""
-    arrivals, waiting = _mailbox_counters(tx, mailbox)
+    arrivals, waiting, ordered = _read_mailbox(tx, mailbox)
     if over:
         policy = msgspec.structs.replace(policy, max_pending=waiting + len(mails))
     if len(mails) == 1 or waiting + len(mails) > policy.max_pending:
         return [_enqueue_one(tx, mailbox, sender, mail, policy) for mail in mails]
     tx.execute("SAVEPOINT enqueue")
     try:
-        _insert_mail(tx, mailbox, sender, mails, arrivals, policy)
+        _insert_mail(tx, mailbox, sender, mails, arrivals, ordered, policy)
     except apsw.ConstraintError:
         # At least one msg_id is not new. That is rare, so each is looked up only then.
         tx.execute("ROLLBACK TO enqueue")
@@ -123,7 +163,7 @@ def enqueue_mail(
 def _enqueue_one(
     tx: Tx, mailbox: int, sender: str, mail: NewMail, policy: MailboxPolicy
 ) -> EnqueueAck:
-    arrivals, waiting = _mailbox_counters(tx, mailbox)
+    arrivals, waiting, ordered = _read_mailbox(tx, mailbox)
     try:
         if _is_duplicate(tx, mailbox, sender, mail):
             return EnqueueAck(mail.msg_id, False, waiting)
@@ -131,7 +171,7 @@ def _enqueue_one(
             raise MailboxFull(f"the mailbox holds {waiting} messages already", retry_after=5.0)
     except GatepostError as error:
         return EnqueueAck(mail.msg_id, False, waiting, Failure.from_error(error, mail.msg_id))
-    _insert_mail(tx, mailbox, sender, [mail], arrivals, policy)
+    _insert_mail(tx, mailbox, sender, [mail], arrivals, ordered, policy)
     return EnqueueAck(mail.msg_id, True, waiting + 1)
 
 
@@ -144,10 +184,10 @@ def _is_duplicate(tx: Tx, mailbox: int, sender: str, mail: NewMail) -> bool:
     return True
 
 
-def _mailbox_counters(tx: Tx, mailbox: int) -> tuple[int, int]:
-    """Return (messages that ever arrived, messages that wait)."""
-    ((arrivals, waiting),) = tx.fetch_all(_SELECT_MAILBOX_COUNTERS, (mailbox,))
-    return arrivals, waiting
+def _read_mailbox(tx: Tx, mailbox: int) -> tuple[int, int, bool]:
+    """Return (messages that ever arrived, messages that wait, whether mail is ordered)."""
+    ((arrivals, waiting, ordered),) = tx.fetch_all(_SELECT_MAILBOX, (mailbox,))
+    return arrivals, waiting, bool(ordered)
 
 
 def _payload_fingerprint(payload: bytes) -> bytes:
@@ -155,26 +195,38 @@ def _payload_fingerprint(payload: bytes) -> bytes:
 
 
 def _insert_mail(
-    tx: Tx, mailbox: int, sender: str, mails: list[NewMail], arrivals: int, policy: MailboxPolicy
+    tx: Tx,
+    mailbox: int,
+    sender: str,
+    mails: list[NewMail],
+    arrivals: int,
+    ordered_by_default: bool,
+    policy: MailboxPolicy,
 ) -> None:
     pair = _load_pair(tx, mailbox, sender, len(mails))
-    base = (pair.id << PAIR_NUMBER_BITS) + pair.next_number
-    rank, default_expiry = pair.last_rank, tx.now + policy.ttl
+    now, head = tx.now, None
     rows, bodies = [], []
-    for n, mail in enumerate(mails):
-        created = tx.now if mail.created_at is None else mail.created_at
-        expires = default_expiry if mail.ttl is None else tx.now + mail.ttl
+    for arrival, mail in enumerate(mails, arrivals):
+        ordered = ordered_by_default if mail.ordered is None else mail.ordered
+        created = now if mail.created_at is None else mail.created_at
+        not_before = mail.not_before if mail.not_before > now else 0
         # Priority n overtakes messages of other pairs that are up to n seconds older.
-        rank = max(rank, created - mail.priority * 1000)
-        id, arrival, tracked = base + n, arrivals + n, mail.meta is not None
-        digest = _payload_fingerprint(mail.payload)
-        rows.append((id, mailbox, mail.msg_id, arrival, rank, created, expires, tracked, digest))
+        rank = max(created, not_before) - mail.priority * 1000
+        id, rank = pair.place_mail(ordered, rank)
+        expires = policy.expiry(now, mail.ttl, not_before)
+        tracked, digest = mail.meta is not None, _payload_fingerprint(mail.payload)
+        rows.append(
+            (id, mailbox, mail.msg_id, arrival, rank, created, expires, not_before,
+             mail.max_retries, tracked, digest)
+        )  # fmt: skip
         bodies.append((id, mail.payload, mail.meta))
+        if ordered and head is None:
+            head = (id, rank, arrival, not_before)
     tx.execute_many(_INSERT_MAIL, rows)
     tx.execute_many(_INSERT_BODY, bodies)
-    advance = (pair.next_number + len(mails), rank)
-    if pair.idle:
-        tx.execute(_ADVANCE_IDLE_PAIR, (*advance, base, rows[0][4], arrivals, pair.id))
+    advance = (pair.next_number, pair.next_unordered, pair.last_rank)
+    if pair.idle and head is not None:
+        tx.execute(_ADVANCE_IDLE_PAIR, (*advance, *head, pair.id))
     else:
         tx.execute(_ADVANCE_PAIR, (*advance, pair.id))
     tx.execute(_COUNT_ARRIVALS, (len(mails), len(mails), mailbox))
@@ -187,7 +239,10 @@ def _load_pair(tx: Tx, mailbox: int, sender: str, size: int) -> MailboxPair:
         row = tx.fetch_one(_SELECT_PAIR, (mailbox, sender))
         assert row is not None
     pair = MailboxPair(*row)
-    if pair.next_number + size > LAST_PAIR_NUMBER or pair.id > _LAST_PAIR_ID:
+    is_full = (
+        pair.next_number + size > LAST_PAIR_NUMBER or pair.next_unordered + size > _LAST_UNORDERED
+    )
+    if is_full or pair.id > _LAST_PAIR_ID:
         raise Unavailable(f"this journal has no pair number left for mail from {sender}")
     return pair
 

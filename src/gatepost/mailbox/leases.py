@@ -1,11 +1,12 @@
-"""Leases: a consumer takes runs of messages, each run from one pair.
+"""Leases: a consumer takes runs of messages, each run from one pair, and unordered messages.
 
 A pair has at most one lease, and its next message waits until that lease is settled. This rule
-alone makes delivery FIFO per pair. Between pairs, the oldest head goes first.
+alone makes delivery FIFO per pair. An unordered message has a lease of its own, so that several
+consumers share the unordered mail of one sender. The oldest message goes first.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import merge
 from operator import itemgetter
 
@@ -14,7 +15,14 @@ from msgspec.structs import astuple
 
 from gatepost.errors import StaleLeaseHandle
 from gatepost.journal.transaction import Row, Tx
-from gatepost.mailbox.enqueue import PAIR_NUMBER_BITS, last_mail_id, pair_of_mail
+from gatepost.mailbox.enqueue import (
+    IS_UNORDERED,
+    PAIR_NUMBER_BITS,
+    is_unordered,
+    last_mail_id,
+    pair_of_mail,
+    slot_of_mail,
+)
 from gatepost.mailbox.policy import MailboxPolicy
 from gatepost.mailbox.states import MailInput, MailState, transition_sql
 from gatepost.wire import LeasedMessage
@@ -29,15 +37,47 @@ _SET_PENDING_AGAIN, _IF_NACKED = transition_sql(MailInput.RETRY)
 _SET_RELEASED, _IF_IN_FLIGHT = transition_sql(MailInput.RELEASE)
 _, _IF_WAITING = transition_sql(MailInput.EXPIRE)
 
-_SELECT_READY_PAIRS = f"""
-SELECT id, sender, head, (id << {PAIR_NUMBER_BITS}) + next_number
-FROM pair WHERE mailbox = ? AND ready_at = 0
-ORDER BY head_rank, head_arrival LIMIT ?
-"""
 _MAIL_COLUMNS = """
 m.rank, m.arrival, m.id, m.msg_id, m.created_at, m.attempt, m.state, m.expires_at, m.tracked,
-b.payload, b.meta
+b.payload, b.meta, m.not_before
 """
+
+
+def _select_heads(readiness: str) -> str:
+    return f"""
+SELECT id, sender, head, (id << {PAIR_NUMBER_BITS}) + next_number
+FROM pair WHERE mailbox = ? AND {readiness}
+ORDER BY head_rank, head_arrival LIMIT ?
+"""
+
+
+def _select_unordered(readiness: str) -> str:
+    return f"""
+SELECT {_MAIL_COLUMNS}, p.sender
+FROM mail m INDEXED BY mail_queue JOIN body b ON b.id = m.id
+     JOIN pair p ON p.id = m.id >> {PAIR_NUMBER_BITS}
+WHERE m.mailbox = ? AND m.{readiness} AND m.expires_at > ? AND m.{_IF_WAITING} AND m.{IS_UNORDERED}
+ORDER BY m.rank, m.arrival LIMIT ?
+"""
+
+
+class MailSelection(Struct, frozen=True):
+    """Which mail a take considers: the queries for heads of pairs and for unordered mail.
+
+    A run of a pair ends before a message that is not due by `due_by`, or by now if that is None.
+    """
+
+    heads: str
+    unordered: str
+    due_by: int | None
+
+
+READY_MAIL = MailSelection(_select_heads("ready_at = 0"), _select_unordered("not_before = 0"), None)
+# Delayed mail and mail that backs off too.
+WAITING_MAIL = MailSelection(
+    _select_heads("ready_at IS NOT NULL"), _select_unordered("not_before >= 0"), 1 << 62
+)
+
 _SELECT_WAITING_MAIL = f"""
 SELECT {_MAIL_COLUMNS} FROM mail m JOIN body b ON b.id = m.id
 WHERE m.id >= ? AND m.id < ? AND m.{_IF_WAITING} ORDER BY m.id LIMIT ?
@@ -48,24 +88,25 @@ WHERE m.id BETWEEN ? AND ? AND m.{_IF_IN_FLIGHT} ORDER BY m.id LIMIT ?
 """
 _rank_and_arrival = itemgetter(0, 1)
 _ID, _MSG_ID, _CREATED, _ATTEMPT, _STATE, _EXPIRES, _TRACKED, _PAYLOAD, _META = range(2, 11)
+_NOT_BEFORE, _SENDER = 11, 12
 
-_RETRY_MAIL = f"UPDATE mail SET {_SET_PENDING_AGAIN} WHERE id = ? AND {_IF_NACKED}"
+# Mail that is released later does not wait for a backoff that is over.
+_RETRY_MAIL = f"UPDATE mail SET {_SET_PENDING_AGAIN}, not_before = 0 WHERE id = ? AND {_IF_NACKED}"
 _DEQUEUE_MAIL = f"""
 UPDATE mail SET {_SET_IN_FLIGHT}, lease = ? WHERE id BETWEEN ? AND ? AND {_IF_PENDING}
 """
 _RELEASE_MAIL = f"UPDATE mail SET {_SET_RELEASED} WHERE id BETWEEN ? AND ? AND {_IF_IN_FLIGHT}"
 # The columns of a lease row, in the order of the fields of `Lease`.
-LEASE_COLUMNS = "pair, id, mailbox, consumer, next, last, behind, size, tracked, expires_at"
+LEASE_COLUMNS = "slot, id, mailbox, consumer, next, last, behind, size, tracked, expires_at"
 _INSERT_LEASE = f"INSERT INTO lease ({LEASE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _SELECT_CONSUMER_LEASES = f"""
-SELECT {LEASE_COLUMNS} FROM lease WHERE mailbox = ? AND consumer = ? ORDER BY pair
+SELECT {LEASE_COLUMNS} FROM lease WHERE mailbox = ? AND consumer = ? ORDER BY slot
 """
 _EXTEND_LEASE = """
-UPDATE lease SET expires_at = ? WHERE pair = ? AND id = ? AND mailbox = ?
+UPDATE lease SET expires_at = ? WHERE slot = ? AND id = ? AND mailbox = ?
 """
-# Only nacked mail backs off; mail that was released is ready at once.
 _SELECT_NEXT_HEAD = f"""
-SELECT id, rank, arrival, iif({_IF_NACKED}, not_before, 0) FROM mail
+SELECT id, rank, arrival, not_before FROM mail
 WHERE id BETWEEN ? AND ? AND {_IF_WAITING} ORDER BY id LIMIT 1
 """
 _UPDATE_HEAD = (
@@ -83,10 +124,11 @@ _match_lease_handle = re.compile(r"([0-7]?[0-9a-f]{1,15})\.([0-7]?[0-9a-f]{1,15}
 class Lease(Struct):
     """A lease row: `size` unsettled messages of one pair, from mail id `next` to `last`.
 
-    `behind` is the first mail id after the leased run. `tracked` counts its tracked messages.
+    `slot` is the pair, or the mail id if the lease is on an unordered message. `behind` is the
+    first mail id after the leased run. `tracked` counts its tracked messages.
     """
 
-    pair: int
+    slot: int
     id: int
     mailbox: int
     consumer: str
@@ -131,31 +173,41 @@ def take_mail(
     limit: int,
     policy: MailboxPolicy,
     lease_ids: Iterator[int],
+    selection: MailSelection = READY_MAIL,
 ) -> TakenMail:
-    """Lease up to `limit` messages: the oldest heads first, each pair's mail in order."""
+    """Lease up to `limit` messages: the oldest first, each pair's ordered mail in order."""
     limit = min(limit, _MAX_MESSAGES)
-    pairs = tx.fetch_all(_SELECT_READY_PAIRS, (box.id, limit))
+    pairs = tx.fetch_all(selection.heads, (box.id, limit))
+    unordered = tx.fetch_all(selection.unordered, (box.id, tx.now, limit))
     portion = min(max(limit // max(len(pairs), 1), 1), _MAX_ROWS_PER_READ)
+    due_by = tx.now if selection.due_by is None else selection.due_by
     # A window of ids bounds how many settled rows a read may have to skip.
-    runs = [_read_run(tx, head, min(head + limit, end), portion) for _, _, head, end in pairs]
+    runs: list[Iterable[Row]] = [
+        _read_run(tx, head, min(head + limit, end), portion, due_by) for _, _, head, end in pairs
+    ]
+    if unordered:
+        runs.append(unordered)
     rows = _take_until_full(
         runs[0] if len(runs) == 1 else merge(*runs, key=_rank_and_arrival), limit
     )
     leases = _lease_runs(tx, box, consumer, rows, policy, lease_ids)
     senders = {pair: sender for pair, sender, _, _ in pairs}
-    ids = {lease.pair: lease.id for lease in leases}
+    senders.update((pair_of_mail(row[_ID]), row[_SENDER]) for row in unordered)
+    ids = {lease.slot: lease.id for lease in leases}
     return TakenMail([_leased_message(row, ids, senders, box.name, policy) for row in rows], leases)
 
 
-def _read_run(tx: Tx, first: int, end: int, portion: int) -> Iterator[Row]:
-    """Yield a pair's mail from its head; stop at mail past its expiry, which the sweep removes.
+def _read_run(tx: Tx, head: int, end: int, portion: int, due_by: int) -> Iterator[Row]:
+    """Yield a pair's mail from its head, which is ready.
 
-    Rows are read in portions: with many pairs each portion is small, because few pairs are read
-    to the end.
+    The run ends before mail that is not due, and before mail past its expiry, which the sweep
+    removes. Rows are read in portions: with many pairs each portion is small, because few pairs are
+    read to the end.
     """
+    first = head
     while rows := tx.fetch_all(_SELECT_WAITING_MAIL, (first, end, portion)):
         for row in rows:
-            if row[_EXPIRES] <= tx.now:
+            if row[_EXPIRES] <= tx.now or (row[_NOT_BEFORE] > due_by and row[_ID] != head):
                 return
             yield row
         first = rows[-1][_ID] + 1
@@ -163,7 +215,7 @@ def _read_run(tx: Tx, first: int, end: int, portion: int) -> Iterator[Row]:
             return
 
 
-def _take_until_full(rows: Iterator[Row], limit: int) -> list[Row]:
+def _take_until_full(rows: Iterable[Row], limit: int) -> list[Row]:
     """Return up to `limit` rows; stop after the row that reaches the byte limit."""
     first: list[Row] = []
     size = 0
@@ -185,40 +237,40 @@ def _lease_runs(
 ) -> list[Lease]:
     runs: dict[int, list[Row]] = {}
     for row in rows:
-        runs.setdefault(pair_of_mail(row[_ID]), []).append(row)
+        runs.setdefault(slot_of_mail(row[_ID]), []).append(row)
     until = tx.now + policy.inflight_timeout
     leases = []
-    for pair, run in runs.items():
+    for slot, run in runs.items():
         first, last = run[0][_ID], run[-1][_ID]
         span = (first, last, last + 1, len(run), sum(row[_TRACKED] for row in run))
-        leases.append(Lease(pair, next(lease_ids), box.id, consumer, *span, until))
-        _open_lease(tx, leases[-1], run[0][_STATE])
+        leases.append(Lease(slot, next(lease_ids), box.id, consumer, *span, until))
     if rows:
+        # Of a run only its head can have been nacked.
+        nacked = [run[0][_ID] for run in runs.values() if run[0][_STATE] == MailState.NACKED]
+        _open_leases(tx, leases, nacked)
         adjust_counts(tx, box.id, -len(rows), len(rows))
     return leases
 
 
-def _open_lease(tx: Tx, lease: Lease, state: MailState) -> None:
-    if state == MailState.NACKED:
-        # Only a pair's head can have been nacked, and its backoff is over.
-        tx.execute(_RETRY_MAIL, (lease.next,))
-    tx.execute(_DEQUEUE_MAIL, (lease.id, lease.next, lease.last))
-    tx.execute(_INSERT_LEASE, astuple(lease))
-    tx.execute(_UPDATE_HEAD, (*_NO_HEAD, lease.pair))
+def _open_leases(tx: Tx, leases: list[Lease], nacked: list[int]) -> None:
+    tx.execute_many(_RETRY_MAIL, [(id,) for id in nacked])
+    tx.execute_many(_DEQUEUE_MAIL, [(lease.id, lease.next, lease.last) for lease in leases])
+    tx.execute_many(_INSERT_LEASE, [astuple(lease) for lease in leases])
+    pairs = [lease.slot for lease in leases if not is_unordered(lease.next)]
+    tx.execute_many(_UPDATE_HEAD, [(*_NO_HEAD, pair) for pair in pairs])
 
 
 def _leased_message(
     row: Row, leases: dict[int, int], senders: dict[int, str], name: str, policy: MailboxPolicy
 ) -> LeasedMessage:
-    pair = pair_of_mail(row[_ID])
     return LeasedMessage(
         row[_MSG_ID],
-        senders[pair],
+        senders[pair_of_mail(row[_ID])],
         name,
         Raw(row[_PAYLOAD]),
         row[_CREATED] // 1000,
         row[_ATTEMPT],
-        format_lease_handle(row[_ID], leases[pair]),
+        format_lease_handle(row[_ID], leases[slot_of_mail(row[_ID])]),
         policy.inflight_timeout / 1000,
         UNSET if row[_META] is None else Raw(row[_META]),
     )
@@ -246,9 +298,10 @@ def _reread_lease(
     tx: Tx, box: MailboxRef, lease: Lease, limit: int, policy: MailboxPolicy
 ) -> list[LeasedMessage]:
     extend_lease(tx, box.id, (lease.next, lease.id), policy)
-    ((sender,),) = tx.fetch_all("SELECT sender FROM pair WHERE id = ?", (lease.pair,))
+    pair = pair_of_mail(lease.next)
+    ((sender,),) = tx.fetch_all("SELECT sender FROM pair WHERE id = ?", (pair,))
     rows = tx.fetch_all(_SELECT_LEASED_MAIL, (lease.next, lease.last, limit))
-    leases, senders = {lease.pair: lease.id}, {lease.pair: sender}
+    leases, senders = {lease.slot: lease.id}, {pair: sender}
     return [_leased_message(row, leases, senders, box.name, policy) for row in rows]
 
 
@@ -256,7 +309,7 @@ def extend_lease(tx: Tx, mailbox: int, ref: tuple[int, int], policy: MailboxPoli
     """Extend a lease to a full timeout from now; return False if it does not exist."""
     mail, lease = ref
     tx.execute(
-        _EXTEND_LEASE, (tx.now + policy.inflight_timeout, pair_of_mail(mail), lease, mailbox)
+        _EXTEND_LEASE, (tx.now + policy.inflight_timeout, slot_of_mail(mail), lease, mailbox)
     )
     return tx.changed_rows() == 1
 
@@ -273,13 +326,15 @@ def release_mail(tx: Tx, lease: Lease) -> None:
 
 
 def end_lease(tx: Tx, lease: Lease, first: int) -> None:
-    """Delete a lease and set its pair's next head.
+    """Delete a lease and set its pair's next head, if its mail is ordered.
 
     The head is the first waiting message of the leased run from `first` on, or else one behind it.
     """
-    tx.execute("DELETE FROM lease WHERE pair = ?", (lease.pair,))
+    tx.execute("DELETE FROM lease WHERE slot = ?", (lease.slot,))
+    if is_unordered(lease.next):
+        return
     row = tx.fetch_one(_SELECT_NEXT_HEAD, (first, lease.last)) if first <= lease.last else None
-    _set_head(tx, lease.pair, row or _find_next_head(tx, lease.pair, lease.behind))
+    _set_head(tx, lease.slot, row or _find_next_head(tx, lease.slot, lease.behind))
 
 
 def advance_head(tx: Tx, pair: int, first: int) -> None:

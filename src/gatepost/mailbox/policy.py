@@ -16,6 +16,13 @@ class MailboxPolicy(msgspec.Struct, frozen=True):
         """Return the wait after `attempt` (0 is the first) failed; it doubles with each attempt."""
         return self.base_backoff << min(attempt, 32)
 
-    def is_exhausted(self, attempt: int) -> bool:
-        """Tell whether `attempt` (0 is the first delivery) was the last one allowed."""
-        return attempt >= self.max_retries
+    def is_exhausted(self, attempt: int, max_retries: int | None = None) -> bool:
+        """Tell whether `attempt` (0 is the first delivery) was the last one allowed.
+
+        `max_retries` is the message's own limit, if it has one.
+        """
+        return attempt >= (self.max_retries if max_retries is None else max_retries)
+
+    def expiry(self, now: int, ttl: int | None, not_before: int) -> int:
+        """Return when mail expires: the default TTL begins when the mail is due."""
+        return max(now, not_before) + self.ttl if ttl is None else now + ttl

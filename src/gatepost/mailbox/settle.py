@@ -16,7 +16,7 @@ from gatepost.errors import (
 from gatepost.events.envelope import TurnOutcome
 from gatepost.journal.transaction import Tx
 from gatepost.mailbox import leases
-from gatepost.mailbox.enqueue import pair_of_mail
+from gatepost.mailbox.enqueue import slot_of_mail
 from gatepost.mailbox.leases import LEASE_COLUMNS, Lease, format_lease_handle, parse_lease_handle
 from gatepost.mailbox.policy import MailboxPolicy
 from gatepost.mailbox.states import MailInput, MailState, transition_sql
@@ -27,7 +27,7 @@ _SET_NACKED, _ = transition_sql(MailInput.NACK)
 _SET_DEAD, _IF_NACKED = transition_sql(MailInput.EXHAUST)
 _SET_EXPIRED, _ = transition_sql(MailInput.EXPIRE)
 
-_SELECT_LEASE = f"SELECT {LEASE_COLUMNS} FROM lease WHERE pair = ? AND id = ? AND mailbox = ?"
+_SELECT_LEASE = f"SELECT {LEASE_COLUMNS} FROM lease WHERE slot = ? AND id = ? AND mailbox = ?"
 _ACK_MAIL = f"""
 UPDATE mail SET {_SET_ACKED}, settled_at = ? WHERE id BETWEEN ? AND ? AND {_IF_IN_FLIGHT}
 """
@@ -125,7 +125,7 @@ def _group_by_lease(refs: list[LeaseRef]) -> list[list[LeaseRef]]:
     """Group refs by their lease, in the order given."""
     groups: dict[LeaseRef, list[LeaseRef]] = {}
     for ref in refs:
-        groups.setdefault((pair_of_mail(ref[0]), ref[1]), []).append(ref)
+        groups.setdefault((slot_of_mail(ref[0]), ref[1]), []).append(ref)
     return list(groups.values())
 
 
@@ -140,7 +140,7 @@ def ack_mail(tx: Tx, mailbox: int, refs: list[LeaseRef], marks: ReplyMarks) -> S
 
 
 def _find_lease(tx: Tx, mailbox: int, ref: LeaseRef) -> Lease | None:
-    row = tx.fetch_one(_SELECT_LEASE, (pair_of_mail(ref[0]), ref[1], mailbox))
+    row = tx.fetch_one(_SELECT_LEASE, (slot_of_mail(ref[0]), ref[1], mailbox))
     return None if row is None else Lease(*row)
 
 
@@ -198,7 +198,7 @@ def _end_turns(tx: Tx, lease: Lease, last: int, size: int, result: Settlement) -
 
 
 def _shorten_lease(tx: Tx, lease: Lease, first: int, size: int) -> None:
-    tx.execute("UPDATE lease SET next = ?, size = ? WHERE pair = ?", (first, size, lease.pair))
+    tx.execute("UPDATE lease SET next = ?, size = ? WHERE slot = ?", (first, size, lease.slot))
 
 
 def _check_repeats(
@@ -236,14 +236,21 @@ def _check_repeat(
         raise IdempotencyConflict("this turn was acked before, with another reply or without one")
 
 
+class FailedTurn(Struct, frozen=True):
+    """Why a turn failed; a `rejected` message is not retried."""
+
+    reason: str
+    rejected: bool = False
+
+
 def nack_mail(
-    tx: Tx, mailbox: int, refs: list[LeaseRef], reason: str, policy: MailboxPolicy
+    tx: Tx, mailbox: int, refs: list[LeaseRef], turn: FailedTurn, policy: MailboxPolicy
 ) -> Settlement:
     """Nack these messages. Of each lease only the first is nacked; the rest are released."""
     result = Settlement()
     for run in _group_by_lease(refs):
         lease = _find_lease(tx, mailbox, run[0])
-        before = run if lease is None else _nack_run(tx, lease, run, reason, policy, result)
+        before = run if lease is None else _nack_run(tx, lease, run, turn, policy, result)
         _check_repeats(tx, mailbox, before, MailState.NACKED, result)
     return result
 
@@ -252,7 +259,7 @@ def _nack_run(
     tx: Tx,
     lease: Lease,
     run: list[LeaseRef],
-    reason: str,
+    turn: FailedTurn,
     policy: MailboxPolicy,
     result: Settlement,
 ) -> list[LeaseRef]:
@@ -260,16 +267,18 @@ def _nack_run(
     before = [ref for ref in run if ref[0] < lease.next]
     now = [ref for ref in run if ref[0] >= lease.next]
     if now and _count_in_order(tx, lease, [now[0][0]]):
-        fail_head(tx, lease, reason or "nacked", policy, result)
+        fail_head(tx, lease, turn, policy, result)
     elif now:
         result.add_failures(now, OutOfOrder("settle the earlier messages of this lease first"))
     return before
 
 
-def fail_head(tx: Tx, lease: Lease, reason: str, policy: MailboxPolicy, result: Settlement) -> None:
+def fail_head(
+    tx: Tx, lease: Lease, turn: FailedTurn, policy: MailboxPolicy, result: Settlement
+) -> None:
     """Fail the turn of a lease's next message (retry or dead letter); release the rest."""
     ((head,),) = tx.fetch_all(_SELECT_IN_FLIGHT, (lease.next, lease.last, 1))
-    result.closed += _fail_mail(tx, lease.mailbox, head, reason, policy)
+    result.closed += _fail_mail(tx, lease.mailbox, head, turn, policy)
     result.settled += 1
     result.freed.append(FreedMail(lease.id, lease.size, 0))
     lease.next, lease.size = head + 1, lease.size - 1
@@ -278,26 +287,27 @@ def fail_head(tx: Tx, lease: Lease, reason: str, policy: MailboxPolicy, result: 
 
 
 def _fail_mail(
-    tx: Tx, mailbox: int, id: int, reason: str, policy: MailboxPolicy
+    tx: Tx, mailbox: int, id: int, turn: FailedTurn, policy: MailboxPolicy
 ) -> list[ClosedMail]:
     """Nack one message in flight; close it if it may not be retried."""
-    query = "SELECT msg_id, attempt, expires_at, tracked FROM mail WHERE id = ?"
-    ((msg_id, attempt, expires_at, tracked),) = tx.fetch_all(query, (id,))
-    exhausted = policy.is_exhausted(attempt)
+    query = "SELECT msg_id, attempt, expires_at, tracked, max_retries FROM mail WHERE id = ?"
+    ((msg_id, attempt, expires_at, tracked, max_retries),) = tx.fetch_all(query, (id,))
+    exhausted = turn.rejected or policy.is_exhausted(attempt, max_retries)
     retry_at = tx.now + policy.backoff_after(attempt)
     tx.execute(_NACK_MAIL, (attempt if exhausted else attempt + 1, retry_at, id))
     leases.adjust_counts(tx, mailbox, 1, -1)
     outcome: TurnOutcome
     if exhausted:
         outcome = "dead_letter"
-        _bury_mail(tx, mailbox, id, f"max_retries exhausted: {reason}", attempt + 1)
+        why = "rejected" if turn.rejected else "max_retries exhausted"
+        _bury_mail(tx, mailbox, id, f"{why}: {turn.reason}", attempt + 1)
     elif expires_at <= tx.now:
         outcome = "expired"
         tx.execute(_EXPIRE_NACKED_MAIL, (tx.now, id))
         leases.adjust_counts(tx, mailbox, -1, 0)
     else:
         return []
-    return [ClosedMail(msg_id, outcome, id, reason)] if tracked else []
+    return [ClosedMail(msg_id, outcome, id, turn.reason)] if tracked else []
 
 
 def _bury_mail(tx: Tx, mailbox: int, id: int, reason: str, attempts: int) -> None:

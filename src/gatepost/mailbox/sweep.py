@@ -4,10 +4,16 @@ from collections import Counter
 
 from gatepost.journal.transaction import Tx
 from gatepost.mailbox import leases
-from gatepost.mailbox.enqueue import PAIR_NUMBER_BITS, last_mail_id, pair_of_mail
+from gatepost.mailbox.enqueue import (
+    IS_UNORDERED,
+    PAIR_NUMBER_BITS,
+    is_unordered,
+    last_unordered_id,
+    pair_of_mail,
+)
 from gatepost.mailbox.leases import LEASE_COLUMNS, Lease
 from gatepost.mailbox.policy import MailboxPolicy
-from gatepost.mailbox.settle import ClosedMail, Settlement, fail_head
+from gatepost.mailbox.settle import ClosedMail, FailedTurn, Settlement, fail_head
 from gatepost.mailbox.states import MailInput, MailState, transition_sql
 
 # Limit of each kind of change per commit group; the rest is due at once in the next group.
@@ -16,7 +22,7 @@ SWEEP_BATCH = 1000
 _SET_EXPIRED, _IF_WAITING = transition_sql(MailInput.EXPIRE)
 
 _SELECT_TIMED_OUT_LEASES = f"""
-SELECT {LEASE_COLUMNS} FROM lease WHERE expires_at <= ? ORDER BY expires_at, pair LIMIT ?
+SELECT {LEASE_COLUMNS} FROM lease WHERE expires_at <= ? ORDER BY expires_at, slot LIMIT ?
 """
 _SELECT_LATE_MAIL = f"""
 SELECT id, mailbox, msg_id, tracked FROM mail
@@ -24,21 +30,36 @@ WHERE expires_at <= ? AND {_IF_WAITING} ORDER BY expires_at, id LIMIT ?
 """
 _EXPIRE_MAIL = f"UPDATE mail SET {_SET_EXPIRED}, settled_at = ? WHERE id = ? AND {_IF_WAITING}"
 _SELECT_PAIR_START = """
-SELECT p.head, l.behind FROM pair p LEFT JOIN lease l ON l.pair = p.id WHERE p.id = ?
+SELECT p.head, l.behind FROM pair p LEFT JOIN lease l ON l.slot = p.id WHERE p.id = ?
 """
 _PROMOTE_PAIRS = """
 UPDATE pair SET ready_at = 0
 WHERE id IN (SELECT id FROM pair WHERE ready_at > 0 AND ready_at <= ? ORDER BY ready_at LIMIT ?)
 RETURNING mailbox
 """
-_SELECT_BACKING_OFF_PAIRS = """
-SELECT p.id, p.head, p.ready_at, m.attempt FROM pair p JOIN mail m ON m.id = p.head
-WHERE p.ready_at > ?
+_IF_DELAYED = f"{_IF_WAITING} AND {IS_UNORDERED} AND not_before > 0"
+_PROMOTE_UNORDERED = f"""
+UPDATE mail SET not_before = 0 WHERE id IN (
+    SELECT id FROM mail INDEXED BY mail_retry WHERE {_IF_DELAYED} AND not_before <= ?
+    ORDER BY not_before LIMIT ?
+) RETURNING mailbox
+"""
+# Backoffs only: mail that its sender delayed is due at its time of day.
+_SELECT_PAIR_BACKOFFS = f"""
+SELECT p.head, p.ready_at, m.attempt FROM pair p JOIN mail m ON m.id = p.head
+WHERE p.ready_at > ? AND m.state = {MailState.NACKED:d}
+"""
+_SELECT_UNORDERED_BACKOFFS = f"""
+SELECT id, not_before, attempt FROM mail INDEXED BY mail_retry
+WHERE {_IF_DELAYED} AND not_before > ? AND state = {MailState.NACKED:d}
 """
 _NEXT_EXPIRY = f"SELECT expires_at FROM mail WHERE {_IF_WAITING} ORDER BY expires_at LIMIT 1"
 _NEXT_TIMEOUT = "SELECT min(expires_at) FROM lease"
-_NEXT_RETRY = "SELECT min(ready_at) FROM pair WHERE ready_at > 0"
-_SELECT_NEXT_DUE = f"SELECT ({_NEXT_EXPIRY}), ({_NEXT_TIMEOUT}), ({_NEXT_RETRY})"
+_NEXT_PAIR = "SELECT min(ready_at) FROM pair WHERE ready_at > 0"
+_NEXT_UNORDERED = f"SELECT min(not_before) FROM mail INDEXED BY mail_retry WHERE {_IF_DELAYED}"
+_SELECT_NEXT_DUE = (
+    f"SELECT ({_NEXT_EXPIRY}), ({_NEXT_TIMEOUT}), ({_NEXT_PAIR}), ({_NEXT_UNORDERED})"
+)
 
 _FORGETTABLE = f"state IN ({MailState.ACKED:d}, {MailState.EXPIRED:d})"
 _SELECT_SETTLED = f"""
@@ -54,7 +75,7 @@ AND NOT EXISTS (SELECT 1 FROM mail WHERE id BETWEEN ?2 AND ?3)
 
 
 def next_due(tx: Tx) -> int | None:
-    """Return the next moment at which a lease, mail or backoff ends, or None."""
+    """Return the next moment at which a lease, mail, backoff or delay ends, or None."""
     ((*found,),) = tx.fetch_all(_SELECT_NEXT_DUE)
     return min((moment for moment in found if moment is not None), default=None)
 
@@ -64,7 +85,7 @@ def time_out_leases(tx: Tx, policy: MailboxPolicy) -> list[tuple[int, Settlement
     results = []
     for row in tx.fetch_all(_SELECT_TIMED_OUT_LEASES, (tx.now, SWEEP_BATCH)):
         lease, result = Lease(*row), Settlement()
-        fail_head(tx, lease, "not acked in time", policy, result)
+        fail_head(tx, lease, FailedTurn("not acked in time"), policy, result)
         results.append((lease.mailbox, result))
     return results
 
@@ -83,30 +104,37 @@ def expire_mail(tx: Tx) -> tuple[set[int], list[ClosedMail]]:
 
 def _skip_expired(tx: Tx, gone: set[int]) -> None:
     """Advance each pair whose head, or first message behind its lease, is one of these."""
-    for pair in {pair_of_mail(id) for id in gone}:
+    for pair in {pair_of_mail(id) for id in gone if not is_unordered(id)}:
         ((head, behind),) = tx.fetch_all(_SELECT_PAIR_START, (pair,))
         if head in gone:
             leases.advance_head(tx, pair, head)
         elif behind in gone:
             while behind in gone:
                 behind += 1
-            tx.execute("UPDATE lease SET behind = ? WHERE pair = ?", (behind, pair))
+            tx.execute("UPDATE lease SET behind = ? WHERE slot = ?", (behind, pair))
 
 
-def promote_pairs(tx: Tx) -> set[int]:
-    """Make pairs ready whose backoff is over; return their mailboxes."""
-    return {row[0] for row in tx.fetch_all(_PROMOTE_PAIRS, (tx.now, SWEEP_BATCH))}
+def promote_mail(tx: Tx) -> set[int]:
+    """Make mail ready whose backoff or delay is over; return its mailboxes."""
+    rows = tx.fetch_all(_PROMOTE_PAIRS, (tx.now, SWEEP_BATCH))
+    rows += tx.fetch_all(_PROMOTE_UNORDERED, (tx.now, SWEEP_BATCH))
+    return {row[0] for row in rows}
 
 
 def cap_deadlines(tx: Tx, policy: MailboxPolicy) -> None:
     """The clock may have gone back: cap each lease and each backoff at now + its full length."""
     latest_timeout = tx.now + policy.inflight_timeout
     tx.execute("UPDATE lease SET expires_at = ?1 WHERE expires_at > ?1", (latest_timeout,))
-    for pair, head, ready_at, attempt in tx.fetch_all(_SELECT_BACKING_OFF_PAIRS, (tx.now,)):
+    backoffs = tx.fetch_all(_SELECT_PAIR_BACKOFFS, (tx.now,))
+    backoffs += tx.fetch_all(_SELECT_UNORDERED_BACKOFFS, (tx.now,))
+    for mail, retry_at, attempt in backoffs:
         latest = tx.now + policy.backoff_after(attempt - 1)
-        if ready_at > latest:
-            tx.execute("UPDATE pair SET ready_at = ? WHERE id = ?", (latest, pair))
-            tx.execute("UPDATE mail SET not_before = ? WHERE id = ?", (latest, head))
+        if retry_at > latest:
+            tx.execute(
+                "UPDATE pair SET ready_at = ? WHERE head = ? AND id = ?",
+                (latest, mail, pair_of_mail(mail)),
+            )
+            tx.execute("UPDATE mail SET not_before = ? WHERE id = ?", (latest, mail))
 
 
 def forget_settled_mail(tx: Tx, bodies_before: int, rows_before: int, batch: int) -> int:
@@ -143,5 +171,5 @@ def _forget_rows(tx: Tx, before: int, batch: int) -> int:
 
 def _drop_pairs(tx: Tx, pairs: set[int]) -> None:
     """Delete pairs that have no mail left; the next message of such a sender starts a new pair."""
-    spans = ((pair, pair << PAIR_NUMBER_BITS, last_mail_id(pair)) for pair in pairs)
+    spans = ((pair, pair << PAIR_NUMBER_BITS, last_unordered_id(pair)) for pair in pairs)
     tx.execute_many(_DROP_PAIR, spans)

@@ -55,7 +55,8 @@ _SOURCES = "SELECT DISTINCT source FROM cursor"
 _MAIL = """
 SELECT m.state, m.attempt, m.settled_at, m.not_before, d.failed_at, d.reason, l.consumer
 FROM mail m JOIN mailbox b ON b.id = m.mailbox
-LEFT JOIN dead_letter d ON d.id = m.id LEFT JOIN lease l ON l.id = m.lease AND l.pair = m.id >> 38
+LEFT JOIN dead_letter d ON d.id = m.id
+LEFT JOIN lease l ON l.slot IN (m.id, m.id >> 38) AND l.id = m.lease
 WHERE b.name = ? AND m.msg_id = ?
 """
 _HANDED_ON = "SELECT event_id, at FROM forwarded WHERE source = ? AND original = ?"

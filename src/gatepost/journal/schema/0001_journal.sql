@@ -82,9 +82,11 @@ CREATE TABLE agent (
 ) WITHOUT ROWID;
 
 -- Mailboxes, with the counts that answers report. `arrivals` numbers all mail that ever arrived.
+-- Mail that does not say whether it is ordered is as its mailbox.
 CREATE TABLE mailbox (
     id        INTEGER PRIMARY KEY,
     name      TEXT NOT NULL UNIQUE,
+    ordered   INTEGER NOT NULL DEFAULT 1,
     arrivals  INTEGER NOT NULL DEFAULT 0,
     waiting   INTEGER NOT NULL DEFAULT 0 CHECK (waiting >= 0),
     in_flight INTEGER NOT NULL DEFAULT 0 CHECK (in_flight >= 0),
@@ -92,14 +94,15 @@ CREATE TABLE mailbox (
 );
 
 -- One sender to one mailbox: the unit of order.
--- `head` is the first message waiting; `ready_at` is 0 if it may be leased, or else the moment
--- its backoff ends. Both are NULL while nothing waits or while a lease on the pair is out.
+-- `head` is the first ordered message waiting; `ready_at` is 0 if it may be leased, or else the moment
+-- its backoff or its delay ends. Both are NULL while none waits or while a lease on the pair is out.
 -- A pair without mail is dropped; its id, and the ids of its messages, are never used again.
 CREATE TABLE pair (
     id           INTEGER PRIMARY KEY AUTOINCREMENT,
     mailbox      INTEGER NOT NULL REFERENCES mailbox,
     sender       TEXT NOT NULL,
     next_number  INTEGER NOT NULL DEFAULT 1,
+    next_unordered INTEGER NOT NULL DEFAULT 137438953472,
     last_rank    INTEGER NOT NULL DEFAULT 0,
     head         INTEGER,
     head_rank    INTEGER,
@@ -113,7 +116,9 @@ WHERE ready_at IS NOT NULL;
 CREATE INDEX pair_retry ON pair (ready_at) WHERE ready_at > 0;
 
 -- One message in one mailbox. id = pair << 38 | number, so that a pair's mail lies together on
--- disk, in order, and a run is one range. `rank` is created_at made monotonic within the pair.
+-- disk, in order, and a run is one range. Numbers from 1 << 37 up are of unordered mail. `rank` is
+-- created_at, made monotonic among the ordered mail of a pair. Mail that waits is not leased before
+-- `not_before`; that is 0 for unordered mail that is ready. `max_retries` NULL means the mailbox's.
 -- `reply` is the fingerprint of the reply with which it was acked.
 CREATE TABLE mail (
     id          INTEGER PRIMARY KEY,
@@ -126,6 +131,7 @@ CREATE TABLE mail (
     created_at  INTEGER NOT NULL,
     expires_at  INTEGER NOT NULL,
     not_before  INTEGER NOT NULL,
+    max_retries INTEGER,
     lease       INTEGER,
     settled_at  INTEGER,
     tracked     INTEGER NOT NULL,
@@ -136,6 +142,11 @@ CREATE UNIQUE INDEX mail_msg_id ON mail (mailbox, msg_id);
 -- States: 0 pending, 1 in_flight, 2 nacked, 3 acked, 4 dead_letter, 5 expired.
 CREATE INDEX mail_expiry ON mail (expires_at) WHERE state IN (0, 2);
 CREATE INDEX mail_settled ON mail (settled_at) WHERE state IN (3, 5);
+-- The unordered mail that waits: the ready mail of a mailbox in its order, and mail by its moment.
+CREATE INDEX mail_queue ON mail (mailbox, not_before, rank, arrival)
+WHERE state IN (0, 2) AND id & 137438953472;
+CREATE INDEX mail_retry ON mail (not_before)
+WHERE state IN (0, 2) AND id & 137438953472 AND not_before > 0;
 
 CREATE TRIGGER mail_terminal_is_immutable BEFORE UPDATE ON mail WHEN OLD.state >= 3
 BEGIN SELECT RAISE(ABORT, 'a settled message never changes'); END;
@@ -150,11 +161,12 @@ CREATE TABLE body (
     meta    BLOB
 );
 
--- A lease: a run of consecutive messages of one pair, held by one consumer. `id` is its secret.
+-- A lease, held by one consumer: a run of consecutive messages of one pair, or one unordered message.
+-- `slot` is the pair, or the mail id of the unordered message; `id` is the secret of the lease.
 -- Three mail ids: `next` is the first message not settled yet, `last` ends the run, and the search
 -- for the pair's next head starts at `behind`.
 CREATE TABLE lease (
-    pair       INTEGER PRIMARY KEY REFERENCES pair,
+    slot       INTEGER PRIMARY KEY,
     id         INTEGER NOT NULL,
     mailbox    INTEGER NOT NULL,
     consumer   TEXT NOT NULL,

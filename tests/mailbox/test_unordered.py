@@ -1,0 +1,159 @@
+"""Mail without order: several consumers share one sender's work, and nothing waits for it."""
+
+import pytest
+
+from gatepost.mailbox import MailboxPolicy, sweep
+from tests.mailbox.harness import MailboxHarness, codes, ids
+
+
+@pytest.fixture
+def harness() -> MailboxHarness:
+    return MailboxHarness()
+
+
+def test_several_consumers_share_the_work_of_one_sender(harness: MailboxHarness) -> None:
+    harness.send("a", "b", "c", ordered=False)
+    assert [ids(harness.dequeue(consumer=name)) for name in ("c1", "c2", "c3")] == [
+        ["a"], ["b"], ["c"]
+    ]  # fmt: skip
+
+
+def test_ordered_mail_of_one_sender_has_one_consumer(harness: MailboxHarness) -> None:
+    harness.send("a", "b")
+    assert ids(harness.dequeue(consumer="c1")) == ["a"]
+    assert harness.take() == []
+
+
+def test_unordered_mail_does_not_wait_for_ordered_mail_nor_is_it_waited_for(
+    harness: MailboxHarness,
+) -> None:
+    harness.send("a", "b")
+    harness.send("x", "y", ordered=False)
+    first = harness.dequeue()
+    assert ids(first) == ["a"]
+    assert harness.take(5) == ["x", "y"], "`b` waits behind `a`"
+    harness.ack(*first)
+    assert harness.take(5) == ["b"]
+
+
+def test_messages_of_one_take_are_settled_in_any_order(harness: MailboxHarness) -> None:
+    harness.send("a", "b", "c", ordered=False)
+    a, b, c = harness.dequeue(3)
+    assert codes(harness.ack(c)) == codes(harness.nack(b)) == codes(harness.ack(a)) == []
+    assert harness.states() == {"a": "acked", "b": "nacked", "c": "acked"}
+    assert codes(harness.ack(b)) == ["stale_receipt"]
+    harness.tick(5_000)
+    assert harness.take(5) == ["b"]
+
+
+def test_a_message_that_backs_off_holds_nobody_up(harness: MailboxHarness) -> None:
+    harness.send("a", "b", ordered=False)
+    harness.nack(*harness.dequeue())
+    assert harness.take() == ["b"]
+    assert harness.writer.idle_timeout() == 5.0
+
+
+def test_each_lease_runs_out_on_its_own(harness: MailboxHarness) -> None:
+    harness.send("a", "b", ordered=False)
+    a, b = harness.dequeue(2)
+    harness.tick(20_000)
+    assert harness.extend(b) == []
+    harness.tick(10_000)
+    assert harness.states() == {"a": "nacked", "b": "in_flight"}
+    assert codes(harness.ack(a)) == ["stale_receipt"]
+    assert codes(harness.ack(b)) == []
+
+
+def test_a_consumer_that_comes_back_gets_all_it_holds(harness: MailboxHarness) -> None:
+    harness.send("a", "b", "c", ordered=False)
+    harness.dequeue(2, consumer="c1")
+    assert ids(harness.dequeue(5, consumer="c1")) == ["a", "b"]
+
+
+def test_a_consumer_that_leaves_returns_its_unordered_mail(harness: MailboxHarness) -> None:
+    harness.send("a", "b", ordered=False)
+    waiter, got = harness.waiter(credit=2)
+    assert ids(got) == ["a", "b"]
+    harness.do(lambda tx: harness.dispatcher.release_waiter(tx, waiter))
+    assert [(m.msg_id, m.attempt) for m in harness.dequeue(5)] == [("a", 0), ("b", 0)]
+
+
+def test_waiters_get_unordered_mail_by_turns(harness: MailboxHarness) -> None:
+    _, first = harness.waiter(credit=1, consumer="c1")
+    _, second = harness.waiter(credit=1, consumer="c2")
+    harness.send("a", "b", ordered=False)
+    assert (ids(first), ids(second)) == (["a"], ["b"])
+
+
+def test_the_oldest_and_the_urgent_go_first(harness: MailboxHarness) -> None:
+    harness.send("late", by="zoe", at=harness.clock.now(), ordered=False)
+    harness.send("old", by="zoe", at=harness.clock.now() - 9_000, ordered=False)
+    harness.send("urgent", by="zoe", ordered=False, priority=60)
+    harness.send("fifo", by="ann", at=harness.clock.now() - 5_000)
+    assert harness.take(5) == ["urgent", "old", "fifo", "late"]
+
+
+def test_a_mailbox_may_be_unordered_and_a_message_may_still_ask_for_order(
+    harness: MailboxHarness,
+) -> None:
+    harness.send("before", "behind")
+    harness.do(lambda tx: harness.dispatcher.set_order(tx, "bob", "none"))
+    harness.send("free")
+    harness.send("again", ordered=True)
+    harness.dequeue()
+    assert harness.take(5) == ["free"], "`behind` and `again` wait for `before`"
+    harness.do(lambda tx: harness.dispatcher.set_order(tx, "bob", "fifo"))
+    harness.send("last")
+    assert harness.take(5) == []
+
+
+def test_unordered_mail_expires_without_a_gap(harness: MailboxHarness) -> None:
+    harness.send("a", ordered=False, ttl=1_000, meta=b"{}")
+    harness.send("b", ordered=False)
+    harness.tick(1_000)
+    assert harness.states() == {"a": "expired", "b": "pending"}
+    assert [closed.outcome for closed in harness.closed] == ["expired"]
+    assert harness.take(5) == ["b"]
+
+
+def test_purge_peek_and_counts_know_unordered_mail(harness: MailboxHarness) -> None:
+    harness.send("a", "b", "c", ordered=False)
+    harness.send("d")
+    harness.dequeue()
+    assert [(row.msg_id, row.state, row.order) for row in harness.peek()] == [
+        ("a", "in_flight", "none"), ("b", "pending", "none"), ("c", "pending", "none"),
+        ("d", "pending", "fifo"),
+    ]  # fmt: skip
+    assert [row.msg_id for row in harness.peek(2, after="b")] == ["c", "d"]
+    assert harness.counts() == (3, 1, 0)
+    assert harness.purge(2) == 2
+    assert harness.purge() == 1
+    assert harness.counts() == (0, 1, 3)
+    orders = {letter.msg_id: letter.order for letter in harness.dead()}
+    assert orders == {"b": "none", "c": "none", "d": "fifo"}
+
+
+def test_a_pair_with_unordered_mail_left_is_not_forgotten(harness: MailboxHarness) -> None:
+    harness.send("a")
+    harness.send("x", ordered=False)
+    harness.ack(*harness.dequeue())
+    harness.tick(1_000)
+    now = harness.clock.now()
+    harness.do(lambda tx: sweep.forget_settled_mail(tx, now, now, 10))
+    assert harness.take() == ["x"]
+
+
+def test_a_known_msg_id_is_known_in_either_order(harness: MailboxHarness) -> None:
+    assert harness.send("a", ordered=False) == [True]
+    assert harness.send("a", ordered=True) == [False]
+
+
+def test_retries_of_unordered_mail_are_no_longer_though_the_clock_was_set_back() -> None:
+    harness = MailboxHarness(MailboxPolicy(base_backoff=5_000))
+    harness.send("a", ordered=False)
+    harness.nack(*harness.dequeue())
+    harness.clock.set(harness.clock.now() - 3_600_000)
+    harness.tick()
+    assert harness.writer.idle_timeout() == 5.0
+    harness.tick(5_000)
+    assert harness.take() == ["a"]
