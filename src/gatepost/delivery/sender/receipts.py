@@ -55,7 +55,7 @@ _REPLY = update_delivery(
 # Attempts are counted from the last answer of the owner.
 _NOTE_HELD = f"""
 UPDATE delivery SET attempt = 1, reason = ?, next_at = min(?, expires_at)
-WHERE {_FROM_ITS_NODE} AND {IS_UNACCEPTED}
+WHERE {_FROM_ITS_NODE} AND {IS_UNACCEPTED} AND (reason IS NULL OR reason LIKE 'held: %')
 """
 # The receipt that a turn has ended is the last; a later one does not replace it.
 _AMEND_DELIVERY = """
