@@ -48,7 +48,7 @@ def test_trace_tells_a_journey_with_its_times(cli: Cli, agent: str) -> None:
         f"{agent}'s turn ended (attempt 1)",
         f"reply by {agent} to cli",
         "reply accepted by cli",
-        "reply processed by cli: ok",
+        "reply kept for cli",
         f"processed by {agent}: ok",
     ]
     spans = [row.split("\t")[3] for row in rows]

@@ -10,7 +10,7 @@ from gatepost.cli.gateway_api import quote_segment
 from gatepost.cli.options import DEFAULT_OPTIONS, Flag, GatewayOptions
 from gatepost.gateway.api.report_views import Journey, JourneyStep
 
-_STEP_TEXTS: Mapping[str, str] = {
+_STEP_TEXTS: dict[str, str] = {
     "sent": "{kind} by {agent} to {to}{where}",
     "sent_again": "sent again{where} ({detail})",
     "held": "held for {to}: {detail}",
@@ -34,6 +34,8 @@ _STEP_TEXTS: Mapping[str, str] = {
     "given_up": "given up: {detail}",
     "verdict": "{peer} reported later: {detail}",
 }
+# A reply without a turn is kept for the sender of its message.
+_KEPT_TEXTS = {"processed": "kept for {agent}", "heard_processed": "knows that {peer} keeps it"}
 _FINAL_STEPS = ("processed", "heard_processed", "given_up", "refused")
 
 
@@ -148,7 +150,8 @@ def _elapsed_text(start: int, step: JourneyStep) -> str:
 
 
 def _step_text(step: JourneyStep, replies: set[str]) -> str:
-    words = _STEP_TEXTS.get(step.what, f"{step.what} {step.detail}")
+    texts = _STEP_TEXTS if step.detail != "kept" else _STEP_TEXTS | _KEPT_TEXTS
+    words = texts.get(step.what, f"{step.what} {step.detail}")
     kind = "sent" if step.kind == "message" else step.kind
     where = f" at {step.peer}" if step.peer not in ("", step.node) else ""
     said = words.format(
