@@ -277,3 +277,13 @@ def _last_seq(gateway: Gateway) -> int:
         return int(str(seq))
     finally:
         connection.close()
+
+
+def test_a_killed_gateway_does_not_read_online(start: Callable[..., list[Gateway]]) -> None:
+    ann, bob = start("ann", "bob", delivery__offline_secs=0.5)
+    bob.join(ann)
+    wait_until(lambda: ann.nodes()["bob"]["status"] == "online")
+    bob.kill9()
+    wait_until(lambda: ann.nodes()["bob"]["status"] == "offline", 5)
+    bob.start()
+    wait_until(lambda: ann.nodes()["bob"]["status"] == "online")

@@ -296,3 +296,18 @@ def test_records_of_a_node_are_taken_before_its_own_record() -> None:
     late.apply_update(update(entry(BEN)))
     assert late.effective.agents["job"].gateway == "ben"
     assert late.effective.nodes["ben"].record == node(BEN)
+
+
+def test_both_ends_know_what_the_other_says_about_itself_while_they_are_connected() -> None:
+    ben, cat = Gateway(BEN, entry(BEN)), Gateway(CAT, entry(CAT))
+    link = Link(ben, cat)
+    link.settle()
+    for gateway, other in ((ben, "cat"), (cat, "ben")):
+        said = gateway.awareness.presence_of(other)
+        assert said is not None and said.status == "online"
+    cat.awareness.announce_presence(ConnectionPresence(node_id="cat", status="degraded"))
+    link.settle()
+    said = ben.awareness.presence_of("cat")
+    assert said is not None and said.status == "degraded"
+    link.cut()
+    assert ben.awareness.presence_of("cat") is None

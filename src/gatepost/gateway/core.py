@@ -18,6 +18,7 @@ from gatepost.delivery.retention import OutboxBounds
 from gatepost.errors import ConfigError, GatepostError
 from gatepost.events import Blob, BlobStore, NodeKey
 from gatepost.gateway.archive_reader import ArchiveReader
+from gatepost.gateway.monitoring.health import GatewayHealth
 from gatepost.gateway.monitoring.observer import CommitObserver
 from gatepost.gateway.monitoring.spans import SpanRecorder, create_span_recorder
 from gatepost.gateway.repetition import BackgroundLoops
@@ -64,6 +65,8 @@ class Core:
         self.observer = CommitObserver(delivery, self.telemetry)
         self.on_blob_wanted: Callable[[str, str], None] = _fetch_later
         self.background = BackgroundLoops(self._report_failing_loop)
+        self.health = GatewayHealth(self.clock)
+        self.health.add_check(self._find_problems)
         self.writer = delivery.build_writer(
             self.database.writer_connection,
             self._deliver_outcomes,
@@ -109,6 +112,10 @@ class Core:
                 " or restore both from a backup (`gatepost restore FILE`)"
             )
         return key
+
+    def _find_problems(self) -> list[str]:
+        failing = [f"{failure}: {error}" for failure, error in self.background.failing.items()]
+        return [self.writer.failure, *failing] if self.writer.failure else failing
 
     def _report_failing_loop(self, failure: str, error: str) -> None:
         incidents = self.delivery.incidents

@@ -74,6 +74,8 @@ async def serve_until_stopped(settings: Settings) -> None:
         routes += feedback.create_routes(findings, FeedbackGuard(local_auth, external))
         alerts = BacklogAlerts(core, settings.alerts)
         archiver = _create_archiver(core, peering)
+        core.health.add_check(lambda: [archiver.problem] if archiver.problem else [])
+        core.health.add_check(alerts.describe_growth)
         metrics.traffic.growing_backlogs = lambda: alerts.growing_backlogs
         app = create_app(operations, local_auth, metrics, routes, peering.report.describe_peers)
         server = _create_server(settings, app)

@@ -82,6 +82,17 @@ class RoomAwareness:
         self._known_clients: dict[int, _KnownClient] = {}
         self._clients_by_speaker: dict[object, int] = {}
         self._listeners: list[AwarenessListener] = []
+        # Connection → what its node says about itself.
+        self._node_presences: dict[object, ConnectionPresence] = {}
+
+    def note_presence(self, presence: ConnectionPresence, speaker: object) -> None:
+        """A connected node said this about itself."""
+        self._node_presences[speaker] = presence
+
+    def presence_of(self, node: str) -> ConnectionPresence | None:
+        """The last word of a connected node about itself; None if it is not connected."""
+        said = [each for each in self._node_presences.values() if each.node_id == node]
+        return max(said, key=lambda each: each.seen_at or 0, default=None)
 
     def on_change(self, listener: AwarenessListener) -> Callable[[], None]:
         """Call `listener` with every new entry. The returned function unsubscribes it."""
@@ -122,6 +133,7 @@ class RoomAwareness:
 
     def remove_connection(self, speaker: object) -> None:
         """Mark the client of a closed connection as gone."""
+        self._node_presences.pop(speaker, None)
         client = self._clients_by_speaker.pop(speaker, None)
         known = self._known_clients.get(client) if client is not None else None
         if known and known.speaker is speaker and known.entry.state != _GONE_STATE:
@@ -146,7 +158,8 @@ class RoomAwareness:
             raise _forged_error(f"{node} speaks for a client of {known.node}")
         if self._clients_by_speaker.get(speaker, entry.client) != entry.client:
             raise _forged_error(f"{node} speaks for two clients over one connection")
-        if check_state(entry.state) not in (None, node):
+        presence = decode_state(entry.state)
+        if presence is not None and presence.node_id not in (None, node):
             raise _forged_error(f"{node} says it is another node")
 
     def _store_entry(self, entry: AwarenessEntry, speaker: object, node: str) -> None:
@@ -169,13 +182,13 @@ class RoomAwareness:
             self._known_clients.pop(next(gone, -1), None)
 
 
-def check_state(state: str) -> str | None:
-    """Return the node id in a state. A state with unknown fields raises RoomViolation."""
+def decode_state(state: str) -> ConnectionPresence | None:
+    """Decode a state; None if its client is gone. Unknown fields raise RoomViolation."""
     try:
-        presence = _decode_presence(state)
+        presence: ConnectionPresence | None = _decode_presence(state)
     except (ValueError, RecursionError) as error:
         raise RoomViolation(f"not an awareness state: {error}", rule="awareness") from None
-    return None if presence is None else presence.node_id
+    return presence
 
 
 def _forged_error(why: str) -> RoomViolation:

@@ -116,10 +116,12 @@ class SyncPeer:
     def _handle_awareness(self, reader: Lib0Reader) -> list[bytes]:
         entries = awareness.decode_awareness(reader.read_bytes(awareness.MAX_AWARENESS_BYTES))
         reader.expect_end()
-        for entry in entries:
-            awareness.check_state(entry.state)
+        presences = [awareness.decode_state(entry.state) for entry in entries]
         if self._role == "dialer":
             self._awareness.receive_entries(entries, self, self.node)
+        for presence in presences:
+            if presence is not None and presence.node_id == self.node:
+                self._awareness.note_presence(presence, self)
         return []
 
     def _handle_auth(self, reader: Lib0Reader) -> list[bytes]:

@@ -68,6 +68,7 @@ class World:
         links: Any = SimpleNamespace(
             linked_peers=lambda: {"vps"},
             relay_of=self.relays.get,
+            node_status=lambda member: member.record.status,
             seconds_silent=lambda node: 56.0 if node == "far" else 0.5,
         )
         replica: Any = SimpleNamespace(core=self.core, room=self.room)

@@ -172,7 +172,7 @@ def test_honest_words_are_taken_after_an_attack(scene: Scene) -> None:
         assert close_code(socket) == 4403
     with own.mallory.open(own.mallory.ticket()) as socket:
         socket.send(message(update(own.entry(9, status="degraded"))))
-        wait_until(lambda: own.bob.nodes()["penitent"]["status"] == "degraded")
+        wait_until(lambda: own.bob.records()["nodes penitent"]["data"]["status"] == "degraded")
 
 
 @pytest.fixture

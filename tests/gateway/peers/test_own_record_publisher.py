@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gatepost.delivery import Agents
+from gatepost.errors import StorageFailed
 from gatepost.gateway.peers.own_record_publisher import OwnRecordPublisher
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.journal import Tx
@@ -131,3 +132,28 @@ async def test_the_room_shows_role_and_last_activity_of_an_agent(
         await own.refresh_records()
         shown = room.effective.agents["bob"].record.last_seen_at
         assert shown == (clock.now() if is_shown else first.last_seen_at)
+
+
+async def test_a_gateway_with_a_problem_says_that_it_is_degraded(
+    publisher: RecordPublisher, own: OwnRecordPublisher, clock: ManualClock
+) -> None:
+    problems = ["the outbox was not archived"]
+    publisher.replica.core.health.add_check(lambda: problems)
+    await own.refresh_records()
+    assert _node_record(publisher).status == "degraded"
+    problems.clear()
+    clock.advance(31_000)
+    await own.refresh_records()
+    assert _node_record(publisher).status == "online"
+
+
+async def test_with_a_full_disk_the_connections_are_told(
+    publisher: RecordPublisher, own: OwnRecordPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = publisher.replica.core
+    await own.refresh_records()
+    monkeypatch.setattr(core.writer, "failure", "the journal cannot write")
+    with pytest.raises(StorageFailed):
+        await own.refresh_records()
+    (entry,) = publisher.replica.awareness.own_entries()
+    assert '"status":"degraded"' in entry.state

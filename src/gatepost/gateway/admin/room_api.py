@@ -240,7 +240,7 @@ class RoomApi:
         return NodeView(
             member.id,
             member.tier,
-            record.status,
+            self._core.health.current_status() if peer is None else peer.status,
             fingerprint_key(member.public_key),
             record.endpoint_ws,
             record.added_by,

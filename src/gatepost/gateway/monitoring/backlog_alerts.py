@@ -122,6 +122,9 @@ class BacklogAlerts:
     def growing_backlogs(self) -> Iterable[BacklogKey]:
         return self._detector.alarms
 
+    def describe_growth(self) -> list[str]:
+        return [f"the backlog of {what} {name} grows" for what, name in self.growing_backlogs]
+
     async def check_backlogs(self) -> None:
         levels = await self._core.read(self._read_levels)
         self._unreported += self._detector.add_sample(self._core.clock.now(), levels)

@@ -68,7 +68,7 @@ class PeerReport:
         problem = "" if linked else self._find_problem(member, relay)
         return PeerStatus(
             node,
-            member.record.status,
+            self._links.node_status(member),
             linked,
             relay,
             max(0, heard_at),

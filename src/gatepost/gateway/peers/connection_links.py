@@ -16,8 +16,10 @@ from gatepost.events import encrypted_size
 from gatepost.gateway.core import Core
 from gatepost.gateway.peers.blob_files import BlobFiles
 from gatepost.gateway.peers.connection import PeerConnection
+from gatepost.gateway.peers.own_records import NodeStatus
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.journal import Tx
+from gatepost.room import RoomMember
 from gatepost.routing import DirectoryBuilder, RoutingDirectory
 
 # How soon after a change the room is looked at again, and how often without one.
@@ -96,6 +98,13 @@ class ConnectionLinks:
         member = self._keeper.current_room.effective.nodes[node]
         return max(0, self._core.clock.now() - member.record.last_heartbeat_at) / 1000
 
+    def node_status(self, member: RoomMember) -> NodeStatus:
+        """A member's own word about itself, while it shows signs of life; else `offline`."""
+        if not self._presence.is_online(member.id):
+            return "offline"
+        said = self._keeper.awareness.presence_of(member.id)
+        return (said.status if said else None) or member.record.status
+
     # -- the picture of the room that routing has
 
     async def run(self) -> None:
@@ -164,10 +173,11 @@ class RoomPresence:
 
     def is_online(self, node: str) -> bool:
         keeper, now = self._keeper, self._clock.now()
+        member = keeper.current_room.effective.nodes.get(node)
+        if member is not None:
+            self._presence.note_heartbeat(node, member.record.last_heartbeat_at, now)
         if node == keeper.core.node.id or any(c.node == node for c in keeper.connections):
             return True
-        member = keeper.current_room.effective.nodes.get(node)
         if member is None or member.record.status == "offline":
             return False
-        self._presence.note_heartbeat(node, member.record.last_heartbeat_at, now)
         return self._presence.is_online(node, now)

@@ -4,6 +4,7 @@ from contextlib import suppress
 from itertools import islice
 
 from gatepost.errors import GatepostError
+from gatepost.gateway.monitoring.health import HealthStatus
 from gatepost.gateway.peers import own_records
 from gatepost.gateway.peers.record_publisher import RecordChanges, RecordPublisher
 from gatepost.room import (
@@ -31,6 +32,7 @@ class OwnRecordPublisher:
         self._replica = publisher.replica
         self._core = publisher.replica.core
         self._announced_at = 0
+        self._announced: HealthStatus | None = None
         self._progress_at = 0
         self._has_left = False
         # Claims are derived again after a change of an agent or of its record, and now and then.
@@ -58,17 +60,19 @@ class OwnRecordPublisher:
         """Publish changes of this node and its agents, and a heartbeat."""
         if self._has_left or not self._publisher.is_ready:
             return
+        status = self._core.health.current_status()
+        # Before the record: with a full disk only the connections can tell.
+        self._announce_presence(status)
         await self._replica.follow_epoch()
         async with self._publisher.claims_lock:
             room, node = self._replica.current_room, self._core.node.id
             await self._publisher.publish_records(
                 {
-                    ("nodes", node): self._replica.build_node_record(room, "online"),
+                    ("nodes", node): self._replica.build_node_record(room, status),
                     **await self._delivery_progress(),
                 }
             )
             await self._publish_claims()
-        self._announce_presence()
 
     async def _publish_claims(self) -> None:
         now = self._core.clock.now()
@@ -123,9 +127,9 @@ class OwnRecordPublisher:
         self._progress_at = now
         return {("delivery", self._core.node.id): found}
 
-    def _announce_presence(self) -> None:
+    def _announce_presence(self, status: HealthStatus) -> None:
         now = self._core.clock.now()
-        if now >= self._announced_at + _ANNOUNCE_MS:
-            self._announced_at = now
-            presence = ConnectionPresence(node_id=self._core.node.id, status="online", seen_at=now)
+        if status != self._announced or now >= self._announced_at + _ANNOUNCE_MS:
+            self._announced, self._announced_at = status, now
+            presence = ConnectionPresence(node_id=self._core.node.id, status=status, seen_at=now)
             self._replica.awareness.announce_presence(presence)

@@ -13,7 +13,7 @@ from gatepost.room.records import key_subject
 from gatepost.wire import PROTOCOL_VERSION
 from gatepost.wire import AgentInfo as LocalAgent
 
-NodeStatus = Literal["online", "offline"]
+NodeStatus = Literal["online", "degraded", "offline"]
 # Held events were taken, but have no receipt yet.
 _SELECT_PROGRESS = """
 SELECT sum(seq - first_seq + 1), max(at),
