@@ -29,6 +29,9 @@ from gatepost.client import Agent, Client, Message
 from gatepost.errors import GatepostError
 from gatepost.events import NodeKey
 from gatepost.http_calls import HttpCalls
+from gatepost.pipeline.report.formatting import format_millis, spell_out
+from gatepost.pipeline.report.model import PipelineReport
+from gatepost.pipeline.report.terminal_summary import plain_spaces
 from gatepost.testing import GatewayProcess
 from gatepost.testing.history import HistoryVerdict, check_history, read_journal
 
@@ -207,7 +210,9 @@ async def switch_off_owner(town: DemoMesh, bar: SentBar, at: int, count: int) ->
     await bar.wait_for_count(at)
     gateway, seed = town.gateways[OFFLINE], town.gateways[SEED]
     await asyncio.to_thread(gateway.stop)
-    console.print(f"  {OFFLINE} is switched off; {FALLBACK} takes the mail of builder")
+    console.print(
+        f"  {OFFLINE} is switched off; a stand-in at {FALLBACK} works for its agent, builder"
+    )
     async with Client("scout", url=seed.url, token=seed.token) as client:
         for number in range(count):
             await send_when_known(client, "builder", {"number": number, "poison": False})
@@ -216,7 +221,7 @@ async def switch_off_owner(town: DemoMesh, bar: SentBar, at: int, count: int) ->
     while town.taken_over < count and time.monotonic() < deadline:
         await asyncio.sleep(0.1)
     await asyncio.to_thread(gateway.start)
-    console.print(f"  {OFFLINE} is back; the standby took {town.taken_over:,} turns meanwhile")
+    console.print(f"  {OFFLINE} is back; mail for builder goes to it again")
 
 
 async def exchange_messages(town: DemoMesh, total: int) -> None:
@@ -236,9 +241,8 @@ async def exchange_messages(town: DemoMesh, total: int) -> None:
             group.create_task(sleep_and_wake(town, sent, total * 2 // 10))
             group.create_task(kill_and_restart(town, sent, total * 4 // 10))
             group.create_task(switch_off_owner(town, sent, total * 6 // 10, scouts))
-    console.print(
-        f"  all sent; all deliveries closed after {await wait_until_drained(town):,.1f} s"
-    )
+    took = await wait_until_drained(town)
+    console.print(f"  all are sent; {took:,.1f} s later every one has ended")
 
 
 async def wait_until_drained(town: DemoMesh) -> float:
@@ -271,7 +275,8 @@ async def run_scenario(town: DemoMesh, total: int) -> tuple[int, HistoryVerdict]
         died = sum(g.get("/v1/status")["dead_letters"] for g in town.gateways.values())
         replayed = await replay_dead_letters(town)
         console.print(
-            f"  {died} dead letters, each with its reason and payload; replayed {replayed}"
+            f"  {died} messages failed four times and became dead letters, kept with their reason;"
+            f" the cause is repaired, and {replayed} of them are sent again"
         )
     await wait_until_archived(town)
     for gateway in town.gateways.values():
@@ -298,7 +303,6 @@ def run_pipeline(town: DemoMesh, page_at: Path) -> bool:
     from gatepost.pipeline.jobs.audit import audit_archive
     from gatepost.pipeline.jobs.pipeline import update_tables
     from gatepost.pipeline.progress_bar import show_progress
-    from gatepost.pipeline.report import terminal_summary
     from gatepost.pipeline.report.gatherer import gather_report
     from gatepost.pipeline.report.html_page import render_page
     from gatepost.pipeline.session import spark_session
@@ -311,18 +315,29 @@ def run_pipeline(town: DemoMesh, page_at: Path) -> bool:
         update_tables(spark, archive, tables)
         audited = audit_archive(spark, archive, tables)
         made = gather_report(spark, tables, days=1)
-    table = Table(title="Objectives", title_justify="left")
-    for column in terminal_summary.LEVEL_COLUMNS:
-        table.add_column(column)
-    for row in terminal_summary.level_rows(made):
-        table.add_row(*map(str, row))
-    console.print(table)
-    verdict = "every promise kept" if audited.is_clean else f"broken: {audited.violations}"
-    colour = "green" if audited.is_clean else "red"
-    console.print(f"Audit of {audited.events:,} events: [{colour}]{verdict}[/]")
+    print_times(made)
     page_at.write_text(render_page(made), encoding="utf-8")
-    console.print(f"Report: {page_at}")
+    console.print(
+        f"Audit: {audited.events:,} signed events were checked against every rule of the protocol;"
+        f" {sum(audited.violations.values()):,} break one"
+    )
     return audited.is_clean
+
+
+def print_times(made: PipelineReport) -> None:
+    """Print how long deliveries took, from the tables of the pipeline."""
+    table = Table(title="How long it took, from the send", title_justify="left")
+    columns = ("", "count", "95 % accepted within", "95 % processed within")
+    for column in columns:
+        table.add_column(column, justify="right" if column else "left")
+    for level in (made.total, *made.kinds):
+        times = (format_millis(level.accept.p95), format_millis(level.process.p95))
+        table.add_row(spell_out(level.name), f"{level.sent:,}", *map(plain_spaces, times))
+    console.print(table)
+    console.print(
+        "  Accepted: on disk at the receiver's gateway. Processed: the receiver's turn has ended."
+        " The times include the waiting for gateways that were stopped on purpose."
+    )
 
 
 def _read_gateway_journal(gateway: GatewayProcess) -> Any:
@@ -333,39 +348,54 @@ def _read_gateway_journal(gateway: GatewayProcess) -> Any:
 def print_counts(
     town: DemoMesh, total: int, replayed: int, verdict: HistoryVerdict, seconds: float
 ) -> bool:
-    """Print the counts; whether every message is accounted for."""
+    """Print the counts; returns whether every message is accounted for."""
     truth = verdict.counts
     replies = truth.sent - total - replayed
     doubled = sum(1 for turns in town.turns.values() if turns > 1)
-    table = Table(title="Every message, counted from the journals", title_justify="left")
+    table = Table(title="Every message, counted from the gateways' journals", title_justify="left")
     table.add_column("", justify="left")
     table.add_column("count", justify="right")
     for name, value in (
-        ("messages sent", total),
+        ("messages that agents sent", total),
         ("replies to them", replies),
-        ("dead letters replayed, as new messages", replayed),
-        ("processed", truth.processed),
-        ("dead-lettered", truth.dead_lettered),
-        ("waiting", truth.waiting),
+        ("dead letters sent again, as new messages", replayed),
+        ("[bold]sent in all[/]", truth.sent),
+        ("processed: the receiver's turn has ended", truth.processed),
+        ("dead letters: failed four times, kept with their reason", truth.dead_lettered),
+        ("still waiting", truth.waiting),
         ("[bold]lost[/]", truth.lost),
-        ("[bold]doubled turns[/]", truth.doubled + doubled),
-        ("[bold]rules of the protocol broken[/]", len(verdict.violations)),
-        ("failed turns, retried or dead-lettered", town.failures),
-        ("turns of the standby", town.taken_over),
+        ("[bold]done twice[/]", truth.doubled + doubled),
+        ("[bold]broken rules of the protocol[/]", len(verdict.violations)),
+        ("turns that failed on purpose and were tried again", town.failures),
+        ("turns of the stand-in for builder", town.taken_over),
     ):
         table.add_row(name, f"{value:,}")
     console.print(table)
     for violation in verdict.violations[:10]:
         console.print(f"[red]{violation}[/]")
     ended = truth.processed + truth.dead_lettered + truth.waiting
-    sums = (
-        f"{truth.sent:,} sent = {truth.processed:,} processed"
-        f" + {truth.dead_lettered:,} dead-lettered + {truth.waiting:,} waiting"
+    console.print(
+        f"  {truth.sent:,} sent = {truth.processed:,} processed + {truth.dead_lettered:,} dead"
+        f" letters + {truth.waiting:,} still waiting, in {seconds:.1f} s"
     )
     fine = verdict.ok and ended == truth.sent >= total and not truth.lost and not doubled
-    fine = fine and town.kills == 1 and town.taken_over > 0
-    console.print(f"[{'green' if fine else 'red'}]{sums}[/], in {seconds:.1f} s")
-    return fine
+    return fine and town.kills == 1 and town.taken_over > 0
+
+
+def print_verdict(counted: bool, audited: bool | None, page_at: Path) -> bool:
+    """Print the path of the report, and last of all whether everything went well."""
+    if audited is not None:
+        console.print(f"Report: {page_at}")
+    if counted and audited is not False:
+        more = "" if audited is None else ", and the audit found every promise kept"
+        console.print(
+            f"[green]Every message is accounted for: none lost, none done twice{more}.[/]"
+        )
+        return True
+    found = [] if counted else ["the count above does not add up"]
+    found += ["the audit found broken promises"] if audited is False else []
+    console.print(f"[red]Something went wrong: {'; '.join(found)}.[/]")
+    return False
 
 
 def main() -> int:
@@ -387,13 +417,17 @@ def main() -> int:
         town = DemoMesh(Path(folder), seed)
         for gateway in town.gateways.values():
             running.enter_context(gateway)
-        console.print(f"Three gateways: {', '.join(town.gateways)}; seed {seed}")
+        console.print(
+            f"Three gateways, one for each machine: {', '.join(town.gateways)}."
+            f" Behind each lives one agent. Random choices: --seed {seed}"
+        )
         town.join_gateways()
         started = time.monotonic()
         replayed, verdict = asyncio.run(run_scenario(town, total))
-        fine = print_counts(town, total, replayed, verdict, time.monotonic() - started)
-        if not options.no_pipeline:
-            fine = run_pipeline(town, cache / "demo-report.html") and fine
+        counted = print_counts(town, total, replayed, verdict, time.monotonic() - started)
+        page_at = cache / "demo-report.html"
+        audited = None if options.no_pipeline else run_pipeline(town, page_at)
+        fine = print_verdict(counted, audited, page_at)
     return 0 if fine else 1
 
 

@@ -42,6 +42,11 @@ class Life:
             (e["created_at"], e["reason"]) for p, e in self._said("refused") if p in asked
         )
         dead = sorted((e["created_at"], e["reason"]) for e in self.given_up)
+        undone = sorted(
+            (e["created_at"], e["reason"])
+            for p, e in self._said("processed")
+            if p in asked and e["reason"] is not None and e["outcome"] != "ok"
+        )
         last = max(self.sent, key=lambda e: e["attempt"], default=None)
         answered = bool(ends or replies)
         row = {
@@ -60,7 +65,7 @@ class Life:
             "replied_at": min(replies, default=None),
             "dead_at": _first(dead, 0),
             "outcome": _first(ends, 1),
-            "reason": _first(dead, 1) or _first(refusals, 1),
+            "reason": _first(dead, 1) or _first(undone, 1) or _first(refusals, 1),
             "duplicates": self._duplicates(),
             "strangers": len(self._answered() - asked),
             "turns": sum(end[1] == "ok" for end in ends),

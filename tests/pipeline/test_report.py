@@ -19,7 +19,7 @@ from gatepost.pipeline.jobs.pipeline import update_tables
 from gatepost.pipeline.jobs.table_update import TableFolder
 from gatepost.pipeline.report import axis_scale, charts, formatting, terminal_summary, traffic_graph
 from gatepost.pipeline.report.gatherer import choose_step, gather_report
-from gatepost.pipeline.report.html_page import render_page
+from gatepost.pipeline.report.html_page import audit_verdict, render_page
 from gatepost.pipeline.report.markup import Markup, element
 from gatepost.pipeline.report.model import (
     OTHERS,
@@ -124,6 +124,35 @@ def test_what_is_rounded_up_to_its_objective_has_met_it(made: Made) -> None:
     assert not replace(level, online_p95=5010).is_met
 
 
+def test_dead_letters_have_their_agents_and_reasons(made: Made) -> None:
+    found = made.report.unfinished
+    dead = [each for each in found if each.state == "dead"]
+    assert sum(each.count for each in dead) == made.report.total.dead
+    assert {each.reason for each in dead} & {"expired", "no_route", "failed 4 times"}
+    assert all(each.from_agent and each.to_agent for each in dead)
+    still_open = [each for each in found if each.state == "open"]
+    assert sum(each.count for each in still_open) <= made.report.total.open
+    html = render_page(made.report)
+    assert "Dead letters and open deliveries" in html
+    assert f"<td>{dead[0].reason}</td>" in html
+
+
+def test_an_audit_that_is_older_than_the_events_is_marked(made: Made) -> None:
+    audit = made.report.audit
+    assert audit is not None and not made.report.is_audit_outdated
+    clean = replace(audit, counts={}, samples=[])
+    assert audit_verdict(replace(made.report, audit=clean))[0] == "good"
+    old = replace(made.report, audit=replace(clean, at=made.report.last_at - 1))
+    verdict, text = audit_verdict(old)
+    assert (verdict, "older than the latest events" in text) == ("none", True)
+
+
+def test_every_term_is_explained_once(made: Made) -> None:
+    html = render_page(made.report)
+    for term in ("Delivery", "Dead letter", "Online p95", "Processed"):
+        assert html.count(f"<dt>{term}</dt>") == (2 if term == "Processed" else 1)
+
+
 def test_without_tables_it_says_what_to_do(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="gatepost pipeline run"):
         gather_report(spark, str(tmp_path))
@@ -153,7 +182,7 @@ def wide(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pipel
     named = [base | {"node": node, "sent": 100 - rank} for rank, node in enumerate(nodes)]
     zero = dict.fromkeys(("processed", "failed", "dead", "retried", "open", "bytes"), 0)
     judged = {"met": True, "objective_ms": 5000}
-    seen = {"batch": 1, "events": 5, "first_at": at, "last_at": at + 1000}
+    seen = {"batch": 1, "events": 5, "first_at": at, "last_at": at + HOUR}
     _write(spark, root, schemas.ACTIVITY, [row | seen for row in named])
     _write(spark, root, schemas.SLO, [row | zero | judged for row in named])
     ids = [row | {"event_id": bytes(16), "accepted_at": at + 7} for row in named]
@@ -182,8 +211,15 @@ def test_of_many_nodes_the_busiest_are_shown_and_the_others_together(wide: Pipel
 def test_however_long_the_period_there_are_few_points(days: float) -> None:
     length = int(days * 24 * HOUR)
     step = choose_step(length)
-    assert step % 300_000 == 0
+    assert step % (300_000 if length >= HOUR else 1000) == 0
     assert length // step + 2 <= 121
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step"), [(16, 1), (119, 1), (300, 5), (1500, 15), (3599, 60), (3600, 300)]
+)
+def test_a_short_period_has_short_steps(seconds: int, step: int) -> None:
+    assert choose_step(seconds * 1000) == step * 1000
 
 
 # -- parts of the page

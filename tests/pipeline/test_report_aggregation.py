@@ -144,3 +144,47 @@ def test_of_nothing_there_are_no_percentiles() -> None:
     hour = HourDeliveries(HOUR, pa.table(arrow_schema(DELIVERIES).empty_table()).select(_times()))
     for times in aggregation.measure_percentiles(aggregation.count_latencies(hour, keys), 60_000):
         assert (times.accept, times.online) == ((None, None, None), None)
+
+
+def _delivery(second: int, **fields: Any) -> Row:
+    ends = {"from_agent": "ann", "to_agent": "bob", "to_node": "n2", "outcome": "ok"}
+    times = {"sent_at": AT + second * 1000, "accepted_at": AT + second * 1000 + 5}
+    return {"kind": "message", "node": "n1", "closed": True} | ends | times | fields
+
+
+def _count(found: list[Row], period: ReportPeriod = PERIOD) -> aggregation.DeliveryCounts:
+    groups = LatencyGroups(["message"], ["n1"], period)
+    table = rows_to_table(DELIVERIES, found).select(list(aggregation.DELIVERY_COLUMNS))
+    return aggregation.count_deliveries([HourDeliveries(HOUR, table)], groups)
+
+
+def test_dead_and_open_deliveries_are_counted_by_agents_and_reason() -> None:
+    dead = {"outcome": "dead_letter", "reason": "failed 4 times"}
+    found = [
+        *(_delivery(n, **dead) for n in range(3)),
+        _delivery(4, outcome=None, dead_at=AT, reason="expired", accepted_at=None),
+        _delivery(5, outcome=None, closed=False),
+        _delivery(6, outcome=None, closed=False, accepted_at=None, to_node=None),
+        _delivery(7),
+    ]
+    groups = LatencyGroups(["message"], ["n1"], PERIOD)
+    parts = [_count(found[:2]), _count(found[2:])]
+    measured = aggregation.measure_deliveries(parts, groups, 1000)
+    shown = [(r["state"], r["to_node"], r["reason"], r["count"]) for r in measured.unfinished]
+    assert shown == [
+        ("dead", "n2", "failed 4 times", 3),
+        ("dead", "n2", "expired", 1),
+        ("open", "", "not accepted yet", 1),
+        ("open", "n2", "accepted, and the turn has not ended", 1),
+    ]
+
+
+def test_steps_shorter_than_a_window_are_counted_from_the_deliveries() -> None:
+    seconds = ReportPeriod(AT, 1000, 4)
+    found = [_delivery(0), _delivery(2), _delivery(2, outcome="expired"), _delivery(3, node="n2")]
+    lanes = _count(found, seconds).lanes.sort_by([("node", "ascending"), ("at", "ascending")])
+    assert lanes.to_pylist() == [
+        {"node": "n1", "at": 0, "sent": 1, "dead": 0},
+        {"node": "n1", "at": 2, "sent": 2, "dead": 1},
+        {"node": "n2", "at": 3, "sent": 1, "dead": 0},
+    ]

@@ -3,7 +3,7 @@
 Every aggregate is taken of a part of a table, and the aggregates of parts can be added up.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
@@ -45,9 +45,22 @@ DELIVERY_COLUMNS: Final = (
     "processed_at",
     "replied_at",
     "outcome",
+    "dead_at",
+    "closed",
+    "reason",
+    "from_agent",
+    "to_agent",
+    "to_node",
 )
 """The columns read of the table `deliveries`."""
 _PERCENTILES = (0.5, 0.95, 0.99)
+# The agents and the node of a delivery that did not end well.
+_ENDS = ("from_agent", "to_agent", "to_node")
+_ACCEPTED = "accepted, and the turn has not ended"
+_NOT_ACCEPTED = "not accepted yet"
+_MAX_REASON = 200
+# Groups of unfinished deliveries that are kept of one part: reasons are free text.
+_MAX_GROUPS = 2000
 _WORST_FIRST = {
     "online_p95": "descending",
     "window_start": "ascending",
@@ -174,7 +187,7 @@ class ReportSums(Struct, frozen=True):
             kinds=_busiest_rows(levels.drop_columns(["node"]), MAX_LEVELS, "kind"),
             nodes=nodes,
             missed=sums["missed"].to_pylist(),
-            throughput=_throughput_rows(sums["lanes"], alone),
+            throughput=throughput_rows(sums["lanes"], alone),
             throughput_nodes=alone,
             graph_nodes=ends,
             merged_nodes=len(every) - len(ends),
@@ -196,7 +209,7 @@ def _busiest_rows(rows: pa.Table, most: int, *by: str) -> list[SumRow]:
     return found
 
 
-def _throughput_rows(lanes: pa.Table, alone: Sequence[str]) -> list[SumRow]:
+def throughput_rows(lanes: pa.Table, alone: Sequence[str]) -> list[SumRow]:
     """Sums by node and step; nodes that are not in `alone` count as the node ""."""
     mine = pc.is_in(lanes["node"], value_set=pa.array(alone, pa.string()))
     node = pc.if_else(mine, lanes["node"], "")
@@ -304,6 +317,107 @@ def _count_steps(indexes: Sequence[Column], ms: Column, groups: int) -> Column:
     )
     return np.bincount(code[code >= 0], minlength=groups * BUCKET_COUNT).reshape(
         groups, BUCKET_COUNT
+    )
+
+
+# -- deliveries that did not end well, or have not ended
+
+
+def count_unfinished(hour: HourDeliveries) -> pa.Table:
+    """Count dead letters by agents and reason, and open deliveries by agents and state."""
+    is_open = ~hour.bool_column("closed") & ~hour.is_dead
+    states = np.where(hour.is_dead, "dead", np.where(is_open, "open", ""))
+    accepted = np.where(hour.has_number("accepted_at"), _ACCEPTED, _NOT_ACCEPTED)
+    reason = hour.table["reason"].cast(pa.string())
+    outcome = hour.table["outcome"].cast(pa.string())
+    known = pc.utf8_slice_codeunits(pc.coalesce(reason, outcome, "unknown"), 0, _MAX_REASON)
+    columns = {name: hour.table[name].cast(pa.string()).fill_null("") for name in _ENDS}
+    columns |= {
+        "state": pa.array(states, pa.string()),
+        "reason": pc.if_else(pa.array(hour.is_dead), known, pa.array(accepted, pa.string())),
+        "count": pa.array(np.ones(len(hour), np.int64)),
+    }
+    rows = pa.table(columns)
+    return most_frequent(rows.filter(pc.not_equal(rows["state"], "")), _MAX_GROUPS)
+
+
+def most_frequent(rows: pa.Table, most: int) -> pa.Table:
+    by = ("state", *_ENDS, "reason")
+    order = [("count", "descending"), *((name, "ascending") for name in by)]
+    return _sum_by(rows, *by).sort_by(order).slice(0, most)
+
+
+def count_throughput(hour: HourDeliveries, period: ReportPeriod) -> pa.Table:
+    """Deliveries and dead letters by node and step, for steps shorter than a window."""
+    rows = {
+        "node": hour.table["node"].cast(pa.string()),
+        "at": pa.array(period.step_index(hour.sent_at)),
+        "sent": pa.array(np.ones(len(hour), np.int64)),
+        "dead": pa.array(hour.is_dead.astype(np.int64)),
+    }
+    return _sum_by(pa.table(rows), "node", "at")
+
+
+class DeliveryCounts(Struct, frozen=True):
+    """Counts of the deliveries in some files; the counts of several files can be added up."""
+
+    latencies: SparseCounts
+    lanes: pa.Table
+    unfinished: pa.Table
+
+
+class MeasuredDeliveries(Struct, frozen=True):
+    """The percentiles of all groups, deliveries by node and step, and unfinished deliveries."""
+
+    percentiles: "list[GroupPercentiles]"
+    lanes: pa.Table
+    unfinished: list[SumRow]
+
+
+_NO_LANES = pa.table(
+    {
+        "node": pa.array([], pa.string()),
+        "at": pa.array([], pa.int64()),
+        "sent": pa.array([], pa.int64()),
+        "dead": pa.array([], pa.int64()),
+    }
+)
+_NO_UNFINISHED = pa.table(
+    {name: pa.array([], pa.string()) for name in ("state", *_ENDS, "reason")}
+    | {"count": pa.array([], pa.int64())}
+)
+
+
+def count_deliveries(hours: Iterable[HourDeliveries], groups: LatencyGroups) -> DeliveryCounts:
+    total = groups.zero_counts()
+    lanes, unfinished = [_NO_LANES], [_NO_UNFINISHED]
+    for hour in hours:
+        total += count_latencies(hour, groups)
+        lanes.append(count_throughput(hour, groups.period))
+        unfinished.append(count_unfinished(hour))
+    return DeliveryCounts(
+        SparseCounts.from_dense(total),
+        _sum_by(pa.concat_tables(lanes), "node", "at"),
+        most_frequent(pa.concat_tables(unfinished), _MAX_GROUPS),
+    )
+
+
+def measure_deliveries(
+    parts: Sequence[DeliveryCounts], groups: LatencyGroups, online_ms: int
+) -> MeasuredDeliveries:
+    total = groups.zero_counts()
+    for each in parts:
+        total[each.latencies.positions] += each.latencies.counts
+    lanes = pa.concat_tables([_NO_LANES, *(each.lanes for each in parts)])
+    unfinished = pa.concat_tables([_NO_UNFINISHED, *(each.unfinished for each in parts)])
+    kept = most_frequent(unfinished, _MAX_GROUPS)
+    shown: list[SumRow] = [
+        row
+        for state in ("dead", "open")
+        for row in kept.filter(pc.equal(kept["state"], state)).slice(0, TOP_ROWS).to_pylist()
+    ]
+    return MeasuredDeliveries(
+        measure_percentiles(total, online_ms), _sum_by(lanes, "node", "at"), shown
     )
 
 

@@ -15,7 +15,8 @@ _MINUTE = 60_000
 _HOUR = 60 * _MINUTE
 _DAY = 24 * _HOUR
 _TIME_STEPS = (
-    *(_MINUTE * step for step in (5, 10, 15, 30)),
+    *(1000 * step for step in (1, 2, 5, 10, 15, 30)),
+    *(_MINUTE * step for step in (1, 2, 5, 10, 15, 30)),
     *(_HOUR * step for step in (1, 2, 3, 6, 12)),
     *(_DAY * step for step in (1, 2, 7, 14, 28, 56, 112, 364)),
 )
@@ -77,9 +78,9 @@ def time_ticks(first: int, last: int, most: int) -> list[AxisTick]:
     """Ticks at round UTC times, normally at most `most`; a tick at midnight names its day."""
     step = next((s for s in _TIME_STEPS if (last - first) / s < most), _TIME_STEPS[-1])
     begin = -(-first // step) * step
-    return [_time_tick(at) for at in range(begin, last + 1, step)]
+    return [_time_tick(at, step) for at in range(begin, last + 1, step)]
 
 
-def _time_tick(at: int) -> AxisTick:
+def _time_tick(at: int, step: int) -> AxisTick:
     midnight = at % _DAY == 0
-    return AxisTick(at, format_day(at) if midnight else format_time_of_day(at), midnight)
+    return AxisTick(at, format_day(at) if midnight else format_time_of_day(at, step), midnight)

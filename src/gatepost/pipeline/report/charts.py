@@ -14,7 +14,7 @@ from gatepost.pipeline.report import axis_scale
 from gatepost.pipeline.report.axis_scale import AxisTick, LinearScale, LogScale
 from gatepost.pipeline.report.formatting import (
     format_millis,
-    format_timestamp,
+    format_step_start,
 )
 from gatepost.pipeline.report.markup import Markup, element, join_markup
 
@@ -67,7 +67,7 @@ def latency_chart(
         "div", _svg_drawing(label, *drawn), *names, element("div", class_="cursor"), class_="plot"
     )
     axes = element("div", *(_y_tick_label(tick, y(tick.at)) for tick in ticks), class_="y-axis")
-    tips = json.dumps(list(_hover_tips(starts, series)), ensure_ascii=False)
+    tips = json.dumps(list(_hover_tips(starts, step, series)), ensure_ascii=False)
     return element("div", axes, plot, time_axis(starts, step), class_="chart", data_tips=tips)
 
 
@@ -173,10 +173,12 @@ def _x_tick_label(tick: AxisTick, x: float, index: int) -> Markup:
     return element("span", tick.label, class_=style, style=f"left:{x:.1f}%")
 
 
-def _hover_tips(starts: Sequence[int], series: Sequence[ChartSeries]) -> Iterator[list[str]]:
+def _hover_tips(
+    starts: Sequence[int], step: int, series: Sequence[ChartSeries]
+) -> Iterator[list[str]]:
     for index, start in enumerate(starts):
         values = (format_millis(line.values[index]) for line in series)
-        yield [format_timestamp(start), *values]
+        yield [format_step_start(start, step), *values]
 
 
 def chart_legend(*entries: tuple[str, str]) -> Markup:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 NO_VALUE = "–"
 
 _DURATION_UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"), (1, "ms"))
+_MINUTE_MS = 60_000
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -64,16 +65,23 @@ def format_timestamp(at: int) -> str:
     return f"{_utc_datetime(at):%Y-%m-%d %H:%M}"
 
 
-def format_time_of_day(at: int) -> str:
-    return f"{_utc_datetime(at):%H:%M}"
+def format_step_start(at: int, step: int) -> str:
+    """The start of a step in UTC, with seconds if the step is shorter than a minute."""
+    return f"{_utc_datetime(at):%Y-%m-%d %H:%M:%S}" if step < _MINUTE_MS else format_timestamp(at)
+
+
+def format_time_of_day(at: int, step: int = 60_000) -> str:
+    """The time of day in UTC, with seconds for steps that are shorter than a minute."""
+    return f"{_utc_datetime(at):%H:%M:%S}" if step < _MINUTE_MS else f"{_utc_datetime(at):%H:%M}"
 
 
 def format_day(at: int) -> str:
     return f"{_utc_datetime(at).day} {_utc_datetime(at):%b}"
 
 
-def format_plural(value: int, noun: str) -> str:
-    return f"{format_count(value)} {noun}" if value == 1 else f"{format_count(value)} {noun}s"
+def format_plural(value: int, noun: str, plural: str = "") -> str:
+    many = plural or f"{noun}s"
+    return f"{format_count(value)} {noun if value == 1 else many}"
 
 
 def spell_out(code: str) -> str:

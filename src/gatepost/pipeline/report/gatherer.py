@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gatepost import __version__
 from gatepost.clock import Clock, SystemClock
@@ -31,11 +32,12 @@ from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.parquet import read_file
 from gatepost.pipeline.report import aggregation
 from gatepost.pipeline.report.aggregation import (
+    DeliveryCounts,
     GroupPercentiles,
     LatencyGroups,
+    MeasuredDeliveries,
     ReportPeriod,
     ReportSums,
-    SparseCounts,
     SumRow,
     SumTables,
 )
@@ -55,6 +57,7 @@ from gatepost.pipeline.report.model import (
     ServiceLevel,
     TrafficEdge,
     TrafficSummary,
+    UnfinishedDeliveries,
 )
 from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.tables.arrow_schemas import arrow_schema
@@ -66,10 +69,14 @@ if TYPE_CHECKING:
 
 ALL_DELIVERIES = "all"
 
-_MINUTE = 60_000
+_SECOND = 1000
+_MINUTE = 60 * _SECOND
 _STEP_CHOICES = tuple(
     _MINUTE * minutes for minutes in (5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 7 * 1440)
 )
+# Steps for periods of an hour at most, of which longer steps would leave a few points.
+_SHORT_STEPS = tuple(_SECOND * seconds for seconds in (1, 2, 5, 10, 15, 30, 60))
+_SHORT_PERIOD_MS = HOUR_MS
 _MAX_POINTS = 120
 _MAX_ROWS = 50
 _DAY_MS = 24 * HOUR_MS
@@ -92,7 +99,8 @@ def gather_report(
 
 def choose_step(length: int) -> int:
     """The shortest step that divides a period of this length (ms) into few enough points."""
-    fitting = (step for step in _STEP_CHOICES if length <= step * (_MAX_POINTS - 1))
+    choices = (*_SHORT_STEPS, *_STEP_CHOICES) if length < _SHORT_PERIOD_MS else _STEP_CHOICES
+    fitting = (step for step in choices if length <= step * (_MAX_POINTS - 1))
     return next(fitting, -(-length // (_DAY_MS * (_MAX_POINTS - 1))) * _DAY_MS)
 
 
@@ -161,7 +169,12 @@ class _ReportGatherer:
         shown = self._sum_tables()
         kinds, nodes = [row["kind"] for row in shown.kinds], [row["node"] for row in shown.nodes]
         groups = LatencyGroups(kinds, nodes, self._period)
-        by_kind, by_node, by_step, of_all = groups.split_percentiles(self._measure_latency(groups))
+        measured = self._measure_deliveries(groups)
+        by_kind, by_node, by_step, of_all = groups.split_percentiles(measured.percentiles)
+        if self._period.step < self._objectives.window_ms:
+            # The table `slo` has one row for each window, which is longer than a step here.
+            lanes = aggregation.throughput_rows(measured.lanes, shown.throughput_nodes)
+            shown = replace(shown, throughput=lanes)
         incidents, reviews, etas = self._read_incidents(), self._read_reviews(), self._read_etas()
         return PipelineReport(
             made_at=clock.now(),
@@ -182,6 +195,7 @@ class _ReportGatherer:
             latency=self._latency_points(by_step),
             lanes=self._node_throughputs(shown),
             traffic=_traffic_summary(shown),
+            unfinished=[UnfinishedDeliveries(**row) for row in measured.unfinished],
             incidents=incidents[:_MAX_ROWS],
             reviews=reviews[: aggregation.TOP_ROWS],
             etas=etas[:_MAX_ROWS],
@@ -217,29 +231,24 @@ class _ReportGatherer:
         (shown,) = exchange_on_executors(self._spark, shares, sum_share, 1, combine_parts)
         return shown
 
-    def _measure_latency(self, groups: LatencyGroups) -> list[GroupPercentiles]:
+    def _measure_deliveries(self, groups: LatencyGroups) -> MeasuredDeliveries:
         online_ms = self._objectives.online * 1000
 
-        def count_share(share: list[HourPiece]) -> Iterator[tuple[int, SparseCounts]]:
-            total = groups.zero_counts()
-            for piece in share:
-                total += aggregation.count_latencies(
-                    HourDeliveries(
-                        piece.hour, hourly_tables.read_piece(piece, aggregation.DELIVERY_COLUMNS)
-                    ),
-                    groups,
+        def count_share(share: list[HourPiece]) -> Iterator[tuple[int, DeliveryCounts]]:
+            hours = (
+                HourDeliveries(
+                    piece.hour, hourly_tables.read_piece(piece, aggregation.DELIVERY_COLUMNS)
                 )
-            yield 0, SparseCounts.from_dense(total)
+                for piece in share
+            )
+            yield 0, aggregation.count_deliveries(hours, groups)
 
-        def combine_counts(parts: Iterable[SparseCounts]) -> Iterator[GroupPercentiles]:
-            total = groups.zero_counts()
-            for each in parts:
-                total[each.positions] += each.counts
-            yield from aggregation.measure_percentiles(total, online_ms)
+        def combine_counts(parts: Iterable[DeliveryCounts]) -> Iterator[MeasuredDeliveries]:
+            yield aggregation.measure_deliveries(list(parts), groups, online_ms)
 
         shares = hourly_tables.plan_shares(self._spark, self._files_in_period(schemas.DELIVERIES))
         found = exchange_on_executors(self._spark, shares, count_share, 1, combine_counts)
-        return found or aggregation.measure_percentiles(groups.zero_counts(), online_ms)
+        return found[0] if found else aggregation.measure_deliveries([], groups, online_ms)
 
     # -- service levels and charts
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from importlib import resources
 
-from gatepost.pipeline.report import charts, traffic_graph
+from gatepost.pipeline.report import charts, terms, traffic_graph
 from gatepost.pipeline.report.charts import ChartSeries
 from gatepost.pipeline.report.formatting import (
     NO_VALUE,
@@ -15,6 +15,7 @@ from gatepost.pipeline.report.formatting import (
     format_rate,
     format_seconds,
     format_share,
+    format_step_start,
     format_timestamp,
     spell_out,
 )
@@ -62,11 +63,13 @@ def render_page(report: PipelineReport) -> str:
         _service_level_section(report),
         _latency_section(report),
         _throughput_section(report),
+        _unfinished_section(report),
         _traffic_section(report),
         _incident_section(report),
         _misfire_section(report),
         _eta_section(report),
         _audit_section(report),
+        terms.terms_section(),
     )
     main = element("main", _summary_section(report), *sections)
     script = element("script", _read_resource("page.js"))
@@ -121,9 +124,11 @@ def audit_verdict(report: PipelineReport) -> tuple[str, str]:
         return "none", "Audit: not run"
     found = sum(report.audit.counts.values())
     when = f"audit of {format_timestamp(report.audit.at)} UTC"
+    if report.is_audit_outdated:
+        when += ", which is older than the latest events: audit them again"
     if found:
         return "bad", f"{format_plural(found, 'broken promise')} ({when})"
-    return "good", f"Every promise kept ({when})"
+    return "none" if report.is_audit_outdated else "good", f"Every promise kept ({when})"
 
 
 def _summary_section(report: PipelineReport) -> Markup:
@@ -152,6 +157,7 @@ def _summary_section(report: PipelineReport) -> Markup:
         element("h2", "Summary", class_="unseen"),
         element("ul", *verdicts, class_="verdicts"),
         element("dl", *shown, class_="tiles"),
+        element("p", element("a", "What the terms mean", href="#terms"), class_="note"),
         id="summary",
     )
 
@@ -276,7 +282,7 @@ def _latency_figure(report: PipelineReport, name: str, measure: str, about: str)
     columns = [*text_columns("From (UTC)"), *number_columns(*_PERCENTILE_NAMES)]
     rows = [
         (
-            format_timestamp(at),
+            format_step_start(at, report.step),
             *(format_millis(getattr(found, point)) for point in _PERCENTILE_NAMES),
         )
         for at, found in zip(report.starts, points, strict=True)
@@ -335,6 +341,30 @@ def _throughput_row(lane: NodeThroughput, most: int, dead: int, step: int) -> Ma
         ),
         element("td", format_count(lost), class_="number"),
     )  # fmt: skip
+
+
+def _unfinished_section(report: PipelineReport) -> Markup:
+    """The agents and reasons of dead letters, and of deliveries that are still open."""
+    total = report.total
+    if not report.unfinished:
+        note = empty_note("Every delivery has ended, and none as a dead letter.")
+        return page_section("unfinished", "Dead letters and open deliveries", None, note)
+    about = (
+        f"{format_plural(total.dead, 'delivery', 'deliveries')} became dead letters, and"
+        f" {format_count(total.open)} have not ended yet. The most frequent, by agents and reason:"
+    )
+    columns = [
+        *text_columns("State", "From", "To", "Node", "Reason"),
+        *number_columns("Deliveries"),
+    ]
+    names = {"dead": "dead letter", "open": "still open"}
+    rows = [
+        (names[u.state], u.from_agent, u.to_agent, u.to_node or NO_VALUE, u.reason,
+         format_count(u.count))
+        for u in report.unfinished
+    ]  # fmt: skip
+    table = data_table("Dead letters and open deliveries", columns, rows)
+    return page_section("unfinished", "Dead letters and open deliveries", about, table)
 
 
 def _traffic_section(report: PipelineReport) -> Markup:

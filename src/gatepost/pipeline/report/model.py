@@ -155,6 +155,17 @@ class AuditSummary(Struct, frozen=True):
     samples: list[ReportViolation]
 
 
+class UnfinishedDeliveries(Struct, frozen=True):
+    """Deliveries between two agents that are `dead` letters or still `open`, and why."""
+
+    state: str
+    from_agent: str
+    to_agent: str
+    to_node: str
+    reason: str
+    count: int
+
+
 class RowTotals(Struct, frozen=True):
     """Number of rows in each table of which the report shows only the first."""
 
@@ -187,8 +198,14 @@ class PipelineReport(Struct, frozen=True, kw_only=True):
     latency: list[LatencyPoint]
     lanes: list[NodeThroughput]
     traffic: TrafficSummary
+    unfinished: list[UnfinishedDeliveries]
     incidents: list[ReportIncident]
     reviews: list[ReportReview]
     etas: list[EtaStatistics]
     totals: RowTotals
     audit: AuditSummary | None
+
+    @property
+    def is_audit_outdated(self) -> bool:
+        """Whether the last audit is older than the latest event of the report."""
+        return self.audit is not None and self.audit.at < self.last_at

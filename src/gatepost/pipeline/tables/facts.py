@@ -57,6 +57,8 @@ class FactKind(IntEnum):
     COMPLETED = 10
     FAILED = 11
     CANCELLED = 12
+    # The reason why a turn ended and was not done.
+    UNDONE = 13
 
 
 _BY_STATUS = {
@@ -361,6 +363,14 @@ def _referring_facts(events: _EventColumns, about: Column) -> Iterator[dict[str,
     progress = _to_numpy(events.table["progress"].fill_null(np.nan))
     rows = np.flatnonzero(about & (what != NONE))
     yield _referring_columns(events, rows) | {"what": what[rows]}
+    undone = (what == FactKind.PROCESSED) & (events.texts["reason"] != NONE)
+    rows = np.flatnonzero(
+        about & undone & ~events.words.matches_any(events.texts["outcome"], ["ok"])
+    )
+    yield _referring_columns(events, rows) | {
+        "what": np.full(len(rows), FactKind.UNDONE),
+        "text": events.texts["reason"][rows],
+    }
     rows = np.flatnonzero(about & (eta != ABSENT))
     yield _referring_columns(events, rows) | {
         "what": np.full(len(rows), FactKind.PROMISED),

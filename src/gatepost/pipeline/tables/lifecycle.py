@@ -157,7 +157,13 @@ class _Legs:
 # Kinds of facts that are counted.
 _COUNTED_KINDS = (FactKind.ACCEPTED, FactKind.PROCESSED)
 # Kinds that the columns of a delivery do not state, and kinds that they state for tasks only.
-_UNSTATED_KINDS = (FactKind.REFUSED, FactKind.DEAD, FactKind.CONFIRMED, FactKind.WITHDRAWN)
+_UNSTATED_KINDS = (
+    FactKind.REFUSED,
+    FactKind.DEAD,
+    FactKind.UNDONE,
+    FactKind.CONFIRMED,
+    FactKind.WITHDRAWN,
+)
 _TASK_KINDS = (
     FactKind.PROMISED,
     FactKind.PROGRESSED,
@@ -209,14 +215,15 @@ class _DeliveryBuilder:
         replied = self._first_leg(FactKind.REPLIED, asked)
         dead = self._first_leg(FactKind.DEAD, self._everyone, text[FactKind.DEAD])
         refused = self._first_leg(FactKind.REFUSED, asked, text[FactKind.REFUSED])
+        undone = self._first_leg(FactKind.UNDONE, asked, text[FactKind.UNDONE])
         last = self._least_leg(self._everyone, ~legs.attempt, ~legs.why, ~peer)
         to_node = _pick_values(peer, _first_known(turn, _first_known(accept, last)), NONE)
         answered = (at[FactKind.ACCEPTED] != ABSENT) | (at[FactKind.PROCESSED] != ABSENT)
         again = np.sum([np.maximum(times - 1, 0) for times in legs.times.values()], axis=0)
-        reasons = [
-            _pick_values(text[FactKind.DEAD], dead, NONE),
+        reason = _first_known(
+            _pick_values(text[FactKind.UNDONE], undone, NONE),
             _pick_values(text[FactKind.REFUSED], refused, NONE),
-        ]
+        )
         return {
             "to_node": np.where(to_node == self._nobody, np.int32(NONE), to_node),
             "attempts": _pick_values(legs.attempt, last),
@@ -227,7 +234,7 @@ class _DeliveryBuilder:
             "replied_at": _pick_values(at[FactKind.REPLIED], replied),
             "dead_at": _pick_values(at[FactKind.DEAD], dead),
             "outcome": _pick_values(text[FactKind.PROCESSED], turn, NONE),
-            "reason": _first_known(*reasons),
+            "reason": _first_known(_pick_values(text[FactKind.DEAD], dead, NONE), reason),
             "duplicates": self._sum_per_delivery(again),
             "strangers": self._sum_per_delivery(~asked & answered),
             "turns": self._sum_per_delivery(

@@ -155,7 +155,7 @@ DELIVERIES = _define_table(
     "replied_at bigint | first reply of such a node",
     "dead_at bigint | when the sender dead-lettered it",
     "outcome string | ok, failed, dead_letter or expired; kept, of a reply without a turn",
-    "reason string | why it was dead-lettered or refused",
+    "reason string | why it was dead-lettered, not done or refused",
     "duplicates bigint | repeated receipts",
     "strangers bigint | nodes that answered without having been asked",
     "turns bigint | nodes that processed it with outcome ok",
