@@ -111,3 +111,12 @@ def test_a_person_is_told_where_it_listens_and_what_to_do(tmp_path: Path) -> Non
     assert "http://127.0.0.1:" in seen
     assert "gatepost send bob hello" in seen
     assert "Traceback" not in rest
+
+
+def test_a_state_directory_that_cannot_be_looked_into_is_one_line(tmp_path: Path) -> None:
+    """A name that is too long stands in for a folder of somebody else: tests may run as root."""
+    cli = Cli(tmp_path / ("x" * 300))
+    for command in (("status",), ("up",), ("init",), ("send", "bob", "hi"), ("bench", "mailbox")):
+        result = cli(*command, "--json")
+        assert result.code != 0
+        assert result.error["code"] in {"storage_failed", "config_error", "unreachable"}, result

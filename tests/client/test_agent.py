@@ -396,3 +396,51 @@ async def test_ten_lines_make_an_agent_which_a_signal_ends(
     finally:
         process.kill()
         process.wait()
+
+
+async def test_an_agent_waits_for_a_gateway_that_does_not_run_yet(
+    tmp_path: Path, start_gateway: StartGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "gatepost.client")
+    agent = Agent("early", state_dir=tmp_path / "state")
+    agent.on_message(lambda message: "done")
+    serving = asyncio.create_task(agent.serve())
+    await async_wait_until(lambda: "waiting for the gateway" in caplog.text)
+    gateway = await asyncio.to_thread(start_gateway)
+    await async_wait_until(lambda: "connected to the gateway" in caplog.text)
+    async with Client("alice", state_dir=gateway.state_dir) as alice:
+        await async_wait_until(lambda: "is ready for mail" in caplog.text)
+        assert await alice.request("early", 1) == "done"
+    agent.end()
+    await serving
+    # One line for each reason: no gateway has run here; one starts, but does not listen yet.
+    assert caplog.text.count("waiting for the gateway") <= 2
+    assert "Traceback" not in caplog.text
+
+
+async def test_an_agent_that_waits_can_be_ended(tmp_path: Path) -> None:
+    agent = Agent("early", state_dir=tmp_path)
+    agent.on_message(lambda message: None)
+    serving = asyncio.create_task(agent.serve())
+    await asyncio.sleep(0)
+    agent.end()
+    await asyncio.wait_for(serving, 5)
+
+
+def test_the_program_of_an_agent_says_that_it_waits(tmp_path: Path) -> None:
+    program = (
+        "from gatepost.client import Agent\n"
+        "agent = Agent('early')\n"
+        "agent.on_message(lambda message: None)\n"
+        "agent.run()\n"
+    )
+    env = os.environ | {"GATEPOST_HOME": str(tmp_path / "state")}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=env, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert "waiting for the gateway: no gateway runs here" in process.stderr.readline()
+        process.terminate()
+        assert "finishes its turns" in process.stderr.readline()
+        assert process.wait(10) == 0
+        assert process.stderr.read() == ""

@@ -152,9 +152,9 @@ async def _measure_mailbox(
     url: str, token: str, options: MailboxBenchOptions
 ) -> tuple[MailboxThroughput, MailboxLatency]:
     async with Client(url=url, token=token) as client:
-        await _measure_throughput(client, options, options.messages // 10)  # warm up
+        await _measure_throughput(client, options, max(1, options.messages // 10))  # warm up
         throughput = await _measure_throughput(client, options, options.messages)
-        await _measure_latency(client, options, options.singles // 10)
+        await _measure_latency(client, options, max(1, options.singles // 10))
         return throughput, await _measure_latency(client, options, options.singles)
 
 

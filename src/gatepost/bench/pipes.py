@@ -118,7 +118,7 @@ async def _run_sender(
 ) -> tuple[LifecycleThroughput, LifecycleLatency]:
     async with Client("sender", url=here.url, token=here.token) as client:
         await _wait_until_known(client)
-        await _measure_throughput(client, here, agent, options, options.messages // 10)
+        await _measure_throughput(client, here, agent, options, max(1, options.messages // 10))
         lifecycles = await _measure_throughput(client, here, agent, options, options.messages)
         return lifecycles, await _measure_latency(client, agent, options)
 

@@ -26,6 +26,13 @@ def run_command(arguments: list[str]) -> int:
         # The reader of our output is gone; nothing may be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
+    except OSError as error:
+        if error.filename is None:
+            raise
+        # A file or folder of the user's, such as a state directory that belongs to somebody else.
+        text = f"{error.filename} cannot be used: {error.strerror}"
+        _print_problem(CommandProblem("storage_failed", text), as_json=wants_json(tokens))
+        return ExitCode.FAILED
 
 
 def move_leading_options(tokens: list[str]) -> list[str]:

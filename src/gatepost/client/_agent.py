@@ -47,6 +47,10 @@ _FIRST_UPLOAD_DELAY, _LONGEST_UPLOAD_DELAY = 0.2, 5.0
 _MAX_UNYIELDING_SECS = 0.005
 
 
+class AgentEndedEarly(Exception):
+    """`end` was called while the agent waited for its gateway."""
+
+
 class Agent:
     """Runs a handler on incoming mail: `concurrency` senders at a time, each sender in order.
 
@@ -95,14 +99,24 @@ class Agent:
     # -- start and stop
 
     def run(self) -> None:
-        """Handle mail until SIGINT or SIGTERM; then finish running turns and return other mail."""
+        """Handle mail until SIGINT or SIGTERM; then finish running turns and return other mail.
+
+        If the program has not set up logging, the agent's own lines go to standard error.
+        """
+        if not log.hasHandlers():
+            logging.basicConfig(format="%(levelname)s %(message)s")
+            log.setLevel(logging.INFO)
         asyncio.run(self._run_until_signal())
 
     async def serve(self) -> None:
-        """Handle mail until `end` is called or the task is cancelled."""
-        async with self:
-            assert self._end_requested is not None
-            await self._end_requested
+        """Handle mail until `end` is called or the task is cancelled.
+
+        A gateway that does not run yet is waited for.
+        """
+        with contextlib.suppress(AgentEndedEarly):
+            async with self:
+                assert self._end_requested is not None
+                await self._end_requested
 
     def end(self) -> None:
         """Make `serve` return."""
@@ -114,8 +128,8 @@ class Agent:
             raise InvalidRequest(f"agent {self.name} has no handler; use @agent.on_message")
         self._loop = asyncio.get_running_loop()
         self._end_requested = self._loop.create_future()
-        await self.client.__aenter__()
         try:
+            await self._connect_unless_ended(self._end_requested)
             await self.client.register(self.name, standby=self._standby)
             await self.client.subscribe(self.name, self._accept_delivery, credit=self._credit)
         except BaseException:
@@ -126,6 +140,16 @@ class Agent:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stop_gracefully()
+
+    async def _connect_unless_ended(self, ended: "asyncio.Future[None]") -> None:
+        connecting = asyncio.ensure_future(self.client.open_when_reachable())
+        try:
+            await asyncio.wait((connecting, ended), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            connecting.cancel()
+        if ended.done():
+            raise AgentEndedEarly(f"agent {self.name} was ended before it was connected")
+        await connecting
 
     async def _run_until_signal(self) -> None:
         loop = asyncio.get_running_loop()

@@ -48,6 +48,12 @@ class ClientConnection:
         self.operations.open()
         await self._socket.open()
 
+    async def open_when_reachable(self) -> None:
+        """Like `open`, but wait for a gateway that does not run yet."""
+        self._loop = asyncio.get_running_loop()
+        self.operations.open()
+        await self._socket.open_when_reachable()
+
     async def close(self) -> None:
         self._closed = True
         self.operations.refuse_operations()

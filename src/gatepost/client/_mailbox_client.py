@@ -73,6 +73,11 @@ class MailboxClient:
         await self._connection.open()
         return self
 
+    async def open_when_reachable(self) -> None:
+        """Connect like `async with`, but wait for a gateway that does not run yet."""
+        self._loop = asyncio.get_running_loop()
+        await self._connection.open_when_reachable()
+
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 

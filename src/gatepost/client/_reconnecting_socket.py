@@ -54,6 +54,20 @@ class ReconnectingSocket:
         self._loop = asyncio.get_running_loop()
         await self._open_socket()
 
+    async def open_when_reachable(self) -> None:
+        """Connect; wait for a gateway that does not run yet. Other errors are raised."""
+        self._loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await self._open_socket()
+            except Unavailable as error:
+                self._report_problem(f"waiting for the gateway: {error.message}")
+                await self._pause()
+            else:
+                break
+        if self.problem:
+            log.info("connected to the gateway")
+
     async def close(self) -> None:
         self._closed = True
         if self._reconnecting is not None:
@@ -99,20 +113,28 @@ class ReconnectingSocket:
         if self._loop.time() - self._opened_at > _LASTING_SECS:
             self._delay = _FIRST_DELAY
         while True:
-            jitter = 0.5 + self._clock.random(1)[0] / 256
-            await asyncio.sleep(self._delay * jitter)
-            self._delay = min(self._delay * 2, _LONGEST_DELAY)
+            await self._pause()
             try:
                 await self._open_socket()
             except GatepostError as error:
-                self.problem = error.message
-                log.warning("not connected yet: %s", error.message)
+                self._report_problem(f"not connected yet: {error.message}")
             except Exception as error:
                 self.problem = str(error)
                 log.exception("connecting failed unexpectedly and will be tried again")
             else:
                 log.info("connected again")
                 return
+
+    async def _pause(self) -> None:
+        jitter = 0.5 + self._clock.random(1)[0] / 256
+        await asyncio.sleep(self._delay * jitter)
+        self._delay = min(self._delay * 2, _LONGEST_DELAY)
+
+    def _report_problem(self, problem: str) -> None:
+        """Log a problem once, however often it is met."""
+        if problem != self.problem:
+            log.warning("%s", problem)
+        self.problem = problem
 
     def _ping_or_drop(self, socket: FrameSocket) -> None:
         """Drop a connection on which nothing, not even a pong, arrived since the last ping."""

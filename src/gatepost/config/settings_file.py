@@ -26,7 +26,11 @@ def load_settings(env: Mapping[str, str], state_dir: Path | None = None) -> Sett
         home = str(state_dir.absolute())
         env = {**env, "GATEPOST_HOME": home, "GATEPOST_NODE__STATE_DIR": home}
     file = default_settings_path(env)
-    return Settings.load(file if file.exists() else None, env)
+    try:
+        exists = file.exists()
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    return Settings.load(file if exists else None, env)
 
 
 def default_toml(chosen: ChosenSettings | None = None) -> str:

@@ -1,7 +1,13 @@
-"""`python -m gatepost.gateway [STATE_DIR]`: run one gateway in the foreground."""
+"""`python -m gatepost.gateway [STATE_DIR]`: run one gateway in the foreground.
+
+With `--until-stdin-closes` after the directory it also ends when its standard input does. A program
+that starts gateways keeps the other end open: however that program ends, no gateway is left behind.
+"""
 
 import os
+import signal
 import sys
+import threading
 
 from gatepost.config import Settings, default_settings_path
 from gatepost.errors import GatepostError
@@ -11,12 +17,20 @@ from gatepost.gateway.monitoring import logs
 
 def main(arguments: list[str]) -> None:
     env = dict(os.environ)
+    if "--until-stdin-closes" in arguments:
+        threading.Thread(target=_stop_with_stdin, daemon=True).start()
     if arguments:
         env["GATEPOST_HOME"] = arguments[0]
     file = default_settings_path(env)
     settings = Settings.load(file if file.exists() else None, env)
     logs.configure_logging(settings.log.level, settings.log.format)
     serve.run_gateway(settings)
+
+
+def _stop_with_stdin() -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from gatepost.events import Blob, BlobStore, NodeKey
 from gatepost.gateway.archive_reader import ArchiveReader
 from gatepost.gateway.monitoring.health import GatewayHealth
 from gatepost.gateway.monitoring.observer import CommitObserver
+from gatepost.gateway.monitoring.repeated_warnings import RepeatedWarnings
 from gatepost.gateway.monitoring.spans import SpanRecorder, create_span_recorder
 from gatepost.gateway.repetition import BackgroundLoops
 from gatepost.gateway.state_dir import StateDir
@@ -37,6 +38,7 @@ class Core:
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self.settings = settings
         self.clock = clock or SystemClock()
+        self._warnings = RepeatedWarnings(self.clock)
         self.state = StateDir(settings.node.state_dir)
         self.state.create_folder()
         self.database = Database.open(self.state.journal, settings.journal.integrity_check)
@@ -149,9 +151,13 @@ class Core:
     def submit(self, operation: Callable[[Tx], object]) -> None:
         """Run `operation` without waiting for it; a failure is logged."""
         try:
-            self.writer.submit(operation, _log_failure)
+            self.writer.submit(operation, self._warn_of_failure)
         except GatepostError as error:
-            _log_failure(None, error)
+            self._warn_of_failure(None, error)
+
+    def _warn_of_failure(self, value: Any, error: GatepostError | None) -> None:
+        if error is not None:
+            self._warnings.warn(f"an operation nobody waited for failed: {error.message}")
 
     async def save_activity(self) -> None:
         """Write down which agents were active. An idle gateway leaves its disk alone."""
@@ -229,11 +235,6 @@ def _call_back(outcomes: list[JobOutcome]) -> None:
             done(value, error)
         except Exception:
             log.exception("an outcome could not be delivered")
-
-
-def _log_failure(value: Any, error: GatepostError | None) -> None:
-    if error is not None:
-        log.warning("an operation nobody waited for failed: %s", error.message)
 
 
 def _resolve_future(future: asyncio.Future[Any], value: Any, error: GatepostError | None) -> None:

@@ -10,6 +10,7 @@ import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import uvicorn
 import uvloop
@@ -32,6 +33,7 @@ from gatepost.gateway.archiver import OutboxArchiver
 from gatepost.gateway.bounded_http import BoundedHttpProtocol
 from gatepost.gateway.compaction import compact_journal, remove_orphan_blobs
 from gatepost.gateway.core import Core
+from gatepost.gateway.disk_space import wait_for_space
 from gatepost.gateway.monitoring.backlog_alerts import BacklogAlerts
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.peering import Peering
@@ -59,7 +61,9 @@ def run_gateway(settings: Settings) -> None:
 
 
 async def serve_until_stopped(settings: Settings) -> None:
+    asyncio.get_running_loop().set_exception_handler(_log_loop_error)
     listener = _bind_listener(settings)
+    await wait_for_space(settings.node.state_dir)
     async with open_core(settings) as operations:
         core = operations.core
         local_auth = LocalTokenAuth(core.state.load_local_token(core.clock))
@@ -94,6 +98,7 @@ async def serve_until_stopped(settings: Settings) -> None:
             peering.running(public_url, _own_tls_pin(settings, public_url)),
             _stop_on_signals(server, operations, peering),
         ):
+            _start_listening(listener)
             core.state.write_endpoint(_local_endpoint(core, listener))
             log.info("node %s listens on %s", core.node.id, _listener_url(settings, listener))
             # Objects that exist now live as long as the process, and messages make no cycles. So
@@ -104,6 +109,15 @@ async def serve_until_stopped(settings: Settings) -> None:
                 await server.serve(sockets=[listener])
             finally:
                 core.state.remove_endpoint()
+
+
+def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an error that no task awaits. A broken connection is not worth a traceback."""
+    error = context.get("exception")
+    if isinstance(error, OSError):
+        log.info("a connection ended: %s (%s)", context["message"], error)
+    else:
+        loop.default_exception_handler(context)
 
 
 def _create_archiver(core: Core, peering: Peering) -> OutboxArchiver:
@@ -204,15 +218,25 @@ def _bind_listener(settings: Settings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        # A client may connect as soon as it has read the endpoint file.
-        listener.listen(1024)
     except OSError as error:
         listener.close()
-        raise ConfigError(
-            f"cannot listen on {host}:{port} ({error.strerror}); set listen.port to a free one,"
-            " or to 0 for any"
-        ) from None
+        raise _port_error(host, port, error) from None
     return listener
+
+
+def _start_listening(listener: socket.socket) -> None:
+    """Let clients connect: they do so as soon as they have read the endpoint file."""
+    try:
+        listener.listen(1024)
+    except OSError as error:
+        raise _port_error(*listener.getsockname()[:2], error) from None
+
+
+def _port_error(host: str, port: int, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot listen on {host}:{port} ({error.strerror}); set listen.port to a free one,"
+        " or to 0 for any"
+    )
 
 
 def _check_tls(settings: Settings) -> None:

@@ -14,6 +14,7 @@ from typing import IO, Any, Self
 
 from gatepost.errors import Unavailable
 
+_COMMAND = (sys.executable, "-m", "gatepost.gateway")
 _PATIENCE = 20.0
 
 
@@ -60,9 +61,10 @@ class GatewayProcess:
         assert self._process is None, "the gateway runs already"
         with self._open_log() as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gatepost.gateway", str(self.state_dir)],
+                [*_COMMAND, str(self.state_dir), "--until-stdin-closes"],
                 env=self._environment(),
-                stdin=subprocess.DEVNULL,
+                # Our end closes when this process ends, even if it is killed.
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
             )
@@ -94,11 +96,15 @@ class GatewayProcess:
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
         """While this lasts the gateway is there but does nothing."""
-        self._running().send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self._running().send_signal(signal.SIGCONT)
+        gateway = self._running()
+        # A stopped process does not see that we ended, so this one wakes it up in our place.
+        script = f"cat >/dev/null; kill -CONT {gateway.pid} 2>/dev/null"
+        with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE):
+            gateway.send_signal(signal.SIGSTOP)
+            try:
+                yield
+            finally:
+                gateway.send_signal(signal.SIGCONT)
 
     def get(self, path: str) -> Any:
         """The JSON answer to an authorized GET."""
@@ -113,7 +119,10 @@ class GatewayProcess:
 
     def _reap(self) -> int:
         process, self._process = self._running(), None
-        return process.wait(timeout=_PATIENCE)
+        status = process.wait(timeout=_PATIENCE)
+        assert process.stdin is not None
+        process.stdin.close()
+        return status
 
     def _environment(self) -> dict[str, str]:
         env = {key: value for key, value in os.environ.items() if not key.startswith("GATEPOST_")}

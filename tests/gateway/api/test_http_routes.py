@@ -132,6 +132,7 @@ def test_who_hangs_up_in_a_long_poll_is_given_no_mail(
     _enqueue(http, mail("m:1", box))
     (message,) = _dequeue(http, box)
     assert (message["msg_id"], message["attempt"]) == ("m:1", 0)
+    assert "Traceback" not in gateway.log.read_text()
 
 
 def test_ack_ends_turns_and_repeats_harmlessly(http: httpx.Client, box: str) -> None:

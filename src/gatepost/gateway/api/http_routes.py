@@ -12,7 +12,7 @@ from litestar.response import Stream
 from msgspec import Struct, field
 
 from gatepost.delivery.sent_messages import is_reached
-from gatepost.errors import GatepostError, UnknownBlob, UnknownMessage
+from gatepost.errors import GatepostError, Unavailable, UnknownBlob, UnknownMessage
 from gatepost.events import Envelope, check_agent_id, check_digest, check_msg_id
 from gatepost.gateway.api.blob_upload import BlobUploads
 from gatepost.gateway.api.operations import Operations, operation_weight
@@ -370,8 +370,12 @@ async def while_connected(request: AnyRequest, work: Awaitable[T]) -> T:
 
 
 async def _cancel_and_wait(task: "asyncio.Future[T]") -> T:
+    """Return the result if the work ended all the same; else raise, which nobody hears."""
     task.cancel()
-    return await task
+    await asyncio.wait((task,))
+    if task.cancelled():
+        raise Unavailable("the client hung up before the answer")
+    return task.result()
 
 
 async def _wait_for_disconnect(receive: Callable[[], Awaitable[Any]]) -> None:

@@ -245,6 +245,6 @@ def dial_error(url: str, error: Exception) -> GatepostError:
         return error
     explained = explain_connect_error(url, error, _TRUST_ADVICE)
     if explained is None and url.startswith("http:") and isinstance(error, httpx.TransportError):
-        explained = f"{url} does not speak plain HTTP: if it is a gateway with TLS, write https://"
+        explained = f"{url} hung up without an answer: if it is a gateway with TLS, write https://"
     # Only the name of the error: its text may quote the request, including the ticket.
     return Unavailable(explained or f"{url} cannot be reached ({type(error).__name__})")
