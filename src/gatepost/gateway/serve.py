@@ -229,7 +229,8 @@ def _start_listening(listener: socket.socket) -> None:
     try:
         listener.listen(1024)
     except OSError as error:
-        raise _port_error(*listener.getsockname()[:2], error) from None
+        host, port = listener.getsockname()[:2]
+        raise _port_error(host, port, error) from None
 
 
 def _port_error(host: str, port: int, error: OSError) -> ConfigError:
