@@ -287,3 +287,17 @@ def test_a_killed_gateway_does_not_read_online(start: Callable[..., list[Gateway
     wait_until(lambda: ann.nodes()["bob"]["status"] == "offline", 5)
     bob.start()
     wait_until(lambda: ann.nodes()["bob"]["status"] == "online")
+
+
+def test_the_room_rotates_by_itself_when_most_of_it_is_obsolete(
+    start: Callable[..., list[Gateway]],
+) -> None:
+    times = {"room__keep_invites_secs": 1, "room__keep_tombstones_secs": 1}
+    ann, bob = start("ann", "bob", room__sweep_every_secs=1, **times)
+    bob.join(ann)
+    with client(ann) as http:
+        for _ in range(250):
+            http.post("/v1/room/invites", json={"ttl_secs": 1})
+    wait_until(lambda: all(g.call("GET", "/room")["epoch"] >= 2 for g in (ann, bob)), 20)
+    wait_until(lambda: ann.connected_to("bob") and bob.connected_to("ann"))
+    assert {"nodes ann", "nodes bob"} <= set(bob.records())

@@ -47,7 +47,8 @@ HISTORY = [
     claim(ANN, "agents", "other", agent("ann")),
     claim(BEN, "agents", "other", agent("ben")),
     claim(VPS, "coordination", "coordinator", coordination("vps", 4)),
-    claim(CAT, "coordination", "coordinator", coordination("cat", 4)),
+    claim(CAT, "coordination", "coordinator", coordination("cat", 9)),
+    claim(ROOT, "coordination", "coordinator", coordination("root", 3)),
     *(entry(who, version) for who in (ROOT, VPS, ANN, BEN, CAT) for version in (1, 2)),
     entry(CAT, 7, status="degraded"),
     # From before and after a backup was restored.
@@ -99,4 +100,4 @@ def test_the_history_ends_as_its_authors_would_expect() -> None:
     assert view.agents["job"].gateway == "cat"
     assert view.agents["other"].gateway == "ben"
     assert view.coordination is not None
-    assert view.coordination.coordinator == "cat"
+    assert view.coordination.coordinator == "root", "an edge node does not coordinate"

@@ -153,12 +153,15 @@ def coordination(who: RecordAuthor, counter: int) -> SignedRecord:
 
 
 def test_the_highest_term_coordinates_and_the_node_id_breaks_a_tie() -> None:
+    hub = author("hub", "backbone", at=NOW + 4)
     for claims, winner in (
-        ((coordination(ANN, 3), coordination(BEN, 2)), "ann"),
-        ((coordination(ANN, 3), coordination(BEN, 3)), "ben"),
-        ((coordination(ANN, 3), coordination(BEN, 3), revocation(VPS, BEN)), "ann"),
+        ((coordination(VPS, 3), coordination(hub, 2)), "vps"),
+        ((coordination(hub, 3), coordination(VPS, 3)), "vps"),
+        ((coordination(hub, 4), coordination(VPS, 3)), "hub"),
+        ((coordination(hub, 4), coordination(VPS, 3), revocation(ROOT, hub)), "vps"),
+        ((coordination(ANN, 9), coordination(VPS, 3)), "vps"),
     ):
-        found = room(*EVERYONE, *claims).effective.coordination
+        found = room(*EVERYONE, entry(hub), *claims).effective.coordination
         assert found is not None
         assert found.coordinator == winner
     assert room(*EVERYONE).effective.coordination is None

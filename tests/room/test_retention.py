@@ -127,6 +127,20 @@ def test_moving_is_due_when_most_of_a_large_room_is_over() -> None:
     assert retention.is_rotation_due(room(*many, of=ROOT), later, KEEP)
 
 
+def test_a_writer_that_runs_out_of_slots_makes_a_rotation_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retention, "MAX_SLOTS_PER_WRITER", 8)
+    tombs = [claim(ROOT, "agents", f"a{n}", None) for n in range(3)]
+    crowded, hour = room(entry(ROOT), entry(BEN), *tombs, of=ROOT), 3_600_000
+    assert not retention.is_rotation_due(crowded, NOW + hour - 1, KEEP)
+    assert retention.is_rotation_due(crowded, NOW + hour, KEEP)
+    moved = retention.rotate_room(crowded, 2, NOW + hour, KEEP)
+    assert contents(moved) == {entry(ROOT).text, entry(BEN).text}
+    roomy = room(entry(ROOT), *tombs[:2], of=ROOT)
+    assert not retention.is_rotation_due(roomy, NOW + hour, KEEP)
+
+
 def test_an_update_of_another_epoch_is_refused() -> None:
     new = SharedRoom(room().genesis, epoch=2)
     with pytest.raises(RoomViolation):

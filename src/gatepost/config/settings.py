@@ -268,6 +268,24 @@ class RoomSettings(SettingsSection, frozen=True, kw_only=True):
         int,
         Meta(ge=1, le=1_000_000, description="Join attempts one address may make at once."),
     ] = 100
+    sweep_every_secs: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=86_400,
+            description="How often ended records are removed from the room. This and the three"
+            " times below count on the gateway that coordinates the room.",
+        ),
+    ] = 600
+    keep_tombstones_secs: Annotated[
+        float, Meta(ge=1, le=3.15e8, description="How long the room keeps removed records.")
+    ] = 30 * 86_400.0
+    keep_invites_secs: Annotated[
+        float, Meta(ge=1, le=3.15e8, description="How long the room keeps ended invites.")
+    ] = 7 * 86_400.0
+    keep_reviews_secs: Annotated[
+        float, Meta(ge=1, le=3.15e8, description="How long the room keeps closed reviews.")
+    ] = 30 * 86_400.0
 
     def __post_init__(self) -> None:
         if self.profile == "production" and not self.require_proof:

@@ -22,11 +22,13 @@ from gatepost.gateway.peers.join_client import websocket_url
 from gatepost.gateway.peers.join_server import JoinServer
 from gatepost.gateway.peers.own_record_publisher import OwnRecordPublisher
 from gatepost.gateway.peers.record_publisher import RecordPublisher
+from gatepost.gateway.peers.room_coordinator import RoomCoordinator
 from gatepost.gateway.peers.room_replica import RoomReplica
 
 _REFRESH_SECS = 0.5
 _COALESCE_SECS = 0.02
 _PRUNE_SECS = 60.0
+_SWEEP_CHECK_SECS = 1.0
 # A gateway with seeds waits this long for the first sync before it publishes records.
 _LISTEN_FIRST_SECS = 2.0
 _FAREWELL_SECS = 2.0
@@ -43,6 +45,9 @@ class Peering:
         self._dialer = Dialer(self.publisher, self.links)
         self.report = PeerReport(self.replica, self.links, self._dialer)
         self._ownership = AgentOwnership(self.publisher)
+        self._room_coordinator = RoomCoordinator(
+            self.publisher, lambda member: self.links.node_status(member) != "offline"
+        )
         self._join_server = JoinServer(self.publisher, self.links, metrics, guard)
         metrics.show_incident_counts(self.replica.connections.incident_counts)
         metrics.traffic.watch_room(self.replica, self.links)
@@ -53,7 +58,7 @@ class Peering:
         self._agents_changed.set()
 
     def create_routes(self) -> list[Any]:
-        api = RoomApi(self.publisher, self._dialer, self.report)
+        api = RoomApi(self.publisher, self._dialer, self.report, self._room_coordinator)
         return [
             *join_server.create_routes(self._join_server),
             *room_api.create_routes(api),
@@ -74,6 +79,13 @@ class Peering:
             asyncio.create_task(self.links.run()),
             asyncio.create_task(self._publish_own_records()),
             asyncio.create_task(self._ownership.run()),
+            asyncio.create_task(
+                loops.repeat_forever(
+                    _SWEEP_CHECK_SECS,
+                    self._room_coordinator.sweep_when_due,
+                    "the room was not swept",
+                )
+            ),
             asyncio.create_task(
                 loops.repeat_forever(
                     _PRUNE_SECS, self._prune_expired, "deleting expired rows failed"
@@ -113,8 +125,7 @@ class Peering:
         await self._own_records.refresh_records()
 
     async def _prune_expired(self) -> None:
-        """Delete spent tickets, old invites and finished records."""
+        """Delete spent tickets and old invites."""
         core = self.replica.core
         batch, policy = core.settings.journal.sweep_batch, self.replica.policy
         await commit_until_none(core, lambda tx: prune_expired(tx, policy, batch))
-        await self._own_records.remove_finished_records()

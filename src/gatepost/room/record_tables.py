@@ -169,7 +169,8 @@ class RecordTables:
     def _choose_coordinator(
         self, id: str, records: list[SignedRecord]
     ) -> CoordinationRecord | None:
-        claims = [claim for _, claim in self._claims_by_members(records, CoordinationRecord)]
+        members = self._claims_by_members(records, CoordinationRecord)
+        claims = [claim for member, claim in members if member.is_backbone]
         return max(claims, key=lambda claim: claim.term, default=None)
 
     def _choose_senior(self, type: type[R]) -> ChooseRecord[R]:

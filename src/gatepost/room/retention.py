@@ -12,12 +12,15 @@ records of other nodes were withdrawn meanwhile.
 
 from collections.abc import Iterable
 
+from gatepost.room.document import MAX_SLOTS_PER_WRITER, RoomDocument
 from gatepost.room.records import InviteRecord, RecordRetention, ReviewRecord, RoomRecord
 from gatepost.room.room import SharedRoom
 from gatepost.room.signed_record import SignedRecord
 
 # A rotation costs every node a full sync, so it has to save at least this much.
 _MIN_SAVED_BYTES = 64 * 1024
+# A tombstone is needed only until every connected replica has it, so it may go early.
+_CROWDED_TOMBSTONE_MS = 3_600_000
 
 
 def finished_records(
@@ -33,10 +36,18 @@ def finished_records(
 
 
 def is_rotation_due(room: SharedRoom, now: int, retention: RecordRetention) -> bool:
-    """Whether a rotation would drop most of the document, and enough bytes to be worth it."""
-    kept = sum(len(signed.text) for signed in _records_to_keep(room.document, now, retention))
-    dropped = sum(len(signed.text) for signed in room.document) - kept
-    return dropped > max(_MIN_SAVED_BYTES, kept)
+    """Whether a rotation would drop most of the document, and enough bytes to be worth it.
+
+    It is also due if it drops tombstones of a writer that runs out of slots.
+    """
+    kept = {signed.slot_key for signed in _records_to_keep(room.document, now, retention)}
+    dropped = [signed for signed in room.document if signed.slot_key not in kept]
+    dropped_size = sum(len(signed.text) for signed in dropped)
+    kept_size = sum(len(signed.text) for signed in room.document) - dropped_size
+    crowded = _crowded_writers(room.document)
+    return dropped_size > max(_MIN_SAVED_BYTES, kept_size) or any(
+        signed.public_key in crowded for signed in dropped
+    )
 
 
 def rotate_room(room: SharedRoom, epoch: int, now: int, retention: RecordRetention) -> SharedRoom:
@@ -57,12 +68,22 @@ def _move_room(room: SharedRoom, epoch: int, records: Iterable[SignedRecord]) ->
     )
 
 
+def _crowded_writers(document: RoomDocument) -> set[bytes]:
+    """The writers for which tombstones use up a quarter of their slots."""
+    limit = MAX_SLOTS_PER_WRITER // 4
+    return {writer for writer in document.slot_counts if document.tombstone_count(writer) > limit}
+
+
 def _records_to_keep(
-    records: Iterable[SignedRecord], now: int, retention: RecordRetention
+    document: RoomDocument, now: int, retention: RecordRetention
 ) -> Iterable[SignedRecord]:
-    for signed in records:
+    crowded = _crowded_writers(document)
+    for signed in document:
         if signed.data is None:
-            over = signed.at + retention.tombstone_ms <= now and not _is_node_record(signed)
+            kept_ms = retention.tombstone_ms
+            if signed.public_key in crowded:
+                kept_ms = min(kept_ms, _CROWDED_TOMBSTONE_MS)
+            over = signed.at + kept_ms <= now and not _is_node_record(signed)
         else:
             over = _is_over(signed.data, now, retention)
         if not over:

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from gatepost.delivery import Agents
 from gatepost.errors import StorageFailed
@@ -12,7 +11,6 @@ from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.journal import Tx
 from gatepost.room import NodeRecord
 from gatepost.testing import ManualClock
-from tests.gateway.peers.replicas import REVIEW_SLOT, review
 
 pytestmark = pytest.mark.anyio
 _DAY_MS = 86_400_000
@@ -72,18 +70,6 @@ async def test_a_gateway_that_leaves_is_offline_and_stays_so(
     clock.advance(120_000)
     await own.refresh_records()
     assert _node_record(publisher).status == "offline"
-
-
-async def test_finished_records_are_removed_after_their_time(
-    publisher: RecordPublisher, own: OwnRecordPublisher, clock: ManualClock
-) -> None:
-    resolved = replace(review("resolved"), settled_at=clock.now())
-    await publisher.publish_records({REVIEW_SLOT: resolved})
-    await own.remove_finished_records()
-    assert "r1" in publisher.replica.current_room.effective.reviews
-    clock.advance(365 * _DAY_MS)
-    await own.remove_finished_records()
-    assert "r1" not in publisher.replica.current_room.effective.reviews
 
 
 async def test_ten_thousand_agents_are_published_and_cost_nothing_while_nothing_changes(

@@ -33,15 +33,12 @@ from gatepost.gateway.monitoring.peer_report import PeerReport
 from gatepost.gateway.peers.dialer import Dialer
 from gatepost.gateway.peers.join_client import http_url
 from gatepost.gateway.peers.record_publisher import RecordPublisher
+from gatepost.gateway.peers.room_coordinator import RoomCoordinator
 from gatepost.journal import Tx
 from gatepost.room import (
-    CoordinationRecord,
-    CoordinatorTerm,
     InviteRecord,
-    RecordRetention,
     RevocationRecord,
     RoomMember,
-    SharedRoom,
     claim_key,
     store,
 )
@@ -50,16 +47,22 @@ from gatepost.wire import PeerStatus
 SeenCount = Annotated[int, QueryParameter(ge=-1)]
 
 _SECOND_MS = 1000
-_DEFAULT_SWEEP_SECS = 600
 
 
 class RoomApi:
-    def __init__(self, publisher: RecordPublisher, dialer: Dialer, report: PeerReport) -> None:
+    def __init__(
+        self,
+        publisher: RecordPublisher,
+        dialer: Dialer,
+        report: PeerReport,
+        room_coordinator: RoomCoordinator,
+    ) -> None:
         self._publisher = publisher
         self._replica = publisher.replica
         self._core = publisher.replica.core
         self._dialer = dialer
         self._report = report
+        self._room_coordinator = room_coordinator
 
     async def issue_invite(self, wanted: NewInvite) -> InviteResult:
         issued: IssuedNodeInvite = await self._replica.found_room(
@@ -192,24 +195,8 @@ class RoomApi:
 
     async def rotate_room(self) -> RotateResult:
         """Start a new document without finished records; every gateway follows."""
-        room = self._replica.current_room
-        if self._replica.create_issuer().tier != "backbone":
-            raise Forbidden("an edge node cannot rotate the room; run this on a backbone node")
-        key = ("coordination", claim_key("coordinator", self._core.node.id))
-        await self._publisher.publish_records({key: self._next_term(room)})
-        await self._replica.follow_epoch()
-        moved = self._replica.current_room
+        moved = await self._room_coordinator.rotate()
         return RotateResult(moved.id, moved.epoch, len(moved.document))
-
-    def _next_term(self, room: SharedRoom) -> CoordinationRecord:
-        known, node = room.effective.coordination, self._core.node.id
-        return CoordinationRecord(
-            coordinator=node,
-            term=CoordinatorTerm(counter=1 if known is None else known.term.counter + 1, node=node),
-            sweep_every_seconds=_DEFAULT_SWEEP_SECS if known is None else known.sweep_every_seconds,
-            retention=RecordRetention() if known is None else known.retention,
-            room_epoch=room.epoch + 1,
-        )
 
     async def _publish_invite(self, invite: NodeInvite) -> None:
         record = InviteRecord(

@@ -9,14 +9,12 @@ from gatepost.gateway.peers import own_records
 from gatepost.gateway.peers.record_publisher import RecordChanges, RecordPublisher
 from gatepost.room import (
     ConnectionPresence,
-    RecordRetention,
     RevocationRecord,
     RoomChange,
     RoomRecord,
     SignedRecord,
 )
 from gatepost.room.records import key_subject
-from gatepost.room.retention import finished_records
 
 _FAREWELL_SECS = 0.5
 _ANNOUNCE_MS = 15_000
@@ -94,16 +92,6 @@ class OwnRecordPublisher:
         pending = iter(changes.items())
         while part := dict(islice(pending, _RECORDS_AT_ONCE)):
             await self._publisher.publish_records(part)
-
-    async def remove_finished_records(self) -> None:
-        """Remove our finished records; the coordinator sets how long they are kept."""
-        if not self._publisher.is_ready:
-            return
-        room = self._replica.current_room
-        coordination = room.effective.coordination
-        kept = RecordRetention() if coordination is None else coordination.retention
-        finished = finished_records(room, self._core.clock.now(), kept)
-        await self._publisher.publish_records(dict.fromkeys(finished))
 
     async def announce_leaving(self) -> None:
         """Publish that this node goes offline, and wait a moment until peers have received it."""

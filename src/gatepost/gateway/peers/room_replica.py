@@ -151,9 +151,12 @@ class RoomReplica:
     # -- moving to another document
 
     async def follow_epoch(self) -> None:
-        """Move to the document the coordinator names, if it is later than ours."""
+        """Move to the next document, if the coordinator names it.
+
+        A later epoch is no reason to move: a node that missed one learns of it as it connects.
+        """
         coordination = self.current_room.effective.coordination
-        if coordination is not None and coordination.room_epoch > self.current_room.epoch:
+        if coordination is not None and coordination.room_epoch == self.current_room.epoch + 1:
             epoch, kept = coordination.room_epoch, coordination.retention
             now = self.core.clock.now()
             await self._move_to(lambda room: rotate_room(room, epoch, now, kept))

@@ -1,0 +1,168 @@
+"""One gateway coordinates the room: it sweeps, and rotates when that is worth it."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gatepost.gateway.peers.record_publisher import RecordPublisher
+from gatepost.gateway.peers.room_coordinator import RoomCoordinator
+from gatepost.gateway.peers.room_replica import RoomReplica
+from gatepost.gateway.peers.welcome_header import Welcome
+from gatepost.room import (
+    CoordinationRecord,
+    CoordinatorTerm,
+    InviteRecord,
+    RecordAuthor,
+    RecordRetention,
+    RoomMember,
+    SharedRoom,
+    sign_admission,
+)
+from gatepost.room.signed_record import sign_record
+from gatepost.testing import ManualClock
+from gatepost.wire import Tier
+from tests.gateway.peers.replicas import REVIEW_SLOT, review
+from tests.gateway.tools import opened
+from tests.room.sample_records import GENESIS, NOW, ROOT, author, entry, key, node, update
+
+pytestmark = pytest.mark.anyio
+_DAY_MS = 86_400_000
+
+
+class Coordinated:
+    """A coordinator, and the members of its room that are away."""
+
+    def __init__(self, publisher: RecordPublisher) -> None:
+        self.publisher = publisher
+        self.replica = publisher.replica
+        self.away: set[str] = set()
+        self.coordinator = RoomCoordinator(publisher, self._is_online)
+
+    def _is_online(self, member: RoomMember) -> bool:
+        return member.id not in self.away
+
+    def admit(self, name: str, tier: Tier = "backbone") -> RecordAuthor:
+        genesis, own = self.replica.current_room.genesis, self.replica.author
+        link = sign_admission(own.key, "ann", name, key(name).public, tier, 1)
+        author = RecordAuthor(key(name), (link,))
+        signed = sign_record(author, "nodes", name, 1, 1, node(author, genesis))
+        self.replica.current_room.apply_update(update(signed), "peer")
+        return author
+
+
+@pytest.fixture
+def coordinated(publisher: RecordPublisher) -> Coordinated:
+    return Coordinated(publisher)
+
+
+async def _enter_room_of_root(replica: RoomReplica, tier: Tier) -> RoomReplica:
+    """Join a room in which two backbone nodes are senior to this node."""
+    link = sign_admission(key("root"), "root", "ann", replica.core.node.key.public, tier, NOW + 2)
+    others = [entry(ROOT), entry(author("senior", "backbone", at=NOW + 1))]
+    welcome = Welcome(GENESIS, 1, (link,))
+    await replica.enter_room(SharedRoom(GENESIS, records=others), welcome, lambda tx: None)
+    return replica
+
+
+async def _fill_with_invites(publisher: RecordPublisher, clock: ManualClock, count: int) -> None:
+    ended = InviteRecord(tier="edge", expires_at=clock.now(), created_by="ann")
+    await publisher.publish_records({("invites", f"i{n}@ann"): ended for n in range(count)})
+
+
+async def test_ended_records_are_removed_after_their_time(
+    coordinated: Coordinated, clock: ManualClock
+) -> None:
+    resolved = replace(review("resolved"), settled_at=clock.now())
+    await coordinated.publisher.publish_records({REVIEW_SLOT: resolved})
+    await coordinated.coordinator.sweep()
+    assert "r1" in coordinated.replica.current_room.effective.reviews
+    clock.advance(365 * _DAY_MS)
+    await coordinated.coordinator.sweep()
+    assert "r1" not in coordinated.replica.current_room.effective.reviews
+
+
+async def test_the_room_is_swept_as_often_as_it_says_and_rotates_when_most_of_it_is_obsolete(
+    coordinated: Coordinated, clock: ManualClock
+) -> None:
+    await _fill_with_invites(coordinated.publisher, clock, 400)
+    replica, coordinator = coordinated.replica, coordinated.coordinator
+    await coordinator.sweep_when_due()
+    clock.advance(8 * _DAY_MS)
+    await coordinator.sweep_when_due()
+    assert len(replica.current_room.effective.invites) == 0, "they are tombstones now"
+    assert replica.current_room.epoch == 1
+    clock.advance(31 * _DAY_MS)
+    await coordinator.sweep_when_due()
+    assert replica.current_room.epoch == 2
+    assert len(replica.current_room.document) == 2, "the node, and the claim of its coordinator"
+    clock.advance(599_000)
+    await _fill_with_invites(coordinated.publisher, clock, 1)
+    await coordinator.sweep_when_due()
+    assert replica.current_room.epoch == 2
+
+
+async def test_only_the_genesis_or_the_senior_backbone_that_is_online_coordinates(
+    coordinated: Coordinated,
+) -> None:
+    assert coordinated.coordinator.is_coordinator()
+    coordinated.admit("bob")
+    coordinated.admit("eve", "edge")
+    coordinated.away = {"bob"}
+    assert coordinated.coordinator.is_coordinator(), "the genesis goes before all others"
+
+
+@pytest.mark.parametrize(
+    ("tier", "away", "coordinates"),
+    [
+        ("backbone", set(), False),
+        ("backbone", {"root"}, False),
+        ("backbone", {"root", "senior"}, True),
+        ("edge", {"root", "senior"}, False),
+    ],
+)
+async def test_others_coordinate_while_their_seniors_are_away(
+    state: Path, clock: ManualClock, tier: Tier, away: set[str], coordinates: bool
+) -> None:
+    async with opened(state, clock, node__id="ann") as operations:
+        replica = await _enter_room_of_root(RoomReplica(operations.core), tier)
+        coordinated = Coordinated(RecordPublisher(replica))
+        coordinated.away = away
+        assert coordinated.coordinator.is_coordinator() == coordinates
+
+
+async def test_settings_of_the_coordinator_are_published_for_all(
+    state: Path, clock: ManualClock
+) -> None:
+    values = {"room__sweep_every_secs": 5, "room__keep_invites_secs": 60}
+    async with opened(state, clock, node__id="ann", **values) as operations:
+        replica = RoomReplica(operations.core)
+        await replica.load_room()
+        await replica.found_room(lambda tx: None)
+        publisher = RecordPublisher(replica)
+        publisher.may_publish.set()
+        coordinator = RoomCoordinator(publisher, lambda member: True)
+        await coordinator.sweep()
+        claim = replica.current_room.effective.coordination
+        assert claim is not None
+        assert (claim.sweep_every_seconds, claim.retention.invite_ms) == (5, 60_000)
+        assert claim.room_epoch == 1
+        count = replica.change_count
+        await coordinator.sweep()
+        assert replica.change_count == count, "they are published once"
+
+
+async def test_nobody_follows_a_claim_beyond_the_next_epoch(coordinated: Coordinated) -> None:
+    bob, replica = coordinated.admit("bob"), coordinated.replica
+    for version, epoch in ((1, 2**31 - 1), (2, 2)):
+        claim = CoordinationRecord(
+            coordinator="bob",
+            term=CoordinatorTerm(counter=version, node="bob"),
+            sweep_every_seconds=60,
+            retention=RecordRetention(),
+            room_epoch=epoch,
+        )
+        signed = sign_record(bob, "coordination", "coordinator@bob", version, 1, claim)
+        replica.current_room.apply_update(update(signed), "peer")
+        await replica.follow_epoch()
+    assert replica.current_room.epoch == 2
