@@ -74,8 +74,14 @@ def test_one_message_in_anothers_name_spoils_the_batch() -> None:
         authorize_op(Session("codex", tuple(Scope)), mixed)
 
 
-def test_an_ack_that_replies_also_sends() -> None:
-    reply = Ack(mailbox="codex", receipts=["r"], replies={"r": msgspec.Raw(b"1")})
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Ack(mailbox="codex", receipts=["r"], replies={"r": msgspec.Raw(b"1")}),
+        Ack(mailbox="codex", receipts=["r"], reply_refs={"r": "sha256:" + "0" * 64}),
+    ],
+)
+def test_an_ack_that_replies_also_sends(reply: Ack) -> None:
     with refused("insufficient_scope"):
         authorize_op(Session("codex", (Scope.MESSAGE_READ,)), reply)
     authorize_op(Session("codex", (Scope.MESSAGE_READ, Scope.MESSAGE_SEND)), reply)

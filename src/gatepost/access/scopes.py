@@ -46,6 +46,7 @@ class AgentEndpoint(StrEnum):
     REFRESH = "auth/refresh"
     INVOKE = "invoke"
     CONTEXT_TOKEN = "context-token"
+    BLOBS = "blobs"
 
 
 class EndpointAuthority(StrEnum):
@@ -62,6 +63,7 @@ ENDPOINT_AUTHORITY: Mapping[AgentEndpoint, Scope | EndpointAuthority] = {
     AgentEndpoint.REFRESH: EndpointAuthority.OWN_TOKEN,
     AgentEndpoint.INVOKE: EndpointAuthority.ITS_OPERATION,
     AgentEndpoint.CONTEXT_TOKEN: EndpointAuthority.ANY_SESSION,
+    AgentEndpoint.BLOBS: Scope.MESSAGE_READ,
 }
 
 # Keys are the operation names on the wire.
@@ -161,6 +163,6 @@ def required_scopes(op: Op) -> list[Scope]:
     """The scopes an operation requires. An ack with replies also sends."""
     tag = op.__struct_config__.tag
     needed = [OPERATION_SCOPES[str(tag)]]
-    if isinstance(op, Ack) and op.replies:
+    if isinstance(op, Ack) and (op.replies or op.reply_refs):
         needed.append(Scope.MESSAGE_SEND)
     return needed

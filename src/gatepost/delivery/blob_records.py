@@ -10,6 +10,17 @@ _KEEP_UPLOAD = """
 INSERT OR IGNORE INTO blob (digest, key, size, created_at, content) VALUES (?, ?, ?, ?, ?)
 """
 _SELECT_CONTENT = "SELECT content FROM blob WHERE digest = ?"
+# The blobs of an agent: those of its mail, of the messages it sent, and of the replies to them.
+_SELECT_KEY_OF_AGENT = """
+SELECT key FROM blob WHERE digest = ?1 AND (
+    EXISTS (
+        SELECT 1 FROM blob_use u JOIN mail m ON m.id = u.mail JOIN mailbox b ON b.id = m.mailbox
+        WHERE u.digest = ?1 AND b.name = ?2
+    )
+    OR EXISTS (SELECT 1 FROM delivery d WHERE d.digest = ?1 AND d.from_agent = ?2)
+    OR EXISTS (SELECT 1 FROM delivery d WHERE d.reply_ref = ?1 AND d.from_agent = ?2)
+)
+"""
 _SELECT_MAIL_ID = """
 SELECT m.id FROM mail m JOIN mailbox b ON b.id = m.mailbox WHERE b.name = ? AND m.msg_id = ?
 """
@@ -22,6 +33,14 @@ def find_blob(tx: Tx, digest: str) -> tuple[bytes, int]:
     if row is None:
         raise UnknownBlob(f"no blob {digest} on this gateway; upload it first")
     return row[0], row[1]
+
+
+def find_key_for_agent(tx: Tx, digest: str, agent: str) -> bytes:
+    """The content key of a blob, if it belongs to mail or messages of this agent."""
+    row = tx.fetch_one(_SELECT_KEY_OF_AGENT, (digest, agent))
+    if row is None:
+        raise UnknownBlob(f"no blob {digest} for {agent} on this gateway")
+    return bytes(row[0])
 
 
 def has_blob(tx: Tx, digest: str) -> bool:

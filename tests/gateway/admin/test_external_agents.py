@@ -43,6 +43,10 @@ class External:
     def invoke(self, op: str, token: str | None = None, **fields: object) -> httpx.Response:
         return self.post("invoke", {"op": op, **fields}, token or self.tokens["accessToken"])
 
+    def fetch(self, digest: str, token: str | None = None) -> httpx.Response:
+        headers = {"authorization": f"Bearer {token or self.tokens['accessToken']}"}
+        return httpx.get(f"{self.host.url}/ansible/agent/blobs/{digest}", headers=headers)
+
     def refresh(self, token: str) -> httpx.Response:
         return self.post("auth/refresh", {"refreshToken": token})
 
@@ -205,3 +209,33 @@ def test_tokens_are_neither_listed_nor_logged_nor_stored(host: GatewayProcess) -
         assert secret not in listed
         assert secret.encode() not in kept
     assert b"quiet" in kept
+
+
+def test_an_agent_reads_large_messages_and_replies_of_its_own_and_no_others(
+    host: GatewayProcess,
+) -> None:
+    ask, do = External(host, "asker", READ, SEND), External(host, "doer", READ, SEND)
+    spy, sender = External(host, "spy", READ, SEND), External(host, "sends-only", SEND)
+    assert do.invoke("register", agent="doer").is_success
+    question, answer = "q" * 100_000, "a" * 100_000
+    message = {"from_agent": "asker", "to_agent": "doer", "payload": question}
+    sent = ask.invoke("send", messages=[message]).json()["results"][0]
+    (mail,) = do.invoke("dequeue", mailbox="doer").json()["messages"]
+    asked = mail["event"]["payload_ref"]
+    assert do.fetch(asked).json() == question
+    assert ask.fetch(asked).json() == question
+    receipts = [mail["receipt"]]
+    replies = {mail["receipt"]: answer}
+    acked = do.invoke("ack", mailbox="doer", receipts=receipts, replies=replies)
+    assert acked.json()["settled"] == 1
+    done = ask.invoke("await", event_id=sent["event_id"], wait_secs=5).json()["result"]
+    assert ask.fetch(done["reply_ref"]).json() == answer
+    for digest in (asked, done["reply_ref"]):
+        assert _code(spy.fetch(digest)) == (404, "unknown_blob")
+        assert _code(sender.fetch(digest)) == (403, "insufficient_scope")
+        passed_on = {"from_agent": "spy", "to_agent": "doer", "payload_ref": digest}
+        assert _code(spy.invoke("send", messages=[passed_on])) == (404, "unknown_blob")
+        acked = spy.invoke("ack", mailbox="spy", receipts=["x"], reply_refs={"x": digest})
+        assert _code(acked) == (404, "unknown_blob")
+    assert _code(ask.fetch("nonsense"))[0] == 400
+    assert _code(ask.fetch(asked, token="wrong"))[0] == 401

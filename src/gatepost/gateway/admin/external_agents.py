@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
 from litestar import Response
 from litestar.params import JSONBody
+from litestar.response import Stream
 from msgspec import Struct
 from msgspec.structs import astuple
 
@@ -33,8 +34,9 @@ from gatepost.access.auth_messages import (
     ContextTokenRequest,
 )
 from gatepost.access.scopes import ENDPOINT_AUTHORITY, AgentEndpoint
+from gatepost.delivery.blob_records import find_key_for_agent
 from gatepost.errors import Forbidden, InvalidRequest, NotFound, Revoked, Unauthorized
-from gatepost.events import check_agent_id, parse_event_id
+from gatepost.events import check_agent_id, check_digest, parse_event_id
 from gatepost.gateway.admin.status import gateway_status
 from gatepost.gateway.api.bearer_token import parse_bearer_token
 from gatepost.gateway.api.connection_guard import ConnectionGuard
@@ -52,7 +54,7 @@ from gatepost.gateway.api.room_views import (
 from gatepost.gateway.api.route_decorators import get, post
 from gatepost.gateway.api.route_parameters import AnyRequest, PathName
 from gatepost.journal import Tx
-from gatepost.wire import Await, Op, Operation, Subscribe, Unsubscribe
+from gatepost.wire import Ack, Await, Op, Operation, Send, Subscribe, Unsubscribe
 
 T = TypeVar("T")
 
@@ -169,6 +171,8 @@ class ExternalAgents:
             raise InvalidRequest("nothing is pushed over HTTP: use `dequeue` with `wait_secs`")
         if isinstance(op, Await):
             await self._check_sender(session, op)
+        for digest in _named_blobs(op):
+            await self._find_key(session, digest)
         return await self._operations.perform(op)
 
     async def _check_sender(self, session: AgentSession, op: Await) -> None:
@@ -176,6 +180,29 @@ class ExternalAgents:
         row = await self._core.read(lambda tx: tx.fetch_one(_SELECT_SENDER, (id,)))
         if row is not None and row[0] != session.agent_id:
             raise Forbidden(f"this message was not sent by {session.agent_id}")
+
+    async def read_blob(self, request: AnyRequest, digest: str) -> AsyncIterator[bytes]:
+        """The payload of a message or reply of the session's own agent, piece by piece."""
+        session = await self.authenticate_session(request)
+        scope = ENDPOINT_AUTHORITY[AgentEndpoint.BLOBS]
+        assert isinstance(scope, Scope), "reading blobs needs a scope"
+        require_scope(session, scope)
+        key = await self._find_key(session, digest)
+        return self._stream_payload(session, self._core.blobs.read_payload(digest, key))
+
+    async def _find_key(self, session: AgentSession, digest: str) -> bytes:
+        check_digest(digest)
+        return await self._core.read(lambda tx: find_key_for_agent(tx, digest, session.agent_id))
+
+    async def _stream_payload(
+        self, session: AgentSession, pieces: Iterator[bytes]
+    ) -> AsyncIterator[bytes]:
+        """Yield the pieces as long as the session lasts."""
+        with self._register_call(session.id) as ended:
+            while piece := await asyncio.to_thread(next, pieces, b""):
+                if ended.done():
+                    raise Revoked("this session was ended; ask for a new invite")
+                yield piece
 
     async def _while_allowed(self, session: AgentSession, work: Awaitable[T]) -> T:
         """Await `work`, but cancel it and raise Revoked when the session ends first."""
@@ -230,6 +257,14 @@ class ExternalAgents:
             for ended in self._calls.get(session, ()):
                 if not ended.done():
                     ended.set_result(None)
+
+
+def _named_blobs(op: Op) -> list[str]:
+    """The blobs that an operation refers to: an agent passes on none but its own."""
+    if isinstance(op, Ack):
+        return list(op.reply_refs.values())
+    messages = op.messages if isinstance(op, Send) else ()
+    return [new.payload_ref for new in messages if isinstance(new.payload_ref, str)]
 
 
 def create_routes(agents: ExternalAgents) -> list[Any]:
@@ -291,7 +326,18 @@ def _session_routes(agents: ExternalAgents) -> list[Any]:
         agents.guard.require_tls(request)
         return await agents.issue_context_token(request, data)
 
-    return [invoke, context_token]
+    @get(
+        f"{_BASE_PATH}/{AgentEndpoint.BLOBS}/{{digest:str}}",
+        media_type="application/octet-stream",
+        summary="Fetch a payload of this agent's mail",
+        opt=_NO_LOCAL_TOKEN,
+    )
+    async def blob(digest: PathName, request: AnyRequest) -> Stream:
+        agents.guard.require_tls(request)
+        pieces = await agents.read_blob(request, digest)
+        return Stream(pieces, media_type="application/octet-stream")
+
+    return [invoke, context_token, blob]
 
 
 def _operator_routes(agents: ExternalAgents) -> list[Any]:
