@@ -403,7 +403,10 @@ AnyAnswer = (
 
 
 class EventInfo(Struct, frozen=True, omit_defaults=True):
-    """The event behind mail that came through `send`."""
+    """The event behind mail that came through `send`.
+
+    `origin_event_id` is the event that its sender emitted, if this one was forwarded in its stead.
+    """
 
     event_id: str
     kind: str
@@ -414,6 +417,7 @@ class EventInfo(Struct, frozen=True, omit_defaults=True):
     size: int | None = None
     source_node: str | None = None
     priority: int = 0
+    origin_event_id: str | None = None
 
 
 class AgentInfo(Struct, frozen=True, omit_defaults=True):

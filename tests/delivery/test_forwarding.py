@@ -366,3 +366,53 @@ def test_a_message_no_node_can_take_is_a_dead_letter_at_once(world: World, a: Bo
     (message,), (letter,) = a.events(), a.events("dead_letter")
     assert (message.event_id, letter.ref_event_id) == (sent.event_id, sent.event_id)
     assert message.to_node_id is None
+
+
+def test_mail_that_comes_back_to_its_sender_keeps_its_numbers(world: World, a: Box, b: Box) -> None:
+    """Mail waits at b, the agent moves to its sender's gateway a, and back again."""
+    ids = [a.send("job", number) for number in range(5)]
+    world.flow()
+    world.moves("a")
+    ids += [a.send("job", number) for number in (5, 6)]
+    world.flow()
+    world.moves("b")
+    for expected in ([0, 1, 2, 3, 4], [5, 6]):
+        mail = b.take()
+        assert payloads(mail) == expected
+        b.ack(*mail)
+        world.flow()
+    assert {a.status(sent).state for sent in ids} == {"processed"}
+
+
+def test_mail_that_comes_back_by_a_detour_is_not_overtaken(
+    world: World, a: Box, b: Box, c: Box
+) -> None:
+    """Forwarded from b to c, it returns to b while its sender sends straight to b."""
+    ids = [a.send("job", number) for number in range(3)]
+    world.flow()
+    world.moves("c")
+    world.moves("b")
+    ids.append(a.send("job", 3))
+    world.flow()
+    for expected in ([0, 1, 2], [3]):
+        mail = b.take()
+        assert payloads(mail) == expected
+        b.ack(*mail)
+        world.flow()
+    assert {a.status(sent).state for sent in ids} == {"processed"}
+
+
+def test_mail_may_go_back_and_forth_any_number_of_times(world: World, a: Box, b: Box) -> None:
+    ids = [a.send("job", number) for number in range(3)]
+    world.flow()
+    for home in "abcacbab":
+        world.moves(home)
+        ids.append(a.send("job", len(ids)))
+        world.flow()
+    done: list[Any] = []
+    while mail := b.take():
+        done += payloads(mail)
+        b.ack(*mail)
+        world.flow()
+    assert done == list(range(len(ids)))
+    assert {a.status(sent).state for sent in ids} == {"processed"}

@@ -29,6 +29,7 @@ from gatepost.delivery.decisions import (
     Decisions,
     DeliveryAccepted,
     DeliveryEnded,
+    ForwardEnded,
     ForwardMail,
     GiveUpDelivery,
     HoldReported,
@@ -129,6 +130,7 @@ class DeliveryCoordinator:
             DeliveryEnded: self._end_delivery,
             TurnEnded: self._end_turn,
             ForwardMail: self._forward_mail,
+            ForwardEnded: receiver.close_forwarded,
             TransferSignal: transfers.apply_transfer_signal,
             BlobWanted: self._want_blob,
         }
@@ -404,6 +406,7 @@ class DeliveryCoordinator:
         mark = tx.begin_operation()
         try:
             self._forwarder.record_forward(tx, forward)
+            self._receiver.reopen_number(tx, forward)
             decisions = self._sender.emitter.emit_event(tx, forward.event, forward.route)
         except GatepostError as error:
             tx.undo_operation(mark)

@@ -144,6 +144,16 @@ class ForwardMail(NamedTuple):
     info: EventInfo | None
 
 
+class ForwardEnded(NamedTuple):
+    """Mail that stood for the event `original` of `source` has ended elsewhere.
+
+    Later events of its pair may be accepted here again.
+    """
+
+    source: str
+    original: bytes
+
+
 # -- towards the rest of the gateway
 
 
@@ -175,6 +185,7 @@ Decision = (
     | DeliveryEnded
     | TurnEnded
     | ForwardMail
+    | ForwardEnded
     | TransferSignal
     | BlobWanted
 )

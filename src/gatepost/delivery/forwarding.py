@@ -11,7 +11,14 @@ import msgspec
 from msgspec import UnsetType
 
 from gatepost.delivery.agents import Agents
-from gatepost.delivery.decisions import NOTHING, Decisions, DeliveryEnded, ForwardMail, TurnEnded
+from gatepost.delivery.decisions import (
+    NOTHING,
+    Decisions,
+    DeliveryEnded,
+    ForwardEnded,
+    ForwardMail,
+    TurnEnded,
+)
 from gatepost.delivery.incidents import IncidentLog
 from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.outgoing import EMPTY_PAYLOAD, OutgoingEvent, TurnReply
@@ -36,7 +43,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?)
 _SELECT_OPEN = "SELECT 1 FROM forwarded WHERE outcome IS NULL LIMIT 1"
 _END_FORWARD = """
 UPDATE forwarded SET outcome = ?, reason = ? WHERE event_id = ? AND outcome IS NULL
-RETURNING meta, sender, mailbox
+RETURNING meta, sender, mailbox, source, original
 """
 _SELECT_REPLY = "SELECT reply, reply_ref FROM delivery WHERE event_id = ?"
 _SELECT_OUTCOME = "SELECT outcome, reason FROM forwarded WHERE source = ? AND original = ?"
@@ -114,12 +121,13 @@ class MailForwarder:
         row = tx.fetch_one(_END_FORWARD, (ended.outcome, ended.reason, id))
         if row is None:
             return NOTHING
-        meta, sender, mailbox = row
+        meta, sender, mailbox, source, original = row
         ((payload, digest),) = tx.fetch_all(_SELECT_REPLY, (id,))
         info = _decode_info(meta)
         is_answered = payload is not None or digest is not None
         reply = TurnReply(payload or EMPTY_PAYLOAD, digest) if is_answered else None
-        return (TurnEnded(info, sender, mailbox, ended.outcome, ended.reason, reply),)
+        turn = TurnEnded(info, sender, mailbox, ended.outcome, ended.reason, reply)
+        return turn, ForwardEnded(source, original)
 
     def _take_from(self, tx: Tx, mailbox: str) -> Decisions:
         if self._agents.is_standby(tx, mailbox):
@@ -151,8 +159,7 @@ class MailForwarder:
             out.kind, out.corr_id, out.digest = info.kind, info.corr_id, info.payload_ref
             out.ref_event_id, out.traceparent = info.ref_event_id, info.traceparent
             out.causation_id, out.priority = info.event_id, info.priority
-            is_ours = info.source_node in (None, self._node.id)
-            out.inherits_number_from = info.event_id if is_ours else None
+            out.origin_event_id = info.origin_event_id or info.event_id
         return out
 
     def _has_open_forwards(self, tx: Tx) -> bool:

@@ -15,8 +15,9 @@ class TurnReply(NamedTuple):
 
 
 class OutgoingEvent(Struct):
-    """One event for one agent. `inherits_number_from` is an event of ours, taken out of a local
-    mailbox: this one is sent in its stead and takes over its pair number.
+    """One event for one agent.
+
+    `origin_event_id` is the event that its sender emitted, if this one is forwarded in its stead.
     """
 
     event_id: str
@@ -33,7 +34,7 @@ class OutgoingEvent(Struct):
     causation_id: str | None = None
     fingerprint: bytes | None = None
     priority: int | None = None
-    inherits_number_from: str | None = None
+    origin_event_id: str | None = None
 
     @property
     def pair(self) -> tuple[str, str]:

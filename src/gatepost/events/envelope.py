@@ -86,6 +86,7 @@ class Envelope(
     corr_id: MsgId | None = None
     ref_event_id: EventId | None = None
     causation_id: EventId | None = None
+    origin_event_id: EventId | None = None
     created_at: EpochMs
     expires_at: EpochMs | None = None
     attempt: NonNegativeInt = 1

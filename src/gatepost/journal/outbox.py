@@ -58,6 +58,7 @@ class EventDraft(Struct, frozen=True, kw_only=True):
     corr_id: str | None = None
     ref_event_id: str | None = None
     causation_id: str | None = None
+    origin_event_id: str | None = None
     expires_at: int | None = None
     attempt: int = 1
     priority: int = 0
@@ -206,6 +207,7 @@ class Outbox:
             corr_id=draft.corr_id,
             ref_event_id=draft.ref_event_id,
             causation_id=draft.causation_id,
+            origin_event_id=draft.origin_event_id,
             created_at=tx.now,
             expires_at=draft.expires_at,
             attempt=draft.attempt,

@@ -152,6 +152,7 @@ class EventAcceptor:
             ref.size if ref else None,
             self._source,
             envelope.priority,
+            envelope.origin_event_id,
         )
         ttl = None if envelope.expires_at is None else max(1, envelope.expires_at - self._now)
         return NewMail(

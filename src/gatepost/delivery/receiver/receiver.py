@@ -7,7 +7,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gatepost.delivery.blob_records import keep_blob
-from gatepost.delivery.decisions import Decision, Decisions, OwnEvent, ReceiptArrived
+from gatepost.delivery.decisions import (
+    Decision,
+    Decisions,
+    ForwardEnded,
+    ForwardMail,
+    OwnEvent,
+    ReceiptArrived,
+)
 from gatepost.delivery.frames import SkipFrame
 from gatepost.delivery.receiver import held_events
 from gatepost.delivery.receiver.acceptance import ReceiverParts, mailbox_capacity
@@ -31,6 +38,7 @@ from gatepost.events import (
     decode_event,
     decode_payload,
     format_event_id,
+    parse_event_id,
 )
 from gatepost.journal.outbox import EventDraft
 from gatepost.journal.transaction import Tx
@@ -183,6 +191,31 @@ class Receiver:
             intake.release_held(key)
             decisions += self._finish_intake(intake)
         return decisions
+
+    # -- mail that is forwarded
+
+    def reopen_number(self, tx: Tx, forward: ForwardMail) -> None:
+        """Accepted mail leaves this gateway, and may come back: its pair waits for its end."""
+        source = forward.info.source_node if forward.info else None
+        if forward.info is None or source in (None, self._parts.node.id):
+            return
+        row = InboxTable(tx, source).find_row(parse_event_id(forward.info.event_id))
+        if row is not None and row.pair_seq:
+            key = (source, row.sender, row.mailbox)
+            intake = Intake(self._parts, tx, source, pair_incarnation(tx, key), tx.now)
+            intake.pairs.load_pair(key).go_back_to(row.pair_seq)
+            self._finish_intake(intake)
+
+    def close_forwarded(self, tx: Tx, ended: ForwardEnded) -> Decisions:
+        """Mail that was forwarded has ended: the pair goes on without its number."""
+        source, original = ended
+        row = InboxTable(tx, source).find_row(original)
+        if row is None or not row.pair_seq:
+            return []
+        key = (source, row.sender, row.mailbox)
+        intake = Intake(self._parts, tx, source, pair_incarnation(tx, key), tx.now)
+        intake.close_number(key, row.pair_seq)
+        return self._finish_intake(intake)
 
     # -- letting go
 

@@ -13,10 +13,17 @@ DELIVERY_COLUMNS = """event_id, kind, from_agent, to_agent, corr_id, state, node
 
 _OPEN = """
 INSERT INTO delivery (event_id, kind, from_agent, to_agent, corr_id, state, emitted_at, accepted_at,
-    replies_to, node, offer, pair_seq, expires_at, next_at, content_key, fingerprint, digest)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    replies_to, node, offer, pair_seq, expires_at, next_at, content_key, fingerprint, digest,
+    origin)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _SELECT_DELIVERY = f"SELECT {DELIVERY_COLUMNS} FROM delivery WHERE event_id = ?"
+_SELECT_NUMBERED = f"""
+SELECT {DELIVERY_COLUMNS} FROM delivery WHERE processed_at IS NULL AND pair_seq > 0
+    AND event_id IN (SELECT ? UNION ALL SELECT event_id FROM delivery
+                     WHERE origin = ? AND processed_at IS NULL)
+    AND from_agent = ? AND to_agent = ?
+"""
 _SELECT_DESTINATIONS = """
 SELECT DISTINCT node FROM delivery WHERE processed_at IS NULL AND node IS NOT NULL
 """
@@ -91,11 +98,23 @@ class DeliveryTable:
         head = (parse_event_id(out.event_id), out.kind, out.from_agent, out.to_agent, out.corr_id)
         times = (state.value, tx.now, accepted, out.replies_to)
         tail = (node, offer, number, expires, due, content_key, out.fingerprint, out.digest)
-        tx.execute(_OPEN, (*head, *times, *tail))
+        origin = parse_event_id(out.origin_event_id) if out.origin_event_id else None
+        tx.execute(_OPEN, (*head, *times, *tail, origin))
         self.note_due(due)
 
     def find(self, tx: Tx, event_id: str) -> OpenDelivery | None:
         row = tx.fetch_one(_SELECT_DELIVERY, (parse_event_id(event_id),))
+        return None if row is None else OpenDelivery(*row)
+
+    def find_numbered(self, tx: Tx, out: OutgoingEvent) -> OpenDelivery | None:
+        """Our open delivery of the same message with a number: its first event, or one forwarded.
+
+        There is one at most.
+        """
+        if out.origin_event_id is None:
+            return None
+        origin = parse_event_id(out.origin_event_id)
+        row = tx.fetch_one(_SELECT_NUMBERED, (origin, origin, *out.pair))
         return None if row is None else OpenDelivery(*row)
 
     def is_unchanged(self, tx: Tx, record: OpenDelivery | Row) -> bool:

@@ -18,7 +18,7 @@ from gatepost.routing import Route
 # What is known of the owner of a message that was given up before it was sent.
 NEVER_SENT = "never sent"
 
-_RELEASE_NUMBER = "UPDATE delivery SET pair_seq = 0 WHERE event_id = ? AND node = ?"
+_RELEASE_NUMBER = "UPDATE delivery SET pair_seq = 0 WHERE event_id = ?"
 
 
 class Emitter:
@@ -78,14 +78,16 @@ class Emitter:
         return tx.now + (self._policy.ttl if out.ttl is None else out.ttl)
 
     def _assign_pair_number(self, tx: Tx, out: OutgoingEvent, node: str) -> PairNumber:
-        """The next number of the pair, or the number of the local event this one replaces."""
-        old = out.inherits_number_from
-        found = self._deliveries.find(tx, old) if old else None
-        if found is None or found.node != self._node.id or not found.pair_seq:
+        """The next number of the pair, or the one that the same message has here already.
+
+        Otherwise forwarded mail that comes back would wait behind itself.
+        """
+        found = self._deliveries.find_numbered(tx, out)
+        if found is None:
             is_own = node == self._node.id
             next_number = self._pairs.next_own_number if is_own else self._pairs.next_number
             return next_number(tx, out.pair, node)
-        tx.execute(_RELEASE_NUMBER, (found.event_id, self._node.id))
+        tx.execute(_RELEASE_NUMBER, (found.event_id,))
         base = self._pairs.set_route(tx, out.pair, node, found.pair_seq)
         return PairNumber(found.pair_seq, base)
 

@@ -229,7 +229,8 @@ CREATE TABLE delivery (
     verdict      TEXT,
     verdict_at   INTEGER,
     fingerprint  BLOB,
-    digest       TEXT
+    digest       TEXT,
+    origin       BLOB
 ) WITHOUT ROWID;
 CREATE INDEX delivery_corr ON delivery (corr_id);
 CREATE INDEX delivery_age ON delivery (processed_at) WHERE processed_at IS NOT NULL;
@@ -237,6 +238,8 @@ CREATE INDEX delivery_due ON delivery (next_at) WHERE next_at IS NOT NULL;
 CREATE INDEX delivery_open ON delivery (from_agent, to_agent, pair_seq) WHERE processed_at IS NULL;
 CREATE INDEX delivery_digest ON delivery (digest) WHERE digest IS NOT NULL;
 CREATE INDEX delivery_reply_ref ON delivery (reply_ref) WHERE reply_ref IS NOT NULL;
+CREATE INDEX delivery_origin ON delivery (origin)
+WHERE origin IS NOT NULL AND processed_at IS NULL;
 CREATE INDEX delivery_node ON delivery (node, event_id) WHERE processed_at IS NULL;
 
 -- A pair as its sender numbers it. `node` is the pair's route; every number below `base` is closed

@@ -159,6 +159,36 @@ def move_agent(mesh: SimulatedMesh, random: Random) -> None:
         mesh.loop.call_after(random.randint(500, 5_000), lambda: _dismiss_if_moved(mesh, name, old))
 
 
+def round_trip(mesh: SimulatedMesh, random: Random) -> None:
+    """An agent with waiting mail moves away and back, under load."""
+    names = [name for name, home in mesh.room.now.homes.items() if not home.standbys]
+    if not names:
+        return
+    name = random.choice(names)
+    home = mesh.room.owner_of(name)
+    places = [
+        id for id in mesh.gateways if (id, name) not in mesh.lies and id not in mesh.seen.lost
+    ]
+    if home not in places:
+        return
+    for consumer in (agent for (_, held), agent in mesh.agents.items() if held == name):
+        consumer.paused = True
+        mesh.loop.call_after(6_000, consumer.resume_work)
+    others = [agent for agent in mesh.room.now.homes if agent != name]
+    for sender in random.choices(others, k=3):
+        for wait in (0, 0, 0, 1_500, 3_000):
+            mesh.loop.call_after(wait, partial(mesh.send, sender, name))
+    stops = [random.choice(places) for _ in range(random.randint(1, 3))]
+    for number, to in enumerate([*stops, home], 1):
+        mesh.loop.call_after(number * 1_000, partial(_move_if_alive, mesh, name, to))
+
+
+def _move_if_alive(mesh: SimulatedMesh, name: str, to: str) -> None:
+    if to not in mesh.seen.lost and not mesh.healed:
+        mesh.trace("room", f"{name} moves to {to}")
+        mesh.move_agent(name, to)
+
+
 def _dismiss_if_moved(mesh: SimulatedMesh, name: str, node: str) -> None:
     if mesh.room.owner_of(name) != node:
         mesh.dismiss_agent(name, node)
@@ -371,6 +401,7 @@ FAULTS: dict[str, tuple[Fault, int]] = {
     "clock_jump": (clock_jump, 3),
     "lazy_agent": (idle_agent, 3),
     "move_agent": (move_agent, 3),
+    "round_trip": (round_trip, 2),
     "forged_receipt": (forged_receipt, 4),
     "omission": (omission, 3),
     "relay_forgery": (relay_forgery, 3),
