@@ -230,12 +230,12 @@ def test_a_status_request_while_mail_is_forwarded_is_not_answered_with_processed
     world.flow()
     world.moves("c")
     ask = Signal(signal="status_request")
-    a.run(lambda tx: OutboxWriter(a.node).append_signal(tx, "b", sent.event_id, ask))
+    a.run(lambda tx: OutboxWriter(a.node, a.core.outbox).append_signal(tx, "b", sent.event_id, ask))
     world.flow()
     assert a.status(sent).state == "accepted"
     c.ack(*c.take())
     world.flow()
-    a.run(lambda tx: OutboxWriter(a.node).append_signal(tx, "b", sent.event_id, ask))
+    a.run(lambda tx: OutboxWriter(a.node, a.core.outbox).append_signal(tx, "b", sent.event_id, ask))
     world.flow()
     said = [decode_payload(each, dict) for each in b.events("ack")]
     assert [each["status"] for each in said] == ["accepted", "processed", "processed"]
@@ -308,7 +308,7 @@ def test_a_large_payload_follows_as_a_blob_and_one_that_is_gone_is_told_of(
     world.moves("c")
     assert (b.status(lost).outcome, b.status(last).state) == ("dead_letter", "accepted")
     incidents = b.run(lambda tx: tx.fetch_all("SELECT class, subject FROM incident"))
-    assert set(incidents) == {("forward_failed", lost.event_id), ("forward_failed", event.event_id)}
+    assert incidents == [("forward_failed", lost.event_id)]
     assert payloads(c.take()) == ["last"], "nothing waits for it"
 
 

@@ -77,7 +77,8 @@ def build_core(node: LocalNode, retries: RetryPolicy, mailboxes: MailboxPolicy) 
     routes = RouteFinder(node, agents)
     dispatcher = Dispatcher(node.clock, mailboxes)
     incidents = IncidentLog(node.id)
-    writer = OutboxWriter(node)
+    outbox = Outbox(node.id, node.incarnation, node.key)
+    writer = OutboxWriter(node, outbox)
     full = FullMailboxes()
     sender = _build_sender(node, retries, agents, routes, dispatcher, incidents, writer, full)
     receiver = Receiver(ReceiverParts(node, agents, routes, dispatcher, incidents, writer, full))
@@ -88,7 +89,6 @@ def build_core(node: LocalNode, retries: RetryPolicy, mailboxes: MailboxPolicy) 
         node, agents, routes, dispatcher, incidents, writer,
         sender, receiver, forwarder, transfers, sent,
     )  # fmt: skip
-    outbox = Outbox(node.id, node.incarnation, node.key)
     return DeliveryCore(
         node, agents, routes, dispatcher, coordinator, sender, receiver,
         transfers, sent, incidents, outbox,

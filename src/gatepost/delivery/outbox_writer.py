@@ -3,7 +3,7 @@
 from gatepost.delivery.decisions import NOTHING, Decisions, OwnEvent, ReceiptArrived
 from gatepost.delivery.local_node import LocalNode
 from gatepost.events import EventKind, Receipt, Signal, encode_payload
-from gatepost.journal.outbox import EventDraft
+from gatepost.journal.outbox import EVERYBODY, EventDraft, Outbox
 from gatepost.journal.transaction import Tx
 
 ACCEPTED = Receipt(status="accepted")
@@ -17,8 +17,14 @@ GATEWAY = "gateway"
 
 
 class OutboxWriter:
-    def __init__(self, node: LocalNode) -> None:
+    def __init__(self, node: LocalNode, outbox: Outbox) -> None:
         self._node = node
+        self._outbox = outbox
+
+    def sends_at_once_to(self, node: str) -> bool:
+        """Whether an event for this node goes over a link as soon as it is on disk."""
+        live = self._outbox.live_nodes
+        return node in live or EVERYBODY in live
 
     def append(self, tx: Tx, draft: EventDraft) -> Decisions:
         """Append an event; one for this gateway itself is to be taken at once."""

@@ -6,7 +6,7 @@ from gatepost.delivery.sender.lost_owners import OpenFilter
 from gatepost.errors import InvalidRequest
 from gatepost.routing import AgentHome, GatewayEntry, RevokedGateway, RoutingDirectory
 from tests.delivery.mesh import Gate, Mesh
-from tests.delivery.sender.tools import letters, wait
+from tests.delivery.sender.tools import letters, online, wait
 
 DAY = 86_400_000
 
@@ -103,6 +103,7 @@ def test_an_overridden_owner_gives_up_only_what_it_may_have(
     accepted = a.send(b).event_id
     mesh.flow()
     wire.cut()
+    online(mesh, "a", "c")
     unsent = a.send(b).event_id
     mesh.link("a", "c")
     mesh.flow()

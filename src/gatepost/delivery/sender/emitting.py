@@ -1,5 +1,7 @@
 """Emitting events for other gateways: each is appended to the outbox and opens a delivery."""
 
+from msgspec.structs import replace
+
 from gatepost.delivery.decisions import NOTHING, Decisions, GiveUpDelivery
 from gatepost.delivery.delivery_states import DeliveryState
 from gatepost.delivery.local_node import LocalNode
@@ -11,7 +13,7 @@ from gatepost.delivery.sender.delivery_table import DeliveryTable
 from gatepost.delivery.sender.drafts import draft_event
 from gatepost.delivery.sender.pairs import PairNumber, SenderPairs
 from gatepost.delivery.sender.payloads import PayloadEncryption
-from gatepost.events import Trace
+from gatepost.events import EventKind, Trace
 from gatepost.journal.transaction import Tx
 from gatepost.routing import Route
 
@@ -42,6 +44,8 @@ class Emitter:
 
     def emit_event(self, tx: Tx, out: OutgoingEvent, route: Route) -> Decisions:
         """Append an event for the node of its route and open its delivery."""
+        if self._is_out_of_reach(out, route.node):
+            route = replace(route, offer=True)
         number = self._assign_pair_number(tx, out, route.node)
         self._deliveries.destinations.add(route.node)
         content = self._encryption.encrypt_for(tx, out, route.node)
@@ -61,6 +65,14 @@ class Emitter:
             to_node=route.node, priority=priority, offer=route.offer,
         )  # fmt: skip
         return self._writer.append(tx, draft)
+
+    def _is_out_of_reach(self, out: OutgoingEvent, node: str) -> bool:
+        """Whether an event stays in our outbox for now. It is an offer then, so that it can be sent
+        elsewhere if its agent gets another home first.
+        """
+        if out.kind == EventKind.REPLY or node == self._node.id or self._routes.is_online(node):
+            return False
+        return not self._writer.sends_at_once_to(node)
 
     def emit_undeliverable(self, tx: Tx, out: OutgoingEvent, reason: str, detail: str) -> Decisions:
         """Append an event that no node can take; it is given up and kept, all at once."""

@@ -18,7 +18,6 @@ from gatepost.delivery.sender.delivery_table import (
     DeliveryTable,
     OpenDelivery,
     SenderPair,
-    may_have_been_sent,
 )
 from gatepost.delivery.sender.drafts import draft_reroute
 from gatepost.delivery.sender.emitting import accept_deadline
@@ -50,9 +49,9 @@ _SELECT_ACCEPTED_OF_PAIR = f"""
 SELECT 1 FROM delivery WHERE from_agent = ? AND to_agent = ? AND processed_at IS NULL
     AND node = ? AND NOT {IS_UNACCEPTED} LIMIT 1
 """
-_SELECT_UNACCEPTED_AT = f"""
+_SELECT_OFFERS_AT = f"""
 SELECT {DELIVERY_COLUMNS} FROM delivery WHERE processed_at IS NULL AND node = ? AND to_agent = ?
-    AND kind <> 'reply' AND {IS_UNACCEPTED} ORDER BY from_agent, pair_seq
+    AND offer AND {IS_UNACCEPTED} ORDER BY from_agent, pair_seq
 """
 _SELECT_WAITING_ROUTES = f"""
 SELECT DISTINCT node, to_agent FROM delivery
@@ -164,7 +163,7 @@ class Rerouter:
             if now.agents.get(agent) != before.agents.get(agent):
                 tx.execute(_UNPARK, (tx.now, node, agent))
                 self._deliveries.note_due(tx.now)
-                decisions += self._follow_unsent(tx, node, agent)
+                decisions += self._move_offers(tx, node, agent)
             if not now.is_online(node):
                 for (sender,) in tx.fetch_all(_SELECT_WAITING_SENDERS, (node, agent)):
                     decisions += self._move_pair(tx, (sender, agent), node)
@@ -174,16 +173,13 @@ class Rerouter:
                 self._deliveries.note_due(soon)
         return decisions
 
-    def _follow_unsent(self, tx: Tx, node: str, agent: str) -> Decisions:
-        """Another node owns the agent now: send it the deliveries that `node` never got."""
+    def _move_offers(self, tx: Tx, node: str, agent: str) -> Decisions:
+        """Another node owns the agent now: send it the deliveries that `node` never began."""
         home = self._routes.directory.agents.get(agent)
         if home is None or home.owner in (None, node) or node in home.standbys:
             return NOTHING
-        rows = tx.fetch_all(_SELECT_UNACCEPTED_AT, (node, agent))
-        unsent = (
-            each for each in map(OpenDelivery._make, rows) if not may_have_been_sent(tx, each)
-        )
-        return [move for each in unsent for move in self.seek_home(tx, each)]
+        rows = tx.fetch_all(_SELECT_OFFERS_AT, (node, agent))
+        return [move for row in rows for move in self.seek_home(tx, OpenDelivery(*row))]
 
     def _move_pair(self, tx: Tx, pair: SenderPair, node: str) -> Decisions:
         """Route the unaccepted deliveries of a pair to a fallback, unless `node` accepted one."""
