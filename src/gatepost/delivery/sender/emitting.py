@@ -67,8 +67,9 @@ class Emitter:
         return self._writer.append(tx, draft)
 
     def _is_out_of_reach(self, out: OutgoingEvent, node: str) -> bool:
-        """Whether an event stays in our outbox for now. It is an offer then, so that it can be sent
-        elsewhere if its agent gets another home first.
+        """Whether an event stays in our outbox for now: its node is away, and no relay takes it.
+
+        It is an offer then, so that it can be sent elsewhere if its agent gets another home first.
         """
         if out.kind == EventKind.REPLY or node == self._node.id or self._routes.is_online(node):
             return False

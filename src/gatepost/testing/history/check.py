@@ -186,12 +186,17 @@ def _check_amended(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
 
 
 def _check_truthful(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
-    """A gateway that is lost or was restored cannot give its word in time."""
+    """A gateway that is lost or was restored cannot give its word in time.
+
+    A message that was never sent expires by its sender's clock alone. If that is set back, the
+    message that its reader finds later has not expired.
+    """
     for history in mesh.histories.values() if mesh.seen.brief else ():
         reason = history.given_up.read_payload()["reason"] if history.given_up else ""
         done = [end.node for end in history.processed_receipts() if end.outcome == "ok"]
         silent = mesh.is_excused(history) or history.involves(mesh.seen.lost)
-        if reason == "expired" and done and not silent:
+        silent |= history.source in mesh.seen.set_back
+        if reason == "expired" and done and not silent and history.first.kind != "reply":
             detail = f"the sender was told that it expired, and {done} processed it"
             yield HistoryViolation("truthful", history.source, history.id, detail)
 

@@ -110,7 +110,10 @@ def freeze(mesh: SimulatedMesh, random: Random) -> None:
 
 def clock_jump(mesh: SimulatedMesh, random: Random) -> None:
     gateway = _pick_gateway(mesh, random)
-    gateway.clock.offset += random.choice((-60_000, -5_000, -500, 500, 5_000, 60_000))
+    jump = random.choice((-60_000, -5_000, -500, 500, 5_000, 60_000))
+    gateway.clock.offset += jump
+    if jump < 0:
+        mesh.seen.set_back.add(gateway.id)
     mesh.trace(gateway.id, f"clock is off by {gateway.clock.offset}")
 
 
