@@ -73,7 +73,8 @@ class Observations(Struct):
     `appended` maps (node, incarnation) to the (last seq, time) of every commit group on disk;
     without it the checker goes by the gateways' own clocks. `restored` gateways lost everything
     after their backup; `absent` ones are not back yet, `lost` ones never come, and some of
-    them are `revoked`; the clocks of some were `set_back`; `surprises` are failures without a fault.
+    them are `revoked`; the clocks of some were `set_back`;
+    `surprises` are failures without a fault.
     In a `brief` history no fault lasted longer than a sender retries.
     `blobs` maps (node, digest) to the time at which a blob was complete on disk. `forged` holds
     (reader, forgery, whether its link ended), `left_out` maps (reader, source, seq) of an event
