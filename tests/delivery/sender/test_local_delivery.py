@@ -1,7 +1,9 @@
 """Delivery within one gateway: one transaction, unless the pair is still open elsewhere."""
 
+from msgspec.structs import replace
+
 from gatepost.events import EventKind, Receipt, decode_payload
-from gatepost.routing import AgentHome, RoutingDirectory
+from gatepost.routing import AgentHome, RoutingDirectory, RoutingRule
 from tests.delivery.mesh import Gate, Mesh
 
 
@@ -29,3 +31,11 @@ def test_an_event_of_a_pair_that_is_open_elsewhere_waits_for_it(mesh: Mesh, a: G
     assert (a.state(earlier), a.state(later)) == ("emitted", "emitted")
     assert a.rows("SELECT state FROM inbox") == [("held",)]
     assert [event.kind for event in a.events()] == [EventKind.MESSAGE, EventKind.MESSAGE]
+
+
+def test_a_local_event_names_the_rule_that_routed_it_and_its_priority(a: Gate) -> None:
+    rules = {"A": RoutingRule("a", priority=7, version=3)}
+    a.see(replace(a.directory, rules=rules))
+    a.send(a)
+    message, _ = a.events()
+    assert (message.trace.policy_version, message.priority) == (3, 7)

@@ -65,7 +65,7 @@ class LocalDelivery:
         waiting = self._enqueue_mail(tx, out, route)
         number = self._pairs.next_number(tx, out.pair, route.node)
         expires = tx.now + (self._policy.ttl if out.ttl is None else out.ttl)
-        self._append_event(tx, out, number, expires)
+        self._append_event(tx, out, number, expires, route)
         due = tx.now + self._policy.sla
         self._deliveries.open(
             tx, out, DeliveryState.ACCEPTED, route, number.number, expires, due, None
@@ -78,15 +78,23 @@ class LocalDelivery:
     def append_kept_reply(self, tx: Tx, out: OutgoingEvent) -> None:
         """Append a reply that is kept with its message, with both receipts: it needs no mailbox."""
         number = self._pairs.next_number(tx, out.pair, self._node.id)
-        self._append_event(tx, out, number, tx.now + self._policy.ttl)
+        route = Route(self._node.id, "local")
+        self._append_event(tx, out, number, tx.now + self._policy.ttl, route)
         receipt = (out.to_agent, self._node.id, out.event_id, out.corr_id)
         tx.append_event(self._writer.draft_receipt(*receipt, ACCEPTED))
         tx.append_event(self._writer.draft_receipt(*receipt, KEPT))
 
-    def _append_event(self, tx: Tx, out: OutgoingEvent, number: PairNumber, expires: int) -> None:
+    def _append_event(
+        self, tx: Tx, out: OutgoingEvent, number: PairNumber, expires: int, route: Route
+    ) -> None:
         content = self._encryption.encrypt_for(tx, out, self._node.id)
-        trace = Trace(route_decision="local", traceparent=out.traceparent)
-        tx.append_event(draft_event(out, content, expires, trace, number, to_node=self._node.id))
+        trace = Trace(
+            route_decision="local", policy_version=route.version, traceparent=out.traceparent
+        )
+        priority = route.priority if out.priority is None else out.priority
+        tx.append_event(
+            draft_event(out, content, expires, trace, number, to_node=route.node, priority=priority)
+        )
 
     def _enqueue_mail(self, tx: Tx, out: OutgoingEvent, route: Route) -> int:
         size = find_blob(tx, out.digest)[1] if out.digest else None
