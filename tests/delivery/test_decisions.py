@@ -40,9 +40,7 @@ def test_what_follows_from_a_decision_comes_before_the_next_one(mesh: Mesh, a: G
         handlers[kind] = watched  # type: ignore[assignment]
 
     def come_home(tx: Tx) -> None:
-        tx.execute("INSERT INTO agent (id, type, created_at, seen_at, standby)"
-               " VALUES ('B', 'x', 0, 0, 0)")  # fmt: skip
-        a.agents.forget_registered(tx)
+        a.agents.register(tx, "B")
         found = [a.core.sender.deliveries.find(tx, id) for id in ids]
         route = Route("a", "moved")
         a.coordinator.apply_decisions(tx, [RerouteDelivery(each, route) for each in found if each])

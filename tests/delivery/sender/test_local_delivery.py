@@ -38,4 +38,5 @@ def test_a_local_event_names_the_rule_that_routed_it_and_its_priority(a: Gate) -
     a.see(replace(a.directory, rules=rules))
     a.send(a)
     message, _ = a.events()
+    assert message.trace is not None
     assert (message.trace.policy_version, message.priority) == (3, 7)
