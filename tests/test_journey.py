@@ -50,10 +50,10 @@ class TracedGateway(Gateway):
         command = [sys.executable, "-m", "tests.journey_tracer"]
         with self._open_log() as log:
             self._process = subprocess.Popen(
-                [*command, str(self.trace_file), str(self.state_dir)],
+                [*command, str(self.trace_file), str(self.state_dir), "--until-stdin-closes"],
                 cwd=ROOT,
                 env=self._environment(),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
             )

@@ -207,9 +207,18 @@ def _check_deserved(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
         excuse = mesh.is_excused(history) and reason in _LOST
         excuse |= reason == "owner_revoked" and history.involves(mesh.seen.revoked)
         # Nobody waits for a gateway that is known to be gone.
-        excuse |= reason == "abandoned" and history.involves(mesh.seen.lost - mesh.seen.revoked)
+        excuse |= reason == "abandoned" and _may_be_abandoned(mesh, history)
         if reason in ("exhausted", *_LOST, *_NEVER_BACK) and not excuse:
             yield HistoryViolation("deserved", history.source, history.id, f"given up: {reason}")
+
+
+def _may_be_abandoned(mesh: CheckedMesh, history: EventHistory) -> bool:
+    """Whether it went to a gateway that is lost and not revoked, perhaps through another one."""
+    key = (history.source, history.id)
+    forwarded = any(key in journal.forwarded for journal in mesh.journals.values())
+    return history.involves(mesh.seen.lost - mesh.seen.revoked) or bool(
+        mesh.seen.lost and forwarded
+    )
 
 
 _LOST = ("owner_lost_it", "owner_restored")
