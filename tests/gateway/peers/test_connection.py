@@ -10,7 +10,7 @@ from gatepost.gateway.peers import connection as under_test
 from gatepost.gateway.peers.connection import PeerConnection
 from gatepost.room import RoomAwareness
 from tests.room.sample_records import ROOT, agent, author, claim, entry, room
-from tests.waiting import async_assert_stays_true
+from tests.waiting import async_assert_stays_true, async_wait_until
 
 pytestmark = pytest.mark.anyio
 BEN = author("ben")
@@ -105,3 +105,34 @@ async def test_it_can_be_ended_from_outside_and_then_listens_no_more() -> None:
     sent = len(wire.sent)
     change()
     await async_assert_stays_true(lambda: len(wire.sent) == sent, 0.01)
+
+
+async def test_frames_that_waited_while_the_gateway_stood_still_are_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They may have expired meanwhile; the peer sends them again on the next connection."""
+    now = 100.0
+    monkeypatch.setattr(under_test, "read_boot_clock", lambda: now)
+    wire, frames = Wire(), list[bytes]()
+    connection, _ = _connection(wire)
+    connection.on_frame = frames.append
+    running = asyncio.ensure_future(connection.run())
+    now += 30
+    wire.inbox.put_nowait(under_test.LINK_PREFIX + b"in time")
+    await async_wait_until(lambda: bool(frames), 5)
+    now += 1
+    wire.inbox.put_nowait(under_test.LINK_PREFIX + b"too late")
+    with pytest.raises(DeadlineExceeded, match="stood still for 31 s"):
+        await running
+    assert frames == [b"in time"]
+
+
+async def test_a_gateway_notices_by_itself_that_it_stood_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter([100.0, 105.0, 105.0, 200.0])
+    monkeypatch.setattr(under_test, "read_boot_clock", lambda: next(clock))
+    monkeypatch.setattr(under_test, "_LOOK_SECS", 0.001)
+    connection, _ = _connection(Wire())
+    with pytest.raises(DeadlineExceeded, match="stood still for 95 s"):
+        await connection.run()

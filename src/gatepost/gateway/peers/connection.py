@@ -2,9 +2,13 @@
 
 One task reads, one writes. Outgoing updates are computed only when the socket can take them, so a
 slow peer costs no memory. Answers queued for a peer that does not read are bounded.
+
+A gateway that stood still, because its machine slept or its process was stopped, ends its
+connections: messages that waited in them may have expired, and their senders may have said so.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -17,6 +21,9 @@ from gatepost.room.sync_protocol import SyncRole
 LINK_PREFIX = b"\x70"
 _SEND_SECS = 30.0
 _MAX_QUEUED_ANSWERS = 8
+_LOOK_SECS = 5.0
+# Less than a sender waits for the word of an owner (delivery.offline_secs and more).
+_STILL_SECS = 30.0
 
 
 class PeerSocket(Protocol):
@@ -46,6 +53,8 @@ class PeerConnection:
         self.session = ""
         # When the last message came, by the event loop's clock.
         self.heard_at = asyncio.get_running_loop().time()
+        # When this connection last looked at the clock that also runs while the machine sleeps.
+        self._awake_at = read_boot_clock()
         self.synced = asyncio.Event()
         self.idle = asyncio.Event()
         self._socket = wire
@@ -76,6 +85,7 @@ class PeerConnection:
         work = [
             asyncio.ensure_future(self._read_messages()),
             asyncio.ensure_future(self._write_messages()),
+            asyncio.ensure_future(self._watch_stillness()),
         ]
         try:
             done, _ = await asyncio.wait((*work, self._end_error), return_when="FIRST_COMPLETED")
@@ -88,6 +98,7 @@ class PeerConnection:
     async def _read_messages(self) -> None:
         while (message := await self._socket.receive()) is not None:
             self.heard_at = asyncio.get_running_loop().time()
+            self._check_stillness()
             if message[:1] == LINK_PREFIX and self.on_frame is not None:
                 self.on_frame(message[1:])
                 continue
@@ -96,6 +107,17 @@ class PeerConnection:
                 self.synced.set()
             if answer:
                 self._queue_answer(answer)
+
+    async def _watch_stillness(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECS)
+            self._check_stillness()
+            self._awake_at = read_boot_clock()
+
+    def _check_stillness(self) -> None:
+        still = read_boot_clock() - self._awake_at
+        if still > _STILL_SECS:
+            raise DeadlineExceeded(f"this gateway stood still for {still:.0f} s")
 
     def _queue_answer(self, answer: list[bytes]) -> None:
         # Reading must go on while the peer does not read, or the two could wait for each other.
@@ -135,3 +157,8 @@ class PeerConnection:
         for end in self._unsubscribers:
             end()
         self._peer.close()
+
+
+def read_boot_clock() -> float:
+    """Seconds that also pass while the machine sleeps, and that nobody can set."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
