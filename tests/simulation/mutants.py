@@ -12,16 +12,19 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from gatepost.delivery.decisions import Decision, Decisions, ReceiptArrived
+from gatepost.delivery.decisions import Decision, Decisions, GiveUpDelivery, ReceiptArrived
 from gatepost.delivery.links.outbox_link import OutboxLink
 from gatepost.delivery.receiver import inbox_table
 from gatepost.delivery.receiver.accepting import EventAcceptor
 from gatepost.delivery.receiver.cursors import OutboxCursor
 from gatepost.delivery.receiver.intake import Intake
 from gatepost.delivery.receiver.receiver import EventBatch, Receiver, TakenBatch
-from gatepost.delivery.sender import receipts, rerouting
+from gatepost.delivery.sender import receipts, recovery, rerouting
+from gatepost.delivery.sender.delivery_table import DeliveryTable, OpenDelivery
+from gatepost.delivery.sender.lost_owners import LostOwners
 from gatepost.delivery.sender.pairs import SenderPairs
 from gatepost.delivery.sender.receipts import ReceiptHandler
+from gatepost.delivery.sender.timers import DeliveryTimers
 from gatepost.events import Envelope, decode_event, extend_chain, genesis_chain
 from gatepost.journal import Database, Tx, outbox
 from gatepost.journal.outbox import Outbox
@@ -211,6 +214,30 @@ def chain_broken() -> Mutant:
     return patch.object(outbox, "extend_chain", forget)
 
 
+def expired_without_a_word() -> Mutant:
+    """A sender says that a message expired without asking the owner that may have it."""
+
+    def hasty(self: DeliveryTimers, tx: Tx, found: OpenDelivery) -> Decisions:
+        return (GiveUpDelivery(found, "expired", "nobody accepted it in time"),)
+
+    return patch.object(DeliveryTimers, "_expire", hasty)
+
+
+def returned_mail_renumbered() -> Mutant:
+    """Mail that comes back gets a new number, behind the one that its message has already."""
+    return patch.object(DeliveryTable, "find_numbered", lambda self, tx, out: None)
+
+
+def pairs_unclosed_after_restore() -> Mutant:
+    """A restored owner is not told which numbers it has forgotten."""
+    return _sql(recovery, "_SELECT_PAIRS_AT", "WHERE", "WHERE 0 AND")
+
+
+def revoked_owner_waited_for() -> Mutant:
+    """Deliveries to a revoked owner stay open until their last deadline."""
+    return patch.object(LostOwners, "room_changed", lambda self, tx: ())
+
+
 def _sql(module: Any, name: str, old: str, new: str) -> Mutant:
     """Change one SQL statement of a module; it is an error if that changes nothing."""
     text = getattr(module, name)
@@ -251,5 +278,9 @@ MUTANTS: dict[str, Callable[[], Mutant]] = {
         pair_never_closed,
         moved_pair_not_held,
         chain_broken,
+        expired_without_a_word,
+        returned_mail_renumbered,
+        pairs_unclosed_after_restore,
+        revoked_owner_waited_for,
     )
 }

@@ -58,6 +58,7 @@ UPDATE delivery SET attempt = 1, reason = ?, next_at = min(?, expires_at)
 WHERE {_FROM_ITS_NODE} AND {IS_UNACCEPTED} AND (reason IS NULL OR reason LIKE 'held: %')
 """
 # The receipt that a turn has ended is the last; a later one does not replace it.
+_NOTE_TURN = "UPDATE delivery SET verdict = 'processed: ok' WHERE event_id = ? AND node = ?"
 _AMEND_DELIVERY = """
 UPDATE delivery SET verdict = ?1, verdict_at = ?2 WHERE event_id = ?3 AND node = ?4
     AND state = 'dead_letter' AND coalesce(verdict, '') NOT LIKE 'processed:%'
@@ -147,11 +148,10 @@ class ReceiptHandler:
         """
         row = tx.fetch_one(_SELECT_STATE, (parse_event_id(ref), source))
         state = row[0] if row else "dead_letter"
-        if state in UNACCEPTED:
-            return self._accept_delivery(tx, source, ref)
         if state == "dead_letter":
             return self._amend_dead_letter(tx, parse_event_id(ref), source, "processed: ok")
-        return NOTHING
+        tx.execute(_NOTE_TURN, (parse_event_id(ref), source))
+        return self._accept_delivery(tx, source, ref) if state in UNACCEPTED else NOTHING
 
     def _end_delivery(self, tx: Tx, source: str, ref: str, receipt: Receipt) -> Decisions:
         id = parse_event_id(ref)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gatepost.delivery.decisions import NOTHING, Decisions, GiveUpDelivery
+from gatepost.delivery.decisions import NOTHING, Decisions, GiveUpDelivery, ReceiptArrived
 from gatepost.delivery.delivery_states import UNACCEPTED, DeliveryInput, update_delivery
 from gatepost.delivery.incidents import IncidentLog
 from gatepost.delivery.local_node import LocalNode
@@ -20,7 +20,7 @@ from gatepost.delivery.sender.drafts import draft_retry
 from gatepost.delivery.sender.emitting import NEVER_SENT
 from gatepost.delivery.sender.pairs import SenderPairs
 from gatepost.delivery.sender.rerouting import HOMELESS, Rerouter
-from gatepost.events import Signal
+from gatepost.events import Receipt, Signal
 from gatepost.journal.transaction import Tx
 
 _DUE_AT_ONCE = 500
@@ -39,6 +39,8 @@ _CAP_VERDICT_WAIT = f"""
 UPDATE delivery SET next_at = ?1 WHERE next_at > ?1 AND processed_at IS NULL
     AND reason = '{EXPIRING}'
 """
+# Its owner has said that the turn ended with a reply, which has not come.
+_SELECT_TURN_ENDED = "SELECT 1 FROM delivery WHERE event_id = ? AND verdict = 'processed: ok'"
 _TIMEOUT = update_delivery(DeliveryInput.TIMEOUT, "next_at = ?")
 _RETRY = update_delivery(DeliveryInput.RETRY, "attempt = ?, next_at = ?")
 _BREACH = update_delivery(DeliveryInput.BREACH, "next_at = ?")
@@ -149,6 +151,9 @@ class DeliveryTimers:
         """Give up a delivery whose owner never reported its end. A mailbox of ours always does."""
         if found.node == self._node.id or tx.now < self._last_deadline(found):
             return NOTHING
+        if tx.fetch_one(_SELECT_TURN_ENDED, (found.event_id,)):
+            receipt = Receipt(status="processed", outcome="ok", reason="its reply never came")
+            return (ReceiptArrived(found.node, found.id, receipt),)
         detail = f"{found.node} never said how it ended"
         return (GiveUpDelivery(found, "abandoned", detail, found.known_verdict),)
 

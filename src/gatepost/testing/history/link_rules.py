@@ -147,10 +147,13 @@ def _check_reply_payload(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
         if turn.reply:
             given[turn.agent, turn.sender].add(turn.reply)
             exact[turn.event_id].add(turn.reply)
+    forwarded = {id for journal in mesh.journals.values() for _, id in journal.forwarded}
     for turn in mesh.seen.turns:
         if turn.kind != "reply" or not turn.payload:
             continue
-        allowed = exact.get(turn.ref_event_id) or given[turn.sender, turn.agent]
+        allowed = exact.get(turn.ref_event_id, set())
+        if not allowed or turn.ref_event_id in forwarded:
+            allowed = given[turn.sender, turn.agent]
         if turn.payload not in allowed:
             detail = f"{turn.agent} got another reply than {turn.sender} gave"
             yield HistoryViolation("payload", turn.node, turn.event_id, detail)
