@@ -34,6 +34,7 @@ def test_create_invite_join_and_converge_in_two_seconds(
     tiers = {name: node["tier"] for name, node in bob.nodes().items()}
     assert tiers == {"ann": "backbone", "bob": "backbone", "cat": "edge"}
     assert cat.nodes()["cat"]["added_by"] == "ann"
+    assert [g.call("GET", "/incidents")["incidents"] for g in (ann, bob, cat)] == [[], [], []]
 
 
 def test_each_may_be_killed_and_comes_back_with_everything(three: list[Gateway]) -> None:

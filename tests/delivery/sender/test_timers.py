@@ -76,9 +76,28 @@ def test_accepted_and_not_processed_is_an_incident_and_a_question(
     mesh.flow()
     wait(mesh, 601 * SECOND)
     assert a.state(sent) == "incident"
-    assert a.incidents("sla_breach") == [sent]
+    (subject,) = a.incidents("sla_breach")
+    assert subject.startswith("A/B@")
     assert signals(a, "b") == ["status_request"]
     b.settle()
     mesh.flow()
     assert a.state(sent) == "processed"
     assert attempts(a, sent) == [1]
+
+
+def test_late_messages_of_a_pair_are_one_incident_for_each_episode(
+    mesh: Mesh, a: Gate, b: Gate
+) -> None:
+    mesh.link("a", "b")
+    for episode in (1, 2):
+        ids = a.send_many(b, 3)
+        mesh.flow()
+        wait(mesh, 601 * SECOND)
+        ids += a.send_many(b, 2)
+        mesh.flow()
+        wait(mesh, 1_300 * SECOND)
+        assert {a.state(id) for id in ids} == {"incident"}
+        assert len(a.incidents("sla_breach")) == episode
+        while b.settle():
+            mesh.flow()
+        assert {a.state(id) for id in ids} == {"processed"}

@@ -3,7 +3,12 @@
 from collections.abc import Iterator
 
 from gatepost.delivery.decisions import NOTHING, Decisions, GiveUpDelivery, ReceiptArrived
-from gatepost.delivery.delivery_states import UNACCEPTED, DeliveryInput, update_delivery
+from gatepost.delivery.delivery_states import (
+    UNACCEPTED,
+    DeliveryInput,
+    DeliveryState,
+    update_delivery,
+)
 from gatepost.delivery.incidents import IncidentLog
 from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.outbox_writer import OutboxWriter
@@ -27,6 +32,10 @@ _DUE_AT_ONCE = 500
 
 _SELECT_DUE = f"""
 SELECT {DELIVERY_COLUMNS} FROM delivery WHERE next_at <= ? ORDER BY next_at LIMIT {_DUE_AT_ONCE}
+"""
+_SELECT_FIRST_OPEN = """
+SELECT state FROM delivery WHERE from_agent = ? AND to_agent = ? AND processed_at IS NULL
+ORDER BY pair_seq LIMIT 1
 """
 _SELECT_NEXT_DUE = "SELECT min(next_at) FROM delivery WHERE next_at IS NOT NULL"
 # A delivery that waits until it expires does so by the time of day, so it is left alone.
@@ -161,14 +170,21 @@ class DeliveryTimers:
         """Its owner may hold it until it expires, however long that is."""
         return max((found.accepted_at or 0) + self._policy.abandon_after, found.expires_at)
 
+    def _begins_breach(self, tx: Tx, found: OpenDelivery) -> bool:
+        """Whether no message of the pair is late yet. The first open one is late first."""
+        row = tx.fetch_one(_SELECT_FIRST_OPEN, found.pair)
+        return row is None or row[0] != DeliveryState.INCIDENT
+
     def _report_breach(self, tx: Tx, found: OpenDelivery) -> Decisions:
         """Accepted and not processed in time: an incident, and a question to the owner."""
         due = tx.now + self._policy.sla
         if found.node != self._node.id:
             due = min(due, self._last_deadline(found))
+        if self._begins_breach(tx, found):
+            detail = f"{found.node} accepted {found.id} and has not processed it in time"
+            subject = f"{found.from_agent}/{found.to_agent}@{tx.now}"
+            self._incidents.raise_(tx, "sla_breach", subject, detail)
         tx.execute(_BREACH, (due, found.event_id))
-        detail = f"{found.node} accepted it for {found.to_agent} and has not processed it"
-        self._incidents.raise_(tx, "sla_breach", found.id, detail)
         if found.node == self._node.id:
             return NOTHING
         question = Signal(signal="status_request")
