@@ -42,6 +42,8 @@ LAYERS = {
     "wire": "the operations and answers of agents and their gateway",
     "gateway_endpoint": "the files by which a running gateway is found",
     "http_calls": "HTTP calls to a gateway",
+    "agent_tokens": "tokens of external agents",
+    "session_file": "the session of an external agent",
     "connect_errors": "sentences for connections that fail",
     "tls": "certificates and pins",
     "journal": "the SQLite file, the writer with its commit groups, the outbox",

@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 from gatepost.tls import OtherCertificate
 
+# How a client trusts one more certificate.
+TRUST_ADVICE = "name a file with the certificate of its authority in SSL_CERT_FILE"
 _NAME_MISMATCH_CODES = (62, 64)
 _EXPIRED_CODE = 10
 # OpenSSL's words for an answer that is no TLS at all.

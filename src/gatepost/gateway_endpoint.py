@@ -1,5 +1,6 @@
 """The files by which a running gateway is found: its endpoint and its token."""
 
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from gatepost.errors import ConfigError, Unauthorized, Unavailable
 
 ENDPOINT_FILE_NAME = "endpoint.json"
 TOKEN_FILE_NAME = "token"
+# Access and context tokens.
+_SESSION_TOKENS = ("gps1.", "gpc1.")
 
 
 class GatewayEndpoint(msgspec.Struct):
@@ -23,15 +26,27 @@ class GatewayEndpoint(msgspec.Struct):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A gateway's address and its token; the token is never printed."""
+    """A gateway's address and its token; the token is never printed.
+
+    `tls` verifies the gateway's certificate; None leaves that to the system's authorities.
+    `expire_token` is called when the gateway says that the token has expired.
+    """
 
     url: str
     token: str
+    tls: ssl.SSLContext | None = None
+    expire_token: Callable[[], None] | None = None
+
+    @property
+    def is_session(self) -> bool:
+        """Whether the token is one of an external agent's session, and not the local token."""
+        return self.token.startswith(_SESSION_TOKENS)
 
     def __repr__(self) -> str:
         return f"Target({self.url!r})"
 
 
+# May block for a while: a session is refreshed when its token expires soon.
 LocateGateway = Callable[[], Target]
 
 

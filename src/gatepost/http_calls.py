@@ -3,6 +3,7 @@
 No call uses a proxy: it would see the token.
 """
 
+import asyncio
 import contextlib
 import ssl
 import sys
@@ -12,7 +13,8 @@ from typing import Any, Self, TypeVar, cast
 import msgspec
 
 from gatepost.errors import DeadlineExceeded, GatepostError, Unavailable
-from gatepost.gateway_endpoint import LocateGateway
+from gatepost.gateway_endpoint import LocateGateway, Target
+from gatepost.tls import authority_context
 from gatepost.wire import decode_failure
 
 # httpx loads click, rich and pygments for its own command line whenever they are installed, which
@@ -74,7 +76,7 @@ class HttpCalls:
             base_url=url,
             headers=_bearer_header(token),
             # Loading the system's certificates takes longer than a whole call without TLS.
-            verify=verify if url.startswith("https:") else False,
+            verify=_choose_verification(url, verify),
             trust_env=False,
         )
 
@@ -120,6 +122,7 @@ class AsyncHttpCalls:
     def __init__(self, locate: LocateGateway) -> None:
         self._locate = locate
         self._http: httpx.AsyncClient | None = None
+        self._tls: ssl.SSLContext | None = None
 
     async def close(self) -> None:
         if self._http is not None:
@@ -136,17 +139,26 @@ class AsyncHttpCalls:
         except NotGatewayAnswer as error:
             raise Unavailable(f"the gateway answers with status {error.status}") from None
 
+    async def _open_client(self, target: Target) -> httpx.AsyncClient:
+        """The client for this target; another certificate needs another client."""
+        if self._http is not None and self._tls is not target.tls:
+            await self._http.aclose()
+            self._http = None
+        if self._http is None:
+            verify = _choose_verification(target.url, target.tls or True)
+            self._http, self._tls = httpx.AsyncClient(verify=verify, trust_env=False), target.tls
+        return self._http
+
     @contextlib.asynccontextmanager
     async def open_response(
         self, method: str, path: str, timeout: float, content: AsyncIterator[bytes] | None = None
     ) -> AsyncIterator[httpx.Response]:
         """Open an answer with success; its body is read by the caller."""
-        target = self._locate()
-        if self._http is None:
-            self._http = httpx.AsyncClient(trust_env=False)
+        target = await asyncio.to_thread(self._locate)
         headers = _bearer_header(target.token)
+        http = await self._open_client(target)
         try:
-            async with self._http.stream(
+            async with http.stream(
                 method, target.url + path, headers=headers, content=content, timeout=timeout
             ) as response:
                 if not response.is_success:
@@ -158,6 +170,13 @@ class AsyncHttpCalls:
             ) from None
         except httpx.TransportError as error:
             raise Unavailable(f"the gateway at {target.url} cannot be reached: {error}") from None
+
+
+def _choose_verification(url: str, verify: ssl.SSLContext | bool) -> ssl.SSLContext | bool:
+    if not url.startswith("https:"):
+        return False
+    # httpx's own list of authorities is neither the system's nor that of SSL_CERT_FILE.
+    return authority_context() if verify is True else verify
 
 
 def _bearer_header(token: str) -> dict[str, str]:

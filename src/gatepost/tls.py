@@ -6,6 +6,7 @@ certificate that is renewed for the same key keeps its pin.
 """
 
 import datetime
+import functools
 import ipaddress
 import ssl
 from hashlib import sha256
@@ -49,7 +50,9 @@ class PinnedContext(ssl.SSLContext):
     pins: tuple[str, ...] = ()
 
 
+@functools.lru_cache(maxsize=512)
 def pinned_context(*pins: str) -> PinnedContext:
+    """A context that is shared by all who know the same pins: nobody changes it."""
     context = PinnedContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = False

@@ -28,13 +28,13 @@ from gatepost.access.agent_invites import IssuedAgentInvite
 from gatepost.access.agent_sessions import AgentSession, RefreshTokenReuse
 from gatepost.access.auth_messages import (
     AgentInviteRequest,
-    AgentTokens,
     Challenge,
     ExchangeAnswer,
     ExchangeRequest,
 )
 from gatepost.access.node_invites import IssuedNodeInvite
 from gatepost.access.node_revocation import RevocationResult
+from gatepost.agent_tokens import AgentTokens
 from gatepost.errors import GatepostError
 from gatepost.events import NodeKey
 from gatepost.journal import Database, Tx, Writer, open_memory_journal
@@ -194,8 +194,8 @@ class AccessHarness:
         token = self.agent_invite(agent, *scopes).token
         return self.run(lambda tx: self.agents.exchange_invite(tx, token))
 
-    def refresh(self, token: str) -> AgentTokens | RefreshTokenReuse:
-        return self.run(lambda tx: self.agents.refresh_tokens(tx, token))
+    def refresh(self, token: str, attempt: str | None = None) -> AgentTokens | RefreshTokenReuse:
+        return self.run(lambda tx: self.agents.refresh_tokens(tx, token, attempt))
 
     def authenticate(self, token: str) -> AgentSession:
         return self.run(lambda tx: self.agents.authenticate_token(tx, token))

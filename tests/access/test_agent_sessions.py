@@ -2,7 +2,8 @@ import apsw
 import pytest
 
 from gatepost.access import AgentSession, RefreshTokenReuse, Scope
-from gatepost.access.auth_messages import AgentTokens, ContextToken, ContextTokenRequest
+from gatepost.access.auth_messages import ContextToken, ContextTokenRequest
+from gatepost.agent_tokens import AgentTokens
 from gatepost.errors import TokenReused
 from tests.access.harness import DAY, START, AccessHarness, refused
 
@@ -36,6 +37,8 @@ def test_an_access_token_speaks_for_its_agent_with_its_scopes_for_15_minutes(
         "",
         end,
         START,
+        tokens.access_token.split(".")[1],
+        False,
     )
     assert tokens.access_expires_at == end
     harness.clock.set(end - 1)
@@ -178,3 +181,68 @@ def test_storage_itself_keeps_a_revoked_session_revoked(harness: AccessHarness) 
     harness.run(lambda tx: harness.agents.revoke_agent(tx, "codex", "jane"))
     with pytest.raises(apsw.ConstraintError, match="never changes"):
         harness.connection.execute("UPDATE agent_session SET revoked_at = NULL")
+
+
+ATTEMPT, OTHER_ATTEMPT = "first-attempt-0001", "other-attempt-0002"
+
+
+def test_a_client_asks_again_for_an_answer_that_was_lost(harness: AccessHarness) -> None:
+    first = harness.agent("codex")
+    lost = harness.refresh(first.refresh_token, ATTEMPT)
+    harness.clock.advance(MINUTE - 1)
+    again = harness.refresh(first.refresh_token, ATTEMPT)
+    assert isinstance(lost, AgentTokens)
+    assert isinstance(again, AgentTokens)
+    assert again.session_id == first.session_id
+    assert harness.authenticate(again.access_token).agent_id == "codex"
+    with refused("expired_token"):
+        harness.authenticate(lost.access_token)
+    assert isinstance(rotated(harness, again), AgentTokens)
+
+
+def test_the_void_refresh_token_of_a_lost_answer_ends_the_session(harness: AccessHarness) -> None:
+    first = harness.agent("codex")
+    lost = harness.refresh(first.refresh_token, ATTEMPT)
+    again = harness.refresh(first.refresh_token, ATTEMPT)
+    assert isinstance(lost, AgentTokens)
+    assert isinstance(again, AgentTokens)
+    assert isinstance(harness.refresh(lost.refresh_token, ATTEMPT), RefreshTokenReuse)
+    with refused("revoked"):
+        harness.authenticate(again.access_token)
+
+
+@pytest.mark.parametrize("attempt", [None, OTHER_ATTEMPT])
+def test_another_client_within_the_grace_is_a_thief(
+    harness: AccessHarness, attempt: str | None
+) -> None:
+    first = harness.agent("codex")
+    harness.refresh(first.refresh_token, ATTEMPT)
+    assert isinstance(harness.refresh(first.refresh_token, attempt), RefreshTokenReuse)
+
+
+def test_a_refresh_without_an_attempt_has_no_grace(harness: AccessHarness) -> None:
+    first = harness.agent("codex")
+    harness.refresh(first.refresh_token)
+    assert isinstance(harness.refresh(first.refresh_token, ATTEMPT), RefreshTokenReuse)
+
+
+def test_the_grace_is_short_and_is_not_prolonged(harness: AccessHarness) -> None:
+    first = harness.agent("codex")
+    for _ in range(2):
+        assert isinstance(harness.refresh(first.refresh_token, ATTEMPT), AgentTokens)
+        harness.clock.advance(MINUTE // 2)
+    assert isinstance(harness.refresh(first.refresh_token, ATTEMPT), RefreshTokenReuse)
+
+
+@pytest.mark.parametrize("used", ["access", "refresh"])
+def test_an_answer_whose_tokens_were_used_was_not_lost(harness: AccessHarness, used: str) -> None:
+    first = harness.agent("codex")
+    second = harness.refresh(first.refresh_token, ATTEMPT)
+    assert isinstance(second, AgentTokens)
+    if used == "access":
+        token_id = harness.authenticate(second.access_token).token_id
+        harness.run(lambda tx: harness.agents.mark_token_used(tx, token_id))
+        assert harness.authenticate(second.access_token).is_token_used
+    else:
+        rotated(harness, second)
+    assert isinstance(harness.refresh(first.refresh_token, ATTEMPT), RefreshTokenReuse)

@@ -5,7 +5,8 @@ from msgspec import Struct
 
 from gatepost.access.auth_messages import AgentInviteRequest
 from gatepost.access.scopes import ScopeHolder, check_grantable
-from gatepost.access.tokens import SecretValue, TokenKind, matches_hash, mint_token, parse_token
+from gatepost.access.tokens import TokenKind, matches_hash, mint_token, parse_token
+from gatepost.agent_tokens import SecretValue
 from gatepost.clock import Clock
 from gatepost.errors import (
     ExpiredToken,
@@ -55,11 +56,15 @@ def issue_agent_invite(
     request: AgentInviteRequest,
     actor: str,
     grantor: ScopeHolder | None = None,
+    tls_pin: str | None = None,
 ) -> IssuedAgentInvite:
-    """Issue an invite as the operator, or as the session `grantor` with scopes that it holds."""
+    """Issue an invite as the operator, or as the session `grantor` with scopes that it holds.
+
+    `tls_pin` tells the agent by which key it knows this gateway.
+    """
     agent_id = check_agent_id(request.agent_id)
     scopes = check_grantable(request.scopes, None if grantor is None else grantor.scopes)
-    token = mint_token(clock, TokenKind.AGENT_INVITE)
+    token = mint_token(clock, TokenKind.AGENT_INVITE, tls_pin or "")
     times = (tx.now, tx.now + request.ttl_secs * 1000)
     tx.execute(
         _INSERT_INVITE, (token.id, agent_id, encode_scopes(scopes), actor, *times, token.hash)

@@ -3,15 +3,21 @@
 A session is the family of all tokens that descend from one invite. Each refresh consumes one
 refresh token. A refresh token presented twice was copied, and the gateway cannot tell the owner
 from the copier, so it ends the session.
+
+One case is no theft: the answer to a refresh was lost, and the same client asks again. The random
+number of its first attempt shows that it is the same. It gets new tokens within a short grace, as
+long as none of the tokens in the lost answer was used. Those are void from then on.
 """
 
+from hashlib import sha256
+from hmac import compare_digest
 from typing import Literal
 
 from msgspec import Struct
 
 from gatepost.access import agent_invites
 from gatepost.access.agent_invites import decode_scopes, encode_scopes
-from gatepost.access.auth_messages import AgentTokens, ContextToken, ContextTokenRequest
+from gatepost.access.auth_messages import ContextToken, ContextTokenRequest
 from gatepost.access.policy import AccessPolicy
 from gatepost.access.scopes import check_grantable
 from gatepost.access.tokens import (
@@ -22,6 +28,7 @@ from gatepost.access.tokens import (
     new_public_id,
     parse_token,
 )
+from gatepost.agent_tokens import AgentTokens
 from gatepost.clock import Clock
 from gatepost.errors import ExpiredToken, Forbidden, InvalidToken, Revoked, TokenReused
 from gatepost.journal.audit import record_audit_entry
@@ -34,19 +41,31 @@ _KIND_NAMES = {
 }
 _SELECT_TOKEN = """
 SELECT t.session, s.agent_id, t.scopes, t.label, t.expires_at, t.used_at, s.revoked_at, s.seen_at,
-       t.secret_hash
+       t.attempt_hash, t.secret_hash
 FROM agent_token t JOIN agent_session s ON s.id = t.session WHERE t.id = ? AND t.kind = ?
 """
 _INSERT_SESSION = """
 INSERT INTO agent_session (id, agent_id, scopes, created_at, seen_at) VALUES (?, ?, ?, ?, ?)
 """
 _INSERT_TOKEN = """
-INSERT INTO agent_token (id, session, kind, scopes, label, expires_at, secret_hash)
-VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO agent_token (id, session, kind, scopes, label, expires_at, secret_hash, parent)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
+_USE_REFRESH_TOKEN = """
+UPDATE agent_token SET used_at = coalesce(used_at, ?), attempt_hash = ? WHERE id = ?
+"""
+_HAS_USED_SUCCESSOR = "SELECT 1 FROM agent_token WHERE parent = ? AND used_at IS NOT NULL"
+# A void refresh token counts as used, so whoever presents it after all ends the session.
+_VOID_SUCCESSORS = """
+UPDATE agent_token SET parent = NULL, used_at = ?, expires_at = CASE kind WHEN 'access' THEN ?
+    ELSE expires_at END
+WHERE parent = ?
+"""
+_MARK_USED = "UPDATE agent_token SET used_at = ? WHERE id = ? AND used_at IS NULL"
 _SELECT_SESSIONS = """
 SELECT s.id, s.agent_id, s.scopes, s.created_at, s.seen_at,
-       (SELECT max(expires_at) FROM agent_token WHERE session = s.id AND used_at IS NULL),
+       (SELECT max(expires_at) FROM agent_token
+        WHERE session = s.id AND kind = 'refresh' AND used_at IS NULL),
        s.revoked_at, s.revoked_by
 FROM agent_session s ORDER BY s.created_at, s.id
 """
@@ -71,6 +90,9 @@ class AgentSession(Struct, frozen=True):
     label: str
     expires_at: int
     seen_at: int
+    token_id: str
+    # False until `mark_token_used` is committed for the token.
+    is_token_used: bool
 
 
 class AgentSessionInfo(Struct, frozen=True):
@@ -112,6 +134,7 @@ class _FoundToken(Struct, frozen=True):
     used_at: int | None
     revoked_at: int | None
     seen_at: int
+    attempt_hash: bytes | None
 
 
 class AgentSessions:
@@ -127,18 +150,30 @@ class AgentSessions:
         tx.execute(_INSERT_SESSION, row)
         return self._issue_tokens(tx, id, invite.agent_id, invite.scopes)
 
-    def refresh_tokens(self, tx: Tx, refresh_token: str) -> AgentTokens | RefreshTokenReuse:
-        """Consume a refresh token and issue new tokens."""
+    def refresh_tokens(
+        self, tx: Tx, refresh_token: str, attempt: str | None = None
+    ) -> AgentTokens | RefreshTokenReuse:
+        """Consume a refresh token and issue new tokens. `attempt`: see `AgentRefreshRequest`."""
         token = parse_token(refresh_token, TokenKind.REFRESH)
         found = _find_token(tx, token)
-        if found.used_at is not None:
+        hashed = None if attempt is None else sha256(attempt.encode()).digest()
+        if found.used_at is not None and not self._is_repeat(tx, token.id, found, hashed):
             _end_session(tx, found.session, "token reuse")
             record_audit_entry(tx, found.agent_id, "agent.session.reuse", found.session)
             return RefreshTokenReuse(found.session, found.agent_id)
         _check_token_expiry(found, tx.now)
-        tx.execute("UPDATE agent_token SET used_at = ? WHERE id = ?", (tx.now, token.id))
+        tx.execute(_VOID_SUCCESSORS, (tx.now, tx.now, token.id))
+        tx.execute(_USE_REFRESH_TOKEN, (tx.now, hashed, token.id))
         self.touch_session(tx, found.session)
-        return self._issue_tokens(tx, found.session, found.agent_id, found.scopes)
+        return self._issue_tokens(tx, found.session, found.agent_id, found.scopes, token.id)
+
+    def _is_repeat(self, tx: Tx, id: str, found: _FoundToken, attempt: bytes | None) -> bool:
+        """Whether the client that used this refresh token asks again for the answer."""
+        if attempt is None or found.attempt_hash is None or found.used_at is None:
+            return False
+        in_time = tx.now < found.used_at + self._policy.refresh_grace
+        is_same = compare_digest(attempt, found.attempt_hash)
+        return in_time and is_same and tx.fetch_one(_HAS_USED_SUCCESSOR, (id,)) is None
 
     def authenticate_token(self, tx: Tx, bearer: str) -> AgentSession:
         """Return the session of an access or context token. Reads only; see `touch_session`."""
@@ -149,7 +184,12 @@ class AgentSessions:
             "access" if token.kind is TokenKind.ACCESS else "context"
         )
         owner = (found.session, found.agent_id, found.scopes)
-        return AgentSession(*owner, kind, found.label, found.expires_at, found.seen_at)
+        times = (found.expires_at, found.seen_at)
+        return AgentSession(*owner, kind, found.label, *times, token.id, found.used_at is not None)
+
+    def mark_token_used(self, tx: Tx, token_id: str) -> None:
+        """Record the first use of a token: the answer that carried it was not lost."""
+        tx.execute(_MARK_USED, (tx.now, token_id))
 
     def touch_session(self, tx: Tx, session_id: str) -> None:
         """Record that a session is in use. This costs a write; once a minute is enough."""
@@ -184,12 +224,18 @@ class AgentSessions:
         ]
 
     def _issue_tokens(
-        self, tx: Tx, session: str, agent_id: str, scopes: tuple[str, ...]
+        self,
+        tx: Tx,
+        session: str,
+        agent_id: str,
+        scopes: tuple[str, ...],
+        parent: str | None = None,
     ) -> AgentTokens:
         access_end = tx.now + self._policy.access_life
         refresh_end = tx.now + self._policy.refresh_life
-        access = self._store_token(tx, TokenKind.ACCESS, session, scopes, access_end)
-        refresh = self._store_token(tx, TokenKind.REFRESH, session, scopes, refresh_end)
+        grant = (session, scopes)
+        access = self._store_token(tx, TokenKind.ACCESS, *grant, access_end, parent=parent)
+        refresh = self._store_token(tx, TokenKind.REFRESH, *grant, refresh_end, parent=parent)
         tokens = (access.text, access_end, refresh.text, refresh_end)
         return AgentTokens(*tokens, session, agent_id, scopes)
 
@@ -201,10 +247,11 @@ class AgentSessions:
         scopes: tuple[str, ...],
         expires_at: int,
         label: str = "",
+        parent: str | None = None,
     ) -> BearerToken:
         token = mint_token(self._clock, kind)
         grant = (_KIND_NAMES[kind], encode_scopes(scopes), label)
-        tx.execute(_INSERT_TOKEN, (token.id, session, *grant, expires_at, token.hash))
+        tx.execute(_INSERT_TOKEN, (token.id, session, *grant, expires_at, token.hash, parent))
         return token
 
 

@@ -7,13 +7,15 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from gatepost.access.tokens import SecretValue
+from gatepost.agent_tokens import (
+    Nonce,
+    SecretValue,
+    TokenText,
+)
 from gatepost.events import AgentId, NodeId, PublicKey, Signature
 from gatepost.room import CONTROL_ROOM
 from gatepost.room.records import MAX_RECORD_BYTES
 
-Nonce = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{16,128}\Z")]
-TokenText = Annotated[str, Meta(max_length=256)]
 RoomId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._:-]{0,127}\Z")]
 ScopeName = Annotated[str, Meta(max_length=64)]
 Scopes = Annotated[tuple[ScopeName, ...], Meta(min_length=1, max_length=32)]
@@ -64,26 +66,6 @@ class AgentInviteRequest(SecretValue, frozen=True, rename="camel"):
     agent_id: AgentId
     scopes: Scopes
     ttl_secs: Annotated[int, Meta(ge=1, le=30 * 86_400)] = 86_400
-
-
-class AgentExchangeRequest(SecretValue, frozen=True, rename="camel"):
-    invite_token: TokenText
-
-
-class AgentRefreshRequest(SecretValue, frozen=True, rename="camel"):
-    refresh_token: TokenText
-
-
-class AgentTokens(SecretValue, frozen=True, rename="camel"):
-    """Times are epoch milliseconds."""
-
-    access_token: str
-    access_expires_at: int
-    refresh_token: str
-    refresh_expires_at: int
-    session_id: str
-    agent_id: str
-    scopes: tuple[str, ...]
 
 
 class ContextTokenRequest(SecretValue, frozen=True, rename="camel"):

@@ -9,7 +9,8 @@ import msgspec
 from nacl.secret import SecretBox
 
 from gatepost.access.issuer import Issuer
-from gatepost.access.tokens import SecretValue, encode_b64
+from gatepost.access.tokens import encode_b64
+from gatepost.agent_tokens import SecretValue
 from gatepost.journal.transaction import Tx
 
 _SECRET_BYTES = 32

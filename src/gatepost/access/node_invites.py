@@ -11,14 +11,8 @@ from typing import Literal
 from msgspec import Struct
 
 from gatepost.access.issuer import Issuer
-from gatepost.access.tokens import (
-    BearerToken,
-    SecretValue,
-    TokenKind,
-    matches_hash,
-    mint_token,
-    parse_token,
-)
+from gatepost.access.tokens import BearerToken, TokenKind, matches_hash, mint_token, parse_token
+from gatepost.agent_tokens import SecretValue
 from gatepost.errors import (
     ExpiredToken,
     Forbidden,

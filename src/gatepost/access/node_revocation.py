@@ -9,7 +9,7 @@ from gatepost.access import node_sessions
 from gatepost.access.issuer import Issuer
 from gatepost.access.mesh_secrets import MeshSecrets, MeshSecretStore
 from gatepost.access.node_directory import KnownNode, NodeDirectory
-from gatepost.access.tokens import SecretValue
+from gatepost.agent_tokens import SecretValue
 from gatepost.errors import Forbidden, InvalidRequest, UnknownNode
 from gatepost.events import fingerprint_key
 from gatepost.journal.audit import record_audit_entry

@@ -21,6 +21,8 @@ class AccessPolicy(Struct, frozen=True, kw_only=True):
     challenge_life: int = 60_000
     access_life: int = 900_000
     refresh_life: int = 7 * _DAY
+    # How long a client may ask again for the answer to a refresh.
+    refresh_grace: int = 60_000
     # How long ended invites, tokens and sessions stay listed and get a specific refusal.
     remember: int = 30 * _DAY
 

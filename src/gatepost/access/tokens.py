@@ -10,10 +10,8 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from enum import StrEnum
 from hashlib import sha256
 from hmac import compare_digest
-from typing import Any
 
-from msgspec import Struct
-
+from gatepost.agent_tokens import SecretValue
 from gatepost.clock import Clock
 
 _ID_BYTES = 8
@@ -21,16 +19,6 @@ _SECRET_BYTES = 32
 _ID_DIGITS = 2 * _ID_BYTES
 _TOKEN_PATTERN = re.compile(r"([a-z]+1)\.([0-9a-f]{16,128})\.([A-Za-z0-9_-]{43})")
 _NO_HASH = bytes(32)
-
-
-class SecretValue(Struct, frozen=True):
-    """A value that carries a secret. Printing it shows only its type."""
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}>"
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        return []
 
 
 class TokenKind(StrEnum):

@@ -19,7 +19,7 @@ from gatepost.cli.problems import (
 )
 from gatepost.cli.settings import report_unusable_settings
 from gatepost.config import default_settings_path, is_loopback, load_settings
-from gatepost.connect_errors import explain_connect_error, is_untrusted
+from gatepost.connect_errors import TRUST_ADVICE, explain_connect_error, is_untrusted
 from gatepost.errors import GatepostError, Unauthorized
 from gatepost.events import check_agent_id
 from gatepost.gateway_endpoint import (
@@ -35,7 +35,6 @@ T = TypeVar("T")
 
 _ADDRESS_ADVICE = "write it as http://HOST:PORT"
 _TOKEN_ADVICE = "name its file with --token-file"
-_TRUST_ADVICE = "name a file with the certificate of its authority in SSL_CERT_FILE"
 
 
 class CliTarget(msgspec.Struct, frozen=True):
@@ -136,7 +135,7 @@ class CliGateway:
 def describe_unreachable(url: str, error: Exception) -> str:
     """Say why a gateway could not be reached, and the next step."""
     if not _is_local(url) or is_untrusted(error):
-        explained = explain_connect_error(url, error, _TRUST_ADVICE)
+        explained = explain_connect_error(url, error, TRUST_ADVICE)
         if explained is not None:
             return explained
     return f"no gateway answers at {url}: start one with `gatepost up`"

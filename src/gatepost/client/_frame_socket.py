@@ -5,6 +5,7 @@ directly on the transport.
 """
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import Self, cast
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
 
+from gatepost.connect_errors import TRUST_ADVICE, explain_connect_error
 from gatepost.errors import GatepostError, InvalidRequest, Unavailable
 from gatepost.gateway_endpoint import Target
 from gatepost.wire import decode_failure
@@ -69,8 +71,13 @@ class FrameSocket(asyncio.Protocol):
                 lambda: cls(target, on_frame, on_lost, on_writable),
                 parts.hostname or "localhost",
                 port,
-                ssl=True if secure else None,
+                ssl=(target.tls or True) if secure else None,
             )
+        except ssl.SSLError as error:
+            raise Unavailable(
+                explain_connect_error(target.url, error, TRUST_ADVICE)
+                or f"{target.url} cannot be reached"
+            ) from None
         except OSError as error:
             raise Unavailable(
                 f"no gateway answers at {target.url} ({error.strerror or error});"

@@ -4,15 +4,16 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING
 
 from gatepost.gateway_endpoint import LocateGateway
-from gatepost.wire import StoredBlob
+from gatepost.wire import Status, StoredBlob
 
 if TYPE_CHECKING:
     from gatepost.http_calls import AsyncHttpCalls
 
-T = TypeVar("T")
+_SESSION_CALLS = "/ansible/agent/invoke"
+_SESSION_BLOBS = "/ansible/agent/blobs"
 _PIECE_BYTES = 256 * 1024
 
 
@@ -35,8 +36,16 @@ class ClientHttp:
         if self._opened is not None:
             await self._opened.close()
 
-    async def get(self, path: str, kind: type[T], timeout: float) -> T:
-        return await self._calls.get(path, kind, timeout)
+    async def get_status(self, timeout: float) -> Status:
+        """The gateway's status; the session of an external agent asks for it as an operation."""
+        if not await self._has_session():
+            return await self._calls.get("/v1/status", Status, timeout)
+        content = read_pieces(b'{"op":"status"}')
+        async with self._calls.open_response("POST", _SESSION_CALLS, timeout, content) as response:
+            return await self._calls.read_answer(response, Status)
+
+    async def _has_session(self) -> bool:
+        return (await asyncio.to_thread(self._locate)).is_session
 
     async def upload(self, pieces: AsyncIterator[bytes], timeout: float) -> str:
         """Store a payload; returns its digest."""
@@ -44,7 +53,8 @@ class ClientHttp:
             return (await self._calls.read_answer(response, StoredBlob)).digest
 
     async def download(self, digest: str) -> AsyncIterator[bytes]:
-        async with self._calls.open_response("GET", f"/v1/blobs/{digest}", 30.0) as response:
+        folder = _SESSION_BLOBS if await self._has_session() else "/v1/blobs"
+        async with self._calls.open_response("GET", f"{folder}/{digest}", 30.0) as response:
             async for piece in response.aiter_bytes(_PIECE_BYTES):
                 yield piece
 

@@ -293,7 +293,7 @@ class MailboxClient:
 
     async def status(self, *, timeout: float = DEFAULT_TIMEOUT) -> Status:
         """The gateway's status."""
-        return await self._http.get("/v1/status", Status, timeout)
+        return await self._http.get_status(timeout)
 
     def new_consumer(self) -> str:
         """A fresh consumer name, under which the gateway keeps leases."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from gatepost.client._frame_socket import FrameSocket
 from gatepost.clock import Clock
-from gatepost.errors import GatepostError, Unavailable
-from gatepost.gateway_endpoint import LocateGateway
+from gatepost.errors import ExpiredToken, GatepostError, Unavailable
+from gatepost.gateway_endpoint import LocateGateway, Target
 
 log = logging.getLogger("gatepost.client")
 
@@ -84,7 +84,17 @@ class ReconnectingSocket:
             self.current.abort(reason)
 
     async def _open_socket(self) -> None:
-        target = self._locate()
+        target = await asyncio.to_thread(self._locate)
+        try:
+            await self._open_socket_to(target)
+        except ExpiredToken:
+            if target.expire_token is None:
+                raise
+            # The clocks differ: the token has expired there, but not here.
+            await asyncio.to_thread(target.expire_token)
+            await self._open_socket_to(await asyncio.to_thread(self._locate))
+
+    async def _open_socket_to(self, target: Target) -> None:
         try:
             async with asyncio.timeout(_CONNECT_WITHIN):
                 self.current = await FrameSocket.open(

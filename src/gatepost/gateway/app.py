@@ -12,6 +12,7 @@ from litestar.enums import ScopeType
 from litestar.exceptions import HTTPException, WebSocketException
 from litestar.handlers.base import BaseRouteHandler
 
+from gatepost.access import AgentSession
 from gatepost.errors import (
     GatepostError,
     InternalError,
@@ -20,6 +21,7 @@ from gatepost.errors import (
     Unavailable,
 )
 from gatepost.gateway import openapi
+from gatepost.gateway.admin.external_agents import ExternalAgents, has_session_token
 from gatepost.gateway.admin.status import PeersSource, gateway_status, no_peers
 from gatepost.gateway.api import http_routes
 from gatepost.gateway.api.frame_session import FrameSession
@@ -55,8 +57,12 @@ def create_app(
     metrics: Metrics,
     more: Sequence[Any] = (),
     describe_peers: PeersSource = no_peers,
+    external: ExternalAgents | None = None,
 ) -> Litestar:
-    """Build the application. Routes in `more` with the option `open` need no local token."""
+    """Build the application. Routes in `more` with the option `open` need no local token.
+
+    Sessions of `external` agents may open the WebSocket too.
+    """
     settings = operations.core.settings
 
     def guard(connection: AnyConnection, handler: BaseRouteHandler) -> None:
@@ -70,7 +76,7 @@ def create_app(
         [
             http_routes.create_router(operations),
             *_health_routes(operations, metrics, describe_peers),
-            _websocket_route(operations, local_auth, metrics),
+            _websocket_route(operations, local_auth, metrics, external),
             *more,
         ],
         guards=[guard],
@@ -110,23 +116,39 @@ def _health_routes(
     return [healthz, readyz, prometheus, glance]
 
 
-def _websocket_route(operations: Operations, local_auth: LocalTokenAuth, metrics: Metrics) -> Any:
+def _websocket_route(
+    operations: Operations,
+    local_auth: LocalTokenAuth,
+    metrics: Metrics,
+    external: ExternalAgents | None,
+) -> Any:
     limits = operations.core.settings.limits
+
+    async def find_session(socket: AnyWebSocket) -> AgentSession | None:
+        """Return the session of an external agent, or None for the local token."""
+        if external is not None and has_session_token(socket):
+            external.guard.require_tls(socket)
+            return await external.authenticate_session(socket)
+        local_auth.require_token(socket.headers.get("authorization"))
+        return None
 
     @websocket_route("/v1/ws")
     async def frames(socket: AnyWebSocket) -> None:
         try:
             check_origin(socket, operations.core.settings.room.allowed_origins)
-            local_auth.require_token(socket.headers.get("authorization"))
+            session = await find_session(socket)
             if metrics.session_count >= limits.max_connections:
                 raise Unavailable("too many connections", retry_after=1.0)
         except GatepostError as error:
             await refuse_websocket(socket, error)
             return
         await socket.accept()
-        carrier = WebSocketTransport(socket, limits.max_body_bytes)
         with metrics.track_session():
-            await carrier.run(FrameSession(operations, carrier.wake))
+            if external is not None and session is not None:
+                await external.serve_socket(socket, session)
+            else:
+                carrier = WebSocketTransport(socket, limits.max_body_bytes)
+                await carrier.run(FrameSession(operations, carrier.wake))
 
     return frames
 

@@ -70,7 +70,9 @@ async def serve_until_stopped(settings: Settings) -> None:
         metrics = Metrics(core)
         guard = ConnectionGuard(settings.room, core.clock)
         peering = Peering(core, metrics, guard)
-        external = ExternalAgents(operations, local_auth, guard, peering.replica.policy)
+        external = ExternalAgents(
+            operations, local_auth, guard, peering.replica.policy, lambda: peering.replica.tls_pin
+        )
         routes = [*peering.create_routes(), *external_agents.create_routes(external)]
         routes.append(undelivered_api.create_router(core))
         routes.append(trace_api.create_router(JourneyTracer(core, peering.links)))
@@ -81,7 +83,9 @@ async def serve_until_stopped(settings: Settings) -> None:
         core.health.add_check(lambda: [archiver.problem] if archiver.problem else [])
         core.health.add_check(alerts.describe_growth)
         metrics.traffic.growing_backlogs = lambda: alerts.growing_backlogs
-        app = create_app(operations, local_auth, metrics, routes, peering.report.describe_peers)
+        app = create_app(
+            operations, local_auth, metrics, routes, peering.report.describe_peers, external
+        )
         server = _create_server(settings, app)
         public_url = _public_url(settings, listener)
         await remove_orphan_blobs(core)

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,21 +25,26 @@ from gatepost.access import (
     require_scope,
 )
 from gatepost.access.agent_invites import IssuedAgentInvite
-from gatepost.access.auth_messages import (
-    AgentExchangeRequest,
-    AgentInviteRequest,
-    AgentRefreshRequest,
-    AgentTokens,
-    ContextToken,
-    ContextTokenRequest,
-)
+from gatepost.access.auth_messages import AgentInviteRequest, ContextToken, ContextTokenRequest
 from gatepost.access.scopes import ENDPOINT_AUTHORITY, AgentEndpoint
+from gatepost.access.tokens import TokenKind
+from gatepost.agent_tokens import AgentExchangeRequest, AgentRefreshRequest, AgentTokens
 from gatepost.delivery.blob_records import find_key_for_agent
-from gatepost.errors import Forbidden, InvalidRequest, NotFound, Revoked, Unauthorized
+from gatepost.errors import (
+    ExpiredToken,
+    Forbidden,
+    GatepostError,
+    InvalidRequest,
+    NotFound,
+    Revoked,
+    Unauthorized,
+    Unavailable,
+)
 from gatepost.events import check_agent_id, check_digest, parse_event_id
 from gatepost.gateway.admin.status import gateway_status
 from gatepost.gateway.api.bearer_token import parse_bearer_token
-from gatepost.gateway.api.connection_guard import ConnectionGuard
+from gatepost.gateway.api.connection_guard import AnyConnection, ConnectionGuard
+from gatepost.gateway.api.frame_session import FrameSession
 from gatepost.gateway.api.http_routes import while_connected
 from gatepost.gateway.api.json_input import decode_json
 from gatepost.gateway.api.local_auth import LocalTokenAuth
@@ -52,7 +57,8 @@ from gatepost.gateway.api.room_views import (
     ExternalAgentList,
 )
 from gatepost.gateway.api.route_decorators import get, post
-from gatepost.gateway.api.route_parameters import AnyRequest, PathName
+from gatepost.gateway.api.route_parameters import AnyRequest, AnyWebSocket, PathName
+from gatepost.gateway.api.websocket_transport import WebSocketTransport
 from gatepost.journal import Tx
 from gatepost.wire import Ack, Await, Op, Operation, Send, Subscribe, Unsubscribe
 
@@ -63,8 +69,12 @@ _BASE_PATH = "/ansible/agent"
 _NO_LOCAL_TOKEN = {"open": True}
 _MAX_BODY_BYTES = 16 * 1024
 _TOUCH_EVERY_MS = 60_000
+_SESSION_TOKENS = (f"{TokenKind.ACCESS}.", f"{TokenKind.CONTEXT}.")
 _SELECT_SENDER = "SELECT from_agent FROM delivery WHERE event_id = ?"
 _CALLS_PER_SEC, _CALL_BURST = 200.0, 1000
+_MAX_CALLS = 64
+# Application close codes: the HTTP status that would have been, plus 4000.
+_CLOSE_CODE_BASE = 4000
 
 
 class _OperationName(Struct):
@@ -82,8 +92,11 @@ class ExternalAgents:
         local_auth: LocalTokenAuth,
         guard: ConnectionGuard,
         policy: AccessPolicy,
+        tls_pin: Callable[[], str | None] = lambda: None,
     ) -> None:
+        """`tls_pin` returns the pin that invites carry, if this gateway made its certificate."""
         self.guard = guard
+        self._tls_pin = tls_pin
         self._operations = operations
         self._core = operations.core
         self._local_auth = local_auth
@@ -101,7 +114,9 @@ class ExternalAgents:
         actor = "operator" if grantor is None else grantor.agent_id
         clock = self._core.clock
         issued: IssuedAgentInvite = await self._core.commit(
-            lambda tx: agent_invites.issue_agent_invite(tx, clock, wanted, actor, grantor)
+            lambda tx: agent_invites.issue_agent_invite(
+                tx, clock, wanted, actor, grantor, self._tls_pin()
+            )
         )
         kept = issued.invite
         return AgentInviteResult(issued.token, kept.id, kept.agent_id, kept.scopes, kept.expires_at)
@@ -120,24 +135,33 @@ class ExternalAgents:
     async def exchange_invite(self, token: str) -> AgentTokens:
         return await self._core.commit(lambda tx: self._sessions.exchange_invite(tx, token))
 
-    async def refresh_session(self, token: str) -> AgentTokens:
-        found = await self._core.commit(lambda tx: self._sessions.refresh_tokens(tx, token))
+    async def refresh_session(self, token: str, attempt: str | None) -> AgentTokens:
+        found = await self._core.commit(
+            lambda tx: self._sessions.refresh_tokens(tx, token, attempt)
+        )
         if isinstance(found, RefreshTokenReuse):
             self._end_calls([found.session_id])
             raise found.as_error()
         return found
 
-    async def authenticate_session(self, request: AnyRequest) -> AgentSession:
-        token = parse_bearer_token(request.headers.get("authorization"))
+    async def authenticate_session(self, connection: AnyConnection) -> AgentSession:
+        token = parse_bearer_token(connection.headers.get("authorization"))
         if token is None:
             raise Unauthorized("send `Authorization: Bearer` with an access or context token")
         session = await self._core.read(
             lambda tx: self._sessions.authenticate_token(tx, token.strip())
         )
-        self._limiter.take_token(session.id)
+        self.take_call(session)
+        if not session.is_token_used:
+            # Before anything is done with it: its refresh token then cannot be asked for again.
+            await self._core.commit(lambda tx: self._sessions.mark_token_used(tx, session.token_id))
         if self._core.clock.now() >= session.seen_at + _TOUCH_EVERY_MS:
             self._core.submit(lambda tx: self._sessions.touch_session(tx, session.id))
         return session
+
+    def take_call(self, session: AgentSession) -> None:
+        """Count one call against the rate limit of the session."""
+        self._limiter.take_token(session.id)
 
     async def issue_context_token(
         self, request: AnyRequest, wanted: ContextTokenRequest
@@ -169,11 +193,32 @@ class ExternalAgents:
     async def _perform(self, session: AgentSession, op: Op) -> Any:
         if isinstance(op, Subscribe | Unsubscribe):
             raise InvalidRequest("nothing is pushed over HTTP: use `dequeue` with `wait_secs`")
+        await self.check_subject(session, op)
+        return await self._operations.perform(op)
+
+    async def check_subject(self, session: AgentSession, op: Op) -> None:
+        """Refuse an operation on a message or blob that is not the agent's own."""
         if isinstance(op, Await):
             await self._check_sender(session, op)
         for digest in _named_blobs(op):
             await self._find_key(session, digest)
-        return await self._operations.perform(op)
+
+    async def serve_socket(self, socket: AnyWebSocket, session: AgentSession) -> None:
+        """Carry the frames of a session until its token expires or it is ended."""
+        limits, life = self._operations.core.settings.limits, self._remaining_secs(session)
+        carrier = WebSocketTransport(socket, limits.max_body_bytes)
+        authority = SessionAuthority(self, session)
+        work = carrier.run(FrameSession(self._operations, carrier.wake, authority))
+        try:
+            async with asyncio.timeout(life):
+                await self._while_allowed(session, work)
+        except TimeoutError:
+            await _close_socket(socket, ExpiredToken("this token has expired; refresh it"))
+        except GatepostError as error:
+            await _close_socket(socket, error)
+
+    def _remaining_secs(self, session: AgentSession) -> float:
+        return (session.expires_at - self._core.clock.now()) / 1000
 
     async def _check_sender(self, session: AgentSession, op: Await) -> None:
         id = parse_event_id(op.event_id)
@@ -221,11 +266,13 @@ class ExternalAgents:
     def _register_call(self, session: str) -> "Iterator[asyncio.Future[None]]":
         """Yield a future that is resolved when the session ends."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._calls.setdefault(session, set()).add(ended)
+        calls = self._calls.setdefault(session, set())
+        if len(calls) >= _MAX_CALLS:
+            raise Unavailable("too many calls of this session at once", retry_after=1.0)
+        calls.add(ended)
         try:
             yield ended
         finally:
-            calls = self._calls[session]
             calls.discard(ended)
             if not calls:
                 del self._calls[session]
@@ -267,6 +314,35 @@ def _named_blobs(op: Op) -> list[str]:
     return [new.payload_ref for new in messages if isinstance(new.payload_ref, str)]
 
 
+class SessionAuthority:
+    """Limits the frames of one session to its scopes, its agent and its rate."""
+
+    def __init__(self, agents: ExternalAgents, session: AgentSession) -> None:
+        self._agents = agents
+        self._session = session
+
+    def authorize(self, op: Op) -> None:
+        authorize_op(self._session, op)
+        self._agents.take_call(self._session)
+
+    def has_subject(self, op: Op) -> bool:
+        return isinstance(op, Await) or bool(_named_blobs(op))
+
+    async def check_subject(self, op: Op) -> None:
+        await self._agents.check_subject(self._session, op)
+
+
+def has_session_token(connection: AnyConnection) -> bool:
+    """Whether the bearer token is one of a session, and not the local token."""
+    token = parse_bearer_token(connection.headers.get("authorization")) or ""
+    return token.strip().startswith(_SESSION_TOKENS)
+
+
+async def _close_socket(socket: AnyWebSocket, error: GatepostError) -> None:
+    with contextlib.suppress(Exception):
+        await socket.close(_CLOSE_CODE_BASE + error.status, error.code)
+
+
 def create_routes(agents: ExternalAgents) -> list[Any]:
     return [*_entry_routes(agents), *_session_routes(agents), *_operator_routes(agents)]
 
@@ -299,7 +375,7 @@ def _entry_routes(agents: ExternalAgents) -> list[Any]:
     )
     async def refresh(data: JSONBody[AgentRefreshRequest], request: AnyRequest) -> AgentTokens:
         agents.guard.check_attempt(request)
-        return await agents.refresh_session(data.refresh_token)
+        return await agents.refresh_session(data.refresh_token, data.attempt)
 
     return [invite, exchange, refresh]
 

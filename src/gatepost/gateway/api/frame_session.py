@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
@@ -61,11 +61,30 @@ def read_frame(frame: bytes | str) -> Op | list[Op]:
     return decode_json(_frame_decoder, frame, "bad frame: ")
 
 
+class OperationAuthority(Protocol):
+    """Limits the operations of a client that is not the operator. Refusals are raised."""
+
+    def authorize(self, op: Op) -> None:
+        """Refuse an operation that the client may never do."""
+
+    def has_subject(self, op: Op) -> bool:
+        """Whether `check_subject` must be asked before the operation."""
+
+    async def check_subject(self, op: Op) -> None:
+        """Refuse an operation by the journal's facts about its messages and blobs."""
+
+
 class FrameSession:
     """Runs a client's operations. Not thread-safe: everything happens on the event loop."""
 
-    def __init__(self, operations: Operations, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        operations: Operations,
+        wake: Callable[[], None],
+        authority: OperationAuthority | None = None,
+    ) -> None:
         self._operations = operations
+        self._authority = authority
         self._core = operations.core
         self._wake = wake
         self._replies: list[AnyAnswer] = []
@@ -126,6 +145,8 @@ class FrameSession:
         if self._unanswered >= _MAX_UNANSWERED:
             self._has_capacity.clear()
         try:
+            if self._authority is not None:
+                self._authority.authorize(op)
             self._operations.admit(op)
             self._start_operation(op)
         except GatepostError as error:
@@ -133,7 +154,8 @@ class FrameSession:
 
     def _start_operation(self, op: Op) -> None:
         behind = self._last_tasks.get(type(op))
-        plan = self._operations.plan_transaction(op) if behind is None else None
+        at_once = behind is None and not self._needs_check(op)
+        plan = self._operations.plan_transaction(op) if at_once else None
         if plan is not None:
             self._core.writer.submit(
                 plan, partial(self._finish_planned, op.id), operation_weight(op)
@@ -168,7 +190,18 @@ class FrameSession:
             del self._last_tasks[kind]
 
     async def _perform_waiting(self, op: Op) -> None:
-        self._queue_reply(await self._operations.answer(op))
+        self._queue_reply(await self._answer(op))
+
+    def _needs_check(self, op: Op) -> bool:
+        return self._authority is not None and self._authority.has_subject(op)
+
+    async def _answer(self, op: Op) -> AnyAnswer:
+        if self._authority is not None and self._needs_check(op):
+            try:
+                await self._authority.check_subject(op)
+            except GatepostError as error:
+                return Failed(re=op.id, error=Failure.from_error(error))
+        return await self._operations.answer(op)
 
     async def _perform_in_order(self, op: Op, behind: "asyncio.Task[None] | None") -> None:
         if behind is not None:
@@ -178,9 +211,9 @@ class FrameSession:
             # Large replies are made one at a time, and only once the last output was taken.
             async with self._large_read_lock:
                 await self._output_taken.wait()
-                self._finish_operation(await self._operations.answer(op))
+                self._finish_operation(await self._answer(op))
         else:
-            self._finish_operation(await self._operations.answer(op))
+            self._finish_operation(await self._answer(op))
 
     def _finish_planned(self, re: int, reply: AnyAnswer, error: GatepostError | None) -> None:
         self._finish_operation(

@@ -448,7 +448,9 @@ CREATE TRIGGER agent_session_ends_once BEFORE UPDATE ON agent_session
 WHEN OLD.revoked_at IS NOT NULL
 BEGIN SELECT RAISE(ABORT, 'a revoked session never changes'); END;
 
--- Tokens of a session. A refresh token that is presented again after `used_at` was stolen.
+-- Tokens of a session. A refresh token that is presented again after `used_at` was stolen, unless the
+-- same client asks again (`attempt_hash`) for an answer that it did not get. `parent` is the refresh
+-- token whose answer has this token. An access token has `used_at` from its first use.
 CREATE TABLE agent_token (
     id          TEXT PRIMARY KEY,
     session     TEXT NOT NULL REFERENCES agent_session,
@@ -457,10 +459,13 @@ CREATE TABLE agent_token (
     label       TEXT NOT NULL,
     expires_at  INTEGER NOT NULL,
     used_at     INTEGER,
+    parent      TEXT,
+    attempt_hash BLOB,
     secret_hash BLOB NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX agent_token_age ON agent_token (expires_at);
 CREATE INDEX agent_token_session ON agent_token (session);
+CREATE INDEX agent_token_parent ON agent_token (parent) WHERE parent IS NOT NULL;
 
 -- == Pipes: the outboxes of other gateways
 
