@@ -191,7 +191,7 @@ def _check_truthful(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
     A message that was never sent expires by its sender's clock alone. If that is set back, the
     message that its reader finds later has not expired.
     """
-    for history in mesh.histories.values() if mesh.seen.brief else ():
+    for history in mesh.histories.values() if mesh.seen.brief and not mesh.seen.hasty else ():
         reason = history.given_up.read_payload()["reason"] if history.given_up else ""
         done = [end.node for end in history.processed_receipts() if end.outcome == "ok"]
         silent = mesh.is_excused(history) or history.involves(mesh.seen.lost)

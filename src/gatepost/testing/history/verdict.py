@@ -75,7 +75,8 @@ class Observations(Struct):
     after their backup; `absent` ones are not back yet, `lost` ones never come, and some of
     them are `revoked`; the clocks of some were `set_back`;
     `surprises` are failures without a fault.
-    In a `brief` history no fault lasted longer than a sender retries.
+    In a `brief` history no fault lasted longer than a sender retries. In a `hasty` one senders of
+    expired messages wait for less than that.
     `blobs` maps (node, digest) to the time at which a blob was complete on disk. `forged` holds
     (reader, forgery, whether its link ended), `left_out` maps (reader, source, seq) of an event
     that a relay left out to whether it came after all.
@@ -91,6 +92,7 @@ class Observations(Struct):
     set_back: set[str] = field(default_factory=set)
     surprises: list[tuple[str, str]] = field(default_factory=list)
     brief: bool = False
+    hasty: bool = False
     blobs: dict[tuple[str, str], int] = field(default_factory=dict)
     forged: list[tuple[str, str, bool]] = field(default_factory=list)
     left_out: dict[tuple[str, str, int], bool] = field(default_factory=dict)

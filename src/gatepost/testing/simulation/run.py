@@ -17,6 +17,7 @@ from gatepost.testing.simulation.users import AgentManners
 
 # The most bytes that one message may cost, with receipts, reply, blob, retries and reconnections.
 _LINK_BYTES = 40_000
+_HASTY_MS = 1_000
 # How many messages have a payload that travels as a blob.
 _BLOBS = 0.06
 
@@ -65,6 +66,7 @@ def simulate(
     settings, topology = _draw_settings(random), _draw_topology(random, shape.nodes)
     with SimulatedMesh(seed, shape.nodes, settings, trace, **topology) as mesh:
         mesh.seen.brief = True
+        mesh.seen.hasty = settings.retries.verdict_wait == _HASTY_MS
         if frames:
             mesh.trace_frames()
         began = mesh.loop.now
@@ -87,7 +89,11 @@ def _draw_settings(random: Random) -> SimulatedSettings:
     usual = SimulatedSettings()
     policy = replace(usual.policy, max_pending=random.choice((2, 10, 1_000)))
     window = random.choice((1_500, 20_000, 1 << 20))
-    return replace(usual, policy=policy, window=window, group_ms=random.choice((1, 3, 30)))
+    # Where senders wait less for an owner's word than faults last, it comes too late for some.
+    wait = _HASTY_MS if random.random() < 0.3 else usual.retries.verdict_wait
+    retries = replace(usual.retries, verdict_wait=wait)
+    group_ms = random.choice((1, 3, 30))
+    return replace(usual, retries=retries, policy=policy, window=window, group_ms=group_ms)
 
 
 def _draw_topology(random: Random, nodes: int) -> dict[str, Any]:
