@@ -167,6 +167,11 @@ REFUSED = [
     ("[mailbox]\nttl_secs = 604800", "set it to at least that, or lower mailbox.ttl_secs"),
     ("[mailbox\n", "is not valid TOML"),
     ("[listen]\ntls_cert = '/cert'", "listen.tls_cert and listen.tls_key go together"),
+    ("[room]\nallow_keyless = true", "room.allow_keyless is true"),
+    (
+        "[room]\nallow_keyless = true\nprofile = 'development'\n[listen]\nallow_public = true",
+        "exclude each other",
+    ),
     ("[room]\nrequire_proof = false", "choose the development profile"),
     ("[room]\nseeds = ['vps-jane']", "room.seeds[0]: expected `str` matching"),
     ("[room]\npublic_url = 'https://a/b'", "room.public_url: expected `str` matching"),

@@ -481,3 +481,47 @@ def test_an_answer_travels_with_the_names_of_the_protocol(harness: AccessHarness
     )
     names = {"wsTicket", "expiresAt", "rooms", "sessionId", "issuerId", "issuerKey"}
     assert set(msgspec.json.decode(msgspec.json.encode(answer))) == names
+
+
+KEYLESS_POLICY = AccessPolicy(profile="development", allow_keyless=True)
+
+
+def test_a_node_without_a_key_is_admitted_in_development_only() -> None:
+    """The body of the exchange is then the token, the node's id and a nonce."""
+    for policy, admits in ((None, False), (OPEN_POLICY, False), (KEYLESS_POLICY, True)):
+        harness = AccessHarness(policy=policy)
+        body = {"inviteToken": harness.invite("pad").token, "nodeId": "pad", "nonce": "n" * 24}
+        request = msgspec.convert(body, ExchangeRequest)
+        if not admits:
+            with refused("proof_required"):
+                harness.exchange(request)
+            continue
+        admitted = harness.admit(harness.exchange(request).ws_ticket)
+        assert (admitted.node_id, admitted.tier) == ("pad", "edge")
+
+
+def test_a_keyless_node_has_one_identity_that_no_other_node_takes() -> None:
+    harness = AccessHarness(policy=KEYLESS_POLICY)
+
+    def request(node: str) -> ExchangeRequest:
+        token = harness.invite().token
+        nonce = f"nonce-of-{token[4:20]}"
+        return ExchangeRequest(node_id=node, nonce=nonce, invite_token=token)
+
+    first = harness.admit(harness.exchange(request("pad")).ws_ticket)
+    again = harness.admit(harness.exchange(request("pad")).ws_ticket)
+    other = harness.admit(harness.exchange(request("phone")).ws_ticket)
+    assert first.public_key == again.public_key != other.public_key
+    with refused("node_mismatch"):
+        harness.exchange(harness.joiner("eve", "pad").with_invite(harness.invite().token))
+
+
+def test_a_node_with_a_key_proves_it_though_others_need_none() -> None:
+    harness = AccessHarness(policy=KEYLESS_POLICY)
+    request = harness.joiner("mbp-jane").with_invite(harness.invite().token)
+    with refused("proof_required"):
+        harness.exchange(replace(request, node_proof=None))
+    with refused("invalid_proof"):
+        harness.exchange(replace(request, node_key=None))
+    with refused("proof_required"):
+        harness.exchange(replace(harness.come_back("mbp-jane"), node_key=None))

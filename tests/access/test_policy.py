@@ -13,6 +13,8 @@ def test_a_production_gateway_cannot_switch_proof_off() -> None:
     assert not AccessPolicy(profile="development", require_proof=False).require_proof
     with pytest.raises(ConfigError, match="production"):
         AccessPolicy(profile="production", require_proof=False)
+    with pytest.raises(ConfigError, match="production"):
+        AccessPolicy(profile="production", allow_keyless=True)
 
 
 @pytest.mark.parametrize("life", [29_999, 60_001])

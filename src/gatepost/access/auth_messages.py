@@ -31,10 +31,13 @@ class Challenge(SecretValue, frozen=True, rename="camel"):
 
 
 class ExchangeRequest(SecretValue, frozen=True, rename="camel", kw_only=True):
-    """A node's request for a ticket, with an invite or a signed challenge."""
+    """A node's request for a ticket, with an invite or a signed challenge.
+
+    A development gateway may admit nodes without `node_key`.
+    """
 
     node_id: NodeId
-    node_key: PublicKey
+    node_key: PublicKey | None = None
     nonce: Nonce
     invite_token: TokenText | None = None
     challenge: TokenText | None = None

@@ -15,6 +15,9 @@ With a challenge, steps 1 to 3 are one: the node signs our challenge with the ke
 An unknown node, a wrong key and an expired challenge get the same answer, 401 invalid_proof. Only
 a node that proved its key learns that it was revoked.
 
+In development a gateway may admit nodes that send no key. Such a node gets a key that nobody can
+sign with, derived from its id, so it can read the room and write nothing.
+
 `redeem_ticket` checks the ticket's signature (401 invalid_ticket), its expiry (401 expired_ticket),
 that it is unused (409 ticket_already_used) and belongs to this node (403 node_mismatch, 403
 revoked), then that its invite is still valid for this node (409 token_already_used, 403 revoked).
@@ -56,6 +59,7 @@ from gatepost.wire import Tier
 class TicketGround(Struct, frozen=True):
     """The basis for minting a ticket. Each `guard` gives one ticket; it is kept until `ends_at`."""
 
+    node_key: bytes
     guard: str
     ends_at: int
     ticket_ends_at: int
@@ -113,28 +117,39 @@ class NodeAuthenticator:
         invite = node_invites.find_redeemable_invite(tx, token, self._issuer)
         if invite.expected_node_id not in {None, request.node_id}:
             raise NodeMismatch("this invite is for another node; check `node.id`")
-        self._check_identity(tx, request.node_id, request.node_key)
-        self._check_invited_proof(invite, request)
+        key = self._key_of(request)
+        self._check_identity(tx, request.node_id, key)
+        self._check_invited_proof(invite, request, key)
         guard = f"{invite_ground(invite.id)}:{request.nonce}"
         ticket_ends_at = min(tx.now + self._policy.ticket_life, invite.expires_at)
-        return TicketGround(guard, invite.expires_at, ticket_ends_at, invite.id)
+        return TicketGround(key, guard, invite.expires_at, ticket_ends_at, invite.id)
 
-    def _check_invited_proof(self, invite: NodeInvite, request: ExchangeRequest) -> None:
-        if invite.expected_key not in {None, request.node_key}:
+    def _key_of(self, request: ExchangeRequest) -> bytes:
+        if request.node_key is not None:
+            return request.node_key
+        if not self._policy.allow_keyless:
+            raise _proof_required_error()
+        return NodeKey(self._issuer.derive_key(f"keyless {request.node_id}")).public
+
+    def _check_invited_proof(
+        self, invite: NodeInvite, request: ExchangeRequest, key: bytes
+    ) -> None:
+        if invite.expected_key not in {None, key}:
             raise InvalidProof("this invite is for another key")
         if request.node_proof is not None:
-            statement = self._proof_statement(request, invite_ground(invite.id))
-            if not statement.is_signed_by(request.node_key, request.node_proof):
+            statement = self._proof_statement(request, invite_ground(invite.id), key)
+            if not statement.is_signed_by(key, request.node_proof):
                 raise InvalidProof("`nodeProof` does not sign this exchange with `nodeKey`")
-        elif self._policy.require_proof:
+        elif self._policy.require_proof and request.node_key is not None:
             raise _proof_required_error()
 
     def _ground_from_challenge(self, tx: Tx, request: ExchangeRequest) -> TicketGround:
-        if request.node_proof is None or request.challenge is None:
+        claimed = request.node_key
+        if request.node_proof is None or request.challenge is None or claimed is None:
             raise _proof_required_error()
         ends_at = self._challenges.challenge_expiry(request.challenge, tx.now)
         known = self._directory.by_id(tx, request.node_id)
-        statement = self._proof_statement(request, challenge_ground(request.challenge))
+        statement = self._proof_statement(request, challenge_ground(request.challenge), claimed)
         key = self._unknown_node_key if known is None else known.public_key
         proven = statement.is_signed_by(key, request.node_proof)
         if known is None or ends_at is None or not proven:
@@ -142,11 +157,11 @@ class NodeAuthenticator:
         if known.revoked:
             raise revoked_node_error(known)
         guard = challenge_ground(request.challenge)
-        return TicketGround(guard, ends_at, tx.now + self._policy.ticket_life, None)
+        return TicketGround(claimed, guard, ends_at, tx.now + self._policy.ticket_life, None)
 
-    def _proof_statement(self, request: ExchangeRequest, ground: str) -> ProofStatement:
+    def _proof_statement(self, request: ExchangeRequest, ground: str, key: bytes) -> ProofStatement:
         issuer = self._issuer.key.fingerprint
-        return ProofStatement(ground, request.nonce, issuer, request.node_id, request.node_key)
+        return ProofStatement(ground, request.nonce, issuer, request.node_id, key)
 
     def _mint_ticket(
         self, tx: Tx, request: ExchangeRequest, ground: TicketGround
@@ -174,7 +189,7 @@ class NodeAuthenticator:
             exp=ground.ticket_ends_at // 1000,
             sid=new_public_id(self._issuer.clock),
             nonce=request.nonce,
-            cnf=tickets.confirm_key(request.node_key),
+            cnf=tickets.confirm_key(ground.node_key),
         )
 
     # -- redeem_ticket
@@ -205,6 +220,6 @@ class NodeAuthenticator:
 
 def _proof_required_error() -> ProofRequired:
     return ProofRequired(
-        "send `nodeProof`: with an invite a signature over its exchange,"
+        "send `nodeKey` and `nodeProof`: with an invite a signature over its exchange,"
         " without one over a challenge from /ansible/auth/challenge"
     )

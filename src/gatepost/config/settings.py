@@ -226,6 +226,13 @@ class RoomSettings(SettingsSection, frozen=True, kw_only=True):
     require_proof: Annotated[
         bool, Meta(description="Nodes must prove their key to join; production requires it.")
     ] = True
+    allow_keyless: Annotated[
+        bool,
+        Meta(
+            description="Admit nodes that send no key; they only read the room. For development"
+            " on one machine: not with listen.allow_public."
+        ),
+    ] = False
     public_url: Annotated[
         str,
         Meta(
@@ -292,6 +299,11 @@ class RoomSettings(SettingsSection, frozen=True, kw_only=True):
             raise ConfigError(
                 'room.require_proof is false, which room.profile = "production" does not permit:'
                 " leave it true, or choose the development profile"
+            )
+        if self.profile == "production" and self.allow_keyless:
+            raise ConfigError(
+                'room.allow_keyless is true, which room.profile = "production" does not permit:'
+                " leave it false, or choose the development profile"
             )
 
 
@@ -460,6 +472,11 @@ class Settings(SettingsSection, frozen=True, kw_only=True):
     log: LogSettings = msgspec.field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:
+        if self.room.allow_keyless and self.listen.allow_public:
+            raise ConfigError(
+                "room.allow_keyless and listen.allow_public exclude each other: a node without a"
+                " key cannot be told from another, so keep one of them false"
+            )
         least = self.mailbox.ttl_secs + self.mailbox.retry_horizon_secs
         if self.journal.tombstone_secs < least:
             raise ConfigError(

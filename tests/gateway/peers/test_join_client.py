@@ -28,6 +28,7 @@ Host = Callable[[NodeKey], JoinClient]
 
 def _answer(issuer: Issuer, request: ExchangeRequest, nonce: str | None) -> ExchangeAnswer:
     """A ticket that is in order in every way but for who signs it."""
+    assert request.node_key is not None
     claims = TicketClaims(
         iss=issuer.id,
         sub=request.node_id,

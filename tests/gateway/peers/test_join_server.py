@@ -4,6 +4,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import psutil  # type: ignore[import-untyped]
@@ -230,3 +231,14 @@ def test_from_elsewhere_nodes_come_over_tls(
     url = f"http://{_outward_address()}:{gateway.port}/ansible/auth/challenge"
     assert httpx.get(url, trust_env=False).status_code == status
     assert httpx.get(f"{gateway.url}/ansible/auth/challenge").status_code == 200
+
+
+def test_a_keyless_node_reads_the_room_in_development(tmp_path: Path) -> None:
+    settings = {"room__profile": "development", "room__allow_keyless": "true"}
+    with Gateway(tmp_path, "ann", **settings) as ann:
+        pad = Guest(ann, "pad")
+        body = {"inviteToken": ann.invite("pad"), "nodeId": "pad", "nonce": "n" * 24}
+        answer = pad.exchange(body)
+        assert answer.status_code == 200, answer.text
+        with pad.open(answer.json()["wsTicket"]) as socket:
+            assert socket.recv(timeout=10)

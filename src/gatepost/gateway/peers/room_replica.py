@@ -58,7 +58,11 @@ class RoomReplica:
     def __init__(self, core: Core) -> None:
         self.core = core
         settings = core.settings.room
-        self.policy = AccessPolicy(profile=settings.profile, require_proof=settings.require_proof)
+        self.policy = AccessPolicy(
+            profile=settings.profile,
+            require_proof=settings.require_proof,
+            allow_keyless=settings.allow_keyless,
+        )
         self.room: SharedRoom | None = None
         self.endpoint: str | None = None
         self.tls_pin: str | None = None
