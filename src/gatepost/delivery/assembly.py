@@ -83,7 +83,7 @@ def build_core(node: LocalNode, retries: RetryPolicy, mailboxes: MailboxPolicy) 
     sender = _build_sender(node, retries, agents, routes, dispatcher, incidents, writer, full)
     receiver = Receiver(ReceiverParts(node, agents, routes, dispatcher, incidents, writer, full))
     forwarder = MailForwarder(node, agents, routes, dispatcher, incidents)
-    transfers = Transfers(routes, writer)
+    transfers = Transfers(node, routes, writer)
     sent = SentMessages()
     coordinator = DeliveryCoordinator(
         node, agents, routes, dispatcher, incidents, writer,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from gatepost.delivery.decisions import TransferSignal
+from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.outbox_writer import OutboxWriter
 from gatepost.delivery.routes import RouteFinder
 from gatepost.events import Signal
@@ -45,7 +46,8 @@ class Transfers:
     Both are memory only.
     """
 
-    def __init__(self, routes: RouteFinder, writer: OutboxWriter) -> None:
+    def __init__(self, node: LocalNode, routes: RouteFinder, writer: OutboxWriter) -> None:
+        self._node_id = node.id
         self._routes = routes
         self._writer = writer
         self.asked: dict[str, int] = {}
@@ -70,10 +72,12 @@ class Transfers:
             return f"{owner} serves it and keeps it; `gatepost agent claim {agent.id}` moves it"
         return f"it lives behind {owner}, which has not answered yet"
 
-    def ask_owner(self, tx: Tx, agent: str, take_over: bool = False) -> str | None:
+    def ask_owner(
+        self, tx: Tx, agent: str, take_over: bool = False, owner: str | None = None
+    ) -> str | None:
         """Ask the owner of an agent for it. Returns the owner; None if no other node owns it."""
-        owner = self.owner_elsewhere(agent)
-        if owner is not None:
+        owner = owner or self.owner_elsewhere(agent)
+        if owner not in (None, self._node_id):
             reason = _TAKE_OVER if take_over else None
             self._send_signal(tx, owner, Signal(signal=_REQUEST, to_agent=agent, reason=reason))
             self.asked[agent] = tx.now

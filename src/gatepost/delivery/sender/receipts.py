@@ -202,7 +202,9 @@ class ReceiptHandler:
         if reason == RESTORED:
             why = f"{source} was restored from a backup, and cannot say what it did"
             return (GiveUpDelivery(found, "owner_restored", why),)
-        if found.state not in UNACCEPTED:
+        # An offer may be accepted by a receipt for an earlier one, which was withdrawn.
+        undecided = found.state in UNACCEPTED or (found.offer and reason == "expired")
+        if not undecided:
             return (GiveUpDelivery(found, "owner_lost_it", f"{source}: {reason}"),)
         if found.reason == EXPIRING or reason == "expired":
             return (GiveUpDelivery(found, "expired", "it came too late", f"refused: {reason}"),)

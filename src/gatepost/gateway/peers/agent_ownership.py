@@ -205,15 +205,16 @@ class AgentOwnership:
             return await self._override_owner(owned, wanted.node or self._node_id)
         if wanted.node not in (None, self._node_id):
             raise InvalidRequest("run this on the gateway the agent moves to, or use --override")
-        asked = await self._core.commit(lambda tx: self._request_takeover(tx, agent))
+        asked = await self._core.commit(lambda tx: self._request_takeover(tx, owned))
         shown = _agent_view(owned)
         shown.asked = asked
         return shown
 
-    def _request_takeover(self, tx: Tx, agent: str) -> str | None:
-        self._core.agents.register(tx, agent, standby=False)
-        record_audit_entry(tx, "operator", "agent.claim", agent, "asked its owner")
-        return self._transfers.ask_owner(tx, agent, take_over=True)
+    def _request_takeover(self, tx: Tx, owned: OwnedAgent) -> str | None:
+        self._core.agents.register(tx, owned.id, standby=False)
+        record_audit_entry(tx, "operator", "agent.claim", owned.id, "asked its owner")
+        # Routing may not have heard of the agent yet.
+        return self._transfers.ask_owner(tx, owned.id, take_over=True, owner=owned.gateway)
 
     async def _override_owner(self, owned: OwnedAgent, node: str) -> RoomAgentView:
         """Give an agent to `node` as a backbone node, when its owner cannot be asked."""

@@ -49,7 +49,9 @@ class EventHistory(Struct):
     def accepting_nodes(self) -> set[str]:
         nodes = {said.node for said in self.receipts if said.status == "accepted"}
         nodes &= set(self.routes)
-        return {node for node in nodes if node not in self.offered or node in self.confirmed}
+        # A confirmed offer that is refused was confirmed for a receipt of an earlier offer.
+        sure = self.confirmed - {said.node for said in self.receipts if said.status == "refused"}
+        return {node for node in nodes if node not in self.offered or node in sure}
 
     def involves(self, nodes: set[str]) -> bool:
         return self.source in nodes or not nodes.isdisjoint(self.routes)
