@@ -40,13 +40,19 @@ def told(cli: Cli) -> Iterator[Cli]:
 
 def test_incidents_are_listed_newest_first_and_by_class(told: Cli) -> None:
     header, *rows = told.ok("incidents").splitlines()
-    assert header.split("\t") == ["When", "Class", "Subject", "Detail", "Seen by"]
+    assert header.split("\t") == ["When", "Class", "Subject", "Detail", "Seen by", "Status", "Id"]
     assert [row.split("\t")[1] for row in rows] == ["backlog", "silent_node"]
     (found,) = told.json("incidents", "--class", "silent_node")["incidents"]
     assert (found["subject"], found["source"]) == ("al", "pipeline")
     recent = told.json("incidents", "--since", "3600")
     assert [each["class"] for each in recent["incidents"]] == ["backlog"]
     assert told.ok("incidents", "--class", "none") == "no matching incidents\n"
+
+
+def test_an_incident_is_resolved(told: Cli) -> None:
+    assert told.ok("incidents", "--resolve", "pipeline:i0") == "pipeline:i0 resolved\n"
+    again = told("incidents", "--resolve", "pipeline:i0", "--json")
+    assert again.error["code"] == "conflict"
 
 
 def test_status_counts_them(told: Cli) -> None:

@@ -11,6 +11,7 @@ from gatepost.room import (
     CoordinationRecord,
     CoordinatorTerm,
     EligibilityRecord,
+    EtaAdviceRecord,
     InviteRecord,
     RecordAuthor,
     ReviewRecord,
@@ -237,3 +238,30 @@ def test_the_view_depends_on_the_records_not_on_when_they_came(
         one_by_one.accept_drafts([record])
         shown(one_by_one)
     assert shown(one_by_one) == shown(at_once)
+
+
+def test_a_settled_review_stays_settled_whoever_settled_it() -> None:
+    open_ = ReviewRecord(
+        capability_id="job",
+        delegation_skill_version="1",
+        executor_skill_version="1",
+        failure_class="sla_breach",
+        raised_at=NOW,
+    )
+    later = replace(open_, status="dismissed", settled_at=NOW + 2, settled_by="vps")
+    first = replace(open_, status="resolved", settled_at=NOW + 1, settled_by="ben")
+    for claims, status in (
+        ([claim(VPS, "reviews", "r", open_), claim(ANN, "reviews", "r", open_)], "open"),
+        ([claim(VPS, "reviews", "r", open_), claim(BEN, "reviews", "r", first)], "resolved"),
+        ([claim(VPS, "reviews", "r", later), claim(BEN, "reviews", "r", first)], "resolved"),
+    ):
+        assert room(*EVERYONE, *claims).effective.reviews["r"].status == status
+
+
+def test_the_latest_advice_counts() -> None:
+    old, new = (
+        EtaAdviceRecord(p50_ms=1, p95_ms=2, recommended_eta_seconds=eta, samples=3, at=NOW + eta)
+        for eta in (60, 90)
+    )
+    found = room(*EVERYONE, claim(VPS, "eta", "job", old), claim(BEN, "eta", "job", new))
+    assert found.effective.eta_advice["job"].recommended_eta_seconds == 90

@@ -21,6 +21,8 @@ from gatepost.room.records import (
     CoordinationRecord,
     DeliveryRecord,
     EligibilityRecord,
+    EtaAdviceRecord,
+    IncidentRecord,
     InviteRecord,
     ReviewRecord,
     RevocationRecord,
@@ -87,6 +89,18 @@ EVERY_KIND: list[tuple[RecordAuthor, str, str, RoomRecord]] = [
             corr_ids=("c1",),
             raised_at=NOW,
         ),
+    ),
+    (
+        EDGE,
+        "incidents",
+        "0f@laptop",
+        IncidentRecord(id="pipeline:silent_node:bob", incident_class="silent_node", raised_at=NOW),
+    ),
+    (
+        EDGE,
+        "eta",
+        "code.review@laptop",
+        EtaAdviceRecord(p50_ms=1, p95_ms=2, recommended_eta_seconds=60, samples=9, at=NOW),
     ),
 ]
 

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 _COMPACT_SECS = 60.0
 _SWEEP_DROP_SECS = 600.0
-_PUBLISH_REVIEWS_SECS = 60.0
+_SHARE_SECS = 1.0
 _SAVE_ACTIVITY_SECS = 60.0
 _LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -94,9 +94,7 @@ async def serve_until_stopped(settings: Settings) -> None:
             _local_transports(operations),
             run_every(_COMPACT_SECS, lambda: compact_journal(core), "compaction failed"),
             run_every(alerts.every_secs, alerts.check_backlogs, "the check of backlogs failed"),
-            run_every(
-                _PUBLISH_REVIEWS_SECS, findings.publish_open_reviews, "publishing reviews failed"
-            ),
+            run_every(_SHARE_SECS, findings.share_when_due, "findings were not shared"),
             run_every(_SAVE_ACTIVITY_SECS, core.save_activity, "noting active agents failed"),
             archiver.running(),
             peering.running(public_url, _own_tls_pin(settings, public_url)),

@@ -23,6 +23,8 @@ from gatepost.room.records import (
     CoordinationRecord,
     DeliveryRecord,
     EligibilityRecord,
+    EtaAdviceRecord,
+    IncidentRecord,
     InviteRecord,
     NodeRecord,
     ReviewRecord,
@@ -86,6 +88,15 @@ class EffectiveRecords:
     @property
     def reviews(self) -> Mapping[str, ReviewRecord]:
         return self._chosen_in(self._tables.reviews)
+
+    @property
+    def incidents(self) -> Mapping[str, IncidentRecord]:
+        """By the digest of their id."""
+        return self._chosen_in(self._tables.incidents)
+
+    @property
+    def eta_advice(self) -> Mapping[str, EtaAdviceRecord]:
+        return self._chosen_in(self._tables.eta)
 
     @property
     def coordination(self) -> CoordinationRecord | None:

@@ -18,6 +18,8 @@ from gatepost.room.records import (
     CoordinationRecord,
     DeliveryRecord,
     EligibilityRecord,
+    EtaAdviceRecord,
+    IncidentRecord,
     InviteRecord,
     ReviewRecord,
     RoomRecord,
@@ -28,6 +30,7 @@ from gatepost.room.signed_record import SignedRecord
 
 T = TypeVar("T")
 R = TypeVar("R", bound=RoomRecord)
+S = TypeVar("S", ReviewRecord, IncidentRecord)
 ChooseRecord = Callable[[str, list[SignedRecord]], T | None]
 
 
@@ -81,7 +84,9 @@ class RecordTables:
         self.invites = RecordTable(self._choose_invite)
         self.delivery = RecordTable(self._choose_senior(DeliveryRecord))
         self.coordination = RecordTable(self._choose_coordinator)
-        self.reviews = RecordTable(self._choose_senior(ReviewRecord))
+        self.reviews = RecordTable(self._choose_settled(ReviewRecord))
+        self.incidents = RecordTable(self._choose_settled(IncidentRecord))
+        self.eta = RecordTable(self._choose_advice)
         self.by_map: dict[str, RecordTable[Any]] = {
             "nodes": self.nodes,
             "agents": self.agents,
@@ -92,6 +97,8 @@ class RecordTables:
             "delivery": self.delivery,
             "coordination": self.coordination,
             "reviews": self.reviews,
+            "incidents": self.incidents,
+            "eta": self.eta,
         }
 
     def current_membership(self) -> RoomMembership:
@@ -172,6 +179,22 @@ class RecordTables:
         members = self._claims_by_members(records, CoordinationRecord)
         claims = [claim for member, claim in members if member.is_backbone]
         return max(claims, key=lambda claim: claim.term, default=None)
+
+    def _choose_settled(self, type: type[S]) -> ChooseRecord[S]:
+        """Any member may settle a review or an incident; the first to do so has decided."""
+
+        def choose(id: str, records: list[SignedRecord]) -> S | None:
+            claims = [claim for _, claim in self._claims_by_members(records, type)]
+            settled = [claim for claim in claims if claim.settled_at is not None]
+            if settled:
+                return min(settled, key=lambda claim: (claim.settled_at, claim.settled_by or ""))
+            return claims[0] if claims else None
+
+        return choose
+
+    def _choose_advice(self, id: str, records: list[SignedRecord]) -> EtaAdviceRecord | None:
+        claims = [claim for _, claim in self._claims_by_members(records, EtaAdviceRecord)]
+        return max(claims, key=lambda claim: claim.at, default=None)
 
     def _choose_senior(self, type: type[R]) -> ChooseRecord[R]:
         def choose_first(id: str, records: list[SignedRecord]) -> R | None:

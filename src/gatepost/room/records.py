@@ -20,8 +20,10 @@ _DEFAULT_RECORD_BYTES = 4 * 1024
 _FINGERPRINT = r"\A[0-9a-f]{32}\Z"
 _TLS_PIN = r"\A[0-9a-f]{64}\Z"
 _VERSION = r"\A[0-9A-Za-z][0-9A-Za-z.+-]{0,31}\Z"
-_REFERENCE = r"\A[A-Za-z0-9][A-Za-z0-9._:/@#+-]{0,199}\Z"
+REFERENCE_PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9._:/@#+-]{0,199}\Z"
 _TITLE = r"\A[A-Za-z0-9][A-Za-z0-9 ._:/()&+-]{0,63}\Z"
+_INCIDENT_ID = r"\A[A-Za-z0-9][A-Za-z0-9._:/@-]{0,219}\Z"
+_CLASS = r"\A[a-z][a-z0-9_]{0,63}\Z"
 _URL = r"\Awss?://[A-Za-z0-9.\[\]:_-]{1,253}(/[A-Za-z0-9._~/-]{0,100})?\Z"
 
 Fingerprint = Annotated[str, Meta(pattern=_FINGERPRINT, max_length=32)]
@@ -29,7 +31,7 @@ TlsPin = Annotated[str, Meta(pattern=_TLS_PIN, max_length=64)]
 ProtocolVersion = Annotated[str, Meta(pattern=_VERSION, max_length=32)]
 SkillVersion = ProtocolVersion
 CapabilityId = AgentId
-Reference = Annotated[str, Meta(pattern=_REFERENCE, max_length=200)]
+Reference = Annotated[str, Meta(pattern=REFERENCE_PATTERN, max_length=200)]
 Title = Annotated[str, Meta(pattern=_TITLE, max_length=64)]
 WebSocketUrl = Annotated[str, Meta(pattern=_URL, max_length=360)]
 Seconds = Annotated[int, Meta(ge=1, le=10 * 365 * 86_400)]
@@ -40,6 +42,11 @@ Counter = Annotated[int, Meta(ge=1, le=MAX_JSON_INT // 4096)]
 Priority = Annotated[int, Meta(ge=0, le=1000)]
 
 CapabilityIds = Annotated[tuple[CapabilityId, ...], Meta(max_length=64)]
+# (class, count) pairs in the order of the classes, rather than a dict: records are hashable.
+IncidentCounts = Annotated[
+    tuple[tuple[Annotated[str, Meta(pattern=_CLASS, max_length=64)], NonNegativeInt], ...],
+    Meta(max_length=48),
+]
 NodeIds = Annotated[tuple[NodeId, ...], Meta(max_length=16)]
 Fingerprints = Annotated[tuple[Fingerprint, ...], Meta(max_length=100)]
 
@@ -165,12 +172,16 @@ class InviteRecord(RoomRecord, frozen=True, kw_only=True):
 
 
 class DeliveryRecord(RoomRecord, frozen=True, kw_only=True):
-    """`delivery.<nodeId>`: a gateway's delivery progress, summed over all its sources."""
+    """`delivery.<nodeId>`: a gateway's delivery progress, summed over all its sources.
+
+    `incident_counts` are the unresolved incidents of the last 30 days, by class.
+    """
 
     inbox_cursor_acked: NonNegativeInt
     inbox_cursor_seen: NonNegativeInt | None = None
     dead_letter_count: NonNegativeInt = 0
     last_ack_at: EpochMs | None = None
+    incident_counts: IncidentCounts = ()
 
 
 class CoordinatorTerm(RoomRecord, frozen=True, kw_only=True, order=True):
@@ -210,8 +221,36 @@ class ReviewRecord(RoomRecord, frozen=True, kw_only=True):
     corr_ids: Annotated[tuple[MsgId, ...], Meta(max_length=8)] = ()
     event_ids: Annotated[tuple[EventId, ...], Meta(max_length=8)] = ()
     raised_at: EpochMs
+    count: NonNegativeInt = 1
     status: Literal["open", "resolved", "dismissed"] = "open"
     settled_at: EpochMs | None = None
+    settled_by: NodeId | None = None
+
+
+class IncidentRecord(RoomRecord, frozen=True, kw_only=True):
+    """`incidents.<digest of its id>@<nodeId>`: an incident that was posted to a gateway.
+
+    Its detail stays in the journal of that gateway. A subject that is no reference does too.
+    """
+
+    id: Annotated[str, Meta(pattern=_INCIDENT_ID, max_length=220)]
+    incident_class: Annotated[str, Meta(pattern=_CLASS, max_length=64)]
+    subject: Reference | None = None
+    corr_ids: Annotated[tuple[MsgId, ...], Meta(max_length=8)] = ()
+    raised_at: EpochMs
+    status: Literal["open", "resolved", "dismissed"] = "open"
+    settled_at: EpochMs | None = None
+    settled_by: NodeId | None = None
+
+
+class EtaAdviceRecord(RoomRecord, frozen=True, kw_only=True):
+    """`eta.<capabilityId>@<nodeId>`: how long the tasks of a capability take, as of `at`."""
+
+    p50_ms: NonNegativeInt
+    p95_ms: NonNegativeInt
+    recommended_eta_seconds: Seconds
+    samples: NonNegativeInt
+    at: EpochMs
 
 
 class MapSchema(Struct, frozen=True):
@@ -232,6 +271,8 @@ MAPS: dict[str, MapSchema] = {
     "delivery": MapSchema(own=DeliveryRecord),
     "coordination": MapSchema(claim=CoordinationRecord),
     "reviews": MapSchema(claim=ReviewRecord),
+    "incidents": MapSchema(claim=IncidentRecord),
+    "eta": MapSchema(claim=EtaAdviceRecord),
 }
 
 

@@ -13,7 +13,13 @@ records of other nodes were withdrawn meanwhile.
 from collections.abc import Iterable
 
 from gatepost.room.document import MAX_SLOTS_PER_WRITER, RoomDocument
-from gatepost.room.records import InviteRecord, RecordRetention, ReviewRecord, RoomRecord
+from gatepost.room.records import (
+    IncidentRecord,
+    InviteRecord,
+    RecordRetention,
+    ReviewRecord,
+    RoomRecord,
+)
 from gatepost.room.room import SharedRoom
 from gatepost.room.signed_record import SignedRecord
 
@@ -99,6 +105,8 @@ def _is_over(data: RoomRecord, now: int, retention: RecordRetention) -> bool:
     if isinstance(data, InviteRecord):
         ended = min(t for t in (data.expires_at, data.used_at, data.revoked_at) if t is not None)
         return ended + retention.invite_ms <= now
-    if isinstance(data, ReviewRecord) and data.settled_at is not None:
+    if isinstance(data, ReviewRecord | IncidentRecord) and data.settled_at is not None:
         return data.settled_at + retention.review_ms <= now
+    if isinstance(data, IncidentRecord):
+        return data.raised_at + retention.review_ms <= now
     return False

@@ -1,5 +1,6 @@
 """Incidents, reviews and advice over HTTP, from an operator and from a pipeline with its token."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,9 @@ def test_incidents_of_the_pipeline_are_stored_once(host: Gateway, pipeline: http
         "raised_at": NOW,
         "source": "pipeline",
         "corr_ids": ["talk-1", "talk-2"],
+        "status": "open",
+        "settled_at": None,
+        "settled_by": None,
     }
     assert found["counts"] == {"backlog": 1, "silent_node": 2}
     assert host.call("GET", f"/incidents?since={NOW + 1}")["incidents"] == []
@@ -178,3 +182,65 @@ def test_a_gateway_without_a_room_says_it_when_it_has_one(tmp_path: Path) -> Non
         alone.call("POST", "/reviews", [review("r-late")])
         wait_until(lambda: "reviews r-early@alone" in alone.records())
         assert "reviews r-late@alone" in alone.records()
+
+
+@pytest.fixture(scope="module")
+def far(host: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """Another gateway of the room, to which nothing is posted."""
+    with Gateway(tmp_path_factory.mktemp("far"), "far") as running:
+        running.join(host)
+        yield running
+
+
+def test_reviews_are_seen_and_resolved_at_every_gateway(
+    host: Gateway, far: Gateway, pipeline: httpx.Client
+) -> None:
+    assert stored(pipeline.post("/v1/reviews", json=[review("far-away")])) == (1, 1)
+
+    def shown(at: Gateway) -> dict[str, Any]:
+        found = {each["id"]: each for each in at.call("GET", "/reviews?limit=1000")}
+        return dict(found.get("far-away", {}))
+
+    wait_until(lambda: shown(far).get("status") == "open")
+    assert shown(far)["count"] == 4
+    settled = far.call("POST", "/reviews/far-away/resolve", {"note": "done"})
+    assert (settled["status"], shown(far)["status"]) == ("resolved", "resolved")
+    wait_until(lambda: shown(host)["status"] == "resolved")
+    assert shown(host)["settled_by"] == "far"
+    with client(host) as http:
+        assert http.post("/v1/reviews/far-away/dismiss", json={}).json()["code"] == "conflict"
+
+
+def test_incidents_are_seen_and_resolved_at_every_gateway(
+    host: Gateway, far: Gateway, pipeline: httpx.Client
+) -> None:
+    now = int(time.time() * 1000)
+    assert stored(pipeline.post("/v1/incidents", json=[incident("far-1", raisedAt=now)])) == (1, 1)
+
+    def shown(at: Gateway) -> dict[str, Any]:
+        found = {each["id"]: each for each in at.call("GET", "/incidents")["incidents"]}
+        return dict(found.get("pipeline:far-1", {}))
+
+    wait_until(lambda: shown(far).get("status") == "open")
+    assert (shown(far)["subject"], shown(far)["detail"]) == ("bob", ""), "details stay at home"
+    body = {"id": "pipeline:far-1", "note": "he is back"}
+    assert far.call("POST", "/incidents/resolve", body)["settled_by"] == "far"
+    wait_until(lambda: shown(host)["status"] == "resolved")
+    with client(far) as http:
+        assert http.post("/v1/incidents/resolve", json=body).json()["code"] == "conflict"
+        missing = http.post("/v1/incidents/resolve", json={"id": "nothing"})
+        assert missing.json()["code"] == "not_found"
+
+
+def test_advice_is_seen_at_every_gateway(
+    host: Gateway, far: Gateway, pipeline: httpx.Client
+) -> None:
+    told = advice(NOW + 10**6, 77) | {"capabilityId": "translate"}
+    assert stored(pipeline.post("/v1/eta-advice", json=[told])) == (1, 1)
+
+    def shown() -> dict[str, Any]:
+        found = {each["capability_id"]: each for each in far.call("GET", "/eta-advice")}
+        return dict(found.get("translate", {}))
+
+    wait_until(lambda: shown().get("recommended_eta_seconds") == 77)
+    assert (shown()["p50_secs"], shown()["p95_secs"]) == (3.5, 20.25)

@@ -143,3 +143,19 @@ async def test_with_a_full_disk_the_connections_are_told(
         await own.refresh_records()
     (entry,) = publisher.replica.awareness.own_entries()
     assert '"status":"degraded"' in entry.state
+
+
+async def test_the_room_counts_the_unresolved_incidents_of_a_gateway(
+    publisher: RecordPublisher, own: OwnRecordPublisher
+) -> None:
+    core, room = publisher.replica.core, publisher.replica.current_room
+    raise_ = core.delivery.incidents.raise_
+    await core.commit(lambda tx: raise_(tx, "link_error", "one", "x"))
+    await core.commit(lambda tx: raise_(tx, "link_error", "two", "x"))
+    await core.commit(lambda tx: raise_(tx, "dead_letter", "three", "x"))
+    await core.commit(
+        lambda tx: tx.execute("UPDATE incident SET status = 'resolved' WHERE subject = 'two'")
+    )
+    await own.refresh_records()
+    counts = room.effective.delivery["ann"].incident_counts
+    assert counts == (("dead_letter", 1), ("link_error", 1))

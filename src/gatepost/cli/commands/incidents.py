@@ -11,7 +11,9 @@ from gatepost.cli.gateway_api import quote_segment
 from gatepost.cli.options import DEFAULT_OPTIONS, GatewayOptions
 from gatepost.gateway.api.report_views import (
     EtaAdviceView,
+    IncidentDecision,
     IncidentPage,
+    IncidentView,
     ReviewDecision,
     ReviewView,
 )
@@ -29,20 +31,28 @@ def list_incidents(
         str | None, Parameter(name="--class", help="Only incidents of this class.")
     ] = None,
     limit: LimitOption = 100,
+    resolve: str | None = None,
+    note: Annotated[str, Parameter(help="With --resolve: a note for the audit log.")] = "",
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> None:
-    """List incidents, newest first.
+    """List incidents, newest first, or resolve one.
 
     For example:
 
       gatepost incidents
       gatepost incidents --since 3600 --class dead_letter
+      gatepost incidents --resolve pipeline:silent_node:bob --note "back again"
 
     Parameters
     ----------
     since
         Only incidents of the last SINCE seconds.
+    resolve
+        The id of an incident that was dealt with, here or on another gateway of the room.
     """
+    if resolve is not None:
+        _resolve_incident(resolve, note, options)
+        return
     start = None if since is None else int((time.time() - since) * 1000)
     wanted: dict[str, object] = {"since": start, "class": class_, "limit": limit}
     with options.find_gateway() as gateway:
@@ -50,14 +60,28 @@ def list_incidents(
     output.print_result(options, found, lambda: _print_incidents(found))
 
 
+def _resolve_incident(id: str, note: str, options: GatewayOptions) -> None:
+    with options.find_gateway() as gateway:
+        found = gateway.post("/v1/incidents/resolve", IncidentDecision(id, note), IncidentView)
+    output.print_result(options, found, lambda: output.print_line(f"{found.id} {found.status}"))
+
+
 def _print_incidents(found: IncidentPage) -> None:
     if not found.incidents:
         output.print_line("no matching incidents")
         return
     output.print_table(
-        ("When", "Class", "Subject", "Detail", "Seen by"),
+        ("When", "Class", "Subject", "Detail", "Seen by", "Status", "Id"),
         [
-            (output.format_time(i.raised_at), i.class_, i.subject, i.detail, i.source)
+            (
+                output.format_time(i.raised_at),
+                i.class_,
+                i.subject,
+                i.detail,
+                i.source,
+                i.status,
+                i.id,
+            )
             for i in found.incidents
         ],
     )

@@ -1,27 +1,30 @@
 """Incidents, reviews and ETA advice: kept here, raised here or posted by the pipeline.
 
 The pipeline sees the events of all gateways. It posts its findings to one gateway, with a token
-that allows nothing else. A finding posted twice is stored once. Reviews concern every gateway, so
-they are also published in the room, without their details.
+that allows nothing else. A finding posted twice is stored once. Findings concern every gateway, so
+they are also published in the room, without their details (room_feedback.py).
 """
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar.params import FromQuery, JSONBody, QueryParameter
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from gatepost.access import Scope, require_scope
 from gatepost.errors import Conflict, NotFound, Unauthorized
 from gatepost.events import AgentId, EventId, MsgId
 from gatepost.events.envelope import EpochMs, NonNegativeInt
 from gatepost.gateway.admin.external_agents import ExternalAgents
+from gatepost.gateway.admin.room_feedback import RoomFeedback
 from gatepost.gateway.api.local_auth import LocalTokenAuth
 from gatepost.gateway.api.report_views import (
     EtaAdviceView,
+    IncidentDecision,
     IncidentPage,
     IncidentView,
     NotedCounts,
@@ -37,7 +40,7 @@ from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.journal import Tx
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Row
-from gatepost.room import ReviewRecord, claim_key
+from gatepost.room import RoomChange
 from gatepost.room.records import SkillVersion
 
 SinceMs = Annotated[int, QueryParameter(ge=0, le=2**53)]
@@ -63,12 +66,22 @@ PipelineClass = Literal[
 ]
 _PIPELINE_SOURCE = "pipeline"
 _NO_LOCAL_TOKEN = {"open": True}
-# Maximum number of a review's samples, and of own reviews, that go into the room.
-_MAX_ROOM_SAMPLES = 8
-_MAX_ROOM_REVIEWS = 500
+_SHARE_MS = 60_000
 
-_SELECT_INCIDENTS = """
-SELECT id, class, subject, detail, raised_at, source, corr_ids FROM incident
+_INCIDENT_COLUMNS = """
+id, class, subject, detail, raised_at, source, corr_ids, status, settled_at, settled_by
+"""
+_SELECT_INCIDENT = f"SELECT {_INCIDENT_COLUMNS} FROM incident WHERE id = ?"
+_SELECT_POSTED_INCIDENTS = f"""
+SELECT {_INCIDENT_COLUMNS} FROM incident WHERE source = ? AND status = 'open'
+ORDER BY raised_at DESC LIMIT 500
+"""
+_IS_OPEN_INCIDENT = "SELECT 1 FROM incident WHERE id = ? AND status = 'open'"
+_CLOSE_INCIDENT = """
+UPDATE incident SET status = ?, settled_at = ?, settled_by = ? WHERE id = ? AND status = 'open'
+"""
+_SELECT_INCIDENTS = f"""
+SELECT {_INCIDENT_COLUMNS} FROM incident
 WHERE raised_at >= ? AND (?2 IS NULL OR class = ?2) ORDER BY raised_at DESC, id LIMIT ?
 """
 _INSERT_INCIDENT = """
@@ -84,6 +97,7 @@ SELECT {_REVIEW_COLUMNS} FROM review WHERE ?1 IS NULL OR status = ?1
 ORDER BY raised_at DESC, id LIMIT ?
 """
 _SELECT_REVIEW = f"SELECT {_REVIEW_COLUMNS} FROM review WHERE id = ?"
+_IS_OPEN_REVIEW = "SELECT 1 FROM review WHERE id = ? AND status = 'open'"
 _UPSERT_REVIEW = f"""
 INSERT INTO review ({_REVIEW_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'open', NULL, NULL, '')
 ON CONFLICT (id) DO UPDATE SET count = max(count, excluded.count), corr_ids = excluded.corr_ids,
@@ -145,15 +159,37 @@ class Feedback:
     def __init__(self, publisher: RecordPublisher) -> None:
         self._publisher = publisher
         self._core = publisher.replica.core
+        self._room = RoomFeedback(publisher)
+        self._shared_at = 0
+        self._is_share_due = True
+        publisher.replica.watch_changes(self._note_change)
+
+    def _note_change(self, change: RoomChange | None) -> None:
+        """Another gateway may have settled a finding, or the room is another document now."""
+        self._is_share_due |= change is None or (
+            change.origin is not None
+            and any(signed.map in ("reviews", "incidents") for signed in change.changed)
+        )
 
     # -- incidents
 
     async def find_incidents(self, since: int, class_: str | None, limit: int) -> IncidentPage:
-        def find(tx: Tx) -> IncidentPage:
-            rows = tx.fetch_all(_SELECT_INCIDENTS, (since, class_, limit))
-            return IncidentPage(list(map(_incident_view, rows)), count_incidents(tx, since))
+        """Incidents of this gateway, and those that were posted to others."""
+        elsewhere = self._room.incidents()
 
-        return await self._core.read(find)
+        def find(tx: Tx) -> tuple[list[IncidentView], set[str], dict[str, int]]:
+            rows = tx.fetch_all(_SELECT_INCIDENTS, (since, class_, limit))
+            known = {id for id in elsewhere if tx.fetch_one(_SELECT_INCIDENT, (id,))}
+            return list(map(_incident_view, rows)), known, count_incidents(tx, since)
+
+        found, known, counts = await self._core.read(find)
+        found += [
+            each
+            for id, each in elsewhere.items()
+            if id not in known and each.raised_at >= since and class_ in (None, each.class_)
+        ]
+        found.sort(key=lambda each: (-each.raised_at, each.id))
+        return IncidentPage(found[:limit], counts, self._room.incident_counts())
 
     async def store_incidents(self, found: Sequence[NewIncident]) -> NotedCounts:
         counts = self._core.delivery.incidents.counts
@@ -170,13 +206,55 @@ class Feedback:
                     tx.add_effect(partial(counts.update, [each.class_]))
             return new
 
-        return NotedCounts(len(found), await self._core.commit(store))
+        new = await self._core.commit(store)
+        await self._publish_incidents()
+        return NotedCounts(len(found), new)
+
+    async def resolve_incident(self, id: str, note: str, actor: str) -> IncidentView:
+        """Resolve an incident of this gateway, or one that was posted to another."""
+        elsewhere = self._room.incidents().get(id)
+
+        def resolve(tx: Tx) -> IncidentView:
+            row = tx.fetch_one(_SELECT_INCIDENT, (id,))
+            known = elsewhere if row is None else _incident_view(row)
+            if known is None:
+                raise NotFound(f"no incident {id} here; `gatepost incidents` shows all")
+            if known.status != "open":
+                raise Conflict(f"incident {id} was {known.status} before")
+            tx.execute(_CLOSE_INCIDENT, ("resolved", tx.now, self._core.node.id, id))
+            record_audit_entry(tx, actor, "incident.resolve", id, note)
+            by = self._core.node.id
+            return replace(known, status="resolved", settled_at=tx.now, settled_by=by)
+
+        resolved = await self._core.commit(resolve)
+        if resolved.source == _PIPELINE_SOURCE:
+            await self._room.publish_incidents([resolved])
+        return resolved
+
+    async def _publish_incidents(self) -> None:
+        rows = await self._core.read(
+            lambda tx: tx.fetch_all(_SELECT_POSTED_INCIDENTS, (_PIPELINE_SOURCE,))
+        )
+        await self._room.publish_incidents(map(_incident_view, rows))
 
     # -- reviews
 
     async def find_reviews(self, status: str | None, limit: int) -> list[ReviewView]:
-        rows = await self._core.read(lambda tx: tx.fetch_all(_SELECT_REVIEWS, (status, limit)))
-        return [_review_view(row) for row in rows]
+        """Reviews of this gateway, and those that were posted to others."""
+        elsewhere = self._room.reviews()
+
+        def find(tx: Tx) -> tuple[list[ReviewView], set[str]]:
+            rows = tx.fetch_all(_SELECT_REVIEWS, (status, limit))
+            known = {id for id in elsewhere if tx.fetch_one(_SELECT_REVIEW, (id,))}
+            return [_review_view(row) for row in rows], known
+
+        found, known = await self._core.read(find)
+        found += [
+            each
+            for id, each in elsewhere.items()
+            if id not in known and status in (None, each.status)
+        ]
+        return sorted(found, key=lambda each: (-each.raised_at, each.id))[:limit]
 
     async def store_reviews(self, found: Sequence[NewReview]) -> NotedCounts:
         def store(tx: Tx) -> int:
@@ -185,45 +263,74 @@ class Feedback:
             return len({each.id for each in found} - known)
 
         new = await self._core.commit(store)
-        await self.publish_open_reviews()
+        await self._publish_reviews()
         return NotedCounts(len(found), new)
 
     async def close_review(
         self, id: str, status: ReviewStatus, note: str, actor: str
     ) -> ReviewView:
-        def close_review(tx: Tx) -> ReviewView:
-            tx.execute(_CLOSE_REVIEW, (status, tx.now, actor, note, id))
-            changed = tx.changed_rows()
-            row = tx.fetch_one(_SELECT_REVIEW, (id,))
-            if row is None:
-                raise NotFound(f"no review {id} here; `gatepost reviews list` shows all")
-            if not changed:
-                raise Conflict(f"review {id} was {row[9]} before")
-            record_audit_entry(tx, actor, f"review.{status}", id, note)
-            return _review_view(row)
+        """Close a review of this gateway, or one that was posted to another."""
+        elsewhere = self._room.reviews().get(id)
 
-        review = await self._core.commit(close_review)
-        await self._publish_reviews([review])
+        def close(tx: Tx) -> ReviewView:
+            row = tx.fetch_one(_SELECT_REVIEW, (id,))
+            known = elsewhere if row is None else _review_view(row)
+            if known is None:
+                raise NotFound(f"no review {id} here; `gatepost reviews list` shows all")
+            if known.status != "open":
+                raise Conflict(f"review {id} was {known.status} before")
+            tx.execute(_CLOSE_REVIEW, (status, tx.now, actor, note, id))
+            record_audit_entry(tx, actor, f"review.{status}", id, note)
+            return replace(known, status=status, settled_at=tx.now, settled_by=actor, note=note)
+
+        review = await self._core.commit(close)
+        by = self._core.node.id
+        await self._room.publish_reviews([replace(review, settled_by=by)])
         return review
 
-    async def publish_open_reviews(self) -> None:
-        """Publish open reviews that are not in the room yet; without a room, do nothing."""
-        await self._publish_reviews(await self.find_reviews("open", 1000))
+    async def _publish_reviews(self) -> None:
+        rows = await self._core.read(lambda tx: tx.fetch_all(_SELECT_REVIEWS, ("open", 1000)))
+        await self._room.publish_reviews(map(_review_view, rows))
 
-    async def _publish_reviews(self, reviews: Iterable[ReviewView]) -> None:
-        if not self._publisher.is_ready:
-            return
-        node, published = self._core.node, self._published_keys()
-        by_key = {claim_key(each.id, node.id): each for each in reviews}
-        # The number of keys a node may write is limited, and it needs some for other records.
-        capacity = max(0, _MAX_ROOM_REVIEWS - len(published))
-        allowed = {*published, *[key for key in by_key if key not in published][:capacity]}
-        records = {("reviews", k): _review_record(r) for k, r in by_key.items() if k in allowed}
-        await self._publisher.publish_records(records)
+    # -- findings shared with other gateways
 
-    def _published_keys(self) -> set[str]:
-        room, own = self._publisher.replica.current_room, self._core.node.key.public
-        return {s.key for s in room.document if s.map == "reviews" and s.public_key == own}
+    async def share_when_due(self) -> None:
+        """Share after a change in the room, and now and then."""
+        now = self._core.clock.now()
+        if self._is_share_due or not self._shared_at <= now < self._shared_at + _SHARE_MS:
+            self._is_share_due, self._shared_at = False, now
+            await self.share_findings()
+
+    async def share_findings(self) -> None:
+        """Follow the decisions of other gateways, and publish our findings."""
+        await self._follow_decisions()
+        await self._publish_reviews()
+        await self._publish_incidents()
+        await self._room.publish_advice(await self._core.read(_read_advice))
+
+    async def _follow_decisions(self) -> None:
+        """Settle reviews and incidents in the journal that other gateways have settled."""
+        own = self._core.node.id
+        reviews = [r for r in self._room.reviews().values() if r.settled_by not in (None, own)]
+        incidents = [i for i in self._room.incidents().values() if i.settled_by not in (None, own)]
+
+        def find_open(tx: Tx) -> tuple[list[ReviewView], list[IncidentView]]:
+            return [r for r in reviews if tx.fetch_one(_IS_OPEN_REVIEW, (r.id,))], [
+                i for i in incidents if tx.fetch_one(_IS_OPEN_INCIDENT, (i.id,))
+            ]
+
+        def settle(tx: Tx) -> None:
+            for r in open_reviews:
+                tx.execute(_CLOSE_REVIEW, (r.status, r.settled_at, r.settled_by, "", r.id))
+            for i in open_incidents:
+                tx.execute(_CLOSE_INCIDENT, (i.status, i.settled_at, i.settled_by, i.id))
+
+        open_reviews, open_incidents = await self._core.read(find_open)
+        if open_reviews or open_incidents:
+            await self._core.commit(settle)
+        # Our own claims say so too: they may outlive the claim of the gateway that decided.
+        await self._room.publish_reviews(open_reviews)
+        await self._room.publish_incidents(open_incidents)
 
     # -- advice
 
@@ -235,12 +342,22 @@ class Feedback:
                 new += tx.changed_rows()
             return new
 
-        return NotedCounts(len(found), await self._core.commit(store))
+        new = await self._core.commit(store)
+        await self._room.publish_advice(await self._core.read(_read_advice))
+        return NotedCounts(len(found), new)
 
     async def find_advice(self) -> list[EtaAdviceView]:
-        return await self._core.read(
-            lambda tx: [EtaAdviceView(*row) for row in tx.fetch_all(_SELECT_ADVICE)]
-        )
+        """The latest advice on each capability, posted to any gateway."""
+        found = self._room.advice()
+        for own in await self._core.read(_read_advice):
+            known = found.get(own.capability_id)
+            if known is None or known.at <= own.at:
+                found[own.capability_id] = own
+        return [found[id] for id in sorted(found)]
+
+
+def _read_advice(tx: Tx) -> list[EtaAdviceView]:
+    return [EtaAdviceView(*row) for row in tx.fetch_all(_SELECT_ADVICE)]
 
 
 def _incident_view(row: Row) -> IncidentView:
@@ -260,19 +377,6 @@ def _review_row(new: NewReview) -> Row:
     samples = (_encode_list(new.corr_ids), _encode_list(new.event_ids))
     head = (new.id, new.capability_id, *versions, new.failure_class)
     return (*head, new.count, *samples, new.raised_at)
-
-
-def _review_record(review: ReviewView) -> ReviewRecord:
-    """Convert a stored review to a room record. Its values were checked when it was posted.
-
-    Defaults are left out, because a reader verifies a record by encoding it again.
-    """
-    values = msgspec.to_builtins(review)
-    names = set(ReviewRecord.__struct_fields__)
-    if review.status == "open":
-        names -= {"status", "settled_at"}
-    values |= {name: tuple(values[name][:_MAX_ROOM_SAMPLES]) for name in ("corr_ids", "event_ids")}
-    return ReviewRecord(**{name: values[name] for name in names})
 
 
 def _encode_list(values: list[str]) -> str:
@@ -336,11 +440,15 @@ def _read_routes(feedback: Feedback) -> list[Any]:
     ) -> IncidentPage:
         return await feedback.find_incidents(since, class_, limit)
 
+    @post("/v1/incidents/resolve", status_code=200, summary="An incident was dealt with")
+    async def resolve_incident(data: JSONBody[IncidentDecision]) -> IncidentView:
+        return await feedback.resolve_incident(data.id, data.note, "operator")
+
     @get("/v1/eta-advice", summary="How long capabilities take, and what to promise")
     async def advice() -> list[EtaAdviceView]:
         return await feedback.find_advice()
 
-    return [incidents, advice]
+    return [incidents, resolve_incident, advice]
 
 
 def _review_routes(feedback: Feedback) -> list[Any]:

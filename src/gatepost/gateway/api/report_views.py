@@ -53,13 +53,20 @@ class IncidentView(Struct, frozen=True, rename={"class_": "class"}):
     raised_at: int
     source: str
     corr_ids: list[str]
+    status: str = "open"
+    settled_at: int | None = None
+    settled_by: str | None = None
 
 
 class IncidentPage(Struct, frozen=True):
-    """A page of incidents, newest first, and the total count of each class."""
+    """A page of incidents, newest first, and the count of each class on this gateway.
+
+    `nodes`: node → class → its unresolved incidents, as the room shows them.
+    """
 
     incidents: list[IncidentView]
     counts: dict[str, int]
+    nodes: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 class ReviewView(Struct, frozen=True):
@@ -94,6 +101,13 @@ class NotedCounts(Struct, frozen=True):
 
     given: int
     new: int
+
+
+class IncidentDecision(Struct, frozen=True, forbid_unknown_fields=True):
+    """The decision that an incident needs no further action."""
+
+    id: Annotated[str, Meta(max_length=1000)]
+    note: Annotated[str, Meta(max_length=1000)] = ""
 
 
 class ReviewDecision(Struct, frozen=True, forbid_unknown_fields=True):

@@ -25,6 +25,10 @@ FROM cursor
 # With many agents each shows its activity less often: a gateway writes about 100 of them a minute.
 _AGENT_HEARTBEAT_MS = 600
 
+_COUNT_OPEN_INCIDENTS = """
+SELECT class, count(*) FROM incident WHERE status = 'open' GROUP BY class ORDER BY class LIMIT 48
+"""
+
 AgentClaims = dict[tuple[str, str], AgentRecord | None]
 
 
@@ -127,13 +131,18 @@ def _is_pending_transfer(room: SharedRoom, id: str, claim: AgentRecord, gateway:
 
 
 def delivery_record(tx: Tx) -> DeliveryRecord | None:
-    """Return the progress over all outboxes this gateway reads; None if it reads none yet."""
+    """Return the progress over all outboxes this gateway reads, and its unresolved incidents.
+
+    None if it reads no outbox yet and has no incident.
+    """
     ((seen, last_at, held, dead),) = tx.fetch_all(_SELECT_PROGRESS)
-    if seen is None:
+    incidents = tuple((name, count) for name, count in tx.fetch_all(_COUNT_OPEN_INCIDENTS))
+    if seen is None and not incidents:
         return None
     return DeliveryRecord(
-        inbox_cursor_acked=max(0, seen - held),
+        inbox_cursor_acked=max(0, (seen or 0) - held),
         inbox_cursor_seen=seen,
         dead_letter_count=dead,
         last_ack_at=last_at,
+        incident_counts=incidents,
     )

@@ -612,15 +612,19 @@ CREATE TABLE replica_head (
 
 -- == Incidents and feedback
 
--- Incidents, for people; the room holds only their counts. `corr_ids` is a JSON list of conversations.
+-- Incidents, for people. The room holds their counts, and those that were posted, without the details.
+-- `corr_ids` is a JSON list of conversations.
 CREATE TABLE incident (
-    id        TEXT PRIMARY KEY,
-    class     TEXT NOT NULL,
-    subject   TEXT NOT NULL,
-    detail    TEXT NOT NULL,
-    raised_at INTEGER NOT NULL,
-    source    TEXT NOT NULL,
-    corr_ids  TEXT NOT NULL DEFAULT '[]'
+    id         TEXT PRIMARY KEY,
+    class      TEXT NOT NULL,
+    subject    TEXT NOT NULL,
+    detail     TEXT NOT NULL,
+    raised_at  INTEGER NOT NULL,
+    source     TEXT NOT NULL,
+    corr_ids   TEXT NOT NULL DEFAULT '[]',
+    status     TEXT NOT NULL DEFAULT 'open' CHECK (status IN ('open', 'resolved', 'dismissed')),
+    settled_at INTEGER,
+    settled_by TEXT
 ) WITHOUT ROWID;
 CREATE INDEX incident_age ON incident (raised_at);
 CREATE INDEX incident_class ON incident (class, raised_at);

@@ -1,0 +1,167 @@
+"""Incidents, reviews and ETA advice in the room: ours are published, and all are shown.
+
+The room holds them without their details. Every gateway may settle a review or an incident that
+was posted to another one: it writes a settled claim of its own, and the gateway that holds the
+details follows.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from gatepost.gateway.api.report_views import EtaAdviceView, IncidentView, ReviewView
+from gatepost.gateway.peers.record_publisher import RecordPublisher
+from gatepost.room import (
+    EtaAdviceRecord,
+    IncidentRecord,
+    RecordRetention,
+    ReviewRecord,
+    RoomRecord,
+    SharedRoom,
+    claim_key,
+)
+from gatepost.room.records import REFERENCE_PATTERN
+
+# Maximum number of samples of a record, and of own records in each of the maps. A node needs keys
+# for other records too.
+_MAX_SAMPLES = 8
+_MAX_RECORDS = 500
+_UNSETTLED = {"status", "settled_at", "settled_by"}
+
+_is_reference = re.compile(REFERENCE_PATTERN).match
+
+
+class RoomFeedback:
+    def __init__(self, publisher: RecordPublisher) -> None:
+        self._publisher = publisher
+        self._node = publisher.replica.core.node
+
+    @property
+    def _room(self) -> SharedRoom | None:
+        return self._publisher.replica.room
+
+    # -- the findings of all gateways
+
+    def reviews(self) -> dict[str, ReviewView]:
+        room = self._room
+        found = {} if room is None else room.effective.reviews
+        return {id: _review_view(id, record) for id, record in found.items()}
+
+    def incidents(self) -> dict[str, IncidentView]:
+        room = self._room
+        found = () if room is None else room.effective.incidents.values()
+        return {record.id: _incident_view(record) for record in found}
+
+    def advice(self) -> dict[str, EtaAdviceView]:
+        room = self._room
+        found = {} if room is None else room.effective.eta_advice
+        return {id: _advice_view(id, record) for id, record in found.items()}
+
+    def incident_counts(self) -> dict[str, dict[str, int]]:
+        """Node → class → unresolved incidents, as each gateway counts them."""
+        room = self._room
+        found = {} if room is None else room.effective.delivery
+        return {node: dict(d.incident_counts) for node, d in found.items() if d.incident_counts}
+
+    # -- publishing
+
+    async def publish_reviews(self, reviews: Iterable[ReviewView]) -> None:
+        await self._publish("reviews", {each.id: _review_record(each) for each in reviews})
+
+    async def publish_incidents(self, incidents: Iterable[IncidentView]) -> None:
+        """Publish incidents, except those that are so old that the next sweep removes them."""
+        since = self._publisher.replica.core.clock.now() - self._kept_ms()
+        recent = [each for each in incidents if each.raised_at > since]
+        records = {incident_key(each.id): _incident_record(each) for each in recent}
+        await self._publish("incidents", records)
+
+    def _kept_ms(self) -> int:
+        claim = None if self._room is None else self._room.effective.coordination
+        return (RecordRetention() if claim is None else claim.retention).review_ms
+
+    async def publish_advice(self, advice: Iterable[EtaAdviceView]) -> None:
+        await self._publish("eta", {each.capability_id: _advice_record(each) for each in advice})
+
+    async def _publish(self, map: str, records: Mapping[str, RoomRecord]) -> None:
+        """Publish our records, as long as there is capacity; without a room, do nothing."""
+        if not self._publisher.is_ready or self._room is None:
+            return
+        own = self._node.key.public
+        known = {s.key for s in self._room.document if s.map == map and s.public_key == own}
+        by_key = {claim_key(id, self._node.id): record for id, record in records.items()}
+        capacity = max(0, _MAX_RECORDS - len(known))
+        allowed = {*known, *[key for key in by_key if key not in known][:capacity]}
+        await self._publisher.publish_records(
+            {(map, key): record for key, record in by_key.items() if key in allowed}
+        )
+
+
+def incident_key(id: str) -> str:
+    """The key of an incident in the room; its id may have characters that no key has."""
+    return sha256(id.encode()).hexdigest()[:32]
+
+
+def _review_record(review: ReviewView) -> ReviewRecord:
+    """Convert a review. Its values were checked when it was posted.
+
+    Defaults are left out, because a reader verifies a record by encoding it again.
+    """
+    values = msgspec.to_builtins(review)
+    for name in ("corr_ids", "event_ids"):
+        values[name] = tuple(values[name][:_MAX_SAMPLES])
+    return ReviewRecord(**_known_values(ReviewRecord, values))
+
+
+def _incident_record(incident: IncidentView) -> IncidentRecord:
+    values = msgspec.structs.asdict(incident)
+    values["incident_class"] = incident.class_
+    values["corr_ids"] = tuple(incident.corr_ids[:_MAX_SAMPLES])
+    if not _is_reference(incident.subject):
+        del values["subject"]
+    return IncidentRecord(**_known_values(IncidentRecord, values))
+
+
+def _known_values(type: type[msgspec.Struct], values: dict[str, Any]) -> dict[str, Any]:
+    names = {name for name in type.__struct_fields__ if name in values}
+    if values["status"] == "open":
+        names -= _UNSETTLED
+    return {name: values[name] for name in names}
+
+
+def _advice_record(advice: EtaAdviceView) -> EtaAdviceRecord:
+    return EtaAdviceRecord(
+        p50_ms=round(advice.p50_secs * 1000),
+        p95_ms=round(advice.p95_secs * 1000),
+        recommended_eta_seconds=advice.recommended_eta_seconds,
+        samples=advice.samples,
+        at=advice.at,
+    )
+
+
+def _review_view(id: str, record: ReviewRecord) -> ReviewView:
+    values = msgspec.structs.asdict(record) | {"id": id, "note": ""}
+    values |= {name: list(values[name]) for name in ("corr_ids", "event_ids")}
+    return ReviewView(**values)
+
+
+def _incident_view(record: IncidentRecord) -> IncidentView:
+    return IncidentView(
+        record.id,
+        record.incident_class,
+        record.subject or "",
+        "",
+        record.raised_at,
+        "pipeline",
+        list(record.corr_ids),
+        record.status,
+        record.settled_at,
+        record.settled_by,
+    )
+
+
+def _advice_view(id: str, record: EtaAdviceRecord) -> EtaAdviceView:
+    eta, samples = record.recommended_eta_seconds, record.samples
+    return EtaAdviceView(id, record.p50_ms / 1000, record.p95_ms / 1000, eta, samples, record.at)
