@@ -4,6 +4,7 @@ GatepostError
 ├── InvalidRequest            400 invalid_request
 │   ├── InvalidId             400 invalid_id
 │   ├── InvalidTargets        400 invalid_targets
+│   ├── ExpiresTooSoon        400 expires_too_soon
 │   ├── NoRoute               400 no_route
 │   └── MalformedEvent        400 malformed_event
 ├── Unauthorized              401 unauthorized
@@ -87,6 +88,10 @@ class InvalidId(InvalidRequest):
 
 class InvalidTargets(InvalidRequest):
     code = "invalid_targets"
+
+
+class ExpiresTooSoon(InvalidRequest):
+    code = "expires_too_soon"
 
 
 class NoRoute(InvalidRequest):

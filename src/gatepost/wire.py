@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
 from gatepost.errors import GatepostError, InvalidRequest, error_from_code
+from gatepost.events.envelope import MaxRetries, Order
 from gatepost.events.ids import AgentId, MsgId
 
 PROTOCOL_VERSION = "1.0"
@@ -24,14 +25,13 @@ ARCHIVED = "archived"
 # The progress of a message that its sender can wait for.
 WaitGoal = Literal["accepted", "processed"]
 
-# The order of a sender's messages in a mailbox: first in, first out, or none.
-Order = Literal["fifo", "none"]
-
 Seconds = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Limit = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Credit = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 Wait = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 Ttl = Annotated[float, msgspec.Meta(gt=0, le=10 * 365 * 86_400)]
+# Unix seconds, with or without a fraction, up to the year 9999.
+Moment = Annotated[float, msgspec.Meta(ge=0, le=253_402_300_799)]
 LeaseHandle = Annotated[str, msgspec.Meta(max_length=64)]
 Reason = Annotated[str, msgspec.Meta(max_length=2000)]
 Consumer = Annotated[str, msgspec.Meta(max_length=128)]
@@ -236,7 +236,8 @@ class NewSend(Struct, omit_defaults=True):
 
     `to_agents` instead of `to_agent` sends a copy to each of them, or with "*" to every agent but
     the sender. `replies` says where an answer goes: to the sender's `mailbox`, or to the waiting
-    `caller`.
+    `caller`. Without `order` the mailbox decides. The turn begins at `not_before` or later, by the
+    clock of the gateway that the agent lives behind.
     """
 
     from_agent: AgentId
@@ -251,6 +252,9 @@ class NewSend(Struct, omit_defaults=True):
     replies: Literal["mailbox", "caller"] = "mailbox"
     priority: Annotated[int, msgspec.Meta(ge=0, le=1000)] | UnsetType = UNSET
     to_agents: Targets | Literal["*"] | UnsetType = UNSET
+    order: Order | UnsetType = UNSET
+    not_before: Moment | UnsetType = UNSET
+    max_retries: MaxRetries | UnsetType = UNSET
 
 
 class Send(Op):
@@ -418,6 +422,9 @@ class EventInfo(Struct, frozen=True, omit_defaults=True):
     source_node: str | None = None
     priority: int = 0
     origin_event_id: str | None = None
+    order: Order | None = None
+    not_before: int | None = None
+    max_retries: int | None = None
 
 
 class AgentInfo(Struct, frozen=True, omit_defaults=True):

@@ -416,3 +416,27 @@ def test_mail_may_go_back_and_forth_any_number_of_times(world: World, a: Box, b:
         world.flow()
     assert done == list(range(len(ids)))
     assert {a.status(sent).state for sent in ids} == {"processed"}
+
+
+def test_delayed_mail_follows_its_agent_and_is_still_delayed(
+    world: World, a: Box, b: Box, c: Box
+) -> None:
+    due = (world.clock.now() + 30_000) / 1000
+    sent = a.send("job", 1, not_before=due, order="none", max_retries=7)
+    world.flow()
+    mail = NewMail("plain", b"2", ordered=False, not_before=world.clock.now() + 30_000)
+    b.run(lambda tx: b.dispatcher.enqueue(tx, "job", "zoe", [mail]))
+    world.moves("c")
+    assert b.run(lambda tx: tx.fetch_all("SELECT waiting FROM mailbox WHERE name = 'job'")) == [
+        (0,)
+    ]
+    assert c.take() == []
+    world.clock.advance(30_000)
+    taken = c.take()
+    assert sorted(bytes(message.payload) for message in taken) == [b"1", b"2"]
+    info = [msgspec.json.decode(message.event) for message in taken]  # type: ignore[arg-type]
+    assert {each["order"] for each in info} == {"none"}
+    assert 7 in [each.get("max_retries") for each in info]
+    c.ack(*taken)
+    world.flow()
+    assert a.status(sent).state == "processed"

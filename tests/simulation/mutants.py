@@ -24,6 +24,7 @@ from gatepost.delivery.sender.lost_owners import LostOwners
 from gatepost.delivery.sender.pairs import SenderPairs
 from gatepost.delivery.sender.receipts import ReceiptHandler
 from gatepost.delivery.sender.recovery import DeliveryRecovery
+from gatepost.delivery.sender.rerouting import Rerouter
 from gatepost.delivery.sender.timers import DeliveryTimers
 from gatepost.events import Envelope, decode_event, extend_chain, genesis_chain
 from gatepost.journal import Database, Tx, outbox
@@ -199,6 +200,27 @@ def moved_pair_not_held() -> Mutant:
     return patch.object(SenderPairs, "set_route", careless)
 
 
+def delay_ignored() -> Mutant:
+    """A delayed message is engaged as soon as it comes."""
+    honest = EventAcceptor._build_mail
+
+    def hasty(self: EventAcceptor, envelope: Envelope, payload: bytes) -> NewMail:
+        made = honest(self, envelope, payload)
+        made.not_before = 0
+        return made
+
+    return patch.object(EventAcceptor, "_build_mail", hasty)
+
+
+def unordered_mail_refused_together() -> Mutant:
+    """A message that is refused takes along all others of its pair, which may be accepted."""
+
+    def all_of_pair(self: Rerouter, tx: Tx, delivery: Any) -> list[Any]:
+        return self._unaccepted_of_pair(tx, delivery.pair, delivery.node)
+
+    return patch.object(Rerouter, "_unaccepted_with", all_of_pair)
+
+
 def chain_broken() -> Mutant:
     """Every commit group starts a chain of its own."""
 
@@ -271,6 +293,8 @@ MUTANTS: dict[str, Callable[[], Mutant]] = {
         late_receipt_reopens,
         pair_never_closed,
         moved_pair_not_held,
+        delay_ignored,
+        unordered_mail_refused_together,
         chain_broken,
         expired_without_a_word,
         returned_mail_renumbered,

@@ -170,7 +170,7 @@ class DeliveryCoordinator:
         if known is not None:
             return self.sent.status(tx, known)
         event_id = choose_event_id(new, self._node.event_ids)
-        out = outgoing_message(new, event_id, fingerprint)
+        out = outgoing_message(new, event_id, fingerprint, tx.now)
         node = self._send_event(tx, out)
         remember_send(tx, new, fingerprint, event_id)
         if node not in (None, self._node.id):
@@ -272,13 +272,15 @@ class DeliveryCoordinator:
         given = letter.payload
         payload = EMPTY_PAYLOAD if isinstance(given, UnsetType) else bytes(given)
         if meta is None:
-            mail = NewMail(id, payload)
+            ordered, retries = letter.order == "fifo", letter.max_retries
+            mail = NewMail(id, payload, ordered=ordered, max_retries=retries)
             (ack,) = self._dispatcher.enqueue(tx, letter.to, letter.from_, [mail])
             return ack
         info = decode_info(meta)
         out = OutgoingEvent(id, info.kind, letter.from_, letter.to, info.corr_id, payload)
         out.digest, out.traceparent = info.payload_ref, info.traceparent
         out.ref_event_id, out.causation_id = info.ref_event_id, info.event_id
+        out.order, out.max_retries = info.order, info.max_retries
         mark = tx.begin_operation()
         try:
             route = self.routes.find_route(tx, out.to_agent)

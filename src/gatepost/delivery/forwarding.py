@@ -27,6 +27,7 @@ from gatepost.errors import GatepostError
 from gatepost.events import EventKind, parse_event_id
 from gatepost.journal.transaction import Tx
 from gatepost.mailbox import Dispatcher
+from gatepost.mailbox.enqueue import is_unordered
 from gatepost.mailbox.leases import parse_lease_handle
 from gatepost.wire import EventInfo, LeasedMessage
 
@@ -35,7 +36,7 @@ _PORTION = 256
 
 _SELECT_WAITING = "SELECT 1 FROM mailbox WHERE waiting > 0 AND name = ?"
 _SELECT_NAME = "SELECT name FROM mailbox WHERE waiting > 0 AND id = ?"
-_SELECT_EXPIRY = "SELECT expires_at FROM mail WHERE id = ?"
+_SELECT_TERMS = "SELECT expires_at, not_before, max_retries FROM mail WHERE id = ?"
 _RECORD_FORWARD = """
 INSERT INTO forwarded (event_id, source, original, sender, mailbox, meta, at)
 VALUES (?, ?, ?, ?, ?, ?, ?)
@@ -151,11 +152,15 @@ class MailForwarder:
         self, tx: Tx, message: LeasedMessage, info: EventInfo | None
     ) -> OutgoingEvent:
         id = self._node.event_ids.next_id()
-        ((expires,),) = tx.fetch_all(_SELECT_EXPIRY, (parse_lease_handle(message.receipt)[0],))
+        mail, _ = parse_lease_handle(message.receipt)
+        ((expires, not_before, max_retries),) = tx.fetch_all(_SELECT_TERMS, (mail,))
         payload = bytes(message.payload)
         out = OutgoingEvent(id, EventKind.MESSAGE, message.from_, message.to, id, payload)
         out.ttl = max(1, expires - tx.now)
+        out.not_before = not_before if not_before > tx.now else None
+        out.order, out.max_retries = "none" if is_unordered(mail) else None, max_retries
         if info is not None:
+            out.order = info.order
             out.kind, out.corr_id, out.digest = info.kind, info.corr_id, info.payload_ref
             out.ref_event_id, out.traceparent = info.ref_event_id, info.traceparent
             out.causation_id, out.priority = info.event_id, info.priority

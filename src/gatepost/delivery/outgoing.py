@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from gatepost.events import Order
+
 EMPTY_PAYLOAD = b"null"
 
 
@@ -35,6 +37,26 @@ class OutgoingEvent(Struct):
     fingerprint: bytes | None = None
     priority: int | None = None
     origin_event_id: str | None = None
+    order: Order | None = None
+    not_before: int | None = None
+    max_retries: int | None = None
+
+    @property
+    def is_unordered(self) -> bool:
+        return self.order == "none"
+
+    @property
+    def is_ordered(self) -> bool | None:
+        """None if the mailbox decides."""
+        return None if self.order is None else self.order == "fifo"
+
+    def due_at(self, now: int) -> int:
+        """When its turn may begin."""
+        return max(now, self.not_before or 0)
+
+    def expires_at(self, now: int, default_ttl: int) -> int:
+        """When it expires: the default TTL begins when the event is due."""
+        return self.due_at(now) + default_ttl if self.ttl is None else now + self.ttl
 
     @property
     def pair(self) -> tuple[str, str]:

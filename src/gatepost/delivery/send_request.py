@@ -16,6 +16,7 @@ from gatepost.events import (
     parse_event_id,
 )
 from gatepost.journal.transaction import Tx
+from gatepost.mailbox.policy import check_delay
 from gatepost.wire import NewSend
 
 _SELECT_KEY = "SELECT fingerprint, event_id FROM idempotency WHERE agent = ? AND key = ?"
@@ -52,9 +53,10 @@ def fingerprint_send(new: NewSend, content: bytes | None = None) -> bytes:
     another digest.
     """
     content = content or fingerprint_payload(new) or str(new.payload_ref).encode()
-    ttl, priority = _value_or_none(new.ttl_secs), _value_or_none(new.priority)
+    given = (new.ttl_secs, new.priority, new.order, new.not_before, new.max_retries)
+    terms = " ".join(str(_value_or_none(each)) for each in given)
     mark = blake2b(content, digest_size=16)
-    mark.update(f"{len(content)} {new.to_agent} {ttl} {priority}".encode())
+    mark.update(f"{len(content)} {new.to_agent} {terms}".encode())
     return mark.digest()
 
 
@@ -87,8 +89,11 @@ def choose_event_id(new: NewSend, ids: EventIdGenerator) -> str:
     return ids.next_id() if new.event_id is UNSET else str(new.event_id)
 
 
-def outgoing_message(new: NewSend, event_id: str, fingerprint: bytes) -> OutgoingEvent:
+def outgoing_message(new: NewSend, event_id: str, fingerprint: bytes, now: int) -> OutgoingEvent:
     parse_event_id(event_id)
+    ttl = None if isinstance(new.ttl_secs, UnsetType) else int(new.ttl_secs * 1000)
+    not_before = None if isinstance(new.not_before, UnsetType) else int(new.not_before * 1000)
+    check_delay(now, not_before or 0, ttl)
     return OutgoingEvent(
         event_id,
         EventKind.MESSAGE,
@@ -97,11 +102,14 @@ def outgoing_message(new: NewSend, event_id: str, fingerprint: bytes) -> Outgoin
         event_id if isinstance(new.corr_id, UnsetType) else new.corr_id,
         EMPTY_PAYLOAD if isinstance(new.payload, UnsetType) else bytes(new.payload),
         digest=_value_or_none(new.payload_ref),
-        ttl=None if isinstance(new.ttl_secs, UnsetType) else int(new.ttl_secs * 1000),
+        ttl=ttl,
         traceparent=_value_or_none(new.traceparent),
         replies_to=new.replies,
         fingerprint=fingerprint,
         priority=_value_or_none(new.priority),
+        order=_value_or_none(new.order),
+        not_before=not_before,
+        max_retries=_value_or_none(new.max_retries),
     )
 
 

@@ -12,14 +12,15 @@ from gatepost.delivery.outgoing import OutgoingEvent
 from gatepost.delivery.sender.emitting import NEVER_SENT
 from gatepost.delivery.sender.receipts import RESTORED
 from gatepost.errors import GatepostError, UnknownMessage, UnsafeReplay
-from gatepost.events import format_event_id, parse_event_id
+from gatepost.events import Order, format_event_id, parse_event_id
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Row, Tx
 from gatepost.wire import Failure, Replayed, Undelivered
 
 _COLUMNS = """
 event_id, kind, from_agent, to_agent, corr_id, node, reason, attempts, failed_at, verdict,
-digest, replayed_as, payload, traceparent, ref_id, verdict_at
+digest, replayed_as, payload, traceparent, ref_id, verdict_at,
+ordering, max_retries
 """
 _SELECT_PAGE = f"SELECT {_COLUMNS} FROM undelivered WHERE (failed_at, event_id) > (?, ?)"
 _SELECT_POSITION = "SELECT failed_at, event_id FROM undelivered WHERE event_id = ?"
@@ -77,6 +78,8 @@ class UndeliveredMessage(Struct, frozen=True):
     traceparent: str | None
     ref_id: bytes | None
     verdict_at: int | None = None
+    ordering: Order | None = None
+    max_retries: int | None = None
 
     @property
     def id(self) -> str:
@@ -96,6 +99,8 @@ class UndeliveredMessage(Struct, frozen=True):
             traceparent=self.traceparent,
             replies_to="mailbox",
             causation_id=self.id,
+            order=self.ordering,
+            max_retries=self.max_retries,
         )
 
 

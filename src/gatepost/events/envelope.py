@@ -16,6 +16,9 @@ KindName = Annotated[str, Meta(min_length=1, max_length=64)]
 Reason = Annotated[str, Meta(min_length=1, max_length=1024)]
 Priority = Annotated[int, Meta(ge=0, le=1000)]
 Label = Annotated[str, Meta(max_length=256)]
+# The order of a sender's messages in a mailbox: first in, first out, or none.
+Order = Literal["fifo", "none"]
+MaxRetries = Annotated[int, Meta(ge=0, le=1000)]
 
 
 class PayloadRef(Struct, frozen=True, rename="camel"):
@@ -67,10 +70,11 @@ class Envelope(
     """One event of an outbox; `(source_node_id, event_id)` is its identity everywhere.
 
     `pair_seq` 0 means that the event is outside the order of any pair. All pair numbers before
-    `pair_base` are closed, so a receiver does not wait for them. `prev_seq_to` 0 means that no
-    earlier event of this outbox was for the same recipient. When an `offer` is `accepted`, the
-    sender has to confirm it. The struct forbids unknown fields so that the codec notices older
-    field names; `codec.decode_event` still ignores unknown fields.
+    `pair_base` are closed, so a receiver does not wait for them. Without `order` the mailbox
+    decides. By the clock of its owner, the event is not engaged before `not_before`. `prev_seq_to`
+    0 means that no earlier event of this outbox was for the same recipient. When an `offer` is
+    `accepted`, the sender has to confirm it. The struct forbids unknown fields so that the codec
+    notices older field names; `codec.decode_event` still ignores unknown fields.
     """
 
     event_id: EventId
@@ -91,6 +95,9 @@ class Envelope(
     expires_at: EpochMs | None = None
     attempt: NonNegativeInt = 1
     priority: Priority = 0
+    order: Order | None = None
+    not_before: EpochMs | None = None
+    max_retries: MaxRetries | None = None
     offer: bool = False
     payload: Raw | UnsetType = UNSET
     payload_ref: PayloadRef | None = None

@@ -13,6 +13,7 @@ from gatepost.events import (
     ChainHead,
     Envelope,
     NodeKey,
+    Order,
     PayloadRef,
     TaskInfo,
     Trace,
@@ -62,6 +63,9 @@ class EventDraft(Struct, frozen=True, kw_only=True):
     expires_at: int | None = None
     attempt: int = 1
     priority: int = 0
+    order: Order | None = None
+    not_before: int | None = None
+    max_retries: int | None = None
     offer: bool = False
     payload: Raw | UnsetType = UNSET
     payload_ref: PayloadRef | None = None
@@ -212,6 +216,9 @@ class Outbox:
             expires_at=draft.expires_at,
             attempt=draft.attempt,
             priority=draft.priority,
+            order=draft.order,
+            not_before=draft.not_before,
+            max_retries=draft.max_retries,
             offer=draft.offer,
             payload=draft.payload,
             payload_ref=draft.payload_ref,

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from gatepost.clock import Clock
 from gatepost.errors import GatepostError
+from gatepost.events import Order
 from gatepost.journal.transaction import Tx
 from gatepost.journal.writer import JobOutcome
 from gatepost.mailbox import dead_letters, sweep
@@ -47,7 +48,7 @@ from gatepost.mailbox.settle import (
 )
 from gatepost.mailbox.waiter_service import WaiterService
 from gatepost.mailbox.waiters import Waiter, WaiterQueue
-from gatepost.wire import EnqueueAck, LeasedMessage, Order
+from gatepost.wire import EnqueueAck, LeasedMessage
 
 __all__ = ["Dispatcher", "Waiter"]
 

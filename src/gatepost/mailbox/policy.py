@@ -2,6 +2,10 @@
 
 import msgspec
 
+from gatepost.errors import ExpiresTooSoon, InvalidRequest
+
+_MAX_DELAY = 10 * 365 * 86_400_000
+
 
 class MailboxPolicy(msgspec.Struct, frozen=True):
     """Retries, timeouts and capacity of every mailbox. Times are in milliseconds."""
@@ -26,3 +30,11 @@ class MailboxPolicy(msgspec.Struct, frozen=True):
     def expiry(self, now: int, ttl: int | None, not_before: int) -> int:
         """Return when mail expires: the default TTL begins when the mail is due."""
         return max(now, not_before) + self.ttl if ttl is None else now + ttl
+
+
+def check_delay(now: int, not_before: int, ttl: int | None) -> None:
+    """Refuse a message that would expire before its turn may begin, or that begins never."""
+    if not_before - now > _MAX_DELAY:
+        raise InvalidRequest("`not_before` is more than ten years ahead")
+    if ttl is not None and not_before >= now + ttl:
+        raise ExpiresTooSoon("the message would expire before `not_before`: give it more time")

@@ -153,6 +153,9 @@ class EventAcceptor:
             self._source,
             envelope.priority,
             envelope.origin_event_id,
+            envelope.order,
+            envelope.not_before,
+            envelope.max_retries,
         )
         ttl = None if envelope.expires_at is None else max(1, envelope.expires_at - self._now)
         return NewMail(
@@ -162,6 +165,9 @@ class EventAcceptor:
             ttl=ttl,
             meta=msgspec.json.encode(info),
             priority=envelope.priority,
+            ordered=None if envelope.order is None else envelope.order == "fifo",
+            not_before=envelope.not_before or 0,
+            max_retries=envelope.max_retries,
         )
 
     def _use_blob(self, envelope: Envelope) -> None:

@@ -1,7 +1,8 @@
 """Held events: taken, and not accepted yet, in the order of their pair.
 
 A row without an event says that its number never comes (`gone`). It keeps its place in the order
-until every number before it is dealt with.
+until every number before it is dealt with. Unordered events, which have no pair number, are held
+under numbers far below all others, the oldest first.
 """
 
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from gatepost.delivery.receiver.inbox_pairs import InboxPair, PairKey
 from gatepost.delivery.receiver.inbox_states import InboxInput
 from gatepost.delivery.receiver.inbox_table import InboxTable
 from gatepost.events import Envelope, decode_event, parse_event_id
+from gatepost.events.envelope import MAX_JSON_INT
 from gatepost.journal.transaction import Tx
 
 _OF_PAIR = "source = ? AND sender = ? AND mailbox = ?"
@@ -23,12 +25,23 @@ _HOLD_GONE = """
 INSERT OR IGNORE INTO held (source, sender, mailbox, pair_seq, why)
 VALUES (?, ?, ?, ?, 'gone')
 """
+_IS_NUMBERED = f"pair_seq > {-1 - MAX_JSON_INT}"
+_IS_UNORDERED = f"pair_seq <= {-1 - MAX_JSON_INT}"
 _SELECT_FIRST = f"""
-SELECT pair_seq, event_id, body, why FROM held WHERE {_OF_PAIR} ORDER BY pair_seq LIMIT 1
+SELECT pair_seq, event_id, body, why FROM held WHERE {_OF_PAIR} AND {_IS_NUMBERED}
+ORDER BY pair_seq LIMIT 1
 """
 _SELECT_EVENTS = f"""
-SELECT pair_seq, event_id, body FROM held WHERE {_OF_PAIR} AND event_id IS NOT NULL
+SELECT pair_seq, event_id, body FROM held
+WHERE {_OF_PAIR} AND {_IS_NUMBERED} AND event_id IS NOT NULL
 """
+_SELECT_LAST_UNORDERED = f"SELECT min(pair_seq) FROM held WHERE {_OF_PAIR} AND {_IS_UNORDERED}"
+_SELECT_FIRST_UNORDERED = f"""
+SELECT pair_seq, event_id, body, why FROM held WHERE {_OF_PAIR} AND {_IS_UNORDERED}
+    AND (digest IS NULL OR digest IN (SELECT digest FROM blob)) ORDER BY pair_seq DESC LIMIT 1
+"""
+_REMOVE_UNORDERED = f"DELETE FROM held WHERE source = ? AND event_id = ? AND {_IS_UNORDERED}"
+_REMOVE_ALL_UNORDERED = f"DELETE FROM held WHERE {_IS_UNORDERED}"
 _SELECT_EVENT_AT = f"SELECT event_id FROM held WHERE {_OF_PAIR} AND pair_seq = ?"
 _REMOVE = f"DELETE FROM held WHERE {_OF_PAIR} AND pair_seq = ?"
 _REMOVE_EVENT = f"DELETE FROM held WHERE {_OF_PAIR} AND event_id = ?"
@@ -111,6 +124,25 @@ class HeldEvents:
         if why == "full":
             self._full.add(key[2])
 
+    def hold_unordered(self, key: PairKey, envelope: Envelope, body: bytes, why: str) -> None:
+        """Keep an event without a pair number: its mailbox is full, or its blob is missing."""
+        ((last,),) = self._tx.fetch_all(_SELECT_LAST_UNORDERED, key)
+        number = (-1 - MAX_JSON_INT if last is None else last) - 1
+        id, digest = parse_event_id(envelope.event_id), _missing_digest(envelope, why)
+        encoded = body or msgspec.json.encode(envelope)
+        self._tx.execute(_HOLD, (*key, number, id, why, digest, encoded))
+        self._inbox.record_event(envelope, InboxInput.HOLD, why)
+        if why == "full":
+            self._full.add(key[2])
+
+    def first_unordered(self, key: PairKey) -> HeldEvent | None:
+        """The oldest held event of a pair that has no number and waits for no blob."""
+        row = self._tx.fetch_one(_SELECT_FIRST_UNORDERED, key)
+        return None if row is None else HeldEvent(*row)
+
+    def remove_unordered(self, source: str, event_id: bytes) -> None:
+        self._tx.execute(_REMOVE_UNORDERED, (source, event_id))
+
     def hold_gone_number(self, key: PairKey, pair: InboxPair, number: int) -> None:
         """Note that a number never comes."""
         self._tx.execute(_HOLD_GONE, (*key, number))
@@ -186,5 +218,6 @@ def wanted_blobs(tx: Tx) -> list[tuple[str, str]]:
 
 def drop_all_events(tx: Tx) -> list[PairKey]:
     """In a restored journal: no held number comes from here; returns the pairs that go on."""
+    tx.execute(_REMOVE_ALL_UNORDERED)
     tx.execute(_MAKE_GONE)
     return [(row[0], row[1], row[2]) for row in tx.fetch_all(_SELECT_PAIRS)]

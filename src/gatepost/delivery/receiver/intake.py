@@ -74,8 +74,10 @@ class Intake:
             self.acceptor.append_receipt(envelope, Receipt(status="refused", reason="resend"))
         elif envelope.to_agent_id is None:
             self.acceptor.refuse_event(envelope, "no_agent")
-        else:
+        elif envelope.pair_seq:
             self._take_in_order(envelope, body)
+        else:
+            self._take_unordered(envelope, body)
 
     def finish(self) -> list[Decision]:
         """Put away what is accepted and save the pairs; returns the decisions."""
@@ -110,6 +112,28 @@ class Intake:
             if pair.held:
                 self.release_held(key)
 
+    def _take_unordered(self, envelope: Envelope, body: bytes) -> None:
+        """Take an event without a pair number: it waits for no other, and none waits for it."""
+        reason = self._reason_against(envelope)
+        if reason in (FULL, BLOB):
+            self._hold_unordered(envelope, body, reason)
+        else:
+            self._decide_unordered(envelope, body, reason)
+
+    def _hold_unordered(self, envelope: Envelope, body: bytes, reason: str) -> None:
+        self.held.hold_unordered(self.pair_key(envelope), envelope, body, reason)
+        if reason == FULL:
+            self.decisions += self.answers.report_hold(envelope.event_id, reason)
+
+    def _decide_unordered(self, envelope: Envelope, body: bytes, reason: str) -> None:
+        if reason:
+            self.acceptor.refuse_event(envelope, reason)
+        elif envelope.offer:
+            self.offers.keep_offer(envelope, body)
+            self.acceptor.append_receipt(envelope, ACCEPTED)
+        else:
+            self.acceptor.accept_event(envelope)
+
     def _load_for_arrival(self, key: PairKey, envelope: Envelope) -> InboxPair:
         pair = self.pairs.load_pair(key)
         if pair.incarnation != self.pairs.incarnation:
@@ -139,7 +163,8 @@ class Intake:
                 self.acceptor.accept_event(envelope)
 
     def _accept_offer(self, pair: InboxPair, envelope: Envelope, body: bytes) -> None:
-        self.offers.keep_offer(pair, envelope, body)
+        self.offers.keep_offer(envelope, body)
+        pair.count_offered(1)
         self.acceptor.append_receipt(envelope, ACCEPTED)
 
     def _reason_against(self, envelope: Envelope) -> str:
@@ -173,6 +198,22 @@ class Intake:
             self.held.remove_number(key, pair, held.number)
             self._accept_or_hold(key, pair, envelope, held.body)
 
+    def release_unordered(self, key: PairKey) -> None:
+        """Accept the held events of a pair that have no number, as far as the mailbox has capacity.
+
+        An event that still waits for its blob holds up none of the others.
+        """
+        while (held := self.held.first_unordered(key)) is not None:
+            envelope = decode_event(held.body)
+            reason = self._reason_against(envelope)
+            if reason in (FULL, BLOB):
+                self.held.keep_waiting(key, held, envelope, reason)
+                if reason == FULL:
+                    return
+                continue
+            self.held.remove_unordered(self.source, parse_event_id(envelope.event_id))
+            self._decide_unordered(envelope, held.body, reason)
+
     def close_number(self, key: PairKey, number: int) -> None:
         """This number of a pair never comes."""
         pair = self.pairs.load_pair(key)
@@ -199,15 +240,25 @@ class Intake:
         row = self.inbox.find_row(event_id)
         if row is None or row.state in FINAL:
             return None
-        key = (self.source, row.sender, row.mailbox)
-        pair = self.pairs.load_pair(key)
         if row.state is InboxState.HELD:
-            self.held.remove_event(key, pair, event_id)
+            self._remove_held(row, event_id)
         elif row.state is InboxState.OFFERED:
             self.offers.take_offer(event_id)
-            pair.count_offered(-1)
+            self.count_decided_offer((self.source, row.sender, row.mailbox), row.pair_seq)
         self.inbox.change_state(event_id, input)
         return row
+
+    def _remove_held(self, row: InboxRow, event_id: bytes) -> None:
+        if row.pair_seq:
+            key = (self.source, row.sender, row.mailbox)
+            self.held.remove_event(key, self.pairs.load_pair(key), event_id)
+        else:
+            self.held.remove_unordered(self.source, event_id)
+
+    def count_decided_offer(self, key: PairKey, number: int) -> None:
+        """An offer was confirmed or withdrawn. The offers without a number hold up no others."""
+        if number:
+            self.pairs.load_pair(key).count_offered(-1)
 
     def withdraw_and_report(
         self, event_id: bytes, input: InboxInput, reason: str

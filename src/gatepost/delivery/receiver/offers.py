@@ -22,11 +22,10 @@ class OfferTable:
         self._source = source
         self._inbox = inbox
 
-    def keep_offer(self, pair: InboxPair, envelope: Envelope, body: bytes) -> None:
+    def keep_offer(self, envelope: Envelope, body: bytes) -> None:
         id = parse_event_id(envelope.event_id)
         self._tx.execute(_KEEP, (self._source, id, body))
         self._inbox.record_event(envelope, InboxInput.OFFER)
-        pair.count_offered(1)
 
     def take_offer(self, event_id: bytes) -> Envelope | None:
         """Remove an offer; returns its event, or None if there is no such offer."""

@@ -189,6 +189,7 @@ class Receiver:
         for key in keys:
             intake = Intake(self._parts, tx, key[0], pair_incarnation(tx, key), tx.now)
             intake.release_held(key)
+            intake.release_unordered(key)
             decisions += self._finish_intake(intake)
         return decisions
 

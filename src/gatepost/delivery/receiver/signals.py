@@ -61,7 +61,7 @@ def _confirm_offer(intake: Intake, event_id: bytes) -> None:
     if envelope is None:
         return
     key = intake.pair_key(envelope)
-    intake.pairs.load_pair(key).count_offered(-1)
+    intake.count_decided_offer(key, envelope.pair_seq)
     intake.acceptor.accept_confirmed(envelope)
     intake.release_held(key)
 

@@ -14,8 +14,8 @@ DELIVERY_COLUMNS = """event_id, kind, from_agent, to_agent, corr_id, state, node
 _OPEN = """
 INSERT INTO delivery (event_id, kind, from_agent, to_agent, corr_id, state, emitted_at, accepted_at,
     replies_to, node, offer, pair_seq, expires_at, next_at, content_key, fingerprint, digest,
-    origin)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    origin, not_before)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _SELECT_DELIVERY = f"SELECT {DELIVERY_COLUMNS} FROM delivery WHERE event_id = ?"
 _SELECT_NUMBERED = f"""
@@ -99,7 +99,7 @@ class DeliveryTable:
         times = (state.value, tx.now, accepted, out.replies_to)
         tail = (node, offer, number, expires, due, content_key, out.fingerprint, out.digest)
         origin = parse_event_id(out.origin_event_id) if out.origin_event_id else None
-        tx.execute(_OPEN, (*head, *times, *tail, origin))
+        tx.execute(_OPEN, (*head, *times, *tail, origin, out.not_before or 0))
         self.note_due(due)
 
     def find(self, tx: Tx, event_id: str) -> OpenDelivery | None:

@@ -10,7 +10,7 @@ from gatepost.delivery.outgoing import OutgoingEvent
 from gatepost.delivery.retry_policy import RetryPolicy
 from gatepost.delivery.routes import RouteFinder
 from gatepost.delivery.sender.delivery_table import DeliveryTable
-from gatepost.delivery.sender.drafts import draft_event
+from gatepost.delivery.sender.drafts import UNNUMBERED, draft_event
 from gatepost.delivery.sender.pairs import PairNumber, SenderPairs
 from gatepost.delivery.sender.payloads import PayloadEncryption
 from gatepost.events import EventKind, Trace
@@ -49,7 +49,7 @@ class Emitter:
         number = self._assign_pair_number(tx, out, route.node)
         self._deliveries.destinations.add(route.node)
         content = self._encryption.encrypt_for(tx, out, route.node)
-        expires = self.expiry(tx, out)
+        expires = out.expires_at(tx.now, self._policy.ttl)
         due = accept_deadline(tx, self._routes, self._policy, route.node, expires)
         self._deliveries.open(
             tx, out, DeliveryState.EMITTED, route, number.number, expires, due, content.key
@@ -78,7 +78,7 @@ class Emitter:
     def emit_undeliverable(self, tx: Tx, out: OutgoingEvent, reason: str, detail: str) -> Decisions:
         """Append an event that no node can take; it is given up and kept, all at once."""
         content = self._encryption.encrypt_for(tx, out, self._node.id)
-        expires = self.expiry(tx, out)
+        expires = out.expires_at(tx.now, self._policy.ttl)
         trace = Trace(route_decision="none", traceparent=out.traceparent)
         tx.append_event(draft_event(out, content, expires, trace))
         self._deliveries.open(
@@ -87,14 +87,14 @@ class Emitter:
         found = self._deliveries.find(tx, out.event_id)
         return NOTHING if found is None else (GiveUpDelivery(found, reason, detail, NEVER_SENT),)
 
-    def expiry(self, tx: Tx, out: OutgoingEvent) -> int:
-        return tx.now + (self._policy.ttl if out.ttl is None else out.ttl)
-
     def _assign_pair_number(self, tx: Tx, out: OutgoingEvent, node: str) -> PairNumber:
         """The next number of the pair, or the one that the same message has here already.
 
-        Otherwise forwarded mail that comes back would wait behind itself.
+        Otherwise forwarded mail that comes back would wait behind itself. An unordered event has no
+        number: it waits for no other event, and none waits for it.
         """
+        if out.is_unordered:
+            return UNNUMBERED
         found = self._deliveries.find_numbered(tx, out)
         if found is None:
             is_own = node == self._node.id

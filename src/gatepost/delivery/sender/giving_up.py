@@ -20,8 +20,8 @@ _GIVE_UP = update_delivery(
 )
 _KEEP_UNDELIVERED = """
 INSERT OR IGNORE INTO undelivered (event_id, kind, from_agent, to_agent, corr_id, node, reason,
-    attempts, failed_at, payload, digest, traceparent, ref_id, verdict)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    attempts, failed_at, payload, digest, traceparent, ref_id, ordering, max_retries, verdict)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
 
@@ -73,14 +73,15 @@ class GivingUp:
         self, tx: Tx, delivery: OpenDelivery, reason: str, verdict: str | None
     ) -> None:
         """Keep the payload, for it may be sent again."""
-        payload, trace, ref = EMPTY_PAYLOAD, None, None
+        payload, trace, ref, terms = EMPTY_PAYLOAD, None, None, (None, None)
         try:
             first = find_first_event(tx, delivery.event_id)
             trace = first.trace and first.trace.traceparent
+            terms = (first.order, first.max_retries)
             ref = first.ref_event_id and parse_event_id(first.ref_event_id)
             payload = self._encryption.decrypt_own(delivery, first)
         except GatepostError as error:
             self._incidents.raise_(tx, "payload_lost", delivery.id, error.message)
         ids = (delivery.event_id, delivery.kind, *delivery.pair, delivery.corr_id, delivery.node)
         kept = (reason, delivery.attempt, tx.now, payload, delivery.digest, trace, ref or None)
-        tx.execute(_KEEP_UNDELIVERED, (*ids, *kept, verdict))
+        tx.execute(_KEEP_UNDELIVERED, (*ids, *kept, *terms, verdict))

@@ -15,7 +15,7 @@ from gatepost.delivery.receiver.acceptance import mailbox_capacity
 from gatepost.delivery.receiver.held_events import FullMailboxes
 from gatepost.delivery.retry_policy import RetryPolicy
 from gatepost.delivery.sender.delivery_table import DeliveryTable
-from gatepost.delivery.sender.drafts import draft_event
+from gatepost.delivery.sender.drafts import UNNUMBERED, draft_event
 from gatepost.delivery.sender.pairs import PairNumber, SenderPairs
 from gatepost.delivery.sender.payloads import PayloadEncryption
 from gatepost.errors import IdempotencyConflict
@@ -52,7 +52,7 @@ class LocalDelivery:
         here = self._node.id
         if route.node != here or self._goes_behind_held(tx, out.to_agent):
             return False
-        return self._pairs.is_only_at(tx, out.pair, here)
+        return out.is_unordered or self._pairs.is_only_at(tx, out.pair, here)
 
     def _goes_behind_held(self, tx: Tx, mailbox: str) -> bool:
         """Whether events that were held for a full mailbox are about to be released."""
@@ -63,10 +63,10 @@ class LocalDelivery:
     def deliver_event(self, tx: Tx, out: OutgoingEvent, route: Route) -> int:
         """Deliver an event; returns how much mail waits for its agent."""
         waiting = self._enqueue_mail(tx, out, route)
-        number = self._pairs.next_number(tx, out.pair, route.node)
-        expires = tx.now + (self._policy.ttl if out.ttl is None else out.ttl)
+        number = self._assign_pair_number(tx, out)
+        expires = out.expires_at(tx.now, self._policy.ttl)
         self._append_event(tx, out, number, expires, route)
-        due = tx.now + self._policy.sla
+        due = out.due_at(tx.now) + self._policy.sla
         self._deliveries.open(
             tx, out, DeliveryState.ACCEPTED, route, number.number, expires, due, None
         )
@@ -77,12 +77,17 @@ class LocalDelivery:
 
     def append_kept_reply(self, tx: Tx, out: OutgoingEvent) -> None:
         """Append a reply that is kept with its message, with both receipts: it needs no mailbox."""
-        number = self._pairs.next_number(tx, out.pair, self._node.id)
+        number = self._assign_pair_number(tx, out)
         route = Route(self._node.id, "local")
         self._append_event(tx, out, number, tx.now + self._policy.ttl, route)
         receipt = (out.to_agent, self._node.id, out.event_id, out.corr_id)
         tx.append_event(self._writer.draft_receipt(*receipt, ACCEPTED))
         tx.append_event(self._writer.draft_receipt(*receipt, KEPT))
+
+    def _assign_pair_number(self, tx: Tx, out: OutgoingEvent) -> PairNumber:
+        if out.is_unordered:
+            return UNNUMBERED
+        return self._pairs.next_number(tx, out.pair, self._node.id)
 
     def _append_event(
         self, tx: Tx, out: OutgoingEvent, number: PairNumber, expires: int, route: Route
@@ -108,9 +113,20 @@ class LocalDelivery:
             out.digest,
             size,
             priority=priority,
+            order=out.order,
+            not_before=out.not_before,
+            max_retries=out.max_retries,
         )
-        meta = msgspec.json.encode(info)
-        mail = NewMail(out.event_id, out.payload, ttl=out.ttl, meta=meta, priority=priority)
+        mail = NewMail(
+            out.event_id,
+            out.payload,
+            ttl=out.ttl,
+            meta=msgspec.json.encode(info),
+            priority=priority,
+            ordered=out.is_ordered,
+            not_before=out.not_before or 0,
+            max_retries=out.max_retries,
+        )
         (ack,) = self._dispatcher.enqueue(tx, out.to_agent, out.from_agent, [mail])
         if ack.error is not None:
             raise ack.error.to_error()

@@ -84,7 +84,7 @@ class SenderPairs:
 
     def waits_for_others(self, tx: Tx, pair: SenderPair, node: str, number: int) -> bool:
         """Whether earlier numbers are still open elsewhere, so that `node` holds this one."""
-        if pair not in self._moving_pairs(tx):
+        if not number or pair not in self._moving_pairs(tx):
             return False
         lowest = self._lowest_number(tx, _LOWEST_OPEN_ELSEWHERE, (*pair, node), below=number)
         return lowest is not None
@@ -93,8 +93,10 @@ class SenderPairs:
         """Route the pair to `node` from number `first` on; returns the base of that number.
 
         A node that gets a number which others were sent behind cannot know which of those have
-        closed: only the old route was told.
+        closed: only the old route was told. An unordered event, which has no number, moves nothing.
         """
+        if not first:
+            return 1
         ((last, routed, _, _),) = tx.fetch_all(_SELECT_PAIR, pair)
         elsewhere = self._lowest_number(tx, _LOWEST_OPEN_ELSEWHERE, (*pair, node)) is not None
         untold = elsewhere or (routed != node and first < last)

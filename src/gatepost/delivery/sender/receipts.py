@@ -33,7 +33,7 @@ from gatepost.routing import Route
 _FROM_ITS_NODE = "event_id = ? AND node = ?"
 _ACCEPT = update_delivery(
     DeliveryInput.ACCEPT,
-    "accepted_at = ?, next_at = ?, reason = NULL",
+    "accepted_at = ?, next_at = max(?, not_before) + ?, reason = NULL",
     where=_FROM_ITS_NODE,
     returning="offer, kind, emitted_at",
 )
@@ -129,11 +129,11 @@ class ReceiptHandler:
 
     def _accept_delivery(self, tx: Tx, source: str, ref: str) -> Decisions:
         id = parse_event_id(ref)
-        due = tx.now + self._policy.sla
-        row = tx.fetch_one(_ACCEPT, (tx.now, due, id, source))
+        sla = self._policy.sla
+        row = tx.fetch_one(_ACCEPT, (tx.now, tx.now, sla, id, source))
         if row is None:
             return self._amend_dead_letter(tx, id, source, "accepted")
-        self._deliveries.note_due(due)
+        self._deliveries.note_due(tx.now + sla)
         offer, kind, emitted = row
         accepted = DeliveryAccepted(ref, kind, tx.now - emitted)
         if not offer:

@@ -8,7 +8,7 @@ from gatepost.delivery.decisions import (
     ReaderRestored,
     ReaderResumed,
 )
-from gatepost.delivery.delivery_states import DeliveryInput, update_delivery
+from gatepost.delivery.delivery_states import DeliveryInput, DeliveryState, update_delivery
 from gatepost.delivery.incarnations import load_incarnations, position_after
 from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.outbox_writer import OutboxWriter
@@ -21,11 +21,13 @@ from gatepost.delivery.sender.delivery_table import (
 from gatepost.events import Signal
 from gatepost.journal.transaction import Tx
 
-# Without a pair number no receiver waits for it.
+# Without a pair number no receiver waits for it. An unordered delivery that was an incident before
+# stays one: its owner is asked about it anyway.
 _DOUBT = update_delivery(DeliveryInput.DOUBT, "next_at = ?, offer = 0, pair_seq = 0")
 _SELECT_UNDOUBTED = f"""
 SELECT {DELIVERY_COLUMNS} FROM delivery
-WHERE processed_at IS NULL AND node <> ? AND pair_seq > 0 LIMIT ?
+WHERE processed_at IS NULL AND node <> ? AND (pair_seq > 0 OR state <> '{DeliveryState.INCIDENT}')
+LIMIT ?
 """
 _SELECT_READER = "SELECT incarnation, sent_seq FROM recipient WHERE node_id = ?"
 _SAVE_READER = """

@@ -49,6 +49,8 @@ class ReplySender:
             digest=turn.reply.digest,
             ref_event_id=info.event_id,
             traceparent=info.traceparent,
+            # The replies to unordered messages do not wait for each other either.
+            order="none" if info.order == "none" else None,
         )
         if info.source_node in (None, self._node.id):
             return self._reply_here(tx, out, info.event_id, turn.reply)

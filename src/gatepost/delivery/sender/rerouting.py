@@ -47,7 +47,7 @@ SELECT {DELIVERY_COLUMNS} FROM delivery WHERE from_agent = ? AND to_agent = ?
 """
 _SELECT_ACCEPTED_OF_PAIR = f"""
 SELECT 1 FROM delivery WHERE from_agent = ? AND to_agent = ? AND processed_at IS NULL
-    AND node = ? AND NOT {IS_UNACCEPTED} LIMIT 1
+    AND node = ? AND NOT {IS_UNACCEPTED} AND pair_seq > 0 LIMIT 1
 """
 _SELECT_OFFERS_AT = f"""
 SELECT {DELIVERY_COLUMNS} FROM delivery WHERE processed_at IS NULL AND node = ? AND to_agent = ?
@@ -113,7 +113,8 @@ class Rerouter:
         """Send a refused delivery elsewhere, with everything unaccepted of its pair.
 
         A node that refuses one number has sent the receipts for those it accepted before, and lets
-        no later number overtake; so the later ones go with it.
+        no later number overtake; so the later ones go with it. Unordered deliveries go alone: the
+        node may accept any other at any moment.
         """
         detail, verdict = f"{delivery.node}: {reason}", f"refused: {reason}"
         try:
@@ -124,7 +125,7 @@ class Rerouter:
             GiveUpDelivery(each, "exhausted", detail, verdict)
             if each.attempt >= self._policy.max_attempts
             else RerouteDelivery(each, route)
-            for each in self._unaccepted_of_pair(tx, delivery.pair, delivery.node)
+            for each in self._unaccepted_with(tx, delivery)
         ]
 
     def follow_agent(self, tx: Tx, delivery: OpenDelivery) -> Decisions:
@@ -182,18 +183,24 @@ class Rerouter:
         return [move for row in rows for move in self.seek_home(tx, OpenDelivery(*row))]
 
     def _move_pair(self, tx: Tx, pair: SenderPair, node: str) -> Decisions:
-        """Route the unaccepted deliveries of a pair to a fallback, unless `node` accepted one."""
-        if tx.fetch_one(_SELECT_ACCEPTED_OF_PAIR, (*pair, node)):
-            return NOTHING
+        """Route the unaccepted deliveries of a pair to a fallback, unless `node` accepted one.
+
+        That `node` accepted one keeps the ordered deliveries there, and no others.
+        """
         try:
             route = self._routes.find_route(tx, pair[1])
         except GatepostError:
             return NOTHING
-        moved = self._unaccepted_of_pair(tx, pair, node)
-        # A delivery that is no offer may be accepted there at any moment.
-        if route.node == node or not all(delivery.offer for delivery in moved):
+        if route.node == node:
             return NOTHING
-        return [RerouteDelivery(delivery, route) for delivery in moved]
+        waiting = self._unaccepted_of_pair(tx, pair, node)
+        ordered = [delivery for delivery in waiting if delivery.pair_seq]
+        # A delivery that is no offer may be accepted there at any moment.
+        is_kept = not all(delivery.offer for delivery in ordered)
+        if is_kept or tx.fetch_one(_SELECT_ACCEPTED_OF_PAIR, (*pair, node)):
+            ordered = []
+        free = [delivery for delivery in waiting if not delivery.pair_seq and delivery.offer]
+        return [RerouteDelivery(delivery, route) for delivery in (*ordered, *free)]
 
     def _has_route(self, tx: Tx, agent: str, refused: frozenset[str]) -> bool:
         try:
@@ -201,6 +208,13 @@ class Rerouter:
         except GatepostError:
             return False
         return True
+
+    def _unaccepted_with(self, tx: Tx, delivery: OpenDelivery) -> list[OpenDelivery]:
+        """A delivery, with the other unaccepted ones of its pair if it is ordered."""
+        if not delivery.pair_seq:
+            return [delivery]
+        found = self._unaccepted_of_pair(tx, delivery.pair, delivery.node)
+        return [each for each in found if each.pair_seq]
 
     def _unaccepted_of_pair(self, tx: Tx, pair: SenderPair, node: str) -> list[OpenDelivery]:
         rows = tx.fetch_all(_SELECT_UNACCEPTED_OF_PAIR, (*pair, node))

@@ -38,9 +38,12 @@ SELECT state FROM delivery WHERE from_agent = ? AND to_agent = ? AND processed_a
 ORDER BY pair_seq LIMIT 1
 """
 _SELECT_NEXT_DUE = "SELECT min(next_at) FROM delivery WHERE next_at IS NOT NULL"
-# A delivery that waits until it expires does so by the time of day, so it is left alone.
+# A delivery that waits until it expires does so by the time of day, so it is left alone; and the
+# time to process an accepted one begins when it is due.
 _CAP_DEADLINE = """
-UPDATE delivery SET next_at = ?1 WHERE next_at > ?1 AND next_at < expires_at AND state = ?2
+UPDATE delivery SET next_at = max(?1, iif(accepted_at IS NULL, 0, not_before + ?3))
+WHERE next_at > max(?1, iif(accepted_at IS NULL, 0, not_before + ?3))
+    AND next_at < expires_at AND state = ?2
 """
 _POSTPONE = "UPDATE delivery SET next_at = ? WHERE event_id = ?"
 _AWAIT_VERDICT = update_delivery(DeliveryInput.TIMEOUT, f"reason = '{EXPIRING}', next_at = ?")
@@ -105,7 +108,7 @@ class DeliveryTimers:
     def _cap_deadlines(self, tx: Tx) -> None:
         """The clock may have gone back: cap each deadline at now + its maximum."""
         for state, longest in self._policy.longest_waits().items():
-            tx.execute(_CAP_DEADLINE, (tx.now + longest, state))
+            tx.execute(_CAP_DEADLINE, (tx.now + longest, state, longest))
         tx.execute(_CAP_VERDICT_WAIT, (tx.now + self._policy.verdict_wait,))
         self._deliveries.next_due = 0
 

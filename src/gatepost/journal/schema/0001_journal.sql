@@ -201,7 +201,8 @@ CREATE INDEX discarded_age ON discarded (at);
 -- == Deliveries, as the sender sees them
 
 -- One delivery per message sent. `node` is its route, `next_at` the next deadline. `content_key`
--- decrypts the payload in the outbox while it may have to be encrypted for another node. `verdict`
+-- decrypts the payload in the outbox while it may have to be encrypted for another node. Unordered
+-- messages have the `pair_seq` 0. The time to process begins at `not_before`. `verdict`
 -- is the last owner's late receipt, after the sender gave the message up. The reply is kept here,
 -- inline in `reply` or as the blob `reply_ref`, whether it is mail besides or not.
 CREATE TABLE delivery (
@@ -223,6 +224,7 @@ CREATE TABLE delivery (
     offer        INTEGER NOT NULL DEFAULT 0,
     attempt      INTEGER NOT NULL DEFAULT 1,
     pair_seq     INTEGER NOT NULL DEFAULT 0,
+    not_before   INTEGER NOT NULL DEFAULT 0,
     expires_at   INTEGER NOT NULL DEFAULT 0,
     next_at      INTEGER,
     content_key  BLOB,
@@ -280,6 +282,8 @@ CREATE TABLE undelivered (
     payload     BLOB NOT NULL,
     digest      TEXT,
     traceparent TEXT,
+    ordering    TEXT,
+    max_retries INTEGER,
     ref_id      BLOB,
     verdict     TEXT,
     verdict_at  INTEGER,
@@ -518,7 +522,7 @@ CREATE TABLE inbox_pair (
 ) WITHOUT ROWID;
 
 -- Held events: taken but not accepted yet, in the order of their pair. A row without a body is a
--- number that will never arrive.
+-- number that will never arrive. Unordered events have numbers below -2^53, the oldest the highest.
 CREATE TABLE held (
     source   TEXT NOT NULL,
     sender   TEXT NOT NULL,
@@ -532,6 +536,7 @@ CREATE TABLE held (
 ) WITHOUT ROWID;
 CREATE INDEX held_mailbox ON held (mailbox) WHERE why = 'full';
 CREATE INDEX held_digest ON held (digest) WHERE digest IS NOT NULL;
+CREATE INDEX held_event ON held (source, event_id) WHERE event_id IS NOT NULL;
 
 -- Accepted offers which their sender has neither confirmed nor withdrawn.
 CREATE TABLE offered (

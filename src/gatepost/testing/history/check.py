@@ -77,7 +77,7 @@ def _check_one_turn(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
 
 
 def _check_order(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
-    """Order the turns by the receipts that ended them."""
+    """Order the turns by the receipts that ended them. Unordered turns may end in any order."""
     pairs: dict[tuple[str, str, str | None], list[tuple[int, int, str, int, str]]] = defaultdict(
         list
     )
@@ -87,7 +87,8 @@ def _check_order(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
             # An answer that a request waits for ends without a turn; forwarded mail ends with the
             # turn it had at another gateway.
             passed_on = (history.source, history.id) in mesh.journals[said.node].forwarded
-            is_turn = said.outcome == "ok" and history.id in mesh.acked[said.node] and not passed_on
+            in_order = history.id in mesh.acked_in_order[said.node]
+            is_turn = said.outcome == "ok" and in_order and not passed_on
             if is_turn and first.pair_seq and not mesh.is_excused(history):
                 place = (mesh.time_on_disk(said.node, said.event), said.event.seq, said.node)
                 key = (history.source, first.source_agent_id, first.to_agent_id)
@@ -99,6 +100,13 @@ def _check_order(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
                 detail = f"{sender} to {target}: {number} ended on {node} at {at}, after {highest}"
                 yield HistoryViolation("order", source, id, detail)
             highest = max(highest, number)
+
+
+def _check_due(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
+    for turn in mesh.seen.turns:
+        if turn.clock < turn.not_before:
+            detail = f"{turn.agent} began it {turn.not_before - turn.clock} ms early"
+            yield HistoryViolation("due", turn.node, turn.event_id, detail)
 
 
 def _check_same_outcome(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
@@ -236,6 +244,7 @@ _RULES = (
     _check_one_end,
     _check_one_turn,
     _check_order,
+    _check_due,
     _check_same_outcome,
     _check_routed,
     _check_confirmed,

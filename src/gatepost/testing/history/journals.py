@@ -18,8 +18,10 @@ _DELIVERIES = """
 SELECT event_id, state, outcome, node, verdict, processed_at IS NOT NULL, pair_seq, from_agent,
     to_agent FROM delivery
 """
+# Mail ids from 1 << 37 up, in each pair, are of unordered mail.
 _MAIL = """
-SELECT m.msg_id, b.name, m.state, m.tracked FROM mail m JOIN mailbox b ON b.id = m.mailbox
+SELECT m.msg_id, b.name, m.state, (m.id & (1 << 37)) = 0, m.tracked
+FROM mail m JOIN mailbox b ON b.id = m.mailbox
 """
 _PASSED_ON = "SELECT source, original FROM forwarded"
 _INBOX = "SELECT source, event_id FROM inbox"
@@ -72,6 +74,7 @@ class JournalMail(Struct):
     event_id: str
     mailbox: str
     state: int
+    ordered: bool = True
 
 
 class GatewayJournal(Struct):
@@ -123,7 +126,7 @@ def _read(connection: apsw.Connection, key: bytes | None, blobs: Path | None) ->
         events=[_event(lives, *row) for row in rows(_EVENTS)],
         heads=rows(_HEADS),
         deliveries={_id(row[0]): JournalDelivery(*row[1:]) for row in rows(_DELIVERIES)},
-        mail=[JournalMail(id, box, state) for id, box, state, tracked in rows(_MAIL) if tracked],
+        mail=[JournalMail(*row) for *row, tracked in rows(_MAIL) if tracked],
         cursors={(source, life): seq for source, life, seq in rows(_CURSORS)},
         forwarded={(source, _id(original)) for source, original in rows(_PASSED_ON)},
         inbox={(source, _id(event)) for source, event in rows(_INBOX)},

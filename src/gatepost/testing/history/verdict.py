@@ -8,7 +8,8 @@ RULES = {
     "settled": "after everything healed, no message is open",
     "one end": "a message ends once: processed by one gateway, or given up by its sender",
     "one turn": "at most one turn of an event is completed, on whatever gateways",
-    "order": "turns of a pair are completed in the order it was sent",
+    "order": "ordered turns of a pair are completed in the order it was sent",
+    "due": "no turn with a delayed message begins before its owner's clock has shown its time",
     "same outcome": "sender and owner report the same outcome of a message",
     "routed": "only receipts of a gateway that the message was routed to count",
     "confirmed": "an offer is engaged only by the gateway its sender confirmed",
@@ -48,7 +49,8 @@ class ObservedTurn(Struct):
     """One turn as its agent knows it. `result` is ok only if the agent's ack was answered.
 
     `payload` is the digest of the payload that the agent got, `reply` of the reply that it gave.
-    A reply that it got answers `ref_event_id`.
+    A reply that it got answers `ref_event_id`. `not_before` is the time the message was delayed to,
+    and `clock` the latest time that the clock of its gateway had shown when the turn began.
     """
 
     node: str
@@ -65,6 +67,8 @@ class ObservedTurn(Struct):
     payload: str = ""
     ref_event_id: str = ""
     reply: str = ""
+    not_before: int = 0
+    clock: int = 0
 
 
 class Observations(Struct):

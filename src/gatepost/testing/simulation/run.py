@@ -20,6 +20,12 @@ _LINK_BYTES = 40_000
 _HASTY_MS = 1_000
 # How many messages have a payload that travels as a blob.
 _BLOBS = 0.06
+# How many messages have no order, wait for a moment, or have a retry policy of their own.
+_UNORDERED = 0.25
+_DELAYED = 0.06
+_OWN_RETRIES = 0.05
+# How many agents work on several messages at once.
+_SEVERAL_HANDS = 0.2
 
 
 class RunShape(Struct, frozen=True):
@@ -115,7 +121,11 @@ def _place_agents(mesh: SimulatedMesh, random: Random, shape: RunShape) -> None:
         home = ids[number % len(ids)]
         others = [id for id in ids if id != home]
         standbys = (random.choice(others),) if random.random() < 0.4 else ()
-        manners = AgentManners(credit=random.randint(1, 5), nack=random.choice((0.0, 0.05)))
+        manners = AgentManners(
+            credit=random.randint(1, 5),
+            nack=random.choice((0.0, 0.05)),
+            hands=3 if random.random() < _SEVERAL_HANDS else 1,
+        )
         mesh.add_agent(f"a{number}", home, standbys, manners)
 
 
@@ -129,6 +139,19 @@ def _plan_traffic(mesh: SimulatedMesh, random: Random, shape: RunShape) -> None:
         moment = random.randint(0, shape.over_ms)
         for _ in range(min(left, random.choice((1, 1, 1, 8)))):
             blob = random.randint(1, 3_000) if random.random() < _BLOBS else 0
-            send = partial(mesh.send, sender, target, blob_bytes=blob, **fields)
+            terms = fields or _draw_terms(random, mesh.loop.now + moment)
+            send = partial(mesh.send, sender, target, blob_bytes=blob, **terms)
             mesh.loop.call_after(moment, send)
             left -= 1
+
+
+def _draw_terms(random: Random, now: int) -> dict[str, Any]:
+    """The order, delay and retries of one message."""
+    terms: dict[str, Any] = {}
+    if random.random() < _UNORDERED:
+        terms["order"] = "none"
+    if random.random() < _DELAYED:
+        terms["not_before"] = (now + random.randint(-2_000, 8_000)) / 1000
+    if random.random() < _OWN_RETRIES:
+        terms["max_retries"] = random.randint(0, 1)
+    return terms

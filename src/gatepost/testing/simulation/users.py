@@ -33,15 +33,19 @@ _decode_info = msgspec.json.Decoder(EventInfo).decode
 class AgentManners(Struct, frozen=True):
     """How long an agent works on a message, and how often it replies, nacks or forgets it.
 
-    Of its replies, `large_reply` travel as blobs.
+    Of its replies, `large_reply` travel as blobs, and it does not let `reject` of its nacks be
+    retried. An agent with several hands works on as many messages at once, and asks for its mail
+    without order.
     """
 
     think_ms: tuple[int, int] = (1, 150)
     reply: float = 0.3
     large_reply: float = 0.2
     nack: float = 0.03
+    reject: float = 0.1
     forget: float = 0.01
     credit: int = 4
+    hands: int = 1
 
 
 class SimulatedClient:
@@ -134,7 +138,7 @@ class SimulatedAgent:
         self._note = note
         self._connected = False
         self._todo: list[LeasedMessage] = []
-        self._working = False
+        self._busy_hands = 0
         self._shift = 0
         gateway.on_down.append(self._drop_work)
         gateway.on_up.append(self._connect)
@@ -154,6 +158,8 @@ class SimulatedAgent:
         if not self.dismissed:
             self._gateway.agents.register(tx, self.agent, standby=self.standby)
         dispatcher = self._gateway.dispatcher
+        if self.manners.hands > 1:
+            dispatcher.set_order(tx, self.agent, "none")
         waiter = Waiter(
             dispatcher.mailbox_ref(tx, self.agent),
             f"consumer-{self.agent}",
@@ -170,7 +176,7 @@ class SimulatedAgent:
             self._gateway.loop.call_after(_RECONNECT_MS, self._connect)
 
     def _drop_work(self) -> None:
-        self._connected = self._working = False
+        self._connected, self._busy_hands = False, 0
         self._shift += 1
         self._todo.clear()
 
@@ -181,8 +187,8 @@ class SimulatedAgent:
     # -- working
 
     def _begin_next(self) -> None:
-        if self._todo and not self._working and not self.paused:
-            self._working = True
+        while self._todo and self._busy_hands < self.manners.hands and not self.paused:
+            self._busy_hands += 1
             message = self._todo.pop(0)
             turn = self._note_turn(message)
             think = self._random.randint(*self.manners.think_ms)
@@ -207,6 +213,8 @@ class SimulatedAgent:
             attempt=message.attempt,
             kind=info.kind,
             ref_event_id=info.ref_event_id or "",
+            not_before=info.not_before or 0,
+            clock=self._gateway.clock.highest,
             payload=sha256(self._read_payload(message, info)).hexdigest(),
         )
         self._note(turn)
@@ -227,8 +235,7 @@ class SimulatedAgent:
             return  # The gateway went down meanwhile, and this turn with it.
         luck = self._random.random()
         if luck < self.manners.forget:
-            self._working = False
-            self._begin_next()
+            self._free_hand()
         elif luck < self.manners.forget + self.manners.nack:
             self._settle_turn(partial(self._nack_message, message), turn, "nacked")
         elif turn.kind == "message" and self._random.random() < self.manners.reply:
@@ -271,7 +278,8 @@ class SimulatedAgent:
         return ack(tx, self.agent, [message.receipt], [], replies, refs)
 
     def _nack_message(self, message: LeasedMessage, tx: Tx) -> Settlement:
-        return self._gateway.coordinator.nack(tx, self.agent, [message.receipt], [], "simulated")
+        nack, retry = self._gateway.coordinator.nack, self._random.random() >= self.manners.reject
+        return nack(tx, self.agent, [message.receipt], [], "simulated", retry=retry)
 
     def _settle_turn(self, operation: Callable[[Tx], Any], turn: ObservedTurn, wanted: str) -> None:
         def told(result: Settlement | None, error: GatepostError | None) -> None:
@@ -280,7 +288,10 @@ class SimulatedAgent:
                 turn.result = "failed"
             else:
                 turn.result = wanted if result.settled else "stale"
-            self._working = False
-            self._begin_next()
+            self._free_hand()
 
         self._gateway.submit(operation, told)
+
+    def _free_hand(self) -> None:
+        self._busy_hands -= 1
+        self._begin_next()

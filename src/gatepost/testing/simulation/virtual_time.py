@@ -55,15 +55,21 @@ class VirtualLoop:
 
 
 class SimulatedClock:
-    """One machine's clock: virtual time, wrong by `offset`, and randomness of its own."""
+    """One machine's clock: virtual time, wrong by `offset`, and randomness of its own.
+
+    `highest` is the latest time that anybody read on it.
+    """
 
     def __init__(self, loop: VirtualLoop, seed: int | str) -> None:
         self._loop = loop
         self._random = Random(seed)
         self.offset = 0
+        self.highest = 0
 
     def now(self) -> int:
-        return self._loop.now + self.offset
+        now = self._loop.now + self.offset
+        self.highest = max(self.highest, now)
+        return now
 
     def random(self, size: int) -> bytes:
         return self._random.randbytes(size)

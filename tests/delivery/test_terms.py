@@ -1,0 +1,278 @@
+"""Order, delay and retries of a message, between gateways: its owner honours them."""
+
+import msgspec
+import pytest
+from msgspec import Raw
+from msgspec.structs import replace
+
+from gatepost.delivery import restore
+from gatepost.delivery.send_request import fingerprint_send
+from gatepost.errors import ExpiresTooSoon, IdempotencyConflict, InvalidRequest
+from gatepost.events import EventKind
+from gatepost.mailbox import MailboxPolicy
+from gatepost.mailbox.dead_letters import DeadLetterFilter
+from gatepost.routing import AgentHome, GatewayEntry, RoutingDirectory, RoutingRule
+from gatepost.wire import LeasedMessage, NewSend
+from tests.delivery.mesh import Gate, Mesh
+
+MINUTE = 60_000
+
+
+@pytest.fixture
+def mesh() -> Mesh:
+    mesh = Mesh("a", "b")
+    mesh.link("a", "b")
+    mesh.flow()
+    return mesh
+
+
+@pytest.fixture
+def a(mesh: Mesh) -> Gate:
+    return mesh["a"]
+
+
+@pytest.fixture
+def b(mesh: Mesh) -> Gate:
+    return mesh["b"]
+
+
+def dequeue(gate: Gate, limit: int = 10, consumer: str = "") -> list[LeasedMessage]:
+    found: list[LeasedMessage] = gate.do(
+        lambda tx: gate.dispatcher.dequeue(tx, gate.id.upper(), consumer, limit)
+    )
+    return found
+
+
+def ids(messages: list[LeasedMessage]) -> list[str]:
+    return [message.msg_id for message in messages]
+
+
+def seconds(mesh: Mesh, ms: int) -> float:
+    """A moment so many milliseconds from now, as a client writes it."""
+    return (mesh.clock.now() + ms) / 1000
+
+
+# -- order
+
+
+def test_several_workers_behind_another_gateway_share_one_senders_work(
+    mesh: Mesh, a: Gate, b: Gate
+) -> None:
+    sent = [a.send(b, order="none").event_id for _ in range(3)]
+    mesh.flow()
+    taken = [dequeue(b, 1, f"worker-{n}") for n in range(3)]
+    assert [ids(each) for each in taken] == [[id] for id in sent]
+    b.do(lambda tx: b.coordinator.ack(tx, "B", [taken[2][0].receipt], [], {}))
+    mesh.flow()
+    assert [a.state(id) for id in sent] == ["accepted", "accepted", "processed"]
+
+
+def test_unordered_messages_take_no_pair_numbers(mesh: Mesh, a: Gate, b: Gate) -> None:
+    a.send(b)
+    a.send(b, order="none")
+    a.send(b, order="fifo")
+    mesh.flow()
+    messages = [event for event in a.events() if event.kind == EventKind.MESSAGE]
+    found = [(event.pair_seq, event.order) for event in messages]
+    assert found == [(1, None), (0, "none"), (2, "fifo")]
+    assert len(b.mail()) == 3
+
+
+@pytest.mark.parametrize("order", [None, "none"])
+def test_the_mailbox_of_the_owner_decides_if_the_message_does_not(
+    mesh: Mesh, a: Gate, b: Gate, order: str | None
+) -> None:
+    if order is not None:
+        b.do(lambda tx: b.dispatcher.set_order(tx, "B", "none"))
+    a.send_many(b, 3)
+    mesh.flow()
+    taken = [dequeue(b, 1, f"worker-{n}") for n in range(3)]
+    assert [len(each) for each in taken] == ([1, 0, 0] if order is None else [1, 1, 1])
+
+
+def test_an_unordered_event_is_accepted_though_ordered_ones_are_held(
+    mesh: Mesh, a: Gate, b: Gate
+) -> None:
+    row = ("sha256:" + "0" * 64, bytes(32), 5)
+    a.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, 0, NULL)", row))
+    new = NewSend("A", "B", payload_ref=row[0])
+    a.do(lambda tx: a.coordinator.send(tx, new, fingerprint_send(new)))
+    held = a.send(b).event_id
+    free = a.send(b, order="none").event_id
+    mesh.flow()
+    assert b.rows("SELECT why FROM held ORDER BY pair_seq") == [("blob",), ("order",)]
+    assert b.mail() == [free]
+    assert (a.state(held), a.state(free)) == ("emitted", "accepted")
+
+
+def test_unordered_events_are_held_for_a_full_mailbox_and_accepted_later(
+    mesh: Mesh, a: Gate, b: Gate
+) -> None:
+    b.dispatcher.policy = replace(MailboxPolicy(), max_pending=1)
+    sent = [a.send(b, order="none").event_id for _ in range(3)]
+    late = a.send(b, order="none", ttl_secs=30.0).event_id
+    mesh.flow()
+    assert b.rows("SELECT why FROM held") == [("full",)] * 3
+    assert b.mail() == sent[:1]
+    mesh.clock.advance(40_000)
+    a.do(lambda tx: None)
+    mesh.flow()
+    assert a.state(late) == "dead_letter"
+    while b.settle():
+        mesh.flow()
+    assert (b.mail(), b.rows("SELECT * FROM held")) == (sent, [])
+    assert {a.state(id) for id in sent} == {"processed"}
+
+
+def test_a_reply_to_an_unordered_message_waits_for_no_other(mesh: Mesh, a: Gate, b: Gate) -> None:
+    sent = a.send(b, order="none").event_id
+    mesh.flow()
+    (message,) = dequeue(b)
+    replies = {message.receipt: Raw(b'"done"')}
+    b.do(lambda tx: b.coordinator.ack(tx, "B", [message.receipt], [], replies))
+    mesh.flow()
+    (reply,) = [event for event in b.events() if event.kind == EventKind.REPLY]
+    assert (reply.order, reply.pair_seq) == ("none", 0)
+    assert a.state(sent) == "replied"
+
+
+def test_a_restored_sender_asks_about_unordered_messages_too(mesh: Mesh, a: Gate, b: Gate) -> None:
+    sent = a.send(b, order="none").event_id
+    mesh.flow()
+    backup = a.backup()
+    b.settle()
+    mesh.flow()
+    for wire in mesh.wires:
+        wire.cut()
+    a.restore(backup)
+    a.do(lambda tx: restore.begin_incarnation(tx, "a-2", 1))
+    while a.do(lambda tx: restore.quarantine(tx, a.core, 10)):
+        pass
+    mesh.meet()
+    mesh.link("a", "b")
+    mesh.flow()
+    assert a.state(sent) == "processed"
+
+
+def test_unordered_offers_move_to_a_fallback() -> None:
+    mesh = Mesh("a", "b", "c")
+    a, b, c = (mesh[name] for name in "abc")
+    c.do(lambda tx: c.agents.register(tx, "B", standby=True))
+    gateways = {name: GatewayEntry(gate.key.public) for name, gate in mesh.gates.items()}
+    home = AgentHome("b", standbys=("c",))
+    room = RoutingDirectory(
+        gateways, {"B": home, "A": AgentHome("a")}, {"B": RoutingRule("b", ("c",))}
+    )
+    for gate in mesh.gates.values():
+        gate.see(room)
+    sent = [a.send(b, order="none").event_id for _ in range(2)]
+    away = replace(gateways["b"], online=False)
+    a.see(replace(room, gateways={**gateways, "b": away}))
+    mesh.link("a", "c")
+    mesh.flow()
+    assert a.rows("SELECT DISTINCT node, offer FROM delivery") == [("c", 1)]
+    assert [a.state(id) for id in sent] == ["accepted"] * 2
+    query = "SELECT m.msg_id FROM mail m JOIN mailbox b ON b.id = m.mailbox WHERE b.name = 'B'"
+    assert sorted(row[0] for row in c.rows(query)) == sorted(sent)
+
+
+# -- delay
+
+
+def test_a_delayed_message_waits_at_its_owner(mesh: Mesh, a: Gate, b: Gate) -> None:
+    sent = a.send(b, not_before=seconds(mesh, MINUTE)).event_id
+    mesh.flow()
+    assert a.state(sent) == "accepted"
+    mesh.clock.advance(MINUTE - 1)
+    assert dequeue(b) == []
+    mesh.clock.advance(1)
+    assert ids(dequeue(b)) == [sent]
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_the_time_to_process_begins_when_a_message_is_due(
+    mesh: Mesh, a: Gate, b: Gate, local: bool
+) -> None:
+    day = 86_400_000
+    a.send(a if local else b, not_before=seconds(mesh, day), order="none")
+    mesh.flow()
+    for _ in range(2):
+        mesh.clock.advance(day // 2 - 1)
+        a.core.sender.timers.forget_due()  # as after a restart
+        a.do(lambda tx: None)
+        assert a.incidents("sla_breach") == []
+    mesh.clock.advance(600_000 + 2)
+    a.do(lambda tx: None)
+    assert len(a.incidents("sla_breach")) == 1
+
+
+def test_a_message_that_would_expire_before_it_is_due_is_refused(mesh: Mesh, a: Gate) -> None:
+    with pytest.raises(ExpiresTooSoon):
+        a.send(mesh["b"], not_before=seconds(mesh, MINUTE), ttl_secs=60.0)
+    with pytest.raises(InvalidRequest, match="ten years"):
+        a.send(mesh["b"], not_before=seconds(mesh, 11 * 365 * 86_400_000))
+    assert a.rows("SELECT * FROM delivery") == []
+
+
+def test_a_delayed_message_without_ttl_expires_a_day_after_it_is_due(
+    mesh: Mesh, a: Gate, b: Gate
+) -> None:
+    week = 7 * 86_400_000
+    sent = a.send(b, not_before=seconds(mesh, week)).event_id
+    mesh.flow()
+    mesh.clock.advance(week)
+    assert ids(dequeue(b)) == [sent]
+
+
+# -- retries
+
+
+def test_a_message_has_the_retries_its_sender_gave_it(mesh: Mesh, a: Gate, b: Gate) -> None:
+    sent = a.send(b, max_retries=0).event_id
+    mesh.flow()
+    (message,) = dequeue(b)
+    b.do(lambda tx: b.coordinator.nack(tx, "B", [message.receipt], [], "no"))
+    mesh.flow()
+    status = a.do(lambda tx: a.coordinator.sent.status(tx, sent))
+    assert (status.state, status.outcome) == ("processed", "dead_letter")
+
+
+def test_a_rejected_message_ends_at_once(mesh: Mesh, a: Gate, b: Gate) -> None:
+    sent = a.send(b).event_id
+    mesh.flow()
+    (message,) = dequeue(b)
+    b.do(lambda tx: b.coordinator.nack(tx, "B", [message.receipt], [], "not mine", retry=False))
+    mesh.flow()
+    status = a.do(lambda tx: a.coordinator.sent.status(tx, sent))
+    assert (status.outcome, status.reason) == ("dead_letter", "not mine")
+
+
+# -- again
+
+
+def test_the_terms_are_part_of_what_an_idempotency_key_stands_for(mesh: Mesh, a: Gate) -> None:
+    first = a.send(mesh["b"], idempotency_key="k", order="none")
+    assert a.send(mesh["b"], idempotency_key="k", order="none").event_id == first.event_id
+    for other in ({"order": "fifo"}, {"order": "none", "max_retries": 1}):
+        with pytest.raises(IdempotencyConflict):
+            a.send(mesh["b"], idempotency_key="k", **other)
+
+
+def test_a_replayed_message_keeps_its_order_and_retries(mesh: Mesh, a: Gate, b: Gate) -> None:
+    a.send(b, order="none", max_retries=0)
+    mesh.flow()
+    (message,) = dequeue(b)
+    b.do(lambda tx: b.coordinator.nack(tx, "B", [message.receipt], [], "no"))
+    b.do(lambda tx: b.coordinator.replay(tx, "B", DeadLetterFilter(), 10, "operator"))
+    (again,) = dequeue(b)
+    info = msgspec.json.decode(again.event)  # type: ignore[arg-type]
+    assert (info["order"], info["max_retries"]) == ("none", 0)
+
+
+def test_an_undelivered_message_keeps_its_order_and_retries(mesh: Mesh, a: Gate, b: Gate) -> None:
+    for wire in mesh.wires:
+        wire.cut()
+    a.send(b, order="none", max_retries=2, ttl_secs=1.0)
+    mesh.clock.advance(2_000)
+    a.do(lambda tx: None)
+    assert a.rows("SELECT ordering, max_retries FROM undelivered") == [("none", 2)]
