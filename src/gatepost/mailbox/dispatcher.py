@@ -23,10 +23,8 @@ from gatepost.mailbox.enqueue import (
     set_mailbox_order,
 )
 from gatepost.mailbox.leases import (
-    READY_MAIL,
-    WAITING_MAIL,
+    READY,
     MailboxRef,
-    MailSelection,
     TakenMail,
     extend_lease,
     leases_held_by,
@@ -182,13 +180,15 @@ class Dispatcher:
         return closed
 
     def take_mail_to_forward(
-        self, tx: Tx, mailbox: str, consumer: str, limit: int
+        self, tx: Tx, mailbox: str, consumer: str, limit: int, unordered_query: str = READY
     ) -> list[LeasedMessage]:
-        """Remove and return waiting mail, delayed mail too; the caller forwards it and reports its
-        outcome.
+        """Remove and return mail; the caller forwards it and reports its outcome.
+
+        Unordered mail may go even if it is delayed. Ordered mail goes when it is ready: it might
+        have to wait elsewhere for numbers whose end depends on its own.
         """
         box = self.mailbox_ref(tx, mailbox)
-        messages = self._take_mail(tx, box, consumer, limit, WAITING_MAIL).messages
+        messages = self._take_mail(tx, box, consumer, limit, unordered_query).messages
         if messages:
             self.ack(tx, mailbox, [message.receipt for message in messages], [])
         return messages
@@ -238,9 +238,9 @@ class Dispatcher:
         box: MailboxRef,
         consumer: str,
         limit: int,
-        selection: MailSelection = READY_MAIL,
+        unordered_query: str = READY,
     ) -> TakenMail:
-        taken = take_mail(tx, box, consumer, limit, self.policy, self._lease_ids, selection)
+        taken = take_mail(tx, box, consumer, limit, self.policy, self._lease_ids, unordered_query)
         if self.on_leased is not None:
             self.on_leased(taken.messages)
         return taken

@@ -43,10 +43,9 @@ b.payload, b.meta, m.not_before
 """
 
 
-def _select_heads(readiness: str) -> str:
-    return f"""
+_SELECT_READY_PAIRS = f"""
 SELECT id, sender, head, (id << {PAIR_NUMBER_BITS}) + next_number
-FROM pair WHERE mailbox = ? AND {readiness}
+FROM pair WHERE mailbox = ? AND ready_at = 0
 ORDER BY head_rank, head_arrival LIMIT ?
 """
 
@@ -61,22 +60,9 @@ ORDER BY m.rank, m.arrival LIMIT ?
 """
 
 
-class MailSelection(Struct, frozen=True):
-    """Which mail a take considers: the queries for heads of pairs and for unordered mail.
-
-    A run of a pair ends before a message that is not due by `due_by`, or by now if that is None.
-    """
-
-    heads: str
-    unordered: str
-    due_by: int | None
-
-
-READY_MAIL = MailSelection(_select_heads("ready_at = 0"), _select_unordered("not_before = 0"), None)
-# Delayed mail and mail that backs off too.
-WAITING_MAIL = MailSelection(
-    _select_heads("ready_at IS NOT NULL"), _select_unordered("not_before >= 0"), 1 << 62
-)
+# The unordered mail that a take considers: all that is ready, or also delayed and backing off.
+READY = _select_unordered("not_before = 0")
+WAITING = _select_unordered("not_before >= 0")
 
 _SELECT_WAITING_MAIL = f"""
 SELECT {_MAIL_COLUMNS} FROM mail m JOIN body b ON b.id = m.id
@@ -173,17 +159,16 @@ def take_mail(
     limit: int,
     policy: MailboxPolicy,
     lease_ids: Iterator[int],
-    selection: MailSelection = READY_MAIL,
+    unordered_query: str = READY,
 ) -> TakenMail:
     """Lease up to `limit` messages: the oldest first, each pair's ordered mail in order."""
     limit = min(limit, _MAX_MESSAGES)
-    pairs = tx.fetch_all(selection.heads, (box.id, limit))
-    unordered = tx.fetch_all(selection.unordered, (box.id, tx.now, limit))
+    pairs = tx.fetch_all(_SELECT_READY_PAIRS, (box.id, limit))
+    unordered = tx.fetch_all(unordered_query, (box.id, tx.now, limit))
     portion = min(max(limit // max(len(pairs), 1), 1), _MAX_ROWS_PER_READ)
-    due_by = tx.now if selection.due_by is None else selection.due_by
     # A window of ids bounds how many settled rows a read may have to skip.
     runs: list[Iterable[Row]] = [
-        _read_run(tx, head, min(head + limit, end), portion, due_by) for _, _, head, end in pairs
+        _read_run(tx, head, min(head + limit, end), portion) for _, _, head, end in pairs
     ]
     if unordered:
         runs.append(unordered)
@@ -197,7 +182,7 @@ def take_mail(
     return TakenMail([_leased_message(row, ids, senders, box.name, policy) for row in rows], leases)
 
 
-def _read_run(tx: Tx, head: int, end: int, portion: int, due_by: int) -> Iterator[Row]:
+def _read_run(tx: Tx, head: int, end: int, portion: int) -> Iterator[Row]:
     """Yield a pair's mail from its head, which is ready.
 
     The run ends before mail that is not due, and before mail past its expiry, which the sweep
@@ -207,7 +192,7 @@ def _read_run(tx: Tx, head: int, end: int, portion: int, due_by: int) -> Iterato
     first = head
     while rows := tx.fetch_all(_SELECT_WAITING_MAIL, (first, end, portion)):
         for row in rows:
-            if row[_EXPIRES] <= tx.now or (row[_NOT_BEFORE] > due_by and row[_ID] != head):
+            if row[_EXPIRES] <= tx.now or (row[_NOT_BEFORE] > tx.now and row[_ID] != head):
                 return
             yield row
         first = rows[-1][_ID] + 1
