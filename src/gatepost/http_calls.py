@@ -132,6 +132,14 @@ class AsyncHttpCalls:
         async with self.open_response("GET", path, timeout) as response:
             return await self.read_answer(response, kind)
 
+    async def put(self, path: str, body: object, kind: type[T], timeout: float) -> T:
+        async with self.open_response("PUT", path, timeout, _one_piece(body)) as response:
+            return await self.read_answer(response, kind)
+
+    async def post(self, path: str, body: object, kind: type[T], timeout: float) -> T:
+        async with self.open_response("POST", path, timeout, _one_piece(body)) as response:
+            return await self.read_answer(response, kind)
+
     async def read_answer(self, response: httpx.Response, kind: type[T]) -> T:
         await response.aread()
         try:
@@ -177,6 +185,10 @@ def _choose_verification(url: str, verify: ssl.SSLContext | bool) -> ssl.SSLCont
         return False
     # httpx's own list of authorities is neither the system's nor that of SSL_CERT_FILE.
     return authority_context() if verify is True else verify
+
+
+async def _one_piece(body: object) -> AsyncIterator[bytes]:
+    yield msgspec.json.encode(body)
 
 
 def _bearer_header(token: str) -> dict[str, str]:

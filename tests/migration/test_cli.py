@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.conftest import Cli, gateway
 from tests.migration.tools import message
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +154,29 @@ def test_what_is_wrong_is_said(
     found = cli("migrate", *(dump if one == "DUMP" else one for one in arguments))
     assert found.code == code, found
     assert why in found.err
+
+
+def test_sends_are_mirrored_until_it_is_switched_off(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "legacy.json"
+    with cli.running("migrate", "mirror", "--out", str(out)) as mirror:
+        wait_until(lambda: cli.call("GET", "/mirror")["on"])
+        id = cli.message_to("bob", "for both")
+        wait_until(lambda: out.exists() and cli.call("GET", "/mirror")["waiting"] == 0)
+        assert mirror.poll() is None
+    assert json.loads(out.read_text())["messages"][id]["content"] == "for both"
+    assert cli.json("migrate", "status")["dual_write"]["only_gateway"] == []
+    assert cli.ok("migrate", "mirror", "--off") == "the mirror is off\n"
+    assert cli.call("GET", "/mirror")["on"] is False
+    assert cli("migrate", "mirror").code == 2
+
+
+def test_a_document_is_followed(cli: Cli, tmp_path: Path) -> None:
+    def mail() -> set[str]:
+        return {each["msg_id"] for each in cli.json("inbox", "cat", "--limit", "1000")["messages"]}
+
+    path, before = tmp_path / "export.json", mail()
+    written(path, {f"{tmp_path.name}-1": message(1, to="cat")})
+    with cli.running("migrate", "follow", str(path)):
+        wait_until(lambda: len(mail() - before) == 1)
+        written(path, {f"{tmp_path.name}-{n}": message(n, to="cat") for n in (1, 2)})
+        wait_until(lambda: len(mail() - before) == 2)

@@ -34,6 +34,8 @@ DELETE FROM blob WHERE created_at <= ? AND NOT EXISTS (
 ) AND digest NOT IN (
     SELECT digest FROM undelivered WHERE digest IS NOT NULL
     UNION ALL
+    SELECT digest FROM mirror WHERE digest IS NOT NULL
+    UNION ALL
     SELECT ref FROM (
         SELECT CAST(body AS TEXT) ->> '$.payloadRef.digest' AS ref FROM held
         UNION ALL

@@ -18,6 +18,7 @@ from gatepost.delivery.retention import OutboxBounds
 from gatepost.errors import ConfigError, GatepostError
 from gatepost.events import Blob, BlobStore, NodeKey
 from gatepost.gateway.archive_reader import ArchiveReader
+from gatepost.gateway.mirror_queue import MirrorQueue
 from gatepost.gateway.monitoring.health import GatewayHealth
 from gatepost.gateway.monitoring.observer import CommitObserver
 from gatepost.gateway.monitoring.repeated_warnings import RepeatedWarnings
@@ -59,6 +60,7 @@ class Core:
         self.coordinator.observe(on_blob_wanted=self._want_blob)
         cut_off = int(settings.delivery.cut_off_secs * 1000)
         self.bounds = OutboxBounds(node.id, delivery.routes, delivery.incidents, cut_off)
+        self.mirror = MirrorQueue()
         self.archive = ArchiveReader(settings.archive, node)
         self.blobs = BlobStore(self.state.blobs, self.clock, settings.limits.max_blob_bytes)
         self.telemetry: SpanRecorder | None = create_span_recorder(
@@ -131,6 +133,7 @@ class Core:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self.mirror.start(Tx(self.database.writer_connection, self.clock.now()), self._loop)
         self.writer.start()
 
     async def stop(self) -> None:

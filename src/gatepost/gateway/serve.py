@@ -19,7 +19,7 @@ from litestar import Litestar
 from gatepost.clock import Clock
 from gatepost.config import Settings, is_loopback
 from gatepost.errors import ConfigError
-from gatepost.gateway.admin import external_agents, feedback, trace_api, undelivered_api
+from gatepost.gateway.admin import external_agents, feedback, mirror_api, trace_api, undelivered_api
 from gatepost.gateway.admin.external_agents import ExternalAgents
 from gatepost.gateway.admin.feedback import Feedback, FeedbackGuard
 from gatepost.gateway.admin.trace_api import JourneyTracer
@@ -75,6 +75,7 @@ async def serve_until_stopped(settings: Settings) -> None:
         )
         routes = [*peering.create_routes(), *external_agents.create_routes(external)]
         routes.append(undelivered_api.create_router(core))
+        routes.append(mirror_api.create_router(operations))
         routes.append(trace_api.create_router(JourneyTracer(core, peering.links)))
         findings = Feedback(peering.publisher)
         routes += feedback.create_routes(findings, FeedbackGuard(local_auth, external))

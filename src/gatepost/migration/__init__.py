@@ -1,6 +1,7 @@
 """Gradual migration from a legacy shared document that carries payloads to the gateway.
 
-The phases are: import undelivered items, write to both sides while old readers remain, cut over.
+The phases are: import undelivered items, once or as they appear; write to both sides while old
+readers remain; cut over.
 Every step may be interrupted and repeated: see docs/migration.md.
 """
 
@@ -9,11 +10,13 @@ from gatepost.migration.import_proof import ImportProof, verify_import
 from gatepost.migration.import_report import ImportCounts, ImportReport
 from gatepost.migration.importer import ImportPlan, import_dump, survey_dump
 from gatepost.migration.legacy_dump import LegacyDump, parse_dump, read_dump
+from gatepost.migration.legacy_follower import follow_document
 from gatepost.migration.legacy_mirror import LegacyMirror, MirrorDifference, compare_mirror
 from gatepost.migration.legacy_records import AgentNames, LegacyItem, RejectedItem
 from gatepost.migration.migration_files import MigrationFolder
 from gatepost.migration.outcome_client import OutcomeClient
 from gatepost.migration.phase_marker import MigrationPhase, PhaseMarker
+from gatepost.migration.send_mirror import SendMirror
 
 __all__ = [
     "AgentNames",
@@ -31,8 +34,10 @@ __all__ = [
     "OutcomeClient",
     "PhaseMarker",
     "RejectedItem",
+    "SendMirror",
     "compare_mirror",
     "cut_over",
+    "follow_document",
     "import_dump",
     "parse_dump",
     "read_dump",

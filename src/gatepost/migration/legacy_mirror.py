@@ -183,9 +183,8 @@ async def finish_interrupted_group(
         if item.key in results.event_ids
     ]
     if legacy is not None and sent:
-        legacy.add_messages(
-            {i.id: i.record | {EVENT_FIELD: results.event_ids[i.key]} for i in sent}
-        )
+        records = {i.id: i.record | {EVENT_FIELD: results.event_ids[i.key]} for i in sent}
+        legacy.add_records({"messages": records})
     _keep_rejects(folder, triage.rejects)
     remove_file(folder.mirror_group)
     return results

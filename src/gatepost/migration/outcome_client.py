@@ -34,7 +34,7 @@ class OutcomeClient:
                 sent = await self._calls.get(f"/v1/messages/{event_id}", Sent, self._timeout)
             except UnknownMessage:
                 return await self._outcome_from_events(event_id)
-        return "waiting" if sent.processed_at is None else sent.outcome or "processed"
+        return sent.outcome or "processed" if sent.has_reached("processed") else "waiting"
 
     async def _outcome_from_events(self, event_id: str) -> str | None:
         try:

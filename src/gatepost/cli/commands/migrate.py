@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -99,6 +100,58 @@ async def _import_into_gateway(
         return await migration.import_dump(client, folder, dump, plan, _CLOCK)
 
 
+def follow_legacy(
+    source: str,
+    /,
+    *,
+    map_agent: MapAgentOption = (),
+    from_: str = "legacy",
+    ttl_days: float = 30.0,
+    rejects: Path | None = None,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> None:
+    """Import new items of the legacy document as they appear, until Ctrl-C.
+
+    The document is only read. Use it while old writers remain: their messages and
+    tasks reach the gateway within a second.
+
+    For example:
+
+      gatepost migrate follow export.json
+      gatepost migrate follow ws://old-host:1234/ansible
+
+    Parameters
+    ----------
+    source
+        A file that is exported again and again, or the address of a y-websocket room.
+    from_
+        The sender of items that name none.
+    ttl_days
+        Days after which imported mail expires if its agent does not take it.
+    rejects
+        File for items that were not understood or not accepted. Default: in the state directory.
+    """
+    plan = _build_plan(map_agent, from_, ttl_days, None, rejects)
+    _run_async(_follow_source(options, source, plan))
+
+
+async def _follow_source(options: GatewayOptions, source: str, plan: ImportPlan) -> None:
+    folder = _migration_folder(options)
+    async with _new_client(options) as client:
+        await client.status()
+        print(f"following {source}; Ctrl-C stops", file=sys.stderr, flush=True)
+        async for dump in migration.follow_document(source):
+            report = await migration.import_dump(client, folder, dump, plan, _CLOCK)
+            _print_followed(report, options)
+
+
+def _print_followed(report: migration.ImportReport, options: GatewayOptions) -> None:
+    total = report.total
+    text = f"{total.imported} imported, {total.already} imported before, {total.rejected} rejected"
+    output.print_result(options, _report_document(report), lambda: output.print_line(text))
+    sys.stdout.flush()
+
+
 def verify_migration(
     dump: DumpFileArgument,
     /,
@@ -183,8 +236,11 @@ async def _run_cut_over(
     options: GatewayOptions, dump: migration.LegacyDump, plan: ImportPlan, *, leave_rejects: bool
 ) -> migration.CutOverResult:
     async with _new_client(options) as client, _open_lookup(options) as lookup:
-        parts = (client, lookup, _migration_folder(options), dump, plan, _CLOCK)
-        return await migration.cut_over(*parts, leave_rejects=leave_rejects)
+        folder = _migration_folder(options)
+        parts = (client, lookup, folder, dump, plan, _CLOCK)
+        done = await migration.cut_over(*parts, leave_rejects=leave_rejects)
+    await _switch_mirror_off(options, folder)
+    return done
 
 
 class DualWriteLine(msgspec.Struct, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
@@ -264,6 +320,64 @@ async def _send_line(mirror: migration.LegacyMirror, number: int, line: bytes) -
     except GatepostError as error:
         return {"line": number, "error": {"code": error.code, "message": error.message}}
     return {"line": number, "eventId": event_id}
+
+
+def mirror_sends(
+    *,
+    out: Path | None = None,
+    off: Flag = False,
+    options: GatewayOptions = DEFAULT_OPTIONS,
+) -> None:
+    """Write every message sent through the gateway to the legacy document too, until Ctrl-C.
+
+    Senders change nothing. After Ctrl-C the gateway goes on to keep a copy of each
+    message for the next run; --off ends that and drops the copies.
+
+    For example:
+
+      gatepost migrate mirror --out legacy.json
+      gatepost migrate mirror --off
+
+    Parameters
+    ----------
+    out
+        The legacy document: JSON if its name ends in .json, else a Yjs state dump.
+    off
+        Stop keeping copies.
+    """
+    if off == (out is not None):
+        raise usage_problem("name the legacy document with --out, or stop with --off")
+    if out is not None:
+        _run_async(_mirror_until_stopped(options, out))
+        return
+    _run_async(_switch_mirror_off(options, _migration_folder(options)))
+    output.print_result(options, {"on": False}, lambda: output.print_line("the mirror is off"))
+
+
+async def _switch_mirror_off(options: GatewayOptions, folder: MigrationFolder) -> None:
+    target = locator(options.state_dir, options.url, _read_token(options))()
+    mirror = migration.SendMirror(target, folder, Path(), _CLOCK)
+    try:
+        await mirror.switch(on=False)
+    finally:
+        await mirror.close()
+
+
+async def _mirror_until_stopped(options: GatewayOptions, out: Path) -> None:
+    target = locator(options.state_dir, options.url, _read_token(options))()
+    mirror = migration.SendMirror(target, _migration_folder(options), out, _CLOCK)
+    try:
+        async with _new_client(options) as client:
+            await mirror.open((await client.status()).node_id)
+        print(f"mirroring to {out}; Ctrl-C stops", file=sys.stderr, flush=True)
+        while True:
+            count = await mirror.copy_page()
+            if count:
+                text = f"{output.format_count(count, 'message')} mirrored"
+                output.print_result(options, {"count": count}, partial(output.print_line, text))
+                sys.stdout.flush()
+    finally:
+        await mirror.close()
 
 
 def show_migration_status(*, options: GatewayOptions = DEFAULT_OPTIONS) -> int:

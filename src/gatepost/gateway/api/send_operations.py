@@ -60,6 +60,7 @@ class SendOperations:
         mark = tx.begin_operation()
         try:
             sent = [self._send(tx, *each) for each in sends]
+            self._core.mirror.add_copies(tx, zip((new for new, _ in sends), sent, strict=True))
         except GatepostError:
             tx.undo_operation(mark)
             return [self._send_one(tx, *each) for each in sends]
@@ -75,6 +76,7 @@ class SendOperations:
         mark = tx.begin_operation()
         try:
             sent = self._send(tx, new, content)
+            self._core.mirror.add_copies(tx, [(new, sent)])
         except GatepostError as error:
             tx.undo_operation(mark)
             if self._core.telemetry is not None:

@@ -615,6 +615,21 @@ CREATE TABLE replica_head (
     PRIMARY KEY (source, incarnation, last_seq)
 ) WITHOUT ROWID;
 
+-- == Migration
+
+-- Copies of sent messages for a legacy document, while the mirror is switched on. A large payload is
+-- the blob `digest`.
+CREATE TABLE mirror (
+    number     INTEGER PRIMARY KEY,
+    event_id   BLOB NOT NULL UNIQUE,
+    from_agent TEXT NOT NULL,
+    to_agent   TEXT NOT NULL,
+    corr_id    TEXT NOT NULL,
+    sent_at    INTEGER NOT NULL,
+    payload    BLOB,
+    digest     TEXT
+);
+
 -- == Incidents and feedback
 
 -- Incidents, for people. The room holds their counts, and those that were posted, without the details.
