@@ -11,6 +11,7 @@ import pytest
 from gatepost.config import load_settings
 from gatepost.tls import own_certificate_pin
 from tests.cli.conftest import Cli, gateway
+from tests.gateway.tools import dump
 from tests.waiting import wait_until
 
 
@@ -208,7 +209,36 @@ def test_a_certificate_of_its_own_needs_no_file_at_all(tmp_path: Path) -> None:
 
 
 def _is_connected(cli: Cli, node: str) -> bool:
-    return any(each["connected"] for each in cli.json("nodes")["nodes"] if each["id"] == node)
+    return _connections(cli, node) > 0
+
+
+def test_a_moved_gateway_is_found_as_a_seed_and_tells_its_new_key(tmp_path: Path) -> None:
+    vps, mbp = Cli(tmp_path / "vps"), Cli(tmp_path / "mbp")
+    public = ("init", "--public", "--host", "127.0.0.1:9", "--node-id", "vps")
+    vps.ok(*public)
+    with _started(vps.home), _started(mbp.home, GATEPOST_NODE__ID="mbp"):
+        token = vps.invite("--node", "mbp", "--tier", "backbone").encode()
+        mbp.ok("join", _url(vps), "--token", "-", stdin=token)
+    with ExitStack() as running:
+        with _started(vps.home):
+            # Its address is another one now. The settings name it, and the room knows its pin.
+            seeds = {"GATEPOST_ROOM__SEEDS": _url(vps), "GATEPOST_NODE__ID": "mbp"}
+            mbp = running.enter_context(_started(mbp.home, **seeds))
+            wait_until(lambda: _is_connected(mbp, "vps"), 20)
+            assert _url(vps) not in mbp.json("nodes")["problems"]
+            address = _url(mbp).removeprefix("http://")
+            wait_until(lambda: address in str(dump(vps.home / "journal.db")["room_record"]))
+        (vps.home / "tls.key").unlink()
+        vps.ok(*public, "--force")
+        pin = str(own_certificate_pin(vps.home / "tls.crt"))
+        assert pin not in mbp.ok("room", "show")
+        # It dials mbp, whose address is still the same, and its record has the new pin.
+        running.enter_context(_started(vps.home))
+        wait_until(lambda: pin in mbp.ok("room", "show"), 20)
+
+
+def _connections(cli: Cli, node: str) -> int:
+    return sum(each["connected"] for each in cli.json("nodes")["nodes"] if each["id"] == node)
 
 
 def test_another_certificate_than_the_invite_names_is_refused(tmp_path: Path) -> None:

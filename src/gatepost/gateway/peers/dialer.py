@@ -189,8 +189,10 @@ class Dialer:
                 return
             except Exception as error:
                 # A seed of the settings may be any member, known by an authority or by its pin.
-                by_pins = not by_pins and seed.fingerprint is None and is_untrusted(error)
-                self._report_problem(seed.url, error)
+                untrusted = seed.fingerprint is None and is_untrusted(error)
+                if not (by_pins and untrusted):
+                    self._report_problem(seed.url, error)
+                by_pins = untrusted and not by_pins
                 if isinstance(error, Revoked):
                     await self._learn_revocation(chosen)
                     wait = _MAX_RETRY_SECS
