@@ -53,7 +53,7 @@ def _waiting_mail(machine: Machine, agent: str) -> int:
 def test_the_readme_connects_two_machines(tmp_path: Path) -> None:
     with MachineNetwork(tmp_path, "vps", "laptop") as network:
         nodes = follow_readme(network, "An invite connects two machines.")
-        assert "vps\tbackbone\tonline\tyes" in nodes
+        assert "vps\tbackbone\tonline\tdirectly" in nodes
         assert "laptop\tedge\tonline\tthis one" in nodes
         journey = follow_readme(network, "reach each other by name:")
         assert "accepted" in journey
