@@ -151,6 +151,41 @@ def test_another_payload_than_was_sent_is_named(mesh: SimulatedMesh) -> None:
     assert rules(mesh) == {"payload"}
 
 
+@pytest.fixture
+def answered(tmp_path: Path) -> Iterator[SimulatedMesh]:
+    """Two questions with large replies: one is mail, a caller waits for the other."""
+    replies = AgentManners(think_ms=(1, 5), reply=1.0, large_reply=1.0, nack=0.0, forget=0.0)
+    with SimulatedMesh(seed=1, nodes=2, folder=tmp_path) as mesh:
+        mesh.connect_all()
+        mesh.add_agent("al", "n0", manners=PROMPT)
+        mesh.add_agent("bob", "n1", manners=replies)
+        mesh.run(1_000)
+        mesh.send("al", "bob")
+        mesh.send("al", "bob", replies="caller")
+        assert mesh.drain()
+        mesh.close()
+        yield mesh
+
+
+def test_large_replies_come_back_as_they_were_given(answered: SimulatedMesh) -> None:
+    assert rules(answered) == set()
+    kept = [found.reply for found in journals(answered)[0].deliveries.values() if found.reply]
+    given = [turn.reply for turn in answered.seen.turns if turn.reply]
+    assert sorted(kept) == sorted(given)
+    assert [turn.kind for turn in answered.seen.turns].count("reply") == 1
+
+
+def test_another_reply_than_was_given_is_named(answered: SimulatedMesh) -> None:
+    (reply,) = (turn for turn in answered.seen.turns if turn.kind == "reply")
+    reply.payload = "never given"
+    assert rules(answered) == {"payload"}
+
+
+def test_another_reply_than_was_given_to_a_caller_is_named(answered: SimulatedMesh) -> None:
+    tamper(answered, "n0", "UPDATE delivery SET reply = x'31', reply_ref = NULL")
+    assert rules(answered) == {"payload"}
+
+
 def test_a_payload_of_forwarded_mail_has_to_be_one_that_was_sent(mesh: SimulatedMesh) -> None:
     mesh.seen.turns[0].event_id = "another"
     assert rules(mesh) == set()

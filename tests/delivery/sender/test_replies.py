@@ -238,3 +238,17 @@ def test_an_ack_with_a_blob_that_is_not_here_fails_and_ends_no_turn(
     world.flow()
     assert a.status(sent).state == "accepted"
     b.ack(mail, reply="small")
+
+
+def test_a_kept_reply_of_a_local_pair_blocks_no_later_number_elsewhere(
+    world: World, b: Box, c: Box
+) -> None:
+    asked = b.send("job", "question", sender="bo", replies="caller")
+    world.moves("c", "bo")
+    b.send("bo", 1, sender="job")
+    world.flow()
+    b.ack(*b.take(), reply="kept here")
+    assert b.status(asked).state == "replied"
+    b.send("bo", 2, sender="job")
+    world.flow()
+    assert [bytes(mail.payload) for mail in c.take("bo")] == [b"1", b"2"]

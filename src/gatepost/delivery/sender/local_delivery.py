@@ -76,10 +76,12 @@ class LocalDelivery:
         return waiting
 
     def append_kept_reply(self, tx: Tx, out: OutgoingEvent) -> None:
-        """Append a reply that is kept with its message, with both receipts: it needs no mailbox."""
-        number = self._assign_pair_number(tx, out)
+        """Append a reply that is kept with its message, with both receipts: it needs no mailbox.
+
+        It has no pair number either: another node with numbers of its pair would wait for it.
+        """
         route = Route(self._node.id, "local")
-        self._append_event(tx, out, number, tx.now + self._policy.ttl, route)
+        self._append_event(tx, out, UNNUMBERED, tx.now + self._policy.ttl, route)
         receipt = (out.to_agent, self._node.id, out.event_id, out.corr_id)
         tx.append_event(self._writer.draft_receipt(*receipt, ACCEPTED))
         tx.append_event(self._writer.draft_receipt(*receipt, KEPT))

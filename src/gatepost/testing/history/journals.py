@@ -8,6 +8,9 @@ import apsw
 import msgspec
 from msgspec import Raw, Struct
 
+from gatepost.clock import SystemClock
+from gatepost.events import BlobStore
+
 # mail.state in the schema; mail in a lower state is still waiting or leased.
 ACKED, DEAD, EXPIRED = 3, 4, 5
 
@@ -16,8 +19,9 @@ _HEADS = "SELECT first_seq, last_seq, chain, signature FROM head ORDER BY last_s
 _LIVES = "SELECT id, first_seq FROM incarnation ORDER BY first_seq"
 _DELIVERIES = """
 SELECT event_id, state, outcome, node, verdict, processed_at IS NOT NULL, pair_seq, from_agent,
-    to_agent FROM delivery
+    to_agent, reply, reply_ref FROM delivery
 """
+_BLOB_KEYS = "SELECT digest, key FROM blob"
 # Mail ids from 1 << 37 up, in each pair, are of unordered mail.
 _MAIL = """
 SELECT m.msg_id, b.name, m.state, (m.id & (1 << 37)) = 0, m.tracked
@@ -60,6 +64,8 @@ class JournalEvent(Struct, rename="camel"):
 
 
 class JournalDelivery(Struct):
+    """`reply` is the digest of the reply's plain content; empty if there is none to be read."""
+
     state: str
     outcome: str | None
     node: str | None
@@ -68,6 +74,7 @@ class JournalDelivery(Struct):
     pair_seq: int
     from_agent: str
     to_agent: str
+    reply: str = ""
 
 
 class JournalMail(Struct):
@@ -125,7 +132,7 @@ def _read(connection: apsw.Connection, key: bytes | None, blobs: Path | None) ->
         incarnations=lives,
         events=[_event(lives, *row) for row in rows(_EVENTS)],
         heads=rows(_HEADS),
-        deliveries={_id(row[0]): JournalDelivery(*row[1:]) for row in rows(_DELIVERIES)},
+        deliveries=_read_deliveries(rows(_DELIVERIES), dict(rows(_BLOB_KEYS)), blobs),
         mail=[JournalMail(*row) for *row, tracked in rows(_MAIL) if tracked],
         cursors={(source, life): seq for source, life, seq in rows(_CURSORS)},
         forwarded={(source, _id(original)) for source, original in rows(_PASSED_ON)},
@@ -139,6 +146,23 @@ def _event(lives: list[tuple[str, int]], seq: int, body: bytes, digest: bytes) -
     event.body, event.digest = body, digest
     event.incarnation = max((life for life in lives if life[1] <= seq), key=lambda life: life[1])[0]
     return event
+
+
+def _read_deliveries(
+    rows: list[Any], keys: dict[str, bytes], blobs: Path | None
+) -> dict[str, JournalDelivery]:
+    found = {}
+    for id, *known, reply, digest in rows:
+        content = reply if digest is None else _read_blob(blobs, digest, keys.get(digest))
+        found[_id(id)] = delivery = JournalDelivery(*known)
+        delivery.reply = "" if content is None else sha256(content).hexdigest()
+    return found
+
+
+def _read_blob(blobs: Path | None, digest: str, key: bytes | None) -> bytes | None:
+    if blobs is None or key is None:
+        return None
+    return b"".join(BlobStore(blobs, SystemClock()).read_payload(digest, key))
 
 
 def _id(data: bytes) -> str:

@@ -157,6 +157,14 @@ def _check_reply_payload(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
         if turn.payload not in allowed:
             detail = f"{turn.agent} got another reply than {turn.sender} gave"
             yield HistoryViolation("payload", turn.node, turn.event_id, detail)
+    for history in mesh.histories.values() if mesh.seen.turns else ():
+        delivery = history.delivery
+        if delivery is None or not delivery.reply:
+            continue
+        allowed = exact.get(history.id) or given[delivery.to_agent, delivery.from_agent]
+        if delivery.reply not in allowed:
+            detail = f"{history.source} keeps another reply than {delivery.to_agent} gave"
+            yield HistoryViolation("payload", history.source, history.id, detail)
 
 
 def _check_blobs(mesh: CheckedMesh) -> Iterator[HistoryViolation]:

@@ -26,6 +26,8 @@ _DELAYED = 0.06
 _OWN_RETRIES = 0.05
 # How many agents work on several messages at once.
 _SEVERAL_HANDS = 0.2
+# How many single messages or bursts have callers that wait for the replies.
+_CALLERS = 0.2
 
 
 class RunShape(Struct, frozen=True):
@@ -136,6 +138,7 @@ def _plan_traffic(mesh: SimulatedMesh, random: Random, shape: RunShape) -> None:
     while left > 0:
         sender, target = random.sample(names, 2)
         fields: dict[str, Any] = {"ttl_secs": 3.0} if random.random() < 0.08 else {}
+        fields |= {"replies": "caller"} if random.random() < _CALLERS else {}
         moment = random.randint(0, shape.over_ms)
         for _ in range(min(left, random.choice((1, 1, 1, 8)))):
             blob = random.randint(1, 3_000) if random.random() < _BLOBS else 0
