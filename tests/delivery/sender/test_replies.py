@@ -252,3 +252,23 @@ def test_a_kept_reply_of_a_local_pair_blocks_no_later_number_elsewhere(
     b.send("bo", 2, sender="job")
     world.flow()
     assert [bytes(mail.payload) for mail in c.take("bo")] == [b"1", b"2"]
+
+
+def test_mail_that_comes_back_does_not_wait_for_a_kept_reply_behind_it(
+    world: World, a: Box, b: Box
+) -> None:
+    a.send("bo", 1)
+    asked = b.send("al", "question", sender="bo", replies="caller")
+    world.flow()
+    a.ack(*a.take("al"), reply="kept")
+    world.flow()
+    assert b.status(asked).state == "replied"
+    world.moves("c", "bo")
+    world.moves("b", "bo")
+    a.send("bo", 3)
+    world.flow()
+    (first,) = b.take("bo")
+    b.ack(first)
+    world.flow()
+    (second,) = b.take("bo")
+    assert [bytes(first.payload), bytes(second.payload)] == [b"1", b"3"]

@@ -204,7 +204,10 @@ class Receiver:
         if row is not None and row.pair_seq:
             key = (source, row.sender, row.mailbox)
             intake = Intake(self._parts, tx, source, pair_incarnation(tx, key), tx.now)
-            intake.pairs.load_pair(key).go_back_to(row.pair_seq)
+            pair = intake.pairs.load_pair(key)
+            pair.go_back_to(row.pair_seq)
+            for number in intake.inbox.kept_numbers(row.sender, row.mailbox, row.pair_seq):
+                intake.held.hold_gone_number(key, pair, number)
             self._finish_intake(intake)
 
     def close_forwarded(self, tx: Tx, ended: ForwardEnded) -> Decisions:
