@@ -9,6 +9,7 @@ import pytest
 from gatepost.errors import UnknownMessage
 from gatepost.gateway.admin.trace_api import JourneyTracer
 from gatepost.gateway.api.operations import Operations
+from gatepost.gateway.archived_messages import read_archived_journey
 from gatepost.testing import ManualClock
 from gatepost.wire import Await, Awaited
 from tests.gateway.test_archive_reader import _archive, _send_and_archive
@@ -47,6 +48,8 @@ async def test_the_status_of_a_pruned_message_comes_from_the_archive(
         assert waited.result.has_reached("processed"), "nobody waits for what has ended"
         with pytest.raises(UnknownMessage):
             await operations.perform(Await(event_id=_UNKNOWN, wait_secs=0))
+        events = await read_archived_journey(operations.core.archive, first)
+        assert [event.kind for event in events] == ["message", "ack"]
 
 
 async def test_the_trace_of_a_pruned_message_comes_from_the_archive(

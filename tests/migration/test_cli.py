@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gatepost.testing import GatewayProcess
 from tests.cli.conftest import Cli, gateway
 from tests.migration.tools import message
 from tests.waiting import wait_until
@@ -180,3 +181,17 @@ def test_a_document_is_followed(cli: Cli, tmp_path: Path) -> None:
         wait_until(lambda: len(mail() - before) == 1)
         written(path, {f"{tmp_path.name}-{n}": message(n, to="cat") for n in (1, 2)})
         wait_until(lambda: len(mail() - before) == 2)
+
+
+def test_a_mirror_waits_for_a_gateway_that_restarts(tmp_path: Path) -> None:
+    out = tmp_path / "legacy.json"
+    with GatewayProcess(tmp_path / "state") as running:
+        cli = Cli(running.state_dir)
+        cli.call("PUT", "/agents/bob")
+        with cli.running("migrate", "mirror", "--out", str(out)) as mirror:
+            wait_until(lambda: cli.call("GET", "/mirror")["on"])
+            running.stop()
+            running.start()
+            id = cli.message_to("bob")
+            wait_until(lambda: out.exists() and id in json.loads(out.read_text())["messages"])
+            assert mirror.poll() is None

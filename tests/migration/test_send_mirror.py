@@ -33,7 +33,7 @@ def out(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def mirror_of(gateway: GatewayProcess, folder: MigrationFolder, out: Path) -> SendMirror:
-    return SendMirror(locator(gateway.state_dir)(), folder, out, CLOCK)
+    return SendMirror(locator(gateway.state_dir), folder, out, CLOCK)
 
 
 async def copy_all(mirror: SendMirror) -> None:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 from gatepost.delivery.frames import TraceStep
 from gatepost.errors import UnknownMessage
-from gatepost.events import TRACKED_KINDS, EventKind, format_event_id
+from gatepost.events import (
+    TRACKED_KINDS,
+    Envelope,
+    EventKind,
+    decode_event,
+    format_event_id,
+    parse_event_id,
+)
+from gatepost.gateway.archive_reader import ArchiveReader
 from gatepost.wire import ARCHIVED, Sent
 
 if TYPE_CHECKING:
@@ -39,6 +47,13 @@ def _apply_event(sent: Sent, event: "FoundEvent") -> None:
     elif event.kind == EventKind.ACK and event.status == "processed":
         sent.state, sent.outcome, sent.reason = "processed", event.outcome, event.reason
         sent.processed_at = event.created_at
+
+
+async def read_archived_journey(archive: ArchiveReader, event_id: str) -> list[Envelope]:
+    """A pruned event and those that refer to it, as far as the archive keeps their bodies."""
+    found = await archive.find_events(parse_event_id(event_id))
+    bodies = [event.body for event in found.events] if found else []
+    return [decode_event(body) for body in bodies if body is not None]
 
 
 def archived_steps(found: "list[FoundEvent]") -> list[TraceStep]:

@@ -11,10 +11,10 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from gatepost.client import Target
 from gatepost.clock import Clock
 from gatepost.errors import WrongState
 from gatepost.gateway.api.mirror_views import MirrorDone, MirroredMessage, MirrorPage, MirrorSwitch
+from gatepost.gateway_endpoint import LocateGateway
 from gatepost.http_calls import AsyncHttpCalls
 from gatepost.migration import phase_marker
 from gatepost.migration.legacy_file import LegacyFile, LegacyRecords, open_legacy_file
@@ -41,8 +41,10 @@ _TIMEOUT_SECS = 60.0
 class SendMirror:
     """Call `open` once, then `copy_page` again and again; `close` leaves the queue running."""
 
-    def __init__(self, target: Target, folder: MigrationFolder, out: Path, clock: Clock) -> None:
-        self._calls = AsyncHttpCalls(lambda: target)
+    def __init__(
+        self, locate: LocateGateway, folder: MigrationFolder, out: Path, clock: Clock
+    ) -> None:
+        self._calls = AsyncHttpCalls(locate)
         self._folder = folder
         self._out = out.absolute()
         self._clock = clock

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from gatepost.cli.problems import CommandProblem, ExitCode, usage_problem
 from gatepost.cli.settings import load_settings
 from gatepost.client import Client, locator
 from gatepost.clock import SystemClock
-from gatepost.errors import GatepostError, Unauthorized, Unavailable
+from gatepost.errors import DeadlineExceeded, GatepostError, Unauthorized, Unavailable
 from gatepost.events import check_agent_id
 from gatepost.gateway_endpoint import read_token
 from gatepost.migration import AgentNames, ImportPlan, MigrationFolder, OutcomeClient, phase_marker
@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 _CLOCK = SystemClock()
 _MAX_UNANSWERED = 256
+# Pause before a gateway that is away is asked again.
+_AWAY_SECS = 1.0
 
 MapAgentOption = Annotated[
     tuple[str, ...],
@@ -141,8 +143,8 @@ async def _follow_source(options: GatewayOptions, source: str, plan: ImportPlan)
         await client.status()
         print(f"following {source}; Ctrl-C stops", file=sys.stderr, flush=True)
         async for dump in migration.follow_document(source):
-            report = await migration.import_dump(client, folder, dump, plan, _CLOCK)
-            _print_followed(report, options)
+            work = partial(migration.import_dump, client, folder, dump, plan, _CLOCK)
+            _print_followed(await anext(_repeat_while_away(work)), options)
 
 
 def _print_followed(report: migration.ImportReport, options: GatewayOptions) -> None:
@@ -355,29 +357,48 @@ def mirror_sends(
 
 
 async def _switch_mirror_off(options: GatewayOptions, folder: MigrationFolder) -> None:
-    target = locator(options.state_dir, options.url, _read_token(options))()
-    mirror = migration.SendMirror(target, folder, Path(), _CLOCK)
-    try:
+    async with _open_mirror(options, folder, Path()) as mirror:
         await mirror.switch(on=False)
-    finally:
-        await mirror.close()
 
 
 async def _mirror_until_stopped(options: GatewayOptions, out: Path) -> None:
-    target = locator(options.state_dir, options.url, _read_token(options))()
-    mirror = migration.SendMirror(target, _migration_folder(options), out, _CLOCK)
-    try:
+    async with _open_mirror(options, _migration_folder(options), out) as mirror:
         async with _new_client(options) as client:
             await mirror.open((await client.status()).node_id)
         print(f"mirroring to {out}; Ctrl-C stops", file=sys.stderr, flush=True)
-        while True:
-            count = await mirror.copy_page()
+        async for count in _repeat_while_away(mirror.copy_page):
             if count:
                 text = f"{output.format_count(count, 'message')} mirrored"
                 output.print_result(options, {"count": count}, partial(output.print_line, text))
                 sys.stdout.flush()
+
+
+@asynccontextmanager
+async def _open_mirror(
+    options: GatewayOptions, folder: MigrationFolder, out: Path
+) -> AsyncIterator[migration.SendMirror]:
+    locate = locator(options.state_dir, options.url, _read_token(options))
+    mirror = migration.SendMirror(locate, folder, out, _CLOCK)
+    try:
+        yield mirror
     finally:
         await mirror.close()
+
+
+async def _repeat_while_away(step: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
+    """The results of a step that is repeated for ever; a gateway that is away is waited for."""
+    problem = ""
+    while True:
+        try:
+            result = await step()
+        except (Unavailable, DeadlineExceeded) as error:
+            if error.message != problem:
+                print(f"waiting: {error.message}", file=sys.stderr, flush=True)
+            problem = error.message
+            await asyncio.sleep(_AWAY_SECS)
+        else:
+            problem = ""
+            yield result
 
 
 def show_migration_status(*, options: GatewayOptions = DEFAULT_OPTIONS) -> int:

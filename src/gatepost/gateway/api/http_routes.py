@@ -26,6 +26,7 @@ from gatepost.gateway.api.route_parameters import (
     QueryText,
     WaitSecs,
 )
+from gatepost.gateway.archived_messages import read_archived_journey
 from gatepost.journal.outbox import read_journey
 from gatepost.mailbox import browse
 from gatepost.mailbox.dead_letters import DeadLetterFilter
@@ -289,8 +290,9 @@ def _message_routes(operations: Operations) -> list[Any]:
     @get("/messages/{event_id:str}/trace", summary="The events of a message's journey")
     async def trace(event_id: PathName) -> list[Envelope]:
         found = await operations.core.read(lambda tx: read_journey(tx, event_id))
+        found = found or await read_archived_journey(operations.core.archive, event_id)
         if not found:
-            raise UnknownMessage(f"no event {event_id} in this gateway's outbox")
+            raise UnknownMessage(f"no event {event_id} in this gateway's outbox or archive")
         return found
 
     return [send, send_batch, message, trace]
