@@ -141,3 +141,15 @@ async def test_messages_for_no_gateway_of_the_room_are_told_too(
         found = await world.describe()
         assert found["gone"].problem == "it is not in the room"
         assert (found[""].waiting, found[""].problem) == (1, "no gateway can take these messages")
+
+
+async def test_a_relayed_gateway_that_is_offline_is_said_to_be(
+    state: Path, clock: ManualClock
+) -> None:
+    async with opened(state, clock) as operations:
+        world = World(operations.core)
+        world.room.effective.nodes["far"].record.status = "offline"
+        world.relays["far"] = "vps"
+        await world.open_delivery("far")
+        far = (await world.describe())["far"]
+        assert far.why == "it is offline, as far as this gateway knows"

@@ -65,17 +65,18 @@ class PeerReport:
         linked = node in self._links.linked_peers()
         relay = None if linked else self._links.relay_of(node)
         heard_at = self._core.clock.now() - int(self._links.seconds_silent(node) * 1000)
+        status = self._links.node_status(member)
         problem = "" if linked else self._find_problem(member, relay)
         return PeerStatus(
             node,
-            self._links.node_status(member),
+            status,
             linked,
             relay,
             max(0, heard_at),
             backlog.waiting,
             backlog.since,
             backlog.accepted,
-            _explain_backlog(backlog, reached=linked or relay is not None),
+            _explain_backlog(backlog, status, reached=linked or relay is not None),
             problem,
         )
 
@@ -106,7 +107,7 @@ def _describe_stranger(node: str, backlog: PeerBacklog) -> PeerStatus:
     )
 
 
-def _explain_backlog(backlog: PeerBacklog, *, reached: bool) -> str:
+def _explain_backlog(backlog: PeerBacklog, status: str, *, reached: bool) -> str:
     """Why messages wait for a gateway; empty if none do."""
     if not backlog.waiting:
         return ""
@@ -114,6 +115,8 @@ def _explain_backlog(backlog: PeerBacklog, *, reached: bool) -> str:
         return "; ".join(backlog.reasons)
     if not reached:
         return "it cannot be reached"
+    if status == "offline":
+        return "it is offline, as far as this gateway knows"
     tries = f", sent {backlog.attempts} times" if backlog.attempts > 1 else ""
     return f"it has not answered yet{tries}"
 
