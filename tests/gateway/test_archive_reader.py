@@ -11,7 +11,7 @@ from gatepost.delivery.links.outbox_feed import ArchivedPage, PrunedStretch
 from gatepost.errors import ArchiveError, GatepostError
 from gatepost.events import decode_event, parse_event_id
 from gatepost.gateway.api.operations import Operations
-from gatepost.gateway.archive_reader import ArchiveReader
+from gatepost.gateway.archive_reader import OwnArchiveReader
 from gatepost.gateway.archiver import OutboxArchiver
 from gatepost.testing import ManualClock
 from gatepost.wire import NewSend, Register, Send, SendResults
@@ -50,7 +50,7 @@ async def _send_and_archive(operations: Operations) -> list[str]:
 
 
 async def _read_page(
-    archive: ArchiveReader, wanted: PrunedStretch
+    archive: OwnArchiveReader, wanted: PrunedStretch
 ) -> tuple[ArchivedPage | None, GatepostError | None]:
     answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     archive.read_page(wanted, lambda page, error: answered.set_result((page, error)))

@@ -25,7 +25,7 @@ SEARCH_SECS = 2.0
 _MAX_FAILURES = 5
 
 
-class ArchiveReader:
+class OwnArchiveReader:
     """Reads one request at a time. Without `archive.uri` there is nothing to read."""
 
     def __init__(self, settings: ArchiveSettings, node: LocalNode) -> None:

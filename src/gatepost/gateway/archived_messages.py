@@ -17,7 +17,7 @@ from gatepost.events import (
     format_event_id,
     parse_event_id,
 )
-from gatepost.gateway.archive_reader import ArchiveReader
+from gatepost.gateway.archive_reader import OwnArchiveReader
 from gatepost.wire import ARCHIVED, Sent
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _apply_event(sent: Sent, event: "FoundEvent") -> None:
         sent.processed_at = event.created_at
 
 
-async def read_archived_journey(archive: ArchiveReader, event_id: str) -> list[Envelope]:
+async def read_archived_journey(archive: OwnArchiveReader, event_id: str) -> list[Envelope]:
     """A pruned event and those that refer to it, as far as the archive keeps their bodies."""
     found = await archive.find_events(parse_event_id(event_id))
     bodies = [event.body for event in found.events] if found else []

@@ -17,7 +17,7 @@ from gatepost.delivery.blob_records import keep_uploaded_blob
 from gatepost.delivery.retention import OutboxBounds
 from gatepost.errors import ConfigError, GatepostError
 from gatepost.events import Blob, BlobStore, NodeKey
-from gatepost.gateway.archive_reader import ArchiveReader
+from gatepost.gateway.archive_reader import OwnArchiveReader
 from gatepost.gateway.mirror_queue import MirrorQueue
 from gatepost.gateway.monitoring.health import GatewayHealth
 from gatepost.gateway.monitoring.observer import CommitObserver
@@ -61,7 +61,7 @@ class Core:
         cut_off = int(settings.delivery.cut_off_secs * 1000)
         self.bounds = OutboxBounds(node.id, delivery.routes, delivery.incidents, cut_off)
         self.mirror = MirrorQueue()
-        self.archive = ArchiveReader(settings.archive, node)
+        self.archive = OwnArchiveReader(settings.archive, node)
         self.blobs = BlobStore(self.state.blobs, self.clock, settings.limits.max_blob_bytes)
         self.telemetry: SpanRecorder | None = create_span_recorder(
             settings.telemetry, self.node.id, self.clock
