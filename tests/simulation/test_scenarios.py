@@ -81,6 +81,8 @@ def test_a_late_receipt_amends_a_dead_letter_and_changes_nothing_else(build: Bui
     mesh.network.cut_direction("n1", "n0")
     seen = acknowledged(mesh, mesh.send("al", "bob", ttl_secs=3.0))
     mesh.run(10_000)
+    assert mesh.status_of(seen).state == "retry_pending", "its owner may have it"
+    mesh.run(150_000)
     assert mesh.status_of(seen).state == "dead_letter"
     assert turns(mesh, seen) == ["n1"]
     verdict = mesh.finish()
@@ -291,7 +293,7 @@ def test_who_cannot_write_yet_reads_what_it_was_told_before_everything_is_judged
     mesh = build()
     break_disk(mesh, "n1")
     seen = acknowledged(mesh, mesh.send("al", "bob", ttl_secs=2.0))
-    mesh.run(5_000)
+    mesh.run(155_000)
     assert mesh.status_of(seen).state == "dead_letter"
     # It has just found its disk full once more, and takes its time to look again.
     looked = mesh["n1"].commits

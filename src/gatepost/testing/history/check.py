@@ -221,12 +221,15 @@ def _check_deserved(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
 
 
 def _may_be_abandoned(mesh: CheckedMesh, history: EventHistory) -> bool:
-    """Whether it went to a gateway that is lost and not revoked, perhaps through another one."""
-    key = (history.source, history.id)
-    forwarded = any(key in journal.forwarded for journal in mesh.journals.values())
-    return history.involves(mesh.seen.lost - mesh.seen.revoked) or bool(
-        mesh.seen.lost and forwarded
+    """Whether it went to a gateway that lost its memory, or itself, perhaps through another one.
+
+    Nobody waits that long for a revoked one.
+    """
+    silent = (mesh.seen.lost - mesh.seen.revoked) | mesh.seen.restored
+    forwarded = any(
+        (history.source, history.id) in journal.forwarded for journal in mesh.journals.values()
     )
+    return history.involves(silent) or bool(forwarded and (silent | mesh.seen.lost))
 
 
 _LOST = ("owner_lost_it", "owner_restored")

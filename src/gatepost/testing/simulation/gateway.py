@@ -47,7 +47,8 @@ class SimulatedSettings(Struct, frozen=True):
         max_attempts=15,
         sla=15_000,
         ttl=600_000,
-        abandon_after=60_000,
+        # Longer than clocks jump.
+        abandon_after=240_000,
         # Longer than any fault but the loss of a gateway: no sender is told half the truth.
         verdict_wait=150_000,
     )
