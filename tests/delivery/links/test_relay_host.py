@@ -328,7 +328,25 @@ def test_who_is_not_in_the_room_gets_nothing_and_gives_nothing(
     wire = reconnect(mesh, "b", "s")
     assert relayed(wire, b) == []
     s.see(RoutingDirectory({}, {}))
-    assert "not in this room" in reconnect(mesh, "b", "s").errors[0]
+    again = reconnect(mesh, "b", "s")
+    assert (relayed(again, b), again.errors) == ([], [])
+    assert (s.incidents(), b.incidents()) == ([], [])
+
+
+def test_a_reader_that_has_just_joined_is_served_once_the_relay_knows_it(
+    mesh: Mesh, a: Gate, b: Gate, s: Gate
+) -> None:
+    everybody = s.directory
+    newcomers = {id: found for id, found in everybody.gateways.items() if id != "b"}
+    s.see(RoutingDirectory(newcomers, everybody.agents))
+    reconnect(mesh, "b", "s")
+    ids = a.send_many(b, 2)
+    mesh.flow()
+    assert b.mail() == []
+    s.see(everybody)
+    s.peers.room_changed()
+    mesh.flow()
+    assert (b.mail(), s.incidents()) == (ids, [])
 
 
 def test_who_was_asked_for_before_the_relay_heard_of_it_is_relayed_once_it_has(

@@ -26,7 +26,7 @@ from gatepost.delivery.links.proof import check_incarnations
 from gatepost.delivery.links.relay_feed import RelayFeed
 from gatepost.delivery.links.replica import ReaderProgress, ReplicaPosition, ReplicaState
 from gatepost.delivery.links.replica_follower import ReplicaFollower, StoredGroups
-from gatepost.errors import GatepostError, LinkError
+from gatepost.errors import GatepostError, LinkError, Unavailable
 from gatepost.journal.outbox import OutboxGroup
 from gatepost.journal.transaction import Tx
 
@@ -75,15 +75,18 @@ class RelayHost:
         self._follow_source(part.peer)
 
     def _follow_source(self, source: str) -> None:
-        """Follow a wanted source over one of the links to it."""
+        """Follow a wanted source over one of the links to it, once it is known as a member."""
         links = [part for part in self._parts if part.peer == source]
-        if source in self._wanted and links and not any(part.is_following for part in links):
+        is_wanted = source in self._wanted and self.find_key(source) is not None
+        if is_wanted and links and not any(part.is_following for part in links):
             links[0].start_following()
 
     def retry_unserved(self) -> None:
-        """The room changed: sources that were unknown when they were asked for may be members."""
+        """The room changed: peers and sources that were unknown before may be members now."""
         for part in self._parts:
             part.retry_unserved()
+        for source in self._wanted:
+            self._follow_source(source)
 
     def want_source(self, source: str) -> None:
         """Somebody reads this outbox through us."""
@@ -229,7 +232,7 @@ class RelayHostPart:
             return
         key = self._host.find_key(self.peer)
         if key is None:
-            raise LinkError(f"{self.peer} is not in this room")
+            raise Unavailable(f"{self.peer} is not in this room yet, or not any more")
         check_incarnations(frame, key)
         self._follower.set_source(frame.incarnations, key)
         self._port.commit(
@@ -246,7 +249,9 @@ class RelayHostPart:
 
     def _handle_relay(self, frame: RelayFrame) -> None:
         if self._host.find_key(self.peer) is None:
-            raise LinkError(f"{self.peer} is not in this room")
+            # It has just joined: its link may be faster than our picture of the room.
+            self._unserved = frame
+            return
         if self._feed is None:
             window = min(frame.window, self._host.window)
             self._feed = RelayFeed(self._host, self._port, self.peer, window)

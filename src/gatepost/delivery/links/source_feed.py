@@ -30,7 +30,6 @@ from gatepost.delivery.links.link_port import LinkPort, ignore_result
 from gatepost.delivery.links.outbox_feed import CatchUpFeed, FeedBatch, split_frames
 from gatepost.delivery.links.proof import check_reading, sign_incarnations
 from gatepost.delivery.local_node import LocalNode
-from gatepost.errors import LinkError
 from gatepost.events import genesis_chain
 from gatepost.journal.outbox import EVERYBODY, OutboxGroup
 from gatepost.journal.transaction import Tx
@@ -139,7 +138,8 @@ class SourceFeedPart:
         """A member reads our outbox through a relay, and signs how far it is."""
         reader = self._coordinator.routes.directory.gateways.get(frame.reader)
         if reader is None:
-            raise LinkError(f"{frame.reader} is not in this room")
+            # It may have just joined. It says how far it is again with the next events it takes.
+            return
         check_reading(frame, reader.key)
         self._port.commit(lambda tx: self._save_reading(tx, frame), ignore_result)
 
