@@ -135,3 +135,13 @@ def test_a_closed_pair_goes_on_behind_the_numbers_that_never_come(scene: Scene) 
 def test_a_signal_about_an_agent_is_passed_on(scene: Scene) -> None:
     decisions = scene.signal("transfer_request", None, to_agent="B")
     assert decisions == [TransferSignal("a", Signal(signal="transfer_request", to_agent="B"))]
+
+
+def test_a_signal_that_closes_very_many_numbers_costs_no_more_than_another(scene: Scene) -> None:
+    """Also if events are held between them."""
+    scene.signal("withdraw", scene.held)
+    scene.signal("pair_closed", None, from_agent="A", to_agent="B", through=2**53 - 1)
+    assert scene.b.value("SELECT count(*) FROM held") == 1
+    scene.b.dispatcher.policy = MailboxPolicy()
+    scene.signal("pair_closed", None, from_agent="A", to_agent="B", through=1)
+    assert (scene.states(), scene.next_number()) == (["accepted", "withdrawn", "accepted"], 2**53)

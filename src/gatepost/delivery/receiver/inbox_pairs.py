@@ -5,12 +5,13 @@ from msgspec import Struct
 from gatepost.journal.transaction import Tx
 
 _SELECT_PAIR = """
-SELECT incarnation, next, held, offered FROM inbox_pair
+SELECT incarnation, next, held, offered, closed FROM inbox_pair
 WHERE source = ? AND sender = ? AND mailbox = ?
 """
 _SAVE_PAIR = """
-INSERT OR REPLACE INTO inbox_pair (source, sender, mailbox, incarnation, next, held, offered)
-VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT OR REPLACE INTO inbox_pair (source, sender, mailbox, incarnation, next, held, offered,
+    closed)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
 
 PairKey = tuple[str, str, str]  # source, sender, mailbox
@@ -18,21 +19,26 @@ PairKey = tuple[str, str, str]  # source, sender, mailbox
 
 class InboxPair(Struct):
     """`next` is the next number to accept, `held` how many rows wait out of turn, and `offered`
-    how many accepted offers are not confirmed.
+    how many accepted offers are not confirmed. Numbers up to `closed` that are not held never come.
     """
 
     incarnation: str
     next: int
     held: int = 0
     offered: int = 0
+    closed: int = 0
     changed: bool = False
 
     def advance_to(self, number: int) -> None:
         if number > self.next:
             self.next, self.changed = number, True
 
+    def close_through(self, number: int) -> None:
+        self.closed, self.changed = max(self.closed, number), True
+
     def go_back_to(self, number: int) -> None:
-        self.next, self.changed = min(self.next, number), True
+        self.next, self.closed = min(self.next, number), min(self.closed, number - 1)
+        self.changed = True
 
     def count_held(self, more: int) -> None:
         self.held, self.changed = self.held + more, True
@@ -64,7 +70,7 @@ class InboxPairs:
 
     def save_changed(self) -> None:
         rows = [
-            (*key, pair.incarnation, pair.next, pair.held, pair.offered)
+            (*key, pair.incarnation, pair.next, pair.held, pair.offered, pair.closed)
             for key, pair in self._loaded.items()
             if pair.changed
         ]

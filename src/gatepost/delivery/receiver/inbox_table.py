@@ -1,5 +1,6 @@
 """The inbox in the journal: one row for each tracked event that was taken from another outbox."""
 
+from collections import Counter
 from typing import NamedTuple
 
 from gatepost.delivery.receiver.inbox_states import (
@@ -83,7 +84,7 @@ class InboxTable:
             self._unseen |= set(some) - seen
         if len(set(ids)) < len(ids):
             # One that comes twice in a batch is not new the second time.
-            self._unseen -= {id for id in ids if ids.count(id) > 1}
+            self._unseen -= {id for id, times in Counter(ids).items() if times > 1}
 
     def state_of(self, event_id: bytes) -> InboxState:
         if event_id in self._unseen:

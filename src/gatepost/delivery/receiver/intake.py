@@ -183,7 +183,10 @@ class Intake:
         pair = self.pairs.load_pair(key)
         while pair.held and (held := self.held.first_held(key)) is not None:
             if held.number > pair.next:
-                return
+                if pair.closed < pair.next:
+                    return
+                pair.advance_to(min(held.number, pair.closed + 1))
+                continue
             if held.event_id is None:
                 pair.advance_to(held.number + 1)
                 self.held.remove_number(key, pair, held.number)
@@ -197,6 +200,8 @@ class Intake:
                 return
             self.held.remove_number(key, pair, held.number)
             self._accept_or_hold(key, pair, envelope, held.body)
+        if not pair.held:
+            pair.advance_to(pair.closed + 1)
 
     def release_unordered(self, key: PairKey) -> None:
         """Accept the held events of a pair that have no number, as far as the mailbox has capacity.
@@ -225,13 +230,8 @@ class Intake:
 
     def close_through(self, key: PairKey, through: int) -> None:
         """Of the numbers up to `through`, those that are not held here never come."""
-        pair = self.pairs.load_pair(key)
-        if pair.held:
-            for number in range(pair.next, through + 1):
-                self.held.hold_gone_number(key, pair, number)
-            self.release_held(key)
-        else:
-            pair.advance_to(through + 1)
+        self.pairs.load_pair(key).close_through(through)
+        self.release_held(key)
 
     # -- letting go of events that are not accepted for good
 
