@@ -12,7 +12,7 @@ from gatepost.delivery.outgoing import EMPTY_PAYLOAD, TurnReply
 from gatepost.delivery.receiver.acceptance import AcceptanceCheck, ReceiverParts
 from gatepost.delivery.receiver.inbox_states import InboxInput
 from gatepost.delivery.receiver.inbox_table import InboxTable
-from gatepost.errors import EncryptionError, GatepostError
+from gatepost.errors import EncryptionError, GatepostError, InvalidRequest
 from gatepost.events import (
     EncryptedPayload,
     Envelope,
@@ -24,6 +24,7 @@ from gatepost.journal.transaction import Tx
 from gatepost.mailbox import NewMail
 from gatepost.wire import EventInfo
 
+_skip_value = msgspec.json.Decoder(msgspec.Raw).decode
 _ID_IS_TAKEN = "its id was used for another message"
 
 
@@ -127,9 +128,11 @@ class EventAcceptor:
                 raise EncryptionError("its blob is another's")
             return EMPTY_PAYLOAD
         sealed = decode_payload(envelope, EncryptedPayload)
-        return cipher.decrypt(
+        payload = cipher.decrypt(
             sealed, encrypted_by=key, event_id=envelope.event_id, source_node_id=source
         )
+        _check_json(payload)
+        return payload
 
     def _is_mail_besides(self, envelope: Envelope, payload: bytes) -> bool:
         """A reply ends the delivery it answers; whether it is mail for the agent besides."""
@@ -174,3 +177,12 @@ class EventAcceptor:
         if envelope.payload_ref is not None:
             mailbox = envelope.to_agent_id or ""
             use_blob(self._tx, envelope.payload_ref.digest, mailbox, envelope.event_id)
+
+
+def _check_json(payload: bytes) -> None:
+    """Raise InvalidRequest unless this is one JSON value: agents get it inside a JSON document."""
+    try:
+        payload.decode()
+        _skip_value(payload)
+    except ValueError as error:
+        raise InvalidRequest(f"its payload is no JSON: {error}") from None

@@ -150,15 +150,10 @@ def _check_confirmed(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
     for history in mesh.histories.values():
         for end in history.processed_receipts():
             unsure = end.node in history.offered and end.node not in history.confirmed
-            if unsure and not mesh.is_excused(history) and not _was_sure(history, end.node):
+            if unsure and not mesh.is_excused(history) and end.node not in history.given:
                 yield HistoryViolation(
                     "confirmed", end.node, history.id, "engaged without a confirmation"
                 )
-
-
-def _was_sure(history: EventHistory, node: str) -> bool:
-    """Whether it was ever routed there other than as an offer."""
-    return history.routes.count(node) > 0 and node not in history.offered
 
 
 def _check_accepted(mesh: CheckedMesh) -> Iterator[HistoryViolation]:

@@ -28,6 +28,7 @@ class EventHistory(Struct):
     first: JournalEvent
     routes: list[str] = field(default_factory=list)
     offered: set[str] = field(default_factory=set)
+    given: set[str] = field(default_factory=set)
     confirmed: set[str] = field(default_factory=set)
     receipts: list[CheckedReceipt] = field(default_factory=list)
     answered_by: set[str] = field(default_factory=set)
@@ -116,11 +117,10 @@ def _add_route(histories: EventHistories, journal: GatewayJournal, event: Journa
         history.delivery = journal.deliveries.get(event.event_id)
     if event.to_node_id is not None:
         history.routes.append(event.to_node_id)
-        (history.offered.add if event.offer else _ignore_node)(event.to_node_id)
-
-
-def _ignore_node(node: str) -> None:
-    """For a route that is no offer."""
+        if event.offer:
+            history.offered.add(event.to_node_id)
+        elif event.is_whole:
+            history.given.add(event.to_node_id)
 
 
 def _add_statement(histories: EventHistories, journal: GatewayJournal, event: JournalEvent) -> None:

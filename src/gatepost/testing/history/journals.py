@@ -57,6 +57,11 @@ class JournalEvent(Struct, rename="camel"):
     body: bytes = b""
     digest: bytes = b""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has its payload; a retry has none."""
+        return self.payload_ref is not None or bytes(self.payload) != b"{}"
+
     def read_payload(self) -> dict[str, Any]:
         """The payload, of kinds that travel in the clear."""
         said: dict[str, Any] = msgspec.json.decode(self.payload)
