@@ -151,7 +151,7 @@ class MailboxClient:
         """
         op = wire.Dequeue(mailbox=mailbox, limit=limit, wait_secs=wait_secs)
         # With a consumer name of its own, a repeated dequeue gets the messages it got before.
-        op.consumer = self.new_consumer() if consumer is None else consumer
+        op.consumer = self._clock.random(8).hex() if consumer is None else consumer
         deadline = self._loop.time() + wait_secs + timeout
         async with self._long_waits.hold(deadline):
             answer: wire.Messages = await self._request_answer(op, deadline)
@@ -274,7 +274,7 @@ class MailboxClient:
             mailbox,
             wrap,
             credit=credit,
-            consumer=consumer or self.new_consumer(),
+            consumer=consumer or self._clock.random(8).hex(),
             deadline=self._loop.time() + timeout,
             resumed=resumed,
         )
@@ -294,10 +294,6 @@ class MailboxClient:
     async def status(self, *, timeout: float = DEFAULT_TIMEOUT) -> Status:
         """The gateway's status."""
         return await self._http.get_status(timeout)
-
-    def new_consumer(self) -> str:
-        """A fresh consumer name, under which the gateway keeps leases."""
-        return self._clock.random(8).hex()
 
     async def _request_answer(self, op: Op, deadline: float) -> Any:
         await self._operations.slots.take(deadline)

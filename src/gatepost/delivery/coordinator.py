@@ -50,7 +50,6 @@ from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.outbox_writer import PROCESSED, REPLIED, OutboxWriter
 from gatepost.delivery.outgoing import EMPTY_PAYLOAD, OutgoingEvent, TurnReply
 from gatepost.delivery.receiver.receiver import EventBatch, Receiver
-from gatepost.delivery.receiver.resuming import ask_to_resume
 from gatepost.delivery.routes import RouteFinder
 from gatepost.delivery.send_request import (
     choose_event_id,
@@ -58,14 +57,12 @@ from gatepost.delivery.send_request import (
     outgoing_message,
     remember_send,
 )
-from gatepost.delivery.sender.lost_owners import OpenFilter
 from gatepost.delivery.sender.sender import Sender
 from gatepost.delivery.sent_messages import SentMessages
 from gatepost.delivery.transfers import Transfers
 from gatepost.delivery.turns import TurnReader, decode_info, read_replies
 from gatepost.errors import GatepostError, NoRoute
 from gatepost.events import Envelope, EventKind, Receipt
-from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Tx
 from gatepost.journal.writer import JobOutcome
 from gatepost.mailbox import ClosedMail, Dispatcher, NewMail, Settlement
@@ -107,7 +104,7 @@ class DeliveryCoordinator:
         self._node = node
         self._agents = agents
         self._dispatcher = dispatcher
-        self._writer = writer
+        self.writer = writer
         self._sender = sender
         self._receiver = receiver
         self._forwarder = forwarder
@@ -303,15 +300,6 @@ class DeliveryCoordinator:
         self.apply_decisions(tx, self._sender.lost_owners.room_changed(tx))
         self._forwarder.room_changed()
 
-    def give_up_open(self, tx: Tx, wanted: OpenFilter, limit: int, actor: str) -> list[str]:
-        """Give up open deliveries by hand; returns the ids of these messages."""
-        decisions = self._sender.lost_owners.give_up_open(tx, wanted, limit, actor)
-        self.apply_decisions(tx, decisions)
-        ids = [each.delivery.id for each in decisions]
-        for id in ids:
-            record_audit_entry(tx, actor, "undelivered.give_up", id, "")
-        return ids
-
     def greet_reader(
         self, tx: Tx, node: str, incarnation: str, after: int, *, restored: bool
     ) -> bool:
@@ -324,10 +312,6 @@ class DeliveryCoordinator:
         )
         self.apply_decisions(tx, greeted)
         return bool(greeted)
-
-    def ask_to_resume(self, tx: Tx, source: str) -> None:
-        """Tell a source, whose outbox relays bring, that our journal was restored."""
-        ask_to_resume(tx, source, self._writer, self._node.incarnation)
 
     # -- the commit group
 
@@ -398,7 +382,7 @@ class DeliveryCoordinator:
                 status="processed", outcome=turn.outcome, reason=reason, replied=replied
             )
         source = info.source_node or self._node.id
-        processed = self._writer.append_receipt(
+        processed = self.writer.append_receipt(
             tx, turn.to_agent, source, info.event_id, info.corr_id, receipt
         )
         return (*reply, *processed) if reply else processed

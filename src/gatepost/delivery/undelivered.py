@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 from msgspec import UNSET, Raw, Struct
 
+from gatepost.delivery.assembly import DeliveryCore
 from gatepost.delivery.outgoing import OutgoingEvent
 from gatepost.delivery.sender.emitting import NEVER_SENT
+from gatepost.delivery.sender.lost_owners import OpenFilter
 from gatepost.delivery.sender.receipts import RESTORED
 from gatepost.errors import GatepostError, UnknownMessage, UnsafeReplay
 from gatepost.events import Order, format_event_id, parse_event_id
@@ -184,6 +186,15 @@ def _check_replay(message: UndeliveredMessage, force: bool) -> None:
             f"{message.node or 'its owner'} may have taken {message.id} ({message.reason}; {said}):"
             " look there first, or replay it with force"
         )
+
+
+def give_up_messages(tx: Tx, core: DeliveryCore, wanted: OpenFilter, limit: int, actor: str) -> int:
+    """Give up open messages whose owner never comes back; returns how many."""
+    decisions = core.sender.lost_owners.give_up_open(tx, wanted, limit, actor)
+    core.coordinator.apply_decisions(tx, decisions)
+    for decision in decisions:
+        record_audit_entry(tx, actor, "undelivered.give_up", decision.delivery.id, "")
+    return len(decisions)
 
 
 def discard_messages(tx: Tx, wanted: UndeliveredFilter, limit: int, actor: str) -> int:

@@ -1,8 +1,11 @@
 """Deliveries whose owner never comes back: they end, or go to where their agent lives now."""
 
+from typing import Any
+
 import pytest
 
 from gatepost.delivery.sender.lost_owners import OpenFilter
+from gatepost.delivery.undelivered import give_up_messages
 from gatepost.errors import InvalidRequest
 from gatepost.routing import AgentHome, GatewayEntry, RevokedGateway, RoutingDirectory
 from tests.delivery.mesh import Gate, Mesh
@@ -27,6 +30,12 @@ def revoke(mesh: Mesh, lost: str, home: str | None = None) -> None:
 def undelivered(a: Gate) -> dict[str, tuple[str, str | None]]:
     rows = a.rows("SELECT lower(hex(event_id)), reason, verdict FROM undelivered")
     return {id: (reason, verdict) for id, reason, verdict in rows}
+
+
+def give_up(a: Gate, **wanted: Any) -> int:
+    chosen = OpenFilter(**wanted)
+    count: int = a.do(lambda tx: give_up_messages(tx, a.core, chosen, 10, "ann"))
+    return count
 
 
 def key(event_id: str) -> str:
@@ -115,9 +124,7 @@ def test_an_overridden_owner_gives_up_only_what_it_may_have(
     mesh.flow()
     assert a.rows("SELECT node FROM delivery ORDER BY event_id") == [("b",), ("c",)]
     assert (a.state(accepted), a.state(unsent)) == ("accepted", "emitted"), "the order is kept"
-    assert a.do(lambda tx: a.coordinator.give_up_open(tx, OpenFilter(node="b"), 10, "ann")) == [
-        accepted
-    ]
+    assert give_up(a, node="b") == 1
     mesh.flow()
     assert a.state(unsent) == "accepted"
 
@@ -148,17 +155,13 @@ def test_open_messages_are_given_up_by_hand(mesh: Mesh, a: Gate, b: Gate) -> Non
     wire.cut()
     second, third = a.send(b).event_id, a.send(b).event_id
 
-    def give_up(**wanted: object) -> list[str]:
-        chosen = OpenFilter(**wanted)  # type: ignore[arg-type]
-        return a.do(lambda tx: a.coordinator.give_up_open(tx, chosen, 10, "ann"))  # type: ignore[no-any-return]
-
-    assert give_up(event_ids=[second]) == [second]
-    assert give_up(node="c") == give_up(agent="A") == []
-    assert give_up(agent="B", node="b") == [first, third]
+    assert give_up(a, event_ids=[second]) == 1
+    assert give_up(a, node="c") == give_up(a, agent="A") == 0
+    assert give_up(a, agent="B", node="b") == 2
     assert undelivered(a) == {
         key(first): ("given_up", "accepted"),
         key(second): ("given_up", "never sent"),
         key(third): ("given_up", "never sent"),
     }
     with pytest.raises(InvalidRequest, match="name the messages"):
-        give_up()
+        give_up(a)

@@ -31,7 +31,12 @@ from gatepost.delivery.links.proof import check_incarnations, check_relayed_even
 from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.receiver.cursors import read_positions
 from gatepost.delivery.receiver.receiver import EventBatch
-from gatepost.delivery.receiver.resuming import find_resumed, is_in_doubt, note_resumed
+from gatepost.delivery.receiver.resuming import (
+    ask_to_resume,
+    find_resumed,
+    is_in_doubt,
+    note_resumed,
+)
 from gatepost.errors import GatepostError, LinkError
 from gatepost.events import Envelope
 from gatepost.journal.outbox import OutboxGroup
@@ -275,7 +280,7 @@ class RelayReaderPart:
         coordinator = self._reader.coordinator
         through = find_resumed(envelopes, self._reader.incarnation)
         if through is None:
-            coordinator.ask_to_resume(tx, source)
+            ask_to_resume(tx, source, coordinator.writer, self._reader.incarnation)
             return
         note_resumed(tx, source)
         if through:

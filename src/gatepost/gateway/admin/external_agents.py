@@ -42,12 +42,11 @@ from gatepost.errors import (
 )
 from gatepost.events import check_agent_id, check_digest, parse_event_id
 from gatepost.gateway.admin.status import gateway_status
-from gatepost.gateway.api.bearer_token import parse_bearer_token
 from gatepost.gateway.api.connection_guard import AnyConnection, ConnectionGuard
 from gatepost.gateway.api.frame_session import FrameSession
 from gatepost.gateway.api.http_routes import while_connected
 from gatepost.gateway.api.json_input import decode_json
-from gatepost.gateway.api.local_auth import LocalTokenAuth
+from gatepost.gateway.api.local_auth import LocalTokenAuth, parse_bearer_token
 from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.api.room_views import (
     AgentInviteResult,

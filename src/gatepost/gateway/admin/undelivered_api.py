@@ -120,10 +120,13 @@ class UndeliveredApi:
         return out.event_id
 
     async def give_up_messages(self, wanted: GiveUpBody) -> int:
-        which = OpenFilter(wanted.event_ids, wanted.node, wanted.agent)
-        coordinator, size = self._core.coordinator, self._batch_size
+        which, delivery = (
+            OpenFilter(wanted.event_ids, wanted.node, wanted.agent),
+            self._core.delivery,
+        )
         return await commit_until_none(
-            self._core, lambda tx: len(coordinator.give_up_open(tx, which, size, _OPERATOR))
+            self._core,
+            lambda tx: messages.give_up_messages(tx, delivery, which, self._batch_size, _OPERATOR),
         )
 
     async def discard_messages(self, wanted: UndeliveredFilter) -> int:

@@ -4,7 +4,6 @@ import hashlib
 import hmac
 
 from gatepost.errors import Unauthorized
-from gatepost.gateway.api.bearer_token import parse_bearer_token
 
 
 class LocalTokenAuth:
@@ -18,6 +17,12 @@ class LocalTokenAuth:
         token = parse_bearer_token(authorization)
         if token is None or not hmac.compare_digest(_hash_token(token), self._hash):
             raise Unauthorized("send `Authorization: Bearer` with the token in the state directory")
+
+
+def parse_bearer_token(authorization: str | None) -> str | None:
+    """Return the token; None if the header is missing or has another scheme."""
+    scheme, _, token = (authorization or "").partition(" ")
+    return token if scheme.lower() == "bearer" else None
 
 
 def _hash_token(token: str) -> bytes:

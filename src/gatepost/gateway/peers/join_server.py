@@ -23,8 +23,8 @@ from gatepost.errors import (
     Unavailable,
 )
 from gatepost.events import fingerprint_key
-from gatepost.gateway.api.bearer_token import parse_bearer_token
 from gatepost.gateway.api.connection_guard import ConnectionGuard
+from gatepost.gateway.api.local_auth import parse_bearer_token
 from gatepost.gateway.api.route_decorators import get, post
 from gatepost.gateway.api.route_parameters import AnyRequest, AnyWebSocket, PathName
 from gatepost.gateway.api.websocket_handshake import check_origin, refuse_websocket

@@ -378,13 +378,29 @@ def lost_gateway(mesh: SimulatedMesh, random: Random) -> None:
     # Without any relay, gateways that cannot connect have nothing to say to each other.
     node = random.choice([id for id in mesh.gateways if mesh.backbone != [id]])
     to = random.choice([id for id in mesh.gateways if id != node])
-    mesh.lose_gateway(node)
+    mesh.trace(node, "is destroyed")
+    mesh.seen.lost.add(node)
+    mesh.gateways[node].destroy()
     if random.random() < 0.7:
         wait = random.randint(1_000, 20_000)
-        mesh.loop.call_after(wait, lambda: mesh.revoke_gateway(node))
+        mesh.loop.call_after(wait, lambda: _revoke_gateway(mesh, node))
     if random.random() < 0.7:
         wait = random.randint(1_000, 20_000)
-        mesh.loop.call_after(wait, lambda: mesh.rehome_agents(node, to))
+        mesh.loop.call_after(wait, lambda: _rehome_agents(mesh, node, to))
+
+
+def _revoke_gateway(mesh: SimulatedMesh, node: str) -> None:
+    mesh.trace("room", f"{node} is revoked")
+    mesh.seen.revoked.add(node)
+    mesh.room.revoke_node(node)
+
+
+def _rehome_agents(mesh: SimulatedMesh, lost: str, to: str) -> None:
+    """The agents of a lost gateway live behind another one from now on."""
+    for name, home in list(mesh.room.now.homes.items()):
+        if home.owner in (None, lost):
+            mesh.trace("room", f"{name} lives behind {to}, for {lost} is lost")
+            mesh.move_agent(name, to)
 
 
 def _pick_gateway(mesh: SimulatedMesh, random: Random) -> SimulatedGateway:

@@ -151,18 +151,8 @@ class SimulatedGateway:
     def _identify(self) -> LocalNode:
         row = self.connection.execute("SELECT value FROM fact WHERE name = 'incarnation'")
         found: Any = row.fetchone()
-        incarnation = found[0] if found else self._begin_incarnation()
+        incarnation = found[0] if found else _begin_incarnation(self)
         return LocalNode(self.id, str(incarnation), self.key, self.clock)
-
-    def _begin_incarnation(self) -> str:
-        incarnation = self.clock.random(8).hex()
-        with self.connection:
-            self.connection.execute(
-                "INSERT INTO incarnation (id, first_seq) VALUES (?, 1)", (incarnation,)
-            )
-            facts = "INSERT INTO fact (name, value) VALUES ('node_id', ?), ('incarnation', ?)"
-            self.connection.execute(facts, (self.id, incarnation))
-        return incarnation
 
     def crash(self) -> None:
         """Lose power, with everything that was not committed."""
@@ -208,20 +198,7 @@ class SimulatedGateway:
         for suffix in ("-wal", "-shm"):
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         shutil.copy(backup, self.path)
-        self._begin_restored_incarnation(self.clock.random(8).hex())
-
-    def _begin_restored_incarnation(self, incarnation: str) -> None:
-        """Begin the incarnation and quarantine mail that the lost journal may have dealt with."""
-        database = Database.open(self.path, "off")
-        node = LocalNode(self.id, incarnation, self.key, self.clock)
-        core = build_core(node, self.settings.retries, self.settings.policy)
-        part = (core.outbox, CommitWatch(self, incarnation))
-        bare = Writer(database.writer_connection, self.clock, _deliver_nothing)
-        writer = Writer(database.writer_connection, self.clock, _deliver_nothing, participants=part)
-        run_operation(bare, lambda tx: restore.begin_incarnation(tx, incarnation, _LEAP))
-        while run_operation(writer, lambda tx: restore.quarantine(tx, core, 1000)):
-            pass
-        database.close()
+        _begin_restored_incarnation(self, self.clock.random(8).hex())
 
     def freeze(self, ms: int) -> None:
         """The process stands still, as one that was stopped or swapped out. Frames wait for it."""
@@ -349,6 +326,31 @@ class CommitWatch:
 
     def rolled_back(self) -> None:
         self._last = 0
+
+
+def _begin_incarnation(gateway: SimulatedGateway) -> str:
+    incarnation = gateway.clock.random(8).hex()
+    with gateway.connection:
+        gateway.connection.execute(
+            "INSERT INTO incarnation (id, first_seq) VALUES (?, 1)", (incarnation,)
+        )
+        facts = "INSERT INTO fact (name, value) VALUES ('node_id', ?), ('incarnation', ?)"
+        gateway.connection.execute(facts, (gateway.id, incarnation))
+    return incarnation
+
+
+def _begin_restored_incarnation(gateway: SimulatedGateway, incarnation: str) -> None:
+    """Begin the incarnation and quarantine mail that the lost journal may have dealt with."""
+    database = Database.open(gateway.path, "off")
+    node = LocalNode(gateway.id, incarnation, gateway.key, gateway.clock)
+    core = build_core(node, gateway.settings.retries, gateway.settings.policy)
+    part = (core.outbox, CommitWatch(gateway, incarnation))
+    bare = Writer(database.writer_connection, gateway.clock, _deliver_nothing)
+    writer = Writer(database.writer_connection, gateway.clock, _deliver_nothing, participants=part)
+    run_operation(bare, lambda tx: restore.begin_incarnation(tx, incarnation, _LEAP))
+    while run_operation(writer, lambda tx: restore.quarantine(tx, core, 1000)):
+        pass
+    database.close()
 
 
 @cache

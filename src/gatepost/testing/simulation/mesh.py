@@ -246,24 +246,6 @@ class SimulatedMesh:
             agent.manners = replace(agent.manners, forget=0.0, nack=0.0)
             agent.resume_work()
 
-    def lose_gateway(self, node: str) -> None:
-        """The machine of a gateway is gone for good, and nobody else knows it yet."""
-        self.trace(node, "is destroyed")
-        self.seen.lost.add(node)
-        self.gateways[node].destroy()
-
-    def revoke_gateway(self, node: str) -> None:
-        self.trace("room", f"{node} is revoked")
-        self.seen.revoked.add(node)
-        self.room.revoke_node(node)
-
-    def rehome_agents(self, lost: str, to: str) -> None:
-        """The agents of a lost gateway live behind another one from now on."""
-        for name, home in list(self.room.now.homes.items()):
-            if home.owner in (None, lost):
-                self.trace("room", f"{name} lives behind {to}, for {lost} is lost")
-                self.move_agent(name, to)
-
     def drain(self, patience_ms: int = 0) -> bool:
         """Let time pass until nothing is open anywhere and stays so; returns whether that came.
 
