@@ -1,6 +1,6 @@
 """Receipts count only from the right node; a late one amends the dead letter."""
 
-from gatepost.delivery.decisions import ReceiptArrived
+from gatepost.delivery.decisions import PairMoved, ReceiptArrived
 from gatepost.events import Receipt
 from tests.delivery.mesh import Gate, Mesh
 from tests.delivery.sender.tools import online, wait
@@ -25,3 +25,16 @@ def test_a_late_receipt_amends_a_dead_letter(mesh: Mesh, a: Gate, b: Gate) -> No
     a.do(lambda tx: a.coordinator.apply_decisions(tx, [late]))
     assert a.state(sent) == "dead_letter"
     assert a.rows("SELECT verdict FROM undelivered") == [("accepted",)]
+
+
+def test_later_messages_of_a_pair_do_not_wait_for_a_reply_that_is_under_way(
+    mesh: Mesh, a: Gate, b: Gate
+) -> None:
+    """Its turn has ended. Replies wait for messages, so messages must not wait for replies."""
+    sent = a.send(b).event_id
+    receipt = Receipt(status="processed", outcome="ok", replied=True)
+    decisions = a.do(
+        lambda tx: a.core.sender.receipts.apply_receipt(tx, ReceiptArrived("b", sent, receipt))
+    )
+    assert PairMoved(("A", "B")) in decisions
+    assert a.rows("SELECT state, pair_seq FROM delivery") == [("accepted", 0)]

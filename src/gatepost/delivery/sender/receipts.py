@@ -11,6 +11,7 @@ from gatepost.delivery.decisions import (
     DeliveryEnded,
     GiveUpDelivery,
     HoldReported,
+    PairMoved,
     ReceiptArrived,
     ReplyArrived,
     RerouteDelivery,
@@ -58,7 +59,11 @@ UPDATE delivery SET attempt = 1, reason = ?, next_at = min(?, expires_at)
 WHERE {_FROM_ITS_NODE} AND {IS_UNACCEPTED} AND (reason IS NULL OR reason LIKE 'held: %')
 """
 # The receipt that a turn has ended is the last; a later one does not replace it.
-_NOTE_TURN = "UPDATE delivery SET verdict = 'processed: ok' WHERE event_id = ? AND node = ?"
+# Later messages need not wait for the reply: their turns come behind this one.
+_NOTE_TURN = """
+UPDATE delivery SET verdict = 'processed: ok', pair_seq = 0
+WHERE event_id = ? AND node = ? AND processed_at IS NULL RETURNING from_agent, to_agent
+"""
 _AMEND_DELIVERY = """
 UPDATE delivery SET verdict = ?1, verdict_at = ?2 WHERE event_id = ?3 AND node = ?4
     AND state = 'dead_letter' AND coalesce(verdict, '') NOT LIKE 'processed:%'
@@ -150,8 +155,9 @@ class ReceiptHandler:
         state = row[0] if row else "dead_letter"
         if state == "dead_letter":
             return self._amend_dead_letter(tx, parse_event_id(ref), source, "processed: ok")
-        tx.execute(_NOTE_TURN, (parse_event_id(ref), source))
-        return self._accept_delivery(tx, source, ref) if state in UNACCEPTED else NOTHING
+        accepted = self._accept_delivery(tx, source, ref) if state in UNACCEPTED else NOTHING
+        pair = tx.fetch_one(_NOTE_TURN, (parse_event_id(ref), source))
+        return accepted if pair is None else (*accepted, PairMoved((pair[0], pair[1])))
 
     def _end_delivery(self, tx: Tx, source: str, ref: str, receipt: Receipt) -> Decisions:
         id = parse_event_id(ref)
