@@ -5,12 +5,12 @@ WebSocket, Unix socket and the drop folder; the HTTP routes answer with the same
 An answer carries the `id` of the operation it answers, as `re`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
-from gatepost.errors import GatepostError, InvalidRequest, error_from_code
+from gatepost.errors import GatepostError, error_from_code
 from gatepost.events.envelope import MaxRetries, Order
 from gatepost.events.ids import AgentId, MsgId
 
@@ -42,33 +42,36 @@ ReplyRefs = dict[LeaseHandle, Annotated[str, msgspec.Meta(max_length=80)]]
 Targets = Annotated[list[AgentId], msgspec.Meta(min_length=1, max_length=1000)]
 
 
-class NewMessage(Struct, rename={"from_": "from"}):
-    """A message as a sender writes it. Both spellings of each name are accepted."""
+class NewMessage(Struct, rename={"from_": "from"}, omit_defaults=True, forbid_unknown_fields=True):
+    """A message as a sender writes it.
+
+    The mailbox protocol wants unknown fields of a message ignored: one that has any is decoded
+    again without them. `attempt` and `protocol_version` are for diagnostics.
+    """
+
+    is_open: ClassVar[bool] = True
 
     from_: AgentId
     to: AgentId
     payload: Raw
-    msg_id: MsgId | UnsetType = UNSET
-    msgId: MsgId | UnsetType = UNSET
+    msg_id: MsgId
     created_at: Seconds | UnsetType = UNSET
-    createdAt: Seconds | UnsetType = UNSET
     attempt: Seconds = 0
     ttl_secs: Ttl | UnsetType = UNSET
-    ttlSecs: Ttl | UnsetType = UNSET
-
-    def message_id(self) -> str:
-        found = self.msgId if self.msg_id is UNSET else self.msg_id
-        if isinstance(found, UnsetType):
-            raise InvalidRequest("a message needs a `msg_id`")
-        return found
+    order: Order | UnsetType = UNSET
+    not_before: Moment | UnsetType = UNSET
+    max_retries: MaxRetries | UnsetType = UNSET
+    protocol_version: Annotated[str, msgspec.Meta(max_length=16)] | UnsetType = UNSET
 
     def created_at_ms(self) -> int | None:
-        found = self.createdAt if self.created_at is UNSET else self.created_at
+        found = self.created_at
         return None if isinstance(found, UnsetType) else found * 1000
 
     def ttl_ms(self) -> int | None:
-        found = self.ttlSecs if self.ttl_secs is UNSET else self.ttl_secs
-        return None if isinstance(found, UnsetType) else int(found * 1000)
+        return None if isinstance(self.ttl_secs, UnsetType) else int(self.ttl_secs * 1000)
+
+    def not_before_ms(self) -> int:
+        return 0 if isinstance(self.not_before, UnsetType) else int(self.not_before * 1000)
 
 
 class LeasedMessage(Struct, rename={"from_": "from"}, omit_defaults=True):
@@ -86,6 +89,7 @@ class LeasedMessage(Struct, rename={"from_": "from"}, omit_defaults=True):
     receipt: str
     lease_secs: float = 0.0
     event: Raw | UnsetType = UNSET
+    order: Order = "fifo"
 
 
 class Summary(Struct, rename={"from_": "from"}, omit_defaults=True):
@@ -154,7 +158,7 @@ class EnqueueAck(Struct, omit_defaults=True):
 AgentRole = Literal["coordinator", "maintenance", "worker"]
 
 
-class Op(Struct, tag_field="op", tag=str.lower, kw_only=True):
+class Op(Struct, tag_field="op", tag=str.lower, kw_only=True, forbid_unknown_fields=True):
     id: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
 
 
@@ -198,10 +202,13 @@ class Ack(Op):
 
 
 class Nack(Op):
+    """Fail turns. Without `retry` the messages are dead letters at once."""
+
     mailbox: AgentId
     receipts: LeaseHandles = field(default_factory=list)
     msg_ids: MsgIds = field(default_factory=list)
     reason: Reason = ""
+    retry: bool = True
 
 
 class Extend(Op):
@@ -231,7 +238,7 @@ class PurgeDeadLetter(Op, tag="purge_dead_letter"):
     mailbox: AgentId
 
 
-class NewSend(Struct, omit_defaults=True):
+class NewSend(Struct, omit_defaults=True, forbid_unknown_fields=True):
     """A message for another agent, tracked until its turn has ended.
 
     `to_agents` instead of `to_agent` sends a copy to each of them, or with "*" to every agent but
@@ -272,12 +279,14 @@ class Await(Op):
 class Register(Op):
     """Register an agent here. `standby`: another gateway owns it, and this one can stand in.
 
-    `role` is for people, and stays as it is if it is not given.
+    `role` is for people, and `order` is the order of mail that asks for none itself. Both stay as
+    they are if they are not given.
     """
 
     agent: AgentId
     standby: bool = False
     role: AgentRole | None = None
+    order: Order | None = None
 
 
 Operation = (
@@ -447,10 +456,13 @@ class AgentInfo(Struct, frozen=True, omit_defaults=True):
 
 
 class MailboxCounts(Struct, frozen=True):
+    """A mailbox at a glance. `order` is that of mail that asks for none itself."""
+
     name: str
     waiting: int
     in_flight: int
     dead_letters: int
+    order: Order = "fifo"
 
 
 class AuditEntry(Struct, frozen=True):

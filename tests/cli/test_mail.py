@@ -163,3 +163,11 @@ def test_purge_turns_mail_into_dead_letters(cli: Cli, agent: str) -> None:
     assert cli("purge", agent).code == 2
     assert cli.ok("purge", agent, "--yes") == f"1 message of {agent} became dead letters\n"
     assert cli.json("purge", agent, "-y") == {"count": 0}
+
+
+def test_a_nack_without_retry_makes_a_dead_letter(cli: Cli, agent: str) -> None:
+    cli.ok("send", agent, "hello")
+    (message,) = cli.take(agent)
+    cli.ok("nack", agent, message["receipt"], "--no-retry", "--reason", "not mine")
+    (letter,) = cli.json("dlq", "list", agent)["messages"]
+    assert letter["reason"] == "rejected: not mine"

@@ -199,3 +199,14 @@ def test_a_large_reply_is_uploaded_and_printed_whole(cli: Cli, agent: str) -> No
     assert acked.code == 0
     assert cli.ok("await", id).splitlines()[1] == answer
     assert cli.json("await", id)["reply"] == answer
+
+
+def test_a_message_may_wait_for_a_moment(cli: Cli, agent: str) -> None:
+    cli.ok("send", agent, "later", "--not-before", "+1h")
+    cli.ok("send", agent, "now", "--order", "none", "--max-retries", "0")
+    assert [message["payload"] for message in cli.take(agent)] == ["now"]
+    assert "pending, in " in cli.ok("inbox", agent)
+    result = cli("send", agent, "x", "--not-before", "soon")
+    assert (result.code, "is no time" in result.err) == (2, True)
+    result = cli("send", agent, "x", "--not-before", "+1h", "--ttl", "60")
+    assert (result.code, "would expire before" in result.err) == (1, True)

@@ -9,11 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from gatepost.client import Agent, Client, Message
+from gatepost.client import Agent, Client, Message, Reject
 from gatepost.errors import InvalidRequest
 from gatepost.testing import GatewayProcess
 from tests.waiting import async_wait_until
@@ -26,7 +27,7 @@ Unique = Callable[[str], str]
 
 @contextlib.asynccontextmanager
 async def running(
-    gateway: GatewayProcess, name: str, handler: Callable[[Message], object], **options: float
+    gateway: GatewayProcess, name: str, handler: Callable[[Message], object], **options: float | str
 ) -> AsyncIterator[Agent]:
     agent = Agent(name, state_dir=gateway.state_dir, **options)  # type: ignore[arg-type]
     agent.on_message(handler)
@@ -129,6 +130,59 @@ async def test_mail_of_one_sender_is_handled_in_order_and_of_many_at_once(
         await async_wait_until(lambda: sum(map(len, seen.values())) == 240)
     assert all(numbers == list(range(30)) for numbers in seen.values())
     assert most == 4
+
+
+async def test_a_work_queue_handles_the_mail_of_one_sender_at_once(
+    client: Client, gateway: GatewayProcess, unique: Unique
+) -> None:
+    worker = unique("worker")
+    begun: list[int] = []
+    all_begun = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        begun.append(message.payload)
+        if len(begun) == 4:
+            all_begun.set()
+        await asyncio.wait_for(all_begun.wait(), 20)
+
+    async with (
+        running(gateway, worker, handle, concurrency=2, credit=2, order="none"),
+        running(gateway, worker, handle, concurrency=2, credit=2, order="none"),
+    ):
+        sent = [await client.send(worker, n, from_="boss") for n in range(4)]
+        for each in sent:
+            assert (await client.await_outcome(each.event_id)).outcome == "ok"
+    assert sorted(begun) == [0, 1, 2, 3]
+
+
+async def test_a_rejected_message_is_not_delivered_again(
+    client: Client, gateway: GatewayProcess, unique: Unique
+) -> None:
+    bob = unique("bob")
+
+    async def handle(message: Message) -> None:
+        raise Reject("not a job for me")
+
+    async with running(gateway, bob, handle):
+        sent = await client.send(bob, 1, from_="al", wait="processed")
+    assert (sent.outcome, sent.reason) == ("dead_letter", "not a job for me")
+    (letter,) = await client.peek_dead_letter(bob)
+    assert (letter.attempts, letter.reason) == (1, "rejected: not a job for me")
+
+
+async def test_a_delayed_message_is_handled_when_it_is_due(
+    client: Client, gateway: GatewayProcess, unique: Unique
+) -> None:
+    bob = unique("bob")
+    handled: list[float] = []
+
+    async def handle(message: Message) -> None:
+        handled.append(time.time())
+
+    async with running(gateway, bob, handle):
+        due = datetime.now(UTC) + timedelta(seconds=0.4)
+        await client.send(bob, 1, from_="al", not_before=due, order="none", wait="processed")
+    assert handled[0] >= due.timestamp() - 0.001
 
 
 async def test_a_failed_turn_is_retried_before_what_is_behind_it(

@@ -146,3 +146,24 @@ def test_an_abandoned_turn_leaves_no_trace() -> None:
     assert len(desk) == 0
     desk.add_delivered([mail("a1", receipt="new")], 0.0)
     assert taken(desk) == ["a1"]
+
+
+def test_unordered_turns_wait_for_no_other() -> None:
+    desk = AgentTurns()
+    loose = [mail("x1"), mail("x2"), mail("x3")]
+    for message in loose:
+        message._wire.order = "none"
+    desk.add_delivered([mail("a1"), mail("a2"), *loose], 0.0)
+    assert taken(desk) == ["a1", "x1", "x2", "x3"]
+
+
+def test_a_failed_unordered_turn_takes_no_other_along() -> None:
+    desk = AgentTurns()
+    loose = [mail("x1"), mail("x2")]
+    for message in loose:
+        message._wire.order = "none"
+    desk.add_delivered([*loose, mail("a1"), mail("a2")], 0.0)
+    turn = start(desk)
+    desk.mark_failed(turn, "broken", rejected=True)
+    assert turn.rejected
+    assert taken(desk) == ["x2", "a1"]

@@ -11,6 +11,7 @@ def test_everything_public_is_named_and_nothing_else() -> None:
         "EnqueueAck",
         "EventInfo",
         "Message",
+        "Reject",
         "Sent",
         "Status",
         "Summary",

@@ -86,4 +86,4 @@ def test_counts_of_every_mailbox() -> None:
     harness.send("c", to="anna")
     harness.purge(mailbox="anna")
     rows = browse.mailbox_counts(Tx(harness.connection, 0))
-    assert rows == [("anna", 0, 0, 1), ("bob", 1, 1, 0)]
+    assert rows == [("anna", 0, 0, 1, "fifo"), ("bob", 1, 1, 0, "fifo")]

@@ -13,6 +13,7 @@ agent.run()
 
 from gatepost.client._agent import Agent
 from gatepost.client._client import Client
+from gatepost.client._failure_reason import Reject
 from gatepost.client._gateway_locator import locator
 from gatepost.client._message import Message
 from gatepost.client._sync_client import SyncClient
@@ -26,6 +27,7 @@ __all__ = [
     "EnqueueAck",
     "EventInfo",
     "Message",
+    "Reject",
     "Sent",
     "Status",
     "Summary",

@@ -16,8 +16,8 @@ from msgspec import Raw
 
 from gatepost.client._agent_turns import AgentTurn, AgentTurns
 from gatepost.client._client import Client
-from gatepost.client._encoding import EncodedReply, encode_payload, fits_frame
-from gatepost.client._failure_reason import failure_reason
+from gatepost.client._encoding import EncodedReply, Moment, encode_payload, fits_frame
+from gatepost.client._failure_reason import Reject, failure_reason
 from gatepost.client._lease_heartbeat import LeaseHeartbeat
 from gatepost.client._mailbox_client import DEFAULT_TIMEOUT
 from gatepost.client._message import Message
@@ -30,7 +30,7 @@ from gatepost.errors import (
     RateLimited,
     Unavailable,
 )
-from gatepost.events import check_agent_id
+from gatepost.events import Order, check_agent_id
 from gatepost.wire import Sent, WaitGoal
 
 log = logging.getLogger("gatepost.client")
@@ -55,9 +55,11 @@ class Agent:
     """Runs a handler on incoming mail: `concurrency` senders at a time, each sender in order.
 
     The handler's return value is sent back as the reply. If the handler raises, the turn fails and
-    the message is delivered again later. Leases are extended while the handler runs. A `standby`
-    takes the mail of an agent that lives behind another gateway, if a route names this gateway as
-    its fallback.
+    the message is delivered again later, unless it raises `Reject`. Leases are extended while the
+    handler runs. A `standby` takes the mail of an agent that lives behind another gateway, if a
+    route names this gateway as its fallback. With `order="none"` the mailbox is a work queue: the
+    messages of one sender are handled at the same time, here and in other processes that run this
+    agent, except those that ask for order.
     """
 
     def __init__(
@@ -71,9 +73,11 @@ class Agent:
         credit: int = 64,
         stop_timeout: float = 30.0,
         standby: bool = False,
+        order: Order | None = None,
     ) -> None:
         self.name = check_agent_id(name)
         self._standby = standby
+        self._order = order
         self.client = Client(name, state_dir=state_dir, url=url, token=token)
         self._concurrency = concurrency
         self._credit = max(credit, concurrency)
@@ -130,7 +134,7 @@ class Agent:
         self._end_requested = self._loop.create_future()
         try:
             await self._connect_unless_ended(self._end_requested)
-            await self.client.register(self.name, standby=self._standby)
+            await self.client.register(self.name, standby=self._standby, order=self._order)
             await self.client.subscribe(self.name, self._accept_delivery, credit=self._credit)
         except BaseException:
             await self.client.close()
@@ -200,6 +204,9 @@ class Agent:
         timeout: float = DEFAULT_TIMEOUT,
         idempotency_key: str | None = None,
         corr_id: str | None = None,
+        order: Order | None = None,
+        not_before: Moment | None = None,
+        max_retries: int | None = None,
     ) -> Sent:
         """Send a message as this agent to one or several agents."""
         return await self.client.send(
@@ -209,6 +216,9 @@ class Agent:
             timeout=timeout,
             idempotency_key=idempotency_key,
             corr_id=corr_id,
+            order=order,
+            not_before=not_before,
+            max_retries=max_retries,
         )
 
     async def broadcast(
@@ -282,7 +292,8 @@ class Agent:
             raise
         except Exception as error:
             log.warning("the turn for %s failed", turn.message, exc_info=error)
-            self._turns.mark_failed(turn, failure_reason(error))
+            rejected = isinstance(error, Reject)
+            self._turns.mark_failed(turn, failure_reason(error), rejected=rejected)
         else:
             self._turns.mark_done(turn, reply)
         self._settler.settle_turn(turn)

@@ -10,15 +10,18 @@ from msgspec import UnsetType
 
 from gatepost import wire
 from gatepost.client._encoding import (
+    Moment,
     check_encodable,
     decode_json,
     encode_payload,
     fits_frame,
+    to_epoch_secs,
     unset_if_none,
 )
 from gatepost.client._http_client import read_pieces
 from gatepost.client._mailbox_client import DEFAULT_TIMEOUT, MailboxClient
 from gatepost.errors import DeadlineExceeded, InvalidRequest, TurnFailed
+from gatepost.events import Order
 from gatepost.wire import NewSend, Sent, WaitGoal
 
 _MAX_AWAIT_SECS = 30.0
@@ -47,6 +50,9 @@ class Client(MailboxClient):
         idempotency_key: str | None = None,
         corr_id: str | None = None,
         ttl_secs: float | None = None,
+        order: Order | None = None,
+        not_before: Moment | None = None,
+        max_retries: int | None = None,
         traceparent: str | None = None,
     ) -> Sent:
         """Send a message that is tracked until its turn has ended.
@@ -55,7 +61,8 @@ class Client(MailboxClient):
         has accepted it or its turn has ended, or once it was given up (see `outcome` and `reason`).
         With `wait="processed"`, `reply` is the receiver's reply, of any size.
         With several receivers, `copies` has one entry per receiver; an entry that could not be
-        sent has an `error`.
+        sent has an `error`. `order="none"` lets the message wait for no other of this sender; the
+        turn begins at `not_before` or later, by the clock of the receiver's gateway.
         """
         new = NewSend(
             from_agent=self._drafts.resolve_sender(from_),
@@ -63,6 +70,9 @@ class Client(MailboxClient):
             corr_id=unset_if_none(corr_id),
             idempotency_key=unset_if_none(idempotency_key),
             ttl_secs=unset_if_none(ttl_secs),
+            order=unset_if_none(order),
+            not_before=to_epoch_secs(not_before),
+            max_retries=unset_if_none(max_retries),
             traceparent=unset_if_none(traceparent),
             replies="caller" if wait == "processed" else "mailbox",
         )
@@ -106,6 +116,9 @@ class Client(MailboxClient):
         idempotency_key: str | None = None,
         corr_id: str | None = None,
         ttl_secs: float | None = None,
+        order: Order | None = None,
+        not_before: Moment | None = None,
+        max_retries: int | None = None,
         traceparent: str | None = None,
     ) -> Sent:
         """Send a message to every agent of the room except the sender; see `copies`."""
@@ -119,6 +132,9 @@ class Client(MailboxClient):
             idempotency_key=idempotency_key,
             corr_id=corr_id,
             ttl_secs=ttl_secs,
+            order=order,
+            not_before=not_before,
+            max_retries=max_retries,
             traceparent=traceparent,
         )
 
@@ -133,6 +149,8 @@ class Client(MailboxClient):
         idempotency_key: str | None = None,
         corr_id: str | None = None,
         ttl_secs: float | None = None,
+        order: Order | None = None,
+        max_retries: int | None = None,
         traceparent: str | None = None,
     ) -> Any:
         """Send a message and return the receiver's reply; raises TurnFailed if the turn failed."""
@@ -146,6 +164,8 @@ class Client(MailboxClient):
             idempotency_key=idempotency_key,
             corr_id=corr_id,
             ttl_secs=ttl_secs,
+            order=order,
+            max_retries=max_retries,
             traceparent=traceparent,
         )
         if sent.outcome != "ok":

@@ -5,6 +5,7 @@ checked before it is coalesced with those of other callers.
 """
 
 from collections.abc import Iterable, Set
+from datetime import datetime
 from math import isfinite
 from typing import Any, NamedTuple, TypeVar
 
@@ -35,6 +36,9 @@ class UploadedReply(NamedTuple):
 
 
 EncodedReply = Raw | UploadedReply
+
+# A time of day: Unix seconds, or a datetime.
+Moment = float | datetime
 
 
 def encode_payload(payload: Any) -> Raw:
@@ -99,6 +103,13 @@ def check_encodable(new: NewMessage | NewSend) -> None:
         _checkers[type(new)].decode(_encoder.encode(new))
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error)) from None
+
+
+def to_epoch_secs(moment: Moment | None) -> float | UnsetType:
+    """A moment as the wire has it. A datetime without a time zone is local time."""
+    if moment is None:
+        return UNSET
+    return moment.timestamp() if isinstance(moment, datetime) else float(moment)
 
 
 def unset_if_none(value: T | None) -> T | UnsetType:

@@ -9,7 +9,13 @@ _SECRETS = re.compile(
 )
 
 
+class Reject(Exception):
+    """Raise this in a handler to refuse a message for good: it is not delivered again."""
+
+
 def failure_reason(error: BaseException) -> str:
     """The error's type and message; text that looks like a secret is redacted."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, Reject):
+        text = str(error) or "rejected"
     return _SECRETS.sub(r"\1[redacted]", " ".join(text.split()))[:_MAX_LENGTH]

@@ -11,6 +11,7 @@ from gatepost import wire
 from gatepost.client._connection import ClientConnection
 from gatepost.client._encoding import (
     MAX_FRAME_BYTES,
+    Moment,
     UploadedReply,
     check_lease_handle,
     encode_payload,
@@ -28,7 +29,7 @@ from gatepost.errors import (
     PayloadTooLarge,
     Unavailable,
 )
-from gatepost.events import EventIdGenerator, check_agent_id
+from gatepost.events import EventIdGenerator, Order, check_agent_id
 from gatepost.gateway_endpoint import LocateGateway
 from gatepost.wire import (
     DeadLetter,
@@ -101,11 +102,16 @@ class MailboxClient:
         msg_id: str | None = None,
         created_at: int | None = None,
         ttl_secs: float | None = None,
+        order: Order | None = None,
+        not_before: Moment | None = None,
+        max_retries: int | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> EnqueueAck:
         """Put a message into a mailbox; returns once the gateway has it on disk."""
         raw = encode_payload(payload)
-        new = self._drafts.new_message(to, from_, raw, msg_id, created_at, ttl_secs)
+        new = self._drafts.new_message(
+            to, from_, raw, msg_id, created_at, ttl_secs, order, not_before, max_retries
+        )
         size = len(memoryview(raw))
         if size > MAX_FRAME_BYTES:
             raise PayloadTooLarge("use `send`, which stores large payloads as blobs")
@@ -124,6 +130,7 @@ class MailboxClient:
         *,
         from_: str | None = None,
         ttl_secs: float | None = None,
+        order: Order | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> list[EnqueueAck]:
         """Enqueue many messages. The result of a refused one has an `error`."""
@@ -131,7 +138,13 @@ class MailboxClient:
         for payload in payloads:
             id = self._drafts.next_id()
             call = self.enqueue(
-                to, payload, from_=from_, msg_id=id, ttl_secs=ttl_secs, timeout=timeout
+                to,
+                payload,
+                from_=from_,
+                msg_id=id,
+                ttl_secs=ttl_secs,
+                order=order,
+                timeout=timeout,
             )
             calls.append(_ack_or_refusal(id, call))
         return await asyncio.gather(*calls)
@@ -194,20 +207,33 @@ class MailboxClient:
         await self._operations.settle(op, self._loop.time() + timeout)
 
     def nack(
-        self, mailbox: str, receipt: str, *, reason: str = "", timeout: float = DEFAULT_TIMEOUT
+        self,
+        mailbox: str,
+        receipt: str,
+        *,
+        reason: str = "",
+        retry: bool = True,
+        timeout: float = DEFAULT_TIMEOUT,
     ) -> "asyncio.Future[None]":
         """Fail a turn: the message is delivered again later or becomes a dead letter.
 
-        The nack is sent without being awaited; await it to know that the gateway has it.
+        Without `retry` it becomes a dead letter at once. The nack is sent without being awaited;
+        await it to know that the gateway has it.
         """
-        op = wire.Nack(mailbox=mailbox, receipts=[receipt], reason=reason[:2000])
+        op = wire.Nack(mailbox=mailbox, receipts=[receipt], reason=reason[:2000], retry=retry)
         return self._operations.settle(op, self._loop.time() + timeout)
 
     async def nack_by_id(
-        self, mailbox: str, msg_id: str, *, reason: str = "", timeout: float = DEFAULT_TIMEOUT
+        self,
+        mailbox: str,
+        msg_id: str,
+        *,
+        reason: str = "",
+        retry: bool = True,
+        timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
         """Nack a leased message by its id, whichever consumer holds it."""
-        op = wire.Nack(mailbox=mailbox, msg_ids=[msg_id], reason=reason[:2000])
+        op = wire.Nack(mailbox=mailbox, msg_ids=[msg_id], reason=reason[:2000], retry=retry)
         await self._operations.settle(op, self._loop.time() + timeout)
 
     async def extend(
@@ -284,11 +310,19 @@ class MailboxClient:
         await self._connection.unsubscribe(mailbox, self._loop.time() + timeout)
 
     async def register(
-        self, agent: str, *, standby: bool = False, timeout: float = DEFAULT_TIMEOUT
+        self,
+        agent: str,
+        *,
+        standby: bool = False,
+        order: Order | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
-        """Register `agent`, so that messages can be sent to it."""
+        """Register `agent`, so that messages can be sent to it.
+
+        `order` is that of its mail which asks for none itself; without it, it stays as it is.
+        """
         await self._request_answer(
-            wire.Register(agent=agent, standby=standby), self._loop.time() + timeout
+            wire.Register(agent=agent, standby=standby, order=order), self._loop.time() + timeout
         )
 
     async def status(self, *, timeout: float = DEFAULT_TIMEOUT) -> Status:

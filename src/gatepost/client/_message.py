@@ -8,6 +8,7 @@ from msgspec import UnsetType
 
 from gatepost import wire
 from gatepost.errors import InvalidRequest
+from gatepost.events import Order
 
 FetchBlob = Callable[[str], AsyncIterator[bytes]]
 
@@ -63,6 +64,11 @@ class Message:
     @property
     def lease_secs(self) -> float:
         return self._wire.lease_secs
+
+    @property
+    def order(self) -> Order:
+        """`none` if the message waits for no other of its sender, and none waits for it."""
+        return self._wire.order
 
     @property
     def kind(self) -> str:

@@ -2,10 +2,12 @@
 
 from msgspec import Raw
 
-from gatepost.client._encoding import check_encodable, unset_if_none
+from gatepost.client._encoding import Moment, check_encodable, to_epoch_secs, unset_if_none
 from gatepost.errors import InvalidRequest
-from gatepost.events import EventIdGenerator, check_agent_id, check_msg_id
-from gatepost.wire import NewMessage
+from gatepost.events import EventIdGenerator, Order, check_agent_id, check_msg_id
+from gatepost.wire import PROTOCOL_VERSION, NewMessage
+
+_NOTHING_GIVEN = (None,) * 5
 
 
 class MessageDrafts:
@@ -27,12 +29,19 @@ class MessageDrafts:
         msg_id: str | None,
         created_at: int | None,
         ttl_secs: float | None,
+        order: Order | None = None,
+        not_before: Moment | None = None,
+        max_retries: int | None = None,
     ) -> NewMessage:
         self.check_name(to)
         id = self._ids.next_id() if msg_id is None else check_msg_id(msg_id)
-        new = NewMessage(self.resolve_sender(from_), to, payload, id)
-        if created_at is not None or ttl_secs is not None:
+        new = NewMessage(
+            self.resolve_sender(from_), to, payload, id, protocol_version=PROTOCOL_VERSION
+        )
+        if (created_at, ttl_secs, order, not_before, max_retries) != _NOTHING_GIVEN:
             new.created_at, new.ttl_secs = unset_if_none(created_at), unset_if_none(ttl_secs)
+            new.order, new.not_before = unset_if_none(order), to_epoch_secs(not_before)
+            new.max_retries = unset_if_none(max_retries)
             check_encodable(new)
         return new
 

@@ -44,7 +44,8 @@ class TurnSettler:
         if turn.state is TurnState.DONE:
             future = self._client.ack(self._mailbox, receipt, reply=turn.reply)
         else:
-            future = self._client.nack(self._mailbox, receipt, reason=turn.reason)
+            retry = not turn.rejected
+            future = self._client.nack(self._mailbox, receipt, reason=turn.reason, retry=retry)
         self._settlements.add(future)
         future.add_done_callback(partial(self._handle_settled, turn, receipt))
 

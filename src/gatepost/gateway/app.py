@@ -27,6 +27,7 @@ from gatepost.gateway.api import http_routes
 from gatepost.gateway.api.frame_session import FrameSession
 from gatepost.gateway.api.local_auth import LocalTokenAuth
 from gatepost.gateway.api.operations import Operations
+from gatepost.gateway.api.query_names import rename_query_parameters
 from gatepost.gateway.api.route_decorators import get
 from gatepost.gateway.api.route_parameters import AnyRequest, AnyWebSocket
 from gatepost.gateway.api.typed_request import TypedRequest
@@ -82,6 +83,7 @@ def create_app(
         guards=[guard],
         exception_handlers={Exception: _answer_error},
         request_class=TypedRequest,
+        before_request=rename_query_parameters,
         request_max_body_size=settings.limits.max_body_bytes,
         openapi_config=openapi.openapi_config(),
         logging_config=None,

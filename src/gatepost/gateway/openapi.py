@@ -31,7 +31,6 @@ _ID_TYPES |= {"ref": MsgId, "review_id": report_views.ReviewId, "target": AgentI
 _ID_TYPES |= {"fingerprint": Fingerprint}
 # Rules between fields, which the types cannot express.
 _FIELD_RULES = {
-    "NewMessage": {"anyOf": [{"required": ["msg_id"]}, {"required": ["msgId"]}]},
     "NewSend": {
         "allOf": [
             {"oneOf": [{"required": ["payload"]}, {"required": ["payload_ref"]}]},

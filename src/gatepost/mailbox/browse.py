@@ -144,5 +144,8 @@ def _summarize_row(row: Row) -> Summary:
 
 
 def mailbox_counts(tx: Tx) -> list[Row]:
-    """Return (name, waiting, in flight, dead letters) of every mailbox."""
-    return tx.fetch_all("SELECT name, waiting, in_flight, dead FROM mailbox ORDER BY name")
+    """Return (name, waiting, in flight, dead letters, order) of every mailbox."""
+    return tx.fetch_all(
+        "SELECT name, waiting, in_flight, dead, iif(ordered, 'fifo', 'none') FROM mailbox"
+        " ORDER BY name"
+    )

@@ -258,6 +258,7 @@ def _leased_message(
         format_lease_handle(row[_ID], leases[slot_of_mail(row[_ID])]),
         policy.inflight_timeout / 1000,
         UNSET if row[_META] is None else Raw(row[_META]),
+        "none" if is_unordered(row[_ID]) else "fifo",
     )
 
 

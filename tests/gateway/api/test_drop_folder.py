@@ -404,3 +404,15 @@ async def test_a_folder_that_is_a_link_is_refused(
         (folder / "out").symlink_to(tmp_path)
         with pytest.raises(ConfigError, match="must be a folder"):
             await DropFolder(operations, folder).start()
+
+
+def test_a_file_may_use_either_spelling_and_every_field(gateway: GatewayProcess, box: str) -> None:
+    message = {**mail("m:1", box), "order": "none", "maxRetries": 0, "notBefore": 1.5}
+    assert drop_and_wait(gateway, f"{box}-1", _enqueue(message))["results"][0]["queued"]
+    taken = drop_and_wait(gateway, f"{box}-2", {"op": "dequeue", "mailbox": box, "waitSecs": 0})
+    (found,) = taken["messages"]
+    assert found["order"] == "none"
+    nack = {"op": "nack", "mailbox": box, "receipts": [found["receipt"]], "retry": False}
+    assert drop_and_wait(gateway, f"{box}-3", nack)["settled"] == 1
+    unknown = drop_and_wait(gateway, f"{box}-4", {"op": "peek", "mailbox": box, "lmit": 1})
+    assert "`lmit`" in unknown["error"]["message"]

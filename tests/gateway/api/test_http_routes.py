@@ -209,7 +209,8 @@ def test_mailboxes_lists_counts(http: httpx.Client, box: str) -> None:
     _enqueue(http, mail("m:1", box), mail("m:2", box, "other"))
     _dequeue(http, box)
     counts = {entry.pop("name"): entry for entry in _ok(http.get("/v1/mailboxes"))}
-    assert counts[box] == {"waiting": 1, "in_flight": 1, "dead_letters": 0}
+    expected = {"waiting": 1, "in_flight": 1, "dead_letters": 0, "order": "fifo"}
+    assert counts[box] == expected
 
 
 def test_purge_turns_mail_into_dead_letters(http: httpx.Client, box: str) -> None:
@@ -485,3 +486,63 @@ def test_sending_may_wait_and_says_when_it_waited_in_vain(http: httpx.Client, bo
     _ok(http.post(f"/v1/mailboxes/{box}/ack", json={"receipts": _receipts(messages)}))
     path = f"/v1/messages/{copy['event_id']}"
     assert _ok(http.get(path, params={"wait_secs": 5, "until": "processed"}))["outcome"] == "ok"
+
+
+def test_bodies_take_either_spelling_and_name_what_they_do_not_know(
+    http: httpx.Client, box: str
+) -> None:
+    _enqueue(http, mail("m:1", box))
+    assert _dequeue(http, box, waitSecs=0, consumer="c")
+    _ok(http.post(f"/v1/mailboxes/{box}/ack", json={"msgIds": ["m:1"]}))
+    answer = http.post(f"/v1/mailboxes/{box}/dequeue", json={"wait": 1})
+    assert "`wait`" in _refused(answer, 400, "invalid_request")
+
+
+def test_queries_take_either_spelling_and_name_what_they_do_not_know(
+    http: httpx.Client, box: str
+) -> None:
+    _bury(http, box, "m:1")
+    path = f"/v1/mailboxes/{box}/dead-letters"
+    for name in ("reason_contains", "reasonContains"):
+        assert len(_ok(http.get(path, params={name: "purged"}))["messages"]) == 1
+        assert _ok(http.get(path, params={name: "other reason"}))["messages"] == []
+    assert "`limmit`" in _refused(http.get(path, params={"limmit": "3"}), 400, "invalid_request")
+    twice = {"reason_contains": "a", "reasonContains": "b"}
+    _refused(http.get(path, params=twice), 400, "invalid_request")
+    assert _ok(http.get("/v1/incidents", params={"class": "dead_letter"})) is not None
+
+
+def test_order_delay_and_retries_of_a_message(http: httpx.Client, box: str) -> None:
+    now = time.time()
+    _enqueue(
+        http,
+        mail("m:1", box, order="none", max_retries=0),
+        mail("m:2", box, order="none", notBefore=now + 3600),
+        mail("m:3", box, order="none"),
+    )
+    (first,), (second,) = _dequeue(http, box), _dequeue(http, box)
+    assert [(m["msg_id"], m["order"]) for m in (first, second)] == [
+        ("m:1", "none"),
+        ("m:3", "none"),
+    ]
+    nack = f"/v1/mailboxes/{box}/nack"
+    _ok(http.post(nack, json={"receipts": [first["receipt"]], "reason": "no"}))
+    _ok(http.post(nack, json={"receipts": [second["receipt"]], "retry": False, "reason": "never"}))
+    letters = _ok(http.get(f"/v1/mailboxes/{box}/dead-letters"))["messages"]
+    assert sorted(letter["reason"] for letter in letters) == [
+        "max_retries exhausted: no",
+        "rejected: never",
+    ]
+    (left,) = _ok(http.get(f"/v1/mailboxes/{box}"))["messages"]
+    assert (left["msg_id"], left["not_before"]) == ("m:2", int(now + 3600))
+    early = mail("m:4", box, not_before=now + 60, ttl_secs=30)
+    _refused(http.post("/v1/enqueue", json=early), 400, "expires_too_soon")
+
+
+def test_a_work_queue_is_a_mailbox_without_order(http: httpx.Client, box: str) -> None:
+    _ok(http.put(f"/v1/agents/{box}", params={"order": "none"}))
+    for n in range(3):
+        _ok(http.post("/v1/messages", json={"from_agent": "a", "to_agent": box, "payload": n}))
+    assert [len(_dequeue(http, box)) for _ in range(4)] == [1, 1, 1, 0]
+    (found,) = [each for each in _ok(http.get("/v1/mailboxes")) if each["name"] == box]
+    assert found["order"] == "none"

@@ -77,7 +77,7 @@ async def test_a_large_payload_is_refused_by_enqueue_and_stored_as_a_blob_by_sen
     async with opened(state) as operations:
         await operations.perform(Register(agent="bob"))
         with pytest.raises(PayloadTooLarge):
-            operations.plan_transaction(Enqueue(messages=[NewMessage("al", "bob", _LARGE)]))
+            operations.plan_transaction(Enqueue(messages=[NewMessage("al", "bob", _LARGE, "m:1")]))
         send = Send(messages=[NewSend("al", "bob", _LARGE)])
         assert operations.plan_transaction(send) is None
         (sent,) = (await operations.perform(send)).results
@@ -229,7 +229,7 @@ async def test_an_answer_reports_errors_and_hides_unexpected_ones(
     ("op", "weight"),
     [
         (Peek(mailbox="b"), 1),
-        (Enqueue(messages=[NewMessage("al", "b", Raw(b"1"))] * 3), 3),
+        (Enqueue(messages=[NewMessage("al", "b", Raw(b"1"), "m:1")] * 3), 3),
         (Send(messages=[NewSend("al", to_agents=["b", "c"]), NewSend("al", "b")]), 3),
     ],
 )

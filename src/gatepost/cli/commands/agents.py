@@ -7,7 +7,7 @@ from gatepost.cli import output
 from gatepost.cli.gateway_api import CliGateway
 from gatepost.cli.options import DEFAULT_OPTIONS, AgentName, Flag, GatewayOptions, YesOption
 from gatepost.cli.problems import ExitCode
-from gatepost.events import check_agent_id
+from gatepost.events import Order, check_agent_id
 from gatepost.gateway.api.room_views import (
     AgentInviteResult,
     AgentInviteView,
@@ -25,6 +25,7 @@ def add_agents(
     *names: str,
     standby: Flag = False,
     role: AgentRole | None = None,
+    order: Order | None = None,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> None:
     """Register agents, so that mail can be sent to them.
@@ -37,6 +38,7 @@ def add_agents(
       gatepost agent add bob alice
       gatepost agent add bob --standby
       gatepost agent add bob --role maintenance
+      gatepost agent add worker --order none
 
     Parameters
     ----------
@@ -46,8 +48,11 @@ def add_agents(
         The agents live behind another gateway; this one takes their mail while that one is away.
     role
         Their role, which the room shows. For an agent that is there already, it is changed.
+    order
+        none: their mailboxes are work queues, whose mail several workers share. fifo: the mail of
+        each sender is handled in order. Mail that is there already stays as it is.
     """
-    wanted = {"standby": "true" if standby else None, "role": role}
+    wanted = {"standby": "true" if standby else None, "role": role, "order": order}
     query = urlencode({name: value for name, value in wanted.items() if value})
     more = f"?{query}" if query else ""
     with options.find_gateway() as gateway:

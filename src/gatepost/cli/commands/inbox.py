@@ -115,9 +115,8 @@ def _state_text(summary: Summary) -> str:
     if summary.not_before is None:
         return summary.state
     left = int(summary.not_before - time.time())
-    return (
-        f"{summary.state}, again in {output.format_duration(left)}" if left > 0 else "nacked, due"
-    )
+    when = f"{'again in' if summary.attempt else 'in'} {output.format_duration(left)}"
+    return f"{summary.state}, {when if left > 0 else 'due'}"
 
 
 def _take_mail(
@@ -137,7 +136,7 @@ def _print_messages(gateway: CliGateway, agent: str, found: list[LeasedMessage])
     for message in found:
         _print_message(message)
     output.print_hint(
-        f"Settle the messages in this order, each within {found[0].lease_secs:g} s:"
+        f"Settle the messages of a sender in this order, each within {found[0].lease_secs:g} s:"
         f" gatepost ack {agent} {found[0].receipt}"
     )
 

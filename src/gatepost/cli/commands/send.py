@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 from msgspec import UNSET, Raw
 
 from gatepost.cli import output
@@ -15,12 +16,13 @@ from gatepost.cli.message_outcome import (
     print_sent,
     wait_until_reached,
 )
+from gatepost.cli.moments import parse_moment
 from gatepost.cli.options import DEFAULT_OPTIONS, AgentName, Flag, GatewayOptions
 from gatepost.cli.payload import MAX_INLINE_BYTES, PayloadText, encode_payload_argument
 from gatepost.cli.payload_upload import upload_file, upload_payload
 from gatepost.cli.problems import LOST_ANSWER_CODE, CommandProblem, ExitCode, usage_problem
 from gatepost.clock import SystemClock
-from gatepost.events import check_agent_id, new_event_id
+from gatepost.events import Order, check_agent_id, new_event_id
 from gatepost.wire import NewSend, Sent, WaitGoal
 
 
@@ -36,6 +38,10 @@ def send_message(
     timeout: float = 30.0,
     json_payload: Flag = False,
     idempotency_key: str | None = None,
+    not_before: str | None = None,
+    order: Order | None = None,
+    max_retries: Annotated[int | None, Parameter(validator=Number(gte=0, lte=1000))] = None,
+    ttl: Annotated[float | None, Parameter(validator=Number(gt=0))] = None,
     file: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> int:
@@ -52,6 +58,7 @@ def send_message(
       gatepost send bob --file photo.jpg
       gatepost send --to bob --to carol "both of you"
       gatepost send --broadcast "all of you" --wait accepted
+      gatepost send worker "job 17" --order none --not-before +15m
 
     Parameters
     ----------
@@ -74,6 +81,16 @@ def send_message(
         The payload is JSON, not text.
     idempotency_key
         A message that is repeated with the same key is sent only once.
+    not_before
+        The turn begins no earlier: a time like 2030-01-31T08:00, or +90s, +15m, +2h, +1d from
+        now. Later ordered messages to the same agent wait for it.
+    order
+        none: the message waits for no other, and several workers share such messages. Default:
+        as the agent's mailbox, which is fifo unless it was set otherwise.
+    max_retries
+        How often a failed turn is retried. Default: as the agent's mailbox.
+    ttl
+        Seconds after which the message expires. Default: a day, from the time it is due.
     file
         Send this file's bytes (up to 64 MiB) instead of a payload; - is standard input.
     """
@@ -85,6 +102,10 @@ def send_message(
         from_agent=check_agent_id(from_),
         event_id=new_event_id(SystemClock()),
         idempotency_key=UNSET if idempotency_key is None else idempotency_key,
+        not_before=UNSET if not_before is None else parse_moment(not_before, time.time()),
+        order=UNSET if order is None else order,
+        max_retries=UNSET if max_retries is None else max_retries,
+        ttl_secs=UNSET if ttl is None else ttl,
         replies="caller" if wait == "processed" else "mailbox",
     )
     _set_receivers(message, [*([to] if to else []), *(more or [])], broadcast)

@@ -25,6 +25,7 @@ class CliSettleRequest(Struct, omit_defaults=True):
     replies: dict[str, Raw] = field(default_factory=dict)
     reply_refs: dict[str, str] = field(default_factory=dict)
     reason: str = ""
+    retry: bool = True
 
 
 def ack_turns(
@@ -71,6 +72,7 @@ def nack_turns(
     *receipts: str,
     msg_id: MsgIdsOption = None,
     reason: str = "",
+    no_retry: Flag = False,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> int:
     """Nack leased messages: their turns failed.
@@ -80,6 +82,7 @@ def nack_turns(
     For example:
 
       gatepost nack bob HANDLE --reason "cannot reach the database"
+      gatepost nack bob HANDLE --no-retry --reason "not a job for bob"
 
     Parameters
     ----------
@@ -89,9 +92,11 @@ def nack_turns(
         Lease handles, as `gatepost inbox --take` printed them.
     reason
         The reason; it is kept with the dead letter.
+    no_retry
+        Make the message a dead letter at once.
     """
     turns = _build_request(receipts, msg_id)
-    turns.reason = reason
+    turns.reason, turns.retry = reason, not no_retry
     return _settle_turns("nack", agent, turns, options)
 
 

@@ -79,34 +79,35 @@ _NOT_REACHED_YET = ResponseSpec(
 )
 
 
-class EnqueueBatch(Struct):
+class EnqueueBatch(Struct, forbid_unknown_fields=True):
     messages: Annotated[list[NewMessage], _BATCH_SIZE]
 
 
-class SendBatch(Struct):
+class SendBatch(Struct, forbid_unknown_fields=True):
     messages: Annotated[list[NewSend], _BATCH_SIZE]
 
 
-class DequeueBody(Struct):
+class DequeueBody(Struct, forbid_unknown_fields=True):
     limit: Limit = 1
     wait_secs: Wait = 0.0
     consumer: Consumer = ""
 
 
-class AckBody(Struct):
+class AckBody(Struct, forbid_unknown_fields=True):
     receipts: LeaseHandles = field(default_factory=list)
     msg_ids: MsgIds = field(default_factory=list)
     replies: Replies = field(default_factory=dict)
     reply_refs: ReplyRefs = field(default_factory=dict)
 
 
-class NackBody(Struct):
+class NackBody(Struct, forbid_unknown_fields=True):
     receipts: LeaseHandles = field(default_factory=list)
     msg_ids: MsgIds = field(default_factory=list)
     reason: Reason = ""
+    retry: bool = True
 
 
-class ExtendBody(Struct):
+class ExtendBody(Struct, forbid_unknown_fields=True):
     receipts: LeaseHandles
 
 
@@ -160,7 +161,7 @@ def _mailbox_routes(operations: Operations) -> list[Any]:
     @post("/mailboxes/{mailbox:str}/nack", status_code=200, summary="Fail turns")
     async def nack(mailbox: PathName, data: JSONBody[NackBody]) -> Settled:
         op = Nack(mailbox=check_agent_id(mailbox), receipts=data.receipts)
-        op.msg_ids, op.reason = data.msg_ids, data.reason
+        op.msg_ids, op.reason, op.retry = data.msg_ids, data.reason, data.retry
         return _raise_single_failure(await operations.perform(op))
 
     @post("/mailboxes/{mailbox:str}/extend", status_code=200, summary="Keep leases alive")
@@ -311,9 +312,10 @@ def _agent_routes(operations: Operations) -> list[Any]:
         agent: PathName,
         standby: FromQuery[bool] = False,
         role: FromQuery[AgentRole | None] = None,
+        order: FromQuery[Literal["fifo", "none"] | None] = None,
     ) -> AgentInfo:
         name = check_agent_id(agent)
-        await operations.perform(Register(agent=name, standby=standby, role=role))
+        await operations.perform(Register(agent=name, standby=standby, role=role, order=order))
         found = await core.read(lambda tx: core.agents.get(tx, name))
         return core.delivery.transfers.describe_agent(found)
 

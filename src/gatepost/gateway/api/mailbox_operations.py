@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from msgspec import Raw
+from msgspec import Raw, UnsetType
 
 from gatepost.errors import InvalidRequest, PayloadTooLarge
 from gatepost.events import check_digest
@@ -15,6 +15,7 @@ from gatepost.gateway.core import Core
 from gatepost.journal import Tx
 from gatepost.mailbox import NewMail, Settlement, browse
 from gatepost.mailbox.enqueue import check_payload, find_mailbox
+from gatepost.mailbox.policy import check_delay
 from gatepost.wire import (
     Ack,
     AnyAnswer,
@@ -67,7 +68,18 @@ class MailboxOperations:
     def _build_mail(self, new: NewMessage) -> NewMail:
         payload = bytes(new.payload)
         self._check_inline_payload(payload)
-        return NewMail(new.message_id(), payload, new.created_at_ms(), new.ttl_ms())
+        ttl, not_before = new.ttl_ms(), new.not_before_ms()
+        if not_before:
+            check_delay(self._core.clock.now(), not_before, ttl)
+        return NewMail(
+            new.msg_id,
+            payload,
+            new.created_at_ms(),
+            ttl,
+            ordered=None if isinstance(new.order, UnsetType) else new.order == "fifo",
+            not_before=not_before,
+            max_retries=None if isinstance(new.max_retries, UnsetType) else new.max_retries,
+        )
 
     def _check_inline_payload(self, payload: bytes) -> None:
         if len(payload) > self._max_inline_bytes:
@@ -110,7 +122,7 @@ class MailboxOperations:
         _require_messages(op.receipts, op.msg_ids)
         nack = self._core.coordinator.nack
         return lambda tx: _settled_reply(
-            op.id, nack(tx, op.mailbox, op.receipts, op.msg_ids, op.reason)
+            op.id, nack(tx, op.mailbox, op.receipts, op.msg_ids, op.reason, retry=op.retry)
         )
 
     def plan_extend(self, op: Extend) -> TransactionPlan:

@@ -102,6 +102,8 @@ class Operations:
         def register_agent(tx: Tx) -> AnyAnswer:
             # Registering again without `standby` keeps the present standby state.
             self.core.agents.register(tx, op.agent, standby=op.standby or None, role=op.role)
+            if op.order is not None:
+                self.core.dispatcher.set_order(tx, op.agent, op.order)
             if not self.core.agents.is_standby(tx, op.agent):
                 self.core.delivery.transfers.ask_owner(tx, op.agent)
             return Done(re=op.id)
