@@ -26,6 +26,8 @@ def test_every_phase_has_its_figures(result: MailboxBenchResult) -> None:
     assert result.throughput.per_sec > 0
     assert 0 < result.single.p50_ms <= result.single.p99_ms
     assert 0 < result.fsync.p50_ms <= result.fsync.p99_ms
+    work = result.work_queue
+    assert min(work.per_sec, work.busy_per_sec, work.busy_in_order_per_sec) > 0
 
 
 def test_the_client_coalesced(result: MailboxBenchResult) -> None:
@@ -37,6 +39,7 @@ def test_it_reads_as_a_table_and_as_json(result: MailboxBenchResult) -> None:
     console.print(render_result(result))
     text = console.export_text()
     assert "64 outstanding, 3 senders" in text
+    assert "4 workers, one sender, in order, 2 ms of work" in text
     assert "fsync before the answer" in text
     again = msgspec.json.decode(msgspec.json.encode(result), type=MailboxBenchResult)
     assert again == result

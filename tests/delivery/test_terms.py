@@ -6,9 +6,11 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gatepost.delivery import restore
+from gatepost.delivery.decisions import RerouteDelivery
 from gatepost.delivery.send_request import fingerprint_send
 from gatepost.errors import ExpiresTooSoon, IdempotencyConflict, InvalidRequest
 from gatepost.events import EventKind
+from gatepost.journal import Tx
 from gatepost.mailbox import MailboxPolicy
 from gatepost.mailbox.dead_letters import DeadLetterFilter
 from gatepost.routing import AgentHome, GatewayEntry, RoutingDirectory, RoutingRule
@@ -174,6 +176,24 @@ def test_unordered_offers_move_to_a_fallback() -> None:
     assert [a.state(id) for id in sent] == ["accepted"] * 2
     query = "SELECT m.msg_id FROM mail m JOIN mailbox b ON b.id = m.mailbox WHERE b.name = 'B'"
     assert sorted(row[0] for row in c.rows(query)) == sorted(sent)
+
+
+def test_a_refused_unordered_message_moves_alone(mesh: Mesh, a: Gate, b: Gate) -> None:
+    """Its owner may accept the others at any moment."""
+    sent = [a.send(b, order="none").event_id for _ in range(2)]
+    numbered = a.send(b).event_id
+
+    def refuse(tx: Tx) -> list[str]:
+        found = [a.core.sender.deliveries.find(tx, id) for id in (sent[0], numbered)]
+        moves = [
+            each
+            for delivery in found
+            if delivery is not None
+            for each in a.core.sender.rerouter.reroute_refused(tx, delivery, frozenset(), "moved")
+        ]
+        return [each.delivery.id for each in moves if isinstance(each, RerouteDelivery)]
+
+    assert a.do(refuse) == [sent[0], numbered]
 
 
 # -- delay

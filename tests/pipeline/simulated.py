@@ -17,15 +17,15 @@ _SEAL_EVERY_MS = 4_000
 
 def archive_of(root: Path, seed: int, shape: RunShape, restores: int = 2) -> HistoryVerdict:
     """What became of a run, by the journals; the archive lies at `root`."""
-    random = Random(f"{seed}/run")
+    random, terms = Random(f"{seed}/run"), Random(f"{seed}/terms")
     with SimulatedMesh(seed, shape.nodes, _draw_settings(random)) as mesh:
         for gateway in mesh.gateways.values():
             _keep_sealing(gateway, root)
-        _place_agents(mesh, random, shape)
+        _place_agents(mesh, random, terms, shape)
         mesh.run(500)
         faults.plan_faults(mesh, random, shape.faults, shape.over_ms, HONEST)
         faults.plan_faults(mesh, random, restores, shape.over_ms // 2, ["restore"])
-        _plan_traffic(mesh, random, shape)
+        _plan_traffic(mesh, random, terms, shape)
         mesh.run(shape.over_ms + 1)
         mesh.heal()
         mesh.drain()

@@ -24,7 +24,6 @@ from gatepost.delivery.sender.lost_owners import LostOwners
 from gatepost.delivery.sender.pairs import SenderPairs
 from gatepost.delivery.sender.receipts import ReceiptHandler
 from gatepost.delivery.sender.recovery import DeliveryRecovery
-from gatepost.delivery.sender.rerouting import Rerouter
 from gatepost.delivery.sender.timers import DeliveryTimers
 from gatepost.events import Envelope, decode_event, extend_chain, genesis_chain
 from gatepost.journal import Database, Tx, outbox
@@ -212,15 +211,6 @@ def delay_ignored() -> Mutant:
     return patch.object(EventAcceptor, "_build_mail", hasty)
 
 
-def unordered_mail_refused_together() -> Mutant:
-    """A message that is refused takes along all others of its pair, which may be accepted."""
-
-    def all_of_pair(self: Rerouter, tx: Tx, delivery: Any) -> list[Any]:
-        return self._unaccepted_of_pair(tx, delivery.pair, delivery.node)
-
-    return patch.object(Rerouter, "_unaccepted_with", all_of_pair)
-
-
 def chain_broken() -> Mutant:
     """Every commit group starts a chain of its own."""
 
@@ -294,7 +284,6 @@ MUTANTS: dict[str, Callable[[], Mutant]] = {
         pair_never_closed,
         moved_pair_not_held,
         delay_ignored,
-        unordered_mail_refused_together,
         chain_broken,
         expired_without_a_word,
         returned_mail_renumbered,

@@ -1,7 +1,8 @@
 """Measures durable enqueue → push → ack over the WebSocket, with the public client.
 
 The gateway runs in its own process. A message counts once the gateway has confirmed its ack. The
-run fails unless every message arrives exactly once and each sender's messages arrive in order.
+run fails unless every message arrives exactly once and each sender's messages arrive in order. A
+work queue without order is measured beside that.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import os
 import platform
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import apsw
@@ -19,6 +21,7 @@ from rich.table import Table
 
 from gatepost.bench.fsync import FsyncResult, measure_fsync, percentile
 from gatepost.bench.redis import RedisResult, is_redis_installed, measure_redis
+from gatepost.bench.work_queue import WorkQueueOptions, WorkQueueResult, measure_work_queue
 from gatepost.client import Client, Message
 from gatepost.errors import BenchFailed
 from gatepost.testing import GatewayProcess
@@ -41,6 +44,7 @@ class MailboxBenchOptions(Struct, frozen=True):
     senders: int = 1
     singles: int = 2000
     fsyncs: int = 2000
+    workers: int = 4
 
 
 class BenchMachine(Struct, frozen=True):
@@ -72,6 +76,7 @@ class MailboxBenchResult(Struct, frozen=True):
     durability: dict[str, str]
     throughput: MailboxThroughput
     single: MailboxLatency
+    work_queue: WorkQueueResult
     fsync: FsyncResult
     redis: RedisResult | None = None
 
@@ -91,10 +96,20 @@ def measure_gateway(
 ) -> MailboxBenchResult:
     """Measure the gateway at `url`, and the fsync of the disk that holds `folder`."""
     throughput, single = uvloop.run(_measure_mailbox(url, token, options))
+    work_queue = uvloop.run(
+        measure_work_queue(partial(Client, url=url, token=token), _work_queue_options(options))
+    )
     fsync = measure_fsync(folder, size=options.size, count=options.fsyncs)
     redis = _measure_redis(folder, options) if is_redis_installed() else None
     return MailboxBenchResult(
-        describe_machine(), options, _DURABILITY, throughput, single, fsync, redis
+        describe_machine(), options, _DURABILITY, throughput, single, work_queue, fsync, redis
+    )
+
+
+def _work_queue_options(options: MailboxBenchOptions) -> WorkQueueOptions:
+    busy = max(1, options.messages // 100)
+    return WorkQueueOptions(
+        options.messages, busy, options.outstanding, options.size, options.workers
     )
 
 
@@ -125,6 +140,7 @@ def render_result(result: MailboxBenchResult) -> RenderableType:
     table.add_row(many, f"{throughput.per_sec:,.0f}", "", "")
     latency = (f"{single.p50_ms:.2f}", f"{single.p99_ms:.2f}")
     table.add_row("one at a time", f"{single.per_sec:,.0f}", *latency)
+    result.work_queue.add_rows(table)
     disk = (f"{fsync.p50_ms:.2f}", f"{fsync.p99_ms:.2f}")
     table.add_row("the disk: append + fdatasync", f"{fsync.per_sec:,.0f}", *disk)
     comparison = (
@@ -142,7 +158,8 @@ def render_result(result: MailboxBenchResult) -> RenderableType:
         table,
         f"Durability: {durability}",
         comparison,
-        f"All {throughput.messages + single.messages:,} messages arrived exactly once, in order.",
+        f"All {throughput.messages + single.messages:,} messages arrived exactly once, in order;"
+        " those of the work queue exactly once.",
         f"Machine: {about.cores} cores, Python {about.python}, SQLite {about.sqlite},"
         f" {about.system}",
     )

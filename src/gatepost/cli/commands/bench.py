@@ -25,10 +25,11 @@ def bench_mailbox(
     size: Annotated[int, Parameter(validator=Number(gte=32, lte=65_536))] = 512,
     senders: PositiveInt = 1,
     singles: PositiveInt = 2000,
+    workers: Annotated[int, Parameter(validator=Number(gte=1, lte=64))] = 4,
     state_dir: Path | None = None,
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> None:
-    """Measure durable enqueue, push and ack over the WebSocket.
+    """Measure durable enqueue, push and ack over the WebSocket, in order and as a work queue.
 
     Starts a fresh gateway on the disk of the state directory.
 
@@ -49,6 +50,8 @@ def bench_mailbox(
         Number of sending agents.
     singles
         Number of messages for latency, sent one at a time.
+    workers
+        Number of workers that share the messages of one sender.
     state_dir
         Directory for the measured gateway; it decides which disk is measured.
         Default: $GATEPOST_HOME, else ~/.gatepost.
@@ -57,7 +60,9 @@ def bench_mailbox(
 
     home = _bench_folder(state_dir)
     output.print_hint("Measuring; this takes a while and leaves running gateways alone.")
-    wanted = bench.MailboxBenchOptions(messages, outstanding, size, senders, singles)
+    wanted = bench.MailboxBenchOptions(
+        messages, outstanding, size, senders, singles, workers=workers
+    )
     result = bench.bench_mailbox(home, wanted)
     output.print_result(options, result, lambda: _print_mailbox_result(result))
 

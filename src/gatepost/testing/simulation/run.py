@@ -70,7 +70,7 @@ def simulate(
     frames: bool = False,
 ) -> RunResult:
     shape = shape or RunShape()
-    random = Random(f"{seed}/run")
+    random, terms = Random(f"{seed}/run"), Random(f"{seed}/terms")
     settings, topology = _draw_settings(random), _draw_topology(random, shape.nodes)
     with SimulatedMesh(seed, shape.nodes, settings, trace, **topology) as mesh:
         mesh.seen.brief = True
@@ -78,10 +78,10 @@ def simulate(
         if frames:
             mesh.trace_frames()
         began = mesh.loop.now
-        _place_agents(mesh, random, shape)
+        _place_agents(mesh, random, terms, shape)
         mesh.run(500)
         faults.plan_faults(mesh, random, shape.faults, shape.over_ms, shape.kinds)
-        _plan_traffic(mesh, random, shape)
+        _plan_traffic(mesh, random, terms, shape)
         most = _LINK_BYTES * (shape.messages + shape.faults)
         mesh.run(shape.over_ms + 1, lambda: mesh.network.total > most)
         mesh.heal()
@@ -116,7 +116,7 @@ def _draw_topology(random: Random, nodes: int) -> dict[str, Any]:
     return {"backbone": backbone, "unreachable": unreachable}
 
 
-def _place_agents(mesh: SimulatedMesh, random: Random, shape: RunShape) -> None:
+def _place_agents(mesh: SimulatedMesh, random: Random, terms: Random, shape: RunShape) -> None:
     mesh.connect_all()
     ids = list(mesh.gateways)
     for number in range(shape.agents):
@@ -126,12 +126,12 @@ def _place_agents(mesh: SimulatedMesh, random: Random, shape: RunShape) -> None:
         manners = AgentManners(
             credit=random.randint(1, 5),
             nack=random.choice((0.0, 0.05)),
-            hands=3 if random.random() < _SEVERAL_HANDS else 1,
+            hands=3 if terms.random() < _SEVERAL_HANDS else 1,
         )
         mesh.add_agent(f"a{number}", home, standbys, manners)
 
 
-def _plan_traffic(mesh: SimulatedMesh, random: Random, shape: RunShape) -> None:
+def _plan_traffic(mesh: SimulatedMesh, random: Random, terms: Random, shape: RunShape) -> None:
     """Single messages and bursts of them; few have little time."""
     names = [f"a{number}" for number in range(shape.agents)]
     left = shape.messages
@@ -142,8 +142,8 @@ def _plan_traffic(mesh: SimulatedMesh, random: Random, shape: RunShape) -> None:
         moment = random.randint(0, shape.over_ms)
         for _ in range(min(left, random.choice((1, 1, 1, 8)))):
             blob = random.randint(1, 3_000) if random.random() < _BLOBS else 0
-            terms = fields or _draw_terms(random, mesh.loop.now + moment)
-            send = partial(mesh.send, sender, target, blob_bytes=blob, **terms)
+            more = fields or _draw_terms(terms, mesh.loop.now + moment)
+            send = partial(mesh.send, sender, target, blob_bytes=blob, **more)
             mesh.loop.call_after(moment, send)
             left -= 1
 
