@@ -453,6 +453,7 @@ class AgentInfo(Struct, frozen=True, omit_defaults=True):
     rivals: tuple[str, ...] = ()
     problem: str = ""
     role: AgentRole | None = None
+    order: Order = "fifo"
 
 
 class MailboxCounts(Struct, frozen=True):

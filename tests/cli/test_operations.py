@@ -33,7 +33,8 @@ def test_status_counts_each_mailbox(cli: Cli, agent: str) -> None:
     status = cli.json("status")
     assert status["gateway"]["accepting"] is True
     (counts,) = [box for box in status["mailboxes"] if box["name"] == agent]
-    assert counts == {"name": agent, "waiting": 1, "in_flight": 0, "dead_letters": 0}
+    expected = {"waiting": 1, "in_flight": 0, "dead_letters": 0, "order": "fifo"}
+    assert counts == {"name": agent, **expected}
 
 
 def test_trace_tells_a_journey_with_its_times(cli: Cli, agent: str) -> None:

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from msgspec import Raw
+from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
 from gatepost.delivery import restore
@@ -80,16 +80,38 @@ def test_unordered_messages_take_no_pair_numbers(mesh: Mesh, a: Gate, b: Gate) -
     assert len(b.mail()) == 3
 
 
-@pytest.mark.parametrize("order", [None, "none"])
-def test_the_mailbox_of_the_owner_decides_if_the_message_does_not(
-    mesh: Mesh, a: Gate, b: Gate, order: str | None
+@pytest.mark.parametrize(("order", "numbers"), [(None, [0, 0, 0]), ("fifo", [1, 2, 3])])
+def test_the_receiver_decides_if_the_message_does_not(
+    mesh: Mesh, a: Gate, b: Gate, order: str | None, numbers: list[int]
 ) -> None:
-    if order is not None:
-        b.do(lambda tx: b.dispatcher.set_order(tx, "B", "none"))
-    a.send_many(b, 3)
+    b.do(lambda tx: b.dispatcher.set_order(tx, "B", "none"))
+    agents = {"A": AgentHome("a"), "B": AgentHome("b", unordered=True)}
+    a.see(RoutingDirectory(a.directory.gateways, agents))
+    for _ in range(3):
+        a.send(b, order=UNSET if order is None else order)
     mesh.flow()
+    messages = [event for event in a.events() if event.kind == EventKind.MESSAGE]
+    assert [event.pair_seq for event in messages] == numbers
     taken = [dequeue(b, 1, f"worker-{n}") for n in range(3)]
-    assert [len(each) for each in taken] == ([1, 0, 0] if order is None else [1, 1, 1])
+    assert [len(each) for each in taken] == ([1, 1, 1] if order is None else [1, 0, 0])
+
+
+def test_messages_of_a_sender_that_has_not_heard_of_it_stay_in_order(
+    mesh: Mesh, a: Gate, b: Gate
+) -> None:
+    b.do(lambda tx: b.dispatcher.set_order(tx, "B", "none"))
+    a.send_many(b, 2)
+    mesh.flow()
+    assert [len(dequeue(b, 1, f"worker-{n}")) for n in range(2)] == [1, 0]
+
+
+def test_local_messages_for_a_work_queue_have_no_order(a: Gate) -> None:
+    a.do(lambda tx: a.dispatcher.set_order(tx, "A", "none"))
+    a.send_many(a, 2)
+    assert [len(dequeue(a, 1, f"worker-{n}")) for n in range(2)] == [1, 1]
+    a.do(lambda tx: a.dispatcher.set_order(tx, "A", "fifo"))
+    a.send_many(a, 2)
+    assert [len(dequeue(a, 1, f"worker-{n}")) for n in (3, 4)] == [1, 0]
 
 
 def test_an_unordered_event_is_accepted_though_ordered_ones_are_held(

@@ -65,7 +65,7 @@ def test_generated_requests_are_answered_as_documented(target: GatewayProcess) -
 def test_the_document_says_what_is_required_and_in_which_form(http: httpx.Client) -> None:
     document = http.get("/openapi/openapi.json").json()
     new = document["components"]["schemas"]["NewMessage"]
-    assert sorted(new["required"]) == ["from", "payload", "to"]
+    assert sorted(new["required"]) == ["from", "msg_id", "payload", "to"]
     assert new["properties"]["to"]["pattern"] == "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
     for path, methods in document["paths"].items():
         for method, operation in methods.items():

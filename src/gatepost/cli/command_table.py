@@ -87,7 +87,7 @@ COMMANDS = (
     CommandEntry("Operations", "pipeline compact", "pipeline:compact_tables", "Merge small files of the tables, and delete files that are no longer needed."),
     CommandEntry("Operations", "pipeline prepare", "pipeline_setup:prepare_spark", "Create a JVM class cache, so that later jobs on this machine start faster."),
     CommandEntry("Operations", "pipeline synth", "pipeline_setup:write_synthetic_archive", "Write a synthetic archive for trials, with a file of its true figures."),
-    CommandEntry("Operations", "bench mailbox", "bench:bench_mailbox", "Measure durable enqueue, push and ack over the WebSocket."),
+    CommandEntry("Operations", "bench mailbox", "bench:bench_mailbox", "Measure durable enqueue, push and ack over the WebSocket, in order and as a work queue."),
     CommandEntry("Operations", "bench pipes", "bench:bench_pipes", "Measure complete lifecycles between two gateways: sent, accepted, processed, closed."),
     CommandEntry("Operations", "bench pipeline", "bench:bench_pipeline", "Measure the pipeline on synthetic archives: a full run, then one percent more."),
     CommandEntry("Shell", "completion", "completion:print_completion", "Print or install a completion script."),

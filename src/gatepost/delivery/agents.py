@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from gatepost.errors import TooManyAgents, UnknownAgent
+from gatepost.events import Order
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Row, Tx
 from gatepost.wire import AgentInfo, AgentRole
@@ -15,7 +16,10 @@ VALUES (?1, ?2, ?3, ?3, ?3, ?4, ?6)
 ON CONFLICT (id) DO UPDATE SET registered_at = excluded.registered_at, seen_at = excluded.seen_at,
     standby = coalesce(?5, standby), role = coalesce(?6, role)
 """
-_SELECT_AGENT = "SELECT id, type, created_at, seen_at, standby, role FROM agent"
+_SELECT_AGENT = """
+SELECT id, type, created_at, seen_at, standby, role,
+       (SELECT ordered FROM mailbox WHERE name = agent.id) FROM agent
+"""
 _SAVE_ACTIVITY = "UPDATE agent SET seen_at = ?1 WHERE id = ?2 AND seen_at < ?1"
 
 
@@ -112,5 +116,6 @@ class Agents:
 
 
 def _agent_from_row(row: Row) -> AgentInfo:
-    id, type, created_at, seen_at, standby, role = row
-    return AgentInfo(id, type, created_at, seen_at, bool(standby), role=role)
+    id, type, created_at, seen_at, standby, role, ordered = row
+    order: Order = "none" if ordered == 0 else "fifo"
+    return AgentInfo(id, type, created_at, seen_at, bool(standby), role=role, order=order)

@@ -45,11 +45,6 @@ class OutgoingEvent(Struct):
     def is_unordered(self) -> bool:
         return self.order == "none"
 
-    @property
-    def is_ordered(self) -> bool | None:
-        """None if the mailbox decides."""
-        return None if self.order is None else self.order == "fifo"
-
     def due_at(self, now: int) -> int:
         """When its turn may begin."""
         return max(now, self.not_before or 0)

@@ -70,11 +70,11 @@ class Envelope(
     """One event of an outbox; `(source_node_id, event_id)` is its identity everywhere.
 
     `pair_seq` 0 means that the event is outside the order of any pair. All pair numbers before
-    `pair_base` are closed, so a receiver does not wait for them. Without `order` the mailbox
-    decides. By the clock of its owner, the event is not engaged before `not_before`. `prev_seq_to`
-    0 means that no earlier event of this outbox was for the same recipient. When an `offer` is
-    `accepted`, the sender has to confirm it. The struct forbids unknown fields so that the codec
-    notices older field names; `codec.decode_event` still ignores unknown fields.
+    `pair_base` are closed, so a receiver does not wait for them. An event with the `order` none has
+    no number. By the clock of its owner, the event is not engaged before `not_before`.
+    `prev_seq_to` 0 means that no earlier event of this outbox was for the same recipient. When an
+    `offer` is `accepted`, the sender has to confirm it. The struct forbids unknown fields so that
+    the codec notices older field names; `codec.decode_event` still ignores unknown fields.
     """
 
     event_id: EventId

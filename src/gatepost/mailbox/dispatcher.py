@@ -20,6 +20,7 @@ from gatepost.mailbox.enqueue import (
     enqueue_mail,
     ensure_mailbox,
     find_mailbox,
+    find_unordered_mailboxes,
     set_mailbox_order,
 )
 from gatepost.mailbox.leases import (
@@ -70,6 +71,8 @@ class Dispatcher:
         self._sweep_due_at: int | None = 0
         # The time of the previous group.
         self._previous_now: int | None = None
+        # The mailboxes without order; None until the journal was asked.
+        self._unordered: set[str] | None = None
         # Called with every batch of leased messages, each of which begins a turn.
         self.on_leased: Callable[[list[LeasedMessage]], None] | None = None
 
@@ -203,6 +206,14 @@ class Dispatcher:
     def set_order(self, tx: Tx, mailbox: str, order: Order) -> None:
         """Decide whether mail of this mailbox that does not say so itself is ordered."""
         set_mailbox_order(tx, ensure_mailbox(tx, mailbox), order == "fifo")
+        self._unordered = None
+        tx.on_rollback(self._forget_unordered)
+
+    def is_unordered(self, tx: Tx, mailbox: str) -> bool:
+        """Tell whether mail of this mailbox that does not say so itself is without order."""
+        if self._unordered is None:
+            self._unordered = find_unordered_mailboxes(tx)
+        return mailbox in self._unordered
 
     def mailbox_ref(self, tx: Tx, name: str) -> MailboxRef:
         return MailboxRef(ensure_mailbox(tx, name), name)
@@ -221,6 +232,7 @@ class Dispatcher:
         return self._service.take_served()
 
     def rolled_back(self) -> None:
+        self._forget_unordered()
         self._closed.clear()
         self._service.roll_back()
         self._sweep_due_at = 0
@@ -231,6 +243,9 @@ class Dispatcher:
         return self._sweep_due_at
 
     # -- internals
+
+    def _forget_unordered(self) -> None:
+        self._unordered = None
 
     def _take_mail(
         self,

@@ -109,6 +109,10 @@ def set_mailbox_order(tx: Tx, mailbox: int, ordered: bool) -> None:
     tx.execute("UPDATE mailbox SET ordered = ? WHERE id = ?", (ordered, mailbox))
 
 
+def find_unordered_mailboxes(tx: Tx) -> set[str]:
+    return {row[0] for row in tx.fetch_all("SELECT name FROM mailbox WHERE NOT ordered")}
+
+
 def pair_of_mail(mail: int) -> int:
     return mail >> PAIR_NUMBER_BITS
 

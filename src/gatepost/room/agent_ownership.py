@@ -59,6 +59,7 @@ def transfer_claim(
         gateway=step.taker,
         type=claim.type,
         role=claim.role,
+        order=claim.order,
         last_seen_at=claim.last_seen_at,
         epoch=step.epoch,
         transfers=(*before, step),

@@ -61,7 +61,7 @@ class EffectiveRecords:
 
     @property
     def home_changes(self) -> int:
-        """How often an agent changed its owner, standbys or rivals; a heartbeat does not count."""
+        """How often an agent changed its owner, standbys, rivals or order. Heartbeats do not."""
         self._refresh_tables()
         return self._tables.home_changes
 

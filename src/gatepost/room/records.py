@@ -109,11 +109,13 @@ class AgentRecord(RoomRecord, frozen=True, kw_only=True):
     """`agents.<agentId>@<nodeId>`: one node's claim about an agent; see agent_ownership.py.
 
     `gateway` is None for an agent that has left. A standby hosts the agent but does not own it.
+    Messages for an agent with the `order` none have no order unless they ask for it.
     """
 
     gateway: NodeId | None
     type: Literal["internal", "external"]
     role: AgentRole | None = None
+    order: Literal["none"] | None = None
     last_seen_at: EpochMs
     standby: bool = False
     epoch: Epoch = 1

@@ -13,7 +13,8 @@ from gatepost.events import new_event_id, parse_event_id
 from gatepost.testing import GatewayProcess
 
 _BURY = """
-INSERT INTO undelivered VALUES
+INSERT INTO undelivered (event_id, kind, from_agent, to_agent, corr_id, node, reason, attempts,
+    failed_at, payload, digest, traceparent, ref_id, verdict, verdict_at, replayed_as) VALUES
     (?, 'message', 'al', ?, 'c:1', 'elsewhere', ?, 3, ?, ?, NULL, NULL, NULL, ?, NULL, NULL)
 """
 

@@ -10,6 +10,7 @@ from gatepost.gateway.peers.own_record_publisher import OwnRecordPublisher
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.journal import Tx
 from gatepost.room import NodeRecord
+from gatepost.routing.directory import copy_agent_homes
 from gatepost.testing import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -118,6 +119,20 @@ async def test_the_room_shows_role_and_last_activity_of_an_agent(
         await own.refresh_records()
         shown = room.effective.agents["bob"].record.last_seen_at
         assert shown == (clock.now() if is_shown else first.last_seen_at)
+
+
+async def test_the_room_shows_that_a_mailbox_is_a_work_queue(
+    publisher: RecordPublisher, own: OwnRecordPublisher
+) -> None:
+    core, room = publisher.replica.core, publisher.replica.current_room
+    await core.commit(lambda tx: core.agents.register(tx, "bob"))
+    await own.refresh_records()
+    for order, is_shown in (("none", True), ("fifo", False)):
+        await core.commit(lambda tx, o=order: core.dispatcher.set_order(tx, "bob", o))
+        own.note_agents_changed()
+        await own.refresh_records()
+        homes = copy_agent_homes(room.effective)
+        assert homes["bob"].unordered is is_shown
 
 
 async def test_a_gateway_with_a_problem_says_that_it_is_degraded(

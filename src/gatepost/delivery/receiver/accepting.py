@@ -168,7 +168,7 @@ class EventAcceptor:
             ttl=ttl,
             meta=msgspec.json.encode(info),
             priority=envelope.priority,
-            ordered=None if envelope.order is None else envelope.order == "fifo",
+            ordered=bool(envelope.pair_seq),
             not_before=envelope.not_before or 0,
             max_retries=envelope.max_retries,
         )

@@ -87,6 +87,11 @@ class Emitter:
         found = self._deliveries.find(tx, out.event_id)
         return NOTHING if found is None else (GiveUpDelivery(found, reason, detail, NEVER_SENT),)
 
+    def has_no_order(self, agent: str) -> bool:
+        """Whether messages for this agent have no order unless they ask for it."""
+        home = self._routes.directory.agents.get(agent)
+        return home is not None and home.unordered
+
     def _assign_pair_number(self, tx: Tx, out: OutgoingEvent, node: str) -> PairNumber:
         """The next number of the pair, or the one that the same message has here already.
 

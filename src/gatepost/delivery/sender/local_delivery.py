@@ -47,6 +47,13 @@ class LocalDelivery:
         self._writer = writer
         self._full = full
 
+    def is_local(self, route: Route) -> bool:
+        return route.node == self._node.id
+
+    def has_no_order(self, tx: Tx, agent: str) -> bool:
+        """Whether messages for an agent of this gateway have no order unless they ask for it."""
+        return self._dispatcher.is_unordered(tx, agent)
+
     def can_deliver(self, tx: Tx, out: OutgoingEvent, route: Route) -> bool:
         """Whether an event is for this node, and overtakes none of its pair by going there now."""
         here = self._node.id
@@ -125,7 +132,7 @@ class LocalDelivery:
             ttl=out.ttl,
             meta=msgspec.json.encode(info),
             priority=priority,
-            ordered=out.is_ordered,
+            ordered=not out.is_unordered,
             not_before=out.not_before or 0,
             max_retries=out.max_retries,
         )

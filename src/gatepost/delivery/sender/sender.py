@@ -57,12 +57,22 @@ class Sender:
         self._writer = writer
 
     def send_event(self, tx: Tx, out: OutgoingEvent, route: Route) -> SentEvent:
-        """Deliver an event here, or emit it for another gateway."""
+        """Deliver an event here, or emit it for another gateway.
+
+        If the message does not say whether it has an order, its receiver does.
+        """
+        if out.order is None and self._has_no_order(tx, out.to_agent, route):
+            out.order = "none"
         # A fork for speed alone: emitting to ourselves works too, but send, lease and ack of a
         # local message then take 38 % more CPU (275 instead of 199 µs, core only).
         if self._local.can_deliver(tx, out, route):
             return SentEvent(self._local.deliver_event(tx, out, route), NOTHING)
         return SentEvent(0, self.emitter.emit_event(tx, out, route))
+
+    def _has_no_order(self, tx: Tx, agent: str, route: Route) -> bool:
+        if self._local.is_local(route):
+            return self._local.has_no_order(tx, agent)
+        return self.emitter.has_no_order(agent)
 
     def close_pair_numbers(self, tx: Tx, decision: PairMoved) -> Decisions:
         """After a number of a pair was closed or moved: tell the node that may go on, if any."""

@@ -35,6 +35,5 @@ def _query_names(handler: BaseRouteHandler, path_names: tuple[str, ...]) -> dict
     names = []
     for name, parameter in parameters.items():
         if name not in RESERVED_KWARGS and name not in path_names:
-            alias = getattr(parameter.kwarg_definition, "query", None)
-            names.append(alias or name)
+            names.append(getattr(parameter.kwarg_definition, "name", None) or name)
     return spellings(names)

@@ -98,6 +98,7 @@ def _hosted_agent_claim(
         gateway=gateway,
         type=kind,
         role=local.role,
+        order="none" if local.order == "none" else None,
         last_seen_at=local.seen_at,
         standby=local.standby,
     )

@@ -75,11 +75,6 @@ class CheckedMesh:
             journal.node: {mail.event_id for mail in journal.mail if mail.state == ACKED}
             for journal in journals
         }
-        self.acked_in_order = {
-            journal.node: {mail.event_id for mail in journal.mail if mail.ordered}
-            & self.acked[journal.node]
-            for journal in journals
-        }
         self.completed: dict[tuple[str, str], set[str]] = defaultdict(set)
         for turn in seen.turns:
             if turn.result == "ok":

@@ -22,10 +22,8 @@ SELECT event_id, state, outcome, node, verdict, processed_at IS NOT NULL, pair_s
     to_agent, reply, reply_ref FROM delivery
 """
 _BLOB_KEYS = "SELECT digest, key FROM blob"
-# Mail ids from 1 << 37 up, in each pair, are of unordered mail.
 _MAIL = """
-SELECT m.msg_id, b.name, m.state, (m.id & (1 << 37)) = 0, m.tracked
-FROM mail m JOIN mailbox b ON b.id = m.mailbox
+SELECT m.msg_id, b.name, m.state, m.tracked FROM mail m JOIN mailbox b ON b.id = m.mailbox
 """
 _PASSED_ON = "SELECT source, original FROM forwarded"
 _INBOX = "SELECT source, event_id FROM inbox"
@@ -86,7 +84,6 @@ class JournalMail(Struct):
     event_id: str
     mailbox: str
     state: int
-    ordered: bool = True
 
 
 class GatewayJournal(Struct):

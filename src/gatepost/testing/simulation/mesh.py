@@ -119,7 +119,8 @@ class SimulatedMesh:
         self.host_agent(name, home, manners)
         for node in standbys:
             self.host_agent(name, node, manners, standby=True)
-        self.room.place_agent(name, home, standbys)
+        unordered = manners is not None and manners.hands > 1
+        self.room.place_agent(name, home, standbys, unordered=unordered)
 
     def host_agent(
         self, name: str, node: str, manners: AgentManners | None = None, standby: bool = False

@@ -59,10 +59,12 @@ class SimulatedRoom:
         if network.unreachable:
             self._send_heartbeats()
 
-    def place_agent(self, agent: str, owner: str, standbys: tuple[str, ...] = ()) -> None:
+    def place_agent(
+        self, agent: str, owner: str, standbys: tuple[str, ...] = (), *, unordered: bool = False
+    ) -> None:
         """`agent` lives behind `owner` from now on."""
         self.believed.setdefault(agent, set()).update((owner, *standbys))
-        homes = self.now.homes | {agent: AgentHome(owner, standbys)}
+        homes = self.now.homes | {agent: AgentHome(owner, standbys, unordered=unordered)}
         rules = dict(self.now.rules)
         rules.pop(agent, None)
         if standbys:

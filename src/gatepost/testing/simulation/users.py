@@ -34,8 +34,8 @@ class AgentManners(Struct, frozen=True):
     """How long an agent works on a message, and how often it replies, nacks or forgets it.
 
     Of its replies, `large_reply` travel as blobs, and it does not let `reject` of its nacks be
-    retried. An agent with several hands works on as many messages at once, and asks for its mail
-    without order.
+    retried. An agent with several hands works on as many unordered messages at once, and asks for
+    its mail without order.
     """
 
     think_ms: tuple[int, int] = (1, 150)
@@ -138,7 +138,8 @@ class SimulatedAgent:
         self._note = note
         self._connected = False
         self._todo: list[LeasedMessage] = []
-        self._busy_hands = 0
+        # The turns under way.
+        self._taken: list[LeasedMessage] = []
         self._shift = 0
         gateway.on_down.append(self._drop_work)
         gateway.on_up.append(self._connect)
@@ -176,9 +177,10 @@ class SimulatedAgent:
             self._gateway.loop.call_after(_RECONNECT_MS, self._connect)
 
     def _drop_work(self) -> None:
-        self._connected, self._busy_hands = False, 0
+        self._connected = False
         self._shift += 1
         self._todo.clear()
+        self._taken.clear()
 
     def _take_messages(self, messages: list[LeasedMessage]) -> None:
         self._todo += messages
@@ -187,14 +189,22 @@ class SimulatedAgent:
     # -- working
 
     def _begin_next(self) -> None:
-        while self._todo and self._busy_hands < self.manners.hands and not self.paused:
-            self._busy_hands += 1
-            message = self._todo.pop(0)
+        while not self.paused and (message := self._next_message()) is not None:
+            self._todo.remove(message)
+            self._taken.append(message)
             turn = self._note_turn(message)
             think = self._random.randint(*self.manners.think_ms)
             self._gateway.loop.call_after(
                 think, partial(self._end_turn, message, turn, self._shift)
             )
+
+    def _next_message(self) -> LeasedMessage | None:
+        """The next message that may be taken: ordered ones one after the other."""
+        if len(self._taken) >= self.manners.hands:
+            return None
+        in_order = any(message.order == "fifo" for message in self._taken)
+        free = (each for each in self._todo if each.order == "none" or not in_order)
+        return next(free, None)
 
     def resume_work(self) -> None:
         self.paused = False
@@ -235,13 +245,13 @@ class SimulatedAgent:
             return  # The gateway went down meanwhile, and this turn with it.
         luck = self._random.random()
         if luck < self.manners.forget:
-            self._free_hand()
+            self._lay_aside(message)
         elif luck < self.manners.forget + self.manners.nack:
-            self._settle_turn(partial(self._nack_message, message), turn, "nacked")
+            self._settle_turn(message, partial(self._nack_message, message), turn, "nacked")
         elif turn.kind == "message" and self._random.random() < self.manners.reply:
             self._end_with_reply(message, turn)
         else:
-            self._settle_turn(partial(self._ack_message, message, {}, {}), turn, "ok")
+            self._settle_turn(message, partial(self._ack_message, message, {}, {}), turn, "ok")
 
     def _end_with_reply(self, message: LeasedMessage, turn: ObservedTurn) -> None:
         """End a turn with a reply, inline or as a blob that is stored before."""
@@ -254,20 +264,20 @@ class SimulatedAgent:
             self._upload_reply(message, turn, payload)
         else:
             replies = {message.receipt: Raw(payload)}
-            self._settle_turn(partial(self._ack_message, message, replies, {}), turn, "ok")
+            self._settle_turn(message, partial(self._ack_message, message, replies, {}), turn, "ok")
 
     def _upload_reply(self, message: LeasedMessage, turn: ObservedTurn, payload: bytes) -> None:
         nack = partial(self._nack_message, message)
         try:
             blob, key = self._files.write_blob(payload)
         except GatepostError:
-            self._settle_turn(nack, turn, "nacked")
+            self._settle_turn(message, nack, turn, "nacked")
             return
         refs = {message.receipt: blob.digest}
 
         def stored(value: Any, error: GatepostError | None) -> None:
             ack = partial(self._ack_message, message, {}, refs)
-            self._settle_turn(nack if error else ack, turn, "nacked" if error else "ok")
+            self._settle_turn(message, nack if error else ack, turn, "nacked" if error else "ok")
 
         self._gateway.submit(lambda tx: keep_uploaded_blob(tx, blob, key), stored)
 
@@ -281,17 +291,24 @@ class SimulatedAgent:
         nack, retry = self._gateway.coordinator.nack, self._random.random() >= self.manners.reject
         return nack(tx, self.agent, [message.receipt], [], "simulated", retry=retry)
 
-    def _settle_turn(self, operation: Callable[[Tx], Any], turn: ObservedTurn, wanted: str) -> None:
+    def _settle_turn(
+        self,
+        message: LeasedMessage,
+        operation: Callable[[Tx], Any],
+        turn: ObservedTurn,
+        wanted: str,
+    ) -> None:
         def told(result: Settlement | None, error: GatepostError | None) -> None:
             turn.ended_at = self._gateway.loop.now
             if error is not None or result is None:
                 turn.result = "failed"
             else:
                 turn.result = wanted if result.settled else "stale"
-            self._free_hand()
+            self._lay_aside(message)
 
         self._gateway.submit(operation, told)
 
-    def _free_hand(self) -> None:
-        self._busy_hands -= 1
+    def _lay_aside(self, message: LeasedMessage) -> None:
+        if message in self._taken:
+            self._taken.remove(message)
         self._begin_next()
