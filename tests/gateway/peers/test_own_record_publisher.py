@@ -1,11 +1,13 @@
 """The records a gateway publishes about itself, and when."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from gatepost.delivery import Agents
 from gatepost.errors import StorageFailed
+from gatepost.events import Order
 from gatepost.gateway.peers.own_record_publisher import OwnRecordPublisher
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.journal import Tx
@@ -127,8 +129,9 @@ async def test_the_room_shows_that_a_mailbox_is_a_work_queue(
     core, room = publisher.replica.core, publisher.replica.current_room
     await core.commit(lambda tx: core.agents.register(tx, "bob"))
     await own.refresh_records()
-    for order, is_shown in (("none", True), ("fifo", False)):
-        await core.commit(lambda tx, o=order: core.dispatcher.set_order(tx, "bob", o))
+    orders: list[tuple[Order, bool]] = [("none", True), ("fifo", False)]
+    for order, is_shown in orders:
+        await core.commit(partial(core.dispatcher.set_order, mailbox="bob", order=order))
         own.note_agents_changed()
         await own.refresh_records()
         homes = copy_agent_homes(room.effective)
