@@ -419,6 +419,13 @@ class DeliverySettings(SettingsSection, frozen=True, kw_only=True):
             description="Most bytes of an outbox on their way to one reader at a time.",
         ),
     ] = 4 * _MIB
+    compress_links: Annotated[
+        bool,
+        Meta(
+            description="Compress the connection with every gateway that does so too. That saves"
+            " more than half of the bytes, and takes a tenth more CPU.",
+        ),
+    ] = False
 
 
 class AlertsSettings(SettingsSection, frozen=True, kw_only=True):

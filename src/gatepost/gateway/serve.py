@@ -201,7 +201,8 @@ def _create_server(settings: Settings, app: Litestar) -> uvicorn.Server:
             http=BoundedHttpProtocol,
             ws="websockets-sansio",
             ws_max_size=max(settings.limits.max_body_bytes, MAX_MESSAGE_BYTES),
-            ws_per_message_deflate=False,
+            # The limit above holds for decompressed messages.
+            ws_per_message_deflate=settings.delivery.compress_links,
             log_config=None,
             access_log=False,
             lifespan="off",

@@ -131,7 +131,7 @@ class JoinClient:
                 max_size=MAX_MESSAGE_BYTES,
                 open_timeout=_TIMEOUT_SECS,
                 close_timeout=1,
-                compression=None,
+                compression="deflate" if self._settings.delivery.compress_links else None,
                 proxy=None,
                 ssl=self._tls_context(seed) if address.startswith("wss:") else None,
             )
