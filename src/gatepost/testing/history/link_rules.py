@@ -141,30 +141,41 @@ def _check_payload(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
 
 def _check_reply_payload(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
     """A reply to forwarded mail answers another event id: it must be any that its agent gave."""
-    given: dict[tuple[str, str], set[str]] = defaultdict(set)
-    exact: dict[str, set[str]] = defaultdict(set)
-    for turn in mesh.seen.turns:
-        if turn.reply:
-            given[turn.agent, turn.sender].add(turn.reply)
-            exact[turn.event_id].add(turn.reply)
-    forwarded = {id for journal in mesh.journals.values() for _, id in journal.forwarded}
+    given = GivenReplies(mesh)
     for turn in mesh.seen.turns:
         if turn.kind != "reply" or not turn.payload:
             continue
-        allowed = exact.get(turn.ref_event_id, set())
-        if not allowed or turn.ref_event_id in forwarded:
-            allowed = given[turn.sender, turn.agent]
-        if turn.payload not in allowed:
+        if turn.payload not in given.find_replies(turn.ref_event_id, turn.sender, turn.agent):
             detail = f"{turn.agent} got another reply than {turn.sender} gave"
             yield HistoryViolation("payload", turn.node, turn.event_id, detail)
     for history in mesh.histories.values() if mesh.seen.turns else ():
         delivery = history.delivery
         if delivery is None or not delivery.reply:
             continue
-        allowed = exact.get(history.id) or given[delivery.to_agent, delivery.from_agent]
-        if delivery.reply not in allowed:
+        pair = (delivery.to_agent, delivery.from_agent)
+        if delivery.reply not in given.find_replies(history.id, *pair):
             detail = f"{history.source} keeps another reply than {delivery.to_agent} gave"
             yield HistoryViolation("payload", history.source, history.id, detail)
+
+
+class GivenReplies:
+    """The replies that agents gave in their turns."""
+
+    def __init__(self, mesh: CheckedMesh) -> None:
+        self._by_pair: dict[tuple[str, str], set[str]] = defaultdict(set)
+        self._by_event: dict[str, set[str]] = defaultdict(set)
+        for turn in mesh.seen.turns:
+            if turn.reply:
+                self._by_pair[turn.agent, turn.sender].add(turn.reply)
+                self._by_event[turn.event_id].add(turn.reply)
+        self._forwarded = {id for each in mesh.journals.values() for _, id in each.forwarded}
+
+    def find_replies(self, event_id: str, agent: str, sender: str) -> set[str]:
+        """All that `agent` may have replied to an event of `sender`."""
+        exact = self._by_event.get(event_id)
+        if exact and event_id not in self._forwarded:
+            return exact
+        return self._by_pair[agent, sender]
 
 
 def _check_blobs(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
