@@ -7,6 +7,7 @@ Every mistake raises a ConfigError that names the key and its source.
 
 import difflib
 import re
+import threading
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ import msgspec
 from gatepost.errors import ConfigError
 
 ENV_PREFIX = "GATEPOST_"
+# msgspec inspects a type when it is first used, and crashes if two threads do that at once.
+_CONVERTING = threading.Lock()
 
 SettingsTree = dict[str, dict[str, Any]]
 # The sections of a settings tree by name: each a Struct with one field per setting.
@@ -31,7 +34,8 @@ def load_tree(root: type[Root], path: Path | None, env: Mapping[str, str]) -> Ro
     base = Path.cwd() if path is None else path.absolute().parent
     tree = _merge_trees(_env_defaults(env), file, _read_env(env, sections))
     try:
-        return msgspec.convert(tree, root, dec_hook=_path_reader(base, env))
+        with _CONVERTING:
+            return msgspec.convert(tree, root, dec_hook=_path_reader(base, env))
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path or 'settings'}: {_describe_error(error)}") from None
 
