@@ -10,17 +10,20 @@ SHAPE = RunShape(messages=200)
 SEEDS = 50
 # The first seed that catches a mutant, where that is not the very first. Only for speed.
 LIKELY = {
-    "receipt_before_commit": 8,
-    "no_pair_order": 1,
-    "engaged_without_confirm": 2,
-    "receipts_from_anyone": 1,
-    "accepted_work_rerouted": 11,
+    "cursor_before_batch": 4,
+    "no_pair_order": 2,
+    "receipts_from_anyone": 4,
+    "accepted_work_rerouted": 6,
     "held_forgotten": 3,
-    "gap_left_open": 9,
+    "omissions_unnoticed": 4,
+    "restore_unnoticed": 6,
+    "gap_left_open": 4,
     "late_receipt_reopens": 2,
     "pair_never_closed": 5,
     "moved_pair_not_held": 2,
+    "returned_mail_renumbered": 29,
     "pairs_unclosed_after_restore": 6,
+    "revoked_owner_waited_for": 32,
 }
 
 

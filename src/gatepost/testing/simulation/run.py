@@ -21,11 +21,11 @@ _HASTY_MS = 1_000
 # How many messages have a payload that travels as a blob.
 _BLOBS = 0.06
 # How many messages have no order, wait for a moment, or have a retry policy of their own.
-_UNORDERED = 0.25
+_UNORDERED = 0.12
 _DELAYED = 0.06
 _OWN_RETRIES = 0.05
 # How many agents work on several messages at once.
-_SEVERAL_HANDS = 0.2
+_SEVERAL_HANDS = 0.1
 # How many single messages or bursts have callers that wait for the replies.
 _CALLERS = 0.2
 
