@@ -9,8 +9,11 @@ import msgspec
 from msgspec import Raw, Struct
 
 from gatepost.clock import SystemClock
+from gatepost.errors import GatepostError
 from gatepost.events import BlobStore
 
+# Stands for a blob that is gone or damaged; it is no payload that anybody ever sent.
+_UNREADABLE = b"unreadable"
 # mail.state in the schema; mail in a lower state is still waiting or leased.
 ACKED, DEAD, EXPIRED = 3, 4, 5
 
@@ -164,7 +167,10 @@ def _read_deliveries(
 def _read_blob(blobs: Path | None, digest: str, key: bytes | None) -> bytes | None:
     if blobs is None or key is None:
         return None
-    return b"".join(BlobStore(blobs, SystemClock()).read_payload(digest, key))
+    try:
+        return b"".join(BlobStore(blobs, SystemClock()).read_payload(digest, key))
+    except (GatepostError, OSError):
+        return _UNREADABLE
 
 
 def _id(data: bytes) -> str:
