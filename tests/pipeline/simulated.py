@@ -29,7 +29,7 @@ def archive_of(root: Path, seed: int, shape: RunShape, restores: int = 2) -> His
         mesh.run(shape.over_ms + 1)
         mesh.heal()
         mesh.drain()
-        for gateway in mesh.gateways.values():
+        for gateway in (each for each in mesh.gateways.values() if not each.destroyed):
             _seal(gateway, root)
         return mesh.check_history()
 
