@@ -55,7 +55,7 @@ def test_a_room_without_routes_says_so(cli: Cli) -> None:
 def test_a_standby_and_a_route_to_it(pair: tuple[Cli, Cli], bob: str) -> None:
     ann, jane = pair
     _stand_by(pair, bob)
-    _eventually(jane, ["agent", "list"], f"{bob}\texternal\tann, standby here")
+    _eventually(jane, ["agent", "list"], f"{bob}\texternal\t\tann, standby here")
     said = ann.ok("route", "set", bob, "--fallback", "jane", "--priority", "5")
     assert said == f"{bob} is reached by ann, then jane\n"
     (route,) = (route for route in ann.json("route", "list") if route["target"] == bob)

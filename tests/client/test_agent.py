@@ -418,7 +418,7 @@ async def test_a_turn_that_comes_too_late_is_reported(
 
         async with agent:
             await client.enqueue("bob", 1)
-            await async_wait_until(lambda: "does not count" in caplog.text)
+            await async_wait_until(lambda: "does not count" in caplog.text, 30)
 
 
 TEN_LINES = """

@@ -3,6 +3,7 @@
 import pytest
 
 from gatepost.testing.simulation import RunShape, simulate
+from tests.conftest import FULL
 from tests.simulation.catching import find_catching_seed
 from tests.simulation.mutants import MUTANTS
 
@@ -31,5 +32,6 @@ LIKELY = {
 def test_a_mutant_is_caught(name: str) -> None:
     seed = find_catching_seed(MUTANTS[name], SHAPE, SEEDS, LIKELY.get(name, 0))
     assert seed is not None, f"{name} passed {SEEDS} seeds unnoticed"
-    honest = simulate(seed, SHAPE).verdict
-    assert honest.ok, f"it is not the mutant that breaks seed {seed}: {honest}"
+    if FULL:
+        honest = simulate(seed, SHAPE).verdict
+        assert honest.ok, f"it is not the mutant that breaks seed {seed}: {honest}"

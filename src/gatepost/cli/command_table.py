@@ -61,7 +61,7 @@ COMMANDS = (
     CommandEntry("Operations", "undelivered discard", "undelivered:discard_undelivered", "Discard undelivered messages and their payloads."),
     CommandEntry("Operations", "purge", "inbox:purge_mailbox", "Turn an agent's waiting mail into dead letters."),
     CommandEntry("Operations", "audit", "status:list_audit_log", "List manual actions (purge, replay, removal), newest first."),
-    CommandEntry("Operations", "incidents", "incidents:list_incidents", "List incidents, newest first."),
+    CommandEntry("Operations", "incidents", "incidents:list_incidents", "List incidents, newest first, or resolve one."),
     CommandEntry("Operations", "eta", "incidents:show_eta_advice", "Show how long the tasks of each capability take, and the ETA it should promise."),
     CommandEntry("Operations", "reviews list", "incidents:list_reviews", "List reviews of misfires, newest first."),
     CommandEntry("Operations", "reviews resolve", "incidents:resolve_review", "Mark a review as resolved."),
