@@ -77,12 +77,17 @@ def _check_one_turn(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
 
 
 def _check_order(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
-    """Order the turns by the receipts that ended them. Messages without order have no number."""
+    """Order the turns by the receipts that ended them. Messages without order have no number.
+
+    A pair goes on without a message that its sender gave up, even if its turn comes after all.
+    """
     pairs: dict[tuple[str, str, str | None], list[tuple[int, int, str, int, str]]] = defaultdict(
         list
     )
     for history in mesh.histories.values():
         first = history.first
+        if history.given_up is not None:
+            continue
         for said in history.processed_receipts():
             # An answer that a request waits for ends without a turn; forwarded mail ends with the
             # turn it had at another gateway.
