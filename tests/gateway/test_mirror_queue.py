@@ -7,8 +7,8 @@ import pytest
 from msgspec import UNSET, Raw
 
 from gatepost.gateway import mirror_queue
-from gatepost.gateway.api.mirror_views import MirroredMessage, MirrorPage
 from gatepost.gateway.api.operations import Operations
+from gatepost.gateway.mirror_views import MirroredMessage, MirrorPage
 from gatepost.testing import ManualClock
 from gatepost.wire import NewSend, Register, Send, SendResults
 from tests.gateway.tools import opened

@@ -9,7 +9,7 @@ import pytest
 from gatepost.client import locator
 from gatepost.clock import SystemClock
 from gatepost.errors import WrongState
-from gatepost.gateway.api.mirror_views import MirroredMessage
+from gatepost.gateway.mirror_views import MirroredMessage
 from gatepost.migration import (
     ImportPlan,
     MigrationFolder,

@@ -27,9 +27,8 @@ from gatepost.gateway.api import http_routes
 from gatepost.gateway.api.frame_session import FrameSession
 from gatepost.gateway.api.local_auth import LocalTokenAuth
 from gatepost.gateway.api.operations import Operations
-from gatepost.gateway.api.query_names import rename_query_parameters
 from gatepost.gateway.api.route_decorators import get
-from gatepost.gateway.api.route_parameters import AnyRequest, AnyWebSocket
+from gatepost.gateway.api.route_parameters import AnyRequest, AnyWebSocket, rename_query_parameters
 from gatepost.gateway.api.typed_request import TypedRequest
 from gatepost.gateway.api.websocket_handshake import check_origin, refuse_websocket
 from gatepost.gateway.api.websocket_transport import WebSocketTransport

@@ -11,7 +11,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from gatepost.errors import Unavailable
 from gatepost.events import format_event_id, parse_event_id
-from gatepost.gateway.api.mirror_views import MirroredMessage, MirrorPage
+from gatepost.gateway.mirror_views import MirroredMessage, MirrorPage
 from gatepost.journal import Tx
 from gatepost.journal.transaction import Row
 from gatepost.wire import NewSend, Sent

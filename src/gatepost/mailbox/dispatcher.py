@@ -173,7 +173,7 @@ class Dispatcher:
         """Turn up to `limit` waiting messages into dead letters; repeat until it returns 0."""
         box = self.mailbox_ref(tx, mailbox)
         size, closed = dead_letters.purge_mailbox(tx, box.id, min(limit, sweep.SWEEP_BATCH), actor)
-        tx.add_effect(partial(self._collect_closed, closed))
+        tx.add_effect(lambda: self._closed.extend(closed))
         tx.add_effect(partial(self._service.mark_touched, {box.id}))
         return size
 
@@ -260,9 +260,6 @@ class Dispatcher:
             self.on_leased(taken.messages)
         return taken
 
-    def _collect_closed(self, closed: list[ClosedMail]) -> None:
-        self._closed += closed
-
     def _force_sweep(self) -> None:
         """Sweep in this group: mail that was given back may have expired while it was leased."""
         self._sweep_due_at = 0
@@ -272,11 +269,12 @@ class Dispatcher:
         if self._sweep_due_at is None or tx.now < self._sweep_due_at:
             return
         self._sweep_due_at = None
+        closed: list[ClosedMail] = []
         for mailbox, result in sweep.time_out_leases(tx, self.policy):
-            tx.add_effect(partial(self._collect_closed, result.closed))
+            closed += result.closed
             tx.add_effect(partial(self._service.free_leases, tx, mailbox, result.freed))
-        expired, closed = sweep.expire_mail(tx)
-        tx.add_effect(partial(self._collect_closed, closed))
+        expired, ended = sweep.expire_mail(tx)
+        tx.add_effect(lambda: self._closed.extend([*closed, *ended]))
         tx.add_effect(partial(self._service.mark_touched, expired | sweep.promote_mail(tx)))
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from gatepost.clock import Clock
 from gatepost.errors import WrongState
-from gatepost.gateway.api.mirror_views import MirrorDone, MirroredMessage, MirrorPage, MirrorSwitch
+from gatepost.gateway.mirror_views import MirrorDone, MirroredMessage, MirrorPage, MirrorSwitch
 from gatepost.gateway_endpoint import LocateGateway
 from gatepost.http_calls import AsyncHttpCalls
 from gatepost.migration import phase_marker

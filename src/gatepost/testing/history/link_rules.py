@@ -141,7 +141,7 @@ def _check_payload(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
 
 def _check_reply_payload(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
     """A reply to forwarded mail answers another event id: it must be any that its agent gave."""
-    given = GivenReplies(mesh)
+    given = AgentReplies(mesh)
     for turn in mesh.seen.turns:
         if turn.kind != "reply" or not turn.payload:
             continue
@@ -158,7 +158,7 @@ def _check_reply_payload(mesh: CheckedMesh) -> Iterator[HistoryViolation]:
             yield HistoryViolation("payload", history.source, history.id, detail)
 
 
-class GivenReplies:
+class AgentReplies:
     """The replies that agents gave in their turns."""
 
     def __init__(self, mesh: CheckedMesh) -> None:
