@@ -5,13 +5,13 @@ from msgspec import Struct
 from gatepost.journal.transaction import Tx
 
 _SELECT_PAIR = """
-SELECT incarnation, next, held, offered, closed FROM inbox_pair
+SELECT incarnation, next, held, offered, closed, closed_from FROM inbox_pair
 WHERE source = ? AND sender = ? AND mailbox = ?
 """
 _SAVE_PAIR = """
 INSERT OR REPLACE INTO inbox_pair (source, sender, mailbox, incarnation, next, held, offered,
-    closed)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+    closed, closed_from)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
 PairKey = tuple[str, str, str]  # source, sender, mailbox
@@ -19,7 +19,8 @@ PairKey = tuple[str, str, str]  # source, sender, mailbox
 
 class InboxPair(Struct):
     """`next` is the next number to accept, `held` how many rows wait out of turn, and `offered`
-    how many accepted offers are not confirmed. Numbers up to `closed` that are not held never come.
+    how many accepted offers are not confirmed. Numbers from `closed_from` up to `closed` that are
+    not held never come.
     """
 
     incarnation: str
@@ -27,6 +28,7 @@ class InboxPair(Struct):
     held: int = 0
     offered: int = 0
     closed: int = 0
+    closed_from: int = 0
     changed: bool = False
 
     def advance_to(self, number: int) -> None:
@@ -35,6 +37,17 @@ class InboxPair(Struct):
 
     def close_through(self, number: int) -> None:
         self.closed, self.changed = max(self.closed, number), True
+        if number >= self.closed_from - 1:
+            self.closed_from = 0
+
+    def note_refused(self, number: int) -> None:
+        """Its sender decides what becomes of this number, even if it had closed those around it."""
+        if number <= self.closed:
+            self.closed_from, self.changed = number + 1, True
+
+    @property
+    def is_next_closed(self) -> bool:
+        return self.closed_from <= self.next <= self.closed
 
     def go_back_to(self, number: int) -> None:
         self.next, self.closed = min(self.next, number), min(self.closed, number - 1)
@@ -70,7 +83,15 @@ class InboxPairs:
 
     def save_changed(self) -> None:
         rows = [
-            (*key, pair.incarnation, pair.next, pair.held, pair.offered, pair.closed)
+            (
+                *key,
+                pair.incarnation,
+                pair.next,
+                pair.held,
+                pair.offered,
+                pair.closed,
+                pair.closed_from,
+            )
             for key, pair in self._loaded.items()
             if pair.changed
         ]
