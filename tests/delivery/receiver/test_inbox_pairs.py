@@ -2,7 +2,7 @@
 
 import pytest
 
-from gatepost.delivery.receiver.inbox_pairs import InboxPairs, pair_incarnation
+from gatepost.delivery.receiver.inbox_pairs import InboxPair, InboxPairs, pair_incarnation
 from gatepost.journal import Tx, open_memory_journal
 
 KEY = ("a", "al", "bob")
