@@ -55,13 +55,13 @@ def test_there_are_never_less_than_no_offers(tx: Tx) -> None:
 def test_a_refused_number_among_closed_ones_is_still_its_senders_to_decide() -> None:
     pair = InboxPair("a-1", 3)
     pair.close_through(9)
-    assert pair.is_next_closed
+    assert pair.is_next_closed()
     pair.note_refused(3)
-    assert not pair.is_next_closed, "the later ones wait for what becomes of it"
+    assert not pair.is_next_closed(), "the later ones wait for what becomes of it"
     pair.close_through(2)
-    assert not pair.is_next_closed, "that says nothing about it"
+    assert not pair.is_next_closed(), "that says nothing about it"
     pair.advance_to(4)
-    assert pair.is_next_closed
+    assert pair.is_next_closed()
     pair.note_refused(4)
     pair.close_through(4)
-    assert pair.is_next_closed
+    assert pair.is_next_closed()

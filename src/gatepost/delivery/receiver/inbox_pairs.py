@@ -45,7 +45,6 @@ class InboxPair(Struct):
         if number <= self.closed:
             self.closed_from, self.changed = number + 1, True
 
-    @property
     def is_next_closed(self) -> bool:
         return self.closed_from <= self.next <= self.closed
 

@@ -184,7 +184,7 @@ class Intake:
         pair = self.pairs.load_pair(key)
         while pair.held and (held := self.held.first_held(key)) is not None:
             if held.number > pair.next:
-                if not pair.is_next_closed:
+                if not pair.is_next_closed():
                     return
                 pair.advance_to(min(held.number, pair.closed + 1))
                 continue
@@ -201,7 +201,7 @@ class Intake:
                 return
             self.held.remove_number(key, pair, held.number)
             self._accept_or_hold(key, pair, envelope, held.body)
-        if not pair.held and pair.is_next_closed:
+        if not pair.held and pair.is_next_closed():
             pair.advance_to(pair.closed + 1)
 
     def release_unordered(self, key: PairKey) -> None:
