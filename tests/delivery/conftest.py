@@ -1,6 +1,6 @@
 """The agents al and bob behind one gateway; and a world of three gateways: a, b and c."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,8 +27,11 @@ async def post(tmp_path: Path, clock: ManualClock) -> AsyncIterator["Post"]:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    for box in world.boxes.values():
+        box.connection.close()
 
 
 @pytest.fixture

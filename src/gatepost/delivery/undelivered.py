@@ -16,6 +16,7 @@ from gatepost.delivery.sender.receipts import RESTORED
 from gatepost.errors import GatepostError, UnknownMessage, UnsafeReplay
 from gatepost.events import Order, format_event_id, parse_event_id
 from gatepost.journal.audit import record_audit_entry
+from gatepost.journal.conditions import join_conditions, optional_millis, optional_value
 from gatepost.journal.transaction import Row, Tx
 from gatepost.wire import Failure, Replayed, Undelivered
 
@@ -48,17 +49,16 @@ class UndeliveredFilter(Struct, forbid_unknown_fields=True):
     def where_clause(self) -> tuple[str, list[object]]:
         ids = None if self.event_ids is None else [parse_event_id(id) for id in self.event_ids]
         marks = ", ".join("?" * len(ids or ()))
-        conditions: list[tuple[str, list[object] | None]] = [
-            (f"event_id IN ({marks})", None if ids is None else [*ids]),
-            ("? IN (from_agent, to_agent)", None if self.agent is None else [self.agent]),
-            ("reason = ?", None if self.reason is None else [self.reason]),
-            ("failed_at > ?", None if self.failed_after is None else [self.failed_after * 1000]),
-            ("failed_at < ?", None if self.failed_before is None else [self.failed_before * 1000]),
-            ("(replayed_as IS NOT NULL) = ?", None if self.replayed is None else [self.replayed]),
-        ]
-        used = [(sql, values) for sql, values in conditions if values is not None]
-        sql = "".join(f" AND {condition}" for condition, _ in used)
-        return sql, [value for _, values in used for value in values]
+        return join_conditions(
+            [
+                (f"event_id IN ({marks})", None if ids is None else [*ids]),
+                ("? IN (from_agent, to_agent)", optional_value(self.agent)),
+                ("reason = ?", optional_value(self.reason)),
+                ("failed_at > ?", optional_millis(self.failed_after)),
+                ("failed_at < ?", optional_millis(self.failed_before)),
+                ("(replayed_as IS NOT NULL) = ?", optional_value(self.replayed)),
+            ]
+        )
 
 
 class UndeliveredMessage(Struct, frozen=True):

@@ -7,6 +7,12 @@ from msgspec import Raw, Struct
 from gatepost.errors import UnknownMessage
 from gatepost.events import AgentId
 from gatepost.journal.audit import record_audit_entry
+from gatepost.journal.conditions import (
+    FilterCondition,
+    join_conditions,
+    optional_millis,
+    optional_value,
+)
 from gatepost.journal.transaction import Row, Tx
 from gatepost.mailbox.enqueue import (
     FIRST_UNORDERED,
@@ -63,30 +69,21 @@ class DeadLetterFilter(Struct, forbid_unknown_fields=True):
     replayed: bool | None = None
 
     def where_clause(self, mailbox: int) -> tuple[str, list[object]]:
-        conditions: list[tuple[str, list[object] | None]] = [
-            self._msg_id_condition(mailbox),
-            ("p.sender = ?", None if self.sender is None else [self.sender]),
-            ("instr(d.reason, ?)", _optional_value(self.reason_contains)),
-            ("d.failed_at > ?", _optional_millis(self.failed_after)),
-            ("d.failed_at < ?", _optional_millis(self.failed_before)),
-            ("(d.replayed_as IS NOT NULL) = ?", _optional_value(self.replayed)),
-        ]
-        used = [(sql, values) for sql, values in conditions if values is not None]
-        sql = "".join(f" AND {condition}" for condition, _ in used)
-        return sql, [value for _, values in used for value in values]
+        return join_conditions(
+            [
+                self._msg_id_condition(mailbox),
+                ("p.sender = ?", optional_value(self.sender)),
+                ("instr(d.reason, ?)", optional_value(self.reason_contains)),
+                ("d.failed_at > ?", optional_millis(self.failed_after)),
+                ("d.failed_at < ?", optional_millis(self.failed_before)),
+                ("(d.replayed_as IS NOT NULL) = ?", optional_value(self.replayed)),
+            ]
+        )
 
-    def _msg_id_condition(self, mailbox: int) -> tuple[str, list[object] | None]:
+    def _msg_id_condition(self, mailbox: int) -> FilterCondition:
         marks = ", ".join("?" * len(self.msg_ids or ()))
         sql = f"d.id IN (SELECT id FROM mail WHERE mailbox = ? AND msg_id IN ({marks}))"
         return sql, None if self.msg_ids is None else [mailbox, *self.msg_ids]
-
-
-def _optional_value(value: object | None) -> list[object] | None:
-    return None if value is None else [value]
-
-
-def _optional_millis(secs: int | None) -> list[object] | None:
-    return None if secs is None else [secs * 1000]
 
 
 def find_dead_letters(

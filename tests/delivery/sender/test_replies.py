@@ -1,6 +1,5 @@
 """Replies: inline or as blobs, for mailboxes and for callers, here and at other gateways."""
 
-from collections.abc import Iterator
 from hashlib import sha256
 
 import msgspec
@@ -17,14 +16,6 @@ from gatepost.wire import LeasedMessage
 from tests.delivery.world import Box, World
 
 DIGEST = "sha256:" + sha256(b"ciphertext").hexdigest()
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    for box in world.boxes.values():
-        box.connection.close()
 
 
 @pytest.fixture

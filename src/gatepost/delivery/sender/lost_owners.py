@@ -19,6 +19,7 @@ from gatepost.delivery.sender.emitting import NEVER_SENT
 from gatepost.delivery.sender.rerouting import Rerouter
 from gatepost.errors import InvalidRequest
 from gatepost.events import EventKind, parse_event_id
+from gatepost.journal.conditions import join_conditions, optional_value
 from gatepost.journal.transaction import Tx
 
 # Ordered as they were sent, so that a pair stays in order at its next node.
@@ -40,15 +41,19 @@ class OpenFilter(Struct, forbid_unknown_fields=True):
 
     def where_clause(self) -> tuple[str, list[object]]:
         ids = None if self.event_ids is None else [parse_event_id(id) for id in self.event_ids]
-        conditions: list[tuple[str, list[object] | None]] = [
-            (f"event_id IN ({', '.join('?' * len(ids or ()))})", None if ids is None else [*ids]),
-            ("node = ?", None if self.node is None else [self.node]),
-            ("to_agent = ?", None if self.agent is None else [self.agent]),
-        ]
-        used = [(sql, values) for sql, values in conditions if values is not None]
-        if not used:
+        sql, values = join_conditions(
+            [
+                (
+                    f"event_id IN ({', '.join('?' * len(ids or ()))})",
+                    None if ids is None else [*ids],
+                ),
+                ("node = ?", optional_value(self.node)),
+                ("to_agent = ?", optional_value(self.agent)),
+            ]
+        )
+        if not sql:
             raise InvalidRequest("name the messages, their gateway or their receiver")
-        return " AND ".join(sql for sql, _ in used), [v for _, values in used for v in values]
+        return sql, values
 
 
 class LostOwners:
@@ -75,7 +80,7 @@ class LostOwners:
     ) -> list[GiveUpDelivery]:
         """An operator knows that nobody will ever end these deliveries."""
         where, values = wanted.where_clause()
-        query = f"SELECT {DELIVERY_COLUMNS} FROM delivery WHERE processed_at IS NULL AND {where}"
+        query = f"SELECT {DELIVERY_COLUMNS} FROM delivery WHERE processed_at IS NULL{where}"
         query += " AND node <> ? ORDER BY event_id LIMIT ?"
         rows = tx.fetch_all(query, (*values, self._node.id, limit))
         detail = f"given up by {actor}"

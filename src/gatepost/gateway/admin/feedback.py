@@ -8,7 +8,7 @@ they are also published in the room, without their details (room_feedback.py).
 import contextlib
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from litestar.params import FromQuery, JSONBody, QueryParameter
@@ -121,6 +121,9 @@ _SELECT_ADVICE = f"SELECT {_ADVICE_COLUMNS} FROM eta_advice ORDER BY capability_
 _INCIDENT_JSON_NAMES = {"class_": "class", "raised_at": "raisedAt", "corr_ids": "corrIds"}
 
 
+PostedReport = TypeVar("PostedReport", IncidentView, ReviewView)
+
+
 class NewIncident(Struct, frozen=True, rename=_INCIDENT_JSON_NAMES):
     """An incident posted by the pipeline. The same `id` again is the same incident."""
 
@@ -217,10 +220,7 @@ class Feedback:
         def resolve(tx: Tx) -> IncidentView:
             row = tx.fetch_one(_SELECT_INCIDENT, (id,))
             known = elsewhere if row is None else _incident_view(row)
-            if known is None:
-                raise NotFound(f"no incident {id} here; `gatepost incidents` shows all")
-            if known.status != "open":
-                raise Conflict(f"incident {id} was {known.status} before")
+            known = _require_open(known, f"incident {id}", "gatepost incidents")
             tx.execute(_CLOSE_INCIDENT, ("resolved", tx.now, self._core.node.id, id))
             record_audit_entry(tx, actor, "incident.resolve", id, note)
             by = self._core.node.id
@@ -275,10 +275,7 @@ class Feedback:
         def close(tx: Tx) -> ReviewView:
             row = tx.fetch_one(_SELECT_REVIEW, (id,))
             known = elsewhere if row is None else _review_view(row)
-            if known is None:
-                raise NotFound(f"no review {id} here; `gatepost reviews list` shows all")
-            if known.status != "open":
-                raise Conflict(f"review {id} was {known.status} before")
+            known = _require_open(known, f"review {id}", "gatepost reviews list")
             tx.execute(_CLOSE_REVIEW, (status, tx.now, actor, note, id))
             record_audit_entry(tx, actor, f"review.{status}", id, note)
             return replace(known, status=status, settled_at=tx.now, settled_by=actor, note=note)
@@ -358,6 +355,14 @@ class Feedback:
 
 def _read_advice(tx: Tx) -> list[EtaAdviceView]:
     return [EtaAdviceView(*row) for row in tx.fetch_all(_SELECT_ADVICE)]
+
+
+def _require_open(known: PostedReport | None, name: str, listing: str) -> PostedReport:
+    if known is None:
+        raise NotFound(f"no {name} here; `{listing}` shows all")
+    if known.status != "open":
+        raise Conflict(f"{name} was {known.status} before")
+    return known
 
 
 def _incident_view(row: Row) -> IncidentView:
