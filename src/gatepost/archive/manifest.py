@@ -139,5 +139,15 @@ def write_manifest(store: ArchiveStore, manifest: ArchiveManifest) -> None:
     store.write_file(manifest_path(manifest.node), encode_manifest(manifest))
 
 
+def read_verified_segment(store: ArchiveStore, node: str, segment: ArchiveSegment) -> bytes:
+    """The content of a listed segment; raise ArchiveError if it is not the file that was listed."""
+    name = f"{node_folder(node)}/{segment.path}"
+    content = store.read_file(name)
+    if content is None or content_digest(content) != segment.sha256:
+        where = store.full_path(name)
+        raise ArchiveError(f"{where} is not the file that was archived; restore it from a copy")
+    return content
+
+
 def content_digest(content: "bytes | memoryview") -> str:
     return sha256(content).hexdigest()

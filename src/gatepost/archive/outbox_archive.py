@@ -172,11 +172,7 @@ class OutboxArchive:
 
     def _read_segment(self, segment: ArchiveSegment) -> pa.Table:
         """Read the events of a segment; raise ArchiveError if the file has changed."""
-        name = f"{manifest.node_folder(self._node)}/{segment.path}"
-        content = self.store.read_file(name)
-        if content is None or manifest.content_digest(content) != segment.sha256:
-            where = self.store.full_path(name)
-            raise ArchiveError(f"{where} is not the file that was archived; restore it from a copy")
+        content = manifest.read_verified_segment(self.store, self._node, segment)
         return pq.read_table(pa.BufferReader(content))
 
     def _open_manifest(self) -> ArchiveManifest:

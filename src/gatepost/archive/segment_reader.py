@@ -146,12 +146,7 @@ class SegmentReader:
 
     def _read_verified(self, segment: ArchiveSegment) -> pa.BufferReader:
         """The content of a segment. Its events go out as ours, so it must be the listed file."""
-        name = f"{manifest.node_folder(self._node)}/{segment.path}"
-        content = self._store.read_file(name)
-        if content is None or manifest.content_digest(content) != segment.sha256:
-            where = self._store.full_path(name)
-            raise ArchiveError(f"{where} is not the file that was archived; restore it from a copy")
-        return pa.BufferReader(content)
+        return pa.BufferReader(manifest.read_verified_segment(self._store, self._node, segment))
 
     def _search_segment(self, segment: ArchiveSegment, event_id: bytes) -> list[FoundEvent]:
         path = self._store.full_path(f"{manifest.node_folder(self._node)}/{segment.path}")
