@@ -143,13 +143,7 @@ def _restart_gateway(mesh: SimulatedMesh, gateway: SimulatedGateway) -> None:
 
 def move_agent(mesh: SimulatedMesh, random: Random) -> None:
     """An agent without standbys moves, and some gateways learn of it late."""
-    names = [name for name, home in mesh.room.now.homes.items() if not home.standbys]
-    if not names:
-        return
-    name = random.choice(names)
-    places = [
-        id for id in mesh.gateways if (id, name) not in mesh.lies and id not in mesh.seen.lost
-    ]
+    name, places = _pick_movable_agent(mesh, random)
     if not places:
         return
     to = random.choice(places)
@@ -162,16 +156,20 @@ def move_agent(mesh: SimulatedMesh, random: Random) -> None:
         mesh.loop.call_after(random.randint(500, 5_000), lambda: _dismiss_if_moved(mesh, name, old))
 
 
-def round_trip(mesh: SimulatedMesh, random: Random) -> None:
-    """An agent with waiting mail moves away and back, under load."""
+def _pick_movable_agent(mesh: SimulatedMesh, random: Random) -> tuple[str, list[str]]:
+    """An agent without standbys, and the gateways it may move to; none if no agent may move."""
     names = [name for name, home in mesh.room.now.homes.items() if not home.standbys]
     if not names:
-        return
+        return "", []
     name = random.choice(names)
-    home = mesh.room.owner_of(name)
-    places = [
-        id for id in mesh.gateways if (id, name) not in mesh.lies and id not in mesh.seen.lost
-    ]
+    refused = {id for id, agent in mesh.lies if agent == name} | mesh.seen.lost
+    return name, [id for id in mesh.gateways if id not in refused]
+
+
+def round_trip(mesh: SimulatedMesh, random: Random) -> None:
+    """An agent with waiting mail moves away and back, under load."""
+    name, places = _pick_movable_agent(mesh, random)
+    home = mesh.room.owner_of(name) if places else ""
     if home not in places:
         return
     for consumer in (agent for (_, held), agent in mesh.agents.items() if held == name):
