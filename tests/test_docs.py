@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 
 from gatepost.config import Settings
+from gatepost.delivery.abuse import AbuseKind
 from gatepost.delivery.frames import AnyFrame
 from gatepost.mailbox.enqueue import PAIR_NUMBER_BITS
 
@@ -126,3 +127,9 @@ def test_readme_names_the_commands_ci_runs() -> None:
     for command in ("scripts/demo", "scripts/test"):
         assert command in readme
     assert "scripts/test" in ci and "scripts/check" in ci
+
+
+def test_every_kind_of_abuse_is_explained() -> None:
+    table = (ROOT / "docs" / "operations.md").read_text().partition("### Abuse")[2]
+    listed = re.findall(r"^\| `(\w+)` \|", table.partition("\nThe pipeline")[0], re.MULTILINE)
+    assert listed == list(AbuseKind)

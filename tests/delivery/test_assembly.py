@@ -22,7 +22,7 @@ def test_mail_closed_by_time_is_reported_before_the_outbox_is_signed() -> None:
     clock = ManualClock()
     node = LocalNode("a", "a-1", NodeKey.generate(clock), clock)
     core = build_core(node, RetryPolicy(), MailboxPolicy())
-    assert core.participants == (core.dispatcher, core.coordinator, core.outbox)
+    assert core.participants == (core.dispatcher, core.coordinator, core.outbox, core.abuse)
 
 
 def test_nobody_else_builds_a_coordinator() -> None:

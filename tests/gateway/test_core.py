@@ -9,12 +9,14 @@ from pathlib import Path
 import apsw
 import pytest
 
+from gatepost.delivery.abuse import AbuseKind
 from gatepost.delivery.decisions import BlobWanted
 from gatepost.errors import ConfigError, Forbidden, JournalLocked, Unavailable
 from gatepost.gateway.core import Core
 from gatepost.journal import Tx
 from gatepost.testing import ManualClock
 from tests.gateway.tools import dump, opened, settings
+from tests.waiting import async_wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -133,7 +135,22 @@ async def test_participants_of_a_commit_group_are_in_the_order_of_the_document(
         participants = operations.core.writer._participants
         names = [type(each).__name__ for each in participants]
     listed = re.findall(r"^\d\. `(\w+)` \(`[\w/]+\.py`\)", _DOCUMENT.read_text(), re.MULTILINE)
-    assert names == listed == ["Dispatcher", "DeliveryCoordinator", "Outbox", "CommitObserver"]
+    assert (
+        names
+        == listed
+        == ["Dispatcher", "DeliveryCoordinator", "Outbox", "AbuseLog", "CommitObserver"]
+    )
+
+
+async def test_abuse_reported_from_the_event_loop_is_an_incident_soon(
+    state: Path, clock: ManualClock
+) -> None:
+    query = "SELECT subject FROM incident WHERE class = 'abuse'"
+    async with opened(state, clock) as operations:
+        core = operations.core
+        core.abuse.report_abuse("mallory", AbuseKind.QUOTA_EXCEEDED, "too much")
+        rows = await async_wait_until(lambda: core.read(lambda tx: tx.fetch_all(query)))
+        assert rows[0][0].startswith("mallory/quota_exceeded@")
 
 
 # -- the identity of the state directory

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import apsw
 
+from gatepost.delivery.abuse import AbuseLog
 from gatepost.delivery.agents import Agents
 from gatepost.delivery.coordinator import DeliveryCoordinator
 from gatepost.delivery.forwarding import MailForwarder
@@ -49,15 +50,16 @@ class DeliveryCore(NamedTuple):
     transfers: Transfers
     sent: SentMessages
     incidents: IncidentLog
+    abuse: AbuseLog
     outbox: Outbox
 
     @property
     def participants(self) -> tuple[Participant, ...]:
         """The participants of the commit group, in their order: mailboxes collect the mail that
-        time closed, the coordinator reports it to its senders, and the outbox numbers and signs
-        the events of both.
+        time closed, the coordinator reports it to its senders, the outbox numbers and signs the
+        events of both, and the abuse log writes its incidents.
         """
-        return self.dispatcher, self.coordinator, self.outbox
+        return self.dispatcher, self.coordinator, self.outbox, self.abuse
 
     def build_writer(
         self,
@@ -77,6 +79,7 @@ def build_core(node: LocalNode, retries: RetryPolicy, mailboxes: MailboxPolicy) 
     routes = RouteFinder(node, agents)
     dispatcher = Dispatcher(node.clock, mailboxes)
     incidents = IncidentLog(node.id)
+    abuse = AbuseLog(incidents, node.clock)
     outbox = Outbox(node.id, node.incarnation, node.key)
     writer = OutboxWriter(node, outbox)
     full = FullMailboxes()
@@ -86,12 +89,12 @@ def build_core(node: LocalNode, retries: RetryPolicy, mailboxes: MailboxPolicy) 
     transfers = Transfers(node, routes, writer)
     sent = SentMessages()
     coordinator = DeliveryCoordinator(
-        node, agents, routes, dispatcher, incidents, writer,
+        node, agents, routes, dispatcher, incidents, abuse, writer,
         sender, receiver, forwarder, transfers, sent,
     )  # fmt: skip
     return DeliveryCore(
         node, agents, routes, dispatcher, coordinator, sender, receiver,
-        transfers, sent, incidents, outbox,
+        transfers, sent, incidents, abuse, outbox,
     )  # fmt: skip
 
 

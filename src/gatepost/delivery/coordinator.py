@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from msgspec import Raw, UnsetType
 
 from gatepost.delivery import fanout
+from gatepost.delivery.abuse import AbuseLog
 from gatepost.delivery.agents import Agents
 from gatepost.delivery.decisions import (
     NOTHING,
@@ -91,6 +92,7 @@ class DeliveryCoordinator:
         routes: RouteFinder,
         dispatcher: Dispatcher,
         incidents: IncidentLog,
+        abuse: AbuseLog,
         writer: OutboxWriter,
         sender: Sender,
         receiver: Receiver,
@@ -100,6 +102,7 @@ class DeliveryCoordinator:
     ) -> None:
         self.routes = routes
         self.incidents = incidents
+        self.abuse = abuse
         self.sent = sent
         self._node = node
         self._agents = agents

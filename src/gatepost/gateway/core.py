@@ -57,6 +57,8 @@ class Core:
         self.dispatcher = delivery.dispatcher
         self.coordinator = delivery.coordinator
         self.outbox = delivery.outbox
+        self.abuse = delivery.abuse
+        self.abuse.wake_writer = lambda: self.submit(_do_nothing)
         self.coordinator.observe(on_blob_wanted=self._want_blob)
         cut_off = int(settings.delivery.cut_off_secs * 1000)
         self.bounds = OutboxBounds(node.id, delivery.routes, delivery.incidents, cut_off)
@@ -230,6 +232,10 @@ def retry_policy(settings: Settings) -> RetryPolicy:
 
 def _fetch_later(digest: str, source: str) -> None:
     """Until the gateway has links, nothing can be fetched; events that need a blob are held."""
+
+
+def _do_nothing(tx: Tx) -> None:
+    """For a commit group that only its participants need."""
 
 
 def _call_back(outcomes: list[JobOutcome]) -> None:

@@ -236,6 +236,7 @@ class TrafficCollector(Collector):
         yield _labelled_gauges(
             "incidents_kept", "Incidents on record.", "class", self._counts.incidents
         )
+        yield self._abuse_metric()
         family = GaugeMetricFamily(
             "gatepost_backlog_growing",
             "1 while a backlog grows and does not stop.",
@@ -244,6 +245,13 @@ class TrafficCollector(Collector):
         for what, name in self.growing_backlogs():
             family.add_metric([what, name], 1)
         yield family
+
+    def _abuse_metric(self) -> Metric:
+        text = "Refused because the source may not do this."
+        family = CounterMetricFamily("gatepost_abuse", text, labels=["source", "kind"])
+        for (source, kind), count in sorted(self._core.abuse.counts().items()):
+            family.add_metric([source, kind], count)
+        return family
 
     def _member_metrics(self, replica: "RoomReplica", links: "ConnectionLinks") -> Iterator[Metric]:
         if replica.room is None:
