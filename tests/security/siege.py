@@ -1,0 +1,179 @@
+"""Real gateways under attack, and the four questions each attack has to answer.
+
+Did the state of others change, did others wait longer, did the gateway grow, was the attacker
+named?
+"""
+
+import contextlib
+import json
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gatepost.client import SyncClient
+from gatepost.errors import UnknownAgent
+from gatepost.testing import HostileNode
+from gatepost.testing.hostile import HostileConnection
+from tests.mesh.conftest import running
+from tests.mesh.tools import Gateway
+from tests.waiting import wait_until
+
+# A shorter wait is no harm, however fast it usually goes: the machine may be busy.
+_LEAST_SECS = 2.0
+_USUAL_TURNS = 10
+
+
+class Siege:
+    """Ann founded the room, bob is backbone too. The agent `al` lives at ann, `bo` at bob.
+
+    All attacks go against ann. `bo` answers every message until the siege ends.
+    """
+
+    def __init__(self, ann: Gateway, bob: Gateway) -> None:
+        self.ann = ann
+        self.bob = bob
+        self._ended = threading.Event()
+        self._consumer = threading.Thread(target=self._answer_mail, daemon=True)
+        self._client = SyncClient("al", state_dir=ann.state_dir)
+
+    @classmethod
+    @contextlib.contextmanager
+    def laid(cls, folder: Path, **settings: object) -> "Iterator[Siege]":
+        """The siege while it lasts."""
+        # Everybody comes from one address here, and no test is about the rate of joining.
+        with running(folder, "ann", "bob", room__join_burst=100_000, **settings) as (ann, bob):
+            bob.join(ann)
+            ann.call("PUT", "/agents/al")
+            bob.call("PUT", "/agents/bo")
+            siege = cls(ann, bob)
+            with siege._client:
+                siege._consumer.start()
+                wait_until(lambda: siege._is_routed("bo"))
+                yield siege
+                siege._ended.set()
+                siege._consumer.join(10)
+
+    # -- attackers
+
+    def admit(self, name: str, tier: str = "edge") -> HostileNode:
+        """A hostile node whom ann has admitted, and whose own record everybody has."""
+        node = HostileNode(self.ann.url, name)
+        with node.join(self.ann.invite(name, tier)) as connection:
+            spy = spy_of(node)
+            connection.send_records(node.sign_node(), node.sign_agent(spy))
+            wait_until(lambda: f"nodes {name}" in self.bob.records())
+            # Routing hears of an agent a moment after the room does.
+            wait_until(lambda: self._is_routed(spy))
+        return node
+
+    @contextlib.contextmanager
+    def linked(self, node: HostileNode) -> Iterator[HostileConnection]:
+        """A connection over which ann reads the node's outbox."""
+        with node.connect() as connection:
+            connection.greet()
+            yield connection
+
+    # -- the four questions
+
+    @contextlib.contextmanager
+    def expect_no_harm(
+        self, node: HostileNode | None = None, *, grow_mib: int = 64
+    ) -> Iterator[None]:
+        """Nobody else is worse off for the attack inside, which may grow the gateway that much."""
+        usual = statistics.median(self.take_turn() for _ in range(_USUAL_TURNS))
+        before, size = self._state_of_others(node), resident_mib(self.ann)
+        with self._watching() as turns:
+            yield
+        turns.append(self.take_turn())
+        worst = max(turns)
+        assert worst <= max(2 * usual, _LEAST_SECS), f"usually {usual:.3f} s, now {worst:.3f} s"
+        assert self._state_of_others(node) == before
+        grown = resident_mib(self.ann) - size
+        assert grown <= grow_mib, f"the gateway has grown by {grown} MiB"
+
+    def take_turn(self) -> float:
+        """The seconds that `al` waits until `bo` has processed a message."""
+        began = time.monotonic()
+        sent = self._client.send("bo", "work", wait="processed", timeout=60)
+        assert sent.state in ("processed", "replied"), sent
+        return time.monotonic() - began
+
+    def abuse(self, source: str) -> set[str]:
+        """The kinds of abuse for which an incident names this source."""
+        found = self.ann.call("GET", "/incidents")
+        subjects = [each["subject"] for each in found if each["class"] == "abuse"]
+        named = [each.partition("@")[0].rpartition("/") for each in subjects]
+        return {kind for who, _, kind in named if who == source}
+
+    def expect_named(self, source: str, *kinds: str) -> None:
+        """Wait until incidents name the source for at least these kinds of abuse."""
+        wait_until(lambda: self.abuse(source) >= set(kinds), failure=lambda: str(self.incidents()))
+
+    def incidents(self) -> list[Any]:
+        found: list[Any] = self.ann.call("GET", "/incidents")
+        return found
+
+    def wait_alive(self) -> None:
+        """Wait until ann still does all that a gateway does."""
+        self.take_turn()
+
+    # -- honest users
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[list[float]]:
+        """`al` sends one message after the other while this lasts."""
+        turns: list[float] = []
+        ended = threading.Event()
+
+        def keep_sending() -> None:
+            while not ended.is_set():
+                turns.append(self.take_turn())
+
+        watcher = threading.Thread(target=keep_sending, daemon=True)
+        watcher.start()
+        try:
+            yield turns
+        finally:
+            ended.set()
+            watcher.join(90)
+            assert not watcher.is_alive(), "an honest agent waits for ever"
+
+    def _answer_mail(self) -> None:
+        with SyncClient("bo", state_dir=self.bob.state_dir) as bo:
+            while not self._ended.is_set():
+                for mail in bo.dequeue("bo", limit=100, wait_secs=0.5):
+                    bo.ack("bo", mail.receipt)
+
+    def _is_routed(self, agent: str) -> bool:
+        try:
+            self._client.send(agent, "are you there?")
+        except UnknownAgent:
+            return False
+        return True
+
+    def _state_of_others(self, node: HostileNode | None) -> str:
+        """The owners of agents and the members of the room, except the attacker's own."""
+        name = None if node is None else node.name
+        nodes = {id: (each["tier"], each["status"]) for id, each in self.ann.nodes().items()}
+        nodes.pop(name or "", None)
+        agents = {
+            key: record["data"].get("gateway")
+            for key, record in self.ann.records().items()
+            if key.startswith("agents ") and not key.endswith(f"@{name}")
+        }
+        return json.dumps([nodes, agents], sort_keys=True)
+
+
+def spy_of(node: HostileNode) -> str:
+    """The agent that really lives behind a hostile node."""
+    return f"spy-{node.name}"
+
+
+def resident_mib(gateway: Gateway) -> int:
+    """The memory of a gateway's process."""
+    status = Path(f"/proc/{gateway.pid}/status").read_text()
+    (kib,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:")]
+    return int(kib) // 1024
