@@ -4,6 +4,7 @@ import contextlib
 import json
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -164,3 +165,46 @@ def test_doors_can_be_left_shut(start: Callable[..., GatewayProcess]) -> None:
     assert not (gateway.state_dir / "drop").exists()
     endpoint = json.loads((gateway.state_dir / "endpoint.json").read_bytes())
     assert endpoint["socket"] is None
+
+
+# -- a writer that hangs
+
+_HANGING_GATEWAY = """
+import sys, time
+from pathlib import Path
+from gatepost.delivery.coordinator import DeliveryCoordinator
+from gatepost.gateway.__main__ import main
+
+before_commit = DeliveryCoordinator.before_commit
+
+def hang_before_commit(self, tx):
+    while (Path(sys.argv[1]) / "hang").exists():
+        time.sleep(0.01)
+    before_commit(self, tx)
+
+DeliveryCoordinator.before_commit = hang_before_commit
+main(sys.argv[1:])
+"""
+
+
+def test_a_writer_that_hangs_is_seen_and_does_not_keep_the_process_from_ending(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "hanging_gateway.py"
+    script.write_text(_HANGING_GATEWAY)
+    monkeypatch.setattr("gatepost.testing.gateway._COMMAND", (sys.executable, str(script)))
+    with (
+        GatewayProcess(state, journal__stall_secs=0.1, node__stop_secs=1) as gateway,
+        client(gateway) as http,
+    ):
+        (state / "hang").touch()
+        with pytest.raises(httpx.ReadTimeout):
+            http.post("/v1/enqueue", json=mail("m:1", "box"), timeout=0.5)
+        wait_until(lambda: http.get("/healthz").status_code == 503)
+        for path in ("/readyz", "/healthz"):
+            refused = http.get(path).json()
+            assert refused["code"] == "storage_failed"
+            assert "one commit" in refused["message"]
+        assert "gatepost_journal_busy_seconds 0.0" not in http.get("/metrics").text
+        assert gateway.stop() == 1
+    assert "did not stop within 1 s" in gateway.log.read_text()

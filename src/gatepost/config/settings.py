@@ -62,6 +62,15 @@ class NodeSettings(SettingsSection, frozen=True, kw_only=True):
             description="Capabilities of this machine that a route may require, such as `gpu`.",
         ),
     ] = ()
+    stop_secs: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3600,
+            description="How long the gateway may take to stop in order. After that its process"
+            " ends at once, which loses nothing that was answered.",
+        ),
+    ] = 8.0
 
 
 class ListenSettings(SettingsSection, frozen=True, kw_only=True):
@@ -165,6 +174,15 @@ class JournalSettings(SettingsSection, frozen=True, kw_only=True):
     group_max: Annotated[
         int, Meta(ge=1, le=1_000_000, description="Most operations that share one fsync.")
     ] = 4096
+    stall_secs: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3600,
+            description="How long one commit may take before /readyz answers 503. After six times"
+            " as long /healthz does too.",
+        ),
+    ] = 10.0
     integrity_check: Annotated[
         Literal["quick", "full", "off"],
         Meta(description="Integrity check of the journal at start: quick, full or off."),

@@ -16,7 +16,6 @@ from gatepost.access import AgentSession
 from gatepost.errors import (
     GatepostError,
     InternalError,
-    StorageFailed,
     Unauthorized,
     Unavailable,
 )
@@ -97,12 +96,12 @@ def _health_routes(
 
     @get("/healthz", media_type=MediaType.TEXT, summary="The process lives", security=[])
     async def healthz() -> str:
+        core.journal_watch.require_life()
         return "ok\n"
 
     @get("/readyz", media_type=MediaType.TEXT, summary="Messages are accepted", security=[])
     async def readyz() -> str:
-        if core.writer.failure is not None:
-            raise StorageFailed(core.writer.failure)
+        core.journal_watch.require_progress()
         return "ok\n"
 
     @get("/metrics", media_type=MediaType.TEXT, summary="Prometheus metrics")

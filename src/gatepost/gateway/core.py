@@ -19,7 +19,7 @@ from gatepost.errors import ConfigError, GatepostError
 from gatepost.events import Blob, BlobStore, NodeKey
 from gatepost.gateway.archive_reader import OwnArchiveReader
 from gatepost.gateway.mirror_queue import MirrorQueue
-from gatepost.gateway.monitoring.health import GatewayHealth
+from gatepost.gateway.monitoring.health import GatewayHealth, JournalWatch
 from gatepost.gateway.monitoring.observer import CommitObserver
 from gatepost.gateway.monitoring.repeated_warnings import RepeatedWarnings
 from gatepost.gateway.monitoring.spans import SpanRecorder, create_span_recorder
@@ -79,6 +79,7 @@ class Core:
             self.observer,
             group_max=settings.journal.group_max,
         )
+        self.journal_watch = JournalWatch(self.writer, settings.journal.stall_secs)
         self._loop: asyncio.AbstractEventLoop
         self._readers = ThreadPoolExecutor(2, "journal-reader")
         self.storers = ThreadPoolExecutor(16, "blob-writer")
@@ -121,7 +122,7 @@ class Core:
 
     def _find_problems(self) -> list[str]:
         failing = [f"{failure}: {error}" for failure, error in self.background.failing.items()]
-        return [self.writer.failure, *failing] if self.writer.failure else failing
+        return self.journal_watch.find_problems() + failing
 
     def _report_failing_loop(self, failure: str, error: str) -> None:
         incidents = self.delivery.incidents

@@ -9,6 +9,7 @@ import signal
 import socket
 import ssl
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -174,6 +175,7 @@ async def _stop_on_signals(
             server.handle_exit(number, None)
 
     def stop(number: int) -> None:
+        end_process_after(operations.core.settings.node.stop_secs)
         operations.waits.end_waits()
         leaving.add(asyncio.create_task(leave(number)))
 
@@ -184,6 +186,23 @@ async def _stop_on_signals(
     finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
+
+
+def end_process_after(secs: float) -> None:
+    """End this process after so long, whatever its threads and its event loop do then.
+
+    An operation of the writer may hang, and with it everything that waits for the journal. A
+    process that is killed loses nothing that was answered.
+    """
+
+    def end_process() -> None:
+        log.error("the gateway did not stop within %g s: its process ends now", secs)
+        logging.shutdown()
+        os._exit(1)
+
+    timer = threading.Timer(secs, end_process)
+    timer.daemon = True
+    timer.start()
 
 
 class _UvicornServer(uvicorn.Server):

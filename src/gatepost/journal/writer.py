@@ -6,8 +6,10 @@ are outcomes delivered. If a group fails as a whole, every operation in it is re
 """
 
 import logging
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -83,6 +85,7 @@ class Writer:
         self.failure: str | None = None
         self._failed_for_good = False
         self._stopped = False
+        self._busy_since: float | None = None
         self.group_count = 0
         self.operation_count = 0
 
@@ -101,6 +104,15 @@ class Writer:
     def queued_jobs(self) -> int:
         return self._queue.qsize()
 
+    def busy_secs(self) -> float:
+        """For how long the present commit group has been running, if one is."""
+        since = self._busy_since
+        if since is not None:
+            return time.monotonic() - since
+        # A thread that died unexpectedly never finishes anything.
+        has_died = self._thread.ident is not None and not self._thread.is_alive()
+        return math.inf if has_died and not self._stopped else 0.0
+
     def submit(self, operation: WriteOperation, done: OutcomeCallback, weight: int = 1) -> None:
         """Run `operation` in one of the next groups; `weight` counts against `group_max`."""
         if self.failure is not None:
@@ -115,10 +127,12 @@ class Writer:
         running = True
         while running:
             jobs, running = self._collect_group()
+            self._busy_since = time.monotonic()
             try:
                 self._deliver(self.run_group(jobs))
             except Exception:
                 log.exception("the outcomes of a commit group could not be delivered")
+            self._busy_since = None
 
     def _collect_group(self) -> tuple[list[WriteJob], bool]:
         jobs: list[WriteJob] = []

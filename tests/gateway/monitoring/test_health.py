@@ -1,7 +1,14 @@
 """A gateway is degraded while it has a problem, and a moment longer."""
 
-from gatepost.gateway.monitoring.health import GatewayHealth
+import threading
+
+import pytest
+
+from gatepost.errors import StorageFailed
+from gatepost.gateway.monitoring.health import GatewayHealth, JournalWatch
+from gatepost.journal import Writer, open_memory_journal
 from gatepost.testing import ManualClock
+from tests.waiting import wait_until
 
 
 def test_a_problem_degrades_a_gateway_until_it_was_gone_for_a_moment(clock: ManualClock) -> None:
@@ -26,3 +33,19 @@ def test_a_clock_that_goes_back_ends_the_moment(clock: ManualClock) -> None:
     problems.clear()
     clock.advance(-(9**9))
     assert health.current_status() == "online"
+
+
+def test_a_writer_that_was_slow_is_ready_again() -> None:
+    writer = Writer(open_memory_journal(), ManualClock(), lambda outcomes: None)
+    watch, going = JournalWatch(writer, 0.01), threading.Event()
+    writer.start()
+    watch.require_progress()
+    writer.submit(lambda tx: going.wait(30), lambda value, error: None)
+    wait_until(watch.find_problems)
+    with pytest.raises(StorageFailed, match="busy with one commit"):
+        watch.require_progress()
+    going.set()
+    wait_until(lambda: not watch.find_problems())
+    watch.require_progress()
+    writer.stop()
+    assert watch.find_problems() == []

@@ -1,10 +1,16 @@
-"""The health of this gateway: online, or degraded and why. Other gateways see it in the room."""
+"""The health of this gateway: online, or degraded and why. Other gateways see it in the room.
+
+`JournalWatch` notices a writer that makes no progress, for /readyz and /healthz.
+"""
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from typing import Literal
 
 from gatepost.clock import Clock
+from gatepost.errors import StorageFailed
+from gatepost.journal import Writer
 
 log = logging.getLogger(__name__)
 
@@ -13,6 +19,8 @@ HealthCheck = Callable[[], Iterable[str]]
 
 # A problem that comes and goes must not change the record in the room every second.
 _RECOVERY_MS = 30_000
+# A writer that is stalled for so many times `journal.stall_secs` does not recover by itself.
+_RESTART_FACTOR = 6
 
 
 class GatewayHealth:
@@ -41,3 +49,34 @@ class GatewayHealth:
             log.info("this gateway is no longer degraded")
             self._troubled_at = None
         return "online" if self._troubled_at is None else "degraded"
+
+
+class JournalWatch:
+    """Looks at the writer from outside, so that it answers however long a commit takes."""
+
+    def __init__(self, writer: Writer, stall_secs: float) -> None:
+        self._writer = writer
+        self._stall_secs = stall_secs
+
+    def find_problems(self) -> list[str]:
+        """Why nothing can be written now, a sentence each."""
+        failed = [self._writer.failure] if self._writer.failure else []
+        return failed + self._describe_stall(self._stall_secs)
+
+    def require_progress(self) -> None:
+        """Raise StorageFailed while the journal takes nothing, or has not for a while."""
+        for problem in self.find_problems():
+            raise StorageFailed(problem)
+
+    def require_life(self) -> None:
+        """Raise StorageFailed once only a restart of the process can help."""
+        for problem in self._describe_stall(self._stall_secs * _RESTART_FACTOR):
+            raise StorageFailed(problem)
+
+    def _describe_stall(self, limit: float) -> list[str]:
+        busy = self._writer.busy_secs()
+        if busy <= limit:
+            return []
+        if busy == math.inf:
+            return ["the journal's writer has ended; restart the gateway"]
+        return [f"the journal has been busy with one commit for {busy:.0f} s"]

@@ -110,6 +110,11 @@ class _JournalCollector(Collector):
             value=float(writer.failure is None),
         )
         yield GaugeMetricFamily(
+            "gatepost_journal_busy_seconds",
+            "How long the present commit group has been running.",
+            value=writer.busy_secs(),
+        )
+        yield GaugeMetricFamily(
             "gatepost_journal_bytes",
             "Size of the journal with its write-ahead log.",
             value=self._core.state.journal_size(),
