@@ -44,7 +44,7 @@ def test_an_envelope_in_full(harness: ArchiveHarness) -> None:
         expires_at=NOW + 5,
         attempt=2,
         priority=4,
-        offer=True,
+        offer=1,
         trace=Trace(attempt=2, route_decision="owner", policy_version=3, traceparent="00-x"),
     )
     harness.group(harness.message(to_node_id="node-2"), draft)

@@ -99,7 +99,7 @@ class _ArchivedEvent(Struct, rename="camel", gc=False):
     expires_at: int | None = None
     attempt: int = 1
     priority: int = 0
-    offer: bool = False
+    offer: int = 0
     payload: Raw | UnsetType = UNSET
     payload_ref: _ArchivedBlobRef | None = None
     task: _ArchivedTask | None = None
@@ -161,7 +161,8 @@ _BLOB_COLUMNS = _renamed_columns(blob_digest="digest", blob_size="size")
 _ENVELOPE_COLUMNS = _same_name_columns(
     "kind", "pair_seq", "pair_base", "prev_seq_to", "corr_id", "created_at"
 )
-_ENVELOPE_COLUMNS |= _same_name_columns("expires_at", "attempt", "priority", "offer")
+_ENVELOPE_COLUMNS |= _same_name_columns("expires_at", "attempt", "priority")
+_ENVELOPE_COLUMNS |= {"offer": lambda event: event.offer > 0}
 _ENVELOPE_COLUMNS |= _renamed_columns(
     source_agent="source_agent_id", to_node="to_node_id", to_agent="to_agent_id"
 )

@@ -16,6 +16,11 @@ _ENCODED = {receipt: encode_payload(receipt) for receipt in (ACCEPTED, PROCESSED
 GATEWAY = "gateway"
 
 
+def draft_acceptance(offer: int) -> Receipt:
+    """The receipt for an accepted event, or for this offer of it."""
+    return Receipt(status="accepted", offer=offer) if offer else ACCEPTED
+
+
 class OutboxWriter:
     def __init__(self, node: LocalNode, outbox: Outbox) -> None:
         self._node = node

@@ -72,9 +72,10 @@ class Envelope(
     `pair_seq` 0 means that the event is outside the order of any pair. All pair numbers before
     `pair_base` are closed, so a receiver does not wait for them. An event with the `order` none has
     no number. By the clock of its owner, the event is not engaged before `not_before`.
-    `prev_seq_to` 0 means that no earlier event of this outbox was for the same recipient. When an
-    `offer` is `accepted`, the sender has to confirm it. The struct forbids unknown fields so that
-    the codec notices older field names; `codec.decode_event` still ignores unknown fields.
+    `prev_seq_to` 0 means that no earlier event of this outbox was for the same recipient. If
+    `offer` is not 0, the sender has to confirm the acceptance; the number tells the offers of one
+    event apart. The struct forbids unknown fields so that the codec notices older field names;
+    `codec.decode_event` still ignores unknown fields.
     """
 
     event_id: EventId
@@ -98,7 +99,7 @@ class Envelope(
     order: Order | None = None
     not_before: EpochMs | None = None
     max_retries: MaxRetries | None = None
-    offer: bool = False
+    offer: NonNegativeInt = 0
     payload: Raw | UnsetType = UNSET
     payload_ref: PayloadRef | None = None
     task: TaskInfo | None = None
@@ -114,7 +115,8 @@ class Receipt(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=T
 
     The outcome `kept` is that of a reply without a turn: it is kept for the sender of the message,
     who waits for it or asks for it later. `replied` says that a reply was sent before this receipt;
-    the delivery ends with that reply, which may have to wait for its blob.
+    the delivery ends with that reply, which may have to wait for its blob. `offer` is the number of
+    the offer that was accepted.
     """
 
     status: ReceiptStatus
@@ -124,6 +126,7 @@ class Receipt(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=T
     eta_seconds: NonNegativeInt | None = None
     plan: str | None = None
     replied: bool = False
+    offer: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
         if (self.status == "processed") != (self.outcome is not None):

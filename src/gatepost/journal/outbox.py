@@ -66,7 +66,7 @@ class EventDraft(Struct, frozen=True, kw_only=True):
     order: Order | None = None
     not_before: int | None = None
     max_retries: int | None = None
-    offer: bool = False
+    offer: int = 0
     payload: Raw | UnsetType = UNSET
     payload_ref: PayloadRef | None = None
     task: TaskInfo | None = None

@@ -37,7 +37,7 @@ class Shelf:
         self.held = HeldEvents(self.tx, self.inbox, self.full)
         self.pair = InboxPair("a-1", 1)
 
-    def hold(self, number: int, why: str = "order", offer: bool = False) -> Envelope:
+    def hold(self, number: int, why: str = "order", offer: int = 0) -> Envelope:
         envelope = Envelope(
             event_id=IDS.next_id(),
             seq=number,
@@ -102,7 +102,7 @@ def test_an_event_that_made_way_is_removed_and_not_the_one_with_its_number(shelf
 
 
 def test_offers_of_an_earlier_incarnation_are_withdrawn(shelf: Shelf) -> None:
-    offer, other = shelf.hold(2, offer=True), shelf.hold(3)
+    offer, other = shelf.hold(2, offer=1), shelf.hold(3)
     shelf.held.withdraw_offers(KEY, shelf.pair)
     assert (shelf.state_of(offer), shelf.state_of(other)) == (
         InboxState.WITHDRAWN,

@@ -31,6 +31,11 @@ class Book:
         self.tx.run_effects()
         return told
 
+    def park(self, number: int) -> None:
+        parked = "UPDATE delivery SET state = 'retry_pending', reason = 'moved' WHERE pair_seq = ?"
+        self.tx.execute(parked, (number,))
+        self.pairs.note_parked(self.tx, PAIR)
+
     def close(self, number: int) -> tuple[str, int] | None:
         self.tx.execute("UPDATE delivery SET processed_at = 1 WHERE pair_seq = ?", (number,))
         told = self.pairs.close_numbers(self.tx, PAIR)
@@ -96,3 +101,24 @@ def test_a_node_that_gets_a_number_again_is_told_nothing_new(book: Book) -> None
     book.send("x")
     book.close(2)
     assert book.move(1, "x") is None
+
+
+def test_a_parked_number_is_at_no_node_and_nothing_overtakes_it(book: Book) -> None:
+    book.send("x")
+    book.send("x")
+    book.park(2)
+    assert not book.pairs.is_only_at(book.tx, PAIR, "x"), "it is not at its last node either"
+    assert book.send("x") == (3, 1)
+    assert book.close(1) is None, "there is nobody to tell how far the pair is closed"
+    assert not book.pairs.is_only_at(book.tx, PAIR, "x")
+    assert book.pairs.waits_for_others(book.tx, PAIR, "x", 3)
+    assert book.close(2) == ("x", 3)
+    assert book.pairs.is_only_at(book.tx, PAIR, "x")
+
+
+def test_what_is_before_a_parked_number_goes_on(book: Book) -> None:
+    for node in "xyx":
+        book.send(node)
+    book.park(3)
+    assert book.close(1) == ("y", 2)
+    assert book.close(2) is None

@@ -3,7 +3,7 @@
 from gatepost.delivery.decisions import PairMoved, ReceiptArrived
 from gatepost.events import Receipt
 from tests.delivery.mesh import Gate, Mesh
-from tests.delivery.sender.tools import online, wait
+from tests.delivery.sender.tools import online, signals, wait
 
 SECOND = 1_000
 DAY = 86_400 * SECOND
@@ -15,6 +15,27 @@ def test_a_receipt_counts_only_from_where_it_was_routed(mesh: Mesh, a: Gate, b: 
     a.do(lambda tx: a.coordinator.apply_decisions(tx, [ReceiptArrived("c", sent, said)]))
     assert a.state(sent) == "emitted"
     assert a.core.sender.receipts.ignored == 1
+
+
+def test_the_acceptance_of_a_withdrawn_offer_does_not_count_for_the_next(
+    mesh: Mesh, a: Gate, b: Gate
+) -> None:
+    """Its node may hold the next one, or refuse it."""
+    online(mesh, "a", "b", "c", fallback=True)
+    sent = a.send(b).event_id
+    online(mesh, "a", "c", fallback=True)
+    mesh.flow()
+    online(mesh, "a", "b", fallback=True)
+    mesh.flow()
+    assert a.rows("SELECT node, offer FROM delivery") == [("b", 3)]
+
+    def accept(offer: int) -> str:
+        said = ReceiptArrived("b", sent, Receipt(status="accepted", offer=offer))
+        a.do(lambda tx: a.coordinator.apply_decisions(tx, [said]))
+        return a.state(sent)
+
+    assert [accept(offer) for offer in (1, 0, 3)] == ["emitted", "emitted", "accepted"]
+    assert signals(a, "b") == ["withdraw", "confirm"]
 
 
 def test_a_late_receipt_amends_a_dead_letter(mesh: Mesh, a: Gate, b: Gate) -> None:

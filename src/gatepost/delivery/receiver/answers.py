@@ -4,7 +4,7 @@ from typing import Any
 
 from gatepost.delivery.decisions import NOTHING, Decisions
 from gatepost.delivery.forwarding import forward_outcome
-from gatepost.delivery.outbox_writer import ACCEPTED, GATEWAY, KEPT, OutboxWriter
+from gatepost.delivery.outbox_writer import GATEWAY, KEPT, OutboxWriter, draft_acceptance
 from gatepost.delivery.receiver.inbox_states import InboxState
 from gatepost.delivery.receiver.inbox_table import InboxRow
 from gatepost.delivery.sender.receipts import RESTORED
@@ -39,10 +39,11 @@ class ReceiptAnswers:
         if state is InboxState.RESTORED:
             refused = Receipt(status="refused", reason=RESTORED)
             return self._append_receipt(mailbox, id, corr_id, refused)
-        if state is InboxState.OFFERED:
-            return self._append_receipt(mailbox, id, corr_id, ACCEPTED)
-        if state is InboxState.ACCEPTED:
-            accepted = self._append_receipt(mailbox, id, corr_id, ACCEPTED)
+        if state in (InboxState.OFFERED, InboxState.ACCEPTED):
+            receipt = draft_acceptance(envelope.offer)
+            accepted = self._append_receipt(mailbox, id, corr_id, receipt)
+            if state is InboxState.OFFERED:
+                return accepted
             return (*accepted, *self.report_outcome(mailbox, id, corr_id))
         return NOTHING
 

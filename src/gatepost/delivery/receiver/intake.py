@@ -6,7 +6,7 @@ Each event is accepted, offered, refused or held; whatever it frees is released 
 from msgspec import UNSET
 
 from gatepost.delivery.decisions import BlobWanted, Decision
-from gatepost.delivery.outbox_writer import ACCEPTED
+from gatepost.delivery.outbox_writer import draft_acceptance
 from gatepost.delivery.receiver.acceptance import BLOB, FULL, AcceptanceCheck, ReceiverParts
 from gatepost.delivery.receiver.accepting import EventAcceptor
 from gatepost.delivery.receiver.answers import ReceiptAnswers
@@ -129,8 +129,7 @@ class Intake:
         if reason:
             self.acceptor.refuse_event(envelope, reason)
         elif envelope.offer:
-            self.offers.keep_offer(envelope, body)
-            self.acceptor.append_receipt(envelope, ACCEPTED)
+            self._keep_offer(envelope, body)
         else:
             self.acceptor.accept_event(envelope)
 
@@ -164,9 +163,12 @@ class Intake:
                 self.acceptor.accept_event(envelope)
 
     def _accept_offer(self, pair: InboxPair, envelope: Envelope, body: bytes) -> None:
-        self.offers.keep_offer(envelope, body)
+        self._keep_offer(envelope, body)
         pair.count_offered(1)
-        self.acceptor.append_receipt(envelope, ACCEPTED)
+
+    def _keep_offer(self, envelope: Envelope, body: bytes) -> None:
+        self.offers.keep_offer(envelope, body)
+        self.acceptor.append_receipt(envelope, draft_acceptance(envelope.offer))
 
     def _reason_against(self, envelope: Envelope) -> str:
         reason = self._check.reason_against(envelope)

@@ -2,14 +2,14 @@
 
 from typing import NamedTuple
 
-from gatepost.delivery.delivery_states import DeliveryState
+from gatepost.delivery.delivery_states import IS_UNACCEPTED, DeliveryState
 from gatepost.delivery.outgoing import OutgoingEvent
 from gatepost.events import format_event_id, parse_event_id
 from gatepost.journal.transaction import Row, Tx
 from gatepost.routing import Route
 
-DELIVERY_COLUMNS = """event_id, kind, from_agent, to_agent, corr_id, state, node, offer, attempt,
-    pair_seq, expires_at, accepted_at, content_key, digest, reason"""
+DELIVERY_COLUMNS = """event_id, kind, from_agent, to_agent, corr_id, state, node, offer, routes,
+    attempt, pair_seq, expires_at, accepted_at, content_key, digest, reason"""
 
 _OPEN = """
 INSERT INTO delivery (event_id, kind, from_agent, to_agent, corr_id, state, emitted_at, accepted_at,
@@ -33,6 +33,11 @@ _SELECT_SENT_SEQ = "SELECT sent_seq FROM recipient WHERE node_id = ?"
 
 # Why a delivery waits that expired after it was sent: its owner may have taken it.
 EXPIRING = "expiring"
+# Why a delivery is parked, which is then at no node: its owner was revoked before it was sent, or
+# its node says that the agent moved. No other node is known to host the agent yet.
+HOMELESS = "homeless"
+MOVED = "moved"
+IS_PARKED = f"(reason IN ('{MOVED}', '{HOMELESS}') AND {IS_UNACCEPTED})"
 
 # (sender agent, receiver agent)
 SenderPair = tuple[str, str]
@@ -49,6 +54,7 @@ class OpenDelivery(NamedTuple):
     state: str
     node: str
     offer: int
+    routes: int
     attempt: int
     pair_seq: int
     expires_at: int

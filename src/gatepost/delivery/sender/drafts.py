@@ -22,7 +22,7 @@ def draft_event(
     *,
     to_node: str | None = None,
     priority: int = 0,
-    offer: bool = False,
+    offer: int = 0,
 ) -> EventDraft:
     """The first attempt of an event."""
     return EventDraft(
@@ -61,12 +61,18 @@ def draft_retry(delivery: OpenDelivery) -> EventDraft:
         corr_id=delivery.corr_id,
         expires_at=delivery.expires_at,
         attempt=delivery.attempt + 1,
+        offer=delivery.offer,
         trace=Trace(attempt=delivery.attempt + 1, route_decision="retry"),
     )
 
 
 def draft_reroute(
-    delivery: OpenDelivery, route: Route, first: Any, content: EncryptedContent, base: int
+    delivery: OpenDelivery,
+    route: Route,
+    first: Any,
+    content: EncryptedContent,
+    base: int,
+    offer: int,
 ) -> EventDraft:
     """The same event, whole, for another node. `first` is its first attempt."""
     return EventDraft(
@@ -87,7 +93,7 @@ def draft_reroute(
         order=first.order,
         not_before=first.not_before,
         max_retries=first.max_retries,
-        offer=route.offer,
+        offer=offer,
         payload=content.payload,
         payload_ref=content.ref,
         trace=Trace(

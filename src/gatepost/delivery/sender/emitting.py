@@ -62,7 +62,7 @@ class Emitter:
         priority = route.priority if out.priority is None else out.priority
         draft = draft_event(
             out, content, expires, trace, number,
-            to_node=route.node, priority=priority, offer=route.offer,
+            to_node=route.node, priority=priority, offer=int(route.offer),
         )  # fmt: skip
         return self._writer.append(tx, draft)
 

@@ -2,14 +2,15 @@
 
 A pair keeps its route as long as it has one. When the route changes while other numbers are still
 open elsewhere, the pair is *moving*: the node that has later numbers holds them until the sender
-tells it that everything before is closed. The pair may move on, or back, meanwhile.
+tells it that everything before is closed. The pair may move on, or back, meanwhile. A parked number
+is at no node, and whoever has later numbers waits for it.
 """
 
 from functools import partial
 from typing import NamedTuple
 
 from gatepost.delivery.delivery_states import IS_UNACCEPTED
-from gatepost.delivery.sender.delivery_table import SenderPair
+from gatepost.delivery.sender.delivery_table import IS_PARKED, SenderPair
 from gatepost.journal.transaction import Tx
 
 _ADVANCE = """
@@ -24,13 +25,14 @@ _LOWEST_OPEN = """
 SELECT min(pair_seq) FROM delivery
 WHERE from_agent = ? AND to_agent = ? AND processed_at IS NULL AND pair_seq > 0
 """
-_LOWEST_OPEN_ELSEWHERE = _LOWEST_OPEN + " AND node IS NOT ?"
+_LOWEST_OPEN_ELSEWHERE = f"{_LOWEST_OPEN} AND (node IS NOT ? OR {IS_PARKED})"
 _LOWEST_NOT_HERE = f"{_LOWEST_OPEN} AND (node IS NOT ? OR {IS_UNACCEPTED})"
-_LOWEST_OPEN_BY_NODE = """
-SELECT node, min(pair_seq) FROM delivery
+_LOWEST_OPEN_BY_NODE = f"""
+SELECT iif({IS_PARKED}, NULL, node), min(pair_seq) FROM delivery
 WHERE from_agent = ? AND to_agent = ? AND processed_at IS NULL AND pair_seq > 0
-GROUP BY node ORDER BY 2
+GROUP BY 1 ORDER BY 2
 """
+_NOTE_PARKED = "UPDATE pair_seq SET moving = ? WHERE from_agent = ? AND to_agent = ?"
 _SELECT_MOVING = "SELECT from_agent, to_agent FROM pair_seq WHERE moving > 0"
 
 # The pair moves, and no node was told yet how far it is closed.
@@ -126,7 +128,13 @@ class SenderPairs:
         tx.execute(_SET_ROUTE, (node, lowest[0][1], end, *pair))
         if not end:
             tx.add_effect(partial(self._stop_moving, tx, pair))
-        return ClosedThrough(lowest[0][0], end - 1 if end else last) if is_open else None
+        told = lowest[0][0] if is_open else None
+        return None if told is None else ClosedThrough(told, end - 1 if end else last)
+
+    def note_parked(self, tx: Tx, pair: SenderPair) -> None:
+        """A number of the pair is at no node: no later number may overtake it."""
+        tx.execute(_NOTE_PARKED, (_UNTOLD, *pair))
+        self._moving_pairs(tx).add(pair)
 
     def forget_moving(self) -> None:
         """Read the moving pairs again, for memory and journal may differ."""

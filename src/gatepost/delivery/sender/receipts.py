@@ -35,7 +35,7 @@ _FROM_ITS_NODE = "event_id = ? AND node = ?"
 _ACCEPT = update_delivery(
     DeliveryInput.ACCEPT,
     "accepted_at = ?, next_at = max(?, not_before) + ?, reason = NULL",
-    where=_FROM_ITS_NODE,
+    where=f"{_FROM_ITS_NODE} AND offer = coalesce(?, offer)",
     returning="offer, kind, emitted_at",
 )
 _PROCESS = update_delivery(
@@ -106,7 +106,7 @@ class ReceiptHandler:
     def apply_receipt(self, tx: Tx, arrived: ReceiptArrived) -> Decisions:
         source, ref, receipt = arrived
         if receipt.status == "accepted":
-            return self._accept_delivery(tx, source, ref)
+            return self._accept_delivery(tx, source, ref, receipt.offer)
         if receipt.status == "processed" and receipt.replied:
             return self._wait_for_reply(tx, source, ref)
         if receipt.status == "processed":
@@ -132,16 +132,19 @@ class ReceiptHandler:
             return NOTHING
         return (self._delivery_ended(tx, ref, "ok", None, row),)
 
-    def _accept_delivery(self, tx: Tx, source: str, ref: str) -> Decisions:
+    def _accept_delivery(
+        self, tx: Tx, source: str, ref: str, offer: int | None = None
+    ) -> Decisions:
+        """A node may have accepted an earlier offer, which was withdrawn: that does not count."""
         id = parse_event_id(ref)
         sla = self._policy.sla
-        row = tx.fetch_one(_ACCEPT, (tx.now, tx.now, sla, id, source))
+        row = tx.fetch_one(_ACCEPT, (tx.now, tx.now, sla, id, source, offer))
         if row is None:
             return self._amend_dead_letter(tx, id, source, "accepted")
         self._deliveries.note_due(tx.now + sla)
-        offer, kind, emitted = row
+        is_offer, kind, emitted = row
         accepted = DeliveryAccepted(ref, kind, tx.now - emitted)
-        if not offer:
+        if not is_offer:
             return (accepted,)
         confirm = self._writer.append_signal(tx, source, ref, Signal(signal="confirm"))
         return (*confirm, accepted)
@@ -208,7 +211,7 @@ class ReceiptHandler:
         if reason == RESTORED:
             why = f"{source} was restored from a backup, and cannot say what it did"
             return (GiveUpDelivery(found, "owner_restored", why),)
-        # An offer may be accepted by a receipt for an earlier one, which was withdrawn.
+        # The owner may drop an accepted offer before the confirmation comes.
         undecided = found.state in UNACCEPTED or (found.offer and reason == "expired")
         if not undecided:
             return (GiveUpDelivery(found, "owner_lost_it", f"{source}: {reason}"),)

@@ -15,6 +15,7 @@ from gatepost.delivery.outbox_writer import OutboxWriter
 from gatepost.delivery.retry_policy import RetryPolicy
 from gatepost.delivery.sender.delivery_table import (
     DELIVERY_COLUMNS,
+    IS_PARKED,
     OpenDelivery,
     first_seq_to,
 )
@@ -42,11 +43,11 @@ _SELECT_OPEN_AT = f"""
 SELECT {DELIVERY_COLUMNS} FROM delivery WHERE node = ? AND processed_at IS NULL ORDER BY event_id
 """
 # Pairs that go to a node, or have a number open there; and their lowest number open elsewhere.
-_SELECT_PAIRS_AT = """
+_SELECT_PAIRS_AT = f"""
 SELECT from_agent, to_agent, last, (
     SELECT min(pair_seq) FROM delivery d
     WHERE d.from_agent = p.from_agent AND d.to_agent = p.to_agent AND d.processed_at IS NULL
-    AND d.node IS NOT ?1 AND d.pair_seq > 0
+    AND (d.node IS NOT ?1 OR {IS_PARKED}) AND d.pair_seq > 0
 ) FROM pair_seq p WHERE node = ?1 OR (from_agent, to_agent) IN (
     SELECT from_agent, to_agent FROM delivery WHERE node = ?1 AND processed_at IS NULL
 )

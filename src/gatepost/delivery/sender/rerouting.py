@@ -15,6 +15,9 @@ from gatepost.delivery.retry_policy import RetryPolicy
 from gatepost.delivery.routes import RouteFinder
 from gatepost.delivery.sender.delivery_table import (
     DELIVERY_COLUMNS,
+    HOMELESS,
+    IS_PARKED,
+    MOVED,
     DeliveryTable,
     OpenDelivery,
     SenderPair,
@@ -30,16 +33,12 @@ from gatepost.routing import RoutingDirectory
 
 _REROUTE = update_delivery(
     DeliveryInput.REROUTE,
-    "node = ?, offer = ?, attempt = ?, next_at = ?, content_key = ?, reason = NULL",
+    "node = ?, offer = ?, routes = ?, attempt = ?, next_at = ?, content_key = ?, reason = NULL",
 )
-# Why a delivery waits whose owner was revoked before it was sent: no node has taken the agent yet.
-HOMELESS = "homeless"
-_AWAIT_HOME = update_delivery(DeliveryInput.TIMEOUT, f"reason = '{HOMELESS}', next_at = expires_at")
-# Its node says the agent moved, and no other node is known to host it yet.
-_PARK = update_delivery(DeliveryInput.TIMEOUT, "reason = 'moved', next_at = ?")
+_PARK = update_delivery(DeliveryInput.TIMEOUT, "reason = ?, next_at = ?")
 _UNPARK = f"""
 UPDATE delivery SET next_at = ? WHERE processed_at IS NULL AND node = ? AND to_agent = ?
-    AND {IS_UNACCEPTED} AND reason IN ('moved', '{HOMELESS}')
+    AND {IS_PARKED}
 """
 _SELECT_UNACCEPTED_OF_PAIR = f"""
 SELECT {DELIVERY_COLUMNS} FROM delivery WHERE from_agent = ? AND to_agent = ?
@@ -98,11 +97,13 @@ class Rerouter:
         first = find_first_event(tx, delivery.event_id)
         content = self._encryption.encrypt_again(tx, delivery, first, route.node)
         due = accept_deadline(tx, self._routes, self._policy, route.node, delivery.expires_at)
-        row = (route.node, route.offer, delivery.attempt + 1, due, content.key, delivery.event_id)
-        tx.execute(_REROUTE, row)
+        routes = delivery.routes + 1
+        offer = routes if route.offer else 0
+        head, tail = (route.node, offer, routes), (content.key, delivery.event_id)
+        tx.execute(_REROUTE, (*head, delivery.attempt + 1, due, *tail))
         self._deliveries.note_due(due)
         base = self._pairs.set_route(tx, delivery.pair, route.node, delivery.pair_seq)
-        draft = draft_reroute(delivery, route, first, content, base)
+        draft = draft_reroute(delivery, route, first, content, base, offer)
         decisions += self._writer.append(tx, draft)
         decisions.append(PairMoved(delivery.pair))
         return decisions
@@ -136,9 +137,7 @@ class Rerouter:
             return self.reroute_refused(tx, delivery, elsewhere, "moved")
         wait = self._policy.backoff(delivery.attempt, self._node.clock)
         due = min(tx.now + wait, delivery.expires_at)
-        tx.execute(_PARK, (due, delivery.event_id))
-        self._deliveries.note_due(due)
-        return NOTHING
+        return self._park_delivery(tx, delivery, MOVED, due)
 
     def fall_back(self, tx: Tx, delivery: OpenDelivery) -> Decisions:
         """Route the pair of an offer to a fallback if its node is away."""
@@ -151,10 +150,15 @@ class Rerouter:
         try:
             route = self._routes.find_route(tx, delivery.to_agent, frozenset({delivery.node}))
         except GatepostError:
-            tx.execute(_AWAIT_HOME, (delivery.event_id,))
-            self._deliveries.note_due(delivery.expires_at)
-            return NOTHING
+            return self._park_delivery(tx, delivery, HOMELESS, delivery.expires_at)
         return (RerouteDelivery(delivery, route),)
+
+    def _park_delivery(self, tx: Tx, delivery: OpenDelivery, reason: str, due: int) -> Decisions:
+        tx.execute(_PARK, (reason, due, delivery.event_id))
+        self._deliveries.note_due(due)
+        if delivery.pair_seq:
+            self._pairs.note_parked(tx, delivery.pair)
+        return NOTHING
 
     def room_changed(self, tx: Tx, before: RoutingDirectory) -> Decisions:
         """A member came, went or moved: deliveries to it may not have to wait any longer."""

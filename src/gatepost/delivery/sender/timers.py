@@ -17,6 +17,8 @@ from gatepost.delivery.routes import RouteFinder
 from gatepost.delivery.sender.delivery_table import (
     DELIVERY_COLUMNS,
     EXPIRING,
+    HOMELESS,
+    MOVED,
     DeliveryTable,
     OpenDelivery,
     may_have_been_sent,
@@ -24,7 +26,7 @@ from gatepost.delivery.sender.delivery_table import (
 from gatepost.delivery.sender.drafts import draft_retry
 from gatepost.delivery.sender.emitting import NEVER_SENT
 from gatepost.delivery.sender.pairs import SenderPairs
-from gatepost.delivery.sender.rerouting import HOMELESS, Rerouter
+from gatepost.delivery.sender.rerouting import Rerouter
 from gatepost.events import Receipt, Signal
 from gatepost.journal.transaction import Tx
 
@@ -119,7 +121,7 @@ class DeliveryTimers:
             return self._expire(tx, found)
         if found.reason == HOMELESS:
             return self._rerouter.seek_home(tx, found)
-        if found.reason == "moved":
+        if found.reason == MOVED:
             return self._rerouter.reroute_refused(tx, found, frozenset(), "moved")
         if moves := self._rerouter.fall_back(tx, found):
             return moves

@@ -200,7 +200,8 @@ CREATE INDEX discarded_age ON discarded (at);
 
 -- == Deliveries, as the sender sees them
 
--- One delivery per message sent. `node` is its route, `next_at` the next deadline. `content_key`
+-- One delivery per message sent. `node` is its route, `routes` counts how many it had, and `offer` is
+-- that count if the route is an offer, else 0. `next_at` is the next deadline. `content_key`
 -- decrypts the payload in the outbox while it may have to be encrypted for another node. Unordered
 -- messages have the `pair_seq` 0. The time to process begins at `not_before`. `verdict`
 -- is the last owner's late receipt, after the sender gave the message up. The reply is kept here,
@@ -222,6 +223,7 @@ CREATE TABLE delivery (
     kind         TEXT NOT NULL DEFAULT 'message',
     node         TEXT,
     offer        INTEGER NOT NULL DEFAULT 0,
+    routes       INTEGER NOT NULL DEFAULT 1,
     attempt      INTEGER NOT NULL DEFAULT 1,
     pair_seq     INTEGER NOT NULL DEFAULT 0,
     not_before   INTEGER NOT NULL DEFAULT 0,

@@ -143,7 +143,7 @@ class RecordEncoder:
         template = TEMPLATES[row.template]
         payload, size = self._payload_text(row, template)
         text = f',"attempt":{row.attempt}' if row.attempt != 1 else ""
-        text += ',"offer":true' if template.offer else ""
+        text += ',"offer":1' if template.offer else ""
         text += f',"payload":{payload}' if payload else ""
         text += (
             self._blob_field(row) + self._task_field(row, template) + _trace_field(row, template)

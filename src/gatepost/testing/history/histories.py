@@ -50,7 +50,7 @@ class EventHistory(Struct):
     def accepting_nodes(self) -> set[str]:
         nodes = {said.node for said in self.receipts if said.status == "accepted"}
         nodes &= set(self.routes)
-        # A confirmed offer that is refused was confirmed for a receipt of an earlier offer.
+        # An accepted offer may expire before its confirmation comes.
         sure = self.confirmed - {said.node for said in self.receipts if said.status == "refused"}
         return {node for node in nodes if node not in self.offered or node in sure}
 
