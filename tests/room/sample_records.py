@@ -9,6 +9,8 @@ from msgspec.structs import replace
 from gatepost.events import NodeKey
 from gatepost.room import (
     AgentRecord,
+    CoordinationRecord,
+    CoordinatorTerm,
     DeliveryRecord,
     Genesis,
     NodeRecord,
@@ -24,6 +26,7 @@ from gatepost.room import (
 )
 from gatepost.room.admission_chain import chain_issuer
 from gatepost.room.document import RoomDocument
+from gatepost.room.epoch_proof import EpochProof, make_epoch_proof
 from gatepost.room.room import room_id
 from gatepost.room.signed_record import sign_record
 from gatepost.room.yjs_update import MAX_UPDATE_BYTES, RecordSlot, encode_in_chunks
@@ -91,6 +94,21 @@ def revocation(
         revoked_at=NOW,
     )
     return claim(who, "nodes", of.node, data, version)
+
+
+def coordination(epoch: int, version: int = 1, by: RecordAuthor = ROOT) -> SignedRecord:
+    """The claim to coordinate that names this epoch."""
+    data = CoordinationRecord(
+        coordinator=by.node,
+        term=CoordinatorTerm(counter=version, node=by.node),
+        sweep_every_seconds=60,
+        room_epoch=epoch,
+    )
+    return claim(by, "coordination", "coordinator", data, version)
+
+
+def proof_of(epoch: int, by: RecordAuthor = ROOT) -> EpochProof:
+    return make_epoch_proof(coordination(epoch, by=by))
 
 
 def update(*records: SignedRecord, epoch: int = 1) -> bytes:

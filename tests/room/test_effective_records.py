@@ -8,8 +8,6 @@ from msgspec.structs import replace
 
 from gatepost.room import (
     CapabilityRecord,
-    CoordinationRecord,
-    CoordinatorTerm,
     EligibilityRecord,
     EtaAdviceRecord,
     InviteRecord,
@@ -27,6 +25,7 @@ from tests.room.sample_records import (
     agent,
     author,
     claim,
+    coordination,
     delivery,
     entry,
     key,
@@ -147,24 +146,10 @@ def test_invites_count_from_backbone_nodes() -> None:
     assert dict(seen.effective.invites) == {"i1": invite}
 
 
-def coordination(who: RecordAuthor, counter: int) -> SignedRecord:
-    term = CoordinatorTerm(counter=counter, node=who.node)
-    data = CoordinationRecord(coordinator=who.node, term=term, sweep_every_seconds=60)
-    return claim(who, "coordination", "coordinator", data)
-
-
-def test_the_highest_term_coordinates_and_the_node_id_breaks_a_tie() -> None:
-    hub = author("hub", "backbone", at=NOW + 4)
-    for claims, winner in (
-        ((coordination(VPS, 3), coordination(hub, 2)), "vps"),
-        ((coordination(hub, 3), coordination(VPS, 3)), "vps"),
-        ((coordination(hub, 4), coordination(VPS, 3)), "hub"),
-        ((coordination(hub, 4), coordination(VPS, 3), revocation(ROOT, hub)), "vps"),
-        ((coordination(ANN, 9), coordination(VPS, 3)), "vps"),
-    ):
-        found = room(*EVERYONE, entry(hub), *claims).effective.coordination
-        assert found is not None
-        assert found.coordinator == winner
+def test_the_coordinator_names_the_epoch() -> None:
+    found = room(*EVERYONE, coordination(1), coordination(2, 2)).effective.coordination
+    assert found is not None
+    assert (found.coordinator, found.room_epoch) == ("root", 2)
     assert room(*EVERYONE).effective.coordination is None
 
 
@@ -215,8 +200,8 @@ RECORDS = [
     INDEXED,
     claim(BEN, "capabilities.catalog", "job", None, 2),
     claim(VPS, "capabilities.catalog", "job", CAPABILITY),
-    coordination(ANN, 3),
-    coordination(BEN, 4),
+    coordination(1),
+    coordination(2, 2),
     revocation(VPS, BEN),
     claim(VPS, "nodes", "ben", None, 2),
     entry(ANN, 2, status="offline"),
@@ -240,7 +225,7 @@ def test_the_view_depends_on_the_records_not_on_when_they_came(
     assert shown(one_by_one) == shown(at_once)
 
 
-def test_a_settled_review_stays_settled_whoever_settled_it() -> None:
+def test_a_review_is_settled_by_a_backbone_node_or_by_the_only_node_that_raised_it() -> None:
     open_ = ReviewRecord(
         capability_id="job",
         delegation_skill_version="1",
@@ -252,8 +237,11 @@ def test_a_settled_review_stays_settled_whoever_settled_it() -> None:
     first = replace(open_, status="resolved", settled_at=NOW + 1, settled_by="ben")
     for claims, status in (
         ([claim(VPS, "reviews", "r", open_), claim(ANN, "reviews", "r", open_)], "open"),
-        ([claim(VPS, "reviews", "r", open_), claim(BEN, "reviews", "r", first)], "resolved"),
-        ([claim(VPS, "reviews", "r", later), claim(BEN, "reviews", "r", first)], "resolved"),
+        ([claim(VPS, "reviews", "r", open_), claim(ROOT, "reviews", "r", first)], "resolved"),
+        ([claim(VPS, "reviews", "r", later), claim(ROOT, "reviews", "r", first)], "resolved"),
+        ([claim(BEN, "reviews", "r", first)], "resolved"),
+        ([claim(VPS, "reviews", "r", open_), claim(BEN, "reviews", "r", first)], "open"),
+        ([claim(ANN, "reviews", "r", open_), claim(BEN, "reviews", "r", first)], "open"),
     ):
         assert room(*EVERYONE, *claims).effective.reviews["r"].status == status
 

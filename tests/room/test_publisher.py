@@ -7,7 +7,7 @@ from gatepost.errors import Forbidden, PayloadTooLarge, RoomFull
 from gatepost.room import RecordAuthor, RecordRetention, SharedRoom, SignedRecord, document
 from gatepost.room.publisher import VersionLeap
 from gatepost.room.retention import rotate_room
-from tests.room.sample_records import NOW, agent, author, entry, node, publish, room
+from tests.room.sample_records import NOW, agent, author, entry, node, proof_of, publish, room
 
 BEN = author("ben")
 MINUTE = 60_000
@@ -98,7 +98,9 @@ def test_a_restored_room_leaps_once_and_not_at_every_start() -> None:
 
 
 def test_a_restored_room_leaps_in_its_next_document_too() -> None:
-    moved = rotate_room(_restored_room(entry(BEN, 41)), 2, NOW + MINUTE, RecordRetention())
+    moved = rotate_room(
+        _restored_room(entry(BEN, 41)), proof_of(2), NOW + MINUTE, RecordRetention()
+    )
     put(moved, NOW + MINUTE)
     assert version(moved) == 1042
 

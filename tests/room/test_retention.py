@@ -24,6 +24,7 @@ from tests.room.sample_records import (
     claim,
     contents,
     entry,
+    proof_of,
     publish,
     room,
     shown,
@@ -45,7 +46,7 @@ REVIEW = ReviewRecord(
 
 def kept(signed: SignedRecord, now: int) -> bool:
     old = room(entry(ROOT), entry(BEN), signed, of=ROOT)
-    return signed.text in contents(retention.rotate_room(old, 2, now, KEEP))
+    return signed.text in contents(retention.rotate_room(old, proof_of(2), now, KEEP))
 
 
 def test_an_invite_is_over_some_days_after_it_was_used_or_expired() -> None:
@@ -72,7 +73,7 @@ def test_an_agent_stays_where_a_node_handed_it_before_it_left() -> None:
     cats = claim(author("cat"), "agents", "job", transfer_claim(agent("ben"), step))
     left = sign_record(BEN, "nodes", "ben", 2, NOW, None)
     old = room(entry(ROOT), entry(author("cat")), left, cats, of=ROOT)
-    new = retention.rotate_room(old, 2, NOW + 999 * DAY, KEEP)
+    new = retention.rotate_room(old, proof_of(2), NOW + 999 * DAY, KEEP)
     assert new.effective.agents["job"].gateway == "cat"
 
 
@@ -92,15 +93,17 @@ def test_a_writer_finds_its_own_records_that_are_over() -> None:
 
 def test_an_epoch_is_a_document_of_its_own() -> None:
     old = room(entry(ROOT), entry(BEN, 7), of=ROOT)
-    new = retention.rotate_room(old, 2, NOW, KEEP)
+    new = retention.rotate_room(old, proof_of(2), NOW, KEEP)
     assert (old.id, new.id) == (room_id(1), "ansible-control.2")
     assert not set(dict(new.document.slot_clocks())) & set(dict(old.document.slot_clocks()))
     assert shown(new) == shown(old)
 
 
 def test_replicas_that_move_with_different_knowledge_meet_again() -> None:
-    ahead = retention.rotate_room(room(entry(ROOT), entry(BEN, 7), of=ROOT), 2, NOW, KEEP)
-    behind = retention.rotate_room(room(entry(ROOT), entry(BEN, 5), of=ROOT), 2, NOW, KEEP)
+    ahead = retention.rotate_room(room(entry(ROOT), entry(BEN, 7), of=ROOT), proof_of(2), NOW, KEEP)
+    behind = retention.rotate_room(
+        room(entry(ROOT), entry(BEN, 5), of=ROOT), proof_of(2), NOW, KEEP
+    )
     for here, there in ((ahead, behind), (behind, ahead)):
         for chunk in here.missing_updates(there.state_vector()):
             there.apply_update(chunk)
@@ -112,7 +115,7 @@ def test_who_was_away_brings_only_its_own_records() -> None:
     mine = claim(BEN, "agents", "job", agent("ben"), 3)
     gone = claim(BEN, "agents", "old", None, 2)
     away = room(entry(ROOT), entry(BEN), forgotten, mine, gone, of=BEN)
-    back = retention.rejoin_room(away, 5)
+    back = retention.rejoin_room(away, proof_of(5))
     assert contents(back) == {entry(BEN).text, mine.text}
     publish(back, "agents", "job@ben", replace(agent("ben"), role=None), NOW + 1)
     assert max(signed.version for signed in back.document) == 4
@@ -135,7 +138,7 @@ def test_a_writer_that_runs_out_of_slots_makes_a_rotation_due(
     crowded, hour = room(entry(ROOT), entry(BEN), *tombs, of=ROOT), 3_600_000
     assert not retention.is_rotation_due(crowded, NOW + hour - 1, KEEP)
     assert retention.is_rotation_due(crowded, NOW + hour, KEEP)
-    moved = retention.rotate_room(crowded, 2, NOW + hour, KEEP)
+    moved = retention.rotate_room(crowded, proof_of(2), NOW + hour, KEEP)
     assert contents(moved) == {entry(ROOT).text, entry(BEN).text}
     roomy = room(entry(ROOT), *tombs[:2], of=ROOT)
     assert not retention.is_rotation_due(roomy, NOW + hour, KEEP)

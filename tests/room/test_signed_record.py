@@ -30,7 +30,17 @@ from gatepost.room.records import (
     SkillRef,
 )
 from gatepost.room.signed_record import SignedRecord, open_signed_record, sign_record
-from tests.room.sample_records import GENESIS, NOW, agent, author, claim, entry, node
+from tests.room.sample_records import (
+    GENESIS,
+    NOW,
+    ROOT,
+    agent,
+    author,
+    claim,
+    coordination,
+    entry,
+    node,
+)
 
 VPS = author("vps", "backbone")
 EDGE = author("laptop", "edge", VPS)
@@ -70,11 +80,11 @@ EVERY_KIND: list[tuple[RecordAuthor, str, str, RoomRecord]] = [
     (VPS, "invites", "abc@vps", InviteRecord(tier="edge", expires_at=NOW, created_by="vps")),
     (EDGE, "delivery", "laptop", DeliveryRecord(inbox_cursor_acked=5)),
     (
-        VPS,
+        ROOT,
         "coordination",
-        "coordinator@vps",
+        "coordinator@root",
         CoordinationRecord(
-            coordinator="vps", term=CoordinatorTerm(counter=3, node="vps"), sweep_every_seconds=60
+            coordinator="root", term=CoordinatorTerm(counter=3, node="root"), sweep_every_seconds=60
         ),
     ),
     (
@@ -152,7 +162,7 @@ def test_a_signature_by_another_key_is_refused() -> None:
         ('"map":"nodes"', '"map":"payloads"', "unknown_map"),
         ('"key":"laptop"', '"key":"vps"', "not_writer"),
         ('"key":"laptop"', '"key":"laptop@vps"', "not_writer"),
-        ('"key":"laptop"', '"key":"vps@laptop"', "type"),
+        ('"key":"laptop"', '"key":"vps@laptop"', "role"),
         ('"key":"laptop"', '"key":"a b"', "unknown_key"),
         ('"writer":"laptop"', '"writer":"vps"', "not_writer"),
         ('"version":1', '"version":2', "signature"),
@@ -201,24 +211,32 @@ def test_an_index_may_be_larger_than_other_records() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        InviteRecord(tier="edge", expires_at=NOW, created_by="vps"),
+        InviteRecord(tier="edge", expires_at=NOW, created_by="root"),
         CoordinationRecord(
             coordinator="vps", term=CoordinatorTerm(counter=1, node="vps"), sweep_every_seconds=1
         ),
         CoordinationRecord(
-            coordinator="laptop", term=CoordinatorTerm(counter=1, node="vps"), sweep_every_seconds=1
+            coordinator="root", term=CoordinatorTerm(counter=1, node="vps"), sweep_every_seconds=1
         ),
     ],
 )
 def test_nobody_speaks_in_anothers_name_inside_a_record(data: RoomRecord) -> None:
     map = "invites" if isinstance(data, InviteRecord) else "coordination"
-    assert broken_rule(claim(EDGE, map, "coordinator", data)) == "inconsistent"
+    writer = VPS if isinstance(data, InviteRecord) else ROOT
+    assert broken_rule(claim(writer, map, "coordinator", data)) == "inconsistent"
 
 
 def test_an_edge_node_neither_invites_nor_revokes() -> None:
     invite = InviteRecord(tier="edge", expires_at=NOW, created_by="laptop")
-    assert broken_rule(claim(EDGE, "invites", "i", invite)) == "inconsistent"
-    assert broken_rule(claim(EDGE, "nodes", "vps", RevocationRecord(key="0" * 32, revoked_at=NOW)))
+    assert broken_rule(claim(EDGE, "invites", "i", invite)) == "role"
+    revoked = RevocationRecord(key="0" * 32, revoked_at=NOW)
+    assert broken_rule(claim(EDGE, "nodes", "vps", revoked)) == "role"
+
+
+def test_only_the_genesis_names_an_epoch() -> None:
+    for other in (EDGE, VPS):
+        assert broken_rule(coordination(2**31 - 1, by=other)) == "role"
+    assert opened(coordination(2)).data == coordination(2).data
 
 
 def test_nobody_revokes_itself_or_the_genesis() -> None:

@@ -13,6 +13,7 @@ from gatepost.errors import JournalCorrupt
 from gatepost.journal import Database, Tx, open_memory_journal
 from gatepost.room import SharedRoom, store
 from gatepost.room.signed_record import SignedRecord
+from gatepost.room.store import RoomIdentity
 from tests.room.sample_records import (
     GENESIS,
     NOW,
@@ -22,6 +23,7 @@ from tests.room.sample_records import (
     claim,
     contents,
     entry,
+    proof_of,
     publish,
     room,
     shown,
@@ -33,7 +35,7 @@ RECORDS = [entry(ROOT), entry(BEN, 5), claim(BEN, "agents", "job", agent("ben"),
 
 def saved(*records: SignedRecord) -> Tx:
     tx = Tx(open_memory_journal(), NOW)
-    store.create_room(tx, GENESIS)
+    store.create_room(tx, RoomIdentity(GENESIS))
     store.save_records(tx, records)
     return tx
 
@@ -45,13 +47,13 @@ def test_what_was_saved_is_loaded() -> None:
 def test_a_gateway_in_no_room_knows_that() -> None:
     tx = Tx(open_memory_journal(), NOW)
     assert store.load_room_identity(tx) is None
-    store.create_room(tx, GENESIS)
-    assert store.load_room_identity(tx) == (GENESIS, 1)
+    store.create_room(tx, RoomIdentity(GENESIS))
+    assert store.load_room_identity(tx) == RoomIdentity(GENESIS)
 
 
 def test_a_gateway_is_in_one_room_for_ever() -> None:
     with pytest.raises(apsw.ConstraintError):
-        store.create_room(saved(), GENESIS)
+        store.create_room(saved(), RoomIdentity(GENESIS))
 
 
 def test_only_the_latest_version_is_kept_in_whatever_order() -> None:
@@ -66,8 +68,8 @@ def test_storage_itself_refuses_to_go_back() -> None:
 
 def test_rotation_replaces_everything_at_once() -> None:
     tx = saved(*RECORDS)
-    store.replace_records(tx, 2, RECORDS[:1])
-    assert store.load_room_identity(tx) == (GENESIS, 2)
+    store.replace_records(tx, 2, proof_of(2), RECORDS[:1])
+    assert store.load_room_identity(tx) == RoomIdentity(GENESIS, 2, proof_of(2))
     assert store.load_records(tx, GENESIS) == RECORDS[:1]
 
 
@@ -90,13 +92,14 @@ import sys
 from pathlib import Path
 from gatepost.journal import Database, Tx
 from gatepost.room import store
+from gatepost.room.store import RoomIdentity
 from tests.room.sample_records import GENESIS, NOW, author, entry
 database = Database.open(Path(sys.argv[1]))
 for version in range(1, 1_000_000):
     tx = Tx(database.writer_connection, NOW)
     tx.begin()
     if version == 1:
-        store.create_room(tx, GENESIS)
+        store.create_room(tx, RoomIdentity(GENESIS))
     store.save_records(tx, [entry(author("ben"), version)])
     tx.commit()
     print(version, flush=True)
@@ -124,7 +127,10 @@ def test_a_reopened_room_is_the_same_room_and_goes_on() -> None:
     found = store.load_room_identity(tx)
     assert found is not None
     after = SharedRoom(
-        found[0], author=BEN, epoch=found[1], records=store.load_records(tx, found[0])
+        found.genesis,
+        author=BEN,
+        epoch=found.epoch,
+        records=store.load_records(tx, found.genesis),
     )
     assert (contents(after), shown(after)) == (contents(before), shown(before))
     assert sorted(after.document.slot_clocks()) == sorted(before.document.slot_clocks())

@@ -26,6 +26,7 @@ from gatepost.errors import (
 from gatepost.events import check_node_id, fingerprint_key
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Tx
+from gatepost.room.roles import Act, may_act, role_of_tier
 from gatepost.tls import PIN_DIGITS
 from gatepost.wire import Tier
 
@@ -94,7 +95,7 @@ def issue_node_invite(
     tls_pin: str | None = None,
 ) -> IssuedNodeInvite:
     """Issue an invite for `ttl` ms. Naming the expected node and its key makes it safer."""
-    if issuer.tier != "backbone":
+    if not may_act(role_of_tier(issuer.tier), Act.ADMIT_NODE):
         raise Forbidden(f"{issuer.id} is an edge node; invite from a backbone node")
     if not 0 < ttl <= _MAX_TTL_MS:
         raise InvalidRequest("an invite lasts at most 30 days; ask for less")

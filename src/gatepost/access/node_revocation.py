@@ -14,6 +14,7 @@ from gatepost.errors import Forbidden, InvalidRequest, UnknownNode
 from gatepost.events import fingerprint_key
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Tx
+from gatepost.room.roles import Act, may_act, role_of_tier
 from gatepost.wire import Tier
 
 # The columns of a revocation row, in the order of the fields of `NodeRevocation`.
@@ -86,7 +87,7 @@ class NodeRevoker:
         )
 
     def _find_revocable(self, tx: Tx, node_id: str) -> KnownNode:
-        if self._issuer.tier != "backbone":
+        if not may_act(role_of_tier(self._issuer.tier), Act.REVOKE_NODE):
             raise Forbidden(f"{self._issuer.id} is an edge node; revoke from a backbone node")
         if node_id == self._issuer.id:
             raise InvalidRequest("a node cannot revoke itself; do it from another one")

@@ -45,9 +45,7 @@ class Peering:
         self._dialer = Dialer(self.publisher, self.links)
         self.report = PeerReport(self.replica, self.links, self._dialer)
         self._ownership = AgentOwnership(self.publisher)
-        self._room_coordinator = RoomCoordinator(
-            self.publisher, lambda member: self.links.node_status(member) != "offline"
-        )
+        self._room_coordinator = RoomCoordinator(self.publisher)
         self._join_server = JoinServer(self.publisher, self.links, metrics, guard)
         metrics.show_incident_counts(self.replica.connections.incident_counts)
         metrics.traffic.watch_room(self.replica, self.links)

@@ -22,6 +22,7 @@ from gatepost.events import (
     verify_signature,
 )
 from gatepost.events.envelope import EpochMs
+from gatepost.room.roles import Act, may_act, role_of_tier
 from gatepost.wire import Tier
 
 MAX_CHAIN_LENGTH = 6
@@ -109,7 +110,8 @@ class ChainVerifier:
         if not before:
             return self._is_signed_by(link, self.genesis.node, self.genesis.key)
         issuer = before[-1]
-        may_issue = issuer.tier == "backbone" and issuer.key != self.genesis.key
+        may_admit = may_act(role_of_tier(issuer.tier), Act.ADMIT_NODE)
+        may_issue = may_admit and issuer.key != self.genesis.key
         return (
             may_issue
             and self._is_signed_by(link, issuer.node, issuer.key)

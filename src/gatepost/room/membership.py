@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from gatepost.room.admission_chain import AdmissionLink, Genesis
 from gatepost.room.records import NodeRecord, RevocationRecord, key_subject
+from gatepost.room.roles import Act, Role, may_act, role_of_tier
 from gatepost.room.signed_record import SignedRecord
 from gatepost.wire import Tier
 
@@ -41,8 +42,16 @@ class RoomMember(Struct, frozen=True):
         return self.record.tier
 
     @property
+    def role(self) -> Role:
+        is_genesis = self.rank[1] == 0
+        return Role.COORDINATOR if is_genesis else role_of_tier(self.tier)
+
+    @property
     def is_backbone(self) -> bool:
-        return self.record.tier == "backbone"
+        return self.role >= Role.BACKBONE
+
+    def may(self, act: Act) -> bool:
+        return may_act(self.role, act)
 
 
 class RoomMembership(Struct, frozen=True):

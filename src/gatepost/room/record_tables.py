@@ -26,6 +26,7 @@ from gatepost.room.records import (
     RoutingRecord,
     key_subject,
 )
+from gatepost.room.roles import Act, may_write
 from gatepost.room.signed_record import SignedRecord
 
 T = TypeVar("T")
@@ -142,7 +143,7 @@ class RecordTables:
             [
                 claim
                 for member, claim in self._claims_by_members(records, RoutingRecord)
-                if member.is_backbone or member.id in (id, self._gateway_of(id))
+                if member.may(Act.DESCRIBE_ANY_AGENT) or member.id in (id, self._gateway_of(id))
             ]
         )
 
@@ -151,7 +152,7 @@ class RecordTables:
             [
                 claim
                 for member, claim in self._claims_by_members(records, CapabilityRecord)
-                if member.is_backbone or member.id == self._gateway_of(claim.owner_agent_id)
+                if self._may_describe(member, claim.owner_agent_id)
             ]
         )
 
@@ -160,35 +161,47 @@ class RecordTables:
         capability = self.catalog.chosen.get(id)
         if capability is None or capability.status == "disabled":
             return None
-        gateway = self._gateway_of(capability.owner_agent_id)
         return _highest_epoch(
             [
                 claim
                 for member, claim in self._claims_by_members(records, EligibilityRecord)
-                if member.is_backbone or member.id == gateway
+                if self._may_describe(member, capability.owner_agent_id)
             ]
         )
 
+    def _may_describe(self, member: RoomMember, agent: str) -> bool:
+        return member.may(Act.DESCRIBE_ANY_AGENT) or member.id == self._gateway_of(agent)
+
     def _choose_invite(self, id: str, records: list[SignedRecord]) -> InviteRecord | None:
         claims = self._claims_by_members(records, InviteRecord)
-        return next((claim for member, claim in claims if member.is_backbone), None)
+        return next(
+            (claim for member, claim in claims if may_write(member.role, InviteRecord)), None
+        )
 
     def _choose_coordinator(
         self, id: str, records: list[SignedRecord]
     ) -> CoordinationRecord | None:
         members = self._claims_by_members(records, CoordinationRecord)
-        claims = [claim for member, claim in members if member.is_backbone]
+        claims = [claim for member, claim in members if may_write(member.role, CoordinationRecord)]
         return max(claims, key=lambda claim: claim.term, default=None)
 
     def _choose_settled(self, type: type[S]) -> ChooseRecord[S]:
-        """Any member may settle a review or an incident; the first to do so has decided."""
+        """The first to settle a review or an incident has decided.
+
+        An edge node settles only a report that it alone has raised.
+        """
 
         def choose(id: str, records: list[SignedRecord]) -> S | None:
-            claims = [claim for _, claim in self._claims_by_members(records, type)]
-            settled = [claim for claim in claims if claim.settled_at is not None]
+            claims = self._claims_by_members(records, type)
+            counting = [
+                claim
+                for member, claim in claims
+                if claim.settled_at is None or member.may(Act.SETTLE_ANY_REPORT) or len(claims) == 1
+            ]
+            settled = [claim for claim in counting if claim.settled_at is not None]
             if settled:
                 return min(settled, key=lambda claim: (claim.settled_at, claim.settled_by or ""))
-            return claims[0] if claims else None
+            return counting[0] if counting else None
 
         return choose
 

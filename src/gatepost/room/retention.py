@@ -13,6 +13,7 @@ records of other nodes were withdrawn meanwhile.
 from collections.abc import Iterable
 
 from gatepost.room.document import MAX_SLOTS_PER_WRITER, RoomDocument
+from gatepost.room.epoch_proof import EpochProof, proven_epoch
 from gatepost.room.records import (
     IncidentRecord,
     InviteRecord,
@@ -56,21 +57,28 @@ def is_rotation_due(room: SharedRoom, now: int, retention: RecordRetention) -> b
     )
 
 
-def rotate_room(room: SharedRoom, epoch: int, now: int, retention: RecordRetention) -> SharedRoom:
+def rotate_room(
+    room: SharedRoom, proof: EpochProof, now: int, retention: RecordRetention
+) -> SharedRoom:
     """Move the room to a later epoch, on a node that was present when the epoch started."""
-    return _move_room(room, epoch, _records_to_keep(room.document, now, retention))
+    return _move_room(room, proof, _records_to_keep(room.document, now, retention))
 
 
-def rejoin_room(room: SharedRoom, epoch: int) -> SharedRoom:
+def rejoin_room(room: SharedRoom, proof: EpochProof) -> SharedRoom:
     """Move the room to a later epoch on a node that was away: own records first, then a sync."""
     own = room.publisher.author.key.public
-    return _move_room(room, epoch, (s for s in room.document if s.public_key == own and s.data))
+    return _move_room(room, proof, (s for s in room.document if s.public_key == own and s.data))
 
 
-def _move_room(room: SharedRoom, epoch: int, records: Iterable[SignedRecord]) -> SharedRoom:
+def _move_room(room: SharedRoom, proof: EpochProof, records: Iterable[SignedRecord]) -> SharedRoom:
     drafter = room.publisher
     return SharedRoom(
-        room.genesis, author=drafter.author, epoch=epoch, records=records, leap=drafter.leap
+        room.genesis,
+        author=drafter.author,
+        epoch=proven_epoch(proof, room.genesis),
+        epoch_proof=proof,
+        records=records,
+        leap=drafter.leap,
     )
 
 

@@ -14,8 +14,9 @@ from gatepost.errors import Forbidden
 from gatepost.room.admission_chain import Genesis
 from gatepost.room.document import RoomDocument
 from gatepost.room.effective_records import EffectiveRecords
+from gatepost.room.epoch_proof import EpochProof, proven_epoch
 from gatepost.room.publisher import NO_LEAP, RecordDrafter, VersionLeap
-from gatepost.room.records import RoomRecord
+from gatepost.room.records import RoomRecord, claim_key
 from gatepost.room.signed_record import RecordAuthor, SignedRecord
 from gatepost.room.update_guard import UpdateGuard
 from gatepost.room.yjs_update import decode_state_vector, encode_state_vector
@@ -46,11 +47,15 @@ class SharedRoom:
         *,
         author: RecordAuthor | None = None,
         epoch: int = 1,
+        epoch_proof: EpochProof | None = None,
         records: Iterable[SignedRecord] = (),
         leap: VersionLeap = NO_LEAP,
     ) -> None:
         self.genesis = genesis
         self.epoch = epoch
+        self.epoch_proof = epoch_proof
+        # The proof of a later epoch, which a peer has shown. The owner of the replica moves on.
+        self.later_epoch_proof: EpochProof | None = None
         self.document = RoomDocument(room_id(epoch))
         self.effective = EffectiveRecords(genesis)
         self._guard = UpdateGuard(genesis)
@@ -93,6 +98,16 @@ class SharedRoom:
     def accept_drafts(self, drafts: Iterable[SignedRecord]) -> RoomChange:
         """Put drafts of own records into effect."""
         return self._apply_records(list(drafts), None)
+
+    def coordination_record(self) -> SignedRecord | None:
+        """The latest record of the coordinator, which names the epoch of the room."""
+        key = claim_key("coordinator", self.genesis.node)
+        return self.document.record_at(("coordination", key, self.genesis.key))
+
+    def note_epoch_proof(self, proof: EpochProof) -> None:
+        """Remember the proof of a later epoch; RoomViolation unless it is genuine."""
+        if proven_epoch(proof, self.genesis) > self.epoch:
+            self.later_epoch_proof = proof
 
     def on_change(self, listener: RoomListener) -> Callable[[], None]:
         """Call `listener` after every change. The returned function unsubscribes it."""

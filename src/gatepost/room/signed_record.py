@@ -36,6 +36,7 @@ from gatepost.room.records import (
     RevocationRecord,
     RoomRecord,
 )
+from gatepost.room.roles import may_write, role_of
 
 # A version is also a Yjs clock (document.py), and yrs stores clocks in 32 bits.
 MAX_VERSION = 2**31 - 1
@@ -154,8 +155,9 @@ def open_signed_record(text: str, signature: str, chains: ChainVerifier) -> Sign
 def parse_record(text: str, signature: str, genesis: Genesis) -> SignedRecord:
     """Parse a record without checking signatures, for records that were checked before storing."""
     statement = _parse_statement(text)
-    place = _check_key(statement, len(text))
-    data = _parse_data(statement, place)
+    type = _check_key(statement, len(text))
+    _check_role(statement, type, genesis)
+    data = _parse_data(statement, type)
     fields = (statement.map, statement.key, statement.version, statement.at, statement.chain)
     signed = SignedRecord(*fields, data, text, signature)
     if data is not None and (wrong := _find_inconsistency(signed, data, genesis)):
@@ -193,6 +195,17 @@ def _check_key(statement: RecordStatement, size: int) -> type[RoomRecord]:
     return type
 
 
+def _check_role(statement: RecordStatement, type: type[RoomRecord], genesis: Genesis) -> None:
+    link = statement.chain[-1]
+    role = role_of(link.key, link.tier, genesis.key)
+    if not may_write(role, type):
+        raise RoomViolation(
+            f"{statement.map} {statement.key} is not for a node with the role"
+            f" {role.name.lower()} to write",
+            rule="role",
+        )
+
+
 def _parse_data(statement: RecordStatement, type: type[RoomRecord]) -> RoomRecord | None:
     if isinstance(statement.data, UnsetType) != statement.tombstone:
         raise RoomViolation("a record has either data or a tombstone", rule="record")
@@ -216,13 +229,13 @@ def _find_inconsistency(signed: SignedRecord, data: RoomRecord, genesis: Genesis
         expected = (link.tier, chain_issuer(genesis, signed.chain), link.issued_at)
         found = (data.tier, data.added_by, data.added_at)
     elif isinstance(data, InviteRecord):
-        expected, found = (link.node, "backbone"), (data.created_by, link.tier)
+        expected, found = (link.node,), (data.created_by,)
     elif isinstance(data, CoordinationRecord):
         expected = ("coordinator", link.node, link.node)
         found = (records.key_subject(signed.key), data.coordinator, data.term.node)
     elif isinstance(data, RevocationRecord):
         untouchable = records.key_subject(signed.key) in (link.node, genesis.node)
-        expected, found = ("backbone", False), (link.tier, untouchable)
+        expected, found = (False,), (untouchable,)
     return None if expected == found else f"it says {found} where {expected} is true"
 
 

@@ -5,11 +5,18 @@ A new version replaces the old row, so there is no log to compact.
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
+from msgspec import Struct
+
 from gatepost.errors import JournalCorrupt, RoomViolation
 from gatepost.journal.transaction import Tx
 from gatepost.room.admission_chain import ChainVerifier, Genesis
+from gatepost.room.epoch_proof import EpochProof
 from gatepost.room.signed_record import SignedRecord, open_signed_record, parse_record
 
+_INSERT_ROOM = """
+INSERT INTO room (one, genesis_node, genesis_key, epoch, epoch_proof) VALUES (1, ?, ?, ?, ?)
+"""
 _UPSERT_RECORD = """
 INSERT INTO room_record (map, key, public_key, version, record, signature)
 VALUES (?, ?, ?, ?, ?, ?)
@@ -20,18 +27,27 @@ WHERE (excluded.version, excluded.record) > (version, record)
 _SELECT_RECORDS = "SELECT record, signature FROM room_record ORDER BY map, key, public_key"
 
 
-def create_room(tx: Tx, genesis: Genesis, epoch: int = 1) -> None:
-    """Store the genesis of this gateway's room. A gateway stays in one room for ever."""
-    tx.execute(
-        "INSERT INTO room (one, genesis_node, genesis_key, epoch) VALUES (1, ?, ?, ?)",
-        (genesis.node, genesis.key, epoch),
-    )
+class RoomIdentity(Struct, frozen=True):
+    """Which room this gateway is in, and which of its documents. Epoch 1 has no proof."""
+
+    genesis: Genesis
+    epoch: int = 1
+    epoch_proof: EpochProof | None = None
 
 
-def load_room_identity(tx: Tx) -> tuple[Genesis, int] | None:
-    """Load genesis and epoch of the room; None if this gateway is in no room yet."""
-    row = tx.fetch_one("SELECT genesis_node, genesis_key, epoch FROM room")
-    return None if row is None else (Genesis(row[0], row[1]), row[2])
+def create_room(tx: Tx, identity: RoomIdentity) -> None:
+    """Store the identity of this gateway's room. A gateway stays in one room for ever."""
+    genesis, proof = identity.genesis, _encode_proof(identity.epoch_proof)
+    tx.execute(_INSERT_ROOM, (genesis.node, genesis.key, identity.epoch, proof))
+
+
+def load_room_identity(tx: Tx) -> RoomIdentity | None:
+    """Load the identity of the room; None if this gateway is in no room yet."""
+    row = tx.fetch_one("SELECT genesis_node, genesis_key, epoch, epoch_proof FROM room")
+    if row is None:
+        return None
+    proof = None if row[3] is None else msgspec.json.decode(row[3], type=EpochProof)
+    return RoomIdentity(Genesis(row[0], row[1]), row[2], proof)
 
 
 def save_records(tx: Tx, records: Iterable[SignedRecord]) -> None:
@@ -52,11 +68,17 @@ def load_records(tx: Tx, genesis: Genesis) -> list[SignedRecord]:
         raise JournalCorrupt(f"the room in the journal is damaged: {error.message}") from None
 
 
-def replace_records(tx: Tx, epoch: int, records: Iterable[SignedRecord]) -> None:
+def replace_records(
+    tx: Tx, epoch: int, epoch_proof: EpochProof | None, records: Iterable[SignedRecord]
+) -> None:
     """Replace the records by those of a later epoch."""
-    tx.execute("UPDATE room SET epoch = ?", (epoch,))
+    tx.execute("UPDATE room SET epoch = ?, epoch_proof = ?", (epoch, _encode_proof(epoch_proof)))
     tx.execute("DELETE FROM room_record")
     save_records(tx, records)
+
+
+def _encode_proof(proof: EpochProof | None) -> str | None:
+    return None if proof is None else msgspec.json.encode(proof).decode()
 
 
 def find_violations(tx: Tx, genesis: Genesis) -> Iterator[RoomViolation]:

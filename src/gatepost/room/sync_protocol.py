@@ -1,9 +1,9 @@
 """The Yjs sync protocol with one peer, compatible with y-websocket, without the socket.
 
 A message is a type and its content: sync (step 1: own state vector; step 2: the updates the other
-side lacks; update), awareness, auth, and awareness query. Both sides send step 1 when they connect
-and answer the other's step 1 with step 2. Content too large for one message precedes step 2 as
-updates.
+side lacks; update), awareness, auth, and awareness query. Gateways also show each other the proof
+of a later epoch. Both sides send step 1 when they connect and answer the other's step 1 with
+step 2. Content too large for one message precedes step 2 as updates.
 
 Later room changes are kept per peer as the set of slots to send, not as bytes. A slow peer thus
 costs no more memory than the room has keys, and receives the latest version of each key once.
@@ -16,11 +16,14 @@ from gatepost.errors import Forbidden, RoomViolation
 from gatepost.room import awareness, lib0
 from gatepost.room.awareness import AwarenessEntry, RoomAwareness
 from gatepost.room.document import SlotKey
+from gatepost.room.epoch_proof import MAX_PROOF_RECORD, MAX_PROOF_SIGNATURE, EpochProof
 from gatepost.room.lib0 import Lib0Reader
 from gatepost.room.room import RoomChange, SharedRoom
 from gatepost.room.yjs_update import MAX_UPDATE_BYTES
 
 SYNC, AWARENESS, AUTH, QUERY_AWARENESS = 0, 1, 2, 3
+# Between gateways only: no Yjs message has this type, so a plain Yjs reader must never get one.
+EPOCH = 0x61
 STEP_1, STEP_2, UPDATE = 0, 1, 2
 MAX_MESSAGE_BYTES = MAX_UPDATE_BYTES + 16
 _MAX_REASON = 1024
@@ -57,6 +60,7 @@ class SyncPeer:
             AWARENESS: self._handle_awareness,
             AUTH: self._handle_auth,
             QUERY_AWARENESS: self._handle_awareness_query,
+            EPOCH: self._handle_epoch,
         }
 
     def first_messages(self) -> list[bytes]:
@@ -133,10 +137,23 @@ class SyncPeer:
         reader.expect_end()
         return self._presence_messages()
 
+    def _handle_epoch(self, reader: Lib0Reader) -> list[bytes]:
+        proof = EpochProof(
+            reader.read_text(MAX_PROOF_RECORD), reader.read_text(MAX_PROOF_SIGNATURE)
+        )
+        reader.expect_end()
+        self._room.note_epoch_proof(proof)
+        return []
+
     def _presence_messages(self) -> list[bytes]:
         relays = self._role == "dialer"
         present = self._awareness.present_entries() if relays else self._awareness.own_entries()
         return [_awareness_message(present)] if present else []
+
+
+def epoch_message(proof: EpochProof) -> bytes:
+    """Show a peer that the room is in a later epoch."""
+    return bytes((EPOCH,)) + lib0.encode_text(proof.record) + lib0.encode_text(proof.signature)
 
 
 def _sync_message(step: int, data: bytes) -> bytes:

@@ -8,6 +8,7 @@ from gatepost.errors import Forbidden, StorageFailed
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.room import RoomChange
 from tests.gateway.peers.replicas import REVIEW_SLOT, records_on_disk, review
+from tests.room.sample_records import proof_of
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +50,7 @@ async def test_a_draft_of_an_earlier_document_is_dropped(
         patched.setattr(replica.core, "commit", _full)
         with pytest.raises(StorageFailed):
             await publisher.publish_records({REVIEW_SLOT: review()})
-    await replica.catch_up_to(2)
+    await replica.catch_up_to(proof_of(2, replica.author))
     await publisher.publish_records({})
     assert "r1" not in replica.current_room.effective.reviews
 

@@ -5,17 +5,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from gatepost.errors import Forbidden, RoomViolation
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.gateway.peers.room_coordinator import RoomCoordinator
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.gateway.peers.welcome_header import Welcome
 from gatepost.room import (
-    CoordinationRecord,
-    CoordinatorTerm,
     InviteRecord,
     RecordAuthor,
-    RecordRetention,
-    RoomMember,
     SharedRoom,
     sign_admission,
 )
@@ -24,23 +21,30 @@ from gatepost.testing import ManualClock
 from gatepost.wire import Tier
 from tests.gateway.peers.replicas import REVIEW_SLOT, review
 from tests.gateway.tools import opened
-from tests.room.sample_records import GENESIS, NOW, ROOT, author, entry, key, node, update
+from tests.room.sample_records import (
+    GENESIS,
+    NOW,
+    ROOT,
+    author,
+    coordination,
+    entry,
+    key,
+    node,
+    proof_of,
+    update,
+)
 
 pytestmark = pytest.mark.anyio
 _DAY_MS = 86_400_000
 
 
 class Coordinated:
-    """A coordinator, and the members of its room that are away."""
+    """A coordinator, and its room."""
 
     def __init__(self, publisher: RecordPublisher) -> None:
         self.publisher = publisher
         self.replica = publisher.replica
-        self.away: set[str] = set()
-        self.coordinator = RoomCoordinator(publisher, self._is_online)
-
-    def _is_online(self, member: RoomMember) -> bool:
-        return member.id not in self.away
+        self.coordinator = RoomCoordinator(publisher)
 
     def admit(self, name: str, tier: Tier = "backbone") -> RecordAuthor:
         genesis, own = self.replica.current_room.genesis, self.replica.author
@@ -102,33 +106,14 @@ async def test_the_room_is_swept_as_often_as_it_says_and_rotates_when_most_of_it
     assert replica.current_room.epoch == 2
 
 
-async def test_only_the_genesis_or_the_senior_backbone_that_is_online_coordinates(
-    coordinated: Coordinated,
-) -> None:
-    assert coordinated.coordinator.is_coordinator()
-    coordinated.admit("bob")
-    coordinated.admit("eve", "edge")
-    coordinated.away = {"bob"}
-    assert coordinated.coordinator.is_coordinator(), "the genesis goes before all others"
-
-
-@pytest.mark.parametrize(
-    ("tier", "away", "coordinates"),
-    [
-        ("backbone", set(), False),
-        ("backbone", {"root"}, False),
-        ("backbone", {"root", "senior"}, True),
-        ("edge", {"root", "senior"}, False),
-    ],
-)
-async def test_others_coordinate_while_their_seniors_are_away(
-    state: Path, clock: ManualClock, tier: Tier, away: set[str], coordinates: bool
-) -> None:
+@pytest.mark.parametrize("tier", ["backbone", "edge"])
+async def test_only_the_genesis_coordinates(state: Path, clock: ManualClock, tier: Tier) -> None:
     async with opened(state, clock, node__id="ann") as operations:
         replica = await _enter_room_of_root(RoomReplica(operations.core), tier)
-        coordinated = Coordinated(RecordPublisher(replica))
-        coordinated.away = away
-        assert coordinated.coordinator.is_coordinator() == coordinates
+        coordinator = RoomCoordinator(RecordPublisher(replica))
+        assert not coordinator.is_coordinator()
+        with pytest.raises(Forbidden, match="run this on root"):
+            await coordinator.rotate()
 
 
 async def test_settings_of_the_coordinator_are_published_for_all(
@@ -141,7 +126,7 @@ async def test_settings_of_the_coordinator_are_published_for_all(
         await replica.found_room(lambda tx: None)
         publisher = RecordPublisher(replica)
         publisher.may_publish.set()
-        coordinator = RoomCoordinator(publisher, lambda member: True)
+        coordinator = RoomCoordinator(publisher)
         await coordinator.sweep()
         claim = replica.current_room.effective.coordination
         assert claim is not None
@@ -152,17 +137,44 @@ async def test_settings_of_the_coordinator_are_published_for_all(
         assert replica.change_count == count, "they are published once"
 
 
-async def test_nobody_follows_a_claim_beyond_the_next_epoch(coordinated: Coordinated) -> None:
-    bob, replica = coordinated.admit("bob"), coordinated.replica
-    for version, epoch in ((1, 2**31 - 1), (2, 2)):
-        claim = CoordinationRecord(
-            coordinator="bob",
-            term=CoordinatorTerm(counter=version, node="bob"),
-            sweep_every_seconds=60,
-            retention=RecordRetention(),
-            room_epoch=epoch,
-        )
-        signed = sign_record(bob, "coordination", "coordinator@bob", version, 1, claim)
-        replica.current_room.apply_update(update(signed), "peer")
+async def test_nobody_follows_a_claim_beyond_the_next_epoch(
+    state: Path, clock: ManualClock
+) -> None:
+    async with opened(state, clock, node__id="ann") as operations:
+        replica = await _enter_room_of_root(RoomReplica(operations.core), "edge")
+        for version, epoch in ((1, 2**31 - 1), (2, 2)):
+            replica.current_room.apply_update(update(coordination(epoch, version)), "peer")
+            await replica.follow_epoch()
+        assert replica.current_room.epoch == 2
+
+
+@pytest.mark.parametrize("liar", ["mallory", "senior"])
+async def test_a_welcome_moves_nobody_to_an_epoch_that_the_coordinator_did_not_sign(
+    state: Path, clock: ManualClock, liar: str
+) -> None:
+    tier: Tier = "edge" if liar == "mallory" else "backbone"
+    by = author(liar, tier, at=NOW + 1)
+    async with opened(state, clock, node__id="ann") as operations:
+        replica = await _enter_room_of_root(RoomReplica(operations.core), "edge")
+        far = 2**31 - 1
+        for proof in (None, proof_of(2), proof_of(far, by)):
+            with pytest.raises(Forbidden):
+                replica.check_welcome(Welcome(GENESIS, far, (), proof), by.key.public)
+        with pytest.raises(RoomViolation):
+            replica.current_room.note_epoch_proof(proof_of(far, by))
         await replica.follow_epoch()
-    assert replica.current_room.epoch == 2
+        assert replica.current_room.epoch == 1
+        replica.check_welcome(Welcome(GENESIS, 3, (), proof_of(3)), by.key.public)
+
+
+async def test_a_proven_epoch_is_followed_and_its_proof_kept(
+    state: Path, clock: ManualClock
+) -> None:
+    async with opened(state, clock, node__id="ann") as operations:
+        replica = await _enter_room_of_root(RoomReplica(operations.core), "edge")
+        replica.current_room.note_epoch_proof(proof_of(7))
+        await replica.follow_epoch()
+        assert replica.current_room.epoch == 7
+        again = RoomReplica(operations.core)
+        await again.load_room()
+        assert (again.current_room.epoch, again.current_room.epoch_proof) == (7, proof_of(7))

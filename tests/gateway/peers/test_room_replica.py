@@ -15,7 +15,7 @@ from gatepost.room.signed_record import sign_record
 from gatepost.testing import ManualClock
 from tests.gateway.peers.replicas import REVIEW_SLOT, records_on_disk, review
 from tests.gateway.tools import opened
-from tests.room.sample_records import GENESIS, author, key, node, publish, update
+from tests.room.sample_records import GENESIS, author, key, node, proof_of, publish, update
 
 pytestmark = pytest.mark.anyio
 
@@ -136,7 +136,7 @@ async def test_a_record_published_while_the_room_moves_is_moved_too(
         return result
 
     monkeypatch.setattr(replica.core, "commit", slow)
-    await replica.catch_up_to(2)
+    await replica.catch_up_to(proof_of(2, replica.author))
     assert (replica.current_room.epoch, replica.current_room.id) == (2, "ansible-control.2")
     assert "r1" in replica.current_room.effective.reviews
     assert {signed.text for signed in replica.current_room.document} == records_on_disk(replica)

@@ -42,6 +42,7 @@ from gatepost.room import (
     claim_key,
     store,
 )
+from gatepost.room.roles import Act
 from gatepost.wire import PeerStatus
 
 SeenCount = Annotated[int, QueryParameter(ge=-1)]
@@ -151,7 +152,7 @@ class RoomApi:
             raise Conflict(f"node {node} was revoked before; a revocation is permanent")
         members = self._replica.current_room.effective.nodes
         own, other = members.get(self._core.node.id), members.get(node)
-        if own is None or not own.is_backbone:
+        if own is None or not own.may(Act.REVOKE_NODE):
             raise Forbidden("only a backbone node of the room can revoke others")
         if other is not None and other.rank <= own.rank:
             raise Forbidden(f"{node} is senior to this node; revoke it from a node senior to it")

@@ -18,6 +18,7 @@ from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.journal.audit import record_audit_entry
 from gatepost.room import RoutingRecord, claim_key
 from gatepost.room.records import key_subject
+from gatepost.room.roles import Act
 
 
 class RouteApi:
@@ -77,7 +78,7 @@ class RouteApi:
         own = view.nodes.get(self._node_id)
         owned = view.agents.get(target)
         mine = self._node_id in (target, owned.gateway if owned else None)
-        if own is None or not (own.is_backbone or mine):
+        if own is None or not (own.may(Act.DESCRIBE_ANY_AGENT) or mine):
             raise Forbidden(
                 f"this node may not set the route for {target}: it is an edge node, and {target}"
                 " does not live here; set it on a backbone node, or where it lives"

@@ -20,6 +20,7 @@ from gatepost.gateway.peers.own_records import NodeStatus
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.journal import Tx
 from gatepost.room import RoomMember
+from gatepost.room.roles import Act
 from gatepost.routing import DirectoryBuilder, RoutingDirectory
 
 # How soon after a change the room is looked at again, and how often without one.
@@ -156,7 +157,7 @@ class LinkedCore:
 
     def is_backbone(self, node: str) -> bool:
         member = self._keeper.current_room.effective.nodes.get(node)
-        return member is not None and member.is_backbone
+        return member is not None and member.may(Act.RELAY_OUTBOX)
 
 
 class RoomPresence:

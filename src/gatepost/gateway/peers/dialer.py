@@ -27,6 +27,7 @@ from gatepost.gateway.peers.join_client import (
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.gateway.peers.seeds import Seed, load_seeds, store_seed
 from gatepost.room import RoomMember, SharedRoom
+from gatepost.room.sync_protocol import epoch_message
 
 log = logging.getLogger(__name__)
 
@@ -205,9 +206,9 @@ class Dialer:
     ) -> None:
         async with self._join_client.open_socket(seed, answer) as (socket, peer):
             self._replica.check_welcome(peer.welcome, peer.public_key)
-            room = await self._room_of(peer)
-            identity = (peer.id, peer.public_key)
             wire = DialedPeerSocket(socket)
+            room = await self._room_of(peer, wire)
+            identity = (peer.id, peer.public_key)
             connection = PeerConnection(room, self._replica.awareness, wire, *identity, "listener")
             await self._run_connection(seed, peer, connection, room, joined)
 
@@ -240,14 +241,18 @@ class Dialer:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
 
-    async def _room_of(self, peer: JoinedPeer) -> SharedRoom:
+    async def _room_of(self, peer: JoinedPeer, wire: DialedPeerSocket) -> SharedRoom:
         """Return our room, moved to the peer's document; or an empty room if we are joining."""
         ours, theirs = self._replica.room, peer.welcome
         if ours is None or ours.genesis != theirs.genesis:
-            return SharedRoom(theirs.genesis, epoch=theirs.epoch)
+            proof = theirs.epoch_proof
+            return SharedRoom(theirs.genesis, epoch=theirs.epoch, epoch_proof=proof)
         if theirs.epoch < ours.epoch:
+            if ours.epoch_proof is not None:
+                await wire.send(epoch_message(ours.epoch_proof))
             raise Unavailable(f"{peer.id} is still in an earlier document of the room")
-        await self._replica.catch_up_to(theirs.epoch)
+        if theirs.epoch_proof is not None:
+            await self._replica.catch_up_to(theirs.epoch_proof)
         return self._replica.current_room
 
     async def _enter_room(self, seed: Seed, peer: JoinedPeer, room: SharedRoom) -> None:

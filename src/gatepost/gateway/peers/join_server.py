@@ -143,7 +143,7 @@ class JoinServer:
     def _welcome_headers(self, admitted: AdmittedNode) -> dict[str, Any]:
         room = self._replica.current_room
         chain = () if admitted.admission is None else self._admission_chain(admitted.admission)
-        value = Welcome(room.genesis, room.epoch, chain)
+        value = Welcome(room.genesis, room.epoch, chain, room.epoch_proof)
         header = welcome_header.encode_welcome(value, admitted.session_id, self._core.node.key)
         return {welcome_header.WELCOME_HEADER: header}
 

@@ -1,13 +1,9 @@
 """The room's coordinator: sweeps ended records, and rotates the room when that is worth it.
 
 Every gateway removes its own ended records, as often and as late as the coordinator's claim says.
-One gateway coordinates: the genesis, or the most senior backbone node that is online while the
-genesis is away. It publishes its settings if they differ from those in the room, and starts the
-next document when most of the present one is obsolete. Two gateways that do so at the same time do
-no harm: both name the same next epoch, and nobody follows a claim beyond that.
+One gateway coordinates: the genesis of the room. It publishes its settings if they differ from
+those in the room, and starts the next document when most of the present one is obsolete.
 """
-
-from collections.abc import Callable
 
 from gatepost.errors import Forbidden
 from gatepost.gateway.peers.record_publisher import RecordPublisher
@@ -15,24 +11,21 @@ from gatepost.room import (
     CoordinationRecord,
     CoordinatorTerm,
     RecordRetention,
-    RoomMember,
     SharedRoom,
     claim_key,
 )
 from gatepost.room.retention import finished_records, is_rotation_due
+from gatepost.room.roles import Act, may_act, role_of
 
 _DEFAULT_SWEEP_SECS = 600
 _SECOND_MS = 1000
 
 
 class RoomCoordinator:
-    """`is_online` tells whether a member is believed to be online."""
-
-    def __init__(self, publisher: RecordPublisher, is_online: Callable[[RoomMember], bool]) -> None:
+    def __init__(self, publisher: RecordPublisher) -> None:
         self._publisher = publisher
         self._replica = publisher.replica
         self._core = publisher.replica.core
-        self._is_online = is_online
         self._swept_at: int | None = None
 
     async def sweep_when_due(self) -> None:
@@ -63,14 +56,9 @@ class RoomCoordinator:
             await self.rotate()
 
     def is_coordinator(self) -> bool:
-        members = self._replica.current_room.effective.nodes.values()
-        own = self._core.node.key.public
-        for member in sorted(members, key=lambda member: member.rank):
-            if member.public_key == own:
-                return member.is_backbone
-            if not member.is_backbone or self._is_online(member):
-                return False
-        return False
+        link = self._replica.author.chain[-1]
+        role = role_of(link.key, link.tier, self._replica.current_room.genesis.key)
+        return may_act(role, Act.ROTATE_ROOM)
 
     def current_claim(self) -> CoordinationRecord:
         """The claim that counts; until there is one, the defaults."""
@@ -80,8 +68,10 @@ class RoomCoordinator:
     async def rotate(self) -> SharedRoom:
         """Start the next document without ended records; every gateway follows."""
         room = self._replica.current_room
-        if self._replica.create_issuer().tier != "backbone":
-            raise Forbidden("an edge node cannot rotate the room; run this on a backbone node")
+        if not self.is_coordinator():
+            raise Forbidden(
+                f"only the room's coordinator can rotate it; run this on {room.genesis.node}"
+            )
         known = self.current_claim()
         await self._publish_claim(
             self._make_claim(known.retention, known.sweep_every_seconds, room.epoch + 1)
@@ -96,8 +86,9 @@ class RoomCoordinator:
             invite_ms=int(settings.keep_invites_secs * _SECOND_MS),
             review_ms=int(settings.keep_reviews_secs * _SECOND_MS),
         )
-        if (known.retention, known.sweep_every_seconds) != (wanted, settings.sweep_every_secs):
-            epoch = self._replica.current_room.epoch
+        epoch = self._replica.current_room.epoch
+        published = (known.retention, known.sweep_every_seconds, known.room_epoch)
+        if published != (wanted, settings.sweep_every_secs, epoch):
             await self._publish_claim(self._make_claim(wanted, settings.sweep_every_secs, epoch))
 
     async def _publish_claim(self, claim: CoordinationRecord) -> None:

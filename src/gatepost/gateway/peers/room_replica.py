@@ -32,7 +32,7 @@ from gatepost.journal import Tx
 from gatepost.room import (
     AdmissionLink,
     ChainVerifier,
-    Genesis,
+    CoordinationRecord,
     NodeRecord,
     RecordAuthor,
     RoomAwareness,
@@ -43,8 +43,10 @@ from gatepost.room import (
     found_room,
     store,
 )
+from gatepost.room.epoch_proof import EpochProof, make_epoch_proof, proven_epoch
 from gatepost.room.publisher import VersionLeap
 from gatepost.room.retention import rejoin_room, rotate_room
+from gatepost.room.store import RoomIdentity
 
 log = logging.getLogger(__name__)
 
@@ -86,13 +88,22 @@ class RoomReplica:
         loaded = await self.core.read(_load_room)
         if loaded is None:
             return
-        genesis, epoch, records, leap = loaded
+        identity, records, leap = loaded
         own_key = ("nodes", self.core.node.id, self.core.node.key.public)
         own = next((signed for signed in records if signed.slot_key == own_key), None)
         if own is None:
             raise JournalCorrupt("the room in the journal lacks this node's own record")
         author = RecordAuthor(self.core.node.key, own.chain)
-        self._open_room(SharedRoom(genesis, author=author, epoch=epoch, records=records, leap=leap))
+        self._open_room(
+            SharedRoom(
+                identity.genesis,
+                author=author,
+                epoch=identity.epoch,
+                epoch_proof=identity.epoch_proof,
+                records=records,
+                leap=leap,
+            )
+        )
 
     async def found_room(self, also: Callable[[Tx], T]) -> T:
         """Commit `also`; if there is no room yet, found one in the same transaction."""
@@ -137,7 +148,7 @@ class RoomReplica:
             # Records of a room without other members were never seen by another node.
             tx.execute("DELETE FROM room_record")
             tx.execute("DELETE FROM room")
-            store.create_room(tx, room.genesis, room.epoch)
+            store.create_room(tx, RoomIdentity(room.genesis, room.epoch, room.epoch_proof))
             store.save_records(tx, records)
             return also(tx)
 
@@ -155,20 +166,25 @@ class RoomReplica:
     # -- moving to another document
 
     async def follow_epoch(self) -> None:
-        """Move to the next document, if the coordinator names it.
+        """Move to the next document, if the coordinator names it or a peer has proved it.
 
-        A later epoch is no reason to move: a node that missed one learns of it as it connects.
+        The coordinator raises the epoch by one. A node that missed more than one epoch learns of
+        the latest from a peer.
         """
-        coordination = self.current_room.effective.coordination
-        if coordination is not None and coordination.room_epoch == self.current_room.epoch + 1:
-            epoch, kept = coordination.room_epoch, coordination.retention
+        room = self.current_room
+        signed = room.coordination_record()
+        if room.later_epoch_proof is not None:
+            await self.catch_up_to(room.later_epoch_proof)
+        elif signed is not None and isinstance(signed.data, CoordinationRecord):
+            proof, kept = make_epoch_proof(signed), signed.data.retention
             now = self.core.clock.now()
-            await self._move_to(lambda room: rotate_room(room, epoch, now, kept))
+            if signed.data.room_epoch == room.epoch + 1:
+                await self._move_to(lambda room: rotate_room(room, proof, now, kept))
 
-    async def catch_up_to(self, epoch: int) -> None:
-        """Move to the later document a peer is in, if we missed the rotation."""
-        if epoch > self.current_room.epoch:
-            await self._move_to(lambda room: rejoin_room(room, epoch))
+    async def catch_up_to(self, proof: EpochProof) -> None:
+        """Move to the later document that a peer has proved, if we missed the rotation."""
+        if proven_epoch(proof, self.current_room.genesis) > self.current_room.epoch:
+            await self._move_to(lambda room: rejoin_room(room, proof))
 
     async def _move_to(self, moved: Callable[[SharedRoom], SharedRoom]) -> None:
         async with self._room_lock:
@@ -176,7 +192,12 @@ class RoomReplica:
                 count, room = self.change_count, moved(self.current_room)
                 records = list(room.document)
                 await self.core.commit(
-                    partial(store.replace_records, epoch=room.epoch, records=records)
+                    partial(
+                        store.replace_records,
+                        epoch=room.epoch,
+                        epoch_proof=room.epoch_proof,
+                        records=records,
+                    )
                 )
                 # Records that changed during the commit must be moved too: start again.
                 if self.change_count == count:
@@ -210,6 +231,7 @@ class RoomReplica:
 
     def check_welcome(self, welcome: Welcome, issuer_key: bytes) -> None:
         """Raise Forbidden unless the peer admits this node by it, or we are in its room already."""
+        _check_epoch(welcome, 1 if self.room is None else self.room.epoch)
         if self.room is not None and self.room.genesis == welcome.genesis:
             return
         chain = welcome.chain
@@ -266,11 +288,20 @@ class RoomReplica:
                     await self._changed.wait()
 
 
-def _load_room(tx: Tx) -> tuple[Genesis, int, list[SignedRecord], VersionLeap] | None:
-    which = store.load_room_identity(tx)
-    if which is None:
+def _check_epoch(welcome: Welcome, known_epoch: int) -> None:
+    """Raise unless the coordinator has signed a later epoch than the one we know."""
+    if welcome.epoch <= known_epoch:
+        return
+    proof = welcome.epoch_proof
+    if proof is None or proven_epoch(proof, welcome.genesis) != welcome.epoch:
+        raise Forbidden(f"the peer names epoch {welcome.epoch} of the room without a proof")
+
+
+def _load_room(tx: Tx) -> tuple[RoomIdentity, list[SignedRecord], VersionLeap] | None:
+    identity = store.load_room_identity(tx)
+    if identity is None:
         return None
-    return (*which, store.load_records(tx, which[0]), _load_version_leap(tx))
+    return identity, store.load_records(tx, identity.genesis), _load_version_leap(tx)
 
 
 def _load_version_leap(tx: Tx) -> VersionLeap:

@@ -14,6 +14,7 @@ from gatepost.access.tokens import decode_b64, encode_b64
 from gatepost.errors import InvalidTicket
 from gatepost.events import NodeKey, frame_parts, verify_signature
 from gatepost.room import AdmissionLink, Genesis
+from gatepost.room.epoch_proof import EpochProof
 
 WELCOME_HEADER = "gatepost-welcome"
 SUBPROTOCOL = "gatepost"
@@ -21,11 +22,15 @@ TICKET_PREFIX = "ticket."
 
 
 class Welcome(Struct, frozen=True, forbid_unknown_fields=True):
-    """The room entered. `chain` is set if the signing gateway itself admitted the node."""
+    """The room entered. `chain` is set if the signing gateway itself admitted the node.
+
+    An epoch after the first comes with its proof.
+    """
 
     genesis: Genesis
     epoch: int
     chain: tuple[AdmissionLink, ...] = ()
+    epoch_proof: EpochProof | None = None
 
 
 def encode_welcome(welcome: Welcome, session: str, key: NodeKey) -> str:

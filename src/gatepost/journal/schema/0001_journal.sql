@@ -315,12 +315,14 @@ CREATE TABLE blob_use (
 
 -- == The room
 
--- The room this gateway is a member of: its genesis node, and the epoch of the document.
+-- The room this gateway is a member of: its genesis node, and the epoch of the document. An epoch after the
+-- first is proven by a signed record of the coordinator.
 CREATE TABLE room (
     one          INTEGER PRIMARY KEY CHECK (one = 1),
     genesis_node TEXT NOT NULL,
     genesis_key  BLOB NOT NULL,
-    epoch        INTEGER NOT NULL
+    epoch        INTEGER NOT NULL,
+    epoch_proof  TEXT
 );
 
 -- The latest version of every record, with its writer's signature.

@@ -1,0 +1,89 @@
+"""The table of roles: the least role that may write each record, or do each act.
+
+The guard of the room, the view, the receiver and the API all ask this table. Something that a role
+may not do does not count, however well it is signed.
+
+A node has exactly one role. A role may do everything that the roles before it may. The coordinator
+is the genesis of the room.
+"""
+
+from enum import IntEnum, StrEnum
+
+from gatepost.room.records import (
+    AgentRecord,
+    CapabilityRecord,
+    CoordinationRecord,
+    DeliveryRecord,
+    EligibilityRecord,
+    EtaAdviceRecord,
+    IncidentRecord,
+    InviteRecord,
+    NodeRecord,
+    ReviewRecord,
+    RevocationRecord,
+    RoomRecord,
+    RoutingRecord,
+)
+from gatepost.wire import Tier
+
+
+class Role(IntEnum):
+    EDGE = 1
+    BACKBONE = 2
+    COORDINATOR = 3
+
+
+class Act(StrEnum):
+    """Acts that are more than writing a record."""
+
+    ADMIT_NODE = "admit a node"
+    REVOKE_NODE = "revoke a junior node"
+    RELAY_OUTBOX = "relay the outbox of another node"
+    OVERRIDE_OWNER = "override the owner of an agent, if that owner is dead or revoked"
+    DESCRIBE_ANY_AGENT = "write routes and capabilities of agents that live elsewhere"
+    SETTLE_ANY_REPORT = "settle reviews and incidents that another node raised"
+    ROTATE_ROOM = "move the room to its next epoch"
+
+
+WRITERS: dict[type[RoomRecord], Role] = {
+    NodeRecord: Role.EDGE,
+    AgentRecord: Role.EDGE,
+    DeliveryRecord: Role.EDGE,
+    RoutingRecord: Role.EDGE,
+    CapabilityRecord: Role.EDGE,
+    EligibilityRecord: Role.EDGE,
+    ReviewRecord: Role.EDGE,
+    IncidentRecord: Role.EDGE,
+    EtaAdviceRecord: Role.EDGE,
+    InviteRecord: Role.BACKBONE,
+    RevocationRecord: Role.BACKBONE,
+    CoordinationRecord: Role.COORDINATOR,
+}
+
+ACTORS: dict[Act, Role] = {
+    Act.ADMIT_NODE: Role.BACKBONE,
+    Act.REVOKE_NODE: Role.BACKBONE,
+    Act.RELAY_OUTBOX: Role.BACKBONE,
+    Act.OVERRIDE_OWNER: Role.BACKBONE,
+    Act.DESCRIBE_ANY_AGENT: Role.BACKBONE,
+    Act.SETTLE_ANY_REPORT: Role.BACKBONE,
+    Act.ROTATE_ROOM: Role.COORDINATOR,
+}
+
+
+def role_of(public_key: bytes, tier: Tier, genesis_key: bytes) -> Role:
+    """The role of the node with this key, which was admitted with this tier."""
+    return Role.COORDINATOR if public_key == genesis_key else role_of_tier(tier)
+
+
+def role_of_tier(tier: Tier) -> Role:
+    """The least role of a node of this tier, where the genesis needs no special case."""
+    return Role.BACKBONE if tier == "backbone" else Role.EDGE
+
+
+def may_write(role: Role, record_type: type[RoomRecord]) -> bool:
+    return role >= WRITERS[record_type]
+
+
+def may_act(role: Role, act: Act) -> bool:
+    return role >= ACTORS[act]
