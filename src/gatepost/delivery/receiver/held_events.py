@@ -46,8 +46,14 @@ _SELECT_EVENT_AT = f"SELECT event_id FROM held WHERE {_OF_PAIR} AND pair_seq = ?
 _REMOVE = f"DELETE FROM held WHERE {_OF_PAIR} AND pair_seq = ?"
 _REMOVE_EVENT = f"DELETE FROM held WHERE {_OF_PAIR} AND event_id = ?"
 _CHANGE_REASON = f"UPDATE held SET why = ?, digest = ? WHERE {_OF_PAIR} AND pair_seq = ?"
-# An event of an earlier incarnation that has the same number goes before all others.
-_MOVE_TO_FRONT = f"UPDATE held SET pair_seq = -pair_seq WHERE {_OF_PAIR} AND pair_seq = ?"
+# An event of an earlier incarnation that has the same number goes before all numbered ones, and
+# behind the events that went there before it: under negative numbers, which rise.
+_MOVE_TO_FRONT = f"""
+UPDATE held SET pair_seq = (
+    SELECT coalesce(max(pair_seq) + 1, {-MAX_JSON_INT}) FROM held
+    WHERE {_OF_PAIR} AND {_IS_NUMBERED} AND pair_seq < 0
+) WHERE {_OF_PAIR} AND pair_seq = ?
+"""
 _SELECT_REASON = "SELECT why, digest FROM held WHERE source = ? AND event_id = ?"
 _SELECT_FULL = "SELECT DISTINCT mailbox FROM held WHERE why = 'full'"
 _SELECT_HELD_FOR_CAPACITY = """
@@ -192,7 +198,7 @@ class HeldEvents:
         if row[0] is None:
             self.remove_number(key, pair, number)
         else:
-            self._tx.execute(_MOVE_TO_FRONT, (*key, number))
+            self._tx.execute(_MOVE_TO_FRONT, (*key, *key, number))
 
 
 def _missing_digest(envelope: Envelope, why: str) -> str | None:
