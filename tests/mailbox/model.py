@@ -185,7 +185,9 @@ class Model:
             self.senders[to, sender] = Pair(self.pair_ids)
         pair = self.senders[to, sender]
         created = self.now if mail.created_at is None else mail.created_at
-        rank = max(created, mail.not_before if mail.not_before > self.now else 0)
+        # Nobody gets more than an hour ahead by a date in the past.
+        earliest = self.now - 3_600_000
+        rank = max(created, earliest, mail.not_before if mail.not_before > self.now else 0)
         rank -= mail.priority * 1000
         if ordered:
             rank = pair.last_rank = max(pair.last_rank, rank)

@@ -93,6 +93,16 @@ def test_the_oldest_and_the_urgent_go_first(harness: MailboxHarness) -> None:
     assert harness.take(5) == ["urgent", "old", "fifo", "late"]
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_nobody_gets_ahead_of_all_others_by_a_date_in_the_past(
+    harness: MailboxHarness, ordered: bool
+) -> None:
+    harness.send("honest", by="zoe", at=harness.clock.now(), ordered=ordered)
+    harness.clock.advance(3_600_001)
+    harness.send("backdated", by="eve", at=0, ordered=ordered)
+    assert harness.take(5) == ["honest", "backdated"]
+
+
 def test_a_mailbox_may_be_unordered_and_a_message_may_still_ask_for_order(
     harness: MailboxHarness,
 ) -> None:

@@ -213,6 +213,7 @@ def mailbox_policy(settings: Settings) -> MailboxPolicy:
         int(mailbox.inflight_timeout_secs * 1000),
         int(mailbox.ttl_secs * 1000),
         mailbox.max_pending,
+        settings.limits.max_body_bytes,
     )
 
 

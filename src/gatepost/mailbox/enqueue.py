@@ -8,7 +8,6 @@ import msgspec
 from gatepost.errors import (
     GatepostError,
     IdempotencyConflict,
-    InvalidRequest,
     MailboxFull,
     Unavailable,
 )
@@ -50,6 +49,9 @@ _SELECT_KNOWN_MAIL = f"""
 SELECT p.sender, m.fingerprint FROM mail m JOIN pair p ON p.id = m.id >> {PAIR_NUMBER_BITS}
 WHERE m.mailbox = ? AND m.msg_id = ?
 """
+
+# Mail goes before the mail of other senders that came up to so long before it, and no further.
+_MAX_HEAD_START_MS = 3_600_000
 
 
 class NewMail(msgspec.Struct):
@@ -214,8 +216,9 @@ def _insert_mail(
         ordered = ordered_by_default if mail.ordered is None else mail.ordered
         created = now if mail.created_at is None else mail.created_at
         not_before = mail.not_before if mail.not_before > now else 0
-        # Priority n overtakes messages of other pairs that are up to n seconds older.
-        rank = max(created, not_before) - mail.priority * 1000
+        # Priority n overtakes messages of other pairs that are up to n seconds older. Nobody gets
+        # ahead of all others by a date in the past.
+        rank = max(created, not_before, now - _MAX_HEAD_START_MS) - mail.priority * 1000
         id, rank = pair.place_mail(ordered, rank)
         expires = policy.expiry(now, mail.ttl, not_before)
         tracked, digest = mail.meta is not None, _payload_fingerprint(mail.payload)
@@ -249,12 +252,3 @@ def _load_pair(tx: Tx, mailbox: int, sender: str, size: int) -> MailboxPair:
     if is_full or pair.id > _LAST_PAIR_ID:
         raise Unavailable(f"this journal has no pair number left for mail from {sender}")
     return pair
-
-
-def check_payload(payload: bytes) -> None:
-    """Refuse a payload that is not UTF-8: the decoder skips payloads without validating them."""
-    if not payload.isascii():
-        try:
-            payload.decode()
-        except UnicodeDecodeError:
-            raise InvalidRequest("the payload is not valid UTF-8") from None

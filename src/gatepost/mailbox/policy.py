@@ -4,7 +4,7 @@ import msgspec
 
 from gatepost.errors import ExpiresTooSoon, InvalidRequest
 
-_MAX_DELAY = 10 * 365 * 86_400_000
+MAX_DELAY_MS = 10 * 365 * 86_400_000
 
 
 class MailboxPolicy(msgspec.Struct, frozen=True):
@@ -15,6 +15,7 @@ class MailboxPolicy(msgspec.Struct, frozen=True):
     inflight_timeout: int = 30_000
     ttl: int = 86_400_000
     max_pending: int = 1_000_000
+    max_payload_bytes: int = 1024 * 1024
 
     def backoff_after(self, attempt: int) -> int:
         """Return the wait after `attempt` (0 is the first) failed; it doubles with each attempt."""
@@ -34,7 +35,7 @@ class MailboxPolicy(msgspec.Struct, frozen=True):
 
 def check_delay(now: int, not_before: int, ttl: int | None) -> None:
     """Refuse a message that would expire before its turn may begin, or that begins never."""
-    if not_before - now > _MAX_DELAY:
+    if not_before - now > MAX_DELAY_MS:
         raise InvalidRequest("`not_before` is more than ten years ahead")
     if ttl is not None and not_before >= now + ttl:
         raise ExpiresTooSoon("the message would expire before `not_before`: give it more time")

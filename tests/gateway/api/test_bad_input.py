@@ -251,3 +251,12 @@ def test_bad_input_does_not_fill_memory(own: GatewayProcess) -> None:
                 assert http.post("/v1/enqueue/batch", content=body).status_code in (400, 413)
     grown = memory(own) - before
     assert grown < 20_000_000, f"{grown:,} bytes"
+
+
+def test_a_payload_that_is_nested_too_deeply_for_agents_is_refused(own: GatewayProcess) -> None:
+    deep = json.loads("[" * 300 + "]" * 300)
+    with client(own) as http:
+        _coded(http.post("/v1/enqueue", json={**MSG, "payload": deep}))
+        refused = http.post("/v1/messages", json={**SEND, "payload": deep})
+        _coded(refused)
+        assert "nested" in refused.json()["message"]

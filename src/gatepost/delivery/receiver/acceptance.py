@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from gatepost.delivery.abuse import AbuseLog
 from gatepost.delivery.agents import Agents
 from gatepost.delivery.blob_records import has_blob
 from gatepost.delivery.incidents import IncidentLog
@@ -30,6 +31,7 @@ class ReceiverParts(NamedTuple):
     routes: RouteFinder
     dispatcher: Dispatcher
     incidents: IncidentLog
+    abuse: AbuseLog
     writer: OutboxWriter
     full: FullMailboxes
 

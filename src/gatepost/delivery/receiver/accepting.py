@@ -5,6 +5,7 @@ Mail is collected in runs of one sender and one mailbox, and put away together a
 
 import msgspec
 
+from gatepost.delivery.abuse import AbuseKind
 from gatepost.delivery.blob_records import find_blob, use_blob
 from gatepost.delivery.decisions import Decision, ReplyArrived
 from gatepost.delivery.outbox_writer import ACCEPTED, GATEWAY, KEPT
@@ -12,7 +13,7 @@ from gatepost.delivery.outgoing import EMPTY_PAYLOAD, TurnReply
 from gatepost.delivery.receiver.acceptance import AcceptanceCheck, ReceiverParts
 from gatepost.delivery.receiver.inbox_states import InboxInput
 from gatepost.delivery.receiver.inbox_table import InboxTable
-from gatepost.errors import EncryptionError, GatepostError, InvalidRequest
+from gatepost.errors import EncryptionError, GatepostError, PayloadTooLarge
 from gatepost.events import (
     EncryptedPayload,
     Envelope,
@@ -20,11 +21,12 @@ from gatepost.events import (
     Receipt,
     decode_payload,
 )
+from gatepost.events.json_payload import check_json_payload
 from gatepost.journal.transaction import Tx
 from gatepost.mailbox import NewMail
+from gatepost.mailbox.policy import MAX_DELAY_MS
 from gatepost.wire import EventInfo
 
-_skip_value = msgspec.json.Decoder(msgspec.Raw).decode
 _ID_IS_TAKEN = "its id was used for another message"
 
 
@@ -131,8 +133,21 @@ class EventAcceptor:
         payload = cipher.decrypt(
             sealed, encrypted_by=key, event_id=envelope.event_id, source_node_id=source
         )
-        _check_json(payload)
+        self._check_content(payload)
         return payload
+
+    def _check_content(self, payload: bytes) -> None:
+        """Agents get it inside a JSON document, so it is as suspect as the payload of a client."""
+        limit = self._parts.dispatcher.policy.max_payload_bytes
+        try:
+            if len(payload) > limit:
+                raise PayloadTooLarge(f"it has {len(payload)} bytes; {limit} are taken inline")
+            check_json_payload(payload)
+        except GatepostError as error:
+            self._parts.abuse.report_abuse(
+                self._source, AbuseKind.UNREADABLE_PAYLOAD, error.message
+            )
+            raise
 
     def _is_mail_besides(self, envelope: Envelope, payload: bytes) -> bool:
         """A reply ends the delivery it answers; whether it is mail for the agent besides."""
@@ -161,15 +176,16 @@ class EventAcceptor:
             envelope.max_retries,
         )
         ttl = None if envelope.expires_at is None else max(1, envelope.expires_at - self._now)
+        not_before = min(envelope.not_before or 0, self._tx.now + MAX_DELAY_MS)
         return NewMail(
             envelope.event_id,
             payload,
             created_at=envelope.created_at,
-            ttl=ttl,
+            ttl=None if ttl is None else min(ttl, MAX_DELAY_MS),
             meta=msgspec.json.encode(info),
             priority=envelope.priority,
             ordered=bool(envelope.pair_seq),
-            not_before=envelope.not_before or 0,
+            not_before=not_before,
             max_retries=envelope.max_retries,
         )
 
@@ -177,12 +193,3 @@ class EventAcceptor:
         if envelope.payload_ref is not None:
             mailbox = envelope.to_agent_id or ""
             use_blob(self._tx, envelope.payload_ref.digest, mailbox, envelope.event_id)
-
-
-def _check_json(payload: bytes) -> None:
-    """Raise InvalidRequest unless this is one JSON value: agents get it inside a JSON document."""
-    try:
-        payload.decode()
-        _skip_value(payload)
-    except ValueError as error:
-        raise InvalidRequest(f"its payload is no JSON: {error}") from None

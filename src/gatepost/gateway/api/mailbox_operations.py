@@ -8,13 +8,14 @@ from msgspec import Raw, UnsetType
 
 from gatepost.errors import InvalidRequest, PayloadTooLarge
 from gatepost.events import check_digest
+from gatepost.events.json_payload import check_json_text
 from gatepost.gateway.api.dequeue_poll import DequeuePoll
 from gatepost.gateway.api.wait_registry import WaitRegistry
 from gatepost.gateway.batch_commit import commit_until_none
 from gatepost.gateway.core import Core
 from gatepost.journal import Tx
 from gatepost.mailbox import NewMail, Settlement, browse
-from gatepost.mailbox.enqueue import check_payload, find_mailbox
+from gatepost.mailbox.enqueue import find_mailbox
 from gatepost.mailbox.policy import check_delay
 from gatepost.wire import (
     Ack,
@@ -87,7 +88,7 @@ class MailboxOperations:
                 f"a payload may have {self._max_inline_bytes} bytes here, this has {len(payload)};"
                 " `send` stores a larger one as a blob, and anything may name an uploaded blob"
             )
-        check_payload(payload)
+        check_json_text(payload)
 
     def plan_ack(self, op: Ack) -> TransactionPlan | None:
         """The transaction of an ack, or None if a reply has to be stored as a blob first."""
@@ -177,7 +178,7 @@ async def query_mailbox(core: Core, mailbox: str, query: Callable[[Tx, int], lis
 def _check_replies(op: Ack) -> None:
     """Check what a decoder cannot. InvalidRequest: a turn has one reply, which is valid."""
     for reply in op.replies.values():
-        check_payload(bytes(reply))
+        check_json_text(bytes(reply))
     for handle, digest in op.reply_refs.items():
         check_digest(digest)
         if handle in op.replies:

@@ -9,12 +9,12 @@ from gatepost.delivery.send_request import check_send, fingerprint_payload, fing
 from gatepost.delivery.sent_messages import is_reached
 from gatepost.errors import GatepostError, UnknownMessage
 from gatepost.events import parse_event_id
+from gatepost.events.json_payload import check_json_text
 from gatepost.gateway.api.mailbox_operations import TransactionPlan
 from gatepost.gateway.api.wait_registry import WaitRegistry
 from gatepost.gateway.archived_messages import archived_status
 from gatepost.gateway.core import Core
 from gatepost.journal import Tx
-from gatepost.mailbox.enqueue import check_payload
 from gatepost.wire import AnyAnswer, Await, Awaited, Failure, NewSend, Send, SendResults, Sent
 
 
@@ -30,7 +30,7 @@ class SendOperations:
         for new in op.messages:
             check_send(new)
             if not isinstance(new.payload, UnsetType):
-                check_payload(bytes(new.payload))
+                check_json_text(bytes(new.payload))
         if any(self._is_large(new) for new in op.messages):
             return None
         return self._build_send_plan(op, [fingerprint_payload(new) for new in op.messages])
