@@ -9,17 +9,27 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import httpx
 import msgspec
+import psutil  # type: ignore[import-untyped]
 import pytest
 from websockets.asyncio.client import connect
 
-from gatepost.gateway import bounded_http, serve
+from gatepost.clock import SystemClock
+from gatepost.gateway import app, bounded_http, listener, serve
 from gatepost.gateway_endpoint import GatewayEndpoint
 from gatepost.testing import GatewayProcess
+from gatepost.tls import create_certificate, create_key, local_context
 from tests.gateway.tools import memory, settings
 from tests.waiting import async_wait_until
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """The event loop of the gateway: its connections differ from those of asyncio's own."""
+    return "asyncio", {"use_uvloop": True}
 
 
 def _endless(start: bytes, more: bytes) -> Iterator[bytes]:
@@ -71,17 +81,75 @@ def test_large_bodies_and_many_requests_on_one_connection_are_not_heads(
 
 
 @contextlib.asynccontextmanager
-async def _served(state: Path) -> AsyncIterator[GatewayEndpoint]:
+async def _served(state: Path, **values: object) -> AsyncIterator[GatewayEndpoint]:
     """A gateway with all its doors in this process, where its patience can be changed."""
-    serving = asyncio.create_task(serve.serve_until_stopped(settings(state, listen__port=0)))
+    serving = asyncio.create_task(
+        serve.serve_until_stopped(
+            # Past this time the whole process would end, and that is the tests.
+            settings(state, listen__port=0, node__stop_secs=3600, **values)
+        )
+    )
     path = state / "endpoint.json"
     await async_wait_until(path.exists)
     try:
         yield msgspec.json.decode(path.read_bytes(), type=GatewayEndpoint)
     finally:
+        while Stranger.all:
+            Stranger.all.pop().writer.close()
         os.kill(os.getpid(), signal.SIGTERM)
         await serving
         gc.unfreeze()
+
+
+class Stranger:
+    """One raw connection to a gateway."""
+
+    all: ClassVar[list["Stranger"]] = []
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def connect(cls, endpoint: GatewayEndpoint, **options: Any) -> "Stranger":
+        host, port = endpoint.url.rpartition("//")[2].split(":")
+        found = cls(*await asyncio.open_connection(host, int(port), **options))
+        cls.all.append(found)
+        return found
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def drip(self, piece: bytes, pause: float) -> bytes:
+        """Send a piece now and then until the gateway ends this; return its last words."""
+        reading = asyncio.ensure_future(self.reader.read(100_000))
+        while not reading.done():
+            with contextlib.suppress(OSError):
+                await self.send(piece)
+            await asyncio.wait([reading], timeout=pause)
+        with contextlib.suppress(ConnectionError):
+            return reading.result()
+        return b""
+
+    async def is_closed(self) -> bool:
+        with contextlib.suppress(ConnectionError):
+            while await asyncio.wait_for(self.reader.read(65_536), 10):
+                pass
+        return True
+
+
+def _make_certificate(state: Path) -> dict[str, str]:
+    """The settings for a certificate that is in the state directory from now on."""
+    state.mkdir(mode=0o700)
+    key = create_key()
+    (state / "tls.key").write_bytes(key)
+    (state / "tls.crt").write_bytes(create_certificate(key, "127.0.0.1", SystemClock().now()))
+    return {"listen__tls_cert": "tls.crt", "listen__tls_key": "tls.key"}
+
+
+def _operator(state: Path) -> dict[str, str]:
+    return {"authorization": f"Bearer {(state / 'token').read_text()}"}
 
 
 @pytest.mark.anyio
@@ -90,14 +158,149 @@ async def test_a_connection_that_asks_nothing_is_closed_and_no_other(
 ) -> None:
     monkeypatch.setattr(bounded_http, "_HEAD_SECS", 0.2)
     async with _served(state) as endpoint:
-        host, port = endpoint.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        headers = {"authorization": f"Bearer {(state / 'token').read_text()}"}
+        idle = await Stranger.connect(endpoint)
         url = endpoint.url.replace("http", "ws") + "/v1/ws"
-        async with connect(url, additional_headers=headers) as connection:
-            assert await asyncio.wait_for(reader.read(), 5) == b""
+        async with connect(url, additional_headers=_operator(state)) as connection:
+            assert await asyncio.wait_for(idle.reader.read(), 5) == b""
             # Longer than a connection may take to ask.
             await asyncio.sleep(0.2)
             await connection.send('{"op": "peek", "mailbox": "b"}')
             assert "summaries" in str(await connection.recv())
-        writer.close()
+
+
+_GET = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+_POST = b"POST /ansible/agent/auth/refresh HTTP/1.1\r\nhost: x\r\ncontent-length: 9000\r\n\r\n"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("start", "piece"),
+    [
+        (b"GET /healthz HTTP/1.1\r\n", b"a: b\r\n"),
+        (_GET, b"\r\n"),
+        (_GET + b"GET /", b"a"),
+        (_POST, b" "),
+        (_POST.replace(b"content-length: 9000", b"transfer-encoding: chunked"), b"1\r\n \r\n"),
+    ],
+    ids=["first head", "empty lines after a request", "second head", "body", "chunks"],
+)
+async def test_a_request_that_comes_slowly_is_ended(
+    state: Path, monkeypatch: pytest.MonkeyPatch, start: bytes, piece: bytes
+) -> None:
+    monkeypatch.setattr(bounded_http, "_HEAD_SECS", 0.3)
+    monkeypatch.setattr(bounded_http, "_BODY_SECS", 0.3)
+    async with _served(state) as endpoint:
+        slow = await Stranger.connect(endpoint)
+        await slow.send(start)
+        if start.startswith(_GET):
+            assert b" 200 " in await slow.reader.read(200)
+        answer = await asyncio.wait_for(slow.drip(piece, 0.05), 10)
+        assert b" 408 " in answer or not answer
+        assert await slow.is_closed()
+
+
+@pytest.mark.anyio
+async def test_a_body_of_a_known_client_may_take_as_long_as_it_keeps_coming(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_http, "_BODY_SECS", 0.2)
+    monkeypatch.setattr(bounded_http, "_MIN_BYTES_PER_SEC", 1000)
+
+    async def arriving() -> AsyncIterator[bytes]:
+        for _ in range(8):
+            yield b"x" * 1000
+            await asyncio.sleep(0.1)
+
+    async with _served(state) as endpoint, httpx.AsyncClient(headers=_operator(state)) as http:
+        stored = await http.post(f"{endpoint.url}/v1/blobs", content=arriving())
+        assert stored.json()["size"] == 8000
+
+
+@pytest.mark.anyio
+async def test_an_answer_that_nobody_reads_is_given_up(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_http, "_UNREAD_SECS", 0.2)
+    monkeypatch.setattr(bounded_http, "_LINGER_SECS", 0.2)
+    async with _served(state) as endpoint:
+        host, port = endpoint.url.removeprefix("http://").split(":")
+        deaf = socket.socket()
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect((host, int(port)))
+        token = _operator(state)["authorization"]
+        ask = f"GET /openapi/openapi.json HTTP/1.1\r\nhost: x\r\nauthorization: {token}\r\n\r\n"
+        # The answers are larger than the buffers between us.
+        deaf.sendall(ask.encode() * 100)
+        own = deaf.getsockname()[1]
+        await async_wait_until(lambda: own in _remote_ports())
+        await async_wait_until(lambda: own not in _remote_ports())
+        deaf.close()
+
+
+def _remote_ports() -> set[int]:
+    """The ports of those with whom this process has an established connection it accepted."""
+    found = psutil.Process().net_connections("tcp")
+    local = {each.laddr.port for each in found if each.status == "LISTEN"}
+    return {each.raddr.port for each in found if each.raddr and each.laddr.port in local}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+async def test_idle_sockets_of_a_stranger_shut_nobody_out(
+    state: Path, monkeypatch: pytest.MonkeyPatch, tls: bool
+) -> None:
+    limits = {"limits__max_connections": 16, "limits__max_unauthenticated": 16}
+    secure = _make_certificate(state) if tls else {}
+    async with _served(state, **limits, **secure) as endpoint:
+        url = endpoint.url.replace("http", "ws") + "/v1/ws"
+        context = local_context(str(state / "tls.crt")) if tls else None
+        async with connect(url, additional_headers=_operator(state), ssl=context) as agent:
+            idle = [await Stranger.connect(endpoint) for _ in range(40)]
+            async with httpx.AsyncClient(headers=_operator(state), verify=context or True) as http:
+                status = await http.get(f"{endpoint.url}/v1/status")
+                assert status.json()["accepting"]
+                assert await idle[0].is_closed(), "the oldest ones give way"
+                incidents = await http.get(f"{endpoint.url}/v1/incidents")
+            assert "address:127.0.0.1" in incidents.text
+            assert "connection_flood" in incidents.text
+            await agent.send('{"op": "peek", "mailbox": "b"}')
+            assert "summaries" in str(await agent.recv())
+            reader, writer = await asyncio.open_unix_connection(state / "gateway.sock")
+            writer.write(b'{"op": "peek", "mailbox": "b"}\n')
+            assert b"summaries" in await reader.readline()
+            writer.close()
+
+
+@pytest.mark.anyio
+async def test_a_tls_handshake_has_a_deadline(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "_HANDSHAKE_SECS", 0.2)
+    async with _served(state, **_make_certificate(state)) as endpoint:
+        idle = await Stranger.connect(endpoint)
+        assert await idle.is_closed()
+        garbage = await Stranger.connect(endpoint)
+        await garbage.send(b"GET / HTTP/1.1\r\n\r\n")
+        assert await garbage.is_closed()
+
+
+@pytest.mark.anyio
+async def test_a_websocket_that_is_not_accepted_is_closed(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_http, "_ACCEPT_SECS", 0.2)
+    monkeypatch.setattr(app, "check_origin", lambda *_: None)
+
+    done = asyncio.Event()
+
+    async def wait(*_: object) -> None:
+        await done.wait()
+
+    monkeypatch.setattr(app, "refuse_websocket", wait)
+    upgrade = (
+        b"GET /v1/ws HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+        b"sec-websocket-version: 13\r\nsec-websocket-key: x3JJHMbDL1EzLkh9GBhXDw==\r\n\r\n"
+    )
+    async with _served(state) as endpoint:
+        stranger = await Stranger.connect(endpoint)
+        await stranger.send(upgrade)
+        assert await stranger.is_closed()
+        done.set()

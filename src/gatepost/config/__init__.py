@@ -3,6 +3,7 @@
 from gatepost.config.settings import (
     AlertsSettings,
     ArchiveSettings,
+    LimitsSettings,
     ListenSettings,
     MailboxSettings,
     NodeSettings,
@@ -24,6 +25,7 @@ __all__ = [
     "AlertsSettings",
     "ArchiveSettings",
     "ChosenSettings",
+    "LimitsSettings",
     "ListenSettings",
     "MailboxSettings",
     "NodeSettings",

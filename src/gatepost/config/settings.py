@@ -208,7 +208,17 @@ class LimitsSettings(SettingsSection, frozen=True, kw_only=True):
         int, Meta(ge=1, le=1_000_000_000, description="Operations one token may make at once.")
     ] = 200_000
     max_connections: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="Connections open at the same time.")
+        int,
+        Meta(ge=1, le=1_000_000, description="Connections of clients and gateways at a time."),
+    ] = 1024
+    max_unauthenticated: Annotated[
+        int,
+        Meta(
+            ge=16,
+            le=1_000_000,
+            description="Connections besides these that have not shown a valid token yet. When"
+            " there are more, the oldest of the busiest address is closed.",
+        ),
     ] = 1024
     max_agents: Annotated[
         int,

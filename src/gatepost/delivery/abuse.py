@@ -35,6 +35,9 @@ class AbuseKind(StrEnum):
     FORGED_SENDER = "forged_sender"
     FORGED_RECEIPT = "forged_receipt"
     UNREADABLE_PAYLOAD = "unreadable_payload"
+    CONNECTION_FLOOD = "connection_flood"
+    TOKEN_GUESSING = "token_guessing"
+    FOREIGN_BLOB = "foreign_blob"
     QUOTA_EXCEEDED = "quota_exceeded"
 
 

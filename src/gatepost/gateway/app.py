@@ -17,12 +17,12 @@ from gatepost.errors import (
     GatepostError,
     InternalError,
     Unauthorized,
-    Unavailable,
 )
 from gatepost.gateway import openapi
 from gatepost.gateway.admin.external_agents import ExternalAgents, has_session_token
 from gatepost.gateway.admin.status import PeersSource, gateway_status, no_peers
 from gatepost.gateway.api import http_routes
+from gatepost.gateway.api.connection_pool import OPERATOR, identify_connection
 from gatepost.gateway.api.frame_session import FrameSession
 from gatepost.gateway.api.local_auth import LocalTokenAuth
 from gatepost.gateway.api.operations import Operations
@@ -69,6 +69,7 @@ def create_app(
         # The WebSocket handler checks the token itself: a handshake is refused in another way.
         if not is_open and connection.scope["type"] == ScopeType.HTTP:
             local_auth.require_token(connection.headers.get("authorization"))
+            identify_connection(connection, OPERATOR)
             operations.bucket.take_tokens(1)
 
     return Litestar(
@@ -130,6 +131,7 @@ def _websocket_route(
             external.guard.require_tls(socket)
             return await external.authenticate_session(socket)
         local_auth.require_token(socket.headers.get("authorization"))
+        identify_connection(socket, OPERATOR)
         return None
 
     @websocket_route("/v1/ws")
@@ -137,8 +139,6 @@ def _websocket_route(
         try:
             check_origin(socket, operations.core.settings.room.allowed_origins)
             session = await find_session(socket)
-            if metrics.session_count >= limits.max_connections:
-                raise Unavailable("too many connections", retry_after=1.0)
         except GatepostError as error:
             await refuse_websocket(socket, error)
             return

@@ -1,59 +1,242 @@
-"""uvicorn's HTTP protocol with bounds on the size and duration of a request's head.
+"""uvicorn's protocols with bounds: every wait for the other side has a deadline.
 
-The parser keeps the head in memory until it is complete, before any token was checked. So its size
-is limited, and a new connection must send it in time.
+The parser keeps the head of a request in memory until it is complete, before any token was checked.
+So its size is limited. A head must come in time, whether it is the first or a later one. A body
+must come at a minimum rate, an answer must be read, and a WebSocket must be accepted in time.
 """
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from gatepost.gateway.api.connection_pool import ConnectionSlot, attach_slot
 from gatepost.wire import Failure
 
 _MAX_HEAD_BYTES = 64 * 1024
-_HEAD_SECS = 30.0
-_REFUSAL = msgspec.json.encode(Failure("payload_too_large", "the request's head is too large"))
+_HEAD_SECS = 10.0
+_BODY_SECS = 30.0
+# Somebody who is known may send a large body for longer, if it keeps coming at this rate.
+_MIN_BYTES_PER_SEC = 8 * 1024
+# An answer of which nothing is read for this long is given up.
+_UNREAD_SECS = 30.0
+# The same for the rest of an answer, after which the connection is closed.
+_LINGER_SECS = 5.0
+_ACCEPT_SECS = 30.0
+_TOO_LARGE = (431, "payload_too_large", "the request's head is too large")
+_TOO_SLOW = (408, "deadline_exceeded", "the request came too slowly")
+_PHRASES = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
+
+
+class WriteDeadline:
+    """Aborts a connection whose other side has stopped reading."""
+
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._unread = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, secs: float) -> None:
+        self.cancel()
+        self._unread = self._transport.get_write_buffer_size()
+        self._timer = self._loop.call_later(secs, self._check, secs)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def linger(self) -> None:
+        """The transport is closing: send what is left of the answer, but not for ever."""
+        if self._transport.get_write_buffer_size():
+            self.start(_LINGER_SECS)
+
+    def _check(self, secs: float) -> None:
+        if self._transport.get_write_buffer_size() < self._unread:
+            self.start(secs)
+        else:
+            self._transport.abort()
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    _head_bytes = 0
+    """`slot` is the place of the connection in the pool."""
+
     _in_head = True
+    _in_body = False
+    _upgraded = False
+    _received = 0
+    _body_since = 0.0
     _deadline: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, slot: ConnectionSlot, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._slot = slot
+        self._writing: WriteDeadline
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(_HEAD_SECS, transport.close)
+        self._writing = WriteDeadline(transport, self.loop)
+        self._slot.abort = transport.abort
+        websocket: Any = partial(BoundedWebSocketProtocol, slot=self._slot)
+        self.ws_protocol_class = websocket
+        self._start_deadline(_HEAD_SECS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_deadline()
+        self._writing.cancel()
+        self._slot.release()
         super().connection_lost(exc)
 
+    # -- reading
+
     def data_received(self, data: bytes) -> None:
-        self._head_bytes += len(data)
+        self._received += len(data)
         super().data_received(data)
-        if self._in_head and self._head_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._refuse_head()
+        if self._upgraded or self.transport.is_closing():
+            return
+        if self._in_head and self._received > _MAX_HEAD_BYTES:
+            self._refuse(*_TOO_LARGE)
+        elif self._deadline is None:
+            self._expect_more()
+
+    def _expect_more(self) -> None:
+        """Start the deadline of an unfinished head or body. Most requests come in one piece."""
+        if self._in_body:
+            self._body_since = self.loop.time()
+            self._start_deadline(_BODY_SECS)
+        elif self._in_head or self._is_answered():
+            # Between two requests even an empty line ends uvicorn's own timeout.
+            self._start_deadline(_HEAD_SECS)
+
+    def _is_answered(self) -> bool:
+        """Whether no request waits for its answer."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is None or cycle.response_complete
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        super().on_message_begin()
+        attach_slot(self.scope, self._slot)
 
     def on_headers_complete(self) -> None:
         self._cancel_deadline()
-        self._in_head = False
+        self._in_head, self._in_body, self._received = False, True, 0
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._in_head, self._head_bytes = True, 0
+        self._cancel_deadline()
+        self._in_body, self._received = False, 0
         super().on_message_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._upgraded = True
+        self._cancel_deadline()
+        super().handle_websocket_upgrade()
+
+    def _start_deadline(self, secs: float) -> None:
+        self._cancel_deadline()
+        self._deadline = self.loop.call_later(secs, self._end_wait)
 
     def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _refuse_head(self) -> None:
-        head = (
-            "HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(_REFUSAL)}\r\nconnection: close\r\n\r\n"
-        )
-        self.transport.write(head.encode() + _REFUSAL)
+    def _end_wait(self) -> None:
+        self._deadline = None
+        if self.transport.is_closing():
+            return
+        if self._in_body and (left := self._body_secs_left()) > 0:
+            self._start_deadline(left)
+        elif self._in_head and not self._received:
+            self.transport.close()
+        else:
+            self._refuse(*_TOO_SLOW)
+
+    def _body_secs_left(self) -> float:
+        if self.flow.read_paused:
+            # The body waits for the gateway, and not the other way round.
+            return _BODY_SECS
+        earned = self._received / _MIN_BYTES_PER_SEC if self._slot.holder is not None else 0.0
+        return self._body_since + _BODY_SECS + earned - self.loop.time()
+
+    # -- writing
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._writing.start(_UNREAD_SECS)
+
+    def resume_writing(self) -> None:
+        self._writing.cancel()
+        super().resume_writing()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._writing.linger()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._writing.linger()
+
+    def send_400_response(self, msg: str) -> None:
+        super().send_400_response(msg)
+        self._writing.linger()
+
+    def _refuse(self, status: int, code: str, text: str) -> None:
+        if self._is_answered() or not self.cycle.response_started:
+            body = msgspec.json.encode(Failure(code, text))
+            head = (
+                f"HTTP/1.1 {status} {_PHRASES[status]}\r\ncontent-type: application/json\r\n"
+                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.write(head.encode() + body)
         self.transport.close()
+        self._writing.linger()
+
+
+class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
+    """The same for a WebSocket. Its pings end a connection that is silent."""
+
+    def __init__(self, *args: Any, slot: ConnectionSlot, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._slot = slot
+        self._writing: WriteDeadline
+        self._deadline: asyncio.TimerHandle
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._writing = WriteDeadline(transport, self.loop)
+        self._deadline = self.loop.call_later(_ACCEPT_SECS, self._end_handshake)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
+        self._writing.cancel()
+        self._slot.release()
+        super().connection_lost(exc)
+
+    def handle_connect(self, event: Any) -> None:
+        super().handle_connect(event)
+        if hasattr(self, "scope"):
+            # The application starts in the next turn of the event loop.
+            attach_slot(self.scope, self._slot)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._writing.start(_UNREAD_SECS)
+
+    def resume_writing(self) -> None:
+        self._writing.cancel()
+        super().resume_writing()
+
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        self._writing.linger()
+
+    def _end_handshake(self) -> None:
+        if not self.handshake_complete:
+            self.transport.abort()

@@ -10,7 +10,8 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -19,12 +20,14 @@ from litestar import Litestar
 
 from gatepost.clock import Clock
 from gatepost.config import Settings, is_loopback
+from gatepost.delivery.abuse import AbuseKind
 from gatepost.errors import ConfigError
 from gatepost.gateway.admin import external_agents, feedback, mirror_api, trace_api, undelivered_api
 from gatepost.gateway.admin.external_agents import ExternalAgents
 from gatepost.gateway.admin.feedback import Feedback, FeedbackGuard
 from gatepost.gateway.admin.trace_api import JourneyTracer
 from gatepost.gateway.api.connection_guard import ConnectionGuard
+from gatepost.gateway.api.connection_pool import ConnectionPool
 from gatepost.gateway.api.drop_folder import DropFolder
 from gatepost.gateway.api.local_auth import LocalTokenAuth
 from gatepost.gateway.api.operations import Operations
@@ -35,6 +38,7 @@ from gatepost.gateway.bounded_http import BoundedHttpProtocol
 from gatepost.gateway.compaction import compact_journal, remove_orphan_blobs
 from gatepost.gateway.core import Core
 from gatepost.gateway.disk_space import wait_for_space
+from gatepost.gateway.listener import ListeningServer, allow_open_files
 from gatepost.gateway.monitoring.backlog_alerts import BacklogAlerts
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.peering import Peering
@@ -88,7 +92,7 @@ async def serve_until_stopped(settings: Settings) -> None:
         app = create_app(
             operations, local_auth, metrics, routes, peering.report.describe_peers, external
         )
-        server = _create_server(settings, app)
+        server = _create_server(core, app)
         public_url = _public_url(settings, listener)
         await remove_orphan_blobs(core)
         run_every = core.background.run_every
@@ -205,16 +209,11 @@ def end_process_after(secs: float) -> None:
     timer.start()
 
 
-class _UvicornServer(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Do not capture: we handle signals, and uvicorn would raise them again too early."""
-        yield
-
-
-def _create_server(settings: Settings, app: Litestar) -> uvicorn.Server:
+def _create_server(core: Core, app: Litestar) -> uvicorn.Server:
+    settings = core.settings
     _check_tls(settings)
-    return _UvicornServer(
+    limits = allow_open_files(settings.limits)
+    return ListeningServer(
         uvicorn.Config(
             app,
             http=BoundedHttpProtocol,
@@ -226,11 +225,19 @@ def _create_server(settings: Settings, app: Litestar) -> uvicorn.Server:
             access_log=False,
             lifespan="off",
             server_header=False,
-            limit_concurrency=settings.limits.max_connections,
             timeout_graceful_shutdown=2,
             ssl_certfile=settings.named_file(settings.listen.tls_cert),
             ssl_keyfile=settings.named_file(settings.listen.tls_key),
-        )
+        ),
+        ConnectionPool(limits, partial(_report_flood, core)),
+    )
+
+
+def _report_flood(core: Core, source: str) -> None:
+    core.abuse.report_abuse(
+        f"address:{source}",
+        AbuseKind.CONNECTION_FLOOD,
+        "too many connections without a valid token; the oldest ones are closed",
     )
 
 

@@ -43,6 +43,7 @@ from gatepost.errors import (
 from gatepost.events import check_agent_id, check_digest, parse_event_id
 from gatepost.gateway.admin.status import gateway_status
 from gatepost.gateway.api.connection_guard import AnyConnection, ConnectionGuard
+from gatepost.gateway.api.connection_pool import identify_connection
 from gatepost.gateway.api.frame_session import FrameSession
 from gatepost.gateway.api.http_routes import while_connected
 from gatepost.gateway.api.json_input import decode_json
@@ -150,6 +151,7 @@ class ExternalAgents:
         session = await self._core.read(
             lambda tx: self._sessions.authenticate_token(tx, token.strip())
         )
+        identify_connection(connection, f"session:{session.id}")
         self.take_call(session)
         if not session.is_token_used:
             # Before anything is done with it: its refresh token then cannot be asked for again.

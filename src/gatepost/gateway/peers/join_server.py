@@ -24,6 +24,7 @@ from gatepost.errors import (
 )
 from gatepost.events import fingerprint_key
 from gatepost.gateway.api.connection_guard import ConnectionGuard
+from gatepost.gateway.api.connection_pool import identify_connection
 from gatepost.gateway.api.local_auth import parse_bearer_token
 from gatepost.gateway.api.route_decorators import get, post
 from gatepost.gateway.api.route_parameters import AnyRequest, AnyWebSocket, PathName
@@ -105,7 +106,13 @@ class JoinServer:
             raise NotFound(f"there is no room of this name; the only room is {CONTROL_ROOM}")
         if len(self._replica.connections) >= self._settings.limits.max_connections:
             raise Unavailable("too many connections", retry_after=1.0)
-        return await self._core.commit(lambda tx: self._admission.redeem_ticket(tx, ticket))
+        admitted = await self._core.commit(lambda tx: self._admission.redeem_ticket(tx, ticket))
+        try:
+            identify_connection(socket, f"node:{admitted.node_id}")
+        except GatepostError:
+            self._core.submit(lambda tx: node_sessions.close_node_session(tx, admitted.session_id))
+            raise
+        return admitted
 
     async def _serve_connection(self, socket: AnyWebSocket, admitted: AdmittedNode) -> None:
         room, awareness = self._replica.current_room, self._replica.awareness
