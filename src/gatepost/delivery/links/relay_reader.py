@@ -232,6 +232,7 @@ class RelayReaderPart:
     def _take_events(self, frame: EventsFrame) -> None:
         """Proven events are taken even if this relay is not asked for them any more."""
         if frame.source in self._restarting:
+            self._return_credit(frame)
             return
         incarnations = self._incarnations.get(frame.source, [])
         envelopes = self._check_or_blame(
@@ -310,8 +311,7 @@ class RelayReaderPart:
 
     def _confirm_taken(self, frame: EventsFrame, result: RelayedResult) -> None:
         if result.error is not None:
-            self._reader.blame_relay(self.peer, frame.source, self._port.now())
-            self._port.end(result.error)
+            self._leave_source(frame)
             return
         self._reader.clear_blame(self.peer, frame.source)
         taken = TakenFrame(*result.position, frame_weight(frame), "relay")
@@ -321,6 +321,23 @@ class RelayReaderPart:
             self.send_readings()
         elif result.restart:
             self._restart_source(frame.source)
+
+    def _leave_source(self, frame: EventsFrame) -> None:
+        """Do not ask this relay for an outbox for a while, and go on with the others.
+
+        The events are signed, and yet cannot be taken: the relay left some out, or their source
+        signed nonsense. Nobody can tell which, so the source must not cost the relay its link.
+        """
+        self._reader.blame_relay(self.peer, frame.source, self._port.now())
+        self._restarting.add(frame.source)
+        self._incarnations.pop(frame.source, None)
+        self._return_credit(frame)
+        self._reader.refresh_requests()
+
+    def _return_credit(self, frame: EventsFrame) -> None:
+        """Nothing of this frame was taken, but it does not wait here either."""
+        position = (frame.source, frame.incarnation, frame.first_seq - 1)
+        self._port.send(TakenFrame(*position, frame_weight(frame), "relay"))
 
     def _restart_source(self, source: str) -> None:
         """Read an outbox from our position again, for events of it were only looked through."""
