@@ -1,18 +1,20 @@
 """HTTP calls to a gateway: each returns the value of the answer, or raises the gateway's error.
 
-No call uses a proxy: it would see the token.
+No call uses a proxy: it would see the token. An answer may come from anybody who listens at the
+address. So a body is read in pieces up to a limit of bytes and time, and never decompressed.
 """
 
 import asyncio
 import contextlib
 import ssl
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Self, TypeVar, cast
 
 import msgspec
 
-from gatepost.errors import DeadlineExceeded, GatepostError, Unavailable
+from gatepost.errors import DeadlineExceeded, Unavailable
 from gatepost.gateway_endpoint import LocateGateway, Target
 from gatepost.tls import authority_context
 from gatepost.wire import decode_failure
@@ -25,16 +27,22 @@ import httpx  # noqa: E402
 
 # Callers import httpx from here, after the line above.
 __all__ = [
+    "UNCOMPRESSED",
     "AsyncHttpCalls",
     "HttpCalls",
     "NotGatewayAnswer",
     "decode_answer",
     "httpx",
+    "read_body",
 ]
 
 T = TypeVar("T")
 
 _CONNECT_SECS = 5.0
+# A page of dead letters with their payloads is the largest answer; blobs are streamed.
+_MAX_ANSWER_BYTES = 128 * 1024 * 1024
+_BODY_SECS = 60.0
+UNCOMPRESSED = {"accept-encoding": "identity"}
 
 
 class NotGatewayAnswer(Exception):
@@ -45,19 +53,60 @@ class NotGatewayAnswer(Exception):
         self.status = status
 
 
-def decode_answer(response: httpx.Response, kind: type[T]) -> T:
+def decode_answer(status: int, body: bytes, kind: type[T]) -> T:
     """The value of an answer; raises the gateway's error, or NotGatewayAnswer."""
-    if not response.is_success:
-        raise _response_error(response)
+    if not 200 <= status < 300:
+        raise decode_failure(body) or NotGatewayAnswer(status)
     try:
-        return msgspec.json.decode(response.content, type=kind)
+        return msgspec.json.decode(body, type=kind)
     except msgspec.MsgspecError:
-        raise NotGatewayAnswer(response.status_code) from None
+        raise NotGatewayAnswer(status) from None
 
 
-def _response_error(response: httpx.Response) -> GatepostError | NotGatewayAnswer:
-    """The error of an answer without success, whose body was read."""
-    return decode_failure(response.content) or NotGatewayAnswer(response.status_code)
+class _AnswerBody:
+    """The body of an answer, piece by piece, up to `most` bytes."""
+
+    def __init__(self, response: httpx.Response, most: int) -> None:
+        self._status = response.status_code
+        self._left = most
+        self._pieces: list[bytes] = []
+        check_uncompressed(response)
+
+    def add_piece(self, piece: bytes) -> None:
+        self._left -= len(piece)
+        if self._left < 0:
+            raise NotGatewayAnswer(self._status)
+        self._pieces.append(piece)
+
+    def join_pieces(self) -> bytes:
+        return b"".join(self._pieces)
+
+
+def check_uncompressed(response: httpx.Response) -> None:
+    """Raise NotGatewayAnswer for a compressed body: a little of it may hold gigabytes."""
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise NotGatewayAnswer(response.status_code)
+
+
+async def read_body(response: httpx.Response, most: int = _MAX_ANSWER_BYTES) -> bytes:
+    """Read the body of a streamed answer; raises NotGatewayAnswer for more than `most` bytes.
+
+    The caller sets the deadline.
+    """
+    body = _AnswerBody(response, most)
+    async for piece in response.aiter_raw():
+        body.add_piece(piece)
+    return body.join_pieces()
+
+
+def _read_body_blocking(response: httpx.Response) -> bytes:
+    body = _AnswerBody(response, _MAX_ANSWER_BYTES)
+    ends_at = time.monotonic() + _BODY_SECS
+    for piece in response.iter_raw():
+        body.add_piece(piece)
+        if time.monotonic() > ends_at:
+            raise httpx.ReadTimeout("the answer does not end", request=response.request)
+    return body.join_pieces()
 
 
 class HttpCalls:
@@ -74,7 +123,7 @@ class HttpCalls:
         self._timeout = timeout
         self._http = httpx.Client(
             base_url=url,
-            headers=_bearer_header(token),
+            headers=_bearer_header(token) | UNCOMPRESSED,
             # Loading the system's certificates takes longer than a whole call without TLS.
             verify=_choose_verification(url, verify),
             trust_env=False,
@@ -103,7 +152,8 @@ class HttpCalls:
         if body is not None:
             request["content"] = msgspec.json.encode(body)
         timeout = httpx.Timeout(self._timeout + wait, connect=_CONNECT_SECS)
-        return decode_answer(self._http.request(method, path, timeout=timeout, **request), kind)
+        with self._http.stream(method, path, timeout=timeout, **request) as response:
+            return decode_answer(response.status_code, _read_body_blocking(response), kind)
 
     @contextlib.contextmanager
     def download(self, path: str) -> Iterator[Iterator[bytes]]:
@@ -111,9 +161,9 @@ class HttpCalls:
         timeout = httpx.Timeout(self._timeout, connect=_CONNECT_SECS)
         with self._http.stream("GET", path, timeout=timeout) as response:
             if not response.is_success:
-                response.read()
-                raise _response_error(response)
-            yield response.iter_bytes()
+                decode_answer(response.status_code, _read_body_blocking(response), object)
+            check_uncompressed(response)
+            yield response.iter_raw()
 
 
 class AsyncHttpCalls:
@@ -141,11 +191,19 @@ class AsyncHttpCalls:
             return await self.read_answer(response, kind)
 
     async def read_answer(self, response: httpx.Response, kind: type[T]) -> T:
-        await response.aread()
         try:
-            return decode_answer(response, kind)
+            async with asyncio.timeout(_BODY_SECS):
+                body = await read_body(response)
+            return decode_answer(response.status_code, body, kind)
+        except TimeoutError:
+            raise DeadlineExceeded("the answer does not end, so the outcome is unknown") from None
         except NotGatewayAnswer as error:
             raise Unavailable(f"the gateway answers with status {error.status}") from None
+
+    async def stream_body(self, response: httpx.Response, piece_bytes: int) -> AsyncIterator[bytes]:
+        check_uncompressed(response)
+        async for piece in response.aiter_raw(piece_bytes):
+            yield piece
 
     async def _open_client(self, target: Target) -> httpx.AsyncClient:
         """The client for this target; another certificate needs another client."""
@@ -163,7 +221,7 @@ class AsyncHttpCalls:
     ) -> AsyncIterator[httpx.Response]:
         """Open an answer with success; its body is read by the caller."""
         target = await asyncio.to_thread(self._locate)
-        headers = _bearer_header(target.token)
+        headers = _bearer_header(target.token) | UNCOMPRESSED
         http = await self._open_client(target)
         try:
             async with http.stream(
@@ -172,6 +230,8 @@ class AsyncHttpCalls:
                 if not response.is_success:
                     await self.read_answer(response, object)
                 yield response
+        except NotGatewayAnswer as error:
+            raise Unavailable(f"the gateway answers with status {error.status}") from None
         except httpx.TimeoutException:
             raise DeadlineExceeded(
                 f"no answer from {target.url} in time, so the outcome is unknown"

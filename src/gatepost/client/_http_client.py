@@ -55,7 +55,7 @@ class ClientHttp:
     async def download(self, digest: str) -> AsyncIterator[bytes]:
         folder = _SESSION_BLOBS if await self._has_session() else "/v1/blobs"
         async with self._calls.open_response("GET", f"{folder}/{digest}", 30.0) as response:
-            async for piece in response.aiter_bytes(_PIECE_BYTES):
+            async for piece in self._calls.stream_body(response, _PIECE_BYTES):
                 yield piece
 
 

@@ -15,7 +15,7 @@ from gatepost.clock import Clock
 from gatepost.errors import WrongState
 from gatepost.gateway.mirror_views import MirrorDone, MirroredMessage, MirrorPage, MirrorSwitch
 from gatepost.gateway_endpoint import LocateGateway
-from gatepost.http_calls import AsyncHttpCalls
+from gatepost.http_calls import AsyncHttpCalls, read_body
 from gatepost.migration import phase_marker
 from gatepost.migration.legacy_file import LegacyFile, LegacyRecords, open_legacy_file
 from gatepost.migration.legacy_records import (
@@ -111,7 +111,7 @@ class SendMirror:
             return msgspec.json.decode(message.payload)  # type: ignore[arg-type]
         path = f"/v1/blobs/{message.payload_ref}"
         async with self._calls.open_response("GET", path, _TIMEOUT_SECS) as response:
-            return decode_blob(await response.aread())
+            return decode_blob(await read_body(response))
 
 
 def decode_blob(content: bytes) -> Any:

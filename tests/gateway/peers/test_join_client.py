@@ -1,5 +1,8 @@
 """Whoever answers in place of the gateway that was meant is found out."""
 
+import asyncio
+import gzip
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from gatepost.access.tickets import AUDIENCE, TicketClaims
 from gatepost.access.tokens import TokenKind, mint_token
 from gatepost.errors import Forbidden, InvalidRequest, InvalidTicket, Unavailable
 from gatepost.events import NodeKey, fingerprint_key
+from gatepost.gateway.peers import join_client
 from gatepost.gateway.peers.join_client import JoinClient, SelfDialError
 from gatepost.gateway.peers.room_directory import RoomDirectory
 from gatepost.gateway.peers.seeds import Seed
@@ -71,7 +75,17 @@ async def knocker(state: Path, clock: ManualClock) -> AsyncIterator[JoinClient]:
 
 
 def _asks(knocker: JoinClient, host: Callable[[httpx.Request], httpx.Response]) -> None:
-    knocker.transport = httpx.MockTransport(host)
+    async def pieces(content: bytes) -> AsyncIterator[bytes]:
+        yield content
+
+    def streamed(request: httpx.Request) -> httpx.Response:
+        """As over the network: nothing is read before the body is asked for."""
+        answer = host(request)
+        if not answer.is_stream_consumed:
+            return answer
+        return httpx.Response(answer.status_code, content=pieces(answer.content))
+
+    knocker.transport = httpx.MockTransport(streamed)
 
 
 async def test_the_gateway_that_was_meant_is_believed(
@@ -111,6 +125,44 @@ async def test_what_is_no_gateway_is_said_to_be_none(knocker: JoinClient) -> Non
         _asks(knocker, lambda _, status=status: httpx.Response(status, text="<html>"))  # type: ignore[misc]
         with pytest.raises(Unavailable, match="not a gateway"):
             await knocker.exchange_proof(SEED)
+
+
+@pytest.mark.parametrize("headers", [{}, {"content-encoding": "gzip"}])
+async def test_an_answer_is_small_and_not_compressed(
+    knocker: JoinClient, headers: dict[str, str]
+) -> None:
+    """1 MiB of gzip took 3.1 GiB."""
+    content = gzip.compress(bytes(32 << 20)) if headers else bytes(1 << 20)
+
+    async def body() -> AsyncIterator[bytes]:
+        yield content
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers=headers, content=body())
+
+    _asks(knocker, answer)
+    tracemalloc.start()
+    try:
+        with pytest.raises(Unavailable, match="not a gateway"):
+            await knocker.exchange_proof(SEED)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+async def test_an_answer_that_never_ends_is_given_up(
+    knocker: JoinClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(join_client, "_TIMEOUT_SECS", 0.05)
+
+    async def body() -> AsyncIterator[bytes]:
+        while True:
+            yield b" "
+            await asyncio.sleep(0.001)
+
+    _asks(knocker, lambda _: httpx.Response(200, content=body()))
+    with pytest.raises(TimeoutError):
+        await knocker.exchange_proof(SEED)
 
 
 async def test_nothing_is_sent_in_the_clear_to_another_machine(knocker: JoinClient) -> None:

@@ -1,5 +1,6 @@
 """Client side of joining a peer: get a ticket over HTTP, then open the WebSocket."""
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -44,14 +45,16 @@ from gatepost.gateway.peers.join_server import (
 from gatepost.gateway.peers.room_directory import RoomDirectory
 from gatepost.gateway.peers.seeds import Seed
 from gatepost.gateway.peers.welcome_header import SUBPROTOCOL, WELCOME_HEADER, Welcome
-from gatepost.http_calls import NotGatewayAnswer, decode_answer
+from gatepost.http_calls import UNCOMPRESSED, NotGatewayAnswer, decode_answer, read_body
 from gatepost.room import CONTROL_ROOM, MAX_MESSAGE_BYTES
 from gatepost.tls import authority_context, pinned_context, read_authorities
 from gatepost.wire import decode_failure
 
 T = TypeVar("T")
 
+# Each call over HTTP, and the handshake of the WebSocket, take no longer than this.
 _TIMEOUT_SECS = 10.0
+_MAX_ANSWER_BYTES = 64 * 1024
 _TRUST_ADVICE = (
     "give the certificate of its authority to `gatepost join --ca FILE`, which keeps it,"
     " or name the file in room.tls_ca"
@@ -144,6 +147,7 @@ class JoinClient:
         self._check_url(seed.url)
         return httpx.AsyncClient(
             base_url=seed.url,
+            headers=UNCOMPRESSED,
             timeout=_TIMEOUT_SECS,
             verify=self._tls_context(seed) if seed.url.startswith("https:") else False,
             # A proxy must see neither tickets nor invites.
@@ -179,9 +183,10 @@ class JoinClient:
     async def _request_json(
         self, http: httpx.AsyncClient, method: str, path: str, answer: type[T], **request: Any
     ) -> T:
-        response = await http.request(method, path, **request)
         try:
-            return decode_answer(response, answer)
+            async with asyncio.timeout(_TIMEOUT_SECS), http.stream(method, path, **request) as got:
+                body = await read_body(got, _MAX_ANSWER_BYTES)
+            return decode_answer(got.status_code, body, answer)
         except NotGatewayAnswer as other:
             raise Unavailable(
                 f"{http.base_url}{path} answered HTTP {other.status}, but is not a gateway"
