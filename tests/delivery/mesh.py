@@ -29,6 +29,7 @@ from gatepost.wire import NewSend, Sent
 
 START = 1_800_000_000_000
 WINDOW = 1 << 20
+CONGESTED_BYTES = 256 * 1024
 
 
 class Gate:
@@ -225,6 +226,14 @@ class End:
         if not self.wire.broken:
             self.out.append(data)
 
+    @property
+    def queued_bytes(self) -> int:
+        return sum(map(len, self.out))
+
+    @property
+    def is_congested(self) -> bool:
+        return self.queued_bytes >= CONGESTED_BYTES
+
     def end(self, error: GatepostError) -> None:
         self.wire.errors.append(error.message)
         self.wire.cut()
@@ -241,7 +250,10 @@ class End:
         """Hand the next frame to the other end."""
         if not self.out:
             return False
+        was_congested = self.is_congested
         frame = self.tamper(decode_frame(self.out.popleft()))
+        if was_congested and not self.is_congested:
+            self.port.resume_requests()
         if frame is not None:
             other.seen.append(frame)
             other.hear(frame)

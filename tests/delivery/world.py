@@ -101,6 +101,8 @@ class Box:
 
 
 class Port:
+    is_congested = False
+
     def __init__(self, box: Box, wire: "deque[bytes]") -> None:
         self._box = box
         self._wire = wire

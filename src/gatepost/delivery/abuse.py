@@ -38,6 +38,7 @@ class AbuseKind(StrEnum):
     CONNECTION_FLOOD = "connection_flood"
     TOKEN_GUESSING = "token_guessing"
     FOREIGN_BLOB = "foreign_blob"
+    FOREIGN_OUTBOX = "foreign_outbox"
     QUOTA_EXCEEDED = "quota_exceeded"
 
 

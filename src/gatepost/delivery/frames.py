@@ -28,7 +28,7 @@ FrameNumber = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Incarnation = tuple[FrameName, FrameNumber]  # an incarnation and its first seq
 Position = tuple[FrameName, FrameName, FrameNumber]  # source, incarnation, how far it is read
 IncarnationList = Annotated[list[Incarnation], Meta(min_length=1, max_length=1000)]
-PositionList = Annotated[list[Position], Meta(max_length=100_000)]
+PositionList = Annotated[list[Position], Meta(max_length=20_000)]
 FrameNames = Annotated[list[FrameName], Meta(max_length=10_000)]
 
 
@@ -152,13 +152,17 @@ class SkipFrame(LinkFrame, frozen=True, tag="skip"):
 
 
 class BlobRequest(LinkFrame, frozen=True, tag="blob_ask"):
-    """Asks for a range of a blob of `source`; a relay names the `reader` it asks for."""
+    """Asks for a range of a blob of `source`.
+
+    Through a relay, the `reader` signs that it wants this blob of this source.
+    """
 
     source: FrameName
     digest: Digest
     offset: FrameNumber
     length: FrameNumber
     reader: FrameName | None = None
+    signature: Annotated[bytes, Meta(max_length=64)] = b""
 
 
 class BlobPiece(LinkFrame, frozen=True, tag="blob_piece"):

@@ -9,7 +9,8 @@ Later room changes are kept per peer as the set of slots to send, not as bytes. 
 costs no more memory than the room has keys, and receives the latest version of each key once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Literal
 
 from gatepost.errors import Forbidden, RoomViolation
@@ -55,7 +56,7 @@ class SyncPeer:
             awareness.on_change(self._on_awareness),
         )
         self.synced = False
-        self._handlers: dict[int, Callable[[Lib0Reader], list[bytes]]] = {
+        self._handlers: dict[int, Callable[[Lib0Reader], Iterable[bytes]]] = {
             SYNC: self._handle_sync,
             AWARENESS: self._handle_awareness,
             AUTH: self._handle_auth,
@@ -67,8 +68,12 @@ class SyncPeer:
         """The messages to send right after connecting."""
         return [_sync_message(STEP_1, self._room.state_vector()), *self._presence_messages()]
 
-    def receive_message(self, message: bytes) -> list[bytes]:
-        """Handle a message and return the answers to it."""
+    def receive_message(self, message: bytes) -> Iterable[bytes]:
+        """Handle a message and return the answers to it.
+
+        The answers to step 1 are made one by one as they are read: together they may be as large
+        as the room.
+        """
         if len(message) > MAX_MESSAGE_BYTES:
             raise lib0.too_large_error("a message", len(message), MAX_MESSAGE_BYTES)
         reader = Lib0Reader(message)
@@ -77,14 +82,17 @@ class SyncPeer:
             raise RoomViolation("unknown message type", rule="message")
         return handler(reader)
 
-    def pending_messages(self) -> list[bytes]:
-        """Messages with the changes since the last call; call it when the peer can take more."""
+    def pending_messages(self) -> Iterator[bytes]:
+        """Messages with the changes since the last call; call it when the peer can take more.
+
+        Each message is made as it is read, from the records as they are now.
+        """
         places, self._slots_to_send = self._slots_to_send, {}
         said, self._entries_to_send = self._entries_to_send, {}
         records = [s for place in places if (s := self._room.document.record_at(place)) is not None]
         updates = self._room.document.encode_updates(records) if records else ()
-        messages = [_sync_message(UPDATE, update) for update in updates]
-        return messages + ([_awareness_message(list(said.values()))] if said else [])
+        presence = [_awareness_message(list(said.values()))] if said else []
+        return chain((_sync_message(UPDATE, update) for update in updates), presence)
 
     def close(self) -> None:
         """Unsubscribe from room and awareness after the connection ended."""
@@ -101,7 +109,7 @@ class SyncPeer:
         if applied.origin is not self:
             self._slots_to_send |= dict.fromkeys(signed.slot_key for signed in applied.changed)
 
-    def _handle_sync(self, reader: Lib0Reader) -> list[bytes]:
+    def _handle_sync(self, reader: Lib0Reader) -> Iterable[bytes]:
         step, data = reader.read_uint(), reader.read_bytes(MAX_UPDATE_BYTES)
         reader.expect_end()
         if step == STEP_1:
@@ -112,10 +120,10 @@ class SyncPeer:
         self.synced |= step == STEP_2
         return []
 
-    def _answer_state_vector(self, state_vector: bytes) -> list[bytes]:
-        *first, last = self._room.missing_updates(state_vector)
+    def _answer_state_vector(self, state_vector: bytes) -> Iterator[bytes]:
+        updates = self._room.missing_updates(state_vector)
         self._slots_to_send.clear()
-        return [*(_sync_message(UPDATE, u) for u in first), _sync_message(STEP_2, last)]
+        return _missing_messages(updates)
 
     def _handle_awareness(self, reader: Lib0Reader) -> list[bytes]:
         entries = awareness.decode_awareness(reader.read_bytes(awareness.MAX_AWARENESS_BYTES))
@@ -154,6 +162,15 @@ class SyncPeer:
 def epoch_message(proof: EpochProof) -> bytes:
     """Show a peer that the room is in a later epoch."""
     return bytes((EPOCH,)) + lib0.encode_text(proof.record) + lib0.encode_text(proof.signature)
+
+
+def _missing_messages(updates: Iterator[bytes]) -> Iterator[bytes]:
+    """All updates as messages, the last of them as step 2."""
+    last = next(updates)
+    for update in updates:
+        yield _sync_message(UPDATE, last)
+        last = update
+    yield _sync_message(STEP_2, last)
 
 
 def _sync_message(step: int, data: bytes) -> bytes:

@@ -14,6 +14,7 @@ from gatepost.delivery.frames import PIECE_BYTES, AnyFrame, BlobPiece, BlobReque
 from gatepost.delivery.links.blob_fetch import BlobFetcher, FetchStage
 from gatepost.delivery.links.blob_link_part import BlobLinkPart
 from gatepost.delivery.links.blob_ports import FetchLimits, FileDone
+from gatepost.delivery.links.proof import sign_blob_request
 from gatepost.delivery.send_request import fingerprint_send
 from gatepost.errors import GatepostError, StorageFailed
 from gatepost.events import Blob, BlobStore
@@ -116,10 +117,10 @@ class Post:
         gate.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, ?, NULL)", row))
         return blob.digest
 
-    def send(self, source: Gate, to: Gate, size: int) -> tuple[str, str]:
+    def send(self, source: Gate, to: Gate, size: int, **fields: Any) -> tuple[str, str]:
         """(event id, digest) of a message with a blob."""
         digest = self.upload(source, size)
-        new = NewSend(source.id.upper(), to.id.upper(), payload_ref=digest)
+        new = NewSend(source.id.upper(), to.id.upper(), payload_ref=digest, **fields)
         sent = source.do(lambda tx: source.coordinator.send(tx, new, fingerprint_send(new)))
         return sent.event_id, digest
 
@@ -581,8 +582,9 @@ def test_a_relay_forwards_no_more_than_a_source_tolerates(tmp_path: Path) -> Non
     post.flow()
     fetcher, digest = post.fetchers["s"], "sha256:" + "0" * 64
     (part,) = [each for each in fetcher._parts if each.peer == "b"]
+    proof = ("b", sign_blob_request(post.mesh["b"].key, "b", "a", digest))
     asked = [
-        fetcher.forwarder.forward_request(part, BlobRequest("a", digest, offset, 1))
+        fetcher.forwarder.forward_request(part, BlobRequest("a", digest, offset, 1, *proof))
         for offset in range(100)
     ]
     assert sum(asked) + BOUNDS.fetches * BOUNDS.pieces == BOUNDS.reads

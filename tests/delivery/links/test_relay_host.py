@@ -611,7 +611,7 @@ def test_frames_that_are_not_taken_cost_no_credit(mesh: Mesh, a: Gate, b: Gate, 
     a.send_many(b, 3, size=1000)
     mesh.flow()
     (feed,) = [part._feed for part in s.peers.relay_host._parts if part.peer == "b"]
-    assert feed is not None and feed._window._credit == feed._window._size
+    assert feed is not None and feed._window._credit == feed._window.size
 
 
 def _details(gate: Gate, kind: str, text: str) -> bool:

@@ -30,6 +30,7 @@ class Follower:
         self.window = window
         self.frames: list[LinkFrame] = []
         self.now = gate.clock.now
+        self.is_congested = False
         self.part = SourceFeedPart(self, gate.node, gate.coordinator, window)
         gate.outbox.on_published = self.part.publish_group
 

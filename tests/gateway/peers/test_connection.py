@@ -1,6 +1,7 @@
 """One connection between gateways, with a socket that does as the test says."""
 
 import asyncio
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -34,10 +35,10 @@ class Wire:
         self.sent.append(message)
 
 
-def _connection(wire: Wire) -> tuple[PeerConnection, Callable[[], None]]:
+def _connection(wire: Wire, **limits: int) -> tuple[PeerConnection, Callable[[], None]]:
     replica = room(entry(ROOT), of=ROOT)
     connection = PeerConnection(
-        replica, RoomAwareness("root", 1), wire, "ben", BEN.key.public, "dialer"
+        replica, RoomAwareness("root", 1), wire, "ben", BEN.key.public, "dialer", **limits
     )
     numbers = iter(range(1000))
 
@@ -82,6 +83,88 @@ async def test_who_asks_again_and_again_and_takes_nothing_is_cut_off() -> None:
         wire.inbox.put_nowait(STEP_1)
     with pytest.raises(RateLimited):
         await connection.run()
+
+
+async def test_answers_are_made_as_the_peer_takes_them() -> None:
+    """Eight of them, each as large as the room, were kept in memory: 460 MiB."""
+    wire = Wire()
+    records = [claim(ROOT, "agents", f"a{n}", agent("root")) for n in range(3000)]
+    replica = room(entry(ROOT), *records, of=ROOT)
+    whole = sum(len(each.text) for each in records)
+    connection = PeerConnection(
+        replica, RoomAwareness("root", 1), wire, "ben", BEN.key.public, "dialer"
+    )
+    running = asyncio.create_task(connection.run())
+    await connection.idle.wait()
+    wire.open.clear()
+    tracemalloc.start()
+    for _ in range(7):
+        wire.inbox.put_nowait(STEP_1)
+    await async_wait_until(lambda: len(connection._answers) == 6, 5)
+    assert tracemalloc.get_traced_memory()[1] < 2 * whole
+    tracemalloc.stop()
+    wire.open.set()
+    await connection.idle.wait()
+    assert sum(message[:2] == b"\x00\x01" for message in wire.sent) == 7
+    wire.inbox.put_nowait(None)
+    await running
+
+
+async def test_answers_are_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_test, "_FREE_ANSWER_BYTES", 1)
+    monkeypatch.setattr(under_test, "_ANSWER_BYTES_PER_SEC", 0.001)
+    wire = Wire()
+    connection, _ = _connection(wire)
+    running = asyncio.create_task(connection.run())
+    for _ in range(20):
+        wire.inbox.put_nowait(STEP_1)
+        await async_wait_until(lambda: running.done() or wire.inbox.empty(), 5)
+        await asyncio.sleep(0)
+    with pytest.raises(RateLimited):
+        await running
+    assert sum(message[:2] == b"\x00\x01" for message in wire.sent) < 12
+
+
+def test_a_budget_fills_again() -> None:
+    budget = under_test.AnswerBudget()
+    for now in (100.0, 100.0, 100.0):
+        assert budget.allows_answer(now)
+        budget.add_answer(10 << 20)
+    assert not budget.allows_answer(100.0)
+    assert budget.allows_answer(101.0)
+
+
+async def test_a_link_that_queues_too_much_for_its_peer_is_cut_off() -> None:
+    wire = Wire()
+    connection, _ = _connection(wire, max_queued_bytes=1 << 20)
+    running = asyncio.create_task(connection.run())
+    await connection.idle.wait()
+    wire.open.clear()
+    for _ in range(16):
+        connection.send_frame(bytes(65_535))
+    await asyncio.sleep(0)
+    assert connection.is_congested and not running.done()
+    connection.send_frame(b"1")
+    with pytest.raises(RateLimited, match="ben asks for more than it takes"):
+        await running
+
+
+async def test_a_link_is_told_when_its_peer_has_taken_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wire, drained = Wire(), list[int]()
+    connection, _ = _connection(wire)
+    connection.on_drained = lambda: drained.append(connection.queued_bytes)
+    running = asyncio.create_task(connection.run())
+    await connection.idle.wait()
+    wire.open.clear()
+    for _ in range(10):
+        connection.send_frame(bytes(100_000))
+    wire.open.set()
+    await connection.idle.wait()
+    assert drained == [2 * 100_001] and connection.queued_bytes == 0
+    wire.inbox.put_nowait(None)
+    await running
 
 
 async def test_who_takes_nothing_for_long_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ class _Connection:
         self.frames: list[bytes] = []
         self.errors: list[GatepostError] = []
         self.on_frame: Callable[[bytes], None] | None = None
+        self.is_congested = False
 
     def send_frame(self, data: bytes) -> None:
         self.frames.append(data)

@@ -8,6 +8,7 @@ that the event stays held until its sender asks again or gives up.
 All of this runs where links run; files are read and written elsewhere.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
 
@@ -18,6 +19,9 @@ from gatepost.delivery.frames import BlobPiece, BlobRequest
 from gatepost.delivery.links.blob_forwarder import BlobForwarder
 from gatepost.delivery.links.blob_ports import BlobFileAccess, BlobPeer, FetchLimits
 from gatepost.delivery.links.link_port import JournalCommit
+from gatepost.delivery.links.proof import sign_blob_request
+from gatepost.delivery.links.read_slots import ReadSlots
+from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.receiver.held_events import wanted_blobs
 from gatepost.errors import EncryptionError, GatepostError
 from gatepost.events import decode_event
@@ -52,6 +56,7 @@ class BlobFetch(Struct):
     asked: int = 0
     started_at: int = 0
     via: BlobPeer | None = None
+    signature: bytes = b""
     tried: set[str] = field(default_factory=set)
     requested: dict[int, int] = field(default_factory=dict)
     writing: set[int] = field(default_factory=set)
@@ -63,7 +68,7 @@ class BlobFetcher:
 
     def __init__(
         self,
-        node: str,
+        node: LocalNode,
         coordinator: DeliveryCoordinator,
         files: BlobFileAccess,
         commit: JournalCommit,
@@ -72,22 +77,38 @@ class BlobFetcher:
     ) -> None:
         self.node = node
         self._coordinator = coordinator
+        self.abuse = coordinator.abuse
         self.files = files
         self._commit = commit
         self._now = now
         self.limits = limits
         self._fetches: dict[str, BlobFetch] = {}
+        # Sources that did not answer in time, and have not sent a piece since.
+        self._silent: set[str] = set()
+        # Whether a source has more blobs that are wanted than are remembered.
+        self._has_more = False
         self._parts: list[BlobPeer] = []
+        self.read_slots = ReadSlots(limits.all_reads)
         self.forwarder = BlobForwarder(coordinator, self._parts, now, limits)
 
     def want_blob(self, digest: str, source: str) -> None:
         """An event is held until this blob is here. Wanting it again starts no second fetch."""
-        if digest not in self._fetches:
-            self._fetches[digest] = BlobFetch(digest, source, self.limits.piece_bytes)
-            self._start_fetches()
+        if digest in self._fetches:
+            return
+        of_source = sum(each.source == source for each in self._fetches.values())
+        if of_source >= self.limits.wanted:
+            self._has_more = True
+            return
+        self._fetches[digest] = BlobFetch(digest, source, self.limits.piece_bytes)
+        self._start_fetches()
+
+    def find_member_key(self, node: str | None) -> bytes | None:
+        found = self._coordinator.routes.directory.gateways.get(node or "")
+        return None if found is None else found.key
 
     def resume_fetches(self) -> None:
         """Want every blob that held events still need, as after a start."""
+        self._has_more = False
         self._commit(wanted_blobs, self._want_blobs)
 
     def _want_blobs(self, wanted: list[tuple[str, str]], error: GatepostError | None) -> None:
@@ -100,9 +121,12 @@ class BlobFetcher:
         self._cap_deadlines(now)
         for fetch in list(self._fetches.values()):
             if any(deadline <= now for deadline in fetch.requested.values()):
+                self._silent.add(fetch.source)
                 self._try_elsewhere(fetch, "did not answer in time")
         self.forwarder.expire_requests(now)
         self._start_fetches()
+        if self._has_more and len(self._fetches) < self.limits.wanted:
+            self.resume_fetches()
 
     def _cap_deadlines(self, now: int) -> None:
         """The clock may have gone back: cap each deadline at now + its maximum."""
@@ -138,16 +162,26 @@ class BlobFetcher:
     # -- one fetch, step by step
 
     def _start_fetches(self) -> None:
-        """Start fetches that are due, as many as may be under way."""
-        active = sum(fetch.stage != FetchStage.WAITING for fetch in self._fetches.values())
+        """Start fetches that are due, as many as may be under way of each source and in all."""
+        active = Counter(
+            fetch.source for fetch in self._fetches.values() if fetch.stage != FetchStage.WAITING
+        )
         for fetch in list(self._fetches.values()):
-            if active >= self.limits.fetches:
+            if active.total() >= self.limits.all_fetches:
                 return
             is_due = fetch.stage == FetchStage.WAITING and fetch.due <= self._now()
-            parts = self._usable_parts(fetch) if is_due and not fetch.writing else []
-            if parts:
-                active += 1
+            if not is_due or fetch.writing or not self._has_slot(fetch.source, active):
+                continue
+            if parts := self._usable_parts(fetch):
+                active[fetch.source] += 1
                 self._look_up_size(fetch, parts[0])
+
+    def _has_slot(self, source: str, active: Counter[str]) -> bool:
+        """Sources that do not answer get one slot each, and a quarter of all slots together."""
+        if source not in self._silent:
+            return active[source] < self.limits.fetches
+        silent = sum(active[each] for each in self._silent)
+        return active[source] == 0 and silent < max(1, self.limits.all_fetches // 4)
 
     def _look_up_size(self, fetch: BlobFetch, via: BlobPeer) -> None:
         fetch.stage, fetch.via = FetchStage.LOOKING_UP, via
@@ -179,11 +213,18 @@ class BlobFetcher:
             length = _piece_length(fetch, fetch.asked)
             if fetch.asked not in fetch.written:
                 fetch.requested[fetch.asked] = self._now() + self.limits.answer_ms
-                fetch.via.send_request(BlobRequest(fetch.source, fetch.digest, fetch.asked, length))
+                self._send_request(fetch, fetch.via, length)
             fetch.asked += length
         if fetch.have >= fetch.size and not fetch.writing:
             fetch.stage = FetchStage.CHECKING
             self.files.complete_blob(fetch.digest, lambda error: self._accept_blob(fetch, error))
+
+    def _send_request(self, fetch: BlobFetch, via: BlobPeer, length: int) -> None:
+        if via.peer != fetch.source and not fetch.signature:
+            node = self.node
+            fetch.signature = sign_blob_request(node.key, node.id, fetch.source, fetch.digest)
+        proof = (None, b"") if via.peer == fetch.source else (self.node.id, fetch.signature)
+        via.send_request(BlobRequest(fetch.source, fetch.digest, fetch.asked, length, *proof))
 
     def take_piece(self, part: BlobPeer, piece: BlobPiece) -> None:
         self.forwarder.forward_piece(part, piece)
@@ -198,6 +239,7 @@ class BlobFetcher:
             )
         else:
             del fetch.requested[piece.offset]
+            self._silent.discard(fetch.source)
             fetch.writing.add(piece.offset)
             self.files.put_piece(
                 piece.digest,

@@ -6,9 +6,12 @@ answer, or after a deadline the answer that there is nothing.
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from gatepost.delivery.coordinator import DeliveryCoordinator
 from gatepost.delivery.frames import BlobPiece, BlobRequest
 from gatepost.delivery.links.blob_ports import BlobPeer, FetchLimits
+from gatepost.delivery.links.proof import check_blob_request
 
 
 class BlobForwarder:
@@ -28,14 +31,18 @@ class BlobForwarder:
         self._forwarded: dict[BlobRequest, list[tuple[BlobPeer, int]]] = {}
 
     def forward_request(self, peer: BlobPeer, ask: BlobRequest) -> bool:
-        """Ask the source for a peer; False without a link to the source, or with too much to do."""
+        """Ask the source for a peer, which signed that it wants the blob.
+
+        False without a link to the source, or with too much to do.
+        """
         members = self._coordinator.routes.directory.gateways
         source = next((each for each in self._peers if each.peer == ask.source), None)
-        if source is None or peer.peer not in members or ask.source not in members:
+        reader = members.get(peer.peer)
+        if source is None or reader is None or ask.source not in members:
             return False
-        if not self._can_forward(ask.source):
+        asked = replace(ask, reader=peer.peer)
+        if not self._can_forward(ask.source) or not check_blob_request(asked, reader.key):
             return False
-        asked = BlobRequest(ask.source, ask.digest, ask.offset, ask.length, peer.peer)
         waiting = self._forwarded.setdefault(asked, [])
         waiting.append((peer, self._now() + self.limits.answer_ms))
         if len(waiting) == 1:
@@ -76,4 +83,4 @@ class BlobForwarder:
 
     def _answer_waiting(self, ask: BlobRequest, piece: BlobPiece) -> None:
         for peer, _ in self._forwarded.pop(ask, []):
-            peer.send_piece(piece)
+            peer.answer_request(piece)

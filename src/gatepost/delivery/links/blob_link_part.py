@@ -1,8 +1,16 @@
-"""The blob part of a link: it sends our requests to the peer, and answers the peer's."""
+"""The blob part of a link: it sends our requests to the peer, and answers the peer's.
 
+A few requests of a peer are answered at a time, and only while it takes the answers. The others
+wait as requests, not as pieces in memory.
+"""
+
+from collections import deque
+
+from gatepost.delivery.abuse import AbuseKind
 from gatepost.delivery.frames import PIECE_BYTES, AnyFrame, BlobPiece, BlobRequest, HelloFrame
 from gatepost.delivery.links.blob_fetch import BlobFetcher
 from gatepost.delivery.links.link_port import LinkPort
+from gatepost.delivery.links.proof import check_blob_request
 from gatepost.errors import LinkError
 from gatepost.journal.outbox import OutboxGroup
 
@@ -20,7 +28,8 @@ class BlobLinkPart:
         self.peer = peer
         self.relays = relays
         self._forwards = forwards
-        self._reads = 0
+        self._waiting: deque[BlobRequest] = deque()
+        self._answering = 0
         self._addressed: set[tuple[str, str]] = set()
         self._open = False
 
@@ -33,12 +42,13 @@ class BlobLinkPart:
 
     def close(self) -> None:
         self._open = False
+        self._waiting.clear()
         self._fetcher.remove_part(self)
 
     def receive_frame(self, frame: AnyFrame) -> bool:
         match frame:
             case BlobRequest():
-                self._handle_request(frame)
+                self._queue_request(frame)
             case BlobPiece():
                 self._fetcher.take_piece(self, frame)
             case _:
@@ -48,39 +58,61 @@ class BlobLinkPart:
     def send_request(self, ask: BlobRequest) -> None:
         self._port.send(ask)
 
-    def send_piece(self, piece: BlobPiece) -> None:
-        if self._open:
-            self._port.send(piece)
-
     # -- answering
 
-    def _handle_request(self, ask: BlobRequest) -> None:
-        if ask.length > PIECE_BYTES or self._reads >= self._fetcher.limits.reads:
+    def _queue_request(self, ask: BlobRequest) -> None:
+        unanswered = len(self._waiting) + self._answering
+        if ask.length > PIECE_BYTES or unanswered >= self._fetcher.limits.reads:
             raise LinkError(f"{self.peer} asks for too much at once")
-        if ask.source == self._fetcher.node:
-            self._serve_range(ask, ask.reader or self.peer)
-        elif not (
-            self._forwards
-            and ask.reader is None
-            and self._fetcher.forwarder.forward_request(self, ask)
-        ):
-            self._send_nothing(ask)
+        self._waiting.append(ask)
+        self.resume_requests()
 
-    def _serve_range(self, ask: BlobRequest, reader: str) -> None:
+    def resume_requests(self) -> None:
+        """Answer requests that wait, as many as the peer can take."""
+        limit = self._fetcher.limits.served
+        while self._waiting and self._answering < limit and not self._port.is_congested:
+            self._answering += 1
+            self._begin_answer(self._waiting.popleft())
+
+    def answer_request(self, piece: BlobPiece) -> None:
+        self._answering -= 1
+        if self._open:
+            self._port.send(piece)
+            self.resume_requests()
+
+    def _begin_answer(self, ask: BlobRequest) -> None:
+        if ask.source == self._fetcher.node.id:
+            self._serve_range(ask)
+        elif not (self._forwards and self._fetcher.forwarder.forward_request(self, ask)):
+            self._answer_nothing(ask)
+
+    def _serve_range(self, ask: BlobRequest) -> None:
         """Serve a blob only to a reader that one of our events with this blob was addressed to."""
-        self._reads += 1
-        if (ask.digest, reader) in self._addressed:
+        reader = self._proven_reader(ask)
+        if reader is None:
+            self._answer_nothing(ask)
+        elif (ask.digest, reader) in self._addressed:
             self._read_range(ask)
-            return
-        self._port.commit(
-            lambda tx: tx.fetch_one(_SELECT_ADDRESSED, (ask.digest, reader)) is not None,
-            lambda known: self._serve_if_addressed(ask, reader, known),
-        )
+        else:
+            self._port.commit(
+                lambda tx: tx.fetch_one(_SELECT_ADDRESSED, (ask.digest, reader)) is not None,
+                lambda known: self._serve_if_addressed(ask, reader, known),
+            )
+
+    def _proven_reader(self, ask: BlobRequest) -> str | None:
+        """The node that wants the blob: the peer itself, or one that signed so for a relay."""
+        if ask.reader in (None, self.peer):
+            return self.peer
+        reader = self._fetcher.find_member_key(ask.reader)
+        if self.relays and reader is not None and check_blob_request(ask, reader):
+            return ask.reader
+        detail = f"{self.peer} asks for a blob for {ask.reader}, without its signature"
+        self._fetcher.abuse.report_abuse(self.peer, AbuseKind.FOREIGN_BLOB, detail)
+        return None
 
     def _serve_if_addressed(self, ask: BlobRequest, reader: str, known: bool) -> None:
         if not known:
-            self._reads -= 1
-            self._send_nothing(ask)
+            self._answer_nothing(ask)
             return
         if len(self._addressed) >= self._fetcher.limits.forwards:
             self._addressed.clear()
@@ -88,16 +120,20 @@ class BlobLinkPart:
         self._read_range(ask)
 
     def _read_range(self, ask: BlobRequest) -> None:
-        self._fetcher.files.read_range(
-            ask.digest,
-            ask.offset,
-            ask.length,
-            lambda total, data: self._send_range(ask, total, data),
-        )
+        slots = self._fetcher.read_slots
 
-    def _send_range(self, ask: BlobRequest, total: int, data: bytes) -> None:
-        self._reads -= 1
-        self.send_piece(BlobPiece(ask.source, ask.digest, ask.offset, total, data))
+        def read() -> None:
+            if self._open:
+                files.read_range(ask.digest, ask.offset, ask.length, send)
+            else:
+                slots.release()
 
-    def _send_nothing(self, ask: BlobRequest) -> None:
-        self.send_piece(BlobPiece(ask.source, ask.digest, ask.offset, 0, b""))
+        def send(total: int, data: bytes) -> None:
+            slots.release()
+            self.answer_request(BlobPiece(ask.source, ask.digest, ask.offset, total, data))
+
+        files = self._fetcher.files
+        slots.run(read)
+
+    def _answer_nothing(self, ask: BlobRequest) -> None:
+        self.answer_request(BlobPiece(ask.source, ask.digest, ask.offset, 0, b""))

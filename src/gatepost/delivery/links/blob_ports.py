@@ -38,19 +38,24 @@ class BlobPeer(Protocol):
 
     def send_request(self, ask: BlobRequest) -> None: ...
 
-    def send_piece(self, piece: BlobPiece) -> None: ...
+    def answer_request(self, piece: BlobPiece) -> None:
+        """Answer one request of the peer that we forwarded."""
 
 
 class FetchLimits(Struct, frozen=True):
     """Times in milliseconds.
 
-    `fetches` and `pieces` are how many blobs, and pieces of one blob, are under way at once.
-    `forwards` is how many requests of others a relay forwards at once, `reads` how many requests
-    of one peer are being read from disk.
+    `fetches` and `pieces` are how many blobs of one source, and pieces of one blob, are under way
+    at once; `all_fetches` is the limit for all sources together. `wanted` is how many blobs of one
+    source are remembered; the journal knows the others. `forwards` is how many requests of others
+    a relay forwards at once. Of one peer, `served` requests are answered at a time and `reads` may
+    wait; `all_reads` ranges are read from disk at a time for all peers.
     """
 
     max_bytes: int
     fetches: int = 4
+    all_fetches: int = 32
+    wanted: int = 256
     pieces: int = 4
     piece_bytes: int = PIECE_BYTES
     answer_ms: int = 30_000
@@ -59,3 +64,5 @@ class FetchLimits(Struct, frozen=True):
     max_backoff_ms: int = 300_000
     forwards: int = 256
     reads: int = 64
+    served: int = 4
+    all_reads: int = 32

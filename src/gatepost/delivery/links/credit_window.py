@@ -4,13 +4,13 @@
 class CreditWindow:
     """The reader grants `size` bytes. Sending spends them; the reader gives them back as it stores.
 
-    The emitter sends as long as any credit is left, so one frame may overdraw the window and no
-    commit group is too large for it. While credit is left, one batch at a time is read from the
-    journal: `begin_read` claims that turn and `end_read` gives it back.
+    The emitter sends as long as any credit is left, so one frame, or one commit group that is not
+    larger than the whole window, may overdraw it. While credit is left, one batch at a time is read
+    from the journal: `begin_read` claims that turn and `end_read` gives it back.
     """
 
     def __init__(self, size: int) -> None:
-        self._size = self._credit = size
+        self.size = self._credit = size
         self._is_reading = False
 
     @property
@@ -22,7 +22,7 @@ class CreditWindow:
 
     def refund(self, size: int) -> None:
         # A reader may claim any size; the window never grows beyond the size it was granted.
-        self._credit = min(self._size, self._credit + size)
+        self._credit = min(self.size, self._credit + size)
 
     def begin_read(self) -> bool:
         """Claim the read from the journal; False while one is under way or no credit is left."""

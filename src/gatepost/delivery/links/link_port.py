@@ -26,6 +26,13 @@ class LinkPort(Protocol):
         Nothing is called back once the link has ended.
         """
 
+    @property
+    def is_congested(self) -> bool:
+        """Whether the peer has to take frames before its requests are answered with more.
+
+        `resume_requests` of the parts is called when it has.
+        """
+
     def now(self) -> int: ...
 
     def end(self, error: GatepostError) -> None: ...

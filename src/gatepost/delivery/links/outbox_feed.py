@@ -191,8 +191,10 @@ class OutboxFeed(CatchUpFeed):
         self._archived: deque[tuple[int, list[bytes]]] = deque()
 
     def _batches_of(self, group: OutboxGroup, incarnation: Incarnation) -> list[FeedBatch]:
-        last = group.head.last
-        frames = list(split_frames(group.rows_for(self._reader), last)) or [(last, [])]
+        last, rows = group.head.last, group.rows_for(self._reader)
+        if sum(len(body) for _, body in rows) > self._window.size:
+            return []
+        frames = list(split_frames(rows, last)) or [(last, [])]
         return [FeedBatch(incarnation, upto, True, events) for upto, events in frames]
 
     def _read_batch(self, tx: Tx) -> FeedBatch | PrunedStretch:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from gatepost.delivery.abuse import AbuseKind
 from gatepost.delivery.coordinator import DeliveryCoordinator
 from gatepost.delivery.frames import LinkFrame, decode_frame, encode_frame
 from gatepost.delivery.links.blob_fetch import BlobFetcher
@@ -26,15 +27,23 @@ from gatepost.delivery.links.replica import replicated_sources
 from gatepost.delivery.links.source_feed import SourceFeedPart
 from gatepost.delivery.links.trace_part import TraceForwarder, TracePart
 from gatepost.delivery.local_node import LocalNode
-from gatepost.errors import GatepostError, InternalError, LinkError
+from gatepost.errors import Forbidden, GatepostError, InternalError, LinkError
 from gatepost.journal.outbox import EVERYBODY, Outbox, OutboxGroup
 from gatepost.journal.transaction import Tx
 
 log = logging.getLogger(__name__)
 
+_HOUR_MS = 3_600_000
+# What a frame costs beside its own bytes, while the journal has not taken it.
+_FRAME_COST = 256
+
 
 class PeerLinkSettings(Struct, frozen=True):
-    """Times in milliseconds."""
+    """Times in milliseconds.
+
+    `max_untaken_bytes` limits the frames of a peer that wait for the journal. A peer that keeps to
+    its credit stays below it.
+    """
 
     window_bytes: int
     fetch: FetchLimits
@@ -42,12 +51,17 @@ class PeerLinkSettings(Struct, frozen=True):
     replica_keep_ms: int = REPLICA_KEEP_MS
     prune_every_ms: int = 60_000
     resume_every_ms: int = 600_000
+    max_untaken_bytes: int = 64 << 20
 
 
 class FrameConnection(Protocol):
     """An authenticated connection to another gateway that carries whole frames in order."""
 
     def send_frame(self, data: bytes) -> None: ...
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether many bytes are queued. `PeerLink.resume_requests` is called when it ends."""
 
     def end(self, error: GatepostError) -> None:
         """Close the connection. `PeerLinks.remove_link` is called once it is closed."""
@@ -93,7 +107,7 @@ class PeerLinks:
         self.relay_reader = RelayReader(node, coordinator, window, settings.relay_retry)
         self.traces = TraceForwarder(coordinator)
         self.fetcher = BlobFetcher(
-            node.id, coordinator, files, gateway.commit, gateway.now, settings.fetch
+            node, coordinator, files, gateway.commit, gateway.now, settings.fetch
         )
         self._links: list[PeerLink] = []
         self._prune_due = self._resume_due = 0
@@ -171,7 +185,7 @@ class PeerLinks:
 
     def tend(self, elapsed_ms: int) -> None:
         """Do the periodic work of relays and fetches. `elapsed_ms` never goes back."""
-        for link in self._links:
+        for link in list(self._links):
             link.refresh_role()
         self.relay_reader.refresh_requests()
         self.fetcher.expire_requests()
@@ -193,15 +207,19 @@ class PeerLink:
         self.peer = peer
         self.ended = False
         self._opened = False
+        self._untaken_bytes = 0
+        self._frame_bytes = 0
         node, coordinator, window = gateway.node, gateway.coordinator, links.settings.window_bytes
         theirs, ours = gateway.is_backbone(peer), gateway.is_backbone(node.id)
         self.trace = TracePart(self, node, peer, links.traces, forwards=ours)
-        self.source = SourceFeedPart(self, node, coordinator, window, links.mark_live)
+        is_relay = partial(gateway.is_backbone, peer)
+        self.source = SourceFeedPart(self, node, coordinator, window, links.mark_live, is_relay)
         self.reader = links.relay_reader.make_part(self, peer, relays=theirs)
         self._blobs = BlobLinkPart(links.fetcher, self, peer, relays=theirs, forwards=ours)
         parts: list[LinkPart] = [self.trace, self.source, self.reader, self._blobs]
-        if ours:
-            parts.append(links.relay_host.make_part(self, peer))
+        self._relay = links.relay_host.make_part(self, peer) if ours else None
+        if self._relay is not None:
+            parts.append(self._relay)
         can_read = partial(links.can_read, self)
         self.outbox = OutboxLink(
             self, node, coordinator, peer, window, parts, can_read, links.mark_live, links.archive
@@ -210,6 +228,21 @@ class PeerLink:
     def refresh_role(self) -> None:
         """The room may show a peer as backbone only after it was linked."""
         self.reader.relays = self._blobs.relays = self._gateway.is_backbone(self.peer)
+        self.source.resume_requests()
+        if self.source.is_refused():
+            problem = f"{self.peer} follows our outbox, and is no backbone node"
+            abuse = self._gateway.coordinator.abuse
+            abuse.report_abuse(self.peer, AbuseKind.FOREIGN_OUTBOX, problem)
+            self.end(Forbidden(problem))
+
+    def resume_requests(self) -> None:
+        """The peer has taken most of the frames that were queued for it."""
+        if self.ended:
+            return
+        self.source.resume_requests()
+        self._blobs.resume_requests()
+        if self._relay is not None:
+            self._relay.resume_requests()
 
     def open(self) -> None:
         """Introduce ourselves, once."""
@@ -222,10 +255,13 @@ class PeerLink:
         if self.ended:
             return
         self.open()
+        self._frame_bytes = len(data)
         try:
             self.outbox.receive_frame(decode_frame(data))
         except GatepostError as error:
             self.end(error)
+        finally:
+            self._frame_bytes = 0
 
     # -- the port of the link and its parts
 
@@ -233,12 +269,22 @@ class PeerLink:
         if not self.ended:
             self._connection.send_frame(encode_frame(frame))
 
+    @property
+    def is_congested(self) -> bool:
+        return self._connection.is_congested
+
     def commit(self, operation: Callable[[Tx], Any], done: Callable[[Any], None]) -> None:
-        self._gateway.commit(operation, partial(self._call_back, done))
+        cost = self._frame_bytes + _FRAME_COST
+        self._untaken_bytes += cost
+        if self._untaken_bytes > self._links.settings.max_untaken_bytes:
+            self.end(LinkError(f"{self.peer} sends more than its credit allows"))
+            return
+        self._gateway.commit(operation, partial(self._call_back, done, cost))
 
     def _call_back(
-        self, done: Callable[[Any], None], value: Any, error: GatepostError | None
+        self, done: Callable[[Any], None], cost: int, value: Any, error: GatepostError | None
     ) -> None:
+        self._untaken_bytes -= cost
         if self.ended:
             return
         try:
@@ -261,7 +307,9 @@ class PeerLink:
         self.ended = True
         log.warning("the link to %s ends: %s", self.peer, error.message)
         if isinstance(error, LinkError):
-            incidents, subject = self._gateway.coordinator.incidents, f"{self.peer}@{self.now()}"
+            # One incident an hour, however often the peer comes back.
+            hour = self.now() // _HOUR_MS * _HOUR_MS
+            incidents, subject = self._gateway.coordinator.incidents, f"{self.peer}@{hour}"
             self._gateway.commit(
                 lambda tx: incidents.raise_(tx, "link_error", subject, error.message), _log_failure
             )

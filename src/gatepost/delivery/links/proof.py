@@ -11,6 +11,7 @@ from itertools import pairwise
 import msgspec
 
 from gatepost.delivery.frames import (
+    BlobRequest,
     CommitGroup,
     EventsFrame,
     Incarnation,
@@ -64,6 +65,16 @@ def check_reading(signed: ReadingFrame, public_key: bytes) -> None:
     )
     if not verify_signature(public_key, statement, signed.signature):
         raise LinkError(f"how far {signed.reader} has read is not signed with its key")
+
+
+def sign_blob_request(key: NodeKey, reader: str, source: str, digest: str) -> bytes:
+    return key.sign(_blob_statement(reader, source, digest))
+
+
+def check_blob_request(request: BlobRequest, public_key: bytes) -> bool:
+    """Whether the reader itself wants this blob of this source."""
+    statement = _blob_statement(request.reader or "", request.source, request.digest)
+    return verify_signature(public_key, statement, request.signature)
 
 
 def sign_trace_request(key: NodeKey, asker: str, target: str, event_ids: Sequence[str]) -> bytes:
@@ -164,6 +175,10 @@ def _trace_statement(
 ) -> bytes:
     names = (each.encode() for each in (asker, target, *event_ids))
     return frame_parts(f"gatepost/trace-{what}/1", content, *names)
+
+
+def _blob_statement(reader: str, source: str, digest: str) -> bytes:
+    return frame_parts("gatepost/blob/1", *(each.encode() for each in (reader, source, digest)))
 
 
 def _reading_statement(

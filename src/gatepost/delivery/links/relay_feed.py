@@ -65,12 +65,14 @@ class RelayFeed:
         """The reader wants these outboxes from now on; those it wanted before go on."""
         before = self._shelves
         self._shelves = {}
+        read: dict[str, list[Position]] = {}
+        for position in positions:
+            read.setdefault(position[0], []).append(position)
         for source, (state, through) in found.items():
             if source in before:
                 self._shelves[source] = before[source]
                 continue
-            mine = [each for each in positions if each[0] == source]
-            self._shelves[source] = ReaderShelf(mine, through)
+            self._shelves[source] = ReaderShelf(read.get(source, []), through)
             if state.incarnations is not None:
                 self.learn_incarnations(state.incarnations)
         self.pump()

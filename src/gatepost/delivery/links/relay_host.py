@@ -22,7 +22,7 @@ from gatepost.delivery.frames import (
 )
 from gatepost.delivery.links import replica
 from gatepost.delivery.links.link_port import JournalCommit, LinkPort
-from gatepost.delivery.links.proof import check_incarnations
+from gatepost.delivery.links.proof import check_incarnations, check_reading
 from gatepost.delivery.links.relay_feed import RelayFeed
 from gatepost.delivery.links.replica import ReaderProgress, ReplicaPosition, ReplicaState
 from gatepost.delivery.links.replica_follower import ReplicaFollower, StoredGroups
@@ -164,6 +164,10 @@ class RelayHostPart:
         self._incarnations: Sequence[Incarnation] = ()
         # How many Follow frames the peer has not answered yet.
         self._unanswered = 0
+        self._restarts = False
+        # The peer's last request, until it is handled.
+        self._request: RelayFrame | None = None
+        self._is_saving = False
         # The peer's last request, if it names nodes that we do not know yet.
         self._unserved: RelayFrame | None = None
 
@@ -180,13 +184,14 @@ class RelayHostPart:
 
     def close(self) -> None:
         self._follower, self._feed, self._unanswered = None, None, 0
-        self._unserved = None
+        self._unserved = self._request = None
         self._host.remove_part(self)
 
     def receive_frame(self, frame: AnyFrame) -> bool:
         match frame:
             case RelayFrame():
-                self._handle_relay(frame)
+                self._request = frame
+                self.resume_requests()
             case TakenFrame(stream="relay"):
                 if self._feed is not None:
                     self._feed.take_credit(frame)
@@ -203,7 +208,13 @@ class RelayHostPart:
     # -- following
 
     def start_following(self) -> None:
-        """Follow the peer's outbox from where the furthest reader needs it."""
+        """Follow the peer's outbox from where the furthest reader needs it.
+
+        If the peer has not answered the last Follow yet, start again when it has.
+        """
+        self._restarts = self._unanswered > 0
+        if self._restarts:
+            return
         self._unanswered += 1
         self._port.commit(
             lambda tx: replica.begin_following(tx, self.peer, self._incarnations),
@@ -211,6 +222,7 @@ class RelayHostPart:
         )
 
     def stop_following(self) -> None:
+        self._restarts = False
         if self.is_following:
             self._unanswered += 1
             self._follower = None
@@ -219,6 +231,8 @@ class RelayHostPart:
     def _send_follow(self, position: ReplicaPosition | None) -> None:
         if position is None:
             self._unanswered -= 1
+            if self._restarts:
+                self.start_following()
             return
         self._follower = ReplicaFollower(self._host, self._port, self.peer, position)
         start = (self.peer, position.incarnation, position.seq)
@@ -228,6 +242,9 @@ class RelayHostPart:
         if self._unanswered == 0:
             raise LinkError(f"{self.peer} answers what nobody asked")
         self._unanswered -= 1
+        if self._unanswered == 0 and self._restarts:
+            self.start_following()
+            return
         if self._follower is None or self._unanswered:
             return
         key = self._host.find_key(self.peer)
@@ -247,6 +264,13 @@ class RelayHostPart:
 
     # -- serving
 
+    def resume_requests(self) -> None:
+        """Handle the peer's last request, once the one before is handled and it can take more."""
+        frame = self._request
+        if frame is not None and not self._is_saving and not self._port.is_congested:
+            self._request = None
+            self._handle_relay(frame)
+
     def _handle_relay(self, frame: RelayFrame) -> None:
         if self._host.find_key(self.peer) is None:
             # It has just joined: its link may be faster than our picture of the room.
@@ -257,6 +281,7 @@ class RelayHostPart:
             self._feed = RelayFeed(self._host, self._port, self.peer, window)
         wants = [each for each in frame.wants if each != self.peer and self._host.find_key(each)]
         self._unserved = frame if len(wants) < len(frame.wants) else None
+        self._is_saving = True
         self._port.commit(
             lambda tx: replica.save_reader(tx, self.peer, wants, frame.positions),
             lambda found: self._start_serving(frame, found),
@@ -264,19 +289,26 @@ class RelayHostPart:
 
     def retry_unserved(self) -> None:
         if self._unserved is not None and self._host.find_key(self.peer) is not None:
-            self._handle_relay(self._unserved)
+            self._request = self._request or self._unserved
+            self.resume_requests()
 
     def _start_serving(self, frame: RelayFrame, found: dict[str, tuple[ReplicaState, int]]) -> None:
+        self._is_saving = False
         if self._feed is None:
             return
         self._feed.set_wants(frame.positions, found)
         for source in found:
             self._host.want_source(source)
+        self.resume_requests()
 
     def _handle_reading(self, reading: ReadingFrame) -> None:
         if reading.reader != self.peer:
             raise LinkError(f"{self.peer} says how far {reading.reader} has read")
-        self._host.forward_reading(reading)
+        key = self._host.find_key(self.peer)
+        # The source would end its link with us for a reading that its reader did not sign.
+        if key is not None:
+            check_reading(reading, key)
+            self._host.forward_reading(reading)
 
     def send_reading(self, reading: ReadingFrame) -> None:
         self._port.send(reading)

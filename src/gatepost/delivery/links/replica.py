@@ -166,12 +166,14 @@ def save_reader(
     Returns the state of each replica, and up to where it has nothing for the reader.
     """
     found: dict[str, tuple[ReplicaState, int]] = {}
-    wanted = dict.fromkeys(wants)
+    wanted: dict[str, list[Position]] = {source: [] for source in wants}
+    for each in positions:
+        if each[0] in wanted:
+            wanted[each[0]].append(each)
     for (source,) in tx.fetch_all(_SELECT_SOURCES_OF, (reader,)):
         if source not in wanted:
             tx.execute(_DELETE_READER, (source, reader))
-    for source in wanted:
-        mine = [each for each in positions if each[0] == source]
+    for source, mine in wanted.items():
         tx.execute(_ADD_REPLICA, (source,))
         state = find_replica(tx, source)
         if state is not None:

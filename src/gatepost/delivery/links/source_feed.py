@@ -30,6 +30,7 @@ from gatepost.delivery.links.link_port import LinkPort, ignore_result
 from gatepost.delivery.links.outbox_feed import CatchUpFeed, FeedBatch, split_frames
 from gatepost.delivery.links.proof import check_reading, sign_incarnations
 from gatepost.delivery.local_node import LocalNode
+from gatepost.errors import LinkError
 from gatepost.events import genesis_chain
 from gatepost.journal.outbox import EVERYBODY, OutboxGroup
 from gatepost.journal.transaction import Tx
@@ -56,10 +57,19 @@ UPDATE recipient SET acked_seq = max(acked_seq, min(last_seq, ?1)), seen_at = ?2
 WHERE node_id = ?3 AND coalesce(incarnation, ?4) = ?4
 """
 _SELECT_CHAIN = "SELECT chain FROM head WHERE last_seq = ?"
+# A relay waits for the answer before it asks again, except to stop.
+_MAX_UNANSWERED = 8
+# How long the room may take to show that the peer is a relay.
+_ROLE_MS = 60_000
 
 
 class SourceFeedPart:
-    """Answers Follow on one link. `on_feed` is called when the peer starts or stops to follow."""
+    """Answers Follow on one link. `on_feed` is called when the peer starts or stops to follow.
+
+    Only a relay may follow; `may_follow` says whether the room shows the peer as one. A later
+    Follow replaces the former one, whose feed ends at once. The next feed starts when the peer
+    has taken the frames that are queued for it.
+    """
 
     def __init__(
         self,
@@ -68,13 +78,20 @@ class SourceFeedPart:
         coordinator: DeliveryCoordinator,
         window: int,
         on_feed: Callable[[], None] = lambda: None,
+        may_follow: Callable[[], bool] = lambda: True,
     ) -> None:
         self._port = port
         self._node = node
         self._coordinator = coordinator
         self._window = window
         self._on_feed = on_feed
+        self._may_follow = may_follow
         self._feed: SourceFeed | None = None
+        # The last Follow, until its feed starts.
+        self._request: FollowFrame | None = None
+        self._requested_at = 0
+        self._is_starting = False
+        self._unanswered = 0
 
     @property
     def is_followed(self) -> bool:
@@ -87,10 +104,7 @@ class SourceFeedPart:
     def receive_frame(self, frame: AnyFrame) -> bool:
         match frame:
             case FollowFrame():
-                self._port.commit(
-                    lambda tx: self._find_start(tx, frame),
-                    lambda found: self._start_feed(frame, *found),
-                )
+                self._replace_request(frame)
             case TakenFrame(stream="follow"):
                 if self._feed is not None:
                     self._feed.add_credit(frame.size)
@@ -105,9 +119,42 @@ class SourceFeedPart:
             self._feed.publish_group(group)
 
     def close(self) -> None:
+        self._request = None
+        self._stop_feed()
+
+    def _stop_feed(self) -> None:
         if self._feed is not None:
             self._feed.stop()
             self._feed = None
+            self._on_feed()
+
+    # -- requests
+
+    def _replace_request(self, frame: FollowFrame) -> None:
+        self._unanswered += 1
+        if self._unanswered > _MAX_UNANSWERED:
+            raise LinkError("the peer follows again and again, and waits for no answer")
+        if self._request is None:
+            self._requested_at = self._port.now()
+        self._request = frame
+        self._stop_feed()
+        self.resume_requests()
+
+    def resume_requests(self) -> None:
+        """Start the feed that was asked for, once the peer may have it and can take it."""
+        frame = self._request
+        if frame is None or self._is_starting or self._port.is_congested or not self._may_follow():
+            return
+        self._request, self._is_starting = None, True
+        self._port.commit(
+            lambda tx: self._find_start(tx, frame),
+            lambda found: self._start_feed(frame, *found),
+        )
+
+    def is_refused(self) -> bool:
+        """Whether the peer follows us, and the room has not shown in time that it is a relay."""
+        waited = self._port.now() - self._requested_at
+        return self._request is not None and waited > _ROLE_MS and not self._may_follow()
 
     def _find_start(self, tx: Tx, frame: FollowFrame) -> tuple[IncarnationsFrame, int]:
         incarnations = load_incarnations(tx)
@@ -121,18 +168,20 @@ class SourceFeedPart:
     def _start_feed(
         self, frame: FollowFrame, incarnations: IncarnationsFrame, position: int
     ) -> None:
-        if self._feed is not None:
-            self._feed.stop()
-        self._port.send(incarnations)
+        self._is_starting = False
+        is_last = self._request is None
+        for _ in range(self._unanswered - (not is_last)):
+            self._port.send(incarnations)
+        self._unanswered = 0 if is_last else 1
         window = min(frame.window, self._window)
-        self._feed = None
-        if window:
+        if window and is_last:
             self._feed = SourceFeed(
                 self._port, self._node.id, incarnations.incarnations, position, window
             )
         self._on_feed()
         if self._feed is not None:
             self._feed.pump()
+        self.resume_requests()
 
     def _check_reading(self, frame: ReadingFrame) -> None:
         """A member reads our outbox through a relay, and signs how far it is."""

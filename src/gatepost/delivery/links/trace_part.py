@@ -1,11 +1,13 @@
 """How gateways ask each other for the steps of an event: over their link, or through a relay.
 
 A request through a relay is signed by the asker and its answer by the target, so that a relay can
-neither ask for others nor make up an answer.
+neither ask for others nor make up an answer. The relay checks both before it passes them on: nobody
+can make two others end their link.
 """
 
 from collections.abc import Callable, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gatepost.delivery.coordinator import DeliveryCoordinator
@@ -38,15 +40,26 @@ _FORWARD_MS = 10_000
 TraceAnswered = Callable[[TraceAnswer], None]
 
 
+class ForwardedTrace(Struct, frozen=True):
+    """A request that a relay passed on: `asker` waits for it until `deadline`.
+
+    `number` is that of the request on the link with `target`.
+    """
+
+    asker: "TracePart"
+    request: TraceRequest
+    target: "TracePart"
+    number: int
+    deadline: int
+
+
 class TraceForwarder:
     """A relay passes requests on to a target that it has a link with, and answers back."""
 
     def __init__(self, coordinator: DeliveryCoordinator) -> None:
         self._coordinator = coordinator
         self._parts: list[TracePart] = []
-        # Our number → the link and number of the asker, and until when it waits.
-        self._waiting: dict[int, tuple[TracePart, int, int]] = {}
-        self._numbers = 0
+        self._waiting: list[ForwardedTrace] = []
 
     def add_part(self, part: "TracePart") -> None:
         self._parts.append(part)
@@ -54,37 +67,59 @@ class TraceForwarder:
     def remove_part(self, part: "TracePart") -> None:
         if part in self._parts:
             self._parts.remove(part)
-        self._waiting = {n: each for n, each in self._waiting.items() if each[0] is not part}
+        self._forget_requests([each for each in self._waiting if each.asker is part])
 
     def find_key(self, node: str) -> bytes | None:
         found = self._coordinator.routes.directory.gateways.get(node)
         return None if found is None else found.key
 
     def forward_request(self, part: "TracePart", frame: TraceRequest) -> str:
-        """Pass a request on; returns the problem if that cannot be done."""
+        """Pass a request on; returns the problem if that cannot be done.
+
+        Raises LinkError unless the peer signed it itself.
+        """
         target = next((each for each in self._parts if each.peer == frame.target), None)
         if target is None or target.is_closed:
             return f"the relay has no link with {frame.target}"
         self._expire_requests(part.now())
-        if sum(each[0] is part for each in self._waiting.values()) >= _UNANSWERED:
+        if part.is_busy or sum(each.asker is part for each in self._waiting) >= _UNANSWERED:
             return "too many requests at once"
-        self._numbers += 1
-        self._waiting[self._numbers] = (part, frame.id, part.now() + _FORWARD_MS)
-        target.send_forwarded(self._numbers, replace(frame, asker=part.peer), self._pass_answer)
+        request, key = replace(frame, asker=part.peer), self.find_key(part.peer)
+        if key is None:
+            return f"the relay does not know {part.peer}"
+        check_trace_request(request, target.peer, key)
+        number = target.send_forwarded(request, self._pass_answer)
+        deadline = part.now() + _FORWARD_MS
+        self._waiting.append(ForwardedTrace(part, request, target, number, deadline))
         return ""
 
-    def _pass_answer(self, number: int, answer: TraceAnswer) -> None:
-        part, theirs, _ = self._waiting.pop(number, (None, 0, 0))
-        if part is not None:
-            part.send_answer(replace(answer, id=theirs))
+    def _pass_answer(self, target: "TracePart", answer: TraceAnswer) -> None:
+        found = [e for e in self._waiting if e.target is target and e.number == answer.id]
+        for each in found:
+            self._waiting.remove(each)
+            self.check_answer(each.request, answer)
+            each.asker.send_answer(replace(answer, id=each.request.id))
+
+    def check_answer(self, request: TraceRequest, answer: TraceAnswer) -> None:
+        """Raise LinkError unless the target signed the steps; without steps there is no proof."""
+        key = self.find_key(request.target or "")
+        if key is None:
+            raise LinkError(f"{request.target} is not in this room")
+        if not answer.problem:
+            check_trace_answer(request, answer, key)
+        elif answer.steps:
+            raise LinkError(f"steps of {request.target} came without proof")
 
     def _expire_requests(self, now: int) -> None:
         # The clock may have gone back: no request waits longer than from now on.
-        self._waiting = {
-            number: each
-            for number, each in self._waiting.items()
-            if now < each[2] <= now + _FORWARD_MS
-        }
+        self._forget_requests(
+            [each for each in self._waiting if not now < each.deadline <= now + _FORWARD_MS]
+        )
+
+    def _forget_requests(self, ended: list[ForwardedTrace]) -> None:
+        for each in ended:
+            each.target.forget_request(each.number)
+            self._waiting.remove(each)
 
 
 class TracePart:
@@ -127,12 +162,13 @@ class TracePart:
         return request.id
 
     def send_forwarded(
-        self, number: int, request: TraceRequest, answered: Callable[[int, TraceAnswer], None]
-    ) -> None:
-        """Pass on the request of another peer."""
+        self, request: TraceRequest, answered: "Callable[[TracePart, TraceAnswer], None]"
+    ) -> int:
+        """Pass on the request of another peer; returns its number on this link."""
         self._numbers += 1
-        self._requests[self._numbers] = lambda answer: answered(number, answer)
+        self._requests[self._numbers] = lambda answer: answered(self, answer)
         self._port.send(replace(request, id=self._numbers))
+        return self._numbers
 
     def forget_request(self, number: int) -> None:
         self._requests.pop(number, None)
@@ -156,6 +192,11 @@ class TracePart:
     def publish_group(self, group: OutboxGroup) -> None:
         """A trace is asked for, never streamed."""
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the peer has to take the answers it has before it gets more."""
+        return self._port.is_congested
+
     def close(self) -> None:
         self.is_closed = True
         self._requests.clear()
@@ -177,7 +218,7 @@ class TracePart:
             problem = f"{self._node.id} does not know {frame.asker}"
             self._port.send(TraceAnswer(frame.id, self.now(), [], problem=problem[:300]))
         # A peer with too many requests at once gets no answer to the rest.
-        elif self._answering < _UNANSWERED:
+        elif self._answering < _UNANSWERED and not self.is_busy:
             self._answering += 1
             self._port.commit(lambda tx: self._make_answer(tx, frame, asker), self._finish_answer)
 
@@ -210,11 +251,5 @@ class TracePart:
     def _use_relayed(
         self, request: TraceRequest, answer: TraceAnswer, answered: TraceAnswered
     ) -> None:
-        key = self._forwarder.find_key(request.target or "")
-        if key is None:
-            raise LinkError(f"{request.target} is not in this room")
-        if not answer.problem:
-            check_trace_answer(request, answer, key)
-        elif answer.steps:
-            raise LinkError(f"{self.peer} sent steps of {request.target} without proof")
+        self._forwarder.check_answer(request, answer)
         answered(answer)

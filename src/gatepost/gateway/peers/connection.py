@@ -1,7 +1,9 @@
 """One live connection between two gateways: the Yjs sync protocol over a message socket.
 
-One task reads, one writes. Outgoing updates are computed only when the socket can take them, so a
-slow peer costs no memory. Answers queued for a peer that does not read are bounded.
+One task reads, one writes. Outgoing updates, and answers to a peer that asks for the room, are made
+only when the socket can take them, so a slow peer costs no memory. Answers are weighed: a peer gets
+the room a few times at once, and after that a limited number of bytes per second. Frames of the
+link are queued as bytes; a peer that makes us queue more than a limit is cut off.
 
 A gateway that stood still, because its machine slept or its process was stopped, ends its
 connections: messages that waited in them may have expired, and their senders may have said so.
@@ -10,7 +12,7 @@ connections: messages that waited in them may have expired, and their senders ma
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from gatepost.errors import DeadlineExceeded, GatepostError, RateLimited
@@ -21,6 +23,13 @@ from gatepost.room.sync_protocol import SyncRole
 LINK_PREFIX = b"\x70"
 _SEND_SECS = 30.0
 _MAX_QUEUED_ANSWERS = 8
+# A peer may ask for the room as often as this many times its largest answer, or this many bytes,
+# at once; what it was sent before is forgotten at this rate.
+_FREE_ANSWERS = 3
+_FREE_ANSWER_BYTES = 8 << 20
+_ANSWER_BYTES_PER_SEC = 1 << 20
+# With less than this queued, a link may queue more on request of its peer.
+CONGESTED_BYTES = 256 * 1024
 _LOOK_SECS = 5.0
 # Less than a sender waits for the word of an owner (delivery.offline_secs and more).
 _STILL_SECS = 30.0
@@ -36,7 +45,10 @@ class PeerSocket(Protocol):
 
 
 class PeerConnection:
-    """Call `run` once. The peer has proved to be `node` with `public_key`."""
+    """Call `run` once. The peer has proved to be `node` with `public_key`.
+
+    `on_drained` is called once the queue of a congested connection is short again.
+    """
 
     def __init__(
         self,
@@ -46,6 +58,7 @@ class PeerConnection:
         node: str,
         public_key: bytes,
         role: SyncRole,
+        max_queued_bytes: int = 64 << 20,
     ) -> None:
         self.node = node
         self.public_key = public_key
@@ -60,8 +73,13 @@ class PeerConnection:
         self._socket = wire
         self._peer = SyncPeer(room, awareness, node, role)
         self.on_frame: Callable[[bytes], None] | None = None
+        self.on_drained: Callable[[], None] = lambda: None
         self._frames: deque[bytes] = deque()
-        self._answers: deque[list[bytes]] = deque([self._peer.first_messages()])
+        self._max_queued_bytes = max_queued_bytes
+        self.queued_bytes = 0
+        self._was_congested = False
+        self._answers: deque[Iterable[bytes]] = deque([self._peer.first_messages()])
+        self._budget = AnswerBudget()
         self._wake = asyncio.Event()
         self._wake.set()
         self._end_error: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -71,9 +89,18 @@ class PeerConnection:
         )
 
     def send_frame(self, data: bytes) -> None:
-        """Queue data for the peer's link. The link's credit bounds how much is queued."""
+        """Queue data for the peer's link, whose credit and requests are bounded."""
         self._frames.append(LINK_PREFIX + data)
+        self.queued_bytes += len(data) + 1
+        self._was_congested |= self.is_congested
+        if self.queued_bytes > self._max_queued_bytes:
+            self.end(RateLimited(f"{self.node} asks for more than it takes"))
         self._wake_writer()
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether the peer has to take some frames before its requests lead to more of them."""
+        return self.queued_bytes >= CONGESTED_BYTES
 
     def end(self, error: GatepostError) -> None:
         """Make `run` raise `error`."""
@@ -119,10 +146,11 @@ class PeerConnection:
         if still > _STILL_SECS:
             raise DeadlineExceeded(f"this gateway stood still for {still:.0f} s")
 
-    def _queue_answer(self, answer: list[bytes]) -> None:
+    def _queue_answer(self, answer: Iterable[bytes]) -> None:
         # Reading must go on while the peer does not read, or the two could wait for each other.
-        if len(self._answers) >= _MAX_QUEUED_ANSWERS:
-            raise RateLimited("this peer asks for more than it takes")
+        now = asyncio.get_running_loop().time()
+        if len(self._answers) >= _MAX_QUEUED_ANSWERS or not self._budget.allows_answer(now):
+            raise RateLimited(f"{self.node} asks for more than it takes")
         self._answers.append(answer)
         self._wake_writer()
 
@@ -133,18 +161,32 @@ class PeerConnection:
             await self._wake.wait()
             self._wake.clear()
             while self._answers:
-                await self._send_all(self._answers.popleft())
+                self._budget.add_answer(await self._send_all(self._answers.popleft()))
             while self._frames:
-                await self._send_all([self._frames.popleft()])
+                await self._send_frame(self._frames.popleft())
             await self._send_all(self._peer.pending_messages())
 
-    async def _send_all(self, messages: list[bytes]) -> None:
+    async def _send_all(self, messages: Iterable[bytes]) -> int:
+        """Send all messages, and return how many bytes they had."""
+        sent = 0
         for message in messages:
-            try:
-                async with asyncio.timeout(_SEND_SECS):
-                    await self._socket.send(message)
-            except TimeoutError:
-                raise DeadlineExceeded(f"{self.node} takes nothing any more") from None
+            await self._send(message)
+            sent += len(message)
+        return sent
+
+    async def _send_frame(self, frame: bytes) -> None:
+        await self._send(frame)
+        self.queued_bytes -= len(frame)
+        if self._was_congested and not self.is_congested:
+            self._was_congested = False
+            self.on_drained()
+
+    async def _send(self, message: bytes) -> None:
+        try:
+            async with asyncio.timeout(_SEND_SECS):
+                await self._socket.send(message)
+        except TimeoutError:
+            raise DeadlineExceeded(f"{self.node} takes nothing any more") from None
 
     def _wake_writer(self) -> None:
         self.idle.clear()
@@ -157,6 +199,24 @@ class PeerConnection:
         for end in self._unsubscribers:
             end()
         self._peer.close()
+
+
+class AnswerBudget:
+    """How many bytes of answers a peer may still ask for."""
+
+    def __init__(self) -> None:
+        self._spent = 0.0
+        self._largest = 0
+        self._looked_at = 0.0
+
+    def allows_answer(self, now: float) -> bool:
+        passed, self._looked_at = now - self._looked_at, now
+        self._spent = max(0.0, self._spent - passed * _ANSWER_BYTES_PER_SEC)
+        return self._spent < max(_FREE_ANSWER_BYTES, _FREE_ANSWERS * self._largest)
+
+    def add_answer(self, size: int) -> None:
+        self._spent += size
+        self._largest = max(self._largest, size)
 
 
 def read_boot_clock() -> float:

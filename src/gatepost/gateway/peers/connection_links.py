@@ -28,6 +28,8 @@ _SOONEST_SECS = 0.05
 _LATEST_SECS = 1.0
 # A gateway without a connection to us shows a heartbeat in the room once a minute.
 _HEARTBEAT_MS = 90_000
+# Room for blobs, traces and small frames in the queue of a connection, beside the credit of feeds.
+_QUEUE_SLACK_BYTES = 16 << 20
 
 
 class ConnectionLinks:
@@ -44,6 +46,7 @@ class ConnectionLinks:
         settings = PeerLinkSettings(
             core.settings.delivery.window_bytes,
             FetchLimits(max_bytes=encrypted_size(core.settings.limits.max_blob_bytes)),
+            max_untaken_bytes=max_queued_bytes(core.settings.delivery.window_bytes),
         )
         files = BlobFiles(core.blobs, core.storers)
         self._peers = PeerLinks(LinkedCore(keeper), files, settings, core.archive)
@@ -71,6 +74,7 @@ class ConnectionLinks:
     def _add_link(self, connection: PeerConnection) -> PeerLink:
         link = self._links[connection] = self._peers.add_link(connection, connection.node)
         connection.on_frame = link.receive
+        connection.on_drained = link.resume_requests
         return link
 
     # -- what others ask of the links
@@ -132,6 +136,15 @@ class ConnectionLinks:
             await self._core.commit(lambda tx: room_changed(tx, directory))
             self.directory = directory
             self._peers.room_changed()
+
+
+def max_queued_bytes(window_bytes: int) -> int:
+    """The limit for the frames that wait for one peer, and for those of it that wait for us.
+
+    Three feeds may run on a link: ours, ours for a relay, and those we relay. Each sends up to one
+    window, and overdraws it by one window at most.
+    """
+    return 6 * window_bytes + _QUEUE_SLACK_BYTES
 
 
 class LinkedCore:

@@ -11,10 +11,10 @@ from gatepost.access.auth_messages import ExchangeAnswer
 from gatepost.access.node_invites import read_invite_issuer
 from gatepost.config import is_loopback
 from gatepost.connect_errors import is_untrusted
-from gatepost.errors import DeadlineExceeded, GatepostError, Revoked, RoomViolation, Unavailable
+from gatepost.errors import DeadlineExceeded, GatepostError, Revoked, Unavailable
 from gatepost.events import fingerprint_key
 from gatepost.gateway.peers.connection import PeerConnection
-from gatepost.gateway.peers.connection_links import ConnectionLinks
+from gatepost.gateway.peers.connection_links import ConnectionLinks, max_queued_bytes
 from gatepost.gateway.peers.join_client import (
     NETWORK_ERRORS,
     DialedPeerSocket,
@@ -209,7 +209,14 @@ class Dialer:
             wire = DialedPeerSocket(socket)
             room = await self._room_of(peer, wire)
             identity = (peer.id, peer.public_key)
-            connection = PeerConnection(room, self._replica.awareness, wire, *identity, "listener")
+            connection = PeerConnection(
+                room,
+                self._replica.awareness,
+                wire,
+                *identity,
+                "listener",
+                max_queued_bytes(self._core.settings.delivery.window_bytes),
+            )
             await self._run_connection(seed, peer, connection, room, joined)
 
     async def _run_connection(
@@ -233,8 +240,8 @@ class Dialer:
                 self.problems.pop(seed.url, None)
                 log.info("connected to %s at %s", peer.id, seed.url)
                 await running
-            except RoomViolation as violation:
-                self._replica.connections.count_incident(peer.id, violation)
+            except GatepostError as error:
+                self._replica.connections.report_end(peer.id, error)
                 raise
             finally:
                 self._links.remove_connection(connection)

@@ -33,7 +33,7 @@ from gatepost.gateway.api.websocket_transport import CLOSE_TOO_LARGE
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.peers import welcome_header
 from gatepost.gateway.peers.connection import PeerConnection
-from gatepost.gateway.peers.connection_links import ConnectionLinks
+from gatepost.gateway.peers.connection_links import ConnectionLinks, max_queued_bytes
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.gateway.peers.welcome_header import SUBPROTOCOL, TICKET_PREFIX, Welcome
 from gatepost.room import CONTROL_ROOM, AdmissionLink, InviteRecord, claim_key
@@ -118,7 +118,12 @@ class JoinServer:
         room, awareness = self._replica.current_room, self._replica.awareness
         identity = (admitted.node_id, admitted.public_key)
         connection = PeerConnection(
-            room, awareness, _AcceptedPeerSocket(socket), *identity, "dialer"
+            room,
+            awareness,
+            _AcceptedPeerSocket(socket),
+            *identity,
+            "dialer",
+            max_queued_bytes(self._settings.delivery.window_bytes),
         )
         connection.session = admitted.session_id
         # Registered before anything is awaited, so that a revocation after admission finds it.
@@ -139,10 +144,8 @@ class JoinServer:
         publishing = asyncio.ensure_future(self._publish_invite_use(admitted))
         try:
             await connection.run()
-        except RoomViolation as violation:
-            self._replica.connections.count_incident(admitted.node_id, violation)
-            await _close_socket(socket, violation)
         except GatepostError as error:
+            self._replica.connections.report_end(admitted.node_id, error)
             await _close_socket(socket, error)
         finally:
             await publishing

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-from gatepost.errors import GatepostError, Revoked, RoomViolation
+from gatepost.delivery.abuse import AbuseKind
+from gatepost.errors import GatepostError, RateLimited, Revoked, RoomViolation
 from gatepost.gateway.core import Core
 from gatepost.gateway.peers.connection import PeerConnection
 from gatepost.gateway.peers.room_directory import RoomDirectory
@@ -63,6 +64,13 @@ class PeerConnections:
         with suppress(TimeoutError):
             async with asyncio.timeout(secs):
                 await asyncio.gather(*(each.idle.wait() for each in self._connections))
+
+    def report_end(self, node: str, error: GatepostError) -> None:
+        """We ended a connection with this error: note if that was the fault of its node."""
+        if isinstance(error, RoomViolation):
+            self.count_incident(node, error)
+        elif isinstance(error, RateLimited):
+            self._core.abuse.report_abuse(node, AbuseKind.QUOTA_EXCEEDED, error.message)
 
     def count_incident(self, node: str, violation: RoomViolation) -> None:
         self.incident_counts[violation.rule] += 1

@@ -206,6 +206,8 @@ class SimulatedConnection:
 class ConnectionEnd:
     """One end of a connection, and the link that runs over it."""
 
+    is_congested = False
+
     def __init__(self, connection: SimulatedConnection, links: "SimulatedLinks", peer: str) -> None:
         self._connection = connection
         self.links = links
