@@ -74,7 +74,7 @@ def test_a_refresh_token_that_comes_again_ends_its_whole_family(harness: AccessH
     third = rotated(harness, second)
     narrow = context(harness, third, Scope.MESSAGE_READ)
     outcome = harness.refresh(first.refresh_token)
-    assert outcome == RefreshTokenReuse(first.session_id, "codex")
+    assert outcome == RefreshTokenReuse(first.session_id, "codex", (first.session_id,))
     assert isinstance(outcome, RefreshTokenReuse)
     assert isinstance(outcome.as_error(), TokenReused)
     for token in (first, second, third):

@@ -4,7 +4,8 @@ import msgspec
 from msgspec import Struct
 
 from gatepost.access.auth_messages import AgentInviteRequest
-from gatepost.access.scopes import ScopeHolder, check_grantable
+from gatepost.access.grants import Grantor, authorize_grantor, check_granted_agent
+from gatepost.access.scopes import check_grantable
 from gatepost.access.tokens import TokenKind, matches_hash, mint_token, parse_token
 from gatepost.agent_tokens import SecretValue
 from gatepost.clock import Clock
@@ -20,9 +21,11 @@ from gatepost.events import check_agent_id
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Row, Tx
 
-_COLUMNS = "id, agent_id, scopes, created_by, created_at, expires_at, used_at, revoked_at"
-_INSERT_INVITE = f"""
-INSERT INTO agent_invite ({_COLUMNS}, secret_hash) VALUES (?, ?, ?, ?, ?, ?, NULL, NULL, ?)
+_COLUMNS = "id, agent_id, scopes, created_by, created_at, expires_at, used_at, revoked_at, grantor"
+_INSERT_INVITE = """
+INSERT INTO agent_invite
+    (id, agent_id, scopes, created_by, created_at, expires_at, grantor, secret_hash)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
 _SELECT_INVITE = f"SELECT {_COLUMNS}, secret_hash FROM agent_invite WHERE id = ?"
 _SELECT_INVITES = f"SELECT {_COLUMNS} FROM agent_invite ORDER BY created_at, id"
@@ -41,6 +44,8 @@ class AgentInvite(Struct, frozen=True):
     expires_at: int
     used_at: int | None
     revoked_at: int | None
+    # The session that granted it; None for the operator.
+    grantor: str | None
 
 
 class IssuedAgentInvite(SecretValue, frozen=True):
@@ -55,20 +60,24 @@ def issue_agent_invite(
     clock: Clock,
     request: AgentInviteRequest,
     actor: str,
-    grantor: ScopeHolder | None = None,
+    grantor: Grantor | None = None,
     tls_pin: str | None = None,
+    is_known: bool = False,
 ) -> IssuedAgentInvite:
-    """Issue an invite as the operator, or as the session `grantor` with scopes that it holds.
+    """Issue an invite as the operator, or as the session `grantor` within its bounds.
 
-    `tls_pin` tells the agent by which key it knows this gateway.
+    `tls_pin` tells the agent by which key it knows this gateway; `is_known`: see
+    `check_granted_agent`.
     """
     agent_id = check_agent_id(request.agent_id)
+    expires_at = tx.now + request.ttl_secs * 1000
+    if grantor is not None:
+        expires_at = min(expires_at, authorize_grantor(tx, grantor))
+        check_granted_agent(tx, agent_id, grantor, is_known)
     scopes = check_grantable(request.scopes, None if grantor is None else grantor.scopes)
     token = mint_token(clock, TokenKind.AGENT_INVITE, tls_pin or "")
-    times = (tx.now, tx.now + request.ttl_secs * 1000)
-    tx.execute(
-        _INSERT_INVITE, (token.id, agent_id, encode_scopes(scopes), actor, *times, token.hash)
-    )
+    row = (token.id, agent_id, encode_scopes(scopes), actor, tx.now, expires_at)
+    tx.execute(_INSERT_INVITE, (*row, None if grantor is None else grantor.id, token.hash))
     record_audit_entry(tx, actor, "agent.invite", agent_id, " ".join(scopes))
     return IssuedAgentInvite(load_agent_invite(tx, token.id), token.text)
 

@@ -1,6 +1,7 @@
 """Sessions of external agents: access tokens, rotating refresh tokens, context tokens.
 
-A session is the family of all tokens that descend from one invite. Each refresh consumes one
+A session is the family of all tokens that descend from one invite. If another session granted that
+invite, it ends with that one (`grants.py`). Each refresh consumes one
 refresh token. A refresh token presented twice was copied, and the gateway cannot tell the owner
 from the copier, so it ends the session.
 
@@ -18,6 +19,7 @@ from msgspec import Struct
 from gatepost.access import agent_invites
 from gatepost.access.agent_invites import decode_scopes, encode_scopes
 from gatepost.access.auth_messages import ContextToken, ContextTokenRequest
+from gatepost.access.grants import end_sessions, live_session_end
 from gatepost.access.policy import AccessPolicy
 from gatepost.access.scopes import check_grantable
 from gatepost.access.tokens import (
@@ -30,9 +32,18 @@ from gatepost.access.tokens import (
 )
 from gatepost.agent_tokens import AgentTokens
 from gatepost.clock import Clock
-from gatepost.errors import ExpiredToken, Forbidden, InvalidToken, Revoked, TokenReused
+from gatepost.errors import (
+    ExpiredToken,
+    Forbidden,
+    InvalidToken,
+    RateLimited,
+    Revoked,
+    TokenReused,
+)
 from gatepost.journal.audit import record_audit_entry
 from gatepost.journal.transaction import Tx
+
+MAX_CONTEXT_TOKENS = 1000
 
 _KIND_NAMES = {
     TokenKind.ACCESS: "access",
@@ -41,11 +52,12 @@ _KIND_NAMES = {
 }
 _SELECT_TOKEN = """
 SELECT t.session, s.agent_id, t.scopes, t.label, t.expires_at, t.used_at, s.revoked_at, s.seen_at,
-       t.attempt_hash, t.secret_hash
+       t.attempt_hash, s.parent, t.secret_hash
 FROM agent_token t JOIN agent_session s ON s.id = t.session WHERE t.id = ? AND t.kind = ?
 """
 _INSERT_SESSION = """
-INSERT INTO agent_session (id, agent_id, scopes, created_at, seen_at) VALUES (?, ?, ?, ?, ?)
+INSERT INTO agent_session (id, agent_id, scopes, created_at, seen_at, parent)
+VALUES (?, ?, ?, ?, ?, ?)
 """
 _INSERT_TOKEN = """
 INSERT INTO agent_token (id, session, kind, scopes, label, expires_at, secret_hash, parent)
@@ -61,16 +73,16 @@ UPDATE agent_token SET parent = NULL, used_at = ?, expires_at = CASE kind WHEN '
     ELSE expires_at END
 WHERE parent = ?
 """
+_COUNT_CONTEXT_TOKENS = """
+SELECT count(*) FROM agent_token WHERE session = ? AND kind = 'context' AND expires_at > ?
+"""
 _MARK_USED = "UPDATE agent_token SET used_at = ? WHERE id = ? AND used_at IS NULL"
 _SELECT_SESSIONS = """
 SELECT s.id, s.agent_id, s.scopes, s.created_at, s.seen_at,
        (SELECT max(expires_at) FROM agent_token
         WHERE session = s.id AND kind = 'refresh' AND used_at IS NULL),
-       s.revoked_at, s.revoked_by
+       s.revoked_at, s.revoked_by, s.parent
 FROM agent_session s ORDER BY s.created_at, s.id
-"""
-_REVOKE_SESSION = """
-UPDATE agent_session SET revoked_at = ?, revoked_by = ? WHERE id = ? AND revoked_at IS NULL
 """
 _SELECT_LIVE_SESSIONS = (
     "SELECT id FROM agent_session WHERE agent_id = ? AND revoked_at IS NULL ORDER BY id"
@@ -106,6 +118,7 @@ class AgentSessionInfo(Struct, frozen=True):
     expires_at: int | None
     revoked_at: int | None
     revoked_by: str | None
+    granted_by: str | None
 
 
 class RefreshTokenReuse(Struct, frozen=True):
@@ -117,6 +130,8 @@ class RefreshTokenReuse(Struct, frozen=True):
 
     session_id: str
     agent_id: str
+    # This session, and those that were opened by its invites.
+    ended: tuple[str, ...]
 
     def as_error(self) -> TokenReused:
         return TokenReused(
@@ -135,6 +150,7 @@ class _FoundToken(Struct, frozen=True):
     revoked_at: int | None
     seen_at: int
     attempt_hash: bytes | None
+    parent: str | None
 
 
 class AgentSessions:
@@ -146,9 +162,9 @@ class AgentSessions:
         """Open a session for an invite token."""
         invite = agent_invites.redeem_agent_invite(tx, invite_token)
         id = new_public_id(self._clock)
-        row = (id, invite.agent_id, encode_scopes(invite.scopes), tx.now, tx.now)
+        row = (id, invite.agent_id, encode_scopes(invite.scopes), tx.now, tx.now, invite.grantor)
         tx.execute(_INSERT_SESSION, row)
-        return self._issue_tokens(tx, id, invite.agent_id, invite.scopes)
+        return self._issue_tokens(tx, id, invite.agent_id, invite.scopes, invite.grantor)
 
     def refresh_tokens(
         self, tx: Tx, refresh_token: str, attempt: str | None = None
@@ -158,14 +174,15 @@ class AgentSessions:
         found = _find_token(tx, token)
         hashed = None if attempt is None else sha256(attempt.encode()).digest()
         if found.used_at is not None and not self._is_repeat(tx, token.id, found, hashed):
-            _end_session(tx, found.session, "token reuse")
+            ended = end_sessions(tx, [found.session], "token reuse")
             record_audit_entry(tx, found.agent_id, "agent.session.reuse", found.session)
-            return RefreshTokenReuse(found.session, found.agent_id)
+            return RefreshTokenReuse(found.session, found.agent_id, tuple(ended))
         _check_token_expiry(found, tx.now)
         tx.execute(_VOID_SUCCESSORS, (tx.now, tx.now, token.id))
         tx.execute(_USE_REFRESH_TOKEN, (tx.now, hashed, token.id))
         self.touch_session(tx, found.session)
-        return self._issue_tokens(tx, found.session, found.agent_id, found.scopes, token.id)
+        owner = (found.session, found.agent_id, found.scopes, found.parent)
+        return self._issue_tokens(tx, *owner, replaces=token.id)
 
     def _is_repeat(self, tx: Tx, id: str, found: _FoundToken, attempt: bytes | None) -> bool:
         """Whether the client that used this refresh token asks again for the answer."""
@@ -202,6 +219,9 @@ class AgentSessions:
         if session.kind != "access":
             raise Forbidden("a context token cannot create another one; use the access token")
         scopes = check_grantable(request.scopes, session.scopes)
+        ((count,),) = tx.fetch_all(_COUNT_CONTEXT_TOKENS, (session.id, tx.now))
+        if count >= MAX_CONTEXT_TOKENS:
+            raise RateLimited(f"this session has {count} context tokens", retry_after=60.0)
         expires_at = min(tx.now + request.ttl_secs * 1000, session.expires_at)
         token = self._store_token(
             tx, TokenKind.CONTEXT, session.id, scopes, expires_at, request.label
@@ -209,10 +229,12 @@ class AgentSessions:
         return ContextToken(token.text, expires_at, scopes)
 
     def revoke_agent(self, tx: Tx, agent_id: str, actor: str) -> list[str]:
-        """End all sessions and open invites of an agent; return the ids of the ended sessions."""
-        ended = [row[0] for row in tx.fetch_all(_SELECT_LIVE_SESSIONS, (agent_id,))]
-        for id in ended:
-            _end_session(tx, id, actor)
+        """End all sessions and open invites of an agent, and all that these sessions granted.
+
+        Returns the ids of the ended sessions.
+        """
+        own = [row[0] for row in tx.fetch_all(_SELECT_LIVE_SESSIONS, (agent_id,))]
+        ended = end_sessions(tx, own, actor)
         agent_invites.revoke_open_invites(tx, agent_id)
         record_audit_entry(tx, actor, "agent.revoke", agent_id, f"{len(ended)} sessions")
         return ended
@@ -229,13 +251,17 @@ class AgentSessions:
         session: str,
         agent_id: str,
         scopes: tuple[str, ...],
-        parent: str | None = None,
+        grantor: str | None,
+        replaces: str | None = None,
     ) -> AgentTokens:
-        access_end = tx.now + self._policy.access_life
+        """`grantor` is the session that granted this one, and `replaces` the last refresh token."""
         refresh_end = tx.now + self._policy.refresh_life
+        if grantor is not None:
+            refresh_end = min(refresh_end, live_session_end(tx, grantor))
+        access_end = min(tx.now + self._policy.access_life, refresh_end)
         grant = (session, scopes)
-        access = self._store_token(tx, TokenKind.ACCESS, *grant, access_end, parent=parent)
-        refresh = self._store_token(tx, TokenKind.REFRESH, *grant, refresh_end, parent=parent)
+        access = self._store_token(tx, TokenKind.ACCESS, *grant, access_end, parent=replaces)
+        refresh = self._store_token(tx, TokenKind.REFRESH, *grant, refresh_end, parent=replaces)
         tokens = (access.text, access_end, refresh.text, refresh_end)
         return AgentTokens(*tokens, session, agent_id, scopes)
 
@@ -269,7 +295,3 @@ def _find_token(tx: Tx, token: BearerToken) -> _FoundToken:
 def _check_token_expiry(found: _FoundToken, now: int) -> None:
     if now >= found.expires_at:
         raise ExpiredToken("this token has expired; refresh it, or ask for a new invite")
-
-
-def _end_session(tx: Tx, session: str, by: str) -> None:
-    tx.execute(_REVOKE_SESSION, (tx.now, by, session))

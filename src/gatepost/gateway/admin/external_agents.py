@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -60,6 +60,7 @@ from gatepost.gateway.api.route_decorators import get, post
 from gatepost.gateway.api.route_parameters import AnyRequest, AnyWebSocket, PathName
 from gatepost.gateway.api.websocket_transport import WebSocketTransport
 from gatepost.journal import Tx
+from gatepost.mailbox.enqueue import find_mailbox
 from gatepost.wire import Ack, Await, Op, Operation, Send, Subscribe, Unsubscribe
 
 T = TypeVar("T")
@@ -113,11 +114,14 @@ class ExternalAgents:
         grantor = await self._find_grantor(request)
         actor = "operator" if grantor is None else grantor.agent_id
         clock = self._core.clock
-        issued: IssuedAgentInvite = await self._core.commit(
-            lambda tx: agent_invites.issue_agent_invite(
-                tx, clock, wanted, actor, grantor, self._tls_pin()
+
+        def issue(tx: Tx) -> IssuedAgentInvite:
+            is_known = self._is_known(tx, wanted.agent_id)
+            return agent_invites.issue_agent_invite(
+                tx, clock, wanted, actor, grantor, self._tls_pin(), is_known
             )
-        )
+
+        issued = await self._core.commit(issue)
         kept = issued.invite
         return AgentInviteResult(issued.token, kept.id, kept.agent_id, kept.scopes, kept.expires_at)
 
@@ -126,11 +130,13 @@ class ExternalAgents:
         with contextlib.suppress(Unauthorized):
             self._local_auth.require_token(authorization)
             return None
-        session = await self.authenticate_session(request)
-        scope = ENDPOINT_AUTHORITY[AgentEndpoint.INVITES]
-        assert isinstance(scope, Scope), "inviting needs a scope"
-        require_scope(session, scope)
-        return session
+        return await self.authenticate_session(request)
+
+    def _is_known(self, tx: Tx, agent: str) -> bool:
+        """Whether the agent lives here or elsewhere in the room, or there is mail for it."""
+        if self._core.agents.is_registered(tx, agent) or find_mailbox(tx, agent):
+            return True
+        return agent in self._core.delivery.routes.directory.agents
 
     async def exchange_invite(self, token: str) -> AgentTokens:
         return await self._core.commit(lambda tx: self._sessions.exchange_invite(tx, token))
@@ -140,7 +146,7 @@ class ExternalAgents:
             lambda tx: self._sessions.refresh_tokens(tx, token, attempt)
         )
         if isinstance(found, RefreshTokenReuse):
-            self._end_calls([found.session_id])
+            self._end_calls(found.ended)
             raise found.as_error()
         return found
 
@@ -300,7 +306,7 @@ class ExternalAgents:
         self._end_calls(ended)
         return EndedSessions(agent, len(ended))
 
-    def _end_calls(self, sessions: list[str]) -> None:
+    def _end_calls(self, sessions: Iterable[str]) -> None:
         for session in sessions:
             for ended in self._calls.get(session, ()):
                 if not ended.done():

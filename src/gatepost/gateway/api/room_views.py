@@ -180,6 +180,7 @@ class AgentInviteView(Struct):
     expires_at: int
     used_at: int | None
     revoked_at: int | None
+    granted_by: str | None
 
 
 class AgentSessionView(Struct):
@@ -191,10 +192,14 @@ class AgentSessionView(Struct):
     expires_at: int | None
     revoked_at: int | None
     revoked_by: str | None
+    granted_by: str | None
 
 
 class ExternalAgentList(Struct):
-    """External agents: their invites, and their sessions, live or ended."""
+    """External agents: their invites, and their sessions, live or ended.
+
+    `granted_by` is the session that granted the invite; null for the operator.
+    """
 
     invites: list[AgentInviteView]
     sessions: list[AgentSessionView]

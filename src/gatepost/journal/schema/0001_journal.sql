@@ -421,7 +421,8 @@ CREATE TABLE mesh_secret (
     encrypted BLOB NOT NULL
 );
 
--- Invites for external agents. `scopes` are JSON lists, here and below.
+-- Invites for external agents. `scopes` are JSON lists, here and below. `grantor` is the session that
+-- issued the invite, NULL for the operator.
 CREATE TABLE agent_invite (
     id          TEXT PRIMARY KEY,
     agent_id    TEXT NOT NULL,
@@ -431,8 +432,10 @@ CREATE TABLE agent_invite (
     expires_at  INTEGER NOT NULL,
     used_at     INTEGER,
     revoked_at  INTEGER,
+    grantor     TEXT,
     secret_hash BLOB NOT NULL
 ) WITHOUT ROWID;
+CREATE INDEX agent_invite_grantor ON agent_invite (grantor) WHERE grantor IS NOT NULL;
 CREATE INDEX agent_invite_age ON agent_invite (expires_at);
 CREATE INDEX agent_invite_agent ON agent_invite (agent_id);
 
@@ -440,7 +443,8 @@ CREATE TRIGGER agent_invite_ends_once BEFORE UPDATE ON agent_invite
 WHEN OLD.used_at IS NOT NULL OR OLD.revoked_at IS NOT NULL
 BEGIN SELECT RAISE(ABORT, 'a used or revoked invite never changes'); END;
 
--- A session of an external agent: the family of all tokens that descend from one invite.
+-- A session of an external agent: the family of all tokens that descend from one invite. `parent` is
+-- the session that granted the invite, and with which this one ends.
 CREATE TABLE agent_session (
     id         TEXT PRIMARY KEY,
     agent_id   TEXT NOT NULL,
@@ -448,8 +452,10 @@ CREATE TABLE agent_session (
     created_at INTEGER NOT NULL,
     seen_at    INTEGER NOT NULL,
     revoked_at INTEGER,
-    revoked_by TEXT
+    revoked_by TEXT,
+    parent     TEXT
 ) WITHOUT ROWID;
+CREATE INDEX agent_session_parent ON agent_session (parent) WHERE parent IS NOT NULL;
 CREATE INDEX agent_session_agent ON agent_session (agent_id);
 
 CREATE TRIGGER agent_session_ends_once BEFORE UPDATE ON agent_session
