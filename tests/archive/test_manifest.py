@@ -1,5 +1,7 @@
 """The manifest: signed, and strict about it."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -15,7 +17,7 @@ from tests.archive.harness import NODE, ArchiveHarness
 KEY = NodeKey.generate(ManualClock())
 SEGMENT = ArchiveSegment(
     path="date=2026-03-02/1-9.parquet", incarnation="a", first=1, last=9, rows=9, bytes=100,
-    sha256="00", min_created_at=1, max_created_at=2, chain="00", archived_at=3,
+    sha256="00" * 32, min_created_at=1, max_created_at=2, chain="00" * 32, archived_at=3,
 )  # fmt: skip
 
 
@@ -75,3 +77,26 @@ def test_what_is_no_manifest_is_refused(harness: ArchiveHarness) -> None:
     )
     with pytest.raises(ArchiveError, match="upgrade"):
         manifest.read_manifest(store, NODE)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"path": "../node=other/date=2026-03-02/1-9.parquet"},
+        {"path": "/etc/passwd"},
+        {"sha256": "no hex"},
+        {"chain": ""},
+        {"last": 2**63},
+    ],
+)
+def test_a_segment_that_cannot_be_is_refused(harness: ArchiveHarness, lie: dict[str, Any]) -> None:
+    listed = replace(_signed(), segments=(replace(SEGMENT, **lie),))
+    manifest.write_manifest(harness.store(), manifest.sign_manifest(listed, KEY))
+    with pytest.raises(ArchiveError, match="is not a manifest"):
+        manifest.read_manifest(harness.store(), NODE)
+
+
+def test_a_manifest_that_is_nested_too_deeply_is_refused(harness: ArchiveHarness) -> None:
+    harness.store().write_file(manifest.manifest_path(NODE), b'{"x":' + b"[" * 100_000)
+    with pytest.raises(ArchiveError, match="is not a manifest"):
+        manifest.read_manifest(harness.store(), NODE)

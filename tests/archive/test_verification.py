@@ -163,6 +163,16 @@ def test_a_body_that_was_exchanged(sealed: ArchiveHarness) -> None:
     assert _found(sealed) == [(ArchiveRule.BODY_CHANGED, 15)]
 
 
+def test_a_number_near_the_limit_is_a_gap_and_is_not_counted_out(sealed: ArchiveHarness) -> None:
+    """The node signs what it likes: a loop over these numbers would never end."""
+
+    def change(rows: list[dict[str, Any]]) -> None:
+        rows[-1]["seq"] = 2**53 - 1
+
+    _rewrite(sealed, 1, change)
+    assert ArchiveRule.CHAIN_GAP in [rule for rule, _ in _found(sealed)]
+
+
 def test_a_bad_signature(sealed: ArchiveHarness) -> None:
     def change(rows: list[dict[str, Any]]) -> None:
         rows[2]["signature"] = bytes(64)

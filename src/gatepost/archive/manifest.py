@@ -12,6 +12,7 @@ from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.signed_json import bytes_to_sign, encode_canonical
 from gatepost.errors import ArchiveError
 from gatepost.events import NodeKey, verify_signature
+from gatepost.events.envelope import MAX_JSON_INT
 
 MANIFEST_VERSION: Final = 1
 MANIFEST_NAME: Final = "_manifest.json"
@@ -19,14 +20,19 @@ MANIFEST_NAME: Final = "_manifest.json"
 _DOMAIN = "gatepost/manifest/1"
 _NODE_PREFIX = "node="
 
-NonNegative = Annotated[int, Meta(ge=0)]
+NonNegative = Annotated[int, Meta(ge=0, le=MAX_JSON_INT)]
+Positive = Annotated[int, Meta(ge=1, le=MAX_JSON_INT)]
+# A manifest must not point outside its node's folder.
+_SEGMENT_PATH = r"\Adate=\d{4}-\d\d-\d\d/[A-Za-z0-9_.-]{1,200}\.parquet\Z"
+SegmentPath = Annotated[str, Meta(pattern=_SEGMENT_PATH)]
+Sha256Hex = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class ArchivedIncarnation(Struct, frozen=True, rename="camel"):
     """One incarnation of the node's journal. Its hash chain starts at `first_seq`."""
 
     id: str
-    first_seq: Annotated[int, Meta(ge=1)]
+    first_seq: Positive
 
 
 class ArchiveSegment(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -35,16 +41,16 @@ class ArchiveSegment(Struct, frozen=True, kw_only=True, rename="camel"):
     `path` is relative to the node's folder; `chain` is the hash chain after `last`, in hex.
     """
 
-    path: str
+    path: SegmentPath
     incarnation: str
-    first: Annotated[int, Meta(ge=1)]
-    last: Annotated[int, Meta(ge=1)]
+    first: Positive
+    last: Positive
     rows: NonNegative
     bytes: NonNegative
-    sha256: str
+    sha256: Sha256Hex
     min_created_at: NonNegative
     max_created_at: NonNegative
-    chain: str
+    chain: Sha256Hex
     archived_at: NonNegative
 
 
@@ -119,7 +125,7 @@ def encode_manifest(manifest: ArchiveManifest) -> bytes:
 def decode_manifest(data: bytes, where: str) -> ArchiveManifest:
     try:
         manifest = msgspec.json.decode(data, type=ArchiveManifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ArchiveError(f"{where} is not a manifest ({error}); restore it from a copy") from None
     if manifest.version != MANIFEST_VERSION:
         raise ArchiveError(

@@ -92,7 +92,7 @@ def read_all_facts(store: ArchiveStore) -> list[RoomFacts]:
 def _decode_facts(data: bytes, where: str) -> RoomFacts:
     try:
         facts = msgspec.json.decode(data, type=RoomFacts)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ArchiveError(f"{where} is not a file of room facts: {error}") from None
     if facts.version != FACTS_VERSION:
         raise ArchiveError(

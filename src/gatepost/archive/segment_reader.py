@@ -5,16 +5,16 @@ time too.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from msgspec import Struct
 
 from gatepost.archive import manifest
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.manifest import ArchiveManifest, ArchiveSegment
+from gatepost.archive.segment_table import read_segment_table
 from gatepost.errors import ArchiveError
 
 # A page of events for one reader: some frames, and little memory.
@@ -138,7 +138,7 @@ class SegmentReader:
         self, segment: ArchiveSegment, to: str, after: int, upto: int
     ) -> pa.Table | None:
         """The rows for a node; None if they were archived without bodies."""
-        events = _read_parquet(self._read_verified(segment), _PAGE_COLUMNS, segment)
+        events = read_segment_table(self._read_verified(segment), _PAGE_COLUMNS, segment.path)
         seqs = events.column("seq")
         wanted = pc.and_(pc.greater(seqs, after), pc.less_equal(seqs, upto))
         rows = events.filter(pc.and_(wanted, pc.equal(events.column("to_node"), to)))
@@ -152,23 +152,16 @@ class SegmentReader:
         path = self._store.full_path(f"{manifest.node_folder(self._node)}/{segment.path}")
         try:
             with self._store.filesystem.open_input_file(path) as file:
-                ids = _read_parquet(file, _ID_COLUMNS, segment)
+                ids = read_segment_table(file, _ID_COLUMNS, segment.path)
                 own, about = (pc.equal(ids.column(name), event_id) for name in _ID_COLUMNS)
                 mask = pc.or_kleene(own, about).fill_null(False)
                 if not pc.any(mask).as_py():
                     return []
                 file.seek(0)
-                rows = _read_parquet(file, _FOUND_COLUMNS, segment).filter(mask)
+                rows = read_segment_table(file, _FOUND_COLUMNS, segment.path).filter(mask)
         except OSError as error:
             raise ArchiveError(f"{path} cannot be read: {error}") from None
         return [FoundEvent(**row) for row in rows.slice(0, _MAX_FOUND).to_pylist()]
-
-
-def _read_parquet(source: Any, columns: list[str], segment: ArchiveSegment) -> pa.Table:
-    try:
-        return pq.ParquetFile(source).read(columns=columns)
-    except (pa.ArrowException, KeyError) as error:
-        raise ArchiveError(f"segment {segment.path} cannot be read: {error}") from None
 
 
 def _first_page(rows: pa.Table, upto: int) -> ArchivedStretch:

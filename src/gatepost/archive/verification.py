@@ -3,15 +3,16 @@
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from hashlib import sha256
+from itertools import pairwise
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from msgspec import Struct
 
 from gatepost.archive import manifest, room_facts
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.manifest import ArchiveManifest, ArchiveSegment
+from gatepost.archive.segment_table import read_segment_table
 from gatepost.errors import ArchiveError, ChainError
 from gatepost.events import ChainHead, extend_chain, genesis_chain, verify_head
 
@@ -172,8 +173,8 @@ class _OutboxVerifier:
                 columns["incarnation"][end],
                 group_first,
                 columns["seq"][end],
-                columns["chain"][end],
-                columns["signature"][end],
+                columns["chain"][end] or b"",
+                columns["signature"][end] or b"",
             )
             yield from self._check_group(head, columns["seq"][start : end + 1], digests)
             start = end + 1
@@ -218,15 +219,21 @@ class _OutboxVerifier:
         self._next_seq, self._chain = head.last + 1, head.chain
 
     def _continues_chain(self, head: ChainHead, seqs: list[int], digests: list[bytes]) -> bool:
+        # No range is counted out before its length is known to be that of the events.
+        if head.last - self._next_seq + 1 != len(seqs):
+            return False
         if seqs != list(range(self._next_seq, head.last + 1)):
             return False
         return extend_chain(self._chain, digests) == head.chain
 
     def _missing_seqs(self, head: ChainHead, seqs: list[int]) -> tuple[int, int] | None:
         """The first and last missing seq; None if none is missing."""
-        present = set(seqs)
-        missing = [seq for seq in range(self._next_seq, head.last) if seq not in present]
-        return (missing[0], missing[-1]) if missing else None
+        if head.last <= self._next_seq:
+            return None
+        present = {seq for seq in seqs if self._next_seq <= seq < head.last}
+        marks = sorted({self._next_seq - 1, *present, head.last})
+        gaps = [(one + 1, other - 1) for one, other in pairwise(marks) if other - one > 1]
+        return (gaps[0][0], gaps[-1][1]) if gaps else None
 
     def _new_finding(self, rule: ArchiveRule, seq: int, detail: str) -> ArchiveFinding:
         return ArchiveFinding(
@@ -244,6 +251,7 @@ def _read_segment(
     if manifest.content_digest(content) != segment.sha256 or len(content) != segment.bytes:
         changed = (ArchiveRule.SEGMENT_CHANGED, "the file is not the one that was archived")
     try:
-        return pq.read_table(pa.BufferReader(content), columns=_READ_COLUMNS), changed
-    except (pa.ArrowException, OSError, KeyError) as error:
-        return None, changed or (ArchiveRule.SEGMENT_UNREADABLE, str(error))
+        table = read_segment_table(pa.BufferReader(content), _READ_COLUMNS, segment.path)
+    except ArchiveError as error:
+        return None, changed or (ArchiveRule.SEGMENT_UNREADABLE, error.message)
+    return table, changed

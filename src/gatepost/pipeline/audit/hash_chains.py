@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
 
 from gatepost.archive import manifest
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.manifest import ArchiveManifest
-from gatepost.errors import ChainError
+from gatepost.archive.segment_table import read_segment_table
+from gatepost.errors import ArchiveError, ChainError
 from gatepost.events.chain import ChainHead, extend_chain, genesis_chain, verify_head
 
 _COLUMNS = ["seq", "digest", "group_first", "chain", "signature", "body", "created_at"]
@@ -135,16 +135,16 @@ def check_segment(link: SegmentLink) -> Iterator[ChainViolation]:
             "altered_segment", None, None, f"{link.path} has another SHA-256 than listed"
         )
     try:
-        rows = _read_rows(content)
-    except (pa.ArrowException, OSError, KeyError) as error:
-        yield ChainViolation("altered_segment", None, None, f"{link.path} cannot be read: {error}")
+        rows = _read_rows(content, link.path)
+    except ArchiveError as error:
+        yield ChainViolation("altered_segment", None, None, error.message)
         return
     yield from _check_bodies(rows)
     yield from _check_groups(link, rows)
 
 
-def _read_rows(content: bytes) -> ChainRows:
-    table = pq.read_table(pa.BufferReader(content), columns=_COLUMNS)
+def _read_rows(content: bytes, where: str) -> ChainRows:
+    table = read_segment_table(pa.BufferReader(content), _COLUMNS, where)
     return ChainRows(**{name: table.column(name).to_pylist() for name in _COLUMNS})
 
 
