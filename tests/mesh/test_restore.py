@@ -14,8 +14,11 @@ from gatepost.clock import SystemClock
 from gatepost.errors import GatepostError
 from gatepost.gateway.admin.backup import create_backup, restore_backup
 from gatepost.gateway.state_dir import StateDir
+from gatepost.room import lib0
+from gatepost.room.signed_record import sign_record
 from tests.gateway.tools import client, settings
-from tests.mesh.tools import Gateway, converge
+from tests.mesh.tools import Gateway, Guest, converge
+from tests.room.sample_records import node, update
 from tests.waiting import wait_until
 
 _OPEN = "SELECT count(*) FROM delivery WHERE processed_at IS NULL"
@@ -149,3 +152,48 @@ def test_nothing_is_doubled_and_nothing_acknowledged_is_lost_silently(
     assert len(after) == 40
     assert all(turns[payload] == 1 for payload in after), "what comes after works as ever"
     assert all(turns[p] == 1 for p in sent if p.startswith("down"))
+
+
+def _restore(gateway: Gateway, other: Gateway, backup: Path) -> None:
+    """Restore a gateway; return once the other one has heard from it."""
+    gateway.kill9()
+    restore_backup(backup, settings(gateway.state_dir, node__id=gateway.name), SystemClock())
+    gateway.start()
+    wait_until(lambda: gateway.call("GET", "/room")["epoch"] == 2, 30)
+    gateway.call("PUT", f"/agents/of-{gateway.name}")
+    wait_until(lambda: f"agents of-{gateway.name}@{gateway.name}" in other.records(), 30)
+    converge(gateway, other, secs=20)
+
+
+def test_a_restored_genesis_invites_revokes_and_rotates_and_a_restored_edge_is_online(
+    start: Callable[..., list[Gateway]], tmp_path: Path
+) -> None:
+    """Both backups are older than the document that the room is in by now."""
+    ann, bob = start("ann", "bob", delivery__offline_secs=1)
+    bob.join(ann, "edge")
+    converge(ann, bob)
+    for gateway in (ann, bob):
+        backup = tmp_path / f"{gateway.name}.tar"
+        create_backup(StateDir(gateway.state_dir), backup, SystemClock())
+    ann.call("POST", "/room/rotate", {})
+    wait_until(lambda: bob.call("GET", "/room")["epoch"] == 2, 20)
+    _restore(ann, bob, tmp_path / "ann.tar")
+    _restore(bob, ann, tmp_path / "bob.tar")
+    Guest(ann, "cat").enter(ann.invite("cat", "edge"))
+    eve = Guest(ann, "eve")
+    genesis, author = eve.enter(ann.invite("eve", "edge"))
+    with eve.open(eve.ticket()) as socket:
+        own = sign_record(author, "nodes", "eve", 1, 1, node(author, genesis))
+        socket.send(b"\x00\x02" + lib0.encode_bytes(update(own, epoch=2)))
+        wait_until(lambda: "eve" in ann.nodes())
+    ann.call("POST", "/room/nodes/eve/revoke", {})
+    wait_until(lambda: "nodes eve@ann" in bob.records())
+    assert ann.call("POST", "/room/rotate", {})["epoch"] == 3
+    wait_until(lambda: bob.call("GET", "/room")["epoch"] == 3, 20)
+    converge(ann, bob, secs=20)
+    assert {each: found["status"] for each, found in bob.nodes().items()} == {
+        "ann": "online",
+        "bob": "online",
+    }
+    for gateway in (ann, bob):
+        assert gateway.call("GET", "/room/verify")["problems"] == []

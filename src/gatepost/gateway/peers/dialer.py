@@ -44,6 +44,10 @@ _MAX_PROOFS = 4
 JoinFuture = asyncio.Future[JoinedPeer]
 
 
+class PeerBehindError(Unavailable):
+    """The peer is in an earlier document. It has our proof, and moves on at once."""
+
+
 class Dialer:
     """Keeps connections to peers. `problems`: address → why it is not connected."""
 
@@ -194,6 +198,8 @@ class Dialer:
                 if not (by_pins and untrusted):
                     self._report_problem(seed.url, error)
                 by_pins = untrusted and not by_pins
+                if isinstance(error, PeerBehindError):
+                    wait = min(wait, _CHECK_SECS)
                 if isinstance(error, Revoked):
                     await self._learn_revocation(chosen)
                     wait = _MAX_RETRY_SECS
@@ -257,7 +263,7 @@ class Dialer:
         if theirs.epoch < ours.epoch:
             if ours.epoch_proof is not None:
                 await wire.send(epoch_message(ours.epoch_proof))
-            raise Unavailable(f"{peer.id} is still in an earlier document of the room")
+            raise PeerBehindError(f"{peer.id} is still in an earlier document of the room")
         if theirs.epoch_proof is not None:
             await self._replica.catch_up_to(theirs.epoch_proof)
         return self._replica.current_room
