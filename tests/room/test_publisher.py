@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from gatepost.errors import Forbidden, PayloadTooLarge, RoomFull
-from gatepost.room import RecordAuthor, RecordRetention, SharedRoom, SignedRecord, document
+from gatepost.room import RecordAuthor, RecordRetention, SharedRoom, SignedRecord, writer_quota
 from gatepost.room.publisher import VersionLeap
 from gatepost.room.retention import rotate_room
 from tests.room.sample_records import NOW, agent, author, entry, node, proof_of, publish, room
@@ -124,7 +124,7 @@ def test_a_record_nobody_would_take_is_not_written() -> None:
 
 
 def test_a_node_with_too_many_keys_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document, "MAX_KEYS_PER_WRITER", 1)
+    monkeypatch.setattr(writer_quota, "MAX_KEYS_PER_WRITER", 1)
     mine = room(entry(BEN), of=BEN)
     with pytest.raises(RoomFull):
         publish(mine, "agents", "job@ben", agent("ben"), NOW)
@@ -149,7 +149,7 @@ def test_a_node_admitted_anew_goes_on_with_its_versions() -> None:
 
 
 def test_a_removed_agent_makes_place_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document, "MAX_KEYS_PER_WRITER", 2)
+    monkeypatch.setattr(writer_quota, "MAX_KEYS_PER_WRITER", 2)
     mine = room(of=BEN)
     for name in ("a", "b"):
         publish(mine, "agents", f"{name}@ben", agent("ben"), NOW)
@@ -163,12 +163,12 @@ def test_a_removed_agent_makes_place_for_another(monkeypatch: pytest.MonkeyPatch
 
 
 def test_tombstones_have_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document, "MAX_SLOTS_PER_WRITER", 3)
+    monkeypatch.setattr(writer_quota, "MAX_SLOTS_PER_WRITER", 3)
     mine = room(of=BEN)
     for number in range(3):
         publish(mine, "agents", f"a{number}@ben", agent("ben"), NOW)
         publish(mine, "agents", f"a{number}@ben", None, NOW)
-    assert mine.document.tombstone_count(BEN.key.public) == 3
+    assert mine.document.quotas.tombstone_count(BEN.key.public) == 3
     with pytest.raises(RoomFull):
         publish(mine, "agents", "a3@ben", agent("ben"), NOW)
     publish(mine, "agents", "a0@ben", agent("ben"), NOW)

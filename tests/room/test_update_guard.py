@@ -9,9 +9,10 @@ from pycrdt import Doc, Map
 
 from gatepost.errors import RoomViolation
 from gatepost.room import RecordAuthor, SharedRoom, lib0, sign_admission
-from gatepost.room.document import MAX_KEYS_PER_WRITER, RoomDocument
+from gatepost.room.document import RoomDocument
 from gatepost.room.room import room_id
 from gatepost.room.signed_record import sign_record
+from gatepost.room.writer_quota import MAX_KEYS_PER_WRITER
 from gatepost.room.yjs_update import RecordSlot
 from tests.room.sample_records import (
     GENESIS,
@@ -203,10 +204,12 @@ def test_two_keys_of_one_node_id_stand_side_by_side_through_any_relay() -> None:
     link = sign_admission(ROOT.key, "root", "alice", key("twin").public, "edge", NOW + 1)
     twin = RecordAuthor(key("twin"), (link,))
     rival = sign_record(twin, "nodes", "alice", 4, NOW, node(twin))
-    relayed = yjs(room(CURRENT, rival)).get_update()
-    for target in (room(CURRENT, rival), room(rival, CURRENT), room(entry(ALICE, 8), rival)):
+    revoked = revocation(ROOT, ALICE)
+    both = room(CURRENT, revoked, rival)
+    relayed = yjs(both).get_update()
+    for target in (both, room(CURRENT, revoked), room(entry(ALICE, 8), revoked, rival)):
         target.apply_update(relayed)
-        assert target.effective.nodes["alice"].public_key == ALICE.key.public
+        assert target.effective.nodes["alice"].public_key == twin.key.public
 
 
 def test_a_writer_cannot_fill_the_room() -> None:

@@ -40,6 +40,11 @@ class AbuseKind(StrEnum):
     FOREIGN_BLOB = "foreign_blob"
     FOREIGN_OUTBOX = "foreign_outbox"
     QUOTA_EXCEEDED = "quota_exceeded"
+    ROOM_VIOLATION = "room_violation"
+    SIGNED_TWICE = "signed_twice"
+    SECOND_KEY = "second_key"
+    FOREIGN_AGENT = "foreign_agent"
+    ROOM_COST = "room_cost"
 
 
 class AbuseRecord(Struct):

@@ -14,7 +14,6 @@ The document is a function of its records, so only the records are stored. Updat
 are encoded from them (yjs_update.py); incoming bytes are parsed and never applied as such.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from hashlib import sha256
 
@@ -22,15 +21,12 @@ from gatepost.errors import RoomViolation
 from gatepost.events import frame_parts
 from gatepost.room.lib0 import MAX_UINT
 from gatepost.room.signed_record import SignedRecord
+from gatepost.room.slot_digest import DigestIndex
+from gatepost.room.writer_quota import WriterQuotas
 from gatepost.room.yjs_update import DeletedRange, RecordSlot, YjsItem, encode_in_chunks
 
-CHUNK_BYTES = 256 * 1024
-# One writer must not fill the room of all others. Beyond these limits replicas may hold different
-# subsets of the writer's keys, but no peer is cut off for passing its records on. A tombstone frees
-# its key for another one. It stays in the document until the next rotation, so the number of slots
-# has a limit of its own.
-MAX_KEYS_PER_WRITER = 16_384
-MAX_SLOTS_PER_WRITER = 2 * MAX_KEYS_PER_WRITER
+# Small enough that a gateway which checks such an update does not keep others waiting.
+CHUNK_BYTES = 64 * 1024
 
 SlotKey = tuple[str, str, bytes]
 
@@ -43,9 +39,8 @@ class RoomDocument:
         self._slots: dict[SlotKey, SignedRecord] = {}
         self._slot_keys: dict[int, SlotKey] = {}
         self._clients: dict[SlotKey, int] = {}
-        # Per writer: all slots, and those that hold more than a tombstone.
-        self.slot_counts: Counter[bytes] = Counter()
-        self._live_counts: Counter[bytes] = Counter()
+        self.quotas = WriterQuotas()
+        self.digests = DigestIndex()
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -61,22 +56,22 @@ class RoomDocument:
         return known is None or signed.version_order > known.version_order
 
     def has_capacity_for(self, signed: SignedRecord) -> bool:
-        writer, known = signed.public_key, self._slots.get(signed.slot_key)
-        if known is None and self.slot_counts[writer] >= MAX_SLOTS_PER_WRITER:
-            return False
-        was_live = known is not None and known.data is not None
-        return signed.data is None or was_live or self._live_counts[writer] < MAX_KEYS_PER_WRITER
+        return self.quotas.has_capacity_for(signed, self._slots.get(signed.slot_key))
 
     def put_record(self, signed: SignedRecord) -> None:
         known = self._slots.get(signed.slot_key)
         if known is None:
             self._open_slot(signed.slot_key)
-        was_live = known is not None and known.data is not None
-        self._live_counts[signed.public_key] += (signed.data is not None) - was_live
+        self.quotas.replace_record(signed, known)
+        self.digests.put_record(self._clients[signed.slot_key], signed)
         self._slots[signed.slot_key] = signed
 
-    def tombstone_count(self, writer: bytes) -> int:
-        return self.slot_counts[writer] - self._live_counts[writer]
+    def conflicting_record(self, signed: SignedRecord) -> SignedRecord | None:
+        """The stored record, if its writer signed another one with the same version."""
+        known = self._slots.get(signed.slot_key)
+        if known is None or known.version != signed.version or known.text == signed.text:
+            return None
+        return known
 
     def matching_record(self, item: YjsItem) -> SignedRecord | None:
         """The stored record, if `item` holds exactly the same text and signature; else None."""
@@ -118,7 +113,7 @@ class RoomDocument:
             for client, clock, length in deletes
             if clock <= max(tops.get(client, -1), self._latest_clock(client)) < clock + length
         }
-        if deleted & _visible_clients(deleted, self._slot_keys | places):
+        if deleted and deleted & _visible_clients(deleted, self._slot_keys | places):
             raise RoomViolation("records are not deleted; write a tombstone", rule="deleted")
 
     def yjs_client(self, place: SlotKey) -> int:
@@ -144,7 +139,6 @@ class RoomDocument:
         client = self._derive_client(place)
         self._clients[place] = client
         self._slot_keys[client] = place
-        self.slot_counts[place[2]] += 1
 
     def _derive_client(self, place: SlotKey) -> int:
         names = (name.encode() for name in (self.room_id, *place[:2]))

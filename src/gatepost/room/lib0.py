@@ -55,6 +55,9 @@ class Lib0Reader:
         size = self.read_uint()
         if size > limit:
             raise too_large_error("a value", size, limit)
+        return self.read_exactly(size)
+
+    def read_exactly(self, size: int) -> bytes:
         end = self._position + size
         if end > len(self._data):
             raise malformed_error("they end too early")

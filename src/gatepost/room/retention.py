@@ -12,7 +12,7 @@ records of other nodes were withdrawn meanwhile.
 
 from collections.abc import Iterable
 
-from gatepost.room.document import MAX_SLOTS_PER_WRITER, RoomDocument
+from gatepost.room.document import RoomDocument
 from gatepost.room.epoch_proof import EpochProof, proven_epoch
 from gatepost.room.records import (
     IncidentRecord,
@@ -23,6 +23,7 @@ from gatepost.room.records import (
 )
 from gatepost.room.room import SharedRoom
 from gatepost.room.signed_record import SignedRecord
+from gatepost.room.writer_quota import MAX_SLOTS_PER_WRITER
 
 # A rotation costs every node a full sync, so it has to save at least this much.
 _MIN_SAVED_BYTES = 64 * 1024
@@ -79,13 +80,15 @@ def _move_room(room: SharedRoom, proof: EpochProof, records: Iterable[SignedReco
         epoch_proof=proof,
         records=records,
         leap=drafter.leap,
+        node_keys=room.node_keys.identities(),
     )
 
 
 def _crowded_writers(document: RoomDocument) -> set[bytes]:
     """The writers for which tombstones use up a quarter of their slots."""
     limit = MAX_SLOTS_PER_WRITER // 4
-    return {writer for writer in document.slot_counts if document.tombstone_count(writer) > limit}
+    quotas = document.quotas
+    return {writer for writer in quotas.slot_counts if quotas.tombstone_count(writer) > limit}
 
 
 def _records_to_keep(

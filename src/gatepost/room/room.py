@@ -6,15 +6,19 @@ registered with `on_change` receive the changes. The replica reads no clock and 
 from one thread at a time.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gatepost.errors import Forbidden
-from gatepost.room.admission_chain import Genesis
-from gatepost.room.document import RoomDocument
+from gatepost.room.admission_chain import AdmissionLink, Genesis
+from gatepost.room.cost_limit import CostLimits
+from gatepost.room.document import RoomDocument, SlotKey
 from gatepost.room.effective_records import EffectiveRecords
 from gatepost.room.epoch_proof import EpochProof, proven_epoch
+from gatepost.room.membership import NodeIdentity
+from gatepost.room.node_keys import NodeKeys
 from gatepost.room.publisher import NO_LEAP, RecordDrafter, VersionLeap
 from gatepost.room.records import RoomRecord, claim_key
 from gatepost.room.signed_record import RecordAuthor, SignedRecord
@@ -27,10 +31,21 @@ RoomListener = Callable[["RoomChange"], None]
 
 
 class RoomChange(Struct, frozen=True):
-    """The records that changed, and the origin of the change."""
+    """The records that changed, and the origin of the change.
+
+    `conflicts` are pairs of records that one writer signed for one version: the one that was stored
+    and the one that came. `second_keys` are records that were not stored, each with the admission
+    that gives another node's id to their writer.
+    """
 
     changed: tuple[SignedRecord, ...]
     origin: object = None
+    conflicts: tuple[tuple[SignedRecord, SignedRecord], ...] = ()
+    second_keys: tuple[tuple[SignedRecord, AdmissionLink], ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.changed or self.conflicts or self.second_keys)
 
 
 def room_id(epoch: int) -> str:
@@ -50,8 +65,11 @@ class SharedRoom:
         epoch_proof: EpochProof | None = None,
         records: Iterable[SignedRecord] = (),
         leap: VersionLeap = NO_LEAP,
+        node_keys: Iterable[NodeIdentity] = (),
     ) -> None:
         self.genesis = genesis
+        self.node_keys = NodeKeys(genesis, node_keys)
+        self.costs = CostLimits()
         self.epoch = epoch
         self.epoch_proof = epoch_proof
         # The proof of a later epoch, which a peer has shown. The owner of the replica moves on.
@@ -123,18 +141,35 @@ class SharedRoom:
         return self.document.encode_updates(newer)
 
     def _apply_records(self, records: list[SignedRecord], origin: object) -> RoomChange:
-        applied = RoomChange(self._merge_records(records), origin)
-        if applied.changed:
+        applied = replace(self._merge_records(records), origin=origin)
+        if not applied.is_empty:
             for listener in list(self._listeners):
                 listener(applied)
         return applied
 
-    def _merge_records(self, records: Iterable[SignedRecord]) -> tuple[SignedRecord, ...]:
-        changed = {}
+    def _merge_records(self, records: Iterable[SignedRecord]) -> RoomChange:
+        changed: dict[SlotKey, SignedRecord] = {}
+        conflicts, second_keys = [], []
+
+        def revoked_by_now() -> Collection[NodeIdentity]:
+            self.effective.add_records(changed.values())
+            return self.effective.membership.revoked
+
         for signed in records:
-            # A record beyond its writer's limit of keys is ignored.
-            if self.document.is_newer(signed) and self.document.has_capacity_for(signed):
+            if (link := self.node_keys.find_second_key(signed, revoked_by_now)) is not None:
+                second_keys.append((signed, link))
+                continue
+            if (known := self.document.conflicting_record(signed)) is not None:
+                conflicts.append((known, signed))
+            # A record beyond its writer's quota is ignored.
+            if self.document.is_newer(signed) and self._has_capacity_for(signed):
                 self.document.put_record(signed)
+                self.node_keys.bind_chain(signed.chain)
                 changed[signed.slot_key] = signed
         self.effective.add_records(changed.values())
-        return tuple(changed.values())
+        return RoomChange(tuple(changed.values()), None, tuple(conflicts), tuple(second_keys))
+
+    def _has_capacity_for(self, signed: SignedRecord) -> bool:
+        return self.document.has_capacity_for(signed) and self.node_keys.has_capacity_for(
+            signed.chain
+        )

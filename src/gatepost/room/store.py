@@ -12,6 +12,7 @@ from gatepost.errors import JournalCorrupt, RoomViolation
 from gatepost.journal.transaction import Tx
 from gatepost.room.admission_chain import ChainVerifier, Genesis
 from gatepost.room.epoch_proof import EpochProof
+from gatepost.room.membership import NodeIdentity
 from gatepost.room.signed_record import SignedRecord, open_signed_record, parse_record
 
 _INSERT_ROOM = """
@@ -24,6 +25,15 @@ ON CONFLICT DO UPDATE
 SET version = excluded.version, record = excluded.record, signature = excluded.signature
 WHERE (excluded.version, excluded.record) > (version, record)
 """
+_INSERT_NODE_KEY = "INSERT OR IGNORE INTO room_node_key (node_id, public_key) VALUES (?, ?)"
+_COUNT_EVIDENCE = "SELECT count(*) FROM room_evidence WHERE public_key = ?"
+_INSERT_EVIDENCE = """
+INSERT OR IGNORE INTO room_evidence (map, key, public_key, version, record, signature,
+                                     other_record, other_signature, found_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+# Two records prove it; more only take space.
+_MAX_EVIDENCE = 8
 _SELECT_RECORDS = "SELECT record, signature FROM room_record ORDER BY map, key, public_key"
 
 
@@ -50,11 +60,41 @@ def load_room_identity(tx: Tx) -> RoomIdentity | None:
     return RoomIdentity(Genesis(row[0], row[1]), row[2], proof)
 
 
+def delete_room(tx: Tx) -> None:
+    """Forget a room that no other node has ever seen."""
+    for table in ("room_record", "room_node_key", "room_evidence", "room"):
+        tx.execute(f"DELETE FROM {table}")
+
+
 def save_records(tx: Tx, records: Iterable[SignedRecord]) -> None:
     """Store the records, except where a newer version is stored already."""
+    records = list(records)
     tx.execute_many(
         _UPSERT_RECORD, [(*s.slot_key, s.version, s.text, s.signature) for s in records]
     )
+    tx.execute_many(
+        _INSERT_NODE_KEY,
+        sorted({(link.node, link.key) for chain in {s.chain for s in records} for link in chain}),
+    )
+
+
+def load_node_keys(tx: Tx) -> list[NodeIdentity]:
+    rows = tx.fetch_all("SELECT node_id, public_key FROM room_node_key")
+    return [(node, key) for node, key in rows]
+
+
+def save_evidence(tx: Tx, known: SignedRecord, other: SignedRecord) -> None:
+    """Keep two records of one version, if there is not enough evidence against their writer."""
+    ((count,),) = tx.fetch_all(_COUNT_EVIDENCE, (known.public_key,))
+    if count < _MAX_EVIDENCE:
+        pair = (known.text, known.signature, other.text, other.signature)
+        tx.execute(_INSERT_EVIDENCE, (*known.slot_key, known.version, *pair, tx.now))
+
+
+def find_evidence(tx: Tx, genesis: Genesis) -> list[SignedRecord]:
+    """One record of each version that was signed twice."""
+    rows = tx.fetch_all("SELECT record, signature FROM room_evidence ORDER BY found_at")
+    return [parse_record(text, signature, genesis) for text, signature in rows]
 
 
 def load_records(tx: Tx, genesis: Genesis) -> list[SignedRecord]:

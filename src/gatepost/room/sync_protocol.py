@@ -1,9 +1,10 @@
 """The Yjs sync protocol with one peer, compatible with y-websocket, without the socket.
 
 A message is a type and its content: sync (step 1: own state vector; step 2: the updates the other
-side lacks; update), awareness, auth, and awareness query. Gateways also show each other the proof
-of a later epoch. Both sides send step 1 when they connect and answer the other's step 1 with
-step 2. Content too large for one message precedes step 2 as updates.
+side lacks; update), awareness, auth, and awareness query. Both sides send step 1 when they connect
+and answer the other's step 1 with step 2. Content too large for one message precedes step 2 as
+updates. Gateways also show each other the proof of a later epoch, and digests of their slots
+(slot_digest.py).
 
 Later room changes are kept per peer as the set of slots to send, not as bytes. A slow peer thus
 costs no more memory than the room has keys, and receives the latest version of each key once.
@@ -14,7 +15,7 @@ from itertools import chain
 from typing import Literal
 
 from gatepost.errors import Forbidden, RoomViolation
-from gatepost.room import awareness, lib0
+from gatepost.room import awareness, lib0, slot_digest
 from gatepost.room.awareness import AwarenessEntry, RoomAwareness
 from gatepost.room.document import SlotKey
 from gatepost.room.epoch_proof import MAX_PROOF_RECORD, MAX_PROOF_SIGNATURE, EpochProof
@@ -24,9 +25,11 @@ from gatepost.room.yjs_update import MAX_UPDATE_BYTES
 
 SYNC, AWARENESS, AUTH, QUERY_AWARENESS = 0, 1, 2, 3
 # Between gateways only: no Yjs message has this type, so a plain Yjs reader must never get one.
-EPOCH = 0x61
+DIGEST, EPOCH = 0x60, 0x61
+BUCKET_DIGESTS, SLOT_DIGESTS = 0, 1
 STEP_1, STEP_2, UPDATE = 0, 1, 2
 MAX_MESSAGE_BYTES = MAX_UPDATE_BYTES + 16
+MAX_DIGEST_BYTES = 64 * 1024
 _MAX_REASON = 1024
 
 # The role of the other side: a dialer dialed us, a listener was dialed by us. A listener relays the
@@ -61,6 +64,7 @@ class SyncPeer:
             AWARENESS: self._handle_awareness,
             AUTH: self._handle_auth,
             QUERY_AWARENESS: self._handle_awareness_query,
+            DIGEST: self._handle_digest,
             EPOCH: self._handle_epoch,
         }
 
@@ -94,6 +98,17 @@ class SyncPeer:
         presence = [_awareness_message(list(said.values()))] if said else []
         return chain((_sync_message(UPDATE, update) for update in updates), presence)
 
+    def digest_messages(self) -> list[bytes]:
+        """The digest of our slots, for a gateway that we dialled and that has synced."""
+        if self._role == "dialer" or not self.synced:
+            return []
+        digests = self._room.document.digests.bucket_digests()
+        return [_digest_message(BUCKET_DIGESTS, slot_digest.encode_buckets(digests))]
+
+    def charge_cost(self, spent: float, now: float) -> float:
+        """Note the seconds spent on a message; return the seconds to wait for the next one."""
+        return self._room.costs.charge(self.node, spent, now)
+
     def close(self) -> None:
         """Unsubscribe from room and awareness after the connection ended."""
         unsubscribers, self._unsubscribers = self._unsubscribers, ()
@@ -108,6 +123,11 @@ class SyncPeer:
     def _on_room_change(self, applied: RoomChange) -> None:
         if applied.origin is not self:
             self._slots_to_send |= dict.fromkeys(signed.slot_key for signed in applied.changed)
+            return
+        for _, came in applied.conflicts:
+            # The peer has another record of this version, which does not count: send it ours.
+            if self._room.document.record_at(came.slot_key) is not came:
+                self._slots_to_send[came.slot_key] = None
 
     def _handle_sync(self, reader: Lib0Reader) -> Iterable[bytes]:
         step, data = reader.read_uint(), reader.read_bytes(MAX_UPDATE_BYTES)
@@ -145,6 +165,22 @@ class SyncPeer:
         reader.expect_end()
         return self._presence_messages()
 
+    def _handle_digest(self, reader: Lib0Reader) -> Iterable[bytes]:
+        kind, digests = reader.read_uint(), self._room.document.digests
+        if kind == BUCKET_DIGESTS:
+            theirs = slot_digest.decode_buckets(reader.read_bytes(MAX_DIGEST_BYTES))
+            reader.expect_end()
+            slots = digests.slots_in(digests.differing_buckets(theirs))
+            return [_digest_message(SLOT_DIGESTS, slot_digest.encode_slots(slots))] if slots else []
+        if kind != SLOT_DIGESTS:
+            raise RoomViolation("unknown digest message type", rule="message")
+        body = Lib0Reader(reader.read_bytes(MAX_DIGEST_BYTES))
+        reader.expect_end()
+        slots = slot_digest.decode_slots(body)
+        body.expect_end()
+        updates = self._room.document.encode_updates(digests.differing_records(slots))
+        return (_sync_message(UPDATE, update) for update in updates)
+
     def _handle_epoch(self, reader: Lib0Reader) -> list[bytes]:
         proof = EpochProof(
             reader.read_text(MAX_PROOF_RECORD), reader.read_text(MAX_PROOF_SIGNATURE)
@@ -157,6 +193,10 @@ class SyncPeer:
         relays = self._role == "dialer"
         present = self._awareness.present_entries() if relays else self._awareness.own_entries()
         return [_awareness_message(present)] if present else []
+
+
+def _digest_message(kind: int, data: bytes) -> bytes:
+    return bytes((DIGEST, kind)) + lib0.encode_bytes(data)
 
 
 def epoch_message(proof: EpochProof) -> bytes:

@@ -21,6 +21,8 @@ from gatepost.room.records import MAPS, MAX_KEY_LENGTH, MAX_RECORD_BYTES
 
 MAX_UPDATE_BYTES = 4 << 20
 MAX_STRUCTS = 100_000
+# An honest gateway sends updates of about 64 KiB, with some 200 records at most.
+MAX_RECORDS = 512
 MAX_DELETES = 200_000
 MAX_STATE_VECTOR = 400_000
 _MAX_SIGNATURE = 128
@@ -67,6 +69,8 @@ def decode_update(data: bytes) -> YjsUpdate:
     left = MAX_STRUCTS
     for _ in range(reader.read_count(MAX_STRUCTS)):
         left -= _read_client(reader, left, items)
+    if len(items) > MAX_RECORDS:
+        raise RoomViolation(f"{len(items)} records in one update", rule="too_large")
     deletes = _read_deletes(reader)
     reader.expect_end()
     return YjsUpdate(items, deletes)

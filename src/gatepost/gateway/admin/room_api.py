@@ -184,7 +184,7 @@ class RoomApi:
         return RoomView(room.id, room.genesis.node, room.epoch, changes, records, incidents)
 
     async def verify_records(self) -> VerifyResult:
-        """Check the signature of every stored record."""
+        """Check the signature of every stored record, and show who signed one version twice."""
         genesis = self._replica.current_room.genesis
         found = await self._core.read(
             lambda tx: [e.message for e in store.find_violations(tx, genesis)]
@@ -192,6 +192,12 @@ class RoomApi:
         count = await self._core.read(
             lambda tx: tx.fetch_all("SELECT count(*) FROM room_record")[0][0]
         )
+        twice = await self._core.read(lambda tx: store.find_evidence(tx, genesis))
+        found += [
+            f"{s.writer} signed version {s.version} of {s.map} {s.key} twice, which no honest"
+            f" gateway does; ask its operator, or `gatepost revoke {s.writer}`"
+            for s in twice
+        ]
         return VerifyResult(count, found)
 
     async def rotate_room(self) -> RotateResult:

@@ -10,6 +10,7 @@ connections: messages that waited in them may have expired, and their senders ma
 """
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +32,7 @@ _ANSWER_BYTES_PER_SEC = 1 << 20
 # With less than this queued, a link may queue more on request of its peer.
 CONGESTED_BYTES = 256 * 1024
 _LOOK_SECS = 5.0
+_LOOKS_PER_DIGEST = 12
 # Less than a sender waits for the word of an owner (delivery.offline_secs and more).
 _STILL_SECS = 30.0
 
@@ -129,17 +131,29 @@ class PeerConnection:
             if message[:1] == LINK_PREFIX and self.on_frame is not None:
                 self.on_frame(message[1:])
                 continue
+            began = time.perf_counter()
             answer = self._peer.receive_message(message)
-            if self._peer.synced:
+            pause = self._peer.charge_cost(time.perf_counter() - began, self.heard_at)
+            if self._peer.synced and not self.synced.is_set():
                 self.synced.set()
+                self._send_digest()
             if answer:
                 self._queue_answer(answer)
+            # The socket is not read meanwhile, so a peer that costs too much waits.
+            await asyncio.sleep(pause)
 
     async def _watch_stillness(self) -> None:
-        while True:
+        for looks in itertools.count(1):
             await asyncio.sleep(_LOOK_SECS)
             self._check_stillness()
             self._awake_at = read_boot_clock()
+            if looks % _LOOKS_PER_DIGEST == 0:
+                self._send_digest()
+
+    def _send_digest(self) -> None:
+        """Let the peer compare its records with ours."""
+        if (messages := self._peer.digest_messages()) and not self._answers:
+            self._queue_answer(messages)
 
     def _check_stillness(self) -> None:
         still = read_boot_clock() - self._awake_at

@@ -74,8 +74,8 @@ class PeerConnections:
 
     def count_incident(self, node: str, violation: RoomViolation) -> None:
         self.incident_counts[violation.rule] += 1
-        log.warning("%s broke a rule of the room: %s", node, violation.message)
         why = f"{violation.rule}: {violation.message}"[:500]
+        self._core.abuse.report_abuse(node, AbuseKind.ROOM_VIOLATION, why)
         self._core.submit(lambda tx: record_audit_entry(tx, node, "room.violation", node, why))
 
 

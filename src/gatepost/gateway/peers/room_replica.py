@@ -26,6 +26,7 @@ from gatepost.gateway.peers import own_records
 from gatepost.gateway.peers.own_records import NodeStatus
 from gatepost.gateway.peers.peer_connections import PeerConnections
 from gatepost.gateway.peers.received_records import ReceivedRecords
+from gatepost.gateway.peers.room_abuse import RoomAbuse
 from gatepost.gateway.peers.room_directory import RoomDirectory
 from gatepost.gateway.peers.welcome_header import Welcome
 from gatepost.journal import Tx
@@ -44,6 +45,7 @@ from gatepost.room import (
     store,
 )
 from gatepost.room.epoch_proof import EpochProof, make_epoch_proof, proven_epoch
+from gatepost.room.membership import NodeIdentity
 from gatepost.room.publisher import VersionLeap
 from gatepost.room.retention import rejoin_room, rotate_room
 from gatepost.room.store import RoomIdentity
@@ -74,6 +76,7 @@ class RoomReplica:
         self.awareness = RoomAwareness(core.node.id, client)
         self.connections = PeerConnections(core, self.members)
         self.received = ReceivedRecords(core)
+        self.abuse = RoomAbuse(core)
         self.change_count = 0
         self._watchers: list[ReplicaWatcher] = []
         self._changed = asyncio.Event()
@@ -88,7 +91,7 @@ class RoomReplica:
         loaded = await self.core.read(_load_room)
         if loaded is None:
             return
-        identity, records, leap = loaded
+        identity, records, leap, node_keys = loaded
         own_key = ("nodes", self.core.node.id, self.core.node.key.public)
         own = next((signed for signed in records if signed.slot_key == own_key), None)
         if own is None:
@@ -102,6 +105,7 @@ class RoomReplica:
                 epoch_proof=identity.epoch_proof,
                 records=records,
                 leap=leap,
+                node_keys=node_keys,
             )
         )
 
@@ -146,8 +150,7 @@ class RoomReplica:
 
         def replace_room(tx: Tx) -> T:
             # Records of a room without other members were never seen by another node.
-            tx.execute("DELETE FROM room_record")
-            tx.execute("DELETE FROM room")
+            store.delete_room(tx)
             store.create_room(tx, RoomIdentity(room.genesis, room.epoch, room.epoch_proof))
             store.save_records(tx, records)
             return also(tx)
@@ -161,6 +164,7 @@ class RoomReplica:
         self.room = room
         self.members.refresh_from(room)
         room.on_change(self._apply_change)
+        room.costs.on_exceeded = self.abuse.report_cost
         self._signal_change(None)
 
     # -- moving to another document
@@ -266,6 +270,9 @@ class RoomReplica:
         self._watchers.append(watcher)
 
     def _apply_change(self, applied: RoomChange) -> None:
+        self.abuse.report_change(applied, self.current_room.genesis)
+        if not applied.changed:
+            return
         if applied.origin is not None:
             self.received.add_records(applied.changed)
         if any(self.members.is_affected_by(signed) for signed in applied.changed):
@@ -297,11 +304,15 @@ def _check_epoch(welcome: Welcome, known_epoch: int) -> None:
         raise Forbidden(f"the peer names epoch {welcome.epoch} of the room without a proof")
 
 
-def _load_room(tx: Tx) -> tuple[RoomIdentity, list[SignedRecord], VersionLeap] | None:
+_LoadedRoom = tuple[RoomIdentity, list[SignedRecord], VersionLeap, list[NodeIdentity]]
+
+
+def _load_room(tx: Tx) -> _LoadedRoom | None:
     identity = store.load_room_identity(tx)
     if identity is None:
         return None
-    return identity, store.load_records(tx, identity.genesis), _load_version_leap(tx)
+    records = store.load_records(tx, identity.genesis)
+    return identity, records, _load_version_leap(tx), store.load_node_keys(tx)
 
 
 def _load_version_leap(tx: Tx) -> VersionLeap:

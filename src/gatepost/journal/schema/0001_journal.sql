@@ -340,6 +340,27 @@ CREATE TRIGGER room_record_never_goes_back BEFORE UPDATE ON room_record
 WHEN NEW.version < OLD.version
 BEGIN SELECT RAISE(ABORT, 'a newer version of this record is known'); END;
 
+-- The keys of node ids, as they were first seen. They outlive the document that showed them.
+CREATE TABLE room_node_key (
+    node_id    TEXT NOT NULL,
+    public_key BLOB NOT NULL,
+    PRIMARY KEY (node_id, public_key)
+) WITHOUT ROWID;
+
+-- Pairs of records that one writer signed for one version.
+CREATE TABLE room_evidence (
+    map             TEXT NOT NULL,
+    key             TEXT NOT NULL,
+    public_key      BLOB NOT NULL,
+    version         INTEGER NOT NULL,
+    record          TEXT NOT NULL,
+    signature       TEXT NOT NULL,
+    other_record    TEXT NOT NULL,
+    other_signature TEXT NOT NULL,
+    found_at        INTEGER NOT NULL,
+    PRIMARY KEY (map, key, public_key, version)
+);
+
 -- == Access: invites, tickets, admissions, revocations, sessions
 -- Bearer secrets are stored as SHA-256 only. The mesh's own secret must be read again, so it is encrypted.
 
