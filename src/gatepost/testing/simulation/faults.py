@@ -156,6 +156,17 @@ def move_agent(mesh: SimulatedMesh, random: Random) -> None:
         mesh.loop.call_after(random.randint(500, 5_000), lambda: _dismiss_if_moved(mesh, name, old))
 
 
+def crowd(mesh: SimulatedMesh, random: Random) -> None:
+    """A gateway has no room for more agents, and one that moves there cannot register yet."""
+    gateway = _pick_gateway(mesh, random)
+    gateway.agents.max_agents = 0
+    mesh.trace(gateway.id, "has as many agents as fit")
+    mesh.loop.call_after(random.randint(500, 8_000), gateway.make_room)
+    name, places = _pick_movable_agent(mesh, random)
+    if gateway.id in places:
+        mesh.move_agent(name, gateway.id)
+
+
 def _pick_movable_agent(mesh: SimulatedMesh, random: Random) -> tuple[str, list[str]]:
     """An agent without standbys, and the gateways it may move to; none if no agent may move."""
     names = [name for name, home in mesh.room.now.homes.items() if not home.standbys]
@@ -419,6 +430,7 @@ FAULTS: dict[str, tuple[Fault, int]] = {
     "lazy_agent": (idle_agent, 3),
     "move_agent": (move_agent, 3),
     "round_trip": (round_trip, 2),
+    "crowd": (crowd, 2),
     "forged_receipt": (forged_receipt, 4),
     "omission": (omission, 3),
     "relay_forgery": (relay_forgery, 3),

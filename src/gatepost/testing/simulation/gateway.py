@@ -16,6 +16,7 @@ import apsw
 from msgspec import Struct
 
 from gatepost.delivery import LocalNode, RetryPolicy, build_core, restore
+from gatepost.delivery.agents import MAX_AGENTS
 from gatepost.delivery.links.blob_ports import FetchLimits
 from gatepost.delivery.links.peer_links import PeerLinkSettings
 from gatepost.delivery.links.relay_reader import RelayRetry
@@ -208,6 +209,11 @@ class SimulatedGateway:
         """From now on the journal cannot grow."""
         self.disk_is_full = True
         self.connection.pragma("max_page_count", 1)
+
+    def make_room(self) -> None:
+        """More agents fit again."""
+        if self.up:
+            self.agents.max_agents = MAX_AGENTS
 
     def free_disk(self) -> None:
         self.disk_is_full = False

@@ -241,6 +241,7 @@ class SimulatedMesh:
         for gateway in self.gateways.values():
             gateway.cancel_crash()
             gateway.free_disk()
+            gateway.make_room()
             if not gateway.up:
                 gateway.start()
         for agent in self.agents.values():
