@@ -128,6 +128,9 @@ class DropFolder:
         task.add_done_callback(partial(self._request_ended, name))
 
     async def _set_aside(self, name: str, error: OSError | InvalidRequest) -> None:
+        if isinstance(error, FileNotFoundError):
+            # It was answered and removed after it had been listed.
+            return
         if isinstance(error, OSError):
             if error.errno not in _UNREADABLE_ERRNOS:
                 self._retry_later(name, error)

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+from litestar.exceptions import WebSocketDisconnect
+
 from gatepost.gateway.api.frame_session import FrameSession, carry_session
 from gatepost.gateway.api.route_parameters import AnyWebSocket
 
@@ -38,15 +40,20 @@ class WebSocketTransport:
             await session.wait_for_capacity()
 
     async def _send_frames(self, session: FrameSession) -> None:
-        """Send output in the kind of the last frame received: text for text, bytes for bytes."""
-        send = self._socket.send
         while True:
             await self._pending.wait()
             self._pending.clear()
-            # Each send waits while the client's buffers are full.
-            for frame in session.take_output():
-                if self._binary:
-                    await send({"type": "websocket.send", "bytes": frame, "text": None})
-                else:
-                    text = frame.decode()
-                    await send({"type": "websocket.send", "bytes": None, "text": text})
+            try:
+                # Each send waits while the client's buffers are full.
+                for frame in session.take_output():
+                    await self._send_frame(frame)
+            except WebSocketDisconnect:
+                return
+
+    async def _send_frame(self, frame: bytes) -> None:
+        """Send in the kind of the last frame received: text for text, bytes for bytes."""
+        if self._binary:
+            await self._socket.send({"type": "websocket.send", "bytes": frame, "text": None})
+        else:
+            text = frame.decode()
+            await self._socket.send({"type": "websocket.send", "bytes": None, "text": text})

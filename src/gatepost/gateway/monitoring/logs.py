@@ -45,5 +45,7 @@ def configure_logging(level: str, style: Literal["json", "text"]) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for noisy in ("uvicorn.access", "uvicorn.error", "websockets", "httpx"):
+    for noisy in ("uvicorn.access", "websockets", "httpx"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
+    # Its warnings are about the requests of strangers, who must not fill the disk with them.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
