@@ -15,7 +15,7 @@ from typing import Any
 
 from gatepost.client import SyncClient
 from gatepost.errors import UnknownAgent
-from gatepost.testing import HostileNode
+from gatepost.testing import GatewayProcess, HostileNode
 from gatepost.testing.hostile import HostileConnection
 from tests.mesh.conftest import running
 from tests.mesh.tools import Gateway
@@ -101,24 +101,18 @@ class Siege:
         assert sent.state in ("processed", "replied"), sent
         return time.monotonic() - began
 
-    def abuse(self, source: str) -> set[str]:
-        """The kinds of abuse for which an incident names this source."""
-        found = self.ann.call("GET", "/incidents")
-        subjects = [each["subject"] for each in found if each["class"] == "abuse"]
-        named = [each.partition("@")[0].rpartition("/") for each in subjects]
-        return {kind for who, _, kind in named if who == source}
+    def expect_named(self, source: str) -> None:
+        """Wait until an incident names the source."""
+        wait_until(lambda: self.naming(source), failure=lambda: str(self.incidents()))
 
-    def expect_named(self, source: str, *kinds: str) -> None:
-        """Wait until incidents name the source for at least these kinds of abuse."""
-        wait_until(lambda: self.abuse(source) >= set(kinds), failure=lambda: str(self.incidents()))
+    def naming(self, source: str) -> list[Any]:
+        """The incidents whose subject begins with the source."""
+        found = self.incidents()
+        return [each for each in found if each["subject"].startswith((f"{source}/", f"{source}@"))]
 
     def incidents(self) -> list[Any]:
-        found: list[Any] = self.ann.call("GET", "/incidents")
+        found: list[Any] = self.ann.call("GET", "/incidents")["incidents"]
         return found
-
-    def wait_alive(self) -> None:
-        """Wait until ann still does all that a gateway does."""
-        self.take_turn()
 
     # -- honest users
 
@@ -172,7 +166,7 @@ def spy_of(node: HostileNode) -> str:
     return f"spy-{node.name}"
 
 
-def resident_mib(gateway: Gateway) -> int:
+def resident_mib(gateway: GatewayProcess) -> int:
     """The memory of a gateway's process."""
     status = Path(f"/proc/{gateway.pid}/status").read_text()
     (kib,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:")]

@@ -67,14 +67,21 @@ class HostileOutbox:
     def add_message(
         self, to_node: str, to_key: bytes, to_agent: str, payload: bytes = b'"hello"', **fields: Any
     ) -> Envelope:
-        """A message without order. `payload` is encrypted for the key as it is, JSON or not."""
+        """A message without order. `payload` is encrypted for the key as it is, JSON or not.
+
+        With `payload_ref` among the fields it has no payload of its own.
+        """
         kind = fields.pop("kind", "message")
-        event_id = fields.setdefault("event_id", self.next_id())
+        fields.setdefault("event_id", self.next_id())
+        if "payload_ref" not in fields:
+            fields.setdefault("payload", self._encrypt(payload, to_key, fields["event_id"]))
+        return self.append(self.make_event(kind, to_node, to_agent_id=to_agent, **fields))
+
+    def _encrypt(self, payload: bytes, to_key: bytes, event_id: str) -> Raw:
         sealed, _ = self._cipher.encrypt(
             payload, [to_key], event_id=event_id, source_node_id=self.node
         )
-        fields.setdefault("payload", encode_payload(sealed))
-        return self.append(self.make_event(kind, to_node, to_agent_id=to_agent, **fields))
+        return encode_payload(sealed)
 
     def add_signal(self, to_node: str, ref: str | None, signal: Signal, **fields: Any) -> Envelope:
         given = {"ref_event_id": ref, "payload": encode_payload(signal), **fields}
