@@ -43,7 +43,8 @@ GatepostError
 ├── InternalError             500 internal
 ├── TurnFailed                502 turn_failed
 ├── Unavailable               503 unavailable
-│   └── StorageFailed         503 storage_failed
+│   ├── StorageFailed         503 storage_failed
+│   └── WrongHost             503 wrong_host
 ├── DeadlineExceeded          504 deadline_exceeded
 ├── ConfigError               a settings file or variable that cannot be used
 ├── BenchFailed               a benchmark whose messages were lost, duplicated or reordered
@@ -262,6 +263,12 @@ class Unavailable(GatepostError):
 
 class StorageFailed(Unavailable):
     code = "storage_failed"
+
+
+class WrongHost(Unavailable):
+    """At an address is no gateway, or none that may be dialled."""
+
+    code = "wrong_host"
 
 
 class DeadlineExceeded(GatepostError):

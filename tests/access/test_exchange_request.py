@@ -3,8 +3,24 @@ from msgspec.structs import replace
 
 from gatepost.access import Issuer, check_exchange_answer, node_invites
 from gatepost.access.node_authentication import NodeAuthenticator
-from gatepost.errors import InvalidTicket
+from gatepost.errors import InvalidTicket, InvalidToken
 from tests.access.harness import AccessHarness, key
+
+
+def test_an_encrypted_invite_is_as_good_as_a_plain_one(harness: AccessHarness) -> None:
+    token = harness.invite("mbp-jane").token
+    request = harness.joiner("mbp-jane").with_invite(token, host_key=harness.issuer.key.public)
+    assert request.invite_token is None
+    assert harness.admit(harness.exchange(request).ws_ticket).node_id == "mbp-jane"
+
+
+@pytest.mark.parametrize("encrypted", [b"", b"x" * 100])
+def test_an_invite_that_was_encrypted_for_nobody_is_none(
+    harness: AccessHarness, encrypted: bytes
+) -> None:
+    request = harness.joiner("mbp-jane").with_invite(harness.invite("mbp-jane").token)
+    with pytest.raises(InvalidToken):
+        harness.exchange(replace(request, invite_token=None, encrypted_invite=encrypted))
 
 
 def test_the_joiner_recognises_the_gateway_that_invited_it(harness: AccessHarness) -> None:

@@ -30,7 +30,7 @@ class Attempt:
 
     def request(self) -> ExchangeRequest:
         joiner = self.harness.joiner("mbp-jane", node_id=self.node_id)
-        joiner._new_nonce = lambda: self.nonce  # type: ignore[method-assign]
+        joiner.new_nonce = lambda: self.nonce  # type: ignore[method-assign]
         request = joiner.with_invite(self.token, self.rooms)
         if self.proof == "right":
             return request
@@ -459,6 +459,7 @@ def test_a_request_travels_with_the_names_of_the_protocol(harness: AccessHarness
     encoded = msgspec.json.encode(request)
     assert set(msgspec.json.decode(encoded)) == {
         "inviteToken",
+        "encryptedInvite",
         "nodeId",
         "nodeKey",
         "nodeProof",

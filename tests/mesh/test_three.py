@@ -197,7 +197,7 @@ def test_the_wrong_host_is_found_out(start: Callable[..., list[Gateway]]) -> Non
     token = ann.invite("bob")
     with client(bob) as http:
         answer = http.post("/v1/room/join", json={"seed": eve.url, "token": token})
-    assert answer.json()["code"] == "invalid_token"
+    assert answer.json()["code"] == "wrong_host"
     with client(bob) as http:
         assert http.get("/v1/room").json()["code"] == "conflict", "it is in no room"
 

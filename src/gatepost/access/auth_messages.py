@@ -22,24 +22,30 @@ Scopes = Annotated[tuple[ScopeName, ...], Meta(min_length=1, max_length=32)]
 
 
 class Challenge(SecretValue, frozen=True, rename="camel"):
-    """A challenge that a known node signs instead of presenting an invite."""
+    """A challenge that a known node signs instead of presenting an invite.
+
+    `proof` signs it together with the nonce of the request, if that had one.
+    """
 
     challenge: str
     expires_at: int
     issuer_id: str
     issuer_key: bytes
+    proof: bytes = b""
 
 
 class ExchangeRequest(SecretValue, frozen=True, rename="camel", kw_only=True):
     """A node's request for a ticket, with an invite or a signed challenge.
 
-    A development gateway may admit nodes without `node_key`.
+    `encrypted_invite` is the token of an invite, encrypted to the key of the gateway that issued
+    it. A development gateway may admit nodes without `node_key`.
     """
 
     node_id: NodeId
     node_key: PublicKey | None = None
     nonce: Nonce
     invite_token: TokenText | None = None
+    encrypted_invite: Annotated[bytes, Meta(max_length=512)] | None = None
     challenge: TokenText | None = None
     node_proof: Signature | None = None
     requested_rooms: Annotated[tuple[RoomId, ...], Meta(min_length=1, max_length=16)] = (

@@ -4,6 +4,7 @@ from hmac import compare_digest
 
 from gatepost.access import tickets
 from gatepost.access.auth_messages import Challenge, ExchangeAnswer, ExchangeRequest
+from gatepost.access.host_proof import encrypt_invite
 from gatepost.access.node_invites import read_invite_issuer
 from gatepost.access.node_proof import ProofStatement, challenge_ground, invite_ground
 from gatepost.access.tokens import TokenKind, encode_b64, parse_token
@@ -23,13 +24,17 @@ class ExchangeRequester:
         self._key = key
         self._clock = clock
 
-    def with_invite(self, token: str, rooms: tuple[str, ...] = _DEFAULT_ROOMS) -> ExchangeRequest:
-        nonce, ground = self._new_nonce(), invite_ground(parse_token(token, TokenKind.INVITE).id)
+    def with_invite(
+        self, token: str, rooms: tuple[str, ...] = _DEFAULT_ROOMS, host_key: bytes | None = None
+    ) -> ExchangeRequest:
+        """With the `host_key` of the gateway that issued it, the invite is encrypted."""
+        nonce, ground = self.new_nonce(), invite_ground(parse_token(token, TokenKind.INVITE).id)
         return ExchangeRequest(
             node_id=self._node_id,
             node_key=self._key.public,
             nonce=nonce,
-            invite_token=token,
+            invite_token=token if host_key is None else None,
+            encrypted_invite=None if host_key is None else encrypt_invite(token, host_key),
             node_proof=self._sign_proof(ground, nonce, read_invite_issuer(token).fingerprint),
             requested_rooms=rooms,
         )
@@ -38,7 +43,7 @@ class ExchangeRequester:
         self, challenge: Challenge, issuer: str, rooms: tuple[str, ...] = _DEFAULT_ROOMS
     ) -> ExchangeRequest:
         """`issuer` is the fingerprint already known for the gateway, not one from its answer."""
-        nonce, ground = self._new_nonce(), challenge_ground(challenge.challenge)
+        nonce, ground = self.new_nonce(), challenge_ground(challenge.challenge)
         return ExchangeRequest(
             node_id=self._node_id,
             node_key=self._key.public,
@@ -48,7 +53,7 @@ class ExchangeRequester:
             requested_rooms=rooms,
         )
 
-    def _new_nonce(self) -> str:
+    def new_nonce(self) -> str:
         return encode_b64(self._clock.random(24))
 
     def _sign_proof(self, ground: str, nonce: str, issuer: str) -> bytes:

@@ -24,9 +24,11 @@ revoked), then that its invite is still valid for this node (409 token_already_u
 """
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gatepost.access import node_directory, node_invites, node_sessions, tickets
 from gatepost.access.auth_messages import Challenge, ExchangeAnswer, ExchangeRequest
+from gatepost.access.host_proof import decrypt_invite, sign_host_proof
 from gatepost.access.issuer import Issuer
 from gatepost.access.node_directory import (
     KnownNode,
@@ -88,15 +90,22 @@ class NodeAuthenticator:
         # Used in place of an unknown node's key, so that refusing an unknown node takes as long.
         self._unknown_node_key = NodeKey(issuer.derive_key("nobody")).public
 
-    def make_challenge(self, now: int) -> Challenge:
+    def make_challenge(self, now: int, nonce: str | None = None) -> Challenge:
+        """A new challenge; with the `nonce` of the node, a proof of our own key comes with it."""
         text, expires_at = self._challenges.make_challenge(now)
-        return Challenge(text, expires_at, self._issuer.id, self._issuer.key.public)
+        made = Challenge(text, expires_at, self._issuer.id, self._issuer.key.public)
+        if nonce is None:
+            return made
+        return replace(made, proof=sign_host_proof(self._issuer.key, made, nonce))
 
     def issue_ticket(self, tx: Tx, request: ExchangeRequest) -> ExchangeAnswer:
-        if request.invite_token is None:
+        token = request.invite_token
+        if request.encrypted_invite is not None:
+            token = decrypt_invite(request.encrypted_invite, self._issuer.key)
+        if token is None:
             ground = self._ground_from_challenge(tx, request)
         else:
-            ground = self._ground_from_invite(tx, request, request.invite_token)
+            ground = self._ground_from_invite(tx, request, token)
         return self._mint_ticket(tx, request, ground)
 
     def redeem_ticket(self, tx: Tx, ticket: str, node_id: str | None = None) -> AdmittedNode:

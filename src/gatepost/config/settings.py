@@ -281,6 +281,13 @@ class RoomSettings(SettingsSection, frozen=True, kw_only=True):
         bool,
         Meta(description="Permit HTTP without TLS between gateways on different machines."),
     ] = False
+    dial_loopback: Annotated[
+        bool,
+        Meta(
+            description="Dial members whose address in the room is on this machine, although this"
+            " gateway's own address is not."
+        ),
+    ] = False
     tls_ca: Annotated[
         str,
         Meta(

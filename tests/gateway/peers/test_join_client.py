@@ -9,12 +9,17 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
+from msgspec.structs import replace
+from websockets.datastructures import Headers
+from websockets.exceptions import InvalidStatus
+from websockets.http11 import Response
 
 from gatepost.access import Issuer, tickets
 from gatepost.access.auth_messages import Challenge, ExchangeAnswer, ExchangeRequest
+from gatepost.access.host_proof import decrypt_invite, sign_host_proof
 from gatepost.access.tickets import AUDIENCE, TicketClaims
 from gatepost.access.tokens import TokenKind, mint_token
-from gatepost.errors import Forbidden, InvalidRequest, InvalidTicket, Unavailable
+from gatepost.errors import Forbidden, InvalidRequest, InvalidTicket, Unavailable, WrongHost
 from gatepost.events import NodeKey, fingerprint_key
 from gatepost.gateway.peers import join_client
 from gatepost.gateway.peers.join_client import JoinClient, SelfDialError
@@ -56,10 +61,15 @@ class Impostor:
     def __init__(self, key: NodeKey, clock: ManualClock, nonce: str | None = None) -> None:
         self.issuer = Issuer("root", key, clock)
         self.nonce = nonce
+        self.claimed_key = b""
+        self.requests: list[httpx.Request] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
         if request.method == "GET":
-            said: object = Challenge("c" * 40, 1, "root", self.issuer.key.public)
+            made = Challenge("c" * 40, 1, "root", self.claimed_key or self.issuer.key.public)
+            proof = sign_host_proof(self.issuer.key, made, request.url.params["nonce"])
+            said: object = replace(made, proof=proof)
         else:
             asked = msgspec.json.decode(request.content, type=ExchangeRequest)
             said = _answer(self.issuer, asked, self.nonce)
@@ -100,12 +110,40 @@ async def test_the_gateway_that_was_meant_is_believed(
 async def test_another_one_is_not(knocker: JoinClient, clock: ManualClock) -> None:
     _asks(knocker, Impostor(key("eve"), clock))
     token = mint_token(clock, TokenKind.INVITE, key("root").fingerprint).text
-    with pytest.raises(InvalidTicket, match="from another gateway"):
+    with pytest.raises(WrongHost, match="from another gateway"):
         await knocker.exchange_invite(SEED, token)
-    with pytest.raises(InvalidTicket, match="from another gateway"):
+    with pytest.raises(WrongHost, match="from another gateway"):
         await knocker.exchange_proof(Seed(URL, fingerprint_key(key("root").public)))
     with pytest.raises(Forbidden, match="not a member of our room"):
         await knocker.exchange_proof(SEED)
+
+
+@pytest.mark.parametrize("claims", ["its own key", "the key of the host"])
+async def test_an_invite_is_not_sent_to_an_impostor(
+    knocker: JoinClient, clock: ManualClock, claims: str
+) -> None:
+    """Its secret went out before anything was checked."""
+    impostor = Impostor(key("eve"), clock)
+    impostor.claimed_key = key("root").public if claims == "the key of the host" else b""
+    _asks(knocker, impostor)
+    token = mint_token(clock, TokenKind.INVITE, key("root").fingerprint).text
+    with pytest.raises(WrongHost, match="from another gateway"):
+        await knocker.exchange_invite(SEED, token)
+    assert [request.method for request in impostor.requests] == ["GET"]
+    assert "ben" not in str(impostor.requests[0].url)
+
+
+async def test_whoever_listens_to_a_join_does_not_learn_the_invite(
+    knocker: JoinClient, clock: ManualClock
+) -> None:
+    host = Impostor(key("root"), clock)
+    _asks(knocker, host)
+    token = mint_token(clock, TokenKind.INVITE, key("root").fingerprint).text
+    await knocker.exchange_invite(SEED, token)
+    secret = token.rsplit(".", 1)[1].encode()
+    assert not any(secret in request.content for request in host.requests)
+    sent = msgspec.json.decode(host.requests[1].content, type=ExchangeRequest)
+    assert decrypt_invite(sent.encrypted_invite or b"", key("root")) == token
 
 
 async def test_an_old_answer_is_not(knocker: JoinClient, clock: ManualClock) -> None:
@@ -163,6 +201,23 @@ async def test_an_answer_that_never_ends_is_given_up(
     _asks(knocker, lambda _: httpx.Response(200, content=body()))
     with pytest.raises(TimeoutError):
         await knocker.exchange_proof(SEED)
+
+
+async def test_an_address_from_the_room_is_checked_before_it_is_dialled(
+    knocker: JoinClient,
+) -> None:
+    """Any member could make others probe their own ports."""
+    asked: list[httpx.Request] = []
+    knocker.transport = httpx.MockTransport(asked.append)  # type: ignore[arg-type]
+    with pytest.raises(Unavailable, match="on this machine"):
+        await knocker.exchange_proof(Seed(URL, from_room=True))
+    assert asked == []
+
+
+async def test_a_redirect_leads_nowhere() -> None:
+    connecting = join_client.DirectConnect("ws://127.0.0.1:1")
+    refusal = InvalidStatus(Response(302, "Found", Headers(location="ws://127.0.0.1:2")))
+    assert connecting.process_redirect(refusal) is refusal
 
 
 async def test_nothing_is_sent_in_the_clear_to_another_machine(knocker: JoinClient) -> None:

@@ -5,14 +5,18 @@ import logging
 import random
 from collections.abc import Coroutine
 from typing import Any
-from urllib.parse import urlsplit
 
 from gatepost.access.auth_messages import ExchangeAnswer
 from gatepost.access.node_invites import read_invite_issuer
-from gatepost.config import is_loopback
 from gatepost.connect_errors import is_untrusted
-from gatepost.errors import DeadlineExceeded, GatepostError, Revoked, Unavailable
-from gatepost.events import fingerprint_key
+from gatepost.errors import (
+    DeadlineExceeded,
+    GatepostError,
+    InvalidTicket,
+    Revoked,
+    Unavailable,
+    WrongHost,
+)
 from gatepost.gateway.peers.connection import PeerConnection
 from gatepost.gateway.peers.connection_links import ConnectionLinks, max_queued_bytes
 from gatepost.gateway.peers.join_client import (
@@ -22,19 +26,19 @@ from gatepost.gateway.peers.join_client import (
     JoinedPeer,
     SelfDialError,
     dial_error,
-    http_url,
 )
+from gatepost.gateway.peers.peer_selection import PeerSelection, SeedKey, may_dial_loopback
 from gatepost.gateway.peers.record_publisher import RecordPublisher
-from gatepost.gateway.peers.seeds import Seed, load_seeds, store_seed
-from gatepost.room import RoomMember, SharedRoom
+from gatepost.gateway.peers.seeds import Seed, store_seed
+from gatepost.room import SharedRoom
 from gatepost.room.sync_protocol import epoch_message
 
 log = logging.getLogger(__name__)
 
-_MAX_BACKBONE_PEERS = 8
-_MAX_MAIL_PEERS = 256
 _FIRST_RETRY_SECS = 0.1
 _MAX_RETRY_SECS = 15.0
+# The same for an address from the room at which somebody else answers.
+_MAX_WRONG_RETRY_SECS = 600.0
 _STABLE_SECS = 10.0
 _SYNC_SECS = 30.0
 _CHECK_SECS = 1.0
@@ -56,10 +60,13 @@ class Dialer:
         self._replica = replica = publisher.replica
         self._links = links
         self._core = replica.core
-        self._join_client = JoinClient(replica.core, replica.members)
-        self._calls: dict[str, asyncio.Task[None]] = {}
-        self._seeds: dict[str, Seed] = {}
-        self._joining: set[str] = set()
+        self._join_client = JoinClient(
+            replica.core, replica.members, lambda: may_dial_loopback(replica)
+        )
+        self._selection = PeerSelection(replica)
+        self._calls: dict[SeedKey, asyncio.Task[None]] = {}
+        self._seeds: dict[SeedKey, Seed] = {}
+        self._joining: set[SeedKey] = set()
         self.problems: dict[str, str] = {}
 
     async def run(self) -> None:
@@ -76,11 +83,11 @@ class Dialer:
     async def _choose_peers(self) -> None:
         changes = self._replica.change_count
         if self._replica.room is not None:
-            self._update_calls(await self._find_seeds())
+            self._update_calls(await self._selection.find_seeds())
         await self._replica.wait_for_change(changes, _CHECK_SECS)
 
     async def has_seeds(self) -> bool:
-        return self._replica.room is not None and bool(await self._find_seeds())
+        return self._replica.room is not None and bool(await self._selection.find_seeds())
 
     async def join_room(self, url: str, token: str, authorities: str = "") -> JoinedPeer:
         """Join a room with an invite, and keep the connection.
@@ -95,73 +102,27 @@ class Dialer:
         pins = () if issuer.tls_pin is None else (issuer.tls_pin,)
         seed = Seed(url, issuer.fingerprint, pins, authorities)
         call = asyncio.create_task(self._join_and_stay(seed, token, joined))
-        if (before := self._calls.get(url)) is not None:
+        key = (url, seed.fingerprint)
+        if (before := self._calls.get(key)) is not None:
             before.cancel()
-        self._calls[url] = call
-        self._joining.add(url)
+        self._calls[key] = call
+        self._joining.add(key)
         try:
             return await joined
         finally:
-            self._joining.discard(url)
+            self._joining.discard(key)
 
-    # -- choosing addresses
+    # -- the calls
 
-    async def _find_seeds(self) -> dict[str, Seed]:
-        stored = await self._core.read(load_seeds)
-        authorities = "\n".join(dict.fromkeys(seed.authorities for seed in stored))
-        named = [Seed(url, None, (), authorities) for url in self._core.settings.room.seeds]
-        members = self._member_seeds(authorities)
-        known = [self._refresh_pins(seed) for seed in stored]
-        return {seed.url: seed for seed in (*named, *members, *known)}
-
-    def _refresh_pins(self, seed: Seed) -> Seed:
-        """Prefer the pin in a member's own record to the older one of its invite."""
-        for member in self._replica.current_room.effective.nodes.values():
-            if fingerprint_key(member.public_key) == seed.fingerprint:
-                return Seed(seed.url, seed.fingerprint, _tls_pins(member), seed.authorities)
-        return seed
-
-    def _member_seeds(self, authorities: str) -> list[Seed]:
-        """Return backbone nodes, a different choice per gateway, and nodes we have mail for."""
-        own = self._core.node.key.public
-        mail_for = self._core.delivery.sender.deliveries.destinations
-        backbone, others = [], []
-        for member in self._replica.current_room.effective.nodes.values():
-            if member.public_key == own or not self._can_dial(member):
-                continue
-            url, key = http_url(member.record.endpoint_ws or ""), fingerprint_key(member.public_key)
-            seed = Seed(url, key, _tls_pins(member), authorities)
-            if member.is_backbone:
-                backbone.append(seed)
-            elif member.id in mail_for:
-                others.append(seed)
-        shuffle = random.Random(self._core.node.id)
-        return (
-            sorted(backbone, key=lambda seed: shuffle.random())[:_MAX_BACKBONE_PEERS]
-            + others[:_MAX_MAIL_PEERS]
-        )
-
-    def _can_dial(self, member: RoomMember) -> bool:
-        """A member on loopback is on its own machine, and only there it can be dialled."""
-        theirs, ours = member.record.endpoint_ws, self._replica.endpoint
-        if theirs is None:
-            return False
-        return not _is_loopback_url(theirs) or (ours is not None and _is_loopback_url(ours))
-
-    def _with_member_pins(self, seed: Seed) -> Seed:
-        members = self._replica.current_room.effective.nodes.values()
-        pins = tuple(pin for member in members for pin in _tls_pins(member))
-        return Seed(seed.url, seed.fingerprint, pins, seed.authorities)
-
-    def _update_calls(self, seeds: dict[str, Seed]) -> None:
+    def _update_calls(self, seeds: dict[SeedKey, Seed]) -> None:
         # An address that is being joined becomes a seed once that has succeeded.
-        for url in self._calls.keys() - seeds.keys() - self._joining:
-            self._calls.pop(url).cancel()
-            self.problems.pop(url, None)
+        for key in self._calls.keys() - seeds.keys() - self._joining:
+            self._calls.pop(key).cancel()
+            self.problems.pop(key[0], None)
         self._seeds = seeds
-        for url, seed in seeds.items():
-            if url not in self._calls:
-                self._calls[url] = asyncio.create_task(self._keep_connected(seed))
+        for key, seed in seeds.items():
+            if key not in self._calls:
+                self._calls[key] = asyncio.create_task(self._keep_connected(seed))
 
     # -- one connection
 
@@ -174,7 +135,7 @@ class Dialer:
             raise
         except Exception as error:
             if not joined.done():
-                self._calls.pop(seed.url, None)
+                self._calls.pop((seed.url, seed.fingerprint), None)
                 joined.set_exception(dial_error(seed.url, error))
                 return
         await self._keep_connected(seed)
@@ -185,8 +146,9 @@ class Dialer:
         while True:
             began = asyncio.get_running_loop().time()
             # The room may name another pin by now.
-            seed = self._seeds.get(seed.url, seed)
-            chosen = self._with_member_pins(seed) if by_pins else seed
+            seed = self._seeds.get((seed.url, seed.fingerprint), seed)
+            chosen = self._selection.with_member_pins(seed) if by_pins else seed
+            longest = _MAX_RETRY_SECS
             try:
                 answer = await self._join_client.exchange_proof(chosen)
                 await self._open_connection(chosen, answer)
@@ -198,13 +160,11 @@ class Dialer:
                 if not (by_pins and untrusted):
                     self._report_problem(seed.url, error)
                 by_pins = untrusted and not by_pins
-                if isinstance(error, PeerBehindError):
-                    wait = min(wait, _CHECK_SECS)
+                wait, longest = _limit_pause(seed, error, wait)
                 if isinstance(error, Revoked):
                     await self._learn_revocation(chosen)
-                    wait = _MAX_RETRY_SECS
             was_stable = asyncio.get_running_loop().time() - began > _STABLE_SECS
-            wait = _FIRST_RETRY_SECS if was_stable else min(wait * 2, _MAX_RETRY_SECS)
+            wait = _FIRST_RETRY_SECS if was_stable else min(wait * 2, longest)
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
 
     async def _open_connection(
@@ -292,6 +252,17 @@ class Dialer:
         self.problems[url] = problem
 
 
+def _limit_pause(seed: Seed, error: Exception, pause: float) -> tuple[float, float]:
+    """The last pause as it counts after this error, and the longest one that may follow."""
+    if isinstance(error, PeerBehindError):
+        return min(pause, _CHECK_SECS), _MAX_RETRY_SECS
+    if isinstance(error, Revoked):
+        return _MAX_RETRY_SECS, _MAX_RETRY_SECS
+    if seed.from_room and isinstance(error, (WrongHost, InvalidTicket)):
+        return pause, _MAX_WRONG_RETRY_SECS
+    return pause, _MAX_RETRY_SECS
+
+
 async def _wait_for_sync(
     wanted: Coroutine[Any, Any, object], running: "asyncio.Future[None]"
 ) -> None:
@@ -306,11 +277,3 @@ async def _wait_for_sync(
             raise DeadlineExceeded("the peer did not send the room in time")
     finally:
         waiting.cancel()
-
-
-def _is_loopback_url(url: str) -> bool:
-    return is_loopback(urlsplit(url).hostname or "")
-
-
-def _tls_pins(member: RoomMember) -> tuple[str, ...]:
-    return () if member.record.tls_pin is None else (member.record.tls_pin,)

@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -22,6 +22,7 @@ from gatepost.access.auth_messages import (
     ExchangeRequest,
     RevocationRecordProof,
 )
+from gatepost.access.host_proof import check_host_proof
 from gatepost.access.node_invites import read_invite_issuer
 from gatepost.config import is_loopback
 from gatepost.connect_errors import explain_connect_error
@@ -32,10 +33,12 @@ from gatepost.errors import (
     InvalidRequest,
     TokenAlreadyUsed,
     Unavailable,
+    WrongHost,
 )
 from gatepost.events import fingerprint_key
 from gatepost.gateway.core import Core
 from gatepost.gateway.peers import welcome_header
+from gatepost.gateway.peers.dial_address import PinnedTransport, resolve_address
 from gatepost.gateway.peers.join_server import (
     CHALLENGE_PATH,
     EXCHANGE_PATH,
@@ -83,10 +86,16 @@ class JoinClient:
 
     transport: httpx.AsyncBaseTransport | None = None
 
-    def __init__(self, core: Core, known: RoomDirectory) -> None:
+    def __init__(
+        self,
+        core: Core,
+        known: RoomDirectory,
+        may_dial_loopback: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._node = core.node
         self._settings = core.settings
         self._members = known
+        self._may_dial_loopback = may_dial_loopback
         self._joiner = ExchangeRequester(core.node.id, core.node.key, core.clock)
         # Loading the machine's certificates takes a while, so contexts with them are kept.
         self._authority_contexts: dict[str, ssl.SSLContext] = {}
@@ -95,8 +104,10 @@ class JoinClient:
         """Get a ticket for an invite; if this node has used it before, get one by proof."""
         issuer = read_invite_issuer(token).fingerprint
         try:
-            async with self._open_http(seed) as http:
-                return await self._request_ticket(http, self._joiner.with_invite(token), issuer)
+            async with await self._open_http(seed) as http:
+                host = await self._prove_host(http, issuer)
+                request = self._joiner.with_invite(token, host_key=host.issuer_key)
+                return await self._request_ticket(http, request, issuer)
         except TokenAlreadyUsed as used:
             try:
                 return await self.exchange_proof(seed)
@@ -105,18 +116,30 @@ class JoinClient:
 
     async def exchange_proof(self, seed: Seed) -> ExchangeAnswer:
         """Get a ticket for our signature."""
-        async with self._open_http(seed) as http:
-            challenge = await self._request_json(http, "GET", CHALLENGE_PATH, Challenge)
-            if challenge.issuer_key == self._node.key.public:
-                raise SelfDialError
-            issuer = seed.fingerprint or self._expected_issuer(challenge)
+        async with await self._open_http(seed) as http:
+            challenge = await self._prove_host(http, seed.fingerprint)
+            issuer = fingerprint_key(challenge.issuer_key)
             request = self._joiner.with_challenge(challenge, issuer)
             return await self._request_ticket(http, request, issuer)
+
+    async def _prove_host(self, http: httpx.AsyncClient, fingerprint: str | None) -> Challenge:
+        """Get a challenge of the gateway with this key; None accepts any member of our room.
+
+        Nothing of ours, not even our name, is sent before the gateway has proved its key.
+        """
+        nonce = self._joiner.new_nonce()
+        challenge = await self._request_json(
+            http, "GET", CHALLENGE_PATH, Challenge, params={"nonce": nonce}
+        )
+        if challenge.issuer_key == self._node.key.public:
+            raise SelfDialError
+        check_host_proof(challenge, nonce, fingerprint or self._expected_issuer(challenge))
+        return challenge
 
     async def fetch_revocations(self, seed: Seed) -> list[RevocationRecordProof]:
         """Get the records that revoke this node, from a peer that says it is revoked."""
         path = f"{REVOCATION_PATH}/{fingerprint_key(self._node.key.public)}"
-        async with self._open_http(seed) as http:
+        async with await self._open_http(seed) as http:
             return await self._request_json(http, "GET", path, list[RevocationRecordProof])
 
     @asynccontextmanager
@@ -125,10 +148,15 @@ class JoinClient:
     ) -> AsyncIterator[tuple[ClientConnection, JoinedPeer]]:
         """Open the WebSocket; yield it with the peer's identity."""
         ticket = {"authorization": f"Bearer {answer.ws_ticket}"}
-        address = f"{websocket_url(seed.url)}{ROOM_PATH}/{CONTROL_ROOM}"
+        url = f"{websocket_url(seed.url)}{ROOM_PATH}/{CONTROL_ROOM}"
+        address = await self._find_address(seed)
+        place: dict[str, Any] = {}
+        if address is not None:
+            place = {"host": address, "port": _port_of(seed.url)}
         try:
-            socket = await connect(
-                address,
+            socket = await DirectConnect(
+                url,
+                **place,
                 additional_headers=ticket,
                 subprotocols=[Subprotocol(SUBPROTOCOL)],
                 max_size=MAX_MESSAGE_BYTES,
@@ -136,24 +164,33 @@ class JoinClient:
                 close_timeout=1,
                 compression="deflate" if self._settings.delivery.compress_links else None,
                 proxy=None,
-                ssl=self._tls_context(seed) if address.startswith("wss:") else None,
+                ssl=self._tls_context(seed) if url.startswith("wss:") else None,
             )
         except InvalidStatus as refusal:
             raise _refusal_error(refusal) from None
         async with socket:
             yield socket, _read_peer(socket, answer)
 
-    def _open_http(self, seed: Seed) -> httpx.AsyncClient:
+    async def _open_http(self, seed: Seed) -> httpx.AsyncClient:
         self._check_url(seed.url)
+        verify = self._tls_context(seed) if seed.url.startswith("https:") else False
+        address = await self._find_address(seed)
+        pinned = None if address is None else PinnedTransport(address, verify=verify)
         return httpx.AsyncClient(
             base_url=seed.url,
             headers=UNCOMPRESSED,
             timeout=_TIMEOUT_SECS,
-            verify=self._tls_context(seed) if seed.url.startswith("https:") else False,
+            verify=verify,
             # A proxy must see neither tickets nor invites.
             trust_env=False,
-            transport=self.transport,
+            transport=self.transport or pinned,
         )
+
+    async def _find_address(self, seed: Seed) -> str | None:
+        """The checked address of a seed that the room names; the operator's own are not checked."""
+        if not seed.from_room:
+            return None
+        return await resolve_address(seed.url, allow_loopback=self._may_dial_loopback())
 
     def _tls_context(self, seed: Seed) -> ssl.SSLContext:
         if seed.tls_pins:
@@ -188,7 +225,7 @@ class JoinClient:
                 body = await read_body(got, _MAX_ANSWER_BYTES)
             return decode_answer(got.status_code, body, answer)
         except NotGatewayAnswer as other:
-            raise Unavailable(
+            raise WrongHost(
                 f"{http.base_url}{path} answered HTTP {other.status}, but is not a gateway"
             ) from None
 
@@ -200,6 +237,13 @@ class JoinClient:
                 f"{parts.scheme}://{parts.netloc} is another machine without TLS: use https,"
                 " or set room.allow_plain = true where the network itself is trusted"
             )
+
+
+class DirectConnect(connect):
+    """Follows no redirect: it would lead to an address that nobody has checked."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        return exc
 
 
 class DialedPeerSocket:
@@ -219,6 +263,11 @@ class DialedPeerSocket:
 
     async def send(self, message: bytes) -> None:
         await self._socket.send(message)
+
+
+def _port_of(url: str) -> int:
+    parts = urlsplit(url)
+    return parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def websocket_url(url: str) -> str:

@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from typing import Any
+from typing import Annotated, Any
 
 from litestar import websocket as websocket_route
-from litestar.params import JSONBody
+from litestar.params import JSONBody, QueryParameter
 from msgspec.structs import replace
 
 from gatepost.access import AdmittedNode, NodeAdmission, NodeAuthenticator, node_sessions
@@ -49,6 +49,7 @@ _MAX_BODY_BYTES = 16 * 1024
 # Application close codes: the HTTP status that would have been, plus 4000.
 _CLOSE_CODE_BASE = 4000
 _NO_LOCAL_TOKEN = {"open": True}
+OptionalNonce = Annotated[str | None, QueryParameter(min_length=16, max_length=128)]
 
 
 class JoinServer:
@@ -72,8 +73,8 @@ class JoinServer:
             replica.create_issuer(), replica.policy, replica.directory
         )
 
-    def issue_challenge(self) -> Challenge:
-        return self._admission.make_challenge(self._core.clock.now())
+    def issue_challenge(self, nonce: str | None) -> Challenge:
+        return self._admission.make_challenge(self._core.clock.now(), nonce)
 
     def prove_revocation(self, fingerprint: str) -> list[RevocationRecordProof]:
         """Return the records that revoke the node with this key; NotFound if there is none."""
@@ -212,12 +213,12 @@ class _AcceptedPeerSocket:
 def create_routes(server: JoinServer) -> list[Any]:
     @get(
         CHALLENGE_PATH,
-        summary="A challenge that a known node answers with its key",
+        summary="A challenge that a known node answers with its key, signed with its nonce",
         opt=_NO_LOCAL_TOKEN,
     )
-    async def challenge(request: AnyRequest) -> Challenge:
+    async def challenge(request: AnyRequest, nonce: OptionalNonce = None) -> Challenge:
         server.guard.check_attempt(request)
-        return server.issue_challenge()
+        return server.issue_challenge(nonce)
 
     @get(
         REVOCATION_PATH + "/{fingerprint:str}",

@@ -13,12 +13,14 @@ class Seed(Struct, frozen=True):
 
     TLS accepts exactly the keys in `tls_pins`. Without pins it accepts certificates of the
     system's authorities, of `room.tls_ca`, and of `authorities`, a PEM text given to `join`.
+    `from_room`: a member, and not the operator, named the address.
     """
 
     url: str
     fingerprint: str | None = None
     tls_pins: tuple[str, ...] = ()
     authorities: str = ""
+    from_room: bool = False
 
 
 def load_seeds(tx: Tx) -> list[Seed]:

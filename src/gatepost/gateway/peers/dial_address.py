@@ -1,0 +1,72 @@
+"""Which addresses a gateway dials because the room names them.
+
+A member writes its own address into the room, and others dial it. So the address must not be one
+that only makes sense on the dialling machine: its loopback ports, or services on its link. A name
+is resolved once, each of its addresses is checked, and exactly a checked one is dialled.
+"""
+
+import asyncio
+import ipaddress
+import random
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from gatepost.errors import WrongHost
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_RESOLVE_SECS = 5.0
+# Addresses that stand for IPv4 ones, in networks without IPv4.
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+class PinnedTransport(httpx.AsyncHTTPTransport):
+    """Connects to `address`, whatever the name in the URL resolves to by now."""
+
+    def __init__(self, address: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._address = address
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        # The header `host` and the name in the certificate stay those of the URL.
+        request.extensions = {**request.extensions, "sni_hostname": request.url.host}
+        request.url = request.url.copy_with(host=self._address)
+        return await super().handle_async_request(request)
+
+
+async def resolve_address(url: str, *, allow_loopback: bool) -> str:
+    """One of the addresses of a URL; WrongHost if any of them must not be dialled."""
+    parts = urlsplit(url)
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(_RESOLVE_SECS):
+        found = await loop.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
+    addresses = [str(each[4][0]) for each in found]
+    for address in addresses:
+        check_address(address, allow_loopback=allow_loopback)
+    # Another one with each attempt: not all of them may be reachable from here.
+    return random.choice(addresses)
+
+
+def check_address(text: str, *, allow_loopback: bool) -> None:
+    """Raise WrongHost unless a gateway of another machine, or an allowed one, can be there."""
+    address = _embedded_ipv4(ipaddress.ip_address(text.partition("%")[0]))
+    if address.is_loopback or address.is_unspecified:
+        if not allow_loopback:
+            raise WrongHost(
+                f"the address {text} in the room is on this machine, and not dialled;"
+                " set room.dial_loopback = true if that gateway runs here"
+            )
+    elif address.is_link_local or address.is_multicast or address.is_reserved:
+        raise WrongHost(f"the address {text} in the room is not one that a gateway can have")
+
+
+def _embedded_ipv4(address: IpAddress) -> IpAddress:
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return address.ipv4_mapped
+        if address in _NAT64:
+            return ipaddress.IPv4Address(address.packed[-4:])
+    return address
