@@ -31,7 +31,9 @@ def drawn() -> list[Entry]:
 
 
 def real(cls: type[GatepostError] = GatepostError, parent: str = "") -> list[Entry]:
-    below = [entry for sub in cls.__subclasses__() for entry in real(sub, cls.__name__)]
+    # A module may tell apart errors of its own that are the same on the wire.
+    public = [sub for sub in cls.__subclasses__() if sub.__module__ == errors.__name__]
+    below = [entry for sub in public for entry in real(sub, cls.__name__)]
     return [Entry(parent, cls.__name__, (cls.status, cls.code)), *below]
 
 
