@@ -218,3 +218,16 @@ async def test_a_session_names_no_blob_of_others(host: GatewayProcess, token_fil
         await alice.send(name, "y" * 200_000)
         (large,) = await client.dequeue(name, wait_secs=10)
         assert await large.load() == "y" * 200_000
+
+
+async def test_a_session_sends_and_answers_with_payloads_over_one_request(
+    host: GatewayProcess, token_file: Path
+) -> None:
+    agent = Agent(_agent(token_file.parent))
+    agent.on_message(lambda message: "r" * 2_000_000)
+    async with agent, Client("carol", state_dir=host.state_dir) as carol:
+        assert await carol.request(agent.name, "work") == "r" * 2_000_000
+        await carol.register("carol")
+        await agent.send("carol", "s" * 2_000_000)
+        (mail,) = await carol.dequeue("carol", wait_secs=10)
+        assert await mail.load() == "s" * 2_000_000

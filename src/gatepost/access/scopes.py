@@ -47,6 +47,7 @@ class AgentEndpoint(StrEnum):
     INVOKE = "invoke"
     CONTEXT_TOKEN = "context-token"
     BLOBS = "blobs"
+    UPLOADS = "uploads"
 
 
 class EndpointAuthority(StrEnum):
@@ -64,6 +65,7 @@ ENDPOINT_AUTHORITY: Mapping[AgentEndpoint, Scope | EndpointAuthority] = {
     AgentEndpoint.INVOKE: EndpointAuthority.ITS_OPERATION,
     AgentEndpoint.CONTEXT_TOKEN: EndpointAuthority.ANY_SESSION,
     AgentEndpoint.BLOBS: Scope.MESSAGE_READ,
+    AgentEndpoint.UPLOADS: Scope.MESSAGE_SEND,
 }
 
 # Keys are the operation names on the wire.

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _SESSION_CALLS = "/ansible/agent/invoke"
 _SESSION_BLOBS = "/ansible/agent/blobs"
+_SESSION_UPLOADS = "/ansible/agent/uploads"
 _PIECE_BYTES = 256 * 1024
 
 
@@ -49,7 +50,8 @@ class ClientHttp:
 
     async def upload(self, pieces: AsyncIterator[bytes], timeout: float) -> str:
         """Store a payload; returns its digest."""
-        async with self._calls.open_response("POST", "/v1/blobs", timeout, pieces) as response:
+        path = _SESSION_UPLOADS if await self._has_session() else "/v1/blobs"
+        async with self._calls.open_response("POST", path, timeout, pieces) as response:
             return (await self._calls.read_answer(response, StoredBlob)).digest
 
     async def download(self, digest: str) -> AsyncIterator[bytes]:

@@ -179,10 +179,10 @@ class Core:
         """Write a blob, in a thread of its own for as long as its pieces keep coming."""
         return await self._loop.run_in_executor(self.storers, self.blobs.store_payload, pieces)
 
-    async def keep_payload(self, pieces: Iterable[bytes]) -> Blob:
+    async def keep_payload(self, pieces: Iterable[bytes], uploader: str | None = None) -> Blob:
         """Store a payload as a blob, and its key in the journal."""
         blob, key = await self.store_blob(pieces)
-        await self.commit(lambda tx: keep_uploaded_blob(tx, blob, key))
+        await self.commit(lambda tx: keep_uploaded_blob(tx, blob, key, uploader))
         return blob
 
     async def read(self, query: Callable[[Tx], T]) -> T:

@@ -63,7 +63,9 @@ class _OpenApiRenderer(JsonRenderPlugin):
         for methods in openapi_schema["paths"].values():
             for operation in methods.values():
                 _describe_ids(operation.get("parameters", ()))
-        openapi_schema["paths"]["/v1/blobs"]["post"]["requestBody"] = {"content": _BINARY_CONTENT}
+        for path in ("/v1/blobs", external_agents.UPLOADS_PATH):
+            if (upload := openapi_schema["paths"].get(path)) is not None:
+                upload["post"]["requestBody"] = {"content": _BINARY_CONTENT}
         invoke = openapi_schema["paths"].get(external_agents.INVOKE_PATH)
         if invoke is not None:
             invoke["post"]["requestBody"] = {"content": _INVOCATION_CONTENT}

@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -239,3 +240,46 @@ def test_an_agent_reads_large_messages_and_replies_of_its_own_and_no_others(
         assert _code(acked) == (404, "unknown_blob")
     assert _code(ask.fetch("nonsense"))[0] == 400
     assert _code(ask.fetch(asked, token="wrong"))[0] == 401
+
+
+def _upload(agent: External, content: bytes, token: str | None = None) -> httpx.Response:
+    headers = {"authorization": f"Bearer {token or agent.tokens['accessToken']}"}
+    url = f"{agent.host.url}/ansible/agent/uploads"
+    return httpx.post(url, content=content, headers=headers, timeout=30)
+
+
+def test_a_blob_belongs_to_the_agent_that_uploaded_it(host: GatewayProcess) -> None:
+    owner, thief = External(host, "owner", READ, SEND), External(host, "thief", READ, SEND)
+    assert thief.invoke("register", agent="thief").is_success
+    content = b'"' + b"x" * 2_000_000 + b'"'
+    stored = _upload(owner, content)
+    assert (stored.status_code, stored.json()["size"]) == (201, len(content))
+    digest = stored.json()["digest"]
+    with client(host) as http:
+        local = http.post("/v1/blobs", content=b'"secret"').json()["digest"]
+    for foreign in (digest, local):
+        assert _code(thief.fetch(foreign)) == (404, "unknown_blob")
+        named = {"from_agent": "thief", "to_agent": "thief", "payload_ref": foreign}
+        assert _code(thief.invoke("send", messages=[named])) == (404, "unknown_blob")
+    with client(host) as http:
+        incidents = http.get("/v1/incidents").text
+    assert "agent:thief" in incidents
+    assert "foreign_blob" in incidents
+    assert owner.fetch(digest).content == content
+    sending = {"from_agent": "owner", "to_agent": "thief", "payload_ref": digest}
+    assert owner.invoke("send", messages=[sending]).json()["results"][0]["state"] == "accepted"
+    assert thief.fetch(digest).content == content, "now it is mail of its own"
+
+
+def test_uploads_need_the_scope_to_send_and_have_a_limit(
+    tmp_path: Path,
+) -> None:
+    small = {"limits__max_blob_bytes": 100_000, "limits__max_payload_inline": 1000}
+    with GatewayProcess(tmp_path / "state", **small) as tight:
+        assert _code(_upload(External(tight, "reader", READ), b"1"))[0] == 403
+        agent = External(tight, "hoarder", SEND)
+        assert _code(_upload(agent, b"x" * 100_001)) == (413, "payload_too_large")
+        for _ in range(4):
+            assert _upload(agent, b"x" * 100_000).is_success
+        assert _code(_upload(agent, b"x")) == (429, "rate_limited")
+        assert _upload(External(tight, "other", SEND), b"x").is_success

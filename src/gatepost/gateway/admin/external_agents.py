@@ -29,7 +29,6 @@ from gatepost.access.auth_messages import AgentInviteRequest, ContextToken, Cont
 from gatepost.access.scopes import ENDPOINT_AUTHORITY, AgentEndpoint
 from gatepost.access.tokens import TokenKind
 from gatepost.agent_tokens import AgentExchangeRequest, AgentRefreshRequest, AgentTokens
-from gatepost.delivery.blob_records import find_key_for_agent
 from gatepost.errors import (
     ExpiredToken,
     Forbidden,
@@ -40,7 +39,8 @@ from gatepost.errors import (
     Unauthorized,
     Unavailable,
 )
-from gatepost.events import check_agent_id, check_digest, parse_event_id
+from gatepost.events import check_agent_id, parse_event_id
+from gatepost.gateway.admin.agent_blobs import AgentBlobs
 from gatepost.gateway.admin.status import gateway_status
 from gatepost.gateway.api.connection_guard import AnyConnection, ConnectionGuard
 from gatepost.gateway.api.connection_pool import identify_connection
@@ -61,11 +61,12 @@ from gatepost.gateway.api.route_parameters import AnyRequest, AnyWebSocket, Path
 from gatepost.gateway.api.websocket_transport import WebSocketTransport
 from gatepost.journal import Tx
 from gatepost.mailbox.enqueue import find_mailbox
-from gatepost.wire import Ack, Await, Op, Operation, Send, Subscribe, Unsubscribe
+from gatepost.wire import Ack, Await, Op, Operation, Send, StoredBlob, Subscribe, Unsubscribe
 
 T = TypeVar("T")
 
 INVOKE_PATH = "/ansible/agent/invoke"
+UPLOADS_PATH = "/ansible/agent/uploads"
 _BASE_PATH = "/ansible/agent"
 _NO_LOCAL_TOKEN = {"open": True}
 _MAX_BODY_BYTES = 16 * 1024
@@ -103,6 +104,7 @@ class ExternalAgents:
         self._local_auth = local_auth
         self._sessions = AgentSessions(self._core.clock, policy)
         self._limiter = SourceRateLimiter(_CALLS_PER_SEC, _CALL_BURST, self._core.clock)
+        self._blobs = AgentBlobs(operations)
         self._calls: dict[str, set[asyncio.Future[None]]] = {}
 
     # -- invites and sessions
@@ -208,7 +210,7 @@ class ExternalAgents:
         if isinstance(op, Await):
             await self._check_sender(session, op)
         for digest in _named_blobs(op):
-            await self._find_key(session, digest)
+            await self._blobs.find_key(session, digest)
 
     async def serve_socket(self, socket: AnyWebSocket, session: AgentSession) -> None:
         """Carry the frames of a session until its token expires or it is ended."""
@@ -235,16 +237,22 @@ class ExternalAgents:
 
     async def read_blob(self, request: AnyRequest, digest: str) -> AsyncIterator[bytes]:
         """The payload of a message or reply of the session's own agent, piece by piece."""
-        session = await self.authenticate_session(request)
-        scope = ENDPOINT_AUTHORITY[AgentEndpoint.BLOBS]
-        assert isinstance(scope, Scope), "reading blobs needs a scope"
-        require_scope(session, scope)
-        key = await self._find_key(session, digest)
+        session = await self._authorize(request, AgentEndpoint.BLOBS)
+        key = await self._blobs.find_key(session, digest)
         return self._stream_payload(session, self._core.blobs.read_payload(digest, key))
 
-    async def _find_key(self, session: AgentSession, digest: str) -> bytes:
-        check_digest(digest)
-        return await self._core.read(lambda tx: find_key_for_agent(tx, digest, session.agent_id))
+    async def store_upload(self, request: AnyRequest) -> StoredBlob:
+        """Store a large payload, which the session's own agent may then send."""
+        session = await self._authorize(request, AgentEndpoint.UPLOADS)
+        work = self._blobs.store_upload(session, request.stream())
+        return await self._while_allowed(session, work)
+
+    async def _authorize(self, request: AnyRequest, endpoint: AgentEndpoint) -> AgentSession:
+        session = await self.authenticate_session(request)
+        scope = ENDPOINT_AUTHORITY[endpoint]
+        assert isinstance(scope, Scope), "this endpoint needs no scope"
+        require_scope(session, scope)
+        return session
 
     async def _stream_payload(
         self, session: AgentSession, pieces: Iterator[bytes]
@@ -420,7 +428,18 @@ def _session_routes(agents: ExternalAgents) -> list[Any]:
         pieces = await agents.read_blob(request, digest)
         return Stream(pieces, media_type="application/octet-stream")
 
-    return [invoke, context_token, blob]
+    @post(
+        UPLOADS_PATH,
+        status_code=201,
+        request_max_body_size=None,
+        summary="Store a large payload of this agent",
+        opt=_NO_LOCAL_TOKEN,
+    )
+    async def upload(request: AnyRequest) -> StoredBlob:
+        agents.guard.require_tls(request)
+        return await agents.store_upload(request)
+
+    return [invoke, context_token, blob, upload]
 
 
 def _operator_routes(agents: ExternalAgents) -> list[Any]:

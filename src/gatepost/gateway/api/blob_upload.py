@@ -10,7 +10,7 @@ from gatepost.gateway.api.operations import Operations
 
 _MAX_QUEUED_PIECES = 8
 # Fewer than the blob-writing threads, so that a large message finds one free.
-_AT_ONCE = 12
+_AT_ONCE = 10
 
 UploadPiece = bytes | None | Exception
 PieceQueue = queue.Queue[UploadPiece]
@@ -19,24 +19,30 @@ PieceQueue = queue.Queue[UploadPiece]
 class BlobUploads:
     """Stores uploads. Each keeps a thread busy, so their number and their stalls are limited."""
 
-    def __init__(self, operations: Operations) -> None:
+    def __init__(self, operations: Operations, at_once: int | None = None) -> None:
         self._core = operations.core
+        self._at_once = at_once
         self._stall_secs = operations.core.settings.limits.request_timeout_secs
         self._open_count = 0
 
-    async def store_body(self, body: AsyncIterator[bytes]) -> tuple[str, int]:
+    async def store_body(
+        self, body: AsyncIterator[bytes], uploader: str | None = None
+    ) -> tuple[str, int]:
         """Store `body` as a blob; return (digest, size)."""
-        if self._open_count >= _AT_ONCE:
+        if self._open_count >= (self._at_once or _AT_ONCE):
             raise Unavailable("too many uploads at once; try again shortly", retry_after=1.0)
         self._open_count += 1
         try:
-            return await self._store_pieces(body)
+            return await self._store_pieces(body, uploader)
         finally:
             self._open_count -= 1
 
-    async def _store_pieces(self, body: AsyncIterator[bytes]) -> tuple[str, int]:
+    async def _store_pieces(
+        self, body: AsyncIterator[bytes], uploader: str | None
+    ) -> tuple[str, int]:
         pieces: PieceQueue = queue.Queue(_MAX_QUEUED_PIECES)
-        storing = asyncio.create_task(self._core.keep_payload(_arriving_pieces(pieces)))
+        work = self._core.keep_payload(_arriving_pieces(pieces), uploader)
+        storing = asyncio.create_task(work)
         size = 0
         try:
             while piece := await self._next_piece(body):

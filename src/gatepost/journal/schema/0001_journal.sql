@@ -297,14 +297,16 @@ CREATE INDEX undelivered_reason ON undelivered (reason) WHERE replayed_as IS NUL
 -- == Blobs
 
 -- Blobs on disk, and the content key of each. `content` is the fingerprint of the plain content,
--- known only to the gateway it was uploaded to.
+-- known only to the gateway it was uploaded to. `uploader` is the external agent that uploaded it.
 CREATE TABLE blob (
     digest     TEXT PRIMARY KEY,
     key        BLOB NOT NULL,
     size       INTEGER NOT NULL,
     created_at INTEGER NOT NULL,
-    content    BLOB
+    content    BLOB,
+    uploader   TEXT
 ) WITHOUT ROWID;
+CREATE INDEX blob_uploader ON blob (uploader) WHERE uploader IS NOT NULL;
 
 -- The mail that refers to a blob. A blob is deleted when the last such mail has lost its body.
 CREATE TABLE blob_use (
