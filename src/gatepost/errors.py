@@ -39,6 +39,7 @@ GatepostError
 ├── MailboxFull               429 mailbox_full
 ├── RoomFull                  429 room_full
 ├── TooManyAgents             429 too_many_agents
+├── TooManyMailboxes          429 too_many_mailboxes
 ├── RateLimited               429 rate_limited
 ├── InternalError             500 internal
 ├── TurnFailed                502 turn_failed
@@ -235,6 +236,10 @@ class RoomFull(GatepostError):
 
 class TooManyAgents(GatepostError):
     code, status = "too_many_agents", 429
+
+
+class TooManyMailboxes(GatepostError):
+    code, status = "too_many_mailboxes", 429
 
 
 class RateLimited(GatepostError):

@@ -2,19 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import apsw
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gatepost.gateway.api.local_auth import LocalTokenAuth
 from gatepost.gateway.api.operations import Operations
-from gatepost.gateway.app import create_app
-from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.testing import GatewayProcess
-from tests.gateway.tools import client, mail, opened, websocket
+from tests.gateway.tools import asgi_client, client, mail, opened, websocket
 from tests.waiting import async_wait_until
 
 
@@ -79,10 +75,7 @@ def test_each_message_of_a_batch_counts(start: Callable[..., GatewayProcess], bo
 
 
 def _asgi(operations: Operations) -> httpx.AsyncClient:
-    app: Any = create_app(operations, LocalTokenAuth("t" * 32), Metrics(operations.core))
-    transport = httpx.ASGITransport(app=app)
-    headers = {"authorization": "Bearer " + "t" * 32}
-    return httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers)
+    return asgi_client(operations, "127.0.0.1")
 
 
 @pytest.mark.anyio
@@ -140,3 +133,23 @@ async def test_what_nobody_expected_is_logged_and_not_shown(
     assert (answer.status_code, answer.json()["code"]) == (500, "internal")
     assert "secret" not in answer.text
     assert "the secret inside" in caplog.text
+
+
+@pytest.mark.anyio
+async def test_a_page_of_metrics_has_a_bound(state: Path) -> None:
+    async with opened(state) as operations, _asgi(operations) as http:
+        batch = [mail(f"m:{n}", f"box{n}") for n in range(1000)]
+        await http.post("/v1/enqueue/batch", json={"messages": batch})
+        busy = [mail(f"b:{n}", "busy") for n in range(5)]
+        await http.post("/v1/enqueue/batch", json={"messages": busy})
+        text = (await http.get("/metrics")).text
+    waiting = {
+        sample.labels["mailbox"]: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "gatepost_mailbox_waiting"
+    }
+    assert waiting["busy"] == 5
+    assert len(waiting) == 201
+    assert sum(waiting.values()) == 1005, "the others are counted together"
+    assert waiting["_others"] == 801

@@ -43,7 +43,8 @@ _REFUSALS = {
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     path = tmp_path_factory.mktemp("matrix") / "state"
-    with GatewayProcess(path, room__join_burst=10_000) as running:
+    settings = {"room__join_burst": 10_000, "limits__wrong_tokens_per_min": 1_000_000}
+    with GatewayProcess(path, **settings) as running:
         yield running
 
 

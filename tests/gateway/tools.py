@@ -13,8 +13,12 @@ import psutil  # type: ignore[import-untyped]
 from websockets.sync.client import connect
 
 from gatepost.config import Settings
+from gatepost.gateway.api.local_auth import LocalTokenAuth
 from gatepost.gateway.api.operations import Operations
+from gatepost.gateway.api.operator_access import GuessLimit, OperatorAccess
+from gatepost.gateway.app import create_app
 from gatepost.gateway.core import Core
+from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.serve import open_core
 from gatepost.testing import GatewayProcess, ManualClock
 from tests.waiting import wait_until
@@ -49,6 +53,19 @@ def dump(core: Core | Path) -> dict[str, list[Any]]:
 def client(gateway: GatewayProcess) -> httpx.Client:
     headers = {"authorization": f"Bearer {gateway.token}"}
     return httpx.Client(base_url=gateway.url, headers=headers, timeout=30)
+
+
+def asgi_client(
+    operations: Operations, host: str, token: str = "t" * 32, url: str = "http://gateway"
+) -> httpx.AsyncClient:
+    """A client of the local API in this process, which comes from this address."""
+    core = operations.core
+    guesses = GuessLimit(core.settings.limits.wrong_tokens_per_min, core.abuse, core.clock)
+    access = OperatorAccess(LocalTokenAuth("t" * 32), guesses, core.settings)
+    app: Any = create_app(operations, access, Metrics(core))
+    transport = httpx.ASGITransport(app=app, client=(host, 1))
+    headers = {"authorization": f"Bearer {token}"}
+    return httpx.AsyncClient(transport=transport, base_url=url, headers=headers)
 
 
 class Frames:

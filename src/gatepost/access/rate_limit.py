@@ -59,9 +59,9 @@ class SourceRateLimiter:
     def __len__(self) -> int:
         return len(self._buckets)
 
-    def take_token(self, source: str) -> None:
-        """Count one attempt. RateLimited carries the time to wait."""
-        self._bucket_for(source).take_tokens(1)
+    def take_token(self, source: str, count: int = 1) -> None:
+        """Count one attempt, or several. RateLimited carries the time to wait."""
+        self._bucket_for(source).take_tokens(count)
 
     def _bucket_for(self, source: str) -> TokenBucket:
         if (bucket := self._buckets.get(source)) is not None:

@@ -86,6 +86,13 @@ class ListenSettings(SettingsSection, frozen=True, kw_only=True):
     allow_public: Annotated[
         bool, Meta(description="Permit a host that other machines can reach.")
     ] = False
+    allow_plain: Annotated[
+        bool,
+        Meta(
+            description="Permit other machines to use the local API over HTTP without TLS, on a"
+            " network with its own encryption: the token could be read on the way."
+        ),
+    ] = False
     unix_socket: Annotated[bool, Meta(description="Also serve a Unix socket inside state_dir.")] = (
         True
     )
@@ -207,6 +214,14 @@ class LimitsSettings(SettingsSection, frozen=True, kw_only=True):
     burst: Annotated[
         int, Meta(ge=1, le=1_000_000_000, description="Operations one token may make at once.")
     ] = 200_000
+    wrong_tokens_per_min: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000_000,
+            description="Wrong tokens that one address may show before it has to wait.",
+        ),
+    ] = 60
     max_connections: Annotated[
         int,
         Meta(ge=1, le=1_000_000, description="Connections of clients and gateways at a time."),
@@ -228,6 +243,14 @@ class LimitsSettings(SettingsSection, frozen=True, kw_only=True):
             description="Agents of this gateway; each has a record in the room.",
         ),
     ] = 10_000
+    max_mailboxes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="Mailboxes; beyond that, only registered agents get one.",
+        ),
+    ] = 20_000
     request_timeout_secs: Annotated[
         float, Meta(gt=0, le=86_400, description="Deadline of a request that does not wait.")
     ] = 30.0

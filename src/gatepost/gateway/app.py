@@ -22,10 +22,9 @@ from gatepost.gateway import openapi
 from gatepost.gateway.admin.external_agents import ExternalAgents, has_session_token
 from gatepost.gateway.admin.status import PeersSource, gateway_status, no_peers
 from gatepost.gateway.api import http_routes
-from gatepost.gateway.api.connection_pool import OPERATOR, identify_connection
 from gatepost.gateway.api.frame_session import FrameSession
-from gatepost.gateway.api.local_auth import LocalTokenAuth
 from gatepost.gateway.api.operations import Operations
+from gatepost.gateway.api.operator_access import OperatorAccess
 from gatepost.gateway.api.route_decorators import get
 from gatepost.gateway.api.route_parameters import AnyRequest, AnyWebSocket, rename_query_parameters
 from gatepost.gateway.api.typed_request import TypedRequest
@@ -52,7 +51,7 @@ _PATHS_WITHOUT_TOKEN = ("/healthz", "/readyz")
 
 def create_app(
     operations: Operations,
-    local_auth: LocalTokenAuth,
+    access: OperatorAccess,
     metrics: Metrics,
     more: Sequence[Any] = (),
     describe_peers: PeersSource = no_peers,
@@ -68,15 +67,14 @@ def create_app(
         is_open = connection.scope["path"] in _PATHS_WITHOUT_TOKEN or "open" in handler.opt
         # The WebSocket handler checks the token itself: a handshake is refused in another way.
         if not is_open and connection.scope["type"] == ScopeType.HTTP:
-            local_auth.require_token(connection.headers.get("authorization"))
-            identify_connection(connection, OPERATOR)
+            access.require_operator(connection)
             operations.bucket.take_tokens(1)
 
     return Litestar(
         [
             http_routes.create_router(operations),
             *_health_routes(operations, metrics, describe_peers),
-            _websocket_route(operations, local_auth, metrics, external),
+            _websocket_route(operations, access, metrics, external),
             *more,
         ],
         guards=[guard],
@@ -119,7 +117,7 @@ def _health_routes(
 
 def _websocket_route(
     operations: Operations,
-    local_auth: LocalTokenAuth,
+    access: OperatorAccess,
     metrics: Metrics,
     external: ExternalAgents | None,
 ) -> Any:
@@ -130,8 +128,7 @@ def _websocket_route(
         if external is not None and has_session_token(socket):
             external.guard.require_tls(socket)
             return await external.authenticate_session(socket)
-        local_auth.require_token(socket.headers.get("authorization"))
-        identify_connection(socket, OPERATOR)
+        access.require_operator(socket)
         return None
 
     @websocket_route("/v1/ws")

@@ -18,6 +18,7 @@ from gatepost.delivery.retention import OutboxBounds
 from gatepost.errors import ConfigError, GatepostError
 from gatepost.events import Blob, BlobStore, NodeKey
 from gatepost.gateway.archive_reader import OwnArchiveReader
+from gatepost.gateway.mailbox_admission import MailboxAdmission
 from gatepost.gateway.mirror_queue import MirrorQueue
 from gatepost.gateway.monitoring.health import GatewayHealth, JournalWatch
 from gatepost.gateway.monitoring.observer import CommitObserver
@@ -54,6 +55,7 @@ class Core:
         self.node = node
         self.agents = delivery.agents
         self.agents.max_agents = settings.limits.max_agents
+        self.admission = MailboxAdmission(self.agents, settings.limits.max_mailboxes)
         self.dispatcher = delivery.dispatcher
         self.coordinator = delivery.coordinator
         self.outbox = delivery.outbox

@@ -31,6 +31,7 @@ from gatepost.gateway.api.connection_pool import ConnectionPool
 from gatepost.gateway.api.drop_folder import DropFolder
 from gatepost.gateway.api.local_auth import LocalTokenAuth
 from gatepost.gateway.api.operations import Operations
+from gatepost.gateway.api.operator_access import GuessLimit, OperatorAccess
 from gatepost.gateway.api.unix_socket import UnixSocketServer
 from gatepost.gateway.app import create_app
 from gatepost.gateway.archiver import OutboxArchiver
@@ -71,26 +72,26 @@ async def serve_until_stopped(settings: Settings) -> None:
     await wait_for_space(settings.node.state_dir)
     async with open_core(settings) as operations:
         core = operations.core
-        local_auth = LocalTokenAuth(core.state.load_local_token(core.clock))
+        access = _operator_access(core)
         metrics = Metrics(core)
         guard = ConnectionGuard(settings.room, core.clock)
         peering = Peering(core, metrics, guard)
         external = ExternalAgents(
-            operations, local_auth, guard, peering.replica.policy, lambda: peering.replica.tls_pin
+            operations, access, guard, peering.replica.policy, lambda: peering.replica.tls_pin
         )
         routes = [*peering.create_routes(), *external_agents.create_routes(external)]
         routes.append(undelivered_api.create_router(core))
         routes.append(mirror_api.create_router(operations))
         routes.append(trace_api.create_router(JourneyTracer(core, peering.links)))
         findings = Feedback(peering.publisher)
-        routes += feedback.create_routes(findings, FeedbackGuard(local_auth, external))
+        routes += feedback.create_routes(findings, FeedbackGuard(access, external))
         alerts = BacklogAlerts(core, settings.alerts)
         archiver = _create_archiver(core, peering)
         core.health.add_check(lambda: [archiver.problem] if archiver.problem else [])
         core.health.add_check(alerts.describe_growth)
         metrics.traffic.growing_backlogs = lambda: alerts.growing_backlogs
         app = create_app(
-            operations, local_auth, metrics, routes, peering.report.describe_peers, external
+            operations, access, metrics, routes, peering.report.describe_peers, external
         )
         server = _create_server(core, app)
         public_url = _public_url(settings, listener)
@@ -117,6 +118,13 @@ async def serve_until_stopped(settings: Settings) -> None:
                 await server.serve(sockets=[listener])
             finally:
                 core.state.remove_endpoint()
+
+
+def _operator_access(core: Core) -> OperatorAccess:
+    token = core.state.load_local_token(core.clock)
+    per_minute = core.settings.limits.wrong_tokens_per_min
+    guesses = GuessLimit(per_minute, core.abuse, core.clock)
+    return OperatorAccess(LocalTokenAuth(token), guesses, core.settings)
 
 
 def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -283,8 +291,9 @@ def _check_tls(settings: Settings) -> None:
             ) from None
     elif not is_loopback(listen.host):
         log.warning(
-            "other machines can reach this gateway without TLS: tokens and mail can be read on the"
-            " way; set listen.tls_cert and listen.tls_key, or use `gatepost init --public`"
+            "other machines can reach this gateway without TLS. They are refused, or with"
+            " listen.allow_plain or room.allow_plain their tokens and mail can be read on the way;"
+            " set listen.tls_cert and listen.tls_key, or use `gatepost init --public`"
         )
 
 

@@ -34,6 +34,7 @@ from gatepost.errors import (
     Forbidden,
     GatepostError,
     InvalidRequest,
+    InvalidToken,
     NotFound,
     Revoked,
     Unauthorized,
@@ -47,8 +48,10 @@ from gatepost.gateway.api.connection_pool import identify_connection
 from gatepost.gateway.api.frame_session import FrameSession
 from gatepost.gateway.api.http_routes import while_connected
 from gatepost.gateway.api.json_input import decode_json
-from gatepost.gateway.api.local_auth import LocalTokenAuth, parse_bearer_token
+from gatepost.gateway.api.local_auth import parse_bearer_token
+from gatepost.gateway.api.mailbox_operations import TransactionPlan
 from gatepost.gateway.api.operations import Operations
+from gatepost.gateway.api.operator_access import OperatorAccess
 from gatepost.gateway.api.room_views import (
     AgentInviteResult,
     AgentInviteView,
@@ -61,7 +64,18 @@ from gatepost.gateway.api.route_parameters import AnyRequest, AnyWebSocket, Path
 from gatepost.gateway.api.websocket_transport import WebSocketTransport
 from gatepost.journal import Tx
 from gatepost.mailbox.enqueue import find_mailbox
-from gatepost.wire import Ack, Await, Op, Operation, Send, StoredBlob, Subscribe, Unsubscribe
+from gatepost.wire import (
+    Ack,
+    AnyAnswer,
+    Await,
+    Enqueue,
+    Op,
+    Operation,
+    Send,
+    StoredBlob,
+    Subscribe,
+    Unsubscribe,
+)
 
 T = TypeVar("T")
 
@@ -91,7 +105,7 @@ class ExternalAgents:
     def __init__(
         self,
         operations: Operations,
-        local_auth: LocalTokenAuth,
+        access: OperatorAccess,
         guard: ConnectionGuard,
         policy: AccessPolicy,
         tls_pin: Callable[[], str | None] = lambda: None,
@@ -101,7 +115,7 @@ class ExternalAgents:
         self._tls_pin = tls_pin
         self._operations = operations
         self._core = operations.core
-        self._local_auth = local_auth
+        self._access = access
         self._sessions = AgentSessions(self._core.clock, policy)
         self._limiter = SourceRateLimiter(_CALLS_PER_SEC, _CALL_BURST, self._core.clock)
         self._blobs = AgentBlobs(operations)
@@ -128,9 +142,7 @@ class ExternalAgents:
         return AgentInviteResult(issued.token, kept.id, kept.agent_id, kept.scopes, kept.expires_at)
 
     async def _find_grantor(self, request: AnyRequest) -> AgentSession | None:
-        authorization = request.headers.get("authorization")
-        with contextlib.suppress(Unauthorized):
-            self._local_auth.require_token(authorization)
+        if not has_session_token(request) and self._access.is_operator(request):
             return None
         return await self.authenticate_session(request)
 
@@ -156,9 +168,13 @@ class ExternalAgents:
         token = parse_bearer_token(connection.headers.get("authorization"))
         if token is None:
             raise Unauthorized("send `Authorization: Bearer` with an access or context token")
-        session = await self._core.read(
-            lambda tx: self._sessions.authenticate_token(tx, token.strip())
-        )
+        try:
+            session = await self._core.read(
+                lambda tx: self._sessions.authenticate_token(tx, token.strip())
+            )
+        except InvalidToken:
+            self._access.guesses.note_wrong_token(connection)
+            raise
         identify_connection(connection, f"session:{session.id}")
         self.take_call(session)
         if not session.is_token_used:
@@ -194,7 +210,7 @@ class ExternalAgents:
             raise NotFound("this gateway has no tasks yet; they come with the hub")
         op = decode_json(_operation_decoder, body)
         authorize_op(session, op)
-        self._operations.admit(op)
+        self.admit(session, op)
         return await self._while_allowed(
             session, while_connected(request, self._perform(session, op))
         )
@@ -203,7 +219,25 @@ class ExternalAgents:
         if isinstance(op, Subscribe | Unsubscribe):
             raise InvalidRequest("nothing is pushed over HTTP: use `dequeue` with `wait_secs`")
         await self.check_subject(session, op)
+        if isinstance(op, Enqueue) and (plan := self._operations.plan_transaction(op)):
+            return await self._core.commit(self.restrict_plan(op, plan))
         return await self._operations.perform(op)
+
+    def admit(self, session: AgentSession, op: Op) -> None:
+        self._operations.admit_for_session(op, session.id)
+
+    def restrict_plan(self, op: Op, plan: TransactionPlan) -> TransactionPlan:
+        """Refuse mail for agents that nobody knows here: mailboxes exist for agents that exist."""
+        if not isinstance(op, Enqueue):
+            return plan
+        receivers = {message.to for message in op.messages}
+
+        def enqueue_for_known(tx: Tx) -> AnyAnswer:
+            for receiver in receivers:
+                self._core.admission.require_known(tx, receiver)
+            return plan(tx)
+
+        return enqueue_for_known
 
     async def check_subject(self, session: AgentSession, op: Op) -> None:
         """Refuse an operation on a message or blob that is not the agent's own."""
@@ -345,6 +379,12 @@ class SessionAuthority:
 
     async def check_subject(self, op: Op) -> None:
         await self._agents.check_subject(self._session, op)
+
+    def restrict_plan(self, op: Op, plan: TransactionPlan) -> TransactionPlan:
+        return self._agents.restrict_plan(op, plan)
+
+    def admit(self, op: Op) -> None:
+        self._agents.admit(self._session, op)
 
 
 def has_session_token(connection: AnyConnection) -> bool:

@@ -5,7 +5,6 @@ that allows nothing else. A finding posted twice is stored once. Findings concer
 they are also published in the room, without their details (room_feedback.py).
 """
 
-import contextlib
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
@@ -16,12 +15,12 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from gatepost.access import Scope, require_scope
-from gatepost.errors import Conflict, NotFound, Unauthorized
+from gatepost.errors import Conflict, NotFound
 from gatepost.events import AgentId, EventId, MsgId
 from gatepost.events.envelope import EpochMs, NonNegativeInt
-from gatepost.gateway.admin.external_agents import ExternalAgents
+from gatepost.gateway.admin.external_agents import ExternalAgents, has_session_token
 from gatepost.gateway.admin.room_feedback import RoomFeedback
-from gatepost.gateway.api.local_auth import LocalTokenAuth
+from gatepost.gateway.api.operator_access import OperatorAccess
 from gatepost.gateway.api.report_views import (
     EtaAdviceView,
     IncidentDecision,
@@ -391,13 +390,12 @@ def _encode_list(values: list[str]) -> str:
 class FeedbackGuard:
     """Lets the operator and sessions with the feedback scope post findings."""
 
-    def __init__(self, local_auth: LocalTokenAuth, agents: ExternalAgents) -> None:
-        self._local_auth = local_auth
+    def __init__(self, access: OperatorAccess, agents: ExternalAgents) -> None:
+        self._access = access
         self._agents = agents
 
     async def require_access(self, request: AnyRequest) -> None:
-        with contextlib.suppress(Unauthorized):
-            self._local_auth.require_token(request.headers.get("authorization"))
+        if not has_session_token(request) and self._access.is_operator(request):
             return
         self._agents.guard.require_tls(request)
         require_scope(await self._agents.authenticate_session(request), Scope.ADMIN_FEEDBACK)

@@ -21,14 +21,22 @@ class ConnectionGuard:
 
     def check_attempt(self, connection: AnyConnection) -> None:
         """Count an attempt of this address against its rate limit, and require TLS."""
-        self._limiter.take_token(rate_limit_source(_client_host(connection)))
+        self._limiter.take_token(rate_limit_source(client_host(connection)))
         self.require_tls(connection)
 
     def require_tls(self, connection: AnyConnection) -> None:
-        plain = connection.scope["scheme"] in {"http", "ws"}
-        if plain and not is_loopback(_client_host(connection)) and not self._settings.allow_plain:
+        if is_exposed(connection) and not self._settings.allow_plain:
             raise Forbidden("use TLS: plain HTTP from other machines is refused")
 
 
-def _client_host(connection: AnyConnection) -> str:
+def is_exposed(connection: AnyConnection) -> bool:
+    """Whether others can read the connection: it comes from another machine, without TLS."""
+    if connection.scope["scheme"] not in {"http", "ws"}:
+        return False
+    client, server = client_host(connection), connection.scope.get("server")
+    # A client at the address of the server is on the same machine.
+    return not is_loopback(client) and not (server is not None and client == server[0])
+
+
+def client_host(connection: AnyConnection) -> str:
     return connection.client.host if connection.client else ""

@@ -15,6 +15,7 @@ from typing import Any
 
 from litestar.connection import ASGIConnection
 
+from gatepost.access import rate_limit_source
 from gatepost.config import LimitsSettings, is_loopback
 from gatepost.errors import Unavailable
 
@@ -146,3 +147,12 @@ def identify_connection(connection: AnyConnection, holder: str) -> None:
     slot = scope.get(_SCOPE_KEY)
     if isinstance(slot, ConnectionSlot):
         slot.identify(holder)
+
+
+def connection_source(connection: AnyConnection) -> str:
+    """Return the address from which the connection of a request came."""
+    scope: Any = connection.scope
+    slot = scope.get(_SCOPE_KEY)
+    if isinstance(slot, ConnectionSlot):
+        return slot.source
+    return rate_limit_source(connection.client.host if connection.client else "")

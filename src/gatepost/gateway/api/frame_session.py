@@ -14,6 +14,7 @@ import msgspec
 
 from gatepost.errors import GatepostError, InvalidRequest, Unavailable
 from gatepost.gateway.api.json_input import decode_json
+from gatepost.gateway.api.mailbox_operations import TransactionPlan
 from gatepost.gateway.api.operations import Operations, operation_weight
 from gatepost.gateway.api.session_subscriptions import SessionSubscriptions
 from gatepost.wire import (
@@ -72,6 +73,12 @@ class OperationAuthority(Protocol):
 
     async def check_subject(self, op: Op) -> None:
         """Refuse an operation by the journal's facts about its messages and blobs."""
+
+    def restrict_plan(self, op: Op, plan: TransactionPlan) -> TransactionPlan:
+        """Return the transaction of an operation, with the checks that belong into it."""
+
+    def admit(self, op: Op) -> None:
+        """Refuse an operation that exceeds the rate limit."""
 
 
 class FrameSession:
@@ -147,7 +154,9 @@ class FrameSession:
         try:
             if self._authority is not None:
                 self._authority.authorize(op)
-            self._operations.admit(op)
+                self._authority.admit(op)
+            else:
+                self._operations.admit(op)
             self._start_operation(op)
         except GatepostError as error:
             self._finish_operation(Failed(re=op.id, error=Failure.from_error(error)))
@@ -157,6 +166,8 @@ class FrameSession:
         at_once = behind is None and not self._needs_check(op)
         plan = self._operations.plan_transaction(op) if at_once else None
         if plan is not None:
+            if self._authority is not None:
+                plan = self._authority.restrict_plan(op, plan)
             self._core.writer.submit(
                 plan, partial(self._finish_planned, op.id), operation_weight(op)
             )

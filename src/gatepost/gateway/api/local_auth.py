@@ -3,8 +3,6 @@
 import hashlib
 import hmac
 
-from gatepost.errors import Unauthorized
-
 
 class LocalTokenAuth:
     """Checks bearer tokens. Keeps the token's hash, never the token."""
@@ -12,11 +10,10 @@ class LocalTokenAuth:
     def __init__(self, token: str) -> None:
         self._hash = _hash_token(token)
 
-    def require_token(self, authorization: str | None) -> None:
-        """Raise Unauthorized unless the header carries the token."""
+    def is_token(self, authorization: str | None) -> bool:
+        """Whether the header carries the token."""
         token = parse_bearer_token(authorization)
-        if token is None or not hmac.compare_digest(_hash_token(token), self._hash):
-            raise Unauthorized("send `Authorization: Bearer` with the token in the state directory")
+        return token is not None and hmac.compare_digest(_hash_token(token), self._hash)
 
 
 def parse_bearer_token(authorization: str | None) -> str | None:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from gatepost.access import TokenBucket
+from gatepost.access import SourceRateLimiter, TokenBucket
 from gatepost.errors import GatepostError, InternalError
 from gatepost.gateway.api.dead_letter_operations import DeadLetterOperations
 from gatepost.gateway.api.mailbox_operations import MailboxOperations, TransactionPlan
@@ -45,7 +45,9 @@ class Operations:
     def __init__(self, core: Core) -> None:
         self.core = core
         limits = core.settings.limits
+        # The local token has one bucket, and each session of an external agent has its own.
         self.bucket = TokenBucket(limits.rate_per_sec, limits.burst, core.clock)
+        self._session_buckets = SourceRateLimiter(limits.rate_per_sec, limits.burst, core.clock)
         self.waits = WaitRegistry(limits.long_poll_max_secs)
         self.mailboxes = MailboxOperations(core, self.waits)
         self.sends = SendOperations(core, self.waits)
@@ -95,8 +97,12 @@ class Operations:
             )
 
     def admit(self, op: Op) -> None:
-        """Raise RateLimited if the clients exceed the rate limit."""
+        """Raise RateLimited if the clients with the local token exceed its rate limit."""
         self.bucket.take_tokens(operation_weight(op))
+
+    def admit_for_session(self, op: Op, session: str) -> None:
+        """Raise RateLimited if this session of an external agent exceeds its rate limit."""
+        self._session_buckets.take_token(session, operation_weight(op))
 
     def _plan_register(self, op: Register) -> TransactionPlan:
         def register_agent(tx: Tx) -> AnyAnswer:

@@ -10,7 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from gatepost.gateway.core import Core
-from gatepost.gateway.monitoring.observer import TrafficCollector
+from gatepost.gateway.monitoring.observer import MAX_LABELS, OTHERS, TrafficCollector
 from gatepost.journal.transaction import Row
 from gatepost.mailbox import browse
 
@@ -62,16 +62,20 @@ class Metrics:
 
 
 class _MailboxCollector(Collector):
-    """Mailboxes by name. There is one per agent, so the label has few values."""
+    """The mailboxes with the most mail by name, and all others together."""
 
     rows: Sequence[Row] = ()
 
     def collect(self) -> Iterator[Metric]:
+        busiest = sorted(self.rows, key=lambda row: sum(row[1:4]), reverse=True)
+        shown, others = busiest[:MAX_LABELS], busiest[MAX_LABELS:]
+        if others:
+            shown.append((OTHERS, *(sum(row[column] for row in others) for column in (1, 2, 3))))
         names = ("waiting", "in_flight", "dead_letters")
         texts = ("Messages waiting.", "Messages leased.", "Dead letters kept.")
         for column, (name, text) in enumerate(zip(names, texts, strict=True), 1):
             family = GaugeMetricFamily(f"gatepost_mailbox_{name}", text, labels=["mailbox"])
-            for row in self.rows:
+            for row in sorted(shown):
                 family.add_metric([row[0]], row[column])
             yield family
 

@@ -9,6 +9,9 @@ there are few.
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import nlargest
+from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
@@ -51,6 +54,10 @@ LATENCY_BOUNDS_MS = (
     60_000,
     300_000,
 )
+# A label has at most so many values, the largest ones, and one for all others together. No name can
+# begin with an underscore.
+MAX_LABELS = 200
+OTHERS = "_others"
 # Label for unknown event kinds: peers choose their names, so they must not become labels.
 _OTHER_KIND = "other"
 
@@ -242,7 +249,7 @@ class TrafficCollector(Collector):
             "1 while a backlog grows and does not stop.",
             labels=["what", "name"],
         )
-        for what, name in self.growing_backlogs():
+        for what, name in islice(self.growing_backlogs(), MAX_LABELS):
             family.add_metric([what, name], 1)
         yield family
 
@@ -309,6 +316,10 @@ def _labelled_gauges(name: str, text: str, label: str, values: Mapping[str, floa
 def _fill_family(
     family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, float]
 ) -> Metric:
-    for value, count in sorted(values.items()):
+    shown = dict(nlargest(MAX_LABELS, values.items(), key=itemgetter(1)))
+    # The sum of all silences, or of all lags, would mean nothing.
+    if len(shown) < len(values) and family._labelnames != ("node",):
+        shown[OTHERS] = sum(values.values()) - sum(shown.values())
+    for value, count in sorted(shown.items()):
         family.add_metric([value], count)
     return family
