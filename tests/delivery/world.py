@@ -168,7 +168,9 @@ class World:
                 box.run()
 
     def move(self, to: str, agent: str = "job") -> None:
-        agents = self.directory.agents | {agent: AgentHome(to)}
+        known = self.directory.agents[agent]
+        former = {*known.former, known.owner or ""} - {to, ""}
+        agents = self.directory.agents | {agent: AgentHome(to, former=tuple(sorted(former)))}
         self.directory = replace(self.directory, agents=agents)
 
     def know(self, *ids: str) -> None:

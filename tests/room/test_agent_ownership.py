@@ -140,3 +140,26 @@ def test_the_owners_own_signs_of_life_are_shown() -> None:
     alive = replace(CATS, last_seen_at=NOW + 500)
     found = room(*EVERYONE, says(BEN, CATS, 2), says(CAT, alive)).effective.agents["job"]
     assert found.record.last_seen_at == NOW + 500
+
+
+# -- former owners
+
+
+def former(*claims: SignedRecord) -> tuple[str, ...]:
+    return room(*EVERYONE, *claims).effective.agents["job"].former
+
+
+def test_everybody_who_handed_an_agent_on_is_a_former_owner() -> None:
+    back = handed(handed(CATS, CAT, ANN), ANN, BEN)
+    assert former(says(BEN, BENS)) == ()
+    assert former(says(BEN, CATS, 2)) == ("ben",)
+    assert former(says(BEN, back)) == ("ann", "cat")
+
+
+def test_an_owner_that_was_overridden_is_a_former_owner() -> None:
+    assert "ben" in former(says(BEN, BENS), says(VPS, overridden(VPS, CAT, 2)))
+
+
+def test_who_claimed_an_agent_in_vain_has_never_owned_it() -> None:
+    stolen = handed(agent("cat"), CAT, BEN)
+    assert former(says(ANN, agent("ann")), says(CAT, agent("cat")), says(BEN, stolen)) == ()

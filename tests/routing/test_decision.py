@@ -13,6 +13,7 @@ from gatepost.routing import (
     RoutingDirectory,
     RoutingRule,
     decide_route,
+    may_speak_for,
 )
 
 KEY = b"k" * 32
@@ -206,3 +207,27 @@ def test_whoever_gets_it_may_have_it(picture: RoutingDirectory, refused: frozens
         assert found.node in rule.fallbacks
     else:
         assert found.node == (owner or (rule and rule.owner))
+
+
+# -- who may speak for an agent
+
+
+@pytest.mark.parametrize(
+    ("home", "rules", "may"),
+    [
+        (None, {}, {"own", "one", "two"}),
+        (AgentHome(None), {}, {"own", "one", "two"}),
+        (AgentHome("own"), {}, {"own"}),
+        (AgentHome("own", former=("one",)), {}, {"own", "one"}),
+        (AgentHome("own", rivals=("one",)), {}, {"own"}),
+        (HOME, {}, {"own"}),
+        (HOME, {"job": RoutingRule("own", ("two",))}, {"own", "two"}),
+        (HOME, {"own": RoutingRule("own", ("one",))}, {"own", "one"}),
+        (AgentHome("own"), {"job": RULE}, {"own"}),
+    ],
+)
+def test_a_node_speaks_for_its_agents_its_former_ones_and_those_it_stands_in_for(
+    home: AgentHome | None, rules: dict[str, RoutingRule], may: set[str]
+) -> None:
+    known = directory(home, rules)
+    assert {node for node in ("own", "one", "two") if may_speak_for(known, node, "job")} == may

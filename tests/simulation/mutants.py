@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
+from gatepost.delivery import routes
 from gatepost.delivery.decisions import Decision, Decisions, GiveUpDelivery, ReceiptArrived
 from gatepost.delivery.receiver import inbox_table
 from gatepost.delivery.receiver.accepting import EventAcceptor
@@ -29,6 +30,7 @@ from gatepost.events import Envelope, decode_event, extend_chain, genesis_chain
 from gatepost.journal import Database, Tx, outbox
 from gatepost.journal.outbox import Outbox
 from gatepost.mailbox import NewMail
+from gatepost.routing import RoutingDirectory, decision
 
 Mutant = AbstractContextManager[Any]
 
@@ -263,6 +265,18 @@ def _at_start(statement: str) -> Mutant:
     return patch.object(Database, "open", classmethod(opened))
 
 
+def former_owners_accused() -> Mutant:
+    """Mail that was sent before its sender or its receiver moved is taken for forged."""
+    speak = decision.may_speak_for
+
+    def forget_former(directory: RoutingDirectory, node: str, agent: str) -> bool:
+        home = directory.agents.get(agent)
+        agents = directory.agents | ({agent: replace(home, former=())} if home else {})
+        return speak(replace(directory, agents=agents), node, agent)
+
+    return patch.object(routes, "may_speak_for", forget_former)
+
+
 MUTANTS: dict[str, Callable[[], Mutant]] = {
     mutant.__name__: mutant
     for mutant in (
@@ -274,6 +288,7 @@ MUTANTS: dict[str, Callable[[], Mutant]] = {
         no_pair_order,
         engaged_without_confirm,
         receipts_from_anyone,
+        former_owners_accused,
         accepted_work_rerouted,
         held_forgotten,
         omissions_unnoticed,

@@ -12,8 +12,8 @@ from gatepost.delivery.forwarding import MailForwarder
 from gatepost.delivery.incidents import IncidentLog
 from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.outbox_writer import OutboxWriter
-from gatepost.delivery.receiver.acceptance import ReceiverParts
-from gatepost.delivery.receiver.held_events import FullMailboxes
+from gatepost.delivery.receiver.acceptance import SENDER_GRACE_MS, ReceiverParts
+from gatepost.delivery.receiver.held_events import FullMailboxes, SuspectEvents
 from gatepost.delivery.receiver.receiver import Receiver
 from gatepost.delivery.retry_policy import RetryPolicy
 from gatepost.delivery.routes import RouteFinder
@@ -83,9 +83,15 @@ def build_core(node: LocalNode, retries: RetryPolicy, mailboxes: MailboxPolicy) 
     outbox = Outbox(node.id, node.incarnation, node.key)
     writer = OutboxWriter(node, outbox)
     full = FullMailboxes()
-    sender = _build_sender(node, retries, agents, routes, dispatcher, incidents, writer, full)
-    parts = ReceiverParts(node, agents, routes, dispatcher, incidents, abuse, writer, full)
-    receiver = Receiver(parts)
+    sender = _build_sender(
+        node, retries, agents, routes, dispatcher, incidents, abuse, writer, full
+    )
+    suspects = SuspectEvents(SENDER_GRACE_MS)
+    receiver = Receiver(
+        ReceiverParts(
+            node, agents, routes, dispatcher, incidents, abuse, writer, full, suspects
+        )
+    )  # fmt: skip
     forwarder = MailForwarder(node, agents, routes, dispatcher, incidents)
     transfers = Transfers(node, routes, writer)
     sent = SentMessages()
@@ -106,6 +112,7 @@ def _build_sender(
     routes: RouteFinder,
     dispatcher: Dispatcher,
     incidents: IncidentLog,
+    abuse: AbuseLog,
     writer: OutboxWriter,
     full: FullMailboxes,
 ) -> Sender:
@@ -114,7 +121,7 @@ def _build_sender(
     emitter = Emitter(node, retries, routes, deliveries, pairs, encryption, writer)
     local = LocalDelivery(node, retries, dispatcher, deliveries, pairs, encryption, writer, full)
     rerouter = Rerouter(node, retries, routes, deliveries, pairs, encryption, writer)
-    receipts = ReceiptHandler(retries, deliveries, rerouter, writer)
+    receipts = ReceiptHandler(retries, deliveries, rerouter, abuse, writer)
     replies = ReplySender(node, agents, emitter, local, receipts, incidents)
     timers = DeliveryTimers(node, retries, routes, deliveries, pairs, rerouter, writer, incidents)
     giving_up = GivingUp(node, deliveries, encryption, writer, incidents)

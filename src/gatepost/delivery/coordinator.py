@@ -301,6 +301,7 @@ class DeliveryCoordinator:
         self._sender.deliveries.load_destinations(tx)
         self.apply_decisions(tx, self._sender.rerouter.room_changed(tx, before))
         self.apply_decisions(tx, self._sender.lost_owners.room_changed(tx))
+        self.apply_decisions(tx, self._receiver.room_changed(tx))
         self._forwarder.room_changed()
 
     def greet_reader(
@@ -341,7 +342,8 @@ class DeliveryCoordinator:
         self._forwarder.rolled_back()
 
     def next_due(self, tx: Tx) -> int | None:
-        return self._sender.deliveries.next_due
+        due = (self._sender.deliveries.next_due, self._receiver.next_due(tx))
+        return min((at for at in due if at is not None), default=None)
 
     # -- decisions
 

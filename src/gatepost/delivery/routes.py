@@ -4,7 +4,7 @@ from gatepost.delivery.agents import Agents
 from gatepost.delivery.local_node import LocalNode
 from gatepost.errors import NoRoute, Revoked
 from gatepost.journal.transaction import Tx
-from gatepost.routing import Route, RoutingDirectory, decide_route
+from gatepost.routing import Route, RoutingDirectory, decide_route, may_speak_for
 
 _NOBODY: frozenset[str] = frozenset()
 
@@ -58,6 +58,16 @@ class RouteFinder:
         if node in self.directory.gateways or node not in self.directory.revoked:
             return self.public_key(node)
         return self.directory.revoked[node].key
+
+    def may_send(self, node: str, from_agent: str, to_agent: str, *, forwarded: bool) -> bool:
+        """Whether mail between these agents may come from `node`.
+
+        An agent speaks from the node it lives behind. Mail that moved with its receiver comes from
+        a node the receiver has lived behind, whoever sent it.
+        """
+        if may_speak_for(self.directory, node, from_agent):
+            return True
+        return forwarded and may_speak_for(self.directory, node, to_agent)
 
     def is_online(self, node: str | None) -> bool:
         return self.directory.is_online(node)

@@ -31,12 +31,16 @@ _ClaimOrder = tuple[int, SeniorityRank, int, SeniorityRank, bool, str]
 
 
 class OwnedAgent(Struct, frozen=True):
-    """An agent with its winning claim. `rivals` are gateways named by losing claims."""
+    """An agent with its winning claim.
+
+    `rivals` are gateways named by losing claims; `former` are gateways that have owned the agent.
+    """
 
     id: str
     record: AgentRecord
     standbys: tuple[str, ...] = ()
     rivals: tuple[str, ...] = ()
+    former: tuple[str, ...] = ()
 
     @property
     def gateway(self) -> str | None:
@@ -84,7 +88,20 @@ def choose_owner(
     winner = min(ranked, key=lambda pair: pair[0])[1]
     others = {c.gateway for _, c in ranked if c.gateway is not None} - {winner.gateway}
     rivals = sorted(others) if len({order[:2] for order, _ in ranked}) > 1 else []
-    return OwnedAgent(agent, winner, tuple(sorted(standbys)), tuple(rivals))
+    former = sorted(_find_owners(ranked) - {winner.gateway})
+    return OwnedAgent(agent, winner, tuple(sorted(standbys)), tuple(rivals), tuple(former))
+
+
+def _find_owners(ranked: list[tuple[_ClaimOrder, AgentRecord]]) -> set[str]:
+    """Every node that has owned the agent, as far as claims tell.
+
+    Of the lines that no backbone node began, only the senior one ever counted.
+    """
+    senior = min((order[:2] for order, _ in ranked if order[0] == 0), default=None)
+    counted = [claim for order, claim in ranked if order[0] < 0 or order[:2] == senior]
+    steps = [step for claim in counted for step in claim.transfers]
+    owners = {claim.gateway for claim in counted if claim.gateway is not None}
+    return owners.union(*((step.giver, step.taker) for step in steps))
 
 
 def _order_claim(

@@ -230,7 +230,13 @@ def _highest_epoch(claims: list[E]) -> E | None:
 
 def _has_other_home(before: OwnedAgent | None, after: OwnedAgent | None) -> bool:
     def home(owned: OwnedAgent | None) -> object:
-        return owned and (owned.gateway, owned.standbys, owned.rivals, owned.record.order)
+        return owned and (
+            owned.gateway,
+            owned.standbys,
+            owned.rivals,
+            owned.former,
+            owned.record.order,
+        )
 
     return home(before) != home(after)
 

@@ -1,6 +1,6 @@
 """Routing of a message: to the gateway that owns its agent, to a fallback, or nowhere."""
 
-from gatepost.routing.decision import Route, decide_route
+from gatepost.routing.decision import Route, decide_route, may_speak_for
 from gatepost.routing.directory import (
     AgentHome,
     DirectoryBuilder,
@@ -21,4 +21,5 @@ __all__ = [
     "RoutingRule",
     "build_directory",
     "decide_route",
+    "may_speak_for",
 ]

@@ -72,6 +72,20 @@ def find_rule(directory: RoutingDirectory, agent: str, owner: str | None) -> Rou
     return directory.rules.get(agent) or (directory.rules.get(owner) if owner else None)
 
 
+def may_speak_for(directory: RoutingDirectory, node: str, agent: str) -> bool:
+    """Whether events of `node` may name `agent` as theirs.
+
+    A former owner may: the agent may have sent them before it moved. An agent that nobody owns is
+    no other node's. The events of a revoked node that still count were sent as a member.
+    """
+    home = directory.agents.get(agent)
+    if home is None or home.owner in (None, node) or node in home.former:
+        return True
+    rule = find_rule(directory, agent, home.owner)
+    is_fallback = rule is not None and node in rule.fallbacks and node in home.standbys
+    return is_fallback or node in directory.revoked
+
+
 def _usable_fallbacks(
     directory: RoutingDirectory,
     me: str,

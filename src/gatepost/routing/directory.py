@@ -29,14 +29,15 @@ class RevokedGateway(Struct, frozen=True):
 class AgentHome(Struct, frozen=True):
     """The gateway that owns an agent, and those that host it without owning it.
 
-    `standbys` can stand in for the owner; `rivals` claim the agent in vain. Messages for an agent
-    that is `unordered` have no order unless they ask for it.
+    `standbys` can stand in for the owner; `rivals` claim the agent in vain; `former` have owned it.
+    Messages for an agent that is `unordered` have no order unless they ask for it.
     """
 
     owner: str | None
     standbys: tuple[str, ...] = ()
     rivals: tuple[str, ...] = ()
     unordered: bool = False
+    former: tuple[str, ...] = ()
 
 
 class RoutingRule(Struct, frozen=True):
@@ -82,7 +83,13 @@ class DirectoryBuilder:
 
 def copy_agent_homes(view: EffectiveRecords) -> dict[str, AgentHome]:
     return {
-        id: AgentHome(owned.gateway, owned.standbys, owned.rivals, owned.record.order is not None)
+        id: AgentHome(
+            owned.gateway,
+            owned.standbys,
+            owned.rivals,
+            owned.record.order is not None,
+            owned.former,
+        )
         for id, owned in view.agents.items()
     }
 

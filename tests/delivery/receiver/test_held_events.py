@@ -5,6 +5,7 @@ import pytest
 from gatepost.delivery.receiver.held_events import (
     FullMailboxes,
     HeldEvents,
+    SuspectEvents,
     pairs_held_for_capacity,
     wanted_blobs,
 )
@@ -34,7 +35,7 @@ class Shelf:
         self.tx = Tx(open_memory_journal(), 1)
         self.inbox = InboxTable(self.tx, "a")
         self.full = FullMailboxes()
-        self.held = HeldEvents(self.tx, self.inbox, self.full)
+        self.held = HeldEvents(self.tx, self.inbox, self.full, SuspectEvents(1000))
         self.pair = InboxPair("a-1", 1)
 
     def hold(self, number: int, why: str = "order", offer: int = 0) -> Envelope:

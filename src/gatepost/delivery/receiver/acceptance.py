@@ -2,14 +2,15 @@
 
 from typing import NamedTuple
 
-from gatepost.delivery.abuse import AbuseLog
+from gatepost.delivery.abuse import AbuseKind, AbuseLog
 from gatepost.delivery.agents import Agents
 from gatepost.delivery.blob_records import has_blob
 from gatepost.delivery.incidents import IncidentLog
 from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.outbox_writer import OutboxWriter
-from gatepost.delivery.receiver.held_events import FullMailboxes
+from gatepost.delivery.receiver.held_events import FullMailboxes, SuspectEvents
 from gatepost.delivery.routes import RouteFinder
+from gatepost.delivery.sender.delivery_table import SINCE_RESTORE, was_sent_to
 from gatepost.errors import GatepostError
 from gatepost.events import Envelope, EventKind, PayloadRef, parse_event_id
 from gatepost.journal.transaction import Tx
@@ -18,8 +19,19 @@ from gatepost.mailbox import Dispatcher
 # An event is held for these, and refused for any other reason.
 FULL = "full"
 BLOB = "blob"
+SENDER = "sender"
+HOLD_REASONS = (FULL, BLOB, SENDER)
+
+# The room may be behind the link: an agent that has just moved is waited for so long.
+SENDER_GRACE_MS = 15_000
 
 _SELECT_REPLIES_TO = "SELECT replies_to FROM delivery WHERE event_id = ?"
+_SELECT_HELD_SINCE = """
+SELECT at FROM inbox WHERE source = ? AND event_id = ? AND state = 'held'
+"""
+_SELECT_DELIVERY = f"""
+SELECT node, from_agent, to_agent FROM delivery WHERE event_id = ? AND {SINCE_RESTORE}
+"""
 _SELECT_WAITING = "SELECT waiting FROM mailbox WHERE name = ?"
 
 
@@ -34,6 +46,7 @@ class ReceiverParts(NamedTuple):
     abuse: AbuseLog
     writer: OutboxWriter
     full: FullMailboxes
+    suspects: SuspectEvents
 
 
 class AcceptanceCheck:
@@ -48,6 +61,8 @@ class AcceptanceCheck:
         self._source = source
         self._now = now
         self._hosted: dict[str, bool] = {}
+        self._may_send: dict[tuple[str, str, bool], bool] = {}
+        self._forged: set[str] = set()
         self._capacity: dict[str, int] = {}
 
     def reason_against(self, envelope: Envelope) -> str:
@@ -59,11 +74,61 @@ class AcceptanceCheck:
             home = self._parts.routes.directory.agents.get(agent)
             # If the room still says it lives here, it did a moment ago.
             return "no_agent" if home is None or home.owner is None else "moved"
+        if suspicion := self._suspicion_of(envelope):
+            return suspicion
         if envelope.payload_ref is not None and self._lacks_blob(envelope.payload_ref):
             return BLOB
         if self._has_capacity(agent) or self._needs_no_mailbox(envelope):
             return ""
         return FULL
+
+    def _suspicion_of(self, envelope: Envelope) -> str:
+        """Why the sender of an event may not be who it says; empty if all is well."""
+        if self._source == self._parts.node.id:
+            return ""
+        if envelope.kind == EventKind.REPLY and envelope.ref_event_id is not None:
+            ref = parse_event_id(envelope.ref_event_id)
+            answered = self._tx.fetch_one(_SELECT_DELIVERY, (ref,))
+            if answered is not None:
+                return self._suspicion_of_reply(envelope, *answered)
+        return "" if self._comes_from_its_agent(envelope) else self._wait_for_room(envelope)
+
+    def _comes_from_its_agent(self, envelope: Envelope) -> bool:
+        is_forwarded = envelope.origin_event_id is not None
+        key = (envelope.source_agent_id, envelope.to_agent_id or "", is_forwarded)
+        if key not in self._may_send:
+            self._may_send[key] = self._parts.routes.may_send(
+                self._source, key[0], key[1], forwarded=is_forwarded
+            )
+        return self._may_send[key]
+
+    def _suspicion_of_reply(
+        self, reply: Envelope, node: str | None, from_agent: str, to_agent: str
+    ) -> str:
+        """A reply comes from a node that the message was sent to, and between the same agents."""
+        ref = parse_event_id(reply.ref_event_id or "")
+        is_routed = node == self._source or was_sent_to(self._tx, ref, self._source)
+        if is_routed and (reply.to_agent_id, reply.source_agent_id) == (from_agent, to_agent):
+            return ""
+        detail = f"a reply to {reply.ref_event_id}, which was sent to {node}"
+        self._report_forgery(reply, AbuseKind.FORGED_RECEIPT, detail)
+        return "forged_reply"
+
+    def _wait_for_room(self, envelope: Envelope) -> str:
+        """Hold an event until the room says that its agent lives there, but not for ever."""
+        event = (self._source, parse_event_id(envelope.event_id))
+        row = self._tx.fetch_one(_SELECT_HELD_SINCE, event)
+        if row is None or self._tx.now - row[0] < SENDER_GRACE_MS:
+            return SENDER
+        detail = f"event {envelope.event_id} in the name of {envelope.source_agent_id}"
+        self._report_forgery(envelope, AbuseKind.FORGED_SENDER, detail)
+        return "forged_sender"
+
+    def _report_forgery(self, envelope: Envelope, kind: AbuseKind, detail: str) -> None:
+        """Report it once, however often the event is looked at."""
+        if envelope.event_id not in self._forged:
+            self._forged.add(envelope.event_id)
+            self._parts.abuse.report_abuse(self._source, kind, detail)
 
     def is_hosted(self, agent: str) -> bool:
         if agent not in self._hosted:

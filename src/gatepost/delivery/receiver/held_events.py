@@ -56,6 +56,11 @@ UPDATE held SET pair_seq = (
 """
 _SELECT_REASON = "SELECT why, digest FROM held WHERE source = ? AND event_id = ?"
 _SELECT_FULL = "SELECT DISTINCT mailbox FROM held WHERE why = 'full'"
+_SELECT_SUSPECT_PAIRS = "SELECT DISTINCT source, sender, mailbox FROM held WHERE why = 'sender'"
+_SELECT_SUSPECT_SINCE = """
+SELECT min(i.at) FROM held h JOIN inbox i ON i.source = h.source AND i.event_id = h.event_id
+WHERE h.why = 'sender'
+"""
 _SELECT_HELD_FOR_CAPACITY = """
 SELECT DISTINCT source, sender FROM held WHERE why = 'full' AND mailbox = ?
 """
@@ -106,18 +111,55 @@ class FullMailboxes:
         self._names = None
 
 
+class SuspectEvents:
+    """Events that are held because the room does not say that their sender lives at their source.
+
+    `next_due` is when the first of them has to be decided; it is read again after a rollback.
+    """
+
+    def __init__(self, grace_ms: int) -> None:
+        self._grace_ms = grace_ms
+        self._due: int | None = None
+        self._is_known = False
+
+    def add(self, now: int) -> None:
+        if self._is_known and self._due is None:
+            self._due = now + self._grace_ms
+
+    def next_due(self, tx: Tx) -> int | None:
+        if not self._is_known:
+            ((since,),) = tx.fetch_all(_SELECT_SUSPECT_SINCE)
+            self._due = None if since is None else min(since, tx.now) + self._grace_ms
+            self._is_known = True
+        return self._due
+
+    def take_pairs(self, tx: Tx) -> list[PairKey]:
+        """The pairs to look at again."""
+        self._is_known = False
+        return [(row[0], row[1], row[2]) for row in tx.fetch_all(_SELECT_SUSPECT_PAIRS)]
+
+    def rolled_back(self) -> None:
+        self._is_known = False
+
+
 class HeldEvents:
     """The held events of one source, in one transaction."""
 
-    def __init__(self, tx: Tx, inbox: InboxTable, full: FullMailboxes) -> None:
+    def __init__(
+        self, tx: Tx, inbox: InboxTable, full: FullMailboxes, suspects: SuspectEvents
+    ) -> None:
         self._tx = tx
         self._inbox = inbox
         self._full = full
+        self._suspects = suspects
 
     def hold_event(
         self, key: PairKey, pair: InboxPair, envelope: Envelope, body: bytes, why: str
     ) -> None:
-        """Keep an event until what it waits for has come: `order`, `offer`, `full` or `blob`."""
+        """Keep an event until what it waits for has come.
+
+        That is `order`, `offer`, `full`, `blob` or `sender`.
+        """
         if not body:
             body = msgspec.json.encode(envelope)
         id, number = parse_event_id(envelope.event_id), envelope.pair_seq
@@ -127,19 +169,17 @@ class HeldEvents:
         if self._tx.changed_rows():
             pair.count_held(1)
             self._inbox.record_event(envelope, InboxInput.HOLD, why)
-        if why == "full":
-            self._full.add(key[2])
+        self._note_reason(key, why)
 
     def hold_unordered(self, key: PairKey, envelope: Envelope, body: bytes, why: str) -> None:
-        """Keep an event without a pair number: its mailbox is full, or its blob is missing."""
+        """Keep an event without a pair number: for `full`, `blob` or `sender`."""
         ((last,),) = self._tx.fetch_all(_SELECT_LAST_UNORDERED, key)
         number = (-1 - MAX_JSON_INT if last is None else last) - 1
         id, digest = parse_event_id(envelope.event_id), _missing_digest(envelope, why)
         encoded = body or msgspec.json.encode(envelope)
         self._tx.execute(_HOLD, (*key, number, id, why, digest, encoded))
         self._inbox.record_event(envelope, InboxInput.HOLD, why)
-        if why == "full":
-            self._full.add(key[2])
+        self._note_reason(key, why)
 
     def first_unordered(self, key: PairKey) -> HeldEvent | None:
         """The oldest held event of a pair that has no number and waits for no blob."""
@@ -163,8 +203,13 @@ class HeldEvents:
         if why != held.why:
             digest = _missing_digest(envelope, why)
             self._tx.execute(_CHANGE_REASON, (why, digest, *key, held.number))
+        self._note_reason(key, why)
+
+    def _note_reason(self, key: PairKey, why: str) -> None:
         if why == "full":
             self._full.add(key[2])
+        elif why == "sender":
+            self._suspects.add(self._tx.now)
 
     def remove_number(self, key: PairKey, pair: InboxPair, number: int) -> None:
         self._tx.execute(_REMOVE, (*key, number))

@@ -7,7 +7,13 @@ from msgspec import UNSET
 
 from gatepost.delivery.decisions import BlobWanted, Decision
 from gatepost.delivery.outbox_writer import draft_acceptance
-from gatepost.delivery.receiver.acceptance import BLOB, FULL, AcceptanceCheck, ReceiverParts
+from gatepost.delivery.receiver.acceptance import (
+    BLOB,
+    FULL,
+    HOLD_REASONS,
+    AcceptanceCheck,
+    ReceiverParts,
+)
 from gatepost.delivery.receiver.accepting import EventAcceptor
 from gatepost.delivery.receiver.answers import ReceiptAnswers
 from gatepost.delivery.receiver.held_events import HeldEvents
@@ -50,7 +56,7 @@ class Intake:
         self.duplicates = 0
         self.inbox = InboxTable(tx, source)
         self.pairs = InboxPairs(tx, incarnation)
-        self.held = HeldEvents(tx, self.inbox, parts.full)
+        self.held = HeldEvents(tx, self.inbox, parts.full, parts.suspects)
         self.offers = OfferTable(tx, source, self.inbox)
         self.answers = ReceiptAnswers(tx, source, parts.writer)
         self._check = AcceptanceCheck(parts, tx, source, now)
@@ -115,7 +121,7 @@ class Intake:
     def _take_unordered(self, envelope: Envelope, body: bytes) -> None:
         """Take an event without a pair number: it waits for no other, and none waits for it."""
         reason = self._reason_against(envelope)
-        if reason in (FULL, BLOB):
+        if reason in HOLD_REASONS:
             self._hold_unordered(envelope, body, reason)
         else:
             self._decide_unordered(envelope, body, reason)
@@ -146,7 +152,7 @@ class Intake:
         self, key: PairKey, pair: InboxPair, envelope: Envelope, body: bytes
     ) -> None:
         reason = self._reason_against(envelope)
-        if reason in (FULL, BLOB):
+        if reason in HOLD_REASONS:
             self.held.hold_event(key, pair, envelope, body, reason)
             if reason == FULL:
                 # That may take long; the sender must not think that nobody is here.
@@ -196,7 +202,7 @@ class Intake:
                 continue
             envelope = decode_event(held.body)
             reason = self._reason_against(envelope)
-            if reason in (FULL, BLOB):
+            if reason in HOLD_REASONS:
                 self.held.keep_waiting(key, held, envelope, reason)
                 return
             if pair.offered and not envelope.offer:
@@ -214,9 +220,9 @@ class Intake:
         while (held := self.held.first_unordered(key)) is not None:
             envelope = decode_event(held.body)
             reason = self._reason_against(envelope)
-            if reason in (FULL, BLOB):
+            if reason in HOLD_REASONS:
                 self.held.keep_waiting(key, held, envelope, reason)
-                if reason == FULL:
+                if reason != BLOB:
                     return
                 continue
             self.held.remove_unordered(self.source, parse_event_id(envelope.event_id))

@@ -169,10 +169,23 @@ class Receiver:
             decisions += self._release_pairs(tx, [key])
         return decisions
 
+    def room_changed(self, tx: Tx) -> Decisions:
+        """The room may say now that the senders of held events live where these came from."""
+        if self.next_due(tx) is None:
+            return []
+        return self._release_pairs(tx, self._parts.suspects.take_pairs(tx))
+
+    def next_due(self, tx: Tx) -> int | None:
+        """When the first event that is held for its sender has to be decided."""
+        return self._parts.suspects.next_due(tx)
+
     def before_commit(self, tx: Tx) -> Decisions:
-        """Rewind cursors to gaps, and release what was held for a mailbox with capacity again."""
+        """Rewind cursors to gaps, and release what was held for long enough."""
         self._gaps.rewind_cursors(tx)
         decisions: list[Decision] = []
+        due = self.next_due(tx)
+        if due is not None and due <= tx.now:
+            decisions += self._release_pairs(tx, self._parts.suspects.take_pairs(tx))
         for mailbox in self._parts.full.names(tx):
             if mailbox_capacity(tx, self._parts.dispatcher, mailbox) > 0:
                 waiting = held_events.pairs_held_for_capacity(tx, mailbox)
@@ -183,6 +196,7 @@ class Receiver:
 
     def rolled_back(self) -> None:
         self._parts.full.rolled_back()
+        self._parts.suspects.rolled_back()
 
     def _release_pairs(self, tx: Tx, keys: Iterable[PairKey]) -> list[Decision]:
         decisions: list[Decision] = []

@@ -31,6 +31,11 @@ _SELECT_FIRST_SEQ = "SELECT min(seq) FROM outbox WHERE event_id = ? AND to_node 
 
 _SELECT_SENT_SEQ = "SELECT sent_seq FROM recipient WHERE node_id = ?"
 
+# A delivery whose whole story is in this journal: what became of older ones may have been lost.
+SINCE_RESTORE = """
+emitted_at > coalesce((SELECT value FROM fact WHERE name = 'restored_at'), 0)
+"""
+
 # Why a delivery waits that expired after it was sent: its owner may have taken it.
 EXPIRING = "expiring"
 # Why a delivery is parked, which is then at no node: its owner was revoked before it was sent, or
@@ -145,3 +150,7 @@ def first_seq_to(tx: Tx, event_id: bytes, node: str) -> int | None:
     """The seq under which an event was first appended for a node."""
     ((seq,),) = tx.fetch_all(_SELECT_FIRST_SEQ, (event_id, node))
     return None if seq is None else int(seq)
+
+
+def was_sent_to(tx: Tx, event_id: bytes, node: str) -> bool:
+    return first_seq_to(tx, event_id, node) is not None

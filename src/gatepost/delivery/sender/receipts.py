@@ -4,6 +4,7 @@ A receipt counts only from the node its event is routed to. One that comes after
 amends the dead letter and changes nothing else.
 """
 
+from gatepost.delivery.abuse import AbuseKind, AbuseLog
 from gatepost.delivery.decisions import (
     NOTHING,
     Decisions,
@@ -24,10 +25,16 @@ from gatepost.delivery.delivery_states import (
 )
 from gatepost.delivery.outbox_writer import OutboxWriter
 from gatepost.delivery.retry_policy import RetryPolicy
-from gatepost.delivery.sender.delivery_table import EXPIRING, DeliveryTable, OpenDelivery
+from gatepost.delivery.sender.delivery_table import (
+    EXPIRING,
+    SINCE_RESTORE,
+    DeliveryTable,
+    OpenDelivery,
+    was_sent_to,
+)
 from gatepost.delivery.sender.recovery import draft_pair_closed
 from gatepost.delivery.sender.rerouting import Rerouter
-from gatepost.events import Receipt, Signal, parse_event_id
+from gatepost.events import Receipt, Signal, format_event_id, parse_event_id
 from gatepost.journal.transaction import Row, Tx
 from gatepost.routing import Route
 
@@ -77,6 +84,10 @@ UPDATE delivery SET reply = ?, reply_ref = ? WHERE event_id = ? AND node = ?
     AND state IN ('processed', 'dead_letter') AND reply IS NULL AND reply_ref IS NULL
 """
 _SELECT_STATE = "SELECT state FROM delivery WHERE event_id = ? AND node = ?"
+_IS_OPEN_ELSEWHERE = f"""
+SELECT 1 FROM delivery
+WHERE event_id = ? AND node IS NOT ? AND processed_at IS NULL AND {SINCE_RESTORE}
+"""
 _IS_ROUTED = "SELECT 1 FROM delivery WHERE event_id = ? AND node = ?"
 
 # An event that waits for its blob is asked for again like one without an answer: asking makes its
@@ -95,11 +106,13 @@ class ReceiptHandler:
         policy: RetryPolicy,
         deliveries: DeliveryTable,
         rerouter: Rerouter,
+        abuse: AbuseLog,
         writer: OutboxWriter,
     ) -> None:
         self._policy = policy
         self._deliveries = deliveries
         self._rerouter = rerouter
+        self._abuse = abuse
         self._writer = writer
         self.ignored = 0
 
@@ -183,8 +196,15 @@ class ReceiptHandler:
         amended = tx.changed_rows()
         tx.execute(_AMEND_UNDELIVERED, (verdict, tx.now, id, source))
         if not (amended or tx.changed_rows() or tx.fetch_one(_IS_ROUTED, (id, source))):
-            self.ignored += 1
+            self._ignore_receipt(tx, id, source, verdict)
         return NOTHING
+
+    def _ignore_receipt(self, tx: Tx, id: bytes, source: str, verdict: str) -> None:
+        """A receipt may come too late, but never from a node that was not sent the message."""
+        self.ignored += 1
+        if tx.fetch_one(_IS_OPEN_ELSEWHERE, (id, source)) and not was_sent_to(tx, id, source):
+            detail = f"a receipt ({verdict}) for {format_event_id(id)}, which went elsewhere"
+            self._abuse.report_abuse(source, AbuseKind.FORGED_RECEIPT, detail)
 
     def _handle_refusal(self, tx: Tx, source: str, ref: str, reason: str) -> Decisions:
         """Another node may take it; one that was accepted before is lost and given up."""
@@ -192,7 +212,7 @@ class ReceiptHandler:
         if found is None:
             return self._amend_dead_letter(tx, parse_event_id(ref), source, f"refused: {reason}")
         if found.node != source:
-            self.ignored += 1
+            self._ignore_receipt(tx, found.event_id, source, f"refused: {reason}")
             return NOTHING
         if found.state in ("processed", "replied"):
             self.ignored += 1

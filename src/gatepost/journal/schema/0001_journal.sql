@@ -572,6 +572,7 @@ CREATE TABLE held (
 ) WITHOUT ROWID;
 CREATE INDEX held_mailbox ON held (mailbox) WHERE why = 'full';
 CREATE INDEX held_digest ON held (digest) WHERE digest IS NOT NULL;
+CREATE INDEX held_sender ON held (source, sender, mailbox) WHERE why = 'sender';
 CREATE INDEX held_event ON held (source, event_id) WHERE event_id IS NOT NULL;
 
 -- Accepted offers which their sender has neither confirmed nor withdrawn.

@@ -31,6 +31,7 @@ from gatepost.testing.simulation.users import AgentManners, SimulatedAgent, Simu
 from gatepost.testing.simulation.virtual_time import VirtualLoop
 from gatepost.wire import NewSend, Sent
 
+_ABUSE = "SELECT subject, detail FROM incident WHERE class = 'abuse'"
 _OPEN = """
 SELECT (SELECT count(*) FROM delivery WHERE processed_at IS NULL)
      + (SELECT count(*) FROM mail WHERE state < 3)
@@ -287,12 +288,21 @@ class SimulatedMesh:
 
     def check_history(self, drained: bool = True) -> HistoryVerdict:
         """Stop all gateways and check their history."""
+        self._note_false_accusations()
         self.close()
         journals = [
             read_journal(each.path, each.key.public, each.blob_folder)
             for each in self.gateways.values()
         ]
         return check_history(journals, self.seen, drained=drained)
+
+    def _note_false_accusations(self) -> None:
+        """No gateway may be reported for abuse, but for those that did forge something."""
+        liars = {forger for forger, _ in self.lies}
+        for gateway in self.gateways.values():
+            for subject, detail in gateway.query(_ABUSE) if gateway.up else ():
+                if subject.partition("/")[0] not in liars:
+                    self.seen.surprises.append((gateway.id, f"a false accusation: {detail}"))
 
     def finish(self) -> HistoryVerdict:
         """Heal, drain and check the history."""

@@ -63,8 +63,11 @@ class SimulatedRoom:
         self, agent: str, owner: str, standbys: tuple[str, ...] = (), *, unordered: bool = False
     ) -> None:
         """`agent` lives behind `owner` from now on."""
-        self.believed.setdefault(agent, set()).update((owner, *standbys))
-        homes = self.now.homes | {agent: AgentHome(owner, standbys, unordered=unordered)}
+        believed = self.believed.setdefault(agent, set())
+        former = tuple(sorted(believed - {owner, *standbys}))
+        believed.update((owner, *standbys))
+        home = AgentHome(owner, standbys, unordered=unordered, former=former)
+        homes = self.now.homes | {agent: home}
         rules = dict(self.now.rules)
         rules.pop(agent, None)
         if standbys:
