@@ -4,7 +4,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from msgspec import Raw
 from msgspec.structs import replace
 
 from gatepost.delivery.outbox_writer import OutboxWriter
@@ -334,9 +333,8 @@ def test_a_local_event_that_is_forwarded_keeps_its_pair_number(
 
 
 def test_forwarded_mail_keeps_its_priority(world: World, a: Box, b: Box, c: Box) -> None:
-    new = NewSend("bo", "job", payload=Raw(b"1"), priority=7)
-    a.run(lambda tx: a.coordinator.send(tx, new, fingerprint_send(new)))
-    b.run(lambda tx: b.coordinator.send(tx, new, fingerprint_send(new)))
+    for box, sender in ((a, "al"), (b, "bo")):
+        box.send("job", 1, sender, priority=7)
     world.flow()
     world.moves("c")
     sent = [event for event in b.events() if event.causation_id is not None]
