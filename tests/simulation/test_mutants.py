@@ -14,6 +14,7 @@ SEEDS = 50
 LIKELY = {
     "receipt_before_commit": 8,
     "receipts_from_anyone": 10,
+    "former_owners_accused": 6,
     "accepted_work_rerouted": 12,
     "held_forgotten": 3,
     "gap_left_open": 1,
