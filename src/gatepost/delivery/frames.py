@@ -25,6 +25,7 @@ _GROUP_BYTES = 160
 
 FrameName = Annotated[str, Meta(min_length=1, max_length=128)]
 FrameNumber = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+StepText = Annotated[str, Meta(max_length=4096)]
 Incarnation = tuple[FrameName, FrameNumber]  # an incarnation and its first seq
 Position = tuple[FrameName, FrameName, FrameNumber]  # source, incarnation, how far it is read
 IncarnationList = Annotated[list[Incarnation], Meta(min_length=1, max_length=1000)]
@@ -125,10 +126,10 @@ class EventsFrame(LinkFrame, frozen=True, tag="events"):
     first_seq: FrameNumber
     upto: FrameNumber
     now: FrameNumber
-    events: list[bytes]
-    groups: list[CommitGroup] = []
-    stream: str = "own"
-    everyone: list[FrameNumber] = []
+    events: Annotated[list[bytes], Meta(max_length=FRAME_EVENTS)]
+    groups: Annotated[list[CommitGroup], Meta(max_length=FRAME_EVENTS)] = []
+    stream: FrameName = "own"
+    everyone: Annotated[list[FrameNumber], Meta(max_length=FRAME_EVENTS)] = []
 
 
 class TakenFrame(LinkFrame, frozen=True, tag="taken"):
@@ -138,7 +139,7 @@ class TakenFrame(LinkFrame, frozen=True, tag="taken"):
     incarnation: FrameName
     upto: FrameNumber
     size: FrameNumber
-    stream: str = "own"
+    stream: FrameName = "own"
 
 
 class SkipFrame(LinkFrame, frozen=True, tag="skip"):
@@ -148,7 +149,7 @@ class SkipFrame(LinkFrame, frozen=True, tag="skip"):
     incarnation: FrameName
     first_seq: FrameNumber
     upto: FrameNumber
-    why: str
+    why: FrameName
 
 
 class BlobRequest(LinkFrame, frozen=True, tag="blob_ask"):
@@ -184,11 +185,11 @@ class TraceStep(Struct, frozen=True, array_like=True):
     at: FrameNumber
     what: FrameName
     event_id: FrameName
-    kind: str = ""
-    agent: str = ""
-    to_agent: str = ""
-    peer: str = ""
-    detail: str = ""
+    kind: StepText = ""
+    agent: StepText = ""
+    to_agent: StepText = ""
+    peer: StepText = ""
+    detail: StepText = ""
 
 
 class TraceRequest(LinkFrame, frozen=True, tag="trace_ask"):

@@ -1,13 +1,14 @@
 """Live connections: tracked while they run, ended on revocation, and their violations counted."""
 
 import asyncio
+from contextlib import ExitStack
 from typing import Any, cast
 
 import pytest
 
 from gatepost.errors import GatepostError, Revoked, RoomViolation, Unavailable
 from gatepost.gateway.peers.connection import PeerConnection
-from gatepost.gateway.peers.peer_connections import PeerConnections
+from gatepost.gateway.peers.peer_connections import MAX_PER_NODE, PeerConnections
 from gatepost.gateway.peers.room_replica import RoomReplica
 from tests.gateway.tools import dump
 
@@ -22,6 +23,7 @@ class _EndedConnection:
         self.public_key = node.encode()
         self.idle = asyncio.Event()
         self.errors: list[GatepostError] = []
+        self.opened_at = asyncio.get_running_loop().time()
 
     def end(self, error: GatepostError) -> None:
         self.errors.append(error)
@@ -55,6 +57,34 @@ async def test_a_connection_is_counted_while_it_runs(connections: PeerConnection
         assert len(connections) == 1
         assert [each.node for each in connections] == ["ben"]
     assert len(connections) == 0
+
+
+async def test_a_node_has_a_few_connections_and_the_oldest_gives_way(
+    connections: PeerConnections, replica: RoomReplica
+) -> None:
+    many = [_EndedConnection("ben") for _ in range(MAX_PER_NODE + 20)]
+    cat = _EndedConnection("cat")
+    with ExitStack() as stack:
+        for each in [cat, *many]:
+            stack.enter_context(_track(connections, each))
+        assert len(connections) == MAX_PER_NODE + 1
+        assert [bool(each.errors) for each in many] == [True] * 20 + [False] * MAX_PER_NODE
+        assert cat.errors == []
+    assert len(connections) == 0
+    assert replica.core.abuse.counts() == {("ben", "quota_exceeded"): 20}
+
+
+async def test_dead_connections_of_a_gateway_that_comes_back_are_no_abuse(
+    connections: PeerConnections, replica: RoomReplica
+) -> None:
+    old = [_EndedConnection("ben") for _ in range(MAX_PER_NODE)]
+    with ExitStack() as stack:
+        for each in old:
+            each.opened_at -= 120
+            stack.enter_context(_track(connections, each))
+        stack.enter_context(_track(connections, _EndedConnection("ben")))
+    assert [bool(each.errors) for each in old] == [True] + [False] * (MAX_PER_NODE - 1)
+    assert replica.core.abuse.counts() == {}
 
 
 async def test_sessions_and_connections_we_opened_to_a_node_are_ended(

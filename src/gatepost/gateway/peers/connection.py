@@ -67,7 +67,7 @@ class PeerConnection:
         self.role = role
         self.session = ""
         # When the last message came, by the event loop's clock.
-        self.heard_at = asyncio.get_running_loop().time()
+        self.opened_at = self.heard_at = asyncio.get_running_loop().time()
         # When this connection last looked at the clock that also runs while the machine sleeps.
         self._awake_at = read_boot_clock()
         self.synced = asyncio.Event()

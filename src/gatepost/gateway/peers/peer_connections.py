@@ -7,13 +7,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from gatepost.delivery.abuse import AbuseKind
-from gatepost.errors import GatepostError, RateLimited, Revoked, RoomViolation
+from gatepost.errors import GatepostError, RateLimited, Revoked, RoomViolation, Unavailable
 from gatepost.gateway.core import Core
 from gatepost.gateway.peers.connection import PeerConnection
 from gatepost.gateway.peers.room_directory import RoomDirectory
 from gatepost.journal.audit import record_audit_entry
 
 log = logging.getLogger(__name__)
+
+# A gateway that changes networks may leave some dead connections behind.
+MAX_PER_NODE = 8
+# A node whose connections have to give way sooner than this opens too many of them.
+_SHORT_LIFE_SECS = 60.0
 
 
 class PeerConnections:
@@ -22,7 +27,8 @@ class PeerConnections:
     def __init__(self, core: Core, members: RoomDirectory) -> None:
         self._core = core
         self._members = members
-        self._connections: set[PeerConnection] = set()
+        # Kept in the order in which they came, which makes the first one the oldest.
+        self._connections: dict[PeerConnection, None] = {}
         self.incident_counts: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[PeerConnection]:
@@ -33,12 +39,26 @@ class PeerConnections:
 
     @contextmanager
     def track_connection(self, connection: PeerConnection) -> Iterator[None]:
-        self._connections.add(connection)
+        self._connections[connection] = None
+        self._end_oldest_of(connection.node)
         self.end_revoked()
         try:
             yield
         finally:
-            self._connections.discard(connection)
+            self._connections.pop(connection, None)
+
+    def _end_oldest_of(self, node: str) -> None:
+        """A node with too many connections loses its oldest one to the new one."""
+        own = [each for each in self._connections if each.node == node]
+        if len(own) <= MAX_PER_NODE:
+            return
+        oldest = own[0]
+        del self._connections[oldest]
+        lived = asyncio.get_running_loop().time() - oldest.opened_at
+        if lived < _SHORT_LIFE_SECS:
+            detail = f"{node} opened more than {MAX_PER_NODE} connections within {lived:.0f} s"
+            self._core.abuse.report_abuse(node, AbuseKind.QUOTA_EXCEEDED, detail)
+        oldest.end(Unavailable("a later connection of this node took the place of this one"))
 
     def end_sessions(self, ids: Iterable[str], node: str) -> int:
         """End the connections of these sessions, and those we opened to `node`; return how many."""
