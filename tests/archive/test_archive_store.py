@@ -1,5 +1,7 @@
 """Files that are there whole or not at all, on any filesystem."""
 
+import os
+import stat
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,6 +26,17 @@ def test_what_is_written_can_be_read(store: ArchiveStore) -> None:
     assert store.read_file("a/b/file") == b"two"
     assert store.list_files() == store.list_files("a") == ["a/b/file"]
     assert store.list_folders() == ["a"]
+
+
+def test_a_local_archive_is_for_its_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        ArchiveStore.open(str(tmp_path / "archive")).write_file("node/day/segment", b"reasons")
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "archive").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+    assert stat.S_IMODE((tmp_path / "archive").stat().st_mode) == 0o700
 
 
 def test_what_is_not_there(store: ArchiveStore) -> None:

@@ -60,6 +60,7 @@ def test_a_file_arrives_byte_by_byte(cli: Cli, agent: str, tmp_path: Path) -> No
     said = cli.ok("fetch", event["payload_ref"], "--output", str(tmp_path / "fetched"))
     assert "2.0 MiB" in said
     assert (tmp_path / "fetched").read_bytes() == content
+    assert (tmp_path / "fetched").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_fetched_file_replaces_nothing(cli: Cli, agent: str, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ def test_what_was_written_is_read_again_latest_state_wins(tmp_path: Path) -> Non
     entry = ledger(tmp_path).entries[item.key]
     assert (entry.state, entry.event_id, entry.origin) == ("sent", "e1", "mirror")
     assert entry.digest == item.digest
+    assert (tmp_path / "ledger").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_turn_sees_what_others_wrote(tmp_path: Path) -> None:

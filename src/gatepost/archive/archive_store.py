@@ -93,8 +93,8 @@ class ArchiveStore:
     def _write_atomically(self, path: str, content: "bytes | memoryview | pa.Buffer") -> None:
         if self.is_local:
             _make_folder(Path(path).parent)
-            # Other users may read an archive, if the umask lets them.
-            write_file_atomically(Path(path), memoryview(content), 0o666)
+            # The reasons of failed turns are in it, in clear text: for its owner alone.
+            write_file_atomically(Path(path), memoryview(content))
         elif self._fs.type_name in _ATOMIC_FILESYSTEMS:
             self._write_stream(path, content)
         else:
@@ -113,7 +113,7 @@ def _make_folder(folder: Path) -> None:
     """Create a folder and its parents durably, so that they survive a power cut."""
     if not folder.is_dir():
         _make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         sync_folder(folder.parent)
 
 

@@ -49,7 +49,7 @@ def print_hint(text: str) -> None:
 
 def print_warning(text: str) -> None:
     """Print a warning on standard error, whether anybody looks at it now or reads it later."""
-    print(f"gatepost: {text}", file=sys.stderr)
+    print(f"gatepost: {escape_control_chars(text)}", file=sys.stderr)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

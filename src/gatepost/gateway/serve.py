@@ -60,6 +60,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 def run_gateway(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, then stop in order."""
+    # Whatever this process writes, also by its libraries, is for its user alone.
+    os.umask(0o077)
     # A short switch interval: the writer thread needs the interpreter soon after each fsync,
     # even while the event loop is busy.
     sys.setswitchinterval(0.0005)

@@ -27,6 +27,7 @@ LedgerState = Literal["intent", "sent", "settled", "refused", "conflict"]
 LedgerOrigin = Literal["import", "mirror"]
 
 _POLL_SECS = 0.02
+_APPEND_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 class LedgerEntry(Struct, frozen=True, omit_defaults=True):
@@ -122,7 +123,7 @@ class MigrationLedger:
     def _append_entries(self, entries: list[LedgerEntry]) -> None:
         if not entries:
             return
-        with self._path.open("ab") as file:
+        with os.fdopen(os.open(self._path, _APPEND_FLAGS, 0o600), "ab") as file:
             file.write(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
             file.flush()
             os.fsync(file.fileno())

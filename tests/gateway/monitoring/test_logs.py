@@ -7,7 +7,13 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from gatepost.gateway.monitoring.logs import JsonFormatter, TextFormatter, redact_secrets
+from gatepost.gateway.monitoring.logs import (
+    JsonFormatter,
+    RepeatFilter,
+    TextFormatter,
+    clean_line,
+    redact_secrets,
+)
 from gatepost.testing import GatewayProcess
 from tests.gateway.tools import client, mail, raw_websocket, websocket
 
@@ -56,6 +62,45 @@ def test_a_text_line_is_redacted_too() -> None:
     line = TextFormatter().format(_record(ValueError(f"Bearer {SECRET}")))
     assert "warning token=[redacted]" in line
     assert SECRET not in line
+
+
+HOSTILE = "peer \n12:00:00 error   forged \x1b[2J\x9b31m \u202eevil\u2028next\r\x00"
+
+
+@pytest.mark.parametrize("formatter", [JsonFormatter(), TextFormatter()])
+def test_text_of_others_neither_makes_lines_nor_controls_a_terminal(
+    formatter: logging.Formatter,
+) -> None:
+    record = logging.LogRecord("x", logging.WARNING, "", 1, "refused: %s", (HOSTILE,), None)
+    line = formatter.format(record)
+    assert line.isprintable()
+    message = json.loads(line)["message"] if line.startswith("{") else line
+    assert message.isprintable()
+    assert "forged" in message, "it is shown, and does no harm"
+
+
+def test_the_text_of_an_exception_looks_like_no_line_of_the_log() -> None:
+    lines = TextFormatter().format(_record(ValueError(HOSTILE))).split("\n")
+    assert len(lines) > 2
+    assert all(line.startswith("    ") and line.isprintable() for line in lines[1:])
+    entry = json.loads(JsonFormatter().format(_record(ValueError(HOSTILE))))
+    assert all(line.isprintable() for line in entry["exception"].split("\n"))
+
+
+def test_a_line_has_a_longest_length() -> None:
+    assert len(clean_line("x" * 1_000_000)) < 5000
+
+
+def test_a_warning_that_strangers_cause_is_logged_once_a_minute() -> None:
+    repeats = RepeatFilter()
+
+    def passes(at: float, *, failed: bool = False) -> bool:
+        record = _record(ValueError("x") if failed else None)
+        record.created = at
+        return bool(repeats.filter(record))
+
+    assert [passes(at) for at in (0.0, 1.0, 59.0, 60.5, 61.0)] == [True, False, False, True, False]
+    assert passes(62.0, failed=True), "an unexpected failure is never left out"
 
 
 @pytest.mark.parametrize("style", ["json", "text"])

@@ -1,5 +1,6 @@
 """`gatepost fetch`: downloads a payload that is stored as a blob."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,6 +60,10 @@ def _save_pieces(pieces: Iterator[bytes], target: BinaryIO, options: GatewayOpti
     return size
 
 
+# A payload is for the eyes of its owner.
+_NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
 @contextmanager
 def _open_target(path: Path | None) -> Iterator[BinaryIO]:
     """Standard output, or a new file that is removed again on failure."""
@@ -75,7 +80,7 @@ def _open_target(path: Path | None) -> Iterator[BinaryIO]:
 
 def _create_file(path: Path) -> BinaryIO:
     try:
-        return path.open("xb")
+        return os.fdopen(os.open(path, _NEW_FILE_FLAGS, 0o600), "wb")
     except FileExistsError:
         raise usage_problem(f"{path} exists already: choose another name") from None
     except OSError as error:

@@ -15,6 +15,7 @@ from gatepost.cli.spark_jobs import (
     open_spark,
     run_in_thread,
 )
+from gatepost.files import write_file_atomically
 
 if TYPE_CHECKING:
     from gatepost.pipeline.report.model import PipelineReport
@@ -60,7 +61,7 @@ def _write_page(made: "PipelineReport", path: Path, options: OutputOptions) -> N
     from gatepost.pipeline.report.html_page import render_page
 
     try:
-        path.write_text(render_page(made), encoding="utf-8")
+        write_file_atomically(path, render_page(made).encode())
     except OSError as error:
         raise usage_problem(f"{path} cannot be written: {error.strerror}") from None
     output.print_result(options, made, lambda: output.print_line(f"written: {path.absolute()}"))

@@ -14,8 +14,52 @@ _SECRET_PATTERN = re.compile(
 )
 
 
+# A line of the log is cut here: some of it may come from others.
+_MAX_CHARS = 4000
+_REPEAT_SECS = 60.0
+_MAX_TEXTS = 256
+
+
 def redact_secrets(text: str) -> str:
     return _SECRET_PATTERN.sub(r"\1[redacted]", text)
+
+
+def clean_line(text: str) -> str:
+    """Return one line without secrets, in which nothing can act upon a terminal or fake a line.
+
+    Line breaks, escapes and characters that reverse the direction of text become visible.
+    """
+    text = redact_secrets(text)
+    if len(text) > _MAX_CHARS:
+        text = f"{text[:_MAX_CHARS]}…"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _escape_char(c) for c in text)
+
+
+def _escape_char(char: str) -> str:
+    return char.encode("unicode_escape").decode()
+
+
+class RepeatFilter(logging.Filter):
+    """Passes a message without a traceback at most once a minute: strangers may cause many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed_at: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info:
+            return True
+        # The text before its arguments are filled in: there are usually few.
+        text = str(record.msg)[:200]
+        before = self._passed_at.get(text)
+        if before is not None and 0 <= record.created - before < _REPEAT_SECS:
+            return False
+        if len(self._passed_at) >= _MAX_TEXTS:
+            self._passed_at.clear()
+        self._passed_at[text] = record.created
+        return True
 
 
 class JsonFormatter(logging.Formatter):
@@ -24,20 +68,23 @@ class JsonFormatter(logging.Formatter):
             "at": int(record.created * 1000),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": redact_secrets(record.getMessage()),
+            "message": clean_line(record.getMessage()),
         }
         if record.exc_info:
-            entry["exception"] = redact_secrets(self.formatException(record.exc_info))
+            lines = self.formatException(record.exc_info).splitlines()
+            entry["exception"] = "\n".join(map(clean_line, lines))
         return msgspec.json.encode(entry).decode()
 
 
 class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%H:%M:%S", time.localtime(record.created))
-        text = f"{at} {record.levelname.lower():7} {record.getMessage()}"
+        text = f"{at} {record.levelname.lower():7} {clean_line(record.getMessage())}"
         if record.exc_info:
-            text += "\n" + self.formatException(record.exc_info)
-        return redact_secrets(text)
+            # Indented: the text of an exception must not look like a line of the log.
+            for line in self.formatException(record.exc_info).splitlines():
+                text += f"\n    {clean_line(line)}"
+        return text
 
 
 def configure_logging(level: str, style: Literal["json", "text"]) -> None:
@@ -45,6 +92,8 @@ def configure_logging(level: str, style: Literal["json", "text"]) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # An invalid request of a stranger is a warning of uvicorn each time.
+    logging.getLogger("uvicorn.error").addFilter(RepeatFilter())
     for noisy in ("uvicorn.access", "websockets", "httpx"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
     # Its warnings are about the requests of strangers, who must not fill the disk with them.

@@ -72,7 +72,7 @@ class BatchLedger:
             yield
             return
         path = Path(self._store.full_path(_LOCK_FILE))
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         busy = TablesBusy(f"another job is at work on the tables in {path.parent}")
         with hold_file_lock(path, patience, busy):
             yield
