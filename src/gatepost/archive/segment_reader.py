@@ -1,21 +1,23 @@
-"""Reads archived events again: for a reader that was cut off, and to trace events that were pruned.
+"""Reads archived events again: for readers and relays that were cut off, and for traces.
 
 Only segments that a signed manifest lists are read. Every call is bounded in bytes, and a search in
 time too.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gatepost.archive import manifest
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.manifest import ArchiveManifest, ArchiveSegment
 from gatepost.archive.segment_table import read_segment_table
 from gatepost.errors import ArchiveError
+from gatepost.events import genesis_chain
 
 # A page of events for one reader: some frames, and little memory.
 PAGE_BYTES: Final = 8 * 1024 * 1024
@@ -26,6 +28,7 @@ _CLOCK_SLACK_MS: Final = 3_600_000
 _MAX_FOUND: Final = 200
 
 _PAGE_COLUMNS: Final = ["seq", "to_node", "body"]
+_GROUP_COLUMNS: Final = ["seq", "body", "group_first", "chain", "signature"]
 _ID_COLUMNS: Final = ["event_id", "ref_id"]
 _FOUND_COLUMNS: Final = [
     *("seq", "event_id", "ref_id", "kind", "source_agent", "to_node", "to_agent", "created_at"),
@@ -34,12 +37,26 @@ _FOUND_COLUMNS: Final = [
 ]
 
 
+class ArchivedGroup(Struct, frozen=True):
+    """The signed head of a commit group, and the chain before it."""
+
+    first: int
+    last: int
+    previous: bytes
+    chain: bytes
+    signature: bytes
+
+
 class ArchivedStretch(Struct, frozen=True):
-    """(seq, event) of one reader up to `upto`. `missing`: events were archived without bodies."""
+    """(seq, event) up to `upto`. `missing`: events are not there, or archived without bodies.
+
+    The events for a relay come in whole commit groups.
+    """
 
     upto: int
     rows: list[tuple[int, bytes]]
     missing: bool = False
+    groups: list[ArchivedGroup] = []
 
 
 class FoundEvent(Struct, frozen=True):
@@ -81,21 +98,24 @@ class SegmentReader:
 
     def read_stretch(self, incarnation: str, to: str, after: int, upto: int) -> ArchivedStretch:
         """The first events for node `to` in (after, upto] of an incarnation: a page at most."""
-        missing_through = after
-        for segment in self._segments_after(incarnation, after, upto):
-            if segment.first > missing_through + 1:
-                return ArchivedStretch(segment.first - 1, [], missing=True)
+
+        def read_page(segment: ArchiveSegment) -> ArchivedStretch | None:
             rows = self._read_rows(segment, to, after, upto)
-            if rows is None:
-                missing_through = min(segment.last, upto)
-                continue
-            if missing_through > after:
-                break
-            return _first_page(rows, min(segment.last, upto))
-        else:
-            # No segment holds the rest.
-            missing_through = upto
-        return ArchivedStretch(missing_through, [], missing=True)
+            return None if rows is None else _first_page(rows, min(segment.last, upto))
+
+        segments = _segments_between(self._load_manifest(), incarnation, after, upto)
+        return _read_first_page(segments, after, upto, read_page)
+
+    def read_groups(self, incarnation: str, after: int, upto: int) -> ArchivedStretch:
+        """The first commit groups that reach into (after, upto] of an incarnation: a page."""
+        listed = self._load_manifest()
+
+        def read_page(segment: ArchiveSegment) -> ArchivedStretch | None:
+            previous = _chain_before(listed, segment)
+            return None if previous is None else self._read_group_page(segment, previous, after)
+
+        segments = _segments_between(listed, incarnation, after, upto)
+        return _read_first_page(segments, after, upto, read_page)
 
     def find_events(self, event_id: bytes, is_late: Callable[[], bool]) -> ArchiveFindings:
         """An event and the events that refer to it; `is_late` says when to stop the search."""
@@ -107,13 +127,6 @@ class SegmentReader:
                 return ArchiveFindings(_in_order(found), complete=False)
             found += self._search_segment(segment, event_id)
         return ArchiveFindings(_in_order(found))
-
-    def _segments_after(self, incarnation: str, after: int, upto: int) -> Iterator[ArchiveSegment]:
-        for segment in self._load_manifest().segments:
-            if segment.incarnation == incarnation and segment.last > after:
-                if segment.first > upto:
-                    return
-                yield segment
 
     def _segments_near(self, created_at: int) -> list[ArchiveSegment]:
         """Segments from the time of an event on, in their order; then earlier ones, latest first.
@@ -144,6 +157,31 @@ class SegmentReader:
         rows = events.filter(pc.and_(wanted, pc.equal(events.column("to_node"), to)))
         return None if rows.column("body").null_count else rows
 
+    def _read_group_page(
+        self, segment: ArchiveSegment, previous: bytes, after: int
+    ) -> ArchivedStretch | None:
+        """The groups of a segment from `after` on; None if they were archived without bodies."""
+        events = read_segment_table(self._read_verified(segment), _GROUP_COLUMNS, segment.path)
+        if events.column("body").null_count:
+            return None
+        page = ArchivedStretch(segment.last, [])
+        group: list[tuple[int, bytes]] = []
+        size = 0
+        for seq, body, first, chain, signature in zip(
+            *(column.to_pylist() for column in events.columns), strict=True
+        ):
+            group.append((seq, body))
+            if signature is None:
+                continue
+            if seq > after:
+                size += sum(len(body) for _, body in group)
+                if page.rows and size > PAGE_BYTES:
+                    return replace(page, upto=page.rows[-1][0])
+                page.rows.extend(group)
+                page.groups.append(ArchivedGroup(first, seq, previous, chain, signature))
+            group, previous = [], chain
+        return page
+
     def _read_verified(self, segment: ArchiveSegment) -> pa.BufferReader:
         """The content of a segment. Its events go out as ours, so it must be the listed file."""
         return pa.BufferReader(manifest.read_verified_segment(self._store, self._node, segment))
@@ -162,6 +200,48 @@ class SegmentReader:
         except OSError as error:
             raise ArchiveError(f"{path} cannot be read: {error}") from None
         return [FoundEvent(**row) for row in rows.slice(0, _MAX_FOUND).to_pylist()]
+
+
+def _segments_between(
+    listed: ArchiveManifest, incarnation: str, after: int, upto: int
+) -> Iterator[ArchiveSegment]:
+    for segment in listed.segments:
+        if segment.incarnation == incarnation and segment.last > after:
+            if segment.first > upto:
+                return
+            yield segment
+
+
+def _read_first_page(
+    segments: Iterable[ArchiveSegment],
+    after: int,
+    upto: int,
+    read_page: Callable[[ArchiveSegment], ArchivedStretch | None],
+) -> ArchivedStretch:
+    """The first page there is. Events before it that cannot be read come first, as missing."""
+    missing_through = after
+    for segment in segments:
+        if segment.first > missing_through + 1:
+            return ArchivedStretch(segment.first - 1, [], missing=True)
+        page = read_page(segment)
+        if page is None:
+            missing_through = min(segment.last, upto)
+        elif missing_through > after:
+            return ArchivedStretch(missing_through, [], missing=True)
+        else:
+            return page
+    # No segment holds the rest.
+    return ArchivedStretch(upto, [], missing=True)
+
+
+def _chain_before(listed: ArchiveManifest, segment: ArchiveSegment) -> bytes | None:
+    """The hash chain before a segment; None if the events before it were never archived."""
+    started = {(each.id, each.first_seq) for each in listed.incarnations}
+    if (segment.incarnation, segment.first) in started:
+        return genesis_chain(listed.node, segment.incarnation)
+    before = (segment.incarnation, segment.first - 1)
+    chains = {(each.incarnation, each.last): each.chain for each in listed.segments}
+    return bytes.fromhex(chains[before]) if before in chains else None
 
 
 def _first_page(rows: pa.Table, upto: int) -> ArchivedStretch:

@@ -10,8 +10,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec.structs import astuple
+
 from gatepost.config import ArchiveSettings
 from gatepost.delivery import LocalNode
+from gatepost.delivery.frames import CommitGroup
 from gatepost.delivery.links.outbox_feed import ArchivedPage, PageRead, PrunedStretch
 from gatepost.errors import GatepostError, InternalError
 
@@ -33,8 +36,8 @@ class OwnArchiveReader:
         self._node = node
         self._thread = ThreadPoolExecutor(1, "archive-reader")
         self._segments: SegmentReader | None = None
-        # Reader → failures in a row.
-        self._failures: dict[str, int] = {}
+        # Reader, or None for all relays → failures in a row.
+        self._failures: dict[str | None, int] = {}
 
     @property
     def is_configured(self) -> bool:
@@ -77,10 +80,7 @@ class OwnArchiveReader:
         return self._open_segments().find_events(event_id, lambda: time.monotonic() > deadline)
 
     def _read_stretch(self, wanted: PrunedStretch) -> ArchivedPage:
-        found = self._open_segments().read_stretch(
-            wanted.incarnation, wanted.reader, wanted.after, wanted.upto
-        )
-        return ArchivedPage(found.upto, found.rows, found.missing)
+        return read_archived_page(self._open_segments(), wanted)
 
     # -- on the event loop
 
@@ -94,7 +94,8 @@ class OwnArchiveReader:
             self._failures.pop(wanted.reader, None)
             done(reading.result(), None)
             return
-        log.warning("archived events for %s cannot be read: %s", wanted.reader, error)
+        reader = wanted.reader or "relays"
+        log.warning("archived events for %s cannot be read: %s", reader, error)
         count = self._failures[wanted.reader] = self._failures.get(wanted.reader, 0) + 1
         if count >= _MAX_FAILURES:
             done(ArchivedPage(wanted.upto, [], missing=True), None)
@@ -102,3 +103,13 @@ class OwnArchiveReader:
             done(None, error)
         else:
             done(None, InternalError("the archive cannot be read"))
+
+
+def read_archived_page(segments: "SegmentReader", wanted: PrunedStretch) -> ArchivedPage:
+    incarnation, stretch = wanted.incarnation, (wanted.after, wanted.upto)
+    if wanted.reader is None:
+        found = segments.read_groups(incarnation, *stretch)
+    else:
+        found = segments.read_stretch(incarnation, wanted.reader, *stretch)
+    groups = [CommitGroup(*astuple(group)) for group in found.groups]
+    return ArchivedPage(found.upto, found.rows, found.missing, groups)

@@ -16,9 +16,10 @@ from gatepost.delivery.frames import (
     SkipFrame,
     TakenFrame,
 )
-from gatepost.delivery.links.outbox_feed import ArchivedPage, PageRead, PrunedStretch
+from gatepost.delivery.links.outbox_feed import PageRead, PrunedStretch
 from gatepost.errors import ArchiveError
 from gatepost.events import decode_event
+from gatepost.gateway.archive_reader import read_archived_page
 from gatepost.journal import Tx
 from tests.conftest import choose
 from tests.delivery.mesh import Gate, Mesh, Wire
@@ -208,10 +209,7 @@ class GateArchive:
         if self.broken:
             done(None, ArchiveError("the disk is away"))
             return
-        found = self._segments.read_stretch(
-            wanted.incarnation, wanted.reader, wanted.after, wanted.upto
-        )
-        done(ArchivedPage(found.upto, found.rows, found.missing), None)
+        done(read_archived_page(self._segments, wanted), None)
 
 
 def test_a_reader_that_was_cut_off_goes_on_from_the_archive(mesh: Mesh, tmp_path: Path) -> None:
@@ -308,3 +306,36 @@ def test_a_lost_journal_may_have_done_what_is_archived(mesh: Mesh, tmp_path: Pat
     assert heard not in b.mail(), "the lost journal may have engaged it"
     assert unheard in b.mail()
     assert wire.errors == [] and seqs
+
+
+@pytest.mark.parametrize("bodies", [True, False])
+def test_a_reader_behind_a_relay_goes_on_from_the_archive_of_the_source(
+    tmp_path: Path, bodies: bool
+) -> None:
+    mesh = Mesh("a", "b", "s", relays=["s"])
+    a, b, s = mesh["a"], mesh["b"], mesh["s"]
+    archive = GateArchive(a, tmp_path, bodies=bodies)
+    mesh.link("a", "s")
+    far = mesh.link("b", "s")
+    early = a.send_many(b, 3)
+    mesh.flow()
+    assert b.mail() == early
+    far.cut()
+    mesh.wires[0].cut()
+    late = [id for _ in range(4) for id in a.send_many(b, 3)]
+    ((head,),) = a.rows("SELECT max(last_seq) FROM head")
+    archive.prune(head - 3)
+    for table in ("replica", "replica_head"):
+        s.connection.execute(f"DELETE FROM {table}")
+    s.connection.execute("UPDATE relayed SET start = seq")
+    mesh.link("a", "s")
+    mesh.link("b", "s")
+    mesh.flow()
+    late.append(a.send(b).event_id)
+    mesh.flow()
+    assert archive.pages != [] and {page.reader for page in archive.pages} == {None}
+    assert [wire.errors for wire in mesh.wires] == [[], []]
+    if bodies:
+        assert (b.mail(), s.incidents("replica_gap")) == (early + late, [])
+    else:
+        assert len(s.incidents("replica_gap")) == 1

@@ -1,10 +1,10 @@
 """The emitter's end of a subscription: one outbox for one reader, as fast as the reader takes it.
 
 A feed that has caught up is told of every commit group and sends the reader's events from memory.
-A feed that is behind reads the journal in batches, as its credit allows. A reader that was cut off
-may need events that have left the journal: those are read from the archive, and skipped only if
-they are not there. Before events go out, the journal notes them as sent: if the reader comes back
-with another journal, that is how far the lost one may have read.
+A feed that is behind reads the journal in batches, as its credit allows. A reader that was cut off,
+or the relay it reads through, may need events that have left the journal: those are read from the
+archive, and skipped only if they are not there. Before events go out, the journal notes them as
+sent: if the reader comes back with another journal, that is how far the lost one may have read.
 """
 
 from abc import ABC, abstractmethod
@@ -54,20 +54,24 @@ class FeedBatch(Struct, frozen=True):
 
 
 class PrunedStretch(Struct, frozen=True):
-    """A part of our outbox that has left the journal: the events of `reader` in (after, upto]."""
+    """A part of our outbox that has left the journal: the events of `reader` in (after, upto].
 
-    reader: str
+    Without a reader they are all events, in whole commit groups.
+    """
+
+    reader: str | None
     incarnation: str
     after: int
     upto: int
 
 
 class ArchivedPage(Struct, frozen=True):
-    """The (seq, event) of a reader up to `upto`; `missing` if the archive does not have them."""
+    """The (seq, event) of a stretch up to `upto`; `missing` if the archive does not have them."""
 
     upto: int
     rows: list[tuple[int, bytes]]
     missing: bool = False
+    groups: list[CommitGroup] = []
 
 
 PageRead = Callable[[ArchivedPage | None, GatepostError | None], None]
@@ -81,7 +85,7 @@ class ArchivedOutbox(Protocol):
 
 
 class CatchUpFeed(ABC):
-    """Sends one outbox from memory while it can, and from the journal while it must.
+    """Sends one outbox from memory while it can, and from the journal or archive while it must.
 
     `position` is how far the reader was sent everything there is for it.
     """
@@ -95,12 +99,16 @@ class CatchUpFeed(ABC):
         incarnations: Sequence[Incarnation],
         position: int,
         window: int,
+        archive: ArchivedOutbox | None = None,
     ) -> None:
         self._port = port
         self._source = source
         self._incarnations = list(incarnations)
         self.position = position
         self._window = CreditWindow(window)
+        self._archive = archive
+        # Batches read from the archive and not sent yet.
+        self._archived: deque[FeedBatch] = deque()
         self.caught_up = False
         self._stopped = False
 
@@ -111,7 +119,7 @@ class CatchUpFeed(ABC):
     def pump(self) -> None:
         """Read the next batch, unless nothing is missing or no credit is left."""
         if not self.caught_up and not self._stopped and self._window.begin_read():
-            self._port.commit(self._read_batch, self._send_read_batch)
+            self._port.commit(self._read_next, self._send_read_batch)
 
     def add_credit(self, size: int) -> None:
         self._window.refund(size)
@@ -137,14 +145,71 @@ class CatchUpFeed(ABC):
         """The frames that carry a commit group; none if it has to be read from the journal."""
 
     @abstractmethod
-    def _read_batch(self, tx: Tx) -> FeedBatch | PrunedStretch:
-        """The next frame's worth after `position`, noted as sent; or what the journal lacks."""
+    def _find_pruned(self, tx: Tx, incarnation: str, end: int) -> PrunedStretch | None:
+        """The events from `position` up to `end` that have left the journal."""
 
-    def _send_read_batch(self, batch: FeedBatch) -> None:
+    @abstractmethod
+    def _read_batch(self, tx: Tx, incarnation: Incarnation, end: int) -> FeedBatch:
+        """The next frame's worth of events between `position` and `end`, from the journal."""
+
+    @abstractmethod
+    def _note_sent(self, tx: Tx, batch: FeedBatch) -> None: ...
+
+    @abstractmethod
+    def _pass_over(self, upto: int) -> None:
+        """Events up to `upto` are in neither journal nor archive."""
+
+    def _read_next(self, tx: Tx) -> FeedBatch | PrunedStretch:
+        """The next frame's worth after `position`, noted as sent; or a stretch to read first."""
+        incarnation, end = next_stretch(self._incarnations, self.position)
+        if self._archived:
+            batch = self._archived[0]
+        elif (pruned := self._find_pruned(tx, incarnation[0], end)) is not None:
+            return pruned
+        else:
+            batch = self._read_batch(tx, incarnation, end)
+        self._note_sent(tx, batch)
+        return batch
+
+    def _send_read_batch(self, batch: FeedBatch | PrunedStretch) -> None:
+        if isinstance(batch, PrunedStretch):
+            self._read_archive(batch)
+            return
+        if self._archived and self._archived[0] is batch:
+            self._archived.popleft()
         self._window.end_read()
         self.caught_up = batch.complete
         self._send_batch(batch)
         self.pump()
+
+    def _read_archive(self, stretch: PrunedStretch) -> None:
+        if self._archive is None:
+            self._use_page(ArchivedPage(stretch.upto, [], missing=True), None)
+        else:
+            self._archive.read_page(stretch, self._use_page)
+
+    def _use_page(self, page: ArchivedPage | None, error: GatepostError | None) -> None:
+        """Send the events that were archived, or go on without them."""
+        self._window.end_read()
+        if self._stopped:
+            return
+        if page is None:
+            # The reader dials again, and the archive may be readable then.
+            self._port.end(error or GatepostError("the archive gave no answer"))
+            return
+        if page.missing:
+            self._pass_over(page.upto)
+        self._archived.extend(self._split_page(page))
+        if not self._archived:
+            self.position = max(self.position, page.upto)
+        self.pump()
+
+    def _split_page(self, page: ArchivedPage) -> Iterator[FeedBatch]:
+        incarnation, after = incarnation_at(self._incarnations, page.upto), 0
+        for upto, events in split_frames(page.rows, page.upto):
+            groups = [group for group in page.groups if after < group.last <= upto]
+            yield FeedBatch(incarnation, upto, False, events, groups)
+            after = upto
 
     def _send_batch(self, batch: FeedBatch) -> None:
         self.position = max(self.position, batch.upto)
@@ -183,12 +248,9 @@ class OutboxFeed(CatchUpFeed):
         cut: int = 0,
         archive: ArchivedOutbox | None = None,
     ) -> None:
-        super().__init__(port, source, incarnations, position, window)
+        super().__init__(port, source, incarnations, position, window, archive)
         self._reader = reader
         self._cut = cut
-        self._archive = archive
-        # Frames read from the archive and not sent yet.
-        self._archived: deque[tuple[int, list[bytes]]] = deque()
 
     def _batches_of(self, group: OutboxGroup, incarnation: Incarnation) -> list[FeedBatch]:
         last, rows = group.head.last, group.rows_for(self._reader)
@@ -197,24 +259,16 @@ class OutboxFeed(CatchUpFeed):
         frames = list(split_frames(rows, last)) or [(last, [])]
         return [FeedBatch(incarnation, upto, True, events) for upto, events in frames]
 
-    def _read_batch(self, tx: Tx) -> FeedBatch | PrunedStretch:
-        incarnation, end = next_stretch(self._incarnations, self.position)
-        if self._archived:
-            upto, events = self._archived[0]
-            self._note_sent(tx, upto, events)
-            return FeedBatch(incarnation, upto, False, events)
-        if (pruned := self._find_pruned(tx, incarnation[0], end)) is not None:
-            return pruned
+    def _read_batch(self, tx: Tx, incarnation: Incarnation, end: int) -> FeedBatch:
         ((head,),) = tx.fetch_all(_SELECT_HEAD)
         rows = tx.fetch_all(_SELECT_EVENTS_FOR, (self._reader, self.position, end))
         limit = min(head, end) if len(rows) < FRAME_EVENTS else rows[-1][0]
         upto, events = next(split_frames(rows, limit), (limit, []))
-        self._note_sent(tx, upto, events)
         return FeedBatch(incarnation, upto, upto == head, events)
 
-    def _note_sent(self, tx: Tx, upto: int, events: list[bytes]) -> None:
-        if events:
-            tx.execute(_SAVE_SENT, (self._reader, upto))
+    def _note_sent(self, tx: Tx, batch: FeedBatch) -> None:
+        if batch.events:
+            tx.execute(_SAVE_SENT, (self._reader, batch.upto))
 
     def _find_pruned(self, tx: Tx, incarnation: str, end: int) -> PrunedStretch | None:
         """The events after `position` that have left the journal; beyond `cut` all are there."""
@@ -226,33 +280,7 @@ class OutboxFeed(CatchUpFeed):
             return None
         return PrunedStretch(self._reader, incarnation, self.position, upto)
 
-    def _send_read_batch(self, batch: FeedBatch | PrunedStretch) -> None:
-        if isinstance(batch, FeedBatch):
-            if self._archived and self._archived[0][0] == batch.upto:
-                self._archived.popleft()
-            super()._send_read_batch(batch)
-        elif self._archive is None:
-            self._use_page(ArchivedPage(batch.upto, [], missing=True), None)
-        else:
-            self._archive.read_page(batch, self._use_page)
-
-    def _use_page(self, page: ArchivedPage | None, error: GatepostError | None) -> None:
-        """Send the events that were archived, or tell the reader that they are gone."""
-        self._window.end_read()
-        if self._stopped:
-            return
-        if page is None:
-            # The reader dials again, and the archive may be readable then.
-            self._port.end(error or GatepostError("the archive gave no answer"))
-            return
-        if page.missing:
-            self._send_skip(page.upto)
-        self._archived.extend(split_frames(page.rows, page.upto))
-        if not self._archived:
-            self.position = max(self.position, page.upto)
-        self.pump()
-
-    def _send_skip(self, upto: int) -> None:
+    def _pass_over(self, upto: int) -> None:
         name, first_seq = incarnation_at(self._incarnations, upto + 1)
         self._port.send(SkipFrame(self._source, name, first_seq, upto, "cut off"))
 

@@ -213,7 +213,9 @@ class PeerLink:
         theirs, ours = gateway.is_backbone(peer), gateway.is_backbone(node.id)
         self.trace = TracePart(self, node, peer, links.traces, forwards=ours)
         is_relay = partial(gateway.is_backbone, peer)
-        self.source = SourceFeedPart(self, node, coordinator, window, links.mark_live, is_relay)
+        self.source = SourceFeedPart(
+            self, node, coordinator, window, links.mark_live, is_relay, links.archive
+        )
         self.reader = links.relay_reader.make_part(self, peer, relays=theirs)
         self._blobs = BlobLinkPart(links.fetcher, self, peer, relays=theirs, forwards=ours)
         parts: list[LinkPart] = [self.trace, self.source, self.reader, self._blobs]

@@ -23,14 +23,19 @@ from gatepost.delivery.frames import (
 from gatepost.delivery.incarnations import (
     incarnation_at,
     load_incarnations,
-    next_stretch,
     position_after,
 )
 from gatepost.delivery.links.link_port import LinkPort, ignore_result
-from gatepost.delivery.links.outbox_feed import CatchUpFeed, FeedBatch, split_frames
+from gatepost.delivery.links.outbox_feed import (
+    ArchivedOutbox,
+    CatchUpFeed,
+    FeedBatch,
+    PrunedStretch,
+    split_frames,
+)
 from gatepost.delivery.links.proof import check_reading, sign_incarnations
 from gatepost.delivery.local_node import LocalNode
-from gatepost.errors import LinkError
+from gatepost.errors import GatepostError, LinkError
 from gatepost.events import genesis_chain
 from gatepost.journal.outbox import EVERYBODY, OutboxGroup
 from gatepost.journal.transaction import Tx
@@ -79,6 +84,7 @@ class SourceFeedPart:
         window: int,
         on_feed: Callable[[], None] = lambda: None,
         may_follow: Callable[[], bool] = lambda: True,
+        archive: ArchivedOutbox | None = None,
     ) -> None:
         self._port = port
         self._node = node
@@ -86,6 +92,7 @@ class SourceFeedPart:
         self._window = window
         self._on_feed = on_feed
         self._may_follow = may_follow
+        self._archive = archive
         self._feed: SourceFeed | None = None
         # The last Follow, until its feed starts.
         self._request: FollowFrame | None = None
@@ -156,17 +163,20 @@ class SourceFeedPart:
         waited = self._port.now() - self._requested_at
         return self._request is not None and waited > _ROLE_MS and not self._may_follow()
 
-    def _find_start(self, tx: Tx, frame: FollowFrame) -> tuple[IncarnationsFrame, int]:
+    def _find_start(self, tx: Tx, frame: FollowFrame) -> tuple[IncarnationsFrame, int, int]:
+        """Our incarnations, the position to go on from, and that from which the journal has all."""
         incarnations = load_incarnations(tx)
         position = position_after(incarnations, frame.positions, self._node.id)
+        ((whole_from,),) = tx.fetch_all(_SELECT_HEAD)
         for (first,) in tx.fetch_all(_SELECT_GROUP_STARTS, (position,)):
             if _chain_before(tx, self._node.id, incarnations, first) is not None:
-                position = first - 1
+                whole_from = first - 1
                 break
-        return sign_incarnations(self._node.key, self._node.id, incarnations), position
+        signed = sign_incarnations(self._node.key, self._node.id, incarnations)
+        return signed, min(position, whole_from), whole_from
 
     def _start_feed(
-        self, frame: FollowFrame, incarnations: IncarnationsFrame, position: int
+        self, frame: FollowFrame, incarnations: IncarnationsFrame, position: int, whole_from: int
     ) -> None:
         self._is_starting = False
         is_last = self._request is None
@@ -176,7 +186,13 @@ class SourceFeedPart:
         window = min(frame.window, self._window)
         if window and is_last:
             self._feed = SourceFeed(
-                self._port, self._node.id, incarnations.incarnations, position, window
+                self._port,
+                self._node.id,
+                incarnations.incarnations,
+                position,
+                window,
+                self._archive,
+                whole_from,
             )
         self._on_feed()
         if self._feed is not None:
@@ -199,9 +215,26 @@ class SourceFeedPart:
 
 
 class SourceFeed(CatchUpFeed):
-    """Our whole outbox for one relay; `position` is the last event sent."""
+    """Our whole outbox for one relay; `position` is the last event sent.
+
+    Events up to `whole_from` have left the journal, or their commit group has in part.
+    """
 
     stream = "follow"
+
+    def __init__(
+        self,
+        port: LinkPort,
+        source: str,
+        incarnations: Sequence[Incarnation],
+        position: int,
+        window: int,
+        archive: ArchivedOutbox | None = None,
+        whole_from: int = 0,
+    ) -> None:
+        super().__init__(port, source, incarnations, position, window, archive)
+        self._whole_from = whole_from
+        self._has_sent = False
 
     def _batches_of(self, group: OutboxGroup, incarnation: Incarnation) -> list[FeedBatch]:
         """One frame for a whole group; a larger group is read from the journal in pieces."""
@@ -213,14 +246,30 @@ class SourceFeed(CatchUpFeed):
         proof = CommitGroup(head.first, head.last, group.previous_chain, head.chain, head.signature)
         return [_make_batch(incarnation, head.last, True, rows, [proof])]
 
-    def _read_batch(self, tx: Tx) -> FeedBatch:
-        incarnation, end = next_stretch(self._incarnations, self.position)
+    def _find_pruned(self, tx: Tx, incarnation: str, end: int) -> PrunedStretch | None:
+        upto = min(end, self._whole_from)
+        if upto <= self.position:
+            return None
+        return PrunedStretch(None, incarnation, self.position, upto)
+
+    def _pass_over(self, upto: int) -> None:
+        """A relay takes a gap only where it starts to follow."""
+        if self._has_sent:
+            self._port.end(GatepostError("the archive of this outbox has a gap; follow it again"))
+
+    def _send_batch(self, batch: FeedBatch) -> None:
+        self._has_sent = self._has_sent or bool(batch.events)
+        super()._send_batch(batch)
+
+    def _note_sent(self, tx: Tx, batch: FeedBatch) -> None:
+        tx.execute(_SAVE_SENT, (batch.upto,))
+
+    def _read_batch(self, tx: Tx, incarnation: Incarnation, end: int) -> FeedBatch:
         ((head,),) = tx.fetch_all(_SELECT_HEAD)
         rows = tx.fetch_all(_SELECT_EVENTS, (self.position, end))
         limit = min(head, end) if len(rows) < FRAME_EVENTS else rows[-1][0]
         upto, events = next(split_frames([row[:2] for row in rows], limit), (limit, []))
         groups = self._read_groups(tx, self.position, upto)
-        tx.execute(_SAVE_SENT, (upto,))
         return _make_batch(incarnation, upto, upto >= head, rows[: len(events)], groups)
 
     def _read_groups(self, tx: Tx, position: int, upto: int) -> list[CommitGroup]:
