@@ -22,6 +22,7 @@ from gatepost.wire import NewSend
 from tests.conftest import choose
 from tests.delivery.mesh import Gate, Mesh, Wire
 
+_INSERT_BLOB = "INSERT INTO blob (digest, key, size, created_at) VALUES (?, ?, ?, ?)"
 BOUNDS = FetchLimits(max_bytes=8 * PIECE_BYTES)
 
 
@@ -114,7 +115,7 @@ class Post:
         data = bytes(place % 251 for place in range(size))
         blob, key = self.disks[gate.id].store.store_payload([data])
         row = (blob.digest, key, blob.size, gate.clock.now())
-        gate.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, ?, NULL)", row))
+        gate.do(lambda tx: tx.execute(_INSERT_BLOB, row))
         return blob.digest
 
     def send(self, source: Gate, to: Gate, size: int, **fields: Any) -> tuple[str, str]:

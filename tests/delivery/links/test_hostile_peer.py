@@ -20,6 +20,7 @@ from gatepost.delivery.frames import (
     decode_frame,
     encode_frame,
 )
+from gatepost.delivery.links import replica
 from gatepost.delivery.links.proof import sign_blob_request, sign_reading
 from tests.delivery.links.test_blob_fetch import BOUNDS, Post
 from tests.delivery.mesh import CONGESTED_BYTES, WINDOW, End, Gate, Mesh, Wire
@@ -239,6 +240,53 @@ def test_a_relay_handles_one_request_at_a_time(mesh: Mesh) -> None:
     while s.work():
         pass
     assert queued(end, IncarnationsFrame) <= 2
+
+
+def replica_bytes(gate: Gate) -> int:
+    query = "SELECT coalesce(sum(length(body)), 0) FROM replica WHERE source = 'a'"
+    return int(gate.value(query))
+
+
+def test_a_replica_that_becomes_too_large_loses_its_oldest_events(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that never reads, or a source without end, filled the disk of the relay."""
+    monkeypatch.setattr(replica, "MAX_REPLICA_BYTES", 300_000)
+    a, b, s = (mesh[name] for name in "abs")
+    _, to_b = relay_links(mesh)
+    to_b.cut()
+    ids: list[str] = []
+    for _ in range(30):
+        ids += a.send_many(b, 5, 10_000)
+        mesh.flow()
+        assert replica_bytes(s) <= 300_000
+    assert s.value("SELECT bytes FROM relayed WHERE source = 'a'") == replica_bytes(s)
+    mesh.link("b", "s")
+    mesh.flow()
+    assert b.mail() == ids, "the source still has what the relay has not"
+    assert replica_bytes(s) <= 300_000
+
+
+def test_a_reader_that_goes_back_again_and_again_makes_the_others_wait_once(mesh: Mesh) -> None:
+    """All of an outbox was followed again for each of its requests."""
+    a, b, s = (mesh[name] for name in "abs")
+    to_a, to_b = relay_links(mesh)
+    a.send_many(b, 30)
+    mesh.flow()
+    assert s.host is not None
+    mesh.clock.advance(60_000)
+    s.host.prune_replicas(s.commit)
+    mesh.flow()
+    assert replica_bytes(s) == 0
+    mesh.wires.remove(to_b)
+    follows = sum(isinstance(each, FollowFrame) for each in to_a.end_of(a).seen)
+    for _ in range(20):
+        say(to_b.end_of(s), RelayFrame([], [], WINDOW), RelayFrame([], ["a"], WINDOW))
+        mesh.flow()
+        s.host.prune_replicas(s.commit)
+        mesh.flow()
+    again = sum(isinstance(each, FollowFrame) for each in to_a.end_of(a).seen)
+    assert again - follows <= 2
 
 
 def test_a_forged_reading_ends_the_link_of_its_reader_alone(mesh: Mesh) -> None:

@@ -841,11 +841,11 @@ def test_what_is_on_its_way_while_a_replica_starts_again_does_no_harm(
     for _ in range(5):
         ids.append(a.send(b).event_id)
     assert s.host is not None
-    s.host.restart_following("a")
-    for _ in range(5):
+    s.host.restart_following("a", "b", 0)
+    for position in range(1, 6):
         ids.append(a.send(b).event_id)
         wire.step()
-        s.host.restart_following("a")
+        s.host.restart_following("a", "b", position)
     mesh.flow()
     assert (b.mail(), wire.errors) == (ids, [])
 

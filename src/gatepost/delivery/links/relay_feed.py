@@ -28,7 +28,7 @@ class RelayFeedHost(Protocol):
 
     def find_key(self, node: str) -> bytes | None: ...
 
-    def restart_following(self, source: str) -> None: ...
+    def restart_following(self, source: str, reader: str, position: int) -> None: ...
 
     def estimate_clock(self, source: str, now: int) -> int: ...
 
@@ -160,7 +160,7 @@ class RelayFeed:
         self._window.end_read()
         if found is None:
             shelf.caught_up = True
-            self._host.restart_following(source)
+            self._host.restart_following(source, self._reader, shelf.position)
         elif shelf.incarnations == incarnations and self._shelves.get(source) is shelf:
             shelf.position = max(shelf.position, found.upto)
             shelf.caught_up = found.complete

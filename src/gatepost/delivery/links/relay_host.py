@@ -8,6 +8,8 @@ trust a relay. Groups that were stored a moment ago go to readers from memory.
 import logging
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from gatepost.delivery.coordinator import DeliveryCoordinator
 from gatepost.delivery.frames import (
     AnyFrame,
@@ -36,6 +38,22 @@ log = logging.getLogger(__name__)
 REPLICA_KEEP_MS = 48 * 3_600_000
 
 
+# How long a reader that reads nothing waits until an outbox is followed for it again.
+_FIRST_RESTART_MS = 600_000
+_MAX_RESTART_MS = 86_400_000
+
+
+class ReplicaRestart(Struct, frozen=True):
+    """A replica was started again at `at`, because a reader was only at `position`.
+
+    Another restart for the same position comes after `pause` milliseconds at the earliest.
+    """
+
+    position: int
+    at: int
+    pause: int
+
+
 class RelayHost:
     """All that one gateway relays. Every link of a relay gets a part of it.
 
@@ -52,6 +70,8 @@ class RelayHost:
         self._parts: list[RelayHostPart] = []
         self._clocks: dict[str, int] = {}
         self._readings: dict[tuple[str, str], ReadingFrame] = {}
+        # (Source, reader) → the last restart on behalf of that reader.
+        self._restarts: dict[tuple[str, str], ReplicaRestart] = {}
 
     def make_part(self, port: LinkPort, peer: str) -> "RelayHostPart":
         return RelayHostPart(self, port, peer)
@@ -93,11 +113,29 @@ class RelayHost:
         self._wanted.add(source)
         self._follow_source(source)
 
-    def restart_following(self, source: str) -> None:
-        """A reader needs the outbox from further back than the replica reaches."""
+    def restart_following(self, source: str, reader: str, position: int) -> None:
+        """A reader needs the outbox from further back than the replica reaches.
+
+        All other readers of the source wait meanwhile. So a reader that has read nothing since the
+        last restart has to wait for the next one.
+        """
         for part in self._parts:
             if part.peer == source and part.is_following:
-                part.start_following()
+                if self._may_restart(source, reader, position, part.now()):
+                    part.start_following()
+                return
+
+    def _may_restart(self, source: str, reader: str, position: int, now: int) -> bool:
+        last = self._restarts.get((source, reader))
+        if last is None or position > last.position:
+            self._restarts[source, reader] = ReplicaRestart(position, now, _FIRST_RESTART_MS)
+            return True
+        # The clock may have gone back: then the time since the last restart is negative.
+        if 0 <= now - last.at < last.pause:
+            return False
+        pause = min(last.pause * 2, _MAX_RESTART_MS)
+        self._restarts[source, reader] = ReplicaRestart(position, now, pause)
+        return True
 
     def forward_reading(self, reading: ReadingFrame) -> None:
         """Pass a reader's progress on to the source, now or when it links to us again."""
@@ -134,12 +172,16 @@ class RelayHost:
 
     # -- forgetting, now and then
 
-    def prune_replicas(self, commit: JournalCommit) -> None:
-        progress = {
+    def reader_progress(self) -> dict[tuple[str, str], ReaderProgress]:
+        """Where the connected readers are, by (source, reader)."""
+        return {
             (source, part.peer): at
             for part in self._parts
             for source, at in part.reader_progress().items()
         }
+
+    def prune_replicas(self, commit: JournalCommit) -> None:
+        progress = self.reader_progress()
         commit(lambda tx: replica.prune_replicas(tx, progress, self._keep_ms), self._drop_unwanted)
 
     def _drop_unwanted(self, unwanted: set[str] | None, error: GatepostError | None) -> None:
@@ -147,6 +189,7 @@ class RelayHost:
             log.warning("outboxes kept for others were not pruned: %s", error)
             return
         self._wanted -= unwanted
+        self._restarts = {key: e for key, e in self._restarts.items() if key[0] not in unwanted}
         for part in self._parts:
             if part.peer in unwanted:
                 part.stop_following()
@@ -159,6 +202,7 @@ class RelayHostPart:
         self._host = host
         self._port = port
         self.peer = peer
+        self.now = port.now
         self._follower: ReplicaFollower | None = None
         self._feed: RelayFeed | None = None
         self._incarnations: Sequence[Incarnation] = ()
@@ -216,10 +260,15 @@ class RelayHostPart:
         if self._restarts:
             return
         self._unanswered += 1
-        self._port.commit(
-            lambda tx: replica.begin_following(tx, self.peer, self._incarnations),
-            self._send_follow,
-        )
+        progress = self._host.reader_progress()
+        self._port.commit(lambda tx: self._find_position(tx, progress), self._send_follow)
+
+    def _find_position(
+        self, tx: Tx, progress: dict[tuple[str, str], ReaderProgress]
+    ) -> ReplicaPosition | None:
+        own = {key: at for key, at in progress.items() if key[0] == self.peer}
+        replica.save_progress(tx, own)
+        return replica.begin_following(tx, self.peer, self._incarnations)
 
     def stop_following(self) -> None:
         self._restarts = False

@@ -1,7 +1,9 @@
 """Outboxes of others as a relay stores them: whole groups, checked, as long as somebody reads them.
 
 A replica starts at the position of the reader that is furthest back. When a reader comes from
-further back, the replica starts again from there. All of this runs in the writer's thread.
+further back, the replica starts again from there. A replica that becomes too large loses its oldest
+events: a reader that still needs them gets them from their source again. All of this runs in the
+writer's thread.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -94,12 +96,37 @@ _PRUNE_HEADS = "DELETE FROM replica_head WHERE source = ? AND incarnation = ? AN
 _PRUNE_ROWS = "DELETE FROM replica WHERE source = ? AND incarnation = ? AND seq <= ?"
 _SAVE_INCARNATIONS = "UPDATE relayed SET incarnations = ? WHERE source = ?"
 _SAVE_START = "UPDATE relayed SET start = max(start, ?) WHERE source = ?"
+_ADD_BYTES = "UPDATE relayed SET bytes = bytes + ? WHERE source = ? RETURNING bytes"
+_SUBTRACT_BYTES = """
+UPDATE relayed SET bytes = max(0, bytes - (
+    SELECT coalesce(sum(length(body)), 0) FROM replica
+    WHERE source = ?1 AND incarnation = ?2 AND seq <= ?3
+)) WHERE source = ?1
+"""
+_CLEAR_BYTES = "UPDATE relayed SET bytes = 0 WHERE source = ?"
+# Events that came twice, or went with their incarnation, are counted too much until then.
+_COUNT_BYTES = """
+UPDATE relayed SET bytes = (SELECT coalesce(sum(length(body)), 0) FROM replica WHERE source = ?1)
+WHERE source = ?1
+"""
+# The last group that does not fit any more if the newest events are kept.
+_SELECT_OVERFLOW = """
+SELECT max(last_seq) FROM replica_head WHERE source = ?1 AND incarnation = ?2 AND last_seq <= (
+    SELECT max(seq) FROM (
+        SELECT seq, sum(length(body)) OVER (ORDER BY seq DESC) AS newer FROM replica
+        WHERE source = ?1 AND incarnation = ?2
+    ) WHERE newer > ?3
+)
+"""
 _SELECT_CHAIN = (
     "SELECT chain FROM replica_head WHERE source = ? AND incarnation = ? AND last_seq = ?"
 )
 
 _incarnations_decoder = msgspec.msgpack.Decoder(IncarnationsFrame)
 _positions_decoder = msgspec.msgpack.Decoder(list[Position])
+
+# The most bytes of events that are kept of one source.
+MAX_REPLICA_BYTES = 256 << 20
 
 # seq, recipient, event, digest
 ReplicaRow = tuple[int, str | None, bytes, bytes]
@@ -196,6 +223,13 @@ def _reader_through(
     return int(row[1]) if position_after(incarnations, now, source) >= then else 0
 
 
+def save_progress(tx: Tx, progress: Mapping[tuple[str, str], ReaderProgress]) -> None:
+    """Note where the connected readers are, by (source, reader)."""
+    for (source, reader), at in progress.items():
+        positions = msgspec.msgpack.encode(at.positions)
+        tx.execute(_SAVE_PROGRESS, (positions, at.through, tx.now, source, reader))
+
+
 def _lowest_needed(tx: Tx, source: str, incarnations: Sequence[Incarnation]) -> int | None:
     """The position of the reader that is furthest back; None if nobody reads this outbox."""
     places = (
@@ -286,6 +320,22 @@ def store_rows(
             for g in groups
         ],
     )
+    size = sum(len(row[2]) for row in rows)
+    for (total,) in tx.fetch_all(_ADD_BYTES, (size, source)):
+        if total > MAX_REPLICA_BYTES:
+            _drop_oldest(tx, source, incarnation)
+
+
+def _drop_oldest(tx: Tx, source: str, incarnation: str) -> None:
+    """Forget the oldest groups, until three quarters of the limit are used."""
+    names = msgspec.json.encode([incarnation]).decode()
+    for sql in (_DELETE_OTHER_ROWS, _DELETE_OTHER_HEADS):
+        tx.execute(sql, (source, names))
+    query = (source, incarnation, MAX_REPLICA_BYTES * 3 // 4)
+    ((last,),) = tx.fetch_all(_SELECT_OVERFLOW, query)
+    if last is not None:
+        _prune_through(tx, source, incarnation, last)
+    tx.execute(_COUNT_BYTES, (source,))
 
 
 def read_excerpt(
@@ -336,9 +386,7 @@ def prune_replicas(
     `progress` is where the connected readers are, by (source, reader). A reader that was not
     connected for `keep_ms` is forgotten too. Returns the sources that nobody reads any more.
     """
-    for (source, reader), at in progress.items():
-        positions = msgspec.msgpack.encode(at.positions)
-        tx.execute(_SAVE_PROGRESS, (positions, at.through, tx.now, source, reader))
+    save_progress(tx, progress)
     tx.execute(_DELETE_OLD_READERS, (tx.now - keep_ms,))
     unwanted = {row[0] for row in tx.fetch_all(_SELECT_UNWANTED)}
     for source in unwanted:
@@ -359,11 +407,16 @@ def _prune_source(tx: Tx, source: str, before: int) -> None:
         taken = min(floor, last_seq_of(incarnations, each))
         row = tx.fetch_one(_SELECT_PRUNABLE, (source, each[0], taken, before))
         if row is not None:
-            tx.execute(_PRUNE_HEADS, (source, each[0], row[0]))
-            tx.execute(_PRUNE_ROWS, (source, each[0], row[0]))
-            tx.execute(_SAVE_START, (row[0], source))
+            _prune_through(tx, source, each[0], row[0])
+
+
+def _prune_through(tx: Tx, source: str, incarnation: str, last: int) -> None:
+    tx.execute(_SUBTRACT_BYTES, (source, incarnation, last))
+    tx.execute(_PRUNE_HEADS, (source, incarnation, last))
+    tx.execute(_PRUNE_ROWS, (source, incarnation, last))
+    tx.execute(_SAVE_START, (last, source))
 
 
 def _delete_rows(tx: Tx, source: str) -> None:
-    for sql in (_DELETE_ROWS, _DELETE_HEADS):
+    for sql in (_DELETE_ROWS, _DELETE_HEADS, _CLEAR_BYTES):
         tx.execute(sql, (source,))

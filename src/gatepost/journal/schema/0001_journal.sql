@@ -618,7 +618,8 @@ CREATE TABLE relayed (
     incarnation  TEXT NOT NULL DEFAULT '',
     start        INTEGER NOT NULL DEFAULT 0,
     seq          INTEGER NOT NULL DEFAULT 0,
-    chain        BLOB
+    chain        BLOB,
+    bytes        INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 -- The readers of a relayed outbox. `positions` is the reader's own statement, in MessagePack. No
 -- event between those positions and `through` is for that reader.
