@@ -292,7 +292,11 @@ def test_a_large_payload_follows_as_a_blob_and_one_that_is_gone_is_told_of(
     world: World, b: Box, c: Box
 ) -> None:
     digest = f"sha256:{'0' * 64}"
-    b.run(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, 5, 0, NULL)", (digest, b"k" * 32)))
+    b.run(
+        lambda tx: tx.execute(
+            "INSERT INTO blob VALUES (?, ?, 5, 0, NULL, NULL)", (digest, b"k" * 32)
+        )
+    )
     new = NewSend("bo", "job", payload_ref=digest)
     kept = b.run(lambda tx: b.coordinator.send(tx, new, fingerprint_send(new)))
     world.moves("c")

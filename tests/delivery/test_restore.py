@@ -226,7 +226,7 @@ def test_a_held_event_goes_back_to_its_senders_judgement(mesh: Mesh) -> None:
     _link(mesh)
     a, b = mesh["a"], mesh["b"]
     blob = (DIGEST, b"k" * 32, 10, mesh.clock.now())
-    a.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, ?, NULL)", blob))
+    a.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, ?, NULL, NULL)", blob))
     new = NewSend("A", "B", payload_ref=DIGEST)
     a.do(lambda tx: a.coordinator.send(tx, new, fingerprint_send(new)))
     a.send(b)
@@ -289,7 +289,7 @@ def test_an_event_of_an_earlier_incarnation_does_not_take_the_place_of_a_new_one
     _link(mesh)
     a, b = mesh["a"], mesh["b"]
     blob = (DIGEST, b"k" * 32, 10, mesh.clock.now())
-    a.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, ?, NULL)", blob))
+    a.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, ?, NULL, NULL)", blob))
     backup = a.backup()
 
     def send() -> list[str]:

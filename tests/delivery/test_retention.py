@@ -102,7 +102,7 @@ def test_an_event_is_remembered_until_its_sender_has_read_the_receipt(mesh: Mesh
 def test_an_undecided_event_is_let_go_when_it_expires(mesh: Mesh) -> None:
     a, b = mesh["a"], mesh["b"]
     blob = (DIGEST, b"k" * 32, 10, mesh.clock.now())
-    a.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, ?, NULL)", blob))
+    a.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, ?, NULL, NULL)", blob))
     wire = mesh.link("a", "b")
     new = NewSend("A", "B", payload_ref=DIGEST)
     a.do(lambda tx: a.coordinator.send(tx, new, fingerprint_send(new)))

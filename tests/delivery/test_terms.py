@@ -118,7 +118,7 @@ def test_an_unordered_event_is_accepted_though_ordered_ones_are_held(
     mesh: Mesh, a: Gate, b: Gate
 ) -> None:
     row = ("sha256:" + "0" * 64, bytes(32), 5)
-    a.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, 0, NULL)", row))
+    a.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, 0, NULL, NULL)", row))
     new = NewSend("A", "B", payload_ref=row[0])
     a.do(lambda tx: a.coordinator.send(tx, new, fingerprint_send(new)))
     held = a.send(b).event_id

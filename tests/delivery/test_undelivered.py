@@ -187,7 +187,7 @@ def test_a_refusal_is_a_verdict(mesh: Mesh) -> None:
 def test_a_held_event_is_reported_as_untouched_when_its_sender_gives_up(mesh: Mesh) -> None:
     a, b = mesh["a"], mesh["b"]
     key = (DIGEST, b"k" * 32, 10, mesh.clock.now())
-    a.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, ?, NULL)", key))
+    a.do(lambda tx: tx.execute("INSERT INTO blob VALUES (?, ?, ?, ?, NULL, NULL)", key))
     mesh.link("a", "b")
     new = NewSend("A", "B", payload_ref=DIGEST, ttl_secs=60)
     a.do(lambda tx: a.coordinator.send(tx, new, fingerprint_send(new)))
