@@ -363,8 +363,10 @@ def test_invites_sessions_and_tickets_are_void_after_a_restore(mesh: Mesh) -> No
             "INSERT INTO invite (id, tier, created_by, created_at, expires_at, secret_hash)"
             " VALUES ('i', 'edge', 'x', 0, 9, x'00')"
         )
-        tx.execute("INSERT INTO agent_invite VALUES ('i', 'x', '[]', 'x', 0, 9, NULL, NULL, x'00')")
-        tx.execute("INSERT INTO agent_session VALUES ('s', 'x', '[]', 0, 0, NULL, NULL)")
+        tx.execute(
+            "INSERT INTO agent_invite VALUES ('i', 'x', '[]', 'x', 0, 9, NULL, NULL, NULL, x'00')"
+        )
+        tx.execute("INSERT INTO agent_session VALUES ('s', 'x', '[]', 0, 0, NULL, NULL, NULL)")
         tx.execute("INSERT INTO ticket VALUES ('j', 'g', NULL, 9)")
 
     b.do(fill)
