@@ -5,12 +5,12 @@ from msgspec import Struct
 from gatepost.journal.transaction import Tx
 
 _SELECT_PAIR = """
-SELECT incarnation, next, held, offered, closed, closed_from FROM inbox_pair
+SELECT incarnation, next, held, offered, closed, refused FROM inbox_pair
 WHERE source = ? AND sender = ? AND mailbox = ?
 """
 _SAVE_PAIR = """
 INSERT OR REPLACE INTO inbox_pair (source, sender, mailbox, incarnation, next, held, offered,
-    closed, closed_from)
+    closed, refused)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
@@ -19,8 +19,8 @@ PairKey = tuple[str, str, str]  # source, sender, mailbox
 
 class InboxPair(Struct):
     """`next` is the next number to accept, `held` how many rows wait out of turn, and `offered`
-    how many accepted offers are not confirmed. Numbers from `closed_from` up to `closed` that are
-    not held never come.
+    how many accepted offers are not confirmed. Numbers up to `closed` that are not held never come,
+    except the one that was `refused` last: its sender decides what becomes of it.
     """
 
     incarnation: str
@@ -28,7 +28,7 @@ class InboxPair(Struct):
     held: int = 0
     offered: int = 0
     closed: int = 0
-    closed_from: int = 0
+    refused: int = 0
     changed: bool = False
 
     def advance_to(self, number: int) -> None:
@@ -37,19 +37,22 @@ class InboxPair(Struct):
 
     def close_through(self, number: int) -> None:
         self.closed, self.changed = max(self.closed, number), True
-        if number >= self.closed_from - 1:
-            self.closed_from = 0
 
     def note_refused(self, number: int) -> None:
-        """Its sender decides what becomes of this number, even if it had closed those around it."""
-        if number <= self.closed:
-            self.closed_from, self.changed = number + 1, True
+        """The sender may have closed the numbers around this one before it hears of the refusal.
+
+        It sends the number again, withdraws it or gives it up. No later number is refused before.
+        """
+        if number == self.next:
+            self.refused, self.changed = number, True
 
     def is_next_closed(self) -> bool:
-        return self.closed_from <= self.next <= self.closed
+        return self.next <= self.closed and self.next != self.refused
 
     def go_back_to(self, number: int) -> None:
         self.next, self.closed = min(self.next, number), min(self.closed, number - 1)
+        if number == self.refused:
+            self.refused = 0
         self.changed = True
 
     def count_held(self, more: int) -> None:
@@ -60,7 +63,7 @@ class InboxPair(Struct):
 
     def begin_incarnation(self, incarnation: str, number: int) -> None:
         """Its outbox has a new incarnation, which may use numbers again that came before."""
-        self.incarnation = incarnation
+        self.incarnation, self.refused = incarnation, 0
         self.go_back_to(number)
 
 
@@ -89,7 +92,7 @@ class InboxPairs:
                 pair.held,
                 pair.offered,
                 pair.closed,
-                pair.closed_from,
+                pair.refused,
             )
             for key, pair in self._loaded.items()
             if pair.changed

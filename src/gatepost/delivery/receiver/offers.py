@@ -40,7 +40,7 @@ class OfferTable:
         pair.count_offered(-pair.offered)
 
 
-def drop_all_offers(tx: Tx) -> None:
-    """In a restored journal: nobody confirms an offer that was made to the old one."""
+def forget_undecided(tx: Tx) -> None:
+    """In a restored journal: senders may have decided about offers and refusals since."""
     tx.execute("DELETE FROM offered")
-    tx.execute("UPDATE inbox_pair SET offered = 0")
+    tx.execute("UPDATE inbox_pair SET offered = 0, refused = 0")

@@ -24,7 +24,7 @@ from gatepost.delivery.receiver.inbox_pairs import PairKey, pair_incarnation
 from gatepost.delivery.receiver.inbox_states import InboxInput
 from gatepost.delivery.receiver.inbox_table import InboxTable, select_undecided
 from gatepost.delivery.receiver.intake import Intake
-from gatepost.delivery.receiver.offers import drop_all_offers
+from gatepost.delivery.receiver.offers import forget_undecided
 from gatepost.delivery.receiver.signals import apply_dead_letter, apply_signal, expire_event
 from gatepost.delivery.sender.receipts import RESTORED
 from gatepost.errors import GatepostError, LinkError
@@ -255,7 +255,7 @@ class Receiver:
             answers = ReceiptAnswers(tx, source, self._parts.writer)
             decisions += answers.report_refusal(mailbox, format_event_id(id), corr_id, RESTORED)
         pairs = held_events.drop_all_events(tx)
-        drop_all_offers(tx)
+        forget_undecided(tx)
         decisions += self._release_pairs(tx, pairs)
         return len(rows), decisions
 

@@ -542,8 +542,8 @@ CREATE TABLE inbox (
 CREATE INDEX inbox_age ON inbox (at);
 
 -- A pair as its receiver sees it: the next number to accept, the count of held events, and the count
--- of accepted offers that are undecided. Numbers from `closed_from` up to `closed` that are
--- not held never come.
+-- of accepted offers that are undecided. Numbers up to `closed` that are not held never come, except
+-- the one that was `refused` last: its sender decides what becomes of it.
 CREATE TABLE inbox_pair (
     source      TEXT NOT NULL,
     sender      TEXT NOT NULL,
@@ -553,7 +553,7 @@ CREATE TABLE inbox_pair (
     held        INTEGER NOT NULL DEFAULT 0,
     offered     INTEGER NOT NULL DEFAULT 0,
     closed      INTEGER NOT NULL DEFAULT 0,
-    closed_from INTEGER NOT NULL DEFAULT 0,
+    refused     INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (source, sender, mailbox)
 ) WITHOUT ROWID;
 
