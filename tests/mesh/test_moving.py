@@ -22,13 +22,19 @@ from tests.waiting import (
 pytestmark = pytest.mark.anyio
 
 GRACE = 0.3
+DEAD_AFTER = 1.0
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Gateway]]:
     """Ann, bob and cat in one room. Tests share them, each with an agent of its own."""
     folder = tmp_path_factory.mktemp("moving")
-    with running(folder, "ann", "bob", "cat", delivery__transfer_grace_secs=GRACE) as gateways:
+    values = {
+        "delivery__transfer_grace_secs": GRACE,
+        "ownership__takers": "*",
+        "ownership__dead_after_secs": DEAD_AFTER,
+    }
+    with running(folder, "ann", "bob", "cat", **values) as gateways:
         for guest in gateways[1:]:
             guest.join(gateways[0])
         yield gateways
@@ -138,7 +144,11 @@ async def test_who_is_served_stays_and_the_other_is_told(three: list[Gateway]) -
             post(ann, "al", "twin", 1)
             await wait_until_in_thread(lambda: here.count == 1)
             assert (owner(cat, "twin"), there.count) == ("bob", 0)
-            cat.call("POST", "/room/agents/twin/claim", {})
+            with client(cat) as http:
+                refused = http.post("/v1/room/agents/twin/claim", json={}).json()
+            assert refused["code"] == "forbidden"
+            assert "`gatepost agent give twin cat`" in refused["message"]
+            bob.call("POST", "/room/agents/twin/give", {"node": "cat"})
             await wait_until_in_thread(lambda: owner(ann, "twin") == "cat")
             post(ann, "al", "twin", 2)
             await wait_until_in_thread(lambda: there.count == 1)
@@ -158,6 +168,13 @@ async def test_registering_again_where_it_lives_changes_nothing(three: list[Gate
     assert hosted(cat)["stayer"]["standby"]
 
 
+def _override(gateway: Gateway, agent: str, wanted: object) -> tuple[str | None, int | None]:
+    """Override the owner, once it was silent for long enough."""
+    with client(gateway) as http:
+        answer = http.post(f"/v1/room/agents/{agent}/claim", json=wanted).json()
+    return answer.get("owner"), answer.get("epoch")
+
+
 async def test_a_dead_owner_is_overridden_and_hands_over_when_it_returns(
     three: list[Gateway],
 ) -> None:
@@ -170,8 +187,7 @@ async def test_a_dead_owner_is_overridden_and_hands_over_when_it_returns(
     async with turns.by(cat, "orphan"):
         assert hosted(cat)["orphan"]["owner"] == "bob", "it was asked, and cannot answer"
         wanted = {"override": True, "node": "cat"}
-        claimed = ann.call("POST", "/room/agents/orphan/claim", wanted)
-        assert (claimed["owner"], claimed["epoch"]) == ("cat", 2)
+        wait_until(lambda: _override(ann, "orphan", wanted) == ("cat", 2), 10)
         await wait_until_in_thread(lambda: owner(cat, "orphan") == "cat")
         post(ann, "al", "orphan", 10)
         post(ann, "ed", "orphan", 0)

@@ -193,7 +193,7 @@ def test_nothing_of_a_second_key_for_a_nodes_name_counts() -> None:
 RECORDS = [
     *EVERYONE,
     BENS,
-    claim(ANN, "agents", "job", agent("ann")),
+    claim(ANN, "agents", "job", replace(agent("ann"), standby=True)),
     claim(BEN, "routing", "job", route("ben", 2)),
     claim(VPS, "routing", "job", route("vps")),
     PUBLISHED,

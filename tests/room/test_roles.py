@@ -75,7 +75,10 @@ def test_the_table_says_this() -> None:
     assert names(Role.COORDINATOR) == {"CoordinationRecord"}
     assert names(Role.BACKBONE) == {"InviteRecord", "RevocationRecord"}
     assert {act for act in Act if may_act(Role.EDGE, act)} == set()
-    assert {act for act in Act if not may_act(Role.BACKBONE, act)} == {Act.ROTATE_ROOM}
+    assert {act for act in Act if not may_act(Role.BACKBONE, act)} == {
+        Act.ROTATE_ROOM,
+        Act.SETTLE_OWNER,
+    }
     assert all(may_write(Role.COORDINATOR, kind) for kind in KINDS)
 
 

@@ -47,6 +47,7 @@ COMMANDS = (
     CommandEntry("Operations", "agent add", "agents:add_agents", "Register agents, so that mail can be sent to them."),
     CommandEntry("Operations", "agent list", "agents:list_agents", "List the gateway's agents."),
     CommandEntry("Operations", "agent claim", "agents:claim_agent", "Move an agent of the room to this gateway."),
+    CommandEntry("Operations", "agent give", "agents:give_agent", "Give an agent of this gateway to another gateway."),
     CommandEntry("Operations", "agent remove", "agents:remove_agent", "Remove an agent; its waiting mail becomes dead letters."),
     CommandEntry("Operations", "agent invite", "agents:invite_agent", "Invite an external agent, one that reaches this gateway over the network."),
     CommandEntry("Operations", "agent revoke", "agents:revoke_agent", "End the sessions and open invites of an external agent."),

@@ -457,8 +457,8 @@ class DeliverySettings(SettingsSection, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=3600,
-            description="How long an agent must be without a consumer here before a gateway that"
-            " asks for it gets it.",
+            description="How long an agent must be without a consumer here before a gateway of"
+            " ownership.takers that asks for it gets it.",
         ),
     ] = 2.0
     cut_off_secs: Annotated[
@@ -484,6 +484,28 @@ class DeliverySettings(SettingsSection, frozen=True, kw_only=True):
             " more than half of the bytes, and takes a tenth more CPU.",
         ),
     ] = False
+
+
+class OwnershipSettings(SettingsSection, frozen=True, kw_only=True):
+    """The agents of this gateway, and the nodes that may take them over."""
+
+    dead_after_secs: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=10 * 365 * 86_400,
+            description="Silence of a gateway after which a backbone node may give away its"
+            " agents.",
+        ),
+    ] = 86_400.0
+    takers: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9._-]{0,127})\Z")], ...],
+        Meta(
+            max_length=256,
+            description="Nodes that get an agent of this gateway when they ask for it, if nobody"
+            " serves it here. `*` stands for every node of the room.",
+        ),
+    ] = ()
 
 
 class AlertsSettings(SettingsSection, frozen=True, kw_only=True):
@@ -531,6 +553,7 @@ class Settings(SettingsSection, frozen=True, kw_only=True):
     journal: JournalSettings = msgspec.field(default_factory=JournalSettings)
     limits: LimitsSettings = msgspec.field(default_factory=LimitsSettings)
     room: RoomSettings = msgspec.field(default_factory=RoomSettings)
+    ownership: OwnershipSettings = msgspec.field(default_factory=OwnershipSettings)
     archive: ArchiveSettings = msgspec.field(default_factory=ArchiveSettings)
     alerts: AlertsSettings = msgspec.field(default_factory=AlertsSettings)
     telemetry: TelemetrySettings = msgspec.field(default_factory=TelemetrySettings)

@@ -21,27 +21,40 @@ from gatepost.wire import AgentInfo
 _REQUEST = "transfer_request"
 _REFUSAL = "transfer_refused"
 TRANSFER_SIGNALS = (_REQUEST, _REFUSAL)
-_TAKE_OVER = "take_over"
+# Reasons of a refusal: the agent is served, or its gateway gives it only with consent.
+SERVED = "served"
+CONSENT = "consent"
+_MAX_REQUESTS = 1000
 
-_KEEP_REQUEST = """
-INSERT OR REPLACE INTO transfer_request (agent, node, take_over, at) VALUES (?, ?, ?, ?)
-"""
-_SELECT_REQUESTS = """
-SELECT agent, node, take_over, at FROM transfer_request ORDER BY at, agent, node
-"""
+_KEEP_REQUEST = "INSERT OR REPLACE INTO transfer_request (agent, node, at) VALUES (?, ?, ?)"
+_SELECT_REQUESTS = "SELECT agent, node, at FROM transfer_request ORDER BY at, agent, node"
+_COUNT_REQUESTS = "SELECT count(*) FROM transfer_request WHERE node = ?"
 
 
 class TransferRequest(NamedTuple):
-    """`node` asks for `agent`; with `take_over` even though it is served here."""
+    """`node` asks for `agent`."""
 
     agent: str
     node: str
-    take_over: bool
     at: int
 
 
+class TransferRefusal(NamedTuple):
+    """`node` keeps the agent, for `reason`."""
+
+    node: str
+    reason: str
+
+    def explain(self, agent: str, asker: str) -> str:
+        """Why the agent did not move, and what to do about it."""
+        consent = f"let the operator of {self.node} run `gatepost agent give {agent} {asker}`"
+        if self.reason == SERVED:
+            return f"{self.node} serves it and keeps it: stop it there and claim it, or {consent}"
+        return f"{self.node} keeps it and gives it to nobody unasked: {consent}"
+
+
 class Transfers:
-    """`asked` is when each agent was last asked for, `refused` the node that keeps it.
+    """`asked` is when each agent was last asked for, `refused` the refusal of its owner.
 
     Both are memory only.
     """
@@ -51,7 +64,7 @@ class Transfers:
         self._routes = routes
         self._writer = writer
         self.asked: dict[str, int] = {}
-        self.refused: dict[str, str] = {}
+        self.refused: dict[str, TransferRefusal] = {}
 
     def owner_elsewhere(self, agent: str) -> str | None:
         return self._routes.remote_owner(agent)
@@ -68,18 +81,16 @@ class Transfers:
         owner = None if agent.standby else self.owner_elsewhere(agent.id)
         if owner is None:
             return ""
-        if self.refused.get(agent.id) == owner:
-            return f"{owner} serves it and keeps it; `gatepost agent claim {agent.id}` moves it"
+        refusal = self.refused.get(agent.id)
+        if refusal is not None and refusal.node == owner:
+            return refusal.explain(agent.id, self._node_id)
         return f"it lives behind {owner}, which has not answered yet"
 
-    def ask_owner(
-        self, tx: Tx, agent: str, take_over: bool = False, owner: str | None = None
-    ) -> str | None:
+    def ask_owner(self, tx: Tx, agent: str, owner: str | None = None) -> str | None:
         """Ask the owner of an agent for it. Returns the owner; None if no other node owns it."""
         owner = owner or self.owner_elsewhere(agent)
         if owner not in (None, self._node_id):
-            reason = _TAKE_OVER if take_over else None
-            self._send_signal(tx, owner, Signal(signal=_REQUEST, to_agent=agent, reason=reason))
+            self._send_signal(tx, owner, Signal(signal=_REQUEST, to_agent=agent))
             self.asked[agent] = tx.now
             self.refused.pop(agent, None)
         return owner
@@ -91,17 +102,25 @@ class Transfers:
         if agent is None:
             return
         if signal.signal == _REQUEST:
-            tx.execute(_KEEP_REQUEST, (agent, source, signal.reason == _TAKE_OVER, tx.now))
+            self._keep_request(tx, agent, source)
         elif source == self.owner_elsewhere(agent):
-            self.refused[agent] = source
+            self.refused[agent] = TransferRefusal(source, signal.reason or SERVED)
+
+    def _keep_request(self, tx: Tx, agent: str, source: str) -> None:
+        """Write a request down, if the agent is ours. An asker gets no more than its share."""
+        home = self._routes.directory.agents.get(agent)
+        ((count,),) = tx.fetch_all(_COUNT_REQUESTS, (source,))
+        if home is not None and home.owner == self._node_id and count < _MAX_REQUESTS:
+            tx.execute(_KEEP_REQUEST, (agent, source, tx.now))
 
     def requests(self, tx: Tx) -> list[TransferRequest]:
         rows = tx.fetch_all(_SELECT_REQUESTS)
-        return [TransferRequest(row[0], row[1], bool(row[2]), row[3]) for row in rows]
+        return [TransferRequest(*row) for row in rows]
 
-    def refuse_request(self, tx: Tx, request: TransferRequest) -> None:
+    def refuse_request(self, tx: Tx, request: TransferRequest, reason: str) -> None:
         """Keep the agent, and tell the node that asked for it."""
-        self._send_signal(tx, request.node, Signal(signal=_REFUSAL, to_agent=request.agent))
+        refusal = Signal(signal=_REFUSAL, to_agent=request.agent, reason=reason)
+        self._send_signal(tx, request.node, refusal)
         self.forget_request(tx, request)
 
     def forget_request(self, tx: Tx, request: TransferRequest) -> None:

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from gatepost.access.retention import prune_expired
-from gatepost.gateway.admin import room_api, route_api
+from gatepost.gateway.admin import agent_claims, room_api, route_api
+from gatepost.gateway.admin.agent_claims import AgentClaims
 from gatepost.gateway.admin.room_api import RoomApi
 from gatepost.gateway.admin.route_api import RouteApi
 from gatepost.gateway.api.connection_guard import ConnectionGuard
@@ -14,13 +15,14 @@ from gatepost.gateway.batch_commit import commit_until_none
 from gatepost.gateway.core import Core
 from gatepost.gateway.monitoring.metrics import Metrics
 from gatepost.gateway.monitoring.peer_report import PeerReport
-from gatepost.gateway.peers import agent_ownership, join_server
+from gatepost.gateway.peers import join_server
 from gatepost.gateway.peers.agent_ownership import AgentOwnership
 from gatepost.gateway.peers.connection_links import ConnectionLinks
 from gatepost.gateway.peers.dialer import Dialer
 from gatepost.gateway.peers.join_client import websocket_url
 from gatepost.gateway.peers.join_server import JoinServer
 from gatepost.gateway.peers.own_record_publisher import OwnRecordPublisher
+from gatepost.gateway.peers.owner_changes import OwnerChanges
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.gateway.peers.room_coordinator import RoomCoordinator
 from gatepost.gateway.peers.room_replica import RoomReplica
@@ -45,6 +47,7 @@ class Peering:
         self._dialer = Dialer(self.publisher, self.links)
         self.report = PeerReport(self.replica, self.links, self._dialer)
         self._ownership = AgentOwnership(self.publisher)
+        self._owner_changes = OwnerChanges(self._ownership)
         self._room_coordinator = RoomCoordinator(self.publisher)
         self._join_server = JoinServer(self.publisher, self.links, metrics, guard)
         metrics.show_incident_counts(self.replica.connections.incident_counts)
@@ -60,7 +63,7 @@ class Peering:
         return [
             *join_server.create_routes(self._join_server),
             *room_api.create_routes(api),
-            *agent_ownership.create_routes(self._ownership),
+            *agent_claims.create_routes(AgentClaims(self._ownership)),
             *route_api.create_routes(RouteApi(self.publisher)),
         ]
 
@@ -77,6 +80,7 @@ class Peering:
             asyncio.create_task(self.links.run()),
             asyncio.create_task(self._publish_own_records()),
             asyncio.create_task(self._ownership.run()),
+            asyncio.create_task(self._owner_changes.run()),
             asyncio.create_task(
                 loops.repeat_forever(
                     _SWEEP_CHECK_SECS,

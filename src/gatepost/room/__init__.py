@@ -8,9 +8,10 @@ from gatepost.room.admission_chain import (
     found_room,
     sign_admission,
 )
-from gatepost.room.agent_ownership import OwnedAgent, sign_transfer, transfer_claim
+from gatepost.room.agent_ownership import KnownOwner, OwnedAgent, sign_transfer, transfer_claim
 from gatepost.room.awareness import ConnectionPresence, RoomAwareness
 from gatepost.room.effective_records import EffectiveRecords
+from gatepost.room.known_owners import KnownOwners, OwnerChange
 from gatepost.room.membership import RoomMember, RoomMembership
 from gatepost.room.records import (
     MAPS,
@@ -56,8 +57,11 @@ __all__ = [
     "Genesis",
     "IncidentRecord",
     "InviteRecord",
+    "KnownOwner",
+    "KnownOwners",
     "NodeRecord",
     "OwnedAgent",
+    "OwnerChange",
     "RecordAuthor",
     "RecordRetention",
     "ReviewRecord",

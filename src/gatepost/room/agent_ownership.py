@@ -1,45 +1,68 @@
 """Agent ownership: picks the owner among the nodes that claim an agent.
 
 An agent starts with epoch 1 at the node that registers it. Its owner passes it on by signing a
-transfer with the next epoch. A backbone node may sign the transfer of an agent whose owner is dead.
-The new owner's claim carries all transfers since the last one signed by a backbone node, or since
-epoch 1. A claim without a valid run of transfers does not count, however high its epoch.
+transfer with the next epoch. A backbone node may sign the transfer of an agent whose owner is
+revoked, or dead: silent for a long time. The new owner's claim carries all transfers since the last
+one signed by a backbone node, or since epoch 1. A claim without a valid run of transfers does not
+count, however high its epoch.
 
-Among the claims that count, these decide in order:
+The first claim stands. No time in a claim says which one was first, because its writer can write
+any. So a replica keeps to the owner it knows (known_owners.py). The owner changes if
 
-1. the latest epoch that a backbone node signed;
-2. the seniority of the line's first owner, because any node can claim to have registered an agent;
-3. the latest epoch within that line.
+- the owner signed a transfer,
+- a backbone node signed one and the owner is revoked or dead,
+- the coordinator signed one, which settles a race of two first claims, or
+- the owner took its claim back. Then the agent is free.
+
+A replica that knows no owner takes the claim that the coordinator signed, or else that of the
+senior node.
 
 Record versions do not decide. They grow with every heartbeat, and a node must not win an agent by
 writing more often.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 from msgspec import Struct
 
 from gatepost.events import NodeKey, frame_parts, verify_signature
-from gatepost.room.membership import OUTSIDER_RANK, RoomMembership, SeniorityRank
+from gatepost.room.membership import OUTSIDER_RANK, RoomMember, RoomMembership, SeniorityRank
 from gatepost.room.records import AgentRecord, AgentTransfer, key_subject
+from gatepost.room.roles import Act
 from gatepost.room.signed_record import SignedRecord
 
-# The smallest wins: minus the backbone's epoch, seniority of the line, minus epoch, seniority of
-# the gateway, False if the writer claims the agent for itself, writer.
-_ClaimOrder = tuple[int, SeniorityRank, int, SeniorityRank, bool, str]
+# Whether a member was silent for so long that a backbone node may override it.
+IsDead = Callable[[RoomMember], bool]
+
+# A backbone node raises the epoch of an agent by at most this much, so that some are left.
+_MAX_EPOCH_STEP = 1024
+_MAX_FORMER = 16
+
+
+class KnownOwner(Struct, frozen=True):
+    """The owner of an agent that this replica keeps to, and the epoch of its claim.
+
+    `former` are the owners before it.
+    """
+
+    gateway: str
+    epoch: int
+    former: tuple[str, ...] = ()
 
 
 class OwnedAgent(Struct, frozen=True):
     """An agent with its winning claim.
 
-    `rivals` are gateways named by losing claims; `former` are gateways that have owned the agent.
+    `rivals` are gateways named by losing claims, and `claimants` the nodes that made these claims.
+    `former` are gateways that have owned the agent.
     """
 
     id: str
     record: AgentRecord
     standbys: tuple[str, ...] = ()
     rivals: tuple[str, ...] = ()
+    claimants: tuple[str, ...] = ()
     former: tuple[str, ...] = ()
 
     @property
@@ -71,64 +94,162 @@ def transfer_claim(
 
 
 def choose_owner(
-    agent: str, claims: Iterable[SignedRecord], membership: RoomMembership
+    agent: str,
+    claims: Iterable[SignedRecord],
+    membership: RoomMembership,
+    known: KnownOwner | None = None,
+    is_dead: IsDead = lambda member: False,
 ) -> OwnedAgent | None:
-    """Pick the winning claim. The caller passes claims of room members only."""
-    ranked: list[tuple[_ClaimOrder, AgentRecord]] = []
+    """Pick the winning claim. The caller passes claims of room members only.
+
+    None if nobody owns the agent, or if its known owner has not shown its claim yet.
+    """
+    counting: list[_Claim] = []
     standbys: list[str] = []
     for signed in claims:
         if isinstance(signed.data, AgentRecord) and signed.data.standby:
             standbys.append(signed.writer)
-        elif isinstance(signed.data, AgentRecord) and (
-            order := _order_claim(signed, signed.data, membership)
-        ):
-            ranked.append((order, signed.data))
-    if not ranked:
+        elif isinstance(signed.data, AgentRecord):
+            counting += _check_claim(signed, signed.data, membership)
+    choice = _OwnerChoice(counting, membership, is_dead)
+    winner = choice.choose_claim(known)
+    if winner is None:
         return None
-    winner = min(ranked, key=lambda pair: pair[0])[1]
-    others = {c.gateway for _, c in ranked if c.gateway is not None} - {winner.gateway}
-    rivals = sorted(others) if len({order[:2] for order, _ in ranked}) > 1 else []
-    former = sorted(_find_owners(ranked) - {winner.gateway})
-    return OwnedAgent(agent, winner, tuple(sorted(standbys)), tuple(rivals), tuple(former))
+    owners = choice.owners | _owners_in_run(winner) | set(known.former if known else ())
+    losers = [c for c in counting if c.gateway is not None and c.gateway not in owners]
+    rivals = {claim.gateway for claim in losers if claim.gateway is not None}
+    claimants = {claim.root if claim.override else claim.writer for claim in losers}
+    former = sorted(owners - {winner.gateway})[:_MAX_FORMER]
+    names = (tuple(sorted(each)) for each in (standbys, rivals, claimants, former))
+    return OwnedAgent(agent, winner.record, *names)
 
 
-def _find_owners(ranked: list[tuple[_ClaimOrder, AgentRecord]]) -> set[str]:
-    """Every node that has owned the agent, as far as claims tell.
+class _Claim(Struct, frozen=True):
+    """A claim with a valid run of transfers.
 
-    Of the lines that no backbone node began, only the senior one ever counted.
+    `root` is the first owner of the run, or the backbone node that signed its last override;
+    `override` is the epoch of that override, 0 if there is none.
     """
-    senior = min((order[:2] for order, _ in ranked if order[0] == 0), default=None)
-    counted = [claim for order, claim in ranked if order[0] < 0 or order[:2] == senior]
-    steps = [step for claim in counted for step in claim.transfers]
-    owners = {claim.gateway for claim in counted if claim.gateway is not None}
-    return owners.union(*((step.giver, step.taker) for step in steps))
+
+    writer: str
+    record: AgentRecord
+    root: str
+    override: int
+
+    @property
+    def gateway(self) -> str | None:
+        return self.record.gateway
+
+    @property
+    def epoch(self) -> int:
+        return self.record.epoch
 
 
-def _order_claim(
+class _OwnerChoice:
+    def __init__(self, claims: list[_Claim], membership: RoomMembership, is_dead: IsDead) -> None:
+        self._claims = claims
+        self._members = membership.members
+        self._is_dead = is_dead
+        # The owners that the choice went through, the last one included.
+        self.owners: set[str] = set()
+
+    def choose_claim(self, known: KnownOwner | None) -> _Claim | None:
+        found = None
+        if known is None:
+            found = self._choose_first()
+            known = None if found is None or found.gateway is None else known_owner_of(found)
+        # Each turn goes to a later epoch, so there are at most as many as claims.
+        while known is not None and (later := self._find_successor(known)) is not None:
+            self.owners.add(known.gateway)
+            found = later
+            known = None if later.gateway is None else known_owner_of(later)
+        if known is None:
+            return found
+        self.owners.add(known.gateway)
+        return self._claim_of_owner(known)
+
+    def _choose_first(self) -> _Claim | None:
+        """The claim of an agent without a known owner."""
+        settled = [claim for claim in self._claims if self._is_settled(claim)]
+        own = [claim for claim in self._claims if not claim.override]
+        return min(settled or own or self._claims, key=self._order, default=None)
+
+    def _find_successor(self, known: KnownOwner) -> _Claim | None:
+        """The claim by which the agent went on from its known owner."""
+        later = [claim for claim in self._claims if self._succeeds(claim, known)]
+        return min(later, key=self._order, default=None)
+
+    def _succeeds(self, claim: _Claim, known: KnownOwner) -> bool:
+        if claim.epoch <= known.epoch:
+            return False
+        handed_on = any(
+            step.giver == known.gateway and step.epoch > known.epoch
+            for step in claim.record.transfers
+        )
+        if handed_on or self._is_settled(claim):
+            return True
+        near = known.epoch < claim.override <= known.epoch + _MAX_EPOCH_STEP
+        return near and self._is_gone(known.gateway)
+
+    def _is_settled(self, claim: _Claim) -> bool:
+        """Whether the coordinator has signed the claim's last override."""
+        signer = self._members.get(claim.root) if claim.override else None
+        return signer is not None and signer.may(Act.SETTLE_OWNER)
+
+    def _is_gone(self, gateway: str) -> bool:
+        member = self._members.get(gateway)
+        return member is None or self._is_dead(member)
+
+    def _claim_of_owner(self, known: KnownOwner) -> _Claim | None:
+        """The latest claim of an owner. A restored owner may show an earlier one."""
+        owned = [c for c in self._claims if c.gateway == known.gateway]
+        left = [c for c in self._claims if c.gateway is None and c.writer == known.gateway]
+        valid = [c for c in owned if c.epoch == known.epoch or c.writer == known.gateway]
+        return min(valid or left, key=self._order, default=None)
+
+    def _order(self, claim: _Claim) -> tuple[int, SeniorityRank, int, bool, str]:
+        """The smallest wins."""
+        rank = self._rank_node(claim.root)
+        return -claim.override, rank, -claim.epoch, claim.writer != claim.gateway, claim.writer
+
+    def _rank_node(self, node: str) -> SeniorityRank:
+        member = self._members.get(node)
+        return OUTSIDER_RANK if member is None else member.rank
+
+
+def known_owner_of(claim: "_Claim | OwnedAgent") -> KnownOwner:
+    assert claim.gateway is not None
+    former = claim.former if isinstance(claim, OwnedAgent) else ()
+    return KnownOwner(claim.gateway, claim.record.epoch, former)
+
+
+def _owners_in_run(claim: _Claim) -> set[str]:
+    """The owners that the transfers of a claim tell of.
+
+    A backbone node that overrode an owner counts too: it cannot be told from one that gave an agent
+    of its own away.
+    """
+    names = {name for step in claim.record.transfers for name in (step.giver, step.taker)}
+    return names | ({claim.gateway} if claim.gateway else set())
+
+
+def _check_claim(
     signed: SignedRecord, claim: AgentRecord, membership: RoomMembership
-) -> _ClaimOrder | None:
-    line = _find_line_start(signed, claim, membership)
-    if line is None or (claim.gateway is not None and claim.gateway not in membership.members):
-        return None
-    gateway = _rank_node(claim.gateway, membership)
-    return (*line, -claim.epoch, gateway, signed.writer != claim.gateway, signed.writer)
-
-
-def _find_line_start(
-    signed: SignedRecord, claim: AgentRecord, membership: RoomMembership
-) -> tuple[int, SeniorityRank] | None:
-    """The start of the claim's line: a backbone node's epoch, or else the first owner."""
+) -> list[_Claim]:
+    """The claim, if its transfers are valid and its gateway is a member."""
+    if claim.gateway is not None and claim.gateway not in membership.members:
+        return []
     if not claim.transfers:
-        backed = claim.epoch == 1 and claim.gateway in (signed.writer, None)
-        return (0, _rank_node(signed.writer, membership)) if backed else None
+        is_first = claim.epoch == 1 and claim.gateway in (signed.writer, None)
+        return [_Claim(signed.writer, claim, signed.writer, 0)] if is_first else []
     if not _has_valid_transfers(signed, claim, membership):
-        return None
+        return []
     for step in reversed(claim.transfers):
         giver = membership.members.get(step.giver)
-        if giver is not None and giver.is_backbone:
-            return -step.epoch, giver.rank
+        if giver is not None and giver.may(Act.OVERRIDE_OWNER):
+            return [_Claim(signed.writer, claim, step.giver, step.epoch)]
     first = claim.transfers[0]
-    return (0, _rank_node(first.giver, membership)) if first.epoch == 2 else None
+    return [_Claim(signed.writer, claim, first.giver, 0)] if first.epoch == 2 else []
 
 
 def _has_valid_transfers(
@@ -151,11 +272,6 @@ def _is_transfer_signed(agent: str, step: AgentTransfer, membership: RoomMembers
     statement = _transfer_statement(agent, step.giver, step.taker, step.epoch)
     keys = membership.keys.get(step.giver, ())
     return any(verify_signature(key, statement, step.signature) for key in keys)
-
-
-def _rank_node(node: str | None, membership: RoomMembership) -> SeniorityRank:
-    member = membership.members.get(node) if node is not None else None
-    return OUTSIDER_RANK if member is None else member.rank
 
 
 def _transfer_statement(agent: str, giver: str, taker: str, epoch: int) -> bytes:

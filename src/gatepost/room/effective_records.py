@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from gatepost.room.admission_chain import Genesis
 from gatepost.room.agent_ownership import OwnedAgent
+from gatepost.room.known_owners import KnownOwners
 from gatepost.room.membership import RoomMember, RoomMembership, decide_membership
 from gatepost.room.record_tables import RecordTable, RecordTables
 from gatepost.room.records import (
@@ -39,9 +40,9 @@ T = TypeVar("T")
 class EffectiveRecords:
     """Live typed mappings by id. Only `add_records` changes the stored records."""
 
-    def __init__(self, genesis: Genesis) -> None:
+    def __init__(self, genesis: Genesis, owners: KnownOwners) -> None:
         self._genesis = genesis
-        self._tables = RecordTables()
+        self._tables = RecordTables(owners)
         self._records_by_node: dict[str, set[tuple[str, str]]] = defaultdict(set)
         self._is_membership_stale = False
 
@@ -102,6 +103,15 @@ class EffectiveRecords:
     def coordination(self) -> CoordinationRecord | None:
         """The claim with the highest term."""
         return self._chosen_in(self._tables.coordination).get("coordinator")
+
+    def contested_agents(self) -> list[OwnedAgent]:
+        """The agents that a node claims in vain."""
+        agents = self.agents
+        return [agents[id] for id in sorted(self._tables.contested) if id in agents]
+
+    def recheck_contested(self) -> None:
+        """Choose again where claims do not count yet: their owner may be dead by now."""
+        self._tables.agents.stale_ids |= self._tables.contested
 
     def add_records(self, changed: Iterable[SignedRecord]) -> None:
         for signed in changed:

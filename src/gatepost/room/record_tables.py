@@ -10,7 +10,8 @@ from typing import Any, Generic, TypeVar
 
 from msgspec.structs import replace
 
-from gatepost.room.agent_ownership import OwnedAgent, choose_owner
+from gatepost.room.agent_ownership import KnownOwner, OwnedAgent, choose_owner, known_owner_of
+from gatepost.room.known_owners import KnownOwners
 from gatepost.room.membership import RoomMember, RoomMembership
 from gatepost.room.records import (
     AgentRecord,
@@ -72,8 +73,11 @@ class RecordTables:
     `members` differs from the members in `membership` by later heartbeats.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owners: KnownOwners) -> None:
         self.membership = RoomMembership({}, {}, {})
+        self.owners = owners
+        # Agents with claims that do not count, or not yet: time may change that.
+        self.contested: set[str] = set()
         self.members: dict[str, RoomMember] = {}
         # Counts changes of owners, standbys and rivals of agents.
         self.home_changes = 0
@@ -136,7 +140,19 @@ class RecordTables:
 
     def _choose_agent(self, id: str, records: list[SignedRecord]) -> OwnedAgent | None:
         claims = [s for s in records if isinstance(s.data, AgentRecord) and self._writing_member(s)]
-        return choose_owner(id, claims, self.current_membership())
+        known = self.owners.known.get(id)
+        choice = (id, claims, self.current_membership())
+        owned = choose_owner(*choice, known, self.owners.is_dead)
+        if owned is None and known is not None and _has_taken_back(known, records):
+            owned = choose_owner(*choice, None, self.owners.is_dead)
+        if owned is not None and owned.gateway is not None:
+            self.owners.keep_owner(id, known_owner_of(owned))
+        elif owned is not None or not claims:
+            self.owners.keep_owner(id, None)
+        self.contested.discard(id)
+        if claims and (owned is None or owned.rivals):
+            self.contested.add(id)
+        return owned
 
     def _choose_route(self, id: str, records: list[SignedRecord]) -> RoutingRecord | None:
         return _highest_epoch(
@@ -226,6 +242,11 @@ E = TypeVar("E", RoutingRecord, CapabilityRecord, EligibilityRecord)
 def _highest_epoch(claims: list[E]) -> E | None:
     """The claim with the highest epoch; among equals the first, from the senior writer."""
     return max(claims, key=lambda claim: claim.epoch, default=None)
+
+
+def _has_taken_back(known: KnownOwner, records: list[SignedRecord]) -> bool:
+    """Whether an owner took its claim back. An agent of a revoked or dead owner is not free."""
+    return any(signed.writer == known.gateway and signed.data is None for signed in records)
 
 
 def _has_other_home(before: OwnedAgent | None, after: OwnedAgent | None) -> bool:

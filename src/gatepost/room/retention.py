@@ -81,6 +81,7 @@ def _move_room(room: SharedRoom, proof: EpochProof, records: Iterable[SignedReco
         records=records,
         leap=drafter.leap,
         node_keys=room.node_keys.identities(),
+        owners=room.owners,
     )
 
 

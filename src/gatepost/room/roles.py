@@ -42,6 +42,7 @@ class Act(StrEnum):
     OVERRIDE_OWNER = "override the owner of an agent, if that owner is dead or revoked"
     DESCRIBE_ANY_AGENT = "write routes and capabilities of agents that live elsewhere"
     SETTLE_ANY_REPORT = "settle reviews and incidents that another node raised"
+    SETTLE_OWNER = "confirm one of two first claims of an agent"
     ROTATE_ROOM = "move the room to its next epoch"
 
 
@@ -67,6 +68,7 @@ ACTORS: dict[Act, Role] = {
     Act.OVERRIDE_OWNER: Role.BACKBONE,
     Act.DESCRIBE_ANY_AGENT: Role.BACKBONE,
     Act.SETTLE_ANY_REPORT: Role.BACKBONE,
+    Act.SETTLE_OWNER: Role.COORDINATOR,
     Act.ROTATE_ROOM: Role.COORDINATOR,
 }
 

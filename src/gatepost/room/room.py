@@ -17,6 +17,7 @@ from gatepost.room.cost_limit import CostLimits
 from gatepost.room.document import RoomDocument, SlotKey
 from gatepost.room.effective_records import EffectiveRecords
 from gatepost.room.epoch_proof import EpochProof, proven_epoch
+from gatepost.room.known_owners import KnownOwners
 from gatepost.room.membership import NodeIdentity
 from gatepost.room.node_keys import NodeKeys
 from gatepost.room.publisher import NO_LEAP, RecordDrafter, VersionLeap
@@ -66,6 +67,7 @@ class SharedRoom:
         records: Iterable[SignedRecord] = (),
         leap: VersionLeap = NO_LEAP,
         node_keys: Iterable[NodeIdentity] = (),
+        owners: KnownOwners | None = None,
     ) -> None:
         self.genesis = genesis
         self.node_keys = NodeKeys(genesis, node_keys)
@@ -75,7 +77,8 @@ class SharedRoom:
         # The proof of a later epoch, which a peer has shown. The owner of the replica moves on.
         self.later_epoch_proof: EpochProof | None = None
         self.document = RoomDocument(room_id(epoch))
-        self.effective = EffectiveRecords(genesis)
+        self.owners = owners or KnownOwners()
+        self.effective = EffectiveRecords(genesis, self.owners)
         self._guard = UpdateGuard(genesis)
         self._listeners: list[RoomListener] = []
         self._publisher: RecordDrafter | None = None

@@ -3,7 +3,7 @@
 A new version replaces the old row, so there is no log to compact.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 from msgspec import Struct
@@ -11,6 +11,7 @@ from msgspec import Struct
 from gatepost.errors import JournalCorrupt, RoomViolation
 from gatepost.journal.transaction import Tx
 from gatepost.room.admission_chain import ChainVerifier, Genesis
+from gatepost.room.agent_ownership import KnownOwner
 from gatepost.room.epoch_proof import EpochProof
 from gatepost.room.membership import NodeIdentity
 from gatepost.room.signed_record import SignedRecord, open_signed_record, parse_record
@@ -62,7 +63,7 @@ def load_room_identity(tx: Tx) -> RoomIdentity | None:
 
 def delete_room(tx: Tx) -> None:
     """Forget a room that no other node has ever seen."""
-    for table in ("room_record", "room_node_key", "room_evidence", "room"):
+    for table in ("room_record", "room_node_key", "room_agent_owner", "room_evidence", "room"):
         tx.execute(f"DELETE FROM {table}")
 
 
@@ -81,6 +82,26 @@ def save_records(tx: Tx, records: Iterable[SignedRecord]) -> None:
 def load_node_keys(tx: Tx) -> list[NodeIdentity]:
     rows = tx.fetch_all("SELECT node_id, public_key FROM room_node_key")
     return [(node, key) for node, key in rows]
+
+
+def load_owners(tx: Tx) -> dict[str, KnownOwner]:
+    rows = tx.fetch_all("SELECT agent, gateway, epoch, former FROM room_agent_owner")
+    return {
+        agent: KnownOwner(gateway, epoch, msgspec.json.decode(former, type=tuple[str, ...]))
+        for agent, gateway, epoch, former in rows
+    }
+
+
+def save_owners(tx: Tx, owners: Mapping[str, KnownOwner | None]) -> None:
+    """Store the owners of these agents; None for an agent that is free."""
+    kept = [
+        (id, owner.gateway, owner.epoch, msgspec.json.encode(owner.former).decode())
+        for id, owner in owners.items()
+        if owner is not None
+    ]
+    free = [(id,) for id, owner in owners.items() if owner is None]
+    tx.execute_many("INSERT OR REPLACE INTO room_agent_owner VALUES (?, ?, ?, ?)", kept)
+    tx.execute_many("DELETE FROM room_agent_owner WHERE agent = ?", free)
 
 
 def save_evidence(tx: Tx, known: SignedRecord, other: SignedRecord) -> None:

@@ -7,11 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from gatepost.delivery.transfers import TransferRequest
+from gatepost.errors import Forbidden
+from gatepost.gateway.admin.agent_claims import AgentClaims
 from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.api.room_views import ClaimRequest
 from gatepost.gateway.peers import own_records
 from gatepost.gateway.peers.agent_ownership import AgentOwnership
 from gatepost.gateway.peers.own_record_publisher import OwnRecordPublisher
+from gatepost.gateway.peers.owner_changes import OwnerChanges
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.mailbox import Waiter
@@ -31,7 +34,7 @@ from gatepost.routing import build_directory
 from gatepost.testing import ManualClock
 from gatepost.wire import AgentInfo as LocalAgent
 from gatepost.wire import Register
-from tests.gateway.tools import opened
+from tests.gateway.tools import dump, opened
 from tests.room.sample_records import NOW, ROOT, agent, author, claim, entry, key, node, room
 
 pytestmark = pytest.mark.anyio
@@ -108,6 +111,8 @@ class Scene:
         self.replica = RoomReplica(operations.core)
         self.publisher = RecordPublisher(self.replica)
         self.ownership = AgentOwnership(self.publisher)
+        self.claims = AgentClaims(self.ownership)
+        self.changes = OwnerChanges(self.ownership)
         self.me = self.core.node.id
 
     async def begin(self) -> None:
@@ -137,10 +142,10 @@ class Scene:
         directory = build_directory(self.room.effective, lambda id: True)
         await self.core.commit(lambda tx: self.core.coordinator.room_changed(tx, directory))
 
-    async def asked_for(self, take_over: bool = False) -> None:
-        """Ben asks for the agent."""
-        insert = "INSERT INTO transfer_request VALUES ('job', 'ben', ?, ?)"
-        await self.core.commit(lambda tx: tx.execute(insert, (take_over, tx.now)))
+    async def asked_for(self, node: str = "ben") -> None:
+        """Ben, or another node, asks for the agent."""
+        insert = "INSERT INTO transfer_request VALUES ('job', ?, ?)"
+        await self.core.commit(lambda tx: tx.execute(insert, (node, tx.now)))
 
     async def requests(self) -> list[TransferRequest]:
         return await self.core.read(self.core.delivery.transfers.requests)
@@ -155,6 +160,7 @@ class Scene:
     async def look(self, secs: float = 0.0) -> str | None:
         """Let time pass and look; returns whose the agent is then."""
         self.clock.advance(int(secs * 1000))
+        await self.changes.follow_owners()
         await self.ownership.check_ownership()
         await self.refresh()
         return self.owner()
@@ -165,6 +171,10 @@ class Scene:
     async def hosts_it(self) -> bool:
         return await self.core.read(lambda tx: self.core.agents.is_registered(tx, "job"))
 
+    async def incidents(self, kind: str) -> list[str]:
+        await self.core.commit(lambda tx: None)
+        return [row[3] for row in dump(self.core)["incident"] if row[1] == kind]
+
     async def signals(self) -> list[str]:
         query = "SELECT CAST(body AS TEXT) ->> '$.payload.signal' FROM outbox WHERE kind = 'signal'"
         return [row[0] for row in await self.core.read(lambda tx: tx.fetch_all(query))]
@@ -173,7 +183,8 @@ class Scene:
 @pytest.fixture
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     clock = ManualClock()
-    async with opened(tmp_path / "state", clock, node__id="me") as operations:
+    values = {"ownership__takers": "ben", "ownership__dead_after_secs": 60}
+    async with opened(tmp_path / "state", clock, node__id="me", **values) as operations:
         scene = Scene(operations, clock)
         await scene.begin()
         assert scene.owner() == "me"
@@ -212,22 +223,68 @@ async def test_an_agent_that_is_served_is_refused(scene: Scene) -> None:
     assert await scene.signals() == ["transfer_refused"]
 
 
-async def test_a_take_over_does_not_wait(scene: Scene) -> None:
+async def test_a_node_that_the_settings_do_not_name_gets_nothing_and_the_operator_is_told(
+    scene: Scene,
+) -> None:
+    scene.ownership._takers = frozenset({"cat"})
+    await scene.asked_for()
+    assert await scene.look(99.0) == "me"
+    assert await scene.requests() == []
+    assert await scene.signals() == ["transfer_refused"]
+    (told,) = await scene.incidents("agent_wanted")
+    assert "gatepost agent give job ben" in told
+
+
+async def test_the_operator_gives_an_agent_although_it_is_served(scene: Scene) -> None:
     await scene.serve()
-    await scene.asked_for(take_over=True)
-    assert await scene.look() == "ben"
+    assert (await scene.claims.give_agent("job", "ben")).owner == "ben"
+    await scene.look()
     assert not await scene.hosts_it()
+    (told,) = await scene.incidents("agent_moved")
+    assert told == "agent job moved from me to ben"
+    assert "agent.moved" in {row[3] for row in dump(scene.core)["audit"]}
+    with pytest.raises(Forbidden, match="lives behind ben"):
+        await scene.claims.give_agent("job", "me")
+
+
+async def test_an_owner_that_is_alive_is_not_overridden(scene: Scene) -> None:
+    await scene.ownership.give_agent("job", "ben")
+    await scene.look(59.0)
+    with pytest.raises(Forbidden, match="dead_after_secs"):
+        await scene.claims.claim_agent("job", ClaimRequest(override=True))
+    assert scene.owner() == "ben"
+
+
+async def test_who_claims_an_agent_of_another_is_named_and_the_race_is_settled(
+    scene: Scene,
+) -> None:
+    scene.hear("agents", claim_key("job", "ben"), agent("ben"), 500)
+    assert await scene.look() == "me"
+    await scene.look()
+    owned = scene.room.effective.agents["job"]
+    assert (owned.gateway, owned.claimants) == ("me", ("ben",))
+    assert [step.giver for step in owned.record.transfers] == ["me"], "for those who join later"
+    (told,) = await scene.incidents("abuse")
+    assert told.startswith("ben was refused (foreign_agent)")
+    assert "job" in told
+
+
+async def test_owners_are_remembered(scene: Scene) -> None:
+    await scene.look()
+    again = RoomReplica(scene.core)
+    await again.load_room()
+    assert again.current_room.owners.known["job"].gateway == "me"
 
 
 async def test_a_crash_between_the_word_and_the_deed_is_made_good(scene: Scene) -> None:
-    await scene.ownership._give_agent("job", "ben")
+    await scene.ownership.give_agent("job", "ben")
     assert await scene.hosts_it()
     await scene.look()
     assert not await scene.hosts_it()
 
 
 async def test_who_registers_it_again_asks_for_it_back_and_is_not_removed(scene: Scene) -> None:
-    await scene.ownership._give_agent("job", "ben")
+    await scene.ownership.give_agent("job", "ben")
     await scene.look()
     scene.clock.advance(10)
     await scene.operations.perform(Register(agent="job"))
@@ -237,8 +294,7 @@ async def test_who_registers_it_again_asks_for_it_back_and_is_not_removed(scene:
 
 
 async def test_a_stranger_gets_nothing(scene: Scene) -> None:
-    insert = "INSERT INTO transfer_request VALUES ('job', 'mallory', 1, 0)"
-    await scene.core.commit(lambda tx: tx.execute(insert))
+    await scene.asked_for("mallory")
     assert await scene.look() == "me"
     assert await scene.requests() == []
 
@@ -246,7 +302,7 @@ async def test_a_stranger_gets_nothing(scene: Scene) -> None:
 async def test_what_is_served_here_and_owned_elsewhere_is_asked_for_now_and_then(
     scene: Scene,
 ) -> None:
-    await scene.ownership._give_agent("job", "ben")
+    await scene.ownership.give_agent("job", "ben")
     await scene.look()
     scene.clock.advance(10)
     await scene.operations.perform(Register(agent="job"))
@@ -269,9 +325,12 @@ async def test_who_was_overridden_lets_go(scene: Scene) -> None:
 
 
 async def test_an_override_is_a_backbone_nodes_word(scene: Scene) -> None:
-    await scene.ownership._give_agent("job", "ben")
+    await scene.ownership.give_agent("job", "ben")
     await scene.look()
-    shown = await scene.ownership.claim_agent("job", ClaimRequest(override=True))
+    with pytest.raises(Forbidden, match="heard of 0 s ago"):
+        await scene.claims.claim_agent("job", ClaimRequest(override=True))
+    await scene.look(61.0)
+    shown = await scene.claims.claim_agent("job", ClaimRequest(override=True))
     assert (shown.owner, shown.epoch, shown.rivals) == ("me", 3, ())
     assert await scene.hosts_it()
     assert await scene.look(5.0) == "me"

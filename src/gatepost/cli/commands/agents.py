@@ -79,9 +79,10 @@ def claim_agent(
 ) -> None:
     """Move an agent of the room to this gateway.
 
-    The gateway it lives behind is asked to let it go, even if the agent is being
-    served there; waiting mail is forwarded. If that gateway is gone for good, a
-    backbone node can override it.
+    The gateway it lives behind is asked to give it; waiting mail is forwarded. That
+    gateway refuses if the agent is being served there, or if its settings do not name
+    this one (ownership.takers). If that gateway is revoked, or silent for
+    ownership.dead_after_secs, a backbone node can override it.
 
     For example:
 
@@ -104,8 +105,31 @@ def claim_agent(
         claimed = gateway.post(path, body, RoomAgentView)
     text = f"{name} lives behind {claimed.owner}"
     if claimed.asked:
-        text += ", which was asked to let it go"
+        text += ", which was asked for it and has not answered yet"
     output.print_result(options, claimed, lambda: output.print_line(text))
+
+
+def give_agent(name: AgentName, node: str, /, *, options: GatewayOptions = DEFAULT_OPTIONS) -> None:
+    """Give an agent of this gateway to another gateway.
+
+    The agent moves with its waiting mail, although it may be served here.
+
+    For example:
+
+      gatepost agent give bob lab-1
+
+    Parameters
+    ----------
+    name
+        The agent.
+    node
+        The node that gets it.
+    """
+    with options.find_gateway() as gateway:
+        path = f"/v1/room/agents/{check_agent_id(name)}/give"
+        given = gateway.post(path, {"node": node}, RoomAgentView)
+    text = f"{name} lives behind {given.owner}"
+    output.print_result(options, given, lambda: output.print_line(text))
 
 
 def list_agents(

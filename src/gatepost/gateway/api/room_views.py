@@ -108,6 +108,12 @@ class RoomAgentView(Struct):
     asked: str | None = None
 
 
+class GiveRequest(Struct, forbid_unknown_fields=True):
+    """Give an agent of this gateway to `node`."""
+
+    node: NodeId
+
+
 class ClaimRequest(Struct, forbid_unknown_fields=True):
     """A claim to an agent. With `override` its owner is not asked, and `node` may be any node."""
 

@@ -37,6 +37,9 @@ class PeerConnections:
     def __len__(self) -> int:
         return len(self._connections)
 
+    def has_peer(self, node: str) -> bool:
+        return any(connection.node == node for connection in self._connections)
+
     @contextmanager
     def track_connection(self, connection: PeerConnection) -> Iterator[None]:
         self._connections[connection] = None

@@ -24,6 +24,7 @@ from gatepost.errors import (
 from gatepost.gateway.core import Core
 from gatepost.gateway.peers import own_records
 from gatepost.gateway.peers.own_records import NodeStatus
+from gatepost.gateway.peers.owner_liveness import OwnerLiveness
 from gatepost.gateway.peers.peer_connections import PeerConnections
 from gatepost.gateway.peers.received_records import ReceivedRecords
 from gatepost.gateway.peers.room_abuse import RoomAbuse
@@ -34,6 +35,8 @@ from gatepost.room import (
     AdmissionLink,
     ChainVerifier,
     CoordinationRecord,
+    KnownOwner,
+    KnownOwners,
     NodeRecord,
     RecordAuthor,
     RoomAwareness,
@@ -77,6 +80,10 @@ class RoomReplica:
         self.connections = PeerConnections(core, self.members)
         self.received = ReceivedRecords(core)
         self.abuse = RoomAbuse(core)
+        dead_after_ms = int(core.settings.ownership.dead_after_secs * 1000)
+        self.liveness = OwnerLiveness(
+            core.clock, core.node.id, dead_after_ms, self.connections.has_peer
+        )
         self.change_count = 0
         self._watchers: list[ReplicaWatcher] = []
         self._changed = asyncio.Event()
@@ -91,11 +98,13 @@ class RoomReplica:
         loaded = await self.core.read(_load_room)
         if loaded is None:
             return
-        identity, records, leap, node_keys = loaded
+        identity, records, leap, node_keys, owners = loaded
         own_key = ("nodes", self.core.node.id, self.core.node.key.public)
         own = next((signed for signed in records if signed.slot_key == own_key), None)
         if own is None:
             raise JournalCorrupt("the room in the journal lacks this node's own record")
+        if isinstance(own.data, NodeRecord):
+            self.liveness.note_own_heartbeat(own.data.last_heartbeat_at)
         author = RecordAuthor(self.core.node.key, own.chain)
         self._open_room(
             SharedRoom(
@@ -106,6 +115,7 @@ class RoomReplica:
                 records=records,
                 leap=leap,
                 node_keys=node_keys,
+                owners=KnownOwners(owners),
             )
         )
 
@@ -162,6 +172,7 @@ class RoomReplica:
 
     def _open_room(self, room: SharedRoom) -> None:
         self.room = room
+        room.owners.is_dead = self.liveness.is_dead
         self.members.refresh_from(room)
         room.on_change(self._apply_change)
         room.costs.on_exceeded = self.abuse.report_cost
@@ -304,7 +315,9 @@ def _check_epoch(welcome: Welcome, known_epoch: int) -> None:
         raise Forbidden(f"the peer names epoch {welcome.epoch} of the room without a proof")
 
 
-_LoadedRoom = tuple[RoomIdentity, list[SignedRecord], VersionLeap, list[NodeIdentity]]
+_LoadedRoom = tuple[
+    RoomIdentity, list[SignedRecord], VersionLeap, list[NodeIdentity], dict[str, KnownOwner]
+]
 
 
 def _load_room(tx: Tx) -> _LoadedRoom | None:
@@ -312,7 +325,8 @@ def _load_room(tx: Tx) -> _LoadedRoom | None:
     if identity is None:
         return None
     records = store.load_records(tx, identity.genesis)
-    return identity, records, _load_version_leap(tx), store.load_node_keys(tx)
+    keys, owners = store.load_node_keys(tx), store.load_owners(tx)
+    return identity, records, _load_version_leap(tx), keys, owners
 
 
 def _load_version_leap(tx: Tx) -> VersionLeap:

@@ -349,6 +349,14 @@ CREATE TABLE room_node_key (
     PRIMARY KEY (node_id, public_key)
 ) WITHOUT ROWID;
 
+-- The owners of agents that this gateway keeps to, and as JSON those before them. They outlive the document that showed them.
+CREATE TABLE room_agent_owner (
+    agent   TEXT PRIMARY KEY,
+    gateway TEXT NOT NULL,
+    epoch   INTEGER NOT NULL,
+    former  TEXT NOT NULL
+) WITHOUT ROWID;
+
 -- Pairs of records that one writer signed for one version.
 CREATE TABLE room_evidence (
     map             TEXT NOT NULL,
@@ -604,7 +612,6 @@ CREATE INDEX forwarded_age ON forwarded (at);
 CREATE TABLE transfer_request (
     agent     TEXT NOT NULL,
     node      TEXT NOT NULL,
-    take_over INTEGER NOT NULL,
     at        INTEGER NOT NULL,
     PRIMARY KEY (agent, node)
 ) WITHOUT ROWID;
