@@ -330,6 +330,7 @@ class Mesh:
 
     def refresh(self) -> None:
         for gate in self.gates.values():
+            gate.peers.relay_host.flush_readings()
             gate.reader.refresh_requests()
         self.flow()
 

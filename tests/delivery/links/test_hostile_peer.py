@@ -14,6 +14,7 @@ from gatepost.delivery.frames import (
     FollowFrame,
     IncarnationsFrame,
     LinkFrame,
+    ReadingFrame,
     RelayFrame,
     TraceAnswer,
     TraceRequest,
@@ -296,6 +297,24 @@ def test_a_forged_reading_ends_the_link_of_its_reader_alone(mesh: Mesh) -> None:
     to_b.end_of(mesh["s"]).hear(forged)
     mesh.flow()
     assert to_b.broken and not to_a.broken
+
+
+def test_a_reader_that_reports_too_often_is_passed_on_once_a_second(mesh: Mesh) -> None:
+    """Each report is a commit at the source, and counts against the relay there."""
+    a, b, s = (mesh[name] for name in "abs")
+    to_a, to_b = relay_links(mesh)
+    a.send_many(b, 3)
+    mesh.flow()
+    s.peers.tend(0)
+    mesh.flow()
+    to_a.end_of(a).seen.clear()
+    for upto in (1, 2, 3) * 100:
+        to_b.end_of(s).hear(sign_reading(b.key, "b", "b-1", ("a", "a-1", upto)))
+    mesh.flow()
+    s.peers.tend(0)
+    mesh.flow()
+    passed = [each.upto for each in to_a.end_of(a).seen if isinstance(each, ReadingFrame)]
+    assert passed == [1, 3]
 
 
 def test_a_forged_trace_ends_the_link_of_its_author_alone(mesh: Mesh) -> None:

@@ -1,6 +1,7 @@
 """One connection between gateways, with a socket that does as the test says."""
 
 import asyncio
+import time
 import tracemalloc
 from collections.abc import Callable
 
@@ -132,6 +133,28 @@ def test_a_budget_fills_again() -> None:
         budget.add_answer(10 << 20)
     assert not budget.allows_answer(100.0)
     assert budget.allows_answer(101.0)
+
+
+async def test_a_flood_of_small_frames_lets_others_have_their_turn() -> None:
+    """All that waited in the socket were handled at once."""
+    wire, frames, turns = Wire(), list[bytes](), list[int]()
+    connection, _ = _connection(wire)
+
+    def take(frame: bytes) -> None:
+        frames.append(frame)
+        time.sleep(0.0005)
+
+    async def take_turns() -> None:
+        while len(frames) < 200:
+            turns.append(len(frames))
+            await asyncio.sleep(0)
+
+    connection.on_frame = take
+    for _ in range(200):
+        wire.inbox.put_nowait(under_test.LINK_PREFIX + b"x")
+    wire.inbox.put_nowait(None)
+    await asyncio.gather(connection.run(), take_turns())
+    assert len(set(turns)) > 20
 
 
 async def test_a_link_that_queues_too_much_for_its_peer_is_cut_off() -> None:

@@ -70,6 +70,8 @@ class RelayHost:
         self._parts: list[RelayHostPart] = []
         self._clocks: dict[str, int] = {}
         self._readings: dict[tuple[str, str], ReadingFrame] = {}
+        # (Source, reader) of the readings that were passed on since the last flush.
+        self._passed_readings: set[tuple[str, str]] = set()
         # (Source, reader) → the last restart on behalf of that reader.
         self._restarts: dict[tuple[str, str], ReplicaRestart] = {}
 
@@ -138,12 +140,24 @@ class RelayHost:
         return True
 
     def forward_reading(self, reading: ReadingFrame) -> None:
-        """Pass a reader's progress on to the source, now or when it links to us again."""
+        """Pass a reader's progress on to the source, now or when it links to us again.
+
+        A reader that says it too often is passed on by `flush_readings` only.
+        """
+        key = (reading.source, reading.reader)
         source = next((part for part in self._parts if part.peer == reading.source), None)
-        if source is not None:
+        if source is not None and key not in self._passed_readings:
+            self._passed_readings.add(key)
             source.send_reading(reading)
-        elif reading.source in self._wanted:
-            self._readings[reading.source, reading.reader] = reading
+        elif source is not None or reading.source in self._wanted:
+            self._readings[key] = reading
+
+    def flush_readings(self) -> None:
+        """Pass on the last progress of readers that said it too often; call it every second."""
+        self._passed_readings.clear()
+        linked = {part.peer: part for part in self._parts}
+        for key in [each for each in self._readings if each[0] in linked]:
+            linked[key[0]].send_reading(self._readings.pop(key))
 
     # -- news of a replica, for all readers
 

@@ -32,6 +32,8 @@ _ANSWER_BYTES_PER_SEC = 1 << 20
 # With less than this queued, a link may queue more on request of its peer.
 CONGESTED_BYTES = 256 * 1024
 _LOOK_SECS = 5.0
+# How long the frames of one peer are handled before it is the turn of others.
+_SLICE_SECS = 0.002
 _LOOKS_PER_DIGEST = 12
 # Less than a sender waits for the word of an owner (delivery.offline_secs and more).
 _STILL_SECS = 30.0
@@ -80,6 +82,7 @@ class PeerConnection:
         self._max_queued_bytes = max_queued_bytes
         self.queued_bytes = 0
         self._was_congested = False
+        self._slice_secs = 0.0
         self._answers: deque[Iterable[bytes]] = deque([self._peer.first_messages()])
         self._budget = AnswerBudget()
         self._wake = asyncio.Event()
@@ -129,7 +132,7 @@ class PeerConnection:
             self.heard_at = asyncio.get_running_loop().time()
             self._check_stillness()
             if message[:1] == LINK_PREFIX and self.on_frame is not None:
-                self.on_frame(message[1:])
+                await self._take_frame(message[1:])
                 continue
             began = time.perf_counter()
             answer = self._peer.receive_message(message)
@@ -141,6 +144,16 @@ class PeerConnection:
                 self._queue_answer(answer)
             # The socket is not read meanwhile, so a peer that costs too much waits.
             await asyncio.sleep(pause)
+
+    async def _take_frame(self, data: bytes) -> None:
+        assert self.on_frame is not None
+        began = time.perf_counter()
+        self.on_frame(data)
+        self._slice_secs += time.perf_counter() - began
+        # Many small frames may wait in the socket: others get their turn in between.
+        if self._slice_secs > _SLICE_SECS:
+            self._slice_secs = 0.0
+            await asyncio.sleep(0)
 
     async def _watch_stillness(self) -> None:
         for looks in itertools.count(1):
