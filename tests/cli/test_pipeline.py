@@ -38,7 +38,7 @@ class Made(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Made:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """An archive with a doubled turn and dead letters, and tables of it."""
     folder = tmp_path_factory.mktemp("pipeline")
     made = Made(str(folder / "archive"), str(folder / "tables"))
@@ -64,7 +64,7 @@ class Shown(NamedTuple):
 
 
 @pytest.fixture
-def pipeline(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> Any:
+def pipeline(capsys: pytest.CaptureFixture[str]) -> Any:
     def call(*arguments: str) -> Shown:
         capsys.readouterr()
         code = run_command(["pipeline", *arguments])
@@ -127,20 +127,25 @@ def test_backfill_wants_an_empty_folder(made: Made, pipeline: Any, tmp_path: Pat
     assert (shown.code, "choose an empty folder" in shown.err) == (1, True)
 
 
-def test_stream_takes_what_there_is_and_ends(made: Made, pipeline: Any, tmp_path: Path) -> None:
-    shown = pipeline("stream", "--archive", made.archive, "--tables", str(tmp_path), "--json")
-    batch = pipeline("report", "--terminal", "--tables", made.tables, "--json")
-    assert shown.document["total"]["sent"] == batch.document["total"]["sent"]
+def test_run_also_audits_and_reports(made: Made, pipeline: Any, tmp_path: Path) -> None:
+    page, places = tmp_path / "r.html", ("--archive", made.archive, "--tables", made.tables)
+    shown = pipeline("run", *places, "--audit", "--report", str(page))
+    assert shown.code == ExitCode.FAILED
+    assert shown.out.splitlines()[-1].endswith(" events: 1 broken promise")
+    assert page.read_text().startswith("<!doctype html>")
+    shown = pipeline("run", *places, "--audit", "--json")
+    assert shown.document["audit"]["violations"] == {"doubled_turn": 1}
 
 
 def test_audit_lists_what_was_broken_and_its_exit_code_tells(made: Made, pipeline: Any) -> None:
     shown = pipeline("audit", "--archive", made.archive, "--tables", made.tables)
-    head, found, last = shown.out.splitlines()
+    rules, counted, _, head, found, last = shown.out.splitlines()
     assert shown.code == ExitCode.FAILED
-    assert head == "Node\tSeq\tRule\tPromise"
-    node, seq, rule, sentence = found.split("\t")
+    assert (rules, head) == ("Rule\tBroken\tPromise", "Node\tSeq\tRule\tWhat was found")
+    assert counted == "doubled_turn\t1\tOne event completes at most one turn."
+    node, seq, rule, detail = found.split("\t")
     assert node.startswith("node-") and seq.isdigit()
-    assert (rule, sentence) == ("doubled_turn", "One event completes at most one turn.")
+    assert (rule, detail.startswith("processed on ")) == ("doubled_turn", True)
     assert last.endswith(" events: 1 broken promise")
 
 
@@ -169,7 +174,9 @@ def test_compact_says_what_went(made: Made, pipeline: Any, tmp_path: Path) -> No
     assert pipeline("compact", "--tables", str(tmp_path)).code == ExitCode.FAILED
 
 
-def test_replay_without_a_gateway_only_looks(made: Made, pipeline: Any) -> None:
+def test_replay_without_a_gateway_only_looks(
+    spark: SparkSession, made: Made, pipeline: Any
+) -> None:
     where = ("replay", "--where", "to_agent = 'burst-owner'", "--tables", made.tables)
     shown = pipeline(*where, "--dry-run", "--json")
     (there,) = shown.document["elsewhere"]
@@ -190,7 +197,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
 
 
 def test_replay_asks_only_the_gateway_it_has_a_token_for(
-    made: Made, pipeline: Any, live: Cli
+    spark: SparkSession, made: Made, pipeline: Any, live: Cli
 ) -> None:
     where = ("replay", "--where", "to_agent = 'burst-owner'", "--tables", made.tables)
     shown = pipeline(*where, "--state-dir", str(live.home), "--json")
@@ -252,7 +259,7 @@ def _is_spark(process: psutil.Process) -> bool:
 
 def test_ctrl_c_while_spark_starts_leaves_no_jvm_behind(tmp_path: Path) -> None:
     cli = _cli(tmp_path)
-    arguments = ("pipeline", "compact", "--tables", str(tmp_path))
+    arguments = ("pipeline", "compact", "--tables", str(tmp_path), "--master", "local[1]")
     with cli.running(*arguments) as process:
         started = psutil.Process(process.pid)
         jvms = wait_until(

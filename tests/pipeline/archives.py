@@ -105,7 +105,7 @@ def _segment(
         "sha256": hashlib.sha256(content).hexdigest(),
         "minCreatedAt": int(times.min()),
         "maxCreatedAt": int(times.max()),
-        "chain": "",
+        "chain": "0" * 64,
     }
 
 

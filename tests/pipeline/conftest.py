@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import pytest
-from pyspark.sql import SparkSession
 
 from gatepost.pipeline.synth import SynthOptions
 from tests.conftest import choose
@@ -12,10 +11,10 @@ from tests.pipeline.worlds import PLANTED, World
 
 
 @pytest.fixture(scope="session")
-def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> World:
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """20,000 events with everything planted that can be read, and their tables."""
     options = SynthOptions(events=20_000, seed=4, faults=PLANTED, segment_rows=1500)
-    return World(spark, tmp_path_factory.mktemp("world"), options)
+    return World(tmp_path_factory.mktemp("world"), options)
 
 
 @pytest.fixture(scope="session")

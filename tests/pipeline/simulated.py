@@ -3,8 +3,11 @@
 from pathlib import Path
 from random import Random
 
+from gatepost.archive import room_facts
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.outbox_archive import ArchivePolicy, OutboxArchive
+from gatepost.archive.room_facts import NodeFact, RoomFacts
+from gatepost.archive.seen_heads import read_seen_heads
 from gatepost.journal import Tx
 from gatepost.testing.history import HistoryVerdict
 from gatepost.testing.simulation import RunShape, SimulatedGateway, SimulatedMesh, faults
@@ -13,6 +16,7 @@ from gatepost.testing.simulation.run import _draw_settings, _place_agents, _plan
 # A forged receipt is a broken promise, and would be found.
 HONEST = [kind for kind in faults.FAULTS if kind != "forged_receipt"]
 _SEAL_EVERY_MS = 4_000
+_HOUR_MS = 3_600_000
 
 
 def archive_of(root: Path, seed: int, shape: RunShape, restores: int = 2) -> HistoryVerdict:
@@ -29,8 +33,11 @@ def archive_of(root: Path, seed: int, shape: RunShape, restores: int = 2) -> His
         mesh.run(shape.over_ms + 1)
         mesh.heal()
         mesh.drain()
-        for gateway in (each for each in mesh.gateways.values() if not each.destroyed):
+        left = [each for each in mesh.gateways.values() if not each.destroyed]
+        for gateway in left:
             _seal(gateway, root)
+        for gateway in left:
+            _tell_facts(gateway, mesh, root)
         return mesh.check_history()
 
 
@@ -41,6 +48,24 @@ def _keep_sealing(gateway: SimulatedGateway, root: Path) -> None:
         gateway.loop.call_after(_SEAL_EVERY_MS, again)
 
     again()
+
+
+def _tell_facts(gateway: SimulatedGateway, mesh: SimulatedMesh, root: Path) -> None:
+    """What a gateway knows of the others, and how far it has read them; an hour later."""
+    now = gateway.clock.now()
+    facts = RoomFacts(
+        node=gateway.id,
+        at=now + _HOUR_MS,
+        nodes=tuple(
+            NodeFact(
+                id=each.id, public_key=each.key.public, tier="backbone", added_by="", added_at=0
+            )
+            for each in mesh.gateways.values()
+        ),
+        heads=read_seen_heads(Tx(gateway.connection, now)),
+    )
+    store = ArchiveStore.open(str(root))
+    room_facts.write_facts(store, room_facts.sign_facts(facts, gateway.key))
 
 
 def _seal(gateway: SimulatedGateway, root: Path) -> None:

@@ -13,6 +13,7 @@ from examples import demo
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.verification import verify_archive
 from gatepost.pipeline.jobs.audit import audit_archive
+from gatepost.pipeline.transport import LocalTransport
 from gatepost.testing.history import HistoryVerdict
 
 
@@ -30,7 +31,7 @@ def test_the_archives_of_real_gateways_keep_every_promise(
     assert town.kills == 1
     assert town.taken_over > 0
     assert list(verify_archive(ArchiveStore.open(str(town.archive)))) == []
-    found = audit_archive(spark, str(town.archive), str(tmp_path / "tables"))
+    found = audit_archive(LocalTransport(), str(town.archive), str(tmp_path / "tables"))
     assert (found.violations, found.keys) == ({}, "room")
     # A message, its acceptance and its end at least, of everything sent.
     assert found.events >= 3 * total

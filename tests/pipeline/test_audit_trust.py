@@ -8,7 +8,7 @@ from gatepost.archive.manifest import ArchiveManifest
 from gatepost.archive.room_facts import NodeFact, RevocationFact, RoomFacts
 from gatepost.events import NodeKey
 from gatepost.pipeline.audit import trust
-from gatepost.pipeline.audit.trust import KeyTrust
+from gatepost.pipeline.audit.trust import FactsDoubt, KeyTrust
 from gatepost.testing import ManualClock
 
 NODES = ("a", "b", "c", "d")
@@ -125,6 +125,7 @@ def test_files_that_cannot_be_read_or_lie_elsewhere_are_doubted(tmp_path: object
     room_facts.write_facts(store, says("a"))
     store.write_file("room/b.json", b"{}")
     store.write_file("room/c.json", store.read_file("room/a.json") or b"")
-    told, doubts = trust.read_room_facts(store)
+    doubts: list[FactsDoubt] = []
+    told = list(trust.read_room_facts(store, doubts))
     assert [facts.node for facts in told] == ["a"]
     assert [doubt.node for doubt in doubts] == ["b", "c"]

@@ -46,6 +46,7 @@ def test_the_pipeline_runs_on_a_machine_without_java(tmp_path: Path) -> None:
         "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     command = ["pipeline", "run", "--archive", archive, "--tables", tables, "--json"]
+    command += ["--master", "local[2]"]
     command = [sys.executable, "-c", _PROGRAM, *command]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

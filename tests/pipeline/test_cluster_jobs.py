@@ -14,14 +14,13 @@ from tests.pipeline.worlds import World
 pytestmark = pytest.mark.timeout(1800)
 
 
-@pytest.mark.parametrize("what", ["run", pytest.param("stream", marks=pytest.mark.full)])
 def test_executors_killed_under_a_job_change_nothing(
-    world: World, tmp_path: Path, master: str, count: Callable[[int, int], int], what: str
+    world: World, tmp_path: Path, master: str, count: Callable[[int, int], int]
 ) -> None:
     rounds = count(1, 10)
     tables, max_rows = tmp_path / "tables", world.truth.events // rounds + 1
     job = Program(
-        tmp_path, "tests.pipeline.pipeline_job", what, world.archive, tables, max_rows, master
+        tmp_path, "tests.pipeline.pipeline_job", "run", world.archive, tables, max_rows, master
     )
     killed = 0
     with job.running() as process:

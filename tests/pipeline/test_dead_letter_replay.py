@@ -23,6 +23,7 @@ from gatepost.pipeline.delta_tables import write_table
 from gatepost.pipeline.gateway_api import GatewayApi
 from gatepost.pipeline.jobs.pipeline import update_tables
 from gatepost.pipeline.tables.schemas import DELIVERIES
+from gatepost.pipeline.transport import LocalTransport
 from gatepost.testing import GatewayProcess
 from tests.gateway.admin.test_undelivered_api import bury
 from tests.waiting import wait_until
@@ -148,7 +149,7 @@ def test_from_a_gateway_through_the_archive_and_back(
     archive = process.state_dir.parent / "archive"
     node, written = gateway.fetch_node_id(), process.get("/v1/status")["outbox_seq"]
     wait_until(lambda: _archived_through(archive, node) >= written, 20)
-    update_tables(spark, str(archive), str(tmp_path))
+    update_tables(LocalTransport(), str(archive), str(tmp_path))
     chosen = choose_letters(spark, str(tmp_path), "to_agent = 'dora'", 10)
     (letter,) = chosen.letters
     assert letter == ReplayLetter(id, node, "dora", "dora", letter.reason)

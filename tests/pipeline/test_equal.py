@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from gatepost.pipeline.synth import SynthOptions
 from tests.pipeline import reckoning
@@ -147,10 +146,10 @@ def test_what_was_planted_is_found_and_nothing_else(world: World) -> None:
 @pytest.mark.parametrize("faults", [PLANTED, ()], ids=["planted", "clean"])
 @pytest.mark.parametrize(("seed", "nodes"), [(0, 4), (1, 3), (2, 5), (3, 6), (4, 8)])
 def test_other_seeds_and_rooms(
-    spark: SparkSession, tmp_path: Path, seed: int, nodes: int, faults: tuple[str, ...]
+    tmp_path: Path, seed: int, nodes: int, faults: tuple[str, ...]
 ) -> None:
     options = SynthOptions(events=20_000, nodes=nodes, seed=seed, faults=faults, segment_rows=1500)
-    world = World(spark, tmp_path, options)
+    world = World(tmp_path, options)
     _assert_incidents(world)
     _assert_misfires(world)
     reckoned = Reckoned(world.archive)

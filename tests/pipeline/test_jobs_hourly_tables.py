@@ -23,7 +23,7 @@ def test_a_large_hour_is_cut_by_who_sent_and_says_the_same(
         for table in HOURLY_TABLES
     }
     folders = {table: each.path for table, each in writing.items()}
-    made = write_hourly_tables(world.spark, deliveries, folders, Objectives())
+    made = write_hourly_tables(world.transport, deliveries, folders, Objectives())
     for table, written in made.items():
         writing[table].commit(written)
         rows = world.read(str(tmp_path), table)
@@ -36,4 +36,6 @@ def test_a_large_hour_is_cut_by_who_sent_and_says_the_same(
 
 
 def test_without_hours_there_is_nothing_to_do(world: World) -> None:
-    assert write_hourly_tables(world.spark, [], {PACES: "/nowhere"}, Objectives()) == {PACES: []}
+    assert write_hourly_tables(world.transport, [], {PACES: "/nowhere"}, Objectives()) == {
+        PACES: []
+    }

@@ -40,7 +40,7 @@ def test_whatever_commit_is_the_last_the_tables_are_the_same(
 
     monkeypatch.setattr(TableWrite, "commit", mortal)
     tables = str(tmp_path / "tables")
-    pipeline = Pipeline(world.spark, world.archive, tables)
+    pipeline = Pipeline(world.transport, world.archive, tables)
     half = world.truth.events // 2
     # Through the first batch, which makes the tables, and the next, which replaces hours.
     for _ in range(2 * COMMITS):
@@ -59,7 +59,7 @@ def test_however_many_batches_there_were_few_files_are_read(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MANY_FILES", 4)
-    pipeline = Pipeline(world.spark, world.archive, str(tmp_path))
+    pipeline = Pipeline(world.transport, world.archive, str(tmp_path))
     assert pipeline.run(world.truth.events // 6).batches > 5
     assert len(files_since(str(tmp_path / "activity"), "last_at", 0)) < 4
     world.assert_same(str(tmp_path))

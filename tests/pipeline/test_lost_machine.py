@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from gatepost.archive import manifest
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.pipeline.jobs.audit import audit_archive
+from gatepost.pipeline.transport import LocalTransport
 from tests.cli.conftest import Cli
 from tests.gateway.tools import client
 from tests.mesh.conftest import running
@@ -105,4 +106,4 @@ def test_everything_ends_and_the_agent_lives_on(
     assert shown == dict.fromkeys(accepted[:3], "accepted") | dict.fromkeys(on_the_way, None)
     archive = tmp_path / "archive"
     wait_until(lambda: is_archived(archive, ann) and is_archived(archive, cat), 20)
-    assert audit_archive(spark, str(archive), str(tmp_path / "tables")).violations == {}
+    assert audit_archive(LocalTransport(), str(archive), str(tmp_path / "tables")).violations == {}

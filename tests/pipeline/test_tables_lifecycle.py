@@ -168,7 +168,7 @@ def test_facts_are_divided_by_when_their_ids_were_drawn(
 
 def test_blocks_are_read_as_they_were_written() -> None:
     before = told([sent(), receipt("b", "accepted", 5), receipt("b", "processed", 9, **OK)])
-    after = Facts.decode(**before.encode())
+    after = Facts.decode(before.encode())
     assert (str(after.told), after.sent, after.words) == (
         str(before.told),
         before.sent,

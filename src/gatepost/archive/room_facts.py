@@ -1,15 +1,16 @@
 """`room/<id>.json`: one gateway's signed copy of room facts, used to verify the archive later."""
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.signed_json import bytes_to_sign, encode_canonical
 from gatepost.errors import ArchiveError
 from gatepost.events import NodeKey, verify_signature
+from gatepost.events.envelope import MAX_JSON_INT
 
 FACTS_VERSION: Final = 1
 
@@ -45,6 +46,19 @@ class TermFact(Struct, frozen=True, kw_only=True, rename="camel"):
     at: int
 
 
+class HeadFact(Struct, frozen=True, kw_only=True, rename="camel"):
+    """How far this gateway has read the outbox of another node, and when it got there.
+
+    `chain` is the hash chain there, in hex; it is empty if this gateway read only its own events.
+    """
+
+    node: str
+    incarnation: str
+    seq: Annotated[int, Meta(ge=1, le=MAX_JSON_INT)]
+    at: Annotated[int, Meta(ge=0, le=MAX_JSON_INT)]
+    chain: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
+
+
 class RoomFacts(Struct, frozen=True, kw_only=True, rename="camel"):
     version: int = FACTS_VERSION
     node: str
@@ -52,6 +66,7 @@ class RoomFacts(Struct, frozen=True, kw_only=True, rename="camel"):
     nodes: tuple[NodeFact, ...] = ()
     revocations: tuple[RevocationFact, ...] = ()
     terms: tuple[TermFact, ...] = ()
+    heads: tuple[HeadFact, ...] = ()
     signature: bytes = b""
 
     def public_key_of(self, node: str) -> bytes | None:

@@ -31,6 +31,14 @@ def read_segment_table(source: Any, columns: Sequence[str], where: str) -> pa.Ta
     return table
 
 
+def read_segment_schema(source: Any, where: str) -> pa.Schema:
+    """The columns that a segment has; older ones lack some."""
+    try:
+        return pq.read_schema(source)
+    except _READ_ERRORS as error:
+        raise ArchiveError(f"segment {where} cannot be read: {error}") from None
+
+
 def _check_column(table: pa.Table, field: pa.Field, where: str) -> None:
     if table.schema.names.count(field.name) != 1:
         raise ArchiveError(f"segment {where} has no column {field.name}, or several")

@@ -26,7 +26,7 @@ from gatepost.bench.mailbox import BenchMachine, describe_machine
 from gatepost.errors import BenchFailed
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from gatepost.pipeline.transport import Transport
 
 _LIFECYCLE_QUERY = """
 WITH told AS (
@@ -121,13 +121,13 @@ def measure_size(
     return SizeResult(truth.events, size, levels, full, more, share, _time_duckdb(archive))
 
 
-def _run_pipeline(spark: "SparkSession", archive: str, tables: str) -> int:
+def _run_pipeline(transport: "Transport", archive: str, tables: str) -> int:
     from gatepost.pipeline.jobs.pipeline import update_tables
 
-    return update_tables(spark, archive, tables).events
+    return update_tables(transport, archive, tables).events
 
 
-def _run_service_levels(spark: "SparkSession", archive: str, tables: str) -> int:
+def _run_service_levels(transport: "Transport", archive: str, tables: str) -> int:
     from gatepost.pipeline.archive_reader import ArchiveReader
     from gatepost.pipeline.delta_tables import begin_write, list_files
     from gatepost.pipeline.jobs.deliveries import NewEvents, write_deliveries
@@ -138,24 +138,25 @@ def _run_service_levels(spark: "SparkSession", archive: str, tables: str) -> int
 
     slices = [Slice(s, s.first, s.last) for s in ArchiveReader(archive).list_segments()]
     lives = begin_write(f"{tables}/deliveries", DELIVERIES.schema, partition_by=["hour"])
-    lives.commit(write_deliveries(spark, NewEvents(archive, slices), [], lives.path))
+    lives.commit(write_deliveries(transport, NewEvents(archive, slices), [], lives.path))
     levels = begin_write(f"{tables}/slo", SLO.schema, partition_by=["hour"])
     held = list_files(lives.path, "hour")
-    levels.commit(write_hourly_tables(spark, held, {SLO: levels.path}, Objectives())[SLO])
+    levels.commit(write_hourly_tables(transport, held, {SLO: levels.path}, Objectives())[SLO])
     return sum(piece.rows for piece in slices)
 
 
 def _time_job(
-    archive: str, tables: str, master: str, job: "Callable[[SparkSession, str, str], int]"
+    archive: str, tables: str, master: str, job: "Callable[[Transport, str, str], int]"
 ) -> TimedRun:
     """Time a job as a user starts it: in a fresh JVM, where nothing is compiled yet."""
     from gatepost.pipeline.session import spark_session
+    from gatepost.pipeline.transport import SparkTransport
 
     with watch_memory() as peak:
         start = time.perf_counter()
         with spark_session(master, name="bench", brief=True) as spark:
             session = time.perf_counter() - start
-            events = job(spark, archive, tables)
+            events = job(SparkTransport(spark), archive, tables)
             seconds = time.perf_counter() - start - session
     return TimedRun(events, session, seconds, events / seconds, peak[0] // 2**20)
 

@@ -9,6 +9,8 @@ class ExitCode(IntEnum):
     OK = 0
     FAILED = 1
     USAGE = 2
+    # The verdict of an audit that lacks evidence; like a wrong call, it proves nothing.
+    UNDECIDED = 2
     UNREACHABLE = 3
     INTERRUPTED = 130
 

@@ -5,7 +5,7 @@ Spark is imported when a session is opened, so that commands without one start f
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from gatepost.pipeline.objectives import Objectives
+    from gatepost.pipeline.transport import Transport
 
 Result = TypeVar("Result")
 
@@ -56,6 +57,8 @@ class JobLocations:
     "Spark master, such as spark://host:7077. Default: all cores of this machine."
     objectives: Path | None = None
     "TOML file with objectives that differ from the defaults. The tables remember it."
+    conf: tuple[str, ...] = ()
+    "A setting of Spark, such as spark.ui.enabled=true. May be repeated."
     state_dir: Path | None = None
     "State directory with the settings. Default: $GATEPOST_HOME, else ~/.gatepost."
 
@@ -77,8 +80,68 @@ class JobLocations:
     def tables_folder(self) -> str:
         return tables_folder_or_default(self.tables, self.state_dir)
 
+    def spark_settings(self) -> dict[str, str]:
+        settings = {}
+        for setting in self.conf:
+            name, equals, value = setting.partition("=")
+            if not equals:
+                raise usage_problem(f"--conf takes NAME=VALUE, not {setting!r}")
+            settings[name] = value
+        return settings
+
 
 DEFAULT_LOCATIONS = JobLocations()
+
+
+class JobRunner:
+    """Runs the jobs of one command: in this process, or with Spark."""
+
+    def __init__(self, transport: "Transport", spark: "SparkSession | None") -> None:
+        self._transport = transport
+        self._spark = spark
+
+    def call(self, job: "Callable[[Transport], Result]") -> Result:
+        from gatepost.pipeline.job_errors import wrap_job_errors
+
+        def call_job() -> Result:
+            with wrap_job_errors():
+                return job(self._transport)
+
+        return call_job() if self._spark is None else run_in_thread(self._spark, call_job)
+
+
+def stored_rows(tables: str) -> int:
+    """The number of deliveries in the tables."""
+    from gatepost.pipeline.small_tables import count_rows
+    from gatepost.pipeline.tables.schemas import DELIVERIES
+
+    return count_rows(tables, DELIVERIES)
+
+
+@contextmanager
+def open_runner(
+    places: JobLocations, options: OutputOptions, label: str, count_rows: "Callable[[], int]"
+) -> "Iterator[JobRunner]":
+    """A runner for jobs over about `count_rows()` rows. Few rows need no Spark.
+
+    If the user asks for a Spark of their own, that one is used, however few rows there are.
+    """
+    with require_pipeline():
+        from gatepost.pipeline.session import is_submitted, require_spark
+
+        require_spark()
+        from gatepost.pipeline.job_errors import wrap_job_errors
+        from gatepost.pipeline.transport import SMALL_ROWS, LocalTransport, SparkTransport
+    asked = places.master is not None or bool(places.conf) or is_submitted()
+    if not asked:
+        with wrap_job_errors():
+            rows = count_rows()
+        if rows <= SMALL_ROWS:
+            yield JobRunner(LocalTransport(), None)
+            return
+    settings = places.spark_settings()
+    with open_spark(places.master, options, label, brief=True, conf=settings) as spark:
+        yield JobRunner(SparkTransport(spark), spark)
 
 
 @contextmanager
@@ -89,17 +152,19 @@ def open_spark(
     brief: bool = False,
     *,
     keep_classes: bool = False,
+    conf: "Mapping[str, str] | None" = None,
 ) -> "Iterator[SparkSession]":
     with require_pipeline():
         from gatepost.pipeline.session import require_spark, spark_session
 
         require_spark()
+    from gatepost.pipeline.package_upload import is_connect
     from gatepost.pipeline.progress_bar import show_progress
 
     with ExitStack() as stack:
-        session = spark_session(master, brief=brief, keep_classes=keep_classes)
+        session = spark_session(master, conf=conf, brief=brief, keep_classes=keep_classes)
         spark = _start_uninterrupted(lambda: stack.enter_context(session))
-        if not options.json:
+        if not options.json and not is_connect(spark):
             stack.enter_context(show_progress(spark, label))
         yield spark
 

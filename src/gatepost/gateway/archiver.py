@@ -94,7 +94,8 @@ class OutboxArchiver:
     def _archive_due_segments(self, facts: "RoomFacts | None") -> None:
         """Archive all due events, one segment at a time, then merge small segments."""
         connection, archive = self._opened or self._open_archive()
-        self._write_room_facts(archive, facts)
+        if facts is not None:
+            self._write_room_facts(connection, archive, facts)
         while not self._stopping:
             tx = Tx(connection, self._core.clock.now())
             segment = archive.archive_segment(tx)
@@ -117,13 +118,25 @@ class OutboxArchiver:
             log.warning("small segments stay as they are until the next start: %s", error.message)
             self._compacting = False
 
-    def _write_room_facts(self, archive: "OutboxArchive", facts: "RoomFacts | None") -> None:
-        """Write the room's facts beside the segments, if they changed."""
-        from gatepost.archive import room_facts
+    def _write_room_facts(
+        self, connection: apsw.Connection, archive: "OutboxArchive", facts: "RoomFacts"
+    ) -> None:
+        """Write the room's facts beside the segments, if they changed.
 
-        if facts is None or (
-            self._written_facts and replace(self._written_facts, at=0) == replace(facts, at=0)
+        The heads of other outboxes change all the time: they are written as often as segments are.
+        """
+        from gatepost.archive import room_facts
+        from gatepost.archive.seen_heads import read_seen_heads
+
+        written, age = self._written_facts, self._core.settings.archive.max_age_secs * 1000
+        if (
+            written is not None
+            and replace(written, at=0, heads=()) == replace(facts, at=0)
+            and facts.at - written.at < age
         ):
+            return
+        facts = replace(facts, heads=read_seen_heads(Tx(connection, facts.at)))
+        if written is not None and replace(written, at=0) == replace(facts, at=0):
             return
         room_facts.write_facts(archive.store, room_facts.sign_facts(facts, self._core.node.key))
         self._written_facts = facts

@@ -6,7 +6,7 @@ A file that no manifest lists does not exist. Needs pyarrow and msgspec, but not
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import date
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
@@ -43,7 +43,7 @@ class ArchiveReader:
     """The folder of all nodes' segments, as their manifests describe it."""
 
     def __init__(self, root: str) -> None:
-        store = ArchiveStore.open(root)
+        self._store = store = ArchiveStore.open(root)
         self._filesystem, self._base = store.filesystem, store.root
         # The root as Spark needs it: absolute, with its scheme if it has one.
         self.uri = root.rstrip("/") if "://" in root else store.root
@@ -60,6 +60,17 @@ class ArchiveReader:
             if info.type == fs.FileType.File
         }
         return [segment for _, segments in self._manifests.values() for segment in segments]
+
+    def count_listed_events(self) -> int:
+        """The number of events in all manifests that can be read."""
+        from gatepost.archive import manifest
+
+        total = 0
+        for node in manifest.archived_nodes(self._store):
+            with suppress(ArchiveError):
+                listed = manifest.read_manifest(self._store, node)
+                total += listed.rows if listed else 0
+        return total
 
     def row_times(self, segment: SegmentFile) -> Sequence[int]:
         """For each row the latest `created_at` of it and the rows before it."""

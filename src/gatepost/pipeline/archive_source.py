@@ -327,7 +327,9 @@ def _encode_options(
 
 
 def _default_parallelism(spark: "SparkSession") -> int:
-    return spark.sparkContext.defaultParallelism
+    from gatepost.pipeline.transport import SparkTransport
+
+    return SparkTransport(spark).slots
 
 
 def _can_spark_open(root: str) -> bool:

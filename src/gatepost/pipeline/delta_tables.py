@@ -7,7 +7,6 @@ a crash changes nothing. A crash leaves files that no commit names; `vacuum_tabl
 """
 
 import json
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
@@ -17,7 +16,8 @@ from msgspec import Struct
 
 from gatepost.clock import SystemClock
 from gatepost.errors import PipelineError
-from gatepost.pipeline.parquet import WrittenFile, partition_text, write_files
+from gatepost.pipeline.parquet import WrittenFile, merge_files, partition_text, write_files
+from gatepost.pipeline.transport import RESULT_PART, PartBlock
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from deltalake import Schema as DeltaSchema
     from deltalake.transaction import AddAction
     from pyspark.sql import DataFrame, SparkSession
+
+    from gatepost.pipeline.transport import Transport
 
 WriteMode = Literal["append", "overwrite", "replace"]
 
@@ -88,7 +90,7 @@ def begin_write(path: str, schema: Mapping[str, Any], **how: Unpack[WriteOptions
 def read_table(spark: "SparkSession", path: str, *, version: int | None = None) -> "DataFrame":
     """The table at its current version, or at an older `version`."""
     path = _absolute_path(path)
-    table = _require_table(path, version)
+    table = require_table(path, version)
     return _read_files(spark, path, table, table.file_uris())
 
 
@@ -122,7 +124,7 @@ def _stored_files(path: str, value: str) -> list[StoredFile]:
     import pyarrow as pa
 
     path = _absolute_path(path)
-    listed = pa.table(_require_table(path).get_add_actions(flatten=True))
+    listed = pa.table(require_table(path).get_add_actions(flatten=True))
     if not listed.num_rows:
         return []
     columns = (listed[name].to_pylist() for name in ("path", value, "num_records"))
@@ -135,18 +137,18 @@ def table_exists(path: str) -> bool:
 
 
 def compact_table(
-    spark: "SparkSession", path: str, *, target: int = 128 * _MIB, at_least: int = 4
+    transport: "Transport", path: str, *, target: int = 128 * _MIB, at_least: int = 4
 ) -> int:
     """Merge the small files of each partition that has several; returns how many fewer remain."""
     path = _absolute_path(path)
-    table = _require_table(path)
+    table = require_table(path)
     merged = [group for group in _small_files(table, target) if len(group) >= at_least]
-    return sum(_merge_files(spark, path, group, target) for group in merged)
+    return sum(_merge_files(transport, path, group, target) for group in merged)
 
 
 def vacuum_table(path: str, *, older_than_hours: int = 7 * 24) -> list[str]:
     """Delete old files that the table no longer uses or no commit names; returns their names."""
-    return _require_table(path).vacuum(
+    return require_table(path).vacuum(
         older_than_hours, dry_run=False, enforce_retention_duration=False, full=True
     )
 
@@ -194,7 +196,7 @@ def _open_table(path: str, version: int | None = None) -> "DeltaTable | None":
         return None
 
 
-def _require_table(path: str, version: int | None = None) -> "DeltaTable":
+def require_table(path: str, version: int | None = None) -> "DeltaTable":
     table = _open_table(path, version)
     if table is None:
         raise PipelineError(f"there is no table at {path}")
@@ -369,22 +371,23 @@ def _small_files(table: "DeltaTable", target: int) -> list[list[dict[str, Any]]]
 
 
 def _merge_files(
-    spark: "SparkSession", path: str, group: Sequence[Mapping[str, Any]], target: int
+    transport: "Transport", path: str, group: Sequence[Mapping[str, Any]], target: int
 ) -> int:
     """Replace these files by fewer with the same rows; readers see no change of data."""
     from deltalake.transaction import RemoveAction
 
-    table = _require_table(path)
+    table = require_table(path)
     partitions = tuple(table.metadata().partition_columns)
-    rows = _read_files(spark, path, table, [f"{path.rstrip('/')}/{file['path']}" for file in group])
-    size = sum(file["size_bytes"] for file in group)
-    merged = rows.coalesce(max(1, math.ceil(size / target)))
-    files = _write_rows(merged, path, partitions)
+    runs = [list(run) for run in _pack_by_size(group, target)]
+    found = group[0].get("partition") or {}
+    values = {name: partition_text(found.get(name)) for name in partitions}
+
+    def merge(run: list[str]) -> "Iterator[PartBlock]":
+        yield RESULT_PART, merge_files(path, run, values).encode()
+
+    files = [WrittenFile.decode(file) for file in transport.run(runs, merge)]
     now = SystemClock().now()
-    removes = [
-        RemoveAction(file["path"], False, now, file["size_bytes"], files[0].partition)
-        for file in group
-    ]
+    removes = [RemoveAction(file["path"], False, now, file["size_bytes"], values) for file in group]
     table.create_write_transaction(
         [*_add_actions(files, data_change=False), *removes],
         "append",
@@ -392,3 +395,17 @@ def _merge_files(
         partition_by=list(partitions),
     )
     return len(group) - len(files)
+
+
+def _pack_by_size(group: Sequence[Mapping[str, Any]], target: int) -> Iterator[list[str]]:
+    """The paths of files in runs of about the target size."""
+    run: list[str] = []
+    size = 0
+    for file in group:
+        run.append(file["path"])
+        size += file["size_bytes"]
+        if size >= target:
+            yield run
+            run, size = [], 0
+    if run:
+        yield run

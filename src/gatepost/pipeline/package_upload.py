@@ -4,6 +4,7 @@ Gatepost itself is pure Python, so a zip file suffices. Workers must already hav
 msgspec, which hold compiled code, and the same minor version of Python as the driver.
 """
 
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,11 +22,21 @@ def send_package(spark: "SparkSession") -> None:
     """Let executors import gatepost.
 
     Executors fetch the file when they start, so it stays in Spark's own folder until Spark stops.
+    A Spark Connect server keeps a copy of its own.
     """
+    if is_connect(spark):
+        with tempfile.TemporaryDirectory(prefix="gatepost-") as folder:
+            spark.addArtifacts(str(zip_package(Path(folder) / "gatepost.zip")), pyfile=True)
+        return
     context = spark.sparkContext
     target = Path(context._temp_dir) / "gatepost.zip"
     if not target.exists():
         context.addPyFile(str(zip_package(target)))
+
+
+def is_connect(spark: "SparkSession") -> bool:
+    """Whether the session is at a Spark Connect server."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def zip_package(target: Path) -> Path:

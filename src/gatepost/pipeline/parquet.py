@@ -160,6 +160,29 @@ def read_file(uri: str, columns: Sequence[str], encoded: Sequence[str] = ()) -> 
         return file.read(columns=list(columns), use_threads=False)
 
 
+def merge_files(root: str, paths: Sequence[str], values: dict[str, str | None]) -> WrittenFile:
+    """Write the rows of several files of one partition to one file."""
+    filesystem, base = resolve_filesystem(root)
+    wheres = [f"{base.rstrip('/')}/{path}" for path in paths]
+    schema = pa.unify_schemas([pq.read_schema(where, filesystem=filesystem) for where in wheres])
+    writer = _PartitionWriter(root, values)
+    for where in wheres:
+        with pq.ParquetFile(where, filesystem=filesystem) as file:
+            for batch in file.iter_batches(_GROUP_ROWS, use_threads=False):
+                writer.add_batch(_pad_columns(batch, schema))
+    return writer.close()
+
+
+def _pad_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Add nulls for columns that an older file lacks."""
+    present = set(batch.schema.names)
+    arrays = [
+        batch[field.name] if field.name in present else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
 _LOCAL = fs.LocalFileSystem()
 
 

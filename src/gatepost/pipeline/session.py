@@ -16,8 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gatepost.errors import PipelineError, PipelineMissing
+from gatepost.errors import PipelineMissing
 from gatepost.pipeline.java import java_home
+from gatepost.pipeline.job_errors import wrap_job_errors
 from gatepost.pipeline.jvm_class_cache import JvmClassCache
 
 if TYPE_CHECKING:
@@ -89,17 +90,14 @@ def spark_session(
     faster.
 
     Where a session runs already, as in a notebook or on a managed cluster, that one is used and
-    left running.
+    left running. `spark-submit` and a Spark Connect server (`sc://host`) bring their own settings;
+    only `conf` is added to them.
     """
     require_spark()
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
-    if SparkContext._active_spark_context is not None:
-        running = SparkSession.builder.getOrCreate()
-        _prepare_session(running)
-        with _wrap_spark_errors():
-            yield running
+    if (found := _find_session(master, name, conf or {})) is not None:
+        with wrap_job_errors():
+            _prepare_session(found)
+            yield found
         return
     with contextlib.ExitStack() as stack:
         scratch = Path(tempfile.mkdtemp(prefix="gatepost-spark-"))
@@ -110,6 +108,26 @@ def spark_session(
         settings = _merge_settings(settings, conf or {}, brief, shared.jvm_options)
         stack.enter_context(_spark_environment(home, is_local(settings["spark.master"])))
         yield stack.enter_context(_start_session(settings, shared))
+
+
+def _find_session(master: str | None, name: str, conf: Mapping[str, str]) -> "SparkSession | None":
+    """A session that runs already, or that is configured elsewhere; None if there is none."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    if master is not None and master.startswith("sc://"):
+        return SparkSession.builder.remote(master).getOrCreate()
+    if SparkContext._active_spark_context is None and not is_submitted():
+        return None
+    builder = SparkSession.builder.appName(name)
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def is_submitted() -> bool:
+    """Whether `spark-submit` started this process, and with it the session's JVM."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def is_local(master: str) -> bool:
@@ -221,7 +239,7 @@ def _start_session(settings: Mapping[str, str], shared: JvmClassCache) -> "Itera
         if ours:
             stack.callback(lambda: shared.finish_recording(_end_jvm()))
         # Inside the stack: the text of an error comes from the JVM, so it is read before that ends.
-        with _wrap_spark_errors():
+        with wrap_job_errors():
             context = SparkContext(conf=SparkConf().setAll(list(settings.items())))
             stack.callback(context.stop)
             # Workers warm up while the JVM gets ready for queries, which uses one core.
@@ -232,27 +250,6 @@ def _start_session(settings: Mapping[str, str], shared: JvmClassCache) -> "Itera
                 _prepare_session(session)
                 warm_up.result()
             yield session
-
-
-@contextlib.contextmanager
-def _wrap_spark_errors() -> Iterator[None]:
-    """Re-raise Spark errors as `PipelineError`."""
-    from py4j.protocol import Py4JJavaError
-    from pyspark.errors import PySparkException
-
-    try:
-        yield
-    except (PySparkException, Py4JJavaError) as error:
-        raise PipelineError(_worker_message(str(error))) from None
-
-
-def _worker_message(error: str) -> str:
-    """The last line of a worker's traceback; the whole text if there is no traceback."""
-    lines = error.strip().splitlines()
-    if "Traceback (most recent call last):" not in lines:
-        return error
-    last = lines[-1]
-    return last.partition(": ")[2] if last.startswith("gatepost.") else last
 
 
 def _warm_up_workers(context: "SparkContext") -> None:
@@ -273,7 +270,7 @@ def _prepare_session(spark: "SparkSession") -> None:
 
     for key, value in _SQL_SETTINGS.items():
         spark.conf.set(key, value)
-    if not is_local(spark.sparkContext.master or "local"):
+    if not is_local(spark.conf.get("spark.master", None) or "local"):
         send_package(spark)
     register_source(spark)
 

@@ -29,6 +29,16 @@ def read_rows(tables: str, table: TableSpec) -> list[Row]:
     return found
 
 
+def count_rows(tables: str, table: TableSpec) -> int:
+    """The number of rows of a table, from its log."""
+    import pyarrow as pa
+
+    opened = open_table(tables, table)
+    if opened is None:
+        return 0
+    return sum(pa.table(opened.get_add_actions(flatten=True))["num_records"].to_pylist())
+
+
 def last_written_at(table: "DeltaTable") -> int:
     """The time of the table's last commit, in epoch milliseconds."""
     at: int = table.history(1)[0]["timestamp"]
@@ -44,7 +54,17 @@ def count_values(table: "DeltaTable", column: str) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def first_rows(table: "DeltaTable", most: int) -> list[Row]:
-    """The first rows of the table, at most `most`."""
-    found: list[Row] = table.to_pyarrow_dataset().head(most).to_pylist()
+def sample_rows(table: "DeltaTable", column: str, most: int) -> list[Row]:
+    """At most `most` rows for each value of `column`; reads a table of any size in batches."""
+    import pyarrow.compute as pc
+
+    found: list[Row] = []
+    taken: Counter[str] = Counter()
+    for batch in table.to_pyarrow_dataset().to_batches():
+        for value in pc.unique(batch.column(column)).to_pylist():
+            if taken[value] < most:
+                rows = batch.filter(pc.equal(batch.column(column), value))
+                fresh = rows.slice(0, most - taken[value]).to_pylist()
+                taken[value] += len(fresh)
+                found += fresh
     return found

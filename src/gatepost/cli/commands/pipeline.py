@@ -1,8 +1,10 @@
-"""`gatepost pipeline`: jobs that build tables from the archive, compact them, and audit it."""
+"""`gatepost pipeline`: jobs that build tables from the archive, and compact them."""
 
 import signal
 import threading
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
@@ -10,45 +12,51 @@ from cyclopts.validators import Number
 from msgspec import Struct
 
 from gatepost.cli import output
-from gatepost.cli.commands.pipeline_report import print_report
-from gatepost.cli.options import DEFAULT_OUTPUT, OutputOptions
+from gatepost.cli.commands.pipeline_audit import (
+    AUDIT_EXITS,
+    AuditDocument,
+    archived_rows,
+    make_document,
+    print_audit,
+)
+from gatepost.cli.commands.pipeline_report import print_report, save_page
+from gatepost.cli.options import DEFAULT_OUTPUT, Flag, OutputOptions
 from gatepost.cli.problems import CommandProblem, ExitCode
 from gatepost.cli.spark_jobs import (
     DEFAULT_LOCATIONS,
     JobLocations,
+    JobRunner,
     PositiveCount,
-    open_spark,
-    run_in_thread,
+    open_runner,
+    stored_rows,
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming.query import StreamingQuery
-
     from gatepost.pipeline.jobs.audit import AuditResult
     from gatepost.pipeline.jobs.pipeline import RunSummary
-    from gatepost.pipeline.report.model import PipelineReport, ReportViolation
-
-_POLL_SECS = 0.5
+    from gatepost.pipeline.report.model import PipelineReport
 
 
-class RunDocument(Struct):
+class RunDocument(Struct, omit_defaults=True):
     batches: int
     events: int
     report: "PipelineReport"
+    audit: AuditDocument | None = None
 
 
-class AuditDocument(Struct):
-    """`keys`: the source of the nodes' public keys, `room` or `self-asserted`."""
-
-    events: int
-    violations: dict[str, int]
-    keys: str
-    samples: "list[ReportViolation]"
+class _RunResult(Struct):
+    ran: "RunSummary"
+    report: "PipelineReport"
+    audited: "AuditResult | None" = None
 
 
 def run_pipeline(
-    *, places: JobLocations = DEFAULT_LOCATIONS, options: OutputOptions = DEFAULT_OUTPUT
-) -> None:
+    *,
+    audit: Flag = False,
+    report: Path | None = None,
+    places: JobLocations = DEFAULT_LOCATIONS,
+    options: OutputOptions = DEFAULT_OUTPUT,
+) -> int:
     """Bring the tables up to date with events archived since the last run.
 
     Prints the service levels of the last day.
@@ -56,94 +64,163 @@ def run_pipeline(
     For example:
 
       gatepost pipeline run
+      gatepost pipeline run --audit --report report.html
       gatepost pipeline run --archive s3://bucket/archive --master spark://host:7077
+
+    Parameters
+    ----------
+    audit
+        Audit the archive as well. The exit code is that of the audit.
+    report
+        Write the report to this HTML file as well.
     """
-    _run_job(places, options, "run")
+    return _run_jobs(places, options, "run", audit=audit, page=report)
 
 
 def backfill_tables(
     *, places: JobLocations = DEFAULT_LOCATIONS, options: OutputOptions = DEFAULT_OUTPUT
-) -> None:
+) -> int:
     """Build all tables from scratch in an empty folder.
 
     For example:
 
       gatepost pipeline backfill --tables /srv/tables-2
     """
-    _run_job(places, options, "backfill")
+    return _run_jobs(places, options, "backfill")
 
 
-def _run_job(places: JobLocations, options: OutputOptions, job: Literal["run", "backfill"]) -> None:
+def _run_jobs(
+    places: JobLocations,
+    options: OutputOptions,
+    job: Literal["run", "backfill"],
+    *,
+    audit: bool = False,
+    page: Path | None = None,
+) -> int:
+    archive, tables = places.archive_uri(), places.tables_folder()
+
+    def count_rows() -> int:
+        from gatepost.pipeline.jobs.pipeline import count_new_events
+
+        return archived_rows(archive) if audit else count_new_events(archive, tables)
+
+    with open_runner(places, options, "reading the archive", count_rows) as runner:
+        result = _call_jobs(runner, places, job, audit=audit, page=page)
+    audited = result.audited
+    found = None if audited is None else make_document(audited, tables)
+    document = RunDocument(result.ran.batches, result.ran.events, result.report, found)
+    output.print_result(options, document, lambda: _print_run(result))
+    if audited is not None and found is not None and not options.json:
+        output.print_line("")
+        print_audit(found, audited)
+    return ExitCode.OK if audited is None else AUDIT_EXITS[audited.verdict]
+
+
+def _call_jobs(
+    runner: JobRunner,
+    places: JobLocations,
+    job: Literal["run", "backfill"],
+    *,
+    audit: bool,
+    page: Path | None,
+) -> _RunResult:
+    from gatepost.pipeline import small_tables
+    from gatepost.pipeline.jobs import pipeline as jobs
+    from gatepost.pipeline.jobs.audit import audit_archive as check
+    from gatepost.pipeline.report.gatherer import gather_report
+    from gatepost.pipeline.tables.schemas import ACTIVITY
+
     archive, tables, wanted = places.archive_uri(), places.tables_folder(), places.load_objectives()
-    with open_spark(places.master, options, "reading the archive", brief=True) as spark:
-        from gatepost.pipeline import small_tables
-        from gatepost.pipeline.jobs import pipeline as jobs
-        from gatepost.pipeline.report.gatherer import gather_report
-        from gatepost.pipeline.tables.schemas import ACTIVITY
-
-        work = jobs.update_tables if job == "run" else jobs.backfill_tables
-        ran = run_in_thread(spark, lambda: work(spark, archive, tables, wanted))
-        if small_tables.open_table(tables, ACTIVITY) is None:
-            raise CommandProblem(
-                "not_found", f"{archive} holds no archive: no segment was archived there yet"
-            )
-        report = run_in_thread(spark, lambda: gather_report(spark, tables, days=1))
-    document = RunDocument(ran.batches, ran.events, report)
-    output.print_result(options, document, lambda: _print_run(ran, report))
+    work = jobs.update_tables if job == "run" else jobs.backfill_tables
+    ran = runner.call(lambda transport: work(transport, archive, tables, wanted))
+    audited = None
+    if audit:
+        audited = runner.call(lambda transport: check(transport, archive, tables, wanted))
+    if small_tables.open_table(tables, ACTIVITY) is None:
+        raise CommandProblem(
+            "not_found", f"{archive} holds no archive: no segment was archived there yet"
+        )
+    if page is not None:
+        save_page(runner.call(lambda transport: gather_report(transport, tables)), page)
+    report = runner.call(lambda transport: gather_report(transport, tables, days=1))
+    return _RunResult(ran, report, audited)
 
 
-def _print_run(ran: "RunSummary", report: "PipelineReport") -> None:
-    batches = "1 batch" if ran.batches == 1 else f"{ran.batches} batches"
-    text = f"{output.format_count(ran.events, 'new event')} in {batches}"
-    output.print_line(text if ran.events else "no new events", "bold")
+def _print_run(result: _RunResult) -> None:
+    output.print_line(_describe_run(result.ran), "bold")
     output.print_line("")
-    print_report(report)
+    print_report(result.report)
+
+
+def _describe_run(ran: "RunSummary") -> str:
+    batches = "1 batch" if ran.batches == 1 else f"{ran.batches} batches"
+    return (
+        f"{output.format_count(ran.events, 'new event')} in {batches}"
+        if ran.events
+        else "no new events"
+    )
 
 
 def stream_archive(
     *,
-    every: str | None = None,
+    every: Annotated[float, Parameter(validator=Number(gt=0))] = 30.0,
     max_rows: PositiveCount = 1_000_000,
     places: JobLocations = DEFAULT_LOCATIONS,
     options: OutputOptions = DEFAULT_OUTPUT,
 ) -> None:
-    """Keep the tables up to date in micro-batches, until Ctrl-C.
+    """Run again and again, in one session, until Ctrl-C.
+
+    This is `run` in a loop. Each run that finds new events prints a line.
 
     For example:
 
-      gatepost pipeline stream --every "30 seconds"
+      gatepost pipeline stream
+      gatepost pipeline stream --every 5
 
     Parameters
     ----------
     every
-        How often to check, such as "30 seconds", until Ctrl-C. Default: process the archive once.
+        Seconds between the end of one run and the start of the next.
     max_rows
-        Maximum number of events in a micro-batch.
+        Maximum number of events in a batch.
     """
     archive, tables, wanted = places.archive_uri(), places.tables_folder(), places.load_objectives()
-    with open_spark(places.master, options, "following the archive") as spark:
-        from gatepost.pipeline.jobs.pipeline import stream_tables as follow
+    # Nobody knows how many events will come.
+    with (
+        open_runner(places, options, "following the archive", lambda: 1 << 62) as runner,
+        _stop_on_interrupt() as stopping,
+    ):
+        from gatepost.pipeline.jobs.following import follow_archive
+        from gatepost.pipeline.jobs.pipeline import Pipeline
         from gatepost.pipeline.report.gatherer import gather_report
 
-        query = follow(spark, archive, tables, wanted, every=every, max_rows=max_rows)
-        _follow_query(query)
-        report = gather_report(spark, tables, days=1)
+        runner.call(
+            lambda transport: follow_archive(
+                Pipeline(transport, archive, tables, wanted),
+                every=every,
+                max_rows=max_rows,
+                stopping=stopping,
+                report=lambda ran: _print_step(ran, options),
+            )
+        )
+        report = runner.call(lambda transport: gather_report(transport, tables, days=1))
     output.print_result(options, report, lambda: print_report(report))
 
 
-def _follow_query(query: "StreamingQuery") -> None:
-    """Wait until the query ends or Ctrl-C, which must not interrupt a call into the JVM."""
-    interrupted = threading.Event()
-    previous = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
+def _print_step(ran: "RunSummary", options: OutputOptions) -> None:
+    if ran.events and not options.json:
+        output.print_line(_describe_run(ran))
+
+
+@contextmanager
+def _stop_on_interrupt() -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets, so that the batch at hand is finished."""
+    stopping = threading.Event()
+    previous = signal.signal(signal.SIGINT, lambda *_: stopping.set())
     try:
-        while query.isActive and not interrupted.wait(_POLL_SECS):
-            pass
+        yield stopping
     finally:
         signal.signal(signal.SIGINT, previous)
-    if interrupted.is_set():
-        query.stop()
-    else:
-        query.awaitTermination()
 
 
 def compact_tables(
@@ -168,11 +245,12 @@ def compact_tables(
         Drop rows older than this many days before the latest event. Default: keep all.
     """
     tables = places.tables_folder()
-    with open_spark(places.master, options, "compacting", brief=True) as spark:
+    with open_runner(places, options, "compacting", lambda: stored_rows(tables)) as runner:
         from gatepost.pipeline.jobs.pipeline import compact_tables as merge
 
-        job = partial(merge, spark, tables, keep_hours=keep_hours, keep_days=keep_days)
-        deleted = run_in_thread(spark, job)
+        deleted = runner.call(
+            lambda transport: merge(transport, tables, keep_hours=keep_hours, keep_days=keep_days)
+        )
     if not deleted:
         raise CommandProblem(
             "not_found", f"{tables} holds no tables yet: run `gatepost pipeline run`"
@@ -181,45 +259,3 @@ def compact_tables(
     output.print_result(
         options, deleted, lambda: output.print_table(("Table", "Files deleted"), rows)
     )
-
-
-def audit_archive(
-    *, places: JobLocations = DEFAULT_LOCATIONS, options: OutputOptions = DEFAULT_OUTPUT
-) -> int:
-    """Check every promise of the protocol against every event.
-
-    Exits with 1 if one was broken.
-
-    For example:
-
-      gatepost pipeline audit
-      gatepost pipeline audit --archive /srv/archive --json
-    """
-    archive, tables, wanted = places.archive_uri(), places.tables_folder(), places.load_objectives()
-    with open_spark(places.master, options, "auditing") as spark:
-        from gatepost.pipeline.jobs.audit import audit_archive as check
-        from gatepost.pipeline.report.gatherer import read_last_audit
-
-        found = run_in_thread(spark, lambda: check(spark, archive, tables, wanted))
-    known = read_last_audit(tables)
-    samples = known.samples if known else []
-    document = AuditDocument(found.events, found.violations, found.keys, samples)
-    output.print_result(options, document, lambda: _print_audit(found, samples))
-    return ExitCode.OK if found.is_clean else ExitCode.FAILED
-
-
-def _print_audit(found: "AuditResult", samples: "list[ReportViolation]") -> None:
-    if samples:
-        rows = [(v.node or "", "" if v.seq is None else v.seq, v.rule, v.sentence) for v in samples]
-        output.print_table(("Node", "Seq", "Rule", "Promise"), rows)
-    broken = sum(found.violations.values())
-    if broken > len(samples):
-        output.print_line(f"… and {broken - len(samples)} more, in the table violations")
-    events = output.format_count(found.events, "event")
-    if found.is_clean:
-        output.print_line(f"{events}: every promise kept", "green")
-    else:
-        output.print_line(f"{events}: {output.format_count(broken, 'broken promise')}", "red")
-    if found.self_asserted:
-        nodes = ", ".join(found.self_asserted)
-        output.print_line(f"keys: {found.keys} (no other gateway vouches for {nodes})")

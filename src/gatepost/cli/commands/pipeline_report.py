@@ -12,8 +12,8 @@ from gatepost.cli.spark_jobs import (
     DEFAULT_LOCATIONS,
     JobLocations,
     PositiveCount,
-    open_spark,
-    run_in_thread,
+    open_runner,
+    stored_rows,
 )
 from gatepost.files import write_file_atomically
 
@@ -47,10 +47,10 @@ def write_report(
         Number of days to cover, up to the latest event.
     """
     tables = places.tables_folder()
-    with open_spark(places.master, options, "reading the tables", brief=True) as spark:
+    with open_runner(places, options, "reading the tables", lambda: stored_rows(tables)) as runner:
         from gatepost.pipeline.report.gatherer import gather_report
 
-        made = run_in_thread(spark, lambda: gather_report(spark, tables, days=days))
+        made = runner.call(lambda transport: gather_report(transport, tables, days=days))
     if not terminal:
         _write_page(made, output_file or Path("report.html"), options)
     else:
@@ -58,13 +58,17 @@ def write_report(
 
 
 def _write_page(made: "PipelineReport", path: Path, options: OutputOptions) -> None:
+    save_page(made, path)
+    output.print_result(options, made, lambda: output.print_line(f"written: {path.absolute()}"))
+
+
+def save_page(made: "PipelineReport", path: Path) -> None:
     from gatepost.pipeline.report.html_page import render_page
 
     try:
         write_file_atomically(path, render_page(made).encode())
     except OSError as error:
         raise usage_problem(f"{path} cannot be written: {error.strerror}") from None
-    output.print_result(options, made, lambda: output.print_line(f"written: {path.absolute()}"))
 
 
 def print_report(made: "PipelineReport") -> None:

@@ -36,11 +36,13 @@ def prepare_spark(*, options: OutputOptions = DEFAULT_OUTPUT) -> None:
             from gatepost.pipeline.report.gatherer import gather_report
             from gatepost.pipeline.synth import SynthOptions as Synth
             from gatepost.pipeline.synth import generate_archive
+            from gatepost.pipeline.transport import SparkTransport
 
             generate_archive(archive, Synth(events=5_000))
-            run_in_thread(spark, lambda: bring(spark, archive, tables))
-            run_in_thread(spark, lambda: check(spark, archive, tables))
-            run_in_thread(spark, lambda: gather_report(spark, tables))
+            transport = SparkTransport(spark)
+            run_in_thread(spark, lambda: bring(transport, archive, tables))
+            run_in_thread(spark, lambda: check(transport, archive, tables))
+            run_in_thread(spark, lambda: gather_report(transport, tables))
     done = has_class_cache()
     text = "later jobs start faster now" if done else "this Java cannot create a class cache"
     output.print_result(options, PreparedDocument(done), lambda: output.print_line(text))

@@ -1,43 +1,39 @@
-"""Checks the hash chains and signatures of all segments in parallel.
+"""Checks the hash chain and the signatures of one segment.
 
 A segment ends with a signed head, and the manifest lists the chain value of that head. So each
 segment is checked on its own, starting from the chain value at the end of the one before it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from typing import Any
 
-import msgspec
 import pyarrow as pa
 from msgspec import Struct
-from pyspark.sql import DataFrame, SparkSession
 
 from gatepost.archive import manifest
-from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.manifest import ArchiveManifest
 from gatepost.archive.segment_table import read_segment_table
 from gatepost.errors import ArchiveError, ChainError
 from gatepost.events.chain import ChainHead, extend_chain, genesis_chain, verify_head
+from gatepost.pipeline.audit.trust import SeenHeads
 
 _COLUMNS = ["seq", "digest", "group_first", "chain", "signature", "body", "created_at"]
-VIOLATION_SCHEMA = (
-    "rule string, node string, incarnation string, seq bigint, at bigint, detail string"
-)
 
 
 class SegmentLink(Struct, frozen=True):
     """One segment, and the end of the one before it; `chain` is None if that end is unknown."""
 
-    root: str
     node: str
     incarnation: str
     path: str
     sha256: str
+    rows: int
     after: int
     chain: bytes | None
     last_chain: str
     keys: tuple[bytes, ...]
+    # (seq, chain, gateway): chains in this segment that other gateways have verified.
+    seen: tuple[tuple[int, bytes, str], ...] = ()
 
 
 class ChainViolation(Struct, frozen=True):
@@ -59,22 +55,10 @@ class ChainRows(Struct, frozen=True):
     created_at: list[int]
 
 
-def check_chains(
-    spark: SparkSession,
-    root: str,
-    listed: Sequence[ArchiveManifest],
-    keys: dict[str, tuple[bytes, ...]],
-) -> DataFrame:
-    """All violations of chains and signatures in the archive."""
-    links = [link for node in listed for link in segment_links(root, node, keys)]
-    data = [(msgspec.msgpack.encode(link),) for link in links]
-    slots = max(1, min(len(data), 4 * spark.sparkContext.defaultParallelism))
-    frame = spark.createDataFrame(data, "link binary").repartition(slots)
-    return frame.mapInArrow(_check_batches, VIOLATION_SCHEMA)
-
-
 def segment_links(
-    root: str, listed: ArchiveManifest, keys: dict[str, tuple[bytes, ...]]
+    listed: ArchiveManifest,
+    keys: Mapping[str, tuple[bytes, ...]],
+    seen: SeenHeads,
 ) -> Iterator[SegmentLink]:
     """The segments of one node in order, each with the end of the one before."""
     first_seqs = {known.id: known.first_seq for known in listed.incarnations}
@@ -88,43 +72,26 @@ def segment_links(
             begins = segment.first == first_seqs.get(incarnation)
             chain = genesis_chain(listed.node, incarnation) if begins else b""
         yield SegmentLink(
-            root,
             listed.node,
             incarnation,
             f"{manifest.node_folder(listed.node)}/{segment.path}",
             segment.sha256,
+            segment.rows,
             after,
             chain or None,
             segment.chain,
             keys[listed.node],
+            tuple(
+                (each.head.seq, bytes.fromhex(each.head.chain), each.by)
+                for each in seen.get((listed.node, incarnation), ())
+                if each.head.chain and segment.first <= each.head.seq <= segment.last
+            ),
         )
         ends[incarnation] = segment.last, bytes.fromhex(segment.chain)
 
 
-def _check_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for data in batch.column(0).to_pylist():
-            link = msgspec.msgpack.decode(data, type=SegmentLink)
-            found = [
-                (f.rule, link.node, link.incarnation, f.seq, f.at, f.detail)
-                for f in check_segment(link)
-            ]
-            yield _violation_batch(found)
-
-
-def _violation_batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
-    names = [column.split(" ")[0] for column in VIOLATION_SCHEMA.split(", ")]
-    types = [
-        pa.int64() if c.endswith("bigint") else pa.string() for c in VIOLATION_SCHEMA.split(", ")
-    ]
-    columns = zip(*rows, strict=True) if rows else [[] for _ in names]
-    arrays = [pa.array(list(c), t) for c, t in zip(columns, types, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, names=names)
-
-
-def check_segment(link: SegmentLink) -> Iterator[ChainViolation]:
-    """All violations in one segment."""
-    content = ArchiveStore.open(link.root).read_file(link.path)
+def check_segment(link: SegmentLink, content: bytes | None) -> Iterator[ChainViolation]:
+    """All violations in one segment; `content` is None if there is no such file."""
     if content is None:
         yield ChainViolation(
             "chain_gap", link.after + 1, None, f"the listed file {link.path} is missing"
@@ -141,6 +108,7 @@ def check_segment(link: SegmentLink) -> Iterator[ChainViolation]:
         return
     yield from _check_bodies(rows)
     yield from _check_groups(link, rows)
+    yield from _check_seen_chains(link, rows)
 
 
 def _read_rows(content: bytes, where: str) -> ChainRows:
@@ -193,6 +161,15 @@ def _check_groups(link: SegmentLink, rows: ChainRows) -> Iterator[ChainViolation
             rows.created_at[-1],
             "the manifest lists another chain for the end of this segment",
         )
+
+
+def _check_seen_chains(link: SegmentLink, rows: ChainRows) -> Iterator[ChainViolation]:
+    """Compare the archived chain with the one that other gateways saw at the same event."""
+    archived = dict(zip(rows.seq, rows.chain, strict=True))
+    for seq, chain, gateway in link.seen:
+        if archived.get(seq) is not None and archived[seq] != chain:
+            detail = f"{gateway} saw another chain up to this event"
+            yield ChainViolation("chain_fork", seq, None, detail)
 
 
 def _find_gaps(after: int, seqs: Sequence[int], at: int) -> Iterator[ChainViolation]:

@@ -1,50 +1,284 @@
-"""Checks the promises between outboxes with native Spark expressions.
+"""Checks the promises between outboxes, a column at a time. Needs pyarrow and numpy, but not Spark.
 
-Each check first finds the few keys that break its rule, comparing numbers only, and then fetches
-the events that show it.
+Events and receipts come together by the id of the event they are about. Turns come together once
+more by the pair of agents, to compare the order of turns with the order of sending.
 """
 
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
+import numpy as np
+import pyarrow as pa
+from msgspec import Struct
 
 from gatepost.archive.room_facts import RoomFacts
-from gatepost.pipeline.audit.spans import (
-    ArchivedSpan,
-    archived_since,
-    drawn_at,
-    event_position,
-    forgotten_incarnation,
-    incarnation_number,
-    is_archived,
+from gatepost.pipeline.audit.blocks import Flags, Ids, Ints, join_ids, mix_hashes
+from gatepost.pipeline.audit.evidence import (
+    FOUND,
+    OUTCOMES,
+    found_table,
+    position_incarnation,
+    position_seq,
 )
-from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.audit.rules import UNJUDGED
+from gatepost.pipeline.audit.spans import SpanIndex
+from gatepost.pipeline.tables.facts import ABSENT, drawn_at, mark_changes
+from gatepost.pipeline.tables.groups import Groups
 
-_TRACKED_KINDS = ("message", "reply", "task_create", "task_cancel")
-_INCARNATION_KEY = ("node", "incarnation")
-_RECEIPT_KEY = ["about", "owner", "node", "position"]
+TURNS, UNARCHIVED = "turns", "unarchived"
+
+_OK, _FAILED = OUTCOMES.index("ok"), OUTCOMES.index("failed")
+_TURN_COLUMNS: Final = (
+    *("high", "low", "node", "position", "at", "node_name", "incarnation", "corr_id"),
+)
 
 
-def check_promises(
-    events: DataFrame, facts: list[RoomFacts], known: Sequence[ArchivedSpan], objectives: Objectives
-) -> DataFrame:
-    """All violations that are visible in the events themselves."""
-    receipts = _select_receipts(events, known)
-    slack = objectives.archiving * 1000
-    found = [
-        _oversized_payloads(events, objectives.max_inline),
-        _revoked_events(events, facts),
-        _doubled_turns(receipts, known),
-        _unaccepted_turns(receipts, known, slack),
-        _orphaned_receipts(events, receipts, known, slack),
-        _overtaken_turns(events, receipts),
+class OutboxKnowledge(Struct, frozen=True):
+    """What is known beside the events. Events drawn until `as_of` should be archived."""
+
+    spans: SpanIndex
+    as_of: int
+
+
+def compare_outboxes(
+    sent: pa.Table, receipts: pa.Table, known: OutboxKnowledge
+) -> Iterator[tuple[str, pa.Table]]:
+    """Named tables: the violations that events and receipts show, and what is left to check."""
+    rows = _ReceiptRows(sent, receipts)
+    made = [
+        (FOUND, _doubled_turns(rows)),
+        (FOUND, _unaccepted_turns(rows, known.spans)),
+        (FOUND, _orphaned_receipts(rows, known.spans)),
+        (UNARCHIVED, _unarchived_events(rows, known)),
+        (TURNS, _ordered_turns(rows)),
     ]
-    return reduce(DataFrame.unionByName, found)
+    return ((name, table) for name, table in made if table.num_rows)
 
 
-def contested_terms(facts: list[RoomFacts]) -> list[tuple[int, list[tuple[int, str]]]]:
+class _ReceiptRows:
+    """Receipts, and the events they are about: both have the same `about` number."""
+
+    def __init__(self, sent: pa.Table, receipts: pa.Table) -> None:
+        self.table = receipts
+        self.sent = sent
+        self.position: Ints = receipts["position"].to_numpy()
+        self.node: Ints = receipts["node"].to_numpy()
+        self.owner: Ints = receipts["owner"].to_numpy()
+        self.outcome: Ints = receipts["outcome"].to_numpy().astype(np.int64)
+        self.processed: Flags = np.asarray(receipts["processed"])
+        self.high: Ids = receipts["high"].to_numpy()
+        self.low: Ids = receipts["low"].to_numpy()
+        keys = (
+            np.concatenate((sent[name].to_numpy(), receipts[name].to_numpy()))
+            for name in ("high", "low", "owner")
+        )
+        numbers = Groups.group_equal(*keys).group_numbers
+        self.sent_about: Ints = numbers[: len(sent)]
+        self.about: Ints = numbers[len(sent) :]
+        self.count = int(numbers.max()) + 1 if len(numbers) else 0
+
+    def __len__(self) -> int:
+        return len(self.about)
+
+    @cached_property
+    def drawn(self) -> Ints:
+        """The time at which the id of the event was drawn."""
+        return drawn_at(self.high)
+
+    @cached_property
+    def unmatched(self) -> Flags:
+        """Whether the event is missing from its owner's outbox."""
+        opened = np.zeros(self.count, bool)
+        opened[self.sent_about] = True
+        return ~opened[self.about]
+
+    def to_found(self, rows: Ints, rule: str, details: Sequence[str] | pa.Array) -> pa.Table:
+        return _to_found(self.table.take(pa.array(rows)), rule, details)
+
+
+def _to_found(rows: pa.Table, rule: str, details: Sequence[str] | pa.Array) -> pa.Table:
+    return found_table(
+        {
+            "rule": [rule] * rows.num_rows,
+            "node": rows["node_name"].cast(pa.string()),
+            "incarnation": rows["incarnation"].cast(pa.string()),
+            "seq": position_seq(rows["position"].to_numpy()),
+            "event_id": join_ids(rows["high"].to_numpy(), rows["low"].to_numpy()),
+            "corr_id": rows["corr_id"],
+            "at": rows["at"],
+            "detail": details,
+        }
+    )
+
+
+def _doubled_turns(rows: _ReceiptRows) -> pa.Table:
+    """Events that two nodes processed, one incarnation with two outcomes, or one node twice.
+
+    A node completes an event twice if its journal was restored and had forgotten the first turn.
+    Repeating a receipt is harmless. A restored journal may also give up an event that an earlier
+    incarnation completed: that is no second turn.
+    """
+    ends = np.flatnonzero(rows.processed)
+    groups = Groups.group_equal(rows.about[ends])
+    incarnation = position_incarnation(rows.position)
+    writer = mix_hashes(rows.node[ends], incarnation[ends], rows.outcome[ends])
+    contested = groups.min_values(writer) != groups.max_values(writer)
+    shown, details = [], []
+    for number in np.flatnonzero(contested).tolist():
+        start = int(groups.starts[number])
+        members = ends[groups.order[start : start + int(groups.sizes[number])]]
+        if _is_doubled(rows, members, incarnation):
+            latest = max(members.tolist(), key=lambda row: _row_time(rows, row))
+            names = sorted({str(rows.table["node_name"][row]) for row in members.tolist()})
+            shown.append(latest)
+            details.append(f"processed on {', '.join(names)}")
+    return rows.to_found(np.array(shown, np.int64), "doubled_turn", details)
+
+
+def _is_doubled(rows: _ReceiptRows, members: Ints, incarnation: Ints) -> bool:
+    nodes, turns = set(), set()
+    ends: dict[tuple[int, int], set[int]] = {}
+    for row in members.tolist():
+        node, life, outcome = int(rows.node[row]), int(incarnation[row]), int(rows.outcome[row])
+        nodes.add(node)
+        ends.setdefault((node, life), set()).add(outcome)
+        if outcome == _OK:
+            turns.add((node, life if rows.table["forgotten"][row].as_py() else None))
+    return len(nodes) > 1 or len(turns) > 1 or any(len(found) > 1 for found in ends.values())
+
+
+def _row_time(rows: _ReceiptRows, row: int) -> tuple[int, int]:
+    return rows.table["at"][row].as_py(), int(rows.position[row])
+
+
+def _unaccepted_turns(rows: _ReceiptRows, spans: SpanIndex) -> pa.Table:
+    """Receipts `processed` without `accepted` before them.
+
+    Events from before the archive begins are left out: their `accepted` may lie there too.
+    """
+    groups = Groups.group_equal(rows.about, rows.node)
+    accepted = groups.min_values(np.where(rows.processed, ABSENT, rows.position))
+    ended = groups.min_values(np.where(rows.processed, rows.position, ABSENT))
+    hasty = (ended != ABSENT) & ((accepted == ABSENT) | (accepted > ended))
+    of_row = groups.group_numbers
+    wrong = hasty[of_row] & rows.processed & (rows.position == ended[of_row])
+    wrong &= rows.drawn >= spans.begins(rows.node)
+    found = np.flatnonzero(wrong)
+    details = ["processed, but not accepted before"] * len(found)
+    return rows.to_found(found, "processed_before_accepted", details)
+
+
+def _orphaned_receipts(rows: _ReceiptRows, spans: SpanIndex) -> pa.Table:
+    """Receipts about events that are missing from the outbox they should be in.
+
+    An event id carries the time it was written, by the clock of the outbox that should hold it. So
+    only outboxes that are archived around that time are checked.
+    """
+    lone = np.flatnonzero(rows.unmatched)
+    found = lone[spans.contain(rows.owner[lone], rows.drawn[lone])]
+    owners = rows.table["owner_name"].take(pa.array(found)).to_pylist()
+    details = [f"{owner} has no such event" for owner in owners]
+    return rows.to_found(found, "receipt_without_message", details)
+
+
+def _unarchived_events(rows: _ReceiptRows, known: OutboxKnowledge) -> pa.Table:
+    """For each node: its events that others have confirmed after the end of its archive."""
+    lone = np.flatnonzero(rows.unmatched & (rows.drawn < known.as_of))
+    late = lone[known.spans.end_before(rows.owner[lone], rows.drawn[lone])]
+    _, once = np.unique(rows.about[late], return_index=True)
+    events = late[once]
+    groups = Groups.group_equal(rows.owner[events])
+    earliest = [rows[0] for rows in groups.sample_rows(1, rows.drawn[events])]
+    first = events[np.array(earliest, np.int64)]
+    return pa.table(
+        {
+            "node": rows.table["owner_name"].take(pa.array(first)).cast(pa.string()),
+            "events": groups.sizes,
+            "event_id": join_ids(rows.high[first], rows.low[first]),
+        }
+    )
+
+
+def _ordered_turns(rows: _ReceiptRows) -> pa.Table:
+    """The first turn of every event that has a place in the order of its pair."""
+    done = np.flatnonzero(rows.processed & np.isin(rows.outcome, (_OK, _FAILED)))
+    groups = Groups.group_equal(rows.about[done], rows.node[done])
+    first = [members[0] for members in groups.sample_rows(1, rows.position[done])]
+    turns = done[np.array(first, np.int64)]
+    pairs, numbers = (np.zeros(rows.count, np.int64) for _ in range(2))
+    numbered = np.flatnonzero(rows.sent["pair_seq"].to_numpy() > 0)
+    about = rows.sent_about[numbered]
+    pairs[about] = rows.sent["pair"].to_numpy()[numbered]
+    numbers[about] = rows.sent["pair_seq"].to_numpy()[numbered]
+    turns = turns[numbers[rows.about[turns]] > 0]
+    taken = rows.table.select(list(_TURN_COLUMNS)).take(pa.array(turns))
+    taken = taken.append_column("pair", pa.array(pairs[rows.about[turns]]))
+    return taken.append_column("pair_seq", pa.array(numbers[rows.about[turns]]))
+
+
+def find_overtaken_turns(turns: pa.Table) -> pa.Table:
+    """Turns that ended after a later one of their pair, on the same node.
+
+    The first receipt counts; others repeat it. A restored journal numbers its pairs and its own
+    events anew from the backup on. So order is checked within one incarnation of the sender and one
+    of the owner.
+    """
+    position: Ints = turns["position"].to_numpy()
+    keys = (turns["pair"].to_numpy(), turns["node"].to_numpy(), position_incarnation(position))
+    order = np.lexsort((position, *reversed(keys)))
+    starts = np.zeros(len(order), bool)
+    for key in keys:
+        starts |= mark_changes(key[order])
+    number: Ints = turns["pair_seq"].to_numpy()[order]
+    highest = _highest_before(number, starts)
+    late = np.flatnonzero(highest > number)
+    details = [
+        f"number {own} of its pair ended after number {other}"
+        for own, other in zip(number[late].tolist(), highest[late].tolist(), strict=True)
+    ]
+    return _to_found(turns.take(pa.array(order[late])), "fifo_broken", details)
+
+
+def _highest_before(numbers: Ints, starts: Flags) -> Ints:
+    """The highest number before each row, since its group started; 0 for the first row."""
+    values, ranks = np.unique(numbers, return_inverse=True)
+    group = np.cumsum(starts) * (len(values) + 1)
+    highest = np.maximum.accumulate(group + ranks + 1)
+    before = np.concatenate(([0], highest[:-1])) - group
+    return np.where(starts | (before <= 0), 0, values[np.maximum(before - 1, 0)])
+
+
+def describe_unarchived(parts: Sequence[pa.Table]) -> pa.Table:
+    """One row for each node with events that others have confirmed and that are not archived."""
+    found: dict[str, tuple[int, bytes]] = {}
+    for row in (row for part in parts for row in part.to_pylist()):
+        count, first = found.get(row["node"], (0, row["event_id"]))
+        found[row["node"]] = (count + row["events"], min(first, row["event_id"]))
+    detail = "{} of its events that other gateways have confirmed are not archived"
+    return _to_doubts(
+        {node: detail.format(count) for node, (count, _) in sorted(found.items())},
+        [first for _, (_, first) in sorted(found.items())],
+    )
+
+
+def describe_unknown(parts: Sequence[pa.Table], nodes: frozenset[str]) -> pa.Table:
+    """One row for each node that events are addressed to, and that nothing is known of."""
+    named = {name for part in parts for name in part["node"].to_pylist()}
+    detail = "events are addressed to this node, which has no archive"
+    return _to_doubts(dict.fromkeys(sorted(named - nodes), detail))
+
+
+def _to_doubts(details: Mapping[str, str], ids: Sequence[bytes] | None = None) -> pa.Table:
+    columns: dict[str, Any] = {
+        "rule": pa.array([UNJUDGED] * len(details), pa.string()),
+        "node": pa.array(list(details), pa.string()),
+        "detail": pa.array(list(details.values()), pa.string()),
+    }
+    return found_table(columns | ({"event_id": pa.array(ids, pa.binary())} if ids else {}))
+
+
+def contested_terms(facts: Sequence[RoomFacts]) -> list[tuple[int, list[tuple[int, str]]]]:
     """Terms that more than one node claimed, each with its claims (time, node) in order."""
     claims: dict[int, dict[str, int]] = {}
     for term in (term for known in facts for term in known.terms):
@@ -56,158 +290,9 @@ def contested_terms(facts: list[RoomFacts]) -> list[tuple[int, list[tuple[int, s
     ]
 
 
-def _to_violations(
-    rows: DataFrame, rule: str, detail: Column, event_id: str = "event_id"
-) -> DataFrame:
-    return rows.select(
-        F.lit(rule).alias("rule"),
-        *("node", "incarnation", "seq"),
-        F.col(event_id).alias("event_id"),
-        "corr_id",
-        F.col("created_at").alias("at"),
-        detail.alias("detail"),
-    )
-
-
-def _select_receipts(events: DataFrame, known: Sequence[ArchivedSpan]) -> DataFrame:
-    """Accepted and processed receipts, by the event they are about."""
-    rows = events.where("kind = 'ack' and status in ('accepted', 'processed')")
-    owner = F.coalesce("to_node", "node")
-    return rows.withColumns(
-        {"about": F.col("ref_id"), "owner": owner, "position": event_position(known)}
-    )
-
-
-def _oversized_payloads(events: DataFrame, max_inline: int) -> DataFrame:
-    detail = F.format_string(f"%d bytes inline, the limit is {max_inline}", "payload_size")
-    return _to_violations(
-        events.where(F.col("payload_size") > max_inline), "payload_over_limit", detail
-    )
-
-
-def _revoked_events(events: DataFrame, facts: list[RoomFacts]) -> DataFrame:
+def last_valid_seqs(facts: Sequence[RoomFacts]) -> dict[str, int]:
+    """Revoked node → its last event that counts."""
     last: dict[str, int] = {}
     for revoked in (revoked for known in facts for revoked in known.revocations):
         last[revoked.node] = min(last.get(revoked.node, revoked.last_seq), revoked.last_seq)
-    later = F.lit(False)
-    for node, seq in last.items():
-        later = later | ((F.col("node") == node) & (F.col("seq") > seq))
-    detail = F.lit("written after the node was revoked")
-    return _to_violations(events.where(later), "revoked_node", detail)
-
-
-def _doubled_turns(receipts: DataFrame, known: Sequence[ArchivedSpan]) -> DataFrame:
-    """Events that two nodes processed, one incarnation with two outcomes, or one node twice.
-
-    A node completes an event twice if its journal was restored and had forgotten the first turn.
-    Repeating a receipt is harmless. A restored journal may also give up an event that an earlier
-    incarnation completed: that is no second turn.
-    """
-    ends = receipts.where("status = 'processed'")
-    # Numbers only, so that this stays a hash aggregation over all receipts.
-    writer = F.xxhash64("node", "incarnation", "outcome")
-    keys = (
-        ends.groupBy("about", "owner")
-        .agg(F.min(writer).alias("one"), F.max(writer).alias("other"))
-        .where("one <> other")
-        .select("about", "owner")
-    )
-    about = Window.partitionBy("about", "owner")
-    turn = F.when(F.col("outcome") == "ok", F.concat_ws("/", "node", forgotten_incarnation(known)))
-    within = F.size(
-        F.collect_set("outcome").over(Window.partitionBy("about", "owner", *_INCARNATION_KEY))
-    )
-    rows = ends.join(F.broadcast(keys), ["about", "owner"]).withColumns(
-        {
-            "nodes": F.collect_set("node").over(about),
-            "turns": F.size(F.collect_set(turn).over(about)),
-            "ends": within,
-            "rank": F.row_number().over(about.orderBy(F.desc("created_at"), F.desc("seq"))),
-        }
-    )
-    rows = rows.withColumn("ends", F.max("ends").over(about))
-    doubled = (F.size("nodes") > 1) | (F.col("turns") > 1) | (F.col("ends") > 1)
-    detail = F.format_string("processed on %s", F.array_join(F.sort_array("nodes"), ", "))
-    return _to_violations(
-        rows.where(doubled & (F.col("rank") == 1)), "doubled_turn", detail, "about"
-    )
-
-
-def _unaccepted_turns(receipts: DataFrame, known: Sequence[ArchivedSpan], slack: int) -> DataFrame:
-    """Receipts `processed` without `accepted` before them.
-
-    Events from before the archive begins are left out: their `accepted` may lie there too.
-    """
-    accepted = F.min(F.when(F.col("status") == "accepted", F.col("position")))
-    processed = F.min(F.when(F.col("status") == "processed", F.col("position")))
-    keys = (
-        receipts.groupBy("about", "owner", "node")
-        .agg(accepted.alias("accepted"), processed.alias("position"))
-        .where("position is not null and coalesce(accepted > position, true)")
-        .where(drawn_at(F.col("about")) >= archived_since(known, F.col("node"), slack))
-        .select(*_RECEIPT_KEY)
-    )
-    rows = receipts.where("status = 'processed'").join(F.broadcast(keys), _RECEIPT_KEY)
-    detail = F.lit("processed, but not accepted before")
-    return _to_violations(rows, "processed_before_accepted", detail, "about")
-
-
-def _orphaned_receipts(
-    events: DataFrame, receipts: DataFrame, known: Sequence[ArchivedSpan], slack: int
-) -> DataFrame:
-    """Receipts about events that are missing from the outbox they should be in.
-
-    An event id carries the time it was written, by the clock of the outbox that should hold it. So
-    only outboxes that are archived around that time are checked.
-    """
-    sent = events.where(F.col("kind").isin(*_TRACKED_KINDS)).select(
-        F.col("event_id").alias("about"), F.col("node").alias("owner"), F.lit(1).alias("sent")
-    )
-    mentioned = receipts.select("about", "owner", F.lit(0).alias("sent"))
-    keys = (
-        sent.unionByName(mentioned)
-        .groupBy("about", "owner")
-        .agg(F.max("sent").alias("sent"))
-        .where("sent = 0")
-        .where(is_archived(known, F.col("owner"), drawn_at(F.col("about")), slack))
-        .select("about", "owner")
-    )
-    rows = receipts.join(F.broadcast(keys), ["about", "owner"])
-    detail = F.format_string("%s has no such event", "owner")
-    return _to_violations(rows, "receipt_without_message", detail, "about")
-
-
-def _overtaken_turns(events: DataFrame, receipts: DataFrame) -> DataFrame:
-    """Turns that ended after a later one of their pair, on the same node.
-
-    The first receipt counts; others repeat it. A restored journal numbers its pairs and its own
-    events anew from the backup on. So order is checked within one incarnation of the sender and one
-    of the owner.
-    """
-    sent = events.where(F.col("kind").isin(*_TRACKED_KINDS) & (F.col("attempt") == 1)).where(
-        "pair_seq > 0"
-    )
-    sent = sent.select(
-        F.col("event_id").alias("about"),
-        F.col("node").alias("owner"),
-        F.xxhash64(*_INCARNATION_KEY, "source_agent", "to_agent").alias("pair"),
-        "pair_seq",
-    )
-    turns = (
-        receipts.where("status = 'processed' and outcome in ('ok', 'failed')")
-        .groupBy("about", "owner", "node")
-        .agg(F.min("position").alias("position"))
-    )
-    in_order = Window.partitionBy("pair", "node", incarnation_number(F.col("position"))).orderBy(
-        "position"
-    )
-    before = in_order.rowsBetween(Window.unboundedPreceding, -1)
-    numbered = turns.join(sent, ["about", "owner"])
-    keys = (
-        numbered.withColumn("highest", F.max("pair_seq").over(before))
-        .where("highest > pair_seq")
-        .select(*_RECEIPT_KEY, F.col("pair_seq").alias("number"), "highest")
-    )
-    rows = receipts.join(F.broadcast(keys), _RECEIPT_KEY)
-    detail = F.format_string("number %d of its pair ended after number %d", "number", "highest")
-    return _to_violations(rows, "fifo_broken", detail, "about")
+    return last

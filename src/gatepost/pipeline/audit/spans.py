@@ -6,15 +6,13 @@ no violation where the evidence may be missing.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from typing import Self
 
+import numpy as np
 from msgspec import Struct
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
 from gatepost.archive.manifest import ArchiveManifest
-
-_SEQ_BITS = 48
+from gatepost.pipeline.audit.blocks import Flags, Ints, hash_text
 
 
 class ArchivedSpan(Struct, frozen=True):
@@ -47,53 +45,55 @@ def _node_spans(listed: ArchiveManifest) -> Iterator[ArchivedSpan]:
         )
 
 
-def event_position(known: Sequence[ArchivedSpan]) -> Column:
-    """One number that orders all events of a node: the incarnation's number, then the seq."""
-    incarnation = F.lit(0).cast("bigint")
-    for _, spans_of_node in groupby(known, lambda span: span.node):
-        for number, span in enumerate(spans_of_node):
-            if number:
-                written = (F.col("incarnation") == span.incarnation) & (F.col("node") == span.node)
-                incarnation = F.when(written, F.lit(number).cast("bigint")).otherwise(incarnation)
-    return F.shiftleft(incarnation, _SEQ_BITS) + F.col("seq")
+class SpanIndex(Struct, frozen=True):
+    """Spans by the hash of their node, sorted, to look up many nodes at once.
 
+    A span reaches from `since` to `until`: nearer to its ends an event may not be archived.
+    """
 
-def incarnation_number(position: Column) -> Column:
-    """The number of the incarnation in an event's position."""
-    return F.shiftright(position, _SEQ_BITS)
+    nodes: Ints
+    since: Ints
+    until: Ints
 
+    @classmethod
+    def from_spans(cls, spans: Sequence[ArchivedSpan], slack: int) -> Self:
+        rows = sorted(
+            (hash_text(span.node), span.begin + (slack if span.begin else 0), span.end - slack)
+            for span in spans
+        )
+        columns = np.array(rows, np.int64).reshape(-1, 3)
+        return cls(columns[:, 0].copy(), columns[:, 1].copy(), columns[:, 2].copy())
 
-def drawn_at(id: Column) -> Column:
-    """When an event id was drawn, by its sender's clock."""
-    return F.conv(F.hex(F.substring(id, 1, 6)), 16, 10).cast("bigint")
+    def begins(self, nodes: Ints) -> Ints:
+        """The moment since which all events of each node are archived; 0 if nothing is known."""
+        first = np.searchsorted(self.nodes, nodes)
+        known = self._is_at(first, nodes)
+        found: Ints = np.zeros(len(nodes), np.int64)
+        found[known] = self.since[first[known]]
+        return found
 
+    def contain(self, nodes: Ints, at: Ints) -> Flags:
+        """Whether an event that each node wrote at that moment would be archived."""
+        inside: Flags = np.zeros(len(nodes), bool)
+        place = np.searchsorted(self.nodes, nodes)
+        while (here := self._is_at(place, nodes)).any():
+            span = place[here]
+            inside[here] |= (at[here] >= self.since[span]) & (at[here] <= self.until[span])
+            place = place + 1
+        return inside
 
-def archived_since(known: Sequence[ArchivedSpan], node: Column, slack: int) -> Column:
-    """The moment from which on all events of a node are archived."""
-    moments = {span.node: span.begin for span in reversed(known)}
-    found = F.lit(0).cast("bigint")
-    for name, begin in moments.items():
-        if begin:
-            found = F.when(node == name, F.lit(begin + slack)).otherwise(found)
-    return found
+    def end_before(self, nodes: Ints, at: Ints) -> Flags:
+        """Whether all spans of each node end before that moment."""
+        later: Flags = np.ones(len(nodes), bool)
+        place = np.searchsorted(self.nodes, nodes)
+        while (here := self._is_at(place, nodes)).any():
+            later[here] &= at[here] > self.until[place[here]]
+            place = place + 1
+        return later
 
-
-def is_archived(known: Sequence[ArchivedSpan], node: Column, at: Column, slack: int) -> Column:
-    """Whether an event that a node wrote at that moment would be archived."""
-    found = F.lit(False)
-    for span in known:
-        inside = at.between(span.begin + (slack if span.begin else 0), span.end - slack)
-        found = found | ((node == span.node) & inside)
-    return found
-
-
-def forgotten_incarnation(known: Sequence[ArchivedSpan]) -> Column:
-    """The incarnation of an event that later incarnations do not know; empty if they know it."""
-    found = F.lit("")
-    for span in known:
-        if span.forgotten is not None:
-            written = (F.col("incarnation") == span.incarnation) & (F.col("node") == span.node)
-            found = F.when(
-                written & (F.col("seq") >= span.forgotten), F.lit(span.incarnation)
-            ).otherwise(found)
-    return found
+    def _is_at(self, place: Ints, nodes: Ints) -> Flags:
+        """Whether the span at each place is one of that node."""
+        inside = place < len(self.nodes)
+        found: Flags = np.zeros(len(nodes), bool)
+        found[inside] = self.nodes[place[inside]] == nodes[inside]
+        return found

@@ -1,48 +1,74 @@
-"""The `audit` job: checks that the archive keeps every promise of the protocol."""
+"""The `audit` job: checks that the archive keeps every promise of the protocol.
 
-from collections.abc import Sequence
+Every segment is read once. Its hash chain and signatures are checked where it is read. Then events
+and receipts meet by the id they are about, and turns meet by their pair. The violations are written
+where they are found.
+"""
 
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Literal
+
+import pyarrow as pa
 from msgspec import Struct
-from pyarrow import fs
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from msgspec.structs import asdict
 
 from gatepost.archive import manifest
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.archive.manifest import ArchiveManifest
+from gatepost.archive.segment_table import read_segment_schema, read_segment_table
+from gatepost.clock import SystemClock
 from gatepost.errors import ArchiveError
-from gatepost.pipeline.archive_source import spark_schema
-from gatepost.pipeline.audit import hash_chains, promises, trust
-from gatepost.pipeline.audit.rules import RULES
-from gatepost.pipeline.audit.spans import archived_spans
-from gatepost.pipeline.audit.trust import FactsDoubt, KeyTrust
-from gatepost.pipeline.delta_tables import read_table, write_table
-from gatepost.pipeline.jobs.batch_ledger import BatchLedger
-from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.tables.schemas import VIOLATIONS
-
-_COLUMNS = (
-    *("node", "incarnation", "seq", "event_id", "kind", "source_agent", "to_node", "to_agent"),
-    *("pair_seq", "corr_id", "ref_id", "created_at", "attempt", "payload_size"),
-    *("status", "outcome"),
+from gatepost.pipeline.audit import evidence, hash_chains, promises, trust
+from gatepost.pipeline.audit.blocks import decode_block, encode_block
+from gatepost.pipeline.audit.completeness import (
+    ARCHIVE_GRACE_MS,
+    ArchiveEvidence,
+    ArchiveFinding,
+    check_completeness,
+    latest_time,
 )
-_ROOM_VIOLATIONS = "rule string, node string, at bigint, detail string"
+from gatepost.pipeline.audit.evidence import OutboxPart, found_table
+from gatepost.pipeline.audit.hash_chains import SegmentLink
+from gatepost.pipeline.audit.promises import OutboxKnowledge
+from gatepost.pipeline.audit.rules import RULE_ORDER, SENTENCES, UNJUDGED
+from gatepost.pipeline.audit.spans import ArchivedSpan, SpanIndex, archived_spans
+from gatepost.pipeline.audit.trust import FactsDoubt, KeyTrust
+from gatepost.pipeline.delta_tables import begin_write, require_table
+from gatepost.pipeline.jobs.batch_ledger import BatchLedger
+from gatepost.pipeline.jobs.shares import pack_shares
+from gatepost.pipeline.objectives import Objectives
+from gatepost.pipeline.parquet import WrittenFile, write_files
+from gatepost.pipeline.small_tables import count_values
+from gatepost.pipeline.tables.schemas import VIOLATIONS
+from gatepost.pipeline.transport import RESULT_PART, FoldStep, PartBlock, Transport
+
+# About how many events one executor reads, and compares, at once.
+_READ_ROWS = 500_000
+_COMPARED_ROWS = 1_000_000
+
+Verdict = Literal["kept", "broken", "undecided"]
+NamedTables = Iterable[tuple[str, pa.Table]]
 
 
 class AuditResult(Struct, frozen=True):
-    """The result of an audit; `violations` counts the violations of each broken rule.
+    """The result of an audit.
 
-    No other node vouches for the keys of the `self_asserted` nodes. Their events are consistent,
-    but anybody who can write to the whole archive could have written them.
+    `violations` counts the violations of each broken rule, causes first. `unjudged` counts the
+    reasons why the audit could not judge a node. No other node vouches for the keys of the
+    `self_asserted` nodes. Their events are consistent, but anybody who can write to the whole
+    archive could have written them.
     """
 
     events: int
     violations: dict[str, int]
+    unjudged: int = 0
     self_asserted: tuple[str, ...] = ()
 
     @property
-    def is_clean(self) -> bool:
-        return not self.violations
+    def verdict(self) -> Verdict:
+        if self.violations:
+            return "broken"
+        return "undecided" if self.unjudged else "kept"
 
     @property
     def keys(self) -> str:
@@ -50,51 +76,53 @@ class AuditResult(Struct, frozen=True):
         return "self-asserted" if self.self_asserted else "room"
 
 
+class AuditShare(Struct, frozen=True):
+    """Some segments, and what is known of the outbox of each."""
+
+    archive: str
+    segments: list[tuple[SegmentLink, OutboxPart]]
+
+
 class _AuditInput(Struct, frozen=True):
-    """An opened archive: its manifests, and the keys to believe."""
+    """An opened archive: its manifests, the keys to believe, and the files that are there."""
 
     archive: str
     listed: list[ArchiveManifest]
     trust: KeyTrust
     # Nodes without a usable manifest, and the reason.
     unlisted: list[FactsDoubt]
+    evidence: ArchiveEvidence
+
+    @property
+    def rows(self) -> int:
+        return sum(listed.rows for listed in self.listed)
 
 
 def audit_archive(
-    spark: SparkSession, archive: str, tables: str, objectives: Objectives | None = None
+    transport: Transport,
+    archive: str,
+    tables: str,
+    objectives: Objectives | None = None,
+    absent: Collection[str] = (),
 ) -> AuditResult:
-    """Check the whole archive, and write the table `violations`."""
-    case = _open_archive(archive)
-    path = f"{tables.rstrip('/')}/{VIOLATIONS.name}"
+    """Check the whole archive, and write the table `violations`.
+
+    `absent` are the nodes of the room that are known to have no archive here.
+    """
+    case = _open_archive(archive, absent)
     agreed = BatchLedger(tables).agreed_objectives(objectives)
-    write_table(_find_violations(spark, case, agreed), path, mode="overwrite")
-    counts = read_table(spark, path).groupBy("rule").count().collect()
-    events = sum(listed.rows for listed in case.listed)
-    found = {row["rule"]: row["count"] for row in counts}
-    return AuditResult(events, found, case.trust.self_asserted)
+    path = f"{tables.rstrip('/')}/{VIOLATIONS.name}"
+    writing = begin_write(path, VIOLATIONS.schema, mode="overwrite")
+    files = _compare_events(transport, case, agreed, writing.path)
+    files += _write_found([_archive_violations(case)], writing.path)
+    writing.commit(files)
+    found = count_values(require_table(path), "rule")
+    unjudged = found.pop(UNJUDGED, 0)
+    counts = dict(sorted(found.items(), key=lambda count: RULE_ORDER[count[0]]))
+    return AuditResult(case.rows, counts, unjudged, case.trust.self_asserted)
 
 
-def find_violations(
-    spark: SparkSession, archive: str, objectives: Objectives | None = None
-) -> DataFrame:
-    """Every violation, with the sentence of its rule."""
-    return _find_violations(spark, _open_archive(archive), objectives or Objectives())
-
-
-def _find_violations(spark: SparkSession, case: _AuditInput, objectives: Objectives) -> DataFrame:
-    listed, keys = case.listed, case.trust.keys
-    events = _read_events(spark, case)
-    found = promises.check_promises(events, case.trust.facts, archived_spans(listed), objectives)
-    for more in (
-        hash_chains.check_chains(spark, case.archive, listed, keys),
-        _room_violations(spark, case),
-    ):
-        found = found.unionByName(more, allowMissingColumns=True)
-    sentences = F.create_map(*(F.lit(text) for rule in RULES.items() for text in rule))
-    return found.withColumn("sentence", sentences[F.col("rule")]).select(*VIOLATIONS.names)
-
-
-def _open_archive(archive: str) -> _AuditInput:
+def _open_archive(archive: str, absent: Collection[str]) -> _AuditInput:
     store = ArchiveStore.open(archive)
     listed, unlisted = [], []
     for node in manifest.archived_nodes(store):
@@ -107,41 +135,172 @@ def _open_archive(archive: str) -> _AuditInput:
             unlisted.append(FactsDoubt(node, 0, "no manifest of its own lists its files"))
         else:
             listed.append(found)
-    facts, doubts = trust.read_room_facts(store)
-    judged = trust.judge_room_facts(facts, listed)
+    doubts: list[FactsDoubt] = []
+    judged = trust.judge_room_facts(trust.read_room_facts(store, doubts), listed)
     judged.doubts.extend(doubts)
-    return _AuditInput(archive, listed, judged, unlisted)
+    without = {each.node for each in unlisted}
+    known = ArchiveEvidence(listed, without, judged, frozenset(absent), SystemClock().now())
+    return _AuditInput(archive, listed, judged, unlisted, known)
 
 
-def _read_events(spark: SparkSession, case: _AuditInput) -> DataFrame:
-    """The events of all listed files that exist, whether the archive is complete or not."""
-    names = [
-        f"{manifest.node_folder(node.node)}/{segment.path}"
+def _compare_events(
+    transport: Transport, case: _AuditInput, objectives: Objectives, folder: str
+) -> list[WrittenFile]:
+    """Check all segments, and write the violations that they show to files in this folder."""
+    spans = archived_spans(case.listed)
+    known = OutboxKnowledge(
+        SpanIndex.from_spans(spans, objectives.archiving * 1000),
+        latest_time(case.evidence) - ARCHIVE_GRACE_MS,
+    )
+    parts = max(1, -(-case.rows // _COMPARED_ROWS))
+    made = transport.run(
+        _plan_shares(case, spans, transport.slots),
+        _read_kernel(parts, objectives.max_inline),
+        FoldStep(parts, _compare_kernel(parts, known)),
+        FoldStep(parts, _finish_kernel(case.evidence.known_nodes | case.trust.members, folder)),
+    )
+    return [WrittenFile.decode(file) for file in made]
+
+
+def _plan_shares(case: _AuditInput, spans: Sequence[ArchivedSpan], slots: int) -> list[AuditShare]:
+    valid = promises.last_valid_seqs(case.trust.facts)
+    outboxes: dict[tuple[str, str], OutboxPart] = {}
+    for listed in case.listed:
+        for number, life in enumerate(listed.incarnations):
+            outboxes[listed.node, life.id] = OutboxPart(
+                listed.node, life.id, number, None, valid.get(listed.node)
+            )
+    for span in spans:
+        before = outboxes[span.node, span.incarnation]
+        outboxes[span.node, span.incarnation] = OutboxPart(
+            span.node, span.incarnation, before.number, span.forgotten, before.valid
+        )
+    # Nobody answers for the events of a stranger, and they prove nothing against others.
+    members = case.trust.members or frozenset(node.node for node in case.listed)
+    links = [
+        link
         for node in case.listed
-        for segment in node.segments
+        if node.node in members
+        for link in hash_chains.segment_links(node, case.trust.keys, case.trust.heads)
     ]
-    files = _existing_files(case.archive, names)
-    if not files:
-        return spark.createDataFrame([], spark_schema()).select(*_COLUMNS)
-    reader = spark.read.schema(spark_schema()).option("basePath", case.archive)
-    # Unreadable files are reported by the chain check, and must not stop the checks of the rest.
-    return reader.option("ignoreCorruptFiles", "true").parquet(*files).select(*_COLUMNS)
-
-
-def _existing_files(archive: str, names: Sequence[str]) -> list[str]:
-    store = ArchiveStore.open(archive)
-    found = store.filesystem.get_file_info([store.full_path(name) for name in names])
+    each = min(_READ_ROWS, -(-case.rows // slots))
     return [
-        f"{archive.rstrip('/')}/{name}"
-        for name, info in zip(names, found, strict=True)
-        if info.type == fs.FileType.File
+        AuditShare(case.archive, [(link, _part_of(link, outboxes)) for link in share])
+        for share in pack_shares(links, max(1, each))
     ]
 
 
-def _room_violations(spark: SparkSession, case: _AuditInput) -> DataFrame:
+def _part_of(link: SegmentLink, outboxes: Mapping[tuple[str, str], OutboxPart]) -> OutboxPart:
+    known = outboxes.get((link.node, link.incarnation))
+    return known or OutboxPart(link.node, link.incarnation, 0, None, None)
+
+
+def _read_kernel(parts: int, max_inline: int) -> Callable[[AuditShare], Iterator[PartBlock]]:
+    """Reads segments: their violations, and their evidence split by the ids it is about."""
+
+    def read(share: AuditShare) -> Iterator[PartBlock]:
+        store = ArchiveStore.open(share.archive)
+        for link, part in share.segments:
+            content = store.read_file(link.path)
+            found = list(hash_chains.check_segment(link, content))
+            if found:
+                made = [(evidence.FOUND, _chain_violations(link, found))]
+                yield from _split_blocks(made, {}, parts)
+            events = None if content is None else _read_events(content)
+            if events is not None:
+                named = evidence.collect_evidence(events, part, max_inline)
+                yield from _split_blocks(named, {"sent": "low", "receipts": "low"}, parts)
+
+    return read
+
+
+def _compare_kernel(
+    parts: int, known: OutboxKnowledge
+) -> Callable[[Iterator[bytes]], Iterator[PartBlock]]:
+    """Compares events with receipts; everything else passes through."""
+
+    def compare(blocks: Iterator[bytes]) -> Iterator[PartBlock]:
+        named = _group_blocks(blocks)
+        sent, receipts = named.pop(evidence.SENT, []), named.pop(evidence.RECEIPTS, [])
+        passed = ((name, table) for name, tables in named.items() for table in tables)
+        yield from _split_blocks(passed, {}, parts)
+        if receipts:
+            empty = pa.schema({"high": pa.uint64(), "low": pa.uint64(), "owner": pa.int64()})
+            more = {"pair": pa.int64(), "pair_seq": pa.int64()}
+            empty = pa.schema([*empty, *pa.schema(more)])
+            made = promises.compare_outboxes(
+                pa.concat_tables([empty.empty_table(), *sent]), _join_tables(receipts), known
+            )
+            yield from _split_blocks(made, {promises.TURNS: "pair"}, parts)
+
+    return compare
+
+
+def _finish_kernel(
+    nodes: frozenset[str], folder: str
+) -> Callable[[Iterator[bytes]], Iterator[PartBlock]]:
+    """Checks the order of turns, and writes all violations of this part."""
+
+    def finish(blocks: Iterator[bytes]) -> Iterator[PartBlock]:
+        named = _group_blocks(blocks)
+        found = named.get(evidence.FOUND, [])
+        if turns := named.get(promises.TURNS):
+            found.append(promises.find_overtaken_turns(_join_tables(turns)))
+        found.append(promises.describe_unarchived(named.get(promises.UNARCHIVED, [])))
+        found.append(promises.describe_unknown(named.get(evidence.NAMED, []), nodes))
+        for file in _write_found(found, folder):
+            yield RESULT_PART, file.encode()
+
+    return finish
+
+
+def _split_blocks(tables: NamedTables, keys: Mapping[str, str], parts: int) -> Iterator[PartBlock]:
+    """Blocks of tables that have a key, split by it, and of the others as they are."""
+    for name, table in tables:
+        if name not in keys or parts == 1:
+            block = encode_block(name, table)
+            # Violations may be many, and may be written anywhere.
+            yield len(block) % parts if name == evidence.FOUND else RESULT_PART, block
+            continue
+        part = table[keys[name]].to_numpy().astype("uint64") % parts
+        for number in range(parts):
+            chosen = table.filter(pa.array(part == number))
+            if chosen.num_rows:
+                yield number, encode_block(name, chosen)
+
+
+def _group_blocks(blocks: Iterable[bytes]) -> dict[str, list[pa.Table]]:
+    named: dict[str, list[pa.Table]] = {}
+    for name, table in map(decode_block, blocks):
+        named.setdefault(name, []).append(table)
+    return named
+
+
+def _join_tables(tables: Sequence[pa.Table]) -> pa.Table:
+    """One table in one chunk, because taking a few rows of many chunks searches all of them."""
+    return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+
+
+def _read_events(content: bytes) -> pa.Table | None:
+    """The columns of evidence; None if the file cannot be read, which its chain check reports."""
+    try:
+        present = set(read_segment_schema(pa.BufferReader(content), "").names)
+        known = [name for name in evidence.EVIDENCE_COLUMNS if name in present]
+        table = read_segment_table(pa.BufferReader(content), known, "")
+    except ArchiveError:
+        return None
+    return evidence.complete_columns(table) if "seq" in present else None
+
+
+def _chain_violations(link: SegmentLink, found: Sequence[hash_chains.ChainViolation]) -> pa.Table:
+    rows = [asdict(each) | {"node": link.node, "incarnation": link.incarnation} for each in found]
+    return found_table({name: [row[name] for row in rows] for name in rows[0]})
+
+
+def _archive_violations(case: _AuditInput) -> pa.Table:
     """The violations that show in manifests and room facts, beside the events."""
-    rows = [
-        (
+    found = [
+        ArchiveFinding(
             "two_publishers",
             claims[-1][1],
             claims[-1][0],
@@ -149,12 +308,31 @@ def _room_violations(spark: SparkSession, case: _AuditInput) -> DataFrame:
         )
         for counter, claims in promises.contested_terms(case.trust.facts)
     ]
-    rows += [("room_facts", doubt.node, doubt.at, doubt.detail) for doubt in case.trust.doubts]
-    rows += [("unsigned_manifest", node.node, node.at, node.detail) for node in case.unlisted]
-    rows += [
-        ("unsigned_manifest", node.node, 0, "the manifest is not signed by the node's key")
+    found += [_to_finding("room_facts", doubt) for doubt in case.trust.doubts]
+    found += [_to_finding("unsigned_manifest", doubt) for doubt in case.unlisted]
+    found += [
+        ArchiveFinding(
+            "unsigned_manifest", node.node, 0, "the manifest is not signed by the node's key"
+        )
         for node in case.listed
         if node.public_key not in case.trust.keys[node.node]
         or not manifest.is_manifest_signed(node)
     ]
-    return spark.createDataFrame(rows, _ROOM_VIOLATIONS)
+    found += check_completeness(case.evidence)
+    columns = ArchiveFinding.__struct_fields__
+    return found_table({name: [getattr(each, name) for each in found] for name in columns})
+
+
+def _to_finding(rule: str, doubt: FactsDoubt) -> ArchiveFinding:
+    return ArchiveFinding(rule, doubt.node, doubt.at, doubt.detail)
+
+
+def _write_found(found: Sequence[pa.Table], folder: str) -> list[WrittenFile]:
+    """Write violations with the sentences of their rules."""
+    whole = pa.concat_tables(found) if found else None
+    if whole is None or not whole.num_rows:
+        return []
+    sentences = [SENTENCES[rule] for rule in whole["rule"].to_pylist()]
+    whole = whole.append_column("sentence", pa.array(sentences, pa.string()))
+    batches = whole.select(VIOLATIONS.names).to_batches()
+    return list(write_files(batches, folder, VIOLATIONS.names, ()))

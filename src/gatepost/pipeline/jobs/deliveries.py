@@ -6,7 +6,6 @@ deliveries and writes these.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +14,7 @@ from msgspec import Struct
 from gatepost.pipeline import read_plan
 from gatepost.pipeline.archive_reader import ArchiveReader
 from gatepost.pipeline.delta_tables import StoredFile
-from gatepost.pipeline.jobs.executors import exchange_on_executors, run_on_executors
+from gatepost.pipeline.jobs.executors import run_on_executors
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.parquet import WrittenFile, resolve_filesystem, write_files
 from gatepost.pipeline.read_plan import RowEstimate, Slice
@@ -29,9 +28,7 @@ from gatepost.pipeline.tables.facts import (
     hours_of,
 )
 from gatepost.pipeline.tables.schemas import ACTIVITY, DELIVERIES, HOUR_MS
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from gatepost.pipeline.transport import RESULT_PART, FoldStep, PartBlock, Transport
 
 # About how many events one executor reads at once, and how many facts it folds at once.
 _READ_ROWS = 2_000_000
@@ -64,7 +61,7 @@ class SurveyResult(Struct, frozen=True):
     hours: set[int]
 
 
-def survey_events(spark: "SparkSession", source: NewEvents, wanted: SurveyRequest) -> SurveyResult:
+def survey_events(transport: Transport, source: NewEvents, wanted: SurveyRequest) -> SurveyResult:
     archive = source.archive
     columns = (
         *(activity.ACTIVITY_COLUMNS if wanted.activity else ()),
@@ -83,7 +80,7 @@ def survey_events(spark: "SparkSession", source: NewEvents, wanted: SurveyReques
                 hours.update(hours_of(events).tolist())
         yield [file.encode() for file in _write_activity(counted, wanted.activity)], sorted(hours)
 
-    found = run_on_executors(spark, _plan_shares(spark, source), survey_share)
+    found = run_on_executors(transport, _plan_shares(transport, source), survey_share)
     files = [WrittenFile.decode(file) for files, _ in found for file in files]
     return SurveyResult(files, {hour for _, hours in found for hour in hours})
 
@@ -94,33 +91,33 @@ def _write_activity(counted: Sequence[pa.Table], folder: str | None) -> Iterable
 
 
 def write_deliveries(
-    spark: "SparkSession", source: NewEvents, stored: Sequence[StoredFile], folder: str
+    transport: Transport, source: NewEvents, stored: Sequence[StoredFile], folder: str
 ) -> list[WrittenFile]:
     """Merge new events into stored deliveries, and write those to few files for each hour."""
-    archive, cores = source.archive, spark.sparkContext.defaultParallelism
+    archive, slots = source.archive, transport.slots
     estimates = [*map(_slice_estimate, source.slices), *map(_file_estimate, stored)]
     rows = sum(estimate.rows for estimate in estimates)
-    cuts = read_plan.cut_times(estimates, -(-max(1, rows // _FOLDED_FACTS) // cores) * cores)
+    cuts = read_plan.cut_times(estimates, -(-max(1, rows // _FOLDED_FACTS) // slots) * slots)
 
-    def read_blocks(share: list[Slice] | StoredFile) -> Iterator[tuple[int, dict[str, bytes]]]:
+    def read_blocks(share: list[Slice] | StoredFile) -> Iterator[PartBlock]:
         """The facts of a share as blocks, each with the number of its stretch of time."""
         for read in _read_facts(archive, share):
             for part, block in read.split_by_time(cuts):
                 yield part, block.encode()
 
-    def fold_blocks(blocks: Iterable[dict[str, bytes]]) -> Iterator[bytes]:
+    def fold_blocks(blocks: Iterator[bytes]) -> Iterator[PartBlock]:
         """Write the deliveries of one stretch of time, from all its blocks."""
-        parts = [Facts.decode(**block) for block in blocks]
+        parts = [Facts.decode(block) for block in blocks]
         rows = (
             lifecycle.build_deliveries(Facts.join_parts(parts)).to_batches(_BATCH_ROWS)
             if parts
             else []
         )
         for file in write_files(rows, folder, DELIVERIES.names, ("hour",)):
-            yield file.encode()
+            yield RESULT_PART, file.encode()
 
-    shares: list[list[Slice] | StoredFile] = [*_plan_shares(spark, source), *stored]
-    files = exchange_on_executors(spark, shares, read_blocks, len(cuts) + 1, fold_blocks)
+    shares: list[list[Slice] | StoredFile] = [*_plan_shares(transport, source), *stored]
+    files = transport.run(shares, read_blocks, FoldStep(len(cuts) + 1, fold_blocks))
     return [WrittenFile.decode(file) for file in files]
 
 
@@ -132,8 +129,8 @@ def _file_estimate(file: StoredFile) -> RowEstimate:
     return RowEstimate(file.value * HOUR_MS, (file.value + 1) * HOUR_MS - 1, file.rows)
 
 
-def _plan_shares(spark: "SparkSession", source: NewEvents) -> list[list[Slice]]:
-    return read_plan.pack_slices(source.slices, spark.sparkContext.defaultParallelism, _READ_ROWS)
+def _plan_shares(transport: Transport, source: NewEvents) -> list[list[Slice]]:
+    return read_plan.pack_slices(source.slices, transport.slots, _READ_ROWS)
 
 
 def _read_facts(archive: str, share: list[Slice] | StoredFile) -> Iterator[Facts]:

@@ -1,56 +1,55 @@
-"""Runs work on executors, one share each; only file descriptions or small sums come back.
+"""Runs kernels on executors, one share each; only file descriptions or small sums come back."""
 
-Spark carries shares and blocks without looking into them; Arrow and numpy process the rows, a
-column at a time. These are RDDs and not DataFrames because there is nothing for a query planner to
-decide, and a JVM that has just started plans for seconds.
-"""
-
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TypeVar
+
+import pyarrow as pa
 
 from gatepost.pipeline.parquet import WrittenFile, write_files
 from gatepost.pipeline.tables.schemas import TableSpec
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark import RDD
-    from pyspark.sql import SparkSession
-
-
-class HasRows(Protocol):
-    @property
-    def rows(self) -> int: ...
-
+from gatepost.pipeline.transport import RESULT_PART, FoldStep, PartBlock, Transport
 
 Share = TypeVar("Share")
 Made = TypeVar("Made")
-Item = TypeVar("Item", bound=HasRows)
-
-
-def pack_shares(items: Iterable[Item], rows: int) -> list[list[Item]]:
-    """Pack consecutive items into shares of about `rows` rows."""
-    shares: list[list[Item]] = []
-    left = 0
-    for item in items:
-        if left <= 0:
-            shares.append([])
-            left = rows
-        shares[-1].append(item)
-        left -= item.rows
-    return shares
+Combined = TypeVar("Combined")
 
 
 def run_on_executors(
-    spark: "SparkSession", shares: Sequence[Share], work: Callable[[Share], Iterable[Made]]
+    transport: Transport, shares: Sequence[Share], work: Callable[[Share], Iterable[Made]]
 ) -> list[Made]:
     """Apply `work` to each share on an executor, and collect all results."""
-    return parallelize_shares(spark, shares).flatMap(work).collect() if shares else []
+
+    def read(share: Share) -> Iterator[PartBlock]:
+        return ((RESULT_PART, pickle.dumps(made)) for made in work(share))
+
+    return [pickle.loads(made) for made in transport.run(shares, read)]
+
+
+def combine_on_executor(
+    transport: Transport,
+    shares: Sequence[Share],
+    work: Callable[[Share], Made],
+    combine: Callable[[list[Made]], Combined],
+) -> Combined | None:
+    """Apply `work` to each share, and `combine` to all results; None without shares."""
+
+    def read(share: Share) -> Iterator[PartBlock]:
+        yield RESULT_PART, pickle.dumps(work(share))
+
+    def fold(blocks: Iterator[bytes]) -> Iterator[PartBlock]:
+        yield RESULT_PART, pickle.dumps(combine([pickle.loads(block) for block in blocks]))
+
+    for made in transport.run(shares, read, FoldStep(1, fold)):
+        combined: Combined = pickle.loads(made)
+        return combined
+    return None
 
 
 def write_on_executors(
-    spark: "SparkSession",
+    transport: Transport,
     shares: Sequence[Share],
-    make: "Callable[[Share], Iterable[tuple[TableSpec, pa.Table]]]",
+    make: Callable[[Share], Iterable[tuple[TableSpec, pa.Table]]],
     folders: Mapping[TableSpec, str],
 ) -> dict[TableSpec, list[WrittenFile]]:
     """Apply `make` to each share on an executor, and write its tables, each into its folder."""
@@ -61,26 +60,8 @@ def write_on_executors(
             for file in write_files(rows.to_batches(), folders[table], table.names, by):
                 yield table.name, file.encode()
 
-    found = run_on_executors(spark, shares, write)
+    found = run_on_executors(transport, shares, write)
     return {
         table: [WrittenFile.decode(file) for name, file in found if name == table.name]
         for table in folders
     }
-
-
-def exchange_on_executors(
-    spark: "SparkSession",
-    shares: Sequence[Share],
-    read: Callable[[Share], Iterable[tuple[int, Any]]],
-    parts: int,
-    work: Callable[[Iterable[Any]], Iterable[Made]],
-) -> list[Made]:
-    """Run in two steps: `read` yields (part, block) pairs, `work` gets all blocks of a part."""
-    if not shares:
-        return []
-    blocks = parallelize_shares(spark, shares).flatMap(read).partitionBy(parts, int)
-    return blocks.values().mapPartitions(work).collect()
-
-
-def parallelize_shares(spark: "SparkSession", shares: Sequence[Share]) -> "RDD[Share]":
-    return spark.sparkContext.parallelize(shares, len(shares))

@@ -5,7 +5,6 @@ tasks they sum up.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,9 +26,7 @@ from gatepost.pipeline.tables.schemas import (
     REVIEWS,
     TableSpec,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from gatepost.pipeline.transport import Transport
 
 
 class FindingsInput(Struct, frozen=True):
@@ -43,7 +40,7 @@ class FindingsInput(Struct, frozen=True):
 
 
 def write_findings(
-    spark: "SparkSession",
+    transport: Transport,
     known: FindingsInput,
     folders: Mapping[TableSpec, str],
     objectives: Objectives,
@@ -55,7 +52,7 @@ def write_findings(
         made = _build_findings(known, objectives)
         return [(table, made[table]) for table in tables]
 
-    return write_on_executors(spark, [known], make_tables, folders)
+    return write_on_executors(transport, [known], make_tables, folders)
 
 
 def _build_findings(known: FindingsInput, objectives: Objectives) -> dict[TableSpec, pa.Table]:

@@ -7,22 +7,21 @@ or adds up with the rows of other senders.
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
 from gatepost.pipeline.delta_tables import StoredFile
-from gatepost.pipeline.jobs.executors import pack_shares, write_on_executors
+from gatepost.pipeline.jobs.executors import write_on_executors
+from gatepost.pipeline.jobs.shares import pack_shares
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.parquet import WrittenFile, read_file
 from gatepost.pipeline.tables import cases, slo, tasks
 from gatepost.pipeline.tables.hour_deliveries import HOUR_COLUMNS, HOUR_TEXT_COLUMNS, HourDeliveries
 from gatepost.pipeline.tables.schemas import CASES, PACES, SLO, TASKS, TRAFFIC, TableSpec
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from gatepost.pipeline.transport import Transport
 
 # About how many deliveries are processed at once, and how many by one executor.
 _AT_ONCE = 1_000_000
@@ -49,7 +48,7 @@ class HourPiece(Struct, frozen=True):
 
 
 def write_hourly_tables(
-    spark: "SparkSession",
+    transport: Transport,
     deliveries: Sequence[StoredFile],
     folders: Mapping[TableSpec, str],
     objectives: Objectives,
@@ -63,13 +62,12 @@ def write_hourly_tables(
             for table in tables:
                 yield table, _TABLE_BUILDERS[table](hour, objectives)
 
-    return write_on_executors(spark, plan_shares(spark, deliveries), make_tables, folders)
+    return write_on_executors(transport, plan_shares(transport, deliveries), make_tables, folders)
 
 
-def plan_shares(spark: "SparkSession", deliveries: Sequence[StoredFile]) -> list[list[HourPiece]]:
+def plan_shares(transport: Transport, deliveries: Sequence[StoredFile]) -> list[list[HourPiece]]:
     """The hours of these files of deliveries in pieces, shared among all executors."""
-    cores = spark.sparkContext.defaultParallelism
-    enough = min(_SHARE_ROWS, sum(file.rows for file in deliveries) // cores)
+    enough = min(_SHARE_ROWS, sum(file.rows for file in deliveries) // transport.slots)
     return pack_shares(_cut_pieces(deliveries), enough)
 
 

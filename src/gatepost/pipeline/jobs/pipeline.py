@@ -1,14 +1,12 @@
-"""The jobs that bring tables up to date: once, as a stream, or from nothing."""
+"""The jobs that bring tables up to date: with new events, or from nothing."""
+
+from collections.abc import Callable
 
 from msgspec import Struct
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.streaming.query import StreamingQuery
 
 from gatepost.errors import PipelineError
 from gatepost.pipeline import delta_tables, read_plan
 from gatepost.pipeline.archive_reader import ArchiveReader
-from gatepost.pipeline.archive_source import read_stream
 from gatepost.pipeline.jobs import retention
 from gatepost.pipeline.jobs.batch_ledger import BatchLedger, PipelineBatch
 from gatepost.pipeline.jobs.deliveries import NewEvents
@@ -16,11 +14,10 @@ from gatepost.pipeline.jobs.table_update import TableFolder, TableUpdater
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.read_plan import Offsets, Selection
 from gatepost.pipeline.tables.schemas import TABLES
+from gatepost.pipeline.transport import Transport
 
 _ALL_EVENTS = Selection()
 _MAX_ROWS = 100_000_000
-# A stream reads only its position; `TableUpdater` reads the events themselves.
-_POSITION_COLUMNS = ("node", "incarnation", "seq")
 
 
 class RunSummary(Struct, frozen=True):
@@ -35,23 +32,27 @@ class Pipeline:
 
     def __init__(
         self,
-        spark: SparkSession,
+        transport: Transport,
         archive: str,
         tables: str,
         objectives: Objectives | None = None,
     ) -> None:
-        self._spark = spark
         self._archive = ArchiveReader(archive)
         self.tables = TableFolder(tables)
         self._ledger = BatchLedger(tables)
         self._objectives = self._ledger.agreed_objectives(objectives)
-        self._apply = TableUpdater(spark, self.tables, self._objectives)
+        self._apply = TableUpdater(transport, self.tables, self._objectives)
 
-    def run(self, max_rows: int = _MAX_ROWS) -> RunSummary:
-        """Take in all events that were archived since the last run."""
+    def run(
+        self, max_rows: int = _MAX_ROWS, is_stopping: Callable[[], bool] = lambda: False
+    ) -> RunSummary:
+        """Take in all events that were archived since the last run.
+
+        A batch has at most `max_rows` events. Before each batch `is_stopping` is asked.
+        """
         with self._ledger.hold_lock():
             ran = self._finish_last_batch()
-            while (batch := self._begin_next_batch(max_rows)) is not None:
+            while not is_stopping() and (batch := self._begin_next_batch(max_rows)) is not None:
                 rows = self._take_batch(batch)
                 ran = RunSummary(ran.batches + 1, ran.events + rows)
             return ran
@@ -66,41 +67,6 @@ class Pipeline:
         if last is None or self._ledger.is_done(last):
             return RunSummary(0, 0)
         return RunSummary(1, self._take_batch(last))
-
-    def stream(
-        self, checkpoint: str, *, every: str | None = None, max_rows: int = 1_000_000
-    ) -> StreamingQuery:
-        """Run in micro-batches: over all events available now, or repeatedly `every` "30 seconds".
-
-        The ledger, not the checkpoint, says which events are in the tables, so `run` and `stream`
-        may take turns.
-        """
-        self.recover()
-        events = read_stream(
-            self._spark, self._archive.uri, columns=_POSITION_COLUMNS, max_rows=max_rows
-        )
-        writer = events.writeStream.foreachBatch(self._take_micro_batch)
-        writer = writer.option("checkpointLocation", checkpoint)
-        return (
-            writer.trigger(processingTime=every) if every else writer.trigger(availableNow=True)
-        ).start()
-
-    def _take_micro_batch(self, events: DataFrame, _id: int) -> None:
-        """Take in the events of a Spark micro-batch that are not in the tables yet."""
-        with self._ledger.hold_lock():
-            self._take_new_events(events)
-
-    def _take_new_events(self, events: DataFrame) -> None:
-        self._finish_last_batch()
-        last = self._ledger.last_batch()
-        known = last.end if last else {}
-        tops = events.groupBy("node", "incarnation").agg(F.max("seq").alias("seq")).collect()
-        end: Offsets = {node: dict(seqs) for node, seqs in known.items()}
-        for row in tops:
-            lane = end.setdefault(row.node, {})
-            lane[row.incarnation] = max(lane.get(row.incarnation, 0), row.seq)
-        if end != known:
-            self._take_batch(self._ledger.begin_batch(end, self._objectives))
 
     def _begin_next_batch(self, max_rows: int) -> PipelineBatch | None:
         last = self._ledger.last_batch()
@@ -120,38 +86,35 @@ class Pipeline:
 
 
 def update_tables(
-    spark: SparkSession, archive: str, tables: str, objectives: Objectives | None = None
+    transport: Transport, archive: str, tables: str, objectives: Objectives | None = None
 ) -> RunSummary:
     """Bring the tables up to date; the cost grows with the number of new events."""
-    return Pipeline(spark, archive, tables, objectives).run()
+    return Pipeline(transport, archive, tables, objectives).run()
+
+
+def count_new_events(archive: str, tables: str) -> int:
+    """The number of events that the next run will take in."""
+    ledger = BatchLedger(tables)
+    last = ledger.last_batch()
+    if last is None:
+        start: Offsets = {}
+    else:
+        start = last.end if ledger.is_done(last) else last.start
+    lanes = read_plan.pending_lanes(ArchiveReader(archive).list_segments(), start, _ALL_EVENTS)
+    return sum(lane.rows for lane in lanes.values())
 
 
 def backfill_tables(
-    spark: SparkSession, archive: str, tables: str, objectives: Objectives | None = None
+    transport: Transport, archive: str, tables: str, objectives: Objectives | None = None
 ) -> RunSummary:
     """Make the tables in an empty folder; they equal tables made in many runs."""
     if BatchLedger(tables).last_batch() is not None:
         raise PipelineError(f"{tables} already holds tables: choose an empty folder")
-    return update_tables(spark, archive, tables, objectives)
-
-
-def stream_tables(
-    spark: SparkSession,
-    archive: str,
-    tables: str,
-    objectives: Objectives | None = None,
-    *,
-    every: str | None = None,
-    max_rows: int = 1_000_000,
-) -> StreamingQuery:
-    """Keep the tables up to date until the caller stops the returned query."""
-    pipeline = Pipeline(spark, archive, tables, objectives)
-    checkpoint = f"{tables.rstrip('/')}/_checkpoint"
-    return pipeline.stream(checkpoint, every=every, max_rows=max_rows)
+    return update_tables(transport, archive, tables, objectives)
 
 
 def compact_tables(
-    spark: SparkSession, tables: str, *, keep_hours: int = 7 * 24, keep_days: int | None = None
+    transport: Transport, tables: str, *, keep_hours: int = 7 * 24, keep_days: int | None = None
 ) -> dict[str, int]:
     """Merge small files and delete replaced ones; returns table → number of files removed.
 
@@ -159,11 +122,11 @@ def compact_tables(
     than `keep_days` older than the latest event are dropped; by default all are kept.
     """
     with BatchLedger(tables).hold_lock():
-        return _compact_tables(spark, tables, keep_hours, keep_days)
+        return _compact_tables(transport, tables, keep_hours, keep_days)
 
 
 def _compact_tables(
-    spark: SparkSession, tables: str, keep_hours: int, keep_days: int | None
+    transport: Transport, tables: str, keep_hours: int, keep_days: int | None
 ) -> dict[str, int]:
     if keep_days is not None and (before := retention.oldest_kept(tables, keep_days)) is not None:
         retention.drop_old_hours(tables, before)
@@ -171,7 +134,7 @@ def _compact_tables(
     for table in TABLES.values():
         path = folder.table_path(table)
         if delta_tables.table_exists(path):
-            merged = delta_tables.compact_table(spark, path)
+            merged = delta_tables.compact_table(transport, path)
             removed[table.name] = merged + len(
                 delta_tables.vacuum_table(path, older_than_hours=keep_hours)
             )

@@ -6,10 +6,9 @@ are made anew from the few unusual deliveries (`cases`) and the sums of each hou
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
-from pyspark.sql import DataFrame, SparkSession
 
 from gatepost.pipeline.delta_tables import (
     BatchTransaction,
@@ -34,7 +33,10 @@ from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.parquet import WrittenFile
 from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.tables.schemas import TableSpec
-from gatepost.pipeline.tables.turns import derive_turns
+from gatepost.pipeline.transport import Transport
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 # Incidents come last: once that table has a batch, all tables have it (`BatchLedger.is_done`).
 _FINDINGS: Final = (schemas.ETA, schemas.REVIEWS, schemas.INCIDENTS)
@@ -50,8 +52,10 @@ class TableFolder(Struct, frozen=True):
     def table_path(self, table: TableSpec) -> str:
         return f"{self.root.rstrip('/')}/{table.name}"
 
-    def read(self, spark: SparkSession, table: TableSpec) -> DataFrame:
+    def read(self, spark: "SparkSession", table: TableSpec) -> "DataFrame":
         """Read the table; it is empty if it was never written."""
+        from gatepost.pipeline.tables.turns import derive_turns
+
         if table is schemas.TURNS:
             return derive_turns(self.read(spark, schemas.DELIVERIES))
         path = self.table_path(table)
@@ -63,8 +67,8 @@ class TableFolder(Struct, frozen=True):
 class TableUpdater:
     """Writes a batch to all tables. A table that has the batch already is left as it is."""
 
-    def __init__(self, spark: SparkSession, tables: TableFolder, objectives: Objectives) -> None:
-        self._spark = spark
+    def __init__(self, transport: Transport, tables: TableFolder, objectives: Objectives) -> None:
+        self._transport = transport
         self._tables = tables
         self._objectives = objectives
 
@@ -80,7 +84,7 @@ class TableUpdater:
         """Merge the files of activity: every batch adds to them and reads all recent ones."""
         path = self._tables.table_path(schemas.ACTIVITY)
         if len(files_since(path, "last_at", 0)) >= _MANY_FILES:
-            compact_table(self._spark, path)
+            compact_table(self._transport, path)
 
     def _survey_events(self, source: NewEvents, batch: BatchTransaction) -> set[int] | None:
         """Count activity; returns the hours that change, or None if the tables are still empty."""
@@ -93,7 +97,7 @@ class TableUpdater:
             activity=None if activity.earlier_commit else activity.path,
             hours=table_exists(self._tables.table_path(schemas.DELIVERIES)),
         )
-        found = deliveries.survey_events(self._spark, source, wanted)
+        found = deliveries.survey_events(self._transport, source, wanted)
         activity.commit(found.activity)
         return found.hours if wanted.hours else None
 
@@ -103,14 +107,18 @@ class TableUpdater:
         writing = self._begin_replacing(schemas.DELIVERIES, batch, hours)
         if not writing.earlier_commit:
             stored = self._hour_files(schemas.DELIVERIES, hours) if hours else []
-            writing.commit(deliveries.write_deliveries(self._spark, source, stored, writing.path))
+            writing.commit(
+                deliveries.write_deliveries(self._transport, source, stored, writing.path)
+            )
 
     def _write_hourly_tables(self, batch: BatchTransaction, hours: set[int] | None) -> None:
         writes = {table: self._begin_replacing(table, batch, hours) for table in HOURLY}
         changed = self._hour_files(schemas.DELIVERIES, hours)
         _write_uncommitted(
             writes,
-            lambda folders: write_hourly_tables(self._spark, changed, folders, self._objectives),
+            lambda folders: write_hourly_tables(
+                self._transport, changed, folders, self._objectives
+            ),
         )
 
     def _write_findings(self, batch: BatchTransaction) -> None:
@@ -122,7 +130,8 @@ class TableUpdater:
         }
         known = self._findings_input()
         _write_uncommitted(
-            writes, lambda folders: write_findings(self._spark, known, folders, self._objectives)
+            writes,
+            lambda folders: write_findings(self._transport, known, folders, self._objectives),
         )
 
     def _findings_input(self) -> FindingsInput:

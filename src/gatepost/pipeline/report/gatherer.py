@@ -4,8 +4,7 @@ Counts are sums over the table `slo`. Percentiles cannot be combined from percen
 the whole period are taken from `deliveries`, in one pass over a few of its columns.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +15,7 @@ from gatepost import __version__
 from gatepost.clock import Clock, SystemClock
 from gatepost.errors import PipelineError
 from gatepost.pipeline import small_tables
+from gatepost.pipeline.audit.rules import RULE_ORDER, UNJUDGED
 from gatepost.pipeline.delta_tables import (
     StoredFile,
     files_since,
@@ -25,8 +25,9 @@ from gatepost.pipeline.delta_tables import (
 )
 from gatepost.pipeline.jobs import hourly_tables
 from gatepost.pipeline.jobs.batch_ledger import BatchLedger
-from gatepost.pipeline.jobs.executors import exchange_on_executors, pack_shares, run_on_executors
+from gatepost.pipeline.jobs.executors import combine_on_executor, run_on_executors
 from gatepost.pipeline.jobs.hourly_tables import HourPiece
+from gatepost.pipeline.jobs.shares import pack_shares
 from gatepost.pipeline.jobs.table_update import TableFolder
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.parquet import read_file
@@ -63,9 +64,7 @@ from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.tables.arrow_schemas import arrow_schema
 from gatepost.pipeline.tables.hour_deliveries import HourDeliveries
 from gatepost.pipeline.tables.schemas import HOUR_MS, TableSpec
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from gatepost.pipeline.transport import Transport
 
 ALL_DELIVERIES = "all"
 
@@ -79,6 +78,7 @@ _SHORT_STEPS = tuple(_SECOND * seconds for seconds in (1, 2, 5, 10, 15, 30, 60))
 _SHORT_PERIOD_MS = HOUR_MS
 _MAX_POINTS = 120
 _MAX_ROWS = 50
+_SAMPLES_PER_RULE = 10
 _DAY_MS = 24 * HOUR_MS
 _ACTIVITY_COLUMNS = ("node", "window_start", "events", "first_at", "last_at")
 # Number of table rows that one executor sums up in one go, roughly.
@@ -86,7 +86,7 @@ _ROWS_PER_SHARE = 1_000_000
 
 
 def gather_report(
-    spark: "SparkSession",
+    transport: Transport,
     tables: str,
     *,
     days: int = 30,
@@ -94,7 +94,7 @@ def gather_report(
 ) -> PipelineReport:
     """Make the report on the last `days` days up to the latest event in the tables."""
     objectives = BatchLedger(tables).agreed_objectives()
-    return _ReportGatherer(spark, tables, days, objectives).build_report(clock or SystemClock())
+    return _ReportGatherer(transport, tables, days, objectives).build_report(clock or SystemClock())
 
 
 def choose_step(length: int) -> int:
@@ -132,9 +132,9 @@ class _ReportGatherer:
     """Reads the tables for one report."""
 
     def __init__(
-        self, spark: "SparkSession", tables: str, days: int, objectives: Objectives
+        self, transport: Transport, tables: str, days: int, objectives: Objectives
     ) -> None:
-        self._spark = spark
+        self._transport = transport
         self._tables = TableFolder(tables)
         self._objectives = objectives
         last = BatchLedger(tables).last_batch()
@@ -158,7 +158,9 @@ class _ReportGatherer:
                     yield _PeriodActivity.from_rows(recent)
 
         recent = files_since(path, "last_at", since)
-        parts = run_on_executors(self._spark, pack_shares(recent, _ROWS_PER_SHARE), summarize_files)
+        parts = run_on_executors(
+            self._transport, pack_shares(recent, _ROWS_PER_SHARE), summarize_files
+        )
         if not parts:
             raise PipelineError(
                 "the tables hold no events: archive some, then run `gatepost pipeline run`"
@@ -213,14 +215,13 @@ class _ReportGatherer:
     def _sum_tables(self) -> ReportSums:
         period, node_count = self._period, len(self._activity.nodes)
 
-        def sum_share(share: tuple[TableSpec, list[StoredFile]]) -> Iterator[tuple[int, SumTables]]:
+        def sum_share(share: tuple[TableSpec, list[StoredFile]]) -> SumTables:
             if share[0] == schemas.SLO:
-                yield 0, aggregation.sum_slo(_read_files(*share, aggregation.SLO_COLUMNS), period)
-            else:
-                yield 0, aggregation.sum_traffic(_read_files(*share, aggregation.TRAFFIC_COLUMNS))
+                return aggregation.sum_slo(_read_files(*share, aggregation.SLO_COLUMNS), period)
+            return aggregation.sum_traffic(_read_files(*share, aggregation.TRAFFIC_COLUMNS))
 
-        def combine_parts(parts: Iterable[SumTables]) -> Iterator[ReportSums]:
-            yield ReportSums.from_sums(aggregation.add_parts(list(parts)), node_count)
+        def combine_parts(parts: list[SumTables]) -> ReportSums:
+            return ReportSums.from_sums(aggregation.add_parts(parts), node_count)
 
         shares = [
             (table, share)
@@ -228,27 +229,30 @@ class _ReportGatherer:
             # A table without files gets one empty share, so that its columns exist.
             for share in pack_shares(self._files_in_period(table), _ROWS_PER_SHARE) or [[]]
         ]
-        (shown,) = exchange_on_executors(self._spark, shares, sum_share, 1, combine_parts)
+        shown = combine_on_executor(self._transport, shares, sum_share, combine_parts)
+        assert shown is not None, "each table has a share"
         return shown
 
     def _measure_deliveries(self, groups: LatencyGroups) -> MeasuredDeliveries:
         online_ms = self._objectives.online * 1000
 
-        def count_share(share: list[HourPiece]) -> Iterator[tuple[int, DeliveryCounts]]:
+        def count_share(share: list[HourPiece]) -> DeliveryCounts:
             hours = (
                 HourDeliveries(
                     piece.hour, hourly_tables.read_piece(piece, aggregation.DELIVERY_COLUMNS)
                 )
                 for piece in share
             )
-            yield 0, aggregation.count_deliveries(hours, groups)
+            return aggregation.count_deliveries(hours, groups)
 
-        def combine_counts(parts: Iterable[DeliveryCounts]) -> Iterator[MeasuredDeliveries]:
-            yield aggregation.measure_deliveries(list(parts), groups, online_ms)
+        def combine_counts(parts: list[DeliveryCounts]) -> MeasuredDeliveries:
+            return aggregation.measure_deliveries(parts, groups, online_ms)
 
-        shares = hourly_tables.plan_shares(self._spark, self._files_in_period(schemas.DELIVERIES))
-        found = exchange_on_executors(self._spark, shares, count_share, 1, combine_counts)
-        return found[0] if found else aggregation.measure_deliveries([], groups, online_ms)
+        shares = hourly_tables.plan_shares(
+            self._transport, self._files_in_period(schemas.DELIVERIES)
+        )
+        found = combine_on_executor(self._transport, shares, count_share, combine_counts)
+        return found or aggregation.measure_deliveries([], groups, online_ms)
 
     # -- service levels and charts
 
@@ -348,15 +352,15 @@ def read_last_audit(tables: str) -> AuditSummary | None:
     table = small_tables.open_table(tables, schemas.VIOLATIONS)
     if table is None:
         return None
-    rows = small_tables.first_rows(table, _MAX_ROWS)
     samples = [
         ReportViolation(row["rule"], row["sentence"], row["node"], row["seq"], row["detail"])
-        for row in rows
+        for row in small_tables.sample_rows(table, "rule", _SAMPLES_PER_RULE)
     ]
-    samples.sort(key=lambda found: (found.rule, found.node or "", found.seq or 0))
-    return AuditSummary(
-        small_tables.last_written_at(table), small_tables.count_values(table, "rule"), samples
-    )
+    samples.sort(key=lambda found: (RULE_ORDER[found.rule], found.node or "", found.seq or 0))
+    counts = small_tables.count_values(table, "rule")
+    unjudged = counts.pop(UNJUDGED, 0)
+    ordered = dict(sorted(counts.items(), key=lambda count: RULE_ORDER[count[0]]))
+    return AuditSummary(small_tables.last_written_at(table), ordered, unjudged, samples)
 
 
 def _missed_window(row: SumRow) -> MissedWindow:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from importlib import resources
 
+from gatepost.pipeline.audit.rules import SENTENCES
 from gatepost.pipeline.report import charts, terms, traffic_graph
 from gatepost.pipeline.report.charts import ChartSeries
 from gatepost.pipeline.report.formatting import (
@@ -128,6 +129,9 @@ def audit_verdict(report: PipelineReport) -> tuple[str, str]:
         when += ", which is older than the latest events: audit them again"
     if found:
         return "bad", f"{format_plural(found, 'broken promise')} ({when})"
+    if report.audit.unjudged:
+        reasons = format_plural(report.audit.unjudged, "reason")
+        return "none", f"The audit could not judge every node, for {reasons} ({when})"
     return "none" if report.is_audit_outdated else "good", f"Every promise kept ({when})"
 
 
@@ -515,7 +519,7 @@ def _audit_section(report: PipelineReport) -> Markup:
             "p", "Run ", element("code", "gatepost pipeline audit"), " to check every event."
         )
         return page_section("audit", "Audit", None, sentence, advice)
-    if not report.audit.counts:
+    if not report.audit.samples:
         return page_section("audit", "Audit", None, sentence)
     columns = [
         *text_columns("Node"),
@@ -529,10 +533,22 @@ def _audit_section(report: PipelineReport) -> Markup:
         )
         for found in report.audit.samples
     ]  # fmt: skip
-    left = sum(report.audit.counts.values()) - len(rows)
+    left = sum(report.audit.counts.values()) + report.audit.unjudged - len(rows)
     more = element("p", f"{format_count(left)} more are in the table violations.") if left else None
+    counts = [(SENTENCES[rule], rule, count) for rule, count in report.audit.counts.items()]
+    by_rule = data_table(
+        "Broken promises by rule, causes first",
+        [*text_columns("Promise", "Rule"), *number_columns("Broken")],
+        counts,
+    )
     return page_section(
-        "audit", "Audit", None, sentence, data_table("Broken promises", columns, rows), more
+        "audit",
+        "Audit",
+        None,
+        sentence,
+        by_rule if counts else None,
+        data_table("What the audit found", columns, rows),
+        more,
     )
 
 

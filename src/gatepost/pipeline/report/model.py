@@ -138,7 +138,7 @@ class EtaStatistics(Struct, frozen=True):
 
 
 class ReportViolation(Struct, frozen=True):
-    """A broken promise, as the last audit found it."""
+    """A broken promise, or a reason not to judge a node, as the last audit found it."""
 
     rule: str
     sentence: str
@@ -148,10 +148,14 @@ class ReportViolation(Struct, frozen=True):
 
 
 class AuditSummary(Struct, frozen=True):
-    """The last audit: the number of violations by rule, and a few of them as `samples`."""
+    """The last audit: the number of violations by rule, causes first, and some as `samples`.
+
+    `unjudged` is the number of reasons why the audit could not judge a node.
+    """
 
     at: int
     counts: dict[str, int]
+    unjudged: int
     samples: list[ReportViolation]
 
 

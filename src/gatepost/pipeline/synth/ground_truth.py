@@ -5,14 +5,20 @@ from msgspec.structs import replace
 
 from gatepost.archive import room_facts
 from gatepost.archive.archive_store import ArchiveStore
-from gatepost.archive.room_facts import NodeFact, RevocationFact, RoomFacts, TermFact
+from gatepost.archive.room_facts import (
+    HeadFact,
+    NodeFact,
+    RevocationFact,
+    RoomFacts,
+    TermFact,
+)
 from gatepost.pipeline.synth.faults import (
     ExpectedIncident,
     ExpectedMisfire,
     ExpectedViolation,
     FaultPlan,
 )
-from gatepost.pipeline.synth.mesh import DRAIN, START, SyntheticMesh
+from gatepost.pipeline.synth.mesh import DRAIN, HOUR, START, SyntheticMesh
 from gatepost.pipeline.synth.node_writer import MarkedEvent, WrittenNode
 from gatepost.pipeline.synth.ordinary_traffic import OrdinaryTraffic, TrafficTotals
 
@@ -72,7 +78,7 @@ def collect_truth(
 def write_room_facts(
     store: ArchiveStore, mesh: SyntheticMesh, plan: FaultPlan, written: list[WrittenNode]
 ) -> None:
-    """Write the room facts of every gateway; all gateways hold the same facts."""
+    """Write the room facts of every gateway. All of them agree, and have read all outboxes."""
     nodes = tuple(
         NodeFact(
             id=name, public_key=key.public, tier="backbone", added_by=mesh.nodes[0], added_at=START
@@ -83,15 +89,28 @@ def write_room_facts(
         TermFact(counter=term.counter, node=mesh.nodes[term.node], at=START + term.at)
         for term in plan.terms
     )
+    heads = [
+        HeadFact(
+            node=node.node,
+            incarnation=node.incarnation,
+            seq=node.last_seq,
+            at=node.last_at,
+            chain=node.chain,
+        )
+        for node in written
+        if node.last_seq
+    ]
     facts = RoomFacts(
         node="",
-        at=START + mesh.duration_ms,
+        at=START + mesh.duration_ms + HOUR,
         nodes=nodes,
         revocations=tuple(_revocation_facts(mesh, plan, written)),
         terms=terms,
     )
     for name, key in zip(mesh.nodes, mesh.keys, strict=True):
-        room_facts.write_facts(store, room_facts.sign_facts(replace(facts, node=name), key))
+        others = tuple(head for head in heads if head.node != name)
+        own = replace(facts, node=name, heads=others)
+        room_facts.write_facts(store, room_facts.sign_facts(own, key))
 
 
 def _revocation_facts(

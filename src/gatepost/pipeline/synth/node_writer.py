@@ -61,6 +61,11 @@ class WrittenNode(Struct, rename="camel"):
     events: int
     kinds: dict[str, int]
     marked: list[MarkedEvent]
+    # The end of its outbox: incarnation, seq, time and chain.
+    incarnation: str
+    last_seq: int
+    last_at: int
+    chain: str
 
 
 class NodeArchiveWriter:
@@ -106,7 +111,17 @@ class NodeArchiveWriter:
             self._store, manifest.sign_manifest(self._manifest, self._mesh.keys[self._node])
         )
         kinds = {kind: int(n) for kind, n in zip(KINDS, self._kind_counts, strict=True) if n}
-        return WrittenNode(self._name, int(self._kind_counts.sum()), kinds, self._marked)
+        last = self._manifest.segments[-1] if self._manifest.segments else None
+        return WrittenNode(
+            self._name,
+            int(self._kind_counts.sum()),
+            kinds,
+            self._marked,
+            self._incarnation,
+            last.last if last else 0,
+            last.max_created_at if last else 0,
+            last.chain if last else "",
+        )
 
     def _write_segments(self, final: bool) -> None:
         rows = (

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, Self
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -192,14 +193,14 @@ class Facts(Struct, frozen=True):
             pa.array(words, pa.string()),
         )
 
-    def encode(self) -> dict[str, bytes]:
+    def encode(self) -> bytes:
         words = pa.RecordBatch.from_arrays([self.words], ["word"])
-        batches = {"told": self.told, "sent": self.sent, "words": words}
-        return {name: _encode_ipc(batch) for name, batch in batches.items()}
+        return msgspec.msgpack.encode([_encode_ipc(b) for b in (self.told, self.sent, words)])
 
     @classmethod
-    def decode(cls, told: bytes, sent: bytes, words: bytes) -> Self:
-        return cls(_decode_ipc(told), _decode_ipc(sent), _decode_ipc(words)["word"])
+    def decode(cls, block: bytes) -> Self:
+        told, sent, words = map(_decode_ipc, msgspec.msgpack.decode(block, type=list[bytes]))
+        return cls(told, sent, words["word"])
 
 
 # Compressed, because blocks are copied several times on their way.

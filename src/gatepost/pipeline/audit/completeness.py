@@ -1,0 +1,159 @@
+"""Finds parts of the archive that are missing, by the word of other gateways.
+
+A node can sign an archive from which it left out its latest events, and anybody who can write to
+the archive can delete a node's folder. The room facts of the *other* gateways say which nodes there
+are, and how far each outbox was read. An archive follows its outbox with a delay, and a node that
+is away archives nothing. So events that others have read are missing only if the node itself has
+archived since; otherwise the audit cannot judge.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from gatepost.archive.manifest import ArchiveManifest
+from gatepost.archive.room_facts import HeadFact
+from gatepost.pipeline.audit.rules import UNJUDGED
+from gatepost.pipeline.audit.trust import KeyTrust, SeenHead
+
+# A gateway archives an event within a few minutes, unless it is away.
+ARCHIVE_GRACE_MS: Final = 15 * 60_000
+
+
+class ArchiveFinding(Struct, frozen=True):
+    """A violation that shows in manifests and room facts, beside the events."""
+
+    rule: str
+    node: str | None
+    at: int
+    detail: str
+    incarnation: str | None = None
+    seq: int | None = None
+
+
+class ArchiveEvidence(Struct, frozen=True):
+    """Everything that is known beside the events. `unlisted` nodes have no manifest to read.
+
+    `absent` are the nodes that the operator expects no archive of. `now` is the time of the audit.
+    """
+
+    listed: Sequence[ArchiveManifest]
+    unlisted: Collection[str]
+    trust: KeyTrust
+    absent: frozenset[str]
+    now: int
+
+    @property
+    def known_nodes(self) -> frozenset[str]:
+        """Nodes with a folder in the archive, and nodes that are expected to have none."""
+        return frozenset(each.node for each in self.listed) | set(self.unlisted) | self.absent
+
+
+def check_completeness(known: ArchiveEvidence) -> list[ArchiveFinding]:
+    return [
+        *_find_strangers(known),
+        *_find_unarchived_nodes(known),
+        *_find_short_outboxes(known),
+        *_find_lack_of_evidence(known),
+    ]
+
+
+def latest_time(known: ArchiveEvidence) -> int:
+    """The time up to which the archive was written. No single clock decides it."""
+    times: dict[str, int] = {each.node: _last_archived_at(each) for each in known.listed}
+    for facts in known.trust.facts:
+        times[facts.node] = max(times.get(facts.node, 0), facts.at)
+    ordered = sorted(times.values())
+    agreed = ordered[-2] if len(ordered) > 2 else max(ordered, default=0)
+    return min(agreed, known.now)
+
+
+def _find_strangers(known: ArchiveEvidence) -> Iterator[ArchiveFinding]:
+    """Nodes with a folder that no gateway of the room knows."""
+    if known.trust.members:
+        folders = {each.node for each in known.listed} | set(known.unlisted)
+        for node in sorted(folders - known.trust.members):
+            yield ArchiveFinding("unknown_node", node, 0, "no gateway of the room knows this node")
+
+
+def _find_unarchived_nodes(known: ArchiveEvidence) -> Iterator[ArchiveFinding]:
+    """Nodes of the room without an archive; a node that others have read must have one."""
+    furthest: dict[str, SeenHead] = {}
+    for (node, _), heads in known.trust.heads.items():
+        if node not in furthest or heads[0].head.seq > furthest[node].head.seq:
+            furthest[node] = heads[0]
+    for node in sorted(known.trust.members - known.known_nodes):
+        if node in furthest:
+            seen = furthest[node]
+            detail = f"{seen.by} has read its events up to {seen.head.seq}"
+            yield ArchiveFinding(
+                "missing_archive", node, seen.head.at, detail, seen.head.incarnation, seen.head.seq
+            )
+        else:
+            detail = f"the node has no archive; if that is right, say --absent {node}"
+            yield ArchiveFinding(UNJUDGED, node, 0, detail)
+
+
+def _find_short_outboxes(known: ArchiveEvidence) -> Iterator[ArchiveFinding]:
+    """Outboxes of which others have read more than is archived; one finding for each."""
+    active_at = {each.node: _last_archived_at(each) for each in known.listed}
+    for facts in known.trust.facts:
+        active_at[facts.node] = max(active_at.get(facts.node, 0), facts.at)
+    listed, as_of = {each.node: each for each in known.listed}, latest_time(known)
+    found: dict[str, ArchiveFinding] = {}
+    for seen in (each for heads in known.trust.heads.values() for each in heads):
+        node, head = seen.head.node, seen.head
+        if node not in listed or node in known.absent:
+            continue
+        archived = _archived_through(listed[node], head)
+        if archived is not None and head.at + ARCHIVE_GRACE_MS <= as_of:
+            finding = _short_outbox(seen, archived, active_at[node])
+            if node not in found or found[node].rule == UNJUDGED:
+                found[node] = finding
+    yield from (found[node] for node in sorted(found))
+
+
+def _short_outbox(seen: SeenHead, archived: int, active_at: int) -> ArchiveFinding:
+    head = seen.head
+    detail = f"{seen.by} has read up to {head.seq}, the archive ends with {archived}"
+    # The node was at its archive long after the event was read, and did not archive it.
+    if active_at >= head.at + ARCHIVE_GRACE_MS:
+        rule = "missing_events"
+    else:
+        rule, detail = UNJUDGED, f"{detail}; the node has not archived since"
+    return ArchiveFinding(rule, head.node, head.at, detail, head.incarnation, archived + 1)
+
+
+def _archived_through(listed: ArchiveManifest, head: HeadFact) -> int | None:
+    """The last archived event of the head's incarnation; None if nothing up to the head lacks."""
+    lasts = [each.last for each in listed.segments if each.incarnation == head.incarnation]
+    archived = max(lasts, default=0)
+    wanted = min(head.seq, _last_kept(listed, head.incarnation) or head.seq)
+    began = min((each.archived_at for each in listed.segments), default=0)
+    # An archive may begin later than its node.
+    before = not lasts and head.at < began
+    return None if wanted <= archived or before else archived
+
+
+def _last_kept(listed: ArchiveManifest, incarnation: str) -> int | None:
+    """The last event of an incarnation that a restored journal still had; None if it lives on."""
+    ids = [each.id for each in listed.incarnations]
+    later = listed.incarnations[ids.index(incarnation) + 1 :] if incarnation in ids else ()
+    return min((each.first_seq - 1 for each in later), default=None)
+
+
+def _find_lack_of_evidence(known: ArchiveEvidence) -> Iterator[ArchiveFinding]:
+    if not any(each.rows for each in known.listed):
+        yield ArchiveFinding(UNJUDGED, None, 0, "the archive holds no events")
+    alone = [node for node in known.trust.self_asserted if node not in known.absent]
+    # A gateway without peers has nobody who could vouch for it.
+    if alone and len(known.listed) > 1:
+        names = f"{', '.join(alone[:5])}{' and others' if len(alone) > 5 else ''}"
+        yield ArchiveFinding(
+            UNJUDGED, None, 0, f"no room facts of another gateway vouch for the keys of {names}"
+        )
+
+
+def _last_archived_at(listed: ArchiveManifest) -> int:
+    return max((each.archived_at for each in listed.segments), default=0)

@@ -1,0 +1,101 @@
+"""Archives that somebody has tampered with, each made from the same right one."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from gatepost.archive import manifest, room_facts
+from gatepost.archive.archive_store import ArchiveStore
+from gatepost.archive.manifest import ArchiveManifest
+from gatepost.events import NodeKey
+from gatepost.pipeline.synth import SynthOptions
+from gatepost.pipeline.synth.mesh import build_mesh
+from gatepost.testing import ManualClock
+
+OPTIONS = SynthOptions(events=2500, segment_rows=200, seed=3)
+VICTIM = "node-02"
+
+
+def key_of(node: str) -> NodeKey:
+    mesh = build_mesh(OPTIONS.seed, OPTIONS.nodes, OPTIONS.duration_ms)
+    return mesh.keys[mesh.nodes.index(node)]
+
+
+def read_listed(root: Path, node: str = VICTIM) -> ArchiveManifest:
+    listed = manifest.read_manifest(ArchiveStore.open(str(root)), node)
+    assert listed is not None
+    return listed
+
+
+def sign_and_write(root: Path, listed: ArchiveManifest, key: NodeKey | None = None) -> None:
+    signed = manifest.sign_manifest(listed, key or key_of(listed.node))
+    manifest.write_manifest(ArchiveStore.open(str(root)), signed)
+
+
+def empty(root: Path) -> None:
+    shutil.rmtree(root)
+    root.mkdir()
+
+
+def delete_folder(root: Path) -> None:
+    shutil.rmtree(root / f"node={VICTIM}")
+
+
+def add_node_without_archive(root: Path) -> None:
+    """All gateways know a node that has never written an event."""
+    store, key = ArchiveStore.open(str(root)), NodeKey.generate(CLOCK)
+    for facts in room_facts.read_all_facts(store):
+        fresh = replace(facts.nodes[0], id="node-99", public_key=key.public)
+        grown = replace(facts, nodes=(*facts.nodes, fresh))
+        room_facts.write_facts(store, room_facts.sign_facts(grown, key_of(facts.node)))
+
+
+CLOCK = ManualClock(seed=77)
+
+
+def leave_out_last_segment(root: Path) -> None:
+    """The node itself hides its last events, and signs that."""
+    listed = read_listed(root)
+    short = listed.segments[:-1]
+    sign_and_write(root, replace(listed, segments=short, archived_through=short[-1].last))
+    (root / f"node={VICTIM}" / listed.segments[-1].path).unlink()
+
+
+def hide_last_segment_and_facts(root: Path) -> None:
+    """As above, and it also pretends not to have been there since."""
+    leave_out_last_segment(root)
+    store = ArchiveStore.open(str(root))
+    facts = room_facts.read_facts(store, VICTIM)
+    assert facts is not None
+    before = replace(facts, at=read_listed(root).segments[-1].archived_at)
+    room_facts.write_facts(store, room_facts.sign_facts(before, key_of(VICTIM)))
+
+
+def add_stranger(root: Path) -> None:
+    """A folder like that of another node, under a name and a key that nobody knows."""
+    shutil.copytree(root / f"node={VICTIM}", root / "node=stranger")
+    listed = replace(read_listed(root), node="stranger")
+    sign_and_write(root, listed, NodeKey.generate(CLOCK))
+
+
+def delete_room_facts(root: Path) -> None:
+    shutil.rmtree(root / "room")
+
+
+def forge_manifest(root: Path) -> None:
+    """Somebody else's key."""
+    sign_and_write(root, read_listed(root), NodeKey.generate(CLOCK))
+
+
+def damage_segment(root: Path) -> None:
+    path = root / f"node={VICTIM}" / read_listed(root).segments[2].path
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def delete_segment(root: Path) -> None:
+    (root / f"node={VICTIM}" / read_listed(root).segments[2].path).unlink()
+
+
+Tampering = Callable[[Path], None]
