@@ -9,6 +9,7 @@ import asyncio
 import ipaddress
 import random
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +20,8 @@ from gatepost.errors import WrongHost
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _RESOLVE_SECS = 5.0
+# A member may name a host whose name servers never answer. Only such lookups wait for each other.
+_resolvers = ThreadPoolExecutor(4, thread_name_prefix="resolve")
 # Addresses that stand for IPv4 ones, in networks without IPv4.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
@@ -39,15 +42,26 @@ class PinnedTransport(httpx.AsyncHTTPTransport):
 
 async def resolve_address(url: str, *, allow_loopback: bool) -> str:
     """One of the addresses of a URL; WrongHost if any of them must not be dialled."""
-    parts = urlsplit(url)
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(_RESOLVE_SECS):
-        found = await loop.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
-    addresses = [str(each[4][0]) for each in found]
+    addresses = await _find_addresses(urlsplit(url).hostname or "")
     for address in addresses:
         check_address(address, allow_loopback=allow_loopback)
     # Another one with each attempt: not all of them may be reachable from here.
     return random.choice(addresses)
+
+
+async def _find_addresses(host: str) -> list[str]:
+    try:
+        return [str(ipaddress.ip_address(host))]
+    except ValueError:
+        pass
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(_RESOLVE_SECS):
+        found = await loop.run_in_executor(_resolvers, _resolve_name, host)
+    return [str(each[4][0]) for each in found]
+
+
+def _resolve_name(host: str) -> list[Any]:
+    return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
 
 
 def check_address(text: str, *, allow_loopback: bool) -> None:
