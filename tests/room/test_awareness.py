@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gatepost.errors import RoomViolation
 from gatepost.room import ConnectionPresence, RoomAwareness
 from gatepost.room import awareness as protocol
-from gatepost.room.awareness import MAX_ENTRIES, AwarenessEntry
+from gatepost.room.awareness import MAX_ENTRIES, AwarenessEntry, bind_client
 
 
 def hub() -> RoomAwareness:
@@ -19,6 +19,9 @@ def hub() -> RoomAwareness:
 
 def says(client: int, clock: int, **state: object) -> AwarenessEntry:
     return AwarenessEntry(client, clock, json.dumps(state))
+
+
+HUB, BEN, CAT = bind_client("hub", 1), bind_client("ben", 5), bind_client("cat", 6)
 
 
 def test_entries_are_read_as_they_were_written() -> None:
@@ -30,17 +33,31 @@ def test_a_guest_is_present_until_it_leaves() -> None:
     here, heard = hub(), list[AwarenessEntry]()
     here.on_change(lambda entry, speaker: heard.append(entry))
     here.receive_entries([says(5, 3, nodeId="ben")], "conn", "ben")
-    assert here.present_entries() == [says(5, 3, nodeId="ben")]
+    assert here.present_entries() == [says(BEN, 3, nodeId="ben")]
     here.remove_connection("conn")
     assert here.present_entries() == []
-    assert heard == [says(5, 3, nodeId="ben"), AwarenessEntry(5, 4, "null")]
+    assert heard == [says(BEN, 3, nodeId="ben"), AwarenessEntry(BEN, 4, "null")]
+
+
+def test_nobody_takes_the_id_of_another_nodes_client() -> None:
+    """Neither before the other comes, nor after."""
+    here = hub()
+    here.receive_entries([says(5, 2**53 - 1, nodeId="mallory")], "mallorys", "mallory")
+    here.receive_entries([says(5, 3, nodeId="ben")], "bens", "ben")
+    here.receive_entries([says(5, 4, nodeId="ben")], "bens", "ben")
+    assert here.present_entries() == [
+        says(bind_client("mallory", 5), 2**53 - 1, nodeId="mallory"),
+        says(BEN, 4, nodeId="ben"),
+    ]
+    with pytest.raises(RoomViolation):
+        here.receive_entries([says(BEN, 9)], "others", "mallory")
 
 
 def test_the_gateway_announces_itself_with_a_rising_clock() -> None:
     here = hub()
     here.announce_presence(ConnectionPresence(node_id="hub", status="online"))
     here.announce_presence(ConnectionPresence(node_id="hub", status="degraded"))
-    assert here.own_entries() == [AwarenessEntry(1, 2, '{"nodeId":"hub","status":"degraded"}')]
+    assert here.own_entries() == [AwarenessEntry(HUB, 2, '{"nodeId":"hub","status":"degraded"}')]
 
 
 def two_guests() -> RoomAwareness:
@@ -54,9 +71,9 @@ def two_guests() -> RoomAwareness:
 @pytest.mark.parametrize(
     "entry",
     [
-        says(5, 4),
-        AwarenessEntry(5, 4, "null"),
-        says(1, 9),
+        says(BEN, 4),
+        AwarenessEntry(BEN, 4, "null"),
+        says(HUB, 9),
         says(7, 1),
         says(6, 4, nodeId="ben"),
         says(6, 4, payload="x"),
@@ -75,7 +92,7 @@ def test_forged_awareness_is_a_violation_and_changes_nothing(entry: AwarenessEnt
 
 
 def test_a_connection_does_not_start_by_speaking_for_somebody_else() -> None:
-    for client in (1, 5):
+    for client in (HUB, BEN):
         with pytest.raises(RoomViolation):
             two_guests().receive_entries([says(client, 9)], "dans", "dan")
 
@@ -83,9 +100,9 @@ def test_a_connection_does_not_start_by_speaking_for_somebody_else() -> None:
 @pytest.mark.parametrize(
     "entry",
     [
-        says(5, 3),
-        says(5, 1, nodeId="zoe"),
-        AwarenessEntry(5, 3, "null"),
+        says(BEN, 3),
+        says(BEN, 1, nodeId="zoe"),
+        AwarenessEntry(BEN, 3, "null"),
         AwarenessEntry(77, 8, "null"),
     ],
 )
@@ -99,21 +116,21 @@ def test_an_echo_is_passed_over(entry: AwarenessEntry) -> None:
 def test_an_echo_of_somebody_who_left_is_passed_over() -> None:
     here = two_guests()
     here.remove_connection("bens")
-    here.receive_entries([says(5, 3)], "cats", "cat")
-    assert 5 not in {entry.client for entry in here.present_entries()}
+    here.receive_entries([says(BEN, 3)], "cats", "cat")
+    assert BEN not in {entry.client for entry in here.present_entries()}
 
 
 def test_a_guest_that_comes_back_over_a_new_connection_is_the_same_guest() -> None:
     here = two_guests()
     here.receive_entries([says(5, 4)], "bens again", "ben")
     here.remove_connection("bens")
-    assert says(5, 4) in here.present_entries()
+    assert says(BEN, 4) in here.present_entries()
 
 
 def test_a_guest_may_leave_with_the_clock_it_has() -> None:
     here = two_guests()
     here.receive_entries([AwarenessEntry(6, 3, "null")], "cats", "cat")
-    assert 6 not in {entry.client for entry in here.present_entries()}
+    assert CAT not in {entry.client for entry in here.present_entries()}
 
 
 def test_what_is_remembered_of_those_who_left_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,22 +1,27 @@
 """Yjs awareness: the clients connected right now, one state per connection.
 
-An entry is a client id, a clock that only that client advances, and a state as JSON text. Standard
-clients echo entries about other clients. They also report a client they have not heard from as
+An entry is a client id, a clock that only that client advances, and a state as JSON text. A client
+chooses its id itself, so two of them may have the same, by chance or on purpose. A gateway
+therefore passes entries on under an id that it derives from the client's id and the node that was
+authenticated for the connection: nobody can take the id of another node's client. Standard clients
+echo entries about other clients. They also report a client they have not heard from as
 gone, under that client's own clock. Both are harmless, so an entry that is not newer than the
 known one is ignored. A newer entry about a client of another connection is a forgery.
 """
 
 from collections.abc import Callable, Iterable
+from hashlib import sha256
 from typing import Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gatepost.errors import RoomViolation
-from gatepost.events import NodeId
+from gatepost.events import NodeId, frame_parts
 from gatepost.events.envelope import EpochMs
 from gatepost.room import lib0
-from gatepost.room.lib0 import Lib0Reader
+from gatepost.room.lib0 import MAX_UINT, Lib0Reader
 from gatepost.room.records import RoomRecord
 
 MAX_STATE_BYTES = 512
@@ -73,12 +78,19 @@ def encode_awareness(entries: Iterable[AwarenessEntry]) -> bytes:
     return lib0.encode_uint(len(encoded)) + b"".join(encoded)
 
 
+def bind_client(node: str, client: int) -> int:
+    """The id under which the client of a node is known to all others."""
+    number = client.to_bytes(8, "big")
+    digest = sha256(frame_parts("gatepost/awareness/1", node.encode(), number)).digest()
+    return int.from_bytes(digest[:8], "big") & MAX_UINT
+
+
 class RoomAwareness:
-    """The clients connected to this gateway, and the gateway itself as client `client`."""
+    """The clients connected to this gateway, and the gateway itself with an id from `client`."""
 
     def __init__(self, node: str, client: int) -> None:
         self._node = node
-        self._client = client
+        self._client = bind_client(node, client)
         self._known_clients: dict[int, _KnownClient] = {}
         self._clients_by_speaker: dict[object, int] = {}
         self._listeners: list[AwarenessListener] = []
@@ -124,7 +136,8 @@ class RoomAwareness:
         self, entries: Iterable[AwarenessEntry], speaker: object, node: str
     ) -> None:
         """Store the new entries of a connection of `node`. A forged entry raises RoomViolation."""
-        newer = [entry for entry in entries if self._is_newer(entry, speaker)]
+        bound = [self._bind_entry(entry, node) for entry in entries]
+        newer = [entry for entry in bound if self._is_newer(entry, speaker)]
         for entry in newer:
             self._check_entry(entry, speaker, node)
             self._clients_by_speaker.setdefault(speaker, entry.client)
@@ -142,6 +155,12 @@ class RoomAwareness:
                 speaker,
                 known.node,
             )
+
+    def _bind_entry(self, entry: AwarenessEntry, node: str) -> AwarenessEntry:
+        """Give the client of a node the id it has here. An id that we passed on is kept."""
+        if entry.client in self._known_clients:
+            return entry
+        return replace(entry, client=bind_client(node, entry.client))
 
     def _is_newer(self, entry: AwarenessEntry, speaker: object) -> bool:
         known = self._known_clients.get(entry.client)
