@@ -6,7 +6,13 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatepost.room import RecordAuthor, SignedRecord, sign_admission
+from gatepost.room import (
+    RecordAuthor,
+    RevocationRecord,
+    SignedRecord,
+    StandingRecord,
+    sign_admission,
+)
 from gatepost.room.signed_record import sign_record
 from tests.room.sample_records import (
     GENESIS,
@@ -19,6 +25,7 @@ from tests.room.sample_records import (
     node,
     revocation,
     room,
+    update,
 )
 
 VPS = author("vps", "backbone", at=NOW + 1)
@@ -157,3 +164,62 @@ def test_genesis_is_first_in_seniority() -> None:
     ranked = sorted(members.values(), key=lambda m: m.rank)
     assert [m.id for m in ranked] == ["root", "vps", "lab", "deep", "laptop", "phone"]
     assert members["root"].public_key == GENESIS.key
+
+
+# -- more standing keys than one record holds
+
+
+def crowd(size: int) -> list[RecordAuthor]:
+    return [author(f"guest{n}", "edge", HUB_OF_MANY) for n in range(size)]
+
+
+HUB_OF_MANY = author("many", "backbone")
+
+
+def revoked_with_parts(
+    guests: list[RecordAuthor], kept: int
+) -> tuple[SignedRecord, list[SignedRecord]]:
+    """The revocation of the hub that keeps so many of its guests, and its parts."""
+    prints = [guest.key.fingerprint for guest in guests[:kept]]
+    key = HUB_OF_MANY.key.fingerprint
+    parts = [
+        claim(ROOT, "standing", f"{key}.{n}", StandingRecord(standing=tuple(prints[at : at + 50])))
+        for n, at in enumerate(range(50, kept, 50))
+    ]
+    data = RevocationRecord(
+        key=key, standing=tuple(prints[:50]), standing_parts=len(parts), revoked_at=NOW
+    )
+    return claim(ROOT, "nodes", "many", data), parts
+
+
+def test_a_node_with_very_many_admissions_is_revoked_and_those_that_are_listed_stay() -> None:
+    guests = crowd(160)
+    revoked, parts = revoked_with_parts(guests, 130)
+    seen = room(entry(ROOT), entry(HUB_OF_MANY), *map(entry, guests), revoked, *parts)
+    assert set(seen.effective.nodes) == {"root", *(guest.node for guest in guests[:130])}
+    assert all(len(signed.text) < 4096 for signed in (revoked, *parts))
+
+
+def test_a_part_that_comes_late_makes_no_member_an_outsider() -> None:
+    guests = crowd(120)
+    revoked, parts = revoked_with_parts(guests, 110)
+    seen = room(entry(ROOT), entry(HUB_OF_MANY), *map(entry, guests))
+    for signed in (revoked, *parts[:-1]):
+        seen.apply_update(update(signed))
+        assert len(seen.effective.nodes) == 121, "the hub is out, and nobody else"
+    seen.apply_update(update(parts[-1]))
+    assert len(seen.effective.nodes) == 111
+
+
+def test_parts_of_another_writer_spare_nobody() -> None:
+    guests = crowd(3)
+    other = author("other", "backbone", at=NOW + 1)
+    key = HUB_OF_MANY.key.fingerprint
+    forged = StandingRecord(standing=tuple(guest.key.fingerprint for guest in guests))
+    revoked, _ = revoked_with_parts(guests, 1)
+    seen = room(
+        *map(entry, (ROOT, HUB_OF_MANY, other, *guests)),
+        revoked,
+        claim(other, "standing", f"{key}.0", forged),
+    )
+    assert set(seen.effective.nodes) == {"root", "other", "guest0"}

@@ -28,6 +28,7 @@ from gatepost.room.records import (
     RevocationRecord,
     RoutingRecord,
     SkillRef,
+    StandingRecord,
 )
 from gatepost.room.signed_record import SignedRecord, open_signed_record, sign_record
 from tests.room.sample_records import (
@@ -49,6 +50,7 @@ SKILL = SkillRef(ref="skills/review@main", version="1.2.0")
 EVERY_KIND: list[tuple[RecordAuthor, str, str, RoomRecord]] = [
     (EDGE, "nodes", "laptop", node(EDGE)),
     (VPS, "nodes", "laptop@vps", RevocationRecord(key="0" * 32, revoked_at=NOW)),
+    (VPS, "standing", f"{'0' * 32}.0@vps", StandingRecord(standing=("1" * 32,))),
     (EDGE, "agents", "builder@laptop", agent("laptop")),
     (
         EDGE,

@@ -32,6 +32,7 @@ from gatepost.room.records import (
     RoomRecord,
     RoutingRecord,
     SkillRef,
+    StandingRecord,
     claim_key,
 )
 from gatepost.room.room import CONTROL_ROOM, RoomChange, SharedRoom, room_id
@@ -75,6 +76,7 @@ __all__ = [
     "SharedRoom",
     "SignedRecord",
     "SkillRef",
+    "StandingRecord",
     "SyncPeer",
     "append_admission",
     "claim_key",

@@ -120,6 +120,8 @@ class EffectiveRecords:
                 self._records_by_node[node].add((signed.map, key_subject(signed.key)))
             if signed.map == "nodes":
                 self._note_node_change(known, signed)
+            elif signed.map == "standing":
+                self._is_membership_stale = True
 
     def _note_node_change(self, known: SignedRecord | None, signed: SignedRecord) -> None:
         """Recompute the membership, except after a mere heartbeat, the most frequent change."""
@@ -144,7 +146,8 @@ class EffectiveRecords:
 
     def _decide_membership(self) -> None:
         tables = self._tables
-        records = (s for slots in tables.nodes.records.values() for s in slots.values())
+        found = (*tables.nodes.records.values(), *tables.standing.records.values())
+        records = (signed for slots in found for signed in slots.values())
         before, keys = tables.members, tables.membership.keys
         tables.membership = decide_membership(records, self._genesis)
         tables.members = dict(tables.membership.members)

@@ -6,7 +6,9 @@ its writer is a member and senior to the node it names. Deciding nodes from seni
 uses only decisions already made; without the order, two nodes that revoke each other would have no
 outcome. The order also prevents a compromised node from revoking the nodes that can revoke it.
 
-A node whose issuer was revoked stays a member if the revocation lists its key in `standing`.
+A node whose issuer was revoked stays a member if the revocation lists its key in `standing`, or in
+one of the parts that belong to it. Until all parts are there, every node that the revoked one
+admitted stays a member: a part that comes late must not make a member an outsider for a moment.
 """
 
 from collections import defaultdict
@@ -16,7 +18,13 @@ from heapq import heappop, heappush
 from msgspec import Struct
 
 from gatepost.room.admission_chain import AdmissionLink, Genesis
-from gatepost.room.records import NodeRecord, RevocationRecord, key_subject
+from gatepost.room.records import (
+    NodeRecord,
+    RevocationRecord,
+    StandingRecord,
+    key_subject,
+    standing_key,
+)
 from gatepost.room.roles import Act, Role, may_act, role_of_tier
 from gatepost.room.signed_record import SignedRecord
 from gatepost.wire import Tier
@@ -73,7 +81,7 @@ class RoomMembership(Struct, frozen=True):
 
 
 def decide_membership(records: Iterable[SignedRecord], genesis: Genesis) -> RoomMembership:
-    """Decide the membership from all records of the map `nodes`."""
+    """Decide the membership from all records of the maps `nodes` and `standing`."""
     records = list(records)
     case = _MembershipWalk(genesis, records)
     case.walk_admissions()
@@ -91,6 +99,7 @@ class _MembershipWalk:
         self._genesis = (genesis.node, genesis.key)
         self._links_by_issuer = self._links_issued({signed.chain for signed in records})
         self._revocations = _revocations_by_node(records)
+        self._parts = _standing_by_key(records)
         self._queue: list[tuple[SeniorityRank, NodeIdentity]] = []
         self._seen: set[NodeIdentity] = set()
         self.ranks: dict[NodeIdentity, SeniorityRank] = {}
@@ -113,14 +122,28 @@ class _MembershipWalk:
             self.revoked[identity] = tuple(revocations)
         else:
             self.ranks[identity] = rank
+        standing = [self._standing_keys(revocation) for revocation in revocations]
         for link in self._links_by_issuer.get(identity, ()):
-            if all(_spares_link(revocation, link) for revocation in revocations):
+            if all(keys is None or link.fingerprint in keys for keys in standing):
                 heappush(self._queue, (_rank_link(link, rank[1] + 1), (link.node, link.key)))
 
     def _revocation_counts(self, revocation: SignedRecord) -> bool:
         # Only nodes senior to the one being judged have a rank by now.
         rank = self.ranks.get((revocation.writer, revocation.public_key))
         return rank is not None and not rank[0]
+
+    def _standing_keys(self, revocation: SignedRecord) -> frozenset[str] | None:
+        """The keys that stay admitted after a revocation; None if a part of them is missing."""
+        data = revocation.data
+        assert isinstance(data, RevocationRecord)
+        found = set(data.standing)
+        for number in range(data.standing_parts):
+            key = standing_key(data.key, number, revocation.writer)
+            part = self._parts.get((revocation.writer, revocation.public_key, key))
+            if part is None:
+                return None
+            found |= part
+        return frozenset(found)
 
     def _links_issued(
         self, chains: set[tuple[AdmissionLink, ...]]
@@ -147,9 +170,13 @@ def _revocations_by_node(records: list[SignedRecord]) -> dict[NodeIdentity, list
     return against
 
 
-def _spares_link(revocation: SignedRecord, link: AdmissionLink) -> bool:
-    data = revocation.data
-    return isinstance(data, RevocationRecord) and link.fingerprint in data.standing
+def _standing_by_key(records: list[SignedRecord]) -> dict[tuple[str, bytes, str], frozenset[str]]:
+    """The parts of standing keys, by their writer and key."""
+    return {
+        (signed.writer, signed.public_key, signed.key): frozenset(signed.data.standing)
+        for signed in records
+        if isinstance(signed.data, StandingRecord)
+    }
 
 
 def _rank_link(link: AdmissionLink, depth: int) -> SeniorityRank:

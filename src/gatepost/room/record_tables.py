@@ -25,6 +25,7 @@ from gatepost.room.records import (
     ReviewRecord,
     RoomRecord,
     RoutingRecord,
+    StandingRecord,
     key_subject,
 )
 from gatepost.room.roles import Act, may_write
@@ -82,6 +83,7 @@ class RecordTables:
         # Counts changes of owners, standbys and rivals of agents.
         self.home_changes = 0
         self.nodes = RecordTable[RoomMember](lambda id, records: None)
+        self.standing = RecordTable[StandingRecord](lambda id, records: None)
         self.agents = RecordTable(self._choose_agent)
         self.catalog = RecordTable(self._choose_capability)
         self.index = RecordTable(self._choose_eligibility)
@@ -94,6 +96,7 @@ class RecordTables:
         self.eta = RecordTable(self._choose_advice)
         self.by_map: dict[str, RecordTable[Any]] = {
             "nodes": self.nodes,
+            "standing": self.standing,
             "agents": self.agents,
             "capabilities.catalog": self.catalog,
             "capabilities.index": self.index,

@@ -48,7 +48,10 @@ IncidentCounts = Annotated[
     Meta(max_length=48),
 ]
 NodeIds = Annotated[tuple[NodeId, ...], Meta(max_length=16)]
-Fingerprints = Annotated[tuple[Fingerprint, ...], Meta(max_length=100)]
+# So many fit into a record together with the longest chain of admissions.
+MAX_STANDING = 50
+MAX_STANDING_PARTS = 200
+Fingerprints = Annotated[tuple[Fingerprint, ...], Meta(max_length=MAX_STANDING)]
 
 
 class RoomRecord(
@@ -83,14 +86,25 @@ class RevocationRecord(RoomRecord, frozen=True, kw_only=True):
     """`nodes.<nodeId>@<revoker>`: this node is revoked, under all of its admissions.
 
     `standing` lists the keys the node admitted that stay admitted. They are listed and not limited
-    by date, because a revoked node can backdate admissions. Events of its outbox count up to and
-    including `last_seq`.
+    by date, because a revoked node can backdate admissions. If they are too many for one record,
+    `standing_parts` further records hold the others. Events of its outbox count up to and including
+    `last_seq`.
     """
 
     key: Fingerprint
     standing: Fingerprints = ()
+    standing_parts: Annotated[int, Meta(ge=0, le=MAX_STANDING_PARTS)] = 0
     last_seq: NonNegativeInt = 0
     revoked_at: EpochMs
+
+
+class StandingRecord(RoomRecord, frozen=True, kw_only=True):
+    """`standing.<key>.<part>@<revoker>`: one part of the keys that a revoked node admitted.
+
+    They stay admitted. The first part of a key is the fingerprint of the revoked node.
+    """
+
+    standing: Fingerprints
 
 
 class AgentTransfer(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -265,6 +279,7 @@ class MapSchema(Struct, frozen=True):
 
 MAPS: dict[str, MapSchema] = {
     "nodes": MapSchema(NodeRecord, RevocationRecord),
+    "standing": MapSchema(claim=StandingRecord),
     "agents": MapSchema(claim=AgentRecord),
     "routing": MapSchema(claim=RoutingRecord),
     "capabilities.catalog": MapSchema(claim=CapabilityRecord),
@@ -286,6 +301,11 @@ def claim_key(id: str, node_id: str) -> str:
 def key_subject(key: str) -> str:
     """The id a key describes."""
     return key.partition("@")[0]
+
+
+def standing_key(fingerprint: str, part: int, node_id: str) -> str:
+    """The key of one part of the keys that stay admitted after a revocation."""
+    return claim_key(f"{fingerprint}.{part}", node_id)
 
 
 def key_writer(key: str) -> str:

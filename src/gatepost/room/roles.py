@@ -23,6 +23,7 @@ from gatepost.room.records import (
     RevocationRecord,
     RoomRecord,
     RoutingRecord,
+    StandingRecord,
 )
 from gatepost.wire import Tier
 
@@ -58,6 +59,7 @@ WRITERS: dict[type[RoomRecord], Role] = {
     EtaAdviceRecord: Role.EDGE,
     InviteRecord: Role.BACKBONE,
     RevocationRecord: Role.BACKBONE,
+    StandingRecord: Role.BACKBONE,
     CoordinationRecord: Role.COORDINATOR,
 }
 

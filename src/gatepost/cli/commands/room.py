@@ -250,6 +250,7 @@ def revoke_node(
     /,
     *,
     reason: str = "",
+    drop_admitted: Flag = False,
     yes: YesOption = False,
     options: GatewayOptions = DEFAULT_OPTIONS,
 ) -> int:
@@ -258,6 +259,7 @@ def revoke_node(
     For example:
 
       gatepost revoke mbp-jane --reason "laptop lost"
+      gatepost revoke vps-2 --drop-admitted
 
     Parameters
     ----------
@@ -265,13 +267,16 @@ def revoke_node(
         The id of the node; `gatepost nodes` shows all.
     reason
         The reason, for the audit log.
+    drop_admitted
+        The nodes that it admitted are no members any more either. Default: they stay.
     """
     question = f"Revoke {node}? Its id and its key can never join again."
     if not output.confirm_action(question, yes, options):
         return ExitCode.FAILED
     with options.find_gateway() as gateway:
         path = f"/v1/room/nodes/{quote_segment(node)}/revoke"
-        done = gateway.post(path, {"reason": reason}, RevocationView)
+        standing: list[str] | None = [] if drop_admitted else None
+        done = gateway.post(path, {"reason": reason, "standing": standing}, RevocationView)
     ended = output.format_count(done.connections_ended, "connection")
     output.print_result(
         options,

@@ -32,16 +32,18 @@ from gatepost.gateway.api.route_parameters import PathName, RoomWaitSecs
 from gatepost.gateway.monitoring.peer_report import PeerReport
 from gatepost.gateway.peers.dialer import Dialer
 from gatepost.gateway.peers.join_client import http_url
-from gatepost.gateway.peers.record_publisher import RecordPublisher
+from gatepost.gateway.peers.record_publisher import RecordChanges, RecordPublisher
 from gatepost.gateway.peers.room_coordinator import RoomCoordinator
 from gatepost.journal import Tx
 from gatepost.room import (
     InviteRecord,
     RevocationRecord,
     RoomMember,
+    StandingRecord,
     claim_key,
     store,
 )
+from gatepost.room.records import MAX_STANDING, standing_key
 from gatepost.room.roles import Act
 from gatepost.wire import PeerStatus
 
@@ -120,15 +122,17 @@ class RoomApi:
         self._check_revocable(node, known)
         assert known is not None
         last_seq = await self._core.commit(lambda tx: self._stop_honouring(tx, node, wanted))
-        record = self._revocation_record(known, last_seq)
+        record, parts = self._revocation_records(known, last_seq, wanted)
         revoker = self._create_revoker()
         key = claim_key(node, self._core.node.id)
 
         def revoke_sessions(tx: Tx) -> list[str]:
-            options: Any = {"last_seq": last_seq, "reason": wanted.reason}
+            standing = wanted.standing
+            options: Any = {"last_seq": last_seq, "reason": wanted.reason, "standing": standing}
             return revoker.revoke_node(tx, node, actor="operator", **options).sessions
 
         try:
+            await self._publisher.publish_records(parts)
             sessions = await self._publisher.commit_with("nodes", key, record, revoke_sessions)
         except BaseException:
             self._core.delivery.routes.honoured_seqs.pop(node, None)
@@ -157,14 +161,32 @@ class RoomApi:
         if other is not None and other.rank <= own.rank:
             raise Forbidden(f"{node} is senior to this node; revoke it from a node senior to it")
 
-    def _revocation_record(self, known: KnownNode, last_seq: int) -> RevocationRecord:
-        kept = self._replica.members.admitted_by(None, known.node_id)
-        return RevocationRecord(
-            key=fingerprint_key(known.public_key),
-            standing=tuple(sorted(fingerprint_key(each.public_key) for each in kept)),
+    def _revocation_records(
+        self, known: KnownNode, last_seq: int, wanted: RevokeRequest
+    ) -> tuple[RevocationRecord, RecordChanges]:
+        """The revocation, and the records with the standing keys that do not fit into it."""
+        admitted = self._replica.members.admitted_by(None, known.node_id)
+        kept = sorted(
+            fingerprint_key(each.public_key)
+            for each in admitted
+            if wanted.standing is None or each.node_id in wanted.standing
+        )
+        key = fingerprint_key(known.public_key)
+        starts = range(MAX_STANDING, len(kept), MAX_STANDING)
+        parts = {
+            ("standing", standing_key(key, part, self._core.node.id)): StandingRecord(
+                standing=tuple(kept[start : start + MAX_STANDING])
+            )
+            for part, start in enumerate(starts)
+        }
+        record = RevocationRecord(
+            key=key,
+            standing=tuple(kept[:MAX_STANDING]),
+            standing_parts=len(parts),
             last_seq=last_seq,
             revoked_at=self._core.clock.now(),
         )
+        return record, parts
 
     def _create_revoker(self) -> NodeRevoker:
         issuer = self._replica.create_issuer()

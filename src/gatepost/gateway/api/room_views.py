@@ -84,10 +84,14 @@ class NodeList(Struct):
 
 
 class RevokeRequest(Struct, forbid_unknown_fields=True):
-    """`last_seq` is the last event of the node that counts; by default the last one known here."""
+    """`last_seq` is the last event of the node that counts; by default the last one known here.
+
+    `standing` are the nodes it admitted that stay members; by default all that are known here.
+    """
 
     reason: Reason = ""
     last_seq: NonNegativeInt | None = None
+    standing: Annotated[tuple[NodeId, ...], Meta(max_length=10_000)] | None = None
 
 
 class RevocationView(Struct):

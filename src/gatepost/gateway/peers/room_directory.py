@@ -46,6 +46,8 @@ class RoomDirectory:
 
     def is_affected_by(self, changed: SignedRecord) -> bool:
         """Return whether a changed record may alter the snapshot: more than a mere heartbeat."""
+        if changed.map == "standing":
+            return True
         if changed.map != "nodes":
             return False
         known = self._snapshot.by_key.get(changed.public_key)
