@@ -125,14 +125,20 @@ def test_an_attack_changes_no_replica_ends_the_connection_and_is_counted(
     scene: Scene, name: str
 ) -> None:
     rule, attack = ATTACKS[name]
-    before = scene.ann.records()
+    before = _records_of_all(scene.ann)
     counted = scene.ann.incidents().get(rule, 0)
     with scene.mallory.open(scene.mallory.ticket()) as socket:
         socket.send(attack(scene))
         assert close_code(socket) == 4403
     wait_until(lambda: scene.ann.incidents().get(rule, 0) == counted + 1)
-    assert scene.ann.records() == before
+    assert _records_of_all(scene.ann) == before
     converge(scene.ann, scene.bob)
+
+
+def _records_of_all(gateway: Gateway) -> dict[str, Any]:
+    """Every record but the gateway's own count of its incidents, to which an attack adds one."""
+    own = f"delivery {gateway.name}"
+    return {place: found for place, found in gateway.records().items() if place != own}
 
 
 def test_a_message_beyond_all_bounds_is_an_incident_too(scene: Scene) -> None:
