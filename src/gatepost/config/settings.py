@@ -8,6 +8,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -586,6 +587,7 @@ class Settings(SettingsSection, frozen=True, kw_only=True):
         return load_tree(cls, path, env)
 
 
+@lru_cache(maxsize=1024)
 def is_loopback(host: str) -> bool:
     """Tell whether only this machine can reach the address."""
     if host == "localhost":
