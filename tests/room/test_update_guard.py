@@ -13,7 +13,13 @@ from gatepost.room.document import RoomDocument
 from gatepost.room.room import room_id
 from gatepost.room.signed_record import sign_record
 from gatepost.room.writer_quota import MAX_KEYS_PER_WRITER
-from gatepost.room.yjs_update import RecordSlot
+from gatepost.room.yjs_update import (
+    MAX_RECORDS,
+    MAX_UPDATE_BYTES,
+    RecordSlot,
+    decode_update,
+    encode_in_chunks,
+)
 from tests.room.sample_records import (
     GENESIS,
     NOW,
@@ -227,3 +233,16 @@ def test_a_writer_cannot_fill_the_room() -> None:
 
 def delivery_of(who: RecordAuthor) -> Any:
     return sign_record(who, "delivery", who.node, 1, NOW, delivery(1))
+
+
+def test_one_update_costs_a_bounded_time_to_check() -> None:
+    """Each signature takes time, in which a gateway serves nobody else."""
+    crowd = [claim(ALICE, "agents", f"a{n}", agent("alice")) for n in range(MAX_RECORDS + 1)]
+    slots = RoomDocument(room_id(1))
+    (at_once,) = encode_in_chunks(map(slots._as_slot, crowd), MAX_UPDATE_BYTES)
+    seen = room(entry(ROOT), entry(ALICE))
+    with pytest.raises(RoomViolation) as refused:
+        seen.apply_update(at_once)
+    assert refused.value.rule == "too_large"
+    sizes = [len(decode_update(chunk).items) for chunk in slots.encode_updates(crowd)]
+    assert max(sizes) < MAX_RECORDS / 2, "an honest gateway sends less"

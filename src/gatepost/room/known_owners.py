@@ -51,6 +51,10 @@ class KnownOwners:
         if was != now:
             self._changes.append(OwnerChange(agent, was, now))
 
+    def forget_all(self) -> None:
+        for agent in list(self.known):
+            self.keep_owner(agent, None)
+
     def take_unsaved(self) -> dict[str, KnownOwner | None]:
         """The owners that changed since the last call; None for an agent that is free."""
         found, self._unsaved = self._unsaved, {}

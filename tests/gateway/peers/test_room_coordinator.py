@@ -12,6 +12,7 @@ from gatepost.gateway.peers.room_replica import RoomReplica
 from gatepost.gateway.peers.welcome_header import Welcome
 from gatepost.room import (
     InviteRecord,
+    KnownOwner,
     RecordAuthor,
     SharedRoom,
     sign_admission,
@@ -165,6 +166,20 @@ async def test_a_welcome_moves_nobody_to_an_epoch_that_the_coordinator_did_not_s
         await replica.follow_epoch()
         assert replica.current_room.epoch == 1
         replica.check_welcome(Welcome(GENESIS, 3, (), proof_of(3)), by.key.public)
+
+
+@pytest.mark.parametrize(("days", "known"), [(29, True), (31, False)])
+async def test_owners_are_forgotten_by_a_gateway_that_was_away_for_longer_than_tombstones_last(
+    state: Path, clock: ManualClock, days: int, known: bool
+) -> None:
+    async with opened(state, clock, node__id="ann") as operations:
+        await _enter_room_of_root(RoomReplica(operations.core), "edge")
+        clock.advance(days * _DAY_MS)
+        again = RoomReplica(operations.core)
+        await again.load_room()
+        again.current_room.owners.keep_owner("job", KnownOwner("senior", 1))
+        await again.catch_up_to(proof_of(2))
+        assert ("job" in again.current_room.owners.known) == known
 
 
 async def test_a_proven_epoch_is_followed_and_its_proof_kept(

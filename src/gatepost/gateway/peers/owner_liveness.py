@@ -26,18 +26,22 @@ class OwnerLiveness:
         self._settled_at = clock.now() + min(_SETTLING_MS, dead_after_ms)
         # Node → its last heartbeat, and when that came here.
         self._heard: dict[str, tuple[int, int]] = {}
-        self._was_dead = False
+        self._away_ms = 0
 
     def note_own_heartbeat(self, heartbeat: int) -> None:
         """The last heartbeat of this gateway, before its start."""
-        self._was_dead = heartbeat + self._dead_after_ms < self._clock.now()
+        self._away_ms = self._clock.now() - heartbeat
+
+    def was_away_for(self, duration_ms: int) -> bool:
+        """Whether this gateway was away for so long before its start."""
+        return self._away_ms > duration_ms
 
     def is_dead(self, member: RoomMember) -> bool:
         now = self._clock.now()
         is_settled = now >= self._settled_at
         if member.id == self._node:
             # Whoever was given our agents meanwhile keeps them.
-            return self._was_dead and not is_settled
+            return self.was_away_for(self._dead_after_ms) and not is_settled
         heartbeat, heard_at = member.record.last_heartbeat_at, now
         known = self._heard.get(member.id)
         if known is None:

@@ -39,6 +39,7 @@ from gatepost.room import (
     KnownOwners,
     NodeRecord,
     RecordAuthor,
+    RecordRetention,
     RoomAwareness,
     RoomChange,
     SharedRoom,
@@ -54,6 +55,9 @@ from gatepost.room.retention import rejoin_room, rotate_room
 from gatepost.room.store import RoomIdentity
 
 log = logging.getLogger(__name__)
+
+# Tombstones are kept for this long, unless the coordinator's settings say otherwise.
+_TOMBSTONE_MS = RecordRetention().tombstone_ms
 
 T = TypeVar("T")
 ReplicaWatcher = Callable[[RoomChange | None], None]
@@ -198,7 +202,11 @@ class RoomReplica:
 
     async def catch_up_to(self, proof: EpochProof) -> None:
         """Move to the later document that a peer has proved, if we missed the rotation."""
-        if proven_epoch(proof, self.current_room.genesis) > self.current_room.epoch:
+        room = self.current_room
+        if proven_epoch(proof, room.genesis) > room.epoch:
+            if self.liveness.was_away_for(_TOMBSTONE_MS):
+                # Owners may have taken their claims back, and no tombstone tells it any more.
+                room.owners.forget_all()
             await self._move_to(lambda room: rejoin_room(room, proof))
 
     async def _move_to(self, moved: Callable[[SharedRoom], SharedRoom]) -> None:
