@@ -1,6 +1,7 @@
 """Updates as this room writes them are what Yjs makes of them, and nothing else can be read."""
 
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from gatepost.room.yjs_update import (
     decode_state_vector,
     decode_update,
     encode_state_vector,
+    select_clocks,
 )
 from tests.room.sample_records import encode_update
 
@@ -162,7 +164,7 @@ def test_a_count_nobody_honest_would_write_is_malformed(claimed: bytes) -> None:
 
 @given(st.binary(max_size=200))
 def test_random_bytes_raise_nothing_but_violations(data: bytes) -> None:
-    for read in (decode_update, decode_state_vector):
+    for read in (decode_update, decode_state_vector, lambda data: select_clocks(data, [5])):
         with contextlib.suppress(RoomViolation):
             read(data)
 
@@ -177,3 +179,36 @@ def test_damaged_updates_raise_nothing_but_violations(at: int, byte: int, end: i
     for data in (bytes(damaged), bytes(damaged[:end]), GOOD[:at] + GOOD[at + 1 :]):
         with contextlib.suppress(RoomViolation):
             decode_update(data)
+
+
+def test_the_clocks_of_some_clients_are_selected() -> None:
+    vector = encode_state_vector([(CLIENT, 900), (5, 4), (7, 1)])
+    assert select_clocks(vector, [CLIENT, 5, 6]) == {CLIENT: 900, 5: 4}
+    assert select_clocks(b"\x00", [5]) == {}
+
+
+@pytest.mark.parametrize(
+    "vector",
+    [
+        b"",
+        b"\x01\x05",
+        b"\x01\x05\x04\x00",
+        b"\x02\x05\x04",
+        b"\x01\x05\x84",
+        b"\x01\x05" + b"\xff" * 9,
+    ],
+)
+def test_a_state_vector_that_is_none_is_malformed(vector: bytes) -> None:
+    with pytest.raises(RoomViolation):
+        select_clocks(vector, [5])
+
+
+def test_a_long_state_vector_is_not_decoded() -> None:
+    """Decoding takes about four times as long as this, on the event loop."""
+    vector = encode_state_vector([(n << 20, n) for n in range(1, 100_000)])
+    began = time.process_time()
+    decode_state_vector(vector)
+    decoding = time.process_time() - began
+    began = time.process_time()
+    assert select_clocks(vector, [7 << 20]) == {7 << 20: 7}
+    assert time.process_time() - began < decoding

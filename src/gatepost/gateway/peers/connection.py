@@ -34,6 +34,8 @@ CONGESTED_BYTES = 256 * 1024
 _LOOK_SECS = 5.0
 # How long the frames of one peer are handled before it is the turn of others.
 _SLICE_SECS = 0.002
+# After a room message that took longer, its peer waits as long.
+_COSTLY_SECS = 0.01
 _LOOKS_PER_DIGEST = 12
 # Less than a sender waits for the word of an owner (delivery.offline_secs and more).
 _STILL_SECS = 30.0
@@ -136,14 +138,16 @@ class PeerConnection:
                 continue
             began = time.perf_counter()
             answer = self._peer.receive_message(message)
-            pause = self._peer.charge_cost(time.perf_counter() - began, self.heard_at)
+            spent = time.perf_counter() - began
+            pause = self._peer.charge_cost(spent, self.heard_at)
             if self._peer.synced and not self.synced.is_set():
                 self.synced.set()
                 self._send_digest()
             if answer:
                 self._queue_answer(answer)
-            # The socket is not read meanwhile, so a peer that costs too much waits.
-            await asyncio.sleep(pause)
+            # The socket is not read meanwhile, so a peer that costs too much waits. After a costly
+            # message others get as much time as that took.
+            await asyncio.sleep(max(pause, spent if spent > _COSTLY_SECS else 0.0))
 
     async def _take_frame(self, data: bytes) -> None:
         assert self.on_frame is not None
