@@ -51,8 +51,8 @@ def _valid_messages(node: HostileIdentity) -> list[bytes]:
     ]
     room = SharedRoom(GENESIS, records=[records[0]])
     return [
-        *(node.room_message(each) for each in records),
-        node.room_message(*records[2:5]),
+        *(message for each in records for message in node.room_messages(each)),
+        *node.room_messages(*records[2:5]),
         node.step_1_message(),
         node.step_1_message(room.state_vector()),
         node.awareness_message(7, 3, '{"nodeId":"mallory","status":"online","seenAt":5}'),

@@ -15,7 +15,6 @@ from gatepost.delivery.outbox_writer import OutboxWriter
 from gatepost.delivery.receiver.acceptance import SENDER_GRACE_MS, ReceiverParts
 from gatepost.delivery.receiver.held_events import FullMailboxes, SuspectEvents
 from gatepost.delivery.receiver.receiver import Receiver
-from gatepost.delivery.receiver.source_quota import SourceLimits
 from gatepost.delivery.retry_policy import RetryPolicy
 from gatepost.delivery.routes import RouteFinder
 from gatepost.delivery.sender.delivery_table import DeliveryTable
@@ -75,12 +74,7 @@ class DeliveryCore(NamedTuple):
         return Writer(connection, clock, deliver, participants=participants, group_max=group_max)
 
 
-def build_core(
-    node: LocalNode,
-    retries: RetryPolicy,
-    mailboxes: MailboxPolicy,
-    limits: SourceLimits | None = None,
-) -> DeliveryCore:
+def build_core(node: LocalNode, retries: RetryPolicy, mailboxes: MailboxPolicy) -> DeliveryCore:
     agents = Agents()
     routes = RouteFinder(node, agents)
     dispatcher = Dispatcher(node.clock, mailboxes)
@@ -95,8 +89,7 @@ def build_core(
     suspects = SuspectEvents(SENDER_GRACE_MS)
     receiver = Receiver(
         ReceiverParts(
-            node, agents, routes, dispatcher, incidents, abuse, writer, full, suspects,
-            limits or SourceLimits(),
+            node, agents, routes, dispatcher, incidents, abuse, writer, full, suspects
         )
     )  # fmt: skip
     forwarder = MailForwarder(node, agents, routes, dispatcher, incidents)

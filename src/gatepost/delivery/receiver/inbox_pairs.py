@@ -9,12 +9,9 @@ SELECT incarnation, next, held, offered, closed, refused FROM inbox_pair
 WHERE source = ? AND sender = ? AND mailbox = ?
 """
 _SAVE_PAIR = """
-INSERT INTO inbox_pair (source, sender, mailbox, incarnation, next, held, offered,
+INSERT OR REPLACE INTO inbox_pair (source, sender, mailbox, incarnation, next, held, offered,
     closed, refused)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (source, sender, mailbox) DO UPDATE SET incarnation = excluded.incarnation,
-    next = excluded.next, held = excluded.held, offered = excluded.offered,
-    closed = excluded.closed, refused = excluded.refused
 """
 
 PairKey = tuple[str, str, str]  # source, sender, mailbox
@@ -33,7 +30,6 @@ class InboxPair(Struct):
     closed: int = 0
     refused: int = 0
     changed: bool = False
-    is_new: bool = False
 
     def advance_to(self, number: int) -> None:
         if number > self.next:
@@ -83,7 +79,7 @@ class InboxPairs:
         pair = self._loaded.get(key)
         if pair is None:
             row = self._tx.fetch_one(_SELECT_PAIR, key)
-            pair = InboxPair(*row) if row else InboxPair(self.incarnation, 1, is_new=True)
+            pair = InboxPair(*row) if row else InboxPair(self.incarnation, 1)
             self._loaded[key] = pair
         return pair
 

@@ -1,5 +1,6 @@
 """One WebSocket of a hostile node: it sends anything, and reads only when a test asks it to."""
 
+import contextlib
 import time
 from types import TracebackType
 from typing import Self, TypeVar
@@ -62,7 +63,8 @@ class HostileConnection:
         self.socket.send(message)
 
     def send_records(self, *records: SignedRecord) -> None:
-        self.send_message(self.node.room_message(*records))
+        for message in self.node.room_messages(*records):
+            self.send_message(message)
 
     def send_frame(self, frame: LinkFrame | bytes) -> None:
         """Any frame of a link, or bytes in place of one."""
@@ -131,6 +133,11 @@ class HostileConnection:
                 room.apply_update(data)
             if step == STEP_2:
                 return room
+
+    def wait_until_heard(self) -> None:
+        """Wait until the gateway has handled all messages sent so far, or has hung up."""
+        with contextlib.suppress(ConnectionClosed):
+            self.read_room()
 
     def wait_for_close(self, timeout: float = _PATIENCE) -> tuple[int, str]:
         """Read until the gateway hangs up; return its close code and reason."""

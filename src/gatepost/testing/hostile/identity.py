@@ -114,10 +114,10 @@ class HostileIdentity:
 
     # -- messages of the room
 
-    def room_message(self, *records: SignedRecord) -> bytes:
-        """A sync message with these records, in the slots that belong to them."""
-        (update,) = RoomDocument(room_id(self.epoch)).encode_updates(records)
-        return self.sync_message(update)
+    def room_messages(self, *records: SignedRecord) -> list[bytes]:
+        """Sync messages with these records, in the slots that belong to them."""
+        updates = RoomDocument(room_id(self.epoch)).encode_updates(records)
+        return [self.sync_message(update) for update in updates]
 
     def sync_message(self, data: bytes, step: int = UPDATE) -> bytes:
         """A sync message with any content."""

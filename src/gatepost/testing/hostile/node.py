@@ -76,7 +76,13 @@ class HostileNode(HostileIdentity):
         socket = connect(
             f"{websocket_url(self.url)}{ROOM_PATH}/{CONTROL_ROOM}",
             additional_headers={"authorization": f"Bearer {answer.ws_ticket}"},
-            **{"compression": None, "max_size": None, "ping_interval": None, **options},
+            **{
+                "compression": None,
+                "max_size": None,
+                "ping_interval": None,
+                "close_timeout": 1,
+                **options,
+            },
         ).__enter__()
         self._read_welcome(socket, answer)
         return HostileConnection(self, socket)
