@@ -6,6 +6,9 @@ GatepostError
 │   ├── InvalidTargets        400 invalid_targets
 │   ├── ExpiresTooSoon        400 expires_too_soon
 │   ├── NoRoute               400 no_route
+│   ├── MissingRouteFields    400 missing_route_fields
+│   ├── InvalidPolicy         400 invalid_policy
+│   ├── ContractMismatch      400 contract_mismatch
 │   └── MalformedEvent        400 malformed_event
 ├── Unauthorized              401 unauthorized
 │   ├── InvalidToken          401 invalid_token
@@ -19,16 +22,20 @@ GatepostError
 │   ├── NodeMismatch          403 node_mismatch
 │   ├── Revoked               403 revoked
 │   ├── InsufficientScope     403 insufficient_scope
+│   ├── PolicyDenied          403 policy_denied
 │   └── RoomViolation         403 room_violation
 ├── NotFound                  404 not_found
 │   ├── UnknownNode           404 unknown_node
 │   ├── UnknownInvite         404 unknown_invite
 │   ├── UnknownAgent          404 unknown_agent
 │   ├── UnknownMessage        404 unknown_message
+│   ├── UnknownTask           404 unknown_task
+│   ├── UnknownCapability     404 unknown_capability
 │   └── UnknownBlob           404 unknown_blob
 ├── Conflict                  409 conflict
 │   ├── IdempotencyConflict   409 idempotency_conflict
 │   ├── WrongState            409 wrong_state
+│   ├── CapabilityUnavailable 409 capability_unavailable
 │   ├── StaleLeaseHandle      409 stale_receipt
 │   ├── OutOfOrder            409 out_of_order
 │   ├── TokenAlreadyUsed      409 token_already_used
@@ -37,12 +44,15 @@ GatepostError
 │   └── UnsafeReplay          409 unsafe_replay
 ├── PayloadTooLarge           413 payload_too_large
 ├── MailboxFull               429 mailbox_full
+├── TaskQueueFull             429 task_queue_full
 ├── RoomFull                  429 room_full
 ├── TooManyAgents             429 too_many_agents
 ├── TooManyMailboxes          429 too_many_mailboxes
 ├── RateLimited               429 rate_limited
 ├── InternalError             500 internal
 ├── TurnFailed                502 turn_failed
+├── TaskFailed                502 task_failed
+├── LaunchFailed              502 launch_failed
 ├── Unavailable               503 unavailable
 │   ├── StorageFailed         503 storage_failed
 │   └── WrongHost             503 wrong_host
@@ -100,6 +110,22 @@ class NoRoute(InvalidRequest):
     code = "no_route"
 
 
+class MissingRouteFields(InvalidRequest):
+    code = "missing_route_fields"
+
+
+class InvalidPolicy(InvalidRequest):
+    """A policy file that cannot be used: all of it is refused."""
+
+    code = "invalid_policy"
+
+
+class ContractMismatch(InvalidRequest):
+    """An input or result that does not fit the contract of its capability."""
+
+    code = "contract_mismatch"
+
+
 class MalformedEvent(InvalidRequest):
     code = "malformed_event"
 
@@ -152,6 +178,12 @@ class InsufficientScope(Forbidden):
     code = "insufficient_scope"
 
 
+class PolicyDenied(Forbidden):
+    """No policy permits this, or one forbids it."""
+
+    code = "policy_denied"
+
+
 class RoomViolation(Forbidden):
     """A peer's update breaks a rule of the room: all of it is dropped and the connection ends."""
 
@@ -182,6 +214,14 @@ class UnknownMessage(NotFound):
     code = "unknown_message"
 
 
+class UnknownTask(NotFound):
+    code = "unknown_task"
+
+
+class UnknownCapability(NotFound):
+    code = "unknown_capability"
+
+
 class UnknownBlob(NotFound):
     code = "unknown_blob"
 
@@ -196,6 +236,10 @@ class IdempotencyConflict(Conflict):
 
 class WrongState(Conflict):
     code = "wrong_state"
+
+
+class CapabilityUnavailable(Conflict):
+    code = "capability_unavailable"
 
 
 class StaleLeaseHandle(Conflict):
@@ -230,6 +274,10 @@ class MailboxFull(GatepostError):
     code, status = "mailbox_full", 429
 
 
+class TaskQueueFull(GatepostError):
+    code, status = "task_queue_full", 429
+
+
 class RoomFull(GatepostError):
     code, status = "room_full", 429
 
@@ -260,6 +308,24 @@ class TurnFailed(GatepostError):
     ) -> None:
         super().__init__(message, retry_after=retry_after)
         self.outcome = outcome or "failed"
+
+
+class TaskFailed(GatepostError):
+    """The task that was waited for did not complete. `failure` is its code, such as cancelled."""
+
+    code, status = "task_failed", 502
+
+    def __init__(
+        self, message: str, *, retry_after: float | None = None, failure: str = "failed"
+    ) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.failure = failure
+
+
+class LaunchFailed(GatepostError):
+    """A session could not be started."""
+
+    code, status = "launch_failed", 502
 
 
 class Unavailable(GatepostError):

@@ -27,6 +27,7 @@ class TokenKind(StrEnum):
     ACCESS = "gps1"
     REFRESH = "gpr1"
     CONTEXT = "gpc1"
+    TASK = "gpt1"
 
 
 class BearerToken(SecretValue, frozen=True):

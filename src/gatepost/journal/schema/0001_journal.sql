@@ -660,6 +660,93 @@ CREATE TABLE replica_head (
     PRIMARY KEY (source, incarnation, last_seq)
 ) WITHOUT ROWID;
 
+-- == Tasks and sessions
+
+-- Tasks that this gateway requested or executes. `id` is the event that created the task. The nodes
+-- are NULL for this gateway. `info` is the public part of the task's events, in JSON.
+CREATE TABLE task (
+    id             BLOB PRIMARY KEY,
+    agent          TEXT NOT NULL,
+    requester      TEXT NOT NULL,
+    requester_node TEXT,
+    executor       TEXT NOT NULL CHECK (executor IN ('session', 'agent', 'remote')),
+    executor_node  TEXT,
+    state          TEXT NOT NULL,
+    description    TEXT NOT NULL,
+    info           BLOB NOT NULL,
+    progress       REAL,
+    note           TEXT,
+    eta_at         INTEGER,
+    error_code     TEXT,
+    error          TEXT,
+    created_at     INTEGER NOT NULL,
+    accepted_at    INTEGER,
+    started_at     INTEGER,
+    updated_at     INTEGER NOT NULL,
+    ended_at       INTEGER
+) WITHOUT ROWID;
+CREATE INDEX task_open ON task (executor, state, id) WHERE ended_at IS NULL;
+CREATE INDEX task_agent ON task (agent, id);
+CREATE INDEX task_ended ON task (ended_at) WHERE ended_at IS NOT NULL;
+
+CREATE TRIGGER task_ends_once BEFORE UPDATE ON task WHEN OLD.ended_at IS NOT NULL
+BEGIN SELECT RAISE(ABORT, 'a task that has ended never changes'); END;
+
+-- Input and result of a task, apart from its state. `mark` is the fingerprint of the result.
+CREATE TABLE task_payload (
+    id         BLOB PRIMARY KEY,
+    input      BLOB,
+    input_ref  TEXT,
+    result     BLOB,
+    result_ref TEXT,
+    mark       BLOB
+) WITHOUT ROWID;
+CREATE INDEX task_payload_input_ref ON task_payload (input_ref) WHERE input_ref IS NOT NULL;
+CREATE INDEX task_payload_result_ref ON task_payload (result_ref) WHERE result_ref IS NOT NULL;
+
+-- Tokens of sessions, each for one agent and one task. `capabilities` is a JSON list.
+CREATE TABLE task_token (
+    id           TEXT PRIMARY KEY,
+    agent        TEXT NOT NULL,
+    task         BLOB NOT NULL,
+    capabilities TEXT NOT NULL,
+    issued_at    INTEGER NOT NULL,
+    expires_at   INTEGER NOT NULL,
+    revoked_at   INTEGER,
+    secret_hash  BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX task_token_task ON task_token (task);
+CREATE INDEX task_token_age ON task_token (expires_at);
+
+-- Sessions that this gateway started for tasks. `handle` is what the runtime needs to find the
+-- session again after a restart.
+CREATE TABLE session (
+    name       TEXT PRIMARY KEY,
+    task       BLOB NOT NULL,
+    agent      TEXT NOT NULL,
+    runtime    TEXT NOT NULL,
+    state      TEXT NOT NULL,
+    handle     BLOB,
+    exit_code  INTEGER,
+    reason     TEXT,
+    created_at INTEGER NOT NULL,
+    ended_at   INTEGER
+) WITHOUT ROWID;
+CREATE INDEX session_task ON session (task);
+CREATE INDEX session_open ON session (state) WHERE ended_at IS NULL;
+
+-- The log of messages of the hub: delivered and rejected ones, the newest of them.
+CREATE TABLE hub_message (
+    number     INTEGER PRIMARY KEY,
+    id         TEXT NOT NULL,
+    at         INTEGER NOT NULL,
+    sender     TEXT NOT NULL,
+    recipient  TEXT NOT NULL,
+    type       TEXT NOT NULL,
+    status     TEXT NOT NULL CHECK (status IN ('delivered', 'rejected')),
+    reason     TEXT
+);
+
 -- == Migration
 
 -- Copies of sent messages for a legacy document, while the mirror is switched on. A large payload is

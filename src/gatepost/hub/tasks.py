@@ -1,0 +1,205 @@
+"""Tasks in the journal. All changes of state go through `change_task`, which the table guards."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from gatepost.errors import IdempotencyConflict, UnknownTask, WrongState
+from gatepost.events import format_event_id, parse_event_id
+from gatepost.hub.task_states import (
+    SHOWN_STATUS,
+    TERMINAL_STATES,
+    TaskInput,
+    TaskState,
+    guard_of,
+    target_of,
+)
+from gatepost.journal.conditions import join_conditions, optional_value
+from gatepost.journal.transaction import Tx
+
+# Where the work on a task is done, as this gateway sees it: by a session it started, by an agent
+# that runs by itself and is connected here, or behind another gateway.
+Executor = Literal["session", "agent", "remote"]
+
+_COLUMNS = (
+    "id, agent, requester, requester_node, executor, executor_node, state, description, info,"
+    " progress, note, eta_at, error_code, error, created_at, accepted_at, started_at, updated_at,"
+    " ended_at"
+)
+_INSERT = f"""
+INSERT INTO task ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_INSERT_PAYLOAD = "INSERT INTO task_payload (id, input, input_ref) VALUES (?, ?, ?)"
+_SELECT = f"SELECT {_COLUMNS} FROM task"
+_SELECT_PAYLOAD = "SELECT input, input_ref, result, result_ref, mark FROM task_payload WHERE id = ?"
+_SET_RESULT = "UPDATE task_payload SET result = ?, result_ref = ?, mark = ? WHERE id = ?"
+_IS_TERMINAL = "state IN ({})".format(", ".join(f"'{state}'" for state in TERMINAL_STATES))
+_PRUNE = f"""
+SELECT id FROM task WHERE ended_at < ? AND {_IS_TERMINAL} ORDER BY ended_at LIMIT ?
+"""
+# The moment that an input records, besides `updated_at`.
+_MOMENTS = {TaskInput.ACCEPT: "accepted_at", TaskInput.START: "started_at"}
+
+
+class Task(Struct, kw_only=True):
+    """One task, without its input and result. Times are epoch milliseconds.
+
+    `requester_node` and `executor_node` are None for this gateway. `info` is the public part of
+    the task's events, in JSON.
+    """
+
+    id: str
+    agent: str
+    requester: str
+    requester_node: str | None = None
+    executor: Executor = "session"
+    executor_node: str | None = None
+    state: TaskState = TaskState.PENDING
+    description: str = ""
+    info: bytes = b"{}"
+    progress: float | None = None
+    note: str | None = None
+    eta_at: int | None = None
+    error_code: str | None = None
+    error: str | None = None
+    created_at: int = 0
+    accepted_at: int | None = None
+    started_at: int | None = None
+    updated_at: int = 0
+    ended_at: int | None = None
+
+    @property
+    def status(self) -> str:
+        return SHOWN_STATUS[self.state]
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in TERMINAL_STATES
+
+
+class TaskPayload(Struct, frozen=True):
+    """Input and result of a task: inline JSON, or the digest of a blob."""
+
+    input: bytes | None = None
+    input_ref: str | None = None
+    result: bytes | None = None
+    result_ref: str | None = None
+    mark: bytes | None = None
+
+
+class TaskFilter(Struct, frozen=True, kw_only=True):
+    state: TaskState | None = None
+    agent: str | None = None
+    requester: str | None = None
+    after: str | None = None
+
+
+def add_task(tx: Tx, task: Task, payload: TaskPayload) -> None:
+    """Record a new task. Its id must be new."""
+    id = parse_event_id(task.id)
+    values = [getattr(task, name.strip()) for name in _COLUMNS.split(",")[1:]]
+    tx.execute(_INSERT, (id, *values))
+    tx.execute(_INSERT_PAYLOAD, (id, payload.input, payload.input_ref))
+
+
+def find_task(tx: Tx, id: str) -> Task | None:
+    rows = tx.fetch_all(f"{_SELECT} WHERE id = ?", (parse_event_id(id),))
+    return _task_from_row(rows[0]) if rows else None
+
+
+def load_task(tx: Tx, id: str) -> Task:
+    task = find_task(tx, id)
+    if task is None:
+        raise UnknownTask(f"this gateway knows no task {id}; `gatepost task list` shows them")
+    return task
+
+
+def load_payload(tx: Tx, id: str) -> TaskPayload:
+    row = tx.fetch_one(_SELECT_PAYLOAD, (parse_event_id(id),))
+    return TaskPayload() if row is None else TaskPayload(*row)
+
+
+def list_tasks(tx: Tx, wanted: TaskFilter, limit: int) -> list[Task]:
+    """The newest tasks that match, newest first; `after` is the last one of the page before."""
+    after = None if wanted.after is None else parse_event_id(wanted.after)
+    conditions, values = join_conditions(
+        [
+            ("state = ?", optional_value(wanted.state)),
+            ("agent = ?", optional_value(wanted.agent)),
+            ("requester = ?", optional_value(wanted.requester)),
+            ("id < ?", optional_value(after)),
+        ]
+    )
+    sql = f"{_SELECT} WHERE 1{conditions} ORDER BY id DESC LIMIT ?"
+    return [_task_from_row(row) for row in tx.fetch_all(sql, (*values, limit))]
+
+
+def oldest_tasks(tx: Tx, executor: Executor, state: TaskState, limit: int) -> list[Task]:
+    """The tasks of an executor in a state, oldest first."""
+    sql = f"{_SELECT} WHERE executor = ? AND state = ? ORDER BY id LIMIT ?"
+    return [_task_from_row(row) for row in tx.fetch_all(sql, (executor, state, limit))]
+
+
+def count_tasks(tx: Tx, executor: Executor, *states: TaskState) -> int:
+    marks = ", ".join("?" for _ in states)
+    sql = f"SELECT count(*) FROM task WHERE executor = ? AND state IN ({marks})"
+    row = tx.fetch_one(sql, (executor, *states))
+    return 0 if row is None else int(row[0])
+
+
+def change_task(tx: Tx, id: str, input: TaskInput, values: Mapping[str, Any] = {}) -> Task:
+    """Apply an input, and set columns beside the state. WrongState if the table does not permit it.
+
+    `values` maps columns to their new values.
+    """
+    target = target_of(input)
+    changes = {"state": target.value, "updated_at": tx.now, **values}
+    if (moment := _MOMENTS.get(input)) is not None:
+        changes.setdefault(moment, tx.now)
+    if target in TERMINAL_STATES:
+        changes["ended_at"] = tx.now
+    sql = (
+        f"UPDATE task SET {', '.join(f'{name} = ?' for name in changes)}"
+        f" WHERE id = ? AND {guard_of(input)} RETURNING {_COLUMNS}"
+    )
+    row = tx.fetch_one(sql, (*changes.values(), parse_event_id(id)))
+    if row is None:
+        task = load_task(tx, id)
+        raise WrongState(f"task {id} is {task.state}, so `{input}` is not possible")
+    return _task_from_row(row)
+
+
+def complete_task(tx: Tx, id: str, result: TaskPayload) -> tuple[Task, bool]:
+    """Complete a task; a repeat with the same result changes nothing. Returns whether it is new.
+
+    `result.mark` is the fingerprint of the plain result. IdempotencyConflict if the task was
+    completed with another one.
+    """
+    task = load_task(tx, id)
+    if task.state is TaskState.COMPLETED:
+        if load_payload(tx, id).mark != result.mark:
+            raise IdempotencyConflict(f"task {id} was completed with another result")
+        return task, False
+    task = change_task(tx, id, TaskInput.COMPLETE, {"progress": 1.0})
+    marks = (result.result, result.result_ref, result.mark, parse_event_id(id))
+    tx.execute(_SET_RESULT, marks)
+    return task, True
+
+
+def prune_tasks(tx: Tx, ended_before: int, limit: int) -> int:
+    """Forget tasks that ended long ago, with their inputs and results; returns how many."""
+    ids = tx.fetch_all(_PRUNE, (ended_before, limit))
+    for table in ("task_payload", "task_token", "session"):
+        column = "id" if table == "task_payload" else "task"
+        tx.execute_many(f"DELETE FROM {table} WHERE {column} = ?", ids)
+    tx.execute_many("DELETE FROM task WHERE id = ?", ids)
+    return len(ids)
+
+
+def _task_from_row(row: tuple[Any, ...]) -> Task:
+    names = (name.strip() for name in _COLUMNS.split(","))
+    fields = dict(zip(names, row, strict=True))
+    fields["id"] = format_event_id(fields["id"])
+    fields["state"] = TaskState(fields["state"])
+    return Task(**fields)
