@@ -3,6 +3,7 @@ import pytest
 from gatepost.errors import IdempotencyConflict, UnknownTask, WrongState
 from gatepost.hub.task_states import TaskInput, TaskState
 from gatepost.hub.tasks import (
+    Task,
     TaskFilter,
     TaskPayload,
     change_task,
@@ -48,10 +49,14 @@ def test_a_cancelled_task_cannot_be_completed(hub: HubHarness) -> None:
 def test_each_step_notes_its_moment(hub: HubHarness) -> None:
     id = hub.add_task()
     moments = []
-    for input in (TaskInput.ACCEPT, TaskInput.START, TaskInput.UPDATE, TaskInput.FAIL):
+
+    def apply(input: TaskInput) -> Task:
         hub.clock.advance(10)
         moments.append(hub.clock.now())
-        task = hub.run(lambda tx, input=input: change_task(tx, id, input, {"note": str(input)}))
+        return hub.run(lambda tx: change_task(tx, id, input, {"note": str(input)}))
+
+    inputs = (TaskInput.ACCEPT, TaskInput.START, TaskInput.UPDATE, TaskInput.FAIL)
+    task = [apply(input) for input in inputs][-1]
     assert [task.accepted_at, task.started_at, task.ended_at] == [
         moments[0],
         moments[1],
