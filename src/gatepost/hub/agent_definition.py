@@ -38,7 +38,8 @@ class AgentDefinition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """An agent that the hub runs. Without `command`, its container runs the image's own.
 
     `environment` is passed as it is, `pass_environment` names variables of the gateway. `secrets`
-    names files of the hub's `secrets` folder, which the session gets as files too.
+    names files of the hub's `secrets` folder, which the session gets as files too. A hardened agent
+    has no network unless it asks for it.
     """
 
     name: AgentId
@@ -51,7 +52,7 @@ class AgentDefinition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     environment: Annotated[dict[VariableName, VariableValue], Meta(max_length=128)] = {}
     pass_environment: Annotated[tuple[VariableName, ...], Meta(max_length=128)] = ()
     secrets: Annotated[tuple[SecretName, ...], Meta(max_length=64)] = ()
-    network: bool = True
+    network: bool | None = None
     eta_seconds: Annotated[int, Meta(ge=1, le=10 * 365 * 86_400)] | None = None
     max_sessions: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     limits: SessionLimits = SessionLimits()
@@ -68,3 +69,7 @@ class AgentDefinition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def runtime_name(self) -> RuntimeName:
         """The runtime that was asked for, or else the one that the definition fits."""
         return self.runtime or ("docker" if self.image else "process")
+
+    @property
+    def has_network(self) -> bool:
+        return not self.hardened if self.network is None else self.network

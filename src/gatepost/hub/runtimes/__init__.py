@@ -1,0 +1,1 @@
+"""Runtimes: where the sessions of tasks run. All of them have the interface in runtime.py."""

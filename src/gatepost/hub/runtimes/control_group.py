@@ -1,0 +1,107 @@
+"""Control groups of sessions: limits on processes, memory and CPU, where the kernel offers them.
+
+A machine has either the one hierarchy of version 2, or one for each controller of version 1. A
+controller that cannot be used is left out: rlimits remain. Only the standard library: the
+supervisor of a session imports this.
+"""
+
+import os
+from contextlib import suppress
+
+_ROOT = "/sys/fs/cgroup"
+_PARENT = "gatepost"
+_PERIOD_MICROS = 100_000
+
+
+class ControlGroup:
+    """The folders of one session's control groups. There are none if the machine offers none."""
+
+    def __init__(self, name: str, root: str = _ROOT) -> None:
+        self._name = name
+        self._root = root
+        self.folders: list[str] = []
+
+    def create(self, processes: int, memory: int, cpus: float | None) -> None:
+        if os.path.exists(f"{self._root}/cgroup.controllers"):  # noqa: PTH110
+            self._create_unified(processes, memory, cpus)
+        else:
+            self._create_legacy(processes, memory, cpus)
+
+    @property
+    def limits_processes(self) -> bool:
+        return self._has_file("pids.max")
+
+    @property
+    def limits_memory(self) -> bool:
+        return self._has_file("memory.max") or self._has_file("memory.limit_in_bytes")
+
+    def _has_file(self, name: str) -> bool:
+        return any(os.path.exists(f"{each}/{name}") for each in self.folders)  # noqa: PTH110
+
+    def add_process(self, pid: int) -> None:
+        for folder in self.folders:
+            _write(f"{folder}/cgroup.procs", str(pid))
+
+    def list_pids(self) -> set[int]:
+        pids: set[int] = set()
+        for folder in self.folders:
+            with suppress(OSError), open(f"{folder}/cgroup.procs") as file:  # noqa: PTH123
+                pids |= {int(line) for line in file}
+        return pids
+
+    def kill_all(self) -> None:
+        """End all processes at once, where the kernel can; see `list_pids` for the others."""
+        for folder in self.folders:
+            with suppress(OSError):
+                _write(f"{folder}/cgroup.kill", "1")
+
+    def remove(self) -> None:
+        for folder in self.folders:
+            with suppress(OSError):
+                os.rmdir(folder)  # noqa: PTH106
+
+    def _create_unified(self, processes: int, memory: int, cpus: float | None) -> None:
+        parent = f"{self._root}/{_PARENT}"
+        with suppress(OSError):
+            os.makedirs(parent, exist_ok=True)  # noqa: PTH103
+            for controller in ("pids", "memory", "cpu"):
+                with suppress(OSError):
+                    _write(f"{self._root}/cgroup.subtree_control", f"+{controller}")
+                    _write(f"{parent}/cgroup.subtree_control", f"+{controller}")
+        quota = "max" if cpus is None else str(int(cpus * _PERIOD_MICROS))
+        limits = {
+            "pids.max": str(processes),
+            "memory.max": str(memory),
+            "memory.swap.max": "0",
+            "cpu.max": f"{quota} {_PERIOD_MICROS}",
+        }
+        self._make_group(f"{parent}/{self._name}", limits)
+
+    def _create_legacy(self, processes: int, memory: int, cpus: float | None) -> None:
+        quota = -1 if cpus is None else int(cpus * _PERIOD_MICROS)
+        by_controller = {
+            "pids": {"pids.max": str(processes)},
+            "memory": {"memory.limit_in_bytes": str(memory)},
+            "cpu": {"cpu.cfs_quota_us": str(quota)},
+        }
+        for controller, limits in by_controller.items():
+            if os.path.isdir(f"{self._root}/{controller}"):  # noqa: PTH112
+                self._make_group(f"{self._root}/{controller}/{_PARENT}/{self._name}", limits)
+
+    def _make_group(self, folder: str, limits: dict[str, str]) -> None:
+        try:
+            os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+        except OSError:
+            return
+        self.folders.append(folder)
+        for name, value in limits.items():
+            with suppress(OSError):
+                _write(f"{folder}/{name}", value)
+
+
+def _write(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)

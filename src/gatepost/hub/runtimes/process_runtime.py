@@ -1,0 +1,339 @@
+"""The process runtime: each session is a child process with limits, in a folder of its own.
+
+A session has a supervisor (session_supervisor.py), which outlives the gateway. The gateway watches
+supervisors by their pidfd, so it hears of an end at once, also of sessions that an earlier process
+of the gateway started.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from gatepost.errors import LaunchFailed
+from gatepost.hub.runtimes.bubblewrap import find_bubblewrap, sandbox_command
+from gatepost.hub.runtimes.process_identity import (
+    all_pids,
+    boot_id,
+    is_same_process,
+    kill_group,
+    pids_with_variable,
+    send_signal,
+)
+from gatepost.hub.runtimes.rotating_log import read_log
+from gatepost.hub.runtimes.runtime import (
+    LogPiece,
+    ReportState,
+    SessionExit,
+    SessionHandle,
+    SessionSpec,
+)
+from gatepost.hub.runtimes.session_supervisor import (
+    EXIT_FILE,
+    LAUNCH_FILE,
+    SECRETS_FOLDER,
+    STATUS_FILE,
+    WORK_FOLDER,
+)
+from gatepost.hub.session_states import SessionState
+
+# Every process of a session has its name in this variable, wherever it ran off to.
+SESSION_VARIABLE = "GATEPOST_SESSION"
+SandboxChoice = Literal["auto", "bubblewrap", "none"]
+
+_LAUNCH_SECS = 30.0
+_KILL_PAUSE_SECS = 0.01
+_KILL_ROUNDS = 500
+_MIB = 1024 * 1024
+
+
+class ProcessRuntime:
+    """`root` holds one folder per session. `sandbox` says whether bubblewrap is used."""
+
+    def __init__(self, root: Path, sandbox: SandboxChoice = "auto") -> None:
+        self._root = root
+        self._sandbox = sandbox
+        self._spawner: _Spawner | None = None
+
+    async def launch(self, spec: SessionSpec, report: ReportState) -> SessionHandle:
+        try:
+            report(SessionState.PROVISIONING)
+            _make_folder(spec.folder)
+            report(SessionState.CONFIGURING)
+            self._configure(spec)
+            report(SessionState.STARTING)
+            status = await self._spawn(spec.folder)
+        except OSError as error:
+            self._discard(spec)
+            raise LaunchFailed(f"the session cannot be started: {error}") from None
+        except LaunchFailed:
+            self._discard(spec)
+            raise
+        report(SessionState.RUNNING)
+        return SessionHandle(spec.name, status)
+
+    async def wait(self, handle: SessionHandle) -> SessionExit:
+        await _wait_for_end(handle)
+        found = self._read_exit(handle.name)
+        if found is None:
+            await self._end_processes(handle)
+            found = SessionExit("lost", None, "its supervisor vanished")
+        shutil.rmtree(self._root / handle.name / SECRETS_FOLDER, ignore_errors=True)
+        return found
+
+    async def stop(self, handle: SessionHandle) -> None:
+        pid = _supervisor_pid(handle)
+        if pid is not None:
+            send_signal(pid, signal.SIGTERM)
+
+    async def kill(self, handle: SessionHandle) -> None:
+        pid = _supervisor_pid(handle)
+        if pid is not None:
+            send_signal(pid, signal.SIGKILL)
+        await self._end_processes(handle)
+
+    async def remove_orphans(self, known: Collection[str]) -> list[str]:
+        """End the processes of sessions that the journal does not know, and empty their folders.
+
+        A session is unknown if the gateway ended between its launch and the note of it.
+        """
+        removed = []
+        folders = list(self._root.iterdir()) if self._root.is_dir() else []
+        for folder in folders:
+            if folder.name not in known and folder.is_dir():
+                status = _read_json(folder / STATUS_FILE)
+                if status is not None and not (folder / EXIT_FILE).exists():
+                    await self.kill(SessionHandle(folder.name, status))
+                    removed.append(folder.name)
+                shutil.rmtree(folder / SECRETS_FOLDER, ignore_errors=True)
+        return removed
+
+    def read_log(self, name: str, offset: int, limit: int) -> LogPiece:
+        return LogPiece(*read_log(self._root / name, offset, limit))
+
+    async def close(self) -> None:
+        if self._spawner is not None:
+            await self._spawner.close()
+
+    # -- launching
+
+    def _configure(self, spec: SessionSpec) -> None:
+        for name, content in spec.files.items():
+            _write_private(spec.folder / name, content)
+        secrets = spec.folder / SECRETS_FOLDER
+        secrets.mkdir(mode=0o700)
+        for name, content in spec.secrets.items():
+            _write_private(secrets / name, content)
+        limits = spec.definition.limits
+        launch = {
+            "name": spec.name,
+            "command": self._wrap_command(spec),
+            "environment": {**spec.environment, SESSION_VARIABLE: spec.name},
+            "work": str(spec.folder / WORK_FOLDER),
+            "log_bytes": spec.log_bytes,
+            "grace": spec.stop_grace,
+            "limits": {
+                "memory": limits.memory_bytes,
+                "processes": limits.processes,
+                "open_files": limits.open_files,
+                "file_bytes": limits.file_mb * _MIB,
+                "cpus": limits.cpus,
+                "cpu_seconds": limits.cpu_seconds,
+                "seconds": limits.seconds,
+                "user_processes": _count_user_processes(),
+            },
+        }
+        _write_private(spec.folder / LAUNCH_FILE, msgspec.json.encode(launch))
+
+    def _wrap_command(self, spec: SessionSpec) -> list[str]:
+        definition = spec.definition
+        is_required = definition.hardened or self._sandbox == "bubblewrap"
+        bubblewrap = find_bubblewrap() if self._sandbox != "none" or is_required else None
+        if bubblewrap is not None:
+            return sandbox_command(bubblewrap, spec, has_network=definition.has_network)
+        if is_required:
+            raise LaunchFailed(
+                f"{definition.name} needs a sandbox, and bubblewrap is missing or does not work:"
+                " install it, or use the docker runtime"
+            )
+        return list(definition.command)
+
+    async def _spawn(self, folder: Path) -> dict[str, Any]:
+        if sys.platform != "linux":
+            raise LaunchFailed("the process runtime needs Linux; use the docker runtime")
+        if self._spawner is None or self._spawner.has_ended:
+            self._spawner = await _Spawner.start()
+        try:
+            status = await asyncio.wait_for(self._spawner.spawn(folder), _LAUNCH_SECS)
+        except TimeoutError:
+            raise LaunchFailed("the session did not start in time") from None
+        if "error" in status:
+            raise LaunchFailed(f"the command cannot be started: {status['error']}")
+        return status
+
+    def _discard(self, spec: SessionSpec) -> None:
+        shutil.rmtree(spec.folder / SECRETS_FOLDER, ignore_errors=True)
+
+    # -- ends
+
+    def _read_exit(self, name: str) -> SessionExit | None:
+        found = _read_json(self._root / name / EXIT_FILE)
+        return None if found is None else SessionExit(found["reason"], found["code"])
+
+    async def _end_processes(self, handle: SessionHandle) -> None:
+        """End the processes of a session that has no supervisor any more."""
+        child = int(handle.data["child"])
+        if handle.data["boot"] != boot_id():
+            return
+        if is_same_process(child, int(handle.data["child_started"])):
+            kill_group(child)
+        for _ in range(_KILL_ROUNDS):
+            pids = await asyncio.to_thread(pids_with_variable, SESSION_VARIABLE, handle.name)
+            if not pids:
+                return
+            for pid in pids:
+                send_signal(pid, signal.SIGKILL)
+            await asyncio.sleep(_KILL_PAUSE_SECS)
+
+
+class _Spawner:
+    """The process that forks supervisors, and the answers that are still expected from it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+        self._process = process
+        self._channel = channel
+        self._answers: dict[str, asyncio.Future[dict[str, Any]]] = {}
+
+    @classmethod
+    async def start(cls) -> "_Spawner":
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "gatepost.hub.runtimes.session_spawner"]
+            process = subprocess.Popen(
+                [*command, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        ours.setblocking(False)
+        spawner = cls(process, ours)
+        spawner._reading = asyncio.create_task(spawner._read_answers())
+        return spawner
+
+    _reading: asyncio.Task[None]
+
+    @property
+    def has_ended(self) -> bool:
+        return self._reading.done()
+
+    async def spawn(self, folder: Path) -> dict[str, Any]:
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._answers[str(folder)] = answer
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(self._channel, f"{folder}\n".encode())
+            return await answer
+        except OSError as error:
+            raise LaunchFailed(f"the spawner of sessions ended: {error}") from None
+        finally:
+            self._answers.pop(str(folder), None)
+
+    async def _read_answers(self) -> None:
+        loop, rest = asyncio.get_running_loop(), b""
+        try:
+            while data := await loop.sock_recv(self._channel, 65_536):
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    self._resolve(msgspec.json.decode(line))
+        except (OSError, msgspec.MsgspecError):
+            pass
+        finally:
+            for answer in self._answers.values():
+                if not answer.done():
+                    answer.set_exception(LaunchFailed("the spawner of sessions ended"))
+
+    def _resolve(self, status: dict[str, Any]) -> None:
+        answer = self._answers.get(status.pop("folder", ""))
+        if answer is not None and not answer.done():
+            answer.set_result(status)
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reading
+        self._channel.close()
+        await asyncio.to_thread(self._process.wait)
+
+
+async def _wait_for_end(handle: SessionHandle) -> None:
+    """Wait until the supervisor of a session has ended."""
+    pid = _supervisor_pid(handle)
+    if pid is None:
+        return
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    try:
+        # The pid may have got another process between the check and the opening.
+        if _supervisor_pid(handle) is None:
+            return
+        loop.add_reader(descriptor, _resolve_once, ended)
+        await ended
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+def _resolve_once(ended: "asyncio.Future[None]") -> None:
+    if not ended.done():
+        ended.set_result(None)
+
+
+def _supervisor_pid(handle: SessionHandle) -> int | None:
+    pid, started = int(handle.data["pid"]), int(handle.data["started"])
+    if handle.data["boot"] != boot_id() or not is_same_process(pid, started):
+        return None
+    return pid
+
+
+def _make_folder(folder: Path) -> None:
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700)
+    (folder / WORK_FOLDER).mkdir(mode=0o700)
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return found
+
+
+def _count_user_processes() -> int:
+    """How many processes this user has: their limit counts these too."""
+    mine, count = os.getuid(), 0
+    if mine == 0:
+        return 0  # Root has no such limit.
+    for pid in all_pids():
+        with contextlib.suppress(OSError):
+            count += os.stat(f"/proc/{pid}").st_uid == mine  # noqa: PTH116
+    return count

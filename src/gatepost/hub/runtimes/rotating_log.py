@@ -1,0 +1,103 @@
+"""The log of a session: bounded in bytes and in bytes per second, and readable by offset.
+
+The log is a few files named `log.<offset of the first byte>`. When the newest is half of the bound,
+the next one is begun, and the oldest goes. Offsets therefore never change, and a reader can follow
+them while the session writes. Only the standard library: the supervisor of a session imports this.
+"""
+
+import os
+from pathlib import Path
+
+_PREFIX = "log."
+_BYTES_PER_SEC = 8 * 1024 * 1024
+
+
+class RotatingLog:
+    """The writing end. `now` is in seconds, of any clock that does not go back."""
+
+    def __init__(self, folder: str, limit: int) -> None:
+        self._folder = folder
+        self._part_size = max(1, limit // 2)
+        self._end = 0
+        self._starts: list[int] = []
+        self._file = -1
+        self._window = -1
+        self._window_bytes = 0
+        self._left_out = 0
+        self._begin_part()
+
+    def write(self, data: bytes, now: float) -> None:
+        """Append data. What comes faster than the log takes is left out, and a note says so."""
+        if int(now) != self._window:
+            self._window, self._window_bytes = int(now), 0
+            self._note_left_out()
+        if self._window_bytes >= _BYTES_PER_SEC:
+            self._left_out += len(data)
+            return
+        self._window_bytes += len(data)
+        self._append(data)
+
+    def close(self) -> None:
+        self._note_left_out()
+        os.close(self._file)
+
+    def _note_left_out(self) -> None:
+        if self._left_out:
+            note = f"\n[gatepost: {self._left_out} bytes of output were left out]\n"
+            self._left_out = 0
+            self._append(note.encode())
+
+    def _append(self, data: bytes) -> None:
+        while data:
+            if self._end - self._starts[-1] >= self._part_size:
+                self._begin_part()
+            piece = data[: self._starts[-1] + self._part_size - self._end]
+            try:
+                os.write(self._file, piece)
+            except OSError:
+                return  # A full disk must not end the session.
+            self._end += len(piece)
+            data = data[len(piece) :]
+
+    def _begin_part(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        path = f"{self._folder}/{_PREFIX}{self._end}"
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._starts.append(self._end)
+        while len(self._starts) > 2:
+            os.unlink(f"{self._folder}/{_PREFIX}{self._starts.pop(0)}")  # noqa: PTH108
+
+
+def read_log(folder: Path, offset: int, limit: int) -> tuple[int, bytes]:
+    """Read up to `limit` bytes from `offset` on; returns where they really begin, and the bytes."""
+    parts = _list_parts(folder)
+    data, begin = b"", None
+    for start, path in parts:
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            continue  # It was dropped meanwhile.
+        skipped = max(0, offset - start)
+        if skipped >= len(content) and begin is None:
+            continue
+        begin = start + skipped if begin is None else begin
+        data += content[skipped:] if begin == start + skipped else content
+        if len(data) >= limit:
+            break
+    return (offset, b"") if begin is None else (begin, data[:limit])
+
+
+def tail_offset(folder: Path, length: int) -> int:
+    """The offset at which the last `length` bytes begin."""
+    end = max((start + path.stat().st_size for start, path in _list_parts(folder)), default=0)
+    return max(0, end - length)
+
+
+def _list_parts(folder: Path) -> list[tuple[int, Path]]:
+    try:
+        names = [path for path in folder.iterdir() if path.name.startswith(_PREFIX)]
+    except FileNotFoundError:
+        return []
+    starts = [(path.name.removeprefix(_PREFIX), path) for path in names]
+    return sorted((int(start), path) for start, path in starts if start.isdigit())

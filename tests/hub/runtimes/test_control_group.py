@@ -1,0 +1,55 @@
+"""The files of both versions of control groups, in folders that stand for the kernel's."""
+
+import os
+from pathlib import Path
+
+from gatepost.hub.runtimes.control_group import ControlGroup
+
+
+def make_group(folder: Path, *names: str) -> Path:
+    """A folder with files as the kernel would make them."""
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / name).touch()
+    return folder
+
+
+def test_version_2_has_one_group_with_all_limits(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").touch()
+    files = ("pids.max", "memory.max", "memory.swap.max", "cpu.max", "cgroup.procs", "cgroup.kill")
+    folder = make_group(tmp_path / "gatepost" / "s1", *files)
+    group = ControlGroup("s1", str(tmp_path))
+    group.create(64, 1000, 1.5)
+    assert group.folders == [str(folder)]
+    assert group.limits_processes and group.limits_memory
+    read = {name: (folder / name).read_text() for name in files[:4]}
+    assert read == {
+        "pids.max": "64", "memory.max": "1000", "memory.swap.max": "0", "cpu.max": "150000 100000"
+    }  # fmt: skip
+    group.add_process(os.getpid())
+    assert group.list_pids() == {os.getpid()}
+    group.kill_all()
+    assert (folder / "cgroup.kill").read_text() == "1"
+
+
+def test_version_1_has_a_group_for_each_controller(tmp_path: Path) -> None:
+    pids = make_group(tmp_path / "pids" / "gatepost" / "s1", "pids.max", "cgroup.procs")
+    memory = make_group(
+        tmp_path / "memory" / "gatepost" / "s1", "memory.limit_in_bytes", "cgroup.procs"
+    )
+    group = ControlGroup("s1", str(tmp_path))
+    group.create(64, 1000, None)
+    assert group.folders == [str(pids), str(memory)]
+    assert (pids / "pids.max").read_text() == "64"
+    assert (memory / "memory.limit_in_bytes").read_text() == "1000"
+    assert group.limits_processes and group.limits_memory
+
+
+def test_a_machine_without_control_groups_has_none(tmp_path: Path) -> None:
+    group = ControlGroup("s1", str(tmp_path / "none"))
+    group.create(64, 1000, None)
+    group.add_process(1)
+    group.kill_all()
+    group.remove()
+    assert group.folders == [] and group.list_pids() == set()
+    assert not group.limits_processes and not group.limits_memory
