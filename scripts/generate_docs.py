@@ -19,6 +19,7 @@ from gatepost.errors import (
     PipelineError,
 )
 from gatepost.events import NodeKey
+from gatepost.hub import task_states
 from gatepost.mailbox import MailboxPolicy
 from gatepost.mailbox.states import TERMINAL_STATES, TRANSITIONS
 from gatepost.pipeline.audit.rules import RULES
@@ -40,6 +41,7 @@ LAYERS = {
     "config": "settings, each with its limits and its description",
     "events": "envelope, ids, codec, payload encryption, hash chain, blobs",
     "wire": "the operations and answers of agents and their gateway",
+    "task_wire": "tasks on the wire",
     "gateway_endpoint": "the files by which a running gateway is found",
     "http_calls": "HTTP calls to a gateway",
     "agent_tokens": "tokens of external agents",
@@ -93,6 +95,14 @@ def draw_inbox_states() -> str:
         start = "[*]" if source is inbox.InboxState.UNSEEN else source.value
         lines.append(f"    {start} --> {target.value}: {event.value}")
     lines += [f"    {state.value} --> [*]" for state in inbox.FINAL]
+    return "\n".join([*lines, "```"])
+
+
+def draw_task_states() -> str:
+    lines = ["```mermaid", "stateDiagram-v2", "    [*] --> pending: create"]
+    for (source, input), target in task_states.TRANSITIONS.items():
+        lines.append(f"    {source.value} --> {target.value}: {input.value}")
+    lines += [f"    {state.value} --> [*]" for state in task_states.TERMINAL_STATES]
     return "\n".join([*lines, "```"])
 
 
@@ -217,6 +227,7 @@ PARTS = {
     "diagram: mailbox.states": draw_mailbox_states,
     "diagram: delivery.states": draw_delivery_states,
     "diagram: inbox.states": draw_inbox_states,
+    "diagram: task.states": draw_task_states,
     "table: errors": error_table,
     "table: pipeline.tables": describe_tables,
     "table: pipeline.rules": rule_table,

@@ -117,7 +117,8 @@ def test_the_architecture_states_the_row_id_of_mail() -> None:
 
 
 def test_each_state_diagram_is_in_its_document() -> None:
-    for page, name in (("protocol", "mailbox"), ("pipes", "delivery"), ("pipes", "inbox")):
+    pages = (("protocol", "mailbox"), ("pipes", "delivery"), ("pipes", "inbox"), ("hub", "task"))
+    for page, name in pages:
         text = (ROOT / "docs" / f"{page}.md").read_text()
         assert f"<!-- diagram: {name}.states -->\n```mermaid\nstateDiagram-v2" in text
 

@@ -14,7 +14,9 @@ from typing import Annotated, Literal, Self
 import msgspec
 from msgspec import Meta
 
+from gatepost.config.hub_settings import HubSettings
 from gatepost.config.loading import load_tree
+from gatepost.config.section import SettingsSection
 from gatepost.config.toml_text import toml_value
 from gatepost.errors import ConfigError
 
@@ -22,10 +24,6 @@ _TEN_YEARS_SECS = 10 * 365 * 86_400
 _MIB = 1024 * 1024
 _GIB = 1024 * _MIB
 _ORIGIN_PATTERN = r"https?://[A-Za-z0-9._\[\]:-]{1,260}"
-
-
-class SettingsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of all sections: immutable, and unknown keys are refused."""
 
 
 def _host_name() -> str:
@@ -555,6 +553,7 @@ class Settings(SettingsSection, frozen=True, kw_only=True):
     room: RoomSettings = msgspec.field(default_factory=RoomSettings)
     ownership: OwnershipSettings = msgspec.field(default_factory=OwnershipSettings)
     archive: ArchiveSettings = msgspec.field(default_factory=ArchiveSettings)
+    hub: HubSettings = msgspec.field(default_factory=HubSettings)
     alerts: AlertsSettings = msgspec.field(default_factory=AlertsSettings)
     telemetry: TelemetrySettings = msgspec.field(default_factory=TelemetrySettings)
     log: LogSettings = msgspec.field(default_factory=LogSettings)

@@ -28,6 +28,8 @@ class Agents:
 
     def __init__(self, max_agents: int = MAX_AGENTS) -> None:
         self.max_agents = max_agents
+        # The agents that the hub of this gateway runs: it takes their tasks, and no mailbox does.
+        self.hub_run: frozenset[str] = frozenset()
         # The registered ids, once the writer asked for them; read again after any change.
         self._registered: set[str] | None = None
         self._changing: Tx | None = None

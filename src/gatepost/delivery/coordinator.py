@@ -41,6 +41,8 @@ from gatepost.delivery.decisions import (
     ReceiptArrived,
     ReplyArrived,
     RerouteDelivery,
+    TaskReported,
+    TaskRequested,
     TransferSignal,
     TurnEnded,
 )
@@ -71,6 +73,11 @@ from gatepost.mailbox.dead_letters import DeadLetterFilter, replay_dead_letters
 from gatepost.mailbox.enqueue import find_mailbox
 from gatepost.routing import Route, RoutingDirectory
 from gatepost.wire import DeadLetter, EnqueueAck, Failure, NewSend, Sent
+
+# What the hub hears of: requests and reports of tasks, and the ends of their mail and deliveries.
+# A text is the digest of a blob that arrived.
+TaskNews = TaskRequested | TaskReported | DeliveryEnded | TurnEnded | str
+OnTaskNews = Callable[[Tx, TaskNews], Decisions]
 
 
 class CountedReceipt(NamedTuple):
@@ -116,6 +123,7 @@ class DeliveryCoordinator:
         self._on_batch: Callable[[str, list[tuple[Envelope, bytes]], int], None] = _ignore_event
         self._on_blob_wanted: Callable[[str, str], None] = _ignore_event
         self._on_agents_changed: Callable[[], None] = _ignore_event
+        self._on_task_news: OnTaskNews = _ignore_task_news
         self._handlers: dict[type, Callable[[Tx, Any], Decisions | None]] = {
             OwnEvent: receiver.take_own,
             ReceiptArrived: sender.receipts.apply_receipt,
@@ -132,6 +140,8 @@ class DeliveryCoordinator:
             ForwardMail: self._forward_mail,
             ForwardEnded: receiver.close_forwarded,
             TransferSignal: transfers.apply_transfer_signal,
+            TaskRequested: self._tell_hub,
+            TaskReported: self._tell_hub,
             BlobWanted: self._want_blob,
         }
 
@@ -142,17 +152,20 @@ class DeliveryCoordinator:
         on_batch: Callable[[str, list[tuple[Envelope, bytes]], int], None] | None = None,
         on_blob_wanted: Callable[[str, str], None] | None = None,
         on_agents_changed: Callable[[], None] | None = None,
+        on_task_news: OnTaskNews | None = None,
     ) -> None:
         """Set the listeners outside the core; those not given stay as they are.
 
         `on_receipt` hears of each receipt that counted, `on_batch` of each batch (source, new
         events, emitter's clock), `on_blob_wanted` of each blob to fetch (digest, source), and
-        `on_agents_changed` that agents came or went, once that is on disk.
+        `on_agents_changed` that agents came or went, once that is on disk. `on_task_news` is the
+        hub, which works in the same transaction.
         """
         self._on_receipt = on_receipt or self._on_receipt
         self._on_batch = on_batch or self._on_batch
         self._on_blob_wanted = on_blob_wanted or self._on_blob_wanted
         self._on_agents_changed = on_agents_changed or self._on_agents_changed
+        self._on_task_news = on_task_news or self._on_task_news
 
     # -- 1. send
 
@@ -171,7 +184,7 @@ class DeliveryCoordinator:
             return self.sent.status(tx, known)
         event_id = choose_event_id(new, self._node.event_ids)
         out = outgoing_message(new, event_id, fingerprint, tx.now)
-        node = self._send_event(tx, out)
+        node = self.send_event(tx, out)
         remember_send(tx, new, fingerprint, event_id)
         if node not in (None, self._node.id):
             return Sent(event_id, out.corr_id, "emitted", node)
@@ -186,7 +199,7 @@ class DeliveryCoordinator:
         self.routes.require_member(route)
         self.apply_decisions(tx, self._sender.send_event(tx, out, route).decisions)
 
-    def _send_event(self, tx: Tx, out: OutgoingEvent) -> str | None:
+    def send_event(self, tx: Tx, out: OutgoingEvent) -> str | None:
         """Returns the node it went to. If no node can take it, it is a dead letter at once."""
         try:
             route = self.routes.find_route(tx, out.to_agent)
@@ -214,6 +227,7 @@ class DeliveryCoordinator:
     def blob_arrived(self, tx: Tx, digest: str) -> None:
         """A blob was fetched and verified: accept the events that were held for it."""
         self.apply_decisions(tx, self._receiver.release_for_blob(tx, digest))
+        self.apply_decisions(tx, self._on_task_news(tx, digest))
 
     # -- 3. engage: turns of local agents
 
@@ -373,6 +387,8 @@ class DeliveryCoordinator:
         told = self._sender.close_pair_numbers(tx, PairMoved(ended.pair))
         turns = self._forwarder.end_forward(tx, ended)
         self.sent.status_changed(tx, ended.event_id)
+        if ended.kind == EventKind.TASK_CREATE:
+            turns = (*turns, *self._on_task_news(tx, ended))
         return (*told, *turns) if told or turns else NOTHING
 
     def _end_turn(self, tx: Tx, turn: TurnEnded) -> Decisions:
@@ -387,6 +403,8 @@ class DeliveryCoordinator:
                 status="processed", outcome=turn.outcome, reason=reason, replied=replied
             )
         source = info.source_node or self._node.id
+        if info.kind == EventKind.TASK_CREATE:
+            self.apply_decisions(tx, self._on_task_news(tx, turn))
         processed = self.writer.append_receipt(
             tx, turn.to_agent, source, info.event_id, info.corr_id, receipt
         )
@@ -405,8 +423,16 @@ class DeliveryCoordinator:
         tx.keep_operation()
         return decisions
 
+    def _tell_hub(self, tx: Tx, news: TaskRequested | TaskReported) -> Decisions:
+        return self._on_task_news(tx, news)
+
     def _want_blob(self, tx: Tx, wanted: BlobWanted) -> None:
         tx.add_effect(partial(self._on_blob_wanted, *wanted))
+
+
+def _ignore_task_news(tx: Tx, news: TaskNews) -> Decisions:
+    """A gateway without a hub."""
+    return NOTHING
 
 
 def _ignore_event(*_: object) -> None:

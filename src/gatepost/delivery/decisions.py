@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from gatepost.delivery.outgoing import OutgoingEvent, TurnReply
 from gatepost.delivery.sender.delivery_table import OpenDelivery, SenderPair
-from gatepost.events import Receipt, Signal
+from gatepost.events import Envelope, Receipt, Signal
 from gatepost.journal.outbox import EventDraft
 from gatepost.routing import Route
 from gatepost.wire import EventInfo
@@ -164,6 +164,21 @@ class TransferSignal(NamedTuple):
     signal: Signal
 
 
+class TaskRequested(NamedTuple):
+    """Another gateway asks for a task of an agent of this gateway, or for the end of one."""
+
+    source: str
+    envelope: Envelope
+    payload: bytes
+
+
+class TaskReported(NamedTuple):
+    """Another gateway reports on a task that was requested here. Its payload is still encrypted."""
+
+    source: str
+    envelope: Envelope
+
+
 class BlobWanted(NamedTuple):
     """Something can be accepted only once this blob is fetched."""
 
@@ -187,6 +202,8 @@ Decision = (
     | ForwardMail
     | ForwardEnded
     | TransferSignal
+    | TaskRequested
+    | TaskReported
     | BlobWanted
 )
 Decisions = Sequence[Decision]

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from gatepost.events import Order
+from gatepost.events import Order, TaskInfo
 
 EMPTY_PAYLOAD = b"null"
 
@@ -40,6 +40,7 @@ class OutgoingEvent(Struct):
     order: Order | None = None
     not_before: int | None = None
     max_retries: int | None = None
+    task: TaskInfo | None = None
 
     @property
     def is_unordered(self) -> bool:

@@ -47,13 +47,21 @@ from gatepost.events.ids import (
     new_event_id,
     parse_event_id,
 )
-from gatepost.events.kinds import CLEAR_KINDS, KNOWN_KINDS, LEGACY_KINDS, TRACKED_KINDS, EventKind
+from gatepost.events.kinds import (
+    CLEAR_KINDS,
+    KNOWN_KINDS,
+    LEGACY_KINDS,
+    REPORT_KINDS,
+    TRACKED_KINDS,
+    EventKind,
+)
 from gatepost.events.secretstream import encrypted_size
 
 __all__ = [
     "CLEAR_KINDS",
     "KNOWN_KINDS",
     "LEGACY_KINDS",
+    "REPORT_KINDS",
     "TRACKED_KINDS",
     "AgentId",
     "Blob",

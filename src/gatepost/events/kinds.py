@@ -26,6 +26,16 @@ TRACKED_KINDS: frozenset[str] = frozenset(
     {EventKind.MESSAGE, EventKind.REPLY, EventKind.TASK_CREATE, EventKind.TASK_CANCEL}
 )
 
+# The reports of an executor to the gateway that requested the task. They are never acked.
+REPORT_KINDS: frozenset[str] = frozenset(
+    {
+        EventKind.TASK_ACCEPT,
+        EventKind.TASK_UPDATE,
+        EventKind.TASK_COMPLETE,
+        EventKind.TASK_FAILED,
+    }
+)
+
 # Receipts, dead letters and signals tell every reader of the outbox how a delivery is going.
 # All other payloads are encrypted.
 CLEAR_KINDS: frozenset[str] = frozenset({EventKind.ACK, EventKind.SIGNAL, EventKind.DEAD_LETTER})

@@ -22,8 +22,8 @@ DELETE FROM idempotency WHERE (agent, key) IN (
     AND NOT EXISTS (SELECT 1 FROM delivery d WHERE d.event_id = i.event_id) LIMIT ?
 )
 """
-# A blob is in use by mail, by open deliveries, by replies, by undelivered messages, and by events
-# that are held or offered but not accepted yet.
+# A blob is in use by mail, by open deliveries, by replies, by tasks, by undelivered messages, and
+# by events that are held or offered but not accepted yet.
 _DELETE_UNUSED_BLOBS = """
 DELETE FROM blob WHERE created_at <= ? AND NOT EXISTS (
     SELECT 1 FROM blob_use u JOIN body b ON b.id = u.mail WHERE u.digest = blob.digest
@@ -31,6 +31,9 @@ DELETE FROM blob WHERE created_at <= ? AND NOT EXISTS (
     SELECT 1 FROM delivery d WHERE d.digest = blob.digest AND d.processed_at IS NULL
 ) AND NOT EXISTS (
     SELECT 1 FROM delivery d WHERE d.reply_ref = blob.digest
+) AND NOT EXISTS (
+    SELECT 1 FROM task_payload t
+    WHERE t.request_ref = blob.digest OR t.result_ref = blob.digest
 ) AND digest NOT IN (
     SELECT digest FROM undelivered WHERE digest IS NOT NULL
     UNION ALL

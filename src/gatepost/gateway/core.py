@@ -26,6 +26,9 @@ from gatepost.gateway.monitoring.repeated_warnings import RepeatedWarnings
 from gatepost.gateway.monitoring.spans import SpanRecorder, create_span_recorder
 from gatepost.gateway.repetition import BackgroundLoops
 from gatepost.gateway.state_dir import StateDir
+from gatepost.hub.policy import Policy
+from gatepost.hub.registry import AgentRegistry
+from gatepost.hub.task_engine import TaskEngine
 from gatepost.journal import Database, JobOutcome, Tx
 from gatepost.mailbox import MailboxPolicy
 
@@ -75,9 +78,12 @@ class Core:
         self.background = BackgroundLoops(self._report_failing_loop)
         self.health = GatewayHealth(self.clock)
         self.health.add_check(self._find_problems)
+        self.registry, self.policy = AgentRegistry(), Policy()
+        self.tasks = TaskEngine(delivery, self.registry, self.policy, settings.hub)
         self.writer = delivery.build_writer(
             self.database.writer_connection,
             self._deliver_outcomes,
+            self.tasks.parts.changes,
             self.observer,
             group_max=settings.journal.group_max,
         )

@@ -39,6 +39,11 @@ from gatepost.gateway.bounded_http import BoundedHttpProtocol
 from gatepost.gateway.compaction import compact_journal, remove_orphan_blobs
 from gatepost.gateway.core import Core
 from gatepost.gateway.disk_space import wait_for_space
+from gatepost.gateway.hub import hub_api
+from gatepost.gateway.hub.hub_api import HubApi
+from gatepost.gateway.hub.hub_auth import HubAuth
+from gatepost.gateway.hub.hub_service import HubService
+from gatepost.gateway.hub.hub_socket import serve_on_socket
 from gatepost.gateway.listener import ListeningServer, allow_open_files
 from gatepost.gateway.monitoring.backlog_alerts import BacklogAlerts
 from gatepost.gateway.monitoring.metrics import Metrics
@@ -87,6 +92,8 @@ async def serve_until_stopped(settings: Settings) -> None:
         routes.append(trace_api.create_router(JourneyTracer(core, peering.links)))
         findings = Feedback(peering.publisher)
         routes += feedback.create_routes(findings, FeedbackGuard(access, external))
+        hub = HubService(operations)
+        routes += hub_api.create_routes(HubApi(hub, HubAuth(core, access)))
         alerts = BacklogAlerts(core, settings.alerts)
         archiver = _create_archiver(core, peering)
         core.health.add_check(lambda: [archiver.problem] if archiver.problem else [])
@@ -107,6 +114,8 @@ async def serve_until_stopped(settings: Settings) -> None:
             run_every(_SAVE_ACTIVITY_SECS, core.save_activity, "noting active agents failed"),
             archiver.running(),
             peering.running(public_url, _own_tls_pin(settings, public_url)),
+            serve_on_socket(app, core.state.hub_socket),
+            hub.running(_listener_url(settings, listener)),
             _stop_on_signals(server, operations, peering),
         ):
             _start_listening(listener)

@@ -27,6 +27,9 @@ class StateDir:
         self.blobs = path / "blobs"
         self.drop = path / "drop"
         self.socket = path / "gateway.sock"
+        self.hub_socket = path / "hub.sock"
+        self.sessions = path / "sessions"
+        self.secrets = path / "secrets"
         self.token = path / TOKEN_FILE_NAME
         self.key = path / "node.key"
         self.tls_key = path / "tls.key"

@@ -78,9 +78,8 @@ class Policy:
         problems = find_policy_problems(text)
         if problems:
             raise InvalidPolicy("; ".join(problems))
-        self._rules = cedarpy.PolicySet.from_str(text)
-        self._lines = rule_lines(text)
-        self._decisions: dict[tuple[Any, ...], PolicyResult] = {}
+        # Replaced as one: decisions are made in several threads.
+        self._rules = _ActiveRules(cedarpy.PolicySet.from_str(text), rule_lines(text))
 
     def deny_everything(self) -> None:
         """Fail closed: there are rules that somebody wrote, and they cannot be read."""
@@ -115,17 +114,27 @@ class Policy:
         resource: PolicyEntity,
         context: dict[str, Any],
     ) -> PolicyResult:
+        rules = self._rules
         key = (action, principal, resource, *context.values())
-        known = self._decisions.get(key)
+        known = rules.decisions.get(key)
         if known is not None:
             return known
-        result = self._evaluate(action, principal, resource, context)
-        if len(self._decisions) >= _CACHED_DECISIONS:
-            self._decisions.clear()
-        self._decisions[key] = result
+        result = rules.evaluate(action, principal, resource, context)
+        if len(rules.decisions) >= _CACHED_DECISIONS:
+            rules.decisions.clear()
+        rules.decisions[key] = result
         return result
 
-    def _evaluate(
+
+class _ActiveRules:
+    """Parsed rules, the lines they start in, and the decisions they made."""
+
+    def __init__(self, rules: Any, lines: list[int]) -> None:
+        self._rules = rules
+        self._lines = lines
+        self.decisions: dict[tuple[Any, ...], PolicyResult] = {}
+
+    def evaluate(
         self,
         action: PolicyAction,
         principal: PolicyPrincipal,

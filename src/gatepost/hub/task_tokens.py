@@ -86,6 +86,13 @@ def revoke_task_tokens(tx: Tx, task: str) -> None:
     tx.execute(_REVOKE, (tx.now, parse_event_id(task)))
 
 
+def revoke_token(tx: Tx, token_id: str) -> int:
+    """Revoke one token; returns how many were revoked."""
+    sql = "UPDATE task_token SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
+    tx.execute(sql, (tx.now, token_id))
+    return tx.changed_rows()
+
+
 def list_task_tokens(tx: Tx) -> list[TaskToken]:
     """The tokens that are neither expired nor revoked, oldest first."""
     return [_token_from_row(row) for row in tx.fetch_all(_SELECT_LIVE, (tx.now,))]

@@ -22,6 +22,12 @@ from gatepost.journal.transaction import Tx
 # that runs by itself and is connected here, or behind another gateway.
 Executor = Literal["session", "agent", "remote"]
 
+# The codes of ends that no executor chose.
+EXECUTOR_LOST = "executor_lost"
+CANCELLED = "cancelled"
+CONTRACT_MISMATCH = "contract_mismatch"
+TERMINAL_ERROR = "terminal_error"
+
 _COLUMNS = (
     "id, agent, requester, requester_node, executor, executor_node, state, description, info,"
     " progress, note, eta_at, error_code, error, created_at, accepted_at, started_at, updated_at,"
@@ -30,9 +36,13 @@ _COLUMNS = (
 _INSERT = f"""
 INSERT INTO task ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
-_INSERT_PAYLOAD = "INSERT INTO task_payload (id, input, input_ref) VALUES (?, ?, ?)"
+_INSERT_PAYLOAD = """
+INSERT INTO task_payload (id, request, request_ref, request_mark) VALUES (?, ?, ?, ?)
+"""
 _SELECT = f"SELECT {_COLUMNS} FROM task"
-_SELECT_PAYLOAD = "SELECT input, input_ref, result, result_ref, mark FROM task_payload WHERE id = ?"
+_SELECT_PAYLOAD = """
+SELECT request, request_ref, request_mark, result, result_ref, mark FROM task_payload WHERE id = ?
+"""
 _SET_RESULT = "UPDATE task_payload SET result = ?, result_ref = ?, mark = ? WHERE id = ?"
 _IS_TERMINAL = "state IN ({})".format(", ".join(f"'{state}'" for state in TERMINAL_STATES))
 _PRUNE = f"""
@@ -43,7 +53,7 @@ _MOMENTS = {TaskInput.ACCEPT: "accepted_at", TaskInput.START: "started_at"}
 
 
 class Task(Struct, kw_only=True):
-    """One task, without its input and result. Times are epoch milliseconds.
+    """One task, without its request and result. Times are epoch milliseconds.
 
     `requester_node` and `executor_node` are None for this gateway. `info` is the public part of
     the task's events, in JSON.
@@ -79,10 +89,11 @@ class Task(Struct, kw_only=True):
 
 
 class TaskPayload(Struct, frozen=True):
-    """Input and result of a task: inline JSON, or the digest of a blob."""
+    """Request and result of a task: inline JSON, or the digest of a blob, and their marks."""
 
-    input: bytes | None = None
-    input_ref: str | None = None
+    request: bytes | None = None
+    request_ref: str | None = None
+    request_mark: bytes | None = None
     result: bytes | None = None
     result_ref: str | None = None
     mark: bytes | None = None
@@ -95,12 +106,18 @@ class TaskFilter(Struct, frozen=True, kw_only=True):
     after: str | None = None
 
 
+def failure_class_of(code: str) -> str:
+    """The class of a failure that everybody may know: its code is for the requester alone."""
+    return code if code in (CANCELLED, CONTRACT_MISMATCH) else TERMINAL_ERROR
+
+
 def add_task(tx: Tx, task: Task, payload: TaskPayload) -> None:
     """Record a new task. Its id must be new."""
     id = parse_event_id(task.id)
     values = [getattr(task, name.strip()) for name in _COLUMNS.split(",")[1:]]
     tx.execute(_INSERT, (id, *values))
-    tx.execute(_INSERT_PAYLOAD, (id, payload.input, payload.input_ref))
+    request = (payload.request, payload.request_ref, payload.request_mark)
+    tx.execute(_INSERT_PAYLOAD, (id, *request))
 
 
 def find_task(tx: Tx, id: str) -> Task | None:
@@ -188,7 +205,7 @@ def complete_task(tx: Tx, id: str, result: TaskPayload) -> tuple[Task, bool]:
 
 
 def prune_tasks(tx: Tx, ended_before: int, limit: int) -> int:
-    """Forget tasks that ended long ago, with their inputs and results; returns how many."""
+    """Forget tasks that ended long ago, with their requests and results; returns how many."""
     ids = tx.fetch_all(_PRUNE, (ended_before, limit))
     for table in ("task_payload", "task_token", "session"):
         column = "id" if table == "task_payload" else "task"

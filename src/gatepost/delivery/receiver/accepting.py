@@ -7,7 +7,7 @@ import msgspec
 
 from gatepost.delivery.abuse import AbuseKind
 from gatepost.delivery.blob_records import find_blob, use_blob
-from gatepost.delivery.decisions import Decision, ReplyArrived
+from gatepost.delivery.decisions import Decision, ReplyArrived, TaskRequested
 from gatepost.delivery.outbox_writer import ACCEPTED, GATEWAY, KEPT
 from gatepost.delivery.outgoing import EMPTY_PAYLOAD, TurnReply
 from gatepost.delivery.receiver.acceptance import AcceptanceCheck, ReceiverParts
@@ -61,9 +61,10 @@ class EventAcceptor:
             self.refuse_event(envelope, f"unreadable: {error.message}")
             return
         if envelope.kind == EventKind.REPLY and not self._is_mail_besides(envelope, payload):
-            self._inbox.record_event(envelope, InboxInput.ACCEPT, KEPT.outcome)
-            self.append_receipt(envelope, ACCEPTED)
-            self.append_receipt(envelope, KEPT)
+            self._keep_without_mail(envelope, InboxInput.ACCEPT)
+            return
+        if self._is_for_hub(envelope, payload):
+            self._keep_without_mail(envelope, InboxInput.ACCEPT)
             return
         agent = envelope.to_agent_id or ""
         self._check.use_capacity(agent)
@@ -74,9 +75,13 @@ class EventAcceptor:
     def accept_confirmed(self, envelope: Envelope) -> None:
         """Put a confirmed offer into its mailbox. Its receipt was sent when it was offered."""
         try:
-            mail = self._build_mail(envelope, self._open_payload(envelope))
+            payload = self._open_payload(envelope)
+            mail = self._build_mail(envelope, payload)
         except GatepostError as error:
             self.refuse_event(envelope, f"unreadable: {error.message}")
+            return
+        if self._is_for_hub(envelope, payload):
+            self._keep_without_mail(envelope, InboxInput.CONFIRM)
             return
         mailbox, sender = envelope.to_agent_id or "", envelope.source_agent_id
         (ack,) = self._parts.dispatcher.enqueue(self._tx, mailbox, sender, [mail], over=True)
@@ -85,6 +90,20 @@ class EventAcceptor:
             self._use_blob(envelope)
         else:
             self.refuse_event(envelope, _ID_IS_TAKEN)
+
+    def _keep_without_mail(self, envelope: Envelope, input: InboxInput) -> None:
+        self._inbox.record_event(envelope, input, KEPT.outcome)
+        if input is InboxInput.ACCEPT:
+            self.append_receipt(envelope, ACCEPTED)
+        self.append_receipt(envelope, KEPT)
+
+    def _is_for_hub(self, envelope: Envelope, payload: bytes) -> bool:
+        """Whether the hub alone takes an event: no mail is made of it. It hears of every task."""
+        if envelope.kind not in (EventKind.TASK_CREATE, EventKind.TASK_CANCEL):
+            return False
+        self._decisions.append(TaskRequested(self._source, envelope, payload))
+        is_hub_run = envelope.to_agent_id in self._parts.agents.hub_run
+        return is_hub_run or envelope.kind == EventKind.TASK_CANCEL
 
     def refuse_event(self, envelope: Envelope, reason: str) -> None:
         """Refuse an event, after the receipts of those of its pair that were accepted before it:

@@ -14,6 +14,7 @@ from gatepost.delivery.decisions import (
     ForwardMail,
     OwnEvent,
     ReceiptArrived,
+    TaskReported,
 )
 from gatepost.delivery.frames import SkipFrame
 from gatepost.delivery.receiver import held_events
@@ -29,6 +30,7 @@ from gatepost.delivery.receiver.signals import apply_dead_letter, apply_signal, 
 from gatepost.delivery.sender.receipts import RESTORED
 from gatepost.errors import GatepostError, LinkError
 from gatepost.events import (
+    REPORT_KINDS,
     TRACKED_KINDS,
     DeadLetterNotice,
     Envelope,
@@ -150,7 +152,9 @@ class Receiver:
                 intake.decisions.append(arrived)
             return
         intake.acceptor.flush_runs()
-        if envelope.kind == EventKind.SIGNAL:
+        if envelope.kind in REPORT_KINDS:
+            intake.decisions.append(TaskReported(intake.source, envelope))
+        elif envelope.kind == EventKind.SIGNAL:
             apply_signal(intake, envelope, decode_payload(envelope, Signal))
         elif envelope.kind == EventKind.DEAD_LETTER:
             apply_dead_letter(intake, envelope, decode_payload(envelope, DeadLetterNotice))

@@ -45,6 +45,7 @@ def draft_event(
         offer=offer,
         payload=content.payload,
         payload_ref=content.ref,
+        task=out.task,
         trace=trace,
     )
 
@@ -96,6 +97,7 @@ def draft_reroute(
         offer=offer,
         payload=content.payload,
         payload_ref=content.ref,
+        task=first.task,
         trace=Trace(
             attempt=delivery.attempt + 1,
             route_decision=route.decision if route.decision != "owner" else "moved",

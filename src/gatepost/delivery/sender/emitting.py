@@ -12,7 +12,7 @@ from gatepost.delivery.routes import RouteFinder
 from gatepost.delivery.sender.delivery_table import DeliveryTable
 from gatepost.delivery.sender.drafts import UNNUMBERED, draft_event
 from gatepost.delivery.sender.pairs import PairNumber, SenderPairs
-from gatepost.delivery.sender.payloads import PayloadEncryption
+from gatepost.delivery.sender.payloads import EncryptedContent, PayloadEncryption
 from gatepost.events import EventKind, Trace
 from gatepost.journal.transaction import Tx
 from gatepost.routing import Route
@@ -65,6 +65,16 @@ class Emitter:
             to_node=route.node, priority=priority, offer=int(route.offer),
         )  # fmt: skip
         return self._writer.append(tx, draft)
+
+    def emit_report(self, tx: Tx, out: OutgoingEvent, node: str) -> None:
+        """Append an event that opens no delivery: its reader takes it from the outbox or never."""
+        content = self._encryption.encrypt_for(tx, out, node)
+        trace = Trace(traceparent=out.traceparent)
+        expires = out.expires_at(tx.now, self._policy.ttl)
+        tx.append_event(draft_event(out, content, expires, trace, to_node=node))
+
+    def encrypt_for(self, tx: Tx, out: OutgoingEvent, node: str) -> EncryptedContent:
+        return self._encryption.encrypt_for(tx, out, node)
 
     def _is_out_of_reach(self, out: OutgoingEvent, node: str) -> bool:
         """Whether an event stays in our outbox for now: its node is away, and no relay takes it.

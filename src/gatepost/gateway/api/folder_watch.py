@@ -13,13 +13,20 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 _CLOSE_WRITE, _MOVED_TO = 0x8, 0x80
+_MOVED_FROM, _DELETE = 0x40, 0x200
+_MODIFY, _CREATE = 0x2, 0x100
+ARRIVALS = _CLOSE_WRITE | _MOVED_TO
+ALL_CHANGES = ARRIVALS | _MOVED_FROM | _DELETE
+MODIFICATIONS = _MODIFY | _CREATE | _MOVED_TO
 _LOOK_EVERY = 1.0
 
 
 @contextlib.asynccontextmanager
-async def watch_folder(folder: Path, changed: Callable[[], None]) -> AsyncIterator[None]:
-    """Call `changed` after each file that arrives in the folder, until exit."""
-    descriptor = _open_inotify(folder)
+async def watch_folder(
+    folder: Path, changed: Callable[[], None], events: int = ARRIVALS
+) -> AsyncIterator[None]:
+    """Call `changed` after each of these events in the folder, until exit."""
+    descriptor = _open_inotify(folder, events)
     if descriptor is None:
         with contextlib.closing(_PollTicker(changed)):
             yield
@@ -33,7 +40,7 @@ async def watch_folder(folder: Path, changed: Callable[[], None]) -> AsyncIterat
         os.close(descriptor)
 
 
-def _open_inotify(folder: Path) -> int | None:
+def _open_inotify(folder: Path, events: int) -> int | None:
     """Return an inotify descriptor for the folder, or None if the system offers none."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "inotify_init1"):
@@ -41,7 +48,7 @@ def _open_inotify(folder: Path) -> int | None:
     descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if descriptor < 0:
         return None
-    if libc.inotify_add_watch(descriptor, os.fsencode(folder), _CLOSE_WRITE | _MOVED_TO) < 0:
+    if libc.inotify_add_watch(descriptor, os.fsencode(folder), events) < 0:
         os.close(descriptor)
         return None
     return descriptor

@@ -64,6 +64,9 @@ class ProcessRuntime:
         self._sandbox = sandbox
         self._spawner: _Spawner | None = None
 
+    def folder_inside(self, folder: Path) -> str:
+        return str(folder)
+
     async def launch(self, spec: SessionSpec, report: ReportState) -> SessionHandle:
         try:
             report(SessionState.PROVISIONING)

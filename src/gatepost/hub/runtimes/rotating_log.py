@@ -70,7 +70,12 @@ class RotatingLog:
 
 
 def read_log(folder: Path, offset: int, limit: int) -> tuple[int, bytes]:
-    """Read up to `limit` bytes from `offset` on; returns where they really begin, and the bytes."""
+    """Read up to `limit` bytes from `offset` on; returns where they really begin, and the bytes.
+
+    A negative offset counts from the end.
+    """
+    if offset < 0:
+        offset = tail_offset(folder, -offset)
     parts = _list_parts(folder)
     data, begin = b"", None
     for start, path in parts:

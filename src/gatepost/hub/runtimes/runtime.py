@@ -74,6 +74,9 @@ class LogPiece(Struct, frozen=True):
 
 
 class SessionRuntime(Protocol):
+    def folder_inside(self, folder: Path) -> str:
+        """Where the session sees its own folder."""
+
     async def launch(self, spec: SessionSpec, report: ReportState) -> SessionHandle:
         """Start a session; LaunchFailed if that is not possible. Nothing is left of it then."""
 
@@ -90,7 +93,7 @@ class SessionRuntime(Protocol):
         """End all sessions but those with these names; returns the names of those it ended."""
 
     def read_log(self, name: str, offset: int, limit: int) -> LogPiece:
-        """Read the log of a session, running or ended."""
+        """Read the log of a session, running or ended. A negative offset counts from the end."""
 
     async def close(self) -> None:
         """Let go of this process's resources. Sessions go on."""

@@ -692,17 +692,29 @@ CREATE INDEX task_ended ON task (ended_at) WHERE ended_at IS NOT NULL;
 CREATE TRIGGER task_ends_once BEFORE UPDATE ON task WHEN OLD.ended_at IS NOT NULL
 BEGIN SELECT RAISE(ABORT, 'a task that has ended never changes'); END;
 
--- Input and result of a task, apart from its state. `mark` is the fingerprint of the result.
+-- Request and result of a task, apart from its state: inline, or as a blob. The marks are
+-- fingerprints of their plain content.
 CREATE TABLE task_payload (
-    id         BLOB PRIMARY KEY,
-    input      BLOB,
-    input_ref  TEXT,
-    result     BLOB,
-    result_ref TEXT,
-    mark       BLOB
+    id           BLOB PRIMARY KEY,
+    request      BLOB,
+    request_ref  TEXT,
+    request_mark BLOB,
+    result       BLOB,
+    result_ref   TEXT,
+    mark         BLOB
 ) WITHOUT ROWID;
-CREATE INDEX task_payload_input_ref ON task_payload (input_ref) WHERE input_ref IS NOT NULL;
+CREATE INDEX task_payload_request_ref ON task_payload (request_ref) WHERE request_ref IS NOT NULL;
 CREATE INDEX task_payload_result_ref ON task_payload (result_ref) WHERE result_ref IS NOT NULL;
+
+-- Results that are blobs of another gateway and are not fetched yet. Their tasks are still open.
+CREATE TABLE task_blob (
+    digest TEXT PRIMARY KEY,
+    task   BLOB NOT NULL,
+    source TEXT NOT NULL,
+    key    BLOB NOT NULL,
+    size   INTEGER NOT NULL,
+    at     INTEGER NOT NULL
+) WITHOUT ROWID;
 
 -- Tokens of sessions, each for one agent and one task. `capabilities` is a JSON list.
 CREATE TABLE task_token (

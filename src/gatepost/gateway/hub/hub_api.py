@@ -1,0 +1,340 @@
+"""HTTP routes of the hub: agents, tasks, messages, tokens and state, and a stream of events."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import msgspec
+from litestar.params import FromQuery, JSONBody, QueryParameter
+from litestar.response import ServerSentEvent, ServerSentEventMessage
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from gatepost.errors import InvalidRequest, Unavailable
+from gatepost.events import AgentId, Digest, EventId, MsgId, parse_event_id
+from gatepost.gateway.api.http_routes import while_connected
+from gatepost.gateway.api.route_decorators import delete, get, post
+from gatepost.gateway.api.route_parameters import (
+    AnyRequest,
+    OptionalText,
+    PageSize,
+    PathName,
+    WaitSecs,
+)
+from gatepost.gateway.hub.hub_auth import HubAuth, HubCaller
+from gatepost.gateway.hub.hub_messages import HubMessageService, NewHubMessage
+from gatepost.gateway.hub.hub_service import HubService
+from gatepost.gateway.hub.hub_state import HubState, export_state, import_state
+from gatepost.gateway.hub.task_views import (
+    HubAgents,
+    HubMessages,
+    LogView,
+    MessageLog,
+    MessageResult,
+    RegistryProblemView,
+    TaskList,
+    TaskTokens,
+    TaskTokenView,
+    summarize_task,
+    view_agent,
+)
+from gatepost.hub import sessions, tasks
+from gatepost.hub.task_states import TaskState
+from gatepost.hub.task_tokens import (
+    list_task_tokens,
+    renew_task_token,
+    revoke_token,
+)
+from gatepost.hub.tasks import Task, TaskFilter
+from gatepost.journal import Tx
+from gatepost.task_wire import (
+    Description,
+    NewTask,
+    RequiredCapabilities,
+    TaskAgents,
+    TaskTtl,
+    TaskView,
+)
+from gatepost.wire import Count, Reason
+
+BASE = "/api/hub"
+# The hub checks tokens itself: it knows two kinds of them.
+_OPEN: dict[str, Any] = {"opt": {"open": True}}
+_DELEGATE = "create_tasks"
+_LOG_BYTES = 64 * 1024
+_KEEP_ALIVE_SECS = 15.0
+
+LogOffset = Annotated[int, QueryParameter(ge=-(2**53), le=2**53)]
+
+
+class NewTaskBody(Struct, forbid_unknown_fields=True):
+    """A task: for `agent_name`, for several agents, or for one that has the capabilities."""
+
+    description: Description = ""
+    agent_name: AgentId | UnsetType = UNSET
+    to_agents: TaskAgents | UnsetType = UNSET
+    required_capabilities: RequiredCapabilities | UnsetType = UNSET
+    input: Raw | UnsetType = UNSET
+    input_ref: Digest | UnsetType = UNSET
+    task_id: EventId | UnsetType = UNSET
+    idempotency_key: MsgId | UnsetType = UNSET
+    from_agent: AgentId | UnsetType = UNSET
+    task_type: Annotated[str, Meta(max_length=256)] = ""
+    ttl_secs: TaskTtl | UnsetType = UNSET
+
+
+class CancelBody(Struct, forbid_unknown_fields=True):
+    reason: Reason = ""
+
+
+class NackBody(Struct, forbid_unknown_fields=True):
+    reason: Reason = ""
+
+
+class HubApi:
+    def __init__(self, service: HubService, auth: HubAuth) -> None:
+        self.service = service
+        self.core = service.core
+        self.auth = auth
+        self.messages = HubMessageService(self.core, auth, service.operations.mailboxes)
+
+    async def authenticate(self, request: AnyRequest) -> HubCaller:
+        caller = await self.auth.authenticate(request)
+        self.service.operations.bucket.take_tokens(1)
+        return caller
+
+    async def require_operator(self, request: AnyRequest) -> None:
+        (await self.authenticate(request)).require_operator()
+
+    # -- tasks
+
+    async def create_tasks(self, request: AnyRequest, body: NewTaskBody) -> list[TaskView]:
+        caller = await self.authenticate(request)
+        new = _new_task(caller, body)
+        principal = await self.core.read(lambda tx: self.auth.describe(tx, caller))
+        if caller.token is not None:
+            granted = caller.token.capabilities
+            self.core.policy.evaluate_capability(principal, _DELEGATE, granted).require_allowed()
+        return await self.service.create_tasks(new, principal)
+
+    async def list_tasks(self, request: AnyRequest, wanted: TaskFilter, limit: int) -> TaskList:
+        caller = await self.authenticate(request)
+        if caller.token is not None:
+            wanted = msgspec.structs.replace(wanted, requester=caller.token.agent_name)
+        found = await self.core.read(lambda tx: tasks.list_tasks(tx, wanted, limit))
+        return TaskList([summarize_task(task) for task in found])
+
+    async def load_own_task(self, request: AnyRequest, id: str) -> Task:
+        caller = await self.authenticate(request)
+        parse_event_id(id)
+        task = await self.core.read(lambda tx: tasks.load_task(tx, id))
+        caller.require_own(task)
+        return task
+
+    async def read_log(self, id: str, offset: int, wait_secs: float) -> LogView:
+        """A piece of the log. Waits for output if there is none yet and the session still runs."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(wait_secs, self.core.settings.limits.long_poll_max_secs)
+        while True:
+            session = await self.core.read(lambda tx: sessions.find_session(tx, id))
+            task = await self.core.read(lambda tx: tasks.load_task(tx, id))
+            if session is None:
+                return LogView(0, 0, "", task.has_ended)
+            read = self.service.sessions.read_log
+            piece = await asyncio.to_thread(read, session, offset, _LOG_BYTES)
+            is_ended = session.ended_at is not None
+            if piece.data or is_ended or loop.time() >= deadline:
+                text = piece.data.decode(errors="replace")
+                done = is_ended and len(piece.data) < _LOG_BYTES
+                return LogView(piece.offset, piece.end, text, done)
+            await self.service.wait_for_output(session.name, deadline - loop.time())
+
+    # -- tokens
+
+    async def renew_token(self, request: AnyRequest) -> TaskTokenView:
+        token = (await self.authenticate(request)).require_session()
+        ttl = int(self.core.settings.hub.token_ttl_secs * 1000)
+        renewed = await self.core.commit(lambda tx: renew_task_token(tx, token, ttl))
+        return TaskTokenView(*msgspec.structs.astuple(renewed))
+
+    async def list_tokens(self, request: AnyRequest) -> TaskTokens:
+        await self.require_operator(request)
+        found = await self.core.read(list_task_tokens)
+        return TaskTokens([TaskTokenView(*msgspec.structs.astuple(each)) for each in found])
+
+    # -- events
+
+    async def stream_events(self, request: AnyRequest) -> AsyncIterator[ServerSentEventMessage]:
+        await self.require_operator(request)
+        if self.service.watchers.is_full:
+            raise Unavailable("too many watch the events already", retry_after=5.0)
+        return self._stream()
+
+    async def _stream(self) -> AsyncIterator[ServerSentEventMessage]:
+        changes = self.service.watchers.stream_changes()
+        pending = asyncio.ensure_future(anext(changes))
+        try:
+            while True:
+                done, _ = await asyncio.wait((pending,), timeout=_KEEP_ALIVE_SECS)
+                if not done:
+                    yield ServerSentEventMessage(comment="still here")
+                    continue
+                try:
+                    task = pending.result()
+                except StopAsyncIteration:
+                    return
+                yield _task_event(task)
+                pending = asyncio.ensure_future(anext(changes))
+        finally:
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)
+            await changes.aclose()  # type: ignore[attr-defined]
+
+
+def _task_event(task: Task) -> ServerSentEventMessage:
+    data = msgspec.json.encode(summarize_task(task)).decode()
+    return ServerSentEventMessage(event=f"task.{task.state}", id=task.id, data=data)
+
+
+def _new_task(caller: HubCaller, body: NewTaskBody) -> NewTask:
+    targets = body.to_agents
+    if not isinstance(body.agent_name, UnsetType):
+        if not isinstance(targets, UnsetType):
+            raise InvalidRequest("a task has an `agent_name` or `to_agents`, not both")
+        targets = [body.agent_name]
+    sender = caller.name
+    if caller.token is None and not isinstance(body.from_agent, UnsetType):
+        sender = body.from_agent
+    return NewTask(
+        sender,
+        body.description,
+        targets,
+        body.required_capabilities,
+        body.input,
+        body.input_ref,
+        body.task_id,
+        body.idempotency_key,
+        body.task_type,
+        body.ttl_secs,
+    )
+
+
+def create_routes(api: HubApi) -> list[Any]:
+    return [*_task_routes(api), *_message_routes(api), *_operator_routes(api)]
+
+
+def _task_routes(api: HubApi) -> list[Any]:
+    @post(f"{BASE}/tasks", summary="Create tasks", **_OPEN)
+    async def create(data: JSONBody[NewTaskBody], request: AnyRequest) -> TaskList:
+        return TaskList(await api.create_tasks(request, data))
+
+    @get(f"{BASE}/tasks", summary="List tasks, newest first", **_OPEN)
+    async def list_tasks(
+        request: AnyRequest,
+        status: FromQuery[TaskState | None] = None,
+        agent: OptionalText = None,
+        after: OptionalText = None,
+        limit: PageSize = 100,
+    ) -> TaskList:
+        wanted = TaskFilter(state=status, agent=agent, after=after)
+        return await api.list_tasks(request, wanted, limit)
+
+    @get(f"{BASE}/tasks/{{task_id:str}}", summary="Show a task, or wait for its end", **_OPEN)
+    async def show(
+        task_id: PathName,
+        request: AnyRequest,
+        wait_secs: WaitSecs = 0.0,
+        known: Annotated[int, QueryParameter(ge=0, le=2**53)] = 0,
+    ) -> TaskView:
+        await api.load_own_task(request, task_id)
+        return await while_connected(request, api.service.show_task(task_id, wait_secs, known))
+
+    @post(f"{BASE}/tasks/{{task_id:str}}/cancel", summary="Cancel a task", status_code=200, **_OPEN)
+    async def cancel(
+        task_id: PathName, data: JSONBody[CancelBody], request: AnyRequest
+    ) -> TaskView:
+        await api.load_own_task(request, task_id)
+        return await api.service.cancel_task(task_id, data.reason)
+
+    @get(f"{BASE}/tasks/{{task_id:str}}/log", summary="Read the log of a task's session", **_OPEN)
+    async def read_log(
+        task_id: PathName, request: AnyRequest, offset: LogOffset = 0, wait_secs: WaitSecs = 0.0
+    ) -> LogView:
+        await api.load_own_task(request, task_id)
+        return await while_connected(request, api.read_log(task_id, offset, wait_secs))
+
+    return [create, list_tasks, show, cancel, read_log]
+
+
+def _message_routes(api: HubApi) -> list[Any]:
+    @post(f"{BASE}/messages", summary="Send a message", status_code=200, **_OPEN)
+    async def send(data: JSONBody[NewHubMessage], request: AnyRequest) -> MessageResult:
+        return await api.messages.send(await api.authenticate(request), data)
+
+    @get(f"{BASE}/messages", summary="Take messages of a session's agent", **_OPEN)
+    async def receive(
+        request: AnyRequest, limit: PageSize = 10, wait_secs: WaitSecs = 0.0
+    ) -> HubMessages:
+        token = (await api.authenticate(request)).require_session()
+        return await while_connected(request, api.messages.receive(token, limit, wait_secs))
+
+    @post(f"{BASE}/messages/ack", summary="Ack the messages taken last", status_code=200, **_OPEN)
+    async def ack(request: AnyRequest) -> Count:
+        token = (await api.authenticate(request)).require_session()
+        return Count(count=await api.messages.settle(token, "ack"))
+
+    @post(f"{BASE}/messages/nack", summary="Nack the messages taken last", status_code=200, **_OPEN)
+    async def nack(data: JSONBody[NackBody], request: AnyRequest) -> Count:
+        token = (await api.authenticate(request)).require_session()
+        return Count(count=await api.messages.settle(token, "nack", data.reason))
+
+    @get(f"{BASE}/message-log", summary="List delivered and rejected messages", **_OPEN)
+    async def message_log(request: AnyRequest, limit: PageSize = 100) -> MessageLog:
+        await api.require_operator(request)
+        return await api.messages.read_log(limit)
+
+    return [send, receive, ack, nack, message_log]
+
+
+def _operator_routes(api: HubApi) -> list[Any]:
+    core = api.core
+
+    @get(f"{BASE}/agents", summary="List the agents that this hub runs", **_OPEN)
+    async def agents(request: AnyRequest) -> HubAgents:
+        await api.authenticate(request)
+        registry = core.registry
+        found = [view_agent(each) for _, each in sorted(registry.agents.items())]
+        problems = [RegistryProblemView(p.file, p.line, p.reason) for p in registry.problems]
+        return HubAgents(found, problems)
+
+    @get(f"{BASE}/tokens", summary="List the tokens of running tasks", **_OPEN)
+    async def tokens(request: AnyRequest) -> TaskTokens:
+        return await api.list_tokens(request)
+
+    @post(f"{BASE}/tokens/renew", summary="Renew a session's token", status_code=200, **_OPEN)
+    async def renew(request: AnyRequest) -> TaskTokenView:
+        return await api.renew_token(request)
+
+    @delete(f"{BASE}/tokens/{{token_id:str}}", summary="Revoke a token", status_code=200, **_OPEN)
+    async def revoke(token_id: PathName, request: AnyRequest) -> Count:
+        await api.require_operator(request)
+        return Count(count=await core.commit(lambda tx: revoke_token(tx, token_id)))
+
+    @get(f"{BASE}/state", summary="Export the hub's state", **_OPEN)
+    async def export(request: AnyRequest) -> HubState:
+        await api.require_operator(request)
+        return await core.read(export_state)
+
+    @post(f"{BASE}/state", summary="Import the hub's state", status_code=200, **_OPEN)
+    async def import_(data: JSONBody[HubState], request: AnyRequest) -> Count:
+        await api.require_operator(request)
+
+        def run(tx: Tx) -> int:
+            return import_state(tx, data)
+
+        return Count(count=await core.commit(run))
+
+    @get("/api/events", summary="Changes of tasks, as server-sent events", **_OPEN)
+    async def events(request: AnyRequest) -> ServerSentEvent:
+        return ServerSentEvent(await api.stream_events(request))
+
+    return [agents, tokens, renew, revoke, export, import_, events]

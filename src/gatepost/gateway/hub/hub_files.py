@@ -1,0 +1,112 @@
+"""The files that the hub follows: definitions of agents, and its policy."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from gatepost.errors import InvalidPolicy
+from gatepost.gateway.api.folder_watch import ALL_CHANGES, watch_folder
+from gatepost.hub.policy import MAX_POLICY_BYTES, Policy
+from gatepost.hub.policy_language import DEFAULT_POLICY
+from gatepost.hub.registry import MAX_FILE_BYTES, AgentRegistry
+
+log = logging.getLogger(__name__)
+
+_NO_FILE = None
+
+
+class RegistryFolder:
+    """Reads the folder of definitions. `changed` is called when they are other ones."""
+
+    def __init__(self, registry: AgentRegistry, folder: Path) -> None:
+        self._registry = registry
+        self.folder = folder
+
+    def load(self) -> bool:
+        """Read all files; returns whether a definition or a problem is another one now."""
+        before = (dict(self._registry.agents), list(self._registry.problems))
+        self._registry.load_files(read_definition_files(self.folder))
+        after = (self._registry.agents, self._registry.problems)
+        for problem in self._registry.problems:
+            if problem not in before[1]:
+                log.warning("the definition of an agent cannot be used: %s", problem)
+        return before != after
+
+
+def read_definition_files(folder: Path) -> dict[str, bytes]:
+    """The JSON files of a folder, each read one byte further than it may be long."""
+    files: dict[str, bytes] = {}
+    if not folder.is_dir():
+        return files
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            files[path.name] = file.read(MAX_FILE_BYTES + 1)
+    return files
+
+
+class PolicyFile:
+    """Keeps the policy as its file says. A wrong file changes nothing, and is reported."""
+
+    def __init__(self, policy: Policy, path: Path) -> None:
+        self._policy = policy
+        self.path = path
+        self._content: bytes | None = _NO_FILE
+        self.problem: str | None = None
+
+    def load_first(self) -> None:
+        """Load the rules at start: without readable ones everything is denied."""
+        self.load()
+        if self.problem is not None:
+            self._policy.deny_everything()
+
+    def load(self) -> None:
+        content = self._read()
+        if content == self._content:
+            return
+        self._content = content
+        try:
+            self._policy.replace_rules(DEFAULT_POLICY if content is None else _decode(content))
+        except InvalidPolicy as error:
+            self.problem = f"{self.path.name} is not used: {error.message}"
+            log.warning("%s", self.problem)
+        else:
+            log.info("the policy of the hub was loaded")
+            self.problem = None
+
+    def _read(self) -> bytes | None:
+        try:
+            with self.path.open("rb") as file:
+                return file.read(MAX_POLICY_BYTES + 1)
+        except FileNotFoundError:
+            return _NO_FILE
+
+
+def _decode(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise InvalidPolicy("it is no UTF-8 text") from None
+
+
+@contextlib.asynccontextmanager
+async def follow_folder(folder: Path, changed: Callable[[], None]) -> AsyncIterator[None]:
+    """Call `changed` soon after files of a folder change, once for several changes together."""
+    loop = asyncio.get_running_loop()
+    pending: list[asyncio.TimerHandle] = []
+
+    def call() -> None:
+        pending.clear()
+        changed()
+
+    def schedule() -> None:
+        if not pending:
+            pending.append(loop.call_later(0.02, call))
+
+    async with watch_folder(folder, schedule, ALL_CHANGES):
+        try:
+            yield
+        finally:
+            for handle in pending:
+                handle.cancel()

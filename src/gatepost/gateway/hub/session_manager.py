@@ -1,0 +1,334 @@
+"""Sessions for tasks: launches them as tasks wait, watches them, and ends what must not go on."""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gatepost.delivery.blob_records import find_blob
+from gatepost.errors import GatepostError, LaunchFailed, PayloadTooLarge
+from gatepost.events import fingerprint_content
+from gatepost.gateway.core import Core
+from gatepost.hub import sessions, tasks
+from gatepost.hub.executed_tasks import TakenTask
+from gatepost.hub.runtimes.runtime import (
+    LogPiece,
+    SessionExit,
+    SessionHandle,
+    SessionRuntime,
+    SessionSpec,
+)
+from gatepost.hub.runtimes.session_supervisor import SECRETS_FOLDER, WORK_FOLDER
+from gatepost.hub.session_states import SessionState
+from gatepost.hub.sessions import Session, session_name
+from gatepost.hub.task_states import TaskState
+from gatepost.hub.tasks import EXECUTOR_LOST, Task, TaskPayload
+from gatepost.journal import Tx
+
+log = logging.getLogger(__name__)
+
+TASK_FILE, RESULT_FILE, TOKEN_FILE = "task.json", "result.json", "token"
+# Variables of the gateway that every session gets; see `pass_environment` for more.
+_PASSED = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
+_RETRY_SECS = 1.0
+_LOOK_SECS = 30.0
+_ERROR_LOG_BYTES = 500
+
+
+class SessionManager:
+    """At most `hub.max_sessions` at a time; further tasks wait in the journal."""
+
+    def __init__(self, core: Core, runtimes: Mapping[str, SessionRuntime]) -> None:
+        self._core = core
+        self._runtimes = runtimes
+        self._settings = core.settings.hub
+        self._wake = asyncio.Event()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._handles: dict[str, tuple[SessionRuntime, SessionHandle]] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
+        self.states: dict[str, SessionState] = {}
+        self.base_url = ""
+
+    @property
+    def session_count(self) -> int:
+        return len(self._running)
+
+    def task_changed(self, task: Task) -> None:
+        """A task waits for a session, or its session must end."""
+        if task.executor == "session" and task.state is TaskState.PENDING:
+            self._wake.set()
+        elif task.has_ended and (found := self._handles.get(task.id)) is not None:
+            runtime, handle = found
+            self._spawn(f"stop {task.id}", runtime.stop(handle))
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Re-attach to the sessions of an earlier process, then serve tasks until exit."""
+        await self._recover()
+        loop = asyncio.create_task(self._serve())
+        try:
+            yield
+        finally:
+            loop.cancel()
+            for work in [*self._running.values(), *self._stopping]:
+                work.cancel()
+            await asyncio.gather(
+                loop, *self._running.values(), *self._stopping, return_exceptions=True
+            )
+            for runtime in self._runtimes.values():
+                await runtime.close()
+
+    def read_log(self, session: Session, offset: int, limit: int) -> LogPiece:
+        return self._runtimes[session.runtime].read_log(session.name, offset, limit)
+
+    # -- launching
+
+    async def _serve(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                await self._launch_waiting()
+            except Exception as error:
+                log.warning("tasks could not be taken: %s", error)
+                await asyncio.sleep(_RETRY_SECS)
+                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), _LOOK_SECS)
+
+    async def _launch_waiting(self) -> None:
+        capacity = self._settings.max_sessions - len(self._running)
+        if capacity <= 0:
+            return
+        for taken in await self._core.commit(lambda tx: self._take(tx, capacity)):
+            self._track(taken.task.id, self._run_session(taken))
+
+    def _take(self, tx: Tx, capacity: int) -> list[TakenTask]:
+        taken = self._core.tasks.executed.take_pending(tx, capacity)
+        for each in taken:
+            name, runtime = session_name(each.task.id), each.definition.runtime_name
+            sessions.open_session(tx, name, each.task.id, each.task.agent, runtime)
+        return taken
+
+    def _track(self, id: str, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._running[id] = task
+        task.add_done_callback(partial(self._forget, id))
+
+    def _forget(self, id: str, task: "asyncio.Task[None]") -> None:
+        self._running.pop(id, None)
+        self._handles.pop(id, None)
+        self.states.pop(id, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the session of task %s was not followed to its end", id, exc_info=error)
+        self._wake.set()
+
+    async def _run_session(self, taken: TakenTask) -> None:
+        id, name = taken.task.id, session_name(taken.task.id)
+        try:
+            runtime = self._find_runtime(taken.definition.runtime_name)
+            spec = await self._describe(taken, runtime)
+            handle = await runtime.launch(spec, partial(self._note_state, id))
+        except GatepostError as error:
+            await self._core.commit(partial(self._fail_launch, id=id, name=name, error=error))
+            return
+        self._handles[id] = (runtime, handle)
+        if await self._core.commit(lambda tx: self._note_started(tx, id, name, handle)):
+            await runtime.stop(handle)
+        await self._watch(id, name, runtime, handle)
+
+    def _find_runtime(self, name: str) -> SessionRuntime:
+        found = self._runtimes.get(name)
+        if found is None:
+            raise LaunchFailed(f"this gateway has no runtime {name!r}")
+        return found
+
+    def _note_state(self, id: str, state: SessionState) -> None:
+        self.states[id] = state
+
+    def _fail_launch(self, tx: Tx, id: str, name: str, error: GatepostError) -> None:
+        sessions.end_session(tx, name, None, error.message)
+        if not tasks.load_task(tx, id).has_ended:
+            self._core.tasks.executed.fail_task(tx, id, LaunchFailed.code, error.message)
+
+    def _note_started(self, tx: Tx, id: str, name: str, handle: SessionHandle) -> bool:
+        """Note that the session runs; returns whether its task has ended in the meantime."""
+        sessions.note_running(tx, name, handle)
+        if tasks.load_task(tx, id).has_ended:
+            return True
+        self._core.tasks.executed.start_task(tx, id)
+        return False
+
+    # -- what a session gets
+
+    async def _describe(self, taken: TakenTask, runtime: SessionRuntime) -> SessionSpec:
+        name = session_name(taken.task.id)
+        folder = self._core.state.sessions / name
+        return SessionSpec(
+            name=name,
+            folder=folder,
+            definition=taken.definition,
+            environment=self._environment(taken, runtime.folder_inside(folder)),
+            files={TASK_FILE: await self._load_request(taken.payload)},
+            secrets={TOKEN_FILE: taken.token.text.encode(), **self._load_secrets(taken)},
+            sockets=(self._core.state.hub_socket,),
+            hidden=(self._core.state.path,),
+            log_bytes=self._settings.log_bytes,
+            stop_grace=self._settings.stop_grace_secs,
+        )
+
+    def _environment(self, taken: TakenTask, folder: str) -> dict[str, str]:
+        definition = taken.definition
+        names = (*_PASSED, *definition.pass_environment)
+        passed = {name: os.environ[name] for name in names if name in os.environ}
+        own = {
+            "HOME": f"{folder}/{WORK_FOLDER}",
+            "GATEPOST_URL": self.base_url,
+            "GATEPOST_SOCKET": str(self._core.state.hub_socket),
+            "GATEPOST_AGENT": definition.name,
+            "GATEPOST_TASK_ID": taken.task.id,
+            "GATEPOST_TASK_FILE": f"{folder}/{TASK_FILE}",
+            "GATEPOST_RESULT_FILE": f"{folder}/{WORK_FOLDER}/{RESULT_FILE}",
+            "GATEPOST_TOKEN_FILE": f"{folder}/{SECRETS_FOLDER}/{TOKEN_FILE}",
+            "GATEPOST_SECRETS": f"{folder}/{SECRETS_FOLDER}",
+        }
+        return {**passed, **definition.environment, **own}
+
+    async def _load_request(self, payload: TaskPayload) -> bytes:
+        if payload.request_ref is None:
+            return payload.request or b"{}"
+        digest = payload.request_ref
+        key, _ = await self._core.read(lambda tx: find_blob(tx, digest))
+        pieces = self._core.blobs.read_payload(digest, key)
+        return await asyncio.to_thread(lambda: b"".join(pieces))
+
+    def _load_secrets(self, taken: TakenTask) -> dict[str, bytes]:
+        found = {}
+        for name in taken.definition.secrets:
+            try:
+                found[name] = (self._core.state.secrets / name).read_bytes()
+            except OSError as error:
+                raise LaunchFailed(f"the secret {name!r} cannot be read: {error}") from None
+        return found
+
+    # -- watching
+
+    async def _watch(
+        self, id: str, name: str, runtime: SessionRuntime, handle: SessionHandle
+    ) -> None:
+        self._handles[id] = (runtime, handle)
+        ended = await runtime.wait(handle)
+        self.states[id] = SessionState.RECYCLING
+        result = await self._read_result(name) if ended.is_success else None
+        detail = self._describe_end(runtime, name, ended)
+        await self._core.commit(lambda tx: self._note_ended(tx, id, name, ended, result, detail))
+
+    def _describe_end(self, runtime: SessionRuntime, name: str, ended: SessionExit) -> str:
+        if ended.is_success:
+            return str(ended)
+        tail = runtime.read_log(name, -_ERROR_LOG_BYTES, _ERROR_LOG_BYTES)
+        said = tail.data.decode(errors="replace").strip()
+        return f"{ended}: {said}" if said else str(ended)
+
+    def _note_ended(
+        self,
+        tx: Tx,
+        id: str,
+        name: str,
+        ended: SessionExit,
+        result: TaskPayload | GatepostError | None,
+        detail: str,
+    ) -> None:
+        """A session ended: so does its task, if it has not reported its own end."""
+        sessions.end_session(tx, name, ended.code, ended.reason)
+        if tasks.load_task(tx, id).has_ended:
+            return
+        executed = self._core.tasks.executed
+        if isinstance(result, TaskPayload):
+            executed.complete_task(tx, id, result)
+        elif isinstance(result, GatepostError):
+            executed.fail_task(tx, id, result.code, result.message)
+        elif ended.is_success:
+            executed.fail_task(tx, id, "no_result", "its session ended without a result")
+        else:
+            executed.fail_task(tx, id, _failure_code(ended), detail)
+
+    async def _read_result(self, name: str) -> TaskPayload | GatepostError | None:
+        """The result that a session left as a file, which is a blob if it is large."""
+        path = self._core.state.sessions / name / WORK_FOLDER / RESULT_FILE
+        try:
+            content = await asyncio.to_thread(self._read_file, path)
+            if content is None:
+                return None
+            msgspec.json.decode(content, type=msgspec.Raw)
+        except PayloadTooLarge as error:
+            return error
+        except (OSError, ValueError) as error:
+            return LaunchFailed(f"its result file cannot be used: {error}")
+        if len(content) <= self._core.settings.limits.max_payload_inline:
+            return TaskPayload(result=content, mark=fingerprint_content(content))
+        blob = await self._core.keep_payload([content])
+        return TaskPayload(result_ref=blob.digest, mark=blob.digest.encode())
+
+    def _read_file(self, path: Path) -> bytes | None:
+        limit = self._core.settings.limits.max_blob_bytes
+        try:
+            # The session may have left a link to a file that it cannot read itself.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(descriptor, "rb") as file:
+            content = file.read(limit + 1)
+        if len(content) > limit:
+            raise PayloadTooLarge(f"its result has more than {limit} bytes")
+        return content
+
+    # -- after a restart
+
+    async def _recover(self) -> None:
+        """Follow the sessions that still run, and end everything else that was begun."""
+        known = await self._core.read(sessions.open_sessions)
+        started = {session.name for session in known if session.handle is not None}
+        for runtime in self._runtimes.values():
+            for name in await runtime.remove_orphans(started):
+                log.warning("the session %s was started, but not noted: it was ended", name)
+        for session in known:
+            found = self._runtimes.get(session.runtime)
+            if session.handle is None or found is None:
+                await self._core.commit(partial(self._lose_session, session=session))
+            else:
+                log.info("session %s of task %s goes on", session.name, session.task_id)
+                work = self._resume(session, found, session.handle)
+                self._track(session.task_id, work)
+
+    async def _resume(
+        self, session: Session, runtime: SessionRuntime, handle: SessionHandle
+    ) -> None:
+        task = await self._core.read(lambda tx: tasks.load_task(tx, session.task_id))
+        self.states[session.task_id] = SessionState.MONITORING
+        if task.has_ended:
+            await runtime.stop(handle)
+        await self._watch(session.task_id, session.name, runtime, handle)
+
+    def _lose_session(self, tx: Tx, session: Session) -> None:
+        sessions.end_session(tx, session.name, None, "lost")
+        if not tasks.load_task(tx, session.task_id).has_ended:
+            why = "the gateway ended while it started the session"
+            self._core.tasks.executed.fail_task(tx, session.task_id, EXECUTOR_LOST, why)
+
+    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+
+
+def _failure_code(ended: SessionExit) -> str:
+    if ended.reason == "time_limit":
+        return "time_limit"
+    is_lost = ended.reason == "lost" or (ended.code is not None and ended.code < 0)
+    return EXECUTOR_LOST if is_lost else "session_failed"

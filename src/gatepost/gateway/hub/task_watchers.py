@@ -1,0 +1,71 @@
+"""Callers that wait for a task, and streams of all changes of tasks."""
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+
+from gatepost.hub.tasks import Task
+
+_MAX_STREAMS = 256
+_STREAM_QUEUE = 1000
+
+
+class TaskWatchers:
+    """Lives in the event loop. A stream that is too slow is ended rather than buffered for ever."""
+
+    def __init__(self) -> None:
+        self._waiting: defaultdict[str, set[asyncio.Future[None]]] = defaultdict(set)
+        self._streams: set[asyncio.Queue[Task | None]] = set()
+        self.listeners: list[Callable[[Task], None]] = []
+
+    def task_changed(self, task: Task) -> None:
+        for future in self._waiting.pop(task.id, ()):
+            if not future.done():
+                future.set_result(None)
+        for stream in list(self._streams):
+            try:
+                stream.put_nowait(task)
+            except asyncio.QueueFull:
+                self._end_stream(stream)
+        for listener in self.listeners:
+            listener(task)
+
+    def next_change(self, id: str) -> "asyncio.Future[None]":
+        """A future that is resolved at the next change of a task. Forget it if it is not awaited.
+
+        A future that is cancelled is forgotten at the next change.
+        """
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[id].add(future)
+        return future
+
+    def forget(self, id: str, future: "asyncio.Future[None]") -> None:
+        self._waiting[id].discard(future)
+        if not self._waiting[id]:
+            del self._waiting[id]
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._streams) >= _MAX_STREAMS
+
+    async def stream_changes(self) -> AsyncIterator[Task]:
+        """Yield every change of a task from now on."""
+        stream: asyncio.Queue[Task | None] = asyncio.Queue(_STREAM_QUEUE)
+        self._streams.add(stream)
+        try:
+            while (task := await stream.get()) is not None:
+                yield task
+        finally:
+            self._streams.discard(stream)
+
+    def end_streams(self) -> None:
+        for stream in list(self._streams):
+            self._end_stream(stream)
+
+    def _end_stream(self, stream: "asyncio.Queue[Task | None]") -> None:
+        self._streams.discard(stream)
+        with contextlib.suppress(asyncio.QueueEmpty):
+            stream.get_nowait()
+        with contextlib.suppress(asyncio.QueueFull):
+            stream.put_nowait(None)

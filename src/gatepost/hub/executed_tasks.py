@@ -1,0 +1,271 @@
+"""Tasks that this gateway executes: in sessions it starts, or by agents that run by themselves.
+
+Here every state of a task is decided; the gateway that requested it hears of it by events.
+"""
+
+import msgspec
+from msgspec import Struct, UnsetType
+
+from gatepost.delivery.blob_records import find_blob
+from gatepost.delivery.decisions import TaskRequested, TurnEnded
+from gatepost.delivery.outgoing import EMPTY_PAYLOAD
+from gatepost.errors import (
+    Forbidden,
+    GatepostError,
+    InvalidRequest,
+    PolicyDenied,
+    TaskQueueFull,
+    UnknownAgent,
+    WrongState,
+)
+from gatepost.events import EventKind, TaskInfo, fingerprint_content
+from gatepost.hub import tasks
+from gatepost.hub.agent_definition import AgentDefinition
+from gatepost.hub.policy import PolicyAgent
+from gatepost.hub.task_changes import HubParts
+from gatepost.hub.task_events import TaskEvents
+from gatepost.hub.task_request import read_request
+from gatepost.hub.task_states import TaskInput, TaskState
+from gatepost.hub.task_tokens import IssuedTaskToken, issue_task_token
+from gatepost.hub.tasks import CANCELLED, Task, TaskPayload, failure_class_of
+from gatepost.journal.transaction import Tx
+from gatepost.task_wire import TaskReport
+
+_decode_note = msgspec.json.Decoder(dict[str, str]).decode
+
+
+class TakenTask(Struct, frozen=True):
+    """A task that a session is to be launched for, and the token for that session."""
+
+    task: Task
+    payload: TaskPayload
+    token: IssuedTaskToken
+    definition: AgentDefinition
+
+
+class ExecutedTasks:
+    """All of it runs in the writer's thread."""
+
+    def __init__(self, parts: HubParts, events: TaskEvents) -> None:
+        self._parts = parts
+        self._events = events
+
+    # -- sessions
+
+    def take_pending(self, tx: Tx, capacity: int) -> list[TakenTask]:
+        """Accept the oldest tasks that wait for a session, each with a token for its session."""
+        taken: list[TakenTask] = []
+        for task in tasks.oldest_tasks(tx, "session", TaskState.PENDING, capacity):
+            definition = self._parts.registry.agents.get(task.agent)
+            if definition is None:
+                self.refuse_task(tx, task, UnknownAgent.code, "its definition was removed")
+                continue
+            eta = self._eta_of(task, definition)
+            eta_at = None if eta is None else tx.now + eta * 1000
+            accepted = self.accept_task(tx, task.id, eta_at)
+            ttl = int(self._parts.settings.token_ttl_secs * 1000)
+            token = issue_task_token(
+                tx, self._parts.core.node.clock, task.agent, task.id, definition.capabilities, ttl
+            )
+            payload = tasks.load_payload(tx, task.id)
+            taken.append(TakenTask(accepted, payload, token, definition))
+        return taken
+
+    def _eta_of(self, task: Task, definition: AgentDefinition) -> int | None:
+        info = msgspec.json.decode(task.info, type=TaskInfo)
+        entry = self._parts.router.capabilities.get(info.capability_id or "")
+        return definition.eta_seconds or (entry.default_eta_secs if entry else None)
+
+    # -- states
+
+    def accept_task(self, tx: Tx, id: str, eta_at: int | None) -> Task:
+        task = tasks.change_task(tx, id, TaskInput.ACCEPT, {"eta_at": eta_at})
+        self._report(tx, task, EventKind.TASK_ACCEPT, TaskInfo(eta_at=eta_at))
+        return task
+
+    def start_task(self, tx: Tx, id: str) -> Task:
+        """The session or the agent of the task works on it now."""
+        task = tasks.change_task(tx, id, TaskInput.START, {"progress": 0.0})
+        self._report(tx, task, EventKind.TASK_UPDATE, TaskInfo(progress=0.0))
+        return task
+
+    def update_task(
+        self, tx: Tx, id: str, progress: float | None, note: str | None, eta_at: int | None
+    ) -> Task:
+        given = {"progress": progress, "note": note, "eta_at": eta_at}
+        values = {name: value for name, value in given.items() if value is not None}
+        task = tasks.change_task(tx, id, TaskInput.UPDATE, values)
+        info = TaskInfo(progress=progress, eta_at=eta_at)
+        payload = EMPTY_PAYLOAD if note is None else msgspec.json.encode({"note": note})
+        self._report(tx, task, EventKind.TASK_UPDATE, info, payload)
+        return task
+
+    def complete_task(self, tx: Tx, id: str, result: TaskPayload) -> Task:
+        """Complete a task, once: a repeat with the same result gives the same answer."""
+        task, is_new = tasks.complete_task(tx, id, result)
+        if is_new:
+            self._parts.changes.note_end(tx, task)
+            payload = EMPTY_PAYLOAD if result.result is None else result.result
+            info = TaskInfo(progress=1.0)
+            self._report(tx, task, EventKind.TASK_COMPLETE, info, payload, result.result_ref)
+        return task
+
+    def fail_task(self, tx: Tx, id: str, code: str, error: str) -> Task:
+        """Fail a task that was accepted."""
+        return self._fail(tx, TaskInput.FAIL, tasks.load_task(tx, id), code, error)
+
+    def refuse_task(self, tx: Tx, task: Task, code: str, error: str) -> Task:
+        return self._fail(tx, TaskInput.REFUSE, task, code, error)
+
+    def _fail(self, tx: Tx, input: TaskInput, task: Task, code: str, error: str) -> Task:
+        values = {"error_code": code, "error": error[:2000]}
+        task = tasks.change_task(tx, task.id, input, values)
+        self._parts.changes.note_end(tx, task)
+        payload = msgspec.json.encode({"code": code, "error": error[:2000]})
+        info = TaskInfo(failure_class=failure_class_of(code))
+        self._report(tx, task, EventKind.TASK_FAILED, info, payload)
+        return task
+
+    def cancel_task(self, tx: Tx, task: Task, reason: str, *, by_requester: bool = False) -> Task:
+        values = {"error_code": CANCELLED, "error": reason[:2000] or None}
+        task = tasks.change_task(tx, task.id, TaskInput.CANCEL, values)
+        self._parts.changes.note_end(tx, task)
+        payload = msgspec.json.encode({"code": CANCELLED, "error": reason[:2000]})
+        info = TaskInfo(failure_class=CANCELLED)
+        if task.requester_node is None:
+            self._events.report(tx, task, EventKind.TASK_CANCEL, info)
+        else:
+            kind = EventKind.TASK_UPDATE if by_requester else EventKind.TASK_FAILED
+            self._events.report(tx, task, kind, info, payload)
+        return task
+
+    def _report(
+        self,
+        tx: Tx,
+        task: Task,
+        kind: EventKind,
+        info: TaskInfo,
+        payload: bytes = EMPTY_PAYLOAD,
+        digest: str | None = None,
+    ) -> None:
+        self._events.report(tx, task, kind, info, payload, digest)
+        self._parts.changes.note_change(tx, task)
+
+    # -- agents that run by themselves
+
+    def apply_report(self, tx: Tx, report: TaskReport) -> Task:
+        """Apply the report of an agent about a task of its own."""
+        task = tasks.load_task(tx, report.task_id)
+        if task.agent != report.agent or task.executor == "remote":
+            raise Forbidden(f"task {task.id} is not a task of {report.agent}")
+        eta = None if isinstance(report.eta_secs, UnsetType) else int(report.eta_secs * 1000)
+        eta_at = None if eta is None else tx.now + eta
+        if report.action == "accept":
+            return self._accept_report(tx, task, report, eta_at)
+        if report.action == "update":
+            note = None if isinstance(report.note, UnsetType) else report.note
+            progress = None if isinstance(report.progress, UnsetType) else report.progress
+            return self.update_task(tx, task.id, progress, note, eta_at)
+        if report.action == "complete":
+            return self.complete_task(tx, task.id, self.read_result(tx, report))
+        return self.fail_task(tx, task.id, report.error_code, report.error)
+
+    def read_result(self, tx: Tx, report: TaskReport) -> TaskPayload:
+        if not isinstance(report.result_ref, UnsetType):
+            find_blob(tx, report.result_ref)
+            digest = report.result_ref
+            return TaskPayload(result_ref=digest, mark=digest.encode())
+        raw = EMPTY_PAYLOAD if isinstance(report.result, UnsetType) else bytes(report.result)
+        return TaskPayload(result=raw, mark=fingerprint_content(raw))
+
+    def _accept_report(self, tx: Tx, task: Task, report: TaskReport, eta_at: int | None) -> Task:
+        """Accept a task and begin it. A repeat, after an answer that was lost, changes nothing."""
+        if task.executor == "session":
+            raise WrongState(f"task {task.id} is for a session of {task.agent}")
+        if task.state is TaskState.RUNNING:
+            return task
+        if task.state is TaskState.PENDING:
+            self.accept_task(tx, task.id, eta_at)
+        task = self.start_task(tx, task.id)
+        if report.receipt:
+            self._parts.core.coordinator.ack(tx, task.agent, [report.receipt], [], {})
+        return task
+
+    # -- requests of other gateways
+
+    def apply_request(self, tx: Tx, requested: TaskRequested) -> None:
+        envelope = requested.envelope
+        if envelope.kind == EventKind.TASK_CANCEL:
+            self._apply_cancel(tx, requested)
+            return
+        source = _remote_node(requested.source, self._parts.core.node.id)
+        if tasks.find_task(tx, envelope.event_id) is not None:
+            return
+        agent = envelope.to_agent_id or ""
+        digest = envelope.payload_ref.digest if envelope.payload_ref else None
+        request = None if digest else read_request(requested.payload)
+        hub_run = agent in self._parts.core.agents.hub_run
+        task = Task(
+            id=envelope.event_id,
+            agent=agent,
+            requester=envelope.source_agent_id,
+            requester_node=source,
+            executor="session" if hub_run else "agent",
+            description=request.description if request else "",
+            info=msgspec.json.encode(envelope.task or TaskInfo()),
+            created_at=tx.now,
+            updated_at=tx.now,
+        )
+        error = self._find_reason_against(tx, task, is_described=bool(digest))
+        if request is None and not digest:
+            error = InvalidRequest("the request of this task cannot be read")
+        mark = fingerprint_content(requested.payload)
+        tasks.add_task(tx, task, TaskPayload(None if digest else requested.payload, digest, mark))
+        self._parts.changes.note_change(tx, task)
+        if error is not None:
+            self.refuse_task(tx, task, error.code, error.message)
+
+    def _find_reason_against(
+        self, tx: Tx, task: Task, *, is_described: bool
+    ) -> GatepostError | None:
+        """Why this gateway does not take a task of another one; None if it does.
+
+        A large request is not read here: `is_described` says that there is one.
+        """
+        requester = PolicyAgent(task.requester, task.requester_node or "", True)
+        try:
+            self._parts.policy.evaluate_task_assignment(
+                requester,
+                self._parts.describe_agent(tx, task.agent),
+                description="described" if is_described else task.description,
+                task_type=msgspec.json.decode(task.info, type=TaskInfo).task_type or "",
+            ).require_allowed()
+            if task.executor == "session":
+                self._parts.require_capacity(tx)
+        except (PolicyDenied, TaskQueueFull) as error:
+            return error
+        return None
+
+    def _apply_cancel(self, tx: Tx, requested: TaskRequested) -> None:
+        envelope = requested.envelope
+        source = _remote_node(requested.source, self._parts.core.node.id)
+        task = tasks.find_task(tx, envelope.ref_event_id or "")
+        if task is None:
+            raise WrongState("the task to cancel has not arrived")
+        if task.requester_node != source or task.requester != envelope.source_agent_id:
+            raise Forbidden(f"task {task.id} was requested by another")
+        if not task.has_ended:
+            reason = str(_decode_note(requested.payload).get("reason", ""))
+            self.cancel_task(tx, task, reason, by_requester=True)
+
+    def apply_turn_end(self, tx: Tx, turn: TurnEnded) -> None:
+        """Mail with a task ended: without an `accept`, its agent rejected it or never took it."""
+        task = tasks.find_task(tx, turn.info.event_id)
+        if task is None or task.executor != "agent" or task.state is not TaskState.PENDING:
+            return
+        reason = turn.reason or f"its mail ended as {turn.outcome}"
+        self.refuse_task(tx, task, "rejected", f"{task.agent} did not accept it: {reason}")
+
+
+def _remote_node(source: str, own: str) -> str | None:
+    return None if source == own else source

@@ -1,0 +1,277 @@
+"""Tasks that were requested here: their requests, and the reports of other gateways about them."""
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gatepost.delivery.blob_records import has_blob, keep_blob
+from gatepost.delivery.decisions import (
+    NOTHING,
+    BlobWanted,
+    Decisions,
+    TaskReported,
+)
+from gatepost.delivery.fanout import copy_event_id
+from gatepost.delivery.outgoing import OutgoingEvent
+from gatepost.errors import Forbidden, IdempotencyConflict
+from gatepost.events import (
+    EventKind,
+    PayloadRef,
+    TaskInfo,
+    fingerprint_content,
+    format_event_id,
+    parse_event_id,
+)
+from gatepost.hub import tasks
+from gatepost.hub.policy import PolicyPrincipal
+from gatepost.hub.task_changes import HubParts
+from gatepost.hub.task_events import TaskEvents
+from gatepost.hub.task_request import RequestContent
+from gatepost.hub.task_routing import TaskTarget
+from gatepost.hub.task_states import TaskInput, TaskState
+from gatepost.hub.tasks import CANCELLED, EXECUTOR_LOST, Executor, Task, TaskPayload
+from gatepost.journal.transaction import Tx
+from gatepost.task_wire import NewTask
+
+_SELECT_KEY = "SELECT fingerprint, event_id FROM idempotency WHERE agent = ? AND key = ?"
+_REMEMBER_KEY = """
+INSERT INTO idempotency (agent, key, fingerprint, event_id, at) VALUES (?, ?, ?, ?, ?)
+"""
+_SELECT_NODE = "SELECT node FROM delivery WHERE event_id = ?"
+_INSERT_BLOB = """
+INSERT OR REPLACE INTO task_blob (digest, task, source, key, size, at) VALUES (?, ?, ?, ?, ?, ?)
+"""
+_TAKE_BLOB = "DELETE FROM task_blob WHERE digest = ? RETURNING task, key, size"
+_SELECT_OPEN_REMOTE = """
+SELECT id, executor_node, agent FROM task
+WHERE executor = 'remote' AND ended_at IS NULL AND updated_at < ? LIMIT ?
+"""
+_decode_note = msgspec.json.Decoder(dict[str, str]).decode
+
+
+class RequestedTasks:
+    """All of it runs in the writer's thread."""
+
+    def __init__(self, parts: HubParts, events: TaskEvents) -> None:
+        self._parts = parts
+        self._events = events
+
+    def create_tasks(
+        self, tx: Tx, new: NewTask, content: RequestContent, by: PolicyPrincipal | None = None
+    ) -> list[Task]:
+        """Record a task for each target and send its request. A repeated call changes nothing."""
+        known = self._find_earlier(tx, new, content)
+        if known is not None:
+            return known
+        id = new.task_id if new.task_id is not UNSET else self._parts.core.node.event_ids.next_id()
+        targets = self._parts.router.find_targets(tx, new, str(id))
+        many = len(targets) > 1
+        principal = by or self._parts.describe_agent(tx, new.from_agent)
+        made = [
+            self._create_task(
+                tx, copy_event_id(str(id), each.agent) if many else str(id),
+                new, content, each, principal,
+            )
+            for each in targets
+        ]  # fmt: skip
+        if not isinstance(new.idempotency_key, UnsetType):
+            ids = parse_event_id(made[0].id)
+            tx.execute(_REMEMBER_KEY, (*_idempotency_key(new), content.mark, ids, tx.now))
+        return made
+
+    def ask_to_cancel(self, tx: Tx, task: Task, reason: str) -> None:
+        """Ask the gateway that executes a task to cancel it: that one decides."""
+        id = self._parts.core.node.event_ids.next_id()
+        payload = msgspec.json.encode({"reason": reason})
+        out = OutgoingEvent(
+            id, EventKind.TASK_CANCEL, task.requester, task.agent, task.id, payload,
+            ref_event_id=task.id, order="none",
+        )  # fmt: skip
+        self._events.send_request(tx, out)
+
+    def _find_earlier(self, tx: Tx, new: NewTask, content: RequestContent) -> list[Task] | None:
+        if not isinstance(new.idempotency_key, UnsetType):
+            row = tx.fetch_one(_SELECT_KEY, _idempotency_key(new))
+            if row is not None and row[0] != content.mark:
+                raise IdempotencyConflict("this idempotency key was used with another task")
+            if row is not None:
+                return [tasks.load_task(tx, format_event_id(row[1]))]
+        if isinstance(new.task_id, UnsetType):
+            return None
+        task = tasks.find_task(tx, new.task_id)
+        if task is None:
+            return None
+        mark = tasks.load_payload(tx, task.id).request_mark
+        if task.requester != new.from_agent or mark != content.mark:
+            raise IdempotencyConflict(f"task {task.id} was another task")
+        return [task]
+
+    def _create_task(
+        self,
+        tx: Tx,
+        id: str,
+        new: NewTask,
+        content: RequestContent,
+        target: TaskTarget,
+        principal: PolicyPrincipal,
+    ) -> Task:
+        self._parts.policy.evaluate_task_assignment(
+            principal,
+            self._parts.describe_agent(tx, target.agent),
+            description=new.description,
+            task_type=new.task_type,
+        ).require_allowed()
+        executor, node = self._find_executor(tx, target.agent)
+        if executor == "session":
+            self._parts.require_capacity(tx)
+        task = Task(
+            id=id,
+            agent=target.agent,
+            requester=new.from_agent,
+            executor=executor,
+            executor_node=node,
+            description=new.description,
+            info=msgspec.json.encode(target.info),
+            created_at=tx.now,
+            updated_at=tx.now,
+        )
+        inline = None if content.digest else content.payload
+        tasks.add_task(tx, task, TaskPayload(inline, content.digest, content.mark))
+        self._send_request(tx, task, new, content, target.info)
+        self._parts.changes.note_change(tx, task)
+        return tasks.load_task(tx, id)
+
+    def _send_request(
+        self, tx: Tx, task: Task, new: NewTask, content: RequestContent, info: TaskInfo
+    ) -> None:
+        ttl = None if isinstance(new.ttl_secs, UnsetType) else int(new.ttl_secs * 1000)
+        traceparent = None if isinstance(new.traceparent, UnsetType) else new.traceparent
+        out = OutgoingEvent(
+            task.id, EventKind.TASK_CREATE, task.requester, task.agent, task.id, content.payload,
+            digest=content.digest, ttl=ttl, traceparent=traceparent, task=info, order="none",
+        )  # fmt: skip
+        if task.executor == "session":
+            self._events.record_request(tx, out, out.expires_at(tx.now, 86_400_000))
+        else:
+            self._events.send_request(tx, out)
+
+    def _find_executor(self, tx: Tx, agent: str) -> tuple[Executor, str | None]:
+        route = self._parts.core.routes.find_route(tx, agent)
+        if route.node != self._parts.core.node.id:
+            return "remote", route.node
+        return ("session" if agent in self._parts.registry.agents else "agent"), None
+
+    # -- reports of other gateways
+
+    def apply_report(self, tx: Tx, reported: TaskReported) -> Decisions:
+        """Follow the executor's gateway; a report of any other node does not count."""
+        envelope = reported.envelope
+        task = tasks.find_task(tx, envelope.ref_event_id or "")
+        if task is None or task.executor != "remote" or task.has_ended:
+            return NOTHING
+        if reported.source != self._executor_node(tx, task):
+            raise Forbidden(f"{reported.source} does not execute task {task.id}")
+        if task.executor_node != reported.source:
+            sql = "UPDATE task SET executor_node = ? WHERE id = ?"
+            tx.execute(sql, (reported.source, parse_event_id(task.id)))
+        return self._follow(tx, task, reported)
+
+    def _executor_node(self, tx: Tx, task: Task) -> str | None:
+        """The node that the request is routed to, which may have changed since it was sent."""
+        if task.accepted_at is not None:
+            return task.executor_node
+        row = tx.fetch_one(_SELECT_NODE, (parse_event_id(task.id),))
+        return task.executor_node if row is None else row[0]
+
+    def _follow(self, tx: Tx, task: Task, reported: TaskReported) -> Decisions:
+        envelope = reported.envelope
+        info = envelope.task or TaskInfo()
+        if envelope.payload_ref is not None and envelope.kind == EventKind.TASK_COMPLETE:
+            return self._await_blob(tx, task, reported.source, envelope.payload_ref)
+        content = self._events.open_report(reported.source, envelope)
+        if envelope.kind == EventKind.TASK_ACCEPT:
+            task = tasks.change_task(tx, task.id, TaskInput.ACCEPT, {"eta_at": info.eta_at})
+            self._parts.changes.note_change(tx, task)
+        elif info.failure_class == CANCELLED or envelope.kind == EventKind.TASK_FAILED:
+            self._follow_failure(tx, task, info, content)
+        elif envelope.kind == EventKind.TASK_UPDATE:
+            self._follow_update(tx, task, info, content)
+        else:
+            mark = fingerprint_content(content)
+            self._follow_completion(tx, task, TaskPayload(result=content, mark=mark))
+        return NOTHING
+
+    def _follow_update(self, tx: Tx, task: Task, info: TaskInfo, content: bytes) -> None:
+        self._advance_to_running(tx, task)
+        note = msgspec.json.decode(content, type=dict[str, str] | None) or {}
+        given = {"progress": info.progress, "eta_at": info.eta_at, "note": note.get("note")}
+        values = {name: value for name, value in given.items() if value is not None}
+        self._parts.changes.note_change(
+            tx, tasks.change_task(tx, task.id, TaskInput.UPDATE, values)
+        )
+
+    def _follow_failure(self, tx: Tx, task: Task, info: TaskInfo, content: bytes) -> None:
+        given = _decode_note(content)
+        code = given.get("code") or info.failure_class or "failed"
+        input = TaskInput.REFUSE if task.state is TaskState.PENDING else TaskInput.FAIL
+        input = TaskInput.CANCEL if code == CANCELLED else input
+        values = {"error_code": code[:64], "error": given.get("error", "")[:2000]}
+        self._parts.changes.note_end(tx, tasks.change_task(tx, task.id, input, values))
+
+    def _follow_completion(self, tx: Tx, task: Task, result: TaskPayload) -> None:
+        self._advance_to_running(tx, task)
+        self._parts.changes.note_end(tx, tasks.complete_task(tx, task.id, result)[0])
+
+    def _advance_to_running(self, tx: Tx, task: Task) -> None:
+        for state, input in (
+            (TaskState.PENDING, TaskInput.ACCEPT),
+            (TaskState.ACCEPTED, TaskInput.START),
+        ):
+            if task.state is state:
+                task = tasks.change_task(tx, task.id, input)
+
+    def _await_blob(self, tx: Tx, task: Task, source: str, ref: PayloadRef) -> Decisions:
+        """A result that is a blob completes its task once the blob is here."""
+        key = self._events.unwrap_blob_key(source, ref)
+        row = (ref.digest, parse_event_id(task.id), source, key, ref.size, tx.now)
+        tx.execute(_INSERT_BLOB, row)
+        if has_blob(tx, ref.digest):
+            return self.complete_with_blob(tx, ref.digest)
+        return (BlobWanted(ref.digest, source),)
+
+    def complete_with_blob(self, tx: Tx, digest: str) -> Decisions:
+        row = tx.fetch_one(_TAKE_BLOB, (digest,))
+        if row is not None:
+            id, key, size = row
+            keep_blob(tx, PayloadRef(digest, size, {}), key)
+            task = tasks.find_task(tx, format_event_id(id))
+            if task is not None and not task.has_ended:
+                result = TaskPayload(result_ref=digest, mark=digest.encode())
+                self._follow_completion(tx, task, result)
+        return NOTHING
+
+    # -- ends that no executor reported
+
+    def end_undelivered(self, tx: Tx, task: Task, code: str, error: str) -> None:
+        """A request that no executor took has failed."""
+        values = {"error_code": code, "error": error[:2000]}
+        input = TaskInput.REFUSE if task.state is TaskState.PENDING else TaskInput.FAIL
+        self._parts.changes.note_end(tx, tasks.change_task(tx, task.id, input, values))
+
+    def end_lost_tasks(self, tx: Tx, limit: int = 100) -> int:
+        """Fail the tasks of other gateways that were revoked, or silent for too long."""
+        directory = self._parts.core.routes.directory
+        silent_since = tx.now - int(self._parts.settings.abandon_secs * 1000)
+        ended = 0
+        for id, node, _ in tx.fetch_all(_SELECT_OPEN_REMOTE, (tx.now + 1, limit)):
+            task = tasks.load_task(tx, format_event_id(id))
+            is_revoked = node in directory.revoked and node not in directory.gateways
+            if is_revoked or task.updated_at < silent_since:
+                why = "was revoked" if is_revoked else "has been silent for too long"
+                self.end_undelivered(tx, task, EXECUTOR_LOST, f"gateway {node} {why}")
+                ended += 1
+        return ended
+
+
+def _idempotency_key(new: NewTask) -> tuple[str, str]:
+    # No key that a client may choose has a space in it, so these are apart from those of messages.
+    return new.from_agent, f"task {new.idempotency_key}"

@@ -1,0 +1,90 @@
+"""Sessions in the journal: which task each is for, its state, and how to find it again."""
+
+import msgspec
+from msgspec import Struct
+
+from gatepost.events import format_event_id, parse_event_id
+from gatepost.hub.runtimes.runtime import SessionHandle
+from gatepost.hub.session_states import SessionState, check_session_transition
+from gatepost.journal.transaction import Row, Tx
+
+_COLUMNS = "name, task, agent, runtime, state, handle, exit_code, reason, created_at, ended_at"
+_INSERT = (
+    "INSERT INTO session (name, task, agent, runtime, state, created_at) VALUES (?, ?, ?, ?, ?, ?)"
+)
+_SELECT = f"SELECT {_COLUMNS} FROM session"
+_decode_handle = msgspec.json.Decoder(SessionHandle).decode
+
+
+class Session(Struct, kw_only=True):
+    """One session. Without a `handle` it was not started, or nobody noted that it was."""
+
+    name: str
+    task_id: str
+    agent: str
+    runtime: str
+    state: SessionState
+    handle: SessionHandle | None = None
+    exit_code: int | None = None
+    reason: str | None = None
+    created_at: int = 0
+    ended_at: int | None = None
+
+
+def session_name(task_id: str) -> str:
+    """The name of a task's session: safe as the name of a folder, a container and a host."""
+    return "s" + task_id.replace("-", "")
+
+
+def open_session(tx: Tx, name: str, task_id: str, agent: str, runtime: str) -> None:
+    row = (name, parse_event_id(task_id), agent, runtime, SessionState.PROVISIONING, tx.now)
+    tx.execute(_INSERT, row)
+
+
+def find_session(tx: Tx, task_id: str) -> Session | None:
+    """The session of a task; None if it has none."""
+    row = tx.fetch_one(f"{_SELECT} WHERE task = ?", (parse_event_id(task_id),))
+    return None if row is None else _session_from_row(row)
+
+
+def open_sessions(tx: Tx) -> list[Session]:
+    rows = tx.fetch_all(f"{_SELECT} WHERE ended_at IS NULL ORDER BY created_at, name")
+    return [_session_from_row(row) for row in rows]
+
+
+def note_running(tx: Tx, name: str, handle: SessionHandle) -> None:
+    """Note how to find a session again, now that its command runs."""
+    sql = "UPDATE session SET state = ?, handle = ? WHERE name = ? AND ended_at IS NULL"
+    tx.execute(sql, (SessionState.RUNNING, msgspec.json.encode(handle), name))
+
+
+def change_session(tx: Tx, name: str, target: SessionState) -> None:
+    row = tx.fetch_one(f"{_SELECT} WHERE name = ?", (name,))
+    if row is not None:
+        check_session_transition(SessionState(row[4]), target)
+        tx.execute("UPDATE session SET state = ? WHERE name = ?", (target, name))
+
+
+def end_session(tx: Tx, name: str, exit_code: int | None, reason: str) -> None:
+    """Nothing is left of a session but its log."""
+    sql = """
+    UPDATE session SET state = ?, exit_code = ?, reason = ?, ended_at = ?
+    WHERE name = ? AND ended_at IS NULL
+    """
+    tx.execute(sql, (SessionState.RECYCLED, exit_code, reason, tx.now, name))
+
+
+def _session_from_row(row: Row) -> Session:
+    name, task, agent, runtime, state, handle, exit_code, reason, created_at, ended_at = row
+    return Session(
+        name=name,
+        task_id=format_event_id(task),
+        agent=agent,
+        runtime=runtime,
+        state=SessionState(state),
+        handle=None if handle is None else _decode_handle(handle),
+        exit_code=exit_code,
+        reason=reason,
+        created_at=created_at,
+        ended_at=ended_at,
+    )

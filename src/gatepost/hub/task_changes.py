@@ -1,0 +1,79 @@
+"""Changes of tasks that the rest of the gateway hears of, once they are on disk."""
+
+from collections.abc import Callable
+
+from gatepost.config.hub_settings import HubSettings
+from gatepost.delivery.assembly import DeliveryCore
+from gatepost.errors import TaskQueueFull
+from gatepost.hub import tasks
+from gatepost.hub.policy import Policy, PolicyAgent
+from gatepost.hub.registry import AgentRegistry
+from gatepost.hub.task_routing import TaskRouter
+from gatepost.hub.task_states import TaskState
+from gatepost.hub.task_tokens import revoke_task_tokens
+from gatepost.hub.tasks import Task
+from gatepost.journal.transaction import Tx
+from gatepost.journal.writer import JobOutcome
+
+
+class TaskChanges:
+    """A participant of the commit group. `on_changed` is called in the event loop."""
+
+    def __init__(self) -> None:
+        self.on_changed: Callable[[Task], None] = lambda task: None
+        self._changed: list[Task] = []
+
+    def note_change(self, tx: Tx, task: Task) -> None:
+        tx.add_effect(lambda: self._changed.append(task))
+
+    def note_end(self, tx: Tx, task: Task) -> None:
+        """A task has ended: so have its tokens."""
+        revoke_task_tokens(tx, task.id)
+        self.note_change(tx, task)
+
+    # -- the commit group
+
+    def before_commit(self, tx: Tx) -> None:
+        """Nothing: every change is made by an operation."""
+
+    def after_commit(self) -> list[JobOutcome]:
+        changed, self._changed = self._changed, []
+        return [(lambda task, error: self.on_changed(task), task, None) for task in changed]
+
+    def rolled_back(self) -> None:
+        self._changed.clear()
+
+    def next_due(self, tx: Tx) -> int | None:
+        return None
+
+
+class HubParts:
+    """The parts of the hub that both roles of a gateway use."""
+
+    def __init__(
+        self, core: DeliveryCore, registry: AgentRegistry, policy: Policy, settings: HubSettings
+    ) -> None:
+        self.core = core
+        self.registry = registry
+        self.policy = policy
+        self.settings = settings
+        self.router = TaskRouter(core.agents, core.routes)
+        self.changes = TaskChanges()
+
+    def describe_agent(self, tx: Tx, name: str) -> PolicyAgent:
+        """An agent as the policy sees it."""
+        definition = self.registry.agents.get(name)
+        gateway = self.core.routes.remote_owner(name) or ""
+        if definition is None or gateway:
+            return PolicyAgent(name, gateway, self.router.is_active(tx, name))
+        return PolicyAgent(name, "", True, definition.hardened, definition.capabilities)
+
+    def require_capacity(self, tx: Tx) -> None:
+        """Raise TaskQueueFull if no further task may wait for a session."""
+        waiting = tasks.count_tasks(tx, "session", TaskState.PENDING)
+        if waiting >= self.settings.max_queued:
+            raise TaskQueueFull(
+                f"{waiting} tasks wait for a session already; try again later,"
+                " or raise hub.max_queued",
+                retry_after=1.0,
+            )

@@ -1,0 +1,98 @@
+"""The hub's core: tasks from their request to their end, one transaction at a time.
+
+A gateway meets a task in two roles, which can coincide. The requester's gateway records the task
+and sends the request. The executor's gateway runs the agent, decides every state, and reports it.
+A request and its cancellation are tracked events of delivery. Reports are events that the
+requester's gateway reads from the executor's outbox.
+
+All of it runs in the writer's thread.
+"""
+
+from gatepost.config.hub_settings import HubSettings
+from gatepost.delivery.assembly import DeliveryCore
+from gatepost.delivery.coordinator import TaskNews
+from gatepost.delivery.decisions import (
+    NOTHING,
+    Decisions,
+    DeliveryEnded,
+    TaskReported,
+    TaskRequested,
+    TurnEnded,
+)
+from gatepost.errors import GatepostError
+from gatepost.hub import tasks
+from gatepost.hub.executed_tasks import ExecutedTasks
+from gatepost.hub.policy import Policy
+from gatepost.hub.registry import AgentRegistry
+from gatepost.hub.requested_tasks import RequestedTasks
+from gatepost.hub.task_changes import HubParts
+from gatepost.hub.task_events import TaskEvents
+from gatepost.hub.tasks import Task
+from gatepost.journal.transaction import Tx
+
+
+class TaskEngine:
+    """The two roles, and the news that delivery has for them."""
+
+    def __init__(
+        self, core: DeliveryCore, registry: AgentRegistry, policy: Policy, settings: HubSettings
+    ) -> None:
+        self.parts = HubParts(core, registry, policy, settings)
+        events = TaskEvents(core)
+        self.requested = RequestedTasks(self.parts, events)
+        self.executed = ExecutedTasks(self.parts, events)
+        core.coordinator.observe(on_task_news=self.apply_news)
+
+    def cancel_task(self, tx: Tx, id: str, reason: str = "") -> Task:
+        """Cancel a task, or ask the gateway that executes it to do so: that one decides."""
+        task = tasks.load_task(tx, id)
+        if task.executor != "remote" or task.has_ended:
+            return self.executed.cancel_task(tx, task, reason)
+        self.requested.ask_to_cancel(tx, task, reason)
+        return task
+
+    def apply_news(self, tx: Tx, news: TaskNews) -> Decisions:
+        """Apply something that delivery heard. Nothing of it can fail the transaction."""
+        mark = tx.begin_operation()
+        try:
+            decisions = self._apply(tx, news)
+        except (GatepostError, ValueError) as error:
+            tx.undo_operation(mark)
+            incidents = self.parts.core.incidents
+            incidents.raise_(tx, "task_event_ignored", _subject_of(news), str(error))
+            return NOTHING
+        tx.keep_operation()
+        return decisions
+
+    def _apply(self, tx: Tx, news: TaskNews) -> Decisions:
+        if isinstance(news, str):
+            return self.requested.complete_with_blob(tx, news)
+        if isinstance(news, TaskReported):
+            return self.requested.apply_report(tx, news)
+        if isinstance(news, TaskRequested):
+            self.executed.apply_request(tx, news)
+        elif isinstance(news, DeliveryEnded):
+            self._end_undelivered(tx, news)
+        else:
+            self.executed.apply_turn_end(tx, news)
+        return NOTHING
+
+    def _end_undelivered(self, tx: Tx, ended: DeliveryEnded) -> None:
+        """A request that no executor took has failed."""
+        task = tasks.find_task(tx, ended.event_id)
+        if ended.outcome in ("ok", "kept") or task is None or task.has_ended:
+            return
+        code = "expired" if "expired" in (ended.outcome, ended.reason) else "undeliverable"
+        error = f"nobody took the task: {ended.reason or ended.outcome}"
+        if task.executor == "remote":
+            self.requested.end_undelivered(tx, task, code, error)
+        else:
+            self.executed.refuse_task(tx, task, code, error)
+
+
+def _subject_of(news: TaskNews) -> str:
+    if isinstance(news, TaskRequested | TaskReported):
+        return f"{news.source}/{news.envelope.event_id}"
+    if isinstance(news, TurnEnded):
+        return news.info.event_id
+    return news if isinstance(news, str) else news.event_id

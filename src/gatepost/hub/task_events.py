@@ -1,0 +1,84 @@
+"""The events of tasks: requests to executors, and the reports of executors."""
+
+from gatepost.delivery.assembly import DeliveryCore
+from gatepost.delivery.outbox_writer import ACCEPTED, KEPT
+from gatepost.delivery.outgoing import EMPTY_PAYLOAD, OutgoingEvent
+from gatepost.delivery.sender.drafts import draft_event
+from gatepost.events import (
+    EncryptedPayload,
+    Envelope,
+    EventKind,
+    PayloadRef,
+    TaskInfo,
+    Trace,
+    decode_payload,
+)
+from gatepost.hub.tasks import Task
+from gatepost.journal.outbox import EventDraft
+from gatepost.journal.transaction import Tx
+
+
+class TaskEvents:
+    def __init__(self, core: DeliveryCore) -> None:
+        self._core = core
+        self._node = core.node
+
+    def send_request(self, tx: Tx, out: OutgoingEvent) -> str | None:
+        """Send a task to the mailbox or gateway of its agent; returns the node, if there is one."""
+        return self._core.coordinator.send_event(tx, out)
+
+    def record_request(self, tx: Tx, out: OutgoingEvent, expires: int) -> None:
+        """Append the event of a task that the hub of this gateway executes, with its receipts."""
+        content = self._core.sender.emitter.encrypt_for(tx, out, self._node.id)
+        trace = Trace(route_decision="local", traceparent=out.traceparent)
+        tx.append_event(draft_event(out, content, expires, trace, to_node=self._node.id))
+        writer = self._core.coordinator.writer
+        for receipt in (ACCEPTED, KEPT):
+            ids = (out.to_agent, self._node.id, out.event_id, out.corr_id)
+            tx.append_event(writer.draft_receipt(*ids, receipt))
+
+    def report(
+        self,
+        tx: Tx,
+        task: Task,
+        kind: EventKind,
+        info: TaskInfo,
+        payload: bytes = EMPTY_PAYLOAD,
+        digest: str | None = None,
+    ) -> None:
+        """Append a report for the gateway that requested the task.
+
+        A report to ourselves is for the record, and has no content.
+        """
+        id = self._node.event_ids.next_id()
+        if task.requester_node is None:
+            tx.append_event(
+                EventDraft(
+                    event_id=id,
+                    kind=kind,
+                    source_agent_id=task.agent,
+                    to_node_id=self._node.id,
+                    to_agent_id=task.requester,
+                    corr_id=task.id,
+                    ref_event_id=task.id,
+                    task=info,
+                )
+            )
+            return
+        out = OutgoingEvent(id, kind, task.agent, task.requester, task.id, payload, digest)
+        out.ref_event_id, out.task = task.id, info
+        self._core.sender.emitter.emit_report(tx, out, task.requester_node)
+
+    def open_report(self, source: str, envelope: Envelope) -> bytes:
+        """The content of a report; EncryptionError if it is not for us."""
+        if envelope.payload_ref is not None:
+            return EMPTY_PAYLOAD
+        return self._node.cipher.decrypt(
+            decode_payload(envelope, EncryptedPayload),
+            encrypted_by=self._core.routes.sender_key(source),
+            event_id=envelope.event_id,
+            source_node_id=source,
+        )
+
+    def unwrap_blob_key(self, source: str, ref: PayloadRef) -> bytes:
+        return self._node.cipher.unwrap_key(ref.keys, self._core.routes.sender_key(source))

@@ -1,0 +1,49 @@
+"""The request of a task: one JSON document that travels encrypted, inline or as a blob."""
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from gatepost.task_wire import Description, NewTask, RequiredCapabilities
+
+
+class TaskRequest(Struct, frozen=True, rename="camel", omit_defaults=True):
+    description: Description = ""
+    task_type: str = ""
+    required_capabilities: RequiredCapabilities = []
+    input: Raw | UnsetType = UNSET
+
+
+_decoder = msgspec.json.Decoder(TaskRequest)
+
+
+class RequestContent(Struct, frozen=True):
+    """An encoded request, inline or as a blob, and the fingerprint of what it asks for."""
+
+    mark: bytes
+    payload: bytes = b"null"
+    digest: str | None = None
+
+
+def encode_request(new: NewTask) -> bytes:
+    capabilities = new.required_capabilities
+    return msgspec.json.encode(
+        TaskRequest(
+            new.description,
+            new.task_type,
+            [] if isinstance(capabilities, UnsetType) else capabilities,
+            new.input,
+        )
+    )
+
+
+def decode_request(payload: bytes) -> TaskRequest:
+    """ValueError if it is no request."""
+    return _decoder.decode(payload)
+
+
+def read_request(payload: bytes) -> TaskRequest | None:
+    """The request of another gateway; None if it is none."""
+    try:
+        return decode_request(payload)
+    except ValueError:
+        return None

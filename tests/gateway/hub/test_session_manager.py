@@ -1,0 +1,153 @@
+"""Sessions of a real gateway: limits, crashes of either side, and what is left afterwards."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from gatepost.hub.runtimes.process_identity import pids_with_variable
+from gatepost.hub.runtimes.process_runtime import SESSION_VARIABLE
+from tests.gateway.hub.hub_client import HubClient
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def own_hub(tmp_path: Path) -> Iterator[HubClient]:
+    """A gateway that a test may kill, with room for two sessions and two tasks in the queue."""
+    hub = HubClient(tmp_path / "g", hub__max_sessions=2, hub__max_queued=2)
+    with hub.gateway:
+        yield hub
+
+
+def child_pid(hub: HubClient, id: str) -> int:
+    (row,) = _query(hub, "SELECT CAST(handle AS TEXT) ->> '$.data.child' FROM session")
+    return int(row[0])
+
+
+def supervisor_pid(hub: HubClient, id: str) -> int:
+    (row,) = _query(hub, "SELECT CAST(handle AS TEXT) ->> '$.data.pid' FROM session")
+    return int(row[0])
+
+
+def assert_ended_once(hub: HubClient, id: str, *codes: str) -> None:
+    """One terminal state, a dead token, no process, no secrets."""
+    task = hub.wait_for_end(id)
+    assert task["error_code"] in codes, task
+    hub.wait_for_session_end(id)
+    assert _query(hub, "SELECT 1 FROM task_token WHERE revoked_at IS NULL") == []
+    name = task["session_name"]
+    wait_until(lambda: pids_with_variable(SESSION_VARIABLE, name) == [])
+    assert not (hub.state_dir / "sessions" / name / "secrets").exists()
+    assert hub.task(id)["state"] == "failed"
+
+
+def _query(hub: HubClient, sql: str) -> list[Any]:
+    path = str(hub.state_dir / "journal.db")
+    journal = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        return list(journal.execute(sql))
+    finally:
+        journal.close()
+
+
+def test_sessions_are_limited_and_the_queue_is_bounded(own_hub: HubClient) -> None:
+    own_hub.define("gate", "sh", "-c", "until [ -e $HOME/../../../go ]; do sleep 0.01; done;"
+                   " echo 1 > $GATEPOST_RESULT_FILE")  # fmt: skip
+    first = [own_hub.create("gate") for _ in range(2)]
+    for id in first:
+        wait_until(lambda id=id: own_hub.task(id)["status"] == "running", 30)  # type: ignore[misc]
+    waiting = [own_hub.create("gate") for _ in range(2)]
+    refused = own_hub.post_task("gate")
+    assert (refused.status_code, refused.json()["code"]) == (429, "task_queue_full")
+    assert refused.headers["retry-after"] == "1"
+    assert [own_hub.task(id)["state"] for id in waiting] == ["pending", "pending"]
+    (own_hub.state_dir / "go").touch()
+    assert {own_hub.wait_for_end(id)["status"] for id in first + waiting} == {"completed"}
+
+
+def test_a_killed_session_fails_its_task(own_hub: HubClient) -> None:
+    own_hub.define("victim", "sh", "-c", "echo up; exec sleep 1000")
+    id = own_hub.create("victim")
+    own_hub.wait_for_log(id, "up")
+    os.kill(child_pid(own_hub, id), signal.SIGKILL)
+    assert_ended_once(own_hub, id, "executor_lost")
+
+
+def test_a_killed_supervisor_takes_its_session_with_it(own_hub: HubClient) -> None:
+    own_hub.define("victim", "sh", "-c", "setsid sleep 1000 & echo up; sleep 1000")
+    id = own_hub.create("victim")
+    own_hub.wait_for_log(id, "up")
+    os.kill(supervisor_pid(own_hub, id), signal.SIGKILL)
+    assert_ended_once(own_hub, id, "executor_lost")
+
+
+def test_a_session_goes_on_while_its_gateway_is_killed_and_started_again(
+    own_hub: HubClient,
+) -> None:
+    own_hub.define("patient", "sh", "-c", "echo up; until [ -e go ]; do sleep 0.01; done;"
+                   " echo '\"done\"' > $GATEPOST_RESULT_FILE; echo end")  # fmt: skip
+    ended_meanwhile, goes_on = own_hub.create("patient"), own_hub.create("patient")
+    for id in (ended_meanwhile, goes_on):
+        own_hub.wait_for_log(id, "up")
+    names = {id: own_hub.task(id)["session_name"] for id in (ended_meanwhile, goes_on)}
+    own_hub.gateway.kill9()
+    sessions = own_hub.state_dir / "sessions"
+    (sessions / names[ended_meanwhile] / "work" / "go").touch()
+    wait_until((sessions / names[ended_meanwhile] / "exit.json").exists, 30)
+    own_hub.gateway.start()
+    assert own_hub.wait_for_end(ended_meanwhile)["result"] == "done"
+    assert own_hub.task(goes_on)["session_state"] == "monitoring"
+    (sessions / names[goes_on] / "work" / "go").touch()
+    assert own_hub.wait_for_end(goes_on)["result"] == "done"
+    assert "end" in own_hub.log(goes_on)
+
+
+def test_when_gateway_and_session_are_killed_the_task_fails_at_the_restart(
+    own_hub: HubClient,
+) -> None:
+    own_hub.define("victim", "sh", "-c", "echo up; exec sleep 1000")
+    id = own_hub.create("victim")
+    own_hub.wait_for_log(id, "up")
+    pids = supervisor_pid(own_hub, id), child_pid(own_hub, id)
+    own_hub.gateway.kill9()
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    own_hub.gateway.start()
+    assert_ended_once(own_hub, id, "executor_lost")
+
+
+def test_a_session_whose_start_was_not_noted_is_ended(own_hub: HubClient) -> None:
+    """The gateway dies between the launch and the note of it, which is what the handle is."""
+    own_hub.define("victim", "sh", "-c", "echo up; exec sleep 1000")
+    id = own_hub.create("victim")
+    own_hub.wait_for_log(id, "up")
+    own_hub.gateway.kill9()
+    with apsw.Connection(str(own_hub.state_dir / "journal.db")) as journal:
+        journal.execute("UPDATE session SET handle = NULL, state = 'provisioning'")
+        journal.execute("UPDATE task SET state = 'accepted', started_at = NULL")
+    own_hub.gateway.start()
+    assert_ended_once(own_hub, id, "executor_lost")
+
+
+def test_a_session_gets_its_secrets_and_nothing_of_the_gateways_environment(
+    own_hub: HubClient,
+) -> None:
+    secrets = own_hub.state_dir / "secrets"
+    secrets.mkdir()
+    (secrets / "key").write_text("abc")
+    own_hub.define(
+        "curious", "sh", "-c", "cat $GATEPOST_SECRETS/key; echo; env | cut -d= -f1 | sort | xargs",
+        secrets=["key"], environment={"COLOUR": "red"},
+    )  # fmt: skip
+    id = own_hub.create("curious")
+    own_hub.wait_for_end(id)
+    key, names = own_hub.log(id).split("\n")[:2]
+    assert key == "abc" and "COLOUR" in names
+    assert "GATEPOST_LISTEN__PORT" not in names and "PYTHONPATH" not in names
+    own_hub.define("forgetful", "true", secrets=["none"])
+    task = own_hub.wait_for_end(own_hub.create("forgetful"))
+    assert task["error_code"] == "launch_failed" and "secret 'none'" in task["error"]
