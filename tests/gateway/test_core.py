@@ -135,11 +135,8 @@ async def test_participants_of_a_commit_group_are_in_the_order_of_the_document(
         participants = operations.core.writer._participants
         names = [type(each).__name__ for each in participants]
     listed = re.findall(r"^\d\. `(\w+)` \(`[\w/]+\.py`\)", _DOCUMENT.read_text(), re.MULTILINE)
-    assert (
-        names
-        == listed
-        == ["Dispatcher", "DeliveryCoordinator", "Outbox", "AbuseLog", "CommitObserver"]
-    )
+    core = ["Dispatcher", "DeliveryCoordinator", "Outbox", "AbuseLog"]
+    assert names == listed == [*core, "TaskChanges", "CommitObserver"]
 
 
 async def test_abuse_reported_from_the_event_loop_is_an_incident_soon(

@@ -93,7 +93,7 @@ async def serve_until_stopped(settings: Settings) -> None:
         findings = Feedback(peering.publisher)
         routes += feedback.create_routes(findings, FeedbackGuard(access, external))
         hub = HubService(operations)
-        routes += hub_api.create_routes(HubApi(hub, HubAuth(core, access)))
+        routes.append(hub_api.create_router(HubApi(hub, HubAuth(core, access))))
         alerts = BacklogAlerts(core, settings.alerts)
         archiver = _create_archiver(core, peering)
         core.health.add_check(lambda: [archiver.problem] if archiver.problem else [])

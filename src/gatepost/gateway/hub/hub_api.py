@@ -5,12 +5,15 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import msgspec
+from litestar import Router
+from litestar.handlers import BaseRouteHandler
 from litestar.params import FromQuery, JSONBody, QueryParameter
 from litestar.response import ServerSentEvent, ServerSentEventMessage
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gatepost.errors import InvalidRequest, Unavailable
 from gatepost.events import AgentId, Digest, EventId, MsgId, parse_event_id
+from gatepost.gateway.api.connection_guard import AnyConnection
 from gatepost.gateway.api.http_routes import while_connected
 from gatepost.gateway.api.route_decorators import delete, get, post
 from gatepost.gateway.api.route_parameters import (
@@ -56,9 +59,8 @@ from gatepost.task_wire import (
 )
 from gatepost.wire import Count, Reason
 
-BASE = "/api/hub"
-# The hub checks tokens itself: it knows two kinds of them.
-_OPEN: dict[str, Any] = {"opt": {"open": True}}
+BASE = "/hub"
+_CALLER = "gatepost.hub_caller"
 _DELEGATE = "create_tasks"
 _LOG_BYTES = 64 * 1024
 _KEEP_ALIVE_SECS = 15.0
@@ -97,18 +99,16 @@ class HubApi:
         self.auth = auth
         self.messages = HubMessageService(self.core, auth, service.operations.mailboxes)
 
-    async def authenticate(self, request: AnyRequest) -> HubCaller:
-        caller = await self.auth.authenticate(request)
+    async def authenticate(self, connection: AnyConnection) -> None:
+        """Authenticate a caller before anything else of the request is read."""
+        scope: Any = connection.scope
+        scope[_CALLER] = await self.auth.authenticate(connection)
         self.service.operations.bucket.take_tokens(1)
-        return caller
-
-    async def require_operator(self, request: AnyRequest) -> None:
-        (await self.authenticate(request)).require_operator()
 
     # -- tasks
 
     async def create_tasks(self, request: AnyRequest, body: NewTaskBody) -> list[TaskView]:
-        caller = await self.authenticate(request)
+        caller = caller_of(request)
         new = _new_task(caller, body)
         principal = await self.core.read(lambda tx: self.auth.describe(tx, caller))
         if caller.token is not None:
@@ -117,14 +117,14 @@ class HubApi:
         return await self.service.create_tasks(new, principal)
 
     async def list_tasks(self, request: AnyRequest, wanted: TaskFilter, limit: int) -> TaskList:
-        caller = await self.authenticate(request)
+        caller = caller_of(request)
         if caller.token is not None:
             wanted = msgspec.structs.replace(wanted, requester=caller.token.agent_name)
         found = await self.core.read(lambda tx: tasks.list_tasks(tx, wanted, limit))
         return TaskList([summarize_task(task) for task in found])
 
     async def load_own_task(self, request: AnyRequest, id: str) -> Task:
-        caller = await self.authenticate(request)
+        caller = caller_of(request)
         parse_event_id(id)
         task = await self.core.read(lambda tx: tasks.load_task(tx, id))
         caller.require_own(task)
@@ -151,20 +151,20 @@ class HubApi:
     # -- tokens
 
     async def renew_token(self, request: AnyRequest) -> TaskTokenView:
-        token = (await self.authenticate(request)).require_session()
+        token = caller_of(request).require_session()
         ttl = int(self.core.settings.hub.token_ttl_secs * 1000)
         renewed = await self.core.commit(lambda tx: renew_task_token(tx, token, ttl))
         return TaskTokenView(*msgspec.structs.astuple(renewed))
 
     async def list_tokens(self, request: AnyRequest) -> TaskTokens:
-        await self.require_operator(request)
+        caller_of(request).require_operator()
         found = await self.core.read(list_task_tokens)
         return TaskTokens([TaskTokenView(*msgspec.structs.astuple(each)) for each in found])
 
     # -- events
 
     async def stream_events(self, request: AnyRequest) -> AsyncIterator[ServerSentEventMessage]:
-        await self.require_operator(request)
+        caller_of(request).require_operator()
         if self.service.watchers.is_full:
             raise Unavailable("too many watch the events already", retry_after=5.0)
         return self._stream()
@@ -218,16 +218,29 @@ def _new_task(caller: HubCaller, body: NewTaskBody) -> NewTask:
     )
 
 
-def create_routes(api: HubApi) -> list[Any]:
-    return [*_task_routes(api), *_message_routes(api), *_operator_routes(api)]
+def caller_of(request: AnyRequest) -> HubCaller:
+    """The caller that the guard has authenticated."""
+    scope: Any = request.scope
+    caller: HubCaller = scope[_CALLER]
+    return caller
+
+
+def create_router(api: HubApi) -> Router:
+    # A function, because Litestar copies routers, with all that a bound method belongs to.
+    async def guard(connection: AnyConnection, _: BaseRouteHandler) -> None:
+        await api.authenticate(connection)
+
+    handlers = [*_task_routes(api), *_message_routes(api), *_operator_routes(api)]
+    # The hub checks tokens itself: it knows two kinds of them.
+    return Router("/api", route_handlers=handlers, guards=[guard], opt={"open": True})
 
 
 def _task_routes(api: HubApi) -> list[Any]:
-    @post(f"{BASE}/tasks", summary="Create tasks", **_OPEN)
+    @post(f"{BASE}/tasks", summary="Create tasks")
     async def create(data: JSONBody[NewTaskBody], request: AnyRequest) -> TaskList:
         return TaskList(await api.create_tasks(request, data))
 
-    @get(f"{BASE}/tasks", summary="List tasks, newest first", **_OPEN)
+    @get(f"{BASE}/tasks", summary="List tasks, newest first")
     async def list_tasks(
         request: AnyRequest,
         status: FromQuery[TaskState | None] = None,
@@ -238,7 +251,7 @@ def _task_routes(api: HubApi) -> list[Any]:
         wanted = TaskFilter(state=status, agent=agent, after=after)
         return await api.list_tasks(request, wanted, limit)
 
-    @get(f"{BASE}/tasks/{{task_id:str}}", summary="Show a task, or wait for its end", **_OPEN)
+    @get(f"{BASE}/tasks/{{task_id:str}}", summary="Show a task, or wait for its end")
     async def show(
         task_id: PathName,
         request: AnyRequest,
@@ -248,14 +261,14 @@ def _task_routes(api: HubApi) -> list[Any]:
         await api.load_own_task(request, task_id)
         return await while_connected(request, api.service.show_task(task_id, wait_secs, known))
 
-    @post(f"{BASE}/tasks/{{task_id:str}}/cancel", summary="Cancel a task", status_code=200, **_OPEN)
+    @post(f"{BASE}/tasks/{{task_id:str}}/cancel", summary="Cancel a task", status_code=200)
     async def cancel(
         task_id: PathName, data: JSONBody[CancelBody], request: AnyRequest
     ) -> TaskView:
         await api.load_own_task(request, task_id)
         return await api.service.cancel_task(task_id, data.reason)
 
-    @get(f"{BASE}/tasks/{{task_id:str}}/log", summary="Read the log of a task's session", **_OPEN)
+    @get(f"{BASE}/tasks/{{task_id:str}}/log", summary="Read the log of a task's session")
     async def read_log(
         task_id: PathName, request: AnyRequest, offset: LogOffset = 0, wait_secs: WaitSecs = 0.0
     ) -> LogView:
@@ -266,30 +279,30 @@ def _task_routes(api: HubApi) -> list[Any]:
 
 
 def _message_routes(api: HubApi) -> list[Any]:
-    @post(f"{BASE}/messages", summary="Send a message", status_code=200, **_OPEN)
+    @post(f"{BASE}/messages", summary="Send a message", status_code=200)
     async def send(data: JSONBody[NewHubMessage], request: AnyRequest) -> MessageResult:
-        return await api.messages.send(await api.authenticate(request), data)
+        return await api.messages.send(caller_of(request), data)
 
-    @get(f"{BASE}/messages", summary="Take messages of a session's agent", **_OPEN)
+    @get(f"{BASE}/messages", summary="Take messages of a session's agent")
     async def receive(
         request: AnyRequest, limit: PageSize = 10, wait_secs: WaitSecs = 0.0
     ) -> HubMessages:
-        token = (await api.authenticate(request)).require_session()
+        token = caller_of(request).require_session()
         return await while_connected(request, api.messages.receive(token, limit, wait_secs))
 
-    @post(f"{BASE}/messages/ack", summary="Ack the messages taken last", status_code=200, **_OPEN)
+    @post(f"{BASE}/messages/ack", summary="Ack the messages taken last", status_code=200)
     async def ack(request: AnyRequest) -> Count:
-        token = (await api.authenticate(request)).require_session()
+        token = caller_of(request).require_session()
         return Count(count=await api.messages.settle(token, "ack"))
 
-    @post(f"{BASE}/messages/nack", summary="Nack the messages taken last", status_code=200, **_OPEN)
+    @post(f"{BASE}/messages/nack", summary="Nack the messages taken last", status_code=200)
     async def nack(data: JSONBody[NackBody], request: AnyRequest) -> Count:
-        token = (await api.authenticate(request)).require_session()
+        token = caller_of(request).require_session()
         return Count(count=await api.messages.settle(token, "nack", data.reason))
 
-    @get(f"{BASE}/message-log", summary="List delivered and rejected messages", **_OPEN)
+    @get(f"{BASE}/message-log", summary="List delivered and rejected messages")
     async def message_log(request: AnyRequest, limit: PageSize = 100) -> MessageLog:
-        await api.require_operator(request)
+        caller_of(request).require_operator()
         return await api.messages.read_log(limit)
 
     return [send, receive, ack, nack, message_log]
@@ -298,42 +311,41 @@ def _message_routes(api: HubApi) -> list[Any]:
 def _operator_routes(api: HubApi) -> list[Any]:
     core = api.core
 
-    @get(f"{BASE}/agents", summary="List the agents that this hub runs", **_OPEN)
-    async def agents(request: AnyRequest) -> HubAgents:
-        await api.authenticate(request)
+    @get(f"{BASE}/agents", summary="List the agents that this hub runs")
+    async def agents() -> HubAgents:
         registry = core.registry
         found = [view_agent(each) for _, each in sorted(registry.agents.items())]
         problems = [RegistryProblemView(p.file, p.line, p.reason) for p in registry.problems]
         return HubAgents(found, problems)
 
-    @get(f"{BASE}/tokens", summary="List the tokens of running tasks", **_OPEN)
+    @get(f"{BASE}/tokens", summary="List the tokens of running tasks")
     async def tokens(request: AnyRequest) -> TaskTokens:
         return await api.list_tokens(request)
 
-    @post(f"{BASE}/tokens/renew", summary="Renew a session's token", status_code=200, **_OPEN)
+    @post(f"{BASE}/tokens/renew", summary="Renew a session's token", status_code=200)
     async def renew(request: AnyRequest) -> TaskTokenView:
         return await api.renew_token(request)
 
-    @delete(f"{BASE}/tokens/{{token_id:str}}", summary="Revoke a token", status_code=200, **_OPEN)
+    @delete(f"{BASE}/tokens/{{token_id:str}}", summary="Revoke a token", status_code=200)
     async def revoke(token_id: PathName, request: AnyRequest) -> Count:
-        await api.require_operator(request)
+        caller_of(request).require_operator()
         return Count(count=await core.commit(lambda tx: revoke_token(tx, token_id)))
 
-    @get(f"{BASE}/state", summary="Export the hub's state", **_OPEN)
+    @get(f"{BASE}/state", summary="Export the hub's state")
     async def export(request: AnyRequest) -> HubState:
-        await api.require_operator(request)
+        caller_of(request).require_operator()
         return await core.read(export_state)
 
-    @post(f"{BASE}/state", summary="Import the hub's state", status_code=200, **_OPEN)
+    @post(f"{BASE}/state", summary="Import the hub's state", status_code=200)
     async def import_(data: JSONBody[HubState], request: AnyRequest) -> Count:
-        await api.require_operator(request)
+        caller_of(request).require_operator()
 
         def run(tx: Tx) -> int:
             return import_state(tx, data)
 
         return Count(count=await core.commit(run))
 
-    @get("/api/events", summary="Changes of tasks, as server-sent events", **_OPEN)
+    @get("/events", include_in_schema=False)
     async def events(request: AnyRequest) -> ServerSentEvent:
         return ServerSentEvent(await api.stream_events(request))
 

@@ -4,47 +4,50 @@ A token is exported without its secret, so nobody can use it elsewhere. An impor
 tasks that this gateway does not know: their sessions are not here, so they have failed.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
-from gatepost.events import EventId
+from gatepost.events import AgentId, EventId
+from gatepost.events.envelope import EpochMs
 from gatepost.hub import tasks
 from gatepost.hub.task_states import TERMINAL_STATES, TaskState
 from gatepost.hub.task_tokens import list_task_tokens
 from gatepost.hub.tasks import EXECUTOR_LOST, Task, TaskFilter, TaskPayload
 from gatepost.journal import Tx
-from gatepost.task_wire import Description
+from gatepost.task_wire import Description, TaskStatus
 
 _MAX_TASKS = 10_000
+
+ShortText = Annotated[str, Meta(max_length=256)]
 _SELECT_LOG = """
 SELECT id, at, sender, recipient, type, status, reason FROM hub_message ORDER BY number
 """
 
 
 class StateToken(Struct, omit_defaults=True):
-    token_id: str
-    agent_name: str
-    task_id: str
-    capabilities: tuple[str, ...] = ()
-    issued: int = 0
-    expiry: int = 0
+    token_id: ShortText
+    agent_name: ShortText
+    task_id: ShortText
+    capabilities: tuple[ShortText, ...] = ()
+    issued: EpochMs = 0
+    expiry: EpochMs = 0
 
 
 class StateTask(Struct, omit_defaults=True):
     id: EventId
-    agent_name: str
-    status: str
+    agent_name: AgentId
+    status: TaskStatus
     description: Description = ""
-    requester: str = "operator"
-    session_name: str | None = None
+    requester: AgentId = "operator"
+    session_name: ShortText | None = None
     error: str | None = None
-    created_at: int = 0
+    created_at: EpochMs = 0
 
 
 class StateMessage(Struct, omit_defaults=True):
     id: str
-    timestamp: int
+    timestamp: EpochMs
     sender: str
     recipient: str
     type: str
@@ -57,7 +60,9 @@ class RegistryState(Struct):
 
 
 class RouterState(Struct):
-    tasks: list[tuple[str, StateTask]] = field(default_factory=list)
+    tasks: Annotated[list[tuple[str, StateTask]], Meta(max_length=_MAX_TASKS)] = field(
+        default_factory=list
+    )
 
 
 class MessagesState(Struct):
@@ -92,7 +97,7 @@ def import_state(tx: Tx, state: HubState) -> int:
     Tokens are not taken, because their secrets are not known, nor is the log: it begins anew.
     """
     count = 0
-    ended = {str(state) for state in TERMINAL_STATES}
+    ended = {str(each) for each in TERMINAL_STATES}
     for _, exported in state.router.tasks:
         if exported.status not in ended and tasks.find_task(tx, exported.id) is None:
             _import_task(tx, exported)
@@ -117,7 +122,8 @@ def _import_task(tx: Tx, exported: StateTask) -> None:
 
 
 def _export_task(task: Task) -> StateTask:
-    head = (task.id, task.agent, task.status, task.description, task.requester)
+    status: Any = task.status
+    head = (task.id, task.agent, status, task.description, task.requester)
     return StateTask(*head, None, task.error, task.created_at)
 
 
