@@ -1,9 +1,12 @@
 """Archives that somebody has tampered with, each made from the same right one."""
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from msgspec.structs import replace
 
 from gatepost.archive import manifest, room_facts
@@ -96,6 +99,58 @@ def damage_segment(root: Path) -> None:
 
 def delete_segment(root: Path) -> None:
     (root / f"node={VICTIM}" / read_listed(root).segments[2].path).unlink()
+
+
+def rewrite_segment(root: Path, change: Callable[[pa.Table], pa.Table], index: int = -1) -> None:
+    """The node itself archives something odd, and signs that."""
+    listed = read_listed(root)
+    segment = listed.segments[index]
+    path = root / f"node={VICTIM}" / segment.path
+    table = change(pq.ParquetFile(path).read())
+    pq.write_table(table, path)
+    content = path.read_bytes()
+    changed = replace(
+        segment,
+        sha256=hashlib.sha256(content).hexdigest(),
+        bytes=len(content),
+        min_created_at=min(table["created_at"].to_pylist()),
+        max_created_at=max(table["created_at"].to_pylist()),
+        archived_at=max(segment.archived_at, *table["created_at"].to_pylist()),
+    )
+    segments = list(listed.segments)
+    segments[index] = changed
+    sign_and_write(root, replace(listed, segments=tuple(segments)))
+
+
+def write_event_of_the_future(root: Path) -> None:
+    """One event, 400 days ahead."""
+
+    def change(table: pa.Table) -> pa.Table:
+        times = table["created_at"].to_pylist()
+        times[-1] += 400 * 24 * 3_600_000
+        place = table.schema.get_field_index("created_at")
+        field = table.schema.field("created_at")
+        return table.set_column(place, field, pa.array(times, pa.int64()))
+
+    rewrite_segment(root, change)
+
+
+def drop_columns(root: Path) -> None:
+    """As an older version archived."""
+    rewrite_segment(root, lambda table: table.drop_columns(["policy_version", "traceparent"]))
+
+
+def retype_column(root: Path) -> None:
+    def change(table: pa.Table) -> pa.Table:
+        place = table.schema.get_field_index("kind")
+        numbers = pa.array(range(table.num_rows), pa.int64())
+        return table.set_column(place, "kind", numbers)
+
+    rewrite_segment(root, change, 2)
+
+
+def garble_manifest(root: Path) -> None:
+    (root / manifest.manifest_path(VICTIM)).write_bytes(b"{}")
 
 
 Tampering = Callable[[Path], None]

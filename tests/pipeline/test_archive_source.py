@@ -157,7 +157,7 @@ def test_an_impossible_manifest_is_refused(tmp_path: Path, field: str, value: ob
     segments = read_manifest(tmp_path, "n1")["segments"]
     segments[0][field] = value
     write_manifest(tmp_path, "n1", segments)
-    with pytest.raises(ArchiveError, match="impossible segment|is not a manifest"):
+    with pytest.raises(ArchiveError, match=r"impossible segment|is not a manifest"):
         ArchiveReader(str(tmp_path)).list_segments()
 
 

@@ -8,7 +8,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from gatepost.cli.runner import run_command
+from gatepost.pipeline.small_tables import read_rows
 from gatepost.pipeline.synth import generate_archive
+from gatepost.pipeline.tables import schemas
+from gatepost.pipeline.tables.schemas import TableSpec
 from tests.pipeline import bad_archives as bad
 
 pytestmark = pytest.mark.timeout(600)
@@ -63,6 +66,109 @@ def test_a_right_archive_is_kept_and_an_absence_may_be_stated(
     assert called(capsys, "audit", root, tmp_path, "--absent", "node-99").code == KEPT
     missing = called(capsys, "audit", tmp_path / "nowhere", tmp_path)
     assert missing.code == UNDECIDED
+
+
+# Tampering → what `run` says of what it sets aside, and whether only some events are missing.
+RUNS: dict[bad.Tampering, tuple[str, bool]] = {
+    bad.add_stranger: ("no gateway of the room knows this node", False),
+    bad.forge_manifest: ("not signed by the key that the room knows", False),
+    bad.garble_manifest: ("is not a manifest", False),
+    bad.damage_segment: ("the file is not the one that was archived", True),
+    bad.delete_segment: ("the file is missing", True),
+    bad.retype_column: ("the column kind is not that of an archive", True),
+}
+
+
+@pytest.mark.parametrize("tamper", RUNS, ids=lambda tamper: tamper.__name__)
+def test_run_sets_poison_aside_and_goes_on(
+    right: Path, tmp_path: Path, tamper: bad.Tampering, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "archive"
+    shutil.copytree(right, root)
+    tamper(root)
+    text, partly = RUNS[tamper]
+    shown = called(capsys, "run", root, tmp_path)
+    assert shown.code == 0
+    (aside,) = shown.document["aside"]
+    assert text in aside["reason"]
+    assert (aside.get("first") is not None) == partly
+    (incident,) = incidents(tmp_path, "bad_archive")
+    assert (incident["node"], text in incident["sentence"]) == (aside["node"], True)
+    senders = {level["name"] for level in shown.document["report"]["nodes"]}
+    assert (aside["node"] in senders) == partly
+    assert {"node-01", "node-03", "node-04"} <= senders
+    # Nothing is said twice, and nothing new happened.
+    again = called(capsys, "run", root, tmp_path)
+    assert (again.document["batches"], again.document["aside"]) == (0, [aside])
+
+
+@pytest.mark.parametrize("tamper", [bad.damage_segment, bad.garble_manifest])
+def test_what_is_right_again_is_made_up_for(
+    right: Path, tmp_path: Path, tamper: bad.Tampering, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "archive"
+    shutil.copytree(right, root)
+    tamper(root)
+    called(capsys, "run", root, tmp_path)
+    shutil.copytree(right, root, dirs_exist_ok=True)
+    shown = called(capsys, "run", root, tmp_path)
+    assert shown.document["aside"] == []
+    assert shown.document["events"] > 0
+    assert incidents(tmp_path, "bad_archive") == []
+    called(capsys, "run", right, tmp_path / "other")
+    for table in (schemas.DELIVERIES, schemas.SLO, schemas.INCIDENTS):
+        found, expected = (rows(folder, table) for folder in (tmp_path, tmp_path / "other"))
+        assert found == expected
+
+
+def test_one_event_of_the_future_empties_nothing(
+    right: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "archive"
+    shutil.copytree(right, root)
+    bad.write_event_of_the_future(root)
+    shown = called(capsys, "run", root, tmp_path)
+    assert (shown.code, shown.document["aside"]) == (0, [])
+    day = 24 * 3_600_000
+    assert shown.document["report"]["last_at"] - shown.document["report"]["first_at"] <= 2 * day
+    before = len(rows(tmp_path, schemas.DELIVERIES))
+    places = ["--tables", str(tmp_path / "tables"), "--json"]
+    assert run_command(["pipeline", "compact", "--keep-days", "3", *places]) == 0
+    assert len(rows(tmp_path, schemas.DELIVERIES)) == before > 0
+
+
+def test_older_segments_lack_columns(
+    right: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "archive"
+    shutil.copytree(right, root)
+    bad.drop_columns(root)
+    shown = called(capsys, "run", root, tmp_path)
+    assert (shown.code, shown.document["aside"]) == (0, [])
+    assert shown.document["events"] == sum(bad.read_listed(right, n).rows for n in NODES)
+
+
+def test_tables_that_cannot_be_written_are_one_sentence(
+    right: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocked = tmp_path / "tables"
+    blocked.write_text("a file, where a folder should be")
+    code = run_command(["pipeline", "run", "--archive", str(right), "--tables", str(blocked)])
+    shown = capsys.readouterr()
+    assert code == 1
+    assert (shown.out, len(shown.err.splitlines())) == ("", 1)
+    assert shown.err.startswith("gatepost: ")
+
+
+NODES = ("node-01", "node-02", "node-03", "node-04")
+
+
+def incidents(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [row for row in rows(folder, schemas.INCIDENTS) if row["class"] == name]
+
+
+def rows(folder: Path, table: TableSpec) -> list[dict[str, Any]]:
+    return sorted(read_rows(str(folder / "tables"), table), key=repr)
 
 
 class Shown(NamedTuple):

@@ -141,3 +141,17 @@ def test_where_a_whole_node_is_silent_its_backlogs_are_one() -> None:
     ]
     apart = found(waiting, alive("b", *range(-1, 301)), T + 301 * MINUTE)
     assert sorted(row["agent"] for row in apart) == ["bea", "bob"]
+
+
+def skewed(node: str, to_node: str, ms: int) -> Row:
+    """A message that was accepted before it was sent."""
+    return case(0, node=node, to_node=to_node, accepted_at=T - ms, ended_at=T - ms)
+
+
+def test_a_clock_that_differs_from_most_others_is_named() -> None:
+    ahead = found([skewed("x", other, 90_000) for other in "abc"])
+    assert [(row["class"], row["node"], row["count"]) for row in ahead] == [("clock_skew", "x", 3)]
+    assert "the clock of x is ahead of others by up to 90 s" in ahead[0]["sentence"]
+    behind = found([skewed(other, "x", 90_000) for other in "abc"])
+    assert [(row["node"], "is behind" in row["sentence"]) for row in behind] == [("x", True)]
+    assert found([skewed("a", "b", 29_000)]) == []

@@ -9,7 +9,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from gatepost.bench.mailbox import BenchMachine, describe_machine
 from gatepost.errors import BenchFailed
 
 if TYPE_CHECKING:
+    from gatepost.events import NodeKey
     from gatepost.pipeline.transport import Transport
 
 _LIFECYCLE_QUERY = """
@@ -97,7 +98,7 @@ def measure_size(
     work_dir: Path, events: int, options: PipelineBenchOptions, step: Callable[[str], object]
 ) -> SizeResult:
     from gatepost.pipeline.synth import SynthOptions as Synth
-    from gatepost.pipeline.synth import generate_archive
+    from gatepost.pipeline.synth import generate_archive, node_keys
 
     archive, tables = str(work_dir / "archive"), str(work_dir / "tables")
     # With segments this small, the last four of a node are about one percent of its events.
@@ -106,7 +107,7 @@ def measure_size(
     jobs = os.cpu_count() or 1
     shape = Synth(events=events, nodes=options.nodes, segment_rows=rows, jobs=jobs)
     truth = generate_archive(archive, shape)
-    kept = hold_back_segments(archive, truth.events // 100)
+    kept = hold_back_segments(archive, truth.events // 100, node_keys(shape))
     step(f"{events:,} events: lifecycles and service levels")
     levels = _time_job(archive, str(work_dir / "levels"), options.master, _run_service_levels)
     step(f"{events:,} events: the full run")
@@ -165,7 +166,9 @@ def _parquet_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*.parquet"))
 
 
-def hold_back_segments(archive: str, events: int) -> dict[str, bytes]:
+def hold_back_segments(
+    archive: str, events: int, keys: "Mapping[str, NodeKey]"
+) -> dict[str, bytes]:
     """Remove each node's last segments from its manifest: at least one, about `events` in all.
 
     Returns the original manifests by name.
@@ -176,9 +179,8 @@ def hold_back_segments(archive: str, events: int) -> dict[str, bytes]:
         whole = manifest.read_manifest(store, node)
         if whole is not None:
             kept[manifest.manifest_path(node)] = manifest.encode_manifest(whole)
-            manifest.write_manifest(
-                store, _shorten_manifest(whole, events // len(manifest.archived_nodes(store)))
-            )
+            short = _shorten_manifest(whole, events // len(manifest.archived_nodes(store)))
+            manifest.write_manifest(store, manifest.sign_manifest(short, keys[node]))
     return kept
 
 

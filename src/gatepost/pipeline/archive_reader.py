@@ -6,13 +6,14 @@ A file that no manifest lists does not exist. Needs pyarrow and msgspec, but not
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import date
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec import Struct
 from pyarrow import fs
 
 from gatepost.archive.archive_store import ArchiveStore
@@ -21,6 +22,7 @@ from gatepost.errors import ArchiveError
 from gatepost.pipeline.read_plan import ROW_GROUP, SegmentFile, Slice
 
 if TYPE_CHECKING:
+    from gatepost.archive.manifest import ArchiveManifest
     from gatepost.archive.manifest import ArchiveSegment as Listed
 
 # The path names node and date; in Spark these are ordinary columns.
@@ -47,30 +49,42 @@ class ArchiveReader:
         self._filesystem, self._base = store.filesystem, store.root
         # The root as Spark needs it: absolute, with its scheme if it has one.
         self.uri = root.rstrip("/") if "://" in root else store.root
-        self._manifests: dict[str, tuple[object, list[SegmentFile]]] = {}
+        self._listings: dict[str, tuple[object, NodeListing]] = {}
 
     def list_segments(self) -> list[SegmentFile]:
-        """All segments listed now; a manifest that did not change is not read again."""
+        """All segments listed now; raises ArchiveError if a manifest is not right."""
+        listings = self.list_nodes()
+        for listing in listings:
+            if listing.problem is not None and listing.is_present:
+                raise ArchiveError(listing.problem)
+        return [segment for listing in listings for segment in listing.segments]
+
+    def list_nodes(self) -> "list[NodeListing]":
+        """The manifests of all nodes; one that did not change is not read again."""
         folders = self._filesystem.get_file_info(fs.FileSelector(self._base, allow_not_found=True))
         nodes = [folder for folder in folders if folder.base_name.startswith("node=")]
         paths = [f"{folder.path}/_manifest.json" for folder in nodes]
-        self._manifests = {
-            info.path: self._read_manifest(info)
-            for info in self._filesystem.get_file_info(paths)
-            if info.type == fs.FileType.File
+        self._listings = {
+            info.path: self._read_listing(info) for info in self._filesystem.get_file_info(paths)
         }
-        return [segment for _, segments in self._manifests.values() for segment in segments]
+        return [listing for _, listing in self._listings.values()]
 
     def count_listed_events(self) -> int:
         """The number of events in all manifests that can be read."""
-        from gatepost.archive import manifest
+        return sum(segment.rows for each in self.list_nodes() for segment in each.segments)
 
-        total = 0
-        for node in manifest.archived_nodes(self._store):
-            with suppress(ArchiveError):
-                listed = manifest.read_manifest(self._store, node)
-                total += listed.rows if listed else 0
-        return total
+    def find_fault(self, segment: SegmentFile) -> str | None:
+        """The reason why the file of a segment cannot be taken in; None if it is right."""
+        try:
+            with self._filesystem.open_input_file(self._file_path(segment)) as file:
+                content = file.read_buffer()
+        except FileNotFoundError:
+            return "the file is missing"
+        except OSError as error:
+            return f"the file cannot be read: {error}"
+        if hashlib.sha256(content).hexdigest() != segment.sha256:
+            return "the file is not the one that was archived"
+        return _find_wrong_column(content, segment)
 
     def row_times(self, segment: SegmentFile) -> Sequence[int]:
         """For each row the latest `created_at` of it and the rows before it."""
@@ -114,13 +128,16 @@ class ArchiveReader:
     def file_uris(self, segments: Iterable[SegmentFile]) -> list[str]:
         return [f"{self.uri}/{segment.path}" for segment in segments]
 
-    def _read_manifest(self, info: fs.FileInfo) -> tuple[object, list[SegmentFile]]:
+    def _read_listing(self, info: fs.FileInfo) -> "tuple[object, NodeListing]":
+        if info.type != fs.FileType.File:
+            node = info.path.split("/")[-2].removeprefix("node=")
+            return None, NodeListing(node, problem="it has no manifest", is_present=False)
         version = (info.mtime_ns, info.size)
-        known = self._manifests.get(info.path)
+        known = self._listings.get(info.path)
         if known and known[0] == version:
             return known
         with self._filesystem.open_input_file(info.path) as file:
-            return version, _parse_manifest(info.path, file.read())
+            return version, _read_listing(info.path, file.read())
 
     def _open_input(self, segment: SegmentFile, verify: Verify) -> pa.NativeFile:
         if verify == "none":
@@ -144,14 +161,49 @@ def _wrap_read_errors(segment: SegmentFile) -> Iterator[None]:
         raise ArchiveError(f"{segment.path} cannot be read: {error}") from None
 
 
-def _parse_manifest(where: str, content: bytes) -> list[SegmentFile]:
-    # A late import: workers read segments only, and need not have the signing libraries.
-    from gatepost.archive.manifest import decode_manifest
+class NodeListing(Struct, frozen=True):
+    """The manifest of a node, its segments, and whether the key it names has signed it.
 
-    manifest = decode_manifest(content, where)
-    if where.split("/")[-2] != f"node={manifest.node}":
-        raise ArchiveError(f"{where} belongs to node {manifest.node}, not into this folder")
-    return [_to_segment(where, manifest.node, listed) for listed in manifest.segments]
+    `problem` is the reason why there are none.
+    """
+
+    node: str
+    manifest: "ArchiveManifest | None" = None
+    segments: list[SegmentFile] = []
+    is_signed: bool = False
+    problem: str | None = None
+    is_present: bool = True
+
+
+def _read_listing(where: str, content: bytes) -> NodeListing:
+    # A late import: workers read segments only, and need not have the signing libraries.
+    from gatepost.archive.manifest import decode_manifest, is_manifest_signed
+
+    node = where.split("/")[-2].removeprefix("node=")
+    try:
+        manifest = decode_manifest(content, where)
+        if manifest.node != node:
+            raise ArchiveError(f"{where} belongs to node {manifest.node}, not into this folder")
+        segments = [_to_segment(where, node, listed) for listed in manifest.segments]
+    except ArchiveError as error:
+        return NodeListing(node, problem=error.message)
+    return NodeListing(node, manifest, segments, is_manifest_signed(manifest))
+
+
+def _find_wrong_column(content: pa.Buffer, segment: SegmentFile) -> str | None:
+    """The first thing wrong with the columns of a file. Older files may lack some."""
+    try:
+        with pq.ParquetFile(pa.BufferReader(content)) as file:
+            rows, schema = file.metadata.num_rows, file.schema_arrow
+    except (pa.ArrowException, OSError, ValueError) as error:
+        return f"the file is no Parquet: {str(error).partition(chr(10))[0]}"
+    if rows != segment.rows:
+        return f"the file has {rows} events, the manifest lists {segment.rows}"
+    for field in EVENT_SCHEMA:
+        places = schema.get_all_field_indices(field.name)
+        if len(places) > 1 or any(schema.field(place).type != field.type for place in places):
+            return f"the column {field.name} is not that of an archive"
+    return None
 
 
 def _to_segment(where: str, node: str, listed: "Listed") -> SegmentFile:

@@ -26,6 +26,8 @@ class Objectives(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # Events this recent may not be archived yet, so a node without any is not yet silent.
     archiving: int = 120
     burst: int = 10
+    # A receipt that was written longer than this before its message shows a wrong clock.
+    clock_skew: int = 30
     # Repeated routing misses of a capability are a misfire; one may be bad luck.
     routing_misses: int = 2
     max_inline: int = 65_536

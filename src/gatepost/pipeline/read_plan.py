@@ -33,6 +33,19 @@ class LaneKey(NamedTuple):
     incarnation: str
 
 
+class SeqRange(Struct, frozen=True, rename="camel"):
+    """The events `first` to `last` of one lane."""
+
+    node: str
+    incarnation: str
+    first: int
+    last: int
+
+    @property
+    def lane(self) -> LaneKey:
+        return LaneKey(self.node, self.incarnation)
+
+
 class SegmentFile(Struct, frozen=True):
     """A file that a manifest lists.
 
@@ -54,6 +67,10 @@ class SegmentFile(Struct, frozen=True):
     @property
     def lane(self) -> LaneKey:
         return LaneKey(self.node, self.incarnation)
+
+    @property
+    def rows(self) -> int:
+        return self.last - self.first + 1
 
 
 class Slice(Struct, frozen=True):
@@ -250,34 +267,113 @@ def archived_frontier(segments: Iterable[SegmentFile], now: int, patience: int) 
 
 
 def slices_between(
-    segments: Iterable[SegmentFile], start: Offsets, end: Offsets, selection: Selection
+    segments: Iterable[SegmentFile],
+    start: Offsets,
+    end: Offsets,
+    selection: Selection,
+    left_out: Iterable[SeqRange] = (),
 ) -> list[Slice]:
-    """The rows after `start` up to `end`; an error if the archive no longer lists some of them."""
-    found: list[Slice] = []
+    """The rows after `start` up to `end`; an error if the archive no longer lists some of them.
+
+    The ranges of `left_out` are not read.
+    """
     lanes = group_by_lane(segments)
+    holes: dict[LaneKey, list[SeqRange]] = {}
+    for each in left_out:
+        holes.setdefault(each.lane, []).append(each)
+    found: list[Slice] = []
+    for key, after, last in _moved_lanes(start, end):
+        listed = lanes.get(key, [])
+        # The first read of a lane may begin at any number: retention may have removed older ones.
+        first = after + 1 if after else min((each.first for each in listed), default=1)
+        for begin, until in _without_ranges(first, last, holes.get(key, [])):
+            found += _range_slices(key, listed, begin, until)
+    return [piece for piece in found if selection.includes(piece.segment)]
+
+
+def slices_of_ranges(segments: Iterable[SegmentFile], ranges: Iterable[SeqRange]) -> list[Slice]:
+    """The rows of these ranges; an error if the archive does not list some of them."""
+    lanes = group_by_lane(segments)
+    return [
+        piece
+        for each in ranges
+        for piece in _range_slices(each.lane, lanes.get(each.lane, []), each.first, each.last)
+    ]
+
+
+def find_holes(
+    segments: Iterable[SegmentFile], listed: Iterable[SegmentFile], start: Offsets, end: Offsets
+) -> Iterator[tuple[LaneKey, int, int]]:
+    """The ranges after `start` up to `end` that no segment holds.
+
+    An outbox begins with its first `listed` segment, whether that can be read or not.
+    """
+    lanes, every = group_by_lane(segments), group_by_lane(listed)
+    for key, after, last in _moved_lanes(start, end):
+        inside = [each for each in lanes.get(key, []) if each.last > after and each.first <= last]
+        expected = after + 1 if after else min(each.first for each in every[key])
+        for segment in inside:
+            if segment.first > expected:
+                yield key, expected, segment.first - 1
+            expected = max(expected, segment.last + 1)
+        if expected <= last:
+            yield key, expected, last
+
+
+def split_covered(
+    segments: Iterable[SegmentFile], wanted: Iterable[SeqRange]
+) -> tuple[list[SeqRange], list[SeqRange]]:
+    """The parts of these ranges that segments hold, and the parts that they do not."""
+    lanes = group_by_lane(segments)
+    covered, missing = [], []
+    for each in wanted:
+        held = [
+            SeqRange(each.node, each.incarnation, max(s.first, each.first), min(s.last, each.last))
+            for s in lanes.get(each.lane, [])
+            if s.last >= each.first and s.first <= each.last
+        ]
+        covered += held
+        missing += [
+            SeqRange(each.node, each.incarnation, first, last)
+            for first, last in _without_ranges(each.first, each.last, held)
+        ]
+    return covered, missing
+
+
+def _moved_lanes(start: Offsets, end: Offsets) -> Iterator[tuple[LaneKey, int, int]]:
+    """(lane, last seq before, last seq after) of every lane that moves on."""
     for node, seqs in end.items():
         for incarnation, last in seqs.items():
             after = start.get(node, {}).get(incarnation, 0)
             if last > after:
-                key = LaneKey(node, incarnation)
-                found += _lane_slices(key, lanes.get(key, []), after, last)
-    return [piece for piece in found if selection.includes(piece.segment)]
+                yield LaneKey(node, incarnation), after, last
 
 
-def _lane_slices(
-    key: LaneKey, segments: Sequence[SegmentFile], after: int, last: int
-) -> Iterator[Slice]:
-    # The first read of a lane may begin at any number: retention may have removed older ones.
-    expected = after + 1 if after else None
-    for segment in segments:
-        if segment.last <= after or segment.first > last:
+def _without_ranges(first: int, last: int, ranges: Iterable[SeqRange]) -> Iterator[tuple[int, int]]:
+    """What is left of `first` to `last` without these ranges."""
+    for each in sorted(ranges, key=lambda each: each.first):
+        if each.last < first or each.first > last:
             continue
-        if expected is not None and segment.first > expected:
+        if each.first > first:
+            yield first, each.first - 1
+        first = each.last + 1
+    if first <= last:
+        yield first, last
+
+
+def _range_slices(
+    key: LaneKey, segments: Sequence[SegmentFile], first: int, last: int
+) -> Iterator[Slice]:
+    expected = first
+    for segment in segments:
+        if segment.last < first or segment.first > last:
+            continue
+        if segment.first > expected:
             raise _missing_events_error(key, expected, segment.first - 1)
-        yield Slice(segment, max(segment.first, after + 1), min(segment.last, last))
+        yield Slice(segment, max(segment.first, expected), min(segment.last, last))
         expected = segment.last + 1
-    if expected is None or expected <= last:
-        raise _missing_events_error(key, expected or 1, last)
+    if expected <= last:
+        raise _missing_events_error(key, expected, last)
 
 
 def _missing_events_error(key: LaneKey, first: int, last: int) -> PipelineError:

@@ -32,14 +32,21 @@ from gatepost.cli.spark_jobs import (
 )
 
 if TYPE_CHECKING:
+    from gatepost.pipeline.archive_admission import SetAside
     from gatepost.pipeline.jobs.audit import AuditResult
     from gatepost.pipeline.jobs.pipeline import RunSummary
     from gatepost.pipeline.report.model import PipelineReport
 
 
+_MAX_ASIDE = 10
+
+
 class RunDocument(Struct, omit_defaults=True):
+    """`aside`: nodes and events that were not taken in, and why."""
+
     batches: int
     events: int
+    aside: "tuple[SetAside, ...]"
     report: "PipelineReport"
     audit: AuditDocument | None = None
 
@@ -108,7 +115,8 @@ def _run_jobs(
         result = _call_jobs(runner, places, job, audit=audit, page=page)
     audited = result.audited
     found = None if audited is None else make_document(audited, tables)
-    document = RunDocument(result.ran.batches, result.ran.events, result.report, found)
+    ran = result.ran
+    document = RunDocument(ran.batches, ran.events, ran.aside, result.report, found)
     output.print_result(options, document, lambda: _print_run(result))
     if audited is not None and found is not None and not options.json:
         output.print_line("")
@@ -148,6 +156,11 @@ def _call_jobs(
 
 def _print_run(result: _RunResult) -> None:
     output.print_line(_describe_run(result.ran), "bold")
+    for each in result.ran.aside[:_MAX_ASIDE]:
+        events = f", events {each.first} to {each.last}" if each.first is not None else ""
+        output.print_line(f"set aside: {each.node}{events}: {each.reason}", "red")
+    if len(result.ran.aside) > _MAX_ASIDE:
+        output.print_line(f"… and {len(result.ran.aside) - _MAX_ASIDE} more, in the incidents")
     output.print_line("")
     print_report(result.report)
 

@@ -60,6 +60,8 @@ PipelineClass = Literal[
     "dead_letter_burst",
     "routing_miss",
     "silent_node",
+    "clock_skew",
+    "bad_archive",
     "objective_missed",
     "audit_violation",
 ]

@@ -16,8 +16,9 @@ from msgspec import Struct
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.errors import PipelineError, TablesBusy
 from gatepost.files import hold_file_lock
+from gatepost.pipeline.archive_admission import SetAside
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.read_plan import Offsets
+from gatepost.pipeline.read_plan import Offsets, SeqRange
 from gatepost.pipeline.small_tables import open_table
 from gatepost.pipeline.tables.schemas import INCIDENTS
 
@@ -37,6 +38,22 @@ class PipelineBatch(Struct, frozen=True, rename="camel"):
     objectives: Objectives = Objectives()
     # The version of the tables' layout; the first version did not record it.
     layout: int = 1
+    # The time up to which the archive reached.
+    as_of: int = 0
+    # Events up to `end` that no batch has taken in yet, and those that this batch makes up for.
+    left_out: tuple[SeqRange, ...] = ()
+    recovered: tuple[SeqRange, ...] = ()
+    # All that was set aside when the batch began.
+    aside: tuple[SetAside, ...] = ()
+
+
+class BatchPlan(Struct, frozen=True):
+    """What a batch says beside its range; see `PipelineBatch`."""
+
+    as_of: int = 0
+    left_out: tuple[SeqRange, ...] = ()
+    recovered: tuple[SeqRange, ...] = ()
+    aside: tuple[SetAside, ...] = ()
 
 
 class BatchLedger:
@@ -89,11 +106,24 @@ class BatchLedger:
             )
         return last.objectives
 
-    def begin_batch(self, end: Offsets, objectives: Objectives | None = None) -> PipelineBatch:
+    def begin_batch(
+        self, end: Offsets, objectives: Objectives | None = None, plan: BatchPlan | None = None
+    ) -> PipelineBatch:
         """Record the next batch, from the end of the last one up to `end`."""
         last, agreed = self.last_batch(), self.agreed_objectives(objectives)
         number, start = (last.number + 1, last.end) if last else (1, {})
-        batch = PipelineBatch(number, start, end, agreed, _LAYOUT_VERSION)
+        plan = plan or BatchPlan()
+        batch = PipelineBatch(
+            number,
+            start,
+            end,
+            agreed,
+            _LAYOUT_VERSION,
+            plan.as_of,
+            plan.left_out,
+            plan.recovered,
+            plan.aside,
+        )
         name = f"{_BATCH_FOLDER}/{batch.number:012d}.json"
         self._store.write_file(name, msgspec.json.encode(batch))
         return batch

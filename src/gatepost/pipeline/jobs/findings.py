@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from msgspec import Struct
 
+from gatepost.pipeline.archive_admission import SetAside
 from gatepost.pipeline.jobs.executors import write_on_executors
 from gatepost.pipeline.objectives import Objectives
 from gatepost.pipeline.parquet import WrittenFile, resolve_filesystem
@@ -37,6 +38,8 @@ class FindingsInput(Struct, frozen=True):
     activity: list[str]
     cases: list[str]
     paces: list[str]
+    # What was set aside of the archive.
+    aside: tuple[SetAside, ...] = ()
 
 
 def write_findings(
@@ -66,7 +69,12 @@ def _build_findings(known: FindingsInput, objectives: Objectives) -> dict[TableS
     return {
         ETA: advice.compute_eta_advice(paces),
         REVIEWS: advice.find_reviews(cases, paces, known.as_of, objectives),
-        INCIDENTS: incidents.find_incidents(cases, activity, known.as_of, objectives),
+        INCIDENTS: pa.concat_tables(
+            [
+                incidents.find_incidents(cases, activity, known.as_of, objectives),
+                incidents.describe_aside(known.aside),
+            ]
+        ),
     }
 
 

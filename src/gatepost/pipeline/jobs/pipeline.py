@@ -1,30 +1,40 @@
 """The jobs that bring tables up to date: with new events, or from nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
+from gatepost.clock import SystemClock
 from gatepost.errors import PipelineError
 from gatepost.pipeline import delta_tables, read_plan
+from gatepost.pipeline.archive_admission import (
+    AdmittedArchive,
+    ArchiveGate,
+    SetAside,
+    agree_on_time,
+    describe_holes,
+)
 from gatepost.pipeline.archive_reader import ArchiveReader
 from gatepost.pipeline.jobs import retention
-from gatepost.pipeline.jobs.batch_ledger import BatchLedger, PipelineBatch
+from gatepost.pipeline.jobs.batch_ledger import BatchLedger, BatchPlan, PipelineBatch
 from gatepost.pipeline.jobs.deliveries import NewEvents
 from gatepost.pipeline.jobs.table_update import TableFolder, TableUpdater
 from gatepost.pipeline.objectives import Objectives
-from gatepost.pipeline.read_plan import Offsets, Selection
+from gatepost.pipeline.read_plan import Offsets, SegmentFile, Selection, SeqRange
 from gatepost.pipeline.tables.schemas import TABLES
 from gatepost.pipeline.transport import Transport
 
 _ALL_EVENTS = Selection()
+_NO_BATCH = PipelineBatch(0, {}, {})
 _MAX_ROWS = 100_000_000
 
 
 class RunSummary(Struct, frozen=True):
-    """The result of a run; `events` counts the new ones."""
+    """The result of a run; `events` counts the new ones, `aside` is all that was set aside."""
 
     batches: int
     events: int
+    aside: tuple[SetAside, ...] = ()
 
 
 class Pipeline:
@@ -37,7 +47,9 @@ class Pipeline:
         tables: str,
         objectives: Objectives | None = None,
     ) -> None:
+        self._transport = transport
         self._archive = ArchiveReader(archive)
+        self._gate = ArchiveGate(self._archive)
         self.tables = TableFolder(tables)
         self._ledger = BatchLedger(tables)
         self._objectives = self._ledger.agreed_objectives(objectives)
@@ -55,7 +67,8 @@ class Pipeline:
             while not is_stopping() and (batch := self._begin_next_batch(max_rows)) is not None:
                 rows = self._take_batch(batch)
                 ran = RunSummary(ran.batches + 1, ran.events + rows)
-            return ran
+            last = self._ledger.last_batch()
+            return RunSummary(ran.batches, ran.events, last.aside if last else ())
 
     def recover(self) -> RunSummary:
         """Finish the last batch if the process that began it ended before it was done."""
@@ -69,20 +82,66 @@ class Pipeline:
         return RunSummary(1, self._take_batch(last))
 
     def _begin_next_batch(self, max_rows: int) -> PipelineBatch | None:
-        last = self._ledger.last_batch()
-        start = last.end if last else {}
-        lanes = read_plan.pending_lanes(self._archive.list_segments(), start, _ALL_EVENTS)
+        """Record the next batch; None if nothing is new and nothing else was set aside."""
+        last = self._ledger.last_batch() or _NO_BATCH
+        admitted = self._gate.admit_nodes()
+        fresh = _segments_to_check(admitted.segments, last)
+        bad = self._gate.find_bad_files(self._transport, fresh)
+        right = [each for each in admitted.segments if each.path not in bad]
+        lanes = read_plan.pending_lanes(right, last.end, _ALL_EVENTS)
         end = read_plan.advance_offsets(
-            lanes, start, times=self._archive.row_times, budget=max_rows
+            lanes, last.end, times=self._archive.row_times, budget=max_rows
         )
-        return self._ledger.begin_batch(end, self._objectives) if end != start else None
+        plan = _plan_batch(admitted, right, bad, last, end)
+        is_news = end != last.end or plan.recovered or plan.aside != last.aside
+        return self._ledger.begin_batch(end, self._objectives, plan) if is_news else None
 
     def _take_batch(self, batch: PipelineBatch) -> int:
+        listed = self._gate.admit_nodes().segments
         slices = read_plan.slices_between(
-            self._archive.list_segments(), batch.start, batch.end, _ALL_EVENTS
+            listed, batch.start, batch.end, _ALL_EVENTS, batch.left_out
         )
-        self._apply(NewEvents(self._archive.uri, slices), batch.number)
+        slices += read_plan.slices_of_ranges(listed, batch.recovered)
+        self._apply(NewEvents(self._archive.uri, slices), batch)
         return sum(piece.rows for piece in slices)
+
+
+def _segments_to_check(segments: Sequence[SegmentFile], last: PipelineBatch) -> list[SegmentFile]:
+    """Segments with events that no batch has taken in."""
+    open_lanes = {each.lane for each in last.left_out}
+    return [
+        each
+        for each in segments
+        if each.last > last.end.get(each.node, {}).get(each.incarnation, 0)
+        or each.lane in open_lanes
+    ]
+
+
+def _plan_batch(
+    admitted: AdmittedArchive,
+    right: Sequence[SegmentFile],
+    bad: dict[str, str],
+    last: PipelineBatch,
+    end: Offsets,
+) -> BatchPlan:
+    recovered, still_out = read_plan.split_covered(right, last.left_out)
+    holes = [
+        *((each.lane, each.first, each.last) for each in still_out),
+        *read_plan.find_holes(right, admitted.segments, last.end, end),
+    ]
+    # Bad segments at the end of an outbox are no holes yet, and set aside all the same.
+    ahead = [
+        (each.lane, each.first, each.last)
+        for each in admitted.segments
+        if each.path in bad and each.first > end.get(each.node, {}).get(each.incarnation, 0)
+    ]
+    aside = [*admitted.aside, *describe_holes([*holes, *ahead], admitted.segments, bad)]
+    return BatchPlan(
+        agree_on_time(right, SystemClock().now()),
+        tuple(SeqRange(*key, first, until) for key, first, until in holes),
+        tuple(recovered),
+        tuple(sorted(aside, key=lambda each: (each.node, each.incarnation or "", each.first or 0))),
+    )
 
 
 def update_tables(
@@ -100,7 +159,10 @@ def count_new_events(archive: str, tables: str) -> int:
         start: Offsets = {}
     else:
         start = last.end if ledger.is_done(last) else last.start
-    lanes = read_plan.pending_lanes(ArchiveReader(archive).list_segments(), start, _ALL_EVENTS)
+    segments = [
+        each for listing in ArchiveReader(archive).list_nodes() for each in listing.segments
+    ]
+    lanes = read_plan.pending_lanes(segments, start, _ALL_EVENTS)
     return sum(lane.rows for lane in lanes.values())
 
 

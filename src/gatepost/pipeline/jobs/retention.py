@@ -4,7 +4,8 @@ An event about an hour that was dropped, such as a receipt that comes weeks late
 `deliveries` without its message (state `orphan`), until the next time that hour is dropped.
 """
 
-from gatepost.pipeline.delta_tables import largest_value, table_exists
+from gatepost.pipeline.delta_tables import table_exists
+from gatepost.pipeline.jobs.batch_ledger import BatchLedger
 from gatepost.pipeline.jobs.table_update import TableFolder
 from gatepost.pipeline.tables import schemas
 from gatepost.pipeline.tables.schemas import HOUR_MS
@@ -13,10 +14,12 @@ DAY_MS = 24 * HOUR_MS
 
 
 def oldest_kept(tables: str, days: int) -> int | None:
-    """The moment `days` days before the latest event; None if there are no events."""
-    path = TableFolder(tables).table_path(schemas.ACTIVITY)
-    latest = largest_value(path, "last_at") if table_exists(path) else None
-    return None if latest is None else latest - days * DAY_MS
+    """The moment `days` days before the end of the archive; None if there are no events.
+
+    The latest event does not tell it: its clock may be wrong.
+    """
+    last = BatchLedger(tables).last_batch()
+    return last.as_of - days * DAY_MS if last is not None and last.as_of else None
 
 
 def drop_old_hours(tables: str, before: int) -> dict[str, int]:

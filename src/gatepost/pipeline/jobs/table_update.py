@@ -18,13 +18,12 @@ from gatepost.pipeline.delta_tables import (
     begin_write,
     compact_table,
     files_since,
-    largest_value,
     list_files,
     read_table,
     table_exists,
 )
 from gatepost.pipeline.jobs import deliveries
-from gatepost.pipeline.jobs.batch_ledger import APP_ID
+from gatepost.pipeline.jobs.batch_ledger import APP_ID, PipelineBatch
 from gatepost.pipeline.jobs.deliveries import NewEvents, SurveyRequest
 from gatepost.pipeline.jobs.findings import FindingsInput, write_findings
 from gatepost.pipeline.jobs.hourly_tables import HOURLY_TABLES as HOURLY
@@ -72,12 +71,12 @@ class TableUpdater:
         self._tables = tables
         self._objectives = objectives
 
-    def __call__(self, source: NewEvents, number: int) -> None:
-        batch = BatchTransaction(APP_ID, number)
+    def __call__(self, source: NewEvents, taken: PipelineBatch) -> None:
+        batch = BatchTransaction(APP_ID, taken.number)
         hours = self._survey_events(source, batch)
         self._write_deliveries(source, batch, hours)
         self._write_hourly_tables(batch, hours)
-        self._write_findings(batch)
+        self._write_findings(batch, taken)
         self._compact_activity()
 
     def _compact_activity(self) -> None:
@@ -121,22 +120,22 @@ class TableUpdater:
             ),
         )
 
-    def _write_findings(self, batch: BatchTransaction) -> None:
+    def _write_findings(self, batch: BatchTransaction, taken: PipelineBatch) -> None:
         writes = {
             table: begin_write(
                 self._tables.table_path(table), table.schema, mode="overwrite", transaction=batch
             )
             for table in _FINDINGS
         }
-        known = self._findings_input()
+        known = self._findings_input(taken)
         _write_uncommitted(
             writes,
             lambda folders: write_findings(self._transport, known, folders, self._objectives),
         )
 
-    def _findings_input(self) -> FindingsInput:
+    def _findings_input(self, taken: PipelineBatch) -> FindingsInput:
         activity = self._tables.table_path(schemas.ACTIVITY)
-        as_of = (largest_value(activity, "last_at") or 0) - self._objectives.archiving * 1000
+        as_of = taken.as_of - self._objectives.archiving * 1000
         since = as_of // schemas.HOUR_MS - self._objectives.days * _HOURS_A_DAY
         recent = files_since(activity, "last_at", since * schemas.HOUR_MS)
         return FindingsInput(
@@ -145,6 +144,7 @@ class TableUpdater:
             activity=[file.uri for file in recent],
             cases=self._recent_files(schemas.CASES, since),
             paces=self._recent_files(schemas.PACES, since),
+            aside=taken.aside,
         )
 
     def _recent_files(self, table: TableSpec, since: int) -> list[str]:

@@ -140,7 +140,7 @@ class _ReportGatherer:
         last = BatchLedger(tables).last_batch()
         if last is None or not table_exists(self._tables.table_path(schemas.ACTIVITY)):
             raise PipelineError(f"{tables} holds no tables yet: run `gatepost pipeline run` first")
-        self._batch = last.number
+        self._batch, self._as_of = last.number, last.as_of
         self._activity = self._read_activity(days)
         step = choose_step(self._activity.last - self._activity.first)
         start = self._activity.first - self._activity.first % step
@@ -148,12 +148,15 @@ class _ReportGatherer:
 
     def _read_activity(self, days: int) -> _PeriodActivity:
         path = self._tables.table_path(schemas.ACTIVITY)
-        since = (largest_value(path, "last_at") or 0) - days * _DAY_MS
+        # One clock that is far ahead must not stretch the period.
+        until = self._as_of or largest_value(path, "last_at") or 0
+        since, until = until - days * _DAY_MS, until + _DAY_MS
 
         def summarize_files(share: list[StoredFile]) -> Iterator[_PeriodActivity]:
             for file in share:
                 rows = read_file(file.uri, _ACTIVITY_COLUMNS)
-                recent = rows.filter(pa.array(np.asarray(rows["window_start"]) > since))
+                starts = np.asarray(rows["window_start"])
+                recent = rows.filter(pa.array((starts > since) & (starts <= until)))
                 if recent.num_rows:
                     yield _PeriodActivity.from_rows(recent)
 
@@ -208,7 +211,8 @@ class _ReportGatherer:
     def _files_in_period(self, table: TableSpec) -> list[StoredFile]:
         path = self._tables.table_path(table)
         held = list_files(path, "hour") if table_exists(path) else []
-        return [file for file in held if file.value >= self._period.start // HOUR_MS]
+        first, last = self._period.start // HOUR_MS, self._activity.last // HOUR_MS
+        return [file for file in held if first <= file.value <= last]
 
     # -- aggregation on the executors
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from gatepost.archive.archive_store import ArchiveStore
 from gatepost.errors import PipelineError
+from gatepost.events import NodeKey
 from gatepost.pipeline.synth import ground_truth
 from gatepost.pipeline.synth.event_records import RECORD_TYPE, Records, record_times
 from gatepost.pipeline.synth.faults import FAULTS, FaultPlan
@@ -80,6 +81,12 @@ def generate_archive(
     result = ground_truth.collect_truth(mesh, traffic, plan, written)
     store.write_file(ground_truth.TRUTH_FILE, msgspec.json.format(msgspec.json.encode(result)))
     return result
+
+
+def node_keys(options: SynthOptions) -> dict[str, NodeKey]:
+    """Node → the key with which its archive is signed."""
+    mesh = build_mesh(options.seed, options.nodes, options.duration_ms)
+    return dict(zip(mesh.nodes, mesh.keys, strict=True))
 
 
 def _open_shard_writers(root: str, options: SynthOptions, stack: ExitStack) -> "list[ShardWriter]":

@@ -22,7 +22,8 @@ def select_cases(hour: HourDeliveries, objectives: Objectives) -> pa.Table:
     waited = window_start(accepted_at, objectives) > window_start(hour.sent_at, objectives)
     slow = ended_at - accepted_at > objectives.sla * 1000
     unfinished = (accepted_at == ABSENT) | (ended_at == ABSENT)
-    unusual = hour.has_number("dead_at") | unfinished | waited | slow | _is_misfired(hour)
+    skewed = (accepted_at != ABSENT) & (hour.sent_at - accepted_at > objectives.clock_skew * 1000)
+    unusual = hour.has_number("dead_at") | unfinished | waited | slow | skewed | _is_misfired(hour)
     dead_at = hour.number_column("dead_at")
     columns = {
         "hour": np.full(len(hour), hour.hour),

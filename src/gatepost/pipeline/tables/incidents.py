@@ -5,9 +5,9 @@ is made of its class, its subject and its start, so finding it again changes not
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,9 @@ from gatepost.pipeline.tables.facts import ABSENT, NONE, Column
 from gatepost.pipeline.tables.groups import CodedColumns, Groups, earliest_known
 from gatepost.pipeline.tables.schemas import INCIDENTS
 from gatepost.pipeline.tables.slo import window_start
+
+if TYPE_CHECKING:
+    from gatepost.pipeline.archive_admission import SetAside
 
 MOST_SAMPLES: Final = 5
 
@@ -45,6 +48,25 @@ def find_incidents(
     return rows_to_table(
         INCIDENTS, _IncidentFinder(cases, activity, as_of, objectives).incident_rows()
     )
+
+
+def describe_aside(aside: Iterable["SetAside"]) -> pa.Table:
+    """An incident for every node or range of events that was not taken in."""
+    return rows_to_table(INCIDENTS, map(_aside_row, aside))
+
+
+def _aside_row(each: "SetAside") -> Row:
+    events = each.first is not None and each.last is not None
+    what = f"its events {each.first} to {each.last}" if events else "its events"
+    return {
+        "incident_id": stable_id("bad_archive", each.node, each.incarnation, each.first),
+        "class": "bad_archive",
+        "node": each.node,
+        "started_at": each.at,
+        "count": (each.last or 0) - (each.first or 0) + 1 if events else 0,
+        "samples": [],
+        "sentence": f"{each.node}: {what} are not taken in: {each.reason}",
+    }
 
 
 # Node, agent and capability.
@@ -82,6 +104,46 @@ class _IncidentFinder:
         yield from self._dead_letter_bursts(np.flatnonzero(dead & ~unroutable))
         yield from self._find_backlogs()
         yield from self._silent_nodes()
+        yield from self._clock_skews()
+
+    # -- clocks
+
+    def _clock_skews(self) -> Iterator[Row]:
+        """Nodes whose clock differs from that of others: receipts came before their messages.
+
+        Of two clocks that differ, the wrong one is that which differs from more others.
+        """
+        accepted_at = self._cases.number_column("accepted_at")
+        ahead_ms = np.where(accepted_at == ABSENT, ABSENT, self._sent_at - accepted_at)
+        rows = np.flatnonzero(ahead_ms > self._objectives.clock_skew * 1000)
+        sender, receiver = (self._cases.text_codes(name)[rows] for name in ("node", "to_node"))
+        others: dict[int, set[int]] = {}
+        for one, other in set(zip(sender.tolist(), receiver.tolist(), strict=True)):
+            others.setdefault(one, set()).add(other)
+            others.setdefault(other, set()).add(one)
+        weight = {code: len(known) for code, known in others.items()}
+        wrong = np.array(
+            [
+                one if weight[one] >= weight[other] else other
+                for one, other in zip(sender.tolist(), receiver.tolist(), strict=True)
+            ],
+            np.int64,
+        )
+        for code in sorted(set(wrong.tolist())):
+            mine = rows[wrong == code]
+            is_ahead = bool((sender[wrong == code] == code).any())
+            yield self._clock_skew(code, mine, int(ahead_ms[mine].max()), is_ahead=is_ahead)
+
+    def _clock_skew(self, code: int, rows: Column, most_ms: int, *, is_ahead: bool) -> Row:
+        node = self._cases.decode_texts(np.array([code], np.int64))[0].as_py()
+        return self._make_incident(
+            "clock_skew",
+            (node, None, None),
+            (int(self._sent_at[rows].min()), int(self._sent_at[rows].max())),
+            rows,
+            f"the clock of {node} is {'ahead of' if is_ahead else 'behind'} others by up to"
+            f" {most_ms // 1000} s: {len(rows)} deliveries were accepted before they were sent",
+        )
 
     # -- slow or given-up deliveries
 

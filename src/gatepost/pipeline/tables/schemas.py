@@ -251,7 +251,8 @@ INCIDENTS = _define_table(
     "incidents",
     "Something a person should look at.",
     "incident_id string | the same for the same incident, however often it is found",
-    "class string | sla_breach, backlog, dead_letter_burst, routing_miss or silent_node",
+    "class string | sla_breach, backlog, dead_letter_burst, routing_miss, silent_node, clock_skew "
+    "or bad_archive",
     "node string | the node it is about: the owner, or the sender of dead letters",
     "agent string | the agent it is about, if one",
     "capability_id string | the capability it is about, if one",

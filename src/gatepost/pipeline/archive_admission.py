@@ -1,0 +1,165 @@
+"""Decides which nodes and segments of an archive are taken in, and sets the others aside.
+
+A node is admitted if its manifest can be read, is signed by a key that the room knows the node by,
+and the node belongs to the room. A segment is admitted if its file is the one that the manifest
+lists, and has the columns of an archive. All others are set aside with a reason, until they are
+right again; nothing else waits for them.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from gatepost.archive.archive_store import ArchiveStore
+from gatepost.archive.manifest import ArchiveManifest
+from gatepost.archive.room_facts import RoomFacts
+from gatepost.pipeline.archive_reader import ArchiveReader, NodeListing
+from gatepost.pipeline.audit import trust
+from gatepost.pipeline.audit.trust import FactsDoubt, KeyTrust
+from gatepost.pipeline.jobs.shares import pack_shares
+from gatepost.pipeline.read_plan import LaneKey, SegmentFile
+from gatepost.pipeline.transport import RESULT_PART, PartBlock, Transport
+
+# The facts of this many gateways tell who belongs to the room; an audit reads all of them.
+_FACTS_READ: Final = 64
+_CHECKED_ROWS: Final = 1_000_000
+_CLOCK_SLACK_MS: Final = 5 * 60_000
+_DAY_MS: Final = 24 * 3_600_000
+
+
+class SetAside(Struct, frozen=True, rename="camel"):
+    """A node, or a range of its events, that is not taken in, and why.
+
+    `at` is the time of the latest event that was set aside, by the node's clock.
+    """
+
+    node: str
+    reason: str
+    at: int
+    incarnation: str | None = None
+    first: int | None = None
+    last: int | None = None
+
+
+class AdmittedArchive(Struct, frozen=True):
+    segments: list[SegmentFile]
+    aside: list[SetAside]
+
+
+class ArchiveGate:
+    """Admits nodes and segments; a file that was found right is not read again."""
+
+    def __init__(self, reader: ArchiveReader) -> None:
+        self._reader = reader
+        self._store = ArchiveStore.open(reader.uri)
+        self._right: set[tuple[str, str]] = set()
+
+    def admit_nodes(self) -> AdmittedArchive:
+        """The segments of all nodes that belong to the room."""
+        listings = self._reader.list_nodes()
+        signed = [each.manifest for each in listings if each.manifest is not None]
+        judged = trust.judge_room_facts(_sample_facts(self._store), signed)
+        segments: list[SegmentFile] = []
+        aside: list[SetAside] = []
+        for listing in listings:
+            reason = _find_objection(listing, judged)
+            if reason is None:
+                segments += listing.segments
+            else:
+                at = max((each.max_created_at for each in listing.segments), default=0)
+                aside.append(SetAside(listing.node, reason, at))
+        return AdmittedArchive(segments, aside)
+
+    def find_bad_files(
+        self, transport: Transport, segments: Sequence[SegmentFile]
+    ) -> dict[str, str]:
+        """Path → reason, of segments whose file is not the listed one or cannot be read."""
+        unknown = [each for each in segments if (each.path, each.sha256) not in self._right]
+        found = dict(_check_files(transport, self._reader.uri, unknown))
+        self._right.update((each.path, each.sha256) for each in unknown if each.path not in found)
+        return found
+
+
+def _sample_facts(store: ArchiveStore) -> Iterator[RoomFacts]:
+    ignored: list[FactsDoubt] = []
+    return trust.read_room_facts(store, ignored, most=_FACTS_READ)
+
+
+def _find_objection(listing: NodeListing, judged: KeyTrust) -> str | None:
+    """The reason not to take in a node's events, if there is one."""
+    if listing.problem is not None or listing.manifest is None:
+        return listing.problem or "it has no manifest"
+    if judged.members and listing.node not in judged.members:
+        return "no gateway of the room knows this node"
+    if not listing.is_signed:
+        return "its manifest is not signed"
+    if not _is_known_key(listing.manifest, judged):
+        return "its manifest is not signed by the key that the room knows"
+    return None
+
+
+def _is_known_key(manifest: ArchiveManifest, judged: KeyTrust) -> bool:
+    return manifest.public_key in judged.keys.get(manifest.node, (manifest.public_key,))
+
+
+def _check_files(
+    transport: Transport, root: str, segments: Sequence[SegmentFile]
+) -> Iterator[tuple[str, str]]:
+    def check(share: list[SegmentFile]) -> Iterator[PartBlock]:
+        archive = ArchiveReader(root)
+        for segment in share:
+            if (reason := archive.find_fault(segment)) is not None:
+                yield RESULT_PART, f"{segment.path}\n{reason}".encode()
+
+    for found in transport.run(pack_shares(segments, _share_rows(segments, transport)), check):
+        path, _, reason = found.decode().partition("\n")
+        yield path, reason
+
+
+def _share_rows(segments: Sequence[SegmentFile], transport: Transport) -> int:
+    rows = sum(each.rows for each in segments)
+    return max(1, min(_CHECKED_ROWS, -(-rows // transport.slots)))
+
+
+def describe_holes(
+    holes: Iterable[tuple[LaneKey, int, int]],
+    listed: Sequence[SegmentFile],
+    bad: dict[str, str],
+) -> list[SetAside]:
+    """What is missing between the admitted segments, each with the reason."""
+    by_lane: dict[LaneKey, list[SegmentFile]] = {}
+    for segment in listed:
+        if segment.path in bad:
+            by_lane.setdefault(segment.lane, []).append(segment)
+    return [_describe_hole(key, first, last, by_lane, bad) for key, first, last in holes]
+
+
+def _describe_hole(
+    key: LaneKey,
+    first: int,
+    last: int,
+    by_lane: dict[LaneKey, list[SegmentFile]],
+    bad: dict[str, str],
+) -> SetAside:
+    inside = [each for each in by_lane.get(key, []) if each.first <= last and each.last >= first]
+    reasons = [f"{each.path}: {bad[each.path]}" for each in inside]
+    reason = "; ".join(reasons[:3]) or "no segment lists these events"
+    at = max((each.max_created_at for each in inside), default=0)
+    return SetAside(key.node, reason, at, key.incarnation, first, last)
+
+
+def agree_on_time(segments: Iterable[SegmentFile], now: int) -> int:
+    """The time up to which the archive reaches; no single clock decides it.
+
+    Events and segments of the future are ignored, and no node is more than a day ahead of all
+    others.
+    """
+    latest: dict[str, int] = {}
+    for segment in segments:
+        at = min(segment.max_created_at, segment.archived_at)
+        latest[segment.node] = max(latest.get(segment.node, 0), at)
+    times = sorted((at for at in latest.values() if at <= now + _CLOCK_SLACK_MS), reverse=True)
+    if not times:
+        return now if latest else 0
+    return times[0] if len(times) == 1 else min(times[0], times[1] + _DAY_MS)
