@@ -16,6 +16,7 @@ import msgspec
 import psutil  # type: ignore[import-untyped]
 import pytest
 from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from gatepost.clock import SystemClock
 from gatepost.gateway import app, bounded_http, listener, serve
@@ -297,10 +298,30 @@ async def test_a_websocket_that_is_not_accepted_is_closed(
     monkeypatch.setattr(app, "refuse_websocket", wait)
     upgrade = (
         b"GET /v1/ws HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
-        b"sec-websocket-version: 13\r\nsec-websocket-key: x3JJHMbDL1EzLkh9GBhXDw==\r\n\r\n"
+        b"sec-websocket-version: 13\r\nsec-websocket-key: x3JJHMbDL1EzLkh9GBhXDw==\r\n"
+        b"authorization: Bearer gps1.of.nobody\r\n\r\n"
     )
     async with _served(state) as endpoint:
         stranger = await Stranger.connect(endpoint)
         await stranger.send(upgrade)
         assert await stranger.is_closed()
         done.set()
+
+
+@pytest.mark.anyio
+async def test_a_websocket_without_a_valid_token_is_refused_before_there_is_one(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_http, "BoundedWebSocketProtocol", lambda **_: 1 / 0)
+    async with _served(state, limits__wrong_tokens_per_min=1) as endpoint:
+        url = endpoint.url.replace("http", "ws") + "/v1/ws"
+        for headers, status in (
+            ({}, 401),
+            ({"authorization": "Bearer wrong"}, 401),
+            ({"authorization": "Bearer wrong"}, 429),
+            ({}, 401),
+        ):
+            with pytest.raises(InvalidStatus) as refused:
+                await connect(url, additional_headers=headers)
+            assert refused.value.response.status_code == status
+            assert json.loads(refused.value.response.body or b"")["code"]

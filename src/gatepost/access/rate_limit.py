@@ -1,6 +1,7 @@
 """Rate limits: a token bucket, and one bucket per source address."""
 
 from collections import OrderedDict
+from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network, ip_address
 
 from gatepost.clock import Clock
@@ -82,6 +83,7 @@ class SourceRateLimiter:
         return True
 
 
+@lru_cache(maxsize=1024)
 def rate_limit_source(host: str) -> str:
     """The source of a host: its IPv4 address, or the /64 network that one IPv6 user controls."""
     try:

@@ -8,6 +8,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -450,6 +451,19 @@ class DeliverySettings(SettingsSection, frozen=True, kw_only=True):
         float,
         Meta(gt=0, le=86_400, description="Silence after which a gateway is considered offline."),
     ] = 45.0
+    max_held_events: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000_000,
+            description="Most events of one gateway that are taken here and cannot be accepted yet."
+            " Further ones have to wait at their sender.",
+        ),
+    ] = 100_000
+    max_held_bytes: Annotated[
+        int,
+        Meta(ge=_MIB, le=1024 * _GIB, description="Most bytes of such events of one gateway."),
+    ] = 256 * _MIB
     transfer_grace_secs: Annotated[
         float,
         Meta(
@@ -585,6 +599,7 @@ class Settings(SettingsSection, frozen=True, kw_only=True):
         return load_tree(cls, path, env)
 
 
+@lru_cache(maxsize=1024)
 def is_loopback(host: str) -> bool:
     """Tell whether only this machine can reach the address."""
     if host == "localhost":

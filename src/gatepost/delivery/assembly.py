@@ -15,6 +15,7 @@ from gatepost.delivery.outbox_writer import OutboxWriter
 from gatepost.delivery.receiver.acceptance import SENDER_GRACE_MS, ReceiverParts
 from gatepost.delivery.receiver.held_events import FullMailboxes, SuspectEvents
 from gatepost.delivery.receiver.receiver import Receiver
+from gatepost.delivery.receiver.source_quota import SourceLimits
 from gatepost.delivery.retry_policy import RetryPolicy
 from gatepost.delivery.routes import RouteFinder
 from gatepost.delivery.sender.delivery_table import DeliveryTable
@@ -74,7 +75,12 @@ class DeliveryCore(NamedTuple):
         return Writer(connection, clock, deliver, participants=participants, group_max=group_max)
 
 
-def build_core(node: LocalNode, retries: RetryPolicy, mailboxes: MailboxPolicy) -> DeliveryCore:
+def build_core(
+    node: LocalNode,
+    retries: RetryPolicy,
+    mailboxes: MailboxPolicy,
+    limits: SourceLimits | None = None,
+) -> DeliveryCore:
     agents = Agents()
     routes = RouteFinder(node, agents)
     dispatcher = Dispatcher(node.clock, mailboxes)
@@ -89,7 +95,8 @@ def build_core(node: LocalNode, retries: RetryPolicy, mailboxes: MailboxPolicy) 
     suspects = SuspectEvents(SENDER_GRACE_MS)
     receiver = Receiver(
         ReceiverParts(
-            node, agents, routes, dispatcher, incidents, abuse, writer, full, suspects
+            node, agents, routes, dispatcher, incidents, abuse, writer, full, suspects,
+            limits or SourceLimits(),
         )
     )  # fmt: skip
     forwarder = MailForwarder(node, agents, routes, dispatcher, incidents)

@@ -63,7 +63,8 @@ def create_app(
     """
     settings = operations.core.settings
 
-    def guard(connection: AnyConnection, handler: BaseRouteHandler) -> None:
+    # A coroutine, though it awaits nothing: a plain function would run in a thread of its own.
+    async def guard(connection: AnyConnection, handler: BaseRouteHandler) -> None:
         is_open = connection.scope["path"] in _PATHS_WITHOUT_TOKEN or "open" in handler.opt
         # The WebSocket handler checks the token itself: a handshake is refused in another way.
         if not is_open and connection.scope["type"] == ScopeType.HTTP:

@@ -6,6 +6,7 @@ must come at a minimum rate, an answer must be read, and a WebSocket must be acc
 """
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from gatepost.errors import GatepostError
 from gatepost.gateway.api.connection_pool import ConnectionSlot, attach_slot
 from gatepost.wire import Failure
 
@@ -28,7 +30,15 @@ _LINGER_SECS = 5.0
 _ACCEPT_SECS = 30.0
 _TOO_LARGE = (431, "payload_too_large", "the request's head is too large")
 _TOO_SLOW = (408, "deadline_exceeded", "the request came too slowly")
-_PHRASES = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
+_PHRASES = {
+    401: "Unauthorized",
+    408: "Request Timeout",
+    429: "Too Many Requests",
+    431: "Request Header Fields Too Large",
+}
+_LOCAL_WEBSOCKET = b"/v1/ws"
+
+ScreenHandshake = Callable[[str | None, str], GatepostError | None]
 
 
 class WriteDeadline:
@@ -63,7 +73,11 @@ class WriteDeadline:
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """`slot` is the place of the connection in the pool."""
+    """`slot` is the place of the connection in the pool.
+
+    `screen` gets the `Authorization` of a WebSocket for the local API and the address it comes
+    from, and returns the refusal if there is one.
+    """
 
     _in_head = True
     _in_body = False
@@ -72,9 +86,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _body_since = 0.0
     _deadline: asyncio.TimerHandle | None = None
 
-    def __init__(self, *args: Any, slot: ConnectionSlot, **more: Any) -> None:
+    def __init__(
+        self, *args: Any, slot: ConnectionSlot, screen: ScreenHandshake, **more: Any
+    ) -> None:
         super().__init__(*args, **more)
         self._slot = slot
+        self._screen = screen
         self._writing: WriteDeadline
 
     def connection_made(self, transport: Any) -> None:
@@ -135,7 +152,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         self._upgraded = True
         self._cancel_deadline()
-        super().handle_websocket_upgrade()
+        refusal = self._screen_handshake()
+        if refusal is None:
+            super().handle_websocket_upgrade()
+        else:
+            self._refuse(refusal.status, refusal.code, refusal.message)
+
+    def _screen_handshake(self) -> GatepostError | None:
+        headers = dict(self.headers)
+        # A page of another origin is refused for that.
+        if self.url != _LOCAL_WEBSOCKET or b"origin" in headers:
+            return None
+        authorization = headers.get(b"authorization")
+        text = None if authorization is None else authorization.decode("latin-1")
+        return self._screen(text, self._slot.source)
 
     def _start_deadline(self, secs: float) -> None:
         self._cancel_deadline()
@@ -224,6 +254,12 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         if hasattr(self, "scope"):
             # The application starts in the next turn of the event loop.
             attach_slot(self.scope, self._slot)
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body":
+            # uvicorn would report a handshake that was refused as one that was forgotten.
+            self.handshake_complete = True
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -14,6 +14,7 @@ from gatepost.clock import Clock, SystemClock
 from gatepost.config import Settings
 from gatepost.delivery import LocalNode, RetryPolicy, build_core
 from gatepost.delivery.blob_records import keep_uploaded_blob
+from gatepost.delivery.receiver.source_quota import SourceLimits
 from gatepost.delivery.retention import OutboxBounds
 from gatepost.errors import ConfigError, GatepostError
 from gatepost.events import Blob, BlobStore, NodeKey
@@ -53,7 +54,7 @@ class Core:
             self.database.close()
             raise
         self.delivery = delivery = build_core(
-            node, retry_policy(settings), mailbox_policy(settings)
+            node, retry_policy(settings), mailbox_policy(settings), source_limits(settings)
         )
         self.node = node
         self.agents = delivery.agents
@@ -223,6 +224,11 @@ def mailbox_policy(settings: Settings) -> MailboxPolicy:
         mailbox.max_pending,
         settings.limits.max_body_bytes,
     )
+
+
+def source_limits(settings: Settings) -> SourceLimits:
+    delivery = settings.delivery
+    return SourceLimits(delivery.max_held_events, delivery.max_held_bytes)
 
 
 def retry_policy(settings: Settings) -> RetryPolicy:

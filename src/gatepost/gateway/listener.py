@@ -15,14 +15,15 @@ import uvicorn
 from gatepost.access import rate_limit_source
 from gatepost.config import LimitsSettings
 from gatepost.gateway.api.connection_pool import ConnectionPool, ConnectionSlot
-from gatepost.gateway.bounded_http import BoundedHttpProtocol
+from gatepost.gateway.bounded_http import BoundedHttpProtocol, ScreenHandshake
 
 log = logging.getLogger(__name__)
 
 _HANDSHAKE_SECS = 10.0
 _SHUTDOWN_SECS = 5.0
-# So many connections are accepted before the event loop goes on with other work.
-_ACCEPTS_AT_ONCE = 32
+# So many connections are accepted before the event loop goes on with other work. The requests of a
+# crowd that comes at the same moment then come one after the other, with other work in between.
+_ACCEPTS_AT_ONCE = 4
 # The pause after the system refused to accept, for example because no more files may be open.
 _RETRY_SECS = 0.5
 # Files of the journal, blobs, dialled peers, clients of the Unix socket, and everything else.
@@ -33,9 +34,12 @@ _FEWEST_STRANGERS = 16
 class ListeningServer(uvicorn.Server):
     """uvicorn's server with our own way to accept connections."""
 
-    def __init__(self, config: uvicorn.Config, pool: ConnectionPool) -> None:
+    def __init__(
+        self, config: uvicorn.Config, pool: ConnectionPool, screen: ScreenHandshake
+    ) -> None:
         super().__init__(config)
         self._pool = pool
+        self._screen = screen
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -61,6 +65,7 @@ class ListeningServer(uvicorn.Server):
                 server_state=self.server_state,
                 app_state=self.lifespan.state,
                 slot=slot,
+                screen=self._screen,
             ),
             connection,
             ssl=self.config.ssl,

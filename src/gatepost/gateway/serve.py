@@ -102,7 +102,7 @@ async def serve_until_stopped(settings: Settings) -> None:
         app = create_app(
             operations, access, metrics, routes, peering.report.describe_peers, external
         )
-        server = _create_server(core, app)
+        server = _create_server(core, app, access)
         public_url = _public_url(settings, listener)
         await remove_orphan_blobs(core)
         run_every = core.background.run_every
@@ -228,7 +228,7 @@ def end_process_after(secs: float) -> None:
     timer.start()
 
 
-def _create_server(core: Core, app: Litestar) -> uvicorn.Server:
+def _create_server(core: Core, app: Litestar, access: OperatorAccess) -> uvicorn.Server:
     settings = core.settings
     _check_tls(settings)
     limits = allow_open_files(settings.limits)
@@ -249,6 +249,7 @@ def _create_server(core: Core, app: Litestar) -> uvicorn.Server:
             ssl_keyfile=settings.named_file(settings.listen.tls_key),
         ),
         ConnectionPool(limits, partial(_report_flood, core)),
+        access.screen_handshake,
     )
 
 

@@ -1,13 +1,11 @@
 """The node door over real HTTP and WebSocket: every refusal, and that it comes before the room."""
 
 import json
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
-import psutil  # type: ignore[import-untyped]
 import pytest
 from msgspec.structs import replace
 
@@ -212,25 +210,6 @@ def test_neither_invites_nor_tickets_are_logged_or_stored(host: Gateway, guest: 
     assert ticket.encode() not in kept
     assert guest.name.encode() in kept, "or this would look in the wrong place"
     assert secret.decode() not in json.dumps(host.call("GET", "/room/invites"))
-
-
-def _outward_address() -> str:
-    """An address of this machine at which others would reach it."""
-    for addresses in psutil.net_if_addrs().values():
-        for each in addresses:
-            if each.family is socket.AF_INET and not each.address.startswith("127."):
-                return str(each.address)
-    pytest.skip("this machine has no address but loopback")
-
-
-@pytest.mark.parametrize(("allowed", "status"), [("false", 403), ("true", 200)])
-def test_from_elsewhere_nodes_come_over_tls(
-    start: Callable[..., GatewayProcess], allowed: str, status: int
-) -> None:
-    gateway = start(listen__host="0.0.0.0", listen__allow_public="true", room__allow_plain=allowed)
-    url = f"http://{_outward_address()}:{gateway.port}/ansible/auth/challenge"
-    assert httpx.get(url, trust_env=False).status_code == status
-    assert httpx.get(f"{gateway.url}/ansible/auth/challenge").status_code == 200
 
 
 def test_a_keyless_node_reads_the_room_in_development(tmp_path: Path) -> None:

@@ -112,6 +112,48 @@ def bench_pipes(
     output.print_result(options, result, lambda: console.print(measured.render_result(result)))
 
 
+def bench_hostile(
+    *,
+    connections: PositiveInt = 2000,
+    agents: Annotated[int, Parameter(validator=Number(gte=2, lte=500))] = 50,
+    secs: Annotated[float, Parameter(validator=Number(gte=1, lte=3600))] = 15.0,
+    state_dir: Path | None = None,
+    options: OutputOptions = DEFAULT_OUTPUT,
+) -> None:
+    """Measure how long agents wait while strangers crowd their gateway.
+
+    Starts a fresh gateway on the disk of the state directory. The strangers idle, send heads,
+    bodies and garbage, guess tokens and begin WebSockets, all from this machine.
+
+    For example:
+
+      gatepost bench hostile
+      gatepost bench hostile --connections 300 --secs 5 --json
+
+    Parameters
+    ----------
+    connections
+        Number of hostile connections at a time.
+    agents
+        Number of agents that send messages to each other.
+    secs
+        Length of each of the two measurements.
+    state_dir
+        Directory for the measured gateway; it decides which disk is measured.
+        Default: $GATEPOST_HOME, else ~/.gatepost.
+    """
+    from rich.console import Console
+
+    from gatepost.bench import hostile as measured
+
+    home = _bench_folder(state_dir)
+    output.print_hint("Measuring; this takes a while and leaves running gateways alone.")
+    wanted = measured.HostileBenchOptions(connections, agents, secs=secs)
+    result = measured.bench_hostile(home, wanted)
+    console = Console(highlight=False)
+    output.print_result(options, result, lambda: console.print(measured.render_result(result)))
+
+
 def bench_pipeline(
     *,
     events: Annotated[list[PositiveInt] | None, Parameter(consume_multiple=True)] = None,

@@ -9,6 +9,7 @@ from gatepost.delivery.incidents import IncidentLog
 from gatepost.delivery.local_node import LocalNode
 from gatepost.delivery.outbox_writer import OutboxWriter
 from gatepost.delivery.receiver.held_events import FullMailboxes, SuspectEvents
+from gatepost.delivery.receiver.source_quota import SourceLimits
 from gatepost.delivery.routes import RouteFinder
 from gatepost.delivery.sender.delivery_table import SINCE_RESTORE, was_sent_to
 from gatepost.errors import GatepostError
@@ -21,6 +22,7 @@ FULL = "full"
 BLOB = "blob"
 SENDER = "sender"
 HOLD_REASONS = (FULL, BLOB, SENDER)
+NO_AGENT = "no_agent"
 
 # The room may be behind the link: an agent that has just moved is waited for so long.
 SENDER_GRACE_MS = 15_000
@@ -47,6 +49,7 @@ class ReceiverParts(NamedTuple):
     writer: OutboxWriter
     full: FullMailboxes
     suspects: SuspectEvents
+    limits: SourceLimits
 
 
 class AcceptanceCheck:
@@ -71,9 +74,8 @@ class AcceptanceCheck:
         if envelope.expires_at is not None and envelope.expires_at <= self._now:
             return "expired"
         if envelope.kind != EventKind.REPLY and not self.is_hosted(agent):
-            home = self._parts.routes.directory.agents.get(agent)
             # If the room still says it lives here, it did a moment ago.
-            return "no_agent" if home is None or home.owner is None else "moved"
+            return NO_AGENT if self.is_unknown(agent) else "moved"
         if suspicion := self._suspicion_of(envelope):
             return suspicion
         if envelope.payload_ref is not None and self._lacks_blob(envelope.payload_ref):
@@ -129,6 +131,11 @@ class AcceptanceCheck:
         if envelope.event_id not in self._forged:
             self._forged.add(envelope.event_id)
             self._parts.abuse.report_abuse(self._source, kind, detail)
+
+    def is_unknown(self, agent: str) -> bool:
+        """Whether an agent lives neither here nor anywhere else."""
+        home = self._parts.routes.directory.agents.get(agent)
+        return not self.is_hosted(agent) and (home is None or home.owner is None)
 
     def is_hosted(self, agent: str) -> bool:
         if agent not in self._hosted:

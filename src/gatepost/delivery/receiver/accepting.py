@@ -113,6 +113,11 @@ class EventAcceptor:
         self._inbox.record_event(envelope, InboxInput.REFUSE, reason)
         self.append_receipt(envelope, Receipt(status="refused", reason=reason[:1000]))
 
+    def refuse_unrecorded(self, envelope: Envelope, reason: str) -> None:
+        """Refuse an event without a row in the inbox: it is taken as new whenever it comes."""
+        self.flush_runs()
+        self.append_receipt(envelope, Receipt(status="refused", reason=reason))
+
     def append_receipt(self, envelope: Envelope, receipt: Receipt) -> None:
         by = envelope.to_agent_id or GATEWAY
         corr_id = envelope.corr_id or envelope.event_id

@@ -9,9 +9,12 @@ SELECT incarnation, next, held, offered, closed, refused FROM inbox_pair
 WHERE source = ? AND sender = ? AND mailbox = ?
 """
 _SAVE_PAIR = """
-INSERT OR REPLACE INTO inbox_pair (source, sender, mailbox, incarnation, next, held, offered,
+INSERT INTO inbox_pair (source, sender, mailbox, incarnation, next, held, offered,
     closed, refused)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (source, sender, mailbox) DO UPDATE SET incarnation = excluded.incarnation,
+    next = excluded.next, held = excluded.held, offered = excluded.offered,
+    closed = excluded.closed, refused = excluded.refused
 """
 
 PairKey = tuple[str, str, str]  # source, sender, mailbox
@@ -30,6 +33,7 @@ class InboxPair(Struct):
     closed: int = 0
     refused: int = 0
     changed: bool = False
+    is_new: bool = False
 
     def advance_to(self, number: int) -> None:
         if number > self.next:
@@ -79,7 +83,7 @@ class InboxPairs:
         pair = self._loaded.get(key)
         if pair is None:
             row = self._tx.fetch_one(_SELECT_PAIR, key)
-            pair = InboxPair(*row) if row else InboxPair(self.incarnation, 1)
+            pair = InboxPair(*row) if row else InboxPair(self.incarnation, 1, is_new=True)
             self._loaded[key] = pair
         return pair
 

@@ -11,6 +11,7 @@ from gatepost.delivery.receiver.acceptance import (
     BLOB,
     FULL,
     HOLD_REASONS,
+    NO_AGENT,
     AcceptanceCheck,
     ReceiverParts,
 )
@@ -27,8 +28,10 @@ from gatepost.delivery.receiver.inbox_states import (
 )
 from gatepost.delivery.receiver.inbox_table import InboxRow, InboxTable
 from gatepost.delivery.receiver.offers import OfferTable
+from gatepost.delivery.receiver.source_quota import QUOTA, SourceQuota
 from gatepost.events import (
     Envelope,
+    EventKind,
     PayloadRef,
     Receipt,
     decode_event,
@@ -52,6 +55,7 @@ class Intake:
         self.tx = tx
         self.source = source
         self.own_incarnation = parts.node.incarnation
+        self._quota = SourceQuota(parts, tx, source)
         self.decisions: list[Decision] = []
         self.duplicates = 0
         self.inbox = InboxTable(tx, source)
@@ -79,11 +83,22 @@ class Intake:
             # A retry of an event we do not have: we need all of it.
             self.acceptor.append_receipt(envelope, Receipt(status="refused", reason="resend"))
         elif envelope.to_agent_id is None:
-            self.acceptor.refuse_event(envelope, "no_agent")
+            self.acceptor.refuse_unrecorded(envelope, NO_AGENT)
+        elif self._is_for_unknown_agent(envelope):
+            # Before anything is kept of it: there is no end of unknown agents.
+            self.acceptor.refuse_unrecorded(envelope, NO_AGENT)
         elif envelope.pair_seq:
             self._take_in_order(envelope, body)
         else:
             self._take_unordered(envelope, body)
+
+    def _is_for_unknown_agent(self, envelope: Envelope) -> bool:
+        """Whether its agent lives nowhere, and never got mail of this sender here."""
+        if envelope.kind == EventKind.REPLY or not self._check.is_unknown(
+            envelope.to_agent_id or ""
+        ):
+            return False
+        return not envelope.pair_seq or self.pairs.load_pair(self.pair_key(envelope)).is_new
 
     def finish(self) -> list[Decision]:
         """Put away what is accepted and save the pairs; returns the decisions."""
@@ -108,15 +123,41 @@ class Intake:
     def _take_in_order(self, envelope: Envelope, body: bytes) -> None:
         key = self.pair_key(envelope)
         number = envelope.pair_seq
+        if not self.can_keep_pair(key):
+            self.decisions += self.answers.report_hold(envelope.event_id, QUOTA)
+            return
         pair = self._load_for_arrival(key, envelope)
         if number > pair.next:
-            self.held.hold_event(key, pair, envelope, body, "order")
+            self._hold_event(key, pair, envelope, body, "order")
         elif pair.offered and not envelope.offer:
-            self.held.hold_event(key, pair, envelope, body, "offer")
+            self._hold_event(key, pair, envelope, body, "offer")
         else:
             self._accept_or_hold(key, pair, envelope, body)
             if pair.held:
                 self.release_held(key)
+
+    def can_keep_pair(self, key: PairKey) -> bool:
+        """Whether a pair is known, or may become so."""
+        pair = self.pairs.load_pair(key)
+        pair.is_new = pair.is_new and not self._quota.can_add_pair()
+        return not pair.is_new
+
+    def _hold_event(
+        self, key: PairKey, pair: InboxPair, envelope: Envelope, body: bytes, why: str
+    ) -> None:
+        if self._can_keep_event(envelope, body):
+            self.held.hold_event(key, pair, envelope, body, why)
+            if why == FULL:
+                # That may take long; the sender must not think that nobody is here.
+                self.decisions += self.answers.report_hold(envelope.event_id, why)
+
+    def _can_keep_event(self, envelope: Envelope, body: bytes) -> bool:
+        """Whether an event may be held or offered; if not, its sender is told to ask again."""
+        is_held = self.inbox.state_of(parse_event_id(envelope.event_id)) is InboxState.HELD
+        if is_held or self._quota.can_hold(len(body)):
+            return True
+        self.decisions += self.answers.report_hold(envelope.event_id, QUOTA)
+        return False
 
     def _take_unordered(self, envelope: Envelope, body: bytes) -> None:
         """Take an event without a pair number: it waits for no other, and none waits for it."""
@@ -127,6 +168,8 @@ class Intake:
             self._decide_unordered(envelope, body, reason)
 
     def _hold_unordered(self, envelope: Envelope, body: bytes, reason: str) -> None:
+        if not self._can_keep_event(envelope, body):
+            return
         self.held.hold_unordered(self.pair_key(envelope), envelope, body, reason)
         if reason == FULL:
             self.decisions += self.answers.report_hold(envelope.event_id, reason)
@@ -134,10 +177,10 @@ class Intake:
     def _decide_unordered(self, envelope: Envelope, body: bytes, reason: str) -> None:
         if reason:
             self.acceptor.refuse_event(envelope, reason)
-        elif envelope.offer:
-            self._keep_offer(envelope, body)
-        else:
+        elif not envelope.offer:
             self.acceptor.accept_event(envelope)
+        elif self._can_keep_event(envelope, body):
+            self._keep_offer(envelope, body)
 
     def _load_for_arrival(self, key: PairKey, envelope: Envelope) -> InboxPair:
         pair = self.pairs.load_pair(key)
@@ -153,20 +196,17 @@ class Intake:
     ) -> None:
         reason = self._reason_against(envelope)
         if reason in HOLD_REASONS:
-            self.held.hold_event(key, pair, envelope, body, reason)
-            if reason == FULL:
-                # That may take long; the sender must not think that nobody is here.
-                self.decisions += self.answers.report_hold(envelope.event_id, reason)
+            self._hold_event(key, pair, envelope, body, reason)
         elif reason:
             # Its sender decides what becomes of it; until then no later number overtakes it.
             pair.note_refused(envelope.pair_seq)
             self.acceptor.refuse_event(envelope, reason)
-        else:
+        elif not envelope.offer:
             pair.advance_to(envelope.pair_seq + 1)
-            if envelope.offer:
-                self._accept_offer(pair, envelope, body)
-            else:
-                self.acceptor.accept_event(envelope)
+            self.acceptor.accept_event(envelope)
+        elif self._can_keep_event(envelope, body):
+            pair.advance_to(envelope.pair_seq + 1)
+            self._accept_offer(pair, envelope, body)
 
     def _accept_offer(self, pair: InboxPair, envelope: Envelope, body: bytes) -> None:
         self._keep_offer(envelope, body)
@@ -233,7 +273,7 @@ class Intake:
         pair = self.pairs.load_pair(key)
         if number == pair.next:
             pair.advance_to(number + 1)
-        elif number > pair.next:
+        elif number > pair.next and self._quota.can_hold(0):
             self.held.hold_gone_number(key, pair, number)
         self.release_held(key)
 

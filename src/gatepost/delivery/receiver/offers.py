@@ -6,7 +6,10 @@ from gatepost.delivery.receiver.inbox_table import InboxTable
 from gatepost.events import Envelope, decode_event, parse_event_id
 from gatepost.journal.transaction import Tx
 
-_KEEP = "INSERT OR REPLACE INTO offered (source, event_id, body) VALUES (?, ?, ?)"
+_KEEP = """
+INSERT INTO offered (source, event_id, body) VALUES (?, ?, ?)
+ON CONFLICT (source, event_id) DO UPDATE SET body = excluded.body
+"""
 _REMOVE = "DELETE FROM offered WHERE source = ? AND event_id = ? RETURNING body"
 _SELECT_OF_PAIR = """
 SELECT o.event_id FROM offered o JOIN inbox i ON i.source = o.source AND i.event_id = o.event_id

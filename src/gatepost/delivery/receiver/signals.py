@@ -17,7 +17,8 @@ def apply_signal(intake: Intake, envelope: Envelope, signal: Signal) -> None:
         intake.decisions.append(TransferSignal(intake.source, signal))
     elif signal.signal == "pair_closed" and signal.from_agent and signal.to_agent:
         key = (intake.source, signal.from_agent, signal.to_agent)
-        intake.close_through(key, signal.through)
+        if intake.can_keep_pair(key):
+            intake.close_through(key, signal.through)
     elif signal.signal == "restored" and signal.text:
         position = (signal.incarnation or "", signal.through)
         intake.decisions.append(ReaderRestored(intake.source, signal.text, *position))
@@ -45,7 +46,7 @@ def apply_dead_letter(intake: Intake, envelope: Envelope, letter: DeadLetterNoti
     intake.withdraw_and_report(
         parse_event_id(envelope.ref_event_id), InboxInput.GIVE_UP, "given_up"
     )
-    if envelope.to_agent_id is not None:
+    if envelope.to_agent_id is not None and intake.can_keep_pair(intake.pair_key(envelope)):
         intake.close_number(intake.pair_key(envelope), letter.pair_seq)
 
 

@@ -27,7 +27,6 @@ from gatepost.access import (
 from gatepost.access.agent_invites import IssuedAgentInvite
 from gatepost.access.auth_messages import AgentInviteRequest, ContextToken, ContextTokenRequest
 from gatepost.access.scopes import ENDPOINT_AUTHORITY, AgentEndpoint
-from gatepost.access.tokens import TokenKind
 from gatepost.agent_tokens import AgentExchangeRequest, AgentRefreshRequest, AgentTokens
 from gatepost.errors import (
     ExpiredToken,
@@ -48,7 +47,7 @@ from gatepost.gateway.api.connection_pool import identify_connection
 from gatepost.gateway.api.frame_session import FrameSession
 from gatepost.gateway.api.http_routes import while_connected
 from gatepost.gateway.api.json_input import decode_json
-from gatepost.gateway.api.local_auth import parse_bearer_token
+from gatepost.gateway.api.local_auth import is_session_token, parse_bearer_token
 from gatepost.gateway.api.mailbox_operations import TransactionPlan
 from gatepost.gateway.api.operations import Operations
 from gatepost.gateway.api.operator_access import OperatorAccess
@@ -85,7 +84,6 @@ _BASE_PATH = "/ansible/agent"
 _NO_LOCAL_TOKEN = {"open": True}
 _MAX_BODY_BYTES = 16 * 1024
 _TOUCH_EVERY_MS = 60_000
-_SESSION_TOKENS = (f"{TokenKind.ACCESS}.", f"{TokenKind.CONTEXT}.")
 _SELECT_SENDER = "SELECT from_agent FROM delivery WHERE event_id = ?"
 _CALLS_PER_SEC, _CALL_BURST = 200.0, 1000
 _MAX_CALLS = 64
@@ -389,8 +387,7 @@ class SessionAuthority:
 
 def has_session_token(connection: AnyConnection) -> bool:
     """Whether the bearer token is one of a session, and not the local token."""
-    token = parse_bearer_token(connection.headers.get("authorization")) or ""
-    return token.strip().startswith(_SESSION_TOKENS)
+    return is_session_token(connection.headers.get("authorization"))
 
 
 async def _close_socket(socket: AnyWebSocket, error: GatepostError) -> None:

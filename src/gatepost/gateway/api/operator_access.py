@@ -4,10 +4,14 @@ from gatepost.access import SourceRateLimiter
 from gatepost.clock import Clock
 from gatepost.config import Settings
 from gatepost.delivery.abuse import AbuseKind, AbuseLog
-from gatepost.errors import Forbidden, RateLimited, Unauthorized
+from gatepost.errors import Forbidden, GatepostError, RateLimited, Unauthorized
 from gatepost.gateway.api.connection_guard import AnyConnection, is_exposed
 from gatepost.gateway.api.connection_pool import OPERATOR, connection_source, identify_connection
-from gatepost.gateway.api.local_auth import LocalTokenAuth, parse_bearer_token
+from gatepost.gateway.api.local_auth import (
+    LocalTokenAuth,
+    is_session_token,
+    parse_bearer_token,
+)
 
 
 class GuessLimit:
@@ -19,7 +23,9 @@ class GuessLimit:
 
     def note_wrong_token(self, connection: AnyConnection) -> None:
         """Raise RateLimited, in place of the refusal, if the address has guessed too often."""
-        source = connection_source(connection)
+        self.note_guess(connection_source(connection))
+
+    def note_guess(self, source: str) -> None:
         try:
             self._limiter.take_token(source)
         except RateLimited as limited:
@@ -43,8 +49,22 @@ class OperatorAccess:
         if not self._has_token(connection):
             if parse_bearer_token(connection.headers.get("authorization")) is not None:
                 self.guesses.note_wrong_token(connection)
-            raise Unauthorized("send `Authorization: Bearer` with the token in the state directory")
+            raise _unauthorized()
         identify_connection(connection, OPERATOR)
+
+    def screen_handshake(self, authorization: str | None, source: str) -> GatepostError | None:
+        """Return the refusal of a handshake for the local API that cannot succeed.
+
+        Strangers may begin many, and a WebSocket costs ten times as much as this look at its token.
+        """
+        if is_session_token(authorization) or self._local_auth.is_token(authorization):
+            return None
+        if parse_bearer_token(authorization) is not None:
+            try:
+                self.guesses.note_guess(source)
+            except RateLimited as limited:
+                return limited
+        return _unauthorized()
 
     def is_operator(self, connection: AnyConnection) -> bool:
         """Whether the request carries the local token. It may carry another one instead."""
@@ -63,3 +83,7 @@ class OperatorAccess:
                 "use TLS: plain HTTP from other machines is refused, and the token may have been"
                 " read on the way; see listen.tls_cert, and listen.allow_plain"
             )
+
+
+def _unauthorized() -> Unauthorized:
+    return Unauthorized("send `Authorization: Bearer` with the token in the state directory")

@@ -591,6 +591,46 @@ CREATE TABLE offered (
     PRIMARY KEY (source, event_id)
 ) WITHOUT ROWID;
 
+-- How much of this journal each source occupies with events that are held or offered, and with pairs.
+-- Triggers count, so that the figures are always true.
+CREATE TABLE source_usage (
+    source TEXT PRIMARY KEY,
+    events INTEGER NOT NULL DEFAULT 0,
+    bytes  INTEGER NOT NULL DEFAULT 0,
+    pairs  INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+
+CREATE TRIGGER held_is_counted AFTER INSERT ON held BEGIN
+    INSERT INTO source_usage (source, events, bytes)
+    VALUES (NEW.source, 1, coalesce(length(NEW.body), 0))
+    ON CONFLICT (source) DO UPDATE SET events = events + 1, bytes = bytes + excluded.bytes;
+END;
+CREATE TRIGGER held_changes_size AFTER UPDATE OF body ON held BEGIN
+    UPDATE source_usage
+    SET bytes = bytes + coalesce(length(NEW.body), 0) - coalesce(length(OLD.body), 0)
+    WHERE source = NEW.source;
+END;
+CREATE TRIGGER held_is_released AFTER DELETE ON held BEGIN
+    UPDATE source_usage SET events = events - 1, bytes = bytes - coalesce(length(OLD.body), 0)
+    WHERE source = OLD.source;
+END;
+CREATE TRIGGER offered_is_counted AFTER INSERT ON offered BEGIN
+    INSERT INTO source_usage (source, events, bytes) VALUES (NEW.source, 1, length(NEW.body))
+    ON CONFLICT (source) DO UPDATE SET events = events + 1, bytes = bytes + excluded.bytes;
+END;
+CREATE TRIGGER offered_changes_size AFTER UPDATE OF body ON offered BEGIN
+    UPDATE source_usage SET bytes = bytes + length(NEW.body) - length(OLD.body)
+    WHERE source = NEW.source;
+END;
+CREATE TRIGGER offered_is_decided AFTER DELETE ON offered BEGIN
+    UPDATE source_usage SET events = events - 1, bytes = bytes - length(OLD.body)
+    WHERE source = OLD.source;
+END;
+CREATE TRIGGER inbox_pair_is_counted AFTER INSERT ON inbox_pair BEGIN
+    INSERT INTO source_usage (source, pairs) VALUES (NEW.source, 1)
+    ON CONFLICT (source) DO UPDATE SET pairs = pairs + 1;
+END;
+
 -- Forwarded mail: accepted here, then sent on to the gateway where its agent lives now. `event_id`
 -- is this gateway's event; it carries on `original`, which `source` sent. Once `outcome` is set,
 -- `source` has been told.
