@@ -420,6 +420,31 @@ def test_mail_may_go_back_and_forth_any_number_of_times(world: World, a: Box, b:
     assert {a.status(sent).state for sent in ids} == {"processed"}
 
 
+def test_delayed_mail_goes_away_and_back_behind_the_mail_before_it(
+    world: World, a: Box, b: Box
+) -> None:
+    """If it stayed, the mail before it would come back behind it."""
+    due = (world.clock.now() + 30_000) / 1000
+    ids = [a.send("job", 0), a.send("job", 1, not_before=due), a.send("job", 2)]
+    world.flow()
+    world.moves("c")
+    world.moves("b")
+    ids.append(a.send("job", 3))
+    world.flow()
+    first = b.take()
+    assert payloads(first) == [0]
+    b.ack(*first)
+    world.flow()
+    world.clock.advance(30_001)
+    done: list[Any] = []
+    while mail := b.take():
+        done += payloads(mail)
+        b.ack(*mail)
+        world.flow()
+    assert done == [1, 2, 3]
+    assert {a.status(sent).state for sent in ids} == {"processed"}
+
+
 def test_delayed_mail_follows_its_agent_and_is_still_delayed(
     world: World, a: Box, b: Box, c: Box
 ) -> None:

@@ -28,7 +28,7 @@ from gatepost.events import EventKind, parse_event_id
 from gatepost.journal.transaction import Tx
 from gatepost.mailbox import Dispatcher
 from gatepost.mailbox.enqueue import is_unordered
-from gatepost.mailbox.leases import READY, WAITING, parse_lease_handle
+from gatepost.mailbox.leases import FORWARD_READY, FORWARD_WAITING, MailChoice, parse_lease_handle
 from gatepost.wire import EventInfo, LeasedMessage
 
 # How much of one mailbox a commit group forwards; the next group goes on with the rest.
@@ -90,12 +90,12 @@ class MailForwarder:
         if not self._elsewhere:
             return NOTHING
         unchecked, self._unchecked = self._unchecked, set()
-        # Delayed mail moves only when the room changes: while two gateways disagree about it, mail
-        # must not go to and fro between them.
-        takes = {n: WAITING for n in unchecked if tx.fetch_one(_SELECT_WAITING, (n,))}
+        # Unordered mail that is delayed moves only when the room changes: while two gateways
+        # disagree about it, mail must not go to and fro between them.
+        takes = {n: FORWARD_WAITING for n in unchecked if tx.fetch_one(_SELECT_WAITING, (n,))}
         for id in self._dispatcher.ready_mailboxes:
             for (name,) in tx.fetch_all(_SELECT_NAME, (id,)):
-                takes.setdefault(name, READY)
+                takes.setdefault(name, FORWARD_READY)
         stranded = sorted(takes.keys() & self._elsewhere)
         taken = (self._take_from(tx, name, takes[name]) for name in stranded)
         return [decision for each in taken for decision in each]
@@ -133,7 +133,7 @@ class MailForwarder:
         turn = TurnEnded(info, sender, mailbox, ended.outcome, ended.reason, reply)
         return turn, ForwardEnded(source, original)
 
-    def _take_from(self, tx: Tx, mailbox: str, unordered_query: str) -> Decisions:
+    def _take_from(self, tx: Tx, mailbox: str, choice: MailChoice) -> Decisions:
         if self._agents.is_standby(tx, mailbox):
             return NOTHING
         try:
@@ -145,8 +145,8 @@ class MailForwarder:
             return NOTHING
         decisions = []
         take = self._dispatcher.take_mail_to_forward
-        messages = take(tx, mailbox, self._consumer, _PORTION, unordered_query)
-        if len(messages) == _PORTION and unordered_query == WAITING:
+        messages = take(tx, mailbox, self._consumer, _PORTION, choice)
+        if len(messages) == _PORTION and choice == FORWARD_WAITING:
             self._unchecked.add(mailbox)
         for message in messages:
             raw = message.event

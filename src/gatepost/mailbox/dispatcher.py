@@ -24,8 +24,10 @@ from gatepost.mailbox.enqueue import (
     set_mailbox_order,
 )
 from gatepost.mailbox.leases import (
+    FORWARD_READY,
     READY,
     MailboxRef,
+    MailChoice,
     TakenMail,
     extend_lease,
     leases_held_by,
@@ -183,15 +185,16 @@ class Dispatcher:
         return closed
 
     def take_mail_to_forward(
-        self, tx: Tx, mailbox: str, consumer: str, limit: int, unordered_query: str = READY
+        self, tx: Tx, mailbox: str, consumer: str, limit: int, choice: MailChoice = FORWARD_READY
     ) -> list[LeasedMessage]:
         """Remove and return mail; the caller forwards it and reports its outcome.
 
-        Unordered mail may go even if it is delayed. Ordered mail goes when it is ready: it might
-        have to wait elsewhere for numbers whose end depends on its own.
+        Unordered mail may go even if it is delayed. Ordered mail goes when the first of its pair is
+        ready: it might have to wait elsewhere for numbers whose end depends on its own. Then all
+        of the pair goes, for mail that stayed would be before the rest if that comes back.
         """
         box = self.mailbox_ref(tx, mailbox)
-        messages = self._take_mail(tx, box, consumer, limit, unordered_query).messages
+        messages = self._take_mail(tx, box, consumer, limit, choice).messages
         if messages:
             self.ack(tx, mailbox, [message.receipt for message in messages], [])
         return messages
@@ -253,9 +256,9 @@ class Dispatcher:
         box: MailboxRef,
         consumer: str,
         limit: int,
-        unordered_query: str = READY,
+        choice: MailChoice = READY,
     ) -> TakenMail:
-        taken = take_mail(tx, box, consumer, limit, self.policy, self._lease_ids, unordered_query)
+        taken = take_mail(tx, box, consumer, limit, self.policy, self._lease_ids, choice)
         if self.on_leased is not None:
             self.on_leased(taken.messages)
         return taken

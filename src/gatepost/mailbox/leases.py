@@ -60,9 +60,18 @@ ORDER BY m.rank, m.arrival LIMIT ?
 """
 
 
-# The unordered mail that a take considers: all that is ready, or also delayed and backing off.
-READY = _select_unordered("not_before = 0")
-WAITING = _select_unordered("not_before >= 0")
+class MailChoice(Struct, frozen=True):
+    """The mail that a take considers: with `whole_pairs` also delayed mail behind ready mail."""
+
+    unordered_query: str
+    whole_pairs: bool = False
+
+
+_UNORDERED_READY = _select_unordered("not_before = 0")
+READY = MailChoice(_UNORDERED_READY)
+# Mail that is forwarded goes pair by pair, and all unordered mail with it when an agent has moved.
+FORWARD_READY = MailChoice(_UNORDERED_READY, whole_pairs=True)
+FORWARD_WAITING = MailChoice(_select_unordered("not_before >= 0"), whole_pairs=True)
 
 _SELECT_WAITING_MAIL = f"""
 SELECT {_MAIL_COLUMNS} FROM mail m JOIN body b ON b.id = m.id
@@ -159,16 +168,17 @@ def take_mail(
     limit: int,
     policy: MailboxPolicy,
     lease_ids: Iterator[int],
-    unordered_query: str = READY,
+    choice: MailChoice = READY,
 ) -> TakenMail:
     """Lease up to `limit` messages: the oldest first, each pair's ordered mail in order."""
     limit = min(limit, _MAX_MESSAGES)
     pairs = tx.fetch_all(_SELECT_READY_PAIRS, (box.id, limit))
-    unordered = tx.fetch_all(unordered_query, (box.id, tx.now, limit))
+    unordered = tx.fetch_all(choice.unordered_query, (box.id, tx.now, limit))
     portion = min(max(limit // max(len(pairs), 1), 1), _MAX_ROWS_PER_READ)
     # A window of ids bounds how many settled rows a read may have to skip.
     runs: list[Iterable[Row]] = [
-        _read_run(tx, head, min(head + limit, end), portion) for _, _, head, end in pairs
+        _read_run(tx, head, min(head + limit, end), portion, choice.whole_pairs)
+        for _, _, head, end in pairs
     ]
     if unordered:
         runs.append(unordered)
@@ -182,17 +192,18 @@ def take_mail(
     return TakenMail([_leased_message(row, ids, senders, box.name, policy) for row in rows], leases)
 
 
-def _read_run(tx: Tx, head: int, end: int, portion: int) -> Iterator[Row]:
+def _read_run(tx: Tx, head: int, end: int, portion: int, whole: bool) -> Iterator[Row]:
     """Yield a pair's mail from its head, which is ready.
 
-    The run ends before mail that is not due, and before mail past its expiry, which the sweep
-    removes. Rows are read in portions: with many pairs each portion is small, because few pairs are
-    read to the end.
+    Unless it is to be whole, the run ends before mail that is not due; and always before mail past
+    its expiry, which the sweep removes. Rows are read in portions: with many pairs each portion is
+    small, because few pairs are read to the end.
     """
     first = head
     while rows := tx.fetch_all(_SELECT_WAITING_MAIL, (first, end, portion)):
         for row in rows:
-            if row[_EXPIRES] <= tx.now or (row[_NOT_BEFORE] > tx.now and row[_ID] != head):
+            is_delayed = row[_NOT_BEFORE] > tx.now and row[_ID] != head
+            if row[_EXPIRES] <= tx.now or (is_delayed and not whole):
                 return
             yield row
         first = rows[-1][_ID] + 1

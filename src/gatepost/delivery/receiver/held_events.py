@@ -1,7 +1,8 @@
 """Held events: taken, and not accepted yet, in the order of their pair.
 
-A row without an event says that its number never comes (`gone`). It keeps its place in the order
-until every number before it is dealt with. Unordered events, which have no pair number, are held
+A row without an event says that its number never comes (`gone`), or that it was accepted here and
+has gone on to another gateway (`forwarded`). It keeps its place in the order until every number
+before it is dealt with. Unordered events, which have no pair number, are held
 under numbers far below all others, the oldest first.
 """
 
@@ -16,15 +17,17 @@ from gatepost.events import Envelope, decode_event, parse_event_id
 from gatepost.events.envelope import MAX_JSON_INT
 from gatepost.journal.transaction import Tx
 
+FORWARDED = "forwarded"
+
 _OF_PAIR = "source = ? AND sender = ? AND mailbox = ?"
 _HOLD = """
 INSERT OR IGNORE INTO held (source, sender, mailbox, pair_seq, event_id, why, digest, body)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
-_HOLD_GONE = """
-INSERT OR IGNORE INTO held (source, sender, mailbox, pair_seq, why)
-VALUES (?, ?, ?, ?, 'gone')
+_HOLD_NUMBER = """
+INSERT OR IGNORE INTO held (source, sender, mailbox, pair_seq, why) VALUES (?, ?, ?, ?, ?)
 """
+_REMOVE_FORWARDED = f"DELETE FROM held WHERE {_OF_PAIR} AND pair_seq = ? AND why = 'forwarded'"
 _IS_NUMBERED = f"pair_seq > {-1 - MAX_JSON_INT}"
 _IS_UNORDERED = f"pair_seq <= {-1 - MAX_JSON_INT}"
 _SELECT_FIRST = f"""
@@ -74,7 +77,7 @@ WHERE event_id IS NOT NULL
 
 
 class HeldEvent(NamedTuple):
-    """`event_id` is None for a number that never comes."""
+    """`event_id` is None for a number that never comes, or that was forwarded."""
 
     number: int
     event_id: bytes | None
@@ -191,8 +194,18 @@ class HeldEvents:
 
     def hold_gone_number(self, key: PairKey, pair: InboxPair, number: int) -> None:
         """Note that a number never comes."""
-        self._tx.execute(_HOLD_GONE, (*key, number))
+        self._tx.execute(_HOLD_NUMBER, (*key, number, "gone"))
         pair.count_held(self._tx.changed_rows())
+
+    def hold_forwarded_number(self, key: PairKey, pair: InboxPair, number: int) -> None:
+        """Let later numbers wait until this one has ended elsewhere."""
+        self._tx.execute(_HOLD_NUMBER, (*key, number, FORWARDED))
+        pair.count_held(self._tx.changed_rows())
+
+    def end_forwarded_number(self, key: PairKey, pair: InboxPair, number: int) -> None:
+        if pair.held:
+            self._tx.execute(_REMOVE_FORWARDED, (*key, number))
+            pair.count_held(-self._tx.changed_rows())
 
     def first_held(self, key: PairKey) -> HeldEvent | None:
         row = self._tx.fetch_one(_SELECT_FIRST, key)

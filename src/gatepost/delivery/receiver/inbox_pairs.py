@@ -42,6 +42,12 @@ class InboxPair(Struct):
     def close_through(self, number: int) -> None:
         self.closed, self.changed = max(self.closed, number), True
 
+    def reopen_number(self, number: int) -> None:
+        """This number has not ended; those after it, up to the next one, stay accepted."""
+        if number < self.next:
+            self.close_through(self.next - 1)
+            self.next = number
+
     def note_refused(self, number: int) -> None:
         """The sender may have closed the numbers around this one before it hears of the refusal.
 

@@ -16,10 +16,6 @@ from gatepost.journal.transaction import Row, Tx
 _LOOK_UP_AT_ONCE = 200
 
 _SELECT_STATE = "SELECT state FROM inbox WHERE source = ? AND event_id = ?"
-_SELECT_KEPT = """
-SELECT pair_seq FROM inbox
-WHERE source = ? AND sender = ? AND mailbox = ? AND reason = 'kept' AND pair_seq > ?
-"""
 _SELECT_ROW = """
 SELECT state, sender, mailbox, corr_id, pair_seq, reason FROM inbox
 WHERE source = ? AND event_id = ?
@@ -95,11 +91,6 @@ class InboxTable:
     def find_row(self, event_id: bytes) -> InboxRow | None:
         row = self._tx.fetch_one(_SELECT_ROW, (self._source, event_id))
         return None if row is None else InboxRow(InboxState(row[0]), *row[1:])
-
-    def kept_numbers(self, sender: str, mailbox: str, after: int) -> list[int]:
-        """The later numbers of a pair that ended as kept replies, before their turn."""
-        rows = self._tx.fetch_all(_SELECT_KEPT, (self._source, sender, mailbox, after))
-        return [row[0] for row in rows]
 
     def record_event(
         self, envelope: Envelope, input: InboxInput, reason: str | None = None

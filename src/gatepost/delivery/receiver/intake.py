@@ -17,7 +17,7 @@ from gatepost.delivery.receiver.acceptance import (
 )
 from gatepost.delivery.receiver.accepting import EventAcceptor
 from gatepost.delivery.receiver.answers import ReceiptAnswers
-from gatepost.delivery.receiver.held_events import HeldEvents
+from gatepost.delivery.receiver.held_events import FORWARDED, HeldEvents
 from gatepost.delivery.receiver.inbox_pairs import InboxPair, InboxPairs, PairKey
 from gatepost.delivery.receiver.inbox_states import (
     FINAL,
@@ -237,6 +237,8 @@ class Intake:
                 pair.advance_to(min(held.number, pair.closed + 1))
                 continue
             if held.event_id is None:
+                if held.why == FORWARDED and held.number == pair.next:
+                    return
                 pair.advance_to(held.number + 1)
                 self.held.remove_number(key, pair, held.number)
                 continue
@@ -271,6 +273,7 @@ class Intake:
     def close_number(self, key: PairKey, number: int) -> None:
         """This number of a pair never comes."""
         pair = self.pairs.load_pair(key)
+        self.held.end_forwarded_number(key, pair, number)
         if number == pair.next:
             pair.advance_to(number + 1)
         elif number > pair.next and self._quota.can_hold(0):

@@ -223,9 +223,8 @@ class Receiver:
             key = (source, row.sender, row.mailbox)
             intake = Intake(self._parts, tx, source, pair_incarnation(tx, key), tx.now)
             pair = intake.pairs.load_pair(key)
-            pair.go_back_to(row.pair_seq)
-            for number in intake.inbox.kept_numbers(row.sender, row.mailbox, row.pair_seq):
-                intake.held.hold_gone_number(key, pair, number)
+            pair.reopen_number(row.pair_seq)
+            intake.held.hold_forwarded_number(key, pair, row.pair_seq)
             self._finish_intake(intake)
 
     def close_forwarded(self, tx: Tx, ended: ForwardEnded) -> Decisions:
