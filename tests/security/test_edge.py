@@ -285,6 +285,26 @@ def test_references_to_blobs_that_never_come_keep_nobody_from_theirs(
     _empty_mailbox(siege)
 
 
+def test_events_for_unknown_agents_are_not_held(siege: Siege, mallory: HostileNode) -> None:
+    with siege.expect_no_harm(mallory), siege.linked(mallory) as connection:
+        for n in range(50):
+            mallory.outbox.add_message(
+                "ann",
+                mallory.host_key,
+                f"nobody{n}",
+                b'"' + b"x" * 50_000 + b'"',
+                pair_seq=n + 5,
+                source_agent_id=spy_of(mallory),
+            )
+        connection.deliver()
+    assert "gatepost_held{" not in _metrics(siege)
+
+
+def _metrics(siege: Siege) -> str:
+    with client(siege.ann) as http:
+        return str(http.get("/metrics").text)
+
+
 # -- leaks
 
 
