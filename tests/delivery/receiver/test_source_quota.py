@@ -5,9 +5,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gatepost.delivery.receiver.receiver import EventBatch
 from gatepost.delivery.receiver.source_quota import SourceLimits
+from gatepost.errors import LinkError
 from gatepost.events import DeadLetterNotice, EventKind, Receipt, Signal, decode_payload
 from gatepost.events.envelope import MAX_JSON_INT
+from gatepost.journal import Tx
 from gatepost.mailbox import MailboxPolicy
 from tests.delivery.forger import Forger
 from tests.delivery.mesh import Gate, Mesh
@@ -184,3 +187,37 @@ def test_an_honest_source_beyond_its_quota_loses_nothing(mesh: Mesh) -> None:
         mesh.flow()
     assert b.mail() == sent
     assert usage(b, "a") == (0, 0)
+
+
+# -- other tables that a source could grow
+
+
+def test_requests_for_agents_that_live_elsewhere_are_not_kept(mesh: Mesh) -> None:
+    b, c = mesh["b"], mesh["c"]
+    asked = [*(f"ghost{n}" for n in range(50)), "A", "B"]
+    signals = [Signal(signal="transfer_request", to_agent=agent) for agent in asked]
+    Forger(c).emit_many(b, [{"kind": EventKind.SIGNAL, "content": each} for each in signals])
+    mesh.flow()
+    assert b.rows("SELECT agent, node FROM transfer_request") == [("B", "c")]
+
+
+def test_a_journal_that_is_restored_again_and_again_is_not_answered_each_time(mesh: Mesh) -> None:
+    b, c = mesh["b"], mesh["c"]
+    b.send_many(c, 3)
+    mesh.flow()
+    before = len(b.addressed_to("c"))
+    signals = [Signal(signal="restored", text=f"c-{n}", incarnation="b-1") for n in range(2, 102)]
+    Forger(c).emit_many(b, [{"kind": EventKind.SIGNAL, "content": each} for each in signals])
+    mesh.flow()
+    assert len(b.addressed_to("c")) - before < 20
+
+
+def test_an_outbox_does_not_begin_anew_for_ever(mesh: Mesh) -> None:
+    receiver = mesh["b"].core.receiver
+
+    def take(tx: Tx) -> None:
+        for number in range(1001):
+            receiver.take_batch(tx, EventBatch("c", f"c-{number}", 1, 0, 0, []))
+
+    with pytest.raises(LinkError, match="incarnations"):
+        mesh["b"].do(take)

@@ -10,6 +10,8 @@ from gatepost.journal.transaction import Tx
 
 # The next event may follow any other.
 ANYTHING = -1
+# Each restore of a journal makes one.
+_MAX_INCARNATIONS = 1000
 
 _SELECT_CURSOR = """
 SELECT first_seq, seq, last_to, last_all FROM cursor WHERE source = ? AND incarnation = ?
@@ -67,6 +69,8 @@ class OutboxCursor(Struct):
     @classmethod
     def load(cls, tx: Tx, source: str, incarnation: str, first_seq: int) -> "OutboxCursor":
         row = tx.fetch_one(_SELECT_CURSOR, (source, incarnation))
+        if row is None:
+            _check_incarnation_count(tx, source)
         cursor = cls(source, incarnation, *(row or (first_seq, first_seq - 1)))
         if cursor.last_to == ANYTHING:
             cursor.known = cursor.seq
@@ -112,6 +116,13 @@ class OutboxCursor(Struct):
 
     def _last_like(self, envelope: Envelope) -> int:
         return self.last_all if envelope.to_node_id is None else self.last_to
+
+
+def _check_incarnation_count(tx: Tx, source: str) -> None:
+    """LinkError if an outbox begins anew more often than any honest one."""
+    ((count,),) = tx.fetch_all("SELECT count(*) FROM cursor WHERE source = ?", (source,))
+    if count >= _MAX_INCARNATIONS:
+        raise LinkError(f"the outbox of {source} has had {count} incarnations already")
 
 
 class OutboxGaps:

@@ -22,6 +22,10 @@ from gatepost.delivery.sender.delivery_table import (
 from gatepost.events import Signal
 from gatepost.journal.transaction import Tx
 
+# An honest reader asks once in 30 s, and again for each restore.
+_ASKING_MS = 30_000
+_MOST_QUESTIONS = 4
+
 # Without a pair number no receiver waits for it. An unordered delivery that was an incident before
 # stays one: its owner is asked about it anyway.
 _DOUBT = update_delivery(DeliveryInput.DOUBT, "next_at = ?, offer = 0, pair_seq = 0")
@@ -59,6 +63,8 @@ class DeliveryRecovery:
         self._node = node
         self._policy = policy
         self._writer = writer
+        # Node → when it lately asked what is new to its restored journal.
+        self._asked: dict[str, list[int]] = {}
 
     def greet_reader(
         self, tx: Tx, node: str, incarnation: str, after: int, *, restored: bool
@@ -79,12 +85,22 @@ class DeliveryRecovery:
         return [*lost, ReaderResumed(node, incarnation)]
 
     def answer_restored(self, tx: Tx, restored: ReaderRestored) -> Decisions:
-        """A restored reader waits for our word which events are new to it."""
+        """A restored reader waits for our word which events are new to it.
+
+        The answer may be long. A reader that asks too often gets it when it asks again later.
+        """
         node, incarnation, own_incarnation, through = restored
+        if not self._may_ask(node, tx.now):
+            return NOTHING
         position = (self._node.id, own_incarnation, through)
         after = position_after(load_incarnations(tx), [position], self._node.id)
         greeted = self.greet_reader(tx, node, incarnation, after, restored=True)
         return greeted or [ReaderResumed(node, incarnation)]
+
+    def _may_ask(self, node: str, now: int) -> bool:
+        asked = [at for at in self._asked.get(node, ()) if 0 <= now - at < _ASKING_MS]
+        self._asked[node] = [*asked, now][:_MOST_QUESTIONS]
+        return len(asked) < _MOST_QUESTIONS
 
     def _give_up_sent(self, tx: Tx, node: str, after: int, sent: int) -> Decisions:
         """The lost journal of `node` may have heard of these, and nobody knows what it did."""

@@ -117,7 +117,7 @@ class CommitObserver:
 
     def after_commit(self) -> list[JobOutcome]:
         self.emitted.update(draft.kind for draft in self._drafts)
-        self.received.update(self._kinds)
+        self.received.update(_merge_unknown_kinds(Counter(self._kinds)))
         self.source_lags |= self._lags
         for kind, stage, millis, _ in self._receipts:
             # Nothing may fail here: the group is on disk, and its callers wait for the outcome.
