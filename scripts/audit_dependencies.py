@@ -53,7 +53,7 @@ def find_problems(pins: dict[str, str], found: list[Distribution]) -> Iterator[s
 
 def licence_of(package: Distribution) -> str:
     data = package.metadata
-    stated = [data.get("License-Expression", ""), data.get("License", "")]
+    stated = [str(data[key]) for key in ("License-Expression", "License") if key in data]
     classifiers = data.get_all("Classifier") or []
     return " ".join([*stated, *(c for c in classifiers if c.startswith("License"))]).strip()
 
