@@ -32,12 +32,19 @@ def test_small_batches_share_a_row_group(tmp_path: Path) -> None:
 
 
 def test_statistics_are_exact_or_absent(tmp_path: Path) -> None:
-    batch = {"n": [3, 1], "text": ["b", "a"], "long": ["x" * 100, "y"], "real": [float("nan"), 1.0]}
+    batch = {
+        "n": [3, 1, None],
+        "text": ["b", None, "a"],
+        "long": ["x" * 100, "y", "z"],
+        "real": [float("nan"), 1.0, None],
+        "never": pa.nulls(3, pa.int64()),
+    }
     (file,) = written(tmp_path, [batch], [])
     assert json.loads(file.stats) == {
-        "numRecords": 2,
+        "numRecords": 3,
         "minValues": {"n": 1, "text": "a"},
         "maxValues": {"n": 3, "text": "b"},
+        "nullCount": {"n": 1, "text": 1, "long": 0, "real": 1, "never": 3},
     }
 
 

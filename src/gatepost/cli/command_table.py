@@ -83,6 +83,8 @@ COMMANDS = (
     CommandEntry("Operations", "pipeline audit", "pipeline_audit:audit_archive", "Check every promise of the protocol against every event."),
     CommandEntry("Operations", "pipeline report", "pipeline_report:write_report", "Write the report, a self-contained HTML file."),
     CommandEntry("Operations", "pipeline replay", "pipeline_feedback:replay_dead_letters", "Choose dead letters with SQL, and replay them at their gateway."),
+    CommandEntry("Operations", "pipeline query", "pipeline_query:query_tables", "Ask the tables a question in SQL. All of them are as one batch left them."),
+    CommandEntry("Operations", "pipeline register", "pipeline_query:register_tables", "Register the tables in the catalog of a Spark that knows Delta."),
     CommandEntry("Operations", "pipeline feedback", "pipeline_feedback:post_feedback", "Post incidents, reviews and ETA advice to a gateway."),
     CommandEntry("Operations", "pipeline backfill", "pipeline:backfill_tables", "Build all tables from scratch in an empty folder."),
     CommandEntry("Operations", "pipeline compact", "pipeline:compact_tables", "Merge small files of the tables, and delete files that are no longer needed."),

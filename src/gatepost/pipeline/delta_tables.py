@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 WriteMode = Literal["append", "overwrite", "replace"]
 
 _MIB = 1024 * 1024
+_MEASURED_TYPES = {f'PrimitiveType("{name}")' for name in ("long", "integer", "date")}
 
 
 class BatchTransaction(Struct, frozen=True):
@@ -130,6 +131,34 @@ def _stored_files(path: str, value: str) -> list[StoredFile]:
     columns = (listed[name].to_pylist() for name in ("path", value, "num_records"))
     found = zip(*columns, strict=True)
     return [StoredFile(f"{path.rstrip('/')}/{unquote(name)}", *rest) for name, *rest in found]
+
+
+def version_of_batch(path: str, app_id: str, batch: int) -> int | None:
+    """The last version of a table before it took a later batch; None if that is gone.
+
+    The number of the batch never goes down from one version to the next.
+    """
+    first, last = 0, require_table(path).version()
+    while first < last:
+        middle = (first + last + 1) // 2
+        taken = _taken_batch(path, app_id, middle)
+        if taken is None or taken <= batch:
+            first = middle
+        else:
+            last = middle - 1
+    taken = _taken_batch(path, app_id, first)
+    return first if taken is not None and taken <= batch else None
+
+
+def _taken_batch(path: str, app_id: str, version: int) -> int | None:
+    """The last batch in this version; None if there is none, or the version is gone."""
+    from deltalake.exceptions import DeltaError
+
+    try:
+        table = require_table(path, version)
+    except DeltaError:
+        return None
+    return table.transaction_version(app_id)
 
 
 def table_exists(path: str) -> bool:
@@ -278,9 +307,23 @@ def _create_table(writing: TableWrite, files: Sequence[WrittenFile]) -> int:
         _add_actions(files),
         mode="error",
         partition_by=list(writing.partitions),
+        configuration={"delta.dataSkippingStatsColumns": ",".join(_measured_columns(writing))},
         commit_properties=_commit_properties(writing.transaction),
     )
     return 0
+
+
+def _measured_columns(writing: TableWrite) -> list[str]:
+    """The columns that readers may skip files by.
+
+    `deltalake` takes a column whose extremes are unknown for one that matches nothing, so only
+    columns whose extremes are always known may be among them.
+    """
+    return [
+        field.name
+        for field in writing.schema.fields
+        if str(field.type) in _MEASURED_TYPES and field.name not in writing.partitions
+    ]
 
 
 def _add_files(writing: TableWrite, files: Sequence[WrittenFile]) -> int:

@@ -192,18 +192,27 @@ def resolve_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
 
 
 def delta_statistics(metadata: pq.FileMetaData) -> str:
-    """Row count, and the extremes of flat columns of whole numbers, dates and short texts."""
+    """Row count, nulls of flat columns, and the extremes of whole numbers, dates and short texts.
+
+    A reader takes a column without a count of nulls for one that has none.
+    """
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
     for index in range(metadata.num_columns):
         chunks = [metadata.row_group(g).column(index) for g in range(metadata.num_row_groups)]
-        known = [c.statistics for c in chunks if c.statistics and c.statistics.has_min_max]
         name = chunks[0].path_in_schema if chunks else ""
-        if "." not in name and known and len(known) == len(chunks):
+        counted = [c.statistics for c in chunks if c.statistics and c.statistics.has_null_count]
+        if "." in name or len(counted) != len(chunks):
+            continue
+        nulls[name] = sum(s.null_count for s in counted)
+        known = [s for s in counted if s.has_min_max]
+        if known and all(s.has_min_max or not s.num_values for s in counted):
             low, high = min(s.min for s in known), max(s.max for s in known)
             if _is_useful(low) and _is_useful(high):
                 least[name], most[name] = _json_value(low), _json_value(high)
-    return json.dumps({"numRecords": metadata.num_rows, "minValues": least, "maxValues": most})
+    extremes = {"minValues": least, "maxValues": most, "nullCount": nulls}
+    return json.dumps({"numRecords": metadata.num_rows} | extremes)
 
 
 def _is_useful(value: object) -> bool:
