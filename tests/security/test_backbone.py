@@ -3,7 +3,8 @@
 import httpx
 import pytest
 
-from gatepost.room import CoordinationRecord, CoordinatorTerm
+from gatepost.room import CoordinationRecord, CoordinatorTerm, RoutingRecord
+from gatepost.room.records import MAX_EPOCH
 from tests.gateway.tools import client
 from tests.security.siege import Siege, spy_of
 from tests.waiting import wait_until
@@ -57,6 +58,22 @@ def test_a_claim_of_a_living_owners_agent_does_not_count(siege: Siege) -> None:
         connection.wait_until_heard()
         assert siege.send("bo", "who has it?").node == "bob"
         assert siege.send(spy_of(node), "and this?").node == "usurper"
+
+
+def test_a_route_at_the_highest_epoch_does_not_stand_for_ever(siege: Siege) -> None:
+    node = siege.admit("router", "backbone")
+    route = RoutingRecord(owner_node_id="bob", fallback_node_ids=("router",), epoch=MAX_EPOCH)
+    with siege.expect_no_harm(node), node.connect() as connection:
+        connection.send_records(node.sign("routing", "bo@router", route))
+        wait_until(lambda: _route_of_bo(siege) == ("router", ["router"]))
+        siege.ann.call("PUT", "/room/routes/bo", {"fallbacks": []})
+        assert _route_of_bo(siege) == ("ann", [])
+    siege.ann.call("POST", "/room/nodes/router/revoke", {})
+
+
+def _route_of_bo(siege: Siege) -> tuple[str, list[str]] | None:
+    found = siege.ann.call("GET", "/room/routes")
+    return next(((r["set_by"], r["fallbacks"]) for r in found if r["target"] == "bo"), None)
 
 
 def test_it_has_no_token_for_the_local_api(siege: Siege) -> None:

@@ -36,7 +36,8 @@ Title = Annotated[str, Meta(pattern=_TITLE, max_length=64)]
 WebSocketUrl = Annotated[str, Meta(pattern=_URL, max_length=360)]
 Seconds = Annotated[int, Meta(ge=1, le=10 * 365 * 86_400)]
 Millis = Annotated[int, Meta(ge=1, le=10 * 365 * 86_400_000)]
-Epoch = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+MAX_EPOCH = 2**31 - 1
+Epoch = Annotated[int, Meta(ge=1, le=MAX_EPOCH)]
 # A takeover uses the highest counter seen plus one, so the limit leaves headroom above any of them.
 Counter = Annotated[int, Meta(ge=1, le=MAX_JSON_INT // 4096)]
 Priority = Annotated[int, Meta(ge=0, le=1000)]

@@ -17,7 +17,7 @@ from gatepost.gateway.api.route_parameters import PathName
 from gatepost.gateway.peers.record_publisher import RecordPublisher
 from gatepost.journal.audit import record_audit_entry
 from gatepost.room import RoutingRecord, claim_key
-from gatepost.room.records import key_subject
+from gatepost.room.records import MAX_EPOCH, key_subject
 from gatepost.room.roles import Act
 
 
@@ -49,7 +49,8 @@ class RouteApi:
                 fallback_node_ids=wanted.fallbacks,
                 requires_capabilities=wanted.requires,
                 priority_default=wanted.priority,
-                epoch=1 if known is None else known.epoch + 1,
+                # At the highest epoch of all, the claim of the senior node counts.
+                epoch=1 if known is None else min(known.epoch + 1, MAX_EPOCH),
             )
             await self._publish_route(target, record, "route.set")
         return self.get_route(target)
